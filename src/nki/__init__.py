@@ -1,0 +1,8 @@
+"""Open NKI: the Neuron Kernel Interface in the open."""
+
+from .errors import NkiError, NkiValidationError, NkiWarning
+from .kernel import Kernel, Run, jit, simulate
+
+__version__ = "0.6.0+open.0.1.0"
+
+__all__ = ["Kernel", "NkiError", "NkiValidationError", "NkiWarning", "Run", "__version__", "jit", "simulate"]

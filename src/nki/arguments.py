@@ -1,0 +1,245 @@
+"""Arguments in, results out: what a kernel receives for each Python value, and what the caller gets back.
+
+Arrays become HBM tensors without a copy; containers and dataclasses are rebuilt around them. Nothing
+is written to the caller's arrays before the kernel has finished (language.md 3).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+from typing import Any
+
+import numpy as np
+
+from . import dtypes
+from .errors import error
+from .launch import Launch
+from .storage import PRIVATE_HBM, SHARED_HBM, Lease, Storage
+from .tensor import NkiTensor, whole
+from .view import View
+
+# packages whose tensors a module of nki.frameworks converts; the module is imported when one is met
+FRAMEWORKS = {"torch": "nki.frameworks.torch", "jax": "nki.frameworks.jax", "jaxlib": "nki.frameworks.jax"}
+
+
+class NumpyFramework:
+    """Converts numpy arrays: they are already what a Memory needs."""
+
+    name = "numpy"
+
+    @staticmethod
+    def to_numpy(value: np.ndarray) -> np.ndarray:
+        return value
+
+    @staticmethod
+    def from_numpy(array: np.ndarray, like: Any = None) -> np.ndarray:
+        return array
+
+    @staticmethod
+    def write_back(value: np.ndarray, array: np.ndarray, name: str) -> None:
+        if not value.flags.writeable:
+            raise error(
+                "read-only-input",
+                f"the kernel wrote argument '{name}', whose array is read-only",
+                help="pass a writable array, or write to a tensor the kernel allocates",
+            )
+        value[...] = array
+
+
+def framework_of(value: Any) -> Any:
+    """The converter of an array-like argument, or None for anything else."""
+    if isinstance(value, np.ndarray):
+        return NumpyFramework
+    root = type(value).__module__.partition(".")[0]
+    module = FRAMEWORKS.get(root)
+    if module is None:
+        return None
+    framework = importlib.import_module(module)
+    return framework if framework.is_tensor(value) else None
+
+
+class Arguments:
+    """The tensors of one call: made from the caller's values, handed to each core, written back."""
+
+    def __init__(self, launch: Launch):
+        self.launch = launch
+        self.tensors: list[tuple[str, Any, Any, Storage, Lease]] = []  # name, value, framework, storage
+        self.by_name: dict[str, NkiTensor] = {}
+        self.framework: Any = NumpyFramework
+        self.relabelled: set[int] = set()  # storages whose e4m3fn bits are labelled e4m3
+
+    # ---- in --------------------------------------------------------------------------------------
+
+    def convert(self, value: Any, name: str) -> Any:
+        """What the kernel receives for `value`."""
+        if value is None or value.__class__ in (int, float, bool, str):
+            return value
+        if isinstance(value, np.generic):
+            return value.item()
+        framework = framework_of(value)
+        if framework is not None:
+            return self._tensor(value, framework, name)
+        if _is_dtype(value):
+            return dtypes.resolve(value)
+        if isinstance(value, tuple):
+            items = [self.convert(v, f"{name}[{i}]") for i, v in enumerate(value)]
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if isinstance(value, list):
+            return [self.convert(v, f"{name}[{i}]") for i, v in enumerate(value)]
+        if type(value) is dict:
+            return {k: self.convert(v, f"{name}[{k!r}]") for k, v in value.items()}
+        if _is_record(value):
+            return self._record(value, name)
+        return value
+
+    def _record(self, value: Any, name: str) -> Any:
+        """A copy of a dataclass or NKIObject with its fields converted."""
+        twin = copy.copy(value)
+        for field, item in vars(value).items():
+            object.__setattr__(twin, field, self.convert(item, f"{name}.{field}"))
+        return twin
+
+    def _tensor(self, value: Any, framework: Any, name: str) -> NkiTensor:
+        if name in self.by_name:  # the second core receives the same tensors
+            return self.by_name[name]
+        array = framework.to_numpy(value)
+        if array.ndim == 0:
+            raise error(
+                "scalar-argument",
+                f"argument '{name}' is a 0-d array",
+                help="pass a Python number, or reshape it to (1,)",
+            )
+        if array.size == 0:
+            raise error("shape", f"argument '{name}' has shape {array.shape}, which holds no element")
+        dtype = _dtype_of(array, name)
+        if framework is not NumpyFramework:
+            self.framework = framework
+        storage = Storage(
+            SHARED_HBM if self.launch.degree > 1 else PRIVATE_HBM,
+            tuple(array.shape),
+            dtype,
+            name,
+            number=-len(self.tensors) - 1,
+            parameter=True,
+        )
+        self._check_fits(storage)
+        array = self._relabel(array, storage)
+        lease = Lease(storage)
+        if self.launch.executes:
+            raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            storage.memory = self.launch.borrow(storage, raw)
+        self.tensors.append((name, value, framework, storage, lease))
+        self.by_name[name] = whole(storage, lease)
+        return self.by_name[name]
+
+    def _check_fits(self, storage: Storage) -> None:
+        limit = self.launch.machine.hbm_bytes_per_core
+        if storage.nbytes > limit:
+            raise error(
+                "memory",
+                f"argument '{storage.name}' takes {storage.nbytes} bytes, "
+                f"a core of {self.launch.machine.name} reaches {limit} bytes of HBM",
+            )
+
+    def _relabel(self, array: np.ndarray, storage: Storage) -> np.ndarray:
+        """trn1 and trn2 know only float8_e4m3: e4m3fn bits arrive under that name (language.md 6.3)."""
+        if storage.dtype != dtypes.float8_e4m3fn or self.launch.machine.generation >= 4:
+            return array
+        if not self.launch.options.unsafe_fp8:
+            codes = np.ascontiguousarray(array).view(np.uint8)
+            if ((codes & 0x78) == 0x78).any():
+                raise error(
+                    "fp8-range",
+                    f"argument '{storage.name}' is float8_e4m3fn with values beyond 240 (or NaN), "
+                    f"which {self.launch.machine.name} would read as inf or NaN",
+                    help="clip it to +-240 first, or set UNSAFE_FP8FNCAST=1",
+                )
+        storage.dtype = dtypes.float8_e4m3
+        self.relabelled.add(storage.number)
+        return array.view(dtypes.float8_e4m3.storage)
+
+    # ---- out -------------------------------------------------------------------------------------
+
+    def result(self, value: Any) -> Any:
+        """What the caller receives for a returned value."""
+        if isinstance(value, View):
+            return self._array(value)
+        if isinstance(value, tuple):
+            items = [self.result(v) for v in value]
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if isinstance(value, list):
+            return [self.result(v) for v in value]
+        if type(value) is dict:
+            return {k: self.result(v) for k, v in value.items()}
+        return value
+
+    def _array(self, view: View) -> Any:
+        memory = view.storage.memory
+        assert memory is not None
+        for _, value, framework, storage, _lease in self.tensors:
+            if storage is view.storage and view.covers_storage() and hasattr(framework, "write_back"):
+                return value if tuple(view.shape) == tuple(value.shape) else value.reshape(tuple(view.shape))
+        array = memory.read(view)
+        if self.launch.keeps_wide(view.dtype):
+            array = dtypes.cast(np.ascontiguousarray(array), view.dtype)
+        if view.dtype == dtypes.float8_e4m3 and self.relabelled:
+            array = array.view(dtypes.float8_e4m3fn.storage)
+        dense = array.copy() if view.storage.parameter else np.ascontiguousarray(array)
+        return self.framework.from_numpy(dense)
+
+    def written(self) -> list[tuple[str, Any, Any, Storage]]:
+        """The arguments the kernel wrote."""
+        return [
+            (name, value, framework, storage)
+            for name, value, framework, storage, _ in self.tensors
+            if storage.memory is not None and storage.memory.changed
+        ]
+
+    def write_back(self) -> None:
+        """Give the new contents of written arguments to the caller; all or nothing."""
+        changed = self.written()
+        for name, value, _framework, _ in changed:
+            if isinstance(value, np.ndarray):
+                self._check_writable(name, value)
+        for name, value, framework, storage in changed:
+            array = storage.memory.array(self.by_name[name])  # type: ignore[union-attr]
+            if self.launch.keeps_wide(storage.dtype):
+                array = dtypes.cast(array, storage.dtype)
+            if storage.number in self.relabelled:
+                array = array.view(dtypes.float8_e4m3fn.storage)
+            framework.write_back(value, array, name)
+
+    def _check_writable(self, name: str, value: np.ndarray) -> None:
+        if not value.flags.writeable:
+            NumpyFramework.write_back(value, value, name)
+        for other, array, _, _, _ in self.tensors:
+            if isinstance(array, np.ndarray) and array is not value and np.shares_memory(array, value):
+                raise error(
+                    "read-only-input",
+                    f"the kernel wrote argument '{name}', which overlaps argument '{other}'",
+                    help="pass a copy of one of them",
+                )
+
+
+def _is_dtype(value: Any) -> bool:
+    if isinstance(value, (dtypes.DType, np.dtype)):
+        return True
+    if isinstance(value, type):
+        return issubclass(value, np.generic)
+    return type(value).__name__ == "dtype" and type(value).__module__.startswith("torch")
+
+
+def _is_record(value: Any) -> bool:
+    if isinstance(value, type):
+        return False
+    return dataclasses.is_dataclass(value) or getattr(value, "is_nki_object", False) is True
+
+
+def _dtype_of(array: np.ndarray, name: str) -> dtypes.DType:
+    try:
+        return dtypes.resolve(array.dtype)
+    except TypeError as problem:
+        help = getattr(problem, "help", None)
+        raise error("dtype", f"argument '{name}' has dtype {array.dtype}", help=help) from None

@@ -1,0 +1,165 @@
+"""The supported-Python lint: would AWS's front ends compile what the simulator happily runs?
+
+`lint(kernel)` checks the kernel and every function and class of the same project that it reaches by name.
+It reads source and looks names up; it runs nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nki.check.python_checker import Checker, Hit, Unit
+from nki.check.python_rules import PROFILES, RULES, Level, Rule
+from nki.check.python_scope import Source
+from nki.errors import is_ours
+
+__all__ = ["RULES", "Finding", "Rule", "lint"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken rule at one place of the user's source; `line` and `column` count from 1."""
+
+    code: str
+    level: Level
+    message: str
+    filename: str
+    line: int
+    column: int
+    text: str
+    help: str
+
+    def __str__(self) -> str:
+        kind = "NkiError" if self.level == "E" else "NkiWarning"
+        source = self.text.strip()
+        before = self.text[: self.column - 1].lstrip()
+        caret = "".join("\t" if character == "\t" else " " for character in before) + "^"
+        return "\n".join(
+            [
+                f"{kind}[{self.code}]: {self.message}",
+                f"  --> {self.filename}:{self.line}",
+                f"   |     {source}",
+                f"   |     {caret}",
+                f"  help: {self.help}",
+            ]
+        )
+
+
+def lint(fn: Callable, profile: Literal["parser", "tracer"] = "parser", follow: bool = True) -> list[Finding]:
+    """What the front end of `profile` would say of a kernel, sorted by file and line.
+
+    `follow=False` looks at the kernel alone. A function without source gives an empty list.
+    """
+    if profile not in PROFILES:
+        raise ValueError(f"profile {profile!r}: expected one of {', '.join(PROFILES)}")
+    kernel = _unwrap(fn)
+    if not isinstance(kernel, (types.FunctionType, type)):
+        return []
+    findings: dict[tuple, Finding] = {}
+    for unit, hits in _check_all(kernel, follow):
+        for hit in hits:
+            if profile in RULES[hit.code].profiles:
+                found = _finding(hit, unit.source)
+                findings.setdefault((found.filename, found.line, found.column, found.code), found)
+    return [findings[key] for key in sorted(findings)]
+
+
+def _check_all(kernel: Any, follow: bool) -> Iterator[tuple[Unit, list[Hit]]]:
+    """The kernel and, if asked, everything of its project that it reaches, each once."""
+    waiting, seen = [kernel], set()
+    while waiting:
+        thing = waiting.pop()
+        unit = None if id(thing) in seen else _locate(thing)
+        seen.add(id(thing))
+        if unit is not None:
+            checker = Checker(unit).run()
+            yield unit, checker.hits
+            if follow:
+                waiting += [found for found in map(_unwrap, checker.reached) if _same_tree(found, kernel)]
+
+
+def _finding(hit: Hit, source: Source) -> Finding:
+    line: int = getattr(hit.node, "lineno", 1)
+    text = source.lines[line - 1]
+    # ast counts columns in bytes
+    column = len(text.encode()[: getattr(hit.node, "col_offset", 0)].decode(errors="ignore")) + 1
+    return Finding(
+        hit.code, hit.level, hit.message, source.filename, line, column, text, RULES[hit.code].help
+    )
+
+
+def _unwrap(thing: Any) -> Any:
+    """The function below kernels, partials, bound methods and well-behaved decorators."""
+    seen = set()
+    while not isinstance(thing, type) and id(thing) not in seen:
+        seen.add(id(thing))
+        for name in ("__wrapped__", "func", "__func__"):
+            if inspect.getattr_static(thing, name, None) is not None:  # asks no foreign __getattr__
+                thing = getattr(thing, name)
+                break
+    return thing
+
+
+def _locate(thing: Any) -> Unit | None:
+    """A function or class found again in its source, or None."""
+    if not isinstance(thing, (types.FunctionType, type)):
+        return None
+    try:
+        lines, start = inspect.findsource(thing)
+        filename = inspect.getfile(thing)
+        source = _parse(filename, "".join(lines))
+    except (OSError, TypeError, SyntaxError, IndexError):
+        return None
+    if isinstance(thing, type):
+        name, owner = thing.__name__, thing
+    else:
+        name, owner, start = thing.__code__.co_name, None, thing.__code__.co_firstlineno - 1
+    for node, enclosing in source.definitions:
+        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        if node.name == name and first <= start + 1 <= node.lineno:
+            return Unit(node, source, _namespace(thing), enclosing, owner)
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(filename: str, text: str) -> Source:
+    return Source(filename, text.split("\n"), ast.parse(text))
+
+
+def _namespace(thing: types.FunctionType | type) -> dict[str, Any]:
+    """What the free names of a function or class stand for."""
+    if isinstance(thing, type):
+        return dict(vars(sys.modules[thing.__module__])) if thing.__module__ in sys.modules else {}
+    cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
+    return {**thing.__globals__, **{name: cell.cell_contents for name, cell in cells if _is_filled(cell)}}
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _same_tree(thing: Any, kernel: Any) -> bool:
+    """True for code of the kernel's own project: its top-level package, or files below its directory."""
+    if not isinstance(thing, (types.FunctionType, type)) or is_ours(thing.__module__):
+        return False
+    package = (thing.__module__ or "").partition(".")[0]
+    if package == (kernel.__module__ or "").partition(".")[0]:
+        return True
+    try:
+        path, home = Path(inspect.getfile(thing)).resolve(), Path(inspect.getfile(kernel)).resolve().parent
+    except (OSError, TypeError):
+        return False
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return home in path.parents and not installed and package not in sys.stdlib_module_names

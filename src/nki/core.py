@@ -1,0 +1,205 @@
+"""The core: one door for every instruction.
+
+`issue` checks an instruction and hands it to the sinks of the run: the executor, the statistics, a
+recorder. Instructions know none of them. The verdict of a check depends on shapes, dtypes, buffers
+and options alone, so it is remembered per signature.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import Site, emit_warning, error, is_ours, user_site
+from .execute.executor import Executor
+from .execute.memory import ChipMemory, Memory, PlacedMemory, WideMemory
+from .machine import Machine
+from .options import choose_machine
+from .program import Instruction, NkiInstruction
+from .storage import SBUF, SHARED_HBM, Lease, MemoryRegion, Storage
+
+if TYPE_CHECKING:
+    from .launch import Launch
+
+Sink = Callable[[Instruction], None]
+
+_local = threading.local()
+_VERDICTS: dict[str, dict[tuple, Verdict]] = {}
+_VERDICT_LIMIT = 1 << 16
+
+
+class Verdict:
+    """What the check of a signature found: the engine, and whether it had something to say."""
+
+    __slots__ = ("engine", "warned")
+
+    def __init__(self, engine: Any, warned: bool):
+        self.engine = engine
+        self.warned = warned
+
+
+class Core:
+    """One NeuronCore of a launch: its memories, registers and sinks."""
+
+    def __init__(self, launch: Launch, index: int):
+        self.launch = launch
+        self.index = index
+        self.machine: Machine = launch.machine
+        self.verdicts = _VERDICTS.setdefault(self.machine.name, {})
+        self.sinks: list[Sink] = []
+        if launch.executes:
+            self.sinks.append(Executor(self))
+        self.sinks += [make(self) for make in launch.sink_makers]
+        self.chip: dict[MemoryRegion, ChipMemory] = {}
+        self.storages = 0
+        self.judging: list[tuple] | None = None
+        self.no_reorder_depth = 0
+        self.loops: list[Any] = []  # open dynamic loop bodies, innermost last
+        self.allocation_counts: dict[str, int] = {}
+        self.vector_accumulator = np.full(machine_lanes(self.machine), np.nan, np.float32)
+        self.scalar_accumulator = np.full(machine_lanes(self.machine), np.nan, np.float32)
+        self.vector_accumulator_user: str | None = None
+        self.issued = 0
+
+    # ---- instructions ----------------------------------------------------------------------------
+
+    def judge(self, instruction: Instruction, key: tuple | None) -> Verdict:
+        """Check an instruction in full; remember the verdict unless something raised."""
+        from .isa import rules
+
+        outer, self.judging = self.judging, []
+        try:
+            engine = rules.judge(instruction, self.machine)
+            said = self.judging
+        finally:
+            self.judging = outer
+        for kind, message, notes, help in said:
+            self.diagnose(kind, message, notes, help, instruction.site)
+        verdict = Verdict(engine, bool(said))
+        if key is not None:
+            if len(self.verdicts) >= _VERDICT_LIMIT:
+                self.verdicts.clear()
+            self.verdicts[key] = verdict
+        return verdict
+
+    def add_dependencies(self, later: NkiInstruction, producers: Iterable[NkiInstruction]) -> None:
+        for earlier in producers:
+            if not isinstance(earlier, NkiInstruction):
+                raise error("depends-on", f"depends_on: expected an instruction handle, got {earlier!r}")
+            self.launch.add_dependency(later, earlier)
+
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def allocate(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        buffer: MemoryRegion,
+        name: str = "",
+        address: tuple[int, int] | None = None,
+    ) -> tuple[Storage, Lease]:
+        """A new storage; the arguments are already checked."""
+        self.storages += 1
+        storage = Storage(buffer, shape, dtype, name, address, user_site(2), self.storages)
+        if self.loops:
+            storage.loop = self.loops[-1]
+        if self.launch.executes:
+            storage.memory = self.memory_for(storage)
+        return storage, Lease(storage)
+
+    def memory_for(self, storage: Storage) -> Memory:
+        owner = self.launch
+        if storage.address is not None:
+            chip = self.chip.get(storage.buffer)
+            if chip is None:
+                m = self.machine
+                pitch = m.sbuf_bytes if storage.buffer is SBUF else m.psum_bytes
+                chip = self.chip[storage.buffer] = ChipMemory(m.partitions, pitch)
+            return PlacedMemory(storage, chip, owner)
+        if self.launch.keeps_wide(storage.dtype):
+            return WideMemory(storage, None, owner)
+        return Memory(storage, None, owner)
+
+    # ---- diagnostics -----------------------------------------------------------------------------
+
+    def diagnose(
+        self, kind: str, message: str, notes: Iterable[str], help: str | None, site: Site | None
+    ) -> None:
+        """A W diagnostic: once per kind and line in a call; an error in strict mode."""
+        self.launch.diagnose(kind, message, list(notes), help, site)
+
+
+def machine_lanes(machine: Machine) -> int:
+    return machine.partitions
+
+
+def current() -> Core:
+    """The core of the kernel running on this thread."""
+    core = getattr(_local, "core", None)
+    if core is None:
+        raise error(
+            "no-kernel",
+            "this only works inside a kernel",
+            help="call it from a function decorated with @nki.jit",
+        )
+    return core
+
+
+def running() -> Core | None:
+    return getattr(_local, "core", None)
+
+
+def activate(core: Core | None) -> Core | None:
+    """Make `core` the one of this thread; returns the one before."""
+    before = getattr(_local, "core", None)
+    _local.core = core
+    return before
+
+
+def current_machine() -> Machine:
+    """The machine of the running kernel, or the one a call would choose."""
+    core = running()
+    return choose_machine() if core is None else core.machine
+
+
+def issue(instruction: Instruction) -> Instruction:
+    """Check an instruction and hand it to the sinks."""
+    try:
+        core = _local.core
+        verdicts = core.verdicts
+    except AttributeError:
+        core = current()
+    frame = sys._getframe(2)
+    while is_ours(frame.f_globals.get("__name__")):
+        frame = frame.f_back  # type: ignore[assignment]
+    site = instruction.site = Site(frame.f_code, frame.f_lasti)
+    try:
+        key = instruction.key()
+        verdict = verdicts.get(key)
+    except (AttributeError, TypeError):  # not a tensor, or an unhashable option: let the check say it
+        key = verdict = None
+    if verdict is None or (verdict.warned and core.launch.would_say(site)):
+        verdict = core.judge(instruction, key)
+    instruction.runs_on = verdict.engine
+    core.issued += 1
+    for sink in core.sinks:
+        sink(instruction)
+    return instruction
+
+
+def warn(kind: str, message: str, notes: Iterable[str] = (), help: str | None = None) -> None:
+    """Say a diagnostic about the user's current line. While an instruction is judged, it waits."""
+    core = running()
+    if core is None:
+        emit_warning(kind, message, user_site(2), notes, help)
+    elif core.judging is not None:
+        core.judging.append((kind, message, list(notes), help))
+    else:
+        core.diagnose(kind, message, notes, help, user_site(2))
+
+
+__all__ = ["SHARED_HBM", "Core", "activate", "current", "current_machine", "issue", "running", "warn"]

@@ -1,0 +1,338 @@
+"""The data types: one table, and the casts of language.md 6.1 and isa.md 1.4.
+
+A dtype is a string with attributes (`nl.float32 == "float32"`). Every arithmetic path is
+`f32(array, source)`, float32 arithmetic, `store(dst, result, target)`. Bits are kept only where the source
+and target dtypes are equal. Numpy may warn of signalling NaNs only: executors run under np.errstate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from nki.errors import NkiError, error, nearest
+
+FLOAT32 = np.dtype(np.float32)
+UNSIGNED: dict[int, np.dtype] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
+
+
+class DType(str):
+    """The name of a data type, with what one needs to know about it. Only this module makes them."""
+
+    itemsize: int  # bytes
+    storage: np.dtype  # in memory
+    bits: np.dtype  # the unsigned integer of the same size
+    largest: Any  # int or float: largest finite value; of a lane, for the packed types
+    is_bool: bool
+    is_integer: bool
+    is_float: bool  # False for the packed types
+    is_signed: bool
+    is_packed: bool  # four lanes in one element
+    castable: bool  # may be converted to and from float32
+    lane: Any  # of a packed type: a DType, or ml_dtypes.float4_e2m1fn, which has none
+
+    def __repr__(self) -> str:
+        return "nl.bool_" if self.is_bool else f"nl.{self}"
+
+    def __reduce__(self) -> tuple[Callable, tuple[str]]:
+        return resolve, (str(self),)  # copies and pickles are the same object
+
+
+NAMES: dict[str, DType] = {}
+
+
+def _dtype(name: str, storage: Any, largest: float, castable: bool = True, lane: Any = None) -> DType:
+    dtype = DType(name)
+    dtype.storage = np.dtype(storage)
+    dtype.itemsize = dtype.storage.itemsize
+    dtype.bits = UNSIGNED[dtype.itemsize]
+    dtype.largest = largest
+    dtype.is_bool = dtype.storage.kind == "b"
+    dtype.is_packed = lane is not None
+    dtype.is_integer = dtype.storage.kind in "iu" and not dtype.is_packed
+    dtype.is_float = not (dtype.is_bool or dtype.is_integer or dtype.is_packed)
+    dtype.is_signed = dtype.storage.kind == "i" or (dtype.is_float and castable) or dtype.is_packed
+    dtype.castable = castable
+    dtype.lane = lane
+    NAMES[name] = dtype
+    return dtype
+
+
+# language.md 6
+bool_ = _dtype("bool", np.bool_, 1)
+int8 = _dtype("int8", np.int8, 2**7 - 1)
+int16 = _dtype("int16", np.int16, 2**15 - 1)
+int32 = _dtype("int32", np.int32, 2**31 - 1)
+uint8 = _dtype("uint8", np.uint8, 2**8 - 1)
+uint16 = _dtype("uint16", np.uint16, 2**16 - 1)
+uint32 = _dtype("uint32", np.uint32, 2**32 - 1)
+float16 = _dtype("float16", np.float16, 65504.0)
+bfloat16 = _dtype("bfloat16", ml_dtypes.bfloat16, (2 - 2**-7) * 2.0**127)
+float32 = _dtype("float32", np.float32, (2 - 2**-23) * 2.0**127)
+tfloat32 = _dtype("tfloat32", np.float32, (2 - 2**-10) * 2.0**127)  # the low 13 mantissa bits are 0
+float8_e4m3 = _dtype("float8_e4m3", ml_dtypes.float8_e4m3, 240.0)  # IEEE style: has inf
+float8_e4m3fn = _dtype("float8_e4m3fn", ml_dtypes.float8_e4m3fn, 448.0)  # no inf
+float8_e5m2 = _dtype("float8_e5m2", ml_dtypes.float8_e5m2, 57344.0)
+float8_e8m0fnu = _dtype("float8_e8m0fnu", ml_dtypes.float8_e8m0fnu, 2.0**127, castable=False)  # powers of two
+float8_e5m2_x4 = _dtype("float8_e5m2_x4", np.uint32, 57344.0, castable=False, lane=float8_e5m2)
+float8_e4m3fn_x4 = _dtype("float8_e4m3fn_x4", np.uint32, 448.0, castable=False, lane=float8_e4m3fn)
+float4_e2m1fn_x4 = _dtype("float4_e2m1fn_x4", np.uint16, 6.0, castable=False, lane=ml_dtypes.float4_e2m1fn)
+
+ALL: tuple[DType, ...] = tuple(NAMES.values())
+ALIASES = {"bool_": bool_, "float8e4": float8_e4m3, "float8e5": float8_e5m2}
+_ACCEPTED = NAMES | ALIASES
+
+# ml_dtypes registers its names with numpy; with this one np.dtype(nl.x) works for all but the packed types
+np.sctypeDict.setdefault("tfloat32", np.float32)
+
+
+# --- which dtype is meant -------------------------------------------------------------------------------
+
+
+def resolve(dtype: Any, what: str = "dtype") -> DType:
+    """The canonical dtype for a name, or for a dtype object of numpy, ml_dtypes, torch or jax."""
+    if type(dtype) is DType:
+        return dtype
+    found = None if _is_big_endian(dtype) else _ACCEPTED.get(_name(dtype))
+    if found is None:
+        reason, help = _refusal(dtype, _name(dtype))
+        raise error("dtype", f"{what}: {reason}", help=help)
+    return found
+
+
+def _name(dtype: Any) -> str:
+    """What somebody's dtype object is called, without importing their package."""
+    if isinstance(dtype, str):
+        return str(dtype)
+    if isinstance(dtype, type):
+        inner = getattr(dtype, "dtype", None)  # jnp.float32 is a class that knows its numpy dtype
+        name = inner.name if isinstance(inner, np.dtype) else dtype.__name__
+        return f"Python's {name}" if dtype.__module__ == "builtins" else name
+    if isinstance(dtype, np.dtype):
+        return dtype.type.__name__ if dtype.kind == "V" else dtype.name
+    return f"{type(dtype).__name__} object" if hasattr(dtype, "shape") else str(dtype).removeprefix("torch.")
+
+
+def _is_big_endian(dtype: Any) -> bool:
+    return isinstance(dtype, np.dtype) and not dtype.isnative
+
+
+_TOO_WIDE = {
+    **dict.fromkeys(["int64", "longlong", "int", "Python's int"], int32),
+    **dict.fromkeys(["uint64", "ulonglong"], uint32),
+    **dict.fromkeys(["float64", "double", "longdouble", "float128", "float", "Python's float"], float32),
+    "Python's bool": bool_,
+}
+
+
+def _refusal(dtype: Any, name: str) -> tuple[str, str]:
+    """Why this is no dtype, and what to write instead."""
+    if _is_big_endian(dtype):
+        return f"{name} is big-endian here, NKI is little-endian", 'use x.astype(x.dtype.newbyteorder("="))'
+    reason = f"{name} is not an NKI dtype"
+    if name in _TOO_WIDE:
+        target = _TOO_WIDE[name]
+        if isinstance(dtype, str) or name.startswith("Python"):
+            return reason, f"write {target!r}"
+        is_torch = type(dtype).__module__.startswith("torch")
+        return reason, "cast first: " + (f"x.to(torch.{target})" if is_torch else f"x.astype(np.{target})")
+    if "complex" in name:
+        return reason, "pass x.real and x.imag, cast to float32, as two tensors"
+    if name.endswith(" object"):
+        return reason, "pass its dtype, x.dtype"
+    if isinstance(dtype, np.dtype) and dtype.kind in "OSUMmV":
+        return f"{dtype} is not an NKI dtype", "elements are plain numbers: cast first, x.astype(np.float32)"
+    close = nearest(name, _ACCEPTED)
+    return reason, f"did you mean {_ACCEPTED[close]!r}?" if close else f"use one of {', '.join(NAMES)}"
+
+
+# --- casting --------------------------------------------------------------------------------------------
+
+
+def _table(storage: Any, count: int = 256) -> np.ndarray:
+    """The float32 value of every code of a small float."""
+    return np.arange(count, dtype=np.uint8).view(storage).astype(np.float32)
+
+
+def _codes(storage: Any) -> np.ndarray:
+    """The code of every float32 whose low 16 bits are 0, indexed by its high 16 bits."""
+    highs = np.arange(2**16, dtype=np.uint32) << 16
+    with np.errstate(all="ignore"):
+        return highs.view(np.float32).astype(storage).view(np.uint8)
+
+
+_FP8 = (float8_e4m3, float8_e4m3fn, float8_e5m2)
+_FP8_VALUES = {dtype: _table(dtype.storage) for dtype in _FP8}
+_FP8_CODES = {dtype: _codes(dtype.storage) for dtype in _FP8}
+_FP4_VALUES = _table(ml_dtypes.float4_e2m1fn, 16)
+_FP4_SHIFTS = np.arange(0, 16, 4, dtype=np.uint16)
+
+# the float32 numbers that end the range of an integer type; the upper end of the 32-bit ones is no float32
+_INTEGER_RANGE = {
+    dtype: (np.float32(np.iinfo(dtype.storage).min), np.float32(dtype.largest - dtype.largest // 2**24))
+    for dtype in ALL
+    if dtype.is_integer
+}
+
+
+def f32(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """The values as float32; the array itself if it holds float32 already."""
+    if array.dtype == FLOAT32:
+        return array
+    if dtype in _FP8_VALUES:
+        return _FP8_VALUES[dtype].take(array.view(np.uint8))
+    if dtype.castable:
+        return array.astype(np.float32)
+    raise _not_castable(dtype)
+
+
+def cast(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """float32 to any castable dtype; float32 itself is not copied."""
+    if dtype is float32:
+        return x
+    out = np.empty_like(x, dtype=dtype.storage)
+    store(out, x, dtype)
+    return out
+
+
+def store(dst: np.ndarray, x: np.ndarray, dtype: DType) -> None:
+    """dst[...] = cast(x, dtype), straight into dst."""
+    if dtype is float32 or dtype is bfloat16:
+        dst[...] = x  # ml_dtypes' rounding is as fast as bit tricks in numpy
+    elif dtype.is_integer:
+        _store_integer(dst, x, dtype)
+    elif dtype in _FP8_CODES:
+        bits(dst)[...] = _FP8_CODES[dtype].take(_round_to_odd(x))
+    elif dtype is float16:
+        _store_float16(dst, x)
+    elif dtype is bool_:
+        np.not_equal(x, 0, out=dst)
+    elif dtype is tfloat32:
+        bits(dst)[...] = _tfloat32_bits(x)
+    else:
+        raise _not_castable(dtype)
+
+
+@np.errstate(all="ignore")
+def _store_float16(dst: np.ndarray, x: np.ndarray) -> None:
+    dst[...] = x
+
+
+@np.errstate(all="ignore")
+def _store_integer(dst: np.ndarray, x: np.ndarray, dtype: DType) -> None:
+    """Nearest even, saturating, NaN to 0."""
+    low, high = _INTEGER_RANGE[dtype]
+    rounded = x.clip(low, high, out=np.empty_like(x))
+    np.rint(rounded, out=rounded)
+    if rounded.max(initial=low) < high:
+        dst[...] = rounded
+        return
+    too_large = x > high  # kept, for dst may share memory with x
+    rounded[np.isnan(rounded)] = 0
+    dst[...] = rounded
+    np.copyto(dst, dtype.storage.type(dtype.largest), where=too_large)
+
+
+def _round_to_odd(x: np.ndarray) -> np.ndarray:
+    """The high 16 bits of each float32, the last one set if any below is: rounds on like x itself."""
+    source = x.view(np.uint32)
+    index = source & np.uint32(0xFFFF)
+    index += np.uint32(0xFFFF)
+    index |= source
+    index >>= np.uint32(16)
+    return index
+
+
+def _tfloat32_bits(x: np.ndarray) -> np.ndarray:
+    source = x.view(np.uint32)
+    kept = np.right_shift(source, np.uint32(13), out=np.empty_like(source))
+    kept &= np.uint32(1)
+    kept += np.uint32(0xFFF)  # just under a half, and the half itself if the last bit kept is odd
+    kept += source
+    nan = np.isnan(x)
+    if nan.any():
+        np.copyto(kept, source | np.uint32(0x400000), where=nan)
+    kept &= np.uint32(0xFFFFE000)
+    return kept
+
+
+def convert(array: np.ndarray, source: DType, target: DType) -> np.ndarray:
+    """What a copy between two dtypes does: equal dtypes keep their bits, others go through float32."""
+    return array if source is target else cast(f32(array, source), target)
+
+
+def _not_castable(dtype: DType) -> NkiError:
+    return error(
+        "dtype",
+        f"{dtype} has no casts: no engine and no DMA converts it to or from another dtype",
+        help="copy between equal dtypes, reinterpret with .view(), or use nisa.quantize_mx and nc_matmul_mx",
+    )
+
+
+@cache
+def promote(a: DType, b: DType) -> DType:
+    """The dtype of an `nl` result whose two tiles have these dtypes (language.md 6.2)."""
+    if a is b:
+        return a
+    if not (a.castable and b.castable):
+        raise _not_castable(b if a.castable else a)
+    low, high = sorted((a, b), key=lambda d: (d.is_float, d.is_integer, d.itemsize, d is float32))
+    if low.is_float and low.itemsize == high.itemsize < 4:
+        return float32 if low.itemsize == 2 else bfloat16  # float16 with bfloat16; two kinds of fp8
+    if low.is_integer and high.is_integer and low.is_signed != high.is_signed:
+        signed, unsigned = (low, high) if low.is_signed else (high, low)
+        return {1: int8, 2: int16, 4: int32}[max(signed.itemsize, min(2 * unsigned.itemsize, 4))]
+    return high
+
+
+# --- bits -----------------------------------------------------------------------------------------------
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    """The same memory as unsigned integers of the same size, for copies that keep every bit."""
+    return array.view(UNSIGNED[array.itemsize])
+
+
+@cache
+def poison(dtype: DType) -> Any:
+    """The content of fresh memory: NaN, 4, or all ones (language.md 4)."""
+    if dtype.is_integer or dtype.is_bool:
+        return dtype.storage.type(4)
+    if dtype.castable:
+        return dtype.storage.type(np.nan)
+    return np.full((), 2 ** (8 * dtype.itemsize) - 1, dtype.bits).view(dtype.storage)[()]
+
+
+def scalar(value: Any, dtype: DType) -> Any:
+    """A number in the storage type. Integers stay exact; other numbers are float32 constants first."""
+    if dtype.is_integer and isinstance(value, (int, np.integer)):
+        smallest = -dtype.largest - 1 if dtype.is_signed else 0
+        if not smallest <= value <= dtype.largest:
+            raise error("dtype", f"{value} does not fit {dtype} ({smallest} to {dtype.largest})")
+        return dtype.storage.type(value)
+    if not dtype.castable:
+        if value != 0:
+            raise error("dtype", f"{dtype} memory can only be filled with 0, not {value}")
+        return np.zeros((), dtype.bits).view(dtype.storage)[()]
+    with np.errstate(over="ignore"):
+        return cast(np.array(value, np.float32), dtype)[()]
+
+
+def unpack_x4(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """The float32 values of the lanes in a new last axis of 4, lowest bits first."""
+    if dtype is float4_e2m1fn_x4:
+        return _FP4_VALUES.take((array[..., None] >> _FP4_SHIFTS) & np.uint16(0xF))
+    return f32(array[..., None].view(np.uint8), dtype.lane)
+
+
+def pack_x4(lanes: np.ndarray, dtype: DType) -> np.ndarray:
+    """Pack a last axis of 4 lanes: float32 values, which are rounded, or one-byte codes of the lane type."""
+    if dtype is float4_e2m1fn_x4:
+        codes = lanes if lanes.itemsize == 1 else lanes.astype(dtype.lane)
+        return np.bitwise_or.reduce(codes.view(np.uint8).astype(np.uint16) << _FP4_SHIFTS, axis=-1)
+    codes = lanes if lanes.itemsize == 1 else cast(lanes, dtype.lane)
+    return np.ascontiguousarray(codes).view(np.uint32)[..., 0]

@@ -1,0 +1,226 @@
+"""Errors that teach: what was asked, what is wrong, where, and what to do.
+
+`raise error("partition-limit", "tensor_tensor: data1 has 256 partitions, ...", help="...")` finds the
+user's line by itself. Every kind is a class of its own, derived from NkiError and from the built-in
+that callers would catch, so `except NkiError`, `except ValueError` and `err.kind` all work.
+"""
+
+from __future__ import annotations
+
+import difflib
+import linecache
+import sys
+import types
+import warnings
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class Site(NamedTuple):
+    """A place in the user's code: a code object and the instruction inside it.
+
+    The line number is worked out on demand, because a trace remembers a site per instruction.
+    """
+
+    code: types.CodeType
+    lasti: int
+
+    @property
+    def filename(self) -> str:
+        return self.code.co_filename
+
+    @property
+    def lineno(self) -> int:
+        return _line_number(self.code, self.lasti)
+
+    @property
+    def text(self) -> str:
+        return linecache.getline(self.filename, self.lineno).strip()
+
+    @property
+    def function(self) -> str:
+        return self.code.co_name
+
+    def __str__(self) -> str:
+        return f"{self.filename.rsplit('/', 1)[-1]}:{self.lineno}"
+
+
+@lru_cache(maxsize=65536)
+def _line_number(code: types.CodeType, lasti: int) -> int:
+    for start, end, line in code.co_lines():
+        if start <= lasti < end and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+def is_ours(module_name: str | None) -> bool:
+    """True for modules of `nki` itself; `nkilib` and `trnblas` are users like any other."""
+    return module_name is not None and (module_name == "nki" or module_name.startswith("nki."))
+
+
+def user_site(depth: int = 1) -> Site | None:
+    """The innermost frame outside `nki`, counted from `depth` callers above this call."""
+    frame: types.FrameType | None = sys._getframe(depth)
+    while frame is not None and is_ours(frame.f_globals.get("__name__")):
+        frame = frame.f_back
+    return None if frame is None else Site(frame.f_code, frame.f_lasti)
+
+
+class NkiError(Exception):
+    """Base of every error raised by nki. `kind` is a stable name; `site` is the user's line."""
+
+    kind = "error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        notes: Iterable[str] = (),
+        help: str | None = None,
+        site: Site | None = None,
+    ):
+        self.message = message
+        self.notes = list(notes)
+        self.help = help
+        self.site = site
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return show(self.message, self.site, self.notes, self.help)
+
+    def __reduce__(self):
+        return (_rebuild, (self.kind, self.message, self.notes, self.help))
+
+
+class NkiValidationError(NkiError):
+    """A rule of the hardware was broken."""
+
+
+class NkiWarning(UserWarning):
+    """A diagnostic: the kernel runs here, but hardware or the real compiler may not forgive it."""
+
+    kind = "warning"
+
+
+def show(headline: str, site: Site | None, notes: Iterable[str] = (), help: str | None = None) -> str:
+    """The four-part text shared by errors and warnings."""
+    lines = [headline]
+    if site is not None:
+        lines.append(f"  --> {site.filename}:{site.lineno}")
+        if site.text:
+            lines.append(f"   |     {site.text}")
+    lines += [f"  = {note}" for note in notes]
+    if help:
+        lines.append(f"  help: {help}")
+    return "\n".join(lines)
+
+
+_SIZE = (NkiValidationError, AssertionError, ValueError)
+_WRONG_TYPE = (NkiValidationError, AssertionError, TypeError)
+_CHOICE = (NkiValidationError, AssertionError, ValueError)
+_VALUE = (NkiError, ValueError)
+_LOOP = (NkiError, AssertionError)
+
+# kind -> base classes (language.md 17, tensor.md 9, isa.md 1.2 and 4.1, decisions.md 5)
+KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(
+        ["partition-limit", "free-limit", "capacity", "shape", "axis", "layout", "pattern", "rank"], _SIZE
+    ),
+    **dict.fromkeys(["alignment", "partition-dim", "partition-step", "partition-dynamic"], _SIZE),
+    **dict.fromkeys(["indirect-dim", "indirect-twice", "indirect-view", "write-broadcast"], _SIZE),
+    **dict.fromkeys(["psum-bank", "partition-stride", "fp32-min", "shuffle-source"], _SIZE),
+    **dict.fromkeys(["buffer", "output-buffer"], _WRONG_TYPE),
+    "dtype": (NkiValidationError, AssertionError, TypeError),
+    "fp8-range": (NkiError, TypeError),
+    **dict.fromkeys(["argument", "enum"], (NkiError, TypeError)),
+    "tensor-value": (NkiError, TypeError),
+    "register-value": (NkiError, TypeError),
+    "operator": (NkiError, TypeError),
+    "index": (NkiValidationError, IndexError, AssertionError),
+    **dict.fromkeys(
+        ["op", "engine", "perf-mode", "reduce-cmd", "memset-type", "psum-both", "lnc", "depends-on"], _CHOICE
+    ),
+    "launch-grid": _VALUE,
+    "launch-grid-type": (NkiError, TypeError),
+    **dict.fromkeys(["schedule", "platform", "read-only-input", "scalar-argument", "constant-write"], _VALUE),
+    "address": (NkiError, AssertionError, ValueError),
+    "register-range": _VALUE,
+    **dict.fromkeys(["lnc-outputs", "shared-mismatch", "lnc-divergence"], _VALUE),
+    **dict.fromkeys(["no-kernel", "deadlock", "uninitialized", "placeholder"], (NkiError, RuntimeError)),
+    **dict.fromkeys(
+        ["loop-step", "frozen-register", "loop-body", "loop-local-tensor", "loop-in-no-reorder"], _LOOP
+    ),
+    "endless-loop": _LOOP,
+    "memory": (NkiError, MemoryError),
+    "generation": (NkiValidationError, AssertionError, NotImplementedError),
+    **dict.fromkeys(["removed", "not-implemented-yet"], (NkiError, NotImplementedError)),
+    "no-compiler": (NkiError, NotImplementedError, AttributeError),
+    "block-dimension": (NkiError, NotImplementedError),
+    "removed-name": (NkiError, AttributeError),
+}
+
+
+@lru_cache(maxsize=None)
+def error_class(kind: str) -> type[NkiError]:
+    """The class of a kind. Diagnostics without a base of their own become ValueErrors in strict mode."""
+    shown = {"launch-grid-type": "launch-grid", "removed-name": "removed"}.get(kind, kind)
+    cls = types.new_class(f"NkiError[{shown}]", KINDS.get(kind, _VALUE))
+    cls.kind = shown
+    cls.__module__ = "builtins"  # a traceback then begins with NkiError[kind], without a module
+    return cls
+
+
+def error(
+    kind: str,
+    message: str,
+    *,
+    notes: Iterable[str] = (),
+    help: str | None = None,
+    site: Site | None = None,
+) -> NkiError:
+    """Build (not raise) the error of a kind, pointing at the user's line."""
+    return error_class(kind)(message, notes=notes, help=help, site=site or user_site(2))
+
+
+def _rebuild(kind: str, message: str, notes: list[str], help: str | None) -> NkiError:
+    return error_class(kind)(message, notes=notes, help=help)
+
+
+@lru_cache(maxsize=None)
+def warning_class(kind: str) -> type[NkiWarning]:
+    cls = types.new_class(f"NkiWarning[{kind}]", (NkiWarning,))
+    cls.kind = kind
+    cls.__module__ = "builtins"
+    return cls
+
+
+def emit_warning(
+    kind: str, message: str, site: Site | None, notes: Iterable[str] = (), help: str | None = None
+) -> None:
+    """Show a diagnostic as a Python warning attributed to the user's line."""
+    text = show(message, site, notes, help)
+    cls = warning_class(kind)
+    if site is None:
+        warnings.warn(text, cls, stacklevel=2)
+    else:
+        warnings.warn_explicit(text, cls, site.filename, site.lineno)
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str | None:
+    """The allowed name closest to a mistyped one, if any is close."""
+    found = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def without_our_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback with the frames of `nki` left out, so that the user's line is the last one shown."""
+    frames = []
+    while traceback is not None:
+        if not is_ours(traceback.tb_frame.f_globals.get("__name__")):
+            frames.append(traceback)
+        traceback = traceback.tb_next
+    kept: types.TracebackType | None = None
+    for tb in reversed(frames):
+        kept = types.TracebackType(kept, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+    return kept

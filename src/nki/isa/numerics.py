@@ -1,0 +1,64 @@
+"""How compute methods read and write arrays: float32 in between, one cast on write (isa.md 1.3, 1.4)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DType, f32, store
+from ..operators import Operator
+from ..view import View
+
+
+def shaped(array: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """`array` in the shape of `like`: operands pair up in stream order, whatever their ranks."""
+    return array if array.shape == like.shape else array.reshape(like.shape)
+
+
+def flat(array: np.ndarray) -> np.ndarray:
+    """The [P, F] stream of a tile."""
+    return array if array.ndim == 2 else array.reshape(array.shape[0], -1)
+
+
+def column(value: Any, view: Any, ndim: int) -> Any:
+    """A number as float32, or a [P, 1] tile widened and shaped to broadcast against `ndim` dimensions."""
+    if isinstance(value, np.ndarray) and isinstance(view, View):
+        return f32(value, view.dtype).reshape(value.shape[0], *(1,) * (ndim - 1))
+    return np.float32(value)
+
+
+_local = threading.local()
+
+
+def scratch(shape: tuple[int, ...]) -> np.ndarray:
+    """A float32 array to compute into, reused by the next call of the same shape on this thread."""
+    try:
+        return _local.arrays[shape]
+    except (AttributeError, KeyError):
+        arrays = _local.__dict__.setdefault("arrays", {})
+        if len(arrays) > 64:
+            arrays.clear()
+        return arrays.setdefault(shape, np.empty(shape, np.float32))
+
+
+def emit(dst: np.ndarray, dtype: DType, formula: Any, *args: Any) -> None:
+    """dst = cast(formula(*args)); straight into dst where that is the same."""
+    if dst.dtype == np.float32 and dtype != "tfloat32" and isinstance(formula, np.ufunc):
+        formula(*args, out=dst)
+    else:
+        store(dst, as_float32(formula(*args)), dtype)
+
+
+def as_float32(values: Any) -> np.ndarray:
+    """Comparison results become 1.0 and 0.0."""
+    return values if values.dtype == np.float32 else values.astype(np.float32)
+
+
+def apply(op: Operator, a: Any, b: Any, reverse: bool = False) -> np.ndarray:
+    """op on float32 operands, as float32; unary operators ignore `b` and `reverse`."""
+    assert op.formula is not None
+    if op.is_unary:
+        return as_float32(op.formula(a))
+    return as_float32(op.formula(b, a) if reverse else op.formula(a, b))

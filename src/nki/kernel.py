@@ -1,0 +1,397 @@
+"""Kernel: a Python function that issues instructions, and the ways to call it (language.md 2-4)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import core as core_module
+from .arguments import Arguments
+from .errors import NkiError, NkiWarning, Site, emit_warning, error, nearest, user_site, without_our_frames
+from .execute.blas import one_blas_thread
+from .launch import Diagnostic, Launch
+from .machine import Machine
+from .options import Options, choose_machine, from_environment
+from .statistics import Statistics
+from .storage import PRIVATE_HBM, Storage
+from .view import View, is_int
+
+ALIAS_SUFFIX = ".must_alias_input"
+
+
+@dataclass
+class Run:
+    """A finished call: what it returned and what was seen on the way."""
+
+    result: Any
+    machine: Machine
+    statistics: Statistics
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+
+
+class Kernel:
+    """A kernel. `kernel(...)` runs it, `kernel[2]` launches it on two cores. Immutable."""
+
+    def __init__(
+        self,
+        func: Callable,
+        *,
+        grid: tuple[int, ...] = (),
+        target: str | None = None,
+        schedule: tuple = (),
+        returns: bool = True,
+        linted: bool = False,
+    ):
+        if isinstance(func, Kernel):
+            func = func.func
+        if not callable(func):
+            raise error("argument", f"a kernel is a function, got {func!r}")
+        self._state = (func, grid, target, schedule, returns, linted)
+        functools.update_wrapper(self, func, updated=())
+        self.__name__ = getattr(func, "__name__", None) or getattr(
+            getattr(func, "func", None), "__name__", type(func).__name__
+        )
+        self.__signature__ = _signature(func)
+
+    func = property(lambda self: self._state[0], doc="The user's function.")
+    grid = property(lambda self: self._state[1], doc="() without brackets, else (n,).")
+    target = property(lambda self: self._state[2], doc="The platform given to nki.jit, or None.")
+
+    @property
+    def lnc(self) -> int:
+        """Launch degree: 1 without brackets."""
+        return self.grid[0] if self.grid else 1
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_state" in self.__dict__ and not name.startswith("__"):
+            raise AttributeError("a Kernel is immutable")
+        object.__setattr__(self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Kernel) and self._state == other._state
+
+    def __hash__(self) -> int:
+        return hash(self._state)
+
+    def __repr__(self) -> str:
+        bracket = f"[{self.lnc}]" if self.grid else ""
+        return f"<nki.Kernel {self.__name__}{bracket} target={choose_machine(self.target).name}>"
+
+    def _with(self, **changes: Any) -> Kernel:
+        func, grid, target, schedule, returns, linted = self._state
+        parts = dict(grid=grid, target=target, schedule=schedule, returns=returns, linted=linted)
+        return Kernel(func, **{**parts, **changes})
+
+    def __getitem__(self, degree: Any) -> Kernel:
+        return self._with(grid=_grid(degree))
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Kernel:
+        if instance is None:
+            return self
+        _, grid, target, schedule, returns, linted = self._state
+        bound = functools.partial(self.func, instance)
+        return Kernel(bound, grid=grid, target=target, schedule=schedule, returns=returns, linted=linted)
+
+    def with_schedule(self, edges: Iterable) -> Kernel:
+        """Order instructions by name: each edge (later, earlier) makes `later` wait for `earlier`."""
+        return self._with(schedule=_schedule(edges))
+
+    # ---- calling ---------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        core = core_module.running()
+        if core is not None:
+            return self._inline(core, args, kwargs)
+        try:
+            return self.run(*args, **kwargs).result
+        except NkiError as problem:
+            raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__
+        except TypeError as problem:
+            better = _explain_call(problem)
+            if better is None:
+                raise
+            raise better.with_traceback(without_our_frames(problem.__traceback__)) from None
+
+    def _inline(self, core: core_module.Core, args: tuple, kwargs: dict) -> Any:
+        """Called from a running kernel: the same trace goes on."""
+        if self.grid and self.lnc != core.launch.degree:
+            raise error(
+                "launch-grid",
+                f"{self.__name__}[{self.lnc}] is called from a kernel launched with degree {core.launch.degree}",
+                help="leave out the brackets of the inner call",
+            )
+        if self.target is not None and choose_machine(self.target).name != core.machine.name:
+            core_module.warn(
+                "inner-target", f"{self.__name__}: platform_target={self.target!r} is ignored in a nested call"
+            )
+        return self.func(*args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Run:
+        """Like a call, but returns a Run: the result with statistics and diagnostics."""
+        options = from_environment()
+        machine = choose_machine(self.target)
+        self._check_degree(machine, options)
+        if self._state[5]:
+            self._lint()
+        launch = Launch(machine, options, self.lnc, bracketed=bool(self.grid))
+        arguments = Arguments(launch)
+        bound, aliased = self._bind(args, kwargs)
+        with one_blas_thread():
+            results = launch.run(lambda: self._program(arguments, bound))
+            launch.statistics.finish()
+            self._check_results(launch, results)
+            returned = arguments.result(results[0]) if self._state[4] else None
+            arguments.write_back()
+        self._warn_lost_writes(arguments, results[0], aliased)
+        return Run(returned, machine, launch.statistics, launch.diagnostics)
+
+    def _program(self, arguments: Arguments, bound: inspect.BoundArguments) -> Any:
+        signature = self.__signature__
+        args, kwargs = [], {}
+        for name, value in bound.arguments.items():
+            parameter = signature.parameters[name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                args += [arguments.convert(v, f"{name}[{i}]") for i, v in enumerate(value)]
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                kwargs.update({k: arguments.convert(v, k) for k, v in value.items()})
+            elif parameter.kind is parameter.KEYWORD_ONLY:
+                kwargs[name] = arguments.convert(value, name)
+            else:
+                args.append(arguments.convert(value, name))
+        return self.func(*args, **kwargs)
+
+    def _bind(self, args: tuple, kwargs: dict) -> tuple[inspect.BoundArguments, set[str]]:
+        aliased = {key.removesuffix(ALIAS_SUFFIX) for key in kwargs if key.endswith(ALIAS_SUFFIX)}
+        kwargs = {key.removesuffix(ALIAS_SUFFIX): value for key, value in kwargs.items()}
+        try:
+            bound = self.__signature__.bind(*args, **kwargs)
+        except TypeError as problem:
+            raise TypeError(f"{self.__name__}() {problem}") from None
+        bound.apply_defaults()
+        _check_annotations(self.func, bound)
+        return bound, aliased
+
+    def _check_degree(self, machine: Machine, options: Options) -> None:
+        if self.lnc not in machine.lnc_degrees:
+            allowed = " or ".join(map(str, machine.lnc_degrees))
+            raise error(
+                "launch-grid",
+                f"{self.__name__}[{self.lnc}]: {machine.name} launches kernels on {allowed} core(s)",
+                help="choose another degree, or another platform with NEURON_PLATFORM_TARGET_OVERRIDE",
+            )
+        configured = options.logical_nc_config
+        if self.grid and configured is not None and configured != self.lnc:
+            _warn_once(
+                "lnc-config",
+                f"NEURON_LOGICAL_NC_CONFIG is {configured} but the kernel is launched with [{self.lnc}]; "
+                "hardware would refuse",
+            )
+
+    def _lint(self) -> None:
+        from .check.python import lint
+
+        for finding in lint(self.func):
+            warnings.warn_explicit(str(finding), NkiWarning, finding.filename, finding.line)
+
+    def _check_results(self, launch: Launch, results: list[Any]) -> None:
+        for core, result in enumerate(results):
+            for view in _tensors(result):
+                self._check_output(launch, view)
+            if core and _layout(result) != _layout(results[0]):
+                raise error(
+                    "lnc-outputs",
+                    f"{self.__name__}: core 0 and core {core} return different tensors",
+                    notes=[f"core 0: {_layout(results[0])}", f"core {core}: {_layout(result)}"],
+                    help="return the same shared_hbm tensors from every core",
+                    site=_return_site(self.func),
+                )
+
+    def _check_output(self, launch: Launch, view: View) -> None:
+        site = _return_site(self.func)
+        if view.on_chip:
+            raise error(
+                "output-buffer",
+                f"{self.__name__} returns a tensor in {view.buffer.value}, which ends with the kernel",
+                notes=[view.describe()],
+                help="copy it to a tensor made with nl.ndarray(..., buffer=nl.shared_hbm) and return that",
+                site=site,
+            )
+        if view.buffer is PRIVATE_HBM and not view.storage.parameter:
+            text = f"{self.__name__} returns a private HBM tensor"
+            help = "allocate outputs with buffer=nl.shared_hbm"
+            if launch.degree > 1:
+                raise error(
+                    "output-buffer", f"{text}; each core has its own", notes=[view.describe()], help=help, site=site
+                )
+            launch.diagnose("output-buffer", text, [view.describe()], help, site)
+
+    def _warn_lost_writes(self, arguments: Arguments, result: Any, aliased: set[str]) -> None:
+        returned = {id(view.storage) for view in _tensors(result)}
+        for name, _value, framework, storage in arguments.written():
+            if id(storage) not in returned and name not in aliased and not hasattr(framework, "write_back"):
+                arguments.launch.diagnose(
+                    "lost-write",
+                    f"{self.__name__} wrote argument '{name}', but {framework.name} arrays cannot change",
+                    [],
+                    "return the tensor from the kernel",
+                    _return_site(self.func),
+                )
+
+
+# ---- nki.jit and nki.simulate --------------------------------------------------------------------
+
+_IGNORED_WITH_WARNING = ("mode", "experimental_flags", "additional_compile_opt")
+_IGNORED = ("debug_kernel", "show_compiler_tb")
+_JIT_KEYWORDS = ("platform_target", "grid", "kernel_return", *_IGNORED_WITH_WARNING, *_IGNORED)
+
+
+def jit(fn=None, **kwargs):
+    """Make a kernel of a function: @nki.jit, @nki.jit(), nki.jit(fn), nki.jit(fn, platform_target=...)."""
+    for name in kwargs:
+        if name not in _JIT_KEYWORDS:
+            close = nearest(name, _JIT_KEYWORDS)
+            raise error(
+                "argument",
+                f"nki.jit: unknown keyword {name!r}",
+                notes=[f"accepted: {', '.join(_JIT_KEYWORDS)}"],
+                help=f"did you mean {close}?" if close else None,
+            )
+        if name in _IGNORED_WITH_WARNING:
+            warnings.warn(f"nki.jit: {name}= is accepted and ignored", DeprecationWarning, stacklevel=2)
+    target = kwargs.get("platform_target")
+    if target is not None:
+        choose_machine(target)
+        warnings.warn(
+            "nki.jit: platform_target= is deprecated, set NEURON_PLATFORM_TARGET_OVERRIDE",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    grid = _grid(kwargs["grid"]) if kwargs.get("grid") else ()
+    make = functools.partial(Kernel, grid=grid, target=target, returns=kwargs.get("kernel_return") is not False)
+    return make if fn is None else make(fn)
+
+
+def simulate(kernel):
+    """The kernel, run at once on this machine with the supported-Python lint on."""
+    return (kernel if isinstance(kernel, Kernel) else Kernel(kernel))._with(linted=True)
+
+
+# ---- helpers -------------------------------------------------------------------------------------
+
+
+def _signature(func: Callable) -> inspect.Signature:
+    return inspect.signature(func)
+
+
+def _grid(degree: Any) -> tuple[int, ...]:
+    sizes = tuple(degree) if isinstance(degree, (tuple, list)) else (degree,)
+    for size in sizes:
+        if not is_int(size):
+            raise error(
+                "launch-grid-type",
+                f"kernel[...] takes the number of cores, got {size!r}",
+                help="write kernel[2] for two cores",
+            )
+    if len(sizes) != 1 or sizes[0] < 1:
+        raise error("launch-grid", f"kernel[...] takes one positive number of cores, got {degree!r}")
+    return (int(sizes[0]),)
+
+
+def _schedule(edges: Iterable) -> tuple:
+    checked = []
+    for edge in edges:
+        if not isinstance(edge, (tuple, list)) or len(edge) != 2 or not isinstance(edge[0], str):
+            raise error("schedule", f"with_schedule: an edge is (later, earlier), got {edge!r}")
+        earlier = (edge[1],) if isinstance(edge[1], str) else tuple(edge[1])
+        checked.append((edge[0], earlier))
+    return tuple(checked)
+
+
+def _tensors(value: Any) -> list[View]:
+    """All tensors of a returned value, in order."""
+    if isinstance(value, View):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for v in value for t in _tensors(v)] if isinstance(value, (tuple, list)) else []
+
+
+def _layout(value: Any) -> Any:
+    """Structure, shapes, dtypes and storages of a result, to compare the cores'."""
+    if isinstance(value, View):
+        return (str(value.dtype), tuple(value.shape), value.storage.name, id(value.storage))
+    if isinstance(value, dict):
+        return {k: _layout(v) for k, v in value.items()}
+    return tuple(_layout(v) for v in value) if isinstance(value, (tuple, list)) else type(value).__name__
+
+
+def _return_site(func: Callable) -> Site | None:
+    """The last `return` of the kernel: where a returned tensor is shown to be wrong."""
+    import dis
+
+    func = inspect.unwrap(func)
+    func = getattr(func, "func", func)
+    code = getattr(func, "__code__", None)
+    if code is None:
+        return None
+    returns = [i.offset for i in dis.get_instructions(code) if i.opname == "RETURN_VALUE"]
+    return Site(code, returns[-1]) if returns else Site(code, 0)
+
+
+def _check_annotations(func: Callable, bound: inspect.BoundArguments) -> None:
+    from .typing import check_shapes
+
+    check_shapes(func, bound)
+
+
+_said_once: set[str] = set()
+
+
+def _warn_once(kind: str, message: str) -> None:
+    if kind not in _said_once:
+        _said_once.add(kind)
+        emit_warning(kind, message, user_site(2))
+
+
+_CALL_PROBLEM = re.compile(
+    r"^(?:[\w.]*\.)?(\w+)\(\) (got an unexpected keyword argument '(\w+)'|missing \d+ required|takes|got multiple)"
+)
+
+
+def _explain_call(problem: TypeError) -> NkiError | None:
+    """Turn Python's complaint about a call of an nl or nisa function into one with line and names."""
+    from . import isa, language
+
+    if isinstance(problem, NkiError):
+        return None
+    match = _CALL_PROBLEM.match(str(problem))
+    last = problem.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if match is None or last is None:
+        return None
+    name, keyword = match.group(1), match.group(3)
+    function = getattr(isa, name, None) or getattr(language, name, None)
+    if function is None or last.tb_frame.f_code is getattr(function, "__code__", None):
+        return None
+    accepted = list(inspect.signature(function).parameters)
+    close = nearest(keyword, accepted) if keyword else None
+    return error(
+        "argument",
+        str(problem),
+        notes=[f"accepted: {', '.join(accepted)}"],
+        help=f"did you mean {close}?" if close else REPLACED_KEYWORDS.get(keyword or ""),
+        site=Site(last.tb_frame.f_code, last.tb_lasti),
+    )
+
+
+REPLACED_KEYWORDS = {
+    "mask": "there are no masks: bound the slice with min()",
+    "dst_rmw_op": "use nisa.dma_compute for read-modify-write",
+    "unique_indices": "use nisa.dma_compute",
+}

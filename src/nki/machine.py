@@ -1,0 +1,622 @@
+"""The numbers of one NeuronCore, per generation: sizes, limits, clocks, rates, latencies. Data, no logic.
+
+Beside every field stands the section of spec/machine.md that gives it and the evidence there:
+[D] AWS documents, [S] AWS profiler pictures, [X] arithmetic on those, [T] one-instruction measurements by
+others, [U] unknown, assumed. The tag is the best one found on any generation; where a generation rests on
+an assumption its `assumed` set names the field, and `ASSUMPTIONS` says why.
+
+Units are in the names: `_bytes` per partition unless said, `_ns`, `_ghz`, `_gbs` (GB/s = bytes per ns),
+`_cycles` of the engine named. Rates of the engines are cycles per element of one partition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nki.errors import error, nearest
+
+KIB = 1024
+GIB = 1024**3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One generation. A field with a default is the same on all of them."""
+
+    # --- identity
+    name: str  # language.md 5 [D]
+    aliases: tuple[str, ...]  # language.md 5 [D]
+    generation: int  # 1 [D] NeuronCore-v2, v3, v4
+    assumed: frozenset[str]  # 15 [X] the fields that rest on an assumption on this machine
+
+    # --- the device around the core
+    cores_per_device: int  # 1 [D]
+    lnc_degrees: tuple[int, ...]  # 1 [D] physical cores a logical core may have
+    cores_per_hbm_stack: int  # 1 [D]
+    hbm_bytes_per_core: int  # 1 [D] the stack a core reaches, whole (not per partition)
+    hbm_gbs: float  # 1 [X] one stack; the profiler's MBU denominator
+
+    # --- clocks
+    tensor_ghz: float  # 1 [D]
+    vector_ghz: float  # 1 [D]
+    scalar_ghz: float  # 1 [D]
+    gpsimd_ghz: float  # 1 [D]
+    dma_ghz: float  # 1 [X] the clock behind the profiler's DMA and core "cycles"
+
+    # --- SBUF and PSUM: geometry
+    partitions: int = 128  # 3 [D]
+    quadrant_partitions: int = 32  # 3 [D] operands of <= 32 partitions start at a multiple of this
+    sbuf_bytes: int  # 1 [D]
+    sbuf_usable_bytes: int  # 1 [T] the rest is reserved
+    sbuf_partition_stride_bytes: int = 262_144  # 1 [S] address step from partition to partition
+    sbuf_min_align: int = 1  # language.md 8 [C] bytes
+    psum_bytes: int = 16 * KIB  # 1 [D]
+    psum_bank_bytes: int = 2 * KIB  # 1 [D]
+    psum_banks: int = 8  # 1 [D]
+    psum_banks_pe_dma_transpose: int  # 3 [D] when dma_transpose is lowered to TensorE, it takes bank 7
+    psum_min_align: int = 4  # language.md 8 [C] bytes
+
+    # --- SBUF and PSUM: access
+    access_max_dims: int = 4  # 3 [D] nested dimensions of the free axis
+    access_max_size: int = 2**16 - 1  # 3 [D] uint16 elements per dimension
+    access_max_stride: int = 2**15 - 1  # 3 [D] int16 elements
+    stride_full_rate_bytes: int = 16  # 3 [D] a longer innermost stride is slowed down ...
+    stride_slowdown: float = 2.0  # 3 [D] ... by this factor
+    vector_gpsimd_serial: bool  # 3.1 [D] VectorE and GpSimdE take turns in SBUF
+    vector_scalar_psum_serial: bool  # 3.1 [D] VectorE and ScalarE take turns in PSUM
+    psum_bank_serial: bool = True  # 3.1 [U] they take turns in one bank
+    shared_bus_stops_fast_modes: bool  # 3.1 [U] VectorE runs at 1x while GpSimdE is active
+
+    # --- TensorE: limits
+    matmul_contraction_max: int = 128  # 5.1 [D] partitions of both operands (K)
+    matmul_stationary_max: int = 128  # 5.1 [D] free elements of stationary (M)
+    matmul_moving_max: int  # 5.1 [D] free elements of moving (N), float32 dst
+    matmul_moving_max_bf16: int  # 5.1 [D] the same, bfloat16 dst
+    matmul_bank_limited: bool  # 3 [D] one matmul's dst lies in one PSUM bank
+    gemm_moving_fmax: int = 512  # language.md 8 [D] the constant nl.tile_size shows on every generation
+    pe_tile_sizes: tuple[int, ...]  # 5.1 [D] rows or columns of a tile of the array
+    transpose_exact: bool  # 3.2 [D] transposes move bits; else they multiply by the identity
+    mx_contraction_multiple: int = 32  # 5.1 [D] K of nc_matmul_mx
+
+    # --- TensorE: rates
+    fp32_multiplier: float = 0.25  # 2 [D] of the bf16 peak
+    double_row_multiplier: float  # 2 [D] fp8 double_row; 0: absent
+    mx_multiplier: float  # 2 [D] mxfp8 and mxfp4; 0: absent
+    matmul_min_cycles: int = 64  # 5.2 [D] MM = max(N, 64)
+    matmul_gap_cycles: float  # 5.3 [X] between back-to-back matmuls: 217.6 ns is 512 cycles + 10
+    load_stationary_columns: int = 4  # 5.2 [D] columns of stationary per cycle (fast LoadStationary)
+    fp32_matmul_pairs: int = 2  # 5.2 [X] LS+MM pairs of one float32 nc_matmul
+    fp32_matmul_factor: int = 4  # 5.2 [D] cycles against bf16, all pairs together
+    fp32_onezero_factor: int = 2  # 5.2 [D] the same with one operand flagged one/zero
+    fp32_load_stationary_factor: int = 4  # 5.2 [U]
+    fp32_transpose_factor: int  # 5.2 [D] plain float32 matmul on v2, transpose mode after
+    transpose_issue_slots: int  # 5.2 [U] a second slot: transposes run behind matmuls
+    half_rate_rule: bool  # 5.3 [U] a matmul of low array activity streams slower
+    half_rate_window_ns: float = 4000.0  # 5.3 [U] activity = K/128 x busy fraction over this window
+    half_rate_threshold: float = 0.5  # 5.3 [U] below it ...
+    half_rate_slowdown: float = 2.0  # 5.3 [U] ... by this factor
+
+    # --- issue and result latency (done = start + II + FIX)
+    min_ii_cycles: int = 64  # 4 [D] TensorE, VectorE, ScalarE: shortest initiation interval
+    dynamic_min_ii_cycles: int = 600  # 6.2 [D] the same when a register gives the address
+    fix_tensor_ns: float  # 4 [T] isolated matmul until its result is readable
+    tensor_drain_ns: float  # 5.3 [S] what a matmul's bar shows beyond its II in a stream
+    fix_vector_ns: float  # 4 [T] copy, tensor_scalar, tensor_tensor, reduce, scan: 152-161
+    fix_memset_ns: float  # 4 [T]
+    fix_activation_ns: float  # 4 [T] activation, SBUF to SBUF
+    fix_scalar_copy_ns: float  # 4 [T] ScalarE copy, SBUF to SBUF
+    fix_scalar_psum_copy_ns: float  # 4 [T] ScalarE copy, PSUM to SBUF: 160-174
+    fix_accumulator_read_ns: float  # 4 [T] ActReadAccumulator: done 279 - II 185
+    fix_gpsimd_ns: float  # 4 [T] affine_select: 177 ns measured - the 150 cycles of II
+    scalar_operand_ns: float  # 4 [T] per [P,1] scale or bias tile an activation reads
+
+    # --- VectorE: cycles per element
+    vector_one_input: float = 1.0  # 6.1 [D]
+    vector_two_inputs: float  # 6.1 [D] tensor_tensor, both in SBUF
+    vector_two_inputs_psum: float = 1.0  # 6.1 [D] one of them in PSUM
+    vector_two_inputs_16bit: float  # 6.1 [D] all bf16/fp16 in SBUF, contiguous (2x mode)
+    vector_copy_fp32: float  # 6.1 [D] tensor_copy, tensor_scalar; SBUF to SBUF
+    vector_copy_16bit: float  # 6.1 [D] both sides 16-bit in SBUF, contiguous (4x mode)
+    vector_copy_16bit_strided: float  # 6.1 [D] the same, not contiguous
+    vector_copy_16bit_psum: float  # 6.1 [D] the same, contiguous, one side in PSUM
+    vector_copy_fp32_to_16bit: float  # 6.1 [T]
+    vector_copy_16bit_to_fp32: float  # 6.1 [T]
+    vector_psum_fp32: float = 1.0  # 6.1 [T] float32 source in PSUM
+    vector_fast_fp8: bool  # 6.1 [D] fp8 has the 4x mode too
+    vector_memset: float  # 6.2 [T] 0.83 ns x 0.96 GHz
+    vector_memset_zero_16bit: float = 0.5  # 6.2 [D]
+    vector_scalar_tensor_tensor: float  # 6.2 [D]
+    vector_scalar_tensor_tensor_fast: float = 1.0  # 6.2 [D] bf16, subtract then multiply, N even
+    vector_reduce: float = 1.0  # 6.2 [D]
+    vector_reduce_16bit: float  # 6.2 [D] bf16 in and out, add or max
+    vector_cumulative: float = 2.0  # 6.2 [U] tensor_scalar_cumulative
+    vector_scan: float = 2.0  # 6.2 [D] tensor_tensor_scan
+    vector_scan_initial_ns: float  # 6.2 [T] once, when `initial` is a tensor
+    vector_bn_stats: float = 1.0  # 6.2 [D]
+    vector_bn_aggr: float = 13 / 3  # 6.2 [D] 13 cycles per (count, mean, M2) triple
+    vector_reciprocal: float  # 6.2 [D]
+    vector_dropout: float = 1.0  # 6.2 [D]
+    vector_predicated: float = 2.0  # 6.2 [D] tensor_copy_predicated, select_reduce
+    vector_predicated_psum: float = 1.0  # 6.2 [D] src or predicate in PSUM
+    vector_predicated_scalar: float  # 6.2 [T] src is a scalar
+    vector_rng: float = 1.0  # 6.2 [U]
+    vector_rand2: float = 0.25  # 6.2 [D] v4
+    vector_exponential: float = 0.25  # 6.2 [D] v4, reduction included
+    vector_quantize_mx: float = 0.25  # 6.2 [D] v4, of 16-bit source elements
+    vector_transpose_first_ns: float  # 4 [T] II of a 32x32 transpose, first of a quadrant pair; 0: no floor
+    vector_transpose_next_ns: float  # 4 [T] the next on the same pair
+    bn_stats_max: int = 512  # 6.2 [D] elements of one bn_stats
+
+    # --- ScalarE
+    scalar_activation: float = 1.0  # 7 [D] cycles per element, any function
+    scalar_copy_narrow: float  # 7 [D] tensor_copy, tensor_scalar of 16- and 8-bit elements
+    scalar_has_tensor_copy: bool  # 7 [D]
+    scalar_tensor_scalar: str  # 7 [D] tensor_scalar here: "none", "multiply-add" or "all" operators
+    accumulator_read_ns: float  # 7 [T] II of ActReadAccumulator
+    activation_table_ns: float  # 7 [T] ACT_TABLE_LOAD, when the function changes
+    activation_table_free: tuple[str, ...] = ("copy", "identity", "square")  # 7 [U] never reload
+
+    # --- GpSimdE: overhead + rate x N cycles
+    gpsimd_processors: int = 8  # 8 [D] of 16 partitions each
+    gpsimd_overhead_cycles: int = 150  # 8 [D]
+    gpsimd_one_input: float = 1.0  # 8 [D] iota, affine_select
+    gpsimd_copy: float = 1.0  # 8 [U] tensor_copy, memset
+    gpsimd_two_inputs: float = 2.0  # 8 [U] tensor_tensor int32 or power, tensor_scalar
+    gpsimd_rsqrt_factor: float = 4.0  # 8 [D] slower than ScalarE
+    gpsimd_partition_reduce: float = 16.0  # 8 [U] tensor_partition_reduce
+    gpsimd_gather: float = 4.0  # 8 [U] nc_n_gather, sequence_bounds, nonzero_with_count
+    gpsimd_topk: float = 4.0  # 8 [D] 4n + K
+    local_gather_latency: int = 28  # 8 [U] C = ((28 + t*e)/(t*e)) / min(4/dtype_size, e)
+    local_gather_threads: int = 4  # 8 [U] t of the line above
+
+    # --- DMA: engines and bandwidth
+    dma_engines: int = 16  # 9.1 [D] per core
+    dma_queues: int = 16  # 9.1 [D] per engine
+    dma_priorities: int  # 1 [D] QoS classes; 1: plain round robin
+    dma_peak_gbs: float  # 9.2 [D] all engines of the core, practical
+    dma_profiler_gbs: float  # 9.2 [D] 16 x theoretical: the profiler's denominator
+    dma_descriptor_ns: float = 9.0  # 9.2 [X] one descriptor on one engine: this ...
+    dma_bytes_per_ns: float  # 9.2 [X] ... + bytes / this
+    dma_min_descriptor_ns: float = 10.0  # 9.2 [U]
+    dma_semaphore_ns: float = 7.0  # 9.2 [S] the 4-byte completion descriptor
+    dma_efficient_bytes: int = 2 * KIB  # 9.5 [D] advised per partition, at least
+    dma_saturating_bytes: int = 4 * KIB  # 9.5 [D] per partition
+
+    # --- DMA: issue
+    has_hwdge: bool  # 1 [D] descriptors generated in hardware
+    hwdge_units: int  # 1 [D]
+    hwdge_ns: float = 600.0  # 9.3 [D] sequencer and unit held per dma instruction
+    swdge_instruction_ns: float = 8.0  # 9.3 [S] GpSimdE held per trigger (31 in [T])
+    swdge_spacing_ns: float = 600.0  # 9.3 [X] between consecutive triggers
+    static_trigger_ns: float = 60.0  # 9.3 [U] sequencer held per static DMA
+    dma_default_mode: str  # 9.3 [U] dge_mode.unknown means "static", "software" or "hardware"
+
+    # --- DMA: latency
+    dma_dispatch_load_ns: float  # 9.4 [T] trigger to first byte, HBM to SBUF
+    dma_dispatch_store_ns: float  # 9.4 [T] SBUF to HBM
+    dma_skew_ns: float = 19.0  # 9.4 [X] engine k starts k times this later
+    dma_notify_load_ns: float  # 9.4 [T] last byte to consumer
+    dma_notify_store_ns: float  # 9.4 [T]
+
+    # --- DMA: special transfers
+    dma_transpose_hbm_fraction: float  # 9.5 [D] of copy throughput; 0: one descriptor per element
+    dma_transpose_sbuf_fraction: float  # 9.5 [D] SBUF to SBUF
+    dma_transpose_partitions: int = 128  # 9.5 [D] full speed at multiples of these partitions ...
+    dma_transpose_free: int = 16  # 9.5 [D] ... and free elements
+    hwdge_transpose_rows: int = 16  # 9.5 [D] src.shape[0] of a 2-D hardware-DGE transpose
+    hwdge_transpose_columns: int = 128  # 9.5 [D] its last dimension, at most
+    dma_compute_fraction: float  # 9.5 [D] of copy throughput
+    sendrecv_max_elements: int = 256  # 9.5 [D] per partition, GpSimd DMA (1 KiB of 32-bit)
+    gpsimd_dma_gbs: float  # 1 [D] per direction; 0: absent
+    sendrecv_ns: float = 1000.0  # 9.5 [U] latency
+
+    # --- sequencers, semaphores, control
+    same_engine_gap_ns: float  # 10 [T] producer to consumer on one engine
+    semaphore_ns: float = 50.0  # 10 [U] compute to compute across engines
+    compute_to_dma_ns: float = 50.0  # 10 [U] compute done to DMA trigger
+    semaphore_wait_ns: float = 9.0  # 10 [S] the wait instruction, once satisfied
+    register_ns: float = 50.0  # 10 [U] scalar ALU, branch
+    register_move_ns: float = 68.0  # 10 [T]
+    dynamic_loop_ns: float = 2000.0  # 10 [U] rendezvous of the engines, per iteration
+    kernel_overhead_ns: float  # 10 [T] fixed, per run on the device
+
+    # --- several cores
+    core_barrier_ns: float = 1000.0  # 8 [U]
+    collective_hop_ns: float = 1500.0  # 11 [U] the documents say 1-2 us
+    collective_link_gbs: float = 100.0  # 11 [U] per pair of ranks
+
+    # --- derived
+    @property
+    def sbuf_size_bytes(self) -> int:
+        """The whole SBUF, all partitions."""
+        return self.partitions * self.sbuf_bytes
+
+    @property
+    def psum_size_bytes(self) -> int:
+        """The whole PSUM, all partitions."""
+        return self.partitions * self.psum_bytes
+
+    @property
+    def psum_bank_fp32(self) -> int:
+        """float32 elements of one PSUM bank in one partition."""
+        return self.psum_bank_bytes // 4
+
+    @property
+    def dma_partitions_per_engine(self) -> int:
+        """Engine e moves partitions 8e to 8e+7 (9.1)."""
+        return self.partitions // self.dma_engines
+
+    def peak_flops(self, multiplier: float = 1) -> float:
+        """FLOP/s of the array: bf16 by default, else times one of the `_multiplier` fields (2)."""
+        return 2 * self.partitions * self.matmul_stationary_max * self.tensor_ghz * 1e9 * multiplier
+
+    @property
+    def assumptions(self) -> dict[str, str]:
+        """The fields that are assumed on this machine, each with the reason."""
+        return {field: ASSUMPTIONS[field] for field in sorted(self.assumed)}
+
+
+# Why a field is assumed. Which machines it concerns is in their `assumed`.
+ASSUMPTIONS: dict[str, str] = {
+    "accumulator_read_ns": "trn3: as measured on trn2",
+    "activation_table_free": "which functions share a table is not published",
+    "activation_table_ns": "trn3: as measured on trn2",
+    "collective_hop_ns": "middle of the documented 1-2 us",
+    "collective_link_gbs": "no figure per pair of ranks is published",
+    "compute_to_dma_ns": "two AWS profiles disagree (30 and 880 ns)",
+    "core_barrier_ns": "not published",
+    "dma_bytes_per_ns": "fitted on trn2; trn1 and trn3 from their practical peaks",
+    "dma_default_mode": "the compiler's choice is not documented; read off AWS profiles",
+    "dma_descriptor_ns": "fitted on trn2, used for trn1 and trn3 too",
+    "dma_dispatch_load_ns": "trn1: static rings fetch descriptors from HBM; trn3: as trn2",
+    "dma_dispatch_store_ns": "trn1: static rings fetch descriptors from HBM; trn3: as trn2",
+    "dma_ghz": "trn3: as trn2",
+    "dma_min_descriptor_ns": "the fitted law over-predicts tiny descriptors; no floor is published",
+    "dma_notify_load_ns": "trn1: rounded from trn2; trn3: as trn2",
+    "dma_notify_store_ns": "trn1: rounded from trn2; trn3: as trn2",
+    "dma_profiler_gbs": "trn1 and trn3: 16 x the theoretical rate of one engine",
+    "dma_semaphore_ns": "trn3: as earlier generations",
+    "dma_skew_ns": "trn1 and trn3: as seen on trn2",
+    "double_row_multiplier": "trn3: the ISA allows double_row, the table of rates omits it",
+    "dynamic_loop_ns": "not published",
+    "fix_accumulator_read_ns": "trn1: as every ScalarE instruction; trn3: as trn2",
+    "fix_activation_ns": "trn1: from a 1-element ACTIVATE; trn3: as many cycles as trn2",
+    "fix_gpsimd_ns": "trn1 and trn3: as many cycles as trn2",
+    "fix_memset_ns": "trn1 and trn3: as many cycles as trn2",
+    "fix_scalar_copy_ns": "trn1: as every ScalarE instruction; trn3: as many cycles as trn2",
+    "fix_scalar_psum_copy_ns": "trn1: as every ScalarE instruction; trn3: as many cycles as trn2",
+    "fix_tensor_ns": "trn1: from one MATMUL bar; trn3: as many cycles as trn2",
+    "fix_vector_ns": "trn1: trn2 scaled by the clock; trn3: as many cycles as trn2",
+    "fp32_load_stationary_factor": "not documented; as float32 matmul",
+    "gpsimd_copy": "not documented; as iota",
+    "gpsimd_dma_gbs": "trn3: as trn2",
+    "gpsimd_gather": "not documented",
+    "gpsimd_partition_reduce": "documented as slow, without a figure",
+    "gpsimd_two_inputs": "not documented",
+    "half_rate_rule": "inferred from two trn2 measurements; no evidence on trn1, where it is off",
+    "half_rate_slowdown": "inferred from two trn2 measurements",
+    "half_rate_threshold": "inferred from two trn2 measurements",
+    "half_rate_window_ns": "the window of the throttle is not published",
+    "hbm_gbs": "trn3: 4.7 TB/s of the device over four stacks",
+    "kernel_overhead_ns": "trn3: as measured on trn2",
+    "local_gather_latency": "the printed formula looks inverted; used as a cost factor",
+    "local_gather_threads": "the printed formula looks inverted; used as a cost factor",
+    "matmul_gap_cycles": "trn3: as measured on trn2",
+    "psum_bank_serial": "what a conflict in one bank costs is not published",
+    "register_move_ns": "trn1 and trn3: as measured on trn2",
+    "register_ns": "not published",
+    "same_engine_gap_ns": "trn3: as measured on trn2",
+    "sbuf_partition_stride_bytes": "trn1 and trn3: as seen on trn2",
+    "scalar_activation": "trn3: the wide 16-bit path is promised for copies only",
+    "scalar_operand_ns": "trn1: none seen; trn3: as measured on trn2",
+    "semaphore_ns": "not published",
+    "semaphore_wait_ns": "trn2 and trn3: as seen on trn1",
+    "sendrecv_ns": "not published",
+    "shared_bus_stops_fast_modes": "how the shared bus is arbitrated is not published",
+    "static_trigger_ns": "documented as cheap, without a figure",
+    "stride_full_rate_bytes": "documented for trn1 alone, used for trn2 and trn3 too",
+    "stride_slowdown": "documented for trn1 alone, used for trn2 and trn3 too",
+    "swdge_instruction_ns": "trn1 and trn3: as seen on trn2",
+    "swdge_spacing_ns": "trn1 and trn3: as measured on trn2",
+    "tensor_drain_ns": "trn1: from one MATMUL bar; trn3: as trn2",
+    "transpose_issue_slots": "trn3: 'close to 2x' on chains, modelled as a second slot",
+    "vector_bn_aggr": "trn2 and trn3: as trn1",
+    "vector_bn_stats": "trn2 and trn3: as trn1",
+    "vector_copy_16bit_to_fp32": "trn3: as measured on trn2",
+    "vector_copy_fp32_to_16bit": "trn3: as measured on trn2",
+    "vector_cumulative": "not documented; a serial scan",
+    "vector_dropout": "trn2 and trn3: as trn1",
+    "vector_memset": "trn3: as many cycles as measured on trn2",
+    "vector_predicated": "select_reduce is undocumented; as tensor_copy_predicated",
+    "vector_predicated_scalar": "trn3: as measured on trn2",
+    "vector_psum_fp32": "trn3: as measured on trn2",
+    "vector_reciprocal": "trn3: as measured on trn2",
+    "vector_reduce_16bit": "trn3: as measured on trn2",
+    "vector_rng": "not documented",
+    "vector_scalar_tensor_tensor": "trn2 and trn3: as tensor_tensor",
+    "vector_scan_initial_ns": "trn1: none known; trn3: as measured on trn2",
+    "vector_transpose_first_ns": "trn3: as many cycles as measured on trn2",
+    "vector_transpose_next_ns": "trn3: as many cycles as measured on trn2",
+}
+
+# fmt: off
+_ASSUMED_ALWAYS = frozenset({
+    "activation_table_free", "collective_hop_ns", "collective_link_gbs", "compute_to_dma_ns",
+    "core_barrier_ns", "dma_default_mode", "dma_min_descriptor_ns", "dynamic_loop_ns",
+    "fp32_load_stationary_factor", "gpsimd_copy", "gpsimd_gather", "gpsimd_partition_reduce",
+    "gpsimd_two_inputs", "half_rate_rule", "local_gather_latency", "local_gather_threads", "register_ns",
+    "semaphore_ns", "static_trigger_ns", "vector_cumulative", "vector_predicated", "vector_rng",
+})
+_ASSUMED_TRN1 = _ASSUMED_ALWAYS | {
+    "dma_bytes_per_ns", "dma_descriptor_ns", "dma_dispatch_load_ns", "dma_dispatch_store_ns",
+    "dma_notify_load_ns", "dma_notify_store_ns", "dma_profiler_gbs", "dma_skew_ns",
+    "fix_accumulator_read_ns", "fix_activation_ns", "fix_gpsimd_ns", "fix_memset_ns", "fix_scalar_copy_ns",
+    "fix_scalar_psum_copy_ns", "fix_tensor_ns", "fix_vector_ns", "register_move_ns",
+    "sbuf_partition_stride_bytes", "scalar_operand_ns", "swdge_instruction_ns", "swdge_spacing_ns",
+    "tensor_drain_ns", "vector_scan_initial_ns",
+}
+_ASSUMED_TRN2 = _ASSUMED_ALWAYS | {
+    "half_rate_slowdown", "half_rate_threshold", "half_rate_window_ns", "psum_bank_serial",
+    "semaphore_wait_ns", "sendrecv_ns", "shared_bus_stops_fast_modes", "stride_full_rate_bytes",
+    "stride_slowdown", "vector_bn_aggr", "vector_bn_stats", "vector_dropout", "vector_scalar_tensor_tensor",
+}
+# No measurement of trn3 is published (15): whatever was measured on trn2 is an assumption here.
+_ASSUMED_TRN3 = _ASSUMED_TRN2 | {
+    "accumulator_read_ns", "activation_table_ns", "dma_bytes_per_ns", "dma_descriptor_ns",
+    "dma_dispatch_load_ns", "dma_dispatch_store_ns", "dma_ghz", "dma_notify_load_ns",
+    "dma_notify_store_ns", "dma_profiler_gbs", "dma_semaphore_ns", "dma_skew_ns",
+    "double_row_multiplier", "fix_accumulator_read_ns", "fix_activation_ns", "fix_gpsimd_ns",
+    "fix_memset_ns", "fix_scalar_copy_ns", "fix_scalar_psum_copy_ns", "fix_tensor_ns", "fix_vector_ns",
+    "gpsimd_dma_gbs", "hbm_gbs", "kernel_overhead_ns", "matmul_gap_cycles", "register_move_ns",
+    "same_engine_gap_ns", "sbuf_partition_stride_bytes", "scalar_activation", "scalar_operand_ns",
+    "swdge_instruction_ns", "swdge_spacing_ns", "tensor_drain_ns", "transpose_issue_slots",
+    "vector_copy_16bit_to_fp32", "vector_copy_fp32_to_16bit", "vector_memset", "vector_predicated_scalar",
+    "vector_psum_fp32", "vector_reciprocal", "vector_reduce_16bit", "vector_scan_initial_ns",
+    "vector_transpose_first_ns", "vector_transpose_next_ns",
+}
+# fmt: on
+
+
+TRN1 = Machine(
+    name="trn1",
+    aliases=("inf2", "gen2", "2"),
+    generation=2,
+    assumed=_ASSUMED_TRN1,
+    # device
+    cores_per_device=2,
+    lnc_degrees=(1,),
+    cores_per_hbm_stack=1,
+    hbm_bytes_per_core=16 * GIB,
+    hbm_gbs=410.0,
+    # clocks
+    tensor_ghz=2.8,
+    vector_ghz=1.12,
+    scalar_ghz=1.4,
+    gpsimd_ghz=1.4,
+    dma_ghz=1.4,
+    # memories
+    sbuf_bytes=192 * KIB,
+    sbuf_usable_bytes=180_224,
+    psum_banks_pe_dma_transpose=8,  # the lowering exists from trn2 on
+    vector_gpsimd_serial=True,
+    vector_scalar_psum_serial=True,
+    shared_bus_stops_fast_modes=False,
+    # TensorE
+    matmul_moving_max=512,
+    matmul_moving_max_bf16=512,
+    matmul_bank_limited=True,
+    pe_tile_sizes=(128, 64),
+    transpose_exact=False,
+    double_row_multiplier=0.0,
+    mx_multiplier=0.0,
+    matmul_gap_cycles=0.0,
+    fp32_transpose_factor=4,
+    transpose_issue_slots=1,
+    half_rate_rule=False,
+    # latencies
+    fix_tensor_ns=142.0,
+    tensor_drain_ns=142.0,
+    fix_vector_ns=130.0,
+    fix_memset_ns=58 * 0.96 / 1.12,
+    fix_activation_ns=158.0,
+    fix_scalar_copy_ns=158.0,
+    fix_scalar_psum_copy_ns=158.0,
+    fix_accumulator_read_ns=158.0,
+    fix_gpsimd_ns=52 * 1.2 / 1.4,
+    scalar_operand_ns=0.0,
+    # VectorE
+    vector_two_inputs=2.0,
+    vector_two_inputs_16bit=1.0,
+    vector_copy_fp32=1.0,
+    vector_copy_16bit=1.0,
+    vector_copy_16bit_strided=1.0,
+    vector_copy_16bit_psum=1.0,
+    vector_copy_fp32_to_16bit=1.0,
+    vector_copy_16bit_to_fp32=1.0,
+    vector_fast_fp8=False,
+    vector_memset=1.0,
+    vector_scalar_tensor_tensor=2.0,
+    vector_reduce_16bit=0.5,
+    vector_scan_initial_ns=0.0,
+    vector_reciprocal=8.0,
+    vector_predicated_scalar=2.0,
+    vector_transpose_first_ns=0.0,
+    vector_transpose_next_ns=0.0,
+    # ScalarE
+    scalar_copy_narrow=1.0,
+    scalar_has_tensor_copy=False,
+    scalar_tensor_scalar="none",
+    accumulator_read_ns=64 / 1.4,
+    activation_table_ns=368.0,
+    # DMA
+    dma_priorities=1,
+    dma_peak_gbs=272.0,
+    dma_profiler_gbs=435.0,
+    dma_bytes_per_ns=18.1,
+    has_hwdge=False,
+    hwdge_units=0,
+    dma_default_mode="static",
+    dma_dispatch_load_ns=1300.0,
+    dma_dispatch_store_ns=1300.0,
+    dma_notify_load_ns=300.0,
+    dma_notify_store_ns=300.0,
+    dma_transpose_hbm_fraction=0.0,
+    dma_transpose_sbuf_fraction=0.0,
+    dma_compute_fraction=0.5,
+    gpsimd_dma_gbs=0.0,
+    # control
+    same_engine_gap_ns=30.0,
+    kernel_overhead_ns=22_000.0,  # 17 us before the first and 5 us after the last VectorE work
+)
+
+TRN2 = Machine(
+    name="trn2",
+    aliases=("gen3", "3"),
+    generation=3,
+    assumed=_ASSUMED_TRN2,
+    # device
+    cores_per_device=8,
+    lnc_degrees=(1, 2),
+    cores_per_hbm_stack=2,
+    hbm_bytes_per_core=24 * GIB,
+    hbm_gbs=716.0,
+    # clocks
+    tensor_ghz=2.4,
+    vector_ghz=0.96,
+    scalar_ghz=1.2,
+    gpsimd_ghz=1.2,
+    dma_ghz=1.2,
+    # memories
+    sbuf_bytes=224 * KIB,
+    sbuf_usable_bytes=212_984,
+    psum_banks_pe_dma_transpose=7,
+    vector_gpsimd_serial=False,
+    vector_scalar_psum_serial=False,
+    shared_bus_stops_fast_modes=True,
+    # TensorE
+    matmul_moving_max=512,
+    matmul_moving_max_bf16=512,
+    matmul_bank_limited=True,
+    pe_tile_sizes=(128, 64, 32),
+    transpose_exact=True,
+    double_row_multiplier=2.0,
+    mx_multiplier=0.0,
+    matmul_gap_cycles=10.0,
+    fp32_transpose_factor=2,
+    transpose_issue_slots=1,
+    half_rate_rule=True,
+    # latencies
+    fix_tensor_ns=203.0,
+    tensor_drain_ns=170.0,
+    fix_vector_ns=156.0,
+    fix_memset_ns=58.0,
+    fix_activation_ns=293.0,
+    fix_scalar_copy_ns=190.0,
+    fix_scalar_psum_copy_ns=167.0,
+    fix_accumulator_read_ns=94.0,
+    fix_gpsimd_ns=52.0,
+    scalar_operand_ns=90.0,
+    # VectorE
+    vector_two_inputs=1.0,
+    vector_two_inputs_16bit=0.5,
+    vector_copy_fp32=0.5,
+    vector_copy_16bit=0.25,
+    vector_copy_16bit_strided=0.5,
+    vector_copy_16bit_psum=0.5,
+    vector_copy_fp32_to_16bit=0.5,
+    vector_copy_16bit_to_fp32=0.77,
+    vector_fast_fp8=False,
+    vector_memset=0.8,
+    vector_scalar_tensor_tensor=1.0,
+    vector_reduce_16bit=1.0,
+    vector_scan_initial_ns=60.0,
+    vector_reciprocal=6.0,
+    vector_predicated_scalar=1.06,
+    vector_transpose_first_ns=234.0,
+    vector_transpose_next_ns=93.0,
+    # ScalarE
+    scalar_copy_narrow=1.0,
+    scalar_has_tensor_copy=True,
+    scalar_tensor_scalar="multiply-add",
+    accumulator_read_ns=185.0,
+    activation_table_ns=1283.0,
+    # DMA
+    dma_priorities=1,
+    dma_peak_gbs=368.0,
+    dma_profiler_gbs=435.0,
+    dma_bytes_per_ns=24.5,
+    has_hwdge=True,
+    hwdge_units=2,
+    dma_default_mode="software",
+    dma_dispatch_load_ns=750.0,
+    dma_dispatch_store_ns=570.0,
+    dma_notify_load_ns=310.0,
+    dma_notify_store_ns=360.0,
+    dma_transpose_hbm_fraction=0.9,
+    dma_transpose_sbuf_fraction=0.5,
+    dma_compute_fraction=0.5,
+    gpsimd_dma_gbs=153.0,
+    # control
+    same_engine_gap_ns=13.0,
+    kernel_overhead_ns=9_400.0,
+)
+
+# trn2 with the differences of machine.md; most of what is not named here is a documented "same".
+TRN3 = replace(
+    TRN2,
+    name="trn3",
+    aliases=("gen4", "4"),
+    generation=4,
+    assumed=_ASSUMED_TRN3,
+    # device
+    hbm_bytes_per_core=36 * GIB,
+    hbm_gbs=1175.0,
+    # clocks
+    vector_ghz=1.2,
+    # memories
+    sbuf_bytes=256 * KIB,
+    sbuf_usable_bytes=245_752,
+    # TensorE
+    matmul_moving_max=4096,
+    matmul_moving_max_bf16=8192,
+    matmul_bank_limited=False,
+    mx_multiplier=4.0,
+    transpose_issue_slots=2,
+    # VectorE: the cycles of trn2 at a faster clock
+    fix_vector_ns=156 * 0.96 / 1.2,
+    fix_memset_ns=58 * 0.96 / 1.2,
+    vector_transpose_first_ns=234 * 0.96 / 1.2,
+    vector_transpose_next_ns=93 * 0.96 / 1.2,
+    vector_fast_fp8=True,
+    # ScalarE
+    scalar_copy_narrow=0.5,
+    scalar_tensor_scalar="all",
+    # DMA
+    dma_priorities=4,
+    dma_peak_gbs=528.0,
+    dma_profiler_gbs=614.0,
+    dma_bytes_per_ns=34.5,
+    dma_compute_fraction=1.0,
+)
+
+MACHINES: dict[str, Machine] = {machine.name: machine for machine in (TRN1, TRN2, TRN3)}
+
+_BY_SPELLING = {spelling: m for m in MACHINES.values() for spelling in (m.name, *m.aliases)}
+
+
+def find(name: str) -> Machine:
+    """The machine of a platform name: trn1, inf2, gen2, trn2, gen3, trn3, gen4, 2, 3 or 4, in any case."""
+    machine = _BY_SPELLING.get(str(name).strip().lower())
+    if machine is None:
+        raise _unknown(str(name))
+    return machine
+
+
+def _unknown(name: str) -> Exception:
+    close = nearest(name.strip().lower(), _BY_SPELLING)
+    names = "; ".join(", ".join((m.name, *m.aliases)) for m in MACHINES.values())
+    return error(
+        "platform",
+        f"there is no platform {name!r}" + (f", did you mean {close!r}?" if close else ""),
+        help=f"use one of: {names}",
+    )

@@ -1,0 +1,53 @@
+"""Every environment variable and option in one place (language.md 5.1)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from .machine import Machine, find
+
+DEFAULT_PLATFORM = "trn3"
+
+
+def _flag(name: str, default: bool = False) -> bool:
+    value = os.environ.get(name)
+    return default if value is None else value.strip().lower() not in ("", "0", "false", "no")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a call runs. Read from the environment at each call, because guides set it after import."""
+
+    strict: bool = False  # OPEN_NKI_STRICT: diagnostics become errors
+    precise_fp: bool = True  # NKI_PRECISE_FP: 0 keeps narrow floats as float32 values
+    max_iterations: int = 10_000_000  # OPEN_NKI_MAX_ITERATIONS: limit of nl.while_loop
+    debug_output_dir: str | None = None  # NEURON_RT_DEBUG_OUTPUT_DIR: device_print also writes files
+    reserve_psum_bank: bool = False  # NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE: one PSUM bank fewer
+    logical_nc_config: int | None = None  # NEURON_LOGICAL_NC_CONFIG / NEURON_RT_VIRTUAL_CORE_SIZE
+    unsafe_fp8: bool = False  # UNSAFE_FP8FNCAST: no range check when e4m3fn becomes e4m3
+
+
+def from_environment() -> Options:
+    env = os.environ
+    lnc = env.get("NEURON_LOGICAL_NC_CONFIG") or env.get("NEURON_RT_VIRTUAL_CORE_SIZE")
+    return Options(
+        strict=_flag("OPEN_NKI_STRICT"),
+        precise_fp=_flag("NKI_PRECISE_FP", default=True),
+        max_iterations=int(env.get("OPEN_NKI_MAX_ITERATIONS", Options.max_iterations)),
+        debug_output_dir=env.get("NEURON_RT_DEBUG_OUTPUT_DIR"),
+        reserve_psum_bank=_flag("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE"),
+        logical_nc_config=int(lnc) if lnc and lnc.isdigit() else None,
+        unsafe_fp8=_flag("UNSAFE_FP8FNCAST"),
+    )
+
+
+def choose_machine(kernel_target: str | None = None) -> Machine:
+    """The platform of a call: override, the kernel's own target, NKI_NC_VERSION, trn3."""
+    env = os.environ
+    return find(
+        env.get("NEURON_PLATFORM_TARGET_OVERRIDE")
+        or kernel_target
+        or env.get("NKI_NC_VERSION")
+        or DEFAULT_PLATFORM
+    )

@@ -1,0 +1,230 @@
+"""NkiTensor: the tensor a kernel holds. A view that keeps its bytes alive, and Python manners."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from . import dtypes
+from .errors import error
+from .storage import PSUM, SBUF, Lease, Storage
+from .view import Shape, View, row_major
+
+_set_shape, _set_strides = View.shape.__set__, View.strides.__set__  # type: ignore[attr-defined]
+_set_offset, _set_dtype = View.offset.__set__, View.dtype.__set__  # type: ignore[attr-defined]
+
+
+class NkiTensor(View):
+    """A tensor in HBM, SBUF or PSUM. Made by `nl.ndarray` and friends; views share its bytes."""
+
+    __slots__ = ("lease", "is_comparison")
+
+    # read-only to users; set through the slots of View
+    shape = property(View.shape.__get__, doc="Sizes of the view.")  # type: ignore[attr-defined]
+    strides = property(View.strides.__get__, doc="Steps in elements.")  # type: ignore[attr-defined]
+    offset = property(View.offset.__get__, doc="Elements from the start of the storage.")  # type: ignore[attr-defined]
+    dtype = property(View.dtype.__get__, doc="Data type of the view.")  # type: ignore[attr-defined]
+
+    def __init__(self, shape, dtype, storage, buffer=SBUF, name=""):
+        """Bind an existing storage, or None for a placeholder without data."""
+        dtype = dtypes.resolve(dtype)
+        shape = tuple(int(s) for s in shape)
+        if isinstance(storage, View):
+            lease, storage = storage.lease, storage.storage
+        elif storage is None:
+            storage = Storage(buffer, shape, dtype, name)
+            lease = Lease(storage)
+        else:
+            lease = Lease(storage)
+        needed = Storage(storage.buffer, shape, dtype).nbytes
+        if needed > storage.nbytes:
+            raise error("shape", f"NkiTensor: {needed} bytes needed, the storage has {storage.nbytes}")
+        self._fill(storage, lease, 0, Shape(shape), row_major(shape), dtype, None)
+
+    def _fill(self, storage, lease, offset, shape, strides, dtype, indirection) -> None:
+        self.storage = storage
+        self.lease = lease
+        _set_offset(self, offset)
+        _set_shape(self, shape)
+        _set_strides(self, strides)
+        _set_dtype(self, dtype)
+        self.indirection = indirection
+        self._sig = None
+        self.is_comparison = False
+
+    def _make(self, offset, shape, strides, dtype, indirection):
+        return _new(self.storage, self.lease, offset, Shape(shape), tuple(strides), dtype, indirection)
+
+    # ---- Python manners (tensor.md 2) ------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        """Presence (`if bias:`); for the result of an nl comparison, whether all elements hold."""
+        return bool(np.asarray(self).all()) if self.is_comparison else True
+
+    def __repr__(self) -> str:
+        label = f" '{self.name}'" if self.name else ""
+        text = f"NkiTensor {self.dtype}{list(self.shape)} {self.buffer.value}{label}"
+        memory = self.storage.memory
+        return text if memory is None or self.indirection is not None else f"{text}\n{memory.array(self)}"
+
+    def __array__(self, dtype=None, copy=None):
+        """The values, for debugging inside a run."""
+        memory = self.storage.memory
+        if memory is None:
+            raise error("placeholder", "this tensor has no data behind it", notes=[self.describe()])
+        _looked_at_values()
+        return np.array(memory.array(self), dtype=dtype)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        assign(self[key], value)
+
+    def __copy__(self):
+        raise TypeError("an NkiTensor cannot be copied; nl.copy copies a tile")
+
+    def __deepcopy__(self, memo):
+        raise TypeError("an NkiTensor cannot be copied; nl.copy copies a tile")
+
+    def __reduce__(self):
+        raise TypeError("an NkiTensor cannot be pickled")
+
+    def _refuse(self, what: str, help: str) -> NoReturn:
+        raise error(
+            "tensor-value",
+            f"{what} on a tensor: values are not known while the kernel is traced",
+            notes=[self.describe()],
+            help=help,
+        )
+
+    def __len__(self) -> int:
+        self._refuse("len()", "use t.shape[0]")
+
+    def __iter__(self):
+        self._refuse("iteration", "loop over range(t.shape[d]) and slice")
+
+    def __contains__(self, item):
+        self._refuse("`in`", "compare with nl.equal and reduce")
+
+    def __float__(self) -> float:
+        self._refuse("float()", "keep it in a tile, or nisa.register_load it; nl.device_print shows values")
+
+    def __int__(self) -> int:
+        self._refuse("int()", "nisa.register_load(register, tile); nl.device_print shows values")
+
+    __index__ = __int__
+
+
+def _new(storage, lease, offset, shape, strides, dtype, indirection=None) -> NkiTensor:
+    tensor = NkiTensor.__new__(NkiTensor)
+    tensor._fill(storage, lease, offset, shape, strides, dtype, indirection)
+    return tensor
+
+
+def whole(storage: Storage, lease: Lease) -> NkiTensor:
+    """The tensor that covers a storage, row-major."""
+    return _new(storage, lease, 0, Shape(storage.shape), row_major(storage.shape), storage.dtype)
+
+
+def _looked_at_values() -> None:
+    from .core import running
+
+    core = running()
+    if core is not None:
+        core.launch.looked_at_values = True
+
+
+_COMPARISONS = {"__lt__": "less", "__le__": "less_equal", "__gt__": "greater", "__ge__": "greater_equal"}
+_ARITHMETIC = {
+    "add": ("+", "nl.add", "tensor_tensor"),
+    "sub": ("-", "nl.subtract", "tensor_tensor"),
+    "mul": ("*", "nl.multiply", "tensor_tensor"),
+    "truediv": ("/", "nl.divide", "reciprocal"),
+    "floordiv": ("//", "nl.divide and nl.floor", "tensor_scalar"),
+    "mod": ("%", "nl.mod", "tensor_scalar"),
+    "pow": ("**", "nl.power", "tensor_scalar"),
+    "matmul": ("@", "nl.matmul", "nc_matmul"),
+    "and": ("&", "nl.bitwise_and", "tensor_tensor"),
+    "or": ("|", "nl.bitwise_or", "tensor_tensor"),
+    "xor": ("^", "nl.bitwise_xor", "tensor_tensor"),
+    "lshift": ("<<", "nl.left_shift", "tensor_scalar"),
+    "rshift": (">>", "nl.right_shift", "tensor_scalar"),
+    "neg": ("-", "nl.negative", "tensor_scalar"),
+    "invert": ("~", "nl.invert", "tensor_scalar"),
+    "abs": ("abs()", "nl.abs", "tensor_scalar"),
+}
+
+
+def _refuse_operator(method: str, symbol: str, nl_name: str, isa_name: str) -> None:
+    def refuse(self, *others):
+        raise error(
+            "operator",
+            f"unsupported operand: tensors have no operator {symbol}",
+            notes=[self.describe()],
+            help=f"use {nl_name} or nisa.{isa_name}",
+        )
+
+    refuse.__name__ = method
+    setattr(NkiTensor, method, refuse)
+
+
+def _refuse_comparison(method: str, name: str) -> None:
+    def refuse(self, other):
+        self._refuse(
+            "a Python comparison", f"nl.{name} compares on the engine; a register (nisa.register_load) can steer a loop"
+        )
+
+    refuse.__name__ = method
+    setattr(NkiTensor, method, refuse)
+
+
+for _method, _name in _COMPARISONS.items():
+    _refuse_comparison(_method, _name)
+for _name, (_symbol, _nl, _isa) in _ARITHMETIC.items():
+    unary = _name in ("neg", "invert", "abs")
+    for _method in [f"__{_name}__"] if unary else [f"__{_name}__", f"__r{_name}__"]:
+        _refuse_operator(_method, _symbol, _nl, _isa)
+
+
+def assign(target: NkiTensor, value: Any) -> None:
+    """`t[key] = value`, by the instruction that fits the two buffers (tensor.md 4.6)."""
+    from . import isa
+
+    if isinstance(value, (bool, int, float, np.generic)):
+        if not target.on_chip:
+            raise error(
+                "buffer",
+                "assignment: a number cannot be written to HBM",
+                notes=[target.describe()],
+                help="nl.full(shape, value, dtype, buffer=nl.shared_hbm), or memset a tile and dma_copy it",
+            )
+        isa.memset(target, value)
+        return
+    if not isinstance(value, View):
+        raise error("argument", f"assignment: expected a tensor or a number, got {type(value).__name__}")
+    if _squeezed(target) != _squeezed(value):
+        raise error(
+            "shape",
+            f"assignment: {tuple(value.shape)} does not fit {tuple(target.shape)}",
+            notes=[f"target: {target.describe()}", f"value: {value.describe()}"],
+            help="nothing is broadcast on assignment",
+        )
+    if target.on_chip and value.on_chip:
+        isa.tensor_copy(target, value)
+    elif value.buffer is PSUM or target.buffer is PSUM:
+        raise error(
+            "buffer",
+            "assignment: DMA cannot reach PSUM",
+            notes=[f"target: {target.describe()}", f"value: {value.describe()}"],
+            help="copy the PSUM tile to SBUF first (nl.copy)",
+        )
+    else:
+        isa.dma_copy(target, value)
+
+
+def _squeezed(view: View) -> tuple[int, ...]:
+    return tuple(s for s in view.shape if s != 1)

@@ -1,0 +1,871 @@
+"""Views: (storage, offset, shape, strides, dtype), and the algebra that makes one from another.
+
+Nothing here reads or moves data (tensor.md). Offsets and strides count elements of the view's dtype.
+On chip the offset of partition p, element f is `p * row_pitch + f`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NoReturn
+
+from . import dtypes
+from .dtypes import DType
+from .errors import error
+from .storage import PSUM, SBUF, Storage
+
+
+class Shape(tuple):
+    """A tuple that also equals a list of the same sizes, as the documentation compares them."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return tuple.__eq__(self, tuple(other) if other.__class__ is list else other)  # type: ignore[arg-type]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+
+class Indirection:
+    """A run-time part of a view's address.
+
+    kind "scalar": one value moves the whole view by `value * scale` bytes.
+    kind "vector": row i of dim 0 sits at `index[i] * scale` bytes.
+    kind "tensor": columns are gathered by an index tile shared by groups of partitions (trn3).
+    `dim` is the dimension of the view that takes part, None if the dynamic index removed it.
+    """
+
+    __slots__ = ("kind", "index", "scale", "dim", "base")
+
+    def __init__(self, kind: str, index: Any, scale: int, dim: int | None, base: View | None = None):
+        self.kind = kind
+        self.index = index
+        self.scale = scale
+        self.dim = dim
+        self.base = base  # kind "tensor": the view whose columns are gathered
+
+    def at(self, dim: int | None) -> Indirection:
+        return Indirection(self.kind, self.index, self.scale, dim, self.base)
+
+    def bare(self) -> Indirection:
+        base = None if self.base is None else self.base.bare()
+        index = self.index.bare() if isinstance(self.index, View) else self.index
+        return Indirection(self.kind, index, self.scale, self.dim, base)
+
+
+class DynamicSlice:
+    """`nl.ds(start, size)`; with an int start it is exactly `slice(start, start + size)`."""
+
+    __slots__ = ("start", "size")
+
+    def __init__(self, start: Any, size: int):
+        self.start = start
+        self.size = size
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DynamicSlice) or not (is_int(self.start) and is_int(other.start)):
+            return self is other
+        return (self.start, self.size) == (other.start, other.size)
+
+    def __hash__(self) -> int:
+        return hash((self.start, self.size)) if is_int(self.start) else id(self)
+
+    def __repr__(self) -> str:
+        return f"nl.ds({self.start!r}, {self.size})"
+
+
+_SIGNATURES: dict[tuple, int] = {}
+_next_signature = 0
+_SIGNATURE_LIMIT = 1 << 16
+
+
+def _intern(key: tuple) -> int:
+    """A small number for a view signature. Numbers are never reused, so clearing the table is safe."""
+    global _next_signature
+    found = _SIGNATURES.get(key)
+    if found is None:
+        if len(_SIGNATURES) >= _SIGNATURE_LIMIT:
+            _SIGNATURES.clear()
+        _next_signature += 1
+        found = _SIGNATURES[key] = _next_signature
+    return found
+
+
+def is_int(value: Any) -> bool:
+    return value.__class__ is int or (hasattr(value, "__index__") and not isinstance(value, (bool, View)))
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def is_dynamic_index(value: Any) -> bool:
+    """A register, or a tensor used as an index."""
+    return isinstance(value, View) or getattr(value, "is_register", False)
+
+
+class View:
+    """A strided view of a storage. Instructions hold plain Views; users hold `NkiTensor`s."""
+
+    __slots__ = ("storage", "offset", "shape", "strides", "dtype", "indirection", "_sig")
+
+    storage: Storage
+    offset: int
+    shape: Shape
+    strides: tuple[int, ...]
+    dtype: DType
+    indirection: Indirection | None
+
+    def __init__(self, storage, offset, shape, strides, dtype, indirection=None):
+        self.storage = storage
+        self.offset = offset
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self.indirection = indirection
+        self._sig = None
+
+    # ---- what a view knows of itself -------------------------------------------------------------
+
+    @property
+    def buffer(self):
+        return self.storage.buffer
+
+    @property
+    def name(self) -> str:
+        return self.storage.name
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def on_chip(self) -> bool:
+        return self.storage.on_chip
+
+    @property
+    def partitions(self) -> int:
+        return self.shape[0]
+
+    @property
+    def free_elements(self) -> int:
+        """F: elements per partition of an on-chip view."""
+        return prod(self.shape[1:])
+
+    @property
+    def row_pitch(self) -> int:
+        """R: elements of this dtype that one partition of the storage holds."""
+        return self.storage.pitch // self.dtype.itemsize
+
+    @property
+    def start_partition(self) -> int:
+        """First partition, counted in the storage, plus the storage's own when the user placed it."""
+        placed = self.storage.address[0] if self.storage.address else 0
+        return placed + self.offset // self.row_pitch
+
+    @property
+    def free_offset(self) -> int:
+        return self.offset % self.row_pitch
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def sig(self) -> int:
+        """All that a check may look at, as one number: buffer, placement, layout, dtype."""
+        sig = self._sig
+        if sig is None:
+            s = self.storage
+            ind = self.indirection
+            self._sig = sig = _intern(
+                (
+                    s.buffer,
+                    s.partitions,
+                    s.pitch,
+                    s.address,
+                    s.constant,
+                    self.offset if s.on_chip else 0,
+                    tuple(self.shape),
+                    self.strides,
+                    self.dtype,
+                    ind
+                    and (
+                        ind.kind,
+                        ind.dim,
+                        ind.scale,
+                        ind.base and ind.base.sig,
+                        ind.index.sig if isinstance(ind.index, View) else None,
+                    ),
+                )
+            )
+        return sig
+
+    def covers_storage(self) -> bool:
+        """True when writing this view writes every byte of its storage."""
+        return (
+            self.indirection is None
+            and self.size * self.dtype.itemsize == self.storage.nbytes
+            and self._is_dense(skip_partition=False)
+        )
+
+    def is_contiguous(self) -> bool:
+        """Row-major dense; on chip only the free dimensions are tested."""
+        return self._is_dense(skip_partition=self.on_chip)
+
+    def _is_dense(self, skip_partition: bool) -> bool:
+        step = 1
+        for d in range(len(self.shape) - 1, 0 if skip_partition else -1, -1):
+            if self.shape[d] != 1:
+                if self.strides[d] != step:
+                    return False
+                step *= self.shape[d]
+        return True
+
+    def get_pattern(self) -> list[list[int]]:
+        """[[stride, count], ...] in shape order; fresh lists the caller may edit."""
+        return [[step, count] for step, count in zip(self.strides, self.shape, strict=True)]
+
+    def is_indirect(self) -> bool:
+        return self.indirection is not None
+
+    def describe(self) -> str:
+        """`float32[128, 16] in sbuf 'acc', allocated at file:line` for the notes of an error."""
+        return f"{self.dtype}{list(self.shape)} {self.storage.where}"
+
+    def describe_layout(self) -> str:
+        layout = f"strides {tuple(self.strides)} offset {self.offset}"
+        return f"{self.dtype}{list(self.shape)} {layout} {self.storage.where}"
+
+    # ---- making another view ---------------------------------------------------------------------
+
+    def bare(self) -> View:
+        """The same view without a claim on the bytes."""
+        if self.__class__ is View and self.indirection is None:
+            return self
+        ind = self.indirection
+        view = View(
+            self.storage, self.offset, self.shape, self.strides, self.dtype, None if ind is None else ind.bare()
+        )
+        view._sig = self._sig
+        return view
+
+    def _make(self, offset, shape, strides, dtype, indirection):
+        return View(self.storage, offset, Shape(shape), tuple(strides), dtype, indirection)
+
+    def _same(self, offset=None, shape=None, strides=None, indirect_dim=-1):
+        """A view that differs in the given parts; `indirect_dim` is where the indirect dim went."""
+        ind = self.indirection
+        if ind is not None and indirect_dim != -1 and indirect_dim != ind.dim:
+            ind = ind.at(indirect_dim)
+        return self._make(
+            self.offset if offset is None else offset,
+            self.shape if shape is None else shape,
+            self.strides if strides is None else strides,
+            self.dtype,
+            ind,
+        )
+
+    def _fail(self, kind: str, message: str, help: str | None = None) -> NoReturn:
+        raise error(kind, message, notes=[self.describe_layout()], help=help)
+
+    def _dim(self, dim: Any, method: str, extra: int = 0) -> int:
+        """A dimension number, negatives counted from the end."""
+        if not is_int(dim):
+            raise error("argument", f"{method}: dim must be an int, got {dim!r}", notes=[self.describe()])
+        n = len(self.shape) + extra
+        if not -n <= dim < n:
+            self._fail("index", f"{method}: dimension {dim} of a tensor with {len(self.shape)} dimensions")
+        return int(dim) % n
+
+    def _guards_dim0(self) -> bool:
+        """Dim 0 is special on chip (partitions) and after vector_select (index rows)."""
+        return self.on_chip or (self.indirection is not None and self.indirection.kind == "vector")
+
+    def _not_indirect_dim(self, dim: int, method: str) -> None:
+        ind = self.indirection
+        if ind is not None and (ind.dim == dim or ind.kind == "tensor"):
+            self._fail(
+                "indirect-dim",
+                f"{method}: dimension {dim} is addressed by a run-time index and cannot be changed",
+                help="slice or index it before the dynamic index is applied",
+            )
+
+    def _not_indirect_yet(self, method: str) -> None:
+        if self.indirection is not None:
+            self._fail(
+                "indirect-twice",
+                f"{method}: this view already has a run-time index, and a view takes only one",
+                help="copy the first selection to a tile, or compute one combined index",
+            )
+
+    # ---- tensor.md 4: indexing -------------------------------------------------------------------
+
+    def __getitem__(self, key):
+        if key.__class__ is not tuple:
+            key = tuple(key) if key.__class__ is list else (key,)
+        shape, strides, on_chip = self.shape, self.strides, self.storage.on_chip
+        n = len(shape)
+        for position, index in enumerate(key):
+            if index is Ellipsis:
+                if sum(k is Ellipsis for k in key) > 1:
+                    self._fail("index", "an index may hold only one ellipsis (...)")
+                key = key[:position] + (slice(None),) * (n - len(key) + 1) + key[position + 1 :]
+                break
+        if len(key) > n:
+            self._fail("index", f"{len(key)} indices for a tensor with {n} dimensions")
+        offset = self.offset
+        new_shape: list[int] = []
+        new_strides: list[int] = []
+        dropped: list[int] = []
+        ind = self.indirection
+        places = []  # where each old dim went
+        for dim, index in enumerate(key):
+            size, stride = shape[dim], strides[dim]
+            if index.__class__ is slice:
+                start, stop, step = index.start, index.stop, index.step
+                if start is None and stop is None and step is None:
+                    places.append(len(new_shape))
+                    new_shape.append(size)
+                    new_strides.append(stride)
+                    continue
+                self._not_indirect_dim(dim, "indexing")
+                start, count, step = self._resolve_slice(dim, start, stop, step)
+                offset += stride * start
+                places.append(len(new_shape))
+                new_shape.append(count)
+                new_strides.append(stride * step)
+            elif index.__class__ is int or is_int(index):
+                self._not_indirect_dim(dim, "indexing")
+                if not -size <= index < size:
+                    self._fail("index", f"index {index} is out of range for dimension {dim} of size {size}")
+                offset += stride * (int(index) % size)
+                places.append(len(new_shape))
+                if dim == 0 and on_chip:
+                    new_shape.append(1)
+                    new_strides.append(stride)
+                else:
+                    dropped.append(dim)
+            elif index.__class__ is DynamicSlice:
+                places.append(len(new_shape))
+                if is_int(index.start):
+                    self._not_indirect_dim(dim, "indexing")
+                    start, count, _ = self._resolve_slice(dim, index.start, index.start + index.size, 1)
+                    offset += stride * start
+                    new_shape.append(count)
+                else:
+                    ind = self._scalar_indirection(index.start, dim, "indexing", kept=len(new_shape))
+                    if index.size > size:
+                        self._fail("index", f"nl.ds of {index.size} elements in dimension {dim} of size {size}")
+                    new_shape.append(index.size)
+                new_strides.append(stride)
+            elif is_dynamic_index(index):
+                ind = self._scalar_indirection(index, dim, "indexing", kept=None)
+                places.append(len(new_shape))
+                dropped.append(dim)
+            else:
+                self._bad_index(index)
+        rest = len(key)
+        places.extend(range(len(new_shape), len(new_shape) + n - rest))
+        new_shape.extend(shape[rest:])
+        new_strides.extend(strides[rest:])
+        if len(new_shape) < (2 if on_chip else 1):
+            new_shape.append(1)
+            new_strides.append(strides[dropped[-1]] if dropped else 1)
+        if ind is not None and ind is self.indirection and ind.dim is not None:
+            ind = ind.at(places[ind.dim])
+        return self._make(offset, new_shape, new_strides, self.dtype, ind)
+
+    def _resolve_slice(self, dim: int, start, stop, step) -> tuple[int, int, int]:
+        """(start, count, step) of a slice, strictly inside the dimension: nothing is clamped."""
+        size = self.shape[dim]
+        for value in (start, stop, step):
+            if value is not None and value.__class__ is not int and not is_int(value):
+                if is_dynamic_index(value):
+                    self._fail(
+                        "register-value",
+                        "a slice bound cannot be a run-time value",
+                        help="use nl.ds(register, size)",
+                    )
+                raise error("argument", f"slice bounds must be ints, got {value!r}", notes=[self.describe()])
+        step = 1 if step is None else int(step)
+        start = 0 if start is None else int(start)
+        stop = size if stop is None else int(stop)
+        if start < 0:
+            start += size
+        if stop < 0:
+            stop += size
+        if step < 1:
+            self._fail("index", f"slice step must be at least 1, got {step}")
+        if not 0 <= start < stop <= size:
+            beyond = stop > size
+            self._fail(
+                "index",
+                f"slice {start}:{stop} of dimension {dim}, which has size {size}"
+                + ("" if beyond else ", is empty or out of range"),
+                help=f"bound it: min({stop}, {size})" if beyond else "a slice must hold at least one element",
+            )
+        if dim == 0 and self.on_chip and step != 1:
+            self._fail(
+                "partition-step",
+                f"the partition dimension takes step 1 only, got {step}",
+                help="no engine or DMA can skip partitions; load the rows you need with a strided HBM view",
+            )
+        return start, -(-(stop - start) // step), step
+
+    def _bad_index(self, index: Any) -> NoReturn:
+        raise error(
+            "argument",
+            f"an index must be an int, slice, nl.ds, register or one-element tile, got {index!r}",
+            notes=[self.describe()],
+            help="t.expand_dim(d) adds a dimension, t.ap(...) takes any pattern, "
+            "t.vector_select(0, tile) or nisa.nc_n_gather gather rows",
+        )
+
+    def _scalar_indirection(self, index: Any, dim: int, method: str, kept: int | None) -> Indirection:
+        self._not_indirect_yet(method)
+        if dim == 0 and self.on_chip:
+            self._fail(
+                "partition-dynamic",
+                f"{method}: the partition dimension cannot be indexed at run time",
+                help="index a free dimension, or read the rows from HBM",
+            )
+        if self.strides[dim] == 0 and self.shape[dim] > 1:
+            self._fail("indirect-dim", f"{method}: dimension {dim} is a broadcast (stride 0)")
+        self._check_index(index, method)
+        return Indirection("scalar", index, self.strides[dim] * self.dtype.itemsize, kept)
+
+    def _check_index(self, index: Any, method: str) -> None:
+        """A run-time scalar index: a register, or a one-element 32-bit integer tile in SBUF."""
+        if not isinstance(index, View):
+            return
+        if index.size != 1:
+            raise error(
+                "argument",
+                f"{method}: a tile used as an index must have one element, got shape {tuple(index.shape)}",
+                notes=[index.describe()],
+                help="use vector_select or ap(vector_offset=) for one index per row",
+            )
+        _check_index_tile(index, method)
+
+    # ---- tensor.md 5: view methods ---------------------------------------------------------------
+
+    def slice(self, dim, start, end, step=1):
+        """Elements start, start+step, ... below end of one dimension."""
+        dim = self._dim(dim, "slice")
+        self._not_indirect_dim(dim, "slice")
+        start, count, step = self._resolve_slice(dim, start, end, step)
+        shape, strides = list(self.shape), list(self.strides)
+        offset = self.offset + strides[dim] * start
+        shape[dim] = count
+        strides[dim] *= step
+        return self._same(offset, shape, strides)
+
+    def select(self, dim, index):
+        """Drop a dimension by picking one index: an int, a register or a one-element tile."""
+        dim = self._dim(dim, "select")
+        if is_int(index) and dim == 0 and self.on_chip:
+            self._fail(
+                "partition-dim",
+                "select: the partition dimension cannot be dropped",
+                help=f"t[{index}:{int(index) + 1}] keeps it with size 1",
+            )
+        return self[(slice(None),) * dim + (index,)]
+
+    def vector_select(self, dim, vector_offset):
+        """Rows of an HBM tensor picked by a tile of indices, one per partition."""
+        if self._dim(dim, "vector_select") != 0:
+            self._fail("indirect-dim", "vector_select: only dimension 0 can be selected by a vector of indices")
+        if self.strides[0] == 0 or any(s > self.strides[0] for s in self.strides[1:]):
+            self._fail(
+                "layout",
+                "vector_select: dimension 0 must have the largest stride",
+                help="apply vector_select before permute or broadcast",
+            )
+        if not isinstance(vector_offset, View):
+            raise error("argument", f"vector_select: expected an SBUF tile of indices, got {vector_offset!r}")
+        pattern = [[self.strides[0], vector_offset.size], *self.get_pattern()[1:]]
+        return self.ap(pattern, vector_offset=vector_offset)
+
+    def permute(self, dims):
+        """Reorder the dimensions; the partition dimension stays first."""
+        dims = [self._dim(d, "permute") for d in dims]
+        if sorted(dims) != list(range(self.ndim)):
+            self._fail("pattern", f"permute: {tuple(dims)} is not a permutation of the {self.ndim} dimensions")
+        if self._guards_dim0() and dims[0] != 0:
+            self._fail(
+                "partition-dim",
+                "permute: dimension 0 must stay first",
+                help="nisa.nc_transpose or nisa.dma_transpose moves data between partitions",
+            )
+        ind = self.indirection
+        moved = dims.index(ind.dim) if ind is not None and ind.dim is not None else -1
+        return self._same(
+            shape=[self.shape[d] for d in dims], strides=[self.strides[d] for d in dims], indirect_dim=moved
+        )
+
+    def broadcast(self, dim, size):
+        """Repeat a size-1 dimension without copying: its stride becomes 0."""
+        dim = self._dim(dim, "broadcast")
+        self._guard_partition_dim(dim, "broadcast", "nl.broadcast_to copies one partition to many")
+        if self.shape[dim] != 1:
+            self._fail("shape", f"broadcast: dimension {dim} has size {self.shape[dim]}, only size 1 repeats")
+        if not is_int(size) or size < 1:
+            self._fail("shape", f"broadcast: size must be a positive int, got {size!r}")
+        shape, strides = list(self.shape), list(self.strides)
+        shape[dim], strides[dim] = int(size), 0
+        return self._same(shape=shape, strides=strides)
+
+    def _guard_partition_dim(self, dim: int, method: str, help: str) -> None:
+        if dim == 0 and self._guards_dim0():
+            self._fail("partition-dim", f"{method}: not possible on dimension 0", help=help)
+
+    def expand_dim(self, dim):
+        """Insert a size-1 dimension before `dim`."""
+        dim = self._dim(dim, "expand_dim", extra=1)
+        self._guard_partition_dim(dim, "expand_dim", "the partition dimension stays first")
+        if self.on_chip and self.ndim == 5:
+            self._fail("rank", "expand_dim: an on-chip tensor has at most 5 dimensions")
+        stride = self.strides[dim] * self.shape[dim] if dim < self.ndim else 1
+        shape, strides = list(self.shape), list(self.strides)
+        shape.insert(dim, 1)
+        strides.insert(dim, stride)
+        return self._same(shape=shape, strides=strides, indirect_dim=self._shifted(dim, +1))
+
+    def _shifted(self, dim: int, by: int) -> int | None:
+        """Where the indirect dim goes when `by` dimensions appear (or vanish) at `dim`."""
+        ind = self.indirection
+        if ind is None or ind.dim is None:
+            return -1
+        return ind.dim + by if ind.dim >= dim else ind.dim
+
+    def squeeze_dim(self, dim):
+        """Remove a size-1 dimension."""
+        dim = self._dim(dim, "squeeze_dim")
+        self._guard_partition_dim(dim, "squeeze_dim", "a tile keeps its partition dimension")
+        self._not_indirect_dim(dim, "squeeze_dim")
+        if self.shape[dim] != 1:
+            self._fail("shape", f"squeeze_dim: dimension {dim} has size {self.shape[dim]}, not 1")
+        if self.ndim <= (2 if self.on_chip else 1):
+            self._fail("rank", f"squeeze_dim: the tensor would keep fewer than {self.ndim} dimensions")
+        shape, strides = list(self.shape), list(self.strides)
+        del shape[dim], strides[dim]
+        return self._same(shape=shape, strides=strides, indirect_dim=self._shifted(dim, -1))
+
+    def reshape_dim(self, dim, shape):
+        """Split one dimension into several; one size may be -1."""
+        dim = self._dim(dim, "reshape_dim")
+        sizes = self._with_inferred(shape, self.shape[dim], "reshape_dim")
+        if len(sizes) != 1:
+            self._guard_partition_dim(dim, "reshape_dim", "partitions cannot be split; slice them instead")
+            self._not_indirect_dim(dim, "reshape_dim")
+        stride = self.strides[dim]
+        new_shape = [*self.shape[:dim], *sizes, *self.shape[dim + 1 :]]
+        new_strides = [*self.strides[:dim], *(stride * s for s in row_major(sizes)), *self.strides[dim + 1 :]]
+        return self._same(
+            shape=new_shape, strides=new_strides, indirect_dim=self._shifted(dim + 1, len(sizes) - 1)
+        )
+
+    def _with_inferred(self, shape, total: int, method: str) -> list[int]:
+        """The sizes of `shape` with one -1 worked out, checked to hold `total` elements."""
+        sizes = [int(s) for s in shape] if isinstance(shape, (tuple, list)) else [int(shape)]
+        if sizes.count(-1) == 1:
+            known = -prod(sizes)
+            if known <= 0 or total % known:
+                self._fail("shape", f"{method}: -1 cannot be worked out of {tuple(sizes)} for {total} elements")
+            sizes[sizes.index(-1)] = total // known
+        if any(s < 1 for s in sizes) or prod(sizes) != total:
+            self._fail(
+                "shape", f"{method}: {tuple(sizes)} holds {prod(sizes)} elements, the tensor has {total}"
+            )
+        return sizes
+
+    def flatten_dims(self, start_dim, end_dim):
+        """Merge neighbouring dimensions start_dim..end_dim (inclusive) into one."""
+        first, last = self._dim(start_dim, "flatten_dims"), self._dim(end_dim, "flatten_dims")
+        if first > last:
+            self._fail("index", f"flatten_dims: start_dim {first} lies behind end_dim {last}")
+        if first == last:
+            return self._same()
+        self._guard_partition_dim(first, "flatten_dims", "partitions and free elements cannot merge")
+        for d in range(first, last + 1):
+            self._not_indirect_dim(d, "flatten_dims")
+        real = [d for d in range(first, last + 1) if self.shape[d] != 1]
+        for outer, inner in zip(real, real[1:], strict=False):
+            if self.strides[outer] != self.strides[inner] * self.shape[inner]:
+                self._fail(
+                    "layout",
+                    f"flatten_dims: dimensions {outer} and {inner} are not adjacent in memory",
+                    help="copy to a dense tensor first",
+                )
+        stride = self.strides[real[-1]] if real else self.strides[last]
+        shape = [*self.shape[:first], prod(self.shape[first : last + 1]), *self.shape[last + 1 :]]
+        strides = [*self.strides[:first], stride, *self.strides[last + 1 :]]
+        return self._same(
+            shape=shape, strides=strides, indirect_dim=self._shifted(last + 1, first - last)
+        )
+
+    def reshape(self, shape):
+        """The same elements in another shape, where the layout allows it without a copy."""
+        sizes = self._with_inferred(shape, self.size, "reshape")
+        ind = self.indirection
+        if ind is not None and ind.kind == "tensor":
+            self._not_indirect_dim(0, "reshape")
+        keep = 0
+        if self._guards_dim0():
+            if sizes[0] != self.shape[0]:
+                self._fail(
+                    "partition-dim",
+                    f"reshape: dimension 0 must stay {self.shape[0]}, got {sizes[0]}",
+                    help="reshape the HBM tensor before loading it",
+                )
+            keep = 1
+        if ind is not None and ind.dim is not None and ind.dim >= keep:
+            if tuple(sizes[: ind.dim + 1]) != tuple(self.shape[: ind.dim + 1]):
+                self._not_indirect_dim(ind.dim, "reshape")
+            keep = ind.dim + 1
+        if self.on_chip and not 2 <= len(sizes) <= 5:
+            self._fail("rank", f"reshape: an on-chip tensor has 2 to 5 dimensions, got {tuple(sizes)}")
+        strides = self._regroup(self.shape[keep:], self.strides[keep:], sizes[keep:])
+        return self._same(shape=sizes, strides=[*self.strides[:keep], *strides])
+
+    def _regroup(self, shape, strides, sizes) -> list[int]:
+        """Strides of `sizes` over the blocks of memory that (shape, strides) describe (tensor.md 5.10)."""
+        blocks: list[tuple[int, int]] = []  # (elements, innermost stride), outermost first
+        for count, stride in zip(shape, strides, strict=True):
+            if count == 1:
+                continue
+            if blocks and blocks[-1][1] == stride * count:
+                blocks[-1] = (blocks[-1][0] * count, stride)
+            else:
+                blocks.append((count, stride))
+        new_strides: list[int] = []
+        left, step = blocks.pop() if blocks else (1, 1)
+        for count in reversed(sizes):
+            if count == 1:
+                new_strides.append(step)
+                continue
+            if left == 1 and blocks:
+                left, step = blocks.pop()
+            if left % count:
+                self._fail(
+                    "layout",
+                    f"reshape: {tuple(sizes)} would need a copy of this layout",
+                    help="copy to a dense tensor first (nisa.tensor_copy on chip, nisa.dma_copy in HBM)",
+                )
+            new_strides.append(step)
+            step *= count
+            left //= count
+        return new_strides[::-1]
+
+    def rearrange(self, src_pattern, dst_pattern, fixed_sizes=None):
+        """Split, permute and merge by named axes: ("b", ("h", "w")) -> ("b", "w", "h"), {"h": 4}."""
+        fixed = dict(fixed_sizes or {})
+        src = [tuple(e) if isinstance(e, (tuple, list)) else (e,) for e in src_pattern]
+        dst = [tuple(e) if isinstance(e, (tuple, list)) else (e,) for e in dst_pattern]
+        names = [axis for group in src for axis in group]
+        if len(src) != self.ndim:
+            self._fail("pattern", f"rearrange: {len(src)} source entries for {self.ndim} dimensions")
+        for axis in names:
+            if not isinstance(axis, str):
+                self._fail("pattern", f"rearrange: an axis is a name, got {axis!r}")
+        if len(set(names)) != len(names) or sorted(names) != sorted(axis for group in dst for axis in group):
+            self._fail("pattern", "rearrange: both patterns must hold the same names, each once")
+        unknown = set(fixed) - set(names)
+        if unknown:
+            self._fail("pattern", f"rearrange: fixed_sizes names {sorted(unknown)[0]!r}, which no pattern has")
+        view = self
+        position = 0
+        for group, total in zip(src, self.shape, strict=True):
+            sizes = [fixed.get(axis, -1) for axis in group]
+            if sizes.count(-1) > 1:
+                self._fail("pattern", f"rearrange: give the sizes of all but one axis of {group}")
+            if len(group) > 1:
+                view = view.reshape_dim(position, sizes)
+            elif sizes[0] not in (-1, total):
+                self._fail("shape", f"rearrange: axis {group[0]!r} has size {total}, not {sizes[0]}")
+            position += len(group)
+        view = view.permute([names.index(axis) for group in dst for axis in group])
+        for position, group in enumerate(dst):
+            if len(group) > 1:
+                view = view.flatten_dims(position, position + len(group) - 1)
+        return view
+
+    def view(self, dtype):
+        """The same bytes read as another dtype; the last dimension grows or shrinks."""
+        target = dtypes.resolve(dtype)
+        if self.indirection is not None:
+            self._fail(
+                "indirect-view",
+                "view: not possible after a run-time index",
+                help="reinterpret the tensor first, then select",
+            )
+        old, new = self.dtype.itemsize, target.itemsize
+        if old == new:
+            return self._make(self.offset, self.shape, self.strides, target, None)
+        shape, strides = list(self.shape), list(self.strides)
+        if strides[-1] != 1 and shape[-1] != 1:
+            self._fail("layout", f"view: the last dimension must be dense, its stride is {strides[-1]}")
+        if old > new:
+            ratio = old // new
+            shape[-1] *= ratio
+            strides = [s * ratio for s in strides[:-1]] + [1]
+            return self._make(self.offset * ratio, shape, strides, target, None)
+        ratio = new // old
+        odd = [x for x in (shape[-1], self.offset, *strides[:-1]) if x % ratio]
+        if odd:
+            self._fail(
+                "alignment", f"view: {odd[0]} elements of {self.dtype} do not divide into {target} ({ratio}:1)"
+            )
+        shape[-1] //= ratio
+        strides = [s // ratio for s in strides[:-1]] + [1]
+        return self._make(self.offset // ratio, shape, strides, target, None)
+
+    def reinterpret_cast(self, dtype):
+        """Another name of `view`."""
+        return self.view(dtype)
+
+    # ---- tensor.md 6: access patterns ------------------------------------------------------------
+
+    def ap(self, pattern, offset=None, scalar_offset=None, vector_offset=None, indirect_dim=0, dtype=None):
+        """Replace shape and strides by [[step, count], ...]; optionally index at run time."""
+        steps, counts = self._pattern(pattern)
+        if scalar_offset is not None and vector_offset is not None:
+            self._fail("indirect-twice", "ap: give scalar_offset or vector_offset, not both")
+        extra = 0 if offset is None else offset
+        if not is_int(extra) or extra < 0:
+            self._fail("pattern", f"ap: offset must be an int >= 0, got {offset!r}")
+        target = self.dtype if dtype is None else dtypes.resolve(dtype)
+        byte_offset = self.offset * self.dtype.itemsize
+        if byte_offset % target.itemsize or self.storage.pitch % target.itemsize and self.on_chip:
+            self._fail("alignment", f"ap: the tensor does not start or repeat at a multiple of {target}")
+        start = byte_offset // target.itemsize + int(extra)
+        dim = self._dim(indirect_dim, "ap")
+        stride_bytes = self.strides[dim] * self.dtype.itemsize
+        ind = None
+        if scalar_offset is not None and is_int(scalar_offset):
+            start += int(scalar_offset) * stride_bytes // target.itemsize
+        elif scalar_offset is not None or vector_offset is not None:
+            self._not_indirect_yet("ap")
+            ind = self._ap_indirection(scalar_offset, vector_offset, dim, stride_bytes, counts)
+        elif self.indirection is not None:
+            from .core import warn
+
+            warn("ap-drops-indirection", "ap: the run-time index of this view is dropped by a new pattern")
+        view = self._make(start, counts, steps, target, ind)
+        view._check_reach()
+        return view
+
+    def _pattern(self, pattern) -> tuple[list[int], list[int]]:
+        if not isinstance(pattern, (list, tuple)) or not all(
+            isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pattern
+        ):
+            self._fail("pattern", f"ap: the pattern is a list of [step, count] pairs, got {pattern!r}")
+        least, most = (2, 5) if self.on_chip else (1, 99)
+        if not least <= len(pattern) <= most:
+            self._fail("pattern", f"ap: {len(pattern)} pairs, this buffer takes {least} to {most}")
+        for step, count in pattern:
+            if not is_int(step) or not is_int(count) or step < 0 or count < 1:
+                self._fail("pattern", f"ap: [{step!r}, {count!r}]: a step is >= 0 and a count >= 1")
+        return [int(step) for step, _ in pattern], [int(count) for _, count in pattern]
+
+    def _ap_indirection(self, scalar, vector, dim, stride_bytes, counts) -> Indirection:
+        if vector is not None:
+            if self.on_chip:
+                self._fail(
+                    "buffer", "ap: vector_offset needs an HBM tensor", help="gather on chip with nc_n_gather"
+                )
+            if dim != 0:
+                self._fail("indirect-dim", f"ap: vector_offset indexes dimension 0, got indirect_dim={dim}")
+            if not isinstance(vector, View):
+                raise error("argument", f"ap: vector_offset must be a tile of indices, got {vector!r}")
+            _check_index_tile(vector, "ap")
+            return Indirection("vector", vector, stride_bytes, 0)
+        if not is_dynamic_index(scalar):
+            raise error("argument", f"ap: scalar_offset must be an int, register or tile, got {scalar!r}")
+        if self.on_chip and dim == 0 and self.shape[0] != 1:
+            self._fail("partition-dynamic", "ap: on chip indirect_dim must be a free dimension, not 0")
+        self._check_index(scalar, "ap")
+        return Indirection("scalar", scalar, stride_bytes, None)
+
+    def _check_reach(self) -> None:
+        """An access pattern stays inside its storage and, on chip, inside its partitions."""
+        reach = sum((count - 1) * step for step, count in zip(self.strides, self.shape, strict=True))
+        if not self.on_chip:
+            limit = self.storage.nbytes // self.dtype.itemsize
+            if self.indirection is not None and self.indirection.kind == "vector":
+                reach -= (self.shape[0] - 1) * self.strides[0]
+            if self.offset + reach >= limit:
+                self._fail("index", f"ap: reaches element {self.offset + reach}, the tensor has {limit}")
+            return
+        pitch = self.row_pitch
+        if self.shape[0] > 1 and self.strides[0] != pitch:
+            self._fail(
+                "pattern",
+                f"ap: the first step is the partition step and must be {pitch}, got {self.strides[0]}",
+                help="one operand addresses consecutive partitions",
+            )
+        first, free = divmod(self.offset, pitch)
+        if first + self.shape[0] > self.storage.partitions:
+            self._fail(
+                "index", f"ap: reaches partition {first + self.shape[0] - 1} of {self.storage.partitions}"
+            )
+        free += sum((c - 1) * s for s, c in zip(self.strides[1:], self.shape[1:], strict=True))
+        if free >= pitch:
+            self._fail("index", f"ap: reaches element {free} of a partition that holds {pitch}")
+
+    # ---- tensor.md 7.5: indirection by a tile (trn3) ---------------------------------------------
+
+    def indirect(self, index, num_elem=None):
+        """Columns gathered (or scattered) by an index tile shared by groups of partitions (trn3)."""
+        from .core import current_machine
+
+        machine = current_machine()
+        if machine.generation < 4:
+            raise error("generation", f"indirect: needs trn3, this kernel targets {machine.name}")
+        self._not_indirect_yet("indirect")
+        if not self.on_chip:
+            self._fail("buffer", "indirect: the tensor must be on chip", help="HBM rows: vector_select")
+        if not isinstance(index, View) or index.buffer is not SBUF:
+            raise error("buffer", f"indirect: index must be an SBUF tile, got {index!r}")
+        if index.dtype not in ("int16", "uint16", "int32", "uint32"):
+            raise error(
+                "dtype",
+                f"indirect: index has dtype {index.dtype}, offsets are 16- or 32-bit integers",
+                notes=[index.describe()],
+            )
+        count = index.size if num_elem is None else int(num_elem)
+        ind = Indirection("tensor", index, self.dtype.itemsize, 1, base=self)
+        return self._make(self.offset, (self.shape[0], count), (self.strides[0], 1), self.dtype, ind)
+
+
+def _check_index_tile(index: View, method: str) -> None:
+    if index.buffer is PSUM or not index.on_chip:
+        raise error(
+            "buffer",
+            f"{method}: an index must be in SBUF, this one is in {index.buffer.value}",
+            notes=[index.describe()],
+            help="copy it to SBUF first",
+        )
+    if index.dtype not in ("int32", "uint32"):
+        raise error(
+            "dtype",
+            f"{method}: an index must be int32 or uint32, got {index.dtype}",
+            notes=[index.describe()],
+            help="convert it with nisa.tensor_copy into an int32 tile",
+        )
+
+

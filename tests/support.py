@@ -1,0 +1,80 @@
+"""Running single instructions on tiles, for tests of their meaning."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+@contextmanager
+def target(platform: str):
+    """Kernels inside run on this platform."""
+    before = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE")
+    os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = platform
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"]
+        else:
+            os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = before
+
+
+def to_tile(tensor: Any, buffer: Any) -> Any:
+    """An on-chip tile holding the contents of an HBM tensor."""
+    tile = nl.ndarray(tensor.shape, tensor.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, tensor)
+    if buffer is nl.psum:
+        psum = nl.ndarray(tensor.shape, tensor.dtype, buffer=nl.psum)
+        nisa.tensor_copy(psum, tile)
+        return psum
+    return tile
+
+
+def run_tiles(
+    body: Callable[..., Any],
+    inputs: Sequence[np.ndarray] = (),
+    outputs: Sequence[Any] = (),
+    on: str = "trn2",
+    in_psum: Sequence[int] = (),
+    out_psum: Sequence[int] = (),
+) -> list[np.ndarray]:
+    """Call `body(*output tiles, *input tiles)` in a kernel and return the output tiles' contents.
+
+    An output is (shape, dtype), or an array: then the tile starts with its contents.
+    `in_psum` and `out_psum` name the positions that go to PSUM instead of SBUF.
+    """
+    initial = [o if isinstance(o, np.ndarray) else None for o in outputs]
+    specs = [(o.shape, o.dtype) if isinstance(o, np.ndarray) else o for o in outputs]
+
+    @nki.jit
+    def kernel(arrays, starts):
+        tiles = [to_tile(a, nl.psum if i in in_psum else nl.sbuf) for i, a in enumerate(arrays)]
+        outs = []
+        for i, (shape, dtype) in enumerate(specs):
+            where = nl.psum if i in out_psum else nl.sbuf
+            outs.append(
+                nl.ndarray(shape, dtype, buffer=where) if starts[i] is None else to_tile(starts[i], where)
+            )
+        body(*outs, *tiles)
+        results = []
+        for tile in outs:
+            if tile.buffer is nl.psum:
+                copy = nl.ndarray(tile.shape, tile.dtype, buffer=nl.sbuf)
+                nisa.tensor_copy(copy, tile)
+                tile = copy
+            hbm = nl.ndarray(tile.shape, tile.dtype, buffer=nl.shared_hbm)
+            nisa.dma_copy(hbm, tile)
+            results.append(hbm)
+        return results
+
+    with target(on):
+        return kernel(list(inputs), initial)
