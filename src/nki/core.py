@@ -19,7 +19,7 @@ from .execute.executor import Executor
 from .execute.memory import ChipMemory, Memory, PlacedMemory, WideMemory
 from .machine import Machine
 from .options import choose_machine
-from .program import Instruction, NkiInstruction
+from .program import Instruction, NkiInstruction, Place
 from .storage import SBUF, SHARED_HBM, Lease, MemoryRegion, Storage
 
 if TYPE_CHECKING:
@@ -58,11 +58,17 @@ class Core:
         self.storages = 0
         self.judging: list[tuple] | None = None
         self.no_reorder_depth = 0
+        self.ordered: list[tuple[int, int]] = []  # closed no_reorder blocks: first and last instruction
         self.loops: list[Any] = []  # open dynamic loop bodies, innermost last
+        self.trips: dict[Site | None, list[int]] = {}  # how often each dynamic loop ran, by its line
+        self.meetings: dict[Any, int] = {}  # how often this core came to each meeting point
+        self.printed: dict[str, int] = {}  # device_prints so far, by prefix
         self.allocation_counts: dict[str, int] = {}
+        self.constants = 0  # calls of nl.shared_constant so far
         self.vector_accumulator = np.full(machine_lanes(self.machine), np.nan, np.float32)
         self.scalar_accumulator = np.full(machine_lanes(self.machine), np.nan, np.float32)
-        self.vector_accumulator_user: str | None = None
+        self.vector_accumulator_lanes = self.scalar_accumulator_lanes = 0  # how many hold a value
+        self.vector_accumulator_user = ""  # the instruction that began or went on with the chain
         self.issued = 0
 
     # ---- instructions ----------------------------------------------------------------------------
@@ -87,9 +93,9 @@ class Core:
         return verdict
 
     def add_dependencies(self, later: NkiInstruction, producers: Iterable[NkiInstruction]) -> None:
+        """`later` waits for each producer; both are issued already, so only going back is possible."""
         for earlier in producers:
-            if not isinstance(earlier, NkiInstruction):
-                raise error("depends-on", f"depends_on: expected an instruction handle, got {earlier!r}")
+            check_dependency(later, earlier)
             self.launch.add_dependency(later, earlier)
 
     # ---- memory ----------------------------------------------------------------------------------
@@ -102,11 +108,26 @@ class Core:
         name: str = "",
         address: tuple[int, int] | None = None,
     ) -> tuple[Storage, Lease]:
-        """A new storage; the arguments are already checked."""
+        """A storage of its own, or the one that all cores or all iterations of a loop share.
+
+        The arguments are already checked.
+        """
+        if self.loops:
+            return self.loops[-1].allocate(shape, dtype, buffer, name, address)
+        if buffer is SHARED_HBM and self.launch.degree > 1:
+            return self.launch.shared_storage(self, name, shape, dtype)
+        return self.new_storage(shape, dtype, buffer, name, address)
+
+    def new_storage(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        buffer: MemoryRegion,
+        name: str = "",
+        address: tuple[int, int] | None = None,
+    ) -> tuple[Storage, Lease]:
         self.storages += 1
         storage = Storage(buffer, shape, dtype, name, address, user_site(2), self.storages)
-        if self.loops:
-            storage.loop = self.loops[-1]
         if self.launch.executes:
             storage.memory = self.memory_for(storage)
         return storage, Lease(storage)
@@ -178,17 +199,50 @@ def issue(instruction: Instruction) -> Instruction:
         frame = frame.f_back  # type: ignore[assignment]
     site = instruction.site = Site(frame.f_code, frame.f_lasti)
     try:
-        key = instruction.key()
+        key: tuple | None = instruction.key()
         verdict = verdicts.get(key)
     except (AttributeError, TypeError):  # not a tensor, or an unhashable option: let the check say it
         key = verdict = None
     if verdict is None or (verdict.warned and core.launch.would_say(site)):
         verdict = core.judge(instruction, key)
     instruction.runs_on = verdict.engine
-    core.issued += 1
+    instruction.handle = core.issued = core.issued + 1
     for sink in core.sinks:
         sink(instruction)
     return instruction
+
+
+def check_dependency(later: NkiInstruction, earlier: NkiInstruction) -> None:
+    """Refuse edges that hardware could not wait for (isa_registers_sync.md, NkiInstruction)."""
+    if not isinstance(earlier, NkiInstruction):
+        raise error(
+            "depends-on",
+            f"depends_on: expected what an instruction call returned, got {type(earlier).__name__}",
+            help="keep the result: copy = nisa.dma_copy(...), then later.depends_on(copy)",
+        )
+    if later is earlier:
+        raise error("depends-on", "depends_on: an instruction cannot depend on itself")
+    consumer, producer = _place(later), _place(earlier)
+    notes = [f"waits: {later!r}", f"for: {earlier!r}"]
+    if producer.order > consumer.order:
+        raise error(
+            "depends-on",
+            "depends_on: the producer comes later in the program, so the consumer would wait for ever",
+            notes=notes,
+            help="issue the producer first",
+        )
+    if producer.loops != consumer.loops[: len(producer.loops)]:
+        raise error(
+            "depends-on",
+            "depends_on: the edge crosses the boundary of a dynamic loop",
+            notes=notes,
+            help="producer and consumer must be in the same iteration, or the producer outside the loop",
+        )
+
+
+def _place(instruction: NkiInstruction) -> Place:
+    handle = instruction.handle
+    return handle if isinstance(handle, Place) else Place(handle)
 
 
 def warn(kind: str, message: str, notes: Iterable[str] = (), help: str | None = None) -> None:

@@ -141,6 +141,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(
         ["op", "engine", "perf-mode", "reduce-cmd", "memset-type", "psum-both", "lnc", "depends-on"], _CHOICE
     ),
+    **dict.fromkeys(["dge-mode", "oob-skip", "priority"], _CHOICE),
     "launch-grid": _VALUE,
     "launch-grid-type": (NkiError, TypeError),
     **dict.fromkeys(["schedule", "platform", "read-only-input", "scalar-argument", "constant-write"], _VALUE),
@@ -154,7 +155,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "endless-loop": _LOOP,
     "memory": (NkiError, MemoryError),
     "generation": (NkiValidationError, AssertionError, NotImplementedError),
-    **dict.fromkeys(["removed", "not-implemented-yet"], (NkiError, NotImplementedError)),
+    **dict.fromkeys(["removed", "not-implemented-yet", "not-supported"], (NkiError, NotImplementedError)),
     "no-compiler": (NkiError, NotImplementedError, AttributeError),
     "block-dimension": (NkiError, NotImplementedError),
     "removed-name": (NkiError, AttributeError),
@@ -189,7 +190,8 @@ def _rebuild(kind: str, message: str, notes: list[str], help: str | None) -> Nki
 
 @lru_cache(maxsize=None)
 def warning_class(kind: str) -> type[NkiWarning]:
-    cls = types.new_class(f"NkiWarning[{kind}]", (NkiWarning,))
+    bases = (NkiWarning, DeprecationWarning) if kind == "deprecated" else (NkiWarning,)
+    cls = types.new_class(f"NkiWarning[{kind}]", bases)
     cls.kind = kind
     cls.__module__ = "builtins"
     return cls

@@ -12,7 +12,17 @@ from typing import Any
 
 from . import core as core_module
 from .arguments import Arguments
-from .errors import NkiError, NkiWarning, Site, emit_warning, error, nearest, user_site, without_our_frames
+from .errors import (
+    NkiError,
+    NkiWarning,
+    Site,
+    emit_warning,
+    error,
+    is_ours,
+    nearest,
+    user_site,
+    without_our_frames,
+)
 from .execute.blas import one_blas_thread
 from .launch import Diagnostic, Launch
 from .machine import Machine
@@ -213,6 +223,14 @@ class Kernel:
 
     def _check_output(self, launch: Launch, view: View) -> None:
         site = _return_site(self.func)
+        if view.storage.loop is not None:
+            raise error(
+                "loop-local-tensor",
+                f"{self.__name__} returns a tensor allocated inside a dynamic loop",
+                notes=[view.describe()],
+                help="allocate it before the loop",
+                site=site,
+            )
         if view.on_chip:
             raise error(
                 "output-buffer",
@@ -365,19 +383,25 @@ _CALL_PROBLEM = re.compile(
 
 def _explain_call(problem: TypeError) -> NkiError | None:
     """Turn Python's complaint about a call of an nl or nisa function into one with line and names."""
-    from . import isa, language
+    from . import collectives, isa, language
 
     if isinstance(problem, NkiError):
         return None
     match = _CALL_PROBLEM.match(str(problem))
     last = problem.__traceback__
+    user = None  # the innermost line outside nki: a legacy wrapper may lie between it and the function
     while last is not None and last.tb_next is not None:
+        if not is_ours(last.tb_frame.f_globals.get("__name__")):
+            user = last
         last = last.tb_next
     if match is None or last is None:
         return None
+    if user is None or not is_ours(last.tb_frame.f_globals.get("__name__")):
+        user = last
     name, keyword = match.group(1), match.group(3)
-    function = getattr(isa, name, None) or getattr(language, name, None)
-    if function is None or last.tb_frame.f_code is getattr(function, "__code__", None):
+    homes = (home for home in (isa, language, collectives) if hasattr(home, name))
+    function = getattr(next(homes, None), name, None)
+    if function is None or last.tb_frame.f_code is getattr(inspect.unwrap(function), "__code__", None):
         return None
     accepted = list(inspect.signature(function).parameters)
     close = nearest(keyword, accepted) if keyword else None
@@ -386,7 +410,7 @@ def _explain_call(problem: TypeError) -> NkiError | None:
         str(problem),
         notes=[f"accepted: {', '.join(accepted)}"],
         help=f"did you mean {close}?" if close else REPLACED_KEYWORDS.get(keyword or ""),
-        site=Site(last.tb_frame.f_code, last.tb_lasti),
+        site=Site(user.tb_frame.f_code, user.tb_lasti),
     )
 
 

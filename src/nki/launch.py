@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,9 @@ from .errors import NkiError, Site, emit_warning, error, error_class, show, user
 from .execute.memory import Memory, WideMemory
 from .machine import Machine
 from .options import Options
-from .program import NkiInstruction
+from .program import Instruction, NkiInstruction
 from .statistics import Statistics
-from .storage import Lease, Storage
+from .storage import SHARED_HBM, Lease, Storage
 
 _NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")
 
@@ -34,6 +34,14 @@ class Diagnostic:
 
     def __str__(self) -> str:
         return show(f"NkiWarning[{self.kind}]: {self.message}", self.site, self.notes, self.help)
+
+
+class SharedTensor(NamedTuple):
+    """A shared_hbm allocation and the cores that made it."""
+
+    storage: Storage
+    lease: Lease
+    cores: set[int]
 
 
 class Launch:
@@ -59,7 +67,10 @@ class Launch:
         self.looked_at_values = False  # the kernel's Python saw run-time values
         self._said: set[tuple[str, Site | None]] = set()
         self._said_sites: set[Site | None] = set()
-        self.shared: dict[tuple[str, int], tuple[Storage, Lease]] = {}
+        self.shared: dict[tuple[str, int], SharedTensor] = {}
+        self.meetings: dict[tuple[Any, int], dict[int, Any]] = {}
+        self.constants: dict[tuple, tuple[Storage, Lease]] = {}  # by contents
+        self.constant_order: list[tuple] = []  # what the n-th nl.shared_constant of each core holds
         self.dependencies: list[tuple[NkiInstruction, NkiInstruction]] = []
         self.cores = [Core(self, index) for index in range(degree)]
         self.baton = Baton(self) if degree > 1 else None
@@ -68,9 +79,12 @@ class Launch:
 
     def run(self, program: Callable[[], Any]) -> list[Any]:
         """What each core's program returned."""
-        if self.baton is not None:
-            return self.baton.run(program)
-        return [self._run_core(self.cores[0], program)]
+        if self.baton is None:
+            return [self._run_core(self.cores[0], program)]
+        results = self.baton.run(program)
+        self._compare_shared()
+        self._compare_loops()
+        return results
 
     def _run_core(self, core: Core, program: Callable[[], Any]) -> Any:
         before = core_module.activate(core)
@@ -80,15 +94,92 @@ class Launch:
         finally:
             core_module.activate(before)
 
-    def wait(self, core: Core, what: str, ready: Callable[[], bool]) -> None:
-        """Let the other programs run until `ready()`."""
-        if self.baton is None:
-            if not ready():
-                raise error("deadlock", f"core 0 waits for ever: {what}")
-            return
-        self.baton.wait(core, what, ready)
+    def wait(self, core: Core, what: str, ready: Callable[[], bool], alone: bool = False) -> bool:
+        """Let the other programs run until `ready()`.
+
+        A wait that may end `alone` gives up, and returns False, when no other program can go on either.
+        """
+        if self.baton is not None:
+            return self.baton.wait(core, what, ready, alone)
+        if not ready():
+            raise error("deadlock", f"core 0 waits for ever: {what}")
+        return True
+
+    def meet(
+        self,
+        core: Core,
+        point: Any,
+        what: str,
+        offer: Any = None,
+        act: Callable[[dict[int, Any]], None] | None = None,
+        alone: bool = False,
+    ) -> dict[int, Any]:
+        """Wait for every core to come to `point`; returns what each offered, by core.
+
+        The n-th time a core comes to a point it meets the others' n-th time. The last to come does
+        `act`, before anybody goes on. See `wait` for `alone`: then only this core's offer comes back.
+        """
+        count = core.meetings[point] = core.meetings.get(point, 0) + 1
+        offers = self.meetings.setdefault((point, count), {})
+        offers[core.index] = offer
+        if len(offers) < self.degree:
+            if self.wait(core, what, lambda: len(offers) == self.degree, alone):
+                return offers
+            core.meetings[point] = count - 1
+        del self.meetings[point, count]
+        if act is not None:
+            act(offers)
+        return offers
 
     # ---- services to the cores -------------------------------------------------------------------
+
+    def shared_storage(
+        self, core: Core, name: str, shape: tuple[int, ...], dtype: DType
+    ) -> tuple[Storage, Lease]:
+        """The n-th shared_hbm tensor of a name is one storage for all cores (language.md 12)."""
+        number = core.allocation_counts.get(name, 0)
+        core.allocation_counts[name] = number + 1
+        found = self.shared.get((name, number))
+        if found is None:
+            found = SharedTensor(*core.new_storage(shape, dtype, SHARED_HBM, name), set())
+            self.shared[name, number] = found
+        found.cores.add(core.index)
+        storage = found.storage
+        if storage.shape != shape or storage.dtype != dtype:
+            raise error(
+                "shared-mismatch",
+                f"core {core.index} allocates {dtype}{list(shape)} where core {1 - core.index} "
+                f"allocated {storage.dtype}{list(storage.shape)}",
+                notes=[f"the other one: {storage.where}"],
+                help="both cores must make the same shared_hbm tensors in the same order; "
+                "give them names, or use nl.private_hbm",
+            )
+        return storage, found.lease
+
+    def _compare_shared(self) -> None:
+        for storage, _, cores in self.shared.values():
+            if len(cores) < self.degree:
+                what = f"'{storage.name}'" if storage.name else f"{storage.dtype}{list(storage.shape)}"
+                self.diagnose(
+                    "shared-one-sided",
+                    f"only core {min(cores)} allocates the shared_hbm tensor {what}",
+                    [],
+                    "allocate it on both cores under one name, or use nl.private_hbm",
+                    storage.site,
+                )
+
+    def _compare_loops(self) -> None:
+        """A dynamic loop that both cores ran must have run equally often on both (language.md 10.6)."""
+        first, second = (core.trips for core in self.cores)
+        for site in first:
+            if site in second and first[site] != second[site]:
+                self.diagnose(
+                    "lnc-divergence",
+                    "a dynamic loop runs different numbers of iterations on the two cores",
+                    [f"core {c.index}: {', '.join(map(str, c.trips[site][:8]))}" for c in self.cores],
+                    "a core_barrier or collective in its body would wait for ever",
+                    site,
+                )
 
     def keeps_wide(self, dtype: DType) -> bool:
         """NKI_PRECISE_FP=0 keeps narrow floats as float32 values."""
@@ -102,8 +193,9 @@ class Launch:
         self.statistics.retire(storage)
 
     def add_dependency(self, later: NkiInstruction, earlier: NkiInstruction) -> None:
-        if later is earlier:
-            raise error("depends-on", "depends_on: an instruction cannot depend on itself")
+        for instruction in (later, earlier):
+            if isinstance(instruction, Instruction):
+                instruction.detach()  # it ran already; the list must not keep its tiles alive
         self.dependencies.append((later, earlier))
 
     # ---- diagnostics -----------------------------------------------------------------------------
@@ -125,6 +217,13 @@ class Launch:
         emit_warning(kind, message, site, notes, help)
 
 
+class Wait:
+    """What a program waits for, where, and whether it may go on alone when nobody else can."""
+
+    def __init__(self, what: str, ready: Callable[[], bool], site: Site | None, alone: bool):
+        self.what, self.ready, self.site, self.alone = what, ready, site, alone
+
+
 class Baton:
     """Lets one program run at a time and knows what the others wait for."""
 
@@ -132,20 +231,28 @@ class Baton:
         self.launch = launch
         self.turn = threading.Condition()
         self.holder = 0
-        self.waiting: dict[int, tuple[str, Callable[[], bool], Site | None]] = {}
+        self.waiting: dict[int, Wait] = {}
         self.finished: set[int] = set()
         self.failure: BaseException | None = None
         self.results: list[Any] = [None] * launch.degree
 
     def run(self, program: Callable[[], Any]) -> list[Any]:
         threads = [
-            threading.Thread(target=self._program, args=(core, program), name=f"nki-core-{core.index}")
+            threading.Thread(
+                target=self._program, args=(core, program), name=f"nki-core-{core.index}", daemon=True
+            )
             for core in self.launch.cores
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as interruption:  # Ctrl-C reaches this thread, not the programs
+            with self.turn:
+                self.failure = interruption
+                self.turn.notify_all()
+            raise
         if self.failure is not None:
             raise self.failure
         return self.results
@@ -165,13 +272,13 @@ class Baton:
             self.finished.add(core.index)
             self._pass_on(core.index)
 
-    def wait(self, core: Core, what: str, ready: Callable[[], bool]) -> None:
-        if ready():
-            return
-        self.waiting[core.index] = (what, ready, user_site(2))
-        self._pass_on(core.index)
-        self._await_turn(core)
-        del self.waiting[core.index]
+    def wait(self, core: Core, what: str, ready: Callable[[], bool], alone: bool) -> bool:
+        if not ready():
+            self.waiting[core.index] = Wait(what, ready, user_site(2), alone)
+            self._pass_on(core.index)
+            self._await_turn(core)
+            del self.waiting[core.index]
+        return ready()
 
     def _await_turn(self, core: Core) -> None:
         with self.turn:
@@ -188,27 +295,34 @@ class Baton:
                 if candidate in self.finished:
                     continue
                 waits = self.waiting.get(candidate)
-                if waits is None or waits[1]():
-                    self.holder = candidate
-                    self.turn.notify_all()
+                if waits is None or waits.ready():
+                    self._give_to(candidate)
+                    return
+            for candidate, waits in self.waiting.items():
+                if waits.alone:
+                    self._give_to(candidate)
                     return
             if len(self.finished) < degree and self.failure is None:
                 self.failure = self._deadlock()
             self.turn.notify_all()
 
+    def _give_to(self, index: int) -> None:
+        self.holder = index
+        self.turn.notify_all()
+
     def _deadlock(self) -> NkiError:
         notes = []
         for index in range(self.launch.degree):
             if index in self.waiting:
-                what, _, site = self.waiting[index]
-                notes.append(f"core {index} waits for {what} at {site}")
+                wait = self.waiting[index]
+                notes.append(f"core {index} waits for {wait.what} at {wait.site}")
             else:
                 notes.append(f"core {index} has finished")
-        site = next((w[2] for w in self.waiting.values()), None)
+        site = next((wait.site for wait in self.waiting.values()), None)
         return error_class("deadlock")(
             "no core can go on",
             notes=notes,
-            help="every core must reach the same core_barrier, sendrecv and collective calls in the same order",
+            help="both cores must reach the same core_barrier, sendrecv and collective calls in one order",
             site=site,
         )
 

@@ -38,6 +38,7 @@ class Operator:
         self.activation = activation
         self.since = since  # oldest generation whose ALU has it
         self.function: Callable | None = None
+        self.__doc__ = "An operator token."
 
     @property
     def __name__(self) -> str:
@@ -60,6 +61,9 @@ class Operator:
         if self.function is None:
             raise TypeError(f"{self!r} is an operator token: pass it as op=, it cannot be called")
         return self.function(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Operator:
+        return self  # like a static function on a class; with it help() shows a function
 
     def __repr__(self) -> str:
         return f"nl.{self.name}"

@@ -6,6 +6,7 @@ function. The annotation says what happens to an operand:
     Out          a tile it writes            InOut        a tile it reads and writes
     In           a tile it reads             Operand      a tile, or a number
     OptionalOut  a tile it writes, or None   OptionalIn   a tile it reads, or None
+    RegisterOut  a register it writes        RegisterIn   a register it reads, or a number
 
 Everything else annotated is an option. `check`, `compute` and `cost` then stand beside each other.
 """
@@ -26,9 +27,12 @@ InOut = View
 Operand = Any
 OptionalOut = Any
 OptionalIn = Any
+RegisterOut = Any
+RegisterIn = Any
 
 READS = ("In", "InOut", "Operand", "OptionalIn")
 WRITES = ("Out", "InOut", "OptionalOut")
+REGISTERS = ("RegisterOut", "RegisterIn")
 
 
 class Cost(NamedTuple):
@@ -62,6 +66,7 @@ class _InstructionType(type):
         cls.operand_names = tuple(kinds)
         cls.read_at = tuple(i for i, kind in enumerate(kinds.values()) if kind in READS)
         cls.write_at = tuple(i for i, kind in enumerate(kinds.values()) if kind in WRITES)
+        cls.registers = tuple(k for k, v in fields.items() if v in REGISTERS)
         cls.required = frozenset(k for k, v in kinds.items() if v in ("In", "Out", "InOut"))
         _generate(cls, fields, kinds)
         return cls
@@ -77,6 +82,8 @@ def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
             parts.append(f"self.{field}.sig")
         elif field in kinds:
             parts.append(f"_signature(self.{field})")
+        elif field in cls.registers:  # a run-time value: no check may look at it
+            parts.append(f"self.{field}.__class__")
         else:
             parts.append(f"self.{field}.__class__, self.{field}")
     lines = [
@@ -95,8 +102,15 @@ def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
         setattr(cls, method, scope[method])
 
 
+class Place(NamedTuple):
+    """Where an instruction stands: its number in program order, and the dynamic loop bodies around it."""
+
+    order: int
+    loops: tuple = ()
+
+
 class NkiInstruction:
-    """The handle every instruction call returns."""
+    """The handle every instruction call returns. `handle` is its Place, or just its number."""
 
     __slots__ = ("handle",)
 
@@ -119,13 +133,19 @@ class Instruction(NkiInstruction, metaclass=_InstructionType):
     read_at: ClassVar[tuple[int, ...]]
     write_at: ClassVar[tuple[int, ...]]
     required: ClassVar[frozenset[str]]
+    registers: ClassVar[tuple[str, ...]]
 
     public: ClassVar[str] = ""  # name of the public function
     engines: ClassVar[tuple[Any, ...]] = ()  # which may run it, default first
     since: ClassVar[int] = 2  # oldest generation: 2 trn1, 3 trn2, 4 trn3
     on_chip: ClassVar[bool] = True  # operands must be in SBUF or PSUM
+    anywhere: ClassVar[bool] = False  # operands may be in HBM although no DMA moves them
+    indirect: ClassVar[tuple[str, ...]] = ()  # operands that may be .indirect() views
     stateful: ClassVar[bool] = False  # compute gets the core as its first argument
     widened: ClassVar[tuple[int, ...]] = ()  # operands handed over as float32, converted once per write
+    partial: ClassVar[tuple[int, ...]] = ()  # operands touched in part: `parts` says where
+    opens: ClassVar[bool] = False  # outputs are handed over as views: compute knows which elements it writes
+    places: ClassVar[tuple[str, ...]] = ()  # operands whose start partition `check` itself judges
     accumulates: ClassVar[bool] = False  # compute gets, last, which elements a matmul wrote before
     cost_formula: ClassVar[str] = ""  # for docs/isa.md
     cost_source: ClassVar[str] = ""
@@ -133,6 +153,10 @@ class Instruction(NkiInstruction, metaclass=_InstructionType):
     name: str | None  # label of the caller, for schedules and reports
     site: Site | None  # the user's line
     runs_on: Any  # the engine, once chosen
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *fields: Any) -> None: ...
 
     def operands(self) -> tuple[Any, ...]:
         raise NotImplementedError
@@ -154,6 +178,10 @@ class Instruction(NkiInstruction, metaclass=_InstructionType):
     def cost(self, machine: Machine) -> Cost:
         """Cycles on the engine that runs it (machine.md)."""
         raise error("not-implemented-yet", f"{self.public}: has no cost yet")
+
+    def parts(self, index: int) -> list[View]:
+        """The views through which an operand listed in `partial` is really read or written."""
+        return [self.operands()[index]]
 
     def views(self) -> list[View]:
         """All operand views, index tiles of indirect ones included."""

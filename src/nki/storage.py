@@ -105,7 +105,7 @@ class Lease:
     Recorded instructions hold views without a lease, so a long program does not keep its tiles alive.
     """
 
-    __slots__ = ("storage",)
+    __slots__ = ("storage", "__weakref__")
 
     def __init__(self, storage: Storage):
         self.storage = storage

@@ -228,3 +228,14 @@ def assign(target: NkiTensor, value: Any) -> None:
 
 def _squeezed(view: View) -> tuple[int, ...]:
     return tuple(s for s in view.shape if s != 1)
+
+
+def __getattr__(name: str) -> NoReturn:
+    """`nki.tensor.zeros` and its kind are gone; this module only shares their old address."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise error(
+        "removed-name",
+        f"nki.tensor.{name} has been removed from NKI",
+        help="make the array with NumPy before the kernel and pass it, or embed it with nl.shared_constant",
+    )

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NoReturn
 
+import numpy as np
+
 from . import dtypes
 from .dtypes import DType
 from .errors import error
@@ -63,8 +65,18 @@ class DynamicSlice:
     __slots__ = ("start", "size")
 
     def __init__(self, start: Any, size: int):
-        self.start = start
-        self.size = size
+        if not is_int(size):
+            raise error("argument", f"nl.ds: size must be an int, got {shown(size)}")
+        if size < 1:
+            raise error("index", f"nl.ds: size must be at least 1, got {size}")
+        if not is_int(start) and not is_dynamic_index(start):
+            raise error(
+                "argument", f"nl.ds: start must be an int, register or one-element tile, got {shown(start)}"
+            )
+        if is_int(start) and start < 0:
+            raise error("index", f"nl.ds: start must not be negative, got {start}")
+        self.start = int(start) if is_int(start) else start
+        self.size = int(size)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DynamicSlice) or not (is_int(self.start) and is_int(other.start)):
@@ -96,7 +108,13 @@ def _intern(key: tuple) -> int:
 
 
 def is_int(value: Any) -> bool:
-    return value.__class__ is int or (hasattr(value, "__index__") and not isinstance(value, (bool, View)))
+    """A Python or numpy integer; bools, arrays and registers are none."""
+    return value.__class__ is int or (isinstance(value, (int, np.integer)) and not isinstance(value, bool))
+
+
+def shown(value: Any) -> str:
+    """A value somebody passed, for a message: short, and without looking into tensors."""
+    return f"a tensor {value.dtype}{list(value.shape)}" if isinstance(value, View) else repr(value)[:60]
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
@@ -258,7 +276,12 @@ class View:
             return self
         ind = self.indirection
         view = View(
-            self.storage, self.offset, self.shape, self.strides, self.dtype, None if ind is None else ind.bare()
+            self.storage,
+            self.offset,
+            self.shape,
+            self.strides,
+            self.dtype,
+            None if ind is None else ind.bare(),
         )
         view._sig = self._sig
         return view
@@ -285,7 +308,9 @@ class View:
     def _dim(self, dim: Any, method: str, extra: int = 0) -> int:
         """A dimension number, negatives counted from the end."""
         if not is_int(dim):
-            raise error("argument", f"{method}: dim must be an int, got {dim!r}", notes=[self.describe()])
+            raise error(
+                "argument", f"{method}: dim must be an int, got {shown(dim)}", notes=[self.describe()]
+            )
         n = len(self.shape) + extra
         if not -n <= dim < n:
             self._fail("index", f"{method}: dimension {dim} of a tensor with {len(self.shape)} dimensions")
@@ -304,13 +329,27 @@ class View:
                 help="slice or index it before the dynamic index is applied",
             )
 
+    def _not_gathered(self, method: str) -> None:
+        """A view made by `.indirect` takes its shape from the index tile."""
+        if self.indirection is not None and self.indirection.kind == "tensor":
+            self._not_indirect_dim(1, method)
+
+    def _check_rank(self, rank: int, method: str) -> None:
+        if self.on_chip and not 2 <= rank <= 5:
+            self._fail("rank", f"{method}: an on-chip tensor has 2 to 5 dimensions, this would have {rank}")
+        if rank < 1:
+            self._fail("rank", f"{method}: a tensor has at least one dimension")
+
     def _not_indirect_yet(self, method: str) -> None:
         if self.indirection is not None:
-            self._fail(
-                "indirect-twice",
-                f"{method}: this view already has a run-time index, and a view takes only one",
-                help="copy the first selection to a tile, or compute one combined index",
-            )
+            self._indirect_twice(method)
+
+    def _indirect_twice(self, method: str) -> NoReturn:
+        self._fail(
+            "indirect-twice",
+            f"{method}: a view takes only one run-time index, this would be its second",
+            help="copy the first selection to a tile, or compute one combined index",
+        )
 
     # ---- tensor.md 4: indexing -------------------------------------------------------------------
 
@@ -361,19 +400,21 @@ class View:
                     dropped.append(dim)
             elif index.__class__ is DynamicSlice:
                 places.append(len(new_shape))
-                if is_int(index.start):
+                if index.start.__class__ is int:
                     self._not_indirect_dim(dim, "indexing")
                     start, count, _ = self._resolve_slice(dim, index.start, index.start + index.size, 1)
                     offset += stride * start
                     new_shape.append(count)
                 else:
-                    ind = self._scalar_indirection(index.start, dim, "indexing", kept=len(new_shape))
+                    ind = self._scalar_indirection(index.start, dim, len(new_shape), ind)
                     if index.size > size:
-                        self._fail("index", f"nl.ds of {index.size} elements in dimension {dim} of size {size}")
+                        self._fail(
+                            "index", f"nl.ds of {index.size} elements in dimension {dim} of size {size}"
+                        )
                     new_shape.append(index.size)
                 new_strides.append(stride)
             elif is_dynamic_index(index):
-                ind = self._scalar_indirection(index, dim, "indexing", kept=None)
+                ind = self._scalar_indirection(index, dim, None, ind)
                 places.append(len(new_shape))
                 dropped.append(dim)
             else:
@@ -400,10 +441,11 @@ class View:
                         "a slice bound cannot be a run-time value",
                         help="use nl.ds(register, size)",
                     )
-                raise error("argument", f"slice bounds must be ints, got {value!r}", notes=[self.describe()])
+                raise error(
+                    "argument", f"slice bounds must be ints, got {shown(value)}", notes=[self.describe()]
+                )
         step = 1 if step is None else int(step)
-        start = 0 if start is None else int(start)
-        stop = size if stop is None else int(stop)
+        asked = start, stop = 0 if start is None else int(start), size if stop is None else int(stop)
         if start < 0:
             start += size
         if stop < 0:
@@ -411,13 +453,7 @@ class View:
         if step < 1:
             self._fail("index", f"slice step must be at least 1, got {step}")
         if not 0 <= start < stop <= size:
-            beyond = stop > size
-            self._fail(
-                "index",
-                f"slice {start}:{stop} of dimension {dim}, which has size {size}"
-                + ("" if beyond else ", is empty or out of range"),
-                help=f"bound it: min({stop}, {size})" if beyond else "a slice must hold at least one element",
-            )
+            self._bad_slice(dim, *asked)
         if dim == 0 and self.on_chip and step != 1:
             self._fail(
                 "partition-step",
@@ -426,26 +462,44 @@ class View:
             )
         return start, -(-(stop - start) // step), step
 
+    def _bad_slice(self, dim: int, start: int, stop: int) -> NoReturn:
+        size = self.shape[dim]
+        if -size <= start <= size and -size <= stop <= size:
+            self._fail(
+                "index",
+                f"slice {start}:{stop} of dimension {dim} (size {size}) is empty",
+                help="a slice holds at least one element; leave the instruction out when there is none",
+            )
+        self._fail(
+            "index",
+            f"slice {start}:{stop} is out of range for dimension {dim} of size {size}",
+            help=f"slices are not clamped; bound it yourself: min({stop}, {size})" if stop > size else None,
+        )
+
     def _bad_index(self, index: Any) -> NoReturn:
         raise error(
             "argument",
-            f"an index must be an int, slice, nl.ds, register or one-element tile, got {index!r}",
+            f"an index must be an int, slice, nl.ds, register or one-element tile, got {shown(index)}",
             notes=[self.describe()],
             help="t.expand_dim(d) adds a dimension, t.ap(...) takes any pattern, "
             "t.vector_select(0, tile) or nisa.nc_n_gather gather rows",
         )
 
-    def _scalar_indirection(self, index: Any, dim: int, method: str, kept: int | None) -> Indirection:
-        self._not_indirect_yet(method)
+    def _scalar_indirection(
+        self, index: Any, dim: int, kept: int | None, before: Indirection | None
+    ) -> Indirection:
+        """A run-time start in dimension `dim`, which stays as dimension `kept` of the result or goes."""
+        if before is not None:
+            self._indirect_twice("indexing")
         if dim == 0 and self.on_chip:
             self._fail(
                 "partition-dynamic",
-                f"{method}: the partition dimension cannot be indexed at run time",
+                "indexing: the partition dimension cannot be indexed at run time",
                 help="index a free dimension, or read the rows from HBM",
             )
         if self.strides[dim] == 0 and self.shape[dim] > 1:
-            self._fail("indirect-dim", f"{method}: dimension {dim} is a broadcast (stride 0)")
-        self._check_index(index, method)
+            self._fail("indirect-dim", f"indexing: dimension {dim} is a broadcast (stride 0)")
+        self._check_index(index, "indexing")
         return Indirection("scalar", index, self.strides[dim] * self.dtype.itemsize, kept)
 
     def _check_index(self, index: Any, method: str) -> None:
@@ -477,6 +531,8 @@ class View:
     def select(self, dim, index):
         """Drop a dimension by picking one index: an int, a register or a one-element tile."""
         dim = self._dim(dim, "select")
+        if not is_int(index) and not is_dynamic_index(index):
+            self._bad_index(index)
         if is_int(index) and dim == 0 and self.on_chip:
             self._fail(
                 "partition-dim",
@@ -488,7 +544,10 @@ class View:
     def vector_select(self, dim, vector_offset):
         """Rows of an HBM tensor picked by a tile of indices, one per partition."""
         if self._dim(dim, "vector_select") != 0:
-            self._fail("indirect-dim", "vector_select: only dimension 0 can be selected by a vector of indices")
+            self._fail(
+                "indirect-dim", "vector_select: only dimension 0 can be selected by a vector of indices"
+            )
+        self._not_indirect_yet("vector_select")
         if self.strides[0] == 0 or any(s > self.strides[0] for s in self.strides[1:]):
             self._fail(
                 "layout",
@@ -496,15 +555,20 @@ class View:
                 help="apply vector_select before permute or broadcast",
             )
         if not isinstance(vector_offset, View):
-            raise error("argument", f"vector_select: expected an SBUF tile of indices, got {vector_offset!r}")
+            raise error(
+                "argument", f"vector_select: expected an SBUF tile of indices, got {shown(vector_offset)}"
+            )
+        _check_index_rows(vector_offset, vector_offset.shape[0], "vector_select")
         pattern = [[self.strides[0], vector_offset.size], *self.get_pattern()[1:]]
         return self.ap(pattern, vector_offset=vector_offset)
 
     def permute(self, dims):
         """Reorder the dimensions; the partition dimension stays first."""
-        dims = [self._dim(d, "permute") for d in dims]
+        dims = [self._dim(d, "permute") for d in _sequence(dims, "permute: dims")]
         if sorted(dims) != list(range(self.ndim)):
-            self._fail("pattern", f"permute: {tuple(dims)} is not a permutation of the {self.ndim} dimensions")
+            self._fail(
+                "pattern", f"permute: {tuple(dims)} is not a permutation of the {self.ndim} dimensions"
+            )
         if self._guards_dim0() and dims[0] != 0:
             self._fail(
                 "partition-dim",
@@ -521,10 +585,11 @@ class View:
         """Repeat a size-1 dimension without copying: its stride becomes 0."""
         dim = self._dim(dim, "broadcast")
         self._guard_partition_dim(dim, "broadcast", "nl.broadcast_to copies one partition to many")
+        self._not_indirect_dim(dim, "broadcast")
         if self.shape[dim] != 1:
             self._fail("shape", f"broadcast: dimension {dim} has size {self.shape[dim]}, only size 1 repeats")
         if not is_int(size) or size < 1:
-            self._fail("shape", f"broadcast: size must be a positive int, got {size!r}")
+            self._fail("shape", f"broadcast: size must be a positive int, got {shown(size)}")
         shape, strides = list(self.shape), list(self.strides)
         shape[dim], strides[dim] = int(size), 0
         return self._same(shape=shape, strides=strides)
@@ -537,8 +602,8 @@ class View:
         """Insert a size-1 dimension before `dim`."""
         dim = self._dim(dim, "expand_dim", extra=1)
         self._guard_partition_dim(dim, "expand_dim", "the partition dimension stays first")
-        if self.on_chip and self.ndim == 5:
-            self._fail("rank", "expand_dim: an on-chip tensor has at most 5 dimensions")
+        self._not_gathered("expand_dim")
+        self._check_rank(self.ndim + 1, "expand_dim")
         stride = self.strides[dim] * self.shape[dim] if dim < self.ndim else 1
         shape, strides = list(self.shape), list(self.strides)
         shape.insert(dim, 1)
@@ -559,14 +624,18 @@ class View:
         self._not_indirect_dim(dim, "squeeze_dim")
         if self.shape[dim] != 1:
             self._fail("shape", f"squeeze_dim: dimension {dim} has size {self.shape[dim]}, not 1")
-        if self.ndim <= (2 if self.on_chip else 1):
-            self._fail("rank", f"squeeze_dim: the tensor would keep fewer than {self.ndim} dimensions")
+        self._check_rank(self.ndim - 1, "squeeze_dim")
         shape, strides = list(self.shape), list(self.strides)
         del shape[dim], strides[dim]
         return self._same(shape=shape, strides=strides, indirect_dim=self._shifted(dim, -1))
 
     def reshape_dim(self, dim, shape):
         """Split one dimension into several; one size may be -1."""
+        view = self._split(dim, shape)
+        view._check_rank(view.ndim, "reshape_dim")
+        return view
+
+    def _split(self, dim, shape):
         dim = self._dim(dim, "reshape_dim")
         sizes = self._with_inferred(shape, self.shape[dim], "reshape_dim")
         if len(sizes) != 1:
@@ -581,11 +650,19 @@ class View:
 
     def _with_inferred(self, shape, total: int, method: str) -> list[int]:
         """The sizes of `shape` with one -1 worked out, checked to hold `total` elements."""
-        sizes = [int(s) for s in shape] if isinstance(shape, (tuple, list)) else [int(shape)]
+        sizes = [shape] if is_int(shape) else _sequence(shape, f"{method}: shape")
+        for size in sizes:
+            if not is_int(size):
+                raise error(
+                    "argument", f"{method}: sizes must be ints, got {shown(size)}", notes=[self.describe()]
+                )
+        sizes = [int(size) for size in sizes]
         if sizes.count(-1) == 1:
             known = -prod(sizes)
             if known <= 0 or total % known:
-                self._fail("shape", f"{method}: -1 cannot be worked out of {tuple(sizes)} for {total} elements")
+                self._fail(
+                    "shape", f"{method}: -1 cannot be worked out of {tuple(sizes)} for {total} elements"
+                )
             sizes[sizes.index(-1)] = total // known
         if any(s < 1 for s in sizes) or prod(sizes) != total:
             self._fail(
@@ -614,33 +691,42 @@ class View:
         stride = self.strides[real[-1]] if real else self.strides[last]
         shape = [*self.shape[:first], prod(self.shape[first : last + 1]), *self.shape[last + 1 :]]
         strides = [*self.strides[:first], stride, *self.strides[last + 1 :]]
-        return self._same(
-            shape=shape, strides=strides, indirect_dim=self._shifted(last + 1, first - last)
-        )
+        return self._same(shape=shape, strides=strides, indirect_dim=self._shifted(last + 1, first - last))
 
     def reshape(self, shape):
         """The same elements in another shape, where the layout allows it without a copy."""
         sizes = self._with_inferred(shape, self.size, "reshape")
+        self._not_gathered("reshape")
+        if self._guards_dim0() and sizes[0] != self.shape[0]:
+            self._fail(
+                "partition-dim",
+                f"reshape: dimension 0 must stay {self.shape[0]}, got {sizes[0]}",
+                help="reshape the HBM tensor before loading it",
+            )
+        self._check_rank(len(sizes), "reshape")
         ind = self.indirection
-        if ind is not None and ind.kind == "tensor":
-            self._not_indirect_dim(0, "reshape")
-        keep = 0
-        if self._guards_dim0():
-            if sizes[0] != self.shape[0]:
-                self._fail(
-                    "partition-dim",
-                    f"reshape: dimension 0 must stay {self.shape[0]}, got {sizes[0]}",
-                    help="reshape the HBM tensor before loading it",
-                )
-            keep = 1
-        if ind is not None and ind.dim is not None and ind.dim >= keep:
-            if tuple(sizes[: ind.dim + 1]) != tuple(self.shape[: ind.dim + 1]):
-                self._not_indirect_dim(ind.dim, "reshape")
-            keep = ind.dim + 1
-        if self.on_chip and not 2 <= len(sizes) <= 5:
-            self._fail("rank", f"reshape: an on-chip tensor has 2 to 5 dimensions, got {tuple(sizes)}")
-        strides = self._regroup(self.shape[keep:], self.strides[keep:], sizes[keep:])
-        return self._same(shape=sizes, strides=[*self.strides[:keep], *strides])
+        fixed = {0} if self._guards_dim0() else set()
+        if ind is not None and ind.dim is not None:
+            fixed.add(ind.dim)
+        strides: list[int] = []
+        place, old, new = -1, 0, 0
+        for dim in sorted(fixed):  # what lies between two fixed dimensions is regrouped by itself
+            place = self._place_of(dim, sizes)
+            strides += self._regroup(self.shape[old:dim], self.strides[old:dim], sizes[new:place])
+            strides.append(self.strides[dim])
+            old, new = dim + 1, place + 1
+        strides += self._regroup(self.shape[old:], self.strides[old:], sizes[new:])
+        moved = place if ind is not None and ind.dim is not None else -1
+        return self._same(shape=sizes, strides=strides, indirect_dim=moved)
+
+    def _place_of(self, dim: int, sizes: list[int]) -> int:
+        """Where dimension `dim`, which must stay as it is, stands among the new sizes."""
+        before = prod(self.shape[:dim])
+        for place, size in enumerate(sizes):
+            if size == self.shape[dim] and prod(sizes[:place]) == before:
+                return place
+        self._not_indirect_dim(dim, "reshape")
+        raise AssertionError("the partition dimension is compared before")
 
     def _regroup(self, shape, strides, sizes) -> list[int]:
         """Strides of `sizes` over the blocks of memory that (shape, strides) describe (tensor.md 5.10)."""
@@ -655,9 +741,6 @@ class View:
         new_strides: list[int] = []
         left, step = blocks.pop() if blocks else (1, 1)
         for count in reversed(sizes):
-            if count == 1:
-                new_strides.append(step)
-                continue
             if left == 1 and blocks:
                 left, step = blocks.pop()
             if left % count:
@@ -674,19 +757,15 @@ class View:
     def rearrange(self, src_pattern, dst_pattern, fixed_sizes=None):
         """Split, permute and merge by named axes: ("b", ("h", "w")) -> ("b", "w", "h"), {"h": 4}."""
         fixed = dict(fixed_sizes or {})
-        src = [tuple(e) if isinstance(e, (tuple, list)) else (e,) for e in src_pattern]
-        dst = [tuple(e) if isinstance(e, (tuple, list)) else (e,) for e in dst_pattern]
+        src, dst = self._axis_groups(src_pattern), self._axis_groups(dst_pattern)
         names = [axis for group in src for axis in group]
         if len(src) != self.ndim:
             self._fail("pattern", f"rearrange: {len(src)} source entries for {self.ndim} dimensions")
-        for axis in names:
-            if not isinstance(axis, str):
-                self._fail("pattern", f"rearrange: an axis is a name, got {axis!r}")
         if len(set(names)) != len(names) or sorted(names) != sorted(axis for group in dst for axis in group):
             self._fail("pattern", "rearrange: both patterns must hold the same names, each once")
-        unknown = set(fixed) - set(names)
+        unknown = [axis for axis in fixed if axis not in names]
         if unknown:
-            self._fail("pattern", f"rearrange: fixed_sizes names {sorted(unknown)[0]!r}, which no pattern has")
+            self._fail("pattern", f"rearrange: fixed_sizes names {unknown[0]!r}, which no pattern has")
         view = self
         position = 0
         for group, total in zip(src, self.shape, strict=True):
@@ -694,7 +773,7 @@ class View:
             if sizes.count(-1) > 1:
                 self._fail("pattern", f"rearrange: give the sizes of all but one axis of {group}")
             if len(group) > 1:
-                view = view.reshape_dim(position, sizes)
+                view = view._split(position, sizes)
             elif sizes[0] not in (-1, total):
                 self._fail("shape", f"rearrange: axis {group[0]!r} has size {total}, not {sizes[0]}")
             position += len(group)
@@ -702,7 +781,21 @@ class View:
         for position, group in enumerate(dst):
             if len(group) > 1:
                 view = view.flatten_dims(position, position + len(group) - 1)
+        view._check_rank(view.ndim, "rearrange")
         return view
+
+    def _axis_groups(self, pattern) -> list[tuple[str, ...]]:
+        """A pattern of rearrange as one tuple of names per dimension."""
+        if not isinstance(pattern, (tuple, list)):
+            self._fail(
+                "pattern",
+                f"rearrange: a pattern is a tuple of names or of tuples of names, got {shown(pattern)}",
+            )
+        groups = [tuple(entry) if isinstance(entry, (tuple, list)) else (entry,) for entry in pattern]
+        for axis in (axis for group in groups for axis in group or [()]):
+            if not isinstance(axis, str):
+                self._fail("pattern", f"rearrange: an axis is a name, got {shown(axis)}")
+        return groups
 
     def view(self, dtype):
         """The same bytes read as another dtype; the last dimension grows or shrinks."""
@@ -716,27 +809,27 @@ class View:
         old, new = self.dtype.itemsize, target.itemsize
         if old == new:
             return self._make(self.offset, self.shape, self.strides, target, None)
-        shape, strides = list(self.shape), list(self.strides)
-        if strides[-1] != 1 and shape[-1] != 1:
-            self._fail("layout", f"view: the last dimension must be dense, its stride is {strides[-1]}")
+        *outer, last = self.strides
+        if last != 1 and self.shape[-1] != 1:
+            self._fail("layout", f"view: the last dimension must be dense, its stride is {last}")
         if old > new:
             ratio = old // new
-            shape[-1] *= ratio
-            strides = [s * ratio for s in strides[:-1]] + [1]
+            shape, strides = (*self.shape[:-1], self.shape[-1] * ratio), (*(s * ratio for s in outer), 1)
             return self._make(self.offset * ratio, shape, strides, target, None)
         ratio = new // old
-        odd = [x for x in (shape[-1], self.offset, *strides[:-1]) if x % ratio]
+        # the stride of a size-1 dimension addresses nothing; on chip the rows themselves must divide
+        counted = [s for s, n in zip(outer, self.shape, strict=False) if n != 1]
+        counted += [self.row_pitch] if self.on_chip else []
+        odd = [x for x in (self.shape[-1], self.offset, *counted) if x % ratio]
         if odd:
             self._fail(
-                "alignment", f"view: {odd[0]} elements of {self.dtype} do not divide into {target} ({ratio}:1)"
+                "alignment",
+                f"view: {odd[0]} elements of {self.dtype} do not divide into {target} ({ratio}:1)",
             )
-        shape[-1] //= ratio
-        strides = [s // ratio for s in strides[:-1]] + [1]
+        shape, strides = (*self.shape[:-1], self.shape[-1] // ratio), (*(s // ratio for s in outer), 1)
         return self._make(self.offset // ratio, shape, strides, target, None)
 
-    def reinterpret_cast(self, dtype):
-        """Another name of `view`."""
-        return self.view(dtype)
+    reinterpret_cast = view
 
     # ---- tensor.md 6: access patterns ------------------------------------------------------------
 
@@ -747,20 +840,25 @@ class View:
             self._fail("indirect-twice", "ap: give scalar_offset or vector_offset, not both")
         extra = 0 if offset is None else offset
         if not is_int(extra) or extra < 0:
-            self._fail("pattern", f"ap: offset must be an int >= 0, got {offset!r}")
+            self._fail("pattern", f"ap: offset must be an int >= 0, got {shown(offset)}")
         target = self.dtype if dtype is None else dtypes.resolve(dtype)
         byte_offset = self.offset * self.dtype.itemsize
         if byte_offset % target.itemsize or self.storage.pitch % target.itemsize and self.on_chip:
             self._fail("alignment", f"ap: the tensor does not start or repeat at a multiple of {target}")
         start = byte_offset // target.itemsize + int(extra)
-        dim = self._dim(indirect_dim, "ap")
-        stride_bytes = self.strides[dim] * self.dtype.itemsize
         ind = None
-        if scalar_offset is not None and is_int(scalar_offset):
-            start += int(scalar_offset) * stride_bytes // target.itemsize
-        elif scalar_offset is not None or vector_offset is not None:
+        if scalar_offset is not None or vector_offset is not None:
             self._not_indirect_yet("ap")
-            ind = self._ap_indirection(scalar_offset, vector_offset, dim, stride_bytes, counts)
+            dim = self._dim(indirect_dim, "ap")
+            stride_bytes = self.strides[dim] * self.dtype.itemsize
+            if stride_bytes % target.itemsize:
+                self._fail(
+                    "alignment", f"ap: dimension {dim} steps {stride_bytes} bytes, not whole {target}s"
+                )
+            if is_int(scalar_offset):
+                start += int(scalar_offset) * stride_bytes // target.itemsize
+            else:
+                ind = self._ap_indirection(scalar_offset, vector_offset, dim, stride_bytes, counts)
         elif self.indirection is not None:
             from .core import warn
 
@@ -773,10 +871,10 @@ class View:
         if not isinstance(pattern, (list, tuple)) or not all(
             isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pattern
         ):
-            self._fail("pattern", f"ap: the pattern is a list of [step, count] pairs, got {pattern!r}")
-        least, most = (2, 5) if self.on_chip else (1, 99)
-        if not least <= len(pattern) <= most:
-            self._fail("pattern", f"ap: {len(pattern)} pairs, this buffer takes {least} to {most}")
+            self._fail("pattern", f"ap: the pattern is a list of [step, count] pairs, got {shown(pattern)}")
+        if not pattern or (self.on_chip and not 2 <= len(pattern) <= 5):
+            least = "2 to 5 on chip" if self.on_chip else "at least 1"
+            self._fail("pattern", f"ap: the pattern holds {len(pattern)} pairs, it must hold {least}")
         for step, count in pattern:
             if not is_int(step) or not is_int(count) or step < 0 or count < 1:
                 self._fail("pattern", f"ap: [{step!r}, {count!r}]: a step is >= 0 and a count >= 1")
@@ -791,11 +889,13 @@ class View:
             if dim != 0:
                 self._fail("indirect-dim", f"ap: vector_offset indexes dimension 0, got indirect_dim={dim}")
             if not isinstance(vector, View):
-                raise error("argument", f"ap: vector_offset must be a tile of indices, got {vector!r}")
-            _check_index_tile(vector, "ap")
+                raise error("argument", f"ap: vector_offset must be a tile of indices, got {shown(vector)}")
+            _check_index_rows(vector, counts[0], "ap")
             return Indirection("vector", vector, stride_bytes, 0)
         if not is_dynamic_index(scalar):
-            raise error("argument", f"ap: scalar_offset must be an int, register or tile, got {scalar!r}")
+            raise error(
+                "argument", f"ap: scalar_offset must be an int, register or tile, got {shown(scalar)}"
+            )
         if self.on_chip and dim == 0 and self.shape[0] != 1:
             self._fail("partition-dynamic", "ap: on chip indirect_dim must be a free dimension, not 0")
         self._check_index(scalar, "ap")
@@ -803,27 +903,30 @@ class View:
 
     def _check_reach(self) -> None:
         """An access pattern stays inside its storage and, on chip, inside its partitions."""
-        reach = sum((count - 1) * step for step, count in zip(self.strides, self.shape, strict=True))
+        if self.offset < 0:
+            self._fail("index", f"ap: begins {-self.offset} elements before the tensor")
+        spans = [(count - 1) * step for step, count in zip(self.strides, self.shape, strict=True)]
         if not self.on_chip:
+            vector = self.indirection is not None and self.indirection.kind == "vector"
+            last = self.offset + sum(spans[1:] if vector else spans)
             limit = self.storage.nbytes // self.dtype.itemsize
-            if self.indirection is not None and self.indirection.kind == "vector":
-                reach -= (self.shape[0] - 1) * self.strides[0]
-            if self.offset + reach >= limit:
-                self._fail("index", f"ap: reaches element {self.offset + reach}, the tensor has {limit}")
+            if last >= limit:
+                self._fail("index", f"ap: reaches element {last}, the tensor has {limit}")
             return
         pitch = self.row_pitch
         if self.shape[0] > 1 and self.strides[0] != pitch:
             self._fail(
-                "pattern",
-                f"ap: the first step is the partition step and must be {pitch}, got {self.strides[0]}",
-                help="one operand addresses consecutive partitions",
+                "index",
+                f"ap: the first step must be {pitch}, the elements of a partition, got {self.strides[0]}",
+                help="one operand addresses consecutive partitions; none can be skipped",
             )
         first, free = divmod(self.offset, pitch)
         if first + self.shape[0] > self.storage.partitions:
             self._fail(
-                "index", f"ap: reaches partition {first + self.shape[0] - 1} of {self.storage.partitions}"
+                "index",
+                f"ap: reaches partition {first + self.shape[0] - 1} of {self.storage.partitions}",
             )
-        free += sum((c - 1) * s for s, c in zip(self.strides[1:], self.shape[1:], strict=True))
+        free += sum(spans[1:])
         if free >= pitch:
             self._fail("index", f"ap: reaches element {free} of a partition that holds {pitch}")
 
@@ -840,16 +943,37 @@ class View:
         if not self.on_chip:
             self._fail("buffer", "indirect: the tensor must be on chip", help="HBM rows: vector_select")
         if not isinstance(index, View) or index.buffer is not SBUF:
-            raise error("buffer", f"indirect: index must be an SBUF tile, got {index!r}")
+            raise error("buffer", f"indirect: index must be an SBUF tile, got {shown(index)}")
         if index.dtype not in ("int16", "uint16", "int32", "uint32"):
             raise error(
                 "dtype",
                 f"indirect: index has dtype {index.dtype}, offsets are 16- or 32-bit integers",
                 notes=[index.describe()],
             )
-        count = index.size if num_elem is None else int(num_elem)
+        count = index.size if num_elem is None else num_elem
+        if not is_int(count) or count < 1:
+            raise error("shape", f"indirect: num_elem must be a positive int, got {shown(num_elem)}")
         ind = Indirection("tensor", index, self.dtype.itemsize, 1, base=self)
-        return self._make(self.offset, (self.shape[0], count), (self.strides[0], 1), self.dtype, ind)
+        return self._make(self.offset, (self.shape[0], int(count)), (self.strides[0], 1), self.dtype, ind)
+
+
+def _sequence(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, (tuple, list)):
+        raise error("argument", f"{what} must be a tuple or list, got {shown(value)}")
+    return list(value)
+
+
+def _check_index_rows(index: View, rows: int, method: str) -> None:
+    """Row indices: one for each of `rows` rows, or a wider tile (dma_transpose reads it down its columns)."""
+    _check_index_tile(index, method)
+    wide = index.ndim > 1 and index.size > index.shape[0]
+    if (index.size < rows) if wide and method == "ap" else index.size != rows:
+        raise error(
+            "shape",
+            f"{method}: {index.size} indices for {rows} rows",
+            notes=[index.describe()],
+            help="pass an SBUF tile of shape (rows, 1)",
+        )
 
 
 def _check_index_tile(index: View, method: str) -> None:
@@ -867,5 +991,3 @@ def _check_index_tile(index: View, method: str) -> None:
             notes=[index.describe()],
             help="convert it with nisa.tensor_copy into an int32 tile",
         )
-
-

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import dtypes
 from ..errors import error
 from ..program import Instruction
 from ..view import View
-from .indirect import Rows, gather_columns, scalar_shift, scatter_columns
+from .indirect import Rows, accumulate_columns, gather_columns, scalar_shift, scatter_columns
 
 if TYPE_CHECKING:
     from ..core import Core
@@ -33,22 +34,24 @@ class Executor:
             view = operands[i]
             if isinstance(view, View):
                 if view.indirection is not None:
-                    arrays[i] = self._read_indirect(view, instruction)
+                    arrays[i] = self._read_indirect(view, instruction, i in instruction.widened)
                 elif i in instruction.widened:
                     arrays[i] = view.storage.memory.read_float32(view)
+                elif i in instruction.partial:
+                    arrays[i] = self._in_parts(view, instruction.parts(i))
                 else:
                     arrays[i] = view.storage.memory.read(view)
-        for i in instruction.write_at:
+        for i in () if instruction.opens else instruction.write_at:
             view = operands[i]
             if isinstance(view, View):
-                if view.indirection is not None:
+                if instruction.accumulates:
+                    arrays[i], written, after = self._accumulate(view, instruction)
+                    arrays.append(written)
+                elif view.indirection is not None:
                     arrays[i], done = self._write_indirect(view, instruction, arrays[i])
                     after = done or after
-                elif instruction.accumulates:
-                    memory = view.storage.memory
-                    arrays.append(memory.matmul_written(view))
-                    arrays[i] = memory.write(view, by_matmul=True)
-                    memory.set_matmul(view, not instruction.is_transpose)
+                elif i in instruction.partial:
+                    arrays[i] = self._in_parts(view, instruction.parts(i), written=True)
                 else:
                     arrays[i] = view.storage.memory.write(view)
         if instruction.stateful:
@@ -58,38 +61,61 @@ class Executor:
         if after is not None:
             after()
 
-    def _read_indirect(self, view: View, instruction: Instruction) -> Any:
+    @staticmethod
+    def _in_parts(view: View, parts: list[View], written: bool = False) -> np.ndarray:
+        """The array of a view of which only some parts count as read or written."""
+        memory = view.storage.memory
+        assert memory is not None
+        for part in parts:
+            memory.write(part) if written else memory.read(part)
+        return memory.array(view)
+
+    def _read_indirect(self, view: View, instruction: Instruction, widened: bool) -> Any:
         ind = view.indirection
         memory = view.storage.memory
         assert ind is not None and memory is not None
         if ind.kind == "vector":
-            return Rows(view, memory, instruction)
+            return Rows(view, instruction)
         if ind.kind == "tensor":
-            return gather_columns(view, memory, instruction)
+            columns = gather_columns(view, instruction)
+            return dtypes.f32(columns, view.dtype) if widened else columns
         shift = scalar_shift(view, instruction)
         if shift is None:
             return None  # oob_mode.skip: the transfer does not happen
-        array = memory.read(view, shift)
-        if view.dtype.castable and self._wants_float32(view, instruction):
-            return memory.read_float32(view, shift)
-        return array
+        return memory.read_float32(view, shift) if widened else memory.read(view, shift)
+
+    def _accumulate(self, view: View, instruction: Any) -> tuple[np.ndarray, Any, Any]:
+        """The array of a matmul's dst, which of it matmuls wrote before (None: nobody), what to do after."""
+        if view.indirection is not None and view.indirection.kind == "tensor":
+            return accumulate_columns(view, instruction)
+        view = self._settled(view, instruction)
+        memory = view.storage.memory
+        assert memory is not None
+        written = memory.matmul_written(view)
+        if instruction.accumulate and written is not True and not memory.is_written(view):
+            written = None
+        array = memory.write(view, by_matmul=True)
+        memory.set_matmul(view, not instruction.is_transpose)
+        return array, written, None
 
     @staticmethod
-    def _wants_float32(view: View, instruction: Instruction) -> bool:
-        return any(instruction.operands()[i] is view for i in instruction.widened)
+    def _settled(view: View, instruction: Instruction) -> View:
+        """The view at the place its run-time index moved it to."""
+        if view.indirection is None:
+            return view
+        shift = scalar_shift(view, instruction)
+        assert shift is not None
+        return View(view.storage, view.offset + shift // view.dtype.itemsize, view.shape, view.strides, view.dtype)
 
     def _write_indirect(self, view: View, instruction: Instruction, read: Any) -> tuple[Any, Any]:
         ind = view.indirection
         memory = view.storage.memory
         assert ind is not None and memory is not None
-        if ind.kind == "vector":
-            return Rows(view, memory, instruction), None
         if ind.kind == "tensor":
             buffer = np.empty(view.shape, view.dtype.storage) if isinstance(read, View) else read
-            return buffer, lambda: scatter_columns(view, memory, instruction, buffer)
+            return buffer, lambda: scatter_columns(view, instruction, buffer)
         shift = scalar_shift(view, instruction)
-        if shift is None:
-            return None, None
+        assert shift is not None
         return memory.write(view, shift), None
 
 

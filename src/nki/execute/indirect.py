@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from .. import dtypes
 from ..errors import error
 from ..program import Instruction
 from ..view import View
-
-if TYPE_CHECKING:
-    from .memory import Memory
+from .memory import FULL
 
 
 def index_values(index: Any) -> np.ndarray:
@@ -33,6 +32,13 @@ def _reach(view: View, first_dim: int) -> int:
     return (sum((n - 1) * s for n, s in spans) + 1) * view.dtype.itemsize
 
 
+def _index_note(index: Any) -> list[str]:
+    return [f"index: {index.describe()}"] if isinstance(index, View) else []
+
+
+# ---- one index moves the whole view --------------------------------------------------------------
+
+
 def scalar_shift(view: View, instruction: Instruction) -> int | None:
     """Bytes by which a scalar index moves a view; None when it is out of bounds and may be skipped."""
     ind = view.indirection
@@ -41,72 +47,130 @@ def scalar_shift(view: View, instruction: Instruction) -> int | None:
     shift = value * ind.scale
     width = view.dtype.itemsize
     if view.on_chip:
-        start = view.free_offset * width + shift
-        inside = value >= 0 and start + _reach(view, 1) <= view.storage.pitch
+        room = view.storage.pitch - view.free_offset * width - _reach(view, 1)
     else:
-        start = view.offset * width + shift
-        inside = value >= 0 and start + _reach(view, 0) <= view.storage.nbytes
-    if inside:
+        room = view.storage.nbytes - view.offset * width - _reach(view, 0)
+    if value >= 0 and shift <= room:
         return shift
     if skips_out_of_bounds(instruction):
         return None
+    limit = f"0 to {room // ind.scale} fit" if ind.scale and room >= 0 else "none fits"
     raise error(
         "index",
-        f"{instruction.public}: run-time index {value} reaches outside the tensor",
+        f"{instruction.public}: run-time index {value} reaches outside the tensor, {limit}",
         notes=[view.describe_layout(), *_index_note(ind.index)],
         help="bound the index, or pass oob_mode=nisa.oob_mode.skip where the instruction takes it",
         site=instruction.site,
     )
 
 
-def _index_note(index: Any) -> list[str]:
-    return [f"index: {index.describe()}"] if isinstance(index, View) else []
+# ---- a vector of indices names rows --------------------------------------------------------------
 
 
 class Rows:
-    """The rows of an HBM tensor that a vector of indices names; reads and writes leave out skipped ones."""
+    """The rows of an HBM tensor that a vector of indices names; `valid` tells which are in bounds."""
 
-    def __init__(self, view: View, memory: Memory, instruction: Instruction):
+    def __init__(self, view: View, instruction: Instruction):
         ind = view.indirection
         assert ind is not None
         self.view = view
-        self.memory = memory
-        ids = index_values(ind.index)
-        if ids.ndim > 1 and ids.shape[1] > 1:  # dma_transpose: down the partitions first
-            ids = ids.reshape(ids.shape[0], -1).T
-        self.ids = ids.reshape(-1)[: view.shape[0]]
-        width = view.dtype.itemsize
-        starts = view.offset * width + self.ids * ind.scale
-        self.valid = (self.ids >= 0) & (starts >= 0) & (starts + _reach(view, 1) <= view.storage.nbytes)
-        if not self.valid.all() and not skips_out_of_bounds(instruction):
-            row = int(np.argmin(self.valid))
-            raise error(
-                "index",
-                f"{instruction.public}: index {int(self.ids[row])} in row {row} reaches outside the tensor",
-                notes=[view.describe_layout(), *_index_note(ind.index)],
-                help="bound the indices, or pass oob_mode=nisa.oob_mode.skip to leave such rows out",
-                site=instruction.site,
-            )
-        self.starts = starts
         self.shape = tuple(view.shape)
+        self.table, self.is_bytewise = _table(view)
+        ids = _down_the_partitions(index_values(ind.index))[: view.shape[0]]
+        self.ids = ids if ind.scale else np.minimum(ids, 0)  # a broadcast row serves every index
+        self.valid = (self.ids >= 0) & (self.ids < self.table.shape[0])
+        self.complete = bool(self.valid.all())
+        if not self.complete and not skips_out_of_bounds(instruction):
+            raise self._out_of_bounds(instruction)
 
-    def _row_view(self, row: int) -> tuple[View, int]:
-        view = self.view
-        single = View(view.storage, view.offset, view.shape[1:] or (1,), view.strides[1:] or (1,), view.dtype)
-        return single, int(self.starts[row]) - view.offset * view.dtype.itemsize
+    def _out_of_bounds(self, instruction: Instruction) -> Exception:
+        row, count = int(np.argmin(self.valid)), self.table.shape[0]
+        limit = f"0 to {count - 1} fit" if count else "none fits"
+        ind, value = self.view.indirection, int(self.ids[row])
+        assert ind is not None
+        return error(
+            "index",
+            f"{instruction.public}: index {value} of row {row} reaches outside the tensor, {limit}",
+            notes=[self.view.describe_layout(), *_index_note(ind.index)],
+            help="bound the indices, or pass oob_mode=nisa.oob_mode.skip to leave such rows out",
+            site=instruction.site,
+        )
 
     def load(self) -> np.ndarray:
         """All rows; skipped ones hold zeros and must be left out by the caller (`valid`)."""
-        out = np.zeros(self.shape, self.view.dtype.storage)
-        for row in np.flatnonzero(self.valid):
-            out[row] = self.memory.read(*self._row_view(row)).reshape(self.shape[1:])
-        return out
+        ids = self.ids if self.complete else self.ids[self.valid]
+        if not ids.size:
+            return np.zeros(self.shape, self.view.dtype.storage)
+        found = self._memory.read(self.table, where=ids)[ids]
+        if self.is_bytewise:
+            found = np.ascontiguousarray(found).view(self.view.dtype.storage)[..., 0]
+        if self.complete:
+            return found
+        rows = np.zeros(self.shape, found.dtype)
+        rows[self.valid] = found
+        return rows
 
     def store(self, values: np.ndarray) -> None:
         """Write the valid rows in order; of equal indices the last wins."""
-        for row in np.flatnonzero(self.valid):
-            target = self.memory.write(*self._row_view(row))
-            target[...] = values[row].reshape(target.shape)
+        values = values.reshape(self.shape)
+        ids = self.ids
+        if not self.complete:
+            ids, values = ids[self.valid], values[self.valid]
+        if not ids.size:
+            return
+        if self.is_bytewise:
+            values = np.ascontiguousarray(values)[..., None].view(np.uint8)
+        target = self._open(ids)
+        if np.may_share_memory(target, values):
+            values = values.copy()
+        target[ids] = values
+
+    def _open(self, ids: np.ndarray) -> np.ndarray:
+        """The table, ready to be written in these rows, which may repeat or overlap."""
+        memory, table = self._memory, self.table
+        if memory.state == FULL:
+            return memory.write(table)
+        places = ids * table.strides[0]
+        for count, stride in zip(table.shape[1:], table.strides[1:], strict=True):
+            places = np.add.outer(places, np.arange(count) * stride)
+        places = np.unique(places)
+        flat = View(table.storage, table.offset, (int(places[-1]) + 1,), (1,), table.dtype)
+        memory.write(flat, where=places)
+        return memory.array(table)
+
+    def has_duplicates(self) -> bool:
+        ids = self.ids[self.valid]
+        return len(np.unique(ids)) != len(ids)
+
+    @property
+    def _memory(self) -> Any:
+        return self.view.storage.memory
+
+
+def _table(view: View) -> tuple[View, bool]:
+    """What every index in bounds addresses: row i belongs to index i.
+
+    Where `.ap(dtype=)` made rows start between elements, the table is one of bytes.
+    """
+    ind, width = view.indirection, view.dtype.itemsize
+    assert ind is not None
+    room = view.storage.nbytes - view.offset * width - _reach(view, 1)
+    count = max(0, room // ind.scale + 1) if ind.scale else 1
+    shape, strides = view.shape[1:], view.strides[1:]
+    if ind.scale % width == 0:
+        table = View(view.storage, view.offset, (count, *shape), (ind.scale // width, *strides), view.dtype)
+        return table, False
+    strides = tuple(s * width for s in strides)
+    offset = view.offset * width
+    return View(view.storage, offset, (count, *shape, width), (ind.scale, *strides, 1), dtypes.uint8), True
+
+
+def _down_the_partitions(ids: np.ndarray) -> np.ndarray:
+    """An index tile as one list, partition by partition of its first column, then of the next."""
+    return ids.reshape(-1) if ids.ndim == 1 else ids.reshape(ids.shape[0], -1).T.reshape(-1)
+
+
+# ---- an index tile picks columns (trn3) ----------------------------------------------------------
 
 
 def _columns(view: View, instruction: Instruction) -> np.ndarray:
@@ -116,43 +180,90 @@ def _columns(view: View, instruction: Instruction) -> np.ndarray:
     group = 32 if instruction.runs_on is not None and instruction.runs_on.name == "tensor" else 16
     index = index_values(ind.index)
     index = index.reshape(index.shape[0], -1)
-    count, partitions = view.shape[1], view.shape[0]
+    partitions, count = view.shape
     if count > group * index.shape[1]:
         raise error(
             "shape",
             f"{instruction.public}: {count} elements asked of an index tile that holds "
             f"{group * index.shape[1]} per group of {group} partitions",
-            notes=[ind.index.describe()],
+            notes=[f"index: {ind.index.describe()}"],
             help="pass num_elem to .indirect()",
             site=instruction.site,
         )
     i = np.arange(count)
     rows = (np.arange(partitions) // group * group)[:, None] + i % group
-    rows = np.minimum(rows, index.shape[0] - 1)
-    columns = index[rows, i // group]
-    size = ind.base.free_elements
-    if ((columns < 0) | (columns >= size)).any():
-        bad = int(columns[(columns < 0) | (columns >= size)][0])
+    if rows[-1].max() >= index.shape[0]:
         raise error(
-            "index",
-            f"{instruction.public}: indirect offset {bad} is outside the {size} elements of a partition",
-            notes=[ind.base.describe(), f"index: {ind.index.describe()}"],
+            "shape",
+            f"{instruction.public}: {count} elements need an index tile of {rows[-1].max() + 1} partitions, "
+            f"it has {index.shape[0]}",
+            notes=[f"index: {ind.index.describe()}"],
+            help=f"each group of {group} partitions reads its indices from {group} partitions",
             site=instruction.site,
         )
+    columns = index[rows, i // group]
+    _check_columns(columns, ind.base, ind.index, instruction)
     return columns
 
 
-def gather_columns(view: View, memory: Memory, instruction: Instruction) -> np.ndarray:
-    base = view.indirection.base  # type: ignore[union-attr]
-    flat = memory.read(base).reshape(base.shape[0], -1)
-    return np.take_along_axis(flat, _columns(view, instruction), axis=1)
+def _check_columns(columns: np.ndarray, base: View, index: View, instruction: Instruction) -> None:
+    outside = (columns < 0) | (columns >= base.free_elements)
+    if outside.any():
+        raise error(
+            "index",
+            f"{instruction.public}: indirect offset {int(columns[outside][0])} is outside the "
+            f"{base.free_elements} elements of a partition",
+            notes=[base.describe(), f"index: {index.describe()}"],
+            site=instruction.site,
+        )
 
 
-def scatter_columns(view: View, memory: Memory, instruction: Instruction, values: np.ndarray) -> None:
-    base = view.indirection.base  # type: ignore[union-attr]
-    target = memory.write(base)
-    flat = target.reshape(base.shape[0], -1).copy()
+def _base(view: View) -> Any:
+    assert view.indirection is not None
+    return view.indirection.base
+
+
+def _elements(view: View, instruction: Instruction) -> tuple[np.ndarray, ...]:
+    """One index array per dimension of the base view, in stream order of the indirect one."""
     columns = _columns(view, instruction)
-    for i in range(columns.shape[1]):  # in order, so that of equal offsets the highest i wins
-        np.put_along_axis(flat, columns[:, i : i + 1], values[:, i : i + 1], axis=1)
-    target[...] = flat.reshape(target.shape)
+    base = _base(view)
+    partition = np.repeat(np.arange(columns.shape[0]), columns.shape[1])
+    return (partition, *np.unravel_index(columns.reshape(-1), tuple(base.shape[1:])))
+
+
+def gather_columns(view: View, instruction: Instruction) -> np.ndarray:
+    """The elements an indirect input names, as a new array of the view's shape."""
+    base = _base(view)
+    picked = _elements(view, instruction)
+    return base.storage.memory.read(base, where=picked)[picked].reshape(view.shape)
+
+
+def scatter_columns(view: View, instruction: Instruction, values: np.ndarray) -> None:
+    """Write elements where an indirect dst names; of equal offsets the highest position wins."""
+    base = _base(view)
+    picked = _elements(view, instruction)
+    touched = np.zeros(base.shape, np.bool_)
+    touched[picked] = True
+    base.storage.memory.write(base, where=touched)[picked] = values.reshape(-1)
+
+
+def accumulate_columns(view: View, instruction: Any) -> tuple[np.ndarray, Any, Any]:
+    """For a matmul: what dst holds now, which of it matmuls wrote before (None: nobody), and the store."""
+    base = _base(view)
+    memory, picked = base.storage.memory, _elements(view, instruction)
+    initialised = memory.is_written(base, where=picked)
+    written = memory.matmul_written(base)
+    if not isinstance(written, bool):
+        written = written[picked].reshape(view.shape)
+        written = bool(written.all()) if written.all() or not written.any() else written
+    if instruction.accumulate and written is not True and not initialised:
+        written = None
+    values = memory.array(base)[picked].reshape(view.shape)
+
+    def store() -> None:
+        touched = np.zeros(base.shape, np.bool_)
+        touched[picked] = True
+        memory.write(base, by_matmul=True, where=touched)[picked] = values.reshape(-1)
+        memory.set_matmul(base, not instruction.is_transpose, where=touched)
+
+    return values, written, store

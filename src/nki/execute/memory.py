@@ -106,9 +106,10 @@ class Memory:
         strides = [s * width for s in view.strides]
         return np.ndarray(view.shape, view.dtype.storage, self.raw, view.offset * width + shift, strides)
 
-    def read(self, view: View, shift: int = 0) -> np.ndarray:
+    def read(self, view: View, shift: int = 0, where: Any = None) -> np.ndarray:
+        """The array to read a view through. `where` (a mask, or rows): only these elements count."""
         if self.state != FULL:
-            self._check_written(view, shift)
+            self._check_written(view, shift, where)
         return self.array(view, shift)
 
     def read_float32(self, view: View, shift: int = 0) -> np.ndarray:
@@ -123,16 +124,19 @@ class Memory:
             wide = self.floats[view.sig] = dtypes.f32(array, view.dtype)
         return wide
 
-    def write(self, view: View, shift: int = 0, by_matmul: bool = False) -> np.ndarray:
-        """The array to write a view through. The caller will write all of it."""
+    def write(self, view: View, shift: int = 0, by_matmul: bool = False, where: Any = None) -> np.ndarray:
+        """The array to write a view through. The caller will write all of it.
+
+        Or all of `where`: a mask, or rows of the view without duplicates. The rest stays as it was.
+        """
         if self.state != FULL:
-            self._mark_written(view, shift)
+            self._mark_written(view, shift, where)
         if self.floats:
             self.floats.clear()
         if self.borrowed:
             self._own()
         if self.matmul is not False and not by_matmul:
-            self.set_matmul(view, False)
+            self.set_matmul(view, False, where, shift)
         self.changed = True
         return self.array(view, shift)
 
@@ -160,28 +164,45 @@ class Memory:
         self.missing = self.map.flags.size
         self.state = PARTIAL
 
-    def _mark_written(self, view: View, shift: int) -> None:
-        if not shift and covers(view):
+    def renew(self) -> None:
+        """Be fresh memory again: poison until the next write."""
+        self.state, self.map, self.matmul = FRESH, None, False
+        self.floats.clear()
+
+    def _mark_written(self, view: View, shift: int, where: Any = None) -> None:
+        if where is None and not shift and covers(view):
             self.state, self.map = FULL, None
             return
         if self.state == FRESH:
             self.poison()
+        region = self._region(view, shift)
+        before = region if where is None else region[where]
+        self.missing -= before.size - int(np.count_nonzero(before))
+        region[... if where is None else where] = True
+        if self.missing <= 0:
+            self.state, self.map = FULL, None
+
+    def _check_written(self, view: View, shift: int, where: Any = None) -> None:
+        if not self.is_written(view, shift, where):
+            report_uninitialised(view)
+
+    def is_written(self, view: View, shift: int = 0, where: Any = None) -> bool:
+        """True when somebody wrote all of it; what nobody wrote reads as poison from now on."""
+        if self.state == FULL:
+            return True
+        if self.state == FRESH:
+            self.poison()
+        region = self._region(view, shift)
+        return bool((region if where is None else region[where]).all())
+
+    def _region(self, view: View, shift: int) -> np.ndarray:
+        """The written flags of a view; `missing` follows when they become flags of bytes."""
         assert self.map is not None
         granule = self.map.granule
         region = self.map.region(view, shift)
         if self.map.granule != granule:
             self.missing *= granule
-        self.missing -= region.size - int(np.count_nonzero(region))
-        region[...] = True
-        if self.missing <= 0:
-            self.state, self.map = FULL, None
-
-    def _check_written(self, view: View, shift: int) -> None:
-        if self.state == FRESH:
-            self.poison()
-        assert self.map is not None
-        if not self.map.region(view, shift).all():
-            report_uninitialised(view)
+        return region
 
     # ---- PSUM accumulation (isa_tensor.md) -------------------------------------------------------
 
@@ -195,8 +216,8 @@ class Memory:
             return count != 0
         return region[..., 0].copy() if region.ndim > len(view.shape) else region.copy()
 
-    def set_matmul(self, view: View, flag: bool) -> None:
-        if covers(view):
+    def set_matmul(self, view: View, flag: bool, where: Any = None, shift: int = 0) -> None:
+        if where is None and not shift and covers(view):
             self.matmul = flag
             return
         if self.matmul is flag:
@@ -205,7 +226,7 @@ class Memory:
             everywhere = self.matmul
             self.matmul = ElementMap(self.storage)
             self.matmul.flags[...] = everywhere
-        self.matmul.region(view)[...] = flag
+        self.matmul.region(view, shift)[... if where is None else where] = flag
 
 
 class PlacedMemory(Memory):
@@ -229,7 +250,7 @@ class PlacedMemory(Memory):
         strides = [pitch, *(s * width for s in view.strides[1:])]
         return np.ndarray(view.shape, view.dtype.storage, self.raw, start, strides)
 
-    def read(self, view: View, shift: int = 0) -> np.ndarray:
+    def read(self, view: View, shift: int = 0, where: Any = None) -> np.ndarray:
         owners = self.chip.owners_of(self.storage, view, shift)
         if not (owners == self.storage.number).all():
             self._foreign_read(view, owners)
@@ -239,14 +260,14 @@ class PlacedMemory(Memory):
         # other placed storages may share the bytes, so a widened copy could go stale
         return dtypes.f32(self.read(view, shift), view.dtype)
 
-    def write(self, view: View, shift: int = 0, by_matmul: bool = False) -> np.ndarray:
+    def write(self, view: View, shift: int = 0, by_matmul: bool = False, where: Any = None) -> np.ndarray:
         self.chip.owners_of(self.storage, view, shift)[...] = self.storage.number
         if self.storage.buffer is PSUM:
             for other in self.chip.live:
                 if other is not self and other.matmul is not False and other._overlaps(self):
-                    other.matmul = False
+                    other._forget_matmuls(self, view, shift)
         if self.matmul is not False and not by_matmul:
-            self.set_matmul(view, False)
+            self.set_matmul(view, False, where, shift)
         return self.array(view, shift)
 
     def _overlaps(self, other: PlacedMemory) -> bool:
@@ -255,6 +276,32 @@ class PlacedMemory(Memory):
         return (
             p0 < p1 + b.partitions and p1 < p0 + a.partitions and b0 < b1 + b.pitch and b1 < b0 + a.pitch
         )
+
+    def _forget_matmuls(self, writer: PlacedMemory, view: View, shift: int) -> None:
+        """Another storage writes some of these bytes: what matmuls wrote there is gone."""
+        assert self.storage.address is not None
+        first, byte = self.storage.address
+        touched = writer.bytes_of(view, shift)[byte : byte + self.storage.pitch]
+        if not isinstance(self.matmul, ElementMap):
+            self.matmul = ElementMap(self.storage)
+            self.matmul.flags[...] = True
+        top = view.start_partition - first
+        rows = slice(max(top, 0), max(top + view.shape[0], 0))
+        flags = self.matmul.flags.reshape(self.storage.partitions, -1)[rows]
+        flags[:, touched.reshape(-1, self.matmul.granule).any(axis=1)] = False
+
+    def bytes_of(self, view: View, shift: int) -> np.ndarray:
+        """A flag per byte of a physical partition: which ones a view touches."""
+        assert self.storage.address is not None
+        width = view.dtype.itemsize
+        flags = np.zeros(self.chip.pitch, np.bool_)
+        start = self.storage.address[1] + view.free_offset * width + shift
+        strides = [*(s * width for s in view.strides[1:]), 1]
+        np.ndarray((*view.shape[1:], width), np.bool_, flags, start, strides)[...] = True
+        return flags
+
+    def is_written(self, view: View, shift: int = 0, where: Any = None) -> bool:
+        return bool(self.chip.owners_of(self.storage, view, shift).all())
 
     def _foreign_read(self, view: View, owners: np.ndarray) -> None:
         from ..core import warn
@@ -342,6 +389,10 @@ class WideMemory(Memory):
 
     def read_float32(self, view: View, shift: int = 0) -> np.ndarray:
         return dtypes.f32(self.read(view, shift), view.dtype)
+
+    def renew(self) -> None:
+        super().renew()
+        self.pending = None
 
     def poison(self) -> None:
         self.raw.view(np.float32)[...] = np.nan

@@ -28,3 +28,42 @@ def legacy_dtype(function: Callable) -> Callable:
         return function(*args, **kwargs)
 
     return wrapper
+
+
+def old_order(names: tuple[str, ...], is_old: Callable[[tuple], bool]) -> Callable[[Callable], Callable]:
+    """Accept positional arguments in an older release's order; `is_old` tells it by their kinds."""
+
+    def decorate(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not is_old(args):
+                return function(*args, **kwargs)
+            warn(
+                "legacy",
+                f"{function.__name__}: this order of arguments is an old form",
+                help=f"pass them by name: {', '.join(f'{name}=' for name in names[: len(args)])}",
+            )
+            return function(**dict(zip(names, args, strict=False)), **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+def legacy_keywords(**names: str | None) -> Callable:
+    """Accept old keywords under their new names; one whose new name is None is ignored."""
+
+    def decorate(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            for old in [name for name in names if name in kwargs]:
+                value, new = kwargs.pop(old), names[old]
+                help = f"write {new}=" if new else "it has no effect: leave it out"
+                warn("legacy", f"{function.__name__}: {old}= is an old form", help=help)
+                if new is not None:
+                    kwargs.setdefault(new, value)
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    return decorate

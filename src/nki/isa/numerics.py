@@ -29,6 +29,11 @@ def column(value: Any, view: Any, ndim: int) -> Any:
     return np.float32(value)
 
 
+def moves_bits(dst: np.ndarray, target: DType, src: np.ndarray, source: DType) -> bool:
+    """True when elements of src may go to dst as they are: equal dtypes, held in the same form."""
+    return target == source and dst.dtype == src.dtype
+
+
 _local = threading.local()
 
 

@@ -17,7 +17,7 @@ from ..machine import Machine
 from ..program import Instruction
 from ..storage import PSUM, SBUF, MemoryRegion
 from ..view import View
-from .enums import GPSIMD, UNKNOWN, engine
+from .enums import GPSIMD, SCALAR, UNKNOWN, engine
 
 GENERATION_NAMES = {2: "trn1", 3: "trn2", 4: "trn3"}
 _BUFFER_NAMES = {"sbuf": "SBUF", "psum": "PSUM", "private_hbm": "HBM", "shared_hbm": "HBM"}
@@ -36,7 +36,9 @@ def judge(instruction: Instruction, machine: Machine) -> engine | None:
         if isinstance(view, View):
             _check_writable(instruction, instruction.operand_names[i], view)
     instruction.check(machine)
-    return _resolve_engine(instruction, machine)
+    chosen = _resolve_engine(instruction, machine)
+    _check_indirection(instruction, chosen)
+    return chosen
 
 
 def _check_operand(ins: Instruction, name: str, view: View, machine: Machine) -> None:
@@ -52,7 +54,7 @@ def _check_operand(ins: Instruction, name: str, view: View, machine: Machine) ->
             [name],
             "allocate it before the loop",
         )
-    if not ins.on_chip:
+    if not ins.on_chip or ins.anywhere:
         return
     if not storage.on_chip:
         raise fail(
@@ -81,6 +83,8 @@ def _check_access(ins: Instruction, name: str, view: View, machine: Machine) -> 
             f"{ins.public}: {name} needs more than {machine.access_max_dims} free dimensions to address",
             notes=[f"{name}: {view.describe_layout()}"],
         )
+    if name in ins.places:
+        return
     start, count = view.start_partition, view.shape[0]
     step = 128 if count > 64 else 64 if count > 32 else 32
     if start % step:
@@ -115,8 +119,9 @@ def _check_writable(ins: Instruction, name: str, view: View) -> None:
             [name],
             "copy it into a tensor of your own first",
         )
+    replaced = view.indirection is not None and view.indirection.kind == "vector"
     for d, (count, stride) in enumerate(zip(view.shape, view.strides, strict=True)):
-        if stride == 0 and count > 1:
+        if stride == 0 and count > 1 and not (replaced and d == 0):  # indices stand for the step of dim 0
             raise fail(
                 ins,
                 "write-broadcast",
@@ -148,6 +153,61 @@ def _resolve_engine(ins: Instruction, machine: Machine) -> engine | None:
                     "copy it to SBUF first (nisa.tensor_copy), or use engine=nisa.engine.vector",
                 )
     return chosen
+
+
+def _check_indirection(ins: Instruction, chosen: engine | None) -> None:
+    """Which operands an index tile may gather or scatter, and where the index must lie (isa.md 1.7)."""
+    found = {
+        name: view
+        for name, view in zip(ins.operand_names, ins.operands(), strict=True)
+        if isinstance(view, View) and view.indirection is not None and view.indirection.kind == "tensor"
+    }
+    if not found:
+        return
+    written = {ins.operand_names[i] for i in ins.write_at}
+    for name, view in found.items():
+        if name not in ins.indirect:
+            allowed = " and ".join(ins.indirect)
+            raise fail(
+                ins,
+                "indirect-view",
+                f"{name} cannot be addressed by an index tile",
+                [name],
+                f"only {allowed} can; copy the selection first" if allowed else "copy the selection first",
+            )
+        if name in written and chosen is SCALAR and view.buffer is PSUM:
+            raise fail(ins, "buffer", f"the scalar engine cannot scatter {name} into PSUM", [name])
+        _check_index_start(ins, name, view, written)
+
+
+def _check_index_start(ins: Instruction, name: str, view: View, written: set[str]) -> None:
+    assert view.indirection is not None
+    index: View = view.indirection.index
+    if index.start_partition % 32:
+        _misaligned(ins, name, index, view, f"the index of {name} must start at a multiple of 32")
+    partner: Any = view
+    if name in written:
+        partner = getattr(ins, next((n for n in ins.indirect if n not in written), name))
+        if not isinstance(partner, View):
+            return
+        if partner.buffer is PSUM and partner.indirection is not None and partner.indirection.kind == "tensor":
+            partner = partner.indirection.index
+    if index.start_partition != partner.start_partition:
+        _misaligned(
+            ins,
+            name,
+            index,
+            partner,
+            f"the index of {name} starts at partition {index.start_partition}, "
+            f"it must start where its data does, at {partner.start_partition}",
+        )
+
+
+def _misaligned(ins: Instruction, name: str, index: View, partner: View, message: str) -> None:
+    """An error where the user chose the addresses, else the compiler can still place the tiles."""
+    if index.storage.address is not None and partner.storage.address is not None:
+        raise fail(ins, "alignment", message, [name])
+    warn("indirect-align", f"{ins.public}: {message}", notes=[f"index: {index.describe()}"])
 
 
 # ---- vocabulary ----------------------------------------------------------------------------------
@@ -289,6 +349,21 @@ def matching(ins: Instruction, *names: str) -> None:
                 f"{names[0]} has {first.free_elements} elements per partition, {name} has {view.free_elements}",
                 [names[0], name],
                 "tiles are not broadcast; use a zero-stride view (t.broadcast) or a [P, 1] operand",
+            )
+
+
+def same_partitions(ins: Instruction, first: str, *names: str) -> None:
+    """Equal partitions; the elements per partition are another rule's business."""
+    rows = getattr(ins, first).shape[0]
+    for name in names:
+        view = getattr(ins, name)
+        if isinstance(view, View) and view.shape[0] != rows:
+            raise fail(
+                ins,
+                "shape",
+                f"{first} has {rows} partitions, {name} has {view.shape[0]}",
+                [first, name],
+                "operands must have equal partitions; slice the larger one",
             )
 
 

@@ -1,53 +1,28 @@
-"""TensorE: matrix products into PSUM (isa_tensor.md)."""
+"""TensorE: matrix products and transposes into PSUM (isa_tensor.md)."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import dtypes
-from ..core import issue, warn
+from ..core import current_machine, issue, warn
+from ..dtypes import f32
 from ..machine import Machine
 from ..program import Cost, In, Instruction, Out
+from ..storage import PSUM, SBUF
+from ..view import View, is_int
 from . import rules
-from .enums import TENSOR, matmul_perf_mode, member
-from .numerics import flat, scratch
+from .enums import TENSOR, UNKNOWN, VECTOR, engine, matmul_perf_mode, member
+from .legacy import legacy_keywords
+from .numerics import flat, moves_bits, scratch
 
 FLOAT_INPUTS = ("float8_e4m3", "float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "tfloat32", "float32")
 FP8 = ("float8_e4m3", "float8_e5m2", "float8_e4m3fn")
 FULL_PRECISION = ("float32", "tfloat32")
-
-
-def nc_matmul(
-    dst,
-    stationary,
-    moving,
-    is_stationary_onezero=False,
-    is_moving_onezero=False,
-    is_transpose=False,
-    accumulate=None,
-    tile_position=(),
-    tile_size=(),
-    perf_mode=matmul_perf_mode.none,
-    name=None,
-):
-    """dst[M, N] = stationary[K, M].T @ moving[K, N] into PSUM, overwriting or accumulating."""
-    return issue(
-        NcMatmul(
-            dst,
-            stationary,
-            moving,
-            is_stationary_onezero,
-            is_moving_onezero,
-            is_transpose,
-            accumulate,
-            _as_tuple(tile_position),
-            _as_tuple(tile_size),
-            perf_mode,
-            name,
-        )
-    )
+GATHERED = ("float16", "bfloat16", *FP8)  # what an index tile may pick for TensorE
 
 
 def _as_tuple(value: Any) -> Any:
@@ -67,14 +42,22 @@ class MatmulInstruction(Instruction):
             return machine.partitions, machine.matmul_stationary_max
         if not position or not size:
             raise rules.fail(self, "shape", "give tile_position and tile_size together, or neither")
-        if len(position) != 2 or len(size) != 2:
-            raise rules.fail(self, "shape", f"tile_position {position} and tile_size {size} are (row, column) pairs")
+        if len(position) != 2 or len(size) != 2 or not all(map(is_int, (*position, *size))):
+            raise rules.fail(
+                self,
+                "shape",
+                f"tile_position {position} and tile_size {size} must be pairs of ints (row, column)",
+            )
         for what, start, extent in zip(("row", "column"), position, size, strict=True):
             if extent not in machine.pe_tile_sizes:
                 allowed = ", ".join(map(str, machine.pe_tile_sizes))
-                raise rules.fail(self, "shape", f"tile_size {what} is {extent}, {machine.name} takes {allowed}")
+                raise rules.fail(
+                    self, "shape", f"tile_size {what} is {extent}, {machine.name} takes {allowed}"
+                )
             if start % extent or start < 0 or start + extent > 128:
-                raise rules.fail(self, "shape", f"tile_position {what} {start} is not a multiple of {extent} below 128")
+                raise rules.fail(
+                    self, "shape", f"tile_position {what} {start} is not a multiple of {extent} below 128"
+                )
         self._warn_physical_tile(position)
         return size
 
@@ -88,10 +71,15 @@ class MatmulInstruction(Instruction):
                     f"{self.public}: {name} starts at partition {view.start_partition}, "
                     f"the PE tile works at {wanted}",
                     notes=[f"{name}: {view.describe()}"],
+                    help="stationary and moving start at the tile's row, dst at its column",
                 )
 
     def check_destination(self: Any, machine: Machine, rows: int, columns: int) -> None:
         """dst is [M, N] in PSUM, within the bank and size limits of the generation."""
+        if self.accumulate is not None and not isinstance(self.accumulate, (bool, np.bool_, int)):
+            raise rules.fail(
+                self, "argument", f"accumulate must be True, False or None, got {self.accumulate!r}"
+            )
         if self.dst.shape[0] != rows or self.dst.free_elements != columns:
             raise rules.fail(
                 self,
@@ -99,7 +87,7 @@ class MatmulInstruction(Instruction):
                 f"dst is [{self.dst.shape[0]}, {self.dst.free_elements}], the product is [{rows}, {columns}]",
                 ["dst", "stationary", "moving"],
             )
-        limit = machine.matmul_moving_max if self.dst.dtype == "float32" else machine.matmul_moving_max_bf16
+        limit = machine.matmul_moving_max if self.dst.dtype.itemsize == 4 else machine.matmul_moving_max_bf16
         rules.at_most(
             self,
             "moving",
@@ -108,46 +96,115 @@ class MatmulInstruction(Instruction):
             "columns",
             f"tile the free dimension by nl.tile_size.gemm_moving_fmax ({machine.gemm_moving_fmax})",
         )
-        if machine.matmul_bank_limited and crosses_bank(self.dst, machine):
-            raise rules.fail(
-                self,
-                "psum-bank",
-                f"dst crosses a PSUM bank boundary ({machine.psum_bank_bytes} bytes per partition)",
-                ["dst"],
-                "one matmul writes one bank; slice dst at multiples of 512 float32 columns",
-            )
+        check_bank(self, machine)
+
+    def overwrites(self: Any, written: Any) -> bool:
+        return written is False if self.accumulate is None else not self.accumulate
 
     def accumulate_into(self: Any, dst: np.ndarray, product: np.ndarray, written: Any) -> None:
-        """Overwrite, add, or per element whichever the earlier matmuls of this tile ask for."""
-        if self.accumulate is False or (self.accumulate is None and written is False):
+        """Overwrite, add, or per element whichever the earlier matmuls of this tile ask for.
+
+        `written`: which elements a matmul wrote before, a mask, or True or False where all agree; None
+        when `accumulate` asks for a sum and part of dst was written by nobody.
+        """
+        if self.overwrites(written):
             dtypes.store(dst, product, self.dst.dtype)
             return
-        if self.accumulate is True and written is not True:
-            warn(
-                "psum-uninit",
-                f"{self.public}: accumulate=True onto a region no matmul has written",
-                notes=[f"dst: {self.dst.describe()}"],
-                help="let the first matmul of a group pass accumulate=False (or None)",
-            )
-        if self.accumulate is None and written is not True:
+        old = f32(dst, self.dst.dtype)
+        if self.accumulate:
+            self._warn_uninitialised(written)
+        elif written is not True:
             warn(
                 "psum-mixed",
                 f"{self.public}: part of dst was written by a matmul before, part was not",
                 notes=[f"dst: {self.dst.describe()}"],
                 help="hardware has one flag per instruction; split the matmul",
             )
-            old = np.where(written, dtypes.f32(dst, self.dst.dtype), np.float32(0))
-        else:
-            old = dtypes.f32(dst, self.dst.dtype)
+            old = np.where(written, old, np.float32(0))
         if old is dst and self.dst.dtype == "float32":
             np.add(dst, product, out=dst)
         else:
             dtypes.store(dst, old + product, self.dst.dtype)
 
+    def _warn_uninitialised(self: Any, written: Any) -> None:
+        machine = current_machine()
+        if written is None:
+            what = "a region nobody has written"
+        elif written is not True and machine.generation < 4:
+            what = f"a region no matmul has written, which {machine.name} does not define"
+        else:
+            return
+        warn(
+            "psum-uninit",
+            f"{self.public}: accumulate=True onto {what}",
+            notes=[f"dst: {self.dst.describe()}"],
+            help="let the first matmul of a group pass accumulate=False (or None)",
+        )
+
+
+def check_bank(ins: Any, machine: Machine) -> None:
+    """Before trn3, TensorE writes one PSUM bank per instruction."""
+    if machine.matmul_bank_limited and crosses_bank(ins.dst, machine):
+        raise rules.fail(
+            ins,
+            "psum-bank",
+            f"dst crosses a PSUM bank boundary ({machine.psum_bank_bytes} bytes per partition)",
+            ["dst"],
+            "one instruction writes one bank; slice dst at multiples of 512 float32 columns",
+        )
+
+
+def crosses_bank(dst: View, machine: Machine) -> bool:
+    """True when an access of PSUM touches more than one bank."""
+    bank = machine.psum_bank_bytes
+    width = dst.dtype.itemsize
+    base = dst.storage.address[1] if dst.storage.address else 0
+    first = base + dst.free_offset * width
+    reach = sum((n - 1) * s for n, s in zip(dst.shape[1:], dst.strides[1:], strict=True))
+    return first // bank != (first + (reach + 1) * width - 1) // bank
+
+
+# ---- nc_matmul -----------------------------------------------------------------------------------
+
+
+@legacy_keywords(is_moving_zero="is_moving_onezero", psumAccumulateFlag=None)
+def nc_matmul(
+    dst,
+    stationary,
+    moving,
+    is_stationary_onezero=False,
+    is_moving_onezero=False,
+    is_transpose=False,
+    accumulate=None,
+    tile_position=(),
+    tile_size=(),
+    perf_mode=matmul_perf_mode.none,
+    name=None,
+):
+    """dst[M, N] = stationary[K, M].T @ moving[K, N] into PSUM, overwriting or accumulating."""
+    if perf_mode.__class__ is not matmul_perf_mode:
+        perf_mode = member(perf_mode, matmul_perf_mode, "nc_matmul", "perf_mode")
+    return issue(
+        (MatmulTranspose if is_transpose else NcMatmul)(
+            dst,
+            stationary,
+            moving,
+            is_stationary_onezero,
+            is_moving_onezero,
+            is_transpose,
+            accumulate,
+            _as_tuple(tile_position),
+            _as_tuple(tile_size),
+            perf_mode,
+            name,
+        )
+    )
+
 
 class NcMatmul(MatmulInstruction):
     public = "nc_matmul"
-    widened = (1, 2)
+    indirect: ClassVar[tuple[str, ...]] = ("dst", "stationary", "moving")
+    widened: ClassVar[tuple[int, ...]] = (1, 2)
     cost_formula = "max(N, 64) cycles; fp32 x4 (x2 with a one/zero operand); pairs overlap"
     cost_source = "machine.md 5.2"
 
@@ -166,137 +223,322 @@ class NcMatmul(MatmulInstruction):
     def is_double_row(self) -> bool:
         return self.perf_mode is matmul_perf_mode.double_row
 
+    @property
+    def halves(self) -> int:
+        """Rows of the contraction that one partition holds."""
+        return 2 if self.is_double_row else 1
+
+    # ---- rules -----------------------------------------------------------------------------------
+
     def check(self, machine: Machine) -> None:
         rules.in_sbuf(self, "stationary", "moving")
         rules.in_psum(self, "dst")
-        self.perf_mode = member(self.perf_mode, matmul_perf_mode, self.public, "perf_mode")
         rows, columns = self.check_tiling(machine)
-        self._check_dtypes(machine)
-        s, mv = self.stationary, self.moving
-        if s.shape[0] != mv.shape[0]:
+        self._check_inputs(machine)
+        self.check_output(machine)
+        self._check_gathered()
+        k = self.stationary.shape[0]
+        if k != self.moving.shape[0]:
             raise rules.fail(
                 self,
                 "shape",
-                f"stationary has {s.shape[0]} partitions (K), moving has {mv.shape[0]}",
+                f"stationary has {k} partitions (K), moving has {self.moving.shape[0]}",
                 ["stationary", "moving"],
                 "both operands hold the contraction dimension in their partitions",
             )
-        if s.shape[0] > rows:
-            raise rules.fail(self, "shape", f"K is {s.shape[0]}, the PE tile has {rows} rows", ["stationary"])
+        if k > rows:
+            raise rules.fail(self, "shape", f"K is {k}, the PE tile has {rows} rows", ["stationary"])
         if self.is_double_row:
             self._check_double_row(machine, columns)
-        halves = 2 if self.is_double_row else 1
-        m, n = s.free_elements // halves, mv.free_elements // halves
+        m, n = self.stationary.free_elements // self.halves, self.moving.free_elements // self.halves
         rules.at_most(
-            self, "stationary", m, columns, "columns", f"tile it by nl.tile_size.gemm_stationary_fmax ({columns})"
+            self,
+            "stationary",
+            m,
+            columns,
+            "columns",
+            f"tile it by nl.tile_size.gemm_stationary_fmax ({columns})",
         )
         self.check_destination(machine, m, n)
 
-    def _check_dtypes(self, machine: Machine) -> None:
-        s, mv, dst = self.stationary.dtype, self.moving.dtype, self.dst.dtype
+    def _check_inputs(self, machine: Machine) -> None:
+        s, mv = self.stationary.dtype, self.moving.dtype
+        allowed = [d for d in FLOAT_INPUTS if d != "float8_e4m3fn" or machine.generation >= 4]
         for name in ("stationary", "moving"):
-            rules.dtype_in(self, name, FLOAT_INPUTS, "convert it with nisa.tensor_copy")
-            if getattr(self, name).dtype == "float8_e4m3fn":
-                rules.generation(self, 4, machine, "float8_e4m3fn")
-        if not self.is_transpose and (s in FULL_PRECISION) != (mv in FULL_PRECISION):
+            rules.dtype_in(self, name, allowed, "convert it with nisa.tensor_copy (float8_e4m3fn needs trn3)")
+        if (s in FULL_PRECISION) != (mv in FULL_PRECISION):
+            self.refuse_mixture(f"stationary is {s} and moving is {mv}: float32 pairs only with float32")
+        if {s, mv} == {"float8_e4m3", "float8_e4m3fn"}:
+            raise rules.fail(
+                self, "dtype", "float8_e4m3 and float8_e4m3fn cannot be mixed", ["stationary", "moving"]
+            )
+
+    def refuse_mixture(self, message: str) -> None:
+        help = "convert one of them with nisa.tensor_copy"
+        raise rules.fail(self, "dtype", message, ["stationary", "moving"], help)
+
+    def check_output(self, machine: Machine) -> None:
+        allowed = ("float32", "bfloat16") if machine.generation >= 4 else ("float32",)
+        if self.dst.dtype not in allowed:
             raise rules.fail(
                 self,
                 "dtype",
-                f"stationary is {s} and moving is {mv}: float32 pairs only with float32",
-                ["stationary", "moving"],
-                "convert one of them with nisa.tensor_copy",
+                f"dst is {self.dst.dtype}, {machine.name} accumulates in {' or '.join(allowed)}",
+                ["dst"],
+                "allocate the PSUM tile as nl.float32 and cast when you copy it out",
             )
-        if {s, mv} == {"float8_e4m3", "float8_e4m3fn"}:
-            raise rules.fail(self, "dtype", "float8_e4m3 and float8_e4m3fn cannot be mixed", ["stationary", "moving"])
-        if self.is_transpose:
-            self._check_transpose(machine)
-        else:
-            allowed = ("float32", "bfloat16") if machine.generation >= 4 else ("float32",)
-            if dst not in allowed:
+
+    def _check_gathered(self) -> None:
+        """What changes when an index tile picks the columns of an operand."""
+        for name in ("dst", "stationary", "moving"):
+            ind = getattr(self, name).indirection
+            if ind is None or ind.kind != "tensor":
+                continue
+            rules.dtype_in(self, name, GATHERED, "an index tile picks 16- and 8-bit floats only")
+            if self.tile_position not in ((), (0, 0)):
                 raise rules.fail(
                     self,
-                    "dtype",
-                    f"dst is {dst}, {machine.name} accumulates in {' or '.join(allowed)}",
-                    ["dst"],
-                    "allocate the PSUM tile as nl.float32 and cast when you copy it out",
+                    "indirect-view",
+                    f"{name} is addressed by an index tile, tile_position must be (0, 0)",
+                    [name],
                 )
-
-    def _check_transpose(self, machine: Machine) -> None:
-        s, dst = self.stationary.dtype, self.dst.dtype
-        if self.accumulate is True:
-            raise rules.fail(self, "op", "is_transpose overwrites, it cannot accumulate")
-        wanted = (s, "float32") if machine.transpose_exact and s.itemsize == 2 else (s,)
-        if not machine.transpose_exact:
-            wanted = ("float32",)
-        if dst not in wanted:
-            raise rules.fail(
-                self, "dtype", f"a transpose of {s} needs a dst of {' or '.join(wanted)}, got {dst}", ["dst"]
-            )
 
     def _check_double_row(self, machine: Machine, columns: int) -> None:
         def refuse(why: str, *names: str) -> Exception:
             return rules.fail(self, "perf-mode", f"double_row {why}", names)
 
-        rules.generation(self, 3, machine, "double_row")
+        if machine.generation < 3:
+            raise refuse(f"needs trn2, this kernel targets {machine.name}")
         if self.is_transpose:
             raise refuse("cannot be combined with is_transpose")
         if columns != 128:
             raise refuse(f"needs all 128 columns of the array, tile_size gives {columns}")
-        for name in ("stationary", "moving"):
+        for name, most in (("stationary", 128), ("moving", 512)):
             view = getattr(self, name)
             if view.dtype not in FP8:
                 raise refuse(f"needs fp8 inputs, {name} is {view.dtype}", name)
             if view.ndim < 3 or view.shape[1] != 2:
                 raise refuse(f"needs {name} of shape [K, 2, ...], got {tuple(view.shape)}", name)
-        if self.moving.free_elements > 1024:
-            raise refuse(f"takes at most 512 columns, moving has {self.moving.free_elements // 2}", "moving")
+            if view.free_elements > 2 * most:
+                raise refuse(f"takes at most {most} columns, {name} has {view.free_elements // 2}", name)
 
-    def compute(self, dst: Any, stationary: np.ndarray, moving: np.ndarray, written: Any) -> None:
-        stationary, moving = flat(stationary), flat(moving)
-        if self.is_double_row:  # [K, 2, M]: the second half is K more rows of the contraction
-            stationary = np.concatenate(np.split(stationary, 2, axis=1))
-            moving = np.concatenate(np.split(moving, 2, axis=1))
-        if self.is_transpose:
-            dtypes.store(dst, self._transposed(stationary, moving).reshape(dst.shape), self.dst.dtype)
-            return
-        direct = (
-            (self.accumulate is False or (self.accumulate is None and written is False))
-            and dst.dtype == np.float32
-            and dst.ndim == 2
-        )
-        if direct:
+    # ---- meaning ---------------------------------------------------------------------------------
+
+    def compute(self, dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray, written: Any) -> None:
+        stationary, moving = self._contraction(stationary), self._contraction(moving)
+        self._verify_onezero(stationary, moving)
+        if self.overwrites(written) and dst.dtype == np.float32 and dst.ndim == 2:
             np.matmul(stationary.T, moving, out=dst)
             return
         product = np.matmul(stationary.T, moving, out=scratch((stationary.shape[1], moving.shape[1])))
         self.accumulate_into(dst, product.reshape(dst.shape), written)
 
-    def _transposed(self, stationary: np.ndarray, moving: np.ndarray) -> np.ndarray:
-        """A move of bits when `moving` is the identity it should be, else the general product."""
-        k, n = moving.shape
-        if k == n and np.array_equal(moving, np.eye(k, dtype=np.float32)):
-            return stationary.T
-        warn(
-            "transpose-identity",
-            "nc_matmul: is_transpose needs a square identity as moving",
-            notes=[f"moving: {self.moving.describe()}"],
-        )
-        return np.matmul(stationary.T, moving)
+    def _contraction(self, operand: np.ndarray) -> np.ndarray:
+        """[K, M]; of double_row [2K, M], for [K, 2, M] holds K more rows in its second half."""
+        if not self.is_double_row:
+            return flat(operand)
+        k = operand.shape[0]
+        return operand.reshape(k, 2, -1).transpose(1, 0, 2).reshape(2 * k, -1)
+
+    def _verify_onezero(self, stationary: np.ndarray, moving: np.ndarray) -> None:
+        """A wrong hint makes hardware drop digits of float32 operands."""
+        for name, values in (("stationary", stationary), ("moving", moving)):
+            hinted = getattr(self, f"is_{name}_onezero")
+            if (
+                hinted
+                and getattr(self, name).dtype == "float32"
+                and not np.array_equal(values * values, values)
+            ):
+                warn(
+                    "onezero",
+                    f"{self.public}: is_{name}_onezero is set, but {name} holds other numbers than 1 and 0",
+                    notes=[f"{name}: {getattr(self, name).describe()}"],
+                    help="leave the hint out",
+                )
 
     def cost(self, m: Machine) -> Cost:
-        n = self.moving.free_elements // (2 if self.is_double_row else 1)
-        cycles = max(n, m.matmul_min_cycles) + m.matmul_gap_cycles
+        cycles = float(max(self.moving.free_elements // self.halves, m.matmul_min_cycles))
         if self.stationary.dtype == "float32":
             hinted = self.is_stationary_onezero or self.is_moving_onezero
-            factor = m.fp32_onezero_factor if hinted else m.fp32_matmul_factor
-            cycles *= m.fp32_transpose_factor if self.is_transpose else factor
+            factor = m.fp32_transpose_factor if self.is_transpose else m.fp32_matmul_factor
+            cycles *= min(factor, m.fp32_onezero_factor) if hinted else factor
+        return Cost(cycles + m.matmul_gap_cycles, m.fix_tensor_ns, ("fix_tensor_ns", "matmul_gap_cycles"))
+
+
+class MatmulTranspose(NcMatmul):
+    """nc_matmul(is_transpose=True): stationary passes through an identity. Bits move from trn2 on."""
+
+    indirect = ("dst", "stationary")
+    widened = ()
+
+    def refuse_mixture(self, message: str) -> None:
+        warn(
+            "dtype-differs", f"{self.public}: {message}", help="make the identity of the dtype of stationary"
+        )
+
+    def check_output(self, machine: Machine) -> None:
+        if self.accumulate:
+            raise rules.fail(self, "op", "is_transpose overwrites, it cannot accumulate")
+        source = self.stationary.dtype
+        allowed = (source, *transposed_dtypes(source, machine)) if machine.transpose_exact else ("float32",)
+        rules.dtype_in(self, "dst", dict.fromkeys(allowed), f"this is what a transpose of {source} gives")
+
+    def compute(self, dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray, written: Any) -> None:
+        stationary, moving = flat(stationary), flat(moving)
+        regular = is_identity(moving, self.moving.dtype)
+        if regular and current_machine().transpose_exact:
+            move_transposed(dst, self.dst.dtype, stationary, self.stationary.dtype)
+            return
+        left, right = f32(stationary, self.stationary.dtype), f32(moving, self.moving.dtype)
+        if not regular:
+            warn(
+                "transpose-identity",
+                "nc_matmul: is_transpose needs a square identity as moving",
+                notes=[f"moving: {self.moving.describe()}"],
+                help="make it with nl.shared_identity_matrix, or leave is_transpose out",
+            )
+        elif not np.isfinite(left).all():
+            warn_not_finite(self, "stationary")
+        dtypes.store(dst, np.matmul(left.T, right).reshape(dst.shape), self.dst.dtype)
+
+
+@lru_cache(maxsize=64)
+def _identity_bits(size: int, dtype: dtypes.DType) -> np.ndarray:
+    return dtypes.bits(dtypes.cast(np.eye(size, dtype=np.float32), dtype))
+
+
+def is_identity(array: np.ndarray, dtype: dtypes.DType) -> bool:
+    """True for a square tile of ones and zeros with the ones on the diagonal."""
+    k, n = array.shape
+    if k != n:
+        return False
+    if array.dtype == dtype.storage and np.array_equal(dtypes.bits(array), _identity_bits(k, dtype)):
+        return True
+    return np.array_equal(f32(array, dtype), np.eye(k, dtype=np.float32))
+
+
+# ---- nc_transpose --------------------------------------------------------------------------------
+
+
+def transposed_dtypes(source: dtypes.DType, machine: Machine) -> tuple[str, ...]:
+    """The dtypes TensorE can give the transpose of `source`."""
+    if not machine.transpose_exact:
+        return ("float32", source) if source.castable and source.is_float else ()
+    if source.itemsize == 1:  # the array writes 16-bit slots, the upper byte zero
+        return ("uint16", "int16")
+    return (source, "float32") if source.is_float and source.itemsize == 2 else (source,)
+
+
+def move_transposed(dst: np.ndarray, target: dtypes.DType, data: np.ndarray, source: dtypes.DType) -> None:
+    """dst = data.T: bits of equal dtypes, codes of bytes into 16-bit slots, else values."""
+    turned = data.T.reshape(dst.shape)
+    if moves_bits(dst, target, turned, source):
+        dtypes.bits(dst)[...] = dtypes.bits(turned)
+    elif source.itemsize == 1 and target.is_integer:
+        dst[...] = dtypes.bits(dtypes.cast(turned, source) if turned.dtype == np.float32 else turned)
+    else:
+        dtypes.store(dst, f32(turned, source), target)
+
+
+def warn_not_finite(ins: Any, name: str) -> None:
+    warn(
+        "nan-transpose",
+        f"{ins.public}: {name} holds NaN or infinity, which trn1 spreads over whole rows of the transpose",
+        notes=[f"{name}: {getattr(ins, name).describe()}"],
+        help="replace them first; from trn2 on transposes move bits",
+    )
+
+
+def nc_transpose(dst, data, engine=engine.unknown, name=None):
+    """dst[j, i] = data[i, j], the free dimensions of data taken as one."""
+    return issue(NcTranspose(dst, data, engine, name))
+
+
+class NcTranspose(Instruction):
+    public = "nc_transpose"
+    engines = (TENSOR, VECTOR)
+    cost_formula = "Tensor max(P, min(64, F)), fp32 x4 trn1, x2 trn2+; Vector max(64, F)"
+    cost_source = "machine.md 4, 5.2, 6.2"
+
+    dst: Out
+    data: In
+    engine: Any
+
+    def choose_engine(self, machine: Machine) -> Any:
+        """By the destination buffer (isa.md 1.8)."""
+        return TENSOR if self.dst.buffer is PSUM and self.data.buffer is SBUF else VECTOR
+
+    def check(self, machine: Machine) -> None:
+        p, f = self.data.shape[0], self.data.free_elements
+        if self.dst.shape[0] != f or self.dst.free_elements != p:
+            raise rules.fail(
+                self,
+                "shape",
+                f"dst is [{self.dst.shape[0]}, {self.dst.free_elements}], the transpose is [{f}, {p}]",
+                ["dst", "data"],
+            )
+        chosen = self.choose_engine(machine) if self.engine is UNKNOWN else self.engine
+        if chosen is TENSOR:
+            self._check_tensor(machine)
+        else:
+            self._check_size("vector", 32)
+            rules.same_dtype(self, "dst", "data")
+
+    def _check_tensor(self, machine: Machine) -> None:
+        rules.in_sbuf(self, "data")
+        rules.in_psum(self, "dst")
+        self._check_size("tensor", machine.matmul_stationary_max)
+        source = self.data.dtype
+        allowed = transposed_dtypes(source, machine)
+        if self.dst.dtype not in allowed:
+            raise rules.fail(
+                self,
+                "dtype",
+                f"the tensor engine of {machine.name} does not transpose {source} into {self.dst.dtype}",
+                ["dst", "data"],
+                f"allocate dst as {' or '.join(allowed)}"
+                if source.itemsize > 1 and allowed
+                else "cast to bf16 first",
+            )
+        check_bank(self, machine)
+
+    def _check_size(self, name: str, limit: int) -> None:
+        p, f = self.data.shape[0], self.data.free_elements
+        if p > limit or f > limit:
+            raise rules.fail(
+                self,
+                "free-limit",
+                f"data is [{p}, {f}], the {name} engine transposes at most [{limit}, {limit}]",
+                ["data"],
+                f"tile data by {limit} x {limit}"
+                + (", or write to PSUM with the tensor engine" if limit < 128 else ""),
+            )
+
+    def compute(self, dst: np.ndarray, data: np.ndarray) -> None:
+        data = flat(data)
+        if self.runs_on is TENSOR and not current_machine().transpose_exact:
+            dtypes.store(dst, self._through_product(data).reshape(dst.shape), self.dst.dtype)
+        else:
+            move_transposed(dst, self.dst.dtype, data, self.data.dtype)
+
+    def _through_product(self, data: np.ndarray) -> np.ndarray:
+        """trn1 multiplies by the identity: one NaN or infinity spoils its row of dst."""
+        values = f32(data, self.data.dtype).T + np.float32(0)  # a sum turns -0 into 0
+        finite = np.isfinite(values).all(axis=1)
+        if not finite.all():
+            warn_not_finite(self, "data")
+            values[~finite] = np.nan
+        return values
+
+    def cost(self, m: Machine) -> Cost:
+        p, f = self.data.shape[0], self.data.free_elements
+        if self.runs_on is VECTOR:
+            floor = m.vector_transpose_next_ns * m.vector_ghz
+            return Cost(max(m.min_ii_cycles, f, floor), m.fix_vector_ns, ("vector_transpose_next_ns",))
+        cycles = max(p, min(m.matmul_min_cycles, f))
+        if self.data.dtype.itemsize == 4:
+            cycles *= m.fp32_transpose_factor
         return Cost(cycles, m.fix_tensor_ns, ("fix_tensor_ns",))
 
 
-def crosses_bank(dst: Any, machine: Machine) -> bool:
-    """True when an access of PSUM touches more than one bank."""
-    bank = machine.psum_bank_bytes
-    width = dst.dtype.itemsize
-    base = dst.storage.address[1] if dst.storage.address else 0
-    first = base + dst.free_offset * width
-    reach = sum((n - 1) * s for n, s in zip(dst.shape[1:], dst.strides[1:], strict=True))
-    return first // bank != (first + (reach + 1) * width - 1) // bank
+__all__ = ["nc_matmul", "nc_transpose"]

@@ -1,11 +1,62 @@
 """nki.language (nl): tensors, loops, operators and functions built on instructions."""
+# ruff: noqa: F401, F403
 
-from ..dtypes import *  # noqa: F403
-from ..operators import OPERATORS
-from ..storage import MemoryRegion
-from .creation import ndarray
+import builtins as _builtins
 
-sbuf, psum = MemoryRegion.sbuf, MemoryRegion.psum
-private_hbm = hbm = MemoryRegion.private_hbm
-shared_hbm = MemoryRegion.shared_hbm
-globals().update(OPERATORS)
+from ..dtypes import (
+    DType,
+    bfloat16,
+    bool_,
+    float4_e2m1fn_x4,
+    float8_e4m3,
+    float8_e4m3fn,
+    float8_e4m3fn_x4,
+    float8_e5m2,
+    float8_e5m2_x4,
+    float8_e8m0fnu,
+    float16,
+    float32,
+    int8,
+    int16,
+    int32,
+    tfloat32,
+    uint8,
+    uint16,
+    uint32,
+)
+from ..operators import OPERATORS as _OPERATORS
+from ..tensor import NkiTensor
+from . import elementwise as _elementwise
+from .creation import *
+from .history import fp32, par_dim
+from .history import missing_name as _missing_name
+from .loops import (
+    affine_range,
+    dynamic_range,
+    fori_loop,
+    no_reorder,
+    sequential_range,
+    static_range,
+    while_loop,
+)
+from .movement import *
+from .programs import device_print, ds, num_programs, program_id, program_ndim
+from .reductions import *
+from .regions import *
+from .tile_size import _TileSize, tile_size
+
+globals().update(_OPERATORS)  # nl.add and its kind, which the import of `elementwise` made callable
+
+bool = bool_  # old spellings, kept out of `import *`
+range = _builtins.range
+
+_LEGACY = ("bool", "fp32", "par_dim", "range")
+__all__ = sorted(
+    name
+    for name, value in globals().items()
+    if not name.startswith("_") and name not in _LEGACY and not isinstance(value, type(_builtins))
+)
+
+
+def __getattr__(name: str):
+    raise _missing_name(name, __all__)

@@ -1,0 +1,276 @@
+"""The collectives of fixed sizes (collectives.md 2.1 to 2.7), for a world of one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..core import issue, warn
+from ..errors import error
+from ..isa.sync import refuse_overlap
+from ..machine import Machine
+from ..operators import Operator
+from ..program import In, Out
+from ..storage import SBUF
+from ..view import View, is_int
+from .groups import ReplicaGroup, as_group, check_ranks
+from .instruction import Collective, check_tensors, paired, reading, reduction, writing
+
+EXACT_IN_FLOAT32 = 1 << 24
+MAX_CHANNELS = 4  # for a group that holds all ranks of a node
+
+# ---- all_reduce ----------------------------------------------------------------------------------
+
+
+def all_reduce(srcs, dsts, replica_group, op, priority=None, name=None):
+    """dst = op over the ranks of src."""
+    group, op = as_group(replica_group, "all_reduce"), reduction(op, "all_reduce")
+    for dst, src in paired("all_reduce", srcs, dsts, several=True):
+        issue(AllReduce(dst, src, group, op, priority, name))
+
+
+class AllReduce(Collective):
+    public = "all_reduce"
+
+    dst: Out
+    src: In
+    replica_group: ReplicaGroup
+    op: Operator
+    priority: Any
+
+    def check(self, machine: Machine) -> None:
+        self.check_operands(machine, "src")
+        self.equal_shapes("src")
+
+
+# ---- all_gather ----------------------------------------------------------------------------------
+
+
+def all_gather(srcs, dsts, replica_group, collective_dim, priority=None, name=None):
+    """dst = the ranks' src, one after the other along collective_dim."""
+    group = as_group(replica_group, "all_gather")
+    for dst, src in paired("all_gather", srcs, dsts, several=True):
+        issue(AllGather(dst, src, group, collective_dim, priority, name))
+
+
+class AllGather(Collective):
+    public = "all_gather"
+
+    dst: Out
+    src: In
+    replica_group: ReplicaGroup
+    collective_dim: int
+    priority: Any
+
+    def check(self, machine: Machine) -> None:
+        self.check_operands(machine, "src")
+        self.along(self.collective_dim, (0, 1) if self.dst.buffer is SBUF else (0,))
+        self.equal_shapes("src")
+
+
+# ---- reduce_scatter ------------------------------------------------------------------------------
+
+
+def reduce_scatter(srcs, dsts, replica_group, collective_dim, op, priority=None, name=None):
+    """dst = this rank's part, along collective_dim, of op over the ranks of src."""
+    group, op = as_group(replica_group, "reduce_scatter"), reduction(op, "reduce_scatter")
+    for dst, src in paired("reduce_scatter", srcs, dsts, several=True):
+        issue(ReduceScatter(dst, src, group, collective_dim, op, priority, name))
+
+
+class ReduceScatter(Collective):
+    public = "reduce_scatter"
+
+    dst: Out
+    src: In
+    replica_group: ReplicaGroup
+    collective_dim: int
+    op: Operator
+    priority: Any
+
+    def check(self, machine: Machine) -> None:
+        self.check_operands(machine, "src")
+        self.along(self.collective_dim, (0,))
+        self.equal_shapes("src")
+
+
+# ---- all_to_all ----------------------------------------------------------------------------------
+
+
+def all_to_all(srcs, dsts, replica_group, collective_dim, priority=None, name=None):
+    """Part j of dst = this rank's part of rank j's src, along collective_dim."""
+    group = as_group(replica_group, "all_to_all")
+    for dst, src in paired("all_to_all", srcs, dsts, several=True):
+        issue(AllToAll(dst, src, group, collective_dim, priority, name))
+
+
+class AllToAll(Collective):
+    public = "all_to_all"
+
+    dst: Out
+    src: In
+    replica_group: ReplicaGroup
+    collective_dim: int
+    priority: Any
+
+    def check(self, machine: Machine) -> None:
+        self.check_operands(machine, "src")
+        self.in_hbm("dst", "src")
+        self.along(self.collective_dim, (0,))
+        self.equal_shapes("src")
+
+
+# ---- collective_permute --------------------------------------------------------------------------
+
+
+def collective_permute(srcs, dsts, source_target_pairs, priority=None, name=None):
+    """dst of rank t = src of rank s, for each pair (s, t)."""
+    pairs = _as_pairs(source_target_pairs)
+    check_ranks("collective_permute", [rank for pair in pairs for rank in pair])
+    for dst, src in paired("collective_permute", srcs, dsts):
+        if pairs:  # a rank in no pair does not take part
+            issue(CollectivePermute(dst, src, pairs, priority, name))
+
+
+def _as_pairs(pairs: Any) -> tuple[tuple[int, int], ...]:
+    if not isinstance(pairs, (list, tuple)) or not all(_is_pair(pair) for pair in pairs):
+        raise error(
+            "replica-group", f"collective_permute: pairs are (source, target) rank numbers, got {pairs!r}"
+        )
+    for what, ranks in (("source", [s for s, _ in pairs]), ("target", [t for _, t in pairs])):
+        if len(set(ranks)) != len(ranks):
+            raise error("replica-group", f"collective_permute: a rank is {what} twice in {pairs!r}")
+    if {s for s, _ in pairs} != {t for _, t in pairs}:
+        warn("permute-not-circular", "collective_permute: the runtime supports circular patterns only")
+    return tuple((int(s), int(t)) for s, t in pairs)
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, (list, tuple)) and len(pair) == 2 and all(is_int(r) and r >= 0 for r in pair)
+
+
+class CollectivePermute(Collective):
+    public = "collective_permute"
+
+    dst: Out
+    src: In
+    source_target_pairs: tuple[tuple[int, int], ...]
+    priority: Any
+
+    def check(self, machine: Machine) -> None:
+        self.check_operands(machine, "src")
+        self.in_hbm("dst", "src")
+        self.equal_shapes("src")
+
+
+# ---- rings ---------------------------------------------------------------------------------------
+
+
+def collective_permute_implicit(
+    srcs_by_channel,
+    dsts_by_channel,
+    replica_group,
+    channel_ids=[0],  # noqa: B006  the documented default, never changed
+    priority=None,
+    name=None,
+):
+    """dst = src of the rank before this one in the ring of its group, for every channel."""
+    function = "collective_permute_implicit"
+    group = as_group(replica_group, function)
+    _check_channels(function, channel_ids, srcs_by_channel, dsts_by_channel)
+    for channel, srcs, dsts in zip(channel_ids, srcs_by_channel, dsts_by_channel, strict=True):
+        for dst, src in paired(function, srcs, dsts):
+            issue(CollectivePermuteImplicit(dst, src, group, int(channel), priority, name))
+
+
+def _check_channels(function: str, channel_ids: Any, *lists: Any) -> None:
+    if not isinstance(channel_ids, (list, tuple)) or list(channel_ids) != list(range(len(channel_ids))):
+        raise error("channel", f"{function}: channel_ids must be 0, 1, 2, ..., got {channel_ids!r}")
+    for tensors in lists:
+        if not isinstance(tensors, (list, tuple)) or any(isinstance(inner, View) for inner in tensors):
+            raise error(
+                "argument", f"{function}: give a list of tensors for each channel", help="write [[tensor]]"
+            )
+        if len(tensors) != len(channel_ids):
+            raise error(
+                "channel", f"{function}: {len(tensors)} lists of tensors for {len(channel_ids)} channels"
+            )
+    if len(channel_ids) > MAX_CHANNELS:
+        warn("channel-limit", f"{function}: {len(channel_ids)} channels, hardware has up to {MAX_CHANNELS}")
+
+
+class CollectivePermuteImplicit(Collective):
+    public = "collective_permute_implicit"
+
+    dst: Out
+    src: In
+    replica_group: ReplicaGroup
+    channel_id: int
+    priority: Any
+
+    def check(self, machine: Machine) -> None:
+        self.check_operands(machine, "src")
+        self.equal_shapes("src")
+
+
+def collective_permute_implicit_reduce(
+    srcs0_by_channel,
+    srcs1_by_channel,
+    dsts_by_channel,
+    replica_group,
+    op,
+    channel_ids=[0],  # noqa: B006  the documented default, never changed
+    priority=None,
+    name=None,
+):
+    """dst = op(src0, src1) of the rank before this one in the ring of its group, for every channel."""
+    function = "collective_permute_implicit_reduce"
+    group, op = as_group(replica_group, function), reduction(op, function)
+    _check_channels(function, channel_ids, srcs0_by_channel, srcs1_by_channel, dsts_by_channel)
+    channels = zip(channel_ids, srcs0_by_channel, srcs1_by_channel, dsts_by_channel, strict=True)
+    for channel, srcs0, srcs1, dsts in channels:
+        check_tensors(function, "srcs1_by_channel", srcs1)
+        for (dst, src0), src1 in zip(paired(function, srcs0, dsts), srcs1, strict=True):
+            refuse_overlap(function, "collective-overlap", ("srcs1", src1), ("dsts", dst))
+            issue(CollectivePermuteImplicitReduce(dst, src0, src1, group, op, int(channel), priority, name))
+
+
+class CollectivePermuteImplicitReduce(Collective):
+    public = "collective_permute_implicit_reduce"
+    partial = (0, 1, 2)
+
+    dst: Out
+    src0: In
+    src1: In
+    replica_group: ReplicaGroup
+    op: Operator
+    channel_id: int
+    priority: Any
+
+    def check(self, machine: Machine) -> None:
+        self.check_operands(machine, "src0", "src1")
+        self.equal_shapes("src0", "src1")
+
+    def transfers(self) -> list[tuple[View, View]]:
+        return [(self.dst, self.src0), (self.dst, self.src1)]
+
+    def perform(self) -> None:
+        first, second = (dtypes.f32(reading(v), v.dtype) for v in (self.src0, self.src1))
+        assert self.op.formula is not None
+        result = self.op.formula(first, second)
+        if self.dst.dtype in ("int32", "uint32") and (np.abs(result) > EXACT_IN_FLOAT32).any():
+            warn("int-precision", f"{self.public}: integers beyond 2^24 are rounded, the sum is a float32")
+        dtypes.store(writing(self.dst), result, self.dst.dtype)
+
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "collective_permute",
+    "collective_permute_implicit",
+    "collective_permute_implicit_reduce",
+    "reduce_scatter",
+]

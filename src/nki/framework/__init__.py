@@ -1,0 +1,1 @@
+"""nki.framework: where public code looks for the Kernel class."""

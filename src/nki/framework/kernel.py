@@ -1,0 +1,5 @@
+"""The same class as nki.Kernel."""
+
+from ..kernel import Kernel
+
+__all__ = ["Kernel"]

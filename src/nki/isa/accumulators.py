@@ -1,0 +1,194 @@
+"""The accumulator registers (isa.md 1.5): set V of the vector engine, set S of the scalar engine.
+
+Lane i holds the value of partition i of the operand, so the lanes that hold something are always a prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from ..core import Core, warn
+from ..operators import Operator
+from ..program import Instruction
+from ..view import View
+from . import rules
+from .enums import member, reduce_cmd
+
+_IDLE, _RESET, _REDUCE = reduce_cmd.idle, reduce_cmd.reset, reduce_cmd.reduce
+_RESET_REDUCE, _LOAD_REDUCE = reduce_cmd.reset_reduce, reduce_cmd.load_reduce
+_FOLDING = (_REDUCE, _RESET_REDUCE, _LOAD_REDUCE)
+
+_IDENTITIES = {
+    "add": np.float32(0),
+    "subtract": np.float32(0),
+    "multiply": np.float32(1),
+    "maximum": np.float32(-np.inf),
+    "minimum": np.float32(np.inf),
+    "abs_max": np.float32(0),
+    "abs_min": np.float32(np.inf),
+}
+_REDUCTIONS = {"add": np.add, "multiply": np.multiply, "maximum": np.maximum, "minimum": np.minimum}
+
+
+# ---- what an instruction demands -----------------------------------------------------------------
+
+
+def check(
+    ins: Any, allowed: Collection[reduce_cmd], like: str, idle_reads: bool = False, res_floats: bool = False
+) -> None:
+    """The command is accepted here, and `reduce_res` is a [P, 1] tile that it fills.
+
+    `idle_reads`: an idle instruction may still read the registers out (activation).
+    """
+    command = check_command(ins, allowed)
+    if ins.reduce_res is None:
+        return
+    check_result(ins, like, res_floats)
+    if command is _IDLE and not idle_reads:
+        raise rules.fail(
+            ins,
+            "reduce-cmd",
+            "reduce_res is given, but reduce_cmd.idle reduces nothing",
+            ["reduce_res"],
+            "pass reduce_cmd=nisa.reduce_cmd.reset_reduce, or leave reduce_res out",
+        )
+
+
+def check_command(ins: Any, allowed: Collection[reduce_cmd]) -> reduce_cmd:
+    """The command is one of reduce_cmd's, and accepted here."""
+    command = member(ins.reduce_cmd, reduce_cmd, ins.public, "reduce_cmd")
+    if command not in allowed:
+        names = ", ".join(f"nisa.reduce_cmd.{c.name}" for c in allowed)
+        raise rules.fail(ins, "reduce-cmd", f"takes no {command!r}", [], f"use one of {names}")
+    return command
+
+
+def check_result(ins: Any, like: str, floats: bool = False) -> None:
+    """`reduce_res` is a [P, 1] tile of a dtype that float32 converts to."""
+    res = ins.reduce_res
+    if not isinstance(res, View):
+        raise rules.not_a_tensor(ins, "reduce_res", res)
+    rules.column(ins, "reduce_res", like)
+    rules.castable(ins, "reduce_res")
+    if floats and not res.dtype.is_float:
+        raise rules.fail(
+            ins,
+            "dtype",
+            f"reduce_res has dtype {res.dtype}, it takes a float",
+            ["reduce_res"],
+            "use nl.float32",
+        )
+
+
+def check_init(ins: Instruction, name: str, like: str, unset: Any = None) -> None:
+    """The start value belongs to load_reduce, and to no other command."""
+    value = getattr(ins, name)
+    given = isinstance(value, View) or not (value is unset or value == unset)
+    loads = ins.reduce_cmd is _LOAD_REDUCE  # type: ignore[attr-defined]
+    if loads and value is None:
+        raise rules.fail(ins, "reduce-cmd", f"reduce_cmd.load_reduce starts from {name}, which is missing")
+    if given and not loads:
+        raise rules.fail(
+            ins,
+            "reduce-cmd",
+            f"{name} is given, but only reduce_cmd.load_reduce starts from it",
+            [name],
+            f"pass reduce_cmd=nisa.reduce_cmd.load_reduce, or leave {name} out",
+        )
+    rules.castable(ins, name)
+    rules.float32_column(ins, name, like)
+
+
+# ---- what the registers do -----------------------------------------------------------------------
+
+
+def identity(op: Operator) -> np.float32:
+    """The value a reset puts into the registers."""
+    return _IDENTITIES[op.name]
+
+
+def step(
+    core: Core,
+    which: str,
+    command: reduce_cmd,
+    op: Operator,
+    values: np.ndarray,
+    init: Any = None,
+    user: str = "activation",
+) -> np.ndarray:
+    """Carry out one command with the float32 values [P, ...] of a tile; the registers afterwards, [P].
+
+    The array returned is the registers themselves: do not write to it.
+    """
+    lanes = begin(core, which, command, op, len(values), init, user)
+    if command in _FOLDING:
+        lanes[...] = combine(op, lanes, fold(op, values))
+    return lanes
+
+
+def begin(
+    core: Core, which: str, command: reduce_cmd, op: Operator, partitions: int, init: Any, user: str
+) -> np.ndarray:
+    """The registers of the first `partitions` lanes with what the command starts from, to be updated."""
+    vector = which == "vector"
+    lanes = (core.vector_accumulator if vector else core.scalar_accumulator)[:partitions]
+    defined = core.vector_accumulator_lanes if vector else core.scalar_accumulator_lanes
+    if command is _RESET_REDUCE or command is _RESET:
+        lanes[...] = _IDENTITIES[op.name]
+    elif command is _LOAD_REDUCE:
+        lanes[...] = np.asarray(init, np.float32).reshape(-1)
+    elif command is _REDUCE:
+        _continue(core, vector, defined, partitions, user)
+        return lanes
+    elif vector:  # idle: the engine uses the registers for itself
+        lanes[...] = np.nan
+        core.vector_accumulator_lanes = 0
+        return lanes
+    else:
+        return lanes
+    if vector:
+        core.vector_accumulator_lanes = max(defined, partitions)
+        core.vector_accumulator_user = user
+    else:
+        core.scalar_accumulator_lanes = max(defined, partitions)
+    return lanes
+
+
+def _continue(core: Core, vector: bool, defined: int, partitions: int, user: str) -> None:
+    if defined < partitions:
+        warn(
+            "acc-undefined",
+            f"{user}: reduce_cmd.reduce goes on with registers that hold nothing",
+            notes=[f"{defined} of {partitions} accumulator registers are defined"],
+            help="begin the chain with reduce_cmd.reset_reduce",
+        )
+    elif vector and core.vector_accumulator_user != user:
+        warn(
+            "acc-shared",
+            f"{user}: reduce_cmd.reduce goes on with what {core.vector_accumulator_user} left behind",
+            notes=["the instructions of the vector engine share one set of accumulator registers"],
+            help="finish one chain before another instruction begins its own",
+        )
+    if vector:
+        core.vector_accumulator_user = user
+
+
+def combine(op: Operator, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    assert op.formula is not None
+    return op.formula(a, b)
+
+
+def fold(op: Operator, values: np.ndarray) -> np.ndarray:
+    """`values` [P, ...] folded over all free elements, [P]."""
+    values = values.reshape(len(values), -1)
+    ufunc = _REDUCTIONS.get(op.name)
+    if ufunc is not None:
+        return ufunc.reduce(values, axis=1)
+    while values.shape[1] > 1:  # neighbours first, so that of equal magnitudes the last one stays
+        odd = values[:, -1:] if values.shape[1] % 2 else values[:, :0]
+        pairs = combine(op, values[:, 0:-1:2], values[:, 1::2])
+        values = np.concatenate([pairs, odd], axis=1)
+    return values[:, 0]

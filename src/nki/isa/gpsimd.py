@@ -1,0 +1,549 @@
+"""GpSimdE: index patterns, gathers, and what needs partitions to see each other (isa_gpsimd.md)."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes, operators
+from ..core import issue, warn
+from ..dtypes import f32
+from ..errors import error
+from ..machine import Machine
+from ..operators import OPERATORS, Operator
+from ..program import Cost, In, Instruction, Out, RegisterIn
+from ..view import View, is_int
+from . import rules
+from .enums import GPSIMD
+from .legacy import old_order
+from .numerics import flat, moves_bits, shaped
+from .registers import is_register
+
+GROUP = 16  # partitions of one GpSimd processor
+COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
+
+
+class GpsimdInstruction(Instruction):
+    """What they share: SBUF alone, and a cost of 150 cycles plus so many per element."""
+
+    engines = (GPSIMD,)
+    cost_source = "machine.md 8"
+
+    def check_tiles(self) -> None:
+        """Every tile is in SBUF, which is all that GpSimd reaches."""
+        rules.in_sbuf(self, *self.operand_names)
+
+    @staticmethod
+    def cost_of(m: Machine, field: str, elements: int, rests_on: tuple[str, ...] = ()) -> Cost:
+        return Cost(m.gpsimd_overhead_cycles + getattr(m, field) * elements, m.fix_gpsimd_ns, rests_on)
+
+
+# ---- affine values -------------------------------------------------------------------------------
+
+
+def affine_pattern(pattern: Any, function: str) -> tuple[tuple[int, int], ...]:
+    """[[step, num], ...] as a tuple, outermost first."""
+    is_list = isinstance(pattern, (list, tuple)) and 1 <= len(pattern) <= 4
+    if not is_list or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pattern):
+        raise error("pattern", f"{function}: pattern must be one to four [step, num] pairs, got {pattern!r}")
+    for step, num in pattern:
+        if not is_int(step) or not is_int(num) or num < 1:
+            raise error(
+                "pattern", f"{function}: [{step!r}, {num!r}] in pattern: a step is an int and num an int >= 1"
+            )
+    return tuple((int(step), int(num)) for step, num in pattern)
+
+
+def affine_values(pattern: tuple, partitions: int, channel_multiplier: int, offset: Any) -> np.ndarray:
+    """offset + p * channel_multiplier + the steps of the pattern: [P, F] of int32 that wrap."""
+    start = offset.as_index() if is_register(offset) else offset
+    row = np.array(_int32(start), np.int64)
+    for step, num in pattern:
+        row = np.add.outer(row, _int32(step) * np.arange(num))
+    channels = _int32(channel_multiplier) * np.arange(partitions)
+    return np.add.outer(channels.astype(np.int32), row.reshape(-1).astype(np.int32))
+
+
+def _int32(value: Any) -> int:
+    """A Python int wrapped to 32 bits."""
+    return (int(value) + 2**31) % 2**32 - 2**31
+
+
+def _check_affine(ins: Any) -> None:
+    """The numbers of iota and affine_select, and that they fill dst."""
+    if is_register(ins.channel_multiplier) or not is_int(ins.channel_multiplier):
+        raise rules.fail(
+            ins, "argument", f"channel_multiplier must be an int, got {ins.channel_multiplier!r}"
+        )
+    if not is_register(ins.offset) and not is_int(ins.offset):
+        raise rules.fail(ins, "argument", f"offset must be an int or a register, got {ins.offset!r}")
+    count = prod(num for _, num in ins.pattern)
+    if count != ins.dst.free_elements:
+        raise rules.fail(
+            ins,
+            "shape",
+            f"pattern makes {count} values per partition, dst has {ins.dst.free_elements}",
+            ["dst"],
+            "the nums of the pattern must multiply to the elements per partition of dst",
+        )
+
+
+def iota(dst, pattern, offset=0, channel_multiplier=0, name=None):
+    """dst[p, w, z, y, x] = offset + p * channel_multiplier + w * step_w + ... + x * step_x."""
+    return issue(Iota(dst, affine_pattern(pattern, "iota"), offset, channel_multiplier, name))
+
+
+class Iota(GpsimdInstruction):
+    """32-bit integers; p counts from the first partition of dst."""
+
+    public = "iota"
+    cost_formula = "150 + N"
+
+    dst: Out
+    pattern: tuple
+    offset: RegisterIn
+    channel_multiplier: Any
+
+    def check(self, machine: Machine) -> None:
+        self.check_tiles()
+        rules.castable(self, "dst")
+        _check_affine(self)
+
+    def compute(self, dst: np.ndarray) -> None:
+        values = affine_values(self.pattern, dst.shape[0], self.channel_multiplier, self.offset)
+        values = values.reshape(dst.shape)
+        if self.dst.dtype in ("int32", "uint32"):
+            dst[...] = values.view(dst.dtype)
+        else:
+            dtypes.store(dst, values.astype(np.float32), self.dst.dtype)
+
+    def cost(self, m: Machine) -> Cost:
+        return self.cost_of(m, "gpsimd_one_input", self.dst.free_elements)
+
+
+def _is_old_affine_select(args: tuple) -> bool:
+    """NKI 0.2 had offset and channel_multiplier before on_true_tile."""
+    if len(args) < 5 or not isinstance(args[4], View):
+        return False
+    return all(rules.is_number(a) or is_register(a) for a in args[2:4])
+
+
+_OLD_AFFINE_SELECT = (
+    "dst",
+    "pattern",
+    "offset",
+    "channel_multiplier",
+    "on_true_tile",
+    "on_false_value",
+    "cmp_op",
+    "name",
+)
+
+
+@old_order(_OLD_AFFINE_SELECT, _is_old_affine_select)
+def affine_select(
+    dst,
+    pattern,
+    channel_multiplier,
+    on_true_tile,
+    on_false_value,
+    cmp_op=OPERATORS["equal"],
+    offset=0,
+    name=None,
+):
+    """dst = on_true_tile where cmp_op(a, 0) holds, else on_false_value; a is the value iota would write."""
+    cmp_op = operators.resolve(cmp_op, "affine_select", "cmp_op")
+    pattern = affine_pattern(pattern, "affine_select")
+    return issue(
+        AffineSelect(dst, pattern, channel_multiplier, on_true_tile, on_false_value, cmp_op, offset, name)
+    )
+
+
+class AffineSelect(GpsimdInstruction):
+    """Equal dtypes are copied bit by bit; the number is a float32 constant."""
+
+    public = "affine_select"
+    cost_formula = "150 + N"
+
+    dst: Out
+    pattern: tuple
+    channel_multiplier: Any
+    on_true_tile: In
+    on_false_value: Any
+    cmp_op: Operator
+    offset: RegisterIn
+
+    def check(self, machine: Machine) -> None:
+        self.check_tiles()
+        rules.matching(self, "dst", "on_true_tile")
+        rules.castable(self, "dst", "on_true_tile")
+        rules.operator(self, "cmp_op", COMPARISONS)
+        _check_affine(self)
+        if not rules.is_number(self.on_false_value):
+            raise rules.fail(
+                self, "argument", f"on_false_value must be a number, got {self.on_false_value!r}", ["dst"]
+            )
+
+    def compute(self, dst: np.ndarray, on_true: np.ndarray) -> None:
+        values = affine_values(self.pattern, dst.shape[0], self.channel_multiplier, self.offset)
+        fills = np.logical_not(self.cmp_op.formula(values, 0)).reshape(dst.shape)  # type: ignore[misc]
+        fill = np.empty((), dst.dtype)
+        dtypes.store(fill, np.asarray(self.on_false_value, np.float32), self.dst.dtype)
+        on_true = shaped(on_true, dst)
+        if not moves_bits(dst, self.dst.dtype, on_true, self.on_true_tile.dtype):
+            dtypes.store(dst, f32(on_true, self.on_true_tile.dtype), self.dst.dtype)
+        elif dst is not on_true:
+            dtypes.bits(dst)[...] = dtypes.bits(on_true)
+        np.copyto(dtypes.bits(dst), dtypes.bits(fill), where=fills)
+
+    def cost(self, m: Machine) -> Cost:
+        return self.cost_of(m, "gpsimd_one_input", self.dst.free_elements)
+
+
+# ---- tensor_partition_reduce ---------------------------------------------------------------------
+
+
+def tensor_partition_reduce(dst, op, data, name=None):
+    """dst[0] = the rows of data folded by op."""
+    return issue(TensorPartitionReduce(dst, operators.resolve(op, "tensor_partition_reduce"), data, name))
+
+
+class TensorPartitionReduce(GpsimdInstruction):
+    """float32 sums and maxima; bit patterns for bitwise operators."""
+
+    public = "tensor_partition_reduce"
+    cost_formula = "150 + 16 N (assumed)"
+
+    dst: Out
+    op: Operator
+    data: In
+
+    def check(self, machine: Machine) -> None:
+        self.check_tiles()
+        rules.operator(self, "op", ("add", "average", "maximum", "bitwise_or", "bitwise_and"))
+        rules.castable(self, "dst", "data")
+        if self.op.is_bitwise:
+            rules.integers(self, "dst", "data")
+        if self.dst.shape[0] != 1:
+            raise rules.fail(
+                self,
+                "shape",
+                f"dst must have 1 partition, it has {self.dst.shape[0]}",
+                ["dst"],
+                "slice dst[0:1]",
+            )
+        rules.elements(self, "dst", self.data.free_elements, ", like data")
+
+    def compute(self, dst: np.ndarray, data: np.ndarray) -> None:
+        if self.op.is_bitwise:
+            dst[...] = self.op.formula.reduce(data, axis=0).reshape(dst.shape)  # type: ignore[union-attr]
+            return
+        values = f32(data, self.data.dtype)
+        if self.op.name == "maximum":
+            result = np.maximum.reduce(values, axis=0)
+        else:
+            result = np.add.reduce(values, axis=0)
+        if self.op.name == "average":
+            result = result / np.float32(len(values))
+        dtypes.store(dst, result.reshape(dst.shape), self.dst.dtype)
+
+    def cost(self, m: Machine) -> Cost:
+        n = self.data.free_elements
+        return self.cost_of(m, "gpsimd_partition_reduce", n, ("gpsimd_partition_reduce",))
+
+
+# ---- gathers -------------------------------------------------------------------------------------
+
+
+def local_gather(dst, src_buffer, index, num_elem_per_idx=1, num_valid_indices=None, name=None):
+    """Gather runs of elements by offsets that the 16 partitions of a processor share."""
+    return issue(LocalGather(dst, src_buffer, index, num_elem_per_idx, num_valid_indices, name))
+
+
+class LocalGather(GpsimdInstruction):
+    """Offsets are read down the 16 partitions of a group, column by column."""
+
+    public = "local_gather"
+    cost_formula = "150 + n e ((28 + 4e) / 4e) / min(4 / itemsize, e)"
+
+    dst: Out
+    src_buffer: In
+    index: In
+    num_elem_per_idx: Any
+    num_valid_indices: Any
+
+    def check(self, machine: Machine) -> None:
+        self.check_tiles()
+        rules.same_dtype(self, "dst", "src_buffer")
+        rules.castable(self, "src_buffer")
+        rules.dtype_in(self, "index", ("uint16",), "convert it with nisa.tensor_copy into a uint16 tile")
+        rules.same_partitions(self, "src_buffer", "index", "dst")
+        _whole_groups(self, "src_buffer")
+        run = self.num_elem_per_idx
+        if run not in (1, 2, 4, 8, 16, 32):
+            raise rules.fail(self, "shape", f"num_elem_per_idx must be 1, 2, 4, 8, 16 or 32, got {run!r}")
+        self._check_count()
+        if self.dst.free_elements != self.indices * run:
+            raise rules.fail(
+                self,
+                "shape",
+                f"dst has {self.dst.free_elements} elements per partition, "
+                f"{self.indices} indices x {run} elements make {self.indices * run}",
+                ["dst", "index"],
+            )
+
+    def _check_count(self) -> None:
+        held = GROUP * self.index.free_elements
+        if self.num_valid_indices is not None and not is_int(self.num_valid_indices):
+            raise rules.fail(
+                self, "argument", f"num_valid_indices must be an int, got {self.num_valid_indices!r}"
+            )
+        if not 1 <= self.indices <= held:
+            raise rules.fail(
+                self, "shape", f"num_valid_indices is {self.indices}, index holds {held} per group", ["index"]
+            )
+        rules.at_most(self, "index", self.indices, 4096, "indices per group of 16 partitions")
+
+    @property
+    def indices(self) -> int:
+        """How many offsets each group uses."""
+        given = self.num_valid_indices
+        return GROUP * self.index.free_elements if given is None else int(given)
+
+    def compute(self, dst: np.ndarray, src: np.ndarray, index: np.ndarray) -> None:
+        run = self.num_elem_per_idx
+        starts = snake(index)[:, : self.indices].astype(np.int64)
+        src = flat(src)
+        outside = starts + run > src.shape[1]
+        if outside.any():
+            raise rules.fail(
+                self,
+                "index",
+                f"offset {int(starts[outside][0])} and {run} elements reach outside "
+                f"the {src.shape[1]} elements of a partition",
+                ["src_buffer", "index"],
+            )
+        offsets = (starts[:, :, None] + np.arange(run)).reshape(len(starts), 1, -1)
+        groups = src.reshape(len(starts), GROUP, -1)
+        dst[...] = np.take_along_axis(groups, offsets, axis=2).reshape(dst.shape)
+
+    def cost(self, m: Machine) -> Cost:
+        e, t = int(self.num_elem_per_idx), m.local_gather_threads
+        slowdown = (m.local_gather_latency + t * e) / (t * e) / min(4 / self.src_buffer.dtype.itemsize, e)
+        cycles = m.gpsimd_overhead_cycles + self.indices * e * slowdown
+        return Cost(cycles, m.fix_gpsimd_ns, ("local_gather_latency", "local_gather_threads"))
+
+
+def snake(tile: np.ndarray) -> np.ndarray:
+    """One row per group of 16 partitions: its elements down the partitions, column by column."""
+    groups = flat(tile).reshape(tile.shape[0] // GROUP, GROUP, -1)
+    return groups.transpose(0, 2, 1).reshape(len(groups), -1)
+
+
+def _whole_groups(ins: Instruction, name: str) -> None:
+    partitions = getattr(ins, name).shape[0]
+    if partitions % GROUP:
+        raise rules.fail(
+            ins,
+            "shape",
+            f"{name} has {partitions} partitions, a multiple of {GROUP} is needed",
+            [name],
+            "each GpSimd processor owns 16 partitions",
+        )
+
+
+def nc_n_gather(dst, data, indices, name=None):
+    """dst[p, k] = data[p, indices[p, k]], free dimensions flattened."""
+    return issue(NcNGather(dst, data, indices, name))
+
+
+class NcNGather(GpsimdInstruction):
+    public = "nc_n_gather"
+    cost_formula = "150 + 4 N (assumed)"
+
+    dst: Out
+    data: In
+    indices: In
+
+    def check(self, machine: Machine) -> None:
+        self.check_tiles()
+        rules.same_dtype(self, "dst", "data")
+        rules.castable(self, "data")
+        rules.dtype_in(
+            self, "indices", ("uint32", "int32"), "convert it with nisa.tensor_copy into a uint32 tile"
+        )
+        rules.matching(self, "dst", "indices")
+        rules.same_partitions(self, "dst", "data")
+        if self.indices.dtype == "int32":
+            warn(
+                "operand-dtype",
+                "nc_n_gather: indices is int32, the engine reads uint32",
+                notes=[f"indices: {self.indices.describe()}"],
+                help="allocate it as nl.uint32, or pass indices.view(nl.uint32)",
+            )
+
+    def compute(self, dst: np.ndarray, data: np.ndarray, indices: np.ndarray) -> None:
+        data, offsets = flat(data), flat(indices).astype(np.int64)
+        outside = (offsets < 0) | (offsets >= data.shape[1])
+        if outside.any():
+            partition, position = np.argwhere(outside)[0]
+            raise rules.fail(
+                self,
+                "index",
+                f"index {offsets[partition, position]} at [{partition}, {position}] is outside "
+                f"the {data.shape[1]} elements of a partition",
+                ["data", "indices"],
+            )
+        dst[...] = np.take_along_axis(data, offsets, axis=1).reshape(dst.shape)
+
+    def cost(self, m: Machine) -> Cost:
+        return self.cost_of(m, "gpsimd_gather", self.dst.free_elements, ("gpsimd_gather",))
+
+
+# ---- runs, nonzeros, largest ---------------------------------------------------------------------
+
+
+def sequence_bounds(dst, segment_ids, name=None):
+    """dst[0, 0] and dst[0, 1]: where the run of equal ids around each element starts and ends."""
+    return issue(SequenceBounds(dst, segment_ids, name))
+
+
+class SequenceBounds(GpsimdInstruction):
+    """Ends are exclusive; padding (id 0) gets (n, -1)."""
+
+    public = "sequence_bounds"
+    cost_formula = "150 + 4 N (assumed)"
+
+    dst: Out
+    segment_ids: In
+
+    def check(self, machine: Machine) -> None:
+        self.check_tiles()
+        for name in ("dst", "segment_ids"):
+            rules.dtype_in(self, name, ("float32", "int32"))
+            partitions = getattr(self, name).shape[0]
+            if partitions != 1:
+                raise rules.fail(self, "shape", f"{name} must have 1 partition, it has {partitions}", [name])
+        rules.elements(self, "dst", 2 * self.segment_ids.free_elements, ", a start and an end for each id")
+
+    def compute(self, dst: np.ndarray, segment_ids: np.ndarray) -> None:
+        ids = segment_ids.reshape(-1)
+        n = len(ids)
+        positions = np.arange(n)
+        first = np.append(True, ids[1:] != ids[:-1])
+        last = np.append(first[1:], True)
+        starts = np.maximum.accumulate(np.where(first, positions, 0))
+        ends = np.minimum.accumulate(np.where(last, positions + 1, n)[::-1])[::-1]
+        bounds = np.stack([np.where(ids == 0, n, starts), np.where(ids == 0, -1, ends)])
+        dst[...] = bounds.reshape(dst.shape)
+
+    def cost(self, m: Machine) -> Cost:
+        return self.cost_of(m, "gpsimd_gather", self.segment_ids.free_elements, ("gpsimd_gather",))
+
+
+def nonzero_with_count(dst, src, index_offset=0, padding_val=-1, name=None):
+    """Positions of nonzero elements, padding, and their count, in partitions 0, 16, 32, ... only."""
+    return issue(NonzeroWithCount(dst, src, index_offset, padding_val, name))
+
+
+class NonzeroWithCount(GpsimdInstruction):
+    public = "nonzero_with_count"
+    since = 3
+    partial = (0, 1)
+    cost_formula = "150 + 4 N (assumed)"
+
+    dst: Out
+    src: In
+    index_offset: Any
+    padding_val: Any
+
+    def check(self, machine: Machine) -> None:
+        self.check_tiles()
+        rules.dtype_in(self, "dst", ("int32",))
+        rules.dtype_in(self, "src", ("float32", "int32"))
+        rules.same_partitions(self, "src", "dst")
+        rules.elements(self, "dst", self.src.free_elements + 1, ", those of src and one for the count")
+        for name in ("index_offset", "padding_val"):
+            value = getattr(self, name)
+            if not is_int(value) or not -(2**31) <= value < 2**31:
+                raise rules.fail(self, "argument", f"{name} must be a 32-bit int, got {value!r}")
+
+    def parts(self, index: int) -> list[View]:
+        view = self.operands()[index]
+        return [view[p : p + 1] for p in range(0, view.shape[0], GROUP)]
+
+    def compute(self, dst: np.ndarray, src: np.ndarray) -> None:
+        nonzero = flat(src)[::GROUP] != 0
+        count = np.count_nonzero(nonzero, axis=1)[:, None]
+        found = np.argsort(~nonzero, axis=1, kind="stable")  # positions of nonzeros first, in order
+        listed = np.where(np.arange(nonzero.shape[1]) < count, found + self.index_offset, self.padding_val)
+        rows = np.append(listed, count, axis=1).astype(np.int32)
+        dst[::GROUP] = rows.reshape(-1, *dst.shape[1:])
+
+    def cost(self, m: Machine) -> Cost:
+        return self.cost_of(m, "gpsimd_gather", self.src.free_elements, ("gpsimd_gather",))
+
+
+def topk(val_dst, idx_dst, src, n, name=None):
+    """The K largest of the n elements in each group of 16 partitions, ascending, and where they were."""
+    return issue(Topk(val_dst, idx_dst, src, n, name))
+
+
+class Topk(GpsimdInstruction):
+    """Element e of a group is in partition e % 16, column e // 16. All 16 partitions get the result."""
+
+    public = "topk"
+    cost_formula = "4 n + K"
+
+    val_dst: Out
+    idx_dst: Out
+    src: In
+    n: Any
+
+    def check(self, machine: Machine) -> None:
+        self.check_tiles()
+        rules.dtype_in(self, "src", ("bfloat16",))
+        rules.dtype_in(self, "val_dst", ("bfloat16",))
+        rules.dtype_in(self, "idx_dst", ("uint32",))
+        rules.matching(self, "val_dst", "idx_dst")
+        rules.same_partitions(self, "src", "val_dst")
+        _whole_groups(self, "src")
+        if not is_int(self.n):
+            raise rules.fail(self, "argument", f"n must be an int, got {self.n!r}")
+        if not 8 <= self.n < 65536:
+            raise rules.fail(self, "shape", f"n must be from 8 to 65535, got {self.n}")
+        if self.n > GROUP * self.src.free_elements:
+            held = GROUP * self.src.free_elements
+            raise rules.fail(
+                self, "shape", f"n is {self.n}, a group of 16 partitions of src holds {held}", ["src"]
+            )
+        rules.at_most(self, "val_dst", self.val_dst.free_elements, 32767, "elements per partition")
+        if self.val_dst.free_elements > self.n:
+            raise rules.fail(
+                self, "shape", f"{self.val_dst.free_elements} largest of {self.n} elements", ["val_dst"]
+            )
+
+    def compute(self, val_dst: np.ndarray, idx_dst: np.ndarray, src: np.ndarray) -> None:
+        elements = snake(src)[:, : self.n]
+        descending = np.argsort(-f32(elements, self.src.dtype), axis=1, kind="stable")  # NaN is last
+        chosen = descending[:, : flat(val_dst).shape[1]][:, ::-1]
+        values = np.take_along_axis(elements, chosen, axis=1)
+        val_dst[...] = np.repeat(values, GROUP, axis=0).reshape(val_dst.shape)
+        idx_dst[...] = np.repeat(chosen, GROUP, axis=0).reshape(idx_dst.shape)
+
+    def cost(self, m: Machine) -> Cost:
+        return Cost(m.gpsimd_topk * self.n + self.val_dst.free_elements, m.fix_gpsimd_ns)
+
+
+__all__ = [
+    "affine_select",
+    "iota",
+    "local_gather",
+    "nc_n_gather",
+    "nonzero_with_count",
+    "sequence_bounds",
+    "tensor_partition_reduce",
+    "topk",
+]

@@ -1,0 +1,309 @@
+"""Microscaling (MX): four-packed elements with a scale per 32 of them, trn3 (isa_tensor.md, isa_vector.md).
+
+A group of 32 is 8 partitions x the 4 lanes of one packed element. Its scale, a power of two, sits in one of
+the first four partitions of the quadrant that holds the group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..core import issue, warn
+from ..dtypes import DType, bits
+from ..errors import error
+from ..machine import Machine
+from ..program import Cost, In, Instruction, Out
+from ..view import View
+from . import rules
+from .enums import VECTOR
+from .numerics import flat, shaped
+from .tensor import MatmulInstruction
+
+PACKED = ("float8_e5m2_x4", "float8_e4m3fn_x4", "float4_e2m1fn_x4")
+PACKED_FP8 = {"float8_e4m3fn_x4": 8, "float8_e5m2_x4": 15}  # the largest exponent of a lane
+SCALES = ("float8_e8m0fnu", "uint8")
+QUADRANT, GROUP, LANES = 32, 8, 4  # partitions, partitions, elements
+SCALE_ROWS = QUADRANT // GROUP
+SCALE_STARTS = (0, 4, 8, 12)  # four sets of scales may share a quadrant
+BIAS, LARGEST_CODE = 127, 254  # code 255 is NaN
+
+_FACTORS = np.ldexp(1.0, np.arange(256) - BIAS)
+_FACTORS[255] = np.nan
+_MAY_OVERFLOW = 240  # from this code on, an element times its scale may leave float32
+
+
+def scale_rows(partitions: int) -> np.ndarray:
+    """The partition of a scale tile that serves each group of 8 data partitions."""
+    group = np.arange(partitions // GROUP)
+    return QUADRANT * (group // SCALE_ROWS) + group % SCALE_ROWS
+
+
+def scale_parts(scale: View, partitions: int) -> list[View]:
+    """The rows of a scale tile that hold scales; the others belong to somebody else, or to nobody."""
+    return [scale[start : start + SCALE_ROWS] for start in range(0, partitions, QUADRANT)]
+
+
+def check_scale(ins: Instruction, name: str, partitions: int, columns: int) -> None:
+    """A scale tile with four rows at the start of each quadrant of the data, and enough columns."""
+    scale = getattr(ins, name)
+    rules.in_sbuf(ins, name)
+    rules.dtype_in(ins, name, SCALES, "allocate it as nl.float8_e8m0fnu")
+    needed = partitions - QUADRANT + SCALE_ROWS
+    if scale.shape[0] < needed:
+        raise rules.fail(
+            ins,
+            "shape",
+            f"{name} has {scale.shape[0]} partitions, {partitions} partitions of data need {needed}",
+            [name],
+            "the scales of each 32 partitions sit in the first 4 of these partitions",
+        )
+    if scale.free_elements < columns:
+        raise rules.fail(
+            ins,
+            "shape",
+            f"{name} has {scale.free_elements} elements per partition, the data needs {columns}",
+            [name],
+            "there is one scale for each packed element of 8 partitions",
+        )
+    if scale.start_partition % QUADRANT not in SCALE_STARTS:
+        warn(
+            "mx-scale",
+            f"{ins.public}: {name} starts at partition {scale.start_partition}; "
+            "inside a quadrant scales may start at 0, 4, 8, 12",
+            notes=[f"{name}: {scale.describe()}"],
+        )
+
+
+def check_quadrants(ins: Instruction, name: str) -> None:
+    """The operand fills whole quadrants."""
+    partitions = getattr(ins, name).shape[0]
+    if partitions % QUADRANT:
+        raise rules.fail(
+            ins,
+            "shape",
+            f"{name} has {partitions} partitions, MX works on multiples of {QUADRANT}",
+            [name],
+            f"pad it with zeros to {-(-partitions // QUADRANT) * QUADRANT} partitions",
+        )
+
+
+# ---- quantize_mx ---------------------------------------------------------------------------------
+
+
+def quantize_mx(dst, src, dst_scale, name=None):
+    """dst = src in packed MXFP8, dst_scale = a power of two for each group of 8 partitions x 4 elements."""
+    return issue(QuantizeMx(dst, src, dst_scale, name))
+
+
+class QuantizeMx(Instruction):
+    public = "quantize_mx"
+    engines = (VECTOR,)
+    since = 4
+    partial = (2,)
+    places = ("dst_scale",)
+    cost_formula = "max(64, N/4)"
+    cost_source = "machine.md 6.2"
+
+    dst: Out
+    src: In
+    dst_scale: Out
+
+    def check(self, machine: Machine) -> None:
+        rules.in_sbuf(self, "src", "dst")
+        rules.dtype_in(self, "src", ("bfloat16", "float16"), "convert it with nisa.tensor_copy")
+        rules.dtype_in(self, "dst", PACKED_FP8, "the engine quantizes to MXFP8 only")
+        check_quadrants(self, "src")
+        if self.src.free_elements % LANES:
+            raise rules.fail(
+                self,
+                "shape",
+                f"src has {self.src.free_elements} elements per partition, it must be a multiple of {LANES}",
+                ["src"],
+            )
+        rules.same_partitions(self, "src", "dst")
+        rules.elements(self, "dst", self.packed, ", a quarter of those of src")
+        check_scale(self, "dst_scale", self.src.shape[0], self.packed)
+        if self.dst_scale.free_elements > self.packed:
+            warn(
+                "mx-scale",
+                f"quantize_mx: dst_scale has {self.dst_scale.free_elements} elements per partition, "
+                f"{self.packed} are written",
+                notes=[f"dst_scale: {self.dst_scale.describe()}"],
+                help="slice it to the elements of dst",
+            )
+
+    @property
+    def packed(self) -> int:
+        """Packed elements per partition."""
+        return self.src.free_elements // LANES
+
+    def parts(self, index: int) -> list[View]:
+        return scale_parts(self.dst_scale, self.src.shape[0])
+
+    def compute(self, dst: np.ndarray, src: np.ndarray, dst_scale: np.ndarray) -> None:
+        values = flat(dtypes.f32(src, self.src.dtype))
+        values = values.reshape(-1, GROUP, self.packed, LANES)
+        codes = self.scale_codes(np.abs(values).max(axis=(1, 3)))
+        lanes = np.ldexp(values, (BIAS - codes)[:, None, :, None]).reshape(dst.shape[0], self.packed, LANES)
+        dst[...] = shaped(dtypes.pack_x4(lanes, self.dst.dtype), dst)
+        rows, columns = scale_rows(src.shape[0]), np.arange(self.packed)
+        place = (rows[:, None], *np.unravel_index(columns, dst_scale.shape[1:]))
+        bits(dst_scale)[place] = codes.astype(np.uint8)
+
+    def scale_codes(self, largest: np.ndarray) -> np.ndarray:
+        """Twice the OCP scale: the largest element lands one binade below the end of the range."""
+        _, exponent = np.frexp(largest)
+        exponent = np.where(np.isfinite(largest), exponent - 1, BIAS + 1)
+        codes = np.clip(exponent - (PACKED_FP8[self.dst.dtype] - 1) + BIAS, 0, LARGEST_CODE)
+        return np.where(largest == 0, 0, codes)
+
+    def cost(self, m: Machine) -> Cost:
+        return Cost(max(m.min_ii_cycles, m.vector_quantize_mx * self.src.free_elements), m.fix_vector_ns)
+
+
+# ---- nc_matmul_mx --------------------------------------------------------------------------------
+
+
+def nc_matmul_mx(
+    dst,
+    stationary,
+    moving,
+    stationary_scale,
+    moving_scale,
+    tile_position=None,
+    tile_size=None,
+    accumulate=None,
+    name=None,
+):
+    """dst[M, N] = stationary[K, M].T @ moving[K, N] of packed MX elements times their scales, into PSUM."""
+    _check_same_index("stationary", stationary, stationary_scale)
+    _check_same_index("moving", moving, moving_scale)
+    return issue(
+        NcMatmulMx(
+            dst,
+            stationary,
+            moving,
+            stationary_scale,
+            moving_scale,
+            tuple(tile_position or ()),
+            tuple(tile_size or ()),
+            accumulate,
+            name,
+        )
+    )
+
+
+def _check_same_index(name: str, data: Any, scale: Any) -> None:
+    """Elements and scales are one tensor: an index tile that gathers one gathers the other."""
+    index, scale_index = _index_tile(data), _index_tile(scale)
+    same = index is scale_index
+    if index is not None and scale_index is not None:
+        same = index.storage is scale_index.storage and index.sig == scale_index.sig
+    if not same:
+        raise error(
+            "indirect-view",
+            f"nc_matmul_mx: {name} and {name}_scale must be gathered by the same index tile",
+            notes=[f"{name}: {data.describe()}", f"{name}_scale: {scale.describe()}"],
+            help="call .indirect(index) with one index on both, or on neither",
+        )
+
+
+def _index_tile(view: Any) -> Any:
+    indirection = view.indirection if isinstance(view, View) else None
+    return indirection.index if indirection is not None and indirection.kind == "tensor" else None
+
+
+class NcMatmulMx(MatmulInstruction):
+    public = "nc_matmul_mx"
+    since = 4
+    indirect = ("dst", "stationary", "moving", "stationary_scale", "moving_scale")
+    partial = (3, 4)
+    places = ("stationary_scale", "moving_scale")
+    is_transpose = False
+    cost_formula = "max(N, 64) cycles"
+    cost_source = "machine.md 5.2"
+
+    dst: Out
+    stationary: In
+    moving: In
+    stationary_scale: In
+    moving_scale: In
+    tile_position: tuple
+    tile_size: tuple
+    accumulate: bool | None
+
+    def check(self, machine: Machine) -> None:
+        rules.in_sbuf(self, "stationary", "moving")
+        rules.in_psum(self, "dst")
+        rules.dtype_in(self, "stationary", PACKED, "quantize it with nisa.quantize_mx")
+        rules.dtype_in(self, "moving", PACKED, "quantize it with nisa.quantize_mx")
+        rules.dtype_in(self, "dst", ("float32", "bfloat16"))
+        rows, columns = self.check_tiling(machine)
+        if columns != machine.matmul_stationary_max:
+            raise rules.fail(self, "shape", f"tile_size is {self.tile_size}, MX tiles rows only: (rows, 128)")
+        self._check_contraction(rows)
+        self._check_indirect()
+        k, m, n = self.stationary.shape[0], self.stationary.free_elements, self.moving.free_elements
+        if m % 2:
+            raise rules.fail(
+                self, "shape", f"stationary has {m} columns (M), MX needs an even number", ["stationary"]
+            )
+        rules.at_most(self, "stationary", m, columns, "columns", f"tile it by {columns}")
+        check_scale(self, "stationary_scale", k, m)
+        check_scale(self, "moving_scale", k, n)
+        self.check_destination(machine, m, n)
+
+    def _check_contraction(self, rows: int) -> None:
+        rules.same_partitions(self, "stationary", "moving")
+        check_quadrants(self, "stationary")
+        k = self.stationary.shape[0]
+        if k > rows:
+            raise rules.fail(self, "shape", f"K is {k}, the PE tile has {rows} rows", ["stationary"])
+
+    def _check_indirect(self) -> None:
+        gathered = any(_index_tile(view) is not None for view in self.operands())
+        if gathered and self.tile_position not in ((), (0, 0)):
+            raise rules.fail(
+                self,
+                "indirect-view",
+                f"tile_position is {self.tile_position}, an operand gathered by an index tile needs (0, 0)",
+            )
+
+    def parts(self, index: int) -> list[View]:
+        return scale_parts(self.operands()[index], self.stationary.shape[0])
+
+    def compute(
+        self,
+        dst: np.ndarray,
+        stationary: np.ndarray,
+        moving: np.ndarray,
+        stationary_scale: np.ndarray,
+        moving_scale: np.ndarray,
+        written: Any,
+    ) -> None:
+        left = dequantize(stationary, self.stationary.dtype, stationary_scale)
+        right = dequantize(moving, self.moving.dtype, moving_scale)
+        product = np.matmul(left.T, right).astype(np.float32, copy=False)
+        self.accumulate_into(dst, product.reshape(dst.shape), written)
+
+    def cost(self, m: Machine) -> Cost:
+        cycles = max(self.moving.free_elements, m.matmul_min_cycles) + m.matmul_gap_cycles
+        return Cost(cycles, m.fix_tensor_ns, ("fix_tensor_ns",))
+
+
+def dequantize(packed: np.ndarray, dtype: DType, scale: np.ndarray) -> np.ndarray:
+    """The values of [K, N] packed elements as [4K, N]: the lanes are rows of the contraction."""
+    packed = flat(packed)
+    k, n = packed.shape
+    codes = bits(flat(scale))[scale_rows(k), :n]
+    values = dtypes.unpack_x4(packed, dtype)
+    if (codes >= _MAY_OVERFLOW).any():  # the other operand's scale may bring the product back
+        values = values.astype(np.float64)
+    values *= np.repeat(_FACTORS.astype(values.dtype)[codes], GROUP, axis=0)[:, :, None]
+    return values.transpose(0, 2, 1).reshape(LANES * k, n)
+
+
+__all__ = ["nc_matmul_mx", "quantize_mx"]

@@ -1,0 +1,259 @@
+"""Random numbers on VectorE and GpSimdE (isa_vector.md, isa_gpsimd.md). The generators: execute.random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..core import Core, issue, warn
+from ..dtypes import bits, f32
+from ..execute.random import STATES, WORDS, generator, is_dead
+from ..machine import Machine
+from ..program import Cost, In, Instruction, Operand, Out
+from . import rules
+from .enums import GPSIMD, VECTOR, engine
+from .numerics import column, moves_bits, shaped
+
+INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
+WORD_TYPES = ("uint32", "int32", "float32", "tfloat32")
+
+
+# ---- rng -----------------------------------------------------------------------------------------
+
+
+def rng(dst, engine=engine.vector, name=None):
+    """Fill dst with random bits; a narrow dtype takes the low bits of a 32-bit word per element."""
+    return issue(Rng(dst, engine, name))
+
+
+class Rng(Instruction):
+    public = "rng"
+    engines = (VECTOR, GPSIMD)
+    stateful = True
+    cost_formula = "max(64, N); GpSimd 150 + N"
+    cost_source = "machine.md 6.2, 8"
+
+    dst: Out
+    engine: engine
+
+    def check(self, machine: Machine) -> None:
+        rules.dtype_in(self, "dst", INTEGERS, "draw uint32 words and convert them, or use nl.rand")
+        if self.engine is GPSIMD:
+            rules.generation(self, 3, machine, "engine.gpsimd")
+
+    def compute(self, core: Core, dst: np.ndarray) -> None:
+        words = generator(core, self.runs_on.name).bits(dst.shape[0], self.dst.free_elements)
+        bits(dst)[...] = shaped(words, dst).astype(self.dst.dtype.bits)
+
+    def cost(self, m: Machine) -> Cost:
+        n = self.dst.free_elements
+        if self.runs_on is GPSIMD:
+            return Cost(m.gpsimd_overhead_cycles + m.gpsimd_copy * n, m.fix_gpsimd_ns, ("gpsimd_copy",))
+        return Cost(max(m.min_ii_cycles, m.vector_rng * n), m.fix_vector_ns, ("vector_rng",))
+
+
+# ---- rand2 ---------------------------------------------------------------------------------------
+
+
+def rand2(dst, min, max, name=None):
+    """Fill dst with numbers drawn evenly between min and max."""
+    return issue(Rand2(dst, min, max, name))
+
+
+class Rand2(Instruction):
+    public = "rand2"
+    engines = (VECTOR,)
+    since = 4
+    stateful = True
+    cost_formula = "max(64, N/4)"
+    cost_source = "machine.md 6.2"
+
+    dst: Out
+    min: Operand
+    max: Operand
+
+    def check(self, machine: Machine) -> None:
+        rules.castable(self, "dst")
+        for bound in ("min", "max"):
+            if getattr(self, bound) is None:
+                raise rules.not_a_tensor(self, bound, None)
+            rules.castable(self, bound)
+            rules.float32_column(self, bound, like="dst")
+        if rules.is_number(self.min) and rules.is_number(self.max) and not self.min < self.max:
+            raise rules.fail(self, "rand-range", f"min {self.min} must be below max {self.max}")
+
+    def compute(self, core: Core, dst: np.ndarray, low: Any, high: Any) -> None:
+        low, high = column(low, self.min, dst.ndim), column(high, self.max, dst.ndim)
+        if not np.less(low, high).all():
+            warn(
+                "rand-range",
+                "rand2: min is not below max in every partition",
+                notes=[f"dst: {self.dst.describe()}"],
+            )
+        u = shaped(generator(core, "vector").uniform(dst.shape[0], self.dst.free_elements), dst)
+        dtypes.store(dst, low + u * (high - low), self.dst.dtype)
+
+    def cost(self, m: Machine) -> Cost:
+        return Cost(max(m.min_ii_cycles, m.vector_rand2 * self.dst.free_elements), m.fix_vector_ns)
+
+
+# ---- dropout -------------------------------------------------------------------------------------
+
+
+def dropout(dst, data, prob, name=None):
+    """dst = data with each element zeroed with probability prob; the others are not rescaled."""
+    return issue(Dropout(dst, data, prob, name))
+
+
+class Dropout(Instruction):
+    public = "dropout"
+    engines = (VECTOR,)
+    stateful = True
+    cost_formula = "max(64, N)"
+    cost_source = "machine.md 6.2"
+
+    dst: Out
+    data: In
+    prob: Operand
+
+    def check(self, machine: Machine) -> None:
+        rules.matching(self, "dst", "data")
+        rules.castable(self, "dst", "data")
+        rules.same_dtype(self, "dst", "data")
+        if self.prob is None:
+            raise rules.not_a_tensor(self, "prob", None)
+        rules.column(self, "prob", like="data")
+        self._check_probability()
+
+    def _check_probability(self) -> None:
+        if rules.is_number(self.prob):
+            if not 0 <= self.prob <= 1:
+                warn("probability", f"dropout: prob is {self.prob}, a probability lies between 0 and 1")
+        elif not self.data.dtype.is_float:
+            rules.dtype_in(self, "prob", ("float32",), f"{self.data.dtype} data needs a float32 prob")
+        elif not self.prob.dtype.is_float or not self.prob.dtype.castable:
+            raise rules.fail(self, "dtype", f"prob has dtype {self.prob.dtype}, it must be a float", ["prob"])
+
+    def compute(self, core: Core, dst: np.ndarray, data: np.ndarray, prob: Any) -> None:
+        u = shaped(generator(core, "vector").uniform(dst.shape[0], self.dst.free_elements), dst)
+        drop = u < column(prob, self.prob, dst.ndim)
+        data = shaped(data, dst)
+        if moves_bits(dst, self.dst.dtype, data, self.data.dtype):
+            kept = bits(data)
+            bits(dst)[...] = np.where(drop, kept.dtype.type(0), kept)
+        else:
+            dtypes.store(dst, np.where(drop, np.float32(0), f32(data, self.data.dtype)), self.dst.dtype)
+
+    def cost(self, m: Machine) -> Cost:
+        cycles = max(m.min_ii_cycles, m.vector_dropout * self.data.free_elements)
+        return Cost(cycles, m.fix_vector_ns, ("vector_dropout",))
+
+
+# ---- set_rng_seed --------------------------------------------------------------------------------
+
+
+def set_rng_seed(src_seeds, name=None):
+    """Seed all lanes of the vector engine's generator with the 32 bits of a [1, 1] tile."""
+    return issue(SetRngSeed(src_seeds, name))
+
+
+class SetRngSeed(Instruction):
+    public = "set_rng_seed"
+    engines = (VECTOR,)
+    stateful = True
+    cost_formula = "64"
+    cost_source = "machine.md 6.2"
+
+    src_seeds: In
+
+    def check(self, machine: Machine) -> None:
+        rules.dtype_in(self, "src_seeds", WORD_TYPES, "a seed is one 32-bit word")
+        if self.src_seeds.size != 1:
+            raise rules.fail(
+                self,
+                "shape",
+                f"src_seeds must hold one element, it has shape {tuple(self.src_seeds.shape)}",
+                ["src_seeds"],
+                "pass a [1, 1] tile; rand_set_state sets each lane by itself",
+            )
+
+    def compute(self, core: Core, src_seeds: np.ndarray) -> None:
+        generator(core, "vector").seed(int(bits(src_seeds).reshape(-1)[0]))
+
+    def cost(self, m: Machine) -> Cost:
+        return Cost(m.min_ii_cycles, m.fix_vector_ns)
+
+
+# ---- rand_set_state, rand_get_state --------------------------------------------------------------
+
+
+class StateInstruction(Instruction):
+    """What reading and writing the state of a generator share."""
+
+    engines = (GPSIMD, VECTOR)
+    since = 3
+    stateful = True
+    cost_formula = "64"
+    cost_source = "machine.md 6.2"
+
+    def check_state(self: Any, name: str, machine: Machine) -> None:
+        """A uint32 tile with the words of the engine's generator: 6, or 24 on VectorE."""
+        which = "gpsimd"
+        if self.engine is VECTOR:
+            rules.generation(self, 4, machine, "engine.vector")
+            which = "vector"
+        rules.dtype_in(self, name, ("uint32",), "the words are bits; reinterpret them with t.view(nl.uint32)")
+        rules.elements(self, name, WORDS * STATES[which], f", the words of the {which} engine's generator")
+
+    def cost(self, m: Machine) -> Cost:
+        return Cost(m.min_ii_cycles, m.fix_gpsimd_ns if self.runs_on is GPSIMD else m.fix_vector_ns)
+
+
+def rand_set_state(src_seeds, engine=engine.gpsimd, name=None):
+    """Set the generator of each lane to the words in that partition of src_seeds."""
+    return issue(RandSetState(src_seeds, engine, name))
+
+
+class RandSetState(StateInstruction):
+    public = "rand_set_state"
+
+    src_seeds: In
+    engine: engine
+
+    def check(self, machine: Machine) -> None:
+        rules.in_sbuf(self, "src_seeds")
+        self.check_state("src_seeds", machine)
+
+    def compute(self, core: Core, src_seeds: np.ndarray) -> None:
+        words = src_seeds.reshape(src_seeds.shape[0], -1)
+        if is_dead(words):
+            warn(
+                "rng-dead",
+                "rand_set_state: the first five words of a state are all zero, so it only counts",
+                notes=[f"src_seeds: {self.src_seeds.describe()}"],
+                help="give every lane a seed with some bits set",
+            )
+        generator(core, self.runs_on.name).set_state(words)
+
+
+def rand_get_state(dst, engine=engine.gpsimd, name=None):
+    """dst = the words of the generator of each lane."""
+    return issue(RandGetState(dst, engine, name))
+
+
+class RandGetState(StateInstruction):
+    public = "rand_get_state"
+
+    dst: Out
+    engine: engine
+
+    def check(self, machine: Machine) -> None:
+        self.check_state("dst", machine)
+
+    def compute(self, core: Core, dst: np.ndarray) -> None:
+        dst[...] = shaped(generator(core, self.runs_on.name).state(dst.shape[0]), dst)
+
+
+__all__ = ["dropout", "rand2", "rand_get_state", "rand_set_state", "rng", "set_rng_seed"]

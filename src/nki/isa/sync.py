@@ -1,0 +1,230 @@
+"""Meeting the other core: core_barrier and sendrecv (isa_registers_sync.md)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..core import Core, current, issue, warn
+from ..errors import error
+from ..machine import Machine
+from ..program import Cost, In, Instruction, Out
+from ..storage import SHARED_HBM
+from ..view import View, is_int
+from . import rules
+from .dma import DmaInstruction, transfer
+from .enums import GPSIMD, SCALAR, SYNC, TENSOR, VECTOR, dma_engine, engine, member
+
+CORES = (0, 1)
+
+
+def _need_two_cores(function: str, what: str) -> None:
+    """Judged at each call: the degree of a launch is no part of an instruction's signature."""
+    degree = current().launch.degree
+    if degree < 2:
+        raise error(
+            "lnc",
+            f"{function}: {what} waits for another core, but the kernel runs on one",
+            help="launch it on two cores: kernel[2](...)",
+        )
+
+
+# ---- core_barrier --------------------------------------------------------------------------------
+
+
+def core_barrier(data, cores, engine=engine.gpsimd, name=None):
+    """Wait until all listed cores are here; then what each wrote to `data` is visible to all."""
+    cores = _as_cores(cores)
+    barrier = CoreBarrier(data, cores, engine, name)
+    if len(cores) > 1 and current().machine.generation >= CoreBarrier.since:
+        _need_two_cores("core_barrier", f"cores={cores}")
+    return issue(barrier)
+
+
+def _as_cores(cores: Any) -> tuple[int, ...]:
+    listed = tuple(cores) if isinstance(cores, (tuple, list)) else (cores,)
+    if not all(is_int(core) for core in listed):
+        raise error("argument", f"core_barrier: cores must be a tuple of core numbers, got {cores!r}")
+    found = tuple(sorted({int(core) for core in listed}))
+    if not found or len(found) != len(listed) or not set(found) <= set(CORES):
+        raise error(
+            "lnc", f"core_barrier: cores={cores!r}: a launch has the cores 0 and 1", help="write (0, 1)"
+        )
+    return found
+
+
+class CoreBarrier(Instruction):
+    public = "core_barrier"
+    engines = (GPSIMD, TENSOR, VECTOR, SCALAR, SYNC)
+    since = 3
+    anywhere = True
+    stateful = True
+    partial = (0,)
+    cost_formula = "core_barrier_ns"
+    cost_source = "machine.md 8"
+
+    data: In
+    cores: tuple[int, ...]
+    engine: engine
+
+    def check(self, machine: Machine) -> None:
+        if self.data.buffer is not SHARED_HBM:
+            warn(
+                "barrier-buffer",
+                f"core_barrier: data is in {self.data.buffer.value}, which the cores do not share",
+                notes=[f"data: {self.data.describe()}"],
+                help="pass the shared_hbm tensor that is handed over",
+            )
+
+    def parts(self, index: int) -> list[View]:
+        """None: a barrier names the tensor, it reads nothing of it."""
+        return []
+
+    def compute(self, core: Core, data: np.ndarray) -> None:
+        if len(self.cores) == 1:
+            return
+        storage = self.data.storage
+        tensor = id(storage) if storage.buffer is SHARED_HBM else storage.name
+        what = f"core_barrier on {storage.name or 'a tensor'} {self.data.dtype}{list(self.data.shape)}"
+        core.launch.meet(core, ("core_barrier", tensor, self.cores), what)
+
+    def cost(self, machine: Machine) -> Cost:
+        if len(self.cores) == 1:
+            return Cost(0, 0.0)
+        return Cost(0, machine.core_barrier_ns, ("core_barrier_ns",))
+
+
+# ---- sendrecv ------------------------------------------------------------------------------------
+
+
+def _accepts_use_gpsimd_dma(function: Callable) -> Callable:
+    """The old keyword `use_gpsimd_dma` of sendrecv."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if "use_gpsimd_dma" in kwargs:
+            chosen = dma_engine.gpsimd_dma if kwargs.pop("use_gpsimd_dma") else dma_engine.dma
+            warn(
+                "legacy",
+                "sendrecv: use_gpsimd_dma= is an old form",
+                help=f"write dma_engine=nisa.dma_engine.{chosen.name}",
+            )
+            kwargs["dma_engine"] = chosen
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@_accepts_use_gpsimd_dma
+def sendrecv(src, dst, send_to_rank, recv_from_rank, pipe_id, dma_engine=dma_engine.dma, name=None):
+    """Send my `src` to a core and store in my `dst` what a core sent to me."""
+    instruction = SendRecv(src, dst, send_to_rank, recv_from_rank, pipe_id, dma_engine, name)
+    if current().machine.generation >= SendRecv.since:
+        _need_two_cores("sendrecv", f"pipe {pipe_id!r}")
+    refuse_overlap("sendrecv", "overlap", ("src", src), ("dst", dst))
+    return issue(instruction)
+
+
+class SendRecv(DmaInstruction):
+    """Both cores' n-th call with one pipe_id belong together; src is read before dst is written."""
+
+    public = "sendrecv"
+    since = 3
+    stateful = True
+    opens = False
+    cost_formula = "sendrecv_ns + bytes / gpsimd_dma_gbs"
+    cost_source = "machine.md 9.5"
+
+    src: In
+    dst: Out
+    send_to_rank: int
+    recv_from_rank: int
+    pipe_id: int
+    dma_engine: dma_engine
+
+    def check(self, machine: Machine) -> None:
+        rules.in_sbuf(self, "src", "dst")
+        rules.same_dtype(self, "src", "dst")
+        rules.matching(self, "src", "dst")
+        member(self.dma_engine, dma_engine, self.public, "dma_engine")
+        for name in ("send_to_rank", "recv_from_rank", "pipe_id"):
+            if not is_int(getattr(self, name)):
+                raise error("argument", f"sendrecv: {name} must be an int, got {getattr(self, name)!r}")
+        for name in ("send_to_rank", "recv_from_rank"):
+            if getattr(self, name) not in CORES:
+                raise rules.fail(self, "lnc", f"{name} is {getattr(self, name)}, the cores are 0 and 1")
+        if self.dma_engine is dma_engine.gpsimd_dma:
+            limit = machine.sendrecv_max_elements
+            help = (
+                f"send at most {limit * self.src.dtype.itemsize} bytes per partition, or use dma_engine.dma"
+            )
+            rules.at_most(self, "src", self.src.free_elements, limit, "elements per partition", help)
+
+    def compute(self, core: Core, src: np.ndarray, dst: np.ndarray) -> None:
+        dtype = self.src.dtype
+        if self.send_to_rank == self.recv_from_rank == core.index:
+            transfer(dst, src.copy(), dtype, dtype)
+            return
+        what = f"core {self.recv_from_rank} to send on pipe {self.pipe_id} of sendrecv"
+        offers = core.launch.meet(core, ("sendrecv", self.pipe_id), what, (self, src.copy()))
+        sender, data = offers[self.recv_from_rank]
+        self._check_pair(core, sender)
+        transfer(dst, data, dtype, dtype)
+
+    def _check_pair(self, core: Core, sender: SendRecv) -> None:
+        """What arrives must be meant for this core and fit its dst."""
+        if sender.send_to_rank != core.index:
+            raise rules.fail(
+                self,
+                "lnc",
+                f"core {core.index} receives from core {self.recv_from_rank}, "
+                f"which sends to core {sender.send_to_rank}",
+                [],
+                "each core sends to the other: send_to_rank = recv_from_rank = 1 - nl.program_id(0)",
+            )
+        if sender.src.dtype != self.dst.dtype:
+            raise self._mismatch("dtype", sender)
+        if (sender.src.shape[0], sender.src.free_elements) != (self.dst.shape[0], self.dst.free_elements):
+            raise self._mismatch("shape", sender)
+
+    def _mismatch(self, kind: str, sender: SendRecv) -> Exception:
+        return error(
+            kind,
+            f"sendrecv: core {self.recv_from_rank} sends {sender.src.dtype}{list(sender.src.shape)}, "
+            f"dst is {self.dst.dtype}{list(self.dst.shape)}",
+            notes=[f"dst: {self.dst.describe()}", f"sent at {sender.site}: {sender.src.describe()}"],
+            help="both cores must exchange tiles of one shape and dtype",
+            site=self.site,
+        )
+
+    def generated_by(self, machine: Machine) -> str:
+        return machine.dma_default_mode
+
+    def cost(self, machine: Machine) -> Cost:
+        wire = self.src.nbytes / machine.gpsimd_dma_gbs
+        return Cost(0, machine.sendrecv_ns + wire, ("sendrecv_ns", "gpsimd_dma_gbs"))
+
+
+def refuse_overlap(function: str, kind: str, first: tuple[str, Any], second: tuple[str, Any]) -> None:
+    """Two operands of one exchange may not share bytes. Judged at each call: it is about identity."""
+    (name, a), (other, b) = first, second
+    if isinstance(a, View) and isinstance(b, View) and _overlap(a, b):
+        raise error(
+            kind,
+            f"{function}: {name} and {other} share bytes",
+            notes=[f"{name}: {a.describe_layout()}", f"{other}: {b.describe_layout()}"],
+            help="receive into a tensor of its own",
+        )
+
+
+def _overlap(a: View, b: View) -> bool:
+    if a.storage.memory is None or b.storage.memory is None or a.is_indirect() or b.is_indirect():
+        return False
+    first, second = a.storage.memory.array(a), b.storage.memory.array(b)
+    return np.shares_memory(first, second)
+
+
+__all__ = ["core_barrier", "sendrecv"]

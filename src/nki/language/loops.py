@@ -1,0 +1,381 @@
+"""Loops: unrolled ranges, and the dynamic loops that registers steer (language.md 10)."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..core import Core, current, warn
+from ..core import issue as _issue
+from ..errors import error, user_site
+from ..isa.registers import RegisterInstruction, VirtualRegister, is_register
+from ..machine import Machine
+from ..program import Cost, Instruction, Place, RegisterIn, RegisterOut
+from ..storage import SHARED_HBM, Lease, Storage
+from ..view import View, is_int
+
+_LOWEST, _HIGHEST = -(1 << 31), (1 << 31) - 1
+
+
+# ---- static ranges -------------------------------------------------------------------------------
+
+
+def affine_range(start, stop=None, step=1):
+    """Python's range: the loop is unrolled."""
+    return _static_range("affine_range", start, stop, step)
+
+
+def sequential_range(start, stop=None, step=1):
+    """Python's range: the loop is unrolled."""
+    return _static_range("sequential_range", start, stop, step)
+
+
+def static_range(start, stop=None, step=1):
+    """Python's range: the loop is unrolled."""
+    return _static_range("static_range", start, stop, step)
+
+
+_deprecated: set[str] = set()  # what was said once in this process
+
+
+def _static_range(function: str, start: Any, stop: Any, step: Any) -> range:
+    if function not in _deprecated:
+        _deprecated.add(function)
+        warnings.warn(f"nl.{function} is deprecated, use range()", PendingDeprecationWarning, stacklevel=3)
+    for bound in (start, stop, step):
+        if is_register(bound):
+            raise error(
+                "register-value",
+                f"{function}: a bound is a register, whose value exists only at run time",
+                help="use nl.fori_loop(lower, upper, body)",
+            )
+    return range(0, start, step) if stop is None else range(start, stop, step)
+
+
+# ---- dynamic loops -------------------------------------------------------------------------------
+
+
+def dynamic_range(start, stop=None, step=1):
+    """Iterate at run time over start, start + step, ... below stop, which may be registers."""
+    warnings.warn("nl.dynamic_range is deprecated, use nl.fori_loop", DeprecationWarning, stacklevel=2)
+    if stop is None:
+        start, stop = 0, start
+    _check_step("dynamic_range", step)
+    return _iterate(start, stop, int(step))
+
+
+def _iterate(start: Any, stop: Any, step: int) -> Iterator[VirtualRegister]:
+    core = current()
+    if core.loops:
+        warn("nested-dynamic-range", "dynamic_range inside a dynamic loop fails in real compilers up to 0.4")
+    values = _values(core, "dynamic_range", start, stop, step)
+    with DynamicLoop(core, "dynamic_range") as loop:
+        for value in values:
+            index = VirtualRegister(frozen=True)
+            loop.step(index, value)
+            yield index
+
+
+def fori_loop(lower, upper, body_fun, step=1):
+    """Call body_fun(i) for i = lower, lower + step, ... below upper; i is a register, passed by value."""
+    _check_step("fori_loop", step)
+    _check_body("fori_loop", body_fun)
+    core = current()
+    values = _values(core, "fori_loop", lower, upper, int(step))
+    with DynamicLoop(core, "fori_loop") as loop:
+        for value in values:
+            index = VirtualRegister()
+            loop.step(index, value)
+            returned = body_fun(index)
+            if returned is not None:
+                _wrong_body("fori_loop", returned, "None", "carry state through SBUF or HBM tensors")
+
+
+def while_loop(init, body_fun):
+    """Call r = body_fun(r) while the register r is not zero; r is passed by value."""
+    if not is_register(init):
+        raise error(
+            "argument",
+            f"while_loop: init must be a register, got {type(init).__name__}",
+            help="nisa.register_alloc(1), or nisa.register_load from a tensor",
+        )
+    _check_body("while_loop", body_fun)
+    core = current()
+    core.launch.looked_at_values = True
+    limit = core.launch.options.max_iterations if core.launch.executes else 1
+    condition = init
+    seen = deque(maxlen=4)
+    with DynamicLoop(core, "while_loop") as loop:
+        while not core.launch.executes or condition.read() != 0:
+            if loop.trips == limit:
+                if not core.launch.executes:  # without values, the body is traced once
+                    return
+                _endless(limit, seen)
+            register = VirtualRegister()
+            loop.step(register, condition)
+            seen.append(register.read() if core.launch.executes else None)
+            condition = body_fun(register)
+            if not is_register(condition):
+                _wrong_body(
+                    "while_loop", condition, "a register", "return the register of the next condition"
+                )
+
+
+def _endless(limit: int, seen: deque) -> NoReturn:
+    raise error(
+        "endless-loop",
+        f"while_loop: {limit} iterations and the condition still holds",
+        notes=[f"last conditions: {', '.join(map(str, seen))}"],
+        help="let the condition become 0; OPEN_NKI_MAX_ITERATIONS raises the limit",
+    )
+
+
+def _wrong_body(function: str, returned: Any, wanted: str, help: str) -> NoReturn:
+    raise error(
+        "loop-body", f"{function}: the body must return {wanted}, got {type(returned).__name__}", help=help
+    )
+
+
+def _check_step(function: str, step: Any) -> None:
+    if not is_int(step) or step < 1:
+        shown = "a register" if is_register(step) else repr(step)
+        raise error("loop-step", f"{function}: step must be a compile-time int of at least 1, got {shown}")
+
+
+def _check_body(function: str, body: Any) -> None:
+    if not callable(body):
+        raise error("argument", f"{function}: body_fun must be a function, got {type(body).__name__}")
+
+
+def _values(core: Core, function: str, lower: Any, upper: Any, step: int) -> range:
+    """The induction values; bounds are read once, when the loop starts."""
+    dynamic = is_register(lower) or is_register(upper)
+    if dynamic and not core.launch.executes:
+        return range(1)  # without values, the body is traced once
+    if dynamic:
+        core.launch.looked_at_values = True
+    return range(_bound(function, "lower", lower), _bound(function, "upper", upper), step)
+
+
+def _bound(function: str, name: str, bound: Any) -> int:
+    if is_register(bound):
+        return bound.as_index()
+    if not isinstance(bound, (int, np.integer)):
+        help = "nisa.register_load it into a register" if isinstance(bound, View) else None
+        raise error(
+            "argument",
+            f"{function}: the {name} bound must be an int or a register, got {type(bound).__name__}",
+            help=help,
+        )
+    if not _LOWEST <= bound <= _HIGHEST:
+        raise error("register-range", f"{function}: the {name} bound {bound} does not fit a 32-bit register")
+    return int(bound)
+
+
+class DynamicLoop:
+    """An open dynamic loop: what its first iteration issued, and the tensors of its body.
+
+    The real compiler has one copy of the body, so every iteration must issue the same instructions
+    and finds its tensors in the same storages, as poison; they end with the loop.
+    """
+
+    def __init__(self, core: Core, function: str):
+        self.core = core
+        self.function = function
+        self.site = user_site(2)
+        self.trips = 0
+        self.path: tuple = ()
+        self.around: tuple = core.loops[-1].path if core.loops else ()
+        self.issued: list[tuple] = []  # signatures of the first iteration
+        self.position = 0
+        self.diverged = False
+        self.allocated: list[tuple[tuple, weakref.ref[Lease]]] = []
+        self.allocations = 0
+        self.others: list[weakref.ref[Lease]] = []  # allocations only some iterations make
+
+    def __enter__(self) -> DynamicLoop:
+        core = self.core
+        if core.no_reorder_depth:
+            raise error(
+                "loop-in-no-reorder",
+                f"{self.function}: a dynamic loop cannot stand inside nl.no_reorder()",
+                help="put the no_reorder block into the body, or unroll the loop with range()",
+            )
+        if core.loops:
+            core.loops[-1].record((self.function,))  # a loop of its own, whatever its trip count
+        core.loops.append(self)
+        core.sinks.append(self.see)
+        return self
+
+    def __exit__(self, kind: type | None, *exception: object) -> None:
+        core = self.core
+        core.sinks.remove(self.see)
+        if self in core.loops:
+            del core.loops[core.loops.index(self) :]
+        for lease in [*(lease for _, lease in self.allocated), *self.others]:
+            _end(lease())
+        if kind is None:
+            self._end_iteration()
+        core.trips.setdefault(self.site, []).append(self.trips)
+
+    def step(self, index: VirtualRegister, value: Any) -> None:
+        """Begin an iteration: `index` holds `value`, an int or a register."""
+        self._end_iteration()
+        self.trips += 1
+        self.path = (*self.around, (self, self.trips))
+        self.position = self.allocations = 0
+        _issue(LoopIteration(index, value))
+
+    # ---- the same instructions in every iteration ------------------------------------------------
+
+    def see(self, instruction: Instruction) -> None:
+        """A sink: note where an instruction of this body stands, compare it with the first iteration's."""
+        loops = self.core.loops
+        if not loops or loops[-1] is not self:
+            return
+        instruction.handle = Place(instruction.handle, self.path)
+        if instruction.__class__ is not LoopIteration:
+            self.record(_signature(instruction), instruction)
+
+    def record(self, signature: tuple, instruction: Instruction | None = None) -> None:
+        position, self.position = self.position, self.position + 1
+        if self.trips == 1:
+            self.issued.append(signature)
+        elif position >= len(self.issued) or not _equal(self.issued[position], signature):
+            self._diverge(f"iteration {self.trips} issues {instruction or signature[0]}")
+
+    def _end_iteration(self) -> None:
+        if self.trips > 1 and self.position < len(self.issued):
+            missing = len(self.issued) - self.position
+            self._diverge(f"iteration {self.trips} leaves out {missing} instructions of the first")
+
+    def _diverge(self, note: str) -> None:
+        if self.diverged:
+            return
+        self.diverged = True
+        self.core.diagnose(
+            "loop-divergence",
+            f"{self.function}: the iterations do not issue the same instructions",
+            [note],
+            "the real compiler runs the Python of the body once: keep what changes in tensors and registers",
+            self.site,
+        )
+
+    # ---- the same storages in every iteration ----------------------------------------------------
+
+    def allocate(self, shape, dtype, buffer, name, address) -> tuple[Storage, Lease]:
+        """The storage of the n-th allocation of an iteration. Whoever held it before sees poison again."""
+        number, self.allocations = self.allocations, self.allocations + 1
+        description = (shape, dtype, buffer, name, address)
+        known = self.allocated[number] if number < len(self.allocated) else None
+        lease = None if known is None else known[1]()
+        if lease is not None and known is not None and known[0] == description and address is None:
+            if lease.storage.loop is self and lease.storage.memory is not None:
+                lease.storage.memory.renew()
+            return lease.storage, lease
+        storage, lease = self._new(*description)
+        if known is None:
+            self.allocated.append((description, weakref.ref(lease)))
+        else:
+            self.others.append(known[1])
+            self.allocated[number] = (description, weakref.ref(lease))
+        return storage, lease
+
+    def _new(self, shape, dtype, buffer, name, address) -> tuple[Storage, Lease]:
+        core = self.core
+        if buffer is SHARED_HBM and core.launch.degree > 1:  # belongs to both cores, not to this loop
+            return core.launch.shared_storage(core, name, shape, dtype)
+        storage, lease = core.new_storage(shape, dtype, buffer, name, address)
+        storage.loop = self
+        return storage, lease
+
+
+def _signature(instruction: Instruction) -> tuple:
+    """What must not differ between iterations: kind, shapes, options, static offsets; not registers."""
+    values = [None if is_register(part) else part for part in instruction.key()]
+    values += [v.offset for v in instruction.operands() if isinstance(v, View) and not v.on_chip]
+    values += [v for v in (getattr(instruction, r) for r in instruction.registers) if not is_register(v)]
+    return tuple(values)
+
+
+def _equal(a: tuple, b: tuple) -> bool:
+    try:
+        return a == b
+    except (TypeError, ValueError):  # an option that does not compare, such as an array
+        return True
+
+
+def _end(lease: Lease | None) -> None:
+    """From now on the tensor of a body cannot be used."""
+    if lease is not None and lease.storage.loop is not None and lease.storage.memory is not None:
+        lease.storage.memory = EndedMemory(lease.storage.memory)  # type: ignore[assignment]
+
+
+class EndedMemory:
+    """Stands in for the memory of a loop body's tensor after the loop: every use is an error."""
+
+    def __init__(self, memory: Any):
+        self.memory = memory
+        self.array = memory.array  # repr of the tensor still works
+        self.released = memory.released
+
+    def _refuse(self, view: View, *args: Any, **kwargs: Any) -> NoReturn:
+        raise error(
+            "loop-local-tensor",
+            "a tensor allocated inside a dynamic loop is used after it",
+            notes=[view.describe()],
+            help="allocate it before the loop",
+        )
+
+    read = read_float32 = write = matmul_written = set_matmul = _refuse
+
+
+class LoopIteration(RegisterInstruction):
+    """The head of a dynamic loop: all engines meet, and the induction register gets its value."""
+
+    public = "dynamic_loop"
+    cost_formula = "dynamic_loop_ns"
+    cost_source = "machine.md 10"
+
+    index: RegisterOut
+    value: RegisterIn
+
+    def compute(self) -> None:
+        self.index.set(self.value.read() if is_register(self.value) else self.value)
+
+    def cost(self, machine: Machine) -> Cost:
+        return Cost(0, machine.dynamic_loop_ns, ("dynamic_loop_ns",))
+
+
+# ---- no_reorder ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def no_reorder():
+    """Instructions issued in this block, in any function called, stay in program order."""
+    core = current()
+    first = core.issued + 1
+    core.no_reorder_depth += 1
+    try:
+        yield
+    finally:
+        core.no_reorder_depth -= 1
+        if not core.no_reorder_depth and core.issued >= first:
+            core.ordered.append((first, core.issued))
+
+
+__all__ = [
+    "affine_range",
+    "dynamic_range",
+    "fori_loop",
+    "no_reorder",
+    "sequential_range",
+    "static_range",
+    "while_loop",
+]

@@ -1,0 +1,167 @@
+"""Operands of `nl` functions: tiles and numbers, and what brings them to one shape (language.md 13)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes, isa
+from ..core import running, warn
+from ..dtypes import DType
+from ..errors import error
+from ..storage import PSUM
+from ..tensor import NkiTensor
+from ..view import View
+from .creation import allocate
+
+_EXACT_IN_FLOAT32 = 2**24
+_QUADRANT = 32  # partitions nc_stream_shuffle serves at a time
+
+
+def check_tile(function: str, name: str, value: Any) -> NkiTensor:
+    """`value`, if it is a tile in SBUF or PSUM."""
+    if not isinstance(value, NkiTensor):
+        shown = repr(value) if is_number(value) else type(value).__name__
+        raise error(
+            "argument",
+            f"{function}: {name} must be a tile, got {shown}",
+            help="fill a tile with nl.full" if is_number(value) else None,
+        )
+    if not value.on_chip:
+        raise error(
+            "buffer",
+            f"{function}: {name} is in HBM, nl.{function} works on tiles in SBUF or PSUM",
+            notes=[f"{name}: {value.describe()}"],
+            help="load it first: nl.load, or nisa.dma_copy into an SBUF tile",
+        )
+    return value
+
+
+def check_operand(function: str, name: str, value: Any) -> Any:
+    """`value`, if it is a tile or a number; numbers become Python's."""
+    if not is_number(value):
+        return check_tile(function, name, value)
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, int) and not -(2**31) <= value < 2**32:
+        raise error("argument", f"{function}: {name}={value} does not fit 32 bits")
+    return value
+
+
+_NUMBERS = (bool, int, float, np.floating, np.integer, np.bool_)
+
+
+def is_number(value: Any) -> bool:
+    return value.__class__ is not NkiTensor and isinstance(value, _NUMBERS)
+
+
+def common_shape(function: str, **tiles: NkiTensor) -> tuple[int, ...]:
+    """The shape all tiles broadcast to: equal ranks, equal sizes or 1."""
+    shapes = {name: tuple(tile.shape) for name, tile in tiles.items()}
+    first, *others = shapes.values()
+    if all(shape == first for shape in others):
+        return first
+    sizes = [max(column) for column in zip(*shapes.values(), strict=False)]
+    fits = all(
+        len(shape) == len(first) and all(n in (1, size) for n, size in zip(shape, sizes, strict=True))
+        for shape in shapes.values()
+    )
+    if not fits:
+        shown = " and ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise error(
+            "shape",
+            f"{function}: {shown} do not fit together",
+            notes=[f"{name}: {tile.describe()}" for name, tile in tiles.items()],
+            help="dimensions must be equal or 1, and ranks equal (t.expand_dim adds a dimension)",
+        )
+    small = [name for name, tile in tiles.items() if not _is_served(tile, sizes)]
+    if small:
+        warn(
+            "broadcast",
+            f"{function}: {small[0]} {shapes[small[0]]} is broadcast to {tuple(sizes)}",
+            notes=[f"{name}: {tiles[name].describe()}" for name in small],
+            help="device code wants equal shapes or a (P, 1) operand; nl.broadcast_to makes the copy visible",
+        )
+    return tuple(sizes)
+
+
+def _is_served(tile: NkiTensor, sizes: list[int]) -> bool:
+    """Has the full shape, or is the (P, 1) operand that tensor_scalar takes."""
+    return list(tile.shape) == sizes or (tile.free_elements == 1 and tile.shape[0] == sizes[0])
+
+
+def stretch(x: NkiTensor, shape: tuple[int, ...]) -> NkiTensor:
+    """A view of x with its size-1 free dimensions repeated."""
+    for dim in range(1, len(shape)):
+        if x.shape[dim] != shape[dim]:
+            x = x.broadcast(dim, shape[dim])
+    return x
+
+
+def spread(x: NkiTensor, partitions: int) -> NkiTensor:
+    """x itself, or a copy of its single partition on many."""
+    if x.shape[0] == partitions:
+        return x
+    out = allocate("broadcast_to", (partitions, *x.shape[1:]), x.dtype)
+    spread_into(out, x)
+    return out
+
+
+def spread_into(out: NkiTensor, x: NkiTensor) -> None:
+    """Copy the single partition of x to every partition of `out`, bit by bit."""
+    for start in range(0, out.shape[0], _QUADRANT):
+        stop = min(start + _QUADRANT, out.shape[0])
+        isa.nc_stream_shuffle(out[start:stop], x, [0] * _QUADRANT)
+
+
+def in_sbuf(x: NkiTensor) -> NkiTensor:
+    """x itself, or a copy of it in SBUF."""
+    return cast(x, x.dtype) if x.buffer is PSUM else x
+
+
+def cast(x: NkiTensor, dtype: DType) -> NkiTensor:
+    """A copy of x in SBUF with another dtype."""
+    out = allocate("copy", x.shape, dtype)
+    isa.tensor_copy(out, x)
+    return out
+
+
+def result_dtype(function: str, dtype: Any, *tiles: NkiTensor) -> DType:
+    """`dtype` if given, else the promoted dtype of the tiles (language.md 6.2)."""
+    if dtype is not None:
+        return dtypes.resolve(dtype, f"{function}: dtype")
+    result = tiles[0].dtype
+    for tile in tiles[1:]:
+        result = dtypes.promote(result, tile.dtype)
+    return result
+
+
+def watch_integers(function: str, *values: Any) -> None:
+    """W int-precision: 32-bit integers beyond 2^24 met an `nl` function (language.md 6.1)."""
+    core = running()
+    if core is None or not core.launch.executes or not any(map(_is_integer_32, values)):
+        return
+    for value in values:
+        largest = _largest_integer(value)
+        if largest > _EXACT_IN_FLOAT32:
+            warn(
+                "int-precision",
+                f"{function}: the integer {largest} exceeds 2^24, where float32 arithmetic loses bits",
+                notes=[value.describe()] if isinstance(value, View) else [],
+                help="hardware computes most integer arithmetic in float32; split words into 16-bit halves",
+            )
+            return
+
+
+def _is_integer_32(value: Any) -> bool:
+    return isinstance(value, View) and value.dtype in (dtypes.int32, dtypes.uint32)
+
+
+def _largest_integer(value: Any) -> int:
+    """The largest magnitude in a tile of 32-bit integers, or of a number; 0 for anything else."""
+    if isinstance(value, int):
+        return abs(value)
+    if not _is_integer_32(value) or value.indirection is not None:
+        return 0
+    array = value.storage.memory.array(value)
+    return max(int(array.max()), -int(array.min()))

@@ -1,0 +1,120 @@
+"""The programs of a launch, dynamic slices and printing from the device (language.md 11, 12, 15)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..core import Core, current, issue, warn
+from ..errors import error
+from ..machine import Machine
+from ..program import Cost, In, Instruction
+from ..storage import PSUM
+from ..view import DynamicSlice, is_int
+
+# ---- which program is this -----------------------------------------------------------------------
+
+
+def program_id(axis=0):
+    """The number of this program in the launch grid: 0 or 1."""
+    core = current()
+    _check_axis("program_id", "axis", axis)
+    return core.index
+
+
+def num_programs(axes=0):
+    """How many programs run: the launch degree, 1 without brackets. `None` or several axes: all of them."""
+    core = current()
+    for axis in () if axes is None else axes if isinstance(axes, (tuple, list)) else (axes,):
+        _check_axis("num_programs", "axes", axis)
+    return core.launch.degree
+
+
+def program_ndim():
+    """Dimensions of the launch grid: 0 for kernel(...), 1 for kernel[n](...)."""
+    return int(current().launch.bracketed)
+
+
+def _check_axis(function: str, argument: str, axis: Any) -> None:
+    if not is_int(axis):
+        raise error("launch-grid-type", f"{function}: {argument} must be 0, got {axis!r}")
+    if axis != 0:
+        raise error(
+            "launch-grid",
+            f"{function}: {argument}={axis}, but a launch grid has one axis",
+            help=f"nl.{function}(0)",
+        )
+
+
+# ---- ds ------------------------------------------------------------------------------------------
+
+
+def ds(start, size):
+    """The index range start : start + size; start may be an int, a register or a one-element tile."""
+    return DynamicSlice(start, size)
+
+
+# ---- device_print --------------------------------------------------------------------------------
+
+
+def device_print(print_prefix, tensor):
+    """Print a tensor's values from the device, when the program gets there."""
+    if not isinstance(print_prefix, str):
+        raise error(
+            "argument",
+            f"device_print: print_prefix must be a str, got {type(print_prefix).__name__}",
+            help="device_print(text, tensor): the text comes first",
+        )
+    issue(DevicePrint(print_prefix, tensor))
+
+
+class DevicePrint(Instruction):
+    public = "device_print"
+    anywhere = True
+    stateful = True
+
+    print_prefix: str
+    tensor: In
+
+    def check(self, machine: Machine) -> None:
+        if self.tensor.buffer is PSUM:
+            warn(
+                "device-print-psum",
+                "device_print: the tensor is in PSUM, which hardware cannot print",
+                notes=[f"tensor: {self.tensor.describe()}"],
+                help="copy it to SBUF first (nl.copy)",
+            )
+
+    def compute(self, core: Core, tensor: np.ndarray) -> None:
+        view = self.tensor
+        who = f"[core {core.index}] " if core.launch.degree > 1 else ""
+        with np.printoptions(threshold=1000):
+            values = f"{np.asarray(tensor)}"
+        headline = f"{who}{self.print_prefix} {view.dtype}{list(view.shape)} {view.buffer.value}"
+        sys.stdout.write(f"{headline}\n{values}\n")
+        directory = core.launch.options.debug_output_dir
+        if directory:
+            self._save(core, directory, tensor)
+
+    def _save(self, core: Core, directory: str, tensor: np.ndarray) -> None:
+        """<directory>/<prefix>/core_<k>/<n>/tensor.npy, n counting this prefix's prints on this core."""
+        count = core.printed.get(self.print_prefix, 0)
+        core.printed[self.print_prefix] = count + 1
+        folder = os.path.join(
+            directory, self.print_prefix.replace(os.sep, "_"), f"core_{core.index}", str(count)
+        )
+        os.makedirs(folder, exist_ok=True)
+        exotic = tensor.dtype.kind == "V" and self.tensor.dtype.castable  # .npy cannot name bfloat16 and fp8
+        np.save(
+            os.path.join(folder, "tensor.npy"), dtypes.f32(tensor, self.tensor.dtype) if exotic else tensor
+        )
+
+    def cost(self, machine: Machine) -> Cost:
+        return Cost(0, 0.0)
+
+
+__all__ = ["device_print", "ds", "num_programs", "program_id", "program_ndim"]

@@ -1,0 +1,123 @@
+"""Buffers and the base class of objects used in kernels (language.md 7)."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+from ..storage import PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, MemoryRegion
+
+sbuf, psum = SBUF, PSUM
+private_hbm = hbm = PRIVATE_HBM
+shared_hbm = SHARED_HBM
+
+_BY_NAME: dict[str, MemoryRegion] = {region.value: region for region in MemoryRegion}
+
+
+def _region(buffer: Any) -> MemoryRegion | None:
+    """The region meant by a region, its name, or a tensor; None for anything else."""
+    if isinstance(buffer, str):
+        return _BY_NAME.get(buffer)
+    region = getattr(buffer, "buffer", buffer)
+    return region if isinstance(region, MemoryRegion) else None
+
+
+def is_hbm(buffer):
+    """True for HBM, private or shared: of a region, its name, or a tensor."""
+    return _region(buffer) in (PRIVATE_HBM, SHARED_HBM)
+
+
+def is_sbuf(buffer):
+    """True for SBUF: of a region, its name, or a tensor."""
+    return _region(buffer) is SBUF
+
+
+def is_psum(buffer):
+    """True for PSUM: of a region, its name, or a tensor."""
+    return _region(buffer) is PSUM
+
+
+def is_on_chip(buffer):
+    """True for SBUF and PSUM: of a region, its name, or a tensor."""
+    return _region(buffer) in (SBUF, PSUM)
+
+
+class NKIObject:
+    """Base of configuration classes used in kernels: keywords become attributes.
+
+    A subclass with annotated fields is initialised like a dataclass: fields in order, the class attribute
+    (or None) for those left out, then `__post_init__`.
+    """
+
+    is_nki_object = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        cls: Any = type(self)
+        fields = _fields(cls)
+        if fields:
+            kwargs = _bound(cls, fields, args, kwargs)
+        elif args:
+            raise TypeError(
+                f"{type(self).__name__}() takes keywords only, got {len(args)} positional arguments"
+            )
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        after = getattr(self, "__post_init__", None)
+        if after is not None:
+            after()
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({shown})"
+
+
+# the documented signature; positional arguments are those of a subclass with fields
+NKIObject.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
+    ]
+)
+
+
+@cache
+def _fields(cls: type) -> tuple[str, ...]:
+    """The annotated fields of a class and its bases, in order of definition."""
+    names: dict[str, None] = {}
+    for base in reversed(cls.__mro__):
+        for name, annotation in base.__dict__.get("__annotations__", {}).items():
+            if "ClassVar" not in str(annotation):
+                names[name] = None
+    return tuple(names)
+
+
+def _bound(cls: type, fields: tuple[str, ...], args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A value for every field: positional, by keyword, the class attribute, or None."""
+    if len(args) > len(fields):
+        raise TypeError(
+            f"{cls.__name__}() takes {len(fields)} arguments ({', '.join(fields)}), got {len(args)}"
+        )
+    values = dict(zip(fields, args, strict=False))
+    for name, value in kwargs.items():
+        if name in values:
+            raise TypeError(f"{cls.__name__}() got multiple values for {name!r}")
+        if name not in fields:
+            raise TypeError(f"{cls.__name__}() has no field {name!r}, its fields are {', '.join(fields)}")
+        values[name] = value
+    return {name: values[name] if name in values else getattr(cls, name, None) for name in fields}
+
+
+__all__ = [
+    "MemoryRegion",
+    "NKIObject",
+    "hbm",
+    "is_hbm",
+    "is_on_chip",
+    "is_psum",
+    "is_sbuf",
+    "private_hbm",
+    "psum",
+    "sbuf",
+    "shared_hbm",
+]

@@ -1,0 +1,532 @@
+"""Operations: what the scheduler places in time, and what each must wait for.
+
+A program becomes operations in three steps: every access of every tile is a region; overlapping
+regions give dependencies (RAW, WAR, WAW); and SBUF is planned in program order, which adds the waits
+for reused space and, when live tiles exceed it, spills to HBM (machine.md 4, design.md "Memory").
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..machine import Machine
+from ..program import Cost, Instruction
+from ..storage import PSUM, SBUF, Storage
+from ..view import View
+
+# How far ahead of its use a tile is fetched: several DMA latencies, so that a spill, the load into its
+# place and the queue before both fit in.
+FETCH_AHEAD_NS = 24_000.0
+
+RAW, WAR, WAW, SPACE, ORDER = "data", "overwrite", "rewrite", "space", "order"
+
+
+class Operation:
+    """One thing an engine or a DMA queue does."""
+
+    __slots__ = ("index", "position", "instruction", "kind", "waits", "tile", "site", "core")
+
+    def __init__(self, index: int, instruction: Instruction | None, kind: str, core: int, position: int):
+        self.index = index
+        self.position = position  # in the program; -1 for spills
+        self.instruction = instruction  # None for spills
+        self.kind = kind  # the engine's name, "dma", "spill" or "reload"
+        self.waits: dict[int, str] = {}  # operation index -> why
+        self.tile: Storage | None = None  # spills: what is moved
+        self.site = instruction.site if instruction is not None else None
+        self.core = core
+
+    @property
+    def is_dma(self) -> bool:
+        return self.kind in ("dma", "spill", "reload")
+
+    def wait_for(self, other: int, why: str) -> None:
+        if other != self.index and (other not in self.waits or why == RAW):
+            self.waits[other] = why
+
+
+class Region(NamedTuple):
+    """A rectangle of a space: partitions (or HBM rows) and bytes inside them."""
+
+    first: int
+    last: int
+    begin: int
+    end: int
+
+    def overlaps(self, other: Region) -> bool:
+        return (
+            self.first < other.last
+            and other.first < self.last
+            and self.begin < other.end
+            and other.begin < self.end
+        )
+
+    def covers(self, other: Region) -> bool:
+        return (
+            self.first <= other.first
+            and other.last <= self.last
+            and self.begin <= other.begin
+            and other.end <= self.end
+        )
+
+
+def region(view: View) -> Region:
+    """The smallest rectangle that holds a view; for a run-time index, the whole storage."""
+    storage = view.storage
+    if view.indirection is not None and view.indirection.kind != "static":
+        return Region(0, 1 << 40, 0, 1 << 60)
+    width = view.dtype.itemsize
+    if storage.on_chip:
+        partition, byte = storage.address or (0, 0)
+        first, free = divmod(view.offset, view.row_pitch)
+        reach = sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:], strict=True))
+        begin = byte + free * width
+        return Region(
+            partition + first, partition + first + view.shape[0], begin, begin + (reach + 1) * width
+        )
+    row = storage.shape[-1] * storage.dtype.itemsize
+    begin = view.offset * width
+    inside = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True) if s * width < row) * width
+    total = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) * width
+    if begin % row + inside + width <= row:  # a block of whole or partial rows
+        return Region(
+            begin // row, (begin + total) // row + 1, begin % row, begin % row + inside + width
+        )
+    return Region(begin // row, (begin + total + width - 1) // row + 1, 0, row)
+
+
+class Space:
+    """The accesses of one storage (or of a core's placed memory) that later ones may conflict with."""
+
+    __slots__ = ("writes", "reads")
+
+    def __init__(self) -> None:
+        self.writes: dict[Region, int] = {}
+        self.reads: dict[Region, list[int]] = {}
+
+    def read(self, op: Operation, box: Region) -> None:
+        writer = self.writes.get(box)
+        if writer is not None and len(self.writes) == 1:
+            op.wait_for(writer, RAW)
+        else:
+            for other, writer in self.writes.items():
+                if box.overlaps(other):
+                    op.wait_for(writer, RAW)
+        self.reads.setdefault(box, []).append(op.index)
+
+    def write(self, op: Operation, box: Region) -> None:
+        for other, readers in list(self.reads.items()):
+            if box.overlaps(other):
+                for reader in readers:
+                    op.wait_for(reader, WAR)
+                if box.covers(other):
+                    del self.reads[other]
+        for other, writer in list(self.writes.items()):
+            if box.overlaps(other):
+                op.wait_for(writer, WAW)
+                if box.covers(other):
+                    del self.writes[other]
+        self.writes[box] = op.index
+
+
+class Accesses(NamedTuple):
+    """The views an instruction reads and writes, index tiles included."""
+
+    reads: list[View]
+    writes: list[View]
+
+
+def accesses(instruction: Instruction) -> Accesses:
+    operands = instruction.operands()
+    reads = [operands[i] for i in instruction.read_at if isinstance(operands[i], View)]
+    writes = [operands[i] for i in instruction.write_at if isinstance(operands[i], View)]
+    for value in operands:
+        if isinstance(value, (tuple, list)):
+            reads += [v for v in value if isinstance(v, View)]
+    for view in (*reads, *writes):
+        if view.indirection is not None and isinstance(view.indirection.index, View):
+            reads.append(view.indirection.index)
+    return Accesses(reads, writes)
+
+
+def engine_name(instruction: Instruction) -> str:
+    if not instruction.on_chip:
+        return "dma"
+    return instruction.runs_on.name if instruction.runs_on is not None else "sync"
+
+
+class Planner:
+    """Turns the instructions of one core into operations."""
+
+    def __init__(self, machine: Machine, instructions: Iterable[Instruction], core: int = 0):
+        self.machine = machine
+        self.instructions = list(instructions)
+        self.core = core
+        self.operations: list[Operation] = []
+        self.spaces: dict[Any, Space] = defaultdict(Space)
+        self.accesses = [accesses(i) for i in self.instructions]
+        self.costs = [i.cost(machine) for i in self.instructions]
+        self.silent = self._one_sided_hbm()
+        self.plain_loads = self._plain_loads()
+        self.load_of = {id(tile): position for position, tile in self.plain_loads.items()}
+        self.loaded_early: set[int] = set()
+        self.sbuf = Pool(self, SBUF, machine.sbuf_usable_bytes, 1)
+        self.psum = Pool(self, PSUM, machine.psum_bytes, machine.psum_bank_bytes)
+        self.spill_bytes = 0
+
+    def _one_sided_hbm(self) -> set[int]:
+        """HBM storages that are only read or only written: nothing there can conflict by accident."""
+        read, written = set(), set()
+        for access in self.accesses:
+            read.update(id(v.storage) for v in access.reads if not v.on_chip)
+            written.update(id(v.storage) for v in access.writes if not v.on_chip)
+        return read ^ written
+
+    def plan(self) -> list[Operation]:
+        look = Lookahead(self)
+        for position, instruction in enumerate(self.instructions):
+            look.fetch(position)
+            if position in self.loaded_early:
+                continue
+            target = self.plain_loads.get(position)
+            if target is not None and self.sbuf.defers(position, target):
+                continue
+            self._add(position)
+        return self.operations
+
+    def load_early(self, position: int) -> None:
+        self.loaded_early.add(position)
+        self._add(position)
+
+    def _add(self, position: int) -> None:
+        """The operation of an instruction, with its tiles in place and its waits known."""
+        access = self.accesses[position]
+        self.sbuf.prepare(position, access)
+        self.psum.prepare(position, access)
+        op = self.new(position, engine_name(self.instructions[position]))
+        for view in access.reads:
+            if id(view.storage) not in self.silent:
+                self.space(view.storage).read(op, region(view))
+        for view in access.writes:
+            if id(view.storage) not in self.silent:
+                self.space(view.storage).write(op, region(view))
+        self.sbuf.used(position, op, access)
+        self.psum.used(position, op, access)
+
+    def _plain_loads(self) -> dict[int, Storage]:
+        """Copies of constant HBM data into whole fresh tiles: they may happen any time before their use."""
+        found: dict[int, Storage] = {}
+        seen: set[int] = set()
+        for position, access in enumerate(self.accesses):
+            if not self.instructions[position].on_chip and len(access.reads) == len(access.writes) == 1:
+                source, target = access.reads[0], access.writes[0]
+                if (
+                    not source.on_chip
+                    and id(source.storage) in self.silent
+                    and target.buffer is SBUF
+                    and target.storage.address is None
+                    and id(target.storage) not in seen
+                    and target.covers_storage()
+                ):
+                    found[position] = target.storage
+            seen.update(id(v.storage) for v in (*access.reads, *access.writes) if v.on_chip)
+        return found
+
+    def cost_of(self, op: Operation) -> Cost:
+        return self.costs[op.position]
+
+    def space(self, storage: Storage) -> Space:
+        return self.spaces[storage.buffer if storage.address is not None else id(storage)]
+
+    def new(self, position: int, kind: str) -> Operation:
+        instruction = self.instructions[position] if position >= 0 else None
+        op = Operation(len(self.operations), instruction, kind, self.core, position)
+        self.operations.append(op)
+        return op
+
+
+class Lookahead:
+    """Fetches what the instructions of the next FETCH_AHEAD_NS will need.
+
+    Time here is the work of the busiest engine so far: what the kernel would take if data were there.
+    """
+
+    def __init__(self, planner: Planner):
+        self.planner = planner
+        clocks = engine_clocks(planner.machine)
+        work = dict.fromkeys(clocks, 0.0)
+        self.moments = []
+        for instruction, cost in zip(planner.instructions, planner.costs, strict=True):
+            self.moments.append(max(work.values()))
+            name = engine_name(instruction)
+            if name in work:
+                work[name] += cost.cycles / clocks[name]
+        self.next = 0
+
+    def fetch(self, position: int) -> None:
+        horizon = self.moments[position] + FETCH_AHEAD_NS
+        self.next = max(self.next, position)
+        while self.next < len(self.moments) and self.moments[self.next] <= horizon:
+            if not self.planner.sbuf.fetch(position, self.next, self.planner.accesses[self.next]):
+                break
+            self.next += 1
+
+
+def engine_clocks(m: Machine) -> dict[str, float]:
+    """GHz of each engine."""
+    return {
+        "tensor": m.tensor_ghz,
+        "vector": m.vector_ghz,
+        "scalar": m.scalar_ghz,
+        "gpsimd": m.gpsimd_ghz,
+        "sync": m.gpsimd_ghz,
+    }
+
+
+class Demand:
+    """How many bytes the program itself keeps live at each position, and the most over a stretch."""
+
+    def __init__(self, uses: dict[int, deque[int]], sizes: dict[int, int]):
+        last = max((u[-1] for u in uses.values() if u), default=0)
+        changes = np.zeros(last + 2, np.int64)
+        for key, positions in uses.items():
+            changes[positions[0]] += sizes[key]
+            changes[positions[-1] + 1] -= sizes[key]
+        self.levels = [np.cumsum(changes)]
+        while len(self.levels[-1]) > 1 << len(self.levels):  # level k: highest of 2**k positions
+            below, step = self.levels[-1], 1 << len(self.levels) - 1
+            self.levels.append(np.maximum(below[:-step], below[step:]))
+
+    def highest(self, begin: int, end: int) -> int:
+        """The most live bytes at any position from begin to end."""
+        level = min((end - begin + 1).bit_length() - 1, len(self.levels) - 1)
+        table = self.levels[level]
+        first = min(begin, len(table) - 1)
+        return int(max(table[first], table[max(first, min(end - (1 << level) + 1, len(table) - 1))]))
+
+
+class Pool:
+    """On-chip space handed out in program order; what is full evicts the tile needed last."""
+
+    def __init__(self, planner: Planner, buffer: Any, capacity: int, unit: int):
+        self.planner = planner
+        self.buffer = buffer
+        self.unit = unit
+        self.uses: dict[int, deque[int]] = defaultdict(deque)
+        self.storages: dict[int, Storage] = {}
+        placed: set[tuple[int, int]] = set()
+        for position, access in enumerate(planner.accesses):
+            for view in (*access.reads, *access.writes):
+                storage = view.storage
+                if storage.buffer is not buffer:
+                    continue
+                if storage.address is not None:
+                    placed.add((storage.address[1], storage.address[1] + storage.pitch))
+                    continue
+                uses = self.uses[id(storage)]
+                if not uses or uses[-1] != position:
+                    uses.append(position)
+                self.storages[id(storage)] = storage
+        from ..statistics import _union
+
+        self.capacity = max(0, capacity - _union(placed))
+        self.free: deque[tuple[int, tuple[int, ...]]] = deque([(self.capacity, ())])
+        self.free_bytes = self.capacity
+        self.resident: dict[int, int] = {}  # storage -> bytes taken
+        self.pending: dict[int, tuple[int, ...]] = {}  # storage -> what its first writer waits for
+        self.last: dict[int, list[int]] = defaultdict(list)  # storage -> operations since the last write
+        self.dirty: set[int] = set()
+        self.spilled: dict[int, int] = {}  # storage -> its spill operation
+        self.deferred: dict[int, int] = {}  # storage -> position of the load that was put off
+        self.demand = Demand(self.uses, {k: self.size(s) for k, s in self.storages.items()})
+        self.early: list[tuple[int, int]] = []  # loads done ahead: (position, bytes)
+        self.over_committed = 0
+
+    def size(self, storage: Storage) -> int:
+        return -(-storage.pitch // self.unit) * self.unit
+
+    def defers(self, position: int, target: Storage) -> bool:
+        """Put a load off while SBUF is full of tiles that are needed sooner."""
+        key = id(target)
+        uses = self.uses[key]
+        if len(uses) < 2 or uses[0] != position or key in self.resident:
+            return False
+        if self.free_bytes >= self.size(target) or self._farthest(set())[1] > uses[1]:
+            return False
+        uses.popleft()
+        self.deferred[key] = position
+        return True
+
+    def _load_now(self, key: int) -> None:
+        """Do a load that was put off."""
+        position = self.deferred.pop(key)
+        self.uses[key].appendleft(position)
+        self.planner._add(position)
+
+    def prepare(self, position: int, access: Accesses) -> None:
+        """Make room for every tile of the instruction, reloading the ones that were spilled."""
+        for view in (*access.reads, *access.writes):
+            storage = view.storage
+            if storage.buffer is not self.buffer or storage.address is not None:
+                continue
+            key = id(storage)
+            if self.deferred.get(key, position) != position:
+                self._load_now(key)
+            if key not in self.resident:
+                keep = {id(v.storage) for v in (*access.reads, *access.writes)}
+                writer = engine_name(self.planner.instructions[position])
+                waits = self._take(self.size(storage), keep, writer)
+                self.resident[key] = self.size(storage)
+                if key in self.spilled:
+                    self._reload(storage, waits)
+                else:
+                    self.pending[key] = waits
+
+    def fetch(self, now: int, position: int, access: Accesses) -> bool:
+        """Bring in what a coming instruction needs: loads into free space, reloads also by eviction.
+
+        False when a load must wait for space; the instructions behind it then wait as well.
+        """
+        for view in access.reads:
+            key = id(view.storage)
+            if view.storage.buffer is not self.buffer or key in self.resident or not self.uses[key]:
+                continue
+            size = self.size(view.storage)
+            put_off = key in self.deferred
+            if put_off or key in self.spilled:
+                if self.free_bytes < size and self._farthest(set())[1] <= position:
+                    continue
+                if put_off:
+                    self._load_now(key)
+                else:
+                    waits = self._take(size, set())
+                    self.resident[key] = size
+                    self._reload(view.storage, waits)
+            elif self.planner.load_of.get(key, -1) > now:
+                load = self.planner.load_of[key]
+                if self.free_bytes < size or not self._has_room(now, load, size):
+                    return False
+                self.early.append((load, size))
+                self.planner.load_early(load)
+        return True
+
+    def _has_room(self, now: int, until: int, size: int) -> bool:
+        """True when `size` bytes more, taken from now on, push out nothing the program keeps until then."""
+        self.early = sorted((load, taken) for load, taken in self.early if load > now)
+        ahead = size + sum(taken for _, taken in self.early)
+        begin = now
+        for load, taken in self.early:  # from its own place on, an early load is part of the demand
+            if load >= until:
+                break
+            if load > begin and self.demand.highest(begin, load - 1) + ahead > self.capacity:
+                return False
+            begin, ahead = load, ahead - taken
+        return self.demand.highest(begin, until - 1) + ahead <= self.capacity
+
+    def used(self, position: int, op: Operation, access: Accesses) -> None:
+        """Record the use; free the tiles that have none left."""
+        writes = {id(v.storage) for v in access.writes}
+        for view in (*access.reads, *access.writes):
+            storage = view.storage
+            key = id(storage)
+            if storage.buffer is not self.buffer or storage.address is not None:
+                continue
+            uses = self.uses[key]
+            if not uses or uses[0] != position:
+                continue
+            uses.popleft()
+            for waited in self.pending.pop(key, ()):
+                op.wait_for(waited, SPACE)
+            if key in writes:
+                self.last[key] = [op.index]
+                self.dirty.add(key)
+            else:
+                self.last[key].append(op.index)
+            if not uses:
+                self._release(key, tuple(self.last.pop(key)))
+
+    def _release(self, key: int, after: tuple[int, ...]) -> None:
+        size = self.resident.pop(key)
+        self.free.append((size, after))
+        self.free_bytes += size
+
+    def _take(self, size: int, keep: set[int], writer: str = "dma") -> tuple[int, ...]:
+        """Space for `size` bytes and what must finish before it is free.
+
+        An engine takes back space it freed itself, where it need not wait for another; a load takes what
+        has been free longest, so that buffers rotate and loads run ahead.
+        """
+        while self.free_bytes < size:
+            if not self._evict(keep):
+                self.over_committed += size - self.free_bytes
+                self.free.append((size - self.free_bytes, ()))
+                self.free_bytes = size
+        self.free_bytes -= size
+        if writer != "dma":
+            self._bring_forward(writer)
+        waits: list[int] = []
+        while size > 0:
+            chunk, after = self.free.popleft()
+            waits += after
+            if chunk > size:
+                self.free.appendleft((chunk - size, after))
+            size -= chunk
+        return tuple(waits)
+
+    def _bring_forward(self, writer: str) -> None:
+        """Put a chunk that `writer` freed, or that nobody ever used, at the head of the free list."""
+        operations = self.planner.operations
+        for i, (_, after) in enumerate(self.free):
+            if i > 64:
+                return
+            if all(operations[a].kind == writer for a in after):
+                if i:
+                    chunk = self.free[i]
+                    del self.free[i]
+                    self.free.appendleft(chunk)
+                return
+
+    def _evict(self, keep: set[int]) -> bool:
+        """Spill the resident tile whose next use is farthest away."""
+        if self.buffer is PSUM:
+            return False
+        best, _ = self._farthest(keep)
+        if best is None:
+            return False
+        storage = self.storages[best]
+        after = tuple(self.last.pop(best))
+        if best in self.dirty or best not in self.spilled:
+            op = self.planner.new(-1, "spill")
+            op.tile = storage
+            self.planner.space(storage).read(op, WHOLE)
+            self.dirty.discard(best)
+            self.spilled[best] = op.index
+            self.planner.spill_bytes += storage.nbytes
+            after = (*after, op.index)
+        self._release(best, after)
+        return True
+
+    def _farthest(self, keep: set[int]) -> tuple[int | None, int]:
+        """The resident tile needed last, and when."""
+        best, distance = None, -1
+        for key in self.resident:
+            if key not in keep and key not in self.pending and self.uses[key][0] > distance:
+                best, distance = key, self.uses[key][0]
+        return best, distance
+
+    def _reload(self, storage: Storage, waits: tuple[int, ...]) -> None:
+        op = self.planner.new(-1, "reload")
+        op.tile = storage
+        for waited in waits:
+            op.wait_for(waited, SPACE)
+        op.wait_for(self.spilled[id(storage)], RAW)
+        self.planner.space(storage).write(op, WHOLE)
+        self.last[id(storage)] = [op.index]
+        self.planner.spill_bytes += storage.nbytes
+
+
+WHOLE = Region(0, 1 << 40, 0, 1 << 60)

@@ -1,0 +1,262 @@
+"""The schedule: a discrete-event simulation of the engines and the DMA system (machine.md 4-11).
+
+An engine takes the first instruction of the program whose operands are ready. Transfers are triggered
+in the order of their first use, so loads run ahead as far as SBUF space allows. Deterministic.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from ..machine import Machine
+from ..program import Instruction
+from .operations import RAW, WAR, Operation, Planner, engine_clocks
+from .timeline import Timeline
+from .transfer import Transfer, transfer_of
+
+ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
+
+
+def schedule(
+    machine: Machine,
+    programs: list[list[Instruction]],
+    dependencies: Iterable[tuple[Instruction, Instruction]] = (),
+) -> Timeline:
+    """When each instruction of each core's program starts and ends."""
+    planners = [Planner(machine, program, core) for core, program in enumerate(programs)]
+    for planner in planners:
+        planner.plan()
+    add_declared(planners, dependencies)
+    simulation = Simulation(machine, planners)
+    simulation.run()
+    return Timeline(machine, planners, simulation)
+
+
+def add_declared(
+    planners: list[Planner], dependencies: Iterable[tuple[Instruction, Instruction]]
+) -> None:
+    """Edges of depends_on and with_schedule."""
+    where = {id(op.instruction): op for p in planners for op in p.operations if op.instruction is not None}
+    for later, earlier in dependencies:
+        a, b = where.get(id(later)), where.get(id(earlier))
+        if a is not None and b is not None:
+            a.wait_for(b.index, RAW)
+
+
+class Simulation:
+    """Times of all operations, filled by `run`."""
+
+    def __init__(self, machine: Machine, planners: list[Planner]):
+        self.machine = machine
+        self.cores = [CoreSimulation(machine, p, len(planners)) for p in planners]
+
+    def run(self) -> None:
+        for core in self.cores:
+            core.run()
+
+
+DONE, READ, READY, IDLE, TRIGGER = range(5)  # what happens at an event
+MODES = ("software", "hardware", "static")  # the DMA triggers
+
+
+class CoreSimulation:
+    """One core: five engines, a DMA trigger per mode, sixteen DMA engines.
+
+    An engine that becomes idle takes the earliest instruction of the program whose operands are ready,
+    which is what the compiler's list scheduling arranges.
+    """
+
+    def __init__(self, machine: Machine, planner: Planner, sharers: int = 1):
+        self.machine = machine
+        self.planner = planner
+        self.operations = planner.operations
+        count = len(self.operations)
+        self.start = [0.0] * count  # ns
+        self.free = [0.0] * count  # the engine can take the next one; operands have been read
+        self.done = [0.0] * count  # a consumer sees the result
+        self.end = [0.0] * count  # end of the bar a profiler draws
+        self.blocked_by: list[int] = [-1] * count  # the operation that decided the start
+        self.transfers: dict[int, Transfer] = {}
+        self.table_loads: list[tuple[float, float, int]] = []
+        self.events: list[tuple[float, int, int, Any]] = []
+        self.sequence = 0
+        self.ready = [0.0] * count
+        self.missing = [len(op.waits) for op in self.operations]
+        self.users: list[list[int]] = [[] for _ in range(count)]
+        for op in self.operations:
+            for other in op.waits:
+                self.users[other].append(op.index)
+        self.rank = self._ranks()
+        self.clocks = engine_clocks(machine)
+        self.waiting: dict[str, list[tuple[int, int]]] = {name: [] for name in (*ENGINES, *MODES)}
+        self.idle_at = dict.fromkeys((*ENGINES, *MODES), 0.0)
+        self.last_on: dict[str, int] = {}
+        self.table: str | None = None
+        self.activity = Activity(machine)
+        self.dma_free = [0.0] * machine.dma_engines
+        self.bandwidth_share = self._bandwidth_share(sharers)
+
+    def _bandwidth_share(self, sharers: int) -> float:
+        """Cores on one HBM stack share it: what is left of the DMA engines' own rate."""
+        wanted = self.machine.dma_engines * self.machine.dma_bytes_per_ns * sharers
+        return min(1.0, self.machine.hbm_gbs / wanted)
+
+    def _ranks(self) -> list[int]:
+        """Program order; a transfer is as urgent as the first engine instruction that waits for it."""
+        rank = list(range(len(self.operations)))
+        for op in reversed(self.operations):
+            if op.is_dma and self.users[op.index]:
+                rank[op.index] = min(rank[user] for user in self.users[op.index])
+        return rank
+
+    # ---- the event loop --------------------------------------------------------------------------
+
+    def run(self) -> None:
+        for op in self.operations:
+            if not op.waits:
+                self._queue(op.index, 0.0)
+        while self.events:
+            now, _, what, which = heapq.heappop(self.events)
+            if what == DONE or what == READ:
+                self._release(which, now, what)
+            elif what == READY:
+                self._queue(which, now)
+            else:
+                self._take_next(which, now)
+
+    def _post(self, time: float, what: int, which: Any) -> None:
+        self.sequence += 1
+        heapq.heappush(self.events, (time, self.sequence, what, which))
+
+    def _release(self, index: int, now: float, what: int) -> None:
+        """Tell the operations that waited for this one, as far as this moment concerns them."""
+        producer = self.operations[index]
+        for user in self.users[index]:
+            consumer = self.operations[user]
+            why = consumer.waits[index]
+            same = producer.kind == consumer.kind and not producer.is_dma
+            at_read = not producer.is_dma and (why == WAR or (same and why != RAW))
+            if at_read != (what == READ):
+                continue
+            self._satisfied(user, index, now + self._latency(producer, consumer, same), now)
+
+    def _latency(self, producer: Operation, consumer: Operation, same: bool) -> float:
+        """From a producer's end to its consumer's start."""
+        if producer.is_dma:
+            return 0.0  # the notification is part of its own time
+        if same:
+            return self.machine.same_engine_gap_ns if consumer.waits[producer.index] == RAW else 0.0
+        return self.machine.compute_to_dma_ns if consumer.is_dma else self.machine.semaphore_ns
+
+    def _satisfied(self, user: int, by: int, moment: float, now: float) -> None:
+        if moment >= self.ready[user]:
+            self.ready[user] = moment
+            self.blocked_by[user] = by
+        self.missing[user] -= 1
+        if self.missing[user] == 0:
+            if self.ready[user] <= now:
+                self._queue(user, now)
+            else:
+                self._post(self.ready[user], READY, user)
+
+    def _queue(self, index: int, now: float) -> None:
+        """Ready: wait for the engine or the DMA trigger."""
+        op = self.operations[index]
+        place = op.kind
+        if op.is_dma:
+            transfer = self.transfers[index] = transfer_of(op, self.machine)
+            place = transfer.mode
+        heapq.heappush(self.waiting[place], (self.rank[index], index))
+        self._take_next(place, now)
+
+    def _take_next(self, place: str, now: float) -> None:
+        waiting = self.waiting[place]
+        if not waiting or self.idle_at[place] > now:
+            return
+        _, index = heapq.heappop(waiting)
+        if self.ready[index] < now and place in self.last_on:
+            self.blocked_by[index] = self.last_on[place]
+        self.last_on[place] = index
+        if place in MODES:
+            self.idle_at[place] = now + self.transfers[index].issue_ns
+            self._move(index, self.transfers[index], now)
+        else:
+            self.idle_at[place] = self._compute(index, place, now)
+        self._post(self.idle_at[place], IDLE, place)
+
+    # ---- compute engines -------------------------------------------------------------------------
+
+    def _compute(self, index: int, engine: str, now: float) -> float:
+        """Start an instruction; returns when its engine can take the next."""
+        op = self.operations[index]
+        start = self._load_table(op, now) if engine == "scalar" else now
+        cost = self.planner.cost_of(op)
+        service = cost.cycles / self.clocks[engine]
+        if engine == "tensor":
+            service *= self.activity.slowdown(op.instruction.operands()[1].shape[0], start)  # type: ignore[union-attr]
+            self.activity.add(start, start + service)
+        drain = self.machine.tensor_drain_ns if engine == "tensor" else cost.fix_ns
+        self.start[index] = start
+        self.free[index] = start + service
+        self.end[index] = start + service + drain
+        self.done[index] = start + service + cost.fix_ns
+        self._post(self.free[index], READ, index)
+        self._post(self.done[index], DONE, index)
+        return self.free[index]
+
+    def _load_table(self, op: Operation, start: float) -> float:
+        """ScalarE loads a table before the first activation and when the function changes."""
+        function = getattr(getattr(op.instruction, "op", None), "name", None)
+        if function is None or function in self.machine.activation_table_free or function == self.table:
+            return start
+        self.table = function
+        self.table_loads.append((start, start + self.machine.activation_table_ns, op.index))
+        return start + self.machine.activation_table_ns
+
+    # ---- DMA -------------------------------------------------------------------------------------
+
+    def _move(self, index: int, transfer: Transfer, now: float) -> None:
+        """Each DMA engine works through its descriptors in order of arrival."""
+        arrival = now + transfer.dispatch_ns
+        first = last = arrival
+        skew, free = self.machine.dma_skew_ns, self.dma_free
+        for i, (engine, payload) in enumerate(transfer.payload_ns):
+            begin = max(arrival + engine * skew, free[engine])
+            finish = free[engine] = begin + payload / self.bandwidth_share
+            first = begin if i == 0 else min(first, begin)
+            last = max(last, finish)
+        self.start[index] = first
+        self.end[index] = self.free[index] = last
+        self.done[index] = last + transfer.notify_ns
+        transfer.triggered_ns = now
+        self._post(self.done[index], DONE, index)
+
+
+class Activity:
+    """How busy the PE array was lately: below half it streams at half rate (machine.md 5.3)."""
+
+    def __init__(self, machine: Machine):
+        self.machine = machine
+        self.recent: deque[tuple[float, float]] = deque()
+        self.busy = 0.0
+
+    def add(self, start: float, end: float) -> None:
+        self.recent.append((start, end))
+        self.busy += end - start
+
+    def slowdown(self, rows: int, now: float) -> float:
+        m = self.machine
+        if not m.half_rate_rule:
+            return 1.0
+        horizon = now - m.half_rate_window_ns
+        while self.recent and self.recent[0][1] <= horizon:
+            start, end = self.recent.popleft()
+            self.busy -= end - start
+        busy = self.busy
+        if self.recent and self.recent[0][0] < horizon:
+            busy -= horizon - self.recent[0][0]
+        active = rows / m.partitions * busy / m.half_rate_window_ns
+        return m.half_rate_slowdown if active < m.half_rate_threshold else 1.0

@@ -1,0 +1,75 @@
+"""What a DMA costs: who triggers it, how long each of the sixteen engines works (machine.md 9)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from ..machine import Machine
+from ..storage import Storage
+from .operations import Operation
+
+
+class Transfer:
+    """One DMA, as the schedule sees it."""
+
+    __slots__ = ("mode", "issue_ns", "dispatch_ns", "notify_ns", "payload_ns", "nbytes", "descriptors", "triggered_ns")
+
+    def __init__(self, mode, issue_ns, dispatch_ns, notify_ns, payload_ns, nbytes, descriptors):
+        self.mode = mode  # "software", "hardware" or "static"
+        self.issue_ns = issue_ns  # the trigger is held
+        self.dispatch_ns = dispatch_ns
+        self.notify_ns = notify_ns
+        self.payload_ns = payload_ns  # [(engine, ns)]
+        self.nbytes = nbytes
+        self.descriptors = descriptors
+        self.triggered_ns = 0.0
+
+    @property
+    def packet_ns(self) -> float:
+        return sum(ns for _, ns in self.payload_ns)
+
+
+def transfer_of(op: Operation, machine: Machine) -> Transfer:
+    if op.instruction is None:
+        assert op.tile is not None
+        return _spill(op.tile, machine, load=op.kind == "reload")
+    instruction: Any = op.instruction
+    pieces = tuple(instruction.descriptors(machine))
+    load = instruction.operands()[0].on_chip
+    mode = _mode(instruction, machine)
+    payload, count, nbytes = _payload(pieces, machine, instruction.rate_fraction(machine))
+    return _make(mode, payload, nbytes, count, load, machine)
+
+
+def _make(mode, payload, nbytes, count, load, m: Machine) -> Transfer:
+    issue = {"software": m.swdge_spacing_ns, "hardware": m.hwdge_ns, "static": m.static_trigger_ns}[mode]
+    dispatch = m.dma_dispatch_load_ns if load else m.dma_dispatch_store_ns
+    notify = m.dma_notify_load_ns if load else m.dma_notify_store_ns
+    return Transfer(mode, issue, dispatch, notify, payload, nbytes, count)
+
+
+def _mode(instruction: Any, machine: Machine) -> str:
+    asked = getattr(instruction, "dge_mode", None)
+    name = "unknown" if asked is None else asked.name
+    return {"swdge": "software", "hwdge": "hardware", "none": "static"}.get(name, machine.dma_default_mode)
+
+
+@lru_cache(maxsize=4096)
+def _payload(pieces: tuple, m: Machine, fraction: float) -> tuple[tuple[tuple[int, float], ...], int, int]:
+    """Time per DMA engine: engine e moves partitions 8e to 8e+7; HBM rows are dealt round."""
+    work = [0.0] * m.dma_engines
+    count = nbytes = 0
+    for first, partitions, size, per_partition in pieces:
+        one = max(m.dma_min_descriptor_ns, m.dma_descriptor_ns + size / (m.dma_bytes_per_ns * fraction))
+        for p in range(first, first + partitions):
+            work[p // m.dma_partitions_per_engine % m.dma_engines] += per_partition * one
+        count += partitions * per_partition
+        nbytes += partitions * per_partition * size
+    return tuple((e, ns) for e, ns in enumerate(work) if ns), count, nbytes
+
+
+def _spill(tile: Storage, machine: Machine, load: bool) -> Transfer:
+    """A spilled tile travels row by row to HBM or back, at the cost of a store or a load."""
+    payload, count, nbytes = _payload(((0, tile.partitions, tile.pitch, 1),), machine, 1.0)
+    return _make(machine.dma_default_mode, payload, nbytes, count, load, machine)
