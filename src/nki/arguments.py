@@ -31,7 +31,13 @@ class NumpyFramework:
 
     @staticmethod
     def to_numpy(value: np.ndarray) -> np.ndarray:
-        return value
+        if isinstance(value, np.ma.MaskedArray):
+            raise error(
+                "argument",
+                "masked arrays are no kernel arguments",
+                help="x.filled(value) makes a plain array",
+            )
+        return np.asarray(value)
 
     @staticmethod
     def from_numpy(array: np.ndarray, like: Any = None) -> np.ndarray:
@@ -69,6 +75,7 @@ class Arguments:
         self.by_name: dict[str, NkiTensor] = {}
         self.framework: Any = NumpyFramework
         self.relabelled: set[int] = set()  # storages whose e4m3fn bits are labelled e4m3
+        self.given: set[Storage] = set()  # storages whose bytes the caller received as a result
 
     # ---- in --------------------------------------------------------------------------------------
 
@@ -81,8 +88,10 @@ class Arguments:
         framework = framework_of(value)
         if framework is not None:
             return self._tensor(value, framework, name)
+        if is_description(value):
+            return self._described(value, name)
         if _is_dtype(value):
-            return dtypes.resolve(value)
+            return dtypes.resolve(value, f"argument '{name}'")
         if isinstance(value, tuple):
             items = [self.convert(v, f"{name}[{i}]") for i, v in enumerate(value)]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
@@ -94,11 +103,29 @@ class Arguments:
             return self._record(value, name)
         return value
 
+    def _described(self, value: Any, name: str) -> NkiTensor:
+        """A tensor known by shape and dtype alone: enough to trace, not to run."""
+        if self.launch.executes:
+            raise error(
+                "argument",
+                f"argument '{name}' is a description without data",
+                help="pass an array to run the kernel; descriptions serve nki.profile",
+            )
+        if name not in self.by_name:
+            buffer = SHARED_HBM if self.launch.degree > 1 else PRIVATE_HBM
+            dtype = dtypes.resolve(value.dtype)
+            storage = Storage(buffer, tuple(map(int, value.shape)), dtype, name, parameter=True)
+            self._check_fits(storage)
+            self.by_name[name] = whole(storage, Lease(storage))
+        return self.by_name[name]
+
     def _record(self, value: Any, name: str) -> Any:
         """A copy of a dataclass or NKIObject with its fields converted."""
         twin = copy.copy(value)
-        for field, item in vars(value).items():
-            object.__setattr__(twin, field, self.convert(item, f"{name}.{field}"))
+        slots = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+        for field in {**dict.fromkeys(slots), **getattr(value, "__dict__", {})}:
+            if hasattr(value, field):
+                object.__setattr__(twin, field, self.convert(getattr(value, field), f"{name}.{field}"))
         return twin
 
     def _tensor(self, value: Any, framework: Any, name: str) -> NkiTensor:
@@ -176,18 +203,23 @@ class Arguments:
         return value
 
     def _array(self, view: View) -> Any:
+        """A returned tensor: the caller's own object for an argument, else a new array."""
         memory = view.storage.memory
         assert memory is not None
         for _, value, framework, storage, _lease in self.tensors:
-            if storage is view.storage and view.covers_storage() and hasattr(framework, "write_back"):
-                return value if tuple(view.shape) == tuple(value.shape) else value.reshape(tuple(view.shape))
-        array = memory.read(view)
-        if self.launch.keeps_wide(view.dtype):
+            if storage is view.storage and hasattr(framework, "write_back"):
+                if _is_whole(view) and tuple(view.shape) == tuple(value.shape):
+                    return value
+                if _is_whole(view) and _is_dense(value):
+                    return value.reshape(tuple(view.shape))
+        array = memory.array(view)
+        if array.dtype != view.dtype.storage:  # NKI_PRECISE_FP=0
             array = dtypes.cast(np.ascontiguousarray(array), view.dtype)
         if view.dtype == dtypes.float8_e4m3 and self.relabelled:
             array = array.view(dtypes.float8_e4m3fn.storage)
-        dense = array.copy() if view.storage.parameter else np.ascontiguousarray(array)
-        return self.framework.from_numpy(dense)
+        kept = view.storage.parameter or view.storage.constant or view.storage in self.given
+        self.given.add(view.storage)
+        return self.framework.from_numpy(array.copy() if kept else np.ascontiguousarray(array))
 
     def written(self) -> list[tuple[str, Any, Any, Storage]]:
         """The arguments the kernel wrote."""
@@ -199,13 +231,13 @@ class Arguments:
 
     def write_back(self) -> None:
         """Give the new contents of written arguments to the caller; all or nothing."""
-        changed = self.written()
+        changed = [item for item in self.written() if hasattr(item[2], "write_back")]
         for name, value, _framework, _ in changed:
             if isinstance(value, np.ndarray):
                 self._check_writable(name, value)
         for name, value, framework, storage in changed:
             array = storage.memory.array(self.by_name[name])  # type: ignore[union-attr]
-            if self.launch.keeps_wide(storage.dtype):
+            if array.dtype != storage.dtype.storage:  # NKI_PRECISE_FP=0
                 array = dtypes.cast(array, storage.dtype)
             if storage.number in self.relabelled:
                 array = array.view(dtypes.float8_e4m3fn.storage)
@@ -215,7 +247,7 @@ class Arguments:
         if not value.flags.writeable:
             NumpyFramework.write_back(value, value, name)
         for other, array, _, _, _ in self.tensors:
-            if isinstance(array, np.ndarray) and array is not value and np.shares_memory(array, value):
+            if other != name and isinstance(array, np.ndarray) and np.shares_memory(array, value):
                 raise error(
                     "read-only-input",
                     f"the kernel wrote argument '{name}', which overlaps argument '{other}'",
@@ -223,12 +255,26 @@ class Arguments:
                 )
 
 
+def is_description(value: Any) -> bool:
+    """nki.TensorSpec, jax.ShapeDtypeStruct and their like."""
+    return type(value).__name__ in ("TensorSpec", "ShapeDtypeStruct") and hasattr(value, "shape")
+
+
 def _is_dtype(value: Any) -> bool:
     if isinstance(value, (dtypes.DType, np.dtype)):
         return True
-    if isinstance(value, type):
-        return issubclass(value, np.generic)
+    if isinstance(value, type):  # np.float32, or jnp.float32, which knows its numpy dtype
+        return issubclass(value, np.generic) or isinstance(getattr(value, "dtype", None), np.dtype)
     return type(value).__name__ == "dtype" and type(value).__module__.startswith("torch")
+
+
+def _is_whole(view: View) -> bool:
+    return view.dtype == view.storage.dtype and view.covers_storage()
+
+
+def _is_dense(value: Any) -> bool:
+    """True when a reshape shares the caller's memory."""
+    return value.flags.c_contiguous if isinstance(value, np.ndarray) else value.is_contiguous()
 
 
 def _is_record(value: Any) -> bool:

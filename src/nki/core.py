@@ -16,7 +16,8 @@ import numpy as np
 
 from .errors import Site, emit_warning, error, is_ours, user_site
 from .execute.executor import Executor
-from .execute.memory import ChipMemory, Memory, PlacedMemory, WideMemory
+from .execute.memory import ChipMemory, Memory, PlacedMemory
+from .execute.wide import WideMemory, WidePlacedMemory
 from .machine import Machine
 from .options import choose_machine
 from .program import Instruction, NkiInstruction, Place
@@ -140,10 +141,9 @@ class Core:
                 m = self.machine
                 pitch = m.sbuf_bytes if storage.buffer is SBUF else m.psum_bytes
                 chip = self.chip[storage.buffer] = ChipMemory(m.partitions, pitch)
-            return PlacedMemory(storage, chip, owner)
-        if self.launch.keeps_wide(storage.dtype):
-            return WideMemory(storage, None, owner)
-        return Memory(storage, None, owner)
+            placed = PlacedMemory if self.launch.options.precise_fp else WidePlacedMemory
+            return placed(storage, chip, owner)
+        return (Memory if self.launch.options.precise_fp else WideMemory)(storage, None, owner)
 
     # ---- diagnostics -----------------------------------------------------------------------------
 

@@ -203,8 +203,8 @@ def store(dst: np.ndarray, x: np.ndarray, dtype: DType) -> None:
     """dst[...] = cast(x, dtype), straight into dst."""
     if dtype is float32 or dtype is bfloat16:
         dst[...] = x  # ml_dtypes' rounding is as fast as bit tricks in numpy
-    elif dst.dtype == FLOAT32 and dtype is not tfloat32:  # NKI_PRECISE_FP=0 keeps narrow floats wide
-        dst[...] = x
+    elif dst.dtype == FLOAT32 and dtype is not tfloat32:
+        dst[...] = x  # NKI_PRECISE_FP=0: memory of a narrow float keeps float32 values
     elif dtype.is_integer:
         _store_integer(dst, x, dtype)
     elif dtype in _FP8_CODES:

@@ -13,7 +13,7 @@ import sys
 import types
 import warnings
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 
@@ -71,6 +71,7 @@ class NkiError(Exception):
     """Base of every error raised by nki. `kind` is a stable name; `site` is the user's line."""
 
     kind = "error"
+    key = "error"  # the entry of KINDS: two kinds with one name differ in their built-in base
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class NkiError(Exception):
         return show(self.message, self.site, self.notes, self.help)
 
     def __reduce__(self):
-        return (_rebuild, (self.kind, self.message, self.notes, self.help))
+        return (_rebuild, (self.key, self.message, self.notes, self.help))
 
 
 class NkiValidationError(NkiError):
@@ -134,7 +135,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "dtype": (NkiValidationError, AssertionError, TypeError),
     "fp8-range": (NkiError, TypeError),
     **dict.fromkeys(["argument", "enum"], (NkiError, TypeError)),
-    "tensor-value": (NkiError, TypeError),
+    **dict.fromkeys(["tensor-value", "abstract-value", "framework-mix"], (NkiError, TypeError)),
     "register-value": (NkiError, TypeError),
     "operator": (NkiError, TypeError),
     "index": (NkiValidationError, IndexError, AssertionError),
@@ -149,6 +150,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "register-range": _VALUE,
     **dict.fromkeys(["lnc-outputs", "shared-mismatch", "lnc-divergence"], _VALUE),
     **dict.fromkeys(["no-kernel", "deadlock", "uninitialized", "placeholder"], (NkiError, RuntimeError)),
+    "no-backward": (NkiError, RuntimeError),
     **dict.fromkeys(
         ["loop-step", "frozen-register", "loop-body", "loop-local-tensor", "loop-in-no-reorder"], _LOOP
     ),
@@ -162,14 +164,13 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def error_class(kind: str) -> type[NkiError]:
     """The class of a kind. Diagnostics without a base of their own become ValueErrors in strict mode."""
     shown = {"launch-grid-type": "launch-grid", "removed-name": "removed"}.get(kind, kind)
-    cls = types.new_class(f"NkiError[{shown}]", KINDS.get(kind, _VALUE))
-    cls.kind = shown
-    cls.__module__ = "builtins"  # a traceback then begins with NkiError[kind], without a module
-    return cls
+    # a traceback of a class of `builtins` begins with NkiError[kind], without a module
+    body = {"kind": shown, "key": kind, "__module__": "builtins"}
+    return type(f"NkiError[{shown}]", KINDS.get(kind, _VALUE), body)
 
 
 def error(
@@ -184,17 +185,15 @@ def error(
     return error_class(kind)(message, notes=notes, help=help, site=site or user_site(2))
 
 
-def _rebuild(kind: str, message: str, notes: list[str], help: str | None) -> NkiError:
-    return error_class(kind)(message, notes=notes, help=help)
+def _rebuild(key: str, message: str, notes: list[str], help: str | None) -> NkiError:
+    """An unpickled error; the user's line stays in the process that raised it."""
+    return error_class(key)(message, notes=notes, help=help)
 
 
-@lru_cache(maxsize=None)
+@cache
 def warning_class(kind: str) -> type[NkiWarning]:
     bases = (NkiWarning, DeprecationWarning) if kind == "deprecated" else (NkiWarning,)
-    cls = types.new_class(f"NkiWarning[{kind}]", bases)
-    cls.kind = kind
-    cls.__module__ = "builtins"
-    return cls
+    return type(f"NkiWarning[{kind}]", bases, {"kind": kind, "__module__": "builtins"})
 
 
 def emit_warning(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
+import types
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -24,11 +24,16 @@ from .errors import (
     without_our_frames,
 )
 from .execute.blas import one_blas_thread
+from .execute.memory import uninitialised
+from .explain import explain_call, suggest
 from .launch import Diagnostic, Launch
-from .machine import Machine
+from .machine import Machine, find
 from .options import Options, choose_machine, from_environment
+from .ordering import Names, checked_edges
+from .program import Instruction
 from .statistics import Statistics
-from .storage import PRIVATE_HBM, Storage
+from .storage import PRIVATE_HBM
+from .typing import check_shapes
 from .view import View, is_int
 
 ALIAS_SUFFIX = ".must_alias_input"
@@ -44,8 +49,22 @@ class Run:
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
 
+@dataclass
+class Trace:
+    """What a kernel issued, per core, without data."""
+
+    machine: Machine
+    programs: list[list[Instruction]]
+    launch: Launch
+    schedule: tuple = ()
+
+
 class Kernel:
     """A kernel. `kernel(...)` runs it, `kernel[2]` launches it on two cores. Immutable."""
+
+    _state: tuple
+    __name__: str
+    __signature__: inspect.Signature
 
     def __init__(
         self,
@@ -61,26 +80,29 @@ class Kernel:
             func = func.func
         if not callable(func):
             raise error("argument", f"a kernel is a function, got {func!r}")
-        self._state = (func, grid, target, schedule, returns, linted)
-        functools.update_wrapper(self, func, updated=())
-        self.__name__ = getattr(func, "__name__", None) or getattr(
-            getattr(func, "func", None), "__name__", type(func).__name__
-        )
-        self.__signature__ = _signature(func)
+        plain = _plain(func)
+        named: dict[str, Any] = {}
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            if hasattr(plain, name):
+                named[name] = getattr(plain, name)
+        named.setdefault("__name__", type(plain).__name__)
+        self.__dict__.update(named, __wrapped__=func, __signature__=inspect.signature(func))
+        self.__dict__["_state"] = (func, grid, target, schedule, returns, linted)
 
     func = property(lambda self: self._state[0], doc="The user's function.")
     grid = property(lambda self: self._state[1], doc="() without brackets, else (n,).")
     target = property(lambda self: self._state[2], doc="The platform given to nki.jit, or None.")
+    schedule = property(lambda self: self._state[3], doc="The edges of with_schedule.")
 
     @property
     def lnc(self) -> int:
         """Launch degree: 1 without brackets."""
         return self.grid[0] if self.grid else 1
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if "_state" in self.__dict__ and not name.startswith("__"):
-            raise AttributeError("a Kernel is immutable")
-        object.__setattr__(self, name, value)
+    def __setattr__(self, name: str, value: Any = None) -> None:
+        raise AttributeError(f"a Kernel is immutable, {name} cannot be changed")
+
+    __delattr__ = __setattr__
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Kernel) and self._state == other._state
@@ -93,23 +115,18 @@ class Kernel:
         return f"<nki.Kernel {self.__name__}{bracket} target={choose_machine(self.target).name}>"
 
     def _with(self, **changes: Any) -> Kernel:
-        func, grid, target, schedule, returns, linted = self._state
-        parts = dict(grid=grid, target=target, schedule=schedule, returns=returns, linted=linted)
-        return Kernel(func, **{**parts, **changes})
+        names = ("func", "grid", "target", "schedule", "returns", "linted")
+        return Kernel(**{**dict(zip(names, self._state, strict=True)), **changes})
 
     def __getitem__(self, degree: Any) -> Kernel:
         return self._with(grid=_grid(degree))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Kernel:
-        if instance is None:
-            return self
-        _, grid, target, schedule, returns, linted = self._state
-        bound = functools.partial(self.func, instance)
-        return Kernel(bound, grid=grid, target=target, schedule=schedule, returns=returns, linted=linted)
+        return self if instance is None else self._with(func=types.MethodType(self.func, instance))
 
     def with_schedule(self, edges: Iterable) -> Kernel:
         """Order instructions by name: each edge (later, earlier) makes `later` wait for `earlier`."""
-        return self._with(schedule=_schedule(edges))
+        return self._with(schedule=checked_edges(edges))
 
     # ---- calling ---------------------------------------------------------------------------------
 
@@ -121,23 +138,26 @@ class Kernel:
             return self.run(*args, **kwargs).result
         except NkiError as problem:
             raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__
-        except TypeError as problem:
-            better = _explain_call(problem)
-            if better is None:
-                raise
-            raise better.with_traceback(without_our_frames(problem.__traceback__)) from None
+        except Exception as problem:
+            better = explain_call(problem) if isinstance(problem, TypeError) else None
+            if better is not None:
+                raise better.with_traceback(without_our_frames(problem.__traceback__)) from None
+            if _raised_by_user(problem):
+                problem.__traceback__ = without_our_frames(problem.__traceback__)
+            raise
 
     def _inline(self, core: core_module.Core, args: tuple, kwargs: dict) -> Any:
         """Called from a running kernel: the same trace goes on."""
         if self.grid and self.lnc != core.launch.degree:
             raise error(
                 "launch-grid",
-                f"{self.__name__}[{self.lnc}] is called from a kernel launched with degree {core.launch.degree}",
+                f"{self.__name__}[{self.lnc}] is called by a kernel running on {core.launch.degree} core(s)",
                 help="leave out the brackets of the inner call",
             )
         if self.target is not None and choose_machine(self.target).name != core.machine.name:
             core_module.warn(
-                "inner-target", f"{self.__name__}: platform_target={self.target!r} is ignored in a nested call"
+                "inner-target",
+                f"{self.__name__}: platform_target={self.target!r} is ignored in a nested call",
             )
         return self.func(*args, **kwargs)
 
@@ -148,17 +168,46 @@ class Kernel:
         self._check_degree(machine, options)
         if self._state[5]:
             self._lint()
-        launch = Launch(machine, options, self.lnc, bracketed=bool(self.grid))
-        arguments = Arguments(launch)
         bound, aliased = self._bind(args, kwargs)
+        names = Names()
+        watchers: list[Any] = [lambda core: names] if self.schedule else []
+        launch = Launch(machine, options, self.lnc, bracketed=bool(self.grid), sink_makers=watchers)
+        arguments = Arguments(launch)
         with one_blas_thread():
             results = launch.run(lambda: self._program(arguments, bound))
             launch.statistics.finish()
+            names.check(self.schedule)
             self._check_results(launch, results)
             returned = arguments.result(results[0]) if self._state[4] else None
             arguments.write_back()
         self._warn_lost_writes(arguments, results[0], aliased)
         return Run(returned, machine, launch.statistics, launch.diagnostics)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Trace:
+        """Issue the kernel's instructions without computing anything. Arrays may be `nki.TensorSpec`s."""
+        options = from_environment()
+        machine = choose_machine(self.target)
+        self._check_degree(machine, options)
+        programs: list[list[Instruction]] = [[] for _ in range(self.lnc)]
+
+        def recorder(core: core_module.Core) -> Callable[[Instruction], None]:
+            return lambda instruction: programs[core.index].append(instruction.detach())
+
+        launch = Launch(
+            machine, options, self.lnc, bracketed=bool(self.grid), executes=False, sink_makers=[recorder]
+        )
+        arguments = Arguments(launch)
+        bound, _ = self._bind(args, kwargs)
+        results = launch.run(lambda: self._program(arguments, bound))
+        launch.statistics.finish()
+        self._check_results(launch, results)
+        return Trace(machine, programs, launch, self.schedule)
+
+    def profile(self, *args: Any, **kwargs: Any) -> Any:
+        """The modelled run of the kernel on its platform: `nki.profile(kernel)(*args)`."""
+        from .profiling import profile
+
+        return profile(self)(*args, **kwargs)
 
     def _program(self, arguments: Arguments, bound: inspect.BoundArguments) -> Any:
         signature = self.__signature__
@@ -177,13 +226,22 @@ class Kernel:
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[inspect.BoundArguments, set[str]]:
         aliased = {key.removesuffix(ALIAS_SUFFIX) for key in kwargs if key.endswith(ALIAS_SUFFIX)}
+        for name in aliased & set(kwargs):
+            raise error("argument", f"{self.__name__}() got '{name}' twice, once as '{name}{ALIAS_SUFFIX}'")
         kwargs = {key.removesuffix(ALIAS_SUFFIX): value for key, value in kwargs.items()}
         try:
             bound = self.__signature__.bind(*args, **kwargs)
         except TypeError as problem:
-            raise TypeError(f"{self.__name__}() {problem}") from None
+            accepted = list(self.__signature__.parameters)
+            unknown = [name for name in kwargs if name not in accepted]
+            raise error(
+                "argument",
+                f"{self.__name__}() {problem}",
+                notes=[f"accepted: {', '.join(accepted)}"],
+                help=suggest(unknown[0], accepted) if unknown else None,
+            ) from None
         bound.apply_defaults()
-        _check_annotations(self.func, bound)
+        check_shapes(_plain(self.func), bound)
         return bound, aliased
 
     def _check_degree(self, machine: Machine, options: Options) -> None:
@@ -195,11 +253,11 @@ class Kernel:
                 help="choose another degree, or another platform with NEURON_PLATFORM_TARGET_OVERRIDE",
             )
         configured = options.logical_nc_config
-        if self.grid and configured is not None and configured != self.lnc:
+        if configured is not None and configured != self.lnc:
             _warn_once(
                 "lnc-config",
-                f"NEURON_LOGICAL_NC_CONFIG is {configured} but the kernel is launched with [{self.lnc}]; "
-                "hardware would refuse",
+                f"NEURON_LOGICAL_NC_CONFIG is {configured}, but {self.__name__} is launched on {self.lnc} "
+                "core(s); hardware would refuse",
             )
 
     def _lint(self) -> None:
@@ -244,9 +302,15 @@ class Kernel:
             help = "allocate outputs with buffer=nl.shared_hbm"
             if launch.degree > 1:
                 raise error(
-                    "output-buffer", f"{text}; each core has its own", notes=[view.describe()], help=help, site=site
+                    "output-buffer",
+                    f"{text}; each core has its own",
+                    notes=[view.describe()],
+                    help=help,
+                    site=site,
                 )
             launch.diagnose("output-buffer", text, [view.describe()], help, site)
+        if view.storage.memory is not None and not view.storage.memory.is_written(view):
+            launch.diagnose(*uninitialised(view), site)
 
     def _warn_lost_writes(self, arguments: Arguments, result: Any, aliased: set[str]) -> None:
         returned = {id(view.storage) for view in _tensors(result)}
@@ -283,14 +347,16 @@ def jit(fn=None, **kwargs):
             warnings.warn(f"nki.jit: {name}= is accepted and ignored", DeprecationWarning, stacklevel=2)
     target = kwargs.get("platform_target")
     if target is not None:
-        choose_machine(target)
+        find(target)
         warnings.warn(
             "nki.jit: platform_target= is deprecated, set NEURON_PLATFORM_TARGET_OVERRIDE",
             DeprecationWarning,
             stacklevel=2,
         )
-    grid = _grid(kwargs["grid"]) if kwargs.get("grid") else ()
-    make = functools.partial(Kernel, grid=grid, target=target, returns=kwargs.get("kernel_return") is not False)
+    grid = _grid(kwargs["grid"]) if kwargs.get("grid") not in (None, (), []) else ()
+    make = functools.partial(
+        Kernel, grid=grid, target=target, returns=kwargs.get("kernel_return") is not False
+    )
     return make if fn is None else make(fn)
 
 
@@ -302,8 +368,25 @@ def simulate(kernel):
 # ---- helpers -------------------------------------------------------------------------------------
 
 
-def _signature(func: Callable) -> inspect.Signature:
-    return inspect.signature(func)
+def _plain(func: Callable) -> Callable:
+    """The user's own function inside partials, bound methods and wrappers of other decorators."""
+    while True:
+        inner = (
+            getattr(func, "__wrapped__", None)
+            or getattr(func, "__func__", None)
+            or getattr(func, "func", None)
+        )
+        if not callable(inner):
+            return func
+        func = inner
+
+
+def _raised_by_user(problem: BaseException) -> bool:
+    """True when the innermost frame is the user's: then ours are of no interest."""
+    last = problem.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and not is_ours(last.tb_frame.f_globals.get("__name__"))
 
 
 def _grid(degree: Any) -> tuple[int, ...]:
@@ -318,16 +401,6 @@ def _grid(degree: Any) -> tuple[int, ...]:
     if len(sizes) != 1 or sizes[0] < 1:
         raise error("launch-grid", f"kernel[...] takes one positive number of cores, got {degree!r}")
     return (int(sizes[0]),)
-
-
-def _schedule(edges: Iterable) -> tuple:
-    checked = []
-    for edge in edges:
-        if not isinstance(edge, (tuple, list)) or len(edge) != 2 or not isinstance(edge[0], str):
-            raise error("schedule", f"with_schedule: an edge is (later, earlier), got {edge!r}")
-        earlier = (edge[1],) if isinstance(edge[1], str) else tuple(edge[1])
-        checked.append((edge[0], earlier))
-    return tuple(checked)
 
 
 def _tensors(value: Any) -> list[View]:
@@ -352,19 +425,11 @@ def _return_site(func: Callable) -> Site | None:
     """The last `return` of the kernel: where a returned tensor is shown to be wrong."""
     import dis
 
-    func = inspect.unwrap(func)
-    func = getattr(func, "func", func)
-    code = getattr(func, "__code__", None)
+    code = getattr(_plain(func), "__code__", None)
     if code is None:
         return None
-    returns = [i.offset for i in dis.get_instructions(code) if i.opname == "RETURN_VALUE"]
+    returns = [i.offset for i in dis.get_instructions(code) if i.opname.startswith("RETURN_")]
     return Site(code, returns[-1]) if returns else Site(code, 0)
-
-
-def _check_annotations(func: Callable, bound: inspect.BoundArguments) -> None:
-    from .typing import check_shapes
-
-    check_shapes(func, bound)
 
 
 _said_once: set[str] = set()
@@ -374,48 +439,3 @@ def _warn_once(kind: str, message: str) -> None:
     if kind not in _said_once:
         _said_once.add(kind)
         emit_warning(kind, message, user_site(2))
-
-
-_CALL_PROBLEM = re.compile(
-    r"^(?:[\w.]*\.)?(\w+)\(\) (got an unexpected keyword argument '(\w+)'|missing \d+ required|takes|got multiple)"
-)
-
-
-def _explain_call(problem: TypeError) -> NkiError | None:
-    """Turn Python's complaint about a call of an nl or nisa function into one with line and names."""
-    from . import collectives, isa, language
-
-    if isinstance(problem, NkiError):
-        return None
-    match = _CALL_PROBLEM.match(str(problem))
-    last = problem.__traceback__
-    user = None  # the innermost line outside nki: a legacy wrapper may lie between it and the function
-    while last is not None and last.tb_next is not None:
-        if not is_ours(last.tb_frame.f_globals.get("__name__")):
-            user = last
-        last = last.tb_next
-    if match is None or last is None:
-        return None
-    if user is None or not is_ours(last.tb_frame.f_globals.get("__name__")):
-        user = last
-    name, keyword = match.group(1), match.group(3)
-    homes = (home for home in (isa, language, collectives) if hasattr(home, name))
-    function = getattr(next(homes, None), name, None)
-    if function is None or last.tb_frame.f_code is getattr(inspect.unwrap(function), "__code__", None):
-        return None
-    accepted = list(inspect.signature(function).parameters)
-    close = nearest(keyword, accepted) if keyword else None
-    return error(
-        "argument",
-        str(problem),
-        notes=[f"accepted: {', '.join(accepted)}"],
-        help=f"did you mean {close}?" if close else REPLACED_KEYWORDS.get(keyword or ""),
-        site=Site(user.tb_frame.f_code, user.tb_lasti),
-    )
-
-
-REPLACED_KEYWORDS = {
-    "mask": "there are no masks: bound the slice with min()",
-    "dst_rmw_op": "use nisa.dma_compute for read-modify-write",
-    "unique_indices": "use nisa.dma_compute",
-}

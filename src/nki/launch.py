@@ -16,14 +16,13 @@ from . import core as core_module
 from .core import Core
 from .dtypes import DType
 from .errors import NkiError, Site, emit_warning, error, error_class, show, user_site
-from .execute.memory import Memory, WideMemory
+from .execute.memory import Memory
+from .execute.wide import WideMemory
 from .machine import Machine
 from .options import Options
 from .program import Instruction, NkiInstruction
 from .statistics import Statistics
 from .storage import SHARED_HBM, Lease, Storage
-
-_NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")
 
 
 class Diagnostic:
@@ -65,7 +64,7 @@ class Launch:
         self.sink_makers = [lambda core: self.statistics.sink, *(sink_makers or [])]
         self.diagnostics: list[Diagnostic] = []
         self.looked_at_values = False  # the kernel's Python saw run-time values
-        self._said: set[tuple[str, Site | None]] = set()
+        self._said: set[tuple[str, Any]] = set()
         self._said_sites: set[Site | None] = set()
         self.shared: dict[tuple[str, int], SharedTensor] = {}
         self.meetings: dict[tuple[Any, int], dict[int, Any]] = {}
@@ -181,13 +180,9 @@ class Launch:
                     site,
                 )
 
-    def keeps_wide(self, dtype: DType) -> bool:
-        """NKI_PRECISE_FP=0 keeps narrow floats as float32 values."""
-        return not self.options.precise_fp and dtype in _NARROW_FLOATS
-
     def borrow(self, storage: Storage, raw: np.ndarray) -> Memory:
         """A memory over the caller's bytes, copied at the first write."""
-        return WideMemory(storage, raw) if self.keeps_wide(storage.dtype) else Memory(storage, raw)
+        return (Memory if self.options.precise_fp else WideMemory)(storage, raw)
 
     def storage_released(self, storage: Storage) -> None:
         self.statistics.retire(storage)
@@ -210,9 +205,10 @@ class Launch:
         if self.options.strict:
             raise error_class(kind)(message, notes=notes, help=help, site=site)
         self._said_sites.add(site)
-        if (kind, site) in self._said:
+        line = (kind, site and (site.filename, site.lineno))  # a line may hold several instructions
+        if line in self._said:
             return
-        self._said.add((kind, site))
+        self._said.add(line)
         self.diagnostics.append(Diagnostic(kind, message, notes, help, site))
         emit_warning(kind, message, site, notes, help)
 

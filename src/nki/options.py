@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
+from .errors import error
 from .machine import Machine, find
 
 DEFAULT_PLATFORM = "trn3"
@@ -28,16 +30,22 @@ class Options:
     unsafe_fp8: bool = False  # UNSAFE_FP8FNCAST: no range check when e4m3fn becomes e4m3
 
 
+def _number(name: str, default: Any = None) -> Any:
+    value = os.environ.get(name, "").strip()
+    if value and not value.isdigit():
+        raise error("argument", f"{name} must be a number, it is {value!r}")
+    return int(value) if value else default
+
+
 def from_environment() -> Options:
-    env = os.environ
-    lnc = env.get("NEURON_LOGICAL_NC_CONFIG") or env.get("NEURON_RT_VIRTUAL_CORE_SIZE")
+    """The options as the environment sets them now."""
     return Options(
         strict=_flag("OPEN_NKI_STRICT"),
         precise_fp=_flag("NKI_PRECISE_FP", default=True),
-        max_iterations=int(env.get("OPEN_NKI_MAX_ITERATIONS", Options.max_iterations)),
-        debug_output_dir=env.get("NEURON_RT_DEBUG_OUTPUT_DIR"),
+        max_iterations=_number("OPEN_NKI_MAX_ITERATIONS", Options.max_iterations),
+        debug_output_dir=os.environ.get("NEURON_RT_DEBUG_OUTPUT_DIR") or None,
         reserve_psum_bank=_flag("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE"),
-        logical_nc_config=int(lnc) if lnc and lnc.isdigit() else None,
+        logical_nc_config=_number("NEURON_LOGICAL_NC_CONFIG", _number("NEURON_RT_VIRTUAL_CORE_SIZE")),
         unsafe_fp8=_flag("UNSAFE_FP8FNCAST"),
     )
 

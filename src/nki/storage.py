@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from enum import Enum
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .dtypes import DType
-from .errors import Site
+from .errors import Site, error
 
 if TYPE_CHECKING:
     from .execute.memory import Memory
@@ -54,6 +55,7 @@ class Storage:
         "parameter",
         "constant",
         "loop",
+        "lease",
     )
 
     def __init__(
@@ -81,6 +83,7 @@ class Storage:
         self.constant = False
         self.loop: Any = None  # the dynamic loop body this allocation belongs to
         self.memory: Memory | None = None
+        self.lease: weakref.ref[Lease] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -109,9 +112,32 @@ class Lease:
 
     def __init__(self, storage: Storage):
         self.storage = storage
+        storage.lease = weakref.ref(self)
+
+    @staticmethod
+    def of(storage: Storage) -> Lease:
+        """The living lease of a storage, or a new one."""
+        return (storage.lease and storage.lease()) or Lease(storage)
 
     def __del__(self) -> None:
         memory = self.storage.memory
         if memory is not None:
             self.storage.memory = None
             memory.released()
+
+
+class NoMemory:
+    """Behind a placeholder tensor: whoever wants its bytes is told that there are none."""
+
+    def _refuse(self, view: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        raise error(
+            "placeholder",
+            "this tensor is a placeholder, it has no data behind it",
+            notes=[view.describe()],
+            help="allocate it with nl.ndarray",
+        )
+
+    array = peek = read = read_float32 = write = is_written = matmul_written = set_matmul = _refuse
+
+    def released(self) -> None:
+        pass

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NoReturn
 
 import numpy as np
 
 from . import dtypes
 from .errors import error
-from .storage import PSUM, SBUF, Lease, Storage
+from .storage import PSUM, SBUF, Lease, NoMemory, Storage
 from .view import Shape, View, row_major
 
-_set_shape, _set_strides = View.shape.__set__, View.strides.__set__  # type: ignore[attr-defined]
-_set_offset, _set_dtype = View.offset.__set__, View.dtype.__set__  # type: ignore[attr-defined]
+_slots = vars(View)
+_set_shape, _set_strides = _slots["shape"].__set__, _slots["strides"].__set__
+_set_offset, _set_dtype = _slots["offset"].__set__, _slots["dtype"].__set__
 
 
 class NkiTensor(View):
@@ -21,26 +23,30 @@ class NkiTensor(View):
     __slots__ = ("lease", "is_comparison")
 
     # read-only to users; set through the slots of View
-    shape = property(View.shape.__get__, doc="Sizes of the view.")  # type: ignore[attr-defined]
-    strides = property(View.strides.__get__, doc="Steps in elements.")  # type: ignore[attr-defined]
-    offset = property(View.offset.__get__, doc="Elements from the start of the storage.")  # type: ignore[attr-defined]
-    dtype = property(View.dtype.__get__, doc="Data type of the view.")  # type: ignore[attr-defined]
+    shape = property(_slots["shape"].__get__, doc="Sizes of the view.")
+    strides = property(_slots["strides"].__get__, doc="Steps in elements.")
+    offset = property(_slots["offset"].__get__, doc="Elements from the start of the storage.")
+    dtype = property(_slots["dtype"].__get__, doc="Data type of the view.")
 
     def __init__(self, shape, dtype, storage, buffer=SBUF, name=""):
         """Bind an existing storage, or None for a placeholder without data."""
         dtype = dtypes.resolve(dtype)
-        shape = tuple(int(s) for s in shape)
-        if isinstance(storage, View):
-            lease, storage = storage.lease, storage.storage
-        elif storage is None:
+        shape = Shape(int(s) for s in shape)
+        if not shape or min(shape) < 1:
+            raise error("shape", f"NkiTensor: sizes must be positive, got {tuple(shape)}")
+        if storage is None:
             storage = Storage(buffer, shape, dtype, name)
-            lease = Lease(storage)
-        else:
-            lease = Lease(storage)
-        needed = Storage(storage.buffer, shape, dtype).nbytes
-        if needed > storage.nbytes:
-            raise error("shape", f"NkiTensor: {needed} bytes needed, the storage has {storage.nbytes}")
-        self._fill(storage, lease, 0, Shape(shape), row_major(shape), dtype, None)
+            storage.memory = NoMemory()  # type: ignore[assignment]
+        elif isinstance(storage, View):
+            storage = storage.storage
+        strides = row_major(shape)
+        if storage.on_chip:  # partitions lie one pitch of the storage apart
+            strides = (storage.pitch // dtype.itemsize, *strides[1:])
+        rows = shape[0] if storage.on_chip else 1
+        row = prod(shape) // rows * dtype.itemsize
+        if rows > storage.partitions or row > storage.pitch:
+            raise error("shape", f"NkiTensor: {dtype}{list(shape)} does not fit {storage!r}")
+        self._fill(storage, Lease.of(storage), 0, shape, strides, dtype, None)
 
     def _fill(self, storage, lease, offset, shape, strides, dtype, indirection) -> None:
         self.storage = storage
@@ -68,30 +74,48 @@ class NkiTensor(View):
         return bool(np.asarray(self).all()) if self.is_comparison else True
 
     def __repr__(self) -> str:
+        """What it is and, while a kernel runs, what it holds."""
         label = f" '{self.name}'" if self.name else ""
         text = f"NkiTensor {self.dtype}{list(self.shape)} {self.buffer.value}{label}"
-        memory = self.storage.memory
-        return text if memory is None or self.indirection is not None else f"{text}\n{memory.array(self)}"
+        core, memory = _running(), self.storage.memory
+        if core is None or memory is None or self.indirection is not None or isinstance(memory, NoMemory):
+            return text
+        core.launch.looked_at_values = True
+        return f"{text}\n{memory.peek(self)}"
+
+    __array_ufunc__ = None  # numpy leaves `array + tensor` to __radd__, which explains
 
     def __array__(self, dtype=None, copy=None):
-        """The values, for debugging inside a run."""
-        memory = self.storage.memory
+        """A copy of the values, for debugging inside a run."""
+        core, memory = _running(), self.storage.memory
         if memory is None:
-            raise error("placeholder", "this tensor has no data behind it", notes=[self.describe()])
-        _looked_at_values()
-        return np.array(memory.array(self), dtype=dtype)
+            raise error("abstract-value", "only shapes are known here, not values", notes=[self.describe()])
+        if self.indirection is not None:
+            self._refuse("np.asarray()", "copy the selection to a tile first")
+        if copy is False:
+            raise ValueError("the values of a tensor cannot be seen without a copy")
+        if core is not None:
+            core.launch.looked_at_values = True
+        return np.array(memory.peek(self), dtype=dtype)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         assign(self[key], value)
 
     def __copy__(self):
-        raise TypeError("an NkiTensor cannot be copied; nl.copy copies a tile")
+        raise error(
+            "operator", "a tensor cannot be copied by copy.copy", notes=[self.describe()], help="use nl.copy"
+        )
 
     def __deepcopy__(self, memo):
-        raise TypeError("an NkiTensor cannot be copied; nl.copy copies a tile")
+        return self.__copy__()
 
     def __reduce__(self):
-        raise TypeError("an NkiTensor cannot be pickled")
+        raise error(
+            "operator",
+            "a tensor cannot be pickled",
+            notes=[self.describe()],
+            help="return it from the kernel",
+        )
 
     def _refuse(self, what: str, help: str) -> NoReturn:
         raise error(
@@ -130,12 +154,10 @@ def whole(storage: Storage, lease: Lease) -> NkiTensor:
     return _new(storage, lease, 0, Shape(storage.shape), row_major(storage.shape), storage.dtype)
 
 
-def _looked_at_values() -> None:
+def _running() -> Any:
     from .core import running
 
-    core = running()
-    if core is not None:
-        core.launch.looked_at_values = True
+    return running()
 
 
 _COMPARISONS = {"__lt__": "less", "__le__": "less_equal", "__gt__": "greater", "__ge__": "greater_equal"}
@@ -153,7 +175,9 @@ _ARITHMETIC = {
     "xor": ("^", "nl.bitwise_xor", "tensor_tensor"),
     "lshift": ("<<", "nl.left_shift", "tensor_scalar"),
     "rshift": (">>", "nl.right_shift", "tensor_scalar"),
+    "divmod": ("divmod()", "nl.divide and nl.floor", "tensor_scalar"),
     "neg": ("-", "nl.negative", "tensor_scalar"),
+    "pos": ("+", "nl.copy", "tensor_copy"),
     "invert": ("~", "nl.invert", "tensor_scalar"),
     "abs": ("abs()", "nl.abs", "tensor_scalar"),
 }
@@ -175,7 +199,8 @@ def _refuse_operator(method: str, symbol: str, nl_name: str, isa_name: str) -> N
 def _refuse_comparison(method: str, name: str) -> None:
     def refuse(self, other):
         self._refuse(
-            "a Python comparison", f"nl.{name} compares on the engine; a register (nisa.register_load) can steer a loop"
+            "a Python comparison",
+            f"nl.{name} compares on the engine; a register (nisa.register_load) can steer a loop",
         )
 
     refuse.__name__ = method
@@ -185,7 +210,7 @@ def _refuse_comparison(method: str, name: str) -> None:
 for _method, _name in _COMPARISONS.items():
     _refuse_comparison(_method, _name)
 for _name, (_symbol, _nl, _isa) in _ARITHMETIC.items():
-    unary = _name in ("neg", "invert", "abs")
+    unary = _name in ("neg", "pos", "invert", "abs")
     for _method in [f"__{_name}__"] if unary else [f"__{_name}__", f"__r{_name}__"]:
         _refuse_operator(_method, _symbol, _nl, _isa)
 
@@ -205,7 +230,12 @@ def assign(target: NkiTensor, value: Any) -> None:
         isa.memset(target, value)
         return
     if not isinstance(value, View):
-        raise error("argument", f"assignment: expected a tensor or a number, got {type(value).__name__}")
+        raise error(
+            "argument",
+            f"assignment: expected a tensor or a number, got {type(value).__name__}",
+            notes=[f"target: {target.describe()}"],
+            help="pass arrays to the kernel as arguments; inside it they are HBM tensors",
+        )
     if _squeezed(target) != _squeezed(value):
         raise error(
             "shape",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import types
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .errors import error
@@ -17,7 +17,11 @@ class tensor:
         self.shape = shape
 
     def __class_getitem__(cls, shape: Any) -> Any:
-        return cls(shape if isinstance(shape, tuple) else (shape,))
+        shape = shape if isinstance(shape, tuple) else (shape,)
+        for size in shape:
+            if size is not None and not isinstance(size, (int, str)):
+                raise error("argument", f"nt.tensor: a size is an int, None or a name, got {size!r}")
+        return cls(shape)
 
     def __or__(self, other: Any) -> Any:
         return self
@@ -28,35 +32,41 @@ class tensor:
         """Lets typing constructs such as Optional accept the annotation."""
 
     def __repr__(self) -> str:
-        return f"nt.tensor{list(self.shape) if self.shape else ''}"
+        return f"nt.tensor[{', '.join(map(repr, self.shape))}]" if self.shape else "nt.tensor"
 
 
 def check_shapes(func: Callable, bound: inspect.BoundArguments) -> None:
     """Compare declared shapes with the arguments; equal symbols must have equal sizes."""
-    annotations = {k: v for k, v in getattr(func, "__annotations__", {}).items() if "tensor" in repr(v)}
-    symbols: dict[str, tuple[int, str]] = {}
-    for name, declared in annotations.items():
-        declared = _evaluate(declared, func)
+    symbols: dict[str, tuple[int, str]] = {}  # symbol -> size, and the argument that set it
+    for name, annotation in getattr(func, "__annotations__", {}).items():
         shape = getattr(bound.arguments.get(name), "shape", None)
-        if not isinstance(declared, tensor) or declared.shape is None or shape is None:
+        declared = None if shape is None else _declared(annotation, func)
+        if declared is None or declared.shape is None:
             continue
-        for dim, wanted in enumerate(declared.shape):
-            if isinstance(wanted, str):
-                size, other = symbols.setdefault(wanted, (shape[dim] if dim < len(shape) else -1, name))
-            else:
-                size, other = wanted, ""
-            if len(shape) != len(declared.shape) or (size is not None and shape[dim] != size):
-                raise error(
-                    "shape",
-                    f"argument '{name}' has shape {tuple(shape)}, declared {declared!r}",
-                    notes=[f"'{wanted}' is {size} in argument '{other}'"] if other and other != name else [],
-                )
+        shape = tuple(shape)
+        if len(shape) != len(declared.shape):
+            raise _differs(name, shape, declared)
+        for size, wanted in zip(shape, declared.shape, strict=True):
+            known, source = (
+                symbols.setdefault(wanted, (size, name)) if isinstance(wanted, str) else (wanted, name)
+            )
+            if known is not None and size != known:
+                note = [f"'{wanted}' is {known} in argument '{source}'"] if isinstance(wanted, str) else []
+                raise _differs(name, shape, declared, note)
 
 
-def _evaluate(annotation: Any, func: Callable) -> Any:
-    if isinstance(annotation, str) and isinstance(func, types.FunctionType):
+def _differs(name: str, shape: tuple[int, ...], declared: tensor, notes: Iterable[str] = ()) -> Exception:
+    return error("shape", f"argument '{name}' has shape {shape}, declared {declared!r}", notes=notes)
+
+
+def _declared(annotation: Any, func: Callable) -> tensor | None:
+    """The nt.tensor[...] of an annotation, also inside Optional and in its string form."""
+    if isinstance(annotation, str):
+        if "tensor" not in annotation:
+            return None
         try:
-            return eval(annotation, func.__globals__)
+            annotation = eval(annotation, getattr(func, "__globals__", {}))
         except Exception:  # an annotation that does not evaluate declares nothing
             return None
-    return annotation
+    found = (annotation, *typing.get_args(annotation))
+    return next((part for part in found if isinstance(part, tensor)), None)

@@ -964,10 +964,9 @@ def _sequence(value: Any, what: str) -> list[Any]:
 
 
 def _check_index_rows(index: View, rows: int, method: str) -> None:
-    """Row indices: one for each of `rows` rows, or a wider tile (dma_transpose reads it down its columns)."""
+    """Row indices: one for each of `rows` rows; dma_transpose reads the first of a larger tile."""
     _check_index_tile(index, method)
-    wide = index.ndim > 1 and index.size > index.shape[0]
-    if (index.size < rows) if wide and method == "ap" else index.size != rows:
+    if index.size < rows if method == "ap" else index.size != rows:
         raise error(
             "shape",
             f"{method}: {index.size} indices for {rows} rows",

@@ -17,7 +17,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.machine import MACHINES
-from support import run_tiles, to_tile
+from support import run_tiles, target, to_tile
 
 FLOATS = [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3, ml_dtypes.float8_e5m2]
 INTEGERS = [np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32]
@@ -293,7 +293,9 @@ def test_memset_of_integers_is_exact():
     assert (got == -(2**24) - 1).all()
 
 
-@pytest.mark.parametrize("value", [float("inf"), -float("inf"), 1e30, 0.1, np.float64(0.1), 3, True])
+@pytest.mark.parametrize(
+    "value", [float("inf"), -float("inf"), 1e30, 0.1, np.float64(0.1), ml_dtypes.bfloat16(0.1), 3, True]
+)
 def test_memset_of_a_float_tile_takes_any_number(value):
     for dtype in (np.float32, ml_dtypes.bfloat16):
         (got,) = run_tiles(lambda d: nisa.memset(d, value), [], [((2, 3), dtype)])  # noqa: B023
@@ -321,6 +323,8 @@ def test_memset_writes_only_its_view_and_psum_too():
         (np.int16, float("nan"), "is a float"),
         (np.float32, "1", "must be a number"),
         (np.float32, None, "must be a number"),
+        (np.float32, np.str_("1"), "must be a number"),
+        (np.float32, np.complex64(1j), "must be a number"),
         (np.float32, 10**60, "too large"),
         (nl.float8_e4m3fn_x4, 1, "takes only 0"),
         (nl.float4_e2m1fn_x4, 1, "takes only 0"),
@@ -1005,6 +1009,21 @@ def test_an_index_that_starts_elsewhere_is_reported():
     same(got, gathered(x[:16], INDEX, 32))
 
 
+def test_an_index_at_an_address_of_its_own_choice_must_be_aligned():
+    @nki.jit
+    def kernel():
+        data = nl.ndarray((16, 32), nl.float32, buffer=nl.sbuf, address=(0, 0))
+        index = nl.ndarray((16, 2), nl.uint16, buffer=nl.sbuf, address=(32, 0))
+        out = nl.ndarray((16, 32), nl.float32, buffer=nl.sbuf, address=(0, 1024))
+        nisa.memset(data, 1.0)
+        nisa.memset(index, 0)
+        nisa.tensor_copy(out, data.indirect(index, 32))
+
+    with target("trn3"), pytest.raises(nki.NkiError, match="must start where its data does") as e:
+        kernel()
+    assert e.value.kind == "alignment"
+
+
 # ---- what they cost ------------------------------------------------------------------------------
 
 
@@ -1123,10 +1142,18 @@ def test_wide_storage_of_narrow_floats_keeps_float32_values(monkeypatch, dtype):
         nisa.tensor_scalar(narrow, s, nl.add, 0.0)
         nisa.tensor_copy(other, narrow)
         nisa.tensor_copy(narrow, s)
-        nisa.tensor_tensor(d, narrow, other, nl.minimum)
+        nisa.tensor_tensor(d[:, 0:2], narrow, other, nl.minimum)
+        mask = nl.ndarray((1, 2), nl.uint8, buffer=nl.sbuf)
+        nisa.memset(mask, 1)
+        nisa.tensor_copy_predicated(narrow, s, mask)
+        nisa.tensor_copy_predicated(narrow[:, 0:1], 0.1, mask[:, 0:1])
+        nisa.memset(other, 0.1)
+        nisa.tensor_copy(d[:, 2:4], narrow)
+        nisa.tensor_copy(d[:, 4:6], other)
 
-    (got,) = run_tiles(body, [x], [((1, 2), np.float32)])
-    same(got, x)
+    kinds, (got,) = warned(body, [x], [((1, 6), np.float32)])
+    assert kinds == ["dtype-differs"]
+    same(got, np.array([[*x[0], 0.1, x[0, 1], 0.1, 0.1]], np.float32))
 
 
 def test_every_generation_runs_the_plain_instructions():

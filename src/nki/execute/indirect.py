@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
 from ..errors import error
 from ..program import Instruction
 from ..view import View
@@ -75,7 +74,7 @@ class Rows:
         assert ind is not None
         self.view = view
         self.shape = tuple(view.shape)
-        self.table, self.is_bytewise = _table(view)
+        self.table = _table(view)
         ids = _down_the_partitions(index_values(ind.index))[: view.shape[0]]
         self.ids = ids if ind.scale else np.minimum(ids, 0)  # a broadcast row serves every index
         self.valid = (self.ids >= 0) & (self.ids < self.table.shape[0])
@@ -102,8 +101,6 @@ class Rows:
         if not ids.size:
             return np.zeros(self.shape, self.view.dtype.storage)
         found = self._memory.read(self.table, where=ids)[ids]
-        if self.is_bytewise:
-            found = np.ascontiguousarray(found).view(self.view.dtype.storage)[..., 0]
         if self.complete:
             return found
         rows = np.zeros(self.shape, found.dtype)
@@ -118,8 +115,6 @@ class Rows:
             ids, values = ids[self.valid], values[self.valid]
         if not ids.size:
             return
-        if self.is_bytewise:
-            values = np.ascontiguousarray(values)[..., None].view(np.uint8)
         target = self._open(ids)
         if np.may_share_memory(target, values):
             values = values.copy()
@@ -147,22 +142,14 @@ class Rows:
         return self.view.storage.memory
 
 
-def _table(view: View) -> tuple[View, bool]:
-    """What every index in bounds addresses: row i belongs to index i.
-
-    Where `.ap(dtype=)` made rows start between elements, the table is one of bytes.
-    """
+def _table(view: View) -> View:
+    """What every index in bounds addresses: row i belongs to index i."""
     ind, width = view.indirection, view.dtype.itemsize
     assert ind is not None
     room = view.storage.nbytes - view.offset * width - _reach(view, 1)
     count = max(0, room // ind.scale + 1) if ind.scale else 1
-    shape, strides = view.shape[1:], view.strides[1:]
-    if ind.scale % width == 0:
-        table = View(view.storage, view.offset, (count, *shape), (ind.scale // width, *strides), view.dtype)
-        return table, False
-    strides = tuple(s * width for s in strides)
-    offset = view.offset * width
-    return View(view.storage, offset, (count, *shape, width), (ind.scale, *strides, 1), dtypes.uint8), True
+    shape, strides = (count, *view.shape[1:]), (ind.scale // width, *view.strides[1:])
+    return View(view.storage, view.offset, shape, strides, view.dtype)
 
 
 def _down_the_partitions(ids: np.ndarray) -> np.ndarray:

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..errors import error
-from ..storage import PSUM, Storage
+from ..storage import Storage
 from ..view import View
 
 FRESH, PARTIAL, FULL = 0, 1, 2
@@ -35,6 +34,7 @@ def covers(view: View) -> bool:
 # Freed tiles, by size: a loop that allocates a tile per iteration keeps using the same warm pages.
 _free: dict[int, list[np.ndarray]] = {}
 _FREE_PER_SIZE = 16
+_FREE_SIZES = 32
 
 
 def _take(storage: Storage) -> np.ndarray:
@@ -46,7 +46,11 @@ def _take(storage: Storage) -> np.ndarray:
 
 
 def _give_back(raw: np.ndarray) -> None:
-    free = _free.setdefault(raw.nbytes, [])
+    free = _free.get(raw.nbytes)
+    if free is None:
+        if len(_free) >= _FREE_SIZES:
+            _free.clear()
+        free = _free.setdefault(raw.nbytes, [])
     if len(free) < _FREE_PER_SIZE:
         free.append(raw)
 
@@ -54,28 +58,61 @@ def _give_back(raw: np.ndarray) -> None:
 class ElementMap:
     """A flag per element of a storage, seen through the storage's views."""
 
-    __slots__ = ("flags", "granule")
+    __slots__ = ("flags", "granule", "rows", "missing")
 
-    def __init__(self, storage: Storage):
-        self.granule = storage.dtype.itemsize
-        self.flags = np.zeros(storage.nbytes // self.granule, np.bool_)
+    def __init__(self, storage: Storage, value: bool = False):
+        self.granule = storage.dtype.itemsize  # bytes that share a flag
+        self.rows = storage.partitions
+        self.flags = np.full(storage.nbytes // self.granule, value)
+        self.missing = 0 if value else self.flags.size
 
     def region(self, view: View, shift: int = 0) -> np.ndarray:
-        """The flags of a view, writable. Views of another width get a trailing axis of bytes."""
+        """The flags of a view. Views of another width get a trailing axis of bytes."""
         width = view.dtype.itemsize
         if width == self.granule:
             return np.ndarray(view.shape, np.bool_, self.flags, view.offset + shift // width, view.strides)
         if self.granule != 1:
             self.flags = np.repeat(self.flags, self.granule)
+            self.missing *= self.granule
             self.granule = 1
         strides = (*(s * width for s in view.strides), 1)
         return np.ndarray((*view.shape, width), np.bool_, self.flags, view.offset * width + shift, strides)
+
+    def set(self, view: View, shift: int, where: Any, flag: bool) -> None:
+        """Set the flags of a view, or of `where` in it: a mask, or indices without duplicates."""
+        region = self.region(view, shift)
+        before = region if where is None else region[where]
+        ones = int(np.count_nonzero(before))
+        self.missing += ones - before.size if flag else ones
+        region[... if where is None else where] = flag
+
+    def clear_bytes(self, rows: slice, start: int, touched: np.ndarray) -> None:
+        """Clear the flags of some partitions where bytes are touched; the first stands at `start`."""
+        pitch = self.flags.size // self.rows * self.granule
+        mask = np.zeros(pitch, np.bool_)
+        part = touched[max(0, -start) : max(0, pitch - start)]
+        mask[max(0, start) : max(0, start) + part.size] = part
+        region = self.flags.reshape(self.rows, -1)[rows]
+        columns = mask.reshape(-1, self.granule).any(axis=1)
+        self.missing += int(np.count_nonzero(region[:, columns]))
+        region[:, columns] = False
 
 
 class Memory:
     """The bytes of one storage."""
 
-    __slots__ = ("storage", "raw", "arrays", "floats", "state", "map", "missing", "matmul", "borrowed", "changed", "owner")
+    __slots__ = (
+        "storage",
+        "raw",
+        "arrays",
+        "floats",
+        "state",
+        "map",
+        "matmul",
+        "borrowed",
+        "changed",
+        "owner",
+    )
 
     def __init__(self, storage: Storage, raw: np.ndarray | None = None, owner: Any = None):
         self.storage = storage
@@ -86,7 +123,6 @@ class Memory:
         self.arrays: dict[int, np.ndarray] = {}
         self.floats: dict[int, np.ndarray] = {}
         self.map: ElementMap | None = None
-        self.missing = 0
         self.matmul: ElementMap | bool = False
         self.owner = owner  # told when the bytes are given up
 
@@ -107,7 +143,7 @@ class Memory:
         return np.ndarray(view.shape, view.dtype.storage, self.raw, view.offset * width + shift, strides)
 
     def read(self, view: View, shift: int = 0, where: Any = None) -> np.ndarray:
-        """The array to read a view through. `where` (a mask, or rows): only these elements count."""
+        """The array to read a view through. `where` (a mask, or indices): only these elements count."""
         if self.state != FULL:
             self._check_written(view, shift, where)
         return self.array(view, shift)
@@ -117,7 +153,7 @@ class Memory:
         array = self.read(view, shift)
         if array.dtype == np.float32:
             return array
-        if shift:
+        if shift or not view.storage.on_chip:
             return dtypes.f32(array, view.dtype)
         wide = self.floats.get(view.sig)
         if wide is None:
@@ -127,7 +163,7 @@ class Memory:
     def write(self, view: View, shift: int = 0, by_matmul: bool = False, where: Any = None) -> np.ndarray:
         """The array to write a view through. The caller will write all of it.
 
-        Or all of `where`: a mask, or rows of the view without duplicates. The rest stays as it was.
+        Or all of `where`: a mask, or indices without duplicates. The rest stays as it was.
         """
         if self.state != FULL:
             self._mark_written(view, shift, where)
@@ -139,6 +175,12 @@ class Memory:
             self.set_matmul(view, False, where, shift)
         self.changed = True
         return self.array(view, shift)
+
+    def peek(self, view: View) -> np.ndarray:
+        """The values for a person to look at: nothing is reported, poison shows as poison."""
+        if self.state == FRESH:
+            self.poison()
+        return self.array(view)
 
     def _own(self) -> None:
         """Leave the caller's bytes alone from the first write on."""
@@ -156,12 +198,21 @@ class Memory:
 
     # ---- what was written ------------------------------------------------------------------------
 
+    def is_written(self, view: View, shift: int = 0, where: Any = None) -> bool:
+        """True when somebody wrote all of it; what nobody wrote reads as poison from now on."""
+        if self.state == FULL:
+            return True
+        if self.state == FRESH:
+            self.poison()
+        assert self.map is not None
+        region = self.map.region(view, shift)
+        return bool((region if where is None else region[where]).all())
+
     def poison(self) -> None:
-        """Fill everything with what fresh memory reads as, and forget that anything was written."""
+        """Fill everything with what fresh memory reads as."""
         whole = self.raw.view(self.storage.dtype.storage)
         whole[...] = dtypes.poison(self.storage.dtype)
         self.map = ElementMap(self.storage)
-        self.missing = self.map.flags.size
         self.state = PARTIAL
 
     def renew(self) -> None:
@@ -175,34 +226,14 @@ class Memory:
             return
         if self.state == FRESH:
             self.poison()
-        region = self._region(view, shift)
-        before = region if where is None else region[where]
-        self.missing -= before.size - int(np.count_nonzero(before))
-        region[... if where is None else where] = True
-        if self.missing <= 0:
+        assert self.map is not None
+        self.map.set(view, shift, where, True)
+        if self.map.missing == 0:
             self.state, self.map = FULL, None
 
-    def _check_written(self, view: View, shift: int, where: Any = None) -> None:
+    def _check_written(self, view: View, shift: int, where: Any) -> None:
         if not self.is_written(view, shift, where):
-            report_uninitialised(view)
-
-    def is_written(self, view: View, shift: int = 0, where: Any = None) -> bool:
-        """True when somebody wrote all of it; what nobody wrote reads as poison from now on."""
-        if self.state == FULL:
-            return True
-        if self.state == FRESH:
-            self.poison()
-        region = self._region(view, shift)
-        return bool((region if where is None else region[where]).all())
-
-    def _region(self, view: View, shift: int) -> np.ndarray:
-        """The written flags of a view; `missing` follows when they become flags of bytes."""
-        assert self.map is not None
-        granule = self.map.granule
-        region = self.map.region(view, shift)
-        if self.map.granule != granule:
-            self.missing *= granule
-        return region
+            warn(*uninitialised(view))
 
     # ---- PSUM accumulation (isa_tensor.md) -------------------------------------------------------
 
@@ -219,96 +250,159 @@ class Memory:
     def set_matmul(self, view: View, flag: bool, where: Any = None, shift: int = 0) -> None:
         if where is None and not shift and covers(view):
             self.matmul = flag
-            return
-        if self.matmul is flag:
-            return
+        elif self.matmul is not flag:
+            self._matmul_map().set(view, shift, where, flag)
+
+    def _matmul_map(self) -> ElementMap:
         if not isinstance(self.matmul, ElementMap):
-            everywhere = self.matmul
-            self.matmul = ElementMap(self.storage)
-            self.matmul.flags[...] = everywhere
-        self.matmul.region(view, shift)[... if where is None else where] = flag
+            self.matmul = ElementMap(self.storage, self.matmul)
+        return self.matmul
+
+
+def warn(*diagnostic: Any, **parts: Any) -> None:
+    from ..core import warn
+
+    warn(*diagnostic, **parts)
+
+
+def uninitialised(view: View) -> tuple[str, str, list[str], str]:
+    """Kind, message, notes and help of the diagnostic."""
+    what = f"'{view.storage.name}'" if view.storage.name else "a tensor"
+    return (
+        "uninitialised",
+        f"{what} is read, but part of it was never written",
+        [f"{view.describe()}; what was not written is poison (NaN)"],
+        "write it first (nisa.memset, nisa.dma_copy), or read only the part that was written",
+    )
+
+
+# ---- explicit addresses (tensor.md 8) ------------------------------------------------------------
 
 
 class PlacedMemory(Memory):
-    """A storage with an explicit `address=`: a rectangle of the core's physical memory."""
+    """A storage with an explicit `address=`: a rectangle of the core's physical memory.
 
-    __slots__ = ("chip",)
+    `state` and `map` say which elements this tensor wrote last: it loses them when another tensor at the
+    same place writes. Contents survive; only what nobody ever wrote is poison.
+    """
+
+    __slots__ = ("chip", "alone", "around", "seen")
 
     def __init__(self, storage: Storage, chip: ChipMemory, owner: Any = None):
         super().__init__(storage, chip.raw, owner)
         self.chip = chip
         self.borrowed = False
-        chip.live.append(self)
+        self.state = FRESH
+        self.alone = False  # no other tensor wrote any of these bytes last
+        self.around: list[PlacedMemory] = []
+        self.seen = -1
+        chip.add(self)
 
     def _build(self, view: View, shift: int) -> np.ndarray:
+        start, strides = self._place(view, shift)
+        return np.ndarray(view.shape, view.dtype.storage, self.raw, start, strides)
+
+    def _place(self, view: View, shift: int) -> tuple[int, list[int]]:
+        """Where a view lies in the physical memory: first byte and strides in bytes."""
         assert self.storage.address is not None
         width = view.dtype.itemsize
         partition, free = divmod(view.offset, view.row_pitch)
         first, byte = self.storage.address
         pitch = self.chip.pitch
         start = (first + partition) * pitch + byte + free * width + shift
-        strides = [pitch, *(s * width for s in view.strides[1:])]
-        return np.ndarray(view.shape, view.dtype.storage, self.raw, start, strides)
-
-    def read(self, view: View, shift: int = 0, where: Any = None) -> np.ndarray:
-        owners = self.chip.owners_of(self.storage, view, shift)
-        if not (owners == self.storage.number).all():
-            self._foreign_read(view, owners)
-        return self.array(view, shift)
+        return start, [pitch, *(s * width for s in view.strides[1:])]
 
     def read_float32(self, view: View, shift: int = 0) -> np.ndarray:
         # other placed storages may share the bytes, so a widened copy could go stale
         return dtypes.f32(self.read(view, shift), view.dtype)
 
     def write(self, view: View, shift: int = 0, by_matmul: bool = False, where: Any = None) -> np.ndarray:
-        self.chip.owners_of(self.storage, view, shift)[...] = self.storage.number
-        if self.storage.buffer is PSUM:
-            for other in self.chip.live:
-                if other is not self and other.matmul is not False and other._overlaps(self):
-                    other._forget_matmuls(self, view, shift)
-        if self.matmul is not False and not by_matmul:
-            self.set_matmul(view, False, where, shift)
-        return self.array(view, shift)
+        if not self.alone:
+            self._take_over(view, shift)
+        return super().write(view, shift, by_matmul, where)
+
+    def released(self) -> None:
+        self.chip.remove(self)
+        if self.owner is not None:
+            self.owner.storage_released(self.storage)
+
+    # ---- sharing bytes with other tensors --------------------------------------------------------
+
+    def neighbours(self) -> list[PlacedMemory]:
+        """The live tensors that share bytes with this one."""
+        if self.seen != self.chip.version:
+            self.seen = self.chip.version
+            self.around = [other for other in self.chip.live if other is not self and other._overlaps(self)]
+        return self.around
 
     def _overlaps(self, other: PlacedMemory) -> bool:
         (p0, b0), (p1, b1) = self.storage.address, other.storage.address  # type: ignore[misc]
         a, b = self.storage, other.storage
-        return (
-            p0 < p1 + b.partitions and p1 < p0 + a.partitions and b0 < b1 + b.pitch and b1 < b0 + a.pitch
+        return p0 < p1 + b.partitions and p1 < p0 + a.partitions and b0 < b1 + b.pitch and b1 < b0 + a.pitch
+
+    def _take_over(self, view: View, shift: int) -> None:
+        """The bytes of a view are now this tensor's and nobody else's."""
+        self.alone = True
+        if not self.neighbours():
+            return
+        start, strides = self._place(view, shift)
+        partition, byte = divmod(start, self.chip.pitch)
+        spans = [(n - 1) * s for n, s in zip(view.shape[1:], strides[1:], strict=True)]
+        touched = np.zeros(sum(spans) + view.dtype.itemsize, np.bool_)
+        np.ndarray((*view.shape[1:], view.dtype.itemsize), np.bool_, touched, 0, [*strides[1:], 1])[...] = (
+            True
         )
+        for other in self.neighbours():
+            other._lose(partition, partition + view.shape[0], byte, touched)
+            self.alone = self.alone and other.state == FRESH
 
-    def _forget_matmuls(self, writer: PlacedMemory, view: View, shift: int) -> None:
-        """Another storage writes some of these bytes: what matmuls wrote there is gone."""
+    def _lose(self, first: int, last: int, byte: int, touched: np.ndarray) -> None:
+        """Another tensor wrote partitions first:last, and of each the touched bytes, from `byte` on."""
         assert self.storage.address is not None
-        first, byte = self.storage.address
-        touched = writer.bytes_of(view, shift)[byte : byte + self.storage.pitch]
-        if not isinstance(self.matmul, ElementMap):
-            self.matmul = ElementMap(self.storage)
-            self.matmul.flags[...] = True
-        top = view.start_partition - first
-        rows = slice(max(top, 0), max(top + view.shape[0], 0))
-        flags = self.matmul.flags.reshape(self.storage.partitions, -1)[rows]
-        flags[:, touched.reshape(-1, self.matmul.granule).any(axis=1)] = False
+        partition, start = self.storage.address
+        rows = slice(max(0, first - partition), max(0, last - partition))
+        self.alone = False
+        if self.matmul is not False:
+            self._matmul_map().clear_bytes(rows, byte - start, touched)
+        if self.state == FULL:
+            self.map, self.state = ElementMap(self.storage, True), PARTIAL
+        if self.map is not None:
+            self.map.clear_bytes(rows, byte - start, touched)
+            if self.map.missing == self.map.flags.size:
+                self.map, self.state = None, FRESH
 
-    def bytes_of(self, view: View, shift: int) -> np.ndarray:
-        """A flag per byte of a physical partition: which ones a view touches."""
+    # ---- what was written ------------------------------------------------------------------------
+
+    def poison(self) -> None:
+        """Fill what nobody ever wrote; what others left here stays."""
         assert self.storage.address is not None
-        width = view.dtype.itemsize
-        flags = np.zeros(self.chip.pitch, np.bool_)
-        start = self.storage.address[1] + view.free_offset * width + shift
-        strides = [*(s * width for s in view.strides[1:]), 1]
-        np.ndarray((*view.shape[1:], width), np.bool_, flags, start, strides)[...] = True
-        return flags
+        (partition, byte), s = self.storage.address, self.storage
+        where = np.s_[partition : partition + s.partitions, byte : byte + s.pitch]
+        fill = np.full(s.pitch // s.dtype.itemsize, dtypes.poison(s.dtype), s.dtype.storage).view(np.uint8)
+        rectangle = self.raw.reshape(-1, self.chip.pitch)[where]
+        np.copyto(rectangle, fill, where=~self.chip.written[where])
+        self.map = ElementMap(s)
+        self.state = PARTIAL
+
+    def _mark_written(self, view: View, shift: int, where: Any = None) -> None:
+        super()._mark_written(view, shift, where)
+        self._ever_written(view, shift)[... if where is None else where] = True
+
+    def _ever_written(self, view: View, shift: int) -> np.ndarray:
+        """For each byte of a view, whether anybody ever wrote it."""
+        start, strides = self._place(view, shift)
+        shape = (*view.shape, view.dtype.itemsize)
+        return np.ndarray(shape, np.bool_, self.chip.written, start, [*strides, 1])
 
     def is_written(self, view: View, shift: int = 0, where: Any = None) -> bool:
-        return bool(self.chip.owners_of(self.storage, view, shift).all())
+        if super().is_written(view, shift, where):
+            return True
+        return bool(self._ever_written(view, shift)[... if where is None else where].all())
 
-    def _foreign_read(self, view: View, owners: np.ndarray) -> None:
-        from ..core import warn
-
-        if not owners.all():
-            report_uninitialised(view)
-        else:
+    def _check_written(self, view: View, shift: int, where: Any) -> None:
+        if not self.is_written(view, shift, where):
+            warn(*uninitialised(view))
+        elif not super().is_written(view, shift, where):
             warn(
                 "stale-read",
                 f"{self.storage.name or 'this tile'} is read, but its bytes were last written through "
@@ -317,11 +411,6 @@ class PlacedMemory(Memory):
                 help="write it through this tensor first, or share one tensor object",
             )
 
-    def released(self) -> None:
-        self.chip.live.remove(self)
-        if self.owner is not None:
-            self.owner.storage_released(self.storage)
-
 
 class ChipMemory:
     """The physical SBUF or PSUM of a core, made when the first tensor is placed in it."""
@@ -329,89 +418,14 @@ class ChipMemory:
     def __init__(self, partitions: int, pitch: int):
         self.pitch = pitch
         self.raw = np.empty(partitions * pitch, np.uint8)
-        self.raw.view(np.float32)[...] = np.nan
-        # who wrote last, per 32-partition quadrant and byte; 0 is nobody
-        self.owners = np.zeros((partitions // 32, pitch), np.int32)
+        self.written = np.zeros((partitions, pitch), np.bool_)  # bytes that anybody wrote
         self.live: list[PlacedMemory] = []
+        self.version = 0  # of `live`
 
-    def owners_of(self, storage: Storage, view: View, shift: int) -> np.ndarray:
-        assert storage.address is not None
-        width = view.dtype.itemsize
-        partition, free = divmod(view.offset, view.row_pitch)
-        first, byte = storage.address
-        partition += first
-        start = byte + free * width + shift
-        reach = sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:], strict=True)) + 1
-        last = partition + view.shape[0] - 1
-        return self.owners[partition // 32 : last // 32 + 1, start : start + reach * width]
+    def add(self, memory: PlacedMemory) -> None:
+        self.live.append(memory)
+        self.version += 1
 
-
-class WideMemory(Memory):
-    """NKI_PRECISE_FP=0: a storage of a narrow float dtype that keeps float32 values.
-
-    Views of the storage's own dtype see the float32 values. A view of another dtype sees the real
-    bits, rounded when it is read and widened again after it was written.
-    """
-
-    __slots__ = ("pending",)
-
-    def __init__(self, storage: Storage, raw: np.ndarray | None = None, owner: Any = None):
-        values = None
-        if raw is not None:
-            values = dtypes.f32(raw.view(storage.dtype.storage), storage.dtype).copy().view(np.uint8)
-        super().__init__(storage, np.empty(0, np.uint8) if values is None else values, owner)
-        if values is None:
-            self.raw = np.empty(storage.nbytes // storage.dtype.itemsize * 4, np.uint8)
-            self.state = FRESH
-        self.borrowed = False
-        self.pending: np.ndarray | None = None
-
-    def array(self, view: View, shift: int = 0) -> np.ndarray:
-        self._settle()
-        if view.dtype == self.storage.dtype:
-            width = view.dtype.itemsize
-            strides = [s * 4 for s in view.strides]
-            start = (view.offset + shift // width) * 4
-            return np.ndarray(view.shape, np.float32, self.raw, start, strides)
-        self.pending = dtypes.cast(self.raw.view(np.float32), self.storage.dtype).view(np.uint8)
-        width = view.dtype.itemsize
-        strides = [s * width for s in view.strides]
-        return np.ndarray(view.shape, view.dtype.storage, self.pending, view.offset * width + shift, strides)
-
-    def _settle(self) -> None:
-        """Take over what was written through a view of another dtype."""
-        if self.pending is not None:
-            bits = self.pending.view(self.storage.dtype.storage)
-            now = dtypes.cast(self.raw.view(np.float32), self.storage.dtype)
-            changed = dtypes.bits(bits) != dtypes.bits(now)
-            self.raw.view(np.float32)[changed] = dtypes.f32(bits, self.storage.dtype)[changed]
-            self.pending = None
-
-    def read_float32(self, view: View, shift: int = 0) -> np.ndarray:
-        return dtypes.f32(self.read(view, shift), view.dtype)
-
-    def renew(self) -> None:
-        super().renew()
-        self.pending = None
-
-    def poison(self) -> None:
-        self.raw.view(np.float32)[...] = np.nan
-        self.map = ElementMap(self.storage)
-        self.missing = self.map.flags.size
-        self.state = PARTIAL
-
-
-def report_uninitialised(view: View) -> None:
-    from ..core import warn
-
-    what = f"'{view.storage.name}'" if view.storage.name else "a tensor"
-    warn(
-        "uninitialised",
-        f"{what} is read, but part of it was never written",
-        notes=[f"{view.describe()}; it holds poison (NaN)"],
-        help="write it first (nisa.memset, nisa.dma_copy), or read only the part that was written",
-    )
-
-
-def out_of_range(view: View, message: str) -> Exception:
-    return error("index", message, notes=[view.describe_layout()])
+    def remove(self, memory: PlacedMemory) -> None:
+        self.live.remove(memory)
+        self.version += 1

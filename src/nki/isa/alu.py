@@ -119,12 +119,11 @@ def evaluate(op: Operator, x: np.ndarray, operand: Any, reverse: Any, out: np.nd
     """op on float32 operands, into the float32 array `out`; unary operators ignore the operand."""
     formula: Any = op.formula
     if op.kind == "unary":
-        args: tuple = (x,)
+        out[...] = formula(x)
+    elif formula.__class__ is np.ufunc:
+        formula(operand, x, out=out) if reverse else formula(x, operand, out=out)
     else:
-        args = (operand, x) if reverse else (x, operand)
-    if formula.__class__ is np.ufunc:
-        return formula(*args, out=out)
-    out[...] = formula(*args)
+        out[...] = formula(operand, x) if reverse else formula(x, operand)
     return out
 
 

@@ -345,6 +345,14 @@ class DmaTranspose(DmaInstruction):
                 ["src"],
                 f"only {AXES[src.ndim]}: leave axes out",
             )
+        indexed = kind(src) == "vector"
+        if (self.dst.on_chip or indexed) and src.shape[-1] > machine.partitions:
+            raise rules.fail(
+                self,
+                "partition-limit",
+                f"src ends in {src.shape[-1]} elements, which become at most {machine.partitions} partitions",
+                ["src"],
+            )
         wanted = tuple(src.shape[a] for a in self.order)
         if tuple(self.dst.shape) != wanted:
             raise rules.fail(
@@ -353,14 +361,6 @@ class DmaTranspose(DmaInstruction):
                 f"dst has shape {tuple(self.dst.shape)}, the transpose has {wanted}",
                 ["dst", "src"],
                 "the rank must be equal too: reshape or .ap() one side",
-            )
-        indexed = kind(src) == "vector"
-        if (self.dst.on_chip or indexed) and src.shape[-1] > machine.partitions:
-            raise rules.fail(
-                self,
-                "partition-limit",
-                f"src ends in {src.shape[-1]} elements, which become at most {machine.partitions} partitions",
-                ["src"],
             )
 
     def _check_hwdge(self, machine: Machine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -56,10 +57,9 @@ def affine_pattern(pattern: Any, function: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(step), int(num)) for step, num in pattern)
 
 
-def affine_values(pattern: tuple, partitions: int, channel_multiplier: int, offset: Any) -> np.ndarray:
+def affine_values(pattern: tuple, partitions: int, channel_multiplier: int, offset: int) -> np.ndarray:
     """offset + p * channel_multiplier + the steps of the pattern: [P, F] of int32 that wrap."""
-    start = offset.as_index() if is_register(offset) else offset
-    row = np.array(_int32(start), np.int64)
+    row = np.array(_int32(offset), np.int64)
     for step, num in pattern:
         row = np.add.outer(row, _int32(step) * np.arange(num))
     channels = _int32(channel_multiplier) * np.arange(partitions)
@@ -69,6 +69,17 @@ def affine_values(pattern: tuple, partitions: int, channel_multiplier: int, offs
 def _int32(value: Any) -> int:
     """A Python int wrapped to 32 bits."""
     return (int(value) + 2**31) % 2**32 - 2**31
+
+
+def _now(offset: Any) -> int:
+    """The value of an offset when its instruction runs."""
+    return offset.as_index() if is_register(offset) else int(offset)
+
+
+@lru_cache(maxsize=32)  # a masked kernel asks for the same few triangles again and again
+def _fails(cmp_op: Operator, *affine: Any) -> np.ndarray:
+    """Where an affine value does not compare with 0 as asked."""
+    return np.logical_not(cmp_op.formula(affine_values(*affine), 0))  # type: ignore[misc]
 
 
 def _check_affine(ins: Any) -> None:
@@ -112,7 +123,7 @@ class Iota(GpsimdInstruction):
         _check_affine(self)
 
     def compute(self, dst: np.ndarray) -> None:
-        values = affine_values(self.pattern, dst.shape[0], self.channel_multiplier, self.offset)
+        values = affine_values(self.pattern, dst.shape[0], self.channel_multiplier, _now(self.offset))
         values = values.reshape(dst.shape)
         if self.dst.dtype in ("int32", "uint32"):
             dst[...] = values.view(dst.dtype)
@@ -187,8 +198,8 @@ class AffineSelect(GpsimdInstruction):
             )
 
     def compute(self, dst: np.ndarray, on_true: np.ndarray) -> None:
-        values = affine_values(self.pattern, dst.shape[0], self.channel_multiplier, self.offset)
-        fills = np.logical_not(self.cmp_op.formula(values, 0)).reshape(dst.shape)  # type: ignore[misc]
+        channels = int(self.channel_multiplier)
+        fills = _fails(self.cmp_op, self.pattern, dst.shape[0], channels, _now(self.offset))
         fill = np.empty((), dst.dtype)
         dtypes.store(fill, np.asarray(self.on_false_value, np.float32), self.dst.dtype)
         on_true = shaped(on_true, dst)
@@ -196,7 +207,7 @@ class AffineSelect(GpsimdInstruction):
             dtypes.store(dst, f32(on_true, self.on_true_tile.dtype), self.dst.dtype)
         elif dst is not on_true:
             dtypes.bits(dst)[...] = dtypes.bits(on_true)
-        np.copyto(dtypes.bits(dst), dtypes.bits(fill), where=fills)
+        np.copyto(dtypes.bits(dst), dtypes.bits(fill), where=fills.reshape(dst.shape))
 
     def cost(self, m: Machine) -> Cost:
         return self.cost_of(m, "gpsimd_one_input", self.dst.free_elements)

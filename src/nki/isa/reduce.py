@@ -371,12 +371,18 @@ class TensorTensorScan(Instruction):
         """One step after the other, all partitions at once."""
         x0, x1 = np.ascontiguousarray(x0.T), np.ascontiguousarray(x1.T)
         result = np.empty_like(x0)
-        between = np.empty_like(state)
         op0, op1 = self.op0.formula, self.op1.formula  # ufuncs, all of them
         assert op0 is not None and op1 is not None
         for first, second, out in zip(x0, x1, result, strict=True):
-            op0(*((state, first) if self.reverse0 else (first, state)), out=between)
-            state = op1(*((second, between) if self.reverse1 else (between, second)), out=out)
+            if self.reverse0:
+                op0(state, first, out=out)
+            else:
+                op0(first, state, out=out)
+            if self.reverse1:
+                op1(second, out, out=out)
+            else:
+                op1(out, second, out=out)
+            state = out
         return result.T
 
     def cost(self, m: Machine) -> Cost:
@@ -581,7 +587,9 @@ class RangeSelect(Instruction):
         index = np.arange(self.range_start, self.range_start + x.shape[1]).astype(np.float32)
         mask = self.comp_op0.formula(index, flat(bound0))  # type: ignore[misc]
         mask &= self.comp_op1.formula(index, flat(bound1))  # type: ignore[misc]
-        values = np.where(mask, x, np.float32(FP32_MIN))
+        values = scratch(x.shape)
+        values.fill(FP32_MIN)
+        np.copyto(values, x, where=mask)
         acc = accumulators.step(core, "vector", self.reduce_cmd, maximum, values, user=self.public)
         store(dst, values.reshape(dst.shape), self.dst.dtype)
         _read_out(self, acc, reduce_res)
@@ -656,8 +664,9 @@ class SelectReduce(Instruction):
         reduce_res: Any,
     ) -> None:
         mask = (np.equal if self.reverse_pred else np.not_equal)(shaped(predicate, dst), 0)
-        otherwise = column(on_false, self.on_false, dst.ndim)
-        values = np.where(mask, f32(shaped(on_true, dst), self.on_true.dtype), otherwise)
+        values = scratch(dst.shape)
+        np.copyto(values, column(on_false, self.on_false, dst.ndim))
+        np.copyto(values, f32(shaped(on_true, dst), self.on_true.dtype), where=mask)
         acc = accumulators.step(core, "vector", self.reduce_cmd, maximum, values, user=self.public)
         store(dst, values, self.dst.dtype)
         _read_out(self, acc, reduce_res)

@@ -160,7 +160,7 @@ def _check_indirection(ins: Instruction, chosen: engine | None) -> None:
     found = {
         name: view
         for name, view in zip(ins.operand_names, ins.operands(), strict=True)
-        if isinstance(view, View) and view.indirection is not None and view.indirection.kind == "tensor"
+        if is_gathered(view)
     }
     if not found:
         return
@@ -190,7 +190,7 @@ def _check_index_start(ins: Instruction, name: str, view: View, written: set[str
         partner = getattr(ins, next((n for n in ins.indirect if n not in written), name))
         if not isinstance(partner, View):
             return
-        if partner.buffer is PSUM and partner.indirection is not None and partner.indirection.kind == "tensor":
+        if partner.buffer is PSUM and is_gathered(partner):
             partner = partner.indirection.index
     if index.start_partition != partner.start_partition:
         _misaligned(
@@ -432,5 +432,11 @@ def operator(ins: Instruction, name: str, allowed: Collection[str]) -> None:
         raise fail(ins, "op", f"{name}={op!r} is not possible here", [], f"allowed: {', '.join(allowed)}")
 
 
+def is_gathered(view: Any) -> bool:
+    """Addressed by an index tile (`.indirect`)."""
+    return isinstance(view, View) and view.indirection is not None and view.indirection.kind == "tensor"
+
+
 def is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, View)
+    text_or_complex = isinstance(value, (np.flexible, np.complexfloating))
+    return isinstance(value, (bool, int, float, np.generic)) and not text_or_complex

@@ -45,14 +45,8 @@ class ActivationInstruction(Instruction):
                 f"allowed: {', '.join(special.ACTIVATIONS)}",
             )
         accumulators.check(self, COMMANDS, like="data", idle_reads=True)
-        if self.reduces and self.reduce_op.name not in self.REDUCTIONS:
-            raise rules.fail(
-                self,
-                "op",
-                f"reduce_op={self.reduce_op!r} is not possible here",
-                [],
-                f"allowed: {', '.join(self.REDUCTIONS)}",
-            )
+        if self.reduces:
+            rules.operator(self, "reduce_op", self.REDUCTIONS)
 
     @property
     def reduces(self: Any) -> bool:

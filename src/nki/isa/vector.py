@@ -73,7 +73,7 @@ class TensorCopy(Instruction):
             )
         if self.dst.dtype != self.src.dtype or through_float32:
             rules.castable(self, "dst", "src")
-        if self.engine is GPSIMD and (_is_gathered(self.dst) or _is_gathered(self.src)):
+        if self.engine is GPSIMD and (rules.is_gathered(self.dst) or rules.is_gathered(self.src)):
             raise rules.fail(self, "engine", "the gpsimd engine copies no indirect views", ["dst", "src"])
 
     def compute(self, dst: np.ndarray, src: np.ndarray) -> None:
@@ -97,11 +97,6 @@ def move(dst: np.ndarray, src: np.ndarray, target: DType, source: DType) -> None
         dst[...] = src
     else:
         dtypes.bits(dst)[...] = dtypes.bits(src)
-
-
-def _is_gathered(view: Any) -> bool:
-    """Addressed by an index tile (`.indirect`)."""
-    return isinstance(view, View) and view.indirection is not None and view.indirection.kind == "tensor"
 
 
 def copy_cost(ins: Any, m: Machine, dst: In, src: In) -> Cost:
@@ -175,7 +170,7 @@ class Memset(Instruction):
         return rules.fail(self, "memset-type", message, ["dst"], help)
 
     def compute(self, dst: np.ndarray) -> None:
-        if self.dst.dtype is dtypes.float32:
+        if dst.dtype is dtypes.FLOAT32 and self.dst.dtype is not dtypes.tfloat32:
             dst.fill(self.value)
         else:
             dst[...] = dtypes.scalar(self.value, self.dst.dtype)
@@ -243,11 +238,24 @@ class TensorCopyPredicated(Instruction):
 
     def compute(self, dst: np.ndarray, src: Any, predicate: np.ndarray) -> None:
         mask = (np.equal if self.reverse_pred else np.not_equal)(shaped(predicate, dst), 0)
-        if isinstance(src, np.ndarray):
-            values = dtypes.convert(shaped(src, dst), self.src.dtype, self.dst.dtype)
-        else:
-            values = np.asarray(saturated(src, self.dst.dtype))
+        values = self._selected(dst, src)
         np.copyto(dtypes.bits(dst), dtypes.bits(values), where=mask)
+
+    def _selected(self, dst: np.ndarray, src: Any) -> np.ndarray:
+        """What to write where the predicate holds, in the dtype of dst."""
+        target = self.dst.dtype
+        if isinstance(src, np.ndarray):
+            src = shaped(src, dst)
+            if self.src.dtype is target:
+                return src
+            values, src = np.empty_like(dst), f32(src, self.src.dtype)
+        elif target.is_integer:
+            return np.asarray(saturated(src, target))
+        else:
+            values = np.empty((1,) * dst.ndim, dst.dtype)
+            src = np.full(values.shape, src, np.float32)
+        dtypes.store(values, src, target)
+        return values
 
     def cost(self, m: Machine) -> Cost:
         return predicated_cost(self, m, self.src, self.predicate)
@@ -410,7 +418,7 @@ class TensorScalar(Instruction):
             )
         if any(op.is_bitwise for op in self._operators()):
             self._check_bitwise()
-        if exact and (_is_gathered(self.dst) or _is_gathered(self.data)):
+        if exact and (rules.is_gathered(self.dst) or rules.is_gathered(self.data)):
             raise rules.fail(
                 self, "indirect-view", "32-bit integer arithmetic takes no indirect views", ["dst", "data"]
             )

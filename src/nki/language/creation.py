@@ -219,6 +219,7 @@ def empty_like(x, dtype=None, buffer=None, name=""):
 
 def _like(function: str, x: Any, dtype: Any, buffer: Any, name: Any) -> NkiTensor:
     if not isinstance(x, View):
+        current()
         raise error("argument", f"{function}: x must be a tensor, got {type(x).__name__}")
     return allocate(
         function, x.shape, x.dtype if dtype is None else dtype, x.buffer if buffer is None else buffer, name

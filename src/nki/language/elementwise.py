@@ -30,6 +30,7 @@ from .operands import (
     spread,
     stretch,
     watch_integers,
+    wrong_argument,
 )
 
 BINARY = {
@@ -121,7 +122,7 @@ def _binary(op: Operator, x: Any, y: Any, dtype: Any) -> NkiTensor:
     x, y = check_operand(name, "x", x), check_operand(name, "y", y)
     tiles = {key: value for key, value in (("x", x), ("y", y)) if not is_number(value)}
     if not tiles:
-        raise error("argument", f"{name}: x and y are both numbers, at least one must be a tile")
+        raise wrong_argument(f"{name}: x and y are both numbers, at least one must be a tile")
     target = _target_dtype(op, dtype, *tiles.values())
     _check_pair(op, x, y, dtype)
     shape = common_shape(name, **tiles)

@@ -322,7 +322,7 @@ class EndedMemory:
 
     def __init__(self, memory: Any):
         self.memory = memory
-        self.array = memory.array  # repr of the tensor still works
+        self.array, self.peek = memory.array, memory.peek  # repr of the tensor still works
         self.released = memory.released
 
     def _refuse(self, view: View, *args: Any, **kwargs: Any) -> NoReturn:
@@ -333,7 +333,7 @@ class EndedMemory:
             help="allocate it before the loop",
         )
 
-    read = read_float32 = write = matmul_written = set_matmul = _refuse
+    read = read_float32 = write = is_written = matmul_written = set_matmul = _refuse
 
 
 class LoopIteration(RegisterInstruction):

@@ -23,6 +23,7 @@ from .operands import (
     result_dtype,
     spread,
     stretch,
+    wrong_argument,
 )
 
 _PREDICATES = (dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.bool_)
@@ -79,7 +80,7 @@ def dropout(x, rate, dtype=None):
     x = check_tile("dropout", "x", x)
     rate = check_operand("dropout", "rate", rate)
     if is_number(rate) and not 0 <= rate <= 1:
-        raise error("argument", f"dropout: rate must lie in [0, 1], got {rate}")
+        raise wrong_argument(f"dropout: rate must lie in [0, 1], got {rate}")
     target = result_dtype("dropout", dtype, x)
     out = allocate("dropout", x.shape, x.dtype)
     isa.dropout(out, x, rate)
@@ -122,7 +123,7 @@ def _as_uint32(indices: NkiTensor) -> NkiTensor:
 def expand_dims(x, axis):
     """A view of x with a dimension of size 1 at `axis`."""
     if not isinstance(x, View):
-        raise error("argument", f"expand_dims: x must be a tensor, got {type(x).__name__}")
+        raise wrong_argument(f"expand_dims: x must be a tensor, got {type(x).__name__}")
     return x.expand_dim(axis)
 
 
@@ -154,14 +155,7 @@ def transpose(x, dtype=None):
     """The transpose of a 2-D tile of at most 128 x 128, in PSUM."""
     x = check_tile("transpose", "x", x)
     _check_matrix("transpose", "x", x)
-    limit = current().machine.matmul_stationary_max
-    if x.shape[1] > limit:
-        raise error(
-            "free-limit",
-            f"transpose: x has {x.shape[1]} columns, the limit is {limit}",
-            notes=[f"x: {x.describe()}"],
-            help=f"tile the free dimension by {limit}",
-        )
+    _check_columns("transpose", "x", x, current().machine.matmul_stationary_max)
     target = result_dtype("transpose", dtype, x)
     source = in_sbuf(x) if x.dtype.itemsize > 1 else cast(x, dtypes.bfloat16)
     exact = current().machine.transpose_exact
@@ -194,14 +188,8 @@ def matmul(x, y, transpose_x=False):
             notes=[f"x: {x.describe()}", f"y: {y.describe()}"],
             help="x is (M, K), or (K, M) with transpose_x=True; y is (K, N)",
         )
-    limit = current().machine.gemm_moving_fmax
-    if y.shape[1] > limit:
-        raise error(
-            "free-limit",
-            f"matmul: y has {y.shape[1]} columns, the limit is {limit}",
-            notes=[f"y: {y.describe()}"],
-            help=f"tile its free dimension by nl.tile_size.gemm_moving_fmax ({limit})",
-        )
+    _check_columns("matmul", "x", x, current().machine.matmul_stationary_max)
+    _check_columns("matmul", "y", y, current().machine.gemm_moving_fmax)
     if not transpose_x:
         warn(
             "matmul-transpose",
@@ -222,6 +210,16 @@ def _check_matrix(function: str, name: str, tile: NkiTensor) -> None:
             f"{function}: {name} must have two dimensions, it has {tile.ndim}",
             notes=[f"{name}: {tile.describe()}"],
             help="t.reshape((P, F)) makes one free dimension",
+        )
+
+
+def _check_columns(function: str, name: str, tile: NkiTensor, limit: int) -> None:
+    if tile.shape[1] > limit:
+        raise error(
+            "free-limit",
+            f"{function}: {name} has {tile.shape[1]} columns, the limit is {limit}",
+            notes=[f"{name}: {tile.describe()}"],
+            help=f"tile its free dimension by {limit}",
         )
 
 
@@ -275,7 +273,7 @@ def store(dst, value):
 
 def _check_hbm(function: str, name: str, tensor: Any) -> NkiTensor:
     if not isinstance(tensor, NkiTensor):
-        raise error("argument", f"{function}: {name} must be an HBM tensor, got {type(tensor).__name__}")
+        raise wrong_argument(f"{function}: {name} must be an HBM tensor, got {type(tensor).__name__}")
     if tensor.on_chip:
         raise error(
             "buffer",
@@ -296,10 +294,9 @@ def _without_ones(view: View) -> tuple[int, ...]:
 def random_seed(seed):
     """Seed the generator behind nl.rand and nl.dropout with a (1, 1) tile of a 32-bit dtype."""
     if is_number(seed):
-        raise error(
-            "argument",
+        raise wrong_argument(
             f"random_seed: seed must be a (1, 1) tile, got the number {seed!r}",
-            help=f"nl.random_seed(nl.full((1, 1), {seed!r}, dtype=nl.int32))",
+            f"nl.random_seed(nl.full((1, 1), {seed!r}, dtype=nl.int32))",
         )
     seed = check_tile("random_seed", "seed", seed)
     if current().machine.generation < 4:

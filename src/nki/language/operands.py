@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes, isa
-from ..core import running, warn
+from ..core import current, running, warn
 from ..dtypes import DType
-from ..errors import error
+from ..errors import NkiError, error
 from ..storage import PSUM
 from ..tensor import NkiTensor
 from ..view import View
@@ -23,11 +23,8 @@ def check_tile(function: str, name: str, value: Any) -> NkiTensor:
     """`value`, if it is a tile in SBUF or PSUM."""
     if not isinstance(value, NkiTensor):
         shown = repr(value) if is_number(value) else type(value).__name__
-        raise error(
-            "argument",
-            f"{function}: {name} must be a tile, got {shown}",
-            help="fill a tile with nl.full" if is_number(value) else None,
-        )
+        help = "fill a tile with nl.full" if is_number(value) else None
+        raise wrong_argument(f"{function}: {name} must be a tile, got {shown}", help)
     if not value.on_chip:
         raise error(
             "buffer",
@@ -38,13 +35,19 @@ def check_tile(function: str, name: str, value: Any) -> NkiTensor:
     return value
 
 
+def wrong_argument(message: str, help: str | None = None) -> NkiError:
+    """The error of a wrong argument; outside a kernel every argument is wrong, and that is said instead."""
+    current()
+    return error("argument", message, help=help)
+
+
 def check_operand(function: str, name: str, value: Any) -> Any:
     """`value`, if it is a tile or a number; numbers become Python's."""
     if not is_number(value):
         return check_tile(function, name, value)
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, int) and not -(2**31) <= value < 2**32:
-        raise error("argument", f"{function}: {name}={value} does not fit 32 bits")
+        raise wrong_argument(f"{function}: {name}={value} does not fit 32 bits")
     return value
 
 

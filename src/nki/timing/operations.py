@@ -7,6 +7,7 @@ for reused space and, when live tiles exceed it, spills to HBM (machine.md 4, de
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -296,17 +297,21 @@ class Demand:
         for key, positions in uses.items():
             changes[positions[0]] += sizes[key]
             changes[positions[-1] + 1] -= sizes[key]
-        self.levels = [np.cumsum(changes)]
-        while len(self.levels[-1]) > 1 << len(self.levels):  # level k: highest of 2**k positions
-            below, step = self.levels[-1], 1 << len(self.levels) - 1
-            self.levels.append(np.maximum(below[:-step], below[step:]))
+        below = np.cumsum(changes)
+        self.levels = [below.tolist()]  # level k: the highest of 2**k positions
+        step = 1
+        while len(below) > step:
+            below = np.maximum(below[:-step], below[step:])
+            self.levels.append(below.tolist())
+            step *= 2
 
     def highest(self, begin: int, end: int) -> int:
         """The most live bytes at any position from begin to end."""
-        level = min((end - begin + 1).bit_length() - 1, len(self.levels) - 1)
+        end = min(max(begin, end), len(self.levels[0]) - 1)
+        begin = min(begin, end)
+        level = (end - begin + 1).bit_length() - 1
         table = self.levels[level]
-        first = min(begin, len(table) - 1)
-        return int(max(table[first], table[max(first, min(end - (1 << level) + 1, len(table) - 1))]))
+        return max(table[begin], table[end - (1 << level) + 1])
 
 
 class Pool:
@@ -343,7 +348,8 @@ class Pool:
         self.spilled: dict[int, int] = {}  # storage -> its spill operation
         self.deferred: dict[int, int] = {}  # storage -> position of the load that was put off
         self.demand = Demand(self.uses, {k: self.size(s) for k, s in self.storages.items()})
-        self.early: list[tuple[int, int]] = []  # loads done ahead: (position, bytes)
+        self.early: list[tuple[int, int]] = []  # loads done ahead: (position, bytes), sorted
+        self.early_bytes = 0
         self.over_committed = 0
 
     def size(self, storage: Storage) -> int:
@@ -410,22 +416,33 @@ class Pool:
                 load = self.planner.load_of[key]
                 if self.free_bytes < size or not self._has_room(now, load, size):
                     return False
-                self.early.append((load, size))
+                insort(self.early, (load, size))
+                self.early_bytes += size
                 self.planner.load_early(load)
         return True
 
     def _has_room(self, now: int, until: int, size: int) -> bool:
         """True when `size` bytes more, taken from now on, push out nothing the program keeps until then."""
-        self.early = sorted((load, taken) for load, taken in self.early if load > now)
-        ahead = size + sum(taken for _, taken in self.early)
-        begin = now
-        for load, taken in self.early:  # from its own place on, an early load is part of the demand
-            if load >= until:
-                break
-            if load > begin and self.demand.highest(begin, load - 1) + ahead > self.capacity:
-                return False
-            begin, ahead = load, ahead - taken
-        return self.demand.highest(begin, until - 1) + ahead <= self.capacity
+        early = self.early
+        while early and early[0][0] <= now:
+            self.early_bytes -= early.pop(0)[1]
+        return self._fits(now, until, 0, len(early), size + self.early_bytes)
+
+    def _fits(self, begin: int, until: int, low: int, high: int, ahead: int) -> bool:
+        """Demand from `begin` to `until` leaves `ahead` bytes, less what early[low:high] give up on the way.
+
+        From its own place in the program on, an early load is part of the demand.
+        """
+        if self.demand.highest(begin, until - 1) + ahead <= self.capacity:
+            return True
+        if low == high or self.early[low][0] >= until:
+            return False
+        middle = (low + high) // 2
+        turn = max(begin + 1, min(until, self.early[middle][0]))
+        given = sum(taken for _, taken in self.early[low : middle + 1])
+        return self._fits(begin, turn, low, middle, ahead) and (
+            turn >= until or self._fits(turn, until, middle + 1, high, ahead - given)
+        )
 
     def used(self, position: int, op: Operation, access: Accesses) -> None:
         """Record the use; free the tiles that have none left."""

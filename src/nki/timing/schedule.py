@@ -7,6 +7,7 @@ in the order of their first use, so loads run ahead as far as SBUF space allows.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -47,19 +48,42 @@ def add_declared(
 
 
 class Simulation:
-    """Times of all operations, filled by `run`."""
+    """The cores of a launch on one clock. Times of all operations are filled by `run`."""
 
     def __init__(self, machine: Machine, planners: list[Planner]):
-        self.machine = machine
-        self.cores = [CoreSimulation(machine, p, len(planners)) for p in planners]
+        self.events: list[tuple[float, int, CoreSimulation, int, Any]] = []
+        self.sequence = 0
+        self.cores = [CoreSimulation(self, machine, p, len(planners)) for p in planners]
+        self.arrived: dict[tuple, tuple[CoreSimulation, int]] = {}  # first of two cores at a meeting point
+
+    def post(self, time: float, core: CoreSimulation, what: int, which: Any) -> None:
+        self.sequence += 1
+        heapq.heappush(self.events, (time, self.sequence, core, what, which))
 
     def run(self) -> None:
         for core in self.cores:
-            core.run()
+            core.begin()
+        while self.events:
+            now, _, core, what, which = heapq.heappop(self.events)
+            core.handle(now, what, which)
+
+    def meet(self, core: CoreSimulation, index: int, now: float) -> None:
+        """core_barrier and sendrecv: both cores go on when the second has come."""
+        ins: Any = core.operations[index].instruction
+        point = (ins.public, getattr(ins, "pipe_id", None), core.met(ins))
+        if len(self.cores) == 1:
+            core.finish(index, now)
+        elif point in self.arrived:
+            other, waiting = self.arrived.pop(point)
+            other.finish(waiting, now)
+            core.finish(index, now)
+        else:
+            self.arrived[point] = (core, index)
 
 
 DONE, READ, READY, IDLE, TRIGGER = range(5)  # what happens at an event
 MODES = ("software", "hardware", "static")  # the DMA triggers
+MEETINGS = ("core_barrier", "sendrecv")
 
 
 class CoreSimulation:
@@ -69,7 +93,8 @@ class CoreSimulation:
     which is what the compiler's list scheduling arranges.
     """
 
-    def __init__(self, machine: Machine, planner: Planner, sharers: int = 1):
+    def __init__(self, simulation: Simulation, machine: Machine, planner: Planner, sharers: int):
+        self.simulation = simulation
         self.machine = machine
         self.planner = planner
         self.operations = planner.operations
@@ -81,8 +106,7 @@ class CoreSimulation:
         self.blocked_by: list[int] = [-1] * count  # the operation that decided the start
         self.transfers: dict[int, Transfer] = {}
         self.table_loads: list[tuple[float, float, int]] = []
-        self.events: list[tuple[float, int, int, Any]] = []
-        self.sequence = 0
+        self.meetings: dict[tuple, int] = {}
         self.ready = [0.0] * count
         self.missing = [len(op.waits) for op in self.operations]
         self.users: list[list[int]] = [[] for _ in range(count)]
@@ -114,22 +138,27 @@ class CoreSimulation:
 
     # ---- the event loop --------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def begin(self) -> None:
         for op in self.operations:
             if not op.waits:
                 self._queue(op.index, 0.0)
-        while self.events:
-            now, _, what, which = heapq.heappop(self.events)
-            if what == DONE or what == READ:
-                self._release(which, now, what)
-            elif what == READY:
-                self._queue(which, now)
-            else:
-                self._take_next(which, now)
+
+    def handle(self, now: float, what: int, which: Any) -> None:
+        if what == DONE or what == READ:
+            self._release(which, now, what)
+        elif what == READY:
+            self._queue(which, now)
+        else:
+            self._take_next(which, now)
 
     def _post(self, time: float, what: int, which: Any) -> None:
-        self.sequence += 1
-        heapq.heappush(self.events, (time, self.sequence, what, which))
+        self.simulation.post(time, self, what, which)
+
+    def met(self, instruction: Any) -> int:
+        """How often this core came to a meeting of this kind before."""
+        key = (instruction.public, getattr(instruction, "pipe_id", None))
+        self.meetings[key] = self.meetings.get(key, 0) + 1
+        return self.meetings[key]
 
     def _release(self, index: int, now: float, what: int) -> None:
         """Tell the operations that waited for this one, as far as this moment concerns them."""
@@ -185,13 +214,19 @@ class CoreSimulation:
             self._move(index, self.transfers[index], now)
         else:
             self.idle_at[place] = self._compute(index, place, now)
-        self._post(self.idle_at[place], IDLE, place)
+        if self.idle_at[place] < math.inf:
+            self._post(self.idle_at[place], IDLE, place)
 
     # ---- compute engines -------------------------------------------------------------------------
 
     def _compute(self, index: int, engine: str, now: float) -> float:
         """Start an instruction; returns when its engine can take the next."""
         op = self.operations[index]
+        if op.instruction.public in MEETINGS:  # type: ignore[union-attr]
+            self.start[index] = now
+            self.idle_at[engine] = math.inf
+            self.simulation.meet(self, index, now)
+            return self.idle_at[engine]
         start = self._load_table(op, now) if engine == "scalar" else now
         cost = self.planner.cost_of(op)
         service = cost.cycles / self.clocks[engine]
@@ -207,6 +242,16 @@ class CoreSimulation:
         self._post(self.done[index], DONE, index)
         return self.free[index]
 
+    def finish(self, index: int, now: float) -> None:
+        """A meeting took place: its engine goes on."""
+        ins: Any = self.operations[index].instruction
+        place = self.operations[index].kind
+        until = now + (self.machine.core_barrier_ns if ins.public == "core_barrier" else self.machine.sendrecv_ns)
+        self.free[index] = self.end[index] = self.done[index] = self.idle_at[place] = until
+        self._post(until, READ, index)
+        self._post(until, DONE, index)
+        self._post(until, IDLE, place)
+
     def _load_table(self, op: Operation, start: float) -> float:
         """ScalarE loads a table before the first activation and when the function changes."""
         function = getattr(getattr(op.instruction, "op", None), "name", None)
@@ -221,13 +266,18 @@ class CoreSimulation:
     def _move(self, index: int, transfer: Transfer, now: float) -> None:
         """Each DMA engine works through its descriptors in order of arrival."""
         arrival = now + transfer.dispatch_ns
-        first = last = arrival
-        skew, free = self.machine.dma_skew_ns, self.dma_free
-        for i, (engine, payload) in enumerate(transfer.payload_ns):
-            begin = max(arrival + engine * skew, free[engine])
-            finish = free[engine] = begin + payload / self.bandwidth_share
-            first = begin if i == 0 else min(first, begin)
-            last = max(last, finish)
+        last = arrival
+        skew, free, share = self.machine.dma_skew_ns, self.dma_free, self.bandwidth_share
+        begins = []
+        for engine, payload in transfer.payload_ns:
+            begin = arrival + engine * skew
+            if begin < free[engine]:
+                begin = free[engine]
+            begins.append(begin)
+            free[engine] = finish = begin + payload / share
+            if finish > last:
+                last = finish
+        first = min(begins) if begins else arrival
         self.start[index] = first
         self.end[index] = self.free[index] = last
         self.done[index] = last + transfer.notify_ns

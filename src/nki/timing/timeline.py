@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..errors import Site
 from ..machine import Machine
+from ..storage import PSUM, MemoryRegion, Storage
 from ..view import View
 from .operations import Operation, Planner
 
@@ -15,6 +17,43 @@ if TYPE_CHECKING:
     from .schedule import Simulation
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
+
+
+class Bar(NamedTuple):
+    """One operation as a profiler draws it. Times in ns; `end` is the end of the bar."""
+
+    core: int
+    index: int  # of the operation on its core
+    engine: str  # tensor, vector, scalar, gpsimd, sync or dma
+    queue: str  # the engine, or how a transfer is triggered: software, hardware, static
+    name: str  # the instruction, "spill" or "reload"
+    label: str  # the caller's name=
+    start: float
+    end: float
+    waited_for: int  # index of the operation that decided the start, -1 for none
+    why: str  # data, overwrite, rewrite, space, or engine: busy with another instruction
+    wait: float  # ns between that engine's or queue's previous work and the start
+    site: Site | None
+    nbytes: int  # moved by a transfer
+    flops: int
+    operands: str
+
+
+class Stay(NamedTuple):
+    """A tile in SBUF or PSUM. A reload after a spill begins a new stay."""
+
+    start: float
+    end: float
+    nbytes: int  # of all partitions: a tile of few partitions keeps the rest from others
+    tile: Storage
+
+
+class Occupancy(NamedTuple):
+    """How full SBUF or PSUM was: `nbytes[i]` from `times[i]` on; and whose tiles those were."""
+
+    times: np.ndarray
+    nbytes: np.ndarray
+    owners: list[Stay]
 
 
 class Timeline:
@@ -55,6 +94,40 @@ class Timeline:
     def active_ns(self, engine: str, core: int = 0) -> float:
         """Length of the union of an engine's bars."""
         return union_length(self.intervals(engine, core))
+
+    @cached_property
+    def bars(self) -> list[Bar]:
+        """Every operation, by core and start."""
+        found = []
+        for number, core in enumerate(self.cores):
+            before: dict[str, float] = {}
+            for index in sorted(range(len(core.operations)), key=core.start.__getitem__):
+                op = core.operations[index]
+                transfer = core.transfers.get(index)
+                engine = "dma" if op.is_dma else op.kind
+                queue = engine if transfer is None else transfer.mode
+                blocker = core.blocked_by[index]
+                found.append(
+                    Bar(
+                        number,
+                        index,
+                        engine,
+                        queue,
+                        op.kind if op.instruction is None else op.instruction.public,
+                        (op.instruction.name or "") if op.instruction is not None else "",
+                        core.start[index],
+                        core.end[index],
+                        blocker,
+                        op.waits.get(blocker, "engine") if blocker >= 0 else "",
+                        max(0.0, core.start[index] - before.get(queue, 0.0)),
+                        op.site,
+                        0 if transfer is None else transfer.nbytes,
+                        matmul_flops(op),
+                        describe(op),
+                    )
+                )
+                before[queue] = max(before.get(queue, 0.0), core.end[index])
+        return found
 
     def active_percent(self, engine: str, core: int = 0) -> float:
         return 100 * self.active_ns(engine, core) / self.total_ns if self.total_ns else 0.0
@@ -101,8 +174,73 @@ class Timeline:
     def spill_bytes(self) -> int:
         return sum(p.spill_bytes for p in self.planners)
 
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def occupancy(self, buffer: MemoryRegion, core: int = 0) -> Occupancy:
+        """What SBUF or PSUM held over time: each tile from its first start to its last end."""
+        unit = self.machine.psum_bank_bytes if buffer is PSUM else 1
+        lines = self.machine.partitions
+        found = [
+            Stay(start, end, -(-tile.pitch // unit) * unit * lines, tile)
+            for start, end, tile in self._stays(buffer, core)
+        ]
+        owners = without_overlap(sorted(found, key=lambda stay: stay[:2]))
+        return Occupancy(*steps(owners), owners)
+
+    def _stays(self, buffer: MemoryRegion, core: int) -> list[list[Any]]:
+        """[start, end, tile] of each stay, in program order."""
+        c, accesses = self.cores[core], self.planners[core].accesses
+        found: list[list[Any]] = []
+        present: dict[int, list[Any]] = {}
+        for op in c.operations:
+            access = accesses[op.position]
+            tiles = [v.storage for v in (*access.reads, *access.writes)] if op.tile is None else [op.tile]
+            for tile in tiles:
+                if tile.buffer is buffer:
+                    stay = present.get(id(tile))
+                    if stay is None or op.kind == "reload":
+                        present[id(tile)] = stay = [c.start[op.index], c.end[op.index], tile]
+                        found.append(stay)
+                    elif c.end[op.index] > stay[1]:
+                        stay[1] = c.end[op.index]
+                    stay[0] = min(stay[0], c.start[op.index])
+        return found
+
     def __repr__(self) -> str:
         return f"<Timeline {self.total_us:.1f} us, {len(self.operations)} operations on {self.machine.name}>"
+
+
+def describe(op: Operation) -> str:
+    """`dst float32[128, 512] sbuf, src ...`"""
+    if op.instruction is None:
+        assert op.tile is not None
+        return f"{op.tile.dtype}{list(op.tile.shape)} {op.tile.where}"
+    names = zip(op.instruction.operand_names, op.instruction.operands(), strict=True)
+    return ", ".join(
+        f"{n} {v.dtype}{list(v.shape)} {v.buffer.value}" for n, v in names if isinstance(v, View)
+    )
+
+
+def without_overlap(stays: list[Stay]) -> list[Stay]:
+    """Tiles that the user placed at one address count once, also while their times overlap."""
+    found = []
+    taken_until: dict[tuple[int, int], float] = {}
+    for stay in stays:
+        if stay.tile.address is not None:
+            place = (stay.tile.address[1], stay.tile.pitch)
+            start = max(stay.start, taken_until.get(place, 0.0))
+            taken_until[place] = max(stay.end, start)
+            stay = stay._replace(start=start, end=max(stay.end, start))
+        found.append(stay)
+    return found
+
+
+def steps(stays: list[Stay]) -> tuple[np.ndarray, np.ndarray]:
+    """(times, bytes from then on) of overlapping stays."""
+    moments = np.array([moment for stay in stays for moment in stay[:2]], np.float64)
+    changes = np.array([change for stay in stays for change in (stay.nbytes, -stay.nbytes)], np.float64)
+    times, where = np.unique(moments, return_inverse=True)
+    return times, np.cumsum(np.bincount(where, changes, len(times))).astype(np.int64)
 
 
 def union_length(intervals: np.ndarray) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from ..machine import Machine
+from ..machine import MACHINES, Machine
 from ..storage import Storage
 from .operations import Operation
 
@@ -37,8 +37,8 @@ def transfer_of(op: Operation, machine: Machine) -> Transfer:
     instruction: Any = op.instruction
     pieces = tuple(instruction.descriptors(machine))
     load = instruction.operands()[0].on_chip
-    mode = _mode(instruction, machine)
-    payload, count, nbytes = _payload(pieces, machine, instruction.rate_fraction(machine))
+    mode = instruction.generated_by(machine)
+    payload, count, nbytes = _payload(pieces, machine.name, instruction.rate_fraction(machine))
     return _make(mode, payload, nbytes, count, load, machine)
 
 
@@ -49,15 +49,10 @@ def _make(mode, payload, nbytes, count, load, m: Machine) -> Transfer:
     return Transfer(mode, issue, dispatch, notify, payload, nbytes, count)
 
 
-def _mode(instruction: Any, machine: Machine) -> str:
-    asked = getattr(instruction, "dge_mode", None)
-    name = "unknown" if asked is None else asked.name
-    return {"swdge": "software", "hwdge": "hardware", "none": "static"}.get(name, machine.dma_default_mode)
-
-
 @lru_cache(maxsize=4096)
-def _payload(pieces: tuple, m: Machine, fraction: float) -> tuple[tuple[tuple[int, float], ...], int, int]:
+def _payload(pieces: tuple, name: str, fraction: float) -> tuple[tuple[tuple[int, float], ...], int, int]:
     """Time per DMA engine: engine e moves partitions 8e to 8e+7; HBM rows are dealt round."""
+    m = MACHINES[name]
     work = [0.0] * m.dma_engines
     count = nbytes = 0
     for first, partitions, size, per_partition in pieces:
@@ -71,5 +66,5 @@ def _payload(pieces: tuple, m: Machine, fraction: float) -> tuple[tuple[tuple[in
 
 def _spill(tile: Storage, machine: Machine, load: bool) -> Transfer:
     """A spilled tile travels row by row to HBM or back, at the cost of a store or a load."""
-    payload, count, nbytes = _payload(((0, tile.partitions, tile.pitch, 1),), machine, 1.0)
+    payload, count, nbytes = _payload(((0, tile.partitions, tile.pitch, 1),), machine.name, 1.0)
     return _make(machine.dma_default_mode, payload, nbytes, count, load, machine)

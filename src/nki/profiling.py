@@ -1,0 +1,129 @@
+"""nki.profile: what a kernel would take on the device, without one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from . import dtypes
+from .errors import error, without_our_frames
+from .kernel import Kernel, Trace
+from .launch import Diagnostic
+from .program import Instruction
+from .statistics import Statistics
+from .timing import Timeline, schedule
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor described by shape and dtype, for profiling without data."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @classmethod
+    def parse(cls, text: str) -> TensorSpec:
+        """`float32[8192,4096]`"""
+        match = re.fullmatch(r"\s*(\w+)\s*\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]\s*", text)
+        if match is None:
+            raise error("argument", f"{text!r} is not a tensor", help="write it like float32[8192,4096]")
+        return cls(tuple(int(n) for n in match.group(2).split(",")), dtypes.resolve(match.group(1)))
+
+
+@dataclass
+class Profile:
+    """A modelled run: the Timeline, the counts of the trace, and what was said on the way."""
+
+    kernel: str
+    timeline: Timeline
+    statistics: Statistics
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    result: Any = None  # what the kernel returned, when it was also run
+
+    @property
+    def total_us(self) -> float:
+        return self.timeline.total_us
+
+    @cached_property
+    def findings(self) -> list[Any]:
+        """What holds the kernel back, most expensive first."""
+        from .timing.advisor import advise
+
+        return advise(self.timeline)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures of the profile as plain data; `nki profile --json` prints this."""
+        from .report.figures import figures
+
+        return figures(self)
+
+    def summary(self) -> str:
+        """The profile as a text table."""
+        from .report.text import summary
+
+        return summary(self)
+
+    def html(self) -> str:
+        """A page of its own: timeline, source, memory, roofline, findings."""
+        from .report.html import page
+
+        return page(self)
+
+    def perfetto(self) -> bytes:
+        """A Perfetto trace, one track per engine and DMA queue."""
+        from .report.perfetto import trace
+
+        return trace(self)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        from .report.html import embedded
+
+        return embedded(self)
+
+
+def profile(kernel: Any, run: bool = False) -> Callable[..., Profile]:
+    """`nki.profile(kernel)(*args)`: arguments are arrays or TensorSpecs; `run=True` also computes."""
+    kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+
+    def call(*args: Any, **kwargs: Any) -> Profile:
+        try:
+            trace = kernel.trace(*args, **kwargs)
+            timeline = time(trace)
+            result = kernel(*args, **kwargs) if run else None
+        except Exception as problem:
+            raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__
+        return Profile(kernel.__name__, timeline, trace.launch.statistics, trace.launch.diagnostics, result)
+
+    return call
+
+
+def time(trace: Trace) -> Timeline:
+    """The schedule of a trace, with the edges of depends_on and with_schedule."""
+    declared = [*trace.launch.dependencies, *_named_edges(trace)]
+    return schedule(trace.machine, trace.programs, declared)
+
+
+def _named_edges(trace: Trace) -> list[tuple[Instruction, Instruction]]:
+    """with_schedule: every instance of `later` after every instance of `earlier`, on each core."""
+    edges = []
+    for program in trace.programs:
+        named: dict[str, list[Instruction]] = {}
+        for instruction in program:
+            if instruction.name:
+                named.setdefault(instruction.name, []).append(instruction)
+        for later, earlier in trace.schedule:
+            for name in (later, *earlier):
+                if name not in named:
+                    raise error(
+                        "schedule",
+                        f"with_schedule: no instruction is named {name!r}",
+                        notes=[f"named here: {', '.join(sorted(named)) or 'none'}"],
+                    )
+            edges += [(a, b) for a in named[later] for n in earlier for b in named[n]]
+    return edges
