@@ -74,6 +74,7 @@ class Arguments:
         self.tensors: list[tuple[str, Any, Any, Storage, Lease]] = []  # name, value, framework, storage
         self.by_name: dict[str, NkiTensor] = {}
         self.framework: Any = NumpyFramework
+        self.like: Any = None  # a tensor of that framework: results go to its device
         self.relabelled: set[int] = set()  # storages whose e4m3fn bits are labelled e4m3
         self.given: set[Storage] = set()  # storages whose bytes the caller received as a result
 
@@ -131,18 +132,18 @@ class Arguments:
     def _tensor(self, value: Any, framework: Any, name: str) -> NkiTensor:
         if name in self.by_name:  # the second core receives the same tensors
             return self.by_name[name]
-        array = framework.to_numpy(value)
-        if array.ndim == 0:
+        if value.ndim == 0:
             raise error(
                 "scalar-argument",
                 f"argument '{name}' is a 0-d array",
                 help="pass a Python number, or reshape it to (1,)",
             )
-        if array.size == 0:
-            raise error("shape", f"argument '{name}' has shape {array.shape}, which holds no element")
-        dtype = _dtype_of(array, name)
+        if 0 in value.shape:
+            raise error("shape", f"argument '{name}' has shape {tuple(value.shape)}, which holds no element")
+        dtype = _dtype_of(value.dtype, name)
+        array = framework.to_numpy(value)
         if framework is not NumpyFramework:
-            self.framework = framework
+            self.framework, self.like = framework, value
         storage = Storage(
             SHARED_HBM if self.launch.degree > 1 else PRIVATE_HBM,
             tuple(array.shape),
@@ -219,7 +220,8 @@ class Arguments:
             array = array.view(dtypes.float8_e4m3fn.storage)
         kept = view.storage.parameter or view.storage.constant or view.storage in self.given
         self.given.add(view.storage)
-        return self.framework.from_numpy(array.copy() if kept else np.ascontiguousarray(array))
+        array = array.copy() if kept else np.ascontiguousarray(array)
+        return self.framework.from_numpy(array, self.like)
 
     def written(self) -> list[tuple[str, Any, Any, Storage]]:
         """The arguments the kernel wrote."""
@@ -283,9 +285,9 @@ def _is_record(value: Any) -> bool:
     return dataclasses.is_dataclass(value) or getattr(value, "is_nki_object", False) is True
 
 
-def _dtype_of(array: np.ndarray, name: str) -> dtypes.DType:
+def _dtype_of(dtype: Any, name: str) -> dtypes.DType:
     try:
-        return dtypes.resolve(array.dtype)
+        return dtypes.resolve(dtype)
     except TypeError as problem:
         help = getattr(problem, "help", None)
-        raise error("dtype", f"argument '{name}' has dtype {array.dtype}", help=help) from None
+        raise error("dtype", f"argument '{name}' has dtype {dtype}", help=help) from None

@@ -137,7 +137,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(["argument", "enum"], (NkiError, TypeError)),
     **dict.fromkeys(["tensor-value", "abstract-value", "framework-mix"], (NkiError, TypeError)),
     "register-value": (NkiError, TypeError),
-    "operator": (NkiError, TypeError),
+    **dict.fromkeys(["operator", "framework"], (NkiError, TypeError)),
     "index": (NkiValidationError, IndexError, AssertionError),
     **dict.fromkeys(
         ["op", "engine", "perf-mode", "reduce-cmd", "memset-type", "psum-both", "lnc", "depends-on"], _CHOICE
@@ -161,6 +161,8 @@ KINDS: dict[str, tuple[type, ...]] = {
     "no-compiler": (NkiError, NotImplementedError, AttributeError),
     "block-dimension": (NkiError, NotImplementedError),
     "removed-name": (NkiError, AttributeError),
+    "missing-package": (NkiError, ImportError),
+    "profile-file": _VALUE,
 }
 
 

@@ -35,9 +35,8 @@ def explain_call(problem: TypeError) -> NkiError | None:
         return None
     # the last frame is the caller's: Python refuses before it enters the function
     name, keyword = match.group(1), match.group(3)
-    is_operator = (
-        frames[-1].tb_frame.f_globals.get("__name__") == "nki.operators"
-    )  # nisa has a reciprocal too
+    # nl.reciprocal is called through its operator; nisa has a function of that name too
+    is_operator = frames[-1].tb_frame.f_globals.get("__name__") == "nki.operators"
     function = getattr(language, name) if is_operator else _public_function(name, user[-1].tb_frame)
     if function is None or frames[-1].tb_frame.f_code is getattr(inspect.unwrap(function), "__code__", None):
         return None

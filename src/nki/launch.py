@@ -61,7 +61,7 @@ class Launch:
         self.bracketed = bracketed
         self.executes = executes
         self.statistics = Statistics(machine)
-        self.sink_makers = [lambda core: self.statistics.sink, *(sink_makers or [])]
+        self.sink_makers = [lambda core: self.statistics.sink_of(core.index), *(sink_makers or [])]
         self.diagnostics: list[Diagnostic] = []
         self.looked_at_values = False  # the kernel's Python saw run-time values
         self._said: set[tuple[str, Any]] = set()

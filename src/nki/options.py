@@ -13,8 +13,8 @@ DEFAULT_PLATFORM = "trn3"
 
 
 def _flag(name: str, default: bool = False) -> bool:
-    value = os.environ.get(name)
-    return default if value is None else value.strip().lower() not in ("", "0", "false", "no")
+    value = os.environ.get(name, "").strip().lower()
+    return value not in ("0", "false", "no") if value else default
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +12,7 @@ from typing import Any
 
 from . import dtypes
 from .errors import error, without_our_frames
+from .explain import explain_call
 from .kernel import Kernel, Trace
 from .launch import Diagnostic
 from .program import Instruction
@@ -54,11 +57,24 @@ class Profile:
 
         return advise(self.timeline)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The figures of the profile as plain data; `nki profile --json` prints this."""
+    @cached_property
+    def _figures(self) -> dict[str, Any]:
         from .report.figures import figures
 
         return figures(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures of the profile as plain data; `nki profile --json` prints this."""
+        return dict(self._figures)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the figures and the name as JSON. The single instructions are not kept."""
+        SavedProfile(self.kernel, self.to_dict()).save(path)
+
+    @staticmethod
+    def load(path: str | os.PathLike) -> SavedProfile:
+        """What `save` wrote: figures to print, to compare and to read, without a Timeline."""
+        return SavedProfile.load(path)
 
     def summary(self) -> str:
         """The profile as a text table."""
@@ -87,17 +103,73 @@ class Profile:
         return embedded(self)
 
 
-def profile(kernel: Any, run: bool = False) -> Callable[..., Profile]:
-    """`nki.profile(kernel)(*args)`: arguments are arrays or TensorSpecs; `run=True` also computes."""
+FORMAT = "open-nki profile 1"
+
+
+@dataclass
+class SavedProfile:
+    """The figures of an earlier profile: a JSON object with `format`, `kernel` and `figures`."""
+
+    kernel: str
+    figures: dict[str, Any]
+
+    @property
+    def total_us(self) -> float:
+        return self.figures["total_us"]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.figures)
+
+    def summary(self) -> str:
+        from .report.text import summary
+
+        return summary(self)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def save(self, path: str | os.PathLike) -> None:
+        content = {"format": FORMAT, "kernel": self.kernel, "figures": self.figures}
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> SavedProfile:
+        with open(path, encoding="utf-8") as file:
+            try:
+                content = json.load(file)
+            except ValueError:
+                content = None
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise error(
+                "profile-file",
+                f"{os.fspath(path)} is not a saved profile",
+                help="make one with Profile.save(path) or nki profile --save path",
+            )
+        return cls(content["kernel"], content["figures"])
+
+
+def profile(
+    kernel: Any, run: bool = False, stage: Callable[[str], None] = lambda what: None
+) -> Callable[..., Profile]:
+    """`nki.profile(kernel)(*args)`: arguments are arrays or TensorSpecs; `run=True` also computes.
+
+    `stage` is told what is being done, for those who wait.
+    """
     kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
 
     def call(*args: Any, **kwargs: Any) -> Profile:
         try:
+            stage(f"tracing {kernel.__name__}")
             trace = kernel.trace(*args, **kwargs)
+            stage(f"scheduling {sum(map(len, trace.programs)):,} instructions")
             timeline = time(trace)
             result = kernel(*args, **kwargs) if run else None
         except Exception as problem:
-            raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__
+            better = explain_call(problem) if isinstance(problem, TypeError) else None
+            shown = better or problem
+            raise shown.with_traceback(without_our_frames(problem.__traceback__)) from shown.__cause__
         return Profile(kernel.__name__, timeline, trace.launch.statistics, trace.launch.diagnostics, result)
 
     return call
@@ -105,7 +177,7 @@ def profile(kernel: Any, run: bool = False) -> Callable[..., Profile]:
 
 def time(trace: Trace) -> Timeline:
     """The schedule of a trace, with the edges of depends_on and with_schedule."""
-    declared = [*trace.launch.dependencies, *_named_edges(trace)]
+    declared: list[Any] = [*trace.launch.dependencies, *_named_edges(trace)]
     return schedule(trace.machine, trace.programs, declared)
 
 

@@ -38,14 +38,20 @@ REGISTERS = ("RegisterOut", "RegisterIn")
 class Cost(NamedTuple):
     """What an instruction costs (machine.md 4).
 
-    `cycles` is how long it holds its engine, in that engine's clock; `fix_ns` how much later a consumer
-    sees the result. `rests_on` names the Machine fields used, so that a report can say which of them
-    are assumptions.
+    `cycles` is its work in the clock of its engine, `fix_ns` how much later a consumer sees the result,
+    and `shortest` the fewest cycles until the engine takes the next instruction. `rests_on` names the
+    Machine fields used, so that a report can say which of them are assumptions.
     """
 
     cycles: float
     fix_ns: float
     rests_on: tuple[str, ...] = ()
+    shortest: float = 0
+
+    @property
+    def interval(self) -> float:
+        """Cycles the engine is held."""
+        return max(self.cycles, self.shortest)
 
 
 def _signature(value: Any) -> Any:

@@ -39,11 +39,11 @@ def check_shapes(func: Callable, bound: inspect.BoundArguments) -> None:
     """Compare declared shapes with the arguments; equal symbols must have equal sizes."""
     symbols: dict[str, tuple[int, str]] = {}  # symbol -> size, and the argument that set it
     for name, annotation in getattr(func, "__annotations__", {}).items():
-        shape = getattr(bound.arguments.get(name), "shape", None)
-        declared = None if shape is None else _declared(annotation, func)
+        argument = bound.arguments.get(name)
+        declared = _declared(annotation, func) if hasattr(argument, "shape") else None
         if declared is None or declared.shape is None:
             continue
-        shape = tuple(shape)
+        shape = tuple(argument.shape)  # type: ignore[union-attr]
         if len(shape) != len(declared.shape):
             raise _differs(name, shape, declared)
         for size, wanted in zip(shape, declared.shape, strict=True):

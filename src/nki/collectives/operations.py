@@ -257,12 +257,17 @@ class CollectivePermuteImplicitReduce(Collective):
         return [(self.dst, self.src0), (self.dst, self.src1)]
 
     def perform(self) -> None:
-        first, second = (dtypes.f32(reading(v), v.dtype) for v in (self.src0, self.src1))
+        sources = [reading(self.src0), reading(self.src1)]
+        first, second = (dtypes.f32(source, self.dst.dtype) for source in sources)
         assert self.op.formula is not None
         result = self.op.formula(first, second)
-        if self.dst.dtype in ("int32", "uint32") and (np.abs(result) > EXACT_IN_FLOAT32).any():
-            warn("int-precision", f"{self.public}: integers beyond 2^24 are rounded, the sum is a float32")
+        if self.dst.dtype in ("int32", "uint32") and any(_beyond_float32(a) for a in (*sources, result)):
+            warn("int-precision", f"{self.public}: integers beyond 2^24 are rounded, it computes in float32")
         dtypes.store(writing(self.dst), result, self.dst.dtype)
+
+
+def _beyond_float32(array: np.ndarray) -> bool:
+    return bool((np.abs(array.astype(np.float64)) > EXACT_IN_FLOAT32).any())
 
 
 __all__ = [

@@ -17,7 +17,7 @@ def absent(module: str) -> Callable[[str], NoReturn]:
         raise error(
             "no-compiler",
             f"{module}.{name} drives AWS's compiler, which Open NKI does not have",
-            help="call the kernel to run it, kernel.profile(*args) to price it, `nki check` to check it",
+            help="call the kernel to run it, nki.profile(kernel)(*args) to price it, `nki check` to check it",
         )
 
     return refuse

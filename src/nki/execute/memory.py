@@ -386,18 +386,22 @@ class PlacedMemory(Memory):
 
     def _mark_written(self, view: View, shift: int, where: Any = None) -> None:
         super()._mark_written(view, shift, where)
-        self._ever_written(view, shift)[... if where is None else where] = True
+        self._ever_written(view, shift, where)[... if where is None else where] = True
 
-    def _ever_written(self, view: View, shift: int) -> np.ndarray:
+    def _ever_written(self, view: View, shift: int, where: Any) -> np.ndarray:
         """For each byte of a view, whether anybody ever wrote it."""
         start, strides = self._place(view, shift)
-        shape = (*view.shape, view.dtype.itemsize)
-        return np.ndarray(shape, np.bool_, self.chip.written, start, [*strides, 1])
+        width = view.dtype.itemsize
+        shape: tuple[int, ...] = (*view.shape, width)
+        strides.append(1)
+        if where is None and strides[-2] == width:  # one long run per row is much faster
+            shape, strides = (*view.shape[:-1], view.shape[-1] * width), [*strides[:-2], 1]
+        return np.ndarray(shape, np.bool_, self.chip.written, start, strides)
 
     def is_written(self, view: View, shift: int = 0, where: Any = None) -> bool:
         if super().is_written(view, shift, where):
             return True
-        return bool(self._ever_written(view, shift)[... if where is None else where].all())
+        return bool(self._ever_written(view, shift, where)[... if where is None else where].all())
 
     def _check_written(self, view: View, shift: int, where: Any) -> None:
         if not self.is_written(view, shift, where):

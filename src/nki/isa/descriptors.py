@@ -10,12 +10,16 @@ from ..view import View
 
 
 class Descriptors(NamedTuple):
-    """`partitions` (or HBM rows) from `first` on move `per_partition` pieces of `nbytes` each."""
+    """`partitions` (or HBM rows) from `first` on move `per_partition` pieces of `nbytes` each.
+
+    The pieces of `joined` neighbouring partitions follow one another in HBM: one run of memory.
+    """
 
     first: int
     partitions: int
     nbytes: int
     per_partition: int
+    joined: int = 1
 
 
 def kind(view: View) -> str | None:
@@ -56,7 +60,7 @@ def pieces(dst: View, src: View) -> list[Descriptors]:
     width = elem_bytes(dst, src)
     if a % b == 0 or b % a == 0:
         piece = min(a, b)
-        return [Descriptors(first, rows, piece * width, row // piece)]
+        return [Descriptors(first, rows, piece * width, row // piece, max(1, b // row))]
     return [
         Descriptors(first + begin, many, size * width, count)
         for size, begin, many, count in _uneven(owner.size, row, a, b)

@@ -74,7 +74,7 @@ class Function(Instruction):
         outside = special.outside_valid_range("arctan", x)
         if outside is not None:
             warn(
-                "activation-range",
+                "act-range",
                 f"arctan: {float(outside.flat[0]):g} lies outside [-pi/2, pi/2], where hardware is accurate",
                 notes=[f"x: {self.x.describe()}"],
                 help="for abs(x) > 1 use pi/2 - arctan(1/x), with the sign of x",
@@ -84,9 +84,7 @@ class Function(Instruction):
         passes, reciprocals = _PASSES.get(self.op.name, (2, 0))
         rate = passes * m.vector_one_input + reciprocals * m.vector_reciprocal
         n = self.dst.free_elements
-        return Cost(
-            max(m.min_ii_cycles, rate * n), m.fix_vector_ns, ("vector_one_input", "vector_reciprocal")
-        )
+        return Cost(rate * n, m.fix_vector_ns, ("vector_one_input", "vector_reciprocal"), m.min_ii_cycles)
 
 
 __all__ = ["function"]

@@ -161,7 +161,8 @@ class QuantizeMx(Instruction):
         return np.where(largest == 0, 0, codes)
 
     def cost(self, m: Machine) -> Cost:
-        return Cost(max(m.min_ii_cycles, m.vector_quantize_mx * self.src.free_elements), m.fix_vector_ns)
+        cycles = m.vector_quantize_mx * self.src.free_elements
+        return Cost(cycles, m.fix_vector_ns, ("fix_vector_ns",), m.min_ii_cycles)
 
 
 # ---- nc_matmul_mx --------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Rng(Instruction):
         n = self.dst.free_elements
         if self.runs_on is GPSIMD:
             return Cost(m.gpsimd_overhead_cycles + m.gpsimd_copy * n, m.fix_gpsimd_ns, ("gpsimd_copy",))
-        return Cost(max(m.min_ii_cycles, m.vector_rng * n), m.fix_vector_ns, ("vector_rng",))
+        return Cost(m.vector_rng * n, m.fix_vector_ns, ("vector_rng",), m.min_ii_cycles)
 
 
 # ---- rand2 ---------------------------------------------------------------------------------------
@@ -96,7 +96,8 @@ class Rand2(Instruction):
         dtypes.store(dst, low + u * (high - low), self.dst.dtype)
 
     def cost(self, m: Machine) -> Cost:
-        return Cost(max(m.min_ii_cycles, m.vector_rand2 * self.dst.free_elements), m.fix_vector_ns)
+        cycles = m.vector_rand2 * self.dst.free_elements
+        return Cost(cycles, m.fix_vector_ns, ("fix_vector_ns",), m.min_ii_cycles)
 
 
 # ---- dropout -------------------------------------------------------------------------------------
@@ -147,8 +148,8 @@ class Dropout(Instruction):
             dtypes.store(dst, np.where(drop, np.float32(0), f32(data, self.data.dtype)), self.dst.dtype)
 
     def cost(self, m: Machine) -> Cost:
-        cycles = max(m.min_ii_cycles, m.vector_dropout * self.data.free_elements)
-        return Cost(cycles, m.fix_vector_ns, ("vector_dropout",))
+        cycles = m.vector_dropout * self.data.free_elements
+        return Cost(cycles, m.fix_vector_ns, ("vector_dropout",), m.min_ii_cycles)
 
 
 # ---- set_rng_seed --------------------------------------------------------------------------------

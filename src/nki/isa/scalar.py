@@ -94,18 +94,19 @@ class ActivationInstruction(Instruction):
 
     def cost(self: Any, m: Machine) -> Cost:
         rests_on = ["scalar_activation"]
-        cycles = max(m.min_ii_cycles, m.scalar_activation * self.data.free_elements)
+        cycles, shortest = m.scalar_activation * self.data.free_elements, float(m.min_ii_cycles)
         fix = m.fix_activation_ns
         if self.op is COPY:
             fix = m.fix_scalar_psum_copy_ns if self.data.buffer is PSUM else m.fix_scalar_copy_ns
         if self.reduce_res is not None:
             rests_on += ["accumulator_read_ns", "fix_accumulator_read_ns"]
             cycles += m.accumulator_read_ns * m.scalar_ghz
+            shortest += m.accumulator_read_ns * m.scalar_ghz
             fix = m.fix_accumulator_read_ns
         tiles = sum(isinstance(getattr(self, name), View) for name in self.columns)
         if tiles:
             rests_on.append("scalar_operand_ns")
-        return Cost(cycles, fix + tiles * m.scalar_operand_ns, tuple(rests_on))
+        return Cost(cycles, fix + tiles * m.scalar_operand_ns, tuple(rests_on), shortest)
 
 
 def _check_column(ins: Any, name: str) -> None:

@@ -24,7 +24,8 @@ KEEP = 255  # a shuffle_mask entry that leaves its partition alone
 
 
 def _one_pass(m: Machine, view: View) -> Cost:
-    return Cost(max(m.min_ii_cycles, m.vector_one_input * view.free_elements), m.fix_vector_ns)
+    cycles = m.vector_one_input * view.free_elements
+    return Cost(cycles, m.fix_vector_ns, ("fix_vector_ns",), m.min_ii_cycles)
 
 
 def _searchable(ins: Instruction, name: str, least: int = EIGHT) -> None:

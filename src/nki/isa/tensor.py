@@ -362,6 +362,7 @@ class NcMatmul(MatmulInstruction):
             hinted = self.is_stationary_onezero or self.is_moving_onezero
             factor = m.fp32_transpose_factor if self.is_transpose else m.fp32_matmul_factor
             cycles *= min(factor, m.fp32_onezero_factor) if hinted else factor
+            cycles += m.matmul_gap_cycles * (m.fp32_matmul_pairs - 1)
         return Cost(cycles + m.matmul_gap_cycles, m.fix_tensor_ns, ("fix_tensor_ns", "matmul_gap_cycles"))
 
 
@@ -534,7 +535,7 @@ class NcTranspose(Instruction):
         p, f = self.data.shape[0], self.data.free_elements
         if self.runs_on is VECTOR:
             floor = m.vector_transpose_next_ns * m.vector_ghz
-            return Cost(max(m.min_ii_cycles, f, floor), m.fix_vector_ns, ("vector_transpose_next_ns",))
+            return Cost(max(f, floor), m.fix_vector_ns, ("vector_transpose_next_ns",), m.min_ii_cycles)
         cycles = max(p, min(m.matmul_min_cycles, f))
         if self.data.dtype.itemsize == 4:
             cycles *= m.fp32_transpose_factor

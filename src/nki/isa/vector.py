@@ -25,8 +25,8 @@ from .numerics import column, emit, scratch, shaped
 
 def vector_cost(ins: Instruction, m: Machine, field: str, n: int, extra: float = 0.0) -> Cost:
     """n elements at the rate of a Machine field, `extra` cycles on top (machine.md 6)."""
-    cycles = max(shortest(ins, m), getattr(m, field) * n) + extra
-    return Cost(cycles, m.fix_vector_ns, (field, "fix_vector_ns"))
+    cycles = getattr(m, field) * n + extra
+    return Cost(cycles, m.fix_vector_ns, (field, "fix_vector_ns"), shortest(ins, m) + extra)
 
 
 def gpsimd_cost(m: Machine, field: str, n: int) -> Cost:
@@ -106,7 +106,7 @@ def copy_cost(ins: Any, m: Machine, dst: In, src: In) -> Cost:
         narrow = dst.dtype.itemsize <= 2 and src.dtype.itemsize <= 2
         rate = "scalar_copy_narrow" if narrow else "scalar_activation"
         fix = "fix_scalar_psum_copy_ns" if src.buffer is PSUM else "fix_scalar_copy_ns"
-        return Cost(max(shortest(ins, m), getattr(m, rate) * n), getattr(m, fix), (rate, fix))
+        return Cost(getattr(m, rate) * n, getattr(m, fix), (rate, fix), shortest(ins, m))
     return vector_cost(ins, m, copy_mode(m, dst, src), n)
 
 
@@ -124,7 +124,8 @@ def copy_mode(m: Machine, dst: In, src: In) -> str:
         return "vector_psum_fp32"
     if narrow_out:
         return "vector_copy_fp32_to_16bit"
-    return "vector_copy_16bit_to_fp32" if narrow_in else "vector_copy_fp32"
+    widens = narrow_in and dst.dtype.itemsize > src.dtype.itemsize
+    return "vector_copy_16bit_to_fp32" if widens else "vector_copy_fp32"
 
 
 # ---- memset --------------------------------------------------------------------------------------

@@ -265,7 +265,7 @@ class Lookahead:
             self.moments.append(max(work.values()))
             name = engine_name(instruction)
             if name in work:
-                work[name] += cost.cycles / clocks[name]
+                work[name] += cost.interval / clocks[name]
         self.next = 0
 
     def fetch(self, position: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..machine import Machine
 from ..program import Instruction
+from ..view import View
 from .operations import RAW, WAR, Operation, Planner, engine_clocks
 from .timeline import Timeline
 from .transfer import Transfer, transfer_of
@@ -229,18 +230,32 @@ class CoreSimulation:
             return self.idle_at[engine]
         start = self._load_table(op, now) if engine == "scalar" else now
         cost = self.planner.cost_of(op)
-        service = cost.cycles / self.clocks[engine]
+        slow = 1.0
         if engine == "tensor":
-            service *= self.activity.slowdown(op.instruction.operands()[1].shape[0], start)  # type: ignore[union-attr]
-            self.activity.add(start, start + service)
+            slow = self.activity.slowdown(op.instruction.operands()[1].shape[0], start)  # type: ignore[union-attr]
+        elif engine != "sync":
+            slow = self._stride_slowdown(op)
+        service = slow * cost.cycles / self.clocks[engine]
+        held = max(service, cost.shortest / self.clocks[engine])
+        if engine == "tensor":
+            self.activity.add(start, start + held)
         drain = self.machine.tensor_drain_ns if engine == "tensor" else cost.fix_ns
         self.start[index] = start
-        self.free[index] = start + service
+        self.free[index] = start + held
         self.end[index] = start + service + drain
         self.done[index] = start + service + cost.fix_ns
         self._post(self.free[index], READ, index)
         self._post(self.done[index], DONE, index)
         return self.free[index]
+
+    def _stride_slowdown(self, op: Operation) -> float:
+        """A long step between elements halves the rate of the memory interface (machine.md 3)."""
+        for view in op.instruction.operands():  # type: ignore[union-attr]
+            if isinstance(view, View) and view.on_chip:
+                steps = [s for n, s in zip(view.shape[1:], view.strides[1:], strict=True) if n > 1]
+                if steps and steps[-1] * view.dtype.itemsize > self.machine.stride_full_rate_bytes:
+                    return self.machine.stride_slowdown
+        return 1.0
 
     def finish(self, index: int, now: float) -> None:
         """A meeting took place: its engine goes on."""

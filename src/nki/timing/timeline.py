@@ -33,7 +33,7 @@ class Bar(NamedTuple):
     waited_for: int  # index of the operation that decided the start, -1 for none
     why: str  # data, overwrite, rewrite, space, or engine: busy with another instruction
     wait: float  # ns between that engine's or queue's previous work and the start
-    site: Site | None
+    site: Site | None  # of a spill: where the tile was allocated
     nbytes: int  # moved by a transfer
     flops: int
     operands: str
@@ -120,7 +120,7 @@ class Timeline:
                         blocker,
                         op.waits.get(blocker, "engine") if blocker >= 0 else "",
                         max(0.0, core.start[index] - before.get(queue, 0.0)),
-                        op.site,
+                        op.site if op.tile is None else op.tile.site,
                         0 if transfer is None else transfer.nbytes,
                         matmul_flops(op),
                         describe(op),

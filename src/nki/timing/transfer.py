@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from typing import Any
 
@@ -55,10 +56,13 @@ def _payload(pieces: tuple, name: str, fraction: float) -> tuple[tuple[tuple[int
     m = MACHINES[name]
     work = [0.0] * m.dma_engines
     count = nbytes = 0
-    for first, partitions, size, per_partition in pieces:
-        one = max(m.dma_min_descriptor_ns, m.dma_descriptor_ns + size / (m.dma_bytes_per_ns * fraction))
-        for p in range(first, first + partitions):
-            work[p // m.dma_partitions_per_engine % m.dma_engines] += per_partition * one
+    for first, partitions, size, per_partition, joined in pieces:
+        share = Counter(p // m.dma_partitions_per_engine % m.dma_engines for p in range(first, first + partitions))
+        for engine, rows in share.items():
+            runs = -(-rows // joined) * per_partition  # the fixed part is paid where HBM addresses jump
+            moving = rows * per_partition * size / (m.dma_bytes_per_ns * fraction)
+            floor = rows * per_partition * m.dma_min_descriptor_ns
+            work[engine] += max(floor, runs * m.dma_descriptor_ns + moving)
         count += partitions * per_partition
         nbytes += partitions * per_partition * size
     return tuple((e, ns) for e, ns in enumerate(work) if ns), count, nbytes
@@ -66,5 +70,5 @@ def _payload(pieces: tuple, name: str, fraction: float) -> tuple[tuple[tuple[int
 
 def _spill(tile: Storage, machine: Machine, load: bool) -> Transfer:
     """A spilled tile travels row by row to HBM or back, at the cost of a store or a load."""
-    payload, count, nbytes = _payload(((0, tile.partitions, tile.pitch, 1),), machine.name, 1.0)
+    payload, count, nbytes = _payload(((0, tile.partitions, tile.pitch, 1, 1),), machine.name, 1.0)
     return _make(machine.dma_default_mode, payload, nbytes, count, load, machine)

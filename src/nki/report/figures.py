@@ -1,0 +1,270 @@
+"""The figures of a profile as plain data: what `--json` prints, what is saved, what the tables show.
+
+Times are microseconds, sizes bytes. With several cores `active_us` is the mean of the cores, so that
+`active_percent` is always `active_us` of `total_us`; instructions and `instruction_us` are sums.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from ..errors import Site
+from ..timing.measures import assumptions, bounds, critical_path, hbm_traffic, hfu_percent, instruction_ns
+from ..timing.operations import Operation
+from ..timing.timeline import ENGINES, Timeline, matmul_flops
+
+if TYPE_CHECKING:
+    from ..profiling import Profile
+
+TRACKS = (*ENGINES, "dma")
+
+
+def figures(profile: Profile) -> dict[str, Any]:
+    """Everything a report says about a profile, without the single instructions."""
+    timeline = profile.timeline
+    read, written = timeline.hbm_bytes
+    found = {
+        "kernel": profile.kernel,
+        "target": timeline.machine.name,
+        "cores": len(timeline.cores),
+        "total_us": timeline.total_us,
+        "work_us": timeline.work_ns / 1e3,
+        "instructions": sum(op.instruction is not None for op in timeline.operations),
+        "engines": {name: _engine(timeline, name, range(len(timeline.cores))) for name in TRACKS},
+        "dma": _dma(timeline),
+        "flops": timeline.flops,
+        "mfu_percent": timeline.mfu_percent,
+        "hfu_percent": hfu_percent(timeline),
+        **_roofline(timeline),
+        "mbu_percent": timeline.mbu_percent,
+        "hbm_read_bytes": read,
+        "hbm_write_bytes": written,
+        "tensors": _tensors(timeline),
+        "sbuf_peak_bytes": profile.statistics.sbuf_peak_bytes,
+        "psum_peak_bytes": profile.statistics.psum_peak_bytes,
+        "spill_bytes": timeline.spill_bytes,
+        "limits": _limits(timeline),
+        "bounds": _bounds(timeline),
+        "lines": lines(timeline),
+        "assumptions": _assumptions(timeline),
+        "diagnostics": [_diagnostic(d) for d in profile.diagnostics],
+        "findings": [_finding(f) for f in profile.findings],
+    }
+    if len(timeline.cores) > 1:
+        found["per_core"] = [
+            {"engines": {name: _engine(timeline, name, [core]) for name in TRACKS}}
+            for core in range(len(timeline.cores))
+        ]
+    return _rounded(found)
+
+
+def _engine(timeline: Timeline, name: str, cores: Any) -> dict[str, Any]:
+    active = sum(timeline.active_ns(name, core) for core in cores) / len(cores)
+    return {
+        "active_percent": 100 * active / timeline.total_ns if timeline.total_ns else 0.0,
+        "active_us": active / 1e3,
+        "instruction_us": sum(instruction_ns(timeline, name, core) for core in cores) / 1e3,
+        "instructions": sum(_runs_on(op, name) for core in cores for op in timeline.cores[core].operations),
+    }
+
+
+def _runs_on(op: Operation, name: str) -> bool:
+    return op.is_dma if name == "dma" else op.kind == name
+
+
+def _dma(timeline: Timeline) -> dict[str, Any]:
+    transfers = [t for core in timeline.cores for t in core.transfers.values()]
+    moved, descriptors = sum(t.nbytes for t in transfers), sum(t.descriptors for t in transfers)
+    queues: dict[str, int] = defaultdict(int)
+    for transfer in transfers:
+        queues[transfer.mode] += 1
+    return {
+        "packet_us": timeline.packet_ns / 1e3,
+        "transfers": len(transfers),
+        "bytes": moved,
+        "descriptors": descriptors,
+        "bytes_per_descriptor": moved / descriptors if descriptors else 0.0,
+        "queues": dict(sorted(queues.items())),
+    }
+
+
+def _roofline(timeline: Timeline) -> dict[str, Any]:
+    """Where the kernel stands under the roof, and the MFU its HBM traffic allows at most."""
+    peak = timeline.machine.peak_flops() * len(timeline.cores)
+    ridge = peak / (timeline.machine.hbm_gbs * 1e9)
+    moved = sum(timeline.hbm_bytes)
+    intensity = timeline.flops / moved if moved else 0.0
+    allowed = min(1.0, intensity / ridge) if moved else float(timeline.flops > 0)
+    return {
+        "mfu_max_achievable_percent": 100 * allowed,
+        "roofline": {
+            "flops_per_byte": intensity,
+            "ridge_flops_per_byte": ridge,
+            "achieved_tflops": timeline.flops / timeline.total_ns / 1e3 if timeline.total_ns else 0.0,
+            "attainable_tflops": peak * allowed / 1e12,
+            "peak_tflops": peak / 1e12,
+            "hbm_gbs": timeline.machine.hbm_gbs,
+            "bound": "memory" if allowed < 1 else "compute",
+        },
+    }
+
+
+def _tensors(timeline: Timeline) -> list[dict[str, Any]]:
+    """HBM tensors and how often their bytes travel."""
+    return [
+        {
+            "name": storage.name or (str(storage.site) if storage.site else "hbm"),
+            "bytes": storage.nbytes,
+            "read_bytes": read,
+            "write_bytes": written,
+        }
+        for storage, read, written in hbm_traffic(timeline)
+    ]
+
+
+def _limits(timeline: Timeline) -> dict[str, int]:
+    m = timeline.machine
+    return {"sbuf_usable_bytes": m.sbuf_usable_bytes * m.partitions, "psum_bytes": m.psum_size_bytes}
+
+
+def _bounds(timeline: Timeline) -> dict[str, Any]:
+    ladder = bounds(timeline)
+    memory, compute = ([ns / 1e3 for ns in steps] for steps in (ladder.memory, ladder.compute))
+    return {
+        "memory": {
+            "dma_active_us": memory[0],
+            "all_bytes_us": memory[1],
+            "necessary_bytes_us": memory[2],
+        },
+        "compute": {
+            "tensor_active_us": compute[0],
+            "adjusted_flops_us": compute[1],
+            "without_transposes_us": compute[2],
+        },
+        "pipeline": {"busiest_engine_us": ladder.pipeline / 1e3},
+    }
+
+
+# ---- by source line ------------------------------------------------------------------------------
+
+
+def lines(timeline: Timeline) -> list[dict[str, Any]]:
+    """Time and work of every source line, those that decide the kernel's time first.
+
+    `critical_us` is the line's part of the critical path and adds up to the time of the work;
+    `instruction_us` is the sum of its instructions and may exceed it, because engines overlap. Spills
+    count for the line that allocated the tile.
+    """
+    critical = {(step.core, step.operation): step.ns for step in critical_path(timeline)}
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    of_site: dict[tuple[int, int], dict[str, Any]] = {}
+    for number, core in enumerate(timeline.cores):
+        for op in core.operations:
+            site = site_of(op)
+            key = (id(site.code), site.lasti) if site is not None else (0, 0)  # cheaper than hashing code
+            row = of_site.get(key)
+            if row is None:
+                row = of_site[key] = rows.setdefault(_place(site), _new_line(site))
+            _count(row, op, core, critical.get((number, op.index), 0.0))
+    total = timeline.work_ns / 1e3
+    for row in rows.values():
+        row["instruction_us"] = sum(row["engines"].values())
+        row["critical_percent"] = 100 * row["critical_us"] / total if total else 0.0
+    return sorted(
+        rows.values(), key=lambda r: (-r["critical_us"], -r["instruction_us"], r["file"], r["number"])
+    )
+
+
+def site_of(op: Operation) -> Site | None:
+    """The user's line of an operation; of a spill, where the tile was allocated."""
+    return op.tile.site if op.site is None and op.tile is not None else op.site
+
+
+def _place(site: Site | None) -> tuple[str, int]:
+    return (site.filename, site.lineno) if site is not None else ("", 0)
+
+
+def _new_line(site: Site | None) -> dict[str, Any]:
+    file, number = _place(site)
+    return {
+        "line": str(site) if site is not None else "unknown",
+        "file": file,
+        "number": number,
+        "source": site.text if site is not None else "",
+        "instructions": 0,
+        "critical_us": 0.0,
+        "engines": defaultdict(float),
+        "dma_bytes": 0,
+        "spill_bytes": 0,
+        "flops": 0,
+    }
+
+
+def _count(row: dict[str, Any], op: Operation, core: Any, critical_ns: float) -> None:
+    row["instructions"] += op.instruction is not None
+    row["critical_us"] += critical_ns / 1e3
+    row["engines"]["dma" if op.is_dma else op.kind] += (core.end[op.index] - core.start[op.index]) / 1e3
+    if op.is_dma:
+        row["dma_bytes" if op.instruction is not None else "spill_bytes"] += core.transfers[op.index].nbytes
+    else:
+        row["flops"] += matmul_flops(op)
+
+
+# ---- what was said -------------------------------------------------------------------------------
+
+
+def _assumptions(timeline: Timeline) -> list[dict[str, Any]]:
+    """The assumed constants behind the times, with the lines that rest on each."""
+    reasons = timeline.machine.assumptions
+    return [
+        {
+            "field": field,
+            "value": _plain(getattr(timeline.machine, field)),
+            "reason": reasons[field],
+            "instructions": len(operations),
+            "lines": _lines_of(operations),
+        }
+        for field, operations in assumptions(timeline).items()
+    ]
+
+
+def _lines_of(operations: list[Operation]) -> list[str]:
+    sites = {(id(s.code), s.lasti): s for s in map(site_of, operations) if s is not None}
+    places = {(s.filename, s.lineno): str(s) for s in sites.values()}
+    return [places[key] for key in sorted(places)]
+
+
+def _diagnostic(diagnostic: Any) -> dict[str, Any]:
+    return {
+        "kind": diagnostic.kind,
+        "message": diagnostic.message,
+        "line": str(diagnostic.site) if diagnostic.site is not None else "",
+        "notes": list(diagnostic.notes),
+        "help": diagnostic.help or "",
+    }
+
+
+def _finding(finding: Any) -> dict[str, Any]:
+    return {
+        "kind": finding.kind,
+        "title": finding.title,
+        "detail": finding.detail,
+        "lines": list(finding.lines),
+        "gain_us": finding.gain_us,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _rounded(value: Any) -> Any:
+    """Plain dicts and lists, with floats of four decimals: a tenth of a nanosecond."""
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return value

@@ -1,0 +1,314 @@
+"""The profile as text: tables of at most 100 columns, without colour unless a terminal shows them.
+
+Everything here reads `profile.to_dict()` alone, so a saved profile prints like a fresh one.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 100
+MOST_LINES = 10  # of the table of source lines
+BAR = 20  # columns of 100 %
+
+
+def summary(profile: Any) -> str:
+    """The whole report of one profile."""
+    return plain(document(profile.to_dict()))
+
+
+def comparison(a: Any, b: Any) -> str:
+    """Two profiles side by side."""
+    return plain(side_by_side(a.to_dict(), b.to_dict()))
+
+
+def plain(shown: RenderableType) -> str:
+    """A renderable as text without colour, WIDTH columns wide."""
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
+    console.print(shown)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+# ---- one profile ---------------------------------------------------------------------------------
+
+
+def document(f: dict[str, Any]) -> RenderableType:
+    """The report of a figures object, for a rich console."""
+    parts = [
+        headline(f),
+        engine_table(f),
+        facts(f),
+        line_table(f),
+        findings(f),
+        diagnostics(f),
+        assumption_table(f),
+    ]
+    return Group(*(part for part in parts if part is not None))
+
+
+def headline(f: dict[str, Any]) -> Text:
+    cores = f"{f['cores']} cores" if f["cores"] > 1 else "1 core"
+    text = Text.assemble(
+        (f["kernel"], "bold"), f" on {f['target']}, {cores}: ", (time(f["total_us"]), "bold")
+    )
+    return text.append(f" modelled, {f['instructions']:,} instructions")
+
+
+def engine_table(f: dict[str, Any]) -> Table:
+    table = ruled("engine", "active", "", "", "instructions", "their time", right=(1, 2, 4, 5))
+    for name, e in f["engines"].items():
+        share = e["active_percent"]
+        table.add_row(
+            name,
+            time(e["active_us"]),
+            f"{share:.1f} %",
+            Text(bar(share), style="green" if share >= 80 else "cyan"),
+            f"{e['instructions']:,}",
+            time(e["instruction_us"]),
+        )
+    return table
+
+
+def facts(f: dict[str, Any]) -> Table:
+    """DMA, memory, roofline and bounds, a line each."""
+    dma, roof, limits = f["dma"], f["roofline"], f["limits"]
+    queues = ", ".join(f"{count:,} {mode}" for mode, count in dma["queues"].items()) or "none"
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    grid.add_row(
+        "  DMA",
+        f"{dma['transfers']:,} transfers ({queues}), {size(dma['bytes'])}, "
+        f"{size(dma['bytes_per_descriptor'])} per descriptor, packet time {time(dma['packet_us'])}",
+    )
+    read, written = size(f["hbm_read_bytes"]), size(f["hbm_write_bytes"])
+    grid.add_row(
+        "  HBM",
+        f"read {read}, written {written}, MBU {f['mbu_percent']:.1f} %"
+        + "".join(f"; {t['name']} read {t['read_bytes'] / t['bytes']:g} times" for t in _read_again(f)),
+    )
+    grid.add_row(
+        "  SBUF",
+        f"peak {size(f['sbuf_peak_bytes'])} of {size(limits['sbuf_usable_bytes'])}"
+        + (f", spills move {size(f['spill_bytes'])}" if f["spill_bytes"] else ", nothing spilled"),
+    )
+    grid.add_row("  PSUM", f"peak {size(f['psum_peak_bytes'])} of {size(limits['psum_bytes'])}")
+    grid.add_row(
+        "  roofline",
+        f"{roof['flops_per_byte']:.1f} FLOP/byte ({roof['bound']} bound, ridge at "
+        f"{roof['ridge_flops_per_byte']:.1f}); {roof['achieved_tflops']:.2f} of "
+        f"{roof['peak_tflops']:.2f} TFLOP/s",
+    )
+    grid.add_row(
+        "",
+        f"MFU {f['mfu_percent']:.2f} %, HFU {f['hfu_percent']:.2f} %, "
+        f"at most {f['mfu_max_achievable_percent']:.2f} % with this HBM traffic",
+    )
+    for name, text in bounds(f):
+        grid.add_row(name, text)
+    return grid
+
+
+def _read_again(f: dict[str, Any]) -> list[dict[str, Any]]:
+    """Tensors whose bytes travel more than once."""
+    return [t for t in f["tensors"] if t["read_bytes"] > 1.01 * t["bytes"]][:3]
+
+
+def bounds(f: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    """The ladders: each step could not be faster than the next."""
+    memory, compute = (list(map(time, f["bounds"][kind].values())) for kind in ("memory", "compute"))
+    busiest = time(f["bounds"]["pipeline"]["busiest_engine_us"])
+    yield "  bounds", "memory: {} DMA active >= {} all its bytes >= {} necessary bytes".format(*memory)
+    yield "", "compute: {} TensorE active >= {} its work >= {} without transposes".format(*compute)
+    yield "", f"pipeline: {busiest} busiest engine"
+
+
+def line_table(f: dict[str, Any]) -> Table | None:
+    if not f["lines"]:
+        return None
+    table = ruled("line", "critical", "share", "run time", "instr.", "engine", "source", right=(1, 2, 3, 4))
+    for column in table.columns[:-1]:
+        column.no_wrap = True  # the source gives way
+    for row in f["lines"][:MOST_LINES]:
+        engine = max(row["engines"], key=row["engines"].get)
+        table.add_row(
+            row["line"],
+            time(row["critical_us"]),
+            f"{row['critical_percent']:.1f} %",
+            time(row["instruction_us"]),
+            f"{row['instructions']:,}",
+            "spill" if row["spill_bytes"] > row["dma_bytes"] and engine == "dma" else engine,
+            Text(row["source"], no_wrap=True, overflow="ellipsis"),
+        )
+    left = len(f["lines"]) - MOST_LINES
+    if left > 0:
+        table.add_row(f"{left} more", "", "", "", "", "", "")
+    return table
+
+
+def findings(f: dict[str, Any]) -> RenderableType | None:
+    if not f["findings"]:
+        return None
+    parts: list[RenderableType] = [_title("What would help")]
+    for number, finding in enumerate(f["findings"], 1):
+        gain = f" (about {time(finding['gain_us'])})" if finding["gain_us"] > 0 else ""
+        parts.append(Padding(Text.assemble(f"{number}. ", (finding["title"], "bold"), gain), (0, 0, 0, 2)))
+        where = f" [{_some(finding['lines'])}]" if finding["lines"] else ""
+        parts.append(Padding(Text(finding["detail"] + where), (0, 0, 0, 5)))
+    return Group(*parts)
+
+
+def diagnostics(f: dict[str, Any]) -> RenderableType | None:
+    if not f["diagnostics"]:
+        return None
+    parts: list[RenderableType] = [_title("What hardware may not forgive")]
+    for d in f["diagnostics"]:
+        where = f"{d['line']}: " if d["line"] else ""
+        help = f"; {d['help']}" if d["help"] else ""
+        text = Text.assemble(where, (f"[{d['kind']}] ", "yellow"), d["message"], help)
+        parts.append(Padding(text, (0, 0, 0, 2)))
+    return Group(*parts)
+
+
+def assumption_table(f: dict[str, Any]) -> RenderableType | None:
+    """No source publishes these constants: the lines that rest on them are less certain."""
+    if not f["assumptions"]:
+        return None
+    table = ruled("assumed", "value", "because", "lines")
+    for a in f["assumptions"]:
+        table.add_row(a["field"], _value(a["value"]), a["reason"], _some(a["lines"]) or "the whole kernel")
+    return table
+
+
+# ---- two profiles --------------------------------------------------------------------------------
+
+
+def side_by_side(a: dict[str, Any], b: dict[str, Any]) -> RenderableType:
+    """A row per figure, with what changed from a to b."""
+    names = [f"{f['kernel']} {f['target']}" + (f" x{f['cores']}" if f["cores"] > 1 else "") for f in (a, b)]
+    if names[0] == names[1]:
+        names = [f"{name} ({letter})" for name, letter in zip(names, "ab", strict=True)]
+    table = ruled("", *names, "change", right=(1, 2, 3))
+    for name, x, y, shown in _compared(a, b):
+        if x or y:
+            table.add_row(name, shown(x), shown(y), _change(name, x, y))
+    return Group(table, _verdict(a, b))
+
+
+def _compared(a: dict[str, Any], b: dict[str, Any]) -> Iterable[tuple[str, float, float, Any]]:
+    """(name, figure of a, figure of b, how to show it)"""
+
+    def row(name: str, shown: Any, *path: str) -> tuple[str, float, float, Any]:
+        return name, _at(a, path), _at(b, path), shown
+
+    yield row("total", time, "total_us")
+    yield row("instructions", count, "instructions")
+    for engine in a["engines"]:
+        yield row(f"{engine} active", time, "engines", engine, "active_us")
+        yield row(f"{engine} active %", percent, "engines", engine, "active_percent")
+    yield row("DMA transfers", count, "dma", "transfers")
+    yield row("DMA packet time", time, "dma", "packet_us")
+    yield row("bytes per descriptor", size, "dma", "bytes_per_descriptor")
+    yield row("HBM read", size, "hbm_read_bytes")
+    yield row("HBM written", size, "hbm_write_bytes")
+    yield row("spills", size, "spill_bytes")
+    yield row("SBUF peak", size, "sbuf_peak_bytes")
+    yield row("PSUM peak", size, "psum_peak_bytes")
+    yield row("FLOP per byte", count, "roofline", "flops_per_byte")
+    yield row("MFU %", percent, "mfu_percent")
+    yield row("HFU %", percent, "hfu_percent")
+    yield row("MFU achievable %", percent, "mfu_max_achievable_percent")
+    yield row("MBU %", percent, "mbu_percent")
+
+
+def _at(f: dict[str, Any], path: tuple[str, ...]) -> Any:
+    for key in path:
+        f = f[key]
+    return f
+
+
+def _change(name: str, x: float, y: float) -> str:
+    """Points between percentages, a factor between the rest."""
+    if name.endswith("%"):
+        return f"{y - x:+.1f} points"
+    if x == y:
+        return "same"
+    return f"x{y / x:.3g}" if x else "new"
+
+
+def _verdict(a: dict[str, Any], b: dict[str, Any]) -> Text:
+    first, second = a["total_us"], b["total_us"]
+    if abs(first - second) <= 0.0005 * max(first, second):
+        return Text("  Both take the same time.")
+    winner, ratio = ("second", first / second) if second < first else ("first", second / first)
+    return Text(f"  The {winner} is {ratio:.2f} times as fast.", style="bold")
+
+
+# ---- pieces --------------------------------------------------------------------------------------
+
+
+def ruled(*names: str, right: Iterable[int] = ()) -> Table:
+    """An empty table with these columns."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold")
+    for i, name in enumerate(names):
+        table.add_column(name, justify="right" if i in right else "left")
+    return table
+
+
+def _title(text: str) -> Text:
+    return Text(f"\n  {text}", style="bold")
+
+
+def _some(lines: list[str], most: int = 4) -> str:
+    """`kernels.py:22, 28, norm.py:7 and 3 more`"""
+    shown, before = [], ""
+    for line in lines[:most]:
+        file, _, number = line.rpartition(":")
+        shown.append(number if file == before else line)
+        before = file
+    return ", ".join(shown) + (f" and {len(lines) - most} more" if len(lines) > most else "")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def bar(share: float) -> str:
+    """`██████····`"""
+    full = round(min(100.0, share) / 100 * BAR)
+    return "█" * full + "·" * (BAR - full)
+
+
+def count(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.1f}"
+
+
+def percent(share: float) -> str:
+    return f"{share:.1f}"
+
+
+def time(us: float) -> str:
+    """`35.7 us`, `39.90 ms`"""
+    if us >= 10_000:
+        return f"{us / 1e3:,.2f} ms"
+    return f"{us:,.1f} us" if us >= 0.05 or us == 0 else f"{us * 1e3:.1f} ns"
+
+
+def size(nbytes: float) -> str:
+    """`1.5 KiB`"""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.2f} GiB"

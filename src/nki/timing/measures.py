@@ -1,0 +1,231 @@
+"""Measures of a Timeline that several reports share: work, bounds, the critical path, assumptions.
+
+Definitions are those of machine.md 12. Everything here is a pure function of a Timeline.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ..machine import Machine
+from ..storage import PRIVATE_HBM, Storage
+from ..view import View
+from .operations import RAW, Operation
+from .timeline import ENGINES, Timeline, matmul_flops
+
+# ---- work ----------------------------------------------------------------------------------------
+
+
+def is_transpose(op: Operation) -> bool:
+    """True for what the PE array only turns over."""
+    ins = op.instruction
+    return op.kind == "tensor" and (getattr(ins, "is_transpose", False) or ins.public == "nc_transpose")  # type: ignore[union-attr]
+
+
+def _source(op: Operation) -> View:
+    """What a TensorE instruction turns over or holds still."""
+    ins: Any = op.instruction
+    return ins.data if ins.public == "nc_transpose" else ins.stationary
+
+
+def array_flops(op: Operation) -> int:
+    """2 x MACs the PE array does, transposes included."""
+    if not is_transpose(op):
+        return matmul_flops(op)
+    source = _source(op)
+    return 2 * source.shape[0] * source.shape[0] * source.free_elements
+
+
+def hfu_percent(timeline: Timeline) -> float:
+    """Like MFU, with transposes."""
+    done = sum(array_flops(op) for op in timeline.operations if op.kind == "tensor")
+    peak = timeline.machine.peak_flops() * len(timeline.cores)
+    return 100 * done / (peak * timeline.total_ns * 1e-9) if timeline.total_ns else 0.0
+
+
+def adjusted_flops(timeline: Timeline, transposes: bool = True) -> float:
+    """FLOPs in bf16 equivalents: what each would cost at the best rate of its dtype."""
+    wanted = (
+        op for op in timeline.operations if op.kind == "tensor" and (transposes or not is_transpose(op))
+    )
+    return sum(array_flops(op) * bf16_equivalents(op, timeline.machine) for op in wanted)
+
+
+def bf16_equivalents(op: Operation, m: Machine) -> float:
+    """How many bf16 FLOPs take as long as one of this instruction's."""
+    ins: Any = op.instruction
+    dtype = _source(op).dtype
+    if is_transpose(op):
+        return m.fp32_transpose_factor if dtype.itemsize == 4 else 1.0
+    if dtype.is_packed:
+        return 1 / m.mx_multiplier
+    if dtype == "float32":
+        hinted = ins.is_stationary_onezero or ins.is_moving_onezero
+        return m.fp32_onezero_factor if hinted else m.fp32_matmul_factor
+    return 1 / m.double_row_multiplier if dtype.itemsize == 1 and m.double_row_multiplier else 1.0
+
+
+def hbm_traffic(timeline: Timeline) -> list[tuple[Storage, int, int]]:
+    """Every HBM tensor with the bytes transfers read and wrote; spills left out."""
+    read: Counter[int] = Counter()
+    written: Counter[int] = Counter()
+    storages: dict[int, Storage] = {}
+    for op in timeline.operations:
+        if not op.is_dma or op.instruction is None:
+            continue
+        operands = op.instruction.operands()
+        for places, count in ((op.instruction.read_at, read), (op.instruction.write_at, written)):
+            for view in (operands[i] for i in places):
+                if isinstance(view, View) and not view.on_chip:
+                    storages[id(view.storage)] = view.storage
+                    count[id(view.storage)] += view.nbytes
+    return [(storage, read[key], written[key]) for key, storage in storages.items()]
+
+
+def necessary_bytes(timeline: Timeline) -> int:
+    """HBM bytes that must travel: each input once, each result once, scratch not at all."""
+    total = 0
+    for storage, read, written in hbm_traffic(timeline):
+        if storage.parameter:
+            total += min(read, storage.nbytes) + min(written, storage.nbytes)
+        elif not (read and written and storage.buffer is PRIVATE_HBM):
+            total += min(written, storage.nbytes)
+    return total
+
+
+def instruction_ns(timeline: Timeline, engine: str, core: int) -> float:
+    """Sum of an engine's bars; overlapping ones count twice."""
+    bars = timeline.intervals(engine, core)
+    return float((bars[:, 1] - bars[:, 0]).sum())
+
+
+# ---- bounds --------------------------------------------------------------------------------------
+
+
+class Bounds(NamedTuple):
+    """The ladders of machine.md 12, in ns: each step is a lower bound of the one before it."""
+
+    memory: tuple[float, float, float]  # DMA active, all bytes at full rate, necessary bytes at full rate
+    compute: tuple[float, float, float]  # TensorE active, its flops at full rate, without transposes
+    pipeline: float  # the busiest engine
+
+
+def bounds(timeline: Timeline) -> Bounds:
+    m, cores = timeline.machine, range(len(timeline.cores))
+    rate = m.dma_profiler_gbs * len(cores)
+    peak = m.peak_flops() * 1e-9 * len(cores)
+    moved = sum(t.nbytes for core in timeline.cores for t in core.transfers.values())
+    active = {engine: max(timeline.active_ns(engine, c) for c in cores) for engine in (*ENGINES, "dma")}
+    return Bounds(
+        (active["dma"], moved / rate, min(moved, necessary_bytes(timeline)) / rate),
+        (active["tensor"], adjusted_flops(timeline) / peak, adjusted_flops(timeline, False) / peak),
+        max(active.values()),
+    )
+
+
+# ---- the critical path ---------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """An operation on the critical path and the time it alone decides."""
+
+    core: int
+    operation: int
+    ns: float
+
+
+def critical_path(timeline: Timeline) -> list[Step]:
+    """The chain of operations that ends with the kernel, each waiting for the one before it.
+
+    The times of the steps add up to `work_ns`: from the moment an operation is begun (for a transfer: is
+    triggered) to the moment the next one is.
+    """
+    if not timeline.operations:
+        return []
+    number = max(range(len(timeline.cores)), key=lambda c: max(timeline.cores[c].done, default=0.0))
+    core = timeline.cores[number]
+    index = max(range(len(core.done)), key=core.done.__getitem__)
+    moment = core.done[index]
+    steps = []
+    while index >= 0:
+        transfer = core.transfers.get(index)
+        before = core.blocked_by[index]
+        begun = core.start[index] if transfer is None else transfer.triggered_ns
+        begun = min(moment, begun) if before >= 0 else 0.0
+        steps.append(Step(number, index, moment - begun))
+        moment, index = begun, before
+    return steps[::-1]
+
+
+# ---- assumptions ---------------------------------------------------------------------------------
+
+
+def assumptions(timeline: Timeline) -> dict[str, list[Operation]]:
+    """The assumed Machine fields the timeline rests on, each with the operations that use it."""
+    assumed = timeline.machine.assumed
+    found: dict[str, list[Operation]] = defaultdict(list)
+    for core in timeline.cores:
+        loads = {index for _, _, index in core.table_loads}
+        for op in core.operations:
+            for field in {*_fields(core, op, op.index in loads)} & assumed:
+                found[field].append(op)
+    if "kernel_overhead_ns" in assumed:
+        found["kernel_overhead_ns"] = []
+    return dict(sorted(found.items()))
+
+
+def _fields(core: Any, op: Operation, loads_table: bool) -> Iterator[str]:
+    """Every Machine field behind the time of one operation."""
+    if op.is_dma:
+        yield from _transfer_fields(op, core.transfers[op.index], core.machine)
+    else:
+        yield from core.planner.cost_of(op).rests_on
+        if op.kind == "tensor":
+            yield "tensor_drain_ns"
+        if _is_slowed(core, op):
+            yield from HALF_RATE_FIELDS if op.kind == "tensor" else STRIDE_FIELDS
+    if loads_table:
+        yield from ("activation_table_ns", "activation_table_free")
+    yield from _wait_fields(core, op)
+
+
+HALF_RATE_FIELDS = ("half_rate_rule", "half_rate_window_ns", "half_rate_threshold", "half_rate_slowdown")
+STRIDE_FIELDS = ("stride_full_rate_bytes", "stride_slowdown")
+
+
+def _is_slowed(core: Any, op: Operation) -> bool:
+    """Took longer than its cycles: the PE array was cold, or an operand strides far."""
+    cost = core.planner.cost_of(op)
+    tail = core.machine.tensor_drain_ns if op.kind == "tensor" else cost.fix_ns
+    service = core.end[op.index] - core.start[op.index] - tail
+    return cost.cycles > 0 and service > 1.001 * cost.cycles / core.clocks[op.kind]
+
+
+ISSUE_FIELDS = {"software": "swdge_spacing_ns", "hardware": "hwdge_ns", "static": "static_trigger_ns"}
+
+
+def _transfer_fields(op: Operation, transfer: Any, m: Machine) -> Iterator[str]:
+    load = op.kind == "reload" or (op.instruction is not None and op.instruction.operands()[0].on_chip)
+    way = "load" if load else "store"
+    yield from ("dma_descriptor_ns", "dma_bytes_per_ns", "dma_skew_ns")
+    yield from (f"dma_dispatch_{way}_ns", f"dma_notify_{way}_ns", ISSUE_FIELDS[transfer.mode])
+    if getattr(getattr(op.instruction, "dge_mode", None), "name", "unknown") == "unknown":
+        yield "dma_default_mode"
+    tiny = (m.dma_min_descriptor_ns - m.dma_descriptor_ns) * m.dma_bytes_per_ns
+    if transfer.nbytes < tiny * transfer.descriptors:
+        yield "dma_min_descriptor_ns"
+
+
+def _wait_fields(core: Any, op: Operation) -> Iterator[str]:
+    """The latency between the operation that decided the start and this one."""
+    before = core.blocked_by[op.index]
+    if before not in op.waits or core.operations[before].is_dma:
+        return
+    if op.is_dma:
+        yield "compute_to_dma_ns"
+    elif core.operations[before].kind != op.kind:
+        yield "semaphore_ns"
+    elif op.waits[before] == RAW:
+        yield "same_engine_gap_ns"
