@@ -194,7 +194,7 @@ class Machine:
     # --- DMA: latency
     dma_dispatch_load_ns: float  # 9.4 [T] trigger to first byte, HBM to SBUF
     dma_dispatch_store_ns: float  # 9.4 [T] SBUF to HBM
-    dma_skew_ns: float = 22.0  # 9.4, 13.6 [X] engine k starts k times this later; two pictures give 19 and 25
+    dma_skew_ns: float = 22.0  # 9.4 [X] engine k starts k times this later; two pictures give 19 and 25
     dma_notify_load_ns: float  # 9.4 [T] last byte to consumer
     dma_notify_store_ns: float  # 9.4 [T]
 
