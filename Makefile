@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test tiny bench lint clean
+.PHONY: setup demo test tiny bench docs lint clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,9 @@ tiny: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+docs: setup
+	$(BIN)/python -m nki.docs
 
 lint: setup
 	$(BIN)/ruff format --check src tests examples benchmarks

@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-from support import target
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from support import target
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -55,7 +55,8 @@ def test_nki_dtype_has_every_dtype_of_the_language():
 
 
 def test_importing_nki_imports_no_framework():
-    code = "import nki, nki.language, nki.isa, nki.collectives, sys; print('torch' in sys.modules, 'jax' in sys.modules)"
+    code = "import nki, nki.language, nki.isa, nki.collectives, sys; "
+    code += "print('torch' in sys.modules, 'jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import target
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki import core as core_module
+from support import target
 
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
 

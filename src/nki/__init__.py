@@ -1,5 +1,6 @@
 """Open NKI: the Neuron Kernel Interface in the open."""
 
+import importlib as _importlib
 from typing import Any
 
 from .compatibility import older_name as _older_name
@@ -23,6 +24,9 @@ __all__ = [
     "simulate",
 ]
 
+_MODULES = ("collectives", "compiler", "dtype", "experimental", "framework", "isa", "language", "simulator")
+
 
 def __getattr__(name: str) -> Any:
-    return _older_name(name)
+    """A module that nobody imported yet (`dtype: nki.dtype` needs no `import nki.dtype`), or an older name."""
+    return _importlib.import_module(f"nki.{name}") if name in _MODULES else _older_name(name)

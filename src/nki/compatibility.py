@@ -22,15 +22,24 @@ def cpu_simulate(kernel):
     return Kernel(kernel) if not isinstance(kernel, Kernel) else kernel
 
 
-BENCHMARK_OPTIONS = ("warmup", "iters", "n_iterations", "save_neff_name", "save_trace_name", "additional_compile_opt")
+BENCHMARK_OPTIONS = (
+    "warmup",
+    "iters",
+    "n_iterations",
+    "save_neff_name",
+    "save_trace_name",
+    "additional_compile_opt",
+)
 
 
 def benchmark(kernel=None, args=None, **options):
-    """benchmark(warmup=, iters=)(kernel), or benchmark(kernel, args): price a kernel with the timing model."""
+    """benchmark(warmup=, iters=)(kernel), or benchmark(kernel, args): price it with the timing model."""
     for name in options:
         if name not in BENCHMARK_OPTIONS:
             accepted = ", ".join(BENCHMARK_OPTIONS)
-            raise error("argument", f"nki.benchmark: unknown keyword {name!r}", notes=[f"accepted: {accepted}"])
+            raise error(
+                "argument", f"nki.benchmark: unknown keyword {name!r}", notes=[f"accepted: {accepted}"]
+            )
     if kernel is None:
         return Benchmark
     priced = Benchmark(kernel)

@@ -12,7 +12,7 @@ import linecache
 import sys
 import types
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -214,6 +214,15 @@ def nearest(name: str, allowed: Iterable[str]) -> str | None:
     """The allowed name closest to a mistyped one, if any is close."""
     found = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def missing_name(module: str, short: str, name: str, removed: Mapping[str, str], known: Iterable[str]) -> Exception:
+    """The AttributeError for `short.name`: what took the place of a removed name, or the nearest one."""
+    if name in removed:
+        return error("removed-name", f"{short}.{name} has been removed from NKI", help=removed[name])
+    close = None if name.startswith("_") else nearest(name, known)
+    hint = f"; did you mean {short}.{close}?" if close else ""
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
 
 def without_our_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:

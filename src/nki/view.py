@@ -356,83 +356,83 @@ class View:
     def __getitem__(self, key):
         if key.__class__ is not tuple:
             key = tuple(key) if key.__class__ is list else (key,)
-        shape, strides, on_chip = self.shape, self.strides, self.storage.on_chip
-        n = len(shape)
-        for position, index in enumerate(key):
+        shape, strides, offset, ind = self.shape, self.strides, self.offset, self.indirection
+        for index in key:
             if index is Ellipsis:
-                if sum(k is Ellipsis for k in key) > 1:
-                    self._fail("index", "an index may hold only one ellipsis (...)")
-                key = key[:position] + (slice(None),) * (n - len(key) + 1) + key[position + 1 :]
+                key = self._without_ellipsis(key)
                 break
-        if len(key) > n:
-            self._fail("index", f"{len(key)} indices for a tensor with {n} dimensions")
-        offset = self.offset
+        if len(key) > len(shape):
+            self._fail("index", f"{len(key)} indices for a tensor with {len(shape)} dimensions")
         new_shape: list[int] = []
         new_strides: list[int] = []
-        dropped: list[int] = []
-        ind = self.indirection
-        places = []  # where each old dim went
+        watched = -1 if ind is None or ind.dim is None else ind.dim  # the indirect dimension
+        moved = len(key)  # where it goes
+        last_dropped = -1
         for dim, index in enumerate(key):
             size, stride = shape[dim], strides[dim]
+            if dim == watched:
+                moved = len(new_shape)
             if index.__class__ is slice:
                 start, stop, step = index.start, index.stop, index.step
-                if start is None and stop is None and step is None:
-                    places.append(len(new_shape))
-                    new_shape.append(size)
-                    new_strides.append(stride)
-                    continue
-                self._not_indirect_dim(dim, "indexing")
-                start, count, step = self._resolve_slice(dim, start, stop, step)
-                offset += stride * start
-                places.append(len(new_shape))
-                new_shape.append(count)
-                new_strides.append(stride * step)
+                if start is not None or stop is not None or step is not None:
+                    if ind is not None:
+                        self._not_indirect_dim(dim, "indexing")
+                    start, size, step = self._resolve_slice(dim, start, stop, step)
+                    offset += stride * start
+                    stride *= step
             elif index.__class__ is int or is_int(index):
-                self._not_indirect_dim(dim, "indexing")
+                if ind is not None:
+                    self._not_indirect_dim(dim, "indexing")
                 if not -size <= index < size:
                     self._fail("index", f"index {index} is out of range for dimension {dim} of size {size}")
                 offset += stride * (int(index) % size)
-                places.append(len(new_shape))
-                if dim == 0 and on_chip:
-                    new_shape.append(1)
-                    new_strides.append(stride)
-                else:
-                    dropped.append(dim)
+                size = 1
+                if dim or not self.storage.on_chip:
+                    last_dropped = dim
+                    continue
             elif index.__class__ is DynamicSlice:
-                places.append(len(new_shape))
                 if index.start.__class__ is int:
                     self._not_indirect_dim(dim, "indexing")
-                    start, count, _ = self._resolve_slice(dim, index.start, index.start + index.size, 1)
-                    offset += stride * start
-                    new_shape.append(count)
+                    offset += stride * self._resolve_slice(dim, index.start, index.start + index.size, 1)[0]
                 else:
                     ind = self._scalar_indirection(index.start, dim, len(new_shape), ind)
                     if index.size > size:
                         self._fail(
                             "index", f"nl.ds of {index.size} elements in dimension {dim} of size {size}"
                         )
-                    new_shape.append(index.size)
-                new_strides.append(stride)
+                size = index.size
             elif is_dynamic_index(index):
                 ind = self._scalar_indirection(index, dim, None, ind)
-                places.append(len(new_shape))
-                dropped.append(dim)
+                last_dropped = dim
+                continue
             else:
                 self._bad_index(index)
-        rest = len(key)
-        places.extend(range(len(new_shape), len(new_shape) + n - rest))
-        new_shape.extend(shape[rest:])
-        new_strides.extend(strides[rest:])
-        if len(new_shape) < (2 if on_chip else 1):
+            new_shape.append(size)
+            new_strides.append(stride)
+        if watched >= len(key):
+            moved = len(new_shape) + watched - len(key)
+        new_shape += shape[len(key) :]
+        new_strides += strides[len(key) :]
+        if len(new_shape) < (2 if self.storage.on_chip else 1):
             new_shape.append(1)
-            new_strides.append(strides[dropped[-1]] if dropped else 1)
-        if ind is not None and ind is self.indirection and ind.dim is not None:
-            ind = ind.at(places[ind.dim])
+            new_strides.append(strides[last_dropped])
+        if watched >= 0:
+            ind = self.indirection.at(moved)  # type: ignore[union-attr]
         return self._make(offset, new_shape, new_strides, self.dtype, ind)
+
+    def _without_ellipsis(self, key: tuple) -> tuple:
+        """The ellipsis written out as full slices."""
+        places = [i for i, index in enumerate(key) if index is Ellipsis]
+        if len(places) > 1:
+            self._fail("index", "an index may hold only one ellipsis (...)")
+        missing = (slice(None),) * (len(self.shape) - len(key) + 1)
+        return key[: places[0]] + missing + key[places[0] + 1 :]
 
     def _resolve_slice(self, dim: int, start, stop, step) -> tuple[int, int, int]:
         """(start, count, step) of a slice, strictly inside the dimension: nothing is clamped."""
         size = self.shape[dim]
+        if step is None and start.__class__ is int and stop.__class__ is int and 0 <= start < stop <= size:
+            return start, stop - start, 1
         for value in (start, stop, step):
             if value is not None and value.__class__ is not int and not is_int(value):
                 if is_dynamic_index(value):

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import target
 
 import nki
 import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 from nki.collectives import ReplicaGroup
+from support import target
 
 ONE = ReplicaGroup([[0]])
 DTYPES = ["int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32"]
@@ -124,7 +124,10 @@ def test_several_tensors_travel_in_one_call(name):
     @nki.jit
     def kernel():
         srcs = [hbm(shape, name=f"s{i}") for i, shape in enumerate(shapes)]
-        dsts = [nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm, name=f"d{i}") for i, shape in enumerate(shapes)]
+        dsts = [
+            nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm, name=f"d{i}")
+            for i, shape in enumerate(shapes)
+        ]
         CALLS[name](srcs, dsts)
         return dsts
 
@@ -143,7 +146,9 @@ def test_parts_of_tensors_may_be_operands():
     assert np.array_equal(kernel(x), np.concatenate([np.zeros((2, 8)), x[0:2]]))
 
 
-@pytest.mark.parametrize("op, reference", [(nl.add, np.add), (nl.minimum, np.minimum), (nl.maximum, np.maximum)])
+@pytest.mark.parametrize(
+    "op, reference", [(nl.add, np.add), (nl.minimum, np.minimum), (nl.maximum, np.maximum)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_the_reducing_ring_combines_its_two_sources(op, reference, dtype):
     @nki.jit
@@ -204,7 +209,9 @@ def test_the_rank_is_0_in_a_register_that_indexes():
         ring = ncc.collective_permute_implicit_current_processing_rank_id(5, ONE)
         nisa.dma_copy(out[0], x[ncc.rank_id()])
         nisa.dma_copy(out[1], x.select(0, ring))
-        nisa.dma_copy(out[2:3], x.ap([[4, 1], [1, 4]], scalar_offset=ncc.rank_id(name="rank"), indirect_dim=0))
+        nisa.dma_copy(
+            out[2:3], x.ap([[4, 1], [1, 4]], scalar_offset=ncc.rank_id(name="rank"), indirect_dim=0)
+        )
         return out
 
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -252,7 +259,8 @@ def test_a_group_is_a_value_and_a_sequence():
 
 
 @pytest.mark.parametrize(
-    "groups", [[], [[]], [0, 1], "world", [["0"]], [[-1]], [[0, 0]], [[0], [0]], [[0, 1], [2]], None, [[True]]]
+    "groups",
+    [[], [[]], [0, 1], "world", [["0"]], [[-1]], [[0, 0]], [[0], [0]], [[0, 1], [2]], None, [[True]]],
 )
 def test_a_group_must_be_lists_of_different_ranks(groups):
     with pytest.raises(ValueError) as caught:
@@ -411,7 +419,10 @@ def test_channels_have_one_tensor_each(srcs, ids, kind):
 def test_more_than_four_channels_are_reported():
     def body():
         ncc.collective_permute_implicit(
-            [[hbm(name=f"s{i}")] for i in range(5)], [[hbm(name=f"d{i}")] for i in range(5)], ONE, list(range(5))
+            [[hbm(name=f"s{i}")] for i in range(5)],
+            [[hbm(name=f"d{i}")] for i in range(5)],
+            ONE,
+            list(range(5)),
         )
 
     @nki.jit
@@ -456,7 +467,10 @@ def test_arguments_and_nameless_tensors_are_reported():
 def varying(call, x, metadata, known=False, size=8, where="hbm", displs=False):
     @nki.jit
     def kernel(x, metadata):
-        src, dst = hbm((x.shape[0],), x.dtype, "src"), nl.full((size,), -1.0, nl.float32, buffer=nl.shared_hbm, name="dst")
+        src, dst = (
+            hbm((x.shape[0],), x.dtype, "src"),
+            nl.full((size,), -1.0, nl.float32, buffer=nl.shared_hbm, name="dst"),
+        )
         nisa.dma_copy(src, x)
         table = nl.ndarray(metadata.shape, nl.uint32, buffer=nl.shared_hbm, name="table")
         nisa.dma_copy(table, metadata)

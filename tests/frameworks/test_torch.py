@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import target
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from support import target
 
 torch = pytest.importorskip("torch")
 

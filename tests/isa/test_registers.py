@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import target
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki import core as core_module
+from support import target
 
 INTEGERS = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]
 
@@ -177,7 +177,9 @@ def test_loading_a_float32_keeps_its_value_and_says_so():
 
 def test_a_register_with_a_float_is_no_index_and_no_bound():
     def index(x):
-        nisa.dma_copy(nl.ndarray((1, 1), nl.float32), x.ap([[1, 1], [1, 1]], scalar_offset=nisa.register_alloc(x)))
+        nisa.dma_copy(
+            nl.ndarray((1, 1), nl.float32), x.ap([[1, 1], [1, 1]], scalar_offset=nisa.register_alloc(x))
+        )
 
     def bound(x):
         nl.fori_loop(0, nisa.register_alloc(x), lambda i: None)
@@ -341,7 +343,7 @@ def test_python_cannot_convert_a_register(use):
 
 def test_comparing_with_none_tests_for_presence():
     register = nisa.VirtualRegister(0)
-    assert not (register == None) and register != None  # noqa: E711
+    assert (register == None) is False and (register != None) is True  # noqa: E711
 
 
 def test_registers_are_equal_to_nothing_and_hash_by_identity():
@@ -423,7 +425,8 @@ def test_a_register_beyond_the_tensor_is_found_when_it_is_used():
 
 @pytest.mark.tiny
 @pytest.mark.parametrize(
-    "name, version", [("trn1", "gen2"), ("gen2", "gen2"), ("trn2", "gen3"), ("GEN3", "gen3"), ("trn3", "gen4")]
+    "name, version",
+    [("trn1", "gen2"), ("gen2", "gen2"), ("trn2", "gen3"), ("GEN3", "gen3"), ("trn3", "gen4")],
 )
 def test_the_version_follows_the_platform_inside_and_outside_kernels(name, version):
     with target(name):
@@ -462,7 +465,14 @@ def test_signatures_are_the_documented_ones():
     path = os.path.join(os.path.dirname(__file__), "..", "data", "documented_api.json")
     with open(path) as file:
         functions = json.load(file)["nki.isa"]["functions"]
-    for name in ("register_alloc", "register_move", "register_load", "register_store", "sendrecv", "core_barrier"):
+    for name in (
+        "register_alloc",
+        "register_move",
+        "register_load",
+        "register_store",
+        "sendrecv",
+        "core_barrier",
+    ):
         found = [
             [p.name, None if p.default is p.empty else str(p.default)]
             for p in inspect.signature(getattr(nisa, name)).parameters.values()

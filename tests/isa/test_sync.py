@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import target
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from support import target
 
 DTYPES = ["bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32"]
 DTYPES += ["float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"]
@@ -154,7 +154,9 @@ def test_the_old_keyword_use_gpsimd_dma_is_mapped():
         assert refusal(kernel, x, True).kind == "free-limit"
 
 
-def sender(shape=(4, 4), other=None, dtype=nl.float32, other_dtype=None, to=None, source=None, buffer=nl.sbuf):
+def sender(
+    shape=(4, 4), other=None, dtype=nl.float32, other_dtype=None, to=None, source=None, buffer=nl.sbuf
+):
     """A kernel whose one sendrecv is wrong in one respect."""
 
     @nki.jit
@@ -376,7 +378,9 @@ def test_different_barriers_are_a_deadlock_that_names_both():
     problem = refusal(kernel, np.zeros(4, np.float32))
     assert problem.kind == "deadlock"
     text = str(problem)
-    assert "core 0 waits for core_barrier on first" in text and "core 1 waits for core_barrier on second" in text
+    assert (
+        "core 0 waits for core_barrier on first" in text and "core 1 waits for core_barrier on second" in text
+    )
     assert "test_sync.py" in text
 
 

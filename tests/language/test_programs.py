@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import target
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki import core as core_module
+from support import target
 
 
 def inside(body, degree=None):

@@ -10,6 +10,12 @@ from .. import dtypes
 from ..core import warn
 
 
+REMOVED = dict.fromkeys(
+    ("tensor_copy_dynamic_src", "tensor_copy_dynamic_dst"),
+    "nisa.tensor_copy with a view t.ap(pattern, scalar_offset=register)",
+)
+
+
 def legacy_dtype(function: Callable) -> Callable:
     """Accept and ignore `dtype=`: the dtype of dst decides."""
 

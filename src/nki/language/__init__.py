@@ -24,12 +24,13 @@ from ..dtypes import (
     uint16,
     uint32,
 )
+from ..errors import missing_name as _missing_name
 from ..operators import OPERATORS as _OPERATORS
 from ..tensor import NkiTensor
 from . import elementwise as _elementwise
 from .creation import *
 from .history import fp32, par_dim
-from .history import missing_name as _missing_name
+from .history import REMOVED as _REMOVED
 from .loops import (
     affine_range,
     dynamic_range,
@@ -59,4 +60,4 @@ __all__ = sorted(
 
 
 def __getattr__(name: str):
-    raise _missing_name(name, __all__)
+    raise _missing_name(__name__, "nl", name, _REMOVED, __all__)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 from ..core import warn
-from ..errors import error, nearest
 from .creation import ParDim
 
 fp32 = SimpleNamespace(min=-3.4028235e38, max=3.4028235e38)
@@ -35,15 +33,6 @@ def par_dim(size):
         "legacy", "nl.par_dim is an old form", help="the first dimension of a tile is the partition dimension"
     )
     return ParDim(size)
-
-
-def missing_name(name: str, known: Iterable[str]) -> Exception:
-    """The AttributeError for `nl.name`, which tells what to write instead."""
-    if name in REMOVED:
-        return error("removed-name", f"nl.{name} has been removed from NKI", help=REMOVED[name])
-    close = None if name.startswith("_") else nearest(name, known)
-    hint = f"; did you mean nl.{close}?" if close else ""
-    return AttributeError(f"module 'nki.language' has no attribute {name!r}{hint}")
 
 
 __all__: list[Any] = ["fp32", "par_dim"]

@@ -1,0 +1,107 @@
+"""The executor against numpy doing the same arithmetic on one BLAS thread."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nki.execute.blas import one_blas_thread
+
+MATMUL = Path(__file__).parents[1] / "examples" / "matmul"
+sys.path.insert(0, str(MATMUL))
+from kernels import blocked_mnk, tiled  # noqa: E402
+
+M, K, N = 2048, 4096, 4096
+
+
+def best(call, repeats=3):
+    """Shortest of a few runs, in seconds."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def matmul_rows():
+    rng = np.random.default_rng(0)
+    lhsT = rng.standard_normal((K, M), dtype=np.float32)
+    rhs = rng.standard_normal((K, N), dtype=np.float32)
+    with one_blas_thread():
+        numpy_time = best(lambda: lhsT.T @ rhs)
+    blocked = best(lambda: blocked_mnk(lhsT, rhs))
+    naive = best(lambda: tiled(lhsT, rhs))
+    low = nl.bfloat16
+    narrow = lhsT.astype(np.dtype(low)), rhs.astype(np.dtype(low))
+    bf16 = best(lambda: blocked_mnk(*narrow))
+    yield f"blocked matmul fp32 {M}x{K}x{N} / numpy", f"{blocked / numpy_time:.2f}x", "1.8x"
+    yield "naive tiled matmul, same size / numpy", f"{naive / numpy_time:.2f}x", "2.6x"
+    yield "blocked matmul bf16 / fp32", f"{bf16 / blocked:.2f}x", "1.4x"
+
+
+def per_call(issue, count=2000, rounds=5):
+    """Seconds per call of a loop body, after the first calls."""
+    issue()
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(count):
+            issue()
+        times.append((time.perf_counter() - start) / count)
+    return min(times)
+
+
+def instruction_rows():
+    found = {}
+
+    @nki.jit
+    def kernel(x):
+        a, b, c = (nl.ndarray((128, 512), nl.float32) for _ in range(3))
+        column, out = (nl.ndarray((128, 1), nl.float32) for _ in range(2))
+        nisa.dma_copy(a, x)
+        nisa.dma_copy(b, x)
+        nisa.memset(column, 1.0)
+        found["tensor_tensor"] = per_call(lambda: nisa.tensor_tensor(c, a, b, op=nl.add))
+        found["tensor_scalar"] = per_call(lambda: nisa.tensor_scalar(out, column, nl.multiply, 2.0))
+
+    x = np.ones((128, 512), np.float32)
+    kernel(x)
+    out = np.empty_like(x)
+    y = x.copy()
+    bare = per_call(lambda: np.add(x, y, out=out))
+    yield "tensor_tensor 128x512 fp32 / np.add(out=)", f"{found['tensor_tensor'] / bare:.2f}x", "1.5x"
+    yield "tensor_scalar 128x1, per call", f"{found['tensor_scalar'] * 1e6:.1f} us", "8 us"
+
+
+PEAK = """
+import resource, sys
+import numpy as np
+sys.path.insert(0, {path!r})
+from kernels import tiled
+lhsT, rhs = np.ones((8192, 4096), np.float32), np.ones((8192, 8192), np.float32)
+tiled(lhsT[:128, :128].copy(), rhs[:128, :512].copy())
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+out = tiled(lhsT, rhs)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - out.nbytes)
+"""
+
+
+def memory_rows():
+    """A process of its own, so that nothing else counts."""
+    code = PEAK.format(path=str(MATMUL))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    gib = int(done.stdout) / 2**30
+    yield "naive matmul 4096x8192x8192: peak beyond inputs and output", f"{gib:.2f} GiB", "1 GiB"
+
+
+def run():
+    os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    return [*matmul_rows(), *instruction_rows(), *memory_rows()]
+

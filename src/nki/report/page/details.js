@@ -1,0 +1,113 @@
+// The tooltip, and the panel about the selected instruction.
+
+const MOST_LINKS = 8;
+
+class Details {
+  constructor(data, actions) {
+    this.data = data;
+    this.actions = actions;
+    this.tooltip = document.getElementById("tooltip");
+    this.panel = document.getElementById("instruction");
+    this.empty = [...this.panel.childNodes];
+  }
+
+  // ---- tooltip ---------------------------------------------------------------------------------
+
+  hover({ row, others, memory, moment }, event) {
+    if (row === undefined && !memory) {
+      this.tooltip.hidden = true;
+      return;
+    }
+    this.tooltip.replaceChildren(...(memory ? this.#memory(memory, moment) : this.#brief(row, others)));
+    this.tooltip.hidden = false;
+    const { offsetWidth: width, offsetHeight: height } = this.tooltip;
+    const right = event.clientX + 16 + width < innerWidth;
+    const below = event.clientY + 18 + height < innerHeight;
+    this.tooltip.style.left = `${Math.max(4, right ? event.clientX + 16 : event.clientX - width - 12)}px`;
+    this.tooltip.style.top = `${Math.max(4, below ? event.clientY + 18 : event.clientY - height - 12)}px`;
+  }
+
+  #brief(row, others) {
+    const { data } = this;
+    const kind = data.kind_of(row);
+    return [
+      this.#title(row),
+      ...operandList(kind.operands).map((text) => element("code", { textContent: text })),
+      this.#facts(row),
+      element("p", { className: "place" }, element("b", { textContent: placeText(data, kind) }),
+        element("code", { textContent: sourceText(data, kind) })),
+      others ? element("p", { className: "faint", textContent: `and ${countText(others, "other")} in this pixel: zoom in` }) : "",
+    ].filter(Boolean);
+  }
+
+  #title(row) {
+    const kind = this.data.kind_of(row);
+    const label = this.data.labels[this.data.label[row]];
+    const lane = this.data.lane_of(row);
+    const core = this.data.cores > 1 ? ` · core ${lane.core}` : "";
+    return element("h3", {}, kind.name, label ? element("i", { textContent: ` ${label}` }) : "",
+      element("span", { className: `chip ${COMPUTE.has(lane.name) ? lane.name : kind.flow || "move"}`, textContent: ENGINE_NAMES[lane.name] + core }));
+  }
+
+  #facts(row) {
+    const { data } = this;
+    const kind = data.kind_of(row);
+    const length = data.end[row] - data.start[row];
+    const facts = [["start", timeText(data.start[row])], ["duration", timeText(length)]];
+    if (kind.bytes) facts.push(["moves", `${sizeText(kind.bytes)}, ${three(kind.bytes / length)} GB/s`]);
+    if (kind.flops) facts.push(["computes", `${flopsText(kind.flops)}, ${three(kind.flops / length / 1e3)} TFLOP/s`]);
+    const idle = data.wait[row] > 0 ? `${timeText(data.wait[row])} idle before it; ` : "";
+    facts.push(["waited for", idle + reasonText(data, row)]);
+    return element("dl", {}, ...facts.flatMap(([name, text]) =>
+      [element("dt", { textContent: name }), element("dd", { textContent: text })]));
+  }
+
+  #memory(memory, moment) {
+    const held = memory.heldAt(moment);
+    const total = held.reduce((a, b) => a + b, 0);
+    const rows = memory.owners.map((owner, k) => ({ owner, k, bytes: held[k] })).filter(({ bytes }) => bytes > 0);
+    return [
+      element("h3", { textContent: `${memory.name.toUpperCase()} at ${timeText(Math.max(0, moment))}` }),
+      element("p", { textContent: `${sizeText(total)} of ${sizeText(memory.usable)} per partition` }),
+      element("dl", { className: "owners" }, ...rows.flatMap(({ owner: [name, file, line], k, bytes }) => [
+        element("dt", {}, element("i", { className: "swatch", style: `background:var(--owner${k % 8})` }), name),
+        element("dd", { textContent: `${sizeText(bytes)}  ${placeText(this.data, { file, line }).replace("no source line", "")}` }),
+      ])),
+    ];
+  }
+
+  // ---- panel -----------------------------------------------------------------------------------
+
+  show(row, chain, dependents) {
+    if (row < 0) return this.panel.replaceChildren(...this.empty);
+    const { data } = this;
+    const kind = data.kind_of(row);
+    const line = element("button", { className: "link", textContent: placeText(data, kind) });
+    line.onclick = () => this.actions.toLine(kind.file, kind.line);
+    this.panel.replaceChildren(
+      this.#title(row),
+      element("ul", { className: "operands" }, ...operandList(kind.operands).map((text) => element("li", {}, element("code", { textContent: text })))),
+      this.#facts(row),
+      element("p", { className: "place" }, line, element("code", { textContent: sourceText(data, kind) })),
+      ...this.#links("What decided its start, back in time", chain.slice(1), (other, i) =>
+        `${timeText(data.start[chain[i]] - data.start[other])} earlier, ${data.why_of(chain[i])}`),
+      ...this.#links("What it decided", dependents, (other) => data.why_of(other)),
+    );
+  }
+
+  #links(title, rows, note) {
+    if (rows.length === 0) return [];
+    const more = rows.length - MOST_LINKS;
+    return [
+      element("h4", { textContent: title }),
+      element("ol", { className: "links" }, ...rows.slice(0, MOST_LINKS).map((row, i) => this.#link(row, note(row, i)))),
+      more > 0 ? element("p", { className: "faint", textContent: `and ${rows.length >= LONGEST_CHAIN ? "more" : more.toLocaleString("en-US") + " more"}` }) : "",
+    ];
+  }
+
+  #link(row, note) {
+    const button = element("button", { className: "link", textContent: this.data.kind_of(row).name });
+    button.onclick = () => this.actions.select(row);
+    return element("li", {}, button, element("span", { textContent: ` ${ENGINE_NAMES[this.data.lane_of(row).name]}, ${note}` }));
+  }
+}

@@ -1,0 +1,91 @@
+// Lanes, the tracks inside them, and which colour a bar has.
+
+const MOST_TRACKS = 4; // transfers in flight that a queue's lane shows side by side
+
+/** First index whose value exceeds x. */
+function upperBound(values, x) {
+  let low = 0;
+  let high = values.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] <= x) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** Rows of one lane that follow each other; `end` is cut where the next one begins. */
+class Track {
+  constructor(data, rows) {
+    this.rows = Uint32Array.from(rows);
+    this.start = Float64Array.from(rows, (row) => data.start[row]);
+    this.end = Float64Array.from(rows, (row, i) =>
+      i + 1 < rows.length ? Math.min(data.end[row], data.start[rows[i + 1]]) : data.end[row]);
+  }
+
+  /** The bar at a moment, or the nearest within `slack` ns; -1 for none. */
+  at(moment, slack) {
+    const i = upperBound(this.start, moment) - 1;
+    if (i >= 0 && moment <= this.end[i]) return this.rows[i];
+    const before = i >= 0 ? moment - this.end[i] : Infinity;
+    const after = i + 1 < this.rows.length ? this.start[i + 1] - moment : Infinity;
+    if (Math.min(before, after) > slack) return -1;
+    return this.rows[before <= after ? i : i + 1];
+  }
+}
+
+/** Engines overlap by their drain alone: one track. Transfers in flight are shown side by side. */
+function tracksOf(data, lane) {
+  const rows = Array.from({ length: lane.rows }, (_, i) => lane.first + i);
+  if (COMPUTE.has(lane.name)) return [new Track(data, rows)];
+  const tracks = [];
+  const free = [];
+  for (const row of rows) {
+    let choice = free.findIndex((moment) => moment <= data.start[row] + data.tick_ns);
+    if (choice < 0 && tracks.length < MOST_TRACKS) choice = tracks.push([]) - 1;
+    if (choice < 0) choice = free.indexOf(Math.min(...free));
+    tracks[choice].push(row);
+    free[choice] = data.end[row];
+  }
+  return tracks.map((chosen) => new Track(data, chosen));
+}
+
+// ---- colours -----------------------------------------------------------------------------------
+
+const SHADES = [0, 0.3, -0.25, 0.5, -0.4];
+
+function cssColor(name) {
+  const text = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  return [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16));
+}
+
+const shaded = (color, shade) =>
+  color.map((c) => Math.round(shade >= 0 ? c + (255 - c) * shade : c * (1 + shade)));
+
+const cssText = ([r, g, b], alpha = 1) => `rgba(${r},${g},${b},${alpha})`;
+
+/** A colour per kind: transfers by their way, instructions by engine, the most frequent purest. */
+function colorsOf(data) {
+  const lane = new Map();
+  const rows = new Map();
+  for (let row = 0; row < data.rows; row++) {
+    const kind = data.kind[row];
+    rows.set(kind, (rows.get(kind) || 0) + 1);
+    if (!lane.has(kind)) lane.set(kind, data.lanes[data.lane[row]].name);
+  }
+  const seen = {};
+  const byRows = [...data.kinds.keys()].sort((a, b) => (rows.get(b) || 0) - (rows.get(a) || 0));
+  const colors = [];
+  for (const number of byRows) {
+    const kind = data.kinds[number];
+    const engine = lane.get(number);
+    if (!COMPUTE.has(engine)) {
+      colors[number] = cssColor(kind.flow || "move");
+      continue;
+    }
+    const names = (seen[engine] ||= []);
+    if (!names.includes(kind.name)) names.push(kind.name);
+    colors[number] = shaded(cssColor(engine), SHADES[names.indexOf(kind.name) % SHADES.length]);
+  }
+  return colors;
+}

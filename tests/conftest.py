@@ -1,0 +1,25 @@
+"""Golden files: `golden("report/golden/x.txt", text)` compares, `pytest --update` writes."""
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update", action="store_true", help="write the golden files instead of comparing")
+
+
+@pytest.fixture
+def golden(request):
+    """Compare a text with a file below tests/, or write the file when run with --update."""
+
+    def compare(path: str, text: str) -> None:
+        file = HERE / path
+        if request.config.getoption("--update"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        assert file.read_text(encoding="utf-8") == text, f"{path} differs; pytest --update writes it anew"
+
+    return compare

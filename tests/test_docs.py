@@ -1,0 +1,91 @@
+"""The documents tell the truth: docs/isa.md is what the code says, and every Python snippet runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import nki.docs
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+NOT_RUN = "<!-- not run -->"
+
+
+# ---- docs/isa.md ---------------------------------------------------------------------------------
+
+
+@pytest.mark.tiny
+def test_the_page_of_instructions_is_what_the_code_says():
+    assert (ROOT / nki.docs.PAGE).read_text() == nki.docs.page(), "docs/isa.md is stale: run `make docs`"
+
+
+def test_the_command_writes_the_page(tmp_path, capsys):
+    target = tmp_path / "new" / "isa.md"
+    nki.docs.main([str(target)])
+    assert target.read_text() == nki.docs.page()
+    assert str(target) in capsys.readouterr().out
+
+
+def test_every_documented_instruction_has_one_row():
+    api = json.loads((ROOT / "tests" / "data" / "documented_api.json").read_text())
+    rows = re.findall(r"^\| `(\w+\.\w+)` \|", nki.docs.page(), re.MULTILINE)
+    assert sorted(name for name in rows if name.startswith("nisa.")) == sorted(
+        f"nisa.{name}" for name in api["nki.isa"]["functions"]
+    )
+    assert len(rows) == len(set(rows))
+
+
+def test_no_fact_of_an_instruction_is_missing():
+    rows = [line.strip("| ").split(" | ") for line in nki.docs.page().splitlines() if line.startswith("| `")]
+    assert {len(row) for row in rows} == {6, 2}  # instructions, and functions that issue none
+    assert all(cell.strip() for row in rows for cell in row)
+
+
+def test_generations_and_engines_are_those_of_the_instruction():
+    page = nki.docs.page()
+    assert re.search(r"`nisa.nc_matmul_mx` \| tensor \| trn3 \|", page)
+    assert re.search(r"`nisa.sendrecv` \| DMA \| trn2, trn3 \|", page)
+    assert re.search(r"`nisa.tensor_tensor` \| vector, gpsimd \| trn1, trn2, trn3 \|", page)
+    assert re.search(r"`nisa.register_load` \| sequencer \|", page)
+
+
+# ---- snippets ------------------------------------------------------------------------------------
+
+
+def snippets(text: str) -> str:
+    """The Python blocks of a Markdown text as one program, every line where it stands in the text."""
+    program: list[str] = []
+    indent: int | None = None  # of the block we are in
+    before = ""
+    for line in text.splitlines():
+        code = line.lstrip()
+        if indent is not None and code.startswith("```"):
+            indent = None
+        elif indent is not None:
+            program.append(line[indent:])
+            continue
+        elif code.rstrip() == "```python" and before != NOT_RUN:
+            indent = len(line) - len(code)
+        before = code.strip() or before
+        program.append("")
+    return "\n".join(program)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_snippet_runs(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # what a snippet writes is not left behind
+    program = compile(snippets(document.read_text()), str(document), "exec", dont_inherit=True)
+    exec(program, {"__name__": "snippet"})
+
+
+@pytest.mark.tiny
+def test_snippets_keep_their_lines_and_the_marked_ones_are_left_out():
+    shown = "one\n\n   ```python\n   x = 1\n     + 1\n   ```\n"
+    hidden = "<!-- not run -->\n\n```python\nboom\n```\n```\ntext\n```\n"
+    lines = snippets(shown + hidden).split("\n")
+    assert lines[3:5] == ["x = 1", "  + 1"]
+    assert [i for i, line in enumerate(lines) if line] == [3, 4]
