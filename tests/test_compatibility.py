@@ -1,14 +1,15 @@
 """Modules and names that public code of other releases uses (language.md 1)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Optional, Union
 
 import numpy as np
 import pytest
 
 import nki
+import nki.dtype
 import nki.isa as nisa
 import nki.language as nl
 from support import target
@@ -59,6 +60,81 @@ def test_importing_nki_imports_no_framework():
     code += "print('torch' in sys.modules, 'jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_importing_nki_is_enough_to_name_its_modules():
+    code = (
+        "import nki\n"
+        "def kernel(x: nki.tensor, dtype: nki.dtype = nki.dtype.bfloat16): ...\n"
+        "assert nki.isa.constants.dge_mode is nki.isa.dge_mode and nki.language.float32 == 'float32'\n"
+        "assert all((nki.collectives, nki.simulator, nki.typing.tensor, nki.experimental, nki.compiler))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---- annotations ---------------------------------------------------------------------------------
+
+
+@pytest.mark.tiny
+def test_tensors_and_dtypes_may_be_annotations():
+    def kernel(
+        x: nl.ndarray,
+        y: nl.ndarray | None = None,
+        z: None | nl.ndarray = None,
+        w: Optional[nl.ndarray] = None,  # noqa: UP045
+        v: Union[nl.ndarray, list[nl.ndarray]] = (),  # noqa: UP007
+        u: "nl.ndarray | None" = None,
+        t: dict[str, nl.NkiTensor] | None = None,
+        f: Callable[[nl.ndarray], nl.ndarray] | None = None,
+    ) -> tuple[nl.ndarray, ...]:
+        return double(x)
+
+    assert np.array_equal(nki.jit(kernel)(X), 2 * X)
+
+
+# ---- dtypes and arrays ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in nki.dtype.__all__ if not name.endswith("_x4")])
+def test_numpy_takes_the_dtypes_of_nki(name):
+    dtype = getattr(nl, name)
+    assert np.zeros((2, 3), dtype).dtype == np.ones(4).astype(dtype).dtype == np.dtype(dtype)
+    assert {dtype: name}[dtype] == name and dtype == str(dtype)
+
+
+PACKED = {
+    "float8_e4m3fn_x4": np.dtype([("float8_e4m3fn_x4", "<u2"), ("high", "<u2")]),
+    "float8_e5m2_x4": np.dtype([("float8_e5m2_x4", "<u2"), ("high", "<u2")]),
+    "float4_e2m1fn_x4": np.dtype([("float4_e2m1fn_x4", "u1"), ("high", "u1")]),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_arrays_are_records_in_and_out(name):
+    def twice(x):
+        assert x.dtype is getattr(nl, name) and x.shape == (4, 6)
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, x)
+        nisa.dma_copy(x[0:1, :], out[1:2, :])
+        return out, out[:, 0:2]
+
+    record = PACKED[name]
+    codes = np.arange(24 * record.itemsize, dtype=np.uint8)
+    for x in (np.zeros((4, 6), record), np.zeros((4, 12), record)[:, ::2]):  # dense, and with gaps
+        x[...] = codes.view(record).reshape(4, 6)
+        whole, part = nki.jit(twice)(x)
+        assert whole.dtype == part.dtype == x.dtype == record
+        assert whole.tobytes() == codes.tobytes() and np.array_equal(part, whole[:, 0:2])
+        assert np.array_equal(x[0], whole[1]) and np.array_equal(x[1:], whole[1:])
+
+
+def test_packed_results_without_a_packed_argument_are_bits():
+    def fill():
+        out = nl.ndarray((2, 2), nl.float8_e4m3fn_x4, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, nl.zeros((2, 2), nl.float8_e4m3fn_x4))
+        return out
+
+    assert np.array_equal(nki.jit(fill)(), np.zeros((2, 2), np.uint32))
 
 
 # ---- ways to call --------------------------------------------------------------------------------
@@ -127,6 +203,47 @@ def test_the_functions_of_nki_tensor_are_gone():
         _ = nki.tensor.zeros
     assert caught.value.kind == "removed" and "NumPy" in caught.value.help
     assert not hasattr(nki.tensor, "ones") and nki.tensor.NkiTensor is nl.NkiTensor
+
+
+@pytest.mark.parametrize("name", ["tensor_copy_dynamic_src", "tensor_copy_dynamic_dst"])
+def test_a_removed_instruction_tells_its_replacement(name):
+    with pytest.raises(AttributeError) as caught:
+        getattr(nisa, name)
+    assert caught.value.kind == "removed" and f"nisa.{name}" in str(caught.value)
+    assert "scalar_offset" in caught.value.help and not hasattr(nisa, name)
+
+
+def test_a_mistyped_instruction_meets_its_neighbour():
+    with pytest.raises(AttributeError, match="did you mean nisa.tensor_tensor"):
+        _ = nisa.tensor_tesnor
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t: nisa.tensor_copy(t),
+        lambda t: nisa.tensor_tensor(t, t, op=nl.add),
+        lambda t: nisa.activation(op=nl.exp, data=t),
+        lambda t: nisa.nc_matmul(t, t),
+    ],
+)
+def test_calls_in_the_style_of_returned_tiles_are_told_about_dst(call):
+    def kernel():
+        call(nl.zeros((4, 4), nl.float32))
+
+    with pytest.raises(TypeError) as caught:
+        nki.jit(kernel)()
+    assert caught.value.kind == "argument" and "dst=" in caught.value.help
+
+
+@pytest.mark.parametrize("call", [nl.zeros, nl.ones, lambda *a, mask: nl.add(nl.zeros(*a), 1.0, mask=mask)])
+def test_masks_are_refused_with_the_bound_to_write(call):
+    def kernel():
+        call((4, 4), nl.float32, mask=True)
+
+    with pytest.raises(TypeError, match="mask") as caught:
+        nki.jit(kernel)()
+    assert "min()" in caught.value.help
 
 
 def test_other_names_are_plain_attribute_errors():

@@ -214,7 +214,13 @@ def test_resolve_knows_aliases():
 
 @pytest.mark.parametrize(
     "theirs",
-    [float8_e5m2_x4, np.dtype((float8_e5m2_x4, 4)), np.dtype((float8_e5m2_x4, [("lanes", "u1", 4)]))],
+    [
+        float8_e5m2_x4,
+        np.dtype((float8_e5m2_x4, 4)),
+        np.dtype((float8_e5m2_x4, [("lanes", "u1", 4)])),
+        np.dtype([("float8_e5m2_x4", "<u2"), ("high", "<u2")]),
+        np.dtype([("float8_e5m2_x4", "<u4")]),
+    ],
 )
 def test_resolve_takes_packed_types_of_others_by_name(theirs):
     assert dt.resolve(theirs) is dt.float8_e5m2_x4
@@ -237,6 +243,12 @@ def test_resolve_takes_packed_types_of_others_by_name(theirs):
         (np.complex64, "complex64 is not", "pass x.real and x.imag, cast to float32, as two tensors"),
         (np.dtype(object), "object is not an NKI dtype", "elements are plain numbers: cast first"),
         (np.dtype([("a", "f4")]), "[('a', '<f4')] is not an NKI dtype", "elements are plain numbers"),
+        (
+            np.dtype([("float8_e5m2_x4", "<u2")]),
+            "[('float8_e5m2_x4', '<u2')] is not",
+            "elements are plain numbers",
+        ),
+        (np.dtype([("float32", "<f4")]), "[('float32', '<f4')] is not", "elements are plain numbers"),
         (np.dtype("U3"), "<U3 is not an NKI dtype", "elements are plain numbers"),
         (np.dtype(">f4"), "float32 is big-endian here", 'use x.astype(x.dtype.newbyteorder("="))'),
         ("bflaot16", "bflaot16 is not an NKI dtype", "did you mean nl.bfloat16?"),
@@ -605,9 +617,7 @@ def test_scalars_of_integer_types_are_exact():
     "value, dtype", [(256, dt.uint8), (-1, dt.uint32), (2**31, dt.int32), (-129, dt.int8)]
 )
 def test_scalars_outside_an_integer_type_are_refused(value, dtype):
-    with pytest.raises(
-        NkiError, match=rf"{value} does not fit {dtype} \(-?\d+ to {dtype.largest}\)"
-    ):
+    with pytest.raises(NkiError, match=rf"{value} does not fit {dtype} \(-?\d+ to {dtype.largest}\)"):
         dt.scalar(value, dtype)
 
 

@@ -76,6 +76,7 @@ class Arguments:
         self.framework: Any = NumpyFramework
         self.like: Any = None  # a tensor of that framework: results go to its device
         self.relabelled: set[int] = set()  # storages whose e4m3fn bits are labelled e4m3
+        self.packed: dict[dtypes.DType, np.dtype] = {}  # the caller's own packed types
         self.given: set[Storage] = set()  # storages whose bytes the caller received as a result
 
     # ---- in --------------------------------------------------------------------------------------
@@ -142,6 +143,8 @@ class Arguments:
             raise error("shape", f"argument '{name}' has shape {tuple(value.shape)}, which holds no element")
         dtype = _dtype_of(value.dtype, name)
         array = framework.to_numpy(value)
+        if dtype.is_packed:
+            self.packed[dtype] = array.dtype
         if framework is not NumpyFramework:
             self.framework, self.like = framework, value
         storage = Storage(
@@ -218,6 +221,8 @@ class Arguments:
             array = dtypes.cast(np.ascontiguousarray(array), view.dtype)
         if view.dtype == dtypes.float8_e4m3 and self.relabelled:
             array = array.view(dtypes.float8_e4m3fn.storage)
+        if view.dtype in self.packed:
+            array = array.view(self.packed[view.dtype])
         kept = view.storage.parameter or view.storage.constant or view.storage in self.given
         self.given.add(view.storage)
         array = array.copy() if kept else np.ascontiguousarray(array)
@@ -243,6 +248,8 @@ class Arguments:
                 array = dtypes.cast(array, storage.dtype)
             if storage.number in self.relabelled:
                 array = array.view(dtypes.float8_e4m3fn.storage)
+            if storage.dtype in self.packed:
+                array = array.view(self.packed[storage.dtype])
             framework.write_back(value, array, name)
 
     def _check_writable(self, name: str, value: np.ndarray) -> None:

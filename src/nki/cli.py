@@ -377,7 +377,3 @@ examples:
 CHECK_TEXT = """\
 Look for Python in kernels, and in what they call, that the simulator runs and the
 compilers for the device refuse. Nothing is run but the script's top level."""
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -113,8 +113,17 @@ def _name(dtype: Any) -> str:
         name = inner.name if isinstance(inner, np.dtype) else dtype.__name__
         return f"Python's {name}" if dtype.__module__ == "builtins" else name
     if isinstance(dtype, np.dtype):
-        return dtype.type.__name__ if dtype.kind == "V" else dtype.name
+        return _void_name(dtype) if dtype.kind == "V" else dtype.name
     return f"{type(dtype).__name__} object" if hasattr(dtype, "shape") else str(dtype).removeprefix("torch.")
+
+
+def _void_name(dtype: np.dtype) -> str:
+    """Other packages' types have a name; a packed one may be a record whose first field is named after it."""
+    if dtype.type is not np.void or not dtype.names:
+        return dtype.type.__name__
+    packed = NAMES.get(dtype.names[0])
+    is_packed = packed is not None and packed.is_packed and packed.itemsize == dtype.itemsize
+    return dtype.names[0] if is_packed else "void"
 
 
 def _is_big_endian(dtype: Any) -> bool:

@@ -149,6 +149,8 @@ KINDS: dict[str, tuple[type, ...]] = {
     "address": (NkiError, AssertionError, ValueError),
     "register-range": _VALUE,
     **dict.fromkeys(["lnc-outputs", "shared-mismatch", "lnc-divergence"], _VALUE),
+    **dict.fromkeys(["replica-group", "channel", "collective-overlap", "collective-mismatch"], _VALUE),
+    **dict.fromkeys(["rank-out-of-world", "rank-arguments", "rand-range", "device", "framework"], _VALUE),
     **dict.fromkeys(["no-kernel", "deadlock", "uninitialized", "placeholder"], (NkiError, RuntimeError)),
     "no-backward": (NkiError, RuntimeError),
     **dict.fromkeys(
@@ -216,7 +218,9 @@ def nearest(name: str, allowed: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def missing_name(module: str, short: str, name: str, removed: Mapping[str, str], known: Iterable[str]) -> Exception:
+def missing_name(
+    module: str, short: str, name: str, removed: Mapping[str, str], known: Iterable[str]
+) -> Exception:
     """The AttributeError for `short.name`: what took the place of a removed name, or the nearest one."""
     if name in removed:
         return error("removed-name", f"{short}.{name} has been removed from NKI", help=removed[name])

@@ -21,6 +21,8 @@ REPLACED_KEYWORDS = {
     "unique_indices": "use nisa.dma_compute",
 }
 
+NO_RESULT = "instructions return no tile: allocate the result with nl.ndarray and pass it first, as dst="
+
 
 def explain_call(problem: TypeError) -> NkiError | None:
     """The error of a wrong call of an nl, nisa or ncc function; None when it is something else."""
@@ -41,11 +43,12 @@ def explain_call(problem: TypeError) -> NkiError | None:
     if function is None or frames[-1].tb_frame.f_code is getattr(inspect.unwrap(function), "__code__", None):
         return None
     accepted = list(inspect.signature(function).parameters)
+    is_short = match.group(2).startswith("missing") and accepted[0] == "dst"
     return error(
         "argument",
         str(problem),
         notes=[f"accepted: {', '.join(accepted)}"],
-        help=suggest(keyword, accepted) if keyword else None,
+        help=suggest(keyword, accepted) if keyword else NO_RESULT if is_short else None,
         site=Site(user[-1].tb_frame.f_code, user[-1].tb_lasti),
     )
 

@@ -17,7 +17,8 @@ def checked_edges(edges: Any) -> tuple[Edge, ...]:
     checked: list[Edge] = []
     for edge in edges:
         pair: Any = edge if isinstance(edge, (tuple, list)) and len(edge) == 2 else (None, ())
-        later, earlier = pair[0], (pair[1],) if isinstance(pair[1], str) else tuple(pair[1])
+        later, earlier = pair
+        earlier = tuple(earlier) if isinstance(earlier, (tuple, list)) else (earlier,)
         if not earlier or not all(isinstance(name, str) for name in (later, *earlier)):
             raise error(
                 "schedule",

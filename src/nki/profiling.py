@@ -176,9 +176,9 @@ def profile(
 
 
 def time(trace: Trace) -> Timeline:
-    """The schedule of a trace, with the edges of depends_on and with_schedule."""
+    """The schedule of a trace, with the edges of depends_on and with_schedule and the no_reorder blocks."""
     declared: list[Any] = [*trace.launch.dependencies, *_named_edges(trace)]
-    return schedule(trace.machine, trace.programs, declared)
+    return schedule(trace.machine, trace.programs, declared, [core.ordered for core in trace.launch.cores])
 
 
 def _named_edges(trace: Trace) -> list[tuple[Instruction, Instruction]]:

@@ -14,6 +14,7 @@ from .errors import is_ours
 from .report.text import plain
 
 DELAY = 2.0  # seconds until progress is shown
+MACHINERY = ("importlib", "contextlib", "threading")  # lies between nki and the script
 
 
 def show(shown: RenderableType) -> None:
@@ -34,11 +35,11 @@ def complain(text: str) -> None:
 
 
 def user_traceback(problem: BaseException) -> str:
-    """The script's part of a traceback: nothing of nki, nothing of Python's import machinery."""
+    """The script's part of a traceback: nothing of nki, nothing of Python's machinery."""
     frames = []
     for frame, line in traceback.walk_tb(problem.__traceback__):
         module = frame.f_globals.get("__name__", "")
-        if not is_ours(module) and not module.startswith("importlib."):
+        if not is_ours(module) and module.partition(".")[0] not in MACHINERY:
             frames.append((frame, line))
     text = "".join(traceback.format_exception_only(problem)).rstrip()
     if frames:

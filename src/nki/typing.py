@@ -62,8 +62,6 @@ def _differs(name: str, shape: tuple[int, ...], declared: tensor, notes: Iterabl
 def _declared(annotation: Any, func: Callable) -> tensor | None:
     """The nt.tensor[...] of an annotation, also inside Optional and in its string form."""
     if isinstance(annotation, str):
-        if "tensor" not in annotation:
-            return None
         try:
             annotation = eval(annotation, getattr(func, "__globals__", {}))
         except Exception:  # an annotation that does not evaluate declares nothing

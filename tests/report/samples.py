@@ -1,19 +1,18 @@
 """Profiles for the tests of the reports: the matmul examples at small sizes, and kernels made to order."""
 
 import importlib.util
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-
-from support import target
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from support import target
 
 MATMUL = Path(__file__).parents[2] / "examples" / "matmul" / "kernels.py"
 
 
-@lru_cache(maxsize=None)
+@cache
 def matmul_kernels():
     spec = importlib.util.spec_from_file_location("matmul_kernels", MATMUL)
     module = importlib.util.module_from_spec(spec)
@@ -24,7 +23,7 @@ def matmul_kernels():
 K, M, N = 512, 256, 1024
 
 
-@lru_cache(maxsize=None)
+@cache
 def matmul(step="tiled", on="trn2", dtype="float32", shape=(K, M, N)):
     """The profile of one step of the matmul examples."""
     k, m, n = (128, 128, 512) if step == "single_tile" else shape

@@ -134,7 +134,9 @@ def test_labels_table_loads_and_spills_are_shown():
 
 
 def test_the_same_profile_gives_the_same_bytes():
-    assert profiled(transposing, spec(128, 128)).perfetto() == profiled(transposing, spec(128, 128)).perfetto()
+    assert (
+        profiled(transposing, spec(128, 128)).perfetto() == profiled(transposing, spec(128, 128)).perfetto()
+    )
 
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch):

@@ -1,20 +1,40 @@
 """nki.isa: the instructions of a NeuronCore. One file per group, one place per instruction."""
+# ruff: noqa: F401, F403
 
 from ..errors import NkiValidationError
+from ..errors import missing_name as _missing_name
 from ..program import NkiInstruction
-from .dma import *  # noqa: F403
-from .enums import GPSIMD, SCALAR, TENSOR, UNKNOWN, VECTOR
-from .enums import dge_mode, dma_engine, engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
-from .gpsimd import *  # noqa: F403
-from .mx import *  # noqa: F403
-from .random import *  # noqa: F403
-from .reduce import *  # noqa: F403
-from .registers import *  # noqa: F403
-from .scalar import *  # noqa: F403
-from .search import *  # noqa: F403
-from .sync import *  # noqa: F403
-from .tensor import *  # noqa: F403
-from .vector import *  # noqa: F403
+from . import constants
+from .dma import *
+from .enums import (
+    GPSIMD,
+    SCALAR,
+    TENSOR,
+    UNKNOWN,
+    VECTOR,
+    dge_mode,
+    dma_engine,
+    engine,
+    matmul_perf_mode,
+    nc_version,
+    oob_mode,
+    reduce_cmd,
+)
+from .gpsimd import *
+from .legacy import REMOVED as _REMOVED
+from .mx import *
+from .random import *
+from .reduce import *
+from .registers import *
+from .scalar import *
+from .search import *
+from .sync import *
+from .tensor import *
+from .vector import *
 
 tensor_engine, vector_engine, scalar_engine = TENSOR, VECTOR, SCALAR
 gpsimd_engine, unknown_engine = GPSIMD, UNKNOWN
+
+
+def __getattr__(name: str):
+    raise _missing_name(__name__, "nisa", name, _REMOVED, globals())

@@ -29,8 +29,8 @@ from ..operators import OPERATORS as _OPERATORS
 from ..tensor import NkiTensor
 from . import elementwise as _elementwise
 from .creation import *
-from .history import fp32, par_dim
 from .history import REMOVED as _REMOVED
+from .history import fp32, par_dim
 from .loops import (
     affine_range,
     dynamic_range,

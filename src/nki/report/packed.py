@@ -150,7 +150,7 @@ def bar_columns(
         ],
         "kinds": [[*kind, flow(kind[0], kind[1])] for kind in kinds],
         "labels": list(labels),
-        "why": list(why),
+        "why_names": list(why),
     }
     return table, columns
 

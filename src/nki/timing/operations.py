@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,10 +163,18 @@ def engine_name(instruction: Instruction) -> str:
 class Planner:
     """Turns the instructions of one core into operations."""
 
-    def __init__(self, machine: Machine, instructions: Iterable[Instruction], core: int = 0):
+    def __init__(
+        self,
+        machine: Machine,
+        instructions: Iterable[Instruction],
+        core: int = 0,
+        ordered: Sequence[tuple[int, int]] = (),
+    ):
         self.machine = machine
         self.instructions = list(instructions)
         self.core = core
+        self.block_of = self._ordered_blocks(ordered)  # position -> its no_reorder block
+        self.last_in_block: dict[tuple[int, str], int] = {}
         self.operations: list[Operation] = []
         self.spaces: dict[Any, Space] = defaultdict(Space)
         self.accesses = [accesses(i) for i in self.instructions]
@@ -178,6 +186,23 @@ class Planner:
         self.sbuf = Pool(self, SBUF, machine.sbuf_usable_bytes, 1)
         self.psum = Pool(self, PSUM, machine.psum_bytes, machine.psum_bank_bytes)
         self.spill_bytes = 0
+
+    def _ordered_blocks(self, ordered: Sequence[tuple[int, int]]) -> dict[int, int]:
+        found = {}
+        for block, (first, last) in enumerate(ordered):
+            for position, instruction in enumerate(self.instructions):
+                if isinstance(instruction.handle, int) and first <= instruction.handle <= last:
+                    found.setdefault(position, block)
+        return found
+
+    def _keep_order(self, op: Operation) -> None:
+        """Inside no_reorder, instructions of one queue keep the order of the program."""
+        block = self.block_of.get(op.position)
+        if block is not None:
+            before = self.last_in_block.get((block, op.kind))
+            if before is not None:
+                op.wait_for(before, ORDER)
+            self.last_in_block[block, op.kind] = op.index
 
     def _one_sided_hbm(self) -> set[int]:
         """HBM storages that are only read or only written: nothing there can conflict by accident."""
@@ -209,6 +234,7 @@ class Planner:
         self.sbuf.prepare(position, access)
         self.psum.prepare(position, access)
         op = self.new(position, engine_name(self.instructions[position]))
+        self._keep_order(op)
         for view in access.reads:
             if id(view.storage) not in self.silent:
                 self.space(view.storage).read(op, region(view))
@@ -223,7 +249,8 @@ class Planner:
         found: dict[int, Storage] = {}
         seen: set[int] = set()
         for position, access in enumerate(self.accesses):
-            if not self.instructions[position].on_chip and len(access.reads) == len(access.writes) == 1:
+            movable = not self.instructions[position].on_chip and position not in self.block_of
+            if movable and len(access.reads) == len(access.writes) == 1:
                 source, target = access.reads[0], access.writes[0]
                 if (
                     not source.on_chip

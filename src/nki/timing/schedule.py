@@ -9,13 +9,15 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..errors import error
 from ..machine import Machine
 from ..program import Instruction
+from ..storage import PSUM
 from ..view import View
-from .operations import RAW, WAR, Operation, Planner, engine_clocks
+from .operations import ORDER, RAW, WAR, Operation, Planner, engine_clocks
 from .timeline import Timeline
 from .transfer import Transfer, transfer_of
 
@@ -26,9 +28,17 @@ def schedule(
     machine: Machine,
     programs: list[list[Instruction]],
     dependencies: Iterable[tuple[Instruction, Instruction]] = (),
+    ordered: Sequence[list[tuple[int, int]]] = (),
 ) -> Timeline:
-    """When each instruction of each core's program starts and ends."""
-    planners = [Planner(machine, program, core) for core, program in enumerate(programs)]
+    """When each instruction of each core's program starts and ends.
+
+    `dependencies` are pairs (later, earlier); `ordered` holds, per core, the (first, last) instruction
+    numbers of its no_reorder blocks.
+    """
+    planners = [
+        Planner(machine, program, core, ordered[core] if ordered else ())
+        for core, program in enumerate(programs)
+    ]
     for planner in planners:
         planner.plan()
     add_declared(planners, dependencies)
@@ -67,6 +77,8 @@ class Simulation:
         while self.events:
             now, _, core, what, which = heapq.heappop(self.events)
             core.handle(now, what, which)
+        for core in self.cores:
+            core.check_all_ran()
 
     def meet(self, core: CoreSimulation, index: int, now: float) -> None:
         """core_barrier and sendrecv: both cores go on when the second has come."""
@@ -84,6 +96,7 @@ class Simulation:
 
 DONE, READ, READY, IDLE, TRIGGER = range(5)  # what happens at an event
 MODES = ("software", "hardware", "static")  # the DMA triggers
+RIVALS = {"vector": ("gpsimd", "scalar"), "gpsimd": ("vector",), "scalar": ("vector",)}
 MEETINGS = ("core_barrier", "sendrecv")
 
 
@@ -152,6 +165,18 @@ class CoreSimulation:
         else:
             self._take_next(which, now)
 
+    def check_all_ran(self) -> None:
+        """Declared edges may contradict the data: then something waits for ever."""
+        stuck = [op for op in self.operations if self.done[op.index] == 0.0 and self.missing[op.index] > 0]
+        if stuck:
+            waits = [self.operations[i] for i in stuck[0].waits if self.done[i] == 0.0]
+            raise error(
+                "schedule",
+                "the declared order contradicts the data: an instruction would wait for ever",
+                notes=[f"{stuck[0].instruction!r}", *(f"waits for {op.instruction!r}" for op in waits[:2])],
+                help="check the edges of with_schedule and depends_on",
+            )
+
     def _post(self, time: float, what: int, which: Any) -> None:
         self.simulation.post(time, self, what, which)
 
@@ -168,6 +193,8 @@ class CoreSimulation:
             consumer = self.operations[user]
             why = consumer.waits[index]
             same = producer.kind == consumer.kind and not producer.is_dma
+            if producer.is_dma and why == ORDER:
+                continue  # released when it was triggered
             at_read = not producer.is_dma and (why == WAR or (same and why != RAW))
             if at_read != (what == READ):
                 continue
@@ -206,6 +233,10 @@ class CoreSimulation:
         waiting = self.waiting[place]
         if not waiting or self.idle_at[place] > now:
             return
+        until = self._must_wait(place, waiting[0][1], now)
+        if until > now:
+            self._post(until, IDLE, place)
+            return
         _, index = heapq.heappop(waiting)
         if self.ready[index] < now and place in self.last_on:
             self.blocked_by[index] = self.last_on[place]
@@ -219,6 +250,25 @@ class CoreSimulation:
             self._post(self.idle_at[place], IDLE, place)
 
     # ---- compute engines -------------------------------------------------------------------------
+
+    def _must_wait(self, engine: str, index: int, now: float) -> float:
+        """Engines that share a port take turns (machine.md 3.1): when the other has finished."""
+        for rival in RIVALS.get(engine, ()):
+            other = self.last_on.get(rival)
+            if other is not None and now < self.free[other] < math.inf and self._collide(index, other):
+                return self.free[other]
+        return 0.0
+
+    def _collide(self, index: int, other: int) -> bool:
+        m = self.machine
+        a, b = self.operations[index].instruction, self.operations[other].instruction
+        assert a is not None and b is not None
+        if "gpsimd" in (self.operations[index].kind, self.operations[other].kind):
+            return m.vector_gpsimd_serial
+        mine, theirs = psum_tiles(a), psum_tiles(b)
+        if m.vector_scalar_psum_serial:
+            return bool(mine and theirs)
+        return m.psum_bank_serial and bool(mine & theirs)
 
     def _compute(self, index: int, engine: str, now: float) -> float:
         """Start an instruction; returns when its engine can take the next."""
@@ -235,7 +285,10 @@ class CoreSimulation:
             slow = self.activity.slowdown(op.instruction.operands()[1].shape[0], start)  # type: ignore[union-attr]
         elif engine != "sync":
             slow = self._stride_slowdown(op)
-        service = slow * cost.cycles / self.clocks[engine]
+        cycles = cost.cycles
+        if engine == "vector" and self._shares_bus(now):
+            cycles = max(cycles, op.instruction.operands()[0].free_elements)  # type: ignore[union-attr]
+        service = slow * cycles / self.clocks[engine]
         held = max(service, cost.shortest / self.clocks[engine])
         if engine == "tensor":
             self.activity.add(start, start + held)
@@ -247,6 +300,11 @@ class CoreSimulation:
         self._post(self.free[index], READ, index)
         self._post(self.done[index], DONE, index)
         return self.free[index]
+
+    def _shares_bus(self, now: float) -> bool:
+        """While GpSimdE works, VectorE has no fast modes (machine.md 3.1)."""
+        other = self.last_on.get("gpsimd")
+        return self.machine.shared_bus_stops_fast_modes and other is not None and self.free[other] > now
 
     def _stride_slowdown(self, op: Operation) -> float:
         """A long step between elements halves the rate of the memory interface (machine.md 3)."""
@@ -297,7 +355,19 @@ class CoreSimulation:
         self.end[index] = self.free[index] = last
         self.done[index] = last + transfer.notify_ns
         transfer.triggered_ns = now
+        for user in self.users[index]:
+            if self.operations[user].waits[index] == ORDER:
+                self._satisfied(user, index, now, now)
         self._post(self.done[index], DONE, index)
+
+
+def psum_tiles(instruction: Instruction) -> set[Any]:
+    """The PSUM allocations an instruction touches; explicit addresses count by bank."""
+    return {
+        id(v.storage) if v.storage.address is None else v.storage.address[1] // 2048
+        for v in instruction.operands()
+        if isinstance(v, View) and v.buffer is PSUM
+    }
 
 
 class Activity:

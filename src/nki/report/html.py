@@ -1,0 +1,226 @@
+"""The profile as one page that needs nothing else: timeline, source, memory, roofline, findings.
+
+The parts in `page/` are put together here, with the figures as HTML and the timeline as packed columns.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+from collections.abc import Iterable
+from functools import cache
+from html import escape
+from importlib.resources import files as package_files
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from ..timing.timeline import Timeline
+from .figures import figures
+from .packed import Files, pack
+from .text import count, size, time
+
+if TYPE_CHECKING:
+    from ..profiling import Profile
+
+# In the order of use: each only needs the ones before it to be there when the page starts.
+SCRIPTS = "data text tracks memory view painter timeline details source roofline page"
+EMBEDDED_HEIGHT = 780
+MOST_PLACES = 12
+
+
+def page(profile: Profile) -> str:
+    """A page of its own, without any reference outside."""
+    return compose(figures(profile), profile.timeline)
+
+
+def embedded(profile: Profile) -> str:
+    """The page inside a frame, for notebooks."""
+    return (
+        f'<iframe title="{escape(profile.kernel)}: modelled run" sandbox="allow-scripts" '
+        f'style="width:100%;height:{EMBEDDED_HEIGHT}px;border:0" srcdoc="{escape(page(profile))}"></iframe>'
+    )
+
+
+def compose(f: dict[str, Any], timeline: Timeline) -> str:
+    """The page of a timeline and its figures."""
+    files = Files()
+    packed = pack(timeline, files)
+    for line in f["lines"]:
+        if line["file"]:
+            files.paths(line["file"])
+    data = {
+        "total_ns": timeline.total_ns,
+        "work_ns": timeline.work_ns,
+        "cores": len(timeline.cores),
+        "layout": packed.layout,
+        **packed.table,
+        "files": [source(path) for path in files.paths],
+        "lines": [
+            {**line, "file": files.paths(line["file"]), "source": ""} for line in f["lines"] if line["file"]
+        ],
+        "roofline": f["roofline"],
+        "roofs": roofs(timeline),
+    }
+    opened = "findings" if f["findings"] or f["diagnostics"] else "engines"
+    return Template(asset("page.html")).substitute(
+        title=escape(f"{f['kernel']} on {f['target']}: {time(f['total_us'])}"),
+        style=asset("page.css"),
+        kernel=escape(f["kernel"]),
+        subtitle=subtitle(f),
+        tiles=tiles(f),
+        tabs=tabs(f, opened),
+        hide_findings="" if opened == "findings" else " hidden",
+        hide_engines="" if opened == "engines" else " hidden",
+        findings=findings(f),
+        engines=engines(f),
+        assumptions=assumptions(f),
+        profile=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        columns=packed.blob,
+        script='"use strict";\n' + "\n".join(asset(f"{name}.js") for name in SCRIPTS.split()),
+    )
+
+
+@cache
+def asset(name: str) -> str:
+    return package_files(__package__).joinpath("page", name).read_text("utf-8")
+
+
+def source(path: str) -> dict[str, Any]:
+    """A file of the user's, as far as its text is at hand."""
+    lines = [line.rstrip("\n") for line in linecache.getlines(path)]
+    return {"name": path.rsplit("/", 1)[-1], "path": path, "lines": lines}
+
+
+def roofs(timeline: Timeline) -> list[dict[str, Any]]:
+    """What the arrays of all cores can do, by dtype."""
+    m = timeline.machine
+    kinds = {"MX": m.mx_multiplier, "fp8": m.double_row_multiplier, "bf16": 1.0, "fp32": m.fp32_multiplier}
+    return [
+        {"name": name, "tflops": m.peak_flops(factor) * len(timeline.cores) / 1e12}
+        for name, factor in kinds.items()
+        if factor
+    ]
+
+
+# ---- the figures as HTML -------------------------------------------------------------------------
+
+
+def subtitle(f: dict[str, Any]) -> str:
+    cores = f"{f['cores']} cores" if f["cores"] > 1 else "1 core"
+    return escape(f"{f['target']}, {cores} · {f['instructions']:,} instructions · modelled, not measured")
+
+
+def tiles(f: dict[str, Any]) -> str:
+    """The few numbers to see first."""
+    busiest = max(f["engines"], key=lambda name: f["engines"][name]["active_percent"])
+    shown = [
+        ("total", time(f["total_us"]), "", ""),
+        ("MFU", f"{f['mfu_percent']:.1f} %", f"of {f['mfu_max_achievable_percent']:.0f} possible", ""),
+        ("MBU", f"{f['mbu_percent']:.1f} %", "", ""),
+        (f"{engine_name(busiest)} active", f"{f['engines'][busiest]['active_percent']:.1f} %", "", ""),
+        ("HBM read", size(f["hbm_read_bytes"]), "", ""),
+        ("written", size(f["hbm_write_bytes"]), "", ""),
+        ("spilled", size(f["spill_bytes"]), "", "bad" if f["spill_bytes"] else ""),
+    ]
+    return "\n".join(
+        f'    <div class="{mood}"><dt>{name}</dt><dd>{value} <small>{note}</small></dd></div>'
+        for name, value, note, mood in shown
+    )
+
+
+def tabs(f: dict[str, Any], opened: str) -> str:
+    counts = {"findings": len(f["findings"]) + len(f["diagnostics"]), "assumptions": len(f["assumptions"])}
+    shown = []
+    for name in ("findings", "instruction", "engines", "roofline", "assumptions"):
+        badge = f"<b>{counts[name]}</b>" if counts.get(name) else ""
+        chosen = f'aria-selected="{str(name == opened).lower()}" tabindex="{0 if name == opened else -1}"'
+        shown.append(
+            f'      <button role="tab" data-panel="{name}" aria-controls="{name}" {chosen}>'
+            f"{name.capitalize()}{badge}</button>"
+        )
+    return "\n".join(shown)
+
+
+def findings(f: dict[str, Any]) -> str:
+    """What the advisor says, then what the kernel was warned of."""
+    shown = [article(one["title"], one["detail"], one["lines"], one["gain_us"]) for one in f["findings"]]
+    for d in f["diagnostics"]:
+        lines = [d["line"]] if d["line"] else []
+        shown.append(article(f"{d['kind']}: {d['message']}", " ".join([*d["notes"], d["help"]]), lines))
+    return "\n".join(shown) or '<p class="faint">Nothing to advise.</p>'
+
+
+def article(title: str, detail: str, lines: list[str], gain_us: float = 0.0) -> str:
+    gain = f'<span class="gain">saves {time(gain_us)}</span>' if gain_us > 0 else ""
+    return f"<article>{gain}<h3>{escape(title)}</h3><p>{escape(detail)}</p>{places(lines)}</article>"
+
+
+def engine_name(name: str) -> str:
+    return {"dma": "DMA", "gpsimd": "GpSimd"}.get(name, name.capitalize())
+
+
+def engines(f: dict[str, Any]) -> str:
+    rows = [
+        f"<tr><td>{engine_name(name)}</td><td>{engine['active_percent']:.1f} %</td>"
+        f"<td class='bar {name}'><i style='width:{engine['active_percent']:.2f}%'></i></td>"
+        f"<td>{time(engine['active_us'])}</td><td>{time(engine['instruction_us'])}</td>"
+        f"<td>{count(engine['instructions'])}</td></tr>"
+        for name, engine in f["engines"].items()
+    ]
+    dma = f["dma"]
+    note = (
+        f"{dma['transfers']:,} transfers of {dma['descriptors']:,} descriptors, "
+        f"{size(dma['bytes_per_descriptor'])} each; packet time of all engines {time(dma['packet_us'])}."
+    )
+    return (
+        "<table><thead><tr><th>engine</th><th>active</th><th></th><th>time</th><th>instructions' time</th>"
+        f"<th>instructions</th></tr></thead><tbody>{''.join(rows)}</tbody></table><p>{escape(note)}</p>"
+        + bounds(f)
+    )
+
+
+def bounds(f: dict[str, Any]) -> str:
+    """What the run would take if one thing alone decided."""
+    memory, compute = f["bounds"]["memory"], f["bounds"]["compute"]
+    rows = [
+        ("DMA busy", memory["dma_active_us"]),
+        ("all bytes at full DMA rate", memory["all_bytes_us"]),
+        ("every byte once, at full rate", memory["necessary_bytes_us"]),
+        ("Tensor busy", compute["tensor_active_us"]),
+        ("its work at full rate", compute["adjusted_flops_us"]),
+    ]
+    return "<h4>Lower bounds of the time</h4><table><tbody>{}</tbody></table>".format(
+        "".join(f"<tr><td>{name}</td><td>{time(us)}</td></tr>" for name, us in rows)
+    )
+
+
+def assumptions(f: dict[str, Any]) -> str:
+    """The constants nobody publishes, and the lines whose time rests on them."""
+    if not f["assumptions"]:
+        return '<p class="faint">Every constant behind these times is documented or measured.</p>'
+    rows = [
+        f"<tr><td><code>{escape(a['field'])}</code><br>{escape(str(a['value']))}</td>"
+        f"<td>{escape(a['reason'])}{places(a['lines'])}</td></tr>"
+        for a in f["assumptions"]
+    ]
+    return (
+        "<p>These constants are not published: the times of the lines beside them rest on the value shown</p>"
+        f'<table class="wrap"><tbody>{"".join(rows)}</tbody></table>'
+    )
+
+
+def places(lines: Iterable[str]) -> str:
+    """Links to source lines."""
+    lines = list(lines)
+    if not lines:
+        return ""
+    links = [
+        f'<button class="link" data-place="{escape(line)}">{escape(line)}</button>'
+        for line in lines[:MOST_PLACES]
+    ]
+    more = (
+        [f'<span class="faint">and {len(lines) - MOST_PLACES} more</span>']
+        if len(lines) > MOST_PLACES
+        else []
+    )
+    return f'<div class="places">{"".join([*links, *more])}</div>'

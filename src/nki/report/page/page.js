@@ -1,0 +1,177 @@
+// Puts the page together: one Report, told of every choice, tells the views.
+
+class Report {
+  constructor(data) {
+    this.data = data;
+    data.kind_of = (row) => data.kinds[data.kind[row]];
+    data.lane_of = (row) => data.lanes[data.lane[row]];
+    data.why_of = (row) => data.why_names[data.why[row]];
+    data.active = this.#active();
+    const actions = {
+      select: (row) => this.select(row),
+      hover: (found, event) => this.details.hover(found, event),
+      focusLine: (file, line) => this.focusLine(file, line),
+      toLine: (file, line) => this.source.mark(file, line),
+      critical: () => this.showCritical(),
+      clear: () => this.clear(),
+      viewed: (view) => this.#range(view),
+    };
+    this.details = new Details(data, actions);
+    this.timeline = new Timeline(data, actions);
+    this.source = new Source(data, actions);
+    drawRoofline(data, document.getElementById("roofline"));
+    this.#memoryKey();
+    this.#listen();
+    this.source.showHottest();
+  }
+
+  /** Percent of the run in which each lane had a bar, by core and name. */
+  #active() {
+    const active = Array.from({ length: this.data.cores }, () => ({}));
+    for (const lane of this.data.lanes) {
+      let busy = 0;
+      let until = -Infinity;
+      for (let row = lane.first; row < lane.first + lane.rows; row++) {
+        busy += Math.max(0, this.data.end[row] - Math.max(until, this.data.start[row]));
+        until = Math.max(until, this.data.end[row]);
+      }
+      active[lane.core][lane.name] = (100 * busy) / Math.max(1e-9, this.data.total_ns);
+    }
+    return active;
+  }
+
+  // ---- choices ---------------------------------------------------------------------------------
+
+  select(row) {
+    if (row < 0) return this.clear();
+    this.timeline.select(row);
+    this.timeline.reveal(row);
+    this.details.show(row, this.timeline.chain, this.timeline.dependents);
+    this.#open("instruction");
+    const kind = this.data.kind_of(row);
+    this.source.mark(kind.file, kind.line);
+    this.#say(`${kind.name}, ${timeText(this.data.end[row] - this.data.start[row])}, line ${placeText(this.data, kind)}`);
+  }
+
+  focusLine(file, line) {
+    const same = this.focused === `${file}:${line}`;
+    this.clear();
+    if (same) return;
+    this.focused = `${file}:${line}`;
+    this.source.mark(file, line, false);
+    const wanted = this.data.kinds.map((kind) => kind.file === file && kind.line === line);
+    this.timeline.focus((row) => wanted[this.data.kind[row]]);
+    const count = this.data.kind.reduce((sum, kind) => sum + wanted[kind], 0);
+    this.#say(`${countText(count, "instruction")} of ${placeText(this.data, { file, line })}`);
+  }
+
+  showCritical() {
+    const shown = this.focused === "critical";
+    this.clear();
+    if (shown) return;
+    this.focused = "critical";
+    const on = new Uint8Array(this.data.rows);
+    const last = this.data.end.reduce((best, end, row) => (best < 0 || end > this.data.end[best] ? row : best), -1);
+    for (let row = last; row >= 0; row = this.data.blocker[row]) on[row] = 1;
+    this.timeline.focus((row) => on[row]);
+    document.getElementById("critical").setAttribute("aria-pressed", "true");
+    this.#say("the chain of instructions that decides the time of the run");
+  }
+
+  clear() {
+    this.focused = null;
+    document.getElementById("critical").setAttribute("aria-pressed", "false");
+    this.timeline.select(-1);
+    this.timeline.focus(null);
+    this.details.show(-1);
+    this.source.mark(-1, 0);
+    this.#say("");
+  }
+
+  // ---- the rest of the page --------------------------------------------------------------------
+
+  #say(text) {
+    document.getElementById("said").textContent = text;
+  }
+
+  #range({ t0, t1, total }) {
+    const whole = t1 - t0 >= total;
+    document.getElementById("range").textContent = whole ? "" : `${timeText(Math.max(0, t0))} – ${timeText(Math.min(total, t1))}`;
+  }
+
+  #memoryKey() {
+    const box = document.getElementById("owners");
+    for (const { core, name, owners } of this.data.memories) {
+      if (core > 0) continue;
+      box.append(element("b", { textContent: name.toUpperCase() }));
+      owners.forEach(([owner, file, line], k) => {
+        const swatch = element("i", { className: "swatch", style: `background:var(--owner${k % 8})` });
+        const text = file < 0 ? owner : `${owner} ${placeText(this.data, { file, line })}`;
+        const button = element("button", { className: "link plain" }, swatch, text);
+        button.onclick = () => file >= 0 && this.source.mark(file, line);
+        box.append(button);
+      });
+    }
+  }
+
+  #open(name) {
+    for (const tab of document.querySelectorAll("[role=tab]")) {
+      const chosen = tab.dataset.panel === name;
+      tab.setAttribute("aria-selected", chosen);
+      tab.tabIndex = chosen ? 0 : -1;
+      document.getElementById(tab.dataset.panel).hidden = !chosen;
+    }
+  }
+
+  #toPlace(text) {
+    const [name, line] = [text.slice(0, text.lastIndexOf(":")), +text.slice(text.lastIndexOf(":") + 1)];
+    const file = this.data.files.findIndex((f) => f.name === name || f.path.endsWith(`/${name}`));
+    if (file < 0) return;
+    if (this.focused !== `${file}:${line}`) this.focusLine(file, line);
+    this.source.mark(file, line);
+  }
+
+  #listen() {
+    document.querySelectorAll("[data-place]").forEach((link) => (link.onclick = () => this.#toPlace(link.dataset.place)));
+    const tabs = [...document.querySelectorAll("[role=tab]")];
+    tabs.forEach((tab, i) => {
+      tab.onclick = () => this.#open(tab.dataset.panel);
+      tab.onkeydown = ({ key }) => {
+        const next = { ArrowRight: 1, ArrowLeft: tabs.length - 1 }[key];
+        if (!next) return;
+        const other = tabs[(i + next) % tabs.length];
+        this.#open(other.dataset.panel);
+        other.focus();
+      };
+    });
+    const middle = () => (this.timeline.view.t0 + this.timeline.view.t1) / 2;
+    const button = (id, act) => (document.getElementById(id).onclick = () => {
+      act();
+      this.timeline.redraw();
+    });
+    button("zoom-in", () => this.timeline.view.zoom(middle(), 0.5));
+    button("zoom-out", () => this.timeline.view.zoom(middle(), 2));
+    button("fit", () => this.timeline.view.fit());
+    button("critical", () => this.showCritical());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+      this.timeline.readColors();
+      this.timeline.redraw();
+    });
+    document.addEventListener("keydown", ({ key }) => key === "Escape" && this.clear());
+  }
+}
+
+async function main() {
+  const begun = performance.now();
+  const data = await readProfile();
+  const decoded = performance.now();
+  const report = new Report(data);
+  report.milliseconds = { decode: decoded - begun, build: performance.now() - decoded, drawn: performance.now() };
+  window.report = report;
+  document.documentElement.dataset.ready = "yes";
+}
+
+main().catch((problem) => {
+  document.getElementById("said").textContent = `The timeline could not be read: ${problem.message}`;
+  throw problem;
+});

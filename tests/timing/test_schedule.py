@@ -1,0 +1,198 @@
+"""The schedule: dependencies, shared resources, order and space."""
+
+import numpy as np
+import pytest
+from support import target
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+def profile(kernel, *args, on="trn2", **kwargs):
+    with target(on):
+        return nki.profile(kernel)(*args, **kwargs)
+
+
+def bars(kernel, *args, on="trn2"):
+    return profile(kernel, *args, on=on).timeline.bars
+
+
+def by_label(found):
+    return {bar.label: bar for bar in found if bar.label}
+
+
+def zeros(shape, dtype=nl.float32, buffer=nl.sbuf, **kwargs):
+    tile = nl.ndarray(shape, dtype, buffer=buffer)
+    nisa.memset(tile, 0, **kwargs)
+    return tile
+
+
+X = nki.TensorSpec((128, 512), "float32")
+
+
+@pytest.mark.tiny
+def test_a_consumer_starts_after_its_producer_is_done():
+    @nki.jit
+    def kernel(x):
+        a, b = nl.ndarray((128, 512), nl.float32), nl.ndarray((128, 512), nl.float32)
+        nisa.dma_copy(a, x, name="load")
+        nisa.tensor_scalar(b, a, nl.add, 1.0, name="add")
+        nisa.activation(a, nl.exp, b, name="exp")
+
+    found = by_label(bars(kernel, X))
+    assert found["load"].end < found["add"].start < found["exp"].start
+    assert found["add"].why == "data" and found["exp"].why == "data"
+    assert found["add"].end <= found["exp"].start
+
+
+def test_an_instruction_that_is_ready_overtakes_one_that_waits_for_a_load():
+    @nki.jit
+    def kernel(x):
+        a, b = nl.ndarray((128, 512), nl.float32), zeros((128, 512))
+        nisa.dma_copy(a, x)
+        nisa.tensor_scalar(a, a, nl.add, 1.0, name="waits")
+        nisa.tensor_scalar(b, b, nl.add, 1.0, name="ready")
+
+    found = by_label(bars(kernel, X))
+    assert found["ready"].start < found["waits"].start
+
+
+def test_no_reorder_keeps_the_order_of_an_engine():
+    @nki.jit
+    def kernel(x):
+        a, b = nl.ndarray((128, 512), nl.float32), zeros((128, 512))
+        with nl.no_reorder():
+            nisa.dma_copy(a, x)
+            nisa.tensor_scalar(a, a, nl.add, 1.0, name="first")
+            nisa.tensor_scalar(b, b, nl.add, 1.0, name="second")
+
+    found = by_label(bars(kernel, X))
+    assert found["first"].start < found["second"].start
+
+
+def independent_pair(x):
+    a, b = zeros((128, 512)), zeros((128, 512))
+    nisa.tensor_scalar(a, a, nl.add, 1.0, name="plus")
+    nisa.activation(b, nl.square, b, name="exp")
+
+
+def test_with_schedule_makes_the_later_one_wait():
+    kernel = nki.jit(independent_pair)
+    free = by_label(bars(kernel, X))
+    assert free["exp"].start < free["plus"].end
+    tied = by_label(bars(kernel.with_schedule([("exp", "plus")]), X))
+    assert tied["exp"].start >= tied["plus"].end
+
+
+def test_with_schedule_refuses_a_name_nobody_has():
+    with pytest.raises(nki.NkiError) as problem:
+        profile(nki.jit(independent_pair).with_schedule([("exp", "minus")]), X)
+    assert problem.value.kind == "schedule"
+    assert "minus" in str(problem.value) and "exp, plus" in str(problem.value)
+
+
+def test_a_schedule_against_the_data_is_refused():
+    @nki.jit
+    def kernel(x):
+        a = zeros((128, 512))
+        nisa.tensor_scalar(a, a, nl.add, 1.0, name="one")
+        nisa.tensor_scalar(a, a, nl.add, 1.0, name="two")
+
+    with pytest.raises(nki.NkiError) as problem:
+        profile(kernel.with_schedule([("one", "two")]), X)
+    assert problem.value.kind == "schedule"
+
+
+def test_vector_and_gpsimd_take_turns_on_trn1_and_overlap_on_trn2():
+    @nki.jit
+    def kernel(x):
+        a = nl.ndarray((128, 2048), nl.float32)
+        b = nl.ndarray((128, 2048), nl.float32)
+        nisa.memset(a, 0.0, name="vector")
+        nisa.memset(b, 0.0, engine=nisa.engine.gpsimd, name="gpsimd")
+
+    one, two = by_label(bars(kernel, X, on="trn1")), by_label(bars(kernel, X, on="trn2"))
+    assert one["gpsimd"].start >= 2048 / 1.12  # after the vector engine's elements
+    assert two["gpsimd"].start < two["vector"].end
+
+
+def test_a_psum_tile_drained_late_holds_up_the_matmul_that_reuses_its_bank():
+    @nki.jit
+    def kernel(x, tiles):
+        a, b = zeros((128, 128), nl.bfloat16), zeros((128, 512), nl.bfloat16)
+        out = nl.ndarray((128, 512), nl.float32)
+        for i in range(tiles):
+            psum = nl.ndarray((128, 512), nl.float32, buffer=nl.psum)
+            nisa.nc_matmul(psum, a, b, name=f"matmul {i}")
+            for _ in range(4):
+                nisa.tensor_copy(out, psum)
+
+    found = by_label(profile(kernel, X, tiles=12).timeline.bars)
+    assert found["matmul 7"].why in ("engine", "data")
+    assert found["matmul 8"].why == "space"
+
+
+def test_more_than_sbuf_holds_spills_and_says_how_much():
+    @nki.jit
+    def kernel(x, count):
+        tiles = []
+        for i in range(count):
+            tile = nl.ndarray((128, 8192), nl.float32)
+            nisa.memset(tile, 0.0)
+            tiles.append(tile)
+        for tile in tiles:
+            nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+
+    assert profile(kernel, X, count=6).timeline.spill_bytes == 0
+    spilling = profile(kernel, X, count=8)  # 256 KiB per partition of 208
+    assert spilling.timeline.spill_bytes > 0
+    names = {bar.name for bar in spilling.timeline.bars}
+    assert {"spill", "reload"} <= names
+
+
+def test_the_same_kernel_gives_the_same_timeline_every_time():
+    @nki.jit
+    def kernel(x):
+        for _ in range(50):
+            a = nl.ndarray((128, 512), nl.float32)
+            nisa.dma_copy(a, x)
+            nisa.activation(a, nl.exp, a)
+
+    first, second = bars(kernel, X), bars(kernel, X)
+    assert [(b.start, b.end, b.waited_for) for b in first] == [(b.start, b.end, b.waited_for) for b in second]
+
+
+def test_two_cores_meet_at_a_barrier():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((2, 128, 512), nl.float32, buffer=nl.shared_hbm, name="out")
+        core = nl.program_id(0)
+        a = nl.ndarray((128, 512), nl.float32)
+        nisa.dma_copy(a, x)
+        for _ in range(20 if core else 1):
+            nisa.activation(a, nl.exp, a)
+        nisa.dma_copy(out[core], a)
+        nisa.core_barrier(out, (0, 1), name="meet")
+        return out
+
+    found = [bar for bar in bars(kernel[2], X) if bar.label == "meet"]
+    assert len(found) == 2
+    assert found[0].end == pytest.approx(found[1].end)
+
+
+def test_profiling_does_no_arithmetic_unless_asked():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        a = nl.ndarray(x.shape, x.dtype)
+        nisa.dma_copy(a, x)
+        nisa.tensor_scalar(a, a, nl.multiply, 2.0)
+        nisa.dma_copy(out, a)
+        return out
+
+    x = np.ones((128, 16), np.float32)
+    with target("trn2"):
+        assert nki.profile(kernel)(x).result is None
+        ran = nki.profile(kernel, run=True)(x)
+    assert np.array_equal(ran.result, 2 * x)
