@@ -54,7 +54,8 @@ def instructions(module: types.ModuleType) -> dict[str, type[Instruction]]:
     found: dict[str, type[Instruction]] = {}
     for value in vars(module).values():
         is_instruction = isinstance(value, type) and issubclass(value, Instruction)
-        if is_instruction and value.__module__ == module.__name__ and isinstance(value.public, str):
+        is_public = is_instruction and isinstance(value.public, str) and value.public
+        if is_public and value.__module__ == module.__name__:
             found.setdefault(value.public, value)
     return found
 

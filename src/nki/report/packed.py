@@ -124,7 +124,7 @@ def bar_columns(
                 labels(bar.label),
                 why(bar.why),
                 bar.core,
-                bar.index,
+                bar.operation,
                 bar.waited_for,
             )
             for bar in bars

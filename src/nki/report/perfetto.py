@@ -95,7 +95,7 @@ def _lanes(timeline: Timeline) -> list[Lane]:
 def _slices(timeline: Timeline) -> Iterator[tuple[int, str, Slice]]:
     """(core, track, slice) of every bar and table load, by start on each core."""
     leaving, reaching = _arrows(timeline)
-    by_index = {(bar.core, bar.index): bar for bar in timeline.bars}
+    by_index = {(bar.core, bar.operation): bar for bar in timeline.bars}
     loads = [
         (core, index, round(start), round(end))
         for core, c in enumerate(timeline.cores)
@@ -104,7 +104,7 @@ def _slices(timeline: Timeline) -> Iterator[tuple[int, str, Slice]]:
     before = {(core, index): (start, end) for core, index, start, end in loads}
     for bar in timeline.bars:
         track = f"dma {bar.queue}" if bar.engine == "dma" else bar.engine
-        key = (bar.core, bar.index)
+        key = (bar.core, bar.operation)
         if key in before:
             yield (
                 bar.core,

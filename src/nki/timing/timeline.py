@@ -23,7 +23,7 @@ class Bar(NamedTuple):
     """One operation as a profiler draws it. Times in ns; `end` is the end of the bar."""
 
     core: int
-    index: int  # of the operation on its core
+    operation: int  # its index on its core
     engine: str  # tensor, vector, scalar, gpsimd, sync or dma
     queue: str  # the engine, or how a transfer is triggered: software, hardware, static
     name: str  # the instruction, "spill" or "reload"
