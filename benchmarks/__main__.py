@@ -32,7 +32,9 @@ def main():
             rows += [(name, *row) for row in importlib.import_module(f"benchmarks.{name}").run()]
             progress.advance(task)
     if options.json:
-        print(json.dumps([dict(zip(("benchmark", "measure", "value", "limit"), r, strict=True)) for r in rows]))
+        print(
+            json.dumps([dict(zip(("benchmark", "measure", "value", "limit"), r, strict=True)) for r in rows])
+        )
         return 0
     table = Table(title="Benchmarks: ratios within one run")
     for heading in ("benchmark", "measure", "value", "at most"):

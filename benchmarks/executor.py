@@ -96,7 +96,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - out
 def memory_rows():
     """A process of its own, so that nothing else counts."""
     code = PEAK.format(path=str(MATMUL))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
     gib = int(done.stdout) / 2**30
     yield "naive matmul 4096x8192x8192: peak beyond inputs and output", f"{gib:.2f} GiB", "1 GiB"
 
@@ -104,4 +106,3 @@ def memory_rows():
 def run():
     os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     return [*matmul_rows(), *instruction_rows(), *memory_rows()]
-

@@ -1093,3 +1093,95 @@ def test_an_instruction_sees_the_elements_a_view_names(data):
         warnings.simplefilter("ignore")  # start partitions that engines cannot address
         np.testing.assert_array_equal(kernel(values), before[key])
     np.testing.assert_array_equal(values, before)
+
+
+# ---- registers as indices ------------------------------------------------------------------------
+
+TABLE = np.arange(48, dtype=np.float32).reshape(8, 6)
+
+
+def picked(make, value, table=TABLE):
+    """What a DMA reads through `make(tensor, register)` while the register holds `value`."""
+
+    @nki.jit
+    def kernel(x):
+        view = make(x, nisa.register_alloc(value))
+        assert view.is_indirect()
+        out = nl.ndarray(view.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, view)
+        return out
+
+    return kernel(table)
+
+
+@pytest.mark.parametrize(
+    "make, wanted",
+    [
+        (lambda t, r: t[r], lambda i: TABLE[i]),
+        (lambda t, r: t.select(0, r), lambda i: TABLE[i]),
+        (lambda t, r: t[:, r], lambda i: TABLE[:, i]),
+        (lambda t, r: t[ds(r, 3)], lambda i: TABLE[i : i + 3]),
+        (lambda t, r: t[1:3, ds(r, 2)], lambda i: TABLE[1:3, i : i + 2]),
+        (lambda t, r: t[2, ds(r, 1)], lambda i: TABLE[2, i : i + 1]),
+        (lambda t, r: t.ap([[6, 3], [2, 3]], scalar_offset=r), lambda i: TABLE[i : i + 3, ::2]),
+        (lambda t, r: t.ap([[1, 1]], scalar_offset=r, indirect_dim=1), lambda i: TABLE[0, i : i + 1]),
+        (lambda t, r: t.permute((1, 0))[r], lambda i: TABLE[:, i]),
+        (lambda t, r: t[::2][r], lambda i: TABLE[2 * i]),
+        (lambda t, r: t[r].reshape((2, 3)).permute((1, 0)), lambda i: TABLE[i].reshape(2, 3).T),
+    ],
+)
+@pytest.mark.parametrize("value", [0, 1, 3])
+def test_a_register_indexes_at_run_time(make, wanted, value):
+    np.testing.assert_array_equal(picked(make, value), wanted(value))
+
+
+@pytest.mark.parametrize(
+    "make, value",
+    [
+        (lambda t, r: t[r], 8),
+        (lambda t, r: t[r], -1),
+        (lambda t, r: t[ds(r, 3)], 6),
+        (lambda t, r: t.ap([[6, 3], [2, 3]], scalar_offset=r), 6),
+    ],
+)
+def test_a_register_out_of_range_is_an_index_error(make, value):
+    refused("index", f"index {value}", lambda: picked(make, value))
+
+
+def test_on_chip_free_dimensions_take_registers():
+    @nki.jit
+    def kernel(x):
+        tile, part = nl.ndarray((8, 6), x.dtype), nl.ndarray((8, 2), x.dtype)
+        nisa.dma_copy(tile, x)
+        nisa.tensor_copy(part, tile[:, ds(nisa.register_alloc(3), 2)])
+        nisa.tensor_copy(tile[:, ds(nisa.register_alloc(0), 2)], part)
+        nisa.dma_copy(x, tile)
+
+    x, wanted = TABLE.copy(), TABLE.copy()
+    wanted[:, 0:2] = TABLE[:, 3:5]
+    kernel(x)
+    np.testing.assert_array_equal(x, wanted)
+
+
+def test_registers_where_only_compile_time_numbers_go():
+    @nki.jit
+    def kernel(x):
+        register = nisa.register_alloc(2)
+        refused("register-value", "nl.ds(register, size)", lambda: x[0:register])
+        refused("register-value", "nl.ds(register, size)", lambda: x[register:])
+        refused("partition-dynamic", "", lambda: nl.ndarray((8, 6), x.dtype)[register])
+        refused("partition-dynamic", "", lambda: nl.ndarray((8, 6), x.dtype)[ds(register, 2)])
+        refused("indirect-twice", "", lambda: x[register, register])
+        for action in (
+            lambda: x.slice(0, 0, register),
+            lambda: x.broadcast(0, register),
+            lambda: x.reshape((register, 6)),
+            lambda: x.expand_dim(register),
+            lambda: x.ap([[register, 2]]),
+            lambda: x.ap([[1, 2]], offset=register),
+            lambda: ds(0, register),
+        ):
+            with pytest.raises((TypeError, ValueError)):
+                action()
+
+    kernel(TABLE)

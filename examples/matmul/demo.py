@@ -114,13 +114,22 @@ def modelled_table(rows, target):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", nargs=3, type=int, default=(2048, 4096, 4096), metavar=("M", "K", "N"))
     parser.add_argument(
-        "--model-size", nargs=3, type=int, default=(4096, 8192, 8192), metavar=("M", "K", "N"), help="for the model"
+        "--model-size",
+        nargs=3,
+        type=int,
+        default=(4096, 8192, 8192),
+        metavar=("M", "K", "N"),
+        help="for the model",
     )
     parser.add_argument("--target", default="trn2", help="trn1, trn2 or trn3")
-    parser.add_argument("--html", default="matmul-profile.html", help="where to write the report of the last kernel")
+    parser.add_argument(
+        "--html", default="matmul-profile.html", help="where to write the report of the last kernel"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
     options = parser.parse_args()
     os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = options.target

@@ -71,7 +71,7 @@ class Arguments:
 
     def __init__(self, launch: Launch):
         self.launch = launch
-        self.tensors: list[tuple[str, Any, Any, Storage, Lease]] = []  # name, value, framework, storage
+        self.tensors: list[tuple[str, Any, Any, Storage, Lease | None]] = []  # name, value, framework
         self.by_name: dict[str, NkiTensor] = {}
         self.framework: Any = NumpyFramework
         self.like: Any = None  # a tensor of that framework: results go to its device
@@ -92,16 +92,18 @@ class Arguments:
             return self._tensor(value, framework, name)
         if is_description(value):
             return self._described(value, name)
-        if _is_dtype(value):
+        if is_dtype(value):
             return dtypes.resolve(value, f"argument '{name}'")
         if isinstance(value, tuple):
             items = [self.convert(v, f"{name}[{i}]") for i, v in enumerate(value)]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if isinstance(value, list):
             return [self.convert(v, f"{name}[{i}]") for i, v in enumerate(value)]
-        if type(value) is dict:
-            return {k: self.convert(v, f"{name}[{k!r}]") for k, v in value.items()}
-        if _is_record(value):
+        if isinstance(value, dict):
+            twin = copy.copy(value)
+            twin.update({k: self.convert(v, f"{name}[{k!r}]") for k, v in value.items()})
+            return twin
+        if is_record(value):
             return self._record(value, name)
         return value
 
@@ -124,10 +126,8 @@ class Arguments:
     def _record(self, value: Any, name: str) -> Any:
         """A copy of a dataclass or NKIObject with its fields converted."""
         twin = copy.copy(value)
-        slots = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-        for field in {**dict.fromkeys(slots), **getattr(value, "__dict__", {})}:
-            if hasattr(value, field):
-                object.__setattr__(twin, field, self.convert(getattr(value, field), f"{name}.{field}"))
+        for field in record_fields(value):
+            object.__setattr__(twin, field, self.convert(getattr(value, field), f"{name}.{field}"))
         return twin
 
     def _tensor(self, value: Any, framework: Any, name: str) -> NkiTensor:
@@ -142,28 +142,31 @@ class Arguments:
         if 0 in value.shape:
             raise error("shape", f"argument '{name}' has shape {tuple(value.shape)}, which holds no element")
         dtype = _dtype_of(value.dtype, name)
-        array = framework.to_numpy(value)
-        if dtype.is_packed:
-            self.packed[dtype] = array.dtype
-        if framework is not NumpyFramework:
-            self.framework, self.like = framework, value
         storage = Storage(
             SHARED_HBM if self.launch.degree > 1 else PRIVATE_HBM,
-            tuple(array.shape),
+            tuple(value.shape),
             dtype,
             name,
             number=-len(self.tensors) - 1,
             parameter=True,
         )
         self._check_fits(storage)
+        return self.attach(value, framework, storage, Lease(storage))
+
+    def attach(self, value: Any, framework: Any, storage: Storage, lease: Lease | None) -> NkiTensor:
+        """Put the caller's bytes behind a storage. A replay owns its storages: then nobody leases them."""
+        array = framework.to_numpy(value)
+        if storage.dtype.is_packed:
+            self.packed[storage.dtype] = array.dtype
+        if framework is not NumpyFramework:
+            self.framework, self.like = framework, value
         array = self._relabel(array, storage)
-        lease = Lease(storage)
         if self.launch.executes:
             raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             storage.memory = self.launch.borrow(storage, raw)
-        self.tensors.append((name, value, framework, storage, lease))
-        self.by_name[name] = whole(storage, lease)
-        return self.by_name[name]
+        self.tensors.append((storage.name, value, framework, storage, lease))
+        self.by_name[storage.name] = whole(storage, lease)
+        return self.by_name[storage.name]
 
     def _check_fits(self, storage: Storage) -> None:
         limit = self.launch.machine.hbm_bytes_per_core
@@ -176,7 +179,7 @@ class Arguments:
 
     def _relabel(self, array: np.ndarray, storage: Storage) -> np.ndarray:
         """trn1 and trn2 know only float8_e4m3: e4m3fn bits arrive under that name (language.md 6.3)."""
-        if storage.dtype != dtypes.float8_e4m3fn or self.launch.machine.generation >= 4:
+        if array.dtype != dtypes.float8_e4m3fn.storage or self.launch.machine.generation >= 4:
             return array
         if not self.launch.options.unsafe_fp8:
             codes = np.ascontiguousarray(array).view(np.uint8)
@@ -202,8 +205,10 @@ class Arguments:
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if isinstance(value, list):
             return [self.result(v) for v in value]
-        if type(value) is dict:
-            return {k: self.result(v) for k, v in value.items()}
+        if isinstance(value, dict):
+            twin = copy.copy(value)
+            twin.update({k: self.result(v) for k, v in value.items()})
+            return twin
         return value
 
     def _array(self, view: View) -> Any:
@@ -227,6 +232,10 @@ class Arguments:
         self.given.add(view.storage)
         array = array.copy() if kept else np.ascontiguousarray(array)
         return self.framework.from_numpy(array, self.like)
+
+    def parameters(self) -> list[tuple[str, Storage]]:
+        """The tensors the kernel received, with their names."""
+        return [(name, tensor.storage) for name, tensor in self.by_name.items()]
 
     def written(self) -> list[tuple[str, Any, Any, Storage]]:
         """The arguments the kernel wrote."""
@@ -256,7 +265,7 @@ class Arguments:
         if not value.flags.writeable:
             NumpyFramework.write_back(value, value, name)
         for other, array, _, _, _ in self.tensors:
-            if other != name and isinstance(array, np.ndarray) and np.shares_memory(array, value):
+            if other != name and isinstance(array, np.ndarray) and _overlap(array, value):
                 raise error(
                     "read-only-input",
                     f"the kernel wrote argument '{name}', which overlaps argument '{other}'",
@@ -269,12 +278,20 @@ def is_description(value: Any) -> bool:
     return type(value).__name__ in ("TensorSpec", "ShapeDtypeStruct") and hasattr(value, "shape")
 
 
-def _is_dtype(value: Any) -> bool:
+def is_dtype(value: Any) -> bool:
+    """A dtype object of nki, numpy, ml_dtypes, torch or JAX."""
     if isinstance(value, (dtypes.DType, np.dtype)):
         return True
     if isinstance(value, type):  # np.float32, or jnp.float32, which knows its numpy dtype
         return issubclass(value, np.generic) or isinstance(getattr(value, "dtype", None), np.dtype)
     return type(value).__name__ == "dtype" and type(value).__module__.startswith("torch")
+
+
+def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
+    try:
+        return np.shares_memory(a, b, max_work=1 << 20)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:  # strides that are hard to compare: better safe
+        return True
 
 
 def _is_whole(view: View) -> bool:
@@ -286,10 +303,18 @@ def _is_dense(value: Any) -> bool:
     return value.flags.c_contiguous if isinstance(value, np.ndarray) else value.is_contiguous()
 
 
-def _is_record(value: Any) -> bool:
+def is_record(value: Any) -> bool:
+    """An instance of a dataclass or NKIObject."""
     if isinstance(value, type):
         return False
     return dataclasses.is_dataclass(value) or getattr(value, "is_nki_object", False) is True
+
+
+def record_fields(value: Any) -> list[str]:
+    """The names of the fields a record has."""
+    slots = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    names = {**dict.fromkeys(slots), **getattr(value, "__dict__", {})}
+    return [name for name in names if hasattr(value, name)]
 
 
 def _dtype_of(dtype: Any, name: str) -> dtypes.DType:

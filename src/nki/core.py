@@ -71,6 +71,7 @@ class Core:
         self.vector_accumulator_lanes = self.scalar_accumulator_lanes = 0  # how many hold a value
         self.vector_accumulator_user = ""  # the instruction that began or went on with the chain
         self.issued = 0
+        self.replayed: Instruction | None = None  # runs without the kernel's Python: its line counts
 
     # ---- instructions ----------------------------------------------------------------------------
 
@@ -151,6 +152,8 @@ class Core:
         self, kind: str, message: str, notes: Iterable[str], help: str | None, site: Site | None
     ) -> None:
         """A W diagnostic: once per kind and line in a call; an error in strict mode."""
+        if self.replayed is not None:
+            site = self.replayed.site
         self.launch.diagnose(kind, message, list(notes), help, site)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from . import core as core_module
 from .arguments import Arguments
+from .cache import LONGEST, Kept, Leaf, call_key, is_debugging, programs
 from .errors import (
     NkiError,
     NkiWarning,
@@ -25,6 +26,7 @@ from .errors import (
 )
 from .execute.blas import one_blas_thread
 from .execute.memory import uninitialised
+from .execute.replay import Recorder
 from .explain import explain_call, suggest
 from .launch import Diagnostic, Launch
 from .machine import Machine, find
@@ -47,6 +49,18 @@ class Run:
     machine: Machine
     statistics: Statistics
     diagnostics: list[Diagnostic] = field(default_factory=list)
+
+
+@dataclass
+class Call:
+    """A call before it runs. Without a key it is neither cached nor replayed."""
+
+    options: Options
+    machine: Machine
+    bound: inspect.BoundArguments
+    aliased: set[str]  # arguments given as name.must_alias_input
+    key: Any
+    leaves: list[Leaf]
 
 
 @dataclass
@@ -122,7 +136,9 @@ class Kernel:
         return self._with(grid=_grid(degree))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Kernel:
-        return self if instance is None else self._with(func=types.MethodType(self.func, instance))
+        if instance is None or not hasattr(type(self.func), "__get__"):
+            return self
+        return self._with(func=self.func.__get__(instance, owner))
 
     def with_schedule(self, edges: Iterable) -> Kernel:
         """Order instructions by name: each edge (later, earlier) makes `later` wait for `earlier`."""
@@ -163,25 +179,67 @@ class Kernel:
 
     def run(self, *args: Any, **kwargs: Any) -> Run:
         """Like a call, but returns a Run: the result with statistics and diagnostics."""
+        call = self._prepare(args, kwargs)
+        kept = programs.find(call.key) if call.key is not None else None
+        with one_blas_thread():
+            return self._run(call) if kept is None else self._replay(call, kept)
+
+    def _prepare(self, args: tuple, kwargs: dict) -> Call:
         options = from_environment()
         machine = choose_machine(self.target)
         self._check_degree(machine, options)
         if self._state[5]:
             self._lint()
         bound, aliased = self._bind(args, kwargs)
-        names = Names()
-        watchers: list[Any] = [lambda core: names] if self.schedule else []
-        launch = Launch(machine, options, self.lnc, bracketed=bool(self.grid), sink_makers=watchers)
-        arguments = Arguments(launch)
-        with one_blas_thread():
-            results = launch.run(lambda: self._program(arguments, bound))
+        key: Any = None
+        leaves: list[Leaf] = []
+        if options.cache and self.lnc == 1 and not is_debugging():
+            key, leaves = call_key(self.func, bound, (self.grid, self.schedule, machine.name, options))
+        return Call(options, machine, bound, aliased, key, leaves)
+
+    def _run(self, call: Call) -> Run:
+        """Run the kernel's Python; what it issued is kept for the next call."""
+        names, recorder = Names(), Recorder(LONGEST)
+        makers: list[Any] = [lambda core: names] if self.schedule else []
+        if call.key is not None:
+            makers.append(recorder.listen_to)
+        with self._launch(call, sink_makers=makers) as launch:
+            arguments = Arguments(launch)
+            results = launch.run(lambda: self._program(arguments, call.bound))
             launch.statistics.finish()
             names.check(self.schedule)
-            self._check_results(launch, results)
-            returned = arguments.result(results[0]) if self._state[4] else None
-            arguments.write_back()
-        self._warn_lost_writes(arguments, results[0], aliased)
-        return Run(returned, machine, launch.statistics, launch.diagnostics)
+            recording = None
+            if call.key is not None and not launch.looked_at_values:
+                recording = recorder.finish(arguments.parameters(), results[0])
+            run = self._finish(call, arguments, results, launch.statistics)
+        if recording is not None:
+            programs.keep(call.key, _plain(self.func), recording, launch.statistics)
+        return run
+
+    def _replay(self, call: Call, kept: Kept) -> Run:
+        """Run what an earlier call recorded on the tensors of this one."""
+        recording = kept.recording.acquire()
+        try:
+            with self._launch(call) as launch:
+                arguments = Arguments(launch)
+                for leaf, (_, storage) in zip(call.leaves, recording.parameters, strict=True):
+                    arguments.attach(leaf.value, leaf.framework, storage, None)
+                results = launch.run(lambda: recording.run(launch.cores[0]))
+                return self._finish(call, arguments, results, kept.statistics)
+        finally:
+            kept.recording.release(recording)
+
+    def _launch(self, call: Call, **settings: Any) -> Launch:
+        return Launch(call.machine, call.options, self.lnc, bracketed=bool(self.grid), **settings)
+
+    def _finish(self, call: Call, arguments: Arguments, results: list[Any], statistics: Statistics) -> Run:
+        """Give the results to the caller."""
+        launch = arguments.launch
+        self._check_results(launch, results)
+        returned = arguments.result(results[0]) if self._state[4] else None
+        arguments.write_back()
+        self._warn_lost_writes(arguments, results[0], call.aliased)
+        return Run(returned, call.machine, statistics, launch.diagnostics)
 
     def trace(self, *args: Any, **kwargs: Any) -> Trace:
         """Issue the kernel's instructions without computing anything. Arrays may be `nki.TensorSpec`s."""
@@ -423,11 +481,14 @@ def _layout(value: Any) -> Any:
 
 def _return_site(func: Callable) -> Site | None:
     """The last `return` of the kernel: where a returned tensor is shown to be wrong."""
+    code = getattr(_plain(func), "__code__", None)
+    return None if code is None else _last_return(code)
+
+
+@functools.lru_cache(maxsize=1024)
+def _last_return(code: types.CodeType) -> Site:
     import dis
 
-    code = getattr(_plain(func), "__code__", None)
-    if code is None:
-        return None
     returns = [i.offset for i in dis.get_instructions(code) if i.opname.startswith("RETURN_")]
     return Site(code, returns[-1]) if returns else Site(code, 0)
 

@@ -31,6 +31,10 @@ class Diagnostic:
     def __init__(self, kind: str, message: str, notes: list[str], help: str | None, site: Site | None):
         self.kind, self.message, self.notes, self.help, self.site = kind, message, notes, help, site
 
+    @property
+    def parts(self) -> tuple[str, str, list[str], str | None, Site | None]:
+        return self.kind, self.message, self.notes, self.help, self.site
+
     def __str__(self) -> str:
         return show(f"NkiWarning[{self.kind}]: {self.message}", self.site, self.notes, self.help)
 
@@ -75,6 +79,17 @@ class Launch:
         self.baton = Baton(self) if degree > 1 else None
 
     # ---- running ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> Launch:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Give up the memories: cores and launch refer to each other, so their end is far away."""
+        for core in self.cores:
+            core.chip.clear()
+        self.shared.clear()
+        self.constants.clear()
+        self.baton = None
 
     def run(self, program: Callable[[], Any]) -> list[Any]:
         """What each core's program returned."""

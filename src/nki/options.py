@@ -28,6 +28,7 @@ class Options:
     reserve_psum_bank: bool = False  # NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE: one PSUM bank fewer
     logical_nc_config: int | None = None  # NEURON_LOGICAL_NC_CONFIG / NEURON_RT_VIRTUAL_CORE_SIZE
     unsafe_fp8: bool = False  # UNSAFE_FP8FNCAST: no range check when e4m3fn becomes e4m3
+    cache: bool = True  # OPEN_NKI_CACHE: 0 runs the kernel's Python at every call
 
 
 def _number(name: str, default: Any = None) -> Any:
@@ -47,6 +48,7 @@ def from_environment() -> Options:
         reserve_psum_bank=_flag("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE"),
         logical_nc_config=_number("NEURON_LOGICAL_NC_CONFIG", _number("NEURON_RT_VIRTUAL_CORE_SIZE")),
         unsafe_fp8=_flag("UNSAFE_FP8FNCAST"),
+        cache=_flag("OPEN_NKI_CACHE", default=True),
     )
 
 

@@ -62,7 +62,9 @@ class _InstructionType(type):
     """Gives an instruction class its slots, initialiser, key and operand tables from its annotations."""
 
     def __new__(mcls, name, bases, namespace):
-        fields = {k: v for k, v in namespace.get("__annotations__", {}).items() if not v.startswith("ClassVar")}
+        fields = {
+            k: v for k, v in namespace.get("__annotations__", {}).items() if not v.startswith("ClassVar")
+        }
         namespace["__slots__"] = tuple(fields)
         cls = super().__new__(mcls, name, bases, namespace)
         if not fields:  # a variant that shares its parent's operands

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from .machine import Machine
 from .program import Instruction
 from .storage import PSUM, SBUF, MemoryRegion, Storage
 from .view import View
 
+LIVES_KEPT = 512
+
 
 class Statistics:
-    """Filled while a kernel runs; what is kept grows with the tiles of the kernel, not its instructions."""
+    """Filled while a kernel runs; what is kept grows with the tiles that live at once, not with the run."""
 
     def __init__(self, machine: Machine):
         self.machine = machine
@@ -24,7 +26,8 @@ class Statistics:
         self.dma_bytes = 0  # as written
         self.hbm_read_bytes: Counter[str] = Counter()  # by tensor name
         self.hbm_write_bytes: Counter[str] = Counter()
-        self._hbm: dict[int, Storage] = {}  # the HBM tensors seen, by id
+        self._hbm: dict[int, Storage] = {}  # the HBM tensors seen and still there, by id
+        self._hbm_sizes: Counter[str] = Counter()  # of all that were seen, by name
         self._cores: dict[int, _Tiles] = {}
 
     def sink_of(self, core: int) -> Callable[[Instruction], None]:
@@ -56,11 +59,14 @@ class Statistics:
     def _count_hbm(self, view: View, bytes_by_name: Counter[str]) -> None:
         storage = view.storage
         if not storage.on_chip:
-            self._hbm[id(storage)] = storage
+            if id(storage) not in self._hbm:
+                self._hbm[id(storage)] = storage
+                self._hbm_sizes[_label(storage)] += storage.nbytes
             bytes_by_name[_label(storage)] += view.nbytes
 
     def retire(self, storage: Storage) -> None:
         """The storage is gone: keep only when it lived and how much it took."""
+        self._hbm.pop(id(storage), None)
         for tiles in self._cores.values():
             tiles.retire(storage)
 
@@ -93,10 +99,15 @@ class Statistics:
     @property
     def reloads(self) -> dict[str, float]:
         """How often each HBM tensor was read in full: 1.0 is once, 4.0 means its bytes came four times."""
-        sizes: Counter[str] = Counter()
-        for storage in self._hbm.values():
-            sizes[_label(storage)] += storage.nbytes
-        return {name: read / sizes[name] for name, read in self.hbm_read_bytes.items()}
+        return {name: read / self._hbm_sizes[name] for name, read in self.hbm_read_bytes.items()}
+
+
+class Life(NamedTuple):
+    """A tile that is gone: the first and the last instruction that used it, and its bytes per partition."""
+
+    first: int
+    last: int
+    size: int
 
 
 class _Tiles:
@@ -104,9 +115,8 @@ class _Tiles:
 
     def __init__(self) -> None:
         self.open: dict[int, list[Any]] = {}  # id(storage) -> [storage, first use, last use]
-        self.lives: dict[MemoryRegion, tuple[array, array, array]] = {
-            buffer: (array("q"), array("q"), array("q")) for buffer in (SBUF, PSUM)
-        }
+        self.lives: dict[MemoryRegion, list[Life]] = {SBUF: [], PSUM: []}  # of tiles that are gone
+        self.room = {SBUF: LIVES_KEPT, PSUM: LIVES_KEPT}  # condense the list when it has grown to this
         self.placed: dict[MemoryRegion, set[tuple[int, int]]] = {SBUF: set(), PSUM: set()}
 
     def use(self, view: View, now: int) -> None:
@@ -127,20 +137,42 @@ class _Tiles:
         if storage.address is not None:
             self.placed[storage.buffer].add((storage.address[1], storage.address[1] + storage.pitch))
             return
-        for column, value in zip(self.lives[storage.buffer], (life[1], life[2], storage.pitch), strict=True):
-            column.append(value)
+        self.lives[storage.buffer].append(Life(life[1], life[2], storage.pitch))
+        if len(self.lives[storage.buffer]) >= self.room[storage.buffer]:
+            self._condense(storage.buffer)
+
+    def _condense(self, buffer: MemoryRegion) -> None:
+        """Forget all but the peak between any two moments at which a living tile begins or may end.
+
+        A living tile adds the same all the way between them, so only that peak can become the highest.
+        """
+        uses = [(first, last + 1) for storage, first, last in self.open.values() if storage.buffer is buffer]
+        edges = {moment for use in uses for moment in use}
+        levels = _levels(self.lives[buffer], edges)
+        stretches: list[list[int]] = []  # from, peak
+        for moment, level in levels:
+            if moment in edges or not stretches:
+                stretches.append([moment, level])
+            stretches[-1][1] = max(stretches[-1][1], level)
+        ends = [begin for begin, _ in stretches[1:]] + [levels[-1][0]]
+        peaks = zip(stretches, ends, strict=True)
+        self.lives[buffer] = kept = [Life(begin, end - 1, peak) for (begin, peak), end in peaks if peak]
+        self.room[buffer] = max(LIVES_KEPT, 2 * len(kept))
 
     def peak(self, buffer: MemoryRegion) -> int:
         """Bytes per partition: the most that automatic tiles need at once, beside all explicit addresses."""
-        changes: Counter[int] = Counter()
-        for first, last, size in zip(*self.lives[buffer], strict=True):
-            changes[first] += size
-            changes[last + 1] -= size
-        peak = live = 0
-        for moment in sorted(changes):
-            live += changes[moment]
-            peak = max(peak, live)
-        return peak + _union(self.placed[buffer])
+        levels = _levels(self.lives[buffer])
+        return max((level for _, level in levels), default=0) + _union(self.placed[buffer])
+
+
+def _levels(lives: Iterable[Life], also: Iterable[int] = ()) -> list[tuple[int, int]]:
+    """The moments at which the number of live bytes changes (and others), with the number from then on."""
+    changes: Counter[int] = Counter(dict.fromkeys(also, 0))
+    for first, last, size in lives:
+        changes[first] += size
+        changes[last + 1] -= size
+    moments = sorted(changes)
+    return list(zip(moments, accumulate(changes[moment] for moment in moments), strict=True))
 
 
 def _label(storage: Storage) -> str:

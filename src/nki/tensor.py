@@ -20,7 +20,7 @@ _set_offset, _set_dtype = _slots["offset"].__set__, _slots["dtype"].__set__
 class NkiTensor(View):
     """A tensor in HBM, SBUF or PSUM. Made by `nl.ndarray` and friends; views share its bytes."""
 
-    __slots__ = ("lease", "is_comparison")
+    __slots__ = ("lease", "is_comparison", "recorded")
 
     # read-only to users; set through the slots of View
     shape = property(_slots["shape"].__get__, doc="Sizes of the view.")
@@ -58,6 +58,7 @@ class NkiTensor(View):
         self.indirection = indirection
         self._sig = None
         self.is_comparison = False
+        self.recorded: View | None = None  # stands for this tensor in a recording
 
     def _make(self, offset, shape, strides, dtype, indirection):
         return _new(self.storage, self.lease, offset, Shape(shape), tuple(strides), dtype, indirection)
@@ -149,7 +150,7 @@ def _new(storage, lease, offset, shape, strides, dtype, indirection=None) -> Nki
     return tensor
 
 
-def whole(storage: Storage, lease: Lease) -> NkiTensor:
+def whole(storage: Storage, lease: Lease | None) -> NkiTensor:
     """The tensor that covers a storage, row-major."""
     return _new(storage, lease, 0, Shape(storage.shape), row_major(storage.shape), storage.dtype)
 

@@ -240,6 +240,10 @@ class View:
             and self._is_dense(skip_partition=False)
         )
 
+    def repeats(self) -> bool:
+        """True when several elements of the view are one element of the storage (stride 0)."""
+        return any(stride == 0 and count > 1 for count, stride in zip(self.shape, self.strides, strict=True))
+
     def is_contiguous(self) -> bool:
         """Row-major dense; on chip only the free dimensions are tested."""
         return self._is_dense(skip_partition=self.on_chip)

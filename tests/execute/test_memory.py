@@ -16,7 +16,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.execute import memory as memory_module
-from nki.execute.memory import ElementMap, Memory
+from nki.execute.memory import ChipMemory, ElementMap, Memory
 from nki.storage import Lease, Storage
 from nki.tensor import whole
 
@@ -776,3 +776,26 @@ def test_element_maps_count_what_is_missing():
     assert flags.missing == 0
     flags.clear_bytes(slice(1, 3), -2, np.ones(4, bool))
     assert flags.missing == 4 and not flags.region(tile)[1:3, 0].any()
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_finished_call_leaves_no_memory_to_the_garbage_collector(degree):
+    @nki.jit
+    def kernel(x):
+        tile = fill(nl.ndarray((128, 64), nl.float32, address=(0, 0)), 1.0)
+        scratch = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm, name="scratch")
+        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm, name="out")
+        nisa.dma_copy(scratch, tile)
+        nisa.dma_copy(out, scratch)
+        return out
+
+    x = np.zeros(1, np.int8)
+    kernel[degree](x)
+    gc.collect()
+    gc.disable()
+    try:
+        results = [kernel[degree](x) for _ in range(3)]
+        left = [found for found in gc.get_objects() if isinstance(found, (Memory, ChipMemory))]
+    finally:
+        gc.enable()
+    assert len(results) == 3 and left == []

@@ -933,7 +933,7 @@ def described(body, *arrays, on="trn2"):
 def test_a_dense_load_is_one_descriptor_per_partition():
     x = f32(128, 512)
     assert described(lambda x: nisa.dma_copy(sbuf((128, 512)), x), x) == (
-        [Descriptors(0, 128, 2048, 1)],
+        [Descriptors(0, 128, 2048, 1, joined=128)],
         1.0,
         "software",
     )
@@ -954,7 +954,9 @@ def test_a_slice_of_columns_is_contiguous_in_each_partition_and_row():
 def test_strides_on_either_side_cut_pieces():
     x = f32(16, 64)
     assert described(lambda x: nisa.dma_copy(sbuf((16, 32)), x[:, ::2]), x)[0] == [Descriptors(0, 16, 4, 32)]
-    assert described(lambda x: nisa.dma_copy(sbuf((16, 128))[:, ::2], x), x)[0] == [Descriptors(0, 16, 4, 64)]
+    assert described(lambda x: nisa.dma_copy(sbuf((16, 128))[:, ::2], x), x)[0] == [
+        Descriptors(0, 16, 4, 64, joined=16)
+    ]
 
     def blocks(x):
         return nisa.dma_copy(sbuf((16, 8, 8)), x.reshape((16, 8, 8)).permute((0, 2, 1)))
@@ -970,17 +972,17 @@ def test_strides_on_either_side_cut_pieces():
 def test_a_cast_counts_the_wider_side():
     x = f32(16, 64)
     assert described(lambda x: nisa.dma_copy(sbuf((16, 64), nl.bfloat16), x), x)[0] == [
-        Descriptors(0, 16, 256, 1)
+        Descriptors(0, 16, 256, 1, joined=16)
     ]
     assert described(lambda x: nisa.dma_copy(sbuf((16, 64)), x), x.astype(BF16))[0] == [
-        Descriptors(0, 16, 256, 1)
+        Descriptors(0, 16, 256, 1, joined=16)
     ]
 
 
 def test_copies_between_hbm_tensors_go_row_by_row():
     x = f32(300, 64)
     assert described(lambda x: nisa.dma_copy(hbm((300, 64), nl.float32), x), x)[0] == [
-        Descriptors(0, 300, 256, 1)
+        Descriptors(0, 300, 256, 1, joined=300)
     ]
     assert described(lambda x: nisa.dma_copy(hbm((64,), nl.float32), x[0]), x)[0] == [
         Descriptors(0, 1, 256, 1)
@@ -1062,7 +1064,7 @@ def test_sums_move_every_source_at_half_the_rate_before_trn3():
 
     x = f32(8, 64)
     found = described(body, x, x)
-    assert found == ([Descriptors(0, 8, 256, 1)] * 3, 0.5, "static")
+    assert found == ([Descriptors(0, 8, 256, 1, joined=8)] * 3, 0.5, "static")
     assert described(body, x, x, on="trn3")[1] == 1.0
 
     def gather(x, ids):

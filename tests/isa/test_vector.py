@@ -339,6 +339,12 @@ def test_memset_refuses_a_value_of_another_kind(dtype, value, text):
     refused("memset-type", text, body, [], [X])
 
 
+@pytest.mark.parametrize("dtype", [np.uint32, np.int8, np.bool_])
+def test_memset_of_a_float_zero_is_zero_and_a_warning(dtype):
+    kinds, (got,) = warned(lambda d: nisa.memset(d, 0.0), [], [np.ones((2, 3), dtype)])
+    assert kinds == ["memset-type"] and not got.any()
+
+
 def test_memset_of_packed_dtypes_takes_zero_and_gpsimd_cannot_reach_psum():
     def body(d):
         for dtype in (nl.float8_e4m3fn_x4, nl.float8_e5m2_x4, nl.float4_e2m1fn_x4, nl.float8_e8m0fnu):
@@ -1045,26 +1051,26 @@ def costs(body, shape, dtype=np.float32, on="trn2", **where):
 )
 def test_cost_of_tensor_tensor_follows_the_mode(on, dtype, cycles):
     cost = costs(lambda d, a, b: nisa.tensor_tensor(d, a, b, nl.add), (4, 512), dtype, on)
-    assert cost.cycles == cycles
+    assert cost.interval == cycles
     assert cost.fix_ns == MACHINES[on].fix_vector_ns
 
 
 def test_costs_of_the_other_instructions():
-    assert costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 512)).cycles == 256
-    assert costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 512), ml_dtypes.bfloat16).cycles == 128
-    assert costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 512), in_psum=[0]).cycles == 512
-    assert costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 8)).cycles == 64
-    assert costs(lambda d, a, b: nisa.tensor_copy(d, a, nisa.engine.gpsimd), (4, 512)).cycles == 150 + 512
-    assert costs(lambda d, a, b: nisa.tensor_copy(d, a, nisa.engine.scalar), (4, 512)).cycles == 512
-    assert costs(lambda d, a, b: nisa.tensor_scalar(d, a, nl.add, 1.0), (4, 512)).cycles == 256
-    assert costs(lambda d, a, b: nisa.tensor_scalar(d, a, nl.rsqrt, None), (4, 512)).cycles == 150 + 2048
-    assert costs(lambda d, a, b: nisa.reciprocal(d, a), (4, 512), on="trn1").cycles == 8 * 512
-    assert costs(lambda d, a, b: nisa.reciprocal(d, a), (4, 512)).cycles == 6 * 512
+    assert costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 512)).interval == 256
+    assert costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 512), ml_dtypes.bfloat16).interval == 128
+    assert costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 512), in_psum=[0]).interval == 512
+    assert costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 8)).interval == 64
+    assert costs(lambda d, a, b: nisa.tensor_copy(d, a, nisa.engine.gpsimd), (4, 512)).interval == 150 + 512
+    assert costs(lambda d, a, b: nisa.tensor_copy(d, a, nisa.engine.scalar), (4, 512)).interval == 512
+    assert costs(lambda d, a, b: nisa.tensor_scalar(d, a, nl.add, 1.0), (4, 512)).interval == 256
+    assert costs(lambda d, a, b: nisa.tensor_scalar(d, a, nl.rsqrt, None), (4, 512)).interval == 150 + 2048
+    assert costs(lambda d, a, b: nisa.reciprocal(d, a), (4, 512), on="trn1").interval == 8 * 512
+    assert costs(lambda d, a, b: nisa.reciprocal(d, a), (4, 512)).interval == 6 * 512
     stt = lambda d, a, b: nisa.scalar_tensor_tensor(d, a, nl.subtract, 1.0, nl.multiply, b)  # noqa: E731
-    assert costs(stt, (4, 512), on="trn1").cycles == 1024
-    assert costs(stt, (4, 512), ml_dtypes.bfloat16, on="trn1").cycles == 512
+    assert costs(stt, (4, 512), on="trn1").interval == 1024
+    assert costs(stt, (4, 512), ml_dtypes.bfloat16, on="trn1").interval == 512
     memset = costs(lambda d, a, b: nisa.memset(d, 0), (4, 512), ml_dtypes.bfloat16, on="trn1")
-    assert memset.cycles == 256 and "fix_memset_ns" in memset.rests_on
+    assert memset.interval == 256 and "fix_memset_ns" in memset.rests_on
 
 
 # ---- properties ----------------------------------------------------------------------------------

@@ -143,20 +143,54 @@ def test_wrong_fields_are_type_errors(arguments, keywords, text):
         Config(*arguments, **keywords)
 
 
-def test_own_initialisers_and_dataclasses_are_left_alone():
+def test_own_initialisers_are_left_alone():
     class Own(nl.NKIObject):
         x: int
 
         def __init__(self, y):
             self.x = y + 1
 
-    @dataclasses.dataclass(frozen=True)
-    class Data(nl.NKIObject):
-        x: int
-        y: int = 5
+    @dataclasses.dataclass
+    class Derived(nl.NKIObject):
+        x: dataclasses.InitVar[int]
+        y: int = 0
 
-    assert Own(2).x == 3
+        def __post_init__(self, x):
+            self.y += x
+
+    assert Own(2).x == 3 and Derived(2, 1).y == 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Data(nl.NKIObject):
+    x: int
+    y: int = 5
+    z: list = dataclasses.field(default_factory=list)
+    w: int = dataclasses.field(default=1, init=False)
+
+
+def test_a_dataclass_is_as_lenient_as_any_other_class():
     assert Data(1) == Data(1, 5) and dataclasses.is_dataclass(Data)
+    assert Data().x is None and Data().w == 1
+    assert Data(1).z == [] and Data(1).z is not Data(1).z
+    assert dataclasses.replace(Data(1), y=2) == Data(1, 2)
+    with pytest.raises(TypeError, match="no field 'w'"):
+        Data(1, w=2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Data(1).x = 2
+
+
+def test_keywords_may_name_class_attributes_without_an_annotation():
+    @dataclasses.dataclass
+    class Section(nl.NKIObject):
+        offset = None
+
+    class Mixed(nl.NKIObject):
+        size: int
+        offset = None
+
+    assert Section(offset=3).offset == 3 and Section().offset is None
+    assert vars(Mixed(2, offset=3)) == {"size": 2, "offset": 3} and Mixed(2).offset is None
 
 
 def test_a_subclass_inherits_fields():

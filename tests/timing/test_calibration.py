@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import target
 
 import nki
+from support import target
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "matmul"))
 import kernels  # noqa: E402

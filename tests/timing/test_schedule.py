@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from support import target
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from support import target
 
 
 def profile(kernel, *args, on="trn2", **kwargs):

@@ -13,7 +13,7 @@ import numpy as np
 from .. import dtypes
 from ..errors import error
 from ..program import Instruction
-from ..view import View
+from ..view import Shape, View
 from .indirect import Rows, accumulate_columns, gather_columns, scalar_shift, scatter_columns
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Executor:
                     after = done or after
                 elif i in instruction.partial:
                     arrays[i] = self._in_parts(view, instruction.parts(i), written=True)
+                elif 0 in view.strides and view.repeats():
+                    arrays[i], after = self._write_repeated(view)
                 else:
                     arrays[i] = view.storage.memory.write(view)
         if instruction.stateful:
@@ -69,6 +71,19 @@ class Executor:
         for part in parts:
             memory.write(part) if written else memory.read(part)
         return memory.array(view)
+
+    @staticmethod
+    def _write_repeated(view: View) -> tuple[np.ndarray, Any]:
+        """An array for a view that repeats elements, and what keeps the last value of each."""
+        memory = view.storage.memory
+        assert memory is not None
+        once = tuple(
+            1 if stride == 0 else count for count, stride in zip(view.shape, view.strides, strict=True)
+        )
+        target = memory.write(View(view.storage, view.offset, Shape(once), view.strides, view.dtype))
+        values = np.empty(view.shape, target.dtype)
+        last = tuple(slice(-size, None) for size in once)
+        return values, lambda: target.__setitem__(..., values[last])
 
     def _read_indirect(self, view: View, instruction: Instruction, widened: bool) -> Any:
         ind = view.indirection
@@ -105,7 +120,9 @@ class Executor:
             return view
         shift = scalar_shift(view, instruction)
         assert shift is not None
-        return View(view.storage, view.offset + shift // view.dtype.itemsize, view.shape, view.strides, view.dtype)
+        return View(
+            view.storage, view.offset + shift // view.dtype.itemsize, view.shape, view.strides, view.dtype
+        )
 
     def _write_indirect(self, view: View, instruction: Instruction, read: Any) -> tuple[Any, Any]:
         ind = view.indirection

@@ -9,7 +9,6 @@ from typing import Any
 from .. import dtypes
 from ..core import warn
 
-
 REMOVED = dict.fromkeys(
     ("tensor_copy_dynamic_src", "tensor_copy_dynamic_dst"),
     "nisa.tensor_copy with a view t.ap(pattern, scalar_offset=register)",

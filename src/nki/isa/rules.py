@@ -17,7 +17,7 @@ from ..machine import Machine
 from ..program import Instruction
 from ..storage import PSUM, SBUF, MemoryRegion
 from ..view import View
-from .enums import GPSIMD, SCALAR, UNKNOWN, engine
+from .enums import GPSIMD, SCALAR, UNKNOWN, engine, reduce_cmd
 
 GENERATION_NAMES = {2: "trn1", 3: "trn2", 4: "trn3"}
 _BUFFER_NAMES = {"sbuf": "SBUF", "psum": "PSUM", "private_hbm": "HBM", "shared_hbm": "HBM"}
@@ -119,6 +119,8 @@ def _check_writable(ins: Instruction, name: str, view: View) -> None:
             [name],
             "copy it into a tensor of your own first",
         )
+    if name == "dst" and _reduces(ins):  # a by-product: kernels save space by writing it to one column
+        return
     replaced = view.indirection is not None and view.indirection.kind == "vector"
     for d, (count, stride) in enumerate(zip(view.shape, view.strides, strict=True)):
         if stride == 0 and count > 1 and not (replaced and d == 0):  # indices stand for the step of dim 0
@@ -129,6 +131,12 @@ def _check_writable(ins: Instruction, name: str, view: View) -> None:
                 [name],
                 "write to the tensor before it is broadcast",
             )
+
+
+def _reduces(ins: Any) -> bool:
+    """The instruction's reduction goes to the accumulator registers or to reduce_res."""
+    command = getattr(ins, "reduce_cmd", None)
+    return getattr(ins, "reduce_res", None) is not None or command not in (None, reduce_cmd.idle)
 
 
 def _resolve_engine(ins: Instruction, machine: Machine) -> engine | None:
@@ -158,9 +166,7 @@ def _resolve_engine(ins: Instruction, machine: Machine) -> engine | None:
 def _check_indirection(ins: Instruction, chosen: engine | None) -> None:
     """Which operands an index tile may gather or scatter, and where the index must lie (isa.md 1.7)."""
     found = {
-        name: view
-        for name, view in zip(ins.operand_names, ins.operands(), strict=True)
-        if is_gathered(view)
+        name: view for name, view in zip(ins.operand_names, ins.operands(), strict=True) if is_gathered(view)
     }
     if not found:
         return

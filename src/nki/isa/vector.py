@@ -162,7 +162,10 @@ class Memset(Instruction):
     def _check_integer(self, value: Any, dtype: DType) -> None:
         if not isinstance(value, (int, np.integer, np.bool_)):
             whole = int(value) if np.isfinite(value) else 0
-            raise self._refuse(f"{value!r} is a float, dst is {dtype}", f"write {whole}")
+            if value != 0:
+                raise self._refuse(f"{value!r} is a float, dst is {dtype}", f"write {whole}")
+            # the bits of 0.0 are those of 0, and public kernels clear tiles of any dtype with it
+            warn("memset-type", f"memset: {value!r} is a float, dst is {dtype}", help="write 0")
         low = -dtype.largest - 1 if dtype.is_integer and dtype.is_signed else 0
         if not low <= value <= dtype.largest:
             raise self._refuse(f"{value} does not fit {dtype} ({low} to {dtype.largest})")

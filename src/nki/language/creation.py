@@ -394,8 +394,7 @@ def _constant(core: Core, key: tuple, dtype: DType, make: Callable[[], np.ndarra
         core.storages += 1
         storage = Storage(SHARED_HBM, array.shape, dtype, site=user_site(2), number=core.storages)
         storage.constant = True
-        if core.launch.executes:
-            storage.memory = core.launch.borrow(storage, np.array(array).reshape(-1).view(np.uint8))
+        storage.memory = core.launch.borrow(storage, np.array(array).reshape(-1).view(np.uint8))
         found = core.launch.constants[key] = (storage, Lease(storage))
     return whole(*found)
 

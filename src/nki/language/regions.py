@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from functools import cache
 from typing import Any
@@ -46,11 +47,17 @@ def is_on_chip(buffer):
 class NKIObject:
     """Base of configuration classes used in kernels: keywords become attributes.
 
-    A subclass with annotated fields is initialised like a dataclass: fields in order, the class attribute
-    (or None) for those left out, then `__post_init__`.
+    A subclass with annotated fields is initialised like a dataclass: fields in order, their default (or None)
+    for those left out, then `__post_init__`. `@dataclass` on top of it changes nothing of that.
     """
 
     is_nki_object = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        derived = any("InitVar" in str(a) for a in cls.__dict__.get("__annotations__", {}).values())
+        if cls.__init__ is NKIObject.__init__ and not derived:
+            cls.__init__ = NKIObject.__init__  # type: ignore[method-assign]  # @dataclass keeps a class's own
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         cls: Any = type(self)
@@ -62,7 +69,7 @@ class NKIObject:
                 f"{type(self).__name__}() takes keywords only, got {len(args)} positional arguments"
             )
         for name, value in kwargs.items():
-            setattr(self, name, value)
+            object.__setattr__(self, name, value)  # of frozen dataclasses too
         after = getattr(self, "__post_init__", None)
         if after is not None:
             after()
@@ -82,30 +89,45 @@ NKIObject.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defin
 
 
 @cache
-def _fields(cls: type) -> tuple[str, ...]:
+def _fields(cls: type) -> dict[str, dataclasses.Field]:
     """The annotated fields of a class and its bases, in order of definition."""
-    names: dict[str, None] = {}
+    found: dict[str, dataclasses.Field] = {}
     for base in reversed(cls.__mro__):
+        decorated = base.__dict__.get("__dataclass_fields__", {})
         for name, annotation in base.__dict__.get("__annotations__", {}).items():
             if "ClassVar" not in str(annotation):
-                names[name] = None
-    return tuple(names)
+                found[name] = decorated.get(name) or _described(getattr(cls, name, None))
+    return found
 
 
-def _bound(cls: type, fields: tuple[str, ...], args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A value for every field: positional, by keyword, the class attribute, or None."""
-    if len(args) > len(fields):
+def _described(value: Any) -> dataclasses.Field:
+    """The field of a class attribute: what `dataclasses.field` made, or a plain default."""
+    return value if isinstance(value, dataclasses.Field) else dataclasses.field(default=value)
+
+
+def _bound(
+    cls: type, fields: dict[str, dataclasses.Field], args: tuple, kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """A value for every field: positional, by keyword, its default, or None."""
+    accepted = [name for name, field in fields.items() if field.init]
+    if len(args) > len(accepted):
         raise TypeError(
-            f"{cls.__name__}() takes {len(fields)} arguments ({', '.join(fields)}), got {len(args)}"
+            f"{cls.__name__}() takes {len(accepted)} arguments ({', '.join(accepted)}), got {len(args)}"
         )
-    values = dict(zip(fields, args, strict=False))
+    values = dict(zip(accepted, args, strict=False))
     for name, value in kwargs.items():
         if name in values:
             raise TypeError(f"{cls.__name__}() got multiple values for {name!r}")
-        if name not in fields:
-            raise TypeError(f"{cls.__name__}() has no field {name!r}, its fields are {', '.join(fields)}")
+        if name not in accepted and (name in fields or not hasattr(cls, name)):
+            raise TypeError(f"{cls.__name__}() has no field {name!r}, its fields are {', '.join(accepted)}")
         values[name] = value
-    return {name: values[name] if name in values else getattr(cls, name, None) for name in fields}
+    return {name: _default(field) for name, field in fields.items() if name not in values} | values
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
 
 
 __all__ = [

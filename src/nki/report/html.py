@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ..timing.timeline import Timeline
 from .figures import figures
 from .packed import Files, pack
-from .text import count, size, time
+from .text import count, size
+from .text import time as plain_time
 
 if TYPE_CHECKING:
     from ..profiling import Profile
@@ -80,9 +81,13 @@ def compose(f: dict[str, Any], timeline: Timeline) -> str:
     )
 
 
+def time(us: float) -> str:
+    return plain_time(us).replace(" us", " µs")
+
+
 @cache
 def asset(name: str) -> str:
-    return package_files(__package__).joinpath("page", name).read_text("utf-8")
+    return (package_files(__package__) / "page" / name).read_text("utf-8")
 
 
 def source(path: str) -> dict[str, Any]:
@@ -113,9 +118,10 @@ def subtitle(f: dict[str, Any]) -> str:
 def tiles(f: dict[str, Any]) -> str:
     """The few numbers to see first."""
     busiest = max(f["engines"], key=lambda name: f["engines"][name]["active_percent"])
+    possible = f"of {f['mfu_max_achievable_percent']:.0f} possible" if f["flops"] else ""
     shown = [
         ("total", time(f["total_us"]), "", ""),
-        ("MFU", f"{f['mfu_percent']:.1f} %", f"of {f['mfu_max_achievable_percent']:.0f} possible", ""),
+        ("MFU", f"{f['mfu_percent']:.1f} %", possible, ""),
         ("MBU", f"{f['mbu_percent']:.1f} %", "", ""),
         (f"{engine_name(busiest)} active", f"{f['engines'][busiest]['active_percent']:.1f} %", "", ""),
         ("HBM read", size(f["hbm_read_bytes"]), "", ""),
@@ -172,11 +178,10 @@ def engines(f: dict[str, Any]) -> str:
         f"{dma['transfers']:,} transfers of {dma['descriptors']:,} descriptors, "
         f"{size(dma['bytes_per_descriptor'])} each; packet time of all engines {time(dma['packet_us'])}."
     )
-    return (
-        "<table><thead><tr><th>engine</th><th>active</th><th></th><th>time</th><th>instructions' time</th>"
-        f"<th>instructions</th></tr></thead><tbody>{''.join(rows)}</tbody></table><p>{escape(note)}</p>"
-        + bounds(f)
-    )
+    names = ("engine", "active", "", "time", "instructions' time", "instructions")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    table = f"<table class='engines'><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f"{table}<p>{escape(note)}</p>{bounds(f)}"
 
 
 def bounds(f: dict[str, Any]) -> str:

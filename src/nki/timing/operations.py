@@ -91,12 +91,12 @@ def region(view: View) -> Region:
         )
     row = storage.shape[-1] * storage.dtype.itemsize
     begin = view.offset * width
-    inside = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True) if s * width < row) * width
+    inside = (
+        sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True) if s * width < row) * width
+    )
     total = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) * width
     if begin % row + inside + width <= row:  # a block of whole or partial rows
-        return Region(
-            begin // row, (begin + total) // row + 1, begin % row, begin % row + inside + width
-        )
+        return Region(begin // row, (begin + total) // row + 1, begin % row, begin % row + inside + width)
     return Region(begin // row, (begin + total + width - 1) // row + 1, 0, row)
 
 

@@ -47,9 +47,7 @@ def schedule(
     return Timeline(machine, planners, simulation)
 
 
-def add_declared(
-    planners: list[Planner], dependencies: Iterable[tuple[Instruction, Instruction]]
-) -> None:
+def add_declared(planners: list[Planner], dependencies: Iterable[tuple[Instruction, Instruction]]) -> None:
     """Edges of depends_on and with_schedule."""
     where = {id(op.instruction): op for p in planners for op in p.operations if op.instruction is not None}
     for later, earlier in dependencies:
@@ -64,6 +62,7 @@ class Simulation:
     def __init__(self, machine: Machine, planners: list[Planner]):
         self.events: list[tuple[float, int, CoreSimulation, int, Any]] = []
         self.sequence = 0
+        self.order: list[tuple[int, int]] = []  # (core, operation) as they were begun
         self.cores = [CoreSimulation(self, machine, p, len(planners)) for p in planners]
         self.arrived: dict[tuple, tuple[CoreSimulation, int]] = {}  # first of two cores at a meeting point
 
@@ -241,6 +240,7 @@ class CoreSimulation:
         if self.ready[index] < now and place in self.last_on:
             self.blocked_by[index] = self.last_on[place]
         self.last_on[place] = index
+        self.simulation.order.append((self.planner.core, index))
         if place in MODES:
             self.idle_at[place] = now + self.transfers[index].issue_ns
             self._move(index, self.transfers[index], now)
@@ -319,7 +319,9 @@ class CoreSimulation:
         """A meeting took place: its engine goes on."""
         ins: Any = self.operations[index].instruction
         place = self.operations[index].kind
-        until = now + (self.machine.core_barrier_ns if ins.public == "core_barrier" else self.machine.sendrecv_ns)
+        until = now + (
+            self.machine.core_barrier_ns if ins.public == "core_barrier" else self.machine.sendrecv_ns
+        )
         self.free[index] = self.end[index] = self.done[index] = self.idle_at[place] = until
         self._post(until, READ, index)
         self._post(until, DONE, index)

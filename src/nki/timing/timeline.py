@@ -83,9 +83,7 @@ class Timeline:
     def intervals(self, engine: str, core: int = 0) -> np.ndarray:
         """(start, end) of every bar on an engine, or of every transfer for "dma"."""
         c = self.cores[core]
-        wanted = [
-            op.index for op in c.operations if (op.is_dma if engine == "dma" else op.kind == engine)
-        ]
+        wanted = [op.index for op in c.operations if (op.is_dma if engine == "dma" else op.kind == engine)]
         bars = [(c.start[i], c.end[i]) for i in wanted]
         if engine == "scalar":
             bars += [(start, end) for start, end, _ in c.table_loads]
@@ -177,7 +175,7 @@ class Timeline:
     # ---- memory ----------------------------------------------------------------------------------
 
     def occupancy(self, buffer: MemoryRegion, core: int = 0) -> Occupancy:
-        """What SBUF or PSUM held over time: each tile from its first start to its last end."""
+        """What SBUF or PSUM held over time: each tile from its first start to its last use."""
         unit = self.machine.psum_bank_bytes if buffer is PSUM else 1
         lines = self.machine.partitions
         found = [
@@ -194,15 +192,15 @@ class Timeline:
         present: dict[int, list[Any]] = {}
         for op in c.operations:
             access = accesses[op.position]
-            tiles = [v.storage for v in (*access.reads, *access.writes)] if op.tile is None else [op.tile]
-            for tile in tiles:
+            uses = [(v.storage, c.free) for v in access.reads] + [(v.storage, c.end) for v in access.writes]
+            for tile, until in uses if op.tile is None else [(op.tile, c.end)]:
                 if tile.buffer is buffer:
                     stay = present.get(id(tile))
                     if stay is None or op.kind == "reload":
-                        present[id(tile)] = stay = [c.start[op.index], c.end[op.index], tile]
+                        present[id(tile)] = stay = [c.start[op.index], until[op.index], tile]
                         found.append(stay)
-                    elif c.end[op.index] > stay[1]:
-                        stay[1] = c.end[op.index]
+                    elif until[op.index] > stay[1]:
+                        stay[1] = until[op.index]
                     stay[0] = min(stay[0], c.start[op.index])
         return found
 

@@ -14,7 +14,16 @@ from .operations import Operation
 class Transfer:
     """One DMA, as the schedule sees it."""
 
-    __slots__ = ("mode", "issue_ns", "dispatch_ns", "notify_ns", "payload_ns", "nbytes", "descriptors", "triggered_ns")
+    __slots__ = (
+        "mode",
+        "issue_ns",
+        "dispatch_ns",
+        "notify_ns",
+        "payload_ns",
+        "nbytes",
+        "descriptors",
+        "triggered_ns",
+    )
 
     def __init__(self, mode, issue_ns, dispatch_ns, notify_ns, payload_ns, nbytes, descriptors):
         self.mode = mode  # "software", "hardware" or "static"
@@ -57,7 +66,9 @@ def _payload(pieces: tuple, name: str, fraction: float) -> tuple[tuple[tuple[int
     work = [0.0] * m.dma_engines
     count = nbytes = 0
     for first, partitions, size, per_partition, joined in pieces:
-        share = Counter(p // m.dma_partitions_per_engine % m.dma_engines for p in range(first, first + partitions))
+        share = Counter(
+            p // m.dma_partitions_per_engine % m.dma_engines for p in range(first, first + partitions)
+        )
         for engine, rows in share.items():
             runs = -(-rows // joined) * per_partition  # the fixed part is paid where HBM addresses jump
             moving = rows * per_partition * size / (m.dma_bytes_per_ns * fraction)

@@ -53,7 +53,7 @@ class Details {
     const { data } = this;
     const kind = data.kind_of(row);
     const length = data.end[row] - data.start[row];
-    const facts = [["start", timeText(data.start[row])], ["duration", timeText(length)]];
+    const facts = [["start", momentText(data.start[row])], ["duration", timeText(length)]];
     if (kind.bytes) facts.push(["moves", `${sizeText(kind.bytes)}, ${three(kind.bytes / length)} GB/s`]);
     if (kind.flops) facts.push(["computes", `${flopsText(kind.flops)}, ${three(kind.flops / length / 1e3)} TFLOP/s`]);
     const idle = data.wait[row] > 0 ? `${timeText(data.wait[row])} idle before it; ` : "";
@@ -67,7 +67,7 @@ class Details {
     const total = held.reduce((a, b) => a + b, 0);
     const rows = memory.owners.map((owner, k) => ({ owner, k, bytes: held[k] })).filter(({ bytes }) => bytes > 0);
     return [
-      element("h3", { textContent: `${memory.name.toUpperCase()} at ${timeText(Math.max(0, moment))}` }),
+      element("h3", { textContent: `${memory.name.toUpperCase()} at ${momentText(Math.max(0, moment))}` }),
       element("p", { textContent: `${sizeText(total)} of ${sizeText(memory.usable)} per partition` }),
       element("dl", { className: "owners" }, ...rows.flatMap(({ owner: [name, file, line], k, bytes }) => [
         element("dt", {}, element("i", { className: "swatch", style: `background:var(--owner${k % 8})` }), name),
@@ -90,9 +90,14 @@ class Details {
       this.#facts(row),
       element("p", { className: "place" }, line, element("code", { textContent: sourceText(data, kind) })),
       ...this.#links("What decided its start, back in time", chain.slice(1), (other, i) =>
-        `${timeText(data.start[chain[i]] - data.start[other])} earlier, ${data.why_of(chain[i])}`),
-      ...this.#links("What it decided", dependents, (other) => data.why_of(other)),
+        `${timeText(data.start[chain[i]] - data.start[other])} earlier: ${this.#why(chain[i])}`),
+      ...this.#links("What it decided", dependents, (other) => this.#why(other)),
     );
+  }
+
+  #why(row) {
+    const why = this.data.why_of(row);
+    return SHORT_REASONS[why] ?? why;
   }
 
   #links(title, rows, note) {

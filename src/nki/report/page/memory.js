@@ -18,8 +18,8 @@ class Level {
 
   coarser() {
     const count = Math.ceil(this.time.length / BLOCK);
-    const time = new Float64Array(count);
-    const held = new Float32Array(count * this.owners);
+    const time = new Float64Array(count + 1); // the last entry is the end: what a block held is gone by then
+    const held = new Float32Array((count + 1) * this.owners);
     for (let block = 0; block < count; block++) {
       const first = block * BLOCK;
       let fullest = first;
@@ -31,6 +31,8 @@ class Level {
       time[block] = this.time[first];
       held.set(this.held.subarray(fullest * this.owners, (fullest + 1) * this.owners), block * this.owners);
     }
+    time[count] = this.time.at(-1);
+    held.set(this.held.subarray(-this.owners), count * this.owners);
     return new Level(time, held, this.owners);
   }
 }

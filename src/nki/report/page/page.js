@@ -95,14 +95,13 @@ class Report {
   }
 
   #range({ t0, t1, total }) {
-    const whole = t1 - t0 >= total;
-    document.getElementById("range").textContent = whole ? "" : `${timeText(Math.max(0, t0))} – ${timeText(Math.min(total, t1))}`;
+    document.getElementById("range").textContent = t1 - t0 >= total ? "" : `${timeText(t1 - t0)} in sight`;
   }
 
   #memoryKey() {
     const box = document.getElementById("owners");
     for (const { core, name, owners } of this.data.memories) {
-      if (core > 0) continue;
+      if (core > 0 || owners.length === 0) continue;
       box.append(element("b", { textContent: name.toUpperCase() }));
       owners.forEach(([owner, file, line], k) => {
         const swatch = element("i", { className: "swatch", style: `background:var(--owner${k % 8})` });

@@ -49,7 +49,7 @@ class Painter {
   bars(context, track, scale, y, height) {
     const { start, end, rows } = track;
     const { data } = this;
-    context.font = "11px system-ui, sans-serif";
+    context.font = `${height < 18 ? 10 : 11}px system-ui, sans-serif`;
     context.textBaseline = "middle";
     for (let i = upperBound(end, scale.t0); i < rows.length && start[i] < scale.t1; i++) {
       const row = rows[i];

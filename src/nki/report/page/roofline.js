@@ -1,6 +1,6 @@
 // The roofline: what memory and array allow, and where the kernel stands. Both axes are logarithmic.
 
-const ROOF = { width: 560, height: 300, left: 52, right: 16, top: 14, bottom: 40 };
+const ROOF = { width: 560, height: 300, left: 52, right: 24, top: 14, bottom: 40 };
 
 function svg(tag, attributes = {}, text = "") {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);

@@ -15,9 +15,12 @@ function timeText(ns) {
   return `${ns >= 100 || Number.isInteger(ns) ? ns.toFixed(0) : ns.toFixed(1)} ns`;
 }
 
+/** A moment to a hundredth of a microsecond, however late it is. */
+const momentText = (ns) => `${(ns / 1e3).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 })} µs`;
+
 function sizeText(bytes) {
   for (const unit of ["B", "KiB", "MiB"]) {
-    if (bytes < 1024) return `${+bytes.toPrecision(4)} ${unit}`;
+    if (bytes < 1024) return `${bytes >= 100 ? Math.round(bytes) : +bytes.toPrecision(3)} ${unit}`;
     bytes /= 1024;
   }
   return `${bytes.toFixed(2)} GiB`;
@@ -41,6 +44,10 @@ const REASONS = {
   space: (x) => `${x} must first give up the memory it takes`,
   engine: (x) => `${x} keeps the engine busy`,
   order: (x) => `it is ordered after ${x}`,
+};
+
+const SHORT_REASONS = {
+  data: "its data", overwrite: "it still read", rewrite: "it wrote before", space: "memory", engine: "engine busy", order: "order",
 };
 
 const QUEUE_BUSY = (x) => `${x} is triggered before it on this queue`;

@@ -1,12 +1,15 @@
 // The canvas of lanes and memories, and what mouse and keys do there.
 
 const ENGINE_HEIGHT = 24;
-const TRACK_HEIGHT = 12;
+const TRACK_HEIGHT = 13;
+const IDLE_HEIGHT = 15;
 const LANE_GAP = 5;
 const CORE_HEIGHT = 18;
 const MEMORY_HEIGHT = { sbuf: 58, psum: 34 };
 const RULER = { overview: 5, axis: 22 };
 const LONGEST_CHAIN = 400;
+const MOST_ARROWS = 60;
+const CLOSEST_ARROWS = 4; // pixels
 
 class Timeline {
   constructor(data, actions) {
@@ -38,7 +41,7 @@ class Timeline {
     this.trackOf = new Uint8Array(this.data.rows);
     this.strips = [];
     this.lanes = [];
-    let y = 4;
+    let y = 8;
     for (let core = 0; core < this.data.cores; core++) {
       if (this.data.cores > 1) {
         this.strips.push({ core, y, height: CORE_HEIGHT });
@@ -49,14 +52,14 @@ class Timeline {
         const tracks = tracksOf(this.data, lane);
         tracks.forEach((track, t) => track.rows.forEach((row) => (this.trackOf[row] = t)));
         const step = COMPUTE.has(lane.name) ? ENGINE_HEIGHT : TRACK_HEIGHT;
-        const strip = { lane, tracks, y, step, height: step * Math.max(1, tracks.length) };
+        const strip = { lane, tracks, y, step, height: lane.rows ? step * tracks.length : IDLE_HEIGHT };
         this.lanes[number] = strip;
         this.strips.push(strip);
         y += strip.height + LANE_GAP;
       });
       for (const memory of this.memories) {
         if (memory.core !== core) continue;
-        const height = MEMORY_HEIGHT[memory.name];
+        const height = memory.rows ? MEMORY_HEIGHT[memory.name] : IDLE_HEIGHT;
         this.strips.push({ memory, y: y + 4, height });
         y += height + LANE_GAP + 4;
       }
@@ -68,7 +71,8 @@ class Timeline {
     const labels = document.getElementById("labels");
     for (const strip of this.strips) {
       const place = { style: `top:${strip.y}px;height:${strip.height}px` };
-      labels.append(element("div", { className: "label", ...place }, ...this.#labelParts(strip)));
+      const className = strip.memory?.rows ? "label stacked" : "label";
+      labels.append(element("div", { className, ...place }, ...this.#labelParts(strip)));
     }
     labels.style.height = `${this.height}px`;
   }
@@ -77,9 +81,9 @@ class Timeline {
     if (core !== undefined) return [element("strong", { textContent: `Core ${core}` })];
     if (memory) {
       return [
-        element("span", { className: "lane", textContent: memory.name.toUpperCase() }),
+        element("span", { className: "lane memory", textContent: memory.name.toUpperCase() }),
         element("small", {
-          textContent: `${sizeText(memory.peak)} of ${sizeText(memory.usable)}`,
+          textContent: memory.rows ? `${sizeText(memory.peak)} of ${sizeText(memory.usable)}` : "not used",
           title: `most bytes per partition in use, of ${sizeText(memory.usable)} usable`,
         }),
       ];
@@ -235,11 +239,36 @@ class Timeline {
     }
     if (this.hovered >= 0) this.#outline(context, this.hovered, this.theme.ink, 1);
     if (this.selected < 0) return;
-    for (const row of this.chain.slice(1)) this.#outline(context, row, this.theme.accent, 1);
-    for (let i = this.chain.length - 2; i >= 0; i--) this.#arrow(context, this.chain[i + 1], this.chain[i], i);
-    for (const row of this.dependents.slice(0, 60)) this.#arrow(context, this.selected, row, -1);
+    this.#chain(context);
+    for (const row of this.dependents.slice(0, MOST_ARROWS)) this.#arrow(context, this.selected, row, -1);
     this.#waiting(context, this.selected);
     this.#outline(context, this.selected, this.theme.accent, 2.5);
+    this.#marker(context, this.selected);
+  }
+
+  /** The instructions before the selected one, those left out that would lie on top of each other. */
+  #chain(context) {
+    let last = this.scale.x(this.data.start[this.selected]);
+    for (let i = 0; i + 1 < Math.min(this.chain.length, MOST_ARROWS); i++) {
+      const x = this.scale.x(this.data.start[this.chain[i + 1]]);
+      if (i > 0 && last - x < CLOSEST_ARROWS) continue;
+      last = x;
+      this.#outline(context, this.chain[i + 1], this.theme.accent, 1);
+      this.#arrow(context, this.chain[i + 1], this.chain[i], i);
+    }
+  }
+
+  /** A pin above the selected bar, which may be narrower than a pixel. */
+  #marker(context, row) {
+    const { left, width, y } = this.rectangle(row, this.scale);
+    if (width > 12) return;
+    const x = left + width / 2;
+    context.fillStyle = this.theme.accent;
+    context.beginPath();
+    context.moveTo(x, y);
+    context.lineTo(x - 5, y - 7);
+    context.lineTo(x + 5, y - 7);
+    context.fill();
   }
 
   #outline(context, row, color, thickness) {
@@ -258,24 +287,42 @@ class Timeline {
     if (Math.abs(a.y - b.y) < 1) return; // neighbours on one lane: their outlines say it
     const x0 = Math.min(a.left + a.width, Math.max(b.left, a.left));
     if (Math.max(x0, b.left) < -20 || Math.min(x0, b.left) > this.width + 20) return;
-    const y0 = a.y + a.height / 2;
-    const y1 = b.y + b.height / 2;
-    const bend = Math.max(14, Math.min(60, Math.abs(b.left - x0) / 2));
     context.globalAlpha = depth < 0 ? 0.45 : Math.max(0.25, 1 - depth / 12);
     context.strokeStyle = context.fillStyle = depth < 0 ? this.theme.ink : this.theme.accent;
     context.lineWidth = depth === 0 ? 2 : 1.25;
     context.setLineDash(depth < 0 ? [4, 3] : []);
+    if (b.left - x0 > 30) this.#sideways(context, x0, a.y + a.height / 2, b.left, b.y + b.height / 2);
+    else if (a.y < b.y) this.#upright(context, x0, a.y + a.height, b.left + 1, b.y, 7);
+    else this.#upright(context, x0, a.y, b.left + 1, b.y + b.height, -7);
+    context.globalAlpha = 1;
+  }
+
+  #sideways(context, x0, y0, x1, y1) {
+    const bend = Math.min(60, (x1 - x0) / 2);
     context.beginPath();
     context.moveTo(x0, y0);
-    context.bezierCurveTo(x0 + bend, y0, b.left - bend, y1, b.left - 2, y1);
+    context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1 - 3, y1);
     context.stroke();
+    this.#head(context, x1, y1, x1 - 7, y1 - 3.5, x1 - 7, y1 + 3.5);
+  }
+
+  /** Between bars that follow close upon each other: from edge to edge; `head` is its length downwards. */
+  #upright(context, x0, y0, x1, y1, head) {
+    const middle = (y0 + y1) / 2;
+    context.beginPath();
+    context.moveTo(x0, y0);
+    context.bezierCurveTo(x0, middle, x1, middle, x1, y1 - head / 2);
+    context.stroke();
+    this.#head(context, x1, y1, x1 - 3.5, y1 - head, x1 + 3.5, y1 - head);
+  }
+
+  #head(context, ...points) {
     context.setLineDash([]);
     context.beginPath();
-    context.moveTo(b.left, y1);
-    context.lineTo(b.left - 7, y1 - 3.5);
-    context.lineTo(b.left - 7, y1 + 3.5);
+    context.moveTo(points[0], points[1]);
+    context.lineTo(points[2], points[3]);
+    context.lineTo(points[4], points[5]);
     context.fill();
-    context.globalAlpha = 1;
   }
 
   /** The time the selected bar's engine stood still before it. */

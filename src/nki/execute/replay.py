@@ -1,0 +1,297 @@
+"""Recorded programs: run again on new data without the kernel's Python (language.md 3.5).
+
+The executor stays the definition: a replay hands it the recorded instructions in their order. What the
+kernel's Python did in between is known beforehand: a storage gets its bytes before its first use and
+gives them up after its last. A recording refers to storages and registers of its own, so nothing the
+first run left behind can reach it, and each replay has a copy to itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..errors import NkiError
+from ..program import Instruction
+from ..storage import Storage
+from ..tensor import NkiTensor
+from ..view import Indirection, View
+from .executor import Executor
+
+if TYPE_CHECKING:
+    from ..core import Core
+
+SPARE_COPIES = 4  # kept for threads that replay one program at the same time
+
+
+class Step(NamedTuple):
+    """An instruction, and what happens around it."""
+
+    said: tuple[Any, ...]  # diagnostics that the kernel's Python and the checks gave before it ran
+    opens: tuple[Storage, ...]  # used here for the first time
+    instruction: Instruction
+    closes: tuple[Storage, ...]  # used here for the last time
+
+
+class Held(Storage):
+    """A storage of a recording, and the instructions between which it lives."""
+
+    __slots__ = ("first", "last", "recorder")
+
+    first: int
+    last: int
+    recorder: int  # the number of the recorder that made it
+
+
+_numbers = itertools.count()
+
+
+class Twins:
+    """Copies of views, each storage and each register having one twin."""
+
+    def __init__(self) -> None:
+        self.storages: dict[int, tuple[Storage, Held]] = {}  # the original stays alive, and its id its own
+        self.registers: dict[int, tuple[Any, Any]] = {}
+        self.now = 0
+        self.number = next(_numbers)
+
+    def storage(self, original: Storage) -> Held:
+        known = self.storages.get(id(original))
+        if known is None:
+            twin = original.twin(Held)
+            twin.first = twin.last = self.now
+            twin.recorder = self.number
+            self.storages[id(original)] = original, twin
+            return twin
+        known[1].last = self.now
+        return known[1]
+
+    def register(self, original: Any) -> Any:
+        if id(original) not in self.registers:
+            self.registers[id(original)] = original, copy.copy(original)
+        return self.registers[id(original)][1]
+
+    def view(self, view: View) -> View:
+        ind = view.indirection
+        if ind is not None:
+            base = None if ind.base is None else self.view(ind.base)
+            ind = Indirection(ind.kind, self.of(ind.index), ind.scale, ind.dim, base)
+        twin = View(self.storage(view.storage), view.offset, view.shape, view.strides, view.dtype, ind)
+        twin._sig = view._sig
+        return twin
+
+    def of(self, value: Any) -> Any:
+        """The twin of a view, register or container of them; anything else is itself."""
+        if isinstance(value, View):
+            return self.view(value)
+        if isinstance(value, (tuple, list)):
+            items = [self.of(v) for v in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if isinstance(value, dict):
+            return {k: self.of(v) for k, v in value.items()}
+        return self.register(value) if getattr(value, "is_register", False) else value
+
+    def rebind(self, instruction: Instruction) -> None:
+        """Let an instruction refer to the twins of its operands."""
+        for name in instruction.operand_names:
+            value = getattr(instruction, name)
+            if isinstance(value, View):
+                setattr(instruction, name, self.view(value))
+        for name in instruction.registers:
+            setattr(instruction, name, self.of(getattr(instruction, name)))
+
+
+class Recorder(Twins):
+    """A sink: keeps the instructions of a run, up to a limit, without keeping its tiles alive."""
+
+    def __init__(self, limit: int):
+        super().__init__()
+        self.limit = limit
+        self.instructions: list[Instruction] | None = []  # None: too many
+        self.said: list[tuple[int, Any]] = []  # what was said before the n-th instruction ran
+        self.heard = 0  # diagnostics of the launch seen so far
+
+    def listen_to(self, core: Core) -> Recorder:
+        """Become a sink of a core: the last one, and a first one that listens."""
+        self.core = core
+        core.sinks.insert(0, self.listen)
+        return self
+
+    def listen(self, instruction: Instruction | None = None) -> None:
+        """Before an instruction runs: what is said from now on, the replay will say by itself."""
+        said = self.core.launch.diagnostics
+        if len(said) != self.heard:
+            self.said += [(self.now, diagnostic) for diagnostic in said[self.heard :]]
+
+    def __call__(self, instruction: Instruction) -> None:
+        self.heard = len(self.core.launch.diagnostics)
+        if self.instructions is None:
+            return
+        self.rebind(instruction)
+        self.instructions.append(instruction)
+        self.now += 1
+        if self.now > self.limit:
+            self.instructions = None
+            self.storages.clear()
+            self.registers.clear()
+
+    def rebind(self, instruction: Instruction) -> None:
+        """As above, for an instruction that has run: this happens once for each of a program."""
+        for name in instruction.operand_names:
+            value = getattr(instruction, name)
+            if value.__class__ is NkiTensor:
+                twin = value.recorded
+                if twin is not None and twin.storage.recorder == self.number and twin.indirection is None:
+                    twin.storage.last = self.now
+                else:
+                    twin = value.recorded = self.view(value)
+                setattr(instruction, name, twin)
+            elif isinstance(value, View):
+                setattr(instruction, name, self.view(value))
+        for name in instruction.registers:
+            setattr(instruction, name, self.of(getattr(instruction, name)))
+
+    def finish(self, parameters: Iterable[tuple[str, Storage]], result: Any) -> Recording | None:
+        """The recording of a run that ended well; None when it cannot be run again."""
+        self.listen()
+        if self.instructions is None or self.core.trips or not _is_plain(result):
+            return None
+        given = [(name, self.storage(storage)) for name, storage in parameters]
+        result = self.of(result)
+        return None if self._uses_others([twin for _, twin in given]) else Recording(self, given, result)
+
+    def _uses_others(self, given: list[Held]) -> bool:
+        """True when a tensor of another call, kept in some variable, was used."""
+        launch = self.core.launch
+        return any(
+            (twin.parameter and twin not in given)
+            or (original.memory is not None and original.memory.owner not in (None, launch))
+            for original, twin in self.storages.values()
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    """True for tensors and numbers: what a replay can return once more."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (View, int, float, str))
+
+
+class Recording:
+    """A program and all it takes to run it again."""
+
+    def __init__(self, recorder: Recorder, parameters: list[tuple[str, Storage]], result: Any):
+        assert recorder.instructions is not None
+        self.parameters = parameters
+        self.result = result
+        self.registers = [(twin, twin._value) for _, twin in recorder.registers.values()]
+        self.constants: list[tuple[Storage, np.ndarray]] = []
+        opens: dict[int, list[Storage]] = {}
+        closes: dict[int, list[Storage]] = {}
+        last = len(recorder.instructions)
+        for original, twin in recorder.storages.values():
+            if twin.constant:
+                self.constants.append((twin, original.memory.raw))  # type: ignore[union-attr]
+            elif not twin.parameter:
+                opens.setdefault(twin.first, []).append(twin)
+                closes.setdefault(twin.last, []).append(twin)
+        said: dict[int, list[Any]] = {}
+        for index, diagnostic in recorder.said:
+            said.setdefault(index, []).append(diagnostic)
+        self.steps = [
+            Step(tuple(said.get(i, ())), tuple(opens.get(i, ())), instruction, tuple(closes.get(i, ())))
+            for i, instruction in enumerate(recorder.instructions)
+        ]
+        self.said = tuple(said.get(last, ()))  # after the last instruction
+        self.opens = tuple(opens.get(last, ()))  # returned, and never used
+        self.closes = tuple(closes.get(last, ()))  # returned
+        self._spare: list[Recording] = [self]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    # ---- one copy per replay ---------------------------------------------------------------------
+
+    def acquire(self) -> Recording:
+        """This recording, or a copy of it while another thread replays it."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return self._copy()
+
+    def release(self, recording: Recording) -> None:
+        """Take a copy back after its replay, whatever became of it."""
+        recording._let_go()
+        if len(self._spare) < SPARE_COPIES:
+            self._spare.append(recording)
+
+    def _copy(self) -> Recording:
+        twins = Twins()
+        twin = copy.copy(self)
+        twin.parameters = [(name, twins.storage(storage)) for name, storage in self.parameters]
+        twin.constants = [(twins.storage(storage), raw) for storage, raw in self.constants]
+        twin.registers = [(twins.register(register), value) for register, value in self.registers]
+        twin.steps = [_step(step, twins) for step in self.steps]
+        twin.opens = tuple(map(twins.storage, self.opens))
+        twin.closes = tuple(map(twins.storage, self.closes))
+        twin.result = twins.of(self.result)
+        return twin
+
+    def _let_go(self) -> None:
+        for _, storage in self.parameters:
+            storage.memory = None
+        for storage, _ in self.constants:
+            storage.memory = None
+        for step in self.steps:
+            for storage in step.opens:
+                storage.memory = None
+        for storage in self.opens:
+            storage.memory = None
+
+    # ---- running ---------------------------------------------------------------------------------
+
+    def run(self, core: Core) -> Any:
+        """Run the program on a core; the memories of its parameters are there already.
+
+        Returns the tensors that the kernel returned. Errors point at the kernel's line.
+        """
+        launch = core.launch
+        execute = Executor(core)
+        for storage, raw in self.constants:
+            storage.memory = launch.borrow(storage, raw)
+        for register, value in self.registers:
+            register._value = value
+        instruction = None
+        try:
+            for said, opens, instruction, closes in self.steps:
+                for diagnostic in said:
+                    launch.diagnose(*diagnostic.parts)
+                for storage in opens:
+                    storage.memory = core.memory_for(storage)
+                core.replayed = instruction
+                execute(instruction)
+                for storage in closes:
+                    storage.memory.released()  # type: ignore[union-attr]
+                    storage.memory = None
+        except NkiError as problem:
+            if instruction is not None:
+                problem.site = instruction.site
+            raise
+        for diagnostic in self.said:
+            launch.diagnose(*diagnostic.parts)
+        for storage in self.opens:
+            storage.memory = core.memory_for(storage)
+        return self.result
+
+
+def _step(step: Step, twins: Twins) -> Step:
+    instruction = copy.copy(step.instruction)
+    twins.rebind(instruction)
+    opens, closes = tuple(map(twins.storage, step.opens)), tuple(map(twins.storage, step.closes))
+    return Step(step.said, opens, instruction, closes)

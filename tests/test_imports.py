@@ -1,0 +1,208 @@
+"""What may know what (design.md): imports point downwards, libraries use public names, nki stays light."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SOURCES = Path(__file__).parent.parent / "src"
+
+# A part of nki (a module or a package) may import parts of the rows above its own; a package also itself.
+LAYERS = [
+    ["errors"],
+    ["dtypes", "machine", "special", "typing", "compiler", "check"],
+    ["operators", "options", "storage", "dtype"],
+    ["view"],
+    ["program", "tensor"],
+    ["execute", "ordering", "statistics"],
+    ["core", "timing"],
+    ["isa", "launch", "report"],
+    ["language", "collectives", "arguments", "terminal"],
+    ["explain", "experimental", "docs"],
+    ["kernel"],
+    ["profiling"],
+    ["frameworks", "framework", "simulator", "compatibility", "script"],
+    ["nki"],
+    ["cli"],
+    ["__main__"],
+]
+RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
+
+# Imports inside functions that go upwards all the same, and why.
+LATE = {
+    ("program", "core"): "depends_on asks the running core",
+    ("tensor", "core"): "repr and np.asarray note that somebody looked at values",
+    ("tensor", "isa"): "t[key] = value issues an instruction",
+    ("view", "core"): "a diagnostic; the generation of the running kernel",
+    ("execute", "core"): "a diagnostic",
+    ("core", "isa"): "the rules that judge an instruction",
+    ("kernel", "profiling"): "kernel.profile",
+}
+
+# design.md: "knows / never knows"; whatever the order above allows
+NEVER = {
+    "machine": set(RANK) - {"errors"},
+    "timing": {"execute", "frameworks", "language", "isa", "kernel", "arguments", "launch"},
+    "execute": {"timing", "frameworks", "report", "kernel"},
+    "isa": {"timing", "report", "frameworks", "kernel"},
+    "language": {"timing", "report", "frameworks", "kernel"},
+    "check": {"frameworks"},
+    "report": {"isa", "language", "kernel", "launch", "core", "execute", "arguments"},
+    "frameworks": {"isa", "language", "program", "execute", "core"},
+}
+
+PUBLIC = {"nki", "nki.isa", "nki.isa.constants", "nki.language", "nki.collectives", "nki.typing", "nki.dtype"}
+
+
+class Import(NamedTuple):
+    module: str  # that imports
+    imported: str
+    name: str  # the name taken from it, or ""
+    late: bool  # inside a function
+    line: int
+
+
+def module_name(path: Path) -> str:
+    parts = list(path.relative_to(SOURCES).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in SOURCES.rglob("*.py")}
+
+
+def part_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def imports_of(module: str) -> Iterator[Import]:
+    """Every import of our three packages in a module, `if TYPE_CHECKING:` left out."""
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+
+    def visit(node: ast.AST, late: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield Import(module, alias.name, "", late, child.lineno)
+            elif isinstance(child, ast.ImportFrom):
+                base = child.module or ""
+                if child.level:
+                    above = package.split(".")[: len(package.split(".")) - child.level + 1]
+                    base = ".".join([*above, *([child.module] if child.module else [])])
+                for alias in child.names:
+                    full = f"{base}.{alias.name}"
+                    home, name = (full, "") if full in MODULES else (base, alias.name)
+                    yield Import(module, home, name, late, child.lineno)
+            inside = late or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            yield from visit(child, inside)
+
+    for found in visit(ast.parse(path.read_text()), False):
+        if found.imported.split(".")[0] in ("nki", "nkilib", "trnblas"):
+            yield found
+
+
+@cache
+def between_parts() -> list[Import]:
+    found = [i for module in MODULES if module.split(".")[0] == "nki" for i in imports_of(module)]
+    return [i for i in found if part_of(i.module) != part_of(i.imported)]
+
+
+def shown(imports: list[Import]) -> list[str]:
+    return sorted({f"{i.module}:{i.line} imports {i.imported}" for i in imports})
+
+
+# ---- direction -----------------------------------------------------------------------------------
+
+
+def test_every_part_of_nki_has_its_layer():
+    parts = {part_of(module) for module in MODULES if module.split(".")[0] == "nki"}
+    assert parts - set(RANK) == set(), "add them to LAYERS"
+
+
+def edge(found: Import) -> tuple[str, str]:
+    return part_of(found.module), part_of(found.imported)
+
+
+def goes_up(found: Import) -> bool:
+    importer, imported = edge(found)
+    return RANK[imported] >= RANK[importer]
+
+
+def test_imports_of_modules_point_downwards():
+    assert shown([i for i in between_parts() if goes_up(i) and not i.late]) == []
+
+
+def test_imports_inside_functions_that_go_upwards_have_a_reason():
+    upwards = [i for i in between_parts() if goes_up(i) and i.late]
+    assert shown([i for i in upwards if edge(i) not in LATE]) == []
+    assert set(LATE) - {edge(i) for i in upwards} == set(), "reasons for nothing"
+
+
+@pytest.mark.parametrize("part", NEVER)
+def test_what_a_part_must_never_know(part):
+    wrong = [i for i in between_parts() if part_of(i.module) == part and part_of(i.imported) in NEVER[part]]
+    assert shown(wrong) == []
+
+
+def test_no_module_of_nki_imports_the_libraries_on_top_of_it():
+    wrong = [i for i in between_parts() if i.imported.split(".")[0] in ("nkilib", "trnblas")]
+    assert shown(wrong) == []
+
+
+@pytest.mark.parametrize("package", ["nkilib", "trnblas"])
+def test_libraries_use_only_what_a_user_can_use(package):
+    wrong = []
+    for module in MODULES:
+        if module.split(".")[0] == package:
+            for found in imports_of(module):
+                if found.imported.split(".")[0] == "nki" and not is_public(found):
+                    wrong.append(found)
+    assert [f"{w} {i.name}" for i in wrong for w in shown([i])] == []
+
+
+def is_public(found: Import) -> bool:
+    if found.imported not in PUBLIC or found.name.startswith("_"):
+        return False
+    home = importlib.import_module(found.imported)
+    return not found.name or found.name == "*" or hasattr(home, found.name)
+
+
+# ---- weight --------------------------------------------------------------------------------------
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+
+
+def test_importing_nki_takes_less_than_0_3_seconds():
+    times = []
+    for _ in range(3):
+        last = python("-X", "importtime", "-c", "import nki").stderr.strip().splitlines()[-1]
+        cumulative, name = (part.strip() for part in last.split("|")[1:])
+        assert name == "nki"
+        times.append(int(cumulative) / 1e6)
+        if times[-1] < 0.3:
+            break
+    assert min(times) < 0.3, times
+
+
+def test_importing_nki_imports_no_framework():
+    code = "import nki, nki.isa, nki.language, nki.collectives, sys; print(*sys.modules)"
+    loaded = {name.partition(".")[0] for name in python("-c", code).stdout.split()}
+    assert not loaded & {"torch", "jax", "jaxlib", "scipy", "pandas", "matplotlib", "hypothesis", "pytest"}
+
+
+@pytest.mark.parametrize("module", ["nki.isa", "nki.language", "nki.collectives", "nki.typing"])
+def test_public_modules_can_be_imported_first(module):
+    python("-c", f"import {module}")

@@ -1,0 +1,128 @@
+"""What SBUF and PSUM hold over time, and whose tiles those are."""
+
+import numpy as np
+import pytest
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nki.storage import PSUM, SBUF
+from nki.timing.timeline import Stay, steps
+from support import target
+
+KIB = 1024
+
+
+def timeline(kernel, *shapes):
+    with target("trn2"):
+        return nki.profile(kernel)(*(nki.TensorSpec(shape, "float32") for shape in shapes)).timeline
+
+
+@nki.jit
+def one_product(x, y):
+    """Two loads, a product of 1 KiB per partition in PSUM, a copy, a store."""
+    result = nl.ndarray((128, 256), nl.float32, buffer=nl.shared_hbm)
+    stationary = nl.ndarray((128, 128), nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(stationary, x)
+    moving = nl.ndarray((128, 256), nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(moving, y)
+    product = nl.ndarray((128, 256), nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(product, stationary, moving)
+    out = nl.ndarray((128, 256), nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(out, product)
+    nisa.dma_copy(result, out)
+    return result
+
+
+@nki.jit
+def one_place(x):
+    """Two tiles of 2 KiB at one address, one after the other, and a third beside them."""
+    result = nl.ndarray((128, 512), nl.float32, buffer=nl.shared_hbm)
+    beside = nl.ndarray((128, 512), nl.float32, buffer=nl.sbuf, address=(0, 2048))
+    nisa.memset(beside, 0.0)
+    for _ in range(2):
+        tile = nl.ndarray((128, 512), nl.float32, buffer=nl.sbuf, address=(0, 0))
+        nisa.dma_copy(tile, x)
+        nisa.tensor_tensor(beside, beside, tile, op=nl.add)
+    nisa.dma_copy(result, beside)
+    return result
+
+
+@nki.jit
+def too_much(x):
+    """60 tiles of 4 KiB per partition: more than SBUF holds."""
+    result = nl.ndarray((128, 1024), nl.float32, buffer=nl.shared_hbm)
+    tiles = []
+    for i in range(60):
+        tile = nl.ndarray((128, 1024), nl.float32, buffer=nl.sbuf)
+        nisa.memset(tile, float(i))
+        tiles.append(tile)
+    total = nl.ndarray((128, 1024), nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(total, x)
+    for tile in tiles:
+        nisa.tensor_tensor(total, total, tile, op=nl.add)
+    nisa.dma_copy(result, total)
+    return result
+
+
+@pytest.mark.tiny
+def test_a_tile_stays_from_its_first_start_to_its_last_use():
+    t = timeline(one_product, (128, 128), (128, 256))
+    [stay] = [stay for stay in t.occupancy(SBUF).owners if stay.tile.shape == (128, 128)]
+    [load] = [bar for bar in t.bars if bar.operands.startswith("dst float32[128, 128] sbuf")]
+    [product] = [bar for bar in t.bars if bar.name == "nc_matmul"]
+    assert stay.start == load.start
+    assert product.start < stay.end <= product.end
+
+
+def test_bytes_are_those_of_all_partitions_and_end_at_none():
+    found = timeline(one_product, (128, 128), (128, 256)).occupancy(SBUF)
+    assert found.nbytes.max() == 128 * (512 + 1024)  # both operands; the result comes when they are gone
+    assert found.nbytes[-1] == 0
+    assert (found.nbytes >= 0).all() and (np.diff(found.times) > 0).all()
+
+
+def test_psum_is_taken_in_whole_banks():
+    found = timeline(one_product, (128, 128), (128, 256)).occupancy(PSUM)
+    assert [stay.nbytes for stay in found.owners] == [128 * 2 * KIB]
+    assert found.nbytes.max() == 128 * 2 * KIB
+
+
+def test_tiles_placed_at_one_address_count_once():
+    found = timeline(one_place, (128, 512)).occupancy(SBUF)
+    assert len(found.owners) == 3
+    assert found.nbytes.max() == 128 * 4 * KIB
+
+
+def test_a_spilled_tile_is_away_until_it_is_reloaded():
+    t = timeline(too_much, (128, 1024))
+    found = t.occupancy(SBUF)
+    stays = {}
+    for stay in found.owners:
+        stays.setdefault(id(stay.tile), []).append(stay)
+    returned = [s for s in stays.values() if len(s) > 1]
+    assert returned and t.spill_bytes > 0
+    for earlier, later in returned:
+        assert earlier.end <= later.start
+    assert found.nbytes.max() <= t.machine.sbuf_usable_bytes * t.machine.partitions
+
+
+def test_a_spill_carries_the_line_of_its_tile():
+    spills = [bar for bar in timeline(too_much, (128, 1024)).bars if bar.name == "spill"]
+    assert spills and all(bar.site.text.startswith("tile = nl.ndarray") for bar in spills)
+
+
+def test_steps_add_up_what_overlaps():
+    stays = [Stay(0.0, 10.0, 4, None), Stay(5.0, 20.0, 3, None), Stay(10.0, 30.0, 2, None)]
+    times, nbytes = steps(stays)
+    assert times.tolist() == [0, 5, 10, 20, 30]
+    assert nbytes.tolist() == [4, 7, 5, 2, 0]
+
+
+def test_a_kernel_without_tiles_has_an_empty_occupancy():
+    @nki.jit
+    def nothing(x):
+        return x
+
+    found = timeline(nothing, (128, 128)).occupancy(SBUF)
+    assert len(found.times) == len(found.nbytes) == len(found.owners) == 0
