@@ -26,7 +26,7 @@ LAYERS = [
     ["core", "timing"],
     ["isa", "launch", "report"],
     ["language", "collectives", "arguments", "terminal"],
-    ["explain", "experimental", "docs"],
+    ["explain", "cache", "experimental", "docs"],
     ["kernel"],
     ["profiling"],
     ["frameworks", "framework", "simulator", "compatibility", "script"],
@@ -186,12 +186,10 @@ def python(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_importing_nki_takes_less_than_0_3_seconds():
+    code = "import time; start = time.process_time(); import nki; print(time.process_time() - start)"
     times = []
-    for _ in range(3):
-        last = python("-X", "importtime", "-c", "import nki").stderr.strip().splitlines()[-1]
-        cumulative, name = (part.strip() for part in last.split("|")[1:])
-        assert name == "nki"
-        times.append(int(cumulative) / 1e6)
+    for _ in range(3):  # processor time, the best of three: others may use this machine too
+        times.append(float(python("-c", code).stdout))
         if times[-1] < 0.3:
             break
     assert min(times) < 0.3, times

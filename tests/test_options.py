@@ -17,6 +17,7 @@ from nki.options import Options, choose_machine, from_environment
 
 VARIABLES = [
     "OPEN_NKI_STRICT",
+    "OPEN_NKI_CACHE",
     "NKI_PRECISE_FP",
     "OPEN_NKI_MAX_ITERATIONS",
     "NEURON_RT_DEBUG_OUTPUT_DIR",
@@ -38,7 +39,12 @@ def clean(monkeypatch):
 @pytest.mark.tiny
 def test_an_empty_environment_gives_the_defaults():
     assert from_environment() == Options()
-    assert Options().precise_fp and not Options().strict and Options().max_iterations == 10_000_000
+    assert (
+        Options().precise_fp
+        and Options().cache
+        and not Options().strict
+        and Options().max_iterations == 10_000_000
+    )
 
 
 def test_options_cannot_be_changed_and_take_keywords_only():
@@ -53,6 +59,7 @@ def test_options_cannot_be_changed_and_take_keywords_only():
     [
         ("OPEN_NKI_STRICT", "strict"),
         ("NKI_PRECISE_FP", "precise_fp"),
+        ("OPEN_NKI_CACHE", "cache"),
         ("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE", "reserve_psum_bank"),
         ("UNSAFE_FP8FNCAST", "unsafe_fp8"),
     ],

@@ -137,7 +137,7 @@ def test_more_than_sbuf_holds_spills_and_says_how_much():
     @nki.jit
     def kernel(x, count):
         tiles = []
-        for i in range(count):
+        for _ in range(count):
             tile = nl.ndarray((128, 8192), nl.float32)
             nisa.memset(tile, 0.0)
             tiles.append(tile)

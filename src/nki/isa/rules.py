@@ -127,7 +127,7 @@ def _check_writable(ins: Instruction, name: str, view: View) -> None:
             raise fail(
                 ins,
                 "write-broadcast",
-                f"{name} repeats dimension {d} (stride 0), so a write would hit the same element {count} times",
+                f"{name} repeats dimension {d} (stride 0): a write would hit the same element {count} times",
                 [name],
                 "write to the tensor before it is broadcast",
             )
@@ -352,7 +352,8 @@ def matching(ins: Instruction, *names: str) -> None:
             raise fail(
                 ins,
                 "shape",
-                f"{names[0]} has {first.free_elements} elements per partition, {name} has {view.free_elements}",
+                f"{names[0]} has {first.free_elements} elements per partition, "
+                f"{name} has {view.free_elements}",
                 [names[0], name],
                 "tiles are not broadcast; use a zero-stride view (t.broadcast) or a [P, 1] operand",
             )

@@ -188,7 +188,7 @@ class Planner:
         self.spill_bytes = 0
 
     def _ordered_blocks(self, ordered: Sequence[tuple[int, int]]) -> dict[int, int]:
-        found = {}
+        found: dict[int, int] = {}
         for block, (first, last) in enumerate(ordered):
             for position, instruction in enumerate(self.instructions):
                 if isinstance(instruction.handle, int) and first <= instruction.handle <= last:
@@ -206,7 +206,8 @@ class Planner:
 
     def _one_sided_hbm(self) -> set[int]:
         """HBM storages that are only read or only written: nothing there can conflict by accident."""
-        read, written = set(), set()
+        read: set[int] = set()
+        written: set[int] = set()
         for access in self.accesses:
             read.update(id(v.storage) for v in access.reads if not v.on_chip)
             written.update(id(v.storage) for v in access.writes if not v.on_chip)
@@ -214,7 +215,7 @@ class Planner:
 
     def plan(self) -> list[Operation]:
         look = Lookahead(self)
-        for position, instruction in enumerate(self.instructions):
+        for position in range(len(self.instructions)):
             look.fetch(position)
             if position in self.loaded_early:
                 continue
@@ -369,7 +370,8 @@ class Pool:
         self.free: deque[tuple[int, tuple[int, ...]]] = deque([(self.capacity, ())])
         self.free_bytes = self.capacity
         self.resident: dict[int, int] = {}  # storage -> bytes taken
-        self.pending: dict[int, tuple[int, ...]] = {}  # storage -> what its first writer waits for
+        self.space_waits: dict[int, tuple[int, ...]] = {}  # storage -> what its writers wait for
+        self.untouched: set[int] = set()  # has space, but no instruction used it yet
         self.last: dict[int, list[int]] = defaultdict(list)  # storage -> operations since the last write
         self.dirty: set[int] = set()
         self.spilled: dict[int, int] = {}  # storage -> its spill operation
@@ -417,7 +419,8 @@ class Pool:
                 if key in self.spilled:
                     self._reload(storage, waits)
                 else:
-                    self.pending[key] = waits
+                    self.space_waits[key] = waits
+                    self.untouched.add(key)
 
     def fetch(self, now: int, position: int, access: Accesses) -> bool:
         """Bring in what a coming instruction needs: loads into free space, reloads also by eviction.
@@ -483,9 +486,10 @@ class Pool:
             if not uses or uses[0] != position:
                 continue
             uses.popleft()
-            for waited in self.pending.pop(key, ()):
-                op.wait_for(waited, SPACE)
+            self.untouched.discard(key)
             if key in writes:
+                for waited in self.space_waits.get(key, ()):
+                    op.wait_for(waited, SPACE)
                 self.last[key] = [op.index]
                 self.dirty.add(key)
             else:
@@ -495,6 +499,7 @@ class Pool:
 
     def _release(self, key: int, after: tuple[int, ...]) -> None:
         size = self.resident.pop(key)
+        self.space_waits.pop(key, None)
         self.free.append((size, after))
         self.free_bytes += size
 
@@ -558,7 +563,7 @@ class Pool:
         """The resident tile needed last, and when."""
         best, distance = None, -1
         for key in self.resident:
-            if key not in keep and key not in self.pending and self.uses[key][0] > distance:
+            if key not in keep and key not in self.untouched and self.uses[key][0] > distance:
                 best, distance = key, self.uses[key][0]
         return best, distance
 

@@ -157,7 +157,7 @@ class CoreSimulation:
                 self._queue(op.index, 0.0)
 
     def handle(self, now: float, what: int, which: Any) -> None:
-        if what == DONE or what == READ:
+        if what in (DONE, READ):
             self._release(which, now, what)
         elif what == READY:
             self._queue(which, now)

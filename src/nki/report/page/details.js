@@ -97,6 +97,7 @@ class Details {
 
   #why(row) {
     const why = this.data.why_of(row);
+    if (why === "engine" && !COMPUTE.has(this.data.lane_of(row).name)) return "queue busy";
     return SHORT_REASONS[why] ?? why;
   }
 
