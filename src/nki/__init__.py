@@ -3,10 +3,12 @@
 import importlib as _importlib
 from typing import Any
 
+from .arguments import TensorSpec
 from .compatibility import older_name as _older_name
+from .decorator import jit, simulate
 from .errors import NkiError, NkiValidationError, NkiWarning
-from .kernel import Kernel, Run, jit, simulate
-from .profiling import Profile, TensorSpec, profile
+from .kernel import Kernel, Run
+from .profiling import Profile, profile
 
 __version__ = "0.6.0+open.0.1.0"
 
@@ -28,5 +30,5 @@ _MODULES = ("collectives", "compiler", "dtype", "experimental", "framework", "is
 
 
 def __getattr__(name: str) -> Any:
-    """A module that nobody imported yet (`dtype: nki.dtype` needs no `import nki.dtype`), or an older name."""
+    """A module that nobody imported yet (`dtype: nki.dtype` needs no other import), or an older name."""
     return _importlib.import_module(f"nki.{name}") if name in _MODULES else _older_name(name)

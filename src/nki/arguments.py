@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import re
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,22 @@ from .view import View
 
 # packages whose tensors a module of nki.frameworks converts; the module is imported when one is met
 FRAMEWORKS = {"torch": "nki.frameworks.torch", "jax": "nki.frameworks.jax", "jaxlib": "nki.frameworks.jax"}
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """A tensor described by shape and dtype, to profile or stage a kernel without data."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @classmethod
+    def parse(cls, text: str) -> TensorSpec:
+        """`float32[8192,4096]`"""
+        match = re.fullmatch(r"\s*(\w+)\s*\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]\s*", text)
+        if match is None:
+            raise error("argument", f"{text!r} is not a tensor", help="write it like float32[8192,4096]")
+        return cls(tuple(int(n) for n in match.group(2).split(",")), dtypes.resolve(match.group(1)))
 
 
 class NumpyFramework:
@@ -77,6 +94,7 @@ class Arguments:
         self.like: Any = None  # a tensor of that framework: results go to its device
         self.relabelled: set[int] = set()  # storages whose e4m3fn bits are labelled e4m3
         self.packed: dict[dtypes.DType, np.dtype] = {}  # the caller's own packed types
+        self.described: list[tuple[str, Any]] = []  # tensors known by description alone
         self.given: set[Storage] = set()  # storages whose bytes the caller received as a result
 
     # ---- in --------------------------------------------------------------------------------------
@@ -117,9 +135,12 @@ class Arguments:
             )
         if name not in self.by_name:
             buffer = SHARED_HBM if self.launch.degree > 1 else PRIVATE_HBM
-            dtype = dtypes.resolve(value.dtype)
-            storage = Storage(buffer, tuple(map(int, value.shape)), dtype, name, parameter=True)
+            shape, dtype = tuple(map(int, value.shape)), dtypes.resolve(value.dtype)
+            storage = Storage(buffer, shape, dtype, name, number=-len(self.by_name) - 1, parameter=True)
             self._check_fits(storage)
+            if dtype == dtypes.float8_e4m3fn:
+                self._rename(storage)
+            self.described.append((name, value))
             self.by_name[name] = whole(storage, Lease(storage))
         return self.by_name[name]
 
@@ -179,7 +200,7 @@ class Arguments:
 
     def _relabel(self, array: np.ndarray, storage: Storage) -> np.ndarray:
         """trn1 and trn2 know only float8_e4m3: e4m3fn bits arrive under that name (language.md 6.3)."""
-        if array.dtype != dtypes.float8_e4m3fn.storage or self.launch.machine.generation >= 4:
+        if array.dtype != dtypes.float8_e4m3fn.storage or not self._rename(storage):
             return array
         if not self.launch.options.unsafe_fp8:
             codes = np.ascontiguousarray(array).view(np.uint8)
@@ -190,9 +211,15 @@ class Arguments:
                     f"which {self.launch.machine.name} would read as inf or NaN",
                     help="clip it to +-240 first, or set UNSAFE_FP8FNCAST=1",
                 )
+        return array.view(dtypes.float8_e4m3.storage)
+
+    def _rename(self, storage: Storage) -> bool:
+        """Note that a storage holds e4m3fn bits under the name e4m3, if this platform has it so."""
+        if self.launch.machine.generation >= 4:
+            return False
         storage.dtype = dtypes.float8_e4m3
         self.relabelled.add(storage.number)
-        return array.view(dtypes.float8_e4m3.storage)
+        return True
 
     # ---- out -------------------------------------------------------------------------------------
 
@@ -217,9 +244,9 @@ class Arguments:
         assert memory is not None
         for _, value, framework, storage, _lease in self.tensors:
             if storage is view.storage and hasattr(framework, "write_back"):
-                if _is_whole(view) and tuple(view.shape) == tuple(value.shape):
+                if is_whole(view) and tuple(view.shape) == tuple(value.shape):
                     return value
-                if _is_whole(view) and _is_dense(value):
+                if is_whole(view) and _is_dense(value):
                     return value.reshape(tuple(view.shape))
         array = memory.array(view)
         if array.dtype != view.dtype.storage:  # NKI_PRECISE_FP=0
@@ -294,7 +321,8 @@ def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
         return True
 
 
-def _is_whole(view: View) -> bool:
+def is_whole(view: View) -> bool:
+    """True for all of a tensor, in its order and dtype; the shape may differ."""
     return view.dtype == view.storage.dtype and view.covers_storage()
 
 

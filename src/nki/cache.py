@@ -115,7 +115,7 @@ class Keys:
     def _compound(self, value: Any, name: str) -> Any:
         if isinstance(value, (tuple, list)):
             return tuple(self.of(v, f"{name}[{i}]" if name else "") for i, v in enumerate(value))
-        if type(value) is dict:
+        if type(value) in (dict, OrderedDict):
             return tuple((self.of(k), self.of(v, f"{name}[{k!r}]" if name else "")) for k, v in value.items())
         if is_record(value):
             return tuple(
@@ -134,7 +134,7 @@ class Keys:
         if isinstance(value, types.FunctionType):
             return self.function(value)
         if isinstance(value, types.MethodType):
-            return self.function(value.__func__), self.of(value.__self__)
+            return self.of(value.__func__), self.of(value.__self__)
         if isinstance(value, functools.partial):
             return self.of(value.func), self.of(value.args), self.of(value.keywords)
         if hasattr(type(value), "with_schedule"):  # a Kernel

@@ -16,7 +16,8 @@ import numpy as np
 
 from .errors import Site, emit_warning, error, is_ours, user_site
 from .execute.executor import Executor
-from .execute.memory import ChipMemory, Memory, PlacedMemory
+from .execute.memory import Memory
+from .execute.placed import ChipMemory, PlacedMemory
 from .execute.wide import WideMemory, WidePlacedMemory
 from .machine import Machine
 from .options import choose_machine

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
-import types
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import core as core_module
-from .arguments import Arguments
+from . import dtypes
+from .arguments import Arguments, TensorSpec, framework_of
 from .cache import LONGEST, Kept, Leaf, call_key, is_debugging, programs
-from .errors import (
-    NkiError,
-    NkiWarning,
-    Site,
-    emit_warning,
-    error,
-    is_ours,
-    nearest,
-    user_site,
-    without_our_frames,
-)
+from .errors import NkiError, NkiWarning, emit_warning, error, user_site, without_our_frames
 from .execute.blas import one_blas_thread
-from .execute.memory import uninitialised
-from .execute.replay import Recorder
+from .execute.replay import Recorder, Recording
 from .explain import explain_call, suggest
+from .functions import is_users_error, plain
 from .launch import Diagnostic, Launch
-from .machine import Machine, find
+from .machine import Machine
 from .options import Options, choose_machine, from_environment
 from .ordering import Names, checked_edges
+from .outputs import check_results, warn_lost_writes
 from .program import Instruction
+from .staging import Effects, Outline, Returned, replaced
 from .statistics import Statistics
-from .storage import PRIVATE_HBM
 from .typing import check_shapes
-from .view import View, is_int
+from .view import is_int
 
 ALIAS_SUFFIX = ".must_alias_input"
 
@@ -61,6 +53,7 @@ class Call:
     aliased: set[str]  # arguments given as name.must_alias_input
     key: Any
     leaves: list[Leaf]
+    said: Iterable[Diagnostic] = ()  # said already, when the call was staged
 
 
 @dataclass
@@ -94,12 +87,12 @@ class Kernel:
             func = func.func
         if not callable(func):
             raise error("argument", f"a kernel is a function, got {func!r}")
-        plain = _plain(func)
+        users = plain(func)
         named: dict[str, Any] = {}
         for name in functools.WRAPPER_ASSIGNMENTS:
-            if hasattr(plain, name):
-                named[name] = getattr(plain, name)
-        named.setdefault("__name__", type(plain).__name__)
+            if hasattr(users, name):
+                named[name] = getattr(users, name)
+        named.setdefault("__name__", type(users).__name__)
         self.__dict__.update(named, __wrapped__=func, __signature__=inspect.signature(func))
         self.__dict__["_state"] = (func, grid, target, schedule, returns, linted)
 
@@ -133,7 +126,7 @@ class Kernel:
         return Kernel(**{**dict(zip(names, self._state, strict=True)), **changes})
 
     def __getitem__(self, degree: Any) -> Kernel:
-        return self._with(grid=_grid(degree))
+        return self._with(grid=launch_grid(degree))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Kernel:
         if instance is None or not hasattr(type(self.func), "__get__"):
@@ -158,7 +151,7 @@ class Kernel:
             better = explain_call(problem) if isinstance(problem, TypeError) else None
             if better is not None:
                 raise better.with_traceback(without_our_frames(problem.__traceback__)) from None
-            if _raised_by_user(problem):
+            if is_users_error(problem):
                 problem.__traceback__ = without_our_frames(problem.__traceback__)
             raise
 
@@ -182,7 +175,17 @@ class Kernel:
         call = self._prepare(args, kwargs)
         kept = programs.find(call.key) if call.key is not None else None
         with one_blas_thread():
-            return self._run(call) if kept is None else self._replay(call, kept)
+            return self._run(call) if kept is None else self._replay(call, kept.recording, kept.statistics)
+
+    def stage(self, *args: Any, **kwargs: Any) -> Staged:
+        """Trace a call on `nki.TensorSpec`s now, to be run with data later."""
+        call = self._prepare(args, kwargs)
+        kept = programs.find(call.key) if call.key is not None else None
+        return self._stage(call) if kept is None else self._staged_before(call, kept)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """What a call returns, with `nki.TensorSpec`s for its tensors. Takes TensorSpecs or arrays."""
+        return replaced(self.stage(*args, **kwargs).outline.result, Returned, lambda r: TensorSpec(*r[:2]))
 
     def _prepare(self, args: tuple, kwargs: dict) -> Call:
         options = from_environment()
@@ -213,32 +216,72 @@ class Kernel:
                 recording = recorder.finish(arguments.parameters(), results[0])
             run = self._finish(call, arguments, results, launch.statistics)
         if recording is not None:
-            programs.keep(call.key, _plain(self.func), recording, launch.statistics)
+            programs.keep(call.key, plain(self.func), recording, launch.statistics)
         return run
 
-    def _replay(self, call: Call, kept: Kept) -> Run:
+    def _stage(self, call: Call) -> Staged:
+        """Run the kernel's Python without data."""
+        effects, recorder = Effects(), Recorder(LONGEST)
+        makers: list[Any] = [lambda core: effects]
+        if self.lnc == 1:
+            makers.append(recorder.listen_to)
+        with self._launch(call, executes=False, sink_makers=makers) as launch:
+            arguments = Arguments(launch)
+            results = launch.run(lambda: self._program(arguments, call.bound))
+            launch.statistics.finish()
+            check_results(self, launch, results)
+            constants = [(s, s.memory.raw) for s, _ in launch.constants.values() if s.memory is not None]
+            outline = effects.outline(
+                arguments.parameters(),
+                results[0] if self._state[4] else None,
+                constants,
+                bool(arguments.relabelled),
+            )
+            recording = None
+            if self.lnc == 1 and not launch.looked_at_values:
+                recording = recorder.finish(arguments.parameters(), results[0])
+        if recording is not None and call.key is not None:
+            programs.keep(call.key, plain(self.func), recording, launch.statistics)
+        said = replace(call, said=launch.diagnostics)
+        return Staged(self, said, outline, arguments.described, recording, launch.statistics)
+
+    def _staged_before(self, call: Call, kept: Kept) -> Staged:
+        """A program that is known already."""
+        effects, recording = Effects(), kept.recording
+        for step in recording.steps:
+            effects(step.instruction)
+        fp8 = any(dtypes.resolve(leaf.value.dtype) == dtypes.float8_e4m3fn for leaf in call.leaves)
+        relabelled = fp8 and call.machine.generation < 4
+        result = recording.result if self._state[4] else None
+        outline = effects.outline(recording.parameters, result, recording.constants, relabelled)
+        described = [(leaf.name, leaf.value) for leaf in call.leaves]
+        return Staged(self, call, outline, described, recording, kept.statistics)
+
+    def _replay(self, call: Call, recording: Recording, statistics: Statistics) -> Run:
         """Run what an earlier call recorded on the tensors of this one."""
-        recording = kept.recording.acquire()
+        master, recording = recording, recording.acquire()
         try:
             with self._launch(call) as launch:
                 arguments = Arguments(launch)
                 for leaf, (_, storage) in zip(call.leaves, recording.parameters, strict=True):
                     arguments.attach(leaf.value, leaf.framework, storage, None)
                 results = launch.run(lambda: recording.run(launch.cores[0]))
-                return self._finish(call, arguments, results, kept.statistics)
+                return self._finish(call, arguments, results, statistics)
         finally:
-            kept.recording.release(recording)
+            master.release(recording)
 
     def _launch(self, call: Call, **settings: Any) -> Launch:
-        return Launch(call.machine, call.options, self.lnc, bracketed=bool(self.grid), **settings)
+        launch = Launch(call.machine, call.options, self.lnc, bracketed=bool(self.grid), **settings)
+        launch.hush(call.said)
+        return launch
 
     def _finish(self, call: Call, arguments: Arguments, results: list[Any], statistics: Statistics) -> Run:
         """Give the results to the caller."""
         launch = arguments.launch
-        self._check_results(launch, results)
+        check_results(self, launch, results)
         returned = arguments.result(results[0]) if self._state[4] else None
         arguments.write_back()
-        self._warn_lost_writes(arguments, results[0], call.aliased)
+        warn_lost_writes(self, arguments, results[0], call.aliased)
         return Run(returned, call.machine, statistics, launch.diagnostics)
 
     def trace(self, *args: Any, **kwargs: Any) -> Trace:
@@ -258,7 +301,7 @@ class Kernel:
         bound, _ = self._bind(args, kwargs)
         results = launch.run(lambda: self._program(arguments, bound))
         launch.statistics.finish()
-        self._check_results(launch, results)
+        check_results(self, launch, results)
         return Trace(machine, programs, launch, self.schedule)
 
     def profile(self, *args: Any, **kwargs: Any) -> Any:
@@ -299,7 +342,7 @@ class Kernel:
                 help=suggest(unknown[0], accepted) if unknown else None,
             ) from None
         bound.apply_defaults()
-        check_shapes(_plain(self.func), bound)
+        check_shapes(plain(self.func), bound)
         return bound, aliased
 
     def _check_degree(self, machine: Machine, options: Options) -> None:
@@ -324,130 +367,69 @@ class Kernel:
         for finding in lint(self.func):
             warnings.warn_explicit(str(finding), NkiWarning, finding.filename, finding.line)
 
-    def _check_results(self, launch: Launch, results: list[Any]) -> None:
-        for core, result in enumerate(results):
-            for view in _tensors(result):
-                self._check_output(launch, view)
-            if core and _layout(result) != _layout(results[0]):
-                raise error(
-                    "lnc-outputs",
-                    f"{self.__name__}: core 0 and core {core} return different tensors",
-                    notes=[f"core 0: {_layout(results[0])}", f"core {core}: {_layout(result)}"],
-                    help="return the same shared_hbm tensors from every core",
-                    site=_return_site(self.func),
-                )
 
-    def _check_output(self, launch: Launch, view: View) -> None:
-        site = _return_site(self.func)
-        if view.storage.loop is not None:
-            raise error(
-                "loop-local-tensor",
-                f"{self.__name__} returns a tensor allocated inside a dynamic loop",
-                notes=[view.describe()],
-                help="allocate it before the loop",
-                site=site,
-            )
-        if view.on_chip:
-            raise error(
-                "output-buffer",
-                f"{self.__name__} returns a tensor in {view.buffer.value}, which ends with the kernel",
-                notes=[view.describe()],
-                help="copy it to a tensor made with nl.ndarray(..., buffer=nl.shared_hbm) and return that",
-                site=site,
-            )
-        if view.buffer is PRIVATE_HBM and not view.storage.parameter:
-            text = f"{self.__name__} returns a private HBM tensor"
-            help = "allocate outputs with buffer=nl.shared_hbm"
-            if launch.degree > 1:
-                raise error(
-                    "output-buffer",
-                    f"{text}; each core has its own",
-                    notes=[view.describe()],
-                    help=help,
-                    site=site,
-                )
-            launch.diagnose("output-buffer", text, [view.describe()], help, site)
-        if view.storage.memory is not None and not view.storage.memory.is_written(view):
-            launch.diagnose(*uninitialised(view), site)
+class Staged:
+    """A call that was traced without data. `outline` says what it does, `run` does it."""
 
-    def _warn_lost_writes(self, arguments: Arguments, result: Any, aliased: set[str]) -> None:
-        returned = {id(view.storage) for view in _tensors(result)}
-        for name, _value, framework, storage in arguments.written():
-            if id(storage) not in returned and name not in aliased and not hasattr(framework, "write_back"):
-                arguments.launch.diagnose(
-                    "lost-write",
-                    f"{self.__name__} wrote argument '{name}', but {framework.name} arrays cannot change",
-                    [],
-                    "return the tensor from the kernel",
-                    _return_site(self.func),
-                )
+    def __init__(
+        self,
+        kernel: Kernel,
+        call: Call,
+        outline: Outline,
+        described: list[tuple[str, Any]],
+        recording: Recording | None,
+        statistics: Statistics,
+    ):
+        self.kernel, self.call, self.outline = kernel, call, outline
+        self.described = described  # the tensors by name, as they were given to `stage`
+        self.recording, self.statistics = recording, statistics
 
+    def run(self, tensors: Sequence[Any]) -> Run:
+        """Run on the values of the tensors, in the order of `outline.arguments`.
 
-# ---- nki.jit and nki.simulate --------------------------------------------------------------------
+        A program that depends on run-time values, or runs on two cores, runs the kernel's Python again.
+        """
+        with one_blas_thread():
+            if self.recording is not None:
+                leaves = [
+                    Leaf(name, tensor, framework_of(tensor))
+                    for (name, _), tensor in zip(self.described, tensors, strict=True)
+                ]
+                call = replace(self.call, leaves=leaves)
+                return self.kernel._replay(call, self.recording, self.statistics)
+            bound = self._bound(tensors)
+            return self.kernel._run(replace(self.call, bound=bound, key=None))
 
-_IGNORED_WITH_WARNING = ("mode", "experimental_flags", "additional_compile_opt")
-_IGNORED = ("debug_kernel", "show_compiler_tb")
-_JIT_KEYWORDS = ("platform_target", "grid", "kernel_return", *_IGNORED_WITH_WARNING, *_IGNORED)
+    def describe(self) -> str:
+        """All that tells this program from others, the same in every process."""
+        call, outline = self.call, self.outline
+        circumstances = (call.machine.name, call.options, self.kernel.grid, self.kernel.schedule)
+        if self.recording is not None:
+            what = self.recording.listing()
+        else:
+            what = f"{self.kernel.__module__} {self.kernel.__qualname__} {outline.result!r}"
+        tensors = [(name, spec.shape, str(spec.dtype)) for name, spec in self.described]
+        return f"{self.kernel.__name__} {circumstances!r} {tensors!r}\n{what}"
 
+    def is_same(self, other: Staged) -> bool:
+        """True when both do the same, given that their descriptions are equal."""
+        if self.recording is not None or other.recording is not None:
+            return self.recording is not None and other.recording is not None
+        return self is other or (self.call.key is not None and self.call.key == other.call.key)
 
-def jit(fn=None, **kwargs):
-    """Make a kernel of a function: @nki.jit, @nki.jit(), nki.jit(fn), nki.jit(fn, platform_target=...)."""
-    for name in kwargs:
-        if name not in _JIT_KEYWORDS:
-            close = nearest(name, _JIT_KEYWORDS)
-            raise error(
-                "argument",
-                f"nki.jit: unknown keyword {name!r}",
-                notes=[f"accepted: {', '.join(_JIT_KEYWORDS)}"],
-                help=f"did you mean {close}?" if close else None,
-            )
-        if name in _IGNORED_WITH_WARNING:
-            warnings.warn(f"nki.jit: {name}= is accepted and ignored", DeprecationWarning, stacklevel=2)
-    target = kwargs.get("platform_target")
-    if target is not None:
-        find(target)
-        warnings.warn(
-            "nki.jit: platform_target= is deprecated, set NEURON_PLATFORM_TARGET_OVERRIDE",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-    grid = _grid(kwargs["grid"]) if kwargs.get("grid") not in (None, (), []) else ()
-    make = functools.partial(
-        Kernel, grid=grid, target=target, returns=kwargs.get("kernel_return") is not False
-    )
-    return make if fn is None else make(fn)
-
-
-def simulate(kernel):
-    """The kernel, run at once on this machine with the supported-Python lint on."""
-    return (kernel if isinstance(kernel, Kernel) else Kernel(kernel))._with(linted=True)
+    def _bound(self, tensors: Sequence[Any]) -> inspect.BoundArguments:
+        """The arguments with the values in place of their descriptions."""
+        values = {id(spec): tensor for (_, spec), tensor in zip(self.described, tensors, strict=True)}
+        bound = copy.copy(self.call.bound)
+        bound.arguments = replaced(dict(bound.arguments), TensorSpec, lambda spec: values[id(spec)])
+        return bound
 
 
 # ---- helpers -------------------------------------------------------------------------------------
 
 
-def _plain(func: Callable) -> Callable:
-    """The user's own function inside partials, bound methods and wrappers of other decorators."""
-    while True:
-        inner = (
-            getattr(func, "__wrapped__", None)
-            or getattr(func, "__func__", None)
-            or getattr(func, "func", None)
-        )
-        if not callable(inner):
-            return func
-        func = inner
-
-
-def _raised_by_user(problem: BaseException) -> bool:
-    """True when the innermost frame is the user's: then ours are of no interest."""
-    last = problem.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    return last is not None and not is_ours(last.tb_frame.f_globals.get("__name__"))
-
-
-def _grid(degree: Any) -> tuple[int, ...]:
+def launch_grid(degree: Any) -> tuple[int, ...]:
+    """The (n,) of `kernel[degree]`."""
     sizes = tuple(degree) if isinstance(degree, (tuple, list)) else (degree,)
     for size in sizes:
         if not is_int(size):
@@ -459,38 +441,6 @@ def _grid(degree: Any) -> tuple[int, ...]:
     if len(sizes) != 1 or sizes[0] < 1:
         raise error("launch-grid", f"kernel[...] takes one positive number of cores, got {degree!r}")
     return (int(sizes[0]),)
-
-
-def _tensors(value: Any) -> list[View]:
-    """All tensors of a returned value, in order."""
-    if isinstance(value, View):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [t for v in value for t in _tensors(v)] if isinstance(value, (tuple, list)) else []
-
-
-def _layout(value: Any) -> Any:
-    """Structure, shapes, dtypes and storages of a result, to compare the cores'."""
-    if isinstance(value, View):
-        return (str(value.dtype), tuple(value.shape), value.storage.name, id(value.storage))
-    if isinstance(value, dict):
-        return {k: _layout(v) for k, v in value.items()}
-    return tuple(_layout(v) for v in value) if isinstance(value, (tuple, list)) else type(value).__name__
-
-
-def _return_site(func: Callable) -> Site | None:
-    """The last `return` of the kernel: where a returned tensor is shown to be wrong."""
-    code = getattr(_plain(func), "__code__", None)
-    return None if code is None else _last_return(code)
-
-
-@functools.lru_cache(maxsize=1024)
-def _last_return(code: types.CodeType) -> Site:
-    import dis
-
-    returns = [i.offset for i in dis.get_instructions(code) if i.opname.startswith("RETURN_")]
-    return Site(code, returns[-1]) if returns else Site(code, 0)
 
 
 _said_once: set[str] = set()

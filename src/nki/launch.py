@@ -7,7 +7,7 @@ so results never depend on thread timing. When every program waits, the launch s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -209,6 +209,10 @@ class Launch:
         self.dependencies.append((later, earlier))
 
     # ---- diagnostics -----------------------------------------------------------------------------
+
+    def hush(self, diagnostics: Iterable[Diagnostic]) -> None:
+        """These were said before: not again."""
+        self._said.update((d.kind, d.site and (d.site.filename, d.site.lineno)) for d in diagnostics)
 
     def would_say(self, site: Site | None) -> bool:
         """True while nothing was said about this line yet."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from . import dtypes
 from .errors import error, without_our_frames
 from .explain import explain_call
 from .kernel import Kernel, Trace
@@ -18,22 +16,6 @@ from .launch import Diagnostic
 from .program import Instruction
 from .statistics import Statistics
 from .timing import Timeline, schedule
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """A tensor described by shape and dtype, for profiling without data."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-
-    @classmethod
-    def parse(cls, text: str) -> TensorSpec:
-        """`float32[8192,4096]`"""
-        match = re.fullmatch(r"\s*(\w+)\s*\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]\s*", text)
-        if match is None:
-            raise error("argument", f"{text!r} is not a tensor", help="write it like float32[8192,4096]")
-        return cls(tuple(int(n) for n in match.group(2).split(",")), dtypes.resolve(match.group(1)))
 
 
 @dataclass

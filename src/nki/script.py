@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .arguments import TensorSpec
 from .errors import NkiError, nearest
 from .kernel import Kernel
-from .profiling import TensorSpec
 from .typing import check_shapes
 
 

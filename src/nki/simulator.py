@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .kernel import simulate
+from .decorator import simulate
 
 
 def simulate_kernel(func, args=(), kwargs=None, _lnc=1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import accumulate
@@ -33,13 +34,18 @@ class Statistics:
     def sink_of(self, core: int) -> Callable[[Instruction], None]:
         """The sink of one core; each has an SBUF and a PSUM of its own."""
         tiles = self._cores[core] = _Tiles()
+        living, counts = tiles.open, self.by_instruction
 
-        def sink(instruction: Instruction) -> None:
-            self.instructions += 1
-            self.by_instruction[instruction.public] += 1
+        def sink(instruction: Instruction) -> None:  # runs once per instruction: straight-line on purpose
+            self.instructions = now = self.instructions + 1
+            counts[instruction.public] += 1
             for view in instruction.operands():
                 if isinstance(view, View):
-                    tiles.use(view, self.instructions)
+                    life = living.get(id(view.storage))
+                    if life is not None and view.indirection is None:
+                        life[2] = now
+                    else:
+                        tiles.use(view, now)
             if not instruction.on_chip:
                 self._count_dma(instruction)
 
@@ -72,6 +78,7 @@ class Statistics:
 
     def finish(self) -> None:
         for tiles in self._cores.values():
+            tiles.room = dict.fromkeys(tiles.room, math.inf)  # nothing is to come: condensing gains nothing
             for storage, _, _ in list(tiles.open.values()):
                 tiles.retire(storage)
 
@@ -116,7 +123,7 @@ class _Tiles:
     def __init__(self) -> None:
         self.open: dict[int, list[Any]] = {}  # id(storage) -> [storage, first use, last use]
         self.lives: dict[MemoryRegion, list[Life]] = {SBUF: [], PSUM: []}  # of tiles that are gone
-        self.room = {SBUF: LIVES_KEPT, PSUM: LIVES_KEPT}  # condense the list when it has grown to this
+        self.room: dict[MemoryRegion, float] = {SBUF: LIVES_KEPT, PSUM: LIVES_KEPT}  # condense the list when it has grown to this
         self.placed: dict[MemoryRegion, set[tuple[int, int]]] = {SBUF: set(), PSUM: set()}
 
     def use(self, view: View, now: int) -> None:

@@ -11,8 +11,9 @@ from . import dtypes
 from .errors import error
 from .storage import PSUM, SBUF, Lease, NoMemory, Storage
 from .view import Shape, View, row_major
+from .view.layout import Layout
 
-_slots = vars(View)
+_slots = vars(Layout)
 _set_shape, _set_strides = _slots["shape"].__set__, _slots["strides"].__set__
 _set_offset, _set_dtype = _slots["offset"].__set__, _slots["dtype"].__set__
 
@@ -22,7 +23,7 @@ class NkiTensor(View):
 
     __slots__ = ("lease", "is_comparison", "recorded")
 
-    # read-only to users; set through the slots of View
+    # read-only to users; set through the slots of Layout
     shape = property(_slots["shape"].__get__, doc="Sizes of the view.")
     strides = property(_slots["strides"].__get__, doc="Steps in elements.")
     offset = property(_slots["offset"].__get__, doc="Elements from the start of the storage.")

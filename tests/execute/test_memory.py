@@ -16,7 +16,8 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.execute import memory as memory_module
-from nki.execute.memory import ChipMemory, ElementMap, Memory
+from nki.execute.memory import ElementMap, Memory
+from nki.execute.placed import ChipMemory
 from nki.storage import Lease, Storage
 from nki.tensor import whole
 from support import run_tiles

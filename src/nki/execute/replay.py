@@ -9,8 +9,9 @@ first run left behind can reach it, and each replay has a copy to itself.
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -92,7 +93,9 @@ class Twins:
             items = [self.of(v) for v in value]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         if isinstance(value, dict):
-            return {k: self.of(v) for k, v in value.items()}
+            twin = copy.copy(value)
+            twin.update({k: self.of(v) for k, v in value.items()})
+            return twin
         return self.register(value) if getattr(value, "is_register", False) else value
 
     def rebind(self, instruction: Instruction) -> None:
@@ -144,7 +147,7 @@ class Recorder(Twins):
         for name in instruction.operand_names:
             value = getattr(instruction, name)
             if value.__class__ is NkiTensor:
-                twin = value.recorded
+                twin: Any = value.recorded
                 if twin is not None and twin.storage.recorder == self.number and twin.indirection is None:
                     twin.storage.last = self.now
                 else:
@@ -186,9 +189,9 @@ def _is_plain(value: Any) -> bool:
 class Recording:
     """A program and all it takes to run it again."""
 
-    def __init__(self, recorder: Recorder, parameters: list[tuple[str, Storage]], result: Any):
+    def __init__(self, recorder: Recorder, parameters: list[tuple[str, Held]], result: Any):
         assert recorder.instructions is not None
-        self.parameters = parameters
+        self.parameters: list[tuple[str, Storage]] = [*parameters]
         self.result = result
         self.registers = [(twin, twin._value) for _, twin in recorder.registers.values()]
         self.constants: list[tuple[Storage, np.ndarray]] = []
@@ -215,6 +218,10 @@ class Recording:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def listing(self) -> str:
+        """The program as text, the same in every process."""
+        return "\n".join(_Listing().lines(self))
 
     # ---- one copy per replay ---------------------------------------------------------------------
 
@@ -295,3 +302,57 @@ def _step(step: Step, twins: Twins) -> Step:
     twins.rebind(instruction)
     opens, closes = tuple(map(twins.storage, step.opens)), tuple(map(twins.storage, step.closes))
     return Step(step.said, opens, instruction, closes)
+
+
+class _Listing:
+    """Writes a recording line by line; storages and registers are numbered as they come."""
+
+    def __init__(self) -> None:
+        self.names: dict[Any, str] = {}
+        self.made: list[str] = []  # storages of which the current line is the first to speak
+
+    def lines(self, recording: Recording) -> Iterator[str]:
+        for name, storage in recording.parameters:
+            self.name(storage)
+            yield f"{self.made.pop()} argument {name}"
+        for storage, raw in recording.constants:
+            self.name(storage)
+            yield f"{self.made.pop()} constant {hashlib.sha256(raw).hexdigest()[:16]}"
+        for step in recording.steps:
+            instruction = step.instruction
+            shown = ", ".join(f"{f}={self.show(getattr(instruction, f))}" for f in instruction.fields)
+            yield from self.flush(f"{instruction.public}({shown})")
+        yield from self.flush(f"return {self.show(recording.result)}")
+
+    def flush(self, line: str) -> Iterator[str]:
+        yield from self.made
+        self.made.clear()
+        yield line
+
+    def name(self, storage: Storage) -> str:
+        if storage not in self.names:
+            self.names[storage] = f"%{len(self.names)}"
+            place = "" if storage.address is None else f" at {storage.address}"
+            what = f"{storage.dtype}{list(storage.shape)} {storage.buffer.value}{place}"
+            self.made.append(f"{self.names[storage]} = {what}")
+        return self.names[storage]
+
+    def show(self, value: Any) -> str:
+        if isinstance(value, View):
+            return self.view(value)
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{k!r}: {self.show(v)}' for k, v in value.items())}}}"
+        if isinstance(value, (tuple, list)):
+            return f"{type(value).__name__}({', '.join(map(self.show, value))})"
+        if getattr(value, "is_register", False):
+            return self.names.setdefault(value, f"register{len(self.names)}({value._value})")
+        return repr(value)
+
+    def view(self, view: View) -> str:
+        pattern = ", ".join(f"{count}:{step}" for step, count in view.get_pattern())
+        text = f"{self.name(view.storage)}[{view.offset} + {pattern}]:{view.dtype}"
+        ind = view.indirection
+        if ind is None:
+            return text
+        base = "" if ind.base is None else f" of {self.view(ind.base)}"
+        return f"{text} {ind.kind}({self.show(ind.index)} * {ind.scale}, dim={ind.dim}){base}"

@@ -16,7 +16,8 @@ from .. import dtypes
 from ..dtypes import DType
 from ..storage import Storage
 from ..view import View, row_major
-from .memory import ElementMap, Memory, PlacedMemory
+from .memory import ElementMap, Memory
+from .placed import PlacedMemory
 
 NARROW = ("float16", "bfloat16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")
 

@@ -1,23 +1,41 @@
-"""The advisor: what holds a kernel back, and what a change would gain."""
+"""The advisor: what holds a kernel back, and what a change would gain.
+
+Every finding rests on a what-if: the same schedule, run again with one thing changed (what_if.py).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
+from .advice.engines import engine_idle, fp32_matmul, psum_serial, table_reload, unused_partitions
+from .advice.room import spill
+from .advice.study import Finding, Study
+from .advice.transfers import dma_issue, reloaded_data, small_dma
+from .advice.verdict import compute_bound, memory_bound
 from .timeline import Timeline
 
+__all__ = ["Finding", "advise"]
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing to change, in plain words."""
-
-    kind: str  # a stable name
-    title: str
-    detail: str
-    lines: tuple[str, ...]  # `kernels.py:72`
-    gain_us: float  # of the kernel's time
+# In this order where they gain the same: causes before symptoms, verdicts last.
+LOOKED_FOR: tuple[Callable[[Study], Iterator[Finding]], ...] = (
+    reloaded_data,
+    spill,
+    small_dma,
+    dma_issue,
+    psum_serial,
+    unused_partitions,
+    table_reload,
+    fp32_matmul,
+    engine_idle,
+    memory_bound,
+    compute_bound,
+)
 
 
 def advise(timeline: Timeline) -> list[Finding]:
     """Findings about a timeline, most expensive first."""
-    return []
+    if not timeline.operations:
+        return []
+    study = Study(timeline)
+    found = [finding for look in LOOKED_FOR for finding in look(study)]
+    return sorted(found, key=lambda finding: -finding.gain_us)

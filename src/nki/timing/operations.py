@@ -178,7 +178,8 @@ class Planner:
         self.operations: list[Operation] = []
         self.spaces: dict[Any, Space] = defaultdict(Space)
         self.accesses = [accesses(i) for i in self.instructions]
-        self.costs = [i.cost(machine) for i in self.instructions]
+        self.costs = self._costs()
+        self.regions: dict[int, Region] = {}  # of on-chip views, by signature
         self.silent = self._one_sided_hbm()
         self.plain_loads = self._plain_loads()
         self.load_of = {id(tile): position for position, tile in self.plain_loads.items()}
@@ -186,6 +187,26 @@ class Planner:
         self.sbuf = Pool(self, SBUF, machine.sbuf_usable_bytes, 1)
         self.psum = Pool(self, PSUM, machine.psum_bytes, machine.psum_bank_bytes)
         self.spill_bytes = 0
+
+    def _costs(self) -> list[Cost]:
+        """What each instruction costs; equal ones are priced once."""
+        known: dict[tuple, Cost] = {}
+        costs = []
+        for instruction in self.instructions:
+            key = instruction.key()
+            cost = known.get(key)
+            if cost is None:
+                cost = known[key] = instruction.cost(self.machine)
+            costs.append(cost)
+        return costs
+
+    def region(self, view: View) -> Region:
+        if not view.storage.on_chip:
+            return region(view)
+        box = self.regions.get(view.sig)
+        if box is None:
+            box = self.regions[view.sig] = region(view)
+        return box
 
     def _ordered_blocks(self, ordered: Sequence[tuple[int, int]]) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -238,10 +259,10 @@ class Planner:
         self._keep_order(op)
         for view in access.reads:
             if id(view.storage) not in self.silent:
-                self.space(view.storage).read(op, region(view))
+                self.space(view.storage).read(op, self.region(view))
         for view in access.writes:
             if id(view.storage) not in self.silent:
-                self.space(view.storage).write(op, region(view))
+                self.space(view.storage).write(op, self.region(view))
         self.sbuf.used(position, op, access)
         self.psum.used(position, op, access)
 

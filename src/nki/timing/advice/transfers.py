@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from statistics import median_low
 
+from ...machine import Machine
 from ...storage import SBUF, Storage
 from ..operations import Operation
 from ..transfer import Transfer
-from .study import Study
+from ..what_if import Change
+from .room import sbuf_peak_bytes, sbuf_usable_bytes
+from .study import Finding, Study
+from .words import NAMES, amount, count, duration, joined, lines_of, percent, tensor_name
+
+# ---- reloaded-data -------------------------------------------------------------------------------
 
 
 class Loads:
@@ -16,57 +24,162 @@ class Loads:
 
     def __init__(self, storage: Storage):
         self.storage = storage
-        self.count = 0
+        self.name = tensor_name(storage)
         self.nbytes = 0
-        self.again: dict[int, int] = {}  # a load -> the first one of the same bytes
         self.bytes_again = 0
-        self.passed: list[int] = []  # bytes of the tensor that came between two loads of the same ones
+        self.again: dict[int, int] = {}  # a load -> the first one of the same bytes
+        self.passed: list[int] = []  # bytes of the tensor that came from one load of them to the next
+
+    @property
+    def bytes_once(self) -> int:
+        return self.nbytes - self.bytes_again
 
 
 def loads(study: Study) -> list[Loads]:
-    """The loads of every HBM tensor. A region written in between is new data."""
+    """The loads of every HBM tensor, the most repeated first. What was written in between is new data."""
     found: dict[int, Loads] = {}
-    for core, planner in enumerate(study.timeline.planners):
+    for planner in study.timeline.planners:
         versions: Counter[int] = Counter()
-        seen: dict[tuple, tuple[int, int]] = {}  # region -> (first load of it, bytes that had come by then)
         came: Counter[int] = Counter()
+        seen: dict[tuple, tuple[int, int]] = {}  # region -> (its first load, bytes that had come by the last)
         moves = [op for op in planner.operations if op.kind == "dma"]
         for op in sorted(moves, key=lambda op: op.position):
             reads, writes = planner.accesses[op.position]
-            for view in writes:
-                if not view.on_chip:
-                    versions[id(view.storage)] += 1
+            versions.update(id(view.storage) for view in writes if not view.on_chip)
             if len(reads) != 1 or reads[0].on_chip or reads[0].indirection or writes[0].buffer is not SBUF:
                 continue
-            source, number, key = reads[0], study.replay.first[core] + op.index, id(reads[0].storage)
+            source, number, key = reads[0], study.replay.number(op), id(reads[0].storage)
             tensor = found.setdefault(key, Loads(source.storage))
             region = (key, versions[key], source.offset, tuple(source.shape), source.strides)
-            tensor.count += 1
-            tensor.nbytes += source.nbytes
-            first, before = seen.get(region, (number, came[key]))
+            first, before = seen.get(region, (number, 0))
             if first != number:
                 tensor.again[number] = first
                 tensor.bytes_again += source.nbytes
                 tensor.passed.append(came[key] - before)
             seen[region] = (first, came[key])
             came[key] += source.nbytes
-    return list(found.values())
+            tensor.nbytes += source.nbytes
+    return sorted(found.values(), key=lambda tensor: -tensor.bytes_again)
 
 
-def as_large(op: Operation, transfer: Transfer, machine: Any, shared: float) -> Transfer:
-    """A transfer as its part of one that moves `dma_efficient_bytes` in every partition."""
-    size = machine.dma_efficient_bytes
-    part = transfer.nbytes / (size * machine.partitions)
-    each = machine.dma_descriptor_ns + size / machine.dma_bytes_per_ns
-    payload = part * machine.dma_partitions_per_engine * each
-    if payload * machine.dma_engines > transfer.packet_ns:
-        payload = transfer.packet_ns / machine.dma_engines
-    return Transfer(
-        transfer.mode,
-        shared * transfer.issue_ns,
-        transfer.dispatch_ns,
-        transfer.notify_ns,
-        tuple((engine, payload) for engine in range(machine.dma_engines)),
-        transfer.nbytes,
-        transfer.descriptors,
+def reloaded_data(study: Study) -> Iterator[Finding]:
+    """The same bytes are loaded more than once."""
+    tensors = [tensor for tensor in loads(study) if tensor.again]
+    again = {number: first for tensor in tensors for number, first in tensor.again.items()}
+    gain = study.gain(Change(gone=again))
+    if not gain.worth:
+        return
+    often = joined([f"{t.name} is loaded {t.nbytes / t.bytes_once:.3g} times" for t in tensors[:3]])
+    yield Finding(
+        "reloaded-data",
+        f"{often}: {_who_waits(study)}",
+        " ".join([gain.told("Loaded once"), *(_keep(study, t) for t in tensors[:3])]),
+        lines_of(study.timeline.operations[number] for number in again),
+        gain.us,
     )
+
+
+def _who_waits(study: Study) -> str:
+    engine, dma = study.busiest, study.active["dma"]
+    if engine is None or study.active[engine] >= min(dma, 0.95):
+        return f"DMA is busy {percent(dma)} of the time"
+    return f"{NAMES[engine]} waits for DMA"
+
+
+def _keep(study: Study, tensor: Loads) -> str:
+    """What it would take to load a tensor once."""
+    needed, usable = median_low(tensor.passed), sbuf_usable_bytes(study)
+    travel = f"Of {tensor.name} {amount(tensor.nbytes)} travel instead of {amount(tensor.bytes_once)}"
+    passes = f"{amount(needed)} of it come between two loads of the same tile"
+    if needed + sbuf_peak_bytes(study) <= usable:
+        return f"{travel}: {passes}, which fits into SBUF, so load it before the loop that uses it again."
+    return (
+        f"{travel}: {passes}, and SBUF holds {amount(usable)} in all, so work in blocks, where each load "
+        "serves several tiles of the result."
+    )
+
+
+# ---- small-dma -----------------------------------------------------------------------------------
+
+
+def small_dma(study: Study) -> Iterator[Finding]:
+    """Transfers that are too short for the DMA engines, or leave some of them without work."""
+    m, operations = study.machine, study.timeline.operations
+    small = [
+        (number, transfer)
+        for number, transfer in study.transfers()
+        if operations[number].instruction is not None and _is_small(transfer, m)
+    ]
+    alike = Counter((_place(operations[n]), t.nbytes) for n, t in small)  # could be moved together
+    issue, payload = {}, {}
+    for number, transfer in small:
+        part = transfer.nbytes / (m.dma_efficient_bytes * m.partitions)  # of one that is large enough
+        many = alike[_place(operations[number]), transfer.nbytes]
+        issue[number] = min(1.0, math.ceil(many * part) / many) * transfer.issue_ns
+        payload[number] = min(part * _large_ns(m), transfer.packet_ns / m.dma_engines) / study.bandwidth_share
+    gain = study.gain(Change(issue=issue, payload=payload))
+    if gain.worth:
+        yield Finding(
+            "small-dma",
+            f"{count(len(small), 'transfer')} are too small for DMA",
+            f"{_most_common(small, m)} {amount(m.dma_efficient_bytes)} in each of {m.partitions} partitions keep "
+            f"{m.dma_engines} DMA engines moving; with less they mostly start and stop. "
+            f"{gain.told('Moved in transfers of that size')} Bring several tiles with one dma_copy, side by side "
+            "in the free dimension.",
+            lines_of(operations[number] for number, _ in small),
+            gain.us,
+        )
+
+
+def _place(op: Operation) -> tuple[int, int]:
+    return (id(op.site.code), op.site.lasti) if op.site is not None else (0, 0)
+
+
+def _is_small(transfer: Transfer, m: Machine) -> bool:
+    piece = transfer.nbytes / transfer.descriptors
+    return piece < m.dma_efficient_bytes or len(transfer.payload_ns) < m.dma_engines
+
+
+def _large_ns(m: Machine) -> float:
+    """What a transfer of `dma_efficient_bytes` in every partition asks of each DMA engine."""
+    return m.dma_partitions_per_engine * (m.dma_descriptor_ns + m.dma_efficient_bytes / m.dma_bytes_per_ns)
+
+
+def _most_common(small: list[tuple[int, Transfer]], m: Machine) -> str:
+    shapes = Counter((t.nbytes // t.descriptors, len(t.payload_ns)) for _, t in small)
+    (piece, engines), many = shapes.most_common(1)[0]
+    which = f"All {many:,}" if many == len(small) else f"{many:,} of them"
+    on = f" on {engines} of {m.dma_engines} DMA engines" if engines < m.dma_engines else ""
+    return f"{which} move pieces of {amount(piece)}{on}."
+
+
+# ---- dma-issue -----------------------------------------------------------------------------------
+
+STARTERS = {"software": "Software DGE", "hardware": "Hardware DGE", "static": "A queue"}
+
+
+def dma_issue(study: Study) -> Iterator[Finding]:
+    """Transfers wait for their turn to be started."""
+    for mode, starter in STARTERS.items():
+        started = {number: t.issue_ns for number, t in study.transfers() if t.mode == mode}
+        held = sum(started.values()) / len(study.timeline.cores) / 1e3
+        if held < 0.5 * study.total_us:  # others decide
+            continue
+        gain = study.gain(Change(issue=dict.fromkeys(started, 0.0)))
+        if gain.worth:
+            each = duration(max(started.values()) / 1e3)
+            yield Finding(
+                "dma-issue",
+                f"Starting {count(len(started), 'transfer')} takes {duration(held)}",
+                f"{starter} needs {each} for each, however little it moves. {gain.told('Started at once')} "
+                f"{_start_less(study, mode)}",
+                lines_of(study.timeline.operations[number] for number in started),
+                gain.us,
+            )
+
+
+def _start_less(study: Study, mode: str) -> str:
+    fewer = "Move more with each dma_copy"
+    if mode == "software" and study.machine.has_hwdge:
+        return f"{fewer}, or start some with dge_mode.hwdge, which has a queue of its own."
+    return f"{fewer}."

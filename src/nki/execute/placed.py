@@ -1,0 +1,168 @@
+"""Tensors with an explicit `address=`: rectangles of a core's physical memory (tensor.md 8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..storage import Storage
+from ..view import View
+from .memory import FRESH, FULL, PARTIAL, ElementMap, Memory, uninitialised, warn
+
+
+class PlacedMemory(Memory):
+    """A storage with an explicit `address=`: a rectangle of the core's physical memory.
+
+    `state` and `map` say which elements this tensor wrote last: it loses them when another tensor at the
+    same place writes. Contents survive; only what nobody ever wrote is poison.
+    """
+
+    __slots__ = ("chip", "alone", "around", "seen")
+
+    def __init__(self, storage: Storage, chip: ChipMemory, owner: Any = None):
+        super().__init__(storage, chip.raw, owner)
+        self.chip = chip
+        self.borrowed = False
+        self.state = FRESH
+        self.alone = False  # no other tensor wrote any of these bytes last
+        self.around: list[PlacedMemory] = []
+        self.seen = -1
+        chip.add(self)
+
+    def _build(self, view: View, shift: int) -> np.ndarray:
+        start, strides = self._place(view, shift)
+        return np.ndarray(view.shape, view.dtype.storage, self.raw, start, strides)
+
+    def _place(self, view: View, shift: int) -> tuple[int, list[int]]:
+        """Where a view lies in the physical memory: first byte and strides in bytes."""
+        assert self.storage.address is not None
+        width = view.dtype.itemsize
+        partition, free = divmod(view.offset, view.row_pitch)
+        first, byte = self.storage.address
+        pitch = self.chip.pitch
+        start = (first + partition) * pitch + byte + free * width + shift
+        return start, [pitch, *(s * width for s in view.strides[1:])]
+
+    def read_float32(self, view: View, shift: int = 0) -> np.ndarray:
+        # other placed storages may share the bytes, so a widened copy could go stale
+        return dtypes.f32(self.read(view, shift), view.dtype)
+
+    def write(self, view: View, shift: int = 0, by_matmul: bool = False, where: Any = None) -> np.ndarray:
+        if not self.alone:
+            self._take_over(view, shift)
+        return super().write(view, shift, by_matmul, where)
+
+    def released(self) -> None:
+        self.chip.remove(self)
+        if self.owner is not None:
+            self.owner.storage_released(self.storage)
+
+    # ---- sharing bytes with other tensors --------------------------------------------------------
+
+    def neighbours(self) -> list[PlacedMemory]:
+        """The live tensors that share bytes with this one."""
+        if self.seen != self.chip.version:
+            self.seen = self.chip.version
+            self.around = [other for other in self.chip.live if other is not self and other._overlaps(self)]
+        return self.around
+
+    def _overlaps(self, other: PlacedMemory) -> bool:
+        (p0, b0), (p1, b1) = self.storage.address, other.storage.address  # type: ignore[misc]
+        a, b = self.storage, other.storage
+        return p0 < p1 + b.partitions and p1 < p0 + a.partitions and b0 < b1 + b.pitch and b1 < b0 + a.pitch
+
+    def _take_over(self, view: View, shift: int) -> None:
+        """The bytes of a view are now this tensor's and nobody else's."""
+        self.alone = True
+        if not self.neighbours():
+            return
+        start, strides = self._place(view, shift)
+        partition, byte = divmod(start, self.chip.pitch)
+        spans = [(n - 1) * s for n, s in zip(view.shape[1:], strides[1:], strict=True)]
+        touched = np.zeros(sum(spans) + view.dtype.itemsize, np.bool_)
+        np.ndarray((*view.shape[1:], view.dtype.itemsize), np.bool_, touched, 0, [*strides[1:], 1])[...] = (
+            True
+        )
+        for other in self.neighbours():
+            other._lose(partition, partition + view.shape[0], byte, touched)
+            self.alone = self.alone and other.state == FRESH
+
+    def _lose(self, first: int, last: int, byte: int, touched: np.ndarray) -> None:
+        """Another tensor wrote partitions first:last, and of each the touched bytes, from `byte` on."""
+        assert self.storage.address is not None
+        partition, start = self.storage.address
+        rows = slice(max(0, first - partition), max(0, last - partition))
+        self.alone = False
+        if self.matmul is not False:
+            self._matmul_map().clear_bytes(rows, byte - start, touched)
+        if self.state == FULL:
+            self.map, self.state = ElementMap(self.storage, True), PARTIAL
+        if self.map is not None:
+            self.map.clear_bytes(rows, byte - start, touched)
+            if self.map.missing == self.map.flags.size:
+                self.map, self.state = None, FRESH
+
+    # ---- what was written ------------------------------------------------------------------------
+
+    def poison(self) -> None:
+        """Fill what nobody ever wrote; what others left here stays."""
+        assert self.storage.address is not None
+        (partition, byte), s = self.storage.address, self.storage
+        where = np.s_[partition : partition + s.partitions, byte : byte + s.pitch]
+        fill = np.full(s.pitch // s.dtype.itemsize, dtypes.poison(s.dtype), s.dtype.storage).view(np.uint8)
+        rectangle = self.raw.reshape(-1, self.chip.pitch)[where]
+        np.copyto(rectangle, fill, where=~self.chip.written[where])
+        self.map = ElementMap(s)
+        self.state = PARTIAL
+
+    def _mark_written(self, view: View, shift: int, where: Any = None) -> None:
+        super()._mark_written(view, shift, where)
+        self._ever_written(view, shift, where)[... if where is None else where] = True
+
+    def _ever_written(self, view: View, shift: int, where: Any) -> np.ndarray:
+        """For each byte of a view, whether anybody ever wrote it."""
+        start, strides = self._place(view, shift)
+        width = view.dtype.itemsize
+        shape: tuple[int, ...] = (*view.shape, width)
+        strides.append(1)
+        if where is None and strides[-2] == width:  # one long run per row is much faster
+            shape, strides = (*view.shape[:-1], view.shape[-1] * width), [*strides[:-2], 1]
+        return np.ndarray(shape, np.bool_, self.chip.written, start, strides)
+
+    def is_written(self, view: View, shift: int = 0, where: Any = None) -> bool:
+        if super().is_written(view, shift, where):
+            return True
+        return bool(self._ever_written(view, shift, where)[... if where is None else where].all())
+
+    def _check_written(self, view: View, shift: int, where: Any) -> None:
+        if not self.is_written(view, shift, where):
+            warn(*uninitialised(view))
+        elif not super().is_written(view, shift, where):
+            warn(
+                "stale-read",
+                f"{self.storage.name or 'this tile'} is read, but its bytes were last written through "
+                "another tensor at the same address",
+                notes=[view.describe()],
+                help="write it through this tensor first, or share one tensor object",
+            )
+
+
+class ChipMemory:
+    """The physical SBUF or PSUM of a core, made when the first tensor is placed in it."""
+
+    def __init__(self, partitions: int, pitch: int):
+        self.pitch = pitch
+        self.raw = np.empty(partitions * pitch, np.uint8)
+        self.written = np.zeros((partitions, pitch), np.bool_)  # bytes that anybody wrote
+        self.live: list[PlacedMemory] = []
+        self.version = 0  # of `live`
+
+    def add(self, memory: PlacedMemory) -> None:
+        self.live.append(memory)
+        self.version += 1
+
+    def remove(self, memory: PlacedMemory) -> None:
+        self.live.remove(memory)
+        self.version += 1

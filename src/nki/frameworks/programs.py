@@ -1,0 +1,44 @@
+"""The programs that compiled code of this process refers to by name."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from typing import Any
+
+from .. import __version__
+from ..errors import error
+from ..kernel import Staged
+
+DIGEST_LENGTH = 32
+
+
+class Programs:
+    """Staged calls by a key that equal programs share in every process. Compiled code may last, so they stay."""
+
+    def __init__(self) -> None:
+        self.staged: dict[str, Any] = {}
+        self.lock = threading.Lock()
+
+    def add(self, staged: Staged) -> str:
+        """The key of a staged call."""
+        text = "\n".join([__version__, staged.describe()])
+        with self.lock:
+            for number in range(len(self.staged) + 1):
+                key = hashlib.sha256(f"{text}\n{number}".encode()).hexdigest()[:DIGEST_LENGTH]
+                if self.staged.setdefault(key, staged).is_same(staged):
+                    return key
+        raise AssertionError("one of the keys is free")
+
+    def find(self, key: str) -> Any:
+        if key not in self.staged:
+            raise error(
+                "framework",
+                f"the program table of this process has no {key}",
+                help="compiled code of another process was loaded: call the kernel once first, "
+                "with the same shapes",
+            )
+        return self.staged[key]
+
+
+programs = Programs()

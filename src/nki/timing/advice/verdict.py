@@ -1,0 +1,80 @@
+"""The verdict: the limit a kernel has reached, when it has reached one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..measures import adjusted_flops, necessary_bytes
+from .study import Finding, Study
+from .words import NAMES, amount, lines, percent, site_of
+
+FULL = 0.8  # of the rate DMA can reach
+
+
+def compute_bound(study: Study) -> Iterator[Finding]:
+    """One engine works all the time, and DMA does not."""
+    engine = study.busiest
+    if engine is None or not study.is_busy(engine) or study.is_busy("dma"):
+        return
+    weights = ((op.site, study.held_ns(number)) for number, op in study.on(engine))
+    yield Finding(
+        "compute-bound",
+        f"Compute-bound: {NAMES[engine]} is busy {percent(study.active[engine])} of the time",
+        _roof(study) if engine == "tensor" else _less_work(engine),
+        lines(weights),
+        0.0,
+    )
+
+
+def _roof(study: Study) -> str:
+    timeline, m = study.timeline, study.machine
+    peak = m.peak_flops() * len(timeline.cores)
+    reached = timeline.flops / timeline.total_ns / 1e3
+    of_dtypes = adjusted_flops(timeline) / (peak * timeline.total_ns * 1e-9)
+    return (
+        f"It does {reached:.1f} TFLOP/s: {timeline.mfu_percent:.1f} % of the bfloat16 peak, and "
+        f"{percent(of_dtypes)} of what matmuls of these dtypes can reach. Nothing keeps it waiting: only less "
+        "or cheaper work makes the kernel faster."
+    )
+
+
+def _less_work(engine: str) -> str:
+    return (
+        "Nothing keeps it waiting: only less work makes the kernel faster. One instruction can do several "
+        f"steps, 16-bit tiles pass faster, and another engine may take some of what {NAMES[engine]} does."
+    )
+
+
+def memory_bound(study: Study) -> Iterator[Finding]:
+    """DMA moves bytes as fast as it can."""
+    timeline, m = study.timeline, study.machine
+    if not study.is_busy("dma"):
+        return
+    moved = sum(t.nbytes for core in timeline.cores for t in core.transfers.values())
+    reachable = min(m.dma_peak_gbs * len(timeline.cores), m.hbm_gbs)
+    rate = moved / timeline.work_ns
+    if rate < FULL * reachable:
+        return
+    weights = (
+        (site_of(core.operations[i]), t.nbytes) for core in timeline.cores for i, t in core.transfers.items()
+    )
+    needed = min(moved, necessary_bytes(timeline))
+    yield Finding(
+        "memory-bound",
+        f"Memory-bound: DMA moves {rate:.0f} of the {reachable:.0f} GB/s it can reach",
+        f"{amount(moved)} travel. {_needed(needed, moved)}",
+        lines(weights),
+        0.0,
+    )
+
+
+def _needed(needed: int, moved: int) -> str:
+    if needed < 0.9 * moved:
+        return (
+            f"Each input and each result once are {amount(needed)}: the rest is loaded again, spilled or "
+            "intermediate, and every byte less makes the kernel faster."
+        )
+    return (
+        "These are the inputs and the result, each once: only smaller dtypes, or more work on what has been "
+        "loaded, make the kernel faster."
+    )

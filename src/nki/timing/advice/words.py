@@ -1,0 +1,79 @@
+"""Figures and source lines in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from ...errors import Site
+from ...storage import Storage
+from ..operations import Operation
+
+NAMES = {
+    "tensor": "TensorE",
+    "vector": "VectorE",
+    "scalar": "ScalarE",
+    "gpsimd": "GpSimdE",
+    "sync": "SyncE",
+    "dma": "DMA",
+}
+
+
+def duration(us: float) -> str:
+    """`0.6 us`, `39.64 ms`"""
+    return f"{us / 1e3:,.2f} ms" if us >= 1000 else f"{us:,.1f} us"
+
+
+def amount(nbytes: float) -> str:
+    """`512 B`, `2 KiB`, `1.5 MiB`"""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.2f} GiB"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 load`, `2,048 loads`"""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def joined(parts: list[str]) -> str:
+    """`a, b and c`"""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def tensor_name(storage: Storage) -> str:
+    return storage.name or (str(storage.site) if storage.site else "an HBM tensor")
+
+
+def site_of(op: Operation) -> Site | None:
+    """The user's line of an operation; of a spill, where the tile was allocated."""
+    return op.tile.site if op.site is None and op.tile is not None else op.site
+
+
+def lines(weights: Iterable[tuple[Site | None, float]]) -> tuple[str, ...]:
+    """Source lines of weighted sites, the heaviest first."""
+    sites: dict[tuple[int, int], Site] = {}
+    of_site: dict[tuple[int, int], float] = {}
+    for site, weight in weights:
+        if site is not None:
+            key = (id(site.code), site.lasti)  # cheaper than hashing the code
+            sites[key] = site
+            of_site[key] = of_site.get(key, 0.0) + weight
+    of_line: Counter[tuple[str, int]] = Counter()
+    shown = {}
+    for key, site in sites.items():
+        line = (site.filename, site.lineno)
+        of_line[line] += of_site[key]  # type: ignore[assignment]
+        shown[line] = str(site)
+    return tuple(shown[line] for line in sorted(of_line, key=lambda line: (-of_line[line], line)))
+
+
+def lines_of(operations: Iterable[Operation]) -> tuple[str, ...]:
+    """Their source lines, those of most operations first."""
+    return lines((site_of(op), 1) for op in operations)
