@@ -18,7 +18,7 @@ SOURCES = Path(__file__).parent.parent / "src"
 
 # A part of nki (a module or a package) may import parts of the rows above its own; a package also itself.
 LAYERS = [
-    ["errors"],
+    ["errors", "version"],
     ["dtypes", "machine", "special", "typing", "compiler", "check", "functions"],
     ["operators", "options", "storage", "dtype"],
     ["view"],
@@ -30,9 +30,9 @@ LAYERS = [
     ["explain", "cache", "outputs", "staging", "experimental", "docs"],
     ["kernel"],
     ["decorator", "profiling"],
-    ["frameworks", "framework", "simulator", "compatibility", "script"],
+    ["framework", "simulator", "compatibility", "script"],
     ["nki"],
-    ["cli"],
+    ["frameworks", "cli"],
     ["__main__"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
@@ -46,6 +46,8 @@ LATE = {
     ("execute", "core"): "a diagnostic",
     ("core", "isa"): "the rules that judge an instruction",
     ("kernel", "profiling"): "kernel.profile",
+    ("kernel", "frameworks"): "a call inside torch.compile",
+    ("kernel", "frameworks"): "torch and jax stage a kernel instead of running it",
 }
 
 # design.md: "knows / never knows"; whatever the order above allows

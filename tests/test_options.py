@@ -13,7 +13,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.options import Options, choose_machine, from_environment
+from nki.options import Options, choose_machine, framework_debug, from_environment
 
 VARIABLES = [
     "OPEN_NKI_STRICT",
@@ -98,6 +98,13 @@ def test_a_number_must_be_one(monkeypatch, variable, value):
     with pytest.raises(nki.NkiError) as caught:
         from_environment()
     assert caught.value.kind == "argument" and variable in str(caught.value) and value in str(caught.value)
+
+
+def test_framework_debugging_is_no_option_of_a_call(monkeypatch):
+    monkeypatch.setenv("NEURON_FRAMEWORK_DEBUG", "1")
+    assert framework_debug() and from_environment() == Options()
+    monkeypatch.setenv("NEURON_FRAMEWORK_DEBUG", "0")
+    assert not framework_debug()
 
 
 def test_text_and_numbers(monkeypatch, tmp_path):

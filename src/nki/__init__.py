@@ -9,8 +9,7 @@ from .decorator import jit, simulate
 from .errors import NkiError, NkiValidationError, NkiWarning
 from .kernel import Kernel, Run
 from .profiling import Profile, profile
-
-__version__ = "0.6.0+open.0.1.0"
+from .version import __version__
 
 __all__ = [
     "Kernel",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import importlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,13 +63,16 @@ class NumpyFramework:
         return array
 
     @staticmethod
-    def write_back(value: np.ndarray, array: np.ndarray, name: str) -> None:
+    def check_writable(value: np.ndarray, name: str) -> None:
         if not value.flags.writeable:
             raise error(
                 "read-only-input",
                 f"the kernel wrote argument '{name}', whose array is read-only",
                 help="pass a writable array, or write to a tensor the kernel allocates",
             )
+
+    @staticmethod
+    def write_back(value: np.ndarray, array: np.ndarray, inputs: list[Any], kernel: str) -> None:
         value[...] = array
 
 
@@ -75,12 +80,35 @@ def framework_of(value: Any) -> Any:
     """The converter of an array-like argument, or None for anything else."""
     if isinstance(value, np.ndarray):
         return NumpyFramework
-    root = type(value).__module__.partition(".")[0]
-    module = FRAMEWORKS.get(root)
+    kind: Any = type(value)
+    module = _bridge(kind)
     if module is None:
         return None
     framework = importlib.import_module(module)
     return framework if framework.is_tensor(value) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _bridge(kind: type) -> str | None:
+    """The module for values of a type, if one of its bases belongs to a framework."""
+    roots = (base.__module__.partition(".")[0] for base in kind.__mro__)
+    return next((FRAMEWORKS[root] for root in roots if root in FRAMEWORKS), None)
+
+
+def bridge_of(value: Any) -> Any:
+    """The framework, other than numpy, that a call with these arguments belongs to; None for numpy."""
+    if value is None or value.__class__ in (int, float, bool, str, np.ndarray):
+        return None
+    framework = framework_of(value)
+    if framework is not None:
+        return None if framework is NumpyFramework else framework
+    if isinstance(value, dict):
+        value = list(value.values())
+    elif is_record(value):
+        value = [getattr(value, field) for field in record_fields(value)]
+    if not isinstance(value, (tuple, list)):
+        return None
+    return next((bridge for bridge in map(bridge_of, value) if bridge is not None), None)
 
 
 class Arguments:
@@ -94,6 +122,7 @@ class Arguments:
         self.like: Any = None  # a tensor of that framework: results go to its device
         self.relabelled: set[int] = set()  # storages whose e4m3fn bits are labelled e4m3
         self.packed: dict[dtypes.DType, np.dtype] = {}  # the caller's own packed types
+        self.met: set[str] = set()  # names of the frameworks of its tensors
         self.described: list[tuple[str, Any]] = []  # tensors known by description alone
         self.given: set[Storage] = set()  # storages whose bytes the caller received as a result
 
@@ -176,6 +205,7 @@ class Arguments:
 
     def attach(self, value: Any, framework: Any, storage: Storage, lease: Lease | None) -> NkiTensor:
         """Put the caller's bytes behind a storage. A replay owns its storages: then nobody leases them."""
+        self._join(value, framework, storage.name)
         array = framework.to_numpy(value)
         if storage.dtype.is_packed:
             self.packed[storage.dtype] = array.dtype
@@ -188,6 +218,34 @@ class Arguments:
         self.tensors.append((storage.name, value, framework, storage, lease))
         self.by_name[storage.name] = whole(storage, lease)
         return self.by_name[storage.name]
+
+    def place(self, returned: Sequence[View], into: Sequence[np.ndarray]) -> None:
+        """Let tensors that will be returned as a whole have their bytes in the caller's memory."""
+        storages = [view.storage for view in returned]
+        for view, target in zip(returned, into, strict=True):
+            storage = view.storage
+            is_own = not (storage.parameter or storage.constant) and storages.count(storage) == 1
+            if is_own and is_whole(view) and self.launch.options.precise_fp:
+                storage.memory = self.launch.fill(storage, target.reshape(-1).view(np.uint8))
+
+    def _join(self, value: Any, framework: Any, name: str) -> None:
+        """One framework and one device per call; numpy arrays may stand beside JAX ones."""
+        self.met.add(framework.name)
+        if "torch" in self.met and len(self.met) > 1:
+            raise error(
+                "framework-mix",
+                f"argument '{name}' is a {framework.name} array, beside {_others(self.met, framework)}",
+                help="torch.from_numpy(array) makes a tensor of an array",
+            )
+        if self.like is None or framework is NumpyFramework:
+            return
+        device, first = framework.device_of(value), framework.device_of(self.like)
+        if device != first:
+            raise error(
+                "device",
+                f"argument '{name}' is on {device}, another one on {first}",
+                help=f"move it: x.to('{first}')",
+            )
 
     def _check_fits(self, storage: Storage) -> None:
         limit = self.launch.machine.hbm_bytes_per_core
@@ -272,12 +330,18 @@ class Arguments:
             if storage.memory is not None and storage.memory.changed
         ]
 
-    def write_back(self) -> None:
+    def connect(self, returned: Any, kernel: str) -> Any:
+        """What the caller receives, tied to the arguments as the framework needs it."""
+        if not hasattr(self.framework, "connect"):
+            return returned
+        return self.framework.connect(returned, [value for _, value, _, _, _ in self.tensors], kernel)
+
+    def write_back(self, kernel: str) -> None:
         """Give the new contents of written arguments to the caller; all or nothing."""
         changed = [item for item in self.written() if hasattr(item[2], "write_back")]
-        for name, value, _framework, _ in changed:
-            if isinstance(value, np.ndarray):
-                self._check_writable(name, value)
+        for name, value, framework, _ in changed:
+            framework.check_writable(value, name)
+            self._check_apart(name, value, framework)
         for name, value, framework, storage in changed:
             array = storage.memory.array(self.by_name[name])  # type: ignore[union-attr]
             if array.dtype != storage.dtype.storage:  # NKI_PRECISE_FP=0
@@ -286,18 +350,21 @@ class Arguments:
                 array = array.view(dtypes.float8_e4m3fn.storage)
             if storage.dtype in self.packed:
                 array = array.view(self.packed[storage.dtype])
-            framework.write_back(value, array, name)
+            framework.write_back(value, array, [v for _, v, _, _, _ in self.tensors], kernel)
 
-    def _check_writable(self, name: str, value: np.ndarray) -> None:
-        if not value.flags.writeable:
-            NumpyFramework.write_back(value, value, name)
-        for other, array, _, _, _ in self.tensors:
-            if other != name and isinstance(array, np.ndarray) and _overlap(array, value):
+    def _check_apart(self, name: str, value: Any, framework: Any) -> None:
+        array = framework.to_numpy(value)
+        for other, another, of, _, _ in self.tensors:
+            if other != name and _overlap(of.to_numpy(another), array):
                 raise error(
                     "read-only-input",
                     f"the kernel wrote argument '{name}', which overlaps argument '{other}'",
                     help="pass a copy of one of them",
                 )
+
+
+def _others(met: set[str], framework: Any) -> str:
+    return " and ".join(sorted(f"{name} ones" for name in met - {framework.name}))
 
 
 def is_description(value: Any) -> bool:

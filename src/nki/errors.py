@@ -144,6 +144,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     ),
     **dict.fromkeys(["dge-mode", "oob-skip", "priority"], _CHOICE),
     "launch-grid": _VALUE,
+    "device": _VALUE,
     "launch-grid-type": (NkiError, TypeError),
     **dict.fromkeys(["schedule", "platform", "read-only-input", "scalar-argument", "constant-write"], _VALUE),
     "address": (NkiError, AssertionError, ValueError),
@@ -197,7 +198,14 @@ def _rebuild(key: str, message: str, notes: list[str], help: str | None) -> NkiE
 @cache
 def warning_class(kind: str) -> type[NkiWarning]:
     bases = (NkiWarning, DeprecationWarning) if kind == "deprecated" else (NkiWarning,)
-    return type(f"NkiWarning[{kind}]", bases, {"kind": kind, "__module__": "builtins"})
+    return type(f"NkiWarning[{kind}]", bases, {"kind": kind, "__module__": __name__})
+
+
+def __getattr__(name: str) -> type:
+    """`NkiWarning[kind]`, the class of a diagnostic, by its name."""
+    if name.startswith("NkiWarning[") and name.endswith("]"):
+        return warning_class(name[len("NkiWarning[") : -1])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def emit_warning(

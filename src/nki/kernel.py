@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import inspect
+import pickle
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from . import core as core_module
 from . import dtypes
-from .arguments import Arguments, TensorSpec, framework_of
+from .arguments import Arguments, TensorSpec, bridge_of, framework_of
 from .cache import LONGEST, Kept, Leaf, call_key, is_debugging, programs
 from .errors import NkiError, NkiWarning, emit_warning, error, user_site, without_our_frames
 from .execute.blas import one_blas_thread
@@ -23,7 +28,7 @@ from .launch import Diagnostic, Launch
 from .machine import Machine
 from .options import Options, choose_machine, from_environment
 from .ordering import Names, checked_edges
-from .outputs import check_results, warn_lost_writes
+from .outputs import check_results, tensors, warn_lost_writes
 from .program import Instruction
 from .staging import Effects, Outline, Returned, replaced
 from .statistics import Statistics
@@ -71,6 +76,7 @@ class Kernel:
 
     _state: tuple
     __name__: str
+    __qualname__: str
     __signature__: inspect.Signature
 
     def __init__(
@@ -99,6 +105,7 @@ class Kernel:
     func = property(lambda self: self._state[0], doc="The user's function.")
     grid = property(lambda self: self._state[1], doc="() without brackets, else (n,).")
     target = property(lambda self: self._state[2], doc="The platform given to nki.jit, or None.")
+    simulated = property(lambda self: self._state[5], doc="True for nki.simulate(kernel).")
     schedule = property(lambda self: self._state[3], doc="The edges of with_schedule.")
 
     @property
@@ -117,6 +124,13 @@ class Kernel:
     def __hash__(self) -> int:
         return hash(self._state)
 
+    def __reduce__(self) -> Any:
+        """By name, as a function: workers of other processes import it."""
+        found = _named(self.__module__, self.__qualname__)
+        if plain(found) is not plain(self.func) or hasattr(self.func, "__self__"):
+            raise pickle.PicklingError(f"kernel {self.__name__} is not {self.__module__}.{self.__qualname__}")
+        return _unpickled, (self.__module__, self.__qualname__, self._state[1:])
+
     def __repr__(self) -> str:
         bracket = f"[{self.lnc}]" if self.grid else ""
         return f"<nki.Kernel {self.__name__}{bracket} target={choose_machine(self.target).name}>"
@@ -126,6 +140,11 @@ class Kernel:
         return Kernel(**{**dict(zip(names, self._state, strict=True)), **changes})
 
     def __getitem__(self, degree: Any) -> Kernel:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.compiler.is_dynamo_compiling():
+            from .frameworks.torch import launched
+
+            return launched(self, degree)
         return self._with(grid=launch_grid(degree))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Kernel:
@@ -140,11 +159,19 @@ class Kernel:
     # ---- calling ---------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if (
+            torch is not None and torch.compiler.is_dynamo_compiling()
+        ):  # torch.compile traces this very function
+            from .frameworks.torch import staged
+
+            return staged(self, args, kwargs)
         core = core_module.running()
         if core is not None:
             return self._inline(core, args, kwargs)
         try:
-            return self.run(*args, **kwargs).result
+            bridge = bridge_of((args, kwargs))
+            return self.run(*args, **kwargs).result if bridge is None else bridge.call(self, args, kwargs)
         except NkiError as problem:
             raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__
         except Exception as problem:
@@ -257,7 +284,13 @@ class Kernel:
         described = [(leaf.name, leaf.value) for leaf in call.leaves]
         return Staged(self, call, outline, described, recording, kept.statistics)
 
-    def _replay(self, call: Call, recording: Recording, statistics: Statistics) -> Run:
+    def _replay(
+        self,
+        call: Call,
+        recording: Recording,
+        statistics: Statistics,
+        into: Sequence[np.ndarray] = (),
+    ) -> Run:
         """Run what an earlier call recorded on the tensors of this one."""
         master, recording = recording, recording.acquire()
         try:
@@ -265,6 +298,8 @@ class Kernel:
                 arguments = Arguments(launch)
                 for leaf, (_, storage) in zip(call.leaves, recording.parameters, strict=True):
                     arguments.attach(leaf.value, leaf.framework, storage, None)
+                if into:
+                    arguments.place(tensors(recording.result), into)
                 results = launch.run(lambda: recording.run(launch.cores[0]))
                 return self._finish(call, arguments, results, statistics)
         finally:
@@ -280,7 +315,8 @@ class Kernel:
         launch = arguments.launch
         check_results(self, launch, results)
         returned = arguments.result(results[0]) if self._state[4] else None
-        arguments.write_back()
+        returned = arguments.connect(returned, self.__name__)
+        arguments.write_back(self.__name__)
         warn_lost_writes(self, arguments, results[0], call.aliased)
         return Run(returned, call.machine, statistics, launch.diagnostics)
 
@@ -384,9 +420,10 @@ class Staged:
         self.described = described  # the tensors by name, as they were given to `stage`
         self.recording, self.statistics = recording, statistics
 
-    def run(self, tensors: Sequence[Any]) -> Run:
+    def run(self, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Run:
         """Run on the values of the tensors, in the order of `outline.arguments`.
 
+        `into` may offer dense memory for each returned tensor; it is used where that saves a copy.
         A program that depends on run-time values, or runs on two cores, runs the kernel's Python again.
         """
         with one_blas_thread():
@@ -396,7 +433,7 @@ class Staged:
                     for (name, _), tensor in zip(self.described, tensors, strict=True)
                 ]
                 call = replace(self.call, leaves=leaves)
-                return self.kernel._replay(call, self.recording, self.statistics)
+                return self.kernel._replay(call, self.recording, self.statistics, into)
             bound = self._bound(tensors)
             return self.kernel._run(replace(self.call, bound=bound, key=None))
 
@@ -426,6 +463,19 @@ class Staged:
 
 
 # ---- helpers -------------------------------------------------------------------------------------
+
+
+def _unpickled(module: str, name: str, state: tuple) -> Kernel:
+    """The kernel of a name, launched as the pickled one was."""
+    names = ("grid", "target", "schedule", "returns", "linted")
+    return Kernel(_named(module, name), **dict(zip(names, state, strict=True)))
+
+
+def _named(module: str, name: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def launch_grid(degree: Any) -> tuple[int, ...]:

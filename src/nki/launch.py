@@ -16,7 +16,7 @@ from . import core as core_module
 from .core import Core
 from .dtypes import DType
 from .errors import NkiError, Site, emit_warning, error, error_class, show, user_site
-from .execute.memory import Memory
+from .execute.memory import FRESH, Memory
 from .execute.wide import WideMemory
 from .machine import Machine
 from .options import Options
@@ -198,6 +198,12 @@ class Launch:
     def borrow(self, storage: Storage, raw: np.ndarray) -> Memory:
         """A memory over the caller's bytes, copied at the first write."""
         return (Memory if self.options.precise_fp else WideMemory)(storage, raw)
+
+    def fill(self, storage: Storage, raw: np.ndarray) -> Memory:
+        """A fresh memory whose bytes the caller lends for good."""
+        memory = Memory(storage, raw)
+        memory.state, memory.borrowed = FRESH, False
+        return memory
 
     def storage_released(self, storage: Storage) -> None:
         self.statistics.retire(storage)

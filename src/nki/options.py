@@ -52,6 +52,11 @@ def from_environment() -> Options:
     )
 
 
+def framework_debug() -> bool:
+    """NEURON_FRAMEWORK_DEBUG: the bridges of frameworks keep what they stage. No property of a call."""
+    return _flag("NEURON_FRAMEWORK_DEBUG")
+
+
 def choose_machine(kernel_target: str | None = None) -> Machine:
     """The platform of a call: override, the kernel's own target, NKI_NC_VERSION, trn3."""
     env = os.environ

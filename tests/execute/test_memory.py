@@ -17,7 +17,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nki.execute import memory as memory_module
 from nki.execute.memory import ElementMap, Memory
-from nki.execute.placed import ChipMemory
+from nki.execute.placed import ChipMemory, PlacedMemory
 from nki.storage import Lease, Storage
 from nki.tensor import whole
 from support import run_tiles
@@ -55,13 +55,13 @@ def fill(tile, value):
 # ---- poison --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("address", [None, (0, 512)], ids=["automatic", "placed"])
-@pytest.mark.parametrize("buffer", [nl.sbuf, nl.psum, nl.hbm], ids=str)
+@pytest.mark.parametrize(
+    "buffer, address",
+    [(nl.sbuf, None), (nl.sbuf, (0, 512)), (nl.psum, None), (nl.psum, (0, 512)), (nl.hbm, None)],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
 def test_fresh_memory_is_nan_or_4(dtype, buffer, address):
-    if address and buffer is nl.hbm:
-        pytest.skip("no addresses in HBM")
-
     def body():
         return np.asarray(nl.ndarray((32, 24), dtype, buffer=buffer, address=address)).astype(np.float32)
 
@@ -377,6 +377,18 @@ def test_sixteen_tensors_on_four_slots():
     assert kinds == [] and all((values == i).all() for i, values in enumerate(sums))
 
 
+def test_a_write_looks_only_at_tensors_that_hold_bytes_there():
+    """Lists of thousands of tensors on a few slots are common; all but the last writers are of no interest."""
+
+    def body():
+        slots = [fill(placed((32, 8), byte=(i % 4) * 4096), float(i)) for i in range(64)]
+        left = [tile.storage.memory for tile in slots if tile.storage.memory.holds]
+        bands = slots[0].storage.memory.chip.holders
+        return left == [tile.storage.memory for tile in slots[-4:]], sum(map(len, bands)), left[0].rivals()
+
+    assert run(body)[0] == (True, 4, [])
+
+
 def test_automatic_tiles_are_beside_explicit_ones():
     def body():
         automatic = fill(nl.ndarray((128, 64), nl.float32), 1.0)
@@ -386,6 +398,57 @@ def test_automatic_tiles_are_beside_explicit_ones():
 
     values, _ = run(body)
     assert [v.flat[0] for v in values] == [1, 2, 3] and all((v == v.flat[0]).all() for v in values)
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.data())
+def test_any_use_of_overlapping_addresses_agrees_with_a_memory_of_bytes(data):
+    """Tensors come, go, write and read in a small chip; the model notes the last writer of each byte."""
+    rows, pitch = 4, 16
+    chip = ChipMemory(rows, pitch)
+    values, writers = np.zeros((rows, pitch), np.uint8), np.zeros((rows, pitch), int)
+    dtypes = {1: nl.uint8, 2: nl.uint16, 4: nl.uint32}
+    live, made = {}, 0
+    for step in range(data.draw(st.integers(1, 14))):
+        act = data.draw(st.sampled_from(["make", "make", "drop", "write", "write", "write", "read", "read"]))
+        if act == "make" or not live:
+            width = data.draw(st.sampled_from([1, 2, 4]))
+            p, n = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(1, 8 // width + 1))
+            count = data.draw(st.integers(1, rows - p))
+            byte = data.draw(st.integers(0, (pitch - n * width) // width)) * width
+            made += 1
+            storage = Storage(nl.sbuf, (count, n), dtypes[width], address=(p, byte), number=made)
+            storage.memory = PlacedMemory(storage, chip)
+            live[made] = whole(storage, Lease(storage))
+            continue
+        number = data.draw(st.sampled_from(sorted(live)))
+        if act == "drop":
+            del live[number]
+            continue
+        tile = live[number]
+        count, n = tile.shape
+        p0, f0 = data.draw(st.integers(0, count - 1)), data.draw(st.integers(0, n - 1))
+        key = np.s_[
+            p0 : data.draw(st.integers(p0 + 1, count)),
+            f0 : data.draw(st.integers(f0 + 1, n)) : data.draw(st.integers(1, 2)),
+        ]
+        (partition, byte), width = tile.storage.address, tile.dtype.itemsize
+        mine = np.s_[partition : partition + count, byte : byte + n * width]
+        seen = values[mine].reshape(count, n, width)[key]
+        owner = writers[mine].reshape(count, n, width)[key]
+        if act == "write":
+            tile.storage.memory.write(tile[key])[...] = step + 1
+            seen[...] = np.full(seen.shape[:2], step + 1, tile.dtype.storage)[..., None].view(np.uint8)
+            owner[...] = number
+            continue
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            got = tile.storage.memory.read(tile[key])
+        expected = [] if (owner == number).all() else ["stale-read"] if owner.all() else ["uninitialised"]
+        assert [w.category.kind for w in caught] == expected
+        known = (owner != 0).all(axis=-1)
+        np.testing.assert_array_equal(got[known], seen.copy().view(tile.dtype.storage)[..., 0][known])
+        assert (got[(owner == 0).all(axis=-1)] == 4).all()  # poison
 
 
 def test_widened_reads_of_placed_tiles_never_go_stale():

@@ -33,14 +33,15 @@ class Executor:
         for i in instruction.read_at:
             view = operands[i]
             if isinstance(view, View):
+                memory: Any = view.storage.memory
                 if view.indirection is not None:
                     arrays[i] = self._read_indirect(view, instruction, i in instruction.widened)
                 elif i in instruction.widened:
-                    arrays[i] = view.storage.memory.read_float32(view)
+                    arrays[i] = memory.read_float32(view)
                 elif i in instruction.partial:
                     arrays[i] = self._in_parts(view, instruction.parts(i))
                 else:
-                    arrays[i] = view.storage.memory.read(view)
+                    arrays[i] = memory.read(view)
         for i in () if instruction.opens else instruction.write_at:
             view = operands[i]
             if isinstance(view, View):
@@ -55,7 +56,8 @@ class Executor:
                 elif 0 in view.strides and view.repeats():
                     arrays[i], after = self._write_repeated(view)
                 else:
-                    arrays[i] = view.storage.memory.write(view)
+                    memory = view.storage.memory
+                    arrays[i] = memory.write(view)
         if instruction.stateful:
             instruction.compute(self.core, *arrays)
         else:

@@ -89,11 +89,14 @@ class ElementMap:
     def clear_bytes(self, rows: slice, start: int, touched: np.ndarray) -> None:
         """Clear the flags of some partitions where bytes are touched; the first stands at `start`."""
         pitch = self.flags.size // self.rows * self.granule
-        mask = np.zeros(pitch, np.bool_)
         part = touched[max(0, -start) : max(0, pitch - start)]
-        mask[max(0, start) : max(0, start) + part.size] = part
+        first, last = max(0, start), max(0, start) + part.size
+        columns: Any = slice(first // self.granule, -(-last // self.granule))
+        if not part.all():
+            mask = np.zeros(pitch, np.bool_)
+            mask[first:last] = part
+            columns = mask.reshape(-1, self.granule).any(axis=1)
         region = self.flags.reshape(self.rows, -1)[rows]
-        columns = mask.reshape(-1, self.granule).any(axis=1)
         self.missing += int(np.count_nonzero(region[:, columns]))
         region[:, columns] = False
 

@@ -11,6 +11,8 @@ from ..storage import Storage
 from ..view import View
 from .memory import FRESH, FULL, PARTIAL, ElementMap, Memory, uninitialised, warn
 
+BAND = 2048  # bytes of every partition: tensors are looked up by the bands they lie in
+
 
 class PlacedMemory(Memory):
     """A storage with an explicit `address=`: a rectangle of the core's physical memory.
@@ -19,7 +21,7 @@ class PlacedMemory(Memory):
     same place writes. Contents survive; only what nobody ever wrote is poison.
     """
 
-    __slots__ = ("chip", "alone", "around", "seen")
+    __slots__ = ("chip", "alone", "bands", "holds")
 
     def __init__(self, storage: Storage, chip: ChipMemory, owner: Any = None):
         super().__init__(storage, chip.raw, owner)
@@ -27,9 +29,8 @@ class PlacedMemory(Memory):
         self.borrowed = False
         self.state = FRESH
         self.alone = False  # no other tensor wrote any of these bytes last
-        self.around: list[PlacedMemory] = []
-        self.seen = -1
-        chip.add(self)
+        self.bands = chip.bands(storage)
+        self.holds = False  # it wrote some of its bytes last: the bands know it
 
     def _build(self, view: View, shift: int) -> np.ndarray:
         start, strides = self._place(view, shift)
@@ -55,18 +56,28 @@ class PlacedMemory(Memory):
         return super().write(view, shift, by_matmul, where)
 
     def released(self) -> None:
-        self.chip.remove(self)
+        self._drop()
         if self.owner is not None:
             self.owner.storage_released(self.storage)
 
     # ---- sharing bytes with other tensors --------------------------------------------------------
 
-    def neighbours(self) -> list[PlacedMemory]:
-        """The live tensors that share bytes with this one."""
-        if self.seen != self.chip.version:
-            self.seen = self.chip.version
-            self.around = [other for other in self.chip.live if other is not self and other._overlaps(self)]
-        return self.around
+    def rivals(self) -> list[PlacedMemory]:
+        """The other tensors that hold bytes at this place."""
+        found = {other: None for band in self.bands for other in band if other is not self}
+        return [other for other in found if other._overlaps(self)]
+
+    def _hold(self) -> None:
+        if not self.holds:
+            self.holds = True
+            for band in self.bands:
+                band[self] = None
+
+    def _drop(self) -> None:
+        if self.holds:
+            self.holds = False
+            for band in self.bands:
+                del band[self]
 
     def _overlaps(self, other: PlacedMemory) -> bool:
         (p0, b0), (p1, b1) = self.storage.address, other.storage.address  # type: ignore[misc]
@@ -76,18 +87,19 @@ class PlacedMemory(Memory):
     def _take_over(self, view: View, shift: int) -> None:
         """The bytes of a view are now this tensor's and nobody else's."""
         self.alone = True
-        if not self.neighbours():
+        self._hold()
+        rivals = self.rivals()
+        if not rivals:
             return
         start, strides = self._place(view, shift)
         partition, byte = divmod(start, self.chip.pitch)
-        spans = [(n - 1) * s for n, s in zip(view.shape[1:], strides[1:], strict=True)]
-        touched = np.zeros(sum(spans) + view.dtype.itemsize, np.bool_)
-        np.ndarray((*view.shape[1:], view.dtype.itemsize), np.bool_, touched, 0, [*strides[1:], 1])[...] = (
-            True
-        )
-        for other in self.neighbours():
+        shape, steps = (*view.shape[1:], view.dtype.itemsize), [*strides[1:], 1]
+        reach = sum((n - 1) * s for n, s in zip(shape, steps, strict=True)) + 1
+        touched = np.zeros(reach, np.bool_)  # of the bytes of a partition, from `byte` on
+        np.ndarray(shape, np.bool_, touched, 0, steps)[...] = True
+        for other in rivals:
             other._lose(partition, partition + view.shape[0], byte, touched)
-            self.alone = self.alone and other.state == FRESH
+            self.alone = self.alone and not other.holds
 
     def _lose(self, first: int, last: int, byte: int, touched: np.ndarray) -> None:
         """Another tensor wrote partitions first:last, and of each the touched bytes, from `byte` on."""
@@ -95,6 +107,8 @@ class PlacedMemory(Memory):
         partition, start = self.storage.address
         rows = slice(max(0, first - partition), max(0, last - partition))
         self.alone = False
+        if self._is_inside(rows, byte - start, touched):
+            self.map, self.state, self.matmul = None, FRESH, False
         if self.matmul is not False:
             self._matmul_map().clear_bytes(rows, byte - start, touched)
         if self.state == FULL:
@@ -103,19 +117,36 @@ class PlacedMemory(Memory):
             self.map.clear_bytes(rows, byte - start, touched)
             if self.map.missing == self.map.flags.size:
                 self.map, self.state = None, FRESH
+        if self.state == FRESH:
+            self._drop()
+
+    def _is_inside(self, rows: slice, start: int, touched: np.ndarray) -> bool:
+        """The touched bytes of these partitions are all that this tensor has."""
+        s = self.storage
+        whole = (
+            rows.start == 0 and rows.stop >= s.partitions and start <= 0 and start + touched.size >= s.pitch
+        )
+        return whole and bool(touched[-start : s.pitch - start].all())
 
     # ---- what was written ------------------------------------------------------------------------
 
     def poison(self) -> None:
-        """Fill what nobody ever wrote; what others left here stays."""
+        self._fill()
+        self.map = ElementMap(self.storage)
+        self.state = PARTIAL
+
+    def peek(self, view: View) -> np.ndarray:
+        self._fill()
+        return super().peek(view)
+
+    def _fill(self) -> None:
+        """Poison what nobody ever wrote; what others left here stays, but not the poison of their dtype."""
         assert self.storage.address is not None
         (partition, byte), s = self.storage.address, self.storage
         where = np.s_[partition : partition + s.partitions, byte : byte + s.pitch]
         fill = np.full(s.pitch // s.dtype.itemsize, dtypes.poison(s.dtype), s.dtype.storage).view(np.uint8)
         rectangle = self.raw.reshape(-1, self.chip.pitch)[where]
         np.copyto(rectangle, fill, where=~self.chip.written[where])
-        self.map = ElementMap(s)
-        self.state = PARTIAL
 
     def _mark_written(self, view: View, shift: int, where: Any = None) -> None:
         super()._mark_written(view, shift, where)
@@ -138,6 +169,7 @@ class PlacedMemory(Memory):
 
     def _check_written(self, view: View, shift: int, where: Any) -> None:
         if not self.is_written(view, shift, where):
+            self._fill()
             warn(*uninitialised(view))
         elif not super().is_written(view, shift, where):
             warn(
@@ -156,13 +188,10 @@ class ChipMemory:
         self.pitch = pitch
         self.raw = np.empty(partitions * pitch, np.uint8)
         self.written = np.zeros((partitions, pitch), np.bool_)  # bytes that anybody wrote
-        self.live: list[PlacedMemory] = []
-        self.version = 0  # of `live`
+        self.holders: list[dict[PlacedMemory, None]] = [{} for _ in range(-(-pitch // BAND))]
 
-    def add(self, memory: PlacedMemory) -> None:
-        self.live.append(memory)
-        self.version += 1
-
-    def remove(self, memory: PlacedMemory) -> None:
-        self.live.remove(memory)
-        self.version += 1
+    def bands(self, storage: Storage) -> list[dict[PlacedMemory, None]]:
+        """Who holds bytes in the columns of a storage."""
+        assert storage.address is not None
+        byte = storage.address[1]
+        return self.holders[byte // BAND : (byte + storage.pitch - 1) // BAND + 1]

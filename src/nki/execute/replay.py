@@ -280,7 +280,8 @@ class Recording:
                 for diagnostic in said:
                     launch.diagnose(*diagnostic.parts)
                 for storage in opens:
-                    storage.memory = core.memory_for(storage)
+                    if storage.memory is None:
+                        storage.memory = core.memory_for(storage)
                 core.replayed = instruction
                 execute(instruction)
                 for storage in closes:
@@ -293,7 +294,8 @@ class Recording:
         for diagnostic in self.said:
             launch.diagnose(*diagnostic.parts)
         for storage in self.opens:
-            storage.memory = core.memory_for(storage)
+            if storage.memory is None:
+                storage.memory = core.memory_for(storage)
         return self.result
 
 
@@ -317,7 +319,7 @@ class _Listing:
             yield f"{self.made.pop()} argument {name}"
         for storage, raw in recording.constants:
             self.name(storage)
-            yield f"{self.made.pop()} constant {hashlib.sha256(raw).hexdigest()[:16]}"
+            yield f"{self.made.pop()} constant {hashlib.sha256(raw.tobytes()).hexdigest()[:16]}"
         for step in recording.steps:
             instruction = step.instruction
             shown = ", ".join(f"{f}={self.show(getattr(instruction, f))}" for f in instruction.fields)

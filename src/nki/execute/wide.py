@@ -120,10 +120,14 @@ class WidePlacedMemory(_Wide, PlacedMemory):
     """With an explicit address, other tensors may share the bytes: they see them rounded."""
 
     def array(self, view: View, shift: int = 0) -> np.ndarray:
-        for other in self.neighbours():
+        for other in self.rivals():
             if isinstance(other, _Wide):
                 other.flush()
         return super().array(view, shift)
+
+    def _lose(self, first: int, last: int, byte: int, touched: np.ndarray) -> None:
+        self.flush()
+        super()._lose(first, last, byte, touched)
 
     def released(self) -> None:
         self.flush()

@@ -6,15 +6,15 @@ import hashlib
 import threading
 from typing import Any
 
-from .. import __version__
 from ..errors import error
 from ..kernel import Staged
+from ..version import __version__
 
 DIGEST_LENGTH = 32
 
 
 class Programs:
-    """Staged calls by a key that equal programs share in every process. Compiled code may last, so they stay."""
+    """Staged calls by a key that equal programs share in every process. As compiled code does, they stay."""
 
     def __init__(self) -> None:
         self.staged: dict[str, Any] = {}

@@ -2,21 +2,25 @@
 
 An eager call runs at once on the tensors' own memory. Inside `torch.compile` and `torch.export`, and with
 tensors that have no values, a call becomes one operator: `open_nki::call`, or `open_nki::call_` when
-the kernel writes its arguments. The operator carries the key of a staged call as a string.
+the kernel writes its arguments. The operator names its staged call by a key.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from ..errors import Site, emit_warning, error, user_site
+from .. import dtypes
+from ..arguments import TensorSpec, is_record, record_fields
+from ..errors import emit_warning, error, user_site
 from ..kernel import Kernel, Staged
-from .programs import Programs, dump, result_leaves
+from ..staging import Returned, leaves, replaced
+from .custom_call import keep_for_debugging
+from .programs import programs
 
 try:
     import torch
@@ -24,3 +28,447 @@ except ImportError as problem:
     raise error(
         "missing-package", "nki.frameworks.torch needs PyTorch", help="pip install 'open-nki[torch]'"
     ) from problem
+
+name = "torch"
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+# dtypes numpy does not have travel as integers of their size; torch has no IEEE-style e4m3, and the
+# e4m3fn tensors that trn1 and trn2 read as e4m3 come back under the name they arrived with
+_NARROW = {
+    getattr(torch, dtype): np.dtype(getattr(ml_dtypes, dtype))
+    for dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
+    if hasattr(torch, dtype)
+}
+_TORCH = {storage: dtype for dtype, storage in _NARROW.items()}
+_TORCH[dtypes.float8_e4m3.storage] = torch.float8_e4m3fn
+
+
+# ---- tensors (what nki.arguments asks of a framework) --------------------------------------------
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def device_of(value: torch.Tensor) -> Any:
+    return value.device
+
+
+def to_numpy(value: torch.Tensor) -> np.ndarray:
+    """The tensor's own memory as an array; a copy only for tensors of another device."""
+    _check_dense(value)
+    _say_device(value.device.type)
+    plain = value.detach().cpu().resolve_neg()
+    narrow = _NARROW.get(plain.dtype)
+    return plain.numpy() if narrow is None else plain.view(_BITS[narrow.itemsize]).numpy().view(narrow)
+
+
+def from_numpy(array: np.ndarray, like: torch.Tensor | None = None) -> torch.Tensor:
+    """A tensor on the memory of the array, or its copy on the device of `like`."""
+    narrow = _TORCH.get(array.dtype)
+    if narrow is None:
+        tensor = torch.from_numpy(array)
+    else:
+        tensor = torch.from_numpy(dtypes.bits(array).view(f"i{array.itemsize}")).view(narrow)
+    return tensor if like is None or like.device.type == "cpu" else tensor.to(like.device)
+
+
+def check_writable(value: torch.Tensor, name: str) -> None:
+    """Raise what `write_back` would, before anything is written."""
+    if any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True)):
+        raise error(
+            "read-only-input",
+            f"the kernel wrote argument '{name}', whose elements share memory (it was expanded)",
+            help="pass x.clone()",
+        )
+    refused = value.requires_grad and value.is_leaf and torch.is_grad_enabled()
+    if refused or (value.is_inference() and not torch.is_inference_mode_enabled()):
+        value.copy_(value.detach())  # torch's own error
+
+
+def write_back(value: torch.Tensor, array: np.ndarray, inputs: Sequence[torch.Tensor], kernel: str) -> None:
+    """The new contents of an argument; torch's version counter advances."""
+    value.copy_(connect(from_numpy(np.ascontiguousarray(array)), inputs, kernel))
+
+
+def _check_dense(value: torch.Tensor) -> None:
+    if value.is_nested or value.is_quantized or value.layout is not torch.strided:
+        what = "nested" if value.is_nested else "quantized" if value.is_quantized else str(value.layout)
+        raise error(
+            "framework",
+            f"a kernel needs a dense tensor, got a {what.removeprefix('torch.')} one of {value.dtype}",
+            help="pass x.to_dense() of a sparse tensor, x.dequantize() of a quantized one, "
+            "x.to_padded_tensor(0.0) of a nested one",
+        )
+
+
+_said_devices: set[str] = set()
+
+
+def _say_device(device: str) -> None:
+    """One warning: what does not run on this machine's processor is copied there and back."""
+    if device not in ("cpu", "meta", "xla") and not _said_devices:
+        _said_devices.add(device)
+        emit_warning(
+            "device-copy",
+            f"kernels run on the CPU: tensors on {device} are copied there, and the results back",
+            user_site(2),
+        )
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+def connect(result: Any, inputs: Sequence[torch.Tensor], kernel: str) -> Any:
+    """Let the gradient of every new tensor in a result be an error, if an input requires one."""
+    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in inputs):
+        return result
+    known = {id(tensor) for tensor in inputs}
+    new = [tensor for tensor in leaves(result, torch.Tensor) if id(tensor) not in known]
+    connected = iter(_NoBackward.apply((kernel, user_site(1)), new, *inputs))
+    return replaced(result, torch.Tensor, lambda t: t if id(t) in known else next(connected))
+
+
+def _no_backward(kernel: str, site: Any = None) -> Exception:
+    return error(
+        "no-backward",
+        f"kernel {kernel} has no backward",
+        notes=["it was called with a tensor that requires a gradient"],
+        help="wrap it in torch.autograd.Function or torch.library.register_autograd, or in one line: "
+        f"{kernel} = nki.frameworks.torch.differentiable({kernel}, backward), "
+        "where backward(dy, *arguments) returns the gradients of the arguments; "
+        "x.detach() and torch.no_grad() need none",
+        site=site,
+    )
+
+
+class _NoBackward(torch.autograd.Function):
+    """Between the arguments and the results of a kernel: forward does nothing, backward refuses."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: tuple[str, Any], results: list[torch.Tensor], *inputs: Any) -> Any:
+        ctx.kernel = kernel
+        ctx.mark_non_differentiable(*(t for t in results if not t.is_floating_point()))
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise _no_backward(*ctx.kernel)
+
+
+def differentiable(forward: Callable, backward: Callable, *, outputs: bool = False) -> Callable:
+    """A differentiable function from a forward and a backward kernel (or any functions of tensors).
+
+    `backward(*gradients, *arguments)` receives a gradient for each tensor that `forward` returned, then
+    the arguments of the call, then, with `outputs=True`, the tensors returned. It returns a gradient for
+    each tensor argument, in order: a tuple, or the one there is; None where there is none.
+    """
+
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            result = forward(*arguments)
+            returned = result if isinstance(result, tuple) else (result,)
+            tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+            ctx.save_for_backward(*tensors, *(returned if outputs else ()))
+            ctx.constants = [None if isinstance(value, torch.Tensor) else (value,) for value in arguments]
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            saved = list(ctx.saved_tensors)
+            arguments = [saved.pop(0) if value is None else value[0] for value in ctx.constants]
+            found = backward(*(g.contiguous() for g in gradients), *arguments, *saved)
+            found = list(found) if isinstance(found, (tuple, list)) else [found]
+            return tuple(found.pop(0) if value is None else None for value in ctx.constants)
+
+    Differentiable.__name__ = Differentiable.__qualname__ = getattr(forward, "__name__", "differentiable")
+
+    def function(*arguments: Any) -> Any:
+        return Differentiable.apply(*arguments)
+
+    function.__name__ = Differentiable.__name__
+    function.__doc__ = getattr(forward, "__doc__", None)
+    return function
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
+    """Call a kernel with tensors: at once, or as an operator where somebody watches operators."""
+    tensors = leaves((args, kwargs), torch.Tensor)
+    for tensor in tensors:
+        _check_dense(tensor)
+    if torch._C._len_torch_dispatch_stack() or any(map(_is_symbolic, tensors)):
+        return staged(kernel, args, kwargs)
+    if keep_for_debugging.wanted():
+        keep_for_debugging(kernel, *replaced((args, kwargs), torch.Tensor, _spec))
+    return kernel.run(*args, **kwargs).result
+
+
+def _is_symbolic(tensor: torch.Tensor) -> bool:
+    """True for tensors without values of their own: fake, meta, functional, batched."""
+    return (
+        tensor.device.type == "meta"
+        or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        or torch._is_functional_tensor(tensor)
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def _spec(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), tensor.dtype)
+
+
+def launched(kernel: Kernel, degree: Any) -> Any:
+    """`kernel[degree]` inside torch.compile, which can call a function but not a Kernel made there."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return staged(kernel, args, kwargs, degree)
+
+    return call
+
+
+def staged(kernel: Kernel, args: tuple, kwargs: dict, degree: Any = None) -> Any:
+    """A call as an operator. torch.compile traces this function itself, so it is plain Python."""
+    tensors: list[Any] = []
+    constants: list[Any] = []
+    layout = _flatten((args, kwargs), tensors, constants)
+    # len(range(size)) is the size, and makes torch.compile specialise on it
+    specs = tuple([(tuple([len(range(size)) for size in t.shape]), t.dtype) for t in tensors])
+    key = _stage(kernel, degree, layout, specs, *constants)
+    written = _written(key)
+    if not written:
+        return _rebuild(_structure(key), torch.ops.open_nki.call(tensors, key), tensors)
+    new = [torch.empty(shape, dtype=dtype, device=tensors[0].device) for shape, dtype in _new(key)]
+    read = [t for i, t in enumerate(tensors) if i not in written]
+    torch.ops.open_nki.call_([tensors[i] for i in written] + new, read, key)
+    return _rebuild(_structure(key), new, tensors)
+
+
+def _flatten(value: Any, tensors: list[Any], constants: list[Any]) -> tuple:
+    """How a value is built from tensors and constants, which are appended to the lists."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return ("tensor", len(tensors) - 1)
+    if isinstance(value, dict):
+        return ("dict", tuple(value), tuple([_flatten(v, tensors, constants) for v in value.values()]))
+    if isinstance(value, (tuple, list)):
+        items = tuple([_flatten(v, tensors, constants) for v in value])
+        if hasattr(value, "_fields"):
+            constants.append(type(value))
+            return ("named", len(constants) - 1, items)
+        return ("list" if isinstance(value, list) else "tuple", items)
+    constants.append(value)
+    place = len(constants) - 1
+    if not is_record(value):
+        return ("constant", place)
+    names = tuple(record_fields(value))
+    return ("record", place, names, tuple([_flatten(getattr(value, n), tensors, constants) for n in names]))
+
+
+def _unflatten(layout: tuple, specs: Sequence[TensorSpec], constants: Sequence[Any]) -> Any:
+    kind = layout[0]
+    if kind == "tensor":
+        return specs[layout[1]]
+    if kind == "constant":
+        return constants[layout[1]]
+    items = [_unflatten(item, specs, constants) for item in layout[-1]]
+    if kind == "dict":
+        return dict(zip(layout[1], items, strict=True))
+    if kind == "named":
+        return constants[layout[1]](*items)
+    if kind == "record":
+        twin = copy.copy(constants[layout[1]])
+        for field, item in zip(layout[2], items, strict=True):
+            object.__setattr__(twin, field, item)
+        return twin
+    return items if kind == "list" else tuple(items)
+
+
+class _Operator:
+    """A staged call with its place among the tensors of the operator."""
+
+    def __init__(self, call: Staged, specs: Sequence[TensorSpec]):
+        self.staged = call
+        places = {id(spec): i for i, spec in enumerate(specs)}
+        self.order = [places[id(spec)] for _, spec in call.described]
+        self.written = tuple(sorted(self.order[i] for i in call.outline.written))
+        returned = [r for r in leaves(call.outline.result, Returned) if r.argument is None]
+        self.new = tuple((r.shape, _dtype(r)) for r in returned)
+        self.structure = self._structure(call.outline.result, iter(range(len(self.new))))
+
+    def _structure(self, value: Any, numbers: Any) -> tuple:
+        """The returned value as nested tuples, for `_rebuild`."""
+        if isinstance(value, Returned):
+            if value.argument is None:
+                return ("new", next(numbers))
+            return ("argument", self.order[value.argument], value.shape)
+        if isinstance(value, dict):
+            return ("dict", tuple(value), tuple([self._structure(v, numbers) for v in value.values()]))
+        if isinstance(value, (tuple, list)):
+            items = tuple([self._structure(v, numbers) for v in value])
+            if hasattr(value, "_fields"):
+                return ("named", type(value), items)
+            return ("list" if isinstance(value, list) else "tuple", items)
+        return ("constant", value)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        result = self.staged.run([tensors[i] for i in self.order]).result
+        arguments = {id(tensor) for tensor in tensors}
+        found = []
+        for given, outline in zip(
+            leaves(result, torch.Tensor), leaves(self.staged.outline.result, Returned), strict=True
+        ):
+            if outline.argument is None:
+                found.append(given.clone() if id(given) in arguments else given)
+        return found
+
+    def run_in_place(self, written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> None:
+        """`written` are the arguments the kernel writes, then the tensors for its results."""
+        others, own = iter(read), dict(zip(self.written, written, strict=False))
+        tensors = [own[i] if i in own else next(others) for i in range(len(own) + len(read))]
+        for target, result in zip(written[len(own) :], self.run(tensors), strict=True):
+            target.copy_(result)
+
+    def fake(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [tensors[0].new_empty(shape, dtype=dtype) for shape, dtype in self.new]
+
+
+def _dtype(returned: Returned) -> Any:
+    storage = returned.dtype.storage
+    return _TORCH.get(storage) or getattr(torch, storage.name)
+
+
+_operators: dict[str, _Operator] = {}
+
+
+def _stage(kernel: Kernel, degree: Any, layout: tuple, specs: tuple, *constants: Any) -> str:
+    """Stage a call and return its key."""
+    described = [TensorSpec(shape, dtype) for shape, dtype in specs]
+    for value in constants:
+        if isinstance(value, np.ndarray):
+            raise error(
+                "framework-mix", "torch tensors and numpy arrays in one call", help="torch.from_numpy(x)"
+            )
+    args, kwargs = _unflatten(layout, described, constants)
+    call = (kernel if degree is None else kernel[degree]).stage(*args, **kwargs)
+    key = f"{kernel.__name__}:{programs.add(call)}"
+    _operators.setdefault(key, _Operator(call, described))
+    return key
+
+
+def _written(key: str) -> tuple:
+    return _operators[key].written
+
+
+def _new(key: str) -> tuple:
+    return _operators[key].new
+
+
+def _structure(key: str) -> tuple:
+    return _operators[key].structure
+
+
+def _rebuild(structure: tuple, results: Sequence[Any], tensors: Sequence[Any]) -> Any:
+    kind = structure[0]
+    if kind == "new":
+        return results[structure[1]]
+    if kind == "argument":
+        tensor = tensors[structure[1]]
+        return tensor if tuple(tensor.shape) == structure[2] else tensor.reshape(structure[2])
+    if kind == "constant":
+        return structure[1]
+    items = [_rebuild(item, results, tensors) for item in structure[-1]]
+    if kind == "dict":
+        return dict(zip(structure[1], items))  # noqa: B905
+    if kind == "named":
+        return structure[1](*items)
+    return items if kind == "list" else tuple(items)
+
+
+_constants: list[Any] = [_stage, _written, _new, _structure]
+for _function in _constants:
+    # what torch.compiler.assume_constant_result does, without importing the compiler
+    _function._dynamo_marked_constant = True
+
+
+# ---- the operators -------------------------------------------------------------------------------
+
+
+def _find(key: str) -> _Operator:
+    if key not in _operators:
+        programs.find(key.rpartition(":")[2])  # says what is missing
+    return _operators[key]
+
+
+def _run(inputs: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
+    return _find(key).run(inputs)
+
+
+def _run_in_place(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor], key: str) -> None:
+    _find(key).run_in_place(written, read)
+
+
+def _fake(inputs: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
+    return _find(key).fake(inputs)
+
+
+_call = torch.library.custom_op(
+    "open_nki::call", _run, mutates_args=(), schema="(Tensor[] inputs, str key) -> Tensor[]"
+)
+_call_ = torch.library.custom_op(
+    "open_nki::call_",
+    _run_in_place,
+    mutates_args=("written",),
+    schema="(Tensor(a!)[] written, Tensor[] read, str key) -> ()",
+)
+_call.register_fake(_fake)
+_call_.register_fake(lambda written, read, key: None)
+
+
+def _remember(ctx: Any, inputs: tuple, output: Any) -> None:
+    ctx.kernel = inputs[1].rpartition(":")[0]
+
+
+def _refuse(ctx: Any, *gradients: Any) -> Any:
+    raise _no_backward(ctx.kernel)
+
+
+_call.register_autograd(_refuse, setup_context=_remember)
+
+
+def _one_by_one(info: Any, in_dims: tuple, inputs: Sequence[torch.Tensor], key: str) -> Any:
+    """torch.vmap: run the kernel once per element of the batch."""
+    results = []
+    for i in range(info.batch_size):
+        picked = [t if d is None else t.select(d, i) for t, d in zip(inputs, in_dims[0], strict=True)]
+        results.append(torch.ops.open_nki.call(picked, key))
+    stacked = [torch.stack(column) for column in zip(*results, strict=True)]
+    return stacked, [0] * len(stacked)
+
+
+_call.register_vmap(_one_by_one)
+
+
+def nki_op(name: str, fn: Callable | None = None, /, *, mutates_args: Iterable[str] = ()) -> Any:
+    """`@nki_op("ns::name", mutates_args={})` over a typed function that calls kernels: a custom operator.
+
+    Its fake implementation runs the function on fake tensors; `register_autograd` gives it a gradient.
+    """
+
+    def register(function: Callable) -> Any:
+        operator = torch.library.custom_op(name, function, mutates_args=tuple(mutates_args))
+        operator.register_fake(function)
+        return operator
+
+    return register if fn is None else register(fn)
+
+
+def wrap_nki(kernel: Any) -> Kernel:
+    """The kernel itself: `wrap_nki(kernel)[2](x)` is how code for AWS's package calls it."""
+    return kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+
+
+__all__ = ["differentiable", "nki_op", "wrap_nki"]

@@ -74,7 +74,7 @@ class Function(Instruction):
         outside = special.outside_valid_range("arctan", x)
         if outside is not None:
             warn(
-                "act-range",
+                "activation-range",
                 f"arctan: {float(outside.flat[0]):g} lies outside [-pi/2, pi/2], where hardware is accurate",
                 notes=[f"x: {self.x.describe()}"],
                 help="for abs(x) > 1 use pi/2 - arctan(1/x), with the sign of x",

@@ -197,7 +197,7 @@ def _check_index_start(ins: Instruction, name: str, view: View, written: set[str
         if not isinstance(partner, View):
             return
         if partner.buffer is PSUM and is_gathered(partner):
-            partner = partner.indirection.index
+            partner = partner.indirection.index  # type: ignore[union-attr]
     if index.start_partition != partner.start_partition:
         _misaligned(
             ins,

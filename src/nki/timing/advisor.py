@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from .advice.engines import engine_idle, fp32_matmul, psum_serial, table_reload, unused_partitions
+from .advice.engines import engine_idle, psum_serial, table_reload
 from .advice.room import spill
 from .advice.study import Finding, Study
 from .advice.transfers import dma_issue, reloaded_data, small_dma
 from .advice.verdict import compute_bound, memory_bound
+from .advice.work import fp32_matmul, unused_partitions
 from .timeline import Timeline
 
 __all__ = ["Finding", "advise"]

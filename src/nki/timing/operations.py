@@ -397,6 +397,7 @@ class Pool:
         self.dirty: set[int] = set()
         self.spilled: dict[int, int] = {}  # storage -> its spill operation
         self.deferred: dict[int, int] = {}  # storage -> position of the load that was put off
+        self.lives = {key: (uses[0], uses[-1]) for key, uses in self.uses.items()}  # first and last use
         self.demand = Demand(self.uses, {k: self.size(s) for k, s in self.storages.items()})
         self.early: list[tuple[int, int]] = []  # loads done ahead: (position, bytes), sorted
         self.early_bytes = 0

@@ -8,7 +8,7 @@ gains is a little understated, because a new order might use it better.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -18,9 +18,9 @@ from .timeline import Timeline
 from .transfer import Transfer
 
 ENGINE, TENSOR, DMA, MEETING, GONE = range(5)  # how an operation runs
-BEGUN, FREE, DONE = range(3)  # its moments, in this order in the list of all moments
+BEGUN, FREE, DONE, SEEN = range(4)  # its moments, side by side; SEEN: its own engine can use the result
 
-Links = tuple[tuple[int, float], ...]  # (moment of another operation, how much later one may begin)
+Links = tuple[int, ...]  # moments of other operations
 Payload = float | list[tuple[int, float]]  # ns, equal on all DMA engines, or [(engine, ns)]
 
 
@@ -33,7 +33,7 @@ class Change:
     tables: Mapping[int, float] = field(default_factory=dict)  # -> ns of the table load before it
     issue: Mapping[int, float] = field(default_factory=dict)  # -> ns that the trigger is held
     payload: Mapping[int, Payload] = field(default_factory=dict)  # -> what the DMA engines have to do
-    dropped: Mapping[int, set[int]] = field(default_factory=dict)  # -> what it no longer waits for
+    dropped: Mapping[int, Collection[int]] = field(default_factory=dict)  # -> what it no longer waits for
 
     def __or__(self, other: Change) -> Change:
         """Both; where they speak of the same, the other."""
@@ -44,7 +44,8 @@ class Steps(NamedTuple):
     """The operations in the order in which they were begun: a list for each thing about them. Times in ns."""
 
     moment: list[int]  # where their moments stand
-    links: list[Links]
+    links: list[Links]  # not before these
+    across: list[Links]  # not before these and the latency between engines
     place: list[int]  # the engine or DMA trigger
     way: list[int]
     before: list[float]  # from begin to work: a table load, the dispatch of a transfer
@@ -54,10 +55,11 @@ class Steps(NamedTuple):
 
     def changed(self, change: Change, at: list[int]) -> Steps:
         """The same with a change; `at` says where each operation stands."""
-        new = Steps(*map(list, self))
+        new = Steps(*(list(column) for column in self))
         for number, dropped in change.dropped.items():
-            links = self.links[at[number]]
-            new.links[at[number]] = tuple(link for link in links if link[0] // 3 not in dropped)
+            i = at[number]
+            new.links[i] = tuple(moment for moment in self.links[i] if moment // 4 not in dropped)
+            new.across[i] = tuple(moment for moment in self.across[i] if moment // 4 not in dropped)
         for number, times in change.work.items():
             new.held[at[number]] *= times
         for number, ns in change.tables.items():
@@ -69,7 +71,7 @@ class Steps(NamedTuple):
         for number, instead in change.gone.items():
             new.way[at[number]] = GONE
             if instead != number:
-                new.links[at[number]] = ((3 * instead + DONE, 0.0),)
+                new.links[at[number]], new.across[at[number]] = (4 * instead + DONE,), ()
         return new
 
 
@@ -82,20 +84,23 @@ class Replay:
         self.cores = timeline.cores
         self.operations = timeline.operations
         self.first: list[int] = []  # the number of each core's operation 0
-        self.tables: dict[int, float] = {}  # ns of the table load before an operation
+        self.tables: dict[int, tuple[float, float]] = {}  # table loads before operations: (start, ns)
         count = 0
         for core in self.cores:
             self.first.append(count)
-            self.tables.update({count + i: end - start for start, end, i in core.table_loads})
+            self.tables.update({count + i: (start, end - start) for start, end, i in core.table_loads})
             count += len(core.operations)
         self.is_dma = [op.is_dma for op in self.operations]
         self.places: dict[tuple[int, str], int] = {}
         self.payloads: dict[int, Payload] = {}
-        rows = list(self._rows())
-        self.steps = Steps(*map(list, zip(*rows, strict=True)) if rows else ([] for _ in Steps._fields))
+        columns: list[list[Any]] = [[] for _ in Steps._fields]
+        for row in self._rows():
+            for column, value in zip(columns, row, strict=True):
+                column.append(value)
+        self.steps = Steps(*columns)
         self.at = [0] * count  # where an operation stands
         for i, moment in enumerate(self.steps.moment):
-            self.at[moment // 3] = i
+            self.at[moment // 4] = i
 
     def number(self, op: Operation) -> int:
         return self.first[op.core] + op.index
@@ -109,111 +114,112 @@ class Replay:
     def _rows(self) -> Iterator[tuple]:
         """What Steps holds, operation by operation."""
         met: Counter[tuple] = Counter()
-        last: dict[tuple[int, str], Operation] = {}
+        free: dict[tuple[int, str, float], int] = {}
         for c, index in self.cores[0].simulation.order if self.cores else ():
             op = self.cores[c].operations[index]
-            links = self._links(op)
             if self.is_dma[self.first[c] + index]:
-                yield self._transfer(op, links)
-                continue
-            if op.kind in RIVALS:
-                links += self._rivals(op, last)
-                last[c, op.kind] = op
-            if op.instruction.public in MEETINGS:  # type: ignore[union-attr]
-                yield self._meeting(op, links, met)
+                yield self._transfer(op)
+            elif op.instruction.public in MEETINGS:  # type: ignore[union-attr]
+                yield self._meeting(op, met)
             else:
-                yield self._compute(op, links)
+                yield self._compute(op, self._rivals(op, free) if op.kind in RIVALS else ())
 
     def _place(self, core: int, name: str) -> int:
         return self.places.setdefault((core, name), len(self.places))
 
-    def _transfer(self, op: Operation, links: Links) -> tuple:
+    def _transfer(self, op: Operation) -> tuple:
         core = self.cores[op.core]
         moved = core.transfers[op.index]
         payload = self.payloads.get(id(moved.payload_ns))  # transfers of one shape share it
         if payload is None:
             payload = self.payloads[id(moved.payload_ns)] = self._payload(moved, core.bandwidth_share)
         times = (moved.dispatch_ns, moved.issue_ns, moved.notify_ns)
-        return (3 * self.number(op), links, self._place(op.core, moved.mode), DMA, *times, payload)
+        return (4 * self.number(op), *self._links(op), self._place(op.core, moved.mode), DMA, *times, payload)
 
     def _payload(self, moved: Transfer, share: float) -> Payload:
         payload = [(engine, ns / share) for engine, ns in moved.payload_ns]
         alike = len(payload) == self.machine.dma_engines and len({ns for _, ns in payload}) == 1
         return payload[0][1] if alike else payload
 
-    def _meeting(self, op: Operation, links: Links, met: Counter[tuple]) -> tuple:
+    def _meeting(self, op: Operation, met: Counter[tuple]) -> tuple:
         ins: Any = op.instruction
         point = (op.core, ins.public, getattr(ins, "pipe_id", None))
         met[point] += 1
         m, place = self.machine, self._place(op.core, op.kind)
         lasts = m.core_barrier_ns if ins.public == "core_barrier" else m.sendrecv_ns
-        names = (*point[1:], met[point])
-        return (3 * self.number(op), links, place, MEETING, 0.0, lasts, 0.0, names)
+        named = (*point[1:], met[point])
+        return (4 * self.number(op), *self._links(op), place, MEETING, 0.0, lasts, 0.0, named)
 
-    def _compute(self, op: Operation, links: Links) -> tuple:
+    def _compute(self, op: Operation, rivals: Links) -> tuple:
         core, i, number = self.cores[op.core], op.index, self.number(op)
-        place = self._place(op.core, op.kind)
+        links, across = self._links(op)
+        head = (4 * number, links + rivals, across, self._place(op.core, op.kind))
         if op.kind == "tensor":
             cost = core.planner.cost_of(op)
-            work = cost.cycles / core.clocks["tensor"]
             rows = op.instruction.operands()[1].shape[0]  # type: ignore[union-attr]
-            return (3 * number, links, place, TENSOR, 0.0, work, cost.fix_ns, rows)
-        else:
-            held, result = core.free[i] - core.start[i], core.done[i] - core.free[i]
-            before = self.tables.get(number, 0.0)
-            return (3 * number, links, place, ENGINE, before, held, result, None)
+            return (*head, TENSOR, 0.0, cost.cycles / core.clocks["tensor"], cost.fix_ns, rows)
+        held, result = core.free[i] - core.start[i], core.done[i] - core.free[i]
+        _, table = self.tables.get(number, (0.0, 0.0))
+        return (*head, ENGINE, table, held, result, None)
 
-    def _links(self, op: Operation) -> Links:
+    def _links(self, op: Operation) -> tuple[Links, Links]:
         """The moments an operation waits for, as the simulation releases it."""
-        operations, base, m = self.cores[op.core].operations, self.first[op.core], self.machine
-        kind, is_dma = op.kind, self.is_dma
-        across = m.compute_to_dma_ns if is_dma[base + op.index] else m.semaphore_ns
-        links = []
+        operations, base, is_dma = self.cores[op.core].operations, self.first[op.core], self.is_dma
+        links, across = [], []
         for index, why in op.waits.items():
-            moment = 3 * (base + index)
+            moment = 4 * (base + index)
             if is_dma[base + index]:
-                links.append((moment + (BEGUN if why == ORDER else DONE), 0.0))
-            elif operations[index].kind != kind:
-                links.append((moment + (FREE if why == WAR else DONE), across))
+                links.append(moment + (BEGUN if why == ORDER else DONE))
+            elif operations[index].kind != op.kind:
+                across.append(moment + (FREE if why == WAR else DONE))
             elif why == RAW:  # else the order of the engine says it
-                links.append((moment + DONE, m.same_engine_gap_ns))
-        return tuple(links)
+                links.append(moment + SEEN)
+        return tuple(links), tuple(across)
 
-    def _rivals(self, op: Operation, last: dict[tuple[int, str], Operation]) -> Links:
-        """The operation on a shared port whose end this one waited for."""
-        core = self.cores[op.core]
-        begun = core.start[op.index] - self.tables.get(self.number(op), 0.0)
-        others = [last.get((op.core, rival)) for rival in RIVALS[op.kind]]
-        held = [other for other in others if other is not None and core.free[other.index] == begun]
-        return tuple((3 * self.number(other) + FREE, 0.0) for other in held)
+    def _rivals(self, op: Operation, free: dict[tuple[int, str, float], int]) -> Links:
+        """The operation on a shared port whose end this one waited for, if it did.
+
+        `free` says which operation of an engine ended when.
+        """
+        core, i, number = self.cores[op.core], op.index, self.number(op)
+        begun, _ = self.tables.get(number, (core.start[i], 0.0))
+        found: Links = ()
+        if core.ready[i] < begun and (op.core, op.kind, begun) not in free:  # not its data, not its engine
+            others = (free.get((op.core, rival, begun)) for rival in RIVALS[op.kind])
+            found = tuple(4 * other + FREE for other in others if other is not None)
+        free[op.core, op.kind, core.free[i]] = number
+        return found
 
     # ---- the replay ------------------------------------------------------------------------------
 
     def run(self, change: Change | None = None) -> float:
         """ns until the last result, with the change."""
         steps = self.steps if change is None else self.steps.changed(change, self.at)
-        moments = [0.0] * (3 * len(self.operations))
+        moments = [0.0] * (4 * len(self.operations))
         idle = [0.0] * len(self.places)
         engines = [DmaEngines(self.machine) for _ in self.cores]
         arrays = [Activity(self.machine) for _ in self.cores]
         move = [engines[core].move for core, _ in self.places]
         array_of = [arrays[core] for core, _ in self.places]
+        to_engine, to_dma = self.machine.semaphore_ns, self.machine.compute_to_dma_ns
+        gap = self.machine.same_engine_gap_ns
         arrived: dict[tuple, tuple[int, int, float]] = {}
-        for moment, links, place, way, before, held, result, extra in zip(*steps, strict=True):
-            begin = idle[place] if way != GONE else 0.0
-            for other, later in links:
-                ready = moments[other] + later
+        for moment, links, across, place, way, before, held, result, extra in zip(*steps, strict=True):
+            begin = 0.0 if way == GONE else idle[place]
+            for other in links:
+                if moments[other] > begin:
+                    begin = moments[other]
+            for other in across:
+                ready = moments[other] + (to_dma if way == DMA else to_engine)
                 if ready > begin:
                     begin = ready
             moments[moment] = begin
             if way == DMA:
                 idle[place] = begin + held
-                end = move[place](begin + before, extra)
-                moments[moment + 1] = end
-                moments[moment + 2] = end + result
+                moments[moment + 2] = move[place](begin + before, extra) + result
                 continue
             if way == GONE:
-                moments[moment + 1] = moments[moment + 2] = begin
+                moments[moment + 1] = moments[moment + 2] = moments[moment + 3] = begin
                 continue
             if way == TENSOR:
                 array = array_of[place]
@@ -226,9 +232,11 @@ class Replay:
                 there, where, came = arrived.pop(extra)
                 begin = max(begin, came)
                 moments[there + 1] = moments[there + 2] = idle[where] = begin + held
+                moments[there + 3] = begin + held + gap
             idle[place] = moments[moment + 1] = end = begin + before + held
             moments[moment + 2] = end + result
-        return max(moments[DONE::3], default=0.0)
+            moments[moment + 3] = end + result + gap
+        return max(moments[DONE::4], default=0.0)
 
 
 class DmaEngines:

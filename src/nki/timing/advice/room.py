@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
-from ...storage import SBUF, Storage
-from ..operations import SPACE, Operation, Planner
-from ..what_if import Change
+from ...storage import Storage
+from ..operations import Operation, Planner
 from .study import Finding, Study
 from .words import amount, count, joined, lines
 
@@ -22,15 +21,10 @@ class Peak(NamedTuple):
 
 def peak(planner: Planner, halved: Set[int] = frozenset()) -> Peak:
     """The most that automatic tiles need at once, in the order of the program; `halved` ones half as much."""
-    lives: dict[int, list] = {}  # storage -> [it, first use, last use]
-    for position, access in enumerate(planner.accesses):
-        for view in (*access.reads, *access.writes):
-            storage = view.storage
-            if storage.buffer is SBUF and storage.address is None:
-                lives.setdefault(id(storage), [storage, position, position])[2] = position
+    lives, storages = planner.sbuf.lives, planner.sbuf.storages
     changes: Counter[int] = Counter()
-    for key, (storage, first, last) in lives.items():
-        size = storage.pitch // 2 if key in halved else storage.pitch
+    for key, (first, last) in lives.items():
+        size = storages[key].pitch // 2 if key in halved else storages[key].pitch
         changes[first] += size
         changes[last + 1] -= size
     most = now = at = 0
@@ -38,7 +32,7 @@ def peak(planner: Planner, halved: Set[int] = frozenset()) -> Peak:
         now += changes[position]
         if now > most:
             most, at = now, position
-    return Peak(most, [storage for storage, first, last in lives.values() if first <= at <= last])
+    return Peak(most, [storages[key] for key, (first, last) in lives.items() if first <= at <= last])
 
 
 def sbuf_usable_bytes(study: Study) -> int:
@@ -47,28 +41,14 @@ def sbuf_usable_bytes(study: Study) -> int:
 
 def sbuf_peak_bytes(study: Study) -> int:
     """Of the core that needs most, explicit addresses included."""
-    m = study.machine
-    needed = [max(p.sbuf.demand.levels[0]) + m.sbuf_usable_bytes - p.sbuf.capacity for p in study.timeline.planners]
+    m, pools = study.machine, [planner.sbuf for planner in study.timeline.planners]
+    needed = [max(pool.demand.levels[0]) + m.sbuf_usable_bytes - pool.capacity for pool in pools]
     return max(needed, default=0) * m.partitions
 
 
-def without_spills(study: Study) -> Change:
-    """SBUF without end: nothing is spilled, nothing waits for its room."""
-    gone, dropped = {}, {}
-    for number, op in enumerate(study.timeline.operations):
-        if op.instruction is None:
-            gone[number] = number
-        if SPACE in op.waits.values() and _waits_for_sbuf(study, op):
-            base = study.replay.first[op.core]
-            dropped[number] = {base + other for other, why in op.waits.items() if why == SPACE}
-    return Change(gone=gone, dropped=dropped)
-
-
-def _waits_for_sbuf(study: Study, op: Operation) -> bool:
-    if op.instruction is None:
-        return True
-    writes = study.timeline.planners[op.core].accesses[op.position].writes
-    return any(view.buffer is SBUF for view in writes)
+def operand_tiles(matmuls: Iterable[Operation]) -> set[int]:
+    """The ids of the storages that matmuls read."""
+    return {id(view.storage) for op in matmuls for view in op.instruction.operands()[1:]}  # type: ignore[union-attr]
 
 
 def spill(study: Study) -> Iterator[Finding]:
@@ -76,7 +56,7 @@ def spill(study: Study) -> Iterator[Finding]:
     timeline = study.timeline
     if not timeline.spill_bytes:
         return
-    gain = study.gain(without_spills(study))
+    gain = study.gain_of_moving_less(study.without_spills)
     fullest = max((peak(planner) for planner in timeline.planners), key=lambda p: p.nbytes)
     moved = [op for op in timeline.operations if op.instruction is None]
     where = lines((tile.site, tile.pitch) for tile in fullest.live)
@@ -94,15 +74,11 @@ def spill(study: Study) -> Iterator[Finding]:
 
 def _mend(study: Study, spilled: list[Operation]) -> str:
     """Where the operands of matmuls overflow, the contraction can be cut too."""
-    operands = {
-        id(view.storage)
-        for _, op in study.on("tensor")
-        for view in op.instruction.operands()[1:]  # type: ignore[union-attr]
-    }
+    operands = operand_tiles(op for _, op in study.on("tensor"))
     of_matmuls = sum(id(op.tile) in operands for op in spilled)
     if 2 * of_matmuls >= len(spilled):
         return (
-            "They are operands of matmuls: use smaller blocks, or blocks along the contraction dimension too, "
-            "adding up their partial sums in SBUF."
+            "They are operands of matmuls: use smaller blocks, or blocks along the contraction dimension "
+            "too, and add up their partial sums in SBUF."
         )
     return "Use smaller tiles, or do all the work on a tile before the next one, so that less is live."

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from ...storage import SBUF
 from ..measures import is_transpose
-from ..operations import Operation
+from ..operations import SPACE, Operation
 from ..timeline import ENGINES, Timeline
 from ..transfer import Transfer
 from ..what_if import Change, Replay
@@ -44,8 +45,8 @@ class Gain(NamedTuple):
         """`Loaded once, the kernel would take 28.27 ms instead of 39.64 ms.`"""
         if self.us > self.alone_us:
             return (
-                f"{condition}, it gains {duration(self.us)} where the matmuls are in bfloat16, and only "
-                f"{duration(self.alone_us)} while TensorE multiplies float32 all the time."
+                f"{condition}, the kernel gains {duration(self.us)} where its matmuls are in bfloat16, and "
+                f"only {duration(self.alone_us)} while TensorE multiplies float32 all the time."
             )
         left = duration(self.total_us - self.us)
         return f"{condition}, the kernel would take {left} instead of {duration(self.total_us)}."
@@ -76,7 +77,7 @@ class Study:
     @cached_property
     def busiest(self) -> str | None:
         """The compute engine that is active longest."""
-        engines = [engine for engine in self.active if engine != "dma"]
+        engines = [engine for engine in self.active if engine not in ("sync", "dma")]
         return max(engines, key=self.active.__getitem__, default=None)
 
     def is_busy(self, engine: str | None) -> bool:
@@ -104,22 +105,24 @@ class Study:
 
     # ---- what-ifs --------------------------------------------------------------------------------
 
-    def gain_us(self, change: Change, beyond: Change | None = None) -> float:
-        """What a change gains; `beyond` another one, if that is made anyway."""
-        before = self.timeline.work_ns if beyond is None else self.replay.run(beyond)
-        after = self.replay.run(change if beyond is None else beyond | change)
-        return max(0.0, before - after) / 1e3
+    def gain_us(self, change: Change) -> float:
+        return max(0.0, self.timeline.work_ns - self.replay.run(change)) / 1e3
 
     def gain(self, change: Change) -> Gain:
+        us = self.gain_us(change)
+        return Gain(us, us, self.total_us)
+
+    def gain_of_moving_less(self, change: Change) -> Gain:
         """The gain of a change in data movement.
 
-        Where DMA and TensorE are both busy all the time neither gains anything alone. float32 matmuls could
+        Where DMA and TensorE are both busy all the time, neither gains anything alone. float32 matmuls could
         be faster, so the gain is told for the kernel in which they are.
         """
-        alone = self.gain_us(change)
-        both = self.is_busy("dma") and self.is_busy("tensor") and bool(self.float32_matmuls)
-        us = max(alone, self.gain_us(change, beyond=self.faster_matmuls)) if both else alone
-        return Gain(us, alone, self.total_us)
+        gain = self.gain(change)
+        if not (self.is_busy("dma") and self.is_busy("tensor") and self.float32_matmuls):
+            return gain
+        beyond = (self.with_faster_matmuls_ns - self.replay.run(self.faster_matmuls | change)) / 1e3
+        return gain._replace(us=max(gain.us, beyond))
 
     @cached_property
     def float32_matmuls(self) -> dict[int, Operation]:
@@ -138,3 +141,25 @@ class Study:
             cost = self.timeline.planners[op.core].cost_of(op)
             work[n] = op.instruction.cost(bf16).cycles / cost.cycles  # type: ignore[union-attr]
         return Change(work=work)
+
+    @cached_property
+    def with_faster_matmuls_ns(self) -> float:
+        return self.replay.run(self.faster_matmuls)
+
+    @cached_property
+    def without_spills(self) -> Change:
+        """SBUF without end: nothing is spilled, nothing waits for its room."""
+        gone, dropped = {}, {}
+        for number, op in enumerate(self.timeline.operations):
+            if op.instruction is None:
+                gone[number] = number
+            if SPACE in op.waits.values() and self._writes_sbuf(op):
+                base = self.replay.first[op.core]
+                dropped[number] = tuple(base + other for other, why in op.waits.items() if why == SPACE)
+        return Change(gone=gone, dropped=dropped)
+
+    def _writes_sbuf(self, op: Operation) -> bool:
+        if op.instruction is None:
+            return True
+        writes = self.timeline.planners[op.core].accesses[op.position].writes
+        return any(view.buffer is SBUF for view in writes)

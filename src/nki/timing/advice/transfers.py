@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from statistics import median_low
 
 from ...machine import Machine
 from ...storage import SBUF, Storage
+from ...view import View
 from ..operations import Operation
 from ..transfer import Transfer
 from ..what_if import Change
@@ -27,7 +28,7 @@ class Loads:
         self.name = tensor_name(storage)
         self.nbytes = 0
         self.bytes_again = 0
-        self.again: dict[int, int] = {}  # a load -> the first one of the same bytes
+        self.again: dict[int, int] = {}  # a load -> one of the same bytes that was begun before
         self.passed: list[int] = []  # bytes of the tensor that came from one load of them to the next
 
     @property
@@ -35,48 +36,73 @@ class Loads:
         return self.nbytes - self.bytes_again
 
 
+class History:
+    """What one core has loaded and written so far."""
+
+    def __init__(self, begun: list[int]) -> None:
+        self.begun = begun  # the order of all operations
+        self.versions: Counter[int] = Counter()  # of each storage: what was written is new data
+        self.came: Counter[int] = Counter()  # bytes of each storage
+        self.seen: dict[tuple, tuple[int, int]] = {}  # region -> (its first load, bytes come before the last)
+
+    def load(self, tensor: Loads, number: int, source: View, kind: tuple) -> None:
+        key, nbytes = id(source.storage), source.nbytes
+        region = (key, self.versions[key], kind, source.offset, tuple(source.shape), source.strides)
+        first, before = self.seen.get(region, (number, 0))
+        if first != number:
+            first, later = sorted((first, number), key=self.begun.__getitem__)
+            tensor.again[later] = first
+            tensor.bytes_again += nbytes
+            tensor.passed.append(self.came[key] - before)
+        self.seen[region] = (first, self.came[key])
+        self.came[key] += nbytes
+        tensor.nbytes += nbytes
+
+
 def loads(study: Study) -> list[Loads]:
-    """The loads of every HBM tensor, the most repeated first. What was written in between is new data."""
+    """The loads of every HBM tensor, the most repeated first."""
     found: dict[int, Loads] = {}
     for planner in study.timeline.planners:
-        versions: Counter[int] = Counter()
-        came: Counter[int] = Counter()
-        seen: dict[tuple, tuple[int, int]] = {}  # region -> (its first load, bytes that had come by the last)
+        history = History(study.replay.at)
         moves = [op for op in planner.operations if op.kind == "dma"]
         for op in sorted(moves, key=lambda op: op.position):
             reads, writes = planner.accesses[op.position]
-            versions.update(id(view.storage) for view in writes if not view.on_chip)
-            if len(reads) != 1 or reads[0].on_chip or reads[0].indirection or writes[0].buffer is not SBUF:
-                continue
-            source, number, key = reads[0], study.replay.number(op), id(reads[0].storage)
-            tensor = found.setdefault(key, Loads(source.storage))
-            region = (key, versions[key], source.offset, tuple(source.shape), source.strides)
-            first, before = seen.get(region, (number, 0))
-            if first != number:
-                tensor.again[number] = first
-                tensor.bytes_again += source.nbytes
-                tensor.passed.append(came[key] - before)
-            seen[region] = (first, came[key])
-            came[key] += source.nbytes
-            tensor.nbytes += source.nbytes
+            history.versions.update(id(view.storage) for view in writes if not view.on_chip)
+            if _is_load(reads, writes):
+                key, kind = id(reads[0].storage), (op.instruction.public, writes[0].dtype)  # type: ignore[union-attr]
+                if key not in found:
+                    found[key] = Loads(reads[0].storage)
+                history.load(found[key], study.replay.number(op), reads[0], kind)
     return sorted(found.values(), key=lambda tensor: -tensor.bytes_again)
+
+
+def _is_load(reads: list[View], writes: list[View]) -> bool:
+    """From one known place of HBM to SBUF."""
+    if len(reads) != 1 or len(writes) != 1:
+        return False
+    return not reads[0].on_chip and reads[0].indirection is None and writes[0].buffer is SBUF
 
 
 def reloaded_data(study: Study) -> Iterator[Finding]:
     """The same bytes are loaded more than once."""
     tensors = [tensor for tensor in loads(study) if tensor.again]
     again = {number: first for tensor in tensors for number, first in tensor.again.items()}
-    gain = study.gain(Change(gone=again))
+    gain = study.gain_of_moving_less(Change(gone=again))
     if not gain.worth:
         return
-    often = joined([f"{t.name} is loaded {t.nbytes / t.bytes_once:.3g} times" for t in tensors[:3]])
+    often = [f"{t.name} {'' if i else 'is loaded '}{_times(t)}" for i, t in enumerate(tensors[:3])]
     yield Finding(
         "reloaded-data",
-        f"{often}: {_who_waits(study)}",
+        f"{joined(often)}: {_who_waits(study)}",
         " ".join([gain.told("Loaded once"), *(_keep(study, t) for t in tensors[:3])]),
         lines_of(study.timeline.operations[number] for number in again),
         gain.us,
     )
+
+
+def _times(tensor: Loads) -> str:
+    times = tensor.nbytes / tensor.bytes_once
+    return "twice" if times == 2 else f"{times:.3g} times"
 
 
 def _who_waits(study: Study) -> str:
@@ -92,7 +118,7 @@ def _keep(study: Study, tensor: Loads) -> str:
     travel = f"Of {tensor.name} {amount(tensor.nbytes)} travel instead of {amount(tensor.bytes_once)}"
     passes = f"{amount(needed)} of it come between two loads of the same tile"
     if needed + sbuf_peak_bytes(study) <= usable:
-        return f"{travel}: {passes}, which fits into SBUF, so load it before the loop that uses it again."
+        return f"{travel}: {passes}, which fits into SBUF, so hoist the load out of the loop that repeats it."
     return (
         f"{travel}: {passes}, and SBUF holds {amount(usable)} in all, so work in blocks, where each load "
         "serves several tiles of the result."
@@ -105,28 +131,28 @@ def _keep(study: Study, tensor: Loads) -> str:
 def small_dma(study: Study) -> Iterator[Finding]:
     """Transfers that are too short for the DMA engines, or leave some of them without work."""
     m, operations = study.machine, study.timeline.operations
-    small = [
-        (number, transfer)
+    small = {
+        number: transfer
         for number, transfer in study.transfers()
         if operations[number].instruction is not None and _is_small(transfer, m)
-    ]
-    alike = Counter((_place(operations[n]), t.nbytes) for n, t in small)  # could be moved together
+    }
+    alike = Counter((_place(operations[n]), t.nbytes) for n, t in small.items())  # could be moved together
     issue, payload = {}, {}
-    for number, transfer in small:
+    for number, transfer in small.items():
         part = transfer.nbytes / (m.dma_efficient_bytes * m.partitions)  # of one that is large enough
         many = alike[_place(operations[number]), transfer.nbytes]
         issue[number] = min(1.0, math.ceil(many * part) / many) * transfer.issue_ns
         payload[number] = min(part * _large_ns(m), transfer.packet_ns / m.dma_engines) / study.bandwidth_share
-    gain = study.gain(Change(issue=issue, payload=payload))
+    gain = study.gain_of_moving_less(Change(issue=issue, payload=payload))
     if gain.worth:
         yield Finding(
             "small-dma",
             f"{count(len(small), 'transfer')} are too small for DMA",
-            f"{_most_common(small, m)} {amount(m.dma_efficient_bytes)} in each of {m.partitions} partitions keep "
-            f"{m.dma_engines} DMA engines moving; with less they mostly start and stop. "
-            f"{gain.told('Moved in transfers of that size')} Bring several tiles with one dma_copy, side by side "
-            "in the free dimension.",
-            lines_of(operations[number] for number, _ in small),
+            f"{_most_common(small.values(), m)} {amount(m.dma_efficient_bytes)} in each of {m.partitions} "
+            f"partitions keep {m.dma_engines} DMA engines moving; with less they mostly start and stop. "
+            f"{gain.told('Moved in transfers of that size')} Bring several tiles with one dma_copy, side by "
+            "side in the free dimension.",
+            lines_of(operations[number] for number in small),
             gain.us,
         )
 
@@ -145,8 +171,8 @@ def _large_ns(m: Machine) -> float:
     return m.dma_partitions_per_engine * (m.dma_descriptor_ns + m.dma_efficient_bytes / m.dma_bytes_per_ns)
 
 
-def _most_common(small: list[tuple[int, Transfer]], m: Machine) -> str:
-    shapes = Counter((t.nbytes // t.descriptors, len(t.payload_ns)) for _, t in small)
+def _most_common(small: Collection[Transfer], m: Machine) -> str:
+    shapes = Counter((t.nbytes // t.descriptors, len(t.payload_ns)) for t in small)
     (piece, engines), many = shapes.most_common(1)[0]
     which = f"All {many:,}" if many == len(small) else f"{many:,} of them"
     on = f" on {engines} of {m.dma_engines} DMA engines" if engines < m.dma_engines else ""
@@ -165,7 +191,7 @@ def dma_issue(study: Study) -> Iterator[Finding]:
         held = sum(started.values()) / len(study.timeline.cores) / 1e3
         if held < 0.5 * study.total_us:  # others decide
             continue
-        gain = study.gain(Change(issue=dict.fromkeys(started, 0.0)))
+        gain = study.gain_of_moving_less(Change(issue=dict.fromkeys(started, 0.0)))
         if gain.worth:
             each = duration(max(started.values()) / 1e3)
             yield Finding(

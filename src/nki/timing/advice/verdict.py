@@ -33,8 +33,8 @@ def _roof(study: Study) -> str:
     of_dtypes = adjusted_flops(timeline) / (peak * timeline.total_ns * 1e-9)
     return (
         f"It does {reached:.1f} TFLOP/s: {timeline.mfu_percent:.1f} % of the bfloat16 peak, and "
-        f"{percent(of_dtypes)} of what matmuls of these dtypes can reach. Nothing keeps it waiting: only less "
-        "or cheaper work makes the kernel faster."
+        f"{percent(of_dtypes)} of what matmuls of these dtypes can reach. Nothing keeps it waiting: only "
+        "less or cheaper work makes the kernel faster."
     )
 
 

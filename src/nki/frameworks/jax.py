@@ -1,0 +1,365 @@
+"""JAX: kernels on arrays, and inside jit, vmap, scan and custom_vjp (frameworks.md 4).
+
+A call with arrays runs at once. A call with tracers becomes one primitive, `nki_call`, which is lowered to
+a custom call with the documented name and configuration. XLA calls it back with pointers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..arguments import TensorSpec
+from ..errors import emit_warning, error, user_site
+from ..kernel import Kernel, Staged
+from ..staging import Returned, leaves, replaced
+from .custom_call import PRIMITIVE, TARGET, backend_config, keep_for_debugging, program_key
+from .programs import programs
+
+try:
+    import jax
+    import jax.extend
+    import jax.numpy as jnp
+    from jax.extend import source_info_util
+    from jax.extend.core import Primitive
+    from jax.interpreters import ad, batching, mlir
+except ImportError as problem:
+    raise error(
+        "missing-package", "nki.frameworks.jax needs JAX", help="pip install 'open-nki[jax]'"
+    ) from problem
+
+name = "jax"
+Tracer = jax.core.Tracer
+
+# the line shown for a kernel call is the user's
+source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)))
+
+
+# ---- arrays (what nki.arguments asks of a framework) ---------------------------------------------
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, (jax.Array, Tracer))
+
+
+def device_of(value: jax.Array) -> Any:
+    return ", ".join(sorted(str(device) for device in value.devices()))
+
+
+def to_numpy(value: jax.Array) -> np.ndarray:
+    """The array's own memory, read-only."""
+    if isinstance(value, Tracer):
+        raise error(
+            "framework",
+            f"a kernel cannot run on a traced array, {value.aval.str_short()}: it has no values yet",
+            help="call the kernel itself inside jax.jit, not nki.simulate(kernel)",
+        )
+    platform = next(iter(value.devices())).platform
+    if platform != "cpu":
+        raise error(
+            "device",
+            f"kernels run on the CPU, the array is on {device_of(value)}",
+            help='x = jax.device_put(x, jax.devices("cpu")[0])',
+        )
+    return np.asarray(value)
+
+
+def from_numpy(array: np.ndarray, like: jax.Array | None = None) -> jax.Array:
+    """A JAX array on the device of `like`; without a copy where the memory is aligned for XLA."""
+    single = like is not None and len(like.devices()) == 1
+    return jax.device_put(array, next(iter(like.devices())) if single else None)  # type: ignore[union-attr]
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
+    """Call a kernel with arrays: at once, or as a primitive if some are traced."""
+    if kernel.simulated or not any(isinstance(leaf, Tracer) for leaf in leaves((args, kwargs), _ARRAYS)):
+        if keep_for_debugging.wanted() and not kernel.simulated:
+            keep_for_debugging.keep(_stage(kernel, args, kwargs)[0])
+        return kernel.run(*args, **kwargs).result
+    staged, values = _stage(kernel, args, kwargs)
+    if keep_for_debugging.wanted():
+        keep_for_debugging.keep(staged)
+    _warn_lost_writes(staged)
+    with jax.named_scope(kernel.__name__):
+        results = iter(_bind(staged, values))
+    return replaced(staged.outline.result, Returned, lambda returned: next(results))
+
+
+_ARRAYS = (jax.Array, Tracer, np.ndarray)
+
+
+def _stage(kernel: Kernel, args: tuple, kwargs: dict) -> tuple[Staged, list[Any]]:
+    """The call traced on shapes, and its arrays in the order of the kernel's parameters."""
+    values: dict[int, Any] = {}
+    specs = []  # keeps the ids alive
+
+    def describe(value: Any) -> TensorSpec:
+        if isinstance(value, Tracer) and not value.shape:
+            raise jax.errors.ConcretizationTypeError(
+                value,
+                f"argument {_argument(kernel, args, kwargs, value)} of kernel {kernel.__name__} is a traced "
+                "scalar, and a kernel needs its value while it is traced; make it a static argument with "
+                "static_argnums or static_argnames of jax.jit, or pass an array of shape (1,)",
+            )
+        specs.append(TensorSpec(tuple(value.shape), value.dtype))
+        values[id(specs[-1])] = value
+        return specs[-1]
+
+    staged = kernel.stage(*replaced(args, _ARRAYS, describe), **replaced(kwargs, _ARRAYS, describe))
+    return staged, [values[id(spec)] for _, spec in staged.described]
+
+
+def _argument(kernel: Kernel, args: tuple, kwargs: dict, value: Any) -> str:
+    bound = kernel.__signature__.bind(*args, **kwargs).arguments
+    return next((repr(name) for name, held in bound.items() if held is value), "")
+
+
+def _warn_lost_writes(staged: Staged) -> None:
+    outline = staged.outline
+    returned = {r.argument for r in leaves(outline.result, Returned)}
+    for place in outline.written:
+        if place not in returned and outline.arguments[place] not in staged.call.aliased:
+            emit_warning(
+                "lost-write",
+                f"{staged.kernel.__name__} wrote argument '{outline.arguments[place]}', "
+                "but jax arrays cannot change",
+                user_site(1),
+                help="return the tensor from the kernel",
+            )
+
+
+# ---- the primitive -------------------------------------------------------------------------------
+
+nki_call_p = Primitive(PRIMITIVE)
+nki_call_p.multiple_results = True
+
+
+def _bind(staged: Staged, values: Sequence[Any]) -> Sequence[Any]:
+    key = programs.add(staged)
+    return nki_call_p.bind(*values, *staged.outline.constants, key=key, kernel=staged.kernel.__name__)
+
+
+@nki_call_p.def_impl
+def _run_now(*operands: Any, key: str, kernel: str) -> list[jax.Array]:
+    staged = programs.find(key)
+    arrays = [to_numpy(value) for value in operands[: len(staged.described)]]
+    return [from_numpy(result, operands[0]) for result in _results(staged, arrays)]
+
+
+@nki_call_p.def_abstract_eval
+def _shapes(*operands: Any, key: str, kernel: str) -> list[Any]:
+    returned = leaves(programs.find(key).outline.result, Returned)
+    return [jax.core.ShapedArray(r.shape, r.dtype.storage) for r in returned]
+
+
+def _lower(ctx: Any, *operands: Any, key: str, kernel: str) -> Any:
+    staged = programs.find(key)
+    outline = staged.outline
+    returned = leaves(outline.result, Returned)
+    aliases = {r.argument: i for i, r in reversed(list(enumerate(returned))) if r.argument is not None}
+    rule = jax.ffi.ffi_lowering(
+        TARGET,
+        backend_config=backend_config(staged, key),
+        api_version=3,
+        has_side_effect=outline.draws_random or outline.prints,
+        operand_output_aliases=aliases,
+    )
+    return rule(ctx, *operands)
+
+
+def _batch(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+    """jax.vmap: run the kernel once per element of the batch."""
+    moved = tuple(jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True) if d is not None)
+
+    def one(batched: tuple) -> list[Any]:
+        rest = iter(batched)
+        chosen = [x if d is None else next(rest) for x, d in zip(operands, dims, strict=True)]
+        return nki_call_p.bind(*chosen, **params)
+
+    results = jax.lax.map(one, moved)
+    return results, [0] * len(results)
+
+
+def _no_derivative(primals: Any, tangents: Any, *, kernel: str, **params: Any) -> Any:
+    raise NotImplementedError(
+        f"kernel {kernel} has no derivative: give it one with jax.custom_vjp, or in one line, "
+        f"{kernel} = nki.frameworks.jax.differentiable({kernel}, backward), "
+        "where backward(gradient, *arguments) returns the gradients of the arguments"
+    )
+
+
+batching.primitive_batchers[nki_call_p] = _batch
+ad.primitive_jvps[nki_call_p] = _no_derivative
+
+
+# ---- what XLA calls ------------------------------------------------------------------------------
+
+
+def _results(
+    staged: Staged, arrays: Sequence[np.ndarray], into: Sequence[np.ndarray] = ()
+) -> list[np.ndarray]:
+    """Run on arrays that must not change."""
+    arrays = [x.copy() if i in staged.outline.written else x for i, x in enumerate(arrays)]
+    return leaves(staged.run(arrays, into).result, np.ndarray)
+
+
+class _Target:
+    """A staged call as XLA calls it: with pointers."""
+
+    def __init__(self, staged: Staged):
+        self.staged = staged
+        specs = [spec for _, spec in staged.described]
+        self.inputs = [(tuple(spec.shape), np.dtype(spec.dtype)) for spec in specs]
+        returned = leaves(staged.outline.result, Returned)
+        self.outputs = [(r.shape, r.dtype.storage) for r in returned]
+
+    def __call__(self, out: int, inputs: Any) -> None:
+        arrays = [_array(inputs[i], *spec) for i, spec in enumerate(self.inputs)]
+        pointers = [out] if len(self.outputs) == 1 else ctypes.cast(out, ctypes.POINTER(ctypes.c_void_p))
+        targets = [_array(pointers[i], *spec) for i, spec in enumerate(self.outputs)]  # type: ignore[arg-type]
+        for target, result in zip(targets, _results(self.staged, arrays, targets), strict=True):
+            if target.ctypes.data != result.ctypes.data:
+                target[...] = result
+
+
+def _array(pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    memory: Any = (ctypes.c_uint8 * (prod(shape) * dtype.itemsize)).from_address(pointer)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
+_targets: dict[bytes, _Target] = {}
+
+
+@ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_void_p,
+)
+def _called_by_xla(out: int, inputs: Any, opaque: int, length: int, status: int) -> None:
+    try:
+        config = ctypes.string_at(opaque, length)
+        target = _targets.get(config)
+        if target is None:
+            target = _targets[config] = _Target(programs.find(program_key(config)))
+        target(out, inputs)
+    except BaseException as problem:  # nothing above this frame is Python
+        kind = getattr(problem, "kind", None)
+        _fail(status, f"NkiError[{kind}]: {problem}" if kind else f"{type(problem).__name__}: {problem}")
+
+
+def _fail(status: int, text: str) -> None:
+    """Put an error message into XLA's status, a std::optional<std::string>.
+
+    No function of jaxlib that does it is exported. The layout is that of libstdc++: pointer, length,
+    capacity, and after 32 bytes whether there is a value. The bytes must come from operator new.
+    """
+    data = text.encode()
+    buffer = _operator_new()(len(data) + 1)
+    ctypes.memmove(buffer, data + b"\0", len(data) + 1)
+    words = (ctypes.c_size_t * 3).from_address(status)
+    words[0], words[1], words[2] = buffer, len(data), len(data)
+    ctypes.c_bool.from_address(status + 32).value = True
+
+
+@functools.cache
+def _operator_new() -> Any:
+    """operator new of the libstdc++ that jaxlib has loaded; raises OSError where it uses another library."""
+    function = ctypes.CDLL("libstdc++.so.6", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)._Znwm
+    function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    return function
+
+
+def _register() -> str:
+    """Make the custom call known to XLA; returns how kernels are called inside jit."""
+    try:
+        _operator_new()
+        address = ctypes.cast(_called_by_xla, ctypes.c_void_p).value
+        new_capsule = ctypes.pythonapi.PyCapsule_New
+        new_capsule.restype = ctypes.py_object
+        new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        capsule = new_capsule(address, b"xla._CUSTOM_CALL_TARGET", None)
+        jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu", api_version=0)
+        mlir.register_lowering(nki_call_p, _lower, platform="cpu")
+    except (OSError, AttributeError, TypeError, ValueError):
+        mlir.register_lowering(nki_call_p, mlir.lower_fun(_call_back, multiple_results=True))
+        return "jax.pure_callback"
+    return "custom call"
+
+
+def _call_back(*operands: Any, key: str, kernel: str) -> Any:
+    """The lowering where the custom call cannot be had: slower, and without its text in the HLO."""
+    staged = programs.find(key)
+    shapes = [jax.ShapeDtypeStruct(r.shape, r.dtype.storage) for r in leaves(staged.outline.result, Returned)]
+    count = len(staged.described)
+    return jax.pure_callback(
+        lambda *values: _results(staged, [np.asarray(value) for value in values]),
+        shapes,
+        *operands[:count],
+        vmap_method="sequential",
+    )
+
+
+LOWERING = _register()
+
+
+# ---- for users -----------------------------------------------------------------------------------
+
+
+def differentiable(forward: Callable, backward: Callable, *, outputs: bool = False) -> Callable:
+    """A differentiable function from a forward and a backward kernel (or any functions of arrays).
+
+    `backward(*gradients, *arguments)` receives a gradient for each array that `forward` returned, then
+    the arguments of the call, then, with `outputs=True`, the arrays returned. It returns a gradient for
+    each array argument, in order: a tuple, or the one there is; None where there is none.
+    """
+
+    @functools.wraps(forward, updated=())
+    def function(*arguments: Any) -> Any:
+        is_array = [isinstance(value, _ARRAYS) for value in arguments]
+
+        def filled(arrays: Sequence[Any]) -> list[Any]:
+            rest = iter(arrays)
+            return [next(rest) if given else v for v, given in zip(arguments, is_array, strict=True)]
+
+        def call(*arrays: Any) -> Any:
+            return forward(*filled(arrays))
+
+        def forwards(*arrays: Any) -> Any:
+            result = call(*arrays)
+            return result, (arrays, result if outputs else ())
+
+        def backwards(saved: Any, gradients: Any) -> Any:
+            arrays, returned = saved
+            found = backward(*_tuple(gradients), *filled(arrays), *_tuple(returned))
+            return _tuple(found)
+
+        differentiated = jax.custom_vjp(call)
+        differentiated.defvjp(forwards, backwards)
+        return differentiated(*(v for v, given in zip(arguments, is_array, strict=True) if given))
+
+    return function
+
+
+def _tuple(value: Any) -> tuple:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def hlo(function: Callable, *args: Any, **kwargs: Any) -> str:
+    """The compiled HLO text of a function for these arguments, in which each kernel is one custom call."""
+    compiled = jax.jit(function).lower(*args, **kwargs).compile()
+    return compiled.runtime_executable().hlo_modules()[0].to_string()
+
+
+__all__ = ["differentiable", "hlo", "nki_call_p"]
