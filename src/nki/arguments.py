@@ -81,18 +81,16 @@ def framework_of(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return NumpyFramework
     kind: Any = type(value)
-    module = _bridge(kind)
-    if module is None:
-        return None
-    framework = importlib.import_module(module)
-    return framework if framework.is_tensor(value) else None
+    framework = _bridge(kind)
+    return framework if framework is not None and framework.is_tensor(value) else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _bridge(kind: type) -> str | None:
+def _bridge(kind: type) -> Any:
     """The module for values of a type, if one of its bases belongs to a framework."""
     roots = (base.__module__.partition(".")[0] for base in kind.__mro__)
-    return next((FRAMEWORKS[root] for root in roots if root in FRAMEWORKS), None)
+    module = next((FRAMEWORKS[root] for root in roots if root in FRAMEWORKS), None)
+    return None if module is None else importlib.import_module(module)
 
 
 def bridge_of(value: Any) -> Any:

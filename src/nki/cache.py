@@ -200,6 +200,7 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=1024)
 def _dtype(dtype: Any) -> dtypes.DType:
     try:
         return dtypes.resolve(dtype)

@@ -160,9 +160,8 @@ class Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         torch = sys.modules.get("torch")
-        if (
-            torch is not None and torch.compiler.is_dynamo_compiling()
-        ):  # torch.compile traces this very function
+        # torch.compile traces this very function
+        if torch is not None and torch.compiler.is_dynamo_compiling():
             from .frameworks.torch import staged
 
             return staged(self, args, kwargs)

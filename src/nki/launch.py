@@ -84,12 +84,13 @@ class Launch:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Give up the memories: cores and launch refer to each other, so their end is far away."""
+        """Give up the memories, and the cores: as long as they and the launch refer to each other, all stay."""
         for core in self.cores:
             core.chip.clear()
+            core.sinks.clear()
         self.shared.clear()
         self.constants.clear()
-        self.baton = None
+        self.cores, self.sink_makers, self.baton = [], [], None
 
     def run(self, program: Callable[[], Any]) -> list[Any]:
         """What each core's program returned."""

@@ -538,6 +538,20 @@ def test_gradients_through_compiled_code(backend, compiler):
         torch.testing.assert_close(d.grad, b.grad)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_differentiable_functions_without_gradients_compile(count, compiler):
+    @nki.jit
+    def total(*tensors):
+        result = copy(tensors[0])
+        for tensor in tensors[1:]:
+            result = add(result, tensor)
+        return result
+
+    function = differentiable(total, lambda dy, *tensors: [dy] * len(tensors))
+    tensors = [numbers("float32")] * count
+    assert torch.equal(compiler(function, backend="eager")(*tensors), count * numbers("float32"))
+
+
 def test_a_missing_backward_is_loud_in_compiled_code_too(compiler):
     x = numbers("float32").requires_grad_()
     with pytest.raises(Exception, match="kernel copy has no backward"):

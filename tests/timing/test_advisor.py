@@ -460,6 +460,16 @@ def test_advice_takes_less_time_than_the_schedule():
     assert time.perf_counter() - scheduled < scheduled - start
 
 
+def test_the_document_shows_what_its_snippets_print(capsys):
+    document = Path(__file__).parents[2] / "docs" / "profiling.md"
+    blocks = re.findall(r"^```(python|text)\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+    program = "\n".join(text for kind, text in blocks if kind == "python")
+    with target("trn2"):
+        exec(compile(program, str(document), "exec", dont_inherit=True), {"__name__": "snippet"})
+    printed = capsys.readouterr().out.split()
+    assert printed == [word for kind, text in blocks if kind == "text" for word in text.split()]
+
+
 STEPS = st.lists(
     st.tuples(st.sampled_from("lvsmgtw"), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30
 )

@@ -83,7 +83,7 @@ def meeting(x):
     t = loaded(x)
     for _ in range(1 + 6 * nl.program_id(0)):
         nisa.tensor_scalar(t, t, nl.multiply, 2.0)
-    nisa.core_barrier(t, (0, 1))
+    nisa.core_barrier(nl.ndarray((128, 512), nl.float32, buffer=nl.shared_hbm), (0, 1))
     nisa.tensor_scalar(t, t, nl.multiply, 2.0)
     nisa.tensor_scalar(tile((64, 512)), t[:64, :], nl.multiply, 2.0)
 

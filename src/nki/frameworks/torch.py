@@ -57,8 +57,12 @@ def device_of(value: torch.Tensor) -> Any:
 def to_numpy(value: torch.Tensor) -> np.ndarray:
     """The tensor's own memory as an array; a copy only for tensors of another device."""
     _check_dense(value)
-    _say_device(value.device.type)
-    plain = value.detach().cpu().resolve_neg()
+    plain = value.detach() if value.requires_grad else value
+    if value.device.type != "cpu":
+        _say_device(value.device.type)
+        plain = plain.cpu()
+    if value.is_neg():
+        plain = plain.resolve_neg()
     narrow = _NARROW.get(plain.dtype)
     return plain.numpy() if narrow is None else plain.view(_BITS[narrow.itemsize]).numpy().view(narrow)
 
@@ -185,7 +189,10 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
     Differentiable.__name__ = Differentiable.__qualname__ = getattr(forward, "__name__", "differentiable")
 
     def function(*arguments: Any) -> Any:
-        return Differentiable.apply(*arguments)
+        needed = [isinstance(value, torch.Tensor) and value.requires_grad for value in arguments]
+        if torch.is_grad_enabled() and any(needed):
+            return Differentiable.apply(*arguments)
+        return forward(*arguments)
 
     function.__name__ = Differentiable.__name__
     function.__doc__ = getattr(forward, "__doc__", None)

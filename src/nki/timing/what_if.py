@@ -203,7 +203,8 @@ class Replay:
         array_of = [arrays[core] for core, _ in self.places]
         to_engine, to_dma = self.machine.semaphore_ns, self.machine.compute_to_dma_ns
         gap = self.machine.same_engine_gap_ns
-        arrived: dict[tuple, tuple[int, int, float]] = {}
+        arrived: dict[tuple, tuple[int, int, float]] = {}  # first of two cores at a meeting point
+        # One loop without calls: it passes over every operation for every what-if.
         for moment, links, across, place, way, before, held, result, extra in zip(*steps, strict=True):
             begin = 0.0 if way == GONE else idle[place]
             for other in links:

@@ -45,7 +45,7 @@ def waits(study: Study, engine: str, behind: str = "end") -> list[Wait]:
 
 
 def engine_idle(study: Study) -> Iterator[Finding]:
-    """The busiest engine waits for another."""
+    """The busiest engine waits for others."""
     engine = study.busiest
     if engine is None or study.active[engine] > 1 - IDLE:
         return
@@ -53,18 +53,20 @@ def engine_idle(study: Study) -> Iterator[Finding]:
     waited: Counter[str] = Counter()
     for source, wait in gaps:
         waited[source] += wait.ns  # type: ignore[assignment]
-    if not waited:
+    gains = {source: study.gain(_overlapped(study, engine, source)) for source, _ in waited.most_common(3)}
+    if not gains:
         return
-    longest = max(waited, key=waited.__getitem__)
-    gain = study.gain(_overlapped(study, engine, longest))
+    worst = max(gains, key=lambda source: (gains[source].worth and gains[source].us, waited[source]))
+    if study.is_busy("dma") and worst != "dma" and not gains[worst].worth:
+        return  # DMA decides
     idle, cores = percent(1 - study.active[engine]), len(study.timeline.cores)
-    parts = [f"{duration(ns / cores / 1e3)} for {NAMES[source]}" for source, ns in waited.most_common(3)]
+    parts = [f"{duration(waited[source] / cores / 1e3)} for {NAMES[source]}" for source in gains]
     yield Finding(
         "engine-idle",
-        f"{NAMES[engine]} is idle {idle} of the time: it waits for {NAMES[longest]}",
-        f"It waits {joined(parts)}. {_overlap(study, engine, longest, gain)}",
-        lines((site_of(wait.blocker), wait.ns) for source, wait in gaps if source == longest),
-        gain.us,
+        f"{NAMES[engine]} is idle {idle} of the time: it waits for {NAMES[worst]}",
+        f"It waits {joined(parts)}. {_overlap(study, engine, worst, gains[worst])}{_overhead(study)}",
+        lines((site_of(wait.blocker), wait.ns) for source, wait in gaps if source == worst),
+        gains[worst].us,
     )
 
 
@@ -79,16 +81,26 @@ def _overlapped(study: Study, engine: str, source: str) -> Change:
 
 
 def _overlap(study: Study, engine: str, source: str, gain: Gain) -> str:
-    if study.is_busy(source) and not gain.worth:
+    if not gain.worth and study.is_busy(source):
         return (
             f"{NAMES[source]} is busy {percent(study.active[source])} of the time: it is not late, it has "
             "too much to do. To start earlier gains nothing, less work for it does."
         )
+    if not gain.worth:
+        return "To overlap the two alone gains nothing, for something else takes as long."
     if source == "dma":
         how = "Start loads earlier: with a new tile in each turn of the loop, the next load runs meanwhile."
     else:
         how = f"Give {NAMES[engine]} another tile meanwhile: smaller tiles, each with buffers of its own."
     return f"{gain.told('If the two overlapped')} {how}"
+
+
+def _overhead(study: Study) -> str:
+    """A short kernel is mostly its start and end."""
+    fixed = study.machine.kernel_overhead_ns / 1e3
+    if fixed < 0.25 * study.total_us:
+        return ""
+    return f" {duration(fixed)} of the {duration(study.total_us)} are the start and end of any kernel."
 
 
 # ---- psum-serial ---------------------------------------------------------------------------------
@@ -106,11 +118,12 @@ def psum_serial(study: Study) -> Iterator[Finding]:
         dropped[number] = tuple(base + i for i in others)
     gain = study.gain(Change(dropped=dropped))
     if gain.worth:
-        readers = joined(sorted({NAMES[_source(wait.blocker)] for wait in blocked}))
+        readers = sorted({NAMES[_source(wait.blocker)] for wait in blocked})
+        read = f"{joined(readers)} {'has' if len(readers) == 1 else 'have'} read PSUM"
         full = sum(wait.ns for wait in blocked if wait.why == SPACE) > 0.5 * sum(wait.ns for wait in blocked)
         yield Finding(
             "psum-serial",
-            f"TensorE waits until {readers} has read PSUM",
+            f"TensorE waits until {read}",
             f"{_banks(study, full)} {gain.told('With room for every result')}",
             lines((site_of(wait.blocker), wait.ns) for wait in blocked),
             gain.us,

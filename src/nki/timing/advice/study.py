@@ -44,9 +44,10 @@ class Gain(NamedTuple):
     def told(self, condition: str) -> str:
         """`Loaded once, the kernel would take 28.27 ms instead of 39.64 ms.`"""
         if self.us > self.alone_us:
+            alone = f"only {duration(self.alone_us)}" if self.alone_us >= 0.05 else "nothing"
             return (
                 f"{condition}, the kernel gains {duration(self.us)} where its matmuls are in bfloat16, and "
-                f"only {duration(self.alone_us)} while TensorE multiplies float32 all the time."
+                f"{alone} while TensorE multiplies float32 all the time."
             )
         left = duration(self.total_us - self.us)
         return f"{condition}, the kernel would take {left} instead of {duration(self.total_us)}."

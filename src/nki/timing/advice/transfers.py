@@ -10,12 +10,11 @@ from statistics import median_low
 from ...machine import Machine
 from ...storage import SBUF, Storage
 from ...view import View
-from ..operations import Operation
 from ..transfer import Transfer
 from ..what_if import Change
 from .room import sbuf_peak_bytes, sbuf_usable_bytes
 from .study import Finding, Study
-from .words import NAMES, amount, count, duration, joined, lines_of, percent, tensor_name
+from .words import NAMES, amount, count, duration, joined, lines_of, percent, place_of, tensor_name
 
 # ---- reloaded-data -------------------------------------------------------------------------------
 
@@ -50,8 +49,9 @@ class History:
         region = (key, self.versions[key], kind, source.offset, tuple(source.shape), source.strides)
         first, before = self.seen.get(region, (number, 0))
         if first != number:
-            first, later = sorted((first, number), key=self.begun.__getitem__)
-            tensor.again[later] = first
+            if self.begun[number] < self.begun[first]:
+                first, number = number, first
+            tensor.again[number] = first
             tensor.bytes_again += nbytes
             tensor.passed.append(self.came[key] - before)
         self.seen[region] = (first, self.came[key])
@@ -67,7 +67,9 @@ def loads(study: Study) -> list[Loads]:
         moves = [op for op in planner.operations if op.kind == "dma"]
         for op in sorted(moves, key=lambda op: op.position):
             reads, writes = planner.accesses[op.position]
-            history.versions.update(id(view.storage) for view in writes if not view.on_chip)
+            for view in writes:
+                if not view.on_chip:
+                    history.versions[id(view.storage)] += 1
             if _is_load(reads, writes):
                 key, kind = id(reads[0].storage), (op.instruction.public, writes[0].dtype)  # type: ignore[union-attr]
                 if key not in found:
@@ -86,6 +88,8 @@ def _is_load(reads: list[View], writes: list[View]) -> bool:
 def reloaded_data(study: Study) -> Iterator[Finding]:
     """The same bytes are loaded more than once."""
     tensors = [tensor for tensor in loads(study) if tensor.again]
+    if not tensors:
+        return
     again = {number: first for tensor in tensors for number, first in tensor.again.items()}
     gain = study.gain_of_moving_less(Change(gone=again))
     if not gain.worth:
@@ -136,11 +140,13 @@ def small_dma(study: Study) -> Iterator[Finding]:
         for number, transfer in study.transfers()
         if operations[number].instruction is not None and _is_small(transfer, m)
     }
-    alike = Counter((_place(operations[n]), t.nbytes) for n, t in small.items())  # could be moved together
+    if not small:
+        return
+    alike = Counter((place_of(operations[n]), t.nbytes) for n, t in small.items())  # could be moved together
     issue, payload = {}, {}
     for number, transfer in small.items():
         part = transfer.nbytes / (m.dma_efficient_bytes * m.partitions)  # of one that is large enough
-        many = alike[_place(operations[number]), transfer.nbytes]
+        many = alike[place_of(operations[number]), transfer.nbytes]
         issue[number] = min(1.0, math.ceil(many * part) / many) * transfer.issue_ns
         payload[number] = min(part * _large_ns(m), transfer.packet_ns / m.dma_engines) / study.bandwidth_share
     gain = study.gain_of_moving_less(Change(issue=issue, payload=payload))
@@ -157,13 +163,9 @@ def small_dma(study: Study) -> Iterator[Finding]:
         )
 
 
-def _place(op: Operation) -> tuple[int, int]:
-    return (id(op.site.code), op.site.lasti) if op.site is not None else (0, 0)
-
-
 def _is_small(transfer: Transfer, m: Machine) -> bool:
-    piece = transfer.nbytes / transfer.descriptors
-    return piece < m.dma_efficient_bytes or len(transfer.payload_ns) < m.dma_engines
+    short = transfer.nbytes < m.dma_efficient_bytes * transfer.descriptors
+    return bool(transfer.payload_ns) and (short or len(transfer.payload_ns) < m.dma_engines)
 
 
 def _large_ns(m: Machine) -> float:

@@ -8,7 +8,7 @@ from ..measures import adjusted_flops, necessary_bytes
 from .study import Finding, Study
 from .words import NAMES, amount, lines, percent, site_of
 
-FULL = 0.8  # of the rate DMA can reach
+FULL = 0.75  # of the rate DMA can reach
 
 
 def compute_bound(study: Study) -> Iterator[Finding]:
@@ -51,7 +51,7 @@ def memory_bound(study: Study) -> Iterator[Finding]:
     if not study.is_busy("dma"):
         return
     moved = sum(t.nbytes for core in timeline.cores for t in core.transfers.values())
-    reachable = min(m.dma_peak_gbs * len(timeline.cores), m.hbm_gbs)
+    reachable = min(m.dma_engines * m.dma_bytes_per_ns * len(timeline.cores), m.hbm_gbs)
     rate = moved / timeline.work_ns
     if rate < FULL * reachable:
         return

@@ -56,13 +56,18 @@ def site_of(op: Operation) -> Site | None:
     return op.tile.site if op.site is None and op.tile is not None else op.site
 
 
+def place_of(op: Operation) -> tuple[int, int]:
+    """The same for two operations of one place in the source; cheaper to hash than a Site."""
+    return (id(op.site.code), op.site.lasti) if op.site is not None else (0, 0)
+
+
 def lines(weights: Iterable[tuple[Site | None, float]]) -> tuple[str, ...]:
     """Source lines of weighted sites, the heaviest first."""
     sites: dict[tuple[int, int], Site] = {}
     of_site: dict[tuple[int, int], float] = {}
     for site, weight in weights:
         if site is not None:
-            key = (id(site.code), site.lasti)  # cheaper than hashing the code
+            key = (id(site.code), site.lasti)
             sites[key] = site
             of_site[key] = of_site.get(key, 0.0) + weight
     of_line: Counter[tuple[str, int]] = Counter()

@@ -15,7 +15,7 @@ from ..transfer import Transfer
 from ..what_if import Change, Payload
 from .room import operand_tiles, peak
 from .study import WORTH, Finding, Study
-from .words import NAMES, count, duration, lines, lines_of, site_of
+from .words import NAMES, count, duration, lines, lines_of, place_of, site_of
 
 # ---- fp32-matmul ---------------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ def half_as_large(study: Study) -> Change:
     for number, transfer in study.transfers():
         op = operations[number]
         tile = op.tile if op.instruction is None else op.instruction.operands()[0].storage
-        if id(tile) in operands:
+        if id(tile) in operands and transfer.payload_ns:
             whole = study.replay.payload(number)
             key = (id(whole), transfer.nbytes)
             if key not in halves:
@@ -95,24 +95,25 @@ def _unused(study: Study, engine: str) -> Iterator[Finding]:
     for number, op in study.on(engine):
         used = _used(op, study.machine)
         if used < 1:
-            groups[op.site, used].append(number)
+            groups[place_of(op), used].append(number)
     work: dict[int, float] = {}
-    wasted: dict[tuple, float] = {}
-    for group, numbers in groups.items():
-        needed = math.ceil(len(numbers) * group[1]) / len(numbers)  # of the instructions, if they were full
+    wasted: dict[int, float] = {}  # ns, by the first instruction of a group
+    for (_, used), numbers in groups.items():
+        needed = math.ceil(len(numbers) * used) / len(numbers)  # of the instructions, if they were full
         work.update(dict.fromkeys(numbers, needed))
-        wasted[group] = (1 - needed) * sum(map(study.held_ns, numbers))
+        wasted[numbers[0]] = (1 - needed) * sum(map(study.held_ns, numbers))
     if sum(wasted.values()) < WORTH * 1e3 * study.total_us:
         return
     gain = study.gain(Change(work=work))
     if gain.worth:
-        worst = study.timeline.operations[groups[max(wasted, key=wasted.__getitem__)][0]]
+        operations = study.timeline.operations
+        worst = operations[max(wasted, key=wasted.__getitem__)]
         yield Finding(
             "unused-partitions",
             f"{count(len(work), 'instruction')} use a part of {NAMES[engine]}",
             f"{site_of(worst)} works on {_lanes(worst, study.machine)}, and takes as long as on all of them. "
             f"{gain.told('With as few full instructions as can do this work')} {FILL[engine == 'tensor']}",
-            lines((site, ns) for (site, _), ns in wasted.items()),
+            lines((operations[number].site, ns) for number, ns in wasted.items()),
             gain.us,
         )
 
