@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test tiny bench docs lint clean
+.PHONY: setup demo test test-all tiny bench docs lint clean
 
 setup: $(STAMP)
 
@@ -16,6 +16,9 @@ demo: setup
 	$(BIN)/python examples/matmul/demo.py
 
 test: setup
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
+test-all: setup
 	$(BIN)/python -m pytest -n auto
 
 tiny: setup

@@ -210,7 +210,11 @@ def test_objects_are_compared_by_identity_and_by_what_they_hold():
     assert kernel(X, plain) == 2 and kernel(X, Plain(2)) == 2 and len(RUNS) == 3
 
 
-@pytest.mark.parametrize("value", [{1, 2}, iter(()), Plain(X), Plain({1})], ids=["set", "iterator", "array in an object", "set in an object"])
+@pytest.mark.parametrize(
+    "value",
+    [{1, 2}, iter(()), Plain(X), Plain({1})],
+    ids=["set", "iterator", "array in an object", "set in an object"],
+)
 def test_arguments_that_cannot_be_compared_are_not_cached(value):
     @nki.jit
     def kernel(x, value):

@@ -46,7 +46,6 @@ LATE = {
     ("execute", "core"): "a diagnostic",
     ("core", "isa"): "the rules that judge an instruction",
     ("kernel", "profiling"): "kernel.profile",
-    ("kernel", "frameworks"): "a call inside torch.compile",
     ("kernel", "frameworks"): "torch and jax stage a kernel instead of running it",
 }
 

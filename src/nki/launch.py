@@ -84,7 +84,7 @@ class Launch:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Give up the memories, and the cores: as long as they and the launch refer to each other, all stay."""
+        """Give up the memories and the cores: they and the launch refer to each other."""
         for core in self.cores:
             core.chip.clear()
             core.sinks.clear()

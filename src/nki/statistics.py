@@ -123,7 +123,8 @@ class _Tiles:
     def __init__(self) -> None:
         self.open: dict[int, list[Any]] = {}  # id(storage) -> [storage, first use, last use]
         self.lives: dict[MemoryRegion, list[Life]] = {SBUF: [], PSUM: []}  # of tiles that are gone
-        self.room: dict[MemoryRegion, float] = {SBUF: LIVES_KEPT, PSUM: LIVES_KEPT}  # condense the list when it has grown to this
+        # condense the list of lives when it has grown to this
+        self.room: dict[MemoryRegion, float] = {SBUF: LIVES_KEPT, PSUM: LIVES_KEPT}
         self.placed: dict[MemoryRegion, set[tuple[int, int]]] = {SBUF: set(), PSUM: set()}
 
     def use(self, view: View, now: int) -> None:

@@ -378,7 +378,7 @@ def test_sixteen_tensors_on_four_slots():
 
 
 def test_a_write_looks_only_at_tensors_that_hold_bytes_there():
-    """Lists of thousands of tensors on a few slots are common; all but the last writers are of no interest."""
+    """Lists of thousands of tensors on a few slots are common; only the last writers matter."""
 
     def body():
         slots = [fill(placed((32, 8), byte=(i % 4) * 4096), float(i)) for i in range(64)]

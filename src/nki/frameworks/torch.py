@@ -204,7 +204,7 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
 
 def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
     """Call a kernel with tensors: at once, or as an operator where somebody watches operators."""
-    tensors = leaves((args, kwargs), torch.Tensor)
+    tensors = _tensors(args, kwargs)
     for tensor in tensors:
         _check_dense(tensor)
     if torch._C._len_torch_dispatch_stack() or any(map(_is_symbolic, tensors)):
@@ -212,6 +212,16 @@ def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
     if keep_for_debugging.wanted():
         keep_for_debugging(kernel, *replaced((args, kwargs), torch.Tensor, _spec))
     return kernel.run(*args, **kwargs).result
+
+
+_SIMPLE = {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)}
+
+
+def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """All tensors of a call. Most calls have nothing but tensors and numbers."""
+    if not kwargs and _SIMPLE.issuperset(map(type, args)):
+        return [value for value in args if isinstance(value, torch.Tensor)]
+    return leaves((args, kwargs), torch.Tensor)
 
 
 def _is_symbolic(tensor: torch.Tensor) -> bool:
