@@ -124,6 +124,10 @@ def command_info(options: argparse.Namespace) -> int:
             if importlib.util.find_spec(name)
             else f"not installed (pip install 'open-nki[{extra}]')"
         )
+        if name == "jax" and state == "installed":
+            from .frameworks.jax import LOWERING
+
+            state = f"installed, kernels inside jit run by {LOWERING}"
         print(f"{name}: {state}")
     show(platform_table())
     return 0

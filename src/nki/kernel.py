@@ -169,7 +169,7 @@ class Kernel:
         if core is not None:
             return self._inline(core, args, kwargs)
         try:
-            bridge = bridge_of((args, kwargs))
+            bridge = bridge_of(args) or bridge_of(kwargs)
             return self.run(*args, **kwargs).result if bridge is None else bridge.call(self, args, kwargs)
         except NkiError as problem:
             raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__
