@@ -32,7 +32,8 @@ LAYERS = [
     ["decorator", "profiling"],
     ["framework", "simulator", "compatibility", "script"],
     ["nki"],
-    ["frameworks", "cli"],
+    ["frameworks"],
+    ["cli"],
     ["__main__"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}

@@ -5,16 +5,13 @@ from __future__ import annotations
 import weakref
 from enum import Enum
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .dtypes import DType
 from .errors import Site, error
 
 if TYPE_CHECKING:
     from .execute.memory import Memory
-
-
-S = TypeVar("S", bound="Storage")
 
 
 class MemoryRegion(Enum):
@@ -101,19 +98,8 @@ class Storage:
         made = f", allocated at {self.site}" if self.site else ""
         return f"in {self.buffer.value}{label}{made}"
 
-    def twin(self, kind: type[S]) -> S:
-        """A storage of the same description, without bytes."""
-        twin = kind.__new__(kind)
-        for slot in _DESCRIPTION:
-            setattr(twin, slot, getattr(self, slot))
-        twin.memory = twin.lease = None
-        return twin
-
     def __repr__(self) -> str:
         return f"<Storage {self.number} {self.dtype}{list(self.shape)} {self.where}>"
-
-
-_DESCRIPTION = tuple(slot for slot in Storage.__slots__ if slot not in ("memory", "lease"))
 
 
 class Lease:

@@ -717,7 +717,11 @@ class Doubled(torch.utils.data.Dataset):
 def test_kernels_in_data_loader_workers(method):
     add(torch.ones(4, 6), torch.ones(4, 6))
     loader = torch.utils.data.DataLoader(
-        Doubled(add), batch_size=2, num_workers=1, multiprocessing_context=multiprocessing.get_context(method)
+        Doubled(add),
+        batch_size=2,
+        num_workers=1,
+        timeout=120,
+        multiprocessing_context=multiprocessing.get_context(method),
     )
     batches = torch.cat(list(loader))
     assert torch.equal(batches[:, 0, 0], torch.tensor([0.0, 2.0, 4.0, 6.0]))

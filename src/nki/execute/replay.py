@@ -43,9 +43,24 @@ class Held(Storage):
 
     __slots__ = ("first", "last", "recorder")
 
-    first: int
-    last: int
-    recorder: int  # the number of the recorder that made it
+    def __init__(self, original: Storage, now: int, recorder: int):
+        # the same description without bytes; attribute by attribute, because it happens for each tile
+        self.buffer = original.buffer
+        self.shape = original.shape
+        self.dtype = original.dtype
+        self.name = original.name
+        self.partitions = original.partitions
+        self.pitch = original.pitch
+        self.address = original.address
+        self.site = original.site
+        self.number = original.number
+        self.on_chip = original.on_chip
+        self.parameter = original.parameter
+        self.constant = original.constant
+        self.loop = original.loop
+        self.memory = self.lease = None
+        self.first = self.last = now
+        self.recorder = recorder  # the number of the recorder that made it
 
 
 _numbers = itertools.count()
@@ -63,9 +78,7 @@ class Twins:
     def storage(self, original: Storage) -> Held:
         known = self.storages.get(id(original))
         if known is None:
-            twin = original.twin(Held)
-            twin.first = twin.last = self.now
-            twin.recorder = self.number
+            twin = Held(original, self.now, self.number)
             self.storages[id(original)] = original, twin
             return twin
         known[1].last = self.now
