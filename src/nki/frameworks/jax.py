@@ -359,7 +359,7 @@ def _tuple(value: Any) -> tuple:
 def hlo(function: Callable, *args: Any, **kwargs: Any) -> str:
     """The compiled HLO text of a function for these arguments, in which each kernel is one custom call."""
     compiled = jax.jit(function).lower(*args, **kwargs).compile()
-    return compiled.runtime_executable().hlo_modules()[0].to_string()
+    return compiled.runtime_executable().hlo_modules()[0].to_string()  # type: ignore[union-attr]
 
 
 __all__ = ["differentiable", "hlo", "nki_call_p"]
