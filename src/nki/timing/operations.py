@@ -20,7 +20,7 @@ from ..storage import PSUM, SBUF, Storage
 from ..view import View
 
 # How far ahead of its use a tile is fetched: several DMA latencies, so that a spill, the load into its
-# place and the queue before both fit in.
+# place and the queue before both fit in. No source gives it: of 8 to 32 us it fits AWS's blocked matmul best.
 FETCH_AHEAD_NS = 24_000.0
 
 RAW, WAR, WAW, SPACE, ORDER = "data", "overwrite", "rewrite", "space", "order"
