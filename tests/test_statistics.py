@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nki.cache import programs
 from nki.statistics import _Tiles
 from nki.storage import Storage
 from support import target
@@ -197,7 +198,9 @@ def test_what_is_forgotten_of_dead_tiles_never_changes_the_peak(steps, kept):
     assert peak(kept) == peak(10**9)
 
 
-def test_a_long_kernel_keeps_no_record_of_each_tile():
+def test_a_long_kernel_keeps_no_record_of_each_tile(monkeypatch):
+    monkeypatch.setenv("OPEN_NKI_CACHE", "0")  # nothing is recorded: it is counted on the way
+
     @nki.jit
     def kernel(x):
         for _ in range(2000):
@@ -209,6 +212,35 @@ def test_a_long_kernel_keeps_no_record_of_each_tile():
     assert stats.sbuf_peak_bytes == 128 * 16
     assert len(stats._cores[0].lives[nl.sbuf]) < 600 and len(stats._hbm) == 1
     assert stats.reloads == {"x": 2000.0}
+
+
+@pytest.mark.parametrize("longest", [0, 1, 7, 30, 31, 10**6])
+def test_a_program_too_long_to_record_is_counted_like_any_other(monkeypatch, longest):
+    @nki.jit
+    def kernel(x):
+        kept = nl.ndarray((4, 16), nl.float32)
+        for i in range(10):
+            tile = nl.ndarray((4, 4 + i % 3), nl.float32)
+            nisa.memset(tile, 1.0)
+            nisa.dma_copy(kept[:, 0:4], x)
+            nisa.tensor_copy(kept[:, 4 : 8 + i % 3], tile)
+        scratch = nl.ndarray((4, 16), nl.float32, buffer=nl.hbm)
+        nisa.dma_copy(scratch[:, 0:4], kept[:, 0:4])
+
+    monkeypatch.setattr("nki.kernel.LONGEST", longest)
+    programs.clear()
+    found = kernel.run(X[:4, :4]).statistics
+    monkeypatch.setenv("OPEN_NKI_CACHE", "0")
+    counted = kernel.run(X[:4, :4]).statistics
+    for name in (
+        "instructions",
+        "by_instruction",
+        "dma_transfers",
+        "dma_bytes",
+        "reloads",
+        "sbuf_peak_bytes",
+    ):
+        assert getattr(found, name) == getattr(counted, name), name
 
 
 def test_explicit_addresses_take_their_bytes_for_the_whole_kernel():
@@ -305,6 +337,6 @@ def test_a_trace_without_data_counts_the_same():
             nisa.dma_copy(tile, x)
             nisa.memset(nl.ndarray((128, 64), nl.float32, address=(0, 512)), 1.0)
 
-    ran, traced = kernel.run(X).statistics, kernel.trace(X).launch.statistics
+    ran, traced = kernel.run(X).statistics, kernel.trace(X).statistics
     assert ran.sbuf_peak_bytes == traced.sbuf_peak_bytes == TILE + 128 * 256
     assert ran.by_instruction == traced.by_instruction and ran.reloads == traced.reloads == {"x": 3.0}

@@ -27,7 +27,6 @@ from . import dtypes
 from .arguments import framework_of, is_description, is_dtype, is_record, record_fields
 from .execute.replay import Recording
 from .operators import Operator
-from .statistics import Statistics
 from .storage import Storage
 from .view import View
 
@@ -308,7 +307,6 @@ class Kept(NamedTuple):
     """A recording with what is needed to hand it out again."""
 
     recording: Recording
-    statistics: Statistics
     reads: Reads
     function: weakref.ref
     weight: int
@@ -335,14 +333,14 @@ class ProgramCache:
         self._forget([key])
         return None
 
-    def keep(self, key: Any, function: Any, recording: Recording, statistics: Statistics) -> None:
+    def keep(self, key: Any, function: Any, recording: Recording) -> None:
         """Keep a recording for the calls to come."""
         reads = Reads(function)
         constants = sum(raw.nbytes for _, raw in recording.constants)
         weight = len(recording) + constants // CONSTANT_BYTES + 1
         if reads.prints or weight > self.instructions:
             return
-        kept = Kept(recording, statistics, reads, weakref.ref(function), weight)
+        kept = Kept(recording, reads, weakref.ref(function), weight)
         self._forget([key, *(k for k, old in list(self.kept.items()) if old.function() is None)])
         with self.lock:
             self.kept[key] = kept

@@ -7,15 +7,14 @@ and options alone, so it is remembered per signature.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import Site, emit_warning, error, is_ours, user_site
-from .execute.executor import Executor
+from .errors import Site, emit_warning, error, user_site
+from .execute.executor import Access, Executor
 from .execute.memory import Memory
 from .execute.placed import ChipMemory, PlacedMemory
 from .execute.wide import WideMemory, WidePlacedMemory
@@ -35,12 +34,16 @@ _VERDICT_LIMIT = 1 << 16
 
 
 class Verdict:
-    """What the check of a signature found: the engine, and whether it had something to say."""
+    """What the check of a signature found.
 
-    __slots__ = ("engine", "warned")
+    The engine, how the operands are read and written, and whether there was something to say.
+    """
 
-    def __init__(self, engine: Any, warned: bool):
+    __slots__ = ("engine", "access", "warned")
+
+    def __init__(self, engine: Any, access: Access, warned: bool):
         self.engine = engine
+        self.access = access
         self.warned = warned
 
 
@@ -72,6 +75,7 @@ class Core:
         self.vector_accumulator_lanes = self.scalar_accumulator_lanes = 0  # how many hold a value
         self.vector_accumulator_user = ""  # the instruction that began or went on with the chain
         self.issued = 0
+        self.executing = False  # an instruction runs: what is said now, it says
         self.replayed: Instruction | None = None  # runs without the kernel's Python: its line counts
 
     # ---- instructions ----------------------------------------------------------------------------
@@ -88,7 +92,7 @@ class Core:
             self.judging = outer
         for kind, message, notes, help in said:
             self.diagnose(kind, message, notes, help, instruction.site)
-        verdict = Verdict(engine, bool(said))
+        verdict = Verdict(engine, Access.of(instruction), bool(said))
         if key is not None:
             if len(self.verdicts) >= _VERDICT_LIMIT:
                 self.verdicts.clear()
@@ -155,7 +159,8 @@ class Core:
         """A W diagnostic: once per kind and line in a call; an error in strict mode."""
         if self.replayed is not None:
             site = self.replayed.site
-        self.launch.diagnose(kind, message, list(notes), help, site)
+        before = None if self.executing else self.issued
+        self.launch.diagnose(kind, message, list(notes), help, site, before)
 
 
 def machine_lanes(machine: Machine) -> int:
@@ -198,10 +203,7 @@ def issue(instruction: Instruction) -> Instruction:
         verdicts = core.verdicts
     except AttributeError:
         core = current()
-    frame = sys._getframe(2)
-    while is_ours(frame.f_globals.get("__name__")):
-        frame = frame.f_back  # type: ignore[assignment]
-    site = instruction.site = Site(frame.f_code, frame.f_lasti)
+    site = instruction.site = user_site(3)
     try:
         key: tuple | None = instruction.key()
         verdict = verdicts.get(key)
@@ -210,9 +212,12 @@ def issue(instruction: Instruction) -> Instruction:
     if verdict is None or (verdict.warned and core.launch.would_say(site)):
         verdict = core.judge(instruction, key)
     instruction.runs_on = verdict.engine
+    instruction.access = verdict.access
     instruction.handle = core.issued = core.issued + 1
+    core.executing = True
     for sink in core.sinks:
         sink(instruction)
+    core.executing = False
     return instruction
 
 

@@ -14,7 +14,7 @@ import types
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Site(NamedTuple):
@@ -59,12 +59,23 @@ def is_ours(module_name: str | None) -> bool:
     return module_name is not None and (module_name == "nki" or module_name.startswith("nki."))
 
 
+class _Ours(dict[Any, bool]):
+    """`is_ours`, remembered by module name: every instruction and tile asks for its line."""
+
+    def __missing__(self, module_name: Any) -> bool:
+        self[module_name] = found = is_ours(module_name)
+        return found
+
+
+_OURS = _Ours()
+
+
 def user_site(depth: int = 1) -> Site | None:
     """The innermost frame outside `nki`, counted from `depth` callers above this call."""
     frame: types.FrameType | None = sys._getframe(depth)
-    while frame is not None and is_ours(frame.f_globals.get("__name__")):
+    while frame is not None and _OURS[frame.f_globals.get("__name__")]:
         frame = frame.f_back
-    return None if frame is None else Site(frame.f_code, frame.f_lasti)
+    return None if frame is None else tuple.__new__(Site, (frame.f_code, frame.f_lasti))
 
 
 class NkiError(Exception):

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,13 @@ class Run:
 
     result: Any
     machine: Machine
-    statistics: Statistics
+    count: Callable[[], Statistics]
     diagnostics: list[Diagnostic] = field(default_factory=list)
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """What the call did; counted when somebody asks."""
+        return self.count()
 
 
 @dataclass
@@ -69,6 +75,10 @@ class Trace:
     programs: list[list[Instruction]]
     launch: Launch
     schedule: tuple = ()
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        return Statistics.of(self.machine, self.programs)
 
 
 class Kernel:
@@ -201,7 +211,7 @@ class Kernel:
         call = self._prepare(args, kwargs)
         kept = programs.find(call.key) if call.key is not None else None
         with one_blas_thread():
-            return self._run(call) if kept is None else self._replay(call, kept.recording, kept.statistics)
+            return self._run(call) if kept is None else self._replay(call, kept.recording)
 
     def stage(self, *args: Any, **kwargs: Any) -> Staged:
         """Trace a call on `nki.TensorSpec`s now, to be run with data later."""
@@ -232,17 +242,16 @@ class Kernel:
         makers: list[Any] = [lambda core: names] if self.schedule else []
         if call.key is not None:
             makers.append(recorder.listen_to)
-        with self._launch(call, sink_makers=makers) as launch:
+        with self._launch(call, counts=call.key is None, sink_makers=makers) as launch:
             arguments = Arguments(launch)
             results = launch.run(lambda: self._program(arguments, call.bound))
-            launch.statistics.finish()
             names.check(self.schedule)
             recording = None
             if call.key is not None and not launch.looked_at_values:
                 recording = recorder.finish(arguments.parameters(), results[0])
-            run = self._finish(call, arguments, results, launch.statistics)
+            run = self._finish(call, arguments, results, _counts(launch, recorder))
         if recording is not None:
-            programs.keep(call.key, plain(self.func), recording, launch.statistics)
+            programs.keep(call.key, plain(self.func), recording)
         return run
 
     def _stage(self, call: Call) -> Staged:
@@ -251,10 +260,9 @@ class Kernel:
         makers: list[Any] = [lambda core: effects]
         if self.lnc == 1:
             makers.append(recorder.listen_to)
-        with self._launch(call, executes=False, sink_makers=makers) as launch:
+        with self._launch(call, executes=False, counts=False, sink_makers=makers) as launch:
             arguments = Arguments(launch)
             results = launch.run(lambda: self._program(arguments, call.bound))
-            launch.statistics.finish()
             check_results(self, launch, results)
             constants = [(s, s.memory.raw) for s, _ in launch.constants.values() if s.memory is not None]
             outline = effects.outline(
@@ -267,40 +275,36 @@ class Kernel:
             if self.lnc == 1 and not launch.looked_at_values:
                 recording = recorder.finish(arguments.parameters(), results[0])
         if recording is not None and call.key is not None:
-            programs.keep(call.key, plain(self.func), recording, launch.statistics)
+            programs.keep(call.key, plain(self.func), recording)
         said = replace(call, said=launch.diagnostics)
-        return Staged(self, said, outline, arguments.described, recording, launch.statistics)
+        return Staged(self, said, outline, arguments.described, recording)
 
     def _staged_before(self, call: Call, kept: Kept) -> Staged:
         """A program that is known already."""
         effects, recording = Effects(), kept.recording
-        for step in recording.steps:
-            effects(step.instruction)
+        for instruction in recording.instructions:
+            effects(instruction)
         fp8 = any(dtypes.resolve(leaf.value.dtype) == dtypes.float8_e4m3fn for leaf in call.leaves)
         relabelled = fp8 and call.machine.generation < 4
         result = recording.result if self._state[4] else None
         outline = effects.outline(recording.parameters, result, recording.constants, relabelled)
         described = [(leaf.name, leaf.value) for leaf in call.leaves]
-        return Staged(self, call, outline, described, recording, kept.statistics)
+        return Staged(self, call, outline, described, recording)
 
-    def _replay(
-        self,
-        call: Call,
-        recording: Recording,
-        statistics: Statistics,
-        into: Sequence[np.ndarray] = (),
-    ) -> Run:
+    def _replay(self, call: Call, recording: Recording, into: Sequence[np.ndarray] = ()) -> Run:
         """Run what an earlier call recorded on the tensors of this one."""
         master, recording = recording, recording.acquire()
         try:
-            with self._launch(call) as launch:
+            with self._launch(call, counts=False) as launch:
                 arguments = Arguments(launch)
                 for leaf, (_, storage) in zip(call.leaves, recording.parameters, strict=True):
                     arguments.attach(leaf.value, leaf.framework, storage, None)
                 if into:
                     arguments.place(tensors(recording.result), into)
                 results = launch.run(lambda: recording.run(launch.cores[0]))
-                return self._finish(call, arguments, results, statistics)
+                return self._finish(
+                    call, arguments, results, lambda: Statistics.of(call.machine, [master.instructions])
+                )
         finally:
             master.release(recording)
 
@@ -309,7 +313,9 @@ class Kernel:
         launch.hush(call.said)
         return launch
 
-    def _finish(self, call: Call, arguments: Arguments, results: list[Any], statistics: Statistics) -> Run:
+    def _finish(
+        self, call: Call, arguments: Arguments, results: list[Any], count: Callable[[], Statistics]
+    ) -> Run:
         """Give the results to the caller."""
         launch = arguments.launch
         check_results(self, launch, results)
@@ -317,7 +323,7 @@ class Kernel:
         returned = arguments.connect(returned, self.__name__)
         arguments.write_back(self.__name__)
         warn_lost_writes(self, arguments, results[0], call.aliased)
-        return Run(returned, call.machine, statistics, launch.diagnostics)
+        return Run(returned, call.machine, count, launch.diagnostics)
 
     def trace(self, *args: Any, **kwargs: Any) -> Trace:
         """Issue the kernel's instructions without computing anything. Arrays may be `nki.TensorSpec`s."""
@@ -330,12 +336,17 @@ class Kernel:
             return lambda instruction: programs[core.index].append(instruction.detach())
 
         launch = Launch(
-            machine, options, self.lnc, bracketed=bool(self.grid), executes=False, sink_makers=[recorder]
+            machine,
+            options,
+            self.lnc,
+            bracketed=bool(self.grid),
+            executes=False,
+            counts=False,
+            sink_makers=[recorder],
         )
         arguments = Arguments(launch)
         bound, _ = self._bind(args, kwargs)
         results = launch.run(lambda: self._program(arguments, bound))
-        launch.statistics.finish()
         check_results(self, launch, results)
         return Trace(machine, programs, launch, self.schedule)
 
@@ -413,11 +424,10 @@ class Staged:
         outline: Outline,
         described: list[tuple[str, Any]],
         recording: Recording | None,
-        statistics: Statistics,
     ):
         self.kernel, self.call, self.outline = kernel, call, outline
         self.described = described  # the tensors by name, as they were given to `stage`
-        self.recording, self.statistics = recording, statistics
+        self.recording = recording
 
     def run(self, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Run:
         """Run on the values of the tensors, in the order of `outline.arguments`.
@@ -432,7 +442,7 @@ class Staged:
                     for (name, _), tensor in zip(self.described, tensors, strict=True)
                 ]
                 call = replace(self.call, leaves=leaves)
-                return self.kernel._replay(call, self.recording, self.statistics, into)
+                return self.kernel._replay(call, self.recording, into)
             bound = self._bound(tensors)
             return self.kernel._run(replace(self.call, bound=bound, key=None))
 
@@ -462,6 +472,15 @@ class Staged:
 
 
 # ---- helpers -------------------------------------------------------------------------------------
+
+
+def _counts(launch: Launch, recorder: Recorder) -> Callable[[], Statistics]:
+    """How to count what a launch did: it was counted on the way, or recorded."""
+    instructions = recorder.instructions
+    if launch.counts or instructions is None:
+        launch.statistics.finish()
+        return lambda: launch.statistics
+    return lambda: Statistics.of(launch.machine, [instructions])
 
 
 def _unpickled(module: str, name: str, state: tuple) -> Kernel:

@@ -16,6 +16,7 @@ from . import core as core_module
 from .core import Core
 from .dtypes import DType
 from .errors import NkiError, Site, emit_warning, error, error_class, show, user_site
+from .execute.collector import fewer_collections
 from .execute.memory import FRESH, Memory
 from .execute.wide import WideMemory
 from .machine import Machine
@@ -28,8 +29,17 @@ from .storage import SHARED_HBM, Lease, Storage
 class Diagnostic:
     """A W diagnostic as recorded on a run."""
 
-    def __init__(self, kind: str, message: str, notes: list[str], help: str | None, site: Site | None):
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        notes: list[str],
+        help: str | None,
+        site: Site | None,
+        before: int | None = None,
+    ):
         self.kind, self.message, self.notes, self.help, self.site = kind, message, notes, help, site
+        self.before = before  # the instruction that came next; None: said by one that ran
 
     @property
     def parts(self) -> tuple[str, str, list[str], str | None, Site | None]:
@@ -57,7 +67,8 @@ class Launch:
         degree: int = 1,
         bracketed: bool = False,
         executes: bool = True,
-        sink_makers: list[Callable[[Core], Any]] | None = None,
+        counts: bool = True,
+        sink_makers: Iterable[Callable[[Core], Any]] = (),
     ):
         self.machine = machine
         self.options = options
@@ -65,7 +76,8 @@ class Launch:
         self.bracketed = bracketed
         self.executes = executes
         self.statistics = Statistics(machine)
-        self.sink_makers = [lambda core: self.statistics.sink_of(core.index), *(sink_makers or [])]
+        self.counts = counts  # while the programs run; a recording can be counted later
+        self.sink_makers = [*([self._counter] if counts else []), *sink_makers]
         self.diagnostics: list[Diagnostic] = []
         self.looked_at_values = False  # the kernel's Python saw run-time values
         self._said: set[tuple[str, Any]] = set()
@@ -94,9 +106,10 @@ class Launch:
 
     def run(self, program: Callable[[], Any]) -> list[Any]:
         """What each core's program returned."""
-        if self.baton is None:
-            return [self._run_core(self.cores[0], program)]
-        results = self.baton.run(program)
+        with fewer_collections():
+            if self.baton is None:
+                return [self._run_core(self.cores[0], program)]
+            results = self.baton.run(program)
         self._compare_shared()
         self._compare_loops()
         return results
@@ -207,7 +220,20 @@ class Launch:
         return memory
 
     def storage_released(self, storage: Storage) -> None:
-        self.statistics.retire(storage)
+        if self.counts:
+            self.statistics.retire(storage)
+
+    def _counter(self, core: Core) -> Callable[[Instruction], None]:
+        return self.statistics.sink_of(core.index)
+
+    def count_from_now_on(self, core: Core, instructions: Iterable[Instruction]) -> None:
+        """Begin to count with what a core has done so far."""
+        self.counts = True
+        count = self._counter(core)
+        for instruction in instructions:
+            count(instruction)
+        self.statistics.retire_dead()
+        core.sinks = [*core.sinks, count]  # a new list: somebody walks over the old one
 
     def add_dependency(self, later: NkiInstruction, earlier: NkiInstruction) -> None:
         for instruction in (later, earlier):
@@ -226,8 +252,15 @@ class Launch:
         return site not in self._said_sites
 
     def diagnose(
-        self, kind: str, message: str, notes: list[str], help: str | None, site: Site | None
+        self,
+        kind: str,
+        message: str,
+        notes: list[str],
+        help: str | None,
+        site: Site | None,
+        before: int | None = None,
     ) -> None:
+        """Say something about a line, once. `before`: the number of the instruction that comes next."""
         if self.options.strict:
             raise error_class(kind)(message, notes=notes, help=help, site=site)
         self._said_sites.add(site)
@@ -235,7 +268,7 @@ class Launch:
         if line in self._said:
             return
         self._said.add(line)
-        self.diagnostics.append(Diagnostic(kind, message, notes, help, site))
+        self.diagnostics.append(Diagnostic(kind, message, notes, help, site, before))
         emit_warning(kind, message, site, notes, help)
 
 

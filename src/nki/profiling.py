@@ -152,7 +152,7 @@ def profile(
             better = explain_call(problem) if isinstance(problem, TypeError) else None
             shown = better or problem
             raise shown.with_traceback(without_our_frames(problem.__traceback__)) from shown.__cause__
-        return Profile(kernel.__name__, timeline, trace.launch.statistics, trace.launch.diagnostics, result)
+        return Profile(kernel.__name__, timeline, trace.statistics, trace.launch.diagnostics, result)
 
     return call
 

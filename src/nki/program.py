@@ -161,6 +161,7 @@ class Instruction(NkiInstruction, metaclass=_InstructionType):
     name: str | None  # label of the caller, for schedules and reports
     site: Site | None  # the user's line
     runs_on: Any  # the engine, once chosen
+    access: Any  # how the executor reads and writes its operands, once checked
 
     if TYPE_CHECKING:
 

@@ -76,6 +76,23 @@ class Statistics:
         for tiles in self._cores.values():
             tiles.retire(storage)
 
+    def retire_dead(self) -> None:
+        """Retire what lost its bytes before it was counted."""
+        for storage in [s for tiles in self._cores.values() for s, _, _ in tiles.open.values()]:
+            if storage.memory is None:
+                self.retire(storage)
+
+    @staticmethod
+    def of(machine: Machine, programs: Iterable[Iterable[Instruction]]) -> Statistics:
+        """The counts of recorded programs, one for each core."""
+        statistics = Statistics(machine)
+        for core, program in enumerate(programs):
+            count = statistics.sink_of(core)
+            for instruction in program:
+                count(instruction)
+        statistics.finish()
+        return statistics
+
     def finish(self) -> None:
         for tiles in self._cores.values():
             tiles.room = dict.fromkeys(tiles.room, math.inf)  # nothing is to come: condensing gains nothing

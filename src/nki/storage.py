@@ -56,6 +56,9 @@ class Storage:
         "constant",
         "loop",
         "lease",
+        "recorder",
+        "first",
+        "last",
     )
 
     def __init__(
@@ -84,10 +87,17 @@ class Storage:
         self.loop: Any = None  # the dynamic loop body this allocation belongs to
         self.memory: Memory | None = None
         self.lease: weakref.ref[Lease] | None = None
+        self.recorder = 0  # the number of the recorder that knows its `first` and `last` instruction
+        self.first = self.last = 0
 
     @property
     def nbytes(self) -> int:
         return self.partitions * self.pitch
+
+    @property
+    def is_held(self) -> bool:
+        """True while some tensor refers to it."""
+        return self.lease is not None and self.lease() is not None
 
     @property
     def where(self) -> str:

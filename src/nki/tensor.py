@@ -156,6 +156,26 @@ def whole(storage: Storage, lease: Lease | None) -> NkiTensor:
     return _new(storage, lease, 0, Shape(storage.shape), row_major(storage.shape), storage.dtype)
 
 
+class Template:
+    """What all tensors of one shape, dtype and buffer have in common: loops allocate the same again."""
+
+    __slots__ = ("shape", "strides", "dtype", "sig")
+
+    def __init__(self, shape: tuple[int, ...], dtype: dtypes.DType):
+        self.shape = Shape(shape)
+        self.strides = row_major(shape)
+        self.dtype = dtype
+        self.sig: int | None = None
+
+    def tensor(self, storage: Storage, lease: Lease) -> NkiTensor:
+        """The tensor that covers a storage to which no address was given."""
+        tensor = _new(storage, lease, 0, self.shape, self.strides, self.dtype)
+        if self.sig is None:
+            self.sig = tensor.sig
+        tensor._sig = self.sig
+        return tensor
+
+
 def _running() -> Any:
     from .core import running
 

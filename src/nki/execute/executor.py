@@ -6,7 +6,7 @@ Indirect operands are resolved here, when the instruction runs (tensor.md 7).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,34 @@ if TYPE_CHECKING:
     from ..core import Core
 
 
+class Access(NamedTuple):
+    """How the operands of an instruction are read and written. A signature decides it."""
+
+    views: tuple[str, ...]  # the operands that are tensors
+    reads: tuple[tuple[int, bool], ...]  # operand, and whether it is widened to float32
+    writes: tuple[int, ...]
+    accumulates: bool
+    fixed: bool  # False: addresses are known at run time only, or parts of an operand count
+
+    @staticmethod
+    def of(instruction: Instruction) -> Access:
+        views = {i: v for i, v in enumerate(instruction.operands()) if isinstance(v, View)}
+        reads = tuple((i, i in instruction.widened) for i in instruction.read_at if i in views)
+        writes = () if instruction.opens else tuple(i for i in instruction.write_at if i in views)
+        fixed = (
+            not instruction.partial
+            and all(v.indirection is None for v in views.values())
+            and not any(0 in views[i].strides and views[i].repeats() for i in writes)
+        )
+        return Access(
+            tuple(instruction.operand_names[i] for i in views),
+            reads,
+            () if instruction.accumulates else writes,
+            instruction.accumulates,
+            fixed,
+        )
+
+
 class Executor:
     """A sink that runs every instruction at once, in program order."""
 
@@ -27,6 +55,29 @@ class Executor:
         self.core = core
 
     def __call__(self, instruction: Instruction) -> None:
+        access = instruction.access
+        if not access.fixed:
+            self._run_dynamic(instruction)
+            return
+        operands = instruction.operands()
+        arrays: list[Any] = list(operands)
+        for i, widened in access.reads:
+            view = operands[i]
+            memory = view.storage.memory
+            arrays[i] = memory.read_float32(view) if widened else memory.read(view)
+        for i in access.writes:
+            view = operands[i]
+            arrays[i] = view.storage.memory.write(view)
+        if access.accumulates:
+            arrays[0], written = self._accumulate_at(operands[0], instruction)
+            arrays.append(written)
+        if instruction.stateful:
+            instruction.compute(self.core, *arrays)
+        else:
+            instruction.compute(*arrays)
+
+    def _run_dynamic(self, instruction: Instruction) -> None:
+        """The same for instructions whose operands are not simply read and written whole."""
         operands = instruction.operands()
         arrays: list[Any] = list(operands)
         after = None
@@ -105,15 +156,17 @@ class Executor:
         """The array of a matmul's dst, which of it matmuls wrote before (None: nobody), what to do after."""
         if view.indirection is not None and view.indirection.kind == "tensor":
             return accumulate_columns(view, instruction)
-        view = self._settled(view, instruction)
-        memory = view.storage.memory
-        assert memory is not None
+        return *self._accumulate_at(self._settled(view, instruction), instruction), None
+
+    @staticmethod
+    def _accumulate_at(view: View, instruction: Any) -> tuple[np.ndarray, Any]:
+        memory: Any = view.storage.memory
         written = memory.matmul_written(view)
         if instruction.accumulate and written is not True and not memory.is_written(view):
             written = None
         array = memory.write(view, by_matmul=True)
         memory.set_matmul(view, not instruction.is_transpose)
-        return array, written, None
+        return array, written
 
     @staticmethod
     def _settled(view: View, instruction: Instruction) -> View:

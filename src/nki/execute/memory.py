@@ -31,28 +31,33 @@ def covers(view: View) -> bool:
     return found
 
 
-# Freed tiles, by size: a loop that allocates a tile per iteration keeps using the same warm pages.
-_free: dict[int, list[np.ndarray]] = {}
+# Freed tiles, by size, with the arrays of the views that were used: a loop that allocates a tile per
+# iteration keeps using the same warm pages. A signature says all that an array depends on.
+_free: dict[int, list[tuple[np.ndarray, dict[int, np.ndarray]]]] = {}
 _FREE_PER_SIZE = 16
 _FREE_SIZES = 32
+_FREE_VIEWS = 64
 
 
-def _take(storage: Storage) -> np.ndarray:
-    free = _free.get(storage.nbytes) if storage.on_chip else None
+def _take(storage: Storage) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    nbytes = storage.nbytes
+    free = _free.get(nbytes) if storage.on_chip else None
     try:
-        return free.pop() if free else np.empty(storage.nbytes, np.uint8)
+        return free.pop() if free else (np.empty(nbytes, np.uint8), {})
     except IndexError:  # another thread took the last one
-        return np.empty(storage.nbytes, np.uint8)
+        return np.empty(nbytes, np.uint8), {}
 
 
-def _give_back(raw: np.ndarray) -> None:
+def _give_back(raw: np.ndarray, arrays: dict[int, np.ndarray]) -> None:
     free = _free.get(raw.nbytes)
     if free is None:
         if len(_free) >= _FREE_SIZES:
             _free.clear()
         free = _free.setdefault(raw.nbytes, [])
+    if len(arrays) > _FREE_VIEWS:
+        arrays.clear()
     if len(free) < _FREE_PER_SIZE:
-        free.append(raw)
+        free.append((raw, arrays))
 
 
 class ElementMap:
@@ -121,9 +126,9 @@ class Memory:
         self.storage = storage
         self.borrowed = raw is not None  # the bytes are the caller's until the first write
         self.changed = False
-        self.raw = _take(storage) if raw is None else raw
+        self.arrays: dict[int, np.ndarray]
+        self.raw, self.arrays = _take(storage) if raw is None else (raw, {})
         self.state = FRESH if raw is None else FULL
-        self.arrays: dict[int, np.ndarray] = {}
         self.floats: dict[int, np.ndarray] = {}
         self.map: ElementMap | None = None
         self.matmul: ElementMap | bool = False
@@ -196,8 +201,7 @@ class Memory:
         if self.owner is not None:
             self.owner.storage_released(self.storage)
         if self.storage.on_chip and not self.borrowed:
-            self.arrays.clear()
-            _give_back(self.raw)
+            _give_back(self.raw, self.arrays)
 
     # ---- what was written ------------------------------------------------------------------------
 
@@ -251,9 +255,11 @@ class Memory:
         return region[..., 0].copy() if region.ndim > len(view.shape) else region.copy()
 
     def set_matmul(self, view: View, flag: bool, where: Any = None, shift: int = 0) -> None:
+        if self.matmul is flag:
+            return
         if where is None and not shift and covers(view):
             self.matmul = flag
-        elif self.matmul is not flag:
+        else:
             self._matmul_map().set(view, shift, where, flag)
 
     def _matmul_map(self) -> ElementMap:

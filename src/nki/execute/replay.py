@@ -12,6 +12,7 @@ import copy
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -34,54 +35,35 @@ class Step(NamedTuple):
 
     said: tuple[Any, ...]  # diagnostics that the kernel's Python and the checks gave before it ran
     opens: tuple[Storage, ...]  # used here for the first time
-    instruction: Instruction
+    instruction: Instruction | None
     closes: tuple[Storage, ...]  # used here for the last time
 
 
 class Held(Storage):
-    """A storage of a recording, and the instructions between which it lives."""
+    """A storage of a recording whose original somebody still holds: the same description, no bytes."""
 
-    __slots__ = ("first", "last", "recorder")
+    __slots__ = ()
 
-    def __init__(self, original: Storage, now: int, recorder: int):
-        # the same description without bytes; attribute by attribute, because it happens for each tile
-        self.buffer = original.buffer
-        self.shape = original.shape
-        self.dtype = original.dtype
-        self.name = original.name
-        self.partitions = original.partitions
-        self.pitch = original.pitch
-        self.address = original.address
-        self.site = original.site
-        self.number = original.number
-        self.on_chip = original.on_chip
-        self.parameter = original.parameter
-        self.constant = original.constant
-        self.loop = original.loop
+    def __init__(self, original: Storage):
+        for name in Storage.__slots__:
+            setattr(self, name, getattr(original, name))
         self.memory = self.lease = None
-        self.first = self.last = now
-        self.recorder = recorder  # the number of the recorder that made it
 
 
-_numbers = itertools.count()
+_numbers = itertools.count(1)
 
 
 class Twins:
     """Copies of views, each storage and each register having one twin."""
 
     def __init__(self) -> None:
-        self.storages: dict[int, tuple[Storage, Held]] = {}  # the original stays alive, and its id its own
+        self.storages: dict[int, tuple[Storage, Storage]] = {}  # the original stays, and its id its own
         self.registers: dict[int, tuple[Any, Any]] = {}
-        self.now = 0
-        self.number = next(_numbers)
 
-    def storage(self, original: Storage) -> Held:
+    def storage(self, original: Storage) -> Storage:
         known = self.storages.get(id(original))
         if known is None:
-            twin = Held(original, self.now, self.number)
-            self.storages[id(original)] = original, twin
-            return twin
-        known[1].last = self.now
+            known = self.storages[id(original)] = original, Held(original)
         return known[1]
 
     def register(self, original: Any) -> Any:
@@ -122,71 +104,95 @@ class Twins:
 
 
 class Recorder(Twins):
-    """A sink: keeps the instructions of a run, up to a limit, without keeping its tiles alive."""
+    """A sink: keeps the instructions of a run, up to a limit, without keeping its tiles alive.
+
+    The recording takes over the storages of the run. Those that somebody still holds when the run is
+    over, the arguments and results above all, are then replaced by twins.
+    """
 
     def __init__(self, limit: int):
         super().__init__()
         self.limit = limit
+        self.number = next(_numbers)
+        self.now = 0
         self.instructions: list[Instruction] | None = []  # None: too many
-        self.said: list[tuple[int, Any]] = []  # what was said before the n-th instruction ran
-        self.heard = 0  # diagnostics of the launch seen so far
+        self.used: list[Storage] = []  # in the order of their first use
+        self.views: list[View] = []  # that the instructions refer to
 
     def listen_to(self, core: Core) -> Recorder:
-        """Become a sink of a core: the last one, and a first one that listens."""
+        """Become a sink of a core."""
         self.core = core
-        core.sinks.insert(0, self.listen)
         return self
 
-    def listen(self, instruction: Instruction | None = None) -> None:
-        """Before an instruction runs: what is said from now on, the replay will say by itself."""
-        said = self.core.launch.diagnostics
-        if len(said) != self.heard:
-            self.said += [(self.now, diagnostic) for diagnostic in said[self.heard :]]
-
     def __call__(self, instruction: Instruction) -> None:
-        self.heard = len(self.core.launch.diagnostics)
+        """Keep an instruction that has run: this happens once for each of a program."""
         if self.instructions is None:
             return
-        self.rebind(instruction)
+        for name in instruction.access.views:
+            value = getattr(instruction, name)
+            bare: Any = value.recorded if value.__class__ is NkiTensor else None
+            if bare is not None and bare.storage.recorder == self.number:
+                bare.storage.last = self.now
+            else:
+                bare = self.view(value)
+                if bare.indirection is None and value.__class__ is NkiTensor:
+                    value.recorded = bare
+            setattr(instruction, name, bare)
+        for name in instruction.registers:
+            setattr(instruction, name, self.of(getattr(instruction, name)))
         self.instructions.append(instruction)
         self.now += 1
         if self.now > self.limit:
-            self.instructions = None
-            self.storages.clear()
-            self.registers.clear()
+            self._give_up(self.instructions)
 
-    def rebind(self, instruction: Instruction) -> None:
-        """As above, for an instruction that has run: this happens once for each of a program."""
-        for name in instruction.operand_names:
-            value = getattr(instruction, name)
-            if value.__class__ is NkiTensor:
-                twin: Any = value.recorded
-                if twin is not None and twin.storage.recorder == self.number and twin.indirection is None:
-                    twin.storage.last = self.now
-                else:
-                    twin = value.recorded = self.view(value)
-                setattr(instruction, name, twin)
-            elif isinstance(value, View):
-                setattr(instruction, name, self.view(value))
-        for name in instruction.registers:
-            setattr(instruction, name, self.of(getattr(instruction, name)))
+    def view(self, view: View) -> View:
+        """The same view without a claim on bytes."""
+        if view.indirection is None:
+            bare = View(self.storage(view.storage), view.offset, view.shape, view.strides, view.dtype)
+            bare._sig = view._sig
+        else:
+            bare = super().view(view)
+        self.views.append(bare)
+        return bare
+
+    def storage(self, original: Storage) -> Storage:
+        if original.recorder != self.number:
+            original.recorder, original.first = self.number, self.now
+            self.used.append(original)
+        original.last = self.now
+        return original
+
+    def _give_up(self, instructions: list[Instruction]) -> None:
+        """The program is too long to keep: count what it does from now on, and what it did."""
+        self.instructions = None
+        self.core.launch.count_from_now_on(self.core, instructions)
+        self.views.clear()
+        self.used.clear()
+        self.registers.clear()
 
     def finish(self, parameters: Iterable[tuple[str, Storage]], result: Any) -> Recording | None:
         """The recording of a run that ended well; None when it cannot be run again."""
-        self.listen()
         if self.instructions is None or self.core.trips or not _is_plain(result):
             return None
         given = [(name, self.storage(storage)) for name, storage in parameters]
         result = self.of(result)
-        return None if self._uses_others([twin for _, twin in given]) else Recording(self, given, result)
+        if self._uses_others([storage for _, storage in given]):
+            return None
+        constants = {id(s): s.memory.raw for s in self.used if s.constant and s.memory is not None}
+        twins = {id(s): Held(s) for s in self.used if s.is_held}
+        for view in self.views:
+            view.storage = twins.get(id(view.storage), view.storage)
+        data: list[tuple[Storage, np.ndarray]] = [(twins[number], raw) for number, raw in constants.items()]
+        self.used = [twins.get(id(s), s) for s in self.used]
+        return Recording(self, [(name, twins.get(id(s), s)) for name, s in given], data, result)
 
-    def _uses_others(self, given: list[Held]) -> bool:
+    def _uses_others(self, given: list[Storage]) -> bool:
         """True when a tensor of another call, kept in some variable, was used."""
         launch = self.core.launch
         return any(
-            (twin.parameter and twin not in given)
-            or (original.memory is not None and original.memory.owner not in (None, launch))
-            for original, twin in self.storages.values()
+            (s.parameter and s not in given)
+            or (s.memory is not None and s.memory.owner not in (None, launch))
+            for s in self.used
         )
 
 
@@ -202,35 +208,45 @@ def _is_plain(value: Any) -> bool:
 class Recording:
     """A program and all it takes to run it again."""
 
-    def __init__(self, recorder: Recorder, parameters: list[tuple[str, Held]], result: Any):
+    def __init__(
+        self,
+        recorder: Recorder,
+        parameters: list[tuple[str, Storage]],
+        constants: list[tuple[Storage, np.ndarray]],
+        result: Any,
+    ):
         assert recorder.instructions is not None
-        self.parameters: list[tuple[str, Storage]] = [*parameters]
+        self.instructions = recorder.instructions
+        self.parameters = parameters
+        self.constants = constants
         self.result = result
         self.registers = [(twin, twin._value) for _, twin in recorder.registers.values()]
-        self.constants: list[tuple[Storage, np.ndarray]] = []
-        opens: dict[int, list[Storage]] = {}
-        closes: dict[int, list[Storage]] = {}
-        last = len(recorder.instructions)
-        for original, twin in recorder.storages.values():
-            if twin.constant:
-                self.constants.append((twin, original.memory.raw))  # type: ignore[union-attr]
-            elif not twin.parameter:
-                opens.setdefault(twin.first, []).append(twin)
-                closes.setdefault(twin.last, []).append(twin)
-        said: dict[int, list[Any]] = {}
-        for index, diagnostic in recorder.said:
-            said.setdefault(index, []).append(diagnostic)
-        self.steps = [
-            Step(tuple(said.get(i, ())), tuple(opens.get(i, ())), instruction, tuple(closes.get(i, ())))
-            for i, instruction in enumerate(recorder.instructions)
-        ]
-        self.said = tuple(said.get(last, ()))  # after the last instruction
-        self.opens = tuple(opens.get(last, ()))  # returned, and never used
-        self.closes = tuple(closes.get(last, ()))  # returned
+        self.diagnostics = list(recorder.core.launch.diagnostics)
+        self.storages = [s for s in recorder.used if not s.parameter and not s.constant]
         self._spare: list[Recording] = [self]
 
+    @cached_property
+    def steps(self) -> list[Step]:
+        """The instructions and one step more: what is left to do when they have run.
+
+        Made for the first replay, since many programs run once.
+        """
+        opens: dict[int, list[Storage]] = {}
+        closes: dict[int, list[Storage]] = {}
+        said: dict[int, list[Any]] = {}
+        for storage in self.storages:
+            opens.setdefault(storage.first, []).append(storage)
+            closes.setdefault(storage.last, []).append(storage)
+        for diagnostic in self.diagnostics:
+            if diagnostic.before is not None:
+                said.setdefault(diagnostic.before, []).append(diagnostic)
+        return [
+            Step(tuple(said.get(i, ())), tuple(opens.get(i, ())), instruction, tuple(closes.get(i, ())))
+            for i, instruction in enumerate([*self.instructions, None])
+        ]
+
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self.instructions)
 
     def listing(self) -> str:
         """The program as text, the same in every process."""
@@ -258,8 +274,6 @@ class Recording:
         twin.constants = [(twins.storage(storage), raw) for storage, raw in self.constants]
         twin.registers = [(twins.register(register), value) for register, value in self.registers]
         twin.steps = [_step(step, twins) for step in self.steps]
-        twin.opens = tuple(map(twins.storage, self.opens))
-        twin.closes = tuple(map(twins.storage, self.closes))
         twin.result = twins.of(self.result)
         return twin
 
@@ -271,8 +285,6 @@ class Recording:
         for step in self.steps:
             for storage in step.opens:
                 storage.memory = None
-        for storage in self.opens:
-            storage.memory = None
 
     # ---- running ---------------------------------------------------------------------------------
 
@@ -287,7 +299,7 @@ class Recording:
             storage.memory = launch.borrow(storage, raw)
         for register, value in self.registers:
             register._value = value
-        instruction = None
+        instruction: Instruction | None = None
         try:
             for said, opens, instruction, closes in self.steps:
                 for diagnostic in said:
@@ -295,6 +307,8 @@ class Recording:
                 for storage in opens:
                     if storage.memory is None:
                         storage.memory = core.memory_for(storage)
+                if instruction is None:  # the end: what was returned stays
+                    break
                 core.replayed = instruction
                 execute(instruction)
                 for storage in closes:
@@ -304,17 +318,13 @@ class Recording:
             if instruction is not None:
                 problem.site = instruction.site
             raise
-        for diagnostic in self.said:
-            launch.diagnose(*diagnostic.parts)
-        for storage in self.opens:
-            if storage.memory is None:
-                storage.memory = core.memory_for(storage)
         return self.result
 
 
 def _step(step: Step, twins: Twins) -> Step:
     instruction = copy.copy(step.instruction)
-    twins.rebind(instruction)
+    if instruction is not None:
+        twins.rebind(instruction)
     opens, closes = tuple(map(twins.storage, step.opens)), tuple(map(twins.storage, step.closes))
     return Step(step.said, opens, instruction, closes)
 
@@ -333,8 +343,7 @@ class _Listing:
         for storage, raw in recording.constants:
             self.name(storage)
             yield f"{self.made.pop()} constant {hashlib.sha256(raw.tobytes()).hexdigest()[:16]}"
-        for step in recording.steps:
-            instruction = step.instruction
+        for instruction in recording.instructions:
             shown = ", ".join(f"{f}={self.show(getattr(instruction, f))}" for f in instruction.fields)
             yield from self.flush(f"{instruction.public}({shown})")
         yield from self.flush(f"return {self.show(recording.result)}")

@@ -166,9 +166,12 @@ def dma_copy(
     name=None,
 ):
     """dst = src between HBM and SBUF, in any combination; casts when the dtypes differ."""
-    oob_mode = member(oob_mode, enums.oob_mode, "dma_copy", "oob_mode")
-    dge_mode = member(dge_mode, enums.dge_mode, "dma_copy", "dge_mode")
-    engine = member(engine, enums.engine, "dma_copy", "engine")
+    if oob_mode.__class__ is not enums.oob_mode:
+        oob_mode = member(oob_mode, enums.oob_mode, "dma_copy", "oob_mode")
+    if dge_mode.__class__ is not enums.dge_mode:
+        dge_mode = member(dge_mode, enums.dge_mode, "dma_copy", "dge_mode")
+    if engine.__class__ is not enums.engine:
+        engine = member(engine, enums.engine, "dma_copy", "engine")
     return issue(DmaCopy(dst, src, priority, oob_mode, dge_mode, engine, name))
 
 
@@ -245,7 +248,10 @@ class DmaCopy(DmaInstruction):
         warn("dma-engine", "dma_copy: engine=nisa.engine.scalar has no effect without dge_mode.hwdge")
 
     def compute(self, dst: View, src: Any) -> None:
-        if src is not None:  # else skipped: the run-time index was out of bounds
+        if self.access.fixed:
+            target: Any = dst.storage.memory
+            transfer(target.write(dst), src, self.src.dtype, dst.dtype)
+        elif src is not None:  # else skipped: the run-time index was out of bounds
             values, where = fetch(src)
             deliver(self, dst, values, self.src.dtype, where)
 

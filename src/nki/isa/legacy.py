@@ -61,7 +61,7 @@ def legacy_keywords(**names: str | None) -> Callable:
     def decorate(function: Callable) -> Callable:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            for old in [name for name in names if name in kwargs]:
+            for old in [name for name in names if name in kwargs] if kwargs else ():
                 value, new = kwargs.pop(old), names[old]
                 help = f"write {new}=" if new else "it has no effect: leave it out"
                 warn("legacy", f"{function.__name__}: {old}= is an old form", help=help)

@@ -326,7 +326,8 @@ class NcMatmul(MatmulInstruction):
 
     def compute(self, dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray, written: Any) -> None:
         stationary, moving = self._contraction(stationary), self._contraction(moving)
-        self._verify_onezero(stationary, moving)
+        if self.is_stationary_onezero or self.is_moving_onezero:
+            self._verify_onezero(stationary, moving)
         if self.overwrites(written) and dst.dtype == np.float32 and dst.ndim == 2:
             np.matmul(stationary.T, moving, out=dst)
             return
@@ -335,7 +336,7 @@ class NcMatmul(MatmulInstruction):
 
     def _contraction(self, operand: np.ndarray) -> np.ndarray:
         """[K, M]; of double_row [2K, M], for [K, 2, M] holds K more rows in its second half."""
-        if not self.is_double_row:
+        if self.perf_mode is not matmul_perf_mode.double_row:
             return flat(operand)
         k = operand.shape[0]
         return operand.reshape(k, 2, -1).transpose(1, 0, 2).reshape(2 * k, -1)

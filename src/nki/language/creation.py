@@ -18,11 +18,11 @@ from ..errors import error, user_site
 from ..machine import Machine
 from ..operators import OPERATORS
 from ..storage import PSUM, SBUF, SHARED_HBM, Lease, MemoryRegion, Storage
-from ..tensor import NkiTensor, whole
+from ..tensor import NkiTensor, Template, whole
 from ..view import View, is_int
 
-# (platform, shape, types of its entries, dtype, buffer) -> the shape and dtype to allocate
-_CHECKED: dict[tuple, tuple[tuple[int, ...], DType]] = {}
+# (platform, shape, types of its entries, dtype, buffer) -> what to allocate
+_CHECKED: dict[tuple, Template] = {}
 _CHECKED_LIMIT = 1 << 16
 _STAGE_BYTES = 32 * 1024  # per partition of the SBUF tile through which HBM is filled
 
@@ -39,17 +39,18 @@ def allocate(
     except TypeError:  # not a sequence, or something unhashable: the check says what
         key = checked = None
     if checked is None:
-        checked = _check(function, shape, dtype, buffer, core.machine)
-        if key is not None and len(checked[0]) == len(key[1]):
+        checked = Template(*_check(function, shape, dtype, buffer, core.machine))
+        if key is not None and len(checked.shape) == len(key[1]):
             if len(_CHECKED) >= _CHECKED_LIMIT:
                 _CHECKED.clear()
             _CHECKED[key] = checked
-    sizes, resolved = checked
+    sizes, resolved = checked.shape, checked.dtype
     if name.__class__ is not str:
         name = _check_name(function, name)
     if address is not None:
         address = _check_address(function, address, sizes, resolved, buffer, core.machine)
-    return whole(*core.allocate(sizes, resolved, buffer, name, address))
+        return whole(*core.allocate(sizes, resolved, buffer, name, address))
+    return checked.tensor(*core.allocate(sizes, resolved, buffer, name, None))
 
 
 # ---- checks --------------------------------------------------------------------------------------

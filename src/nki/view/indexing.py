@@ -68,6 +68,29 @@ class Indexed(Layout):
     __slots__ = ()
 
     def __getitem__(self, key):
+        """`t[a:b, c:d]` is most of what kernels write, so it goes first; all else is `_index`."""
+        shape, strides = self.shape, self.strides
+        if key.__class__ is tuple and self.indirection is None and len(key) <= len(shape):
+            offset = self.offset
+            sizes = []
+            for index, size, stride in zip(key, shape, strides):  # noqa: B905
+                if index.__class__ is not slice or index.step is not None:
+                    break
+                start, stop = index.start, index.stop
+                if start is None:
+                    start = 0
+                if stop is None:
+                    stop = size
+                if start.__class__ is not int or stop.__class__ is not int or not 0 <= start < stop <= size:
+                    break
+                offset += stride * start
+                sizes.append(stop - start)
+            else:
+                sizes += shape[len(key) :]
+                return self._make(offset, sizes, strides, self.dtype, None)
+        return self._index(key)
+
+    def _index(self, key):
         if key.__class__ is not tuple:
             key = tuple(key) if key.__class__ is list else (key,)
         shape, strides, offset, ind = self.shape, self.strides, self.offset, self.indirection
