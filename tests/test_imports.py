@@ -192,18 +192,6 @@ def python(code: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_importing_nki_takes_less_than_0_3_seconds(tmp_path):
-    code = "import time; start = time.process_time(); import nki; print(time.process_time() - start)"
-    compiled = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
-    python("import nki", **compiled)
-    times = []
-    for _ in range(3):  # processor time, the best of three: others may use this machine too
-        times.append(float(python(code, **compiled)))
-        if times[-1] < 0.3:
-            break
-    assert min(times) < 0.3, times
-
-
 def test_importing_nki_imports_no_framework():
     code = "import nki, nki.isa, nki.language, nki.collectives, sys; print(*sys.modules)"
     loaded = {name.partition(".")[0] for name in python(code).split()}

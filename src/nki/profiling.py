@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from .errors import error, without_our_frames
+from .execute.collector import fewer_collections
 from .explain import explain_call
 from .kernel import Kernel, Trace
 from .launch import Diagnostic
@@ -146,7 +147,8 @@ def profile(
             stage(f"tracing {kernel.__name__}")
             trace = kernel.trace(*args, **kwargs)
             stage(f"scheduling {sum(map(len, trace.programs)):,} instructions")
-            timeline = time(trace)
+            with fewer_collections():
+                timeline = time(trace)
             result = kernel(*args, **kwargs) if run else None
         except Exception as problem:
             better = explain_call(problem) if isinstance(problem, TypeError) else None

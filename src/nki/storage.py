@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from enum import Enum
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -55,7 +54,7 @@ class Storage:
         "parameter",
         "constant",
         "loop",
-        "lease",
+        "leases",
         "recorder",
         "first",
         "last",
@@ -86,7 +85,7 @@ class Storage:
         self.constant = False
         self.loop: Any = None  # the dynamic loop body this allocation belongs to
         self.memory: Memory | None = None
-        self.lease: weakref.ref[Lease] | None = None
+        self.leases = 0  # alive: the bytes stay while there is one
         self.recorder = 0  # the number of the recorder that knows its `first` and `last` instruction
         self.first = self.last = 0
 
@@ -97,7 +96,7 @@ class Storage:
     @property
     def is_held(self) -> bool:
         """True while some tensor refers to it."""
-        return self.lease is not None and self.lease() is not None
+        return self.leases > 0
 
     @property
     def where(self) -> str:
@@ -122,17 +121,14 @@ class Lease:
 
     def __init__(self, storage: Storage):
         self.storage = storage
-        storage.lease = weakref.ref(self)
-
-    @staticmethod
-    def of(storage: Storage) -> Lease:
-        """The living lease of a storage, or a new one."""
-        return (storage.lease and storage.lease()) or Lease(storage)
+        storage.leases += 1
 
     def __del__(self) -> None:
-        memory = self.storage.memory
-        if memory is not None:
-            self.storage.memory = None
+        storage = self.storage
+        storage.leases -= 1
+        memory = storage.memory
+        if memory is not None and not storage.leases:
+            storage.memory = None
             memory.released()
 
 

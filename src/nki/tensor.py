@@ -47,7 +47,7 @@ class NkiTensor(View):
         row = prod(shape) // rows * dtype.itemsize
         if rows > storage.partitions or row > storage.pitch:
             raise error("shape", f"NkiTensor: {dtype}{list(shape)} does not fit {storage!r}")
-        self._fill(storage, Lease.of(storage), 0, shape, strides, dtype, None)
+        self._fill(storage, Lease(storage), 0, shape, strides, dtype, None)
 
     def _fill(self, storage, lease, offset, shape, strides, dtype, indirection) -> None:
         self.storage = storage

@@ -37,15 +37,27 @@ _free: dict[int, list[tuple[np.ndarray, dict[int, np.ndarray]]]] = {}
 _FREE_PER_SIZE = 16
 _FREE_SIZES = 32
 _FREE_VIEWS = 64
+_SLAB = 4 << 20  # bytes from which numpy asks for huge pages: strided tiles then miss the TLB less
 
 
 def _take(storage: Storage) -> tuple[np.ndarray, dict[int, np.ndarray]]:
     nbytes = storage.nbytes
     free = _free.get(nbytes) if storage.on_chip else None
     try:
-        return free.pop() if free else (np.empty(nbytes, np.uint8), {})
+        return free.pop() if free else (_fresh(nbytes, storage.on_chip), {})
     except IndexError:  # another thread took the last one
-        return np.empty(nbytes, np.uint8), {}
+        return _fresh(nbytes, storage.on_chip), {}
+
+
+def _fresh(nbytes: int, on_chip: bool) -> np.ndarray:
+    """New bytes. Large tiles are cut from a slab, and the rest of it waits for the next ones."""
+    pieces = _SLAB // nbytes if on_chip and nbytes >= 1 << 16 else 1
+    if pieces < 2:
+        return np.empty(nbytes, np.uint8)
+    slab = np.empty(_SLAB, np.uint8)
+    for i in range(1, pieces):
+        _give_back(slab[i * nbytes : (i + 1) * nbytes], {})
+    return slab[:nbytes]
 
 
 def _give_back(raw: np.ndarray, arrays: dict[int, np.ndarray]) -> None:

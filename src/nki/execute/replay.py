@@ -47,7 +47,7 @@ class Held(Storage):
     def __init__(self, original: Storage):
         for name in Storage.__slots__:
             setattr(self, name, getattr(original, name))
-        self.memory = self.lease = None
+        self.memory, self.leases = None, 0
 
 
 _numbers = itertools.count(1)
