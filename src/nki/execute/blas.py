@@ -1,12 +1,21 @@
-"""Tile-sized products run on one BLAS thread: more threads made them 20 times slower (design.md)."""
+"""BLAS for tiles: on one thread, because more made them 20 times slower (design.md), and with a sum.
+
+numpy multiplies matrices but does not add to what is there. The BLAS in its wheels does, which saves a
+pass over the product of every matmul that accumulates.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any
 
+import numpy as np
+
 _lock = threading.Lock()
 _libraries: list[Any] | None = None
+_sgemm: Any = None  # of the wheels of numpy, once looked for; its name says that it counts with 64 bits
+SGEMM = "scipy_cblas_sgemm64_"
 _users = 0
 _before: list[int] = []
 
@@ -15,13 +24,14 @@ class one_blas_thread:
     """Context: BLAS uses one thread while any kernel runs, and as many as before afterwards."""
 
     def __enter__(self) -> None:
-        global _libraries, _users, _before
+        global _libraries, _users, _before, _sgemm
         with _lock:
             if _libraries is None:
                 import threadpoolctl
 
                 controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
                 _libraries = list(controller.lib_controllers)
+                _sgemm = _find_sgemm(_libraries)
             if _users == 0:
                 _before = [library.num_threads for library in _libraries]
                 for library in _libraries:
@@ -35,3 +45,47 @@ class one_blas_thread:
             if _users == 0 and _libraries is not None:
                 for library, threads in zip(_libraries, _before, strict=True):
                     library.set_num_threads(threads)
+
+
+def _find_sgemm(libraries: list[Any]) -> Any:
+    """cblas_sgemm as numpy's wheels have it, or None."""
+    for library in libraries:
+        function = getattr(library.dynlib, SGEMM, None)
+        if function is not None:
+            integer, pointer = ctypes.c_int64, ctypes.c_void_p
+            function.argtypes = [
+                *(ctypes.c_int,) * 3,
+                *(integer,) * 3,
+                *(ctypes.c_float, pointer, integer, pointer, integer),
+                *(ctypes.c_float, pointer, integer),
+            ]
+            function.restype = None
+            return function
+    return None
+
+
+ROW_MAJOR, NORMAL, TRANSPOSED = 101, 111, 112
+
+
+def add_product(dst: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
+    """dst += left.T @ right in one pass. False: not possible here, nothing was done."""
+    if _sgemm is None or not (_has_rows(dst) and _has_rows(left) and _has_rows(right)):
+        return False
+    (k, m), n = left.shape, right.shape[1]
+    if dst.shape != (m, n) or right.shape[0] != k or m == 1 or n == 1:  # numpy sums vectors otherwise
+        return False
+    a, b, c = left.__array_interface__, right.__array_interface__, dst.__array_interface__
+    _sgemm(
+        *(ROW_MAJOR, TRANSPOSED, NORMAL, m, n, k),
+        *(1.0, a["data"][0], left.strides[0] // 4, b["data"][0], right.strides[0] // 4),
+        *(1.0, c["data"][0], dst.strides[0] // 4),
+    )
+    return True
+
+
+def _has_rows(array: np.ndarray) -> bool:
+    """A float32 matrix whose rows are dense and lie one after the other, as BLAS takes them."""
+    if array.ndim != 2 or array.dtype != np.float32:
+        return False
+    pitch, step = array.strides
+    return step == 4 and pitch >= 4 * array.shape[1] and pitch % 4 == 0

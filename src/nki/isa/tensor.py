@@ -10,6 +10,7 @@ import numpy as np
 from .. import dtypes
 from ..core import current_machine, issue, warn
 from ..dtypes import f32
+from ..execute.blas import add_product
 from ..machine import Machine
 from ..program import Cost, In, Instruction, Out
 from ..storage import PSUM, SBUF
@@ -330,6 +331,8 @@ class NcMatmul(MatmulInstruction):
             self._verify_onezero(stationary, moving)
         if self.overwrites(written) and dst.dtype == np.float32 and dst.ndim == 2:
             np.matmul(stationary.T, moving, out=dst)
+            return
+        if written is True and self.dst.dtype == "float32" and add_product(dst, stationary, moving):
             return
         product = np.matmul(stationary.T, moving, out=scratch((stationary.shape[1], moving.shape[1])))
         self.accumulate_into(dst, product.reshape(dst.shape), written)
