@@ -39,11 +39,14 @@ class Verdict:
     The engine, how the operands are read and written, and whether there was something to say.
     """
 
-    __slots__ = ("engine", "access", "warned")
+    __slots__ = ("engine", "access", "shifted", "warned")
 
-    def __init__(self, engine: Any, access: Access, warned: bool):
+    def __init__(self, engine: Any, access: Access, shifted: tuple[tuple[str, str], ...], warned: bool):
         self.engine = engine
         self.access = access
+        self.shifted = (
+            shifted  # (output, input) that overlap, one a little further on, if both are one tensor
+        )
         self.warned = warned
 
 
@@ -92,12 +95,27 @@ class Core:
             self.judging = outer
         for kind, message, notes, help in said:
             self.diagnose(kind, message, notes, help, instruction.site)
-        verdict = Verdict(engine, Access.of(instruction), bool(said))
+        shifted = rules.shifted_pairs(instruction)
+        verdict = Verdict(engine, Access.of(instruction), shifted, bool(said))
         if key is not None:
             if len(self.verdicts) >= _VERDICT_LIMIT:
                 self.verdicts.clear()
             self.verdicts[key] = verdict
         return verdict
+
+    def warn_shifted(self, instruction: Instruction, pairs: Iterable[tuple[str, str]]) -> None:
+        """Hardware streams: what it has written already may come back as input (isa.md 1.2)."""
+        for output, input in pairs:
+            written, read = getattr(instruction, output), getattr(instruction, input)
+            if written.storage is read.storage:
+                self.diagnose(
+                    "alias-shift",
+                    f"{instruction.public}: {output} overlaps {input} at another offset",
+                    [f"{output}: {written.describe()}", f"{input}: {read.describe()}"],
+                    "here all inputs are read first; hardware may read what it has just written: "
+                    "use another tile",
+                    instruction.site,
+                )
 
     def add_dependencies(self, later: NkiInstruction, producers: Iterable[NkiInstruction]) -> None:
         """`later` waits for each producer; both are issued already, so only going back is possible."""
@@ -211,6 +229,8 @@ def issue(instruction: Instruction) -> Instruction:
         key = verdict = None
     if verdict is None or (verdict.warned and core.launch.would_say(site)):
         verdict = core.judge(instruction, key)
+    if verdict.shifted:
+        core.warn_shifted(instruction, verdict.shifted)
     instruction.runs_on = verdict.engine
     instruction.access = verdict.access
     instruction.handle = core.issued = core.issued + 1

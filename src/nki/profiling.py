@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from .launch import Diagnostic
 from .program import Instruction
 from .statistics import Statistics
 from .timing import Timeline, schedule
+from .view import View
 
 
 @dataclass
@@ -169,17 +170,25 @@ def _named_edges(trace: Trace) -> list[tuple[Instruction, Instruction]]:
     """with_schedule: every instance of `later` after every instance of `earlier`, on each core."""
     edges = []
     for program in trace.programs:
-        named: dict[str, list[Instruction]] = {}
-        for instruction in program:
-            if instruction.name:
-                named.setdefault(instruction.name, []).append(instruction)
+        named = _by_name(program) if trace.schedule else {}
         for later, earlier in trace.schedule:
             for name in (later, *earlier):
                 if name not in named:
                     raise error(
                         "schedule",
-                        f"with_schedule: no instruction is named {name!r}",
+                        f"with_schedule: no instruction or tensor is named {name!r}",
                         notes=[f"named here: {', '.join(sorted(named)) or 'none'}"],
                     )
             edges += [(a, b) for a in named[later] for n in earlier for b in named[n]]
     return edges
+
+
+def _by_name(program: Iterable[Instruction]) -> dict[str, list[Instruction]]:
+    """The instructions that a name means: those called so, and those that write a tensor called so."""
+    named: dict[str, list[Instruction]] = {}
+    for instruction in program:
+        operands = instruction.operands()
+        written = (operands[i] for i in instruction.write_at if isinstance(operands[i], View))
+        for name in {instruction.name, *(view.name for view in written)} - {None, ""}:
+            named.setdefault(str(name), []).append(instruction)
+    return named

@@ -85,6 +85,20 @@ def test_with_schedule_makes_the_later_one_wait():
     assert tied["exp"].start >= tied["plus"].end
 
 
+def test_with_schedule_takes_a_tensor_for_the_instructions_that_write_it():
+    def body(x):
+        a, b = nl.ndarray((128, 512), nl.float32, name="sums"), zeros((128, 512))
+        nisa.memset(a, 0.0)
+        nisa.tensor_scalar(a, a, nl.add, 1.0, name="plus")
+        nisa.activation(b, nl.square, b, name="exp")
+
+    kernel = nki.jit(body)
+    free = by_label(bars(kernel, X))
+    assert free["exp"].start < free["plus"].end
+    tied = by_label(bars(kernel.with_schedule([("exp", "sums")]), X))
+    assert tied["exp"].start >= tied["plus"].end
+
+
 def test_with_schedule_refuses_a_name_nobody_has():
     with pytest.raises(nki.NkiError) as problem:
         profile(nki.jit(independent_pair).with_schedule([("exp", "minus")]), X)

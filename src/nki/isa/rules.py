@@ -41,6 +41,47 @@ def judge(instruction: Instruction, machine: Machine) -> engine | None:
     return chosen
 
 
+def shifted_pairs(ins: Instruction) -> tuple[tuple[str, str], ...]:
+    """(output, input) that lie differently and would overlap if they belonged to one tile."""
+    operands = ins.operands()
+    return tuple(
+        (ins.operand_names[i], ins.operand_names[j])
+        for i in ins.write_at
+        for j in ins.read_at
+        if i != j and _overlap_shifted(operands[i], operands[j])
+    )
+
+
+def _overlap_shifted(written: Any, read: Any) -> bool:
+    if not (isinstance(written, View) and isinstance(read, View)) or not written.on_chip:
+        return False
+    one, other = written.storage, read.storage
+    if (one.buffer, one.shape, one.dtype) != (other.buffer, other.shape, other.dtype):
+        return False
+    if written.indirection is not None or read.indirection is not None or written.sig == read.sig:
+        return False
+    rows, columns = _partitions(written), _free_bytes(written)
+    other_rows, other_columns = _partitions(read), _free_bytes(read)
+    if rows == other_rows and np.array_equal(columns, other_columns):
+        return False  # the same elements in the same order
+    apart = rows.stop <= other_rows.start or other_rows.stop <= rows.start
+    return not apart and np.intersect1d(columns, other_columns).size > 0
+
+
+def _partitions(view: View) -> range:
+    start = view.offset // view.row_pitch
+    return range(start, start + view.shape[0])
+
+
+def _free_bytes(view: View) -> np.ndarray:
+    """The bytes of a partition that a view touches, in the order of its elements."""
+    width = view.dtype.itemsize
+    places = np.array([view.free_offset * width])
+    for size, stride in zip(view.shape[1:], view.strides[1:], strict=True):
+        places = np.add.outer(places, np.arange(size) * stride * width).ravel()
+    return np.add.outer(places, np.arange(width)).ravel()
+
+
 def _check_operand(ins: Instruction, name: str, view: View, machine: Machine) -> None:
     storage = view.storage
     core = running()

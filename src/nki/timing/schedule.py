@@ -47,13 +47,14 @@ def schedule(
     return Timeline(machine, planners, simulation)
 
 
-def add_declared(planners: list[Planner], dependencies: Iterable[tuple[Instruction, Instruction]]) -> None:
+def add_declared(planners: list[Planner], dependencies: Sequence[tuple[Instruction, Instruction]]) -> None:
     """Edges of depends_on and with_schedule."""
-    where = {id(op.instruction): op for p in planners for op in p.operations if op.instruction is not None}
-    for later, earlier in dependencies:
-        a, b = where.get(id(later)), where.get(id(earlier))
-        if a is not None and b is not None:
-            a.wait_for(b.index, RAW)
+    for planner in planners:  # an edge is between instructions of one core
+        where = {id(op.instruction): op for op in planner.operations if op.instruction is not None}
+        for later, earlier in dependencies:
+            a, b = where.get(id(later)), where.get(id(earlier))
+            if a is not None and b is not None:
+                a.wait_for(b.index, RAW)
 
 
 class Simulation:
