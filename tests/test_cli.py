@@ -531,3 +531,21 @@ def test_the_installed_command_runs_and_survives_a_closed_pipe(write):
         f"{' '.join(command)} | head -1", shell=True, capture_output=True, text=True, timeout=60
     )
     assert piped.stdout.startswith("double on") and piped.stderr == ""
+
+
+def test_a_file_of_a_package_may_import_relatively(run, tmp_path):
+    package = tmp_path / "relative_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sizes.py").write_text("WIDTH = 64\n")
+    (package / "kernels.py").write_text(
+        "import nki\nimport nki.isa as nisa\nimport nki.language as nl\nfrom .sizes import WIDTH\n\n\n"
+        "@nki.jit\ndef fill(x):\n"
+        "    out = nl.ndarray((4, WIDTH), nl.float32, buffer=nl.shared_hbm)\n"
+        "    tile = nl.ndarray((4, WIDTH), nl.float32)\n"
+        "    nisa.memset(tile, 0.0)\n    nisa.dma_copy(out, tile)\n    return out\n"
+    )
+    before = list(sys.path)
+    code, out, _ = run("profile", str(package / "kernels.py"), "--arg", "x=float32[4,4]", "--json")
+    assert code == 0 and json.loads(out)["total_us"] > 0
+    assert sys.path == before and "relative_package" not in sys.modules

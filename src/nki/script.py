@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -51,13 +52,17 @@ def _nearby(file: Path) -> str:
 def loaded(file: Path) -> Iterator[types.ModuleType]:
     """The module of a script, with its folder importable for as long as it is used.
 
-    Afterwards its neighbours are forgotten: another script may have neighbours of the same names.
+    A file of a package is imported as part of it. Afterwards its neighbours are forgotten: another
+    script may have neighbours of the same names.
     """
-    folder = str(file.resolve().parent)
+    root, name = _place(file.resolve())
+    folder = str(root)
     before = set(sys.modules)
     sys.path.insert(0, folder)
     try:
-        yield _run(file)
+        with _no_exit(file):
+            module = _run(file) if "." not in name else importlib.import_module(name)
+        yield module
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
@@ -73,14 +78,28 @@ def _run(file: Path) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _place(file: Path) -> tuple[Path, str]:
+    """The folder from which a file can be imported, and its dotted name there."""
+    folder, parts = file.parent, [] if file.stem == "__init__" else [file.stem]
+    while (folder / "__init__.py").exists() and folder.name.isidentifier():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(parts)
+
+
+@contextmanager
+def _no_exit(file: Path) -> Iterator[None]:
     try:
-        spec.loader.exec_module(module)
+        yield
     except SystemExit as stop:
         raise UsageError(
             f"{file} ended itself with SystemExit({stop.code}) while it was loaded; "
             'put what it does under if __name__ == "__main__":'
         ) from None
-    return module
 
 
 def _lies_in(module: Any, folder: str) -> bool:

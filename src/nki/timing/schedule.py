@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import error
@@ -27,7 +27,7 @@ ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
 def schedule(
     machine: Machine,
     programs: list[list[Instruction]],
-    dependencies: Iterable[tuple[Instruction, Instruction]] = (),
+    dependencies: Sequence[tuple[Instruction, Instruction]] = (),
     ordered: Sequence[list[tuple[int, int]]] = (),
 ) -> Timeline:
     """When each instruction of each core's program starts and ends.
