@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.utils import kernel_helpers as helpers
+from nkilib.core.utils.common_types import ActFnType, DtypeMode, NormType
+from support import target
+
+
+@nki.jit
+def programs(marks):
+    """Each program writes what it knows of the launch into its row."""
+    ndim, n_prgs, prg_id = helpers.get_program_sharding_info()
+    start, end = helpers.program_share(7)
+    start_of_four, end_of_four = helpers.program_share(14, 4)
+    row = nl.ndarray((1, 7), nl.int32)
+    facts = [ndim, n_prgs, prg_id, start, end, start_of_four, end_of_four]
+    for i in range(7):
+        nisa.memset(row[:, i : i + 1], facts[i])
+    out = nl.ndarray((2, 7), nl.int32, buffer=nl.shared_hbm)
+    nisa.dma_copy(out[prg_id : prg_id + 1], row)
+    return out
+
+
+@pytest.mark.tiny
+def test_a_program_knows_its_share():
+    marks = np.zeros(1, np.int32)
+    assert list(programs(marks)[0]) == [0, 1, 0, 0, 7, 0, 14]
+    assert [list(row) for row in programs[2](marks)] == [[1, 2, 0, 0, 3, 0, 4], [1, 2, 1, 3, 7, 4, 14]]
+
+
+@nki.jit
+def verified(x, allowed_ndims, max_shards):
+    helpers.get_verified_program_sharding_info("verified", allowed_ndims, max_shards)
+    return nl.zeros((1, 1), nl.float32, buffer=nl.shared_hbm)
+
+
+def test_a_grid_that_is_not_allowed_is_refused():
+    x = np.zeros(1, np.float32)
+    verified[2](x, (0, 1), 2)
+    with pytest.raises(AssertionError, match=r"verified: the launch grid has 0 dimensions, .* \(1,\)"):
+        verified(x, (1,), None)
+    with pytest.raises(AssertionError, match="verified: launched on 2 programs, allowed are at most 1"):
+        verified[2](x, (0, 1), 1)
+
+
+def test_division_rounds_up():
+    assert [helpers.div_ceil(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
+
+
+def test_the_largest_fp8_values():
+    dtypes = (nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)
+    assert [helpers.get_max_positive_value_for_dtype(d) for d in dtypes] == [240, 448, 57344]
+    with pytest.raises(AssertionError, match="dtype: got float32, allowed are float8_e4m3"):
+        helpers.get_max_positive_value_for_dtype(nl.float32)
+
+
+@nki.jit
+def eight_bits(mode):
+    return nl.zeros((1, 1), helpers.resolve_fp8_dtype(mode), buffer=nl.shared_hbm)
+
+
+@pytest.mark.parametrize(
+    ("platform", "mode", "name"),
+    [
+        ("trn2", DtypeMode.NON_OCP, "float8_e4m3"),
+        ("trn3", DtypeMode.NON_OCP, "float8_e4m3"),
+        ("trn3", DtypeMode.OCP, "float8_e4m3fn"),
+        ("trn2", DtypeMode.AUTO, "float8_e4m3"),
+        ("trn3", DtypeMode.AUTO, "float8_e4m3fn"),
+    ],
+)
+def test_the_flavour_of_e4m3_follows_the_mode(platform, mode, name):
+    with target(platform):
+        assert eight_bits(mode).dtype.name == name
+
+
+def test_activation_functions_by_type():
+    functions = [helpers.get_nl_act_fn_from_type(ActFnType(i)) for i in range(4)]
+    assert functions == [nl.silu, nl.gelu, nl.gelu_apprx_tanh, nl.gelu_apprx_sigmoid]
+    with pytest.raises(AssertionError, match="act_fn: got ActFnType.ReLU, allowed are SiLU"):
+        helpers.get_nl_act_fn_from_type(ActFnType.ReLU)
+
+
+def test_norms_and_their_weights():
+    assert [n.value for n in NormType if helpers.is_rms_normalization(n)] == [1, 3, 4]
+    assert [n.value for n in NormType if helpers.normalization_uses_weights(n)] == [1, 2, 4]
