@@ -13,6 +13,21 @@ from .kernel_assert import assert_shape, kernel_assert, not_built
 NUM_HW_PSUM_BANKS = 8
 PSUM_BANK_SIZE = 2048  # bytes in each partition
 
+_DTYPES = {
+    "float32": nl.float32,
+    "bfloat16": nl.bfloat16,
+    "float16": nl.float16,
+    "float8_e4m3": nl.float8_e4m3,
+    "float8_e4m3fn": nl.float8_e4m3fn,
+    "float8_e5m2": nl.float8_e5m2,
+    "int32": nl.int32,
+    "int16": nl.int16,
+    "int8": nl.int8,
+    "uint32": nl.uint32,
+    "uint16": nl.uint16,
+    "uint8": nl.uint8,
+    "bool": nl.bool_,
+}
 _LARGEST = ((nl.float8_e4m3, 240.0), (nl.float8_e4m3fn, 448.0), (nl.float8_e5m2, 57344.0))
 _ACTIVATIONS = (
     (ActFnType.SiLU, nl.silu),
@@ -66,6 +81,14 @@ def get_max_positive_value_for_dtype(dtype: Any) -> float:
     kernel_assert(False, f"dtype: got {dtype}, allowed are float8_e4m3, float8_e4m3fn and float8_e5m2")
 
 
+def resolve_dtype_to_nki(dtype: Any) -> Any:
+    """The nki.language dtype of a torch or numpy dtype, or of a name; those of nki.language stay."""
+    name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
+    found = _DTYPES.get(name.split(".")[-1])
+    kernel_assert(found is not None, f"dtype: got {dtype}, allowed are {', '.join(_DTYPES)}")
+    return found
+
+
 def resolve_fp8_dtype(dtype_mode: DtypeMode) -> Any:
     """The E4M3 dtype of a DtypeMode."""
     ocp = dtype_mode == DtypeMode.OCP
@@ -97,20 +120,66 @@ def normalization_uses_weights(norm_type: NormType) -> bool:
     return norm_type in (NormType.RMS_NORM, NormType.LAYER_NORM, NormType.RMS_NORM_ACROSS_HEADS)
 
 
+def interleave_copy(dst: Any, src: Any, index: int) -> None:
+    """Copy (and cast) a tile, on the Vector engine for even indices and the Scalar engine for odd ones."""
+    if index % 2 == 0:
+        nisa.tensor_copy(dst, src, engine=nisa.vector_engine)
+    else:
+        nisa.activation(dst, nl.copy, src)
+
+
+def cross_partition_copy(dst: Any, src: Any) -> None:
+    """Copy between tiles in any partitions of SBUF: engines keep data in its partition, DMA does not."""
+    kernel_assert(
+        tuple(dst.shape) == tuple(src.shape),
+        f"dst: got shape {tuple(dst.shape)}, expected {tuple(src.shape)} like src",
+    )
+    nisa.dma_copy(dst, src)
+
+
+def tp_broadcast(src: Any, dst_sbuf: Any, src_offset: int = 0) -> None:
+    """A part of a row [1, N], one element in each partition: dst_sbuf[p, 0] = src[0, src_offset + p]."""
+    rows = dst_sbuf.shape[0]
+    kernel_assert(
+        src_offset + rows <= src.shape[1],
+        f"src_offset: got {src_offset}, {rows} elements from there on are not in a row of {src.shape[1]}",
+    )
+    nisa.dma_copy(dst_sbuf, src[0:1, src_offset : src_offset + rows])
+
+
+class LncSubscriptable:
+    """Lets a reference function be called like a kernel: f(...), f[2](...). `lnc` is the launch degree."""
+
+    def __init__(self, function: Any, lnc: int = 1):
+        self.function = function
+        self.lnc = lnc
+
+    def __getitem__(self, grid: Any) -> LncSubscriptable:
+        return LncSubscriptable(self.function, grid[0] if isinstance(grid, tuple) else grid)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
 __all__ = [
+    "LncSubscriptable",
     "NUM_HW_PSUM_BANKS",
     "PSUM_BANK_SIZE",
     "assert_shape",
+    "cross_partition_copy",
     "div_ceil",
     "get_max_positive_value_for_dtype",
     "get_nl_act_fn_from_type",
     "get_program_sharding_info",
     "get_verified_program_sharding_info",
+    "interleave_copy",
     "is_hbm_buffer",
     "is_rms_normalization",
     "kernel_assert",
     "normalization_uses_weights",
     "not_built",
     "program_share",
+    "resolve_dtype_to_nki",
     "resolve_fp8_dtype",
+    "tp_broadcast",
 ]

@@ -1,3 +1,4 @@
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -6,7 +7,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils import kernel_helpers as helpers
 from nkilib.core.utils.common_types import ActFnType, DtypeMode, NormType
-from support import target
+from support import run_tiles, target
 
 
 @nki.jit
@@ -19,7 +20,7 @@ def programs(marks):
     facts = [ndim, n_prgs, prg_id, start, end, start_of_four, end_of_four]
     for i in range(7):
         nisa.memset(row[:, i : i + 1], facts[i])
-    out = nl.ndarray((2, 7), nl.int32, buffer=nl.shared_hbm)
+    out = nl.ndarray((n_prgs, 7), nl.int32, buffer=nl.shared_hbm)
     nisa.dma_copy(out[prg_id : prg_id + 1], row)
     return out
 
@@ -87,3 +88,50 @@ def test_activation_functions_by_type():
 def test_norms_and_their_weights():
     assert [n.value for n in NormType if helpers.is_rms_normalization(n)] == [1, 3, 4]
     assert [n.value for n in NormType if helpers.normalization_uses_weights(n)] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_copies_alternate_between_engines(index):
+    x = np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)
+    (y,) = run_tiles(lambda dst, src: helpers.interleave_copy(dst, src, index), [x], [(x.shape, "bfloat16")])
+    np.testing.assert_array_equal(y, x.astype(ml_dtypes.bfloat16))
+
+
+def test_rows_are_copied_to_other_partitions():
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    (y,) = run_tiles(lambda dst, src: helpers.cross_partition_copy(dst[1:4], src[3:6]), [x], [x * 0])
+    np.testing.assert_array_equal(y[1:4], x[3:6])
+    with pytest.raises(AssertionError, match=r"dst: got shape \(6, 2\), expected \(3, 2\) like src"):
+        run_tiles(lambda dst, src: helpers.cross_partition_copy(dst, src[3:6]), [x], [x])
+
+
+def test_a_row_becomes_a_column():
+    row = np.arange(200, dtype=np.float32)[None]
+    (y,) = run_tiles(lambda dst, src: helpers.tp_broadcast(src, dst, 50), [row], [((128, 1), "float32")])
+    np.testing.assert_array_equal(y[:, 0], row[0, 50:178])
+    with pytest.raises(AssertionError, match="src_offset: got 100, 128 elements from there on are not"):
+        run_tiles(lambda dst, src: helpers.tp_broadcast(src, dst, 100), [row], [((128, 1), "float32")])
+
+
+def test_dtypes_of_others_are_resolved():
+    torch = pytest.importorskip("torch")
+    for dtype in ("bfloat16", torch.bfloat16, np.dtype(ml_dtypes.bfloat16), ml_dtypes.bfloat16, nl.bfloat16):
+        assert helpers.resolve_dtype_to_nki(dtype) is nl.bfloat16
+    assert helpers.resolve_dtype_to_nki(np.bool_) is helpers.resolve_dtype_to_nki("bool") is nl.bool_
+    with pytest.raises(AssertionError, match="dtype: got .*float64.*, allowed are float32"):
+        helpers.resolve_dtype_to_nki(np.float64)
+
+
+def test_a_reference_may_be_called_like_a_kernel():
+    double = helpers.LncSubscriptable(lambda x: 2 * x)
+    assert double(3) == double[2](3) == double[(2,)](3) == 6
+    assert (double.lnc, double[2].lnc, double[(2,)].lnc) == (1, 2, 2)
+
+
+def test_buffers_in_hbm():
+    @nki.jit
+    def kernel(x):
+        assert helpers.is_hbm_buffer(x) and not helpers.is_hbm_buffer(nl.zeros((1, 1), nl.float32))
+        return x
+
+    kernel(np.zeros(3, np.float32))
