@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import doctest
+import sys
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from nki.check import lint
 from support import target
 
 each_lnc = pytest.mark.parametrize("lnc", [1, 2])  # def test_...(lnc): run(kernel, x, lnc=lnc)
@@ -80,3 +83,11 @@ def cosine(a: Any, b: Any) -> float:
     a, b = (np.asarray(x, np.float64).ravel() for x in (a, b))
     norms = np.linalg.norm(a) * np.linalg.norm(b)
     return float(a @ b / norms) if norms else 1.0
+
+
+def compiles_and_example_runs(kernel: Any) -> None:
+    """The NKI compiler would accept the kernel, and the example in its docstring is right."""
+    assert lint(kernel) == []
+    names = vars(sys.modules[kernel.func.__module__])
+    example = doctest.DocTestParser().get_doctest(kernel.__doc__, names, kernel.__name__, None, 0)
+    assert example.examples and doctest.DocTestRunner().run(example).failed == 0

@@ -1,12 +1,8 @@
-import doctest
-import importlib
-
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_support import each_lnc, random, run
+from kernel_support import compiles_and_example_runs, each_lnc, random, run
 
-from nki.check import lint
 from nkilib.core.cumsum import cumsum, cumsum_ref
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -82,7 +78,4 @@ def test_integers_are_refused():
 
 
 def test_the_compiler_accepts_the_kernel_and_its_example_runs():
-    assert lint(cumsum) == []
-    names = vars(importlib.import_module("nkilib.core.cumsum.cumsum"))
-    example = doctest.DocTestParser().get_doctest(cumsum.__doc__, names, "", None, 0)
-    assert example.examples and doctest.DocTestRunner().run(example).failed == 0
+    compiles_and_example_runs(cumsum)

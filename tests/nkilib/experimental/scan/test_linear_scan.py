@@ -1,12 +1,8 @@
-import doctest
-import importlib
-
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_support import each_lnc, random, run
+from kernel_support import compiles_and_example_runs, each_lnc, random, run
 
-from nki.check import lint
 from nkilib.experimental.scan import linear_scan, linear_scan_ref
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -76,7 +72,4 @@ def test_shapes_that_disagree_are_named(decay, data, initial, text):
 
 
 def test_the_compiler_accepts_the_kernel_and_its_example_runs():
-    assert lint(linear_scan) == []
-    names = vars(importlib.import_module("nkilib.experimental.scan.linear_scan"))
-    example = doctest.DocTestParser().get_doctest(linear_scan.__doc__, names, "", None, 0)
-    assert example.examples and doctest.DocTestRunner().run(example).failed == 0
+    compiles_and_example_runs(linear_scan)

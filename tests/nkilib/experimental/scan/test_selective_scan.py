@@ -1,12 +1,8 @@
-import doctest
-import importlib
-
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_support import each_lnc, random, run
+from kernel_support import compiles_and_example_runs, each_lnc, random, run
 
-from nki.check import lint
 from nkilib.experimental.scan import selective_scan, selective_scan_ref
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -102,7 +98,4 @@ def test_shapes_that_disagree_are_named(name, shape, text):
 
 
 def test_the_compiler_accepts_the_kernel_and_its_example_runs():
-    assert lint(selective_scan) == []
-    names = vars(importlib.import_module("nkilib.experimental.scan.selective_scan"))
-    example = doctest.DocTestParser().get_doctest(selective_scan.__doc__, names, "", None, 0)
-    assert example.examples and doctest.DocTestRunner().run(example).failed == 0
+    compiles_and_example_runs(selective_scan)
