@@ -1,0 +1,124 @@
+"""MLP for few tokens: bound by the weights, which stream from HBM once.
+
+Cores share the columns: of gate and up, then, with the middle exchanged, of down.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+
+from ..utils.common_types import QuantizationType
+from ..utils.fp8 import row_maximum
+from ..utils.kernel_helpers import div_ceil
+from ..utils.projection import PARTITIONS, Activations, span_columns, transpose_spread
+from ..utils.tiled_range import TiledRange
+from .down import down_terms, project_down, result_rows, store_rows
+from .gate_up import StaticScales, contract_rows, gate_up_features, gate_up_rows
+from .mlp_parameters import MLPParameters, hidden_size, intermediate_size, result_dtype, token_count
+from .rows import RowSource, token_activations
+
+
+def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> Any:
+    """The MLP of all tokens, into out, or returned as a tile if the result stays in SBUF (out is None)."""
+    tokens = token_count(p)
+    scales = StaticScales(p)
+    source = RowSource(p, n_prgs, add_out if core == 0 else None, scales.inverse_x)
+    x = token_activations(p, source, 0, tokens)
+    parts = middle_parts(p, x, scales, n_prgs, core)
+    columns = hidden_size(p) // n_prgs
+    first = core * columns
+    plain = out is not None and not p.transposed_out
+    spread = columns // PARTITIONS if p.down_optimized_layout else 0
+    terms = down_terms(p, scales, first, columns)
+    rows = result_rows(p, tokens, columns)
+    for span in TiledRange(columns, span_columns(tokens)):
+        project_down(p, parts, terms, rows, span.start_offset, first + span.start_offset, span.size, spread)
+        if plain and spread == 0:
+            store_rows(out, rows, span.start_offset, 0, first + span.start_offset, span.size)
+    if plain and spread != 0:
+        store_rows(out, rows, 0, 0, first, columns)
+    if p.transposed_out:
+        nisa.dma_copy(out[:, core], transposed(p, rows, tokens))
+    return None if out is not None else result_in_sbuf(p, rows, n_prgs, core)
+
+
+# ---- the middle ----------------------------------------------------------------------------------------------
+
+
+def middle_parts(p: MLPParameters, x: Activations, scales: StaticScales, n_prgs: int, core: int) -> list:
+    """m in as many parts as there are cores; each core computes one and receives the other."""
+    inner = intermediate_size(p)
+    size = div_ceil(inner, n_prgs)
+    first = core * size
+    count = min(size, inner - first)
+    if p.gate_up_column_tiling or p.quantization == QuantizationType.ROW:
+        rows = gate_up_rows(p, x, scales, first, count)
+        own = contract_rows(p, scales, rows, first, maxima_of(p, rows, n_prgs, core))
+    else:
+        own = gate_up_features(p, x, scales, first, count)
+    if n_prgs == 1:
+        return [own]
+    other = exchanged(own, div_ceil(size, PARTITIONS), core)
+    other.row = (1 - core) * size
+    other.size = inner - count
+    return [own, other] if core == 0 else [other, own]
+
+
+def exchanged(own: Activations, tiles: int, core: int) -> Activations:
+    """The other core's part. Parts may differ by a row; both sides send as many tiles."""
+    shape = (PARTITIONS, tiles, own.tile.shape[2])
+    sent = nl.ndarray(shape, own.tile.dtype, buffer=nl.sbuf)
+    nisa.memset(sent, 0.0)
+    for chunk_rows in TiledRange(own.size, PARTITIONS):
+        nisa.tensor_copy(
+            sent[0 : chunk_rows.size, chunk_rows.index, :], own.tile[0 : chunk_rows.size, chunk_rows.index, :]
+        )
+    received = nl.ndarray(shape, own.tile.dtype, buffer=nl.sbuf)
+    nisa.sendrecv(sent, received, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+    return Activations(received, own.size, 0, own.scales)
+
+
+def maxima_of(p: MLPParameters, rows: list, n_prgs: int, core: int) -> Any:
+    """ROW: max|m| of every token over the columns of all cores."""
+    if p.quantization != QuantizationType.ROW:
+        return None
+    maxima = []
+    for tile in rows:
+        own = row_maximum(tile)
+        if n_prgs == 2:
+            other = nl.ndarray(own.shape, nl.float32, buffer=nl.sbuf)
+            nisa.sendrecv(own, other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=1)
+            nisa.tensor_tensor(other, own, other, op=nl.maximum)
+            own = other
+        maxima.append(own)
+    return maxima
+
+
+# ---- results that are not rows in HBM --------------------------------------------------------------------------
+
+
+def transposed(p: MLPParameters, rows: list, tokens: int) -> Any:
+    """[128, J, T] of this core's columns: column J p + j at [p, j]."""
+    columns = rows[0].shape[1]
+    tile = nl.ndarray((PARTITIONS, columns // PARTITIONS, tokens), result_dtype(p), buffer=nl.sbuf)
+    for i in range(len(rows)):
+        transpose_spread(tile, i * PARTITIONS, rows[i])
+    return tile
+
+
+def result_in_sbuf(p: MLPParameters, rows: list, n_prgs: int, core: int) -> Any:
+    """All columns in every core: [T, H], or [128, H / 128, T] without column tiling."""
+    own = rows[0] if p.down_column_tiling else transposed(p, rows, token_count(p))
+    if n_prgs == 1:
+        return own
+    other = nl.ndarray(own.shape, own.dtype, buffer=nl.sbuf)
+    nisa.sendrecv(own, other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=2)
+    width = own.shape[1]
+    whole_shape = (own.shape[0], 2 * width) if p.down_column_tiling else (own.shape[0], 2 * width, own.shape[2])
+    whole = nl.ndarray(whole_shape, own.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(whole[:, core * width : (core + 1) * width], own)
+    nisa.tensor_copy(whole[:, (1 - core) * width : (2 - core) * width], other)
+    return whole

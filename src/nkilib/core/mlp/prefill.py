@@ -1,0 +1,45 @@
+"""MLP for many tokens: bound by TensorE. Weights pass once for every block of tokens, which stay in SBUF."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..utils.common_types import QuantizationType
+from ..utils.fp8 import row_maximum
+from ..utils.kernel_helpers import div_ceil, program_share
+from ..utils.projection import BANK_COLUMNS, PARTITIONS, Activations, span_columns
+from ..utils.tiled_range import TiledRange
+from .down import down_terms, project_down, result_rows, store_rows
+from .gate_up import StaticScales, contract_rows, gate_up_features, gate_up_rows
+from .mlp_parameters import MLPParameters, hidden_size, intermediate_size, token_count
+from .rows import RowSource, token_activations, tokens_per_block
+
+
+def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
+    """out[T, H] = MLP of the tokens of this core. Cores share the tokens."""
+    start, end = program_share(token_count(p))
+    if start == end:
+        return
+    scales = StaticScales(p)
+    source = RowSource(p, 1, add_out, scales.inverse_x)
+    blocks = div_ceil(end - start, tokens_per_block(p, BANK_COLUMNS))
+    size = div_ceil(div_ceil(end - start, blocks), PARTITIONS) * PARTITIONS
+    for block in TiledRange(end - start, size):
+        x = token_activations(p, source, start + block.start_offset, block.size)
+        m = middle(p, x, scales)
+        for span in TiledRange(hidden_size(p), span_columns(block.size)):
+            terms = down_terms(p, scales, span.start_offset, span.size)
+            rows = result_rows(p, block.size, span.size)
+            project_down(p, [m], terms, rows, 0, span.start_offset, span.size)
+            store_rows(out, rows, 0, start + block.start_offset, span.start_offset, span.size)
+
+
+def middle(p: MLPParameters, x: Activations, scales: StaticScales) -> Activations:
+    """m of one block of tokens. ROW needs all of a token's m for its scale, so it keeps tokens in partitions."""
+    if p.quantization != QuantizationType.ROW:
+        return gate_up_features(p, x, scales, 0, intermediate_size(p))
+    rows = gate_up_rows(p, x, scales, 0, intermediate_size(p))
+    maxima = []
+    for tile in rows:
+        maxima.append(row_maximum(tile))
+    return contract_rows(p, scales, rows, 0, maxima)
