@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all tiny bench docs lint clean
+.PHONY: setup demo test test-all tiny bench bench-kernels docs lint clean
 
 setup: $(STAMP)
 
@@ -32,8 +32,12 @@ tiny: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 
+bench-kernels: setup
+	$(BIN)/python -m benchmarks.kernels
+
 docs: setup
 	$(BIN)/python -m nki.docs
+	$(BIN)/python -m nkilib.docs
 
 lint: setup
 	$(BIN)/ruff format --check src tests examples benchmarks

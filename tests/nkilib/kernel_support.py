@@ -91,3 +91,15 @@ def compiles_and_example_runs(kernel: Any) -> None:
     names = vars(sys.modules[kernel.func.__module__])
     example = doctest.DocTestParser().get_doctest(kernel.__doc__, names, kernel.__name__, None, 0)
     assert example.examples and doctest.DocTestRunner().run(example).failed == 0
+
+
+def fp8_steps(actual: Any, reference: Any) -> int:
+    """How many representable FP8 numbers the two are apart, at most."""
+    assert actual.dtype == reference.dtype and actual.dtype in FP8
+    assert not np.isnan(actual.astype(np.float32)).any()
+
+    def place(values: np.ndarray) -> np.ndarray:
+        bits = values.view(np.uint8).astype(np.int32)
+        return np.where(bits < 128, bits, 128 - bits)
+
+    return int(np.abs(place(actual) - place(reference)).max())
