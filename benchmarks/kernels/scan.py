@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nki import TensorSpec
 from nkilib.core.cumsum import cumsum
-from nkilib.experimental.scan import linear_scan, selective_scan
+from nkilib.experimental.scan import linear_scan, selective_scan, ssd
 
 from . import Case
 
@@ -56,6 +56,23 @@ def selective(batch: int, channels: int, states: int, length: int, dtype: str) -
     )
 
 
+def chunked(batch: int, heads: int, length: int, d: int, n: int, dtype: str, q: int = 128) -> Case:
+    """The other bound: Vector forms the weights, y and the new state, a cycle for each of their columns."""
+    x, b = TensorSpec((batch, heads, length, d), dtype), TensorSpec((batch, length, n), dtype)
+    head, mask = TensorSpec((heads,), dtype), TensorSpec((q, q), "float32")
+    elements = batch * (heads * length * (2 * d + 1) + 2 * length * n) + 2 * heads
+    flops = 2 * batch * length * (q * n + heads * d * (q + 2 * n))
+    return Case(
+        "ssd",
+        f"{batch} x {heads} x {length} x {d} x {n} {SHORT[dtype]}",
+        ssd,
+        (x, TensorSpec((batch, heads, length), dtype), head, b, b, q, head, None, mask),
+        hbm_bytes=elements * BYTES[dtype] + 4 * batch * heads * n * d,
+        flops={dtype: flops},
+        other=("Vector", batch * heads * length / q * (q + 2 * d) / VECTOR_GHZ / 1e3),
+    )
+
+
 CASES = [
     cumulative(2048, 8192, "float32"),
     cumulative(2048, 8192, "bfloat16"),
@@ -63,4 +80,6 @@ CASES = [
     linear(2, 5120, 4096, "float32"),
     selective(2, 1536, 16, 2048, "bfloat16"),  # Mamba 130M
     selective(1, 2560, 16, 1000, "float32"),
+    chunked(2, 24, 512, 64, 128, "bfloat16"),  # Mamba-2 130M
+    chunked(1, 80, 1024, 64, 128, "bfloat16"),  # Mamba-2 2.7B
 ]

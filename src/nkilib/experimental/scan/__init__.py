@@ -2,5 +2,6 @@
 
 from .linear_scan import linear_scan, linear_scan_ref
 from .selective_scan import selective_scan, selective_scan_ref
+from .ssd import ssd, ssd_ref
 
-__all__ = ["linear_scan", "linear_scan_ref", "selective_scan", "selective_scan_ref"]
+__all__ = ["linear_scan", "linear_scan_ref", "selective_scan", "selective_scan_ref", "ssd", "ssd_ref"]
