@@ -36,9 +36,9 @@ def selective_scan(x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any = None, initi
 
     On two cores the tiles of 128 channels of all batches are divided.
 
-    Channels stand in the partitions, time in the free dimension. For each state Scalar computes the decay,
-    GpSimd and Vector multiply by B and C (spread over all partitions), Vector scans, and the tensor engine
-    sums over the states: a product with the identity adds up in PSUM.
+    Channels stand in the partitions, time in the free dimension. Vector does nothing but scan, which takes
+    the longest. Scalar computes the decays and multiplies by C, GpSimd multiplies by B (spread over all
+    partitions), and the tensor engine sums over the states in PSUM.
 
     >>> x = dt = np.ones((1, 2, 3), np.float32)
     >>> A, B = np.zeros((2, 4), np.float32), np.ones((1, 4, 3), np.float32)
@@ -101,10 +101,10 @@ def scan_batch(y: Any, x: Any, dt: Any, B: Any, C: Any, tiles: list, identity: A
     """One batch: y, x, dt [c, L]; B, C [n, L]. A tile of B and C serves all tiles of channels."""
     states, length = B.shape
     for times in TiledRange(length, time_tile(states)):
-        spread_B, spread_C = spread(B, times), spread(C, times)
+        spread_B, columns_C = spread(B, times), columns_of(C, times)
         for tile in tiles:
             my_x, my_dt = load(piece(x, tile.rows, times)), load(piece(dt, tile.rows, times))
-            total = scan_tile(tile, my_x, my_dt, spread_B, spread_C, identity)
+            total = scan_tile(tile, my_x, my_dt, spread_B, columns_C, identity)
             store(piece(y, tile.rows, times), total)
 
 
@@ -120,25 +120,48 @@ def spread(matrix: Any, times: Any):
     return tile
 
 
-def scan_tile(tile: ChannelTile, x: Any, dt: Any, spread_B: Any, spread_C: Any, identity: Any):
+def columns_of(C: Any, times: Any):
+    """Time in the partitions: for every 128 columns of C [n, L] a float32 tile [columns, n]."""
+    tiles = []
+    for block in TiledRange(times, P_MAX):
+        tile = nl.ndarray((block.size, C.shape[0]), C.dtype, buffer=nl.sbuf)
+        nisa.dma_transpose(tile, C[:, block.start_offset : block.end_offset])
+        exact = nl.ndarray(tile.shape, nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(exact, tile)
+        tiles.append(exact)
+    return tiles
+
+
+def scan_tile(tile: ChannelTile, x: Any, dt: Any, spread_B: Any, columns_C: list, identity: Any):
     """y of up to 128 channels and one tile of time, in PSUM. The tile's state moves on."""
-    rows, width = x.shape
+    rows = x.shape[0]
     dtx = nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dtx, dt, x, op=nl.multiply)
-    y = nl.ndarray((rows, width), nl.float32, buffer=nl.psum)
+    nisa.tensor_tensor(dtx, dt, x, op=nl.multiply, engine=nisa.engine.gpsimd)
+    y = nl.ndarray(x.shape, nl.float32, buffer=nl.psum)
     for group in TiledRange(tile.A.shape[1], STATE_GROUP):
-        first, last = group.start_offset, group.end_offset
-        h = scan_states(tile, dt, dtx, spread_B[0:rows, first:last], group)
-        # GpSimd multiplies by B for all groups and by C for every second one: Vector also scans
-        engine = nisa.engine.gpsimd if group.index % 2 == 0 else nisa.engine.vector
-        nisa.tensor_tensor(h, h, spread_C[0:rows, first:last], op=nl.multiply, engine=engine)
+        h = scan_states(tile, dt, dtx, spread_B[0:rows, group.start_offset : group.end_offset], group)
         for i in range(group.size):
-            nisa.nc_matmul(y, identity[0:rows, 0:rows], h[:, i, :], is_stationary_onezero=True)
+            add_state(y, h[:, i, :], columns_C, group.start_offset + i, identity)
     if tile.D is not None:
         skipped = nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
         nisa.activation(skipped, nl.copy, x, scale=tile.D)
         nisa.nc_matmul(y, identity[0:rows, 0:rows], skipped, is_stationary_onezero=True)
     return y
+
+
+def add_state(y: Any, h: Any, columns_C: list, n: int, identity: Any):
+    """y += C_n h, both [channels, time]. C scales h where time is in the partitions: on the way there
+    and back the tensor engine transposes, and the way back adds up in PSUM."""
+    channels, width = h.shape
+    for times in TiledRange(width, P_MAX):
+        start, end = times.start_offset, times.end_offset
+        turned = nl.ndarray((times.size, channels), nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(turned, h[:, start:end])
+        scaled = nl.ndarray((times.size, channels), nl.float32, buffer=nl.sbuf)
+        nisa.activation(scaled, nl.copy, turned, scale=columns_C[times.index][:, n : n + 1])
+        nisa.nc_matmul(
+            y[:, start:end], scaled, identity[0 : times.size, 0 : times.size], is_moving_onezero=True
+        )
 
 
 def scan_states(tile: ChannelTile, dt: Any, dtx: Any, B: Any, group: Any):
