@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from .catalogue import Kernel, kernels
+from nkilib.catalogue import Kernel, kernels
 
 PAGE = Path("docs/library.md")
 

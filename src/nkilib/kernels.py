@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import catalogue
+from nkilib import catalogue
 
 
 def __getattr__(name: str) -> Any:

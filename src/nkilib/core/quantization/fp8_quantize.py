@@ -9,10 +9,9 @@ import numpy as np
 
 import nki.isa as nisa
 import nki.language as nl
-
-from ..utils.kernel_assert import kernel_assert
-from ..utils.kernel_helpers import get_max_positive_value_for_dtype
-from ..utils.tiled_range import TiledRange
+from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype
+from nkilib.core.utils.tiled_range import TiledRange
 
 MINIMUM_SCALE = 1e-5  # of a row: one of zeros stays zeros
 PARTITIONS = nl.tile_size.pmax

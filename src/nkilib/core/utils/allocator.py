@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import nki.language as nl
-
-from .kernel_assert import kernel_assert
-from .logging import Logger
+from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.logging import Logger
 
 _SIZES = (
     (1, (nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2, nl.float8_e8m0fnu, nl.int8, nl.uint8, nl.bool_)),

@@ -8,8 +8,7 @@ from types import new_class
 from typing import Any
 
 import nki.language as nl
-
-from .kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import kernel_assert
 
 # An IntEnum that is shown by its member's name. The NKI compiler knows enumerations by a base called Enum.
 _SHOWN = {"__str__": enum.Enum.__str__, "__format__": enum.Enum.__format__}

@@ -6,9 +6,8 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-
-from .common_types import ActFnType, DtypeMode, NormType
-from .kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.common_types import ActFnType, DtypeMode, NormType
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
 
 NUM_HW_PSUM_BANKS = 8
 PSUM_BANK_SIZE = 2048  # bytes in each partition

@@ -6,9 +6,8 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-
-from .kernel_assert import kernel_assert
-from .tiled_range import TiledRange
+from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.tiled_range import TiledRange
 
 QUADRANT = 32  # partitions that a shuffle reaches from one of them
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import nki.language as nl
-
-from .kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import kernel_assert
 
 
 class TensorView(nl.NKIObject):
