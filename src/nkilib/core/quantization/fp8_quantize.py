@@ -15,6 +15,7 @@ from nkilib.core.utils.tiled_range import TiledRange
 
 MINIMUM_SCALE = 1e-5  # of a row: one of zeros stays zeros
 PARTITIONS = nl.tile_size.pmax
+PIECE = 1024  # elements of a partition at a time, so that engines work on different pieces
 
 
 def static_quantization(
@@ -57,9 +58,8 @@ def static_quantization(
         nisa.reciprocal(quant_scale, input_dequant_scale[0:rows])
     _check_column("quant_scale", quant_scale, rows)
     scaled = _new(hidden_state.shape, _rounded_dtype(hidden_state), sbm)
-    nisa.activation(scaled, nl.copy, hidden_state, scale=quant_scale[0:rows])
     quantized = _destination("quantized", quantized, hidden_state.shape, dtype, sbm)
-    _clip(quantized, scaled, largest)
+    _scale_and_clip(quantized, scaled, hidden_state, quant_scale[0:rows], largest)
     return quantized
 
 
@@ -101,19 +101,22 @@ def row_quantization(
     shape = (rows, hidden_state.shape[1], 1) if rank == 3 else (rows, 1)
     dequant_scale = _destination("dequant_scale", dequant_scale, shape, nl.float32, sbm)
     quantized = _destination("quantized", quantized, hidden_state.shape, dtype, sbm)
-    magnitude = _magnitudes(hidden_state, shape, sbm)
-    nisa.tensor_scalar(
-        dequant_scale, magnitude, nl.multiply, 1.0 / largest, op1=nl.maximum, operand1=MINIMUM_SCALE
-    )
-    quant_scale = _new(shape, nl.float32, sbm)
-    nisa.reciprocal(quant_scale, dequant_scale)
     scaled = _new(hidden_state.shape, nl.bfloat16, sbm)
     if rank == 3:
-        spread = quant_scale.broadcast(2, hidden_state.shape[2])
-        nisa.tensor_tensor(scaled, hidden_state, spread, nl.multiply)
+        for tokens in _pieces(hidden_state):
+            part = slice(tokens.start_offset, tokens.end_offset)
+            _quantize_tokens(
+                quantized[:, part],
+                scaled[:, part],
+                dequant_scale[:, part],
+                hidden_state[:, part],
+                largest,
+                sbm,
+            )
     else:
-        nisa.activation(scaled, nl.copy, hidden_state, scale=quant_scale)
-    _clip(quantized, scaled, largest)
+        nisa.tensor_scalar_reduce(scaled, hidden_state, nl.abs, None, nl.maximum, dequant_scale)
+        quant_scale = _scales(dequant_scale, dequant_scale, largest, sbm)
+        _scale_and_clip(quantized, scaled, hidden_state, quant_scale, largest)
     return (quantized if output_dtype is None else quantized.view(output_dtype)), dequant_scale
 
 
@@ -155,26 +158,56 @@ def pre_combine_dequant_scales(input_dequant_scale: Any, weight_dequant_scale: A
 # ---- building blocks
 
 
-def _magnitudes(hidden: Any, shape: Any, sbm: Any) -> Any:
-    """max|x| of each token, in the shape of the scales."""
-    rows = hidden.shape[0]
-    if len(shape) == 2:
-        largest, junk = _new(shape, nl.float32, sbm), _new(hidden.shape, nl.bfloat16, sbm)
-        nisa.tensor_scalar_reduce(junk, hidden, nl.abs, None, nl.maximum, largest)
-        return largest
-    magnitude = _new(hidden.shape, nl.float32, sbm)
-    nisa.tensor_scalar(magnitude, hidden, nl.abs, None)
-    in_partition = _new((rows, shape[1]), nl.float32, sbm)
+def _quantize_tokens(
+    quantized: Any, scaled: Any, dequant_scale: Any, hidden: Any, largest: float, sbm: Any
+) -> None:
+    """Tokens that lie across the partitions: [rows, T, J]."""
+    rows, tokens, columns = hidden.shape
+    magnitude = _new(hidden.shape, _rounded_dtype(hidden), sbm)
+    nisa.activation(magnitude, nl.abs, hidden)
+    in_partition = _new((rows, tokens), nl.float32, sbm)
     nisa.tensor_reduce(in_partition, nl.maximum, magnitude, axis=2)
-    spread = _new((rows, shape[1]), nl.float32, sbm)
-    for tokens in TiledRange(shape[1], PARTITIONS):
-        part = in_partition[:, tokens.start_offset : tokens.end_offset]
-        _spread_maximum(spread[:, tokens.start_offset : tokens.end_offset], part, sbm)
-    return spread.reshape(shape)
+    spread = nl.ndarray((rows, tokens, 1), nl.float32, buffer=nl.psum)
+    _spread_maximum(spread, in_partition, sbm)
+    quant_scale = _scales(dequant_scale, spread, largest, sbm)
+    nisa.tensor_tensor(scaled, hidden, quant_scale.broadcast(2, columns), nl.multiply)
+    nisa.activation(quantized, nl.copy, scaled)  # nothing to clip: F * (1 + 2^-22) rounds to F in bfloat16
+
+
+def _scales(dequant_scale: Any, magnitude: Any, largest: float, sbm: Any) -> Any:
+    """dequant_scale = max(magnitude / F, 1e-5); its reciprocal is returned."""
+    nisa.tensor_scalar(
+        dequant_scale, magnitude, nl.multiply, 1.0 / largest, op1=nl.maximum, operand1=MINIMUM_SCALE
+    )
+    quant_scale = _new(dequant_scale.shape, nl.float32, sbm)
+    nisa.reciprocal(quant_scale, dequant_scale)
+    return quant_scale
+
+
+def _scale_and_clip(quantized: Any, scaled: Any, hidden: Any, scale: Any, largest: float) -> None:
+    """scaled = hidden * scale on the Scalar engine, quantized = clip(scaled) on the Vector engine."""
+    for piece in _pieces(hidden):
+        part = slice(piece.start_offset, piece.end_offset)
+        nisa.activation(scaled[:, part], nl.copy, hidden[:, part], scale=scale)
+        nisa.tensor_scalar(
+            quantized[:, part], scaled[:, part], nl.minimum, largest, op1=nl.maximum, operand1=-largest
+        )
+
+
+def _pieces(tile: Any) -> Any:
+    """Ranges of dimension 1 with about PIECE elements per partition; of tokens, as many as partitions."""
+    columns = 1
+    for size in tile.shape[2:]:
+        columns = columns * size
+    limit = tile.shape[1] if len(tile.shape) == 2 else PARTITIONS
+    return TiledRange(tile.shape[1], min(limit, max(1, PIECE // columns)))
 
 
 def _spread_maximum(dst: Any, data: Any, sbm: Any) -> None:
-    """dst[p, t] = max over partitions of data[:, t]: transpose, reduce, and multiply ones by the diagonal."""
+    """dst[p, t] = max over partitions of data[:, t]: transpose, reduce, and multiply ones by the diagonal.
+
+    dst is in PSUM.
+    """
     rows, tokens = data.shape
     transposed = nl.ndarray((tokens, rows), nl.float32, buffer=nl.psum)
     nisa.nc_transpose(transposed, data)
@@ -190,13 +223,7 @@ def _spread_maximum(dst: Any, data: Any, sbm: Any) -> None:
         on_false_value=0.0,
         cmp_op=nl.equal,
     )
-    spread = nl.ndarray((rows, tokens), nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(spread, ones, diagonal)
-    nisa.tensor_copy(dst, spread)
-
-
-def _clip(dst: Any, data: Any, largest: float) -> None:
-    nisa.tensor_scalar(dst, data, nl.minimum, largest, op1=nl.maximum, operand1=-largest)
+    nisa.nc_matmul(dst, ones, diagonal)
 
 
 def _new(shape: Any, dtype: Any, sbm: Any) -> Any:
