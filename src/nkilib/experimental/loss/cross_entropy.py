@@ -26,6 +26,7 @@ from nkilib.core.utils.tiled_range import TiledRange
 
 P_MAX = nl.tile_size.pmax
 MAX_TILE_BYTES = 32 * 1024  # of a chunk in each partition: several chunks are in flight
+MIN_CHUNK = 2048  # columns: DMA needs long rows
 MAX_BATCH_BYTES = 24 * 1024 * 1024
 MAX_CHUNK = 65535
 FOLDED_EIGHTHS = 6  # of a chunk: Vector and GpSimd then take equally long, and less than Scalar
@@ -46,9 +47,9 @@ def cross_entropy_forward(
     Args:
         logits_hbm: [N, V], bfloat16 or float32.
         targets_hbm: [N] int32 in [0, V).
-        positions_per_batch: with chunk_size, how much is worked on at a time: positions_per_batch x
-            chunk_size logits, laid out over all partitions. At most 128.
-        chunk_size: at most V and 65535.
+        positions_per_batch, chunk_size: how many logits are worked on at a time, at most 128 and at most
+            V and 65535. They are laid out over all partitions: 128 positions and so many fewer columns
+            than chunk_size, though not below 2048.
         dtype: of loss and lse, bfloat16 or float32. Sums and maxima are float32 in any case.
 
     Returns:
@@ -61,7 +62,7 @@ def cross_entropy_forward(
     >>> bool(np.allclose(loss, np.log(32.0)))
     True
     """
-    _check_arguments(logits_hbm, targets_hbm, positions_per_batch, chunk_size, dtype)
+    check_arguments(logits_hbm, targets_hbm, positions_per_batch, chunk_size, dtype)
     loss = nl.ndarray(targets_hbm.shape, dtype, buffer=nl.shared_hbm)
     lse = nl.ndarray(targets_hbm.shape, dtype, buffer=nl.shared_hbm)
     shard = Shard(logits_hbm, positions_per_batch, chunk_size)
@@ -105,7 +106,7 @@ def cross_entropy_backward(
     >>> bool(np.allclose(grad.sum(axis=1), 0.0, atol=1e-6))
     True
     """
-    _check_arguments(logits_hbm, targets_hbm, positions_per_batch, chunk_size, dtype)
+    check_arguments(logits_hbm, targets_hbm, positions_per_batch, chunk_size, dtype)
     assert_shape(lse_state_hbm, targets_hbm.shape, "lse_state_hbm")
     kernel_assert(reduction in ("mean", "sum"), f"reduction: got {reduction}, allowed are mean and sum")
     grad = logits_hbm
@@ -139,8 +140,8 @@ class Shard(nl.NKIObject):
         self.vocabulary = logits.shape[1]
         self.positions = div_ceil(logits.shape[0] - self.first, self.cores)
         self.partitions = min(self.positions, P_MAX)
-        widest = MAX_TILE_BYTES // _itemsize(logits.dtype)
-        self.chunk = min(positions_per_batch * chunk_size // max(self.partitions, 1), widest)
+        asked = positions_per_batch * chunk_size // max(self.partitions, 1)
+        self.chunk = min(chunk_size, MAX_TILE_BYTES // itemsize(logits.dtype), max(asked, MIN_CHUNK))
 
     def chunks(self):
         return TiledRange(self.vocabulary, self.chunk)
@@ -163,25 +164,17 @@ class Shard(nl.NKIObject):
     def column(self, tile: Any, rows: Any):
         return tile[0 : rows.size, rows.index : rows.index + 1]
 
-    def by_columns(self, vector: Any):
-        """Views of a vector [N] that match `full_and_rest` of a column tile."""
+    def pairs(self, vector: Any, tile: Any):
+        """Parts of a vector [N] with their places in a column tile: the full columns, then the last."""
         mine, full = self.of(vector), self.positions // P_MAX
-        views = []
+        first_of_rest, rest = full * P_MAX, self.positions % P_MAX
+        pairs = []
         if full > 0:
-            views.append(mine[0 : full * P_MAX].reshape_dim(0, (full, P_MAX)).permute((1, 0)))
-        if full * P_MAX < self.positions:
-            views.append(mine[full * P_MAX : self.positions].expand_dim(1))
-        return views
-
-    def full_and_rest(self, tile: Any):
-        """The columns of a column tile that fill all partitions, and the last one if it does not."""
-        full, rest = self.positions // P_MAX, self.positions % P_MAX
-        views = []
-        if full > 0:
-            views.append(tile[:, 0:full])
+            columns = mine[0:first_of_rest].reshape_dim(0, (full, P_MAX))
+            pairs.append((columns.permute((1, 0)), tile[:, 0:full]))
         if rest > 0:
-            views.append(tile[0:rest, full : full + 1])
-        return views
+            pairs.append((mine[first_of_rest : self.positions].expand_dim(1), tile[0:rest, full : full + 1]))
+        return pairs
 
     def targets_of(self, tensor: Any, addresses: Any, rows: Any):
         """The elements of [N, V] at the targets of up to 128 positions, for an indirect DMA."""
@@ -206,16 +199,14 @@ def target_addresses(shard: Shard, targets: Any):
 
 def load_columns(shard: Shard, tile: Any, vector: Any):
     """Column tile = vector [N]."""
-    views, columns = shard.by_columns(vector), shard.full_and_rest(tile)
-    for i in range(len(views)):
-        nisa.dma_copy(columns[i], views[i])
+    for pair in shard.pairs(vector, tile):
+        nisa.dma_copy(pair[1], pair[0])
 
 
 def store_columns(shard: Shard, vector: Any, tile: Any):
     """Vector [N] = column tile."""
-    views, columns = shard.by_columns(vector), shard.full_and_rest(tile)
-    for i in range(len(views)):
-        nisa.dma_copy(views[i], columns[i])
+    for pair in shard.pairs(vector, tile):
+        nisa.dma_copy(pair[0], pair[1])
 
 
 def gather_targets(shard: Shard, addresses: Any):
@@ -310,7 +301,7 @@ def scale_exponentials(grad: Any, shard: Shard, rows: Any, exponents: Any):
         nisa.dma_copy(shard.piece(grad, rows, columns), x)
 
 
-def _check_arguments(logits: Any, targets: Any, positions_per_batch: int, chunk_size: int, dtype: Any):
+def check_arguments(logits: Any, targets: Any, positions_per_batch: int, chunk_size: int, dtype: Any):
     floats = (nl.bfloat16, nl.float32)
     kernel_assert(len(logits.shape) == 2, f"logits_hbm: got shape {logits.shape}, expected [N, V]")
     kernel_assert(
@@ -323,10 +314,10 @@ def _check_arguments(logits: Any, targets: Any, positions_per_batch: int, chunk_
         positions_per_batch > 0 and positions_per_batch <= P_MAX,
         f"positions_per_batch: got {positions_per_batch}, allowed are 1 to {P_MAX}",
     )
-    _check_chunk_size(logits, positions_per_batch, chunk_size)
+    check_chunk_size(logits, positions_per_batch, chunk_size)
 
 
-def _check_chunk_size(logits: Any, positions_per_batch: int, chunk_size: int):
+def check_chunk_size(logits: Any, positions_per_batch: int, chunk_size: int):
     vocabulary = logits.shape[1]
     kernel_assert(chunk_size > 0, f"chunk_size: got {chunk_size}, must be positive")
     kernel_assert(
@@ -334,15 +325,15 @@ def _check_chunk_size(logits: Any, positions_per_batch: int, chunk_size: int):
         f"chunk_size: got {chunk_size}, must not exceed V = {vocabulary}; pass chunk_size={vocabulary}",
     )
     kernel_assert(chunk_size <= MAX_CHUNK, f"chunk_size: got {chunk_size}, must not exceed {MAX_CHUNK}")
-    size = positions_per_batch * chunk_size * _itemsize(logits.dtype)
+    size = positions_per_batch * chunk_size * itemsize(logits.dtype)
     kernel_assert(
         size <= MAX_BATCH_BYTES,
         f"positions_per_batch x chunk_size: got {positions_per_batch} x {chunk_size} logits of "
-        f"{_itemsize(logits.dtype)} bytes = {size} bytes, allowed are at most {MAX_BATCH_BYTES}",
+        f"{itemsize(logits.dtype)} bytes = {size} bytes, allowed are at most {MAX_BATCH_BYTES}",
     )
 
 
-def _itemsize(dtype: Any) -> int:
+def itemsize(dtype: Any) -> int:
     return 4 if dtype == nl.float32 else 2
 
 
