@@ -12,21 +12,22 @@ from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_bui
 NUM_HW_PSUM_BANKS = 8
 PSUM_BANK_SIZE = 2048  # bytes in each partition
 
-_DTYPES = {
-    "float32": nl.float32,
-    "bfloat16": nl.bfloat16,
-    "float16": nl.float16,
-    "float8_e4m3": nl.float8_e4m3,
-    "float8_e4m3fn": nl.float8_e4m3fn,
-    "float8_e5m2": nl.float8_e5m2,
-    "int32": nl.int32,
-    "int16": nl.int16,
-    "int8": nl.int8,
-    "uint32": nl.uint32,
-    "uint16": nl.uint16,
-    "uint8": nl.uint8,
-    "bool": nl.bool_,
-}
+_DTYPES = (
+    ("float32", nl.float32),
+    ("bfloat16", nl.bfloat16),
+    ("float16", nl.float16),
+    ("float8_e4m3", nl.float8_e4m3),
+    ("float8_e4m3fn", nl.float8_e4m3fn),
+    ("float8_e5m2", nl.float8_e5m2),
+    ("int32", nl.int32),
+    ("int16", nl.int16),
+    ("int8", nl.int8),
+    ("uint32", nl.uint32),
+    ("uint16", nl.uint16),
+    ("uint8", nl.uint8),
+    ("bool", nl.bool_),
+    ("bool_", nl.bool_),
+)
 _LARGEST = ((nl.float8_e4m3, 240.0), (nl.float8_e4m3fn, 448.0), (nl.float8_e5m2, 57344.0))
 _ACTIVATIONS = (
     (ActFnType.SiLU, nl.silu),
@@ -82,10 +83,13 @@ def get_max_positive_value_for_dtype(dtype: Any) -> float:
 
 def resolve_dtype_to_nki(dtype: Any) -> Any:
     """The nki.language dtype of a torch or numpy dtype, or of a name; those of nki.language stay."""
-    name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
-    found = _DTYPES.get(name.split(".")[-1])
-    kernel_assert(found is not None, f"dtype: got {dtype}, allowed are {', '.join(_DTYPES)}")
-    return found
+    text = str(dtype)
+    for known in _DTYPES:
+        name = known[0]
+        classes = (f"<class 'numpy.{name}'>", f"<class 'ml_dtypes.{name}'>", f"<class 'jax.numpy.{name}'>")
+        if text in (name, f"torch.{name}") or text in classes:
+            return known[1]
+    kernel_assert(False, f"dtype: got {text}, expected a dtype of nki.language, numpy, ml_dtypes or torch")
 
 
 def resolve_fp8_dtype(dtype_mode: DtypeMode) -> Any:

@@ -5,6 +5,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nki.check import lint
 from nkilib.core.utils import kernel_helpers as helpers
 from nkilib.core.utils.common_types import ActFnType, DtypeMode, NormType
 from support import run_tiles, target
@@ -118,7 +119,7 @@ def test_dtypes_of_others_are_resolved():
     for dtype in ("bfloat16", torch.bfloat16, np.dtype(ml_dtypes.bfloat16), ml_dtypes.bfloat16, nl.bfloat16):
         assert helpers.resolve_dtype_to_nki(dtype) is nl.bfloat16
     assert helpers.resolve_dtype_to_nki(np.bool_) is helpers.resolve_dtype_to_nki("bool") is nl.bool_
-    with pytest.raises(AssertionError, match="dtype: got .*float64.*, allowed are float32"):
+    with pytest.raises(AssertionError, match="dtype: got .*float64.*, expected a dtype of nki.language"):
         helpers.resolve_dtype_to_nki(np.float64)
 
 
@@ -135,3 +136,28 @@ def test_buffers_in_hbm():
         return x
 
     kernel(np.zeros(3, np.float32))
+
+
+@nki.jit
+def with_every_helper(x):
+    _, n_prgs, _ = helpers.get_verified_program_sharding_info("helpers", (0, 1), 2)
+    start, end = helpers.program_share(helpers.div_ceil(x.shape[0], 1))
+    dtype = helpers.resolve_dtype_to_nki("float32")
+    tile, column = nl.ndarray((end - start, x.shape[1]), dtype), nl.ndarray((x.shape[1], 1), dtype)
+    nisa.dma_copy(tile, x[start:end])
+    moved = nl.ndarray(tile.shape, dtype)
+    for i in range(n_prgs):
+        helpers.interleave_copy(moved, tile, i)
+    helpers.cross_partition_copy(tile, moved)
+    helpers.tp_broadcast(tile, column)
+    nisa.activation(tile, helpers.get_nl_act_fn_from_type(ActFnType.SiLU), tile)
+    nisa.tensor_scalar(tile, tile, nl.multiply, helpers.get_max_positive_value_for_dtype(nl.float8_e5m2))
+    out = nl.ndarray(x.shape, dtype, buffer=nl.shared_hbm)
+    helpers.kernel_assert(helpers.is_hbm_buffer(out), "out: not in HBM")
+    nisa.dma_copy(out[start:end], tile)
+    return out
+
+
+def test_they_compile():
+    assert with_every_helper(np.zeros((2, 4), np.float32)).shape == (2, 4)
+    assert [str(f) for f in lint(with_every_helper)] == []
