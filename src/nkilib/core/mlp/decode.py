@@ -9,16 +9,23 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.mlp.down import down_terms, project_down, result_rows, store_rows
+from nkilib.core.mlp.gate_up import StaticScales, contract_rows, gate_up_features, gate_up_rows
+from nkilib.core.mlp.mlp_parameters import (
+    MLPParameters,
+    hidden_size,
+    intermediate_size,
+    result_dtype,
+    token_count,
+)
+from nkilib.core.mlp.rows import RowSource, token_activations
+from nkilib.core.utils.common_types import QuantizationType
+from nkilib.core.utils.fp8 import row_maximum
+from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.projection import PARTITIONS, Activations, span_columns, transpose_spread
+from nkilib.core.utils.tiled_range import TiledRange
 
-from ..utils.common_types import QuantizationType
-from ..utils.fp8 import row_maximum
-from ..utils.kernel_helpers import div_ceil
-from ..utils.projection import PARTITIONS, Activations, span_columns, transpose_spread
-from ..utils.tiled_range import TiledRange
-from .down import down_terms, project_down, result_rows, store_rows
-from .gate_up import StaticScales, contract_rows, gate_up_features, gate_up_rows
-from .mlp_parameters import MLPParameters, hidden_size, intermediate_size, result_dtype, token_count
-from .rows import RowSource, token_activations
+SWAP_ELEMENTS = 256  # in each partition, what GpSimdE's DMA takes of any dtype
 
 
 def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> Any:
@@ -34,7 +41,7 @@ def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any)
     spread = columns // PARTITIONS if p.down_optimized_layout else 0
     terms = down_terms(p, scales, first, columns)
     rows = result_rows(p, tokens, columns)
-    for span in TiledRange(columns, span_columns(tokens)):
+    for span in TiledRange(columns, span_columns(parts[0], p.down.weight)):
         project_down(p, parts, terms, rows, span.start_offset, first + span.start_offset, span.size, spread)
         if plain and spread == 0:
             store_rows(out, rows, span.start_offset, 0, first + span.start_offset, span.size)
@@ -45,7 +52,7 @@ def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any)
     return None if out is not None else result_in_sbuf(p, rows, n_prgs, core)
 
 
-# ---- the middle ----------------------------------------------------------------------------------------------
+# ---- the middle ----------------------------------------------------------------------------------
 
 
 def middle_parts(p: MLPParameters, x: Activations, scales: StaticScales, n_prgs: int, core: int) -> list:
@@ -76,9 +83,24 @@ def exchanged(own: Activations, tiles: int, core: int) -> Activations:
         nisa.tensor_copy(
             sent[0 : chunk_rows.size, chunk_rows.index, :], own.tile[0 : chunk_rows.size, chunk_rows.index, :]
         )
-    received = nl.ndarray(shape, own.tile.dtype, buffer=nl.sbuf)
-    nisa.sendrecv(sent, received, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
-    return Activations(received, own.size, 0, own.scales)
+    return Activations(swap(sent, core, 0), own.size, 0, own.scales)
+
+
+def swap(sent: Any, core: int, pipe: int) -> Any:
+    """What the other core sends for this tile. GpSimdE's own DMA does it: queues are full of weights."""
+    received = nl.ndarray(sent.shape, sent.dtype, buffer=nl.sbuf)
+    columns = sent.size // sent.shape[0]
+    give, take = sent.reshape((sent.shape[0], columns)), received.reshape((sent.shape[0], columns))
+    for part in TiledRange(columns, SWAP_ELEMENTS):
+        nisa.sendrecv(
+            give[:, part.start_offset : part.end_offset],
+            take[:, part.start_offset : part.end_offset],
+            send_to_rank=1 - core,
+            recv_from_rank=1 - core,
+            pipe_id=pipe,
+            dma_engine=nisa.dma_engine.gpsimd_dma,
+        )
+    return received
 
 
 def maxima_of(p: MLPParameters, rows: list, n_prgs: int, core: int) -> Any:
@@ -89,15 +111,12 @@ def maxima_of(p: MLPParameters, rows: list, n_prgs: int, core: int) -> Any:
     for tile in rows:
         own = row_maximum(tile)
         if n_prgs == 2:
-            other = nl.ndarray(own.shape, nl.float32, buffer=nl.sbuf)
-            nisa.sendrecv(own, other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=1)
-            nisa.tensor_tensor(other, own, other, op=nl.maximum)
-            own = other
+            nisa.tensor_tensor(own, own, swap(own, core, 1), op=nl.maximum)
         maxima.append(own)
     return maxima
 
 
-# ---- results that are not rows in HBM --------------------------------------------------------------------------
+# ---- results that are not rows in HBM ------------------------------------------------------------
 
 
 def transposed(p: MLPParameters, rows: list, tokens: int) -> Any:
@@ -114,10 +133,11 @@ def result_in_sbuf(p: MLPParameters, rows: list, n_prgs: int, core: int) -> Any:
     own = rows[0] if p.down_column_tiling else transposed(p, rows, token_count(p))
     if n_prgs == 1:
         return own
-    other = nl.ndarray(own.shape, own.dtype, buffer=nl.sbuf)
-    nisa.sendrecv(own, other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=2)
+    other = swap(own, core, 2)
     width = own.shape[1]
-    whole_shape = (own.shape[0], 2 * width) if p.down_column_tiling else (own.shape[0], 2 * width, own.shape[2])
+    whole_shape = (
+        (own.shape[0], 2 * width) if p.down_column_tiling else (own.shape[0], 2 * width, own.shape[2])
+    )
     whole = nl.ndarray(whole_shape, own.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(whole[:, core * width : (core + 1) * width], own)
     nisa.tensor_copy(whole[:, (1 - core) * width : (2 - core) * width], other)

@@ -6,11 +6,10 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-
-from ..utils.projection import PARTITIONS, Terms, finish, load_terms, pick, project_parts
-from ..utils.tiled_range import TiledRange
-from .gate_up import StaticScales, column_scale
-from .mlp_parameters import MLPParameters, result_dtype
+from nkilib.core.mlp.gate_up import StaticScales, column_scale
+from nkilib.core.mlp.mlp_parameters import MLPParameters, result_dtype
+from nkilib.core.utils.projection import PARTITIONS, Terms, finish, load_terms, pick, project_parts
+from nkilib.core.utils.tiled_range import TiledRange
 
 
 def down_terms(p: MLPParameters, scales: StaticScales, column: int, columns: int) -> Terms:
@@ -37,9 +36,7 @@ def project_down(
 ) -> None:
     """y = m Wd + bias for columns column ... of the weights, into columns `at` ... of the rows."""
     for block in project_parts(parts, p.down.weight, column, columns, feature_major=False):
-        dst = pick(
-            rows[block.token // PARTITIONS], 0, block.tokens, at + block.column, block.columns, spread
-        )
+        dst = pick(rows[block.token // PARTITIONS], 0, block.tokens, at + block.column, block.columns, spread)
         finish(dst, block, terms, column, parts[0].scales, spread)
 
 

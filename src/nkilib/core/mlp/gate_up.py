@@ -6,11 +6,16 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-
-from ..utils.common_types import ActFnType, QuantizationType
-from ..utils.fp8 import load_scalar, product_of, quantize_rows, quantize_static, reciprocal_of
-from ..utils.kernel_helpers import div_ceil, get_max_positive_value_for_dtype, get_nl_act_fn_from_type
-from ..utils.projection import (
+from nkilib.core.mlp.mlp_parameters import Linear, MLPParameters, matmul_dtype, quantizes_activations
+from nkilib.core.mlp.rows import castable
+from nkilib.core.utils.common_types import ActFnType, QuantizationType
+from nkilib.core.utils.fp8 import load_scalar, product_of, quantize_rows, quantize_static, reciprocal_of
+from nkilib.core.utils.kernel_helpers import (
+    div_ceil,
+    get_max_positive_value_for_dtype,
+    get_nl_act_fn_from_type,
+)
+from nkilib.core.utils.projection import (
     PARTITIONS,
     Activations,
     Block,
@@ -21,13 +26,11 @@ from ..utils.projection import (
     span_columns,
     transpose_rows,
 )
-from ..utils.tiled_range import TiledRange
-from .mlp_parameters import Linear, MLPParameters, matmul_dtype, quantizes_activations
-from .rows import castable
+from nkilib.core.utils.tiled_range import TiledRange
 
 
 class StaticScales(nl.NKIObject):
-    """What undoes each projection, [128, 1] in SBUF, and what x and m are multiplied by; None unless STATIC."""
+    """STATIC: what undoes each projection, [128, 1] in SBUF, and what x and m are multiplied by. Or None."""
 
     def __init__(self, p: MLPParameters):
         static = p.quantization == QuantizationType.STATIC
@@ -47,7 +50,7 @@ def column_scale(p: MLPParameters, linear: Linear) -> Any:
     return linear.scale if p.quantization == QuantizationType.ROW else None
 
 
-# ---- feature-major: m[columns, tokens], as it will be contracted -------------------------------------------
+# ---- feature-major: m[columns, tokens], as it will be contracted ---------------------------------
 
 
 def gate_up_features(
@@ -56,7 +59,7 @@ def gate_up_features(
     """m of columns first ... first + count. Not for ROW, whose scale is that of a token."""
     tokens = x.tile.shape[2]
     m = nl.ndarray((PARTITIONS, div_ceil(count, PARTITIONS), tokens), matmul_dtype(p), buffer=nl.sbuf)
-    for span in TiledRange(count, span_columns(tokens)):
+    for span in TiledRange(count, span_columns(x, p.up.weight)):
         column = first + span.start_offset
         gates = None
         if not p.skip_gate:
@@ -99,17 +102,17 @@ def load_bias_columns(bias: Any, column: int, columns: int) -> Any:
     return tile
 
 
-# ---- token-major: m[tokens, columns] ------------------------------------------------------------------------
+# ---- token-major: m[tokens, columns] -------------------------------------------------------------
 
 
 def gate_up_rows(p: MLPParameters, x: Activations, scales: StaticScales, first: int, count: int) -> list:
-    """m of columns first ... first + count as rows, [tokens <= 128, count] each; in float32 if FP8 comes next."""
+    """m of columns first ... first + count, [tokens <= 128, count] a tile; in float32 if FP8 comes next."""
     tokens = x.tile.shape[2]
     dtype = nl.float32 if quantizes_activations(p) else matmul_dtype(p)
     rows = []
     for token in TiledRange(tokens, PARTITIONS):
         rows.append(nl.ndarray((token.size, count), dtype, buffer=nl.sbuf))
-    for span in TiledRange(count, span_columns(tokens)):
+    for span in TiledRange(count, span_columns(x, p.up.weight)):
         column = first + span.start_offset
         gates = None
         if not p.skip_gate:
@@ -138,7 +141,9 @@ def project_rows(
     return blocks
 
 
-def contract_rows(p: MLPParameters, scales: StaticScales, rows: list, first: int, maxima: list) -> Activations:
+def contract_rows(
+    p: MLPParameters, scales: StaticScales, rows: list, first: int, maxima: list
+) -> Activations:
     """Rows of m, quantised if need be, as the down projection contracts them. `maxima`: max|m|, for ROW."""
     count, tokens = rows[0].shape[1], (len(rows) - 1) * PARTITIONS + rows[len(rows) - 1].shape[0]
     tile = nl.ndarray((PARTITIONS, div_ceil(count, PARTITIONS), tokens), matmul_dtype(p), buffer=nl.sbuf)
@@ -156,7 +161,7 @@ def contract_rows(p: MLPParameters, scales: StaticScales, rows: list, first: int
     return Activations(tile, count, first, row_scales)
 
 
-# ---- element by element, the same in both orders ------------------------------------------------------------
+# ---- element by element, the same in both orders -------------------------------------------------
 
 
 def clamp(linear: Linear, block: Block) -> None:
@@ -169,9 +174,7 @@ def clamp(linear: Linear, block: Block) -> None:
     elif linear.upper is None:
         nisa.tensor_scalar(value, block.sums, nl.maximum, linear.lower)
     else:
-        nisa.tensor_scalar(
-            value, block.sums, nl.minimum, linear.upper, op1=nl.maximum, operand1=linear.lower
-        )
+        nisa.tensor_scalar(value, block.sums, nl.minimum, linear.upper, op1=nl.maximum, operand1=linear.lower)
     block.sums = value
 
 
@@ -195,7 +198,7 @@ def activate(dst: Any, x: Any, act_fn: ActFnType) -> None:
 
 
 def combine(p: MLPParameters, scales: Any, dst: Any, gates: Any, ups: list, i: int) -> None:
-    """dst = gate * up of block i, or act(up) without a gate; quantised by `scales` if there are STATIC ones."""
+    """dst = gate * up of block i, or act(up) without a gate; quantised if `scales` are STATIC ones."""
     quantized = scales is not None and scales.inverse_m is not None
     out = beside(ups[i]) if quantized else dst
     if gates is None:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import nki
 import nki.language as nl
-
-from ..utils.common_types import (
-    ActFnType,
-    ComputationMode,
-    DtypeMode,
-    MLPGateUpWeightLayout,
-    NormType,
-    QuantizationType,
-)
-from ..utils.kernel_assert import kernel_assert, not_built
-from ..utils.kernel_helpers import get_verified_program_sharding_info
-from .decode import mlp_decode
-from .mlp_parameters import (
+from nkilib.core.mlp.decode import mlp_decode
+from nkilib.core.mlp.mlp_parameters import (
     Linear,
     MLPParameters,
     check,
@@ -31,7 +22,17 @@ from .mlp_parameters import (
     result_dtype,
     token_count,
 )
-from .prefill import mlp_prefill
+from nkilib.core.mlp.prefill import mlp_prefill
+from nkilib.core.utils.common_types import (
+    ActFnType,
+    ComputationMode,
+    DtypeMode,
+    MLPGateUpWeightLayout,
+    NormType,
+    QuantizationType,
+)
+from nkilib.core.utils.kernel_assert import kernel_assert, not_built
+from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 
 
 @nki.jit
@@ -87,16 +88,17 @@ def mlp(
     bfloat16, float16 or float32; activations are rounded to the weights' dtype before each matmul. H is a
     multiple of 128. `mode` AUTO is decode up to 96 tokens, prefill above; decode takes up to 512.
 
-    FP8 weights (`dtype_mode`): ROW has scales [128, I], [128, H] for the columns (row 0 counts) and quantises
-    every token of x and m by its largest element, or takes hidden as [B, S, H + 4], FP8 and a scale. STATIC has
-    scales [128, 1]; prefill also quantises x and m by gate_up_in_scale and down_in_scale.
+    FP8 weights (`dtype_mode`): ROW has scales [128, I], [128, H] of the columns (row 0 counts), quantises
+    every token of x and m by its largest element, or takes hidden as [B, S, H + 4], FP8 and a scale.
+    STATIC has scales [128, 1]; prefill also quantises x and m by gate_up_in_scale and down_in_scale.
 
-    Decode only: hidden in SBUF as [128, T, H / 128], or in HBM as [128, n, H / (128 n), T] (transposed_in), n
-    cores; the result so (transposed_out), or in SBUF, [T, H], without down column tiling [128, H / 128, T].
-    Column tiling is the operand order: tokens stationary, or for gate and up the weights (ROW: always tokens).
+    Decode only: hidden in SBUF as [128, T, H / 128], or, on n cores, in HBM as [128, n, H / (128 n), T]
+    (transposed_in); the result like the latter (transposed_out), or in SBUF, [T, H], without down column
+    tiling [128, H / 128, T]. Column tiling is the operand order: tokens stationary, or for gate and up the
+    weights (ROW: always tokens).
 
-    >>> y = mlp(*(np.full(shape, 0.01, np.float32) for shape in [(1, 4, 128), (128, 64), (128, 64), (64, 128)]))
-    >>> y[0].shape
+    >>> shapes = [(1, 4, 128), (128, 64), (128, 64), (64, 128)]
+    >>> mlp(*(np.full(shape, 0.01, np.float32) for shape in shapes))[0].shape
     (1, 4, 128)
     """
     p = MLPParameters(
@@ -109,7 +111,11 @@ def mlp(
             gate_clamp_lower_limit,
         ),
         up=Linear(
-            up_proj_weights_tensor, up_proj_bias_tensor, up_w_scale, up_clamp_upper_limit, up_clamp_lower_limit
+            up_proj_weights_tensor,
+            up_proj_bias_tensor,
+            up_w_scale,
+            up_clamp_upper_limit,
+            up_clamp_lower_limit,
         ),
         down=Linear(down_proj_weights_tensor, down_proj_bias_tensor, down_w_scale),
         fused_add=fused_add_tensor,
@@ -213,3 +219,79 @@ def fused_mlp_isa_kernel(
         eps=eps,
     )
     return (results[0], results[1]) if len(results) == 2 else results[0]
+
+
+# ---- reference -----------------------------------------------------------------------------------
+
+
+def mlp_ref(hidden: np.ndarray, gate_w: Any, up_w: np.ndarray, down_w: np.ndarray, **options: Any) -> list:
+    """[y, hidden + fused_add] in float64, of hidden [B, S, H] or [B, S, H + 4] and the keywords of `mlp`."""
+    x = np.asarray(hidden[..., : up_w.shape[0]], np.float64)
+    given = None if x.shape == hidden.shape else hidden[..., -4:].copy().view(np.float32).astype(np.float64)
+    if options.get("fused_add_tensor") is not None:
+        x = x + np.asarray(options["fused_add_tensor"], np.float64)
+    added = x
+    x = norm_ref(
+        x,
+        options.get("normalization_type", NormType.NO_NORM),
+        options.get("normalization_weights_tensor"),
+        options.get("normalization_bias_tensor"),
+        options.get("eps", 1e-6),
+    )
+    x = (x * given) if given is not None else quantized_ref(x, options, "gate_up_in_scale")
+    up = linear_ref(x, up_w, "up", options)
+    if options.get("skip_gate_proj"):
+        m = act_ref(up, options.get("activation_fn", ActFnType.SiLU))
+    else:
+        m = act_ref(linear_ref(x, gate_w, "gate", options), options.get("activation_fn", ActFnType.SiLU)) * up
+    return [linear_ref(quantized_ref(m, options, "down_in_scale"), down_w, "down", options), added]
+
+
+def norm_ref(x: np.ndarray, norm: NormType, gamma: Any, beta: Any, eps: float) -> np.ndarray:
+    if norm == NormType.NO_NORM:
+        return x
+    if norm == NormType.LAYER_NORM:
+        x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)
+    if norm != NormType.RMS_NORM_SKIP_GAMMA:
+        x = x * np.asarray(gamma, np.float64)
+    return x if beta is None else x + np.asarray(beta, np.float64)
+
+
+def linear_ref(x: np.ndarray, weight: np.ndarray, name: str, options: dict) -> np.ndarray:
+    """x W * scale + bias, clamped."""
+    scale, bias = options.get(f"{name}_w_scale"), options.get(f"{name}_proj_bias_tensor")
+    y = x @ np.asarray(weight, np.float64)
+    y = y if scale is None else y * np.asarray(scale, np.float64)[0]
+    y = y if bias is None else y + np.asarray(bias, np.float64)
+    upper, lower = options.get(f"{name}_clamp_upper_limit"), options.get(f"{name}_clamp_lower_limit")
+    y = y if upper is None else np.minimum(y, upper)
+    return y if lower is None else np.maximum(y, lower)
+
+
+def act_ref(x: np.ndarray, act_fn: ActFnType) -> np.ndarray:
+    cubic = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    return {
+        ActFnType.SiLU: lambda: x / (1 + np.exp(-x)),
+        ActFnType.GELU: lambda: x * 0.5 * (1 + np.vectorize(math.erf)(x / np.sqrt(2))),
+        ActFnType.GELU_Tanh_Approx: lambda: 0.5 * x * (1 + np.tanh(cubic)),
+        ActFnType.Swish: lambda: x / (1 + np.exp(-1.702 * x)),
+        ActFnType.ReLU: lambda: np.maximum(x, 0),
+        ActFnType.SquaredReLU: lambda: np.maximum(x, 0) ** 2,
+    }[act_fn]()
+
+
+def quantized_ref(x: np.ndarray, options: dict, static_scale: str) -> np.ndarray:
+    """x rounded to FP8 and back, where the kernel does so: by tokens for ROW, in prefill for STATIC."""
+    quantization = options.get("quantization_type", QuantizationType.NONE)
+    ocp = options.get("dtype_mode", DtypeMode.NON_OCP) == DtypeMode.OCP
+    dtype, largest = (ml_dtypes.float8_e4m3fn, 448.0) if ocp else (ml_dtypes.float8_e4m3, 240.0)
+    if quantization == QuantizationType.ROW:
+        bound = options.get("quant_clipping_bound", 0.0) or np.inf
+        x = np.clip(x, -bound, bound)
+        scale = np.maximum(np.abs(x).max(-1, keepdims=True) / largest, 1e-5)
+    elif quantization == QuantizationType.STATIC and options.get(static_scale) is not None:
+        scale = np.float64(options[static_scale][0, 0])
+    else:
+        return x
+    return np.clip(x / scale, -largest, largest).astype(np.float32).astype(dtype).astype(np.float64) * scale

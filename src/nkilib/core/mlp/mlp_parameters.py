@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import nki.language as nl
-
-from ..utils.common_types import (
+from nkilib.core.utils.common_types import (
     ActFnType,
     ComputationMode,
     DtypeMode,
@@ -15,9 +14,9 @@ from ..utils.common_types import (
     NormType,
     QuantizationType,
 )
-from ..utils.kernel_assert import assert_shape, kernel_assert, not_built
-from ..utils.kernel_helpers import is_hbm_buffer, normalization_uses_weights, resolve_fp8_dtype
-from ..utils.projection import BANK_COLUMNS, FP8, PARTITIONS
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.kernel_helpers import is_hbm_buffer, normalization_uses_weights, resolve_fp8_dtype
+from nkilib.core.utils.projection import BANK_COLUMNS, FP8, PARTITIONS
 
 TKG_BS_SEQLEN_THRESHOLD = 96  # tokens up to which AUTO is decode
 QUANTIZED_DECODE = (256, 1, 8192, 3584)  # the one (B, S, H, I) whose activations STATIC quantises in decode
@@ -69,7 +68,7 @@ class MLPParameters(nl.NKIObject):
     transposed_out: bool
 
 
-# ---- sizes and dtypes ------------------------------------------------------------------------------------
+# ---- sizes and dtypes ----------------------------------------------------------------------------
 
 
 def hidden_size(p: MLPParameters) -> int:
@@ -117,7 +116,7 @@ def quantizes_activations(p: MLPParameters) -> bool:
 
 
 def matmul_dtype(p: MLPParameters) -> Any:
-    """What activations are rounded to before a matmul: the weights' dtype; 16 bits where those alone are FP8."""
+    """What activations are rounded to for a matmul: the weights' dtype; 16 bits where those alone are FP8."""
     if p.quantization == QuantizationType.NONE:
         return p.up.weight.dtype
     if quantizes_activations(p):
@@ -131,7 +130,7 @@ def result_dtype(p: MLPParameters) -> Any:
     return nl.bfloat16 if arrives_quantized(p) else p.hidden.dtype
 
 
-# ---- checks ----------------------------------------------------------------------------------------------
+# ---- checks --------------------------------------------------------------------------------------
 
 
 def refuse_mx(p: MLPParameters, dummy_scale: Any, contiguous_x4: bool, w_layout: Any) -> None:
@@ -306,7 +305,7 @@ def check_decode(p: MLPParameters, n_prgs: int) -> None:
     kernel_assert(tokens <= most, f"hidden_tensor: got {tokens} tokens in decode, allowed are at most {most}")
     kernel_assert(
         not (p.down_optimized_layout and p.down_column_tiling),
-        "use_tkg_down_proj_optimized_layout: got True, allowed only with use_tkg_down_proj_column_tiling=False",
+        "use_tkg_down_proj_optimized_layout: got True, allowed only without use_tkg_down_proj_column_tiling",
     )
     kernel_assert(
         not (p.transposed_out and p.down_column_tiling),

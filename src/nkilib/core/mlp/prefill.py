@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..utils.common_types import QuantizationType
-from ..utils.fp8 import row_maximum
-from ..utils.kernel_helpers import div_ceil, program_share
-from ..utils.projection import BANK_COLUMNS, PARTITIONS, Activations, span_columns
-from ..utils.tiled_range import TiledRange
-from .down import down_terms, project_down, result_rows, store_rows
-from .gate_up import StaticScales, contract_rows, gate_up_features, gate_up_rows
-from .mlp_parameters import MLPParameters, hidden_size, intermediate_size, token_count
-from .rows import RowSource, token_activations, tokens_per_block
+from nkilib.core.mlp.down import down_terms, project_down, result_rows, store_rows
+from nkilib.core.mlp.gate_up import StaticScales, contract_rows, gate_up_features, gate_up_rows
+from nkilib.core.mlp.mlp_parameters import MLPParameters, hidden_size, intermediate_size, token_count
+from nkilib.core.mlp.rows import RowSource, token_activations, tokens_per_block
+from nkilib.core.utils.common_types import QuantizationType
+from nkilib.core.utils.fp8 import row_maximum
+from nkilib.core.utils.kernel_helpers import div_ceil, program_share
+from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS, Activations, span_columns
+from nkilib.core.utils.tiled_range import TiledRange
 
 
 def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
@@ -27,7 +27,7 @@ def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
     for block in TiledRange(end - start, size):
         x = token_activations(p, source, start + block.start_offset, block.size)
         m = middle(p, x, scales)
-        for span in TiledRange(hidden_size(p), span_columns(block.size)):
+        for span in TiledRange(hidden_size(p), span_columns(m, p.down.weight)):
             terms = down_terms(p, scales, span.start_offset, span.size)
             rows = result_rows(p, block.size, span.size)
             project_down(p, [m], terms, rows, 0, span.start_offset, span.size)
@@ -35,7 +35,7 @@ def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
 
 
 def middle(p: MLPParameters, x: Activations, scales: StaticScales) -> Activations:
-    """m of one block of tokens. ROW needs all of a token's m for its scale, so it keeps tokens in partitions."""
+    """m of one block of tokens. ROW needs all of a token's m for its scale: tokens stay in partitions."""
     if p.quantization != QuantizationType.ROW:
         return gate_up_features(p, x, scales, 0, intermediate_size(p))
     rows = gate_up_rows(p, x, scales, 0, intermediate_size(p))

@@ -9,13 +9,7 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-
-from ..utils.common_types import NormType, QuantizationType
-from ..utils.fp8 import quantize_rows, quantize_static, row_maximum
-from ..utils.kernel_helpers import div_ceil, get_max_positive_value_for_dtype
-from ..utils.projection import FP8, PARTITIONS, Activations, broadcast_row, rows_from_spread, transpose_rows
-from ..utils.tiled_range import TiledRange
-from .mlp_parameters import (
+from nkilib.core.mlp.mlp_parameters import (
     MLPParameters,
     arrives_quantized,
     hidden_size,
@@ -24,6 +18,18 @@ from .mlp_parameters import (
     quantizes_activations,
     token_count,
 )
+from nkilib.core.utils.common_types import NormType, QuantizationType
+from nkilib.core.utils.fp8 import quantize_rows, quantize_static, row_maximum
+from nkilib.core.utils.kernel_helpers import div_ceil, get_max_positive_value_for_dtype
+from nkilib.core.utils.projection import (
+    FP8,
+    PARTITIONS,
+    Activations,
+    broadcast_row,
+    rows_from_spread,
+    transpose_rows,
+)
+from nkilib.core.utils.tiled_range import TiledRange
 
 STATISTICS_COLUMNS = 512  # of one bn_stats
 
@@ -110,7 +116,7 @@ def add_residual(p: MLPParameters, source: RowSource, rows: Any, first: int) -> 
     return total
 
 
-# ---- norms -----------------------------------------------------------------------------------------------
+# ---- norms ---------------------------------------------------------------------------------------
 
 
 def normalize(p: MLPParameters, source: RowSource, rows: Any) -> Any:
@@ -150,9 +156,7 @@ def layer_norm(out: Any, rows: Any, gamma: Any, beta: Any, eps: float) -> None:
     nisa.bn_aggr(moments, statistics)
     scale = inverse_root(moments[:, 1:2], 1.0, eps)
     centred = nl.ndarray(rows.shape, nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        centred, rows, nl.subtract, moments[:, 0:1], op1=nl.multiply, operand1=scale
-    )
+    nisa.tensor_scalar(centred, rows, nl.subtract, moments[:, 0:1], op1=nl.multiply, operand1=scale)
     if beta is None:
         nisa.tensor_tensor(out, centred, gamma[0:count], op=nl.multiply)
     else:
@@ -161,14 +165,14 @@ def layer_norm(out: Any, rows: Any, gamma: Any, beta: Any, eps: float) -> None:
 
 
 def inverse_root(total: Any, factor: float, eps: float) -> Any:
-    """1 / sqrt(total * factor + eps), on GpSimdE: ScalarE would load a table for it and another afterwards."""
+    """1 / sqrt(total * factor + eps), on GpSimdE: ScalarE would load a table for it, and another after it."""
     root = nl.ndarray(total.shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(root, total, nl.multiply, factor, op1=nl.add, operand1=eps)
     nisa.tensor_scalar(root, root, nl.rsqrt, 0.0, engine=nisa.gpsimd_engine)
     return root
 
 
-# ---- quantisation ----------------------------------------------------------------------------------------
+# ---- quantisation --------------------------------------------------------------------------------
 
 
 def quantize(p: MLPParameters, source: RowSource, rows: Any, scales: Any) -> Any:
@@ -185,7 +189,7 @@ def quantize(p: MLPParameters, source: RowSource, rows: Any, scales: Any) -> Any
 
 
 def tokens_per_block(p: MLPParameters, most: int) -> int:
-    """How many tokens a pass over the weights serves: what SBUF holds of them, before and after gate and up."""
+    """How many tokens a pass over the weights serves: what SBUF holds of x and m."""
     size, inner = hidden_size(p), p.up.weight.shape[1]
     width = 1 if quantizes_activations(p) else (4 if matmul_dtype(p) == nl.float32 else 2)
     each = width * (size + inner) // PARTITIONS

@@ -52,7 +52,7 @@ def row_maximum(x: Any) -> Any:
 
 
 def quantize_rows(dst: Any, x: Any, maximum: Any, largest: float, bound: float = 0.0) -> Any:
-    """dst = fp8(x / s), s = max(maximum / largest, 1e-5) of each row. Returns s. A bound > 0 clips x before."""
+    """dst = fp8(x / s), s = max(maximum / largest, 1e-5) a row, which is returned. A bound > 0 clips x."""
     scale = nl.ndarray(maximum.shape, nl.float32, buffer=nl.sbuf)
     clipped, bounded = x, maximum
     if bound > 0.0:

@@ -12,9 +12,8 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-
-from .kernel_helpers import div_ceil, interleave_copy
-from .tiled_range import TiledRange
+from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
+from nkilib.core.utils.tiled_range import TiledRange
 
 PARTITIONS = 128
 BANK_COLUMNS = 512  # float32 in one PSUM bank, and the most columns of a moving operand
@@ -25,7 +24,7 @@ FP8 = (nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)
 
 @dataclass
 class Activations(nl.NKIObject):
-    """x[t, 128 k + p] at tile[p, k, t]; `size` elements are contracted with the weights' rows from `row` on."""
+    """x[t, 128 k + p] at tile[p, k, t], `size` elements a token, for the weights' rows from `row` on."""
 
     tile: Any
     size: int
@@ -48,7 +47,7 @@ class Block(nl.NKIObject):
 
 @dataclass
 class Terms(nl.NKIObject):
-    """What is applied to the sums of columns `column` onwards: a factor for all, one for each column, a bias."""
+    """What is applied to the sums of columns `column` onwards: a factor, one for each column, a bias."""
 
     column: int = 0
     scale: Any = None  # [128, 1], the same in all partitions
@@ -56,19 +55,26 @@ class Terms(nl.NKIObject):
     bias: Any = None  # the same; or [128, tiles] for feature-major sums
 
 
-def span_columns(tokens: int) -> int:
+def span_columns(x: Activations, weight: Any) -> int:
     """How many columns of sums to work on at once, so that a set fits into SUM_BANKS."""
-    return BANK_COLUMNS * max(1, SUM_BANKS // div_ceil(tokens, PARTITIONS))
+    tokens = x.tile.shape[2]
+    in_a_bank = BANK_COLUMNS * (PARTITIONS // lane_size(tokens, not doubles(x.tile, weight)))
+    return in_a_bank * max(1, SUM_BANKS // div_ceil(tokens, PARTITIONS))
 
 
-# ---- where sums stand ------------------------------------------------------------------------------------
+def lane_size(tokens: int, packed: bool) -> int:
+    """Partitions that a token-major block takes: with few tokens, several stand side by side."""
+    if not packed or tokens > 64:
+        return PARTITIONS
+    return 32 if tokens <= 32 else 64
+
+
+# ---- where sums stand ----------------------------------------------------------------------------
 
 
 def token_major_blocks(tokens: int, columns: int, packed: bool) -> list[Block]:
-    """Blocks [tokens <= 128, columns <= 512]. Few tokens: several share a bank, side by side in the PE array."""
-    size = PARTITIONS
-    if packed and tokens <= 64:
-        size = 32 if tokens <= 32 else 64
+    """Blocks [tokens <= 128, columns <= 512]; of few tokens, several in a bank, side by side in the array."""
+    size = lane_size(tokens, packed)
     blocks = []
     bank = None
     for column in TiledRange(columns, BANK_COLUMNS):
@@ -97,7 +103,7 @@ def feature_major_blocks(tokens: int, columns: int) -> list[Block]:
     return blocks
 
 
-# ---- multiplying -----------------------------------------------------------------------------------------
+# ---- multiplying ---------------------------------------------------------------------------------
 
 
 def project(x: Activations, weight: Any, column: int, columns: int, feature_major: bool) -> list[Block]:
@@ -186,7 +192,7 @@ def bytes_of(tensor: Any) -> int:
     return 4 if tensor.dtype == nl.float32 else 2
 
 
-# ---- what follows a projection ---------------------------------------------------------------------------
+# ---- what follows a projection -------------------------------------------------------------------
 
 
 def load_terms(linear_scale: Any, column_scale: Any, bias: Any, column: int, columns: int) -> Terms:
@@ -215,7 +221,9 @@ def pick(tile: Any, row: int, rows: int, column: int, columns: int, spread: int 
     return by_tile[:, column // PARTITIONS : (column + columns) // PARTITIONS, :]
 
 
-def finish(dst: Any, block: Block, terms: Terms, column: int, token_scales: Any = None, spread: int = 0) -> None:
+def finish(
+    dst: Any, block: Block, terms: Terms, column: int, token_scales: Any = None, spread: int = 0
+) -> None:
     """dst = sums * scales + bias of a token-major block, whose columns begin at `column` of the weights."""
     at = column + block.column - terms.column
     scale = block_scale(block, terms, token_scales)
@@ -256,7 +264,7 @@ def beside(block: Block) -> Any:
     return tile[block.lane :, :]
 
 
-# ---- transposes ------------------------------------------------------------------------------------------
+# ---- transposes ----------------------------------------------------------------------------------
 
 
 def transpose_rows(dst: Any, tile: int, token: int, rows: Any) -> None:
