@@ -226,7 +226,7 @@ def _on_every_partition(vector: Any) -> Any:
 def _reciprocal_of_first(tensor: Any) -> Any:
     """1 / the first element of an HBM tensor, in all partitions."""
     scale = nl.ndarray((ROWS, 1), nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(scale, tensor.reshape((1, tensor.size))[:, 0:1].broadcast(0, ROWS))
+    nisa.dma_copy(scale, _as_rows(tensor)[0:1, 0:1].broadcast(0, ROWS))
     inverse = nl.ndarray((ROWS, 1), nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(inverse, scale)
     return inverse

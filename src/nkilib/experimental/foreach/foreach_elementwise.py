@@ -4,8 +4,9 @@ Tensors are float32, bfloat16 or float16 of any shape, and `numel` is their numb
 comes as a [128, 1] tensor with the same value in each row. Arithmetic is float32; the result has the shape
 and dtype of the first tensor. On two cores each takes a contiguous part.
 
-    alpha = np.full((128, 1), 2.0, np.float32)
-    add_tensor_kernel(data1, data2, alpha, data1.size)    # data1 + 2 * data2
+>>> data1, data2 = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
+>>> add_tensor_kernel(data1, data2, np.full((128, 1), 2.0, np.float32), data1.size)  # data1 + 2 * data2
+array([2., 3., 4.], dtype=float32)
 
 Division multiplies by VectorE's reciprocal: x / 0 is infinite or NaN as in IEEE 754, and a divisor so small
 that its reciprocal overflows counts as 0.

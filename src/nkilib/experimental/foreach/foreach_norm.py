@@ -4,7 +4,9 @@ Tensors are float32, bfloat16 or float16 of any shape, and `numel` is their numb
 [1, 1] in their dtype, computed in float32; a NaN anywhere makes it NaN. On two cores each takes a contiguous
 part, and the parts' results travel by sendrecv.
 
-    l2_norm_kernel(gradient, gradient.size)
+>>> gradient = np.array([3.0, -4.0], np.float32)
+>>> l2_norm_kernel(gradient, gradient.size)
+array([[5.]], dtype=float32)
 """
 
 from __future__ import annotations

@@ -12,7 +12,13 @@ step_size = lr / (1 - beta1^t) and inv_bc2_sqrt = 1 / sqrt(1 - beta2^t); these a
 the same value in each row. Arithmetic is float32; every output is a new tensor in the dtype of its input.
 max_exp_avg_sq_ptr is looked at with amsgrad only.
 
-    p, m, v = adamw_kernel(p, g, m, v, None, step_size, inv_bc2_sqrt, wd_factor, p.size, 0.9, 0.999, 1e-8)
+>>> p, g, m, v = np.ones(3, np.float32), np.full(3, 0.5, np.float32), *np.zeros((2, 3), np.float32)
+>>> step_size, inv_bc2_sqrt, wd_factor = (
+...     np.full((128, 1), x, np.float32) for x in (0.1 / (1 - 0.9), 1 / (1 - 0.999) ** 0.5, 1 - 0.1 * 0.01)
+... )
+>>> p, m, v = adamw_kernel(p, g, m, v, None, step_size, inv_bc2_sqrt, wd_factor, p.size, 0.9, 0.999, 1e-8)
+>>> p.round(4)
+array([0.899, 0.899, 0.899], dtype=float32)
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
 """Padding of the last one to three dimensions, as torch.nn.functional.pad does it.
 
-pad(x, (1, 2))                                   # replicate: x[0], x..., x[-1], x[-1] along the last axis
-pad(x, (1, 1, 2, 2), mode="constant", value=3)   # the last two axes
+>>> x = np.arange(4, dtype=np.float32).reshape(2, 2)
+>>> pad(x, (1, 2))  # replicate: x[0], x..., x[-1], x[-1] along the last axis
+array([[0., 0., 1., 1., 1.],
+       [2., 2., 3., 3., 3.]], dtype=float32)
+>>> pad(x, (1, 1, 2, 2), mode="constant", value=3).shape  # the last two axes
+(6, 4)
 """
 
 from __future__ import annotations
