@@ -12,12 +12,14 @@ def check(x, lnc=1, on="trn2", **options):
     got = run(cumsum, x, lnc=lnc, on=on, **options)
     assert got.shape == x.shape and got.dtype == x.dtype
     wanted = cumsum_ref(x).astype(x.dtype).astype(np.float64)
-    if x.dtype == np.float32:  # documented: 1e-2 for long rows
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 if x.shape[-1] <= 1024 else 1e-2)
+    if x.dtype == np.float32:  # documented: 1e-4 up to 1K, 1e-2 beyond 5K
+        length = x.shape[-1]
+        atol = 1e-4 if length <= 1024 else 1e-3 if length <= 5000 else 1e-2
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=atol)
     else:
-        rtol = {2: 1e-2, 1: 1.3e-1}[x.dtype.itemsize]  # of 8-bit floats: one step
+        rtol = 1e-2 if x.dtype.itemsize == 2 else 5e-2
         np.testing.assert_allclose(
-            got.astype(np.float64), wanted, rtol=rtol, atol=1e-3 * np.abs(wanted).max()
+            got.astype(np.float64), wanted, rtol=rtol, atol=0.1 * rtol * np.abs(wanted).max()
         )
 
 
