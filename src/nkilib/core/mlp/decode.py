@@ -9,8 +9,7 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.mlp.down import down_terms, project_down, result_rows, store_rows
-from nkilib.core.mlp.gate_up import StaticScales, contract_rows, gate_up_features, gate_up_rows
+from nkilib.core.mlp.gate_up import StaticScales, contract_rows, down_terms, gate_up_features, gate_up_rows
 from nkilib.core.mlp.mlp_parameters import (
     MLPParameters,
     hidden_size,
@@ -22,7 +21,15 @@ from nkilib.core.mlp.rows import RowSource, token_activations
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.fp8 import row_maximum
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.projection import PARTITIONS, Activations, span_columns, transpose_spread
+from nkilib.core.utils.projection import (
+    PARTITIONS,
+    Activations,
+    new_rows,
+    project_into,
+    span_columns,
+    spread_rows,
+    store_rows,
+)
 from nkilib.core.utils.tiled_range import TiledRange
 
 SWAP_ELEMENTS = 256  # in each partition, what GpSimdE's DMA takes of any dtype
@@ -40,15 +47,16 @@ def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any)
     plain = out is not None and not p.transposed_out
     spread = columns // PARTITIONS if p.down_optimized_layout else 0
     terms = down_terms(p, scales, first, columns)
-    rows = result_rows(p, tokens, columns)
+    rows = new_rows(tokens, columns, result_dtype(p))
     for span in TiledRange(columns, span_columns(parts[0], p.down.weight)):
-        project_down(p, parts, terms, rows, span.start_offset, first + span.start_offset, span.size, spread)
+        at, column = span.start_offset, first + span.start_offset
+        project_into(rows, at, parts, p.down.weight, terms, column, span.size, spread)
         if plain and spread == 0:
-            store_rows(out, rows, span.start_offset, 0, first + span.start_offset, span.size)
+            store_rows(out, rows, at, 0, column, span.size)
     if plain and spread != 0:
         store_rows(out, rows, 0, 0, first, columns)
     if p.transposed_out:
-        nisa.dma_copy(out[:, core], transposed(p, rows, tokens))
+        nisa.dma_copy(out[:, core], spread_rows(rows))
     return None if out is not None else result_in_sbuf(p, rows, n_prgs, core)
 
 
@@ -119,18 +127,9 @@ def maxima_of(p: MLPParameters, rows: list, n_prgs: int, core: int) -> Any:
 # ---- results that are not rows in HBM ------------------------------------------------------------
 
 
-def transposed(p: MLPParameters, rows: list, tokens: int) -> Any:
-    """[128, J, T] of this core's columns: column J p + j at [p, j]."""
-    columns = rows[0].shape[1]
-    tile = nl.ndarray((PARTITIONS, columns // PARTITIONS, tokens), result_dtype(p), buffer=nl.sbuf)
-    for i in range(len(rows)):
-        transpose_spread(tile, i * PARTITIONS, rows[i])
-    return tile
-
-
 def result_in_sbuf(p: MLPParameters, rows: list, n_prgs: int, core: int) -> Any:
     """All columns in every core: [T, H], or [128, H / 128, T] without column tiling."""
-    own = rows[0] if p.down_column_tiling else transposed(p, rows, token_count(p))
+    own = rows[0] if p.down_column_tiling else spread_rows(rows)
     if n_prgs == 1:
         return own
     other = swap(own, core, 2)

@@ -19,10 +19,13 @@ from nkilib.core.utils.projection import (
     PARTITIONS,
     Activations,
     Block,
+    Terms,
     beside,
     finish,
     load_terms,
+    new_rows,
     project,
+    rows_in,
     span_columns,
     transpose_rows,
 )
@@ -48,6 +51,11 @@ class StaticScales(nl.NKIObject):
 def column_scale(p: MLPParameters, linear: Linear) -> Any:
     """The scale of each column that ROW weights have, in HBM."""
     return linear.scale if p.quantization == QuantizationType.ROW else None
+
+
+def down_terms(p: MLPParameters, scales: StaticScales, column: int, columns: int) -> Terms:
+    """What follows the sums of the down projection."""
+    return load_terms(scales.down, column_scale(p, p.down), p.down.bias, column, columns)
 
 
 # ---- feature-major: m[columns, tokens], as it will be contracted ---------------------------------
@@ -109,9 +117,7 @@ def gate_up_rows(p: MLPParameters, x: Activations, scales: StaticScales, first: 
     """m of columns first ... first + count, [tokens <= 128, count] a tile; in float32 if FP8 comes next."""
     tokens = x.tile.shape[2]
     dtype = nl.float32 if quantizes_activations(p) else matmul_dtype(p)
-    rows = []
-    for token in TiledRange(tokens, PARTITIONS):
-        rows.append(nl.ndarray((token.size, count), dtype, buffer=nl.sbuf))
+    rows = new_rows(tokens, count, dtype)
     for span in TiledRange(count, span_columns(x, p.up.weight)):
         column = first + span.start_offset
         gates = None
@@ -145,7 +151,7 @@ def contract_rows(
     p: MLPParameters, scales: StaticScales, rows: list, first: int, maxima: list
 ) -> Activations:
     """Rows of m, quantised if need be, as the down projection contracts them. `maxima`: max|m|, for ROW."""
-    count, tokens = rows[0].shape[1], (len(rows) - 1) * PARTITIONS + rows[len(rows) - 1].shape[0]
+    count, tokens = rows[0].shape[1], rows_in(rows)
     tile = nl.ndarray((PARTITIONS, div_ceil(count, PARTITIONS), tokens), matmul_dtype(p), buffer=nl.sbuf)
     row_scales = [] if p.quantization == QuantizationType.ROW else None
     for i in range(len(rows)):

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from nkilib.core.mlp.down import down_terms, project_down, result_rows, store_rows
-from nkilib.core.mlp.gate_up import StaticScales, contract_rows, gate_up_features, gate_up_rows
-from nkilib.core.mlp.mlp_parameters import MLPParameters, hidden_size, intermediate_size, token_count
+from nkilib.core.mlp.gate_up import StaticScales, contract_rows, down_terms, gate_up_features, gate_up_rows
+from nkilib.core.mlp.mlp_parameters import (
+    MLPParameters,
+    hidden_size,
+    intermediate_size,
+    result_dtype,
+    token_count,
+)
 from nkilib.core.mlp.rows import RowSource, token_activations, tokens_per_block
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.fp8 import row_maximum
 from nkilib.core.utils.kernel_helpers import div_ceil, program_share
-from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS, Activations, span_columns
+from nkilib.core.utils.projection import (
+    BANK_COLUMNS,
+    PARTITIONS,
+    Activations,
+    new_rows,
+    project_into,
+    span_columns,
+    store_rows,
+)
 from nkilib.core.utils.tiled_range import TiledRange
 
 
@@ -29,8 +42,8 @@ def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
         m = middle(p, x, scales)
         for span in TiledRange(hidden_size(p), span_columns(m, p.down.weight)):
             terms = down_terms(p, scales, span.start_offset, span.size)
-            rows = result_rows(p, block.size, span.size)
-            project_down(p, [m], terms, rows, 0, span.start_offset, span.size)
+            rows = new_rows(block.size, span.size, result_dtype(p))
+            project_into(rows, 0, [m], p.down.weight, terms, span.start_offset, span.size)
             store_rows(out, rows, 0, start + block.start_offset, span.start_offset, span.size)
 
 

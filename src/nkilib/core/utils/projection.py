@@ -24,12 +24,13 @@ FP8 = (nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)
 
 @dataclass
 class Activations(nl.NKIObject):
-    """x[t, 128 k + p] at tile[p, k, t], `size` elements a token, for the weights' rows from `row` on."""
+    """x[t, partitions k + p] at tile[p, k, t], `size` elements a token; the weights' rows start at `row`."""
 
     tile: Any
     size: int
     row: int = 0
     scales: Any = None  # what a token was divided by when quantised: [tokens, 1] for each 128 tokens
+    partitions: int = PARTITIONS  # that a tile of the contraction fills
 
 
 @dataclass
@@ -119,36 +120,38 @@ def project_parts(parts: list, weight: Any, column: int, columns: int, feature_m
     else:
         blocks = token_major_blocks(tokens, columns, packed=not doubles(parts[0].tile, weight))
     for x in parts:
-        for chunk in weight_chunks(x.size, columns, weight):
-            tile = load_weights(weight, x.row + chunk.row, chunk, column, columns)
-            multiply(blocks, x.tile, tile, chunk.row // PARTITIONS, feature_major)
+        for chunk in weight_chunks(x, columns, weight):
+            tile = load_weights(weight, chunk, column, columns)
+            multiply(blocks, x.tile, tile, chunk.tile, feature_major)
     return blocks
 
 
 @dataclass
 class Chunk(nl.NKIObject):
-    """Some tiles of weight rows: row + 128 k + p at [p, k]. The last tile of a matrix may be short."""
+    """Some tiles of weight rows: row + partitions k + p at [p, k]. The last one of a matrix may be short."""
 
+    tile: int
     row: int
     tiles: int
     partitions: int
 
 
-def weight_chunks(rows: int, columns: int, weight: Any) -> list[Chunk]:
-    """The chunks of a contraction over `rows`."""
+def weight_chunks(x: Activations, columns: int, weight: Any) -> list[Chunk]:
+    """What is loaded at once of the rows that x is contracted with."""
     chunks = []
-    full = rows // PARTITIONS
+    full = x.size // x.partitions
     for tiles in TiledRange(full, max(1, CHUNK_BYTES // (columns * bytes_of(weight)))):
-        chunks.append(Chunk(tiles.start_offset * PARTITIONS, tiles.size, PARTITIONS))
-    if rows % PARTITIONS != 0:
-        chunks.append(Chunk(full * PARTITIONS, 1, rows % PARTITIONS))
+        row = x.row + tiles.start_offset * x.partitions
+        chunks.append(Chunk(tiles.start_offset, row, tiles.size, x.partitions))
+    if x.size % x.partitions != 0:
+        chunks.append(Chunk(full, x.row + full * x.partitions, 1, x.size % x.partitions))
     return chunks
 
 
-def load_weights(weight: Any, row: int, chunk: Chunk, column: int, columns: int) -> Any:
+def load_weights(weight: Any, chunk: Chunk, column: int, columns: int) -> Any:
     """A chunk in SBUF, [partitions, tiles, columns]."""
     tile = nl.ndarray((chunk.partitions, chunk.tiles, columns), weight.dtype, buffer=nl.sbuf)
-    rows = weight[row : row + chunk.tiles * chunk.partitions, column : column + columns]
+    rows = weight[chunk.row : chunk.row + chunk.tiles * chunk.partitions, column : column + columns]
     nisa.dma_copy(tile, rows.reshape_dim(0, (chunk.tiles, chunk.partitions)).permute((1, 0, 2)))
     return tile
 
@@ -156,7 +159,7 @@ def load_weights(weight: Any, row: int, chunk: Chunk, column: int, columns: int)
 def multiply(blocks: list, x: Any, weights: Any, first: int, feature_major: bool) -> None:
     """Add the products of one chunk, whose first tile is `first`, to every block."""
     partitions, tiles = weights.shape[0], weights.shape[1]
-    step = 2 if partitions == PARTITIONS and doubles(x, weights) else 1
+    step = 2 if doubles(x, weights) else 1
     for k in range(0, tiles, step):
         end = min(tiles, k + step)
         for block in blocks:
@@ -239,6 +242,23 @@ def finish(
         interleave_copy(dst, value, block.column // BANK_COLUMNS + block.token // PARTITIONS)
 
 
+def project_into(
+    rows: list,
+    at: int,
+    parts: list,
+    weight: Any,
+    terms: Terms,
+    column: int,
+    columns: int,
+    spread: int = 0,
+) -> None:
+    """Columns column ... of x W * scales + bias, into columns `at` ... of rows, [tokens <= 128, ...] each."""
+    for block in project_parts(parts, weight, column, columns, feature_major=False):
+        tile = rows[block.token // PARTITIONS]
+        dst = pick(tile, 0, block.tokens, at + block.column, block.columns, spread)
+        finish(dst, block, terms, column, parts[0].scales, spread)
+
+
 def block_scale(block: Block, terms: Terms, token_scales: Any) -> Any:
     """The factor of each partition of a token-major block, or None."""
     if token_scales is not None:
@@ -264,15 +284,30 @@ def beside(block: Block) -> Any:
     return tile[block.lane :, :]
 
 
+def new_rows(tokens: int, columns: int, dtype: Any) -> list:
+    """Tiles for rows of a result, [tokens <= 128, columns] each."""
+    rows = []
+    for token in TiledRange(tokens, PARTITIONS):
+        rows.append(nl.ndarray((token.size, columns), dtype, buffer=nl.sbuf))
+    return rows
+
+
+def store_rows(out: Any, rows: list, at: int, first: int, column: int, columns: int) -> None:
+    """Columns `at` ... of the rows into columns `column` ... of tokens first ... of out, [T, H] in HBM."""
+    for i in range(len(rows)):
+        token, count = first + i * PARTITIONS, rows[i].shape[0]
+        place = out[token : token + count, column : column + columns]
+        nisa.dma_copy(place, rows[i][:, at : at + columns])
+
+
 # ---- transposes ----------------------------------------------------------------------------------
 
 
 def transpose_rows(dst: Any, tile: int, token: int, rows: Any) -> None:
     """dst[p, tile + k, token + t] = rows[t, 128 k + p], through PSUM, a bank at a time; dst casts."""
     tokens, columns = rows.shape
-    room = BANK_COLUMNS * 4 // (PARTITIONS * bytes_of(rows))
     full = columns // PARTITIONS
-    for group in TiledRange(full, room):
+    for group in TiledRange(full, bank_room(rows)):
         bank = nl.ndarray((PARTITIONS, group.size, tokens), rows.dtype, buffer=nl.psum)
         for k in range(group.size):
             column = (group.start_offset + k) * PARTITIONS
@@ -286,25 +321,37 @@ def transpose_rows(dst: Any, tile: int, token: int, rows: Any) -> None:
         nisa.tensor_copy(dst[0:rest, tile + full, token : token + tokens], bank)
 
 
-def transpose_spread(dst: Any, token: int, rows: Any) -> None:
-    """dst[p, j, token + t] = rows[t, J p + j], J = columns / 128: each partition has adjacent columns."""
-    tokens, columns = rows.shape
-    spread = rows.reshape_dim(1, (PARTITIONS, columns // PARTITIONS))
-    room = BANK_COLUMNS * 4 // (PARTITIONS * bytes_of(rows))
-    for group in TiledRange(columns // PARTITIONS, room):
-        bank = nl.ndarray((PARTITIONS, group.size, tokens), rows.dtype, buffer=nl.psum)
-        for k in range(group.size):
-            nisa.nc_transpose(bank[:, k, :], spread[:, :, group.start_offset + k])
-        place = dst[:, group.start_offset : group.end_offset, token : token + tokens]
-        interleave_copy(place, bank, group.index)
+def spread_rows(rows: list) -> Any:
+    """[128, J, tokens], J = columns / 128: each partition has J adjacent columns, J p + j at [p, j]."""
+    tokens, tiles = rows_in(rows), rows[0].shape[1] // PARTITIONS
+    tile = nl.ndarray((PARTITIONS, tiles, tokens), rows[0].dtype, buffer=nl.sbuf)
+    for i in range(len(rows)):
+        spread = rows[i].reshape_dim(1, (PARTITIONS, tiles))
+        first, last = i * PARTITIONS, i * PARTITIONS + rows[i].shape[0]
+        for group in TiledRange(tiles, bank_room(rows[i])):
+            bank = nl.ndarray((PARTITIONS, group.size, last - first), tile.dtype, buffer=nl.psum)
+            for k in range(group.size):
+                nisa.nc_transpose(bank[:, k, :], spread[:, :, group.start_offset + k])
+            place = tile[:, group.start_offset : group.end_offset, first:last]
+            interleave_copy(place, bank, group.index)
+    return tile
+
+
+def rows_in(rows: list) -> int:
+    """All tokens of a list of row tiles, of which all but the last are full."""
+    return (len(rows) - 1) * PARTITIONS + rows[len(rows) - 1].shape[0]
+
+
+def bank_room(rows: Any) -> int:
+    """How many 128-wide transposes a PSUM bank holds."""
+    return BANK_COLUMNS * 4 // (PARTITIONS * bytes_of(rows))
 
 
 def rows_from_spread(dst: Any, source: Any) -> None:
     """The other way: dst[t, J p + j] = source[p, j, t]."""
     tiles, tokens = source.shape[1], source.shape[2]
     by_tile = dst.reshape_dim(1, (PARTITIONS, tiles)).permute((0, 2, 1))
-    room = BANK_COLUMNS * 4 // (PARTITIONS * bytes_of(source))
-    for group in TiledRange(tiles, room):
+    for group in TiledRange(tiles, bank_room(source)):
         bank = nl.ndarray((tokens, group.size, PARTITIONS), source.dtype, buffer=nl.psum)
         for k in range(group.size):
             nisa.nc_transpose(bank[:, k, :], source[:, group.start_offset + k, :])
