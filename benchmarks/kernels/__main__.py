@@ -36,8 +36,8 @@ def main() -> int:
     return 0
 
 
-HEADINGS = ("kernel, size", "modelled us", "bound us", "by", "ratio", "busiest", "SBUF")
-NUMBERS = ("modelled us", "bound us", "ratio")
+HEADINGS = ("kernel, size", "modelled us", "bound us", "by", "ratio", "busiest", "SBUF MiB")
+NUMBERS = ("modelled us", "bound us", "ratio", "SBUF MiB")
 
 
 def table(found: list[Figures]) -> Table:
@@ -48,7 +48,8 @@ def table(found: list[Figures]) -> Table:
         padding=(0, 1, 0, 0),
     )
     for heading in HEADINGS:
-        shown.add_column(heading, justify="right" if heading in NUMBERS else "left", no_wrap=True)
+        justify = "right" if heading in NUMBERS else "left"
+        shown.add_column(heading, justify=justify, no_wrap=heading != HEADINGS[0])
     kernel = ""
     for figures in found:
         if figures.kernel != kernel:
@@ -59,7 +60,7 @@ def table(found: list[Figures]) -> Table:
 
 
 def cells(f: Figures) -> list[str]:
-    sbuf = f"{f.sbuf_peak_bytes / 2**20:.1f} MiB" + (" + spill" if f.spill_bytes else "")
+    sbuf = f"{f.sbuf_peak_bytes / 2**20:.1f}" + (" spills" if f.spill_bytes else "")
     times = [f"{f.modelled_us:,.1f}", f"{f.bound_us:,.1f}", f.bound, f"{f.ratio:.0%}"]
     return [f"  {f.size}", *times, f.busiest, sbuf]
 
