@@ -124,6 +124,19 @@ def test_the_bytes_may_be_returned_as_another_dtype():
     assert fp8_steps(packed.view(expected.dtype).reshape(x.shape), expected) <= 1
 
 
+def test_the_destination_may_hold_four_values_in_an_element():
+    def body(packed, x):
+        returned, _ = row_quantization(
+            x, nl.float8_e4m3fn, output_dtype=nl.float8_e4m3fn_x4, quantized=packed.view(nl.float8_e4m3fn_x4)
+        )
+        assert returned.dtype == nl.float8_e4m3fn_x4 and returned.shape == (128, 2, 4)
+
+    x = random((128, 2, 16), "float32")
+    (packed,) = run_tiles(body, [x], [((128, 2, 4), "uint32")])
+    expected, _ = row_quantization_ref(x, nl.float8_e4m3fn)
+    assert fp8_steps(packed.view(expected.dtype).reshape(x.shape), expected) <= 1
+
+
 @pytest.mark.parametrize("shapes", [((128, 1), (128, 1)), ((128, 1), (128, 7)), ((128, 7), (128, 1))])
 def test_scales_are_multiplied(shapes):
     a, b = random(shapes[0]), random(shapes[1], seed=1)
