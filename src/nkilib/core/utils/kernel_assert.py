@@ -35,10 +35,15 @@ not_built = _Refusal()
 
 
 def _kernel_name() -> str:
-    """The kernel below which this is called: the outermost function before nki's own frames."""
-    frame, name = sys._getframe(2), ""
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] != "nki":
-        if frame.f_globals.get("__name__", "").startswith("nkilib."):
+    """The kernel below which this is called: the library's outermost function before nki's own frames."""
+    frame = sys._getframe(2)
+    name = frame.f_code.co_name
+    while frame is not None and _package(frame) != "nki":
+        if _package(frame) == "nkilib":
             name = frame.f_code.co_name
         frame = frame.f_back
     return name
+
+
+def _package(frame: Any) -> str:
+    return frame.f_globals.get("__name__", "").partition(".")[0]
