@@ -132,13 +132,11 @@ TABLE = [
         "add_scalar_kernel sub_scalar_kernel mul_scalar_kernel div_scalar_kernel "
         "add_tensor_kernel sub_tensor_kernel mul_tensor_kernel div_tensor_kernel "
         "addcdiv_kernel addcmul_kernel lerp_kernel sqrt_kernel",
-        "elementwise foreach operations",
     ),
     Row(
         "L28",
         "experimental.foreach.foreach_norm",
         "l2_norm_kernel l1_norm_kernel linf_norm_kernel",
-        "norms of vectors",
     ),
     Row(
         "L29",
@@ -166,8 +164,8 @@ TABLE = [
         "mx_moe_block_tkg_wrapper",
         "norm, router and experts with MX weights",
     ),
-    Row("L33", "experimental.optimizer.fused_adam", "adam_kernel adamw_kernel", "fused optimizer step"),
-    Row("L34", "experimental.pad.pad", "pad", "padding in four modes"),
+    Row("L33", "experimental.optimizer.fused_adam", "adam_kernel adamw_kernel"),
+    Row("L34", "experimental.pad.pad", "pad"),
     Row(
         "L35",
         "experimental.quantize_mxfp8.quantize_mxfp8",
@@ -178,7 +176,6 @@ TABLE = [
         "L36",
         "experimental.rng.rng",
         "get_rng_state_gpsimd set_rng_state_gpsimd generate_random",
-        "random numbers of GpSimd",
     ),
     Row("L37", "experimental.scan.linear_scan", "linear_scan", "first-order recurrence"),
     Row("L38", "experimental.scan.selective_scan", "selective_scan", "Mamba scan"),
@@ -202,12 +199,7 @@ TABLE = [
         "permute_routed_tokens",
         "tokens sorted by expert, rows packed",
     ),
-    Row(
-        "L44",
-        "experimental.dynamic_shapes",
-        "dynamic_elementwise_add",
-        "addition of as many row tiles as a tensor says",
-    ),
+    Row("L44", "experimental.dynamic_shapes", "dynamic_elementwise_add"),
     Row(
         "L45",
         "experimental.loss",

@@ -24,7 +24,9 @@ def dynamic_elementwise_add(input_a, input_b, num_m_tiles):
     Inputs are [M, H] of bfloat16 with M % 128 == 0 and H % 512 == 0; num_m_tiles is [1, 1] of int32 in HBM,
     0 to M / 128, which is not checked. The sum is rounded once. Two cores share the columns.
 
-        dynamic_elementwise_add(a, b, np.array([[2]], np.int32))[:256]
+    >>> a = np.ones((256, 512), "bfloat16")
+    >>> dynamic_elementwise_add(a, a, np.array([[2]], np.int32))[0, :3]
+    array([2, 2, 2], dtype=bfloat16)
     """
     check_arguments(input_a, input_b, num_m_tiles)
     result = nl.ndarray(input_a.shape, input_a.dtype, buffer=nl.shared_hbm)

@@ -42,7 +42,7 @@ from nkilib.experimental.foreach.flat_tiles import (
     store_tile,
 )
 
-TILE_COLUMNS = 2048  # 4 KiB of each partition in 16-bit transfers, which is where DMA reaches its rate
+TILE_COLUMNS = 1536  # small, so that the engines always have another tile to work on
 # ScalarE's sqrt is not specified below this. Its root, 2^-58, vanishes beside eps and any v that counts.
 SMALLEST_ROOT_INPUT = 2.0**-116
 

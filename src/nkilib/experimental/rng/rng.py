@@ -3,8 +3,10 @@
 Each of the 128 lanes has an XORWOW generator with six words of state, and steps it once for every word it
 draws. The state stays with the core between kernels:
 
-    set_rng_state_gpsimd(np.array([[1, 2, 3, 4, 5, 6]], np.uint32))
-    words = generate_random(np.empty((1, 1000), np.int32), 1000)    # the same after every such call
+>>> set_rng_state_gpsimd(np.array([[1, 2, 3, 4, 5, 6]], np.uint32))
+array([[1, 2, 3, 4, 5, 6]], dtype=uint32)
+>>> generate_random(np.empty((1, 3), np.int32), 3)
+array([[ 362529,  726208, 1109386]], dtype=int32)
 """
 
 from __future__ import annotations
