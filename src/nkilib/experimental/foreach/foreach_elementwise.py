@@ -37,28 +37,19 @@ TILE_COLUMNS = 4096  # transfers of 1 MiB (16-bit) keep the DMA engines busy
 # ---- the walk --------------------------------------------------------------------------------------
 
 
-def elementwise(operation: Any, data: tuple, names: tuple, numel: int) -> Any:
-    """`operation(tiles)` leaves its result in tiles[0]; applied to all tiles of the tensors."""
-    check_all(data, names, numel)
-    result = nl.ndarray(data[0].shape, data[0].dtype, buffer=nl.shared_hbm)
-    for tile in flat_tiles(numel, TILE_COLUMNS):
-        tiles = load_all(data, tile)
-        operation(tiles)
-        store_tile(result, tile, tiles[0])
-    return result
-
-
-def elementwise_with_scalar(
-    operation: Any, data: tuple, names: tuple, scalar_tensor: Any, scalar_name: str, numel: int
+def elementwise(
+    operation: Any, data: tuple, names: tuple, numel: int, scalar_tensor: Any = None, scalar_name: str = ""
 ) -> Any:
     """`operation(tiles, scalar)` leaves its result in tiles[0]; applied to all tiles of the tensors."""
     check_all(data, names, numel)
-    check_scalar(scalar_tensor, scalar_name)
+    scalar = None
+    if scalar_tensor is not None:
+        check_scalar(scalar_tensor, scalar_name)
+        scalar = load_scalar(scalar_tensor)
     result = nl.ndarray(data[0].shape, data[0].dtype, buffer=nl.shared_hbm)
-    scalar = load_scalar(scalar_tensor)
     for tile in flat_tiles(numel, TILE_COLUMNS):
         tiles = load_all(data, tile)
-        operation(tiles, scalar[0 : tile.partitions])
+        operation(tiles, scalar[0 : tile.partitions] if scalar is not None else None)
         store_tile(result, tile, tiles[0])
     return result
 
@@ -117,11 +108,11 @@ def subtract_scaled(tiles: list, alpha: Any) -> None:
     )
 
 
-def multiply(tiles: list) -> None:
+def multiply(tiles: list, scalar: Any) -> None:
     nisa.tensor_tensor(tiles[0], tiles[0], tiles[1], op=nl.multiply)
 
 
-def divide(tiles: list) -> None:
+def divide(tiles: list, scalar: Any) -> None:
     write_quotient(tiles[0], tiles[0], tiles[1])
 
 
@@ -152,9 +143,17 @@ def interpolate(tiles: list, weight: Any) -> None:
     scale_and_add(tiles[0], difference, weight, tiles[0])
 
 
-def square_root(tiles: list) -> None:
-    # power, because ScalarE's sqrt is not specified at 0 and below 2^-116
-    nisa.tensor_scalar(tiles[0], tiles[0], op0=nl.power, operand0=0.5, engine=nisa.engine.gpsimd)
+def square_root(tiles: list, scalar: Any) -> None:
+    # power, because ScalarE's sqrt is not specified at 0; negative numbers become -1, whose power is NaN
+    nisa.tensor_scalar(
+        tiles[0],
+        tiles[0],
+        op0=nl.maximum,
+        operand0=-1.0,
+        op1=nl.power,
+        operand1=0.5,
+        engine=nisa.engine.gpsimd,
+    )
 
 
 def scale_and_add(dst: Any, data: Any, scale: Any, addend: Any) -> None:
@@ -168,25 +167,25 @@ def scale_and_add(dst: Any, data: Any, scale: Any, addend: Any) -> None:
 @nki.jit
 def add_scalar_kernel(data, scalar_tensor, numel):
     """data + scalar."""
-    return elementwise_with_scalar(add_scalar, (data,), ("data",), scalar_tensor, "scalar_tensor", numel)
+    return elementwise(add_scalar, (data,), ("data",), numel, scalar_tensor, "scalar_tensor")
 
 
 @nki.jit
 def sub_scalar_kernel(data, scalar_tensor, numel):
     """data - scalar."""
-    return elementwise_with_scalar(subtract_scalar, (data,), ("data",), scalar_tensor, "scalar_tensor", numel)
+    return elementwise(subtract_scalar, (data,), ("data",), numel, scalar_tensor, "scalar_tensor")
 
 
 @nki.jit
 def mul_scalar_kernel(data, scalar_tensor, numel):
     """data * scalar."""
-    return elementwise_with_scalar(multiply_scalar, (data,), ("data",), scalar_tensor, "scalar_tensor", numel)
+    return elementwise(multiply_scalar, (data,), ("data",), numel, scalar_tensor, "scalar_tensor")
 
 
 @nki.jit
 def div_scalar_kernel(data, scalar_tensor, numel):
     """data / scalar."""
-    return elementwise_with_scalar(divide_scalar, (data,), ("data",), scalar_tensor, "scalar_tensor", numel)
+    return elementwise(divide_scalar, (data,), ("data",), numel, scalar_tensor, "scalar_tensor")
 
 
 # ---- two tensors -----------------------------------------------------------------------------------
@@ -196,14 +195,14 @@ def div_scalar_kernel(data, scalar_tensor, numel):
 def add_tensor_kernel(data1, data2, alpha_tensor, numel):
     """data1 + alpha * data2."""
     data, names = (data1, data2), ("data1", "data2")
-    return elementwise_with_scalar(add_scaled, data, names, alpha_tensor, "alpha_tensor", numel)
+    return elementwise(add_scaled, data, names, numel, alpha_tensor, "alpha_tensor")
 
 
 @nki.jit
 def sub_tensor_kernel(data1, data2, alpha_tensor, numel):
     """data1 - alpha * data2."""
     data, names = (data1, data2), ("data1", "data2")
-    return elementwise_with_scalar(subtract_scaled, data, names, alpha_tensor, "alpha_tensor", numel)
+    return elementwise(subtract_scaled, data, names, numel, alpha_tensor, "alpha_tensor")
 
 
 @nki.jit
@@ -222,7 +221,7 @@ def div_tensor_kernel(data1, data2, numel):
 def lerp_kernel(data, end, weight_tensor, numel):
     """data + weight * (end - data)."""
     tensors, names = (data, end), ("data", "end")
-    return elementwise_with_scalar(interpolate, tensors, names, weight_tensor, "weight_tensor", numel)
+    return elementwise(interpolate, tensors, names, numel, weight_tensor, "weight_tensor")
 
 
 # ---- three tensors, one tensor ---------------------------------------------------------------------
@@ -232,14 +231,14 @@ def lerp_kernel(data, end, weight_tensor, numel):
 def addcdiv_kernel(data, data1, data2, value_tensor, numel):
     """data + value * (data1 / data2)."""
     tensors, names = (data, data1, data2), ("data", "data1", "data2")
-    return elementwise_with_scalar(add_quotient, tensors, names, value_tensor, "value_tensor", numel)
+    return elementwise(add_quotient, tensors, names, numel, value_tensor, "value_tensor")
 
 
 @nki.jit
 def addcmul_kernel(data, data1, data2, value_tensor, numel):
     """data + value * (data1 * data2)."""
     tensors, names = (data, data1, data2), ("data", "data1", "data2")
-    return elementwise_with_scalar(add_product, tensors, names, value_tensor, "value_tensor", numel)
+    return elementwise(add_product, tensors, names, numel, value_tensor, "value_tensor")
 
 
 @nki.jit

@@ -43,7 +43,8 @@ from nkilib.experimental.foreach.flat_tiles import (
 )
 
 TILE_COLUMNS = 1536  # small, so that the engines always have another tile to work on
-# ScalarE's sqrt is not specified below this. Its root, 2^-58, vanishes beside eps and any v that counts.
+# ScalarE's sqrt is not specified below this. Its root, 2^-58, vanishes beside eps and any v that counts;
+# with eps = 0 it makes 0 / 0 a step of 0.
 SMALLEST_ROOT_INPUT = 2.0**-116
 
 

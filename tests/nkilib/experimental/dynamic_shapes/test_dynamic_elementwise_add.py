@@ -7,6 +7,7 @@ import pytest
 from kernel_support import each_lnc, random, run
 
 import nki
+from nki.check import lint
 from nkilib.experimental import dynamic_shapes
 from nkilib.experimental.dynamic_shapes.dynamic_elementwise_add import (
     dynamic_elementwise_add,
@@ -53,6 +54,12 @@ def test_one_program_serves_every_count():
             warnings.simplefilter("ignore")
             actual = run(dynamic_shapes.dynamic_elementwise_add, a, a, count(tiles))
         np.testing.assert_array_equal(actual[: 128 * tiles], a[: 128 * tiles] * 2)
+
+
+def test_trn3_gives_the_same_and_the_compiler_would_accept_the_kernel():
+    a = random((256, 512), "bfloat16")
+    np.testing.assert_array_equal(run(dynamic_elementwise_add, a, a, count(2), on="trn3"), a * 2)
+    assert [str(finding) for finding in lint(dynamic_elementwise_add)] == []
 
 
 MATRIX = np.zeros((256, 512), random((1,), "bfloat16").dtype)

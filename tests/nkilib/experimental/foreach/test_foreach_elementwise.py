@@ -8,6 +8,7 @@ from kernel_support import each_lnc, run
 from ulps import within_ulps
 
 import nki
+from nki.check import lint
 from nki.machine import TRN2
 from nkilib.experimental.foreach import foreach_elementwise as foreach
 
@@ -128,10 +129,33 @@ def test_division_by_zero_and_infinity_is_as_in_ieee_754(dtype):
 
 
 def test_square_roots_of_zero_infinity_tiny_and_negative_numbers():
-    data = np.array([0, np.inf, 1e-40, 1e-36, 3e38, -1], np.float32)
-    with np.errstate(invalid="ignore"):
-        actual = run(foreach.sqrt_kernel, data, 6)
-    np.testing.assert_allclose(actual, foreach.sqrt_kernel_ref(data, 6), rtol=2e-6)
+    data = np.array([0, np.inf, 1e-40, 1e-36, 3e38, -1, -1e-30, -1e30, -np.inf, np.nan], np.float32)
+    actual = run(foreach.sqrt_kernel, data, data.size)
+    np.testing.assert_allclose(actual, foreach.sqrt_kernel_ref(data, data.size), rtol=2e-6)
+
+
+@each_kernel
+def test_trn3_and_other_ways_to_call_give_the_same(name):
+    kernel, args = getattr(foreach, name), arguments(name, (3, 50), "float32")
+    expected = run(kernel, *args)
+    for other in (kernel[1], kernel[(2,)], nki.jit()(kernel)):
+        np.testing.assert_array_equal(run(other, *args), expected)
+    np.testing.assert_array_equal(run(kernel, *args, on="trn3"), expected)
+
+
+@nki.jit
+def sum_of_three(a, b, c, one):
+    return foreach.add_tensor_kernel(foreach.add_tensor_kernel(a, b, one, a.size), c, one, a.size)
+
+
+def test_a_kernel_can_be_called_inside_another():
+    a = np.arange(300, dtype=np.float32)
+    np.testing.assert_array_equal(run(sum_of_three, a, a, a, scalar(1.0)), 3 * a)
+
+
+@each_kernel
+def test_the_compiler_would_accept_the_kernel(name):
+    assert [str(finding) for finding in lint(getattr(foreach, name))] == []
 
 
 # ---- refusals --------------------------------------------------------------------------------------

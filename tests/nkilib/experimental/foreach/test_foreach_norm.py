@@ -6,6 +6,7 @@ from kernel_support import each_lnc, random, run
 from ulps import within_ulps
 
 import nki
+from nki.check import lint
 from nki.machine import TRN2
 from nkilib.experimental.foreach import foreach_norm
 
@@ -75,6 +76,15 @@ def test_norms_of_zeros_and_of_infinity(name):
     kernel = getattr(foreach_norm, name)
     assert run(kernel, np.zeros(200, np.float32), 200) == 0
     assert run(kernel, np.array([1, -np.inf], np.float32), 2) == np.inf
+
+
+@each_kernel
+def test_trn3_gives_the_same_and_the_compiler_would_accept_the_kernel(name):
+    kernel = getattr(foreach_norm, name)
+    data = random((300, 7))
+    expected = run(kernel, data, data.size)
+    np.testing.assert_array_equal(run(kernel, data, data.size, on="trn3"), expected)
+    assert [str(finding) for finding in lint(kernel)] == []
 
 
 @each_kernel

@@ -6,6 +6,7 @@ from kernel_support import each_lnc, random, run
 from ulps import within_ulps
 
 import nki
+from nki.check import lint
 from nki.machine import TRN2
 from nkilib.experimental.optimizer import fused_adam
 
@@ -137,6 +138,16 @@ def test_ten_steps_follow_torch(name, amsgrad):
         args[:5] = [state[0], grad, *state[1:]]
         state[: 3 + amsgrad] = run(getattr(fused_adam, name), *args)
     np.testing.assert_allclose(state[0], param.detach().numpy(), rtol=1e-6, atol=1e-6 * LR * 10)
+
+
+@each_kernel
+def test_trn3_gives_the_same_and_the_compiler_would_accept_the_kernel(name):
+    kernel = getattr(fused_adam, name)
+    args = arguments(name, (300,))
+    expected = run(kernel, *args)
+    for mine, theirs in zip(run(kernel, *args, on="trn3"), expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert [str(finding) for finding in lint(kernel)] == []
 
 
 # ---- refusals --------------------------------------------------------------------------------------

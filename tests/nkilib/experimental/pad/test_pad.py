@@ -5,6 +5,7 @@ import pytest
 from kernel_support import each_lnc, random, run
 
 import nki
+from nki.check import lint
 from nki.machine import TRN2
 from nkilib.experimental.pad import pad as exported
 from nkilib.experimental.pad.pad import MODES, pad, pad_ref
@@ -98,6 +99,12 @@ def test_torch_pads_alike(shape, padding, mode):
         torch.from_numpy(x), padding, mode, *((2.5,) if mode == "constant" else ())
     )
     np.testing.assert_array_equal(run(pad, x, padding, mode, 2.5), theirs.numpy())
+
+
+def test_trn3_gives_the_same_and_the_compiler_would_accept_the_kernel():
+    x = random((3, 4, 5))
+    np.testing.assert_array_equal(run(pad, x, (1, 2, 3, 1), on="trn3"), pad_ref(x, (1, 2, 3, 1)))
+    assert [str(finding) for finding in lint(pad)] == []
 
 
 # ---- refusals --------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from kernel_support import each_lnc, run
 
+from nki.check import lint
 from nkilib.experimental.rng import rng
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -87,6 +88,17 @@ def test_words_may_be_unsigned():
     unsigned = draw(1000, dtype=np.uint32)
     assert unsigned.dtype == np.uint32
     np.testing.assert_array_equal(unsigned, signed.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", ["get_rng_state_gpsimd", "set_rng_state_gpsimd", "generate_random"])
+def test_the_compiler_would_accept_the_kernel(name):
+    assert [str(finding) for finding in lint(getattr(rng, name))] == []
+
+
+def test_trn3_draws_the_same():
+    run(rng.set_rng_state_gpsimd, STATE, on="trn3")
+    actual = run(rng.generate_random, np.zeros((1, 500), np.uint32), 500, on="trn3")
+    np.testing.assert_array_equal(actual, rng.generate_random_ref(STATE, 500))
 
 
 # ---- refusals --------------------------------------------------------------------------------------
