@@ -29,6 +29,8 @@ from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 ROWS = nl.tile_size.pmax  # rows of a tile, one in each partition
 NARROW_COLUMNS = 8192  # columns that an instruction takes in bfloat16 ...
 WIDE_COLUMNS = 4096  # ... and in float32, so that the tiles beside the row fit into SBUF
+FEW_TILES = 4  # so many tiles do not keep the engines busy by themselves ...
+FEW_TILES_COLUMNS = 2048  # ... but parts of them do
 GAMMA_BYTES = 48 * 1024  # per partition: gammas larger than this are loaded again for every tile
 AHEAD_BYTES = 160 * 1024  # per partition: what two tiles may take for one to be prepared during the other
 SCALE_BYTES = 4  # a float32 behind each row
@@ -153,7 +155,10 @@ class _Job(nl.NKIObject):
         is_plain = pre_norm_gamma is None and self.residual is None
         narrow = self.hidden.dtype == nl.bfloat16 and is_plain  # a scale stands one rounding, not two
         self.work = nl.bfloat16 if narrow else nl.float32
-        self.columns = min(self.width, NARROW_COLUMNS if narrow else WIDE_COLUMNS)
+        few = self.hidden.shape[0] <= FEW_TILES * ROWS * nl.num_programs(0)
+        most = NARROW_COLUMNS if narrow else WIDE_COLUMNS
+        self.columns = min(self.width, FEW_TILES_COLUMNS if few else most)
+        self.transfers = self.columns if few else self.width  # columns of a DMA
         self.squares = nl.ndarray((ROWS, self.columns), nl.bfloat16, buffer=nl.sbuf)
         self.magnitudes = nl.ndarray((ROWS, self.columns), nl.bfloat16, buffer=nl.sbuf)
         self.gamma = ln_w if self.kargs.needs_rms_normalization() else None
@@ -247,8 +252,7 @@ class _Prepared(nl.NKIObject):
 
 def prepare(job: Any, rows: Any) -> Any:
     """All that needs the Vector engine: the norms, the residual, and what the rows are scaled by."""
-    x = nl.ndarray((rows.size, job.width), job.hidden.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(x, job.hidden[rows.start_offset : rows.end_offset])
+    x = loaded(job, rows)
     if job.pre_gamma is not None:
         x = normalised(job, x)
     if job.residual is not None:
@@ -270,14 +274,26 @@ def prepare(job: Any, rows: Any) -> Any:
     return _Prepared(rows, x, factor, quantized)
 
 
-def finish(job: Any, prepared: Any) -> None:
-    """Scale, cast and store."""
-    quantized = prepared.quantized
-    for part in TiledRange(job.width, job.columns):
+def loaded(job: Any, rows: Any) -> Any:
+    x = nl.ndarray((rows.size, job.width), job.hidden.dtype, buffer=nl.sbuf)
+    for part in TiledRange(job.width, job.transfers):
         columns = slice(part.start_offset, part.end_offset)
-        nisa.activation(quantized[:, columns], nl.copy, prepared.values[:, columns], scale=prepared.factor)
-    rows = prepared.rows
-    nisa.dma_copy(job.out_rows[rows.start_offset : rows.end_offset], quantized)
+        nisa.dma_copy(x[:, columns], job.hidden[rows.start_offset : rows.end_offset, columns])
+    return x
+
+
+def finish(job: Any, prepared: Any) -> None:
+    """Scale, cast and store; the scale of a row travels with its last columns."""
+    quantized, rows = prepared.quantized, prepared.rows
+    for transfer in TiledRange(job.width, job.transfers):
+        for part in TiledRange(transfer, job.columns):
+            columns = slice(part.start_offset, part.end_offset)
+            nisa.activation(
+                quantized[:, columns], nl.copy, prepared.values[:, columns], scale=prepared.factor
+            )
+        end = transfer.end_offset if transfer.end_offset < job.width else quantized.shape[1]
+        columns = slice(transfer.start_offset, end)
+        nisa.dma_copy(job.out_rows[rows.start_offset : rows.end_offset, columns], quantized[:, columns])
 
 
 # ---- norms
