@@ -31,8 +31,8 @@ NARROW_COLUMNS = 8192  # columns that an instruction takes in bfloat16 ...
 WIDE_COLUMNS = 4096  # ... and in float32, so that the tiles beside the row fit into SBUF
 FEW_TILES = 4  # so many tiles do not keep the engines busy by themselves ...
 FEW_TILES_COLUMNS = 2048  # ... but parts of them do
-GAMMA_BYTES = 48 * 1024  # per partition: gammas larger than this are loaded again for every tile
-AHEAD_BYTES = 160 * 1024  # per partition: what two tiles may take for one to be prepared during the other
+KEEP_BYTES = 144 * 1024  # per partition, with a tile: larger gammas are loaded again for every tile
+AHEAD_BYTES = 160 * 1024  # per partition, with gammas: of two tiles, for one to be prepared during the other
 SCALE_BYTES = 4  # a float32 behind each row
 
 MAX_BATCH, MAX_SEQUENCE, MAX_HIDDEN = 32, 32768, 16384
@@ -151,26 +151,29 @@ class _Job(nl.NKIObject):
             self.residual_out = nl.ndarray(hidden.shape, hidden.dtype, buffer=nl.shared_hbm)
 
     def place_constants(self, ln_w: Any, pre_norm_gamma: Any, input_dequant_scale: Any) -> None:
-        """Choose the dtype of the work, and load what every tile needs."""
+        """Load what every tile needs."""
+        self._choose_sizes(pre_norm_gamma)
+        self.gamma = ln_w if self.kargs.needs_rms_normalization() else None
+        self.pre_gamma = pre_norm_gamma
+        self.keeps_gammas = self._gamma_bytes() + self._tile_bytes() <= KEEP_BYTES
+        if self.keeps_gammas:
+            self.gamma = _on_every_partition(self.gamma)
+            self.pre_gamma = _on_every_partition(self.pre_gamma)
+        self.quant_scale = None if self.is_row else _reciprocal_of_first(input_dequant_scale)
+        kept = self._gamma_bytes() if self.keeps_gammas else 0
+        self.ahead = 1 if kept + 2 * self._tile_bytes() <= AHEAD_BYTES else 0
+
+    def _choose_sizes(self, pre_norm_gamma: Any) -> None:
+        """The dtype of the work, and how many columns instructions and transfers take."""
         is_plain = pre_norm_gamma is None and self.residual is None
         narrow = self.hidden.dtype == nl.bfloat16 and is_plain  # a scale stands one rounding, not two
         self.work = nl.bfloat16 if narrow else nl.float32
         few = self.hidden.shape[0] <= FEW_TILES * ROWS * nl.num_programs(0)
         most = NARROW_COLUMNS if narrow else WIDE_COLUMNS
         self.columns = min(self.width, FEW_TILES_COLUMNS if few else most)
-        self.transfers = self.columns if few else self.width  # columns of a DMA
+        self.transfers = self.columns if few else self.width
         self.squares = nl.ndarray((ROWS, self.columns), nl.bfloat16, buffer=nl.sbuf)
         self.magnitudes = nl.ndarray((ROWS, self.columns), nl.bfloat16, buffer=nl.sbuf)
-        self.gamma = ln_w if self.kargs.needs_rms_normalization() else None
-        self.pre_gamma = pre_norm_gamma
-        self.keeps_gammas = self._gamma_bytes() <= GAMMA_BYTES
-        if self.keeps_gammas:
-            self.gamma = _on_every_partition(self.gamma)
-            self.pre_gamma = _on_every_partition(self.pre_gamma)
-        self.quant_scale = None
-        if not self.is_row:
-            self.quant_scale = _reciprocal_of_first(input_dequant_scale)
-        self.ahead = 1 if 2 * self._tile_bytes() <= AHEAD_BYTES else 0
 
     def results(self) -> Any:
         return self.out if self.residual_out is None else (self.out, self.residual_out)

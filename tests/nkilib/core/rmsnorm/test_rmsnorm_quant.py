@@ -112,12 +112,14 @@ def test_wide_rows_are_worked_on_in_parts(dtype):
     check(run(rmsnorm_quant_kernel, hidden, gamma, kargs, **tensors), hidden, gamma, kargs, **tensors)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_widest_rows_with_everything_fit_into_sbuf(dtype):
-    spec, row = nki.TensorSpec((300, 16384), dtype), nki.TensorSpec((16384,), dtype)
-    kargs = RmsNormQuantKernelArgs(4.0)
-    profile = nki.profile(rmsnorm_quant_kernel)(spec, row, kargs, pre_norm_gamma=row, residual=spec)
-    assert profile.to_dict()["spill_bytes"] == 0
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("given", [(), ("residual",), ("pre_norm_gamma",), ("residual", "pre_norm_gamma")])
+@pytest.mark.parametrize("rows", [256, 640])
+def test_the_widest_rows_fit_into_sbuf(dtype, given, rows):
+    hidden, gamma = nki.TensorSpec((rows, 16384), dtype), nki.TensorSpec((16384,), dtype)
+    tensors = {name: {"residual": hidden, "pre_norm_gamma": gamma}[name] for name in given}
+    profile = run(nki.profile(rmsnorm_quant_kernel), hidden, gamma, RmsNormQuantKernelArgs(4.0), **tensors)
+    assert profile.timeline.spill_bytes == 0
 
 
 def test_zeros_have_the_smallest_scale():
