@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
-import nki.language as nl
 import numpy as np
+
+import nki.language as nl
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.fp8 import load_scalar, product_of, quantize_static, reciprocal_of
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
@@ -57,7 +58,9 @@ def check_dtypes(p: Operands) -> None:
     fp8 = resolve_fp8_dtype(p.dtype_mode)
     if p.quantization == QuantizationType.NONE:
         kernel_assert(p.weight.dtype in FLOATS, f"weight: got {p.weight.dtype}, allowed are {FLOATS}")
-        kernel_assert(p.attention.dtype in FLOATS, f"attention: got {p.attention.dtype}, allowed are {FLOATS}")
+        kernel_assert(
+            p.attention.dtype in FLOATS, f"attention: got {p.attention.dtype}, allowed are {FLOATS}"
+        )
     else:
         kernel_assert(
             p.weight.dtype == fp8,
@@ -129,9 +132,13 @@ def quantize(dst: Any, x: Any, scales: StaticScales) -> None:
 # ---- reference -----------------------------------------------------------------------------------
 
 
-def projected_ref(x: np.ndarray, weight: np.ndarray, bias: Any, kind: Any, input_scale: Any, weight_scale: Any, mode: Any):
+def projected_ref(
+    x: np.ndarray, weight: np.ndarray, bias: Any, kind: Any, input_scale: Any, weight_scale: Any, mode: Any
+):
     """x [tokens, N D] times weight in float64, with what STATIC and ROW do."""
-    fp8, largest = (ml_dtypes.float8_e4m3fn, 448.0) if mode == DtypeMode.OCP else (ml_dtypes.float8_e4m3, 240.0)
+    fp8, largest = (
+        (ml_dtypes.float8_e4m3fn, 448.0) if mode == DtypeMode.OCP else (ml_dtypes.float8_e4m3, 240.0)
+    )
     wide, factor = np.asarray(x, np.float64), 1.0
     if kind == QuantizationType.STATIC:
         factor = np.float64(input_scale[0, 0])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
-import numpy as np
 from nkilib.core.output_projection.operands import (
     Operands,
     StaticScales,
@@ -58,7 +59,7 @@ def output_projection_tkg(
     this core's columns, [B S, H / cores] or [128, J, B S]. In the dtype of attention, bfloat16 where that is
     FP8. B S is at most 128. Cores share the columns.
 
-    FP8 weights: STATIC has scales [128, 1] of both operands and quantises attention, unless it is FP8 already;
+    FP8 weights: STATIC has scales [128, 1] of both operands and quantises attention unless it is FP8;
     ROW has weight_scale [128, H], one for each column (row 0 counts), and leaves attention as it is.
 
     >>> x, w = np.ones((64, 3, 2, 1), np.float32), np.ones((128, 256), np.float32)
@@ -106,7 +107,7 @@ def result_in_hbm(
 def projected_rows(
     p: Operands, x: Activations, scales: StaticScales, first: int, columns: int, out: Any
 ) -> list:
-    """The columns of this core in SBUF, [tokens, columns]; stored as they become ready, if there is an out."""
+    """The columns of this core in SBUF, [tokens, columns]; stored as they become ready, if out is given."""
     rows = new_rows(x.tile.shape[2], columns, result_dtype(p))
     terms = load_terms(scales.sums, column_scale(p), p.bias, first, columns)
     for span in TiledRange(columns, span_columns(x, p.weight)):
@@ -143,7 +144,7 @@ def check(p: Operands, n_prgs: int, transposed: bool) -> None:
 
 
 def attention_by_rows(p: Operands, scales: StaticScales) -> Activations:
-    """[fold D, groups of heads, tokens], fold = 128 / D heads in a group: the rows of the weights in order."""
+    """[fold D, groups, tokens], fold = 128 / D heads in a group: the rows of the weights in order."""
     depth, batches, heads, tokens = p.attention.shape
     fold = min(heads, PARTITIONS // depth)
     groups, rest = heads // fold, heads % fold

@@ -19,6 +19,7 @@ PARTITIONS = 128
 BANK_COLUMNS = 512  # float32 in one PSUM bank, and the most columns of a moving operand
 SUM_BANKS = 4  # one set of sums: half of PSUM, so that the other half can be drained meanwhile
 CHUNK_BYTES = 8 * 1024  # of weights in each partition: 1 MiB for one transfer
+MAX_SPAN = 4096  # columns: long rows for DMA, yet little left to do when the last one has come
 FP8 = (nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)
 
 
@@ -60,7 +61,7 @@ def span_columns(x: Activations, weight: Any) -> int:
     """How many columns of sums to work on at once, so that a set fits into SUM_BANKS."""
     tokens = x.tile.shape[2]
     in_a_bank = BANK_COLUMNS * (PARTITIONS // lane_size(tokens, not doubles(x.tile, weight)))
-    return in_a_bank * max(1, SUM_BANKS // div_ceil(tokens, PARTITIONS))
+    return min(MAX_SPAN, in_a_bank * max(1, SUM_BANKS // div_ceil(tokens, PARTITIONS)))
 
 
 def lane_size(tokens: int, packed: bool) -> int:
@@ -253,10 +254,24 @@ def project_into(
     spread: int = 0,
 ) -> None:
     """Columns column ... of x W * scales + bias, into columns `at` ... of rows, [tokens <= 128, ...] each."""
-    for block in project_parts(parts, weight, column, columns, feature_major=False):
+    blocks = project_parts(parts, weight, column, columns, feature_major=False)
+    finish_into(rows, at, blocks, terms, column, parts[0].scales, spread)
+
+
+def finish_into(
+    rows: list,
+    at: int,
+    blocks: list,
+    terms: Terms,
+    column: int,
+    token_scales: Any = None,
+    spread: int = 0,
+) -> None:
+    """`finish` of every block, into its place in the rows."""
+    for block in blocks:
         tile = rows[block.token // PARTITIONS]
         dst = pick(tile, 0, block.tokens, at + block.column, block.columns, spread)
-        finish(dst, block, terms, column, parts[0].scales, spread)
+        finish(dst, block, terms, column, token_scales, spread)
 
 
 def block_scale(block: Block, terms: Terms, token_scales: Any) -> Any:
@@ -307,7 +322,7 @@ def transpose_rows(dst: Any, tile: int, token: int, rows: Any) -> None:
     """dst[p, tile + k, token + t] = rows[t, 128 k + p], through PSUM, a bank at a time; dst casts."""
     tokens, columns = rows.shape
     full = columns // PARTITIONS
-    for group in TiledRange(full, bank_room(rows)):
+    for group in TiledRange(full, bank_room(rows, tokens)):
         bank = nl.ndarray((PARTITIONS, group.size, tokens), rows.dtype, buffer=nl.psum)
         for k in range(group.size):
             column = (group.start_offset + k) * PARTITIONS
@@ -328,7 +343,7 @@ def spread_rows(rows: list) -> Any:
     for i in range(len(rows)):
         spread = rows[i].reshape_dim(1, (PARTITIONS, tiles))
         first, last = i * PARTITIONS, i * PARTITIONS + rows[i].shape[0]
-        for group in TiledRange(tiles, bank_room(rows[i])):
+        for group in TiledRange(tiles, bank_room(tile, last - first)):
             bank = nl.ndarray((PARTITIONS, group.size, last - first), tile.dtype, buffer=nl.psum)
             for k in range(group.size):
                 nisa.nc_transpose(bank[:, k, :], spread[:, :, group.start_offset + k])
@@ -342,16 +357,16 @@ def rows_in(rows: list) -> int:
     return (len(rows) - 1) * PARTITIONS + rows[len(rows) - 1].shape[0]
 
 
-def bank_room(rows: Any) -> int:
-    """How many 128-wide transposes a PSUM bank holds."""
-    return BANK_COLUMNS * 4 // (PARTITIONS * bytes_of(rows))
+def bank_room(tensor: Any, width: int) -> int:
+    """How many transposes of this width a PSUM bank holds, in the dtype of the tensor."""
+    return BANK_COLUMNS * 4 // (width * bytes_of(tensor))
 
 
 def rows_from_spread(dst: Any, source: Any) -> None:
     """The other way: dst[t, J p + j] = source[p, j, t]."""
     tiles, tokens = source.shape[1], source.shape[2]
     by_tile = dst.reshape_dim(1, (PARTITIONS, tiles)).permute((0, 2, 1))
-    for group in TiledRange(tiles, bank_room(source)):
+    for group in TiledRange(tiles, bank_room(source, PARTITIONS)):
         bank = nl.ndarray((tokens, group.size, PARTITIONS), source.dtype, buffer=nl.psum)
         for k in range(group.size):
             nisa.nc_transpose(bank[:, k, :], source[:, group.start_offset + k, :])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
-import numpy as np
 from nkilib.core.output_projection.operands import (
     Operands,
     StaticScales,
@@ -28,7 +29,7 @@ from nkilib.core.utils.projection import (
     PARTITIONS,
     SUM_BANKS,
     Activations,
-    finish,
+    finish_into,
     load_terms,
     load_weights,
     multiply,
@@ -41,7 +42,7 @@ from nkilib.core.utils.tiled_range import TiledRange
 
 MAX_COLUMNS = 32768
 ATTENTION_BYTES = 96 * 1024  # in each partition, kept while all weights pass by
-GROUP_TOKENS = SUM_BANKS * PARTITIONS  # whose sums are in PSUM at once
+WEIGHT_BYTES = 32 * 1024  # in each partition, of the columns that all tokens are multiplied with at once
 
 
 @nki.jit
@@ -62,7 +63,7 @@ def output_projection_cte(
     attention, bfloat16 where that is FP8. bfloat16, float16 or float32; attention is rounded to the dtype of
     weight. Cores share the columns, so H is a multiple of their number.
 
-    FP8 weights: STATIC has scales [128, 1] of both operands and quantises attention, unless it is FP8 already;
+    FP8 weights: STATIC has scales [128, 1] of both operands and quantises attention unless it is FP8;
     ROW has weight_scales [128, H], one for each column (row 0 counts), and leaves attention as it is.
 
     >>> x, w = np.ones((1, 2, 64, 200), np.float32), np.ones((128, 96), np.float32)
@@ -73,9 +74,7 @@ def output_projection_cte(
     if compact_weight_scales:
         not_built("compact_weight_scales=True", "microscaling weights are not built")
     names = ("input_scales", "weight_scales")
-    p = Operands(
-        attention, weight, bias, quantization_type, input_scales, weight_scales, dtype_mode, names
-    )
+    p = Operands(attention, weight, bias, quantization_type, input_scales, weight_scales, dtype_mode, names)
     sharding = get_verified_program_sharding_info("output_projection_cte", (0, 1), 2)
     check(p, sharding[1])
     batches, heads, depth, tokens = attention.shape
@@ -101,22 +100,31 @@ def check(p: Operands, n_prgs: int) -> None:
     check_operands(p, shape[1] * shape[2], shape[2], n_prgs)
 
 
+def bytes_per_column(p: Operands) -> int:
+    """What a column of the weights takes of each partition; attention, for a token, takes no more."""
+    return div_ceil(p.weight.shape[0], PARTITIONS) * (4 if p.weight.dtype == nl.float32 else 2)
+
+
 def block_tokens(p: Operands) -> int:
     """How many tokens stay in SBUF while the weights pass by."""
-    each = div_ceil(p.weight.shape[0], PARTITIONS) * (4 if p.weight.dtype == nl.float32 else 2)
-    return max(GROUP_TOKENS, ATTENTION_BYTES // each // GROUP_TOKENS * GROUP_TOKENS)
+    most = SUM_BANKS * PARTITIONS
+    return max(most, ATTENTION_BYTES // bytes_per_column(p) // most * most)
+
+
+def span_banks(p: Operands) -> int:
+    """How many banks of sums lie side by side, for long rows of results; the others are for more tokens."""
+    banks = WEIGHT_BYTES // (BANK_COLUMNS * bytes_per_column(p))
+    return 4 if banks >= 4 else (2 if banks >= 2 else 1)
 
 
 def load_attention(p: Operands, part: Any, scales: StaticScales) -> Activations:
     """[N D, tokens] of HBM, contraction in partitions as it stands there; quantised if need be."""
     size, tokens = part.shape
-    tiles, full = div_ceil(size, PARTITIONS), size // PARTITIONS
-    loaded = p.attention.dtype if quantizes(p) else matmul_dtype(p)
-    x = nl.ndarray((PARTITIONS, tiles, tokens), matmul_dtype(p), buffer=nl.sbuf)
+    x = nl.ndarray((PARTITIONS, div_ceil(size, PARTITIONS), tokens), matmul_dtype(p), buffer=nl.sbuf)
     for tile in TiledRange(size, PARTITIONS):
         raw = x[0 : tile.size, tile.index, :]
         if quantizes(p):
-            raw = nl.ndarray((tile.size, tokens), loaded, buffer=nl.sbuf)
+            raw = nl.ndarray((tile.size, tokens), part.dtype, buffer=nl.sbuf)
         nisa.dma_copy(raw, part[tile.start_offset : tile.end_offset])
         if quantizes(p):
             quantize(x[0 : tile.size, tile.index, :], raw, scales)
@@ -126,23 +134,22 @@ def load_attention(p: Operands, part: Any, scales: StaticScales) -> Activations:
 def project_block(
     p: Operands, x: Activations, scales: StaticScales, out: Any, first: int, columns: int
 ) -> None:
-    """out[:, first ... first + columns] for one block of tokens; weights pass once, a bank's width at a time."""
-    tokens = x.tile.shape[2]
-    for span in TiledRange(columns, BANK_COLUMNS):
+    """out[:, first ... first + columns] of one block of tokens, which stays while the weights pass by."""
+    banks = span_banks(p)
+    for span in TiledRange(columns, banks * BANK_COLUMNS):
         column = first + span.start_offset
         terms = load_terms(scales.sums, column_scale(p), p.bias, column, span.size)
         chunks = weight_chunks(x, span.size, p.weight)
         weights = []
         for chunk in chunks:
             weights.append(load_weights(p.weight, chunk, column, span.size))
-        for group in TiledRange(tokens, GROUP_TOKENS):
+        for group in TiledRange(x.tile.shape[2], SUM_BANKS // banks * PARTITIONS):
             part = x.tile[:, :, group.start_offset : group.end_offset]
             blocks = token_major_blocks(group.size, span.size, packed=False)
             for i in range(len(chunks)):
                 multiply(blocks, part, weights[i], chunks[i].tile, feature_major=False)
             rows = new_rows(group.size, span.size, out.dtype)
-            for block in blocks:
-                finish(rows[block.token // PARTITIONS], block, terms, column)
+            finish_into(rows, 0, blocks, terms, column)
             store_rows(out, rows, 0, group.start_offset, column, span.size)
 
 
