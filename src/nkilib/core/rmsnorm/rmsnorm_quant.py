@@ -24,11 +24,11 @@ from nkilib.core.utils.kernel_helpers import (
     program_share,
     resolve_fp8_dtype,
 )
+from nkilib.core.utils.tile_io import piece, store
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 
 ROWS = nl.tile_size.pmax  # rows of a tile, one in each partition
-NARROW_COLUMNS = 8192  # columns that an instruction takes in bfloat16 ...
-WIDE_COLUMNS = 4096  # ... and in float32, so that the tiles beside the row fit into SBUF
+COLUMNS = 4096  # that an instruction and a load take; the rest of the row may still be under way
 FEW_TILES = 4  # so many tiles do not keep the engines busy by themselves ...
 FEW_TILES_COLUMNS = 2048  # ... but parts of them do
 KEEP_BYTES = 144 * 1024  # per partition, with a tile: larger gammas are loaded again for every tile
@@ -117,7 +117,7 @@ def rmsnorm_quant_kernel(
         dtype_mode = DtypeMode.AUTO if auto_resolve_fp8_dtype else DtypeMode.NON_OCP
     check_arguments(hidden, ln_w, kargs, input_dequant_scale, pre_norm_gamma, residual)
     job = _Job(hidden, kargs, resolve_fp8_dtype(dtype_mode), residual)
-    job.place_constants(ln_w, pre_norm_gamma, input_dequant_scale)
+    job.plan(ln_w, pre_norm_gamma, input_dequant_scale)
     start, end = program_share(job.hidden.shape[0])
     waiting = []
     for rows in TiledRange(TiledRangeIterator(end - start, 0, start, end), ROWS):
@@ -150,18 +150,19 @@ class _Job(nl.NKIObject):
         if residual is not None:
             self.residual_out = nl.ndarray(hidden.shape, hidden.dtype, buffer=nl.shared_hbm)
 
-    def place_constants(self, ln_w: Any, pre_norm_gamma: Any, input_dequant_scale: Any) -> None:
-        """Load what every tile needs."""
+    def plan(self, ln_w: Any, pre_norm_gamma: Any, input_dequant_scale: Any) -> None:
+        """Choose what is kept in SBUF."""
         self._choose_sizes(pre_norm_gamma)
         self.gamma = ln_w if self.kargs.needs_rms_normalization() else None
         self.pre_gamma = pre_norm_gamma
-        self.keeps_gammas = self._gamma_bytes() + self._tile_bytes() <= KEEP_BYTES
-        if self.keeps_gammas:
-            self.gamma = _on_every_partition(self.gamma)
-            self.pre_gamma = _on_every_partition(self.pre_gamma)
+        gammas, tile = self._gamma_bytes(), self._tile_bytes()
+        keeps = gammas + tile <= KEEP_BYTES
+        self.ahead = 1 if (gammas if keeps else 0) + 2 * tile <= AHEAD_BYTES else 0
+        if self.gamma is not None:
+            self.gamma = _Gamma(self.gamma, keeps)
+        if self.pre_gamma is not None:
+            self.pre_gamma = _Gamma(self.pre_gamma, keeps)
         self.quant_scale = None if self.is_row else _reciprocal_of_first(input_dequant_scale)
-        kept = self._gamma_bytes() if self.keeps_gammas else 0
-        self.ahead = 1 if kept + 2 * self._tile_bytes() <= AHEAD_BYTES else 0
 
     def _choose_sizes(self, pre_norm_gamma: Any) -> None:
         """The dtype of the work, and how many columns instructions and transfers take."""
@@ -169,20 +170,14 @@ class _Job(nl.NKIObject):
         narrow = self.hidden.dtype == nl.bfloat16 and is_plain  # a scale stands one rounding, not two
         self.work = nl.bfloat16 if narrow else nl.float32
         few = self.hidden.shape[0] <= FEW_TILES * ROWS * nl.num_programs(0)
-        most = NARROW_COLUMNS if narrow else WIDE_COLUMNS
-        self.columns = min(self.width, FEW_TILES_COLUMNS if few else most)
-        self.transfers = self.columns if few else self.width
+        self.columns = min(self.width, FEW_TILES_COLUMNS if few else COLUMNS)
+        self.parts = TiledRange(self.width, self.columns)
+        self.stores_parts = few
         self.squares = nl.ndarray((ROWS, self.columns), nl.bfloat16, buffer=nl.sbuf)
         self.magnitudes = nl.ndarray((ROWS, self.columns), nl.bfloat16, buffer=nl.sbuf)
 
     def results(self) -> Any:
         return self.out if self.residual_out is None else (self.out, self.residual_out)
-
-    def gamma_columns(self, gamma: Any, part: Any, count: int) -> Any:
-        """Columns of a gamma on `count` partitions."""
-        if self.keeps_gammas:
-            return gamma[0:count, part.start_offset : part.end_offset]
-        return _on_every_partition(_as_row(gamma)[:, part.start_offset : part.end_offset])[0:count]
 
     def _gamma_bytes(self) -> int:
         total = 0
@@ -195,6 +190,25 @@ class _Job(nl.NKIObject):
         """Per partition: the row as loaded, as worked on if that differs, and as quantised."""
         tiles = _bytes(self.hidden.dtype) + 1
         return self.width * (tiles if self.work == self.hidden.dtype else tiles + _bytes(self.work))
+
+
+class _Gamma(nl.NKIObject):
+    """A vector of HBM in every partition. Parts are loaded when first needed, so behind the first rows."""
+
+    def __init__(self, vector: Any, keeps: bool):
+        self.row = vector.reshape((1, vector.shape[-1]))
+        self.keeps = keeps
+        self.tiles: list[Any] = []
+
+    def columns(self, part: Any, rows: int) -> Any:
+        """A part on so many partitions; no tile of rows is higher than the first."""
+        if part.index < len(self.tiles):
+            return self.tiles[part.index][0:rows]
+        tile = nl.ndarray((rows, part.size), self.row.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(tile, self.row[:, part.start_offset : part.end_offset].broadcast(0, rows))
+        if self.keeps:
+            self.tiles.append(tile)
+        return tile
 
 
 def _bytes(dtype: Any) -> int:
@@ -217,20 +231,6 @@ def _rows_of(tensor: Any) -> int:
     return rows
 
 
-def _as_row(vector: Any) -> Any:
-    return vector.reshape((1, vector.shape[-1]))
-
-
-def _on_every_partition(vector: Any) -> Any:
-    """A row of HBM, [H] or [1, H], in all partitions of a tile."""
-    if vector is None:
-        return None
-    row = _as_row(vector)
-    tile = nl.ndarray((ROWS, row.shape[1]), vector.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(tile, row.broadcast(0, ROWS))
-    return tile
-
-
 def _reciprocal_of_first(tensor: Any) -> Any:
     """1 / the first element of an HBM tensor, in all partitions."""
     scale = nl.ndarray((ROWS, 1), nl.float32, buffer=nl.sbuf)
@@ -240,11 +240,11 @@ def _reciprocal_of_first(tensor: Any) -> Any:
     return inverse
 
 
-# ---- one tile of rows
+# ---- one tile of rows: a list of tiles, one for each part of the columns
 
 
 class _Prepared(nl.NKIObject):
-    """A tile ready to be cast: q = fp8(values * factor)."""
+    """Rows ready to be cast: q = fp8(values * factor)."""
 
     def __init__(self, rows: Any, values: Any, factor: Any, quantized: Any):
         self.rows = rows
@@ -270,53 +270,52 @@ def prepare(job: Any, rows: Any) -> Any:
         scale = row_scale(job, x, inverse, quantized)
         factor = row_factor(job, scale, inverse)
         if job.kargs.has_lower_bound():
-            clip(job, x, bound_on_values(job, x, inverse))
+            clip(x, bound_on_values(job, x, inverse))
     else:
         factor = static_factor(job, inverse, rows.size)
-        clip(job, x, reciprocals(factor, job.largest))
+        clip(x, reciprocals(factor, job.largest))
     return _Prepared(rows, x, factor, quantized)
 
 
-def loaded(job: Any, rows: Any) -> Any:
-    x = nl.ndarray((rows.size, job.width), job.hidden.dtype, buffer=nl.sbuf)
-    for part in TiledRange(job.width, job.transfers):
-        columns = slice(part.start_offset, part.end_offset)
-        nisa.dma_copy(x[:, columns], job.hidden[rows.start_offset : rows.end_offset, columns])
+def loaded(job: Any, rows: Any) -> list[Any]:
+    x = []
+    for part in job.parts:
+        tile = nl.ndarray((rows.size, part.size), job.hidden.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(tile, piece(job.hidden, rows, part))
+        x.append(tile)
     return x
 
 
 def finish(job: Any, prepared: Any) -> None:
     """Scale, cast and store; the scale of a row travels with its last columns."""
     quantized, rows = prepared.quantized, prepared.rows
-    for transfer in TiledRange(job.width, job.transfers):
-        for part in TiledRange(transfer, job.columns):
-            columns = slice(part.start_offset, part.end_offset)
-            nisa.activation(
-                quantized[:, columns], nl.copy, prepared.values[:, columns], scale=prepared.factor
-            )
-        end = transfer.end_offset if transfer.end_offset < job.width else quantized.shape[1]
-        columns = slice(transfer.start_offset, end)
-        nisa.dma_copy(job.out_rows[rows.start_offset : rows.end_offset, columns], quantized[:, columns])
+    stored = 0
+    for part in job.parts:
+        columns = quantized[:, part.start_offset : part.end_offset]
+        nisa.activation(columns, nl.copy, prepared.values[part.index], scale=prepared.factor)
+        if job.stores_parts and part.end_offset < job.width:
+            nisa.dma_copy(piece(job.out_rows, rows, part), columns)
+            stored = part.end_offset
+    nisa.dma_copy(job.out_rows[rows.start_offset : rows.end_offset, stored:], quantized[:, stored:])
 
 
 # ---- norms
 
 
-def inverse_rms(job: Any, x: Any, divisor: float) -> Any:
+def inverse_rms(job: Any, x: list[Any], divisor: float) -> Any:
     """1 / (divisor * sqrt(mean(x^2) + eps)) of each row."""
-    parts = TiledRange(job.width, job.columns)
-    sums = nl.ndarray((x.shape[0], len(parts)), nl.float32, buffer=nl.sbuf)
-    for part in parts:
+    sums = nl.ndarray((x[0].shape[0], len(x)), nl.float32, buffer=nl.sbuf)
+    for i in range(len(x)):
         nisa.activation_reduce(
-            job.squares[0 : x.shape[0], 0 : part.size],
+            job.squares[0 : x[i].shape[0], 0 : x[i].shape[1]],
             nl.square,
-            x[:, part.start_offset : part.end_offset],
+            x[i],
             reduce_op=nl.add,
-            reduce_res=sums[:, part.index : part.index + 1],
+            reduce_res=sums[:, i : i + 1],
             scale=divisor / math.sqrt(job.width),
         )
     total = folded(sums, nl.add)
-    inverse = column(x)
+    inverse = column(total)
     nisa.tensor_scalar(
         inverse,
         total,
@@ -329,42 +328,47 @@ def inverse_rms(job: Any, x: Any, divisor: float) -> Any:
     return inverse
 
 
-def normalised(job: Any, x: Any) -> Any:
+def normalised(job: Any, x: list[Any]) -> list[Any]:
     """The first norm, in float32."""
     inverse = inverse_rms(job, x, 1.0)
-    out = working_tile(job, x)
-    for part in TiledRange(job.width, job.columns):
-        columns = slice(part.start_offset, part.end_offset)
-        gamma = job.gamma_columns(job.pre_gamma, part, x.shape[0])
-        nisa.scalar_tensor_tensor(out[:, columns], x[:, columns], nl.multiply, inverse, nl.multiply, gamma)
+    out = working_tiles(job, x)
+    for part in job.parts:
+        i = part.index
+        gamma = job.pre_gamma.columns(part, x[i].shape[0])
+        nisa.scalar_tensor_tensor(out[i], x[i], nl.multiply, inverse, nl.multiply, gamma)
     return out
 
 
-def with_residual(job: Any, x: Any, rows: Any) -> Any:
+def with_residual(job: Any, x: list[Any], rows: Any) -> list[Any]:
     """x + residual, which is also stored."""
-    out = working_tile(job, x)
-    for part in TiledRange(job.width, job.columns):
-        columns = slice(part.start_offset, part.end_offset)
-        where = slice(rows.start_offset, rows.end_offset)
-        addend = nl.ndarray((rows.size, part.size), job.residual.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(addend, job.residual[where, columns])
-        nisa.tensor_tensor(out[:, columns], x[:, columns], addend, nl.add)
-        total = out[:, columns]
-        if job.work != job.hidden.dtype:
-            total = nl.ndarray((rows.size, part.size), job.hidden.dtype, buffer=nl.sbuf)
-            nisa.activation(total, nl.copy, out[:, columns])
-        nisa.dma_copy(_as_rows(job.residual_out)[where, columns], total)
+    out = working_tiles(job, x)
+    for part in job.parts:
+        i = part.index
+        addend = nl.ndarray(x[i].shape, job.residual.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(addend, piece(job.residual, rows, part))
+        nisa.tensor_tensor(out[i], x[i], addend, nl.add)
+        store(piece(_as_rows(job.residual_out), rows, part), out[i])
     return out
 
 
-def times_gamma(job: Any, x: Any) -> Any:
+def times_gamma(job: Any, x: list[Any]) -> list[Any]:
     """x * gamma, without the inverse RMS."""
-    out = working_tile(job, x)
-    for part in TiledRange(job.width, job.columns):
-        columns = slice(part.start_offset, part.end_offset)
-        gamma = job.gamma_columns(job.gamma, part, x.shape[0])
-        nisa.tensor_tensor(out[:, columns], x[:, columns], gamma, nl.multiply)
+    out = working_tiles(job, x)
+    for part in job.parts:
+        i = part.index
+        gamma = job.gamma.columns(part, x[i].shape[0])
+        nisa.tensor_tensor(out[i], x[i], gamma, nl.multiply)
     return out
+
+
+def working_tiles(job: Any, x: list[Any]) -> list[Any]:
+    """Tiles in the dtype of the work: x itself if it has that."""
+    if x[0].dtype == job.work:
+        return x
+    tiles = []
+    for tile in x:
+        tiles.append(nl.ndarray(tile.shape, job.work, buffer=nl.sbuf))
+    return tiles
 
 
 # ---- scales: columns [rows, 1]
@@ -403,33 +407,26 @@ def bound_on_values(job: Any, values: Any, inverse: Any) -> Any:
     """Where |n| reaches the bound."""
     if inverse is not None:
         return reciprocals(inverse, job.kargs.lower_bound / job.largest)
-    bound = column(values)
+    bound = column(values[0])
     nisa.memset(bound, job.kargs.lower_bound)
     return bound
 
 
-def clip(job: Any, values: Any, bound: Any) -> None:
+def clip(values: list[Any], bound: Any) -> None:
     """values = max(min(values, bound), -bound), in place."""
-    negative = column(values)
+    negative = column(bound)
     nisa.tensor_scalar(negative, bound, nl.multiply, -1.0)
-    for part in TiledRange(job.width, job.columns):
-        piece = values[:, part.start_offset : part.end_offset]
-        nisa.tensor_scalar(piece, piece, nl.minimum, bound, op1=nl.maximum, operand1=negative)
+    for tile in values:
+        nisa.tensor_scalar(tile, tile, nl.minimum, bound, op1=nl.maximum, operand1=negative)
 
 
-def largest_magnitude(job: Any, values: Any) -> Any:
+def largest_magnitude(job: Any, values: list[Any]) -> Any:
     """max|values| of each row."""
-    parts = TiledRange(job.width, job.columns)
-    found = nl.ndarray((values.shape[0], len(parts)), nl.float32, buffer=nl.sbuf)
-    for part in parts:
-        nisa.tensor_scalar_reduce(
-            job.magnitudes[0 : values.shape[0], 0 : part.size],
-            values[:, part.start_offset : part.end_offset],
-            op0=nl.abs,
-            operand0=None,
-            reduce_op=nl.maximum,
-            reduce_res=found[:, part.index : part.index + 1],
-        )
+    found = nl.ndarray((values[0].shape[0], len(values)), nl.float32, buffer=nl.sbuf)
+    for i in range(len(values)):
+        tile = values[i]
+        junk = job.magnitudes[0 : tile.shape[0], 0 : tile.shape[1]]
+        nisa.tensor_scalar_reduce(junk, tile, nl.abs, None, nl.maximum, found[:, i : i + 1])
     return folded(found, nl.maximum)
 
 
@@ -452,11 +449,6 @@ def reciprocals(columns: Any, numerator: float) -> Any:
 def column(like: Any) -> Any:
     """A new float32 for each partition of a tile."""
     return nl.ndarray((like.shape[0], 1), nl.float32, buffer=nl.sbuf)
-
-
-def working_tile(job: Any, x: Any) -> Any:
-    """x itself if it has the dtype of the work."""
-    return x if x.dtype == job.work else nl.ndarray(x.shape, job.work, buffer=nl.sbuf)
 
 
 # ---- arguments
