@@ -33,7 +33,7 @@ from nkilib.experimental.pad.pad_axes import (
 MODES = ("constant", "replicate", "reflect", "circular")
 PARTITIONS = nl.tile_size.pmax
 TILE_BYTES = 4096  # of a tile in one partition: what saturates DMA; longer rows never come to SBUF
-INTEGERS = (nl.int8, nl.uint8, nl.int16, nl.uint16, nl.int32, nl.uint32)
+INTEGERS = (nl.bool_, nl.int8, nl.uint8, nl.int16, nl.uint16, nl.int32, nl.uint32)
 
 
 @nki.jit
@@ -48,9 +48,11 @@ def pad(x_ref, padding, mode="replicate", value=0):
     axes = merged_axes(x_ref.shape, padding, mode)
     result = nl.ndarray(padded_shape(x_ref.shape, padding), x_ref.dtype, buffer=nl.shared_hbm)
     for part in lead_parts(axes, x_ref.dtype):
-        walk, order = walk_of(axes, part)
-        source = block_of(x_ref, part, axes, False).permute(order)
-        target = block_of(result, part, axes, True).permute(order)
+        four = four_axes(axes, part)
+        order = walk_order(four)
+        walk = [four[order[0]], four[order[1]], four[order[2]], four[order[3]]]
+        source = block_of(x_ref, part[0], axes[0].size, four, False).permute(order)
+        target = block_of(result, part[0], axes[0].size, four, True).permute(order)
         copy_all(target, source, walk, value)
         fill_all(target, walk, value)
     return result
@@ -117,13 +119,16 @@ def lead_parts(axes: list, dtype: Any) -> list:
     return parts
 
 
-def walk_of(axes: list, part: list) -> tuple:
-    """(The four axes, which dimension of block_of each is), the one for the partitions first."""
-    four = [unpadded(part[1]), unpadded(part[2])] + axes[1:]
-    if len(axes) == 2:
-        four = four[0:2] + [unpadded(1)] + four[2:3]
-    elif len(axes) == 4:
-        four = four[0:1] + four[2:5]
+def four_axes(axes: list, part: list) -> list:
+    """Those of a part of the leading axis: its items, their planes if there is room, the other axes."""
+    items, planes, others = [unpadded(part[1])], [unpadded(part[2])], axes[1:]
+    if len(axes) == 4:
+        return items + others
+    return items + planes + others if len(axes) == 3 else items + planes + [unpadded(1)] + others
+
+
+def walk_order(four: list) -> tuple:
+    """The axis for the partitions first: one with 128 elements or more, else the longest."""
     first = 0
     for i in range(3):
         if four[first].size < PARTITIONS and four[i].size > four[first].size:
@@ -132,21 +137,17 @@ def walk_of(axes: list, part: list) -> tuple:
     for i in range(4):
         if i != first:
             order.append(i)
-    return [four[order[0]], four[order[1]], four[order[2]], four[order[3]]], tuple(order)
+    return tuple(order)
 
 
-def block_of(tensor: Any, part: list, axes: list, padded: bool) -> Any:
-    """A part of the leading axis of a tensor, in four dimensions."""
-    sizes, plane = [], 1
-    for axis in axes[1:]:
+def block_of(tensor: Any, start: int, lead: int, four: list, padded: bool) -> Any:
+    """The four axes of a tensor that begin at item `start` of `lead`."""
+    sizes, count = [], 1
+    for axis in four:
         sizes.append(axis.output if padded else axis.size)
-        plane = plane * sizes[-1]
-    flat = tensor.reshape((tensor.size,))
-    flat = flat[part[0] * plane : (part[0] + part[1] * part[2]) * plane]
-    if len(sizes) == 3:
-        return flat.reshape((part[1], sizes[0], sizes[1], sizes[2]))
-    rows = sizes[0] if len(sizes) == 2 else 1
-    return flat.reshape((part[1], part[2], rows, sizes[-1]))
+        count = count * sizes[-1]
+    offset = start * (tensor.size // lead)
+    return tensor.reshape((tensor.size,))[offset : offset + count].reshape(tuple(sizes))
 
 
 # ---- copies ----------------------------------------------------------------------------------------

@@ -62,6 +62,11 @@ def test_every_integer_dtype_keeps_its_bits(dtype, mode):
     check(x, (2, 1, 1, 2), mode, 77)
 
 
+@each_mode
+def test_booleans_stay_booleans(mode):
+    check(random((3, 9)) > 0, (2, 1), mode, True)
+
+
 @each_lnc
 @pytest.mark.parametrize("padding", [(-2, -3), (-1, 4), (3, -5, -1, 2), (1, 1, -2, 0, -1, 3)])
 def test_negative_paddings_crop_with_mode_constant(padding, lnc):
