@@ -6,7 +6,8 @@ contiguous layout (element i pairs with i + d/2) from the interleaved one (2i wi
 32, two or four parts of the tokens share the 128 partitions.
 
 Six products and sums per pair in float32 take longer on VectorE alone than the data takes to travel. So
-products are shared with GpSimd, and sums with TensorE, which adds two tiles by multiplying with the identity.
+products are shared with GpSimd, and sums with TensorE, which adds two tiles by multiplying with the identity;
+and 16-bit pairs are turned with three products instead of four.
 
 >>> x = np.ones((64, 1, 1, 2), np.float32)
 >>> quarter_turn = np.zeros((32, 1, 2), np.float32), np.ones((32, 1, 2), np.float32)  # cos, sin
@@ -30,7 +31,7 @@ from ..utils.tensor_view import TensorView
 from ..utils.tiled_range import TiledRange
 
 PMAX = nl.tile_size.pmax
-TILE_COLUMNS = 1024  # pairs per partition that are loaded and stored together
+TILE_COLUMNS = 2048  # pairs per partition that are loaded and stored together
 STEP_COLUMNS = nl.tile_size.gemm_moving_fmax  # 512 columns of one instruction: a PSUM bank of float32 sums
 
 MAX_BATCH = 64
@@ -55,7 +56,7 @@ def RoPE(x_in, cos, sin, lnc_shard=False, contiguous_layout=True, relayout_in_sb
 
     With contiguous_layout=False the same holds for the pairs (x[2i], x[2i+1]). relayout_in_sbuf brings that
     layout about by matmuls with a permutation instead of strided DMA, which small tensors prefer. With
-    lnc_shard two cores share the positions; else the first does all.
+    lnc_shard two cores share the tokens; else the first does all.
 
     >>> x = np.random.default_rng(0).standard_normal((64, 2, 3, 16)).astype(np.float32)
     >>> angle = np.arange(32, dtype=np.float32)[:, None, None] * np.ones((1, 2, 16), np.float32)
@@ -73,9 +74,10 @@ def RoPE(x_in, cos, sin, lnc_shard=False, contiguous_layout=True, relayout_in_sb
     if relayout_in_sbuf:
         check_relayout(batch * heads * sequence, "relayout_in_sbuf")
     x_out = nl.ndarray(x_in.shape, x_in.dtype, buffer=nl.shared_hbm)
-    share = sequence // n_prgs if lnc_shard else sequence
+    own = Block(0, batch, 0, heads, 0, sequence)
+    if lnc_shard:
+        own = own.part(n_prgs, split_tokens(own, n_prgs)[1], prg_id)
     if lnc_shard or prg_id == 0:
-        own = Block(0, batch, 0, heads, share * prg_id, share)
         if relayout_in_sbuf and not contiguous_layout:
             rotate_with_relayout(x_in, cos, sin, x_out, own)
         else:
@@ -104,7 +106,8 @@ def RoPE_sbuf(x_in_sb, cos_sb, sin_sb, x_out_sb, convert_from_interleaved=False)
         pairs = permuted(x_in_sb, [[-1, 2], [-2, half]])
     upper, turned = like(pairs[0:half]), like(pairs[0:half])
     nisa.tensor_copy(upper, pairs[half : 2 * half])  # both halves in the same partitions
-    rotate(pairs[0:half], upper, Angles(cos, sin), x_out_sb[0:half], turned, Loads())
+    factors = angle_factors(cos, sin, False)
+    rotate((pairs[0:half], upper), factors, (x_out_sb[0:half], turned), False, Loads())
     nisa.tensor_copy(x_out_sb[half : 2 * half], turned)
     return x_out_sb
 
@@ -188,8 +191,9 @@ def rotate_in_hbm(x: Any, cos: Any, sin: Any, out: Any, own: Block, contiguous: 
     tiles = []
     for group in range(groups):
         tiles.append(own.part(groups, axis, group).tiles())
+    shared = x.dtype != nl.float32
     loads = Loads()
-    angles = None
+    factors = None
     for index in range(len(tiles[0])):
         sources, targets, blocks = [], [], []
         for group in range(groups):
@@ -198,9 +202,10 @@ def rotate_in_hbm(x: Any, cos: Any, sin: Any, out: Any, own: Block, contiguous: 
             targets.append(blocks[group].of(out))
         if blocks[0].head == tiles[0][0].head:  # other heads of the same batches have the same angles
             angles = load_angles(cos, sin, blocks)
+            factors = angle_factors(angles[0], angles[1], shared)
         pairs = load_below(sources)
         turned = like(pairs)
-        rotate(pairs[:, 0], pairs[:, 1], angles, turned[:, 0], turned[:, 1], loads)
+        rotate((pairs[:, 0], pairs[:, 1]), factors, (turned[:, 0], turned[:, 1]), shared, loads)
         store_from(targets, turned)
 
 
@@ -223,17 +228,17 @@ def pairs_of(x: Any, contiguous: bool) -> Any:
     return x.reshape_dim(0, (x.shape[0] // 2, 2))
 
 
-def load_below(blocks: list) -> Any:
+def load_below(blocks: list, dge_mode: Any = nisa.dge_mode.unknown) -> Any:
     """HBM blocks of equal shape one below the other: [blocks * rows, ...]."""
     rows, shape = blocks[0].shape[0], blocks[0].shape
     tile = nl.ndarray((rows * len(blocks),) + tuple(shape[1:]), blocks[0].dtype, buffer=nl.sbuf)
     for index in range(len(blocks)):
-        nisa.dma_copy(tile[index * rows : (index + 1) * rows], blocks[index])
+        nisa.dma_copy(tile[index * rows : (index + 1) * rows], blocks[index], dge_mode=dge_mode)
     return tile
 
 
 def store_from(blocks: list, tile: Any) -> None:
-    """The other way. Stores have a trigger of their own, so that loads need not queue behind them."""
+    """The other way, and with the other trigger, so that loads do not queue behind stores."""
     rows = blocks[0].shape[0]
     for index in range(len(blocks)):
         part = tile[index * rows : (index + 1) * rows]
@@ -279,7 +284,7 @@ class Loads(nl.NKIObject):
         self.vector = 0.0
         self.gpsimd = 0.0
         self.tensor = 0.0
-        self.identity = None  # float32, made for the first sum of TensorE
+        self.identities = {}  # by dtype, made for the first sum of TensorE
 
     def product_engine(self, columns: int) -> Any:
         if self.vector + VECTOR_NS * columns <= self.gpsimd + GPSIMD_NS * columns:
@@ -297,75 +302,118 @@ class Loads(nl.NKIObject):
         return True
 
 
-class Angles(nl.NKIObject):
-    """Cosines and sines [partitions, batches, positions], and -sin: then every step is a sum."""
-
-    def __init__(self, cos: Any, sin: Any):
-        self.cos = cos
-        self.sin = sin
-        self.neg_sin = like(sin)
-        nisa.tensor_scalar(self.neg_sin, sin, nl.multiply, -1.0)
-
-
-def load_angles(cos: Any, sin: Any, blocks: list) -> Angles:
+def load_angles(cos: Any, sin: Any, blocks: list) -> tuple[Any, Any]:
     cosines, sines = [], []
     for block in blocks:
         cosines.append(block.angles_of(cos))
         sines.append(block.angles_of(sin))
-    return Angles(load_below(cosines), load_below(sines))
+    return load_below(cosines, nisa.dge_mode.hwdge), load_below(sines, nisa.dge_mode.hwdge)
 
 
-def rotate(lower: Any, upper: Any, angles: Angles, out_lower: Any, out_upper: Any, loads: Loads) -> None:
-    """Turn the pairs of two [partitions, batches, heads, positions] tiles, step by step."""
-    batches, heads, positions = lower.shape[1:]
+def angle_factors(cos: Any, sin: Any, shared: bool) -> tuple[Any, Any, Any]:
+    """What `turn` (cos, sin, -sin) or `turn_sharing` (cos, sin - cos, -cos - sin) multiplies by."""
+    if not shared:
+        neg_sin = like(sin)
+        nisa.activation(neg_sin, nl.copy, sin, scale=-1.0)
+        return cos, sin, neg_sin
+    difference = nl.ndarray(cos.shape, nl.float32, buffer=nl.sbuf)
+    neg_sum = nl.ndarray(cos.shape, nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(difference, sin, cos, nl.subtract)
+    nisa.scalar_tensor_tensor(neg_sum, cos, nl.multiply, -1.0, nl.subtract, sin)
+    return cos, difference, neg_sum
+
+
+class Step(nl.NKIObject):
+    """Some batches and heads of a tile: what one instruction works on."""
+
+    def __init__(self, pairs: tuple, factors: tuple, out: tuple, batch: Any, head: Any):
+        self.lower = part_of(pairs[0], batch, head)
+        self.upper = part_of(pairs[1], batch, head)
+        self.out_lower = part_of(out[0], batch, head)
+        self.out_upper = part_of(out[1], batch, head)
+        self.factors = []
+        for factor in factors:
+            self.factors.append(broadcast(factor, batch, head.size))
+
+
+def rotate(pairs: tuple, factors: tuple, out: tuple, shared: bool, loads: Loads) -> None:
+    """Turn the (lower, upper) tiles [partitions, batches, heads, positions] of pairs into those of out."""
+    batches, heads, positions = pairs[0].shape[1:]
     head_step = min(heads, max(1, STEP_COLUMNS // positions))
     batch_step = max(1, STEP_COLUMNS // (heads * positions))
     for batch in TiledRange(batches, batch_step):
         for head in TiledRange(heads, head_step):
-            where = (batch, head)
-            combine(out_upper, upper, angles.cos, lower, angles.sin, where, loads)
-            combine(out_lower, lower, angles.cos, upper, angles.neg_sin, where, loads)  # may overwrite lower
+            step = Step(pairs, factors, out, batch, head)
+            if shared:
+                turn_sharing(step, loads)
+            else:
+                turn(step, loads)
 
 
-def combine(out: Any, x: Any, x_factor: Any, y: Any, y_factor: Any, where: tuple, loads: Loads) -> None:
-    """out = x * x_factor + y * y_factor in the (batches, heads) of `where`; heads share the factors."""
-    first = product(x, x_factor, where, loads)
-    second = product(y, y_factor, where, loads)
-    target = part_of(out, where)
-    if loads.tensor_sums(target.size // target.shape[0]):
-        nisa.activation(target, nl.copy, tensor_sum(first, second, loads))
-    else:
-        nisa.tensor_tensor(target, first, second, nl.add)
-
-
-def part_of(tile: Any, where: tuple) -> Any:
-    batch, head = where
+def part_of(tile: Any, batch: Any, head: Any) -> Any:
     return tile[:, batch.start_offset : batch.end_offset, head.start_offset : head.end_offset, :]
 
 
-def product(x: Any, factor: Any, where: tuple, loads: Loads) -> Any:
-    """x * factor in float32."""
-    part = part_of(x, where)
-    factors = (
-        factor[:, where[0].start_offset : where[0].end_offset, :].expand_dim(2).broadcast(2, part.shape[2])
-    )
-    result = nl.ndarray(part.shape, nl.float32, buffer=nl.sbuf)
-    engine = loads.product_engine(part.size // part.shape[0])
-    nisa.tensor_tensor(result, part, factors, nl.multiply, engine=engine)
+def broadcast(factor: Any, batch: Any, heads: int) -> Any:
+    """Factors of some batches, the same for all heads."""
+    return factor[:, batch.start_offset : batch.end_offset, :].expand_dim(2).broadcast(2, heads)
+
+
+def turn(step: Step, loads: Loads) -> None:
+    """The formula as it stands. The result may lie over the lower elements."""
+    cos, sin, neg_sin = step.factors
+    add(step.out_upper, product(step.upper, cos, loads), product(step.lower, sin, loads), loads)
+    add(step.out_lower, product(step.lower, cos, loads), product(step.upper, neg_sin, loads), loads)
+
+
+def turn_sharing(step: Step, loads: Loads) -> None:
+    """The same with three products instead of four: cos * (lower + upper) is part of both results.
+
+    It loses a few of float32's last bits, which 16-bit results do not have.
+    """
+    cos, difference, neg_sum = step.factors
+    loads.tensor += TENSOR_NS / 2 * (cos.size // cos.shape[0])  # a sum of 16-bit tiles takes half of the time
+    both = product(tensor_sum(step.lower, step.upper, loads), cos, loads)
+    add(step.out_upper, both, product(step.lower, difference, loads), loads)
+    add(step.out_lower, both, product(step.upper, neg_sum, loads), loads)
+
+
+def product(x: Any, factor: Any, loads: Loads) -> Any:
+    """x * factor in float32. GpSimd cannot read PSUM."""
+    result = nl.ndarray(factor.shape, nl.float32, buffer=nl.sbuf)
+    columns = factor.size // factor.shape[0]
+    if x.buffer == nl.psum:
+        loads.vector += VECTOR_NS * columns
+        engine = nisa.vector_engine
+    else:
+        engine = loads.product_engine(columns)
+    nisa.tensor_tensor(result, x, factor, nl.multiply, engine=engine)
     return result
+
+
+def add(out: Any, first: Any, second: Any, loads: Loads) -> None:
+    if loads.tensor_sums(out.size // out.shape[0]):
+        nisa.activation(out, nl.copy, tensor_sum(first, second, loads))
+    else:
+        nisa.tensor_tensor(out, first, second, nl.add)
 
 
 def tensor_sum(first: Any, second: Any, loads: Loads) -> Any:
     """first + second in PSUM: both times the identity, which is exact."""
-    rows = first.shape[0]
-    if loads.identity is None:
-        loads.identity = nl.ndarray((rows, rows), nl.float32, buffer=nl.sbuf)
-        nisa.memset(loads.identity, 1.0)
-        nisa.affine_select(loads.identity, [[-1, rows]], 1, loads.identity, 0.0, cmp_op=nl.equal)
+    identity = identity_of(first.shape[0], first.dtype, loads)
     psum = nl.ndarray(first.shape, nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(psum, loads.identity, first, is_stationary_onezero=True)
-    nisa.nc_matmul(psum, loads.identity, second, is_stationary_onezero=True)
+    nisa.nc_matmul(psum, identity, first, is_stationary_onezero=True)
+    nisa.nc_matmul(psum, identity, second, is_stationary_onezero=True)
     return psum
+
+
+def identity_of(rows: int, dtype: Any, loads: Loads) -> Any:
+    if str(dtype) not in loads.identities:
+        identity = nl.ndarray((rows, rows), dtype, buffer=nl.sbuf)
+        nisa.memset(identity, 1.0)
+        nisa.affine_select(identity, [[-1, rows]], 1, identity, 0.0, cmp_op=nl.equal)
+        loads.identities[str(dtype)] = identity
+    return loads.identities[str(dtype)]
 
 
 def tile_of(tensor: Any) -> Any:
