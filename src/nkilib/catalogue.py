@@ -26,7 +26,7 @@ TABLE = [
     Row("L02", "core.qkv.qkv", "qkv", "fused QKV projection: norm, bias, RoPE, KV-cache write"),
     Row("L02", "core.qkv.qkv_tkg", "qkv_tkg", "QKV projection for decode"),
     Row("L02", "core.qkv.qkv_cte", "qkv_cte", "QKV projection for prefill"),
-    Row("L03", "core.attention.attention_cte", "attention_cte", "flash attention for prefill"),
+    Row("L03", "core.attention.attention_cte", "attention_cte"),
     Row(
         "L04",
         "core.attention.attention_segmented_cte",
@@ -45,25 +45,12 @@ TABLE = [
         "attention_kv_parallel_segmented_cte",
         "KV-sharded prefill attention, merged by online softmax",
     ),
-    Row("L07", "core.embeddings.rope", "RoPE RoPE_sbuf", "rotary embedding, two layouts"),
-    Row("L08", "core.mlp.mlp", "mlp mlp_kernel fused_mlp_isa_kernel", "gated MLP with norm and residual"),
+    Row("L07", "core.embeddings.rope", "RoPE RoPE_sbuf"),
+    Row("L08", "core.mlp.mlp", "mlp mlp_kernel fused_mlp_isa_kernel"),
+    Row("L09", "core.output_projection.output_projection_cte", "output_projection_cte"),
+    Row("L10", "core.output_projection.output_projection_tkg", "output_projection_tkg"),
     Row(
-        "L09",
-        "core.output_projection.output_projection_cte",
-        "output_projection_cte",
-        "attention output projection, prefill",
-    ),
-    Row(
-        "L10",
-        "core.output_projection.output_projection_tkg",
-        "output_projection_tkg",
-        "attention output projection, decode",
-    ),
-    Row(
-        "L11",
-        "core.router_topk.router_topk",
-        "router_topk router_topk_input_x_load router_topk_input_w_load",
-        "router logits, top-K experts, affinities",
+        "L11", "core.router_topk.router_topk", "router_topk router_topk_input_x_load router_topk_input_w_load"
     ),
     Row(
         "L12",
@@ -77,7 +64,7 @@ TABLE = [
         "core.quantization.fp8_quantize",
         "static_quantization row_quantization pre_combine_dequant_scales",
     ),
-    Row("L15", "core.cumsum", "cumsum", "cumulative sum over the last axis"),
+    Row("L15", "core.cumsum", "cumsum"),
     Row(
         "L16",
         "core.subkernels.find_nonzero_indices",
@@ -177,9 +164,9 @@ TABLE = [
         "experimental.rng.rng",
         "get_rng_state_gpsimd set_rng_state_gpsimd generate_random",
     ),
-    Row("L37", "experimental.scan.linear_scan", "linear_scan", "first-order recurrence"),
-    Row("L38", "experimental.scan.selective_scan", "selective_scan", "Mamba scan"),
-    Row("L39", "experimental.scan.ssd", "ssd", "Mamba-2 chunk scan"),
+    Row("L37", "experimental.scan.linear_scan", "linear_scan"),
+    Row("L38", "experimental.scan.selective_scan", "selective_scan"),
+    Row("L39", "experimental.scan.ssd", "ssd"),
     Row("L40", "experimental.subkernels.topk_reduce", "topk_reduce", "sum of rows by packed token id"),
     Row(
         "L41",
@@ -200,12 +187,7 @@ TABLE = [
         "tokens sorted by expert, rows packed",
     ),
     Row("L44", "experimental.dynamic_shapes", "dynamic_elementwise_add"),
-    Row(
-        "L45",
-        "experimental.loss",
-        "cross_entropy_forward cross_entropy_backward",
-        "chunked cross entropy",
-    ),
+    Row("L45", "experimental.loss", "cross_entropy_forward cross_entropy_backward"),
     Row(
         "L46",
         "experimental.moe.bwd.blockwise_mm_backward",
@@ -243,7 +225,7 @@ def kernels() -> tuple[Kernel, ...]:
 def _entry(row: Row, name: str) -> Kernel:
     target = _target(row, name)
     meaning = row.meaning if target is None else _first_line(target)
-    return Kernel(name, f"nkilib.{row.module}", row.page, meaning or row.meaning, target)
+    return Kernel(name, f"nkilib.{row.module}", row.page, meaning, target)
 
 
 def _target(row: Row, name: str) -> Any:
