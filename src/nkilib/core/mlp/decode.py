@@ -19,7 +19,6 @@ from nkilib.core.mlp.mlp_parameters import (
 )
 from nkilib.core.mlp.rows import RowSource, token_activations
 from nkilib.core.utils.common_types import QuantizationType
-from nkilib.core.utils.fp8 import row_maximum
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.projection import (
     PARTITIONS,
@@ -46,7 +45,7 @@ def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any)
     first = core * columns
     plain = out is not None and not p.transposed_out
     spread = columns // PARTITIONS if p.down_optimized_layout else 0
-    terms = down_terms(p, scales, first, columns)
+    terms = down_terms(p, scales, parts[0], first, columns)
     rows = new_rows(tokens, columns, result_dtype(p))
     for span in TiledRange(columns, span_columns(parts[0], p.down.weight)):
         at, column = span.start_offset, first + span.start_offset
@@ -70,8 +69,10 @@ def middle_parts(p: MLPParameters, x: Activations, scales: StaticScales, n_prgs:
     first = core * size
     count = min(size, inner - first)
     if p.gate_up_column_tiling or p.quantization == QuantizationType.ROW:
-        rows = gate_up_rows(p, x, scales, first, count)
-        own = contract_rows(p, scales, rows, first, maxima_of(p, rows, n_prgs, core))
+        rows, maxima = gate_up_rows(p, x, scales, first, count)
+        if n_prgs == 2 and maxima is not None:
+            share_maxima(maxima, core)
+        own = contract_rows(p, scales, rows, first, maxima)
     else:
         own = gate_up_features(p, x, scales, first, count)
     if n_prgs == 1:
@@ -111,17 +112,10 @@ def swap(sent: Any, core: int, pipe: int) -> Any:
     return received
 
 
-def maxima_of(p: MLPParameters, rows: list, n_prgs: int, core: int) -> Any:
-    """ROW: max|m| of every token over the columns of all cores."""
-    if p.quantization != QuantizationType.ROW:
-        return None
-    maxima = []
-    for tile in rows:
-        own = row_maximum(tile)
-        if n_prgs == 2:
-            nisa.tensor_tensor(own, own, swap(own, core, 1), op=nl.maximum)
-        maxima.append(own)
-    return maxima
+def share_maxima(maxima: list, core: int) -> None:
+    """ROW: max|m| of every token over the columns of both cores."""
+    for own in maxima:
+        nisa.tensor_tensor(own, own, swap(own, core, 1), op=nl.maximum)
 
 
 # ---- results that are not rows in HBM ------------------------------------------------------------

@@ -9,7 +9,15 @@ import nki.language as nl
 from nkilib.core.mlp.mlp_parameters import Linear, MLPParameters, matmul_dtype, quantizes_activations
 from nkilib.core.mlp.rows import castable
 from nkilib.core.utils.common_types import ActFnType, QuantizationType
-from nkilib.core.utils.fp8 import load_scalar, product_of, quantize_rows, quantize_static, reciprocal_of
+from nkilib.core.utils.fp8 import (
+    largest_of,
+    load_scalar,
+    product_of,
+    put_row_maximum,
+    quantize_rows,
+    quantize_static,
+    reciprocal_of,
+)
 from nkilib.core.utils.kernel_helpers import (
     div_ceil,
     get_max_positive_value_for_dtype,
@@ -29,7 +37,7 @@ from nkilib.core.utils.projection import (
     span_columns,
     transpose_rows,
 )
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 
 
 class StaticScales(nl.NKIObject):
@@ -53,9 +61,10 @@ def column_scale(p: MLPParameters, linear: Linear) -> Any:
     return linear.scale if p.quantization == QuantizationType.ROW else None
 
 
-def down_terms(p: MLPParameters, scales: StaticScales, column: int, columns: int) -> Terms:
+def down_terms(p: MLPParameters, scales: StaticScales, m: Activations, column: int, columns: int) -> Terms:
     """What follows the sums of the down projection."""
-    return load_terms(scales.down, column_scale(p, p.down), p.down.bias, column, columns)
+    by_column = column_scale(p, p.down)
+    return load_terms(scales.down, by_column, p.down.bias, column, columns, m, p.down.weight)
 
 
 # ---- feature-major: m[columns, tokens], as it will be contracted ---------------------------------
@@ -113,12 +122,16 @@ def load_bias_columns(bias: Any, column: int, columns: int) -> Any:
 # ---- token-major: m[tokens, columns] -------------------------------------------------------------
 
 
-def gate_up_rows(p: MLPParameters, x: Activations, scales: StaticScales, first: int, count: int) -> list:
-    """m of columns first ... first + count, [tokens <= 128, count] a tile; in float32 if FP8 comes next."""
+def gate_up_rows(p: MLPParameters, x: Activations, scales: StaticScales, first: int, count: int) -> tuple:
+    """m of columns first ... first + count, [tokens <= 128, count] a tile; in float32 if FP8 comes next.
+
+    Also, for ROW, max|m| of each token, [tokens, 1] a tile; else None.
+    """
     tokens = x.tile.shape[2]
-    dtype = nl.float32 if quantizes_activations(p) else matmul_dtype(p)
-    rows = new_rows(tokens, count, dtype)
-    for span in TiledRange(count, span_columns(x, p.up.weight)):
+    rows = new_rows(tokens, count, nl.float32 if quantizes_activations(p) else matmul_dtype(p))
+    spans = TiledRange(count, span_columns(x, p.up.weight))
+    maxima = new_rows(tokens, len(spans), nl.float32) if p.quantization == QuantizationType.ROW else None
+    for span in spans:
         column = first + span.start_offset
         gates = None
         if not p.skip_gate:
@@ -129,7 +142,23 @@ def gate_up_rows(p: MLPParameters, x: Activations, scales: StaticScales, first: 
             start = span.start_offset + ups[i].column
             dst = rows[ups[i].token // PARTITIONS][:, start : start + ups[i].columns]
             combine(p, None, dst, gates, ups, i)
-    return rows
+        if maxima is not None:
+            note_maxima(maxima, rows, span)
+    return rows, (None if maxima is None else all_maxima(maxima))
+
+
+def note_maxima(maxima: list, rows: list, span: TiledRangeIterator) -> None:
+    """While the next columns are computed, the maxima of these."""
+    for i in range(len(rows)):
+        place = maxima[i][:, span.index : span.index + 1]
+        put_row_maximum(place, rows[i][:, span.start_offset : span.end_offset])
+
+
+def all_maxima(maxima: list) -> list:
+    found = []
+    for tile in maxima:
+        found.append(largest_of(tile))
+    return found
 
 
 def project_rows(
@@ -137,7 +166,8 @@ def project_rows(
 ) -> list[Block]:
     """The finished values of one projection, [tokens <= 128, columns <= 512] a block."""
     blocks = project(x, linear.weight, column, columns, feature_major=False)
-    terms = load_terms(scale, column_scale(p, linear), linear.bias, column, columns)
+    by_column = column_scale(p, linear)
+    terms = load_terms(scale, by_column, linear.bias, column, columns, x, linear.weight)
     for block in blocks:
         if p.quantization != QuantizationType.NONE or linear.bias is not None:
             value = beside(block)
@@ -147,9 +177,7 @@ def project_rows(
     return blocks
 
 
-def contract_rows(
-    p: MLPParameters, scales: StaticScales, rows: list, first: int, maxima: list
-) -> Activations:
+def contract_rows(p: MLPParameters, scales: StaticScales, rows: list, first: int, maxima: Any) -> Activations:
     """Rows of m, quantised if need be, as the down projection contracts them. `maxima`: max|m|, for ROW."""
     count, tokens = rows[0].shape[1], rows_in(rows)
     tile = nl.ndarray((PARTITIONS, div_ceil(count, PARTITIONS), tokens), matmul_dtype(p), buffer=nl.sbuf)

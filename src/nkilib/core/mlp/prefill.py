@@ -14,7 +14,6 @@ from nkilib.core.mlp.mlp_parameters import (
 )
 from nkilib.core.mlp.rows import RowSource, token_activations, tokens_per_block
 from nkilib.core.utils.common_types import QuantizationType
-from nkilib.core.utils.fp8 import row_maximum
 from nkilib.core.utils.kernel_helpers import div_ceil, program_share
 from nkilib.core.utils.projection import (
     BANK_COLUMNS,
@@ -37,22 +36,28 @@ def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
     source = RowSource(p, 1, add_out, scales.inverse_x)
     blocks = div_ceil(end - start, tokens_per_block(p, BANK_COLUMNS))
     size = div_ceil(div_ceil(end - start, blocks), PARTITIONS) * PARTITIONS
-    for block in TiledRange(end - start, size):
-        x = token_activations(p, source, start + block.start_offset, block.size)
+    tiles = TiledRange(end - start, size)
+    x = token_activations(p, source, start, tiles[0].size)
+    for block in tiles:
         m = middle(p, x, scales)
-        for span in TiledRange(hidden_size(p), span_columns(m, p.down.weight)):
-            terms = down_terms(p, scales, span.start_offset, span.size)
-            rows = new_rows(block.size, span.size, result_dtype(p))
-            project_into(rows, 0, [m], p.down.weight, terms, span.start_offset, span.size)
-            store_rows(out, rows, 0, start + block.start_offset, span.start_offset, span.size)
+        if block.index + 1 < len(tiles):  # before the down projection, which keeps TensorE busy meanwhile
+            x = token_activations(p, source, start + block.end_offset, tiles[block.index + 1].size)
+        project_block(p, m, scales, out, start + block.start_offset)
+
+
+def project_block(p: MLPParameters, m: Activations, scales: StaticScales, out: Any, first: int) -> None:
+    """The down projection of one block of tokens, stored."""
+    tokens = m.tile.shape[2]
+    for span in TiledRange(hidden_size(p), span_columns(m, p.down.weight)):
+        terms = down_terms(p, scales, m, span.start_offset, span.size)
+        rows = new_rows(tokens, span.size, result_dtype(p))
+        project_into(rows, 0, [m], p.down.weight, terms, span.start_offset, span.size)
+        store_rows(out, rows, 0, first, span.start_offset, span.size)
 
 
 def middle(p: MLPParameters, x: Activations, scales: StaticScales) -> Activations:
     """m of one block of tokens. ROW needs all of a token's m for its scale: tokens stay in partitions."""
     if p.quantization != QuantizationType.ROW:
         return gate_up_features(p, x, scales, 0, intermediate_size(p))
-    rows = gate_up_rows(p, x, scales, 0, intermediate_size(p))
-    maxima = []
-    for tile in rows:
-        maxima.append(row_maximum(tile))
+    rows, maxima = gate_up_rows(p, x, scales, 0, intermediate_size(p))
     return contract_rows(p, scales, rows, 0, maxima)

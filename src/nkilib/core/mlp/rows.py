@@ -43,8 +43,9 @@ class RowSource(nl.NKIObject):
         self.parts = n_prgs  # of the hidden dimension, where a layout tells them apart
         self.add_out = add_out  # [T, H] in HBM, or None
         self.inverse_scale = inverse_scale  # STATIC: [128, 1]
-        self.gamma = broadcast_row(p.gamma, 0, size) if uses_gamma else None
-        self.beta = None if p.beta is None else broadcast_row(p.beta, 0, size)
+        used = min(PARTITIONS, token_count(p))
+        self.gamma = broadcast_row(p.gamma, 0, size, used) if uses_gamma else None
+        self.beta = None if p.beta is None else broadcast_row(p.beta, 0, size, used)
 
 
 def token_activations(p: MLPParameters, source: RowSource, first: int, count: int) -> Activations:
@@ -71,7 +72,7 @@ def castable(rows: Any, dtype: Any) -> Any:
     if rows.dtype == wanted:
         return rows
     cast = nl.ndarray(rows.shape, wanted, buffer=nl.sbuf)
-    nisa.tensor_copy(cast, rows)
+    nisa.activation(cast, nl.copy, rows)  # on ScalarE, which has least to do
     return cast
 
 

@@ -109,7 +109,7 @@ def projected_rows(
 ) -> list:
     """The columns of this core in SBUF, [tokens, columns]; stored as they become ready, if out is given."""
     rows = new_rows(x.tile.shape[2], columns, result_dtype(p))
-    terms = load_terms(scales.sums, column_scale(p), p.bias, first, columns)
+    terms = load_terms(scales.sums, column_scale(p), p.bias, first, columns, x, p.weight)
     for span in TiledRange(columns, span_columns(x, p.weight)):
         at, column = span.start_offset, first + span.start_offset
         project_into(rows, at, [x], p.weight, terms, column, span.size)

@@ -45,9 +45,21 @@ def quantize_static(dst: Any, x: Any, inverse: Any, largest: float) -> None:
 
 def row_maximum(x: Any) -> Any:
     """max|x| of each row, [rows, 1]."""
-    magnitude = nl.ndarray(x.shape, nl.bfloat16, buffer=nl.sbuf)
     largest = nl.ndarray((x.shape[0], 1), nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar_reduce(magnitude, x, nl.abs, None, nl.maximum, reduce_res=largest)
+    put_row_maximum(largest, x)
+    return largest
+
+
+def put_row_maximum(dst: Any, x: Any) -> None:
+    """dst[:, 0] = max|x| of each row."""
+    magnitude = nl.ndarray(x.shape, nl.bfloat16, buffer=nl.sbuf)
+    nisa.tensor_scalar_reduce(magnitude, x, nl.abs, None, nl.maximum, reduce_res=dst)
+
+
+def largest_of(maxima: Any) -> Any:
+    """The largest of some maxima of each row, [rows, 1]."""
+    largest = nl.ndarray((maxima.shape[0], 1), nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(largest, nl.maximum, maxima, 1)
     return largest
 
 

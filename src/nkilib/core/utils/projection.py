@@ -141,12 +141,20 @@ def weight_chunks(x: Activations, columns: int, weight: Any) -> list[Chunk]:
     """What is loaded at once of the rows that x is contracted with."""
     chunks = []
     full = x.size // x.partitions
-    for tiles in TiledRange(full, max(1, CHUNK_BYTES // (columns * bytes_of(weight)))):
+    for tiles in TiledRange(full, chunk_tiles(columns * bytes_of(weight))):
         row = x.row + tiles.start_offset * x.partitions
         chunks.append(Chunk(tiles.start_offset, row, tiles.size, x.partitions))
     if x.size % x.partitions != 0:
         chunks.append(Chunk(full, x.row + full * x.partitions, 1, x.size % x.partitions))
     return chunks
+
+
+def chunk_tiles(tile_bytes: int) -> int:
+    """How many tiles make a chunk: a power of two, so that chunks are alike and FP8 rows come in pairs."""
+    tiles = 1
+    while 2 * tiles * tile_bytes <= CHUNK_BYTES:
+        tiles = 2 * tiles
+    return tiles
 
 
 def load_weights(weight: Any, chunk: Chunk, column: int, columns: int) -> Any:
@@ -199,17 +207,22 @@ def bytes_of(tensor: Any) -> int:
 # ---- what follows a projection -------------------------------------------------------------------
 
 
-def load_terms(linear_scale: Any, column_scale: Any, bias: Any, column: int, columns: int) -> Terms:
-    """The terms of token-major sums: rows of HBM, repeated in every partition. None stays None."""
-    terms = Terms(column, linear_scale)
+def load_terms(
+    scale: Any, column_scale: Any, bias: Any, column: int, columns: int, x: Activations, weight: Any
+) -> Terms:
+    """The terms of token-major sums of x and weight: rows of HBM, in every partition. None stays None."""
+    tokens = x.tile.shape[2]
+    packed = lane_size(tokens, not doubles(x.tile, weight)) < PARTITIONS
+    partitions = PARTITIONS if packed else min(tokens, PARTITIONS)
+    terms = Terms(column, scale)
     if column_scale is not None:
-        terms.column_scale = broadcast_row(column_scale, column, columns)
+        terms.column_scale = broadcast_row(column_scale, column, columns, partitions)
     if bias is not None:
-        terms.bias = broadcast_row(bias, column, columns)
+        terms.bias = broadcast_row(bias, column, columns, partitions)
     return terms
 
 
-def broadcast_row(matrix: Any, column: int, columns: int, partitions: int = PARTITIONS) -> Any:
+def broadcast_row(matrix: Any, column: int, columns: int, partitions: int) -> Any:
     """Row 0 of a matrix, in every partition."""
     tile = nl.ndarray((partitions, columns), matrix.dtype, buffer=nl.sbuf)
     nisa.dma_copy(tile, matrix[0:1, column : column + columns].broadcast(0, partitions))

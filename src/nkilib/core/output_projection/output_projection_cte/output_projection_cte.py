@@ -138,7 +138,7 @@ def project_block(
     banks = span_banks(p)
     for span in TiledRange(columns, banks * BANK_COLUMNS):
         column = first + span.start_offset
-        terms = load_terms(scales.sums, column_scale(p), p.bias, column, span.size)
+        terms = load_terms(scales.sums, column_scale(p), p.bias, column, span.size, x, p.weight)
         chunks = weight_chunks(x, span.size, p.weight)
         weights = []
         for chunk in chunks:
