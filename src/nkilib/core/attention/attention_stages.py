@@ -344,24 +344,26 @@ def finish_row(row: Row, product: Any) -> None:
     """The result of a query tile, and its softmax statistics if the caller wants them."""
     group, call = row.group, row.group.call
     total, reciprocal = softmax_sum(row, product[:, call.head_dim : call.head_dim + 1])
-    divided = (
-        nl.ndarray((row.size, call.head_dim), call.q.dtype, buffer=nl.sbuf)
-        if call.tp_out
-        else group.out[0 : row.size, row.index, :]
-    )
-    nisa.activation(
-        divided, nl.copy, product[:, 0 : call.head_dim], scale=reciprocal if call.normalize else 1.0
-    )
-    if call.tp_out:
-        psum = nl.ndarray((call.head_dim, row.size), call.q.dtype, buffer=nl.psum)
-        nisa.nc_transpose(psum, divided, engine=nisa.tensor_engine)
-        nisa.tensor_copy(group.out[:, row.index * PMAX : row.index * PMAX + row.size], psum)
+    write_row(row, product[:, 0 : call.head_dim], reciprocal if call.normalize else 1.0)
     if call.neg_max is not None:
         nisa.tensor_copy(group.neg_max[:, row.index : row.index + 1], row.neg_max)
         nisa.tensor_copy(group.sums[:, row.index : row.index + 1], reciprocal if call.normalize else total)
     group.unfinished -= 1
     if group.unfinished == 0:
         store_group(group)
+
+
+def write_row(row: Row, product: Any, factor: Any) -> None:
+    """product * factor to the group's results, transposed if the caller wants it."""
+    out, head_dim, start = row.group.out, product.shape[1], row.index * PMAX
+    if row.group.call.tp_out:
+        tile = nl.ndarray((row.size, head_dim), out.dtype, buffer=nl.sbuf)
+        nisa.activation(tile, nl.copy, product, scale=factor)
+        psum = nl.ndarray((head_dim, row.size), out.dtype, buffer=nl.psum)
+        nisa.nc_transpose(psum, tile, engine=nisa.tensor_engine)
+        nisa.tensor_copy(out[:, start : start + row.size], psum)
+    else:
+        nisa.activation(out[0 : row.size, row.index, :], nl.copy, product, scale=factor)
 
 
 def softmax_sum(row: Row, summed: Any) -> tuple[Any, Any]:

@@ -4,10 +4,12 @@ import pytest
 from kernel_support import close, compiles_and_example_runs, each_lnc, random, run
 from ulps import within_ulps
 
+import nki
 import nki.language as nl
 import nkilib.core.attention.attention_stages as stages
 import nkilib.core.attention.attention_units as units
 from nkilib.core.attention.attention_cte import attention_cte, attention_cte_ref
+from support import target
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -297,6 +299,18 @@ def test_an_odd_head_is_split_evenly_between_the_cores(monkeypatch):
     first, second = work(0), work(1)
     assert sorted(first + second) == list(range(32))
     assert sum(t + 1 for t in first) == sum(t + 1 for t in second)
+
+
+# ---- modelled time -------------------------------------------------------------------------------
+
+
+def test_the_tensor_engine_is_kept_busy():
+    """4096 causal positions: 528 pairs of tiles, each with three times 128 columns at 2.4 GHz."""
+    specs = [nki.TensorSpec(shape, "bfloat16") for shape in ((1, 4096, 128), (1, 128, 4096), (1, 4096, 128))]
+    with target("trn2"):
+        profile = nki.profile(attention_cte)(*specs)
+    assert 0.7 * profile.total_us < 528 * 3 * 128 / 2.4e3
+    assert profile.timeline.spill_bytes == 0
 
 
 # ---- refusals ------------------------------------------------------------------------------------

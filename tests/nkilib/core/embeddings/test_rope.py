@@ -10,6 +10,7 @@ import nki.language as nl
 import nkilib.core.rope
 from nkilib.core.embeddings.rope import RoPE, RoPE_ref, RoPE_sbuf
 from nkilib.core.utils.tensor_view import TensorView
+from support import target
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -116,6 +117,18 @@ def test_interleaved_tiles_become_contiguous(shape, dtype):
     x, cos, sin = operands(*shape, dtype)
     even_first = np.concatenate([x[0::2], x[1::2]])
     compare(run(in_sbuf, x, cos, sin, convert=True), RoPE_ref(even_first, cos, sin))
+
+
+# ---- modelled time -------------------------------------------------------------------------------
+
+
+def test_16_million_elements_travel_at_the_speed_of_dma():
+    """In, out, cos and sin at the 16 * 24.5 GB/s of the DMA engines."""
+    angles = nki.TensorSpec((64, 16, 512), "bfloat16")
+    with target("trn2"):
+        profile = nki.profile(RoPE)(nki.TensorSpec((128, 16, 16, 512), "bfloat16"), angles, angles)
+    megabytes = 2 * (2 * 128 * 16 * 16 * 512 + 2 * 64 * 16 * 512) / 1e6
+    assert megabytes / 0.392 > 0.85 * profile.total_us
 
 
 # ---- refusals ------------------------------------------------------------------------------------
