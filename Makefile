@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all tiny bench docs lint clean
+.PHONY: setup demo test test-all tiny bench bench-kernels docs lint clean
 
 setup: $(STAMP)
 
@@ -24,7 +24,7 @@ test-all: setup
 # one file per part: collecting the whole suite would take longer than these tests
 TINY := tests/test_machine.py tests/test_dtypes.py tests/test_view.py tests/test_errors.py \
 	tests/execute/test_memory.py tests/isa/test_vector.py tests/isa/test_tensor.py \
-	tests/language/test_creation.py tests/timing/test_schedule.py
+	tests/language/test_creation.py tests/timing/test_schedule.py tests/nkilib/core/rmsnorm/test_rmsnorm_quant.py
 
 tiny: setup
 	$(BIN)/python -m pytest -m tiny -p no:xdist $(TINY)
@@ -32,8 +32,12 @@ tiny: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 
+bench-kernels: setup
+	$(BIN)/python -m benchmarks.kernels
+
 docs: setup
 	$(BIN)/python -m nki.docs
+	$(BIN)/python -m nkilib.docs
 
 lint: setup
 	$(BIN)/ruff format --check src tests examples benchmarks

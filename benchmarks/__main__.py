@@ -14,7 +14,8 @@ import benchmarks
 
 
 def main():
-    names = sorted(m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_"))
+    found = pkgutil.iter_modules(benchmarks.__path__)
+    names = sorted(m.name for m in found if not m.name.startswith("_") and not m.ispkg)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(names)}")
     parser.add_argument("--json", action="store_true", help="print one JSON list instead of a table")

@@ -325,7 +325,7 @@ def test_argparse_refusals_and_help_come_back_as_codes(run):
     assert code == 2 and "usage: nki profile" in err
     assert run()[0] == 2
     assert run("frobnicate")[0] == 2
-    for command in ("profile", "compare", "check", "info"):
+    for command in ("profile", "compare", "check", "kernels", "info"):
         code, out, _ = run(command, "--help")
         assert code == 0 and "--traceback" in out
     code, out, _ = run("--version")
@@ -481,6 +481,22 @@ def test_check_needs_a_kernel(run, write):
 
 
 @pytest.mark.tiny
+def test_kernels_lists_the_library(run):
+    code, out, _ = run("kernels")
+    lines = out.splitlines()
+    assert code == 0 and max(map(len, lines)) <= 100 and "\u2026" not in out
+    place = lines.index(" nkilib.core.rmsnorm.rmsnorm_quant")
+    assert re.match(r"   rmsnorm_quant_kernel +RMSNorm of every row, .* built", lines[place + 1])
+
+
+def test_kernels_as_json_has_every_page(run):
+    code, out, _ = run("kernels", "--json")
+    listed = json.loads(out)
+    assert code == 0 and {kernel["page"] for kernel in listed} == {f"L{n:02}" for n in range(1, 47)}
+    assert all(set(kernel) == {"name", "import", "meaning", "page", "status"} for kernel in listed)
+    assert {kernel["status"] for kernel in listed} <= {"built", "not yet"}
+
+
 def test_info_shows_version_platforms_and_limits(run):
     code, out, _ = run("info")
     assert code == 0 and nki.__version__ in out

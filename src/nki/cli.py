@@ -1,4 +1,4 @@
-"""The `nki` command: profile, compare, check, info.
+"""The `nki` command: profile, compare, check, kernels, info.
 
 Exit codes: 0 when all went well, 1 when a kernel is wrong, 2 when the command line is.
 """
@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -112,6 +113,46 @@ def command_check(options: argparse.Namespace) -> int:
         f"{names}: {errors} error(s), {len(found) - errors} warning(s) of the {options.front_end} front end"
     )
     return WRONG_KERNEL if errors else 0
+
+
+def command_kernels(options: argparse.Namespace) -> int:
+    """nki kernels"""
+    from nkilib.catalogue import kernels  # on top of nki: imported by nothing but this
+
+    facts = [
+        {"name": k.name, "import": k.module, "meaning": k.meaning, "page": k.page, "status": k.status}
+        for k in kernels()
+    ]
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        show(kernel_table(facts))
+    return 0
+
+
+def kernel_table(facts: list[dict[str, str]]) -> RenderableType:
+    """The names of each module below it; what holds for several is said once."""
+    table = ruled("import from, kernel", "meaning", "status")
+    module = meaning = ""
+    for fact in facts:
+        if fact["import"] != module:
+            table.add_row(fold(fact["import"], ".", 42))
+            module, meaning = fact["import"], ""
+        table.add_row(
+            f"  {fact['name']}", "" if fact["meaning"] == meaning else fact["meaning"], fact["status"]
+        )
+        meaning = fact["meaning"]
+    return table
+
+
+def fold(name: str, separator: str, width: int) -> str:
+    """A long name on several lines, broken behind separators."""
+    lines = [""]
+    for part in re.split(f"(?<={re.escape(separator)})", name):
+        if lines[-1] and len(lines[-1] + part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def command_info(options: argparse.Namespace) -> int:
@@ -340,6 +381,8 @@ def parser() -> argparse.ArgumentParser:
         default="parser",
         help="which of the two compilers to ask (default: parser)",
     )
+    listing = command("kernels", command_kernels, "list the kernels of nkilib", KERNELS_TEXT)
+    listing.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     command(
         "info", command_info, "version, platforms and their limits", "Version, platforms and their limits."
     )
@@ -381,3 +424,6 @@ examples:
 CHECK_TEXT = """\
 Look for Python in kernels, and in what they call, that the simulator runs and the
 compilers for the device refuse. Nothing is run but the script's top level."""
+KERNELS_TEXT = """\
+List the kernels of the library nkilib: where each is imported from, what it computes,
+and whether it is built. help(kernel) in Python tells its arguments."""

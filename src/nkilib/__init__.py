@@ -1,1 +1,1 @@
-"""nkilib"""
+"""nkilib: kernels for Trainium, at the documented import paths. Importing it imports no kernel."""

@@ -19,3 +19,10 @@ def test_the_example_runs_and_trains(example, package, capsys):
     runpy.run_path(str(EXAMPLES / f"{example}.py"), run_name="__main__")
     first, last = map(float, re.search(r"loss ([\d.]+) -> ([\d.]+)", capsys.readouterr().out).groups())
     assert last < first / 5
+
+
+def test_the_mlp_of_the_tutorial_equals_its_module_at_all_three_sizes(capsys):
+    pytest.importorskip("torch", reason="torch is not installed")
+    runpy.run_path(str(EXAMPLES / "accelerate_mlp.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and all("equal to nn.Module within 0.00" in line for line in lines)

@@ -195,6 +195,29 @@ def test_two_cores_meet_at_a_barrier():
     assert found[0].end == pytest.approx(found[1].end)
 
 
+def test_an_exchange_by_the_dma_of_gpsimd_does_not_queue_behind_transfers():
+    @nki.jit
+    def kernel(x, engine):
+        core = nl.program_id(0)
+        small, received = zeros((128, 8)), nl.ndarray((128, 8), nl.float32)
+        out = nl.ndarray((2, 128, 512), nl.float32, buffer=nl.shared_hbm)
+        for _ in range(20):
+            a = nl.ndarray((128, 512), nl.float32)
+            nisa.dma_copy(a, x)
+            nisa.dma_copy(out[core], a)
+        nisa.sendrecv(small, received, 1 - core, 1 - core, 0, dma_engine=engine, name="swap")
+        return out
+
+    with target("trn2"):
+        own, shared = (
+            [bar for bar in nki.profile(kernel[2])(X, engine).timeline.bars if bar.label == "swap"]
+            for engine in (nisa.dma_engine.gpsimd_dma, nisa.dma_engine.dma)
+        )
+    assert {bar.engine for bar in own} == {"gpsimd"} and {bar.engine for bar in shared} == {"dma"}
+    assert own[0].end == pytest.approx(own[1].end)
+    assert own[0].end < shared[0].end
+
+
 def test_profiling_does_no_arithmetic_unless_asked():
     @nki.jit
     def kernel(x):

@@ -155,6 +155,8 @@ def accesses(instruction: Instruction) -> Accesses:
 
 
 def engine_name(instruction: Instruction) -> str:
+    if getattr(getattr(instruction, "dma_engine", None), "name", None) == "gpsimd_dma":
+        return "gpsimd"  # its own DMA, not one of the sixteen engines
     if not instruction.on_chip:
         return "dma"
     return instruction.runs_on.name if instruction.runs_on is not None else "sync"

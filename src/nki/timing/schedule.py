@@ -318,11 +318,8 @@ class CoreSimulation:
 
     def finish(self, index: int, now: float) -> None:
         """A meeting took place: its engine goes on."""
-        ins: Any = self.operations[index].instruction
         place = self.operations[index].kind
-        until = now + (
-            self.machine.core_barrier_ns if ins.public == "core_barrier" else self.machine.sendrecv_ns
-        )
+        until = now + self.planner.cost_of(self.operations[index]).fix_ns
         self.free[index] = self.end[index] = self.done[index] = self.idle_at[place] = until
         self._post(until, READ, index)
         self._post(until, DONE, index)

@@ -1,0 +1,105 @@
+"""Library kernels on the timing model, against their roofline. Each family's module has its CASES.
+
+`make bench-kernels` prints them; nothing here is a test.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import nki
+from nki.machine import Machine, find
+
+PLATFORM = "trn2"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one realistic size.
+
+    `arguments` are what the kernel is called with (`nki.TensorSpec`s for tensors); a tuple of positional
+    ones or a mapping of keywords. `flops` counts 2 per multiply-add of matmuls, by the dtype of the operands
+    ({"bfloat16": 2 * M * N * K}); `hbm_bytes` what must be read and written at least once. A kernel held by
+    another engine names it and the time that engine needs at its full rate: other=("Scalar", 123.4).
+    """
+
+    kernel_name: str
+    label: str  # the size, e.g. "2048x8192 bf16"
+    kernel: Callable
+    arguments: tuple | Mapping[str, Any]
+    hbm_bytes: int
+    flops: Mapping[str, float] = field(default_factory=dict)
+    other: tuple[str, float] | None = None  # engine, microseconds
+    lnc: int = 1
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a case took, and what it could not do without."""
+
+    kernel: str
+    size: str
+    modelled_us: float
+    bound_us: float
+    bound: str  # what sets it: memory, compute or an engine
+    ratio: float  # of the bound to the modelled time
+    busiest: str  # engine, with the part of the time it works
+    sbuf_peak_bytes: int
+    spill_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def cases() -> Iterator[Case]:
+    """The cases of every module here, by kernel."""
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
+        yield from importlib.import_module(f"{__name__}.{module}").CASES
+
+
+def measure(case: Case) -> Figures:
+    """Trace and schedule a case; nothing is computed."""
+    machine = find(PLATFORM)
+    kernel = case.kernel if case.lnc == 1 else case.kernel[case.lnc]
+    keywords = isinstance(case.arguments, Mapping)
+    args, kwargs = ((), case.arguments) if keywords else (case.arguments, {})
+    profile = nki.profile(kernel)(*args, **kwargs)
+    bound, bound_us = roofline(case, machine)
+    return Figures(
+        kernel=case.kernel_name,
+        size=case.label + (f", LNC {case.lnc}" if case.lnc > 1 else ""),
+        modelled_us=profile.total_us,
+        bound_us=bound_us,
+        bound=bound,
+        ratio=bound_us / profile.total_us,
+        busiest=busiest(profile),
+        sbuf_peak_bytes=profile.statistics.sbuf_peak_bytes,
+        spill_bytes=profile.timeline.spill_bytes,
+    )
+
+
+def roofline(case: Case, machine: Machine) -> tuple[str, float]:
+    """What no schedule can beat, in microseconds, and its name."""
+    gbs = min(machine.hbm_gbs, case.lnc * machine.dma_engines * machine.dma_bytes_per_ns)
+    compute = sum(flops / machine.peak_flops(speed(dtype, machine)) for dtype, flops in case.flops.items())
+    bounds = [("memory", case.hbm_bytes / gbs / 1e3), ("compute", compute / case.lnc * 1e6)]
+    return max([*bounds, *([case.other] if case.other else [])], key=lambda bound: bound[1])
+
+
+def speed(dtype: str, machine: Machine) -> float:
+    """The rate of matmuls of a dtype, of that of bfloat16."""
+    if dtype == "float32":
+        return machine.fp32_multiplier
+    return (machine.double_row_multiplier or 1.0) if dtype.startswith("float8") else 1.0
+
+
+def busiest(profile: Any) -> str:
+    timeline = profile.timeline
+    names = {"tensor": "Tensor", "vector": "Vector", "scalar": "Scalar", "gpsimd": "GpSimd", "dma": "DMA"}
+    active = {name: timeline.active_ns(name) for name in names}
+    name = max(active, key=active.__getitem__)
+    return f"{names[name]} {active[name] / timeline.total_ns:.0%}"

@@ -1,0 +1,52 @@
+"""The gated MLP at the sizes of one rank of large language models: prefill, and decode of four tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nki import TensorSpec
+from nkilib.core.mlp.mlp import mlp
+from nkilib.core.utils.common_types import NormType, QuantizationType
+
+from . import Case
+
+
+def sized(shape: tuple[int, int, int, int], label: str, lnc: int = 1, **options: Any) -> Case:
+    """hidden [B, S, H] and weights of intermediate size I in bfloat16, or in FP8 with scales by column."""
+    b, s, h, i = shape
+    fp8 = options.get("quantization_type") == QuantizationType.ROW
+    dtype, width = ("float8_e4m3", 1) if fp8 else ("bfloat16", 2)
+    weights = {
+        "hidden_tensor": TensorSpec((b, s, h), "bfloat16"),
+        "gate_proj_weights_tensor": TensorSpec((h, i), dtype),
+        "up_proj_weights_tensor": TensorSpec((h, i), dtype),
+        "down_proj_weights_tensor": TensorSpec((i, h), dtype),
+    }
+    if fp8:
+        columns = {"gate_w_scale": i, "up_w_scale": i, "down_w_scale": h}
+        weights |= {name: TensorSpec((128, n), "float32") for name, n in columns.items()}
+    return Case(
+        "mlp",
+        f"{b}x{s}x{h}, I {i} {label}",
+        mlp,
+        {**weights, **options},
+        hbm_bytes=width * 3 * h * i + 2 * 2 * b * s * h,
+        flops={dtype: 2 * 3 * b * s * h * i},
+        lnc=lnc,
+    )
+
+
+def norm(width: int) -> dict[str, Any]:
+    gamma = TensorSpec((1, width), "bfloat16")
+    return {"normalization_type": NormType.RMS_NORM, "normalization_weights_tensor": gamma}
+
+
+ROW = {"quantization_type": QuantizationType.ROW}
+CASES = [
+    sized((1, 1024, 4096, 3584), "bf16"),
+    sized((1, 1024, 8192, 3584), "RMSNorm, bf16", lnc=2, **norm(8192)),
+    sized((1, 1024, 4096, 3584), "fp8 rows", **ROW),
+    sized((4, 1, 4096, 3584), "bf16"),
+    sized((4, 1, 8192, 3584), "RMSNorm, bf16", lnc=2, **norm(8192)),
+    sized((4, 1, 4096, 3584), "fp8 rows", **ROW),
+]

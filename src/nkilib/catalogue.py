@@ -1,0 +1,256 @@
+"""The one table of the library: which documented kernel has which import path and names.
+
+What a built kernel means and takes, its docstring says. Whether it is built, the code says: it is there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+
+class Row(NamedTuple):
+    """One page of the documentation."""
+
+    page: str
+    module: str
+    names: str
+    meaning: str = ""  # while it is not built: then its docstring tells it
+
+
+TABLE = [
+    Row("L01", "core.rmsnorm.rmsnorm_quant", "rmsnorm_quant_kernel RmsNormQuantKernelArgs"),
+    Row("L02", "core.qkv.qkv", "qkv", "fused QKV projection: norm, bias, RoPE, KV-cache write"),
+    Row("L02", "core.qkv.qkv_tkg", "qkv_tkg", "QKV projection for decode"),
+    Row("L02", "core.qkv.qkv_cte", "qkv_cte", "QKV projection for prefill"),
+    Row("L03", "core.attention.attention_cte", "attention_cte"),
+    Row(
+        "L04",
+        "core.attention.attention_segmented_cte",
+        "attention_segmented_cte load_kv_cache floor_nisa_kernel ceil_nisa_kernel",
+        "prefill attention over a paged KV cache with prefix",
+    ),
+    Row(
+        "L05",
+        "core.attention.attention_tkg",
+        "attention_tkg AttnTKGConfig",
+        "decode attention, flat or paged cache",
+    ),
+    Row(
+        "L06",
+        "core.attention.attention_kv_parallel_segmented_cte",
+        "attention_kv_parallel_segmented_cte",
+        "KV-sharded prefill attention, merged by online softmax",
+    ),
+    Row("L07", "core.embeddings.rope", "RoPE RoPE_sbuf"),
+    Row("L08", "core.mlp.mlp", "mlp mlp_kernel fused_mlp_isa_kernel"),
+    Row("L09", "core.output_projection.output_projection_cte", "output_projection_cte"),
+    Row("L10", "core.output_projection.output_projection_tkg", "output_projection_tkg"),
+    Row(
+        "L11", "core.router_topk.router_topk", "router_topk router_topk_input_x_load router_topk_input_w_load"
+    ),
+    Row(
+        "L12",
+        "core.moe.moe_cte.moe_cte",
+        "moe_cte MoECTESpec MoECTEImplementation QuantizationConfig ShardOnBlockConfig ShardOnIConfig",
+        "blockwise expert MLP, prefill",
+    ),
+    Row("L13", "core.moe.moe_tkg.moe_tkg", "moe_tkg", "expert MLP, decode"),
+    Row(
+        "L14",
+        "core.quantization.fp8_quantize",
+        "static_quantization row_quantization pre_combine_dequant_scales",
+    ),
+    Row("L15", "core.cumsum", "cumsum"),
+    Row(
+        "L16",
+        "core.subkernels.find_nonzero_indices",
+        "find_nonzero_indices",
+        "row indices of nonzeros per column, and their count",
+    ),
+    Row(
+        "L17",
+        "experimental.transformer.attention_block_tkg",
+        "attention_block_tkg",
+        "fused decode attention block",
+    ),
+    Row(
+        "L18",
+        "experimental.attention.ring_attention_fwd",
+        "ring_attention_spmd_fwd",
+        "ring attention forward",
+    ),
+    Row(
+        "L19",
+        "experimental.attention.ring_attention_bwd",
+        "ring_attention_spmd_bwd",
+        "ring attention backward",
+    ),
+    Row(
+        "L20", "experimental.transformer.transformer_tkg", "transformer_tkg", "multi-layer decode megakernel"
+    ),
+    Row("L21", "experimental.conv.conv1d", "conv1d", "1-D convolution"),
+    Row("L22", "experimental.conv.conv3d", "conv3d", "3-D convolution"),
+    Row(
+        "L23",
+        "experimental.conv.depthwise_conv1d",
+        "depthwise_conv1d_implicit_gemm",
+        "depthwise 1-D convolution",
+    ),
+    Row("L24", "experimental.collectives.fg_allgather", "fine_grained_allgather", "ring all-gather"),
+    Row(
+        "L25",
+        "experimental.collectives.fgcc",
+        "allgather_compute_matmul",
+        "all-gather overlapped with matmul",
+    ),
+    Row(
+        "L26",
+        "experimental.collectives.sb2sb_allgather",
+        "allgather_sb2sb allgather_sb2sb_tiled",
+        "all-gather of SBUF tiles along columns",
+    ),
+    Row(
+        "L27",
+        "experimental.foreach.foreach_elementwise",
+        "add_scalar_kernel sub_scalar_kernel mul_scalar_kernel div_scalar_kernel "
+        "add_tensor_kernel sub_tensor_kernel mul_tensor_kernel div_tensor_kernel "
+        "addcdiv_kernel addcmul_kernel lerp_kernel sqrt_kernel",
+    ),
+    Row(
+        "L28",
+        "experimental.foreach.foreach_norm",
+        "l2_norm_kernel l1_norm_kernel linf_norm_kernel",
+    ),
+    Row(
+        "L29",
+        "experimental.matmul_mxfp8.matmul_mxfp8_generic_kernel",
+        "matmul_mxfp8",
+        "MXFP8 matmul",
+    ),
+    Row(
+        "L30",
+        "experimental.mlp_mxfp8.mlp_fwd_mxfp8.mlp_fwd_mxfp8_kernel",
+        "mlp_forward_mxfp8_nki compute_fused_gate_up_down_mxfp8",
+        "MXFP8 SwiGLU forward for training",
+    ),
+    Row(
+        "L31",
+        "experimental.mlp_mxfp8.mlp_bwd_mxfp8.mlp_bwd_mxfp8_kernel",
+        "mlp_backward_mxfp8_nki mlp_backward_mxfp8_base_nki compute_phase1_down_proj_mm_grad_mxfp8 "
+        "compute_phase2_hidden_states_grad_mxfp8 compute_phase3_gate_up_weight_grad_mxfp8 "
+        "compute_phase4_down_weight_grad_mxfp8 get_program_sharding_info",
+        "MXFP8 SwiGLU backward for training",
+    ),
+    Row(
+        "L32",
+        "experimental.moe_block.mx_moe_block_tkg_wrapper",
+        "mx_moe_block_tkg_wrapper",
+        "norm, router and experts with MX weights",
+    ),
+    Row("L33", "experimental.optimizer.fused_adam", "adam_kernel adamw_kernel"),
+    Row("L34", "experimental.pad.pad", "pad"),
+    Row(
+        "L35",
+        "experimental.quantize_mxfp8.quantize_mxfp8",
+        "quantize_block_mxfp8_kernel should_store_packed_scales",
+        "bf16 to MXFP8",
+    ),
+    Row(
+        "L36",
+        "experimental.rng.rng",
+        "get_rng_state_gpsimd set_rng_state_gpsimd generate_random",
+    ),
+    Row("L37", "experimental.scan.linear_scan", "linear_scan"),
+    Row("L38", "experimental.scan.selective_scan", "selective_scan"),
+    Row("L39", "experimental.scan.ssd", "ssd"),
+    Row("L40", "experimental.subkernels.topk_reduce", "topk_reduce", "sum of rows by packed token id"),
+    Row(
+        "L41",
+        "experimental.subkernels.argsort_unstable",
+        "argsort_unstable",
+        "argsort with a fixed tie order",
+    ),
+    Row(
+        "L42",
+        "experimental.subkernels.build_all_to_all_v_metadata",
+        "build_all_to_all_v_metadata",
+        "send counts and offsets per rank",
+    ),
+    Row(
+        "L43",
+        "experimental.subkernels.permute_routed_tokens",
+        "permute_routed_tokens",
+        "tokens sorted by expert, rows packed",
+    ),
+    Row("L44", "experimental.dynamic_shapes", "dynamic_elementwise_add"),
+    Row("L45", "experimental.loss", "cross_entropy_forward cross_entropy_backward"),
+    Row(
+        "L46",
+        "experimental.moe.bwd.blockwise_mm_backward",
+        "blockwise_mm_bwd",
+        "blockwise MoE backward",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A public name of the library."""
+
+    name: str
+    module: str  # to import it from
+    page: str
+    meaning: str
+    target: Any  # the function or class; None while it is not built
+
+    @property
+    def is_built(self) -> bool:
+        return self.target is not None
+
+    @property
+    def status(self) -> str:
+        return "built" if self.is_built else "not yet"
+
+
+@cache
+def kernels() -> tuple[Kernel, ...]:
+    """Every public name, in the order of the documentation. Imports what is built."""
+    return tuple(_entry(row, name) for row in TABLE for name in row.names.split())
+
+
+def _entry(row: Row, name: str) -> Kernel:
+    target = _target(row, name)
+    meaning = row.meaning if target is None else _first_line(target)
+    return Kernel(name, f"nkilib.{row.module}", row.page, meaning, target)
+
+
+def _target(row: Row, name: str) -> Any:
+    """The object of a public name; None if its module or the name in it is not there."""
+    path = f"nkilib.{row.module}"
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as missing:
+        if missing.name and f"{path}.".startswith(f"{missing.name}."):
+            return None
+        raise
+    found = getattr(module, name, None)
+    return found if callable(found) else None
+
+
+def _first_line(target: Any) -> str:
+    return (inspect.getdoc(target) or "").split("\n")[0]
+
+
+def find(name: str) -> Any:
+    """The kernel of this name; AttributeError if there is none, or it is not built."""
+    for row in TABLE:
+        if name in row.names.split():
+            target = _target(row, name)
+            if target is None:
+                raise AttributeError(f"nkilib: {name} ({row.page}: {row.meaning}) is not built yet")
+            return target
+    raise AttributeError(f"nkilib has no kernel named {name!r}; `nki kernels` lists them")

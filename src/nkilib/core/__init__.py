@@ -1,0 +1,1 @@
+"""Kernels with a settled interface."""

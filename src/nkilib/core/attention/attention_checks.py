@@ -1,0 +1,172 @@
+"""What attention_cte accepts. Every check names the argument, what it got and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.language as nl
+
+from ..utils.kernel_assert import assert_shape, kernel_assert
+from .attention_units import PMAX
+
+MAX_HEAD_DIM = 128
+MAX_HEADS = 512
+MAX_SEQUENCE = 131072
+DTYPES = (nl.bfloat16, nl.float16, nl.float32)
+SCORE_DTYPES = (nl.float32, nl.bfloat16)
+
+
+def check_operands(q: Any, k: Any, v: Any, tp_q: bool, tp_k: bool) -> None:
+    check_tensor(q, "q", q)
+    check_tensor(k, "k", q)
+    check_tensor(v, "v", q)
+    heads, key_heads, keys, head_dim = q.shape[0], v.shape[0], v.shape[1], v.shape[2]
+    queries = q.shape[1] if tp_q else q.shape[2]
+    kernel_assert(
+        head_dim <= MAX_HEAD_DIM, f"v: got head dimension {head_dim}, allowed are 1 to {MAX_HEAD_DIM}"
+    )
+    kernel_assert(heads <= MAX_HEADS, f"q: got batch size {heads}, allowed are at most {MAX_HEADS}")
+    kernel_assert(
+        heads % key_heads == 0,
+        f"q: got batch size {heads}, allowed are multiples of that of k and v, {key_heads}",
+    )
+    check_length(queries, "q")
+    check_length(keys, "v")
+    assert_shape(q, (heads, queries, head_dim) if tp_q else (heads, head_dim, queries), "q")
+    assert_shape(k, (key_heads, keys, head_dim) if tp_k else (key_heads, head_dim, keys), "k")
+
+
+def check_tensor(tensor: Any, name: str, like: Any) -> None:
+    kernel_assert(len(tensor.shape) == 3, f"{name}: got shape {tuple(tensor.shape)}, expected 3 dimensions")
+    kernel_assert(
+        tensor.dtype in DTYPES,
+        f"{name}: got dtype {tensor.dtype}, allowed are bfloat16, float16 and float32",
+    )
+    kernel_assert(
+        tensor.dtype == like.dtype, f"{name}: got dtype {tensor.dtype}, expected {like.dtype} like q"
+    )
+
+
+def check_length(length: int, name: str) -> None:
+    kernel_assert(
+        length <= MAX_SEQUENCE, f"{name}: got sequence length {length}, allowed are at most {MAX_SEQUENCE}"
+    )
+
+
+def check_prior(v: Any, k_prior: Any, v_prior: Any, prior_used_len: Any, tp_k: bool) -> None:
+    given = (k_prior is not None, v_prior is not None, prior_used_len is not None)
+    kernel_assert(
+        given in ((True, True, True), (False, False, False)),
+        f"k_prior, v_prior, prior_used_len: got {given} (True: given), allowed are all three or none",
+    )
+    if k_prior is not None:
+        check_tensor(k_prior, "k_prior", v)
+        check_tensor(v_prior, "v_prior", v)
+        heads, keys, head_dim = v.shape[0], v_prior.shape[1], v.shape[2]
+        assert_shape(v_prior, (heads, keys, head_dim), "v_prior")
+        assert_shape(k_prior, (heads, keys, head_dim) if tp_k else (heads, head_dim, keys), "k_prior")
+        check_number(prior_used_len, "prior_used_len")
+
+
+def check_number(tensor: Any, name: str) -> None:
+    """A run-time int32."""
+    kernel_assert(
+        tensor.size == 1 and tensor.dtype in (nl.int32, nl.uint32),
+        f"{name}: got {tensor.dtype} of shape {tuple(tensor.shape)}, expected one int32",
+    )
+
+
+def check_scale(scale: float, window: int, cp_offset: Any, k_prior: Any) -> None:
+    kernel_assert(scale > 0, f"scale: got {scale}, allowed are positive numbers")
+    for use in (
+        (window > 0, "sliding_window"),
+        (cp_offset is not None, "cp_offset"),
+        (k_prior is not None, "k_prior"),
+    ):
+        kernel_assert(
+            scale == 1.0 or not use[0],
+            f"scale: got {scale}, allowed with {use[1]} is 1.0 (scale q beforehand)",
+        )
+
+
+def check_mask(
+    causal_mask: bool, window: int, heads: int, queries: int, bound_min: Any, bound_max: Any
+) -> None:
+    kernel_assert(window >= 0, f"sliding_window: got {window}, allowed are None, 0 and positive numbers")
+    kernel_assert(
+        causal_mask or window == 0,
+        f"sliding_window: got {window} without causal_mask, allowed are None and 0",
+    )
+    kernel_assert(
+        (bound_min is None) == (bound_max is None),
+        "bound_min, bound_max: got one of them, allowed are both or none",
+    )
+    if bound_min is not None:
+        check_bound(bound_min, "bound_min", heads, queries)
+        check_bound(bound_max, "bound_max", heads, queries)
+
+
+def check_bound(bound: Any, name: str, heads: int, queries: int) -> None:
+    allowed = ((heads, queries), (1, queries), (queries,))
+    kernel_assert(
+        tuple(bound.shape) in allowed, f"{name}: got shape {tuple(bound.shape)}, allowed are {allowed}"
+    )
+
+
+def check_context_parallel(
+    causal_mask: bool, window: int, k_prior: Any, cp_offset: Any, degree: Any, strided: bool, striped: bool
+) -> None:
+    parallel = cp_offset is not None or strided or striped
+    kernel_assert(
+        causal_mask or not parallel,
+        "causal_mask: got False, allowed with cp_offset, cp_strided_q_slicing and cp_striped_input is True",
+    )
+    kernel_assert(
+        degree is None or degree > 0, f"global_cp_deg: got {degree}, allowed are None and positive numbers"
+    )
+    kernel_assert(
+        degree is None or parallel, f"global_cp_deg: got {degree} without cp_offset, allowed is None"
+    )
+    kernel_assert(
+        degree is not None or not strided,
+        "global_cp_deg: got None, cp_strided_q_slicing needs a positive number",
+    )
+    kernel_assert(
+        not striped or (window == 0 and k_prior is None and not strided),
+        "cp_striped_input: got True, allowed without sliding_window, k_prior and cp_strided_q_slicing",
+    )
+    if cp_offset is not None:
+        check_number(cp_offset, "cp_offset")
+
+
+def check_softmax(
+    heads: int, queries: int, sink: Any, cached: bool, dtype: Any, scores_dtype: Any, unnormalized: bool
+) -> None:
+    if sink is not None:
+        assert_shape(sink, (heads, 1), "sink")
+    kernel_assert(
+        not cached or queries % PMAX == 0,
+        f"cache_softmax: got True with {queries} queries, allowed are multiples of {PMAX}",
+    )
+    kernel_assert(
+        cached or not unnormalized,
+        "skip_output_normalization: got True without cache_softmax, allowed is False",
+    )
+    kernel_assert(dtype in DTYPES, f"softmax_dtype: got {dtype}, allowed are bfloat16, float16 and float32")
+    kernel_assert(
+        scores_dtype in SCORE_DTYPES, f"mm_out_dtype: got {scores_dtype}, allowed are float32 and bfloat16"
+    )
+
+
+def check_bias(
+    heads: int, queries: int, keys: int, k_prior: Any, bias: Any, layout: str, band_params: Any
+) -> None:
+    kernel_assert(layout == "dense", f"bias_layout: got {layout!r}, not supported; allowed is 'dense'")
+    kernel_assert(band_params is None, f"bias_band_params: got {band_params}, not supported; allowed is None")
+    if bias is not None:
+        allowed = ((heads, queries, keys), (1, queries, keys))
+        kernel_assert(
+            tuple(bias.shape) in allowed,
+            f"position_bias: got shape {tuple(bias.shape)}, allowed are {allowed}",
+        )
+        kernel_assert(k_prior is None, "position_bias: got a tensor together with k_prior, allowed is None")

@@ -1,0 +1,395 @@
+"""How attention_cte does it: the three stages of a unit, and what is loaded and stored around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+
+from ..utils.kernel_helpers import div_ceil
+from ..utils.tiled_range import TiledRange
+from .attention_units import PMAX, Call, Group, Row, Section, Unit
+
+AHEAD = 2  # units whose operands are requested before their first stage begins
+LOAD_KEYS = 1024  # keys of one transfer: the first units need not wait for the whole section
+UNBOUNDED = 1.0e9  # beyond every column index
+NO_MAXIMUM = 1.0e30  # -max of a row without visible keys: finite, so that e^(masked - max) is 0 and not NaN
+SMALLEST_SUM = 1.0e-30  # a row with a visible key has a sum of about 1 or more
+
+
+class Interval(nl.NKIObject):
+    """Key columns lower <= c < upper are visible; both [128, tiles], query 128 t + p at [p, t]."""
+
+    def __init__(self, lower, upper):
+        self.lower = lower
+        self.upper = upper
+
+
+def run_stages(units: list) -> None:
+    """Three units at a time, one in each stage, block by block: every engine finds work."""
+    count = len(units)
+    for unit in units[0 : min(AHEAD, count)]:
+        prepare(unit)
+    for step in range(count + 2):
+        scoring = units[step] if step < count else None
+        softmax = units[step - 1] if 1 <= step <= count else None
+        valuing = units[step - 2] if step >= 2 else None
+        if step + AHEAD < count:
+            prepare(units[step + AHEAD])
+        if softmax is not None:
+            start_softmax(softmax)
+        for block in range(max(blocks_of(scoring), blocks_of(softmax), blocks_of(valuing))):
+            if block < blocks_of(scoring):
+                score_block(scoring, block)
+            if block < blocks_of(softmax):
+                exponentiate_block(softmax, block)
+            if block < blocks_of(valuing):
+                value_block(valuing, block)
+        if valuing is not None:
+            finish_unit(valuing)
+
+
+def blocks_of(unit: Any) -> int:
+    return 0 if unit is None else len(unit.blocks)
+
+
+# ---- operands ------------------------------------------------------------------------------------
+
+
+def prepare(unit: Unit) -> None:
+    """Load what the unit needs and an earlier one has not loaded yet."""
+    group, call = unit.row.group, unit.row.group.call
+    if call.sink is not None and call.neg_sinks is None:
+        call.neg_sinks = negated_sinks(call)
+    if group.q is None:
+        start_group(group)
+    if unit.section.k is None:
+        load_section(unit.section, call.tp_k)
+    if call.bias is not None:
+        unit.bias = load_bias(unit)
+
+
+def start_group(group: Group) -> None:
+    """Queries, the keys they see, and room for their results."""
+    call = group.call
+    group.q = nl.ndarray((call.head_dim, group.rows), call.q.dtype, buffer=nl.sbuf)
+    load_transposed(group.q, call.q[group.head], group.start, group.rows, call.tp_q)
+    positions = query_positions(group)
+    used = broadcast_number(call.mask.prior_used)
+    group.active = visible_keys(group, positions, used, False)
+    if used is not None:
+        group.prior = visible_keys(group, positions, used, True)
+    shape = (call.head_dim, group.rows) if call.tp_out else (PMAX, group.tiles, call.head_dim)
+    group.out = nl.ndarray(shape, call.q.dtype, buffer=nl.sbuf)
+    if call.neg_max is not None:
+        group.neg_max = nl.ndarray((PMAX, group.tiles), call.neg_max.dtype, buffer=nl.sbuf)
+        group.sums = nl.ndarray((PMAX, group.tiles), call.sums.dtype, buffer=nl.sbuf)
+
+
+def load_section(section: Section, tp_k: bool) -> None:
+    """Keys as [d, keys]; values by rows of 128 keys, with the column of ones that makes the sums."""
+    head_dim = section.v_hbm.shape[1]
+    tiles = div_ceil(section.size, PMAX)
+    section.k = nl.ndarray((head_dim, section.size), section.k_hbm.dtype, buffer=nl.sbuf)
+    section.v = nl.ndarray((PMAX, tiles, head_dim + 1), section.v_hbm.dtype, buffer=nl.sbuf)
+    nisa.memset(section.v[:, :, head_dim : head_dim + 1], 1.0, engine=nisa.gpsimd_engine)
+    for part in TiledRange(section.size, LOAD_KEYS):
+        start, tile = section.start + part.start_offset, part.start_offset // PMAX
+        load_transposed(
+            section.k[:, part.start_offset : part.end_offset], section.k_hbm, start, part.size, tp_k
+        )
+        move_rows(section.v[:, tile:tiles, 0:head_dim], section.v_hbm, start, part.size, False)
+
+
+def load_transposed(tile: Any, hbm: Any, start: int, size: int, by_rows: bool) -> None:
+    """Rows start .. start + size - 1 as the columns of a tile; by_rows: HBM holds them as rows."""
+    if by_rows:
+        nisa.dma_transpose(tile, hbm[start : start + size, :])
+    else:
+        nisa.dma_copy(tile, hbm[:, start : start + size])
+
+
+def move_rows(tile: Any, hbm: Any, start: int, rows: int, to_hbm: bool) -> None:
+    """Between [128, tiles, columns] in SBUF and rows of an HBM matrix; the last tile may be short."""
+    whole, columns = rows // PMAX, hbm.shape[1]
+    if whole > 0:
+        matrix = hbm[start : start + whole * PMAX, :].reshape((whole, PMAX, columns)).permute((1, 0, 2))
+        move(tile[:, 0:whole, :], matrix, to_hbm)
+    if rows % PMAX > 0:
+        move(tile[0 : rows % PMAX, whole, :], hbm[start + whole * PMAX : start + rows, :], to_hbm)
+
+
+def move(tile: Any, hbm: Any, to_hbm: bool) -> None:
+    if to_hbm:
+        nisa.dma_copy(hbm, tile)
+    else:
+        nisa.dma_copy(tile, hbm)
+
+
+def load_bias(unit: Unit) -> Any:
+    """position_bias of the unit's queries and keys."""
+    group, bias = unit.row.group, unit.row.group.call.bias
+    row = group.start + unit.row.index * PMAX
+    column = unit.section.start + unit.begin
+    tile = nl.ndarray((unit.row.size, unit.size), bias.dtype, buffer=nl.sbuf)
+    head = group.head if bias.shape[0] > 1 else 0
+    nisa.dma_copy(tile, bias[head, row : row + unit.row.size, column : column + unit.size])
+    return tile
+
+
+def negated_sinks(call: Call) -> Any:
+    """-sink of every head, the same in all partitions."""
+    tile = nl.ndarray((PMAX, call.heads), nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(tile, call.sink.ap([[0, PMAX], [1, call.heads]]))
+    nisa.tensor_scalar(tile, tile, nl.multiply, -1.0)
+    return tile
+
+
+# ---- masks: the interval of keys each query sees -------------------------------------------------
+
+
+def query_positions(group: Group) -> Any:
+    """The position of query 128 t + p of a group at [p, t]."""
+    mask = group.call.mask
+    step = mask.query_step
+    positions = nl.ndarray((PMAX, group.tiles), nl.float32, buffer=nl.sbuf)
+    nisa.iota(positions, [[PMAX * step, group.tiles]], offset=group.start * step, channel_multiplier=step)
+    offset = broadcast_number(mask.offset)
+    if offset is not None:
+        nisa.tensor_scalar(positions, positions, nl.add, offset)
+    return positions
+
+
+def broadcast_number(number: Any) -> Any:
+    """A one-element HBM tensor in every partition, as float32; None stays None."""
+    if number is None:
+        return None
+    tile = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(tile, number.reshape((1, 1)).ap([[0, PMAX], [1, 1]]))
+    return tile
+
+
+def visible_keys(group: Group, positions: Any, used: Any, prior: bool) -> Interval:
+    """Columns of the prior, or of the active keys, that each query sees.
+
+    Active key c stands at position c and in column used + c of the bounds; prior key c at c - used.
+    """
+    mask = group.call.mask
+    lower, upper = filled(group.tiles, -1.0), filled(group.tiles, UNBOUNDED)
+    if mask.causal and not prior:
+        nisa.tensor_scalar(upper, positions, nl.add, 1.0)
+    if mask.window > 0:
+        nisa.tensor_scalar(lower, positions, nl.add, 1.0 - mask.window)
+        if prior:
+            nisa.tensor_scalar(lower, lower, nl.add, used)
+    if prior:
+        nisa.tensor_scalar(upper, upper, nl.minimum, used)
+    if mask.bound_min is not None:
+        shift = 0.0 if prior or used is None else used
+        bound_min, bound_max = load_bounds(group, mask.bound_min), load_bounds(group, mask.bound_max)
+        nisa.scalar_tensor_tensor(lower, bound_min, nl.subtract, shift, nl.maximum, lower)
+        nisa.scalar_tensor_tensor(upper, bound_max, nl.subtract, shift, nl.minimum, upper)
+    return Interval(lower, upper)
+
+
+def filled(tiles: int, value: float) -> Any:
+    tile = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
+    nisa.memset(tile, value)
+    return tile
+
+
+def load_bounds(group: Group, bounds: Any) -> Any:
+    """The bounds of a group's queries as float32 [128, tiles]; 0 for the queries a short tile lacks."""
+    tile = nl.ndarray((PMAX, group.tiles, 1), nl.float32, buffer=nl.sbuf)
+    nisa.memset(tile, 0.0)
+    queries = group.call.queries
+    head = group.head if bounds.size > queries else 0
+    rows = bounds.reshape((bounds.size // queries, queries, 1))[head]
+    move_rows(tile, rows, group.start, group.rows, False)
+    return tile.reshape((PMAX, group.tiles))
+
+
+# ---- stage 1: scores -----------------------------------------------------------------------------
+
+
+def score_block(unit: Unit, block: int) -> None:
+    """q k^T of up to 512 keys: out of PSUM, masked, with the maximum of each row."""
+    row, section, tile = unit.row, unit.section, unit.blocks[block]
+    call = row.group.call
+    if block == 0:
+        unit.scores = nl.ndarray((row.size, unit.size), call.scores_dtype, buffer=nl.sbuf)
+        unit.maximum = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+    first = unit.begin + tile.start_offset
+    scores = nl.ndarray((row.size, tile.size), nl.float32, buffer=nl.psum)
+    queries = row.group.q[:, row.index * PMAX : row.index * PMAX + row.size]
+    nisa.nc_matmul(scores, queries, section.k[:, first : first + tile.size])
+    if unit.bias is not None:
+        scores = add_bias(scores, call.scale, unit.bias[:, tile.start_offset : tile.end_offset])
+    interval = row.group.prior if section.is_prior else row.group.active
+    nisa.range_select(
+        unit.scores[:, tile.start_offset : tile.end_offset],
+        scores,
+        nl.greater_equal,
+        nl.less,
+        interval.lower[0 : row.size, row.index : row.index + 1],
+        interval.upper[0 : row.size, row.index : row.index + 1],
+        reduce_cmd=nisa.reduce_cmd.reset_reduce if block == 0 else nisa.reduce_cmd.reduce,
+        reduce_res=unit.maximum if block == len(unit.blocks) - 1 else None,
+        range_start=section.start + first,
+    )
+
+
+def add_bias(scores: Any, scale: float, bias: Any) -> Any:
+    """scale * scores + bias, in SBUF."""
+    biased = nl.ndarray(scores.shape, nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(biased, scores, nl.multiply, scale, nl.add, bias)
+    return biased
+
+
+def score_scale(unit: Unit) -> float:
+    """What the stored scores still have to be multiplied by."""
+    return 1.0 if unit.bias is not None else unit.row.group.call.scale
+
+
+# ---- stage 2: softmax ----------------------------------------------------------------------------
+
+
+def start_softmax(unit: Unit) -> None:
+    """The maximum of the row so far, and what the results of earlier sections are to be scaled by."""
+    row, call = unit.row, unit.row.group.call
+    before = row.neg_max
+    unit.neg_max = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+    ceiling = before
+    if before is None:
+        ceiling = NO_MAXIMUM
+        if call.sink is not None:
+            ceiling = call.neg_sinks[0 : row.size, row.group.head : row.group.head + 1]
+    nisa.tensor_scalar(
+        unit.neg_max, unit.maximum, nl.multiply, -score_scale(unit), op1=nl.minimum, operand1=ceiling
+    )
+    if before is not None:
+        unit.rescale = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+        nisa.activation(unit.rescale, nl.exp, before, bias=unit.neg_max, scale=-1.0)
+    row.neg_max = unit.neg_max
+    unit.probabilities = nl.ndarray((row.size, unit.size), unit.section.v.dtype, buffer=nl.sbuf)
+
+
+def exponentiate_block(unit: Unit, block: int) -> None:
+    tile = unit.blocks[block]
+    nisa.activation(
+        unit.probabilities[:, tile.start_offset : tile.end_offset],
+        nl.exp,
+        unit.scores[:, tile.start_offset : tile.end_offset],
+        bias=unit.neg_max,
+        scale=score_scale(unit),
+    )
+
+
+# ---- stage 3: values -----------------------------------------------------------------------------
+
+
+def value_block(unit: Unit, block: int) -> None:
+    """Add probabilities times values of up to 512 keys to the unit's product in PSUM."""
+    row, section, tile = unit.row, unit.section, unit.blocks[block]
+    if block == 0:
+        unit.product = nl.ndarray((row.size, section.v.shape[2]), nl.float32, buffer=nl.psum)
+    turned = turn_over(unit, block)
+    first = (unit.begin + tile.start_offset) // PMAX
+    for part in TiledRange(tile.size, PMAX):
+        nisa.nc_matmul(
+            unit.product,
+            turned[0 : part.size, part.index, :],
+            section.v[0 : part.size, first + part.index, :],
+            accumulate=block > 0 or part.index > 0,
+        )
+
+
+def turn_over(unit: Unit, block: int) -> Any:
+    """The probabilities of a block with the keys in the partitions: [128, tiles of keys, queries]."""
+    rows, tile, probabilities = unit.row.size, unit.blocks[block], unit.probabilities
+    parts = TiledRange(tile.size, PMAX)
+    psum = nl.ndarray((PMAX, len(parts), rows), probabilities.dtype, buffer=nl.psum)
+    turned = nl.ndarray((PMAX, len(parts), rows), probabilities.dtype, buffer=nl.sbuf)
+    for part in parts:
+        columns = probabilities[
+            :, tile.start_offset + part.start_offset : tile.start_offset + part.end_offset
+        ]
+        nisa.nc_transpose(psum[0 : part.size, part.index, :], columns, engine=nisa.tensor_engine)
+    whole = tile.size // PMAX
+    drain = nisa.scalar_engine if (unit.row.index + block) % 2 == 0 else nisa.vector_engine  # equally busy
+    if whole > 0:
+        nisa.tensor_copy(turned[:, 0:whole, :], psum[:, 0:whole, :], engine=drain)
+    if tile.size % PMAX > 0:
+        rest = tile.size % PMAX
+        nisa.tensor_copy(turned[0:rest, whole, :], psum[0:rest, whole, :], engine=drain)
+    return turned
+
+
+def finish_unit(unit: Unit) -> None:
+    """Join the unit's product with that of earlier sections; after the last one, write the result."""
+    row = unit.row
+    if row.units == 1:
+        finish_row(row, unit.product)
+    elif unit.index == 0:
+        row.product = nl.ndarray(unit.product.shape, nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(row.product, unit.product)
+    else:
+        nisa.scalar_tensor_tensor(row.product, row.product, nl.multiply, unit.rescale, nl.add, unit.product)
+        if unit.index == row.units - 1:
+            finish_row(row, row.product)
+
+
+def finish_row(row: Row, product: Any) -> None:
+    """The result of a query tile, and its softmax statistics if the caller wants them."""
+    group, call = row.group, row.group.call
+    total, reciprocal = softmax_sum(row, product[:, call.head_dim : call.head_dim + 1])
+    write_row(row, product[:, 0 : call.head_dim], reciprocal if call.normalize else 1.0)
+    if call.neg_max is not None:
+        nisa.tensor_copy(group.neg_max[:, row.index : row.index + 1], row.neg_max)
+        nisa.tensor_copy(group.sums[:, row.index : row.index + 1], reciprocal if call.normalize else total)
+    group.unfinished -= 1
+    if group.unfinished == 0:
+        store_group(group)
+
+
+def write_row(row: Row, product: Any, factor: Any) -> None:
+    """product * factor to the group's results, transposed if the caller wants it."""
+    out, head_dim, start = row.group.out, product.shape[1], row.index * PMAX
+    if row.group.call.tp_out:
+        tile = nl.ndarray((row.size, head_dim), out.dtype, buffer=nl.sbuf)
+        nisa.activation(tile, nl.copy, product, scale=factor)
+        psum = nl.ndarray((head_dim, row.size), out.dtype, buffer=nl.psum)
+        nisa.nc_transpose(psum, tile, engine=nisa.tensor_engine)
+        nisa.tensor_copy(out[:, start : start + row.size], psum)
+    else:
+        nisa.activation(out[0 : row.size, row.index, :], nl.copy, product, scale=factor)
+
+
+def softmax_sum(row: Row, summed: Any) -> tuple[Any, Any]:
+    """The sum of a row's probabilities, the sink included, and its reciprocal."""
+    call = row.group.call
+    total = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+    if call.sink is None and not call.mask.can_hide_all:
+        total = summed
+    elif call.sink is None:
+        nisa.tensor_scalar(total, summed, nl.maximum, SMALLEST_SUM)
+    else:
+        neg_sink = call.neg_sinks[0 : row.size, row.group.head : row.group.head + 1]
+        nisa.activation(total, nl.exp, neg_sink, bias=row.neg_max, scale=-1.0)
+        nisa.tensor_tensor(total, total, summed, nl.add)
+    reciprocal = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(reciprocal, total)
+    return total, reciprocal
+
+
+def store_group(group: Group) -> None:
+    call = group.call
+    if call.tp_out:
+        nisa.dma_copy(call.out[group.head, :, group.start : group.start + group.rows], group.out)
+    else:
+        move_rows(group.out, call.out[group.head], group.start, group.rows, True)
+    if call.neg_max is not None:
+        columns = group.first + group.tiles
+        nisa.dma_copy(call.neg_max[group.head, :, group.first : columns], group.neg_max)
+        nisa.dma_copy(call.sums[group.head, :, group.first : columns], group.sums)

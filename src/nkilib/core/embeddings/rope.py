@@ -1,0 +1,433 @@
+"""Rotary position embedding.
+
+A pair of elements (lower, upper) is turned by an angle: lower' = lower cos - upper sin, upper' = upper cos +
+lower sin. In SBUF lower and upper elements lie side by side in the same partitions, so DMA alone tells the
+contiguous layout (element i pairs with i + d/2) from the interleaved one (2i with 2i + 1). As d/2 is 64 or
+32, two or four parts of the tokens share the 128 partitions.
+
+Six products and sums per pair in float32 take longer on VectorE alone than the data takes to travel. So
+products are shared with GpSimd, and sums with TensorE, which adds two tiles by multiplying with the identity;
+and 16-bit pairs are turned with three products instead of four.
+
+>>> x = np.ones((64, 1, 1, 2), np.float32)
+>>> quarter_turn = np.zeros((32, 1, 2), np.float32), np.ones((32, 1, 2), np.float32)  # cos, sin
+>>> RoPE(x, *quarter_turn)[[0, 32], 0, 0, 0].tolist()
+[-1.0, 1.0]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+from ..utils.kernel_assert import assert_shape, kernel_assert
+from ..utils.kernel_helpers import get_program_sharding_info
+from ..utils.tensor_view import TensorView
+from ..utils.tiled_range import TiledRange
+
+PMAX = nl.tile_size.pmax
+TILE_COLUMNS = 2048  # pairs per partition that are loaded and stored together
+STEP_COLUMNS = nl.tile_size.gemm_moving_fmax  # 512 columns of one instruction: a PSUM bank of float32 sums
+
+MAX_BATCH = 64
+MAX_HEADS = 16
+MAX_SEQUENCE = 512
+MAX_RELAYOUT = 512  # columns of one permutation matmul
+HEAD_DIMS = (64, 128)
+DTYPES = (nl.bfloat16, nl.float16, nl.float32)
+
+# Nanoseconds per column, by which work is shared: a product or sum of float32 tiles.
+VECTOR_NS, GPSIMD_NS, TENSOR_NS = 1.04, 1.92, 1.7
+
+
+@nki.jit
+def RoPE(x_in, cos, sin, lnc_shard=False, contiguous_layout=True, relayout_in_sbuf=False):
+    """Turn every pair of elements of x_in [d_head, B, n_heads, S] by the angle of its position.
+
+    cos and sin are [d_head/2, B, S]; the result is like x_in. With h = d_head/2, i < h, in float32 and
+    rounded once:
+
+        out[i] = x[i] cos[i] - x[i+h] sin[i]        out[i+h] = x[i+h] cos[i] + x[i] sin[i]
+
+    With contiguous_layout=False the same holds for the pairs (x[2i], x[2i+1]). relayout_in_sbuf brings that
+    layout about by matmuls with a permutation instead of strided DMA, which small tensors prefer. With
+    lnc_shard two cores share the tokens; else the first does all.
+
+    >>> x = np.random.default_rng(0).standard_normal((64, 2, 3, 16)).astype(np.float32)
+    >>> angle = np.arange(32, dtype=np.float32)[:, None, None] * np.ones((1, 2, 16), np.float32)
+    >>> out = RoPE(x, np.cos(angle), np.sin(angle))
+    >>> bool(np.allclose(out, RoPE_ref(x, np.cos(angle), np.sin(angle)), atol=1e-6))
+    True
+    """
+    check_arguments(x_in, cos, sin, "x_in")
+    d_head, batch, heads, sequence = x_in.shape
+    n_prgs, prg_id = get_program_sharding_info()[1:]
+    kernel_assert(
+        not lnc_shard or sequence % n_prgs == 0,
+        f"lnc_shard: got {sequence} positions for {n_prgs} cores, allowed are multiples",
+    )
+    if relayout_in_sbuf:
+        check_relayout(batch * heads * sequence, "relayout_in_sbuf")
+    x_out = nl.ndarray(x_in.shape, x_in.dtype, buffer=nl.shared_hbm)
+    own = Block(0, batch, 0, heads, 0, sequence)
+    if lnc_shard:
+        own = own.part(n_prgs, split_tokens(own, n_prgs)[1], prg_id)
+    if lnc_shard or prg_id == 0:
+        if relayout_in_sbuf and not contiguous_layout:
+            rotate_with_relayout(x_in, cos, sin, x_out, own)
+        else:
+            rotate_in_hbm(x_in, cos, sin, x_out, own, contiguous_layout)
+    return x_out
+
+
+@nki.jit
+def RoPE_sbuf(x_in_sb, cos_sb, sin_sb, x_out_sb, convert_from_interleaved=False):
+    """RoPE of SBUF tiles, written to x_out_sb, which is returned and may be x_in_sb.
+
+    Shapes are those of RoPE; cos and sin may be TensorViews.
+    convert_from_interleaved: pairs are (x[2i], x[2i+1]) in x_in_sb and (out[i], out[i+h]) in x_out_sb.
+    """
+    cos, sin = tile_of(cos_sb), tile_of(sin_sb)
+    check_arguments(x_in_sb, cos, sin, "x_in_sb")
+    assert_shape(x_out_sb, x_in_sb.shape, "x_out_sb")
+    kernel_assert(
+        x_out_sb.dtype == x_in_sb.dtype,
+        f"x_out_sb: got dtype {x_out_sb.dtype}, expected {x_in_sb.dtype} like x_in_sb",
+    )
+    half = x_in_sb.shape[0] // 2
+    pairs = x_in_sb
+    if convert_from_interleaved:
+        check_relayout(x_in_sb.size // x_in_sb.shape[0], "convert_from_interleaved")
+        pairs = permuted(x_in_sb, [[-1, 2], [-2, half]])
+    upper, turned = like(pairs[0:half]), like(pairs[0:half])
+    nisa.tensor_copy(upper, pairs[half : 2 * half])  # both halves in the same partitions
+    factors = angle_factors(cos, sin, False)
+    rotate((pairs[0:half], upper), factors, (x_out_sb[0:half], turned), False, Loads())
+    nisa.tensor_copy(x_out_sb[half : 2 * half], turned)
+    return x_out_sb
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def check_arguments(x: Any, cos: Any, sin: Any, name: str) -> None:
+    kernel_assert(len(x.shape) == 4, f"{name}: got shape {tuple(x.shape)}, expected (d_head, B, n_heads, S)")
+    kernel_assert(
+        x.dtype in DTYPES, f"{name}: got dtype {x.dtype}, allowed are bfloat16, float16 and float32"
+    )
+    d_head, batch, heads, sequence = x.shape
+    kernel_assert(d_head in HEAD_DIMS, f"{name}: got d_head {d_head}, allowed are 64 and 128")
+    kernel_assert(batch <= MAX_BATCH, f"{name}: got batch size {batch}, allowed are 1 to {MAX_BATCH}")
+    kernel_assert(heads <= MAX_HEADS, f"{name}: got {heads} heads, allowed are 1 to {MAX_HEADS}")
+    kernel_assert(
+        sequence <= MAX_SEQUENCE, f"{name}: got sequence length {sequence}, allowed are 1 to {MAX_SEQUENCE}"
+    )
+    assert_shape(cos, (d_head // 2, batch, sequence), "cos")
+    assert_shape(sin, (d_head // 2, batch, sequence), "sin")
+
+
+def check_relayout(columns: int, option: str) -> None:
+    kernel_assert(
+        columns <= MAX_RELAYOUT,
+        f"{option}: got B * n_heads * S = {columns}, allowed are at most {MAX_RELAYOUT}",
+    )
+
+
+# ---- HBM to HBM ----------------------------------------------------------------------------------
+
+
+class Block(nl.NKIObject):
+    """A box of tokens: batches, heads and positions from a start on."""
+
+    def __init__(self, batch: int, batches: int, head: int, heads: int, position: int, positions: int):
+        self.batch = batch
+        self.batches = batches
+        self.head = head
+        self.heads = heads
+        self.position = position
+        self.positions = positions
+
+    def of(self, x: Any) -> Any:
+        """The block in [..., B, n_heads, S]."""
+        axis = len(x.shape) - 3
+        x = x.slice(axis, self.batch, self.batch + self.batches)
+        x = x.slice(axis + 1, self.head, self.head + self.heads)
+        return x.slice(axis + 2, self.position, self.position + self.positions)
+
+    def angles_of(self, cos: Any) -> Any:
+        """The block in [d_head/2, B, S]."""
+        cos = cos.slice(1, self.batch, self.batch + self.batches)
+        return cos.slice(2, self.position, self.position + self.positions)
+
+    def part(self, groups: int, axis: int, group: int) -> Block:
+        """One of `groups` equal parts along batches (0), heads (1) or positions (2)."""
+        sizes = [self.batches, self.heads, self.positions]
+        starts = [self.batch, self.head, self.position]
+        sizes[axis] = sizes[axis] // groups
+        starts[axis] = starts[axis] + sizes[axis] * group
+        return Block(starts[0], sizes[0], starts[1], sizes[1], starts[2], sizes[2])
+
+    def tiles(self) -> list:
+        """The block in pieces of at most TILE_COLUMNS columns: some heads of a batch, or whole batches."""
+        heads = min(self.heads, max(1, TILE_COLUMNS // self.positions))
+        batches = max(1, TILE_COLUMNS // (self.heads * self.positions))
+        blocks = []
+        for batch in TiledRange(self.batches, batches):
+            for head in TiledRange(self.heads, heads):
+                first = (self.batch + batch.start_offset, self.head + head.start_offset)
+                blocks.append(Block(first[0], batch.size, first[1], head.size, self.position, self.positions))
+        return blocks
+
+
+def rotate_in_hbm(x: Any, cos: Any, sin: Any, out: Any, own: Block, contiguous: bool) -> None:
+    """Tile by tile: equal blocks from each part of the tokens, one below the other in the partitions."""
+    x, out = pairs_of(x, contiguous), pairs_of(out, contiguous)
+    groups, axis = split_tokens(own, PMAX // cos.shape[0])
+    tiles = []
+    for group in range(groups):
+        tiles.append(own.part(groups, axis, group).tiles())
+    shared = x.dtype != nl.float32
+    loads = Loads()
+    factors = None
+    for index in range(len(tiles[0])):
+        sources, targets, blocks = [], [], []
+        for group in range(groups):
+            blocks.append(tiles[group][index])
+            sources.append(blocks[group].of(x))
+            targets.append(blocks[group].of(out))
+        if blocks[0].head == tiles[0][0].head:  # other heads of the same batches have the same angles
+            angles = load_angles(cos, sin, blocks)
+            factors = angle_factors(angles[0], angles[1], shared)
+        pairs = load_below(sources)
+        turned = like(pairs)
+        rotate((pairs[:, 0], pairs[:, 1]), factors, (turned[:, 0], turned[:, 1]), shared, loads)
+        store_from(targets, turned)
+
+
+def split_tokens(own: Block, most: int) -> tuple[int, int]:
+    """(groups, axis): into how many equal parts, and along which axis, the tokens can be cut."""
+    sizes = (own.batches, own.heads, own.positions)
+    groups = most
+    while groups > 1:
+        for axis in range(3):  # positions last: they are what DMA moves in one piece
+            if sizes[axis] % groups == 0:
+                return groups, axis
+        groups = groups // 2
+    return 1, 1
+
+
+def pairs_of(x: Any, contiguous: bool) -> Any:
+    """x [d_head, ...] as [d_head/2, 2, ...]: pair by pair, the lower element first."""
+    if contiguous:
+        return x.reshape_dim(0, (2, x.shape[0] // 2)).permute((1, 0, 2, 3, 4))
+    return x.reshape_dim(0, (x.shape[0] // 2, 2))
+
+
+def load_below(blocks: list, dge_mode: Any = nisa.dge_mode.unknown) -> Any:
+    """HBM blocks of equal shape one below the other: [blocks * rows, ...]."""
+    rows, shape = blocks[0].shape[0], blocks[0].shape
+    tile = nl.ndarray((rows * len(blocks),) + tuple(shape[1:]), blocks[0].dtype, buffer=nl.sbuf)
+    for index in range(len(blocks)):
+        nisa.dma_copy(tile[index * rows : (index + 1) * rows], blocks[index], dge_mode=dge_mode)
+    return tile
+
+
+def store_from(blocks: list, tile: Any) -> None:
+    """The other way, and with the other trigger, so that loads do not queue behind stores."""
+    rows = blocks[0].shape[0]
+    for index in range(len(blocks)):
+        part = tile[index * rows : (index + 1) * rows]
+        nisa.dma_copy(blocks[index], part, dge_mode=nisa.dge_mode.hwdge)
+
+
+def like(tile: Any) -> Any:
+    return nl.ndarray(tile.shape, tile.dtype, buffer=nl.sbuf)
+
+
+# ---- interleaved pairs, brought together by matmuls ----------------------------------------------
+
+
+def rotate_with_relayout(x: Any, cos: Any, sin: Any, out: Any, own: Block) -> None:
+    """Interleaved to interleaved: the permutation before, its inverse after."""
+    half = x.shape[0] // 2
+    tile = load_below([own.of(x)])
+    turned = like(tile)
+    RoPE_sbuf(tile, load_below([own.angles_of(cos)]), load_below([own.angles_of(sin)]), turned, True)
+    store_from([own.of(out)], permuted(turned, [[-1, half], [-half, 2]]))
+
+
+def permuted(x: Any, pattern: list) -> Any:
+    """The partitions of x in another order: column j of the pattern is minus the row that comes j-th."""
+    rows = x.shape[0]
+    permutation = nl.ndarray((rows, rows), x.dtype, buffer=nl.sbuf)
+    nisa.memset(permutation, 1.0)
+    nisa.affine_select(permutation, pattern, 1, permutation, 0.0, cmp_op=nl.equal)
+    psum = nl.ndarray(x.shape, nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(psum, permutation, x, is_stationary_onezero=True)
+    moved = like(x)
+    nisa.tensor_copy(moved, psum)
+    return moved
+
+
+# ---- the rotation --------------------------------------------------------------------------------
+
+
+class Loads(nl.NKIObject):
+    """Nanoseconds of work given to each engine so far; the next piece goes where it ends first."""
+
+    def __init__(self):
+        self.vector = 0.0
+        self.gpsimd = 0.0
+        self.tensor = 0.0
+        self.identities = {}  # by dtype, made for the first sum of TensorE
+
+    def product_engine(self, columns: int) -> Any:
+        if self.vector + VECTOR_NS * columns <= self.gpsimd + GPSIMD_NS * columns:
+            self.vector += VECTOR_NS * columns
+            return nisa.vector_engine
+        self.gpsimd += GPSIMD_NS * columns
+        return nisa.gpsimd_engine
+
+    def tensor_sums(self, columns: int) -> bool:
+        """True when TensorE is to do the next sum, else VectorE."""
+        if self.vector + VECTOR_NS * columns <= self.tensor + TENSOR_NS * columns:
+            self.vector += VECTOR_NS * columns
+            return False
+        self.tensor += TENSOR_NS * columns
+        return True
+
+
+def load_angles(cos: Any, sin: Any, blocks: list) -> tuple[Any, Any]:
+    cosines, sines = [], []
+    for block in blocks:
+        cosines.append(block.angles_of(cos))
+        sines.append(block.angles_of(sin))
+    return load_below(cosines, nisa.dge_mode.hwdge), load_below(sines, nisa.dge_mode.hwdge)
+
+
+def angle_factors(cos: Any, sin: Any, shared: bool) -> tuple[Any, Any, Any]:
+    """What `turn` (cos, sin, -sin) or `turn_sharing` (cos, sin - cos, -cos - sin) multiplies by."""
+    if not shared:
+        neg_sin = like(sin)
+        nisa.activation(neg_sin, nl.copy, sin, scale=-1.0)
+        return cos, sin, neg_sin
+    difference = nl.ndarray(cos.shape, nl.float32, buffer=nl.sbuf)
+    neg_sum = nl.ndarray(cos.shape, nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(difference, sin, cos, nl.subtract)
+    nisa.scalar_tensor_tensor(neg_sum, cos, nl.multiply, -1.0, nl.subtract, sin)
+    return cos, difference, neg_sum
+
+
+class Step(nl.NKIObject):
+    """Some batches and heads of a tile: what one instruction works on."""
+
+    def __init__(self, pairs: tuple, factors: tuple, out: tuple, batch: Any, head: Any):
+        self.lower = part_of(pairs[0], batch, head)
+        self.upper = part_of(pairs[1], batch, head)
+        self.out_lower = part_of(out[0], batch, head)
+        self.out_upper = part_of(out[1], batch, head)
+        self.factors = []
+        for factor in factors:
+            self.factors.append(broadcast(factor, batch, head.size))
+
+
+def rotate(pairs: tuple, factors: tuple, out: tuple, shared: bool, loads: Loads) -> None:
+    """Turn the (lower, upper) tiles [partitions, batches, heads, positions] of pairs into those of out."""
+    batches, heads, positions = pairs[0].shape[1:]
+    head_step = min(heads, max(1, STEP_COLUMNS // positions))
+    batch_step = max(1, STEP_COLUMNS // (heads * positions))
+    for batch in TiledRange(batches, batch_step):
+        for head in TiledRange(heads, head_step):
+            step = Step(pairs, factors, out, batch, head)
+            if shared:
+                turn_sharing(step, loads)
+            else:
+                turn(step, loads)
+
+
+def part_of(tile: Any, batch: Any, head: Any) -> Any:
+    return tile[:, batch.start_offset : batch.end_offset, head.start_offset : head.end_offset, :]
+
+
+def broadcast(factor: Any, batch: Any, heads: int) -> Any:
+    """Factors of some batches, the same for all heads."""
+    return factor[:, batch.start_offset : batch.end_offset, :].expand_dim(2).broadcast(2, heads)
+
+
+def turn(step: Step, loads: Loads) -> None:
+    """The formula as it stands. The result may lie over the lower elements."""
+    cos, sin, neg_sin = step.factors
+    add(step.out_upper, product(step.upper, cos, loads), product(step.lower, sin, loads), loads)
+    add(step.out_lower, product(step.lower, cos, loads), product(step.upper, neg_sin, loads), loads)
+
+
+def turn_sharing(step: Step, loads: Loads) -> None:
+    """The same with three products instead of four: cos * (lower + upper) is part of both results.
+
+    It loses a few of float32's last bits, which 16-bit results do not have.
+    """
+    cos, difference, neg_sum = step.factors
+    loads.tensor += TENSOR_NS / 2 * (cos.size // cos.shape[0])  # a sum of 16-bit tiles takes half of the time
+    both = product(tensor_sum(step.lower, step.upper, loads), cos, loads)
+    add(step.out_upper, both, product(step.lower, difference, loads), loads)
+    add(step.out_lower, both, product(step.upper, neg_sum, loads), loads)
+
+
+def product(x: Any, factor: Any, loads: Loads) -> Any:
+    """x * factor in float32. GpSimd cannot read PSUM."""
+    result = nl.ndarray(factor.shape, nl.float32, buffer=nl.sbuf)
+    columns = factor.size // factor.shape[0]
+    if x.buffer == nl.psum:
+        loads.vector += VECTOR_NS * columns
+        engine = nisa.vector_engine
+    else:
+        engine = loads.product_engine(columns)
+    nisa.tensor_tensor(result, x, factor, nl.multiply, engine=engine)
+    return result
+
+
+def add(out: Any, first: Any, second: Any, loads: Loads) -> None:
+    if loads.tensor_sums(out.size // out.shape[0]):
+        nisa.activation(out, nl.copy, tensor_sum(first, second, loads))
+    else:
+        nisa.tensor_tensor(out, first, second, nl.add)
+
+
+def tensor_sum(first: Any, second: Any, loads: Loads) -> Any:
+    """first + second in PSUM: both times the identity, which is exact."""
+    identity = identity_of(first.shape[0], first.dtype, loads)
+    psum = nl.ndarray(first.shape, nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(psum, identity, first, is_stationary_onezero=True)
+    nisa.nc_matmul(psum, identity, second, is_stationary_onezero=True)
+    return psum
+
+
+def identity_of(rows: int, dtype: Any, loads: Loads) -> Any:
+    if str(dtype) not in loads.identities:
+        identity = nl.ndarray((rows, rows), dtype, buffer=nl.sbuf)
+        nisa.memset(identity, 1.0)
+        nisa.affine_select(identity, [[-1, rows]], 1, identity, 0.0, cmp_op=nl.equal)
+        loads.identities[str(dtype)] = identity
+    return loads.identities[str(dtype)]
+
+
+def tile_of(tensor: Any) -> Any:
+    """The tensor below a TensorView, or itself."""
+    return tensor.get_view() if isinstance(tensor, TensorView) else tensor
+
+
+def RoPE_ref(x_in, cos, sin, lnc_shard=False, contiguous_layout=True, relayout_in_sbuf=False) -> np.ndarray:
+    """RoPE in numpy: pairs as complex numbers, times e^(i angle)."""
+    d_head = x_in.shape[0]
+    pair_axis = 0 if contiguous_layout else 1
+    shape = (2, d_head // 2) if contiguous_layout else (d_head // 2, 2)
+    pairs = np.moveaxis(x_in.astype(np.float64).reshape(shape + x_in.shape[1:]), pair_axis, 0)
+    turn = (cos.astype(np.float64) + 1j * sin.astype(np.float64))[:, :, None, :]
+    turned = (pairs[0] + 1j * pairs[1]) * turn
+    parts = np.stack([turned.real, turned.imag], axis=pair_axis)
+    return parts.reshape(x_in.shape).astype(x_in.dtype)

@@ -1,0 +1,137 @@
+"""MLP for few tokens: bound by the weights, which stream from HBM once.
+
+Cores share the columns: of gate and up, then, with the middle exchanged, of down.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.mlp.gate_up import StaticScales, contract_rows, down_terms, gate_up_features, gate_up_rows
+from nkilib.core.mlp.mlp_parameters import (
+    MLPParameters,
+    hidden_size,
+    intermediate_size,
+    result_dtype,
+    token_count,
+)
+from nkilib.core.mlp.rows import RowSource, token_activations
+from nkilib.core.utils.common_types import QuantizationType
+from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.projection import (
+    PARTITIONS,
+    Activations,
+    new_rows,
+    project_into,
+    span_columns,
+    spread_rows,
+    store_rows,
+)
+from nkilib.core.utils.tiled_range import TiledRange
+
+SWAP_ELEMENTS = 256  # in each partition, what GpSimdE's DMA takes of any dtype
+
+
+def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> Any:
+    """The MLP of all tokens, into out, or returned as a tile if the result stays in SBUF (out is None)."""
+    tokens = token_count(p)
+    scales = StaticScales(p)
+    source = RowSource(p, n_prgs, add_out if core == 0 else None, scales.inverse_x)
+    x = token_activations(p, source, 0, tokens)
+    parts = middle_parts(p, x, scales, n_prgs, core)
+    columns = hidden_size(p) // n_prgs
+    first = core * columns
+    plain = out is not None and not p.transposed_out
+    spread = columns // PARTITIONS if p.down_optimized_layout else 0
+    terms = down_terms(p, scales, parts[0], first, columns)
+    rows = new_rows(tokens, columns, result_dtype(p))
+    for span in TiledRange(columns, span_columns(parts[0], p.down.weight)):
+        at, column = span.start_offset, first + span.start_offset
+        project_into(rows, at, parts, p.down.weight, terms, column, span.size, spread)
+        if plain and spread == 0:
+            store_rows(out, rows, at, 0, column, span.size)
+    if plain and spread != 0:
+        store_rows(out, rows, 0, 0, first, columns)
+    if p.transposed_out:
+        nisa.dma_copy(out[:, core], spread_rows(rows))
+    return None if out is not None else result_in_sbuf(p, rows, n_prgs, core)
+
+
+# ---- the middle ----------------------------------------------------------------------------------
+
+
+def middle_parts(p: MLPParameters, x: Activations, scales: StaticScales, n_prgs: int, core: int) -> list:
+    """m in as many parts as there are cores; each core computes one and receives the other."""
+    inner = intermediate_size(p)
+    size = div_ceil(inner, n_prgs)
+    first = core * size
+    count = min(size, inner - first)
+    if p.gate_up_column_tiling or p.quantization == QuantizationType.ROW:
+        rows, maxima = gate_up_rows(p, x, scales, first, count)
+        if n_prgs == 2 and maxima is not None:
+            share_maxima(maxima, core)
+        own = contract_rows(p, scales, rows, first, maxima)
+    else:
+        own = gate_up_features(p, x, scales, first, count)
+    if n_prgs == 1:
+        return [own]
+    other = exchanged(own, div_ceil(size, PARTITIONS), core)
+    other.row = (1 - core) * size
+    other.size = inner - count
+    return [own, other] if core == 0 else [other, own]
+
+
+def exchanged(own: Activations, tiles: int, core: int) -> Activations:
+    """The other core's part. Parts may differ by a row; both sides send as many tiles."""
+    shape = (PARTITIONS, tiles, own.tile.shape[2])
+    sent = nl.ndarray(shape, own.tile.dtype, buffer=nl.sbuf)
+    nisa.memset(sent, 0.0)
+    for chunk_rows in TiledRange(own.size, PARTITIONS):
+        nisa.tensor_copy(
+            sent[0 : chunk_rows.size, chunk_rows.index, :], own.tile[0 : chunk_rows.size, chunk_rows.index, :]
+        )
+    return Activations(swap(sent, core, 0), own.size, 0, own.scales)
+
+
+def swap(sent: Any, core: int, pipe: int) -> Any:
+    """What the other core sends for this tile. GpSimdE's own DMA does it: queues are full of weights."""
+    received = nl.ndarray(sent.shape, sent.dtype, buffer=nl.sbuf)
+    columns = sent.size // sent.shape[0]
+    give, take = sent.reshape((sent.shape[0], columns)), received.reshape((sent.shape[0], columns))
+    for part in TiledRange(columns, SWAP_ELEMENTS):
+        nisa.sendrecv(
+            give[:, part.start_offset : part.end_offset],
+            take[:, part.start_offset : part.end_offset],
+            send_to_rank=1 - core,
+            recv_from_rank=1 - core,
+            pipe_id=pipe,
+            dma_engine=nisa.dma_engine.gpsimd_dma,
+        )
+    return received
+
+
+def share_maxima(maxima: list, core: int) -> None:
+    """ROW: max|m| of every token over the columns of both cores."""
+    for own in maxima:
+        nisa.tensor_tensor(own, own, swap(own, core, 1), op=nl.maximum)
+
+
+# ---- results that are not rows in HBM ------------------------------------------------------------
+
+
+def result_in_sbuf(p: MLPParameters, rows: list, n_prgs: int, core: int) -> Any:
+    """All columns in every core: [T, H], or [128, H / 128, T] without column tiling."""
+    own = rows[0] if p.down_column_tiling else spread_rows(rows)
+    if n_prgs == 1:
+        return own
+    other = swap(own, core, 2)
+    width = own.shape[1]
+    whole_shape = (
+        (own.shape[0], 2 * width) if p.down_column_tiling else (own.shape[0], 2 * width, own.shape[2])
+    )
+    whole = nl.ndarray(whole_shape, own.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(whole[:, core * width : (core + 1) * width], own)
+    nisa.tensor_copy(whole[:, (1 - core) * width : (2 - core) * width], other)
+    return whole

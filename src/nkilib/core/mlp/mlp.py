@@ -1,0 +1,297 @@
+"""Gated MLP: y = (act(norm(x) Wg) * (norm(x) Wu)) Wd, for prefill and decode."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import nki
+import nki.language as nl
+from nkilib.core.mlp.decode import mlp_decode
+from nkilib.core.mlp.mlp_parameters import (
+    Linear,
+    MLPParameters,
+    check,
+    hidden_size,
+    is_prefill,
+    output_shape,
+    refuse_mx,
+    result_dtype,
+    token_count,
+)
+from nkilib.core.mlp.prefill import mlp_prefill
+from nkilib.core.utils.common_types import (
+    ActFnType,
+    ComputationMode,
+    DtypeMode,
+    MLPGateUpWeightLayout,
+    NormType,
+    QuantizationType,
+)
+from nkilib.core.utils.kernel_assert import kernel_assert, not_built
+from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
+
+
+@nki.jit
+def mlp(
+    hidden_tensor: Any,
+    gate_proj_weights_tensor: Any,
+    up_proj_weights_tensor: Any,
+    down_proj_weights_tensor: Any,
+    normalization_weights_tensor: Any = None,
+    gate_proj_bias_tensor: Any = None,
+    up_proj_bias_tensor: Any = None,
+    down_proj_bias_tensor: Any = None,
+    normalization_bias_tensor: Any = None,
+    fused_add_tensor: Any = None,
+    store_fused_add_result: bool = False,
+    activation_fn: ActFnType = ActFnType.SiLU,
+    normalization_type: NormType = NormType.NO_NORM,
+    quantization_type: QuantizationType = QuantizationType.NONE,
+    gate_w_scale: Any = None,
+    up_w_scale: Any = None,
+    down_w_scale: Any = None,
+    gate_up_in_scale: Any = None,
+    down_in_scale: Any = None,
+    quant_clipping_bound: float = 0.0,
+    output_dtype: Any = None,
+    store_output_in_sbuf: bool = False,
+    eps: float = 1e-6,
+    skip_gate_proj: bool = False,
+    use_tkg_gate_up_proj_column_tiling: bool = True,
+    use_tkg_down_proj_column_tiling: bool = True,
+    use_tkg_down_proj_optimized_layout: bool = False,
+    use_contiguous_x4_gate_up: bool = False,
+    gate_clamp_upper_limit: float | None = None,
+    gate_clamp_lower_limit: float | None = None,
+    up_clamp_upper_limit: float | None = None,
+    up_clamp_lower_limit: float | None = None,
+    force_cte_mode: bool = False,
+    mode: ComputationMode = ComputationMode.AUTO,
+    sbm: Any = None,
+    mx_dummy_scale_hbm: Any = None,
+    transposed_in: bool = False,
+    transposed_out: bool = False,
+    dtype_mode: DtypeMode = DtypeMode.NON_OCP,
+    gate_up_w_layout: MLPGateUpWeightLayout = MLPGateUpWeightLayout.CONTIGUOUS,
+) -> list:
+    """[y], or [y, hidden + fused_add] with store_fused_add_result.
+
+        x = norm(hidden + fused_add)
+        m = act(clamp(x Wg + bg)) * clamp(x Wu + bu)      # skip_gate_proj: act(clamp(x Wu + bu))
+        y = m Wd + bd
+
+    hidden [B, S, H], Wg and Wu [H, I], Wd [I, H]; biases [1, I] and [1, H], norm weights [1, H]; y [B, S, H].
+    bfloat16, float16 or float32; activations are rounded to the weights' dtype before each matmul. H is a
+    multiple of 128. `mode` AUTO is decode up to 96 tokens, prefill above; decode takes up to 512.
+
+    FP8 weights (`dtype_mode`): ROW has scales [128, I], [128, H] of the columns (row 0 counts), quantises
+    every token of x and m by its largest element, or takes hidden as [B, S, H + 4], FP8 and a scale.
+    STATIC has scales [128, 1]; prefill also quantises x and m by gate_up_in_scale and down_in_scale.
+
+    Decode only: hidden in SBUF as [128, T, H / 128], or, on n cores, in HBM as [128, n, H / (128 n), T]
+    (transposed_in); the result like the latter (transposed_out), or in SBUF, [T, H], without down column
+    tiling [128, H / 128, T]. Column tiling is the operand order: tokens stationary, or for gate and up the
+    weights (ROW: always tokens).
+
+    >>> shapes = [(1, 4, 128), (128, 64), (128, 64), (64, 128)]
+    >>> mlp(*(np.full(shape, 0.01, np.float32) for shape in shapes))[0].shape
+    (1, 4, 128)
+    """
+    p = MLPParameters(
+        hidden=hidden_tensor,
+        gate=Linear(
+            gate_proj_weights_tensor,
+            gate_proj_bias_tensor,
+            gate_w_scale,
+            gate_clamp_upper_limit,
+            gate_clamp_lower_limit,
+        ),
+        up=Linear(
+            up_proj_weights_tensor,
+            up_proj_bias_tensor,
+            up_w_scale,
+            up_clamp_upper_limit,
+            up_clamp_lower_limit,
+        ),
+        down=Linear(down_proj_weights_tensor, down_proj_bias_tensor, down_w_scale),
+        fused_add=fused_add_tensor,
+        store_add=store_fused_add_result,
+        norm=normalization_type,
+        gamma=normalization_weights_tensor,
+        beta=normalization_bias_tensor,
+        eps=eps,
+        act_fn=activation_fn,
+        skip_gate=skip_gate_proj,
+        quantization=quantization_type,
+        gate_up_in_scale=gate_up_in_scale,
+        down_in_scale=down_in_scale,
+        clipping_bound=quant_clipping_bound,
+        dtype_mode=dtype_mode,
+        output_dtype=output_dtype,
+        mode=chosen_mode(mode, force_cte_mode),
+        output_in_sbuf=store_output_in_sbuf,
+        gate_up_column_tiling=use_tkg_gate_up_proj_column_tiling,
+        down_column_tiling=use_tkg_down_proj_column_tiling,
+        down_optimized_layout=use_tkg_down_proj_optimized_layout,
+        transposed_in=transposed_in,
+        transposed_out=transposed_out,
+    )
+    refuse_mx(p, mx_dummy_scale_hbm, use_contiguous_x4_gate_up, gate_up_w_layout)
+    if sbm is not None and not sbm.is_auto_alloc():
+        not_built("sbm", "tiles are placed by the compiler; pass None or an automatic manager")
+    return run(p)
+
+
+mlp_kernel = mlp  # its name before
+
+
+def chosen_mode(mode: ComputationMode, force_cte_mode: bool) -> ComputationMode:
+    kernel_assert(
+        not force_cte_mode or mode != ComputationMode.DECODE,
+        "mode: got DECODE with force_cte_mode=True, allowed are AUTO and PREFILL",
+    )
+    return ComputationMode.PREFILL if force_cte_mode else mode
+
+
+def run(p: MLPParameters) -> list:
+    """Check, allocate the results, and compute them."""
+    sharding = get_verified_program_sharding_info("mlp", (0, 1), 2)
+    n_prgs, core = sharding[1], sharding[2]
+    check(p, n_prgs)
+    tokens, size = token_count(p), hidden_size(p)
+    add_out = None
+    if p.store_add:
+        add_out = nl.ndarray(output_shape(p), p.hidden.dtype, buffer=nl.shared_hbm)
+    add_rows = None if add_out is None else add_out.reshape((tokens, size))
+    if p.output_in_sbuf and not is_prefill(p):
+        out = mlp_decode(p, n_prgs, core, None, add_rows)
+    elif p.transposed_out:
+        shape = (128, n_prgs, size // (128 * n_prgs), tokens)
+        out = nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
+        mlp_decode(p, n_prgs, core, out, add_rows)
+    else:
+        out = nl.ndarray(output_shape(p), result_dtype(p), buffer=nl.shared_hbm)
+        if is_prefill(p):
+            mlp_prefill(p, out.reshape((tokens, size)), add_rows)
+        else:
+            mlp_decode(p, n_prgs, core, out.reshape((tokens, size)), add_rows)
+    return [out] if add_out is None else [out, add_out]
+
+
+@nki.jit
+def fused_mlp_isa_kernel(
+    hidden: Any,
+    gate_w: Any,
+    up_w: Any,
+    down_w: Any,
+    norm_w: Any = None,
+    attn_output: Any = None,
+    norm_type: NormType = NormType.NO_NORM,
+    dtype: Any = None,
+    act_fn: ActFnType = ActFnType.SiLU,
+    norm_b: Any = None,
+    gate_b: Any = None,
+    up_b: Any = None,
+    down_b: Any = None,
+    store_add: bool = False,
+    eps: float = 1e-6,
+) -> Any:
+    """`mlp` under the names of the tutorial: y [B, S, H], or (y, hidden + attn_output) with store_add."""
+    results = mlp(
+        hidden,
+        gate_w,
+        up_w,
+        down_w,
+        normalization_weights_tensor=norm_w,
+        gate_proj_bias_tensor=gate_b,
+        up_proj_bias_tensor=up_b,
+        down_proj_bias_tensor=down_b,
+        normalization_bias_tensor=norm_b,
+        fused_add_tensor=attn_output,
+        store_fused_add_result=store_add,
+        activation_fn=act_fn,
+        normalization_type=norm_type,
+        output_dtype=dtype,
+        eps=eps,
+    )
+    return (results[0], results[1]) if len(results) == 2 else results[0]
+
+
+# ---- reference -----------------------------------------------------------------------------------
+
+
+def mlp_ref(hidden: np.ndarray, gate_w: Any, up_w: np.ndarray, down_w: np.ndarray, **options: Any) -> list:
+    """[y, hidden + fused_add] in float64, of hidden [B, S, H] or [B, S, H + 4] and the keywords of `mlp`."""
+    x = np.asarray(hidden[..., : up_w.shape[0]], np.float64)
+    given = None if x.shape == hidden.shape else hidden[..., -4:].copy().view(np.float32).astype(np.float64)
+    if options.get("fused_add_tensor") is not None:
+        x = x + np.asarray(options["fused_add_tensor"], np.float64)
+    added = x
+    x = norm_ref(
+        x,
+        options.get("normalization_type", NormType.NO_NORM),
+        options.get("normalization_weights_tensor"),
+        options.get("normalization_bias_tensor"),
+        options.get("eps", 1e-6),
+    )
+    x = (x * given) if given is not None else quantized_ref(x, options, "gate_up_in_scale")
+    up = linear_ref(x, up_w, "up", options)
+    if options.get("skip_gate_proj"):
+        m = act_ref(up, options.get("activation_fn", ActFnType.SiLU))
+    else:
+        m = act_ref(linear_ref(x, gate_w, "gate", options), options.get("activation_fn", ActFnType.SiLU)) * up
+    return [linear_ref(quantized_ref(m, options, "down_in_scale"), down_w, "down", options), added]
+
+
+def norm_ref(x: np.ndarray, norm: NormType, gamma: Any, beta: Any, eps: float) -> np.ndarray:
+    if norm == NormType.NO_NORM:
+        return x
+    if norm == NormType.LAYER_NORM:
+        x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)
+    if norm != NormType.RMS_NORM_SKIP_GAMMA:
+        x = x * np.asarray(gamma, np.float64)
+    return x if beta is None else x + np.asarray(beta, np.float64)
+
+
+def linear_ref(x: np.ndarray, weight: np.ndarray, name: str, options: dict) -> np.ndarray:
+    """x W * scale + bias, clamped."""
+    scale, bias = options.get(f"{name}_w_scale"), options.get(f"{name}_proj_bias_tensor")
+    y = x @ np.asarray(weight, np.float64)
+    y = y if scale is None else y * np.asarray(scale, np.float64)[0]
+    y = y if bias is None else y + np.asarray(bias, np.float64)
+    upper, lower = options.get(f"{name}_clamp_upper_limit"), options.get(f"{name}_clamp_lower_limit")
+    y = y if upper is None else np.minimum(y, upper)
+    return y if lower is None else np.maximum(y, lower)
+
+
+def act_ref(x: np.ndarray, act_fn: ActFnType) -> np.ndarray:
+    cubic = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    return {
+        ActFnType.SiLU: lambda: x / (1 + np.exp(-x)),
+        ActFnType.GELU: lambda: x * 0.5 * (1 + np.vectorize(math.erf)(x / np.sqrt(2))),
+        ActFnType.GELU_Tanh_Approx: lambda: 0.5 * x * (1 + np.tanh(cubic)),
+        ActFnType.Swish: lambda: x / (1 + np.exp(-1.702 * x)),
+        ActFnType.ReLU: lambda: np.maximum(x, 0),
+        ActFnType.SquaredReLU: lambda: np.maximum(x, 0) ** 2,
+    }[act_fn]()
+
+
+def quantized_ref(x: np.ndarray, options: dict, static_scale: str) -> np.ndarray:
+    """x rounded to FP8 and back, where the kernel does so: by tokens for ROW, in prefill for STATIC."""
+    quantization = options.get("quantization_type", QuantizationType.NONE)
+    ocp = options.get("dtype_mode", DtypeMode.NON_OCP) == DtypeMode.OCP
+    dtype, largest = (ml_dtypes.float8_e4m3fn, 448.0) if ocp else (ml_dtypes.float8_e4m3, 240.0)
+    if quantization == QuantizationType.ROW:
+        bound = options.get("quant_clipping_bound", 0.0) or np.inf
+        x = np.clip(x, -bound, bound)
+        scale = np.maximum(np.abs(x).max(-1, keepdims=True) / largest, 1e-5)
+    elif quantization == QuantizationType.STATIC and options.get(static_scale) is not None:
+        scale = np.float64(options[static_scale][0, 0])
+    else:
+        return x
+    return np.clip(x / scale, -largest, largest).astype(np.float32).astype(dtype).astype(np.float64) * scale

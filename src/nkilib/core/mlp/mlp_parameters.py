@@ -1,0 +1,327 @@
+"""The arguments of the MLP kernels in one object, and what is demanded of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import nki.language as nl
+from nkilib.core.utils.common_types import (
+    ActFnType,
+    ComputationMode,
+    DtypeMode,
+    MLPGateUpWeightLayout,
+    NormType,
+    QuantizationType,
+)
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.kernel_helpers import is_hbm_buffer, normalization_uses_weights, resolve_fp8_dtype
+from nkilib.core.utils.projection import BANK_COLUMNS, FP8, PARTITIONS
+
+TKG_BS_SEQLEN_THRESHOLD = 96  # tokens up to which AUTO is decode
+QUANTIZED_DECODE = (256, 1, 8192, 3584)  # the one (B, S, H, I) whose activations STATIC quantises in decode
+SCALE_BYTES = 4  # the float32 scale at the end of a row that is already quantised
+FLOATS = (nl.bfloat16, nl.float16, nl.float32)
+NORMS = (NormType.NO_NORM, NormType.RMS_NORM, NormType.LAYER_NORM, NormType.RMS_NORM_SKIP_GAMMA)
+QUANTIZATIONS = (QuantizationType.NONE, QuantizationType.STATIC, QuantizationType.ROW)
+
+
+@dataclass
+class Linear(nl.NKIObject):
+    """One projection: weights [rows, columns], bias [1, columns], FP8 scale, limits of the result."""
+
+    weight: Any
+    bias: Any = None
+    scale: Any = None
+    upper: Any = None
+    lower: Any = None
+
+
+@dataclass
+class MLPParameters(nl.NKIObject):
+    """What the caller asked for; names as in the manual, projections as objects."""
+
+    hidden: Any
+    gate: Linear
+    up: Linear
+    down: Linear
+    fused_add: Any
+    store_add: bool
+    norm: NormType
+    gamma: Any
+    beta: Any
+    eps: float
+    act_fn: ActFnType
+    skip_gate: bool
+    quantization: QuantizationType
+    gate_up_in_scale: Any
+    down_in_scale: Any
+    clipping_bound: float
+    dtype_mode: DtypeMode
+    output_dtype: Any
+    mode: ComputationMode
+    output_in_sbuf: bool
+    gate_up_column_tiling: bool
+    down_column_tiling: bool
+    down_optimized_layout: bool
+    transposed_in: bool
+    transposed_out: bool
+
+
+# ---- sizes and dtypes ----------------------------------------------------------------------------
+
+
+def hidden_size(p: MLPParameters) -> int:
+    return p.up.weight.shape[0]
+
+
+def intermediate_size(p: MLPParameters) -> int:
+    return p.up.weight.shape[1]
+
+
+def input_in_sbuf(p: MLPParameters) -> bool:
+    return not is_hbm_buffer(p.hidden)
+
+
+def token_count(p: MLPParameters) -> int:
+    """B * S, whatever the layout of hidden."""
+    if p.transposed_in:
+        return p.hidden.shape[3]
+    return p.hidden.shape[1] if input_in_sbuf(p) else p.hidden.shape[0] * p.hidden.shape[1]
+
+
+def output_shape(p: MLPParameters) -> tuple[int, int, int]:
+    """[B, S, H]; where hidden does not tell B and S apart, [1, T, H]."""
+    if p.transposed_in or input_in_sbuf(p):
+        return (1, token_count(p), hidden_size(p))
+    return (p.hidden.shape[0], p.hidden.shape[1], hidden_size(p))
+
+
+def is_prefill(p: MLPParameters) -> bool:
+    if p.mode == ComputationMode.AUTO:
+        return token_count(p) > TKG_BS_SEQLEN_THRESHOLD
+    return p.mode == ComputationMode.PREFILL
+
+
+def arrives_quantized(p: MLPParameters) -> bool:
+    """hidden is [B, S, H + 4], FP8 with the scale of each row behind it."""
+    return p.hidden.dtype in FP8
+
+
+def quantizes_activations(p: MLPParameters) -> bool:
+    """True when the matmuls take FP8 activations."""
+    if p.quantization == QuantizationType.STATIC:
+        return is_prefill(p) or output_shape(p) + (intermediate_size(p),) == QUANTIZED_DECODE
+    return p.quantization == QuantizationType.ROW
+
+
+def matmul_dtype(p: MLPParameters) -> Any:
+    """What activations are rounded to for a matmul: the weights' dtype; 16 bits where those alone are FP8."""
+    if p.quantization == QuantizationType.NONE:
+        return p.up.weight.dtype
+    if quantizes_activations(p):
+        return resolve_fp8_dtype(p.dtype_mode)
+    return nl.bfloat16 if p.hidden.dtype == nl.float32 else p.hidden.dtype
+
+
+def result_dtype(p: MLPParameters) -> Any:
+    if p.output_dtype is not None:
+        return p.output_dtype
+    return nl.bfloat16 if arrives_quantized(p) else p.hidden.dtype
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def refuse_mx(p: MLPParameters, dummy_scale: Any, contiguous_x4: bool, w_layout: Any) -> None:
+    """The microscaling options, which are not built."""
+    if p.quantization.is_mx():
+        not_built(f"quantization_type={p.quantization.name}", "microscaling weights are not built")
+    if dummy_scale is not None:
+        not_built("mx_dummy_scale_hbm", "microscaling weights are not built")
+    if contiguous_x4:
+        not_built("use_contiguous_x4_gate_up=True", "microscaling weights are not built")
+    if w_layout != MLPGateUpWeightLayout.CONTIGUOUS:
+        not_built(f"gate_up_w_layout={w_layout.name}", "microscaling weights are not built")
+
+
+def check(p: MLPParameters, n_prgs: int) -> None:
+    """Everything that is demanded of the arguments."""
+    check_options(p)
+    check_hidden(p, n_prgs)
+    check_weights(p)
+    check_norm(p)
+    check_scales(p)
+    if is_prefill(p):
+        check_prefill(p)
+    else:
+        check_decode(p, n_prgs)
+
+
+def check_options(p: MLPParameters) -> None:
+    kernel_assert(
+        p.norm in NORMS,
+        f"normalization_type: got {p.norm}, allowed are NO_NORM, RMS_NORM, LAYER_NORM, RMS_NORM_SKIP_GAMMA",
+    )
+    kernel_assert(
+        p.quantization in QUANTIZATIONS,
+        f"quantization_type: got {p.quantization}, allowed are NONE, STATIC and ROW",
+    )
+    kernel_assert(
+        p.clipping_bound == 0.0 or p.quantization == QuantizationType.ROW,
+        f"quant_clipping_bound: got {p.clipping_bound} with {p.quantization}, only ROW clips",
+    )
+    kernel_assert(p.clipping_bound >= 0.0, f"quant_clipping_bound: got {p.clipping_bound}, allowed is >= 0")
+    kernel_assert(
+        not p.store_add or p.fused_add is not None,
+        "store_fused_add_result: got True without fused_add_tensor, allowed only with it",
+    )
+
+
+def check_hidden(p: MLPParameters, n_prgs: int) -> None:
+    size = p.up.weight.shape[0]
+    kernel_assert(size % PARTITIONS == 0, f"hidden_tensor: got H = {size}, allowed are multiples of 128")
+    shape, tiles = tuple(p.hidden.shape), size // PARTITIONS
+    if p.transposed_in:
+        kernel_assert(not input_in_sbuf(p), "transposed_in: got hidden_tensor in SBUF, allowed is HBM")
+        wanted = (PARTITIONS, n_prgs, tiles // n_prgs)
+        kernel_assert(
+            len(shape) == 4 and shape[:3] == wanted,
+            f"hidden_tensor: got shape {shape}, expected {wanted} and the tokens with transposed_in",
+        )
+    elif input_in_sbuf(p):
+        kernel_assert(
+            len(shape) == 3 and (shape[0], shape[2]) == (PARTITIONS, tiles),
+            f"hidden_tensor: got shape {shape} in SBUF, expected (128, T, {tiles})",
+        )
+    else:
+        width = size + SCALE_BYTES if arrives_quantized(p) else size
+        kernel_assert(
+            len(shape) == 3 and shape[2] == width,
+            f"hidden_tensor: got shape {shape}, expected (B, S, {width})",
+        )
+    check_residual(p)
+
+
+def check_residual(p: MLPParameters) -> None:
+    if p.fused_add is not None:
+        assert_shape(p.fused_add, p.hidden.shape, "fused_add_tensor")
+        kernel_assert(not p.transposed_in, "fused_add_tensor: got one with transposed_in, allowed is None")
+        kernel_assert(
+            is_hbm_buffer(p.fused_add) == is_hbm_buffer(p.hidden),
+            f"fused_add_tensor: got buffer {p.fused_add.buffer}, expected that of hidden_tensor",
+        )
+    if arrives_quantized(p):
+        kernel_assert(
+            p.quantization == QuantizationType.ROW and p.norm == NormType.NO_NORM and p.fused_add is None,
+            f"hidden_tensor: got {p.hidden.dtype}, allowed only with ROW, NO_NORM and no fused_add_tensor",
+        )
+        kernel_assert(
+            not p.transposed_in and not input_in_sbuf(p),
+            f"hidden_tensor: got {p.hidden.dtype}, allowed only as [B, S, H + 4] in HBM",
+        )
+        kernel_assert(
+            p.hidden.dtype == resolve_fp8_dtype(p.dtype_mode),
+            f"hidden_tensor: got {p.hidden.dtype}, expected {resolve_fp8_dtype(p.dtype_mode)}",
+        )
+    else:
+        kernel_assert(p.hidden.dtype in FLOATS, f"hidden_tensor: got {p.hidden.dtype}, allowed are {FLOATS}")
+
+
+def check_weights(p: MLPParameters) -> None:
+    size, columns = p.up.weight.shape
+    check_linear("up_proj", p.up, size, columns, p)
+    check_linear("down_proj", p.down, columns, size, p)
+    if not p.skip_gate:
+        check_linear("gate_proj", p.gate, size, columns, p)
+
+
+def check_linear(name: str, linear: Linear, rows: int, columns: int, p: MLPParameters) -> None:
+    dtype = linear.weight.dtype
+    assert_shape(linear.weight, (rows, columns), f"{name}_weights_tensor")
+    if linear.bias is not None:
+        assert_shape(linear.bias, (1, columns), f"{name}_bias_tensor")
+    if p.quantization == QuantizationType.NONE:
+        kernel_assert(dtype in FLOATS, f"{name}_weights_tensor: got {dtype}, allowed are {FLOATS}")
+        same = p.up.weight.dtype
+        kernel_assert(dtype == same, f"{name}_weights_tensor: got {dtype}, expected {same} as up_proj has")
+    else:
+        fp8 = resolve_fp8_dtype(p.dtype_mode)
+        kernel_assert(
+            dtype == fp8,
+            f"{name}_weights_tensor: got {dtype}, expected {fp8} with {p.quantization} and {p.dtype_mode}",
+        )
+
+
+def check_norm(p: MLPParameters) -> None:
+    size = hidden_size(p)
+    if normalization_uses_weights(p.norm):
+        kernel_assert(p.gamma is not None, f"normalization_weights_tensor: got None, needed by {p.norm}")
+        assert_shape(p.gamma, (1, size), "normalization_weights_tensor")
+    if p.beta is not None:
+        kernel_assert(
+            p.norm == NormType.LAYER_NORM,
+            f"normalization_bias_tensor: got one with {p.norm}, allowed only with LAYER_NORM",
+        )
+        assert_shape(p.beta, (1, size), "normalization_bias_tensor")
+
+
+def check_scales(p: MLPParameters) -> None:
+    inner, size = intermediate_size(p), hidden_size(p)
+    if not p.skip_gate:
+        check_scale("gate_w_scale", p.gate.scale, inner, p)
+    check_scale("up_w_scale", p.up.scale, inner, p)
+    check_scale("down_w_scale", p.down.scale, size, p)
+    if p.quantization == QuantizationType.STATIC and quantizes_activations(p):
+        check_scale("gate_up_in_scale", p.gate_up_in_scale, 1, p)
+        check_scale("down_in_scale", p.down_in_scale, 1, p)
+
+
+def check_scale(name: str, scale: Any, columns: int, p: MLPParameters) -> None:
+    if p.quantization == QuantizationType.NONE:
+        kernel_assert(scale is None, f"{name}: got one with QuantizationType.NONE, allowed is None")
+        return
+    kernel_assert(scale is not None, f"{name}: got None, needed by {p.quantization}")
+    if p.quantization == QuantizationType.STATIC:
+        columns = 1
+    assert_shape(scale, (PARTITIONS, columns), name)
+
+
+def check_prefill(p: MLPParameters) -> None:
+    for_decode = "allowed only in decode"
+    kernel_assert(not input_in_sbuf(p), f"hidden_tensor: got buffer {p.hidden.buffer}, {for_decode}")
+    kernel_assert(not p.output_in_sbuf, f"store_output_in_sbuf: got True in prefill, {for_decode}")
+    kernel_assert(not p.transposed_in, f"transposed_in: got True in prefill, {for_decode}")
+    kernel_assert(not p.transposed_out, f"transposed_out: got True in prefill, {for_decode}")
+    kernel_assert(
+        not p.down_optimized_layout,
+        f"use_tkg_down_proj_optimized_layout: got True in prefill, {for_decode}",
+    )
+
+
+def check_decode(p: MLPParameters, n_prgs: int) -> None:
+    tokens, size = token_count(p), hidden_size(p)
+    most = PARTITIONS if p.output_in_sbuf else BANK_COLUMNS
+    kernel_assert(tokens <= most, f"hidden_tensor: got {tokens} tokens in decode, allowed are at most {most}")
+    kernel_assert(
+        not (p.down_optimized_layout and p.down_column_tiling),
+        "use_tkg_down_proj_optimized_layout: got True, allowed only without use_tkg_down_proj_column_tiling",
+    )
+    kernel_assert(
+        not (p.transposed_out and p.down_column_tiling),
+        "transposed_out: got True, allowed only with use_tkg_down_proj_column_tiling=False",
+    )
+    kernel_assert(
+        not (p.transposed_out and p.output_in_sbuf),
+        "transposed_out: got True, allowed only with store_output_in_sbuf=False",
+    )
+    by_tile = input_in_sbuf(p) or p.transposed_in or not p.down_column_tiling
+    multiple = n_prgs * PARTITIONS if by_tile else n_prgs
+    kernel_assert(
+        size % multiple == 0,
+        f"hidden_tensor: got H = {size}, this layout on {n_prgs} cores takes multiples of {multiple}",
+    )
+    kernel_assert(
+        intermediate_size(p) >= n_prgs,
+        f"up_proj_weights_tensor: got I = {intermediate_size(p)}, allowed is at least {n_prgs}",
+    )

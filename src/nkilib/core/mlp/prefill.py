@@ -1,0 +1,63 @@
+"""MLP for many tokens: bound by TensorE. Weights pass once for every block of tokens, which stay in SBUF."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nkilib.core.mlp.gate_up import StaticScales, contract_rows, down_terms, gate_up_features, gate_up_rows
+from nkilib.core.mlp.mlp_parameters import (
+    MLPParameters,
+    hidden_size,
+    intermediate_size,
+    result_dtype,
+    token_count,
+)
+from nkilib.core.mlp.rows import RowSource, token_activations, tokens_per_block
+from nkilib.core.utils.common_types import QuantizationType
+from nkilib.core.utils.kernel_helpers import div_ceil, program_share
+from nkilib.core.utils.projection import (
+    BANK_COLUMNS,
+    PARTITIONS,
+    Activations,
+    new_rows,
+    project_into,
+    span_columns,
+    store_rows,
+)
+from nkilib.core.utils.tiled_range import TiledRange
+
+
+def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
+    """out[T, H] = MLP of the tokens of this core. Cores share the tokens."""
+    start, end = program_share(token_count(p))
+    if start == end:
+        return
+    scales = StaticScales(p)
+    source = RowSource(p, 1, add_out, scales.inverse_x)
+    blocks = div_ceil(end - start, tokens_per_block(p, BANK_COLUMNS))
+    size = div_ceil(div_ceil(end - start, blocks), PARTITIONS) * PARTITIONS
+    tiles = TiledRange(end - start, size)
+    x = token_activations(p, source, start, tiles[0].size)
+    for block in tiles:
+        m = middle(p, x, scales)
+        if block.index + 1 < len(tiles):  # before the down projection, which keeps TensorE busy meanwhile
+            x = token_activations(p, source, start + block.end_offset, tiles[block.index + 1].size)
+        project_block(p, m, scales, out, start + block.start_offset)
+
+
+def project_block(p: MLPParameters, m: Activations, scales: StaticScales, out: Any, first: int) -> None:
+    """The down projection of one block of tokens, stored."""
+    tokens = m.tile.shape[2]
+    for span in TiledRange(hidden_size(p), span_columns(m, p.down.weight)):
+        terms = down_terms(p, scales, m, span.start_offset, span.size)
+        rows = new_rows(tokens, span.size, result_dtype(p))
+        project_into(rows, 0, [m], p.down.weight, terms, span.start_offset, span.size)
+        store_rows(out, rows, 0, first, span.start_offset, span.size)
+
+
+def middle(p: MLPParameters, x: Activations, scales: StaticScales) -> Activations:
+    """m of one block of tokens. ROW needs all of a token's m for its scale: tokens stay in partitions."""
+    if p.quantization != QuantizationType.ROW:
+        return gate_up_features(p, x, scales, 0, intermediate_size(p))
+    rows, maxima = gate_up_rows(p, x, scales, 0, intermediate_size(p))
+    return contract_rows(p, scales, rows, 0, maxima)

@@ -1,0 +1,1 @@
+"""Output projection of attention."""

@@ -1,0 +1,168 @@
+"""Output projection of attention for prefill: out = attention^T W + bias. Bound by TensorE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.output_projection.operands import (
+    Operands,
+    StaticScales,
+    check_operands,
+    column_scale,
+    matmul_dtype,
+    projected_ref,
+    quantize,
+    quantizes,
+    refuse_mx,
+    result_dtype,
+)
+from nkilib.core.utils.common_types import DtypeMode, QuantizationType
+from nkilib.core.utils.kernel_assert import kernel_assert, not_built
+from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info
+from nkilib.core.utils.projection import (
+    BANK_COLUMNS,
+    PARTITIONS,
+    SUM_BANKS,
+    Activations,
+    finish_into,
+    load_terms,
+    load_weights,
+    multiply,
+    new_rows,
+    store_rows,
+    token_major_blocks,
+    weight_chunks,
+)
+from nkilib.core.utils.tiled_range import TiledRange
+
+MAX_COLUMNS = 32768
+ATTENTION_BYTES = 96 * 1024  # in each partition, kept while all weights pass by
+WEIGHT_BYTES = 32 * 1024  # in each partition, of the columns that all tokens are multiplied with at once
+
+
+@nki.jit
+def output_projection_cte(
+    attention: Any,
+    weight: Any,
+    bias: Any = None,
+    quantization_type: QuantizationType = QuantizationType.NONE,
+    input_scales: Any = None,
+    weight_scales: Any = None,
+    output_dtype: Any = None,
+    dtype_mode: DtypeMode = DtypeMode.NON_OCP,
+    compact_weight_scales: bool = False,
+) -> Any:
+    """out[b, s, :] = sum over n, d of attention[b, n, d, s] * weight[n D + d, :] + bias
+
+    attention [B, N, D, S], weight [N D, H], bias [1, H]; out [B, S, H] in output_dtype, by default that of
+    attention, bfloat16 where that is FP8. bfloat16, float16 or float32; attention is rounded to the dtype of
+    weight. Cores share the columns, so H is a multiple of their number.
+
+    FP8 weights: STATIC has scales [128, 1] of both operands and quantises attention unless it is FP8;
+    ROW has weight_scales [128, H], one for each column (row 0 counts), and leaves attention as it is.
+
+    >>> x, w = np.ones((1, 2, 64, 200), np.float32), np.ones((128, 96), np.float32)
+    >>> output_projection_cte(x, w)[0, 0, 0]
+    np.float32(128.0)
+    """
+    refuse_mx(quantization_type)
+    if compact_weight_scales:
+        not_built("compact_weight_scales=True", "microscaling weights are not built")
+    names = ("input_scales", "weight_scales")
+    p = Operands(attention, weight, bias, quantization_type, input_scales, weight_scales, dtype_mode, names)
+    sharding = get_verified_program_sharding_info("output_projection_cte", (0, 1), 2)
+    check(p, sharding[1])
+    batches, heads, depth, tokens = attention.shape
+    dtype = result_dtype(p) if output_dtype is None else output_dtype
+    out = nl.ndarray((batches, tokens, weight.shape[1]), dtype, buffer=nl.shared_hbm)
+    columns = weight.shape[1] // sharding[1]
+    scales = StaticScales(p)
+    rows = attention.reshape((batches, heads * depth, tokens))
+    for batch in range(batches):
+        for block in TiledRange(tokens, block_tokens(p)):
+            part = rows[batch, :, block.start_offset : block.end_offset]
+            x = load_attention(p, part, scales)
+            place = out[batch, block.start_offset : block.end_offset]
+            project_block(p, x, scales, place, sharding[2] * columns, columns)
+    return out
+
+
+def check(p: Operands, n_prgs: int) -> None:
+    shape = tuple(p.attention.shape)
+    kernel_assert(len(shape) == 4, f"attention: got shape {shape}, expected (B, N, D, S)")
+    columns = p.weight.shape[len(p.weight.shape) - 1]
+    kernel_assert(columns <= MAX_COLUMNS, f"weight: got H = {columns}, allowed are at most {MAX_COLUMNS}")
+    check_operands(p, shape[1] * shape[2], shape[2], n_prgs)
+
+
+def bytes_per_column(p: Operands) -> int:
+    """What a column of the weights takes of each partition; attention, for a token, takes no more."""
+    return div_ceil(p.weight.shape[0], PARTITIONS) * (4 if p.weight.dtype == nl.float32 else 2)
+
+
+def block_tokens(p: Operands) -> int:
+    """How many tokens stay in SBUF while the weights pass by."""
+    most = SUM_BANKS * PARTITIONS
+    return max(most, ATTENTION_BYTES // bytes_per_column(p) // most * most)
+
+
+def span_banks(p: Operands) -> int:
+    """How many banks of sums lie side by side, for long rows of results; the others are for more tokens."""
+    banks = WEIGHT_BYTES // (BANK_COLUMNS * bytes_per_column(p))
+    return 4 if banks >= 4 else (2 if banks >= 2 else 1)
+
+
+def load_attention(p: Operands, part: Any, scales: StaticScales) -> Activations:
+    """[N D, tokens] of HBM, contraction in partitions as it stands there; quantised if need be."""
+    size, tokens = part.shape
+    x = nl.ndarray((PARTITIONS, div_ceil(size, PARTITIONS), tokens), matmul_dtype(p), buffer=nl.sbuf)
+    for tile in TiledRange(size, PARTITIONS):
+        raw = x[0 : tile.size, tile.index, :]
+        if quantizes(p):
+            raw = nl.ndarray((tile.size, tokens), part.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(raw, part[tile.start_offset : tile.end_offset])
+        if quantizes(p):
+            quantize(x[0 : tile.size, tile.index, :], raw, scales)
+    return Activations(x, size)
+
+
+def project_block(
+    p: Operands, x: Activations, scales: StaticScales, out: Any, first: int, columns: int
+) -> None:
+    """out[:, first ... first + columns] of one block of tokens, which stays while the weights pass by."""
+    banks = span_banks(p)
+    for span in TiledRange(columns, banks * BANK_COLUMNS):
+        column = first + span.start_offset
+        terms = load_terms(scales.sums, column_scale(p), p.bias, column, span.size, x, p.weight)
+        chunks = weight_chunks(x, span.size, p.weight)
+        weights = []
+        for chunk in chunks:
+            weights.append(load_weights(p.weight, chunk, column, span.size))
+        for group in TiledRange(x.tile.shape[2], SUM_BANKS // banks * PARTITIONS):
+            part = x.tile[:, :, group.start_offset : group.end_offset]
+            blocks = token_major_blocks(group.size, span.size, packed=False)
+            for i in range(len(chunks)):
+                multiply(blocks, part, weights[i], chunks[i].tile, feature_major=False)
+            rows = new_rows(group.size, span.size, out.dtype)
+            finish_into(rows, 0, blocks, terms, column)
+            store_rows(out, rows, 0, group.start_offset, column, span.size)
+
+
+def output_projection_cte_ref(
+    attention: np.ndarray,
+    weight: np.ndarray,
+    bias: Any = None,
+    quantization_type: QuantizationType = QuantizationType.NONE,
+    input_scales: Any = None,
+    weight_scales: Any = None,
+    dtype_mode: DtypeMode = DtypeMode.NON_OCP,
+) -> np.ndarray:
+    """The same in float64."""
+    b, n, d, s = attention.shape
+    x = attention.transpose(0, 3, 1, 2).reshape(b, s, n * d)
+    return projected_ref(x, weight, bias, quantization_type, input_scales, weight_scales, dtype_mode)

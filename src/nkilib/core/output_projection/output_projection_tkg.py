@@ -1,0 +1,194 @@
+"""Output projection of attention for decode. Bound by the weights, which stream from HBM once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.output_projection.operands import (
+    Operands,
+    StaticScales,
+    check_operands,
+    column_scale,
+    matmul_dtype,
+    projected_ref,
+    quantize,
+    quantizes,
+    refuse_mx,
+    result_dtype,
+)
+from nkilib.core.utils.common_types import DtypeMode, QuantizationType
+from nkilib.core.utils.kernel_assert import kernel_assert, not_built
+from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, is_hbm_buffer
+from nkilib.core.utils.projection import (
+    PARTITIONS,
+    Activations,
+    load_terms,
+    new_rows,
+    project_into,
+    span_columns,
+    spread_rows,
+    store_rows,
+)
+from nkilib.core.utils.tiled_range import TiledRange
+
+MAX_TRANSPOSED = 163840  # N * H of 16-bit weights with TRANSPOSE_OUT; of float32 half as many
+
+
+@nki.jit
+def output_projection_tkg(
+    attention: Any,
+    weight: Any,
+    bias: Any = None,
+    quantization_type: QuantizationType = QuantizationType.NONE,
+    weight_scale: Any = None,
+    input_scale: Any = None,
+    TRANSPOSE_OUT: bool = False,
+    OUT_IN_SB: bool = False,
+    sbm: Any = None,
+    dtype_mode: DtypeMode = DtypeMode.NON_OCP,
+) -> Any:
+    """out[b S + s, :] = sum over n, d of attention[d, b, n, s] * weight[n D + d, :] + bias
+
+    attention [D, B, N, S] in HBM or SBUF, weight [N D, H], bias [1, H]. out [B S, H]; with TRANSPOSE_OUT
+    [128, cores, J, B S], J = H / (128 cores), column c H / cores + J p + j at [p, c, j]. OUT_IN_SB: a tile of
+    this core's columns, [B S, H / cores] or [128, J, B S]. In the dtype of attention, bfloat16 where that is
+    FP8. B S is at most 128. Cores share the columns.
+
+    FP8 weights: STATIC has scales [128, 1] of both operands and quantises attention unless it is FP8;
+    ROW has weight_scale [128, H], one for each column (row 0 counts), and leaves attention as it is.
+
+    >>> x, w = np.ones((64, 3, 2, 1), np.float32), np.ones((128, 256), np.float32)
+    >>> output_projection_tkg(x, w).shape
+    (3, 256)
+    """
+    refuse_mx(quantization_type)
+    if sbm is not None and not sbm.is_auto_alloc():
+        not_built("sbm", "tiles are placed by the compiler; pass None or an automatic manager")
+    p = Operands(
+        attention,
+        weight,
+        bias,
+        quantization_type,
+        input_scale,
+        weight_scale,
+        dtype_mode,
+        ("input_scale", "weight_scale"),
+    )
+    sharding = get_verified_program_sharding_info("output_projection_tkg", (0, 1), 2)
+    check(p, sharding[1], TRANSPOSE_OUT)
+    scales = StaticScales(p)
+    x = attention_by_rows(p, scales)
+    columns = weight.shape[1] // sharding[1]
+    if OUT_IN_SB:
+        rows = projected_rows(p, x, scales, sharding[2] * columns, columns, None)
+        return spread_rows(rows) if TRANSPOSE_OUT else rows[0]
+    return result_in_hbm(p, x, scales, sharding[1], sharding[2], TRANSPOSE_OUT)
+
+
+def result_in_hbm(
+    p: Operands, x: Activations, scales: StaticScales, n_prgs: int, core: int, transposed: bool
+) -> Any:
+    tokens, columns = x.tile.shape[2], p.weight.shape[1] // n_prgs
+    if not transposed:
+        out = nl.ndarray((tokens, columns * n_prgs), result_dtype(p), buffer=nl.shared_hbm)
+        projected_rows(p, x, scales, core * columns, columns, out)
+        return out
+    shape = (PARTITIONS, n_prgs, columns // PARTITIONS, tokens)
+    out = nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
+    nisa.dma_copy(out[:, core], spread_rows(projected_rows(p, x, scales, core * columns, columns, None)))
+    return out
+
+
+def projected_rows(
+    p: Operands, x: Activations, scales: StaticScales, first: int, columns: int, out: Any
+) -> list:
+    """The columns of this core in SBUF, [tokens, columns]; stored as they become ready, if out is given."""
+    rows = new_rows(x.tile.shape[2], columns, result_dtype(p))
+    terms = load_terms(scales.sums, column_scale(p), p.bias, first, columns, x, p.weight)
+    for span in TiledRange(columns, span_columns(x, p.weight)):
+        at, column = span.start_offset, first + span.start_offset
+        project_into(rows, at, [x], p.weight, terms, column, span.size)
+        if out is not None:
+            store_rows(out, rows, at, 0, column, span.size)
+    return rows
+
+
+def check(p: Operands, n_prgs: int, transposed: bool) -> None:
+    shape = tuple(p.attention.shape)
+    kernel_assert(len(shape) == 4, f"attention: got shape {shape}, expected (D, B, N, S)")
+    depth, batches, heads, tokens = shape
+    check_operands(p, heads * depth, depth, n_prgs)
+    kernel_assert(
+        batches * tokens <= PARTITIONS,
+        f"attention: got B * S = {batches * tokens} tokens, allowed are at most 128",
+    )
+    if transposed:
+        columns, multiple = p.weight.shape[1], PARTITIONS * n_prgs
+        kernel_assert(
+            columns % multiple == 0,
+            f"weight: got H = {columns}, TRANSPOSE_OUT on {n_prgs} cores takes multiples of {multiple}",
+        )
+        most = MAX_TRANSPOSED // 2 if p.weight.dtype == nl.float32 else MAX_TRANSPOSED
+        kernel_assert(
+            heads * columns <= most,
+            f"weight: got N * H = {heads * columns}, allowed with TRANSPOSE_OUT are at most {most}",
+        )
+
+
+# ---- attention with as many heads in the partitions as fit ----------------------------------------
+
+
+def attention_by_rows(p: Operands, scales: StaticScales) -> Activations:
+    """[fold D, groups, tokens], fold = 128 / D heads in a group: the rows of the weights in order."""
+    depth, batches, heads, tokens = p.attention.shape
+    fold = min(heads, PARTITIONS // depth)
+    groups, rest = heads // fold, heads % fold
+    folded = fold_heads(p, fold)
+    x = nl.ndarray((fold * depth, div_ceil(heads, fold), batches * tokens), matmul_dtype(p), buffer=nl.sbuf)
+    by_head = x.reshape_dim(2, (batches, tokens))
+    for group in range(groups):
+        convert(p, by_head[:, group], folded[:, :, group * fold, :], scales)
+    if rest > 0:
+        convert(p, by_head[0 : rest * depth, groups], folded[0 : rest * depth, :, groups * fold, :], scales)
+    return Activations(x, heads * depth, partitions=fold * depth)
+
+
+def fold_heads(p: Operands, fold: int) -> Any:
+    """[fold D, B, N, S]: partition q D + d at head n has head n + q. Copies, each shifted by a head more."""
+    depth, batches, heads, tokens = p.attention.shape
+    if fold == 1 and not is_hbm_buffer(p.attention):
+        return p.attention
+    size = batches * heads * tokens
+    source = p.attention.reshape((depth, size))
+    folded = nl.ndarray((fold * depth, size), p.attention.dtype, buffer=nl.sbuf)
+    for q in range(fold):
+        nisa.dma_copy(folded[q * depth : (q + 1) * depth, 0 : size - q * tokens], source[:, q * tokens :])
+    return folded.reshape((fold * depth, batches, heads, tokens))
+
+
+def convert(p: Operands, dst: Any, src: Any, scales: StaticScales) -> None:
+    """The heads of one group, dense, in the dtype of the matmul."""
+    if quantizes(p):
+        quantize(dst, src, scales)
+    else:
+        nisa.tensor_copy(dst, src)
+
+
+def output_projection_tkg_ref(
+    attention: np.ndarray,
+    weight: np.ndarray,
+    bias: Any = None,
+    quantization_type: QuantizationType = QuantizationType.NONE,
+    weight_scale: Any = None,
+    input_scale: Any = None,
+    dtype_mode: DtypeMode = DtypeMode.NON_OCP,
+) -> np.ndarray:
+    """[B S, H] in float64."""
+    d, b, n, s = attention.shape
+    x = attention.transpose(1, 3, 2, 0).reshape(b * s, n * d)
+    return projected_ref(x, weight, bias, quantization_type, input_scale, weight_scale, dtype_mode)

@@ -1,0 +1,1 @@
+"""The router of mixtures of experts."""

@@ -1,0 +1,1 @@
+"""What kernels share: option enums, validation, helpers."""

@@ -1,0 +1,386 @@
+"""Products of tokens with a weight matrix whose rows stream from HBM, in either operand order.
+
+Activations stand in SBUF with the contracted dimension in the partitions, [128, tiles, tokens]. Either order
+takes them so: token-major keeps them stationary and gives [tokens, columns], feature-major keeps the weights
+stationary and gives [columns, tokens], which is what the next projection contracts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
+from nkilib.core.utils.tiled_range import TiledRange
+
+PARTITIONS = 128
+BANK_COLUMNS = 512  # float32 in one PSUM bank, and the most columns of a moving operand
+SUM_BANKS = 4  # one set of sums: half of PSUM, so that the other half can be drained meanwhile
+CHUNK_BYTES = 8 * 1024  # of weights in each partition: 1 MiB for one transfer
+MAX_SPAN = 4096  # columns: long rows for DMA, yet little left to do when the last one has come
+FP8 = (nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)
+
+
+@dataclass
+class Activations(nl.NKIObject):
+    """x[t, partitions k + p] at tile[p, k, t], `size` elements a token; the weights' rows start at `row`."""
+
+    tile: Any
+    size: int
+    row: int = 0
+    scales: Any = None  # what a token was divided by when quantised: [tokens, 1] for each 128 tokens
+    partitions: int = PARTITIONS  # that a tile of the contraction fills
+
+
+@dataclass
+class Block(nl.NKIObject):
+    """Sums of some tokens and columns in PSUM; token-major ones may start at a later partition, `lane`."""
+
+    sums: Any
+    token: int
+    tokens: int
+    column: int
+    columns: int
+    lane: int = 0
+    lane_size: int = PARTITIONS
+
+
+@dataclass
+class Terms(nl.NKIObject):
+    """What is applied to the sums of columns `column` onwards: a factor, one for each column, a bias."""
+
+    column: int = 0
+    scale: Any = None  # [128, 1], the same in all partitions
+    column_scale: Any = None  # [128, columns], the same in all partitions
+    bias: Any = None  # the same; or [128, tiles] for feature-major sums
+
+
+def span_columns(x: Activations, weight: Any) -> int:
+    """How many columns of sums to work on at once, so that a set fits into SUM_BANKS."""
+    tokens = x.tile.shape[2]
+    in_a_bank = BANK_COLUMNS * (PARTITIONS // lane_size(tokens, not doubles(x.tile, weight)))
+    return min(MAX_SPAN, in_a_bank * max(1, SUM_BANKS // div_ceil(tokens, PARTITIONS)))
+
+
+def lane_size(tokens: int, packed: bool) -> int:
+    """Partitions that a token-major block takes: with few tokens, several stand side by side."""
+    if not packed or tokens > 64:
+        return PARTITIONS
+    return 32 if tokens <= 32 else 64
+
+
+# ---- where sums stand ----------------------------------------------------------------------------
+
+
+def token_major_blocks(tokens: int, columns: int, packed: bool) -> list[Block]:
+    """Blocks [tokens <= 128, columns <= 512]; of few tokens, several in a bank, side by side in the array."""
+    size = lane_size(tokens, packed)
+    blocks = []
+    bank = None
+    for column in TiledRange(columns, BANK_COLUMNS):
+        for token in TiledRange(tokens, PARTITIONS):
+            lane = size * (len(blocks) % (PARTITIONS // size))
+            if lane == 0:
+                bank = nl.ndarray((PARTITIONS, BANK_COLUMNS), nl.float32, buffer=nl.psum)
+            sums = bank[lane : lane + token.size, 0 : column.size]
+            blocks.append(
+                Block(sums, token.start_offset, token.size, column.start_offset, column.size, lane, size)
+            )
+    return blocks
+
+
+def feature_major_blocks(tokens: int, columns: int) -> list[Block]:
+    """Blocks [columns <= 128, tokens], as many to a bank as there is room for."""
+    room = BANK_COLUMNS // tokens
+    blocks = []
+    bank = None
+    for column in TiledRange(columns, PARTITIONS):
+        slot = column.index % room
+        if slot == 0:
+            bank = nl.ndarray((PARTITIONS, room, tokens), nl.float32, buffer=nl.psum)
+        sums = bank[0 : column.size, slot, :]
+        blocks.append(Block(sums, 0, tokens, column.start_offset, column.size))
+    return blocks
+
+
+# ---- multiplying ---------------------------------------------------------------------------------
+
+
+def project(x: Activations, weight: Any, column: int, columns: int, feature_major: bool) -> list[Block]:
+    """The sums of all tokens and some columns; each chunk of weights serves every block and is gone."""
+    return project_parts([x], weight, column, columns, feature_major)
+
+
+def project_parts(parts: list, weight: Any, column: int, columns: int, feature_major: bool) -> list[Block]:
+    """The same of activations that come in parts, each with its own rows of the weights."""
+    tokens = parts[0].tile.shape[2]
+    if feature_major:
+        blocks = feature_major_blocks(tokens, columns)
+    else:
+        blocks = token_major_blocks(tokens, columns, packed=not doubles(parts[0].tile, weight))
+    for x in parts:
+        for chunk in weight_chunks(x, columns, weight):
+            tile = load_weights(weight, chunk, column, columns)
+            multiply(blocks, x.tile, tile, chunk.tile, feature_major)
+    return blocks
+
+
+@dataclass
+class Chunk(nl.NKIObject):
+    """Some tiles of weight rows: row + partitions k + p at [p, k]. The last one of a matrix may be short."""
+
+    tile: int
+    row: int
+    tiles: int
+    partitions: int
+
+
+def weight_chunks(x: Activations, columns: int, weight: Any) -> list[Chunk]:
+    """What is loaded at once of the rows that x is contracted with."""
+    chunks = []
+    full = x.size // x.partitions
+    for tiles in TiledRange(full, chunk_tiles(columns * bytes_of(weight))):
+        row = x.row + tiles.start_offset * x.partitions
+        chunks.append(Chunk(tiles.start_offset, row, tiles.size, x.partitions))
+    if x.size % x.partitions != 0:
+        chunks.append(Chunk(full, x.row + full * x.partitions, 1, x.size % x.partitions))
+    return chunks
+
+
+def chunk_tiles(tile_bytes: int) -> int:
+    """How many tiles make a chunk: a power of two, so that chunks are alike and FP8 rows come in pairs."""
+    tiles = 1
+    while 2 * tiles * tile_bytes <= CHUNK_BYTES:
+        tiles = 2 * tiles
+    return tiles
+
+
+def load_weights(weight: Any, chunk: Chunk, column: int, columns: int) -> Any:
+    """A chunk in SBUF, [partitions, tiles, columns]."""
+    tile = nl.ndarray((chunk.partitions, chunk.tiles, columns), weight.dtype, buffer=nl.sbuf)
+    rows = weight[chunk.row : chunk.row + chunk.tiles * chunk.partitions, column : column + columns]
+    nisa.dma_copy(tile, rows.reshape_dim(0, (chunk.tiles, chunk.partitions)).permute((1, 0, 2)))
+    return tile
+
+
+def multiply(blocks: list, x: Any, weights: Any, first: int, feature_major: bool) -> None:
+    """Add the products of one chunk, whose first tile is `first`, to every block."""
+    partitions, tiles = weights.shape[0], weights.shape[1]
+    step = 2 if doubles(x, weights) else 1
+    for k in range(0, tiles, step):
+        end = min(tiles, k + step)
+        for block in blocks:
+            tokens = x[0:partitions, first + k : first + end, block.token : block.token + block.tokens]
+            features = weights[:, k:end, block.column : block.column + block.columns]
+            if feature_major:
+                add_product(block, features, tokens)
+            else:
+                add_product(block, tokens, features)
+
+
+def add_product(block: Block, stationary: Any, moving: Any) -> None:
+    """One matmul: of two tiles of FP8 rows at once, or in the columns of the PE array that the block has."""
+    if stationary.shape[1] == 2:
+        double_row = nisa.matmul_perf_mode.double_row
+        nisa.nc_matmul(block.sums, stationary, moving, perf_mode=double_row)
+    elif block.lane_size < PARTITIONS:
+        place, size = (0, block.lane), (PARTITIONS, block.lane_size)
+        nisa.nc_matmul(block.sums, stationary, moving, tile_position=place, tile_size=size)
+    else:
+        nisa.nc_matmul(block.sums, stationary, moving)
+
+
+def doubles(x: Any, weights: Any) -> bool:
+    """TensorE takes two FP8 rows in the time of one, when both operands are FP8."""
+    return x.dtype in FP8 and weights.dtype in FP8 and nisa.get_nc_version() >= nisa.nc_version.gen3
+
+
+def bytes_of(tensor: Any) -> int:
+    """Bytes of one element."""
+    if tensor.dtype in FP8:
+        return 1
+    return 4 if tensor.dtype == nl.float32 else 2
+
+
+# ---- what follows a projection -------------------------------------------------------------------
+
+
+def load_terms(
+    scale: Any, column_scale: Any, bias: Any, column: int, columns: int, x: Activations, weight: Any
+) -> Terms:
+    """The terms of token-major sums of x and weight: rows of HBM, in every partition. None stays None."""
+    tokens = x.tile.shape[2]
+    packed = lane_size(tokens, not doubles(x.tile, weight)) < PARTITIONS
+    partitions = PARTITIONS if packed else min(tokens, PARTITIONS)
+    terms = Terms(column, scale)
+    if column_scale is not None:
+        terms.column_scale = broadcast_row(column_scale, column, columns, partitions)
+    if bias is not None:
+        terms.bias = broadcast_row(bias, column, columns, partitions)
+    return terms
+
+
+def broadcast_row(matrix: Any, column: int, columns: int, partitions: int) -> Any:
+    """Row 0 of a matrix, in every partition."""
+    tile = nl.ndarray((partitions, columns), matrix.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, matrix[0:1, column : column + columns].broadcast(0, partitions))
+    return tile
+
+
+def pick(tile: Any, row: int, rows: int, column: int, columns: int, spread: int = 0) -> Any:
+    """A part of a tile. `spread` J: column 128 j + p of the sums stands for column J p + j of the tile."""
+    part = tile[row : row + rows]
+    if spread == 0:
+        return part[:, column : column + columns]
+    by_tile = part.reshape_dim(1, (PARTITIONS, spread)).permute((0, 2, 1))
+    return by_tile[:, column // PARTITIONS : (column + columns) // PARTITIONS, :]
+
+
+def finish(
+    dst: Any, block: Block, terms: Terms, column: int, token_scales: Any = None, spread: int = 0
+) -> None:
+    """dst = sums * scales + bias of a token-major block, whose columns begin at `column` of the weights."""
+    at = column + block.column - terms.column
+    scale = block_scale(block, terms, token_scales)
+    scaled = scale is not None or terms.column_scale is not None
+    value = block.sums
+    if scaled:
+        value = dst if terms.bias is None else beside(block)
+        scale_sums(value, block, scale, terms, at, spread)
+    if terms.bias is not None:
+        bias = pick(terms.bias, block.lane, block.tokens, at, block.columns, spread)
+        nisa.tensor_tensor(dst, value, bias, op=nl.add)
+    elif not scaled:
+        interleave_copy(dst, value, block.column // BANK_COLUMNS + block.token // PARTITIONS)
+
+
+def project_into(
+    rows: list,
+    at: int,
+    parts: list,
+    weight: Any,
+    terms: Terms,
+    column: int,
+    columns: int,
+    spread: int = 0,
+) -> None:
+    """Columns column ... of x W * scales + bias, into columns `at` ... of rows, [tokens <= 128, ...] each."""
+    blocks = project_parts(parts, weight, column, columns, feature_major=False)
+    finish_into(rows, at, blocks, terms, column, parts[0].scales, spread)
+
+
+def finish_into(
+    rows: list,
+    at: int,
+    blocks: list,
+    terms: Terms,
+    column: int,
+    token_scales: Any = None,
+    spread: int = 0,
+) -> None:
+    """`finish` of every block, into its place in the rows."""
+    for block in blocks:
+        tile = rows[block.token // PARTITIONS]
+        dst = pick(tile, 0, block.tokens, at + block.column, block.columns, spread)
+        finish(dst, block, terms, column, token_scales, spread)
+
+
+def block_scale(block: Block, terms: Terms, token_scales: Any) -> Any:
+    """The factor of each partition of a token-major block, or None."""
+    if token_scales is not None:
+        return token_scales[block.token // PARTITIONS]
+    return None if terms.scale is None else terms.scale[block.lane : block.lane + block.tokens]
+
+
+def scale_sums(dst: Any, block: Block, scale: Any, terms: Terms, at: int, spread: int) -> None:
+    """dst = sums * scale * column_scale, of which one may be None."""
+    if terms.column_scale is None:
+        nisa.tensor_scalar(dst, block.sums, nl.multiply, scale)
+        return
+    factors = pick(terms.column_scale, block.lane, block.tokens, at, block.columns, spread)
+    if scale is None:
+        nisa.tensor_tensor(dst, block.sums, factors, op=nl.multiply)
+    else:
+        nisa.scalar_tensor_tensor(dst, block.sums, nl.multiply, scale, nl.multiply, factors)
+
+
+def beside(block: Block) -> Any:
+    """A float32 tile for a block, in the partitions of its sums: engines read both inputs from there."""
+    tile = nl.ndarray((block.lane + block.sums.shape[0], block.sums.shape[1]), nl.float32, buffer=nl.sbuf)
+    return tile[block.lane :, :]
+
+
+def new_rows(tokens: int, columns: int, dtype: Any) -> list:
+    """Tiles for rows of a result, [tokens <= 128, columns] each."""
+    rows = []
+    for token in TiledRange(tokens, PARTITIONS):
+        rows.append(nl.ndarray((token.size, columns), dtype, buffer=nl.sbuf))
+    return rows
+
+
+def store_rows(out: Any, rows: list, at: int, first: int, column: int, columns: int) -> None:
+    """Columns `at` ... of the rows into columns `column` ... of tokens first ... of out, [T, H] in HBM."""
+    for i in range(len(rows)):
+        token, count = first + i * PARTITIONS, rows[i].shape[0]
+        place = out[token : token + count, column : column + columns]
+        nisa.dma_copy(place, rows[i][:, at : at + columns])
+
+
+# ---- transposes ----------------------------------------------------------------------------------
+
+
+def transpose_rows(dst: Any, tile: int, token: int, rows: Any) -> None:
+    """dst[p, tile + k, token + t] = rows[t, 128 k + p], through PSUM, a bank at a time; dst casts."""
+    tokens, columns = rows.shape
+    full = columns // PARTITIONS
+    for group in TiledRange(full, bank_room(rows, tokens)):
+        bank = nl.ndarray((PARTITIONS, group.size, tokens), rows.dtype, buffer=nl.psum)
+        for k in range(group.size):
+            column = (group.start_offset + k) * PARTITIONS
+            nisa.nc_transpose(bank[:, k, :], rows[:, column : column + PARTITIONS])
+        place = dst[:, tile + group.start_offset : tile + group.end_offset, token : token + tokens]
+        interleave_copy(place, bank, group.index)
+    rest = columns - full * PARTITIONS
+    if rest > 0:
+        bank = nl.ndarray((rest, tokens), rows.dtype, buffer=nl.psum)
+        nisa.nc_transpose(bank, rows[:, full * PARTITIONS :])
+        nisa.tensor_copy(dst[0:rest, tile + full, token : token + tokens], bank)
+
+
+def spread_rows(rows: list) -> Any:
+    """[128, J, tokens], J = columns / 128: each partition has J adjacent columns, J p + j at [p, j]."""
+    tokens, tiles = rows_in(rows), rows[0].shape[1] // PARTITIONS
+    tile = nl.ndarray((PARTITIONS, tiles, tokens), rows[0].dtype, buffer=nl.sbuf)
+    for i in range(len(rows)):
+        spread = rows[i].reshape_dim(1, (PARTITIONS, tiles))
+        first, last = i * PARTITIONS, i * PARTITIONS + rows[i].shape[0]
+        for group in TiledRange(tiles, bank_room(tile, last - first)):
+            bank = nl.ndarray((PARTITIONS, group.size, last - first), tile.dtype, buffer=nl.psum)
+            for k in range(group.size):
+                nisa.nc_transpose(bank[:, k, :], spread[:, :, group.start_offset + k])
+            place = tile[:, group.start_offset : group.end_offset, first:last]
+            interleave_copy(place, bank, group.index)
+    return tile
+
+
+def rows_in(rows: list) -> int:
+    """All tokens of a list of row tiles, of which all but the last are full."""
+    return (len(rows) - 1) * PARTITIONS + rows[len(rows) - 1].shape[0]
+
+
+def bank_room(tensor: Any, width: int) -> int:
+    """How many transposes of this width a PSUM bank holds, in the dtype of the tensor."""
+    return BANK_COLUMNS * 4 // (width * bytes_of(tensor))
+
+
+def rows_from_spread(dst: Any, source: Any) -> None:
+    """The other way: dst[t, J p + j] = source[p, j, t]."""
+    tiles, tokens = source.shape[1], source.shape[2]
+    by_tile = dst.reshape_dim(1, (PARTITIONS, tiles)).permute((0, 2, 1))
+    for group in TiledRange(tiles, bank_room(source, PARTITIONS)):
+        bank = nl.ndarray((tokens, group.size, PARTITIONS), source.dtype, buffer=nl.psum)
+        for k in range(group.size):
+            nisa.nc_transpose(bank[:, k, :], source[:, group.start_offset + k, :])
+        interleave_copy(by_tile[:, group.start_offset : group.end_offset, :], bank, group.index)

@@ -1,0 +1,76 @@
+"""`python -m nkilib.docs` writes docs/library.md: every kernel of the catalogue, read from the code."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from nkilib.catalogue import Kernel, kernels
+
+PAGE = Path("docs/library.md")
+
+_INTRODUCTION = """\
+# Kernel library
+
+<!-- Written by `make docs` (`python -m nkilib.docs`). Do not edit: change the code and run it again. -->
+
+`nkilib` holds kernels under the import paths of AWS's kernel library, written from its public documentation.
+They use the public API of `nki` alone. This page is generated from `src/nkilib/catalogue.py` and the
+docstrings, and `tests/nkilib/test_docs.py` fails when page and code differ. `nki kernels` prints the same
+list, `make bench-kernels` what each kernel takes on the timing model.
+
+```python
+import numpy as np
+from nkilib.core.rmsnorm.rmsnorm_quant import RmsNormQuantKernelArgs, rmsnorm_quant_kernel
+
+hidden = np.random.default_rng(0).standard_normal((1, 7, 512)).astype(np.float32)
+gamma = np.ones(512, np.float32)
+packed = rmsnorm_quant_kernel(hidden, gamma, RmsNormQuantKernelArgs(lower_bound=0.0))
+packed_on_two_cores = rmsnorm_quant_kernel[2](hidden, gamma, RmsNormQuantKernelArgs(lower_bound=0.0))
+assert packed.shape == (1, 7, 512 + 4)  # FP8 values, and the scale of each row in its last four bytes
+```
+
+`help(rmsnorm_quant_kernel)` tells shapes, formula and options. Every kernel also has a numpy reference beside
+it, is found in `nkilib.kernels` by its name, and below the older roots `nkilib_src.nkilib` and
+`nkilib_standalone.nkilib`. Wrong arguments fail before any instruction is issued, with an `AssertionError`
+that names the argument; an option that is not built yet raises a `NotImplementedError` that names it.
+"""
+
+
+def page() -> str:
+    """The text of docs/library.md."""
+    built = [kernel for kernel in kernels() if kernel.is_built]
+    missing = [kernel for kernel in kernels() if not kernel.is_built]
+    areas = {"Core": "nkilib.core.", "Experimental": "nkilib.experimental."}
+    sections = [_section(title, built, prefix) for title, prefix in areas.items()]
+    return "\n".join([_INTRODUCTION, *sections, _section("Not yet", missing, "nkilib.")])
+
+
+def _section(title: str, chosen: list[Kernel], prefix: str) -> str:
+    rows = [_row(kernel) for kernel in chosen if kernel.module.startswith(prefix)]
+    return "\n".join(
+        [f"## {title}\n", _line(["kernel", "import from", "meaning"]), _line(["---"] * 3), *rows, ""]
+    )
+
+
+def _row(kernel: Kernel) -> str:
+    return _line([f"`{kernel.name}`", f"`{kernel.module}`", kernel.meaning])
+
+
+def _line(cells: Iterable[str]) -> str:
+    escaped = [re.sub("[|<]", r"\\\g<0>", cell) for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
+def main(arguments: list[str]) -> None:
+    """Write the page to docs/library.md, or to the file named."""
+    path = Path(arguments[0]) if arguments else PAGE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page())
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

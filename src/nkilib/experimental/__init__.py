@@ -1,0 +1,1 @@
+"""Kernels whose interface may still change."""

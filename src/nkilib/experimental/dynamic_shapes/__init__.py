@@ -1,0 +1,8 @@
+"""Kernels that learn at run time how much there is to do."""
+
+from nkilib.experimental.dynamic_shapes.dynamic_elementwise_add import (
+    dynamic_elementwise_add,
+    dynamic_elementwise_add_ref,
+)
+
+__all__ = ["dynamic_elementwise_add", "dynamic_elementwise_add_ref"]

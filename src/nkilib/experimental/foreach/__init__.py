@@ -1,0 +1,1 @@
+"""Operations on whole tensors of any shape."""

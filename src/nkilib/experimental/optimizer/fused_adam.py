@@ -1,0 +1,295 @@
+"""One step of Adam or AdamW over a whole tensor.
+
+    g' = g + wd * p              Adam: wd_factor is the weight decay;  p0 = p
+    p0 = p * wd_factor           AdamW: wd_factor is 1 - lr * weight_decay;  g' = g
+    m' = beta1 * m + (1 - beta1) * g'
+    v' = beta2 * v + (1 - beta2) * g'^2
+    V  = max(vmax, v') with amsgrad, else v'
+    p' = p0 - step_size * m' / (sqrt(V) * inv_bc2_sqrt + eps)
+
+Tensors are float32, bfloat16 or float16 of any shape; `numel` is their number of elements. Step t has
+step_size = lr / (1 - beta1^t) and inv_bc2_sqrt = 1 / sqrt(1 - beta2^t); these and wd_factor are [128, 1] with
+the same value in each row. Arithmetic is float32; every output is a new tensor in the dtype of its input.
+max_exp_avg_sq_ptr is looked at with amsgrad only.
+
+>>> p, g, m, v = np.ones(3, np.float32), np.full(3, 0.5, np.float32), *np.zeros((2, 3), np.float32)
+>>> step_size, inv_bc2_sqrt, wd_factor = (
+...     np.full((128, 1), x, np.float32) for x in (0.1 / (1 - 0.9), 1 / (1 - 0.999) ** 0.5, 1 - 0.1 * 0.01)
+... )
+>>> p, m, v = adamw_kernel(p, g, m, v, None, step_size, inv_bc2_sqrt, wd_factor, p.size, 0.9, 0.999, 1e-8)
+>>> p.round(4)
+array([0.899, 0.899, 0.899], dtype=float32)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.utils.kernel_helpers import kernel_assert
+from nkilib.experimental.foreach.flat_tiles import (
+    FlatTile,
+    check_data,
+    check_scalar,
+    flat_tiles,
+    load_scalar,
+    load_tile,
+    new_tile,
+    store_tile,
+)
+
+TILE_COLUMNS = 1536  # small, so that the engines always have another tile to work on
+# ScalarE's sqrt is not specified below this. Its root, 2^-58, vanishes beside eps and any v that counts;
+# with eps = 0 it makes 0 / 0 a step of 0.
+SMALLEST_ROOT_INPUT = 2.0**-116
+
+
+@nki.jit
+def adam_kernel(
+    param_ptr,
+    grad_ptr,
+    exp_avg_ptr,
+    exp_avg_sq_ptr,
+    max_exp_avg_sq_ptr,
+    step_size_ptr,
+    inv_bc2_sqrt_ptr,
+    wd_factor_ptr,
+    numel,
+    beta1,
+    beta2,
+    eps,
+    amsgrad=False,
+):
+    """Adam, weight decay added to the gradient: (param, exp_avg, exp_avg_sq[, max_exp_avg_sq])."""
+    state = (param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, max_exp_avg_sq_ptr)
+    scalars = (step_size_ptr, inv_bc2_sqrt_ptr, wd_factor_ptr)
+    return adam_step(state, scalars, numel, beta1, beta2, eps, amsgrad, False)
+
+
+@nki.jit
+def adamw_kernel(
+    param_ptr,
+    grad_ptr,
+    exp_avg_ptr,
+    exp_avg_sq_ptr,
+    max_exp_avg_sq_ptr,
+    step_size_ptr,
+    inv_bc2_sqrt_ptr,
+    wd_factor_ptr,
+    numel,
+    beta1,
+    beta2,
+    eps,
+    amsgrad=False,
+):
+    """AdamW, weight decay apart from the gradient: (param, exp_avg, exp_avg_sq[, max_exp_avg_sq])."""
+    state = (param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, max_exp_avg_sq_ptr)
+    scalars = (step_size_ptr, inv_bc2_sqrt_ptr, wd_factor_ptr)
+    return adam_step(state, scalars, numel, beta1, beta2, eps, amsgrad, True)
+
+
+# ---- the walk --------------------------------------------------------------------------------------
+
+STATE_NAMES = ("param_ptr", "grad_ptr", "exp_avg_ptr", "exp_avg_sq_ptr", "max_exp_avg_sq_ptr")
+SCALAR_NAMES = ("step_size_ptr", "inv_bc2_sqrt_ptr", "wd_factor_ptr")
+
+
+class Rates(nl.NKIObject):
+    """What is the same for all tiles; tensors are [128, 1] in SBUF."""
+
+    def __init__(
+        self, beta1: float, beta2: float, eps: float, step_size: Any, variance_scale: Any, decay: Any
+    ):
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.eps = eps
+        self.step_size = step_size
+        self.variance_scale = variance_scale  # inv_bc2_sqrt^2: it is applied below the root
+        self.decay = decay
+
+
+def adam_step(
+    state: tuple,
+    scalars: tuple,
+    numel: int,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    amsgrad: bool,
+    decoupled: bool,
+) -> tuple:
+    """Both kernels; `decoupled` weight decay is AdamW's."""
+    used = state if amsgrad else state[0:4]
+    check_arguments(used, scalars, numel, beta1, beta2, eps)
+    outputs = []
+    for i in range(len(used)):
+        if STATE_NAMES[i] != "grad_ptr":
+            outputs.append(nl.ndarray(used[i].shape, used[i].dtype, buffer=nl.shared_hbm))
+    rates = load_rates(scalars, beta1, beta2, eps)
+    for tile in flat_tiles(numel, TILE_COLUMNS):
+        update_tile(used, outputs, tile, rates, decoupled)
+    return tuple(outputs)
+
+
+def check_arguments(state: tuple, scalars: tuple, numel: int, beta1: float, beta2: float, eps: float) -> None:
+    for i in range(len(state)):
+        kernel_assert(state[i] is not None, f"{STATE_NAMES[i]}: got None, expected a tensor")
+        check_data(state[i], state[0], numel, STATE_NAMES[i])
+    for i in range(len(scalars)):
+        check_scalar(scalars[i], SCALAR_NAMES[i])
+    kernel_assert(0 <= beta1 < 1, f"beta1: got {beta1}, allowed is 0 <= beta1 < 1")
+    kernel_assert(0 <= beta2 < 1, f"beta2: got {beta2}, allowed is 0 <= beta2 < 1")
+    kernel_assert(eps >= 0, f"eps: got {eps}, allowed is eps >= 0")
+
+
+def load_rates(scalars: tuple, beta1: float, beta2: float, eps: float) -> Rates:
+    variance_scale = load_scalar(scalars[1])
+    nisa.tensor_tensor(variance_scale, variance_scale, variance_scale, op=nl.multiply)
+    return Rates(beta1, beta2, eps, load_scalar(scalars[0]), variance_scale, load_scalar(scalars[2]))
+
+
+def update_tile(state: tuple, outputs: list, tile: FlatTile, rates: Rates, decoupled: bool) -> None:
+    param, grad = load_tile(state[0], tile), load_tile(state[1], tile)
+    if not decoupled:
+        grad = decayed_gradient(tile, grad, param, rates)
+    exp_avg = first_moment(tile, grad, load_tile(state[2], tile), rates)
+    store_as(outputs[1], tile, exp_avg, nisa.engine.scalar)
+    exp_avg_sq = second_moment(tile, grad, load_tile(state[3], tile), rates)
+    store_as(outputs[2], tile, exp_avg_sq, nisa.engine.gpsimd)
+    if len(state) > 4:
+        largest = new_tile(tile, nl.float32)
+        nisa.tensor_tensor(largest, load_tile(state[4], tile), exp_avg_sq, op=nl.maximum)
+        store_as(outputs[3], tile, largest, nisa.engine.scalar)
+        exp_avg_sq = largest
+    change = step_of(tile, exp_avg, exp_avg_sq, rates)
+    apply_step(tile, param, change, rates, decoupled)
+    store_tile(outputs[0], tile, param)
+
+
+# ---- the terms of one tile, shared out so that no engine takes longer than the transfers ---------------
+
+
+def decayed_gradient(tile: FlatTile, grad: Any, param: Any, rates: Rates) -> Any:
+    """g + wd * p: ScalarE and GpSimdE."""
+    decayed = new_tile(tile, nl.float32)
+    nisa.activation(decayed, op=nl.copy, data=param, scale=rates.decay[0 : tile.partitions])
+    nisa.tensor_tensor(decayed, grad, decayed, op=nl.add, engine=nisa.engine.gpsimd)
+    return decayed
+
+
+def first_moment(tile: FlatTile, grad: Any, exp_avg: Any, rates: Rates) -> Any:
+    """beta1 * m + (1 - beta1) * g: ScalarE and VectorE."""
+    moment = new_tile(tile, nl.float32)
+    nisa.activation(moment, op=nl.copy, data=grad, scale=1 - rates.beta1)
+    decay_and_add(moment, exp_avg, rates.beta1)
+    return moment
+
+
+def second_moment(tile: FlatTile, grad: Any, exp_avg_sq: Any, rates: Rates) -> Any:
+    """beta2 * v + (1 - beta2) * g^2: ScalarE and VectorE."""
+    moment = new_tile(tile, nl.float32)
+    nisa.activation(moment, op=nl.square, data=grad, scale=(1 - rates.beta2) ** 0.5)
+    decay_and_add(moment, exp_avg_sq, rates.beta2)
+    return moment
+
+
+def decay_and_add(dst: Any, data: Any, beta: float) -> None:
+    """dst += beta * data."""
+    nisa.scalar_tensor_tensor(dst, data=data, op0=nl.multiply, operand0=beta, op1=nl.add, operand1=dst)
+
+
+def step_of(tile: FlatTile, exp_avg: Any, variance: Any, rates: Rates) -> Any:
+    """step_size * m / (sqrt(V) * inv_bc2_sqrt + eps): ScalarE, GpSimdE and VectorE."""
+    step = new_tile(tile, nl.float32)
+    scale, step_size = rates.variance_scale[0 : tile.partitions], rates.step_size[0 : tile.partitions]
+    nisa.activation(step, op=nl.sqrt, data=variance, scale=scale, bias=SMALLEST_ROOT_INPUT)
+    # the divisor is positive: power is as good as VectorE's reciprocal and takes no time there
+    nisa.tensor_scalar(step, step, op0=nl.add, operand0=rates.eps, op1=nl.power, operand1=-1.0)
+    nisa.scalar_tensor_tensor(
+        step, data=exp_avg, op0=nl.multiply, operand0=step_size, op1=nl.multiply, operand1=step
+    )
+    return step
+
+
+def apply_step(tile: FlatTile, param: Any, step: Any, rates: Rates, decoupled: bool) -> None:
+    """param -= step, after the weight decay of AdamW."""
+    if not decoupled:
+        nisa.tensor_tensor(param, param, step, op=nl.subtract)
+        return
+    decay = rates.decay[0 : tile.partitions]
+    nisa.scalar_tensor_tensor(
+        param, data=param, op0=nl.multiply, operand0=decay, op1=nl.subtract, operand1=step
+    )
+
+
+def store_as(tensor: Any, tile: FlatTile, values: Any, engine: Any) -> None:
+    """Write float32 values in the dtype of the tensor; `engine` casts if it must."""
+    if tensor.dtype != nl.float32:
+        cast = new_tile(tile, tensor.dtype)
+        nisa.tensor_copy(cast, values, engine=engine)
+        values = cast
+    store_tile(tensor, tile, values)
+
+
+# ---- reference in float64 --------------------------------------------------------------------------
+
+
+def adam_kernel_ref(
+    param_ptr,
+    grad_ptr,
+    exp_avg_ptr,
+    exp_avg_sq_ptr,
+    max_exp_avg_sq_ptr,
+    step_size_ptr,
+    inv_bc2_sqrt_ptr,
+    wd_factor_ptr,
+    numel,
+    beta1,
+    beta2,
+    eps,
+    amsgrad=False,
+):
+    state = (param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, max_exp_avg_sq_ptr)
+    scalars = (step_size_ptr, inv_bc2_sqrt_ptr, wd_factor_ptr)
+    return _step_ref(state, scalars, beta1, beta2, eps, amsgrad, False)
+
+
+def adamw_kernel_ref(
+    param_ptr,
+    grad_ptr,
+    exp_avg_ptr,
+    exp_avg_sq_ptr,
+    max_exp_avg_sq_ptr,
+    step_size_ptr,
+    inv_bc2_sqrt_ptr,
+    wd_factor_ptr,
+    numel,
+    beta1,
+    beta2,
+    eps,
+    amsgrad=False,
+):
+    state = (param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, max_exp_avg_sq_ptr)
+    scalars = (step_size_ptr, inv_bc2_sqrt_ptr, wd_factor_ptr)
+    return _step_ref(state, scalars, beta1, beta2, eps, amsgrad, True)
+
+
+def _step_ref(state, scalars, beta1, beta2, eps, amsgrad, decoupled):
+    used = state if amsgrad else state[:4]
+    p, g, m, v = (np.asarray(t).astype(np.float64) for t in used[:4])
+    step_size, inv_bc2_sqrt, wd_factor = (float(np.asarray(s)[0, 0]) for s in scalars)
+    if decoupled:
+        p = p * wd_factor
+    else:
+        g = g + wd_factor * p
+    m = m + (1 - beta1) * (g - m)
+    v = v + (1 - beta2) * (g * g - v)
+    largest = np.maximum(used[4].astype(np.float64), v) if amsgrad else v
+    p = p - step_size * m / (np.sqrt(largest) * inv_bc2_sqrt + eps)
+    results = (p, m, v, largest) if amsgrad else (p, m, v)
+    kept = [t for i, t in enumerate(used) if STATE_NAMES[i] != "grad_ptr"]
+    return tuple(r.astype(t.dtype) for r, t in zip(results, kept, strict=True))

@@ -1,0 +1,98 @@
+"""The table of the library, the names it gives out, and the examples in the docstrings."""
+
+import doctest
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from nkilib import catalogue
+from support import target
+
+BUILT = [kernel for kernel in catalogue.kernels() if kernel.is_built]
+MISSING = [kernel for kernel in catalogue.kernels() if not kernel.is_built]
+
+
+@pytest.mark.tiny
+def test_the_table_has_every_page_in_order():
+    pages = [row.page for row in catalogue.TABLE]
+    assert pages == sorted(pages) and set(pages) == {f"L{n:02}" for n in range(1, 47)}
+
+
+def test_every_name_stands_once():
+    names = [kernel.name for kernel in catalogue.kernels()]
+    assert len(names) == len(set(names))
+
+
+def test_every_entry_has_a_meaning_of_one_line():
+    assert [k.name for k in catalogue.kernels() if not k.meaning] == []
+
+
+@pytest.mark.parametrize("kernel", BUILT, ids=lambda k: k.name)
+def test_a_built_kernel_is_found_by_its_name(kernel):
+    kernels = importlib.import_module("nkilib.kernels")
+    assert getattr(kernels, kernel.name) is getattr(importlib.import_module(kernel.module), kernel.name)
+    assert kernel.name in dir(kernels)
+
+
+@pytest.mark.parametrize("kernel", MISSING, ids=lambda k: k.name)
+def test_a_kernel_that_is_not_built_says_so(kernel):
+    with pytest.raises(ImportError, match=kernel.name):
+        exec(f"from nkilib.kernels import {kernel.name}")
+    with pytest.raises(AttributeError, match=f"{kernel.name} .* is not built yet"):
+        catalogue.find(kernel.name)
+
+
+def test_an_unknown_kernel_is_refused():
+    with pytest.raises(AttributeError, match="nkilib has no kernel named 'matmul'; `nki kernels` lists them"):
+        catalogue.find("matmul")
+
+
+def functions():
+    return [kernel for kernel in BUILT if not inspect.isclass(kernel.target)]
+
+
+@pytest.mark.parametrize("kernel", functions(), ids=lambda k: k.name)
+def test_the_example_of_a_docstring_runs(kernel):
+    """Of the kernel's own, or where one serves a family of its module's or of the module's first kernel's."""
+    home = inspect.getmodule(kernel.target)
+    first = next(other for other in BUILT if other.module == kernel.module)
+    docstrings = map(inspect.getdoc, (kernel.target, home, first.target))
+    texts = [text for text in docstrings if text and ">>>" in text]
+    assert texts, f"{kernel.name}: neither its docstring nor its module's has an example"
+    known = {"np": np, **vars(home)}
+    example = doctest.DocTestParser().get_doctest(texts[0], known, kernel.name, None, 0)
+    said: list[str] = []
+    with target("trn2"):
+        outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
+    assert outcome.failed == 0, "".join(said)
+
+
+# ---- import roots --------------------------------------------------------------------------------
+
+ALIASES = """
+import sys
+import {root}.nkilib.core.utils.common_types as old
+from {root}.nkilib.core.utils.tiled_range import TiledRange
+import nkilib.core.utils.common_types as new
+from nkilib.core.utils import tiled_range
+assert old is new and sys.modules["{root}.nkilib"] is sys.modules["nkilib"]
+assert TiledRange is tiled_range.TiledRange
+assert new.__spec__.name == new.__name__ == "nkilib.core.utils.common_types"
+try:
+    import {root}.nkilib.nonsense
+except ModuleNotFoundError as problem:
+    print(problem)
+"""
+
+
+@pytest.mark.parametrize("root", ["nkilib_src", "nkilib_standalone"])
+def test_older_import_roots_give_the_same_modules(root):
+    code = ALIASES.format(root=root)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search("No module named 'nkilib.nonsense'", done.stdout)
