@@ -275,9 +275,17 @@ class Baton:
                 self.failure = interruption
                 self.turn.notify_all()
             raise
-        if self.failure is not None:
-            raise self.failure
+        self._raise_failure()
         return self.results
+
+    def _raise_failure(self) -> None:
+        """Raise what a program raised, and let go of it: its traceback holds the frames that hold us."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure
 
     def _program(self, core: Core, program: Callable[[], Any]) -> None:
         try:
