@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import signal
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -314,6 +319,52 @@ def test_a_failed_call_leaves_arguments_and_the_next_call_alone():
     assert np.array_equal(x, X)
     kernel[2](x, False)
     assert (x == 7).all()
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_failed_call_keeps_no_memory_once_its_error_is_gone(cores):
+    leases = []
+
+    @nki.jit
+    def kernel(x):
+        tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+        leases.append(weakref.ref(tile.lease))  # the claim on its bytes
+        nisa.dma_copy(tile, x[:, :1])
+
+    gc.disable()
+    try:
+        with contextlib.suppress(nki.NkiError):
+            kernel[cores](X)
+        assert leases and not any(lease() for lease in leases)
+    finally:
+        gc.enable()
+
+
+def test_an_interruption_stops_the_programs():
+    steps = []
+
+    @nki.jit
+    def kernel(x):
+        tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+        for step in range(1000):
+            nisa.memset(tile, 0.0)
+            steps.append(step)
+            time.sleep(0.001)
+            if step == 20:  # the main thread waits by now
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            kernel[2](X)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    reached = len(steps)
+    time.sleep(0.05)
+    assert len(steps) == reached < 1000
 
 
 def test_loops_that_run_differently_on_the_cores_are_reported():

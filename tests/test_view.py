@@ -540,8 +540,8 @@ def test_ap_with_one_partition_takes_any_first_step():
     [
         ("index", "first step must be 1024", sbuf(128, 1024), [[2048, 64], [1, 1024]], None),
         ("index", "first step must be 64", sbuf(128, 64), [[1, 2], [1, 64]], None),
-        ("index", "reaches partition 128 of 128", sbuf(128, 64), [[64, 128], [1, 64]], 64),
-        ("index", "reaches element 64 of a partition", sbuf(128, 64), [[64, 128], [1, 64]], 1),
+        ("index", "reaches partition 128 of 128", sbuf(128, 64), [[64, 129], [1, 64]], None),
+        ("index", "reaches element 64 of a partition", sbuf(128, 64)[:, 1:], [[64, 128], [1, 64]], None),
         ("index", "reaches element 66", sbuf(128, 64), [[64, 128], [2, 34]], None),
         ("index", "reaches element 24, the tensor has 24", hbm(4, 6), [[6, 4], [1, 6]], 1),
         ("index", "reaches element 30", hbm(4, 6), [[10, 4]], None),
@@ -560,6 +560,41 @@ def test_ap_with_one_partition_takes_any_first_step():
 )
 def test_ap_refuses_patterns_that_leave_the_tensor(kind, text, view, pattern, offset):
     refused(kind, text, lambda: view.ap(pattern, offset=offset))
+
+
+@pytest.mark.parametrize(
+    "offset, text",
+    [(12, "reaches element 48 of a partition that holds 48"), (48, "reaches partition 4 of 4")],
+)
+def test_a_pattern_that_starts_too_far_along_is_refused_when_it_is_used(offset, text):
+    @nki.jit
+    def every_twelfth(a, used):
+        weights, picked = nl.ndarray((4, 48), a.dtype), nl.ndarray((4, 4), a.dtype)
+        out = nl.ndarray((4, 4), a.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(weights, a)
+        for start in (0, 11, offset):
+            column = weights.ap([[48, 4], [12, 4]], offset=start)
+            if start < 12 and start != offset or used:
+                nisa.tensor_copy(picked, column)
+        nisa.dma_copy(out, picked)
+        return out
+
+    a = np.arange(192, dtype=np.float32).reshape(4, 48)
+    np.testing.assert_array_equal(every_twelfth(a, False), a[:, 11::12])
+    refused("index", f"tensor_copy: src {text}", lambda: every_twelfth(a, True))
+
+
+def test_an_index_tile_that_leaves_its_partitions_is_refused_when_it_is_used():
+    @nki.jit
+    def gather(a, rows):
+        out = nl.ndarray((4, 48), a.dtype, buffer=nl.shared_hbm)
+        picked, index = nl.ndarray((4, 48), a.dtype), nl.ndarray((4, 1), rows.dtype)
+        nisa.dma_copy(index, rows)
+        nisa.dma_copy(picked, a.vector_select(0, index.ap([[1, 4], [1, 1]], offset=1)))
+        return out
+
+    a, rows = np.zeros((8, 48), np.float32), np.zeros((4, 1), np.int32)
+    refused("index", "the index of src reaches partition 4 of 4", lambda: gather(a, rows))
 
 
 def test_ap_with_a_negative_static_offset_is_refused():

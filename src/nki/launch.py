@@ -6,6 +6,8 @@ so results never depend on thread timing. When every program waits, the launch s
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -80,7 +82,7 @@ class Launch:
         self.sink_makers = [*([self._counter] if counts else []), *sink_makers]
         self.diagnostics: list[Diagnostic] = []
         self.looked_at_values = False  # the kernel's Python saw run-time values
-        self._said: set[tuple[str, Any]] = set()
+        self._said: set[tuple] = set()
         self._said_sites: set[Site | None] = set()
         self.shared: dict[tuple[str, int], SharedTensor] = {}
         self.meetings: dict[tuple[Any, int], dict[int, Any]] = {}
@@ -247,6 +249,12 @@ class Launch:
         """These were said before: not again."""
         self._said.update((d.kind, d.site and (d.site.filename, d.site.lineno)) for d in diagnostics)
 
+    def heard(self, what: tuple) -> bool:
+        """True from the second time on that this is to be said in the launch."""
+        known = what in self._said
+        self._said.add(what)
+        return known
+
     def would_say(self, site: Site | None) -> bool:
         """True while nothing was said about this line yet."""
         return site not in self._said_sites
@@ -285,7 +293,7 @@ class Baton:
     def __init__(self, launch: Launch):
         self.launch = launch
         self.turn = threading.Condition()
-        self.holder = 0
+        self.started, self.holder = 0, -1
         self.waiting: dict[int, Wait] = {}
         self.finished: set[int] = set()
         self.failure: BaseException | None = None
@@ -298,34 +306,61 @@ class Baton:
             )
             for core in self.launch.cores
         ]
-        for thread in threads:
-            thread.start()
         try:
             for thread in threads:
-                thread.join()
-        except BaseException as interruption:  # Ctrl-C reaches this thread, not the programs
+                thread.start()
+                self.started += 1
             with self.turn:
-                self.failure = interruption
-                self.turn.notify_all()
+                self._give_to(0)
+            self._await_end()
+        except BaseException:  # Ctrl-C reaches this thread, not the programs
+            self._abandon(threads[self.holder])
             raise
-        if self.failure is not None:
-            raise self.failure
+        for thread in threads:
+            thread.join()
+        self._raise_failure()
         return self.results
 
+    def _await_end(self, seconds: float | None = None) -> None:
+        """Wait for all programs. An interrupted `Thread.join` would take its thread for finished."""
+        with self.turn:
+            self.turn.wait_for(lambda: len(self.finished) == self.started, seconds)
+
+    def _abandon(self, running: threading.Thread) -> None:
+        """Stop the programs: those that wait wake up, the one that runs is interrupted."""
+        with self.turn:
+            self.failure = _Abandoned()
+            self.turn.notify_all()
+        raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        for _ in range(100):  # a long instruction ends first, and a __del__ swallows an exception
+            if len(self.finished) < self.started:
+                raise_in(ctypes.c_ulong(running.ident or 0), ctypes.py_object(_Abandoned))
+                self._await_end(0.1)
+
+    def _raise_failure(self) -> None:
+        """Raise what a program raised, and let go of it: its traceback holds the frames that hold us."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure
+
     def _program(self, core: Core, program: Callable[[], Any]) -> None:
-        try:
-            self._await_turn(core)
-            self.results[core.index] = self.launch._run_core(core, program)
-        except _Abandoned:
-            pass
-        except BaseException as failure:
-            if self.failure is None:
-                if isinstance(failure, NkiError) and failure.kind != "deadlock":
-                    failure.notes.append(f"raised on core {core.index}")
-                self.failure = failure
-        finally:
-            self.finished.add(core.index)
-            self._pass_on(core.index)
+        with contextlib.suppress(_Abandoned):
+            try:
+                self._await_turn(core)
+                self.results[core.index] = self.launch._run_core(core, program)
+            except _Abandoned:
+                raise
+            except BaseException as failure:
+                if self.failure is None:
+                    if isinstance(failure, NkiError) and failure.kind != "deadlock":
+                        failure.notes.append(f"raised on core {core.index}")
+                    self.failure = failure
+            finally:
+                self.finished.add(core.index)
+                self._pass_on(core.index)
 
     def wait(self, core: Core, what: str, ready: Callable[[], bool], alone: bool) -> bool:
         if not ready():

@@ -63,6 +63,17 @@ def test_deprecated_sizes_warn_quietly_at_the_users_line(name):
     assert caught[0].filename == __file__
 
 
+def test_a_deprecated_size_in_a_loop_warns_once_a_call():
+    def body():
+        for _ in range(3):
+            assert nl.tile_size.psum_fmax == 512
+
+    for _ in range(2):
+        with pytest.warns(PendingDeprecationWarning) as caught:
+            run(body)
+        assert len(caught) == 1
+
+
 def test_there_is_no_psum_fmax_bytes():
     assert not hasattr(nl.tile_size, "psum_fmax_bytes")
     assert isinstance(nl.tile_size, nl.NKIObject)

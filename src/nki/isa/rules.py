@@ -95,6 +95,7 @@ def _check_operand(ins: Instruction, name: str, view: View, machine: Machine) ->
             [name],
             "allocate it before the loop",
         )
+    _check_reach(ins, name, view)
     if not ins.on_chip or ins.anywhere:
         return
     if not storage.on_chip:
@@ -114,6 +115,25 @@ def _check_operand(ins: Instruction, name: str, view: View, machine: Machine) ->
             f"tile the first dimension by nl.tile_size.pmax ({machine.partitions})",
         )
     _check_access(ins, name, view, machine)
+
+
+def _check_reach(ins: Instruction, name: str, view: View) -> None:
+    """Access patterns stay inside their partitions; one that does not may exist, but not be used."""
+    ind = view.indirection
+    parts = {name: view}
+    if ind is not None:
+        gathered = ind.kind == "tensor"  # the shape is that of the index, the reach that of the data
+        parts = {name: ind.base if gathered else view, f"the index of {name}": ind.index}
+    for what, part in parts.items():
+        beyond = part.beyond_partitions() if isinstance(part, View) and part.on_chip else ""
+        if beyond:
+            raise error(
+                "index",
+                f"{ins.public}: {what} {beyond}",
+                notes=[f"{what}: {part.describe_layout()}"],
+                help="bound the offset of the access pattern",
+                site=ins.site,
+            )
 
 
 def _check_access(ins: Instruction, name: str, view: View, machine: Machine) -> None:

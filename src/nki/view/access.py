@@ -62,7 +62,9 @@ class View(Reshaped):
 
             warn("ap-drops-indirection", "ap: the run-time index of this view is dropped by a new pattern")
         view = self._make(start, counts, steps, target, ind)
-        view._check_reach()
+        # A loop may make a pattern that starts too far along and skip its use: on chip `rules` judges that.
+        late = self.on_chip and extra > 0
+        (self._make(start - int(extra), counts, steps, target, ind) if late else view)._check_reach()
         return view
 
     def _pattern(self, pattern) -> tuple[list[int], list[int]]:
@@ -118,15 +120,18 @@ class View(Reshaped):
                 f"ap: the first step must be {pitch}, the elements of a partition, got {self.strides[0]}",
                 help="one operand addresses consecutive partitions; none can be skipped",
             )
+        beyond = self.beyond_partitions()
+        if beyond:
+            self._fail("index", f"ap: {beyond}")
+
+    def beyond_partitions(self) -> str:
+        """What an on-chip view reaches outside its partitions, in words; empty when it stays inside."""
+        pitch = self.row_pitch
         first, free = divmod(self.offset, pitch)
         if first + self.shape[0] > self.storage.partitions:
-            self._fail(
-                "index",
-                f"ap: reaches partition {first + self.shape[0] - 1} of {self.storage.partitions}",
-            )
-        free += sum(spans[1:])
-        if free >= pitch:
-            self._fail("index", f"ap: reaches element {free} of a partition that holds {pitch}")
+            return f"reaches partition {first + self.shape[0] - 1} of {self.storage.partitions}"
+        free += sum((n - 1) * step for n, step in zip(self.shape[1:], self.strides[1:], strict=True))
+        return f"reaches element {free} of a partition that holds {pitch}" if free >= pitch else ""
 
     def vector_select(self, dim, vector_offset):
         """Rows of an HBM tensor picked by a tile of indices, one per partition."""
