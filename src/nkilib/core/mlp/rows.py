@@ -196,7 +196,8 @@ def tokens_per_block(p: MLPParameters, most: int) -> int:
     each = width * (size + inner) // PARTITIONS
     if p.quantization == QuantizationType.ROW:
         each += 4 * div_ceil(inner, PARTITIONS)  # rows of the middle in float32 until their scale is known
-    rows = 4 * max(2, width) * size  # a tile of tokens on its way through this file
+    plain = p.norm == NormType.NO_NORM and not quantizes_activations(p)
+    rows = (2 if plain else 4) * max(2, width) * size  # tiles of tokens on their way through this file
     room = nl.tile_size.sbuf_fmax_bytes - rows - WEIGHT_ROOM_BYTES
     return max(PARTITIONS, min(most, room // each // PARTITIONS * PARTITIONS))
 
