@@ -409,11 +409,11 @@ def tensor_sum(first: Any, second: Any, loads: Loads) -> Any:
 
 def identity_of(rows: int, dtype: Any, loads: Loads) -> Any:
     if str(dtype) not in loads.identities:
-        identity = nl.ndarray((rows, rows), dtype, buffer=nl.sbuf)
+        identity = nl.ndarray((PMAX, PMAX), dtype, buffer=nl.sbuf)
         nisa.memset(identity, 1.0)
-        nisa.affine_select(identity, [[-1, rows]], 1, identity, 0.0, cmp_op=nl.equal)
+        nisa.affine_select(identity, [[-1, PMAX]], 1, identity, 0.0, cmp_op=nl.equal)
         loads.identities[str(dtype)] = identity
-    return loads.identities[str(dtype)]
+    return loads.identities[str(dtype)][0:rows, 0:rows]
 
 
 def tile_of(tensor: Any) -> Any:
