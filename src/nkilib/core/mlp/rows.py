@@ -21,15 +21,10 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.utils.common_types import NormType, QuantizationType
 from nkilib.core.utils.fp8 import quantize_rows, quantize_static, row_maximum
 from nkilib.core.utils.kernel_helpers import div_ceil, get_max_positive_value_for_dtype
-from nkilib.core.utils.projection import (
-    FP8,
-    PARTITIONS,
-    Activations,
-    broadcast_row,
-    rows_from_spread,
-    transpose_rows,
-)
+from nkilib.core.utils.projection import FP8, PARTITIONS, Activations
+from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.transposes import rows_from_spread, transpose_rows
 
 STATISTICS_COLUMNS = 512  # of one bn_stats
 
