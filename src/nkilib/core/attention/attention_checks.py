@@ -76,11 +76,11 @@ def check_number(tensor: Any, name: str) -> None:
     )
 
 
-def check_scale(scale: float, window: int, cp_offset: Any, k_prior: Any) -> None:
+def check_scale(scale: float, window: int, parallel: bool, k_prior: Any) -> None:
     kernel_assert(scale > 0, f"scale: got {scale}, allowed are positive numbers")
     for use in (
         (window > 0, "sliding_window"),
-        (cp_offset is not None, "cp_offset"),
+        (parallel, "context parallelism"),
         (k_prior is not None, "k_prior"),
     ):
         kernel_assert(
@@ -114,9 +114,15 @@ def check_bound(bound: Any, name: str, heads: int, queries: int) -> None:
 
 
 def check_context_parallel(
-    causal_mask: bool, window: int, k_prior: Any, cp_offset: Any, degree: Any, strided: bool, striped: bool
+    parallel: bool,
+    causal_mask: bool,
+    window: int,
+    k_prior: Any,
+    cp_offset: Any,
+    degree: Any,
+    strided: bool,
+    striped: bool,
 ) -> None:
-    parallel = cp_offset is not None or strided or striped
     kernel_assert(
         causal_mask or not parallel,
         "causal_mask: got False, allowed with cp_offset, cp_strided_q_slicing and cp_striped_input is True",

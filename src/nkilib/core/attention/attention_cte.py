@@ -101,10 +101,18 @@ def attention_cte(
     queries = q.shape[1] if tp_q else q.shape[2]
     window = sliding_window if sliding_window is not None else 0
     check_prior(v, k_prior, v_prior, prior_used_len, tp_k)
-    check_scale(scale, window, cp_offset, k_prior)
+    parallel = cp_offset is not None or cp_strided_q_slicing or cp_striped_input
+    check_scale(scale, window, parallel, k_prior)
     check_mask(causal_mask, window, q.shape[0], queries, bound_min, bound_max)
     check_context_parallel(
-        causal_mask, window, k_prior, cp_offset, global_cp_deg, cp_strided_q_slicing, cp_striped_input
+        parallel,
+        causal_mask,
+        window,
+        k_prior,
+        cp_offset,
+        global_cp_deg,
+        cp_strided_q_slicing,
+        cp_striped_input,
     )
     check_softmax(
         q.shape[0], queries, sink, cache_softmax, softmax_dtype, mm_out_dtype, skip_output_normalization

@@ -20,16 +20,10 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.mlp.rows import RowSource, token_activations
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.projection import (
-    PARTITIONS,
-    Activations,
-    new_rows,
-    project_into,
-    span_columns,
-    spread_rows,
-    store_rows,
-)
+from nkilib.core.utils.projection import PARTITIONS, Activations, span_columns
+from nkilib.core.utils.projection_results import new_rows, project_into, store_rows
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.transposes import spread_rows
 
 SWAP_ELEMENTS = 256  # in each partition, what GpSimdE's DMA takes of any dtype
 

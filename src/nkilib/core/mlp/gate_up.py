@@ -23,21 +23,10 @@ from nkilib.core.utils.kernel_helpers import (
     get_max_positive_value_for_dtype,
     get_nl_act_fn_from_type,
 )
-from nkilib.core.utils.projection import (
-    PARTITIONS,
-    Activations,
-    Block,
-    Terms,
-    beside,
-    finish,
-    load_terms,
-    new_rows,
-    project,
-    rows_in,
-    span_columns,
-    transpose_rows,
-)
+from nkilib.core.utils.projection import PARTITIONS, Activations, Block, project, span_columns
+from nkilib.core.utils.projection_results import Terms, beside, finish, load_terms, new_rows
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.transposes import rows_in, transpose_rows
 
 
 class StaticScales(nl.NKIObject):

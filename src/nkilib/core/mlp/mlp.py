@@ -33,6 +33,7 @@ from nkilib.core.utils.common_types import (
 )
 from nkilib.core.utils.kernel_assert import kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
+from nkilib.core.utils.projection import PARTITIONS
 
 
 @nki.jit
@@ -170,7 +171,7 @@ def run(p: MLPParameters) -> list:
     if p.output_in_sbuf and not is_prefill(p):
         out = mlp_decode(p, n_prgs, core, None, add_rows)
     elif p.transposed_out:
-        shape = (128, n_prgs, size // (128 * n_prgs), tokens)
+        shape = (PARTITIONS, n_prgs, size // (PARTITIONS * n_prgs), tokens)
         out = nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
         mlp_decode(p, n_prgs, core, out, add_rows)
     else:

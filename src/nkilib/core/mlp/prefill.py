@@ -15,15 +15,8 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.mlp.rows import RowSource, token_activations, tokens_per_block
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.kernel_helpers import div_ceil, program_share
-from nkilib.core.utils.projection import (
-    BANK_COLUMNS,
-    PARTITIONS,
-    Activations,
-    new_rows,
-    project_into,
-    span_columns,
-    store_rows,
-)
+from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS, Activations, span_columns
+from nkilib.core.utils.projection_results import new_rows, project_into, store_rows
 from nkilib.core.utils.tiled_range import TiledRange
 
 

@@ -21,15 +21,10 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.utils.common_types import NormType, QuantizationType
 from nkilib.core.utils.fp8 import quantize_rows, quantize_static, row_maximum
 from nkilib.core.utils.kernel_helpers import div_ceil, get_max_positive_value_for_dtype
-from nkilib.core.utils.projection import (
-    FP8,
-    PARTITIONS,
-    Activations,
-    broadcast_row,
-    rows_from_spread,
-    transpose_rows,
-)
+from nkilib.core.utils.projection import FP8, PARTITIONS, Activations
+from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.transposes import rows_from_spread, transpose_rows
 
 STATISTICS_COLUMNS = 512  # of one bn_stats
 
@@ -196,7 +191,8 @@ def tokens_per_block(p: MLPParameters, most: int) -> int:
     each = width * (size + inner) // PARTITIONS
     if p.quantization == QuantizationType.ROW:
         each += 4 * div_ceil(inner, PARTITIONS)  # rows of the middle in float32 until their scale is known
-    rows = 4 * max(2, width) * size  # a tile of tokens on its way through this file
+    plain = p.norm == NormType.NO_NORM and not quantizes_activations(p)
+    rows = (2 if plain else 4) * max(2, width) * size  # tiles of tokens on their way through this file
     room = nl.tile_size.sbuf_fmax_bytes - rows - WEIGHT_ROOM_BYTES
     return max(PARTITIONS, min(most, room // each // PARTITIONS * PARTITIONS))
 

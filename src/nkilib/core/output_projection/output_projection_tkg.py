@@ -24,17 +24,10 @@ from nkilib.core.output_projection.operands import (
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, is_hbm_buffer
-from nkilib.core.utils.projection import (
-    PARTITIONS,
-    Activations,
-    load_terms,
-    new_rows,
-    project_into,
-    span_columns,
-    spread_rows,
-    store_rows,
-)
+from nkilib.core.utils.projection import PARTITIONS, Activations, span_columns
+from nkilib.core.utils.projection_results import load_terms, new_rows, project_into, store_rows
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.transposes import spread_rows
 
 MAX_TRANSPOSED = 163840  # N * H of 16-bit weights with TRANSPOSE_OUT; of float32 half as many
 

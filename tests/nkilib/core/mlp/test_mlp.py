@@ -114,6 +114,10 @@ def test_the_shapes_of_the_manual(shape, lnc):
     check(inputs(shape), lnc)
 
 
+def test_one_token_in_prefill_leaves_a_core_idle():
+    check(inputs((1, 1, 128, 64)), lnc=2, mode=PREFILL)
+
+
 @each_lnc
 def test_wide_projections_take_several_spans(lnc):
     check(inputs((1, 100, 128, 2200)), lnc, mode=DECODE)
@@ -403,20 +407,40 @@ def test_static_quantization_in_decode_leaves_activations_as_they_are(tiled, lnc
     assert np.array_equal(y, with_scales)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tiled", [True, False])
-def test_static_decode_of_256_tokens_quantizes_at_one_shape(tiled):
-    args, options = quantized((256, 1, 8192, 3584), QuantizationType.STATIC)
+def test_static_decode_quantizes_at_one_shape(tiled, monkeypatch):
+    shape = (130, 1, 256, 300)  # instead of (256, 1, 8192, 3584)
+    monkeypatch.setattr("nkilib.core.mlp.mlp_parameters.QUANTIZED_DECODE", shape)
+    args, options = quantized(shape, QuantizationType.STATIC)
     check_fp8(args, options, mode=DECODE, use_tkg_gate_up_proj_column_tiling=tiled, **STATIC_INPUTS)
 
 
+@pytest.mark.slow
+def test_static_decode_of_256_tokens_quantizes():
+    args, options = quantized((256, 1, 8192, 3584), QuantizationType.STATIC)
+    check_fp8(args, options, mode=DECODE, **STATIC_INPUTS)
+
+
+@each_lnc
+@pytest.mark.parametrize("kind", [QuantizationType.ROW, QuantizationType.STATIC])
+def test_transposed_input_of_fp8_weights(kind, lnc):
+    args, options = quantized((1, 6, 512, 200), kind)
+    expected = mlp_ref(*args, **options)[0]
+    (y,) = run(mlp, spread(args[0][0], lnc), *args[1:], lnc=lnc, transposed_in=True, **options)
+    agree(y, expected, 3e-2)
+
+
+@pytest.mark.parametrize("dtype_mode", [DtypeMode.OCP, DtypeMode.AUTO])
 @pytest.mark.parametrize("kind", [QuantizationType.ROW, QuantizationType.STATIC])
 @each_mode
-def test_e4m3fn_on_trn3(mode, kind):
+def test_e4m3fn_on_trn3(mode, kind, dtype_mode):
     args, options = quantized(SMALL[mode], kind, ml_dtypes.float8_e4m3fn, 448.0)
     scales = {name: s * (240 / 448) for name, s in STATIC_INPUTS.items()} if mode == PREFILL else {}
     scales = scales if kind == QuantizationType.STATIC else {}
-    check_fp8(args, options, on="trn3", mode=mode, dtype_mode=DtypeMode.OCP, **scales)
+    (y,) = run(mlp, *args, on="trn3", mode=mode, dtype_mode=dtype_mode, **options, **scales)
+    expected = mlp_ref(*args, dtype_mode=DtypeMode.OCP, **options, **scales)[0]
+    agree(y, expected, 3e-2)
+    assert cosine(y, expected) >= 0.999
 
 
 def test_fp8_without_a_gate():

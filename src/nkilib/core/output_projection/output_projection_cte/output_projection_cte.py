@@ -29,15 +29,12 @@ from nkilib.core.utils.projection import (
     PARTITIONS,
     SUM_BANKS,
     Activations,
-    finish_into,
-    load_terms,
     load_weights,
     multiply,
-    new_rows,
-    store_rows,
     token_major_blocks,
     weight_chunks,
 )
+from nkilib.core.utils.projection_results import finish_into, load_terms, new_rows, store_rows
 from nkilib.core.utils.tiled_range import TiledRange
 
 MAX_COLUMNS = 32768
