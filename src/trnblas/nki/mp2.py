@@ -21,8 +21,8 @@ SUMS_TOGETHER = nl.tile_size.psum_bank_fmax // 2  # pairs whose two sums fit int
 def mp2_energy_kernel(t_flat, eps_occ_chunk, eps_occ_full, eps_vir):
     """Partial sums [p_tile, ic, nocc] of T (2 T - T^t) / (e_i + e_j - e_a - e_b); their sum is the energy.
 
-    T[i, j, a, b] = t_flat[i * nvir + a, j * nvir + b], t_flat is [ic * nvir, nocc * nvir] float32, the orbital
-    energies are [ic], [nocc] and [nvir]. p_tile is the largest divisor of nvir up to 128.
+    T[i, j, a, b] = t_flat[i * nvir + a, j * nvir + b]: t_flat is [ic * nvir, nocc * nvir] float32, and the
+    orbital energies are [ic], [nocc] and [nvir]. p_tile is the largest divisor of nvir up to 128.
 
     >>> mp2_energy_kernel(t_flat, eps_occ[:4], eps_occ, eps_vir).sum()
     """

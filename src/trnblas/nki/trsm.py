@@ -1,4 +1,4 @@
-"""Triangular solves by blocks of 128 rows: every step but the inversion of the diagonal blocks is a matmul."""
+"""Triangular solves by blocks of 128 rows: all but the inversion of the diagonal blocks is matmuls."""
 
 import nki
 import nki.isa as nisa
