@@ -184,7 +184,9 @@ def scaled_product(op, alpha, A, B, beta, C, precision):
 
 
 def product_shape(A: torch.Tensor, B: torch.Tensor) -> torch.Size:
-    batch = () if A.ndim == B.ndim == 2 else torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    batch = A.shape[:-2]
+    if batch != B.shape[:-2]:
+        batch = torch.broadcast_shapes(batch, B.shape[:-2])  # slow
     return torch.Size((*batch, A.shape[-2], B.shape[-1]))
 
 

@@ -19,8 +19,8 @@ EXACT_TERMS = 1024  # 2**10 products of 2**7 * 2**7 are 2**24
 
 def split_product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     """A @ B of float64 matrices [..., m, k] and [..., k, n] with products on TensorE."""
-    if not (torch.isfinite(A).all() and torch.isfinite(B).all()):
-        return torch.matmul(A, B)  # infinities have no slices
+    if 0 in (*A.shape, *B.shape) or not (torch.isfinite(A).all() and torch.isfinite(B).all()):
+        return torch.matmul(A, B)  # neither nothing nor infinity has slices
     rows, row_exponents = slices(A, dim=-1)
     columns, column_exponents = slices(B, dim=-2)
     total = torch.zeros((), dtype=torch.float64, device=A.device)
@@ -56,10 +56,15 @@ def in_chunks(part: torch.Tensor, dim: int) -> torch.Tensor:
     missing = count * size - part.shape[dim]
     padding = (0, missing) if dim == -1 else (0, 0, 0, missing)
     padded = torch.nn.functional.pad(part, padding)
-    return torch.stack(padded.split(size, dim=dim)) if size else padded[None]
+    return torch.stack(padded.split(size, dim=dim))
 
 
 def scale(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     """x * 2**exponents in two steps, neither of which can overflow on its own."""
     half = torch.div(exponents, 2, rounding_mode="floor")
-    return torch.ldexp(torch.ldexp(x, half), exponents - half)
+    return x * power_of_two(half) * power_of_two(exponents - half)
+
+
+def power_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """2.0**exponents, made of its bits: torch's own pow and ldexp are not exact far from 1."""
+    return ((exponents.long() + 1023) << 52).view(torch.float64)

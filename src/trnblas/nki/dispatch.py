@@ -171,7 +171,7 @@ def torch_mp2_partials(
     denominators = eps_occ_chunk[:, None, None, None] + eps_occ_full[:, None, None] - virtual
     rows = (T * (2 * T - T.mT) / denominators).sum(-1)  # [ic, nocc, nvir]
     tile = largest_divisor(nvir)
-    return rows.reshape(ic, nocc, -1, tile).sum(2).permute(2, 0, 1)
+    return rows.reshape(ic, nocc, nvir // tile, tile).sum(2).permute(2, 0, 1)
 
 
 def _torch_mp2_energy(*arguments: torch.Tensor) -> torch.Tensor:
