@@ -26,7 +26,7 @@ def split_product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64, device=A.device)
     for order in reversed(range(SLICES)):  # the smallest terms first
         total = total * 2.0**-BITS + slice_products(rows, columns, order)
-    return scale(scale(total, row_exponents), column_exponents)
+    return scale(total, row_exponents + column_exponents)
 
 
 def slices(x: torch.Tensor, dim: int) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -60,9 +60,10 @@ def in_chunks(part: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def scale(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """x * 2**exponents in two steps, neither of which can overflow on its own."""
-    half = torch.div(exponents, 2, rounding_mode="floor")
-    return x * power_of_two(half) * power_of_two(exponents - half)
+    """x * 2**exponents in four steps: 2**exponents itself may be out of range."""
+    quarter = torch.div(exponents, 4, rounding_mode="floor")
+    step = power_of_two(quarter)
+    return x * step * step * step * power_of_two(exponents - 3 * quarter)
 
 
 def power_of_two(exponents: torch.Tensor) -> torch.Tensor:

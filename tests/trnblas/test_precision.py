@@ -47,7 +47,9 @@ def test_rows_and_columns_of_any_scale():
         B * 2.0 ** torch.tensor([0.0, 100, -100, 9, 1], dtype=A.dtype),
     )
     found, exact = split_product(A, B), A @ B
-    assert ((found - exact).abs() <= 1e-14 * (A.abs() @ B.abs()) + 5e-324).all()
+    assert (
+        (found - exact).abs() <= 1e-14 * (A.abs() @ B.abs()) + 4e-322
+    ).all()  # exact itself rounds subnormal terms
 
 
 def test_zeros_infinities_and_nans():
