@@ -87,7 +87,7 @@ def _by_kernel(
     array = f"{_up(m)} x {_up(k)} x {n}"
     padding = f"none in HBM: edge tiles are cut; the PE array computes {array} for {m} x {k} x {n}"
     if precision == "fp64":
-        count = "28 bfloat16 products of slices"
+        count = "36 bfloat16 products of slices"
         return Explanation(
             op, "nki", f"batched_gemm_kernel, {count}", _tiles(m, k, n, torch.bfloat16), padding, why
         )

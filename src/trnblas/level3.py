@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from trnblas.arguments import (
@@ -186,7 +187,7 @@ def scaled_product(op, alpha, A, B, beta, C, precision):
 def product_shape(A: torch.Tensor, B: torch.Tensor) -> torch.Size:
     batch = A.shape[:-2]
     if batch != B.shape[:-2]:
-        batch = torch.broadcast_shapes(batch, B.shape[:-2])  # slow
+        batch = np.broadcast_shapes(batch, B.shape[:-2])  # torch's own imports sympy
     return torch.Size((*batch, A.shape[-2], B.shape[-1]))
 
 

@@ -2,8 +2,8 @@
 
 Each row of A and column of B is scaled by a power of two and cut into slices of 8 bits: integers up to 128,
 exact in bfloat16. A product of two slices over 1024 terms stays below 2**24, so that PSUM sums it without
-rounding; only the sum of the 28 slice products, in float64, rounds. What the slices leave out is below
-2**-55 of the largest element of a row or column.
+rounding; only the sum of the 36 slice products, in float64, rounds. What the slices leave out is below
+2**-63 of the largest element of a row or column, so that also sums whose terms cancel are right.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from trnblas.nki.dispatch import product
 
 BITS = 8  # of a slice: |slice| <= 2**7
-SLICES = 7  # 7 + 6 * 8 = 55 bits
+SLICES = 8  # 7 + 7 * 8 = 63 bits
 EXACT_TERMS = 1024  # 2**10 products of 2**7 * 2**7 are 2**24
 
 

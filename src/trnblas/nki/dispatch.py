@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 import nki.language as nl
@@ -58,7 +59,7 @@ def nki_syrk(A: Any) -> Any:
 
 def product(A: torch.Tensor, B: torch.Tensor, out: torch.dtype | None = None) -> torch.Tensor:
     """A @ B with the gemm kernel; leading dimensions are batches and broadcast."""
-    batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    batch = np.broadcast_shapes(A.shape[:-2], B.shape[:-2])
     m, k, n = *A.shape[-2:], B.shape[-1]
     out = out or A.dtype
     if 0 in (*batch, m, k, n):
@@ -106,7 +107,7 @@ def nki_trsm(
 
 def solve(A: torch.Tensor, B: torch.Tensor, uplo: str, trans: bool, diag: str) -> torch.Tensor:
     """op(A) @ X = B with the trsm kernel, in float32; n is padded to a multiple of 128."""
-    batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    batch = np.broadcast_shapes(A.shape[:-2], B.shape[:-2])
     n, columns = B.shape[-2:]
     if 0 in (*batch, n, columns):
         return B.new_zeros((*batch, n, columns))
