@@ -178,7 +178,7 @@ def main(arguments=None):
                 lambda done, total: progress.update(task, completed=done, total=total),
             )
     except ImportError as problem:
-        console.print(f"{problem}: pip install 'open-nki[chemistry]'")
+        console.print(f"{problem}: pip install 'open-nki[chemistry]'", markup=False)
         return 1
     finally:
         trnblas.set_backend(before)

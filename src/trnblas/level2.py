@@ -67,5 +67,16 @@ def ger(alpha: float, x: torch.Tensor, y: torch.Tensor, A: torch.Tensor | None =
 
 def _times_vector(op, alpha, A, x, beta, y, precision):
     """alpha A x + beta y; leading dimensions are batches."""
+    if x.ndim == 1 and A.ndim == 2 and alpha != 0 and precision is None:
+        fits = A.shape[1] == x.shape[0] and A.dtype == x.dtype and (y is None or y.shape == A.shape[:1])
+        if fits and not choose(A.dtype, A.device.type).nki:
+            return _torch_times_vector(alpha, A, x, beta, y)
     column = None if y is None else y[..., None]
     return scaled_product(op, alpha, A, x[..., None], beta, column, precision)[..., 0]
+
+
+def _torch_times_vector(alpha, A, x, beta, y):
+    """The common case, by one call of torch."""
+    if y is None or beta == 0:
+        return torch.mv(A, x) if alpha == 1 else torch.addmv(A.new_zeros(()), A, x, beta=0, alpha=alpha)
+    return torch.addmv(y, A, x, beta=beta, alpha=alpha)
