@@ -25,6 +25,7 @@ def surroundings(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("TRNBLAS_REQUIRE_NKI", "1")
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     monkeypatch.setenv("TRNBLAS_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "tiles"))
+    trnblas.set_backend("auto")
     with threadpool_limits(1):  # small matrices on a machine that others use too
         yield
     trnblas.set_backend("auto")
