@@ -84,20 +84,22 @@ def _by_kernel(
         n = sizes[0][-1]
         return Explanation(op, "nki", kernel, None, f"n {n} -> {_up(n)} in HBM, result sliced back", why)
     m, k, n = product_sizes(op, sizes, flags)
+    layout = (flags["transA"] or (flags["trans"] and flags["side"] == "left"), flags["transB"])
     array = f"{_up(m)} x {_up(k)} x {n}"
     padding = f"none in HBM: edge tiles are cut; the PE array computes {array} for {m} x {k} x {n}"
     if precision == "fp64":
         count = "36 bfloat16 products of slices"
         return Explanation(
-            op, "nki", f"batched_gemm_kernel, {count}", _tiles(m, k, n, torch.bfloat16), padding, why
+            op,
+            "nki",
+            f"batched_gemm_kernel, {count}",
+            gemm_tiles(m, k, n, torch.bfloat16, (False, False)),
+            padding,
+            why,
         )
     if kernel == "syrk_kernel":
         return Explanation(op, "nki", kernel, SYMMETRIC, padding, why)
-    return Explanation(op, "nki", kernel, _tiles(m, k, n, dtype), padding, why)
-
-
-def _tiles(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[int, int]:
-    return gemm_tiles(m, k, n, dtype, (False, False))
+    return Explanation(op, "nki", kernel, gemm_tiles(m, k, n, dtype, layout), padding, why)
 
 
 def _up(size: int) -> int:

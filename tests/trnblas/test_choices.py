@@ -63,6 +63,28 @@ def test_the_product_behind_an_operation(op, shapes, flags, sizes):
     assert trnblas.explain(op, *shapes, **flags).padding.endswith(f"for {sizes}")
 
 
+@pytest.mark.parametrize("transA", [False, True])
+@pytest.mark.parametrize("transB", [False, True])
+def test_the_tiles_told_are_the_tiles_used(transA, transB, monkeypatch, tmp_path):
+    from trnblas import tuning
+    from trnblas.nki import dispatch
+
+    used = []
+    monkeypatch.setattr(
+        dispatch, "launch", lambda kernel, *args: used.append(args[4:6]) or torch.zeros(1024, 600)
+    )
+    fake = lambda m, k, n, dtype, layout, tiles: hash((layout, tiles)) % 97  # noqa: E731
+    monkeypatch.setattr(tuning, "modelled_us", fake)
+    monkeypatch.setenv("TRNBLAS_CACHE_DIR", str(tmp_path))
+    tuning.forget()
+    trnblas.set_backend("nki")
+    A = torch.zeros((70, 1024) if transA else (1024, 70))
+    B = torch.zeros((600, 70) if transB else (70, 600))
+    trnblas.gemm(1.0, A, B, transA=transA, transB=transB)
+    assert used == [trnblas.explain("gemm", A, B, transA=transA, transB=transB).tiles]
+    tuning.forget()
+
+
 def test_every_operation_is_explained():
     public = set(trnblas.__all__) - {
         "HAS_NKI",

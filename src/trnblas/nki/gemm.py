@@ -1,8 +1,11 @@
 """Matrix products: one blocked kernel body for gemm, batched gemm and syrk.
 
 TensorE contracts over partitions, so both operands enter SBUF with K in their partitions: an operand stored
-the other way round is transposed on its way in. Sizes are free; edges are tiles cut to their size.
+the other way round is transposed on its way in. Sizes are free; edges are tiles cut to their size. On two
+cores (`gemm_kernel[2]`) each has every other block of rows.
 """
+
+import numpy as np
 
 import nki
 import nki.isa as nisa
@@ -27,21 +30,37 @@ def gemm_kernel(a, b, a_transposed=False, b_transposed=False, block_m=512, block
 
     >>> gemm_kernel(np.eye(2, dtype=np.float32), np.ones((2, 3), np.float32))
     """
+    check_operands("gemm_kernel", a, b, a_transposed, b_transposed, 2)
     m, n = a.shape[1 if a_transposed else 0], b.shape[0 if b_transposed else 1]
     result = nl.ndarray((m, n), out_dtype or a.dtype, buffer=nl.shared_hbm)
-    multiply(result, a, b, a_transposed, b_transposed, block_m, block_n, False)
+    multiply(result, a, b, a_transposed, b_transposed, block_m, block_n, False, all_cores())
     return result
+
+
+def gemm_ref(a, b, a_transposed=False, b_transposed=False):
+    """gemm_kernel and batched_gemm_kernel in numpy, in float64."""
+    left = np.swapaxes(a, -1, -2) if a_transposed else a
+    right = np.swapaxes(b, -1, -2) if b_transposed else b
+    return np.matmul(left.astype(np.float64), right.astype(np.float64))
 
 
 @nki.jit
 def batched_gemm_kernel(
     a, b, a_transposed=False, b_transposed=False, block_m=512, block_n=512, out_dtype=None
 ):
-    """a[i] @ b[i] for every i of the leading dimension; otherwise as gemm_kernel."""
+    """a[i] @ b[i] for every i of the leading dimension; otherwise as gemm_kernel.
+
+    >>> batched_gemm_kernel(np.ones((5, 2, 3), np.float32), np.ones((5, 3, 4), np.float32))
+    """
+    check_operands("batched_gemm_kernel", a, b, a_transposed, b_transposed, 3)
     m, n = a.shape[2 if a_transposed else 1], b.shape[1 if b_transposed else 2]
     result = nl.ndarray((a.shape[0], m, n), out_dtype or a.dtype, buffer=nl.shared_hbm)
+    cores = all_cores()
+    is_dealt = a.shape[0] >= cores[0]  # whole products to each core; else a core's part of each
     for i in range(a.shape[0]):
-        multiply(result[i], a[i], b[i], a_transposed, b_transposed, block_m, block_n, False)
+        if not is_dealt or i % cores[0] == cores[1]:
+            share = (1, 0) if is_dealt else cores
+            multiply(result[i], a[i], b[i], a_transposed, b_transposed, block_m, block_n, False, share)
     return result
 
 
@@ -51,12 +70,18 @@ def syrk_kernel(a, a_transposed=False, block_m=512, block_n=512, out_dtype=None)
 
     Each row of tiles ends with the tile that holds its diagonal, and zeros follow: 53 % of the work of gemm
     for 16 rows of tiles, ever closer to one half for more.
+
+    >>> syrk_kernel(np.ones((5, 3), np.float32))
     """
-    n = a.shape[1 if a_transposed else 0]
+    check_operands("syrk_kernel", a, a, a_transposed, not a_transposed, 2)
+    n, cores = a.shape[1 if a_transposed else 0], all_cores()
     result = nl.ndarray((n, n), out_dtype or a.dtype, buffer=nl.shared_hbm)
-    multiply(result, a, a, a_transposed, not a_transposed, block_m, block_n, True)
-    for rows in pieces_of_pieces(n, block_m, TILE_M):
-        fill_right(result, rows, block_n)
+    block_m, block_n = per_core(n, block_m, cores), per_core(n, block_n, cores)
+    multiply(result, a, a, a_transposed, not a_transposed, block_m, block_n, True, cores)
+    m_blocks = pieces(n, block_m)
+    for i in range(cores[1], len(m_blocks), cores[0]):
+        for rows in pieces_of(m_blocks[i], TILE_M):
+            fill_right(result, rows, block_n)
     return result
 
 
@@ -72,9 +97,10 @@ def fill_right(result, rows, limit):
 # ---- the body ------------------------------------------------------------------------------------
 
 
-def multiply(result, a, b, a_transposed, b_transposed, block_m, block_n, lower):
-    """result = a @ b, or its lower triangle: the loops over blocks."""
+def multiply(result, a, b, a_transposed, b_transposed, block_m, block_n, lower, cores):
+    """result = a @ b, or its lower triangle: the loops over blocks. cores: how many, and which is this."""
     m, n = result.shape
+    block_m = per_core(m, block_m, cores)
     k = a.shape[0 if a_transposed else 1]
     k_blocks = pieces(k, depth(max(block_m, block_n), a.dtype))
     is_resident = len(k_blocks) == 1 and bytes_per_partition(k, m, a.dtype) <= RESIDENT_BYTES
@@ -82,7 +108,7 @@ def multiply(result, a, b, a_transposed, b_transposed, block_m, block_n, lower):
     a_blocks = [None] * len(m_blocks)
     for j in range(len(n_blocks)):
         b_block = None
-        for i in range(len(m_blocks)):
+        for i in range(cores[1], len(m_blocks), cores[0]):
             if lower and m_blocks[i][1] <= n_blocks[j][0]:
                 continue
             if len(k_blocks) > 1:
@@ -92,8 +118,10 @@ def multiply(result, a, b, a_transposed, b_transposed, block_m, block_n, lower):
                 continue
             if a_blocks[i] is None or not is_resident:
                 a_blocks[i] = load(a, a_transposed, k_blocks[0], m_blocks[i])
-            if lower and is_resident and block_m == block_n:
-                b_block = a_blocks[j]  # the same columns of the same matrix
+            if lower and is_resident and block_m == block_n:  # the same columns of the same matrix
+                if a_blocks[j] is None:
+                    a_blocks[j] = load(a, a_transposed, k_blocks[0], m_blocks[j])
+                b_block = a_blocks[j]
             elif b_block is None:
                 b_block = load(b, not b_transposed, k_blocks[0], n_blocks[j])
             multiply_block(result, a_blocks[i], b_block, m_blocks[i], n_blocks[j], lower, [], True)
@@ -165,7 +193,35 @@ def drain(psum, dtype, turn):
     return tile
 
 
-# ---- tiles ---------------------------------------------------------------------------------------
+# ---- cores and tiles -----------------------------------------------------------------------------
+
+
+def check_operands(kernel, a, b, a_transposed, b_transposed, rank):
+    """Refuse what cannot be multiplied before anything is issued."""
+    dtypes = (nl.float32, nl.bfloat16, nl.float16)
+    assert a.dtype in dtypes, f"{kernel}: a is {a.dtype}; float32, bfloat16 and float16 are possible"
+    assert a.dtype == b.dtype, f"{kernel}: a is {a.dtype}, b is {b.dtype}; they must be equal"
+    assert len(a.shape) == rank, f"{kernel}: a has {len(a.shape)} dimensions, {rank} are needed"
+    assert len(b.shape) == rank, f"{kernel}: b has {len(b.shape)} dimensions, {rank} are needed"
+    k, inner = (
+        a.shape[rank - 2 if a_transposed else rank - 1],
+        b.shape[rank - 1 if b_transposed else rank - 2],
+    )
+    assert k == inner, f"{kernel}: a contracts {k} elements, b {inner}; they must be equal"
+    assert rank == 2 or a.shape[0] == b.shape[0], (
+        f"{kernel}: {a.shape[0]} matrices a, {b.shape[0]} matrices b"
+    )
+
+
+def all_cores():
+    """(number of cores of the launch, index of this one)"""
+    return nl.num_programs(0), nl.program_id(0)
+
+
+def per_core(size, block, cores):
+    """The block size, smaller where that gives every core a block."""
+    share = -(-size // cores[0])
+    return min(block, -(-share // TILE_M) * TILE_M)
 
 
 def pieces(size, limit):
@@ -180,14 +236,6 @@ def pieces_of(span, limit):
     found = []
     for begin in range(span[0], span[1], step):
         found.append((begin, min(begin + step, span[1])))
-    return found
-
-
-def pieces_of_pieces(size, limit, inner):
-    """The tiles of all blocks, in order."""
-    found = []
-    for block in pieces(size, limit):
-        found.extend(pieces_of(block, inner))
     return found
 
 

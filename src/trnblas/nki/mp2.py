@@ -8,10 +8,12 @@ symmetric, so a block above the diagonal stands for its mirror too: with G = T[a
 TensorE transposes T[b, a] and sums over partitions, ScalarE squares and inverts, VectorE does the rest.
 """
 
+import numpy as np
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from trnblas.nki.gemm import NC_V3, TILE_M, TILE_N, pieces
+from trnblas.nki.gemm import NC_V3, TILE_M, TILE_N, all_cores, pieces
 
 PAIRS_TOGETHER = 4  # j's of one load: a DMA of several KiB per partition
 SUMS_TOGETHER = nl.tile_size.psum_bank_fmax // 2  # pairs whose two sums fit into a PSUM bank
@@ -27,6 +29,9 @@ def mp2_energy_kernel(t_flat, eps_occ_chunk, eps_occ_full, eps_vir):
     >>> mp2_energy_kernel(t_flat, eps_occ[:4], eps_occ, eps_vir).sum()
     """
     ic, nocc, nvir = eps_occ_chunk.shape[0], eps_occ_full.shape[0], eps_vir.shape[0]
+    shape = (ic * nvir, nocc * nvir)
+    assert tuple(t_flat.shape) == shape, f"mp2_energy_kernel: t_flat is {t_flat.shape}; {shape} is needed"
+    assert t_flat.dtype == nl.float32, f"mp2_energy_kernel: t_flat is {t_flat.dtype}; float32 is needed"
     result = nl.ndarray((largest_divisor(nvir), ic, nocc), nl.float32, buffer=nl.shared_hbm)
     spans = pieces(nvir, TILE_M)
     rows = spans[0][1]
@@ -37,7 +42,8 @@ def mp2_energy_kernel(t_flat, eps_occ_chunk, eps_occ_full, eps_vir):
         "fold": fold_matrix(rows, result.shape[0]),
     }
     occupied, chunk = spread(eps_occ_full, rows), spread(eps_occ_chunk, rows)
-    for i in range(ic):
+    cores, me = all_cores()
+    for i in range(me, ic, cores):
         shifts = nl.ndarray((rows, nocc), nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(shifts, occupied, op0=nl.add, operand0=chunk[:, i : i + 1])
         for js in pieces(nocc, SUMS_TOGETHER):
@@ -51,6 +57,14 @@ def mp2_energy_kernel(t_flat, eps_occ_chunk, eps_occ_full, eps_vir):
             mirrored_rows = spans[1][1] - spans[1][0] if len(spans) > 1 else 0
             store_partials(result[:, i, js[0] : js[1]], sums, mirrored_rows, constants["fold"])
     return result
+
+
+def mp2_energy_ref(t_flat, eps_occ_chunk, eps_occ_full, eps_vir):
+    """The energy [ic, nocc] of each pair in numpy, in float64: what the sum over partitions must be."""
+    chunk, full, virtual = (x.astype(np.float64) for x in (eps_occ_chunk, eps_occ_full, eps_vir))
+    t = t_flat.astype(np.float64).reshape(len(chunk), len(virtual), len(full), len(virtual)).swapaxes(1, 2)
+    denominators = chunk[:, None, None, None] + full[:, None, None] - np.add.outer(virtual, virtual)
+    return (t * (2 * t - t.swapaxes(2, 3)) / denominators).sum((2, 3))
 
 
 # ---- one pair ------------------------------------------------------------------------------------

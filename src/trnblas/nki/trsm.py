@@ -1,9 +1,11 @@
 """Triangular solves by blocks of 128 rows: all but the inversion of the diagonal blocks is matmuls."""
 
+import numpy as np
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from trnblas.nki.gemm import TILE_K, TILE_N, drain, load, pieces
+from trnblas.nki.gemm import TILE_K, TILE_N, all_cores, drain, load, pieces
 
 SOLVED_BYTES = 64 * 1024  # per partition: what the solved blocks of some columns may take of SBUF
 
@@ -18,13 +20,26 @@ def trsm_kernel(a, inverses, b, a_transposed=False, backward=False):
 
     >>> trsm_kernel(np.eye(128, dtype=np.float32)[None], np.eye(128, dtype=np.float32)[None, None], b)
     """
+    batch, n, columns = b.shape
+    assert n % TILE_K == 0, f"trsm_kernel: b has {n} rows; a multiple of {TILE_K} is needed"
+    assert tuple(a.shape) == (batch, n, n), f"trsm_kernel: a is {a.shape}; {(batch, n, n)} is needed"
+    shape = (batch, n // TILE_K, TILE_K, TILE_K)
+    assert tuple(inverses.shape) == shape, f"trsm_kernel: inverses are {inverses.shape}; {shape} is needed"
     result = nl.ndarray(b.shape, b.dtype, buffer=nl.shared_hbm)
-    blocks = b.shape[1] // TILE_K
-    width = min(TILE_N, max(1, SOLVED_BYTES // (4 * blocks)))
-    for i in range(b.shape[0]):
-        for columns in pieces(b.shape[2], width):
-            solve_columns(result[i], a[i], inverses[i], b[i], a_transposed, backward, columns)
+    cores, me = all_cores()
+    width = min(TILE_N, max(1, SOLVED_BYTES // (4 * n // TILE_K)), -(-columns // cores))
+    spans = pieces(columns, width)
+    for turn in range(me, batch * len(spans), cores):  # systems and columns go round the cores
+        i, span = turn // len(spans), spans[turn % len(spans)]
+        solve_columns(result[i], a[i], inverses[i], b[i], a_transposed, backward, span)
     return result
+
+
+def trsm_ref(a, b, a_transposed=False, backward=False):
+    """trsm_kernel in numpy, in float64."""
+    full = np.swapaxes(a, -1, -2) if a_transposed else a
+    triangle = np.triu(full) if backward else np.tril(full)
+    return np.linalg.solve(triangle.astype(np.float64), b.astype(np.float64))
 
 
 def solve_columns(result, a, inverses, b, a_transposed, backward, columns):

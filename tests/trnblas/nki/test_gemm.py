@@ -32,7 +32,7 @@ def test_products_of_ragged_sizes_on_every_generation(platform, dtype, layout):
     a, b = random(140, 150, dtype=dtype), random(150, 530, dtype=dtype, seed=1)
     with target(platform):
         found = gemm.gemm_kernel(stored(a, layout[0]), stored(b, layout[1]), *layout)
-    exact = a.astype(np.float64) @ b.astype(np.float64)
+    exact = gemm.gemm_ref(a, b)
     assert found.dtype == dtype
     tolerance = {np.float32: 1e-6 * 150**0.5, np.float16: 5e-3}.get(dtype, 1e-2)
     np.testing.assert_allclose(
@@ -105,6 +105,41 @@ def test_the_functions_are_kernels_for_arrays_and_for_the_profiler():
 )
 def test_the_python_of_the_kernels_is_what_the_compiler_accepts(kernel):
     assert lint(kernel.func) == []
+
+
+@pytest.mark.parametrize("rows", [5, 130, 700])
+def test_two_cores_share_the_rows(rows):
+    a, b = random(rows, 70), random(70, 600, seed=1)
+    with target("trn2"):
+        np.testing.assert_allclose(gemm.gemm_kernel[2](a, b), gemm.gemm_ref(a, b), rtol=1e-5, atol=1e-4)
+        triangle = np.tril(gemm.syrk_kernel[2](a))
+    np.testing.assert_allclose(
+        triangle, np.tril(gemm.gemm_ref(a, a, b_transposed=True)), rtol=1e-5, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_two_cores_share_a_batch(batch):
+    a, b = random(batch, 200, 30), random(batch, 30, 40, seed=1)
+    with target("trn2"):
+        np.testing.assert_allclose(
+            gemm.batched_gemm_kernel[2](a, b), gemm.gemm_ref(a, b), rtol=1e-5, atol=1e-4
+        )
+
+
+def test_operands_that_cannot_be_multiplied_are_refused():
+    a = random(4, 5)
+    cases = [
+        (lambda: gemm.gemm_kernel(a, a), "gemm_kernel: a contracts 5 elements, b 4; they must be equal"),
+        (lambda: gemm.gemm_kernel(a, a.T.astype(np.float16)), "a is float32, b is float16"),
+        (lambda: gemm.gemm_kernel(a.astype(np.int32), a), "a is int32; float32, bfloat16 and float16"),
+        (lambda: gemm.gemm_kernel(a[None], a), "a has 3 dimensions, 2 are needed"),
+        (lambda: gemm.batched_gemm_kernel(a[None], a), "b has 2 dimensions, 3 are needed"),
+        (lambda: gemm.batched_gemm_kernel(a[None], np.stack([a.T, a.T])), "1 matrices a, 2 matrices b"),
+    ]
+    for call, text in cases:
+        with pytest.raises(AssertionError, match=text):
+            call()
 
 
 # ---- the timing model ----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from support import target
 torch = pytest.importorskip("torch")
 import trnblas  # noqa: E402
 from trnblas.nki import nki_batched_pair_energy, nki_fused_gemm_energy, nki_mp2_energy, nki_trsm  # noqa: E402
-from trnblas.nki.mp2 import largest_divisor, mp2_energy_kernel  # noqa: E402
+from trnblas.nki.mp2 import largest_divisor, mp2_energy_kernel, mp2_energy_ref  # noqa: E402
 
 SHAPES = [(3, 8, 3), (4, 16, 2), (1, 1, 1), (2, 131, 1), (2, 256, 1), (2, 448, 1), (1, 600, 1), (300, 3, 1)]
 
@@ -27,7 +27,7 @@ def energies(T, chunk, full, virtual):
     found = np.empty((len(chunk), len(full)))
     for i, j in np.ndindex(*found.shape):
         t = T[i * n : (i + 1) * n, j * n : (j + 1) * n].astype(np.float64)
-        denominators = float(chunk[i]) + float(full[j]) - np.add.outer(virtual, virtual).astype(np.float64)
+        denominators = float(chunk[i]) + float(full[j]) - np.add.outer(*[virtual.astype(np.float64)] * 2)
         found[i, j] = (t * (2 * t - t.T) / denominators).sum()
     return found
 
@@ -41,6 +41,7 @@ def test_partials_sum_up_to_the_energy_of_each_pair(shape, platform):
         found = mp2_energy_kernel(*arguments)
     assert found.shape == (largest_divisor(nvir), ic, nocc)
     expected = energies(*arguments)
+    np.testing.assert_allclose(mp2_energy_ref(*arguments), expected, rtol=1e-10, atol=1e-9)
     size = energies(np.abs(arguments[0]), *arguments[1:])
     np.testing.assert_allclose(
         found.sum(0, dtype=np.float64), expected, rtol=1e-5, atol=1e-6 * np.abs(size).max()
