@@ -13,7 +13,11 @@ import nki.docs
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 NOT_RUN = "<!-- not run -->"
-FRAMEWORKS = {"torch.md": "torch", "jax.md": "jax"}  # pages that need a package beside ours
+FRAMEWORKS = {
+    "torch.md": "torch",
+    "jax.md": "jax",
+    "trnblas.md": "torch",
+}  # pages that need a package beside ours
 
 
 # ---- docs/isa.md ---------------------------------------------------------------------------------
@@ -81,6 +85,7 @@ def test_every_snippet_runs(document, tmp_path, monkeypatch):
     if document.name in FRAMEWORKS:
         pytest.importorskip(FRAMEWORKS[document.name], reason=f"{document.name} needs it installed")
     monkeypatch.chdir(tmp_path)  # what a snippet writes is not left behind
+    monkeypatch.setenv("TRNBLAS_CACHE_DIR", str(tmp_path))
     program = compile(snippets(document.read_text()), str(document), "exec", dont_inherit=True)
     exec(program, {"__name__": "snippet"})
 

@@ -1,1 +1,32 @@
-"""trnblas"""
+"""trnblas: BLAS on torch tensors, with NKI kernels where there is a Neuron device or its simulator."""
+
+from trnblas.backend import HAS_NKI, NkiFallbackWarning, get_backend, set_backend
+from trnblas.choices import Explanation, explain
+from trnblas.level1 import asum, axpy, dot, iamax, nrm2, scal
+from trnblas.level2 import gemv, ger, symv, trmv
+from trnblas.level3 import batched_gemm, gemm, symm, syrk, trmm, trsm
+
+__all__ = [
+    "HAS_NKI",
+    "Explanation",
+    "NkiFallbackWarning",
+    "asum",
+    "axpy",
+    "batched_gemm",
+    "dot",
+    "explain",
+    "gemm",
+    "gemv",
+    "ger",
+    "get_backend",
+    "iamax",
+    "nrm2",
+    "scal",
+    "set_backend",
+    "symm",
+    "symv",
+    "syrk",
+    "trmm",
+    "trmv",
+    "trsm",
+]

@@ -1,0 +1,49 @@
+"""Level 1: vectors. One pass over memory each, so PyTorch serves them wherever the tensor is."""
+
+from __future__ import annotations
+
+import torch
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+def axpy(alpha: float, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """alpha x + y; x is not read when alpha is 0."""
+    return y.clone() if alpha == 0 else torch.add(y, x, alpha=alpha)
+
+
+def scal(alpha: float, x: torch.Tensor) -> torch.Tensor:
+    """alpha x"""
+    return torch.mul(x, alpha)
+
+
+def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The sum of x[i] y[i]; narrow floats are summed in float32."""
+    if x.dtype in NARROW:
+        return torch.dot(x.float(), y.float()).to(x.dtype)
+    return torch.dot(x, y)
+
+
+def nrm2(x: torch.Tensor) -> torch.Tensor:
+    """The Euclidean norm, without overflow on the way."""
+    if x.dtype != torch.float64:
+        return torch.linalg.vector_norm(x, dtype=torch.float64).to(x.dtype)
+    norm = torch.linalg.vector_norm(x)
+    if 1e-150 < norm < 1e150:
+        return norm
+    largest = x.abs().max() if x.numel() else norm
+    if largest == 0 or not torch.isfinite(largest):
+        return largest
+    return torch.linalg.vector_norm(x / largest) * largest
+
+
+def asum(x: torch.Tensor) -> torch.Tensor:
+    """The sum of |x[i]|; narrow floats are summed in float32."""
+    if x.dtype in NARROW:
+        return x.abs().sum(dtype=torch.float32).to(x.dtype)
+    return x.abs().sum()
+
+
+def iamax(x: torch.Tensor) -> int:
+    """The index, from 0, of the first element of largest magnitude; -1 of an empty vector."""
+    return int(torch.argmax(x.abs())) if x.numel() else -1

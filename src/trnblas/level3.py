@@ -1,0 +1,253 @@
+"""Level 3: matrices, and batches of them in leading dimensions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from trnblas.arguments import (
+    DIAG,
+    SIDE,
+    UPLO,
+    check_added,
+    check_flag,
+    check_inner,
+    check_matrix,
+    check_precision,
+    check_square,
+    symmetric,
+    triangle,
+    turned,
+)
+from trnblas.backend import choose, serve
+
+
+def gemm(
+    alpha: float,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    beta: float = 0.0,
+    C: torch.Tensor | None = None,
+    transA: bool = False,
+    transB: bool = False,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """alpha op(A) op(B) + beta C
+
+    precision="fp64" computes and returns float64, on the NKI backend from bfloat16 passes of TensorE.
+    """
+    check_matrix("gemm", "A", A)
+    check_matrix("gemm", "B", B)
+    return scaled_product("gemm", alpha, turned(A, transA), turned(B, transB), beta, C, precision)
+
+
+def batched_gemm(
+    alpha: float,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    beta: float = 0.0,
+    C: torch.Tensor | None = None,
+    transA: bool = False,
+    transB: bool = False,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """alpha op(A[i]) op(B[i]) + beta C[i] for every i of the leading dimensions."""
+    for name, x in (("A", A), ("B", B)):
+        if x.ndim < 3:
+            raise ValueError(
+                f"batched_gemm: {name} must be a batch of matrices, it has shape {tuple(x.shape)}"
+            )
+    return scaled_product("batched_gemm", alpha, turned(A, transA), turned(B, transB), beta, C, precision)
+
+
+def symm(
+    alpha: float,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    beta: float = 0.0,
+    C: torch.Tensor | None = None,
+    side: str = "left",
+    uplo: str = "upper",
+    precision: str | None = None,
+) -> torch.Tensor:
+    """alpha A B + beta C (B A with side="right") for a symmetric A, of which one triangle is read."""
+    check_flag("symm", "side", side, SIDE)
+    check_flag("symm", "uplo", uplo, UPLO)
+    check_square("symm", "A", A)
+    check_matrix("symm", "B", B)
+    full = symmetric(A, uplo)
+    left, right = (full, B) if side == "left" else (B, full)
+    return scaled_product("symm", alpha, left, right, beta, C, precision)
+
+
+def trmm(
+    alpha: float,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    side: str = "left",
+    uplo: str = "upper",
+    trans: bool = False,
+    diag: str = "nonunit",
+    precision: str | None = None,
+) -> torch.Tensor:
+    """alpha op(A) B (B op(A) with side="right") for a triangle A."""
+    check_triangular("trmm", A, B, side, uplo, diag)
+    full = turned(triangle(A, uplo, diag), trans)
+    left, right = (full, B) if side == "left" else (B, full)
+    return scaled_product("trmm", alpha, left, right, 0.0, None, precision)
+
+
+def syrk(
+    alpha: float,
+    A: torch.Tensor,
+    beta: float = 0.0,
+    C: torch.Tensor | None = None,
+    trans: bool = False,
+    uplo: str = "upper",
+    precision: str | None = None,
+) -> torch.Tensor:
+    """alpha A A^T + beta C (A^T A with trans) for a symmetric C, of which one triangle is read.
+
+    The result is filled on both sides of its diagonal.
+    """
+    check_flag("syrk", "uplo", uplo, UPLO)
+    check_matrix("syrk", "A", A)
+    left = turned(A, trans)
+    if C is not None and beta != 0:
+        check_square("syrk", "C", C)
+        C = symmetric(C, uplo)
+    if precision == "fp64" or alpha == 0 or not choose(A.dtype, A.device.type).nki:
+        return scaled_product("syrk", alpha, left, left.mT, beta, C, precision)
+    check_precision("syrk", precision)
+    check_added("syrk", "C", C, torch.Size((*left.shape[:-1], left.shape[-2])), A.dtype)
+    return serve(
+        "syrk",
+        lambda: scaled(alpha, lambda out: _kernels().symmetric_product(left, out), beta, C, A.dtype),
+        lambda: torch_product(alpha, left, left.mT, beta, C),
+    )
+
+
+def trsm(
+    alpha: float,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    side: str = "left",
+    uplo: str = "upper",
+    trans: bool = False,
+    diag: str = "nonunit",
+) -> torch.Tensor:
+    """The X of op(A) X = alpha B (X op(A) = alpha B with side="right") for a triangle A."""
+    check_triangular("trsm", A, B, side, uplo, diag)
+    if alpha == 0:
+        return torch.zeros_like(B)
+    right = B if alpha == 1 else alpha * B
+    if not choose(B.dtype, B.device.type).nki:
+        return torch_solve(A, right, side, uplo, trans, diag)
+    return serve(
+        "trsm",
+        lambda: kernel_solve(A, right, side, uplo, trans, diag),
+        lambda: torch_solve(A, right, side, uplo, trans, diag),
+    )
+
+
+def check_triangular(op: str, A: torch.Tensor, B: torch.Tensor, side: str, uplo: str, diag: str) -> None:
+    check_flag(op, "side", side, SIDE)
+    check_flag(op, "uplo", uplo, UPLO)
+    check_flag(op, "diag", diag, DIAG)
+    check_square(op, "A", A)
+    check_matrix(op, "B", B)
+    check_inner(op, *((A, B) if side == "left" else (B, A)))
+
+
+# ---- products ------------------------------------------------------------------------------------
+
+
+def scaled_product(op, alpha, A, B, beta, C, precision):
+    """alpha A B + beta C on the backend that serves it: where every product of levels 2 and 3 passes."""
+    check_precision(op, precision)
+    check_inner(op, A, B)
+    if C is not None:
+        check_added(op, "C", C, product_shape(A, B), A.dtype)
+    if precision == "fp64":
+        A, B, C = A.double(), B.double(), None if C is None else C.double()
+    if alpha == 0:  # A and B are not read
+        unread = C is None or beta == 0
+        return A.new_zeros(product_shape(A, B)) if unread else beta * C
+    if not choose(A.dtype, A.device.type, precision).nki:
+        return torch_product(alpha, A, B, beta, C)
+    return serve(
+        op,
+        lambda: scaled(alpha, lambda out: kernel_product(A, B, out), beta, C, A.dtype),
+        lambda: torch_product(alpha, A, B, beta, C),
+    )
+
+
+def product_shape(A: torch.Tensor, B: torch.Tensor) -> torch.Size:
+    batch = A.shape[:-2]
+    if batch != B.shape[:-2]:
+        batch = np.broadcast_shapes(batch, B.shape[:-2])  # torch's own imports sympy
+    return torch.Size((*batch, A.shape[-2], B.shape[-1]))
+
+
+def torch_product(alpha, A, B, beta, C):
+    """The same by one call of torch, where it has one."""
+    if C is None or beta == 0:
+        if alpha == 1:
+            return torch.matmul(A, B)
+        C, beta = A.new_zeros(()), 0
+    if A.ndim == B.ndim == 2:
+        return torch.addmm(C, A, B, beta=beta, alpha=alpha)
+    if A.ndim == B.ndim == 3 and A.shape[0] == B.shape[0]:
+        return torch.baddbmm(C, A, B, beta=beta, alpha=alpha)
+    scaled = torch.matmul(A, B) * alpha
+    return scaled if beta == 0 else scaled + beta * C
+
+
+def kernel_product(A: torch.Tensor, B: torch.Tensor, out: torch.dtype) -> torch.Tensor:
+    if A.dtype == torch.float64:
+        from trnblas.precision import split_product
+
+        return split_product(A, B)
+    return _kernels().product(A, B, out)
+
+
+def scaled(alpha, product, beta, C, dtype):
+    """alpha product + beta C, rounded once: products that are worked on are asked for in float32."""
+    is_added = C is not None and beta != 0
+    if alpha == 1 and not is_added:
+        return product(dtype)
+    wide = dtype if dtype == torch.float64 else torch.float32
+    result = product(wide) * alpha
+    return (result.add_(C.to(wide), alpha=beta) if is_added else result).to(dtype)
+
+
+# ---- solves --------------------------------------------------------------------------------------
+
+
+def torch_solve(A, B, side, uplo, trans, diag):
+    """torch solves float32 and float64 only."""
+    if B.dtype in (torch.bfloat16, torch.float16):
+        return torch_solve(A.float(), B.float(), side, uplo, trans, diag).to(B.dtype)
+    return torch.linalg.solve_triangular(
+        turned(A, trans),
+        B,
+        upper=(uplo == "upper") != trans,
+        left=side == "left",
+        unitriangular=diag == "unit",
+    )
+
+
+def kernel_solve(A, B, side, uplo, trans, diag):
+    """From the right: the transposed system."""
+    if side == "left":
+        return _kernels().solve(A, B, uplo, trans, diag)
+    return _kernels().solve(A, B.mT, uplo, not trans, diag).mT.contiguous()
+
+
+def _kernels() -> Any:
+    """Imported when a kernel serves a call: without nki everything else works."""
+    from trnblas.nki import dispatch
+
+    return dispatch

@@ -1,0 +1,23 @@
+"""The NKI kernels of trnblas as functions of torch tensors; `trnblas.nki.gemm` and so on hold the kernels."""
+
+from trnblas.nki.dispatch import (
+    HAS_NKI,
+    nki_batched_gemm,
+    nki_batched_pair_energy,
+    nki_fused_gemm_energy,
+    nki_gemm,
+    nki_mp2_energy,
+    nki_syrk,
+    nki_trsm,
+)
+
+__all__ = [
+    "HAS_NKI",
+    "nki_batched_gemm",
+    "nki_batched_pair_energy",
+    "nki_fused_gemm_energy",
+    "nki_gemm",
+    "nki_mp2_energy",
+    "nki_syrk",
+    "nki_trsm",
+]
