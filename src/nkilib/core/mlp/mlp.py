@@ -16,10 +16,10 @@ from nkilib.core.mlp.mlp_parameters import (
     MLPParameters,
     check,
     hidden_size,
-    is_prefill,
     output_shape,
     refuse_mx,
     result_dtype,
+    shares_columns,
     token_count,
 )
 from nkilib.core.mlp.prefill import mlp_prefill
@@ -168,7 +168,7 @@ def run(p: MLPParameters) -> list:
     if p.store_add:
         add_out = nl.ndarray(output_shape(p), p.hidden.dtype, buffer=nl.shared_hbm)
     add_rows = None if add_out is None else add_out.reshape((tokens, size))
-    if p.output_in_sbuf and not is_prefill(p):
+    if p.output_in_sbuf:
         out = mlp_decode(p, n_prgs, core, None, add_rows)
     elif p.transposed_out:
         shape = (PARTITIONS, n_prgs, size // (PARTITIONS * n_prgs), tokens)
@@ -176,10 +176,10 @@ def run(p: MLPParameters) -> list:
         mlp_decode(p, n_prgs, core, out, add_rows)
     else:
         out = nl.ndarray(output_shape(p), result_dtype(p), buffer=nl.shared_hbm)
-        if is_prefill(p):
-            mlp_prefill(p, out.reshape((tokens, size)), add_rows)
-        else:
+        if shares_columns(p, n_prgs):
             mlp_decode(p, n_prgs, core, out.reshape((tokens, size)), add_rows)
+        else:
+            mlp_prefill(p, out.reshape((tokens, size)), add_rows)
     return [out] if add_out is None else [out, add_out]
 
 
