@@ -89,8 +89,8 @@ def mlp(
     bfloat16, float16 or float32; activations are rounded to the weights' dtype before each matmul. H is a
     multiple of 128. With store_fused_add_result the list is [y, hidden + fused_add].
 
-    `mode` AUTO is decode up to 96 tokens, prefill above; decode takes up to 512. Two cores share the tokens in
-    prefill of more than 256, and the columns of the weights otherwise.
+    `mode` AUTO is decode up to 96 tokens, prefill above; decode takes up to 512. Two cores share the tokens
+    of prefills of more than 256, and the columns of the weights otherwise.
 
     FP8 weights (`dtype_mode`): ROW has scales [128, I], [128, H] of the columns (row 0 counts), quantises
     every token of x and m by its largest element, or takes hidden as [B, S, H + 4], FP8 and a scale.
