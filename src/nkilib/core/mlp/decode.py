@@ -1,6 +1,7 @@
 """MLP for few tokens: bound by the weights, which stream from HBM once.
 
-Cores share the columns: of gate and up, then, with the middle exchanged, of down.
+Cores share the columns: of gate and up, then, with the middle exchanged, of down. Two cores do short prefills
+so, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from nkilib.core.mlp.mlp_parameters import (
     MLPParameters,
     hidden_size,
     intermediate_size,
+    is_prefill,
     result_dtype,
     token_count,
 )
@@ -62,7 +64,8 @@ def middle_parts(p: MLPParameters, x: Activations, scales: StaticScales, n_prgs:
     size = div_ceil(inner, n_prgs)
     first = core * size
     count = min(size, inner - first)
-    if p.gate_up_column_tiling or p.quantization == QuantizationType.ROW:
+    tiled = p.gate_up_column_tiling and not is_prefill(p)
+    if tiled or p.quantization == QuantizationType.ROW:
         rows, maxima = gate_up_rows(p, x, scales, first, count)
         if n_prgs == 2 and maxima is not None:
             share_maxima(maxima, core)

@@ -16,10 +16,10 @@ from nkilib.core.mlp.mlp_parameters import (
     MLPParameters,
     check,
     hidden_size,
-    is_prefill,
     output_shape,
     refuse_mx,
     result_dtype,
+    shares_columns,
     token_count,
 )
 from nkilib.core.mlp.prefill import mlp_prefill
@@ -79,7 +79,7 @@ def mlp(
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
     gate_up_w_layout: MLPGateUpWeightLayout = MLPGateUpWeightLayout.CONTIGUOUS,
 ) -> list:
-    """[y], or [y, hidden + fused_add] with store_fused_add_result.
+    """Gated MLP, y = (act(x Wg) * (x Wu)) Wd, of normalised tokens. Returns a list: [y].
 
         x = norm(hidden + fused_add)
         m = act(clamp(x Wg + bg)) * clamp(x Wu + bu)      # skip_gate_proj: act(clamp(x Wu + bu))
@@ -87,7 +87,10 @@ def mlp(
 
     hidden [B, S, H], Wg and Wu [H, I], Wd [I, H]; biases [1, I] and [1, H], norm weights [1, H]; y [B, S, H].
     bfloat16, float16 or float32; activations are rounded to the weights' dtype before each matmul. H is a
-    multiple of 128. `mode` AUTO is decode up to 96 tokens, prefill above; decode takes up to 512.
+    multiple of 128. With store_fused_add_result the list is [y, hidden + fused_add].
+
+    `mode` AUTO is decode up to 96 tokens, prefill above; decode takes up to 512. Two cores share the tokens
+    of prefills of more than 256, and the columns of the weights otherwise.
 
     FP8 weights (`dtype_mode`): ROW has scales [128, I], [128, H] of the columns (row 0 counts), quantises
     every token of x and m by its largest element, or takes hidden as [B, S, H + 4], FP8 and a scale.
@@ -168,7 +171,7 @@ def run(p: MLPParameters) -> list:
     if p.store_add:
         add_out = nl.ndarray(output_shape(p), p.hidden.dtype, buffer=nl.shared_hbm)
     add_rows = None if add_out is None else add_out.reshape((tokens, size))
-    if p.output_in_sbuf and not is_prefill(p):
+    if p.output_in_sbuf:
         out = mlp_decode(p, n_prgs, core, None, add_rows)
     elif p.transposed_out:
         shape = (PARTITIONS, n_prgs, size // (PARTITIONS * n_prgs), tokens)
@@ -176,10 +179,10 @@ def run(p: MLPParameters) -> list:
         mlp_decode(p, n_prgs, core, out, add_rows)
     else:
         out = nl.ndarray(output_shape(p), result_dtype(p), buffer=nl.shared_hbm)
-        if is_prefill(p):
-            mlp_prefill(p, out.reshape((tokens, size)), add_rows)
-        else:
+        if shares_columns(p, n_prgs):
             mlp_decode(p, n_prgs, core, out.reshape((tokens, size)), add_rows)
+        else:
+            mlp_prefill(p, out.reshape((tokens, size)), add_rows)
     return [out] if add_out is None else [out, add_out]
 
 

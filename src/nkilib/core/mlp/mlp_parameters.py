@@ -19,6 +19,7 @@ from nkilib.core.utils.kernel_helpers import is_hbm_buffer, normalization_uses_w
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8, PARTITIONS
 
 TKG_BS_SEQLEN_THRESHOLD = 96  # tokens up to which AUTO is decode
+FEW_TOKENS = 256  # up to which two cores share the columns of the weights in prefill too
 QUANTIZED_DECODE = (256, 1, 8192, 3584)  # the one (B, S, H, I) whose activations STATIC quantises in decode
 SCALE_BYTES = 4  # the float32 scale at the end of a row that is already quantised
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
@@ -101,6 +102,12 @@ def is_prefill(p: MLPParameters) -> bool:
     if p.mode == ComputationMode.AUTO:
         return token_count(p) > TKG_BS_SEQLEN_THRESHOLD
     return p.mode == ComputationMode.PREFILL
+
+
+def shares_columns(p: MLPParameters, n_prgs: int) -> bool:
+    """True when cores share the columns of the weights, not the tokens: in decode, and if tokens are few."""
+    few = token_count(p) <= FEW_TOKENS and intermediate_size(p) >= n_prgs
+    return not is_prefill(p) or (n_prgs > 1 and few)
 
 
 def arrives_quantized(p: MLPParameters) -> bool:

@@ -23,7 +23,7 @@ BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3
 PREFILL, DECODE = ComputationMode.PREFILL, ComputationMode.DECODE
 each_mode = pytest.mark.parametrize("mode", [PREFILL, DECODE], ids=["prefill", "decode"])
 # (B, S, H, I), ragged in I and in the tokens
-SMALL = {PREFILL: (2, 75, 256, 300), DECODE: (3, 2, 256, 300)}
+SMALL = {PREFILL: (2, 150, 256, 300), DECODE: (3, 2, 256, 300)}
 
 
 def inputs(shape, dtype="bfloat16", seed=0):
@@ -114,8 +114,16 @@ def test_the_shapes_of_the_manual(shape, lnc):
     check(inputs(shape), lnc)
 
 
-def test_one_token_in_prefill_leaves_a_core_idle():
-    check(inputs((1, 1, 128, 64)), lnc=2, mode=PREFILL)
+@pytest.mark.parametrize("shape", [(1, 1, 128, 64), (1, 129, 256, 300), (1, 256, 128, 140), (1, 1, 128, 1)])
+def test_two_cores_share_the_columns_of_a_short_prefill(shape):
+    check(inputs(shape), lnc=2, mode=PREFILL)
+
+
+@pytest.mark.parametrize("kind", [QuantizationType.ROW, QuantizationType.STATIC])
+def test_two_cores_share_the_columns_of_a_short_fp8_prefill(kind):
+    args, options = quantized((1, 129, 256, 300), kind)
+    scales = STATIC_INPUTS if kind == QuantizationType.STATIC else {}
+    check_fp8(args, options, lnc=2, **scales, **BIASES)
 
 
 @each_lnc

@@ -54,7 +54,7 @@ def test_both_operand_orders_give_the_same_sums(tokens):
         for block in project(operand, matrix, 0, columns, feature_major=True):
             nisa.tensor_copy(by_feature[0 : block.columns, block.column // 128, :], block.sums)
 
-    shapes = [((tokens, columns), "float32"), ((128, 3, tokens), "float32")]
+    shapes = [((tokens, columns), "float32"), np.zeros((128, 3, tokens), np.float32)]
     y, yT = run_tiles(body, [contraction_major(x), weight], shapes)
     expected = x.astype(np.float64) @ weight
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
