@@ -36,6 +36,7 @@ def percent(timeline, m, k, n, ns, multiplier=1.0):
 
 def product_rows():
     from trnblas.nki.gemm import gemm_kernel, syrk_kernel
+    from trnblas.nki.trsm import trsm_kernel
 
     n = 2048
     for dtype, multiplier, least in (("bfloat16", 1.0, 88), ("float32", 0.25, 95)):
@@ -44,6 +45,9 @@ def product_rows():
         yield f"gemm {dtype} 2048^3, trn2, of TensorE's peak", f"{share:.1f} %", f">= {least} %"
         syrk = modelled(syrk_kernel, (n, n), dtype=dtype)
         yield f"syrk {dtype} 2048 over gemm, trn2", f"{gemm.total_ns / syrk.total_ns:.2f}x", ">= 1.7x"
+    solve = modelled(trsm_kernel, (1, n, n), (1, n // 128, 128, 128), (1, n, n))
+    share = percent(solve, n, n, n / 2, solve.total_ns, 0.25)
+    yield "trsm float32 2048 x 2048, trn2, of TensorE's peak", f"{share:.1f} %", ""
     m, k, n = 1000, 700, 900
     ragged = modelled(gemm_kernel, (m, k), (k, n), dtype="bfloat16")
     share = percent(ragged, m, k, n, ragged.work_ns)
@@ -56,6 +60,7 @@ def mp2_rows():
     from benchmarks._mp2_steps import combine_step, divide_step, sum_step, transpose_step
     from trnblas.nki.mp2 import mp2_energy_kernel
 
+    check_steps(mp2_energy_kernel, transpose_step, combine_step, divide_step, sum_step)
     T, energies = (CHUNK * NVIR, NOCC * NVIR), ((CHUNK,), (NOCC,), (NVIR,))
     for name in ("trn1", "trn2"):
         with platform(name):
@@ -70,6 +75,16 @@ def mp2_rows():
         whole = fused * NOCC / CHUNK * 1e-6
         yield f"MP2 energy, nocc 64, nvir 448, {name}, fused", f"{whole:.1f} ms", ""
         yield "  as four kernels: transpose, combine, divide, sum", f"{separate / fused:.2f}x", ">= 3x"
+
+
+def check_steps(fused, transpose, combine, divide, add):
+    """Both ways give one energy."""
+    T = np.random.default_rng(0).standard_normal((140, 280), dtype=np.float32)
+    energies = [
+        np.linspace(*ends, n, dtype=np.float32) for *ends, n in ((-1, -1, 1), (-1, 0, 2), (1, 2, 140))
+    ]
+    separate = add(divide(combine(T, transpose(T, 140)), *energies), 140)
+    np.testing.assert_allclose(separate.sum(), fused(T, *energies).sum(), rtol=1e-4)
 
 
 def precision_rows():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -110,10 +111,19 @@ def serve(op: str, kernel: Callable[[], Any], otherwise: Callable[[], Any]) -> A
 
 def _warn_once(op: str, problem: Exception) -> None:
     """Once for each distinct error."""
-    text = f"{op}: the NKI kernel failed, PyTorch serves the call: {type(problem).__name__}: {problem}"
-    if text not in _said:
-        _said.add(text)
-        warnings.warn(text, NkiFallbackWarning, stacklevel=5)
+    error = f"{type(problem).__name__}: {problem}"
+    if error not in _said:
+        _said.add(error)
+        text = f"{op}: the NKI kernel failed, PyTorch serves the call: {error}"
+        warnings.warn(text, NkiFallbackWarning, stacklevel=_depth_of_caller())
+
+
+def _depth_of_caller() -> int:
+    """The stack level, for warnings.warn above, of the first frame outside this package."""
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "trnblas":
+        depth, frame = depth + 1, frame.f_back
+    return depth
 
 
 def forget_fallbacks() -> None:

@@ -152,9 +152,22 @@ def test_else_pytorch_serves_it_with_one_warning_for_each_error(op, broken, monk
 def test_the_warning_points_at_the_caller(broken, monkeypatch):
     monkeypatch.delenv("TRNBLAS_REQUIRE_NKI")
     trnblas.set_backend("nki")
-    with pytest.warns(trnblas.NkiFallbackWarning) as caught:
+    x = torch.eye(3)
+    for call in (lambda: trnblas.gemm(1.0, x, x), lambda: trnblas.syrk(1.0, x), lambda: dispatch.nki_syrk(x)):
+        chosen.forget_fallbacks()
+        with pytest.warns(trnblas.NkiFallbackWarning) as caught:
+            call()
+        assert caught[0].filename == __file__
+
+
+def test_one_error_is_told_once_whatever_operation_meets_it(broken, monkeypatch):
+    monkeypatch.delenv("TRNBLAS_REQUIRE_NKI")
+    trnblas.set_backend("nki")
+    with pytest.warns(trnblas.NkiFallbackWarning):
         trnblas.gemm(1.0, torch.eye(3), torch.eye(3))
-    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trnblas.syrk(1.0, torch.eye(3))
 
 
 def test_mistakes_of_the_caller_are_no_failures_of_the_kernel(monkeypatch):

@@ -2,7 +2,7 @@
 
 TensorE contracts over partitions, so both operands enter SBUF with K in their partitions: an operand stored
 the other way round is transposed on its way in. Sizes are free; edges are tiles cut to their size. On two
-cores (`gemm_kernel[2]`) each has every other block of rows.
+cores (`gemm_kernel[2]`) each has half of the blocks of rows.
 """
 
 import numpy as np
@@ -79,9 +79,10 @@ def syrk_kernel(a, a_transposed=False, block_m=512, block_n=512, out_dtype=None)
     block_m, block_n = per_core(n, block_m, cores), per_core(n, block_n, cores)
     multiply(result, a, a, a_transposed, not a_transposed, block_m, block_n, True, cores)
     m_blocks = pieces(n, block_m)
-    for i in range(cores[1], len(m_blocks), cores[0]):
-        for rows in pieces_of(m_blocks[i], TILE_M):
-            fill_right(result, rows, block_n)
+    for i in range(len(m_blocks)):
+        if owner(i, cores) == cores[1]:
+            for rows in pieces_of(m_blocks[i], TILE_M):
+                fill_right(result, rows, block_n)
     return result
 
 
@@ -108,8 +109,8 @@ def multiply(result, a, b, a_transposed, b_transposed, block_m, block_n, lower, 
     a_blocks = [None] * len(m_blocks)
     for j in range(len(n_blocks)):
         b_block = None
-        for i in range(cores[1], len(m_blocks), cores[0]):
-            if lower and m_blocks[i][1] <= n_blocks[j][0]:
+        for i in range(len(m_blocks)):
+            if owner(i, cores) != cores[1] or (lower and m_blocks[i][1] <= n_blocks[j][0]):
                 continue
             if len(k_blocks) > 1:
                 deep_block(
@@ -216,6 +217,12 @@ def check_operands(kernel, a, b, a_transposed, b_transposed, rank):
 def all_cores():
     """(number of cores of the launch, index of this one)"""
     return nl.num_programs(0), nl.program_id(0)
+
+
+def owner(block, cores):
+    """The core that has a block of rows: 0, 1, 1, 0, ..., which shares the rows of a triangle evenly."""
+    turn = block % cores[0]
+    return turn if block // cores[0] % 2 == 0 else cores[0] - 1 - turn
 
 
 def per_core(size, block, cores):
