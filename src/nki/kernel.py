@@ -9,6 +9,7 @@ import inspect
 import pickle
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -408,10 +409,16 @@ class Kernel:
             )
 
     def _lint(self) -> None:
+        """Say what the real compiler would reject; a function is looked at once."""
         from .check.python import lint
 
-        for finding in lint(self.func):
+        if self.func not in _findings:
+            _findings[self.func] = lint(self.func)
+        for finding in _findings[self.func]:
             warnings.warn_explicit(str(finding), NkiWarning, finding.filename, finding.line)
+
+
+_findings: weakref.WeakKeyDictionary[Callable, list[Any]] = weakref.WeakKeyDictionary()
 
 
 class Staged:

@@ -99,11 +99,15 @@ _said: set[str] = set()
 
 
 def serve(op: str, kernel: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """What the kernel gives. If it fails: its error under TRNBLAS_REQUIRE_NKI, else a warning and PyTorch."""
+    """What the kernel gives.
+
+    If it fails: its error, where TRNBLAS_REQUIRE_NKI or TRNBLAS_USE_SIMULATOR asks for kernels; else a
+    warning, and PyTorch.
+    """
     try:
         return kernel()
     except Exception as problem:
-        if flag("TRNBLAS_REQUIRE_NKI"):
+        if flag("TRNBLAS_REQUIRE_NKI") or flag("TRNBLAS_USE_SIMULATOR"):
             raise
         _warn_once(op, problem)
         return otherwise()

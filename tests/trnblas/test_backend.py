@@ -123,7 +123,11 @@ def test_each_operation_has_its_kernel(call, kernel, launches):
 # ---- failing kernels -----------------------------------------------------------------------------
 
 
-def test_a_failing_kernel_raises_when_nki_is_required(broken):
+@pytest.mark.parametrize("variable", ["TRNBLAS_REQUIRE_NKI", "TRNBLAS_USE_SIMULATOR"])
+def test_a_failing_kernel_raises_when_kernels_are_asked_for(broken, monkeypatch, variable):
+    for name in ("TRNBLAS_REQUIRE_NKI", "TRNBLAS_USE_SIMULATOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "1")
     trnblas.set_backend("nki")
     with pytest.raises(RuntimeError, match="no queue"):
         trnblas.gemm(1.0, torch.eye(3), torch.eye(3))
