@@ -54,8 +54,8 @@ def _check_operand(ins: Instruction, name: str, view: View, machine: Machine) ->
             [name],
             "allocate it before the loop",
         )
-    _check_reach(ins, name, view)
     if not ins.on_chip or ins.anywhere:
+        _check_reach(ins, name, view)
         return
     if not storage.on_chip:
         raise fail(
@@ -73,6 +73,7 @@ def _check_operand(ins: Instruction, name: str, view: View, machine: Machine) ->
             [name],
             f"tile the first dimension by nl.tile_size.pmax ({machine.partitions})",
         )
+    _check_reach(ins, name, view)
     _check_access(ins, name, view, machine)
 
 
