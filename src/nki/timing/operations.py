@@ -7,6 +7,7 @@ for reused space and, when live tiles exceed it, spills to HBM (machine.md 4, de
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
@@ -539,29 +540,26 @@ class Pool:
                 self.free.append((size - self.free_bytes, ()))
                 self.free_bytes = size
         self.free_bytes -= size
-        if writer != "dma":
-            self._bring_forward(writer)
+        place = 0 if writer == "dma" else self._own(writer)
         waits: list[int] = []
         while size > 0:
-            chunk, after = self.free.popleft()
+            chunk, after = self.free[place]
             waits += after
             if chunk > size:
-                self.free.appendleft((chunk - size, after))
+                self.free[place] = (chunk - size, after)
+            else:
+                del self.free[place]
             size -= chunk
+            place = 0
         return tuple(waits)
 
-    def _bring_forward(self, writer: str) -> None:
-        """Put a chunk that `writer` freed, or that nobody ever used, at the head of the free list."""
+    def _own(self, writer: str) -> int:
+        """Where in the free list a chunk is that `writer` freed, or that nobody ever used; else its head."""
         operations = self.planner.operations
-        for i, (_, after) in enumerate(self.free):
-            if i > 64:
-                return
+        for i, (_, after) in enumerate(itertools.islice(self.free, 64)):
             if all(operations[a].kind == writer for a in after):
-                if i:
-                    chunk = self.free[i]
-                    del self.free[i]
-                    self.free.appendleft(chunk)
-                return
+                return i
+        return 0
 
     def _evict(self, keep: set[int]) -> bool:
         """Spill the resident tile whose next use is farthest away."""
