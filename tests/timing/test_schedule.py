@@ -233,3 +233,50 @@ def test_profiling_does_no_arithmetic_unless_asked():
         assert nki.profile(kernel)(x).result is None
         ran = nki.profile(kernel, run=True)(x)
     assert np.array_equal(ran.result, 2 * x)
+
+
+# ---- parts of the PE array (machine.md 5.2) ------------------------------------------------------
+
+
+def tiled_matmuls(positions, size, count=8):
+    """`count` rounds of matmuls, one on each part of the array, into banks of their own."""
+
+    def body(x):
+        stationary, moving = zeros((128, 128), nl.bfloat16), zeros((128, 512), nl.bfloat16)
+        sums = [nl.ndarray((128, 512), nl.float32, buffer=nl.psum) for _ in positions]
+        for _ in range(count):
+            for (row, column), psum in zip(positions, sums):  # noqa: B905
+                rows, columns = slice(row, row + size[0]), slice(column, column + size[1])
+                nisa.nc_matmul(
+                    psum[columns, :],
+                    stationary[rows, columns],
+                    moving[rows, :],
+                    tile_position=(row, column),
+                    tile_size=size,
+                )
+
+    found = [bar for bar in bars(nki.jit(body), X) if bar.name == "nc_matmul"]
+    return max(bar.end for bar in found) - min(bar.start for bar in found)
+
+
+def test_matmuls_on_separate_columns_of_the_array_run_at_the_same_time():
+    alone = tiled_matmuls([(0, 0)], (128, 64))
+    assert tiled_matmuls([(0, 0), (0, 64)], (128, 64)) < 1.1 * alone
+    assert tiled_matmuls([(0, 0), (0, 0)], (128, 64)) > 1.5 * alone
+
+
+def test_matmuls_on_separate_rows_of_the_array_run_at_the_same_time():
+    alone = tiled_matmuls([(0, 0)], (64, 128))
+    assert tiled_matmuls([(0, 0), (64, 0)], (64, 128)) < 1.1 * alone
+
+
+def test_a_matmul_on_the_whole_array_waits_for_its_parts():
+    def body(x):
+        stationary, moving = zeros((128, 128), nl.bfloat16), zeros((128, 512), nl.bfloat16)
+        one, two = (nl.ndarray((128, 512), nl.float32, buffer=nl.psum) for _ in range(2))
+        half = {"tile_position": (0, 0), "tile_size": (128, 64)}
+        nisa.nc_matmul(one[0:64, :], stationary[:, 0:64], moving, **half, name="part")
+        nisa.nc_matmul(two, stationary, moving, name="whole")
+
+    found = by_label(bars(nki.jit(body), X))
+    assert found["whole"].start - found["part"].start >= 512 / 2.4

@@ -17,7 +17,7 @@ from ..machine import Machine
 from ..program import Instruction
 from ..storage import PSUM
 from ..view import View
-from .operations import ORDER, RAW, WAR, Operation, Planner, engine_clocks
+from .operations import ORDER, RAW, WAR, WHOLE_ARRAY, Operation, PeTile, Planner, engine_clocks
 from .timeline import Timeline
 from .transfer import Transfer, transfer_of
 
@@ -134,6 +134,7 @@ class CoreSimulation:
         self.last_on: dict[str, int] = {}
         self.table: str | None = None
         self.activity = Activity(machine)
+        self.pe_tiles: dict[PeTile, int] = {}  # the last matmul on each part of the PE array
         self.dma_free = [0.0] * machine.dma_engines
         self.bandwidth_share = self._bandwidth_share(sharers)
 
@@ -253,7 +254,13 @@ class CoreSimulation:
     # ---- compute engines -------------------------------------------------------------------------
 
     def _must_wait(self, engine: str, index: int, now: float) -> float:
-        """Engines that share a port take turns (machine.md 3.1): when the other has finished."""
+        """When those have finished with which it cannot run at the same time.
+
+        Engines that share a port take turns (machine.md 3.1), and matmuls on one part of the PE array (5.2).
+        """
+        if engine == "tensor":
+            tile = PeTile.of(self.operations[index].instruction)
+            return max((self.free[i] for t, i in self.pe_tiles.items() if t.overlaps(tile)), default=0.0)
         for rival in RIVALS.get(engine, ()):
             other = self.last_on.get(rival)
             if other is not None and now < self.free[other] < math.inf and self._collide(index, other):
@@ -293,6 +300,7 @@ class CoreSimulation:
         held = max(service, cost.shortest / self.clocks[engine])
         if engine == "tensor":
             self.activity.add(start, start + held)
+            self.pe_tiles[PeTile.of(op.instruction)] = index
         drain = self.machine.tensor_drain_ns if engine == "tensor" else cost.fix_ns
         self.start[index] = start
         self.free[index] = start + held
@@ -300,6 +308,10 @@ class CoreSimulation:
         self.done[index] = start + service + cost.fix_ns
         self._post(self.free[index], READ, index)
         self._post(self.done[index], DONE, index)
+        if (
+            engine == "tensor" and PeTile.of(op.instruction) != WHOLE_ARRAY
+        ):  # the next may be for another tile
+            return min(self.free[index], start + self.machine.matmul_min_cycles / self.clocks[engine])
         return self.free[index]
 
     def _shares_bus(self, now: float) -> bool:

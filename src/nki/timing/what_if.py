@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from .operations import ORDER, RAW, WAR, Operation
+from .operations import ORDER, RAW, WAR, WHOLE_ARRAY, Operation, PeTile
 from .schedule import MEETINGS, RIVALS, Activity
 from .timeline import Timeline
 from .transfer import Transfer
@@ -115,12 +115,15 @@ class Replay:
         """What Steps holds, operation by operation."""
         met: Counter[tuple] = Counter()
         free: dict[tuple[int, str, float], int] = {}
+        on_tile: dict[int, dict[PeTile, int]] = {c: {} for c in range(len(self.cores))}
         for c, index in self.cores[0].simulation.order if self.cores else ():
             op = self.cores[c].operations[index]
             if self.is_dma[self.first[c] + index]:
                 yield self._transfer(op)
             elif op.instruction.public in MEETINGS:  # type: ignore[union-attr]
                 yield self._meeting(op, met)
+            elif op.kind == "tensor":
+                yield self._matmul(op, on_tile[c])
             else:
                 yield self._compute(op, self._rivals(op, free) if op.kind in RIVALS else ())
 
@@ -154,13 +157,21 @@ class Replay:
         core, i, number = self.cores[op.core], op.index, self.number(op)
         links, across = self._links(op)
         head = (4 * number, links + rivals, across, self._place(op.core, op.kind))
-        if op.kind == "tensor":
-            cost = core.planner.cost_of(op)
-            rows = op.instruction.operands()[1].shape[0]  # type: ignore[union-attr]
-            return (*head, TENSOR, 0.0, cost.cycles / core.clocks["tensor"], cost.fix_ns, rows)
         held, result = core.free[i] - core.start[i], core.done[i] - core.free[i]
         _, table = self.tables.get(number, (0.0, 0.0))
         return (*head, ENGINE, table, held, result, None)
+
+    def _matmul(self, op: Operation, on_tile: dict[PeTile, int]) -> tuple:
+        """Parts of the PE array are places of their own; a matmul waits for those it overlaps."""
+        core, links, ins = self.cores[op.core], self._links(op), op.instruction
+        tile = PeTile.of(ins)
+        before = tuple(4 * i + FREE for other, i in on_tile.items() if other != tile and other.overlaps(tile))
+        on_tile[tile] = self.number(op)
+        cost = core.planner.cost_of(op)
+        rows = ins.operands()[1].shape[0]  # type: ignore[union-attr]
+        place = self._place(op.core, "tensor" if tile == WHOLE_ARRAY else f"tensor {tile}")
+        times = (0.0, cost.cycles / core.clocks["tensor"], cost.fix_ns)
+        return (4 * self.number(op), links[0] + before, links[1], place, TENSOR, *times, rows)
 
     def _links(self, op: Operation) -> tuple[Links, Links]:
         """The moments an operation waits for, as the simulation releases it."""
