@@ -6,6 +6,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nki.timing.what_if import Replay
 from support import target
 
 
@@ -216,6 +217,23 @@ def test_an_exchange_by_the_dma_of_gpsimd_does_not_queue_behind_transfers():
     assert {bar.engine for bar in own} == {"gpsimd"} and {bar.engine for bar in shared} == {"dma"}
     assert own[0].end == pytest.approx(own[1].end)
     assert own[0].end < shared[0].end
+
+
+def test_an_exchange_by_dma_begins_when_both_cores_are_ready():
+    @nki.jit
+    def kernel(x):
+        core = nl.program_id(0)
+        tile, received = zeros((128, 512)), nl.ndarray((128, 512), nl.float32)
+        for _ in range(40 if core == 1 else 0):  # core 1 is late
+            nisa.activation(tile, nl.exp, tile, name="work")
+        nisa.sendrecv(tile, received, 1 - core, 1 - core, 0, name="swap")
+
+    with target("trn2"):
+        timeline = nki.profile(kernel[2])(X).timeline
+    swaps = [bar for bar in timeline.bars if bar.label == "swap"]
+    late = max(bar.end for bar in timeline.bars if bar.label == "work")
+    assert len(swaps) == 2 and all(bar.start >= late for bar in swaps)
+    assert Replay(timeline).run() == pytest.approx(timeline.work_ns, rel=0.01)
 
 
 def test_profiling_does_no_arithmetic_unless_asked():

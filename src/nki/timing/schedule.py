@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,6 +66,7 @@ class Simulation:
         self.order: list[tuple[int, int]] = []  # (core, operation) as they were begun
         self.cores = [CoreSimulation(self, machine, p, len(planners)) for p in planners]
         self.arrived: dict[tuple, tuple[CoreSimulation, int]] = {}  # first of two cores at a meeting point
+        self.partners: dict[tuple[int, int], tuple[int, int]] = {}  # transfers that began together
 
     def post(self, time: float, core: CoreSimulation, what: int, which: Any) -> None:
         self.sequence += 1
@@ -92,6 +93,18 @@ class Simulation:
             core.finish(index, now)
         else:
             self.arrived[point] = (core, index)
+
+    def begin_together(self, core: CoreSimulation, index: int, now: float) -> None:
+        """A sendrecv by DMA moves when the tiles of both cores are ready."""
+        point = core.swaps[index]
+        if point not in self.arrived:
+            self.arrived[point] = (core, index)
+            return
+        other, waiting = self.arrived.pop(point)
+        mine, theirs = (core.planner.core, index), (other.planner.core, waiting)
+        self.partners[mine], self.partners[theirs] = theirs, mine
+        other.enqueue(waiting, now)
+        core.enqueue(index, now)
 
 
 DONE, READ, READY, IDLE, TRIGGER = range(5)  # what happens at an event
@@ -127,6 +140,7 @@ class CoreSimulation:
         for op in self.operations:
             for other in op.waits:
                 self.users[other].append(op.index)
+        self.swaps = self._swaps() if sharers > 1 else {}
         self.rank = self._ranks()
         self.clocks = engine_clocks(machine)
         self.waiting: dict[str, list[tuple[int, int]]] = {name: [] for name in (*ENGINES, *MODES)}
@@ -150,6 +164,17 @@ class CoreSimulation:
             if op.is_dma and self.users[op.index]:
                 rank[op.index] = min(rank[user] for user in self.users[op.index])
         return rank
+
+    def _swaps(self) -> dict[int, tuple]:
+        """The transfers of sendrecv, by pipe and number."""
+        found: dict[int, tuple] = {}
+        turns: Counter[Any] = Counter()
+        for op in self.operations:
+            if op.is_dma and op.instruction is not None and op.instruction.public == "sendrecv":
+                pipe = op.instruction.pipe_id  # type: ignore[attr-defined]
+                turns[pipe] += 1
+                found[op.index] = ("transfer", pipe, turns[pipe])
+        return found
 
     # ---- the event loop --------------------------------------------------------------------------
 
@@ -221,7 +246,14 @@ class CoreSimulation:
                 self._post(self.ready[user], READY, user)
 
     def _queue(self, index: int, now: float) -> None:
-        """Ready: wait for the engine or the DMA trigger."""
+        """Ready: wait for the other core, where two must begin together, then for the engine."""
+        if index in self.swaps:
+            self.simulation.begin_together(self, index, now)
+        else:
+            self.enqueue(index, now)
+
+    def enqueue(self, index: int, now: float) -> None:
+        """Wait for the engine or the DMA trigger."""
         op = self.operations[index]
         place = op.kind
         if op.is_dma:

@@ -137,7 +137,12 @@ class Replay:
         if payload is None:
             payload = self.payloads[id(moved.payload_ns)] = self._payload(moved, core.bandwidth_share)
         times = (moved.dispatch_ns, moved.issue_ns, moved.notify_ns)
-        return (4 * self.number(op), *self._links(op), self._place(op.core, moved.mode), DMA, *times, payload)
+        links, across = self._links(op)
+        partner = core.simulation.partners.get((op.core, op.index))
+        if partner is not None:  # the other half of a sendrecv: both wait for what either waits for
+            more = self._links(self.cores[partner[0]].operations[partner[1]])
+            links, across = links + more[0], across + more[1]
+        return (4 * self.number(op), links, across, self._place(op.core, moved.mode), DMA, *times, payload)
 
     def _payload(self, moved: Transfer, share: float) -> Payload:
         payload = [(engine, ns / share) for engine, ns in moved.payload_ns]
