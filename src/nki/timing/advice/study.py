@@ -107,7 +107,12 @@ class Study:
     # ---- what-ifs --------------------------------------------------------------------------------
 
     def gain_us(self, change: Change) -> float:
-        return max(0.0, self.timeline.work_ns - self.replay.run(change)) / 1e3
+        return max(0.0, self.unchanged_ns - self.replay.run(change)) / 1e3
+
+    @cached_property
+    def unchanged_ns(self) -> float:
+        """The replay without a change: what a what-if is compared with."""
+        return self.replay.run()
 
     def gain(self, change: Change) -> Gain:
         us = self.gain_us(change)

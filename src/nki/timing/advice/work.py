@@ -25,7 +25,7 @@ def fp32_matmul(study: Study) -> Iterator[Finding]:
     matmuls, total = study.float32_matmuls, study.total_us
     if not matmuls:
         return
-    faster = (study.timeline.work_ns - study.with_faster_matmuls_ns) / 1e3
+    faster = (study.unchanged_ns - study.with_faster_matmuls_ns) / 1e3
     beside_dma = study.is_busy("dma")  # then the loads decide what faster matmuls gain
     if beside_dma and faster < WORTH * total:
         return
