@@ -38,6 +38,7 @@ _FREE_PER_SIZE = 16
 _FREE_SIZES = 32
 _FREE_VIEWS = 64
 _SLAB = 4 << 20  # bytes from which numpy asks for huge pages: strided tiles then miss the TLB less
+_LINE = 64  # bytes of a cache line: numpy adds aligned tiles twice as fast as others
 
 
 def _take(storage: Storage) -> tuple[np.ndarray, dict[int, np.ndarray]]:
@@ -51,13 +52,19 @@ def _take(storage: Storage) -> tuple[np.ndarray, dict[int, np.ndarray]]:
 
 def _fresh(nbytes: int, on_chip: bool) -> np.ndarray:
     """New bytes. Large tiles are cut from a slab, and the rest of it waits for the next ones."""
-    pieces = _SLAB // nbytes if on_chip and nbytes >= 1 << 16 else 1
-    if pieces < 2:
-        return np.empty(nbytes, np.uint8)
-    slab = np.empty(_SLAB, np.uint8)
+    step = -(-nbytes // _LINE) * _LINE
+    pieces = _SLAB // step if on_chip and nbytes >= 1 << 16 else 1
+    slab = aligned(max(pieces, 1) * step)
     for i in range(1, pieces):
-        _give_back(slab[i * nbytes : (i + 1) * nbytes], {})
+        _give_back(slab[i * step : i * step + nbytes], {})
     return slab[:nbytes]
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """New bytes that begin with a cache line."""
+    raw = np.empty(nbytes + _LINE, np.uint8)
+    first = -raw.ctypes.data % _LINE
+    return raw[first : first + nbytes]
 
 
 def _give_back(raw: np.ndarray, arrays: dict[int, np.ndarray]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from ..dtypes import DType, f32, store
+from ..execute.memory import aligned
 from ..operators import Operator
 from ..view import View
 
@@ -45,7 +47,7 @@ def scratch(shape: tuple[int, ...]) -> np.ndarray:
         arrays = _local.__dict__.setdefault("arrays", {})
         if len(arrays) > 64:
             arrays.clear()
-        return arrays.setdefault(shape, np.empty(shape, np.float32))
+        return arrays.setdefault(shape, np.ndarray(shape, np.float32, aligned(4 * prod(shape))))
 
 
 def emit(dst: np.ndarray, dtype: DType, formula: Any, *args: Any) -> None:
