@@ -87,7 +87,7 @@ def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
     parts = ["self"]
     for field in fields:
         if field in cls.required:
-            parts.append(f"self.{field}.sig")
+            parts.append(f"self.{field}._sig or self.{field}.sig")
         elif field in kinds:
             parts.append(f"_signature(self.{field})")
         elif field in cls.registers:  # a run-time value: no check may look at it
