@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-from kernels import STEPS, single_tile
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 import nki
+from kernels import STEPS, single_tile
 from nki.execute.blas import one_blas_thread
 
 
