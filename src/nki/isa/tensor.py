@@ -329,10 +329,12 @@ class NcMatmul(MatmulInstruction):
         stationary, moving = self._contraction(stationary), self._contraction(moving)
         if self.is_stationary_onezero or self.is_moving_onezero:
             self._verify_onezero(stationary, moving)
-        if self.overwrites(written) and dst.dtype == np.float32 and dst.ndim == 2:
+        overwrites = self.overwrites(written)
+        if overwrites and dst.dtype == np.float32 and dst.ndim == 2:
             np.matmul(stationary.T, moving, out=dst)
             return
-        if written is True and self.dst.dtype == "float32" and add_product(dst, stationary, moving):
+        adds = not overwrites and written is True and self.dst.dtype == "float32"
+        if adds and add_product(dst, stationary, moving):
             return
         product = np.matmul(stationary.T, moving, out=scratch((stationary.shape[1], moving.shape[1])))
         self.accumulate_into(dst, product.reshape(dst.shape), written)
