@@ -58,7 +58,7 @@ def to_numpy(value: torch.Tensor) -> np.ndarray:
     """The tensor's own memory as an array; a copy only for tensors of another device."""
     _check_dense(value)
     plain = value.detach() if value.requires_grad else value
-    if value.device.type != "cpu":
+    if not value.is_cpu:
         _say_device(value.device.type)
         plain = plain.cpu()
     if value.is_neg():
@@ -205,10 +205,11 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
 def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
     """Call a kernel with tensors: at once, or as an operator where somebody watches operators."""
     tensors = _tensors(args, kwargs)
-    for tensor in tensors:
-        _check_dense(tensor)
-    if torch._C._len_torch_dispatch_stack() or any(map(_is_symbolic, tensors)):
-        return staged(kernel, args, kwargs)
+    if _dispatch_depth() or not all(map(_is_ordinary, tensors)):
+        for tensor in tensors:
+            _check_dense(tensor)
+        if _dispatch_depth() or any(map(_is_symbolic, tensors)):
+            return staged(kernel, args, kwargs)
     if keep_for_debugging.wanted():
         keep_for_debugging(kernel, *replaced((args, kwargs), torch.Tensor, _spec))
     return kernel.run(*args, **kwargs).result
@@ -224,13 +225,29 @@ def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
     return leaves((args, kwargs), torch.Tensor)
 
 
+_dispatch_depth = torch._C._len_torch_dispatch_stack
+_is_functional = torch._is_functional_tensor
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """True for dense tensors with values in the processor's memory: nothing else needs to be asked."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or _is_functional(tensor) or _is_wrapped(tensor))
+    )
+
+
 def _is_symbolic(tensor: torch.Tensor) -> bool:
     """True for tensors without values of their own: fake, meta, functional, batched."""
     return (
         tensor.device.type == "meta"
         or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-        or torch._is_functional_tensor(tensor)
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or _is_functional(tensor)
+        or _is_wrapped(tensor)
     )
 
 
