@@ -44,9 +44,7 @@ class Verdict:
     def __init__(self, engine: Any, access: Access, shifted: tuple[tuple[str, str], ...], warned: bool):
         self.engine = engine
         self.access = access
-        self.shifted = (
-            shifted  # (output, input) that overlap, one a little further on, if both are one tensor
-        )
+        self.shifted = shifted  # (output, input): overlap at different offsets, if both are one tensor
         self.warned = warned
 
 
@@ -235,9 +233,14 @@ def issue(instruction: Instruction) -> Instruction:
     instruction.access = verdict.access
     instruction.handle = core.issued = core.issued + 1
     core.executing = True
-    for sink in core.sinks:
-        sink(instruction)
-    core.executing = False
+    try:
+        for sink in core.sinks:
+            sink(instruction)
+    except BaseException:
+        core.issued -= 1  # it did not run, and the kernel may catch the error and go on
+        raise
+    finally:
+        core.executing = False
     return instruction
 
 

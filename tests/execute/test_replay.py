@@ -410,3 +410,23 @@ def test_a_replay_inside_a_replay_gets_a_copy_of_the_program():
         kept.recording.release(busy)
         assert_same(interpret(x, index, operations, "views"), expected)
     assert busy is kept.recording and RUNS == []
+
+
+def test_what_is_said_after_an_error_that_the_kernel_caught_is_said_again():
+    @nki.jit
+    def kernel(x, index):
+        out = nl.ndarray((1, COLUMNS), x.dtype, buffer=nl.shared_hbm)
+        row, place = nl.ndarray((1, COLUMNS), x.dtype), nl.ndarray((1, 1), nl.int32)
+        nisa.dma_copy(place, index)
+        try:
+            nisa.dma_copy(row, x.select(0, place).expand_dim(0))
+        except nki.NkiError:
+            nisa.memset(row, 0.0)
+        nisa.dma_copy(out, row)
+        nl.ndarray((4,), nl.float32)  # a tile of one dimension: a warning
+        return out
+
+    args = data(), np.array([[99]], np.int32)
+    first, again = outcome(kernel, *args), outcome(kernel, *args)
+    assert len(first[1]) == 1 and "two dimensions" in first[1][0]
+    assert_same(first, again)
