@@ -7,44 +7,44 @@ pass over the product of every matmul that accumulates.
 from __future__ import annotations
 
 import ctypes
-import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-_lock = threading.Lock()
+from .settings import WhileKernelsRun
+
 _libraries: list[Any] | None = None
 _sgemm: Any = None  # of the wheels of numpy, once looked for; its name says that it counts with 64 bits
 SGEMM = "scipy_cblas_sgemm64_"
-_users = 0
-_before: list[int] = []
 
 
-class one_blas_thread:
+class one_blas_thread(WhileKernelsRun):
     """Context: BLAS uses one thread while any kernel runs, and as many as before afterwards."""
 
-    def __enter__(self) -> None:
-        global _libraries, _users, _before, _sgemm
-        with _lock:
-            if _libraries is None:
-                import threadpoolctl
+    before: ClassVar[list[int]]
 
-                controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
-                _libraries = list(controller.lib_controllers)
-                _sgemm = _find_sgemm(_libraries)
-            if _users == 0:
-                _before = [library.num_threads for library in _libraries]
-                for library in _libraries:
-                    library.set_num_threads(1)
-            _users += 1
+    @classmethod
+    def begin(cls) -> None:
+        libraries = _blas_libraries()
+        cls.before = [library.num_threads for library in libraries]
+        for library in libraries:
+            library.set_num_threads(1)
 
-    def __exit__(self, *exception: object) -> None:
-        global _users
-        with _lock:
-            _users -= 1
-            if _users == 0 and _libraries is not None:
-                for library, threads in zip(_libraries, _before, strict=True):
-                    library.set_num_threads(threads)
+    @classmethod
+    def end(cls) -> None:
+        for library, threads in zip(_blas_libraries(), cls.before, strict=True):
+            library.set_num_threads(threads)
+
+
+def _blas_libraries() -> list[Any]:
+    global _libraries, _sgemm
+    if _libraries is None:
+        import threadpoolctl
+
+        controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
+        _libraries = list(controller.lib_controllers)
+        _sgemm = _find_sgemm(_libraries)
+    return _libraries
 
 
 def _find_sgemm(libraries: list[Any]) -> Any:

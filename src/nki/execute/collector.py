@@ -7,30 +7,25 @@ tiles are freed by reference counts. Walking all of them again and again took a 
 from __future__ import annotations
 
 import gc
-import threading
+from typing import ClassVar
+
+from .settings import WhileKernelsRun
 
 YOUNG = 50_000  # new objects between two collections, instead of Python's 700
 
-_lock = threading.Lock()
-_users = 0
-_before: tuple[int, int, int] = (0, 0, 0)
 
-
-class fewer_collections:
+class fewer_collections(WhileKernelsRun):
     """Context: cycles are looked for less often while any kernel runs."""
 
-    def __enter__(self) -> None:
-        global _users, _before
-        with _lock:
-            if _users == 0:
-                _before = gc.get_threshold()
-                if 0 < _before[0] < YOUNG:  # 0: somebody switched it off
-                    gc.set_threshold(YOUNG, *_before[1:])
-            _users += 1
+    before: ClassVar[tuple[int, int, int]]
 
-    def __exit__(self, *exception: object) -> None:
-        global _users
-        with _lock:
-            _users -= 1
-            if _users == 0 and gc.get_threshold()[0] == YOUNG:  # else somebody chose another meanwhile
-                gc.set_threshold(*_before)
+    @classmethod
+    def begin(cls) -> None:
+        cls.before = gc.get_threshold()
+        if 0 < cls.before[0] < YOUNG:  # 0: somebody switched it off
+            gc.set_threshold(YOUNG, *cls.before[1:])
+
+    @classmethod
+    def end(cls) -> None:
+        if gc.get_threshold()[0] == YOUNG:  # else somebody chose another meanwhile
+            gc.set_threshold(*cls.before)
