@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..errors import error
 from ..program import Instruction
 from ..view import Shape, View
 from .indirect import Rows, accumulate_columns, gather_columns, scalar_shift, scatter_columns
@@ -189,7 +188,3 @@ class Executor:
         shift = scalar_shift(view, instruction)
         assert shift is not None
         return memory.write(view, shift), None
-
-
-def placeholder(view: View) -> Exception:
-    return error("placeholder", "this tensor has no data behind it", notes=[view.describe()])

@@ -72,8 +72,8 @@ def to_numpy(value: jax.Array) -> np.ndarray:
 
 def from_numpy(array: np.ndarray, like: jax.Array | None = None) -> jax.Array:
     """A JAX array on the device of `like`; without a copy where the memory is aligned for XLA."""
-    single = like is not None and len(like.devices()) == 1
-    return jax.device_put(array, next(iter(like.devices())) if single else None)  # type: ignore[union-attr]
+    devices = [] if like is None else list(like.devices())
+    return jax.device_put(array, devices[0] if len(devices) == 1 else None)
 
 
 # ---- calls ---------------------------------------------------------------------------------------

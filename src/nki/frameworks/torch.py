@@ -416,7 +416,7 @@ def _rebuild(structure: tuple, results: Sequence[Any], tensors: Sequence[Any]) -
         return structure[1]
     items = [_rebuild(item, results, tensors) for item in structure[-1]]
     if kind == "dict":
-        return dict(zip(structure[1], items))  # noqa: B905
+        return dict(zip(structure[1], items))  # noqa: B905 (torch.compile traces this: plain Python)
     if kind == "named":
         return structure[1](*items)
     return items if kind == "list" else tuple(items)
