@@ -366,30 +366,6 @@ class Demand:
         return max(table[begin], table[end - (1 << level) + 1])
 
 
-class PeTile(NamedTuple):
-    """The rows and columns of the PE array that a matmul works on."""
-
-    rows: range
-    columns: range
-
-    @staticmethod
-    def of(instruction: Any) -> PeTile:
-        if not getattr(instruction, "tile_size", ()):
-            return WHOLE_ARRAY
-        (row, column), (rows, columns) = instruction.tile_position, instruction.tile_size
-        return PeTile(range(row, row + rows), range(column, column + columns))
-
-    def overlaps(self, other: PeTile) -> bool:
-        return _meet(self.rows, other.rows) and _meet(self.columns, other.columns)
-
-
-WHOLE_ARRAY = PeTile(range(128), range(128))
-
-
-def _meet(one: range, other: range) -> bool:
-    return one.start < other.stop and other.start < one.stop
-
-
 class Pool:
     """On-chip space handed out in program order; what is full evicts the tile needed last."""
 

@@ -17,7 +17,8 @@ from ..machine import Machine
 from ..program import Instruction
 from ..storage import PSUM
 from ..view import View
-from .operations import ORDER, RAW, WAR, WHOLE_ARRAY, Operation, PeTile, Planner, engine_clocks
+from .operations import ORDER, RAW, WAR, Operation, Planner, engine_clocks
+from .pe_array import WHOLE_ARRAY, PeTile
 from .timeline import Timeline
 from .transfer import Transfer, transfer_of
 

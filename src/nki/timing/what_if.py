@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from .operations import ORDER, RAW, WAR, WHOLE_ARRAY, Operation, PeTile
+from .operations import ORDER, RAW, WAR, Operation
+from .pe_array import WHOLE_ARRAY, PeTile
 from .schedule import MEETINGS, RIVALS, Activity
 from .timeline import Timeline
 from .transfer import Transfer
