@@ -453,11 +453,11 @@ def test_a_profile_tells_its_findings():
 
 
 def test_advice_takes_less_time_than_the_schedule():
-    start = time.perf_counter()
+    start = time.process_time()  # of this process: others may be busy
     timeline = timeline_of(matmul_kernels().tiled, spec(2048, 1024), spec(2048, 4096))
-    scheduled = time.perf_counter()
+    scheduled = time.process_time()
     advise(timeline)
-    assert time.perf_counter() - scheduled < scheduled - start
+    assert time.process_time() - scheduled < scheduled - start
 
 
 def test_the_document_shows_what_its_snippets_print(capsys):
