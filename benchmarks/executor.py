@@ -11,7 +11,7 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.cache import programs
+from nki.call.cache import programs
 from nki.execute.blas import one_blas_thread
 
 MATMUL = Path(__file__).parents[1] / "examples" / "matmul"

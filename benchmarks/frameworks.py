@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 import nki
-import nki.cache
+import nki.call.cache
 import nki.isa as nisa
 import nki.language as nl
 
@@ -80,7 +80,7 @@ def cache_rows():
     x = np.ones((128, 128), np.float32)
 
     def first():
-        nki.cache.clear()
+        nki.call.cache.clear()
         thousand(x)
 
     thousand(x)

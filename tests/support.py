@@ -78,3 +78,13 @@ def run_tiles(
 
     with target(on):
         return kernel(list(inputs), initial)
+
+
+def unseen(found):
+    """A function that appends to a list, and that the program cache takes for one of nki's own.
+
+    So a test can count how often a kernel's Python runs: what a kernel reads otherwise is looked at.
+    """
+    namespace = {"__name__": "nki.tests", "found": found}
+    exec("def ran(value=None):\n    found.append(value)\n", namespace)
+    return namespace["ran"]

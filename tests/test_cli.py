@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import nki
-from nki import terminal
-from nki.cli import main
+from nki.cli import main, terminal
 
 MATMUL = str(Path(__file__).parents[1] / "examples" / "matmul" / "kernels.py")
 SHAPES = ["--arg", "lhsT=float32[256,128]", "--arg", "rhs=float32[256,512]"]
@@ -372,7 +371,7 @@ def test_traceback_shows_all(run, write):
 
 
 def test_a_fault_of_ours_says_so_without_a_traceback(run, write, monkeypatch):
-    monkeypatch.setattr("nki.script.Path", None)
+    monkeypatch.setattr("nki.cli.script.Path", None)
     refused(run("profile", write()), "TypeError", "fault of Open NKI itself", "--traceback", code=1)
 
 

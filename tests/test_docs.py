@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import nki.docs
+import nki.cli.docs
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -25,19 +25,21 @@ FRAMEWORKS = {
 
 @pytest.mark.tiny
 def test_the_page_of_instructions_is_what_the_code_says():
-    assert (ROOT / nki.docs.PAGE).read_text() == nki.docs.page(), "docs/isa.md is stale: run `make docs`"
+    assert (ROOT / nki.cli.docs.PAGE).read_text() == nki.cli.docs.page(), (
+        "docs/isa.md is stale: run `make docs`"
+    )
 
 
 def test_the_command_writes_the_page(tmp_path, capsys):
     target = tmp_path / "new" / "isa.md"
-    nki.docs.main([str(target)])
-    assert target.read_text() == nki.docs.page()
+    nki.cli.docs.main([str(target)])
+    assert target.read_text() == nki.cli.docs.page()
     assert str(target) in capsys.readouterr().out
 
 
 def test_every_documented_instruction_has_one_row():
     api = json.loads((ROOT / "tests" / "data" / "documented_api.json").read_text())
-    rows = re.findall(r"^\| `(\w+\.\w+)` \|", nki.docs.page(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+\.\w+)` \|", nki.cli.docs.page(), re.MULTILINE)
     assert sorted(name for name in rows if name.startswith("nisa.")) == sorted(
         f"nisa.{name}" for name in api["nki.isa"]["functions"]
     )
@@ -45,13 +47,15 @@ def test_every_documented_instruction_has_one_row():
 
 
 def test_no_fact_of_an_instruction_is_missing():
-    rows = [line.strip("| ").split(" | ") for line in nki.docs.page().splitlines() if line.startswith("| `")]
+    rows = [
+        line.strip("| ").split(" | ") for line in nki.cli.docs.page().splitlines() if line.startswith("| `")
+    ]
     assert {len(row) for row in rows} == {6, 2}  # instructions, and functions that issue none
     assert all(cell.strip() for row in rows for cell in row)
 
 
 def test_generations_and_engines_are_those_of_the_instruction():
-    page = nki.docs.page()
+    page = nki.cli.docs.page()
     assert re.search(r"`nisa.nc_matmul_mx` \| tensor \| trn3 \|", page)
     assert re.search(r"`nisa.sendrecv` \| DMA \| trn2, trn3 \|", page)
     assert re.search(r"`nisa.tensor_tensor` \| vector, gpsimd \| trn1, trn2, trn3 \|", page)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nki import dtypes as dt
 from nki.errors import NkiError, NkiValidationError
+from nki.hardware import dtypes as dt
 
 CASTABLE = [d for d in dt.ALL if d.castable]
 INTEGERS = [d for d in dt.ALL if d.is_integer]

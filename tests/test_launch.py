@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki import core as core_module
+from nki.run import core as core_module
 from support import target
 
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
@@ -143,15 +143,16 @@ def test_private_hbm_and_chip_memory_belong_to_one_core():
         me = nl.program_id(0)
         mine = nl.ndarray((1, 4), x.dtype, buffer=nl.private_hbm, name="mine")
         placed = nl.ndarray((1, 4), x.dtype, address=(0, 0))
-        storages.append((mine.storage, placed.storage.memory.raw))
         nisa.memset(placed, float(me))
+        np.asarray(placed)
+        storages.append((mine.storage, core_module.current().memories[placed.storage].raw))
         nisa.dma_copy(mine, placed)
         nisa.core_barrier(out, (0, 1))
         nisa.dma_copy(out[me : me + 1], mine)
         return out
 
     assert kernel[2](X)[:, 0].tolist() == [0, 1]
-    (first, raw), (second, other) = storages
+    (first, raw), (second, other) = storages[-2:]
     assert first is not second and not np.shares_memory(raw, other)
 
 
@@ -199,7 +200,7 @@ def test_shared_tensors_of_a_loop_body_are_one_storage_for_all_iterations_and_co
         nl.fori_loop(0, 3, body)
         return out
 
-    assert np.array_equal(kernel[2](X), X[[1, 0]]) and len(set(seen)) == 1
+    assert np.array_equal(kernel[2](X), X[[1, 0]]) and len(set(seen[-6:])) == 1
 
 
 # ---- constants -----------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ def test_constants_must_not_depend_on_the_core():
 # ---- order ---------------------------------------------------------------------------------------
 
 
-def test_programs_hand_over_only_where_they_meet_core_0_first():
+def test_programs_hand_over_only_where_they_meet_core_0_first(monkeypatch):
     order = []
 
     @nki.jit
@@ -238,6 +239,7 @@ def test_programs_hand_over_only_where_they_meet_core_0_first():
         nisa.core_barrier(x, (0, 1))
         order.append((me, "goes on"))
 
+    monkeypatch.setenv("OPEN_NKI_CACHE", "0")  # each instruction runs as it is issued
     kernel[2](X)
     assert order == [(0, "begins"), (1, "begins"), (1, "goes on"), (0, "goes on")]
 
@@ -477,7 +479,7 @@ def test_a_nested_kernel_runs_on_the_callers_cores():
     assert refusal(wrong, X).kind == "launch-grid"
 
 
-def test_meetings_pair_the_nth_visit_of_each_core():
+def test_meetings_pair_the_nth_visit_of_each_core(monkeypatch):
     offered = []
 
     @nki.jit
@@ -487,5 +489,6 @@ def test_meetings_pair_the_nth_visit_of_each_core():
             offers = core.launch.meet(core, "here", "a test", (core.index, visit))
             offered.append(dict(offers))
 
+    monkeypatch.setenv("OPEN_NKI_CACHE", "0")
     kernel[2](X)
     assert offered.count({0: (0, 1), 1: (1, 1)}) == 2 and len(offered) == 6

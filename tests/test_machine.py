@@ -7,7 +7,7 @@ import re
 import pytest
 
 from nki.errors import NkiError
-from nki.machine import ASSUMPTIONS, MACHINES, TRN1, TRN2, TRN3, Machine, find
+from nki.hardware.machine import ASSUMPTIONS, MACHINES, TRN1, TRN2, TRN3, Machine, find
 
 ALL = (TRN1, TRN2, TRN3)
 FIELDS = [field.name for field in dataclasses.fields(Machine)]

@@ -8,7 +8,7 @@ import scipy.special as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nki import special
+from nki.hardware import activations as special
 
 PI = np.float32(np.pi)
 EDGES = np.array(

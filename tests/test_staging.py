@@ -11,26 +11,29 @@ import numpy as np
 import pytest
 
 import nki
-import nki.cache
+import nki.call.cache
 import nki.isa as nisa
 import nki.language as nl
-from nki.staging import Returned, leaves, replaced
-from support import target
+from nki.call.staged import Returned
+from nki.tree import leaves
+from nki.tree import replace_leaves as replaced
+from support import target, unseen
 
 SPEC = nki.TensorSpec((4, 6), nl.float32)
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
-RUNS = []  # a module variable that changes unseen: how often the Python ran
+RUNS = []  # how often the Python ran
+ran = unseen(RUNS)
 
 
 @pytest.fixture(autouse=True)
 def empty_cache():
-    nki.cache.clear()
+    nki.call.cache.clear()
     RUNS.clear()
 
 
 @nki.jit
 def double(x, dtype=None):
-    RUNS.append("double")
+    ran("double")
     out = nl.ndarray(x.shape, dtype or x.dtype, buffer=nl.shared_hbm)
     tile = nl.ndarray(x.shape, dtype or x.dtype)
     nisa.dma_copy(tile, x)
@@ -188,7 +191,7 @@ def test_results_go_into_memory_that_is_offered():
 
 def test_equal_programs_have_equal_descriptions():
     first = double.stage(SPEC)
-    nki.cache.clear()
+    nki.call.cache.clear()
     second = double.stage(SPEC)
     assert first.describe() == second.describe() and first.is_same(second)
     assert "tensor_tensor" in first.describe()

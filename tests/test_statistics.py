@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.cache import programs
-from nki.statistics import _Tiles
-from nki.storage import Storage
+from nki.call.cache import programs
+from nki.program.statistics import _Tiles
+from nki.tensors.storage import Storage
 from support import target
 
 KIB = 1024
@@ -185,7 +185,7 @@ def test_what_is_forgotten_of_dead_tiles_never_changes_the_peak(steps, kept):
     def peak(lives_kept):
         tiles, living = _Tiles(), {}
         tiles.room = dict.fromkeys(tiles.room, lives_kept)
-        with mock.patch("nki.statistics.LIVES_KEPT", lives_kept):
+        with mock.patch("nki.program.statistics.LIVES_KEPT", lives_kept):
             for now, (slot, gone, size) in enumerate(steps):
                 storage = living.setdefault(slot, Storage(nl.sbuf, (1, size), nl.uint8))
                 tiles.use(mock.Mock(storage=storage, indirection=None), now)
@@ -227,7 +227,7 @@ def test_a_program_too_long_to_record_is_counted_like_any_other(monkeypatch, lon
         scratch = nl.ndarray((4, 16), nl.float32, buffer=nl.hbm)
         nisa.dma_copy(scratch[:, 0:4], kept[:, 0:4])
 
-    monkeypatch.setattr("nki.kernel.LONGEST", longest)
+    monkeypatch.setattr("nki.call.kernel.LONGEST", longest)
     programs.clear()
     found = kernel.run(X[:4, :4]).statistics
     monkeypatch.setenv("OPEN_NKI_CACHE", "0")

@@ -12,8 +12,8 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.core import running
-from nki.tensor import NkiTensor
+from nki.context import running
+from nki.tensors.tensor import NkiTensor
 
 
 def tile(*shape, dtype=nl.float32, buffer=nl.sbuf, name=""):

@@ -14,8 +14,8 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.language import float32
-from nki.tensor import NkiTensor
-from nki.view import DynamicSlice
+from nki.tensors import DynamicSlice
+from nki.tensors.tensor import NkiTensor
 from support import target
 
 ds = DynamicSlice

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import nki
-from nki.machine import Machine, find
+from nki.hardware.machine import Machine, find
 
 PLATFORM = "trn2"
 

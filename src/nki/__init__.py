@@ -3,12 +3,12 @@
 import importlib as _importlib
 from typing import Any
 
-from .arguments import TensorSpec
-from .compatibility import older_name as _older_name
-from .decorator import jit, simulate
+from .call.bridges import TensorSpec
+from .call.jit import jit, simulate
+from .call.kernel import Kernel, Run
+from .call.profile import Profile, profile
+from .compat.older_names import older_name as _older_name
 from .errors import NkiError, NkiValidationError, NkiWarning
-from .kernel import Kernel, Run
-from .profiling import Profile, profile
 from .version import __version__
 
 __all__ = [

@@ -1,6 +1,6 @@
 """nki.dtype: the dtype names of nki.language, under the module name public code imports."""
 
-from .dtypes import (
+from .hardware.dtypes import (
     bfloat16,
     bool_,
     float4_e2m1fn_x4,

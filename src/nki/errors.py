@@ -45,6 +45,21 @@ class Site(NamedTuple):
     def __str__(self) -> str:
         return f"{self.filename.rsplit('/', 1)[-1]}:{self.lineno}"
 
+    def __reduce__(self) -> Any:
+        return SourceLine, (self.filename, self.lineno, self.text, self.function)
+
+
+class SourceLine(NamedTuple):
+    """A place in the user's code that was written down: what a pickled or saved `Site` becomes."""
+
+    filename: str
+    lineno: int
+    text: str = ""
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.filename.rsplit('/', 1)[-1]}:{self.lineno}"
+
 
 @lru_cache(maxsize=65536)
 def _line_number(code: types.CodeType, lasti: int) -> int:
@@ -163,7 +178,9 @@ KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(["lnc-outputs", "shared-mismatch", "lnc-divergence"], _VALUE),
     **dict.fromkeys(["replica-group", "channel", "collective-overlap", "collective-mismatch"], _VALUE),
     **dict.fromkeys(["rank-out-of-world", "rank-arguments", "rand-range", "device", "framework"], _VALUE),
-    **dict.fromkeys(["no-kernel", "deadlock", "uninitialized", "placeholder"], (NkiError, RuntimeError)),
+    **dict.fromkeys(
+        ["no-kernel", "deadlock", "uninitialized", "placeholder", "other-call"], (NkiError, RuntimeError)
+    ),
     "no-backward": (NkiError, RuntimeError),
     **dict.fromkeys(
         ["loop-step", "frozen-register", "loop-body", "loop-local-tensor", "loop-in-no-reorder"], _LOOP
@@ -177,6 +194,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "removed-name": (NkiError, AttributeError),
     "missing-package": (NkiError, ImportError),
     "profile-file": _VALUE,
+    "program-file": _VALUE,
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import error
-from .machine import Machine, find
+from .hardware.machine import Machine, find
 
 DEFAULT_PLATFORM = "trn3"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .decorator import simulate
+from .call.jit import simulate
 
 
 def simulate_kernel(func, args=(), kwargs=None, _lnc=1):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import nki
-import nki.docs
+import nki.cli.docs
 import nki.isa as nisa
 import nki.language as nl
 from support import target
@@ -200,8 +200,8 @@ TWO_CORES = ("core_barrier", "sendrecv")
 
 def younger_than_trn1():
     found = {}
-    for module in nki.docs.FILES["nisa"]:
-        found |= {name: cls.since for name, cls in nki.docs.instructions(module).items() if cls.since > 2}
+    for module in nki.cli.docs.FILES["nisa"]:
+        found |= {name: cls.since for name, cls in nki.cli.docs.instructions(module).items() if cls.since > 2}
     return found
 
 

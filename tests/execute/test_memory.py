@@ -18,8 +18,8 @@ import nki.language as nl
 from nki.execute import memory as memory_module
 from nki.execute.memory import ElementMap, Memory
 from nki.execute.placed import ChipMemory, PlacedMemory
-from nki.storage import Lease, Storage
-from nki.tensor import whole
+from nki.tensors.storage import Lease, Storage
+from nki.tensors.tensor import whole
 from support import run_tiles
 
 FLOATS = [nl.float32, nl.bfloat16, nl.float16, nl.tfloat32, nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2]

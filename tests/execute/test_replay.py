@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nki
-import nki.cache
+import nki.call.cache
 import nki.isa as nisa
 import nki.language as nl
 from nki.execute import random as random_state
 from nki.execute.memory import Memory
-from support import target
+from support import target, unseen
 
 ROWS, COLUMNS = 8, 16
 
 
 @pytest.fixture(autouse=True)
 def empty_cache():
-    nki.cache.clear()
+    nki.call.cache.clear()
 
 
 def data(seed=0, rows=ROWS):
@@ -150,12 +150,13 @@ class Machine:
         self.tiles[t] = nl.ndarray((ROWS, COLUMNS), nl.float32, address=(0, byte))
 
 
-RUNS = []  # a module variable that changes unseen: how often the Python ran
+RUNS = []  # how often the Python ran
+ran = unseen(RUNS)
 
 
 @nki.jit
 def interpret(x, index, operations, shape):
-    RUNS.append(shape)
+    ran(shape)
     out = nl.ndarray((ROWS, COLUMNS), nl.float32, buffer=nl.shared_hbm)
     machine = Machine(x, index, out)
     for name, *args in operations:
@@ -185,7 +186,7 @@ def test_a_replay_equals_the_python(operations, shape, seeds, rows, precise):
         patch.setenv("OPEN_NKI_CACHE", "0")
         expected = [outcome(interpret, *arguments(seed, rows), operations, shape) for seed in seeds]
         patch.setenv("OPEN_NKI_CACHE", "1")
-        nki.cache.clear()
+        nki.call.cache.clear()
         RUNS.clear()
         found = [outcome(interpret, *arguments(seed, rows), operations, shape) for seed in seeds]
     assert_same(expected, found)
@@ -198,7 +199,7 @@ def test_a_replay_equals_the_python(operations, shape, seeds, rows, precise):
 
 @nki.jit
 def double(x):
-    RUNS.append("double")
+    ran("double")
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     held = nl.ndarray(x.shape, x.dtype)
     nisa.dma_copy(held, x)
@@ -257,7 +258,7 @@ def test_strict_mode_refuses_a_recorded_program(monkeypatch):
 
 @nki.jit
 def pick(x, index):
-    RUNS.append("pick")
+    ran("pick")
     out = nl.ndarray((ROWS, COLUMNS), nl.float32, buffer=nl.shared_hbm)
     rows = nl.ndarray((ROWS, 1), nl.int32)
     nisa.dma_copy(rows, index)
@@ -312,7 +313,7 @@ def test_the_random_state_goes_on_from_call_to_call():
     random_state.reset()
     drawn = [draw(data()) for _ in range(3)]
     random_state.reset()
-    nki.cache.clear()
+    nki.call.cache.clear()
     assert_same(drawn, [draw(data()) for _ in range(3)])
     assert not np.array_equal(drawn[0], drawn[1])
 
@@ -404,7 +405,7 @@ def test_a_replay_inside_a_replay_gets_a_copy_of_the_program():
         warnings.simplefilter("ignore")
         expected = interpret(x, index, operations, "views")
         RUNS.clear()
-        (kept,) = nki.cache.programs.kept.values()
+        (kept,) = nki.call.cache.programs.kept.values()
         busy = kept.recording.acquire()
         assert_same(interpret(x, index, operations, "views"), expected)
         kept.recording.release(busy)

@@ -19,7 +19,7 @@ import nki
 import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
-from support import target
+from support import target, unseen
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
@@ -28,7 +28,8 @@ from nki.frameworks import jax as bridge  # noqa: E402
 from nki.frameworks.custom_call import read_config  # noqa: E402
 from nki.frameworks.jax import differentiable, hlo  # noqa: E402
 
-RUNS = []  # a module variable that changes unseen: how often the Python ran
+RUNS = []  # how often the Python ran
+ran = unseen(RUNS)
 DTYPES = [
     "float32",
     "float16",
@@ -54,7 +55,7 @@ def copy(x):
 
 @nki.jit
 def add(a, b, scale=1.0):
-    RUNS.append("add")
+    ran("add")
     out = nl.ndarray(a.shape, a.dtype, buffer=nl.shared_hbm)
     left, right = nl.ndarray(a.shape, a.dtype), nl.ndarray(b.shape, b.dtype)
     nisa.dma_copy(left, a)

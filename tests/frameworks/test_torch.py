@@ -17,7 +17,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from support import target
+from support import target, unseen
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -69,12 +69,13 @@ def combine(a, b, op, scale):
     return out
 
 
-RUNS = []  # a module variable that changes unseen: how often the Python ran
+RUNS = []  # how often the Python ran
+ran = unseen(RUNS)
 
 
 @nki.jit
 def add(a, b, scale=1.0):
-    RUNS.append("add")
+    ran("add")
     return combine(a, b, nl.add, scale)
 
 

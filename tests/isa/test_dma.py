@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki import dtypes
+from nki.hardware import dtypes
+from nki.hardware.machine import find
 from nki.isa.descriptors import Descriptors, contiguous_run, elem_bytes, pieces
-from nki.machine import find
 from support import target, to_tile
 
 SKIP = nisa.oob_mode.skip

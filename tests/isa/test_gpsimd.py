@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki import dtypes
+from nki.hardware import dtypes
+from nki.hardware.machine import find
 from nki.isa import gpsimd
-from nki.machine import find
 from support import run_tiles, target, to_tile
 
 CASTABLE = [d for d in dtypes.ALL if d.castable]

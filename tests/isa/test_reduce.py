@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki import operators
+from nki.hardware import operators
+from nki.hardware.machine import MACHINES
 from nki.isa import accumulators
-from nki.machine import MACHINES
 from support import run_tiles
 
 FLOATS = [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3, ml_dtypes.float8_e5m2]

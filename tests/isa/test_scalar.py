@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki import dtypes, special
+from nki.hardware import activations as special
+from nki.hardware import dtypes
+from nki.hardware.machine import find
 from nki.isa.enums import SCALAR
-from nki.machine import find
 from support import run_tiles
 
 CMD = nisa.reduce_cmd

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki import dtypes
+from nki.hardware import dtypes
+from nki.hardware.machine import find
 from nki.isa.enums import TENSOR, VECTOR
-from nki.machine import find
-from nki.view import Shape, View
+from nki.tensors import Shape, View
 from support import run_tiles
 
 BF16, FP16 = ml_dtypes.bfloat16, np.float16

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki import dtypes
+from nki.hardware import dtypes
 from nki.language import creation
 from support import target
 
@@ -471,7 +471,7 @@ def test_identities_of_one_dtype_share_a_constant(n):
     def body():
         assert nl.shared_identity_matrix(n).dtype is nl.uint8
         nl.shared_identity_matrix(n=n, dtype=nl.uint8)
-        from nki.core import current
+        from nki.context import current
 
         assert len(current().launch.constants) == 1
 

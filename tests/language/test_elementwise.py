@@ -16,7 +16,7 @@ from scipy import special as sp
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki import dtypes
+from nki.hardware import dtypes
 from nki.language.elementwise import BINARY, UNARY
 
 FLOATS = [

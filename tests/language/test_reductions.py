@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import nki.isa as nisa
 import nki.language as nl
-from nki import dtypes
+from nki.hardware import dtypes
 
 FOLDS = {
     "sum": np.sum,

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from nki.machine import Machine
-from nki.storage import PSUM, SBUF, Storage
+from nki.hardware.machine import Machine
+from nki.hardware.memories import PSUM, SBUF
+from nki.tensors.storage import Storage
 from nki.timing.timeline import Bar, Occupancy, Stay, Timeline, steps
 
 SHARES = {"tensor": 0.35, "vector": 0.2, "scalar": 0.15, "gpsimd": 0.05, "software": 0.25}

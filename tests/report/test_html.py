@@ -14,10 +14,10 @@ import zlib
 import numpy as np
 import pytest
 
+from nki.hardware.memories import PSUM, SBUF
 from nki.report.figures import figures
 from nki.report.html import compose, embedded, page
 from nki.report.packed import flow, tick_ns
-from nki.storage import PSUM, SBUF
 from nki.timing.advisor import Finding
 from report.samples import halves, idle, matmul, profiled, reshaping, spec, spilling, transposing
 from report.synthetic import SyntheticTimeline

@@ -6,7 +6,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.storage import PSUM, SBUF
+from nki.hardware.memories import PSUM, SBUF
 from nki.timing.timeline import Stay, steps
 from support import target
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import NkiError, error
-from ..view import is_int
+from ..program.reading import register_value
+from ..tensors import is_int
 
 RANK = 0  # a plain call is a world of one
 
 
+@register_value("ReplicaGroup")
 @dataclass(frozen=True)
 class ReplicaGroup:
     """Lists of ranks; each list is a group of its own, its order that of gathers and scatters."""

@@ -6,17 +6,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import operators
-from ..core import Core, warn
+from ..context import warn
 from ..errors import error
+from ..execute.memories import memory_of
+from ..hardware import operators
+from ..hardware.machine import Machine
+from ..hardware.memories import PRIVATE_HBM, SBUF, SHARED_HBM
+from ..hardware.operators import Operator
 from ..isa import rules
 from ..isa.dma import DmaInstruction, transfer
 from ..isa.sync import refuse_overlap
-from ..machine import Machine
-from ..operators import Operator
-from ..program import Cost
-from ..storage import PRIVATE_HBM, SBUF, SHARED_HBM
-from ..view import View
+from ..program.instruction import Cost, State
+from ..run.core import Core
+from ..tensors import View
 
 HBM = (PRIVATE_HBM, SHARED_HBM)
 REDUCTIONS = ("add", "minimum", "maximum")
@@ -25,7 +27,7 @@ REDUCTIONS = ("add", "minimum", "maximum")
 class Collective(DmaInstruction):
     """Operands are read and written when all who take part have come, so `perform` fetches the bytes."""
 
-    stateful = True
+    state = (State.peer, State.ranks)
     partial: ClassVar[tuple[int, ...]] = (0, 1)
     cost_formula = "collective_hop_ns"
     cost_source = "machine.md 11"
@@ -109,13 +111,11 @@ class Collective(DmaInstruction):
 
 
 def reading(view: View) -> np.ndarray:
-    assert view.storage.memory is not None
-    return view.storage.memory.read(view)
+    return memory_of(view).read(view)
 
 
 def writing(view: View) -> np.ndarray:
-    assert view.storage.memory is not None
-    return view.storage.memory.write(view)
+    return memory_of(view).write(view)
 
 
 # ---- arguments -----------------------------------------------------------------------------------

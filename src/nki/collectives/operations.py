@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
-from ..core import issue, warn
+from ..context import warn
 from ..errors import error
+from ..hardware import dtypes
+from ..hardware.machine import Machine
+from ..hardware.memories import SBUF
+from ..hardware.operators import Operator
 from ..isa.sync import refuse_overlap
-from ..machine import Machine
-from ..operators import Operator
-from ..program import In, Out
-from ..storage import SBUF
-from ..view import View, is_int
+from ..program.instruction import In, Out
+from ..run.core import issue
+from ..tensors import View, is_int
 from .groups import ReplicaGroup, as_group, check_ranks
 from .instruction import Collective, check_tensors, paired, reading, reduction, writing
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..core import issue
 from ..errors import error
 from ..isa.registers import RegisterInstruction, VirtualRegister
-from ..program import RegisterIn, RegisterOut
-from ..view import is_int
+from ..program.instruction import RegisterIn, RegisterOut
+from ..run.core import issue
+from ..tensors import is_int
 from .groups import RANK, as_group
 
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ..core import issue, warn
+from ..context import warn
+from ..hardware.machine import Machine
+from ..hardware.memories import SBUF
 from ..isa import rules
 from ..isa.dma import transfer
-from ..machine import Machine
-from ..program import In, InOut, Out
-from ..storage import SBUF
-from ..view import View
+from ..program.instruction import In, InOut, Out
+from ..run.core import issue
+from ..tensors import View
 from .groups import RANK, ReplicaGroup, as_group
 from .instruction import Collective, paired, reading, writing
 

@@ -6,52 +6,23 @@ Indirect operands are resolved here, when the instruction runs (tensor.md 7).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .. import dtypes
-from ..program import Instruction
-from ..view import Shape, View
+from ..hardware import dtypes
+from ..program.instruction import Instruction
+from ..tensors import Shape, View
 from .indirect import Rows, accumulate_columns, gather_columns, scalar_shift, scatter_columns
-
-if TYPE_CHECKING:
-    from ..core import Core
-
-
-class Access(NamedTuple):
-    """How the operands of an instruction are read and written. A signature decides it."""
-
-    views: tuple[str, ...]  # the operands that are tensors
-    reads: tuple[tuple[int, bool], ...]  # operand, and whether it is widened to float32
-    writes: tuple[int, ...]
-    accumulates: bool
-    fixed: bool  # False: addresses are known at run time only, or parts of an operand count
-
-    @staticmethod
-    def of(instruction: Instruction) -> Access:
-        views = {i: v for i, v in enumerate(instruction.operands()) if isinstance(v, View)}
-        reads = tuple((i, i in instruction.widened) for i in instruction.read_at if i in views)
-        writes = () if instruction.opens else tuple(i for i in instruction.write_at if i in views)
-        fixed = (
-            not instruction.partial
-            and all(v.indirection is None for v in views.values())
-            and not any(0 in views[i].strides and views[i].repeats() for i in writes)
-        )
-        return Access(
-            tuple(instruction.operand_names[i] for i in views),
-            reads,
-            () if instruction.accumulates else writes,
-            instruction.accumulates,
-            fixed,
-        )
+from .memories import Memories
 
 
 class Executor:
-    """A sink that runs every instruction at once, in program order."""
+    """Runs instructions of one core, one at a time, in program order."""
 
-    def __init__(self, core: Core):
-        self.core = core
+    def __init__(self, core: Any, memories: Memories):
+        self.core = core  # handed to instructions that touch a state
+        self.memories = memories
 
     def __call__(self, instruction: Instruction) -> None:
         access = instruction.access
@@ -60,17 +31,18 @@ class Executor:
             return
         operands = instruction.operands()
         arrays: list[Any] = list(operands)
+        memories = self.memories
         for i, widened in access.reads:
             view = operands[i]
-            memory = view.storage.memory
+            memory = memories[view.storage]
             arrays[i] = memory.read_float32(view) if widened else memory.read(view)
         for i in access.writes:
             view = operands[i]
-            arrays[i] = view.storage.memory.write(view)
+            arrays[i] = memories[view.storage].write(view)
         if access.accumulates:
             arrays[0], written = self._accumulate_at(operands[0], instruction)
             arrays.append(written)
-        if instruction.stateful:
+        if instruction.state:
             instruction.compute(self.core, *arrays)
         else:
             instruction.compute(*arrays)
@@ -83,7 +55,7 @@ class Executor:
         for i in instruction.read_at:
             view = operands[i]
             if isinstance(view, View):
-                memory: Any = view.storage.memory
+                memory: Any = self.memories[view.storage]
                 if view.indirection is not None:
                     arrays[i] = self._read_indirect(view, instruction, i in instruction.widened)
                 elif i in instruction.widened:
@@ -106,29 +78,25 @@ class Executor:
                 elif 0 in view.strides and view.repeats():
                     arrays[i], after = self._write_repeated(view)
                 else:
-                    memory = view.storage.memory
+                    memory = self.memories[view.storage]
                     arrays[i] = memory.write(view)
-        if instruction.stateful:
+        if instruction.state:
             instruction.compute(self.core, *arrays)
         else:
             instruction.compute(*arrays)
         if after is not None:
             after()
 
-    @staticmethod
-    def _in_parts(view: View, parts: list[View], written: bool = False) -> np.ndarray:
+    def _in_parts(self, view: View, parts: list[View], written: bool = False) -> np.ndarray:
         """The array of a view of which only some parts count as read or written."""
-        memory = view.storage.memory
-        assert memory is not None
+        memory = self.memories[view.storage]
         for part in parts:
             memory.write(part) if written else memory.read(part)
         return memory.array(view)
 
-    @staticmethod
-    def _write_repeated(view: View) -> tuple[np.ndarray, Any]:
+    def _write_repeated(self, view: View) -> tuple[np.ndarray, Any]:
         """An array for a view that repeats elements, and what keeps the last value of each."""
-        memory = view.storage.memory
-        assert memory is not None
+        memory = self.memories[view.storage]
         once = tuple(
             1 if stride == 0 else count for count, stride in zip(view.shape, view.strides, strict=True)
         )
@@ -139,8 +107,8 @@ class Executor:
 
     def _read_indirect(self, view: View, instruction: Instruction, widened: bool) -> Any:
         ind = view.indirection
-        memory = view.storage.memory
-        assert ind is not None and memory is not None
+        memory = self.memories[view.storage]
+        assert ind is not None
         if ind.kind == "vector":
             return Rows(view, instruction)
         if ind.kind == "tensor":
@@ -157,9 +125,8 @@ class Executor:
             return accumulate_columns(view, instruction)
         return *self._accumulate_at(self._settled(view, instruction), instruction), None
 
-    @staticmethod
-    def _accumulate_at(view: View, instruction: Any) -> tuple[np.ndarray, Any]:
-        memory: Any = view.storage.memory
+    def _accumulate_at(self, view: View, instruction: Any) -> tuple[np.ndarray, Any]:
+        memory: Any = self.memories[view.storage]
         written = memory.matmul_written(view)
         if instruction.accumulate and written is not True and not memory.is_written(view):
             written = None
@@ -180,8 +147,8 @@ class Executor:
 
     def _write_indirect(self, view: View, instruction: Instruction, read: Any) -> tuple[Any, Any]:
         ind = view.indirection
-        memory = view.storage.memory
-        assert ind is not None and memory is not None
+        memory = self.memories[view.storage]
+        assert ind is not None
         if ind.kind == "tensor":
             buffer = np.empty(view.shape, view.dtype.storage) if isinstance(read, View) else read
             return buffer, lambda: scatter_columns(view, instruction, buffer)

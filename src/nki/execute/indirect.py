@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from ..errors import error
-from ..program import Instruction
-from ..view import View
+from ..program.instruction import Instruction
+from ..tensors import View
+from .memories import memory_of
 from .memory import FULL
 
 
 def index_values(index: Any) -> np.ndarray:
     """The values of an index operand, as Python-sized integers in stream order."""
     if isinstance(index, View):
-        assert index.storage.memory is not None
-        return index.storage.memory.read(index).astype(np.int64)
+        return memory_of(index).read(index).astype(np.int64)
     return np.asarray([index.as_index()], np.int64)
 
 
@@ -139,7 +139,7 @@ class Rows:
 
     @property
     def _memory(self) -> Any:
-        return self.view.storage.memory
+        return memory_of(self.view)
 
 
 def _table(view: View) -> View:
@@ -222,7 +222,7 @@ def gather_columns(view: View, instruction: Instruction) -> np.ndarray:
     """The elements an indirect input names, as a new array of the view's shape."""
     base = _base(view)
     picked = _elements(view, instruction)
-    return base.storage.memory.read(base, where=picked)[picked].reshape(view.shape)
+    return memory_of(base).read(base, where=picked)[picked].reshape(view.shape)
 
 
 def scatter_columns(view: View, instruction: Instruction, values: np.ndarray) -> None:
@@ -231,13 +231,13 @@ def scatter_columns(view: View, instruction: Instruction, values: np.ndarray) ->
     picked = _elements(view, instruction)
     touched = np.zeros(base.shape, np.bool_)
     touched[picked] = True
-    base.storage.memory.write(base, where=touched)[picked] = values.reshape(-1)
+    memory_of(base).write(base, where=touched)[picked] = values.reshape(-1)
 
 
 def accumulate_columns(view: View, instruction: Any) -> tuple[np.ndarray, Any, Any]:
     """For a matmul: what dst holds now, which of it matmuls wrote before (None: nobody), and the store."""
     base = _base(view)
-    memory, picked = base.storage.memory, _elements(view, instruction)
+    memory, picked = memory_of(base), _elements(view, instruction)
     initialised = memory.is_written(base, where=picked)
     written = memory.matmul_written(base)
     if not isinstance(written, bool):

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
-from ..storage import Storage
-from ..view import View
+from ..context import warn
+from ..hardware import dtypes
+from ..tensors import View
+from ..tensors.storage import Storage
 
 FRESH, PARTIAL, FULL = 0, 1, 2
 _COVERS: dict[int, bool] = {}
@@ -128,20 +129,9 @@ class ElementMap:
 class Memory:
     """The bytes of one storage."""
 
-    __slots__ = (
-        "storage",
-        "raw",
-        "arrays",
-        "floats",
-        "state",
-        "map",
-        "matmul",
-        "borrowed",
-        "changed",
-        "owner",
-    )
+    __slots__ = ("storage", "raw", "arrays", "floats", "state", "map", "matmul", "borrowed", "changed")
 
-    def __init__(self, storage: Storage, raw: np.ndarray | None = None, owner: Any = None):
+    def __init__(self, storage: Storage, raw: np.ndarray | None = None):
         self.storage = storage
         self.borrowed = raw is not None  # the bytes are the caller's until the first write
         self.changed = False
@@ -151,7 +141,6 @@ class Memory:
         self.floats: dict[int, np.ndarray] = {}
         self.map: ElementMap | None = None
         self.matmul: ElementMap | bool = False
-        self.owner = owner  # told when the bytes are given up
 
     # ---- arrays ----------------------------------------------------------------------------------
 
@@ -217,8 +206,6 @@ class Memory:
 
     def released(self) -> None:
         """No tensor refers to the bytes any more."""
-        if self.owner is not None:
-            self.owner.storage_released(self.storage)
         if self.storage.on_chip and not self.borrowed:
             _give_back(self.raw, self.arrays)
 
@@ -285,12 +272,6 @@ class Memory:
         if not isinstance(self.matmul, ElementMap):
             self.matmul = ElementMap(self.storage, self.matmul)
         return self.matmul
-
-
-def warn(*diagnostic: Any, **parts: Any) -> None:
-    from ..core import warn
-
-    warn(*diagnostic, **parts)
 
 
 def uninitialised(view: View) -> tuple[str, str, list[str], str]:

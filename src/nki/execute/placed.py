@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
-from ..storage import Storage
-from ..view import View
-from .memory import FRESH, FULL, PARTIAL, ElementMap, Memory, uninitialised, warn
+from ..context import warn
+from ..hardware import dtypes
+from ..tensors import View
+from ..tensors.storage import Storage
+from .memory import FRESH, FULL, PARTIAL, ElementMap, Memory, uninitialised
 
 BAND = 2048  # bytes of every partition: tensors are looked up by the bands they lie in
 
@@ -23,8 +24,8 @@ class PlacedMemory(Memory):
 
     __slots__ = ("chip", "alone", "bands", "holds")
 
-    def __init__(self, storage: Storage, chip: ChipMemory, owner: Any = None):
-        super().__init__(storage, chip.raw, owner)
+    def __init__(self, storage: Storage, chip: ChipMemory):
+        super().__init__(storage, chip.raw)
         self.chip = chip
         self.borrowed = False
         self.state = FRESH
@@ -57,8 +58,6 @@ class PlacedMemory(Memory):
 
     def released(self) -> None:
         self._drop()
-        if self.owner is not None:
-            self.owner.storage_released(self.storage)
 
     # ---- sharing bytes with other tensors --------------------------------------------------------
 

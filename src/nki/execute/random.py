@@ -7,12 +7,9 @@ simulated core, so it outlives a kernel; a process starts as after `set_rng_seed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from ..core import Core
 
 LANES = 128
 WORDS = 6  # x, y, z, w, v and the counter d
@@ -92,21 +89,40 @@ def is_dead(words: np.ndarray) -> bool:
     return not words.reshape(-1, WORDS)[:, :_SHIFTED].any(axis=1).all()
 
 
-_generators: dict[tuple[int, str], Generator] = {}
+class Generators:
+    """The generators of a launch, by core and engine: copies, from which no other thread's kernel draws.
+
+    They begin as the process left them, and the process goes on with them when the launch has ended well.
+    """
+
+    def __init__(self) -> None:
+        self.taken: dict[tuple[int, str], Generator] = {}
+
+    def of(self, core: int, engine: str) -> Generator:
+        """The generator of the "vector" or "gpsimd" engine of a simulated core."""
+        found = self.taken.get((core, engine))
+        if found is None:
+            found = self.taken[core, engine] = Generator(STATES[engine])
+            left = _left.get((core, engine))
+            if left is not None:
+                found.words = left.copy()
+            else:  # GpSimdE starts behind the words VectorE takes, so that the two streams differ
+                found.seed(0, skip=0 if engine == "vector" else WORDS * STATES["vector"])
+        return found
+
+    def keep(self) -> None:
+        """The launch ended well: what it left is where the next one begins."""
+        _left.update({key: generator.words for key, generator in self.taken.items()})
 
 
-def generator(core: Core, engine: str) -> Generator:
-    """The generator of the "vector" or "gpsimd" engine of a simulated core."""
-    key = (core.index, engine)
-    found = _generators.get(key)
-    if found is None:
-        found = Generator(STATES[engine])
-        # GpSimdE starts behind the words VectorE takes, so that the two streams differ
-        found.seed(0, skip=0 if engine == "vector" else WORDS * STATES["vector"])
-        _generators[key] = found
-    return found
+_left: dict[tuple[int, str], np.ndarray] = {}  # the words of every generator that a launch used
+
+
+def generator(core: Any, engine: str) -> Generator:
+    """The generator of an engine of a running core."""
+    return core.launch.generators.of(core.index, engine)
 
 
 def reset() -> None:
     """Put all generators of the process back to how it started. For tests."""
-    _generators.clear()
+    _left.clear()

@@ -1,5 +1,5 @@
 """The same class as nki.Kernel."""
 
-from ..kernel import Kernel
+from ..call.kernel import Kernel
 
 __all__ = ["Kernel"]

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..kernel import Kernel, Staged
+from ..call.kernel import Kernel
+from ..call.staged import Returned, Staged
 from ..options import framework_debug
-from ..staging import Returned, leaves
+from ..tree import leaves
 from ..version import __version__
 from .programs import programs
 
@@ -80,7 +81,7 @@ def hlo_text(staged: Staged) -> str:
     lines = []
     inputs = []
     for i, (name, spec) in enumerate(staged.described):
-        from ..dtypes import resolve
+        from ..hardware.dtypes import resolve
 
         inputs.append(f"%{name}")
         kind = _hlo_type(tuple(spec.shape), resolve(spec.dtype).storage)

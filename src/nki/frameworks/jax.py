@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import TensorSpec
+from ..call.bridges import TensorSpec
+from ..call.kernel import Kernel
+from ..call.staged import Returned, Staged
 from ..errors import emit_warning, error, user_site
-from ..kernel import Kernel, Staged
-from ..staging import Returned, leaves, replaced
+from ..tree import leaves
+from ..tree import replace_leaves as replaced
 from .custom_call import PRIMITIVE, TARGET, backend_config, keep_for_debugging, program_key
 from .programs import programs
 

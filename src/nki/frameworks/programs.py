@@ -6,8 +6,8 @@ import hashlib
 import threading
 from typing import Any
 
+from ..call.staged import Staged
 from ..errors import error
-from ..kernel import Staged
 from ..version import __version__
 
 DIGEST_LENGTH = 32

@@ -14,11 +14,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .. import dtypes
-from ..arguments import TensorSpec, is_record, record_fields
+from ..call.bridges import TensorSpec
+from ..call.kernel import Kernel
+from ..call.staged import Returned, Staged
 from ..errors import emit_warning, error, user_site
-from ..kernel import Kernel, Staged
-from ..staging import Returned, leaves, replaced
+from ..hardware import dtypes
+from ..tree import is_record, leaves, record_fields
+from ..tree import replace_leaves as replaced
 from .custom_call import keep_for_debugging
 from .programs import programs
 

@@ -3,7 +3,7 @@
 
 from ..errors import NkiValidationError
 from ..errors import missing_name as _missing_name
-from ..program import NkiInstruction
+from ..program.instruction import NkiInstruction
 from . import constants
 from .dma import *
 from .enums import (

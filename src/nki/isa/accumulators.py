@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core import Core, warn
-from ..operators import Operator
-from ..program import Instruction
-from ..view import View
+from ..context import warn
+from ..hardware.operators import Operator
+from ..program.instruction import Instruction
+from ..run.core import Core
+from ..tensors import View
 from . import rules
 from .enums import member, reduce_cmd
 
@@ -100,6 +101,11 @@ def check_init(ins: Instruction, name: str, like: str, unset: Any = None) -> Non
         )
     rules.castable(ins, name)
     rules.float32_column(ins, name, like)
+
+
+def takes_result(ins: Any) -> bool:
+    """The reduction goes to the accumulator registers or to reduce_res."""
+    return ins.reduce_res is not None or ins.reduce_cmd is not _IDLE
 
 
 # ---- what the registers do -----------------------------------------------------------------------

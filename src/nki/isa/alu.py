@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
-from ..dtypes import DType
 from ..errors import error
-from ..machine import Machine
-from ..operators import OPERATORS, Operator, resolve
-from ..view import View
+from ..hardware import dtypes
+from ..hardware.dtypes import DType
+from ..hardware.machine import Machine
+from ..hardware.operators import OPERATORS, Operator, resolve
+from ..tensors import View
 from . import rules
 from .numerics import scratch
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..view import View
+from ..tensors import View
 
 
 class Descriptors(NamedTuple):

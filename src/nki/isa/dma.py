@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import dtypes, operators
-from ..core import issue, warn
-from ..dtypes import DType, f32
+from ..context import warn
 from ..errors import error
 from ..execute.indirect import Rows, scalar_shift
-from ..machine import Machine
-from ..operators import Operator
-from ..program import Cost, In, Instruction, OptionalIn, Out
-from ..storage import PSUM, SBUF
-from ..view import View, is_int
+from ..execute.memories import memory_of
+from ..hardware import dtypes, operators
+from ..hardware.dtypes import DType, f32
+from ..hardware.machine import Machine
+from ..hardware.memories import PSUM, SBUF
+from ..hardware.operators import Operator
+from ..program.instruction import Cost, In, Instruction, OptionalIn, Out
+from ..run.core import issue
+from ..tensors import View, is_int
 from . import enums, rules
 from .descriptors import Descriptors, contiguous_run, kind, pieces
 from .enums import SCALAR, SYNC, UNKNOWN, dge_mode, engine, member, oob_mode
@@ -88,6 +90,14 @@ class DmaInstruction(Instruction):
 
     # ---- what a timing model asks ----------------------------------------------------------------
 
+    dge_mode: ClassVar[Any] = dge_mode.unknown
+
+    def engine_name(self) -> str:
+        return "dma"
+
+    def uses_default_dge(self) -> bool:
+        return self.dge_mode is dge_mode.unknown
+
     def transfers(self: Any) -> list[tuple[View, View]]:
         """(destination, source) of every stream of elements."""
         return [(self.dst, self.src)]
@@ -116,7 +126,7 @@ class DmaInstruction(Instruction):
 
 def deliver(ins: Instruction, dst: View, values: np.ndarray, source: DType, where: Any = None) -> None:
     """Write values of dtype `source` through a view, all of them or those under the mask `where`."""
-    memory: Any = dst.storage.memory
+    memory = memory_of(dst)
     if kind(dst) == "vector":
         rows = Rows(dst, ins)
         if rows.has_duplicates():
@@ -249,8 +259,7 @@ class DmaCopy(DmaInstruction):
 
     def compute(self, dst: View, src: Any) -> None:
         if self.access.fixed:
-            target: Any = dst.storage.memory
-            transfer(target.write(dst), src, self.src.dtype, dst.dtype)
+            transfer(memory_of(dst).write(dst), src, self.src.dtype, dst.dtype)
         elif src is not None:  # else skipped: the run-time index was out of bounds
             values, where = fetch(src)
             deliver(self, dst, values, self.src.dtype, where)

@@ -6,30 +6,22 @@ import functools
 from enum import Enum
 from typing import Any
 
-from ..core import warn
+from ..context import warn
 from ..errors import error
+from ..hardware.engines import (  # noqa: F401  public names of nki.isa
+    DMA,
+    GPSIMD,
+    SCALAR,
+    SYNC,
+    TENSOR,
+    UNKNOWN,
+    VECTOR,
+    FastEnum,
+    engine,
+)
 
 
-class _FastEnum(Enum):
-    __hash__ = object.__hash__  # members are singletons; the inherited hash is a Python call
-
-    def __repr__(self) -> str:
-        return f"nisa.{self.__class__.__name__}.{self.name}"
-
-
-class engine(_FastEnum):
-    """A NeuronCore engine."""
-
-    unknown = 0
-    tensor = 1
-    scalar = 2
-    gpsimd = 3
-    dma = 4
-    vector = 5
-    sync = 6
-
-
-class reduce_cmd(_FastEnum):
+class reduce_cmd(FastEnum):
     """What an instruction does with its accumulator registers."""
 
     idle = 0
@@ -39,7 +31,7 @@ class reduce_cmd(_FastEnum):
     load_reduce = 4
 
 
-class dge_mode(_FastEnum):
+class dge_mode(FastEnum):
     """How DMA descriptors are generated."""
 
     unknown = 0
@@ -48,21 +40,21 @@ class dge_mode(_FastEnum):
     none = 3
 
 
-class oob_mode(_FastEnum):
+class oob_mode(FastEnum):
     """What an out-of-bounds run-time index does."""
 
     error = 0
     skip = 1
 
 
-class matmul_perf_mode(_FastEnum):
+class matmul_perf_mode(FastEnum):
     """Fast modes of nc_matmul."""
 
     none = "none"
     double_row = "double_row"
 
 
-class dma_engine(_FastEnum):
+class dma_engine(FastEnum):
     """Who moves the data of sendrecv."""
 
     dma = 1
@@ -70,7 +62,7 @@ class dma_engine(_FastEnum):
 
 
 @functools.total_ordering
-class nc_version(_FastEnum):
+class nc_version(FastEnum):
     """NeuronCore generations; compare with each other and with ints."""
 
     gen2 = 2
@@ -89,9 +81,6 @@ class nc_version(_FastEnum):
     def __int__(self) -> int:
         return self.value
 
-
-TENSOR, VECTOR, SCALAR = engine.tensor, engine.vector, engine.scalar
-GPSIMD, SYNC, DMA, UNKNOWN = engine.gpsimd, engine.sync, engine.dma, engine.unknown
 
 _LEGACY_VALUES = (dge_mode, matmul_perf_mode)  # AWS's own library passes their plain values
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import special
-from ..core import issue, warn
-from ..dtypes import f32
-from ..machine import Machine
-from ..operators import Operator
-from ..program import Cost, Instruction, Operand, Out
-from ..view import View
+from ..context import warn
+from ..hardware import activations as special
+from ..hardware.dtypes import f32
+from ..hardware.machine import Machine
+from ..hardware.operators import Operator
+from ..program.instruction import Cost, Instruction, Operand, Out
+from ..run.core import issue
+from ..tensors import View
 from . import rules
 from .enums import VECTOR
 from .numerics import column, emit, shaped

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes, operators
-from ..core import issue, warn
-from ..dtypes import f32
+from ..context import warn
 from ..errors import error
-from ..machine import Machine
-from ..operators import OPERATORS, Operator
-from ..program import Cost, In, Instruction, Out, RegisterIn
-from ..view import View, is_int
+from ..hardware import dtypes, operators
+from ..hardware.dtypes import f32
+from ..hardware.machine import Machine
+from ..hardware.operators import OPERATORS, Operator
+from ..program.instruction import Cost, In, Instruction, Out, RegisterIn
+from ..run.core import issue
+from ..tensors import View, is_int
 from . import rules
 from .enums import GPSIMD
 from .legacy import old_order

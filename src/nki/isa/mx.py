@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
-from ..core import issue, warn
-from ..dtypes import DType, bits
+from ..context import warn
 from ..errors import error
-from ..machine import Machine
-from ..program import Cost, In, Instruction, Out
-from ..view import View
+from ..hardware import dtypes
+from ..hardware.dtypes import DType, bits
+from ..hardware.machine import Machine
+from ..program.instruction import Accumulated, Cost, In, Instruction, Out
+from ..run.core import issue
+from ..tensors import View
 from . import rules
 from .enums import VECTOR
 from .numerics import flat, shaped
@@ -223,11 +224,11 @@ class NcMatmulMx(MatmulInstruction):
     indirect = ("dst", "stationary", "moving", "stationary_scale", "moving_scale")
     partial = (3, 4)
     places = ("stationary_scale", "moving_scale")
-    is_transpose = False
+    is_transpose = is_stationary_onezero = is_moving_onezero = False
     cost_formula = "max(N, 64) cycles"
     cost_source = "machine.md 5.2"
 
-    dst: Out
+    dst: Accumulated
     stationary: In
     moving: In
     stationary_scale: In

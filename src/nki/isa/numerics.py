@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import DType, f32, store
 from ..execute.memory import aligned
-from ..operators import Operator
-from ..view import View
+from ..hardware.dtypes import DType, f32, store
+from ..hardware.operators import Operator
+from ..tensors import View
 
 
 def shaped(array: np.ndarray, like: np.ndarray) -> np.ndarray:

@@ -6,18 +6,24 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
-from ..core import Core, issue, warn
-from ..dtypes import bits, f32
+from ..context import warn
 from ..execute.random import STATES, WORDS, generator, is_dead
-from ..machine import Machine
-from ..program import Cost, In, Instruction, Operand, Out
+from ..hardware import dtypes
+from ..hardware.dtypes import bits, f32
+from ..hardware.machine import Machine
+from ..program.instruction import Cost, In, Instruction, Operand, Out, State
+from ..run.core import Core, issue
 from . import rules
 from .enums import GPSIMD, VECTOR, engine
 from .numerics import column, moves_bits, shaped
 
 INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
 WORD_TYPES = ("uint32", "int32", "float32", "tfloat32")
+
+
+def _random_state(ins: Instruction) -> tuple[State, ...]:
+    """The generator of the engine that runs the instruction."""
+    return (State.gpsimd_random if ins.runs_on is GPSIMD else State.vector_random,)
 
 
 # ---- rng -----------------------------------------------------------------------------------------
@@ -31,7 +37,7 @@ def rng(dst, engine=engine.vector, name=None):
 class Rng(Instruction):
     public = "rng"
     engines = (VECTOR, GPSIMD)
-    stateful = True
+    state = (State.vector_random, State.gpsimd_random)
     cost_formula = "max(64, N); GpSimd 150 + N"
     cost_source = "machine.md 6.2, 8"
 
@@ -42,6 +48,9 @@ class Rng(Instruction):
         rules.dtype_in(self, "dst", INTEGERS, "draw uint32 words and convert them, or use nl.rand")
         if self.engine is GPSIMD:
             rules.generation(self, 3, machine, "engine.gpsimd")
+
+    def touches(self) -> tuple[State, ...]:
+        return _random_state(self)
 
     def compute(self, core: Core, dst: np.ndarray) -> None:
         words = generator(core, self.runs_on.name).bits(dst.shape[0], self.dst.free_elements)
@@ -66,7 +75,7 @@ class Rand2(Instruction):
     public = "rand2"
     engines = (VECTOR,)
     since = 4
-    stateful = True
+    state = (State.vector_random,)
     cost_formula = "max(64, N/4)"
     cost_source = "machine.md 6.2"
 
@@ -111,7 +120,7 @@ def dropout(dst, data, prob, name=None):
 class Dropout(Instruction):
     public = "dropout"
     engines = (VECTOR,)
-    stateful = True
+    state = (State.vector_random,)
     cost_formula = "max(64, N)"
     cost_source = "machine.md 6.2"
 
@@ -163,7 +172,7 @@ def set_rng_seed(src_seeds, name=None):
 class SetRngSeed(Instruction):
     public = "set_rng_seed"
     engines = (VECTOR,)
-    stateful = True
+    state = (State.vector_random,)
     cost_formula = "64"
     cost_source = "machine.md 6.2"
 
@@ -195,7 +204,7 @@ class StateInstruction(Instruction):
 
     engines = (GPSIMD, VECTOR)
     since = 3
-    stateful = True
+    state = (State.vector_random, State.gpsimd_random)
     cost_formula = "64"
     cost_source = "machine.md 6.2"
 
@@ -207,6 +216,9 @@ class StateInstruction(Instruction):
             which = "vector"
         rules.dtype_in(self, name, ("uint32",), "the words are bits; reinterpret them with t.view(nl.uint32)")
         rules.elements(self, name, WORDS * STATES[which], f", the words of the {which} engine's generator")
+
+    def touches(self) -> tuple[State, ...]:
+        return _random_state(self)
 
     def cost(self, m: Machine) -> Cost:
         return Cost(m.min_ii_cycles, m.fix_gpsimd_ns if self.runs_on is GPSIMD else m.fix_vector_ns)

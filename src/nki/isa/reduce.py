@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes, operators
-from ..core import Core, issue, warn
-from ..dtypes import f32, store
-from ..machine import Machine
-from ..operators import OPERATORS, Operator
-from ..program import Cost, In, Instruction, Operand, OptionalOut, Out
-from ..view import View, is_int
+from ..context import warn
+from ..hardware import dtypes, operators
+from ..hardware.dtypes import f32, store
+from ..hardware.machine import Machine
+from ..hardware.operators import OPERATORS, Operator
+from ..program.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
+from ..run.core import Core, issue
+from ..tensors import View, is_int
 from . import accumulators, alu, rules
 from .alu import BINARY, BITWISE, FOLDS, LOGICAL, MAGNITUDES
 from .enums import VECTOR, reduce_cmd
@@ -167,7 +168,7 @@ def tensor_scalar_reduce(
 class TensorScalarReduce(Instruction):
     public = "tensor_scalar_reduce"
     engines = (VECTOR,)
-    stateful = True
+    state = (State.vector_accumulator,)
     indirect = ("dst", "data")
     cost_formula = "max(64, N) + 64"
     cost_source = "machine.md 6.2"
@@ -182,6 +183,9 @@ class TensorScalarReduce(Instruction):
     reduce_cmd: reduce_cmd
     reduce_init: Operand
     reduce_res_negate: bool
+
+    def dst_is_byproduct(self) -> bool:
+        return accumulators.takes_result(self)
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "data")
@@ -243,7 +247,7 @@ def tensor_scalar_cumulative(
 class TensorScalarCumulative(Instruction):
     public = "tensor_scalar_cumulative"
     engines = (VECTOR,)
-    stateful = True
+    state = (State.vector_accumulator,)
     indirect = ("dst", "src")
     cost_formula = "2N"
     cost_source = "machine.md 6.2"
@@ -255,6 +259,9 @@ class TensorScalarCumulative(Instruction):
     imm0: Operand
     imm1: Operand
     reduce_cmd: reduce_cmd
+
+    def dst_is_byproduct(self) -> bool:
+        return True
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "src")
@@ -416,7 +423,7 @@ class Exponential(Instruction):
     public = "exponential"
     engines = (VECTOR,)
     since = 4
-    stateful = True
+    state = (State.vector_accumulator,)
     indirect = ("dst", "src")
     cost_formula = "N/4, the sum included"
     cost_source = "machine.md 6.2"
@@ -427,6 +434,9 @@ class Exponential(Instruction):
     reduce_res: OptionalOut
     reduce_cmd: reduce_cmd
     reduce_init: Operand
+
+    def dst_is_byproduct(self) -> bool:
+        return accumulators.takes_result(self)
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "src")
@@ -518,7 +528,7 @@ class RangeSelect(Instruction):
     public = "range_select"
     engines = (VECTOR,)
     since = 3
-    stateful = True
+    state = (State.vector_accumulator,)
     cost_formula = "max(64, N)"
     cost_source = "machine.md 6.2"
 
@@ -533,6 +543,9 @@ class RangeSelect(Instruction):
     reduce_op: Operator
     range_start: Any
     on_false_value: Any
+
+    def dst_is_byproduct(self) -> bool:
+        return accumulators.takes_result(self)
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "on_true_tile")
@@ -623,7 +636,7 @@ def select_reduce(
 class SelectReduce(Instruction):
     public = "select_reduce"
     engines = (VECTOR,)
-    stateful = True
+    state = (State.vector_accumulator,)
     cost_formula = "as tensor_copy_predicated: 2N; N with on_true or predicate in PSUM"
     cost_source = "machine.md 6.2"
 
@@ -635,6 +648,9 @@ class SelectReduce(Instruction):
     reduce_cmd: reduce_cmd
     reduce_op: Operator
     reverse_pred: bool
+
+    def dst_is_byproduct(self) -> bool:
+        return accumulators.takes_result(self)
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "predicate", "on_true")

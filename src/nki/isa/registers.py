@@ -8,12 +8,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..core import current_machine, issue, running, warn
+from ..context import current_machine, running, warn
 from ..errors import error
-from ..machine import Machine
-from ..program import Cost, In, Instruction, Out, RegisterIn, RegisterOut
-from ..storage import PRIVATE_HBM, SBUF, SHARED_HBM
-from ..view import View
+from ..hardware.machine import Machine
+from ..hardware.memories import PRIVATE_HBM, SBUF, SHARED_HBM
+from ..program.instruction import Cost, In, Instruction, Out, RegisterIn, RegisterOut
+from ..program.reading import REGISTER
+from ..run.core import issue
+from ..tensors import View
 from . import rules
 from .enums import nc_version
 
@@ -24,13 +26,14 @@ FLOAT_HELP = "convert it to an int32 tile with nisa.tensor_copy, then register_l
 class VirtualRegister:
     """One 32-bit cell of a sequencer: a signed integer, or the float32 value it was loaded with.
 
-    Its value exists while the kernel runs, not while it is traced, so Python cannot compute with it.
+    Its value exists while the kernel runs, not while it is traced, so Python cannot compute with it. The
+    running core holds the values; the register itself knows only what it was made with.
     """
 
     is_register = True
 
     def __init__(self, state: Any = None, frozen: bool = False):
-        self._value: int | float | None = None
+        self._first: int | float | None = None
         self._asked = 0  # truth values taken, to end a `while register:` that never would
         self.frozen = bool(frozen)
         if state is not None:
@@ -40,17 +43,32 @@ class VirtualRegister:
 
     def set(self, value: int | float) -> None:
         """Store a value; integers wrap to signed 32 bits."""
-        self._value = value if isinstance(value, float) else (int(value) + (1 << 31)) % (1 << 32) - (1 << 31)
+        stored = value if isinstance(value, float) else (int(value) + (1 << 31)) % (1 << 32) - (1 << 31)
+        core = running()
+        if core is None:
+            self._first = stored
+        else:
+            core.registers[self] = stored
+
+    @property
+    def _value(self) -> int | float | None:
+        core = running()
+        if core is None:
+            return self._first
+        if core.defers:
+            core.look()
+        return core.registers.get(self, self._first)
 
     def read(self) -> int | float:
         """The value now."""
-        if self._value is None:
+        value = self._value
+        if value is None:
             raise error(
                 "uninitialized",
                 "a register is read before anything was written to it",
                 help="nisa.register_alloc(0), nisa.register_move or nisa.register_load first",
             )
-        return self._value
+        return value
 
     def as_index(self) -> int:
         """The value now, as an index or loop bound."""
@@ -73,8 +91,7 @@ class VirtualRegister:
         core = running()
         self._asked += 1
         if core is not None:
-            core.launch.looked_at_values = True
-            if not core.launch.executes:
+            if not core.look():
                 return self._asked % 2 == 1  # without values, a body is traced once
             self._stop_endless(core.launch.options.max_iterations)
         return self.read() != 0
@@ -90,7 +107,7 @@ class VirtualRegister:
     def __repr__(self) -> str:
         core = running()
         if core is not None:
-            core.launch.looked_at_values = True
+            core.look()
         shown = "uninitialised" if self._value is None else repr(self._value)
         return f"VirtualRegister({shown}{', frozen' if self.frozen else ''})"
 
@@ -158,6 +175,18 @@ for _name, _symbol in _BINARY.items():
     _refuse_operator(f"__r{_name}__", _symbol)
 for _name, _symbol in _OTHERS.items():
     _refuse_operator(f"__{_name}__", _symbol)
+
+
+def _listed(first: Any = None) -> VirtualRegister:
+    """The register of a listing."""
+    register = VirtualRegister()
+    if not isinstance(first, (type(None), int, float)):
+        raise TypeError(f"a register holds a number, not {first!r}")
+    register._first = first
+    return register
+
+
+REGISTER.append(_listed)
 
 
 def is_register(value: Any) -> bool:

@@ -6,14 +6,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import dtypes, operators, special
-from ..core import Core, issue, warn
-from ..dtypes import f32
-from ..machine import Machine
-from ..operators import OPERATORS, Operator
-from ..program import Cost, In, Instruction, Operand, OptionalOut, Out
-from ..storage import PSUM
-from ..view import View
+from ..context import warn
+from ..hardware import activations as special
+from ..hardware import dtypes, operators
+from ..hardware.dtypes import f32
+from ..hardware.machine import Machine
+from ..hardware.memories import PSUM
+from ..hardware.operators import OPERATORS, Operator
+from ..program.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
+from ..run.core import Core, issue
+from ..tensors import View
 from . import accumulators, rules
 from .enums import SCALAR, reduce_cmd
 from .numerics import apply, column, scratch, shaped
@@ -27,7 +29,7 @@ class ActivationInstruction(Instruction):
 
     engines = (SCALAR,)
     indirect = ("dst", "data")
-    stateful = True
+    state = (State.scalar_accumulator,)
     cost_formula = "max(64, N); + 64 trn1, 185 ns trn2+ to read the registers"
     cost_source = "machine.md 4, 7"
     REDUCTIONS: ClassVar[tuple[str, ...]] = ("add",)
@@ -52,6 +54,15 @@ class ActivationInstruction(Instruction):
     def reduces(self: Any) -> bool:
         """The registers take part: they are changed, or read out."""
         return self.reduce_cmd is not reduce_cmd.idle or self.reduce_res is not None
+
+    def touches(self) -> tuple[State, ...]:
+        return self.state if self.reduces else ()
+
+    def dst_is_byproduct(self) -> bool:
+        return self.reduces
+
+    def table(self: Any) -> str | None:
+        return self.op.name
 
     def activate(
         self: Any, core: Core, dst: np.ndarray, z: np.ndarray, reduce_res: Any, **options: Any

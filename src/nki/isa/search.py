@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
-from ..core import issue, warn
-from ..dtypes import bits, f32
-from ..machine import Machine
-from ..program import Cost, In, Instruction, OptionalOut, Out
-from ..view import View, is_int
+from ..context import warn
+from ..hardware import dtypes
+from ..hardware.dtypes import bits, f32
+from ..hardware.machine import Machine
+from ..program.instruction import Cost, In, Instruction, OptionalOut, Out
+from ..run.core import issue
+from ..tensors import View, is_int
 from . import rules
 from .enums import VECTOR
 from .numerics import flat, moves_bits, shaped

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ..core import Core, current, issue, warn
+from ..context import current, warn
 from ..errors import error
-from ..machine import Machine
-from ..program import Cost, In, Instruction, Out
-from ..storage import SHARED_HBM
-from ..view import View, is_int
+from ..hardware.machine import Machine
+from ..hardware.memories import SHARED_HBM
+from ..program.instruction import Cost, In, Instruction, Out, State
+from ..run.core import Core, issue
+from ..tensors import View, is_int
 from . import rules
 from .dma import DmaInstruction, transfer
 from .enums import GPSIMD, SCALAR, SYNC, TENSOR, VECTOR, dma_engine, engine, member
@@ -61,7 +62,7 @@ class CoreBarrier(Instruction):
     engines = (GPSIMD, TENSOR, VECTOR, SCALAR, SYNC)
     since = 3
     anywhere = True
-    stateful = True
+    state = (State.peer,)
     partial = (0,)
     cost_formula = "core_barrier_ns"
     cost_source = "machine.md 8"
@@ -82,6 +83,12 @@ class CoreBarrier(Instruction):
     def parts(self, index: int) -> list[View]:
         """None: a barrier names the tensor, it reads nothing of it."""
         return []
+
+    def touches(self) -> tuple[State, ...]:
+        return self.state if len(self.cores) > 1 else ()
+
+    def meets(self) -> Any:
+        return ("core_barrier", None) if len(self.cores) > 1 else None
 
     def compute(self, core: Core, data: np.ndarray) -> None:
         if len(self.cores) == 1:
@@ -133,7 +140,7 @@ class SendRecv(DmaInstruction):
 
     public = "sendrecv"
     since = 3
-    stateful = True
+    state = (State.peer,)
     opens = False
     cost_formula = "sendrecv_ns + bytes / gpsimd_dma_gbs"
     cost_source = "machine.md 9.5"
@@ -200,6 +207,13 @@ class SendRecv(DmaInstruction):
             site=self.site,
         )
 
+    def engine_name(self) -> str:
+        """GpSimdE's own DMA is none of the sixteen engines."""
+        return "gpsimd" if self.dma_engine is dma_engine.gpsimd_dma else "dma"
+
+    def meets(self) -> Any:
+        return ("sendrecv", self.pipe_id)
+
     def generated_by(self, machine: Machine) -> str:
         return machine.dma_default_mode
 
@@ -221,10 +235,32 @@ def refuse_overlap(function: str, kind: str, first: tuple[str, Any], second: tup
 
 
 def _overlap(a: View, b: View) -> bool:
-    if a.storage.memory is None or b.storage.memory is None or a.is_indirect() or b.is_indirect():
+    """Two views share bytes, as far as their descriptions say."""
+    if a.is_indirect() or b.is_indirect() or a.buffer is not b.buffer:
         return False
-    first, second = a.storage.memory.array(a), b.storage.memory.array(b)
-    return np.shares_memory(first, second)
+    if a.storage is not b.storage and (a.storage.address is None or b.storage.address is None):
+        return False
+    return np.shares_memory(np.asarray(_Shadow(a)), np.asarray(_Shadow(b)))
+
+
+class _Shadow:
+    """Lies in an address space as a view lies in its memory. There is nothing at that address."""
+
+    def __init__(self, view: View):
+        width, storage = view.dtype.itemsize, view.storage
+        partition, byte = storage.address or (0, 0)
+        pitch = storage.pitch if storage.address is None else 1 << 20
+        first, free = divmod(view.offset, view.row_pitch) if storage.on_chip else (0, view.offset)
+        strides = [step * width for step in view.strides]
+        if storage.on_chip:
+            strides[0] = pitch
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{width}",
+            "data": ((1 << 20) + (partition + first) * pitch + byte + free * width, True),
+            "shape": tuple(view.shape),
+            "strides": tuple(strides),
+        }
 
 
 __all__ = ["core_barrier", "sendrecv"]

@@ -7,14 +7,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import dtypes
-from ..core import current_machine, issue, warn
-from ..dtypes import f32
+from ..context import current_machine, warn
 from ..execute.blas import add_product
-from ..machine import Machine
-from ..program import Cost, In, Instruction, Out
-from ..storage import PSUM, SBUF
-from ..view import View, is_int
+from ..hardware import dtypes
+from ..hardware.dtypes import f32
+from ..hardware.machine import Machine
+from ..hardware.memories import PSUM, SBUF
+from ..program.instruction import WHOLE_ARRAY, Accumulated, Cost, In, Instruction, Out, PeTile
+from ..run.core import issue
+from ..tensors import View, is_int
 from . import rules
 from .enums import TENSOR, UNKNOWN, VECTOR, engine, matmul_perf_mode, member
 from .legacy import legacy_keywords
@@ -30,11 +31,16 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if value else ()
 
 
+def turning_flops(source: View) -> int:
+    """2 x MACs of a transpose, which is a product with an identity."""
+    return 2 * source.shape[0] * source.shape[0] * source.free_elements
+
+
 class MatmulInstruction(Instruction):
     """What nc_matmul and nc_matmul_mx share: PE tiling, the PSUM side, accumulation."""
 
     engines = (TENSOR,)
-    accumulates = True
+    halves: ClassVar[Any] = 1  # rows of the contraction that one partition holds
 
     def check_tiling(self: Any, machine: Machine) -> tuple[int, int]:
         """(rows, columns) of the PE tile in use."""
@@ -98,6 +104,39 @@ class MatmulInstruction(Instruction):
             f"tile the free dimension by nl.tile_size.gemm_moving_fmax ({machine.gemm_moving_fmax})",
         )
         check_bank(self, machine)
+
+    def adds(self: Any) -> bool:
+        return self.accumulate is not False
+
+    def turns_over(self: Any) -> bool:
+        return self.is_transpose
+
+    def is_onezero(self: Any) -> bool:
+        return self.is_stationary_onezero or self.is_moving_onezero
+
+    def array_operand(self: Any) -> View:
+        return self.stationary
+
+    def pe_tile(self: Any) -> PeTile:
+        if not self.tile_size:
+            return WHOLE_ARRAY
+        (row, column), (rows, columns) = self.tile_position, self.tile_size
+        return PeTile(range(row, row + rows), range(column, column + columns))
+
+    def flops(self: Any) -> int:
+        return 0 if self.is_transpose else self.array_flops()
+
+    def array_flops(self: Any) -> int:
+        if self.is_transpose:
+            return turning_flops(self.stationary)
+        lanes = 4 if self.stationary.dtype.is_packed else 1
+        rows = self.stationary.shape[0] * lanes * self.halves
+        return (
+            2
+            * rows
+            * (self.stationary.free_elements // self.halves)
+            * (self.moving.free_elements // self.halves)
+        )
 
     def overwrites(self: Any, written: Any) -> bool:
         return written is False if self.accumulate is None else not self.accumulate
@@ -209,7 +248,7 @@ class NcMatmul(MatmulInstruction):
     cost_formula = "max(N, 64) cycles; fp32 x4 (x2 with a one/zero operand); pairs overlap"
     cost_source = "machine.md 5.2"
 
-    dst: Out
+    dst: Accumulated
     stationary: In
     moving: In
     is_stationary_onezero: bool
@@ -470,6 +509,15 @@ class NcTranspose(Instruction):
     dst: Out
     data: In
     engine: Any
+
+    def turns_over(self) -> bool:
+        return True
+
+    def array_operand(self) -> View:
+        return self.data
+
+    def array_flops(self) -> int:
+        return turning_flops(self.data)
 
     def choose_engine(self, machine: Machine) -> Any:
         """By the destination buffer (isa.md 1.8)."""

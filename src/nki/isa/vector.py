@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes, operators
-from ..core import current_machine, issue, warn
-from ..dtypes import DType, f32
-from ..machine import Machine
-from ..operators import Operator
-from ..program import Cost, In, InOut, Instruction, Operand, Out
-from ..storage import PSUM
-from ..view import View
+from ..context import current_machine, warn
+from ..hardware import dtypes, operators
+from ..hardware.dtypes import DType, f32
+from ..hardware.machine import Machine
+from ..hardware.memories import PSUM
+from ..hardware.operators import Operator
+from ..program.instruction import Cost, In, InOut, Instruction, Operand, Out
+from ..run.core import issue
+from ..tensors import View
 from . import alu, rules
 from .alu import BINARY, BITWISE, INTEGER_32, MAGNITUDES, SHIFTS, bitwise
 from .enums import GPSIMD, SCALAR, UNKNOWN, VECTOR, engine

@@ -3,7 +3,8 @@
 
 import builtins as _builtins
 
-from ..dtypes import (
+from ..errors import missing_name as _missing_name
+from ..hardware.dtypes import (
     DType,
     bfloat16,
     bool_,
@@ -24,9 +25,8 @@ from ..dtypes import (
     uint16,
     uint32,
 )
-from ..errors import missing_name as _missing_name
-from ..operators import OPERATORS as _OPERATORS
-from ..tensor import NkiTensor
+from ..hardware.operators import OPERATORS as _OPERATORS
+from ..tensors.tensor import NkiTensor
 from . import elementwise as _elementwise
 from .creation import *
 from .history import REMOVED as _REMOVED

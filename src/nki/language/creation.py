@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import io
 import os
 from collections.abc import Callable
 from math import prod
@@ -11,15 +12,18 @@ from typing import Any, NoReturn, Union
 
 import numpy as np
 
-from .. import dtypes, isa
-from ..core import Core, current, warn
-from ..dtypes import DType
+from .. import isa
+from ..context import current, warn
 from ..errors import error, user_site
-from ..machine import Machine
-from ..operators import OPERATORS
-from ..storage import PSUM, SBUF, SHARED_HBM, Lease, MemoryRegion, Storage
-from ..tensor import NkiTensor, Template, whole
-from ..view import View, is_int
+from ..hardware import dtypes
+from ..hardware.dtypes import DType
+from ..hardware.machine import Machine
+from ..hardware.memories import PSUM, SBUF, SHARED_HBM, MemoryRegion
+from ..hardware.operators import OPERATORS
+from ..run.core import Core
+from ..tensors import View, is_int
+from ..tensors.storage import Lease, Storage
+from ..tensors.tensor import NkiTensor, Template, whole
 
 # (platform, shape, types of its entries, dtype, buffer) -> what to allocate
 _CHECKED: dict[tuple, Template] = {}
@@ -357,7 +361,11 @@ def shared_constant(constant):
 def _constant_array(constant: Any) -> np.ndarray:
     if isinstance(constant, (str, os.PathLike)):
         try:
-            return np.load(constant, allow_pickle=False)
+            with open(constant, "rb") as file:
+                content = file.read()
+            digest = hashlib.blake2b(content).hexdigest()
+            current().launch.files.append((os.path.abspath(constant), digest))
+            return np.load(io.BytesIO(content), allow_pickle=False)
         except (OSError, ValueError) as problem:
             raise error(
                 "argument",
@@ -389,15 +397,24 @@ def _check_same_constant(core: Core, key: tuple) -> None:
 
 def _constant(core: Core, key: tuple, dtype: DType, make: Callable[[], np.ndarray]) -> NkiTensor:
     """The tensor of some constant data; equal data is stored once."""
-    found = core.launch.constants.get(key)
+    launch = core.launch
+    found = launch.constants.get(key)
     if found is None:
         array = make()
         core.storages += 1
-        storage = Storage(SHARED_HBM, array.shape, dtype, site=user_site(2), number=core.storages)
-        storage.constant = True
-        storage.memory = core.launch.borrow(storage, np.array(array).reshape(-1).view(np.uint8))
-        found = core.launch.constants[key] = (storage, Lease(storage))
-    return whole(*found)
+        storage = Storage(
+            SHARED_HBM,
+            array.shape,
+            dtype,
+            site=user_site(2),
+            number=core.storages,
+            constant=True,
+            call=launch.call,
+        )
+        raw = np.array(array).reshape(-1).view(np.uint8)
+        launch.memories.borrow(storage, raw)
+        found = launch.constants[key] = (storage, Lease(storage, launch.memories), raw)
+    return whole(*found[:2])
 
 
 def shared_identity_matrix(n, dtype=dtypes.uint8, dst=None):

@@ -10,14 +10,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from .. import dtypes, isa
-from ..core import warn
-from ..dtypes import DType
+from .. import isa
+from ..context import warn
 from ..errors import error
+from ..hardware import dtypes
+from ..hardware.dtypes import DType
+from ..hardware.memories import PSUM
+from ..hardware.operators import OPERATORS, Operator
 from ..isa.function import function as issue_function
-from ..operators import OPERATORS, Operator
-from ..storage import PSUM
-from ..tensor import NkiTensor
+from ..tensors.tensor import NkiTensor
 from .creation import allocate
 from .operands import (
     cast,

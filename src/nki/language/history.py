@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from ..core import warn
+from ..context import warn
 from .creation import ParDim
 
 fp32 = SimpleNamespace(min=-3.4028235e38, max=3.4028235e38)

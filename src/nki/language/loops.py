@@ -11,14 +11,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..core import Core, current, warn
-from ..core import issue as _issue
+from ..context import current, warn
 from ..errors import error, user_site
+from ..hardware.machine import Machine
+from ..hardware.memories import SHARED_HBM
 from ..isa.registers import RegisterInstruction, VirtualRegister, is_register
-from ..machine import Machine
-from ..program import Cost, Instruction, Place, RegisterIn, RegisterOut
-from ..storage import SHARED_HBM, Lease, Storage
-from ..view import View, is_int
+from ..program.instruction import Cost, Instruction, Place, RegisterOut, State
+from ..program.program import Loop
+from ..run.core import Core
+from ..run.core import issue as _issue
+from ..tensors import View, is_int
+from ..tensors.storage import Lease, Storage
 
 _LOWEST, _HIGHEST = -(1 << 31), (1 << 31) - 1
 
@@ -74,9 +77,9 @@ def _iterate(start: Any, stop: Any, step: int) -> Iterator[VirtualRegister]:
     core = current()
     if core.loops:
         warn("nested-dynamic-range", "dynamic_range inside a dynamic loop fails in real compilers up to 0.4")
-    values = _values(core, "dynamic_range", start, stop, step)
-    with DynamicLoop(core, "dynamic_range") as loop:
-        for value in values:
+    _check_bounds("dynamic_range", start, stop)
+    with DynamicLoop(core, "dynamic_range", start, stop, step) as loop:
+        for value in _values(core, "dynamic_range", start, stop, step):
             index = VirtualRegister(frozen=True)
             loop.step(index, value)
             yield index
@@ -87,9 +90,9 @@ def fori_loop(lower, upper, body_fun, step=1):
     _check_step("fori_loop", step)
     _check_body("fori_loop", body_fun)
     core = current()
-    values = _values(core, "fori_loop", lower, upper, int(step))
-    with DynamicLoop(core, "fori_loop") as loop:
-        for value in values:
+    _check_bounds("fori_loop", lower, upper)
+    with DynamicLoop(core, "fori_loop", lower, upper, int(step)) as loop:
+        for value in _values(core, "fori_loop", lower, upper, int(step)):
             index = VirtualRegister()
             loop.step(index, value)
             returned = body_fun(index)
@@ -107,24 +110,25 @@ def while_loop(init, body_fun):
         )
     _check_body("while_loop", body_fun)
     core = current()
-    core.launch.looked_at_values = True
-    limit = core.launch.options.max_iterations if core.launch.executes else 1
     condition = init
-    seen = deque(maxlen=4)
-    with DynamicLoop(core, "while_loop") as loop:
-        while not core.launch.executes or condition.read() != 0:
+    seen: deque = deque(maxlen=4)
+    with DynamicLoop(core, "while_loop", init, None, 1) as loop:
+        executes = core.launch.executes  # entering the loop made it so, if there is data
+        limit = core.launch.options.max_iterations if executes else 1
+        while not executes or condition.read() != 0:
             if loop.trips == limit:
-                if not core.launch.executes:  # without values, the body is traced once
-                    return
+                if not executes:  # without values, the body is traced once
+                    break
                 _endless(limit, seen)
             register = VirtualRegister()
-            loop.step(register, condition)
-            seen.append(register.read() if core.launch.executes else None)
+            loop.step(register, condition.read() if executes else None)
+            seen.append(register.read() if executes else None)
             condition = body_fun(register)
             if not is_register(condition):
                 _wrong_body(
                     "while_loop", condition, "a register", "return the register of the next condition"
                 )
+        loop.upper = condition
 
 
 def _endless(limit: int, seen: deque) -> NoReturn:
@@ -153,13 +157,16 @@ def _check_body(function: str, body: Any) -> None:
         raise error("argument", f"{function}: body_fun must be a function, got {type(body).__name__}")
 
 
+def _check_bounds(function: str, lower: Any, upper: Any) -> None:
+    for name, bound in (("lower", lower), ("upper", upper)):
+        if not is_register(bound):
+            _bound(function, name, bound)
+
+
 def _values(core: Core, function: str, lower: Any, upper: Any, step: int) -> range:
     """The induction values; bounds are read once, when the loop starts."""
-    dynamic = is_register(lower) or is_register(upper)
-    if dynamic and not core.launch.executes:
+    if not core.launch.executes:
         return range(1)  # without values, the body is traced once
-    if dynamic:
-        core.launch.looked_at_values = True
     return range(_bound(function, "lower", lower), _bound(function, "upper", upper), step)
 
 
@@ -185,19 +192,23 @@ class DynamicLoop:
     and finds its tensors in the same storages, as poison; they end with the loop.
     """
 
-    def __init__(self, core: Core, function: str):
+    def __init__(self, core: Core, function: str, lower: Any, upper: Any, step: int):
         self.core = core
         self.function = function
+        self.lower, self.upper, self.by = lower, upper, step
+        self.index: VirtualRegister | None = None
         self.site = user_site(2)
+        core.loops_met += 1
+        self.number = core.loops_met
         self.trips = 0
         self.path: tuple = ()
         self.around: tuple = core.loops[-1].path if core.loops else ()
         self.issued: list[tuple] = []  # signatures of the first iteration
         self.position = 0
         self.diverged = False
-        self.allocated: list[tuple[tuple, weakref.ref[Lease]]] = []
+        self.allocated: list[tuple[tuple, Storage, weakref.ref[Lease]]] = []
         self.allocations = 0
-        self.others: list[weakref.ref[Lease]] = []  # allocations only some iterations make
+        self.others: list[Storage] = []  # allocations only some iterations make
 
     def __enter__(self) -> DynamicLoop:
         core = self.core
@@ -207,10 +218,14 @@ class DynamicLoop:
                 f"{self.function}: a dynamic loop cannot stand inside nl.no_reorder()",
                 help="put the no_reorder block into the body, or unroll the loop with range()",
             )
+        if core.recorder is not None:
+            core.launch.drain(core)  # with data, the loop runs as often as they say
         if core.loops:
             core.loops[-1].record((self.function,))  # a loop of its own, whatever its trip count
         core.loops.append(self)
         core.sinks.append(self.see)
+        if core.recorder is not None:
+            core.recorder.begin_loop()
         return self
 
     def __exit__(self, kind: type | None, *exception: object) -> None:
@@ -218,19 +233,34 @@ class DynamicLoop:
         core.sinks.remove(self.see)
         if self in core.loops:
             del core.loops[core.loops.index(self) :]
-        for lease in [*(lease for _, lease in self.allocated), *self.others]:
-            _end(lease())
+        for storage in [*(storage for _, storage, _ in self.allocated), *self.others]:
+            if storage.loop == self.number:
+                core.end_storage(storage)
         if kind is None:
             self._end_iteration()
-        core.trips.setdefault(self.site, []).append(self.trips)
+        elif kind is GeneratorExit:  # `break`: Python steers what no instruction does
+            core.launch.mark_looked()
+        if core.recorder is not None:
+            core.recorder.end_loop(None if kind is not None else self._region(core.recorder.items))
+        core.trips.setdefault(self.number, []).append(self.trips)
+        core.loop_sites[self.number] = self.site
 
-    def step(self, index: VirtualRegister, value: Any) -> None:
-        """Begin an iteration: `index` holds `value`, an int or a register."""
+    def _region(self, body: list) -> Loop:
+        """The loop as a Program has it."""
+        return Loop(
+            self.function, self.number, self.index, self.lower, self.upper, self.by, tuple(body), self.site
+        )
+
+    def step(self, index: VirtualRegister, value: int | float | None) -> None:
+        """Begin an iteration: `index` holds `value`; None while there are no values."""
         self._end_iteration()
         self.trips += 1
-        self.path = (*self.around, (self, self.trips))
+        self.index = index
+        self.path = (*self.around, (self.number, self.trips))
         self.position = self.allocations = 0
-        _issue(LoopIteration(index, value))
+        if value is not None:
+            index.set(value)
+        _issue(LoopIteration(index))
 
     # ---- the same instructions in every iteration ------------------------------------------------
 
@@ -258,7 +288,7 @@ class DynamicLoop:
     def _diverge(self, note: str) -> None:
         if self.diverged:
             return
-        self.diverged = True
+        self.diverged = self.core.launch.diverged = True
         self.core.diagnose(
             "loop-divergence",
             f"{self.function}: the iterations do not issue the same instructions",
@@ -274,26 +304,27 @@ class DynamicLoop:
         number, self.allocations = self.allocations, self.allocations + 1
         description = (shape, dtype, buffer, name, address)
         known = self.allocated[number] if number < len(self.allocated) else None
-        lease = None if known is None else known[1]()
-        if lease is not None and known is not None and known[0] == description and address is None:
-            if lease.storage.loop is self and lease.storage.memory is not None:
-                lease.storage.memory.renew()
-            return lease.storage, lease
+        if known is not None and known[0] == description and address is None:
+            _, storage, ref = known
+            if storage.loop == self.number:
+                self.core.memories.renew(storage)
+            lease = ref() or Lease(storage, self.core.memories)
+            self.allocated[number] = (description, storage, weakref.ref(lease))
+            return storage, lease
         storage, lease = self._new(*description)
+        made = (description, storage, weakref.ref(lease))
         if known is None:
-            self.allocated.append((description, weakref.ref(lease)))
+            self.allocated.append(made)
         else:
             self.others.append(known[1])
-            self.allocated[number] = (description, weakref.ref(lease))
+            self.allocated[number] = made
         return storage, lease
 
     def _new(self, shape, dtype, buffer, name, address) -> tuple[Storage, Lease]:
         core = self.core
         if buffer is SHARED_HBM and core.launch.degree > 1:  # belongs to both cores, not to this loop
             return core.launch.shared_storage(core, name, shape, dtype)
-        storage, lease = core.new_storage(shape, dtype, buffer, name, address)
-        storage.loop = self
-        return storage, lease
+        return core.new_storage(shape, dtype, buffer, name, address, self.number)
 
 
 def _signature(instruction: Instruction) -> tuple:
@@ -311,43 +342,18 @@ def _equal(a: tuple, b: tuple) -> bool:
         return True
 
 
-def _end(lease: Lease | None) -> None:
-    """From now on the tensor of a body cannot be used."""
-    if lease is not None and lease.storage.loop is not None and lease.storage.memory is not None:
-        lease.storage.memory = EndedMemory(lease.storage.memory)  # type: ignore[assignment]
-
-
-class EndedMemory:
-    """Stands in for the memory of a loop body's tensor after the loop: every use is an error."""
-
-    def __init__(self, memory: Any):
-        self.memory = memory
-        self.array, self.peek = memory.array, memory.peek  # repr of the tensor still works
-        self.released = memory.released
-
-    def _refuse(self, view: View, *args: Any, **kwargs: Any) -> NoReturn:
-        raise error(
-            "loop-local-tensor",
-            "a tensor allocated inside a dynamic loop is used after it",
-            notes=[view.describe()],
-            help="allocate it before the loop",
-        )
-
-    read = read_float32 = write = is_written = matmul_written = set_matmul = _refuse
-
-
 class LoopIteration(RegisterInstruction):
     """The head of a dynamic loop: all engines meet, and the induction register gets its value."""
 
     public = "dynamic_loop"
+    state = (State.loop,)
     cost_formula = "dynamic_loop_ns"
     cost_source = "machine.md 10"
 
     index: RegisterOut
-    value: RegisterIn
 
-    def compute(self) -> None:
-        self.index.set(self.value.read() if is_register(self.value) else self.value)
+    def compute(self, core: Core) -> None:
+        """Whoever runs the loop has set the register."""
 
     def cost(self, machine: Machine) -> Cost:
         return Cost(0, machine.dynamic_loop_ns, ("dynamic_loop_ns",))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import dtypes, isa
-from ..core import current, warn
-from ..dtypes import DType
+from .. import isa
+from ..context import current, warn
 from ..errors import error
-from ..operators import OPERATORS
-from ..storage import PSUM, SBUF
-from ..tensor import NkiTensor
-from ..view import View, is_int
+from ..hardware import dtypes
+from ..hardware.dtypes import DType
+from ..hardware.memories import PSUM, SBUF
+from ..hardware.operators import OPERATORS
+from ..tensors import View, is_int
+from ..tensors.tensor import NkiTensor
 from .creation import allocate
 from .operands import (
     cast,

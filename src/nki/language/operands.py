@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes, isa
-from ..core import current, running, warn
-from ..dtypes import DType
+from .. import isa
+from ..context import current, running, warn
 from ..errors import NkiError, error
-from ..storage import PSUM
-from ..tensor import NkiTensor
-from ..view import View
+from ..hardware import dtypes
+from ..hardware.dtypes import DType
+from ..hardware.memories import PSUM
+from ..run.core import issue
+from ..tensors import View
+from ..tensors.tensor import NkiTensor
 from .creation import allocate
+from .watch import INTEGERS, WatchIntegers
 
-_EXACT_IN_FLOAT32 = 2**24
 _QUADRANT = 32  # partitions nc_stream_shuffle serves at a time
 
 
@@ -141,30 +143,9 @@ def result_dtype(function: str, dtype: Any, *tiles: NkiTensor) -> DType:
 
 def watch_integers(function: str, *values: Any) -> None:
     """W int-precision: 32-bit integers beyond 2^24 met an `nl` function (language.md 6.1)."""
-    core = running()
-    if core is None or not core.launch.executes or not any(map(_is_integer_32, values)):
+    tiles = [v for v in values if isinstance(v, View) and v.dtype in INTEGERS and v.indirection is None]
+    if not tiles or running() is None:
         return
-    for value in values:
-        largest = _largest_integer(value)
-        if largest > _EXACT_IN_FLOAT32:
-            warn(
-                "int-precision",
-                f"{function}: the integer {largest} exceeds 2^24, where float32 arithmetic loses bits",
-                notes=[value.describe()] if isinstance(value, View) else [],
-                help="hardware computes most integer arithmetic in float32; split words into 16-bit halves",
-            )
-            return
-
-
-def _is_integer_32(value: Any) -> bool:
-    return isinstance(value, View) and value.dtype in (dtypes.int32, dtypes.uint32)
-
-
-def _largest_integer(value: Any) -> int:
-    """The largest magnitude in a tile of 32-bit integers, or of a number; 0 for anything else."""
-    if isinstance(value, int):
-        return abs(value)
-    if not _is_integer_32(value) or value.indirection is not None:
-        return 0
-    array = value.storage.memory.array(value)
-    return max(int(array.max()), -int(array.min()))
+    number = max((abs(v) for v in values if isinstance(v, int)), default=0)
+    for i, tile in enumerate(tiles):
+        issue(WatchIntegers(function, tile, number if i == 0 else 0))

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
-from ..core import Core, current, issue, warn
+from ..context import current, warn
 from ..errors import error
-from ..machine import Machine
-from ..program import Cost, In, Instruction
-from ..storage import PSUM
-from ..view import DynamicSlice, is_int
+from ..hardware import dtypes
+from ..hardware.machine import Machine
+from ..hardware.memories import PSUM
+from ..program.instruction import Cost, In, Instruction, State
+from ..run.core import Core, issue
+from ..tensors import DynamicSlice, is_int
 
 # ---- which program is this -----------------------------------------------------------------------
 
@@ -75,7 +76,7 @@ def device_print(print_prefix, tensor):
 class DevicePrint(Instruction):
     public = "device_print"
     anywhere = True
-    stateful = True
+    state = (State.output,)
 
     print_prefix: str
     tensor: In
@@ -90,6 +91,9 @@ class DevicePrint(Instruction):
             )
 
     def compute(self, core: Core, tensor: np.ndarray) -> None:
+        core.launch.prints += 1
+        if core.launch.prints <= core.launch.prints_done:  # an attempt before this one printed it
+            return
         view = self.tensor
         who = f"[core {core.index}] " if core.launch.degree > 1 else ""
         with np.printoptions(threshold=1000):

@@ -8,13 +8,14 @@ from __future__ import annotations
 from math import prod as product
 from typing import Any
 
-from .. import dtypes, isa
-from ..dtypes import DType
+from .. import isa
 from ..errors import error
+from ..hardware import dtypes
+from ..hardware.dtypes import DType
+from ..hardware.operators import OPERATORS, Operator
 from ..isa.function import function as issue_function
-from ..operators import OPERATORS, Operator
-from ..tensor import NkiTensor
-from ..view import is_int
+from ..tensors import is_int
+from ..tensors.tensor import NkiTensor
 from .creation import allocate
 from .operands import check_tile, common_shape, is_number, result_dtype, stretch, watch_integers
 

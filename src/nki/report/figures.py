@@ -15,7 +15,7 @@ from ..timing.operations import Operation
 from ..timing.timeline import ENGINES, Timeline, matmul_flops
 
 if TYPE_CHECKING:
-    from ..profiling import Profile
+    from ..call.profile import Profile
 
 TRACKS = (*ENGINES, "dma")
 

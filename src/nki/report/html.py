@@ -21,7 +21,7 @@ from .text import count, size
 from .text import time as plain_time
 
 if TYPE_CHECKING:
-    from ..profiling import Profile
+    from ..call.profile import Profile
 
 # In the order of use: each only needs the ones before it to be there when the page starts.
 SCRIPTS = "data text tracks memory view painter timeline details source roofline page"

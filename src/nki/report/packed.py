@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import Site
-from ..storage import PSUM, SBUF, Storage
+from ..hardware.memories import PSUM, SBUF
+from ..tensors.storage import Storage
 from ..timing.schedule import MODES
 from ..timing.timeline import ENGINES, Bar, Timeline
 

@@ -15,7 +15,7 @@ from ..timing.operations import RAW
 from ..timing.timeline import ENGINES, Bar, Timeline
 
 if TYPE_CHECKING:
-    from ..profiling import Profile
+    from ..call.profile import Profile
 
 SEQUENCE = 1  # of packets: they share one table of strings
 

@@ -9,33 +9,24 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ..machine import Machine
-from ..storage import PRIVATE_HBM, Storage
-from ..view import View
+from ..hardware.machine import Machine
+from ..hardware.memories import PRIVATE_HBM
+from ..program.effects import effects
+from ..tensors.storage import Storage
 from .operations import RAW, Operation
-from .timeline import ENGINES, Timeline, matmul_flops
+from .timeline import ENGINES, Timeline
 
 # ---- work ----------------------------------------------------------------------------------------
 
 
 def is_transpose(op: Operation) -> bool:
     """True for what the PE array only turns over."""
-    ins = op.instruction
-    return op.kind == "tensor" and (getattr(ins, "is_transpose", False) or ins.public == "nc_transpose")  # type: ignore[union-attr]
-
-
-def _source(op: Operation) -> View:
-    """What a TensorE instruction turns over or holds still."""
-    ins: Any = op.instruction
-    return ins.data if ins.public == "nc_transpose" else ins.stationary
+    return op.kind == "tensor" and op.instruction is not None and op.instruction.turns_over()
 
 
 def array_flops(op: Operation) -> int:
     """2 x MACs the PE array does, transposes included."""
-    if not is_transpose(op):
-        return matmul_flops(op)
-    source = _source(op)
-    return 2 * source.shape[0] * source.shape[0] * source.free_elements
+    return 0 if op.instruction is None else op.instruction.array_flops()
 
 
 def hfu_percent(timeline: Timeline) -> float:
@@ -56,13 +47,16 @@ def adjusted_flops(timeline: Timeline, transposes: bool = True) -> float:
 def bf16_equivalents(op: Operation, m: Machine) -> float:
     """How many bf16 FLOPs take as long as one of this instruction's."""
     ins: Any = op.instruction
-    dtype = _source(op).dtype
+    operand = ins.array_operand()
+    if operand is None:
+        return 1.0
+    dtype = operand.dtype
     if is_transpose(op):
         return m.fp32_transpose_factor if dtype.itemsize == 4 else 1.0
     if dtype.is_packed:
         return 1 / m.mx_multiplier
     if dtype == "float32":
-        hinted = ins.is_stationary_onezero or ins.is_moving_onezero
+        hinted = ins.is_onezero()
         return m.fp32_onezero_factor if hinted else m.fp32_matmul_factor
     return 1 / m.double_row_multiplier if dtype.itemsize == 1 and m.double_row_multiplier else 1.0
 
@@ -75,10 +69,10 @@ def hbm_traffic(timeline: Timeline) -> list[tuple[Storage, int, int]]:
     for op in timeline.operations:
         if not op.is_dma or op.instruction is None:
             continue
-        operands = op.instruction.operands()
-        for places, count in ((op.instruction.read_at, read), (op.instruction.write_at, written)):
-            for view in (operands[i] for i in places):
-                if isinstance(view, View) and not view.on_chip:
+        done = effects(op.instruction)
+        for views, count in ((done.reads, read), (done.written, written)):
+            for view in views:
+                if not view.on_chip:
                     storages[id(view.storage)] = view.storage
                     count[id(view.storage)] += view.nbytes
     return [(storage, read[key], written[key]) for key, storage in storages.items()]
@@ -211,7 +205,7 @@ def _transfer_fields(op: Operation, transfer: Any, m: Machine) -> Iterator[str]:
     way = "load" if load else "store"
     yield from ("dma_descriptor_ns", "dma_bytes_per_ns", "dma_skew_ns")
     yield from (f"dma_dispatch_{way}_ns", f"dma_notify_{way}_ns", ISSUE_FIELDS[transfer.mode])
-    if getattr(getattr(op.instruction, "dge_mode", None), "name", "unknown") == "unknown":
+    if op.instruction is None or op.instruction.uses_default_dge():
         yield "dma_default_mode"
     tiny = (m.dma_min_descriptor_ns - m.dma_descriptor_ns) * m.dma_bytes_per_ns
     if transfer.nbytes < tiny * transfer.descriptors:

@@ -10,15 +10,18 @@ from __future__ import annotations
 import itertools
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..machine import Machine
-from ..program import Cost, Instruction
-from ..storage import PSUM, SBUF, Storage
-from ..view import View
+from ..hardware.machine import Machine
+from ..hardware.memories import PSUM, SBUF
+from ..program.effects import effects
+from ..program.instruction import Cost, Instruction
+from ..program.statistics import union
+from ..tensors import View
+from ..tensors.storage import Storage
 
 # How far ahead of its use a tile is fetched: several DMA latencies, so that a spill, the load into its
 # place and the queue before both fit in. No source gives it: of 8 to 32 us it fits AWS's blocked matmul best.
@@ -136,31 +139,18 @@ class Space:
 
 
 class Accesses(NamedTuple):
-    """The views an instruction reads and writes, index tiles included."""
+    """The views an instruction reads and writes, index tiles included.
 
-    reads: list[View]
-    writes: list[View]
+    A sum in PSUM counts as written: the PE array adds to it without waiting for what it holds.
+    """
+
+    reads: tuple[View, ...]
+    writes: tuple[View, ...]
 
 
 def accesses(instruction: Instruction) -> Accesses:
-    operands = instruction.operands()
-    reads = [operands[i] for i in instruction.read_at if isinstance(operands[i], View)]
-    writes = [operands[i] for i in instruction.write_at if isinstance(operands[i], View)]
-    for value in operands:
-        if isinstance(value, (tuple, list)):
-            reads += [v for v in value if isinstance(v, View)]
-    for view in (*reads, *writes):
-        if view.indirection is not None and isinstance(view.indirection.index, View):
-            reads.append(view.indirection.index)
-    return Accesses(reads, writes)
-
-
-def engine_name(instruction: Instruction) -> str:
-    if getattr(getattr(instruction, "dma_engine", None), "name", None) == "gpsimd_dma":
-        return "gpsimd"  # its own DMA, not one of the sixteen engines
-    if not instruction.on_chip:
-        return "dma"
-    return instruction.runs_on.name if instruction.runs_on is not None else "sync"
+    done = effects(instruction)
+    return Accesses(done.reads, done.written)
 
 
 class Planner:
@@ -171,12 +161,12 @@ class Planner:
         machine: Machine,
         instructions: Iterable[Instruction],
         core: int = 0,
-        ordered: Sequence[tuple[int, int]] = (),
+        block_of: Mapping[int, int] | None = None,
     ):
         self.machine = machine
         self.instructions = list(instructions)
         self.core = core
-        self.block_of = self._ordered_blocks(ordered)  # position -> its no_reorder block
+        self.block_of = block_of or {}  # position -> its no_reorder block
         self.last_in_block: dict[tuple[int, str], int] = {}
         self.operations: list[Operation] = []
         self.spaces: dict[Any, Space] = defaultdict(Space)
@@ -210,14 +200,6 @@ class Planner:
         if box is None:
             box = self.regions[view.sig] = region(view)
         return box
-
-    def _ordered_blocks(self, ordered: Sequence[tuple[int, int]]) -> dict[int, int]:
-        found: dict[int, int] = {}
-        for block, (first, last) in enumerate(ordered):
-            for position, instruction in enumerate(self.instructions):
-                if isinstance(instruction.handle, int) and first <= instruction.handle <= last:
-                    found.setdefault(position, block)
-        return found
 
     def _keep_order(self, op: Operation) -> None:
         """Inside no_reorder, instructions of one queue keep the order of the program."""
@@ -258,7 +240,7 @@ class Planner:
         access = self.accesses[position]
         self.sbuf.prepare(position, access)
         self.psum.prepare(position, access)
-        op = self.new(position, engine_name(self.instructions[position]))
+        op = self.new(position, self.instructions[position].engine_name())
         self._keep_order(op)
         for view in access.reads:
             if id(view.storage) not in self.silent:
@@ -315,7 +297,7 @@ class Lookahead:
         self.moments = []
         for instruction, cost in zip(planner.instructions, planner.costs, strict=True):
             self.moments.append(max(work.values()))
-            name = engine_name(instruction)
+            name = instruction.engine_name()
             if name in work:
                 work[name] += cost.interval / clocks[name]
         self.next = 0
@@ -388,9 +370,7 @@ class Pool:
                 if not uses or uses[-1] != position:
                     uses.append(position)
                 self.storages[id(storage)] = storage
-        from ..statistics import _union
-
-        self.capacity = max(0, capacity - _union(placed))
+        self.capacity = max(0, capacity - union(placed))
         self.free: deque[tuple[int, tuple[int, ...]]] = deque([(self.capacity, ())])
         self.free_bytes = self.capacity
         self.resident: dict[int, int] = {}  # storage -> bytes taken
@@ -438,7 +418,7 @@ class Pool:
                 self._load_now(key)
             if key not in self.resident:
                 keep = {id(v.storage) for v in (*access.reads, *access.writes)}
-                writer = engine_name(self.planner.instructions[position])
+                writer = self.planner.instructions[position].engine_name()
                 waits = self._take(self.size(storage), keep, writer)
                 self.resident[key] = self.size(storage)
                 if key in self.spilled:

@@ -8,54 +8,62 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from ..errors import error
-from ..machine import Machine
-from ..program import Instruction
-from ..storage import PSUM
-from ..view import View
-from .operations import ORDER, RAW, WAR, Operation, Planner, engine_clocks
-from .pe_array import WHOLE_ARRAY, PeTile
+from ..hardware.machine import Machine
+from ..hardware.memories import PSUM
+from ..program.edges import declared
+from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile
+from ..program.program import Edge, Program
+from ..tensors import View
+from .law import BEGUN, FREE, Activity, deal, latency, releases, span
+from .operations import ORDER, RAW, Operation, Planner, engine_clocks
 from .timeline import Timeline
 from .transfer import Transfer, transfer_of
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
 
 
-def schedule(
-    machine: Machine,
-    programs: list[list[Instruction]],
-    dependencies: Sequence[tuple[Instruction, Instruction]] = (),
-    ordered: Sequence[list[tuple[int, int]]] = (),
-) -> Timeline:
-    """When each instruction of each core's program starts and ends.
-
-    `dependencies` are pairs (later, earlier); `ordered` holds, per core, the (first, last) instruction
-    numbers of its no_reorder blocks.
-    """
-    planners = [
-        Planner(machine, program, core, ordered[core] if ordered else ())
-        for core, program in enumerate(programs)
-    ]
+def schedule(program: Program) -> Timeline:
+    """When each instruction of each core starts and ends; bodies of loops as often as they run."""
+    planners, places = [], []
+    for core, items in enumerate(program.unrolled()):
+        counted = [(i, at) for i, at in items if i.counted]
+        where = [at for _, at in counted]
+        blocks = {
+            position: number
+            for number, block in enumerate(program.blocks)
+            for position, at in enumerate(where)
+            if block.core == core and block.first <= at <= block.last
+        }
+        planners.append(Planner(program.machine, (i for i, _ in counted), core, blocks))
+        places.append(where)
     for planner in planners:
         planner.plan()
-    add_declared(planners, dependencies)
-    simulation = Simulation(machine, planners)
+    add_declared(planners, places, declared(program))
+    simulation = Simulation(program.machine, planners)
     simulation.run()
-    return Timeline(machine, planners, simulation)
+    return Timeline(program.machine, planners, simulation)
 
 
-def add_declared(planners: list[Planner], dependencies: Sequence[tuple[Instruction, Instruction]]) -> None:
-    """Edges of depends_on and with_schedule."""
-    for planner in planners:  # an edge is between instructions of one core
-        where = {id(op.instruction): op for op in planner.operations if op.instruction is not None}
-        for later, earlier in dependencies:
-            a, b = where.get(id(later)), where.get(id(earlier))
-            if a is not None and b is not None:
-                a.wait_for(b.index, RAW)
+def add_declared(planners: list[Planner], places: list[list[int]], edges: Sequence[Edge]) -> None:
+    """Edges of depends_on and with_schedule; in a loop, between instructions of one iteration."""
+    if not edges:
+        return
+    for core, (planner, where) in enumerate(zip(planners, places, strict=True)):
+        found: dict[int, list[Operation]] = {}
+        for op in sorted(planner.operations, key=lambda op: op.position):
+            if op.position >= 0:
+                found.setdefault(where[op.position], []).append(op)
+        for edge in edges:
+            if edge.core == core:
+                later, earlier = found.get(edge.later, []), found.get(edge.earlier, [])
+                for i, op in enumerate(later):
+                    if earlier:
+                        op.wait_for(earlier[min(i, len(earlier) - 1)].index, RAW)
 
 
 class Simulation:
@@ -84,8 +92,9 @@ class Simulation:
 
     def meet(self, core: CoreSimulation, index: int, now: float) -> None:
         """core_barrier and sendrecv: both cores go on when the second has come."""
-        ins: Any = core.operations[index].instruction
-        point = (ins.public, getattr(ins, "pipe_id", None), core.met(ins))
+        instruction = core.operations[index].instruction
+        assert instruction is not None
+        point = (instruction.meets(), core.met(instruction))
         if len(self.cores) == 1:
             core.finish(index, now)
         elif point in self.arrived:
@@ -111,7 +120,6 @@ class Simulation:
 DONE, READ, READY, IDLE, TRIGGER = range(5)  # what happens at an event
 MODES = ("software", "hardware", "static")  # the DMA triggers
 RIVALS = {"vector": ("gpsimd", "scalar"), "gpsimd": ("vector",), "scalar": ("vector",)}
-MEETINGS = ("core_barrier", "sendrecv")
 
 
 class CoreSimulation:
@@ -134,7 +142,7 @@ class CoreSimulation:
         self.blocked_by: list[int] = [-1] * count  # the operation that decided the start
         self.transfers: dict[int, Transfer] = {}
         self.table_loads: list[tuple[float, float, int]] = []
-        self.meetings: dict[tuple, int] = {}
+        self.meetings: dict[Any, int] = {}
         self.ready = [0.0] * count
         self.missing = [len(op.waits) for op in self.operations]
         self.users: list[list[int]] = [[] for _ in range(count)]
@@ -171,10 +179,10 @@ class CoreSimulation:
         found: dict[int, tuple] = {}
         turns: Counter[Any] = Counter()
         for op in self.operations:
-            if op.is_dma and op.instruction is not None and op.instruction.public == "sendrecv":
-                pipe = op.instruction.pipe_id  # type: ignore[attr-defined]
-                turns[pipe] += 1
-                found[op.index] = ("transfer", pipe, turns[pipe])
+            point = op.instruction.meets() if op.is_dma and op.instruction is not None else None
+            if point is not None:
+                turns[point] += 1
+                found[op.index] = ("transfer", point, turns[point])
         return found
 
     # ---- the event loop --------------------------------------------------------------------------
@@ -207,9 +215,9 @@ class CoreSimulation:
     def _post(self, time: float, what: int, which: Any) -> None:
         self.simulation.post(time, self, what, which)
 
-    def met(self, instruction: Any) -> int:
+    def met(self, instruction: Instruction) -> int:
         """How often this core came to a meeting of this kind before."""
-        key = (instruction.public, getattr(instruction, "pipe_id", None))
+        key = instruction.meets()
         self.meetings[key] = self.meetings.get(key, 0) + 1
         return self.meetings[key]
 
@@ -218,22 +226,12 @@ class CoreSimulation:
         producer = self.operations[index]
         for user in self.users[index]:
             consumer = self.operations[user]
-            why = consumer.waits[index]
-            same = producer.kind == consumer.kind and not producer.is_dma
-            if producer.is_dma and why == ORDER:
-                continue  # released when it was triggered
-            at_read = not producer.is_dma and (why == WAR or (same and why != RAW))
-            if at_read != (what == READ):
-                continue
-            self._satisfied(user, index, now + self._latency(producer, consumer, same), now)
-
-    def _latency(self, producer: Operation, consumer: Operation, same: bool) -> float:
-        """From a producer's end to its consumer's start."""
-        if producer.is_dma:
-            return 0.0  # the notification is part of its own time
-        if same:
-            return self.machine.same_engine_gap_ns if consumer.waits[producer.index] == RAW else 0.0
-        return self.machine.compute_to_dma_ns if consumer.is_dma else self.machine.semaphore_ns
+            same = producer.kind == consumer.kind
+            moment = releases(producer.is_dma, same, consumer.waits[index])
+            if moment == BEGUN or (moment == FREE) != (what == READ):
+                continue  # BEGUN: released when it was triggered
+            wait = latency(self.machine, moment, producer.is_dma, same, consumer.is_dma)
+            self._satisfied(user, index, now + wait, now)
 
     def _satisfied(self, user: int, by: int, moment: float, now: float) -> None:
         if moment >= self.ready[user]:
@@ -292,7 +290,7 @@ class CoreSimulation:
         Engines that share a port take turns (machine.md 3.1), and matmuls on one part of the PE array (5.2).
         """
         if engine == "tensor":
-            tile = PeTile.of(self.operations[index].instruction)
+            tile = self._instruction(index).pe_tile()
             return max((self.free[i] for t, i in self.pe_tiles.items() if t.overlaps(tile)), default=0.0)
         for rival in RIVALS.get(engine, ()):
             other = self.last_on.get(rival)
@@ -314,7 +312,8 @@ class CoreSimulation:
     def _compute(self, index: int, engine: str, now: float) -> float:
         """Start an instruction; returns when its engine can take the next."""
         op = self.operations[index]
-        if op.instruction.public in MEETINGS:  # type: ignore[union-attr]
+        instruction = self._instruction(index)
+        if instruction.meets() is not None:
             self.start[index] = now
             self.idle_at[engine] = math.inf
             self.simulation.meet(self, index, now)
@@ -323,29 +322,30 @@ class CoreSimulation:
         cost = self.planner.cost_of(op)
         slow = 1.0
         if engine == "tensor":
-            slow = self.activity.slowdown(op.instruction.operands()[1].shape[0], start)  # type: ignore[union-attr]
+            slow = self.activity.slowdown(instruction.array_rows(), start)
         elif engine != "sync":
             slow = self._stride_slowdown(op)
         cycles = cost.cycles
         if engine == "vector" and self._shares_bus(now):
-            cycles = max(cycles, op.instruction.operands()[0].free_elements)  # type: ignore[union-attr]
-        service = slow * cycles / self.clocks[engine]
-        held = max(service, cost.shortest / self.clocks[engine])
-        if engine == "tensor":
-            self.activity.add(start, start + held)
-            self.pe_tiles[PeTile.of(op.instruction)] = index
-        drain = self.machine.tensor_drain_ns if engine == "tensor" else cost.fix_ns
+            cycles = max(cycles, instruction.operands()[0].free_elements)
+        done = span(self.machine, engine, cost, cycles, self.clocks[engine], slow, start)
         self.start[index] = start
-        self.free[index] = start + held
-        self.end[index] = start + service + drain
-        self.done[index] = start + service + cost.fix_ns
-        self._post(self.free[index], READ, index)
-        self._post(self.done[index], DONE, index)
-        if (
-            engine == "tensor" and PeTile.of(op.instruction) != WHOLE_ARRAY
-        ):  # the next may be for another tile
-            return min(self.free[index], start + self.machine.matmul_min_cycles / self.clocks[engine])
-        return self.free[index]
+        self.free[index], self.end[index], self.done[index] = done
+        self._post(done.free, READ, index)
+        self._post(done.done, DONE, index)
+        if engine != "tensor":
+            return done.free
+        self.activity.add(start, done.free)
+        tile = instruction.pe_tile()
+        self.pe_tiles[tile] = index
+        if tile != WHOLE_ARRAY:  # the next may be for another tile
+            return min(done.free, start + self.machine.matmul_min_cycles / self.clocks[engine])
+        return done.free
+
+    def _instruction(self, index: int) -> Instruction:
+        instruction = self.operations[index].instruction
+        assert instruction is not None
+        return instruction
 
     def _shares_bus(self, now: float) -> bool:
         """While GpSimdE works, VectorE has no fast modes (machine.md 3.1)."""
@@ -372,7 +372,7 @@ class CoreSimulation:
 
     def _load_table(self, op: Operation, start: float) -> float:
         """ScalarE loads a table before the first activation and when the function changes."""
-        function = getattr(getattr(op.instruction, "op", None), "name", None)
+        function = self._instruction(op.index).table()
         if function is None or function in self.machine.activation_table_free or function == self.table:
             return start
         self.table = function
@@ -384,18 +384,8 @@ class CoreSimulation:
     def _move(self, index: int, transfer: Transfer, now: float) -> None:
         """Each DMA engine works through its descriptors in order of arrival."""
         arrival = now + transfer.dispatch_ns
-        last = arrival
-        skew, free, share = self.machine.dma_skew_ns, self.dma_free, self.bandwidth_share
-        begins = []
-        for engine, payload in transfer.payload_ns:
-            begin = arrival + engine * skew
-            if begin < free[engine]:
-                begin = free[engine]
-            begins.append(begin)
-            free[engine] = finish = begin + payload / share
-            if finish > last:
-                last = finish
-        first = min(begins) if begins else arrival
+        skew, share = self.machine.dma_skew_ns, self.bandwidth_share
+        first, last = deal(self.dma_free, arrival, transfer.payload_ns, skew, share)
         self.start[index] = first
         self.end[index] = self.free[index] = last
         self.done[index] = last + transfer.notify_ns
@@ -413,30 +403,3 @@ def psum_tiles(instruction: Instruction) -> set[Any]:
         for v in instruction.operands()
         if isinstance(v, View) and v.buffer is PSUM
     }
-
-
-class Activity:
-    """How busy the PE array was lately: below half it streams at half rate (machine.md 5.3)."""
-
-    def __init__(self, machine: Machine):
-        self.machine = machine
-        self.recent: deque[tuple[float, float]] = deque()
-        self.busy = 0.0
-
-    def add(self, start: float, end: float) -> None:
-        self.recent.append((start, end))
-        self.busy += end - start
-
-    def slowdown(self, rows: int, now: float) -> float:
-        m = self.machine
-        if not m.half_rate_rule:
-            return 1.0
-        horizon = now - m.half_rate_window_ns
-        while self.recent and self.recent[0][1] <= horizon:
-            start, end = self.recent.popleft()
-            self.busy -= end - start
-        busy = self.busy
-        if self.recent and self.recent[0][0] < horizon:
-            busy -= horizon - self.recent[0][0]
-        active = rows / m.partitions * busy / m.half_rate_window_ns
-        return m.half_rate_slowdown if active < m.half_rate_threshold else 1.0

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import Site
-from ..machine import Machine
-from ..storage import PSUM, MemoryRegion, Storage
-from ..view import View
+from ..hardware.machine import Machine
+from ..hardware.memories import PSUM, MemoryRegion
+from ..tensors import View
+from ..tensors.storage import Storage
 from .operations import Operation, Planner
 
 if TYPE_CHECKING:
@@ -251,14 +252,8 @@ def union_length(intervals: np.ndarray) -> float:
 
 
 def matmul_flops(op: Operation) -> int:
-    ins: Any = op.instruction
-    if op.kind != "tensor" or getattr(ins, "is_transpose", False) or ins.public == "nc_transpose":
-        return 0
-    stationary, moving = ins.stationary, ins.moving
-    halves = 2 if getattr(ins, "is_double_row", False) else 1
-    lanes = 4 if stationary.dtype.is_packed else 1
-    rows = stationary.shape[0] * lanes * halves
-    return 2 * rows * (stationary.free_elements // halves) * (moving.free_elements // halves)
+    """2 x MACs of a product on the PE array."""
+    return op.instruction.flops() if op.kind == "tensor" and op.instruction is not None else 0
 
 
 def _hbm_bytes(value: Any) -> int:

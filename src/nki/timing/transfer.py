@@ -6,8 +6,8 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any
 
-from ..machine import MACHINES, Machine
-from ..storage import Storage
+from ..hardware.machine import MACHINES, Machine
+from ..tensors.storage import Storage
 from .operations import Operation
 
 

@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from .operations import ORDER, RAW, WAR, Operation
-from .pe_array import WHOLE_ARRAY, PeTile
-from .schedule import MEETINGS, RIVALS, Activity
+from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile
+from .law import DONE, FREE, SEEN, Activity, deal, releases
+from .operations import Operation
+from .schedule import RIVALS
 from .timeline import Timeline
 from .transfer import Transfer
 
 ENGINE, TENSOR, DMA, MEETING, GONE = range(5)  # how an operation runs
-BEGUN, FREE, DONE, SEEN = range(4)  # its moments, side by side; SEEN: its own engine can use the result
 
 Links = tuple[int, ...]  # moments of other operations
 Payload = float | list[tuple[int, float]]  # ns, equal on all DMA engines, or [(engine, ns)]
@@ -121,10 +121,12 @@ class Replay:
             op = self.cores[c].operations[index]
             if self.is_dma[self.first[c] + index]:
                 yield self._transfer(op)
-            elif op.instruction.public in MEETINGS:  # type: ignore[union-attr]
-                yield self._meeting(op, met)
+                continue
+            assert op.instruction is not None
+            if op.instruction.meets() is not None:
+                yield self._meeting(op, op.instruction, met)
             elif op.kind == "tensor":
-                yield self._matmul(op, on_tile[c])
+                yield self._matmul(op, op.instruction, on_tile[c])
             else:
                 yield self._compute(op, self._rivals(op, free) if op.kind in RIVALS else ())
 
@@ -150,13 +152,12 @@ class Replay:
         alike = len(payload) == self.machine.dma_engines and len({ns for _, ns in payload}) == 1
         return payload[0][1] if alike else payload
 
-    def _meeting(self, op: Operation, met: Counter[tuple]) -> tuple:
-        ins: Any = op.instruction
-        point = (op.core, ins.public, getattr(ins, "pipe_id", None))
+    def _meeting(self, op: Operation, instruction: Instruction, met: Counter[tuple]) -> tuple:
+        point = (op.core, instruction.meets())
         met[point] += 1
-        m, place = self.machine, self._place(op.core, op.kind)
-        lasts = m.core_barrier_ns if ins.public == "core_barrier" else m.sendrecv_ns
-        named = (*point[1:], met[point])
+        lasts = self.cores[op.core].planner.cost_of(op).fix_ns
+        place = self._place(op.core, op.kind)
+        named = (point[1], met[point])
         return (4 * self.number(op), *self._links(op), place, MEETING, 0.0, lasts, 0.0, named)
 
     def _compute(self, op: Operation, rivals: Links) -> tuple:
@@ -167,14 +168,14 @@ class Replay:
         _, table = self.tables.get(number, (0.0, 0.0))
         return (*head, ENGINE, table, held, result, None)
 
-    def _matmul(self, op: Operation, on_tile: dict[PeTile, int]) -> tuple:
+    def _matmul(self, op: Operation, instruction: Instruction, on_tile: dict[PeTile, int]) -> tuple:
         """Parts of the PE array are places of their own; a matmul waits for those it overlaps."""
-        core, links, ins = self.cores[op.core], self._links(op), op.instruction
-        tile = PeTile.of(ins)
+        core, links = self.cores[op.core], self._links(op)
+        tile = instruction.pe_tile()
         before = tuple(4 * i + FREE for other, i in on_tile.items() if other != tile and other.overlaps(tile))
         on_tile[tile] = self.number(op)
         cost = core.planner.cost_of(op)
-        rows = ins.operands()[1].shape[0]  # type: ignore[union-attr]
+        rows = instruction.array_rows()
         place = self._place(op.core, "tensor" if tile == WHOLE_ARRAY else f"tensor {tile}")
         times = (0.0, cost.cycles / core.clocks["tensor"], cost.fix_ns)
         return (4 * self.number(op), links[0] + before, links[1], place, TENSOR, *times, rows)
@@ -184,13 +185,12 @@ class Replay:
         operations, base, is_dma = self.cores[op.core].operations, self.first[op.core], self.is_dma
         links, across = [], []
         for index, why in op.waits.items():
-            moment = 4 * (base + index)
-            if is_dma[base + index]:
-                links.append(moment + (BEGUN if why == ORDER else DONE))
-            elif operations[index].kind != op.kind:
-                across.append(moment + (FREE if why == WAR else DONE))
-            elif why == RAW:  # else the order of the engine says it
-                links.append(moment + SEEN)
+            same = operations[index].kind == op.kind
+            moment = releases(is_dma[base + index], same, why)
+            if is_dma[base + index] or moment == SEEN:
+                links.append(4 * (base + index) + moment)
+            elif not same:  # else the order of the engine says it
+                across.append(4 * (base + index) + moment)
         return tuple(links), tuple(across)
 
     def _rivals(self, op: Operation, free: dict[tuple[int, str, float], int]) -> Links:
@@ -277,12 +277,8 @@ class DmaEngines:
         return self._deal(arrival, payload)
 
     def _deal(self, arrival: float, payload: list[tuple[int, float]]) -> float:
-        free, skew, last = self.free, self.skew, arrival
+        free, skew = self.free, self.skew
         if self.level is not None:
             free[:] = [self.level + engine * skew for engine in range(self.count)]
             self.level = None
-        for engine, ns in payload:
-            begin = max(free[engine], arrival + engine * skew)
-            free[engine] = begin + ns
-            last = max(last, free[engine])
-        return last
+        return deal(free, arrival, payload, skew)[1]

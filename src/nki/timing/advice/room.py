@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
-from ...storage import Storage
+from ...tensors.storage import Storage
 from ..operations import Operation, Planner
 from .study import Finding, Study
 from .words import amount, count, joined, lines

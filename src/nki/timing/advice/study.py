@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from ...storage import SBUF
+from ...hardware.memories import SBUF
 from ..measures import is_transpose
 from ..operations import SPACE, Operation
 from ..timeline import ENGINES, Timeline

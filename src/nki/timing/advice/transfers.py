@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from statistics import median_low
 
-from ...machine import Machine
-from ...storage import SBUF, Storage
-from ...view import View
+from ...hardware.machine import Machine
+from ...hardware.memories import SBUF
+from ...tensors import View
+from ...tensors.storage import Storage
 from ..transfer import Transfer
 from ..what_if import Change
 from .room import sbuf_peak_bytes, sbuf_usable_bytes

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ...errors import Site
-from ...storage import Storage
+from ...tensors.storage import Storage
 from ..operations import Operation
 
 NAMES = {

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from ...machine import Machine
-from ...view import View
+from ...hardware.machine import Machine
+from ...tensors import View
 from ..measures import is_transpose
 from ..operations import Operation
 from ..transfer import Transfer

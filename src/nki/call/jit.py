@@ -1,0 +1,47 @@
+"""nki.jit and nki.simulate: the ways to make a kernel of a function (language.md 2 and 4)."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+from ..errors import error, nearest
+from ..hardware.machine import find
+from .kernel import Kernel, launch_grid
+
+_IGNORED_WITH_WARNING = ("mode", "experimental_flags", "additional_compile_opt")
+_IGNORED = ("debug_kernel", "show_compiler_tb")
+_JIT_KEYWORDS = ("platform_target", "grid", "kernel_return", *_IGNORED_WITH_WARNING, *_IGNORED)
+
+
+def jit(fn=None, **kwargs):
+    """Make a kernel of a function: @nki.jit, @nki.jit(), nki.jit(fn), nki.jit(fn, platform_target=...)."""
+    for name in kwargs:
+        if name not in _JIT_KEYWORDS:
+            close = nearest(name, _JIT_KEYWORDS)
+            raise error(
+                "argument",
+                f"nki.jit: unknown keyword {name!r}",
+                notes=[f"accepted: {', '.join(_JIT_KEYWORDS)}"],
+                help=f"did you mean {close}?" if close else None,
+            )
+        if name in _IGNORED_WITH_WARNING:
+            warnings.warn(f"nki.jit: {name}= is accepted and ignored", DeprecationWarning, stacklevel=2)
+    target = kwargs.get("platform_target")
+    if target is not None:
+        find(target)
+        warnings.warn(
+            "nki.jit: platform_target= is deprecated, set NEURON_PLATFORM_TARGET_OVERRIDE",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    grid = launch_grid(kwargs["grid"]) if kwargs.get("grid") not in (None, (), []) else ()
+    make = functools.partial(
+        Kernel, grid=grid, target=target, returns=kwargs.get("kernel_return") is not False
+    )
+    return make if fn is None else make(fn)
+
+
+def simulate(kernel):
+    """The kernel, run at once on this machine with the supported-Python lint on."""
+    return (kernel if isinstance(kernel, Kernel) else Kernel(kernel))._with(simulated=True)

@@ -1,0 +1,524 @@
+"""Kernel: a Python function that issues instructions, and the ways to call it (language.md 2-4).
+
+A call looks for its program in the cache. Where there is none, the Python runs: its instructions are
+recorded and then run as one Program. Where that cannot be (Python looks at values, a dynamic loop is to be
+watched, an instruction fails and the kernel may catch it), each instruction runs as it is issued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import pickle
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from .. import tree
+from ..context import running, warn
+from ..errors import NkiError, NkiWarning, emit_warning, error, user_site, without_our_frames
+from ..execute.blas import one_blas_thread
+from ..hardware.machine import Machine
+from ..options import Options, choose_machine, from_environment
+from ..program.edges import check_names, checked_edges
+from ..program.program import Diagnostic, Program
+from ..program.statistics import Statistics
+from ..run import observers
+from ..run.core import Core
+from ..run.launch import Launch, Restart, speak
+from ..tensors import is_int
+from ..typing import check_shapes
+from .arguments import Arguments
+from .bridges import TensorSpec, bridge_of, framework_of
+from .cache import LONGEST, Leaf, call_key, is_debugging, programs
+from .explain import explain_call, suggest
+from .reads import Reads
+from .results import bare, check_results, is_plain, tensors, warn_lost_writes
+from .staged import Returned, Staged
+from .user_function import is_users_error, plain
+
+ALIAS_SUFFIX = ".must_alias_input"
+
+
+@dataclass
+class Run:
+    """A finished call: what it returned and what was seen on the way."""
+
+    result: Any
+    machine: Machine = field(repr=False)
+    count: Callable[[], Statistics] = field(repr=False)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    trips: dict[int, list[int]] = field(default_factory=dict, repr=False)  # of each dynamic loop, each time
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """What the call did; counted when somebody asks."""
+        return self.count()
+
+
+@dataclass
+class Call:
+    """A call before it runs. Without a key it is neither cached nor replayed."""
+
+    options: Options
+    machine: Machine
+    bound: inspect.BoundArguments
+    aliased: set[str]  # arguments given as name.must_alias_input
+    key: Any
+    leaves: list[Leaf]
+    said: Iterable[Diagnostic] = ()  # said already, when the call was staged
+    eager: bool = False  # every instruction runs as it is issued
+
+
+@dataclass(frozen=True, eq=False, repr=False, init=False)
+class Kernel:
+    """A kernel. `kernel(...)` runs it, `kernel[2]` launches it on two cores. Immutable."""
+
+    func: Callable  # the user's function
+    grid: tuple[int, ...] = ()  # () without brackets, else (n,)
+    target: str | None = None  # the platform given to nki.jit
+    schedule: tuple = ()  # the edges of with_schedule
+    returns: bool = True
+    simulated: bool = False  # nki.simulate(kernel): the supported-Python lint is on
+
+    if TYPE_CHECKING:
+        __name__: str
+        __qualname__: str
+        __signature__: inspect.Signature
+
+    is_leaf: ClassVar[bool] = True  # of the trees that kernels receive
+
+    def __init__(
+        self,
+        func: Callable,
+        *,
+        grid: tuple[int, ...] = (),
+        target: str | None = None,
+        schedule: tuple = (),
+        returns: bool = True,
+        simulated: bool = False,
+    ):
+        if isinstance(func, Kernel):
+            func = func.func
+        if not callable(func):
+            raise error("argument", f"a kernel is a function, got {func!r}")
+        users = plain(func)
+        _refuse_unfinished(users)
+        named: dict[str, Any] = {}
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            if hasattr(users, name):
+                named[name] = getattr(users, name)
+        named.setdefault("__name__", type(users).__name__)
+        self.__dict__.update(named, __wrapped__=func, __signature__=inspect.signature(func))
+        self.__dict__.update(
+            func=func, grid=grid, target=target, schedule=schedule, returns=returns, simulated=simulated
+        )
+
+    @property
+    def lnc(self) -> int:
+        """Launch degree: 1 without brackets."""
+        return self.grid[0] if self.grid else 1
+
+    @property
+    def _state(self) -> tuple:
+        return tuple(self.__dict__[name] for name in _STATE)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Kernel) and self._state == other._state
+
+    def __hash__(self) -> int:
+        return hash(self._state)
+
+    def __reduce__(self) -> Any:
+        """By name, as a function: workers of other processes import it."""
+        found = _named(self.__module__, self.__qualname__)
+        if plain(found) is not plain(self.func) or hasattr(self.func, "__self__"):
+            raise pickle.PicklingError(f"kernel {self.__name__} is not {self.__module__}.{self.__qualname__}")
+        return _unpickled, (self.__module__, self.__qualname__, self._state[1:])
+
+    def __repr__(self) -> str:
+        bracket = f"[{self.lnc}]" if self.grid else ""
+        return f"<nki.Kernel {self.__name__}{bracket} target={choose_machine(self.target).name}>"
+
+    def _with(self, **changes: Any) -> Kernel:
+        return Kernel(**{**dict(zip(_STATE, self._state, strict=True)), **changes})
+
+    def __getitem__(self, degree: Any) -> Kernel:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.compiler.is_dynamo_compiling():
+            from ..frameworks.torch import launched
+
+            return launched(self, degree)
+        return self._with(grid=launch_grid(degree))
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Kernel:
+        if instance is None or not hasattr(type(self.func), "__get__"):
+            return self
+        return self._with(func=self.func.__get__(instance, owner))
+
+    def with_schedule(self, edges: Iterable) -> Kernel:
+        """Order instructions by name: each edge (later, earlier) makes `later` wait for `earlier`."""
+        return self._with(schedule=checked_edges(edges))
+
+    # ---- calling ---------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        torch = sys.modules.get("torch")
+        # torch.compile traces this very function
+        if torch is not None and torch.compiler.is_dynamo_compiling():
+            from ..frameworks.torch import staged
+
+            return staged(self, args, kwargs)
+        core = running()
+        if core is not None:
+            return self._inline(core, args, kwargs)
+        try:
+            bridge = bridge_of(args) or bridge_of(kwargs)
+            return self.run(*args, **kwargs).result if bridge is None else bridge.call(self, args, kwargs)
+        except NkiError as problem:
+            raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__
+        except Exception as problem:
+            better = explain_call(problem) if isinstance(problem, TypeError) else None
+            if better is not None:
+                raise better.with_traceback(without_our_frames(problem.__traceback__)) from None
+            if is_users_error(problem):
+                problem.__traceback__ = without_our_frames(problem.__traceback__)
+            raise
+
+    def _inline(self, core: Core, args: tuple, kwargs: dict) -> Any:
+        """Called from a running kernel: the same trace goes on."""
+        if self.grid and self.lnc != core.launch.degree:
+            raise error(
+                "launch-grid",
+                f"{self.__name__}[{self.lnc}] is called by a kernel running on {core.launch.degree} core(s)",
+                help="leave out the brackets of the inner call",
+            )
+        if self.target is not None and choose_machine(self.target).name != core.machine.name:
+            warn(
+                "inner-target",
+                f"{self.__name__}: platform_target={self.target!r} is ignored in a nested call",
+            )
+        return self.func(*args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Run:
+        """Like a call, but returns a Run: the result with statistics and diagnostics."""
+        call = self._prepare(args, kwargs)
+        with one_blas_thread():
+            kept = programs.find(call.key) if call.key is not None else None
+            if kept is not None:
+                return self._run_program(call, kept.program, verified=kept.verified)
+            return self._run_eagerly(call) if call.eager else self._run_deferred(call)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Program:
+        """What a call does, as a Program. Arrays may be `nki.TensorSpec`s; nothing is computed."""
+        return self._trace(self._prepare(args, kwargs))[0]
+
+    def stage(self, *args: Any, **kwargs: Any) -> Staged:
+        """Trace a call on `nki.TensorSpec`s now, to be run with data later."""
+        call = self._prepare(args, kwargs)
+        kept = programs.find(call.key) if call.key is not None else None
+        if kept is not None:
+            return Staged(self, call, kept.program, [(leaf.name, leaf.value) for leaf in call.leaves], True)
+        program, arguments, fixed = self._trace(call)
+        if fixed and call.key is not None and not program.loops:
+            self._keep(call, program, {}, arguments.launch.files)
+        said = replace(call, said=program.said)
+        return Staged(self, said, program, arguments.described, fixed)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """What a call returns, with `nki.TensorSpec`s for its tensors. Takes TensorSpecs or arrays."""
+        outline = self.stage(*args, **kwargs).outline
+        return tree.replace_leaves(outline.result, Returned, lambda r: TensorSpec(*r[:2]))
+
+    def profile(self, *args: Any, **kwargs: Any) -> Any:
+        """The modelled run of the kernel on its platform: `nki.profile(kernel)(*args)`."""
+        from .profile import profile
+
+        return profile(self)(*args, **kwargs)
+
+    def _prepare(self, args: tuple, kwargs: dict) -> Call:
+        options = from_environment()
+        machine = choose_machine(self.target)
+        self._check_degree(machine, options)
+        if self.simulated:
+            self._lint()
+        bound, aliased = self._bind(args, kwargs)
+        key: Any = None
+        leaves: list[Leaf] = []
+        debugging = is_debugging()
+        if options.cache and not debugging and not observers.current():
+            key, leaves = call_key(self.func, bound, (self.grid, self.schedule, machine.name, options))
+        return Call(options, machine, bound, aliased, key, leaves, eager=debugging or not options.cache)
+
+    # ---- the ways to run -------------------------------------------------------------------------
+
+    def _trace(self, call: Call) -> tuple[Program, Arguments, bool]:
+        """Run the kernel's Python without data; also whether it is all there is to know."""
+        with self._launch(call, mode="trace") as launch:
+            arguments = Arguments(launch)
+            results = launch.run(lambda: self._python(arguments, call.bound))
+            check_results(self, launch, results)
+            program = self._recorded(launch, arguments, results)
+            fixed = not launch.looked_at_values and is_plain(results[0])
+        return program, arguments, fixed
+
+    def _recorded(self, launch: Launch, arguments: Arguments, results: list[Any]) -> Program:
+        program = launch.recorded(self.__name__, arguments.parameters(), bare(results[0]), self.schedule)
+        if self.schedule:
+            check_names(program)
+        return program
+
+    def _run_deferred(self, call: Call) -> Run:
+        """Run the kernel's Python, then what it issued; keep that for the next call."""
+        with self._launch(call, mode="deferred", limit=LONGEST) as launch:
+            try:
+                arguments = Arguments(launch)
+                results = launch.run(lambda: self._python(arguments, call.bound))
+                if launch.mode == "eager":  # it needed values on the way
+                    return self._finish_eager(call, arguments, results)
+                check_results(self, launch, results)
+                program = self._recorded(launch, arguments, results)
+                again = is_plain(results[0])
+                del results
+                run = self._replay(call, arguments, program)
+            except Restart:
+                run = None
+            prints = launch.prints
+            if run is not None:
+                if again and call.key is not None:
+                    self._keep(call, program, {}, launch.files)
+                return self._deliver(arguments, run)
+        return self._run_eagerly(call, prints)
+
+    def _run_eagerly(self, call: Call, prints_done: int = 0) -> Run:
+        """Run the kernel's Python, each instruction as it is issued."""
+        with self._launch(call, mode="eager") as launch:
+            launch.prints_done = prints_done
+            arguments = Arguments(launch)
+            results = launch.run(lambda: self._python(arguments, call.bound))
+            return self._finish_eager(call, arguments, results)
+
+    def _finish_eager(self, call: Call, arguments: Arguments, results: list[Any]) -> Run:
+        launch = arguments.launch
+        check_results(self, launch, results)
+        statistics = launch.statistics
+        assert statistics is not None
+        statistics.finish()
+        run = self._received(call, arguments, results[0], lambda: statistics)
+        trips = {n: max(counts) for core in launch.cores for n, counts in core.trips.items()}
+        run.trips = {n: counts for core in launch.cores for n, counts in core.trips.items()}
+        if trips and call.key is not None and not launch.looked_at_values and not launch.diverged:
+            self._keep_traced(call, trips, launch)
+        return self._deliver(arguments, run)
+
+    def _keep_traced(self, call: Call, trips: dict[int, int], launch: Launch) -> None:
+        """A dynamic loop ran, the same in every iteration: keep the program for as many of them."""
+        reads = Reads.of(self.func, dict(call.bound.arguments), launch.files)
+        if reads is None:  # do not run the Python again for nothing
+            return
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")  # it was said already
+            program, _, fixed = self._trace(replace(call, said=launch.diagnostics))
+            if not fixed or {loop.number for loop in program.loops} != set(trips):
+                return
+            self._keep(call, program, trips, launch.files)
+
+    def _run_program(
+        self,
+        call: Call,
+        program: Program,
+        into: Sequence[np.ndarray] = (),
+        verified: dict[int, int] | None = None,
+    ) -> Run:
+        """Run a program that an earlier call left on the tensors of this one."""
+        with self._launch(call, mode="replay") as launch:
+            launch.verified = verified if program.loops else None
+            arguments = Arguments(launch)
+            for leaf, (_, storage) in zip(call.leaves, program.parameters, strict=True):
+                arguments.attach(leaf.value, leaf.framework, storage)
+            if into:
+                arguments.place(tensors(program.result), into)
+            try:
+                return self._deliver(arguments, self._replay(call, arguments, program))
+            except Restart:
+                prints = launch.prints
+        return self._run_eagerly(call, prints)
+
+    def run_staged(self, staged: Staged, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Run:
+        """Run a staged call on the values of its tensors."""
+        leaves = [
+            Leaf(name, tensor, framework_of(tensor))
+            for (name, _), tensor in zip(staged.described, tensors, strict=True)
+        ]
+        call = replace(staged.call, leaves=leaves, bound=staged.bound(tensors), key=None)
+        with one_blas_thread():
+            if staged.fixed:
+                return self._run_program(call, staged.program, into, {} if staged.program.loops else None)
+            return self._run_eagerly(call)
+
+    def _replay(self, call: Call, arguments: Arguments, program: Program) -> Run:
+        """Run a program. An instruction that fails does so in the kernel's Python, which may catch it."""
+        launch = arguments.launch
+        try:
+            if launch.mode == "deferred":
+                launch.begin_replay()
+            launch.replay(program)
+            trips = {n: counts for core in launch.cores for n, counts in core.trips.items()}
+            check_results(self, launch, [program.result])
+            counted = replace(program, trips=trips) if trips else program
+            run = self._received(call, arguments, program.result, counted.statistics)
+            run.trips = trips
+        except Exception:
+            raise Restart from None
+        for diagnostic in launch.diagnostics:
+            speak(diagnostic)
+        return run
+
+    def _received(
+        self, call: Call, arguments: Arguments, result: Any, count: Callable[[], Statistics]
+    ) -> Run:
+        """What the caller will get, before anything of the caller's is changed."""
+        returned = arguments.result(result) if self.returns else None
+        warn_lost_writes(self, arguments, result, call.aliased)
+        arguments.check_write_back()
+        returned = arguments.connect(returned, self.__name__)
+        return Run(returned, call.machine, count, arguments.launch.diagnostics)
+
+    def _deliver(self, arguments: Arguments, run: Run) -> Run:
+        """The last thing a call does: what it wrote goes to the caller."""
+        arguments.write_back(self.__name__)
+        arguments.launch.generators.keep()
+        return run
+
+    def _keep(self, call: Call, program: Program, verified: dict[int, int], files: Any) -> None:
+        programs.keep(call.key, self.func, dict(call.bound.arguments), program, verified, files)
+
+    def _launch(self, call: Call, **settings: Any) -> Launch:
+        launch = Launch(call.machine, call.options, self.lnc, bracketed=bool(self.grid), **settings)
+        launch.hush(call.said)
+        return launch
+
+    def _python(self, arguments: Arguments, bound: inspect.BoundArguments) -> Any:
+        signature = self.__signature__
+        args, kwargs = [], {}
+        for name, value in bound.arguments.items():
+            parameter = signature.parameters[name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                args += [arguments.convert(v, f"{name}[{i}]") for i, v in enumerate(value)]
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                kwargs.update({k: arguments.convert(v, k) for k, v in value.items()})
+            elif parameter.kind is parameter.KEYWORD_ONLY:
+                kwargs[name] = arguments.convert(value, name)
+            else:
+                args.append(arguments.convert(value, name))
+        return self.func(*args, **kwargs)
+
+    def _bind(self, args: tuple, kwargs: dict) -> tuple[inspect.BoundArguments, set[str]]:
+        aliased = {key.removesuffix(ALIAS_SUFFIX) for key in kwargs if key.endswith(ALIAS_SUFFIX)}
+        for name in aliased & set(kwargs):
+            raise error("argument", f"{self.__name__}() got '{name}' twice, once as '{name}{ALIAS_SUFFIX}'")
+        kwargs = {key.removesuffix(ALIAS_SUFFIX): value for key, value in kwargs.items()}
+        try:
+            bound = self.__signature__.bind(*args, **kwargs)
+        except TypeError as problem:
+            accepted = list(self.__signature__.parameters)
+            unknown = [name for name in kwargs if name not in accepted]
+            raise error(
+                "argument",
+                f"{self.__name__}() {problem}",
+                notes=[f"accepted: {', '.join(accepted)}"],
+                help=suggest(unknown[0], accepted) if unknown else None,
+            ) from None
+        bound.apply_defaults()
+        check_shapes(plain(self.func), bound)
+        return bound, aliased
+
+    def _check_degree(self, machine: Machine, options: Options) -> None:
+        if self.lnc not in machine.lnc_degrees:
+            allowed = " or ".join(map(str, machine.lnc_degrees))
+            raise error(
+                "launch-grid",
+                f"{self.__name__}[{self.lnc}]: {machine.name} launches kernels on {allowed} core(s)",
+                help="choose another degree, or another platform with NEURON_PLATFORM_TARGET_OVERRIDE",
+            )
+        configured = options.logical_nc_config
+        if configured is not None and configured != self.lnc:
+            _warn_once(
+                "lnc-config",
+                f"NEURON_LOGICAL_NC_CONFIG is {configured}, but {self.__name__} is launched on {self.lnc} "
+                "core(s); hardware would refuse",
+            )
+
+    def _lint(self) -> None:
+        """Say what the real compiler would reject; a function is looked at once."""
+        from ..check.python import lint
+
+        if self.func not in _findings:
+            _findings[self.func] = lint(self.func)
+        for finding in _findings[self.func]:
+            warnings.warn_explicit(str(finding), NkiWarning, finding.filename, finding.line)
+
+
+_STATE = tuple(f.name for f in fields(Kernel))
+_findings: weakref.WeakKeyDictionary[Callable, list[Any]] = weakref.WeakKeyDictionary()
+
+
+# ---- helpers -------------------------------------------------------------------------------------
+
+
+def _refuse_unfinished(function: Callable) -> None:
+    """A generator or coroutine would never run."""
+    what = "a generator: it contains yield" if inspect.isgeneratorfunction(function) else ""
+    what = what or (
+        "async" if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function) else ""
+    )
+    if what:
+        raise error(
+            "argument",
+            f"kernel {getattr(function, '__name__', function)} is {what}, so calling it would run nothing",
+            help="write a plain function that returns its results",
+        )
+
+
+def _unpickled(module: str, name: str, state: tuple) -> Kernel:
+    """The kernel of a name, launched as the pickled one was."""
+    return Kernel(_named(module, name), **dict(zip(_STATE[1:], state, strict=True)))
+
+
+def _named(module: str, name: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def launch_grid(degree: Any) -> tuple[int, ...]:
+    """The (n,) of `kernel[degree]`."""
+    sizes = tuple(degree) if isinstance(degree, (tuple, list)) else (degree,)
+    for size in sizes:
+        if not is_int(size):
+            raise error(
+                "launch-grid-type",
+                f"kernel[...] takes the number of cores, got {size!r}",
+                help="write kernel[2] for two cores",
+            )
+    if len(sizes) != 1 or sizes[0] < 1:
+        raise error("launch-grid", f"kernel[...] takes one positive number of cores, got {degree!r}")
+    return (int(sizes[0]),)
+
+
+_said_once: set[str] = set()
+
+
+def _warn_once(kind: str, message: str) -> None:
+    if kind not in _said_once:
+        _said_once.add(kind)
+        emit_warning(kind, message, user_site(2))

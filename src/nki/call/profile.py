@@ -1,0 +1,181 @@
+"""nki.profile: what a kernel would take on the device, without one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from ..errors import error, without_our_frames
+from ..execute.collector import fewer_collections
+from ..program.program import Diagnostic, Loop, Program
+from ..program.statistics import Statistics
+from ..timing import Timeline, schedule
+from ..tree import leaves
+from .bridges import TensorSpec
+from .explain import explain_call
+from .kernel import Kernel
+
+
+@dataclass
+class Profile:
+    """A modelled run: the Timeline, the counts of the trace, and what was said on the way."""
+
+    kernel: str
+    timeline: Timeline
+    statistics: Statistics
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    assumed_loops: Sequence[Loop] = ()  # dynamic loops taken to run once, since nobody knows how often
+    result: Any = None  # what the kernel returned, when it was also run
+
+    @property
+    def total_us(self) -> float:
+        return self.timeline.total_us
+
+    @cached_property
+    def findings(self) -> list[Any]:
+        """What holds the kernel back, most expensive first."""
+        from ..timing.advisor import advise
+
+        return advise(self.timeline)
+
+    @cached_property
+    def _figures(self) -> dict[str, Any]:
+        from ..report.figures import figures
+
+        return figures(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures of the profile as plain data; `nki profile --json` prints this."""
+        return dict(self._figures)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the figures and the name as JSON. The single instructions are not kept."""
+        SavedProfile(self.kernel, self.to_dict()).save(path)
+
+    @staticmethod
+    def load(path: str | os.PathLike) -> SavedProfile:
+        """What `save` wrote: figures to print, to compare and to read, without a Timeline."""
+        return SavedProfile.load(path)
+
+    def summary(self) -> str:
+        """The profile as a text table."""
+        from ..report.text import summary
+
+        return summary(self)
+
+    def html(self) -> str:
+        """A page of its own: timeline, source, memory, roofline, findings."""
+        from ..report.html import page
+
+        return page(self)
+
+    def perfetto(self) -> bytes:
+        """A Perfetto trace, one track per engine and DMA queue."""
+        from ..report.perfetto import trace
+
+        return trace(self)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        from ..report.html import embedded
+
+        return embedded(self)
+
+
+FORMAT = "open-nki profile 1"
+
+
+@dataclass
+class SavedProfile:
+    """The figures of an earlier profile: a JSON object with `format`, `kernel` and `figures`."""
+
+    kernel: str
+    figures: dict[str, Any]
+
+    @property
+    def total_us(self) -> float:
+        return self.figures["total_us"]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.figures)
+
+    def summary(self) -> str:
+        from ..report.text import summary
+
+        return summary(self)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def save(self, path: str | os.PathLike) -> None:
+        content = {"format": FORMAT, "kernel": self.kernel, "figures": self.figures}
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> SavedProfile:
+        with open(path, encoding="utf-8") as file:
+            try:
+                content = json.load(file)
+            except ValueError:
+                content = None
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise error(
+                "profile-file",
+                f"{os.fspath(path)} is not a saved profile",
+                help="make one with Profile.save(path) or nki profile --save path",
+            )
+        kernel, figures = content.get("kernel"), content.get("figures")
+        if not isinstance(kernel, str) or not isinstance(figures, dict) or "total_us" not in figures:
+            raise error(
+                "profile-file",
+                f"{os.fspath(path)} is a saved profile with parts missing or changed",
+                help="save it again: it was edited or cut off",
+            )
+        return cls(kernel, figures)
+
+
+def profile(
+    kernel: Any, run: bool = False, stage: Callable[[str], None] = lambda what: None
+) -> Callable[..., Profile]:
+    """`nki.profile(kernel)(*args)`: arguments are arrays or TensorSpecs; `run=True` also computes.
+
+    Given arrays, a kernel with dynamic loops is run to count their trips. `stage` is told what is being
+    done, for those who wait.
+    """
+    kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+
+    def call(*args: Any, **kwargs: Any) -> Profile:
+        try:
+            stage(f"tracing {kernel.__name__}")
+            program = kernel.trace(*args, **kwargs)
+            done = None
+            counts = program.assumed_loops and not leaves([args, kwargs], TensorSpec)
+            if run or counts:
+                stage(f"running {kernel.__name__}")
+                done = kernel.run(*args, **kwargs)
+                program = replace(program, trips=done.trips)
+            found = profile_program(program, stage)
+        except Exception as problem:
+            better = explain_call(problem) if isinstance(problem, TypeError) else None
+            shown = better or problem
+            raise shown.with_traceback(without_our_frames(problem.__traceback__)) from shown.__cause__
+        found.result = done.result if run and done is not None else None
+        return found
+
+    return call
+
+
+def profile_program(program: Program, stage: Callable[[str], None] = lambda what: None) -> Profile:
+    """The modelled run of a program on its machine."""
+    stage(f"scheduling {len(program):,} instructions")
+    with fewer_collections():
+        timeline = schedule(program)
+    return Profile(program.name, timeline, program.statistics(), list(program.said), program.assumed_loops)

@@ -1,0 +1,43 @@
+"""The user's function behind a kernel: where it is, where it returns, whether an error is its own."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Callable
+
+from ..errors import Site, is_ours
+
+
+def plain(func: Callable) -> Callable:
+    """The user's own function inside partials, bound methods and wrappers of other decorators."""
+    while True:
+        inner = (
+            getattr(func, "__wrapped__", None)
+            or getattr(func, "__func__", None)
+            or getattr(func, "func", None)
+        )
+        if not callable(inner):
+            return func
+        func = inner
+
+
+def return_site(func: Callable) -> Site | None:
+    """The last `return` of the kernel: where a returned tensor is shown to be wrong."""
+    code = getattr(plain(func), "__code__", None)
+    return None if code is None else _last_return(code)
+
+
+@functools.lru_cache(maxsize=1024)
+def _last_return(code: types.CodeType) -> Site:
+    returns = [i.offset for i in dis.get_instructions(code) if i.opname.startswith("RETURN_")]
+    return Site(code, returns[-1]) if returns else Site(code, 0)
+
+
+def is_users_error(problem: BaseException) -> bool:
+    """True when the innermost frame is the user's: then ours are of no interest."""
+    last = problem.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and not is_ours(last.tb_frame.f_globals.get("__name__"))

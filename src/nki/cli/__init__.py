@@ -1,0 +1,431 @@
+"""The `nki` command: profile, compare, check, kernels, info.
+
+Exit codes: 0 when all went well, 1 when a kernel is wrong, 2 when the command line is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from .. import __version__
+from ..call.kernel import Kernel
+from ..call.profile import Profile, profile
+from ..check import lint
+from ..errors import NkiError, NkiWarning
+from ..hardware import machine
+from ..options import choose_machine
+from ..report.text import document, ruled, side_by_side, size
+from . import script
+from .script import UsageError
+from .terminal import Stages, complain, show, user_traceback
+
+WRONG_KERNEL, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    try:
+        options = parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has said why
+        return int(stop.code or 0)
+    try:
+        return options.command(options)
+    except UsageError as problem:
+        complain(f"nki {options.name}: {problem}")
+        return WRONG_USAGE
+    except NkiError as problem:
+        complain(traceback.format_exc() if options.traceback else f"{type(problem).__name__}: {problem}")
+        return WRONG_KERNEL
+    except BrokenPipeError:  # `nki profile ... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as problem:
+        complain(f"nki {options.name}: {problem}")
+        return WRONG_USAGE
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return INTERRUPTED
+    except Exception as problem:
+        complain(traceback.format_exc() if options.traceback else user_traceback(problem))
+        return WRONG_KERNEL
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+def command_profile(options: argparse.Namespace) -> int:
+    """nki profile"""
+    check_outputs(options)
+    with Stages() as stage, settings(options):
+        made = make_profile(options.kernel, options, script.parse_arguments(options.arg), stage)
+        stage("working out the figures")
+        figures = made.to_dict()
+        for path, write in outputs(options, made):
+            stage(f"writing {path}")
+            write()
+    if options.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        show(document(figures))
+    for path, _ in outputs(options, made):
+        print(f"wrote {path}", file=sys.stderr)
+    return 0
+
+
+def command_compare(options: argparse.Namespace) -> int:
+    """nki compare"""
+    with Stages(8) as stage, settings(options):
+        a, b = make_both(options, stage)
+    if options.json:
+        print(json.dumps({"a": a, "b": b, "speedup": a["total_us"] / b["total_us"]}, indent=2))
+    else:
+        show(side_by_side(a, b))
+    return 0
+
+
+def command_check(options: argparse.Namespace) -> int:
+    """nki check"""
+    file, name = script.split(options.kernel)
+    with settings(options), script.loaded(file) as module:
+        kernels = list(script.kernels_of(module).values())
+        if name or not kernels:
+            kernels = [script.find_kernel(module, file, name)]
+        found = {
+            (f.filename, f.line, f.column, f.code): f for k in kernels for f in lint(k, options.front_end)
+        }
+    for key in sorted(found):
+        print(found[key], end="\n\n")
+    names = ", ".join(kernel.__name__ for kernel in kernels)
+    errors = sum(f.level == "E" for f in found.values())
+    print(
+        f"{names}: {errors} error(s), {len(found) - errors} warning(s) of the {options.front_end} front end"
+    )
+    return WRONG_KERNEL if errors else 0
+
+
+def command_kernels(options: argparse.Namespace) -> int:
+    """nki kernels"""
+    from nkilib.catalogue import kernels  # on top of nki: imported by nothing but this
+
+    facts = [
+        {"name": k.name, "import": k.module, "meaning": k.meaning, "page": k.page, "status": k.status}
+        for k in kernels()
+    ]
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        show(kernel_table(facts))
+    return 0
+
+
+def kernel_table(facts: list[dict[str, str]]) -> RenderableType:
+    """The names of each module below it; what holds for several is said once."""
+    table = ruled("import from, kernel", "meaning", "status")
+    module = meaning = ""
+    for fact in facts:
+        if fact["import"] != module:
+            table.add_row(fold(fact["import"], ".", 42))
+            module, meaning = fact["import"], ""
+        table.add_row(
+            f"  {fact['name']}", "" if fact["meaning"] == meaning else fact["meaning"], fact["status"]
+        )
+        meaning = fact["meaning"]
+    return table
+
+
+def fold(name: str, separator: str, width: int) -> str:
+    """A long name on several lines, broken behind separators."""
+    lines = [""]
+    for part in re.split(f"(?<={re.escape(separator)})", name):
+        if lines[-1] and len(lines[-1] + part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def command_info(options: argparse.Namespace) -> int:
+    """nki info"""
+    print(f"Open NKI {__version__}, Python {sys.version.split()[0]}")
+    print(f"platform of kernels that name none: {choose_machine().name}")
+    for name, extra in (("perfetto", "profile"), ("torch", "torch"), ("jax", "jax")):
+        state = (
+            "installed"
+            if importlib.util.find_spec(name)
+            else f"not installed (pip install 'open-nki[{extra}]')"
+        )
+        if name == "jax" and state == "installed":
+            from ..frameworks.jax import LOWERING
+
+            state = f"installed, kernels inside jit run by {LOWERING}"
+        print(f"{name}: {state}")
+    show(platform_table())
+    return 0
+
+
+LIMITS: list[tuple[str, Callable[[machine.Machine], str]]] = [
+    ("also called", lambda m: ", ".join(m.aliases)),
+    ("cores of a launch", lambda m: " or ".join(map(str, m.lnc_degrees))),
+    ("partitions", lambda m: str(m.partitions)),
+    ("SBUF per partition", lambda m: size(m.sbuf_bytes)),
+    ("  usable by a kernel", lambda m: f"{m.sbuf_usable_bytes:,} B"),
+    ("PSUM per partition", lambda m: f"{size(m.psum_bytes)} in {m.psum_banks} banks"),
+    (
+        "matmul K, M, N",
+        lambda m: f"{m.matmul_contraction_max}, {m.matmul_stationary_max}, {m.matmul_moving_max}",
+    ),
+    ("HBM of a core", lambda m: size(m.hbm_bytes_per_core)),
+    ("HBM bandwidth", lambda m: f"{m.hbm_gbs:g} GB/s"),
+    ("DMA engines", lambda m: str(m.dma_engines)),
+    ("DMA bandwidth", lambda m: f"{m.dma_peak_gbs:g} GB/s"),
+    ("TensorE", lambda m: f"{m.tensor_ghz:g} GHz"),
+    ("VectorE", lambda m: f"{m.vector_ghz:g} GHz"),
+    ("ScalarE, GpSimdE", lambda m: f"{m.scalar_ghz:g} GHz"),
+    ("peak bf16", lambda m: f"{m.peak_flops() / 1e12:.1f} TFLOP/s"),
+    ("peak fp32", lambda m: f"{m.peak_flops(m.fp32_multiplier) / 1e12:.1f} TFLOP/s"),
+    ("fixed cost of a run", lambda m: f"{m.kernel_overhead_ns / 1e3:g} us"),
+    ("assumed constants", lambda m: str(len(m.assumed))),
+]
+
+
+def platform_table() -> RenderableType:
+    table = ruled("one core of", *machine.MACHINES)
+    for name, shown in LIMITS:
+        table.add_row(name, *(shown(m) for m in machine.MACHINES.values()))
+    return table
+
+
+# ---- profiles ------------------------------------------------------------------------------------
+
+
+def make_profile(spec: str, options: argparse.Namespace, values: dict[str, Any], stage: Stages) -> Profile:
+    """The profile of `script.py:kernel`."""
+    with kernel_at(spec, stage) as kernel:
+        kernel = launched(kernel, options.lnc)
+        bound = script.bind(kernel, values)
+        return profile(kernel, stage=stage)(*bound.args, **bound.kwargs)
+
+
+@contextlib.contextmanager
+def kernel_at(spec: str, stage: Stages) -> Iterator[Kernel]:
+    file, name = script.split(spec)
+    stage(f"loading {file}")
+    with script.loaded(file) as module:
+        yield script.find_kernel(module, file, name)
+
+
+def launched(kernel: Kernel, cores: int | None) -> Kernel:
+    """kernel[cores], if the platform has as many."""
+    if cores is None:
+        return kernel
+    platform = choose_machine(kernel.target)
+    if cores not in platform.lnc_degrees:
+        allowed = " or ".join(map(str, platform.lnc_degrees))
+        raise UsageError(f"--lnc {cores}: {platform.name} launches a kernel on {allowed} core(s)")
+    return kernel[cores]
+
+
+def make_both(options: argparse.Namespace, stage: Stages) -> list[dict[str, Any]]:
+    """The figures of the two profiles of a comparison; each kernel gets the arguments it takes."""
+    values = script.parse_arguments(options.arg)
+    specs = [options.a, options.b]
+    taken = [set() if is_saved(spec) else taken_by(spec, values, stage) for spec in specs]
+    for name in values:
+        if not any(name in names for names in taken):
+            raise UsageError(f"--arg {name}: nothing compared here has such a parameter")
+    made: list[dict[str, Any]] = []
+    for spec, names in zip(specs, taken, strict=True):
+        if is_saved(spec):
+            made.append(load_saved(spec))
+        else:
+            own = {name: values[name] for name in values if name in names}
+            made.append(make_profile(spec, options, own, stage).to_dict())
+    return made
+
+
+def taken_by(spec: str, values: dict[str, Any], stage: Stages) -> set[str]:
+    """Those of the arguments that the kernel of a spec takes."""
+    with kernel_at(spec, stage) as kernel:
+        parameters = kernel.__signature__.parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return set(values)
+    return {p.name for p in parameters} & set(values)
+
+
+def is_saved(spec: str) -> bool:
+    """Whatever is no Python file must be a saved profile."""
+    file, _ = script.split(spec)
+    return file.suffix != ".py"
+
+
+def load_saved(path: str) -> dict[str, Any]:
+    try:
+        return Profile.load(path).to_dict()
+    except (NkiError, OSError, UnicodeDecodeError) as problem:
+        why = problem.message if isinstance(problem, NkiError) else f"{path}: {problem}"
+        raise UsageError(
+            f"{why}\n  help: compare files of nki profile --save, or kernels as script.py:kernel"
+        ) from None
+
+
+# ---- what is written -----------------------------------------------------------------------------
+
+
+def outputs(options: argparse.Namespace, made: Profile) -> list[tuple[str, Callable[[], Any]]]:
+    """The files asked for and how to write each."""
+    wanted: list[tuple[str | None, Callable[[], Any]]] = [
+        (options.html, lambda: Path(options.html).write_text(made.html(), encoding="utf-8")),
+        (options.perfetto, lambda: Path(options.perfetto).write_bytes(made.perfetto())),
+        (options.save, lambda: made.save(options.save)),
+    ]
+    return [(path, write) for path, write in wanted if path]
+
+
+def check_outputs(options: argparse.Namespace) -> None:
+    """Say before the work what could not be written after it."""
+    for flag, path in (("--html", options.html), ("--perfetto", options.perfetto), ("--save", options.save)):
+        if path and Path(path).is_dir():
+            raise UsageError(f"{flag} {path}: this is a directory")
+        if path and not Path(path).absolute().parent.is_dir():
+            raise UsageError(f"{flag} {path}: there is no directory {Path(path).parent}")
+    if options.perfetto and importlib.util.find_spec("perfetto") is None:
+        raise UsageError("--perfetto needs the package perfetto\n  help: pip install 'open-nki[profile]'")
+
+
+@contextlib.contextmanager
+def settings(options: argparse.Namespace) -> Iterator[None]:
+    """The platform asked for; warnings kept for the report; stdout kept for the JSON object."""
+    target = getattr(options, "target", None)
+    before = os.environ.get(OVERRIDE)
+    if target is not None:
+        os.environ[OVERRIDE] = platform_named(target)
+    try:
+        with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+            warnings.simplefilter("ignore", NkiWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            if getattr(options, "json", False):
+                stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            yield
+    finally:
+        if target is not None:
+            os.environ.pop(OVERRIDE)
+            if before is not None:
+                os.environ[OVERRIDE] = before
+
+
+def platform_named(name: str) -> str:
+    try:
+        return machine.find(name).name
+    except NkiError as problem:
+        raise UsageError(f"--target: {problem.message}\n  help: {problem.help}") from None
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="nki",
+        description="Profile and check NKI kernels without a device.",
+        epilog="Exit codes: 0 all went well, 1 the kernel is wrong, 2 the command line is.",
+    )
+    top.add_argument("--version", action="version", version=f"Open NKI {__version__}")
+    commands = top.add_subparsers(dest="name", metavar="command", required=True)
+
+    def command(name: str, run: Callable, help: str, description: str, epilog: str = "") -> Any:
+        made = commands.add_parser(
+            name,
+            help=help,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        made.add_argument(
+            "--traceback", action="store_true", help="show Python's whole traceback of an error"
+        )
+        made.set_defaults(command=run)
+        return made
+
+    one = command("profile", command_profile, "model the run of a kernel", PROFILE_TEXT, PROFILE_EXAMPLES)
+    one.add_argument(
+        "kernel", metavar="script.py[:kernel]", help="the kernel may be left out if there is one only"
+    )
+    add_run_options(one)
+    one.add_argument("--html", metavar="FILE", help="write a page with timeline, source, memory and roofline")
+    one.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev")
+    one.add_argument("--save", metavar="FILE", help="write the figures for nki compare")
+
+    two = command("compare", command_compare, "put two profiles side by side", COMPARE_TEXT, COMPARE_EXAMPLES)
+    for letter in "ab":
+        two.add_argument(letter, help="script.py:kernel, or a file written by nki profile --save")
+    add_run_options(two)
+
+    check = command("check", command_check, "find what the real compilers would not accept", CHECK_TEXT)
+    check.add_argument(
+        "kernel", metavar="script.py[:kernel]", help="all kernels of the script if none is named"
+    )
+    check.add_argument(
+        "--front-end",
+        choices=("parser", "tracer"),
+        default="parser",
+        help="which of the two compilers to ask (default: parser)",
+    )
+    listing = command("kernels", command_kernels, "list the kernels of nkilib", KERNELS_TEXT)
+    listing.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    command(
+        "info", command_info, "version, platforms and their limits", "Version, platforms and their limits."
+    )
+    return top
+
+
+def add_run_options(command: argparse.ArgumentParser) -> None:
+    """What every command that traces kernels takes."""
+    command.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the kernel: a tensor like float32[8192,4096], or a Python value; repeatable",
+    )
+    command.add_argument(
+        "--target", metavar="PLATFORM", help="trn1, trn2 or trn3 (default: as the kernel runs)"
+    )
+    command.add_argument(
+        "--lnc", type=int, metavar="CORES", help="launch on this many cores, as kernel[CORES] does"
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+
+PROFILE_TEXT = """\
+Model when each engine and DMA queue would run each instruction of a kernel, from
+shapes and dtypes alone, and print where the time goes."""
+PROFILE_EXAMPLES = """\
+examples:
+  nki profile matmul.py:tiled --arg lhsT=float32[8192,4096] --arg rhs=float32[8192,8192]
+  nki profile matmul.py:tiled --arg lhsT=... --arg rhs=... --target trn2 --html report.html"""
+COMPARE_TEXT = """\
+Compare two kernels with the same arguments, or two saved profiles. An argument that
+one of the kernels does not have goes to the other alone."""
+COMPARE_EXAMPLES = """\
+examples:
+  nki compare matmul.py:tiled matmul.py:hoisted --arg lhsT=float32[512,256] --arg rhs=float32[512,1024]
+  nki compare before.json after.json"""
+CHECK_TEXT = """\
+Look for Python in kernels, and in what they call, that the simulator runs and the
+compilers for the device refuse. Nothing is run but the script's top level."""
+KERNELS_TEXT = """\
+List the kernels of the library nkilib: where each is imported from, what it computes,
+and whether it is built. help(kernel) in Python tells its arguments."""

@@ -1,0 +1,125 @@
+"""`python -m nki.docs` writes docs/isa.md: a table of every instruction, read from the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .. import collectives, isa
+from ..collectives import operations, ranks, varying
+from ..isa import dma, gpsimd, mx, random, reduce, registers, scalar, search, sync, tensor, vector
+from ..isa.rules import GENERATION_NAMES
+from ..program.instruction import Instruction
+
+PAGE = Path("docs/isa.md")
+FILES = {
+    "nisa": (tensor, mx, vector, reduce, search, scalar, gpsimd, random, dma, registers, sync),
+    "ncc": (operations, varying, ranks),
+}
+_HOMES = {"nisa": isa, "ncc": collectives}
+
+_INTRODUCTION = """\
+# Instructions
+
+<!-- Written by `make docs` (`python -m nki.docs`). Do not edit: change the code and run it again. -->
+
+This page is generated: `make docs` reads the instruction classes in `src/nki/isa` and `src/nki/collectives`,
+and `tests/test_docs.py` fails when the page and the code differ. An instruction's signature, rules, meaning
+and cost stand together in the file named above its table; `help(nki.isa.tensor_copy)` shows the signature.
+
+- **engines**: those that may run it, the default first. *DMA* instructions run on the DMA engines,
+  *sequencer* ones where instructions are issued.
+- **generations**: where it exists. trn1 is NeuronCore-v2 (`gen2`), trn2 is v3 (`gen3`), trn3 is v4 (`gen4`).
+- **cost**: how long the engine is held, in its cycles unless said otherwise. N and F are the elements per
+  partition, P the partitions; a name in `code` is a field of `nki.machine.Machine`. `nki.profile` uses it.
+- **source**: the section of the machine specification that the cost comes from; *assumed* where nothing
+  public settles it.
+"""
+_HEADINGS = ("instruction", "engines", "generations", "cost", "source", "meaning")
+
+
+def page() -> str:
+    """The text of docs/isa.md."""
+    sections = [_section(module, prefix) for prefix, modules in FILES.items() for module in modules]
+    return "\n".join([_INTRODUCTION, *sections, _helpers()])
+
+
+def instructions(module: types.ModuleType) -> dict[str, type[Instruction]]:
+    """The instruction classes of a module, by the name of their public function."""
+    found: dict[str, type[Instruction]] = {}
+    for value in vars(module).values():
+        is_instruction = isinstance(value, type) and issubclass(value, Instruction)
+        is_public = is_instruction and isinstance(value.public, str) and value.public
+        if is_public and value.__module__ == module.__name__:
+            found.setdefault(value.public, value)
+    return found
+
+
+def _functions(module: types.ModuleType, prefix: str) -> Iterator[tuple[str, Any]]:
+    """The public functions that a module defines, in its order."""
+    for name, value in vars(module).items():
+        if inspect.isfunction(value) and getattr(_HOMES[prefix], name, None) is value:
+            yield name, value
+
+
+def _section(module: types.ModuleType, prefix: str) -> str:
+    """One file of instructions: its heading and its table."""
+    title = _summary(module).split(" (")[0].rstrip(".")
+    classes = instructions(module)
+    rows = [_row(prefix, name, f, classes[name]) for name, f in _functions(module, prefix) if name in classes]
+    file = f"src/{module.__name__.replace('.', '/')}.py"
+    return "\n".join([f"## {title}\n", f"`{file}`\n", _line(_HEADINGS), _line(["---"] * 6), *rows, ""])
+
+
+def _row(prefix: str, name: str, function: Any, cls: type[Instruction]) -> str:
+    cost = re.sub(r"\b\w+_\w+\b", r"`\g<0>`", cls.cost_formula)  # fields of Machine, other instructions
+    facts = [_engines(cls), _generations(cls), cost, cls.cost_source]
+    return _line([f"`{prefix}.{name}`", *facts, _summary(function)])
+
+
+def _engines(cls: type[Instruction]) -> str:
+    if cls.engines:
+        return ", ".join(engine.name for engine in cls.engines)
+    return "sequencer" if cls.registers else "DMA"
+
+
+def _generations(cls: type[Instruction]) -> str:
+    return ", ".join(name for number, name in GENERATION_NAMES.items() if number >= cls.since)
+
+
+def _helpers() -> str:
+    """Functions that issue nothing: queries, and the allocation of registers."""
+    lines = ["## Functions that issue no instruction\n", _line(["function", "meaning"]), _line(["---"] * 2)]
+    for prefix, modules in FILES.items():
+        for module in modules:
+            classes = instructions(module)
+            for name, function in _functions(module, prefix):
+                if name not in classes:
+                    lines.append(_line([f"`{prefix}.{name}`", _summary(function)]))
+    return "\n".join([*lines, ""])
+
+
+def _summary(documented: Any) -> str:
+    return (inspect.getdoc(documented) or "").split("\n")[0]
+
+
+def _line(cells: Iterable[str]) -> str:
+    escaped = [re.sub("[|<]", r"\\\g<0>", cell) for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
+def main(arguments: list[str]) -> None:
+    """Write the page to docs/isa.md, or to the file named."""
+    path = Path(arguments[0]) if arguments else PAGE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page())
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,210 @@
+"""Kernels in files, for the command line: `script.py:kernel` and `--arg name=value`."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+import re
+import sys
+import types
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..call.arguments import TensorSpec
+from ..call.kernel import Kernel
+from ..errors import NkiError, nearest
+from ..typing import check_shapes
+
+
+class UsageError(Exception):
+    """The command line asks for something that is not there; nothing was run."""
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+def split(spec: str) -> tuple[Path, str | None]:
+    """`dir/script.py:kernel` into its parts; the kernel may be left out."""
+    path, colon, name = spec.rpartition(":")
+    if not colon or Path(spec).exists():
+        path, name = spec, ""
+    file = Path(path)
+    if file.is_dir():
+        raise UsageError(f"{path} is a directory; name a Python file, as in {path}/script.py:kernel")
+    if not file.exists():
+        raise UsageError(f"there is no file {path}{_nearby(file)}")
+    return file, name or None
+
+
+def _nearby(file: Path) -> str:
+    folder = file.parent
+    close = nearest(file.name, [p.name for p in folder.glob("*.py")]) if folder.is_dir() else None
+    return f"; did you mean {folder / close}?" if close else ""
+
+
+@contextmanager
+def loaded(file: Path) -> Iterator[types.ModuleType]:
+    """The module of a script, with its folder importable for as long as it is used.
+
+    A file of a package is imported as part of it. Afterwards its neighbours are forgotten: another
+    script may have neighbours of the same names.
+    """
+    root, name = _place(file.resolve())
+    folder = str(root)
+    before = set(sys.modules)
+    sys.path.insert(0, folder)
+    try:
+        with _no_exit(file):
+            module = _run(file) if "." not in name else importlib.import_module(name)
+        yield module
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+        for name in set(sys.modules) - before:
+            if _lies_in(sys.modules[name], folder):
+                del sys.modules[name]
+
+
+def _run(file: Path) -> types.ModuleType:
+    path = str(file.resolve())
+    name = f"{re.sub(r'[^0-9a-zA-Z_]', '_', file.stem)}_{zlib.crc32(path.encode()):08x}"
+    loader = importlib.machinery.SourceFileLoader(name, path)  # whatever the suffix
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _place(file: Path) -> tuple[Path, str]:
+    """The folder from which a file can be imported, and its dotted name there."""
+    folder, parts = file.parent, [] if file.stem == "__init__" else [file.stem]
+    while (folder / "__init__.py").exists() and folder.name.isidentifier():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(parts)
+
+
+@contextmanager
+def _no_exit(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as stop:
+        raise UsageError(
+            f"{file} ended itself with SystemExit({stop.code}) while it was loaded; "
+            'put what it does under if __name__ == "__main__":'
+        ) from None
+
+
+def _lies_in(module: Any, folder: str) -> bool:
+    path = getattr(module, "__file__", None) or ""
+    return path.startswith(folder + "/") and "site-packages" not in path[len(folder) :]
+
+
+# ---- the kernel ----------------------------------------------------------------------------------
+
+
+def kernels_of(module: types.ModuleType) -> dict[str, Kernel]:
+    """The kernels a script has: its own, or those it imports when it has none."""
+    found = {name: value for name, value in vars(module).items() if isinstance(value, Kernel)}
+    own = {name: k for name, k in found.items() if k.__module__ == module.__name__}
+    return own or found
+
+
+def find_kernel(module: types.ModuleType, file: Path, name: str | None) -> Kernel:
+    """The kernel of that name, or the only one."""
+    found = kernels_of(module)
+    listed = f"kernels in {file}: {', '.join(found)}" if found else f"{file} has no function with @nki.jit"
+    if name is None:
+        if len(found) == 1:
+            return next(iter(found.values()))
+        why = "say which kernel, as in" if found else "there is no kernel to take;"
+        raise UsageError(f"{why} {file}:{next(iter(found), 'kernel')}\n  {listed}")
+    value = getattr(module, name, None)
+    if isinstance(value, Kernel):
+        return value
+    if isinstance(value, types.FunctionType):  # nki.profile takes plain functions too
+        return Kernel(value)
+    close = nearest(name, found)
+    hint = f"; did you mean {close}?" if close else ""
+    wrong = f"{name} in {file} is no kernel" if value is not None else f"there is no kernel {name} in {file}"
+    raise UsageError(f"{wrong}{hint}\n  {listed}")
+
+
+# ---- its arguments -------------------------------------------------------------------------------
+
+EXAMPLE = "lhsT=float32[8192,4096] or BLOCK=4"
+
+
+def parse_arguments(texts: list[str]) -> dict[str, Any]:
+    """The values of `--arg name=value`."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--arg {text}: write name=value, for example {EXAMPLE}")
+        if name in values:
+            raise UsageError(f"--arg {name} is given twice")
+        values[name] = parse_value(name, value)
+    return values
+
+
+def parse_value(name: str, text: str) -> Any:
+    """A tensor like float32[8192,4096], else a Python literal, else the text itself."""
+    if re.fullmatch(r"\s*\w+\s*\[.*\]\s*", text):
+        return _tensor(name, text)
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _tensor(name: str, text: str) -> TensorSpec:
+    try:
+        spec = TensorSpec.parse(text)
+    except NkiError as problem:
+        help = f"\n  help: {problem.help}" if problem.help else ""
+        raise UsageError(f"--arg {name}: {problem.message}{help}") from None
+    if 0 in spec.shape:
+        raise UsageError(f"--arg {name}: {text.strip()} holds no element")
+    return spec
+
+
+def bind(kernel: Kernel, values: dict[str, Any]) -> inspect.BoundArguments:
+    """The arguments of the call; says what is missing, unknown or of another shape than declared."""
+    parameters = kernel.__signature__.parameters.values()
+    named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    takes = f"\n  {kernel.__name__}{kernel.__signature__}"
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for name in values:
+            if name not in named:
+                close = nearest(name, named)
+                hint = f"; did you mean {close}?" if close else ""
+                raise UsageError(f"{kernel.__name__} has no parameter {name}{hint}{takes}")
+    missing = [
+        p.name for p in parameters if p.name in named and p.default is p.empty and p.name not in values
+    ]
+    if missing:
+        help = f"add {' '.join(f'--arg {name}=...' for name in missing)}, for example {EXAMPLE}"
+        raise UsageError(f"{kernel.__name__} needs {', '.join(missing)}{takes}\n  help: {help}")
+    first = [values[p.name] for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in values]
+    rest = {name: value for name, value in values.items() if not _positional_only(kernel, name)}
+    bound = kernel.__signature__.bind(*first, **rest)
+    try:
+        check_shapes(kernel.func, bound)
+    except NkiError as problem:
+        notes = "".join(f"\n  {note}" for note in problem.notes)
+        raise UsageError(f"{kernel.__name__}: {problem.message}{notes}") from None
+    return bound
+
+
+def _positional_only(kernel: Kernel, name: str) -> bool:
+    parameter = kernel.__signature__.parameters.get(name)
+    return parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY

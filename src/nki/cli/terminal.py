@@ -1,0 +1,104 @@
+"""What a person sees of a command: tables with colour on a terminal, errors, progress."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..errors import is_ours
+from ..report.text import plain
+
+DELAY = 2.0  # seconds until progress is shown
+MACHINERY = ("importlib", "contextlib", "threading")  # lies between nki and the script
+
+
+def show(shown: RenderableType) -> None:
+    """Print a table: with colour on a terminal, else as plain text."""
+    if sys.stdout.isatty():
+        Console(markup=False, emoji=False, highlight=False).print(shown)
+    else:
+        sys.stdout.write(plain(shown))
+
+
+def complain(text: str) -> None:
+    """Print to stderr, the first line in red on a terminal."""
+    first, newline, rest = text.rstrip().partition("\n")
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    console.print(first, style="bold red")
+    if newline:
+        console.print(rest)
+
+
+def user_traceback(problem: BaseException) -> str:
+    """The script's part of a traceback: nothing of nki, nothing of Python's machinery."""
+    frames = []
+    for frame, line in traceback.walk_tb(problem.__traceback__):
+        module = frame.f_globals.get("__name__", "")
+        if not is_ours(module) and module.partition(".")[0] not in MACHINERY:
+            frames.append((frame, line))
+    text = "".join(traceback.format_exception_only(problem)).rstrip()
+    if frames:
+        steps = "".join(traceback.StackSummary.extract(iter(frames)).format())
+        return f"{text}\n{steps}"
+    if isinstance(problem, SyntaxError):
+        return text
+    return f"{text}\n  this is a fault of Open NKI itself; run it again with --traceback to see where"
+
+
+class Stages:
+    """Says on stderr what is being done, once it takes longer than DELAY seconds.
+
+    On a terminal it is a bar that goes away; in a log, a line per stage.
+    """
+
+    def __init__(self, total: int = 4):
+        self.total = total
+        self.done = 0
+        self.current = ""
+        self.bar: Progress | None = None
+        self.visible = self.over = False
+        self.lock = threading.Lock()
+        self.timer = threading.Timer(DELAY, self._appear)
+        self.timer.daemon = True
+
+    def __enter__(self) -> Stages:
+        self.timer.start()
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        self.timer.cancel()
+        with self.lock:
+            self.visible, self.over = False, True
+            if self.bar is not None:
+                self.bar.stop()
+
+    def __call__(self, what: str) -> None:
+        with self.lock:
+            self.done += bool(self.current)
+            self.current = what
+            if self.visible:
+                self._tell()
+
+    def _appear(self) -> None:
+        with self.lock:
+            if self.over:
+                return
+            self.visible = True
+            console = Console(stderr=True)
+            if console.is_terminal:
+                columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+                self.bar = Progress(*columns, console=console, transient=True)
+                self.bar.add_task("", total=self.total)
+                self.bar.start()
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.bar is None:
+            print(f"nki: {self.current} ...", file=sys.stderr, flush=True)
+        else:
+            self.bar.update(self.bar.task_ids[0], description=self.current, completed=self.done)

@@ -1,0 +1,99 @@
+"""Names of older releases of `nki`: what still works, and what replaced the rest (language.md 1.2)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..call.kernel import Kernel
+from ..errors import NkiError, error
+
+_TENSOR = "make the array with NumPy before the kernel and pass it, or embed it with nl.shared_constant"
+
+REMOVED = {
+    "baremetal": "call the kernel: kernel(*args)",
+    "simulate_kernel": "nki.simulate(kernel)(*args)",
+    "tensor": _TENSOR,
+    "meta": _TENSOR,
+}
+
+
+def cpu_simulate(kernel):
+    """The kernel, to be launched as cpu_simulate(kernel)[lnc](...); what AWS's library tests call."""
+    return Kernel(kernel) if not isinstance(kernel, Kernel) else kernel
+
+
+BENCHMARK_OPTIONS = (
+    "warmup",
+    "iters",
+    "n_iterations",
+    "save_neff_name",
+    "save_trace_name",
+    "additional_compile_opt",
+)
+
+
+def benchmark(kernel=None, args=None, **options):
+    """benchmark(warmup=, iters=)(kernel), or benchmark(kernel, args): price it with the timing model."""
+    for name in options:
+        if name not in BENCHMARK_OPTIONS:
+            accepted = ", ".join(BENCHMARK_OPTIONS)
+            raise error(
+                "argument", f"nki.benchmark: unknown keyword {name!r}", notes=[f"accepted: {accepted}"]
+            )
+    if kernel is None:
+        return Benchmark
+    priced = Benchmark(kernel)
+    if args is not None:
+        priced(*args)
+    return priced
+
+
+class Benchmark:
+    """A kernel that also prices each call; `benchmark_result.nc_latency` has the last one's latency."""
+
+    def __init__(self, kernel: Any):
+        self.kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+        self.benchmark_result: BenchmarkResult | None = None
+
+    def __getitem__(self, degree: Any) -> Benchmark:
+        return Benchmark(self.kernel[degree])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from ..call.profile import profile
+
+        priced = profile(self.kernel, run=True)(*args, **kwargs)
+        self.benchmark_result = BenchmarkResult(Latency(priced.total_us))
+        return priced.result
+
+
+class Latency(NamedTuple):
+    """Modelled, not measured: the model is deterministic, so every percentile is the same."""
+
+    microseconds: float
+
+    def get_latency_percentile(self, percentile: float) -> float:
+        return self.microseconds
+
+    def __repr__(self) -> str:
+        return f"{self.microseconds:.3f} us (modelled, not measured)"
+
+
+class BenchmarkResult(NamedTuple):
+    nc_latency: Latency
+
+
+SUPPORTED = {"benchmark": benchmark, "cpu_simulate": cpu_simulate}
+
+
+def removed(name: str) -> NkiError:
+    """The AttributeError for a removed `nki.name`, with its replacement."""
+    return error("removed-name", f"nki.{name} has been removed from NKI", help=REMOVED[name])
+
+
+def older_name(name: str) -> Any:
+    """`nki.name` for a name that is not in the module."""
+    if name in SUPPORTED:
+        return SUPPORTED[name]
+    if name in REMOVED:
+        raise removed(name)
+    raise AttributeError(f"module 'nki' has no attribute {name!r}")

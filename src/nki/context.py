@@ -1,0 +1,89 @@
+"""Which core runs on this thread: what tensors, instructions and executors may ask of it.
+
+A kernel is ordinary Python, so its functions cannot be handed the core they run on. They ask here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from .errors import Site, emit_warning, error, user_site
+from .hardware.machine import Machine
+from .options import Options, choose_machine
+
+
+class RunningLaunch(Protocol):
+    """What everybody may know of the call that a core belongs to."""
+
+    options: Options
+    degree: int
+    executes: bool
+
+
+class RunningCore(Protocol):
+    """What everybody may know of the core that runs a kernel."""
+
+    machine: Machine
+    index: int
+    judging: list[tuple] | None
+
+    @property
+    def launch(self) -> Any: ...
+
+    def diagnose(
+        self, kind: str, message: str, notes: Iterable[str], help: str | None, site: Site | None
+    ) -> None: ...
+
+    def look(self, what: str) -> None: ...
+
+    def add_dependencies(self, later: Any, producers: Iterable[Any]) -> None: ...
+
+
+class _Running(threading.local):
+    core: Any = None
+
+
+_local = _Running()
+
+
+def running() -> Any:
+    """The core of the kernel running on this thread, or None."""
+    return _local.core
+
+
+def current() -> Any:
+    """The core of the kernel running on this thread."""
+    core = _local.core
+    if core is None:
+        raise error(
+            "no-kernel",
+            "this only works inside a kernel",
+            help="call it from a function decorated with @nki.jit",
+        )
+    return core
+
+
+def activate(core: RunningCore | None) -> RunningCore | None:
+    """Make `core` the one of this thread; returns the one before."""
+    before = _local.core
+    _local.core = core
+    return before
+
+
+def current_machine() -> Machine:
+    """The machine of the running kernel, or the one a call would choose."""
+    core = running()
+    return choose_machine() if core is None else core.machine
+
+
+def warn(kind: str, message: str, notes: Iterable[str] = (), help: str | None = None) -> None:
+    """Say a diagnostic about the user's current line. While an instruction is judged, it waits."""
+    core = running()
+    if core is None:
+        emit_warning(kind, message, user_site(2), notes, help)
+    elif core.judging is not None:
+        core.judging.append((kind, message, list(notes), help))
+    else:
+        core.diagnose(kind, message, notes, help, user_site(2))

@@ -1,0 +1,209 @@
+"""Operators: the `nl` functions in their second life, as `op=` tokens of instructions.
+
+Each has its formula here, on float32 arrays (isa.md 2 and 3). `nki.language` gives it its first life:
+the function that runs when a kernel calls `nl.add(x, y)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..errors import error, nearest
+from . import activations as special
+
+Formula = Callable[..., np.ndarray]
+
+
+class Operator:
+    """`nl.add` and its kind. Identity is equality; use them as dict keys and `op=` arguments.
+
+    kind is "arithmetic", "comparison", "logical", "bitwise" (bit patterns of integers), "unary",
+    "bitwise-unary", "activation" (ScalarE functions alone) or "token" (has no call of its own).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        formula: Formula | None = None,
+        activation: Formula | None = None,
+        since: int = 2,
+    ):
+        self.name = name
+        self.kind = kind
+        self.formula = formula
+        self.activation = activation
+        self.since = since  # oldest generation whose ALU has it
+        self.function: Callable | None = None
+        self.__doc__ = "An operator token."
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    @property
+    def is_unary(self) -> bool:
+        return self.kind in ("unary", "bitwise-unary", "activation")
+
+    @property
+    def is_bitwise(self) -> bool:
+        return self.kind.startswith("bitwise")
+
+    @property
+    def is_arithmetic(self) -> bool:
+        """Takes part in float32 arithmetic of the vector engine."""
+        return self.kind in ("arithmetic", "comparison", "logical", "unary")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.function is None:
+            raise TypeError(f"{self!r} is an operator token: pass it as op=, it cannot be called")
+        return self.function(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Operator:
+        return self  # like a static function on a class; with it help() shows a function
+
+    def __repr__(self) -> str:
+        return f"nl.{self.name}"
+
+    def __reduce__(self):
+        return (find, (self.name,))
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def _abs_max(a, b):
+    return np.where(np.abs(a) > np.abs(b), a, b)
+
+
+def _abs_min(a, b):
+    return np.where(np.abs(a) < np.abs(b), a, b)
+
+
+def _rsqrt(x):
+    return np.float32(1) / np.sqrt(x)
+
+
+def _relu(x):
+    return np.maximum(x, np.float32(0))
+
+
+OPERATORS: dict[str, Operator] = {}
+
+
+def _define(kind: str, **formulas: Any) -> None:
+    for name, formula in formulas.items():
+        OPERATORS[name] = Operator(name, kind, formula)
+
+
+_define(
+    "arithmetic",
+    add=np.add,
+    subtract=np.subtract,
+    multiply=np.multiply,
+    divide=np.true_divide,
+    maximum=np.maximum,
+    minimum=np.minimum,
+    power=np.power,
+    mod=np.mod,
+    fmod=np.fmod,
+    abs_max=_abs_max,
+    abs_min=_abs_min,
+)
+_define(
+    "comparison",
+    equal=np.equal,
+    not_equal=np.not_equal,
+    less=np.less,
+    less_equal=np.less_equal,
+    greater=np.greater,
+    greater_equal=np.greater_equal,
+)
+_define("logical", logical_and=np.logical_and, logical_or=np.logical_or, logical_xor=np.logical_xor)
+_define(
+    "bitwise",
+    bitwise_and=np.bitwise_and,
+    bitwise_or=np.bitwise_or,
+    bitwise_xor=np.bitwise_xor,
+    left_shift=np.left_shift,
+    right_shift=np.right_shift,
+)
+_define("bitwise-unary", invert=np.invert)
+_define("unary", abs=np.abs, square=np.square, relu=_relu, rsqrt=_rsqrt, reciprocal=np.reciprocal)
+_define("activation", **special.ACTIVATIONS_ONLY)
+_define("token", average=None, prelu=None, bypass=None)
+_define("function", logical_not=None, negative=np.negative, ceil=np.ceil, floor=np.floor, trunc=np.trunc)
+_define("function", cos=special.cos, tan=special.tan)
+
+for _name, _function in special.ACTIVATIONS.items():
+    OPERATORS[_name].activation = _function
+for _name in ("abs_max", "abs_min", "square", "relu"):
+    OPERATORS[_name].since = 4
+
+_NUMPY = {
+    np.add: "add",
+    np.subtract: "subtract",
+    np.multiply: "multiply",
+    np.maximum: "maximum",
+    np.minimum: "minimum",
+    np.power: "power",
+    np.equal: "equal",
+    np.not_equal: "not_equal",
+    np.less: "less",
+    np.less_equal: "less_equal",
+    np.greater: "greater",
+    np.greater_equal: "greater_equal",
+    np.logical_and: "logical_and",
+    np.logical_or: "logical_or",
+    np.logical_xor: "logical_xor",
+    np.bitwise_and: "bitwise_and",
+    np.bitwise_or: "bitwise_or",
+    np.bitwise_xor: "bitwise_xor",
+    np.left_shift: "left_shift",
+    np.right_shift: "right_shift",
+    np.invert: "invert",
+    np.abs: "abs",
+    np.square: "square",
+    np.exp: "exp",
+    np.log: "log",
+    np.sqrt: "sqrt",
+    np.sin: "sin",
+    np.tanh: "tanh",
+    np.sign: "sign",
+    np.reciprocal: "reciprocal",
+    np.max: "maximum",
+    np.min: "minimum",
+    np.sum: "add",
+    np.prod: "multiply",
+}
+
+
+def find(name: str) -> Operator:
+    return OPERATORS[name]
+
+
+def resolve(op: Any, function: str, argument: str = "op") -> Operator:
+    """The operator a user passed: an nl function, the numpy ufunc of the same meaning, nl.max for maximum."""
+    if op.__class__ is Operator:
+        return op
+    reduction = getattr(op, "operator", None)
+    if isinstance(reduction, Operator):
+        return reduction
+    try:
+        name = _NUMPY.get(op)
+    except TypeError:
+        name = None
+    if name is not None:
+        return OPERATORS[name]
+    close = nearest(op, OPERATORS) if isinstance(op, str) else None
+    raise error(
+        "op",
+        f"{function}: {argument} must be an nl operator, got {op!r}",
+        help=f"pass nl.{close}" if close else "pass one like nl.add or nl.maximum",
+    )

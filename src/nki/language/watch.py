@@ -1,0 +1,41 @@
+"""Watching values while a program runs: what an `nl` function warns of, said whenever the data are such."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..context import warn
+from ..hardware import dtypes
+from ..hardware.machine import Machine
+from ..program.instruction import Cost, In, Instruction, State
+
+EXACT_IN_FLOAT32 = 1 << 24
+INTEGERS = (dtypes.int32, dtypes.uint32)
+
+
+class WatchIntegers(Instruction):
+    """No instruction of the hardware: says when 32-bit integers meet float32 arithmetic."""
+
+    public = "watch_integers"
+    anywhere = True
+    counted = False
+    state = (State.output,)
+    cost_formula = "0"
+    cost_source = "not on hardware"
+
+    function: str
+    tile: In
+    number: int  # the largest integer beside the tile
+
+    def compute(self, core: object, tile: np.ndarray) -> None:
+        largest = max(self.number, int(tile.max()), -int(tile.min()))
+        if largest > EXACT_IN_FLOAT32:
+            warn(
+                "int-precision",
+                f"{self.function}: the integer {largest} exceeds 2^24, where float32 arithmetic loses bits",
+                notes=[self.tile.describe()],
+                help="hardware computes most integer arithmetic in float32; split words into 16-bit halves",
+            )
+
+    def cost(self, machine: Machine) -> Cost:
+        return Cost(0, 0.0)

@@ -1,0 +1,82 @@
+"""The edges of `Kernel.with_schedule`: which named instruction waits for which (language.md 2.4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import error, nearest
+from .effects import effects
+from .program import Edge, Program
+
+Names = tuple[str, tuple[str, ...]]
+
+
+def checked_edges(edges: Any) -> tuple[Names, ...]:
+    """The edges as (later, earlier names), or the error of a wrong one."""
+    if not isinstance(edges, (tuple, list)):
+        raise error("schedule", f"with_schedule: takes a list of (later, earlier) pairs, got {edges!r}")
+    checked: list[Names] = []
+    for edge in edges:
+        pair: Any = edge if isinstance(edge, (tuple, list)) and len(edge) == 2 else (None, ())
+        later, earlier = pair
+        earlier = tuple(earlier) if isinstance(earlier, (tuple, list)) else (earlier,)
+        if not earlier or not all(isinstance(name, str) for name in (later, *earlier)):
+            raise error(
+                "schedule",
+                f"with_schedule: an edge is (later, earlier), got {edge!r}",
+                help='("plus1", "recip") makes plus1 wait for recip; earlier may be a list of names',
+            )
+        checked.append((later, earlier))
+    _refuse_cycles(checked)
+    return tuple(checked)
+
+
+def _refuse_cycles(edges: list[Names]) -> None:
+    waits: dict[str, set[str]] = {}
+    for later, earlier in edges:
+        waits.setdefault(later, set()).update(earlier)
+    for name in waits:
+        reached, ahead = set(), [name]
+        while ahead:
+            for before in waits.get(ahead.pop(), ()):
+                if before == name:
+                    raise error("schedule", f"with_schedule: {name!r} would wait for itself")
+                if before not in reached:
+                    reached.add(before)
+                    ahead.append(before)
+
+
+def check_names(program: Program) -> None:
+    """Every name that a schedule mentions is that of an instruction, or of a tensor that one writes."""
+    for core in range(len(program.cores)):
+        named = by_name(program, core)
+        for later, earlier in program.schedule:
+            for name in (later, *earlier):
+                if name not in named:
+                    close = nearest(name, named)
+                    raise error(
+                        "schedule",
+                        f"with_schedule: no instruction or tensor is named {name!r}",
+                        notes=[f"in the edge {(later, *earlier)}"],
+                        help=f"did you mean {close!r}?" if close else "give the instruction name=",
+                    )
+
+
+def by_name(program: Program, core: int) -> dict[str, list[int]]:
+    """The positions that a name means: instructions called so, and those that write a tensor called so."""
+    named: dict[str, list[int]] = {}
+    for position, instruction in enumerate(program.walk(core)):
+        written = {view.name for view in effects(instruction).written}
+        for name in {instruction.name, *written} - {None, ""}:
+            named.setdefault(str(name), []).append(position)
+    return named
+
+
+def declared(program: Program) -> list[Edge]:
+    """All edges: of depends_on, and of with_schedule each `later` after each `earlier`."""
+    edges = list(program.edges)
+    for core in range(len(program.cores)) if program.schedule else ():
+        named = by_name(program, core)
+        for later, earlier in program.schedule:
+            edges += [Edge(core, a, b) for a in named[later] for n in earlier for b in named[n]]
+    return edges

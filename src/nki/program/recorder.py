@@ -1,0 +1,80 @@
+"""The recorder: a sink that turns what a core issues into the items of a Program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..tensors import View
+from ..tensors.storage import Storage
+from ..tensors.tensor import NkiTensor
+from .instruction import Instruction
+from .program import Item, Loop
+
+
+class Recorder:
+    """Keeps the instructions of a core in order, without keeping its tiles alive.
+
+    `admit` judges a storage that is met for the first time; `limit` instructions are kept, then `full` is
+    called once.
+    """
+
+    def __init__(
+        self,
+        admit: Callable[[Storage], None],
+        limit: int | None = None,
+        full: Callable[[], None] | None = None,
+    ):
+        self.admit = admit
+        self.limit = limit
+        self.full = full
+        self.count = 0
+        self.items: list[Item] = []
+        self.open: list[list[Item]] = []  # the items around the open loops
+        self.known: set[Storage] = set()  # storages that may be used
+        self.used: dict[Storage, None] = {}  # all that were used, in order
+
+    def __call__(self, instruction: Instruction) -> None:
+        for name in instruction.access.views:
+            value = getattr(instruction, name)
+            bare: Any = value.recorded if value.__class__ is NkiTensor else None
+            if bare is None or bare.storage not in self.known:
+                bare = self._bare(value)
+                if bare.indirection is None and value.__class__ is NkiTensor:
+                    value.recorded = bare
+            setattr(instruction, name, bare)
+        self.items.append(instruction)
+        self.count += 1
+        if self.limit is not None and self.count > self.limit and self.full is not None:
+            self.full()
+
+    def _bare(self, view: View) -> View:
+        """The same view without a claim on bytes, of a storage that may be used."""
+        self._use(view)
+        bare = view.bare()
+        bare._sig = view._sig
+        return bare
+
+    def _use(self, view: View) -> None:
+        storage = view.storage
+        if storage not in self.known:
+            self.admit(storage)
+            self.known.add(storage)
+            self.used[storage] = None
+        if view.indirection is not None:
+            for part in (view.indirection.base, view.indirection.index):
+                if isinstance(part, View):
+                    self._use(part)
+
+    # ---- dynamic loops ---------------------------------------------------------------------------
+
+    def begin_loop(self) -> None:
+        """What comes now is the body of a loop."""
+        self.open.append(self.items)
+        self.items = []
+
+    def end_loop(self, loop: Loop | None) -> None:
+        """The body is complete; None: the loop was given up."""
+        self.items = self.open.pop()
+        if loop is not None:
+            self.items.append(loop)

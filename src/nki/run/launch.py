@@ -1,0 +1,438 @@
+"""A launch: one call of a kernel, on one core or on two.
+
+A kernel's Python runs in one of three ways. `trace`: there is no data, its instructions become a Program.
+`deferred`: the same, and the Program is run when the Python has ended; where Python looks at a value, what
+it has issued so far is run first, and from then on it goes on as `eager`: each instruction runs at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ..context import activate
+from ..errors import NkiError, Site, emit_warning, error, error_class
+from ..execute.collector import fewer_collections
+from ..execute.memories import Memories, check_usable
+from ..execute.prepared import prepare
+from ..execute.random import Generators
+from ..hardware.dtypes import DType
+from ..hardware.machine import Machine
+from ..hardware.memories import SHARED_HBM
+from ..options import Options
+from ..program.instruction import Instruction, NkiInstruction, Place
+from ..program.program import Block, Diagnostic, Edge, Item, Program, walk
+from ..program.recorder import Recorder
+from ..program.statistics import Statistics
+from ..tensors.storage import Lease, Storage
+from . import observers
+from .baton import Baton
+from .core import Core, Verdict
+
+Mode = Literal["trace", "deferred", "eager", "replay"]
+
+
+class SharedTensor(NamedTuple):
+    """A shared_hbm allocation and the cores that made it."""
+
+    storage: Storage
+    lease: Lease
+    cores: set[int]
+
+
+class Restart(BaseException):
+    """The Python must run again from its beginning, eagerly."""
+
+
+class Launch:
+    """Everything the programs of one kernel call share."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        options: Options,
+        degree: int = 1,
+        bracketed: bool = False,
+        mode: Mode = "eager",
+        limit: int | None = None,
+        sinks: Iterable[Callable[[Instruction], None]] = (),
+    ):
+        self.machine = machine
+        self.options = options
+        self.degree = degree
+        self.bracketed = bracketed
+        self.mode = mode
+        self.call = object()  # whose storages these are
+        self.memories = Memories(
+            machine, options.precise_fp, None if mode == "replay" else self.call, self._released
+        )
+        self.generators = Generators()
+        self.statistics: Statistics | None = Statistics(machine) if mode == "eager" else None
+        self.diagnostics: list[Diagnostic] = []
+        self.looked_at_values = False  # the kernel's Python saw run-time values
+        self.files: list[tuple[str, str]] = []  # that the Python read through nki: path, digest
+        self._said: set[tuple] = set()
+        self._hushed: set[tuple] = set()
+        self.diverged = False  # iterations of a dynamic loop issued different instructions
+        self._judged: set[tuple[int, Site | None]] = set()
+        self.shared: dict[tuple[str, int], SharedTensor] = {}
+        self.meetings: dict[tuple[Any, int], dict[int, Any]] = {}
+        self.constants: dict[tuple, tuple[Storage, Lease, np.ndarray]] = {}  # by contents
+        self.constant_order: list[tuple] = []  # what the n-th nl.shared_constant of each core holds
+        self.dependencies: list[tuple[int, NkiInstruction, NkiInstruction]] = []  # core, later, earlier
+        self.verified: dict[int, int] | None = None  # trips of each loop that the Python was seen to allow
+        self.prints_done = 0  # device_prints of an attempt before this one
+        self.prints = 0
+        self.cores = [Core(self, index) for index in range(degree)]
+        self.baton = Baton(self.cores) if degree > 1 and mode in ("eager", "replay") else None
+        self._limit = limit
+        for core in self.cores:
+            core.sinks = [*self._first_sinks(core), *sinks, *observers.current()]
+        if mode == "deferred":
+            self.memories.deferred = set()
+
+    def _first_sinks(self, core: Core) -> list[Callable[[Instruction], None]]:
+        if self.mode in ("trace", "deferred"):
+            full = (lambda: self._too_long(core)) if self._limit else None
+            core.recorder = Recorder(self._admit, self._limit, full)
+            return [core.recorder]
+        if self.mode == "eager":
+            assert self.statistics is not None
+            return [core.executor, self.statistics.sink_of(core.index)]
+        return []
+
+    @property
+    def executes(self) -> bool:
+        """Instructions run as they are issued."""
+        return self.mode == "eager"
+
+    @property
+    def has_data(self) -> bool:
+        return self.mode != "trace"
+
+    # ---- running ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> Launch:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Give up the memories and the cores: they and the launch refer to each other."""
+        for core in self.cores:
+            core.sinks.clear()
+        self.shared.clear()
+        self.constants.clear()
+        self.memories.released = None
+        self.memories.clear()
+        self.memories.chips.clear()
+        self.cores, self.baton = [], None
+
+    def run(self, program: Callable[[], Any]) -> list[Any]:
+        """Run the kernel's Python; what each core's returned."""
+        with fewer_collections():
+            if self.baton is not None:
+                results = self.baton.run(lambda core: self._on(core, program))
+            else:
+                results = [self._alone(core, program) for core in self.cores]
+        if self.degree > 1:
+            self._compare_shared()
+            self._compare_loops()
+        return results
+
+    def _alone(self, core: Core, program: Callable[[], Any]) -> Any:
+        """Run the Python of one core after the other's: where nothing is computed, nobody waits."""
+        try:
+            return self._on(core, program)
+        except NkiError as problem:
+            if self.degree > 1:
+                problem.notes.append(f"raised on core {core.index}")
+            raise
+
+    def replay(self, program: Program) -> None:
+        """Run a program on the memories that its parameters have got."""
+        plan = prepare(program)
+        for storage, raw in program.constants:
+            if storage not in self.memories:
+                self.memories.borrow(storage, raw)
+        with fewer_collections():
+            if self.degree == 1:
+                self._on(self.cores[0], lambda: plan.run(self.cores[0], 0))
+            else:
+                baton = self.baton or Baton(self.cores)
+                self.baton = baton
+                baton.run(lambda core: self._on(core, lambda: plan.run(core, core.index)))
+                self._compare_loops()
+        for core in self.cores:
+            core.replayed = None
+        for diagnostic in program.said:
+            if diagnostic.before is None or diagnostic.before >= plan.lengths[diagnostic.core]:
+                self.say(diagnostic)
+
+    @staticmethod
+    def _on(core: Core, program: Callable[[], Any]) -> Any:
+        before = activate(core)
+        try:
+            with np.errstate(all="ignore"):
+                return program()
+        finally:
+            activate(before)
+
+    # ---- deferring -------------------------------------------------------------------------------
+
+    def begin_replay(self) -> None:
+        """The Python has ended and is recorded: what it said is said again where it belongs."""
+        self.mode, self.memories.deferred = "replay", None
+        self.diagnostics, self._said = [], set(self._hushed)
+
+    def drain(self, core: Core) -> None:
+        """Run what waits, and go on eagerly: somebody needs values."""
+        if self.mode != "deferred":
+            return
+        if self.degree > 1:  # the other core's Python has not run yet
+            raise Restart
+        recorder = core.recorder
+        assert recorder is not None and not core.loops
+        try:
+            self._eager(core, recorder.items)
+        except Exception:  # an instruction fails where it was issued, and Python may catch it there
+            raise Restart from None
+
+    def _too_long(self, core: Core) -> None:
+        """More instructions than anybody keeps."""
+        if self.mode == "deferred":
+            self.looked_at_values = True
+            self.drain(core)
+
+    def _eager(self, core: Core, items: list[Item]) -> None:
+        """Leave the deferred mode: run the items, then every instruction as it comes."""
+        given_up = self.memories.deferred or set()
+        self.mode, self.memories.deferred = "eager", None
+        self.statistics = Statistics(self.machine)
+        count = self.statistics.sink_of(core.index)
+        said, self.diagnostics, self._said = self.diagnostics, [], set(self._hushed)
+        following = iter(said)
+        pending = next(following, None)
+        executing, core.executing = core.executing, True
+        try:
+            last = _last_uses(items)
+            for position, instruction in enumerate(walk(items)):
+                while pending is not None and pending.before is not None and pending.before <= position:
+                    self.say(pending)
+                    pending = next(following, None)
+                core.replayed = instruction
+                core.executor(instruction)
+                count(instruction)
+                for storage in last.get(position, ()):
+                    if storage in given_up:
+                        self.memories.close(storage)
+        finally:
+            core.replayed, core.executing = None, executing
+        while pending is not None:
+            self.say(pending)
+            pending = next(following, None)
+        core.recorder = None
+        others = [sink for sink in core.sinks if not isinstance(sink, Recorder)]
+        core.sinks = [core.executor, count, *others]  # a new list: somebody walks over the old one
+
+    def _admit(self, storage: Storage) -> None:
+        check_usable(storage, self.call, self.memories.ended)
+
+    def recorded(
+        self, name: str, parameters: list[tuple[str, Storage]], result: Any, schedule: tuple
+    ) -> Program:
+        """What the cores recorded, as a Program. `result` has views without a claim on bytes."""
+        items = [tuple(core.recorder.items) for core in self.cores if core.recorder is not None]
+        used: dict[Storage, None] = dict.fromkeys(storage for _, storage in parameters)
+        for core in self.cores:
+            if core.recorder is not None:
+                used.update(core.recorder.used)
+        constants = [(s, raw) for s, _, raw in self.constants.values() if s in used]
+        return Program(
+            name,
+            self.machine,
+            tuple(items),
+            tuple(used),
+            tuple(parameters),
+            tuple(constants),
+            result,
+            tuple(Edge(core, _order(later), _order(earlier)) for core, later, earlier in self.dependencies),
+            tuple(Block(c.index, first - 1, last - 1) for c in self.cores for first, last in c.ordered),
+            schedule,
+            tuple(self.diagnostics),
+        )
+
+    # ---- meetings --------------------------------------------------------------------------------
+
+    def wait(self, core: Core, what: str, ready: Callable[[], bool], alone: bool = False) -> bool:
+        """Let the other programs run until `ready()`.
+
+        A wait that may end `alone` gives up, and returns False, when no other program can go on either.
+        """
+        if self.baton is not None:
+            return self.baton.wait(core, what, ready, alone)
+        if not ready():
+            raise error("deadlock", f"core 0 waits for ever: {what}")
+        return True
+
+    def meet(
+        self,
+        core: Core,
+        point: Any,
+        what: str,
+        offer: Any = None,
+        act: Callable[[dict[int, Any]], None] | None = None,
+        alone: bool = False,
+    ) -> dict[int, Any]:
+        """Wait for every core to come to `point`; returns what each offered, by core.
+
+        The n-th time a core comes to a point it meets the others' n-th time. The last to come does
+        `act`, before anybody goes on. See `wait` for `alone`: then only this core's offer comes back.
+        """
+        count = core.meetings[point] = core.meetings.get(point, 0) + 1
+        offers = self.meetings.setdefault((point, count), {})
+        offers[core.index] = offer
+        if len(offers) < self.degree:
+            if self.wait(core, what, lambda: len(offers) == self.degree, alone):
+                return offers
+            core.meetings[point] = count - 1
+        del self.meetings[point, count]
+        if act is not None:
+            act(offers)
+        return offers
+
+    # ---- services to the cores -------------------------------------------------------------------
+
+    def shared_storage(
+        self, core: Core, name: str, shape: tuple[int, ...], dtype: DType
+    ) -> tuple[Storage, Lease]:
+        """The n-th shared_hbm tensor of a name is one storage for all cores (language.md 12)."""
+        number = core.allocation_counts.get(name, 0)
+        core.allocation_counts[name] = number + 1
+        found = self.shared.get((name, number))
+        if found is None:
+            found = SharedTensor(*core.new_storage(shape, dtype, SHARED_HBM, name), set())
+            self.shared[name, number] = found
+        found.cores.add(core.index)
+        storage = found.storage
+        if storage.shape != shape or storage.dtype != dtype:
+            raise error(
+                "shared-mismatch",
+                f"core {core.index} allocates {dtype}{list(shape)} where core {1 - core.index} "
+                f"allocated {storage.dtype}{list(storage.shape)}",
+                notes=[f"the other one: {storage.where}"],
+                help="both cores must make the same shared_hbm tensors in the same order; "
+                "give them names, or use nl.private_hbm",
+            )
+        return storage, found.lease
+
+    def _compare_shared(self) -> None:
+        for storage, _, cores in self.shared.values():
+            if len(cores) < self.degree:
+                what = f"'{storage.name}'" if storage.name else f"{storage.dtype}{list(storage.shape)}"
+                self.diagnose(
+                    "shared-one-sided",
+                    f"only core {min(cores)} allocates the shared_hbm tensor {what}",
+                    [],
+                    "allocate it on both cores under one name, or use nl.private_hbm",
+                    storage.site,
+                )
+
+    def _compare_loops(self) -> None:
+        """A dynamic loop that both cores ran must have run equally often on both (language.md 10.6)."""
+        if not self.has_data or self.mode == "deferred":
+            return
+        first, second = (
+            {core.loop_sites[n]: trips for n, trips in core.trips.items()} for core in self.cores
+        )
+        for site in first:
+            if site in second and first[site] != second[site]:
+                self.diagnose(
+                    "lnc-divergence",
+                    "a dynamic loop runs different numbers of iterations on the two cores",
+                    [f"core {i}: {', '.join(map(str, t[site][:8]))}" for i, t in enumerate((first, second))],
+                    "a core_barrier or collective in its body would wait for ever",
+                    site,
+                )
+
+    def _released(self, storage: Storage) -> None:
+        if self.statistics is not None:
+            self.statistics.retire(storage)
+
+    def add_dependency(self, core: Core, later: NkiInstruction, earlier: NkiInstruction) -> None:
+        if self.mode != "eager":
+            self.dependencies.append((core.index, later, earlier))
+
+    def mark_looked(self) -> None:
+        self.looked_at_values = True
+
+    # ---- diagnostics -----------------------------------------------------------------------------
+
+    def hush(self, diagnostics: Iterable[Diagnostic]) -> None:
+        """These were said before: not again."""
+        self._hushed.update(d.line for d in diagnostics)
+        self._said |= self._hushed
+
+    def heard(self, what: tuple) -> bool:
+        """True from the second time on that this is to be said in the launch."""
+        known = what in self._said
+        self._said.add(what)
+        return known
+
+    def judged_before(self, verdict: Verdict, site: Site | None) -> bool:
+        """True from the second time on that a verdict with something to say is met on a line."""
+        met = (id(verdict), site)
+        known = met in self._judged
+        self._judged.add(met)
+        return known
+
+    def diagnose(
+        self,
+        kind: str,
+        message: str,
+        notes: list[str],
+        help: str | None,
+        site: Site | None,
+        core: int = 0,
+        before: int | None = None,
+    ) -> None:
+        """Say something about a line, once. `before`: the number of the instruction that comes next."""
+        self.say(Diagnostic(kind, message, list(notes), help, site, core, before))
+
+    def say(self, diagnostic: Diagnostic) -> None:
+        """A deferred launch and a replay keep it until the call has ended well: see `speak`."""
+        if self.options.strict:
+            if self.mode in ("deferred", "replay"):  # whichever comes first when each runs as it is issued
+                raise Restart
+            raise error_class(diagnostic.kind)(
+                diagnostic.message, notes=diagnostic.notes, help=diagnostic.help, site=diagnostic.site
+            )
+        if diagnostic.line in self._said:  # a line may hold several instructions
+            return
+        self._said.add(diagnostic.line)
+        self.diagnostics.append(diagnostic)
+        if self.mode in ("trace", "eager"):
+            speak(diagnostic)
+
+
+def speak(diagnostic: Diagnostic) -> None:
+    """Show a diagnostic as a Python warning."""
+    emit_warning(diagnostic.kind, diagnostic.message, diagnostic.site, diagnostic.notes, diagnostic.help)
+
+
+def _order(instruction: NkiInstruction) -> int:
+    """The position of an instruction in the walk of its core."""
+    handle = instruction.handle
+    return (handle.order if isinstance(handle, Place) else handle) - 1
+
+
+def _last_uses(items: list[Item]) -> dict[int, list[Storage]]:
+    """Which storages are used for the last time at each position."""
+    last: dict[Storage, int] = {}
+    for position, instruction in enumerate(walk(items)):
+        for view in instruction.views():
+            last[view.storage] = position
+    found: dict[int, list[Storage]] = {}
+    for storage, position in last.items():
+        found.setdefault(position, []).append(storage)
+    return found
