@@ -36,7 +36,7 @@ bench-kernels: setup
 	$(BIN)/python -m benchmarks.kernels
 
 docs: setup
-	$(BIN)/python -m nki.docs
+	$(BIN)/python -m nki.cli.docs
 	$(BIN)/python -m nkilib.docs
 
 lint: setup

@@ -367,7 +367,7 @@ def test_a_syntax_error_shows_the_place(run, write):
 
 def test_traceback_shows_all(run, write):
     code, _, err = run("profile", write("1 / 0\n"), "--traceback")
-    assert code == 1 and "Traceback (most recent call last)" in err and "cli.py" in err
+    assert code == 1 and "Traceback (most recent call last)" in err and "nki/cli" in err
 
 
 def test_a_fault_of_ours_says_so_without_a_traceback(run, write, monkeypatch):

@@ -18,19 +18,18 @@ SOURCES = Path(__file__).parent.parent / "src"
 
 # A part of nki (a module or a package) may import parts of the rows above its own; a package also itself.
 LAYERS = [
-    ["errors", "version"],
-    ["dtypes", "machine", "special", "typing", "compiler", "check", "functions"],
-    ["operators", "options", "storage", "dtype"],
-    ["view"],
+    ["errors", "version", "tree"],
+    ["hardware"],
+    ["options", "typing", "compiler", "check", "dtype"],
+    ["context"],
+    ["tensors"],
     ["program", "tensor"],
-    ["execute", "ordering", "statistics"],
-    ["core", "timing"],
-    ["isa", "launch", "report"],
-    ["language", "collectives", "arguments", "terminal"],
-    ["explain", "cache", "outputs", "staging", "experimental", "docs"],
-    ["kernel"],
-    ["decorator", "profiling"],
-    ["framework", "simulator", "compatibility", "script"],
+    ["execute", "timing"],
+    ["run", "report"],
+    ["isa"],
+    ["language", "collectives"],
+    ["call", "experimental"],
+    ["framework", "simulator", "compat"],
     ["nki"],
     ["frameworks"],
     ["cli"],
@@ -40,26 +39,21 @@ RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 
 # Imports inside functions that go upwards all the same, and why.
 LATE = {
-    ("program", "core"): "depends_on asks the running core",
-    ("tensor", "core"): "repr and np.asarray note that somebody looked at values",
-    ("tensor", "isa"): "t[key] = value issues an instruction",
-    ("view", "core"): "a diagnostic; the generation of the running kernel",
-    ("execute", "core"): "a diagnostic",
-    ("core", "isa"): "the rules that judge an instruction",
-    ("kernel", "profiling"): "kernel.profile",
-    ("kernel", "frameworks"): "torch and jax stage a kernel instead of running it",
+    ("tensors", "isa"): "t[key] = value issues an instruction",
+    ("program", "call"): "program.run and program.profile",
+    ("call", "frameworks"): "torch and jax stage a kernel instead of running it",
 }
 
 # design.md: "knows / never knows"; whatever the order above allows
 NEVER = {
-    "machine": set(RANK) - {"errors"},
-    "timing": {"execute", "frameworks", "language", "isa", "kernel", "arguments", "launch"},
-    "execute": {"timing", "frameworks", "report", "kernel"},
-    "isa": {"timing", "report", "frameworks", "kernel"},
-    "language": {"timing", "report", "frameworks", "kernel"},
+    "hardware": set(RANK) - {"errors", "hardware"},
+    "timing": {"execute", "frameworks", "language", "isa", "call", "run"},
+    "execute": {"timing", "frameworks", "report", "call", "run", "isa"},
+    "isa": {"timing", "report", "frameworks", "call"},
+    "language": {"timing", "report", "frameworks", "call"},
     "check": {"frameworks"},
-    "report": {"isa", "language", "kernel", "launch", "core", "execute", "arguments"},
-    "frameworks": {"isa", "language", "program", "execute", "core"},
+    "report": {"isa", "language", "call", "run", "execute"},
+    "frameworks": {"isa", "language", "program", "execute", "run"},
 }
 
 PUBLIC = {"nki", "nki.isa", "nki.isa.constants", "nki.language", "nki.collectives", "nki.typing", "nki.dtype"}

@@ -337,6 +337,6 @@ def test_a_trace_without_data_counts_the_same():
             nisa.dma_copy(tile, x)
             nisa.memset(nl.ndarray((128, 64), nl.float32, address=(0, 512)), 1.0)
 
-    ran, traced = kernel.run(X).statistics, kernel.trace(X).statistics
+    ran, traced = kernel.run(X).statistics, kernel.trace(X).statistics()
     assert ran.sbuf_peak_bytes == traced.sbuf_peak_bytes == TILE + 128 * 256
     assert ran.by_instruction == traced.by_instruction and ran.reloads == traced.reloads == {"x": 3.0}

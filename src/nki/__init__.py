@@ -25,7 +25,17 @@ __all__ = [
     "simulate",
 ]
 
-_MODULES = ("collectives", "compiler", "dtype", "experimental", "framework", "isa", "language", "simulator")
+_MODULES = (
+    "collectives",
+    "compiler",
+    "dtype",
+    "experimental",
+    "framework",
+    "isa",
+    "language",
+    "simulator",
+    "tensor",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nki.context import running
 from nki.execute import memory as memory_module
 from nki.execute.memory import ElementMap, Memory
 from nki.execute.placed import ChipMemory, PlacedMemory
-from nki.tensors.storage import Lease, Storage
+from nki.tensors.storage import Storage
 from nki.tensors.tensor import whole
 from support import run_tiles
 
@@ -223,18 +224,18 @@ def test_any_order_of_writes_and_reads_agrees_with_a_map_of_bytes(case):
     """Element maps against a plain array of bytes, through views of every width."""
     rows, columns, found = case
     storage = Storage(nl.sbuf, (rows, columns), nl.float32)
-    storage.memory = Memory(storage)
-    tile = whole(storage, Lease(storage))
+    memory = Memory(storage)
+    tile = whole(storage, None)
     names = {1: nl.uint8, 2: nl.uint16, 4: nl.float32}
     written = np.zeros((rows, columns * 4), bool)
     for is_write, (p0, p1), width, (f0, f1), step in found:
         view = tile.view(names[width])[p0:p1, f0:f1:step]
         part = written.reshape(rows, -1, width)[p0:p1, f0:f1:step]
         if is_write:
-            storage.memory.write(view)
+            memory.write(view)
             part[...] = True
-        assert storage.memory.is_written(view) == part.all()
-    assert storage.memory.is_written(tile) == written.all()
+        assert memory.is_written(view) == part.all()
+    assert memory.is_written(tile) == written.all()
 
 
 # ---- explicit addresses --------------------------------------------------------------------------
@@ -382,9 +383,10 @@ def test_a_write_looks_only_at_tensors_that_hold_bytes_there():
 
     def body():
         slots = [fill(placed((32, 8), byte=(i % 4) * 4096), float(i)) for i in range(64)]
-        left = [tile.storage.memory for tile in slots if tile.storage.memory.holds]
-        bands = slots[0].storage.memory.chip.holders
-        return left == [tile.storage.memory for tile in slots[-4:]], sum(map(len, bands)), left[0].rivals()
+        running().look()
+        memories = [running().memories[tile.storage] for tile in slots]
+        left = [memory for memory in memories if memory.holds]
+        return left == memories[-4:], sum(map(len, memories[0].chip.holders)), left[0].rivals()
 
     assert run(body)[0] == (True, 4, [])
 
@@ -418,14 +420,13 @@ def test_any_use_of_overlapping_addresses_agrees_with_a_memory_of_bytes(data):
             byte = data.draw(st.integers(0, (pitch - n * width) // width)) * width
             made += 1
             storage = Storage(nl.sbuf, (count, n), dtypes[width], address=(p, byte), number=made)
-            storage.memory = PlacedMemory(storage, chip)
-            live[made] = whole(storage, Lease(storage))
+            live[made] = whole(storage, None), PlacedMemory(storage, chip)
             continue
         number = data.draw(st.sampled_from(sorted(live)))
         if act == "drop":
-            del live[number]
+            live.pop(number)[1].released()
             continue
-        tile = live[number]
+        tile, memory = live[number]
         count, n = tile.shape
         p0, f0 = data.draw(st.integers(0, count - 1)), data.draw(st.integers(0, n - 1))
         key = np.s_[
@@ -437,13 +438,13 @@ def test_any_use_of_overlapping_addresses_agrees_with_a_memory_of_bytes(data):
         seen = values[mine].reshape(count, n, width)[key]
         owner = writers[mine].reshape(count, n, width)[key]
         if act == "write":
-            tile.storage.memory.write(tile[key])[...] = step + 1
+            memory.write(tile[key])[...] = step + 1
             seen[...] = np.full(seen.shape[:2], step + 1, tile.dtype.storage)[..., None].view(np.uint8)
             owner[...] = number
             continue
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            got = tile.storage.memory.read(tile[key])
+            got = memory.read(tile[key])
         expected = [] if (owner == number).all() else ["stale-read"] if owner.all() else ["uninitialised"]
         assert [w.category.kind for w in caught] == expected
         known = (owner != 0).all(axis=-1)
@@ -832,9 +833,11 @@ def test_a_contiguous_input_is_not_copied_before_it_is_written():
     x = np.ones((64, 1024), np.float32)
 
     def body(t):
-        before = np.shares_memory(t.storage.memory.raw, x)
+        memories = running().memories
+        before = np.shares_memory(memories[t.storage].raw, x)
         nisa.dma_copy(t[0:1], t[1:2])
-        return before, np.shares_memory(t.storage.memory.raw, x)
+        running().look()
+        return before, np.shares_memory(memories[t.storage].raw, x)
 
     assert run(body, x)[0] == (True, False)
 
@@ -875,6 +878,7 @@ def test_a_loop_of_tiles_takes_no_more_bytes_than_a_few():
 
 def test_kept_tiles_live_and_dropped_ones_do_not():
     def body():
+        running().look()  # from now on each instruction runs as it is issued
         kept = [fill(nl.ndarray((4, 4), nl.float32), float(i)) for i in range(20)]
         with_kept = live_memories()
         views = [tile[0:1] for tile in kept]
@@ -901,7 +905,7 @@ def test_the_pool_of_freed_tiles_is_bounded():
 
 def test_element_maps_count_what_is_missing():
     storage = Storage(nl.sbuf, (4, 6), nl.bfloat16)
-    tile = whole(storage, Lease(storage))
+    tile = whole(storage, None)
     flags = ElementMap(storage)
     flags.set(tile[0:2], 0, None, True)
     assert flags.missing == 12

@@ -190,8 +190,12 @@ def test_a_replay_equals_the_python(operations, shape, seeds, rows, precise):
         RUNS.clear()
         found = [outcome(interpret, *arguments(seed, rows), operations, shape) for seed in seeds]
     assert_same(expected, found)
-    failed = [isinstance(seen[0], str) for seen, _, _ in found]
-    assert len(RUNS) == (failed.index(False) + 1 if False in failed else len(failed))
+    expected_runs, known = 0, False
+    for failed in (isinstance(seen[0], str) for seen, _, _ in found):
+        # an instruction that fails is met again by the Python, which could catch it
+        expected_runs += int(not known) + int(failed)
+        known = known or not failed
+    assert len(RUNS) == expected_runs
 
 
 # ---- what belongs to a call ----------------------------------------------------------------------
@@ -274,10 +278,10 @@ def test_an_error_of_a_replay_shows_the_line_of_the_kernel():
     RUNS.clear()
     with pytest.raises(nki.NkiError) as second:
         pick(data(), bad)
-    assert RUNS == [] and second.value.kind == "index"
+    assert RUNS == ["pick"] and second.value.kind == "index"  # the Python could catch it
     assert str(second.value) == str(first.value) and "x.vector_select(0, rows)" in str(second.value)
     np.testing.assert_array_equal(pick(data(), good), data()[[0] * ROWS])
-    assert RUNS == []
+    assert RUNS == ["pick"]
 
 
 @nki.jit
@@ -398,21 +402,6 @@ def test_threads_replay_one_program_at_the_same_time():
     assert wrong == [] and RUNS == []
 
 
-def test_a_replay_inside_a_replay_gets_a_copy_of_the_program():
-    operations = (("load", 0, (0, 16)), ("register", 1, 3), ("constant", 2), ("combine", 0, 0, 2, "add"))
-    x, index = arguments(0)
-    with target("trn2"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = interpret(x, index, operations, "views")
-        RUNS.clear()
-        (kept,) = nki.call.cache.programs.kept.values()
-        busy = kept.recording.acquire()
-        assert_same(interpret(x, index, operations, "views"), expected)
-        kept.recording.release(busy)
-        assert_same(interpret(x, index, operations, "views"), expected)
-    assert busy is kept.recording and RUNS == []
-
-
 def test_what_is_said_after_an_error_that_the_kernel_caught_is_said_again():
     @nki.jit
     def kernel(x, index):
@@ -431,3 +420,6 @@ def test_what_is_said_after_an_error_that_the_kernel_caught_is_said_again():
     first, again = outcome(kernel, *args), outcome(kernel, *args)
     assert len(first[1]) == 1 and "two dimensions" in first[1][0]
     assert_same(first, again)
+    np.testing.assert_array_equal(kernel(*args), 0)
+    np.testing.assert_array_equal(kernel(data(), np.array([[2]], np.int32)), data()[2:3])
+    np.testing.assert_array_equal(kernel(*args), 0)  # and not what the call before found

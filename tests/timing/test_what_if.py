@@ -27,7 +27,7 @@ def trace_of(body, platform="trn2", cores=1):
 
 def timeline_of(body, platform="trn2", cores=1):
     trace = trace_of(body, platform, cores)
-    return schedule(trace.machine, trace.programs, trace.launch.dependencies)
+    return schedule(trace)
 
 
 def tile(shape=(128, 512), dtype=nl.float32, buffer=nl.sbuf):
@@ -159,9 +159,9 @@ def test_every_program_is_replayed_as_it_was_scheduled(steps, platform):
 def both_ways(body, change_of, **fields):
     """(the replay with a change, the schedule on a machine with these fields), work in ns."""
     trace = trace_of(body)
-    timeline = schedule(trace.machine, trace.programs)
+    timeline = schedule(trace)
     replay = Replay(timeline)
-    other = schedule(replace(trace.machine, **fields), trace.programs)
+    other = schedule(replace(trace, machine=replace(trace.machine, **fields)))
     changed = replay.run(change_of(timeline, replay))
     assert changed < timeline.work_ns
     return changed, other.work_ns

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import NkiError, Site, error, is_ours, nearest
+from ..hardware import operators
 
 _CALL_PROBLEM = re.compile(
     r"^(?:[\w.<>]*\.)?(\w+)\(\) "
@@ -38,7 +39,7 @@ def explain_call(problem: TypeError) -> NkiError | None:
     # the last frame is the caller's: Python refuses before it enters the function
     name, keyword = match.group(1), match.group(3)
     # nl.reciprocal is called through its operator; nisa has a function of that name too
-    is_operator = frames[-1].tb_frame.f_globals.get("__name__") == "nki.operators"
+    is_operator = frames[-1].tb_frame.f_globals.get("__name__") == operators.__name__
     function = getattr(language, name) if is_operator else _public_function(name, user[-1].tb_frame)
     if function is None or frames[-1].tb_frame.f_code is getattr(inspect.unwrap(function), "__code__", None):
         return None

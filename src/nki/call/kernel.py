@@ -281,7 +281,7 @@ class Kernel:
         with self._launch(call, mode="deferred", limit=LONGEST) as launch:
             try:
                 arguments = Arguments(launch)
-                results = launch.run(lambda: self._python(arguments, call.bound))
+                results = self._recording(launch, arguments, call)
                 if launch.mode == "eager":  # it needed values on the way
                     return self._finish_eager(call, arguments, results)
                 check_results(self, launch, results)
@@ -297,6 +297,15 @@ class Kernel:
                     self._keep(call, program, {}, launch.files)
                 return self._deliver(arguments, run)
         return self._run_eagerly(call, prints)
+
+    def _recording(self, launch: Launch, arguments: Arguments, call: Call) -> list[Any]:
+        """Run the kernel's Python. If it fails, what it said until then is said now."""
+        try:
+            return launch.run(lambda: self._python(arguments, call.bound))
+        except Exception:
+            for diagnostic in launch.diagnostics if launch.mode == "deferred" else ():
+                speak(diagnostic)
+            raise
 
     def _run_eagerly(self, call: Call, prints_done: int = 0) -> Run:
         """Run the kernel's Python, each instruction as it is issued."""
@@ -360,9 +369,13 @@ class Kernel:
         ]
         call = replace(staged.call, leaves=leaves, bound=staged.bound(tensors), key=None)
         with one_blas_thread():
-            if staged.fixed:
-                return self._run_program(call, staged.program, into, {} if staged.program.loops else None)
-            return self._run_eagerly(call)
+            if not staged.fixed:
+                return self._run_eagerly(call)
+            run = self._run_program(call, staged.program, into, staged.verified)
+        if not any(d.kind == "loop-divergence" for d in run.diagnostics):
+            for number, counts in run.trips.items():
+                staged.verified[number] = max(staged.verified.get(number, 0), *counts)
+        return run
 
     def _replay(self, call: Call, arguments: Arguments, program: Program) -> Run:
         """Run a program. An instruction that fails does so in the kernel's Python, which may catch it."""

@@ -82,6 +82,7 @@ class Staged:
         self.kernel, self.call, self.program = kernel, call, program
         self.described = described  # the tensors by name, as they were given to `stage`
         self.fixed = fixed  # False: the Python looked at values, so the program is one of many
+        self.verified: dict[int, int] = {}  # how often each loop may run: the Python was seen to allow it
         specs = [dtypes.resolve(spec.dtype) for _, spec in described]
         relabelled = dtypes.float8_e4m3fn in specs and call.machine.generation < 4
         self.outline = outline(program, kernel.returns, relabelled)

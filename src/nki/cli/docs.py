@@ -13,8 +13,8 @@ from typing import Any
 from .. import collectives, isa
 from ..collectives import operations, ranks, varying
 from ..isa import dma, gpsimd, mx, random, reduce, registers, scalar, search, sync, tensor, vector
-from ..isa.rules import GENERATION_NAMES
 from ..program.instruction import Instruction
+from ..program.judge import GENERATION_NAMES
 
 PAGE = Path("docs/isa.md")
 FILES = {

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..call.arguments import TensorSpec
+from ..call.bridges import TensorSpec
 from ..call.kernel import Kernel
 from ..errors import NkiError, nearest
 from ..typing import check_shapes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Container
 from typing import NoReturn
 
 import numpy as np
@@ -33,7 +34,7 @@ class Memories(dict[Storage, Memory]):
         self.precise = precise
         self.call = call  # whose storages these are; None: those of any recorded program
         self.released = released  # told of storages whose bytes are given up
-        self.ended: set[Storage] = set()  # of dynamic loops that are over
+        self.ended: weakref.WeakSet[Storage] = weakref.WeakSet()  # of dynamic loops that are over
         self.deferred: set[Storage] | None = None  # given up by Python, but instructions still wait to run
         self.chips: dict[tuple[int, MemoryRegion], ChipMemory] = {}
 
@@ -98,7 +99,7 @@ def memory_of(view: View) -> Memory:
     return running().memories[view.storage]
 
 
-def check_usable(storage: Storage, call: object, ended: set[Storage]) -> None:
+def check_usable(storage: Storage, call: object, ended: Container[Storage]) -> None:
     """A storage belongs to this call and, if to a loop's body, to one that is still open."""
     if storage in ended:
         _refuse(

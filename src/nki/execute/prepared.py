@@ -106,7 +106,7 @@ class Prepared:
             count += 1
             if limit is not None and count > limit:
                 raise Unverified(f"{loop.function} runs more than {limit} times")
-            core.registers[loop.index] = value
+            loop.index.set(value)
             self._run(core, steps)
         core.trips.setdefault(loop.number, []).append(count)
         core.loop_sites[loop.number] = loop.site

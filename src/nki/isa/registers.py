@@ -26,18 +26,20 @@ FLOAT_HELP = "convert it to an int32 tile with nisa.tensor_copy, then register_l
 class VirtualRegister:
     """One 32-bit cell of a sequencer: a signed integer, or the float32 value it was loaded with.
 
-    Its value exists while the kernel runs, not while it is traced, so Python cannot compute with it. The
-    running core holds the values; the register itself knows only what it was made with.
+    Its value exists while the kernel runs, not while it is traced, so Python cannot compute with it. A
+    core that runs a recorded program holds the values, since several may run it at once.
     """
 
     is_register = True
 
     def __init__(self, state: Any = None, frozen: bool = False):
-        self._first: int | float | None = None
+        self._first: int | float | None = None  # what it was made with: every run begins so
+        self._now: int | float | None = None  # while the kernel's Python runs
         self._asked = 0  # truth values taken, to end a `while register:` that never would
         self.frozen = bool(frozen)
         if state is not None:
             self.set(as_value(state, "VirtualRegister"))
+            self._first = self._now
 
     # ---- the value, for the executor and the loops -----------------------------------------------
 
@@ -45,18 +47,18 @@ class VirtualRegister:
         """Store a value; integers wrap to signed 32 bits."""
         stored = value if isinstance(value, float) else (int(value) + (1 << 31)) % (1 << 32) - (1 << 31)
         core = running()
-        if core is None:
-            self._first = stored
+        if core is None or core.registers is None:
+            self._now = stored
         else:
             core.registers[self] = stored
 
     @property
     def _value(self) -> int | float | None:
         core = running()
-        if core is None:
-            return self._first
-        if core.defers:
+        if core is not None and core.defers:
             core.look()
+        if core is None or core.registers is None:
+            return self._now
         return core.registers.get(self, self._first)
 
     def read(self) -> int | float:
@@ -182,7 +184,7 @@ def _listed(first: Any = None) -> VirtualRegister:
     register = VirtualRegister()
     if not isinstance(first, (type(None), int, float)):
         raise TypeError(f"a register holds a number, not {first!r}")
-    register._first = first
+    register._first = register._now = first
     return register
 
 

@@ -57,7 +57,10 @@ def check_names(program: Program) -> None:
                     raise error(
                         "schedule",
                         f"with_schedule: no instruction or tensor is named {name!r}",
-                        notes=[f"in the edge {(later, *earlier)}"],
+                        notes=[
+                            f"in the edge {(later, *earlier)}",
+                            f"named here: {', '.join(sorted(named)) or 'none'}",
+                        ],
                         help=f"did you mean {close!r}?" if close else "give the instruction name=",
                     )
 

@@ -102,7 +102,8 @@ class Core:
         self.printed: dict[str, int] = {}  # device_prints so far, by prefix
         self.allocation_counts: dict[str, int] = {}
         self.constants = 0  # calls of nl.shared_constant so far
-        self.registers: dict[Any, int | float | None] = {}  # values of the registers that were written
+        # values of the registers of a recorded program; while Python runs, they hold their own
+        self.registers: dict[Any, int | float | None] | None = {} if launch.mode == "replay" else None
         lanes = self.machine.partitions
         self.vector_accumulator = np.full(lanes, np.nan, np.float32)
         self.scalar_accumulator = np.full(lanes, np.nan, np.float32)

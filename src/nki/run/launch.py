@@ -183,6 +183,8 @@ class Launch:
     def begin_replay(self) -> None:
         """The Python has ended and is recorded: what it said is said again where it belongs."""
         self.mode, self.memories.deferred = "replay", None
+        for core in self.cores:
+            core.registers = {}
         self.diagnostics, self._said = [], set(self._hushed)
 
     def drain(self, core: Core) -> None:

@@ -34,6 +34,7 @@ class Storage:
         "constant",
         "loop",
         "call",
+        "__weakref__",
     )
 
     def __init__(

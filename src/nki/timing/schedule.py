@@ -46,7 +46,7 @@ def schedule(program: Program) -> Timeline:
     add_declared(planners, places, declared(program))
     simulation = Simulation(program.machine, planners)
     simulation.run()
-    return Timeline(program.machine, planners, simulation)
+    return Timeline(program.machine, planners, simulation.cores)
 
 
 def add_declared(planners: list[Planner], places: list[list[int]], edges: Sequence[Edge]) -> None:

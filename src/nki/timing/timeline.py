@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from ..hardware.memories import PSUM, MemoryRegion
 from ..tensors import View
 from ..tensors.storage import Storage
 from .operations import Operation, Planner
-
-if TYPE_CHECKING:
-    from .schedule import Simulation
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
 
@@ -60,10 +57,10 @@ class Occupancy(NamedTuple):
 class Timeline:
     """The modelled run of a kernel. Times are ns from its first instruction."""
 
-    def __init__(self, machine: Machine, planners: list[Planner], simulation: Simulation):
+    def __init__(self, machine: Machine, planners: list[Planner], cores: list[Any]):
         self.machine = machine
         self.planners = planners
-        self.cores = simulation.cores
+        self.cores = cores  # CoreSimulations, run to their end
         self.operations: list[Operation] = [op for p in planners for op in p.operations]
 
     # ---- times -----------------------------------------------------------------------------------
