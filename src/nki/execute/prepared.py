@@ -34,47 +34,55 @@ class PreparedLoop(NamedTuple):
     steps: list[Step]
 
 
+_NOTHING: tuple = ()
+_step = Step._make
+
+
 class Prepared:
     """The steps of every core."""
 
     def __init__(self, program: Program):
-        self.said: dict[tuple[int, int], list[Diagnostic]] = {}
+        self.said: dict[tuple[int, int], tuple[Diagnostic, ...]] = {}
         for diagnostic in program.said:
             if diagnostic.before is not None:
-                self.said.setdefault((diagnostic.core, diagnostic.before), []).append(diagnostic)
-        kept = {storage for _, storage in program.parameters}
-        kept.update(storage for storage, _ in program.constants)
-        kept.update(view.storage for view in leaves(program.result, View))
-        kept.update(_shared(program))
-        self.lengths = [sum(1 for _ in program.walk(core)) for core in range(len(program.cores))]
-        self.cores = [
-            self._steps(items, core, 0, kept, iter(range(self.lengths[core])))
-            for core, items in enumerate(program.cores)
-        ]
+                place = (diagnostic.core, diagnostic.before)
+                self.said[place] = (*self.said.get(place, ()), diagnostic)
+        self.kept = {storage for _, storage in program.parameters}
+        self.kept.update(storage for storage, _ in program.constants)
+        self.kept.update(view.storage for view in leaves(program.result, View))
+        self.kept.update(_shared(program))
+        self.lengths = [0] * len(program.cores)  # instructions of each core, bodies counted once
+        self.cores = [self._steps(items, core, 0)[0] for core, items in enumerate(program.cores)]
 
-    def _steps(
-        self, items: Sequence[Item], core: int, loop: int, kept: set[Storage], positions: Any
-    ) -> list[Step]:
-        """The steps of a body; of the storages that end with it, each is closed after its last use."""
+    def _steps(self, items: Sequence[Item], core: int, loop: int) -> tuple[list[Step], dict[Storage, None]]:
+        """The steps of a body, and the storages it uses.
+
+        Of the storages that belong to the body, each is closed after its last use.
+        """
         found: list[Step] = []
         last: dict[Storage, int] = {}
-        for item in items:
-            said: tuple[Diagnostic, ...] = ()
-            if isinstance(item, Loop):
-                steps = self._steps(item.body, core, item.number, kept, positions)
-                found.append(Step(said, PreparedLoop(item, steps), ()))
+        for position, item in enumerate(items):
+            if item.__class__ is Loop:
+                steps, used = self._steps(item.body, core, item.number)  # type: ignore[union-attr]
+                found.append(_step((_NOTHING, PreparedLoop(item, steps), _NOTHING)))  # type: ignore[arg-type]
+                last.update(dict.fromkeys(used, position))
+                continue
+            said = self.said.get((core, self.lengths[core]), _NOTHING) if self.said else _NOTHING
+            self.lengths[core] += 1
+            found.append(_step((said, item, _NOTHING)))
+            if item.access.fixed:  # type: ignore[union-attr]
+                for name in item.access.views:  # type: ignore[union-attr]
+                    last[getattr(item, name).storage] = position
             else:
-                said = tuple(self.said.get((core, next(positions)), ()))
-                found.append(Step(said, item, ()))
-            for storage in _storages(item):
-                if storage.loop == loop and storage not in kept:
-                    last[storage] = len(found) - 1
+                for view in item.views():  # type: ignore[union-attr]
+                    last[view.storage] = position
         closes: dict[int, list[Storage]] = {}
         for storage, position in last.items():
-            closes.setdefault(position, []).append(storage)
+            if storage.loop == loop and storage not in self.kept:
+                closes.setdefault(position, []).append(storage)
         for position, storages in closes.items():
             found[position] = found[position]._replace(closes=tuple(storages))
-        return found
+        return found, dict.fromkeys(last)
 
     def run(self, core: Any, index: int) -> None:
         """Run the steps of a core; the memories of the parameters are there already."""
@@ -134,18 +142,14 @@ def _bound(core: Any, bound: Any) -> int:
     return bound if isinstance(bound, int) else bound.as_index()
 
 
-def _storages(item: Item) -> set[Storage]:
-    if isinstance(item, Loop):
-        return {storage for inner in item.body for storage in _storages(inner)}
-    return {view.storage for view in item.views()}
-
-
 def _shared(program: Program) -> set[Storage]:
     """Storages that more than one core uses: they live as long as the program runs."""
-    seen: list[set[Storage]] = []
-    for items in program.cores:
-        seen.append(set().union(*map(_storages, items)) if len(program.cores) > 1 else set())
-    return set.intersection(*seen) if len(seen) > 1 else set()
+    if len(program.cores) == 1:
+        return set()
+    used = [
+        {view.storage for i in program.walk(core) for view in i.views()} for core in range(len(program.cores))
+    ]
+    return set.intersection(*used)
 
 
 def prepare(program: Program) -> Prepared:
