@@ -133,13 +133,22 @@ class SavedProfile:
                 help="make one with Profile.save(path) or nki profile --save path",
             )
         kernel, figures = content.get("kernel"), content.get("figures")
-        if not isinstance(kernel, str) or not isinstance(figures, dict) or "total_us" not in figures:
+        if not isinstance(kernel, str) or not _is_whole(cls(kernel, figures)):
             raise error(
                 "profile-file",
                 f"{os.fspath(path)} is a saved profile with parts missing or changed",
                 help="save it again: it was edited or cut off",
             )
         return cls(kernel, figures)
+
+
+def _is_whole(saved: SavedProfile) -> bool:
+    """True when everything that a report shows is there."""
+    try:
+        saved.summary()
+        return isinstance(saved.total_us, (int, float))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        return False
 
 
 def profile(

@@ -333,6 +333,8 @@ class Reads:
                 self.visit(value)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.visit(value)
+        for name, value in vars(function).items():
+            self._named(vars(function), name, value)
         for code in () if known else _codes(function.__code__):
             self._code(code, function.__globals__)
 
@@ -361,8 +363,6 @@ class Reads:
             self._module(value, attributes)
             return
         self._named(namespace, name, value)
-        if isinstance(value, types.FunctionType) and attributes and attributes[0] in vars(value):
-            self._named(vars(value), attributes[0], vars(value)[attributes[0]])
 
     def _module(self, module: types.ModuleType, attributes: list[str]) -> None:
         root = module.__name__.partition(".")[0]

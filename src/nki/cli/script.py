@@ -85,6 +85,8 @@ def _run(file: Path) -> types.ModuleType:
 def _place(file: Path) -> tuple[Path, str]:
     """The folder from which a file can be imported, and its dotted name there."""
     folder, parts = file.parent, [] if file.stem == "__init__" else [file.stem]
+    if not file.stem.isidentifier():  # mm.v2.py cannot be imported by name
+        return folder, "script"
     while (folder / "__init__.py").exists() and folder.name.isidentifier():
         parts.insert(0, folder.name)
         folder = folder.parent

@@ -230,7 +230,14 @@ class DmaCopy(DmaInstruction):
             check_mode(self, "a vector of indices", dge_mode.swdge)
         if self.dge_mode is dge_mode.hwdge:
             rules.generation(self, 3, machine, "dge_mode.hwdge")
-            rules.same_dtype(self, "dst", "src")
+            if self.dst.dtype != self.src.dtype:
+                raise rules.fail(
+                    self,
+                    "dtype",
+                    f"dge_mode.hwdge moves bytes as they are: dst is {self.dst.dtype}, src {self.src.dtype}",
+                    ["dst", "src"],
+                    "leave dge_mode out, or copy to a tile of that dtype and convert with nisa.tensor_copy",
+                )
         if self.dge_mode is dge_mode.none and "scalar" in kinds:
             warn("static-dma-offset", "dma_copy: a run-time offset with dge_mode.none")
 

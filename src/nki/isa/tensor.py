@@ -28,7 +28,10 @@ GATHERED = ("float16", "bfloat16", *FP8)  # what an index tile may pick for Tens
 
 
 def _as_tuple(value: Any) -> Any:
-    return tuple(value) if value else ()
+    """Nothing, or a pair; what is no list is left to the checks."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, (tuple, list)) else value
 
 
 def turning_flops(source: View) -> int:

@@ -83,7 +83,7 @@ def _check_buffer(function: str, buffer: Any) -> None:
     if isinstance(buffer, MemoryRegion):
         return
     known = buffer if isinstance(buffer, str) and buffer in MemoryRegion.__members__ else None
-    known = "hbm" if buffer == "hbm" else known
+    known = "hbm" if isinstance(buffer, str) and buffer == "hbm" else known
     raise error(
         "buffer",
         f"{function}: buffer must be a memory region, got {buffer!r}",

@@ -17,7 +17,7 @@ from ..hardware.engines import GPSIMD, SCALAR, UNKNOWN, engine
 from ..hardware.machine import Machine
 from ..hardware.memories import PSUM
 from ..tensors import View
-from .instruction import Instruction
+from .instruction import Instruction, NkiInstruction
 
 GENERATION_NAMES = {2: "trn1", 3: "trn2", 4: "trn3"}
 
@@ -25,6 +25,7 @@ GENERATION_NAMES = {2: "trn1", 3: "trn2", 4: "trn3"}
 def judge(instruction: Instruction, machine: Machine) -> engine | None:
     """Check an instruction against every rule; returns the engine that runs it."""
     generation(instruction, instruction.since, machine)
+    _check_options(instruction)
     for name, value in zip(instruction.operand_names, instruction.operands(), strict=True):
         if isinstance(value, View):
             _check_operand(instruction, name, value, machine)
@@ -38,6 +39,19 @@ def judge(instruction: Instruction, machine: Machine) -> engine | None:
     chosen = _resolve_engine(instruction, machine)
     _check_indirection(instruction, chosen)
     return chosen
+
+
+def _check_options(ins: Instruction) -> None:
+    """Options are compile-time values: an array would be compared element by element."""
+    for name in ins.fields:
+        value = getattr(ins, name)
+        if isinstance(value, np.ndarray) and name not in ins.operand_names:
+            raise error(
+                "argument",
+                f"{ins.public}: {name} is an array of shape {value.shape}, it takes a compile-time value",
+                help="options are Python numbers, bools and tuples; only tiles have values at run time",
+                site=ins.site,
+            )
 
 
 def shifted_pairs(ins: Instruction) -> tuple[tuple[str, str], ...]:
@@ -276,7 +290,11 @@ def fail(
 
 def not_a_tensor(ins: Instruction, name: str, value: Any) -> NkiError:
     if value is None:
-        text, help = f"{name} is missing", f"{name} must be a tile allocated with nl.ndarray"
+        text = f"{name} is missing: it is None"
+        help = f"{name} must be a tile; an argument that may be None is tested first: if w is not None: ..."
+    elif isinstance(value, NkiInstruction):
+        text = f"{name} is what {getattr(value, 'public', 'an instruction')} returned, which is no tile"
+        help = "pass the tile that it wrote: instructions write into their dst and return a handle"
     elif isinstance(value, (bool, int, float, np.generic)):
         text, help = f"{name} must be a tile, got the number {value!r}", "fill a tile with nisa.memset first"
     else:

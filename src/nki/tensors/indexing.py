@@ -98,6 +98,12 @@ class Indexed(Layout):
             if index is Ellipsis:
                 key = self._without_ellipsis(key)
                 break
+        if any(index is None for index in key):
+            self._fail(
+                "index",
+                "None as an index adds no dimension to a tensor",
+                help=f"t.expand_dim({next(i for i, index in enumerate(key) if index is None)}) adds one",
+            )
         if len(key) > len(shape):
             self._fail("index", f"{len(key)} indices for a tensor with {len(shape)} dimensions")
         new_shape: list[int] = []
