@@ -9,6 +9,8 @@ from .call.kernel import Kernel, Run
 from .call.profile import Profile, profile
 from .compat.older_names import older_name as _older_name
 from .errors import NkiError, NkiValidationError, NkiWarning
+from .program.program import Program
+from .run.observers import observe
 from .version import __version__
 
 __all__ = [
@@ -17,10 +19,12 @@ __all__ = [
     "NkiValidationError",
     "NkiWarning",
     "Profile",
+    "Program",
     "Run",
     "TensorSpec",
     "__version__",
     "jit",
+    "observe",
     "profile",
     "simulate",
 ]

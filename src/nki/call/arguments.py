@@ -125,7 +125,7 @@ class Arguments:
         array = self._relabel(array, storage)
         if self.launch.has_data:
             raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            self.launch.memories.borrow(storage, raw)
+            self.launch.backend.borrow(storage, raw)
         self.tensors.append(Given(storage.name, value, framework, storage))
         self.by_name[storage.name] = whole(storage, None)
 
@@ -136,7 +136,7 @@ class Arguments:
             storage = view.storage
             is_own = not (storage.parameter or storage.constant) and storages.count(storage) == 1
             if is_own and is_whole(view) and self.launch.options.precise_fp:
-                self.launch.memories.fill(storage, target.reshape(-1).view(np.uint8))
+                self.launch.backend.fill(storage, target.reshape(-1).view(np.uint8))
 
     def _join(self, value: Any, framework: Any, name: str) -> None:
         """One framework and one device per call; numpy arrays may stand beside JAX ones."""
@@ -190,14 +190,13 @@ class Arguments:
 
     def _array(self, view: View) -> Any:
         """A returned tensor: the caller's own object for an argument, else a new array."""
-        memory = self.launch.memories[view.storage]
         for _, value, framework, storage in self.tensors:
             if storage is view.storage and hasattr(framework, "write_back"):
                 if is_whole(view) and tuple(view.shape) == tuple(value.shape):
                     return value
                 if is_whole(view) and _is_dense(value):
                     return value.reshape(tuple(view.shape))
-        array = memory.array(view)
+        array = self.launch.backend.values(view)
         if array.dtype != view.dtype.storage:  # NKI_PRECISE_FP=0
             array = dtypes.cast(np.ascontiguousarray(array), view.dtype)
         if view.dtype == dtypes.float8_e4m3 and self.relabelled:
@@ -215,10 +214,7 @@ class Arguments:
 
     def written(self) -> list[Given]:
         """The arguments the kernel wrote."""
-        memories = self.launch.memories
-        return [
-            given for given in self.tensors if given.storage in memories and memories[given.storage].changed
-        ]
+        return [given for given in self.tensors if self.launch.backend.changed(given.storage)]
 
     def connect(self, returned: Any, kernel: str) -> Any:
         """What the caller receives, tied to the arguments as the framework needs it."""
@@ -238,7 +234,7 @@ class Arguments:
     def write_back(self, kernel: str) -> None:
         """Give the new contents of written arguments to the caller."""
         for name, value, framework, storage in self._returned_to():
-            array = self.launch.memories[storage].array(self.by_name[name])
+            array = self.launch.backend.values(self.by_name[name])
             if array.dtype != storage.dtype.storage:  # NKI_PRECISE_FP=0
                 array = dtypes.cast(array, storage.dtype)
             if storage in self.relabelled:

@@ -187,4 +187,16 @@ def profile_program(program: Program, stage: Callable[[str], None] = lambda what
     stage(f"scheduling {len(program):,} instructions")
     with fewer_collections():
         timeline = schedule(program)
-    return Profile(program.name, timeline, program.statistics(), list(program.said), program.assumed_loops)
+    said = [*program.said, *map(_assumed, program.assumed_loops)]
+    return Profile(program.name, timeline, program.statistics(), said, program.assumed_loops)
+
+
+def _assumed(loop: Loop) -> Diagnostic:
+    """Nobody knows how often the loop runs."""
+    return Diagnostic(
+        "loop-trips",
+        f"{loop.function} is priced as if it ran once: its trip count depends on data",
+        [],
+        "give arrays instead of shapes, and it counts as often as it runs with them",
+        loop.site,
+    )

@@ -59,7 +59,7 @@ def _check_output(kernel: Any, launch: Launch, view: View) -> None:
                 site=site,
             )
         launch.diagnose("output-buffer", text, [view.describe()], help, site)
-    if launch.mode in ("eager", "replay") and not launch.memories[view.storage].is_written(view):
+    if launch.mode in ("eager", "replay") and not launch.backend.is_written(view):
         launch.diagnose(*uninitialised(view), site)
 
 

@@ -86,6 +86,24 @@ def command_profile(options: argparse.Namespace) -> int:
     return 0
 
 
+def command_trace(options: argparse.Namespace) -> int:
+    """nki trace"""
+    with Stages() as stage, settings(options), kernel_at(options.kernel, stage) as kernel:
+        kernel = launched(kernel, options.lnc)
+        bound = script.bind(kernel, script.parse_arguments(options.arg))
+        stage(f"tracing {kernel.__name__}")
+        program = kernel.trace(*bound.args, **bound.kwargs)
+        if options.save:
+            program.save(options.save)
+    if options.json:
+        print(json.dumps(program.to_dict(), indent=2))
+    elif options.save:
+        print(f"wrote {options.save}: {program!r}", file=sys.stderr)
+    else:
+        print(program.text(constants=False), end="")
+    return 0
+
+
 def command_compare(options: argparse.Namespace) -> int:
     """nki compare"""
     with Stages(8) as stage, settings(options):
@@ -339,7 +357,7 @@ def platform_named(name: str) -> str:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="nki",
-        description="Profile and check NKI kernels without a device.",
+        description="Profile, trace and check NKI kernels without a device.",
         epilog="Exit codes: 0 all went well, 1 the kernel is wrong, 2 the command line is.",
     )
     top.add_argument("--version", action="version", version=f"Open NKI {__version__}")
@@ -367,6 +385,13 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--html", metavar="FILE", help="write a page with timeline, source, memory and roofline")
     one.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev")
     one.add_argument("--save", metavar="FILE", help="write the figures for nki compare")
+
+    traced = command("trace", command_trace, "print the program of a kernel", TRACE_TEXT, TRACE_EXAMPLES)
+    traced.add_argument(
+        "kernel", metavar="script.py[:kernel]", help="the kernel may be left out if there is one only"
+    )
+    add_run_options(traced)
+    traced.add_argument("--save", metavar="FILE", help="write the program for nki.Program.load instead")
 
     two = command("compare", command_compare, "put two profiles side by side", COMPARE_TEXT, COMPARE_EXAMPLES)
     for letter in "ab":
@@ -416,6 +441,13 @@ PROFILE_EXAMPLES = """\
 examples:
   nki profile matmul.py:tiled --arg lhsT=float32[8192,4096] --arg rhs=float32[8192,8192]
   nki profile matmul.py:tiled --arg lhsT=... --arg rhs=... --target trn2 --html report.html"""
+TRACE_TEXT = """\
+Print what a kernel does: its storages, every instruction of every core with its operands,
+loops as regions, what it returns. Constants are shown by their digests."""
+TRACE_EXAMPLES = """\
+examples:
+  nki trace matmul.py:tiled --arg lhsT=float32[512,256] --arg rhs=float32[512,1024]
+  nki trace matmul.py:tiled --arg lhsT=... --arg rhs=... --save tiled.nki"""
 COMPARE_TEXT = """\
 Compare two kernels with the same arguments, or two saved profiles. An argument that
 one of the kernels does not have goes to the other alone."""

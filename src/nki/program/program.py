@@ -119,11 +119,15 @@ class Program:
         return walk(self.cores[core])
 
     def __len__(self) -> int:
-        return self._length
+        return sum(self._lengths)
+
+    def length_of(self, core: int) -> int:
+        """Instructions of a core, bodies of loops counted once."""
+        return self._lengths[core]
 
     @cached_property
-    def _length(self) -> int:
-        return sum(1 for core in range(len(self.cores)) for _ in self.walk(core))
+    def _lengths(self) -> tuple[int, ...]:
+        return tuple(sum(1 for _ in walk(items)) for items in self.cores)
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:

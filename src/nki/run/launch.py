@@ -14,9 +14,9 @@ import numpy as np
 
 from ..context import activate
 from ..errors import NkiError, Site, emit_warning, error, error_class
+from ..execute.backend import NumpyBackend
 from ..execute.collector import fewer_collections
-from ..execute.memories import Memories, check_usable
-from ..execute.prepared import prepare
+from ..execute.memories import check_usable
 from ..execute.random import Generators
 from ..hardware.dtypes import DType
 from ..hardware.machine import Machine
@@ -65,9 +65,9 @@ class Launch:
         self.bracketed = bracketed
         self.mode = mode
         self.call = object()  # whose storages these are
-        self.memories = Memories(
-            machine, options.precise_fp, None if mode == "replay" else self.call, self._released
-        )
+        whose = None if mode == "replay" else self.call
+        self.backend = NumpyBackend(machine, options.precise_fp, whose, self._released)
+        self.memories = self.backend.memories  # of kernels whose instructions run as they are issued
         self.generators = Generators()
         self.statistics: Statistics | None = Statistics(machine) if mode == "eager" else None
         self.diagnostics: list[Diagnostic] = []
@@ -151,22 +151,20 @@ class Launch:
 
     def replay(self, program: Program) -> None:
         """Run a program on the memories that its parameters have got."""
-        plan = prepare(program)
         for storage, raw in program.constants:
-            if storage not in self.memories:
-                self.memories.borrow(storage, raw)
+            self.backend.borrow(storage, raw)
         with fewer_collections():
             if self.degree == 1:
-                self._on(self.cores[0], lambda: plan.run(self.cores[0], 0))
+                self._on(self.cores[0], lambda: self.backend.run(program, self.cores[0]))
             else:
                 baton = self.baton or Baton(self.cores)
                 self.baton = baton
-                baton.run(lambda core: self._on(core, lambda: plan.run(core, core.index)))
+                baton.run(lambda core: self._on(core, lambda: self.backend.run(program, core)))
                 self._compare_loops()
         for core in self.cores:
             core.replayed = None
-        for diagnostic in program.said:
-            if diagnostic.before is None or diagnostic.before >= plan.lengths[diagnostic.core]:
+        for diagnostic in program.said:  # after the last instruction, or about none of them
+            if diagnostic.before is None or diagnostic.before >= program.length_of(diagnostic.core):
                 self.say(diagnostic)
 
     @staticmethod
