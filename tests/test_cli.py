@@ -564,3 +564,28 @@ def test_a_file_of_a_package_may_import_relatively(run, tmp_path):
     code, out, _ = run("profile", str(package / "kernels.py"), "--arg", "x=float32[4,4]", "--json")
     assert code == 0 and json.loads(out)["total_us"] > 0
     assert sys.path == before and "relative_package" not in sys.modules
+
+
+# ---- nki trace -----------------------------------------------------------------------------------
+
+
+def test_trace_prints_the_program(run, write):
+    path = write()
+    code, out, err = run("trace", f"{path}:double", "--arg", "x=float32[4,8]", "--arg", "times=2", *TRN2)
+    assert code == 0 and out.startswith('# nki program 1\nprogram("double", "trn2")\n') and not err.strip()
+    program = nki.Program.parse(out)
+    assert [i.public for i in program.walk()] == ["dma_copy", "tensor_scalar", "tensor_scalar", "dma_copy"]
+    facts = json.loads(run("trace", f"{path}:double", "--arg", "x=float32[4,8]", "--json")[1])
+    assert len(facts["cores"][0]) == 3 and facts["storages"][0]["parameter"] == "x"
+
+
+def test_trace_saves_the_program(run, write, tmp_path):
+    saved = str(tmp_path / "double.nki")
+    code, out, err = run("trace", f"{write()}:double", "--arg", "x=float32[4,8]", "--save", saved)
+    assert code == 0 and out == "" and f"wrote {saved}" in err
+    assert nki.Program.load(saved).name == "double"
+
+
+def test_a_script_may_have_a_dot_in_its_name(run, write):
+    code, out, _ = run("trace", f"{write(name='mm.v2.py')}:double", "--arg", "x=float32[4,8]")
+    assert code == 0 and "tensor_scalar" in out

@@ -154,7 +154,7 @@ def table_reload(study: Study) -> Iterator[Finding]:
         known = set()
         for _, _, index in core.table_loads:
             op = core.operations[index]
-            function = op.instruction.op.name  # type: ignore[union-attr]
+            function = op.instruction.table()  # type: ignore[union-attr]
             if function in known:
                 again[study.replay.number(op)] = op
                 functions.add(function)

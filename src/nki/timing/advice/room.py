@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
+from ...program.effects import effects
 from ...tensors.storage import Storage
 from ..operations import Operation, Planner
 from .study import Finding, Study
@@ -48,7 +49,8 @@ def sbuf_peak_bytes(study: Study) -> int:
 
 def operand_tiles(matmuls: Iterable[Operation]) -> set[int]:
     """The ids of the storages that matmuls read."""
-    return {id(view.storage) for op in matmuls for view in op.instruction.operands()[1:]}  # type: ignore[union-attr]
+    read = (effects(op.instruction).reads for op in matmuls if op.instruction is not None)
+    return {id(view.storage) for views in read for view in views}
 
 
 def spill(study: Study) -> Iterator[Finding]:

@@ -19,6 +19,11 @@ BUSY = 0.9  # of the time: an engine that has nothing left to give
 WORTH = 0.01  # of the time: a smaller gain is not told
 
 
+def _is_float32(op: Operation) -> bool:
+    operand = None if op.instruction is None else op.instruction.array_operand()
+    return operand is not None and operand.dtype == "float32"
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing to change, in plain words."""
@@ -132,11 +137,7 @@ class Study:
 
     @cached_property
     def float32_matmuls(self) -> dict[int, Operation]:
-        return {
-            n: op
-            for n, op in self.on("tensor")
-            if not is_transpose(op) and op.instruction.stationary.dtype == "float32"  # type: ignore[union-attr]
-        }
+        return {n: op for n, op in self.on("tensor") if not is_transpose(op) and _is_float32(op)}
 
     @cached_property
     def faster_matmuls(self) -> Change:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 from ...hardware.machine import Machine
+from ...program.effects import effects
 from ...tensors import View
 from ..measures import is_transpose
 from ..operations import Operation
@@ -138,10 +138,10 @@ def _used(op: Operation, m: Machine) -> float:
 
 def _array(op: Operation, m: Machine) -> tuple[int, int]:
     """(rows, columns) of the PE array that a matmul uses; a transpose is as it is."""
-    if is_transpose(op):
+    instruction = op.instruction
+    if instruction is None or is_transpose(op) or instruction.array_operand() is None:
         return m.partitions, m.matmul_stationary_max
-    ins: Any = op.instruction
-    return ins.stationary.shape[0], ins.dst.shape[0]
+    return instruction.array_rows(), effects(instruction).written[0].shape[0]
 
 
 def _lanes(op: Operation, m: Machine) -> str:
