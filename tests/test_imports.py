@@ -147,6 +147,17 @@ def test_imports_inside_functions_that_go_upwards_have_a_reason():
     assert set(LATE) - {edge(i) for i in upwards} == set(), "reasons for nothing"
 
 
+def test_no_module_imports_one_that_imports_it():
+    ahead = {m: {i.imported for i in imports_of(m) if not i.late and i.imported in MODULES} for m in MODULES}
+    settled: set[str] = set()
+    while True:
+        free = {m for m in ahead if m not in settled and ahead[m] - {m} <= settled}
+        if not free:
+            break
+        settled |= free
+    assert sorted(set(MODULES) - settled) == []
+
+
 @pytest.mark.parametrize("part", NEVER)
 def test_what_a_part_must_never_know(part):
     wrong = [i for i in between_parts() if part_of(i.module) == part and part_of(i.imported) in NEVER[part]]

@@ -44,4 +44,6 @@ _MODULES = (
 
 def __getattr__(name: str) -> Any:
     """A module that nobody imported yet (`dtype: nki.dtype` needs no other import), or an older name."""
+    if name == "cache":
+        return _importlib.import_module("nki.call.cache")
     return _importlib.import_module(f"nki.{name}") if name in _MODULES else _older_name(name)

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -89,10 +89,9 @@ class Kernel:
     returns: bool = True
     simulated: bool = False  # nki.simulate(kernel): the supported-Python lint is on
 
-    if TYPE_CHECKING:
-        __name__: str
-        __qualname__: str
-        __signature__: inspect.Signature
+    __name__: ClassVar[str]
+    __qualname__: ClassVar[str]
+    __signature__: ClassVar[inspect.Signature]
 
     is_leaf: ClassVar[bool] = True  # of the trees that kernels receive
 

@@ -133,13 +133,14 @@ class SavedProfile:
                 help="make one with Profile.save(path) or nki profile --save path",
             )
         kernel, figures = content.get("kernel"), content.get("figures")
-        if not isinstance(kernel, str) or not _is_whole(cls(kernel, figures)):
+        known = isinstance(kernel, str) and isinstance(figures, dict)
+        if not known or not _is_whole(cls(str(kernel), dict(figures or {}))):
             raise error(
                 "profile-file",
                 f"{os.fspath(path)} is a saved profile with parts missing or changed",
                 help="save it again: it was edited or cut off",
             )
-        return cls(kernel, figures)
+        return cls(str(kernel), dict(figures or {}))
 
 
 def _is_whole(saved: SavedProfile) -> bool:

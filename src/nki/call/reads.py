@@ -183,11 +183,11 @@ class ClassAs(NamedTuple):
     """A class has as many attributes as it had; each of them is a `Named`."""
 
     cls: type
-    count: int
+    attributes: int
     bases: tuple[type, ...]
 
     def holds(self) -> bool:
-        return len(vars(self.cls)) == self.count and self.cls.__mro__ == self.bases
+        return len(vars(self.cls)) == self.attributes and self.cls.__mro__ == self.bases
 
 
 class FileAs(NamedTuple):

@@ -1,1 +1,1 @@
-"""compat"""
+"""Names of older releases."""

@@ -1,1 +1,1 @@
-"""hardware"""
+"""The hardware as data: machines, memories, engines, dtypes, operators, activation functions."""

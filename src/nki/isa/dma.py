@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -90,13 +90,12 @@ class DmaInstruction(Instruction):
 
     # ---- what a timing model asks ----------------------------------------------------------------
 
-    dge_mode: ClassVar[Any] = dge_mode.unknown
-
     def engine_name(self) -> str:
         return "dma"
 
     def uses_default_dge(self) -> bool:
-        return self.dge_mode is dge_mode.unknown
+        """Some transfers leave no choice."""
+        return "dge_mode" not in self.fields or getattr(self, "dge_mode") is dge_mode.unknown  # noqa: B009
 
     def transfers(self: Any) -> list[tuple[View, View]]:
         """(destination, source) of every stream of elements."""

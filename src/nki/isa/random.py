@@ -53,7 +53,7 @@ class Rng(Instruction):
         return _random_state(self)
 
     def compute(self, core: Core, dst: np.ndarray) -> None:
-        words = generator(core, self.runs_on.name).bits(dst.shape[0], self.dst.free_elements)
+        words = generator(core, self.engine_name()).bits(dst.shape[0], self.dst.free_elements)
         bits(dst)[...] = shaped(words, dst).astype(self.dst.dtype.bits)
 
     def cost(self, m: Machine) -> Cost:
@@ -248,7 +248,7 @@ class RandSetState(StateInstruction):
                 notes=[f"src_seeds: {self.src_seeds.describe()}"],
                 help="give every lane a seed with some bits set",
             )
-        generator(core, self.runs_on.name).set_state(words)
+        generator(core, self.engine_name()).set_state(words)
 
 
 def rand_get_state(dst, engine=engine.gpsimd, name=None):
@@ -266,7 +266,7 @@ class RandGetState(StateInstruction):
         self.check_state("dst", machine)
 
     def compute(self, core: Core, dst: np.ndarray) -> None:
-        dst[...] = shaped(generator(core, self.runs_on.name).state(dst.shape[0]), dst)
+        dst[...] = shaped(generator(core, self.engine_name()).state(dst.shape[0]), dst)
 
 
 __all__ = ["dropout", "rand2", "rand_get_state", "rand_set_state", "rng", "set_rng_seed"]

@@ -49,7 +49,8 @@ def effects(instruction: Instruction) -> Effects:
         views = _touched(instruction, i, operands[i])
         target = added if i == 0 and instruction.accumulates and instruction.adds() else writes
         target += views
-    read, written = [], []
+    read: list[Any] = []
+    written: list[Any] = []
     for name in instruction.registers:
         register = getattr(instruction, name)
         if _is_register(register):

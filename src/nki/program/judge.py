@@ -204,9 +204,10 @@ def _resolve_engine(ins: Instruction, machine: Machine) -> engine | None:
         names = ", ".join(f"nisa.engine.{e.name}" for e in ins.engines)
         raise error("enum", f"{ins.public}: engine must be one of {names}, got {asked!r}", site=ins.site)
     chosen = ins.choose_engine(machine) if asked is UNKNOWN else asked
-    if chosen not in ins.engines:
+    if chosen is None or chosen not in ins.engines:
         names = ", ".join(f"nisa.engine.{e.name}" for e in ins.engines)
-        raise fail(ins, "engine", f"cannot run on the {chosen.name} engine", [], f"use {names}")
+        shown = "unknown" if chosen is None else chosen.name
+        raise fail(ins, "engine", f"cannot run on the {shown} engine", [], f"use {names}")
     if chosen is GPSIMD and ins.on_chip:
         for name, value in zip(ins.operand_names, ins.operands(), strict=True):
             if isinstance(value, View) and value.buffer is PSUM:

@@ -20,7 +20,7 @@ import numpy as np
 from ..errors import NkiError, SourceLine, error
 from ..hardware import dtypes
 from ..hardware.engines import FastEnum
-from ..hardware.machine import find
+from ..hardware.machine import Machine, find
 from ..hardware.memories import MemoryRegion
 from ..hardware.operators import OPERATORS
 from ..tensors import Indirection, Shape, View, row_major
@@ -102,7 +102,8 @@ class Reader:
 
     def __init__(self, constants: dict[str, np.ndarray]):
         self.given = constants
-        self.name, self.machine = "", None
+        self.name = ""
+        self.machine: Machine | None = None
         self.files: list[str] = []
         self.sources: dict[tuple[int, int], SourceLine] = {}
         self.storages: dict[str, Storage] = {}
@@ -243,7 +244,8 @@ class Reader:
         return storage
 
     def _check_place(self, storage: Storage) -> None:
-        m: Any = self.machine
+        m = self.machine
+        assert m is not None
         pitch = m.sbuf_bytes if storage.buffer is MemoryRegion.sbuf else m.psum_bytes
         partition, byte = storage.address or (0, 0)
         if storage.address is not None and (
@@ -405,8 +407,9 @@ class Record:
         self.__dict__["_name"] = name
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if k != "_name")
-        return f"{self._name}({shown})"
+        fields = dict(vars(self))
+        name = fields.pop("_name")
+        return f"{name}({', '.join(f'{k}={v!r}' for k, v in fields.items())})"
 
 
 class _Enums(dict[str, Any]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from statistics import median_low
 
 from ...hardware.machine import Machine
@@ -79,7 +79,7 @@ def loads(study: Study) -> list[Loads]:
     return sorted(found.values(), key=lambda tensor: -tensor.bytes_again)
 
 
-def _is_load(reads: list[View], writes: list[View]) -> bool:
+def _is_load(reads: Sequence[View], writes: Sequence[View]) -> bool:
     """From one known place of HBM to SBUF."""
     if len(reads) != 1 or len(writes) != 1:
         return False
