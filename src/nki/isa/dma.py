@@ -33,6 +33,7 @@ class DmaInstruction(Instruction):
 
     on_chip = False
     opens = True
+    dge_mode = dge_mode.unknown  # of transfers that leave no choice
     cost_source = "machine.md 9"
 
     def check_transfer(self, machine: Machine) -> None:
@@ -94,8 +95,7 @@ class DmaInstruction(Instruction):
         return "dma"
 
     def uses_default_dge(self) -> bool:
-        """Some transfers leave no choice."""
-        return "dge_mode" not in self.fields or getattr(self, "dge_mode") is dge_mode.unknown  # noqa: B009
+        return self.dge_mode is dge_mode.unknown
 
     def transfers(self: Any) -> list[tuple[View, View]]:
         """(destination, source) of every stream of elements."""

@@ -393,23 +393,24 @@ class Reader:
             return np.frombuffer(bytes.fromhex(_text(args[1])), np.dtype(_text(args[0])))[0]
         if name == "record":
             made = VALUES.get(_text(args[0]))
-            return Record(args[0], kwargs) if made is None else made(**kwargs)
+            return Record.named(_text(args[0]), kwargs) if made is None else made(**kwargs)
         raise Damaged(f"{name} makes no value")
 
 
 class Record:
-    """A dataclass or named tuple among the results of a program that was read: its name and fields."""
+    """A dataclass or named tuple among the results of a program that was read: a class of its name."""
 
     is_nki_object = True
 
-    def __init__(self, name: str, fields: dict[str, Any]):
+    def __init__(self, fields: dict[str, Any]):
         self.__dict__.update(fields)
-        self.__dict__["_name"] = name
+
+    @staticmethod
+    def named(name: str, fields: dict[str, Any]) -> Record:
+        return type(name, (Record,), {})(fields)
 
     def __repr__(self) -> str:
-        fields = dict(vars(self))
-        name = fields.pop("_name")
-        return f"{name}({', '.join(f'{k}={v!r}' for k, v in fields.items())})"
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"
 
 
 class _Enums(dict[str, Any]):
