@@ -228,7 +228,7 @@ def test_other_files_are_no_programs(content, tmp_path):
 
 def test_a_text_says_which_line_is_wrong():
     lines = str(program()).splitlines()
-    number = next(i for i, line in enumerate(lines) if "memset" in line)
+    number = next(i for i, line in enumerate(lines) if line.strip().startswith("memset("))
     lines[number] = lines[number].replace("memset", "memsat")
     with pytest.raises(nki.NkiError) as caught:
         nki.Program.parse("\n".join(lines))
