@@ -173,9 +173,11 @@ def turn_rows(p: QKVParameters, source: TokenSource, x: Any, token: int, rows: R
 
 
 def normalized(p: QKVParameters, rows: Rows, column: int, columns: int) -> Any:
-    """Some columns of the rows, normalised but for gamma, in 16 bits."""
+    """Some columns of the rows, normalised but for gamma, in 16 bits; if FP8 comes next, rounded once only."""
     part = rows.tile[:, column : column + columns]
     dtype = nl.float16 if p.input.dtype == nl.float16 else nl.bfloat16
+    if quantizes(p) and (rows.factor is not None or part.dtype == nl.float32):
+        dtype = nl.float32
     if rows.factor is None and part.dtype == dtype:
         return part
     out = nl.ndarray(part.shape, dtype, buffer=nl.sbuf)
