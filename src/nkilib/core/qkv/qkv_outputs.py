@@ -211,7 +211,7 @@ def write_packed_slots(p: QKVParameters, rows: Any, cache: Any, first: int, colu
     pairs = cache.reshape((cache.shape[0] * cache.shape[1], width * 2))
     slots = load_slots(p, first, count)
     pair, odd = int_tile(count), int_tile(count)
-    nisa.tensor_scalar(pair, slots, nl.arithmetic_shift_right, 1)
+    nisa.tensor_scalar(pair, slots, nl.right_shift, 1)
     nisa.tensor_scalar(odd, slots, nl.bitwise_and, 1)
     for parity in (0, 1):
         row, skip = int_tile(count), int_tile(count)

@@ -173,7 +173,7 @@ def turn_rows(p: QKVParameters, source: TokenSource, x: Any, token: int, rows: R
 
 
 def normalized(p: QKVParameters, rows: Rows, column: int, columns: int) -> Any:
-    """Some columns of the rows, normalised but for gamma, in 16 bits; if FP8 comes next, rounded once only."""
+    """Some columns of the rows, normalised but for gamma, in 16 bits; in 32 if FP8 comes next."""
     part = rows.tile[:, column : column + columns]
     dtype = nl.float16 if p.input.dtype == nl.float16 else nl.bfloat16
     if quantizes(p) and (rows.factor is not None or part.dtype == nl.float32):
