@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import nki
+import nki.language as nl
 from nkilib.core.mlp.mlp_parameters import TKG_BS_SEQLEN_THRESHOLD
 from nkilib.core.qkv.qkv_cte import qkv_cte
 from nkilib.core.qkv.qkv_ref import qkv_ref
@@ -20,7 +21,7 @@ from nkilib.core.utils.common_types import (
 )
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
-from nkilib.core.utils.projection import FP8
+from nkilib.core.utils.projection import FP8, PARTITIONS
 
 __all__ = ["qkv", "qkv_ref"]
 
@@ -101,9 +102,9 @@ def qkv(
     that is float32 or FP8.
 
     Up to 96 tokens are decoded, unless an option needs prefill: RoPE, norms of heads, caches, squared sums,
-    transposed_in. Decode with residuals returns (y, input + mlp_prev + attention_prev). Tiles are placed by
-    the compiler, and turned over by TensorE whatever load_input_with_DMA_transpose says: the results are the
-    same.
+    transposed_in, or H no multiple of 128 for each core. Decode with residuals returns (y, input + mlp_prev +
+    attention_prev). The compiler places all tiles, beside those of a manager `sbm`, and TensorE turns them
+    over whatever load_input_with_DMA_transpose says: the results are the same.
 
     FP8 weights: ROW has qkv_w_scale [1, I] or [128, I] (row 0 counts), and takes input also as [B, S, H + 4],
     FP8 with a float32 scale. STATIC has qkv_in_scale [1, 1] and qkv_w_scale [1, 3] of queries, keys and
@@ -128,7 +129,7 @@ def qkv(
     after = fused_rope or qk_norm_pre_rope is not None or qk_norm_post_rope is not None
     sums = q_squared_sum_out is not None or k_squared_sum_out is not None or v_squared_sum_out is not None
     cached = k_cache is not None or v_cache is not None or k_scale is not None or use_block_kv
-    if input.dtype in FP8 or transposed_in or after or sums or cached or not is_few(input):
+    if input.dtype in FP8 or transposed_in or after or sums or cached or not is_decoded(input):
         return qkv_cte(
             input=input,
             fused_qkv_weights=fused_qkv_weights,
@@ -217,6 +218,7 @@ def qkv(
     )
 
 
-def is_few(x: Any) -> bool:
-    """As many tokens as are decoded."""
-    return not is_hbm_buffer(x) or x.shape[0] * x.shape[1] <= TKG_BS_SEQLEN_THRESHOLD
+def is_decoded(x: Any) -> bool:
+    """Few tokens, whose hidden dimension the cores can share."""
+    few = x.shape[0] * x.shape[1] <= TKG_BS_SEQLEN_THRESHOLD
+    return not is_hbm_buffer(x) or (few and x.shape[2] % (PARTITIONS * nl.num_programs(0)) == 0)

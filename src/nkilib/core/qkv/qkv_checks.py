@@ -46,11 +46,6 @@ def refuse_mx(quantization: QuantizationType, swizzled: bool, weight_layout: QKV
         not_built(f"weight_layout={weight_layout.name}", "microscaling weights are not built")
 
 
-def refuse_placement(sbm: Any) -> None:
-    if sbm is not None and not sbm.is_auto_alloc():
-        not_built("sbm", "tiles are placed by the compiler; pass None or an automatic manager")
-
-
 def check(p: QKVParameters) -> None:
     """Everything that is demanded of both kernels."""
     check_input(p)

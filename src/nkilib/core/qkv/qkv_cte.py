@@ -6,7 +6,7 @@ from typing import Any
 
 import nki
 import nki.language as nl
-from nkilib.core.qkv.qkv_checks import check, refuse_mx, refuse_placement
+from nkilib.core.qkv.qkv_checks import check, refuse_mx
 from nkilib.core.qkv.qkv_parameters import (
     Cache,
     HeadNorm,
@@ -113,7 +113,6 @@ def qkv_cte(
     array([64., 64.], dtype=float16)
     """
     refuse_mx(quantization_type, is_h_dim_4h_transposed or is_input_swizzled, weight_layout)
-    refuse_placement(sbm)
     check_strided_input(strided_input_config)
     kernel_assert(not store_output_in_sbuf, "store_output_in_sbuf: got True, allowed is False")
     p = QKVParameters(

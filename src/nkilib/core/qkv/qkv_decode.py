@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.mlp.decode import swap
 from nkilib.core.qkv.qkv_outputs import store_result
 from nkilib.core.qkv.qkv_parameters import (
     QKVParameters,
@@ -15,7 +18,7 @@ from nkilib.core.qkv.qkv_parameters import (
     weight_dtype,
 )
 from nkilib.core.qkv.qkv_terms import load_terms
-from nkilib.core.qkv.qkv_tokens import TokenSource, new_tokens, token_columns
+from nkilib.core.qkv.qkv_tokens import ColumnSource, new_tokens, token_columns
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.projection import PARTITIONS, Activations, span_columns
 from nkilib.core.utils.projection_results import new_rows, project_into
@@ -27,7 +30,7 @@ def decode(p: QKVParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> 
     parts = n_prgs if input_in_sbuf(p) else 1
     size, tokens = hidden_size(p), token_count(p)
     x = new_tokens(p, tokens)
-    token_columns(p, TokenSource(p, parts, True), x, 0, add_out)
+    token_columns(p, ColumnSource(p, parts), x, 0, add_out)
     activations = []
     width = size // PARTITIONS // parts
     for part in range(parts):
@@ -43,6 +46,25 @@ def decode(p: QKVParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> 
             for i in range(len(rows)):
                 store_result(p, out, rows[i][:, at : at + span.size], i * PARTITIONS, column)
     return rows
+
+
+def all_columns(p: QKVParameters, n_prgs: int, core: int, own: Any) -> Any:
+    """[tokens, I] in every core, of the columns that each has computed."""
+    if n_prgs == 1:
+        return own
+    width = own_columns(p, n_prgs, 0)[1]
+    sent = own
+    if own.shape[1] != width:  # both send as much
+        sent = nl.ndarray((own.shape[0], width), own.dtype, buffer=nl.sbuf)
+        nisa.memset(sent, 0.0)
+        nisa.tensor_copy(sent[:, 0 : own.shape[1]], own)
+    other = swap(sent, core, 0)
+    whole = nl.ndarray((own.shape[0], columns_of(p)), own.dtype, buffer=nl.sbuf)
+    for source in range(n_prgs):
+        first, columns = own_columns(p, n_prgs, source)
+        tile = own if source == core else other
+        nisa.tensor_copy(whole[:, first : first + columns], tile[:, 0:columns])
+    return whole
 
 
 def own_columns(p: QKVParameters, n_prgs: int, core: int) -> tuple[int, int]:

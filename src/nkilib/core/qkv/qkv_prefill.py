@@ -27,7 +27,14 @@ from nkilib.core.qkv.qkv_parameters import (
     weight_dtype,
 )
 from nkilib.core.qkv.qkv_terms import load_terms
-from nkilib.core.qkv.qkv_tokens import TokenSource, load_rows, new_tokens, token_columns, turn_rows
+from nkilib.core.qkv.qkv_tokens import (
+    ColumnSource,
+    RowSource,
+    load_rows,
+    new_tokens,
+    token_columns,
+    turn_rows,
+)
 from nkilib.core.utils.kernel_helpers import div_ceil, program_share
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8, PARTITIONS, Activations, project, span_columns
 from nkilib.core.utils.projection_results import finish_into, new_rows
@@ -67,7 +74,7 @@ class Prefill(nl.NKIObject):
 
     def __init__(self, p: QKVParameters, out: Any):
         self.out = out
-        self.source = TokenSource(p, 0, p.transposed_in)
+        self.source = ColumnSource(p, 0) if p.transposed_in else RowSource(p)
         self.terms = load_terms(p, 0, columns_of(p), PARTITIONS)
         self.tables = HeadTables(p)
         self.writer = None if p.cache is None else CacheWriter(p)

@@ -8,13 +8,14 @@ import numpy as np
 
 import nki
 import nki.language as nl
-from nkilib.core.qkv.qkv_checks import MOST_DECODED, check, refuse_mx, refuse_placement
-from nkilib.core.qkv.qkv_decode import decode
+from nkilib.core.qkv.qkv_checks import MOST_DECODED, check, refuse_mx
+from nkilib.core.qkv.qkv_decode import all_columns, decode
+from nkilib.core.qkv.qkv_outputs import turn
 from nkilib.core.qkv.qkv_parameters import (
     QKVParameters,
     batch_shape,
+    columns_of,
     hidden_size,
-    input_in_sbuf,
     output_shape,
     result_dtype,
     token_count,
@@ -63,13 +64,16 @@ def qkv_tkg(
 
     hidden [B, S, H] in HBM, or [128, T, H / 128] in SBUF; W [H, I]; up to 512 tokens. y is [B, S, I], [N, B,
     S, d] or [N, B, d, S] by `output_layout`. With fused_add it returns (y, hidden + mlp_prev + attn_prev).
+    output_in_sbuf: [T, I] in every core, [d, N, T] with NBdS, of up to 128 tokens.
+
+    Cores share the columns; H is a multiple of 128 for each. Other options are those of `qkv`. The compiler
+    places all tiles, beside those of a manager `sbm`.
 
     >>> x, w = np.ones((4, 1, 256), np.float16), np.full((256, 384), 0.5, np.float16)
     >>> qkv_tkg(x, w, norm_type=NormType.NO_NORM)[3, 0, :2]
     array([128., 128.], dtype=float16)
     """
     refuse_mx(quantization_type, is_h_dim_4h_transposed, weight_layout)
-    refuse_placement(sbm)
     p = QKVParameters(
         hidden,
         qkv_w,
@@ -108,7 +112,9 @@ def run(p: QKVParameters) -> Any:
     if added is not None and core == 0:
         sums = added.reshape((token_count(p), hidden_size(p)))
     if p.output_in_sbuf:
-        out = decode(p, n_prgs, core, None, sums)[0]
+        out = all_columns(p, n_prgs, core, decode(p, n_prgs, core, None, sums)[0])
+        if p.layout == QKVOutputLayout.NBdS:
+            out = turn(out.reshape_dim(1, (columns_of(p) // p.d_head, p.d_head)))
     else:
         out = p.output_hbm
         if out is None:
@@ -122,8 +128,8 @@ def check_decode(p: QKVParameters, n_prgs: int) -> None:
     most = PARTITIONS if p.output_in_sbuf else MOST_DECODED
     kernel_assert(tokens <= most, f"hidden: got {tokens} tokens, allowed are at most {most}")
     kernel_assert(
-        not input_in_sbuf(p) or hidden_size(p) % (PARTITIONS * n_prgs) == 0,
-        f"hidden: got H = {hidden_size(p)} in SBUF, {n_prgs} cores take multiples of {PARTITIONS * n_prgs}",
+        hidden_size(p) % (PARTITIONS * n_prgs) == 0,
+        f"hidden: got H = {hidden_size(p)}, {n_prgs} cores take multiples of {PARTITIONS * n_prgs}",
     )
 
 

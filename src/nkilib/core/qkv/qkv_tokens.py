@@ -2,7 +2,6 @@
 
 Prefill loads rows, normalises them and turns them over on TensorE. Where the hidden dimension is already in
 the partitions, which is how decode loads its few tokens, TensorE adds the squares of a token up instead.
-Gamma and beta come last, when each is one number for a partition.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.mlp.rows import castable
 from nkilib.core.qkv.qkv_outputs import runs
 from nkilib.core.qkv.qkv_parameters import (
     QKVParameters,
@@ -43,29 +43,60 @@ from nkilib.core.utils.norms import (
 from nkilib.core.utils.projection import PARTITIONS
 from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.transposes import bank_room
+from nkilib.core.utils.transposes import transpose_rows
 
+RESIDENT_COLUMNS = 8192  # of gamma and beta, in every partition
 GROUP_ELEMENTS = 4096  # of tokens that stand along the partitions, in each partition at a time
 
 
-class TokenSource(nl.NKIObject):
-    """What every token needs: gamma and beta by partition, the scale of STATIC, what adds up partitions.
+class RowVector(nl.NKIObject):
+    """Gamma or beta in every partition; of a long one parts are loaded when they are wanted."""
+
+    def __init__(self, vector: Any, size: int):
+        self.vector = vector.reshape((1, size))
+        self.tile = None
+        if size <= RESIDENT_COLUMNS:
+            self.tile = broadcast_row(self.vector, 0, size, PARTITIONS)
+
+    def part(self, count: int, column: int, columns: int) -> Any:
+        """Columns column ... in `count` partitions."""
+        if self.tile is None:
+            return broadcast_row(self.vector, column, columns, count)
+        return self.tile[0:count, column : column + columns]
+
+
+class RowSource(nl.NKIObject):
+    """What tokens in rows need: gamma, beta, the inverse scale of STATIC. Each may be None."""
+
+    def __init__(self, p: QKVParameters):
+        size = hidden_size(p)
+        gamma, beta = norm_vectors(p)
+        self.gamma = None if gamma is None else RowVector(gamma, size)
+        self.beta = None if beta is None else RowVector(beta, size)
+        self.inverse = reciprocal_of(in_scale_of(p)) if quantizes(p) else None
+
+
+class ColumnSource(nl.NKIObject):
+    """The same for tokens along the partitions, and what adds these up.
 
     `parts`: into how many the hidden dimension is cut, each spread over all partitions; 0 if element
     128 k + p is at partition p.
     """
 
-    def __init__(self, p: QKVParameters, parts: int, along_partitions: bool):
+    def __init__(self, p: QKVParameters, parts: int):
+        size = hidden_size(p)
+        gamma, beta = norm_vectors(p)
         self.parts = parts
-        gamma = p.gamma if normalization_uses_weights(p.norm) else None
-        self.gamma = None if gamma is None else by_partition(gamma, hidden_size(p), parts)
-        beta = p.beta if p.norm == NormType.LAYER_NORM else None
-        self.beta = None if beta is None else by_partition(beta, hidden_size(p), parts)
-        self.inverse = None
-        if quantizes(p):
-            self.inverse = reciprocal_of(in_scale_of(p))
-        needs_ones = along_partitions and p.norm != NormType.NO_NORM
-        self.ones = ones_matrix() if needs_ones else None
+        self.gamma = None if gamma is None else by_partition(gamma, size, parts)
+        self.beta = None if beta is None else by_partition(beta, size, parts)
+        self.inverse = reciprocal_of(in_scale_of(p)) if quantizes(p) else None
+        self.ones = None if p.norm == NormType.NO_NORM else ones_matrix()
+
+
+def norm_vectors(p: QKVParameters) -> tuple:
+    """(gamma, beta) of the norm; None where it has none."""
+    gamma = p.gamma if normalization_uses_weights(p.norm) else None
+    return gamma, (p.beta if p.norm == NormType.LAYER_NORM else None)
 
 
 def in_scale_of(p: QKVParameters) -> Any:
@@ -93,27 +124,6 @@ def by_partition(vector: Any, size: int, parts: int) -> Any:
 def new_tokens(p: QKVParameters, count: int) -> Any:
     """A tile for tokens as they are multiplied: [128, H / 128, tokens]."""
     return nl.ndarray((PARTITIONS, hidden_size(p) // PARTITIONS, count), matmul_dtype(p), buffer=nl.sbuf)
-
-
-def settle(p: QKVParameters, source: TokenSource, place: Any, x: Any, tile: int, turn: int) -> None:
-    """place = quantised(x * gamma + beta) of tiles tile ..., both [128, tiles, tokens]."""
-    value = x
-    tiles, tokens = x.shape[1], x.shape[2]
-    if source.gamma is not None:
-        plain = source.beta is None and source.inverse is None
-        out = place if plain else nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
-        gamma = source.gamma[:, tile : tile + tiles].expand_dim(2).broadcast(2, tokens)
-        nisa.tensor_tensor(out, value, gamma, op=nl.multiply)
-        value = out
-    if source.beta is not None:
-        out = place if source.inverse is None else nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
-        beta = source.beta[:, tile : tile + tiles].expand_dim(2).broadcast(2, tokens)
-        nisa.tensor_tensor(out, value, beta, op=nl.add)
-        value = out
-    if source.inverse is not None:
-        quantize_static(place, value, source.inverse, get_max_positive_value_for_dtype(place.dtype))
-    elif source.gamma is None and source.beta is None:
-        interleave_copy(place, value, turn)
 
 
 # ---- tokens in rows ------------------------------------------------------------------------------
@@ -156,44 +166,55 @@ def load_tensor_rows(p: QKVParameters, tensor: Any, first: int, count: int) -> A
     return tile
 
 
-def turn_rows(p: QKVParameters, source: TokenSource, x: Any, token: int, rows: Rows) -> None:
-    """x[p, k, token + t] = norm(rows)[t, 128 k + p]"""
-    count = rows.tile.shape[0]
+def turn_rows(p: QKVParameters, source: RowSource, x: Any, token: int, rows: Rows) -> None:
+    """x[p, k, token + t] = norm(rows)[t, 128 k + p], quantised if need be."""
     for chunk in TiledRange(rows.tile.shape[1], CHUNK_COLUMNS):
-        values = normalized(p, rows, chunk.start_offset, chunk.size)
-        first = chunk.start_offset // PARTITIONS
-        for group in TiledRange(chunk.size // PARTITIONS, bank_room(values, count)):
-            bank = nl.ndarray((PARTITIONS, group.size, count), values.dtype, buffer=nl.psum)
-            for k in range(group.size):
-                column = (group.start_offset + k) * PARTITIONS
-                nisa.nc_transpose(bank[:, k, :], values[:, column : column + PARTITIONS])
-            tile = first + group.start_offset
-            place = x[:, tile : tile + group.size, token : token + count]
-            settle(p, source, place, bank, tile, group.index)
+        values = normalized(p, source, rows, chunk.start_offset, chunk.size)
+        if source.inverse is not None:
+            quantized = nl.ndarray(values.shape, x.dtype, buffer=nl.sbuf)
+            largest = get_max_positive_value_for_dtype(x.dtype)
+            quantize_static(quantized, values, source.inverse, largest)
+            values = quantized
+        transpose_rows(x, chunk.start_offset // PARTITIONS, token, castable(values, sixteen_bits(p)))
 
 
-def normalized(p: QKVParameters, rows: Rows, column: int, columns: int) -> Any:
-    """Some columns of the rows, normalised but for gamma, in 16 bits; in 32 if FP8 comes next."""
+def sixteen_bits(p: QKVParameters) -> Any:
+    """What tokens are turned over in: float16 stays, all others are or fit into bfloat16."""
+    return nl.float16 if p.input.dtype == nl.float16 and not quantizes(p) else nl.bfloat16
+
+
+def normalized(p: QKVParameters, source: RowSource, rows: Rows, column: int, columns: int) -> Any:
+    """Some columns of the rows after the norm; float32 if they are quantised next, else rounded."""
     part = rows.tile[:, column : column + columns]
-    dtype = nl.float16 if p.input.dtype == nl.float16 else nl.bfloat16
-    if quantizes(p) and (rows.factor is not None or part.dtype == nl.float32):
-        dtype = nl.float32
-    if rows.factor is None and part.dtype == dtype:
-        return part
-    out = nl.ndarray(part.shape, dtype, buffer=nl.sbuf)
     if rows.factor is None:
-        nisa.activation(out, nl.copy, part)
-    elif rows.mean is None:
+        return part
+    out = nl.ndarray(part.shape, nl.float32 if quantizes(p) else sixteen_bits(p), buffer=nl.sbuf)
+    gamma = None if source.gamma is None else source.gamma.part(part.shape[0], column, columns)
+    if rows.mean is not None:
+        beta = None if source.beta is None else source.beta.part(part.shape[0], column, columns)
+        centred_rows(out, part, rows, gamma, beta)
+    elif gamma is None:
         nisa.tensor_scalar(out, part, nl.multiply, rows.factor)
     else:
-        nisa.tensor_scalar(out, part, nl.subtract, rows.mean, op1=nl.multiply, operand1=rows.factor)
+        nisa.scalar_tensor_tensor(out, part, nl.multiply, rows.factor, nl.multiply, gamma)
     return out
+
+
+def centred_rows(out: Any, part: Any, rows: Rows, gamma: Any, beta: Any) -> None:
+    """out = (part - mean) * factor * gamma + beta"""
+    centred = nl.ndarray(part.shape, nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(centred, part, nl.subtract, rows.mean, op1=nl.multiply, operand1=rows.factor)
+    if beta is None:
+        nisa.tensor_tensor(out, centred, gamma, op=nl.multiply)
+    else:
+        nisa.tensor_tensor(centred, centred, gamma, op=nl.multiply)
+        nisa.tensor_tensor(out, centred, beta, op=nl.add)
 
 
 # ---- tokens along the partitions -----------------------------------------------------------------
 
 
-def token_columns(p: QKVParameters, source: TokenSource, x: Any, first: int, add_out: Any) -> None:
+def token_columns(p: QKVParameters, source: ColumnSource, x: Any, first: int, add_out: Any) -> None:
     """Fill x, [128, H / 128, tokens], with tokens first ...; add_out [T, H] receives their sums."""
     tiles, count = x.shape[1], x.shape[2]
     for group in TiledRange(count, max(1, GROUP_ELEMENTS // tiles)):
@@ -208,10 +229,33 @@ def token_columns(p: QKVParameters, source: TokenSource, x: Any, first: int, add
             store_sums(source, add_out, values, at)
         values = normalized_columns(p, source, values)
         place = x[:, :, group.start_offset : group.end_offset]
-        settle(p, source, place, values.permute((0, 2, 1)), 0, group.index)
+        settle(source, place, values.permute((0, 2, 1)), group.index)
 
 
-def load_columns(p: QKVParameters, source: TokenSource, tensor: Any, first: int, count: int) -> Any:
+def settle(source: ColumnSource, place: Any, x: Any, turn: int) -> None:
+    """place = quantised(x * gamma + beta), both [128, tiles, tokens]."""
+    value, tokens = x, x.shape[2]
+    if source.gamma is not None:
+        plain = source.beta is None and source.inverse is None
+        out = place if plain else nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(out, value, over_tokens(source.gamma, tokens), op=nl.multiply)
+        value = out
+    if source.beta is not None:
+        out = place if source.inverse is None else nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(out, value, over_tokens(source.beta, tokens), op=nl.add)
+        value = out
+    if source.inverse is not None:
+        quantize_static(place, value, source.inverse, get_max_positive_value_for_dtype(place.dtype))
+    elif source.gamma is None and source.beta is None:
+        interleave_copy(place, value, turn)
+
+
+def over_tokens(vector: Any, tokens: int) -> Any:
+    """[128, tiles] as if it were [128, tiles, tokens]."""
+    return vector.expand_dim(2).broadcast(2, tokens)
+
+
+def load_columns(p: QKVParameters, source: ColumnSource, tensor: Any, first: int, count: int) -> Any:
     """[128, tokens, H / 128] of any input."""
     if input_in_sbuf(p) and tensor.buffer == nl.sbuf:
         return tensor[:, first : first + count, :]
@@ -245,7 +289,7 @@ def spread_part(rows: Any, part: int, parts: int) -> Any:
     return piece.reshape_dim(1, (PARTITIONS, width // PARTITIONS)).permute((1, 0, 2))
 
 
-def store_sums(source: TokenSource, add_out: Any, values: Any, first: int) -> None:
+def store_sums(source: ColumnSource, add_out: Any, values: Any, first: int) -> None:
     """The sums of residuals, in the dtype of add_out."""
     stored = nl.ndarray(values.shape, add_out.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(stored, values)
@@ -254,7 +298,7 @@ def store_sums(source: TokenSource, add_out: Any, values: Any, first: int) -> No
         nisa.dma_copy(spread_part(rows, part, source.parts), part_of(stored, part, source.parts))
 
 
-def normalized_columns(p: QKVParameters, source: TokenSource, values: Any) -> Any:
+def normalized_columns(p: QKVParameters, source: ColumnSource, values: Any) -> Any:
     """[128, tokens, H / 128] normalised but for gamma, float32 if it is."""
     if p.norm == NormType.NO_NORM:
         return values

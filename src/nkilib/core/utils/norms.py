@@ -1,7 +1,7 @@
 """RMSNorm and LayerNorm of tokens, whether these stand in the partitions or along them.
 
 Both divide by `size` elements, which are fewer than there are where the hidden dimension is padded with 0.
-Gamma and beta are left to the caller: with the hidden dimension in the partitions each is one number there.
+Gamma and beta are left to the caller.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from kernel_support import close, compiles_and_example_runs, cosine, each_lnc, r
 from nkilib.core.qkv import qkv, qkv_ref
 from nkilib.core.qkv.qkv_cte import qkv_cte
 from nkilib.core.qkv.qkv_tkg import qkv_tkg
-from nkilib.core.utils.allocator import SbufManager
 from nkilib.core.utils.common_types import (
     DtypeMode,
     NormType,
@@ -58,10 +57,7 @@ def agree(x, w, lnc=1, tolerance=1e-2, **options):
     expected = qkv_ref(x, w, **options).out
     assert result.shape == expected.shape
     assert result.dtype == (x.dtype if x.dtype == np.float16 else BF16)
-    largest = np.abs(expected).max()
-    np.testing.assert_allclose(
-        result.astype(np.float64), expected, rtol=tolerance, atol=0.5 * tolerance * largest
-    )
+    np.testing.assert_allclose(result.astype(np.float64), expected, rtol=tolerance, atol=tolerance)
     assert cosine(result, expected) > 0.9999
     return got
 
@@ -147,7 +143,7 @@ def test_a_given_output_is_written_and_returned():
 @pytest.mark.parametrize("rows", [1, 128])
 @pytest.mark.parametrize("sequence", [3, 70])
 def test_row_scales_of_fp8_weights(sequence, rows, lnc):
-    scales = np.broadcast_to(random((1, I), seed=6) ** 2, (rows, I)).astype(np.float32).copy()
+    scales = np.tile(np.random.default_rng(6).uniform(0.1, 1, (1, I)).astype(np.float32), (rows, 1))
     options = {"quantization_type": QuantizationType.ROW, "qkv_w_scale": scales}
     agree(tokens(2, sequence), weights(dtype=FP8), lnc, **options, **norm_options(NormType.RMS_NORM))
 
@@ -272,7 +268,6 @@ def test_what_is_not_built_says_so():
     assert "is_h_dim_4h_transposed" in refusal(NotBuilt, is_h_dim_4h_transposed=True)
     assert "is_h_dim_4h_transposed" in refusal(NotBuilt, is_input_swizzled=True)
     assert "weight_layout" in refusal(NotBuilt, weight_layout=QKVWeightLayout.MX_CONTIGUOUS)
-    assert "sbm" in refusal(NotBuilt, sbm=SbufManager(0, 1024))
     across = QKNormConfig(q_norm=NormType.RMS_NORM_ACROSS_HEADS)
     assert "RMS_NORM_ACROSS_HEADS" in refusal(NotBuilt, qk_norm_pre_rope=across, **HEADS)
 
