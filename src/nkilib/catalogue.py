@@ -71,12 +71,7 @@ TABLE = [
         "find_nonzero_indices",
         "row indices of nonzeros per column, and their count",
     ),
-    Row(
-        "L17",
-        "experimental.transformer.attention_block_tkg",
-        "attention_block_tkg",
-        "fused decode attention block",
-    ),
+    Row("L17", "experimental.transformer.attention_block_tkg", "attention_block_tkg"),
     Row(
         "L18",
         "experimental.attention.ring_attention_fwd",

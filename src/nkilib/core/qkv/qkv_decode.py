@@ -25,8 +25,11 @@ from nkilib.core.utils.projection_results import new_rows, project_into
 from nkilib.core.utils.tiled_range import TiledRange
 
 
-def decode(p: QKVParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> list:
-    """Columns of this core as tiles [tokens <= 128, columns]; stored when ready, if out is given."""
+def decode(p: QKVParameters, n_prgs: int, core: int, out: Any, add_out: Any, dtype: Any = None) -> list:
+    """Columns of this core as tiles [tokens <= 128, columns]; stored when ready, if out is given.
+
+    add_out receives the input with its residuals; `dtype` is that of the tiles, by default of the result.
+    """
     parts = n_prgs if input_in_sbuf(p) else 1
     size, tokens = hidden_size(p), token_count(p)
     x = new_tokens(p, tokens)
@@ -37,7 +40,7 @@ def decode(p: QKVParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> 
         tile = x[:, part * width : (part + 1) * width, :]
         activations.append(Activations(tile, size // parts, part * size // parts, spread=width))
     first, columns = own_columns(p, n_prgs, core)
-    rows = new_rows(tokens, columns, result_dtype(p))
+    rows = new_rows(tokens, columns, result_dtype(p) if dtype is None else dtype)
     terms = load_terms(p, first, columns, PARTITIONS)
     for span in TiledRange(columns, span_columns(activations[0], p.weight)):
         at, column = span.start_offset, first + span.start_offset
