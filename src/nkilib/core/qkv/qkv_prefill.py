@@ -1,7 +1,8 @@
 """QKV projection of many tokens: bound by TensorE.
 
 A block of tokens stays in SBUF while all weights pass by; meanwhile the next block is loaded, normalised and
-turned over, a tile of 128 tokens after each span of columns.
+turned over, some of it after each span of columns. If nothing but an RMSNorm comes first, DMA turns tokens
+over, and the factor of the norm is left to the sums: the first matmul need not wait for statistics.
 """
 
 from __future__ import annotations
@@ -30,16 +31,33 @@ from nkilib.core.qkv.qkv_terms import load_terms
 from nkilib.core.qkv.qkv_tokens import (
     ColumnSource,
     RowSource,
+    gamma_columns,
     load_rows,
     new_tokens,
     token_columns,
+    turn_by_dma,
     turn_rows,
+    turns_by_dma,
 )
+from nkilib.core.utils.common_types import NormType
 from nkilib.core.utils.kernel_helpers import div_ceil, program_share
-from nkilib.core.utils.projection import BANK_COLUMNS, FP8, PARTITIONS, Activations, project, span_columns
+from nkilib.core.utils.projection import (
+    BANK_COLUMNS,
+    FP8,
+    PARTITIONS,
+    Activations,
+    doubles,
+    load_weights,
+    multiply,
+    span_columns,
+    token_major_blocks,
+    weight_chunks,
+)
 from nkilib.core.utils.projection_results import finish_into, new_rows
 from nkilib.core.utils.tiled_range import TiledRange
 
+UNIT_TILES = 8  # of the contraction, that DMA turns over at once: 1 MiB for 512 tokens
+TURNED_TOKENS = 16  # what DMA turns over fast are multiples
 TOKEN_BYTES = 80 * 1024  # in each partition, of a block of tokens; the next one is prepared beside it
 
 
@@ -49,9 +67,10 @@ def prefill(p: QKVParameters, out: Any) -> None:
     if start == end:
         return
     blocks = TiledRange(end - start, block_tokens(p, end - start))
-    kernel = Prefill(p, out)
+    kernel = Prefill(p, out, turns_by_dma(p) and (end - start) % TURNED_TOKENS == 0)
     block = Block(p, kernel, start, blocks[0].size)
-    block.prepare(0, block.tiles)
+    if not kernel.by_dma:
+        block.prepare(block.units)
     for i in range(len(blocks)):
         upcoming = None
         if i + 1 < len(blocks):
@@ -72,9 +91,15 @@ def block_tokens(p: QKVParameters, tokens: int) -> int:
 class Prefill(nl.NKIObject):
     """What all blocks share."""
 
-    def __init__(self, p: QKVParameters, out: Any):
+    def __init__(self, p: QKVParameters, out: Any, by_dma: bool):
         self.out = out
-        self.source = ColumnSource(p, 0) if p.transposed_in else RowSource(p)
+        self.by_dma = by_dma
+        self.gamma = gamma_columns(p) if by_dma and p.norm == NormType.RMS_NORM else None
+        self.source = None
+        if p.transposed_in:
+            self.source = ColumnSource(p, 0)
+        elif not by_dma:
+            self.source = RowSource(p)
         self.terms = load_terms(p, 0, columns_of(p), PARTITIONS)
         self.tables = HeadTables(p)
         self.writer = None if p.cache is None else CacheWriter(p)
@@ -89,48 +114,83 @@ class Block(nl.NKIObject):
         self.first = first
         self.count = count
         self.tiles = div_ceil(count, PARTITIONS)
+        self.by_dma = kernel.by_dma
+        self.units = div_ceil(hidden_size(p) // PARTITIONS, UNIT_TILES) if self.by_dma else self.tiles
+        self.prepared = 0
         self.x = new_tokens(p, count)
         self.scales = []
         self.angles = []
 
-    def prepare(self, start: int, end: int) -> None:
-        """Tiles start ... end of 128 tokens."""
-        for i in range(start, end):
-            at = i * PARTITIONS
-            count = min(PARTITIONS, self.count - at)
-            if self.p.transposed_in:
-                place = self.x[:, :, at : at + count]
-                token_columns(self.p, self.kernel.source, place, self.first + at, None)
+    def prepare(self, end: int) -> None:
+        """Units up to `end`: of 128 tokens, or, where DMA turns tokens over, of tiles of the contraction."""
+        for i in range(self.prepared, end):
+            if self.by_dma:
+                tile = i * UNIT_TILES
+                place = self.x[:, tile : min(tile + UNIT_TILES, self.x.shape[1]), :]
+                turn_by_dma(self.p, place, self.first, tile, self.kernel.gamma)
             else:
-                rows = load_rows(self.p, self.first + at, count)
-                if rows.scale is not None:
-                    self.scales.append(rows.scale)
-                turn_rows(self.p, self.kernel.source, self.x, at, rows)
-            rope = self.p.rope
-            self.angles.append(None if rope is None else Angles(self.p, self.first + at, count))
+                self.prepare_tile(i)
+        self.prepared = max(self.prepared, end)
+
+    def prepare_tile(self, i: int) -> None:
+        at = i * PARTITIONS
+        count = min(PARTITIONS, self.count - at)
+        if self.p.transposed_in:
+            place = self.x[:, :, at : at + count]
+            token_columns(self.p, self.kernel.source, place, self.first + at, None)
+            return
+        rows = load_rows(self.p, self.first + at, count)
+        if rows.scale is not None:
+            self.scales.append(rows.scale)
+        turn_rows(self.p, self.kernel.source, self.x, at, rows)
+
+    def prepare_rest(self) -> None:
+        """What is needed only when sums are finished."""
+        self.prepare(self.units)
+        for i in range(self.tiles):
+            first, count = self.first + i * PARTITIONS, min(PARTITIONS, self.count - i * PARTITIONS)
+            if self.by_dma and self.p.norm != NormType.NO_NORM:
+                self.scales.append(load_rows(self.p, first, count).factor)
+            self.angles.append(None if self.p.rope is None else Angles(self.p, first, count))
 
 
 def project_block(p: QKVParameters, kernel: Prefill, block: Block, upcoming: Any) -> None:
     """All columns of one block, and the tiles of the next one between them."""
-    x = Activations(block.x, hidden_size(p), 0, block.scales if len(block.scales) > 0 else None)
-    spans = TiledRange(columns_of(p), whole_heads(p, span_columns(x, p.weight)))
+    x = Activations(block.x, hidden_size(p))
+    spans = TiledRange(columns_of(p), span_size(p, x))
     sums = SquareSums(p, block, len(spans))
     for span in spans:
-        blocks = project(x, p.weight, span.start_offset, span.size, False, weight_dtype(p))
+        blocks = project_span(p, block, x, span)
+        if span.index == 0:
+            block.prepare_rest()
         if upcoming is not None:
-            done, due = span.index * upcoming.tiles, (span.index + 1) * upcoming.tiles
-            upcoming.prepare(done // len(spans), due // len(spans))
+            upcoming.prepare((span.index + 1) * upcoming.units // len(spans))
         dtype = nl.float32 if touches_heads(p) else result_dtype(p)
         rows = new_rows(block.count, span.size, dtype)
-        finish_into(rows, 0, blocks, kernel.terms, span.start_offset, x.scales)
+        scales = block.scales if len(block.scales) > 0 else None
+        finish_into(rows, 0, blocks, kernel.terms, span.start_offset, scales)
         for i in range(len(rows)):
             put_tile(p, kernel, block, i, rows[i], span, sums)
     sums.store(p, block)
 
 
-def whole_heads(p: QKVParameters, columns: int) -> int:
-    """As many columns, in whole heads where these matter."""
-    return columns if p.d_head is None else columns // p.d_head * p.d_head
+def project_span(p: QKVParameters, block: Block, x: Activations, span: Any) -> list:
+    """The sums of some columns. Tokens that DMA has yet to turn over come with the weights they meet."""
+    blocks = token_major_blocks(block.count, span.size, packed=not doubles(x.tile, p.weight))
+    for chunk in weight_chunks(x, span.size, p.weight):
+        if block.by_dma:
+            block.prepare(min(block.units, div_ceil(chunk.tile + chunk.tiles, UNIT_TILES)))
+        tile = load_weights(p.weight, chunk, span.start_offset, span.size, weight_dtype(p))
+        multiply(blocks, x.tile, tile, chunk.tile, feature_major=False)
+    return blocks
+
+
+def span_size(p: QKVParameters, x: Activations) -> int:
+    """How many columns to work on at once: spans are alike, and of whole heads where these matter."""
+    unit = 1 if p.d_head is None else p.d_head
+    most = span_columns(x, p.weight) // unit * unit
+    spans = div_ceil(columns_of(p), most)
+    return div_ceil(div_ceil(columns_of(p), spans), unit) * unit
 
 
 def put_tile(

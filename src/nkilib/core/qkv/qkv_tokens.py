@@ -211,6 +211,48 @@ def centred_rows(out: Any, part: Any, rows: Rows, gamma: Any, beta: Any) -> None
         nisa.tensor_tensor(out, centred, beta, op=nl.add)
 
 
+# ---- tokens that DMA turns over ------------------------------------------------------------------
+
+
+def turns_by_dma(p: QKVParameters) -> bool:
+    """DMA turns 16 bits over, and what is added or subtracted comes before.
+
+    The factor of an RMSNorm may come after; but x * gamma alone could be too large for float16.
+    """
+    plain = not p.transposed_in and len(p.residuals) == 0 and not quantizes(p)
+    if not (p.dma_transpose and plain):
+        return False
+    if p.norm == NormType.NO_NORM:
+        return p.input.dtype in (nl.bfloat16, nl.float16)
+    return p.norm != NormType.LAYER_NORM and p.input.dtype == nl.bfloat16
+
+
+def turn_by_dma(p: QKVParameters, place: Any, first: int, tile: int, gamma: Any) -> None:
+    """place = input * gamma of tokens first ... and tiles tile ..., [128, tiles, tokens]."""
+    size = hidden_size(p)
+    tiles, count = place.shape[1], place.shape[2]
+    rows = p.input.reshape((token_count(p), size // PARTITIONS, PARTITIONS))
+    nisa.dma_transpose(place, rows[first : first + count, tile : tile + tiles, :])
+    if gamma is not None:
+        for k in range(tiles):
+            part = place[:, k, :]
+            nisa.tensor_scalar(part, part, nl.multiply, gamma[:, tile + k : tile + k + 1])
+
+
+def gamma_columns(p: QKVParameters) -> Any:
+    """Gamma as [128, H / 128] in float32, 128 k + p at [p, k]: loaded in rows, turned over by TensorE."""
+    tiles = hidden_size(p) // PARTITIONS
+    out = nl.ndarray((PARTITIONS, tiles), nl.float32, buffer=nl.sbuf)
+    rows = p.gamma.reshape((tiles, PARTITIONS))
+    for part in TiledRange(tiles, PARTITIONS):
+        tile = nl.ndarray((part.size, PARTITIONS), p.gamma.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(tile, rows[part.start_offset : part.end_offset])
+        bank = nl.ndarray((PARTITIONS, part.size), p.gamma.dtype, buffer=nl.psum)
+        nisa.nc_transpose(bank, tile)
+        nisa.tensor_copy(out[:, part.start_offset : part.end_offset], bank)
+    return out
+
+
 # ---- tokens along the partitions -----------------------------------------------------------------
 
 

@@ -65,14 +65,14 @@ def agree(x, w, lnc=1, tolerance=1e-2, **options):
 @pytest.mark.tiny
 @each_lnc
 @each_layout
-@pytest.mark.parametrize("sequence", [3, 70])  # decode and prefill
+@pytest.mark.parametrize("sequence", [3, 64, 70])  # decode; prefill, tokens turned over by DMA or TensorE
 def test_every_layout(layout, sequence, lnc):
     agree(tokens(2, sequence), weights(), lnc, output_layout=layout, bias=random((1, I), BF16, 5), **HEADS)
 
 
 @each_lnc
 @each_norm
-@pytest.mark.parametrize("sequence", [3, 70])
+@pytest.mark.parametrize("sequence", [3, 64, 70])
 def test_every_norm(norm, sequence, lnc):
     agree(tokens(2, sequence), weights(), lnc, **norm_options(norm))
 
@@ -117,8 +117,18 @@ def test_ragged_sizes(shape, lnc):
         agree(tokens(batch, sequence, hidden), w, lnc, output_layout=layout, **options)
 
 
-def test_more_tokens_than_one_block_and_more_columns_than_one_span():
-    agree(tokens(1, 700, 128), weights(128, 640), **norm_options(NormType.RMS_NORM, 128))
+@pytest.mark.parametrize("by_dma", [True, False])
+def test_more_tokens_than_one_block_and_more_columns_than_one_span(by_dma):
+    options = norm_options(NormType.RMS_NORM, 128) | {"load_input_with_DMA_transpose": by_dma}
+    agree(tokens(1, 656, 128), weights(128, 640), **options)
+    agree(tokens(1, 656, 1280), weights(1280, 64), load_input_with_DMA_transpose=by_dma)
+
+
+def test_the_factor_of_a_norm_joins_scales_and_bias():
+    scales = np.random.default_rng(6).uniform(0.1, 1, (1, I)).astype(np.float32)
+    options = {"quantization_type": QuantizationType.ROW, "qkv_w_scale": scales, "bias": random((1, I), BF16)}
+    options |= norm_options(NormType.RMS_NORM) | HEADS | rope_options(1, 128)
+    agree(tokens(1, 128), weights(dtype=FP8), **options)
 
 
 @each_norm
