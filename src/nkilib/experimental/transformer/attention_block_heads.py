@@ -39,10 +39,15 @@ class Turns(nl.NKIObject):
 
 
 def table_rows(table: Any) -> Any:
+    """[tokens, d / 2]: loaded as it stands and turned over by TensorE, as DMA would move single elements."""
     half, tokens = table.shape[0], table.shape[1] * table.shape[2]
-    tile = nl.ndarray((tokens, half), table.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(tile, table.reshape((half, tokens)).permute((1, 0)))
-    return tile
+    tile = nl.ndarray((half, tokens), table.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, table.reshape((half, tokens)))
+    bank = nl.ndarray((tokens, half), table.dtype, buffer=nl.psum)
+    nisa.nc_transpose(bank, tile)
+    rows = nl.ndarray((tokens, half), table.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(rows, bank)
+    return rows
 
 
 def head_norm(enabled: bool, eps: float, q_gamma: Any, k_gamma: Any, depth: int) -> Any:
