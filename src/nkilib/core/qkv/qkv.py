@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import nki
-import nki.language as nl
 from nkilib.core.mlp.mlp_parameters import TKG_BS_SEQLEN_THRESHOLD
 from nkilib.core.qkv.qkv_cte import qkv_cte
 from nkilib.core.qkv.qkv_ref import qkv_ref
@@ -21,7 +20,7 @@ from nkilib.core.utils.common_types import (
 )
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
-from nkilib.core.utils.projection import FP8, PARTITIONS
+from nkilib.core.utils.projection import FP8
 
 __all__ = ["qkv", "qkv_ref"]
 
@@ -102,8 +101,8 @@ def qkv(
     that is float32 or FP8.
 
     Up to 96 tokens are decoded, unless an option needs prefill: RoPE, norms of heads, caches, squared sums,
-    transposed_in, or H no multiple of 128 for each core. Decode with residuals returns (y, input + mlp_prev +
-    attention_prev). The compiler places all tiles, beside those of a manager `sbm`. Prefill turns tokens over
+    transposed_in. Decode wants H to be a multiple of 128 for each core, and returns (y, input + mlp_prev +
+    attention_prev) if there are residuals. The compiler places all tiles, beside those of a manager `sbm`. Prefill turns tokens over
     by DMA if it may (load_input_with_DMA_transpose), if nothing but an RMSNorm of bfloat16 comes first and a
     core has a multiple of 16 tokens, else on TensorE.
 
@@ -220,6 +219,5 @@ def qkv(
 
 
 def is_decoded(x: Any) -> bool:
-    """Few tokens, whose hidden dimension the cores can share."""
-    few = x.shape[0] * x.shape[1] <= TKG_BS_SEQLEN_THRESHOLD
-    return not is_hbm_buffer(x) or (few and x.shape[2] % (PARTITIONS * nl.num_programs(0)) == 0)
+    """Few tokens."""
+    return not is_hbm_buffer(x) or x.shape[0] * x.shape[1] <= TKG_BS_SEQLEN_THRESHOLD
