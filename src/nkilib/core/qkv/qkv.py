@@ -102,9 +102,9 @@ def qkv(
 
     Up to 96 tokens are decoded, unless an option needs prefill: RoPE, norms of heads, caches, squared sums,
     transposed_in. Decode wants H to be a multiple of 128 for each core, and returns (y, input + mlp_prev +
-    attention_prev) if there are residuals. The compiler places all tiles, beside those of a manager `sbm`. Prefill turns tokens over
-    by DMA if it may (load_input_with_DMA_transpose), if nothing but an RMSNorm of bfloat16 comes first and a
-    core has a multiple of 16 tokens, else on TensorE.
+    attention_prev) if there are residuals. The compiler places all tiles, beside those of a manager `sbm`.
+    Prefill turns tokens over by DMA if it may (load_input_with_DMA_transpose), if nothing but an RMSNorm of
+    bfloat16 comes first and a core has a multiple of 16 tokens, else on TensorE.
 
     FP8 weights: ROW has qkv_w_scale [1, I] or [128, I] (row 0 counts), and takes input also as [B, S, H + 4],
     FP8 with a float32 scale. STATIC has qkv_in_scale [1, 1] and qkv_w_scale [1, 3] of queries, keys and
