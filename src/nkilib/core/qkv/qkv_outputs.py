@@ -95,14 +95,15 @@ def store_result(p: QKVParameters, out: Any, rows: Any, first: int, column: int)
                 nisa.dma_copy(place.permute((1, 0, 2)), turned[:, :, run.row : run.row + run.count])
 
 
-def turn(heads: Any) -> Any:
-    """[tokens, heads, d] as [d, heads, tokens], through PSUM."""
+def turn(heads: Any, turned: Any = None) -> Any:
+    """[tokens, heads, d] as [d, heads, tokens], through PSUM; into `turned` if that is given."""
     tokens, count, depth = heads.shape
     source = heads
     if heads.dtype in FP8:  # TensorE turns 16 bits at least
         source = nl.ndarray(heads.shape, nl.bfloat16, buffer=nl.sbuf)
         nisa.tensor_copy(source, heads)
-    turned = nl.ndarray((depth, count, tokens), heads.dtype, buffer=nl.sbuf)
+    if turned is None:
+        turned = nl.ndarray((depth, count, tokens), heads.dtype, buffer=nl.sbuf)
     for head in range(count):
         bank = nl.ndarray((depth, tokens), source.dtype, buffer=nl.psum)
         nisa.nc_transpose(bank, source[:, head, :])

@@ -16,9 +16,12 @@ from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockSizes
 
 
-def projected_rows(p: QKVParameters, n_prgs: int, core: int) -> Any:
-    """[tokens, (N + 2) d] in float32, whole in every core."""
-    return all_columns(p, n_prgs, core, decode(p, n_prgs, core, None, None, nl.float32)[0])
+def projected_rows(p: QKVParameters, n_prgs: int, core: int) -> list:
+    """Tiles [tokens <= 128, (N + 2) d] in float32, whole in every core."""
+    tiles = []
+    for own in decode(p, n_prgs, core, None, None, nl.float32):
+        tiles.append(all_columns(p, n_prgs, core, own))
+    return tiles
 
 
 def hidden_tile(x: Any) -> Any:
@@ -30,19 +33,19 @@ def hidden_tile(x: Any) -> Any:
 
 
 class Turns(nl.NKIObject):
-    """cos and sin of the new tokens, [tokens, d / 2]; from tables [d / 2, B, S]."""
+    """cos and sin of new tokens first ..., [tokens, d / 2]; from tables [d / 2, B, S]."""
 
-    def __init__(self, cos: Any, sin: Any, contiguous: bool):
-        self.cos = table_rows(cos)
-        self.sin = table_rows(sin)
+    def __init__(self, cos: Any, sin: Any, contiguous: bool, first: int, tokens: int):
+        self.cos = table_rows(cos, first, tokens)
+        self.sin = table_rows(sin, first, tokens)
         self.contiguous = contiguous
 
 
-def table_rows(table: Any) -> Any:
+def table_rows(table: Any, first: int, tokens: int) -> Any:
     """[tokens, d / 2]: loaded as it stands and turned over by TensorE, as DMA would move single elements."""
-    half, tokens = table.shape[0], table.shape[1] * table.shape[2]
+    half, total = table.shape[0], table.shape[1] * table.shape[2]
     tile = nl.ndarray((half, tokens), table.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(tile, table.reshape((half, tokens)))
+    nisa.dma_copy(tile, table.reshape((half, total))[:, first : first + tokens])
     bank = nl.ndarray((tokens, half), table.dtype, buffer=nl.psum)
     nisa.nc_transpose(bank, tile)
     rows = nl.ndarray((tokens, half), table.dtype, buffer=nl.sbuf)
@@ -100,17 +103,21 @@ def rotate(dst: Any, x: Any, turns: Turns) -> None:
 # ---- as attention takes them ---------------------------------------------------------------------
 
 
-def queries_for_attention(q: Any, n: BlockSizes, scale: float, dtype: Any) -> Any:
-    """[tokens, N, d] as [d, B, N, S], times the scale of the softmax."""
-    rounded = nl.ndarray(q.shape, dtype, buffer=nl.sbuf)
-    nisa.activation(rounded, nl.copy, q, scale=scale)
-    turned = turn(rounded)
-    if n.active == 1 and n.batch == 1:
+def queries_by_batch(turned: Any, n: BlockSizes) -> Any:
+    """[d, N, tokens] as [d, B, N, S]."""
+    if n.tokens() == 1:
         return turned.reshape((n.depth, 1, n.heads, 1))
-    out = nl.ndarray((n.depth, n.batch, n.heads, n.active), dtype, buffer=nl.sbuf)
+    out = nl.ndarray((n.depth, n.batch, n.heads, n.active), turned.dtype, buffer=nl.sbuf)
     by_batch = turned.reshape_dim(2, (n.batch, n.active))
     nisa.tensor_copy(out, by_batch.permute((0, 2, 1, 3)))
     return out
+
+
+def turn_queries(turned: Any, q: Any, scale: float) -> None:
+    """turned = q of some tokens, [tokens, N, d], times the scale of the softmax, as [d, N, tokens]."""
+    rounded = nl.ndarray(q.shape, turned.dtype, buffer=nl.sbuf)
+    nisa.activation(rounded, nl.copy, q, scale=scale)
+    turn(rounded, turned)
 
 
 def cache_values(rows: Any, scale: Any, cache: Any, dtype: Any) -> Any:

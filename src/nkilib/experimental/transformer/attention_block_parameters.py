@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import nki.language as nl
+from nkilib.core.qkv.qkv_checks import MOST_DECODED
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
 from nkilib.core.utils.projection import PARTITIONS
@@ -98,8 +99,8 @@ def check_block(n: BlockSizes, w_qkv: Any, c: BlockCaches) -> None:
         n.heads > 0 and w_qkv.shape[1] == (n.heads + 2) * n.depth,
         f"W_qkv: got {w_qkv.shape[1]} columns, expected (N + 2) d with d = {n.depth}",
     )
-    columns = n.tokens() * n.heads
-    kernel_assert(columns <= PARTITIONS, f"X: got B S N = {columns}, allowed are at most 128")
+    tokens = n.tokens()
+    kernel_assert(tokens <= MOST_DECODED, f"X: got B S = {tokens} tokens, allowed are at most {MOST_DECODED}")
     if n.block_len > 0:
         blocks = c.values.shape[0]
         assert_shape(c.values, (blocks, n.block_len, n.depth), "V_cache")

@@ -141,6 +141,22 @@ def test_fp8_caches_get_scaled_tokens(skip):
 
 
 @each_lnc
+@each_attention
+@pytest.mark.parametrize("shape", [(150, 1), (50, 3)])
+def test_more_tokens_than_partitions(shape, skip, lnc):
+    batch, active = shape
+    index = (np.arange(batch, dtype=np.int32)[:, None] * 2) % 60
+    arguments = inputs(batch, active, 64, 64, update_cache=True, kv_cache_update_idx=index)
+    keys, values, new_keys, new_values = agree(
+        arguments | everything(batch, active), lnc, skip_attention=skip
+    )
+    for b in (0, 42, 43, 49, batch - 1):
+        at = index[b, 0]
+        near(keys[b, 0, at : at + active], new_keys[b], 1e-2)
+        near(values[b, 0, at : at + active], new_values[b], 1e-2)
+
+
+@each_lnc
 def test_hidden_states_by_partition(lnc):
     arguments = inputs() | everything(2, 1)
     expected = attention_block_tkg_ref(**arguments, skip_attention=True)[0]
