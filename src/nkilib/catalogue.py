@@ -23,9 +23,9 @@ class Row(NamedTuple):
 
 TABLE = [
     Row("L01", "core.rmsnorm.rmsnorm_quant", "rmsnorm_quant_kernel RmsNormQuantKernelArgs"),
-    Row("L02", "core.qkv.qkv", "qkv", "fused QKV projection: norm, bias, RoPE, KV-cache write"),
-    Row("L02", "core.qkv.qkv_tkg", "qkv_tkg", "QKV projection for decode"),
-    Row("L02", "core.qkv.qkv_cte", "qkv_cte", "QKV projection for prefill"),
+    Row("L02", "core.qkv.qkv", "qkv"),
+    Row("L02", "core.qkv.qkv_tkg", "qkv_tkg"),
+    Row("L02", "core.qkv.qkv_cte", "qkv_cte"),
     Row("L03", "core.attention.attention_cte", "attention_cte"),
     Row(
         "L04",
@@ -71,12 +71,7 @@ TABLE = [
         "find_nonzero_indices",
         "row indices of nonzeros per column, and their count",
     ),
-    Row(
-        "L17",
-        "experimental.transformer.attention_block_tkg",
-        "attention_block_tkg",
-        "fused decode attention block",
-    ),
+    Row("L17", "experimental.transformer.attention_block_tkg", "attention_block_tkg"),
     Row(
         "L18",
         "experimental.attention.ring_attention_fwd",

@@ -17,6 +17,18 @@ def assert_shape(tensor: Any, shape: Any, name: str) -> None:
     kernel_assert(got == wanted, f"{name}: got shape {got}, expected {wanted}")
 
 
+class _ValueCheck:
+    """Callable object instead of a function: the NKI compiler reads functions, and knows no `raise`."""
+
+    def __call__(self, condition: Any, error_text: str) -> None:
+        """kernel_assert for what is documented to be a ValueError."""
+        if not condition:
+            raise ValueError(f"[NCC_INKI016] Kernel validation exception: {error_text}")
+
+
+value_assert = _ValueCheck()
+
+
 class NotBuilt(NotImplementedError):
     """A documented option that this library does not have yet."""
 

@@ -32,6 +32,7 @@ class Activations(nl.NKIObject):
     row: int = 0
     scales: Any = None  # what a token was divided by when quantised: [tokens, 1] for each 128 tokens
     partitions: int = PARTITIONS  # that a tile of the contraction fills
+    spread: int = 0  # K: x[t, K p + k] at tile[p, k, t] instead, K tiles of 128: rows of a partition adjacent
 
 
 @dataclass
@@ -98,13 +99,20 @@ def feature_major_blocks(tokens: int, columns: int) -> list[Block]:
 # ---- multiplying ---------------------------------------------------------------------------------
 
 
-def project(x: Activations, weight: Any, column: int, columns: int, feature_major: bool) -> list[Block]:
+def project(
+    x: Activations, weight: Any, column: int, columns: int, feature_major: bool, dtype: Any = None
+) -> list[Block]:
     """The sums of all tokens and some columns; each chunk of weights serves every block and is gone."""
-    return project_parts([x], weight, column, columns, feature_major)
+    return project_parts([x], weight, column, columns, feature_major, dtype)
 
 
-def project_parts(parts: list, weight: Any, column: int, columns: int, feature_major: bool) -> list[Block]:
-    """The same of activations that come in parts, each with its own rows of the weights."""
+def project_parts(
+    parts: list, weight: Any, column: int, columns: int, feature_major: bool, dtype: Any = None
+) -> list[Block]:
+    """The same of activations that come in parts, each with its own rows of the weights.
+
+    `dtype` is what the weights are rounded to on their way, None if they stay as they are.
+    """
     tokens = parts[0].tile.shape[2]
     if feature_major:
         blocks = feature_major_blocks(tokens, columns)
@@ -112,7 +120,7 @@ def project_parts(parts: list, weight: Any, column: int, columns: int, feature_m
         blocks = token_major_blocks(tokens, columns, packed=not doubles(parts[0].tile, weight))
     for x in parts:
         for chunk in weight_chunks(x, columns, weight):
-            tile = load_weights(weight, chunk, column, columns)
+            tile = load_weights(weight, chunk, column, columns, dtype)
             multiply(blocks, x.tile, tile, chunk.tile, feature_major)
     return blocks
 
@@ -125,6 +133,7 @@ class Chunk(nl.NKIObject):
     row: int
     tiles: int
     partitions: int
+    spread: int = 0  # K: row + K p + tile + k at [p, k] instead
 
 
 def weight_chunks(x: Activations, columns: int, weight: Any) -> list[Chunk]:
@@ -132,8 +141,8 @@ def weight_chunks(x: Activations, columns: int, weight: Any) -> list[Chunk]:
     chunks = []
     full = x.size // x.partitions
     for tiles in TiledRange(full, chunk_tiles(columns * bytes_of(weight))):
-        row = x.row + tiles.start_offset * x.partitions
-        chunks.append(Chunk(tiles.start_offset, row, tiles.size, x.partitions))
+        row = x.row if x.spread > 0 else x.row + tiles.start_offset * x.partitions
+        chunks.append(Chunk(tiles.start_offset, row, tiles.size, x.partitions, x.spread))
     if x.size % x.partitions != 0:
         chunks.append(Chunk(full, x.row + full * x.partitions, 1, x.size % x.partitions))
     return chunks
@@ -147,9 +156,15 @@ def chunk_tiles(tile_bytes: int) -> int:
     return tiles
 
 
-def load_weights(weight: Any, chunk: Chunk, column: int, columns: int) -> Any:
-    """A chunk in SBUF, [partitions, tiles, columns]."""
-    tile = nl.ndarray((chunk.partitions, chunk.tiles, columns), weight.dtype, buffer=nl.sbuf)
+def load_weights(weight: Any, chunk: Chunk, column: int, columns: int, dtype: Any = None) -> Any:
+    """A chunk in SBUF, [partitions, tiles, columns], in the dtype of the weights unless another is given."""
+    dtype = weight.dtype if dtype is None else dtype
+    tile = nl.ndarray((chunk.partitions, chunk.tiles, columns), dtype, buffer=nl.sbuf)
+    if chunk.spread > 0:
+        rows = weight[chunk.row : chunk.row + chunk.spread * chunk.partitions, column : column + columns]
+        by_partition = rows.reshape_dim(0, (chunk.partitions, chunk.spread))
+        nisa.dma_copy(tile, by_partition[:, chunk.tile : chunk.tile + chunk.tiles, :])
+        return tile
     rows = weight[chunk.row : chunk.row + chunk.tiles * chunk.partitions, column : column + columns]
     nisa.dma_copy(tile, rows.reshape_dim(0, (chunk.tiles, chunk.partitions)).permute((1, 0, 2)))
     return tile

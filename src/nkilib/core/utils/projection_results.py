@@ -88,9 +88,10 @@ def project_into(
     column: int,
     columns: int,
     spread: int = 0,
+    dtype: Any = None,
 ) -> None:
     """Columns column ... of x W * scales + bias, into columns `at` ... of rows, [tokens <= 128, ...] each."""
-    blocks = project_parts(parts, weight, column, columns, feature_major=False)
+    blocks = project_parts(parts, weight, column, columns, feature_major=False, dtype=dtype)
     finish_into(rows, at, blocks, terms, column, parts[0].scales, spread)
 
 

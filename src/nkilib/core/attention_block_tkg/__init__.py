@@ -1,0 +1,1 @@
+"""The attention block of decode, under the path of its page."""

@@ -1,0 +1,255 @@
+"""What the QKV kernels demand of their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.language as nl
+from nkilib.core.qkv.qkv_parameters import (
+    SCALE_BYTES,
+    HeadNorm,
+    K,
+    Q,
+    QKVParameters,
+    arrives_quantized,
+    batch_shape,
+    columns_of,
+    hidden_size,
+    input_in_sbuf,
+    knows_heads,
+    output_shape,
+    token_count,
+)
+from nkilib.core.utils.common_types import (
+    NormType,
+    QKVOutputLayout,
+    QKVWeightLayout,
+    QuantizationType,
+)
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built, value_assert
+from nkilib.core.utils.kernel_helpers import normalization_uses_weights
+from nkilib.core.utils.projection import FP8, PARTITIONS
+
+FLOATS = (nl.bfloat16, nl.float16, nl.float32)
+NORMS = (NormType.NO_NORM, NormType.RMS_NORM, NormType.LAYER_NORM, NormType.RMS_NORM_SKIP_GAMMA)
+MOST_HIDDEN = 32768
+MOST_DECODED = 512  # tokens of one decode: as many columns as a bank of sums has
+
+
+def refuse_mx(quantization: QuantizationType, swizzled: bool, weight_layout: QKVWeightLayout) -> None:
+    """The microscaling options, which are not built."""
+    if quantization.is_mx():
+        not_built(f"quantization_type={quantization.name}", "microscaling weights are not built")
+    if swizzled:
+        not_built("is_h_dim_4h_transposed=True", "microscaling weights are not built")
+    if weight_layout != QKVWeightLayout.CONTIGUOUS:
+        not_built(f"weight_layout={weight_layout.name}", "microscaling weights are not built")
+
+
+def check(p: QKVParameters) -> None:
+    """Everything that is demanded of both kernels."""
+    check_input(p)
+    check_weights(p)
+    check_norm(p)
+    check_scales(p)
+    check_heads(p)
+    if p.output_hbm is not None:
+        assert_shape(p.output_hbm, output_shape(p), "output_hbm")
+
+
+def check_input(p: QKVParameters) -> None:
+    shape, rows = tuple(p.input.shape), p.weight.shape[0]
+    kernel_assert(len(shape) == 3, f"input: got shape {shape}, expected 3 dimensions")
+    if input_in_sbuf(p):
+        kernel_assert(
+            shape[0] == PARTITIONS and shape[2] * PARTITIONS == rows,
+            f"input: got shape {shape} in SBUF, expected (128, T, {rows // PARTITIONS})",
+        )
+    else:
+        hidden = shape[1] if p.transposed_in else shape[2]
+        if arrives_quantized(p) and hidden == rows + SCALE_BYTES:
+            hidden = rows
+        value_assert(
+            hidden == rows, f"input: got H = {hidden} of shape {shape}, fused_qkv_weights has {rows} rows"
+        )
+    kernel_assert(rows % PARTITIONS == 0, f"input: got H = {rows}, allowed are multiples of 128")
+    kernel_assert(rows <= MOST_HIDDEN, f"input: got H = {rows}, allowed are at most {MOST_HIDDEN}")
+    for residual in p.residuals:
+        value_assert(residual is not None, "mlp_prev, attention_prev: both are needed by fused_residual_add")
+        assert_shape(residual, shape, "mlp_prev, attention_prev")
+    if arrives_quantized(p):
+        kernel_assert(
+            p.norm == NormType.NO_NORM and len(p.residuals) == 0 and not p.transposed_in,
+            f"input: got {p.input.dtype}, allowed only without norm, residuals and transposed_in",
+        )
+    else:
+        kernel_assert(p.input.dtype in FLOATS, f"input: got {p.input.dtype}, allowed are {FLOATS}")
+
+
+def check_weights(p: QKVParameters) -> None:
+    kernel_assert(
+        len(p.weight.shape) == 2,
+        f"fused_qkv_weights: got shape {tuple(p.weight.shape)}, expected (H, I)",
+    )
+    dtype = p.weight.dtype
+    if p.quantization == QuantizationType.NONE:
+        kernel_assert(
+            dtype in FLOATS or dtype in FP8,
+            f"fused_qkv_weights: got {dtype}, allowed are {FLOATS} and {FP8}",
+        )
+    else:
+        kernel_assert(
+            dtype in FP8, f"fused_qkv_weights: got {dtype} with {p.quantization}, allowed are {FP8}"
+        )
+    if p.bias is not None:
+        kernel_assert(
+            p.bias.size == columns_of(p),
+            f"bias: got shape {tuple(p.bias.shape)}, expected (1, {columns_of(p)})",
+        )
+
+
+def check_norm(p: QKVParameters) -> None:
+    size = hidden_size(p)
+    kernel_assert(
+        p.norm in NORMS,
+        f"fused_norm_type: got {p.norm}, allowed are NO_NORM, RMS_NORM, LAYER_NORM, RMS_NORM_SKIP_GAMMA",
+    )
+    if normalization_uses_weights(p.norm):
+        kernel_assert(p.gamma is not None, f"gamma_norm_weights: got None, needed by {p.norm}")
+        check_vector(p.gamma, size, "gamma_norm_weights")
+    if p.beta is not None and p.norm == NormType.LAYER_NORM:
+        check_vector(p.beta, size, "layer_norm_bias")
+    if p.hidden_actual is not None:
+        kernel_assert(
+            0 < p.hidden_actual <= size, f"hidden_actual: got {p.hidden_actual}, allowed are 1 to {size}"
+        )
+
+
+def check_vector(vector: Any, size: int, name: str) -> None:
+    kernel_assert(vector.size == size, f"{name}: got shape {tuple(vector.shape)}, expected (1, {size})")
+
+
+def check_scales(p: QKVParameters) -> None:
+    if p.quantization == QuantizationType.NONE:
+        return
+    kernel_assert(p.w_scale is not None, f"qkv_w_scale: got None, needed by {p.quantization}")
+    shape = tuple(p.w_scale.shape)
+    if p.quantization == QuantizationType.ROW:
+        kernel_assert(
+            shape in ((1, columns_of(p)), (PARTITIONS, columns_of(p))),
+            f"qkv_w_scale: got shape {shape}, expected (1, {columns_of(p)}) or (128, {columns_of(p)})",
+        )
+        return
+    kernel_assert(
+        shape in ((1, 3), (PARTITIONS, 3), (1, 1), (PARTITIONS, 1)),
+        f"qkv_w_scale: got shape {shape}, expected (1, 3) or (128, 3) with STATIC",
+    )
+    kernel_assert(p.in_scale is not None, f"qkv_in_scale: got None, needed by {p.quantization}")
+    shape = tuple(p.in_scale.shape)
+    kernel_assert(
+        shape in ((1, 1), (PARTITIONS, 1)),
+        f"qkv_in_scale: got shape {shape}, expected (1, 1) or (128, 1)",
+    )
+    kernel_assert(
+        knows_heads(p) or p.w_scale.shape[1] == 1,
+        "d_head, num_q_heads, num_kv_heads: needed by QuantizationType.STATIC",
+    )
+
+
+# ---- heads ---------------------------------------------------------------------------------------
+
+
+def check_heads(p: QKVParameters) -> None:
+    columns = columns_of(p)
+    if knows_heads(p):
+        wanted = (p.q_heads + 2 * p.kv_heads) * p.d_head
+        kernel_assert(
+            columns == wanted,
+            f"fused_qkv_weights: got I = {columns}, expected (num_q_heads + 2 num_kv_heads) d_head: {wanted}",
+        )
+    if p.layout != QKVOutputLayout.BSD:
+        kernel_assert(p.d_head is not None, f"d_head: got None, needed by {p.layout}")
+        kernel_assert(
+            columns % p.d_head == 0, f"d_head: got {p.d_head}, {columns} columns are not whole heads"
+        )
+        kernel_assert(
+            p.layout == QKVOutputLayout.NBSd or p.d_head <= PARTITIONS,
+            f"d_head: got {p.d_head}, allowed with NBdS are at most 128",
+        )
+    if p.rope is not None:
+        check_rope(p)
+    if p.before_rope is not None:
+        check_head_norm(p, p.before_rope, "qk_norm_pre_rope")
+    if p.after_rope is not None:
+        check_head_norm(p, p.after_rope, "qk_norm_post_rope")
+    if p.cache is not None:
+        check_cache(p)
+    for total in p.square_sums:
+        if total is not None:
+            kernel_assert(knows_heads(p), "d_head, num_q_heads, num_kv_heads: needed by squared sums")
+            kernel_assert(
+                total.size == token_count(p),
+                f"squared_sum_out: got shape {tuple(total.shape)}, expected {token_count(p)} elements",
+            )
+
+
+def check_rope(p: QKVParameters) -> None:
+    kernel_assert(knows_heads(p), "d_head, num_q_heads, num_kv_heads: needed by fused_rope")
+    kernel_assert(p.d_head % 2 == 0, f"d_head: got {p.d_head}, fused_rope takes even ones")
+    shape = batch_shape(p) + (p.d_head,)
+    tables = (p.rope.cos[Q], p.rope.sin[Q], p.rope.cos[K], p.rope.sin[K])
+    for table in tables:
+        kernel_assert(table is not None, "cos_cache, sin_cache: got None, needed by fused_rope")
+        assert_shape(table, shape, "cos_cache, sin_cache")
+
+
+def check_head_norm(p: QKVParameters, norm: HeadNorm, name: str) -> None:
+    kernel_assert(knows_heads(p), f"d_head, num_q_heads, num_kv_heads: needed by {name}")
+    for section in (Q, K):
+        kind = norm.norms[section]
+        if kind == NormType.RMS_NORM_ACROSS_HEADS:
+            not_built(f"{name} with RMS_NORM_ACROSS_HEADS", "a norm over all heads of a token")
+        for vector in (norm.gammas[section], norm.betas[section]):
+            if vector is not None:
+                check_vector(vector, p.d_head, name)
+
+
+def check_cache(p: QKVParameters) -> None:
+    kernel_assert(knows_heads(p), "d_head, num_q_heads, num_kv_heads: needed by k_cache and v_cache")
+    kernel_assert(
+        p.layout == QKVOutputLayout.BSD, f"output_layout: got {p.layout}, allowed with caches is BSD"
+    )
+    c = p.cache
+    if c.block_size == 0:
+        check_flat_cache(p)
+        return
+    kernel_assert(c.slots is not None, "slot_mapping: got None, needed by use_block_kv")
+    kernel_assert(
+        c.slots.size == token_count(p),
+        f"slot_mapping: got shape {tuple(c.slots.shape)}, expected {token_count(p)} elements",
+    )
+    width, depth, size = p.kv_heads * p.d_head, p.d_head, c.block_size
+    blocks = c.tensors[1].shape[0]
+    assert_shape(c.tensors[1], (blocks, size, width), "v_cache")
+    keys = (blocks, size, width)
+    if c.transposed:
+        keys = (blocks * p.kv_heads, depth, size)
+    elif c.packed:
+        kernel_assert(size % 2 == 0, f"block_size: got {size}, fp8_packed takes even ones")
+        keys = (blocks, size // 2, width, 2)
+    assert_shape(c.tensors[0], keys, "k_cache")
+
+
+def check_flat_cache(p: QKVParameters) -> None:
+    c = p.cache
+    kernel_assert(not c.packed, "fp8_packed: got True, allowed only with use_block_kv")
+    batches, sequence = batch_shape(p)
+    width = p.kv_heads * p.d_head
+    most = c.tensors[1].shape[1]
+    assert_shape(c.tensors[1], (batches, most, width), "v_cache")
+    assert_shape(c.tensors[0], (batches, width, most) if c.transposed else (batches, most, width), "k_cache")
+    kernel_assert(sequence <= most, f"k_cache: got room for {most} positions, {sequence} are written")
+    kernel_assert(
+        not c.transposed or p.d_head <= PARTITIONS,
+        f"d_head: got {p.d_head}, allowed with transpose_k_cache are at most 128",
+    )

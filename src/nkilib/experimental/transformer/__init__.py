@@ -1,0 +1,1 @@
+"""Fused kernels of transformer layers for decode."""

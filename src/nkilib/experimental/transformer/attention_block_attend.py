@@ -1,0 +1,91 @@
+"""Attention of the new tokens over the caches, inside the attention block of decode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.utils.common_types import DtypeMode
+from nkilib.core.utils.kernel_assert import not_built
+from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockSizes
+
+try:
+    from nkilib.core.attention.attention_tkg import AttnTKGConfig, attention_tkg
+except ModuleNotFoundError:  # then only skip_attention=True is there
+    AttnTKGConfig = attention_tkg = None
+
+
+class Masks(nl.NKIObject):
+    """What limits attention: a mask, or positions from which it follows; and how it is to be computed."""
+
+    def __init__(self, mask: Any, pos_ids: Any, start_pos_ids: Any, sink: Any, max_context_len: Any):
+        self.mask = mask
+        self.pos_ids = pos_ids
+        self.start_pos_ids = start_pos_ids
+        self.sink = sink
+        self.max_context_len = max_context_len
+        self.tiled = True
+        self.sbm = None
+        self.dtype_mode = DtypeMode.NON_OCP
+
+
+def attend(q: Any, keys: Any, values: Any, n: BlockSizes, c: BlockCaches, masks: Masks) -> Any:
+    """softmax(q K^T) V as [d, B, N, S] in SBUF; q the same, keys [d, tokens], values [B, 1, S, d]."""
+    if attention_tkg is None:
+        not_built("skip_attention=False", "attention_tkg is not built")
+    cfg = AttnTKGConfig(
+        bs=n.batch,
+        q_head=n.heads,
+        s_active=n.active,
+        curr_sprior=n.window,
+        full_sprior=n.room,
+        d_head=n.depth,
+        block_len=n.block_len,
+        tp_k_prior=not c.keys_transposed,
+        use_pos_id=masks.pos_ids is not None,
+        qk_in_sb=True,
+        out_in_sb=True,
+        enable_fa_s_prior_tiling=masks.tiled,
+    )
+    columns = n.tokens() * n.heads
+    out = nl.ndarray((n.depth, columns), q.dtype, buffer=nl.sbuf)
+    mask = masks.mask
+    if mask is None:
+        mask = causal_mask(n)
+    attention_tkg(
+        q.reshape((n.depth, columns)),
+        keys,
+        values,
+        with_head(c.keys, n),
+        with_head(c.values, n),
+        mask,
+        out,
+        cfg,
+        masks.sbm,
+        rope_pos_ids=masks.pos_ids,
+        start_pos_ids=masks.start_pos_ids,
+        sink=masks.sink,
+        active_blocks_table=c.table,
+        max_context_len=masks.max_context_len,
+        dtype_mode=masks.dtype_mode,
+    )
+    return out.reshape((n.depth, n.batch, n.heads, n.active))
+
+
+def with_head(cache: Any, n: BlockSizes) -> Any:
+    """A flat cache with its dimension of one kv head."""
+    if n.block_len > 0 or len(cache.shape) == 4:
+        return cache
+    return cache.reshape((cache.shape[0], 1, cache.shape[1], cache.shape[2]))
+
+
+def causal_mask(n: BlockSizes) -> Any:
+    """Which of the new tokens each of them sees, [S, B, N, S] in HBM: those up to itself."""
+    columns = n.batch * n.heads
+    tile = nl.ndarray((n.active, columns, n.active), nl.float32, buffer=nl.sbuf)
+    nisa.memset(tile, 1.0)
+    nisa.affine_select(tile, [[0, columns], [1, n.active]], -1, tile, 0.0, cmp_op=nl.greater_equal)
+    mask = nl.ndarray((n.active, n.batch, n.heads, n.active), nl.float32, buffer=nl.private_hbm)
+    nisa.dma_copy(mask.reshape((n.active, columns, n.active)), tile)
+    return mask

@@ -1,0 +1,141 @@
+"""Queries, keys and values of the new tokens: projection, norms of heads, RoPE; as attention takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.qkv.qkv_decode import all_columns, decode
+from nkilib.core.qkv.qkv_heads import NormRows, by_head, fresh, norm_heads, over_heads, turn_heads
+from nkilib.core.qkv.qkv_outputs import turn
+from nkilib.core.qkv.qkv_parameters import HeadNorm, QKVParameters
+from nkilib.core.utils.common_types import NormType
+from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype
+from nkilib.core.utils.projection_results import broadcast_row
+from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockSizes
+
+
+def projected_rows(p: QKVParameters, n_prgs: int, core: int) -> list:
+    """Tiles [tokens <= 128, (N + 2) d] in float32, whole in every core."""
+    tiles = []
+    for own in decode(p, n_prgs, core, None, None, nl.float32):
+        tiles.append(all_columns(p, n_prgs, core, own))
+    return tiles
+
+
+def hidden_tile(x: Any) -> Any:
+    """X of the transposed layout, [128, cores, H / 128 / cores, T] in HBM, as [128, T, H / 128] in SBUF."""
+    tiles, tokens = x.shape[1] * x.shape[2], x.shape[3]
+    tile = nl.ndarray((x.shape[0], tiles, tokens), x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, x.reshape((x.shape[0], tiles, tokens)))
+    return tile.permute((0, 2, 1))
+
+
+class Turns(nl.NKIObject):
+    """cos and sin of new tokens first ..., [tokens, d / 2]; from tables [d / 2, B, S]."""
+
+    def __init__(self, cos: Any, sin: Any, contiguous: bool, first: int, tokens: int):
+        self.cos = table_rows(cos, first, tokens)
+        self.sin = table_rows(sin, first, tokens)
+        self.contiguous = contiguous
+
+
+def table_rows(table: Any, first: int, tokens: int) -> Any:
+    """[tokens, d / 2]: loaded as it stands and turned over by TensorE, as DMA would move single elements."""
+    half, total = table.shape[0], table.shape[1] * table.shape[2]
+    tile = nl.ndarray((half, tokens), table.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, table.reshape((half, total))[:, first : first + tokens])
+    bank = nl.ndarray((tokens, half), table.dtype, buffer=nl.psum)
+    nisa.nc_transpose(bank, tile)
+    rows = nl.ndarray((tokens, half), table.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(rows, bank)
+    return rows
+
+
+def head_norm(enabled: bool, eps: float, q_gamma: Any, k_gamma: Any, depth: int) -> Any:
+    """RMSNorm of queries and keys, or None."""
+    if not enabled:
+        return None
+    norms = (NormType.RMS_NORM, NormType.RMS_NORM)
+    return NormRows(HeadNorm(norms, (q_gamma, k_gamma), (None, None), eps), depth)
+
+
+def change_section(rows: Any, depth: int, section: int, before: Any, turns: Any, after: Any) -> Any:
+    """norm(RoPE(norm(rows))) of one section, [tokens, heads, d] in float32."""
+    value = by_head(rows, depth)
+    if before is not None:
+        value = norm_section(value, section, before)
+    if turns is not None:
+        turned = fresh(value)
+        rotate(turned, value, turns)
+        value = turned
+    return value if after is None else norm_section(value, section, after)
+
+
+def norm_section(value: Any, section: int, norm: NormRows) -> Any:
+    out = fresh(value)
+    norm_heads(out, value, section, norm)
+    return out
+
+
+def rotate(dst: Any, x: Any, turns: Turns) -> None:
+    """RoPE of pairs (i, i + d / 2), or (2 i, 2 i + 1)."""
+    half = x.shape[2] // 2
+    if turns.contiguous:
+        both = nl.ndarray((x.shape[0], 2 * half), turns.cos.dtype, buffer=nl.sbuf)
+        nisa.tensor_copy(both[:, 0:half], turns.cos)
+        nisa.tensor_copy(both[:, half:], turns.cos)
+        turn_heads(dst, x, both, turns.sin)
+        return
+    pairs, out = x.reshape_dim(2, (half, 2)), dst.reshape_dim(2, (half, 2))
+    lower, upper = pairs[:, :, :, 0], pairs[:, :, :, 1]
+    cos, sin = over_heads(turns.cos, lower), over_heads(turns.sin, lower)
+    lower_cos, lower_sin, upper_cos, upper_sin = fresh(lower), fresh(lower), fresh(lower), fresh(lower)
+    nisa.tensor_tensor(lower_cos, lower, cos, op=nl.multiply)
+    nisa.tensor_tensor(upper_sin, upper, sin, op=nl.multiply)
+    nisa.tensor_tensor(out[:, :, :, 0], lower_cos, upper_sin, op=nl.subtract)
+    nisa.tensor_tensor(upper_cos, upper, cos, op=nl.multiply)
+    nisa.tensor_tensor(lower_sin, lower, sin, op=nl.multiply)
+    nisa.tensor_tensor(out[:, :, :, 1], upper_cos, lower_sin, op=nl.add)
+
+
+# ---- as attention takes them ---------------------------------------------------------------------
+
+
+def queries_by_batch(turned: Any, n: BlockSizes) -> Any:
+    """[d, N, tokens] as [d, B, N, S]."""
+    if n.tokens() == 1:
+        return turned.reshape((n.depth, 1, n.heads, 1))
+    out = nl.ndarray((n.depth, n.batch, n.heads, n.active), turned.dtype, buffer=nl.sbuf)
+    by_batch = turned.reshape_dim(2, (n.batch, n.active))
+    nisa.tensor_copy(out, by_batch.permute((0, 2, 1, 3)))
+    return out
+
+
+def turn_queries(turned: Any, q: Any, scale: float) -> None:
+    """turned = q of some tokens, [tokens, N, d], times the scale of the softmax, as [d, N, tokens]."""
+    rounded = nl.ndarray(q.shape, turned.dtype, buffer=nl.sbuf)
+    nisa.activation(rounded, nl.copy, q, scale=scale)
+    turn(rounded, turned)
+
+
+def cache_values(rows: Any, scale: Any, cache: Any, dtype: Any) -> Any:
+    """Keys or values [tokens, d] as the cache holds them: FP8(clip(rows * scale)), or in `dtype`."""
+    tokens = rows.shape[0]
+    if scale is None:
+        ready = nl.ndarray(rows.shape, dtype, buffer=nl.sbuf)
+        nisa.tensor_copy(ready, rows)
+        return ready
+    factor = broadcast_row(scale.reshape((1, scale.size)), 0, 1, tokens)
+    largest = get_max_positive_value_for_dtype(cache.dtype)
+    scaled = nl.ndarray(rows.shape, nl.float32, buffer=nl.sbuf)
+    ready = nl.ndarray(rows.shape, cache.dtype, buffer=nl.sbuf)
+    nisa.tensor_scalar(scaled, rows, nl.multiply, factor, op1=nl.minimum, operand1=largest)
+    nisa.tensor_scalar(ready, scaled, nl.maximum, -largest)
+    return ready
+
+
+def new_keys_and_values(k: Any, v: Any, c: BlockCaches, dtype: Any) -> tuple:
+    """(keys [tokens, d], values [tokens, d]) of float32 rows, rounded or quantised."""
+    return cache_values(k, c.scales[0], c.keys, dtype), cache_values(v, c.scales[1], c.values, dtype)

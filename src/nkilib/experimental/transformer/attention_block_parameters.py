@@ -1,0 +1,130 @@
+"""Sizes of the attention block of decode, and what is demanded of its caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import nki.language as nl
+from nkilib.core.qkv.qkv_checks import MOST_DECODED
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.kernel_helpers import is_hbm_buffer
+from nkilib.core.utils.projection import PARTITIONS
+
+DEFAULT_EPS = 1e-6
+
+
+@dataclass
+class BlockCaches(nl.NKIObject):
+    """The caches: flat [B, (1,) Smax, d], keys also [B, (1,) d, Smax]; or blocks [n, block_len, d]."""
+
+    keys: Any
+    values: Any
+    keys_transposed: bool
+    table: Any = None  # [B, blocks of a sequence]
+    update: bool = False
+    index: Any = None  # [B, 1]: where the new tokens go
+    scales: tuple = (None, None)
+
+
+@dataclass
+class BlockSizes(nl.NKIObject):
+    """B, S, N, d; keys to look at, keys the caches have room for; tokens of a cache block, 0 if flat."""
+
+    batch: int
+    active: int
+    heads: int
+    depth: int
+    window: int
+    room: int
+    block_len: int
+
+    def tokens(self) -> int:
+        return self.batch * self.active
+
+
+def sizes_of(x: Any, transposed_in: bool, w_qkv: Any, c: BlockCaches, hints: tuple, s_ctx: Any) -> BlockSizes:
+    """What the arguments say together. `hints`: (attention_mask, cos), either of which tells B and S."""
+    depth = c.values.shape[len(c.values.shape) - 1]
+    heads = w_qkv.shape[1] // depth - 2
+    mask, cos = hints
+    if is_hbm_buffer(x) and not transposed_in:
+        batch, active = x.shape[0], x.shape[1]
+    else:
+        tokens = x.shape[3] if transposed_in else x.shape[1]
+        batch = batch_of(mask, cos, c, tokens)
+        active = tokens // batch
+    block_len = 0 if c.table is None else c.values.shape[1]
+    room = c.values.shape[len(c.values.shape) - 2] if c.table is None else c.table.shape[1] * block_len
+    window = room if c.table is not None else s_ctx
+    if window is None:
+        window = room if mask is None else mask.shape[0]
+    return BlockSizes(batch, active, heads, depth, window, room, block_len)
+
+
+def batch_of(mask: Any, cos: Any, c: BlockCaches, tokens: int) -> int:
+    """B of tokens that do not tell it themselves."""
+    if mask is not None:
+        return mask.shape[1]
+    if cos is not None:
+        return cos.shape[1]
+    if c.index is not None:
+        return c.index.shape[0]
+    return tokens if c.table is None else c.table.shape[0]
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def refuse_ranks(kvdp: int, cp: int) -> None:
+    """Options over several ranks, which are not built."""
+    if kvdp > 1:
+        not_built(f"KVDP={kvdp}", "batches over several ranks are not built")
+    if cp > 1:
+        not_built(f"CP={cp}", "keys over several ranks are not built")
+
+
+def refuse_packing(fp8_packed: bool, swizzled: bool) -> None:
+    if fp8_packed:
+        not_built("fp8_packed=True", "attention over packed keys is not built")
+    if swizzled:
+        not_built("is_h_transposed_by_4=True", "microscaling weights are not built")
+
+
+def check_block(n: BlockSizes, w_qkv: Any, c: BlockCaches) -> None:
+    kernel_assert(
+        n.depth % 2 == 0 and n.depth <= PARTITIONS, f"V_cache: got d = {n.depth}, allowed: even <= 128"
+    )
+    kernel_assert(
+        n.heads > 0 and w_qkv.shape[1] == (n.heads + 2) * n.depth,
+        f"W_qkv: got {w_qkv.shape[1]} columns, expected (N + 2) d with d = {n.depth}",
+    )
+    tokens = n.tokens()
+    kernel_assert(tokens <= MOST_DECODED, f"X: got B S = {tokens} tokens, allowed are at most {MOST_DECODED}")
+    if n.block_len > 0:
+        blocks = c.values.shape[0]
+        assert_shape(c.values, (blocks, n.block_len, n.depth), "V_cache")
+        assert_shape(c.keys, (blocks, n.block_len, n.depth), "K_cache")
+        kernel_assert(not c.keys_transposed, "K_cache_transposed: got True, allowed only with flat caches")
+    else:
+        check_flat(c.values, n, False, "V_cache")
+        check_flat(c.keys, n, c.keys_transposed, "K_cache")
+    if c.update:
+        kernel_assert(c.index is not None, "kv_cache_update_idx: got None, needed by update_cache")
+        kernel_assert(
+            c.index.size == n.batch,
+            f"kv_cache_update_idx: got shape {tuple(c.index.shape)}, expected ({n.batch}, 1)",
+        )
+    kernel_assert(
+        (c.scales[0] is None) == (c.scales[1] is None),
+        "k_scale, v_scale: got one of them, expected both or none",
+    )
+
+
+def check_flat(cache: Any, n: BlockSizes, transposed: bool, name: str) -> None:
+    shape, batch = tuple(cache.shape), cache.shape[0]
+    inner = (n.depth, n.room) if transposed else (n.room, n.depth)
+    kernel_assert(
+        shape in ((batch,) + inner, (batch, 1) + inner) and batch >= n.batch,
+        f"{name}: got shape {shape}, expected {(n.batch, 1) + inner}",
+    )
