@@ -62,6 +62,28 @@ def inputs_for(axis: Axis, span: Span) -> Span:
     return Span(first, max(end, first + 1))
 
 
+# ---- channels --------------------------------------------------------------------------------------
+
+
+@dataclass
+class ChannelTiles(nl.NKIObject):
+    """Channels from `start` on, `tiles` neighbours in each partition: long runs of memory for DMA."""
+
+    start: int
+    partitions: int
+    tiles: int
+
+
+def channel_tiles(channels: int) -> list:
+    """All channels in tiles of at most 128, alike if they can be."""
+    tiles = div_ceil(channels, PARTITIONS)
+    if channels % tiles == 0:
+        return [ChannelTiles(0, channels // tiles, tiles)]
+    full = channels // PARTITIONS
+    rest = channels % PARTITIONS
+    return [ChannelTiles(0, PARTITIONS, full), ChannelTiles(full * PARTITIONS, rest, 1)]
+
+
 # ---- boxes of outputs: [batch, depth, height, width] of spans ---------------------------------------
 
 

@@ -18,6 +18,7 @@ from nkilib.experimental.conv.geometry import (
     ENOUGH_POSITIONS,
     PARTITIONS,
     Span,
+    channel_tiles,
     covered,
     even_parts,
     input_of,
@@ -63,14 +64,13 @@ class Part(nl.NKIObject):
 
 
 def dense_parts(c: Convolution) -> list:
-    """Parts whose inputs are loaded once for all taps: neighbouring channels share a partition."""
-    channels = c.x.shape[1]
-    tiles = div_ceil(channels, PARTITIONS)
-    if channels % tiles == 0:
-        return [Part(c.filters, channels // tiles, tiles)]
-    full = channels // PARTITIONS * PARTITIONS
-    first = Part(c.filters[:, 0:full], PARTITIONS, full // PARTITIONS)
-    return [first, Part(c.filters[:, full:channels], channels - full, 1, full)]
+    """Parts whose inputs are loaded once for all taps."""
+    parts = []
+    for channels in channel_tiles(c.x.shape[1]):
+        end = channels.start + channels.partitions * channels.tiles
+        rows = c.filters[:, channels.start : end]
+        parts.append(Part(rows, channels.partitions, channels.tiles, channels.start))
+    return parts
 
 
 def gathered_parts(c: Convolution) -> list:
