@@ -26,3 +26,11 @@ def test_the_mlp_of_the_tutorial_equals_its_module_at_all_three_sizes(capsys):
     runpy.run_path(str(EXAMPLES / "accelerate_mlp.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all("equal to nn.Module within 0.00" in line for line in lines)
+
+
+def test_the_whisper_encoder_is_as_near_to_float32_as_the_model_in_bfloat16(capsys, monkeypatch):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    monkeypatch.setattr("sys.argv", ["whisper_encoder.py", "--batches", "1", "--frames", "200"])
+    runpy.run_path(str(EXAMPLES / "whisper_encoder.py"), run_name="__main__")
+    ours, theirs = map(float, re.findall(r"model by ([\d.]+)", capsys.readouterr().out))
+    assert ours < 1.2 * theirs < 0.01

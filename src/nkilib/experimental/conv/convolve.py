@@ -15,7 +15,7 @@ import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
-from nkilib.core.utils.kernel_helpers import get_nl_act_fn_from_type, program_share
+from nkilib.core.utils.kernel_helpers import div_ceil, get_nl_act_fn_from_type, program_share
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.conv.geometry import (
     PARTITIONS,
@@ -56,8 +56,8 @@ FILTER_BYTES = (
 
 
 def convolve(c: Convolution, lnc_shard: bool) -> None:
-    """Fill c.out. With lnc_shard cores share the output channels, or the outputs where channels are few."""
-    plan = make_plan(c)
+    """Fill c.out, with lnc_shard on all cores."""
+    plan = make_plan(c, nl.num_programs(0) if lnc_shard else 1)
     share = core_share(c, regions_of(c, plan), lnc_shard)
     if not share.regions or share.first == share.end:
         return
@@ -85,11 +85,13 @@ class Share(nl.NKIObject):
 
 
 def core_share(c: Convolution, regions: list, lnc_shard: bool) -> Share:
-    """Without lnc_shard the first core does everything."""
+    """Output channels or regions, whichever leaves a core less; without lnc_shard the first does all."""
     cores, columns = nl.num_programs(0), c.out.shape[1]
     if not lnc_shard:
         return Share(0, columns, regions if nl.program_id(0) == 0 else [])
-    if columns >= cores * PARTITIONS or len(regions) < cores:
+    by_columns = div_ceil(div_ceil(columns, cores), PARTITIONS) * len(regions)
+    by_regions = div_ceil(columns, PARTITIONS) * div_ceil(len(regions), cores)
+    if by_columns <= by_regions:
         first, end = program_share(columns)
         return Share(first, end, regions)
     first, end = program_share(len(regions))

@@ -105,22 +105,23 @@ class Plan(nl.NKIObject):
     kept: bool = True
 
 
-def make_plan(c: Convolution) -> Plan:
+def make_plan(c: Convolution, cores: int) -> Plan:
     """Dense parts if there are channels enough and their inputs fit; else gathered, all or one by one."""
     outputs = [c.out.shape[0], c.out.shape[2], c.out.shape[3], c.out.shape[4]]
+    total = product(outputs)
+    room = div_ceil(total, cores * div_ceil(total, cores * REGION_POSITIONS))
     dense, gathered = dense_parts(c), gathered_parts(c)
-    plans = [Plan(gathered, region_sizes(c, gathered, outputs, True))]
+    plans = [Plan(gathered, region_sizes(c, gathered, outputs, room, True))]
     if 2 * c.x.shape[1] > PARTITIONS or taps_of(c.axes) == 1:
-        plans = [Plan(dense, region_sizes(c, dense, outputs, True))]
-    plans.append(Plan(gathered, region_sizes(c, gathered, outputs, False), False))
+        plans = [Plan(dense, region_sizes(c, dense, outputs, room, True))]
+    plans.append(Plan(gathered, region_sizes(c, gathered, outputs, room, False), False))
     wanted = min(ENOUGH_POSITIONS, product(outputs))
     return plans[0] if product(plans[0].sizes) >= wanted else plans[1]
 
 
-def region_sizes(c: Convolution, parts: list, outputs: list, kept: bool) -> list:
+def region_sizes(c: Convolution, parts: list, outputs: list, room: int, kept: bool) -> list:
     """How many outputs of each axis a region has; where inputs are many, outer axes are halved first."""
     sizes = [1, 1, 1, 1]
-    room = REGION_POSITIONS
     for i in range(3, -1, -1):
         sizes[i] = even_parts(outputs[i], room)
         room = max(1, room // sizes[i])
