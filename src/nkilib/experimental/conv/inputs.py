@@ -30,7 +30,7 @@ from nkilib.experimental.conv.geometry import (
     taps_of,
 )
 
-INPUT_BYTES = 64 * 1024  # in each partition, of one region's inputs: room for the next ones beside them
+INPUT_BYTES = 72 * 1024  # in each partition, of one region's inputs: room for the next ones beside them
 REGION_POSITIONS = 1024  # outputs worked on at once: they start early, the next are loaded meanwhile
 
 
@@ -183,7 +183,7 @@ def load_inputs(c: Convolution, plan: Plan, region: list) -> list:
 
 
 def load_dense(c: Convolution, part: Part, region: list) -> Inputs:
-    """tile[p, j, b, :] = the box of inputs of channel p * tiles + j."""
+    """tile[p, b, j, :] = the box of inputs of channel p * tiles + j."""
     d, h, w = (
         inputs_for(c.axes[0], region[1]),
         inputs_for(c.axes[1], region[2]),
@@ -191,14 +191,14 @@ def load_dense(c: Convolution, part: Part, region: list) -> Inputs:
     )
     box = (size_of(d), size_of(h), size_of(w))
     batches = size_of(region[0])
-    shape = (part.partitions, part.tiles, batches, box[0] * box[1] * box[2])
+    shape = (part.partitions, batches, part.tiles, box[0] * box[1] * box[2])
     tile = nl.ndarray(shape, c.x.dtype, buffer=nl.sbuf)
     end = part.channel + part.partitions * part.tiles
     for b in range(batches):
         source = c.x[
             region[0].start + b, part.channel : end, d.start : d.end, h.start : h.end, w.start : w.end
         ]
-        place = tile[:, :, b].reshape_dim(2, box)
+        place = tile[:, b].reshape_dim(2, box)
         nisa.dma_copy(place, source.reshape_dim(0, (part.partitions, part.tiles)))
     return Inputs(part, region, [tile], [d, h, w])
 
@@ -254,7 +254,7 @@ def moving(c: Convolution, inputs: Inputs, tile: Any, step: int, j: int, box: li
     if inputs.part.taps_below == 0:
         spans = inputs.spans
         sizes = (size_of(spans[0]), size_of(spans[1]), size_of(spans[2]))
-        view = tile[:, j, batch : batch + size_of(box[0])].reshape_dim(2, sizes)
+        view = tile[:, batch : batch + size_of(box[0]), j].reshape_dim(2, sizes)
         tap = tap_of(c.axes, step)
         for i in range(3):
             axis = c.axes[i]
