@@ -50,9 +50,7 @@ ACTIVATIONS = (
 )
 SUM_BANKS = 4  # one group of sums: half of PSUM, so that the other half can be drained meanwhile
 CHUNK_BYTES = 8 * 1024  # of filters in each partition: 1 MiB for one transfer
-FILTER_BYTES = (
-    64 * 1024
-)  # in each partition: filters that fit stay, others come for every group of sums  # in each partition: filters that fit stay, others come again for every group of sums
+FILTER_BYTES = 64 * 1024  # in each partition: filters that fit stay, others come for every group of sums
 
 
 def convolve(c: Convolution, lnc_shard: bool) -> None:
