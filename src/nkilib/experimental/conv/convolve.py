@@ -204,8 +204,7 @@ def accumulate(c: Convolution, plan: Plan, inputs: list, filters: Filters, sums:
         one.tile = nl.ndarray(shape, nl.float32, buffer=nl.psum)
     first, end = filters.first, filters.end
     if not filters.stay:
-        first, end = sums[0].column, sums[len(sums) - 1].column + sums[len(sums) - 1].columns
-        first, end = min(first, sums[len(sums) - 1].column), max(end, sums[0].column + sums[0].columns)
+        first, end = columns_of(sums)
     for i in range(len(filters.chunks)):
         chunk = filters.chunks[i]
         source = inputs[chunk.part]
@@ -219,6 +218,14 @@ def accumulate(c: Convolution, plan: Plan, inputs: list, filters: Filters, sums:
     for one in sums:
         if not one.started:
             start_with_zeros(c, one)
+
+
+def columns_of(sums: list) -> tuple[int, int]:
+    """The output channels from the first of these sums to the last."""
+    first, end = sums[0].column, sums[0].column
+    for one in sums:
+        first, end = min(first, one.column), max(end, one.column + one.columns)
+    return first, end
 
 
 def input_tile(c: Convolution, plan: Plan, inputs: Inputs, step: int) -> Any:
