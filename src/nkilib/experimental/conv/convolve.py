@@ -62,12 +62,10 @@ def convolve(c: Convolution, lnc_shard: bool) -> None:
     filters = Filters(c, plan, share.first, share.end)
     for region in share.regions:
         inputs = load_inputs(c, plan, region)
-        sums = new_sums(c, region, share, 1 if filters.stay else 2)
-        for group in TiledRange(len(sums), SUM_BANKS):
-            part = sums[group.start_offset : group.end_offset]
-            accumulate(c, plan, inputs, filters, part)
-            for i in range(len(part)):
-                finish(c, part[i], filters, i)
+        for sums in sum_groups(region, share, filters.stay):
+            accumulate(c, plan, inputs, filters, sums)
+            for i in range(len(sums)):
+                finish(c, sums[i], filters, i)
 
 
 # ---- who does what ------------------------------------------------------------------------------------
@@ -107,15 +105,20 @@ class Sums(nl.NKIObject):
     started: bool = False
 
 
-def new_sums(c: Convolution, region: list, share: Share, together: int) -> list:
-    """The sums of a region; `together` boxes have the same output channels one after the other."""
+def sum_groups(region: list, share: Share, filters_stay: bool) -> list:
+    """The sums of a region, in groups. Filters that do not stay serve two boxes, one after the other."""
     boxes = split(region, block_sizes(region))
+    groups = []
     sums = []
-    for few in TiledRange(len(boxes), together):
+    for few in TiledRange(len(boxes), 1 if filters_stay else 2):
         for column in TiledRange(share.end - share.first, PARTITIONS):
             for i in range(few.start_offset, few.end_offset):
                 sums.append(Sums(boxes[i], share.first + column.start_offset, column.size))
-    return sums
+        if few.end_offset == len(boxes) or not filters_stay:
+            for part in TiledRange(len(sums), SUM_BANKS):
+                groups.append(sums[part.start_offset : part.end_offset])
+            sums = []
+    return groups
 
 
 # ---- filters ------------------------------------------------------------------------------------------

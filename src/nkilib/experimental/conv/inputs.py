@@ -30,7 +30,8 @@ from nkilib.experimental.conv.geometry import (
     taps_of,
 )
 
-INPUT_BYTES = 72 * 1024  # in each partition, of one region's inputs: room for the next ones beside them
+DENSE_BYTES = 64 * 1024  # in each partition, of one region's inputs: the steps of a view have 16 bits
+GATHERED_BYTES = 72 * 1024  # the same of all steps, a tile each: room for the next region beside them
 REGION_POSITIONS = 1024  # outputs worked on at once: they start early, the next are loaded meanwhile
 
 
@@ -125,8 +126,9 @@ def region_sizes(c: Convolution, parts: list, outputs: list, room: int, kept: bo
     for i in range(3, -1, -1):
         sizes[i] = even_parts(outputs[i], room)
         room = max(1, room // sizes[i])
+    most = DENSE_BYTES if parts[0].taps_below == 0 else GATHERED_BYTES
     for i in range(4):
-        while sizes[i] > 1 and input_bytes(c, parts, sizes, kept) > INPUT_BYTES:
+        while sizes[i] > 1 and input_bytes(c, parts, sizes, kept) > most:
             sizes[i] = div_ceil(sizes[i], 2)
     return sizes
 

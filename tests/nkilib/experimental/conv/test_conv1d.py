@@ -108,13 +108,14 @@ def test_filters_that_do_not_fit_into_sbuf_come_again(monkeypatch):
 
     monkeypatch.setattr(convolve, "FILTER_BYTES", 1000)
     for channels in (6, 150):
-        check((1, channels, 1100, 3, 300), padding=(1, 1), dtype=BF16)
+        check((1, channels, 1100, 3, 300), padding=(1, 1), dtype=BF16)  # three tiles of output channels
 
 
 def test_inputs_that_do_not_fit_into_sbuf_come_tap_by_tap(monkeypatch):
     from nkilib.experimental.conv import inputs
 
-    monkeypatch.setattr(inputs, "INPUT_BYTES", 300)
+    monkeypatch.setattr(inputs, "DENSE_BYTES", 300)
+    monkeypatch.setattr(inputs, "GATHERED_BYTES", 300)
     for channels in (6, 150):
         check((1, channels, 300, 40, 20), padding=(3, 1), dtype=BF16)
 
