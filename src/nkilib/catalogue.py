@@ -87,14 +87,9 @@ TABLE = [
     Row(
         "L20", "experimental.transformer.transformer_tkg", "transformer_tkg", "multi-layer decode megakernel"
     ),
-    Row("L21", "experimental.conv.conv1d", "conv1d", "1-D convolution"),
-    Row("L22", "experimental.conv.conv3d", "conv3d", "3-D convolution"),
-    Row(
-        "L23",
-        "experimental.conv.depthwise_conv1d",
-        "depthwise_conv1d_implicit_gemm",
-        "depthwise 1-D convolution",
-    ),
+    Row("L21", "experimental.conv.conv1d", "conv1d"),
+    Row("L22", "experimental.conv.conv3d", "conv3d"),
+    Row("L23", "experimental.conv.depthwise_conv1d", "depthwise_conv1d_implicit_gemm"),
     Row("L24", "experimental.collectives.fg_allgather", "fine_grained_allgather", "ring all-gather"),
     Row(
         "L25",

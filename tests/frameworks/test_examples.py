@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -26,3 +27,22 @@ def test_the_mlp_of_the_tutorial_equals_its_module_at_all_three_sizes(capsys):
     runpy.run_path(str(EXAMPLES / "accelerate_mlp.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all("equal to nn.Module within 0.00" in line for line in lines)
+
+
+def test_the_whisper_encoder_is_as_near_to_float32_as_the_model_in_bfloat16(capsys, monkeypatch):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    monkeypatch.setattr("sys.argv", ["whisper_encoder.py", "--batches", "1", "--frames", "200"])
+    runpy.run_path(str(EXAMPLES / "whisper_encoder.py"), run_name="__main__")
+    ours, theirs = map(float, re.findall(r"model by ([\d.]+)", capsys.readouterr().out))
+    assert ours < 1.2 * theirs < 0.01
+
+
+def test_the_error_of_a_layer_grows_as_its_formats_narrow(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("nki.mx", reason="nki.mx is not there")
+    sizes = ["--tokens", "128", "--width", "512", "--inner", "512", "--plot", str(tmp_path / "plot.svg")]
+    monkeypatch.setattr("sys.argv", ["mx_accuracy.py", *sizes])
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    runpy.run_path(str(EXAMPLES / "mx_accuracy.py"), run_name="__main__")
+    bf16, fp8, mxfp8, mxfp4 = map(float, re.findall(r"([\d.]+) %", capsys.readouterr().out))
+    assert bf16 < 0.5 < fp8 < 10 and 0.5 < mxfp8 < 10 < mxfp4 < 30
+    assert len(ElementTree.parse(tmp_path / "plot.svg").findall("{*}rect")) == 12

@@ -1,0 +1,62 @@
+"""Convolutions at the sizes of Whisper, of a video autoencoder and of Mamba."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from nki import TensorSpec
+from nkilib.core.utils.common_types import ActFnType
+from nkilib.experimental.conv.conv1d import conv1d
+from nkilib.experimental.conv.conv3d import conv3d
+from nkilib.experimental.conv.depthwise_conv1d import depthwise_conv1d_implicit_gemm
+
+from . import Case
+
+TENSOR_GHZ = 2.4
+
+
+def spec(*shape: int) -> TensorSpec:
+    return TensorSpec(shape, "bfloat16")
+
+
+def dense(
+    kernel: Any, x: tuple, taps: tuple, columns: int, inside: int, lnc: int = 1, **options: Any
+) -> Case:
+    """x [B, C_in, ...]; `inside` counts the outputs of all taps that meet input, not padding."""
+    channels, filters = x[1], (*taps, x[1], columns)
+    outputs = prod(n // options.get("stride", 1) for n in x[2:])  # padding keeps the size
+    sizes = prod(x) + prod(filters) + x[0] * columns * outputs
+    arguments = {"x_in": spec(*x), "filters": spec(*filters), "bias": spec(columns), **options}
+    label = f"{'x'.join(map(str, x))}, K {'x'.join(map(str, taps))}, C_out {columns} bf16"
+    flops = {"bfloat16": 2 * x[0] * channels * columns * inside}
+    return Case(kernel.__name__, label, kernel, arguments, 2 * sizes, flops, lnc=lnc)
+
+
+def depthwise(n: int, channels: int, width: int, taps: int, lnc: int = 1) -> Case:
+    """TensorE needs a pass for each tap of 128 channels."""
+    outputs = width - taps + 1
+    passes = n * channels / 128 * taps * outputs / TENSOR_GHZ / 1e3 / lnc
+    return Case(
+        "depthwise_conv1d_implicit_gemm",
+        f"{n}x{channels}x{width}, S {taps} bf16",
+        depthwise_conv1d_implicit_gemm,
+        (spec(n, channels, 1, width), spec(channels, 1, 1, taps)),
+        hbm_bytes=2 * n * channels * (width + outputs),
+        other=("Tensor", passes),
+        lnc=lnc,
+    )
+
+
+SAME, GELU = (1, 1), ActFnType.GELU
+CASES = [
+    dense(conv1d, (1, 80, 3000), (3,), 384, 3 * 3000 - 2, padding=SAME, activation_fn=GELU),
+    dense(conv1d, (1, 384, 3000), (3,), 384, 3 * 1500 - 1, padding=SAME, stride=2, activation_fn=GELU),
+    dense(conv1d, (1, 384, 3000), (3,), 384, 3 * 3000 - 2, padding=SAME),
+    dense(conv1d, (1, 384, 3000), (3,), 384, 3 * 3000 - 2, lnc=2, padding=SAME, lnc_shard=True),
+    dense(conv3d, (1, 384, 3, 16, 16), (3, 3, 3), 384, 7 * 46 * 46, padding=SAME * 3),
+    dense(conv3d, (1, 384, 3, 16, 16), (3, 3, 3), 384, 7 * 46 * 46, lnc=2, padding=SAME * 3, lnc_shard=True),
+    depthwise(1, 1536, 2051, 4),
+    depthwise(2, 512, 500, 31),
+    depthwise(1, 1536, 2051, 4, lnc=2),
+]

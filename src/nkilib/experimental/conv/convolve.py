@@ -1,0 +1,341 @@
+"""Convolution as matmuls: out[o, i] = act(sum over taps k and channels c of f[k, c, o] x[c, i + k] + b[o]).
+
+Filters are stationary, [channels, 128 output channels]; inputs move past them, [channels, 512 positions]. The
+sums of a box of outputs stay in a PSUM bank until all taps and channels are in; bias and activation follow on
+the way out. A tap that meets padding is multiplied for the other outputs alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.utils.allocator import sizeinbytes
+from nkilib.core.utils.common_types import ActFnType
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_helpers import div_ceil, get_nl_act_fn_from_type, program_share
+from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.experimental.conv.geometry import (
+    PARTITIONS,
+    Axis,
+    block_sizes,
+    covered,
+    positions,
+    size_of,
+    split,
+    whole_tap,
+)
+from nkilib.experimental.conv.inputs import (
+    Convolution,
+    Inputs,
+    Part,
+    Plan,
+    load_gathered,
+    load_inputs,
+    make_plan,
+    moving,
+    regions_of,
+    whole_box,
+)
+
+DTYPES = (nl.bfloat16, nl.float16, nl.float32)
+ACTIVATIONS = (
+    ActFnType.SiLU,
+    ActFnType.GELU,
+    ActFnType.GELU_Tanh_Approx,
+    ActFnType.Swish,
+    ActFnType.ReLU,
+)
+SUM_BANKS = 4  # one group of sums: half of PSUM, so that the other half can be drained meanwhile
+CHUNK_BYTES = 8 * 1024  # of filters in each partition: 1 MiB for one transfer
+FILTER_BYTES = 64 * 1024  # in each partition: filters that fit stay, others come for every group of sums
+
+
+def convolve(c: Convolution, lnc_shard: bool) -> None:
+    """Fill c.out, with lnc_shard on all cores."""
+    plan = make_plan(c, nl.num_programs(0) if lnc_shard else 1)
+    share = core_share(c, regions_of(c, plan), lnc_shard)
+    if not share.regions or share.first == share.end:
+        return
+    filters = Filters(c, plan, share.first, share.end)
+    for region in share.regions:
+        inputs = load_inputs(c, plan, region)
+        for sums in sum_groups(region, share, filters.stay):
+            accumulate(c, plan, inputs, filters, sums)
+            for i in range(len(sums)):
+                finish(c, sums[i], filters, i)
+
+
+# ---- who does what ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Share(nl.NKIObject):
+    """What a core computes: output channels first ... end - 1 of these regions."""
+
+    first: int
+    end: int
+    regions: list
+
+
+def core_share(c: Convolution, regions: list, lnc_shard: bool) -> Share:
+    """Output channels or regions, whichever leaves a core less; without lnc_shard the first does all."""
+    cores, columns = nl.num_programs(0), c.out.shape[1]
+    if not lnc_shard:
+        return Share(0, columns, regions if nl.program_id(0) == 0 else [])
+    by_columns = div_ceil(div_ceil(columns, cores), PARTITIONS) * len(regions)
+    by_regions = div_ceil(columns, PARTITIONS) * div_ceil(len(regions), cores)
+    if by_columns <= by_regions:
+        first, end = program_share(columns)
+        return Share(first, end, regions)
+    first, end = program_share(len(regions))
+    return Share(0, columns, regions[first:end])
+
+
+@dataclass
+class Sums(nl.NKIObject):
+    """The sums of a box of outputs in PSUM, [columns, b, d, h, w], of output channels `column` onwards."""
+
+    box: list
+    column: int
+    columns: int
+    tile: Any = None
+    started: bool = False
+
+
+def sum_groups(region: list, share: Share, filters_stay: bool) -> list:
+    """The sums of a region, in groups. Filters that do not stay serve two boxes, one after the other."""
+    boxes = split(region, block_sizes(region))
+    groups = []
+    sums = []
+    for few in TiledRange(len(boxes), 1 if filters_stay else 2):
+        for column in TiledRange(share.end - share.first, PARTITIONS):
+            for i in range(few.start_offset, few.end_offset):
+                sums.append(Sums(boxes[i], share.first + column.start_offset, column.size))
+        if few.end_offset == len(boxes) or not filters_stay:
+            for part in TiledRange(len(sums), SUM_BANKS):
+                groups.append(sums[part.start_offset : part.end_offset])
+            sums = []
+    return groups
+
+
+# ---- filters ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Chunk(nl.NKIObject):
+    """Steps first ... end - 1 of part number `part`, loaded at once."""
+
+    part: int
+    first: int
+    end: int
+
+
+class Filters(nl.NKIObject):
+    """The stationary operands of a core, and its biases."""
+
+    def __init__(self, c: Convolution, plan: Plan, first: int, end: int):
+        self.first = first
+        self.end = end
+        self.parts = plan.parts
+        self.lead = whole_tap(c.axes, whole_box(c)) if plan.parts[0].taps_below == 0 else 0
+        self.stay = filter_bytes(plan.parts, end - first) <= FILTER_BYTES
+        self.chunks = make_chunks(plan.parts, self.lead, end - first if self.stay else SUM_BANKS * PARTITIONS)
+        self.bias = None if c.bias is None else load_bias(c.bias, first, end)
+        self.tiles = []
+        if self.stay:
+            for chunk in self.chunks:
+                self.tiles.append(load_filters(self.parts[chunk.part], chunk, first, end))
+
+
+def filter_bytes(parts: list, columns: int) -> int:
+    """What all filters of so many output channels take of each partition."""
+    total = 0
+    for part in parts:
+        total = total + part.rows.shape[0] * part.tiles * columns * sizeinbytes(part.rows.dtype)
+    return total
+
+
+def make_chunks(parts: list, lead: int, columns: int) -> list:
+    """All steps of all parts, those numbered `lead` first: they start the sums."""
+    chunks = []
+    for i in range(len(parts)):
+        if lead < parts[i].rows.shape[0]:
+            chunks.append(Chunk(i, lead, lead + 1))
+    for i in range(len(parts)):
+        part = parts[i]
+        at_once = max(1, CHUNK_BYTES // (part.tiles * columns * sizeinbytes(part.rows.dtype)))
+        for span in ((0, min(lead, part.rows.shape[0])), (lead + 1, part.rows.shape[0])):
+            for first in range(span[0], span[1], at_once):
+                chunks.append(Chunk(i, first, min(first + at_once, span[1])))
+    return chunks
+
+
+def load_filters(part: Part, chunk: Chunk, first: int, end: int) -> Any:
+    """A chunk of the filters of output channels first ... end - 1, [partitions, steps, tiles, columns]."""
+    shape = (part.partitions, chunk.end - chunk.first, part.tiles, end - first)
+    tile = nl.ndarray(shape, part.rows.dtype, buffer=nl.sbuf)
+    rows = part.rows[chunk.first : chunk.end, :, first:end]
+    rows = rows.reshape_dim(1, (part.partitions, part.tiles))
+    nisa.dma_copy(tile, rows.permute((1, 0, 2, 3)))
+    return tile
+
+
+def load_bias(bias: Any, first: int, end: int) -> Any:
+    """bias[first + 128 t + p] at tile[p, t], in float32."""
+    full = (end - first) // PARTITIONS
+    rest = (end - first) % PARTITIONS
+    tile = nl.ndarray((PARTITIONS, full + 1), nl.float32, buffer=nl.sbuf)
+    if full > 0:
+        columns = bias[first : first + full * PARTITIONS].reshape((full, PARTITIONS))
+        nisa.dma_copy(tile[:, 0:full], columns.permute((1, 0)))
+    if rest > 0:
+        nisa.dma_copy(tile[0:rest, full : full + 1], bias[end - rest : end].reshape((rest, 1)))
+    return tile
+
+
+# ---- sums ---------------------------------------------------------------------------------------------
+
+
+def accumulate(c: Convolution, plan: Plan, inputs: list, filters: Filters, sums: list) -> None:
+    """The sums of all steps. Filters that do not stay are loaded for the output channels of these sums."""
+    for one in sums:
+        box = one.box
+        shape = (one.columns, size_of(box[0]), size_of(box[1]), size_of(box[2]), size_of(box[3]))
+        one.tile = nl.ndarray(shape, nl.float32, buffer=nl.psum)
+    first, end = filters.first, filters.end
+    if not filters.stay:
+        first, end = columns_of(sums)
+    for i in range(len(filters.chunks)):
+        chunk = filters.chunks[i]
+        source = inputs[chunk.part]
+        tile = filters.tiles[i] if filters.stay else load_filters(source.part, chunk, first, end)
+        for step in range(chunk.first, chunk.end):
+            x = input_tile(c, plan, source, step)
+            for j in range(source.part.tiles):
+                for one in sums:
+                    at = one.column - first
+                    add(c, source, x, step, j, one, tile[:, step - chunk.first, j, at : at + one.columns])
+    for one in sums:
+        if not one.started:
+            start_with_zeros(c, one)
+
+
+def columns_of(sums: list) -> tuple[int, int]:
+    """The output channels from the first of these sums to the last."""
+    first, end = sums[0].column, sums[0].column
+    for one in sums:
+        first, end = min(first, one.column), max(end, one.column + one.columns)
+    return first, end
+
+
+def input_tile(c: Convolution, plan: Plan, inputs: Inputs, step: int) -> Any:
+    """The tile that holds the inputs of a step."""
+    if inputs.part.taps_below == 0:
+        return inputs.tiles[0]
+    return inputs.tiles[step] if plan.kept else load_gathered(c, inputs.part, inputs.region, step)
+
+
+def add(c: Convolution, inputs: Inputs, x: Any, step: int, j: int, sums: Sums, stationary: Any) -> None:
+    """The products of one step, for the outputs where it meets input."""
+    box = covered(c.axes, step, sums.box) if inputs.part.taps_below == 0 else sums.box
+    if box is None:
+        return
+    if not sums.started and positions(box) < positions(sums.box):
+        start_with_zeros(c, sums)
+    place = sums.tile
+    for i in range(4):
+        at = box[i].start - sums.box[i].start
+        place = place.slice(i + 1, at, at + size_of(box[i]))
+    nisa.nc_matmul(place, stationary, moving(c, inputs, x, step, j, box), accumulate=sums.started)
+    sums.started = True
+
+
+def start_with_zeros(c: Convolution, sums: Sums) -> None:
+    """PSUM adds up only where a matmul has written before."""
+    zeros = nl.ndarray((1, positions(sums.box) + PARTITIONS), c.x.dtype, buffer=nl.sbuf)
+    nisa.memset(zeros, 0.0)
+    nisa.nc_matmul(sums.tile, zeros[:, 0 : sums.columns], zeros[:, PARTITIONS:], accumulate=False)
+    sums.started = True
+
+
+# ---- results ------------------------------------------------------------------------------------------
+
+
+def finish(c: Convolution, sums: Sums, filters: Filters, index: int) -> None:
+    """Bias, activation, and the way to HBM."""
+    box = sums.box
+    result = nl.ndarray(sums.tile.shape, c.out.dtype, buffer=nl.sbuf)
+    t = (sums.column - filters.first) // PARTITIONS
+    bias = None if filters.bias is None else filters.bias[0 : sums.columns, t : t + 1]
+    apply(result, sums.tile, c.activation, bias, index % 2 == 0)
+    place = c.out[
+        box[0].start : box[0].end,
+        sums.column : sums.column + sums.columns,
+        box[1].start : box[1].end,
+        box[2].start : box[2].end,
+        box[3].start : box[3].end,
+    ]
+    nisa.dma_copy(place.permute((1, 0, 2, 3, 4)), result)
+
+
+def apply(result: Any, sums: Any, activation: Any, bias: Any, on_vector: bool) -> None:
+    """result = activation(sums + bias), on VectorE where it can and is asked to."""
+    linear = activation is None or activation == ActFnType.ReLU
+    if on_vector and linear:
+        shift = 0.0 if bias is None else bias
+        if activation is None:
+            nisa.tensor_scalar(result, sums, nl.add, shift)
+        else:
+            nisa.tensor_scalar(result, sums, nl.add, shift, op1=nl.maximum, operand1=0.0)
+        return
+    nisa.activation(result, activation_function(activation), sums, bias=bias)
+
+
+def activation_function(activation: Any) -> Any:
+    """Of the Scalar engine. Swish is SiLU here, elsewhere x * sigmoid(1.702 x)."""
+    if activation is None:
+        return nl.copy
+    if activation == ActFnType.ReLU:
+        return nl.relu
+    return get_nl_act_fn_from_type(ActFnType.SiLU if activation == ActFnType.Swish else activation)
+
+
+# ---- arguments ----------------------------------------------------------------------------------------
+
+
+def check_operands(x: Any, filters: Any, bias: Any, activation: Any) -> None:
+    """x [B, Ci, ...] and filters [..., Ci, Co] of as many axes, bias [Co], all of one dtype."""
+    rank = len(filters.shape)
+    channels, columns = filters.shape[rank - 2], filters.shape[rank - 1]
+    kernel_assert(
+        x.shape[1] == channels,
+        f"filters: got C_in = {channels} of {tuple(filters.shape)}, x_in has {x.shape[1]} channels",
+    )
+    kernel_assert(x.dtype in DTYPES, f"x_in: got {x.dtype}, allowed are {DTYPES}")
+    kernel_assert(filters.dtype == x.dtype, f"filters: got {filters.dtype}, expected {x.dtype} like x_in")
+    if bias is not None:
+        assert_shape(bias, (columns,), "bias")
+        kernel_assert(bias.dtype == x.dtype, f"bias: got {bias.dtype}, expected {x.dtype} like x_in")
+    kernel_assert(
+        activation is None or activation in ACTIVATIONS,
+        f"activation_fn: got {activation}, allowed are None and {ACTIVATIONS}",
+    )
+
+
+def check_axis(size: int, taps: int, stride: int, dilation: int, before: int, after: int) -> Axis:
+    """One spatial axis, after checking what it is made of."""
+    kernel_assert(stride >= 1, f"stride: got {stride}, allowed are 1 and more")
+    kernel_assert(dilation >= 1, f"dilation: got {dilation}, allowed are 1 and more")
+    kernel_assert(
+        min(before, after) >= 0, f"padding: got {before} and {after}, allowed are numbers of 0 and more"
+    )
+    reach, padded = dilation * (taps - 1) + 1, size + before + after
+    kernel_assert(
+        reach <= padded,
+        f"filters: got {taps} taps with dilation {dilation}, which reach over {reach} elements, "
+        f"more than the {padded} of the padded input",
+    )
+    return Axis(size, taps, stride, dilation, before, after)
