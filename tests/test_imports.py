@@ -20,7 +20,7 @@ SOURCES = Path(__file__).parent.parent / "src"
 LAYERS = [
     ["errors", "version"],
     ["dtypes", "machine", "special", "typing", "compiler", "check", "functions"],
-    ["operators", "options", "storage", "dtype"],
+    ["operators", "options", "storage", "dtype", "mx"],
     ["view"],
     ["program", "tensor"],
     ["execute", "ordering", "statistics"],
@@ -58,11 +58,21 @@ NEVER = {
     "isa": {"timing", "report", "frameworks", "kernel"},
     "language": {"timing", "report", "frameworks", "kernel"},
     "check": {"frameworks"},
+    "mx": set(RANK) - {"dtypes"},
     "report": {"isa", "language", "kernel", "launch", "core", "execute", "arguments"},
     "frameworks": {"isa", "language", "program", "execute", "core"},
 }
 
-PUBLIC = {"nki", "nki.isa", "nki.isa.constants", "nki.language", "nki.collectives", "nki.typing", "nki.dtype"}
+PUBLIC = {
+    "nki",
+    "nki.isa",
+    "nki.isa.constants",
+    "nki.language",
+    "nki.collectives",
+    "nki.typing",
+    "nki.dtype",
+    "nki.mx",
+}
 
 
 class Import(NamedTuple):
