@@ -55,7 +55,7 @@ def quantize_block_mxfp8_kernel(
     >>> os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = "trn3"
     >>> x = np.full((8, 512), 3.0, ml_dtypes.bfloat16)
     >>> data, scales = quantize_block_mxfp8_kernel(x, "float8_e4m3fn")
-    >>> data.shape, data[0, 0], scales.shape, scales[0, 0]
+    >>> data.shape, data[0, 0], scales.shape, int(scales[0, 0])
     ((128, 32), 192, (128, 8), 121)
     """
     dtype = packed_dtype("return_fp8_dtype", return_fp8_dtype)

@@ -90,8 +90,8 @@ def mlp_backward_mxfp8_nki(
     >>> ones = np.ones((128, 128), ml_dtypes.bfloat16)
     >>> gate_up = np.full((256, 128), 1 / 32, ones.dtype)
     >>> dx, d_gate_up, d_down = mlp_backward_mxfp8_nki(ones, ones, ones, gate_up)
-    >>> d_down[0, 0]  # 128 silu(4) * 4
-    2000
+    >>> d_down[0, 0]  # 128 m, where MXFP8 rounds m = 4 silu(4) = 15.7 to 16
+    2048
     """
     fp8 = packed_dtype("fp8_x4_dtype", fp8_x4_dtype)
     kernel_assert(

@@ -30,7 +30,7 @@ RESIDENT_BYTES = 112 * 1024  # in each partition, of the operand that stays
 BLOCK_BYTES = 32 * 1024  # of a block that passes by; two of them are there at a time
 CHUNK = 512  # features of what stays that come at once: work begins with the first
 MOVING = 1024  # columns of a matmul: two PSUM banks
-LONG_TILES = 32  # of the contraction: beyond that K passes by in chunks, and nothing stays
+LONG_TILES = 64  # of the contraction: beyond that K passes by in chunks, and nothing stays
 
 
 @dataclass
@@ -91,9 +91,9 @@ def weight_of(operand: Operand) -> int:
 
 def groups_of(operand: Operand, operands: int) -> Any:
     """As many features as fit and stay, in groups of about one size."""
-    most = max(CHUNK, RESIDENT_BYTES // (operands * tile_count(operand) * 4) // CHUNK * CHUNK)
-    groups = div_ceil(operand.features, most)
-    return TiledRange(operand.features, div_ceil(div_ceil(operand.features, groups), CHUNK) * CHUNK)
+    most = max(1, RESIDENT_BYTES // (operands * tile_count(operand) * 4) // PARTITIONS)
+    tiles = div_ceil(operand.features, PARTITIONS)
+    return TiledRange(operand.features, div_ceil(tiles, div_ceil(tiles, most)) * PARTITIONS)
 
 
 def block_columns(operand: Operand, operands: int) -> int:
@@ -168,7 +168,7 @@ def multiply_long(lhs: Operand, rhs: list, results: Any) -> None:
     for row in TiledRange(lhs.features, 4 * PARTITIONS):
         for column in TiledRange(rhs[0].features, columns):
             sums = new_sums(row, column, len(rhs))
-            for tiles in TiledRange(tile_count(lhs), LONG_TILES // 2):
+            for tiles in TiledRange(tile_count(lhs), LONG_TILES // 4):
                 stationary = load_quantized(lhs, row.start_offset, row.size, tiles)
                 for i in range(len(rhs)):
                     moving = load_quantized(rhs[i], column.start_offset, column.size, tiles)
