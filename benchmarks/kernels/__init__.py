@@ -25,8 +25,8 @@ class Case:
 
     `arguments` are what the kernel is called with (`nki.TensorSpec`s for tensors); a tuple of positional
     ones or a mapping of keywords. `flops` counts 2 per multiply-add of matmuls, by the dtype of the operands
-    ({"bfloat16": 2 * M * N * K}; "mxfp8" for nc_matmul_mx); `hbm_bytes` what must be read and written at least
-    once. A kernel held by another engine names it and the time that engine needs at its full rate:
+    ({"bfloat16": 2 * M * N * K}; "mxfp8" for nc_matmul_mx); `hbm_bytes` what must be read and written at
+    least once. A kernel held by another engine names it and the time that engine needs at its full rate:
     other=("Scalar", 123.4).
     """
 

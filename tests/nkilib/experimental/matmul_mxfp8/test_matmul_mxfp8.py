@@ -108,6 +108,7 @@ def test_without_sharing_the_first_core_does_all():
 @pytest.mark.parametrize("left, right", [("plain", "K by F"), ("packed scales", "unpacked scales")])
 def test_a_long_contraction_passes_by_in_chunks(left, right, monkeypatch):
     monkeypatch.setattr(products, "LONG_TILES", 10)
+    monkeypatch.setattr(products, "CHUNK_TILES", 4)
     check(*operands(200, 5248, 72), left=left, right=right)
 
 

@@ -31,6 +31,7 @@ BLOCK_BYTES = 32 * 1024  # of a block that passes by; two of them are there at a
 CHUNK = 512  # features of what stays that come at once: work begins with the first
 MOVING = 1024  # columns of a matmul: two PSUM banks
 LONG_TILES = 64  # of the contraction: beyond that K passes by in chunks, and nothing stays
+CHUNK_TILES = 16  # of a chunk of K: a multiple of four, whose packed scales are blocks of their own
 
 
 @dataclass
@@ -168,7 +169,7 @@ def multiply_long(lhs: Operand, rhs: list, results: Any) -> None:
     for row in TiledRange(lhs.features, 4 * PARTITIONS):
         for column in TiledRange(rhs[0].features, columns):
             sums = new_sums(row, column, len(rhs))
-            for tiles in TiledRange(tile_count(lhs), LONG_TILES // 4):
+            for tiles in TiledRange(tile_count(lhs), CHUNK_TILES):
                 stationary = load_quantized(lhs, row.start_offset, row.size, tiles)
                 for i in range(len(rhs)):
                     moving = load_quantized(rhs[i], column.start_offset, column.size, tiles)
