@@ -74,12 +74,9 @@ def mlp_forward_mxfp8_nki(
     hidden_td = TensorDescriptor(hidden, hidden_scales, True, hidden_is_swizzled, False, fp8)
     gate_up_td = TensorDescriptor(gate_up_weights, gate_up_scales, True, gate_up_is_swizzled, False, fp8)
     down_td = TensorDescriptor(down_weights, down_scales, True, down_is_swizzled, False, fp8)
-    tokens, width = (
-        describe("hidden", hidden_td, fp8).features,
-        describe("hidden", hidden_td, fp8).contraction,
-    )
-    out = nl.ndarray((tokens, width), dtype, buffer=nl.shared_hbm)
-    start, end = core_share(tokens, 8, run_with_lnc2)
+    x = describe("hidden", hidden_td, fp8)
+    out = nl.ndarray((x.features, x.contraction), dtype, buffer=nl.shared_hbm)
+    start, end = core_share(x.features, 8, run_with_lnc2)
     check_checkpoint("save_hidden", save_hidden, intermediate_hbm.shape[0], intermediate_hbm.shape[1])
     fused_rows(
         hidden_td,

@@ -79,10 +79,9 @@ def multiply(lhs: Operand, rhs: list, results: Any) -> None:
 
 def cost_of(stays: Operand, passes: Operand, staying: int, passing: int) -> int:
     """How much travels when `stays` is loaded once, in groups, and `passes` once for each group."""
-    groups = len(groups_of(stays, staying))
-    return stays.features * staying * weight_of(stays) + groups * passes.features * passing * weight_of(
-        passes
-    )
+    once = staying * stays.features * weight_of(stays)
+    each_time = passing * passes.features * weight_of(passes)
+    return once + len(groups_of(stays, staying)) * each_time
 
 
 def weight_of(operand: Operand) -> int:
@@ -121,7 +120,7 @@ def multiply_resident_lhs(lhs: Operand, rhs: list, results: Any, group: Any) -> 
 def multiply_resident_rhs(lhs: Operand, rhs: list, results: Any, group: Any) -> None:
     """A group of columns stays, rows pass by."""
     resident = []
-    width = min(MOVING, block_columns(rhs[0], len(rhs)))
+    width = block_columns(rhs[0], len(rhs))
     for rows in TiledRange(lhs.features, min(CHUNK, block_columns(lhs, 1))):
         stationary = load_quantized(lhs, rows.start_offset, rows.size)
         for chunk in TiledRange(group, width):

@@ -105,7 +105,6 @@ def test_gradients_from_checkpoints_are_those_of_the_specification(size, lnc):
     [
         (256, 512, 256),
         pytest.param((1024, 2048, 1536), marks=pytest.mark.slow),
-        pytest.param((4096, 4096, 3072), marks=pytest.mark.slow),
     ],
 )
 def test_gradients_are_as_close_to_those_of_the_numbers_as_the_format_allows(size):
