@@ -20,7 +20,7 @@ SOURCES = Path(__file__).parent.parent / "src"
 LAYERS = [
     ["errors", "version", "tree"],
     ["hardware"],
-    ["options", "typing", "compiler", "check", "dtype"],
+    ["options", "typing", "compiler", "check", "dtype", "mx"],
     ["context"],
     ["tensors"],
     ["program", "tensor"],
@@ -52,11 +52,21 @@ NEVER = {
     "isa": {"timing", "report", "frameworks", "call"},
     "language": {"timing", "report", "frameworks", "call"},
     "check": {"frameworks"},
+    "mx": set(RANK) - {"hardware", "mx"},
     "report": {"isa", "language", "call", "run", "execute"},
     "frameworks": {"isa", "language", "program", "execute", "run"},
 }
 
-PUBLIC = {"nki", "nki.isa", "nki.isa.constants", "nki.language", "nki.collectives", "nki.typing", "nki.dtype"}
+PUBLIC = {
+    "nki",
+    "nki.isa",
+    "nki.isa.constants",
+    "nki.language",
+    "nki.collectives",
+    "nki.typing",
+    "nki.dtype",
+    "nki.mx",
+}
 
 
 class Import(NamedTuple):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,7 @@ import nki
 from nki.hardware.machine import Machine, find
 
 PLATFORM = "trn2"
+OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,9 @@ class Case:
 
     `arguments` are what the kernel is called with (`nki.TensorSpec`s for tensors); a tuple of positional
     ones or a mapping of keywords. `flops` counts 2 per multiply-add of matmuls, by the dtype of the operands
-    ({"bfloat16": 2 * M * N * K}); `hbm_bytes` what must be read and written at least once. A kernel held by
-    another engine names it and the time that engine needs at its full rate: other=("Scalar", 123.4).
+    ({"bfloat16": 2 * M * N * K}; "mxfp8" for nc_matmul_mx); `hbm_bytes` what must be read and written at
+    least once. A kernel held by another engine names it and the time that engine needs at its full rate:
+    other=("Scalar", 123.4).
     """
 
     kernel_name: str
@@ -35,6 +38,7 @@ class Case:
     flops: Mapping[str, float] = field(default_factory=dict)
     other: tuple[str, float] | None = None  # engine, microseconds
     lnc: int = 1
+    platform: str = PLATFORM
 
 
 @dataclass(frozen=True)
@@ -63,15 +67,20 @@ def cases() -> Iterator[Case]:
 
 def measure(case: Case) -> Figures:
     """Trace and schedule a case; nothing is computed."""
-    machine = find(PLATFORM)
+    machine = find(case.platform)
     kernel = case.kernel if case.lnc == 1 else case.kernel[case.lnc]
     keywords = isinstance(case.arguments, Mapping)
     args, kwargs = ((), case.arguments) if keywords else (case.arguments, {})
+    before = os.environ.get(OVERRIDE, PLATFORM)
+    os.environ[OVERRIDE] = case.platform
     profile = nki.profile(kernel)(*args, **kwargs)
+    os.environ[OVERRIDE] = before
     bound, bound_us = roofline(case, machine)
     return Figures(
         kernel=case.kernel_name,
-        size=case.label + (f", LNC {case.lnc}" if case.lnc > 1 else ""),
+        size=case.label
+        + (f", LNC {case.lnc}" if case.lnc > 1 else "")
+        + (f", {case.platform}" if case.platform != PLATFORM else ""),
         modelled_us=profile.total_us,
         bound_us=bound_us,
         bound=bound,
@@ -94,6 +103,8 @@ def speed(dtype: str, machine: Machine) -> float:
     """The rate of matmuls of a dtype, of that of bfloat16."""
     if dtype == "float32":
         return machine.fp32_multiplier
+    if dtype.startswith("mx"):
+        return machine.mx_multiplier
     return (machine.double_row_multiplier or 1.0) if dtype.startswith("float8") else 1.0
 
 

@@ -115,17 +115,11 @@ TABLE = [
         "experimental.foreach.foreach_norm",
         "l2_norm_kernel l1_norm_kernel linf_norm_kernel",
     ),
-    Row(
-        "L29",
-        "experimental.matmul_mxfp8.matmul_mxfp8_generic_kernel",
-        "matmul_mxfp8",
-        "MXFP8 matmul",
-    ),
+    Row("L29", "experimental.matmul_mxfp8.matmul_mxfp8_generic_kernel", "matmul_mxfp8"),
     Row(
         "L30",
         "experimental.mlp_mxfp8.mlp_fwd_mxfp8.mlp_fwd_mxfp8_kernel",
         "mlp_forward_mxfp8_nki compute_fused_gate_up_down_mxfp8",
-        "MXFP8 SwiGLU forward for training",
     ),
     Row(
         "L31",
@@ -133,7 +127,6 @@ TABLE = [
         "mlp_backward_mxfp8_nki mlp_backward_mxfp8_base_nki compute_phase1_down_proj_mm_grad_mxfp8 "
         "compute_phase2_hidden_states_grad_mxfp8 compute_phase3_gate_up_weight_grad_mxfp8 "
         "compute_phase4_down_weight_grad_mxfp8 get_program_sharding_info",
-        "MXFP8 SwiGLU backward for training",
     ),
     Row(
         "L32",
@@ -147,7 +140,6 @@ TABLE = [
         "L35",
         "experimental.quantize_mxfp8.quantize_mxfp8",
         "quantize_block_mxfp8_kernel should_store_packed_scales",
-        "bf16 to MXFP8",
     ),
     Row(
         "L36",

@@ -1,0 +1,72 @@
+"""Tilings that callers of the MXFP8 kernels may ask for. They are hints: these kernels choose their own.
+
+Values are checked, so that a tiling that could not be meant is refused; results never depend on one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import nki.language as nl
+from nkilib.core.utils.kernel_assert import kernel_assert
+
+ORDERS = ("mnk", "mkn", "nmk", "nkm", "kmn", "knm")
+
+
+@dataclass
+class MatmulMxfp8KernelConfig(nl.NKIObject):
+    """The tiling arguments of matmul_mxfp8, in one object."""
+
+    TILES_IN_BLOCK_M: Any = None
+    TILES_IN_BLOCK_N: Any = None
+    TILES_IN_BLOCK_K: Any = None
+    TILES_IN_LOAD_M: Any = None
+    TILES_IN_LOAD_N: Any = None
+    lhs_matmul_tile_shape_logical: Any = None
+    rhs_matmul_tile_shape_logical: Any = None
+    block_loop_order: str = "mnk"
+    tile_loop_order: str = "mnk"
+
+
+@dataclass
+class MlpBwdMatmulConfig(nl.NKIObject):
+    """A tiling for each phase of mlp_backward_mxfp8_nki, and for what it recomputes."""
+
+    phase1_config: Any = None
+    phase2_config: Any = None
+    phase3_config: Any = None
+    phase4_config: Any = None
+    recompute_config: Any = None
+
+
+def check_config(name: str, config: Any) -> None:
+    """Counts of tiles are positive, loop orders are orders of m, n and k."""
+    if config is None:
+        return
+    counts = (
+        ("TILES_IN_BLOCK_M", config.TILES_IN_BLOCK_M),
+        ("TILES_IN_BLOCK_N", config.TILES_IN_BLOCK_N),
+        ("TILES_IN_BLOCK_K", config.TILES_IN_BLOCK_K),
+        ("TILES_IN_LOAD_M", config.TILES_IN_LOAD_M),
+        ("TILES_IN_LOAD_N", config.TILES_IN_LOAD_N),
+    )
+    for count in counts:
+        kernel_assert(
+            count[1] is None or count[1] >= 1,
+            f"{name}{count[0]}: got {count[1]}, expected at least 1 or None",
+        )
+    orders = (("block_loop_order", config.block_loop_order), ("tile_loop_order", config.tile_loop_order))
+    for order in orders:
+        kernel_assert(
+            order[1] in ORDERS, f"{name}{order[0]}: got {order[1]}, expected an order of m, n and k"
+        )
+    shapes = (
+        ("lhs_matmul_tile_shape_logical", config.lhs_matmul_tile_shape_logical),
+        ("rhs_matmul_tile_shape_logical", config.rhs_matmul_tile_shape_logical),
+    )
+    for shape in shapes:
+        kernel_assert(
+            shape[1] is None or len(shape[1]) == 2,
+            f"{name}{shape[0]}: got {shape[1]}, expected two sizes or None",
+        )

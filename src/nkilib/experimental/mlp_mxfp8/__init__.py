@@ -1,0 +1,1 @@
+"""The gated MLP in MXFP8, for training."""

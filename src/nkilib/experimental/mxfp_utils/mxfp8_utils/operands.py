@@ -1,0 +1,288 @@
+"""Matrices [F, K] of any form as MXFP8 in SBUF: K over partitions and lanes, one scale for 8 x 4 elements.
+
+A tile of the contraction is 128 partitions x 4 lanes: k = 512 t + 128 q + p ("wrapX") or 512 t + 4 p + q
+("1x32"). What K leaves over 512 makes one tile of fewer partitions, with sub-tiles of 256 and 128 in wrapX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
+
+PARTITIONS, LANES = 128, 4
+TILE = PARTITIONS * LANES  # of the contraction
+PACKED_TILES, PACKED_STEP = 4, 4  # tiles that share a block of scales, and the partitions between them
+STAGE_BYTES = 16 * 1024  # of 16-bit numbers in each partition on their way to quantize_mx
+WIDE = (nl.bfloat16, nl.float16)
+FP8 = ((nl.float8_e4m3fn, nl.float8_e4m3fn_x4), (nl.float8_e5m2, nl.float8_e5m2_x4))
+SCHEMES = ("wrapX", "1x32")
+
+
+@dataclass
+class Operand(nl.NKIObject):
+    """[features, contraction] in HBM. form: "f_by_k", "k_by_f", "swizzled" or "quantized"."""
+
+    source: Any
+    scales: Any
+    form: str
+    packed_scales: bool
+    features: int
+    contraction: int
+    dtype: Any  # four-packed, of the elements in SBUF
+    scheme: str = "wrapX"
+    first: int = 0  # where the features of this operand begin in the source
+
+
+@dataclass
+class Quantized(nl.NKIObject):
+    """Some features of an operand in SBUF: data [128, tiles, features] four-packed, and their scales."""
+
+    data: Any
+    scales: Any  # [128, tiles, features], or four tiles to a block
+    packed_scales: bool
+    start: int
+    features: int
+    contraction: int
+
+
+# ---- what is given -------------------------------------------------------------------------------
+
+
+def describe(name: str, td: TensorDescriptor, dtype: Any, scheme: str = "wrapX") -> Operand:
+    """The operand of a descriptor, checked. dtype: four-packed, what numbers are quantised to."""
+    shape = tuple(td.tensor.shape)
+    kernel_assert(len(shape) == 2, f"{name}: got shape {shape}, expected a matrix")
+    if td.scales is not None:
+        return quantized_operand(name, td, dtype, scheme)
+    kernel_assert(
+        td.tensor.dtype in WIDE, f"{name}: got dtype {td.tensor.dtype}, expected bfloat16 or float16"
+    )
+    rows, columns = shape
+    if td.is_swizzled:
+        kernel_assert(
+            columns % LANES == 0, f"{name}: got shape {shape}, expected [K/4, 4F] as it is swizzled"
+        )
+        operand = Operand(td.tensor, None, "swizzled", False, columns // LANES, rows * LANES, dtype, scheme)
+    elif td.is_f_by_k:
+        operand = Operand(td.tensor, None, "f_by_k", False, rows, columns, dtype, scheme)
+    else:
+        operand = Operand(td.tensor, None, "k_by_f", False, columns, rows, dtype, scheme)
+    check_sizes(name, operand)
+    return operand
+
+
+def quantized_operand(name: str, td: TensorDescriptor, dtype: Any, scheme: str) -> Operand:
+    """Elements that come with their scales, packed or not: their rows tell it."""
+    data = as_packed(name, td.tensor, dtype)
+    features, contraction = data.shape[1], data.shape[0] * LANES
+    tiles = div_ceil(contraction, TILE)
+    packed_rows = PARTITIONS * div_ceil(tiles, PACKED_TILES)
+    rows = td.scales.shape[0]
+    kernel_assert(
+        tuple(td.scales.shape) in ((data.shape[0], features), (packed_rows, features)),
+        f"{name}: got scales of shape {tuple(td.scales.shape)}, expected {(data.shape[0], features)} "
+        f"or packed {(packed_rows, features)}",
+    )
+    kernel_assert(
+        td.scales.dtype in (nl.uint8, nl.float8_e8m0fnu),
+        f"{name}: got scales of dtype {td.scales.dtype}, expected uint8 or float8_e8m0fnu",
+    )
+    packed = rows == packed_rows
+    operand = Operand(data, td.scales, "quantized", packed, features, contraction, data.dtype, scheme)
+    check_sizes(name, operand)
+    return operand
+
+
+def as_packed(name: str, tensor: Any, dtype: Any) -> Any:
+    """Elements seen as four-packed: they are so, one to a byte, or words of four without a type."""
+    if tensor.dtype == nl.uint32:
+        return tensor.view(dtype)
+    for known in FP8:
+        if tensor.dtype == known[1]:
+            return tensor
+        if tensor.dtype == known[0]:
+            return tensor.view(known[1])
+    if tensor.dtype == nl.uint8:
+        return tensor.view(dtype)
+    kernel_assert(
+        False,
+        f"{name}: got dtype {tensor.dtype} with scales, expected float8_e4m3fn or float8_e5m2, packed or not",
+    )
+
+
+def check_sizes(name: str, operand: Operand) -> None:
+    kernel_assert(
+        operand.contraction % PARTITIONS == 0 and operand.contraction > 0,
+        f"{name}: the contraction K is {operand.contraction}, it must be a multiple of {PARTITIONS}",
+    )
+    kernel_assert(
+        operand.features % 8 == 0, f"{name}: has {operand.features} features, a multiple of 8 is needed"
+    )
+    kernel_assert(
+        operand.scheme in SCHEMES, f"quant_scheme: got {operand.scheme}, allowed are wrapX and 1x32"
+    )
+
+
+def packed_dtype(name: str, dtype: Any) -> Any:
+    """The four-packed dtype of "float8_e4m3fn" or "float8_e5m2", packed or not."""
+    text = str(dtype)
+    for known in FP8:
+        if text == str(known[0]) or text == str(known[1]):
+            return known[1]
+    kernel_assert(False, f"{name}: got {dtype}, allowed are float8_e4m3fn and float8_e5m2")
+
+
+def element_dtype(packed: Any) -> Any:
+    """The dtype of one element of a four-packed dtype."""
+    return FP8[0][0] if packed == FP8[0][1] else FP8[1][0]
+
+
+def part_of(operand: Operand, first: int, features: int) -> Operand:
+    """Some features of an operand as an operand of its own."""
+    return Operand(
+        operand.source,
+        operand.scales,
+        operand.form,
+        operand.packed_scales,
+        features,
+        operand.contraction,
+        operand.dtype,
+        operand.scheme,
+        operand.first + first,
+    )
+
+
+# ---- into SBUF -----------------------------------------------------------------------------------
+
+
+def tile_count(operand: Operand) -> int:
+    return div_ceil(operand.contraction, TILE)
+
+
+def load_quantized(operand: Operand, start: int, features: int, tiles: Any = None) -> Quantized:
+    """Features [start, start + features) in SBUF as MXFP8; all tiles of the contraction, or a range of them.
+
+    A range begins at a multiple of four tiles, so that its packed scales are blocks of their own.
+    """
+    if tiles is None:
+        tiles = TiledRange(tile_count(operand), tile_count(operand))[0]
+    rest = min(operand.contraction - tiles.start_offset * TILE, tiles.size * TILE)
+    block = new_block(operand, start, features, tiles.size, rest)
+    if operand.form == "quantized":
+        load_elements(block, operand, tiles.start_offset)
+        return block
+    for group in TiledRange(tiles, max(1, STAGE_BYTES // (2 * LANES * features))):
+        stage = load_stage(operand, start, features, group)
+        for i in range(group.size):
+            tile = group.start_offset - tiles.start_offset + i
+            rows = tile_rows(block, tile)
+            numbers = stage[0:rows, i]
+            if operand.form == "k_by_f":
+                numbers = numbers.permute((0, 2, 1))
+            nisa.quantize_mx(block.data[0:rows, tile, :], numbers, scale_view(block, tile))
+    return block
+
+
+def new_block(operand: Operand, start: int, features: int, tiles: int, contraction: int) -> Quantized:
+    """Room for a block. Numbers quantised here have their scales packed: a quarter of the space."""
+    packed = operand.packed_scales or operand.form != "quantized"
+    blocks = div_ceil(tiles, PACKED_TILES) if packed else tiles
+    data = nl.ndarray((PARTITIONS, tiles, features), operand.dtype, buffer=nl.sbuf)
+    scales = nl.ndarray((PARTITIONS, blocks, features), nl.uint8, buffer=nl.sbuf)
+    return Quantized(data, scales, packed, start, features, contraction)
+
+
+def tile_rows(block: Quantized, tile: int) -> int:
+    """Partitions that a tile of the contraction fills."""
+    return min(TILE, block.contraction - tile * TILE) // LANES
+
+
+def scale_view(block: Quantized, tile: int) -> Any:
+    """The scales of a tile, beginning at the partition of its first one."""
+    if not block.packed_scales:
+        return block.scales[:, tile, :]
+    return block.scales[PACKED_STEP * (tile % PACKED_TILES) : PARTITIONS, tile // PACKED_TILES, :]
+
+
+def load_elements(block: Quantized, operand: Operand, first_tile: int) -> None:
+    """Elements and scales as they are."""
+    columns = slice(operand.first + block.start, operand.first + block.start + block.features)
+    copy_rows(block.data, operand.source, first_tile * PARTITIONS, block.contraction // LANES, columns)
+    if block.packed_scales:
+        row = first_tile // PACKED_TILES * PARTITIONS
+        copy_rows(block.scales, operand.scales, row, block.scales.shape[1] * PARTITIONS, columns)
+    else:
+        copy_rows(block.scales, operand.scales, first_tile * PARTITIONS, block.contraction // LANES, columns)
+
+
+def copy_rows(dst: Any, source: Any, row: int, rows: int, columns: Any) -> None:
+    """dst[p, t] = source[row + 128 t + p], bytes as they are; the last tile may be short."""
+    full = rows // PARTITIONS
+    if source.dtype != dst.dtype:
+        source = source.view(dst.dtype)
+    if full > 0:
+        part = source[row : row + full * PARTITIONS, columns]
+        nisa.dma_copy(dst[:, 0:full], part.reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2)))
+    rest = rows - full * PARTITIONS
+    if rest > 0:
+        nisa.dma_copy(dst[0:rest, full], source[row + full * PARTITIONS : row + rows, columns])
+
+
+# ---- numbers on their way ------------------------------------------------------------------------
+
+
+def load_stage(operand: Operand, start: int, features: int, tiles: Any) -> Any:
+    """16-bit numbers of some tiles: [128, tiles, 4 features], of k_by_f [128, tiles, 4, features]."""
+    first = operand.first + start
+    columns = slice(first, first + features)
+    end = min(tiles.end_offset * TILE, operand.contraction)
+    k = tiles.start_offset * TILE
+    if operand.form == "swizzled":
+        stage = nl.ndarray((PARTITIONS, tiles.size, LANES * features), operand.source.dtype, buffer=nl.sbuf)
+        columns = slice(LANES * first, LANES * (first + features))
+        copy_rows(stage, operand.source, k // LANES, (end - k) // LANES, columns)
+        return stage
+    lanes = (features, LANES) if operand.form == "f_by_k" else (LANES, features)
+    stage = nl.ndarray((PARTITIONS, tiles.size) + lanes, operand.source.dtype, buffer=nl.sbuf)
+    full = (end - k) // TILE
+    if full > 0:
+        load_lanes(stage[:, 0:full], operand, columns, k, full, PARTITIONS)
+    k = k + full * TILE
+    partition = 0
+    for rows in remainders(operand, end - k):
+        load_lanes(stage[partition : partition + rows, full : full + 1], operand, columns, k, 1, rows)
+        k = k + rows * LANES
+        partition = partition + rows
+    return stage if operand.form == "k_by_f" else stage.reshape((PARTITIONS, tiles.size, LANES * features))
+
+
+def remainders(operand: Operand, k: int) -> list:
+    """Partitions of the sub-tiles of a short tile."""
+    if operand.scheme == "1x32":
+        return [k // LANES] if k > 0 else []
+    sizes = []
+    for size in (256, 128):
+        if k >= size:
+            sizes.append(size // LANES)
+            k = k - size
+    return sizes
+
+
+def load_lanes(dst: Any, operand: Operand, columns: Any, k: int, tiles: int, rows: int) -> None:
+    """Tiles of `rows` partitions from contraction index k on, lanes by the scheme of the operand."""
+    neighbours = operand.scheme == "1x32"
+    split = (tiles, rows, LANES) if neighbours else (tiles, LANES, rows)
+    end = k + tiles * rows * LANES
+    if operand.form == "f_by_k":
+        part = operand.source[columns, k:end].reshape_dim(1, split)  # (f, tile, lane, row)
+        nisa.dma_transpose(dst, part.permute((3, 1, 0, 2) if neighbours else (2, 1, 0, 3)))
+    else:
+        part = operand.source[k:end, columns].reshape_dim(0, split)  # (tile, lane, row, f)
+        nisa.dma_copy(dst, part.permute((1, 0, 2, 3) if neighbours else (2, 0, 1, 3)))
