@@ -1,0 +1,213 @@
+"""How attention_tkg does it: scores, softmax and values of a unit, with keys in the partitions.
+
+What belongs to a query is a column. Its maximum and its sum go over partitions too: maxima are transposed,
+reduced and spread again by TensorE, sums are spread by a matmul with ones. Both then stand in every
+partition, next to the results [d, columns].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+
+from ..utils.tiled_range import TiledRange
+from .attention_tkg_loads import BlockTable, Slot, key_tile, load_keys, load_values
+from .attention_tkg_masks import Masks
+from .attention_tkg_plan import BANK, PMAX, SLOTS, Call, Sizes, Unit, plan_sections
+
+MASKED = -3.0e38  # the score of a key that is not seen
+LEAST_MAXIMUM = -1.0e30  # of a query that sees nothing: far above MASKED, so that all its probabilities are 0
+SMALLEST_SUM = 1.0e-30  # a query that sees a key has a sum of about 1 or more
+
+
+class State(nl.NKIObject):
+    """The softmax over the keys seen so far, for this core's query columns."""
+
+    def __init__(self, call: Call):
+        columns = call.batches * call.columns
+        self.maximum = call.tile((PMAX, columns), nl.float32)
+        self.sums = call.tile((PMAX, columns), nl.float32)
+        self.out = call.tile((call.cfg.d_head, columns), nl.float32)
+        self.sinks = None  # [128, heads]
+        self.identity = call.tile((PMAX, PMAX), nl.float32)
+        self.ones = call.tile((PMAX, PMAX), nl.float32)
+        nisa.memset(self.ones, 1.0)
+        nisa.affine_select(self.identity, [[-1, PMAX]], 1, self.ones, 0.0, cmp_op=nl.equal)
+        if call.sink is None:
+            nisa.memset(self.maximum, LEAST_MAXIMUM)
+        else:
+            self.sinks = call.tile((PMAX, call.cfg.q_head), nl.float32)
+            nisa.dma_copy(self.sinks, call.sink.ap([[0, PMAX], [1, call.cfg.q_head]]))
+            nisa.tensor_copy(self.by_head(call, self.maximum), self.every_column(call))
+
+    def by_head(self, call: Call, tile: Any) -> Any:
+        return tile.reshape_dim(1, (call.batches, call.cfg.q_head, call.cfg.s_active))
+
+    def every_column(self, call: Call) -> Any:
+        """The sinks, repeated for every batch and new token."""
+        by_head = self.sinks.expand_dim(1).broadcast(1, call.batches)
+        return by_head.expand_dim(3).broadcast(3, call.cfg.s_active)
+
+
+def run_units(call: Call, q: Any, k_active: Any) -> State:
+    """All units of this core, one after the other; the scheduler lets them overlap."""
+    state, sizes = State(call), Sizes(call)
+    table = BlockTable(call) if call.block_len > 0 else None
+    masks = Masks(call, sizes)
+    slots: list = []
+    count = 0
+    for section in plan_sections(call, sizes):
+        masks.begin_section(section)
+        for group in TiledRange(call.batches, sizes.batches):
+            if len(slots) < SLOTS:
+                slots.append(Slot(call, sizes))
+            unit = Unit(section, group.start_offset, group.size, slots[count % SLOTS])
+            load_keys(call, unit, table, k_active)
+            load_values(call, unit, table)
+            unit.visible = masks.of_unit(unit)
+            score(call, unit, q)
+            soften(call, unit, state)
+            add_values(call, unit, state)
+            count += 1
+    return state
+
+
+def score(call: Call, unit: Unit, q: Any) -> None:
+    """Scores [rows, batches, tiles, columns] out of PSUM, those of unseen keys replaced."""
+    columns, tiles = call.columns, unit.tiles
+    width = min(tiles, BANK // columns)  # tiles of a bank
+    deep = max(1, BANK // (tiles * columns))  # batches of a bank
+    for group in TiledRange(unit.batches, deep):
+        for part in TiledRange(tiles, width):
+            bank = nl.ndarray((call.rows, group.size, part.size, columns), nl.float32, buffer=nl.psum)
+            for i in range(group.size):
+                batch = group.start_offset + i
+                column = (call.first_batch + unit.first + batch) * columns
+                queries = q[:, column : column + columns]
+                for j in range(part.size):
+                    keys = key_tile(call, unit, batch, part.start_offset + j)
+                    nisa.nc_matmul(bank[:, i, j, :], keys, queries, accumulate=False)
+            place = unit.slot.scores[
+                :, group.start_offset : group.end_offset, part.start_offset : part.end_offset, :
+            ]
+            seen = unit.visible[
+                :, group.start_offset : group.end_offset, part.start_offset : part.end_offset, :
+            ]
+            nisa.select_reduce(place, seen, bank, MASKED)
+
+
+def soften(call: Call, unit: Unit, state: State) -> None:
+    """Probabilities e^(score - maximum) and their sums; what earlier sections left is scaled."""
+    slot, batches, tiles = unit.slot, unit.batches, unit.tiles
+    first, count = unit.first * call.columns, unit.batches * call.columns
+    scores = slot.scores[:, 0:batches, 0:tiles, :]
+    maximum = state.maximum[:, first : first + count]
+    fresh = slot.fresh[:, 0:count]
+    per_column = slot.column_max[:, 0:count].reshape_dim(1, (batches, call.columns))
+    nisa.tensor_reduce(per_column, nl.maximum, scores.permute((0, 1, 3, 2)), axis=3)
+    spread_maximum(call, slot, count, state.identity)
+    if unit.section.index > 0:
+        rescale = slot.rescale[:, 0:count]
+        nisa.tensor_tensor(rescale, maximum, fresh, nl.subtract)
+        nisa.tensor_scalar(rescale, rescale, nl.minimum, 0.0)
+        nisa.activation(rescale, nl.exp, rescale)
+    nisa.tensor_tensor(maximum, maximum, fresh, nl.maximum)
+    by_batch = maximum[0 : call.rows].reshape_dim(1, (batches, call.columns))
+    nisa.tensor_tensor(scores, scores, by_batch.expand_dim(2).broadcast(2, tiles), nl.subtract)
+    probabilities = slot.probabilities[:, 0:batches, 0:tiles, :]
+    nisa.activation(probabilities, nl.exp, scores)
+    sums = slot.sums[:, 0:count].reshape_dim(1, (batches, call.columns))
+    nisa.tensor_reduce(sums, nl.add, probabilities.permute((0, 1, 3, 2)), axis=3)
+
+
+def spread_maximum(call: Call, slot: Slot, count: int, identity: Any) -> None:
+    """The maximum over partitions of each column, to every partition."""
+    for part in TiledRange(count, PMAX):
+        columns = slot.column_max[:, part.start_offset : part.end_offset]
+        turned = nl.ndarray((part.size, call.rows), nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(turned, columns, engine=nisa.tensor_engine)
+        largest = slot.largest[0 : part.size, part.index : part.index + 1]
+        nisa.tensor_reduce(largest, nl.maximum, turned, axis=1)
+        spread = nl.ndarray((PMAX, part.size), nl.float32, buffer=nl.psum)
+        chosen = identity[0 : part.size, 0 : part.size]
+        nisa.nc_matmul(spread, largest.broadcast(1, PMAX), chosen, is_moving_onezero=True)
+        nisa.tensor_copy(slot.fresh[:, part.start_offset : part.end_offset], spread)
+
+
+def add_values(call: Call, unit: Unit, state: State) -> None:
+    """Values times probabilities, [d, columns], and the sums of the probabilities in every partition."""
+    slot, columns = unit.slot, call.columns
+    first, count = unit.first * columns, unit.batches * columns
+    total = nl.ndarray((PMAX, count), nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(total, state.ones[0 : call.rows], slot.sums[:, 0:count], is_stationary_onezero=True)
+    product = nl.ndarray((call.cfg.d_head, count), nl.float32, buffer=nl.psum)
+    for batch in range(unit.batches):
+        place = product[:, batch * columns : (batch + 1) * columns]
+        for tile in range(unit.tiles):
+            nisa.nc_matmul(
+                place, slot.v[:, batch, tile, :], slot.probabilities[:, batch, tile, :], accumulate=tile > 0
+            )
+    rescale = slot.rescale[:, 0:count]
+    for pair in ((state.sums, total), (state.out, product)):
+        kept, new = pair[0][:, first : first + count], pair[1]
+        if unit.section.index > 0:
+            nisa.tensor_tensor(kept, kept, rescale[0 : kept.shape[0]], nl.multiply)
+            nisa.tensor_tensor(kept, kept, new, nl.add)
+        else:
+            nisa.tensor_copy(kept, new)
+
+
+def join_cores(call: Call, state: State) -> None:
+    """Each core has looked at half of the keys: exchange and merge."""
+    head_dim, columns = state.out.shape
+    mine = call.tile((head_dim, 3, columns), nl.float32)
+    theirs = call.tile((head_dim, 3, columns), nl.float32)
+    nisa.tensor_copy(mine[:, 0, :], state.maximum[0:head_dim])
+    nisa.tensor_copy(mine[:, 1, :], state.sums[0:head_dim])
+    nisa.tensor_copy(mine[:, 2, :], state.out)
+    swap(call, mine.reshape((head_dim, 3 * columns)), theirs.reshape((head_dim, 3 * columns)))
+    nisa.tensor_tensor(state.maximum[0:head_dim], mine[:, 0, :], theirs[:, 0, :], nl.maximum)
+    for part in (mine, theirs):
+        nisa.tensor_tensor(part[:, 0, :], part[:, 0, :], state.maximum[0:head_dim], nl.subtract)
+        nisa.activation(part[:, 0, :], nl.exp, part[:, 0, :])
+        nisa.tensor_tensor(part[:, 1, :], part[:, 1, :], part[:, 0, :], nl.multiply)
+        nisa.tensor_tensor(part[:, 2, :], part[:, 2, :], part[:, 0, :], nl.multiply)
+    nisa.tensor_tensor(state.sums[0:head_dim], mine[:, 1, :], theirs[:, 1, :], nl.add)
+    nisa.tensor_tensor(state.out, mine[:, 2, :], theirs[:, 2, :], nl.add)
+
+
+GPSIMD_ELEMENTS = 256  # of each partition, that GpSimd sends in one go
+
+
+def swap(call: Call, mine: Any, theirs: Any) -> None:
+    """What each core has goes to the other."""
+    other = 1 - call.core
+    engine = nisa.dma_engine.gpsimd_dma if call.cfg.use_gpsimd_sb2sb else nisa.dma_engine.dma
+    step = GPSIMD_ELEMENTS if call.cfg.use_gpsimd_sb2sb else mine.shape[1]
+    for part in TiledRange(mine.shape[1], step):
+        span = slice(part.start_offset, part.end_offset)
+        nisa.sendrecv(mine[:, span], theirs[:, span], other, other, pipe_id=0, dma_engine=engine)
+
+
+def add_sinks(call: Call, state: State) -> None:
+    """A sink is a logit without a value: it joins the sum."""
+    if call.sink is None:
+        return
+    rows = call.cfg.d_head
+    extra = call.tile((rows, state.out.shape[1]), nl.float32)
+    by_head = state.by_head(call, extra)
+    sinks = state.every_column(call)[0:rows]
+    nisa.tensor_tensor(by_head, sinks, state.by_head(call, state.maximum)[0:rows], nl.subtract)
+    nisa.activation(extra, nl.exp, extra)
+    nisa.tensor_tensor(state.sums[0:rows], state.sums[0:rows], extra, nl.add)
+
+
+def normalize(call: Call, state: State) -> None:
+    """Divide by the sums; a query that saw nothing gives 0."""
+    rows = call.cfg.d_head
+    factor = call.tile((rows, state.out.shape[1]), nl.float32)
+    nisa.tensor_scalar(factor, state.sums[0:rows], nl.maximum, SMALLEST_SUM)
+    nisa.reciprocal(factor, factor)
+    nisa.tensor_tensor(state.out, state.out, factor, nl.multiply)
