@@ -26,8 +26,8 @@ from ..utils.kernel_assert import not_built
 from ..utils.kernel_helpers import get_verified_program_sharding_info
 from .attention_tkg_checks import check_attention_tkg, check_config
 from .attention_tkg_plan import Call
-from .attention_tkg_queries import Rope, new_keys_of, queries_of, store_columns
-from .attention_tkg_stages import State, add_sinks, join_cores, normalize, run_units, swap
+from .attention_tkg_queries import Rope, new_keys_of, queries_of
+from .attention_tkg_stages import State, find_factor, give, join_cores, run_units, swap
 from .attention_tkg_utils import AttnTKGConfig, resize_cache_block_len_for_attention_tkg_kernel
 
 
@@ -110,6 +110,7 @@ def attention_tkg(
     call.sink = sink
     call.table = active_blocks_table
     call.max_context_len = max_context_len
+    call.statistics = cp_softmax_stats_out
     check_attention_tkg(call, k_out, DBG_TENSORS)
     if DBG_TENSORS is not None:
         not_built("DBG_TENSORS", "intermediate values stay in SBUF; run a smaller case and print them")
@@ -121,46 +122,40 @@ def attention_tkg(
     state = run_units(call, queries, new_keys_of(call, rope, k_out))
     if call.splits_keys:
         join_cores(call, state)
-    add_sinks(call, state)
-    if cp_softmax_stats_out is None:
-        normalize(call, state)
-    else:
-        give_statistics(call, state, cp_softmax_stats_out)
-    give_result(call, state)
+    if call.splits_keys or call.statistics is not None:
+        give_all(call, state)
+    if cfg.out_in_sb and call.splits_batch:
+        exchange_results(call)
     if scoped:
         sbm.close_scope()
     return out, k_out
 
 
-def give_statistics(call: Call, state: State, statistics: Any) -> None:
+def give_all(call: Call, state: State) -> None:
+    """What could not be given as it became ready."""
+    find_factor(call, state, 0, call.batches)
+    if call.statistics is not None:
+        give_statistics(call, state)
+    first, batches = 0, call.batches
+    give(call, state, first, batches, state.out)
+
+
+def give_statistics(call: Call, state: State) -> None:
     """-maximum and sum of every query, in every partition of the result."""
     rows, columns = state.out.shape
     neg_max = nl.ndarray((rows, columns), nl.float32, buffer=nl.sbuf)
     total = nl.ndarray((rows, columns), nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(neg_max, state.maximum[0:rows], nl.multiply, -1.0)
     nisa.tensor_copy(total, state.sums[0:rows])
-    statistics["neg_max"] = neg_max
-    statistics["sum"] = total
+    call.statistics["neg_max"] = neg_max
+    call.statistics["sum"] = total
 
 
-def give_result(call: Call, state: State) -> None:
-    """Results of this core to out; in SBUF both cores get all of them."""
-    cfg, columns = call.cfg, state.out.shape[1]
-    first = call.first_batch * call.columns
-    if cfg.out_in_sb:
-        nisa.tensor_copy(call.out[:, first : first + columns], state.out)
-        if call.splits_batch:
-            theirs = (1 - call.core) * columns
-            swap(call, call.out[:, first : first + columns], call.out[:, theirs : theirs + columns])
-        return
-    tile = call.tile((cfg.d_head, cfg.bs * call.columns), call.out.dtype)
-    nisa.tensor_copy(tile[:, first : first + columns], state.out)
-    begin, count = call.first_batch, call.batches
-    if call.n_prgs > 1 and not call.splits_batch:  # both have all: each writes a part
-        half = cfg.bs - cfg.bs // 2
-        begin, count = (0, half) if call.core == 0 else (half, cfg.bs - half)
-    if count > 0:
-        store_columns(call, call.out, tile, cfg.q_head, begin, count)
+def exchange_results(call: Call) -> None:
+    """Results in SBUF: each core gets the batches of the other."""
+    columns = call.batches * call.columns
+    first, theirs = call.core * columns, (1 - call.core) * columns
+    swap(call, call.out[:, first : first + columns], call.out[:, theirs : theirs + columns])
 
 
 # ---- reference -----------------------------------------------------------------------------------

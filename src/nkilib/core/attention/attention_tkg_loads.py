@@ -10,9 +10,11 @@ import nki.language as nl
 from ..utils.allocator import sizeinbytes
 from ..utils.kernel_helpers import div_ceil, interleave_copy
 from ..utils.tiled_range import TiledRange
-from .attention_tkg_plan import PMAX, Call, Chunk, Run, Sizes, Unit, key_dtype, probability_dtype
+from .attention_tkg_plan import PMAX, Call, Chunk, Run, Sizes, Unit, key_dtype, probability_dtype, spot
 
 PSUM_BYTES = 2048  # of a bank
+LAST_PARTS = 4
+LAST_TOKENS = 1024  # fewer are not cut into parts
 
 
 class Slot(nl.NKIObject):
@@ -105,7 +107,7 @@ def load_keys(call: Call, unit: Unit, table: Any, k_active: Any) -> None:
                 place, by_batch(call.k_prior, call, unit)[:, :, token_range(chunk)].permute((1, 0, 2))
             )
         else:
-            load_rows(call, unit, chunk, unit.slot.k_rows, call.k_prior, table)
+            load_rows(call, unit, chunk, unit.slot.k_rows, call.k_prior, table, call.cfg.curr_sprior)
             transpose_keys(unit, at, chunk.width, call)
     for run in section.runs:
         new = k_active.reshape_dim(1, (call.cfg.bs, call.cfg.s_active))
@@ -114,21 +116,21 @@ def load_keys(call: Call, unit: Unit, table: Any, k_active: Any) -> None:
         nisa.tensor_copy(new_key_columns(call, unit, run), new)
 
 
-def load_values(call: Call, unit: Unit, table: Any) -> None:
-    """Values as [rows, batches, tiles, d], the new ones in their places."""
+def load_values(call: Call, unit: Unit, table: Any, last: bool) -> None:
+    """Values as [rows, batches, tiles, d], the new ones in their places.
+
+    The very last ones come in parts: the matmuls of a part need not wait for the next.
+    """
+    old = call.cfg.curr_sprior - call.cfg.s_active
     for chunk in unit.section.chunks:
-        load_rows(call, unit, chunk, unit.slot.v, call.v_prior, table)
+        parts = LAST_PARTS if last and chunk.tokens > LAST_TOKENS else 1
+        load_rows(call, unit, chunk, unit.slot.v, call.v_prior, table, old, parts)
     first = call.first_batch + unit.first
     new = call.v_active.reshape((call.cfg.bs, call.cfg.s_active, call.cfg.d_head))
     for run in unit.section.runs:
         rows = new[first : first + unit.batches, run.active : run.active + run.count, :]
-        place = unit.slot.v[
-            run.partition : run.partition + run.partitions,
-            0 : unit.batches,
-            run.tile : run.tile + run.tiles,
-            :,
-        ]
-        nisa.dma_copy(place, rows.permute((1, 0, 2)) if run.down else rows)
+        place = spot(unit.slot.v[:, 0 : unit.batches].permute((0, 2, 1, 3)), run)
+        nisa.dma_copy(place, rows.permute((1, 0, 2)).expand_dim(1 if run.down else 0))
 
 
 def token_range(chunk: Chunk) -> Any:
@@ -141,19 +143,38 @@ def by_batch(cache: Any, call: Call, unit: Unit) -> Any:
     return cache[first : first + unit.batches, 0]
 
 
-def load_rows(call: Call, unit: Unit, chunk: Chunk, tile: Any, cache: Any, table: Any) -> None:
-    """Tokens of a chunk as [rows, batches, width, d], from rows of a flat cache or from blocks."""
-    at, head_dim = chunk.tile - unit.section.tile, call.cfg.d_head
-    place = tile[:, 0 : unit.batches, at : at + chunk.width, :]
+def load_rows(
+    call: Call, unit: Unit, chunk: Chunk, tile: Any, cache: Any, table: Any, tokens: int, parts: int = 1
+) -> None:
+    """The first tokens of a chunk as [rows, batches, width, d]: whole partitions, then the one that is not."""
+    at, width = chunk.tile - unit.section.tile, chunk.width
+    old = max(0, min(chunk.tokens, tokens - chunk.token))
+    whole, rest = old // width, old % width
+    if rest > 0:
+        part = tile[whole : whole + 1, 0 : unit.batches, at : at + rest, :]
+        load_part(call, unit, chunk, part, cache, table, whole, 0)
+    if whole > 0:
+        for span in TiledRange(width, div_ceil(width, parts)):
+            part = tile[0:whole, 0 : unit.batches, at + span.start_offset : at + span.end_offset, :]
+            load_part(call, unit, chunk, part, cache, table, 0, span.start_offset)
+
+
+def load_part(
+    call: Call, unit: Unit, chunk: Chunk, place: Any, cache: Any, table: Any, first: int, token: int
+) -> None:
+    """place [rows, batches, width, d]: tokens from `token` on of partitions from `first` on of a chunk."""
+    rows, width, head_dim = place.shape[0], place.shape[2], call.cfg.d_head
     if table is None:
-        rows = by_batch(cache, call, unit)[:, token_range(chunk), :]
-        nisa.dma_copy(place, rows.reshape_dim(1, (call.rows, chunk.width)).permute((1, 0, 2, 3)))
+        begin = chunk.token + first * chunk.width
+        source = by_batch(cache, call, unit)[:, begin : begin + rows * chunk.width, :]
+        source = source.reshape_dim(1, (rows, chunk.width))[:, :, token : token + width, :]
+        nisa.dma_copy(place, source.permute((1, 0, 2, 3)))
         return
     pieces = cache.reshape((cache.size // (chunk.width * head_dim), chunk.width, head_dim))
+    number = chunk.tile // chunk.width
     for batch in range(unit.batches):
-        number = chunk.tile // chunk.width
-        index = table.pieces[:, unit.first + batch, number : number + 1]
-        nisa.dma_copy(place[:, batch], pieces.vector_select(0, index))
+        index = table.pieces[first : first + rows, unit.first + batch, number : number + 1]
+        nisa.dma_copy(place[:, batch], pieces.vector_select(0, index)[:, token : token + width, :])
 
 
 def transpose_keys(unit: Unit, at: int, width: int, call: Call) -> None:

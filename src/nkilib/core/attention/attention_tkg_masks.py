@@ -7,7 +7,7 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_tkg_plan import PMAX, Call, Run, Section, Sizes, Unit
+from .attention_tkg_plan import PMAX, Call, Section, Sizes, Unit, spot
 
 PREDICATES = (nl.uint8, nl.int8, nl.uint16, nl.int16)  # dtypes that select as they are
 TURNS = 2  # sections whose masks are in SBUF
@@ -159,8 +159,3 @@ def number_keys(numbers: Any, section: Section) -> None:
     for chunk in section.chunks:
         at, width = chunk.tile - section.tile, chunk.width
         nisa.iota(numbers[:, at : at + width], [[1, width]], offset=chunk.token, channel_multiplier=width)
-
-
-def spot(place: Any, run: Run) -> Any:
-    """The partitions and tiles of a run of new tokens in [rows, tiles, ...]."""
-    return place[run.partition : run.partition + run.partitions, run.tile : run.tile + run.tiles]

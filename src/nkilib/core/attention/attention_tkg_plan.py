@@ -23,7 +23,7 @@ from .attention_tkg_utils import (
 )
 
 BANK = nl.tile_size.gemm_moving_fmax  # float32 columns of a PSUM bank
-RUN_BYTES = 4096  # of values in each partition and transfer: DMA moves them at almost full rate
+RUN_BYTES = 16 * 1024  # of values in each partition and transfer, at most: DMA has a fixed cost for each run
 UNIT_BYTES = 40 * 1024  # per partition
 GROUP_BYTES = 20 * 1024  # the same where a unit has several batches: then there are more units
 MASK_BYTES = 16 * 1024
@@ -50,6 +50,12 @@ class Call(nl.NKIObject):
         self.splits_keys = is_s_prior_sharded(cfg, n_prgs)
         self.batches = cfg.bs // n_prgs if self.splits_batch else cfg.bs
         self.first_batch = core * self.batches if self.splits_batch else 0
+        self.first_stored = 0  # of its batches, a core writes those from here ...
+        self.last_stored = self.batches  # ... to here: where both have all results, each writes a part
+        if n_prgs > 1 and not self.splits_batch:
+            half = cfg.bs - cfg.bs // 2
+            self.first_stored = half * core
+            self.last_stored = half if core == 0 else cfg.bs
         self.rows = min(PMAX, cfg.curr_sprior)  # tokens of a tile
         self.block_len = 0  # of the pieces that blocks are cut into
         self.factor = 1  # pieces of a block
@@ -76,6 +82,7 @@ class Call(nl.NKIObject):
         self.sink = None
         self.table = None
         self.max_context_len = None
+        self.statistics = None  # the caller's dict
 
     def tile(self, shape: Any, dtype: Any) -> Any:
         """A tile in SBUF, where the caller's manager wants it."""
@@ -117,8 +124,8 @@ class Section(nl.NKIObject):
         for chunk in chunks:
             self.tiles += chunk.width
         self.index = 0
+        self.is_last = False
         self.runs: list = []  # of the new tokens
-        self.visible = None  # the caller's mask, [rows, tiles, batches, columns]
 
 
 class Unit(nl.NKIObject):
@@ -190,6 +197,7 @@ def plan_sections(call: Call, sizes: Sizes) -> list:
     sections.append(Section(chunks))
     for index in range(len(sections)):
         sections[index].index = index
+        sections[index].is_last = index == len(sections) - 1
         sections[index].runs = active_runs(call, sections[index])
     return sections
 
@@ -207,3 +215,8 @@ def active_runs(call: Call, section: Section) -> list:
             runs.append(Run(place // chunk.width, tile + place % chunk.width, count, down, begin - first))
             begin += count
     return runs
+
+
+def spot(place: Any, run: Run) -> Any:
+    """The partitions and tiles of a run of new tokens in [rows, tiles, ...]."""
+    return place[run.partition : run.partition + run.partitions, run.tile : run.tile + run.tiles]

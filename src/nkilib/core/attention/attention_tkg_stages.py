@@ -16,6 +16,7 @@ from ..utils.tiled_range import TiledRange
 from .attention_tkg_loads import BlockTable, Slot, key_tile, load_keys, load_values
 from .attention_tkg_masks import Masks
 from .attention_tkg_plan import BANK, PMAX, SLOTS, Call, Sizes, Unit, plan_sections
+from .attention_tkg_queries import store_columns
 
 MASKED = -3.0e38  # the score of a key that is not seen
 LEAST_MAXIMUM = -1.0e30  # of a query that sees nothing: far above MASKED, so that all its probabilities are 0
@@ -26,37 +27,40 @@ class State(nl.NKIObject):
     """The softmax over the keys seen so far, for this core's query columns."""
 
     def __init__(self, call: Call):
-        columns = call.batches * call.columns
+        columns, head_dim = call.batches * call.columns, call.cfg.d_head
         self.maximum = call.tile((PMAX, columns), nl.float32)
         self.sums = call.tile((PMAX, columns), nl.float32)
-        self.out = call.tile((call.cfg.d_head, columns), nl.float32)
-        self.sinks = None  # [128, heads]
+        self.out = call.tile((head_dim, columns), nl.float32)
+        self.factor = call.tile((head_dim, columns), nl.float32)  # 1 / sum
+        self.result = call.out
+        if not call.cfg.out_in_sb:
+            self.result = call.tile((head_dim, call.cfg.bs * call.columns), call.out.dtype)
         self.identity = call.tile((PMAX, PMAX), nl.float32)
         self.ones = call.tile((PMAX, PMAX), nl.float32)
         nisa.memset(self.ones, 1.0)
         nisa.affine_select(self.identity, [[-1, PMAX]], 1, self.ones, 0.0, cmp_op=nl.equal)
+        self.sinks = None  # [128, heads]
         if call.sink is None:
             nisa.memset(self.maximum, LEAST_MAXIMUM)
         else:
             self.sinks = call.tile((PMAX, call.cfg.q_head), nl.float32)
             nisa.dma_copy(self.sinks, call.sink.ap([[0, PMAX], [1, call.cfg.q_head]]))
-            nisa.tensor_copy(self.by_head(call, self.maximum), self.every_column(call))
+            by_head = self.maximum.reshape_dim(1, (call.batches, call.cfg.q_head, call.cfg.s_active))
+            nisa.tensor_copy(by_head, self.every_column(call, call.batches))
 
-    def by_head(self, call: Call, tile: Any) -> Any:
-        return tile.reshape_dim(1, (call.batches, call.cfg.q_head, call.cfg.s_active))
-
-    def every_column(self, call: Call) -> Any:
-        """The sinks, repeated for every batch and new token."""
-        by_head = self.sinks.expand_dim(1).broadcast(1, call.batches)
+    def every_column(self, call: Call, batches: int) -> Any:
+        """The sinks, repeated for some batches and every new token."""
+        by_head = self.sinks.expand_dim(1).broadcast(1, batches)
         return by_head.expand_dim(3).broadcast(3, call.cfg.s_active)
 
 
 def run_units(call: Call, q: Any, k_active: Any) -> State:
-    """All units of this core, one after the other; the scheduler lets them overlap."""
+    """All units of this core. Keys arrive a unit ahead of values: softmax runs while values arrive."""
     state, sizes = State(call), Sizes(call)
     table = BlockTable(call) if call.block_len > 0 else None
     masks = Masks(call, sizes)
     slots: list = []
+    waiting = None  # the unit that lacks its values
     count = 0
     for section in plan_sections(call, sizes):
         masks.begin_section(section)
@@ -65,12 +69,14 @@ def run_units(call: Call, q: Any, k_active: Any) -> State:
                 slots.append(Slot(call, sizes))
             unit = Unit(section, group.start_offset, group.size, slots[count % SLOTS])
             load_keys(call, unit, table, k_active)
-            load_values(call, unit, table)
             unit.visible = masks.of_unit(unit)
             score(call, unit, q)
             soften(call, unit, state)
-            add_values(call, unit, state)
+            if waiting is not None:
+                add_values(call, waiting, state, table, False)
+            waiting = unit
             count += 1
+    add_values(call, waiting, state, table, True)
     return state
 
 
@@ -136,12 +142,17 @@ def spread_maximum(call: Call, slot: Slot, count: int, identity: Any) -> None:
         nisa.tensor_copy(slot.fresh[:, part.start_offset : part.end_offset], spread)
 
 
-def add_values(call: Call, unit: Unit, state: State) -> None:
+def add_values(call: Call, unit: Unit, state: State, table: Any, last: bool) -> None:
     """Values times probabilities, [d, columns], and the sums of the probabilities in every partition."""
     slot, columns = unit.slot, call.columns
     first, count = unit.first * columns, unit.batches * columns
     total = nl.ndarray((PMAX, count), nl.float32, buffer=nl.psum)
     nisa.nc_matmul(total, state.ones[0 : call.rows], slot.sums[:, 0:count], is_stationary_onezero=True)
+    join(state.sums[:, first : first + count], total, unit)
+    finished = unit.section.is_last and not call.splits_keys and call.statistics is None
+    if finished:
+        find_factor(call, state, unit.first, unit.batches)
+    load_values(call, unit, table, last)
     product = nl.ndarray((call.cfg.d_head, count), nl.float32, buffer=nl.psum)
     for batch in range(unit.batches):
         place = product[:, batch * columns : (batch + 1) * columns]
@@ -149,14 +160,22 @@ def add_values(call: Call, unit: Unit, state: State) -> None:
             nisa.nc_matmul(
                 place, slot.v[:, batch, tile, :], slot.probabilities[:, batch, tile, :], accumulate=tile > 0
             )
-    rescale = slot.rescale[:, 0:count]
-    for pair in ((state.sums, total), (state.out, product)):
-        kept, new = pair[0][:, first : first + count], pair[1]
-        if unit.section.index > 0:
-            nisa.tensor_tensor(kept, kept, rescale[0 : kept.shape[0]], nl.multiply)
-            nisa.tensor_tensor(kept, kept, new, nl.add)
-        else:
-            nisa.tensor_copy(kept, new)
+    if finished and unit.section.index == 0:
+        give(call, state, unit.first, unit.batches, product)
+        return
+    join(state.out[:, first : first + count], product, unit)
+    if finished:
+        give(call, state, unit.first, unit.batches, state.out[:, first : first + count])
+
+
+def join(kept: Any, new: Any, unit: Unit) -> None:
+    """What a section adds to what earlier ones left."""
+    if unit.section.index == 0:
+        nisa.tensor_copy(kept, new)
+        return
+    rows, columns = kept.shape
+    nisa.tensor_tensor(kept, kept, unit.slot.rescale[0:rows, 0:columns], nl.multiply)
+    nisa.tensor_tensor(kept, kept, new, nl.add)
 
 
 def join_cores(call: Call, state: State) -> None:
@@ -191,23 +210,41 @@ def swap(call: Call, mine: Any, theirs: Any) -> None:
         nisa.sendrecv(mine[:, span], theirs[:, span], other, other, pipe_id=0, dma_engine=engine)
 
 
-def add_sinks(call: Call, state: State) -> None:
-    """A sink is a logit without a value: it joins the sum."""
+def add_sinks(call: Call, state: State, first: int, batches: int) -> None:
+    """A sink is a logit without a value: it joins the sums."""
     if call.sink is None:
         return
     rows = call.cfg.d_head
-    extra = call.tile((rows, state.out.shape[1]), nl.float32)
-    by_head = state.by_head(call, extra)
-    sinks = state.every_column(call)[0:rows]
-    nisa.tensor_tensor(by_head, sinks, state.by_head(call, state.maximum)[0:rows], nl.subtract)
+    span = slice(first * call.columns, (first + batches) * call.columns)
+    extra, shape = state.factor[:, span], (batches, call.cfg.q_head, call.cfg.s_active)
+    nisa.tensor_tensor(
+        extra.reshape_dim(1, shape),
+        state.every_column(call, batches)[0:rows],
+        state.maximum[0:rows, span].reshape_dim(1, shape),
+        nl.subtract,
+    )
     nisa.activation(extra, nl.exp, extra)
-    nisa.tensor_tensor(state.sums[0:rows], state.sums[0:rows], extra, nl.add)
+    nisa.tensor_tensor(state.sums[0:rows, span], state.sums[0:rows, span], extra, nl.add)
 
 
-def normalize(call: Call, state: State) -> None:
-    """Divide by the sums; a query that saw nothing gives 0."""
-    rows = call.cfg.d_head
-    factor = call.tile((rows, state.out.shape[1]), nl.float32)
-    nisa.tensor_scalar(factor, state.sums[0:rows], nl.maximum, SMALLEST_SUM)
+def find_factor(call: Call, state: State, first: int, batches: int) -> None:
+    """1 / sum for the columns of some batches."""
+    add_sinks(call, state, first, batches)
+    span = slice(first * call.columns, (first + batches) * call.columns)
+    factor = state.factor[:, span]
+    nisa.tensor_scalar(factor, state.sums[0 : call.cfg.d_head, span], nl.maximum, SMALLEST_SUM)
     nisa.reciprocal(factor, factor)
-    nisa.tensor_tensor(state.out, state.out, factor, nl.multiply)
+
+
+def give(call: Call, state: State, first: int, batches: int, product: Any) -> None:
+    """The results of some batches: to SBUF, and from there to HBM if wanted. A query that saw nothing: 0."""
+    span = slice(first * call.columns, (first + batches) * call.columns)
+    start = (call.first_batch + first) * call.columns
+    place = state.result[:, start : start + batches * call.columns]
+    if call.statistics is None:
+        nisa.tensor_tensor(place, product, state.factor[:, span], nl.multiply)
+    else:
+        nisa.tensor_copy(place, product)
+    begin, end = max(first, call.first_stored), min(first + batches, call.last_stored)
+    if not call.cfg.out_in_sb and begin < end:
+        store_columns(call, call.out, state.result, call.cfg.q_head, call.first_batch + begin, end - begin)

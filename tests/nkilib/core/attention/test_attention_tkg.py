@@ -6,11 +6,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from kernel_support import compiles_and_example_runs, each_lnc, random, run
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from kernel_support import compiles_and_example_runs, each_lnc, random, run
 from nkilib.core.attention.attention_tkg import AttnTKGConfig, attention_tkg, attention_tkg_ref
 from nkilib.core.attention.attention_tkg_utils import (
     is_batch_sharded,
