@@ -14,7 +14,6 @@ from .attention_tkg_plan import PMAX, Call, Chunk, Run, Sizes, Unit, key_dtype, 
 
 PSUM_BYTES = 2048  # of a bank
 LAST_PARTS = 4
-LAST_TOKENS = 1024  # fewer are not cut into parts
 
 
 class Slot(nl.NKIObject):
@@ -24,7 +23,6 @@ class Slot(nl.NKIObject):
         rows, head_dim, columns = call.rows, call.cfg.d_head, call.columns
         batches, tiles = sizes.batches, sizes.tiles
         self.k = call.tile((head_dim, batches, tiles * rows), key_dtype(call))
-        self.v = call.tile((rows, batches, tiles, head_dim), call.v_prior.dtype)
         self.k_rows = None  # keys as they lie in the cache
         self.k_wide = None  # the same in the dtype of k
         if call.by_rows:
@@ -123,13 +121,13 @@ def load_values(call: Call, unit: Unit, table: Any, last: bool) -> None:
     """
     old = call.cfg.curr_sprior - call.cfg.s_active
     for chunk in unit.section.chunks:
-        parts = LAST_PARTS if last and chunk.tokens > LAST_TOKENS else 1
-        load_rows(call, unit, chunk, unit.slot.v, call.v_prior, table, old, parts)
+        parts = LAST_PARTS if last and chunk.tile + chunk.width == call.tiles else 1
+        load_rows(call, unit, chunk, unit.values, call.v_prior, table, old, parts)
     first = call.first_batch + unit.first
     new = call.v_active.reshape((call.cfg.bs, call.cfg.s_active, call.cfg.d_head))
     for run in unit.section.runs:
         rows = new[first : first + unit.batches, run.active : run.active + run.count, :]
-        place = spot(unit.slot.v[:, 0 : unit.batches].permute((0, 2, 1, 3)), run)
+        place = spot(unit.values[:, 0 : unit.batches].permute((0, 2, 1, 3)), run)
         nisa.dma_copy(place, rows.permute((1, 0, 2)).expand_dim(1 if run.down else 0))
 
 
@@ -154,9 +152,13 @@ def load_rows(
         part = tile[whole : whole + 1, 0 : unit.batches, at : at + rest, :]
         load_part(call, unit, chunk, part, cache, table, whole, 0)
     if whole > 0:
-        for span in TiledRange(width, div_ceil(width, parts)):
-            part = tile[0:whole, 0 : unit.batches, at + span.start_offset : at + span.end_offset, :]
-            load_part(call, unit, chunk, part, cache, table, 0, span.start_offset)
+        begin = 0
+        for i in range(parts):  # each half as large as the one before
+            end = width if i == parts - 1 else begin + div_ceil(width - begin, 2)
+            if begin < end:
+                part = tile[0:whole, 0 : unit.batches, at + begin : at + end, :]
+                load_part(call, unit, chunk, part, cache, table, 0, begin)
+            begin = end
 
 
 def load_part(

@@ -16,7 +16,7 @@ TURNS = 2  # sections whose masks are in SBUF
 class Masks(nl.NKIObject):
     """Makes the masks of units, [rows, batches, tiles, columns] of 0 and 1."""
 
-    def __init__(self, call: Call, sizes: Sizes):
+    def __init__(self, call: Call, sizes: Sizes, last: Section):
         self.call = call
         self.limit = None  # keys from this number on, which is known at run time, do not count
         if call.max_context_len is not None:
@@ -35,6 +35,7 @@ class Masks(nl.NKIObject):
                 dtype = call.mask.dtype if call.mask.dtype in PREDICATES else nl.uint8
                 shape = (call.rows, sizes.tiles, call.batches * call.columns)
                 self.given.append(call.tile(shape, dtype))
+        self.fresh = NewTokens(call, last) if call.cfg.use_pos_id else None
         self.after = None
         self.before = None
         if call.start_pos_ids is not None:
@@ -91,7 +92,8 @@ class Masks(nl.NKIObject):
             below = self.below[turn][:, 0 : section.tiles].expand_dim(2).broadcast(2, call.columns)
             for batch in range(unit.batches):
                 nisa.tensor_tensor(visible[:, batch], visible[:, batch], below, nl.multiply)
-        self.place_new(visible, unit)
+        if len(section.runs) > 0:
+            self.fresh.replace(visible, numbers, unit)
         return visible
 
     def before_end(self, visible: Any, numbers: Any, unit: Unit) -> None:
@@ -119,14 +121,44 @@ class Masks(nl.NKIObject):
         for head in range(call.cfg.q_head):
             nisa.tensor_tensor(by_head[:, :, :, head], after, needed, nl.greater_equal)
 
-    def place_new(self, visible: Any, unit: Unit) -> None:
-        """The mask of the new tokens is the caller's."""
-        call, by_tile = self.call, visible.permute((0, 2, 1, 3))
+
+class NewTokens(nl.NKIObject):
+    """The caller's mask of the new tokens, [rows, tiles that have any, batches, columns]; 0 elsewhere.
+
+    Loaded beforehand: a transfer that waits for the other mask would queue up behind those of the cache.
+    """
+
+    def __init__(self, call: Call, section: Section):
+        self.call = call
+        self.first = section.tiles  # of the tiles of the last section
+        self.tile = None
+        self.old = None
+        if len(section.runs) == 0:
+            return
+        end = 0
+        for run in section.runs:
+            self.first = min(self.first, run.tile)
+            end = max(end, run.tile + run.tiles)
+        self.tile = call.tile((call.rows, end - self.first, call.batches, call.columns), nl.uint8)
+        self.old = call.tile((call.rows, end - self.first), nl.uint8)
+        nisa.memset(self.tile, 0)
         mask = call.mask.reshape((call.cfg.s_active, call.cfg.bs, call.columns))
-        first = call.first_batch + unit.first
-        for run in unit.section.runs:
-            rows = mask[run.active : run.active + run.count, first : first + unit.batches]
-            nisa.dma_copy(spot(by_tile, run), rows)
+        mask = mask[:, call.first_batch : call.first_batch + call.batches]
+        for run in section.runs:
+            rows = slice(run.partition, run.partition + run.partitions)
+            tiles = slice(run.tile - self.first, run.tile - self.first + run.tiles)
+            nisa.dma_copy(self.tile[rows, tiles], mask[run.active : run.active + run.count])
+
+    def replace(self, visible: Any, numbers: Any, unit: Unit) -> None:
+        """In a unit that has the new tokens: what the positions say of them does not count."""
+        call, tiles = self.call, slice(self.first, self.first + self.tile.shape[1])
+        place = visible[:, :, tiles, :]
+        least = float(call.cfg.curr_sprior - call.cfg.s_active)
+        nisa.tensor_scalar(self.old, numbers[:, tiles], nl.less, least)
+        kept = self.old.expand_dim(1).broadcast(1, unit.batches).expand_dim(3).broadcast(3, call.columns)
+        nisa.tensor_tensor(place, place, kept, nl.multiply)
+        new = self.tile[:, :, unit.first : unit.first + unit.batches, :].permute((0, 2, 1, 3))
+        nisa.tensor_tensor(place, place, new, nl.add)
 
 
 class Positions(nl.NKIObject):

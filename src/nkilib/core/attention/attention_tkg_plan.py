@@ -27,7 +27,8 @@ RUN_BYTES = 16 * 1024  # of values in each partition and transfer, at most: DMA 
 UNIT_BYTES = 40 * 1024  # per partition
 GROUP_BYTES = 20 * 1024  # the same where a unit has several batches: then there are more units
 MASK_BYTES = 16 * 1024
-SLOTS = 3  # units under way: one arrives, one is computed, one is finished
+SLOTS = 3  # units under way: the keys of one arrive, one has its softmax, one its values
+VALUE_SLOTS = 2  # fewer: values, which come a unit later, are not to be asked for before the next keys
 
 
 class Call(nl.NKIObject):
@@ -137,6 +138,7 @@ class Unit(nl.NKIObject):
         self.batches = batches
         self.slot = slot
         self.tiles = section.tiles
+        self.values = None  # [rows, batches, tiles, d]
         self.visible = None  # [rows, batches, tiles, columns]
 
 

@@ -15,7 +15,7 @@ import nki.language as nl
 from ..utils.tiled_range import TiledRange
 from .attention_tkg_loads import BlockTable, Slot, key_tile, load_keys, load_values
 from .attention_tkg_masks import Masks
-from .attention_tkg_plan import BANK, PMAX, SLOTS, Call, Sizes, Unit, plan_sections
+from .attention_tkg_plan import BANK, PMAX, SLOTS, VALUE_SLOTS, Call, Sizes, Unit, plan_sections
 from .attention_tkg_queries import store_columns
 
 MASKED = -3.0e38  # the score of a key that is not seen
@@ -58,16 +58,22 @@ def run_units(call: Call, q: Any, k_active: Any) -> State:
     """All units of this core. Keys arrive a unit ahead of values: softmax runs while values arrive."""
     state, sizes = State(call), Sizes(call)
     table = BlockTable(call) if call.block_len > 0 else None
-    masks = Masks(call, sizes)
+    sections = plan_sections(call, sizes)
+    masks = Masks(call, sizes, sections[len(sections) - 1])
     slots: list = []
+    values: list = []
     waiting = None  # the unit that lacks its values
     count = 0
-    for section in plan_sections(call, sizes):
+    for section in sections:
         masks.begin_section(section)
         for group in TiledRange(call.batches, sizes.batches):
             if len(slots) < SLOTS:
                 slots.append(Slot(call, sizes))
+            if len(values) < VALUE_SLOTS:
+                shape = (call.rows, sizes.batches, sizes.tiles, call.cfg.d_head)
+                values.append(call.tile(shape, call.v_prior.dtype))
             unit = Unit(section, group.start_offset, group.size, slots[count % SLOTS])
+            unit.values = values[count % VALUE_SLOTS]
             load_keys(call, unit, table, k_active)
             unit.visible = masks.of_unit(unit)
             score(call, unit, q)
@@ -158,7 +164,10 @@ def add_values(call: Call, unit: Unit, state: State, table: Any, last: bool) -> 
         place = product[:, batch * columns : (batch + 1) * columns]
         for tile in range(unit.tiles):
             nisa.nc_matmul(
-                place, slot.v[:, batch, tile, :], slot.probabilities[:, batch, tile, :], accumulate=tile > 0
+                place,
+                unit.values[:, batch, tile, :],
+                slot.probabilities[:, batch, tile, :],
+                accumulate=tile > 0,
             )
     if finished and unit.section.index == 0:
         give(call, state, unit.first, unit.batches, product)
