@@ -33,12 +33,7 @@ TABLE = [
         "attention_segmented_cte load_kv_cache floor_nisa_kernel ceil_nisa_kernel",
         "prefill attention over a paged KV cache with prefix",
     ),
-    Row(
-        "L05",
-        "core.attention.attention_tkg",
-        "attention_tkg AttnTKGConfig",
-        "decode attention, flat or paged cache",
-    ),
+    Row("L05", "core.attention.attention_tkg", "attention_tkg AttnTKGConfig"),
     Row(
         "L06",
         "core.attention.attention_kv_parallel_segmented_cte",

@@ -53,7 +53,7 @@ def attention_tkg(
     max_context_len: Any = None,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
 ) -> Any:
-    """out = softmax(q K^T, masked) V over the first curr_sprior keys of a cache, the last s_active of them new.
+    """Decode attention: out = softmax(masked q K^T) V over a cache, flat or of blocks, and some new tokens.
 
     Shapes (B, H, s, S, d: bs, q_head, s_active, curr_sprior, d_head of cfg; one kv head):
 
@@ -62,8 +62,8 @@ def attention_tkg(
     | q | SBUF [d, B H s] if cfg.qk_in_sb, else HBM [B, d, H, s] or [B, H, s, d] |
     | k_active | SBUF [d, B s] if cfg.qk_in_sb, else HBM [B, d, s] or [B, 1, s, d] |
     | v_active | [B, 1, s, d] |
-    | k_prior | [B+, 1, full_sprior, d] if cfg.tp_k_prior else [B+, 1, d, full_sprior]; [blocks, block_len, d] |
-    | v_prior | [B+, 1, full_sprior, d]; [blocks, block_len, d] |
+    | k_prior | [B+, 1, full_sprior, d] if cfg.tp_k_prior else [B+, 1, d, full_sprior]; blocks like v_prior |
+    | v_prior | [B+, 1, full_sprior, d], or [blocks, block_len, d] |
     | mask | [S, B, H, s] of 0 and 1, or [s, B, H, s], for the new tokens alone, if cfg.use_pos_id |
     | out | SBUF [d, B H s] if cfg.out_in_sb, else HBM [B, H, d, s] |
     | inv_freqs, rope_pos_ids, start_pos_ids | [d / 2, 1], [B, s], [B, s] |
@@ -72,22 +72,23 @@ def attention_tkg(
     | k_out | SBUF [d, B s] if cfg.k_out_in_sb, else HBM [B, 1, d, s] |
     | max_context_len | one int32, read at run time: keys of the cache from there on do not count |
 
-    Where the two HBM layouts of q or k_active have equal shapes, the first is meant. The last s of the S keys
-    are k_active and v_active, whatever the cache holds there. With use_pos_id key j is seen if j <
-    rope_pos_ids[b, 0]; with start_pos_ids, by new token i, if start <= j < end = rope_pos_ids[b, i], and if
-    start > end, if j >= start or j < end. No scale is applied, but fuse_rope first rotates q and k_active
-    (pairs i, i + d/2) by rope_pos_ids * inv_freqs, scales q by 1 / sqrt(d), and writes the new keys to k_out.
-    A query that sees nothing gives 0.
+    Where the two HBM layouts of q or k_active have equal shapes, the first is meant. Of the first S keys of
+    the cache the last s are k_active and v_active, whatever the cache holds there. With use_pos_id key j is
+    seen if j < rope_pos_ids[b, 0]; with start_pos_ids, by new token i, if start <= j < end =
+    rope_pos_ids[b, i], and if start > end, if j >= start or j < end. No scale is applied, but fuse_rope first
+    rotates q and k_active (pairs i, i + d/2) by rope_pos_ids * inv_freqs, scales q by 1 / sqrt(d), and writes
+    the new keys to k_out. A query that sees nothing gives 0.
 
-    A mask over blocks comes in the order of gen_mask_tkg: row 128 f + p is token (f // l) 128 l + p l + f % l,
-    where l is from resize_cache_block_len_for_attention_tkg_kernel. use_pos_id works with blocks and with
-    every way of sharing, as published tests ask, though the page says it does not. Dtypes: bfloat16, float16,
-    float32; caches, q and k_active also FP8, which is used as it is (results are then those of FP8 numbers;
-    dtype_mode does not matter). cp_softmax_stats_out, a dict, receives "neg_max" and "sum", SBUF tiles
-    [d, B H s] with equal partitions (of this core's batches), and out is then not normalised.
+    A mask over blocks comes in the order of gen_mask_tkg: row 128 f + p is token (f // l) 128 l + p l + f % l
+    with l from resize_cache_block_len_for_attention_tkg_kernel. use_pos_id works with blocks and with every
+    way of sharing, as published tests ask, though the page says it does not. Dtypes: bfloat16, float16,
+    float32; caches, q and k_active also FP8, which is used as it is (dtype_mode does not matter).
+    cp_softmax_stats_out, a dict, receives "neg_max" and "sum", SBUF tiles [d, columns of this core's batches]
+    with equal partitions, and out is then not normalised.
 
-    Two cores share the batch where it is even and S < 256 or B H s > 128, else the keys from S = 256 on. Results in SBUF
-    are whole on both. sbm places the temporary tiles; None leaves that to the compiler. Returns (out, k_out).
+    Two cores share the batch where it is even and S < 256 or B H s > 128, else the keys from S = 256 on.
+    Results in SBUF are whole on both. sbm places the temporary tiles; None leaves that to the compiler.
+    Returns (out, k_out).
 
     >>> cfg = AttnTKGConfig(bs=2, q_head=4, s_active=1, curr_sprior=256, full_sprior=256, d_head=64,
     ...                     tp_k_prior=True, fuse_rope=True, use_pos_id=True)

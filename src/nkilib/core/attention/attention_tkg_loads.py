@@ -144,7 +144,7 @@ def by_batch(cache: Any, call: Call, unit: Unit) -> Any:
 def load_rows(
     call: Call, unit: Unit, chunk: Chunk, tile: Any, cache: Any, table: Any, tokens: int, parts: int = 1
 ) -> None:
-    """The first tokens of a chunk as [rows, batches, width, d]: whole partitions, then the one that is not."""
+    """The first tokens of a chunk as [rows, batches, width, d]: whole partitions, and the one that is not."""
     at, width = chunk.tile - unit.section.tile, chunk.width
     old = max(0, min(chunk.tokens, tokens - chunk.token))
     whole, rest = old // width, old % width

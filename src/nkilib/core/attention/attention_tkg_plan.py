@@ -1,4 +1,4 @@
-"""What attention_tkg has to do: where each token of the cache stands, and in which steps it is worked through.
+"""What attention_tkg has to do: where each token of the cache stands, and in which steps all are worked off.
 
 Tokens stand in tiles of 128, a token per partition. `width` neighbouring tokens share a partition, so that
 a transfer moves long runs: token 128 width c + width p + j of a core is in partition p of tile width c + j.

@@ -1,4 +1,4 @@
-"""Queries and new keys of attention_tkg: to [d, columns] in SBUF, rotated if asked; and results back to HBM."""
+"""Queries and new keys of attention_tkg: to [d, columns] in SBUF, rotated if asked; results back to HBM."""
 
 from __future__ import annotations
 

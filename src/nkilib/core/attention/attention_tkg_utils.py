@@ -15,7 +15,7 @@ SHARDED_KEYS = 256  # fewer keys are not worth splitting between two cores
 
 @dataclass
 class AttnTKGConfig(nl.NKIObject):
-    """Sizes and options of attention_tkg. Those marked * are hints of speed: results do not depend on them."""
+    """Sizes and options of attention_tkg. Those marked * are hints: results do not depend on them."""
 
     bs: int = 0  # batch size
     q_head: int = 0  # query heads of the one kv head
