@@ -48,6 +48,8 @@ class Masks(nl.NKIObject):
         turn = section.index % TURNS
         if len(self.numbers) > 0:
             number_keys(self.numbers[turn], section)
+            if self.fresh is not None and len(section.runs) > 0:
+                self.fresh.find_old(self.numbers[turn])
         if self.limit is not None:
             below = self.below[turn][:, 0 : section.tiles]
             limit = self.limit[0 : self.call.rows]
@@ -93,7 +95,7 @@ class Masks(nl.NKIObject):
             for batch in range(unit.batches):
                 nisa.tensor_tensor(visible[:, batch], visible[:, batch], below, nl.multiply)
         if len(section.runs) > 0:
-            self.fresh.replace(visible, numbers, unit)
+            self.fresh.replace(visible, unit)
         return visible
 
     def before_end(self, visible: Any, numbers: Any, unit: Unit) -> None:
@@ -149,12 +151,16 @@ class NewTokens(nl.NKIObject):
             tiles = slice(run.tile - self.first, run.tile - self.first + run.tiles)
             nisa.dma_copy(self.tile[rows, tiles], mask[run.active : run.active + run.count])
 
-    def replace(self, visible: Any, numbers: Any, unit: Unit) -> None:
+    def find_old(self, numbers: Any) -> None:
+        """1 for keys of the cache, 0 for new tokens."""
+        call, tiles = self.call, slice(self.first, self.first + self.tile.shape[1])
+        least = float(call.cfg.curr_sprior - call.cfg.s_active)
+        nisa.tensor_scalar(self.old, numbers[:, tiles], nl.less, least)
+
+    def replace(self, visible: Any, unit: Unit) -> None:
         """In a unit that has the new tokens: what the positions say of them does not count."""
         call, tiles = self.call, slice(self.first, self.first + self.tile.shape[1])
         place = visible[:, :, tiles, :]
-        least = float(call.cfg.curr_sprior - call.cfg.s_active)
-        nisa.tensor_scalar(self.old, numbers[:, tiles], nl.less, least)
         kept = self.old.expand_dim(1).broadcast(1, unit.batches).expand_dim(3).broadcast(3, call.columns)
         nisa.tensor_tensor(place, place, kept, nl.multiply)
         new = self.tile[:, :, unit.first : unit.first + unit.batches, :].permute((0, 2, 1, 3))

@@ -69,6 +69,8 @@ class Call(nl.NKIObject):
                 cfg.bs,
                 cfg.q_head,
                 cfg.s_active,
+                cfg.full_sprior,
+                cfg.enable_fa_s_prior_tiling,
             )
             self.block_len = cut[0]
             self.factor = cut[1]

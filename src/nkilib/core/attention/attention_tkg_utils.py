@@ -10,6 +10,7 @@ import nki.language as nl
 from ..utils.kernel_assert import kernel_assert
 
 PMAX = nl.tile_size.pmax
+FLASH_KEYS = 8192
 SHARDED_KEYS = 256  # fewer keys are not worth splitting between two cores
 
 
@@ -52,10 +53,10 @@ def uses_batch_tiling(cfg: Any, n_prgs: int = 1) -> bool:
     return share * cfg.q_head * cfg.s_active > PMAX
 
 
-def uses_flash_attention(cfg: Any, n_prgs: int = 1, section_keys: int = 8192) -> bool:
-    """True when a core has more keys than it looks at in one go."""
+def uses_flash_attention(cfg: Any, n_prgs: int = 1) -> bool:
+    """True when a core has so many keys that it looks at them in sections."""
     keys = cfg.curr_sprior // n_prgs if is_s_prior_sharded(cfg, n_prgs) else cfg.curr_sprior
-    return keys > section_keys
+    return keys > FLASH_KEYS
 
 
 def resize_cache_block_len_for_attention_tkg_kernel(
@@ -72,12 +73,16 @@ def resize_cache_block_len_for_attention_tkg_kernel(
     """(length, factor) of the pieces blocks are cut into so that every partition of every core has as many.
 
     factor is the smallest power of two that divides block_len with num_blocks * factor a multiple of
-    p_max (of p_max * n_prgs where cores share the keys); length = block_len / factor.
+    p_max (of p_max * n_prgs where cores share the keys); length = block_len / factor. Where a core has more
+    than FLASH_KEYS keys, enable_fa_s_prior_tiling asks for pieces of which p_max are no more than that.
     """
     cfg = AttnTKGConfig(bs=bs, q_head=q_head, s_active=s_active, curr_sprior=num_blocks * block_len)
     unit = p_max * (n_prgs if is_s_prior_sharded(cfg, n_prgs) else 1)
+    flash = enable_fa_s_prior_tiling and uses_flash_attention(cfg, n_prgs)
     factor = 1
-    while num_blocks * factor % unit != 0 and block_len % (2 * factor) == 0:
+    while block_len % (2 * factor) == 0 and (
+        num_blocks * factor % unit != 0 or (flash and block_len // factor * p_max > FLASH_KEYS)
+    ):
         factor *= 2
     kernel_assert(
         num_blocks * factor % unit == 0,
