@@ -60,12 +60,7 @@ TABLE = [
         "static_quantization row_quantization pre_combine_dequant_scales",
     ),
     Row("L15", "core.cumsum", "cumsum"),
-    Row(
-        "L16",
-        "core.subkernels.find_nonzero_indices",
-        "find_nonzero_indices",
-        "row indices of nonzeros per column, and their count",
-    ),
+    Row("L16", "core.subkernels.find_nonzero_indices", "find_nonzero_indices"),
     Row(
         "L17",
         "experimental.transformer.attention_block_tkg",
