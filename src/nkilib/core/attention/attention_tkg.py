@@ -24,10 +24,11 @@ import nki.language as nl
 from ..utils.common_types import DtypeMode
 from ..utils.kernel_assert import not_built
 from ..utils.kernel_helpers import get_verified_program_sharding_info
+from ..utils.tiled_range import TiledRange
 from .attention_tkg_checks import check_attention_tkg, check_config
-from .attention_tkg_plan import Call
+from .attention_tkg_plan import BANK, Call
 from .attention_tkg_queries import Rope, new_keys_of, queries_of
-from .attention_tkg_stages import State, find_factor, give, join_cores, run_units, swap
+from .attention_tkg_stages import Joined, State, find_factor, give, run_units, swap
 from .attention_tkg_utils import AttnTKGConfig, resize_cache_block_len_for_attention_tkg_kernel
 
 
@@ -107,7 +108,7 @@ def attention_tkg(
     call = Call(q, k_active, v_active, k_prior, v_prior, mask, out, cfg, sbm, sharding[1], sharding[2])
     call.inv_freqs = inv_freqs
     call.rope_pos_ids = rope_pos_ids
-    call.start_pos_ids = start_pos_ids
+    call.start_pos_ids = start_pos_ids if cfg.use_pos_id else None  # else the mask has the window already
     call.sink = sink
     call.table = active_blocks_table
     call.max_context_len = max_context_len
@@ -121,8 +122,6 @@ def attention_tkg(
     rope = Rope(call) if cfg.fuse_rope else None
     queries = queries_of(call, rope)
     state = run_units(call, queries, new_keys_of(call, rope, k_out))
-    if call.splits_keys:
-        join_cores(call, state)
     if call.splits_keys or call.statistics is not None:
         give_all(call, state)
     if cfg.out_in_sb and call.splits_batch:
@@ -133,12 +132,16 @@ def attention_tkg(
 
 
 def give_all(call: Call, state: State) -> None:
-    """What could not be given as it became ready."""
-    find_factor(call, state, 0, call.batches)
+    """What could not be given as it became ready, some batches at a time."""
+    joined = Joined(call) if call.splits_keys else None
+    for group in TiledRange(call.batches, max(1, BANK // call.columns)):
+        if joined is not None:
+            joined.join(call, state, group.start_offset, group.size)
+        factor = find_factor(call, state, group.start_offset, group.size, group.index)
+        columns = state.out[:, group.start_offset * call.columns : group.end_offset * call.columns]
+        give(call, state, group.start_offset, group.size, columns, factor)
     if call.statistics is not None:
         give_statistics(call, state)
-    first, batches = 0, call.batches
-    give(call, state, first, batches, state.out)
 
 
 def give_statistics(call: Call, state: State) -> None:

@@ -145,10 +145,6 @@ def check_masks(call: Call) -> None:
         not cfg.use_pos_id or call.rope_pos_ids is not None,
         "rope_pos_ids: got None, cfg.use_pos_id needs them",
     )
-    kernel_assert(
-        cfg.use_pos_id or call.start_pos_ids is None,
-        "start_pos_ids: got a tensor, allowed without cfg.use_pos_id is None",
-    )
     for pair in (("rope_pos_ids", call.rope_pos_ids), ("start_pos_ids", call.start_pos_ids)):
         if pair[1] is not None:
             assert_shape(pair[1], (cfg.bs, cfg.s_active), pair[0])

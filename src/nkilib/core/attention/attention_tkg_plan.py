@@ -27,6 +27,7 @@ RUN_BYTES = 16 * 1024  # of values in each partition and transfer, at most: DMA 
 UNIT_BYTES = 40 * 1024  # per partition
 GROUP_BYTES = 20 * 1024  # the same where a unit has several batches: then there are more units
 MASK_BYTES = 16 * 1024
+SPARE_BYTES = 24 * 1024  # for what does not grow with units
 SLOTS = 3  # units under way: the keys of one arrive, one has its softmax, one its values
 VALUE_SLOTS = 2  # fewer: values, which come a unit later, are not to be asked for before the next keys
 
@@ -140,6 +141,7 @@ class Unit(nl.NKIObject):
         self.batches = batches
         self.slot = slot
         self.tiles = section.tiles
+        self.number = 0  # of the core's units
         self.values = None  # [rows, batches, tiles, d]
         self.visible = None  # [rows, batches, tiles, columns]
 
@@ -159,10 +161,11 @@ class Sizes(nl.NKIObject):
         if cfg.use_pos_id:
             per_tile += call.columns + (8 * cfg.s_active if call.start_pos_ids is not None else 0)
         room = unit_room(call)
+        mask = 0 if cfg.use_pos_id else call.batches * call.columns
+        tiles = max(1, min(room // per_tile, min(MASK_BYTES, room // 2) // max(1, mask)))
         self.width = call.block_len
         if call.block_len == 0:
-            self.width = max(1, min(call.tiles, RUN_BYTES // (cfg.d_head * wide), room // per_tile))
-        tiles = max(1, min(room // per_tile, MASK_BYTES // (call.batches * call.columns)))
+            self.width = max(1, min(call.tiles, RUN_BYTES // (cfg.d_head * wide), tiles))
         self.tiles = min(call.tiles, max(1, tiles // self.width) * self.width)
         fit = min(GROUP_BYTES // (self.tiles * per_tile), BANK // call.columns)
         self.batches = max(1, min(call.batches, fit)) if self.tiles == call.tiles else 1
@@ -172,7 +175,7 @@ def unit_room(call: Call) -> int:
     """Bytes of a unit: what is usual, or a part of what the caller's manager has left."""
     if call.sbm is None or call.sbm.is_auto_alloc():
         return UNIT_BYTES
-    return max(1024, min(UNIT_BYTES, call.sbm.get_free_space() // (SLOTS + 2)))
+    return max(1024, min(UNIT_BYTES, (call.sbm.get_free_space() - SPARE_BYTES) // (SLOTS + 1)))
 
 
 def key_dtype(call: Call) -> Any:

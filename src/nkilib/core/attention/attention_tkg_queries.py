@@ -38,7 +38,8 @@ def new_keys_of(call: Call, rope: Any, k_out: Any) -> Any:
     if rope is not None:
         keys = rope.rotate(call, keys, 1, 1.0, k_out if call.cfg.k_out_in_sb else None)
         if k_out is not None and not call.cfg.k_out_in_sb and call.core == 0:
-            store_columns(call, k_out, keys, 1, 0, call.cfg.bs)
+            rows = call.tile((min(PMAX, call.cfg.bs), call.cfg.d_head, call.cfg.s_active), k_out.dtype)
+            store_columns(call, k_out, keys, 1, 0, call.cfg.bs, [rows, rows])
     return keys
 
 
@@ -56,8 +57,9 @@ def load_columns(call: Call, tensor: Any, heads: int) -> Any:
         nisa.dma_copy(tile.reshape_dim(1, (cfg.bs, count // cfg.bs)), source.permute((1, 0, 2)))
         return tile
     rows = tensor.reshape((count, head_dim))
+    whole = call.tile((min(count, PMAX), head_dim), tensor.dtype)
     for part in TiledRange(count, PMAX):
-        block = call.tile((part.size, head_dim), tensor.dtype)
+        block = whole[0 : part.size]
         nisa.dma_copy(block, rows[part.start_offset : part.end_offset])
         psum = nl.ndarray((head_dim, part.size), tensor.dtype, buffer=nl.psum)
         nisa.nc_transpose(psum, block, engine=nisa.tensor_engine)
@@ -65,10 +67,10 @@ def load_columns(call: Call, tensor: Any, heads: int) -> Any:
     return tile
 
 
-def store_columns(call: Call, out: Any, tile: Any, heads: int, first: int, batches: int) -> None:
+def store_columns(call: Call, out: Any, tile: Any, heads: int, first: int, batches: int, turns: list) -> None:
     """Columns of [d, B * H * s] to out [B, H, d, s]: batches first to first + batches - 1.
 
-    Transposed before they leave: a row of out is then one run of memory.
+    Transposed before they leave, into one of two tiles: a row of out is then one run of memory.
     """
     cfg = call.cfg
     tokens, head_dim = cfg.s_active, cfg.d_head
@@ -76,7 +78,7 @@ def store_columns(call: Call, out: Any, tile: Any, heads: int, first: int, batch
     by_token = tile.reshape_dim(1, (cfg.bs * heads, tokens))
     for part in TiledRange(batches * heads, PMAX):
         start = first * heads + part.start_offset
-        rows = call.tile((part.size, head_dim, tokens), out.dtype)
+        rows = turns[(first + part.index) % 2][0 : part.size]
         for token in range(tokens):
             psum = nl.ndarray((part.size, head_dim), tile.dtype, buffer=nl.psum)
             nisa.nc_transpose(psum, by_token[:, start : start + part.size, token], engine=nisa.tensor_engine)

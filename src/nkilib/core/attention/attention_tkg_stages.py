@@ -31,7 +31,14 @@ class State(nl.NKIObject):
         self.maximum = call.tile((PMAX, columns), nl.float32)
         self.sums = call.tile((PMAX, columns), nl.float32)
         self.out = call.tile((head_dim, columns), nl.float32)
-        self.factor = call.tile((head_dim, columns), nl.float32)  # 1 / sum
+        some = min(columns, BANK)
+        self.factor: list = []  # 1 / sum, of some columns
+        self.rows: list = []  # results on their way to HBM
+        for _ in range(2):
+            self.factor.append(call.tile((head_dim, some), nl.float32))
+            if not call.cfg.out_in_sb:
+                rows = min(PMAX, call.batches * call.cfg.q_head)
+                self.rows.append(call.tile((rows, head_dim, call.cfg.s_active), call.out.dtype))
         self.result = call.out
         if not call.cfg.out_in_sb:
             self.result = call.tile((head_dim, call.cfg.bs * call.columns), call.out.dtype)
@@ -74,6 +81,7 @@ def run_units(call: Call, q: Any, k_active: Any) -> State:
                 values.append(call.tile(shape, call.v_prior.dtype))
             unit = Unit(section, group.start_offset, group.size, slots[count % SLOTS])
             unit.values = values[count % VALUE_SLOTS]
+            unit.number = count
             load_keys(call, unit, table, k_active)
             unit.visible = masks.of_unit(unit)
             score(call, unit, q)
@@ -155,9 +163,10 @@ def add_values(call: Call, unit: Unit, state: State, table: Any, last: bool) -> 
     total = nl.ndarray((PMAX, count), nl.float32, buffer=nl.psum)
     nisa.nc_matmul(total, state.ones[0 : call.rows], slot.sums[:, 0:count], is_stationary_onezero=True)
     join(state.sums[:, first : first + count], total, unit)
+    factor = None
     finished = unit.section.is_last and not call.splits_keys and call.statistics is None
     if finished:
-        find_factor(call, state, unit.first, unit.batches)
+        factor = find_factor(call, state, unit.first, unit.batches, unit.number)
     load_values(call, unit, table, last)
     product = nl.ndarray((call.cfg.d_head, count), nl.float32, buffer=nl.psum)
     for batch in range(unit.batches):
@@ -170,11 +179,11 @@ def add_values(call: Call, unit: Unit, state: State, table: Any, last: bool) -> 
                 accumulate=tile > 0,
             )
     if finished and unit.section.index == 0:
-        give(call, state, unit.first, unit.batches, product)
+        give(call, state, unit.first, unit.batches, product, factor)
         return
     join(state.out[:, first : first + count], product, unit)
     if finished:
-        give(call, state, unit.first, unit.batches, state.out[:, first : first + count])
+        give(call, state, unit.first, unit.batches, state.out[:, first : first + count], factor)
 
 
 def join(kept: Any, new: Any, unit: Unit) -> None:
@@ -187,23 +196,31 @@ def join(kept: Any, new: Any, unit: Unit) -> None:
     nisa.tensor_tensor(kept, kept, new, nl.add)
 
 
-def join_cores(call: Call, state: State) -> None:
-    """Each core has looked at half of the keys: exchange and merge."""
-    head_dim, columns = state.out.shape
-    mine = call.tile((head_dim, 3, columns), nl.float32)
-    theirs = call.tile((head_dim, 3, columns), nl.float32)
-    nisa.tensor_copy(mine[:, 0, :], state.maximum[0:head_dim])
-    nisa.tensor_copy(mine[:, 1, :], state.sums[0:head_dim])
-    nisa.tensor_copy(mine[:, 2, :], state.out)
-    swap(call, mine.reshape((head_dim, 3 * columns)), theirs.reshape((head_dim, 3 * columns)))
-    nisa.tensor_tensor(state.maximum[0:head_dim], mine[:, 0, :], theirs[:, 0, :], nl.maximum)
-    for part in (mine, theirs):
-        nisa.tensor_tensor(part[:, 0, :], part[:, 0, :], state.maximum[0:head_dim], nl.subtract)
-        nisa.activation(part[:, 0, :], nl.exp, part[:, 0, :])
-        nisa.tensor_tensor(part[:, 1, :], part[:, 1, :], part[:, 0, :], nl.multiply)
-        nisa.tensor_tensor(part[:, 2, :], part[:, 2, :], part[:, 0, :], nl.multiply)
-    nisa.tensor_tensor(state.sums[0:head_dim], mine[:, 1, :], theirs[:, 1, :], nl.add)
-    nisa.tensor_tensor(state.out, mine[:, 2, :], theirs[:, 2, :], nl.add)
+class Joined(nl.NKIObject):
+    """Each core has looked at half of the keys: exchange and merge, some columns at a time."""
+
+    def __init__(self, call: Call):
+        head_dim = call.cfg.d_head
+        columns = min(call.batches, max(1, BANK // call.columns)) * call.columns
+        self.mine = call.tile((head_dim, 3, columns), nl.float32)
+        self.theirs = call.tile((head_dim, 3, columns), nl.float32)
+
+    def join(self, call: Call, state: State, first: int, batches: int) -> None:
+        rows, count = call.cfg.d_head, batches * call.columns
+        span = slice(first * call.columns, first * call.columns + count)
+        mine, theirs = self.mine[:, :, 0:count], self.theirs[:, :, 0:count]
+        maximum, sums, out = state.maximum[0:rows, span], state.sums[0:rows, span], state.out[:, span]
+        for i in range(3):
+            nisa.tensor_copy(mine[:, i, :], (maximum, sums, out)[i])
+            swap(call, mine[:, i, :], theirs[:, i, :])
+        nisa.tensor_tensor(maximum, mine[:, 0, :], theirs[:, 0, :], nl.maximum)
+        for part in (mine, theirs):
+            nisa.tensor_tensor(part[:, 0, :], part[:, 0, :], maximum, nl.subtract)
+            nisa.activation(part[:, 0, :], nl.exp, part[:, 0, :])
+            nisa.tensor_tensor(part[:, 1, :], part[:, 1, :], part[:, 0, :], nl.multiply)
+            nisa.tensor_tensor(part[:, 2, :], part[:, 2, :], part[:, 0, :], nl.multiply)
+        nisa.tensor_tensor(sums, mine[:, 1, :], theirs[:, 1, :], nl.add)
+        nisa.tensor_tensor(out, mine[:, 2, :], theirs[:, 2, :], nl.add)
 
 
 GPSIMD_ELEMENTS = 256  # of each partition, that GpSimd sends in one go
@@ -219,41 +236,31 @@ def swap(call: Call, mine: Any, theirs: Any) -> None:
         nisa.sendrecv(mine[:, span], theirs[:, span], other, other, pipe_id=0, dma_engine=engine)
 
 
-def add_sinks(call: Call, state: State, first: int, batches: int) -> None:
-    """A sink is a logit without a value: it joins the sums."""
-    if call.sink is None:
-        return
-    rows = call.cfg.d_head
-    span = slice(first * call.columns, (first + batches) * call.columns)
-    extra, shape = state.factor[:, span], (batches, call.cfg.q_head, call.cfg.s_active)
-    nisa.tensor_tensor(
-        extra.reshape_dim(1, shape),
-        state.every_column(call, batches)[0:rows],
-        state.maximum[0:rows, span].reshape_dim(1, shape),
-        nl.subtract,
-    )
-    nisa.activation(extra, nl.exp, extra)
-    nisa.tensor_tensor(state.sums[0:rows, span], state.sums[0:rows, span], extra, nl.add)
-
-
-def find_factor(call: Call, state: State, first: int, batches: int) -> None:
-    """1 / sum for the columns of some batches."""
-    add_sinks(call, state, first, batches)
-    span = slice(first * call.columns, (first + batches) * call.columns)
-    factor = state.factor[:, span]
-    nisa.tensor_scalar(factor, state.sums[0 : call.cfg.d_head, span], nl.maximum, SMALLEST_SUM)
+def find_factor(call: Call, state: State, first: int, batches: int, turn: int) -> Any:
+    """1 / sum for the columns of some batches; a sink, a logit without a value, joins the sums."""
+    rows, count = call.cfg.d_head, batches * call.columns
+    span = slice(first * call.columns, first * call.columns + count)
+    factor, sums = state.factor[turn % 2][:, 0:count], state.sums[0:rows, span]
+    if call.sink is not None:
+        shape = (batches, call.cfg.q_head, call.cfg.s_active)
+        sinks, maximum = state.every_column(call, batches)[0:rows], state.maximum[0:rows, span]
+        nisa.tensor_tensor(factor.reshape_dim(1, shape), sinks, maximum.reshape_dim(1, shape), nl.subtract)
+        nisa.activation(factor, nl.exp, factor)
+        nisa.tensor_tensor(sums, sums, factor, nl.add)
+    nisa.tensor_scalar(factor, sums, nl.maximum, SMALLEST_SUM)
     nisa.reciprocal(factor, factor)
+    return factor
 
 
-def give(call: Call, state: State, first: int, batches: int, product: Any) -> None:
+def give(call: Call, state: State, first: int, batches: int, product: Any, factor: Any) -> None:
     """The results of some batches: to SBUF, and from there to HBM if wanted. A query that saw nothing: 0."""
-    span = slice(first * call.columns, (first + batches) * call.columns)
     start = (call.first_batch + first) * call.columns
     place = state.result[:, start : start + batches * call.columns]
     if call.statistics is None:
-        nisa.tensor_tensor(place, product, state.factor[:, span], nl.multiply)
+        nisa.tensor_tensor(place, product, factor, nl.multiply)
     else:
         nisa.tensor_copy(place, product)
     begin, end = max(first, call.first_stored), min(first + batches, call.last_stored)
     if not call.cfg.out_in_sb and begin < end:
-        store_columns(call, call.out, state.result, call.cfg.q_head, call.first_batch + begin, end - begin)
+        begin, count = call.first_batch + begin, end - begin
+        store_columns(call, call.out, state.result, call.cfg.q_head, begin, count, state.rows)
