@@ -25,7 +25,9 @@ class Masks(nl.NKIObject):
         self.positions = Positions(call) if call.cfg.use_pos_id else None
         self.numbers: list = []  # of keys, [rows, tiles] float32
         self.below: list = []  # 1 for keys below the limit
-        self.given: list = []  # the caller's, [rows, tiles, batches * columns]
+        self.given: list = []  # the caller's, [rows, tiles, columns of some batches]
+        self.several = sizes.mask_batches  # those batches
+        self.loads = 0
         for _ in range(TURNS):
             if call.cfg.use_pos_id or self.limit is not None:
                 self.numbers.append(call.tile((call.rows, sizes.tiles), nl.float32))
@@ -33,7 +35,7 @@ class Masks(nl.NKIObject):
                 self.below.append(call.tile((call.rows, sizes.tiles), nl.uint8))
             if not call.cfg.use_pos_id:
                 dtype = call.mask.dtype if call.mask.dtype in PREDICATES else nl.uint8
-                shape = (call.rows, sizes.tiles, call.batches * call.columns)
+                shape = (call.rows, sizes.tiles, sizes.mask_batches * call.columns)
                 self.given.append(call.tile(shape, dtype))
         self.fresh = NewTokens(call, last) if call.cfg.use_pos_id else None
         self.after = None
@@ -54,13 +56,13 @@ class Masks(nl.NKIObject):
             below = self.below[turn][:, 0 : section.tiles]
             limit = self.limit[0 : self.call.rows]
             nisa.tensor_scalar(below, self.numbers[turn][:, 0 : section.tiles], nl.less, limit)
-        if len(self.given) > 0:
-            self.load_given(section, self.given[turn][:, 0 : section.tiles], turn)
 
-    def load_given(self, section: Section, place: Any, turn: int) -> None:
+    def load_given(self, section: Section, batch: int) -> None:
         """A flat cache has its keys in order; of a cache of blocks tile f, partition p is row 128 f + p."""
-        call = self.call
-        first, columns = call.first_batch * call.columns, call.batches * call.columns
+        call, batches = self.call, min(self.several, self.call.batches - batch)
+        first, columns = (call.first_batch + batch) * call.columns, batches * call.columns
+        self.loads += 1
+        place = self.given[self.loads % TURNS][:, 0 : section.tiles, 0:columns]
         mask = call.mask.reshape((call.cfg.curr_sprior, call.cfg.bs * call.columns))
         mask = mask[:, first : first + columns]
         for chunk in section.chunks:
@@ -72,18 +74,21 @@ class Masks(nl.NKIObject):
                 rows = rows.reshape_dim(0, (call.rows, chunk.width))
             nisa.dma_copy(place[:, at : at + chunk.width], rows)
         if self.limit is not None:
-            below = self.below[turn][:, 0 : section.tiles].expand_dim(2).broadcast(2, columns)
-            nisa.tensor_tensor(place, place, below, nl.multiply)
+            below = self.below[section.index % TURNS][:, 0 : section.tiles]
+            nisa.tensor_tensor(place, place, below.expand_dim(2).broadcast(2, columns), nl.multiply)
             tail = mask[call.cfg.curr_sprior - call.cfg.s_active :]
             for run in section.runs:
                 nisa.dma_copy(spot(place, run), tail[run.active : run.active + run.count])
 
     def of_unit(self, unit: Unit) -> Any:
         call, section = self.call, unit.section
-        turn, last = section.index % TURNS, unit.first + unit.batches
+        turn, first = section.index % TURNS, unit.first % self.several
         if len(self.given) > 0:
-            given = self.given[turn][:, 0 : section.tiles].reshape_dim(2, (call.batches, call.columns))
-            return given[:, :, unit.first : last, :].permute((0, 2, 1, 3))
+            if first == 0:
+                self.load_given(section, unit.first)
+            given = self.given[self.loads % TURNS][:, 0 : section.tiles]
+            given = given.reshape_dim(2, (self.several, call.columns))
+            return given[:, :, first : first + unit.batches, :].permute((0, 2, 1, 3))
         visible = unit.slot.visible[:, 0 : unit.batches, 0 : unit.tiles, :]
         numbers = self.numbers[turn][:, 0 : section.tiles]
         if self.positions.start is None:

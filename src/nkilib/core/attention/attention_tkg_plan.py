@@ -161,14 +161,16 @@ class Sizes(nl.NKIObject):
         if cfg.use_pos_id:
             per_tile += call.columns + (8 * cfg.s_active if call.start_pos_ids is not None else 0)
         room = unit_room(call)
-        mask = 0 if cfg.use_pos_id else call.batches * call.columns
-        tiles = max(1, min(room // per_tile, min(MASK_BYTES, room // 2) // max(1, mask)))
+        masks = min(MASK_BYTES, room // 2)
+        tiles = max(1, min(room // per_tile, masks // call.columns))
         self.width = call.block_len
         if call.block_len == 0:
             self.width = max(1, min(call.tiles, RUN_BYTES // (cfg.d_head * wide), tiles))
         self.tiles = min(call.tiles, max(1, tiles // self.width) * self.width)
         fit = min(GROUP_BYTES // (self.tiles * per_tile), BANK // call.columns)
         self.batches = max(1, min(call.batches, fit)) if self.tiles == call.tiles else 1
+        groups = masks // (self.tiles * call.columns * self.batches)
+        self.mask_batches = min(call.batches, max(1, groups) * self.batches)  # whose masks come together
 
 
 def unit_room(call: Call) -> int:

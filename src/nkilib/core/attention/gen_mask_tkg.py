@@ -144,6 +144,7 @@ class Sizes(nl.NKIObject):
     def __init__(self, call: Call):
         self.tiles = call.tiles
         self.batches = 1
+        self.mask_batches = 1
 
 
 class Slot(nl.NKIObject):
