@@ -31,7 +31,6 @@ TABLE = [
         "L04",
         "core.attention.attention_segmented_cte",
         "attention_segmented_cte load_kv_cache floor_nisa_kernel ceil_nisa_kernel",
-        "prefill attention over a paged KV cache with prefix",
     ),
     Row("L05", "core.attention.attention_tkg", "attention_tkg AttnTKGConfig"),
     Row(

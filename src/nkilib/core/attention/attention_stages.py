@@ -195,6 +195,9 @@ def visible_keys(group: Group, positions: Any, used: Any, prior: bool) -> Interv
         bound_min, bound_max = load_bounds(group, mask.bound_min), load_bounds(group, mask.bound_max)
         nisa.scalar_tensor_tensor(lower, bound_min, nl.subtract, shift, nl.maximum, lower)
         nisa.scalar_tensor_tensor(upper, bound_max, nl.subtract, shift, nl.minimum, upper)
+    if mask.numbering is not None:
+        mask.numbering.local(lower)
+        mask.numbering.local(upper)
     return Interval(lower, upper)
 
 
@@ -375,7 +378,9 @@ def finish_row(row: Row, product: Any) -> None:
     total, reciprocal = softmax_sum(row, product[:, call.head_dim : call.head_dim + 1])
     write_row(row, product[:, 0 : call.head_dim], reciprocal if call.normalize else 1.0)
     if call.neg_max is not None:
-        nisa.tensor_copy(group.neg_max[:, row.index : row.index + 1], row.neg_max)
+        nisa.tensor_scalar(
+            group.neg_max[:, row.index : row.index + 1], row.neg_max, nl.multiply, call.max_sign
+        )
         nisa.tensor_copy(group.sums[:, row.index : row.index + 1], reciprocal if call.normalize else total)
     group.unfinished -= 1
     if group.unfinished == 0:

@@ -29,6 +29,7 @@ class Mask(nl.NKIObject):
         self.prior_used = prior_used  # keys of the prior that count, None without a prior
         self.bound_min = bound_min
         self.bound_max = bound_max
+        self.numbering = None  # of positions, where a rank has some of the keys (attention_whole_numbers.py)
         self.can_hide_all = offset is not None or window > 0 or bound_min is not None
         self.skips = causal and (offset is None or offset_at_most_0)  # keys after a query's index are hidden
 
@@ -72,6 +73,7 @@ class Call(nl.NKIObject):
         self.pages = None  # keys and values in the blocks of a paged cache (attention_pages.py)
         self.k_scale = None  # [d, 1] in SBUF: queries are multiplied by it
         self.v_scale = None  # [128, d] in SBUF: results are multiplied by it
+        self.max_sign = 1.0  # -1.0: neg_max receives the maxima themselves
 
 
 class Section(nl.NKIObject):
