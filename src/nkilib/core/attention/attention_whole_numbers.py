@@ -1,9 +1,23 @@
-"""Floor and ceiling, and where a key stands whose blocks are dealt out in turn."""
+"""Floor and ceiling, and where a key stands whose blocks are dealt out in turn.
+
+>>> @nki.jit
+... def floor(x):
+...     tile = nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
+...     whole = nl.ndarray(x.shape, nl.int32, buffer=nl.sbuf)
+...     nisa.dma_copy(tile, x)
+...     floor_nisa_kernel(tile, whole, x.shape[0], x.shape[1], None)
+...     out = nl.ndarray(x.shape, nl.int32, buffer=nl.shared_hbm)
+...     nisa.dma_copy(out, whole)
+...     return out
+>>> floor(np.array([[-1.5, -1.0, 0.7, 2.5]], np.float32)).tolist()
+[[-2, -1, 0, 2]]
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import nki
 import nki.isa as nisa
 import nki.language as nl
 
