@@ -31,14 +31,8 @@ TABLE = [
         "L04",
         "core.attention.attention_segmented_cte",
         "attention_segmented_cte load_kv_cache floor_nisa_kernel ceil_nisa_kernel",
-        "prefill attention over a paged KV cache with prefix",
     ),
-    Row(
-        "L05",
-        "core.attention.attention_tkg",
-        "attention_tkg AttnTKGConfig",
-        "decode attention, flat or paged cache",
-    ),
+    Row("L05", "core.attention.attention_tkg", "attention_tkg AttnTKGConfig"),
     Row(
         "L06",
         "core.attention.attention_kv_parallel_segmented_cte",
@@ -65,12 +59,7 @@ TABLE = [
         "static_quantization row_quantization pre_combine_dequant_scales",
     ),
     Row("L15", "core.cumsum", "cumsum"),
-    Row(
-        "L16",
-        "core.subkernels.find_nonzero_indices",
-        "find_nonzero_indices",
-        "row indices of nonzeros per column, and their count",
-    ),
+    Row("L16", "core.subkernels.find_nonzero_indices", "find_nonzero_indices"),
     Row("L17", "experimental.transformer.attention_block_tkg", "attention_block_tkg"),
     Row(
         "L18",

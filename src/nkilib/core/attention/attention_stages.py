@@ -9,8 +9,9 @@ import nki.language as nl
 
 from ..utils.kernel_helpers import div_ceil
 from ..utils.tiled_range import TiledRange
-from .attention_units import PMAX, Call, Group, Row, Section, Unit
+from .attention_units import KEY_BLOCK, PMAX, Call, Group, Row, Section, Unit
 
+BLOCK_TILES = KEY_BLOCK // PMAX  # tiles of keys of one block of scores
 AHEAD = 2  # units whose operands are requested before their first stage begins
 LOAD_KEYS = 1024  # keys of one transfer: the first units need not wait for the whole section
 UNBOUNDED = 1.0e9  # beyond every column index
@@ -64,6 +65,8 @@ def prepare(unit: Unit) -> None:
         call.neg_sinks = negated_sinks(call)
     if group.q is None:
         start_group(group)
+    if unit.section.k is None and call.pages is not None:
+        call.pages.load(unit.section)
     if unit.section.k is None:
         load_section(unit.section, call.tp_k)
     if call.bias is not None:
@@ -75,13 +78,15 @@ def start_group(group: Group) -> None:
     call = group.call
     group.q = nl.ndarray((call.head_dim, group.rows), call.q.dtype, buffer=nl.sbuf)
     load_transposed(group.q, call.q[group.head], group.start, group.rows, call.tp_q)
+    if call.k_scale is not None:
+        nisa.tensor_scalar(group.q, group.q, nl.multiply, call.k_scale)
     positions = query_positions(group)
     used = broadcast_number(call.mask.prior_used)
     group.active = visible_keys(group, positions, used, False)
     if used is not None:
         group.prior = visible_keys(group, positions, used, True)
     shape = (call.head_dim, group.rows) if call.tp_out else (PMAX, group.tiles, call.head_dim)
-    group.out = nl.ndarray(shape, call.q.dtype, buffer=nl.sbuf)
+    group.out = nl.ndarray(shape, call.out.dtype, buffer=nl.sbuf)
     if call.neg_max is not None:
         group.neg_max = nl.ndarray((PMAX, group.tiles), call.neg_max.dtype, buffer=nl.sbuf)
         group.sums = nl.ndarray((PMAX, group.tiles), call.sums.dtype, buffer=nl.sbuf)
@@ -190,6 +195,9 @@ def visible_keys(group: Group, positions: Any, used: Any, prior: bool) -> Interv
         bound_min, bound_max = load_bounds(group, mask.bound_min), load_bounds(group, mask.bound_max)
         nisa.scalar_tensor_tensor(lower, bound_min, nl.subtract, shift, nl.maximum, lower)
         nisa.scalar_tensor_tensor(upper, bound_max, nl.subtract, shift, nl.minimum, upper)
+    if mask.numbering is not None:
+        mask.numbering.local(lower)
+        mask.numbering.local(upper)
     return Interval(lower, upper)
 
 
@@ -272,7 +280,7 @@ def start_softmax(unit: Unit) -> None:
         unit.rescale = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
         nisa.activation(unit.rescale, nl.exp, before, bias=unit.neg_max, scale=-1.0)
     row.neg_max = unit.neg_max
-    unit.probabilities = nl.ndarray((row.size, unit.size), unit.section.v.dtype, buffer=nl.sbuf)
+    unit.probabilities = nl.ndarray((row.size, unit.size), call.q.dtype, buffer=nl.sbuf)
 
 
 def exponentiate_block(unit: Unit, block: int) -> None:
@@ -290,39 +298,63 @@ def exponentiate_block(unit: Unit, block: int) -> None:
 
 
 def value_block(unit: Unit, block: int) -> None:
-    """Add probabilities times values of up to 512 keys to the unit's product in PSUM."""
-    row, section, tile = unit.row, unit.section, unit.blocks[block]
+    """Add probabilities times values of some tiles of keys to the unit's product in PSUM."""
+    row, section = unit.row, unit.section
     if block == 0:
         unit.product = nl.ndarray((row.size, section.v.shape[2]), nl.float32, buffer=nl.psum)
-    turned = turn_over(unit, block)
-    first = (unit.begin + tile.start_offset) // PMAX
-    for part in TiledRange(tile.size, PMAX):
-        nisa.nc_matmul(
-            unit.product,
-            turned[0 : part.size, part.index, :],
-            section.v[0 : part.size, first + part.index, :],
-            accumulate=block > 0 or part.index > 0,
+        unit.tiles = tiles_of(unit)
+    last = len(unit.tiles) if block == len(unit.blocks) - 1 else (block + 1) * BLOCK_TILES
+    for part in TiledRange(last - block * BLOCK_TILES, BLOCK_TILES):
+        first = block * BLOCK_TILES + part.start_offset
+        turned = turn_over(unit, first, part.size, block)
+        for i in range(part.size):
+            tile = unit.tiles[first + i]
+            nisa.nc_matmul(
+                unit.product,
+                turned[0 : tile.rows, i, :],
+                section.v[0 : tile.rows, tile.index, :],
+                accumulate=first + i > 0,
+            )
+
+
+class Tile(nl.NKIObject):
+    """Keys that stand in the partitions of one tile of values, as columns of the unit's probabilities."""
+
+    def __init__(self, index: int, rows: int, first: int, step: int):
+        self.index = index  # among the tiles of the section
+        self.rows = rows
+        self.columns = slice(first, first + (rows - 1) * step + 1, step)
+
+
+def tiles_of(unit: Unit) -> list:
+    tiles: list = []
+    known = unit.section.value_tiles()
+    for index in range(len(known)):
+        rows, first, step = known[index]
+        if unit.begin <= first < unit.begin + unit.size:
+            rows = min(rows, div_ceil(unit.begin + unit.size - first, step))
+            tiles.append(Tile(index, rows, first - unit.begin, step))
+    return tiles
+
+
+def turn_over(unit: Unit, first: int, count: int, block: int) -> Any:
+    """The probabilities of some tiles with the keys in the partitions: [128, tiles, queries]."""
+    rows, probabilities = unit.row.size, unit.probabilities
+    psum = nl.ndarray((PMAX, count, rows), probabilities.dtype, buffer=nl.psum)
+    turned = nl.ndarray((PMAX, count, rows), probabilities.dtype, buffer=nl.sbuf)
+    whole = 0  # full tiles, which come first
+    for i in range(count):
+        tile = unit.tiles[first + i]
+        nisa.nc_transpose(
+            psum[0 : tile.rows, i, :], probabilities[:, tile.columns], engine=nisa.tensor_engine
         )
-
-
-def turn_over(unit: Unit, block: int) -> Any:
-    """The probabilities of a block with the keys in the partitions: [128, tiles of keys, queries]."""
-    rows, tile, probabilities = unit.row.size, unit.blocks[block], unit.probabilities
-    parts = TiledRange(tile.size, PMAX)
-    psum = nl.ndarray((PMAX, len(parts), rows), probabilities.dtype, buffer=nl.psum)
-    turned = nl.ndarray((PMAX, len(parts), rows), probabilities.dtype, buffer=nl.sbuf)
-    for part in parts:
-        columns = probabilities[
-            :, tile.start_offset + part.start_offset : tile.start_offset + part.end_offset
-        ]
-        nisa.nc_transpose(psum[0 : part.size, part.index, :], columns, engine=nisa.tensor_engine)
-    whole = tile.size // PMAX
+        whole += 1 if tile.rows == PMAX else 0
     drain = nisa.scalar_engine if (unit.row.index + block) % 2 == 0 else nisa.vector_engine  # equally busy
     if whole > 0:
         nisa.tensor_copy(turned[:, 0:whole, :], psum[:, 0:whole, :], engine=drain)
-    if tile.size % PMAX > 0:
-        rest = tile.size % PMAX
-        nisa.tensor_copy(turned[0:rest, whole, :], psum[0:rest, whole, :], engine=drain)
+    if whole < count:
+        rest = unit.tiles[first + whole].rows
+        nisa.tensor_copy(turned[0:rest, whole:count, :], psum[0:rest, whole:count, :], engine=drain)
     return turned
 
 
@@ -346,7 +378,9 @@ def finish_row(row: Row, product: Any) -> None:
     total, reciprocal = softmax_sum(row, product[:, call.head_dim : call.head_dim + 1])
     write_row(row, product[:, 0 : call.head_dim], reciprocal if call.normalize else 1.0)
     if call.neg_max is not None:
-        nisa.tensor_copy(group.neg_max[:, row.index : row.index + 1], row.neg_max)
+        nisa.tensor_scalar(
+            group.neg_max[:, row.index : row.index + 1], row.neg_max, nl.multiply, call.max_sign
+        )
         nisa.tensor_copy(group.sums[:, row.index : row.index + 1], reciprocal if call.normalize else total)
     group.unfinished -= 1
     if group.unfinished == 0:
@@ -354,16 +388,20 @@ def finish_row(row: Row, product: Any) -> None:
 
 
 def write_row(row: Row, product: Any, factor: Any) -> None:
-    """product * factor to the group's results, transposed if the caller wants it."""
-    out, head_dim, start = row.group.out, product.shape[1], row.index * PMAX
-    if row.group.call.tp_out:
+    """product * factor (* v_scale) to the group's results, transposed if the caller wants it."""
+    call, out, head_dim, start = row.group.call, row.group.out, product.shape[1], row.index * PMAX
+    tile = out[0 : row.size, row.index, :] if not call.tp_out else None
+    if call.tp_out:
         tile = nl.ndarray((row.size, head_dim), out.dtype, buffer=nl.sbuf)
+    if call.v_scale is not None:
+        scales = call.v_scale[0 : row.size]
+        nisa.scalar_tensor_tensor(tile, product, nl.multiply, factor, nl.multiply, scales)
+    else:
         nisa.activation(tile, nl.copy, product, scale=factor)
+    if call.tp_out:
         psum = nl.ndarray((head_dim, row.size), out.dtype, buffer=nl.psum)
         nisa.nc_transpose(psum, tile, engine=nisa.tensor_engine)
         nisa.tensor_copy(out[:, start : start + row.size], psum)
-    else:
-        nisa.activation(out[0 : row.size, row.index, :], nl.copy, product, scale=factor)
 
 
 def softmax_sum(row: Row, summed: Any) -> tuple[Any, Any]:

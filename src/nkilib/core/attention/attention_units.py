@@ -29,6 +29,7 @@ class Mask(nl.NKIObject):
         self.prior_used = prior_used  # keys of the prior that count, None without a prior
         self.bound_min = bound_min
         self.bound_max = bound_max
+        self.numbering = None  # of positions, where a rank has some of the keys (attention_whole_numbers.py)
         self.can_hide_all = offset is not None or window > 0 or bound_min is not None
         self.skips = causal and (offset is None or offset_at_most_0)  # keys after a query's index are hidden
 
@@ -69,6 +70,10 @@ class Call(nl.NKIObject):
         self.neg_max = None
         self.sums = None
         self.normalize = True
+        self.pages = None  # keys and values in the blocks of a paged cache (attention_pages.py)
+        self.k_scale = None  # [d, 1] in SBUF: queries are multiplied by it
+        self.v_scale = None  # [128, d] in SBUF: results are multiplied by it
+        self.max_sign = 1.0  # -1.0: neg_max receives the maxima themselves
 
 
 class Section(nl.NKIObject):
@@ -80,8 +85,23 @@ class Section(nl.NKIObject):
         self.start = start
         self.size = size
         self.is_prior = is_prior
+        self.total = v_hbm.shape[0]  # keys of the head
         self.k = None  # [d, keys]
         self.v = None  # [128, tiles of keys, d + 1], the last column all ones
+        self.chunks = None  # of a paged cache
+        self.key_head = 0
+
+    def value_tiles(self) -> list:
+        """(rows, first column, step) of the keys that stand in the partitions of each tile of v."""
+        tiles: list = []
+        if self.chunks is None:
+            for part in TiledRange(self.size, PMAX):
+                tiles.append((part.size, part.start_offset, 1))
+            return tiles
+        for chunk in self.chunks:
+            for token in range(chunk.width):
+                tiles.append((chunk.rows, chunk.key - self.start + token, chunk.width))
+        return tiles
 
 
 class Group(nl.NKIObject):
@@ -174,6 +194,8 @@ def sections_of(call: Call, key_head: int) -> list:
     """The keys of a head, those of the prior first; half as many at a time where each takes more room."""
     keys = SECTION_KEYS // 2 if call.q.dtype == nl.float32 or call.bias is not None else SECTION_KEYS
     sections: list = []
+    if call.pages is not None:
+        return call.pages.sections(key_head, keys)
     if call.k_prior is not None:
         add_sections(sections, call.k_prior[key_head], call.v_prior[key_head], keys, True)
     add_sections(sections, call.k[key_head], call.v[key_head], keys, False)
@@ -211,5 +233,5 @@ def visible_range(row: Row, section: Section) -> tuple[int, int]:
     if section.is_prior:
         return 0, section.size
     first = row.group.start + row.index * PMAX
-    begin, end = row.group.call.mask.key_range(first, first + row.size, section.v_hbm.shape[0])
+    begin, end = row.group.call.mask.key_range(first, first + row.size, section.total)
     return max(begin - section.start, 0), min(end - section.start, section.size)

@@ -1,0 +1,1 @@
+"""Small kernels, by their older names."""
