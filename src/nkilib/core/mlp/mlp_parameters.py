@@ -124,7 +124,7 @@ def quantizes_activations(p: MLPParameters) -> bool:
 
 def matmul_dtype(p: MLPParameters) -> Any:
     """What activations are rounded to for a matmul: the weights' dtype; 16 bits where those alone are FP8."""
-    if p.quantization == QuantizationType.NONE:
+    if p.quantization == QuantizationType.NONE and p.up.weight.dtype not in FP8:
         return p.up.weight.dtype
     if quantizes_activations(p):
         return resolve_fp8_dtype(p.dtype_mode)
@@ -249,7 +249,8 @@ def check_linear(name: str, linear: Linear, rows: int, columns: int, p: MLPParam
     if linear.bias is not None:
         assert_shape(linear.bias, (1, columns), f"{name}_bias_tensor")
     if p.quantization == QuantizationType.NONE:
-        kernel_assert(dtype in FLOATS, f"{name}_weights_tensor: got {dtype}, allowed are {FLOATS}")
+        allowed = FLOATS + FP8
+        kernel_assert(dtype in allowed, f"{name}_weights_tensor: got {dtype}, allowed are {allowed}")
         same = p.up.weight.dtype
         kernel_assert(dtype == same, f"{name}_weights_tensor: got {dtype}, expected {same} as up_proj has")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,13 @@ from nkilib.core.output_projection.operands import (
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, is_hbm_buffer
-from nkilib.core.utils.projection import PARTITIONS, Activations, span_columns
+from nkilib.core.utils.projection import PARTITIONS, SUM_BANKS, Activations, span_columns
 from nkilib.core.utils.projection_results import load_terms, new_rows, project_into, store_rows
-from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.transposes import spread_rows
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.transposes import spread_rows, spread_rows_into
 
+MAX_TOKENS = 4096  # attention stays in SBUF
+ROW_BYTES = 64 * 1024  # in each partition, of rows that wait for their last columns
 MAX_TRANSPOSED = 163840  # N * H of 16-bit weights with TRANSPOSE_OUT; of float32 half as many
 
 
@@ -50,7 +53,8 @@ def output_projection_tkg(
     attention [D, B, N, S] in HBM or SBUF, weight [N D, H], bias [1, H]. out [B S, H]; with TRANSPOSE_OUT
     [128, cores, J, B S], J = H / (128 cores), column c H / cores + J p + j at [p, c, j]. OUT_IN_SB: a tile of
     this core's columns, [B S, H / cores] or [128, J, B S]. In the dtype of attention, bfloat16 where that is
-    FP8. B S is at most 128. Cores share the columns.
+    FP8. Cores share the columns. The page allows B S up to 128; as the published tests have more, any number up
+    to 4096 is taken, except for rows in SBUF, which have 128 partitions.
 
     FP8 weights: STATIC has scales [128, 1] of both operands and quantises attention unless it is FP8;
     ROW has weight_scale [128, H], one for each column (row 0 counts), and leaves attention as it is.
@@ -73,52 +77,92 @@ def output_projection_tkg(
         ("input_scale", "weight_scale"),
     )
     sharding = get_verified_program_sharding_info("output_projection_tkg", (0, 1), 2)
-    check(p, sharding[1], TRANSPOSE_OUT)
+    check(p, sharding[1], TRANSPOSE_OUT, OUT_IN_SB and not TRANSPOSE_OUT)
     scales = StaticScales(p)
     x = attention_by_rows(p, scales)
     columns = weight.shape[1] // sharding[1]
-    if OUT_IN_SB:
-        rows = projected_rows(p, x, scales, sharding[2] * columns, columns, None)
-        return spread_rows(rows) if TRANSPOSE_OUT else rows[0]
-    return result_in_hbm(p, x, scales, sharding[1], sharding[2], TRANSPOSE_OUT)
+    share = Share(sharding[2] * columns, columns)
+    if not OUT_IN_SB:
+        return result_in_hbm(p, x, scales, share, TRANSPOSE_OUT)
+    if TRANSPOSE_OUT:
+        return transposed_in_sbuf(p, x, scales, share)
+    rows = new_rows(x.tile.shape[2], columns, result_dtype(p))
+    project_rows(p, x, scales, share, rows, None)
+    return rows[0]
 
 
-def result_in_hbm(
-    p: Operands, x: Activations, scales: StaticScales, n_prgs: int, core: int, transposed: bool
-) -> Any:
-    tokens, columns = x.tile.shape[2], p.weight.shape[1] // n_prgs
-    if not transposed:
-        out = nl.ndarray((tokens, columns * n_prgs), result_dtype(p), buffer=nl.shared_hbm)
-        projected_rows(p, x, scales, core * columns, columns, out)
-        return out
-    shape = (PARTITIONS, n_prgs, columns // PARTITIONS, tokens)
+@dataclass
+class Share(nl.NKIObject):
+    """The columns of the weights that this core has."""
+
+    first: int
+    columns: int
+
+
+def result_in_hbm(p: Operands, x: Activations, scales: StaticScales, share: Share, transposed: bool) -> Any:
+    """Blocks of tokens; the weights pass by once for each, which is once in decode proper."""
+    tokens, n_prgs = x.tile.shape[2], p.weight.shape[1] // share.columns
+    core = share.first // share.columns
+    if transposed:
+        shape = (PARTITIONS, n_prgs, share.columns // PARTITIONS, tokens)
+    else:
+        shape = (tokens, p.weight.shape[1])
     out = nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
-    nisa.dma_copy(out[:, core], spread_rows(projected_rows(p, x, scales, core * columns, columns, None)))
+    for block in TiledRange(tokens, block_tokens(p, share)):
+        part = some_tokens(x, block)
+        rows = new_rows(block.size, share.columns, result_dtype(p))
+        if transposed:
+            project_rows(p, part, scales, share, rows, None)
+            nisa.dma_copy(out[:, core, :, block.start_offset : block.end_offset], spread_rows(rows))
+        else:
+            project_rows(p, part, scales, share, rows, out[block.start_offset : block.end_offset])
     return out
 
 
-def projected_rows(
-    p: Operands, x: Activations, scales: StaticScales, first: int, columns: int, out: Any
-) -> list:
-    """The columns of this core in SBUF, [tokens, columns]; stored as they become ready, if out is given."""
-    rows = new_rows(x.tile.shape[2], columns, result_dtype(p))
-    terms = load_terms(scales.sums, column_scale(p), p.bias, first, columns, x, p.weight)
-    for span in TiledRange(columns, span_columns(x, p.weight)):
-        at, column = span.start_offset, first + span.start_offset
+def transposed_in_sbuf(p: Operands, x: Activations, scales: StaticScales, share: Share) -> Any:
+    """[128, J, tokens] of this core's columns."""
+    tokens, tiles = x.tile.shape[2], share.columns // PARTITIONS
+    tile = nl.ndarray((PARTITIONS, tiles, tokens), result_dtype(p), buffer=nl.sbuf)
+    for block in TiledRange(tokens, block_tokens(p, share)):
+        rows = new_rows(block.size, share.columns, result_dtype(p))
+        project_rows(p, some_tokens(x, block), scales, share, rows, None)
+        spread_rows_into(tile[:, :, block.start_offset : block.end_offset], rows)
+    return tile
+
+
+def block_tokens(p: Operands, share: Share) -> int:
+    """How many tokens a pass over the weights serves: a set of sums, of which the rows must fit into SBUF."""
+    width = 4 if result_dtype(p) == nl.float32 else 2
+    tiles = ROW_BYTES // (width * share.columns)
+    return PARTITIONS * max(1, min(SUM_BANKS, tiles))
+
+
+def some_tokens(x: Activations, block: TiledRangeIterator) -> Activations:
+    part = x.tile[:, :, block.start_offset : block.end_offset]
+    return Activations(part, x.size, partitions=x.partitions)
+
+
+def project_rows(
+    p: Operands, x: Activations, scales: StaticScales, share: Share, rows: list, out: Any
+) -> None:
+    """The columns of this core in rows, [tokens, columns]; stored as they become ready, if out is given."""
+    terms = load_terms(scales.sums, column_scale(p), p.bias, share.first, share.columns, x, p.weight)
+    for span in TiledRange(share.columns, span_columns(x, p.weight)):
+        at, column = span.start_offset, share.first + span.start_offset
         project_into(rows, at, [x], p.weight, terms, column, span.size)
         if out is not None:
             store_rows(out, rows, at, 0, column, span.size)
-    return rows
 
 
-def check(p: Operands, n_prgs: int, transposed: bool) -> None:
+def check(p: Operands, n_prgs: int, transposed: bool, rows_in_sbuf: bool) -> None:
     shape = tuple(p.attention.shape)
     kernel_assert(len(shape) == 4, f"attention: got shape {shape}, expected (D, B, N, S)")
     depth, batches, heads, tokens = shape
     check_operands(p, heads * depth, depth, n_prgs)
+    most = PARTITIONS if rows_in_sbuf else MAX_TOKENS
     kernel_assert(
-        batches * tokens <= PARTITIONS,
-        f"attention: got B * S = {batches * tokens} tokens, allowed are at most 128",
+        batches * tokens <= most,
+        f"attention: got B * S = {batches * tokens} tokens, allowed are at most {most}",
     )
     if transposed:
         columns, multiple = p.weight.shape[1], PARTITIONS * n_prgs

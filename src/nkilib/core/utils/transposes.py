@@ -31,8 +31,16 @@ def transpose_rows(dst: Any, tile: int, token: int, rows: Any) -> None:
 
 def spread_rows(rows: list) -> Any:
     """[128, J, tokens], J = columns / 128: each partition has J adjacent columns, J p + j at [p, j]."""
-    tokens, tiles = rows_in(rows), rows[0].shape[1] // PARTITIONS
-    tile = nl.ndarray((PARTITIONS, tiles, tokens), rows[0].dtype, buffer=nl.sbuf)
+    tile = nl.ndarray(
+        (PARTITIONS, rows[0].shape[1] // PARTITIONS, rows_in(rows)), rows[0].dtype, buffer=nl.sbuf
+    )
+    spread_rows_into(tile, rows)
+    return tile
+
+
+def spread_rows_into(tile: Any, rows: list) -> None:
+    """The same into a tile, or a part of one, [128, J, tokens]."""
+    tiles = tile.shape[1]
     for i in range(len(rows)):
         spread = rows[i].reshape_dim(1, (PARTITIONS, tiles))
         first, last = i * PARTITIONS, i * PARTITIONS + rows[i].shape[0]
@@ -42,7 +50,6 @@ def spread_rows(rows: list) -> Any:
                 nisa.nc_transpose(bank[:, k, :], spread[:, :, group.start_offset + k])
             place = tile[:, group.start_offset : group.end_offset, first:last]
             interleave_copy(place, bank, group.index)
-    return tile
 
 
 def rows_in(rows: list) -> int:

@@ -131,6 +131,15 @@ def test_wide_projections_take_several_spans(lnc):
     check(inputs((1, 100, 128, 2200)), lnc, mode=DECODE)
 
 
+@each_lnc
+@each_mode
+@pytest.mark.parametrize("dtype", [FP8, ml_dtypes.float8_e5m2])
+def test_fp8_weights_without_quantization_are_used_as_they_are(mode, dtype, lnc):
+    args = inputs(SMALL[mode])
+    (y,) = check([args[0]] + [w.astype(dtype) for w in args[1:]], lnc, mode=mode)
+    assert y.dtype == BF16
+
+
 def test_hidden_in_float32_meets_weights_in_bfloat16():
     args = inputs(SMALL[DECODE])
     args[0] = args[0].astype(np.float32)

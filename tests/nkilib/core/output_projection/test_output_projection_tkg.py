@@ -91,6 +91,17 @@ def test_plain_columns_may_be_ragged(h, lnc):
     check(inputs((64, 2, 3, 1, h)), lnc, False)
 
 
+@each_lnc
+@each_layout
+@pytest.mark.parametrize("shape", [(64, 3, 4, 100, 512), (128, 1, 1, 650, 256), (32, 130, 2, 1, 256)])
+def test_more_than_128_tokens_as_the_published_tests_have_them(shape, transposed, lnc):
+    check(inputs(shape), lnc, transposed)
+
+
+def test_blocks_of_tokens_whose_rows_fill_sbuf():
+    check(inputs((32, 1, 1, 300, 9216), "float32"), 1, True)
+
+
 @nki.jit
 def through_sbuf(attention, weight, bias, transposed):
     """attention and the result in SBUF."""
@@ -169,7 +180,8 @@ def test_wrong_shapes_are_refused():
     refused(r"attention: got shape \(48, 3, 4\), expected \(D, B, N, S\)", zeros(48, 3, 4), zeros(144, 8))
     refused("attention: got D = 129, allowed are at most 128", zeros(129, 1, 1, 4), zeros(129, 8))
     refused(r"weight: got shape \(96, 8\), expected \(144, H\)", zeros(48, 1, 3, 4), zeros(96, 8))
-    refused(r"attention: got B \* S = 129 tokens", zeros(2, 129, 1, 1), zeros(2, 8))
+    refused(r"attention: got B \* S = 4097 tokens", zeros(2, 4097, 1, 1), zeros(2, 8))
+    refused(r"attention: got B \* S = 129 tokens", zeros(2, 129, 1, 1), zeros(2, 8), OUT_IN_SB=True)
     refused("weight: got H = 9, 2 cores take multiples of 2", zeros(2, 1, 1, 4), zeros(2, 9), lnc=2)
     refused(r"bias: got shape \(1, 9\), expected \(1, 8\)", zeros(2, 1, 1, 4), zeros(2, 8), zeros(1, 9))
 
