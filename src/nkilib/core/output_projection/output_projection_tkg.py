@@ -53,8 +53,8 @@ def output_projection_tkg(
     attention [D, B, N, S] in HBM or SBUF, weight [N D, H], bias [1, H]. out [B S, H]; with TRANSPOSE_OUT
     [128, cores, J, B S], J = H / (128 cores), column c H / cores + J p + j at [p, c, j]. OUT_IN_SB: a tile of
     this core's columns, [B S, H / cores] or [128, J, B S]. In the dtype of attention, bfloat16 where that is
-    FP8. Cores share the columns. The page allows B S up to 128; as the published tests have more, any number up
-    to 4096 is taken, except for rows in SBUF, which have 128 partitions.
+    FP8. Cores share the columns. The page allows B S up to 128; as the published tests have more, up to
+    4096 are taken, except for rows in SBUF, which have 128 partitions.
 
     FP8 weights: STATIC has scales [128, 1] of both operands and quantises attention unless it is FP8;
     ROW has weight_scale [128, H], one for each column (row 0 counts), and leaves attention as it is.
