@@ -99,8 +99,8 @@ def router_topk(
     NOAUX_TC is the rule of DeepSeek-V3 (noaux_tc.py names the sources): scores are sigmoid(x w); w_bias,
     which it needs, is added for the selection only; of the n_group groups of experts the topk_group stay
     whose two best sum to most. Affinities are the scores of the chosen, divided by their sum with
-    norm_topk_prob, times routed_scaling_factor, and 0 elsewhere. These three arguments are named as on the page of
-    rmsnorm_mx_prefill; router_pre_norm makes no difference here.
+    norm_topk_prob, times routed_scaling_factor, and 0 elsewhere. These three arguments are named
+    as on the page of rmsnorm_mx_prefill; router_pre_norm makes no difference here.
 
     use_column_tiling, use_PE_broadcast_w_bias and use_indirect_dma_scatter choose how, never what: matmuls of
     up to 64 tokens side by side in the PE array, the bias added by a matmul, the top-k affinities scattered
