@@ -90,3 +90,10 @@ def check_mechanisms(router: Any, shard_on_tokens: bool) -> None:
         not shard_on_tokens or (n_prgs > 1 and tokens % 2 == 0),
         f"shard_on_tokens: got {tokens} tokens on {n_prgs} cores, allowed is an even number on two",
     )
+
+
+def check_rule(router: Any, pre_norm: bool, norm_topk_prob: bool) -> None:
+    kernel_assert(
+        pre_norm or not norm_topk_prob or router.noaux is not None,
+        "norm_topk_prob: got True with router_pre_norm=False, allowed only with router_pre_norm or NOAUX_TC",
+    )

@@ -34,6 +34,7 @@ from .router_checks import (
     check_layouts,
     check_mechanisms,
     check_results,
+    check_rule,
 )
 
 __all__ = [
@@ -94,7 +95,7 @@ def router_topk(
 
     act is softmax or sigmoid (act_fn). With router_pre_norm affinities are act(logits) of all experts;
     norm_topk_prob then leaves the top k, divided by their sum, and 0 elsewhere. Without router_pre_norm they
-    are act of the top-k logits alone and 0 elsewhere; norm_topk_prob divides here too.
+    are act of the top-k logits alone and 0 elsewhere; norm_topk_prob is then refused, as published tests expect.
 
     NOAUX_TC is the rule of DeepSeek-V3 (noaux_tc.py names the sources): scores are sigmoid(x w); w_bias,
     which it needs, is added for the selection only; of the n_group groups of experts the topk_group stay
@@ -122,6 +123,7 @@ def router_topk(
     check_arguments(router, x, w, w_bias)
     check_results(router, router_logits, expert_affinities, expert_index)
     check_mechanisms(router, shard_on_tokens)
+    check_rule(router, router_pre_norm, norm_topk_prob)
     router.set_rule(router_pre_norm, norm_topk_prob)
     router.column_tiling = use_column_tiling
     router.scatter = use_indirect_dma_scatter and is_hbm_buffer(expert_affinities)

@@ -122,8 +122,7 @@ def test_it_runs_on_trn3():
 
 @pytest.mark.parametrize("experts", [6, 40])
 @pytest.mark.parametrize("k", [1, 5, 6])
-@pytest.mark.parametrize("norm_topk_prob", [False, True])
-@pytest.mark.parametrize("pre_norm", [True, False])
+@pytest.mark.parametrize("pre_norm, norm_topk_prob", [(True, False), (True, True), (False, False)])
 @pytest.mark.parametrize("act_fn", [SOFTMAX, SIGMOID])
 def test_affinities_follow_the_rule(act_fn, pre_norm, norm_topk_prob, k, experts):
     options = {"router_pre_norm": pre_norm, "norm_topk_prob": norm_topk_prob}
@@ -347,6 +346,8 @@ def test_other_options_are_refused():
     arrays = results(4, 8, 2)
     refused("x_sb_layout: got 4, allowed are 0 to 3", x, w, arrays, layouts=(1, 4))
     refused("act_fn: got 7, allowed are SIGMOID, SOFTMAX and NOAUX_TC", x, w, arrays, act_fn=7)
+    text = "norm_topk_prob: got True with router_pre_norm=False"
+    refused(text, x, w, arrays, router_pre_norm=False, norm_topk_prob=True)
     text = "shard_on_tokens: got 4 tokens on 1 cores, allowed is an even number on two"
     refused(text, x, w, arrays, shard_on_tokens=True)
     refused(
