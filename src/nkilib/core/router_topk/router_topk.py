@@ -95,7 +95,7 @@ def router_topk(
 
     act is softmax or sigmoid (act_fn). With router_pre_norm affinities are act(logits) of all experts;
     norm_topk_prob then leaves the top k, divided by their sum, and 0 elsewhere. Without router_pre_norm they
-    are act of the top-k logits alone and 0 elsewhere; norm_topk_prob is then refused, as published tests expect.
+    are act of the top-k logits alone and 0 elsewhere; norm_topk_prob is then refused, as in published tests.
 
     NOAUX_TC is the rule of DeepSeek-V3 (noaux_tc.py names the sources): scores are sigmoid(x w); w_bias,
     which it needs, is added for the selection only; of the n_group groups of experts the topk_group stay
