@@ -22,7 +22,7 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.mlp.rows import RowSource, token_activations
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.projection import PARTITIONS, Activations, span_columns
+from nkilib.core.utils.projection import PARTITIONS, Activations, last_pass_spans
 from nkilib.core.utils.projection_results import new_rows, project_into, store_rows
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import spread_rows
@@ -35,7 +35,7 @@ def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any)
     tokens = token_count(p)
     scales = StaticScales(p)
     source = RowSource(p, n_prgs, add_out if core == 0 else None, scales.inverse_x)
-    x = token_activations(p, source, 0, tokens)
+    x = token_activations(p, source, 0, tokens, div_ceil(intermediate_size(p), n_prgs))
     parts = middle_parts(p, x, scales, n_prgs, core)
     columns = hidden_size(p) // n_prgs
     first = core * columns
@@ -43,7 +43,7 @@ def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any)
     spread = columns // PARTITIONS if p.down_optimized_layout else 0
     terms = down_terms(p, scales, parts[0], first, columns)
     rows = new_rows(tokens, columns, result_dtype(p))
-    for span in TiledRange(columns, span_columns(parts[0], p.down.weight)):
+    for span in last_pass_spans(parts[0], p.down.weight, columns):
         at, column = span.start_offset, first + span.start_offset
         project_into(rows, at, parts, p.down.weight, terms, column, span.size, spread)
         if plain and spread == 0:

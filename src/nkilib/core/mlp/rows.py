@@ -21,7 +21,7 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.utils.common_types import NormType, QuantizationType
 from nkilib.core.utils.fp8 import quantize_rows, quantize_static, row_maximum
 from nkilib.core.utils.kernel_helpers import div_ceil, get_max_positive_value_for_dtype
-from nkilib.core.utils.projection import FP8, PARTITIONS, Activations
+from nkilib.core.utils.projection import FP8, PARTITIONS, Activations, adjacent_tiles
 from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import rows_from_spread, transpose_rows
@@ -43,11 +43,14 @@ class RowSource(nl.NKIObject):
         self.beta = None if p.beta is None else broadcast_row(p.beta, 0, size, used)
 
 
-def token_activations(p: MLPParameters, source: RowSource, first: int, count: int) -> Activations:
-    """Tokens first ... first + count as the gate and up projections contract them."""
+def token_activations(
+    p: MLPParameters, source: RowSource, first: int, count: int, columns: int
+) -> Activations:
+    """Tokens first ... first + count as the gate and up projections, of so many columns, contract them."""
     size = hidden_size(p)
     tile = nl.ndarray((PARTITIONS, size // PARTITIONS, count), matmul_dtype(p), buffer=nl.sbuf)
     scales = [] if p.quantization == QuantizationType.ROW else None
+    adjacent = adjacent_tiles(count, matmul_dtype(p), p.up.weight, columns)
     for token in TiledRange(count, PARTITIONS):
         rows = load_rows(p, source, p.hidden, first + token.start_offset, token.size)
         if arrives_quantized(p):
@@ -57,8 +60,8 @@ def token_activations(p: MLPParameters, source: RowSource, first: int, count: in
             rows = add_residual(p, source, rows, first + token.start_offset)
             rows = normalize(p, source, rows)
             rows = quantize(p, source, rows, scales)
-        transpose_rows(tile, 0, token.start_offset, castable(rows, matmul_dtype(p)))
-    return Activations(tile, size, 0, scales)
+        transpose_rows(tile, 0, token.start_offset, castable(rows, matmul_dtype(p)), adjacent)
+    return Activations(tile, size, 0, scales, adjacent=adjacent)
 
 
 def castable(rows: Any, dtype: Any) -> Any:

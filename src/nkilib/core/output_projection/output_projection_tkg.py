@@ -25,7 +25,7 @@ from nkilib.core.output_projection.operands import (
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, is_hbm_buffer
-from nkilib.core.utils.projection import PARTITIONS, SUM_BANKS, Activations, span_columns
+from nkilib.core.utils.projection import PARTITIONS, SUM_BANKS, Activations, last_pass_spans
 from nkilib.core.utils.projection_results import load_terms, new_rows, project_into, store_rows
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.transposes import spread_rows, spread_rows_into
@@ -147,7 +147,7 @@ def project_rows(
 ) -> None:
     """The columns of this core in rows, [tokens, columns]; stored as they become ready, if out is given."""
     terms = load_terms(scales.sums, column_scale(p), p.bias, share.first, share.columns, x, p.weight)
-    for span in TiledRange(share.columns, span_columns(x, p.weight)):
+    for span in last_pass_spans(x, p.weight, share.columns):
         at, column = span.start_offset, share.first + span.start_offset
         project_into(rows, at, [x], p.weight, terms, column, span.size)
         if out is not None:

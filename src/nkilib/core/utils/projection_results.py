@@ -76,7 +76,8 @@ def finish(
         bias = pick(terms.bias, block.lane, block.tokens, at, block.columns, spread)
         nisa.tensor_tensor(dst, value, bias, op=nl.add)
     elif not scaled:
-        interleave_copy(dst, value, block.column // BANK_COLUMNS + block.token // PARTITIONS)
+        bank = block.column // BANK_COLUMNS // (PARTITIONS // block.lane_size)
+        interleave_copy(dst, value, bank + block.token // PARTITIONS)  # a bank serves one engine at a time
 
 
 def project_into(

@@ -11,15 +11,17 @@ from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS, bytes_of
 from nkilib.core.utils.tiled_range import TiledRange
 
 
-def transpose_rows(dst: Any, tile: int, token: int, rows: Any) -> None:
-    """dst[p, tile + k, token + t] = rows[t, 128 k + p], through PSUM, a bank at a time; dst casts."""
+def transpose_rows(dst: Any, tile: int, token: int, rows: Any, adjacent: int = 1) -> None:
+    """dst[p, tile + k, token + t] = rows[t, 128 k + p], through PSUM, a bank at a time; dst casts.
+
+    With `adjacent` a, of every a tiles each partition has a neighbouring columns, see projection.Activations.
+    """
     tokens, columns = rows.shape
     full = columns // PARTITIONS
     for group in TiledRange(full, bank_room(rows, tokens)):
         bank = nl.ndarray((PARTITIONS, group.size, tokens), rows.dtype, buffer=nl.psum)
         for k in range(group.size):
-            column = (group.start_offset + k) * PARTITIONS
-            nisa.nc_transpose(bank[:, k, :], rows[:, column : column + PARTITIONS])
+            nisa.nc_transpose(bank[:, k, :], tile_of_columns(rows, group.start_offset + k, adjacent))
         place = dst[:, tile + group.start_offset : tile + group.end_offset, token : token + tokens]
         interleave_copy(place, bank, group.index)
     rest = columns - full * PARTITIONS
@@ -27,6 +29,14 @@ def transpose_rows(dst: Any, tile: int, token: int, rows: Any) -> None:
         bank = nl.ndarray((rest, tokens), rows.dtype, buffer=nl.psum)
         nisa.nc_transpose(bank, rows[:, full * PARTITIONS :])
         nisa.tensor_copy(dst[0:rest, tile + full, token : token + tokens], bank)
+
+
+def tile_of_columns(rows: Any, k: int, adjacent: int) -> Any:
+    """The columns of tile k, [tokens, 128]."""
+    first = k // adjacent * adjacent
+    width = min(adjacent, rows.shape[1] // PARTITIONS - first)  # the last group may be smaller
+    run = rows[:, first * PARTITIONS : (first + width) * PARTITIONS]
+    return run.reshape_dim(1, (PARTITIONS, width))[:, :, k - first]
 
 
 def spread_rows(rows: list) -> Any:
