@@ -6,7 +6,13 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.mlp.mlp_parameters import Linear, MLPParameters, matmul_dtype, quantizes_activations
+from nkilib.core.mlp.mlp_parameters import (
+    Linear,
+    MLPParameters,
+    matmul_dtype,
+    quantizes_activations,
+    quantizes_by_token,
+)
 from nkilib.core.mlp.rows import castable
 from nkilib.core.utils.common_types import ActFnType, QuantizationType
 from nkilib.core.utils.fp8 import (
@@ -114,12 +120,12 @@ def load_bias_columns(bias: Any, column: int, columns: int) -> Any:
 def gate_up_rows(p: MLPParameters, x: Activations, scales: StaticScales, first: int, count: int) -> tuple:
     """m of columns first ... first + count, [tokens <= 128, count] a tile; in float32 if FP8 comes next.
 
-    Also, for ROW, max|m| of each token, [tokens, 1] a tile; else None.
+    Also, where tokens are quantised each by its own scale, max|m|, [tokens, 1] a tile; else None.
     """
     tokens = x.tile.shape[2]
     rows = new_rows(tokens, count, nl.float32 if quantizes_activations(p) else matmul_dtype(p))
     spans = TiledRange(count, span_columns(x, p.up.weight))
-    maxima = new_rows(tokens, len(spans), nl.float32) if p.quantization == QuantizationType.ROW else None
+    maxima = new_rows(tokens, len(spans), nl.float32) if quantizes_by_token(p) else None
     for span in spans:
         column = first + span.start_offset
         gates = None
@@ -170,7 +176,7 @@ def contract_rows(p: MLPParameters, scales: StaticScales, rows: list, first: int
     """Rows of m, quantised if need be, as the down projection contracts them. `maxima`: max|m|, for ROW."""
     count, tokens = rows[0].shape[1], rows_in(rows)
     tile = nl.ndarray((PARTITIONS, div_ceil(count, PARTITIONS), tokens), matmul_dtype(p), buffer=nl.sbuf)
-    row_scales = [] if p.quantization == QuantizationType.ROW else None
+    row_scales = [] if quantizes_by_token(p) else None
     for i in range(len(rows)):
         source = rows[i]
         if quantizes_activations(p):

@@ -12,6 +12,7 @@ import nki
 import nki.language as nl
 from nkilib.core.mlp.decode import mlp_decode
 from nkilib.core.mlp.mlp_parameters import (
+    TKG_BS_SEQLEN_THRESHOLD,
     Linear,
     MLPParameters,
     check,
@@ -92,9 +93,11 @@ def mlp(
     `mode` AUTO is decode up to 96 tokens, prefill above; decode takes up to 512. Two cores share the tokens
     of prefills of more than 256, and the columns of the weights otherwise.
 
-    FP8 weights (`dtype_mode`): ROW has scales [128, I], [128, H] of the columns (row 0 counts), quantises
-    every token of x and m by its largest element, or takes hidden as [B, S, H + 4], FP8 and a scale.
-    STATIC has scales [128, 1]; prefill also quantises x and m by gate_up_in_scale and down_in_scale.
+    FP8 weights (`dtype_mode`): ROW has scales [128, I], [128, H] of the columns (row 0 counts). Prefill
+    quantises every token of x and m by its largest element; decode, as published tests have it, leaves them
+    in 16 bits unless quant_clipping_bound is given. Either takes hidden as [B, S, H + 4], FP8 and a scale, and
+    then quantises m. STATIC has scales [128, 1]; prefill also quantises x and m by
+    gate_up_in_scale and down_in_scale. Under NONE, FP8 weights are used as they are.
 
     Decode only: hidden in SBUF as [128, T, H / 128], or, on n cores, in HBM as [128, n, H / (128 n), T]
     (transposed_in); the result like the latter (transposed_out), or in SBUF, [T, H], without down column
@@ -242,13 +245,14 @@ def mlp_ref(hidden: np.ndarray, gate_w: Any, up_w: np.ndarray, down_w: np.ndarra
         options.get("normalization_bias_tensor"),
         options.get("eps", 1e-6),
     )
-    x = (x * given) if given is not None else quantized_ref(x, options, "gate_up_in_scale")
+    by_token = given is not None or prefills(x, options) or options.get("quant_clipping_bound", 0.0) > 0.0
+    x = (x * given) if given is not None else quantized_ref(x, options, "gate_up_in_scale", by_token)
     up = linear_ref(x, up_w, "up", options)
     if options.get("skip_gate_proj"):
         m = act_ref(up, options.get("activation_fn", ActFnType.SiLU))
     else:
         m = act_ref(linear_ref(x, gate_w, "gate", options), options.get("activation_fn", ActFnType.SiLU)) * up
-    return [linear_ref(quantized_ref(m, options, "down_in_scale"), down_w, "down", options), added]
+    return [linear_ref(quantized_ref(m, options, "down_in_scale", by_token), down_w, "down", options), added]
 
 
 def norm_ref(x: np.ndarray, norm: NormType, gamma: Any, beta: Any, eps: float) -> np.ndarray:
@@ -285,11 +289,20 @@ def act_ref(x: np.ndarray, act_fn: ActFnType) -> np.ndarray:
     }[act_fn]()
 
 
-def quantized_ref(x: np.ndarray, options: dict, static_scale: str) -> np.ndarray:
+def prefills(x: np.ndarray, options: dict) -> bool:
+    """What `mode` and force_cte_mode mean for so many tokens."""
+    mode = chosen_mode(options.get("mode", ComputationMode.AUTO), options.get("force_cte_mode", False))
+    many = math.prod(x.shape[:-1]) > TKG_BS_SEQLEN_THRESHOLD
+    return many if mode == ComputationMode.AUTO else mode == ComputationMode.PREFILL
+
+
+def quantized_ref(x: np.ndarray, options: dict, static_scale: str, by_token: bool) -> np.ndarray:
     """x rounded to FP8 and back, where the kernel does so: by tokens for ROW, in prefill for STATIC."""
     quantization = options.get("quantization_type", QuantizationType.NONE)
     ocp = options.get("dtype_mode", DtypeMode.NON_OCP) == DtypeMode.OCP
     dtype, largest = (ml_dtypes.float8_e4m3fn, 448.0) if ocp else (ml_dtypes.float8_e4m3, 240.0)
+    if quantization == QuantizationType.ROW and not by_token:
+        return x
     if quantization == QuantizationType.ROW:
         bound = options.get("quant_clipping_bound", 0.0) or np.inf
         x = np.clip(x, -bound, bound)

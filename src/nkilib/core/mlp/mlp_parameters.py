@@ -119,7 +119,13 @@ def quantizes_activations(p: MLPParameters) -> bool:
     """True when the matmuls take FP8 activations."""
     if p.quantization == QuantizationType.STATIC:
         return is_prefill(p) or output_shape(p) + (intermediate_size(p),) == QUANTIZED_DECODE
-    return p.quantization == QuantizationType.ROW
+    return quantizes_by_token(p)
+
+
+def quantizes_by_token(p: MLPParameters) -> bool:
+    """ROW, in prefill; in decode only what arrives quantised, or where a bound says how."""
+    wanted = is_prefill(p) or arrives_quantized(p) or p.clipping_bound > 0.0
+    return p.quantization == QuantizationType.ROW and wanted
 
 
 def matmul_dtype(p: MLPParameters) -> Any:
@@ -323,11 +329,10 @@ def check_decode(p: MLPParameters, n_prgs: int) -> None:
         not (p.transposed_out and p.output_in_sbuf),
         "transposed_out: got True, allowed only with store_output_in_sbuf=False",
     )
-    by_tile = input_in_sbuf(p) or p.transposed_in or not p.down_column_tiling
-    multiple = n_prgs * PARTITIONS if by_tile else n_prgs
+    multiple = n_prgs * PARTITIONS
     kernel_assert(
         size % multiple == 0,
-        f"hidden_tensor: got H = {size}, this layout on {n_prgs} cores takes multiples of {multiple}",
+        f"hidden_tensor: got H = {size}, decode on {n_prgs} cores takes multiples of {multiple}",
     )
     kernel_assert(
         intermediate_size(p) >= n_prgs,

@@ -16,6 +16,7 @@ from nkilib.core.mlp.mlp_parameters import (
     input_in_sbuf,
     matmul_dtype,
     quantizes_activations,
+    quantizes_by_token,
     token_count,
 )
 from nkilib.core.utils.common_types import NormType, QuantizationType
@@ -49,7 +50,7 @@ def token_activations(
     """Tokens first ... first + count as the gate and up projections, of so many columns, contract them."""
     size = hidden_size(p)
     tile = nl.ndarray((PARTITIONS, size // PARTITIONS, count), matmul_dtype(p), buffer=nl.sbuf)
-    scales = [] if p.quantization == QuantizationType.ROW else None
+    scales = [] if quantizes_by_token(p) else None
     adjacent = adjacent_tiles(count, matmul_dtype(p), p.up.weight, columns)
     for token in TiledRange(count, PARTITIONS):
         rows = load_rows(p, source, p.hidden, first + token.start_offset, token.size)

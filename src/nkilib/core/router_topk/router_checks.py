@@ -36,11 +36,11 @@ def check_arguments(router: Any, x: Any, w: Any, w_bias: Any) -> None:
     most = min(MAX_K, experts)
     kernel_assert(1 <= router.k <= most, f"k: got {router.k}, allowed are 1 to {most}")
     kernel_assert(x.dtype == w.dtype, f"x: got dtype {x.dtype}, expected {w.dtype} like w")
+    check_layouts(router.x_hbm_layout, router.x_sb_layout)
     if router.x_in_sbuf:
         last = router.x_sb_layout == XSBLayout__128_Hdiv128_T__3
         assert_shape(x, (PMAX, hidden // PMAX, tokens) if last else (PMAX, tokens, hidden // PMAX), "x")
     else:
-        check_layouts(router.x_hbm_layout, router.x_sb_layout)
         by_column = router.x_hbm_layout == XHBMLayout_H_T__0
         assert_shape(x, (hidden, tokens) if by_column else (tokens, hidden), "x")
     if w_bias is not None:
@@ -84,10 +84,14 @@ def check_results(router: Any, logits: Any, affinities: Any, index: Any) -> None
     )
 
 
-def check_mechanisms(router: Any, shard_on_tokens: bool) -> None:
+def check_mechanisms(router: Any, scatter: bool, shard_on_tokens: bool, all_in_hbm: bool) -> None:
     tokens, n_prgs = router.tokens, get_program_sharding_info()[1]
     kernel_assert(
-        not shard_on_tokens or (n_prgs > 1 and tokens % 2 == 0),
+        not scatter or tokens <= PMAX or tokens % PMAX == 0,
+        f"use_indirect_dma_scatter: got {tokens} tokens, allowed are up to {PMAX} and multiples of it",
+    )
+    kernel_assert(
+        not shard_on_tokens or (n_prgs > 1 and (tokens % 2 == 0 or not all_in_hbm)),
         f"shard_on_tokens: got {tokens} tokens on {n_prgs} cores, allowed is an even number on two",
     )
 

@@ -105,7 +105,7 @@ def router_topk(
 
     use_column_tiling, use_PE_broadcast_w_bias and use_indirect_dma_scatter choose how, never what: matmuls of
     up to 64 tokens side by side in the PE array, the bias added by a matmul, the top-k affinities scattered
-    by DMA, for any T, as the published tests have it. Of x in HBM any x_sb_layout is taken: how x travels is
+    by DMA. Of x in HBM any x_sb_layout is taken: how x travels is
     the kernel's business. With shard_on_tokens two cores share the tokens, else both do all; so they do
     for results in SBUF, which each core has its own of. output_in_sbuf, x_input_in_sbuf and
     expert_affin_in_sb are of older releases and have no effect: buffers are seen from the tensors.
@@ -122,7 +122,10 @@ def router_topk(
         router.noaux = NoAux(n_group, topk_group, routed_scaling_factor)
     check_arguments(router, x, w, w_bias)
     check_results(router, router_logits, expert_affinities, expert_index)
-    check_mechanisms(router, shard_on_tokens)
+    all_in_hbm = (
+        is_hbm_buffer(router_logits) and is_hbm_buffer(expert_affinities) and is_hbm_buffer(expert_index)
+    )
+    check_mechanisms(router, use_indirect_dma_scatter, shard_on_tokens, all_in_hbm)
     check_rule(router, router_pre_norm, norm_topk_prob)
     router.set_rule(router_pre_norm, norm_topk_prob)
     router.column_tiling = use_column_tiling
@@ -141,9 +144,6 @@ def router_topk(
     if router.noaux is not None:
         router.noaux.bias = bias.rows
         bias = Bias(None, False)
-    all_in_hbm = (
-        is_hbm_buffer(router_logits) and is_hbm_buffer(expert_affinities) and is_hbm_buffer(expert_index)
-    )
     first, last = token_share(router.tokens, shard_on_tokens and all_in_hbm)
     for block in TiledRange(last - first, router.block_tokens):
         start = first + block.start_offset

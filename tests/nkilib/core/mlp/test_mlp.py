@@ -83,7 +83,7 @@ def test_token_counts_around_every_boundary(tokens):
 @pytest.mark.parametrize("tokens", [200, 512])
 @pytest.mark.parametrize("tiled", [True, False])
 def test_decode_takes_up_to_512_tokens(tokens, tiled, lnc):
-    check(inputs((tokens, 1, 128, 140)), lnc, mode=DECODE, use_tkg_gate_up_proj_column_tiling=tiled)
+    check(inputs((tokens, 1, 256, 140)), lnc, mode=DECODE, use_tkg_gate_up_proj_column_tiling=tiled)
 
 
 @each_lnc
@@ -128,7 +128,7 @@ def test_two_cores_share_the_columns_of_a_short_fp8_prefill(kind):
 
 @each_lnc
 def test_wide_projections_take_several_spans(lnc):
-    check(inputs((1, 100, 128, 2200)), lnc, mode=DECODE)
+    check(inputs((1, 100, 256, 2200)), lnc, mode=DECODE)
 
 
 @each_lnc
@@ -405,7 +405,16 @@ def test_rows_that_arrive_quantized(mode, lnc):
     packed = np.concatenate([(args[0] / scale).astype(FP8).view(np.uint8), scale.view(np.uint8)], -1)
     (y,) = check([packed.view(FP8), *args[1:]], lnc, 3e-2, mode=mode, **options)
     assert y.dtype == BF16
-    agree(y, run(mlp, *args, lnc=lnc, mode=mode, **options)[0].astype(np.float64))
+    wide = {"quant_clipping_bound": 1e4}  # quantises in decode too
+    agree(y, run(mlp, *args, lnc=lnc, mode=mode, **options, **wide)[0].astype(np.float64))
+
+
+@each_lnc
+@pytest.mark.parametrize("tiled", [True, False])
+def test_rows_in_decode_leave_activations_as_they_are(tiled, lnc):
+    args, options = quantized(SMALL[DECODE], QuantizationType.ROW)
+    more = {"use_tkg_gate_up_proj_column_tiling": tiled, **BIASES}
+    check(args, lnc, 1e-2, **options, **more)
 
 
 @each_lnc
@@ -581,7 +590,7 @@ def test_wrong_shapes_and_dtypes_are_refused():
         store_output_in_sbuf=True,
     )
     refused(
-        r"H = 384, this layout on 2 cores takes multiples of 256",
+        r"H = 384, decode on 2 cores takes multiples of 256",
         inputs((1, 4, 384, 64)),
         lnc=2,
         use_tkg_down_proj_column_tiling=False,
