@@ -32,7 +32,7 @@ LAYERS = [
     ["decorator", "profiling"],
     ["framework", "simulator", "compatibility", "script"],
     ["nki"],
-    ["frameworks"],
+    ["frameworks", "standins"],
     ["cli"],
     ["__main__"],
 ]

@@ -95,8 +95,8 @@ def mlp(
 
     FP8 weights (`dtype_mode`): ROW has scales [128, I], [128, H] of the columns (row 0 counts). Prefill
     quantises every token of x and m by its largest element; decode, as published tests have it, leaves them
-    in 16 bits unless quant_clipping_bound is given. Either takes hidden as [B, S, H + 4], FP8 and a scale, and
-    then quantises m. STATIC has scales [128, 1]; prefill also quantises x and m by
+    in 16 bits unless quant_clipping_bound is given. Either takes hidden as [B, S, H + 4], FP8 and a scale,
+    and then quantises m. STATIC has scales [128, 1]; prefill also quantises x and m by
     gate_up_in_scale and down_in_scale. Under NONE, FP8 weights are used as they are.
 
     Decode only: hidden in SBUF as [128, T, H / 128], or, on n cores, in HBM as [128, n, H / (128 n), T]

@@ -595,7 +595,7 @@ def test_wrong_shapes_and_dtypes_are_refused():
         lnc=2,
         use_tkg_down_proj_column_tiling=False,
     )
-    refused(r"up_proj_weights_tensor: got I = 1, allowed is at least 2", inputs((1, 4, 128, 1)), lnc=2)
+    refused(r"up_proj_weights_tensor: got I = 1, allowed is at least 2", inputs((1, 4, 256, 1)), lnc=2)
 
 
 def test_missing_scales_are_refused():
