@@ -10,7 +10,7 @@ import numpy as np
 
 import nki
 import nki.language as nl
-from nkilib.core.mlp.decode import mlp_decode
+from nkilib.core.mlp.decode import mlp_decode, result_tile
 from nkilib.core.mlp.mlp_parameters import (
     TKG_BS_SEQLEN_THRESHOLD,
     Linear,
@@ -35,6 +35,7 @@ from nkilib.core.utils.common_types import (
 from nkilib.core.utils.kernel_assert import kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tiles import Tiles, close_scope, manual
 
 
 @nki.jit
@@ -97,12 +98,16 @@ def mlp(
     quantises every token of x and m by its largest element; decode, as published tests have it, leaves them
     in 16 bits unless quant_clipping_bound is given. Either takes hidden as [B, S, H + 4], FP8 and a scale,
     and then quantises m. STATIC has scales [128, 1]; prefill also quantises x and m by
-    gate_up_in_scale and down_in_scale. Under NONE, FP8 weights are used as they are.
+    gate_up_in_scale and down_in_scale. Under NONE, FP8 weights are used as they are; scales, which published
+    tests pass all the same, have no effect.
 
     Decode only: hidden in SBUF as [128, T, H / 128], or, on n cores, in HBM as [128, n, H / (128 n), T]
     (transposed_in); the result like the latter (transposed_out), or in SBUF, [T, H], without down column
     tiling [128, H / 128, T]. Column tiling is the operand order: tokens stationary, or for gate and up the
     weights (ROW: always tokens).
+
+    With a manual `sbm`, which decode takes, all tiles are on its stack and freed at the end, except for a
+    result in SBUF.
 
     >>> shapes = [(1, 4, 128), (128, 64), (128, 64), (64, 128)]
     >>> mlp(*(np.full(shape, 0.01, np.float32) for shape in shapes))[0].shape
@@ -148,9 +153,7 @@ def mlp(
         transposed_out=transposed_out,
     )
     refuse_mx(p, mx_dummy_scale_hbm, use_contiguous_x4_gate_up, gate_up_w_layout)
-    if sbm is not None and not sbm.is_auto_alloc():
-        not_built("sbm", "tiles are placed by the compiler; pass None or an automatic manager")
-    return run(p)
+    return run(p, sbm if manual(sbm) else None)
 
 
 mlp_kernel = mlp  # its name before
@@ -164,7 +167,7 @@ def chosen_mode(mode: ComputationMode, force_cte_mode: bool) -> ComputationMode:
     return ComputationMode.PREFILL if force_cte_mode else mode
 
 
-def run(p: MLPParameters) -> list:
+def run(p: MLPParameters, sbm: Any = None) -> list:
     """Check, allocate the results, and compute them."""
     sharding = get_verified_program_sharding_info("mlp", (0, 1), 2)
     n_prgs, core = sharding[1], sharding[2]
@@ -174,8 +177,15 @@ def run(p: MLPParameters) -> list:
     if p.store_add:
         add_out = nl.ndarray(output_shape(p), p.hidden.dtype, buffer=nl.shared_hbm)
     add_rows = None if add_out is None else add_out.reshape((tokens, size))
+    if sbm is not None and not shares_columns(p, n_prgs):
+        not_built("sbm", "prefill leaves its tiles to the compiler; pass None or an automatic manager")
+    result = result_tile(p, sbm) if p.output_in_sbuf else None
+    if sbm is not None:
+        sbm.open_scope(name="mlp")
+        p.tiles = Tiles(sbm)
     if p.output_in_sbuf:
-        out = mlp_decode(p, n_prgs, core, None, add_rows)
+        mlp_decode(p, n_prgs, core, result, add_rows)
+        out = result
     elif p.transposed_out:
         shape = (PARTITIONS, n_prgs, size // (PARTITIONS * n_prgs), tokens)
         out = nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
@@ -186,6 +196,7 @@ def run(p: MLPParameters) -> list:
             mlp_decode(p, n_prgs, core, out.reshape((tokens, size)), add_rows)
         else:
             mlp_prefill(p, out.reshape((tokens, size)), add_rows)
+    close_scope(p.tiles)
     return [out] if add_out is None else [out, add_out]
 
 
@@ -270,7 +281,8 @@ def linear_ref(x: np.ndarray, weight: np.ndarray, name: str, options: dict) -> n
     """x W * scale + bias, clamped."""
     scale, bias = options.get(f"{name}_w_scale"), options.get(f"{name}_proj_bias_tensor")
     y = x @ np.asarray(weight, np.float64)
-    y = y if scale is None else y * np.asarray(scale, np.float64)[0]
+    if scale is not None and options.get("quantization_type", QuantizationType.NONE) != QuantizationType.NONE:
+        y = y * np.asarray(scale, np.float64)[0]
     y = y if bias is None else y + np.asarray(bias, np.float64)
     upper, lower = options.get(f"{name}_clamp_upper_limit"), options.get(f"{name}_clamp_lower_limit")
     y = y if upper is None else np.minimum(y, upper)

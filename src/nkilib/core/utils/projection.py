@@ -14,6 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.tiles import stream_tile
 
 PARTITIONS = 128
 BANK_COLUMNS = 512  # float32 in one PSUM bank, and the most columns of a moving operand
@@ -41,6 +42,7 @@ class Activations(nl.NKIObject):
     scales: Any = None  # what a token was divided by when quantised: [tokens, 1] for each 128 tokens
     partitions: int = PARTITIONS  # that a tile of the contraction fills
     adjacent: int = 1
+    tiles: Any = None  # where further tiles come from, see tiles.py
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Block(nl.NKIObject):
     columns: int
     lane: int = 0
     lane_size: int = PARTITIONS
+    tiles: Any = None
 
 
 def span_columns(x: Activations, weight: Any) -> int:
@@ -137,9 +140,11 @@ def project_parts(parts: list, weight: Any, column: int, columns: int, feature_m
         blocks = feature_major_blocks(tokens, columns)
     else:
         blocks = token_major_blocks(tokens, columns, packed=not doubles(parts[0].tile, weight))
+    for block in blocks:
+        block.tiles = parts[0].tiles
     for x in parts:
         for chunk in weight_chunks(x, columns, weight):
-            tile = load_weights(weight, chunk, column, columns)
+            tile = load_weights(weight, chunk, column, columns, x.tiles)
             multiply(blocks, x.tile, tile, chunk.tile, feature_major)
     return blocks
 
@@ -188,9 +193,9 @@ def chunk_tiles(tile_bytes: int) -> int:
     return tiles
 
 
-def load_weights(weight: Any, chunk: Chunk, column: int, columns: int) -> Any:
+def load_weights(weight: Any, chunk: Chunk, column: int, columns: int, tiles: Any = None) -> Any:
     """A chunk in SBUF, [partitions, tiles, columns]."""
-    tile = nl.ndarray((chunk.partitions, chunk.tiles, columns), weight.dtype, buffer=nl.sbuf)
+    tile = stream_tile(tiles, (chunk.partitions, chunk.tiles, columns), weight.dtype)
     rows = weight[chunk.row : chunk.row + chunk.tiles * chunk.partitions, column : column + columns]
     groups = chunk.tiles // chunk.adjacent
     by_group = rows.reshape_dim(0, (groups, chunk.partitions, chunk.adjacent))

@@ -9,6 +9,7 @@ import nki.language as nl
 from nkilib.core.utils.kernel_helpers import interleave_copy
 from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS, bytes_of
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiles import new_tile
 
 
 def transpose_rows(dst: Any, tile: int, token: int, rows: Any, adjacent: int = 1) -> None:
@@ -39,11 +40,10 @@ def tile_of_columns(rows: Any, k: int, adjacent: int) -> Any:
     return run.reshape_dim(1, (PARTITIONS, width))[:, :, k - first]
 
 
-def spread_rows(rows: list) -> Any:
+def spread_rows(rows: list, tiles: Any = None) -> Any:
     """[128, J, tokens], J = columns / 128: each partition has J adjacent columns, J p + j at [p, j]."""
-    tile = nl.ndarray(
-        (PARTITIONS, rows[0].shape[1] // PARTITIONS, rows_in(rows)), rows[0].dtype, buffer=nl.sbuf
-    )
+    shape = (PARTITIONS, rows[0].shape[1] // PARTITIONS, rows_in(rows))
+    tile = new_tile(tiles, shape, rows[0].dtype)
     spread_rows_into(tile, rows)
     return tile
 

@@ -10,6 +10,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.mlp.mlp import fused_mlp_isa_kernel, mlp, mlp_kernel, mlp_ref
 from nkilib.core.mlp.mlp_parameters import TKG_BS_SEQLEN_THRESHOLD
+from nkilib.core.utils.allocator import SbufManager, sizeinbytes
 from nkilib.core.utils.common_types import (
     ActFnType,
     ComputationMode,
@@ -136,8 +137,11 @@ def test_wide_projections_take_several_spans(lnc):
 @pytest.mark.parametrize("dtype", [FP8, ml_dtypes.float8_e5m2])
 def test_fp8_weights_without_quantization_are_used_as_they_are(mode, dtype, lnc):
     args = inputs(SMALL[mode])
-    (y,) = check([args[0]] + [w.astype(dtype) for w in args[1:]], lnc, mode=mode)
+    args[1:] = [w.astype(dtype) for w in args[1:]]
+    (y,) = check(args, lnc, mode=mode)
     assert y.dtype == BF16
+    scales = {name: 3 * ONE for name in ("gate_w_scale", "up_w_scale", "down_w_scale")}
+    assert np.array_equal(run(mlp, *args, lnc=lnc, mode=mode, **scales)[0], y)  # published tests pass them
 
 
 def test_hidden_in_float32_meets_weights_in_bfloat16():
@@ -513,6 +517,82 @@ def test_the_name_of_the_tutorial(shape, lnc):
     agree(added, expected[1])
 
 
+# ---- a manual SBUF manager -----------------------------------------------------------------------
+
+
+@nki.jit
+def with_manager(hidden, gate, up, down, in_sbuf=False, **options):
+    """y, and a tile of the caller's that must be what it was."""
+    sbm = SbufManager(2048, 150 * 1024)
+    mine = sbm.alloc_stack((128, 64), nl.float32, name="mine")
+    nisa.memset(mine, 7.0)
+    before = sbm.get_stack_curr_addr()
+    y = mlp(hidden, gate, up, down, sbm=sbm, store_output_in_sbuf=in_sbuf, **options)[0]
+    taken = y.size // y.shape[0] * sizeinbytes(y.dtype) if in_sbuf else 0
+    assert sbm.get_stack_curr_addr() == before + taken
+    kept = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(kept, mine)
+    if not in_sbuf:
+        return y, kept
+    out = nl.ndarray(y.shape, y.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(out, y)
+    return out, kept
+
+
+def placed_by_hand(monkeypatch):
+    """The addresses of all SBUF tiles from here on."""
+    places, original = [], nl.ndarray
+
+    def noted(shape, dtype, buffer=nl.sbuf, name="", address=None, **more):
+        if buffer == nl.sbuf:
+            places.append(address)
+        return original(shape, dtype, buffer=buffer, name=name, address=address, **more)
+
+    monkeypatch.setattr(nl, "ndarray", noted)
+    return places
+
+
+@each_lnc
+@pytest.mark.parametrize("tiled", [True, False])
+@pytest.mark.parametrize("kind", [None, QuantizationType.ROW, QuantizationType.STATIC])
+def test_a_manual_sbuf_manager_places_every_tile(kind, tiled, lnc, monkeypatch):
+    shape = (3, 2, 256, 1100)
+    args, options = (inputs(shape), {}) if kind is None else quantized(shape, kind)
+    options |= {"use_tkg_gate_up_proj_column_tiling": tiled, "mode": DECODE}
+    if kind is None:
+        options |= {
+            "normalization_type": NormType.LAYER_NORM,
+            "normalization_weights_tensor": vector(256) + 1,
+        }
+        options |= {"gate_proj_bias_tensor": vector(1100), "down_proj_bias_tensor": vector(256)}
+        options |= {"fused_add_tensor": random((3, 2, 256), "bfloat16", 8), "up_clamp_upper_limit": 1.0}
+    expected = run(mlp, *args, lnc=lnc, **options)[0]
+    places = placed_by_hand(monkeypatch)
+    y, kept = run(with_manager, *args, lnc=lnc, **options)
+    assert np.array_equal(y, expected) and (kept == 7).all()
+    assert len(places) > 10 and None not in places
+
+
+@each_lnc
+@pytest.mark.parametrize("bound", [0.0, 3.0])
+@pytest.mark.parametrize("tiled", [True, False])
+def test_a_manual_sbuf_manager_keeps_a_result_in_sbuf(tiled, bound, lnc, monkeypatch):
+    args, options = quantized(SMALL[DECODE], QuantizationType.ROW)
+    options |= {"use_tkg_down_proj_column_tiling": tiled, "quant_clipping_bound": bound}
+    expected = run(mlp, *args, lnc=lnc, **options)[0].reshape(6, 256)
+    places = placed_by_hand(monkeypatch)
+    y, kept = run(with_manager, *args, lnc=lnc, in_sbuf=True, **options)
+    if not tiled:  # [128, 2, T], the columns of a core spread over the partitions
+        per_core = 2 // lnc
+        y = y.reshape(128, lnc, per_core, 6).transpose(3, 1, 0, 2).reshape(6, 256)
+    assert np.array_equal(y, expected) and (kept == 7).all() and None not in places
+
+
+def test_prefill_leaves_its_tiles_to_the_compiler_and_says_so():
+    with pytest.raises(NotImplementedError, match="mlp option sbm: prefill leaves its tiles"):
+        run(with_manager, *inputs(SMALL[PREFILL]))
+
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 
@@ -543,7 +623,6 @@ ONE = np.ones((128, 1), np.float32)
         (r"fused_add_tensor: got shape \(1, 256\)", {"fused_add_tensor": vector(256)}),
         ("store_fused_add_result: got True without", {"store_fused_add_result": True}),
         ("quant_clipping_bound: got 1.0 with QuantizationType.NONE", {"quant_clipping_bound": 1.0}),
-        ("up_w_scale: got one with QuantizationType.NONE", {"up_w_scale": ONE}),
         ("up_proj_weights_tensor: got .*bfloat16, expected .*float8_e4m3", ROW),
         ("mode: got DECODE with force_cte_mode", {"mode": DECODE, "force_cte_mode": True}),
         ("store_output_in_sbuf: got True in prefill", {"store_output_in_sbuf": True, "mode": PREFILL}),
