@@ -187,3 +187,9 @@ def test_it_reaches_90_percent_of_the_compute_roofline():
     specs = [nki.TensorSpec(shape, "bfloat16") for shape in ((b, n, d, s), (n * d, h))]
     modelled = run(nki.profile(output_projection_cte), *specs).total_us
     assert 2 * b * s * n * d * h / (2 * 128 * 128 * 2.4e3) >= 0.9 * modelled
+
+
+def test_two_cores_start_with_little_of_both_operands():
+    """Modelled microseconds; a kernel that waits for all tokens, or for wide weights, takes longer."""
+    specs = [nki.TensorSpec(shape, "bfloat16") for shape in ((1, 8, 128, 2048), (1024, 4096))]
+    assert run(nki.profile(output_projection_cte[2]), *specs).total_us <= 129.8

@@ -299,3 +299,10 @@ def test_weights_stream_at_most_of_the_dma_rate(transposed, part):
     specs = [nki.TensorSpec(shape, "bfloat16") for shape in ((d, b, n, s), (n * d, h))]
     modelled = run(nki.profile(output_projection_tkg), *specs, TRANSPOSE_OUT=transposed).total_us
     assert 2 * n * d * h / (16 * 24.5e3) >= part * modelled
+
+
+@pytest.mark.parametrize("batch, heads, h, lnc, most", [(4, 8, 4096, 1, 37.4), (32, 4, 8192, 2, 29.0)])
+def test_little_follows_the_last_weights(batch, heads, h, lnc, most):
+    """Modelled microseconds; a kernel that drains all columns at the end takes longer."""
+    specs = [nki.TensorSpec(shape, "bfloat16") for shape in ((128, batch, heads, 1), (heads * 128, h))]
+    assert run(nki.profile(output_projection_tkg[lnc]), *specs).total_us <= most
