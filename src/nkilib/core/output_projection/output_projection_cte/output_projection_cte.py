@@ -40,6 +40,7 @@ from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 
 MAX_COLUMNS = 32768
+MAX_TOKENS = 131072
 ATTENTION_BYTES = 96 * 1024  # in each partition, kept while all weights pass by
 LOAD_TOKENS = 512  # of attention in one transfer
 LOAD_ROWS = 256
@@ -63,7 +64,7 @@ def output_projection_cte(
 
     attention [B, N, D, S], weight [N D, H], bias [1, H]; out [B, S, H] in output_dtype, by default that of
     attention, bfloat16 where that is FP8. bfloat16, float16 or float32; attention is rounded to the dtype of
-    weight. Cores share the columns, so H is a multiple of their number.
+    weight. Cores share the columns, so H is a multiple of their number. B S is at most 131072.
 
     FP8 weights: STATIC has scales [128, 1] of both operands and quantises attention unless it is FP8;
     ROW has weight_scales [128, H], one for each column (row 0 counts), and leaves attention as it is.
@@ -98,6 +99,10 @@ def check(p: Operands, n_prgs: int) -> None:
     shape = tuple(p.attention.shape)
     kernel_assert(len(shape) == 4, f"attention: got shape {shape}, expected (B, N, D, S)")
     columns = p.weight.shape[len(p.weight.shape) - 1]
+    count = shape[0] * shape[3]
+    kernel_assert(
+        count <= MAX_TOKENS, f"attention: got B * S = {count} tokens, allowed are at most {MAX_TOKENS}"
+    )
     kernel_assert(columns <= MAX_COLUMNS, f"weight: got H = {columns}, allowed are at most {MAX_COLUMNS}")
     check_operands(p, shape[1] * shape[2], shape[2], n_prgs)
 
