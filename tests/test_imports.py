@@ -31,7 +31,7 @@ LAYERS = [
     ["call", "experimental"],
     ["framework", "simulator", "compat"],
     ["nki"],
-    ["frameworks"],
+    ["frameworks", "standins"],
     ["cli"],
     ["__main__"],
 ]

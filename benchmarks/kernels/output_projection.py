@@ -43,4 +43,6 @@ CASES = [
     prefill(2, 5, 128, 640, 5120, lnc=2),
     decode(128, 4, 8, 1, 8192),
     decode(128, 4, 8, 1, 8192, " transposed", TRANSPOSE_OUT=True),
+    prefill(1, 8, 128, 2048, 4096, lnc=2),
+    decode(128, 4, 8, 1, 4096),
 ]

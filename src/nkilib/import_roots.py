@@ -1,4 +1,9 @@
-"""Import roots of older releases: `nkilib_src.nkilib.x` and `nkilib_standalone.nkilib.x` are `nkilib.x`."""
+"""Import roots of older releases: `nkilib_src.nkilib.x` and `nkilib_standalone.nkilib.x` are `nkilib.x`.
+
+The roots are names of AWS's own packages, so nothing here installs them. `install` puts a finder last on
+`sys.meta_path`, where it is asked for what nobody else has: a real package of the name wins, whole.
+`import nki.standins` calls it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,36 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+ROOTS = ("nkilib_src", "nkilib_standalone")
+
 
 class OldRoot(MetaPathFinder, Loader):
-    """Answers every import below `root.nkilib` with the module of nkilib itself: one module, two names."""
+    """Asked last: `root` as an empty package. Only then are names below it ours to answer."""
+
+    def __init__(self, root: str):
+        self.root = root
+        self.below = BelowRoot(root)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if fullname == self.root else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        if self.below not in sys.meta_path:
+            sys.meta_path.insert(0, self.below)
+
+    def remove(self) -> None:
+        """Forget the root and what was imported below it."""
+        sys.meta_path.remove(self)
+        if self.below in sys.meta_path:
+            sys.meta_path.remove(self.below)
+            for name in [name for name in sys.modules if name.partition(".")[0] == self.root]:
+                del sys.modules[name]
+
+
+class BelowRoot(MetaPathFinder, Loader):
+    """Asked first, or the folders of nkilib would be searched again: one module, two names."""
 
     def __init__(self, root: str):
         self.prefix = f"{root}.nkilib"
@@ -37,6 +69,13 @@ class OldRoot(MetaPathFinder, Loader):
         module.__spec__ = self.own_specs.pop(spec.name)
 
 
-def serve(root: str) -> None:
-    """Make `root.nkilib` another name of nkilib."""
-    sys.meta_path.insert(0, OldRoot(root))
+def install() -> None:
+    """Make the old roots importable, where no real package has their names. Twice is once."""
+    known = [finder.root for finder in sys.meta_path if isinstance(finder, OldRoot)]
+    sys.meta_path += [OldRoot(root) for root in ROOTS if root not in known]
+
+
+def remove() -> None:
+    """Undo `install`."""
+    for finder in [finder for finder in sys.meta_path if isinstance(finder, OldRoot)]:
+        finder.remove()

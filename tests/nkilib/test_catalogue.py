@@ -3,9 +3,6 @@
 import doctest
 import importlib
 import inspect
-import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -70,29 +67,3 @@ def test_the_example_of_a_docstring_runs(kernel):
     with target("trn2"):
         outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
     assert outcome.failed == 0, "".join(said)
-
-
-# ---- import roots --------------------------------------------------------------------------------
-
-ALIASES = """
-import sys
-import {root}.nkilib.core.utils.common_types as old
-from {root}.nkilib.core.utils.tiled_range import TiledRange
-import nkilib.core.utils.common_types as new
-from nkilib.core.utils import tiled_range
-assert old is new and sys.modules["{root}.nkilib"] is sys.modules["nkilib"]
-assert TiledRange is tiled_range.TiledRange
-assert new.__spec__.name == new.__name__ == "nkilib.core.utils.common_types"
-try:
-    import {root}.nkilib.nonsense
-except ModuleNotFoundError as problem:
-    print(problem)
-"""
-
-
-@pytest.mark.parametrize("root", ["nkilib_src", "nkilib_standalone"])
-def test_older_import_roots_give_the_same_modules(root):
-    code = ALIASES.format(root=root)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.search("No module named 'nkilib.nonsense'", done.stdout)

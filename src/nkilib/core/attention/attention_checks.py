@@ -107,7 +107,7 @@ def check_mask(
 
 
 def check_bound(bound: Any, name: str, heads: int, queries: int) -> None:
-    allowed = ((heads, queries), (1, queries), (queries,))
+    allowed = ((heads, queries), (1, queries), (queries,), (queries, 1))
     kernel_assert(
         tuple(bound.shape) in allowed, f"{name}: got shape {tuple(bound.shape)}, allowed are {allowed}"
     )

@@ -76,7 +76,7 @@ def attention_cte(
     | v, v_prior | (bs_kv, Skv, d) |
     | prior_used_len, cp_offset | one int32, read at run time |
     | sink | (bs, 1): a logit that joins the maximum and the sum, but has no value |
-    | bound_min, bound_max | (bs, Sq), (1, Sq) or (Sq,) |
+    | bound_min, bound_max | (bs, Sq), (1, Sq), (Sq,) or, as published tests pass them, (Sq, 1) |
     | position_bias | (bs or 1, Sq, Skv) |
     | result | (bs, d, Sq) if tp_out else (bs, Sq, d), in the dtype of q |
 

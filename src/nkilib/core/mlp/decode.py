@@ -22,37 +22,42 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.mlp.rows import RowSource, token_activations
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.projection import PARTITIONS, Activations, span_columns
+from nkilib.core.utils.projection import PARTITIONS, Activations, last_pass_spans
 from nkilib.core.utils.projection_results import new_rows, project_into, store_rows
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import spread_rows
 
 SWAP_ELEMENTS = 256  # in each partition, what GpSimdE's DMA takes of any dtype
 
 
-def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> Any:
-    """The MLP of all tokens, into out, or returned as a tile if the result stays in SBUF (out is None)."""
+def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> None:
+    """The MLP of all tokens, into out, in HBM or, [T, H] or [128, H / 128, T], in SBUF."""
     tokens = token_count(p)
     scales = StaticScales(p)
     source = RowSource(p, n_prgs, add_out if core == 0 else None, scales.inverse_x)
-    x = token_activations(p, source, 0, tokens)
+    x = token_activations(p, source, 0, tokens, div_ceil(intermediate_size(p), n_prgs))
     parts = middle_parts(p, x, scales, n_prgs, core)
     columns = hidden_size(p) // n_prgs
     first = core * columns
-    plain = out is not None and not p.transposed_out
+    plain = not p.output_in_sbuf and not p.transposed_out
     spread = columns // PARTITIONS if p.down_optimized_layout else 0
     terms = down_terms(p, scales, parts[0], first, columns)
-    rows = new_rows(tokens, columns, result_dtype(p))
-    for span in TiledRange(columns, span_columns(parts[0], p.down.weight)):
+    whole = p.output_in_sbuf and p.down_column_tiling and n_prgs == 1
+    rows = [out] if whole else new_rows(tokens, columns, result_dtype(p), p.tiles)
+    for span in last_pass_spans(parts[0], p.down.weight, columns):
         at, column = span.start_offset, first + span.start_offset
+        open_scope(p.tiles)
         project_into(rows, at, parts, p.down.weight, terms, column, span.size, spread)
+        close_scope(p.tiles)
         if plain and spread == 0:
             store_rows(out, rows, at, 0, column, span.size)
     if plain and spread != 0:
         store_rows(out, rows, 0, 0, first, columns)
     if p.transposed_out:
-        nisa.dma_copy(out[:, core], spread_rows(rows))
-    return None if out is not None else result_in_sbuf(p, rows, n_prgs, core)
+        nisa.dma_copy(out[:, core], spread_rows(rows, p.tiles))
+    if p.output_in_sbuf and not whole:
+        put_in_sbuf(p, out, rows, n_prgs, core)
 
 
 # ---- the middle ----------------------------------------------------------------------------------
@@ -68,33 +73,33 @@ def middle_parts(p: MLPParameters, x: Activations, scales: StaticScales, n_prgs:
     if tiled or p.quantization == QuantizationType.ROW:
         rows, maxima = gate_up_rows(p, x, scales, first, count)
         if n_prgs == 2 and maxima is not None:
-            share_maxima(maxima, core)
+            share_maxima(p, maxima, core)
         own = contract_rows(p, scales, rows, first, maxima)
     else:
         own = gate_up_features(p, x, scales, first, count)
     if n_prgs == 1:
         return [own]
-    other = exchanged(own, div_ceil(size, PARTITIONS), core)
+    other = exchanged(p, own, div_ceil(size, PARTITIONS), core)
     other.row = (1 - core) * size
     other.size = inner - count
     return [own, other] if core == 0 else [other, own]
 
 
-def exchanged(own: Activations, tiles: int, core: int) -> Activations:
+def exchanged(p: MLPParameters, own: Activations, tiles: int, core: int) -> Activations:
     """The other core's part. Parts may differ by a row; both sides send as many tiles."""
     shape = (PARTITIONS, tiles, own.tile.shape[2])
-    sent = nl.ndarray(shape, own.tile.dtype, buffer=nl.sbuf)
+    sent = new_tile(p.tiles, shape, own.tile.dtype)
     nisa.memset(sent, 0.0)
     for chunk_rows in TiledRange(own.size, PARTITIONS):
         nisa.tensor_copy(
             sent[0 : chunk_rows.size, chunk_rows.index, :], own.tile[0 : chunk_rows.size, chunk_rows.index, :]
         )
-    return Activations(swap(sent, core, 0), own.size, 0, own.scales)
+    return Activations(swap(p, sent, core, 0), own.size, 0, own.scales, tiles=p.tiles)
 
 
-def swap(sent: Any, core: int, pipe: int) -> Any:
+def swap(p: MLPParameters, sent: Any, core: int, pipe: int) -> Any:
     """What the other core sends for this tile. GpSimdE's own DMA does it: queues are full of weights."""
-    received = nl.ndarray(sent.shape, sent.dtype, buffer=nl.sbuf)
+    received = new_tile(p.tiles, sent.shape, sent.dtype)
     columns = sent.size // sent.shape[0]
     give, take = sent.reshape((sent.shape[0], columns)), received.reshape((sent.shape[0], columns))
     for part in TiledRange(columns, SWAP_ELEMENTS):
@@ -109,26 +114,28 @@ def swap(sent: Any, core: int, pipe: int) -> Any:
     return received
 
 
-def share_maxima(maxima: list, core: int) -> None:
+def share_maxima(p: MLPParameters, maxima: list, core: int) -> None:
     """ROW: max|m| of every token over the columns of both cores."""
     for own in maxima:
-        nisa.tensor_tensor(own, own, swap(own, core, 1), op=nl.maximum)
+        nisa.tensor_tensor(own, own, swap(p, own, core, 1), op=nl.maximum)
 
 
 # ---- results that are not rows in HBM ------------------------------------------------------------
 
 
-def result_in_sbuf(p: MLPParameters, rows: list, n_prgs: int, core: int) -> Any:
-    """All columns in every core: [T, H], or [128, H / 128, T] without column tiling."""
-    own = rows[0] if p.down_column_tiling else spread_rows(rows)
-    if n_prgs == 1:
-        return own
-    other = swap(own, core, 2)
+def result_tile(p: MLPParameters, sbm: Any) -> Any:
+    """All columns, in every core: [T, H], or [128, H / 128, T] without column tiling."""
+    tokens, size = token_count(p), hidden_size(p)
+    shape = (tokens, size) if p.down_column_tiling else (PARTITIONS, size // PARTITIONS, tokens)
+    if sbm is not None:
+        return sbm.alloc_stack(shape, result_dtype(p))
+    return nl.ndarray(shape, result_dtype(p), buffer=nl.sbuf)
+
+
+def put_in_sbuf(p: MLPParameters, out: Any, rows: list, n_prgs: int, core: int) -> None:
+    """The columns of this core, and those of the other, into the result."""
+    own = rows[0] if p.down_column_tiling else spread_rows(rows, p.tiles)
     width = own.shape[1]
-    whole_shape = (
-        (own.shape[0], 2 * width) if p.down_column_tiling else (own.shape[0], 2 * width, own.shape[2])
-    )
-    whole = nl.ndarray(whole_shape, own.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(whole[:, core * width : (core + 1) * width], own)
-    nisa.tensor_copy(whole[:, (1 - core) * width : (2 - core) * width], other)
-    return whole
+    nisa.tensor_copy(out[:, core * width : (core + 1) * width], own)
+    if n_prgs == 2:
+        nisa.tensor_copy(out[:, (1 - core) * width : (2 - core) * width], swap(p, own, core, 2))

@@ -6,7 +6,13 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.mlp.mlp_parameters import Linear, MLPParameters, matmul_dtype, quantizes_activations
+from nkilib.core.mlp.mlp_parameters import (
+    Linear,
+    MLPParameters,
+    matmul_dtype,
+    quantizes_activations,
+    quantizes_by_token,
+)
 from nkilib.core.mlp.rows import castable
 from nkilib.core.utils.common_types import ActFnType, QuantizationType
 from nkilib.core.utils.fp8 import (
@@ -26,6 +32,7 @@ from nkilib.core.utils.kernel_helpers import (
 from nkilib.core.utils.projection import PARTITIONS, Activations, Block, project, span_columns
 from nkilib.core.utils.projection_results import Terms, beside, finish, load_terms, new_rows
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import rows_in, transpose_rows
 
 
@@ -35,14 +42,14 @@ class StaticScales(nl.NKIObject):
     def __init__(self, p: MLPParameters):
         static = p.quantization == QuantizationType.STATIC
         quantized = static and quantizes_activations(p)
-        x_scale = load_scalar(p.gate_up_in_scale) if quantized else None
-        m_scale = load_scalar(p.down_in_scale) if quantized else None
-        self.inverse_x = reciprocal_of(x_scale) if quantized else None
-        self.inverse_m = reciprocal_of(m_scale) if quantized else None
+        x_scale = load_scalar(p.gate_up_in_scale, p.tiles) if quantized else None
+        m_scale = load_scalar(p.down_in_scale, p.tiles) if quantized else None
+        self.inverse_x = reciprocal_of(x_scale, p.tiles) if quantized else None
+        self.inverse_m = reciprocal_of(m_scale, p.tiles) if quantized else None
         gated = static and not p.skip_gate
-        self.gate = product_of(x_scale, load_scalar(p.gate.scale)) if gated else None
-        self.up = product_of(x_scale, load_scalar(p.up.scale)) if static else None
-        self.down = product_of(m_scale, load_scalar(p.down.scale)) if static else None
+        self.gate = product_of(x_scale, load_scalar(p.gate.scale, p.tiles), p.tiles) if gated else None
+        self.up = product_of(x_scale, load_scalar(p.up.scale, p.tiles), p.tiles) if static else None
+        self.down = product_of(m_scale, load_scalar(p.down.scale, p.tiles), p.tiles) if static else None
 
 
 def column_scale(p: MLPParameters, linear: Linear) -> Any:
@@ -64,24 +71,28 @@ def gate_up_features(
 ) -> Activations:
     """m of columns first ... first + count. Not for ROW, whose scale is that of a token."""
     tokens = x.tile.shape[2]
-    m = nl.ndarray((PARTITIONS, div_ceil(count, PARTITIONS), tokens), matmul_dtype(p), buffer=nl.sbuf)
+    m = new_tile(p.tiles, (PARTITIONS, div_ceil(count, PARTITIONS), tokens), matmul_dtype(p))
     for span in TiledRange(count, span_columns(x, p.up.weight)):
+        open_scope(p.tiles)
         column = first + span.start_offset
         gates = None
         if not p.skip_gate:
-            gates = project_features(p.gate, scales.gate, x, column, span.size)
+            gates = project_features(p, p.gate, scales.gate, x, column, span.size)
             activate_blocks(p, gates)
-        ups = project_features(p.up, scales.up, x, column, span.size)
+        ups = project_features(p, p.up, scales.up, x, column, span.size)
         for i in range(len(ups)):
             dst = m[0 : ups[i].columns, (span.start_offset + ups[i].column) // PARTITIONS, :]
             combine(p, scales, dst, gates, ups, i)
-    return Activations(m, count, first)
+        close_scope(p.tiles)
+    return Activations(m, count, first, tiles=p.tiles)
 
 
-def project_features(linear: Linear, scale: Any, x: Activations, column: int, columns: int) -> list[Block]:
+def project_features(
+    p: MLPParameters, linear: Linear, scale: Any, x: Activations, column: int, columns: int
+) -> list[Block]:
     """The finished values of one projection, [columns <= 128, tokens] a block."""
     blocks = project(x, linear.weight, column, columns, feature_major=True)
-    bias = None if linear.bias is None else load_bias_columns(linear.bias, column, columns)
+    bias = None if linear.bias is None else load_bias_columns(p, linear.bias, column, columns)
     for block in blocks:
         if scale is not None or bias is not None:
             value = beside(block)
@@ -94,10 +105,10 @@ def project_features(linear: Linear, scale: Any, x: Activations, column: int, co
     return blocks
 
 
-def load_bias_columns(bias: Any, column: int, columns: int) -> Any:
+def load_bias_columns(p: MLPParameters, bias: Any, column: int, columns: int) -> Any:
     """bias[0, column + 128 k + p] at [p, k], float32."""
     full = columns // PARTITIONS
-    tile = nl.ndarray((PARTITIONS, div_ceil(columns, PARTITIONS)), nl.float32, buffer=nl.sbuf)
+    tile = new_tile(p.tiles, (PARTITIONS, div_ceil(columns, PARTITIONS)), nl.float32)
     if full > 0:
         part = bias[0:1, column : column + full * PARTITIONS].reshape((full, PARTITIONS))
         nisa.dma_copy(tile[:, 0:full], part.permute((1, 0)))
@@ -114,13 +125,14 @@ def load_bias_columns(bias: Any, column: int, columns: int) -> Any:
 def gate_up_rows(p: MLPParameters, x: Activations, scales: StaticScales, first: int, count: int) -> tuple:
     """m of columns first ... first + count, [tokens <= 128, count] a tile; in float32 if FP8 comes next.
 
-    Also, for ROW, max|m| of each token, [tokens, 1] a tile; else None.
+    Also, where tokens are quantised each by its own scale, max|m|, [tokens, 1] a tile; else None.
     """
     tokens = x.tile.shape[2]
-    rows = new_rows(tokens, count, nl.float32 if quantizes_activations(p) else matmul_dtype(p))
+    rows = new_rows(tokens, count, nl.float32 if quantizes_activations(p) else matmul_dtype(p), p.tiles)
     spans = TiledRange(count, span_columns(x, p.up.weight))
-    maxima = new_rows(tokens, len(spans), nl.float32) if p.quantization == QuantizationType.ROW else None
+    maxima = new_rows(tokens, len(spans), nl.float32, p.tiles) if quantizes_by_token(p) else None
     for span in spans:
+        open_scope(p.tiles)
         column = first + span.start_offset
         gates = None
         if not p.skip_gate:
@@ -132,21 +144,22 @@ def gate_up_rows(p: MLPParameters, x: Activations, scales: StaticScales, first: 
             dst = rows[ups[i].token // PARTITIONS][:, start : start + ups[i].columns]
             combine(p, None, dst, gates, ups, i)
         if maxima is not None:
-            note_maxima(maxima, rows, span)
-    return rows, (None if maxima is None else all_maxima(maxima))
+            note_maxima(p, maxima, rows, span)
+        close_scope(p.tiles)
+    return rows, (None if maxima is None else all_maxima(p, maxima))
 
 
-def note_maxima(maxima: list, rows: list, span: TiledRangeIterator) -> None:
+def note_maxima(p: MLPParameters, maxima: list, rows: list, span: TiledRangeIterator) -> None:
     """While the next columns are computed, the maxima of these."""
     for i in range(len(rows)):
         place = maxima[i][:, span.index : span.index + 1]
-        put_row_maximum(place, rows[i][:, span.start_offset : span.end_offset])
+        put_row_maximum(place, rows[i][:, span.start_offset : span.end_offset], p.tiles)
 
 
-def all_maxima(maxima: list) -> list:
+def all_maxima(p: MLPParameters, maxima: list) -> list:
     found = []
     for tile in maxima:
-        found.append(largest_of(tile))
+        found.append(largest_of(tile, p.tiles))
     return found
 
 
@@ -169,19 +182,20 @@ def project_rows(
 def contract_rows(p: MLPParameters, scales: StaticScales, rows: list, first: int, maxima: Any) -> Activations:
     """Rows of m, quantised if need be, as the down projection contracts them. `maxima`: max|m|, for ROW."""
     count, tokens = rows[0].shape[1], rows_in(rows)
-    tile = nl.ndarray((PARTITIONS, div_ceil(count, PARTITIONS), tokens), matmul_dtype(p), buffer=nl.sbuf)
-    row_scales = [] if p.quantization == QuantizationType.ROW else None
+    tile = new_tile(p.tiles, (PARTITIONS, div_ceil(count, PARTITIONS), tokens), matmul_dtype(p))
+    row_scales = [] if quantizes_by_token(p) else None
     for i in range(len(rows)):
         source = rows[i]
         if quantizes_activations(p):
-            source = nl.ndarray(rows[i].shape, matmul_dtype(p), buffer=nl.sbuf)
+            source = new_tile(p.tiles, rows[i].shape, matmul_dtype(p))
             largest = get_max_positive_value_for_dtype(source.dtype)
             if row_scales is None:
-                quantize_static(source, rows[i], scales.inverse_m, largest)
+                quantize_static(source, rows[i], scales.inverse_m, largest, p.tiles)
             else:
-                row_scales.append(quantize_rows(source, rows[i], maxima[i], largest, p.clipping_bound))
-        transpose_rows(tile, 0, i * PARTITIONS, castable(source, tile.dtype))
-    return Activations(tile, count, first, row_scales)
+                scale = quantize_rows(source, rows[i], maxima[i], largest, p.clipping_bound, p.tiles)
+                row_scales.append(scale)
+        transpose_rows(tile, 0, i * PARTITIONS, castable(p, source, tile.dtype))
+    return Activations(tile, count, first, row_scales, tiles=p.tiles)
 
 
 # ---- element by element, the same in both orders -------------------------------------------------
@@ -204,20 +218,20 @@ def clamp(linear: Linear, block: Block) -> None:
 def activate_blocks(p: MLPParameters, blocks: list) -> None:
     for block in blocks:
         value = beside(block)
-        activate(value, block.sums, p.act_fn)
+        activate(p, value, block.sums)
         block.sums = value
 
 
-def activate(dst: Any, x: Any, act_fn: ActFnType) -> None:
-    """dst = act_fn(x)"""
-    if act_fn == ActFnType.ReLU:
+def activate(p: MLPParameters, dst: Any, x: Any) -> None:
+    """dst = p.act_fn(x)"""
+    if p.act_fn == ActFnType.ReLU:
         nisa.activation(dst, nl.relu, x)
-    elif act_fn == ActFnType.SquaredReLU:
-        positive = nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
+    elif p.act_fn == ActFnType.SquaredReLU:
+        positive = new_tile(p.tiles, x.shape, nl.float32)
         nisa.activation(positive, nl.relu, x)
         nisa.activation(dst, nl.square, positive)
     else:
-        nisa.activation(dst, get_nl_act_fn_from_type(act_fn), x)
+        nisa.activation(dst, get_nl_act_fn_from_type(p.act_fn), x)
 
 
 def combine(p: MLPParameters, scales: Any, dst: Any, gates: Any, ups: list, i: int) -> None:
@@ -225,8 +239,8 @@ def combine(p: MLPParameters, scales: Any, dst: Any, gates: Any, ups: list, i: i
     quantized = scales is not None and scales.inverse_m is not None
     out = beside(ups[i]) if quantized else dst
     if gates is None:
-        activate(out, ups[i].sums, p.act_fn)
+        activate(p, out, ups[i].sums)
     else:
         nisa.tensor_tensor(out, gates[i].sums, ups[i].sums, op=nl.multiply)
     if quantized:
-        quantize_static(dst, out, scales.inverse_m, get_max_positive_value_for_dtype(dst.dtype))
+        quantize_static(dst, out, scales.inverse_m, get_max_positive_value_for_dtype(dst.dtype), p.tiles)

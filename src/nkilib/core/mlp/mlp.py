@@ -10,8 +10,9 @@ import numpy as np
 
 import nki
 import nki.language as nl
-from nkilib.core.mlp.decode import mlp_decode
+from nkilib.core.mlp.decode import mlp_decode, result_tile
 from nkilib.core.mlp.mlp_parameters import (
+    TKG_BS_SEQLEN_THRESHOLD,
     Linear,
     MLPParameters,
     check,
@@ -34,6 +35,7 @@ from nkilib.core.utils.common_types import (
 from nkilib.core.utils.kernel_assert import kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tiles import Tiles, close_scope, manual
 
 
 @nki.jit
@@ -92,14 +94,20 @@ def mlp(
     `mode` AUTO is decode up to 96 tokens, prefill above; decode takes up to 512. Two cores share the tokens
     of prefills of more than 256, and the columns of the weights otherwise.
 
-    FP8 weights (`dtype_mode`): ROW has scales [128, I], [128, H] of the columns (row 0 counts), quantises
-    every token of x and m by its largest element, or takes hidden as [B, S, H + 4], FP8 and a scale.
-    STATIC has scales [128, 1]; prefill also quantises x and m by gate_up_in_scale and down_in_scale.
+    FP8 weights (`dtype_mode`): ROW has scales [128, I], [128, H] of the columns (row 0 counts). Prefill
+    quantises every token of x and m by its largest element; decode, as published tests have it, leaves them
+    in 16 bits unless quant_clipping_bound is given. Either takes hidden as [B, S, H + 4], FP8 and a scale,
+    and then quantises m. STATIC has scales [128, 1]; prefill also quantises x and m by
+    gate_up_in_scale and down_in_scale. Under NONE, FP8 weights are used as they are; scales, which published
+    tests pass all the same, have no effect.
 
     Decode only: hidden in SBUF as [128, T, H / 128], or, on n cores, in HBM as [128, n, H / (128 n), T]
     (transposed_in); the result like the latter (transposed_out), or in SBUF, [T, H], without down column
     tiling [128, H / 128, T]. Column tiling is the operand order: tokens stationary, or for gate and up the
     weights (ROW: always tokens).
+
+    With a manual `sbm`, which decode takes, all tiles are on its stack and freed at the end, except for a
+    result in SBUF.
 
     >>> shapes = [(1, 4, 128), (128, 64), (128, 64), (64, 128)]
     >>> mlp(*(np.full(shape, 0.01, np.float32) for shape in shapes))[0].shape
@@ -145,9 +153,7 @@ def mlp(
         transposed_out=transposed_out,
     )
     refuse_mx(p, mx_dummy_scale_hbm, use_contiguous_x4_gate_up, gate_up_w_layout)
-    if sbm is not None and not sbm.is_auto_alloc():
-        not_built("sbm", "tiles are placed by the compiler; pass None or an automatic manager")
-    return run(p)
+    return run(p, sbm if manual(sbm) else None)
 
 
 mlp_kernel = mlp  # its name before
@@ -161,7 +167,7 @@ def chosen_mode(mode: ComputationMode, force_cte_mode: bool) -> ComputationMode:
     return ComputationMode.PREFILL if force_cte_mode else mode
 
 
-def run(p: MLPParameters) -> list:
+def run(p: MLPParameters, sbm: Any = None) -> list:
     """Check, allocate the results, and compute them."""
     sharding = get_verified_program_sharding_info("mlp", (0, 1), 2)
     n_prgs, core = sharding[1], sharding[2]
@@ -171,8 +177,15 @@ def run(p: MLPParameters) -> list:
     if p.store_add:
         add_out = nl.ndarray(output_shape(p), p.hidden.dtype, buffer=nl.shared_hbm)
     add_rows = None if add_out is None else add_out.reshape((tokens, size))
+    if sbm is not None and not shares_columns(p, n_prgs):
+        not_built("sbm", "prefill leaves its tiles to the compiler; pass None or an automatic manager")
+    result = result_tile(p, sbm) if p.output_in_sbuf else None
+    if sbm is not None:
+        sbm.open_scope(name="mlp")
+        p.tiles = Tiles(sbm)
     if p.output_in_sbuf:
-        out = mlp_decode(p, n_prgs, core, None, add_rows)
+        mlp_decode(p, n_prgs, core, result, add_rows)
+        out = result
     elif p.transposed_out:
         shape = (PARTITIONS, n_prgs, size // (PARTITIONS * n_prgs), tokens)
         out = nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
@@ -183,6 +196,7 @@ def run(p: MLPParameters) -> list:
             mlp_decode(p, n_prgs, core, out.reshape((tokens, size)), add_rows)
         else:
             mlp_prefill(p, out.reshape((tokens, size)), add_rows)
+    close_scope(p.tiles)
     return [out] if add_out is None else [out, add_out]
 
 
@@ -242,13 +256,14 @@ def mlp_ref(hidden: np.ndarray, gate_w: Any, up_w: np.ndarray, down_w: np.ndarra
         options.get("normalization_bias_tensor"),
         options.get("eps", 1e-6),
     )
-    x = (x * given) if given is not None else quantized_ref(x, options, "gate_up_in_scale")
+    by_token = given is not None or prefills(x, options) or options.get("quant_clipping_bound", 0.0) > 0.0
+    x = (x * given) if given is not None else quantized_ref(x, options, "gate_up_in_scale", by_token)
     up = linear_ref(x, up_w, "up", options)
     if options.get("skip_gate_proj"):
         m = act_ref(up, options.get("activation_fn", ActFnType.SiLU))
     else:
         m = act_ref(linear_ref(x, gate_w, "gate", options), options.get("activation_fn", ActFnType.SiLU)) * up
-    return [linear_ref(quantized_ref(m, options, "down_in_scale"), down_w, "down", options), added]
+    return [linear_ref(quantized_ref(m, options, "down_in_scale", by_token), down_w, "down", options), added]
 
 
 def norm_ref(x: np.ndarray, norm: NormType, gamma: Any, beta: Any, eps: float) -> np.ndarray:
@@ -266,7 +281,8 @@ def linear_ref(x: np.ndarray, weight: np.ndarray, name: str, options: dict) -> n
     """x W * scale + bias, clamped."""
     scale, bias = options.get(f"{name}_w_scale"), options.get(f"{name}_proj_bias_tensor")
     y = x @ np.asarray(weight, np.float64)
-    y = y if scale is None else y * np.asarray(scale, np.float64)[0]
+    if scale is not None and options.get("quantization_type", QuantizationType.NONE) != QuantizationType.NONE:
+        y = y * np.asarray(scale, np.float64)[0]
     y = y if bias is None else y + np.asarray(bias, np.float64)
     upper, lower = options.get(f"{name}_clamp_upper_limit"), options.get(f"{name}_clamp_lower_limit")
     y = y if upper is None else np.minimum(y, upper)
@@ -285,11 +301,20 @@ def act_ref(x: np.ndarray, act_fn: ActFnType) -> np.ndarray:
     }[act_fn]()
 
 
-def quantized_ref(x: np.ndarray, options: dict, static_scale: str) -> np.ndarray:
+def prefills(x: np.ndarray, options: dict) -> bool:
+    """What `mode` and force_cte_mode mean for so many tokens."""
+    mode = chosen_mode(options.get("mode", ComputationMode.AUTO), options.get("force_cte_mode", False))
+    many = math.prod(x.shape[:-1]) > TKG_BS_SEQLEN_THRESHOLD
+    return many if mode == ComputationMode.AUTO else mode == ComputationMode.PREFILL
+
+
+def quantized_ref(x: np.ndarray, options: dict, static_scale: str, by_token: bool) -> np.ndarray:
     """x rounded to FP8 and back, where the kernel does so: by tokens for ROW, in prefill for STATIC."""
     quantization = options.get("quantization_type", QuantizationType.NONE)
     ocp = options.get("dtype_mode", DtypeMode.NON_OCP) == DtypeMode.OCP
     dtype, largest = (ml_dtypes.float8_e4m3fn, 448.0) if ocp else (ml_dtypes.float8_e4m3, 240.0)
+    if quantization == QuantizationType.ROW and not by_token:
+        return x
     if quantization == QuantizationType.ROW:
         bound = options.get("quant_clipping_bound", 0.0) or np.inf
         x = np.clip(x, -bound, bound)

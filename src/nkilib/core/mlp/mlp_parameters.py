@@ -67,6 +67,7 @@ class MLPParameters(nl.NKIObject):
     down_optimized_layout: bool
     transposed_in: bool
     transposed_out: bool
+    tiles: Any = None  # of a manual SBUF manager
 
 
 # ---- sizes and dtypes ----------------------------------------------------------------------------
@@ -119,12 +120,18 @@ def quantizes_activations(p: MLPParameters) -> bool:
     """True when the matmuls take FP8 activations."""
     if p.quantization == QuantizationType.STATIC:
         return is_prefill(p) or output_shape(p) + (intermediate_size(p),) == QUANTIZED_DECODE
-    return p.quantization == QuantizationType.ROW
+    return quantizes_by_token(p)
+
+
+def quantizes_by_token(p: MLPParameters) -> bool:
+    """ROW, in prefill; in decode only what arrives quantised, or where a bound says how."""
+    wanted = is_prefill(p) or arrives_quantized(p) or p.clipping_bound > 0.0
+    return p.quantization == QuantizationType.ROW and wanted
 
 
 def matmul_dtype(p: MLPParameters) -> Any:
     """What activations are rounded to for a matmul: the weights' dtype; 16 bits where those alone are FP8."""
-    if p.quantization == QuantizationType.NONE:
+    if p.quantization == QuantizationType.NONE and p.up.weight.dtype not in FP8:
         return p.up.weight.dtype
     if quantizes_activations(p):
         return resolve_fp8_dtype(p.dtype_mode)
@@ -249,7 +256,8 @@ def check_linear(name: str, linear: Linear, rows: int, columns: int, p: MLPParam
     if linear.bias is not None:
         assert_shape(linear.bias, (1, columns), f"{name}_bias_tensor")
     if p.quantization == QuantizationType.NONE:
-        kernel_assert(dtype in FLOATS, f"{name}_weights_tensor: got {dtype}, allowed are {FLOATS}")
+        allowed = FLOATS + FP8
+        kernel_assert(dtype in allowed, f"{name}_weights_tensor: got {dtype}, allowed are {allowed}")
         same = p.up.weight.dtype
         kernel_assert(dtype == same, f"{name}_weights_tensor: got {dtype}, expected {same} as up_proj has")
     else:
@@ -286,8 +294,7 @@ def check_scales(p: MLPParameters) -> None:
 
 def check_scale(name: str, scale: Any, columns: int, p: MLPParameters) -> None:
     if p.quantization == QuantizationType.NONE:
-        kernel_assert(scale is None, f"{name}: got one with QuantizationType.NONE, allowed is None")
-        return
+        return  # published tests pass scales all the same; they have no effect
     kernel_assert(scale is not None, f"{name}: got None, needed by {p.quantization}")
     if p.quantization == QuantizationType.STATIC:
         columns = 1
@@ -322,11 +329,10 @@ def check_decode(p: MLPParameters, n_prgs: int) -> None:
         not (p.transposed_out and p.output_in_sbuf),
         "transposed_out: got True, allowed only with store_output_in_sbuf=False",
     )
-    by_tile = input_in_sbuf(p) or p.transposed_in or not p.down_column_tiling
-    multiple = n_prgs * PARTITIONS if by_tile else n_prgs
+    multiple = n_prgs * PARTITIONS
     kernel_assert(
         size % multiple == 0,
-        f"hidden_tensor: got H = {size}, this layout on {n_prgs} cores takes multiples of {multiple}",
+        f"hidden_tensor: got H = {size}, decode on {n_prgs} cores takes multiples of {multiple}",
     )
     kernel_assert(
         intermediate_size(p) >= n_prgs,

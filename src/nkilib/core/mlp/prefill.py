@@ -30,11 +30,13 @@ def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
     blocks = div_ceil(end - start, tokens_per_block(p, BANK_COLUMNS))
     size = div_ceil(div_ceil(end - start, blocks), PARTITIONS) * PARTITIONS
     tiles = TiledRange(end - start, size)
-    x = token_activations(p, source, start, tiles[0].size)
+    inner = intermediate_size(p)
+    x = token_activations(p, source, start, tiles[0].size, inner)
     for block in tiles:
         m = middle(p, x, scales)
         if block.index + 1 < len(tiles):  # before the down projection, which keeps TensorE busy meanwhile
-            x = token_activations(p, source, start + block.end_offset, tiles[block.index + 1].size)
+            size = tiles[block.index + 1].size
+            x = token_activations(p, source, start + block.end_offset, size, inner)
         project_block(p, m, scales, out, start + block.start_offset)
 
 

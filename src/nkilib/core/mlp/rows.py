@@ -16,14 +16,16 @@ from nkilib.core.mlp.mlp_parameters import (
     input_in_sbuf,
     matmul_dtype,
     quantizes_activations,
+    quantizes_by_token,
     token_count,
 )
 from nkilib.core.utils.common_types import NormType, QuantizationType
 from nkilib.core.utils.fp8 import quantize_rows, quantize_static, row_maximum
 from nkilib.core.utils.kernel_helpers import div_ceil, get_max_positive_value_for_dtype
-from nkilib.core.utils.projection import FP8, PARTITIONS, Activations
+from nkilib.core.utils.projection import FP8, PARTITIONS, Activations, adjacent_tiles
 from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import rows_from_spread, transpose_rows
 
 STATISTICS_COLUMNS = 512  # of one bn_stats
@@ -39,16 +41,21 @@ class RowSource(nl.NKIObject):
         self.add_out = add_out  # [T, H] in HBM, or None
         self.inverse_scale = inverse_scale  # STATIC: [128, 1]
         used = min(PARTITIONS, token_count(p))
-        self.gamma = broadcast_row(p.gamma, 0, size, used) if uses_gamma else None
-        self.beta = None if p.beta is None else broadcast_row(p.beta, 0, size, used)
+        self.gamma = broadcast_row(p.gamma, 0, size, used, p.tiles) if uses_gamma else None
+        self.beta = None if p.beta is None else broadcast_row(p.beta, 0, size, used, p.tiles)
 
 
-def token_activations(p: MLPParameters, source: RowSource, first: int, count: int) -> Activations:
-    """Tokens first ... first + count as the gate and up projections contract them."""
+def token_activations(
+    p: MLPParameters, source: RowSource, first: int, count: int, columns: int
+) -> Activations:
+    """Tokens first ... first + count as the gate and up projections, of so many columns, contract them."""
     size = hidden_size(p)
-    tile = nl.ndarray((PARTITIONS, size // PARTITIONS, count), matmul_dtype(p), buffer=nl.sbuf)
-    scales = [] if p.quantization == QuantizationType.ROW else None
+    tile = new_tile(p.tiles, (PARTITIONS, size // PARTITIONS, count), matmul_dtype(p))
+    scales = [] if quantizes_by_token(p) else None
+    adjacent = adjacent_tiles(count, matmul_dtype(p), p.up.weight, columns)
     for token in TiledRange(count, PARTITIONS):
+        if scales is None:  # which are kept
+            open_scope(p.tiles)
         rows = load_rows(p, source, p.hidden, first + token.start_offset, token.size)
         if arrives_quantized(p):
             scales.append(rows[:, size:].view(nl.float32))
@@ -57,16 +64,18 @@ def token_activations(p: MLPParameters, source: RowSource, first: int, count: in
             rows = add_residual(p, source, rows, first + token.start_offset)
             rows = normalize(p, source, rows)
             rows = quantize(p, source, rows, scales)
-        transpose_rows(tile, 0, token.start_offset, castable(rows, matmul_dtype(p)))
-    return Activations(tile, size, 0, scales)
+        transpose_rows(tile, 0, token.start_offset, castable(p, rows, matmul_dtype(p)), adjacent)
+        if scales is None:
+            close_scope(p.tiles)
+    return Activations(tile, size, 0, scales, adjacent=adjacent, tiles=p.tiles)
 
 
-def castable(rows: Any, dtype: Any) -> Any:
+def castable(p: MLPParameters, rows: Any, dtype: Any) -> Any:
     """The rows in a dtype that TensorE transposes: FP8 values go there as bfloat16, which holds them all."""
     wanted = nl.bfloat16 if dtype in FP8 else dtype
     if rows.dtype == wanted:
         return rows
-    cast = nl.ndarray(rows.shape, wanted, buffer=nl.sbuf)
+    cast = new_tile(p.tiles, rows.shape, wanted)
     nisa.activation(cast, nl.copy, rows)  # on ScalarE, which has least to do
     return cast
 
@@ -75,10 +84,10 @@ def load_rows(p: MLPParameters, source: RowSource, tensor: Any, first: int, coun
     """Rows of hidden, or of what is added to it, from any of the layouts."""
     if not (p.transposed_in or input_in_sbuf(p)):
         width = tensor.shape[2]
-        rows = nl.ndarray((count, width), tensor.dtype, buffer=nl.sbuf)
+        rows = new_tile(p.tiles, (count, width), tensor.dtype)
         nisa.dma_copy(rows, tensor.reshape((token_count(p), width))[first : first + count])
         return rows
-    rows = nl.ndarray((count, hidden_size(p)), tensor.dtype, buffer=nl.sbuf)
+    rows = new_tile(p.tiles, (count, hidden_size(p)), tensor.dtype)
     columns = load_columns(p, tensor, first, count)
     tiles, width = columns.shape[1] // source.parts, rows.shape[1] // source.parts
     for part in range(source.parts):
@@ -93,7 +102,7 @@ def load_columns(p: MLPParameters, tensor: Any, first: int, count: int) -> Any:
     if not p.transposed_in:
         return tensor.permute((0, 2, 1))[:, :, first : first + count]
     tiles = tensor.shape[1] * tensor.shape[2]
-    columns = nl.ndarray((PARTITIONS, tiles, count), tensor.dtype, buffer=nl.sbuf)
+    columns = new_tile(p.tiles, (PARTITIONS, tiles, count), tensor.dtype)
     nisa.dma_copy(columns, tensor.reshape((PARTITIONS, tiles, tensor.shape[3]))[:, :, first : first + count])
     return columns
 
@@ -103,10 +112,10 @@ def add_residual(p: MLPParameters, source: RowSource, rows: Any, first: int) -> 
     if p.fused_add is None:
         return rows
     count = rows.shape[0]
-    total = nl.ndarray(rows.shape, nl.float32, buffer=nl.sbuf)
+    total = new_tile(p.tiles, rows.shape, nl.float32)
     nisa.tensor_tensor(total, rows, load_rows(p, source, p.fused_add, first, count), op=nl.add)
     if source.add_out is not None:
-        stored = nl.ndarray(rows.shape, source.add_out.dtype, buffer=nl.sbuf)
+        stored = new_tile(p.tiles, rows.shape, source.add_out.dtype)
         nisa.tensor_copy(stored, total)
         nisa.dma_copy(source.add_out[first : first + count], stored)
     return total
@@ -120,38 +129,38 @@ def normalize(p: MLPParameters, source: RowSource, rows: Any) -> Any:
     if p.norm == NormType.NO_NORM:
         return rows
     dtype = nl.float32 if quantizes_activations(p) else matmul_dtype(p)
-    out = nl.ndarray(rows.shape, dtype, buffer=nl.sbuf)
+    out = new_tile(p.tiles, rows.shape, dtype)
     if p.norm == NormType.LAYER_NORM:
-        layer_norm(out, rows, source.gamma, source.beta, p.eps)
+        layer_norm(p, out, rows, source.gamma, source.beta)
     else:
-        rms_norm(out, rows, source.gamma, p.eps)
+        rms_norm(p, out, rows, source.gamma)
     return out
 
 
-def rms_norm(out: Any, rows: Any, gamma: Any, eps: float) -> None:
+def rms_norm(p: MLPParameters, out: Any, rows: Any, gamma: Any) -> None:
     """out = rows / sqrt(mean of squares + eps) * gamma"""
     count, size = rows.shape
-    squares = nl.ndarray(rows.shape, nl.bfloat16, buffer=nl.sbuf)
-    total = nl.ndarray((count, 1), nl.float32, buffer=nl.sbuf)
+    squares = new_tile(p.tiles, rows.shape, nl.bfloat16)
+    total = new_tile(p.tiles, (count, 1), nl.float32)
     nisa.activation_reduce(squares, nl.square, rows, nl.add, total)
-    scale = inverse_root(total, 1.0 / size, eps)
+    scale = inverse_root(p, total, 1.0 / size)
     if gamma is None:
         nisa.tensor_scalar(out, rows, nl.multiply, scale)
     else:
         nisa.scalar_tensor_tensor(out, rows, nl.multiply, scale, nl.multiply, gamma[0:count])
 
 
-def layer_norm(out: Any, rows: Any, gamma: Any, beta: Any, eps: float) -> None:
+def layer_norm(p: MLPParameters, out: Any, rows: Any, gamma: Any, beta: Any) -> None:
     """out = (rows - mean) / sqrt(variance + eps) * gamma + beta"""
     count, size = rows.shape
     parts = TiledRange(size, STATISTICS_COLUMNS)
-    statistics = nl.ndarray((count, len(parts), 6), nl.float32, buffer=nl.sbuf)
-    moments = nl.ndarray((count, 2), nl.float32, buffer=nl.sbuf)
+    statistics = new_tile(p.tiles, (count, len(parts), 6), nl.float32)
+    moments = new_tile(p.tiles, (count, 2), nl.float32)
     for part in parts:
         nisa.bn_stats(statistics[:, part.index, :], rows[:, part.start_offset : part.end_offset])
     nisa.bn_aggr(moments, statistics)
-    scale = inverse_root(moments[:, 1:2], 1.0, eps)
-    centred = nl.ndarray(rows.shape, nl.float32, buffer=nl.sbuf)
+    scale = inverse_root(p, moments[:, 1:2], 1.0)
+    centred = new_tile(p.tiles, rows.shape, nl.float32)
     nisa.tensor_scalar(centred, rows, nl.subtract, moments[:, 0:1], op1=nl.multiply, operand1=scale)
     if beta is None:
         nisa.tensor_tensor(out, centred, gamma[0:count], op=nl.multiply)
@@ -160,10 +169,10 @@ def layer_norm(out: Any, rows: Any, gamma: Any, beta: Any, eps: float) -> None:
         nisa.tensor_tensor(out, centred, beta[0:count], op=nl.add)
 
 
-def inverse_root(total: Any, factor: float, eps: float) -> Any:
+def inverse_root(p: MLPParameters, total: Any, factor: float) -> Any:
     """1 / sqrt(total * factor + eps), on GpSimdE: ScalarE would load a table for it, and another after it."""
-    root = nl.ndarray(total.shape, nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(root, total, nl.multiply, factor, op1=nl.add, operand1=eps)
+    root = new_tile(p.tiles, total.shape, nl.float32)
+    nisa.tensor_scalar(root, total, nl.multiply, factor, op1=nl.add, operand1=p.eps)
     nisa.tensor_scalar(root, root, nl.rsqrt, 0.0, engine=nisa.gpsimd_engine)
     return root
 
@@ -175,12 +184,13 @@ def quantize(p: MLPParameters, source: RowSource, rows: Any, scales: Any) -> Any
     """The rows in FP8, if the matmul wants them so; the scales of ROW are appended to `scales`."""
     if not quantizes_activations(p):
         return rows
-    quantized = nl.ndarray(rows.shape, matmul_dtype(p), buffer=nl.sbuf)
+    quantized = new_tile(p.tiles, rows.shape, matmul_dtype(p))
     largest = get_max_positive_value_for_dtype(quantized.dtype)
     if p.quantization == QuantizationType.STATIC:
-        quantize_static(quantized, rows, source.inverse_scale, largest)
+        quantize_static(quantized, rows, source.inverse_scale, largest, p.tiles)
     else:
-        scales.append(quantize_rows(quantized, rows, row_maximum(rows), largest, p.clipping_bound))
+        maximum = row_maximum(rows, p.tiles)
+        scales.append(quantize_rows(quantized, rows, maximum, largest, p.clipping_bound, p.tiles))
     return quantized
 
 

@@ -30,6 +30,7 @@ class Operands(nl.NKIObject):
     weight_scale: Any
     dtype_mode: DtypeMode
     scale_names: tuple[str, str]
+    tiles: Any = None  # of a manual SBUF manager
 
 
 def refuse_mx(quantization: QuantizationType) -> None:
@@ -119,14 +120,14 @@ class StaticScales(nl.NKIObject):
 
     def __init__(self, p: Operands):
         static = p.quantization == QuantizationType.STATIC
-        scale = load_scalar(p.input_scale) if static else None
-        self.inverse = reciprocal_of(scale) if quantizes(p) else None
-        self.sums = product_of(scale, load_scalar(p.weight_scale)) if static else None
+        scale = load_scalar(p.input_scale, p.tiles) if static else None
+        self.inverse = reciprocal_of(scale, p.tiles) if quantizes(p) else None
+        self.sums = product_of(scale, load_scalar(p.weight_scale, p.tiles), p.tiles) if static else None
 
 
-def quantize(dst: Any, x: Any, scales: StaticScales) -> None:
+def quantize(dst: Any, x: Any, scales: StaticScales, tiles: Any = None) -> None:
     """dst = fp8(x / input scale)"""
-    quantize_static(dst, x, scales.inverse, get_max_positive_value_for_dtype(dst.dtype))
+    quantize_static(dst, x, scales.inverse, get_max_positive_value_for_dtype(dst.dtype), tiles)
 
 
 # ---- reference -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,16 @@ from nkilib.core.output_projection.operands import (
     result_dtype,
 )
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
-from nkilib.core.utils.kernel_assert import kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, is_hbm_buffer
-from nkilib.core.utils.projection import PARTITIONS, Activations, span_columns
+from nkilib.core.utils.projection import PARTITIONS, SUM_BANKS, Activations, last_pass_spans
 from nkilib.core.utils.projection_results import load_terms, new_rows, project_into, store_rows
-from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.transposes import spread_rows
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.tiles import Tiles, close_scope, manual, new_tile, open_scope
+from nkilib.core.utils.transposes import spread_rows, spread_rows_into
 
+MAX_TOKENS = 4096  # attention stays in SBUF
+ROW_BYTES = 64 * 1024  # in each partition, of rows that wait for their last columns
 MAX_TRANSPOSED = 163840  # N * H of 16-bit weights with TRANSPOSE_OUT; of float32 half as many
 
 
@@ -50,18 +54,19 @@ def output_projection_tkg(
     attention [D, B, N, S] in HBM or SBUF, weight [N D, H], bias [1, H]. out [B S, H]; with TRANSPOSE_OUT
     [128, cores, J, B S], J = H / (128 cores), column c H / cores + J p + j at [p, c, j]. OUT_IN_SB: a tile of
     this core's columns, [B S, H / cores] or [128, J, B S]. In the dtype of attention, bfloat16 where that is
-    FP8. B S is at most 128. Cores share the columns.
+    FP8. Cores share the columns. The page allows B S up to 128; as the published tests have more, up to
+    4096 are taken, except for rows in SBUF, which have 128 partitions.
 
     FP8 weights: STATIC has scales [128, 1] of both operands and quantises attention unless it is FP8;
     ROW has weight_scale [128, H], one for each column (row 0 counts), and leaves attention as it is.
+
+    With a manual `sbm` all tiles are on its stack and freed at the end, except for a result in SBUF.
 
     >>> x, w = np.ones((64, 3, 2, 1), np.float32), np.ones((128, 256), np.float32)
     >>> output_projection_tkg(x, w).shape
     (3, 256)
     """
     refuse_mx(quantization_type)
-    if sbm is not None and not sbm.is_auto_alloc():
-        not_built("sbm", "tiles are placed by the compiler; pass None or an automatic manager")
     p = Operands(
         attention,
         weight,
@@ -73,52 +78,105 @@ def output_projection_tkg(
         ("input_scale", "weight_scale"),
     )
     sharding = get_verified_program_sharding_info("output_projection_tkg", (0, 1), 2)
-    check(p, sharding[1], TRANSPOSE_OUT)
+    check(p, sharding[1], TRANSPOSE_OUT, OUT_IN_SB and not TRANSPOSE_OUT)
+    columns = weight.shape[1] // sharding[1]
+    share = Share(sharding[2] * columns, columns)
+    if not manual(sbm):
+        return project_all(p, share, new_result(p, share, TRANSPOSE_OUT, OUT_IN_SB, None), TRANSPOSE_OUT)
+    result = new_result(p, share, TRANSPOSE_OUT, OUT_IN_SB, sbm)  # stays where it is; all else goes
+    sbm.open_scope(name="output_projection_tkg")
+    p.tiles = Tiles(sbm)
+    project_all(p, share, result, TRANSPOSE_OUT)
+    sbm.close_scope()
+    return result
+
+
+@dataclass
+class Share(nl.NKIObject):
+    """The columns of the weights that this core has."""
+
+    first: int
+    columns: int
+
+
+def new_result(p: Operands, share: Share, transposed: bool, in_sbuf: bool, sbm: Any) -> Any:
+    """All columns in HBM, or those of this core in SBUF."""
+    tokens, tiles = p.attention.shape[1] * p.attention.shape[3], share.columns // PARTITIONS
+    n_prgs = p.weight.shape[1] // share.columns
+    if in_sbuf:
+        shape = (PARTITIONS, tiles, tokens) if transposed else (tokens, share.columns)
+        if sbm is not None:
+            return sbm.alloc_stack(shape, result_dtype(p))
+        return nl.ndarray(shape, result_dtype(p), buffer=nl.sbuf)
+    shape = (PARTITIONS, n_prgs, tiles, tokens) if transposed else (tokens, p.weight.shape[1])
+    return nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
+
+
+def project_all(p: Operands, share: Share, result: Any, transposed: bool) -> Any:
+    """Blocks of tokens; the weights pass by once for each, which is once in decode proper."""
     scales = StaticScales(p)
     x = attention_by_rows(p, scales)
-    columns = weight.shape[1] // sharding[1]
-    if OUT_IN_SB:
-        rows = projected_rows(p, x, scales, sharding[2] * columns, columns, None)
-        return spread_rows(rows) if TRANSPOSE_OUT else rows[0]
-    return result_in_hbm(p, x, scales, sharding[1], sharding[2], TRANSPOSE_OUT)
+    in_sbuf = not is_hbm_buffer(result)
+    for block in TiledRange(x.tile.shape[2], block_tokens(p, share)):
+        open_scope(p.tiles)
+        part = some_tokens(x, block)
+        if in_sbuf and not transposed:
+            project_rows(p, part, scales, share, [result], None)
+        elif transposed:
+            rows = new_rows(block.size, share.columns, result_dtype(p), p.tiles)
+            project_rows(p, part, scales, share, rows, None)
+            put_spread(p, share, result, rows, block)
+        else:
+            rows = new_rows(block.size, share.columns, result_dtype(p), p.tiles)
+            project_rows(p, part, scales, share, rows, result[block.start_offset : block.end_offset])
+        close_scope(p.tiles)
+    return result
 
 
-def result_in_hbm(
-    p: Operands, x: Activations, scales: StaticScales, n_prgs: int, core: int, transposed: bool
-) -> Any:
-    tokens, columns = x.tile.shape[2], p.weight.shape[1] // n_prgs
-    if not transposed:
-        out = nl.ndarray((tokens, columns * n_prgs), result_dtype(p), buffer=nl.shared_hbm)
-        projected_rows(p, x, scales, core * columns, columns, out)
-        return out
-    shape = (PARTITIONS, n_prgs, columns // PARTITIONS, tokens)
-    out = nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
-    nisa.dma_copy(out[:, core], spread_rows(projected_rows(p, x, scales, core * columns, columns, None)))
-    return out
+def put_spread(p: Operands, share: Share, result: Any, rows: list, block: TiledRangeIterator) -> None:
+    """The rows of a block of tokens in the transposed result, [128, J, T] in SBUF or [128, cores, J, T]."""
+    if is_hbm_buffer(result):
+        place = result[:, share.first // share.columns, :, block.start_offset : block.end_offset]
+        nisa.dma_copy(place, spread_rows(rows, p.tiles))
+    else:
+        spread_rows_into(result[:, :, block.start_offset : block.end_offset], rows)
 
 
-def projected_rows(
-    p: Operands, x: Activations, scales: StaticScales, first: int, columns: int, out: Any
-) -> list:
-    """The columns of this core in SBUF, [tokens, columns]; stored as they become ready, if out is given."""
-    rows = new_rows(x.tile.shape[2], columns, result_dtype(p))
-    terms = load_terms(scales.sums, column_scale(p), p.bias, first, columns, x, p.weight)
-    for span in TiledRange(columns, span_columns(x, p.weight)):
-        at, column = span.start_offset, first + span.start_offset
+def block_tokens(p: Operands, share: Share) -> int:
+    """How many tokens a pass over the weights serves: a set of sums, of which the rows must fit into SBUF."""
+    width = 4 if result_dtype(p) == nl.float32 else 2
+    tiles = ROW_BYTES // (width * share.columns)
+    return PARTITIONS * max(1, min(SUM_BANKS, tiles))
+
+
+def some_tokens(x: Activations, block: TiledRangeIterator) -> Activations:
+    part = x.tile[:, :, block.start_offset : block.end_offset]
+    return Activations(part, x.size, partitions=x.partitions, tiles=x.tiles)
+
+
+def project_rows(
+    p: Operands, x: Activations, scales: StaticScales, share: Share, rows: list, out: Any
+) -> None:
+    """The columns of this core in rows, [tokens, columns]; stored as they become ready, if out is given."""
+    terms = load_terms(scales.sums, column_scale(p), p.bias, share.first, share.columns, x, p.weight)
+    for span in last_pass_spans(x, p.weight, share.columns):
+        at, column = span.start_offset, share.first + span.start_offset
+        open_scope(p.tiles)
         project_into(rows, at, [x], p.weight, terms, column, span.size)
         if out is not None:
             store_rows(out, rows, at, 0, column, span.size)
-    return rows
+        close_scope(p.tiles)
 
 
-def check(p: Operands, n_prgs: int, transposed: bool) -> None:
+def check(p: Operands, n_prgs: int, transposed: bool, rows_in_sbuf: bool) -> None:
     shape = tuple(p.attention.shape)
     kernel_assert(len(shape) == 4, f"attention: got shape {shape}, expected (D, B, N, S)")
     depth, batches, heads, tokens = shape
     check_operands(p, heads * depth, depth, n_prgs)
+    most = PARTITIONS if rows_in_sbuf else MAX_TOKENS
     kernel_assert(
-        batches * tokens <= PARTITIONS,
-        f"attention: got B * S = {batches * tokens} tokens, allowed are at most 128",
+        batches * tokens <= most,
+        f"attention: got B * S = {batches * tokens} tokens, allowed are at most {most}",
     )
     if transposed:
         columns, multiple = p.weight.shape[1], PARTITIONS * n_prgs
@@ -141,14 +199,16 @@ def attention_by_rows(p: Operands, scales: StaticScales) -> Activations:
     depth, batches, heads, tokens = p.attention.shape
     fold = min(heads, PARTITIONS // depth)
     groups, rest = heads // fold, heads % fold
+    x = new_tile(p.tiles, (fold * depth, div_ceil(heads, fold), batches * tokens), matmul_dtype(p))
+    open_scope(p.tiles)
     folded = fold_heads(p, fold)
-    x = nl.ndarray((fold * depth, div_ceil(heads, fold), batches * tokens), matmul_dtype(p), buffer=nl.sbuf)
     by_head = x.reshape_dim(2, (batches, tokens))
     for group in range(groups):
         convert(p, by_head[:, group], folded[:, :, group * fold, :], scales)
     if rest > 0:
         convert(p, by_head[0 : rest * depth, groups], folded[0 : rest * depth, :, groups * fold, :], scales)
-    return Activations(x, heads * depth, partitions=fold * depth)
+    close_scope(p.tiles)
+    return Activations(x, heads * depth, partitions=fold * depth, tiles=p.tiles)
 
 
 def fold_heads(p: Operands, fold: int) -> Any:
@@ -158,7 +218,7 @@ def fold_heads(p: Operands, fold: int) -> Any:
         return p.attention
     size = batches * heads * tokens
     source = p.attention.reshape((depth, size))
-    folded = nl.ndarray((fold * depth, size), p.attention.dtype, buffer=nl.sbuf)
+    folded = new_tile(p.tiles, (fold * depth, size), p.attention.dtype)
     for q in range(fold):
         nisa.dma_copy(folded[q * depth : (q + 1) * depth, 0 : size - q * tokens], source[:, q * tokens :])
     return folded.reshape((fold * depth, batches, heads, tokens))
@@ -167,7 +227,7 @@ def fold_heads(p: Operands, fold: int) -> Any:
 def convert(p: Operands, dst: Any, src: Any, scales: StaticScales) -> None:
     """The heads of one group, dense, in the dtype of the matmul."""
     if quantizes(p):
-        quantize(dst, src, scales)
+        quantize(dst, src, scales, p.tiles)
     else:
         nisa.tensor_copy(dst, src)
 

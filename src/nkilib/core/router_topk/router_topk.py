@@ -16,27 +16,45 @@ import nki.isa as nisa
 import nki.language as nl
 
 from ..utils.common_types import RouterActFnType
-from ..utils.kernel_assert import assert_shape, kernel_assert, not_built
 from ..utils.kernel_helpers import get_program_sharding_info, is_hbm_buffer
+from ..utils.tile_io import load
 from ..utils.tiled_range import TiledRange
+from .noaux_tc import NoAux, NoAuxAffinities, choices, noaux_tc_ref
+from .router_checks import (
+    MAX_K,
+    PMAX,
+    XHBMLayout_H_T__0,
+    XHBMLayout_T_H__1,
+    XSBLayout__128_Hdiv128_T__3,
+    XSBLayout_tp102__0,
+    XSBLayout_tp201__2,
+    XSBLayout_tp2013__1,
+    check_arguments,
+    check_hidden,
+    check_layouts,
+    check_mechanisms,
+    check_results,
+    check_rule,
+)
 
-PMAX = nl.tile_size.pmax
-MAX_K = 8  # what max8 finds
-MAX_EXPERTS = 512  # one PSUM bank of float32 logits
-MAX_TOKENS = 2048
+__all__ = [
+    "XHBMLayout_H_T__0",
+    "XHBMLayout_T_H__1",
+    "XSBLayout__128_Hdiv128_T__3",
+    "XSBLayout_tp102__0",
+    "XSBLayout_tp201__2",
+    "XSBLayout_tp2013__1",
+    "router_topk",
+    "router_topk_input_w_load",
+    "router_topk_input_x_load",
+    "router_topk_ref",
+]
+
 BLOCK_BYTES = 64 * 1024  # of tokens per partition that are loaded together
 CHUNK_BYTES = 8 * 1024  # per partition of one transfer: matmuls start before a block is complete
 COLUMN_TILES = (32, 64)  # columns of the PE array that one of several small matmuls may take
 LOWEST = -3.0e38  # the logit of an expert that does not exist
 MARK = 3.0e38  # in place of the top-K logits
-
-XHBMLayout_H_T__0 = 0  # x [H, T] in HBM
-XHBMLayout_T_H__1 = 1  # x [T, H] in HBM
-XSBLayout_tp102__0 = 0  # [128, T, H/128] in SBUF, x[t, p * H/128 + j] at [p, t, j]
-XSBLayout_tp2013__1 = 1  # the same for each half of H: first one, then the other
-XSBLayout_tp201__2 = 2  # [128, T, H/128], x[t, 128 j + p] at [p, t, j]
-XSBLayout__128_Hdiv128_T__3 = 3  # [128, H/128, T], x[t, 128 j + p] at [p, j, t]
-LAYOUT_PAIRS = ((0, 3), (1, 0), (1, 1), (1, 2))  # in HBM, in SBUF
 
 
 @nki.jit
@@ -63,6 +81,9 @@ def router_topk(
     output_in_sbuf=None,
     x_input_in_sbuf=None,
     expert_affin_in_sb=None,
+    n_group=1,
+    topk_group=1,
+    routed_scaling_factor=1.0,
 ):
     """logits = x w + w_bias in float32; the k largest of each token, and what they weigh.
 
@@ -74,13 +95,20 @@ def router_topk(
 
     act is softmax or sigmoid (act_fn). With router_pre_norm affinities are act(logits) of all experts;
     norm_topk_prob then leaves the top k, divided by their sum, and 0 elsewhere. Without router_pre_norm they
-    are act of the top-k logits alone and 0 elsewhere; norm_topk_prob divides here too.
+    are act of the top-k logits alone and 0 elsewhere; norm_topk_prob is then refused, as in published tests.
+
+    NOAUX_TC is the rule of DeepSeek-V3 (noaux_tc.py names the sources): scores are sigmoid(x w); w_bias,
+    which it needs, is added for the selection only; of the n_group groups of experts the topk_group stay
+    whose two best sum to most. Affinities are the scores of the chosen, divided by their sum with
+    norm_topk_prob, times routed_scaling_factor, and 0 elsewhere. These three arguments are named
+    as on the page of rmsnorm_mx_prefill; router_pre_norm makes no difference here.
 
     use_column_tiling, use_PE_broadcast_w_bias and use_indirect_dma_scatter choose how, never what: matmuls of
     up to 64 tokens side by side in the PE array, the bias added by a matmul, the top-k affinities scattered
-    by DMA. x_sb_layout of x in HBM is checked, but how x travels is the kernel's business. With
-    shard_on_tokens two cores share the tokens, else both do all. The last three arguments are of older
-    releases and have no effect: buffers are seen from the tensors.
+    by DMA. Of x in HBM any x_sb_layout is taken: how x travels is
+    the kernel's business. With shard_on_tokens two cores share the tokens, else both do all; so they do
+    for results in SBUF, which each core has its own of. output_in_sbuf, x_input_in_sbuf and
+    expert_affin_in_sb are of older releases and have no effect: buffers are seen from the tensors.
 
     >>> rng = np.random.default_rng(0)
     >>> x, w = rng.standard_normal((16, 256), np.float32), rng.standard_normal((256, 8), np.float32)
@@ -90,9 +118,15 @@ def router_topk(
     True
     """
     router = Router(x, w, act_fn, k, x_hbm_layout, x_sb_layout)
+    if act_fn == RouterActFnType.NOAUX_TC:
+        router.noaux = NoAux(n_group, topk_group, routed_scaling_factor)
     check_arguments(router, x, w, w_bias)
-    check_results(router, router_logits, expert_affinities, expert_index, shard_on_tokens)
-    check_mechanisms(router, use_indirect_dma_scatter, shard_on_tokens)
+    check_results(router, router_logits, expert_affinities, expert_index)
+    all_in_hbm = (
+        is_hbm_buffer(router_logits) and is_hbm_buffer(expert_affinities) and is_hbm_buffer(expert_index)
+    )
+    check_mechanisms(router, use_indirect_dma_scatter, shard_on_tokens, all_in_hbm)
+    check_rule(router, router_pre_norm, norm_topk_prob)
     router.set_rule(router_pre_norm, norm_topk_prob)
     router.column_tiling = use_column_tiling
     router.scatter = use_indirect_dma_scatter and is_hbm_buffer(expert_affinities)
@@ -106,8 +140,11 @@ def router_topk(
         results.append(router.top_affinities)
     layout = x_sb_layout if router.x_in_sbuf else XSBLayout__128_Hdiv128_T__3
     weights = router_topk_input_w_load(w, layout)
-    bias = Bias(w_bias, use_PE_broadcast_w_bias)
-    first, last = token_share(router.tokens, shard_on_tokens)
+    bias = Bias(w_bias, use_PE_broadcast_w_bias and router.noaux is None)
+    if router.noaux is not None:
+        router.noaux.bias = bias.rows
+        bias = Bias(None, False)
+    first, last = token_share(router.tokens, shard_on_tokens and all_in_hbm)
     for block in TiledRange(last - first, router.block_tokens):
         start = first + block.start_offset
         tokens = x if router.x_in_sbuf else load_columns(x, x_hbm_layout, start, block.size)
@@ -120,7 +157,7 @@ def router_topk(
 
 @nki.jit
 def router_topk_input_x_load(x, hbm_layout=XHBMLayout_H_T__0, sb_layout=XSBLayout_tp2013__1):
-    """x in HBM as the SBUF tile of a layout; pairs of layouts are (0, 3), (1, 0), (1, 1) and (1, 2)."""
+    """x in HBM as the SBUF tile of a layout. The page has (0, 3) and (1, 0), (1, 1), (1, 2) only."""
     check_layouts(hbm_layout, sb_layout)
     hidden, tokens = x.shape[hbm_layout], x.shape[1 - hbm_layout]
     check_hidden(hidden, sb_layout, "x")
@@ -131,9 +168,13 @@ def router_topk_input_x_load(x, hbm_layout=XHBMLayout_H_T__0, sb_layout=XSBLayou
         nisa.tensor_copy(tile.permute((0, 2, 1)), load_columns(x, hbm_layout, 0, tokens))
     else:
         for part in hidden_parts(hidden, sb_layout):
-            rows = x[:, part.start_offset : part.end_offset].reshape_dim(1, (PMAX, part.size // PMAX))
             target = tile[:, :, part.start_offset // PMAX : part.end_offset // PMAX]
-            nisa.dma_copy(target, rows.permute((1, 0, 2)))
+            if hbm_layout == XHBMLayout_T_H__1:
+                rows = x[:, part.start_offset : part.end_offset].reshape_dim(1, (PMAX, part.size // PMAX))
+                nisa.dma_copy(target, rows.permute((1, 0, 2)))
+            else:
+                rows = x[part.start_offset : part.end_offset].reshape_dim(0, (PMAX, part.size // PMAX))
+                nisa.tensor_copy(target.permute((0, 2, 1)), load(rows))
     return tile
 
 
@@ -176,6 +217,8 @@ class Router(nl.NKIObject):
         self.divide_by_top = False
         self.column_tiling = False
         self.scatter = False
+        self.noaux = None  # the rule of NOAUX_TC
+        self.normalize_top = False
         self.logits = None
         self.index = None
         self.affinities = None
@@ -183,6 +226,7 @@ class Router(nl.NKIObject):
 
     def set_rule(self, pre_norm: bool, norm_topk_prob: bool) -> None:
         """softmax over the top k is softmax over all, restricted to them and divided by their sum."""
+        self.normalize_top = norm_topk_prob
         self.sparse = norm_topk_prob or not pre_norm
         self.divide_by_all = self.softmax and not self.sparse
         self.divide_by_top = norm_topk_prob or (self.softmax and self.sparse)
@@ -196,80 +240,6 @@ def tokens_of(x: Any, in_sbuf: bool, hbm_layout: int, sb_layout: int) -> int:
 
 def bytes_of(tensor: Any) -> int:
     return 4 if tensor.dtype == nl.float32 else 2
-
-
-def check_arguments(router: Router, x: Any, w: Any, w_bias: Any) -> None:
-    if router.act_fn == RouterActFnType.NOAUX_TC:
-        not_built("act_fn=NOAUX_TC", "its selection rule is not documented")
-    kernel_assert(
-        router.act_fn in (RouterActFnType.SIGMOID, RouterActFnType.SOFTMAX),
-        f"act_fn: got {router.act_fn}, allowed are SIGMOID and SOFTMAX",
-    )
-    hidden, tokens, experts = router.hidden, router.tokens, router.experts
-    check_hidden(hidden, router.x_sb_layout, "w")
-    kernel_assert(experts <= MAX_EXPERTS, f"w: got {experts} experts, allowed are at most {MAX_EXPERTS}")
-    kernel_assert(tokens <= MAX_TOKENS, f"x: got {tokens} tokens, allowed are at most {MAX_TOKENS}")
-    most = min(MAX_K, experts)
-    kernel_assert(1 <= router.k <= most, f"k: got {router.k}, allowed are 1 to {most}")
-    kernel_assert(x.dtype == w.dtype, f"x: got dtype {x.dtype}, expected {w.dtype} like w")
-    if router.x_in_sbuf:
-        last = router.x_sb_layout == XSBLayout__128_Hdiv128_T__3
-        assert_shape(x, (PMAX, hidden // PMAX, tokens) if last else (PMAX, tokens, hidden // PMAX), "x")
-    else:
-        check_layouts(router.x_hbm_layout, router.x_sb_layout)
-        by_column = router.x_hbm_layout == XHBMLayout_H_T__0
-        assert_shape(x, (hidden, tokens) if by_column else (tokens, hidden), "x")
-    if w_bias is not None:
-        allowed = ((1, experts), (experts,))
-        kernel_assert(
-            tuple(w_bias.shape) in allowed, f"w_bias: got shape {tuple(w_bias.shape)}, allowed are {allowed}"
-        )
-
-
-def check_hidden(hidden: int, sb_layout: int, name: str) -> None:
-    multiple = 2 * PMAX if sb_layout == XSBLayout_tp2013__1 else PMAX
-    kernel_assert(
-        hidden % multiple == 0,
-        f"{name}: got hidden size {hidden}, allowed for x_sb_layout {sb_layout} are multiples of {multiple}",
-    )
-
-
-def check_layouts(hbm_layout: int, sb_layout: int) -> None:
-    kernel_assert(
-        (hbm_layout, sb_layout) in LAYOUT_PAIRS,
-        f"x_hbm_layout, x_sb_layout: got {(hbm_layout, sb_layout)}, allowed are {LAYOUT_PAIRS}",
-    )
-
-
-def check_results(router: Router, logits: Any, affinities: Any, index: Any, shard_on_tokens: bool) -> None:
-    wide, narrow = (router.tokens, router.experts), (router.tokens, router.k)
-    for result in (
-        (logits, wide, "router_logits"),
-        (affinities, wide, "expert_affinities"),
-        (index, narrow, "expert_index"),
-    ):
-        tensor, shape, name = result
-        assert_shape(tensor, shape, name)
-        kernel_assert(
-            is_hbm_buffer(tensor) or (router.tokens <= PMAX and not shard_on_tokens),
-            f"{name}: got an SBUF tile for {router.tokens} tokens, allowed up to {PMAX} and on whole T only",
-        )
-    kernel_assert(
-        index.dtype in (nl.int32, nl.uint32),
-        f"expert_index: got dtype {index.dtype}, allowed are int32 and uint32",
-    )
-
-
-def check_mechanisms(router: Router, scatter: bool, shard_on_tokens: bool) -> None:
-    tokens, n_prgs = router.tokens, get_program_sharding_info()[1]
-    kernel_assert(
-        not scatter or tokens <= PMAX or tokens % PMAX == 0,
-        f"use_indirect_dma_scatter: got {tokens} tokens, allowed are up to {PMAX} and multiples of it",
-    )
-    kernel_assert(
-        not shard_on_tokens or (n_prgs > 1 and tokens % 2 == 0),
-        f"shard_on_tokens: got {tokens} tokens on {n_prgs} cores, allowed is an even number on two",
-    )
 
 
 # ---- operands ------------------------------------------------------------------------------------
@@ -346,12 +316,23 @@ def route(router: Router, tokens: Any, weights: Any, bias: Bias, begin: int) -> 
     count, k = tokens.shape[2], router.k
     logits = compute_logits(router, tokens, weights, bias)
     store(router.logits, begin, logits[:, 0 : router.experts])
+    scores, selected = None, logits
+    if router.noaux is not None:
+        scores = new_tile(count, router.experts)
+        nisa.activation(scores, nl.sigmoid, logits[:, 0 : router.experts])
+        selected = choices(router.noaux, scores)
     best = new_tile(count, MAX_K)
     places = nl.ndarray((count, MAX_K), nl.uint32, buffer=nl.sbuf)
-    nisa.max8(best, logits)
-    nisa.nc_find_index8(places, logits, best)
+    nisa.max8(best, selected)
+    nisa.nc_find_index8(places, selected, best)
     index = places if router.index is None else places.view(router.index.dtype)
     store(router.index, begin, index[:, 0:k])
+    if router.noaux is not None:
+        chosen = NoAuxAffinities(router.noaux, scores, selected, best, k, router.normalize_top)
+        store(router.affinities, begin, chosen.all)
+        if router.top_affinities is not None:
+            store(router.top_affinities, begin, chosen.of_top(places, k))
+        return
     affinities = Affinities(router, logits, best)
     store(router.top_affinities, begin, affinities.top)
     if router.scatter and router.sparse:
@@ -471,10 +452,15 @@ def scatter(router: Router, begin: int, top: Any, places: Any) -> None:
         nisa.dma_copy(places_of_rank, values[:, rank : rank + 1])
 
 
-def router_topk_ref(x, w, w_bias, act_fn, k, x_hbm_layout, router_pre_norm=True, norm_topk_prob=False):
+def router_topk_ref(
+    x, w, w_bias, act_fn, k, x_hbm_layout, router_pre_norm=True, norm_topk_prob=False, **groups
+):
     """[logits, index, affinities, those of the top k] in numpy, in float64: sort, then apply the rule."""
     tokens = (x.T if x_hbm_layout == XHBMLayout_H_T__0 else x).astype(np.float64)
     logits = tokens @ w.astype(np.float64)
+    if act_fn == RouterActFnType.NOAUX_TC:
+        index, affinities = noaux_tc_ref(logits, w_bias, k, normalize=norm_topk_prob, **groups)
+        return [logits, index, affinities, np.take_along_axis(affinities, index, axis=1)]
     if w_bias is not None:
         logits = logits + np.reshape(w_bias, (1, -1)).astype(np.float64)
     index = np.argsort(-logits, axis=1, kind="stable")[:, :k]

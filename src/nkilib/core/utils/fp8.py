@@ -6,72 +6,75 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.tiles import new_tile
 
 MIN_ROW_SCALE = 1e-5
 
 
-def load_scalar(scale: Any) -> Any:
+def load_scalar(scale: Any, tiles: Any = None) -> Any:
     """A scale [128, 1] in SBUF, float32; None stays None."""
     if scale is None:
         return None
-    tile = nl.ndarray(scale.shape, nl.float32, buffer=nl.sbuf)
+    tile = new_tile(tiles, scale.shape, nl.float32)
     nisa.dma_copy(tile, scale)
     return tile
 
 
-def reciprocal_of(scale: Any) -> Any:
+def reciprocal_of(scale: Any, tiles: Any = None) -> Any:
     """1 / scale."""
-    tile = nl.ndarray(scale.shape, nl.float32, buffer=nl.sbuf)
+    tile = new_tile(tiles, scale.shape, nl.float32)
     nisa.reciprocal(tile, scale)
     return tile
 
 
-def product_of(a: Any, b: Any) -> Any:
+def product_of(a: Any, b: Any, tiles: Any = None) -> Any:
     """a * b of two scales; one that is None counts as 1."""
     if a is None or b is None:
         return b if a is None else a
-    tile = nl.ndarray(a.shape, nl.float32, buffer=nl.sbuf)
+    tile = new_tile(tiles, a.shape, nl.float32)
     nisa.tensor_tensor(tile, a, b, op=nl.multiply)
     return tile
 
 
-def quantize_static(dst: Any, x: Any, inverse: Any, largest: float) -> None:
+def quantize_static(dst: Any, x: Any, inverse: Any, largest: float, tiles: Any = None) -> None:
     """dst = fp8(clip(x * inverse, -largest, largest)), inverse [128, 1]."""
-    scaled = nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
+    scaled = new_tile(tiles, x.shape, nl.float32)
     factor = inverse[0 : x.shape[0]]
     nisa.tensor_scalar(scaled, x, op0=nl.multiply, operand0=factor, op1=nl.minimum, operand1=largest)
     nisa.tensor_scalar(dst, scaled, op0=nl.maximum, operand0=-largest)
 
 
-def row_maximum(x: Any) -> Any:
+def row_maximum(x: Any, tiles: Any = None) -> Any:
     """max|x| of each row, [rows, 1]."""
-    largest = nl.ndarray((x.shape[0], 1), nl.float32, buffer=nl.sbuf)
-    put_row_maximum(largest, x)
+    largest = new_tile(tiles, (x.shape[0], 1), nl.float32)
+    put_row_maximum(largest, x, tiles)
     return largest
 
 
-def put_row_maximum(dst: Any, x: Any) -> None:
+def put_row_maximum(dst: Any, x: Any, tiles: Any = None) -> None:
     """dst[:, 0] = max|x| of each row."""
-    magnitude = nl.ndarray(x.shape, nl.bfloat16, buffer=nl.sbuf)
+    magnitude = new_tile(tiles, x.shape, nl.bfloat16)
     nisa.tensor_scalar_reduce(magnitude, x, nl.abs, None, nl.maximum, reduce_res=dst)
 
 
-def largest_of(maxima: Any) -> Any:
+def largest_of(maxima: Any, tiles: Any = None) -> Any:
     """The largest of some maxima of each row, [rows, 1]."""
-    largest = nl.ndarray((maxima.shape[0], 1), nl.float32, buffer=nl.sbuf)
+    largest = new_tile(tiles, (maxima.shape[0], 1), nl.float32)
     nisa.tensor_reduce(largest, nl.maximum, maxima, 1)
     return largest
 
 
-def quantize_rows(dst: Any, x: Any, maximum: Any, largest: float, bound: float = 0.0) -> Any:
+def quantize_rows(
+    dst: Any, x: Any, maximum: Any, largest: float, bound: float = 0.0, tiles: Any = None
+) -> Any:
     """dst = fp8(x / s), s = max(maximum / largest, 1e-5) a row, which is returned. A bound > 0 clips x."""
-    scale = nl.ndarray(maximum.shape, nl.float32, buffer=nl.sbuf)
+    scale = new_tile(tiles, maximum.shape, nl.float32)
     clipped, bounded = x, maximum
     if bound > 0.0:
-        bounded = nl.ndarray(maximum.shape, nl.float32, buffer=nl.sbuf)
+        bounded = new_tile(tiles, maximum.shape, nl.float32)
         nisa.tensor_scalar(bounded, maximum, op0=nl.minimum, operand0=bound)
-        clipped = nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
+        clipped = new_tile(tiles, x.shape, nl.float32)
         nisa.tensor_scalar(clipped, x, op0=nl.minimum, operand0=bound, op1=nl.maximum, operand1=-bound)
     nisa.tensor_scalar(scale, bounded, nl.multiply, 1.0 / largest, op1=nl.maximum, operand1=MIN_ROW_SCALE)
-    nisa.tensor_scalar(dst, clipped, op0=nl.multiply, operand0=reciprocal_of(scale))
+    nisa.tensor_scalar(dst, clipped, op0=nl.multiply, operand0=reciprocal_of(scale, tiles))
     return scale

@@ -13,19 +13,28 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.tiles import stream_tile
 
 PARTITIONS = 128
 BANK_COLUMNS = 512  # float32 in one PSUM bank, and the most columns of a moving operand
 SUM_BANKS = 4  # one set of sums: half of PSUM, so that the other half can be drained meanwhile
 CHUNK_BYTES = 8 * 1024  # of weights in each partition: 1 MiB for one transfer
+MAX_CHUNK_TILES = 64
+LAST_SPAN = 1024
+MOST_SHORT_RUNS = 1536  # rows of weights
 MAX_SPAN = 4096  # columns: long rows for DMA, yet little left to do when the last one has come
 FP8 = (nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)
 
 
 @dataclass
 class Activations(nl.NKIObject):
-    """x[t, partitions k + p] at tile[p, k, t], `size` elements a token; the weights' rows start at `row`."""
+    """x[t, partitions k + p] at tile[p, k, t], `size` elements a token; the weights' rows start at `row`.
+
+    With `adjacent` a > 1, of every a tiles partition p has a neighbouring elements:
+    x[t, a (partitions k + p) + j] at tile[p, a k + j, t], fewer of what is left at the end.
+    Rows of the weights then come in longer runs.
+    """
 
     tile: Any
     size: int
@@ -33,6 +42,8 @@ class Activations(nl.NKIObject):
     scales: Any = None  # what a token was divided by when quantised: [tokens, 1] for each 128 tokens
     partitions: int = PARTITIONS  # that a tile of the contraction fills
     spread: int = 0  # K: x[t, K p + k] at tile[p, k, t] instead, K tiles of 128: rows of a partition adjacent
+    adjacent: int = 1
+    tiles: Any = None  # where further tiles come from, see tiles.py
 
 
 @dataclass
@@ -46,13 +57,32 @@ class Block(nl.NKIObject):
     columns: int
     lane: int = 0
     lane_size: int = PARTITIONS
+    tiles: Any = None
 
 
 def span_columns(x: Activations, weight: Any) -> int:
     """How many columns of sums to work on at once, so that a set fits into SUM_BANKS."""
-    tokens = x.tile.shape[2]
-    in_a_bank = BANK_COLUMNS * (PARTITIONS // lane_size(tokens, not doubles(x.tile, weight)))
+    return span_of(x.tile.shape[2], not doubles(x.tile, weight))
+
+
+def span_of(tokens: int, packed: bool) -> int:
+    in_a_bank = BANK_COLUMNS * (PARTITIONS // lane_size(tokens, packed))
     return min(MAX_SPAN, in_a_bank * max(1, SUM_BANKS // div_ceil(tokens, PARTITIONS)))
+
+
+def last_pass_spans(x: Activations, weight: Any, columns: int) -> list:
+    """Spans of columns, the last one narrow: nothing hides what is still to be done with its sums.
+
+    Not where its weights, in shorter runs, take longer to come than that.
+    """
+    spans = list(TiledRange(columns, span_columns(x, weight)))
+    last = spans[len(spans) - 1]
+    cut = last.end_offset - LAST_SPAN
+    if last.size <= LAST_SPAN or x.size > MOST_SHORT_RUNS:
+        return spans
+    spans[len(spans) - 1] = TiledRangeIterator(last.size - LAST_SPAN, last.index, last.start_offset, cut)
+    spans.append(TiledRangeIterator(LAST_SPAN, last.index + 1, cut, last.end_offset))
+    return spans
 
 
 def lane_size(tokens: int, packed: bool) -> int:
@@ -118,34 +148,54 @@ def project_parts(
         blocks = feature_major_blocks(tokens, columns)
     else:
         blocks = token_major_blocks(tokens, columns, packed=not doubles(parts[0].tile, weight))
+    for block in blocks:
+        block.tiles = parts[0].tiles
     for x in parts:
         for chunk in weight_chunks(x, columns, weight):
-            tile = load_weights(weight, chunk, column, columns, dtype)
+            tile = load_weights(weight, chunk, column, columns, x.tiles, dtype)
             multiply(blocks, x.tile, tile, chunk.tile, feature_major)
     return blocks
 
 
 @dataclass
 class Chunk(nl.NKIObject):
-    """Some tiles of weight rows: row + partitions k + p at [p, k]. The last one of a matrix may be short."""
+    """Some tiles of weight rows, in the order of Activations. The last one of a matrix may be short."""
 
     tile: int
     row: int
     tiles: int
     partitions: int
+    adjacent: int = 1
     spread: int = 0  # K: row + K p + tile + k at [p, k] instead
 
 
-def weight_chunks(x: Activations, columns: int, weight: Any) -> list[Chunk]:
-    """What is loaded at once of the rows that x is contracted with."""
+def weight_chunks(x: Activations, columns: int, weight: Any, most: int = MAX_CHUNK_TILES) -> list[Chunk]:
+    """What is loaded at once of the rows that x is contracted with; `most` tiles of them."""
     chunks = []
     full = x.size // x.partitions
-    for tiles in TiledRange(full, chunk_tiles(columns * bytes_of(weight))):
-        row = x.row if x.spread > 0 else x.row + tiles.start_offset * x.partitions
-        chunks.append(Chunk(tiles.start_offset, row, tiles.size, x.partitions, x.spread))
+    step = min(most, chunk_tiles(columns * bytes_of(weight)))
+    if x.spread > 0:
+        for tiles in TiledRange(full, step):
+            chunks.append(Chunk(tiles.start_offset, x.row, tiles.size, x.partitions, 1, x.spread))
+        return chunks
+    grouped = full // x.adjacent * x.adjacent
+    for tiles in TiledRange(grouped, max(x.adjacent, step)):
+        row = x.row + tiles.start_offset * x.partitions
+        chunks.append(Chunk(tiles.start_offset, row, tiles.size, x.partitions, x.adjacent))
+    if grouped < full:
+        row = x.row + grouped * x.partitions
+        chunks.append(Chunk(grouped, row, full - grouped, x.partitions, full - grouped))
     if x.size % x.partitions != 0:
         chunks.append(Chunk(full, x.row + full * x.partitions, 1, x.size % x.partitions))
     return chunks
+
+
+def adjacent_tiles(tokens: int, dtype: Any, weight: Any, columns: int) -> int:
+    """`adjacent` for activations of this dtype: where whole rows of the weights are loaded, as in a chunk."""
+    packed = not (dtype in FP8 and weight.dtype in FP8)
+    if columns < weight.shape[1] or columns > span_of(tokens, packed):
+        return 1
+    return chunk_tiles(columns * bytes_of(weight))
 
 
 def chunk_tiles(tile_bytes: int) -> int:
@@ -156,17 +206,21 @@ def chunk_tiles(tile_bytes: int) -> int:
     return tiles
 
 
-def load_weights(weight: Any, chunk: Chunk, column: int, columns: int, dtype: Any = None) -> Any:
+def load_weights(
+    weight: Any, chunk: Chunk, column: int, columns: int, tiles: Any = None, dtype: Any = None
+) -> Any:
     """A chunk in SBUF, [partitions, tiles, columns], in the dtype of the weights unless another is given."""
     dtype = weight.dtype if dtype is None else dtype
-    tile = nl.ndarray((chunk.partitions, chunk.tiles, columns), dtype, buffer=nl.sbuf)
+    tile = stream_tile(tiles, (chunk.partitions, chunk.tiles, columns), dtype)
     if chunk.spread > 0:
         rows = weight[chunk.row : chunk.row + chunk.spread * chunk.partitions, column : column + columns]
         by_partition = rows.reshape_dim(0, (chunk.partitions, chunk.spread))
         nisa.dma_copy(tile, by_partition[:, chunk.tile : chunk.tile + chunk.tiles, :])
         return tile
     rows = weight[chunk.row : chunk.row + chunk.tiles * chunk.partitions, column : column + columns]
-    nisa.dma_copy(tile, rows.reshape_dim(0, (chunk.tiles, chunk.partitions)).permute((1, 0, 2)))
+    groups = chunk.tiles // chunk.adjacent
+    by_group = rows.reshape_dim(0, (groups, chunk.partitions, chunk.adjacent))
+    nisa.dma_copy(tile.reshape_dim(1, (groups, chunk.adjacent)), by_group.permute((1, 0, 2, 3)))
     return tile
 
 

@@ -18,6 +18,7 @@ from nkilib.core.utils.projection import (
     project_parts,
 )
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiles import new_tile
 
 
 @dataclass
@@ -39,15 +40,15 @@ def load_terms(
     partitions = PARTITIONS if packed else min(tokens, PARTITIONS)
     terms = Terms(column, scale)
     if column_scale is not None:
-        terms.column_scale = broadcast_row(column_scale, column, columns, partitions)
+        terms.column_scale = broadcast_row(column_scale, column, columns, partitions, x.tiles)
     if bias is not None:
-        terms.bias = broadcast_row(bias, column, columns, partitions)
+        terms.bias = broadcast_row(bias, column, columns, partitions, x.tiles)
     return terms
 
 
-def broadcast_row(matrix: Any, column: int, columns: int, partitions: int) -> Any:
+def broadcast_row(matrix: Any, column: int, columns: int, partitions: int, tiles: Any = None) -> Any:
     """Row 0 of a matrix, in every partition."""
-    tile = nl.ndarray((partitions, columns), matrix.dtype, buffer=nl.sbuf)
+    tile = new_tile(tiles, (partitions, columns), matrix.dtype)
     nisa.dma_copy(tile, matrix[0:1, column : column + columns].broadcast(0, partitions))
     return tile
 
@@ -76,7 +77,8 @@ def finish(
         bias = pick(terms.bias, block.lane, block.tokens, at, block.columns, spread)
         nisa.tensor_tensor(dst, value, bias, op=nl.add)
     elif not scaled:
-        interleave_copy(dst, value, block.column // BANK_COLUMNS + block.token // PARTITIONS)
+        bank = block.column // BANK_COLUMNS // (PARTITIONS // block.lane_size)
+        interleave_copy(dst, value, bank + block.token // PARTITIONS)  # a bank serves one engine at a time
 
 
 def project_into(
@@ -132,15 +134,15 @@ def scale_sums(dst: Any, block: Block, scale: Any, terms: Terms, at: int, spread
 
 def beside(block: Block) -> Any:
     """A float32 tile for a block, in the partitions of its sums: engines read both inputs from there."""
-    tile = nl.ndarray((block.lane + block.sums.shape[0], block.sums.shape[1]), nl.float32, buffer=nl.sbuf)
+    tile = new_tile(block.tiles, (block.lane + block.sums.shape[0], block.sums.shape[1]), nl.float32)
     return tile[block.lane :, :]
 
 
-def new_rows(tokens: int, columns: int, dtype: Any) -> list:
+def new_rows(tokens: int, columns: int, dtype: Any, tiles: Any = None) -> list:
     """Tiles for rows of a result, [tokens <= 128, columns] each."""
     rows = []
     for token in TiledRange(tokens, PARTITIONS):
-        rows.append(nl.ndarray((token.size, columns), dtype, buffer=nl.sbuf))
+        rows.append(new_tile(tiles, (token.size, columns), dtype))
     return rows
 
 

@@ -9,17 +9,20 @@ import nki.language as nl
 from nkilib.core.utils.kernel_helpers import interleave_copy
 from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS, bytes_of
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiles import new_tile
 
 
-def transpose_rows(dst: Any, tile: int, token: int, rows: Any) -> None:
-    """dst[p, tile + k, token + t] = rows[t, 128 k + p], through PSUM, a bank at a time; dst casts."""
+def transpose_rows(dst: Any, tile: int, token: int, rows: Any, adjacent: int = 1) -> None:
+    """dst[p, tile + k, token + t] = rows[t, 128 k + p], through PSUM, a bank at a time; dst casts.
+
+    With `adjacent` a, of every a tiles each partition has a neighbouring columns, see projection.Activations.
+    """
     tokens, columns = rows.shape
     full = columns // PARTITIONS
     for group in TiledRange(full, bank_room(rows, tokens)):
         bank = nl.ndarray((PARTITIONS, group.size, tokens), rows.dtype, buffer=nl.psum)
         for k in range(group.size):
-            column = (group.start_offset + k) * PARTITIONS
-            nisa.nc_transpose(bank[:, k, :], rows[:, column : column + PARTITIONS])
+            nisa.nc_transpose(bank[:, k, :], tile_of_columns(rows, group.start_offset + k, adjacent))
         place = dst[:, tile + group.start_offset : tile + group.end_offset, token : token + tokens]
         interleave_copy(place, bank, group.index)
     rest = columns - full * PARTITIONS
@@ -29,10 +32,25 @@ def transpose_rows(dst: Any, tile: int, token: int, rows: Any) -> None:
         nisa.tensor_copy(dst[0:rest, tile + full, token : token + tokens], bank)
 
 
-def spread_rows(rows: list) -> Any:
+def tile_of_columns(rows: Any, k: int, adjacent: int) -> Any:
+    """The columns of tile k, [tokens, 128]."""
+    first = k // adjacent * adjacent
+    width = min(adjacent, rows.shape[1] // PARTITIONS - first)  # the last group may be smaller
+    run = rows[:, first * PARTITIONS : (first + width) * PARTITIONS]
+    return run.reshape_dim(1, (PARTITIONS, width))[:, :, k - first]
+
+
+def spread_rows(rows: list, tiles: Any = None) -> Any:
     """[128, J, tokens], J = columns / 128: each partition has J adjacent columns, J p + j at [p, j]."""
-    tokens, tiles = rows_in(rows), rows[0].shape[1] // PARTITIONS
-    tile = nl.ndarray((PARTITIONS, tiles, tokens), rows[0].dtype, buffer=nl.sbuf)
+    shape = (PARTITIONS, rows[0].shape[1] // PARTITIONS, rows_in(rows))
+    tile = new_tile(tiles, shape, rows[0].dtype)
+    spread_rows_into(tile, rows)
+    return tile
+
+
+def spread_rows_into(tile: Any, rows: list) -> None:
+    """The same into a tile, or a part of one, [128, J, tokens]."""
+    tiles = tile.shape[1]
     for i in range(len(rows)):
         spread = rows[i].reshape_dim(1, (PARTITIONS, tiles))
         first, last = i * PARTITIONS, i * PARTITIONS + rows[i].shape[0]
@@ -42,7 +60,6 @@ def spread_rows(rows: list) -> Any:
                 nisa.nc_transpose(bank[:, k, :], spread[:, :, group.start_offset + k])
             place = tile[:, group.start_offset : group.end_offset, first:last]
             interleave_copy(place, bank, group.index)
-    return tile
 
 
 def rows_in(rows: list) -> int:

@@ -146,6 +146,7 @@ def test_wrong_shapes_are_refused():
     refused(r"attention: got shape \(3, 48, 4\), expected \(B, N, D, S\)", zeros(3, 48, 4), zeros(144, 8))
     refused("attention: got D = 129, allowed are at most 128", zeros(1, 1, 129, 4), zeros(129, 8))
     refused(r"weight: got shape \(96, 8\), expected \(144, H\)", zeros(1, 3, 48, 4), zeros(96, 8))
+    refused(r"attention: got B \* S = 131073 tokens", zeros(1, 1, 2, 131073), zeros(2, 8))
     refused("weight: got H = 32769, allowed are at most 32768", zeros(1, 1, 2, 4), zeros(2, 32769))
     refused("weight: got H = 9, 2 cores take multiples of 2", zeros(1, 1, 2, 4), zeros(2, 9), lnc=2)
     refused(r"bias: got shape \(1, 9\), expected \(1, 8\)", zeros(1, 1, 2, 4), zeros(2, 8), zeros(1, 9))
@@ -187,3 +188,9 @@ def test_it_reaches_90_percent_of_the_compute_roofline():
     specs = [nki.TensorSpec(shape, "bfloat16") for shape in ((b, n, d, s), (n * d, h))]
     modelled = run(nki.profile(output_projection_cte), *specs).total_us
     assert 2 * b * s * n * d * h / (2 * 128 * 128 * 2.4e3) >= 0.9 * modelled
+
+
+def test_two_cores_start_with_little_of_both_operands():
+    """Modelled microseconds; a kernel that waits for all tokens, or for wide weights, takes longer."""
+    specs = [nki.TensorSpec(shape, "bfloat16") for shape in ((1, 8, 128, 2048), (1024, 4096))]
+    assert run(nki.profile(output_projection_cte[2]), *specs).total_us <= 129.8

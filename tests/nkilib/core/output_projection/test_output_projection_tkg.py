@@ -91,6 +91,17 @@ def test_plain_columns_may_be_ragged(h, lnc):
     check(inputs((64, 2, 3, 1, h)), lnc, False)
 
 
+@each_lnc
+@each_layout
+@pytest.mark.parametrize("shape", [(64, 3, 4, 100, 512), (128, 1, 1, 650, 256), (32, 130, 2, 1, 256)])
+def test_more_than_128_tokens_as_the_published_tests_have_them(shape, transposed, lnc):
+    check(inputs(shape), lnc, transposed)
+
+
+def test_blocks_of_tokens_whose_rows_fill_sbuf():
+    check(inputs((32, 1, 1, 300, 9216), "float32"), 1, True)
+
+
 @nki.jit
 def through_sbuf(attention, weight, bias, transposed):
     """attention and the result in SBUF."""
@@ -169,7 +180,8 @@ def test_wrong_shapes_are_refused():
     refused(r"attention: got shape \(48, 3, 4\), expected \(D, B, N, S\)", zeros(48, 3, 4), zeros(144, 8))
     refused("attention: got D = 129, allowed are at most 128", zeros(129, 1, 1, 4), zeros(129, 8))
     refused(r"weight: got shape \(96, 8\), expected \(144, H\)", zeros(48, 1, 3, 4), zeros(96, 8))
-    refused(r"attention: got B \* S = 129 tokens", zeros(2, 129, 1, 1), zeros(2, 8))
+    refused(r"attention: got B \* S = 4097 tokens", zeros(2, 4097, 1, 1), zeros(2, 8))
+    refused(r"attention: got B \* S = 129 tokens", zeros(2, 129, 1, 1), zeros(2, 8), OUT_IN_SB=True)
     refused("weight: got H = 9, 2 cores take multiples of 2", zeros(2, 1, 1, 4), zeros(2, 9), lnc=2)
     refused(r"bias: got shape \(1, 9\), expected \(1, 8\)", zeros(2, 1, 1, 4), zeros(2, 8), zeros(1, 9))
 
@@ -217,16 +229,68 @@ def test_microscaling_is_not_built_and_says_so(kind):
 
 
 @nki.jit
-def with_manager(x, w, automatic):
-    sbm = create_auto_alloc_manager() if automatic else SbufManager(0, 65536)
-    return output_projection_tkg(x, w, sbm=sbm)
+def with_manager(x, w, bias, automatic, in_sbuf=False, **options):
+    """The result, and a tile of the caller's that must be what it was."""
+    sbm = create_auto_alloc_manager() if automatic else SbufManager(1024, 120 * 1024)
+    mine = sbm.alloc_stack((128, 64), nl.float32, name="mine")
+    nisa.memset(mine, 7.0)
+    before = 0 if automatic else sbm.get_stack_curr_addr()
+    result = output_projection_tkg(x, w, bias, sbm=sbm, OUT_IN_SB=in_sbuf, **options)
+    if not automatic:
+        kept = result.size // result.shape[0] * 2 if in_sbuf else 0
+        assert sbm.get_stack_curr_addr() == before + kept
+    if in_sbuf:
+        out = nl.ndarray((nl.num_programs(0), *result.shape), result.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out[nl.program_id(0)], result)
+        result = out
+    kept = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(kept, mine)
+    return result, kept
 
 
-def test_only_automatic_sbuf_managers_are_built():
-    args = inputs(SMALL)[:2]
-    assert np.array_equal(run(with_manager, *args, automatic=True), run(output_projection_tkg, *args))
-    with pytest.raises(NotImplementedError, match="option sbm: tiles are placed by the compiler"):
-        run(with_manager, *args, automatic=False)
+@each_lnc
+@each_layout
+@pytest.mark.parametrize("in_sbuf", [False, True])
+@pytest.mark.parametrize("kind", [QuantizationType.NONE, STATIC, ROW])
+def test_a_manual_sbuf_manager_places_every_tile(kind, in_sbuf, transposed, lnc, monkeypatch):
+    args = inputs((48, 3, 5, 2, 2560))
+    options = {"TRANSPOSE_OUT": transposed, "in_sbuf": in_sbuf}
+    if kind != QuantizationType.NONE:
+        scales = {STATIC: np.full((128, 1), 0.02, np.float32), ROW: np.full((128, 2560), 0.02, np.float32)}
+        args[1] = (args[1].astype(np.float32) * 50).astype(FP8)
+        options |= {"quantization_type": kind, "weight_scale": scales[kind]}
+    if kind == STATIC:
+        options["input_scale"] = np.full((128, 1), 0.02, np.float32)
+    expected = run(with_manager, *args, lnc=lnc, automatic=True, **options)[0]
+    places = []
+    original = nl.ndarray
+
+    def noted(shape, dtype, buffer=nl.sbuf, name="", address=None, **more):
+        if buffer == nl.sbuf:
+            places.append(address)
+        return original(shape, dtype, buffer=buffer, name=name, address=address, **more)
+
+    monkeypatch.setattr(nl, "ndarray", noted)
+    got, kept = run(with_manager, *args, lnc=lnc, automatic=False, **options)
+    assert np.array_equal(got, expected) and (kept == 7).all()
+    assert len(places) > 5 and None not in places
+
+
+def test_a_manager_without_room_says_so():
+    with pytest.raises(AssertionError, match="SBUF is full: tile .* needs .* bytes per partition"):
+        run(with_little_room, *inputs((128, 4, 8, 1, 4096))[:2])
+
+
+@nki.jit
+def with_little_room(x, w):
+    return output_projection_tkg(x, w, sbm=SbufManager(0, 12 * 1024))
+
+
+@each_lnc
+def test_many_tokens_with_a_manual_manager(lnc):
+    args = inputs((64, 3, 4, 100, 512))
+    got = run(with_manager, *args, lnc=lnc, automatic=False)[0]
+    assert np.array_equal(got, run(output_projection_tkg, *args, lnc=lnc))
 
 
 @pytest.mark.parametrize("transposed, part", [(False, 0.8), (True, 0.75)])
@@ -235,3 +299,10 @@ def test_weights_stream_at_most_of_the_dma_rate(transposed, part):
     specs = [nki.TensorSpec(shape, "bfloat16") for shape in ((d, b, n, s), (n * d, h))]
     modelled = run(nki.profile(output_projection_tkg), *specs, TRANSPOSE_OUT=transposed).total_us
     assert 2 * n * d * h / (16 * 24.5e3) >= part * modelled
+
+
+@pytest.mark.parametrize("batch, heads, h, lnc, most", [(4, 8, 4096, 1, 37.4), (32, 4, 8192, 2, 29.0)])
+def test_little_follows_the_last_weights(batch, heads, h, lnc, most):
+    """Modelled microseconds; a kernel that drains all columns at the end takes longer."""
+    specs = [nki.TensorSpec(shape, "bfloat16") for shape in ((128, batch, heads, 1), (heads * 128, h))]
+    assert run(nki.profile(output_projection_tkg[lnc]), *specs).total_us <= most

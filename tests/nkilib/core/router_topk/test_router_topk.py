@@ -1,6 +1,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from kernel_support import compiles_and_example_runs, each_lnc, random, run
 
 import nki
@@ -83,9 +84,9 @@ def test_published_sizes_are_routed(tokens, hidden, experts, k):
     check(*operands(tokens, hidden, experts), k)
 
 
-@pytest.mark.parametrize("layouts", [(0, 3), (1, 0), (1, 1), (1, 2)])
+@pytest.mark.parametrize("layouts", [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)])
 def test_each_layout_in_hbm_gives_the_same(layouts):
-    check(*operands(150, 512, 64, hbm_layout=layouts[0]), 4, layouts=layouts)
+    check(*operands(150, 384, 64, hbm_layout=layouts[0]), 4, layouts=layouts)
 
 
 def test_several_blocks_of_tokens_are_loaded(monkeypatch):
@@ -121,8 +122,7 @@ def test_it_runs_on_trn3():
 
 @pytest.mark.parametrize("experts", [6, 40])
 @pytest.mark.parametrize("k", [1, 5, 6])
-@pytest.mark.parametrize("norm_topk_prob", [False, True])
-@pytest.mark.parametrize("pre_norm", [True, False])
+@pytest.mark.parametrize("pre_norm, norm_topk_prob", [(True, False), (True, True), (False, False)])
 @pytest.mark.parametrize("act_fn", [SOFTMAX, SIGMOID])
 def test_affinities_follow_the_rule(act_fn, pre_norm, norm_topk_prob, k, experts):
     options = {"router_pre_norm": pre_norm, "norm_topk_prob": norm_topk_prob}
@@ -214,11 +214,17 @@ def route_in_sbuf(x, w, logits, affinities, index, layouts, eager=False, shard_o
 
 
 @pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("layouts", [(0, 3), (1, 0), (1, 1), (1, 2)])
+@pytest.mark.parametrize("layouts", [(0, 3), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3)])
 def test_tokens_and_results_may_be_in_sbuf(layouts, eager):
     x, w = operands(50, 512, 24, hbm_layout=layouts[0])
     got = run(route_in_sbuf, x, w, *results(50, 24, 3), layouts, eager)
     compare(got, router_topk_ref(x, w, None, SOFTMAX, 3, layouts[0]), 3)
+
+
+def test_results_in_sbuf_are_whole_on_each_of_two_cores():
+    x, w = operands(51, 512, 24)
+    got = run(route_in_sbuf, x, w, *results(51, 24, 3), HBM, lnc=2, shard_on_tokens=True)
+    compare(got, router_topk_ref(x, w, None, SOFTMAX, 3, 1), 3)
 
 
 @nki.jit
@@ -251,6 +257,49 @@ def test_weights_are_loaded_in_the_order_of_x(layout):
     np.testing.assert_array_equal(run(loaded, w, layout), w[rows])
 
 
+# ---- NOAUX_TC ------------------------------------------------------------------------------------
+
+
+def by_torch(logits, bias, k, n_group, topk_group, factor, normalize):
+    """The rule of DeepSeek-V3 in torch: masks and topk instead of sorts."""
+    scores = torch.from_numpy(logits).sigmoid()
+    choice = scores + torch.from_numpy(bias.astype(np.float64))
+    groups = choice.view(len(choice), n_group, -1)
+    kept = groups.topk(2, dim=-1).values.sum(-1).topk(topk_group, dim=-1).indices
+    allowed = torch.zeros(len(choice), n_group, dtype=torch.bool).scatter_(1, kept, True)
+    choice = choice.masked_fill(~allowed.repeat_interleave(groups.shape[2], 1), -torch.inf)
+    index = choice.topk(k, dim=-1).indices
+    top = scores.gather(1, index)
+    top = (top / top.sum(-1, keepdim=True) if normalize else top) * factor
+    return index.numpy(), torch.zeros_like(scores).scatter_(1, index, top).numpy(), top.numpy()
+
+
+@each_lnc
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(
+    "experts, k, groups",
+    [(256, 8, (8, 4)), (64, 6, (1, 1)), (16, 3, (4, 2)), (96, 4, (12, 5)), (6, 2, (3, 1)), (32, 8, (2, 2))],
+)
+def test_noaux_tc_selects_by_biased_scores_in_the_best_groups(experts, k, groups, normalize, lnc):
+    x, w = operands(70, 256, experts, F32)
+    bias = random((experts,), F32, 5, 0.2)
+    options = {"n_group": groups[0], "topk_group": groups[1], "routed_scaling_factor": 2.5}
+    got = run(
+        router_topk, x, w, bias, *results(70, experts, k), RouterActFnType.NOAUX_TC, k, *HBM, lnc=lnc,
+        norm_topk_prob=normalize, return_eager_affi=True, shard_on_tokens=lnc == 2, **options,
+    )  # fmt: skip
+    logits = x.astype(np.float64) @ w.astype(np.float64)
+    np.testing.assert_allclose(got[0], logits, rtol=1e-5, atol=1e-5)
+    wanted = by_torch(logits, bias, k, *groups, 2.5, normalize)
+    np.testing.assert_array_equal(got[1], wanted[0])
+    np.testing.assert_allclose(got[2], wanted[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got[3], wanted[2], rtol=1e-5, atol=1e-6)
+    rule = {"norm_topk_prob": normalize, **options}
+    reference = router_topk_ref(x, w, bias, RouterActFnType.NOAUX_TC, k, 1, **rule)
+    np.testing.assert_array_equal(reference[1], wanted[0])
+    np.testing.assert_allclose(reference[2], wanted[1], rtol=1e-12)
+
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 
@@ -265,12 +314,10 @@ def test_sizes_out_of_range_are_refused():
     refused("w: got 513 experts, allowed are at most 512", *operands(4, 128, 513), results(4, 513, 2))
     refused("x: got 2049 tokens, allowed are at most 2048", *operands(2049, 128, 8), results(2049, 8, 2))
     refused(
-        "w: got hidden size 130, allowed for x_sb_layout 0 are multiples of 128",
+        "w: got hidden size 130, allowed for x_sb_layout 3 are multiples of 128",
         *operands(4, 130, 8),
         results(4, 8, 2),
     )
-    text = "w: got hidden size 384, allowed for x_sb_layout 1 are multiples of 256"
-    refused(text, *operands(4, 384, 8), results(4, 8, 2), layouts=(1, 1))
 
 
 def test_wrong_operands_are_refused():
@@ -297,8 +344,12 @@ def test_wrong_operands_are_refused():
 def test_other_options_are_refused():
     x, w = operands(4, 256, 8)
     arrays = results(4, 8, 2)
-    refused(r"x_hbm_layout, x_sb_layout: got \(1, 3\), allowed are", x, w, arrays, layouts=(1, 3))
-    refused("act_fn: got 7, allowed are SIGMOID and SOFTMAX", x, w, arrays, act_fn=7)
+    refused("x_sb_layout: got 4, allowed are 0 to 3", x, w, arrays, layouts=(1, 4))
+    refused("act_fn: got 7, allowed are SIGMOID, SOFTMAX and NOAUX_TC", x, w, arrays, act_fn=7)
+    text = "use_indirect_dma_scatter: got 130 tokens, allowed are up to 128 and multiples of it"
+    refused(text, *operands(130, 256, 8), results(130, 8, 2), use_indirect_dma_scatter=True)
+    text = "norm_topk_prob: got True with router_pre_norm=False"
+    refused(text, x, w, arrays, router_pre_norm=False, norm_topk_prob=True)
     text = "shard_on_tokens: got 4 tokens on 1 cores, allowed is an even number on two"
     refused(text, x, w, arrays, shard_on_tokens=True)
     refused(
@@ -308,17 +359,22 @@ def test_other_options_are_refused():
         lnc=2,
         shard_on_tokens=True,
     )
-    text = "use_indirect_dma_scatter: got 130 tokens, allowed are up to 128 and multiples of it"
-    refused(text, *operands(130, 256, 8), results(130, 8, 2), use_indirect_dma_scatter=True)
-    with pytest.raises(NotImplementedError, match="not-implemented-yet: router_topk option act_fn=NOAUX_TC"):
-        run(router_topk, x, w, None, *arrays, RouterActFnType.NOAUX_TC, 2, *HBM)
 
 
-def test_results_in_sbuf_are_not_shared_by_cores():
-    x, w = operands(64, 256, 8)
-    text = "router_logits: got an SBUF tile for 64 tokens, allowed up to 128 and on whole T only"
-    with pytest.raises(AssertionError, match=text):
-        run(route_in_sbuf, x, w, *results(64, 8, 2), HBM, lnc=2, shard_on_tokens=True)
+@pytest.mark.parametrize(
+    "text, options",
+    [
+        ("w_bias: got None, NOAUX_TC needs the e_score_correction_bias", {"bias": None}),
+        ("n_group: got 3, allowed are divisors of 8", {"n_group": 3}),
+        ("n_group: got 8 of 8 experts, allowed are groups of at least 2", {"n_group": 8}),
+        ("topk_group: got 3, allowed are 1 to 2", {"n_group": 2, "topk_group": 3}),
+        ("k: got 3, allowed are at most 2, the experts of 1 groups", {"n_group": 4, "k": 3}),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(text, options):
+    options = {"bias": np.zeros(8, F32), "k": 2, **options}
+    arrays = results(4, 8, options["k"])
+    refused(text, *operands(4, 256, 8), arrays, act_fn=RouterActFnType.NOAUX_TC, **options)
 
 
 def test_the_compiler_would_take_it():

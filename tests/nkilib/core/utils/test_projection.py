@@ -8,8 +8,11 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.fp8 import quantize_rows, quantize_static, row_maximum
 from nkilib.core.utils.projection import (
+    LAST_SPAN,
     Activations,
+    adjacent_tiles,
     chunk_tiles,
+    last_pass_spans,
     project,
     span_columns,
     token_major_blocks,
@@ -154,3 +157,48 @@ def test_the_scale_of_a_row_of_zeros_is_not_zero():
     zeros = np.zeros((4, 8), np.float32)
     rows, scales = run_tiles(body, [zeros], [((4, 8), ml_dtypes.float8_e4m3), ((4, 1), "float32")])
     assert (scales == np.float32(1e-5)).all() and (rows.astype(np.float32) == 0).all()
+
+
+@pytest.mark.parametrize("tiles, adjacent", [(4, 4), (5, 4), (3, 4), (6, 2)])
+def test_partitions_may_hold_neighbouring_rows(tiles, adjacent):
+    tokens, columns = 5, 200
+    x, weight = numbers(tokens, 128 * tiles), numbers(128 * tiles, columns)
+
+    def body(dst, rows, *parts):
+        tile = nl.ndarray((128, tiles, tokens), nl.float32, buffer=nl.sbuf)
+        transpose_rows(tile, 0, 0, rows, adjacent)
+        matrix = nl.ndarray(weight.shape, nl.float32, buffer=nl.shared_hbm)
+        for k in range(tiles):
+            nisa.dma_copy(matrix[128 * k : 128 * (k + 1)], parts[k])
+        operand = Activations(tile, 128 * tiles, adjacent=adjacent)
+        results = new_rows(tokens, columns, nl.float32)
+        finish_into(results, 0, project(operand, matrix, 0, columns, feature_major=False), Terms(), 0)
+        nisa.tensor_copy(dst, results[0])
+
+    (y,) = run_tiles(body, [x, *np.split(weight, tiles)], [((tokens, columns), "float32")])
+    np.testing.assert_allclose(y, x.astype(np.float64) @ weight, rtol=1e-4, atol=1e-4)
+
+
+class Shaped:
+    """A stand-in for a tensor of which only shape and dtype are asked."""
+
+    def __init__(self, *shape, dtype=nl.bfloat16):
+        self.shape, self.dtype = shape, dtype
+
+
+def test_rows_are_neighbours_where_whole_rows_are_loaded():
+    assert adjacent_tiles(4, nl.bfloat16, Shaped(4096, 1024), 1024) == 4
+    assert adjacent_tiles(4, nl.bfloat16, Shaped(4096, 1024), 512) == 1  # one of two cores
+    assert adjacent_tiles(4, nl.bfloat16, Shaped(4096, 8192), 8192) == 1  # several spans
+
+
+def test_the_last_span_is_narrow_where_that_costs_little():
+    def spans(rows, columns):
+        operand = Activations(Shaped(128, rows // 128, 4), rows)
+        return [
+            (s.start_offset, s.end_offset) for s in last_pass_spans(operand, Shaped(rows, columns), columns)
+        ]
+
+    assert spans(1024, 8192) == [(0, 4096), (4096, 8192 - LAST_SPAN), (8192 - LAST_SPAN, 8192)]
+    assert spans(1024, LAST_SPAN) == [(0, LAST_SPAN)]
+    assert spans(4096, 4096) == [(0, 4096)]

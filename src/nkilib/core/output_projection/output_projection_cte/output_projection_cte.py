@@ -26,6 +26,7 @@ from nkilib.core.utils.kernel_assert import kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info
 from nkilib.core.utils.projection import (
     BANK_COLUMNS,
+    MAX_CHUNK_TILES,
     PARTITIONS,
     SUM_BANKS,
     Activations,
@@ -34,11 +35,16 @@ from nkilib.core.utils.projection import (
     token_major_blocks,
     weight_chunks,
 )
-from nkilib.core.utils.projection_results import finish_into, load_terms, new_rows, store_rows
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.projection_results import Terms, finish_into, load_terms, new_rows, store_rows
+from nkilib.core.utils.tile_io import load
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 
 MAX_COLUMNS = 32768
+MAX_TOKENS = 131072
 ATTENTION_BYTES = 96 * 1024  # in each partition, kept while all weights pass by
+LOAD_TOKENS = 512  # of attention in one transfer
+LOAD_ROWS = 256
+FIRST_TILES = LOAD_ROWS // PARTITIONS  # of the weights that everything waits for
 WEIGHT_BYTES = 32 * 1024  # in each partition, of the columns that all tokens are multiplied with at once
 
 
@@ -58,7 +64,7 @@ def output_projection_cte(
 
     attention [B, N, D, S], weight [N D, H], bias [1, H]; out [B, S, H] in output_dtype, by default that of
     attention, bfloat16 where that is FP8. bfloat16, float16 or float32; attention is rounded to the dtype of
-    weight. Cores share the columns, so H is a multiple of their number.
+    weight. Cores share the columns, so H is a multiple of their number. B S is at most 131072.
 
     FP8 weights: STATIC has scales [128, 1] of both operands and quantises attention unless it is FP8;
     ROW has weight_scales [128, H], one for each column (row 0 counts), and leaves attention as it is.
@@ -93,6 +99,10 @@ def check(p: Operands, n_prgs: int) -> None:
     shape = tuple(p.attention.shape)
     kernel_assert(len(shape) == 4, f"attention: got shape {shape}, expected (B, N, D, S)")
     columns = p.weight.shape[len(p.weight.shape) - 1]
+    count = shape[0] * shape[3]
+    kernel_assert(
+        count <= MAX_TOKENS, f"attention: got B * S = {count} tokens, allowed are at most {MAX_TOKENS}"
+    )
     kernel_assert(columns <= MAX_COLUMNS, f"weight: got H = {columns}, allowed are at most {MAX_COLUMNS}")
     check_operands(p, shape[1] * shape[2], shape[2], n_prgs)
 
@@ -114,40 +124,79 @@ def span_banks(p: Operands) -> int:
     return 4 if banks >= 4 else (2 if banks >= 2 else 1)
 
 
-def load_attention(p: Operands, part: Any, scales: StaticScales) -> Activations:
-    """[N D, tokens] of HBM, contraction in partitions as it stands there; quantised if need be."""
+def load_attention(p: Operands, part: Any, scales: StaticScales) -> list:
+    """[N D, tokens] of HBM, contraction in partitions as it stands there; quantised if need be.
+
+    A tile for every LOAD_TOKENS: the first matmuls need not wait for all of them.
+    """
     size, tokens = part.shape
-    x = nl.ndarray((PARTITIONS, div_ceil(size, PARTITIONS), tokens), matmul_dtype(p), buffer=nl.sbuf)
-    for tile in TiledRange(size, PARTITIONS):
-        raw = x[0 : tile.size, tile.index, :]
-        if quantizes(p):
-            raw = nl.ndarray((tile.size, tokens), part.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(raw, part[tile.start_offset : tile.end_offset])
-        if quantizes(p):
-            quantize(x[0 : tile.size, tile.index, :], raw, scales)
-    return Activations(x, size)
+    parts = []
+    for some in TiledRange(tokens, LOAD_TOKENS):
+        tiles = div_ceil(size, PARTITIONS)
+        x = nl.ndarray((PARTITIONS, tiles, some.size), matmul_dtype(p), buffer=nl.sbuf)
+        for rows in TiledRange(size, LOAD_ROWS):
+            place = part[rows.start_offset : rows.end_offset, some.start_offset : some.end_offset]
+            load_rows(p, x[:, rows.start_offset // PARTITIONS :, :], place, scales)
+        parts.append(Activations(x, size))
+    return parts
 
 
-def project_block(
-    p: Operands, x: Activations, scales: StaticScales, out: Any, first: int, columns: int
-) -> None:
+def load_rows(p: Operands, dst: Any, rows: Any, scales: StaticScales) -> None:
+    """dst[p, k] = rows[128 k + p]; the last tile may be short."""
+    full, rest = rows.shape[0] // PARTITIONS, rows.shape[0] % PARTITIONS
+    if full > 0:
+        whole = rows[0 : full * PARTITIONS].reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2))
+        load_tiles(p, dst[:, 0:full, :], whole, scales)
+    if rest > 0:
+        load_tiles(p, dst[0:rest, full, :], rows[full * PARTITIONS :], scales)
+
+
+def load_tiles(p: Operands, dst: Any, source: Any, scales: StaticScales) -> None:
+    if quantizes(p):
+        quantize(dst, load(source), scales)
+    else:
+        nisa.dma_copy(dst, source)
+
+
+def first_pass_spans(columns: int, widest: int) -> list:
+    """Spans of columns, the first one narrow: its weights are soon there, and many tokens need them."""
+    spans = []
+    first = min(columns, BANK_COLUMNS)
+    for span in TiledRange(first, first):
+        spans.append(span)
+    for span in TiledRange(columns - first, widest):
+        start, end = first + span.start_offset, first + span.end_offset
+        spans.append(TiledRangeIterator(span.size, span.index + 1, start, end))
+    return spans
+
+
+def project_block(p: Operands, parts: list, scales: StaticScales, out: Any, first: int, columns: int) -> None:
     """out[:, first ... first + columns] of one block of tokens, which stays while the weights pass by."""
-    banks = span_banks(p)
-    for span in TiledRange(columns, banks * BANK_COLUMNS):
-        column = first + span.start_offset
+    for span in first_pass_spans(columns, span_banks(p) * BANK_COLUMNS):
+        column, x = first + span.start_offset, parts[0]
         terms = load_terms(scales.sums, column_scale(p), p.bias, column, span.size, x, p.weight)
-        chunks = weight_chunks(x, span.size, p.weight)
+        chunks = weight_chunks(x, span.size, p.weight, FIRST_TILES if span.index == 0 else MAX_CHUNK_TILES)
         weights = []
         for chunk in chunks:
             weights.append(load_weights(p.weight, chunk, column, span.size))
-        for group in TiledRange(x.tile.shape[2], SUM_BANKS // banks * PARTITIONS):
-            part = x.tile[:, :, group.start_offset : group.end_offset]
-            blocks = token_major_blocks(group.size, span.size, packed=False)
-            for i in range(len(chunks)):
-                multiply(blocks, part, weights[i], chunks[i].tile, feature_major=False)
-            rows = new_rows(group.size, span.size, out.dtype)
-            finish_into(rows, 0, blocks, terms, column)
-            store_rows(out, rows, 0, group.start_offset, column, span.size)
+        for i in range(len(parts)):
+            place = out[i * LOAD_TOKENS : i * LOAD_TOKENS + parts[i].tile.shape[2]]
+            project_part(parts[i].tile, chunks, weights, terms, place, column, span.size)
+
+
+def project_part(
+    x: Any, chunks: list, weights: list, terms: Terms, out: Any, column: int, columns: int
+) -> None:
+    """Columns column ... of some tokens and weights that are all in SBUF."""
+    banks = div_ceil(columns, BANK_COLUMNS)
+    for group in TiledRange(x.shape[2], SUM_BANKS // banks * PARTITIONS):
+        blocks = token_major_blocks(group.size, columns, packed=False)
+        for i in range(len(chunks)):
+            part = x[:, :, group.start_offset : group.end_offset]
+            multiply(blocks, part, weights[i], chunks[i].tile, feature_major=False)
+        rows = new_rows(group.size, columns, out.dtype)
+        finish_into(rows, 0, blocks, terms, column)
+        store_rows(out, rows, 0, group.start_offset, column, columns)
 
 
 def output_projection_cte_ref(

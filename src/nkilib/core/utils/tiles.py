@@ -1,0 +1,69 @@
+"""Where a kernel's tiles come from: the compiler, or the SBUF manager that its caller passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.language as nl
+from nkilib.core.utils.allocator import bytes_per_partition
+from nkilib.core.utils.kernel_assert import kernel_assert
+
+STREAM_BYTES = 64 * 1024  # in each partition, for what is used once and is gone
+
+
+class Tiles(nl.NKIObject):
+    """Tiles on the stack of a manual SbufManager.
+
+    `new` is freed with its scope, `stream` when as much again has streamed by: each chunk of weights is used
+    before the bytes of the first come up again.
+    """
+
+    def __init__(self, sbm: Any):
+        self.sbm = sbm
+        size = min(STREAM_BYTES, sbm.get_free_space() // 2)
+        reserved = sbm.alloc_stack((nl.tile_size.pmax, max(1, size)), nl.uint8, align=64)
+        self.end = sbm.get_stack_curr_addr()
+        self.start = self.end - reserved.shape[1]
+        self.next = self.start
+
+    def stream(self, shape: Any, dtype: Any) -> Any:
+        size = (bytes_per_partition(shape, dtype) + 63) // 64 * 64
+        kernel_assert(
+            size <= self.end - self.start,
+            f"sbm: a chunk of weights takes {size} bytes per partition, there are {self.end - self.start}",
+        )
+        if self.next + size > self.end:
+            self.next = self.start
+        address = self.next
+        self.next = self.next + size
+        return nl.ndarray(shape, dtype, buffer=nl.sbuf, address=(0, address))
+
+
+def manual(sbm: Any) -> bool:
+    """True for a manager that gives addresses."""
+    return sbm is not None and not sbm.is_auto_alloc()
+
+
+def new_tile(tiles: Any, shape: Any, dtype: Any) -> Any:
+    """A tile in SBUF, of the compiler's choosing where `tiles` is None."""
+    if tiles is None:
+        return nl.ndarray(shape, dtype, buffer=nl.sbuf)
+    return tiles.sbm.alloc_stack(shape, dtype)
+
+
+def stream_tile(tiles: Any, shape: Any, dtype: Any) -> Any:
+    """The same for data that is used at once."""
+    if tiles is None:
+        return nl.ndarray(shape, dtype, buffer=nl.sbuf)
+    return tiles.stream(shape, dtype)
+
+
+def open_scope(tiles: Any) -> None:
+    """What is new from here on is freed by close_scope."""
+    if tiles is not None:
+        tiles.sbm.open_scope()
+
+
+def close_scope(tiles: Any) -> None:
+    if tiles is not None:
+        tiles.sbm.close_scope()
