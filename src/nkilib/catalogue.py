@@ -56,7 +56,6 @@ TABLE = [
         "L12",
         "core.moe.moe_cte.moe_cte",
         "moe_cte MoECTESpec MoECTEImplementation QuantizationConfig ShardOnBlockConfig ShardOnIConfig",
-        "blockwise expert MLP, prefill",
     ),
     Row("L13", "core.moe.moe_tkg.moe_tkg", "moe_tkg", "expert MLP, decode"),
     Row(

@@ -112,7 +112,7 @@ def project_parts(parts: list, weight: Any, column: int, columns: int, feature_m
         blocks = token_major_blocks(tokens, columns, packed=not doubles(parts[0].tile, weight))
     for x in parts:
         for chunk in weight_chunks(x, columns, weight):
-            tile = load_weights(weight, chunk, column, columns)
+            tile = load_weights(weight, chunk, column, columns, x.tile)
             multiply(blocks, x.tile, tile, chunk.tile, feature_major)
     return blocks
 
@@ -147,9 +147,10 @@ def chunk_tiles(tile_bytes: int) -> int:
     return tiles
 
 
-def load_weights(weight: Any, chunk: Chunk, column: int, columns: int) -> Any:
-    """A chunk in SBUF, [partitions, tiles, columns]."""
-    tile = nl.ndarray((chunk.partitions, chunk.tiles, columns), weight.dtype, buffer=nl.sbuf)
+def load_weights(weight: Any, chunk: Chunk, column: int, columns: int, x: Any = None) -> Any:
+    """A chunk in SBUF, [partitions, tiles, columns]; in the dtype of x, if given, unless it is FP8."""
+    dtype = weight.dtype if x is None or weight.dtype in FP8 else x.dtype
+    tile = nl.ndarray((chunk.partitions, chunk.tiles, columns), dtype, buffer=nl.sbuf)
     rows = weight[chunk.row : chunk.row + chunk.tiles * chunk.partitions, column : column + columns]
     nisa.dma_copy(tile, rows.reshape_dim(0, (chunk.tiles, chunk.partitions)).permute((1, 0, 2)))
     return tile
