@@ -191,7 +191,6 @@ TABLE = [
         "L46",
         "experimental.moe.bwd.blockwise_mm_backward",
         "blockwise_mm_bwd",
-        "blockwise MoE backward",
     ),
 ]
 

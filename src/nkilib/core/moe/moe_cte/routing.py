@@ -233,7 +233,8 @@ def gather_affinities(affinities: Any, index: Any) -> Any:
     found = nl.ndarray(index.shape, affinities.dtype, buffer=nl.sbuf)
     table = affinities.reshape((affinities.size, 1))
     for c in range(index.shape[1]):
-        nisa.dma_copy(found[:, c : c + 1], table.vector_select(0, index[:, c : c + 1]))
+        token_id_times_experts_plus_expert = index[:, c : c + 1]
+        nisa.dma_copy(found[:, c : c + 1], table.vector_select(0, token_id_times_experts_plus_expert))
     wide = float_tile(index.shape)
     nisa.tensor_copy(wide, found)
     return wide
