@@ -34,7 +34,8 @@ def run_blocks(p: ExpertsParameters, any_size: bool = False) -> Any:
     routing = Routing(source)
     repeats = Repeats(source)
     out = new_outputs(p)
-    clear(out.rows[:, core * share.hidden : (core + 1) * share.hidden])
+    zeros = zero_tile(share.hidden, out.rows.dtype)
+    clear(out.rows[:, core * share.hidden : (core + 1) * share.hidden], zeros)
     fixed = block_count(p) if p.static_blocks is None else min(p.static_blocks, block_count(p))
     run_static(p, share, routing, repeats, out, fixed)
     if fixed < block_count(p):
@@ -76,18 +77,24 @@ def new_outputs(p: ExpertsParameters) -> Outputs:
     return Outputs(rows, gate_up, down)
 
 
-def clear(rows: Any) -> None:
+def zero_tile(columns: int, dtype: Any) -> Any:
+    """Zeros to `clear` rows of up to so many columns with."""
+    zeros = nl.ndarray((PARTITIONS, columns), dtype, buffer=nl.sbuf)
+    nisa.memset(zeros, 0.0)
+    return zeros
+
+
+def clear(rows: Any, zeros: Any) -> None:
     """Zeros in all rows of a part of HBM."""
     count, columns = rows.shape
-    zeros = nl.ndarray((PARTITIONS, columns), rows.dtype, buffer=nl.sbuf)
-    nisa.memset(zeros, 0.0)
+    source = zeros[:, 0:columns]
     full = count // PARTITIONS
     for group in TiledRange(full, max(1, ZERO_BYTES // (2 * columns))):
         part = rows[group.start_offset * PARTITIONS : group.end_offset * PARTITIONS]
         place = part.reshape_dim(0, (group.size, PARTITIONS)).permute((1, 0, 2))
-        nisa.dma_copy(place, zeros.expand_dim(1).broadcast(1, group.size))
+        nisa.dma_copy(place, source.expand_dim(1).broadcast(1, group.size))
     if count % PARTITIONS != 0:
-        nisa.dma_copy(rows[full * PARTITIONS :], zeros[0 : count % PARTITIONS])
+        nisa.dma_copy(rows[full * PARTITIONS :], source[0 : count % PARTITIONS])
 
 
 def run_static(

@@ -177,8 +177,7 @@ def run_units(p: BackwardParameters, routing: Routing, repeats: Repeats, gradien
     middle = first_half(p, units[0], gradients)
     for i in range(len(units)):
         following = first_half(p, units[i + 1], gradients) if i + 1 < len(units) else None
-        adds = p.accumulating and (i > 0 or gradients.hidden.holds_values)
-        second_half(p, units[i], middle, gradients, repeats, adds)
+        second_half(p, units[i], middle, gradients, repeats, i == 0)
         middle = following
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.moe.moe_cte.blocks import clear
-from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.moe.moe_cte.blocks import clear, zero_tile
+from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
 from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
@@ -103,9 +103,13 @@ class Gradients(nl.NKIObject):
 
     def start(self, p: BackwardParameters) -> None:
         """Zeros in all totals, or what the caller has put there."""
+        dtype = self.gate_up.total.dtype
+        columns = max(self.columns, 2 * intermediate_size(p))
+        zeros = zero_tile(columns, dtype)
         for part in self.own_parts(p):
             if not part.gradient.holds_values:
-                clear(part.total)
+                same = part.total.dtype == dtype
+                clear(part.total, zeros if same else zero_tile(columns, part.total.dtype))
             elif part.total.dtype != part.out.dtype:
                 nisa.dma_copy(part.total, part.out)
         if self.core == 0 and not self.affinities.holds_values:
@@ -128,36 +132,41 @@ def clear_vector(vector: Any) -> None:
     full = size // PARTITIONS * PARTITIONS
     flat = vector.reshape((size,))
     if full > 0:
-        clear(flat[0:full].reshape((PARTITIONS, full // PARTITIONS)))
+        columns = full // PARTITIONS
+        clear(flat[0:full].reshape((PARTITIONS, columns)), zero_tile(columns, vector.dtype))
     if full < size:
-        clear(flat[full:size].reshape((1, size - full)))
+        clear(flat[full:size].reshape((1, size - full)), zero_tile(size - full, vector.dtype))
 
 
 # ---- sums over the tokens of a unit --------------------------------------------------------------
 
 
-def add_products(place: Any, stationary: list, moving: list) -> None:
+def add_products(place: Any, stationary: list, moving: list, is_zero: bool) -> None:
     """place[i, j] += sum over tokens of stationary[:, i] * moving[:, j]; both are rows of tokens.
 
-    Which part of HBM `place` is, only the device knows, so that a load waits for all stores before it: much
-    is loaded at once, and stored at once.
+    `is_zero`: it holds nothing but zeros. Which part of HBM it is, only the device knows, so that a load
+    waits for all stores before it: much is loaded at once, and stored at once.
     """
     rows, columns = place.shape
     width = 4 if place.dtype == nl.float32 else 2
     room = max(1, GROUP_BYTES // (width * columns)) * PARTITIONS
     for group in TiledRange(rows, room):
         part = place[group.start_offset : group.end_offset]
-        sums = load_tiles(part)
+        sums = new_tiles(part) if is_zero else load_tiles(part)
         for tile in TiledRange(group, PARTITIONS):
             dst = sums[0 : tile.size, tile.index, :]
-            add_product(dst, stationary, moving, tile.start_offset, tile.size)
+            add_product(dst, stationary, moving, tile.start_offset, tile.size, is_zero)
         store_tiles(part, sums)
 
 
-def load_tiles(matrix: Any) -> Any:
-    """matrix[128 k + p, j] at [p, k, j]."""
+def new_tiles(matrix: Any) -> Any:
+    """Room for matrix[128 k + p, j] at [p, k, j]."""
     rows, columns = matrix.shape
-    tile = nl.ndarray((PARTITIONS, div_ceil(rows, PARTITIONS), columns), matrix.dtype, buffer=nl.sbuf)
+    return nl.ndarray((PARTITIONS, div_ceil(rows, PARTITIONS), columns), matrix.dtype, buffer=nl.sbuf)
+
+
+def load_tiles(matrix: Any) -> Any:
+    tile = new_tiles(matrix)
     for piece in tile_pieces(matrix, tile):
         nisa.dma_copy(piece[1], piece[0])
     return tile
@@ -182,7 +191,7 @@ def tile_pieces(matrix: Any, tile: Any) -> list:
     return pieces
 
 
-def add_product(dst: Any, stationary: list, moving: list, at: int, count: int) -> None:
+def add_product(dst: Any, stationary: list, moving: list, at: int, count: int, is_zero: bool) -> None:
     """dst[i, j] += sum over tokens of stationary[:, at + i] * moving[:, j]"""
     for span in TiledRange(moving[0].shape[1], BANK_COLUMNS):
         bank = nl.ndarray((count, span.size), nl.float32, buffer=nl.psum)
@@ -190,4 +199,7 @@ def add_product(dst: Any, stationary: list, moving: list, at: int, count: int) -
             weights = stationary[c][:, at : at + count]
             nisa.nc_matmul(bank, weights, moving[c][:, span.start_offset : span.end_offset])
         part = dst[:, span.start_offset : span.end_offset]
-        nisa.tensor_tensor(part, bank, part, op=nl.add)
+        if is_zero:
+            interleave_copy(part, bank, span.index)
+        else:
+            nisa.tensor_tensor(part, bank, part, op=nl.add)

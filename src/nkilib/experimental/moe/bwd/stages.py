@@ -68,16 +68,18 @@ def first_half(p: BackwardParameters, unit: Unit, gradients: Gradients) -> Middl
 
 
 def second_half(
-    p: BackwardParameters, unit: Unit, middle: Middle, gradients: Gradients, repeats: Repeats, adds: bool
+    p: BackwardParameters, unit: Unit, middle: Middle, gradients: Gradients, repeats: Repeats, is_first: bool
 ) -> None:
-    """From the middle to everything else."""
+    """From the middle to everything else. The first unit finds zeros."""
     dtype, inner = matmul_dtype(p), intermediate_size(p)
     weighted = new_rows(unit.size, inner, dtype)
     token_rows(weighted, 0, Activations(middle.product, inner), unit.affinity)
     down = gradients.of_row(gradients.down.total.select(0, unit.expert))
-    add_products(down, weighted, middle.grad_rows)
+    add_products(down, weighted, middle.grad_rows, is_first and not gradients.down.holds_values)
     counts, targets = repeats.of(unit)
-    affinity_grad(p, unit, middle, gradients, counts, targets)
+    by_token = (
+        sums_over_hidden(p, unit, middle, gradients) if p.on_hidden else sums_over_middle(p, unit, middle)
+    )
     gate_grad, up_grad = split_grad(p, unit, middle)
     sides = new_rows(unit.size, 2 * inner, dtype)
     if gate_grad is None:
@@ -86,12 +88,14 @@ def second_half(
     else:
         token_rows(sides, 0, gate_grad)
     token_rows(sides, inner, up_grad)
+    adds = p.accumulating and not (is_first and not gradients.hidden.holds_values)
     hidden_grad(p, unit, [gate_grad, up_grad], gradients, counts, targets, adds)
-    x = gather_rows(gradients.of_row(p.hidden), unit, dtype)
     gate_up = gradients.of_column(gradients.gate_up.total.select(0, unit.expert))
-    add_products(gate_up, x, sides)
+    x = gather_rows(gradients.of_row(p.hidden), unit, dtype)
+    add_products(gate_up, x, sides, is_first and not gradients.gate_up.holds_values)
     if p.bias:
-        bias_grads(unit, middle, sides, gradients)
+        bias_grads(unit, middle, sides, gradients, is_first)
+    affinity_grad(p, unit, by_token, gradients, counts, targets)
 
 
 # ---- the middle ----------------------------------------------------------------------------------
@@ -165,13 +169,13 @@ def middle_grad(p: BackwardParameters, unit: Unit, dy: Activations, gradients: G
         return own
     other = like(own)
     for rows, k in parts_of(inner):
-        swap(own[0:rows, k, :], other[0:rows, k, :], gradients.core)
+        swap(own[0:rows, k, :], other[0:rows, k, :], gradients.core, 0)
         nisa.tensor_tensor(own[0:rows, k, :], own[0:rows, k, :], other[0:rows, k, :], op=nl.add)
     return own
 
 
-def swap(give: Any, take: Any, core: int) -> None:
-    nisa.sendrecv(give, take, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+def swap(give: Any, take: Any, core: int, pipe: int) -> None:
+    nisa.sendrecv(give, take, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=pipe)
 
 
 def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:
@@ -213,10 +217,13 @@ def stop_at(grad: Any, value: Any, upper: Any, lower: Any) -> None:
 
 
 def affinity_grad(
-    p: BackwardParameters, unit: Unit, middle: Middle, gradients: Gradients, counts: Any, targets: Any
+    p: BackwardParameters, unit: Unit, sums: Any, gradients: Gradients, counts: Any, targets: Any
 ) -> None:
-    """dAff[t, e] += sum over H of dy * down, or over I of dm' * m. Core 0 writes it."""
-    sums = sums_over_hidden(p, unit, middle, gradients) if p.on_hidden else sums_over_middle(p, unit, middle)
+    """dAff[t, e] += the sums, which over H are the cores' together. Core 0 writes it."""
+    if p.on_hidden and gradients.cores == 2:
+        other = like(sums)
+        swap(sums, other, gradients.core, 1)
+        nisa.tensor_tensor(sums, sums, other, op=nl.add)
     if gradients.core != 0:
         return
     values = nl.ndarray(sums.shape, nl.float32, buffer=nl.sbuf)
@@ -240,7 +247,7 @@ def affinity_targets(unit: Unit, targets: Any) -> Any:
 
 
 def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: Middle, gradients: Gradients) -> Any:
-    """sum of dy * down over all of H, [128, columns of tokens]."""
+    """sum of dy * down over the columns of this core, [128, columns of tokens]."""
     tiles = unit.size // PARTITIONS
     sums = nl.ndarray((PARTITIONS, tiles), nl.float32, buffer=nl.sbuf)
     for c in range(tiles):
@@ -250,11 +257,6 @@ def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: Middle, gradient
         nisa.dma_copy(rows, kept)
         nisa.tensor_tensor(rows, rows, middle.grad_rows[c], op=nl.multiply)
         nisa.activation_reduce(rows, nl.copy, rows, nl.add, sums[:, c : c + 1])
-    if gradients.cores == 1:
-        return sums
-    other = like(sums)
-    nisa.sendrecv(sums, other, send_to_rank=1 - gradients.core, recv_from_rank=1 - gradients.core, pipe_id=1)
-    nisa.tensor_tensor(sums, sums, other, op=nl.add)
     return sums
 
 
@@ -309,7 +311,7 @@ def hidden_grad(
         nisa.dma_copy(place, rows[c], oob_mode=nisa.oob_mode.skip)
 
 
-def bias_grads(unit: Unit, middle: Middle, sides: list, gradients: Gradients) -> None:
+def bias_grads(unit: Unit, middle: Middle, sides: list, gradients: Gradients, is_first: bool) -> None:
     """dbd[e] += sum over tokens of dy * affinity; dbgu[e] += that of [dg | du], which core 0 writes."""
     tiles = len(sides)
     weights = as_dtype(unit.affinity, middle.grad_rows[0].dtype)
@@ -317,12 +319,12 @@ def bias_grads(unit: Unit, middle: Middle, sides: list, gradients: Gradients) ->
     for c in range(tiles):
         factors.append(weights[:, c : c + 1])
     down = gradients.of_row(as_rows(gradients.down_bias.total).select(0, unit.expert))
-    add_products(down, factors, middle.grad_rows)
+    add_products(down, factors, middle.grad_rows, is_first)
     if gradients.core == 0:
         one = nl.ndarray((PARTITIONS, 1), sides[0].dtype, buffer=nl.sbuf)
         nisa.memset(one, 1.0)
         ones = [one] * tiles
-        add_products(as_rows(gradients.gate_up_bias.total).select(0, unit.expert), ones, sides)
+        add_products(as_rows(gradients.gate_up_bias.total).select(0, unit.expert), ones, sides, is_first)
 
 
 def as_rows(bias: Any) -> Any:
