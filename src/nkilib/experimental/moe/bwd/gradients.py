@@ -47,9 +47,8 @@ class Gradient(nl.NKIObject):
 
 @dataclass
 class Part(nl.NKIObject):
-    """A core's part of a gradient, as matrices [rows, columns]."""
+    """A part of a gradient, as matrices [rows, columns]."""
 
-    gradient: Gradient
     total: Any
     out: Any
 
@@ -75,22 +74,27 @@ class Gradients(nl.NKIObject):
             self.gate_up_bias = Gradient((experts, 2, inner), p.gate_up.dtype, None, wide, False)
             self.down_bias = Gradient((experts, size), p.down.dtype, None, wide, False)
 
-    def own_parts(self, p: BackwardParameters) -> list:
-        experts = expert_count(p)
-        parts = [Part(self.hidden, self.of_row(self.hidden.total), self.of_row(self.hidden.out))]
-        for e in range(experts):
-            up, down = self.gate_up, self.down
-            parts.append(Part(up, self.of_column(up.total[e]), self.of_column(up.out[e])))
-            parts.append(Part(down, self.of_row(down.total[e]), self.of_row(down.out[e])))
-        if p.bias:
-            down, up = self.down_bias, self.gate_up_bias
-            parts.append(Part(down, self.of_row(down.total), self.of_row(down.out)))
-            if self.core == 0:
-                columns = 2 * intermediate_size(p)
-                parts.append(
-                    Part(up, up.total.reshape((experts, columns)), up.out.reshape((experts, columns)))
-                )
+    def weight_parts(self, gradient: Gradient) -> list:
+        """A core's part of the gradient of a weight, expert by expert."""
+        parts = []
+        for e in range(gradient.out.shape[0]):
+            total, out = gradient.total[e], gradient.out[e]
+            if len(gradient.out.shape) == 4:
+                parts.append(Part(self.of_column(total), self.of_column(out)))
+            else:
+                parts.append(Part(self.of_row(total), self.of_row(out)))
         return parts
+
+    def row_parts(self, gradient: Gradient) -> list:
+        """A core's part of rows [n, H]."""
+        return [Part(self.of_row(gradient.total), self.of_row(gradient.out))]
+
+    def side_parts(self, gradient: Gradient) -> list:
+        """The gradient of the bias of gate and up, which core 0 has."""
+        if self.core != 0:
+            return []
+        shape = (gradient.out.shape[0], gradient.out.shape[1] * gradient.out.shape[2])
+        return [Part(gradient.total.reshape(shape), gradient.out.reshape(shape))]
 
     def of_row(self, rows: Any) -> Any:
         """This core's columns of rows [n, H]."""
@@ -102,28 +106,52 @@ class Gradients(nl.NKIObject):
         return own.reshape((self.columns, weight.shape[1] * weight.shape[2]))
 
     def start(self, p: BackwardParameters) -> None:
-        """Zeros in all totals, or what the caller has put there."""
-        dtype = self.gate_up.total.dtype
-        columns = max(self.columns, 2 * intermediate_size(p))
-        zeros = zero_tile(columns, dtype)
-        for part in self.own_parts(p):
-            if not part.gradient.holds_values:
-                same = part.total.dtype == dtype
-                clear(part.total, zeros if same else zero_tile(columns, part.total.dtype))
-            elif part.total.dtype != part.out.dtype:
-                nisa.dma_copy(part.total, part.out)
+        """Zeros, or what the caller has put there, in the totals of what is small."""
         if self.core == 0 and not self.affinities.holds_values:
             clear_vector(self.affinities.total)
+        if p.bias:
+            start_parts(self.down_bias, self.row_parts(self.down_bias))
+            start_parts(self.gate_up_bias, self.side_parts(self.gate_up_bias))
+
+    def start_hidden(self) -> None:
+        start_parts(self.hidden, self.row_parts(self.hidden))
+
+    def start_gate_up(self) -> None:
+        start_parts(self.gate_up, self.weight_parts(self.gate_up))
+
+    def start_down(self) -> None:
+        start_parts(self.down, self.weight_parts(self.down))
 
     def finish(self, p: BackwardParameters) -> None:
         """The totals, rounded."""
-        for part in self.own_parts(p):
-            if part.total.dtype != part.out.dtype:
-                nisa.dma_copy(part.out, part.total)
+        finish_parts(self.row_parts(self.hidden))
+        finish_parts(self.weight_parts(self.gate_up))
+        finish_parts(self.weight_parts(self.down))
+        if p.bias:
+            finish_parts(self.row_parts(self.down_bias))
+            finish_parts(self.side_parts(self.gate_up_bias))
 
     def results(self, p: BackwardParameters) -> tuple:
         found = (self.hidden.out, self.affinities.out, self.gate_up.out, self.down.out)
         return (*found, self.gate_up_bias.out, self.down_bias.out) if p.bias else found
+
+
+def start_parts(gradient: Gradient, parts: list) -> None:
+    """Zeros in the totals, or what the caller has put there."""
+    zeros = None
+    for part in parts:
+        if gradient.holds_values:
+            if part.total.dtype != part.out.dtype:
+                nisa.dma_copy(part.total, part.out)
+        else:
+            zeros = zero_tile(part.total.shape[1], part.total.dtype) if zeros is None else zeros
+            clear(part.total, zeros)
+
+
+def finish_parts(parts: list) -> None:
+    for part in parts:
+        if part.total.dtype != part.out.dtype:
+            nisa.dma_copy(part.out, part.total)
 
 
 def clear_vector(vector: Any) -> None:
@@ -141,21 +169,24 @@ def clear_vector(vector: Any) -> None:
 # ---- sums over the tokens of a unit --------------------------------------------------------------
 
 
-def add_products(place: Any, stationary: list, moving: list, is_zero: bool) -> None:
+def add_products(place: Any, stationary: list, moving: list, start: Any = None) -> None:
     """place[i, j] += sum over tokens of stationary[:, i] * moving[:, j]; both are rows of tokens.
 
-    `is_zero`: it holds nothing but zeros. Which part of HBM it is, only the device knows, so that a load
-    waits for all stores before it: much is loaded at once, and stored at once.
+    Which part of HBM it is, only the device knows, so that a load waits for all stores before it: much is
+    loaded at once, and stored at once. With `start` it holds nothing yet, and is started before the first
+    store: while zeros are written everywhere, matmuls already run.
     """
     rows, columns = place.shape
     width = 4 if place.dtype == nl.float32 else 2
     room = max(1, GROUP_BYTES // (width * columns)) * PARTITIONS
     for group in TiledRange(rows, room):
         part = place[group.start_offset : group.end_offset]
-        sums = new_tiles(part) if is_zero else load_tiles(part)
+        sums = load_tiles(part) if start is None else new_tiles(part)
         for tile in TiledRange(group, PARTITIONS):
             dst = sums[0 : tile.size, tile.index, :]
-            add_product(dst, stationary, moving, tile.start_offset, tile.size, is_zero)
+            add_product(dst, stationary, moving, tile.start_offset, tile.size, start is not None)
+        if start is not None and group.index == 0:
+            start()
         store_tiles(part, sums)
 
 

@@ -75,7 +75,8 @@ def second_half(
     weighted = new_rows(unit.size, inner, dtype)
     token_rows(weighted, 0, Activations(middle.product, inner), unit.affinity)
     down = gradients.of_row(gradients.down.total.select(0, unit.expert))
-    add_products(down, weighted, middle.grad_rows, is_first and not gradients.down.holds_values)
+    starts = is_first and not gradients.down.holds_values
+    add_products(down, weighted, middle.grad_rows, gradients.start_down if starts else None)
     counts, targets = repeats.of(unit)
     by_token = (
         sums_over_hidden(p, unit, middle, gradients) if p.on_hidden else sums_over_middle(p, unit, middle)
@@ -88,13 +89,13 @@ def second_half(
     else:
         token_rows(sides, 0, gate_grad)
     token_rows(sides, inner, up_grad)
-    adds = p.accumulating and not (is_first and not gradients.hidden.holds_values)
-    hidden_grad(p, unit, [gate_grad, up_grad], gradients, counts, targets, adds)
+    hidden_grad(p, unit, [gate_grad, up_grad], gradients, counts, targets, is_first)
     gate_up = gradients.of_column(gradients.gate_up.total.select(0, unit.expert))
     x = gather_rows(gradients.of_row(p.hidden), unit, dtype)
-    add_products(gate_up, x, sides, is_first and not gradients.gate_up.holds_values)
+    starts = is_first and not gradients.gate_up.holds_values
+    add_products(gate_up, x, sides, gradients.start_gate_up if starts else None)
     if p.bias:
-        bias_grads(unit, middle, sides, gradients, is_first)
+        bias_grads(unit, middle, sides, gradients)
     affinity_grad(p, unit, by_token, gradients, counts, targets)
 
 
@@ -287,9 +288,11 @@ def hidden_grad(
     gradients: Gradients,
     counts: Any,
     targets: Any,
-    adds: bool,
+    is_first: bool,
 ) -> None:
     """dX[t] += [dg | du] Wgu^T"""
+    starts = is_first and not gradients.hidden.holds_values
+    adds = p.accumulating and not starts
     rows = new_rows(unit.size, gradients.columns, gradients.hidden.total.dtype)
     mine = gradients.of_row(gradients.hidden.total)
     for c in range(len(rows)):
@@ -306,12 +309,14 @@ def hidden_grad(
         for block in blocks:
             c = block.token // PARTITIONS
             combine(rows[c][:, span.start_offset : span.end_offset], block, counts, c, adds)
+    if starts:
+        gradients.start_hidden()
     for c in range(len(rows)):
         place = mine.vector_select(0, targets[:, c : c + 1])
         nisa.dma_copy(place, rows[c], oob_mode=nisa.oob_mode.skip)
 
 
-def bias_grads(unit: Unit, middle: Middle, sides: list, gradients: Gradients, is_first: bool) -> None:
+def bias_grads(unit: Unit, middle: Middle, sides: list, gradients: Gradients) -> None:
     """dbd[e] += sum over tokens of dy * affinity; dbgu[e] += that of [dg | du], which core 0 writes."""
     tiles = len(sides)
     weights = as_dtype(unit.affinity, middle.grad_rows[0].dtype)
@@ -319,12 +324,12 @@ def bias_grads(unit: Unit, middle: Middle, sides: list, gradients: Gradients, is
     for c in range(tiles):
         factors.append(weights[:, c : c + 1])
     down = gradients.of_row(as_rows(gradients.down_bias.total).select(0, unit.expert))
-    add_products(down, factors, middle.grad_rows, is_first)
+    add_products(down, factors, middle.grad_rows)
     if gradients.core == 0:
         one = nl.ndarray((PARTITIONS, 1), sides[0].dtype, buffer=nl.sbuf)
         nisa.memset(one, 1.0)
         ones = [one] * tiles
-        add_products(as_rows(gradients.gate_up_bias.total).select(0, unit.expert), ones, sides, is_first)
+        add_products(as_rows(gradients.gate_up_bias.total).select(0, unit.expert), ones, sides)
 
 
 def as_rows(bias: Any) -> Any:
