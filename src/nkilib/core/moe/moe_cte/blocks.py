@@ -35,14 +35,15 @@ def run_blocks(p: ExpertsParameters, any_size: bool = False) -> Any:
     repeats = Repeats(source)
     out = new_outputs(p)
     zeros = zero_tile(share.hidden, out.rows.dtype)
-    clear(out.rows[:, core * share.hidden : (core + 1) * share.hidden], zeros)
+    for slice_of_result in out.slices:
+        clear(slice_of_result[:, core * share.hidden : (core + 1) * share.hidden], zeros)
     fixed = block_count(p) if p.static_blocks is None else min(p.static_blocks, block_count(p))
     run_static(p, share, routing, repeats, out, fixed)
     if fixed < block_count(p):
         run_dynamic(p, share, routing, repeats, out, fixed)
     if not p.checkpoint:
-        return out.rows
-    return (out.rows, out.gate_up) if out.down is None else (out.rows, out.gate_up, out.down)
+        return out.result
+    return (out.result, out.gate_up) if out.down is None else (out.result, out.gate_up, out.down)
 
 
 def routing_source(p: ExpertsParameters) -> RoutingSource:
@@ -63,10 +64,15 @@ def new_outputs(p: ExpertsParameters) -> Outputs:
     """The rows of the result, and the checkpoints that are asked for: the caller's or new ones."""
     dtype = p.hidden.dtype
     blocks = block_count(p)
-    rows = nl.ndarray(p.hidden.shape, dtype, buffer=nl.shared_hbm)
+    rows, size = p.hidden.shape
+    shape = (rows, size) if p.slices == 1 else (rows, p.slices, size)
+    result = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
+    slices = [result] if p.slices == 1 else []
+    for number in range(p.slices - len(slices)):
+        slices.append(result[:, number, :])
     gate_up, down = p.gate_up_checkpoint, p.down_checkpoint
     if not p.checkpoint:
-        return Outputs(rows, None, None)
+        return Outputs(result, slices, slices[0], None, None)
     if gate_up is None:
         shape = (blocks, 2, intermediate_size(p), p.block_size)
         gate_up = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
@@ -74,7 +80,7 @@ def new_outputs(p: ExpertsParameters) -> Outputs:
         down = None
     elif down is None:
         down = nl.ndarray((blocks, p.block_size, hidden_size(p)), dtype, buffer=nl.shared_hbm)
-    return Outputs(rows, gate_up, down)
+    return Outputs(result, slices, slices[0], gate_up, down)
 
 
 def zero_tile(columns: int, dtype: Any) -> Any:

@@ -40,10 +40,11 @@ def bwmm_shard_on_block(
     up_clamp_lower_limit: float | None = None,
     block_sharding_strategy: BlockShardStrategy = BlockShardStrategy.PING_PONG,
 ) -> Any:
-    """Blockwise experts as `moe_cte`, whose docstring tells what is computed: out with the shape of hidden.
+    """Blockwise experts as `moe_cte`, whose docstring tells what is computed.
 
-    Two cores share every block, and so one tensor of results: block_sharding_strategy and n_block_per_iter
-    choose nothing here. down_activations is for kernels that keep activations, which this one does not.
+    Two cores return [T, 2, H], to be summed over the second dimension, unless nothing is accumulated; here
+    they share every block, so that all is in the first slice, and block_sharding_strategy and
+    n_block_per_iter choose nothing. down_activations is for kernels that keep activations: not this one.
     """
     kernel_assert(down_activations is None, "down_activations: got a tensor, this entry point keeps nothing")
     p = ExpertsParameters(
@@ -67,6 +68,7 @@ def bwmm_shard_on_block(
         accumulating=is_tensor_update_accumulating,
         scaling=expert_affinities_scaling_mode,
         skip_gate=False,
+        slices=2 if is_tensor_update_accumulating and nl.num_programs(0) == 2 else 1,
     )
     return run_blocks(p)
 

@@ -44,7 +44,9 @@ BEFORE = (ExpertAffinityScaleMode.PRE_SCALE, ExpertAffinityScaleMode.PRE_SCALE_D
 class Outputs(nl.NKIObject):
     """Where results go. `gate_up` and `down` are checkpoints, or None."""
 
-    rows: Any  # [T + 1, H] or [T, H]
+    result: Any  # what is returned: the rows, or several slices of them
+    slices: list
+    rows: Any  # [T + 1, H] or [T, H], the first slice
     gate_up: Any  # [N, 2, I, B]
     down: Any  # [N, B, H]
 

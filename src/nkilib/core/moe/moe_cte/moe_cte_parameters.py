@@ -46,6 +46,7 @@ class ExpertsParameters(nl.NKIObject):
     gate_up_checkpoint: Any = None  # pre-allocated [N, 2, I, B], or None
     down_checkpoint: Any = None  # pre-allocated [N, B, H], or None
     static_blocks: Any = None  # the others are left to a dynamic loop; None: there are no others
+    slices: int = 1  # of the result: [T, 2, H] is asked for where cores would have one each
 
 
 # ---- sizes and dtypes ----------------------------------------------------------------------------
