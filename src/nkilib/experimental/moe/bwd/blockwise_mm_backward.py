@@ -77,8 +77,9 @@ def blockwise_mm_bwd(
 
     Returns (dX, dAff, dWgu, dWd), with `bias` also (dbgu [E, 2, I], dbd [E, H]), each like what it is the
     gradient of. clamp_limits: linear ones of u, non-linear ones of g. skip_gate_proj: m = act(u), dg = 0, no
-    limits. Ids, padding and dtypes are as in `moe_cte`: hidden [T + 1, H], with skip_dma.skip_token [T, H].
-    Positions of one block that name the same token have the same checkpoints.
+    limits. With AFFINITY_ON_I dAff lacks what a bias of down adds, which is not among the arguments. Ids,
+    padding and dtypes are as in `moe_cte`: hidden [T + 1, H], with skip_dma.skip_token [T, H]. Positions of
+    one block that name the same token have the same checkpoints.
 
     Not accumulating: a token stands in one block, whose dX is stored. The *_grad_out are written instead of
     new tensors; with skip_grad_initialization what they hold (zeros, says the manual) is added to. With

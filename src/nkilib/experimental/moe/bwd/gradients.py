@@ -132,8 +132,11 @@ class Gradients(nl.NKIObject):
             finish_parts(self.side_parts(self.gate_up_bias))
 
     def results(self, p: BackwardParameters) -> tuple:
-        found = (self.hidden.out, self.affinities.out, self.gate_up.out, self.down.out)
-        return (*found, self.gate_up_bias.out, self.down_bias.out) if p.bias else found
+        hidden, affinities, gate_up, down = self.hidden, self.affinities, self.gate_up, self.down
+        if not p.bias:
+            return hidden.out, affinities.out, gate_up.out, down.out
+        biases = self.gate_up_bias, self.down_bias
+        return hidden.out, affinities.out, gate_up.out, down.out, biases[0].out, biases[1].out
 
 
 def start_parts(gradient: Gradient, parts: list) -> None:

@@ -116,26 +116,17 @@ def load_features(p: BackwardParameters, side: int, unit: Unit) -> Any:
     return tile
 
 
-def parts_of(inner: int) -> list:
-    """(partitions, tiles) that one instruction can take: all full tiles, then the short one."""
-    full, rest = inner // PARTITIONS, inner % PARTITIONS
-    parts = []
-    for k in range(full):
-        parts.append((PARTITIONS, k))
-    if rest > 0:
-        parts.append((rest, full))
-    return parts
-
-
 def activations(p: BackwardParameters, gate: Any, up: Any) -> tuple:
     """(act(gate), act(gate) * up, act'(gate)); without a gate (None, act(up), act'(up))."""
     source = up if gate is None else gate
     active, slope = like(source), like(source)
     product = active if gate is None else like(source)
-    parts = parts_of(intermediate_size(p))
-    for rows, k in parts:
+    parts = TiledRange(intermediate_size(p), PARTITIONS)
+    for tile in parts:
+        rows, k = tile.size, tile.index
         activate(active[0:rows, k, :], source[0:rows, k, :], p.act_fn)
-    for rows, k in parts:
+    for tile in parts:
+        rows, k = tile.size, tile.index
         put_slope(p.act_fn, slope[0:rows, k, :], source[0:rows, k, :])
         if gate is not None:
             nisa.tensor_tensor(product[0:rows, k, :], active[0:rows, k, :], up[0:rows, k, :], op=nl.multiply)
@@ -169,7 +160,8 @@ def middle_grad(p: BackwardParameters, unit: Unit, dy: Activations, gradients: G
     if gradients.cores == 1:
         return own
     other = like(own)
-    for rows, k in parts_of(inner):
+    for tile in TiledRange(inner, PARTITIONS):
+        rows, k = tile.size, tile.index
         swap(own[0:rows, k, :], other[0:rows, k, :], gradients.core, 0)
         nisa.tensor_tensor(own[0:rows, k, :], own[0:rows, k, :], other[0:rows, k, :], op=nl.add)
     return own
@@ -186,7 +178,8 @@ def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:
     gate_grad = None if p.skip_gate else like(middle.up)
     up_grad = like(middle.up)
     limits = p.limits
-    for rows, k in parts_of(inner):
+    for tile in TiledRange(inner, PARTITIONS):
+        rows, k = tile.size, tile.index
         grad = nl.ndarray((rows, unit.size), middle.up.dtype, buffer=nl.sbuf)
         nisa.tensor_tensor(grad, middle.grad[0:rows, k, :], row[0:rows], op=nl.multiply)
         up, slope = middle.up[0:rows, k, :], middle.slope[0:rows, k, :]
@@ -268,12 +261,14 @@ def sums_over_middle(p: BackwardParameters, unit: Unit, middle: Middle) -> Any:
     nisa.memset(ones, 1.0)
     bank = nl.ndarray((PARTITIONS, tiles), nl.float32, buffer=nl.psum)
     products = like(middle.grad)
-    parts = parts_of(intermediate_size(p))
-    for rows, k in parts:
+    parts = TiledRange(intermediate_size(p), PARTITIONS)
+    for tile in parts:
+        rows, k = tile.size, tile.index
         factors = middle.product[0:rows, k, :]
         nisa.tensor_tensor(products[0:rows, k, :], middle.grad[0:rows, k, :], factors, op=nl.multiply)
     for c in range(tiles):
-        for rows, k in parts:
+        for tile in parts:
+            rows, k = tile.size, tile.index
             tokens = products[0:rows, k, c * PARTITIONS : (c + 1) * PARTITIONS]
             nisa.nc_matmul(bank[:, c : c + 1], tokens, ones[0:rows])
     sums = nl.ndarray((PARTITIONS, tiles), nl.float32, buffer=nl.sbuf)
