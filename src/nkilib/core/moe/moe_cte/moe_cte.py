@@ -40,10 +40,15 @@ MX = (
 
 @dataclass
 class ShardOnBlockConfig(nl.NKIObject):
-    """How blocks are dealt to cores. Cores share every block here, so that it changes nothing."""
+    """How blocks are dealt to cores. Cores share every block here, so that the first two change nothing.
+
+    slice_per_core (ours): two cores that accumulate return [T, 2, H], to be summed over the second dimension,
+    as callers expect who give this configuration. A spec without one returns [T, H], as the manual says.
+    """
 
     block_sharding_strategy: BlockShardStrategy = BlockShardStrategy.PING_PONG
     n_block_per_iter: int = 1
+    slice_per_core: bool = True
 
 
 @dataclass
@@ -73,7 +78,7 @@ class MoECTESpec(nl.NKIObject):
 
     def __post_init__(self):
         if self.shard_on_block is None:
-            self.shard_on_block = ShardOnBlockConfig()
+            self.shard_on_block = ShardOnBlockConfig(slice_per_core=False)
         if self.shard_on_I is None:
             self.shard_on_I = ShardOnIConfig()
 
@@ -181,9 +186,16 @@ def moe_cte(
         gate_up_checkpoint=gate_up_activations_T,
         down_checkpoint=down_activations,
         static_blocks=static_blocks(config, block_to_expert, gate_up_proj_weight) if hybrid else None,
+        slices=result_slices(spec, is_tensor_update_accumulating),
     )
     dropping = kind == MoECTEImplementation.shard_on_i_dropping
     return run_blocks(p, any_size=dropping)
+
+
+def result_slices(spec: MoECTESpec, accumulating: bool) -> int:
+    """2 where the caller wants a slice for each of two cores."""
+    dealt = spec.implementation == MoECTEImplementation.shard_on_block and spec.shard_on_block.slice_per_core
+    return 2 if dealt and accumulating and nl.num_programs(0) == 2 else 1
 
 
 def static_blocks(config: ShardOnIConfig, block_to_expert: Any, gate_up: Any) -> int:

@@ -16,6 +16,7 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.experimental.moe.bwd.gradients import Given, Gradients
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
+    ACTIVATIONS,
     AffinityOption,
     BackwardParameters,
     ClampLimits,
@@ -116,7 +117,7 @@ def blockwise_mm_bwd(
         on_hidden=affinity_option.name == "AFFINITY_ON_H",
         limits=ClampLimits() if clamp_limits is None else clamp_limits,
         bias=bias,
-        act_fn=activation_type,
+        act_fn=known_activation(activation_type),
         accumulation_dtype=accumulation_dtype,
         skip_gate=skip_gate_proj,
     )
@@ -152,6 +153,13 @@ def check_choices(shard_option: Any, affinity_option: Any, kernel_type_option: A
         kernel_type_option.name == "DROPLESS",
         f"kernel_type_option: got {kernel_type_option}, allowed is DROPLESS",
     )
+
+
+def known_activation(activation_type: Any) -> ActFnType:
+    for known in ACTIVATIONS:
+        if activation_type.name == known.name:
+            return known
+    kernel_assert(False, f"activation_type: got {activation_type}, allowed are {ACTIVATIONS}")
 
 
 def routing_source(p: BackwardParameters, cores: int) -> RoutingSource:

@@ -24,6 +24,7 @@ from nkilib.core.moe.moe_cte.moe_cte import (
     MoECTEImplementation,
     MoECTESpec,
     QuantizationConfig,
+    ShardOnBlockConfig,
     ShardOnIConfig,
     SkipMode,
     moe_cte,
@@ -136,6 +137,14 @@ def test_all_implementations_give_one_result(lnc, kind):
     conditions = np.r_[np.ones(len(owners) - 2), 0, 0, 0].astype(np.int32)
     got = launch(w, MoECTESpec(kind), lnc=lnc, spare=2, conditions=conditions)
     np.testing.assert_array_equal(got, launch(w, lnc=lnc))
+
+
+@each_lnc
+def test_callers_who_configure_block_sharding_get_a_slice_for_each_core(lnc):
+    w = layer(routed(), "bfloat16")
+    got = launch(w, MoECTESpec(Kind.shard_on_block, shard_on_block=ShardOnBlockConfig()), lnc=lnc)
+    assert got.shape == ((201, 512) if lnc == 1 else (201, 2, 512))
+    np.testing.assert_array_equal(got if lnc == 1 else got[:, 0] + got[:, 1], launch(w, lnc=lnc))
 
 
 @each_lnc
