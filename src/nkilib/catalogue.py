@@ -50,7 +50,6 @@ TABLE = [
         "L12",
         "core.moe.moe_cte.moe_cte",
         "moe_cte MoECTESpec MoECTEImplementation QuantizationConfig ShardOnBlockConfig ShardOnIConfig",
-        "blockwise expert MLP, prefill",
     ),
     Row("L13", "core.moe.moe_tkg.moe_tkg", "moe_tkg", "expert MLP, decode"),
     Row(
@@ -163,7 +162,6 @@ TABLE = [
         "L46",
         "experimental.moe.bwd.blockwise_mm_backward",
         "blockwise_mm_bwd",
-        "blockwise MoE backward",
     ),
 ]
 

@@ -180,7 +180,7 @@ def project_span(p: QKVParameters, block: Block, x: Activations, span: Any) -> l
     for chunk in weight_chunks(x, span.size, p.weight):
         if block.by_dma:
             block.prepare(min(block.units, div_ceil(chunk.tile + chunk.tiles, UNIT_TILES)))
-        tile = load_weights(p.weight, chunk, span.start_offset, span.size, weight_dtype(p))
+        tile = load_weights(p.weight, chunk, span.start_offset, span.size, dtype=weight_dtype(p))
         multiply(blocks, x.tile, tile, chunk.tile, feature_major=False)
     return blocks
 

@@ -152,7 +152,8 @@ def project_parts(
         block.tiles = parts[0].tiles
     for x in parts:
         for chunk in weight_chunks(x, columns, weight):
-            tile = load_weights(weight, chunk, column, columns, x.tiles, dtype)
+            wanted = matching_dtype(weight, x.tile) if dtype is None else dtype
+            tile = load_weights(weight, chunk, column, columns, x.tiles, wanted)
             multiply(blocks, x.tile, tile, chunk.tile, feature_major)
     return blocks
 
@@ -204,6 +205,11 @@ def chunk_tiles(tile_bytes: int) -> int:
     while 2 * tiles * tile_bytes <= CHUNK_BYTES:
         tiles = 2 * tiles
     return tiles
+
+
+def matching_dtype(weight: Any, x: Any) -> Any:
+    """The dtype in which weights are multiplied with x: that of x, unless they are FP8."""
+    return weight.dtype if weight.dtype in FP8 else x.dtype
 
 
 def load_weights(

@@ -1,0 +1,68 @@
+"""Mixtures of experts at the sizes of one rank: blocks that routing fills, forward and backward."""
+
+from __future__ import annotations
+
+from nki import TensorSpec
+from nkilib.core.moe.moe_cte.moe_cte import MoECTEImplementation, MoECTESpec, moe_cte
+from nkilib.experimental.moe.bwd.blockwise_mm_backward import blockwise_mm_bwd
+
+from . import Case
+
+
+def forward(tokens: int, h: int, i: int, experts: int, k: int, block: int) -> Case:
+    """T tokens go to k experts each, and fill their blocks: the routed work is all there is."""
+    blocks = tokens * k // block
+    arguments = {
+        "hidden_states": TensorSpec((tokens + 1, h), "bfloat16"),
+        "expert_affinities_masked": TensorSpec(((tokens + 1) * experts, 1), "bfloat16"),
+        "gate_up_proj_weight": TensorSpec((experts, h, 2, i), "bfloat16"),
+        "down_proj_weight": TensorSpec((experts, i, h), "bfloat16"),
+        "token_position_to_id": TensorSpec((blocks * block,), "int32"),
+        "block_to_expert": TensorSpec((blocks, 1), "int32"),
+        "block_size": block,
+        "spec": MoECTESpec(MoECTEImplementation.shard_on_block),
+    }
+    return Case(
+        "moe_cte",
+        f"T {tokens}, H {h}, I {i}, E {experts}, K {k}, B {block} bf16",
+        moe_cte,
+        arguments,
+        hbm_bytes=2 * (3 * experts * h * i + 2 * tokens * h),
+        flops={"bfloat16": 6.0 * tokens * k * h * i},
+        lnc=2,
+    )
+
+
+def backward(tokens: int, h: int, i: int, experts: int, k: int, block: int) -> Case:
+    """The same layer on the way back: twice the work."""
+    blocks = tokens * k // block
+    arguments = {
+        "hidden_states": TensorSpec((tokens + 1, h), "bfloat16"),
+        "expert_affinities_masked": TensorSpec(((tokens + 1) * experts, 1), "bfloat16"),
+        "gate_up_proj_weight": TensorSpec((experts, h, 2, i), "bfloat16"),
+        "down_proj_weight": TensorSpec((experts, i, h), "bfloat16"),
+        "gate_up_proj_act_checkpoint_T": TensorSpec((blocks, 2, i, block), "bfloat16"),
+        "down_proj_act_checkpoint": TensorSpec((blocks, block, h), "bfloat16"),
+        "token_position_to_id": TensorSpec((blocks * block,), "int32"),
+        "block_to_expert": TensorSpec((blocks, 1), "int32"),
+        "output_hidden_states_grad": TensorSpec((tokens + 1, h), "bfloat16"),
+        "block_size": block,
+    }
+    kept = tokens * k * (2 * i + h)
+    return Case(
+        "blockwise_mm_bwd",
+        f"T {tokens}, H {h}, I {i}, E {experts}, K {k}, B {block} bf16",
+        blockwise_mm_bwd,
+        arguments,
+        hbm_bytes=2 * (2 * 3 * experts * h * i + 3 * tokens * h + kept),
+        flops={"bfloat16": 12.0 * tokens * k * h * i},
+        lnc=2,
+    )
+
+
+CASES = [
+    forward(4096, 4096, 768, 8, 2, 512),
+    forward(1024, 3072, 384, 32, 8, 256),
+    backward(2048, 4096, 768, 8, 4, 512),
+    backward(4096, 3072, 720, 8, 2, 256),
+]

@@ -1,0 +1,230 @@
+"""The arguments of the blockwise expert kernels in one object, and what is demanded of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import nki.language as nl
+from nkilib.core.mlp.mlp_parameters import Linear
+from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.projection import BANK_COLUMNS, FP8, PARTITIONS
+
+FLOATS = (nl.bfloat16, nl.float16, nl.float32)
+MAX_TOKENS = 32 * 1024
+MAX_INDEX = 1 << 24  # indices are computed in float32
+SBUF_BYTES = 144 * 1024  # of each partition, for tokens and what becomes of them; the rest is for weights
+
+
+@dataclass
+class ExpertsParameters(nl.NKIObject):
+    """What the caller asked for. The weights of the projections are those of all experts."""
+
+    hidden: Any  # [T + 1, H], or [T, H] with skip_token
+    affinities: Any  # [(T + 1) E, 1] or [T E, 1]
+    gate_up: Any  # [E, H, 2, I]
+    down: Any  # [E, I, H]
+    position_to_id: Any  # [N B]
+    block_to_expert: Any  # [N, 1]
+    block_size: int
+    conditions: Any  # [N + 1], or None
+    gate: Linear  # the limits of the gate; its weight, bias and scale stand in gate_up
+    up: Linear
+    gate_up_bias: Any  # [E, 2, I], or None
+    down_bias: Any  # [E, H], or None
+    gate_up_scale: Any  # [E or 1, 1, 2 I], or None
+    down_scale: Any  # [E or 1, 1, H], or None
+    act_fn: ActFnType
+    skip_token: bool
+    compute_dtype: Any
+    accumulating: bool
+    scaling: ExpertAffinityScaleMode
+    skip_gate: bool
+    checkpoint: bool = False
+    checkpoint_down: bool = False
+    gate_up_checkpoint: Any = None  # pre-allocated [N, 2, I, B], or None
+    down_checkpoint: Any = None  # pre-allocated [N, B, H], or None
+    static_blocks: Any = None  # the others are left to a dynamic loop; None: there are no others
+    slices: int = 1  # of the result: [T, 2, H] is asked for where cores would have one each
+
+
+# ---- sizes and dtypes ----------------------------------------------------------------------------
+
+
+def expert_count(p: ExpertsParameters) -> int:
+    return p.gate_up.shape[0]
+
+
+def hidden_size(p: ExpertsParameters) -> int:
+    return p.gate_up.shape[1]
+
+
+def intermediate_size(p: ExpertsParameters) -> int:
+    return p.gate_up.shape[3]
+
+
+def block_count(p: ExpertsParameters) -> int:
+    return p.block_to_expert.size
+
+
+def token_count(p: ExpertsParameters) -> int:
+    """T: without skip_token the last row of hidden is the padding token's."""
+    return p.hidden.shape[0] if p.skip_token else p.hidden.shape[0] - 1
+
+
+def matmul_dtype(p: ExpertsParameters) -> Any:
+    """What activations are multiplied in: 16-bit ones stay, float32 ones go by compute_dtype."""
+    if p.compute_dtype == nl.float32 and p.gate_up.dtype not in FP8:
+        return nl.float32
+    if p.hidden.dtype != nl.float32:
+        return p.hidden.dtype
+    return nl.bfloat16 if p.compute_dtype == nl.float32 else p.compute_dtype
+
+
+def tokens_per_pass(p: ExpertsParameters) -> int:
+    """How many tokens of a block pass over the weights together: what a PSUM bank and SBUF hold."""
+    width = 4 if matmul_dtype(p) == nl.float32 else 2
+    each = 2 * width * hidden_size(p) // PARTITIONS + 3 * width * intermediate_size(p) // PARTITIONS
+    tokens = min(BANK_COLUMNS, p.block_size)
+    while tokens > PARTITIONS and (tokens * each > SBUF_BYTES or p.block_size % tokens != 0):
+        tokens -= PARTITIONS
+    return tokens
+
+
+# ---- what is demanded ----------------------------------------------------------------------------
+
+
+def check(p: ExpertsParameters, any_block_size: bool) -> None:
+    """Everything that can be told from shapes, dtypes and options."""
+    check_weights(p)
+    check_tokens(p)
+    check_block_size(p, any_block_size)
+    check_blocks(p)
+    check_terms(p)
+    check_scales(p)
+    check_checkpoints(p)
+
+
+def check_weights(p: ExpertsParameters) -> None:
+    kernel_assert(
+        len(p.gate_up.shape) == 4 and p.gate_up.shape[2] == 2,
+        f"gate_up_proj_weight: got shape {tuple(p.gate_up.shape)}, expected (E, H, 2, I)",
+    )
+    size, inner = hidden_size(p), intermediate_size(p)
+    assert_shape(p.down, (expert_count(p), inner, size), "down_proj_weight")
+    kernel_assert(
+        size % 512 == 0 and 512 <= size <= 8192,
+        f"hidden_states: got H = {size}, allowed are multiples of 512 from 512 to 8192",
+    )
+    kernel_assert(
+        inner % 16 == 0 and inner > 0, f"gate_up_proj_weight: got I = {inner}, allowed are multiples of 16"
+    )
+    kernel_assert(
+        p.gate_up.dtype in FLOATS or p.gate_up.dtype in FP8,
+        f"gate_up_proj_weight: got {p.gate_up.dtype}, allowed are {FLOATS} and FP8 {FP8}",
+    )
+    kernel_assert(
+        p.down.dtype == p.gate_up.dtype,
+        f"down_proj_weight: got {p.down.dtype}, expected {p.gate_up.dtype} like gate_up_proj_weight",
+    )
+
+
+def check_tokens(p: ExpertsParameters) -> None:
+    kernel_assert(
+        len(p.hidden.shape) == 2 and p.hidden.shape[1] == hidden_size(p),
+        f"hidden_states: got shape {tuple(p.hidden.shape)}, expected (T + 1, {hidden_size(p)}), "
+        "with skip_dma.skip_token (T, H)",
+    )
+    kernel_assert(p.hidden.dtype in FLOATS, f"hidden_states: got {p.hidden.dtype}, allowed are {FLOATS}")
+    kernel_assert(p.compute_dtype in FLOATS, f"compute_dtype: got {p.compute_dtype}, allowed are {FLOATS}")
+    tokens, experts = token_count(p), expert_count(p)
+    kernel_assert(
+        1 <= tokens <= MAX_TOKENS, f"hidden_states: got T = {tokens}, allowed are 1 to {MAX_TOKENS}"
+    )
+    kernel_assert(
+        p.affinities.size in (tokens * experts, (tokens + 1) * experts),
+        f"expert_affinities_masked: got {p.affinities.size} elements, expected ((T + 1) * E, 1) = "
+        f"({(tokens + 1) * experts}, 1)",
+    )
+    kernel_assert(
+        p.affinities.size < MAX_INDEX,
+        f"expert_affinities_masked: got {p.affinities.size} elements, allowed are less than {MAX_INDEX}",
+    )
+
+
+def check_block_size(p: ExpertsParameters, any_block_size: bool) -> None:
+    size = p.block_size
+    if any_block_size:
+        kernel_assert(
+            size % PARTITIONS == 0 and size > 0, f"block_size: got {size}, allowed are multiples of 128"
+        )
+    else:
+        kernel_assert(
+            size % 256 == 0 and 256 <= size <= 1024,
+            f"block_size: got {size}, allowed are multiples of 256 from 256 to 1024",
+        )
+
+
+def check_blocks(p: ExpertsParameters) -> None:
+    blocks = block_count(p)
+    kernel_assert(
+        p.position_to_id.size == blocks * p.block_size,
+        f"token_position_to_id: got {p.position_to_id.size} elements, expected N * B = "
+        f"{blocks} * {p.block_size}",
+    )
+    kernel_assert(
+        p.position_to_id.dtype == nl.int32,
+        f"token_position_to_id: got {p.position_to_id.dtype}, expected int32",
+    )
+    kernel_assert(
+        p.block_to_expert.dtype == nl.int32, f"block_to_expert: got {p.block_to_expert.dtype}, expected int32"
+    )
+    if p.conditions is not None:
+        kernel_assert(
+            p.conditions.size in (blocks, blocks + 1),
+            f"conditions: got {p.conditions.size} elements, expected N + 1 = {blocks + 1}",
+        )
+
+
+def check_terms(p: ExpertsParameters) -> None:
+    if p.gate_up_bias is not None:
+        assert_shape(p.gate_up_bias, (expert_count(p), 2, intermediate_size(p)), "gate_and_up_proj_bias")
+    if p.down_bias is not None:
+        assert_shape(p.down_bias, (expert_count(p), hidden_size(p)), "down_proj_bias")
+    kernel_assert(
+        isinstance(p.act_fn, ActFnType), f"activation_function: got {p.act_fn}, expected an ActFnType"
+    )
+    kernel_assert(
+        isinstance(p.scaling, ExpertAffinityScaleMode),
+        f"expert_affinities_scaling_mode: got {p.scaling}, expected an ExpertAffinityScaleMode",
+    )
+
+
+def check_scales(p: ExpertsParameters) -> None:
+    fp8 = p.gate_up.dtype in FP8
+    kernel_assert(
+        (p.gate_up_scale is not None) == fp8 and (p.down_scale is not None) == fp8,
+        f"gate_up_proj_scale, down_proj_scale: both are needed by FP8 weights, and by no others; "
+        f"the weights are {p.gate_up.dtype}",
+    )
+    if fp8:
+        check_scale(p, p.gate_up_scale, 2 * intermediate_size(p), "gate_up_proj_scale")
+        check_scale(p, p.down_scale, hidden_size(p), "down_proj_scale")
+
+
+def check_scale(p: ExpertsParameters, scale: Any, columns: int, name: str) -> None:
+    """[E or 1, 1, columns], of static quantisation one number instead of the columns."""
+    kernel_assert(
+        scale.shape[0] in (1, expert_count(p)) and scale.size in (scale.shape[0] * columns, scale.shape[0]),
+        f"{name}: got shape {tuple(scale.shape)}, expected ({expert_count(p)} or 1, 1, {columns} or 1)",
+    )
+
+
+def check_checkpoints(p: ExpertsParameters) -> None:
+    blocks = block_count(p)
+    if p.gate_up_checkpoint is not None:
+        shape = (blocks, 2, intermediate_size(p), p.block_size)
+        assert_shape(p.gate_up_checkpoint, shape, "gate_up_activations_T")
+    if p.down_checkpoint is not None:
+        assert_shape(p.down_checkpoint, (blocks, p.block_size, hidden_size(p)), "down_activations")

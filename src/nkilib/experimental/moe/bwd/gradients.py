@@ -1,0 +1,239 @@
+"""The gradients in HBM: made, cleared, added to block by block, and handed over in their own dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.moe.moe_cte.blocks import clear, zero_tile
+from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
+from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS
+from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
+    BackwardParameters,
+    expert_count,
+    hidden_size,
+    intermediate_size,
+)
+
+GROUP_BYTES = 48 * 1024  # of a gradient in each partition, between its load and its store
+
+
+@dataclass
+class Given(nl.NKIObject):
+    """Gradients that the caller allocated, or None."""
+
+    hidden: Any
+    affinities: Any
+    gate_up: Any
+    down: Any
+
+
+class Gradient(nl.NKIObject):
+    """One gradient: `out` is returned, `total` is added to; they differ if their dtypes do.
+
+    `holds_values`: the caller allocated it, and says that there is something in it to be added to.
+    """
+
+    def __init__(self, shape: Any, dtype: Any, given: Any, wide: Any, initialized: bool):
+        self.out = nl.ndarray(shape, dtype, buffer=nl.shared_hbm) if given is None else given
+        self.holds_values = given is not None and initialized
+        self.total = self.out
+        if wide is not None and wide != self.out.dtype:
+            self.total = nl.ndarray(shape, wide, buffer=nl.shared_hbm)
+
+
+@dataclass
+class Part(nl.NKIObject):
+    """A part of a gradient, as matrices [rows, columns]."""
+
+    total: Any
+    out: Any
+
+
+class Gradients(nl.NKIObject):
+    """All gradients, and the columns of H, first ... first + columns, that this core has."""
+
+    def __init__(self, p: BackwardParameters, given: Given, cores: int, core: int):
+        experts, size, inner = expert_count(p), hidden_size(p), intermediate_size(p)
+        wide = p.accumulation_dtype
+        self.cores = cores
+        self.core = core
+        self.columns = size // cores
+        self.first = core * self.columns
+        early = p.initialized
+        self.hidden = Gradient(p.hidden.shape, p.hidden.dtype, given.hidden, wide, early)
+        self.affinities = Gradient(p.affinities.shape, p.affinities.dtype, given.affinities, None, early)
+        self.gate_up = Gradient(p.gate_up.shape, p.gate_up.dtype, given.gate_up, wide, early)
+        self.down = Gradient(p.down.shape, p.down.dtype, given.down, wide, early)
+        self.gate_up_bias = None
+        self.down_bias = None
+        if p.bias:
+            self.gate_up_bias = Gradient((experts, 2, inner), p.gate_up.dtype, None, wide, False)
+            self.down_bias = Gradient((experts, size), p.down.dtype, None, wide, False)
+
+    def weight_parts(self, gradient: Gradient) -> list:
+        """A core's part of the gradient of a weight, expert by expert."""
+        parts = []
+        for e in range(gradient.out.shape[0]):
+            total, out = gradient.total[e], gradient.out[e]
+            if len(gradient.out.shape) == 4:
+                parts.append(Part(self.of_column(total), self.of_column(out)))
+            else:
+                parts.append(Part(self.of_row(total), self.of_row(out)))
+        return parts
+
+    def row_parts(self, gradient: Gradient) -> list:
+        """A core's part of rows [n, H]."""
+        return [Part(self.of_row(gradient.total), self.of_row(gradient.out))]
+
+    def side_parts(self, gradient: Gradient) -> list:
+        """The gradient of the bias of gate and up, which core 0 has."""
+        if self.core != 0:
+            return []
+        shape = (gradient.out.shape[0], gradient.out.shape[1] * gradient.out.shape[2])
+        return [Part(gradient.total.reshape(shape), gradient.out.reshape(shape))]
+
+    def of_row(self, rows: Any) -> Any:
+        """This core's columns of rows [n, H]."""
+        return rows[:, self.first : self.first + self.columns]
+
+    def of_column(self, weight: Any) -> Any:
+        """This core's rows of a gate/up weight [H, 2, I], as a matrix."""
+        own = weight[self.first : self.first + self.columns]
+        return own.reshape((self.columns, weight.shape[1] * weight.shape[2]))
+
+    def start(self, p: BackwardParameters) -> None:
+        """Zeros, or what the caller has put there, in the totals of what is small."""
+        if self.core == 0 and not self.affinities.holds_values:
+            clear_vector(self.affinities.total)
+        if p.bias:
+            start_parts(self.down_bias, self.row_parts(self.down_bias))
+            start_parts(self.gate_up_bias, self.side_parts(self.gate_up_bias))
+
+    def start_hidden(self) -> None:
+        start_parts(self.hidden, self.row_parts(self.hidden))
+
+    def start_gate_up(self) -> None:
+        start_parts(self.gate_up, self.weight_parts(self.gate_up))
+
+    def start_down(self) -> None:
+        start_parts(self.down, self.weight_parts(self.down))
+
+    def finish(self, p: BackwardParameters) -> None:
+        """The totals, rounded."""
+        finish_parts(self.row_parts(self.hidden))
+        finish_parts(self.weight_parts(self.gate_up))
+        finish_parts(self.weight_parts(self.down))
+        if p.bias:
+            finish_parts(self.row_parts(self.down_bias))
+            finish_parts(self.side_parts(self.gate_up_bias))
+
+    def results(self, p: BackwardParameters) -> tuple:
+        hidden, affinities, gate_up, down = self.hidden, self.affinities, self.gate_up, self.down
+        if not p.bias:
+            return hidden.out, affinities.out, gate_up.out, down.out
+        biases = self.gate_up_bias, self.down_bias
+        return hidden.out, affinities.out, gate_up.out, down.out, biases[0].out, biases[1].out
+
+
+def start_parts(gradient: Gradient, parts: list) -> None:
+    """Zeros in the totals, or what the caller has put there."""
+    zeros = None
+    for part in parts:
+        if gradient.holds_values:
+            if part.total.dtype != part.out.dtype:
+                nisa.dma_copy(part.total, part.out)
+        else:
+            zeros = zero_tile(part.total.shape[1], part.total.dtype) if zeros is None else zeros
+            clear(part.total, zeros)
+
+
+def finish_parts(parts: list) -> None:
+    for part in parts:
+        if part.total.dtype != part.out.dtype:
+            nisa.dma_copy(part.out, part.total)
+
+
+def clear_vector(vector: Any) -> None:
+    """Zeros in a column of HBM."""
+    size = vector.size
+    full = size // PARTITIONS * PARTITIONS
+    flat = vector.reshape((size,))
+    if full > 0:
+        columns = full // PARTITIONS
+        clear(flat[0:full].reshape((PARTITIONS, columns)), zero_tile(columns, vector.dtype))
+    if full < size:
+        clear(flat[full:size].reshape((1, size - full)), zero_tile(size - full, vector.dtype))
+
+
+# ---- sums over the tokens of a unit --------------------------------------------------------------
+
+
+def add_products(place: Any, stationary: list, moving: list, start: Any = None) -> None:
+    """place[i, j] += sum over tokens of stationary[:, i] * moving[:, j]; both are rows of tokens.
+
+    Which part of HBM it is, only the device knows, so that a load waits for all stores before it: much is
+    loaded at once, and stored at once. With `start` it holds nothing yet, and is started before the first
+    store: while zeros are written everywhere, matmuls already run.
+    """
+    rows, columns = place.shape
+    width = 4 if place.dtype == nl.float32 else 2
+    room = max(1, GROUP_BYTES // (width * columns)) * PARTITIONS
+    for group in TiledRange(rows, room):
+        part = place[group.start_offset : group.end_offset]
+        sums = load_tiles(part) if start is None else new_tiles(part)
+        for tile in TiledRange(group, PARTITIONS):
+            dst = sums[0 : tile.size, tile.index, :]
+            add_product(dst, stationary, moving, tile.start_offset, tile.size, start is not None)
+        if start is not None and group.index == 0:
+            start()
+        store_tiles(part, sums)
+
+
+def new_tiles(matrix: Any) -> Any:
+    """Room for matrix[128 k + p, j] at [p, k, j]."""
+    rows, columns = matrix.shape
+    return nl.ndarray((PARTITIONS, div_ceil(rows, PARTITIONS), columns), matrix.dtype, buffer=nl.sbuf)
+
+
+def load_tiles(matrix: Any) -> Any:
+    tile = new_tiles(matrix)
+    for piece in tile_pieces(matrix, tile):
+        nisa.dma_copy(piece[1], piece[0])
+    return tile
+
+
+def store_tiles(matrix: Any, tile: Any) -> None:
+    """The other way."""
+    for piece in tile_pieces(matrix, tile):
+        nisa.dma_copy(piece[0], piece[1])
+
+
+def tile_pieces(matrix: Any, tile: Any) -> list:
+    """(part of the matrix, part of the tile) that a transfer moves: full tiles together, then a short one."""
+    rows = matrix.shape[0]
+    full, rest = rows // PARTITIONS, rows % PARTITIONS
+    pieces = []
+    if full > 0:
+        part = matrix[0 : full * PARTITIONS].reshape_dim(0, (full, PARTITIONS))
+        pieces.append((part.permute((1, 0, 2)), tile[:, 0:full, :]))
+    if rest > 0:
+        pieces.append((matrix[full * PARTITIONS :], tile[0:rest, full, :]))
+    return pieces
+
+
+def add_product(dst: Any, stationary: list, moving: list, at: int, count: int, is_zero: bool) -> None:
+    """dst[i, j] += sum over tokens of stationary[:, at + i] * moving[:, j]"""
+    for span in TiledRange(moving[0].shape[1], BANK_COLUMNS):
+        bank = nl.ndarray((count, span.size), nl.float32, buffer=nl.psum)
+        for c in range(len(moving)):
+            weights = stationary[c][:, at : at + count]
+            nisa.nc_matmul(bank, weights, moving[c][:, span.start_offset : span.end_offset])
+        part = dst[:, span.start_offset : span.end_offset]
+        if is_zero:
+            interleave_copy(part, bank, span.index)
+        else:
+            nisa.tensor_tensor(part, bank, part, op=nl.add)

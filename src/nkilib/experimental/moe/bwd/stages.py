@@ -1,0 +1,332 @@
+"""The backward pass of one unit of tokens, in the order of the formulas.
+
+Each core has half of the columns of H: of tokens, of their gradients, of both weights. Only the gradient of
+the middle is a sum over all of H, which the cores exchange; everything after it they both have whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.mlp.gate_up import activate
+from nkilib.core.moe.moe_cte.experts import affinity_row, combine
+from nkilib.core.moe.moe_cte.routing import Repeats, Unit
+from nkilib.core.utils.common_types import ActFnType
+from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
+from nkilib.core.utils.projection import (
+    BANK_COLUMNS,
+    PARTITIONS,
+    Activations,
+    feature_major_blocks,
+    token_major_blocks,
+)
+from nkilib.core.utils.projection_results import new_rows
+from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.experimental.moe.bwd.gradients import Gradients, add_products
+from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
+    BackwardParameters,
+    derivative,
+    intermediate_size,
+    matmul_dtype,
+)
+from nkilib.experimental.moe.bwd.operands import (
+    as_dtype,
+    gather_columns,
+    gather_rows,
+    load_transposed,
+    multiply_all,
+    token_rows,
+)
+
+
+@dataclass
+class Middle(nl.NKIObject):
+    """What a unit has in feature-major tiles [128, tiles, tokens], and the rows of its gradient."""
+
+    gate: Any  # as checkpointed
+    up: Any
+    active: Any  # act(gate); without a gate, 1
+    product: Any  # act(gate) * up
+    slope: Any  # act'(gate)
+    grad_rows: list  # dy, [128 tokens, columns] each
+    grad: Any  # dy Wd^T, float32: before affinities
+
+
+def first_half(p: BackwardParameters, unit: Unit, gradients: Gradients) -> Middle:
+    """From the gradient of the output to that of the middle: dm' = dy Wd^T."""
+    dtype = matmul_dtype(p)
+    table = gradients.of_row(p.out_grad)
+    rows = gather_rows(table, unit, dtype)
+    dy = gather_columns(table, unit, rows)
+    gate = None if p.skip_gate else load_features(p, 0, unit)
+    up = load_features(p, 1, unit)
+    active, product, slope = activations(p, gate, up)
+    return Middle(gate, up, active, product, slope, rows, middle_grad(p, unit, dy, gradients))
+
+
+def second_half(
+    p: BackwardParameters, unit: Unit, middle: Middle, gradients: Gradients, repeats: Repeats, is_first: bool
+) -> None:
+    """From the middle to everything else. The first unit finds zeros."""
+    dtype, inner = matmul_dtype(p), intermediate_size(p)
+    weighted = new_rows(unit.size, inner, dtype)
+    token_rows(weighted, 0, Activations(middle.product, inner), unit.affinity)
+    down = gradients.of_row(gradients.down.total.select(0, unit.expert))
+    starts = is_first and not gradients.down.holds_values
+    add_products(down, weighted, middle.grad_rows, gradients.start_down if starts else None)
+    counts, targets = repeats.of(unit)
+    by_token = (
+        sums_over_hidden(p, unit, middle, gradients) if p.on_hidden else sums_over_middle(p, unit, middle)
+    )
+    gate_grad, up_grad = split_grad(p, unit, middle)
+    sides = new_rows(unit.size, 2 * inner, dtype)
+    if gate_grad is None:
+        for row in sides:
+            nisa.memset(row[:, 0:inner], 0.0)
+    else:
+        token_rows(sides, 0, gate_grad)
+    token_rows(sides, inner, up_grad)
+    hidden_grad(p, unit, [gate_grad, up_grad], gradients, counts, targets, is_first)
+    gate_up = gradients.of_column(gradients.gate_up.total.select(0, unit.expert))
+    x = gather_rows(gradients.of_row(p.hidden), unit, dtype)
+    starts = is_first and not gradients.gate_up.holds_values
+    add_products(gate_up, x, sides, gradients.start_gate_up if starts else None)
+    if p.bias:
+        bias_grads(unit, middle, sides, gradients)
+    affinity_grad(p, unit, by_token, gradients, counts, targets)
+
+
+# ---- the middle ----------------------------------------------------------------------------------
+
+
+def load_features(p: BackwardParameters, side: int, unit: Unit) -> Any:
+    """Gate or up of the checkpoint, [128, tiles, tokens]."""
+    inner = intermediate_size(p)
+    full, rest = inner // PARTITIONS, inner % PARTITIONS
+    tile = nl.ndarray((PARTITIONS, div_ceil(inner, PARTITIONS), unit.size), matmul_dtype(p), buffer=nl.sbuf)
+    source = p.gate_up_checkpoint[unit.block, side, :, unit.first : unit.first + unit.size]
+    if full > 0:
+        rows = source[0 : full * PARTITIONS].reshape_dim(0, (full, PARTITIONS))
+        nisa.dma_copy(tile[:, 0:full, :], rows.permute((1, 0, 2)))
+    if rest > 0:
+        nisa.dma_copy(tile[0:rest, full, :], source[full * PARTITIONS :])
+    return tile
+
+
+def activations(p: BackwardParameters, gate: Any, up: Any) -> tuple:
+    """(act(gate), act(gate) * up, act'(gate)); without a gate (None, act(up), act'(up))."""
+    source = up if gate is None else gate
+    active, slope = like(source), like(source)
+    product = active if gate is None else like(source)
+    parts = TiledRange(intermediate_size(p), PARTITIONS)
+    for tile in parts:
+        rows, k = tile.size, tile.index
+        activate(active[0:rows, k, :], source[0:rows, k, :], p.act_fn)
+    for tile in parts:
+        rows, k = tile.size, tile.index
+        put_slope(p.act_fn, slope[0:rows, k, :], source[0:rows, k, :])
+        if gate is not None:
+            nisa.tensor_tensor(product[0:rows, k, :], active[0:rows, k, :], up[0:rows, k, :], op=nl.multiply)
+    return active, product, slope
+
+
+def like(tile: Any) -> Any:
+    return nl.ndarray(tile.shape, tile.dtype, buffer=nl.sbuf)
+
+
+def put_slope(act_fn: ActFnType, dst: Any, x: Any) -> None:
+    """dst = act'(x)"""
+    if act_fn == ActFnType.SquaredReLU:
+        nisa.tensor_scalar(dst, x, nl.maximum, 0.0, op1=nl.multiply, operand1=2.0)
+    else:
+        nisa.activation(dst, derivative(act_fn), x)
+
+
+def middle_grad(p: BackwardParameters, unit: Unit, dy: Activations, gradients: Gradients) -> Any:
+    """dy Wd^T of all of H, [128, tiles, tokens] float32: the cores add theirs."""
+    inner = intermediate_size(p)
+    own = nl.ndarray((PARTITIONS, div_ceil(inner, PARTITIONS), unit.size), nl.float32, buffer=nl.sbuf)
+    weight = gradients.of_row(p.down.select(0, unit.expert))
+    for span in TiledRange(inner, BANK_COLUMNS):
+        tile = load_transposed(weight[span.start_offset : span.end_offset], dy.tile.dtype)
+        blocks = feature_major_blocks(unit.size, span.size)
+        multiply_all(blocks, dy, tile, feature_major=True)
+        for block in blocks:
+            k = (span.start_offset + block.column) // PARTITIONS
+            interleave_copy(own[0 : block.columns, k, :], block.sums, 1)
+    if gradients.cores == 1:
+        return own
+    other = like(own)
+    for tile in TiledRange(inner, PARTITIONS):
+        rows, k = tile.size, tile.index
+        swap(own[0:rows, k, :], other[0:rows, k, :], gradients.core, 0)
+        nisa.tensor_tensor(own[0:rows, k, :], own[0:rows, k, :], other[0:rows, k, :], op=nl.add)
+    return own
+
+
+def swap(give: Any, take: Any, core: int, pipe: int) -> None:
+    nisa.sendrecv(give, take, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=pipe)
+
+
+def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:
+    """(dg, du) as they are contracted: dm * up * act'(gate), dm * act(gate), 0 where a limit was reached."""
+    inner = intermediate_size(p)
+    row = affinity_row(unit)
+    gate_grad = None if p.skip_gate else like(middle.up)
+    up_grad = like(middle.up)
+    limits = p.limits
+    for tile in TiledRange(inner, PARTITIONS):
+        rows, k = tile.size, tile.index
+        grad = nl.ndarray((rows, unit.size), middle.up.dtype, buffer=nl.sbuf)
+        nisa.tensor_tensor(grad, middle.grad[0:rows, k, :], row[0:rows], op=nl.multiply)
+        up, slope = middle.up[0:rows, k, :], middle.slope[0:rows, k, :]
+        if p.skip_gate:
+            nisa.tensor_tensor(up_grad[0:rows, k, :], grad, slope, op=nl.multiply)
+        else:
+            gate = middle.gate[0:rows, k, :]
+            for_gate = nl.ndarray((rows, unit.size), grad.dtype, buffer=nl.sbuf)
+            nisa.tensor_tensor(for_gate, grad, up, op=nl.multiply)
+            dst = gate_grad[0:rows, k, :]
+            nisa.tensor_tensor(dst, for_gate, slope, op=nl.multiply)
+            stop_at(dst, gate, limits.non_linear_clamp_upper_limit, limits.non_linear_clamp_lower_limit)
+            dst = up_grad[0:rows, k, :]
+            nisa.tensor_tensor(dst, grad, middle.active[0:rows, k, :], op=nl.multiply)
+            stop_at(dst, up, limits.linear_clamp_upper_limit, limits.linear_clamp_lower_limit)
+    gates = None if p.skip_gate else Activations(gate_grad, inner)
+    return gates, Activations(up_grad, inner)
+
+
+def stop_at(grad: Any, value: Any, upper: Any, lower: Any) -> None:
+    """grad = 0 where the value is not strictly inside its limits."""
+    if upper is not None:
+        nisa.scalar_tensor_tensor(grad, value, nl.less, float(upper), nl.multiply, grad)
+    if lower is not None:
+        nisa.scalar_tensor_tensor(grad, value, nl.greater, float(lower), nl.multiply, grad)
+
+
+# ---- affinities, tokens, biases ------------------------------------------------------------------
+
+
+def affinity_grad(
+    p: BackwardParameters, unit: Unit, sums: Any, gradients: Gradients, counts: Any, targets: Any
+) -> None:
+    """dAff[t, e] += the sums, which over H are the cores' together. Core 0 writes it."""
+    if p.on_hidden and gradients.cores == 2:
+        other = like(sums)
+        swap(sums, other, gradients.core, 1)
+        nisa.tensor_tensor(sums, sums, other, op=nl.add)
+    if gradients.core != 0:
+        return
+    values = nl.ndarray(sums.shape, nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(values, sums, counts, op=nl.multiply)
+    index = affinity_targets(unit, targets)
+    table = gradients.affinities.total.reshape((gradients.affinities.total.size, 1))
+    for c in range(sums.shape[1]):
+        place = table.vector_select(0, index[:, c : c + 1])
+        nisa.dma_compute(place, [place, values[:, c : c + 1]], nl.add, oob_mode=nisa.oob_mode.skip)
+
+
+def affinity_targets(unit: Unit, targets: Any) -> Any:
+    """Where the affinities of the rows to write stand; -1 where no row is written."""
+    is_written = nl.ndarray(targets.shape, nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(is_written, targets, nl.greater_equal, 0.0)
+    shifted = nl.ndarray(targets.shape, nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(shifted, unit.affinity_index, nl.add, 1.0, nl.multiply, is_written)
+    index = nl.ndarray(targets.shape, nl.int32, buffer=nl.sbuf)
+    nisa.tensor_scalar(index, shifted, nl.subtract, 1.0)
+    return index
+
+
+def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: Middle, gradients: Gradients) -> Any:
+    """sum of dy * down over the columns of this core, [128, columns of tokens]."""
+    tiles = unit.size // PARTITIONS
+    sums = nl.ndarray((PARTITIONS, tiles), nl.float32, buffer=nl.sbuf)
+    for c in range(tiles):
+        start = unit.first + c * PARTITIONS
+        kept = gradients.of_row(p.down_checkpoint[unit.block, start : start + PARTITIONS])
+        rows = nl.ndarray(kept.shape, matmul_dtype(p), buffer=nl.sbuf)
+        nisa.dma_copy(rows, kept)
+        nisa.tensor_tensor(rows, rows, middle.grad_rows[c], op=nl.multiply)
+        nisa.activation_reduce(rows, nl.copy, rows, nl.add, sums[:, c : c + 1])
+    return sums
+
+
+def sums_over_middle(p: BackwardParameters, unit: Unit, middle: Middle) -> Any:
+    """sum of dm' * m over I, [128, columns of tokens]: I lies in the partitions, which TensorE sums."""
+    tiles = unit.size // PARTITIONS
+    ones = nl.ndarray((PARTITIONS, 1), nl.float32, buffer=nl.sbuf)
+    nisa.memset(ones, 1.0)
+    bank = nl.ndarray((PARTITIONS, tiles), nl.float32, buffer=nl.psum)
+    products = like(middle.grad)
+    parts = TiledRange(intermediate_size(p), PARTITIONS)
+    for tile in parts:
+        rows, k = tile.size, tile.index
+        factors = middle.product[0:rows, k, :]
+        nisa.tensor_tensor(products[0:rows, k, :], middle.grad[0:rows, k, :], factors, op=nl.multiply)
+    for c in range(tiles):
+        for tile in parts:
+            rows, k = tile.size, tile.index
+            tokens = products[0:rows, k, c * PARTITIONS : (c + 1) * PARTITIONS]
+            nisa.nc_matmul(bank[:, c : c + 1], tokens, ones[0:rows])
+    sums = nl.ndarray((PARTITIONS, tiles), nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(sums, bank)
+    return sums
+
+
+def hidden_grad(
+    p: BackwardParameters,
+    unit: Unit,
+    sides: list,
+    gradients: Gradients,
+    counts: Any,
+    targets: Any,
+    is_first: bool,
+) -> None:
+    """dX[t] += [dg | du] Wgu^T"""
+    starts = is_first and not gradients.hidden.holds_values
+    adds = p.accumulating and not starts
+    rows = new_rows(unit.size, gradients.columns, gradients.hidden.total.dtype)
+    mine = gradients.of_row(gradients.hidden.total)
+    for c in range(len(rows)):
+        if adds:
+            nisa.dma_copy(rows[c], mine.vector_select(0, unit.valid_rows[:, c : c + 1]))
+    for span in TiledRange(gradients.columns, BANK_COLUMNS):
+        blocks = token_major_blocks(unit.size, span.size, packed=False)
+        first = gradients.first + span.start_offset
+        weight = p.gate_up.select(0, unit.expert)[first : first + span.size]
+        for side in range(2):
+            if sides[side] is not None:
+                tile = load_transposed(weight[:, side, :], matmul_dtype(p))
+                multiply_all(blocks, sides[side], tile, feature_major=False)
+        for block in blocks:
+            c = block.token // PARTITIONS
+            combine(rows[c][:, span.start_offset : span.end_offset], block, counts, c, adds)
+    if starts:
+        gradients.start_hidden()
+    for c in range(len(rows)):
+        place = mine.vector_select(0, targets[:, c : c + 1])
+        nisa.dma_copy(place, rows[c], oob_mode=nisa.oob_mode.skip)
+
+
+def bias_grads(unit: Unit, middle: Middle, sides: list, gradients: Gradients) -> None:
+    """dbd[e] += sum over tokens of dy * affinity; dbgu[e] += that of [dg | du], which core 0 writes."""
+    tiles = len(sides)
+    weights = as_dtype(unit.affinity, middle.grad_rows[0].dtype)
+    factors = []
+    for c in range(tiles):
+        factors.append(weights[:, c : c + 1])
+    down = gradients.of_row(as_rows(gradients.down_bias.total).select(0, unit.expert))
+    add_products(down, factors, middle.grad_rows)
+    if gradients.core == 0:
+        one = nl.ndarray((PARTITIONS, 1), sides[0].dtype, buffer=nl.sbuf)
+        nisa.memset(one, 1.0)
+        ones = [one] * tiles
+        add_products(as_rows(gradients.gate_up_bias.total).select(0, unit.expert), ones, sides)
+
+
+def as_rows(bias: Any) -> Any:
+    """[E, 1, columns]"""
+    return bias.reshape((bias.shape[0], 1, bias.size // bias.shape[0]))
