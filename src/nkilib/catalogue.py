@@ -58,7 +58,7 @@ TABLE = [
         "moe_cte MoECTESpec MoECTEImplementation QuantizationConfig ShardOnBlockConfig ShardOnIConfig",
         "blockwise expert MLP, prefill",
     ),
-    Row("L13", "core.moe.moe_tkg.moe_tkg", "moe_tkg", "expert MLP, decode"),
+    Row("L13", "core.moe.moe_tkg.moe_tkg", "moe_tkg"),
     Row(
         "L14",
         "core.quantization.fp8_quantize",

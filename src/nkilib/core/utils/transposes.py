@@ -29,10 +29,12 @@ def transpose_rows(dst: Any, tile: int, token: int, rows: Any) -> None:
         nisa.tensor_copy(dst[0:rest, tile + full, token : token + tokens], bank)
 
 
-def spread_rows(rows: list) -> Any:
-    """[128, J, tokens], J = columns / 128: each partition has J adjacent columns, J p + j at [p, j]."""
+def spread_rows(rows: list, dst: Any = None) -> Any:
+    """[128, J, tokens] or dst, J = columns / 128: a partition has J adjacent columns, J p + j at [p, j]."""
     tokens, tiles = rows_in(rows), rows[0].shape[1] // PARTITIONS
-    tile = nl.ndarray((PARTITIONS, tiles, tokens), rows[0].dtype, buffer=nl.sbuf)
+    tile = dst
+    if tile is None:
+        tile = nl.ndarray((PARTITIONS, tiles, tokens), rows[0].dtype, buffer=nl.sbuf)
     for i in range(len(rows)):
         spread = rows[i].reshape_dim(1, (PARTITIONS, tiles))
         first, last = i * PARTITIONS, i * PARTITIONS + rows[i].shape[0]

@@ -1,0 +1,265 @@
+"""The experts of a mixture for few tokens: bound by the weights, which stream from HBM.
+
+Of two experts each core computes one middle, act(gate) * up, and sends it to the other; both then take their
+half of the columns of the down projections. An expert that is left over is shared by columns of its middle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.mlp.mlp_parameters import Linear
+from nkilib.core.moe.moe_tkg.affinities import Broadcast, local_affinities, selected_affinities
+from nkilib.core.moe.moe_tkg.experts import Item, Middle, Tokens, add_expert, middles_of
+from nkilib.core.moe.moe_tkg.parameters import (
+    MoEParameters,
+    check,
+    hidden_size,
+    intermediate_size,
+    local_experts,
+    scales_outputs,
+    token_count,
+    working_cores,
+)
+from nkilib.core.moe.moe_tkg.reference import moe_tkg_ref
+from nkilib.core.moe.moe_tkg.tokens import exchange, load_tokens, new_output, result_in_sbuf, store_result
+from nkilib.core.utils.common_types import (
+    ActFnType,
+    DtypeMode,
+    ExpertAffinityScaleMode,
+    MoEAllToAllVStrategy,
+    MoEBlockIOLayout,
+)
+from nkilib.core.utils.kernel_assert import not_built
+from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
+from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tiled_range import TiledRange
+
+BLOCK_BYTES = 96 * 1024  # of sums in each partition: how many tokens a pass over the weights serves
+BLOCK_TOKENS = 512  # and at most, one bank of PSUM
+
+
+@nki.jit
+def moe_tkg(
+    hidden_input,
+    expert_gate_up_weights,
+    expert_down_weights,
+    expert_affinities,
+    expert_index,
+    is_all_expert,
+    rank_id=None,
+    expert_gate_up_bias=None,
+    expert_down_bias=None,
+    expert_gate_up_weights_scale=None,
+    expert_down_weights_scale=None,
+    hidden_input_scale=None,
+    expert_gate_up_input_scale=None,
+    expert_down_input_scale=None,
+    mask_unselected_experts=False,
+    expert_affinities_eager=None,
+    expert_affinities_scaling_mode=ExpertAffinityScaleMode.NO_SCALE,
+    activation_fn=ActFnType.SiLU,
+    output_dtype=None,
+    gate_clamp_upper_limit=None,
+    gate_clamp_lower_limit=None,
+    up_clamp_upper_limit=None,
+    up_clamp_lower_limit=None,
+    output_in_sbuf=False,
+    is_all_expert_dynamic=False,
+    block_size=None,
+    input_dequant_scale=None,
+    all_to_all_v_strategy=MoEAllToAllVStrategy.DISABLED,
+    output_layout=MoEBlockIOLayout.B_S_H,
+    output=None,
+    dtype_mode=DtypeMode.NON_OCP,
+    gate_up_input_scale=None,
+    down_input_scale=None,
+    outp_layout=None,
+):
+    """out[t] = sum over experts e of w[t, e] f_e(x_t), f(x) = down(act(gate(x)) * up(x)); [T, H].
+
+    hidden_input is [T, H] in HBM, or [128, T, H / 128] in SBUF, where each core's part of H is spread over
+    the partitions (x[t, J p + j] at [p, t, j]). Weights are [E_L, H, 2, I] and [E_L, I, H], biases
+    [E_L, 2, I] and [E_L, H]; FP8 weights have scales [E_L, 2, I] and [E_L, H] (ROW), or [E_L, 2, 1] and
+    [E_L, 1] (STATIC), and activations stay in 16 bits.
+
+    Without is_all_expert each token goes to the experts of its row of expert_index [T, K], with w its
+    expert_affinities [T, E] there, or expert_affinities_eager [T, K]. With is_all_expert all local experts
+    take all tokens; w are the columns of rank_id [1, 1] in expert_affinities, and with
+    mask_unselected_experts 0 unless expert_index has the expert. expert_affinities_scaling_mode NO_SCALE
+    makes w 1 (POST_SCALE multiplies). The documented 128 tokens hold for selected experts and for SBUF alone.
+
+    The result is [T, H], or of output_layout _128_Nprgs_Hfree_T [128, n, H / 128 / n, T] for n cores, or,
+    with output_in_sbuf, a tile as hidden_input has in SBUF; `output` is written to if given.
+    gate_up_input_scale, down_input_scale and outp_layout are older names.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> def random(*shape): return rng.standard_normal(shape, np.float32) / 16
+    >>> x, gate_up, down = random(2, 256), random(4, 256, 2, 32), random(4, 32, 256)
+    >>> affinities, index = random(2, 4), np.array([[3, 0], [1, 2]], np.int32)
+    >>> out = moe_tkg(x, gate_up, down, affinities, index, False)
+    >>> bool(np.allclose(out, moe_tkg_ref(x, gate_up, down, affinities, index, False), atol=1e-5))
+    True
+    """
+    p = MoEParameters(
+        hidden_input,
+        expert_gate_up_weights,
+        expert_down_weights,
+        expert_affinities,
+        expert_index,
+        is_all_expert,
+        rank_id,
+        expert_gate_up_bias,
+        expert_down_bias,
+        expert_gate_up_weights_scale,
+        expert_down_weights_scale,
+        mask_unselected_experts,
+        expert_affinities_eager,
+        expert_affinities_scaling_mode,
+        activation_fn,
+        Linear(None, upper=gate_clamp_upper_limit, lower=gate_clamp_lower_limit),
+        Linear(None, upper=up_clamp_upper_limit, lower=up_clamp_lower_limit),
+        output_dtype,
+        output_in_sbuf,
+        output_layout if outp_layout is None else outp_layout,
+        output,
+        dtype_mode,
+    )
+    refuse_input_scale("hidden_input_scale", hidden_input_scale)
+    refuse_input_scale("input_dequant_scale", input_dequant_scale)
+    refuse_input_scale("expert_gate_up_input_scale", expert_gate_up_input_scale)
+    refuse_input_scale("expert_gate_up_input_scale", gate_up_input_scale)
+    refuse_input_scale("expert_down_input_scale", expert_down_input_scale)
+    refuse_input_scale("expert_down_input_scale", down_input_scale)
+    if all_to_all_v_strategy != MoEAllToAllVStrategy.DISABLED:
+        not_built(f"all_to_all_v_strategy={all_to_all_v_strategy.name}", "packed rows are not built")
+    n_prgs, core = get_verified_program_sharding_info("moe_tkg", (0, 1), 2)[1:]
+    check(p, n_prgs)
+    out, cores = new_output(p, n_prgs), working_cores(p, n_prgs)
+    if core >= cores:
+        return out
+    return all_experts(p, out, cores, core) if is_all_expert else selected_experts(p, out, cores, core)
+
+
+def refuse_input_scale(name: str, scale: Any) -> None:
+    if scale is not None:
+        not_built(name, "activations that arrive in FP8 are not built")
+
+
+# ---- who does what -------------------------------------------------------------------------------
+
+
+def selected_experts(p: MoEParameters, out: Any, cores: int, core: int) -> Any:
+    """For each token its K experts, whose numbers address the weights."""
+    tokens, k = p.index.shape
+    index = nl.ndarray((1, tokens * k), nl.int32, buffer=nl.sbuf)
+    numbers = p.index if p.index.dtype == nl.int32 else p.index.view(nl.int32)
+    nisa.dma_copy(index.reshape_dim(1, (tokens, k)), numbers)
+    x = load_tokens(p, cores, 0, tokens)
+    weights = selected_affinities(p) if scales_outputs(p) else None
+    items = []
+    for token in range(tokens):
+        for rank in range(k):
+            pair = token * k + rank
+            weight = None if weights is None else weights[:, rank, token : token + 1]
+            items.append(Item(index[0:1, pair : pair + 1], 0, intermediate_size(p), token, 1, weight))
+    return run_items(p, out, x, items, core, 0)
+
+
+def all_experts(p: MoEParameters, out: Any, cores: int, core: int) -> Any:
+    """For each block of tokens all local experts."""
+    result = None
+    for block in TiledRange(token_count(p), block_tokens(p)):
+        x = load_tokens(p, cores, block.start_offset, block.size)
+        weights = expert_weights(p, block) if scales_outputs(p) else None
+        items = []
+        for expert in range(local_experts(p)):
+            weight = None if weights is None else weights[:, expert, :]
+            items.append(Item(expert, 0, intermediate_size(p), 0, block.size, weight))
+        result = run_items(p, out, x, items, core, block.start_offset)
+    return result
+
+
+def block_tokens(p: MoEParameters) -> int:
+    """Tokens that one pass over the weights serves."""
+    fit = min(BLOCK_TOKENS, BLOCK_BYTES // (4 * hidden_size(p) // PARTITIONS))
+    return fit if fit < PARTITIONS else fit // PARTITIONS * PARTITIONS
+
+
+def expert_weights(p: MoEParameters, block: Any) -> Any:
+    """Affinities of the local experts, [128, E_L, tokens], the same in every partition."""
+    result = nl.ndarray((PARTITIONS, local_experts(p), block.size), nl.float32, buffer=nl.sbuf)
+    broadcast = Broadcast(min(block.size, PARTITIONS))
+    for token in TiledRange(block.size, PARTITIONS):
+        rows = local_affinities(p, block.start_offset + token.start_offset, token.size)
+        for expert in range(local_experts(p)):
+            dst = result[:, expert, token.start_offset : token.end_offset]
+            broadcast.put(dst, rows[:, expert : expert + 1])
+    return result
+
+
+# ---- the work ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ready(nl.NKIObject):
+    """An item whose middle is known to this core."""
+
+    item: Item
+    middles: list
+
+
+def run_items(p: MoEParameters, out: Any, x: Tokens, items: list, core: int, first: int) -> Any:
+    """All items, as many at once as there are cores. The next middle is computed before the last is used."""
+    size = hidden_size(p) // PARTITIONS // x.parts
+    total = nl.ndarray((PARTITIONS, size, x.tile.shape[2]), nl.float32, buffer=nl.sbuf)
+    nisa.memset(total, 0.0)
+    waiting = []
+    for step in TiledRange(len(items), x.parts):
+        ready = step_middles(p, x, items[step.start_offset : step.end_offset], core)
+        add_ready(p, total, x, waiting, core)
+        waiting = ready
+    add_ready(p, total, x, waiting, core)
+    if p.output_in_sbuf:
+        return result_in_sbuf(p, total, x, core)
+    store_result(p, out, total, x, core, first)
+    return out
+
+
+def add_ready(p: MoEParameters, total: Any, x: Tokens, waiting: list, core: int) -> None:
+    for ready in waiting:
+        add_expert(p, total, x, ready.item, ready.middles, core)
+
+
+def step_middles(p: MoEParameters, x: Tokens, items: list, core: int) -> list[Ready]:
+    """The middles of one item for each core, or of one item whose columns the cores share."""
+    if x.parts == 1:
+        return [Ready(items[0], middles_of(p, x, items[0]))]
+    if len(items) == 2:
+        own = middles_of(p, x, items[core])
+        other = swapped(own, core, 0)
+        return [Ready(items[0], own if core == 0 else other), Ready(items[1], other if core == 0 else own)]
+    item = items[0]
+    if item.count % 2 == 1:
+        return [Ready(item, middles_of(p, x, item))]
+    half = item.count // 2
+    mine = Item(item.expert, core * half, half, item.token, item.tokens, item.weight)
+    own = middles_of(p, x, mine)
+    return [Ready(item, own + swapped(own, core, (1 - 2 * core) * half))]
+
+
+def swapped(own: list, core: int, shift: int) -> list:
+    """The other core's middles, whose rows are `shift` further on."""
+    others = []
+    for m in own:
+        others.append(Middle(exchange(m.tile, core), m.row + shift))
+    return others
+
+
+__all__ = ["moe_tkg", "moe_tkg_ref"]

@@ -1,0 +1,113 @@
+"""Tokens on their way to the experts, and results on their way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.mlp.rows import castable
+from nkilib.core.moe.moe_tkg.experts import Tokens
+from nkilib.core.moe.moe_tkg.parameters import (
+    MoEParameters,
+    hidden_size,
+    input_in_sbuf,
+    matmul_dtype,
+    result_dtype,
+    token_count,
+)
+from nkilib.core.utils.common_types import MoEBlockIOLayout
+from nkilib.core.utils.kernel_helpers import interleave_copy
+from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.projection_results import new_rows
+from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.transposes import rows_from_spread, spread_rows
+
+SMALL_SWAP = 1024  # elements of a partition up to which GpSimdE's own DMA exchanges them
+GPSIMD_ELEMENTS = 256  # that it takes at once
+FINISH_TILES = 8  # of H / 128 that are rounded together
+
+
+def load_tokens(p: MoEParameters, parts: int, first: int, count: int) -> Tokens:
+    """Tokens first ... first + count, [128, H / 128, tokens] in the dtype of the matmul."""
+    size = hidden_size(p)
+    tiles = size // PARTITIONS
+    tile = nl.ndarray((PARTITIONS, tiles, count), matmul_dtype(p), buffer=nl.sbuf)
+    if input_in_sbuf(p):
+        nisa.tensor_copy(tile, p.hidden[:, first : first + count, :].permute((0, 2, 1)))
+        return Tokens(tile, parts)
+    rows = new_rows(count, size, p.hidden.dtype)
+    width, step = size // parts, tiles // parts
+    for token in TiledRange(count, PARTITIONS):
+        start = first + token.start_offset
+        nisa.dma_copy(rows[token.index], p.hidden[start : start + token.size])
+        rows[token.index] = castable(rows[token.index], matmul_dtype(p))
+    for part in range(parts):
+        columns = []
+        for row in rows:
+            columns.append(row[:, part * width : (part + 1) * width])
+        spread_rows(columns, tile[:, part * step : (part + 1) * step, :])
+    return Tokens(tile, parts)
+
+
+def exchange(sent: Any, core: int) -> Any:
+    """What the other core sends for a tile: by GpSimdE's DMA if it is small, else by the queues."""
+    received = nl.ndarray(sent.shape, sent.dtype, buffer=nl.sbuf)
+    columns = sent.size // sent.shape[0]
+    give, take = sent.reshape((sent.shape[0], columns)), received.reshape((sent.shape[0], columns))
+    small = columns <= SMALL_SWAP
+    engine = nisa.dma_engine.gpsimd_dma if small else nisa.dma_engine.dma
+    for part in TiledRange(columns, GPSIMD_ELEMENTS if small else columns):
+        start, end = part.start_offset, part.end_offset
+        nisa.sendrecv(give[:, start:end], take[:, start:end], 1 - core, 1 - core, 0, dma_engine=engine)
+    return received
+
+
+# ---- out -----------------------------------------------------------------------------------------
+
+
+def new_output(p: MoEParameters, n_prgs: int) -> Any:
+    """The result in HBM, or None if it stays in SBUF."""
+    if p.output_in_sbuf or p.output is not None:
+        return p.output
+    tokens, size = token_count(p), hidden_size(p)
+    shape = (tokens, size)
+    if p.layout == MoEBlockIOLayout._128_Nprgs_Hfree_T:
+        shape = (PARTITIONS, n_prgs, size // PARTITIONS // n_prgs, tokens)
+    return nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
+
+
+def store_result(p: MoEParameters, out: Any, total: Any, x: Tokens, core: int, first: int) -> None:
+    """The sums [128, J, T] of tokens first ... and this core's part of H into the result."""
+    own = rounded(p, total)
+    tokens = own.shape[2]
+    if p.layout == MoEBlockIOLayout._128_Nprgs_Hfree_T:
+        nisa.dma_copy(out[:, core, :, first : first + tokens], own)
+        return
+    width = hidden_size(p) // x.parts
+    for token in TiledRange(tokens, PARTITIONS):
+        rows = nl.ndarray((token.size, width), own.dtype, buffer=nl.sbuf)
+        rows_from_spread(rows, own[:, :, token.start_offset : token.end_offset])
+        start = first + token.start_offset
+        nisa.dma_copy(out[start : start + token.size, core * width : (core + 1) * width], rows)
+
+
+def rounded(p: MoEParameters, total: Any) -> Any:
+    """The sums in the dtype of the result, some at a time, so that what follows begins early."""
+    result = nl.ndarray(total.shape, result_dtype(p), buffer=nl.sbuf)
+    for group in TiledRange(total.shape[1], FINISH_TILES):
+        place = result[:, group.start_offset : group.end_offset, :]
+        interleave_copy(place, total[:, group.start_offset : group.end_offset, :], group.index)
+    return result
+
+
+def result_in_sbuf(p: MoEParameters, total: Any, x: Tokens, core: int) -> Any:
+    """All of it in every core, [128, T, H / 128] as hidden is laid out in SBUF."""
+    size, tokens = total.shape[1], total.shape[2]
+    tile = nl.ndarray((PARTITIONS, tokens, x.parts * size), result_dtype(p), buffer=nl.sbuf)
+    own = rounded(p, total)
+    nisa.tensor_copy(tile[:, :, core * size : (core + 1) * size], own.permute((0, 2, 1)))
+    if x.parts == 2:
+        other = exchange(own, core).permute((0, 2, 1))
+        nisa.tensor_copy(tile[:, :, (1 - core) * size : (2 - core) * size], other)
+    return tile
