@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-
 import nki
 import nki.isa as nisa
 import nki.language as nl
