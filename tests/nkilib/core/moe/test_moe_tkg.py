@@ -176,25 +176,41 @@ def test_the_result_has_the_dtype_asked_for():
     assert check(case(2, 256, 32, 2, 1), 1, output_dtype=nl.float32).dtype == np.float32
 
 
+NAMES = (
+    "expert_gate_up_weights",
+    "expert_down_weights",
+    "expert_affinities",
+    "expert_index",
+    "is_all_expert",
+    "rank_id",
+)
+IN_SBUF = {"expert_affinities_scaling_mode": POST, "output_in_sbuf": True}
+
+
+def loaded(view):
+    tile = nl.ndarray(view.shape, view.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, view)
+    return tile
+
+
 @nki.jit
 def through_sbuf(hidden, gate_up, down, affinities, index, is_all_expert, rank_id):
     """hidden is [128, T, H / 128] in HBM already."""
-    tile = nl.ndarray(hidden.shape, hidden.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(tile, hidden)
-    out = moe_tkg(
-        tile,
-        gate_up,
-        down,
-        affinities,
-        index,
-        is_all_expert,
-        rank_id,
-        expert_affinities_scaling_mode=POST,
-        output_in_sbuf=True,
-    )
-    result = nl.ndarray(out.shape, out.dtype, buffer=nl.shared_hbm)
+    x, w = loaded(hidden), loaded(affinities)
+    out = moe_tkg(x, gate_up, down, w, index, is_all_expert, rank_id, **IN_SBUF)
+    result = nl.ndarray(hidden.shape, hidden.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) == 0:
         nisa.dma_copy(result, out)
+    return result
+
+
+@nki.jit
+def halves_through_sbuf(hidden, gate_up, down, affinities, index, is_all_expert, rank_id):
+    """hidden is [2, 128, T, H / 256]."""
+    core = nl.program_id(0)
+    out = moe_tkg(loaded(hidden[core]), gate_up, down, affinities, index, is_all_expert, rank_id, **IN_SBUF)
+    result = nl.ndarray(hidden.shape, hidden.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(result[core], out)
     return result
 
 
@@ -203,12 +219,16 @@ def through_sbuf(hidden, gate_up, down, affinities, index, is_all_expert, rank_i
 def test_tokens_come_from_sbuf_and_go_there(everyone, lnc):
     a = case(3, 512, 64, 2, 2, expert_affinities_scaling_mode=POST)
     a |= {"is_all_expert": everyone, "rank_id": np.zeros((1, 1), np.int32)}
-    x = a["hidden_input"].reshape(3, lnc, 128, 4 // lnc).transpose(2, 0, 1, 3).reshape(128, 3, 4)
-    names = ("expert_gate_up_weights", "expert_down_weights", "expert_affinities", "expert_index")
-    rest = [a[name] for name in (*names, "is_all_expert", "rank_id")]
-    got = run(through_sbuf, np.ascontiguousarray(x), *rest, lnc=lnc)
-    rows = got.reshape(128, 3, lnc, 4 // lnc).transpose(1, 2, 0, 3).reshape(3, 512)
-    close_to(rows, moe_tkg_ref(**a))
+    x = np.ascontiguousarray(a["hidden_input"].reshape(3, 128, 4).transpose(1, 0, 2))
+    got = run(through_sbuf, x, *[a[name] for name in NAMES], lnc=lnc)
+    close_to(got.transpose(1, 0, 2).reshape(3, 512), moe_tkg_ref(**a))
+
+
+def test_each_core_may_have_its_half_in_sbuf():
+    a = case(3, 512, 64, 2, 2, expert_affinities_scaling_mode=POST, **ALL_EXPERT)
+    x = np.ascontiguousarray(a["hidden_input"].reshape(3, 2, 128, 2).transpose(1, 2, 0, 3))
+    got = run(halves_through_sbuf, x, *[a[name] for name in NAMES], lnc=2)
+    close_to(got.transpose(2, 0, 1, 3).reshape(3, 512), moe_tkg_ref(**a))
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,21 @@ from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS, Block, bytes_of
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 
-CHUNK_BYTES = 16 * 1024  # of weights in each partition: 2 MiB for one transfer
+CHUNK_BYTES = 32 * 1024  # of weights in each partition: 4 MiB for one transfer of gate and up, half for down
 SPAN_BANKS = 2  # of PSUM for the gates of one span, and as many for the ups
 MIN_PARTITIONS = 64  # that blocks of the middle fill, if I can be cut so
 
 
 @dataclass
 class Tokens(nl.NKIObject):
-    """x in SBUF, [128, H / 128, T]; `parts` runs of H are spread over the partitions each on its own."""
+    """x in SBUF, [128, H / 128, T]; `parts` runs of H are spread over the partitions each on its own.
+
+    As many `cores` share the work; each has its part of H of the result.
+    """
 
     tile: Any
     parts: int
+    cores: int
 
 
 @dataclass
@@ -251,11 +255,11 @@ def columns_of(row: Any) -> Any:
 def add_down(p: MoEParameters, total: Any, x: Tokens, item: Item, m: Middle, part: int) -> None:
     """total += m W of one part of H, some rows of W at a time."""
     partitions, blocks, tokens = m.tile.shape
-    columns = p.down.shape[2] // x.parts
+    columns = p.down.shape[2] // x.cores
     size = columns // PARTITIONS
     cells = p.down[:, :, part * columns : (part + 1) * columns]
-    scale = part_columns(p.down_scale, item, part, x.parts) if quantized(p) else None
-    for chunk in TiledRange(blocks, max(1, 2 * CHUNK_BYTES // (columns * bytes_of(p.down)))):
+    scale = part_columns(p.down_scale, item, part, x.cores) if quantized(p) else None
+    for chunk in TiledRange(blocks, max(1, CHUNK_BYTES // 2 // (columns * bytes_of(p.down)))):
         first = m.row + chunk.start_offset * partitions
         rows = cells[:, first : first + chunk.size * partitions, :]
         rows = rows.reshape_dim(1, (chunk.size, partitions)).permute((0, 2, 1, 3))
@@ -306,7 +310,7 @@ def spread_row(rows: Any, item: Item, part: int, parts: int) -> Any:
 
 def add_down_bias(p: MoEParameters, total: Any, x: Tokens, item: Item, part: int) -> None:
     """total += bias times affinity: a matmul of the two rows."""
-    row = spread_row(p.down_bias, item, part, x.parts)
+    row = spread_row(p.down_bias, item, part, x.cores)
     factors = constant_row(item.tokens, row.dtype)
     if item.weight is not None and not item.chosen():
         nisa.tensor_copy(factors, item.weight[0:1])

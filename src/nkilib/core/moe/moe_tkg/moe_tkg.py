@@ -16,9 +16,11 @@ from nkilib.core.mlp.mlp_parameters import Linear
 from nkilib.core.moe.moe_tkg.affinities import Broadcast, local_affinities, selected_affinities
 from nkilib.core.moe.moe_tkg.experts import Item, Middle, Tokens, add_expert, middles_of
 from nkilib.core.moe.moe_tkg.parameters import (
+    BLOCK_TOKENS,
     MoEParameters,
     check,
     hidden_size,
+    input_in_sbuf,
     intermediate_size,
     local_experts,
     scales_outputs,
@@ -40,7 +42,6 @@ from nkilib.core.utils.projection import PARTITIONS
 from nkilib.core.utils.tiled_range import TiledRange
 
 BLOCK_BYTES = 96 * 1024  # of sums in each partition: how many tokens a pass over the weights serves
-BLOCK_TOKENS = 512  # and at most, one bank of PSUM
 
 
 @nki.jit
@@ -82,8 +83,8 @@ def moe_tkg(
 ):
     """out[t] = sum over experts e of w[t, e] f_e(x_t), f(x) = down(act(gate(x)) * up(x)); [T, H].
 
-    hidden_input is [T, H] in HBM, or [128, T, H / 128] in SBUF, where each core's part of H is spread over
-    the partitions (x[t, J p + j] at [p, t, j]). Weights are [E_L, H, 2, I] and [E_L, I, H], biases
+    hidden_input is [T, H] in HBM, or [128, T, J] in SBUF with x[t, J p + j] at [p, t, j], J = H / 128; there
+    a core may also have its half of H alone, laid out so. Weights are [E_L, H, 2, I] and [E_L, I, H], biases
     [E_L, 2, I] and [E_L, H]; FP8 weights have scales [E_L, 2, I] and [E_L, H] (ROW), or [E_L, 2, 1] and
     [E_L, 1] (STATIC), and activations stay in 16 bits.
 
@@ -187,6 +188,8 @@ def all_experts(p: MoEParameters, out: Any, cores: int, core: int) -> Any:
 
 def block_tokens(p: MoEParameters) -> int:
     """Tokens that one pass over the weights serves."""
+    if input_in_sbuf(p) or p.output_in_sbuf:
+        return BLOCK_TOKENS
     fit = min(BLOCK_TOKENS, BLOCK_BYTES // (4 * hidden_size(p) // PARTITIONS))
     return fit if fit < PARTITIONS else fit // PARTITIONS * PARTITIONS
 
@@ -216,11 +219,11 @@ class Ready(nl.NKIObject):
 
 def run_items(p: MoEParameters, out: Any, x: Tokens, items: list, core: int, first: int) -> Any:
     """All items, as many at once as there are cores. The next middle is computed before the last is used."""
-    size = hidden_size(p) // PARTITIONS // x.parts
+    size = hidden_size(p) // PARTITIONS // x.cores
     total = nl.ndarray((PARTITIONS, size, x.tile.shape[2]), nl.float32, buffer=nl.sbuf)
     nisa.memset(total, 0.0)
     waiting = []
-    for step in TiledRange(len(items), x.parts):
+    for step in TiledRange(len(items), x.cores):
         ready = step_middles(p, x, items[step.start_offset : step.end_offset], core)
         add_ready(p, total, x, waiting, core)
         waiting = ready
@@ -238,7 +241,7 @@ def add_ready(p: MoEParameters, total: Any, x: Tokens, waiting: list, core: int)
 
 def step_middles(p: MoEParameters, x: Tokens, items: list, core: int) -> list[Ready]:
     """The middles of one item for each core, or of one item whose columns the cores share."""
-    if x.parts == 1:
+    if x.cores == 1:
         return [Ready(items[0], middles_of(p, x, items[0]))]
     if len(items) == 2:
         own = middles_of(p, x, items[core])

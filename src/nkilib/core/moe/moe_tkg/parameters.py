@@ -15,6 +15,7 @@ from nkilib.core.utils.projection import FP8, PARTITIONS
 FLOATS = (nl.float32, nl.bfloat16, nl.float16)
 MAX_TOKENS = 128  # of a call that selects experts
 MAX_K = 16
+BLOCK_TOKENS = 512  # that a pass over the weights serves at most: one bank of PSUM
 
 
 @dataclass
@@ -66,6 +67,11 @@ def input_in_sbuf(p: MoEParameters) -> bool:
 
 def token_count(p: MoEParameters) -> int:
     return p.hidden.shape[1] if input_in_sbuf(p) else p.hidden.shape[0]
+
+
+def shares_input(p: MoEParameters) -> bool:
+    """Each core has its part of H of the tokens in SBUF, and keeps as much of the result."""
+    return input_in_sbuf(p) and p.hidden.shape[2] < hidden_size(p) // PARTITIONS
 
 
 def scales_outputs(p: MoEParameters) -> bool:
@@ -132,8 +138,8 @@ def check_tokens(p: MoEParameters, n_prgs: int) -> None:
     tiles = size // PARTITIONS
     if input_in_sbuf(p):
         kernel_assert(
-            len(shape) == 3 and (shape[0], shape[2]) == (PARTITIONS, tiles),
-            f"hidden_input: got shape {shape} in SBUF, expected (128, T, {tiles})",
+            len(shape) == 3 and shape[0] == PARTITIONS and shape[2] in (tiles, tiles // n_prgs),
+            f"hidden_input: got shape {shape} in SBUF, expected (128, T, {tiles}) or a core's part of it",
         )
     else:
         kernel_assert(
@@ -141,9 +147,10 @@ def check_tokens(p: MoEParameters, n_prgs: int) -> None:
         )
     kernel_assert(p.hidden.dtype in FLOATS, f"hidden_input: got {p.hidden.dtype}, allowed are {FLOATS}")
     tokens = token_count(p)
-    free = p.all_expert and not input_in_sbuf(p) and not p.output_in_sbuf
+    in_sbuf = input_in_sbuf(p) or p.output_in_sbuf
+    most = BLOCK_TOKENS if in_sbuf else tokens
     kernel_assert(
-        tokens <= MAX_TOKENS or free,
+        tokens <= MAX_TOKENS or (p.all_expert and tokens <= most),
         f"hidden_input: got {tokens} tokens, allowed are {MAX_TOKENS}, more with all experts in HBM",
     )
     spread = p.output_in_sbuf or p.layout == MoEBlockIOLayout._128_Nprgs_Hfree_T

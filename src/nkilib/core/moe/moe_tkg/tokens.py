@@ -14,12 +14,13 @@ from nkilib.core.moe.moe_tkg.parameters import (
     input_in_sbuf,
     matmul_dtype,
     result_dtype,
+    shares_input,
     token_count,
 )
 from nkilib.core.utils.common_types import MoEBlockIOLayout
 from nkilib.core.utils.kernel_helpers import interleave_copy
 from nkilib.core.utils.projection import PARTITIONS
-from nkilib.core.utils.projection_results import new_rows
+from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import rows_from_spread, spread_rows
 
@@ -28,26 +29,32 @@ GPSIMD_ELEMENTS = 256  # that it takes at once
 FINISH_TILES = 8  # of H / 128 that are rounded together
 
 
-def load_tokens(p: MoEParameters, parts: int, first: int, count: int) -> Tokens:
+def load_tokens(p: MoEParameters, cores: int, first: int, count: int) -> Tokens:
     """Tokens first ... first + count, [128, H / 128, tokens] in the dtype of the matmul."""
-    size = hidden_size(p)
-    tiles = size // PARTITIONS
+    tiles = hidden_size(p) // PARTITIONS
     tile = nl.ndarray((PARTITIONS, tiles, count), matmul_dtype(p), buffer=nl.sbuf)
+    if shares_input(p):
+        copy_parts(tile, p.hidden[:, first : first + count, :].permute((0, 2, 1)))
+        return Tokens(tile, cores, cores)
     if input_in_sbuf(p):
         nisa.tensor_copy(tile, p.hidden[:, first : first + count, :].permute((0, 2, 1)))
-        return Tokens(tile, parts)
-    rows = new_rows(count, size, p.hidden.dtype)
-    width, step = size // parts, tiles // parts
+        return Tokens(tile, 1, cores)
+    rows = []
     for token in TiledRange(count, PARTITIONS):
         start = first + token.start_offset
-        nisa.dma_copy(rows[token.index], p.hidden[start : start + token.size])
-        rows[token.index] = castable(rows[token.index], matmul_dtype(p))
-    for part in range(parts):
-        columns = []
-        for row in rows:
-            columns.append(row[:, part * width : (part + 1) * width])
-        spread_rows(columns, tile[:, part * step : (part + 1) * step, :])
-    return Tokens(tile, parts)
+        rows.append(castable(load(p.hidden[start : start + token.size]), matmul_dtype(p)))
+    spread_rows(rows, tile)
+    return Tokens(tile, 1, cores)
+
+
+def copy_parts(tile: Any, columns: Any) -> None:
+    """From SBUF, where each core has its part alone."""
+    core = nl.program_id(0)
+    step = columns.shape[1]
+    own = nl.ndarray(columns.shape, tile.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(own, columns)
+    nisa.tensor_copy(tile[:, core * step : (core + 1) * step, :], own)
+    nisa.tensor_copy(tile[:, (1 - core) * step : (2 - core) * step, :], exchange(own, core))
 
 
 def exchange(sent: Any, core: int) -> Any:
@@ -84,7 +91,7 @@ def store_result(p: MoEParameters, out: Any, total: Any, x: Tokens, core: int, f
     if p.layout == MoEBlockIOLayout._128_Nprgs_Hfree_T:
         nisa.dma_copy(out[:, core, :, first : first + tokens], own)
         return
-    width = hidden_size(p) // x.parts
+    width = hidden_size(p) // x.cores
     for token in TiledRange(tokens, PARTITIONS):
         rows = nl.ndarray((token.size, width), own.dtype, buffer=nl.sbuf)
         rows_from_spread(rows, own[:, :, token.start_offset : token.end_offset])
@@ -102,12 +109,26 @@ def rounded(p: MoEParameters, total: Any) -> Any:
 
 
 def result_in_sbuf(p: MoEParameters, total: Any, x: Tokens, core: int) -> Any:
-    """All of it in every core, [128, T, H / 128] as hidden is laid out in SBUF."""
+    """[128, T, H / 128] as hidden is laid out in SBUF: all of it in every core, or its part alone."""
     size, tokens = total.shape[1], total.shape[2]
-    tile = nl.ndarray((PARTITIONS, tokens, x.parts * size), result_dtype(p), buffer=nl.sbuf)
     own = rounded(p, total)
-    nisa.tensor_copy(tile[:, :, core * size : (core + 1) * size], own.permute((0, 2, 1)))
-    if x.parts == 2:
-        other = exchange(own, core).permute((0, 2, 1))
-        nisa.tensor_copy(tile[:, :, (1 - core) * size : (2 - core) * size], other)
+    if shares_input(p):
+        part = nl.ndarray((PARTITIONS, tokens, size), own.dtype, buffer=nl.sbuf)
+        nisa.tensor_copy(part, own.permute((0, 2, 1)))
+        return part
+    if x.cores == 2:
+        own = spread_rows([whole_rows(own, core)])
+    tile = nl.ndarray((PARTITIONS, tokens, own.shape[1]), own.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(tile, own.permute((0, 2, 1)))
     return tile
+
+
+def whole_rows(own: Any, core: int) -> Any:
+    """Rows [T, H] of both cores' parts, [128, J, T] each."""
+    width, tokens = own.shape[0] * own.shape[1], own.shape[2]
+    half = nl.ndarray((tokens, width), own.dtype, buffer=nl.sbuf)
+    rows_from_spread(half, own)
+    rows = nl.ndarray((tokens, 2 * width), own.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(rows[:, core * width : (core + 1) * width], half)
+    nisa.tensor_copy(rows[:, (1 - core) * width : (2 - core) * width], exchange(half, core))
+    return rows
