@@ -128,9 +128,10 @@ def normalize(p: MLPParameters, source: RowSource, rows: Any) -> Any:
     return out
 
 
-def rms_norm(out: Any, rows: Any, gamma: Any, eps: float) -> None:
-    """out = rows / sqrt(mean of squares + eps) * gamma"""
+def rms_norm(out: Any, rows: Any, gamma: Any, eps: float, actual: Any = None) -> None:
+    """out = rows / sqrt(mean of squares + eps) * gamma; `actual`: how many are not padding."""
     count, size = rows.shape
+    size = size if actual is None else actual
     squares = nl.ndarray(rows.shape, nl.bfloat16, buffer=nl.sbuf)
     total = nl.ndarray((count, 1), nl.float32, buffer=nl.sbuf)
     nisa.activation_reduce(squares, nl.square, rows, nl.add, total)

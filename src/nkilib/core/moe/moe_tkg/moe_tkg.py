@@ -28,7 +28,14 @@ from nkilib.core.moe.moe_tkg.parameters import (
     working_cores,
 )
 from nkilib.core.moe.moe_tkg.reference import moe_tkg_ref
-from nkilib.core.moe.moe_tkg.tokens import exchange, load_tokens, new_output, result_in_sbuf, store_result
+from nkilib.core.moe.moe_tkg.tokens import (
+    exchange,
+    load_tokens,
+    new_output,
+    new_total,
+    result_in_sbuf,
+    store_result,
+)
 from nkilib.core.utils.common_types import (
     ActFnType,
     DtypeMode,
@@ -41,6 +48,7 @@ from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.projection import PARTITIONS
 from nkilib.core.utils.tiled_range import TiledRange
 
+FP8_TOKENS = "activations that arrive in FP8 are not built"
 BLOCK_BYTES = 96 * 1024  # of sums in each partition: how many tokens a pass over the weights serves
 
 
@@ -131,31 +139,39 @@ def moe_tkg(
         output,
         dtype_mode,
     )
-    refuse_input_scale("hidden_input_scale", hidden_input_scale)
-    refuse_input_scale("input_dequant_scale", input_dequant_scale)
-    refuse_input_scale("expert_gate_up_input_scale", expert_gate_up_input_scale)
-    refuse_input_scale("expert_gate_up_input_scale", gate_up_input_scale)
-    refuse_input_scale("expert_down_input_scale", expert_down_input_scale)
-    refuse_input_scale("expert_down_input_scale", down_input_scale)
+    refuse("hidden_input_scale", hidden_input_scale, FP8_TOKENS)
+    refuse("input_dequant_scale", input_dequant_scale, FP8_TOKENS)
+    refuse("expert_gate_up_input_scale", expert_gate_up_input_scale, FP8_TOKENS)
+    refuse("expert_gate_up_input_scale", gate_up_input_scale, FP8_TOKENS)
+    refuse("expert_down_input_scale", expert_down_input_scale, FP8_TOKENS)
+    refuse("expert_down_input_scale", down_input_scale, FP8_TOKENS)
     if all_to_all_v_strategy != MoEAllToAllVStrategy.DISABLED:
         not_built(f"all_to_all_v_strategy={all_to_all_v_strategy.name}", "packed rows are not built")
     n_prgs, core = get_verified_program_sharding_info("moe_tkg", (0, 1), 2)[1:]
+    return experts_of(p, n_prgs, core)
+
+
+def refuse(name: str, value: Any, why: str) -> None:
+    """Of this argument only None is built."""
+    if value is not None:
+        not_built(name, why)
+
+
+def experts_of(p: MoEParameters, n_prgs: int, core: int, addend: Any = None) -> Any:
+    """The kernel, once its arguments are collected; addend [T, H] float32 in HBM is added to the result."""
     check(p, n_prgs)
     out, cores = new_output(p, n_prgs), working_cores(p, n_prgs)
     if core >= cores:
         return out
-    return all_experts(p, out, cores, core) if is_all_expert else selected_experts(p, out, cores, core)
-
-
-def refuse_input_scale(name: str, scale: Any) -> None:
-    if scale is not None:
-        not_built(name, "activations that arrive in FP8 are not built")
+    if p.all_expert:
+        return all_experts(p, out, cores, core, addend)
+    return selected_experts(p, out, cores, core, addend)
 
 
 # ---- who does what -------------------------------------------------------------------------------
 
 
-def selected_experts(p: MoEParameters, out: Any, cores: int, core: int) -> Any:
+def selected_experts(p: MoEParameters, out: Any, cores: int, core: int, addend: Any) -> Any:
     """For each token its K experts, whose numbers address the weights."""
     tokens, k = p.index.shape
     index = nl.ndarray((1, tokens * k), nl.int32, buffer=nl.sbuf)
@@ -169,10 +185,11 @@ def selected_experts(p: MoEParameters, out: Any, cores: int, core: int) -> Any:
             pair = token * k + rank
             weight = None if weights is None else weights[:, rank, token : token + 1]
             items.append(Item(index[0:1, pair : pair + 1], 0, intermediate_size(p), token, 1, weight))
-    return run_items(p, out, x, items, core, 0)
+    total = new_total(p, x, core, 0, addend)
+    return run_items(p, out, total, x, items, core, 0)
 
 
-def all_experts(p: MoEParameters, out: Any, cores: int, core: int) -> Any:
+def all_experts(p: MoEParameters, out: Any, cores: int, core: int, addend: Any) -> Any:
     """For each block of tokens all local experts."""
     result = None
     for block in TiledRange(token_count(p), block_tokens(p)):
@@ -182,7 +199,8 @@ def all_experts(p: MoEParameters, out: Any, cores: int, core: int) -> Any:
         for expert in range(local_experts(p)):
             weight = None if weights is None else weights[:, expert, :]
             items.append(Item(expert, 0, intermediate_size(p), 0, block.size, weight))
-        result = run_items(p, out, x, items, core, block.start_offset)
+        total = new_total(p, x, core, block.start_offset, addend)
+        result = run_items(p, out, total, x, items, core, block.start_offset)
     return result
 
 
@@ -217,11 +235,8 @@ class Ready(nl.NKIObject):
     middles: list
 
 
-def run_items(p: MoEParameters, out: Any, x: Tokens, items: list, core: int, first: int) -> Any:
+def run_items(p: MoEParameters, out: Any, total: Any, x: Tokens, items: list, core: int, first: int) -> Any:
     """All items, as many at once as there are cores. The next middle is computed before the last is used."""
-    size = hidden_size(p) // PARTITIONS // x.cores
-    total = nl.ndarray((PARTITIONS, size, x.tile.shape[2]), nl.float32, buffer=nl.sbuf)
-    nisa.memset(total, 0.0)
     waiting = []
     for step in TiledRange(len(items), x.cores):
         ready = step_middles(p, x, items[step.start_offset : step.end_offset], core)

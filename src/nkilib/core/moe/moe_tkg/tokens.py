@@ -57,6 +57,21 @@ def copy_parts(tile: Any, columns: Any) -> None:
     nisa.tensor_copy(tile[:, (1 - core) * step : (2 - core) * step, :], exchange(own, core))
 
 
+def new_total(p: MoEParameters, x: Tokens, core: int, first: int, addend: Any) -> Any:
+    """Where this core's part of H is summed, [128, J, T]: 0, or tokens first ... of addend [T, H] in HBM."""
+    width, tokens = hidden_size(p) // x.cores, x.tile.shape[2]
+    total = nl.ndarray((PARTITIONS, width // PARTITIONS, tokens), nl.float32, buffer=nl.sbuf)
+    if addend is None:
+        nisa.memset(total, 0.0)
+        return total
+    rows = []
+    for token in TiledRange(tokens, PARTITIONS):
+        start = first + token.start_offset
+        columns = addend[start : start + token.size, core * width : (core + 1) * width]
+        rows.append(load(columns, nl.float32))
+    return spread_rows(rows, total)
+
+
 def exchange(sent: Any, core: int) -> Any:
     """What the other core sends for a tile: by GpSimdE's DMA if it is small, else by the queues."""
     received = nl.ndarray(sent.shape, sent.dtype, buffer=nl.sbuf)
