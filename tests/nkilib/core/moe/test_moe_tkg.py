@@ -7,7 +7,17 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.moe.moe_tkg.moe_tkg import moe_tkg, moe_tkg_ref
-from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode, MoEBlockIOLayout
+from nkilib.core.utils.common_types import (
+    ActFnType,
+    ExpertAffinityScaleMode,
+    MoEAllToAllVStrategy,
+    MoEBlockIOLayout,
+)
+from nkilib.experimental.subkernels.permute_routed_tokens import (
+    permute_routed_tokens,
+    permute_routed_tokens_ref,
+)
+from nkilib.experimental.subkernels.topk_reduce import topk_reduce
 
 BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype("float16"), np.dtype("float32")
 FP8 = np.dtype(ml_dtypes.float8_e4m3)
@@ -229,6 +239,46 @@ def test_each_core_may_have_its_half_in_sbuf():
     x = np.ascontiguousarray(a["hidden_input"].reshape(3, 2, 128, 2).transpose(1, 2, 0, 3))
     got = run(halves_through_sbuf, x, *[a[name] for name in NAMES], lnc=2)
     close_to(got.transpose(2, 0, 1, 3).reshape(3, 512), moe_tkg_ref(**a))
+
+
+# ---- rows that an all-to-all brought -------------------------------------------------------------
+
+
+def packed(local, rank, tokens=20, hidden=256):
+    """Rows of the local experts of a rank, and their experts."""
+    rng = np.random.default_rng(3)
+    index = np.stack([rng.permutation(4)[:2] for _ in range(tokens)]).astype(np.int32)
+    rows = permute_routed_tokens_ref(random((tokens, hidden), BF16), index, random((tokens, 4), BF16, 4))
+    experts = np.sort(index.ravel())
+    here = experts // local == rank
+    return rows[here], experts[here].astype(np.int32).reshape(-1, 1)
+
+
+@each_lnc
+@pytest.mark.parametrize("local, rank", [(1, 3), (2, 1)])
+def test_packed_rows_go_to_the_expert_they_were_sent_to(local, rank, lnc):
+    rows, experts = packed(local, rank)
+    a = case(20, 256, 64, local, 1, **ALL_EXPERT, expert_affinities_scaling_mode=POST)
+    a |= {"hidden_input": rows, "expert_index": experts, "rank_id": np.array([[rank]], np.int32)}
+    weight = np.zeros((len(rows), local))
+    weight[np.arange(len(rows)), experts[:, 0] - local * rank] = rows[:, 256]
+    wanted = torch_moe({**a, "hidden_input": rows[:, :256]}, weight)
+    for strategy in (MoEAllToAllVStrategy.PRESERVE_ROW_ORDER, MoEAllToAllVStrategy.PACK_OUTPUT_ROWS):
+        got = run(moe_tkg, lnc=lnc, **a, all_to_all_v_strategy=strategy)
+        close_to(got[:, :256], wanted)
+    number = np.ascontiguousarray(rows[:, 257:]).view(np.int32)
+    np.testing.assert_array_equal(np.ascontiguousarray(got[:, 256:]).view(np.int32), number + 1)
+
+
+def test_tokens_come_home_through_permute_experts_and_reduce():
+    x, affinities = random((16, 256), BF16), random((16, 4), BF16, 4)
+    index = np.stack([np.random.default_rng(t).permutation(4)[:2] for t in range(16)]).astype(np.int32)
+    a = case(16, 256, 32, 4, 1, **ALL_EXPERT, expert_affinities_scaling_mode=POST)
+    a |= {"hidden_input": run(permute_routed_tokens, x, index, affinities)}
+    a |= {"expert_index": np.sort(index.ravel()).reshape(-1, 1)}
+    rows = run(moe_tkg, **a, all_to_all_v_strategy=MoEAllToAllVStrategy.PACK_OUTPUT_ROWS)
+    whole = {**a, "hidden_input": x, "expert_index": index, "expert_affinities": affinities}
+    close_to(run(topk_reduce, rows, 16, 2), moe_tkg_ref(**{**whole, "is_all_expert": False}))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,14 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.moe.moe_tkg.parameters import MoEParameters, local_experts
+from nkilib.core.moe.moe_tkg.parameters import (
+    PACKED_COLUMNS,
+    TOKEN_COLUMNS,
+    MoEParameters,
+    arrives_packed,
+    hidden_size,
+    local_experts,
+)
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
 from nkilib.core.utils.projection import PARTITIONS
 
@@ -58,6 +65,8 @@ def selected_affinities(p: MoEParameters) -> Any:
 def local_affinities(p: MoEParameters, first: int, rows: int) -> Any:
     """Of the local experts, [tokens <= 128, E_L] float32; 0 where not chosen, if asked for."""
     local = local_experts(p)
+    if arrives_packed(p):
+        return packed_affinities(p, first, rows)
     ranks = p.affinities.shape[1] // local
     by_rank = p.affinities[first : first + rows].reshape_dim(1, (ranks, local))
     tile = nl.ndarray((rows, local), nl.float32, buffer=nl.sbuf)
@@ -92,3 +101,39 @@ def chosen_mask(p: MoEParameters, first: int, rows: int) -> Any:
         number = index[:, column : column + 1]
         nisa.scalar_tensor_tensor(mask, numbers, nl.equal, number, nl.maximum, mask)
     return mask
+
+
+# ---- rows that an all-to-all brought -------------------------------------------------------------
+
+
+def row_tail(p: MoEParameters, first: int, rows: int) -> Any:
+    """What stands behind some rows, [rows, 3] of 16 bits."""
+    tail = nl.ndarray((rows, PACKED_COLUMNS), p.hidden.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tail, p.hidden[first : first + rows, hidden_size(p) :])
+    return tail
+
+
+def token_numbers(p: MoEParameters, first: int, rows: int, first_number: int = 0) -> Any:
+    """Their tokens, int32 [rows, 1], counted from first_number; padding stays -1."""
+    words = nl.ndarray((rows, TOKEN_COLUMNS), p.hidden.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(words, row_tail(p, first, rows)[:, PACKED_COLUMNS - TOKEN_COLUMNS :])
+    stored, numbers = words.view(nl.int32), nl.ndarray((rows, 1), nl.int32, buffer=nl.sbuf)
+    used = nl.ndarray((rows, 1), nl.int32, buffer=nl.sbuf)
+    nisa.tensor_scalar(used, stored, nl.greater_equal, 0.0, op1=nl.multiply, operand1=float(first_number))
+    nisa.tensor_tensor(numbers, stored, used, op=nl.add)
+    return numbers
+
+
+def packed_affinities(p: MoEParameters, first: int, rows: int) -> Any:
+    """[rows, E_L]: the packed affinity in the column of the row's expert, else 0; padding rows have none."""
+    local = local_experts(p)
+    affinity, used = nl.ndarray((rows, 1), nl.float32, nl.sbuf), nl.ndarray((rows, 1), nl.float32, nl.sbuf)
+    nisa.tensor_copy(affinity, row_tail(p, first, rows)[:, 0:1].view(nl.bfloat16))
+    nisa.tensor_scalar(used, token_numbers(p, first, rows), nl.greater_equal, 0.0)
+    nisa.tensor_tensor(affinity, affinity, used, op=nl.multiply)
+    tile = nl.ndarray((rows, local), nl.float32, buffer=nl.sbuf)
+    if local == 1:
+        nisa.tensor_copy(tile, affinity)
+    else:
+        nisa.tensor_scalar(tile, chosen_mask(p, first, rows), nl.multiply, affinity)
+    return tile

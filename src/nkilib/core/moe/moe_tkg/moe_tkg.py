@@ -106,6 +106,12 @@ def moe_tkg(
     with output_in_sbuf, a tile as hidden_input has in SBUF; `output` is written to if given.
     gate_up_input_scale, down_input_scale and outp_layout are older names.
 
+    all_to_all_v_strategy takes rows that came from other ranks, [R, H + 3] as permute_routed_tokens packs
+    them, to all local experts: w is the packed affinity for the expert that expert_index [R, 1] names by its
+    global number (not needed for one local expert), 0 for rows whose token is -1. PRESERVE_ROW_ORDER gives
+    their results [R, H], PACK_OUTPUT_ROWS [R, H + 2] with the token, counted from 1, behind each: what
+    topk_reduce takes. (The page does not say what the strategies mean; this is ours.)
+
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> def random(*shape): return rng.standard_normal(shape, np.float32) / 16
@@ -138,6 +144,7 @@ def moe_tkg(
         output_layout if outp_layout is None else outp_layout,
         output,
         dtype_mode,
+        all_to_all_v_strategy,
     )
     refuse("hidden_input_scale", hidden_input_scale, FP8_TOKENS)
     refuse("input_dequant_scale", input_dequant_scale, FP8_TOKENS)
@@ -145,8 +152,6 @@ def moe_tkg(
     refuse("expert_gate_up_input_scale", gate_up_input_scale, FP8_TOKENS)
     refuse("expert_down_input_scale", expert_down_input_scale, FP8_TOKENS)
     refuse("expert_down_input_scale", down_input_scale, FP8_TOKENS)
-    if all_to_all_v_strategy != MoEAllToAllVStrategy.DISABLED:
-        not_built(f"all_to_all_v_strategy={all_to_all_v_strategy.name}", "packed rows are not built")
     n_prgs, core = get_verified_program_sharding_info("moe_tkg", (0, 1), 2)[1:]
     return experts_of(p, n_prgs, core)
 

@@ -7,7 +7,12 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.mlp.mlp_parameters import Linear
-from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode, MoEBlockIOLayout
+from nkilib.core.utils.common_types import (
+    ActFnType,
+    ExpertAffinityScaleMode,
+    MoEAllToAllVStrategy,
+    MoEBlockIOLayout,
+)
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer, resolve_fp8_dtype
 from nkilib.core.utils.projection import FP8, PARTITIONS
@@ -15,6 +20,8 @@ from nkilib.core.utils.projection import FP8, PARTITIONS
 FLOATS = (nl.float32, nl.bfloat16, nl.float16)
 MAX_TOKENS = 128  # of a call that selects experts
 MAX_K = 16
+PACKED_COLUMNS = 3  # of 16 bits behind a row: its affinity, and its token's number in two
+TOKEN_COLUMNS = 2
 BLOCK_TOKENS = 512  # that a pass over the weights serves at most: one bank of PSUM
 
 
@@ -44,6 +51,7 @@ class MoEParameters(nl.NKIObject):
     layout: MoEBlockIOLayout
     output: Any
     dtype_mode: Any
+    strategy: MoEAllToAllVStrategy = MoEAllToAllVStrategy.DISABLED
 
 
 # ---- sizes and dtypes ----------------------------------------------------------------------------
@@ -72,6 +80,16 @@ def token_count(p: MoEParameters) -> int:
 def shares_input(p: MoEParameters) -> bool:
     """Each core has its part of H of the tokens in SBUF, and keeps as much of the result."""
     return input_in_sbuf(p) and p.hidden.shape[2] < hidden_size(p) // PARTITIONS
+
+
+def arrives_packed(p: MoEParameters) -> bool:
+    """Rows of hidden are [hidden | affinity | token], as permute_routed_tokens makes them."""
+    return p.strategy != MoEAllToAllVStrategy.DISABLED
+
+
+def leaves_packed(p: MoEParameters) -> bool:
+    """Rows of the result are [result | token], as topk_reduce takes them."""
+    return p.strategy == MoEAllToAllVStrategy.PACK_OUTPUT_ROWS
 
 
 def scales_outputs(p: MoEParameters) -> bool:
@@ -142,8 +160,9 @@ def check_tokens(p: MoEParameters, n_prgs: int) -> None:
             f"hidden_input: got shape {shape} in SBUF, expected (128, T, {tiles}) or a core's part of it",
         )
     else:
+        width = size + PACKED_COLUMNS if arrives_packed(p) else size
         kernel_assert(
-            len(shape) == 2 and shape[1] == size, f"hidden_input: got shape {shape}, expected (T, {size})"
+            len(shape) == 2 and shape[1] == width, f"hidden_input: got shape {shape}, expected (T, {width})"
         )
     kernel_assert(p.hidden.dtype in FLOATS, f"hidden_input: got {p.hidden.dtype}, allowed are {FLOATS}")
     tokens = token_count(p)
@@ -163,8 +182,29 @@ def check_tokens(p: MoEParameters, n_prgs: int) -> None:
     )
 
 
+def check_packed(p: MoEParameters) -> None:
+    """Rows that an all-to-all brought."""
+    name = f"all_to_all_v_strategy: got {p.strategy}"
+    kernel_assert(p.all_expert, f"{name} without is_all_expert, allowed only with it")
+    kernel_assert(
+        not input_in_sbuf(p) and not p.output_in_sbuf and p.layout == MoEBlockIOLayout.B_S_H,
+        f"{name}, allowed only with rows in HBM and output_layout B_S_H",
+    )
+    kernel_assert(
+        p.hidden.dtype in (nl.bfloat16, nl.float16), f"{name} with {p.hidden.dtype}, allowed are 16 bits"
+    )
+    if local_experts(p) > 1:
+        kernel_assert(
+            p.index is not None and p.rank_id is not None, f"{name}, needs expert_index and rank_id"
+        )
+        assert_shape(p.index, (token_count(p), 1), "expert_index")
+
+
 def check_routing(p: MoEParameters) -> None:
     tokens = token_count(p)
+    if arrives_packed(p):
+        check_packed(p)
+        return
     kernel_assert(
         p.scaling in (ExpertAffinityScaleMode.NO_SCALE, ExpertAffinityScaleMode.POST_SCALE),
         f"expert_affinities_scaling_mode: got {p.scaling}, allowed are NO_SCALE and POST_SCALE",

@@ -7,11 +7,14 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.mlp.rows import castable
+from nkilib.core.moe.moe_tkg.affinities import token_numbers
 from nkilib.core.moe.moe_tkg.experts import Tokens
 from nkilib.core.moe.moe_tkg.parameters import (
+    TOKEN_COLUMNS,
     MoEParameters,
     hidden_size,
     input_in_sbuf,
+    leaves_packed,
     matmul_dtype,
     result_dtype,
     shares_input,
@@ -42,7 +45,8 @@ def load_tokens(p: MoEParameters, cores: int, first: int, count: int) -> Tokens:
     rows = []
     for token in TiledRange(count, PARTITIONS):
         start = first + token.start_offset
-        rows.append(castable(load(p.hidden[start : start + token.size]), matmul_dtype(p)))
+        view = p.hidden[start : start + token.size, 0 : hidden_size(p)]
+        rows.append(castable(load(view), matmul_dtype(p)))
     spread_rows(rows, tile)
     return Tokens(tile, 1, cores)
 
@@ -93,7 +97,7 @@ def new_output(p: MoEParameters, n_prgs: int) -> Any:
     if p.output_in_sbuf or p.output is not None:
         return p.output
     tokens, size = token_count(p), hidden_size(p)
-    shape = (tokens, size)
+    shape = (tokens, size + TOKEN_COLUMNS if leaves_packed(p) else size)
     if p.layout == MoEBlockIOLayout._128_Nprgs_Hfree_T:
         shape = (PARTITIONS, n_prgs, size // PARTITIONS // n_prgs, tokens)
     return nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
@@ -112,6 +116,9 @@ def store_result(p: MoEParameters, out: Any, total: Any, x: Tokens, core: int, f
         rows_from_spread(rows, own[:, :, token.start_offset : token.end_offset])
         start = first + token.start_offset
         nisa.dma_copy(out[start : start + token.size, core * width : (core + 1) * width], rows)
+        if leaves_packed(p) and core == 0:
+            numbers = token_numbers(p, start, token.size, first_number=1).view(out.dtype)
+            nisa.dma_copy(out[start : start + token.size, hidden_size(p) :], numbers)
 
 
 def rounded(p: MoEParameters, total: Any) -> Any:
