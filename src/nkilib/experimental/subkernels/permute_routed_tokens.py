@@ -16,6 +16,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, program_share
+from nkilib.core.utils.masks import all_ones, triangle
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tiled_range import TiledRange
@@ -106,8 +107,7 @@ class ExpertOrder(nl.NKIObject):
         nisa.tensor_copy(self.numbers, self.index)
         self.columns = new_tile(P_MAX, experts)
         nisa.iota(self.columns, [[1, experts]])
-        self.ones = nl.ndarray((P_MAX, P_MAX), nl.bfloat16, buffer=nl.sbuf)
-        nisa.memset(self.ones, 1.0)
+        self.ones = all_ones(nl.bfloat16)
         self.earlier = triangle(self.ones)
         self.same_token = None if self.k == 1 else smaller_columns(self.k)
         self.count_all()
@@ -204,20 +204,6 @@ def load_index(expert_index: Any) -> Any:
         whole = expert_index[0 : full * P_MAX].reshape_dim(0, (full, P_MAX))
         nisa.dma_copy(tile[:, 0:full, :], whole.permute((1, 0, 2)))
     return tile.view(nl.uint32)
-
-
-def triangle(ones: Any) -> Any:
-    """[i, j]: 1 where i < j, as the stationary operand that sums over earlier rows."""
-    tile = nl.ndarray(ones.shape, ones.dtype, buffer=nl.sbuf)
-    nisa.affine_select(
-        tile,
-        [[1, P_MAX]],
-        channel_multiplier=-1,
-        on_true_tile=ones,
-        on_false_value=0.0,
-        cmp_op=nl.greater,
-    )
-    return tile
 
 
 def smaller_columns(k: int) -> Any:

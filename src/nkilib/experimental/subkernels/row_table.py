@@ -13,8 +13,8 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.mlp.decode import swap
 from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.masks import all_ones, triangle
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.experimental.subkernels.permute_routed_tokens import triangle
 
 P_MAX = nl.tile_size.pmax
 ID_WORDS = 2  # 16-bit columns that hold a token's number
@@ -199,10 +199,9 @@ def places_in_bins(bin_of: Any, valid: Any, bins: int) -> Any:
 
 def earlier_partitions(totals: Any) -> Any:
     """Sums over the partitions before each, in PSUM; exact, as float32 products are."""
-    ones = nl.ndarray((P_MAX, P_MAX), nl.float32, buffer=nl.sbuf)
-    nisa.memset(ones, 1.0)
+    before = triangle(all_ones(nl.float32))
     sums = nl.ndarray(totals.shape, nl.float32, buffer=nl.psum)
     for part in TiledRange(totals.shape[1], BANK_COLUMNS):
         columns = totals[:, part.start_offset : part.end_offset]
-        nisa.nc_matmul(sums[:, part.start_offset : part.end_offset], triangle(ones), columns)
+        nisa.nc_matmul(sums[:, part.start_offset : part.end_offset], before, columns)
     return sums

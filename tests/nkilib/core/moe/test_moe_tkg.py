@@ -148,6 +148,26 @@ def test_tokens_beyond_a_block_pass_the_weights_again(lnc):
     check(case(520, 256, 32, 2, 1, bias=True, **ALL_EXPERT, expert_affinities_scaling_mode=POST), lnc)
 
 
+DYNAMIC = {**ALL_EXPERT, "expert_affinities_scaling_mode": POST, "mask_unselected_experts": True}
+
+
+@each_lnc
+@pytest.mark.parametrize("tokens, block, bias", [(20, 4, True), (130, 32, False), (150, 256, True)])
+def test_dynamic_experts_give_the_same(tokens, block, bias, lnc):
+    a = case(tokens, 256, 64, 2, 1, everywhere=6, bias=bias, **DYNAMIC)
+    a["expert_index"][:, 0] = np.where(np.arange(tokens) % 3 == 0, 1, 5)  # nobody chooses expert 0
+    check(a, lnc, is_all_expert_dynamic=True, block_size=block)
+
+
+def test_dynamic_experts_without_affinities_take_all_tokens():
+    check(case(20, 256, 33, 1, 1, **ALL_EXPERT), 2, is_all_expert_dynamic=True, block_size=16)
+
+
+def test_dynamic_experts_need_a_block_size():
+    with pytest.raises(AssertionError, match="block_size"):
+        run(moe_tkg, **case(2, 256, 32, 2, 1, **ALL_EXPERT), is_all_expert_dynamic=True)
+
+
 # ---- the rest ------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ half of the columns of the down projections. An expert that is left over is shar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import nki
@@ -14,7 +13,8 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.mlp.mlp_parameters import Linear
 from nkilib.core.moe.moe_tkg.affinities import Broadcast, local_affinities, selected_affinities
-from nkilib.core.moe.moe_tkg.experts import Item, Middle, Tokens, add_expert, middles_of
+from nkilib.core.moe.moe_tkg.dynamic import check_dynamic, dynamic_experts
+from nkilib.core.moe.moe_tkg.experts import Item, Tokens
 from nkilib.core.moe.moe_tkg.parameters import (
     BLOCK_TOKENS,
     MoEParameters,
@@ -28,8 +28,8 @@ from nkilib.core.moe.moe_tkg.parameters import (
     working_cores,
 )
 from nkilib.core.moe.moe_tkg.reference import moe_tkg_ref
+from nkilib.core.moe.moe_tkg.steps import add_ready, step_middles
 from nkilib.core.moe.moe_tkg.tokens import (
-    exchange,
     load_tokens,
     new_output,
     new_total,
@@ -102,6 +102,10 @@ def moe_tkg(
     mask_unselected_experts 0 unless expert_index has the expert. expert_affinities_scaling_mode NO_SCALE
     makes w 1 (POST_SCALE multiplies). The documented 128 tokens hold for selected experts and for SBUF alone.
 
+    is_all_expert_dynamic gives the same, but each expert takes only tokens whose w is not 0, block_size (or
+    128, if that is less) at a time, and an expert without any is not loaded: for many tokens and few of them
+    here. It takes tokens from HBM and returns [T, H].
+
     The result is [T, H], or of output_layout _128_Nprgs_Hfree_T [128, n, H / 128 / n, T] for n cores, or,
     with output_in_sbuf, a tile as hidden_input has in SBUF; `output` is written to if given.
     gate_up_input_scale, down_input_scale and outp_layout are older names.
@@ -153,7 +157,9 @@ def moe_tkg(
     refuse("expert_down_input_scale", expert_down_input_scale, FP8_TOKENS)
     refuse("expert_down_input_scale", down_input_scale, FP8_TOKENS)
     n_prgs, core = get_verified_program_sharding_info("moe_tkg", (0, 1), 2)[1:]
-    return experts_of(p, n_prgs, core)
+    if is_all_expert_dynamic:
+        check_dynamic(p, block_size)
+    return experts_of(p, n_prgs, core, block_size=block_size if is_all_expert_dynamic else 0)
 
 
 def refuse(name: str, value: Any, why: str) -> None:
@@ -162,12 +168,17 @@ def refuse(name: str, value: Any, why: str) -> None:
         not_built(name, why)
 
 
-def experts_of(p: MoEParameters, n_prgs: int, core: int, addend: Any = None) -> Any:
-    """The kernel, once its arguments are collected; addend [T, H] float32 in HBM is added to the result."""
+def experts_of(p: MoEParameters, n_prgs: int, core: int, addend: Any = None, block_size: int = 0) -> Any:
+    """The kernel, once its arguments are collected; addend [T, H] float32 in HBM is added to the result.
+
+    With a block_size all experts take only the tokens that weigh something with them.
+    """
     check(p, n_prgs)
     out, cores = new_output(p, n_prgs), working_cores(p, n_prgs)
     if core >= cores:
         return out
+    if block_size > 0:
+        return dynamic_experts(p, out, cores, core, block_size)
     if p.all_expert:
         return all_experts(p, out, cores, core, addend)
     return selected_experts(p, out, cores, core, addend)
@@ -232,14 +243,6 @@ def expert_weights(p: MoEParameters, block: Any) -> Any:
 # ---- the work ------------------------------------------------------------------------------------
 
 
-@dataclass
-class Ready(nl.NKIObject):
-    """An item whose middle is known to this core."""
-
-    item: Item
-    middles: list
-
-
 def run_items(p: MoEParameters, out: Any, total: Any, x: Tokens, items: list, core: int, first: int) -> Any:
     """All items, as many at once as there are cores. The next middle is computed before the last is used."""
     waiting = []
@@ -252,36 +255,6 @@ def run_items(p: MoEParameters, out: Any, total: Any, x: Tokens, items: list, co
         return result_in_sbuf(p, total, x, core)
     store_result(p, out, total, x, core, first)
     return out
-
-
-def add_ready(p: MoEParameters, total: Any, x: Tokens, waiting: list, core: int) -> None:
-    for ready in waiting:
-        add_expert(p, total, x, ready.item, ready.middles, core)
-
-
-def step_middles(p: MoEParameters, x: Tokens, items: list, core: int) -> list[Ready]:
-    """The middles of one item for each core, or of one item whose columns the cores share."""
-    if x.cores == 1:
-        return [Ready(items[0], middles_of(p, x, items[0]))]
-    if len(items) == 2:
-        own = middles_of(p, x, items[core])
-        other = swapped(own, core, 0)
-        return [Ready(items[0], own if core == 0 else other), Ready(items[1], other if core == 0 else own)]
-    item = items[0]
-    if item.count % 2 == 1:
-        return [Ready(item, middles_of(p, x, item))]
-    half = item.count // 2
-    mine = Item(item.expert, core * half, half, item.token, item.tokens, item.weight)
-    own = middles_of(p, x, mine)
-    return [Ready(item, own + swapped(own, core, (1 - 2 * core) * half))]
-
-
-def swapped(own: list, core: int, shift: int) -> list:
-    """The other core's middles, whose rows are `shift` further on."""
-    others = []
-    for m in own:
-        others.append(Middle(exchange(m.tile, core), m.row + shift))
-    return others
 
 
 __all__ = ["moe_tkg", "moe_tkg_ref"]
