@@ -203,6 +203,22 @@ def test_the_result_has_the_dtype_asked_for():
     assert check(case(2, 256, 32, 2, 1), 1, output_dtype=nl.float32).dtype == np.float32
 
 
+@each_lnc
+def test_the_result_goes_where_it_is_asked_for(lnc):
+    a = case(2, 256, 32, 2, 1)
+    out = np.zeros((2, 256), np.float32)
+    close_to(run(moe_tkg, lnc=lnc, **a, output=out), moe_tkg_ref(**a))
+    close_to(out, moe_tkg_ref(**a))
+
+
+def test_older_names_still_work():
+    a = case(2, 256, 32, 2, 1)
+    got = run(moe_tkg, **a, outp_layout=MoEBlockIOLayout._128_Nprgs_Hfree_T)
+    close_to(got.transpose(3, 1, 0, 2).reshape(2, 256), moe_tkg_ref(**a))
+    with pytest.raises(NotImplementedError, match="expert_gate_up_input_scale"):
+        run(moe_tkg, **a, gate_up_input_scale=np.ones((2, 1), np.float32))
+
+
 NAMES = (
     "expert_gate_up_weights",
     "expert_down_weights",
