@@ -51,7 +51,7 @@ TABLE = [
         "core.moe.moe_cte.moe_cte",
         "moe_cte MoECTESpec MoECTEImplementation QuantizationConfig ShardOnBlockConfig ShardOnIConfig",
     ),
-    Row("L13", "core.moe.moe_tkg.moe_tkg", "moe_tkg", "expert MLP, decode"),
+    Row("L13", "core.moe.moe_tkg.moe_tkg", "moe_tkg"),
     Row(
         "L14",
         "core.quantization.fp8_quantize",
@@ -137,25 +137,10 @@ TABLE = [
     Row("L37", "experimental.scan.linear_scan", "linear_scan"),
     Row("L38", "experimental.scan.selective_scan", "selective_scan"),
     Row("L39", "experimental.scan.ssd", "ssd"),
-    Row("L40", "experimental.subkernels.topk_reduce", "topk_reduce", "sum of rows by packed token id"),
-    Row(
-        "L41",
-        "experimental.subkernels.argsort_unstable",
-        "argsort_unstable",
-        "argsort with a fixed tie order",
-    ),
-    Row(
-        "L42",
-        "experimental.subkernels.build_all_to_all_v_metadata",
-        "build_all_to_all_v_metadata",
-        "send counts and offsets per rank",
-    ),
-    Row(
-        "L43",
-        "experimental.subkernels.permute_routed_tokens",
-        "permute_routed_tokens",
-        "tokens sorted by expert, rows packed",
-    ),
+    Row("L40", "experimental.subkernels.topk_reduce", "topk_reduce"),
+    Row("L41", "experimental.subkernels.argsort_unstable", "argsort_unstable"),
+    Row("L42", "experimental.subkernels.build_all_to_all_v_metadata", "build_all_to_all_v_metadata"),
+    Row("L43", "experimental.subkernels.permute_routed_tokens", "permute_routed_tokens"),
     Row("L44", "experimental.dynamic_shapes", "dynamic_elementwise_add"),
     Row("L45", "experimental.loss", "cross_entropy_forward cross_entropy_backward"),
     Row(

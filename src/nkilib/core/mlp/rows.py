@@ -131,36 +131,37 @@ def normalize(p: MLPParameters, source: RowSource, rows: Any) -> Any:
     dtype = nl.float32 if quantizes_activations(p) else matmul_dtype(p)
     out = new_tile(p.tiles, rows.shape, dtype)
     if p.norm == NormType.LAYER_NORM:
-        layer_norm(p, out, rows, source.gamma, source.beta)
+        layer_norm(out, rows, source.gamma, source.beta, p.eps, p.tiles)
     else:
-        rms_norm(p, out, rows, source.gamma)
+        rms_norm(out, rows, source.gamma, p.eps, tiles=p.tiles)
     return out
 
 
-def rms_norm(p: MLPParameters, out: Any, rows: Any, gamma: Any) -> None:
-    """out = rows / sqrt(mean of squares + eps) * gamma"""
+def rms_norm(out: Any, rows: Any, gamma: Any, eps: float, actual: Any = None, tiles: Any = None) -> None:
+    """out = rows / sqrt(mean of squares + eps) * gamma; `actual`: how many are not padding."""
     count, size = rows.shape
-    squares = new_tile(p.tiles, rows.shape, nl.bfloat16)
-    total = new_tile(p.tiles, (count, 1), nl.float32)
+    size = size if actual is None else actual
+    squares = new_tile(tiles, rows.shape, nl.bfloat16)
+    total = new_tile(tiles, (count, 1), nl.float32)
     nisa.activation_reduce(squares, nl.square, rows, nl.add, total)
-    scale = inverse_root(p, total, 1.0 / size)
+    scale = inverse_root(total, 1.0 / size, eps, tiles)
     if gamma is None:
         nisa.tensor_scalar(out, rows, nl.multiply, scale)
     else:
         nisa.scalar_tensor_tensor(out, rows, nl.multiply, scale, nl.multiply, gamma[0:count])
 
 
-def layer_norm(p: MLPParameters, out: Any, rows: Any, gamma: Any, beta: Any) -> None:
+def layer_norm(out: Any, rows: Any, gamma: Any, beta: Any, eps: float, tiles: Any = None) -> None:
     """out = (rows - mean) / sqrt(variance + eps) * gamma + beta"""
     count, size = rows.shape
     parts = TiledRange(size, STATISTICS_COLUMNS)
-    statistics = new_tile(p.tiles, (count, len(parts), 6), nl.float32)
-    moments = new_tile(p.tiles, (count, 2), nl.float32)
+    statistics = new_tile(tiles, (count, len(parts), 6), nl.float32)
+    moments = new_tile(tiles, (count, 2), nl.float32)
     for part in parts:
         nisa.bn_stats(statistics[:, part.index, :], rows[:, part.start_offset : part.end_offset])
     nisa.bn_aggr(moments, statistics)
-    scale = inverse_root(p, moments[:, 1:2], 1.0)
-    centred = new_tile(p.tiles, rows.shape, nl.float32)
+    scale = inverse_root(moments[:, 1:2], 1.0, eps, tiles)
+    centred = new_tile(tiles, rows.shape, nl.float32)
     nisa.tensor_scalar(centred, rows, nl.subtract, moments[:, 0:1], op1=nl.multiply, operand1=scale)
     if beta is None:
         nisa.tensor_tensor(out, centred, gamma[0:count], op=nl.multiply)
@@ -169,10 +170,10 @@ def layer_norm(p: MLPParameters, out: Any, rows: Any, gamma: Any, beta: Any) -> 
         nisa.tensor_tensor(out, centred, beta[0:count], op=nl.add)
 
 
-def inverse_root(p: MLPParameters, total: Any, factor: float) -> Any:
+def inverse_root(total: Any, factor: float, eps: float, tiles: Any = None) -> Any:
     """1 / sqrt(total * factor + eps), on GpSimdE: ScalarE would load a table for it, and another after it."""
-    root = new_tile(p.tiles, total.shape, nl.float32)
-    nisa.tensor_scalar(root, total, nl.multiply, factor, op1=nl.add, operand1=p.eps)
+    root = new_tile(tiles, total.shape, nl.float32)
+    nisa.tensor_scalar(root, total, nl.multiply, factor, op1=nl.add, operand1=eps)
     nisa.tensor_scalar(root, root, nl.rsqrt, 0.0, engine=nisa.gpsimd_engine)
     return root
 

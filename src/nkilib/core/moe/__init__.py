@@ -1,4 +1,4 @@
-"""Mixture of experts."""
+"""Mixtures of experts."""
 
 from nkilib.core.moe.moe_cte.moe_cte import (
     MoECTEImplementation,
@@ -8,6 +8,7 @@ from nkilib.core.moe.moe_cte.moe_cte import (
     ShardOnIConfig,
     moe_cte,
 )
+from nkilib.core.moe.moe_tkg.moe_tkg import moe_tkg
 
 __all__ = [
     "MoECTEImplementation",
@@ -16,4 +17,5 @@ __all__ = [
     "ShardOnBlockConfig",
     "ShardOnIConfig",
     "moe_cte",
+    "moe_tkg",
 ]

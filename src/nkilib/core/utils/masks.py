@@ -1,0 +1,31 @@
+"""Constant tiles of 0 and 1 for sums by matmul."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+
+P_MAX = nl.tile_size.pmax
+
+
+def all_ones(dtype: Any) -> Any:
+    """[128, 128] of 1: as the stationary operand it sums over the partitions, for all of them."""
+    tile = nl.ndarray((P_MAX, P_MAX), dtype, buffer=nl.sbuf)
+    nisa.memset(tile, 1.0)
+    return tile
+
+
+def triangle(ones: Any) -> Any:
+    """[i, j]: 1 where i < j. As the stationary operand it sums over earlier partitions."""
+    tile = nl.ndarray(ones.shape, ones.dtype, buffer=nl.sbuf)
+    nisa.affine_select(
+        tile,
+        [[1, ones.shape[1]]],
+        channel_multiplier=-1,
+        on_true_tile=ones,
+        on_false_value=0.0,
+        cmp_op=nl.greater,
+    )
+    return tile

@@ -1,0 +1,148 @@
+"""Argsort of a row by counting: what is larger, what is equal and stands earlier.
+
+Elements lie one in each partition, the whole row in all of them; counts are exact in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info, is_hbm_buffer
+from nkilib.core.utils.stream_shuffle_broadcast import stream_shuffle_broadcast
+from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.experimental.subkernels.tie_order import PASS, put_places
+
+P_MAX = nl.tile_size.pmax
+MAX_ELEMENTS = 8192
+BANK_COLUMNS = 512  # float32 of one PSUM bank
+
+
+@nki.jit
+def argsort_unstable(data, descending=False, output_in_sbuf=False):
+    """The indices that sort a row [1, N], with a fixed order of equal elements; [1, N] uint32.
+
+    data is int32 or float32, in HBM or SBUF, and compared as float32 (int32 beyond 2^24 lose their order);
+    N is at most 8192, of any residue modulo 8. The order of equal elements is what passes of max8 and
+    nc_match_replace8 give: in each group of 8 of the order from the largest down, equal ones come in
+    descending position; ascending order is that one backwards.
+
+    >>> argsort_unstable(np.array([[5, 2, 5, 3]], np.int32)).tolist()
+    [[1, 3, 0, 2]]
+    >>> argsort_unstable(np.array([[5, 2, 5, 3]], np.int32), descending=True).tolist()
+    [[2, 0, 3, 1]]
+    """
+    check(data)
+    core = get_verified_program_sharding_info("argsort_unstable", (0, 1), 2)[2]
+    total = data.shape[1]
+    tiles = TiledRange(total, P_MAX)
+    places = nl.ndarray((min(total, P_MAX), len(tiles)), nl.int32, buffer=nl.sbuf)
+    row = row_in_all_partitions(data, min(total, P_MAX))
+    for tile in tiles:
+        put_places_of_tile(places[0 : tile.size, tile.index : tile.index + 1], data, row, tile, descending)
+    if total <= BANK_COLUMNS:
+        return by_matmul(places, tiles, total, output_in_sbuf, core)
+    return by_scatter(places, tiles, total, output_in_sbuf, core)
+
+
+def check(data: Any) -> None:
+    kernel_assert(
+        len(data.shape) == 2 and data.shape[0] == 1, f"data: got shape {tuple(data.shape)}, expected (1, N)"
+    )
+    kernel_assert(
+        data.dtype in (nl.int32, nl.float32), f"data: got {data.dtype}, allowed are int32 and float32"
+    )
+    size = data.shape[1]
+    kernel_assert(size <= MAX_ELEMENTS, f"data: got {size} elements, allowed are at most {MAX_ELEMENTS}")
+
+
+def row_in_all_partitions(data: Any, partitions: int) -> Any:
+    """data as float32 in every partition."""
+    total = data.shape[1]
+    row = nl.ndarray((partitions, total), nl.float32, buffer=nl.sbuf)
+    if is_hbm_buffer(data):
+        nisa.dma_copy(row, data.broadcast(0, partitions))
+    else:
+        first = nl.ndarray((1, total), nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(first, data)
+        stream_shuffle_broadcast(first, row)
+    return row
+
+
+def put_places_of_tile(dst: Any, data: Any, row: Any, tile: Any, descending: bool) -> None:
+    """Places of one element in each partition: data[0, start + p]."""
+    count, total = tile.size, row.shape[1]
+    value, greater = nl.ndarray(dst.shape, nl.float32, nl.sbuf), nl.ndarray(dst.shape, nl.float32, nl.sbuf)
+    equal, before = nl.ndarray(dst.shape, nl.float32, nl.sbuf), nl.ndarray(dst.shape, nl.float32, nl.sbuf)
+    nisa.dma_copy(value, data[0:1, tile.start_offset : tile.end_offset])
+    match = nl.ndarray((count, total), nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar_reduce(match, row[0:count], nl.greater, value, nl.add, reduce_res=greater)
+    nisa.tensor_scalar_reduce(match, row[0:count], nl.equal, value, nl.add, reduce_res=equal)
+    earlier = match[:, 0 : tile.end_offset]
+    nisa.affine_select(
+        earlier,
+        [[-1, tile.end_offset]],
+        channel_multiplier=1,
+        on_true_tile=earlier,
+        on_false_value=0.0,
+        cmp_op=nl.greater,
+        offset=tile.start_offset,
+    )
+    nisa.tensor_reduce(before, nl.add, earlier, 1)
+    put_places(dst, greater, equal, before, total, descending)
+
+
+def by_matmul(places: Any, tiles: Any, total: int, output_in_sbuf: bool, core: int) -> Any:
+    """index[places[i]] = i: the one-hot rows of the places, times the numbers of the rows."""
+    columns = nl.ndarray((places.shape[0], total), nl.float32, buffer=nl.sbuf)
+    nisa.iota(columns, [[1, total]])
+    found = nl.ndarray((1, total), nl.float32, buffer=nl.psum)
+    for tile in tiles:
+        place = nl.ndarray((tile.size, 1), nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(place, places[0 : tile.size, tile.index : tile.index + 1])
+        hit = nl.ndarray((tile.size, total), nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(hit, columns[0 : tile.size], nl.equal, place)
+        number = nl.ndarray((tile.size, 1), nl.float32, buffer=nl.sbuf)
+        nisa.iota(number, [[0, 1]], offset=tile.start_offset, channel_multiplier=1)
+        nisa.nc_matmul(found, number, hit)
+    index = nl.ndarray((1, total), nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_copy(index, found)
+    if output_in_sbuf:
+        return index
+    result = nl.ndarray((1, total), nl.uint32, buffer=nl.shared_hbm)
+    if core == 0:
+        nisa.dma_copy(result, index)
+    return result
+
+
+def by_scatter(places: Any, tiles: Any, total: int, output_in_sbuf: bool, core: int) -> Any:
+    """The same by DMA, for long rows."""
+    buffer = nl.private_hbm if output_in_sbuf else nl.shared_hbm
+    result = nl.ndarray((1, total), nl.uint32, buffer=buffer)
+    if core == 0 or output_in_sbuf:
+        cells = result.reshape((total, 1))
+        for tile in tiles:
+            number = nl.ndarray((tile.size, 1), nl.int32, buffer=nl.sbuf)
+            nisa.iota(number, [[0, 1]], offset=tile.start_offset, channel_multiplier=1)
+            place = places[0 : tile.size, tile.index : tile.index + 1]
+            nisa.dma_copy(cells.ap([[1, tile.size], [1, 1]], vector_offset=place), number.view(nl.uint32))
+    if not output_in_sbuf:
+        return result
+    index = nl.ndarray((1, total), nl.uint32, buffer=nl.sbuf)
+    nisa.dma_copy(index, result)
+    return index
+
+
+def argsort_unstable_ref(data, descending=False):
+    """In numpy: passes of 8, each with its equal values backwards."""
+    values = np.asarray(data, np.float32).ravel()
+    order = np.argsort(-values, kind="stable")
+    for start in range(0, len(order), PASS):
+        part = order[start : start + PASS]
+        order[start : start + PASS] = part[np.lexsort((-part, -values[part]))]
+    return (order if descending else order[::-1]).astype(np.uint32).reshape(1, -1)

@@ -1,0 +1,247 @@
+"""Tokens sorted by expert: a counting sort whose rows DMA writes straight to their places.
+
+The place of a (token, expert) pair follows from how many pairs have a larger expert, the same one, the same
+one earlier; TensorE sums one-hot rows for that, with a triangle of ones for running sums. Each token is read
+once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, program_share
+from nkilib.core.utils.masks import all_ones, triangle
+from nkilib.core.utils.projection import FP8
+from nkilib.core.utils.tile_io import load
+from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.experimental.subkernels.argsort_unstable import argsort_unstable_ref
+from nkilib.experimental.subkernels.tie_order import put_places
+
+P_MAX = nl.tile_size.pmax
+MAX_EXPERTS = 512  # one PSUM bank of counts
+TAIL_WORDS = 3  # of 16 bits behind each row: the affinity, and the token's number in two
+
+
+@nki.jit
+def permute_routed_tokens(hidden_input, expert_index, expert_affinities_masked):
+    """One row for each (token, expert) pair, sorted by expert: [hidden | affinity | token], [T K, C + c].
+
+    hidden_input is [T, C] in bfloat16 or FP8 (scales may stand in its last columns), expert_index [T, K]
+    int32, expert_affinities_masked [T, E] (rounded to bfloat16 if it is float32). Behind hidden come the bits
+    of the affinity in bfloat16 and of the token's number, from 0, in int32: c is 3 columns of bfloat16 or 6
+    of FP8.
+    The order is that of argsort_unstable(expert_index). T K may exceed the documented 128, and K be any.
+
+    >>> import ml_dtypes
+    >>> x = np.arange(2, dtype=ml_dtypes.bfloat16).reshape(2, 1) + 7
+    >>> affinities = np.full((2, 8), 0.5, ml_dtypes.bfloat16)
+    >>> rows = permute_routed_tokens(x, np.array([[5, 1], [1, 3]], np.int32), affinities)
+    >>> rows[:, 0].tolist(), rows[:, 2].view(np.uint16).tolist()
+    ([7.0, 8.0, 8.0, 7.0], [0, 1, 1, 0])
+    """
+    get_verified_program_sharding_info("permute_routed_tokens", (0, 1), 2)
+    check(hidden_input, expert_index, expert_affinities_masked)
+    tokens, k = expert_index.shape
+    width = hidden_input.shape[1]
+    tail = 2 * TAIL_WORDS if hidden_input.dtype in FP8 else TAIL_WORDS
+    result = nl.ndarray((tokens * k, width + tail), hidden_input.dtype, buffer=nl.shared_hbm)
+    order = ExpertOrder(expert_index, expert_affinities_masked.shape[1])
+    for tile in order.own_tiles():
+        start, end = tile.start_offset, tile.end_offset
+        rows = load(hidden_input[start:end])
+        affinities = load(expert_affinities_masked[start:end], nl.bfloat16)
+        tails = row_tails(affinities, order.index_of(tile), start)
+        tails = tails.view(hidden_input.dtype).reshape((tile.size, k, tail))
+        places = order.places_of(tile)
+        for column in range(k):
+            place = places[:, column : column + 1]
+            pattern = [[width + tail, tile.size], [1, width]]
+            nisa.dma_copy(result.ap(pattern, vector_offset=place), rows)
+            pattern = [[width + tail, tile.size], [1, tail]]
+            nisa.dma_copy(result.ap(pattern, offset=width, vector_offset=place), tails[:, column, :])
+    return result
+
+
+def check(hidden: Any, index: Any, affinities: Any) -> None:
+    kernel_assert(
+        len(index.shape) == 2 and index.dtype in (nl.int32, nl.uint32),
+        f"expert_index: got {index.dtype} of shape {tuple(index.shape)}, expected int32 [T, K]",
+    )
+    tokens, experts = index.shape[0], affinities.shape[1]
+    kernel_assert(
+        len(hidden.shape) == 2 and hidden.shape[0] == tokens,
+        f"hidden_input: got shape {tuple(hidden.shape)}, expected ({tokens}, C)",
+    )
+    kernel_assert(
+        hidden.dtype in (nl.bfloat16, nl.float16) or hidden.dtype in FP8,
+        f"hidden_input: got {hidden.dtype}, allowed are bfloat16 and FP8",
+    )
+    kernel_assert(
+        affinities.shape[0] == tokens,
+        f"expert_affinities_masked: got shape {tuple(affinities.shape)}, expected ({tokens}, E)",
+    )
+    kernel_assert(
+        experts <= MAX_EXPERTS,
+        f"expert_affinities_masked: got {experts} experts, allowed are at most {MAX_EXPERTS}",
+    )
+
+
+class ExpertOrder(nl.NKIObject):
+    """Places of all (token, expert) pairs, tile by tile of this core's tokens, which come in order."""
+
+    def __init__(self, expert_index: Any, experts: int):
+        self.tokens = expert_index.shape[0]
+        self.k = expert_index.shape[1]
+        self.experts = experts
+        share = program_share(self.tokens, P_MAX)
+        self.start = share[0]
+        self.end = share[1]
+        self.index = load_index(expert_index)  # uint32 [128, tiles, K]
+        self.numbers = nl.ndarray(self.index.shape, nl.float32, buffer=nl.sbuf)  # the same
+        nisa.tensor_copy(self.numbers, self.index)
+        self.columns = new_tile(P_MAX, experts)
+        nisa.iota(self.columns, [[1, experts]])
+        self.ones = all_ones(nl.bfloat16)
+        self.earlier = triangle(self.ones)
+        self.same_token = None if self.k == 1 else smaller_columns(self.k)
+        self.count_all()
+
+    def own_tiles(self) -> list:
+        """Tiles of 128 tokens of this core."""
+        own = []
+        for tile in TiledRange(self.tokens, P_MAX):
+            if self.start <= tile.start_offset and tile.start_offset < self.end:
+                own.append(tile)
+        return own
+
+    def index_of(self, tile: Any) -> Any:
+        return self.index[0 : tile.size, tile.index, :]
+
+    def count_all(self) -> None:
+        """How often every expert is chosen: by all tokens, and by those before this core's."""
+        every = nl.ndarray((P_MAX, self.experts), nl.float32, buffer=nl.psum)
+        mine = nl.ndarray((P_MAX, self.experts), nl.float32, buffer=nl.psum)
+        for tile in TiledRange(self.tokens, P_MAX):
+            hits = self.one_hot(tile)
+            for hit in hits:
+                nisa.nc_matmul(every, self.ones[0 : tile.size], hit)
+                if tile.start_offset < self.start:
+                    nisa.nc_matmul(mine, self.ones[0 : tile.size], hit)
+        self.equal = new_tile(P_MAX, self.experts)
+        self.before = new_tile(P_MAX, self.experts)
+        nisa.tensor_copy(self.equal, every)
+        if self.start > 0:
+            nisa.tensor_copy(self.before, mine)
+        else:
+            nisa.memset(self.before, 0.0)
+        ones = new_tile(P_MAX, self.experts)
+        nisa.memset(ones, 1.0)
+        self.greater = new_tile(P_MAX, self.experts)
+        nisa.tensor_tensor_scan(self.greater, ones, self.equal, 0.0, op0=nl.multiply, op1=nl.add)
+        total = float(self.tokens * self.k)
+        nisa.tensor_scalar(self.greater, self.greater, nl.multiply, -1.0, op1=nl.add, operand1=total)
+
+    def one_hot(self, tile: Any) -> list:
+        """[tokens, experts] for each of the K choices."""
+        hits = []
+        for column in range(self.k):
+            hit = nl.ndarray((tile.size, self.experts), nl.bfloat16, buffer=nl.sbuf)
+            number = self.numbers[0 : tile.size, tile.index, column : column + 1]
+            nisa.tensor_scalar(hit, self.columns[0 : tile.size], nl.equal, number)
+            hits.append(hit)
+        return hits
+
+    def places_of(self, tile: Any) -> Any:
+        """int32 [tokens, K], of the next tile."""
+        above = nl.ndarray((tile.size, self.experts), nl.float32, buffer=nl.psum)
+        whole = nl.ndarray((P_MAX, self.experts), nl.float32, buffer=nl.psum)
+        for hit in self.one_hot(tile):
+            nisa.nc_matmul(above, self.earlier[0 : tile.size, 0 : tile.size], hit)
+            nisa.nc_matmul(whole, self.ones[0 : tile.size], hit)
+        before = new_tile(tile.size, self.experts)
+        nisa.tensor_tensor(before, above, self.before[0 : tile.size], op=nl.add)
+        nisa.tensor_tensor(self.before, whole, self.before, op=nl.add)
+        index = self.index_of(tile)
+        chosen = pick(before, index)
+        if self.k > 1:
+            nisa.tensor_tensor(chosen, chosen, self.before_in_token(tile), op=nl.add)
+        places = nl.ndarray(index.shape, nl.int32, buffer=nl.sbuf)
+        greater, equal = pick(self.greater, index), pick(self.equal, index)
+        put_places(places, greater, equal, chosen, self.tokens * self.k, descending=False)
+        return places
+
+    def before_in_token(self, tile: Any) -> Any:
+        """How many earlier choices of the same token are the same expert."""
+        k, numbers = self.k, self.numbers[0 : tile.size, tile.index, :]
+        match = nl.ndarray((tile.size, k, k), nl.float32, buffer=nl.sbuf)
+        own, other = numbers.expand_dim(2).broadcast(2, k), numbers.expand_dim(1).broadcast(1, k)
+        nisa.tensor_tensor(match, own, other, op=nl.equal)
+        nisa.tensor_tensor(match, match, self.same_token[0 : tile.size], op=nl.multiply)
+        count = new_tile(tile.size, k)
+        nisa.tensor_reduce(count, nl.add, match, 2)
+        return count
+
+
+def new_tile(rows: int, columns: int) -> Any:
+    return nl.ndarray((rows, columns), nl.float32, buffer=nl.sbuf)
+
+
+def load_index(expert_index: Any) -> Any:
+    """expert_index[128 n + p, k] at [p, n, k], as uint32."""
+    tokens, k = expert_index.shape
+    full, rest = tokens // P_MAX, tokens % P_MAX
+    tile = nl.ndarray((P_MAX, div_ceil(tokens, P_MAX), k), expert_index.dtype, buffer=nl.sbuf)
+    if rest > 0:
+        nisa.memset(tile[:, full, :], 0)
+        nisa.dma_copy(tile[0:rest, full, :], expert_index[full * P_MAX :])
+    if full > 0:
+        whole = expert_index[0 : full * P_MAX].reshape_dim(0, (full, P_MAX))
+        nisa.dma_copy(tile[:, 0:full, :], whole.permute((1, 0, 2)))
+    return tile.view(nl.uint32)
+
+
+def smaller_columns(k: int) -> Any:
+    """[128, K, K]: 1 at [i, j] where j < i, in every partition."""
+    tile = nl.ndarray((P_MAX, k, k), nl.float32, buffer=nl.sbuf)
+    nisa.iota(tile, [[1, k], [-1, k]])
+    nisa.tensor_scalar(tile, tile, nl.greater, 0.0)
+    return tile
+
+
+def pick(data: Any, index: Any) -> Any:
+    """data[p, index[p, k]], in the dtype of data."""
+    rows = index.shape[0]
+    dst = nl.ndarray(index.shape, data.dtype, buffer=nl.sbuf)
+    nisa.nc_n_gather(dst, data[0:rows], index)
+    return dst
+
+
+def row_tails(affinities: Any, index: Any, first: int) -> Any:
+    """What stands behind each row, [tokens, K, 3] of 16 bits: the affinity, the two halves of the number."""
+    rows, k = index.shape
+    tails = nl.ndarray((rows, k, TAIL_WORDS), nl.uint16, buffer=nl.sbuf)
+    nisa.tensor_copy(tails[:, :, 0], pick(affinities, index).view(nl.uint16))
+    number = nl.ndarray((rows, 1), nl.int32, buffer=nl.sbuf)
+    nisa.iota(number, [[0, 1]], offset=first, channel_multiplier=1)
+    halves = number.view(nl.uint16).expand_dim(1).broadcast(1, k)
+    nisa.tensor_copy(tails[:, :, 1:], halves)
+    return tails
+
+
+def permute_routed_tokens_ref(hidden_input, expert_index, expert_affinities_masked):
+    """In numpy: sort, gather, put the bits side by side."""
+    tokens, k = expert_index.shape
+    order = argsort_unstable_ref(expert_index).ravel()
+    token, expert = (order // k).astype(np.int32), expert_index.ravel()[order]
+    parts = [
+        np.ascontiguousarray(hidden_input[token]).view(np.uint8),
+        expert_affinities_masked[token, expert].reshape(-1, 1).view(np.uint8),
+        token.reshape(-1, 1).view(np.uint8),
+    ]
+    return np.concatenate(parts, axis=1).view(hidden_input.dtype)
