@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all tiny bench bench-kernels docs lint clean
+.PHONY: setup demo test test-all test-versions tiny bench bench-kernels docs lint clean
 
 setup: $(STAMP)
 
@@ -20,6 +20,11 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -n auto
+
+# the oldest and the newest of everything, an environment after the other, in build/versions
+test-versions: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python tests/versions.py -n auto
 
 # one file per part: collecting the whole suite would take longer than these tests
 TINY := tests/test_machine.py tests/test_dtypes.py tests/test_view.py tests/test_errors.py \

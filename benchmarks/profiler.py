@@ -22,6 +22,20 @@ peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM
 print(instructions, seconds, int(peak.split()[1]) / 2**20)
 """
 
+ADVICE = """
+import sys, time
+import nki
+from nki.timing.advisor import advise
+sys.path.insert(0, {path!r})
+from kernels import tiled
+profile = nki.profile(tiled)
+start = time.process_time()
+timeline = profile(nki.TensorSpec((2048, 1024), "float32"), nki.TensorSpec((2048, 4096), "float32")).timeline
+scheduled = time.process_time()
+advise(timeline)
+print((time.process_time() - scheduled) / (scheduled - start))
+"""
+
 IMPORT = """
 import time
 start = time.process_time()
@@ -58,5 +72,6 @@ def run():
         ("its memory", f"{large:.2f} GiB", "1 GiB"),
         (f"seconds per instruction / those of {few:,.0f} instructions", f"{growth:.2f}x", "linear: 1x"),
         (f"memory of {few:,.0f} instructions", f"{small:.2f} GiB", "linear"),
+        ("advice / trace and schedule", f"{measured(ADVICE.format(path=str(MATMUL)))[0]:.2f}x", "1x"),
         ("import nki", f"{import_seconds():.2f} s", "0.3 s"),
     ]

@@ -29,9 +29,13 @@ def is_record(value: Any) -> bool:
 
 def record_fields(value: Any) -> list[str]:
     """The names of the fields a record has."""
+    return [name for name in possible_fields(value) if hasattr(value, name)]
+
+
+def possible_fields(value: Any) -> dict[str, Any]:
+    """Those and, as keys, the names of fields of its dataclass that it lacks."""
     slots = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-    names = {**dict.fromkeys(slots), **getattr(value, "__dict__", {})}
-    return [name for name in names if hasattr(value, name)]
+    return {**dict.fromkeys(slots), **getattr(value, "__dict__", {})}
 
 
 def _rebuilt_sequence(value: Any, items: list[Any]) -> Any:

@@ -1,9 +1,12 @@
-"""Checks and views that the levels share: flags, shapes, triangles."""
+"""What the levels share: checks of flags and shapes, triangles, sums of narrow floats."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+NARROW = (torch.bfloat16, torch.float16)
 UPLO, SIDE, DIAG = ("upper", "lower"), ("left", "right"), ("nonunit", "unit")
 
 
@@ -66,3 +69,15 @@ def symmetric(A: torch.Tensor, uplo: str) -> torch.Tensor:
     if uplo == "upper":
         return A.triu() + A.triu(1).mT
     return A.tril() + A.tril(-1).mT
+
+
+def rounded_once(compute: Callable[..., torch.Tensor], *operands: torch.Tensor | None) -> torch.Tensor:
+    """compute(*operands); narrow floats of the host in float32, and the result rounded once.
+
+    torch itself sums them in float32 on some CPUs, in their own dtype on others (decisions.md 24).
+    """
+    given = [x for x in operands if x is not None]
+    dtype = given[0].dtype
+    if dtype not in NARROW or not all(x.is_cpu and x.dtype == dtype for x in given):
+        return compute(*operands)
+    return compute(*(None if x is None else x.float() for x in operands)).to(dtype)

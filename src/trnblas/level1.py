@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import torch
 
-NARROW = (torch.bfloat16, torch.float16)
+from trnblas.arguments import NARROW, rounded_once
 
 
 def axpy(alpha: float, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """alpha x + y; x is not read when alpha is 0."""
-    return y.clone() if alpha == 0 else torch.add(y, x, alpha=alpha)
+    if alpha == 0:
+        return y.clone()
+    return rounded_once(lambda y, x: torch.add(y, x, alpha=alpha), y, x)
 
 
 def scal(alpha: float, x: torch.Tensor) -> torch.Tensor:
     """alpha x"""
-    return torch.mul(x, alpha)
+    return rounded_once(lambda x: torch.mul(x, alpha), x)
 
 
 def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

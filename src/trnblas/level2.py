@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from trnblas.arguments import DIAG, UPLO, check_flag, check_matrix, check_square, symmetric, triangle, turned
+from trnblas.arguments import (
+    DIAG,
+    UPLO,
+    check_flag,
+    check_matrix,
+    check_square,
+    rounded_once,
+    symmetric,
+    triangle,
+    turned,
+)
 from trnblas.backend import choose
 from trnblas.level3 import scaled_product
 
@@ -61,8 +73,10 @@ def ger(alpha: float, x: torch.Tensor, y: torch.Tensor, A: torch.Tensor | None =
     if x.ndim > 1 or choose(x.dtype, x.device.type).nki:
         return scaled_product("ger", alpha, x[..., None], y[..., None, :], beta, A, None)
     if A is not None:
-        return A.clone() if alpha == 0 else torch.addr(A, x, y, alpha=alpha)
-    return torch.outer(x, y) if alpha == 1 else torch.outer(x, y).mul_(alpha)
+        return A.clone() if alpha == 0 else rounded_once(partial(torch.addr, alpha=alpha), A, x, y)
+    if alpha == 1:
+        return torch.outer(x, y)
+    return rounded_once(lambda x, y: torch.outer(x, y).mul_(alpha), x, y)
 
 
 def _times_vector(op, alpha, A, x, beta, y, precision):
@@ -70,12 +84,12 @@ def _times_vector(op, alpha, A, x, beta, y, precision):
     if x.ndim == 1 and A.ndim == 2 and alpha != 0 and precision is None:
         fits = A.shape[1] == x.shape[0] and A.dtype == x.dtype and (y is None or y.shape == A.shape[:1])
         if fits and not choose(A.dtype, A.device.type).nki:
-            return _torch_times_vector(alpha, A, x, beta, y)
+            return rounded_once(partial(_torch_times_vector, alpha, beta), A, x, y)
     column = None if y is None else y[..., None]
     return scaled_product(op, alpha, A, x[..., None], beta, column, precision)[..., 0]
 
 
-def _torch_times_vector(alpha, A, x, beta, y):
+def _torch_times_vector(alpha, beta, A, x, y):
     """The common case, by one call of torch."""
     if y is None or beta == 0:
         return torch.mv(A, x) if alpha == 1 else torch.addmv(A.new_zeros(()), A, x, beta=0, alpha=alpha)

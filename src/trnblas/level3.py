@@ -9,6 +9,7 @@ import torch
 
 from trnblas.arguments import (
     DIAG,
+    NARROW,
     SIDE,
     UPLO,
     check_added,
@@ -17,6 +18,7 @@ from trnblas.arguments import (
     check_matrix,
     check_precision,
     check_square,
+    rounded_once,
     symmetric,
     triangle,
     turned,
@@ -142,6 +144,8 @@ def trsm(
     check_triangular("trsm", A, B, side, uplo, diag)
     if alpha == 0:
         return torch.zeros_like(B)
+    if B.dtype in NARROW:  # torch and the kernel solve in float32
+        return trsm(alpha, A.float(), B.float(), side, uplo, trans, diag).to(B.dtype)
     right = B if alpha == 1 else alpha * B
     if not choose(B.dtype, B.device.type).nki:
         return torch_solve(A, right, side, uplo, trans, diag)
@@ -174,7 +178,7 @@ def scaled_product(op, alpha, A, B, beta, C, precision):
         A, B, C = A.double(), B.double(), None if C is None else C.double()
     if alpha == 0:  # A and B are not read
         unread = C is None or beta == 0
-        return A.new_zeros(product_shape(A, B)) if unread else beta * C
+        return A.new_zeros(product_shape(A, B)) if unread else rounded_once(lambda C: beta * C, C)
     if not choose(A.dtype, A.device.type, precision).nki:
         return torch_product(alpha, A, B, beta, C)
     return serve(
@@ -192,7 +196,12 @@ def product_shape(A: torch.Tensor, B: torch.Tensor) -> torch.Size:
 
 
 def torch_product(alpha, A, B, beta, C):
-    """The same by one call of torch, where it has one."""
+    """The same by torch."""
+    return rounded_once(lambda A, B, C: _torch_product(alpha, A, B, beta, C), A, B, C)
+
+
+def _torch_product(alpha, A, B, beta, C):
+    """One call of torch, where it has one."""
     if C is None or beta == 0:
         if alpha == 1:
             return torch.matmul(A, B)
@@ -227,9 +236,6 @@ def scaled(alpha, product, beta, C, dtype):
 
 
 def torch_solve(A, B, side, uplo, trans, diag):
-    """torch solves float32 and float64 only."""
-    if B.dtype in (torch.bfloat16, torch.float16):
-        return torch_solve(A.float(), B.float(), side, uplo, trans, diag).to(B.dtype)
     return torch.linalg.solve_triangular(
         turned(A, trans),
         B,

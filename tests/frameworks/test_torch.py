@@ -517,6 +517,50 @@ def test_structures_compile(compiler):
     assert torch.equal(first, (x + y) * 2) and torch.equal(flat, x.reshape(-1)) and three == 3
 
 
+class Settings(nl.NKIObject):
+    def __init__(self, weight):
+        self.weight = weight
+        self.scale = 3.0
+
+
+class Scale:
+    """An object that torch.compile knows nothing about."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+
+@nki.jit
+def scaled_by(x, option):
+    scale = getattr(option, "factor", None) or (3.0 if option in (nl.add, nl.bfloat16, nl.sbuf, len) else 0.0)
+    return combine(x, x, nl.add, scale / 2)
+
+
+@pytest.mark.parametrize("option", [Scale(3.0), nl.add, nl.bfloat16, nl.sbuf, len], ids=str)
+def test_any_object_is_an_option_of_a_compiled_kernel(option, compiler):
+    x = numbers("float32")
+    compiled = compiler(lambda x, option=option: scaled_by(x, option), backend="eager")
+    assert torch.equal(compiled(x), 3 * x) and torch.equal(compiled(x), scaled_by(x, option))
+
+
+def test_another_object_is_compiled_by_itself(compiler):
+    compiled, x = compiler(scaled_by, backend="eager"), torch.ones(4, 6)
+    assert [compiled(x, Scale(scale)).mean().item() for scale in (1.0, 2.0, 5.0)] == [1.0, 2.0, 5.0]
+
+
+@nki.jit
+def weighted(x, settings):
+    return combine(x, settings.weight, nl.add, settings.scale)
+
+
+def test_records_bring_their_tensors_into_compiled_code(compiler):
+    x, late = numbers("float32"), Weights(numbers("float32"), 1.0)
+    late.scale = 3.0
+    for settings in (Settings(x), Weights(x, 3.0), late):
+        compiled = compiler(lambda x, settings=settings: weighted(x, settings), backend="aot_eager")
+        assert torch.equal(compiled(x), 6 * x)
+
+
 def test_a_launch_degree_inside_compiled_code(compiler):
     with target("trn2"):
         assert torch.equal(

@@ -27,7 +27,6 @@ def test_every_operation_is_that_of_scipy(n, dtype, backend, near):
         trnblas.axpy(2.5, x, y),
         blas.daxpy(a, b.copy(), a=2.5),
         np.abs(2.5 * a) + np.abs(b),
-        rounds_terms=True,
     )
     near(trnblas.scal(-3.0, x), blas.dscal(-3.0, a.copy()), 3 * np.abs(a))
     near(trnblas.dot(x, y), blas.ddot(a, b), np.abs(a) @ np.abs(b), n)

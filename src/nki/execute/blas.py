@@ -15,7 +15,7 @@ from .settings import WhileKernelsRun
 
 _libraries: list[Any] | None = None
 _sgemm: Any = None  # of the wheels of numpy, once looked for; its name says that it counts with 64 bits
-SGEMM = "scipy_cblas_sgemm64_"
+SGEMM = ("scipy_cblas_sgemm64_", "cblas_sgemm64_")  # of numpy 2, of numpy 1.26
 
 
 class one_blas_thread(WhileKernelsRun):
@@ -50,7 +50,8 @@ def _blas_libraries() -> list[Any]:
 def _find_sgemm(libraries: list[Any]) -> Any:
     """cblas_sgemm as numpy's wheels have it, or None."""
     for library in libraries:
-        function = getattr(library.dynlib, SGEMM, None)
+        loaded = ctypes.CDLL(library.filepath)  # which it is already: this is its handle
+        function = next((getattr(loaded, name) for name in SGEMM if hasattr(loaded, name)), None)
         if function is not None:
             integer, pointer = ctypes.c_int64, ctypes.c_void_p
             function.argtypes = [

@@ -7,8 +7,10 @@ the kernel writes its arguments. The operator names its staged call by a key.
 
 from __future__ import annotations
 
-import copy
+import ctypes
+import enum
 from collections.abc import Callable, Iterable, Sequence
+from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +21,7 @@ from ..call.kernel import Kernel
 from ..call.staged import Returned, Staged
 from ..errors import emit_warning, error, user_site
 from ..hardware import dtypes
-from ..tree import is_record, leaves, record_fields
+from ..tree import is_record, leaves, possible_fields, record_fields
 from ..tree import replace_leaves as replaced
 from .custom_call import keep_for_debugging
 from .programs import programs
@@ -273,7 +275,7 @@ def staged(kernel: Kernel, args: tuple, kwargs: dict, degree: Any = None) -> Any
     layout = _flatten((args, kwargs), tensors, constants)
     # len(range(size)) is the size, and makes torch.compile specialise on it
     specs = tuple([(tuple([len(range(size)) for size in t.shape]), t.dtype) for t in tensors])
-    key = _stage(kernel, degree, layout, specs, *constants)
+    key = _stage(id(kernel), degree, layout, specs, *constants)
     written = _written(key)
     if not written:
         return _rebuild(_structure(key), torch.ops.open_nki.call(tensors, key), tensors)
@@ -296,12 +298,38 @@ def _flatten(value: Any, tensors: list[Any], constants: list[Any]) -> tuple:
             constants.append(type(value))
             return ("named", len(constants) - 1, items)
         return ("list" if isinstance(value, list) else "tuple", items)
-    constants.append(value)
-    place = len(constants) - 1
-    if not is_record(value):
-        return ("constant", place)
-    names = tuple(record_fields(value))
-    return ("record", place, names, tuple([_flatten(getattr(value, n), tensors, constants) for n in names]))
+    if is_record(value):
+        constants.append(type(value))
+        place, names = len(constants) - 1, _names(value)
+        fields = tuple([_flatten(getattr(value, n), tensors, constants) for n in names])
+        return ("record", place, names, fields)
+    is_plain = type(value) in _PLAIN_CONSTANTS or isinstance(value, _NAMED_CONSTANTS)
+    constants.append(value if is_plain else id(value))
+    return ("constant" if is_plain else "object", len(constants) - 1)
+
+
+# torch.compile before 2.12 hands nothing else to `_stage`. Other objects go by address, so that it compiles
+# again for another one; whoever calls holds them meanwhile
+_PLAIN_CONSTANTS = (NoneType, bool, int, float, complex, str, bytes, torch.dtype, torch.device, np.ndarray)
+_NAMED_CONSTANTS = (type, FunctionType, BuiltinFunctionType, enum.Enum)
+
+
+def _object_at(address: int) -> Any:
+    return ctypes.cast(address, ctypes.py_object).value
+
+
+_LISTS_ATTRIBUTES = torch.__version__ >= (2, 13)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """The fields of a record; before 2.13 torch.compile does not list them, but says whether there is one."""
+    if _LISTS_ATTRIBUTES:
+        return tuple(record_fields(value))
+    return tuple([name for name in _names_at(id(value)) if hasattr(value, name)])
+
+
+def _names_at(address: int) -> tuple[str, ...]:
+    return tuple(possible_fields(_object_at(address)))
 
 
 def _unflatten(layout: tuple, specs: Sequence[TensorSpec], constants: Sequence[Any]) -> Any:
@@ -310,13 +338,16 @@ def _unflatten(layout: tuple, specs: Sequence[TensorSpec], constants: Sequence[A
         return specs[layout[1]]
     if kind == "constant":
         return constants[layout[1]]
+    if kind == "object":
+        return _object_at(constants[layout[1]])
     items = [_unflatten(item, specs, constants) for item in layout[-1]]
     if kind == "dict":
         return dict(zip(layout[1], items, strict=True))
     if kind == "named":
         return constants[layout[1]](*items)
     if kind == "record":
-        twin = copy.copy(constants[layout[1]])
+        cls = constants[layout[1]]
+        twin = cls.__new__(cls)
         for field, item in zip(layout[2], items, strict=True):
             object.__setattr__(twin, field, item)
         return twin
@@ -380,8 +411,9 @@ def _dtype(returned: Returned) -> Any:
 _operators: dict[str, _Operator] = {}
 
 
-def _stage(kernel: Kernel, degree: Any, layout: tuple, specs: tuple, *constants: Any) -> str:
-    """Stage a call and return its key."""
+def _stage(address: int, degree: Any, layout: tuple, specs: tuple, *constants: Any) -> str:
+    """Stage a call of the kernel at this address and return its key."""
+    kernel = _object_at(address)
     described = [TensorSpec(shape, dtype) for shape, dtype in specs]
     for value in constants:
         if isinstance(value, np.ndarray):
@@ -424,7 +456,7 @@ def _rebuild(structure: tuple, results: Sequence[Any], tensors: Sequence[Any]) -
     return items if kind == "list" else tuple(items)
 
 
-_constants: list[Any] = [_stage, _written, _new, _structure]
+_constants: list[Any] = [_names_at, _stage, _written, _new, _structure]
 for _function in _constants:
     # what torch.compiler.assume_constant_result does, without importing the compiler
     _function._dynamo_marked_constant = True

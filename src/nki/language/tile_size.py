@@ -65,7 +65,7 @@ class _TileSize(NKIObject):
 
 def _deprecated(name: str, instead: str) -> None:
     core, user = running(), sys._getframe(2)
-    if core is not None and core.launch.heard((name, id(user.f_code), user.f_lasti)):
+    if core is not None and core.launch.heard((name, id(user.f_code), user.f_lineno)):
         return  # kernels read sizes in their inner loops
     warnings.warn(
         f"nl.tile_size.{name} is deprecated, use nl.tile_size.{instead}",

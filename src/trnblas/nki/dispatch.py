@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 import nki.language as nl
+from trnblas.arguments import NARROW
 from trnblas.backend import HAS_NKI, choose, launch, serve
-from trnblas.level3 import trsm
+from trnblas.level3 import torch_product, trsm
 from trnblas.nki.gemm import TILE_K, batched_gemm_kernel, gemm_kernel, syrk_kernel
 from trnblas.nki.mp2 import largest_divisor, mp2_energy_kernel
 from trnblas.nki.trsm import trsm_kernel
@@ -35,8 +36,8 @@ def nki_gemm(A: Any, B: Any) -> Any:
     if not isinstance(A, torch.Tensor):
         return gemm_kernel(A, B)
     if not is_nki(A):
-        return torch.matmul(A, B)
-    return serve("nki_gemm", lambda: product(A, B), lambda: torch.matmul(A, B))
+        return _torch_matmul(A, B)
+    return serve("nki_gemm", lambda: product(A, B), lambda: _torch_matmul(A, B))
 
 
 def nki_batched_gemm(A: Any, B: Any) -> Any:
@@ -44,8 +45,8 @@ def nki_batched_gemm(A: Any, B: Any) -> Any:
     if not isinstance(A, torch.Tensor):
         return batched_gemm_kernel(A, B)
     if not is_nki(A):
-        return torch.matmul(A, B)
-    return serve("nki_batched_gemm", lambda: product(A, B), lambda: torch.matmul(A, B))
+        return _torch_matmul(A, B)
+    return serve("nki_batched_gemm", lambda: product(A, B), lambda: _torch_matmul(A, B))
 
 
 def nki_syrk(A: Any) -> Any:
@@ -53,8 +54,12 @@ def nki_syrk(A: Any) -> Any:
     if not isinstance(A, torch.Tensor):
         return syrk_kernel(A)
     if not is_nki(A):
-        return torch.matmul(A, A.mT)
-    return serve("nki_syrk", lambda: symmetric_product(A), lambda: torch.matmul(A, A.mT))
+        return _torch_matmul(A, A.mT)
+    return serve("nki_syrk", lambda: symmetric_product(A), lambda: _torch_matmul(A, A.mT))
+
+
+def _torch_matmul(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    return torch_product(1.0, A, B, 0.0, None)
 
 
 def product(A: torch.Tensor, B: torch.Tensor, out: torch.dtype | None = None) -> torch.Tensor:
@@ -165,7 +170,11 @@ def mp2_partials(*arguments: torch.Tensor) -> torch.Tensor:
 def torch_mp2_partials(
     T_flat: torch.Tensor, eps_occ_chunk: torch.Tensor, eps_occ_full: torch.Tensor, eps_vir: torch.Tensor
 ) -> torch.Tensor:
-    """The partial sums in PyTorch, written as the formula is."""
+    """The partial sums in PyTorch, written as the formula is; those of narrow floats in float32."""
+    if T_flat.dtype in NARROW:
+        T_flat, eps_occ_chunk, eps_occ_full, eps_vir = (
+            x.float() for x in (T_flat, eps_occ_chunk, eps_occ_full, eps_vir)
+        )
     ic, nocc, nvir = len(eps_occ_chunk), len(eps_occ_full), len(eps_vir)
     T = T_flat.reshape(ic, nvir, nocc, nvir).transpose(1, 2)
     virtual = eps_vir[:, None] + eps_vir

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import nki
 import nki.isa as nisa
 import nki.language as nl
 
