@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import ClassVar
+
+
+class _Depth(threading.local):
+    count = 0
 
 
 class WhileKernelsRun:
@@ -11,9 +16,10 @@ class WhileKernelsRun:
 
     _lock: ClassVar[threading.Lock]
     _users: ClassVar[int]
+    _mine: ClassVar[_Depth]  # how often this thread is inside
 
     def __init_subclass__(cls) -> None:
-        cls._lock, cls._users = threading.Lock(), 0
+        cls._lock, cls._users, cls._mine = threading.Lock(), 0, _Depth()
 
     def __enter__(self) -> None:
         cls = type(self)
@@ -21,11 +27,13 @@ class WhileKernelsRun:
             if cls._users == 0:
                 cls.begin()
             cls._users += 1
+            cls._mine.count += 1
 
     def __exit__(self, *exception: object) -> None:
         cls = type(self)
         with cls._lock:
             cls._users -= 1
+            cls._mine.count -= 1
             if cls._users == 0:
                 cls.end()
 
@@ -36,3 +44,20 @@ class WhileKernelsRun:
     @classmethod
     def end(cls) -> None:
         raise NotImplementedError
+
+    @classmethod
+    def after_fork(cls) -> None:
+        """The child has one thread: the others' kernels are gone, and perhaps they held the lock."""
+        cls._lock = threading.Lock()
+        left, cls._users = cls._users, cls._mine.count
+        if left and not cls._users:
+            cls.end()
+
+
+def _after_fork() -> None:
+    for cls in WhileKernelsRun.__subclasses__():
+        cls.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

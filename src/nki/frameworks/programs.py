@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from typing import Any
 
@@ -42,3 +43,11 @@ class Programs:
 
 
 programs = Programs()
+
+
+def _after_fork() -> None:
+    programs.lock = threading.Lock()  # another thread may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
