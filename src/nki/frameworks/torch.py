@@ -318,7 +318,8 @@ def _object_at(address: int) -> Any:
     return ctypes.cast(address, ctypes.py_object).value
 
 
-_LISTS_ATTRIBUTES = torch.__version__ >= (2, 13)
+_VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+_LISTS_ATTRIBUTES = _VERSION >= (2, 13)
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -6,14 +6,10 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.attention.attention_tkg import AttnTKGConfig, attention_tkg
 from nkilib.core.utils.common_types import DtypeMode
 from nkilib.core.utils.kernel_assert import not_built
 from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockSizes
-
-try:
-    from nkilib.core.attention.attention_tkg import AttnTKGConfig, attention_tkg
-except ModuleNotFoundError:  # then only skip_attention=True is there
-    AttnTKGConfig = attention_tkg = None
 
 
 class Masks(nl.NKIObject):
