@@ -18,7 +18,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 import nki.typing as nt
-from nki.call.kernel import _said_once
+from nki.call.calls import _said_once
 from support import target
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)

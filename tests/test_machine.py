@@ -7,7 +7,8 @@ import re
 import pytest
 
 from nki.errors import NkiError
-from nki.hardware.machine import ASSUMPTIONS, MACHINES, TRN1, TRN2, TRN3, Machine, find
+from nki.hardware.generations import MACHINES, TRN1, TRN2, TRN3, find
+from nki.hardware.machine import ASSUMPTIONS, Machine
 
 ALL = (TRN1, TRN2, TRN3)
 FIELDS = [field.name for field in dataclasses.fields(Machine)]

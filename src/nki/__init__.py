@@ -4,8 +4,9 @@ import importlib as _importlib
 from typing import Any
 
 from .call.bridges import TensorSpec
+from .call.calls import Run
 from .call.jit import jit, simulate
-from .call.kernel import Kernel, Run
+from .call.kernel import Kernel
 from .call.profile import Profile, profile
 from .compat.older_names import older_name as _older_name
 from .errors import NkiError, NkiValidationError, NkiWarning

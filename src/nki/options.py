@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import error
-from .hardware.machine import Machine, find
+from .hardware.generations import find
+from .hardware.machine import Machine
 
 DEFAULT_PLATFORM = "trn3"
 

@@ -12,7 +12,7 @@ import pytest
 
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware.machine import find
+from nki.hardware.generations import find
 from nki.options import Options
 from nki.run.launch import Launch
 

@@ -15,7 +15,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.hardware import dtypes
-from nki.hardware.machine import find
+from nki.hardware.generations import find
 from nki.isa.descriptors import Descriptors, contiguous_run, elem_bytes, pieces
 from support import target, to_tile
 

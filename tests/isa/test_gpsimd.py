@@ -16,7 +16,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.hardware import dtypes
-from nki.hardware.machine import find
+from nki.hardware.generations import find
 from nki.isa import gpsimd
 from support import run_tiles, target, to_tile
 

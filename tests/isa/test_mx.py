@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware.machine import find
+from nki.hardware.generations import find
 from support import run_tiles, target
 
 LANE = {

@@ -12,7 +12,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nki.execute import random
 from nki.hardware import dtypes
-from nki.hardware.machine import find
+from nki.hardware.generations import find
 from support import run_tiles
 
 CASTABLE = [d for d in dtypes.ALL if d.castable]

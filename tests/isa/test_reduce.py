@@ -18,7 +18,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.hardware import operators
-from nki.hardware.machine import MACHINES
+from nki.hardware.generations import MACHINES
 from nki.isa import accumulators
 from support import run_tiles
 

@@ -19,7 +19,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nki.hardware import activations as special
 from nki.hardware import dtypes
-from nki.hardware.machine import find
+from nki.hardware.generations import find
 from nki.isa.enums import SCALAR
 from support import run_tiles
 

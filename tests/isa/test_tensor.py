@@ -17,7 +17,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.hardware import dtypes
-from nki.hardware.machine import find
+from nki.hardware.generations import find
 from nki.isa.enums import TENSOR, VECTOR
 from nki.tensors import Shape, View
 from support import run_tiles

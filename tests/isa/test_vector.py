@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware.machine import MACHINES
+from nki.hardware.generations import MACHINES
 from support import run_tiles, target, to_tile
 
 FLOATS = [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3, ml_dtypes.float8_e5m2]

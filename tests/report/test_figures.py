@@ -18,7 +18,7 @@ from samples import (
 )
 
 import nki
-from nki.hardware.machine import MACHINES
+from nki.hardware.generations import MACHINES
 from nki.timing.advisor import Finding
 from nki.timing.measures import adjusted_flops, critical_path
 

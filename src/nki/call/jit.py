@@ -6,8 +6,9 @@ import functools
 import warnings
 
 from ..errors import error, nearest
-from ..hardware.machine import find
-from .kernel import Kernel, launch_grid
+from ..hardware.generations import find
+from .calls import launch_grid
+from .kernel import Kernel
 
 _IGNORED_WITH_WARNING = ("mode", "experimental_flags", "additional_compile_opt")
 _IGNORED = ("debug_kernel", "show_compiler_tb")

@@ -16,66 +16,33 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import tree
 from ..context import running, warn
-from ..errors import NkiError, NkiWarning, emit_warning, error, user_site, without_our_frames
+from ..errors import NkiError, NkiWarning, error, without_our_frames
 from ..execute.blas import one_blas_thread
 from ..hardware.machine import Machine
 from ..options import Options, choose_machine, from_environment
 from ..program.edges import check_names, checked_edges
-from ..program.program import Diagnostic, Program
+from ..program.program import Program
 from ..program.statistics import Statistics
 from ..run import observers
 from ..run.core import Core
 from ..run.launch import Launch, Restart, speak
-from ..tensors import is_int
 from ..typing import check_shapes
 from .arguments import Arguments
 from .bridges import TensorSpec, bridge_of, framework_of
 from .cache import LONGEST, Leaf, call_key, is_debugging, programs
+from .calls import ALIAS_SUFFIX, Call, Run, _warn_once, launch_grid
 from .explain import explain_call, suggest
 from .reads import Reads
 from .results import bare, check_results, is_plain, tensors, warn_lost_writes
 from .staged import Returned, Staged
 from .user_function import is_users_error, plain
-
-ALIAS_SUFFIX = ".must_alias_input"
-
-
-@dataclass
-class Run:
-    """A finished call: what it returned and what was seen on the way."""
-
-    result: Any
-    machine: Machine = field(repr=False)
-    count: Callable[[], Statistics] = field(repr=False)
-    diagnostics: list[Diagnostic] = field(default_factory=list)
-    trips: dict[int, list[int]] = field(default_factory=dict, repr=False)  # of each dynamic loop, each time
-
-    @cached_property
-    def statistics(self) -> Statistics:
-        """What the call did; counted when somebody asks."""
-        return self.count()
-
-
-@dataclass
-class Call:
-    """A call before it runs. Without a key it is neither cached nor replayed."""
-
-    options: Options
-    machine: Machine
-    bound: inspect.BoundArguments
-    aliased: set[str]  # arguments given as name.must_alias_input
-    key: Any
-    leaves: list[Leaf]
-    said: Iterable[Diagnostic] = ()  # said already, when the call was staged
-    eager: bool = False  # every instruction runs as it is issued
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -510,27 +477,3 @@ def _named(module: str, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
-
-
-def launch_grid(degree: Any) -> tuple[int, ...]:
-    """The (n,) of `kernel[degree]`."""
-    sizes = tuple(degree) if isinstance(degree, (tuple, list)) else (degree,)
-    for size in sizes:
-        if not is_int(size):
-            raise error(
-                "launch-grid-type",
-                f"kernel[...] takes the number of cores, got {size!r}",
-                help="write kernel[2] for two cores",
-            )
-    if len(sizes) != 1 or sizes[0] < 1:
-        raise error("launch-grid", f"kernel[...] takes one positive number of cores, got {degree!r}")
-    return (int(sizes[0]),)
-
-
-_said_once: set[str] = set()
-
-
-def _warn_once(kind: str, message: str) -> None:
-    if kind not in _said_once:
-        _said_once.add(kind)
-        emit_warning(kind, message, user_site(2))

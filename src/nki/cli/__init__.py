@@ -25,7 +25,7 @@ from ..call.kernel import Kernel
 from ..call.profile import Profile, profile
 from ..check import lint
 from ..errors import NkiError, NkiWarning
-from ..hardware import machine
+from ..hardware import generations, machine
 from ..options import choose_machine
 from ..report.text import document, ruled, side_by_side, size
 from . import script
@@ -220,9 +220,9 @@ LIMITS: list[tuple[str, Callable[[machine.Machine], str]]] = [
 
 
 def platform_table() -> RenderableType:
-    table = ruled("one core of", *machine.MACHINES)
+    table = ruled("one core of", *generations.MACHINES)
     for name, shown in LIMITS:
-        table.add_row(name, *(shown(m) for m in machine.MACHINES.values()))
+        table.add_row(name, *(shown(m) for m in generations.MACHINES.values()))
     return table
 
 
@@ -346,7 +346,7 @@ def settings(options: argparse.Namespace) -> Iterator[None]:
 
 def platform_named(name: str) -> str:
     try:
-        return machine.find(name).name
+        return generations.find(name).name
     except NkiError as problem:
         raise UsageError(f"--target: {problem.message}\n  help: {problem.help}") from None
 

@@ -12,13 +12,35 @@ from typing import Any
 
 from .. import collectives, isa
 from ..collectives import operations, ranks, varying
-from ..isa import dma, gpsimd, mx, random, reduce, registers, scalar, search, sync, tensor, vector
+from ..isa import (
+    computing_dma,
+    copies,
+    dma,
+    gather,
+    gpsimd,
+    mx,
+    random,
+    reduce,
+    registers,
+    scalar,
+    search,
+    select,
+    statistics,
+    sync,
+    tensor,
+    transpose,
+    transposing_dma,
+    vector,
+)
 from ..program.instruction import Instruction
 from ..program.judge import GENERATION_NAMES
 
 PAGE = Path("docs/isa.md")
 FILES = {
-    "nisa": (tensor, mx, vector, reduce, search, scalar, gpsimd, random, dma, registers, sync),
+    "nisa": (
+        *(tensor, transpose, mx, copies, vector, reduce, select, statistics, search, scalar),
+        *(gpsimd, gather, random, dma, transposing_dma, computing_dma, registers, sync),
+    ),
     "ncc": (operations, varying, ranks),
 }
 _HOMES = {"nisa": isa, "ncc": collectives}

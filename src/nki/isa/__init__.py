@@ -5,6 +5,8 @@ from ..errors import NkiValidationError
 from ..errors import missing_name as _missing_name
 from ..program.instruction import NkiInstruction
 from . import constants
+from .computing_dma import *
+from .copies import *
 from .dma import *
 from .enums import (
     GPSIMD,
@@ -20,6 +22,7 @@ from .enums import (
     oob_mode,
     reduce_cmd,
 )
+from .gather import *
 from .gpsimd import *
 from .legacy import REMOVED as _REMOVED
 from .mx import *
@@ -28,8 +31,12 @@ from .reduce import *
 from .registers import *
 from .scalar import *
 from .search import *
+from .select import *
+from .statistics import *
 from .sync import *
 from .tensor import *
+from .transpose import *
+from .transposing_dma import *
 from .vector import *
 
 tensor_engine, vector_engine, scalar_engine = TENSOR, VECTOR, SCALAR

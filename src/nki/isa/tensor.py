@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,14 +11,15 @@ from ..execute.blas import add_product
 from ..hardware import dtypes
 from ..hardware.dtypes import f32
 from ..hardware.machine import Machine
-from ..hardware.memories import PSUM, SBUF
-from ..program.instruction import WHOLE_ARRAY, Accumulated, Cost, In, Instruction, Out, PeTile
+from ..program.instruction import WHOLE_ARRAY, Accumulated, Cost, In, Instruction, PeTile
 from ..run.core import issue
 from ..tensors import View, is_int
 from . import rules
-from .enums import TENSOR, UNKNOWN, VECTOR, engine, matmul_perf_mode, member
+from .banks import check_bank
+from .enums import TENSOR, matmul_perf_mode, member
 from .legacy import legacy_keywords
-from .numerics import flat, moves_bits, scratch
+from .numerics import flat, scratch
+from .transpose import is_identity, move_transposed, transposed_dtypes, turning_flops, warn_not_finite
 
 FLOAT_INPUTS = ("float8_e4m3", "float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "tfloat32", "float32")
 FP8 = ("float8_e4m3", "float8_e5m2", "float8_e4m3fn")
@@ -32,11 +32,6 @@ def _as_tuple(value: Any) -> Any:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, (tuple, list)) else value
-
-
-def turning_flops(source: View) -> int:
-    """2 x MACs of a transpose, which is a product with an identity."""
-    return 2 * source.shape[0] * source.shape[0] * source.free_elements
 
 
 class MatmulInstruction(Instruction):
@@ -183,28 +178,6 @@ class MatmulInstruction(Instruction):
             notes=[f"dst: {self.dst.describe()}"],
             help="let the first matmul of a group pass accumulate=False (or None)",
         )
-
-
-def check_bank(ins: Any, machine: Machine) -> None:
-    """Before trn3, TensorE writes one PSUM bank per instruction."""
-    if machine.matmul_bank_limited and crosses_bank(ins.dst, machine):
-        raise rules.fail(
-            ins,
-            "psum-bank",
-            f"dst crosses a PSUM bank boundary ({machine.psum_bank_bytes} bytes per partition)",
-            ["dst"],
-            "one instruction writes one bank; slice dst at multiples of 512 float32 columns",
-        )
-
-
-def crosses_bank(dst: View, machine: Machine) -> bool:
-    """True when an access of PSUM touches more than one bank."""
-    bank = machine.psum_bank_bytes
-    width = dst.dtype.itemsize
-    base = dst.storage.address[1] if dst.storage.address else 0
-    first = base + dst.free_offset * width
-    reach = sum((n - 1) * s for n, s in zip(dst.shape[1:], dst.strides[1:], strict=True))
-    return first // bank != (first + (reach + 1) * width - 1) // bank
 
 
 # ---- nc_matmul -----------------------------------------------------------------------------------
@@ -451,152 +424,4 @@ class MatmulTranspose(NcMatmul):
         dtypes.store(dst, np.matmul(left.T, right).reshape(dst.shape), self.dst.dtype)
 
 
-@lru_cache(maxsize=64)
-def _identity_bits(size: int, dtype: dtypes.DType) -> np.ndarray:
-    return dtypes.bits(dtypes.cast(np.eye(size, dtype=np.float32), dtype))
-
-
-def is_identity(array: np.ndarray, dtype: dtypes.DType) -> bool:
-    """True for a square tile of ones and zeros with the ones on the diagonal."""
-    k, n = array.shape
-    if k != n:
-        return False
-    if array.dtype == dtype.storage and np.array_equal(dtypes.bits(array), _identity_bits(k, dtype)):
-        return True
-    return np.array_equal(f32(array, dtype), np.eye(k, dtype=np.float32))
-
-
-# ---- nc_transpose --------------------------------------------------------------------------------
-
-
-def transposed_dtypes(source: dtypes.DType, machine: Machine) -> tuple[str, ...]:
-    """The dtypes TensorE can give the transpose of `source`."""
-    if not machine.transpose_exact:
-        return ("float32", source) if source.castable and source.is_float else ()
-    if source.itemsize == 1:  # the array writes 16-bit slots, the upper byte zero
-        return ("uint16", "int16")
-    return (source, "float32") if source.is_float and source.itemsize == 2 else (source,)
-
-
-def move_transposed(dst: np.ndarray, target: dtypes.DType, data: np.ndarray, source: dtypes.DType) -> None:
-    """dst = data.T: bits of equal dtypes, codes of bytes into 16-bit slots, else values."""
-    turned = data.T.reshape(dst.shape)
-    if moves_bits(dst, target, turned, source):
-        dtypes.bits(dst)[...] = dtypes.bits(turned)
-    elif source.itemsize == 1 and target.is_integer:
-        dst[...] = dtypes.bits(dtypes.cast(turned, source) if turned.dtype == np.float32 else turned)
-    else:
-        dtypes.store(dst, f32(turned, source), target)
-
-
-def warn_not_finite(ins: Any, name: str) -> None:
-    warn(
-        "nan-transpose",
-        f"{ins.public}: {name} holds NaN or infinity, which trn1 spreads over whole rows of the transpose",
-        notes=[f"{name}: {getattr(ins, name).describe()}"],
-        help="replace them first; from trn2 on transposes move bits",
-    )
-
-
-def nc_transpose(dst, data, engine=engine.unknown, name=None):
-    """dst[j, i] = data[i, j], the free dimensions of data taken as one."""
-    return issue(NcTranspose(dst, data, engine, name))
-
-
-class NcTranspose(Instruction):
-    public = "nc_transpose"
-    engines = (TENSOR, VECTOR)
-    cost_formula = "Tensor max(P, min(64, F)), fp32 x4 trn1, x2 trn2+; Vector max(64, F)"
-    cost_source = "machine.md 4, 5.2, 6.2"
-
-    dst: Out
-    data: In
-    engine: Any
-
-    def turns_over(self) -> bool:
-        return True
-
-    def array_operand(self) -> View:
-        return self.data
-
-    def array_flops(self) -> int:
-        return turning_flops(self.data)
-
-    def choose_engine(self, machine: Machine) -> Any:
-        """By the destination buffer (isa.md 1.8)."""
-        return TENSOR if self.dst.buffer is PSUM and self.data.buffer is SBUF else VECTOR
-
-    def check(self, machine: Machine) -> None:
-        p, f = self.data.shape[0], self.data.free_elements
-        if self.dst.shape[0] != f or self.dst.free_elements != p:
-            raise rules.fail(
-                self,
-                "shape",
-                f"dst is [{self.dst.shape[0]}, {self.dst.free_elements}], the transpose is [{f}, {p}]",
-                ["dst", "data"],
-            )
-        chosen = self.choose_engine(machine) if self.engine is UNKNOWN else self.engine
-        if chosen is TENSOR:
-            self._check_tensor(machine)
-        else:
-            self._check_size("vector", 32)
-            rules.same_dtype(self, "dst", "data")
-
-    def _check_tensor(self, machine: Machine) -> None:
-        rules.in_sbuf(self, "data")
-        rules.in_psum(self, "dst")
-        self._check_size("tensor", machine.matmul_stationary_max)
-        source = self.data.dtype
-        allowed = transposed_dtypes(source, machine)
-        if self.dst.dtype not in allowed:
-            raise rules.fail(
-                self,
-                "dtype",
-                f"the tensor engine of {machine.name} does not transpose {source} into {self.dst.dtype}",
-                ["dst", "data"],
-                f"allocate dst as {' or '.join(allowed)}"
-                if source.itemsize > 1 and allowed
-                else "cast to bf16 first",
-            )
-        check_bank(self, machine)
-
-    def _check_size(self, name: str, limit: int) -> None:
-        p, f = self.data.shape[0], self.data.free_elements
-        if p > limit or f > limit:
-            raise rules.fail(
-                self,
-                "free-limit",
-                f"data is [{p}, {f}], the {name} engine transposes at most [{limit}, {limit}]",
-                ["data"],
-                f"tile data by {limit} x {limit}"
-                + (", or write to PSUM with the tensor engine" if limit < 128 else ""),
-            )
-
-    def compute(self, dst: np.ndarray, data: np.ndarray) -> None:
-        data = flat(data)
-        if self.runs_on is TENSOR and not current_machine().transpose_exact:
-            dtypes.store(dst, self._through_product(data).reshape(dst.shape), self.dst.dtype)
-        else:
-            move_transposed(dst, self.dst.dtype, data, self.data.dtype)
-
-    def _through_product(self, data: np.ndarray) -> np.ndarray:
-        """trn1 multiplies by the identity: one NaN or infinity spoils its row of dst."""
-        values = f32(data, self.data.dtype).T + np.float32(0)  # a sum turns -0 into 0
-        finite = np.isfinite(values).all(axis=1)
-        if not finite.all():
-            warn_not_finite(self, "data")
-            values[~finite] = np.nan
-        return values
-
-    def cost(self, m: Machine) -> Cost:
-        p, f = self.data.shape[0], self.data.free_elements
-        if self.runs_on is VECTOR:
-            floor = m.vector_transpose_next_ns * m.vector_ghz
-            return Cost(max(f, floor), m.fix_vector_ns, ("vector_transpose_next_ns",), m.min_ii_cycles)
-        cycles = max(p, min(m.matmul_min_cycles, f))
-        if self.data.dtype.itemsize == 4:
-            cycles *= m.fp32_transpose_factor
-        return Cost(cycles, m.fix_tensor_ns, ("fix_tensor_ns",))
-
-
-__all__ = ["nc_matmul", "nc_transpose"]
+__all__ = ["nc_matmul"]

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import Site, show
-from ..hardware.machine import Machine, find
+from ..hardware.generations import find
+from ..hardware.machine import Machine
 from ..tensors.storage import Storage
 from .effects import Effects, effects
 from .instruction import Instruction, State

@@ -20,7 +20,8 @@ import numpy as np
 from ..errors import NkiError, SourceLine, error
 from ..hardware import dtypes
 from ..hardware.engines import FastEnum
-from ..hardware.machine import Machine, find
+from ..hardware.generations import find
+from ..hardware.machine import Machine
 from ..hardware.memories import MemoryRegion
 from ..hardware.operators import OPERATORS
 from ..tensors import Indirection, Shape, View, row_major

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Site
 from ..timing.measures import assumptions, bounds, critical_path, hbm_traffic, hfu_percent, instruction_ns
-from ..timing.operations import Operation
+from ..timing.regions import Operation
 from ..timing.timeline import ENGINES, Timeline, matmul_flops
 
 if TYPE_CHECKING:

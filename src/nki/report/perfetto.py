@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import error
-from ..timing.operations import RAW
+from ..timing.regions import RAW
 from ..timing.timeline import ENGINES, Bar, Timeline
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..hardware.machine import Machine
 from ..program.instruction import Cost
-from .operations import ORDER, RAW, WAR
+from .regions import ORDER, RAW, WAR
 
 BEGUN, FREE, DONE, SEEN = range(4)  # moments of an operation; SEEN: its own engine can use the result
 

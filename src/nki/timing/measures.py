@@ -13,7 +13,7 @@ from ..hardware.machine import Machine
 from ..hardware.memories import PRIVATE_HBM
 from ..program.effects import effects
 from ..tensors.storage import Storage
-from .operations import RAW, Operation
+from .regions import RAW, Operation
 from .timeline import ENGINES, Timeline
 
 # ---- work ----------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile
 from ..program.program import Edge, Program
 from ..tensors import View
 from .law import BEGUN, FREE, Activity, deal, latency, releases, span
-from .operations import ORDER, RAW, Operation, Planner, engine_clocks
+from .operations import Planner, engine_clocks
+from .regions import ORDER, RAW, Operation
 from .timeline import Timeline
 from .transfer import Transfer, transfer_of
 

@@ -12,7 +12,8 @@ from ..hardware.machine import Machine
 from ..hardware.memories import PSUM, MemoryRegion
 from ..tensors import View
 from ..tensors.storage import Storage
-from .operations import Operation, Planner
+from .operations import Planner
+from .regions import Operation
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
 

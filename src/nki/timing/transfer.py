@@ -6,9 +6,10 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any
 
-from ..hardware.machine import MACHINES, Machine
+from ..hardware.generations import MACHINES
+from ..hardware.machine import Machine
 from ..tensors.storage import Storage
-from .operations import Operation
+from .regions import Operation
 
 
 class Transfer:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile
 from .law import DONE, FREE, SEEN, Activity, deal, releases
-from .operations import Operation
+from .regions import Operation
 from .schedule import RIVALS
 from .timeline import Timeline
 from .transfer import Transfer

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..operations import SPACE, WAR, WAW, Operation
+from ..regions import SPACE, WAR, WAW, Operation
 from ..what_if import Change
 from .study import WORTH, Finding, Gain, Study
 from .words import NAMES, count, duration, joined, lines, lines_of, percent, site_of

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from ...program.effects import effects
 from ...tensors.storage import Storage
-from ..operations import Operation, Planner
+from ..operations import Planner
+from ..regions import Operation
 from .study import Finding, Study
 from .words import amount, count, joined, lines
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...hardware.memories import SBUF
 from ..measures import is_transpose
-from ..operations import SPACE, Operation
+from ..regions import SPACE, Operation
 from ..timeline import ENGINES, Timeline
 from ..transfer import Transfer
 from ..what_if import Change, Replay

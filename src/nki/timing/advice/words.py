@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ...errors import Site
 from ...tensors.storage import Storage
-from ..operations import Operation
+from ..regions import Operation
 
 NAMES = {
     "tensor": "TensorE",

@@ -10,7 +10,7 @@ from ...hardware.machine import Machine
 from ...program.effects import effects
 from ...tensors import View
 from ..measures import is_transpose
-from ..operations import Operation
+from ..regions import Operation
 from ..transfer import Transfer
 from ..what_if import Change, Payload
 from .room import operand_tiles, peak

@@ -1,0 +1,233 @@
+"""Selections that may reduce: range_select and select_reduce (isa_vector.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..context import warn
+from ..hardware import operators
+from ..hardware.dtypes import f32, store
+from ..hardware.machine import Machine
+from ..hardware.operators import Operator
+from ..program.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
+from ..run.core import Core, issue
+from ..tensors import is_int
+from . import accumulators, alu, rules
+from .copies import predicated_cost
+from .costs import vector_cost
+from .enums import VECTOR, reduce_cmd
+from .numerics import column, flat, scratch, shaped
+from .reduce import FP32_MIN, IDLE, REDUCE, RESET_REDUCE, _read_out, maximum
+
+# ---- range_select --------------------------------------------------------------------------------
+
+
+def range_select(
+    dst,
+    on_true_tile,
+    comp_op0,
+    comp_op1,
+    bound0,
+    bound1,
+    reduce_cmd=reduce_cmd.reset_reduce,
+    reduce_res=None,
+    reduce_op=maximum,
+    range_start=0,
+    on_false_value=FP32_MIN,
+    name=None,
+):
+    """dst = on_true_tile where the index satisfies both bounds, else FP32_MIN; and the maximum (trn2)."""
+    if comp_op0.__class__ is not Operator:
+        comp_op0 = operators.resolve(comp_op0, "range_select", "comp_op0")
+    if comp_op1.__class__ is not Operator:
+        comp_op1 = operators.resolve(comp_op1, "range_select", "comp_op1")
+    if reduce_op.__class__ is not Operator:
+        reduce_op = operators.resolve(reduce_op, "range_select", "reduce_op")
+    return issue(
+        RangeSelect(
+            dst,
+            on_true_tile,
+            comp_op0,
+            comp_op1,
+            bound0,
+            bound1,
+            reduce_cmd,
+            reduce_res,
+            reduce_op,
+            range_start,
+            on_false_value,
+            name,
+        )
+    )
+
+
+class RangeSelect(Instruction):
+    public = "range_select"
+    engines = (VECTOR,)
+    since = 3
+    state = (State.vector_accumulator,)
+    cost_formula = "max(64, N)"
+    cost_source = "machine.md 6.2"
+
+    dst: Out
+    on_true_tile: In
+    comp_op0: Operator
+    comp_op1: Operator
+    bound0: In
+    bound1: In
+    reduce_cmd: reduce_cmd
+    reduce_res: OptionalOut
+    reduce_op: Operator
+    range_start: Any
+    on_false_value: Any
+
+    def dst_is_byproduct(self) -> bool:
+        return accumulators.takes_result(self)
+
+    def check(self, machine: Machine) -> None:
+        rules.matching(self, "dst", "on_true_tile")
+        rules.castable(self, "dst", "on_true_tile")
+        for name in ("dst", "on_true_tile"):
+            if not getattr(self, name).dtype.is_float:
+                raise rules.fail(self, "dtype", f"{name} must have a float dtype", [name])
+        for name in ("bound0", "bound1"):
+            rules.column(self, name, "on_true_tile")
+            rules.dtype_in(self, name, ("float32",), "convert it with nisa.tensor_copy into a float32 tile")
+        for name in ("comp_op0", "comp_op1"):
+            rules.operator(self, name, ("equal", "less", "less_equal", "greater", "greater_equal"))
+        rules.operator(self, "reduce_op", ("maximum",))
+        accumulators.check(self, (RESET_REDUCE, REDUCE, IDLE), "on_true_tile")
+        self._check_fill()
+        self._check_range()
+
+    def _check_fill(self) -> None:
+        value = self.on_false_value
+        if not rules.is_number(value) or np.float32(value) != np.float32(FP32_MIN):
+            raise rules.fail(
+                self,
+                "fp32-min",
+                f"on_false_value must be the smallest float32, {np.float32(FP32_MIN)}, got {value!r}",
+                [],
+                "leave it out, and replace the filled elements afterwards",
+            )
+
+    def _check_range(self) -> None:
+        if not is_int(self.range_start):
+            raise rules.fail(
+                self, "argument", f"range_start must be a compile-time int, got {self.range_start!r}"
+            )
+        last = self.range_start + self.on_true_tile.free_elements
+        if last >= 2**24:
+            warn(
+                "range-index",
+                f"range_select: indices up to {last} are compared in float32, which is exact below 2**24",
+                help="subtract a base from range_start and from the bounds",
+            )
+
+    def compute(
+        self,
+        core: Core,
+        dst: np.ndarray,
+        on_true_tile: np.ndarray,
+        bound0: np.ndarray,
+        bound1: np.ndarray,
+        reduce_res: Any,
+    ) -> None:
+        x = flat(f32(on_true_tile, self.on_true_tile.dtype))
+        index = np.arange(self.range_start, self.range_start + x.shape[1]).astype(np.float32)
+        mask = self.comp_op0.formula(index, flat(bound0))  # type: ignore[misc]
+        mask &= self.comp_op1.formula(index, flat(bound1))  # type: ignore[misc]
+        values = scratch(x.shape)
+        values.fill(FP32_MIN)
+        np.copyto(values, x, where=mask)
+        acc = accumulators.step(core, "vector", self.reduce_cmd, maximum, values, user=self.public)
+        store(dst, values.reshape(dst.shape), self.dst.dtype)
+        _read_out(self, acc, reduce_res)
+
+    def cost(self, m: Machine) -> Cost:
+        return vector_cost(self, m, "vector_one_input", self.on_true_tile.free_elements)
+
+
+# ---- select_reduce -------------------------------------------------------------------------------
+
+
+def select_reduce(
+    dst,
+    predicate,
+    on_true,
+    on_false,
+    reduce_res=None,
+    reduce_cmd=reduce_cmd.idle,
+    reduce_op=maximum,
+    reverse_pred=False,
+    name=None,
+):
+    """dst = on_true where predicate is not 0, else on_false (a number or column); and the maximum."""
+    if reduce_op.__class__ is not Operator:
+        reduce_op = operators.resolve(reduce_op, "select_reduce", "reduce_op")
+    return issue(
+        SelectReduce(dst, predicate, on_true, on_false, reduce_res, reduce_cmd, reduce_op, reverse_pred, name)
+    )
+
+
+class SelectReduce(Instruction):
+    public = "select_reduce"
+    engines = (VECTOR,)
+    state = (State.vector_accumulator,)
+    cost_formula = "as tensor_copy_predicated: 2N; N with on_true or predicate in PSUM"
+    cost_source = "machine.md 6.2"
+
+    dst: Out
+    predicate: In
+    on_true: In
+    on_false: Operand
+    reduce_res: OptionalOut
+    reduce_cmd: reduce_cmd
+    reduce_op: Operator
+    reverse_pred: bool
+
+    def dst_is_byproduct(self) -> bool:
+        return accumulators.takes_result(self)
+
+    def check(self, machine: Machine) -> None:
+        rules.matching(self, "dst", "predicate", "on_true")
+        rules.castable(self, "dst", "on_true", "on_false")
+        rules.dtype_in(self, "predicate", ("int8", "uint8", "int16", "uint16", "bool"))
+        if self.on_true.dtype in ("tfloat32", "int32", "uint32"):
+            raise rules.fail(
+                self,
+                "dtype",
+                f"on_true has dtype {self.on_true.dtype}, which select_reduce does not take",
+                ["on_true"],
+                "convert it with nisa.tensor_copy into a float32 tile",
+            )
+        rules.not_both_psum(self, "predicate", "on_true")
+        alu.check_given(self, "on_false")
+        rules.float32_column(self, "on_false", "on_true")
+        rules.operator(self, "reduce_op", ("maximum",))
+        accumulators.check(self, (IDLE, RESET_REDUCE, REDUCE), "on_true", res_floats=True)
+
+    def compute(
+        self,
+        core: Core,
+        dst: np.ndarray,
+        predicate: np.ndarray,
+        on_true: np.ndarray,
+        on_false: Any,
+        reduce_res: Any,
+    ) -> None:
+        mask = (np.equal if self.reverse_pred else np.not_equal)(shaped(predicate, dst), 0)
+        values = scratch(dst.shape)
+        np.copyto(values, column(on_false, self.on_false, dst.ndim))
+        np.copyto(values, f32(shaped(on_true, dst), self.on_true.dtype), where=mask)
+        acc = accumulators.step(core, "vector", self.reduce_cmd, maximum, values, user=self.public)
+        store(dst, values, self.dst.dtype)
+        _read_out(self, acc, reduce_res)
+
+    def cost(self, m: Machine) -> Cost:
+        return predicated_cost(self, m, self.on_true, self.predicate)
+
+
+__all__ = ["range_select", "select_reduce"]
