@@ -28,8 +28,6 @@ class Masks(nl.NKIObject):
 
 def attend(q: Any, keys: Any, values: Any, n: BlockSizes, c: BlockCaches, masks: Masks) -> Any:
     """softmax(q K^T) V as [d, B, N, S] in SBUF; q the same, keys [d, tokens], values [B, 1, S, d]."""
-    if attention_tkg is None:
-        not_built("skip_attention=False", "attention_tkg is not built")
     cfg = AttnTKGConfig(
         bs=n.batch,
         q_head=n.heads,
