@@ -516,15 +516,15 @@ def rich_arguments(seed):
 
 
 @st.composite
-def rich_programs(draw, operations=None, cores=None, size=16):
+def rich_programs(draw, operations=None, cores=None, size=16, dtypes=DTYPES):
     """A traced program, and arrays to run it on."""
     degree = draw(st.sampled_from((1, 1, 2))) if cores is None else cores
     strategy = operations if operations is not None else (ON_TWO_CORES if degree == 2 else RICH)
     chosen = draw(st.lists(strategy, min_size=1, max_size=size).map(tuple))
-    dtypes = draw(st.tuples(*[st.sampled_from(DTYPES)] * TILES))
+    kinds = draw(st.tuples(*[st.sampled_from(dtypes)] * TILES))
     platform = draw(st.sampled_from(("trn2", "trn3")))
     shown = draw(st.integers(1, TILES))
-    return traced(chosen, dtypes, draw(st.integers(0, 3)), degree, platform, shown)
+    return traced(chosen, kinds, draw(st.integers(0, 3)), degree, platform, shown)
 
 
 def traced(operations, dtypes=("float32",) * TILES, seed=0, degree=1, platform="trn2", shown=TILES):
