@@ -70,7 +70,9 @@ MORE = {
     "clear_sum": op("clear_sum", columns),
     "transpose": op("transpose", tile, tile),
     "skip_gather": op("skip_gather", tile, number, flag),
-    "place_as": op("place_as", tile, st.sampled_from([0, 16, 48, 64]), st.sampled_from(["bfloat16", "int32"])),
+    "place_as": op(
+        "place_as", tile, st.sampled_from([0, 16, 48, 64]), st.sampled_from(["bfloat16", "int32"])
+    ),
     "predicated": op("predicated", tile, tile),
     "mask": op("mask", tile, columns),
     "activate": op("activate", tile, tile, command, st.one_of(st.none(), place)),

@@ -114,7 +114,12 @@ def test_printing_drawing_and_meeting_stay():
         nisa.rng(a.view(nl.uint32))
         nisa.core_barrier(x, (0, 1))
 
-    assert names(without_dead_code(of(kernel, degree=2)), 1) == ["memset", "device_print", "rng", "core_barrier"]
+    assert names(without_dead_code(of(kernel, degree=2)), 1) == [
+        "memset",
+        "device_print",
+        "rng",
+        "core_barrier",
+    ]
 
 
 def test_a_loop_that_changes_nothing_is_left_out_and_a_carried_value_stays():

@@ -1,7 +1,8 @@
 """Renaming: where a tile on chip is overwritten as a whole, a new version of it begins: a new Storage.
 
 Afterwards only true dependences (and those through memory that has an address, or is not on chip) are left.
-A version never lives longer than the tile did, and of one tile no two versions live at the same time.
+In program order one version ends before the next begins, so the program needs no more memory; a schedule
+that lets them overlap does.
 
 A storage belongs to the region in which it was allocated: a core, or the body of a loop. Its versions begin
 at instructions of that very region; an inner loop uses one version throughout.
