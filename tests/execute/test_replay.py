@@ -17,19 +17,13 @@ import nki.isa as nisa
 import nki.language as nl
 from nki.execute import random as random_state
 from nki.execute.memory import Memory
+from random_programs import COLUMNS, OPERATIONS, ROWS, Machine, data
 from support import target, unseen
-
-ROWS, COLUMNS = 8, 16
 
 
 @pytest.fixture(autouse=True)
 def empty_cache():
     nki.call.cache.clear()
-
-
-def data(seed=0, rows=ROWS):
-    rng = np.random.default_rng(seed)
-    return rng.integers(-4, 5, (rows, COLUMNS)).astype(np.float32)
 
 
 def outcome(kernel, *args):
@@ -60,95 +54,6 @@ def assert_same(a, b):
 
 
 # ---- any program ---------------------------------------------------------------------------------
-
-TILES = 4
-tile = st.integers(0, TILES - 1)
-columns = st.sampled_from([(0, COLUMNS), (0, 8), (4, 12), (8, 16), (3, 4)])
-OPERATIONS = st.one_of(
-    st.tuples(st.just("load"), tile, columns),
-    st.tuples(st.just("store"), tile, columns),
-    st.tuples(st.just("memset"), tile, columns, st.sampled_from([0.0, 1.5, -2.0])),
-    st.tuples(st.just("combine"), tile, tile, tile, st.sampled_from(["add", "multiply", "maximum"])),
-    st.tuples(st.just("scale"), tile, tile, columns, st.sampled_from([2.0, -1.0])),
-    st.tuples(st.just("reduce"), tile, tile),
-    st.tuples(st.just("matmul"), tile, tile, st.booleans()),
-    st.tuples(st.just("fresh"), tile, st.booleans()),
-    st.tuples(st.just("gather"), tile, st.booleans()),
-    st.tuples(st.just("register"), tile, st.integers(0, 12)),
-    st.tuples(st.just("random"), tile),
-    st.tuples(st.just("write"), tile),
-    st.tuples(st.just("constant"), tile),
-    st.tuples(st.just("placed"), tile, st.sampled_from([0, 32, 64])),
-)
-
-
-class Machine:
-    """Interprets a list of operations inside a kernel."""
-
-    def __init__(self, x, index, out):
-        self.x, self.index, self.out = x, index, out
-        self.tiles = [nl.ndarray((ROWS, COLUMNS), nl.float32) for _ in range(TILES)]
-        self.psum = nl.ndarray((ROWS, COLUMNS), nl.float32, buffer=nl.psum)
-
-    def load(self, t, part):
-        nisa.dma_copy(self.tiles[t][:, part[0] : part[1]], self.x[0:ROWS, part[0] : part[1]])
-
-    def store(self, t, part):
-        nisa.dma_copy(self.out[:, part[0] : part[1]], self.tiles[t][:, part[0] : part[1]])
-
-    def memset(self, t, part, value):
-        nisa.memset(self.tiles[t][:, part[0] : part[1]], value)
-
-    def combine(self, dst, a, b, op):
-        nisa.tensor_tensor(self.tiles[dst], self.tiles[a], self.tiles[b], getattr(nl, op))
-
-    def scale(self, dst, src, part, factor):
-        window = slice(*part)
-        nisa.tensor_scalar(self.tiles[dst][:, window], self.tiles[src][:, window], nl.multiply, factor)
-
-    def reduce(self, dst, src):
-        column = nl.ndarray((ROWS, 1), nl.float32)
-        nisa.tensor_reduce(column, nl.add, self.tiles[src], axis=1)
-        nisa.tensor_copy(self.tiles[dst][:, 0:1], column)
-
-    def matmul(self, a, b, drain):
-        nisa.nc_matmul(self.psum[:, 0:COLUMNS], self.tiles[a][:, 0:ROWS], self.tiles[b])
-        if drain:
-            nisa.tensor_copy(self.tiles[a], self.psum)
-
-    def fresh(self, t, in_place):
-        self.tiles[t] = nl.ndarray((ROWS, COLUMNS), nl.float32)
-        if in_place:
-            nisa.memset(self.tiles[t][0:ROWS, 0:4], 1.0)
-
-    def gather(self, t, scatter):
-        rows = nl.ndarray((ROWS, 1), nl.int32)
-        nisa.dma_copy(rows, self.index)
-        if scatter:
-            nisa.dma_copy(self.out.vector_select(0, rows), self.tiles[t])
-        else:
-            nisa.dma_copy(self.tiles[t], self.x.vector_select(0, rows))
-
-    def register(self, t, start):
-        register = nisa.register_alloc(start)
-        nisa.dma_copy(self.tiles[t][:, 0:4], self.x[0:ROWS, nl.ds(register, 4)])
-        loaded = nisa.register_alloc(self.index[0:1, 0:1])
-        nisa.dma_copy(self.tiles[t][:, 4:8], self.x[0:ROWS, nl.ds(loaded, 4)])
-
-    def random(self, t):
-        nisa.rng(self.tiles[t].view(nl.uint32))
-        nisa.tensor_scalar(self.tiles[t].view(nl.uint32), self.tiles[t].view(nl.uint32), nl.bitwise_and, 7)
-
-    def write(self, t):
-        nisa.dma_copy(self.x[0:ROWS], self.tiles[t])
-
-    def constant(self, t):
-        table = nl.shared_constant(np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS))
-        nisa.dma_copy(self.tiles[t], table)
-
-    def placed(self, t, byte):
-        self.tiles[t] = nl.ndarray((ROWS, COLUMNS), nl.float32, address=(0, byte))
-
 
 RUNS = []  # how often the Python ran
 ran = unseen(RUNS)

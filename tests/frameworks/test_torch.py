@@ -536,7 +536,11 @@ def scaled_by(x, option):
     return combine(x, x, nl.add, scale / 2)
 
 
-@pytest.mark.parametrize("option", [Scale(3.0), nl.add, nl.bfloat16, nl.sbuf, len], ids=["object", "operator", "dtype", "buffer", "function"])
+@pytest.mark.parametrize(
+    "option",
+    [Scale(3.0), nl.add, nl.bfloat16, nl.sbuf, len],
+    ids=["object", "operator", "dtype", "buffer", "function"],
+)
 def test_any_object_is_an_option_of_a_compiled_kernel(option, compiler):
     x = numbers("float32")
     compiled = compiler(lambda x, option=option: scaled_by(x, option), backend="eager")

@@ -247,7 +247,10 @@ def test_a_program_runs_without_its_python():
 
 
 def test_a_program_asks_for_its_own_shapes():
-    for arrays, text in (((X,), "1 tensors for its 2"), ((X[:2], COUNT), "must be float32")):
+    for arrays, text in (
+        ((X,), "1 arrays for the parameters x, count"),
+        ((X[:2], COUNT), "was traced for float32"),
+    ):
         with pytest.raises(nki.NkiError, match=text):
             program().run(*arrays)
 

@@ -35,6 +35,10 @@ class Collective(DmaInstruction):
     def parts(self, index: int) -> list[View]:
         return []
 
+    def touches(self: Any) -> tuple[State, ...]:
+        """The rank's other core takes part where both share dst."""
+        return self.state if self.dst.buffer is SHARED_HBM else (State.ranks,)
+
     def check_operands(self: Any, machine: Machine, *names: str) -> None:
         """The rules of every collective: one memory, no run-time addresses, equal dtypes."""
         self.check_transfer(machine)

@@ -81,7 +81,8 @@ def _is_register(value: Any) -> bool:
 def overwrites(instruction: Instruction, storage: Storage) -> bool:
     """True when the instruction gives every byte of a storage a new value without looking at the old one."""
     done = effects(instruction)
-    if not instruction.writes_all() and not _moves_whole(instruction):
+    begins_sum = instruction.accumulates and not done.adds_to
+    if not (instruction.writes_all() or begins_sum or _moves_whole(instruction)):
         return False
     if any(view.storage is storage for view in done.seen):
         return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,8 +18,11 @@ import numpy as np
 from ..errors import Site, show
 from ..hardware.generations import find
 from ..hardware.machine import Machine
+from ..tensors import View
 from ..tensors.storage import Storage
+from ..tree import leaves
 from .effects import Effects, effects
+from .effects import storages as storages_of
 from .instruction import Instruction, State
 from .statistics import Statistics
 
@@ -282,14 +285,83 @@ def _unroll(items: Sequence[Item], position: int, trips: _Trips) -> Iterator[tup
             position += 1
 
 
+def with_body(loop: Loop, body: tuple[Item, ...]) -> Loop:
+    """The loop with another body."""
+    return replace(loop, body=body)
+
+
 def rewritten(items: Sequence[Item], change: Callable[[Instruction], Sequence[Instruction]]) -> tuple:
     """The items with every instruction replaced by what `change` makes of it."""
     found: list[Item] = []
     for item in items:
         if isinstance(item, Loop):
-            body = rewritten(item.body, change)
-            parts = {name: getattr(item, name) for name in item.__dataclass_fields__}
-            found.append(Loop(**{**parts, "body": body}))
+            found.append(with_body(item, rewritten(item.body, change)))
         else:
             found += change(item)
     return tuple(found)
+
+
+def rebuilt(
+    program: Program,
+    cores: Sequence[Sequence[Item]],
+    stands_for: Mapping[Instruction, Instruction] | None = None,
+) -> Program:
+    """The program with other items; everything that names a position follows its instruction.
+
+    Instructions may be missing, or stand elsewhere in their core; a new one tells in `stands_for` whose place
+    it takes. Of a missing instruction, edges are dropped (nobody is left to wait), a block shrinks, and what
+    was said before it is said before the next one that is left.
+    """
+    names = stands_for or {}
+    places = []
+    for core, items in enumerate(cores):
+        new = {names.get(i, i): position for position, i in enumerate(walk(items))}
+        places.append([new.get(i) for i in program.walk(core)])
+    kept = {loop.number for items in cores for loop in _loops(items)}
+    trips = program.trips and {n: counts for n, counts in program.trips.items() if n in kept}
+    return replace(
+        program,
+        cores=tuple(map(tuple, cores)),
+        storages=_storages(program, cores),
+        constants=_used_constants(program, cores),
+        edges=tuple(found for edge in program.edges if (found := _moved_edge(edge, places[edge.core]))),
+        blocks=tuple(found for block in program.blocks if (found := _moved_block(block, places[block.core]))),
+        said=tuple(_moved_diagnostic(d, places[d.core]) for d in program.said),
+        trips=trips,
+    )
+
+
+def _used(program: Program, cores: Sequence[Sequence[Item]]) -> dict[Storage, None]:
+    used = dict.fromkeys(storage for _, storage in program.parameters)
+    used.update(dict.fromkeys(view.storage for view in leaves(program.result, View)))
+    used.update(dict.fromkeys(s for items in cores for s in storages_of(walk(items))))
+    return used
+
+
+def _storages(program: Program, cores: Sequence[Sequence[Item]]) -> tuple[Storage, ...]:
+    """The old ones that are left in their order, then the new ones."""
+    used = _used(program, cores)
+    old = [storage for storage in program.storages if storage in used]
+    return tuple(dict.fromkeys([*old, *used]))
+
+
+def _used_constants(program: Program, cores: Sequence[Sequence[Item]]) -> tuple:
+    used = _used(program, cores)
+    return tuple((storage, raw) for storage, raw in program.constants if storage in used)
+
+
+def _moved_edge(edge: Edge, places: list[int | None]) -> Edge | None:
+    later, earlier = places[edge.later], places[edge.earlier]
+    return None if later is None or earlier is None else Edge(edge.core, later, earlier)
+
+
+def _moved_block(block: Block, places: list[int | None]) -> Block | None:
+    left = [p for p in places[block.first : block.last + 1] if p is not None]
+    return Block(block.core, min(left), max(left)) if left else None
+
+
+def _moved_diagnostic(diagnostic: Diagnostic, places: list[int | None]) -> Diagnostic:
+    if diagnostic.before is None:
+        return diagnostic
+    left = (p for p in places[diagnostic.before :] if p is not None)
+    return replace(diagnostic, before=next(left, sum(p is not None for p in places)))

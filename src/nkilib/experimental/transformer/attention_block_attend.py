@@ -8,7 +8,6 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.attention.attention_tkg import AttnTKGConfig, attention_tkg
 from nkilib.core.utils.common_types import DtypeMode
-from nkilib.core.utils.kernel_assert import not_built
 from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockSizes
 
 
