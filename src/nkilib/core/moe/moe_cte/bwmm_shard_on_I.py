@@ -88,7 +88,8 @@ def blockwise_mm_baseline_shard_intermediate_hybrid(
     down_proj_bias: Any = None,
     gate_up_proj_scale: Any = None,
     down_proj_scale: Any = None,
-    num_static_block: int | None = None,
+    gate_up_activations_T: Any = None,
+    down_activations: Any = None,
     activation_function: ActFnType = ActFnType.SiLU,
     skip_dma: Any = None,
     compute_dtype: Any = nl.bfloat16,
@@ -98,10 +99,13 @@ def blockwise_mm_baseline_shard_intermediate_hybrid(
     gate_clamp_lower_limit: float | None = None,
     up_clamp_upper_limit: float | None = None,
     up_clamp_lower_limit: float | None = None,
+    checkpoint_activation: bool = False,
+    expert_affinity_multiply_on_I: bool = False,
+    num_static_block: int | None = None,
 ) -> Any:
     """Blockwise experts as `moe_cte`: num_static_block blocks (default N - E) unrolled, then a dynamic loop.
 
-    conditions [N + 1]: the loop ends at the first block whose condition is 0.
+    conditions [N + 1]: the loop ends at the first block whose condition is 0. Checkpoints as above.
     """
     default = max(0, block_to_expert.size - gate_up_proj_weight.shape[0])
     p = ExpertsParameters(
@@ -125,6 +129,10 @@ def blockwise_mm_baseline_shard_intermediate_hybrid(
         accumulating=is_tensor_update_accumulating,
         scaling=expert_affinities_scaling_mode,
         skip_gate=False,
+        checkpoint=checkpoint_activation,
+        checkpoint_down=not expert_affinity_multiply_on_I,
+        gate_up_checkpoint=gate_up_activations_T,
+        down_checkpoint=down_activations,
         static_blocks=default if num_static_block is None else num_static_block,
     )
     return run_blocks(p)

@@ -214,14 +214,15 @@ def exchanged(own: Activations, share: Share) -> Activations:
     other = nl.ndarray(own.tile.shape, own.tile.dtype, buffer=nl.sbuf)
     full, rest = own.size // PARTITIONS, own.size % PARTITIONS
     if full > 0:
-        swap(own.tile[:, 0:full, :], other[:, 0:full, :], share)
+        swap(own.tile[:, 0:full, :], other[:, 0:full, :], share.core)
     if rest > 0:
-        swap(own.tile[0:rest, full, :], other[0:rest, full, :], share)
+        swap(own.tile[0:rest, full, :], other[0:rest, full, :], share.core)
     return Activations(other, own.size, (1 - share.core) * share.inner)
 
 
-def swap(give: Any, take: Any, share: Share) -> None:
-    nisa.sendrecv(give, take, send_to_rank=1 - share.core, recv_from_rank=1 - share.core, pipe_id=0)
+def swap(give: Any, take: Any, core: int, pipe: int = 0) -> None:
+    """Give a tile to the other core, and take the one that it gives."""
+    nisa.sendrecv(give, take, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=pipe)
 
 
 # ---- down ----------------------------------------------------------------------------------------

@@ -106,12 +106,18 @@ class Gradients(nl.NKIObject):
         return own.reshape((self.columns, weight.shape[1] * weight.shape[2]))
 
     def start(self, p: BackwardParameters) -> None:
-        """Zeros, or what the caller has put there, in the totals of what is small."""
+        """What the caller has put there goes to the totals; so do zeros, of what is small."""
         if self.core == 0 and not self.affinities.holds_values:
             clear_vector(self.affinities.total)
         if p.bias:
             start_parts(self.down_bias, self.row_parts(self.down_bias))
             start_parts(self.gate_up_bias, self.side_parts(self.gate_up_bias))
+        if self.hidden.holds_values:
+            self.start_hidden()
+        if self.gate_up.holds_values:
+            self.start_gate_up()
+        if self.down.holds_values:
+            self.start_down()
 
     def start_hidden(self) -> None:
         start_parts(self.hidden, self.row_parts(self.hidden))

@@ -12,7 +12,7 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.mlp.gate_up import activate
-from nkilib.core.moe.moe_cte.experts import affinity_row, combine
+from nkilib.core.moe.moe_cte.experts import affinity_row, combine, swap
 from nkilib.core.moe.moe_cte.routing import Repeats, Unit
 from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
@@ -162,13 +162,9 @@ def middle_grad(p: BackwardParameters, unit: Unit, dy: Activations, gradients: G
     other = like(own)
     for tile in TiledRange(inner, PARTITIONS):
         rows, k = tile.size, tile.index
-        swap(own[0:rows, k, :], other[0:rows, k, :], gradients.core, 0)
+        swap(own[0:rows, k, :], other[0:rows, k, :], gradients.core)
         nisa.tensor_tensor(own[0:rows, k, :], own[0:rows, k, :], other[0:rows, k, :], op=nl.add)
     return own
-
-
-def swap(give: Any, take: Any, core: int, pipe: int) -> None:
-    nisa.sendrecv(give, take, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=pipe)
 
 
 def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:

@@ -294,6 +294,13 @@ def test_given_gradients_are_overwritten_or_added_to(lnc):
     all_close(added, [x + 3.0 for x in wanted])
 
 
+@each_lnc
+def test_given_gradients_are_added_to_in_the_accumulation_dtype(lnc):
+    w = Layer(routed(), dtype="bfloat16")
+    wide = {"accumulation_dtype": nl.float32, "skip_grad_initialization": True}
+    near(w.launch(lnc, **given(w, 3.0, "bfloat16"), **wide), [x + 3.0 for x in w.gradients()])
+
+
 def test_without_given_gradients_nothing_is_added_to():
     w = Layer(routed())
     all_close(w.launch(skip_grad_initialization=True, **EXACT), w.gradients())
