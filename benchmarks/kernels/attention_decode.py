@@ -65,8 +65,8 @@ def cached(batch: int, heads: int, keys: int, head_dim: int, block_len: int = 0,
 def paged(
     heads: int, key_heads: int, queries: int, prior: int, head_dim: int, block: int, lnc: int = 1
 ) -> Case:
-    """Held by the Tensor engine like attention_cte: scores, transposed probabilities and values of all pairs of
-    tiles that see each other."""
+    """Held by the Tensor engine like attention_cte: scores, transposed probabilities and values of all pairs
+    of tiles that see each other."""
     pairs = heads * sum(prior // TILE + tile + 1 for tile in range(queries // TILE))
     blocks = (prior + queries) // block
     cache = TensorSpec((blocks, key_heads, block, head_dim), "bfloat16")
