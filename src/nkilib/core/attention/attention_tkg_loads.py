@@ -14,6 +14,7 @@ from .attention_tkg_plan import PMAX, Call, Chunk, Run, Sizes, Unit, key_dtype, 
 
 PSUM_BYTES = 2048  # of a bank
 LAST_PARTS = 4
+FEW_BATCHES = 4
 
 
 class Slot(nl.NKIObject):
@@ -121,14 +122,20 @@ def load_values(call: Call, unit: Unit, table: Any, last: bool) -> None:
     """
     old = call.cfg.curr_sprior - call.cfg.s_active
     for chunk in unit.section.chunks:
-        parts = LAST_PARTS if last and chunk.tile + chunk.width == call.tiles else 1
-        load_rows(call, unit, chunk, unit.values, call.v_prior, table, old, parts)
-    first = call.first_batch + unit.first
+        cut = last and unit.batches == 1 and chunk.tile + chunk.width == call.tiles
+        load_rows(call, unit, chunk, unit.values, call.v_prior, table, old, LAST_PARTS if cut else 1)
     new = call.v_active.reshape((call.cfg.bs, call.cfg.s_active, call.cfg.d_head))
     for run in unit.section.runs:
-        rows = new[first : first + unit.batches, run.active : run.active + run.count, :]
-        place = spot(unit.values[:, 0 : unit.batches].permute((0, 2, 1, 3)), run)
-        nisa.dma_copy(place, rows.permute((1, 0, 2)).expand_dim(1 if run.down else 0))
+        for group in batch_groups(unit):
+            first = call.first_batch + unit.first + group.start_offset
+            rows = new[first : first + group.size, run.active : run.active + run.count, :]
+            place = unit.values[:, group.start_offset : group.end_offset].permute((0, 2, 1, 3))
+            nisa.dma_copy(spot(place, run), rows.permute((1, 0, 2)).expand_dim(1 if run.down else 0))
+
+
+def batch_groups(unit: Unit) -> Any:
+    """Batches whose single partitions come together: a few one by one, as they then wait for no other."""
+    return TiledRange(unit.batches, 1 if unit.batches <= FEW_BATCHES else unit.batches)
 
 
 def token_range(chunk: Chunk) -> Any:
@@ -149,8 +156,9 @@ def load_rows(
     old = max(0, min(chunk.tokens, tokens - chunk.token))
     whole, rest = old // width, old % width
     if rest > 0:
-        part = tile[whole : whole + 1, 0 : unit.batches, at : at + rest, :]
-        load_part(call, unit, chunk, part, cache, table, whole, 0)
+        for group in batch_groups(unit):
+            part = tile[whole : whole + 1, group.start_offset : group.end_offset, at : at + rest, :]
+            load_part(call, unit, chunk, part, cache, table, whole, 0, group.start_offset)
     if whole > 0:
         begin = 0
         for i in range(parts):  # each half as large as the one before
@@ -162,21 +170,29 @@ def load_rows(
 
 
 def load_part(
-    call: Call, unit: Unit, chunk: Chunk, place: Any, cache: Any, table: Any, first: int, token: int
+    call: Call,
+    unit: Unit,
+    chunk: Chunk,
+    place: Any,
+    cache: Any,
+    table: Any,
+    first: int,
+    token: int,
+    batch: int = 0,
 ) -> None:
     """place [rows, batches, width, d]: tokens from `token` on of partitions from `first` on of a chunk."""
-    rows, width, head_dim = place.shape[0], place.shape[2], call.cfg.d_head
+    rows, batches, width, head_dim = place.shape[0], place.shape[1], place.shape[2], call.cfg.d_head
     if table is None:
         begin = chunk.token + first * chunk.width
-        source = by_batch(cache, call, unit)[:, begin : begin + rows * chunk.width, :]
+        source = by_batch(cache, call, unit)[batch : batch + batches, begin : begin + rows * chunk.width, :]
         source = source.reshape_dim(1, (rows, chunk.width))[:, :, token : token + width, :]
         nisa.dma_copy(place, source.permute((1, 0, 2, 3)))
         return
     pieces = cache.reshape((cache.size // (chunk.width * head_dim), chunk.width, head_dim))
     number = chunk.tile // chunk.width
-    for batch in range(unit.batches):
-        index = table.pieces[first : first + rows, unit.first + batch, number : number + 1]
-        nisa.dma_copy(place[:, batch], pieces.vector_select(0, index)[:, token : token + width, :])
+    for i in range(batches):
+        index = table.pieces[first : first + rows, unit.first + batch + i, number : number + 1]
+        nisa.dma_copy(place[:, i], pieces.vector_select(0, index)[:, token : token + width, :])
 
 
 def transpose_keys(unit: Unit, at: int, width: int, call: Call) -> None:

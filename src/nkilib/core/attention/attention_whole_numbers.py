@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import nki  # noqa: F401  for the example
 import nki.isa as nisa
 import nki.language as nl
 

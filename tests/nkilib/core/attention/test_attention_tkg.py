@@ -23,46 +23,23 @@ bfloat16 = ml_dtypes.bfloat16
 
 
 @nki.jit
-def decode(
-    q, k_active, v_active, k_prior, v_prior, mask, cfg, more, placed=False, statistics=False, k_dtype=None
-):
+def decode(q, k_active, v_active, k_prior, v_prior, mask, cfg, more, placed=False, statistics=False):
     """attention_tkg with operands and results wherever cfg wants them; returns out [B, H, d, s] and k_out."""
     sbm = SbufManager(0, 196608) if placed else None
     if placed:
         sbm.open_scope()
     b, h, s, d = cfg.bs, cfg.q_head, cfg.s_active, cfg.d_head
-    dtype = nl.bfloat16 if q.dtype in (nl.float8_e4m3, nl.float8_e5m2) else q.dtype
+    dtype = q.dtype if q.dtype in (nl.bfloat16, nl.float16, nl.float32) else nl.bfloat16
     result = nl.ndarray((b, h, d, s), dtype, buffer=nl.shared_hbm)
     keys = nl.ndarray((b, 1, d, s), k_active.dtype, buffer=nl.shared_hbm)
     if cfg.qk_in_sb:
         q = on_chip(q.reshape((b * h * s, d)), sbm)
         k_active = on_chip(k_active.reshape((b * s, d)), sbm)
-    out, k_out = result, keys if cfg.fuse_rope else None
-    if cfg.out_in_sb:
-        out = new_tile((d, b * h * s), dtype, sbm)
-    if cfg.k_out_in_sb and cfg.fuse_rope:
-        k_out = new_tile((d, b * s), k_active.dtype, sbm)
+    out = new_tile((d, b * h * s), dtype, sbm) if cfg.out_in_sb else result
+    k_out = new_tile((d, b * s), k_active.dtype, sbm) if cfg.k_out_in_sb else keys
     stats = {} if statistics else None
-    out, k_out = (
-        attention_tkg(
-            q, k_active, v_active, k_prior, v_prior, mask, out, cfg, sbm, cp_softmax_stats_out=stats, **more
-        )
-        if not cfg.fuse_rope
-        else attention_tkg(
-            q,
-            k_active,
-            v_active,
-            k_prior,
-            v_prior,
-            mask,
-            out,
-            cfg,
-            sbm,
-            k_out=k_out,
-            cp_softmax_stats_out=stats,
-            **more,
-        )
-    )
+    operands = (q, k_active, v_active, k_prior, v_prior, mask, out, cfg, sbm)
+    out, k_out = attention_tkg(*operands, k_out=k_out, cp_softmax_stats_out=stats, **more)
     if cfg.out_in_sb:
         nisa.dma_copy(result.reshape((b * h, d, s)).permute((1, 0, 2)), out.reshape_dim(1, (b * h, s)))
     if cfg.k_out_in_sb and cfg.fuse_rope:
@@ -211,6 +188,19 @@ def test_queries_in_hbm_may_have_the_layout_of_the_page():
 @pytest.mark.parametrize("options", [{}, {"tp_k_prior": True}, {"tp_k_prior": True, "block_len": 16}])
 def test_fp8_caches_are_used_as_they_are(options, lnc):
     Case(config(2, 4, 2, 512, 64, out_in_sb=True, **options), ml_dtypes.float8_e4m3).check(lnc)
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_queries_may_be_wider_than_an_fp8_cache(by_rows):
+    case = Case(config(2, 4, 2, 256, 64, tp_k_prior=by_rows))
+    for name in ("k", "v", "k_prior", "v_prior"):  # the new tokens too: the cache would round them
+        setattr(case, name, getattr(case, name).astype(ml_dtypes.float8_e4m3))
+    case.k, case.v = case.k.astype(bfloat16), case.v.astype(bfloat16)
+    case.check()
+
+
+def test_it_runs_on_trn3():
+    Case(config(2, 4, 2, 256, 64), ml_dtypes.float8_e4m3fn).check(on="trn3")
 
 
 @each_lnc
