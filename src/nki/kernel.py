@@ -189,7 +189,7 @@ class Kernel:
             if better is not None:
                 raise better.with_traceback(without_our_frames(problem.__traceback__)) from None
             if is_users_error(problem):  # a bare raise brings our frames back before Python 3.11
-                raise problem.with_traceback(without_our_frames(problem.__traceback__))
+                raise problem.with_traceback(without_our_frames(problem.__traceback__))  # noqa: B904
             raise
 
     def _inline(self, core: core_module.Core, args: tuple, kwargs: dict) -> Any:
