@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import pickle
@@ -530,21 +531,43 @@ class Scale:
         self.factor = factor
 
 
+OPTIONS = [Scale(3.0), nl.add, nl.bfloat16, nl.sbuf, nisa.engine.vector, len, numbers, Pair]
+OPTIONS += [slice(1, 3), range(2), b"1", 2j, None]
+DTYPE_OPTIONS = {np.dtype("int8"): nl.int8, np.float16: nl.float16, torch.uint8: nl.uint8}
+
+
 @nki.jit
-def scaled_by(x, option):
-    scale = getattr(option, "factor", None) or (3.0 if option in (nl.add, nl.bfloat16, nl.sbuf, len) else 0.0)
-    return combine(x, x, nl.add, scale / 2)
+def copy_with(x, option):
+    RUNS.append(option)
+    return copy(x)
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(
     "option",
     [Scale(3.0), nl.add, nl.bfloat16, nl.sbuf, len],
     ids=["object", "operator", "dtype", "buffer", "function"],
 )
+=======
+@pytest.mark.parametrize("option", [*OPTIONS, *DTYPE_OPTIONS], ids=str)
+>>>>>>> versions
 def test_any_object_is_an_option_of_a_compiled_kernel(option, compiler):
-    x = numbers("float32")
-    compiled = compiler(lambda x, option=option: scaled_by(x, option), backend="eager")
-    assert torch.equal(compiled(x), 3 * x) and torch.equal(compiled(x), scaled_by(x, option))
+    RUNS.clear()
+    compiler(lambda x, option=option: copy_with(x, option), backend="eager")(numbers("float32"))
+    (seen,) = RUNS
+    assert seen == (option if option in OPTIONS else DTYPE_OPTIONS[option])
+
+
+def test_a_partial_function_is_an_option_of_a_compiled_kernel(compiler):
+    RUNS.clear()
+    option = functools.partial(max, 3)
+    compiler(lambda x: copy_with(x, option), backend="eager")(numbers("float32"))
+    assert RUNS[0](2) == 3 and RUNS[0](5) == 5
+
+
+@nki.jit
+def scaled_by(x, scale):
+    return combine(x, x, nl.add, scale.factor / 2)
 
 
 def test_another_object_is_compiled_by_itself(compiler):

@@ -100,7 +100,7 @@ def data(shape, dtype=nl.float32, seed=0, low=-3.0, high=3.0):
     """Values a dtype holds exactly, zero apart, so that references see what the kernel sees."""
     values = np.random.default_rng(seed).uniform(low, high, shape).astype(np.float32)
     if dtype.is_integer:
-        values = np.clip(np.rint(values), 0 if not dtype.is_signed else None, None)
+        values = np.maximum(np.rint(values), -np.inf if dtype.is_signed else 0)
     if dtype == nl.tfloat32:
         values = dtypes.cast(values, dtype)
     return values.astype(dtype.storage)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
@@ -298,20 +299,26 @@ def _flatten(value: Any, tensors: list[Any], constants: list[Any]) -> tuple:
             constants.append(type(value))
             return ("named", len(constants) - 1, items)
         return ("list" if isinstance(value, list) else "tuple", items)
+    place = len(constants)
+    if type(value) in _PLAIN_CONSTANTS or isinstance(value, _NAMED_CONSTANTS):
+        constants.append(value)
+        return ("constant", place)
     if is_record(value):
         constants.append(type(value))
-        place, names = len(constants) - 1, _names(value)
+        names = _names(value)
         fields = tuple([_flatten(getattr(value, n), tensors, constants) for n in names])
         return ("record", place, names, fields)
-    is_plain = type(value) in _PLAIN_CONSTANTS or isinstance(value, _NAMED_CONSTANTS)
-    constants.append(value if is_plain else id(value))
-    return ("constant" if is_plain else "object", len(constants) - 1)
+    constants.append(id(value))
+    return ("object", place)
 
 
 # torch.compile before 2.12 hands nothing else to `_stage`. Other objects go by address, so that it compiles
 # again for another one; whoever calls holds them meanwhile
 _PLAIN_CONSTANTS = (NoneType, bool, int, float, complex, str, bytes, torch.dtype, torch.device, np.ndarray)
-_NAMED_CONSTANTS = (type, FunctionType, BuiltinFunctionType, enum.Enum)
+_NAMED_CONSTANTS = (
+    *(type, FunctionType, BuiltinFunctionType, functools.partial, enum.Enum, np.dtype),
+    *(slice, range, set, frozenset),
+)
 
 
 def _object_at(address: int) -> Any:

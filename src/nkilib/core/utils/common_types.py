@@ -11,7 +11,7 @@ import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 
 # An IntEnum that is shown by its member's name. The NKI compiler knows enumerations by a base called Enum.
-_SHOWN = {"__str__": enum.Enum.__str__, "__format__": enum.Enum.__format__}
+_SHOWN = {"__str__": enum.Enum.__str__, "__format__": lambda member, spec: format(str(member), spec)}
 Enum = new_class("Enum", (enum.IntEnum,), {}, lambda body: body.update(_SHOWN))
 
 
