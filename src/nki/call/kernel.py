@@ -155,8 +155,8 @@ class Kernel:
             better = explain_call(problem) if isinstance(problem, TypeError) else None
             if better is not None:
                 raise better.with_traceback(without_our_frames(problem.__traceback__)) from None
-            if is_users_error(problem):
-                problem.__traceback__ = without_our_frames(problem.__traceback__)
+            if is_users_error(problem):  # a bare raise brings our frames back before Python 3.11
+                raise problem.with_traceback(without_our_frames(problem.__traceback__))  # noqa: B904
             raise
 
     def _inline(self, core: Core, args: tuple, kwargs: dict) -> Any:
