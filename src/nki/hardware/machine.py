@@ -255,6 +255,34 @@ class Machine:
 
 
 # Why a field is assumed. Which machines it concerns is in their `assumed`.
+# documented numbers that nothing computes with: for readers, and for rules and models to come
+INFORMATIVE = frozenset(
+    [
+        "cores_per_device",
+        "cores_per_hbm_stack",
+        "dma_ghz",
+        "sbuf_partition_stride_bytes",
+        "access_max_size",
+        "access_max_stride",
+        "mx_contraction_multiple",
+        "load_stationary_columns",
+        "fp32_load_stationary_factor",
+        "transpose_issue_slots",
+        "vector_scalar_tensor_tensor_fast",
+        "vector_transpose_first_ns",
+        "gpsimd_processors",
+        "dma_queues",
+        "dma_semaphore_ns",
+        "dma_saturating_bytes",
+        "hwdge_units",
+        "swdge_instruction_ns",
+        "dma_transpose_partitions",
+        "dma_transpose_free",
+        "semaphore_wait_ns",
+        "collective_link_gbs",
+    ]
+)
+
 ASSUMPTIONS: dict[str, str] = {
     "accumulator_read_ns": "trn3: as measured on trn2",
     "activation_table_free": "which functions share a table is not published",

@@ -1,5 +1,5 @@
 """nki.experimental: names that have moved to nki.language since."""
 
-from .language.loops import while_loop
+from ..language.loops import while_loop
 
 __all__ = ["while_loop"]
