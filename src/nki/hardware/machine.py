@@ -255,6 +255,7 @@ class Machine:
 
 
 # Why a field is assumed. Which machines it concerns is in their `assumed`.
+# fmt: on
 # documented numbers that nothing computes with: for readers, and for rules and models to come
 INFORMATIVE = frozenset(
     [
@@ -283,6 +284,7 @@ INFORMATIVE = frozenset(
     ]
 )
 
+# fmt: off
 ASSUMPTIONS: dict[str, str] = {
     "accumulator_read_ns": "trn3: as measured on trn2",
     "activation_table_free": "which functions share a table is not published",
