@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 import nki
 import nki.isa as nisa
@@ -88,3 +89,17 @@ def unseen(found):
     namespace = {"__name__": "nki.tests", "found": found}
     exec("def ran(value=None):\n    found.append(value)\n", namespace)
     return namespace["ran"]
+
+
+def refused(kind, text, action):
+    """`action()` raises this kind of error with this piece of text; returns the error."""
+    with pytest.raises(nki.NkiError) as caught:
+        action()
+    assert caught.value.kind == kind, caught.value
+    assert text in str(caught.value), caught.value
+    return caught.value
+
+
+def refused_tiles(kind, text, body, inputs=(), outputs=(), **options):
+    """The same of a body that runs on tiles: see `run_tiles`."""
+    return refused(kind, text, lambda: run_tiles(body, inputs, outputs, **options))

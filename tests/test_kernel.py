@@ -19,7 +19,7 @@ import nki.isa as nisa
 import nki.language as nl
 import nki.typing as nt
 from nki.call.calls import _said_once
-from support import target
+from support import refused, target
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
 
@@ -38,14 +38,6 @@ def fill(tensor, value):
     tile = nl.ndarray((tensor.shape[0], *(tensor.shape[1:] or (1,))), tensor.dtype)
     nisa.memset(tile, value)
     nisa.dma_copy(tensor, tile)
-
-
-def refused(kind, text, action):
-    with pytest.raises(nki.NkiError) as caught:
-        action()
-    assert caught.value.kind == kind, caught.value
-    assert text in str(caught.value)
-    return caught.value
 
 
 def received(*args, degree=None, **kwargs):

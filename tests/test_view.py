@@ -16,7 +16,7 @@ import nki.language as nl
 from nki.language import float32
 from nki.tensors import DynamicSlice
 from nki.tensors.tensor import NkiTensor
-from support import target
+from support import refused, target
 
 ds = DynamicSlice
 
@@ -36,15 +36,6 @@ def hbm(*shape, dtype=float32):
 
 def layout(view):
     return tuple(view.shape), view.strides, view.offset
-
-
-def refused(kind, text, action):
-    """`action()` raises this kind of error with this piece of text."""
-    with pytest.raises(nki.NkiError) as caught:
-        action()
-    assert caught.value.kind == kind, caught.value
-    assert text in str(caught.value)
-    return caught.value
 
 
 # ---- indexing (tensor.md 4) ----------------------------------------------------------------------

@@ -18,6 +18,7 @@ import nki.language as nl
 from nki.hardware import dtypes
 from nki.hardware.generations import find
 from nki.isa import gpsimd
+from support import refused_tiles as refused
 from support import run_tiles, target, to_tile
 
 CASTABLE = [d for d in dtypes.ALL if d.castable]
@@ -41,13 +42,6 @@ def whole(shape, dtype, low=-8, high=8, seed=0):
 
 def wide(array):
     return np.asarray(array).astype(np.float32).astype(np.float64)
-
-
-def refused(kind, text, body, inputs=(), outputs=(), **options):
-    with pytest.raises(nki.NkiError) as e:
-        run_tiles(body, inputs, outputs, **options)
-    assert e.value.kind == kind
-    assert text in str(e.value)
 
 
 def warned(kind, body, inputs=(), outputs=(), **options):

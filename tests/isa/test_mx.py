@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import ml_dtypes
@@ -14,7 +15,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.hardware.generations import find
-from support import run_tiles, target
+from support import refused_tiles, run_tiles, target
 
 LANE = {
     "float8_e4m3fn_x4": ml_dtypes.float8_e4m3fn,
@@ -30,11 +31,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def refused(kind, text, body, inputs=(), outputs=(), on="trn3", **options):
-    with pytest.raises(nki.NkiError) as e:
-        run_tiles(body, inputs, outputs, on=on, **options)
-    assert e.value.kind == kind
-    assert text in str(e.value)
+refused = functools.partial(refused_tiles, on="trn3")
 
 
 def row_of(k):

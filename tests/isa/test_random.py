@@ -13,6 +13,7 @@ import nki.language as nl
 from nki.execute import random
 from nki.hardware import dtypes
 from nki.hardware.generations import find
+from support import refused_tiles as refused
 from support import run_tiles
 
 CASTABLE = [d for d in dtypes.ALL if d.castable]
@@ -81,13 +82,6 @@ def seeded(body, seed=5):
 
 def f32(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def refused(kind, text, body, inputs=(), outputs=(), **options):
-    with pytest.raises(nki.NkiError) as e:
-        run_tiles(body, inputs, outputs, **options)
-    assert e.value.kind == kind
-    assert text in str(e.value)
 
 
 # ---- the generators ------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.hardware import operators
 from nki.hardware.generations import MACHINES
 from nki.isa import accumulators
+from support import refused_tiles as refused
 from support import run_tiles
 
 FLOATS = [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3, ml_dtypes.float8_e5m2]
@@ -85,13 +85,6 @@ def same(got, expected):
     assert got.dtype == expected.dtype
     assert got.shape == expected.shape
     np.testing.assert_array_equal(got.astype(np.float64), expected.astype(np.float64))
-
-
-def refused(kind, text, body, inputs=(), outputs=(), **where):
-    with pytest.raises(nki.NkiError) as e:
-        run_tiles(body, inputs, outputs, **where)
-    assert e.value.kind == kind, str(e.value)
-    assert text in str(e.value), str(e.value)
 
 
 def warned(body, inputs=(), outputs=(), **where):

@@ -14,6 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nki.hardware import dtypes
 from nki.hardware.generations import find
+from support import refused_tiles as refused
 from support import run_tiles
 
 CASTABLE = [d for d in dtypes.ALL if d.castable]
@@ -52,13 +53,6 @@ def search_in_turns(data, vals, columns):
                     break
         found.append(places)
     return np.array(found)
-
-
-def refused(kind, text, body, inputs=(), outputs=(), **options):
-    with pytest.raises(nki.NkiError) as e:
-        run_tiles(body, inputs, outputs, **options)
-    assert e.value.kind == kind
-    assert text in str(e.value)
 
 
 # ---- max8 ----------------------------------------------------------------------------------------

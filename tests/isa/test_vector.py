@@ -17,6 +17,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.hardware.generations import MACHINES
+from support import refused_tiles as refused
 from support import run_tiles, target, to_tile
 
 FLOATS = [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3, ml_dtypes.float8_e5m2]
@@ -84,13 +85,6 @@ def same(got, expected):
     if got.dtype.kind not in "iub":
         equal |= np.isnan(got.astype(np.float64)) & np.isnan(expected.astype(np.float64))
     assert equal.all(), f"{got[~equal][:4]} is not {expected[~equal][:4]}"
-
-
-def refused(kind, text, body, inputs=(), outputs=(), **where):
-    with pytest.raises(nki.NkiError) as e:
-        run_tiles(body, inputs, outputs, **where)
-    assert e.value.kind == kind, str(e.value)
-    assert text in str(e.value), str(e.value)
 
 
 def warned(body, inputs=(), outputs=(), **where):

@@ -40,6 +40,11 @@ def both_cores(kernel: Any, *args: Any, on: str = "trn2", **kw: Any) -> list[Any
     ]
 
 
+def invalid(text: str) -> Any:
+    """Context: a kernel refuses its arguments with this piece of text, as the library words it."""
+    return pytest.raises(AssertionError, match=f"NCC_INKI016.*Kernel validation exception: .*{text}")
+
+
 FP8 = (ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 
 

@@ -1,7 +1,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_support import compiles_and_example_runs, each_lnc, random, run
+from kernel_support import compiles_and_example_runs, each_lnc, invalid, random, run
 
 from nkilib.experimental.scan import linear_scan, linear_scan_ref
 
@@ -67,7 +67,7 @@ def test_the_final_state_is_not_rounded_to_the_dtype_of_the_data():
 )
 def test_shapes_that_disagree_are_named(decay, data, initial, text):
     arrays = [None if shape is None else np.zeros(shape, np.float32) for shape in (decay, data, initial)]
-    with pytest.raises(AssertionError, match=f"NCC_INKI016.*Kernel validation exception: {text}"):
+    with invalid(text):
         run(linear_scan, *arrays)
 
 
