@@ -159,6 +159,11 @@ def test_an_index_of_another_kind_is_a_type_error_that_names_alternatives(index,
         assert "expand_dim" in caught.value.help and "vector_select" in caught.value.help
 
 
+def test_none_as_an_index_is_told_what_adds_a_dimension():
+    problem = refused("argument", "adds no dimension", lambda: sbuf(8, 16)[:, None, :])
+    assert problem.help.startswith("t.expand_dim(1) adds one")
+
+
 def test_slice_bounds_must_be_ints():
     refused("argument", "slice bounds must be ints", lambda: hbm(8)[0:2.5])
     refused("argument", "slice bounds must be ints", lambda: hbm(8)[True:3])

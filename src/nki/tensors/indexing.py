@@ -99,10 +99,11 @@ class Indexed(Layout):
                 key = self._without_ellipsis(key)
                 break
         if any(index is None for index in key):
+            dim = next(i for i, index in enumerate(key) if index is None)
             self._fail(
-                "index",
+                "argument",
                 "None as an index adds no dimension to a tensor",
-                help=f"t.expand_dim({next(i for i, index in enumerate(key) if index is None)}) adds one",
+                help=f"t.expand_dim({dim}) adds one; vector_select takes an index per row",
             )
         if len(key) > len(shape):
             self._fail("index", f"{len(key)} indices for a tensor with {len(shape)} dimensions")
