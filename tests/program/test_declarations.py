@@ -1,4 +1,4 @@
-"""Declarations tell the truth: no instruction touches a byte, or depends on one, that its effects do not name.
+"""Declarations tell the truth: an instruction touches no byte, and depends on none, that it does not name.
 
 Each instruction of a random program runs twice on the same declared inputs: once as it is, once with every
 other byte changed. What it writes must be the same, and lie where it says.
@@ -130,7 +130,7 @@ declared = effects
 
 
 def test_a_gathered_operand_that_counts_in_parts_is_all_of_its_tile():
-    """nc_matmul_mx reads the scale rows of each quadrant, and where an index tile picks, whatever it names."""
+    """nc_matmul_mx reads the scale rows of each quadrant; where an index tile picks, whatever it names."""
     seen = []
 
     def body(dst, s, v, s_scale, v_scale, index):
