@@ -69,7 +69,7 @@ def effects(instruction: Instruction) -> Effects:
 def _touched(instruction: Instruction, index: int, value: Any) -> list[View]:
     if not isinstance(value, View):
         return []
-    if index in instruction.partial and instruction.state == ():
+    if index in instruction.partial and instruction.state == () and value.indirection is None:
         return list(instruction.parts(index))
     return [value]
 

@@ -324,8 +324,8 @@ def rebuilt(
         cores=tuple(map(tuple, cores)),
         storages=_storages(program, cores),
         constants=_used_constants(program, cores),
-        edges=tuple(found for edge in program.edges if (found := _moved_edge(edge, places[edge.core]))),
-        blocks=tuple(found for block in program.blocks if (found := _moved_block(block, places[block.core]))),
+        edges=tuple(edge for old in program.edges for edge in _moved_edge(old, places[old.core])),
+        blocks=tuple(block for old in program.blocks for block in _moved_block(old, places[old.core])),
         said=tuple(_moved_diagnostic(d, places[d.core]) for d in program.said),
         trips=trips,
     )
@@ -350,14 +350,14 @@ def _used_constants(program: Program, cores: Sequence[Sequence[Item]]) -> tuple:
     return tuple((storage, raw) for storage, raw in program.constants if storage in used)
 
 
-def _moved_edge(edge: Edge, places: list[int | None]) -> Edge | None:
+def _moved_edge(edge: Edge, places: list[int | None]) -> list[Edge]:
     later, earlier = places[edge.later], places[edge.earlier]
-    return None if later is None or earlier is None else Edge(edge.core, later, earlier)
+    return [] if later is None or earlier is None else [Edge(edge.core, later, earlier)]
 
 
-def _moved_block(block: Block, places: list[int | None]) -> Block | None:
+def _moved_block(block: Block, places: list[int | None]) -> list[Block]:
     left = [p for p in places[block.first : block.last + 1] if p is not None]
-    return Block(block.core, min(left), max(left)) if left else None
+    return [Block(block.core, min(left), max(left))] if left else []
 
 
 def _moved_diagnostic(diagnostic: Diagnostic, places: list[int | None]) -> Diagnostic:

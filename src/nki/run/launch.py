@@ -26,7 +26,9 @@ from ..program.instruction import Instruction, NkiInstruction, Place
 from ..program.program import Block, Diagnostic, Edge, Item, Program, walk
 from ..program.recorder import Recorder
 from ..program.statistics import Statistics
+from ..tensors import View
 from ..tensors.storage import Lease, Storage
+from ..tree import leaves
 from . import observers
 from .baton import Baton
 from .core import Core, Verdict
@@ -247,6 +249,7 @@ class Launch:
         for core in self.cores:
             if core.recorder is not None:
                 used.update(core.recorder.used)
+        used.update(dict.fromkeys(view.storage for view in leaves(result, View)))  # written or not
         constants = [(s, raw) for s, _, raw in self.constants.values() if s in used]
         return Program(
             name,
