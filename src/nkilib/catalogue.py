@@ -72,9 +72,7 @@ TABLE = [
         "ring_attention_spmd_bwd",
         "ring attention backward",
     ),
-    Row(
-        "L20", "experimental.transformer.transformer_tkg", "transformer_tkg", "multi-layer decode megakernel"
-    ),
+    Row("L20", "experimental.transformer.transformer_tkg", "transformer_tkg"),
     Row("L21", "experimental.conv.conv1d", "conv1d"),
     Row("L22", "experimental.conv.conv3d", "conv3d"),
     Row("L23", "experimental.conv.depthwise_conv1d", "depthwise_conv1d_implicit_gemm"),

@@ -94,12 +94,12 @@ def exchanged(p: MLPParameters, own: Activations, tiles: int, core: int) -> Acti
         nisa.tensor_copy(
             sent[0 : chunk_rows.size, chunk_rows.index, :], own.tile[0 : chunk_rows.size, chunk_rows.index, :]
         )
-    return Activations(swap(p, sent, core, 0), own.size, 0, own.scales, tiles=p.tiles)
+    return Activations(swap(sent, core, 0, p.tiles), own.size, 0, own.scales, tiles=p.tiles)
 
 
-def swap(p: MLPParameters, sent: Any, core: int, pipe: int) -> Any:
+def swap(sent: Any, core: int, pipe: int, tiles: Any = None) -> Any:
     """What the other core sends for this tile. GpSimdE's own DMA does it: queues are full of weights."""
-    received = new_tile(p.tiles, sent.shape, sent.dtype)
+    received = new_tile(tiles, sent.shape, sent.dtype)
     columns = sent.size // sent.shape[0]
     give, take = sent.reshape((sent.shape[0], columns)), received.reshape((sent.shape[0], columns))
     for part in TiledRange(columns, SWAP_ELEMENTS):
@@ -117,7 +117,7 @@ def swap(p: MLPParameters, sent: Any, core: int, pipe: int) -> Any:
 def share_maxima(p: MLPParameters, maxima: list, core: int) -> None:
     """ROW: max|m| of every token over the columns of both cores."""
     for own in maxima:
-        nisa.tensor_tensor(own, own, swap(p, own, core, 1), op=nl.maximum)
+        nisa.tensor_tensor(own, own, swap(own, core, 1, p.tiles), op=nl.maximum)
 
 
 # ---- results that are not rows in HBM ------------------------------------------------------------
@@ -138,4 +138,4 @@ def put_in_sbuf(p: MLPParameters, out: Any, rows: list, n_prgs: int, core: int) 
     width = own.shape[1]
     nisa.tensor_copy(out[:, core * width : (core + 1) * width], own)
     if n_prgs == 2:
-        nisa.tensor_copy(out[:, (1 - core) * width : (2 - core) * width], swap(p, own, core, 2))
+        nisa.tensor_copy(out[:, (1 - core) * width : (2 - core) * width], swap(own, core, 2, p.tiles))

@@ -194,7 +194,7 @@ def contract_rows(p: MLPParameters, scales: StaticScales, rows: list, first: int
             else:
                 scale = quantize_rows(source, rows[i], maxima[i], largest, p.clipping_bound, p.tiles)
                 row_scales.append(scale)
-        transpose_rows(tile, 0, i * PARTITIONS, castable(p, source, tile.dtype))
+        transpose_rows(tile, 0, i * PARTITIONS, castable(source, tile.dtype, p.tiles))
     return Activations(tile, count, first, row_scales, tiles=p.tiles)
 
 
@@ -218,20 +218,20 @@ def clamp(linear: Linear, block: Block) -> None:
 def activate_blocks(p: MLPParameters, blocks: list) -> None:
     for block in blocks:
         value = beside(block)
-        activate(p, value, block.sums)
+        activate(value, block.sums, p.act_fn, p.tiles)
         block.sums = value
 
 
-def activate(p: MLPParameters, dst: Any, x: Any) -> None:
-    """dst = p.act_fn(x)"""
-    if p.act_fn == ActFnType.ReLU:
+def activate(dst: Any, x: Any, act_fn: ActFnType, tiles: Any = None) -> None:
+    """dst = act_fn(x)"""
+    if act_fn == ActFnType.ReLU:
         nisa.activation(dst, nl.relu, x)
-    elif p.act_fn == ActFnType.SquaredReLU:
-        positive = new_tile(p.tiles, x.shape, nl.float32)
+    elif act_fn == ActFnType.SquaredReLU:
+        positive = new_tile(tiles, x.shape, nl.float32)
         nisa.activation(positive, nl.relu, x)
         nisa.activation(dst, nl.square, positive)
     else:
-        nisa.activation(dst, get_nl_act_fn_from_type(p.act_fn), x)
+        nisa.activation(dst, get_nl_act_fn_from_type(act_fn), x)
 
 
 def combine(p: MLPParameters, scales: Any, dst: Any, gates: Any, ups: list, i: int) -> None:
@@ -239,7 +239,7 @@ def combine(p: MLPParameters, scales: Any, dst: Any, gates: Any, ups: list, i: i
     quantized = scales is not None and scales.inverse_m is not None
     out = beside(ups[i]) if quantized else dst
     if gates is None:
-        activate(p, out, ups[i].sums)
+        activate(out, ups[i].sums, p.act_fn, p.tiles)
     else:
         nisa.tensor_tensor(out, gates[i].sums, ups[i].sums, op=nl.multiply)
     if quantized:

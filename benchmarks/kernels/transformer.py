@@ -1,0 +1,89 @@
+"""The fused decode kernels at slices of Llama 3, eight ranks sharing a layer."""
+
+from __future__ import annotations
+
+from nki import TensorSpec
+from nkilib.core.utils.common_types import QuantizationType
+from nkilib.experimental.transformer.attention_block_tkg import attention_block_tkg
+from nkilib.experimental.transformer.transformer_tkg import transformer_tkg
+
+from . import Case
+
+D = 128
+REQUIRED = attention_block_tkg.func.__code__.co_varnames[:36]
+
+
+def tensor(*shape: int, dtype: str = "bfloat16") -> TensorSpec:
+    return TensorSpec(shape, dtype)
+
+
+def cached_bytes(batch: int, heads: int, context: int) -> int:
+    """Keys, values and the mask."""
+    return 2 * 2 * batch * context * D + context * batch * heads
+
+
+def block(batch: int, h: int, heads: int, context: int, lnc: int = 1) -> Case:
+    arguments = dict.fromkeys(REQUIRED) | {
+        "X": tensor(batch, 1, h),
+        "W_qkv": tensor(h, (heads + 2) * D),
+        "rmsnorm_X_enabled": True,
+        "rmsnorm_X_gamma": tensor(1, h),
+        "quantization_type_qkv": QuantizationType.NONE,
+        "cos": tensor(D // 2, batch, 1),
+        "sin": tensor(D // 2, batch, 1),
+        "rope_contiguous_layout": True,
+        "K_cache": tensor(batch, 1, D, context),
+        "V_cache": tensor(batch, 1, context, D),
+        "K_cache_transposed": True,
+        "attention_mask": tensor(context, batch, heads, 1, dtype="uint8"),
+        "update_cache": True,
+        "kv_cache_update_idx": tensor(batch, 1, dtype="int32"),
+        "W_out": tensor(heads * D, h),
+    }
+    weights = h * (heads + 2) * D + heads * D * h
+    return Case(
+        "attention_block_tkg",
+        f"{batch}x1, H {h}, {heads} heads of {D}, {context} keys bf16",
+        attention_block_tkg,
+        arguments,
+        hbm_bytes=2 * (weights + 2 * batch * h) + cached_bytes(batch, heads, context),
+        lnc=lnc,
+    )
+
+
+def layers(count: int, batch: int, h: int, heads: int, inner: int, context: int, lnc: int = 1) -> Case:
+    arguments = {
+        "X": tensor(batch, 1, h),
+        "W_qkvs": [tensor(h, (heads + 2) * D)] * count,
+        "W_outs": [tensor(heads * D, h)] * count,
+        "W_gates": [tensor(h, inner)] * count,
+        "W_ups": [tensor(h, inner)] * count,
+        "W_downs": [tensor(inner, h)] * count,
+        "W_gamma_qkvs": [tensor(1, h)] * count,
+        "W_gamma_mlps": [tensor(1, h)] * count,
+        "K_caches": [tensor(batch, 1, D, context)] * count,
+        "V_caches": [tensor(batch, 1, context, D)] * count,
+        "RoPE_cos": tensor(D // 2, batch, 1),
+        "RoPE_sin": tensor(D // 2, batch, 1),
+        "attention_mask": tensor(context, batch, heads, 1, dtype="uint8"),
+        "position_ids": tensor(batch, 1, dtype="int32"),
+        "num_layers": count,
+    }
+    weights = h * (heads + 2) * D + heads * D * h + 3 * h * inner
+    return Case(
+        "transformer_tkg",
+        f"{count} layers, {batch}x1, H {h}, {heads} heads of {D}, I {inner}, {context} keys bf16",
+        transformer_tkg,
+        arguments,
+        hbm_bytes=count * (2 * weights + cached_bytes(batch, heads, context)) + 4 * batch * h,
+        lnc=lnc,
+    )
+
+
+CASES = [
+    block(4, 4096, 4, 8192),
+    block(4, 8192, 8, 8192, lnc=2),
+    layers(1, 1, 4096, 4, 1792, 2048),
+    layers(2, 4, 4096, 4, 1792, 8192),
+    layers(2, 4, 8192, 8, 3584, 8192, lnc=2),
+]

@@ -1,0 +1,253 @@
+"""Layers of a transformer, decoded in one kernel: hidden states stay in SBUF from the first to the last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.mlp.decode import swap
+from nkilib.core.mlp.mlp import mlp
+from nkilib.core.qkv.qkv_tokens import part_of, spread_part
+from nkilib.core.utils.common_types import ActFnType, ComputationMode, DtypeMode, NormType, QuantizationType
+from nkilib.core.utils.kernel_assert import kernel_assert, not_built
+from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
+from nkilib.core.utils.projection import PARTITIONS
+from nkilib.experimental.transformer.attention_block_tkg import attention_block_tkg
+from nkilib.experimental.transformer.transformer_ref import transformer_tkg_ref
+
+__all__ = ["transformer_tkg", "transformer_tkg_ref"]
+
+LISTS = (  # arguments that have a tensor for each layer
+    "W_qkvs",
+    "W_outs",
+    "W_gates",
+    "W_ups",
+    "W_downs",
+    "W_gamma_qkvs",
+    "W_gamma_mlps",
+    "K_caches",
+    "V_caches",
+)
+
+
+@nki.jit
+def transformer_tkg(
+    X: Any,
+    W_qkvs: Any,
+    W_outs: Any,
+    W_gates: Any,
+    W_ups: Any,
+    W_downs: Any,
+    W_gamma_qkvs: Any,
+    W_gamma_mlps: Any,
+    K_caches: Any,
+    V_caches: Any,
+    RoPE_cos: Any,
+    RoPE_sin: Any,
+    attention_mask: Any = None,
+    position_ids: Any = None,
+    num_layers: int = 0,
+    eps: float = 1e-6,
+    replica_groups: Any = None,
+    sbuf_residual_and_cc: bool = False,
+    clamp_bound: float = 0.0,
+    W_gate_scales: Any = None,
+    W_up_scales: Any = None,
+    W_down_scales: Any = None,
+    dtype_mode: DtypeMode = DtypeMode.NON_OCP,
+    mask_cache: Any = None,
+    mask_active: Any = None,
+) -> Any:
+    """num_layers layers of a transformer for the new tokens X [B, S, H]. Returns hidden states [B, S, H].
+
+        x = x + attention_block(x)      # RMSNorm, QKV, RoPE, attention over the cache, output projection
+        x = x + mlp(x)                  # RMSNorm, (silu(x Wg) * (x Wu)) Wd
+
+    Lists of at least num_layers tensors: W_qkv [H, (N + 2) d], W_out [N d, H], W_gate and W_up [H, I],
+    W_down [I, H], gammas [1, H], key caches [B, 1, d, Smax], value caches [B, 1, Smax, d]. For all layers:
+    cos and sin [d / 2, B, S] of pairs (i, i + d / 2), attention_mask [S_ctx, B, N, S] of 0 and 1 whose last S
+    keys are the new tokens, position_ids [B, 1]: where these go in the caches, which are written in place, or
+    None: nowhere. The mask hides those places, as two cores write while they read. The softmax scale is
+    1 / sqrt(d). Every sum is rounded to the dtype of X.
+
+    With scales of the weights, [128, I], [128, I] and [128, H], lists too, all layers but the first and the
+    last have FP8 weights of the MLP, one scale for each column; clamp_bound is `mlp`'s quant_clipping_bound.
+
+    One rank: replica_groups is None or groups of one. sbuf_residual_and_cc changes nothing here, as hidden
+    states stay in SBUF anyway. mask_cache is the former name of attention_mask; mask_active, which came with
+    it, has no effect, as mask_cache has its keys already.
+
+    >>> import numpy as np
+    >>> shapes = [(128, 6 * 32), (128, 128), (128, 64), (128, 64), (64, 128), (1, 128), (1, 128)]
+    >>> weights = [[np.full(shape, 0.01, np.float16)] for shape in shapes]
+    >>> caches = [[np.zeros((2, 1, *shape), np.float16)] for shape in ((32, 128), (128, 32))]
+    >>> cos, sin = np.ones((16, 2, 1), np.float16), np.zeros((16, 2, 1), np.float16)
+    >>> x, mask = np.ones((2, 1, 128), np.float16), np.ones((128, 2, 4, 1), np.uint8)
+    >>> at = np.array([[5], [9]], np.int32)
+    >>> mask[5, 0] = mask[9, 1] = 0
+    >>> y = transformer_tkg(x, *weights, *caches, cos, sin, mask, at, num_layers=1)
+    >>> y.shape, bool(caches[1][0][1, 0, 9].any()), bool(caches[1][0][1, 0, 10].any())
+    ((2, 1, 128), True, False)
+    """
+    refuse_groups(replica_groups)
+    mask = mask_cache if attention_mask is None else attention_mask
+    scales = (W_gate_scales, W_up_scales, W_down_scales)
+    check_lists(
+        num_layers,
+        (W_qkvs, W_outs, W_gates, W_ups, W_downs, W_gamma_qkvs, W_gamma_mlps, K_caches, V_caches),
+        scales,
+    )
+    kernel_assert(mask is not None, "attention_mask: got None, expected [S_ctx, B, N, S]")
+    kernel_assert(
+        len(X.shape) == 3 and X.shape[2] % PARTITIONS == 0,
+        f"X: got shape {tuple(X.shape)}, expected [B, S, H] with H a multiple of {PARTITIONS}",
+    )
+    sharding = get_verified_program_sharding_info("transformer_tkg", (0, 1), 2)
+    n_prgs, core = sharding[1], sharding[2]
+    kernel_assert(
+        X.shape[2] % (PARTITIONS * n_prgs) == 0,
+        f"X: got H = {X.shape[2]}, {n_prgs} cores take multiples of {PARTITIONS * n_prgs}",
+    )
+    x = loaded(X, n_prgs)
+    for layer in range(num_layers):
+        a = attended(
+            x,
+            (W_qkvs[layer], W_outs[layer], W_gamma_qkvs[layer]),
+            (K_caches[layer], V_caches[layer], mask, position_ids),
+            (RoPE_cos, RoPE_sin),
+            eps,
+            dtype_mode,
+        )
+        x = plus(x, a if n_prgs == 1 else both_halves(a, core))
+        quantized = W_gate_scales is not None and 0 < layer < num_layers - 1
+        m = mlp(
+            x,
+            W_gates[layer],
+            W_ups[layer],
+            W_downs[layer],
+            normalization_weights_tensor=W_gamma_mlps[layer],
+            normalization_type=NormType.RMS_NORM,
+            activation_fn=ActFnType.SiLU,
+            quantization_type=QuantizationType.ROW if quantized else QuantizationType.NONE,
+            gate_w_scale=W_gate_scales[layer] if quantized else None,
+            up_w_scale=W_up_scales[layer] if quantized else None,
+            down_w_scale=W_down_scales[layer] if quantized else None,
+            quant_clipping_bound=clamp_bound if quantized else 0.0,
+            store_output_in_sbuf=True,
+            use_tkg_down_proj_column_tiling=False,
+            eps=eps,
+            mode=ComputationMode.DECODE,
+            dtype_mode=dtype_mode,
+        )
+        x = plus(x, m[0])
+    out = nl.ndarray(X.shape, X.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(spread_part(rows_of(out), core, n_prgs), part_of(x, core, n_prgs))
+    return out
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def refuse_groups(replica_groups: Any) -> None:
+    """Sums over several ranks, which are not built; a group of one rank has nothing to sum."""
+    if replica_groups is None:
+        return
+    for group in replica_groups:
+        if len(group) > 1:
+            not_built("replica_groups", "sums over several ranks are not built; pass None or groups of one")
+
+
+def check_lists(num_layers: int, lists: tuple, scales: tuple) -> None:
+    kernel_assert(num_layers > 0, f"num_layers: got {num_layers}, allowed are positive numbers")
+    for i in range(len(LISTS)):
+        got = len(lists[i])
+        kernel_assert(got >= num_layers, f"{LISTS[i]}: got {got} tensors, expected num_layers = {num_layers}")
+    for scale in scales:
+        kernel_assert(
+            (scale is None) == (scales[0] is None),
+            "W_gate_scales, W_up_scales, W_down_scales: got some of them, expected all or none",
+        )
+        kernel_assert(
+            scale is None or len(scale) >= num_layers,
+            f"W_gate_scales, W_up_scales, W_down_scales: expected num_layers = {num_layers} of each",
+        )
+
+
+# ---- hidden states, [128, tokens, H / 128] in SBUF -----------------------------------------------
+
+
+def rows_of(hidden: Any) -> Any:
+    return hidden.reshape((hidden.shape[0] * hidden.shape[1], hidden.shape[2]))
+
+
+def loaded(hidden: Any, n_prgs: int) -> Any:
+    """[B, S, H] as [128, B S, H / 128]: neighbours in a partition, for two cores by halves of H."""
+    rows = rows_of(hidden)
+    tile = nl.ndarray((PARTITIONS, rows.shape[0], rows.shape[1] // PARTITIONS), rows.dtype, buffer=nl.sbuf)
+    for part in range(n_prgs):
+        nisa.dma_copy(part_of(tile, part, n_prgs), spread_part(rows, part, n_prgs))
+    return tile
+
+
+def plus(x: Any, update: Any) -> Any:
+    """x + update, of which the latter is [128, H / 128, tokens], in the dtype of x."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    nisa.tensor_tensor(out, x, update.permute((0, 2, 1)), op=nl.add)
+    return out
+
+
+def both_halves(own: Any, core: int) -> Any:
+    """The columns of both cores, [128, H / 128, tokens], of this core's half of them."""
+    width, tokens = own.shape[1], own.shape[2]
+    out = nl.ndarray((PARTITIONS, 2 * width, tokens), own.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(out[:, core * width : (core + 1) * width, :], own)
+    nisa.tensor_copy(out[:, (1 - core) * width : (2 - core) * width, :], swap(own, core, 0))
+    return out
+
+
+def attended(x: Any, weights: tuple, cached: tuple, turns: tuple, eps: float, dtype_mode: DtypeMode) -> Any:
+    """What the attention block adds to x, this core's columns as [128, H / 128 / cores, tokens]."""
+    w_qkv, w_out, gamma = weights
+    keys, values, mask, position_ids = cached
+    result = attention_block_tkg(
+        X=x,
+        X_hidden_dim_actual=None,
+        rmsnorm_X_enabled=True,
+        rmsnorm_X_eps=eps,
+        rmsnorm_X_gamma=gamma,
+        W_qkv=w_qkv,
+        bias_qkv=None,
+        quantization_type_qkv=QuantizationType.NONE,
+        weight_dequant_scale_qkv=None,
+        input_dequant_scale_qkv=None,
+        rmsnorm_QK_pre_rope_enabled=False,
+        rmsnorm_QK_pre_rope_eps=eps,
+        rmsnorm_QK_pre_rope_W_Q=None,
+        rmsnorm_QK_pre_rope_W_K=None,
+        cos=turns[0],
+        sin=turns[1],
+        rope_contiguous_layout=True,
+        rmsnorm_QK_post_rope_enabled=False,
+        rmsnorm_QK_post_rope_eps=eps,
+        rmsnorm_QK_post_rope_W_Q=None,
+        rmsnorm_QK_post_rope_W_K=None,
+        K_cache_transposed=True,
+        active_blocks_table=None,
+        K_cache=keys,
+        V_cache=values,
+        attention_mask=mask,
+        sink=None,
+        update_cache=position_ids is not None,
+        kv_cache_update_idx=position_ids,
+        W_out=w_out,
+        bias_out=None,
+        quantization_type_out=QuantizationType.NONE,
+        weight_dequant_scale_out=None,
+        input_dequant_scale_out=None,
+        transposed_out=True,
+        out_in_sb=True,
+        dtype_mode=dtype_mode,
+    )
+    return result[0]
