@@ -869,6 +869,14 @@ def test_indirect_needs_trn3_and_an_index_tile():
 DTYPES = {1: nl.uint8, 2: nl.bfloat16, 4: nl.float32}
 
 
+def viewed(array, shape):
+    """array.reshape(shape, copy=False), which numpy 1.26 does not have."""
+    result = array.reshape(shape)
+    if not np.may_share_memory(result, array):
+        raise ValueError("a copy")
+    return result
+
+
 class Model:
     """A view as the byte addresses of its elements: a strided numpy array with a last axis of bytes.
 
@@ -913,7 +921,7 @@ class Model:
         if self.ndim - len(dropped) < least:
             dropped.pop()
         array = self.bytes[tuple(new)]
-        self.bytes = array.reshape([n for d, n in enumerate(array.shape) if d not in dropped], copy=False)
+        self.bytes = viewed(array, [n for d, n in enumerate(array.shape) if d not in dropped])
 
     def select(self, dim, index):
         self.keep_dim0(dim)
@@ -943,21 +951,21 @@ class Model:
     def reshape(self, shape):
         self.need(not self.on_chip or shape[0] == self.shape[0])
         self.need(math.prod(shape) == math.prod(self.shape))
-        self.result(np.reshape(self.bytes, (*shape, self.bytes.shape[-1]), copy=False))
+        self.result(viewed(self.bytes, (*shape, self.bytes.shape[-1])))
 
     def reshape_dim(self, dim, shape):
         if len(shape) > 1:
             self.keep_dim0(dim)
         self.need(math.prod(shape) == self.shape[dim])
         new = (*self.shape[:dim], *shape, *self.bytes.shape[dim + 1 :])
-        self.result(np.reshape(self.bytes, new, copy=False))
+        self.result(viewed(self.bytes, new))
 
     def flatten_dims(self, first, last):
         if first != last:
             self.keep_dim0(first)
         merged = math.prod(self.shape[first : last + 1])
         new = (*self.shape[:first], merged, *self.bytes.shape[last + 1 :])
-        self.result(np.reshape(self.bytes, new, copy=False))
+        self.result(viewed(self.bytes, new))
 
     def view(self, itemsize):
         old = self.bytes.shape[-1]
@@ -1086,7 +1094,7 @@ def test_rearrange_agrees_with_numpy(data):
     wanted = np.arange(view.size).reshape(sizes).transpose([names.index(a) for a in order])
     shape = [math.prod(size[a] for a in g) for g in target_groups]
     try:
-        legal, wanted = True, np.reshape(wanted, shape, copy=False)
+        legal, wanted = True, viewed(wanted, shape)
     except ValueError:
         legal = False
     if not legal:

@@ -169,7 +169,10 @@ def _sin_of_engine(x: Array) -> Array:
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def prelu(x: Array, slope: Any = 0.0) -> Array:
+_ZERO = np.float32(0)
+
+
+def prelu(x: Array, slope: Any = _ZERO) -> Array:
     """x, times `slope` where it is negative."""
     return np.where(x < 0, slope * x, x)
 
@@ -177,7 +180,7 @@ def prelu(x: Array, slope: Any = 0.0) -> Array:
 ACTIVATIONS: dict[str, Function] = {
     "copy": lambda x: x,
     "square": np.square,
-    "relu": lambda x: np.maximum(x, np.float32(0)),
+    "relu": lambda x: np.maximum(x, _ZERO),
     "prelu": prelu,
     "sigmoid": _in_float64(_sigmoid),
     "tanh": np.tanh,
