@@ -92,7 +92,7 @@ def project_features(
 ) -> list[Block]:
     """The finished values of one projection, [columns <= 128, tokens] a block."""
     blocks = project(x, linear.weight, column, columns, feature_major=True)
-    bias = None if linear.bias is None else load_bias_columns(p, linear.bias, column, columns)
+    bias = None if linear.bias is None else load_bias_columns(linear.bias, column, columns, p.tiles)
     for block in blocks:
         if scale is not None or bias is not None:
             value = beside(block)
@@ -105,10 +105,10 @@ def project_features(
     return blocks
 
 
-def load_bias_columns(p: MLPParameters, bias: Any, column: int, columns: int) -> Any:
+def load_bias_columns(bias: Any, column: int, columns: int, tiles: Any = None) -> Any:
     """bias[0, column + 128 k + p] at [p, k], float32."""
     full = columns // PARTITIONS
-    tile = new_tile(p.tiles, (PARTITIONS, div_ceil(columns, PARTITIONS)), nl.float32)
+    tile = new_tile(tiles, (PARTITIONS, div_ceil(columns, PARTITIONS)), nl.float32)
     if full > 0:
         part = bias[0:1, column : column + full * PARTITIONS].reshape((full, PARTITIONS))
         nisa.dma_copy(tile[:, 0:full], part.permute((1, 0)))
@@ -194,7 +194,7 @@ def contract_rows(p: MLPParameters, scales: StaticScales, rows: list, first: int
             else:
                 scale = quantize_rows(source, rows[i], maxima[i], largest, p.clipping_bound, p.tiles)
                 row_scales.append(scale)
-        transpose_rows(tile, 0, i * PARTITIONS, castable(p, source, tile.dtype))
+        transpose_rows(tile, 0, i * PARTITIONS, castable(source, tile.dtype, p.tiles))
     return Activations(tile, count, first, row_scales, tiles=p.tiles)
 
 
@@ -218,20 +218,20 @@ def clamp(linear: Linear, block: Block) -> None:
 def activate_blocks(p: MLPParameters, blocks: list) -> None:
     for block in blocks:
         value = beside(block)
-        activate(p, value, block.sums)
+        activate(value, block.sums, p.act_fn, p.tiles)
         block.sums = value
 
 
-def activate(p: MLPParameters, dst: Any, x: Any) -> None:
-    """dst = p.act_fn(x)"""
-    if p.act_fn == ActFnType.ReLU:
+def activate(dst: Any, x: Any, act_fn: ActFnType, tiles: Any = None) -> None:
+    """dst = act_fn(x)"""
+    if act_fn == ActFnType.ReLU:
         nisa.activation(dst, nl.relu, x)
-    elif p.act_fn == ActFnType.SquaredReLU:
-        positive = new_tile(p.tiles, x.shape, nl.float32)
+    elif act_fn == ActFnType.SquaredReLU:
+        positive = new_tile(tiles, x.shape, nl.float32)
         nisa.activation(positive, nl.relu, x)
         nisa.activation(dst, nl.square, positive)
     else:
-        nisa.activation(dst, get_nl_act_fn_from_type(p.act_fn), x)
+        nisa.activation(dst, get_nl_act_fn_from_type(act_fn), x)
 
 
 def combine(p: MLPParameters, scales: Any, dst: Any, gates: Any, ups: list, i: int) -> None:
@@ -239,7 +239,7 @@ def combine(p: MLPParameters, scales: Any, dst: Any, gates: Any, ups: list, i: i
     quantized = scales is not None and scales.inverse_m is not None
     out = beside(ups[i]) if quantized else dst
     if gates is None:
-        activate(p, out, ups[i].sums)
+        activate(out, ups[i].sums, p.act_fn, p.tiles)
     else:
         nisa.tensor_tensor(out, gates[i].sums, ups[i].sums, op=nl.multiply)
     if quantized:

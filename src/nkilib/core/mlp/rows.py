@@ -64,18 +64,18 @@ def token_activations(
             rows = add_residual(p, source, rows, first + token.start_offset)
             rows = normalize(p, source, rows)
             rows = quantize(p, source, rows, scales)
-        transpose_rows(tile, 0, token.start_offset, castable(p, rows, matmul_dtype(p)), adjacent)
+        transpose_rows(tile, 0, token.start_offset, castable(rows, matmul_dtype(p), p.tiles), adjacent)
         if scales is None:
             close_scope(p.tiles)
     return Activations(tile, size, 0, scales, adjacent=adjacent, tiles=p.tiles)
 
 
-def castable(p: MLPParameters, rows: Any, dtype: Any) -> Any:
+def castable(rows: Any, dtype: Any, tiles: Any = None) -> Any:
     """The rows in a dtype that TensorE transposes: FP8 values go there as bfloat16, which holds them all."""
     wanted = nl.bfloat16 if dtype in FP8 else dtype
     if rows.dtype == wanted:
         return rows
-    cast = new_tile(p.tiles, rows.shape, wanted)
+    cast = new_tile(tiles, rows.shape, wanted)
     nisa.activation(cast, nl.copy, rows)  # on ScalarE, which has least to do
     return cast
 
