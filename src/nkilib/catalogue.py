@@ -114,6 +114,7 @@ TABLE = [
         "compute_phase2_hidden_states_grad_mxfp8 compute_phase3_gate_up_weight_grad_mxfp8 "
         "compute_phase4_down_weight_grad_mxfp8 get_program_sharding_info",
     ),
+    Row("L32", "core.moe_block.moe_block_tkg", "moe_block_tkg"),
     Row(
         "L32",
         "experimental.moe_block.mx_moe_block_tkg_wrapper",

@@ -46,3 +46,24 @@ def test_the_error_of_a_layer_grows_as_its_formats_narrow(capsys, monkeypatch, t
     bf16, fp8, mxfp8, mxfp4 = map(float, re.findall(r"([\d.]+) %", capsys.readouterr().out))
     assert bf16 < 0.5 < fp8 < 10 and 0.5 < mxfp8 < 10 < mxfp4 < 30
     assert len(ElementTree.parse(tmp_path / "plot.svg").findall("{*}rect")) == 12
+
+
+def test_the_mixture_of_experts_trains_like_the_one_in_torch(capsys, monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.setattr("sys.argv", ["moe_layer.py", "--inner", "64", "--steps", "5"])
+    runpy.run_path(str(EXAMPLES / "moe_layer.py"), run_name="__main__")
+    gradients, output, training = capsys.readouterr().out.splitlines()
+    assert float(gradients.rsplit(maxsplit=1)[-1]) < 1e-4
+    assert float(output.rsplit(maxsplit=1)[-1]) < 0.01  # bfloat16 has 8 bits
+    ours, of_torch = ([*map(float, pair)] for pair in re.findall(r"([\d.]+) -> ([\d.]+)", training))
+    assert ours[1] < ours[0] / 1.5 and ours == pytest.approx(of_torch, rel=0.02)
+
+
+def test_the_stages_of_a_mixture_share_its_modelled_time(capsys):
+    pytest.importorskip("torch", reason="torch is not installed")
+    example = runpy.run_path(str(EXAMPLES / "moe_layer.py"))
+    example["print_profiles"](2048, [example["Layer"]("Small", 512, 256, 8, 2, 512)])
+    said = capsys.readouterr().out
+    shares = [float(share) for share in re.findall(r"([\d.]+)%", said)]
+    assert said.startswith("Small-like, 2048 tokens: ") and len(shares) == 4
+    assert all(shares) and sum(shares) == pytest.approx(100, abs=0.3)

@@ -92,7 +92,7 @@ def project_features(
 ) -> list[Block]:
     """The finished values of one projection, [columns <= 128, tokens] a block."""
     blocks = project(x, linear.weight, column, columns, feature_major=True)
-    bias = None if linear.bias is None else load_bias_columns(p, linear.bias, column, columns)
+    bias = None if linear.bias is None else load_bias_columns(linear.bias, column, columns, p.tiles)
     for block in blocks:
         if scale is not None or bias is not None:
             value = beside(block)
@@ -105,10 +105,10 @@ def project_features(
     return blocks
 
 
-def load_bias_columns(p: MLPParameters, bias: Any, column: int, columns: int) -> Any:
+def load_bias_columns(bias: Any, column: int, columns: int, tiles: Any = None) -> Any:
     """bias[0, column + 128 k + p] at [p, k], float32."""
     full = columns // PARTITIONS
-    tile = new_tile(p.tiles, (PARTITIONS, div_ceil(columns, PARTITIONS)), nl.float32)
+    tile = new_tile(tiles, (PARTITIONS, div_ceil(columns, PARTITIONS)), nl.float32)
     if full > 0:
         part = bias[0:1, column : column + full * PARTITIONS].reshape((full, PARTITIONS))
         nisa.dma_copy(tile[:, 0:full], part.permute((1, 0)))

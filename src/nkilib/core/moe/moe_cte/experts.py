@@ -27,6 +27,7 @@ from nkilib.core.utils.projection import (
     Activations,
     Block,
     load_weights,
+    matching_dtype,
     multiply,
     project,
     span_columns,
@@ -280,7 +281,11 @@ def load_down(p: ExpertsParameters, unit: Unit, parts: list, column: int, column
     for part in parts:
         for chunk in weight_chunks(part, columns, weight):
             chunks.append(
-                LoadedChunk(load_weights(weight, chunk, column, columns, part.tile), part.tile, chunk.tile)
+                LoadedChunk(
+                    load_weights(weight, chunk, column, columns, dtype=matching_dtype(weight, part.tile)),
+                    part.tile,
+                    chunk.tile,
+                )
             )
     return chunks
 
