@@ -33,6 +33,7 @@ from nkilib.core.utils.mx_projection import (
     MxTokens,
     MxWeights,
     filled,
+    load_scales,
     ones_tile,
     project_features_mx,
     project_rows_mx,
@@ -47,10 +48,12 @@ from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import spread_rows, transpose_rows
 
 LAST_SPAN = 512  # columns of the down projection that come last: nothing hides what is done with them
+DOWN_BANKS = 8  # of sums; those of gate and up are few when tokens are
+SCALE_COLUMNS = 8192  # of the down projection whose scales come at once
 
 
 class MxScales(nl.NKIObject):
-    """STATIC_MX: what undoes each projection, [128, 1] in SBUF, and what x and m are multiplied by. Or None."""
+    """STATIC_MX: what undoes each projection, [128, 1] in SBUF, and what x and m are multiplied by."""
 
     def __init__(self, p: MLPParameters):
         static = p.quantization == QuantizationType.STATIC_MX
@@ -81,9 +84,7 @@ def mlp_mx(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> 
     each = div_ceil(tokens, n_prgs)
     start, end = core * each, min(tokens, (core + 1) * each)
     for some in TiledRange(end - start, BANK_COLUMNS):
-        block = TiledRangeIterator(
-            some.size, some.index, start + some.start_offset, start + some.end_offset
-        )
+        block = TiledRangeIterator(some.size, some.index, start + some.start_offset, start + some.end_offset)
         x = tokens_mx(p, source, scales, block.start_offset, block.size)
         m = quantize_middle(p, scales, middle(p, scales, x, 0, block_count(p)))
         project_down(p, scales, m, out, block, 0, hidden_size(p), 1, 0)
@@ -254,13 +255,15 @@ def project_down(
     terms = Terms(first, scales.down)
     if p.down.bias is not None:
         terms.bias = broadcast_row(p.down.bias, first, columns, min(even, PARTITIONS), p.tiles)
+    together = columns <= SCALE_COLUMNS
+    loaded = load_scales(weights, first, columns, p.tiles) if together else None
     start = 0
     for size in down_spans(columns, even):
         open_scope(p.tiles)
         blocks = token_major_blocks(even, size, packed=False)
         for part in blocks:
             part.tiles = p.tiles
-        project_rows_mx(m, weights, blocks, first + start, size)
+        project_rows_mx(m, weights, blocks, first + start, size, loaded)
         finish_into(rows, start, blocks, terms, first + start)
         close_scope(p.tiles)
         if plain:
@@ -282,9 +285,10 @@ def given_rows(rows: list, tokens: int) -> list:
 
 def down_spans(columns: int, tokens: int) -> list:
     """How many columns are summed at once; the last ones are few."""
-    widest = BANK_COLUMNS * max(1, SUM_BANKS // div_ceil(tokens, PARTITIONS))
+    token_tiles = div_ceil(tokens, PARTITIONS)
+    banks = DOWN_BANKS if token_tiles == 1 else SUM_BANKS
     sizes = []
-    for span in TiledRange(columns, widest):
+    for span in TiledRange(columns, BANK_COLUMNS * max(1, banks // token_tiles)):
         sizes.append(span.size)
     last = sizes[len(sizes) - 1]
     if last > LAST_SPAN:

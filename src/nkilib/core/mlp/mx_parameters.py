@@ -1,4 +1,4 @@
-"""The MX forms of the MLP's weights, seen as one: words [128, H / 512, I] and [I_p, I / 512, H]. And checks."""
+"""The MX forms of the MLP's weights seen as one, words [128, H / 512, I] and [I_p, I / 512, H]; and checks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def check_mx(p: MLPParameters, n_prgs: int) -> None:
     check_options(p)
     kernel_assert(
         p.up.weight.shape[0] == PARTITIONS,
-        f"up_proj_weights_tensor: got {p.up.weight.shape[0]} rows of words, expected 128: H is a multiple of 512",
+        f"up_proj_weights_tensor: got {p.up.weight.shape[0]} rows of words, expected 128",
     )
     check_hidden(p, n_prgs)
     inner, size, tiles = intermediate_size(p), hidden_size(p), p.up.weight.shape[1]
@@ -109,7 +109,8 @@ def check_mx(p: MLPParameters, n_prgs: int) -> None:
     else:
         check_decode(p, n_prgs)
         kernel_assert(
-            not p.down_optimized_layout, "use_tkg_down_proj_optimized_layout: got True with MX, allowed is False"
+            not p.down_optimized_layout,
+            "use_tkg_down_proj_optimized_layout: got True with MX, allowed is False",
         )
         kernel_assert(not p.transposed_in, "transposed_in: got True with MX, allowed is False")
 

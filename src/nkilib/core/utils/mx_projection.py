@@ -1,8 +1,8 @@
-"""Products of tokens with microscaling (MX) weights that stream from HBM four-packed, in either operand order.
+"""Products of tokens with microscaling (MX) weights that stream from HBM four-packed, in either order.
 
 Weights [rows, tiles, columns]: a word holds four elements of a column, a tile of the contraction is `rows`
-partitions x 4 lanes. Their scales [rows / 8, tiles, columns] serve 8 rows each. Tokens stand in SBUF likewise,
-[rows, tiles, tokens]; which index of the contraction stands where is the caller's affair.
+partitions x 4 lanes. Their scales [rows / 8, tiles, columns] serve 8 rows each. Tokens stand in SBUF
+likewise, [rows, tiles, tokens]; which index of the contraction stands where is the caller's affair.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ LANES, GROUP, QUADRANT = 4, 8, 32  # elements of a word; partitions that share a
 SCALE_ROWS = QUADRANT // GROUP  # the first partitions of a quadrant hold its scales
 TILE = PARTITIONS * LANES  # of the contraction
 ONE = 127  # the code of the scale 1
-SCALE_BYTES = 24 * 1024  # in each partition, of scales that come at once
+LONG_CHUNK_BYTES = 28 * 1024  # in each partition, of weights that lie in one piece
+SHARING = 4  # tiles whose scales share a quadrant
+KEEP = 255  # in the mask of a shuffle
 LARGEST_FP8 = 448.0
 SCALE_DTYPES = (nl.uint8, nl.float8_e8m0fnu)
 WORDS = (nl.float8_e4m3fn_x4, nl.float8_e5m2_x4, nl.float4_e2m1fn_x4)
@@ -47,7 +49,7 @@ class MxTokens(nl.NKIObject):
 
 
 def as_words(name: str, tensor: Any) -> Any:
-    """A tensor seen as four-packed: it is so, holds words without a type, or FP8 with four lanes innermost."""
+    """A tensor seen as four-packed: it is so, has words without a type, or FP8 with four lanes innermost."""
     if tensor.dtype in WORDS:
         return tensor
     if tensor.dtype == nl.uint16:
@@ -107,18 +109,72 @@ def token_scales(x: MxTokens, tile: int, start: int, end: int) -> Any:
 # ---- weights -------------------------------------------------------------------------------------
 
 
-def load_scales(weights: MxWeights, first: int, count: int, column: int, columns: int, tiles: Any) -> Any:
-    """Scales of some tiles where instructions want them: four rows at the start of each quadrant."""
+@dataclass
+class WeightScales(nl.NKIObject):
+    """Scales of all tiles in SBUF. Four tiles share the partitions of a quadrant in each of `groups`.
+
+    Tile t = run v + u is that of the v-th four partitions, at [.., u, columns].
+    """
+
+    groups: list
+    run: int
+    column: int  # of the weights, with which they begin
+
+    def of(self, tile: int, start: int, end: int) -> Any:
+        """Of columns start ... end of the weights."""
+        place = tile // self.run
+        first = SCALE_ROWS * (place % SHARING)
+        return self.groups[place // SHARING][first:, tile % self.run, start - self.column : end - self.column]
+
+
+def load_scales(weights: MxWeights, column: int, columns: int, tiles: Any) -> Any:
+    """Scales of all tiles in the first partitions of each quadrant, where instructions want them.
+
+    DMA engines serve eight partitions each. So that all of them take part, rows come as they follow each
+    other, and VectorE puts them into their places.
+    """
     if weights.scales is None:
         return None
-    rows = weights.scales.shape[0]
-    tile = stream_tile(tiles, (PARTITIONS, count, columns), nl.uint8)
+    rows, count = weights.scales.shape[0], weights.scales.shape[1]
     source = weights.scales if weights.scales.dtype == nl.uint8 else weights.scales.view(nl.uint8)
-    for group in TiledRange(rows, SCALE_ROWS):
-        part = source[group.start_offset : group.end_offset, first : first + count, column : column + columns]
-        if group.size < SCALE_ROWS:  # rows of the quadrant that only pad: any number will do
-            nisa.memset(tile[QUADRANT * group.index : QUADRANT * group.index + SCALE_ROWS], ONE)
-        nisa.dma_copy(tile[QUADRANT * group.index : QUADRANT * group.index + group.size], part)
+    source = source.reshape((rows * count, source.shape[2]))[:, column : column + columns]
+    run = shortest_run(count)
+    places = count // run
+    spread = stream_tile(tiles, (PARTITIONS, run, columns), nl.uint8)
+    if rows * places == PARTITIONS:
+        nisa.dma_copy(spread, source.reshape_dim(0, (PARTITIONS, run)))
+    else:
+        for quadrant in TiledRange(rows, SCALE_ROWS):
+            first, size = QUADRANT * quadrant.index, quadrant.size * places
+            if quadrant.size < SCALE_ROWS:  # rows of the quadrant that only pad: any number will do
+                nisa.memset(spread[first : first + QUADRANT], ONE)
+            part = source[quadrant.start_offset * count : quadrant.end_offset * count]
+            nisa.dma_copy(spread[first : first + size], part.reshape_dim(0, (size, run)))
+    if places == 1:
+        return WeightScales([spread], run, column)
+    groups = []
+    for some in TiledRange(places, SHARING):
+        groups.append(sorted_rows(spread, some, places, filled(GROUP * rows), tiles))
+    return WeightScales(groups, run, column)
+
+
+def shortest_run(tiles: int) -> int:
+    """How many tiles follow each other in a partition, so that a quadrant holds four rows of all of them."""
+    run = div_ceil(tiles, GROUP)
+    while tiles % run != 0:
+        run = run + 1
+    return run
+
+
+def sorted_rows(spread: Any, some: Any, places: int, partitions: int, tiles: Any) -> Any:
+    """Partition places r + v of each quadrant, for four of the v, in partition 4 (v % 4) + r."""
+    mask = []
+    for partition in range(QUADRANT):
+        place, row = some.start_offset + partition // SCALE_ROWS, partition % SCALE_ROWS
+        mask.append(places * row + place if place < some.end_offset else KEEP)
+    tile = stream_tile(tiles, spread.shape, nl.uint8)
+    wide = nl.uint32 if spread.shape[2] % 4 == 0 else nl.uint8
+    nisa.nc_stream_shuffle(tile.view(wide)[0:partitions], spread.view(wide)[0:partitions], mask)
     return tile
 
 
@@ -136,31 +192,36 @@ def load_words(weights: MxWeights, first: int, count: int, column: int, columns:
 
 
 class WeightStream(nl.NKIObject):
-    """Tiles of the weights one after another: `at(tile)` returns its words and scales, loading what is next."""
+    """Some columns of the weights, tile after tile: `load` brings what is next.
 
-    def __init__(self, weights: MxWeights, column: int, columns: int, tiles: Any):
+    The last tile comes alone: it is what nothing hides.
+    """
+
+    def __init__(self, weights: MxWeights, column: int, columns: int, tiles: Any, scales: Any = None):
         self.weights = weights
         self.column, self.columns, self.tiles = column, columns, tiles
         self.count = weights.words.shape[1]
-        self.step = max(1, CHUNK_BYTES // (columns * word_bytes(weights.words)))
-        self.scale_step = max(self.step, SCALE_BYTES // columns // self.step * self.step)
-        self.words, self.scales = None, None
+        whole = columns == weights.words.shape[2]  # tiles of a partition follow each other in HBM
+        chunk = LONG_CHUNK_BYTES if whole and tiles is None else CHUNK_BYTES
+        self.step = max(1, chunk // (columns * word_bytes(weights.words)))
+        self.scales = load_scales(weights, column, columns, tiles) if scales is None else scales
+        self.words, self.first, self.next = None, 0, 0
 
     def load(self, tile: int) -> None:
-        if tile % self.scale_step == 0:
-            count = min(self.scale_step, self.count - tile)
-            self.scales = load_scales(self.weights, tile, count, self.column, self.columns, self.tiles)
-        if tile % self.step == 0:
-            count = min(self.step, self.count - tile)
-            self.words = load_words(self.weights, tile, count, self.column, self.columns, self.tiles)
+        if tile < self.next:
+            return
+        rest = self.count - tile
+        count = min(self.step, rest if rest == 1 else rest - 1)
+        self.words = load_words(self.weights, tile, count, self.column, self.columns, self.tiles)
+        self.first, self.next = tile, tile + count
 
     def words_of(self, tile: int, start: int, end: int) -> Any:
-        return self.words[:, tile % self.step, start:end]
+        return self.words[:, tile - self.first, start:end]
 
     def scales_of(self, tile: int, start: int, end: int, ones: Any) -> Any:
         if self.scales is None:
             return ones[:, 0 : end - start]
-        return self.scales[:, tile % self.scale_step, start:end]
+        return self.scales.of(tile, self.column + start, self.column + end)
 
 
 # ---- products ------------------------------------------------------------------------------------
@@ -189,9 +250,14 @@ def project_features_mx(x: MxTokens, weights: MxWeights, sums: list, column: int
             )
 
 
-def project_rows_mx(x: MxTokens, weights: MxWeights, blocks: list, column: int, columns: int) -> None:
-    """Token-major sums of columns column ... column + columns: tokens, an even number, stationary."""
-    stream = WeightStream(weights, column, columns, x.tiles)
+def project_rows_mx(
+    x: MxTokens, weights: MxWeights, blocks: list, column: int, columns: int, scales: Any = None
+) -> None:
+    """Token-major sums of columns column ... column + columns: tokens, an even number, stationary.
+
+    `scales`: of these and perhaps more columns, if they are in SBUF already.
+    """
+    stream = WeightStream(weights, column, columns, x.tiles, scales)
     for tile in range(stream.count):
         stream.load(tile)
         for block in blocks:
@@ -211,7 +277,7 @@ def add_rows(block: Block, x: MxTokens, stream: WeightStream, tile: int) -> None
 
 
 def sums_of_features(rows: int, count: int, tokens: int) -> list:
-    """PSUM for `count` blocks [rows, tokens], banks [rows, blocks, tokens] with as many as there is room for."""
+    """PSUM for `count` blocks [rows, tokens]: banks [rows, blocks, tokens], as many as there is room for."""
     banks = []
     for some in TiledRange(count, BANK_COLUMNS // tokens):
         banks.append(nl.ndarray((rows, some.size, tokens), nl.float32, buffer=nl.psum))

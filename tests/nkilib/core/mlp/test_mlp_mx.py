@@ -30,9 +30,11 @@ NAMES = ("gate", "up", "down")
 def places_of_rows(h, layout):
     """[H/512, 128, 4]: which row of the weights stands in each tile, partition and lane (mlp.md)."""
     t, p, q = np.ogrid[: h // 512, :128, :4]
-    return {"quarter": q * (h // 4) + t * 128 + p, "wrapX": 512 * t + 128 * q + p, "innermost": 512 * t + 4 * p + q}[
-        layout
-    ]
+    return {
+        "quarter": q * (h // 4) + t * 128 + p,
+        "wrapX": 512 * t + 128 * q + p,
+        "innermost": 512 * t + 4 * p + q,
+    }[layout]
 
 
 def places_of_columns(inner):
@@ -44,22 +46,30 @@ def places_of_columns(inner):
 
 
 def in_words(weight, places, form):
-    """[partitions, tiles, columns] words, their scales, and the values they stand for, where they came from."""
+    """[partitions, tiles, columns] words, their scales, and the weights that they stand for."""
     tiles, rows, _ = places.shape
-    lanes = np.where((places >= 0)[..., None], weight[places], 0).transpose(0, 1, 3, 2)  # tile, row, column, lane
+    lanes = np.where((places >= 0)[..., None], weight[places], 0).transpose(
+        0, 1, 3, 2
+    )  # tile, row, column, lane
     flat = np.ascontiguousarray(lanes).reshape(tiles * rows, -1).astype(np.float32)
     data, scales = mx.quantize_lanes(flat, form, "ocp")
     values = mx.dequantize_lanes(data, scales).reshape(tiles, rows, -1, 4).transpose(0, 1, 3, 2)
     seen = np.zeros(weight.shape)
     seen[places[places >= 0]] = values[places >= 0]
     words = mx.pack_x4(data).view(mx.x4_dtype(form)).reshape(tiles, rows, -1).swapaxes(0, 1)
-    return np.ascontiguousarray(words), np.ascontiguousarray(scales.reshape(tiles, rows // 8, -1).swapaxes(0, 1)), seen
+    return (
+        np.ascontiguousarray(words),
+        np.ascontiguousarray(scales.reshape(tiles, rows // 8, -1).swapaxes(0, 1)),
+        seen,
+    )
 
 
 def layer(tokens, h, inner, form="float8_e4m3fn", layout="quarter"):
     """x, the three weights as words, their scales by keyword, and the weights as float64."""
     x = random((1, tokens, h), "bfloat16", 1)
-    plain = [random(s, "float32", i, s[0] ** -0.5) for i, s in enumerate(((h, inner), (h, inner), (inner, h)))]
+    plain = [
+        random(s, "float32", i, s[0] ** -0.5) for i, s in enumerate(((h, inner), (h, inner), (inner, h)))
+    ]
     rows = places_of_rows(h, layout)
     forms = [in_words(plain[0], rows, form), in_words(plain[1], rows, form)]
     forms.append(in_words(plain[2], places_of_columns(inner), form))
@@ -82,7 +92,9 @@ def by_blocks(x, places):
 
 
 def static_fp8(x, scale):
-    return np.clip((x / scale).astype(BF16).astype(np.float64), -448, 448).astype(FP8).astype(np.float64) * scale
+    return (
+        np.clip((x / scale).astype(BF16).astype(np.float64), -448, 448).astype(FP8).astype(np.float64) * scale
+    )
 
 
 def expected(x, weights, layout="quarter", act=ActFnType.SiLU, narrow=None, limits=None, biases=(0, 0, 0)):
@@ -98,7 +110,7 @@ def expected(x, weights, layout="quarter", act=ActFnType.SiLU, narrow=None, limi
 
 
 def agree(actual, wanted):
-    """Nearly always the kernel rounds as the reference does; rarely a sum in float32 lands on the other side."""
+    """As mlp.md asks of MX. Mostly the kernel rounds as the reference does; rarely to the other side."""
     assert actual.shape == wanted.shape
     actual = actual.astype(np.float64)
     np.testing.assert_allclose(actual, wanted, rtol=6e-2, atol=6e-2 * np.abs(wanted).max())
@@ -202,7 +214,9 @@ def test_static_mx_has_one_scale_for_each_operand(lnc, layout):
         **{name: np.full((128, 1), s, np.float32) for name, s in given.items()},
         **scales,
     )[0]
-    agree(y[0], expected(x[0], weights, layout, narrow=lambda a, _, n: static_fp8(a, list(given.values())[n])))
+    agree(
+        y[0], expected(x[0], weights, layout, narrow=lambda a, _, n: static_fp8(a, list(given.values())[n]))
+    )
 
 
 # ---- prefill -----------------------------------------------------------------------------------------
@@ -215,13 +229,14 @@ def test_prefill_takes_weights_of_six_axes(lnc, layout, w_layout):
     x, words, scales, weights = layer(tokens, h, inner, layout=layout)
     shapes = [(128, h // 512, inner // 512, 4, 128, 4)] * 2 + [(128, inner // 512, h, 4)]
     elements = [
-        mx.unpack_x4(w.view(np.uint32), "float8_e4m3fn").reshape(s) for w, s in zip(words, shapes, strict=True)
+        mx.unpack_x4(w.view(np.uint32), "float8_e4m3fn").reshape(s)
+        for w, s in zip(words, shapes, strict=True)
     ]
     for name in ("gate_w_scale", "up_w_scale"):
         scales[name] = scales[name].reshape(16, h // 512, inner // 512, 4, 128)
-    y = run(
-        mlp, x, *elements, lnc=lnc, on="trn3", quantization_type=MX, gate_up_w_layout=w_layout, **scales
-    )[0]
+    y = run(mlp, x, *elements, lnc=lnc, on="trn3", quantization_type=MX, gate_up_w_layout=w_layout, **scales)[
+        0
+    ]
     agree(y[0], expected(x[0], weights, layout))
 
 
@@ -260,4 +275,4 @@ def test_decode_of_mxfp4_weights_is_bound_by_their_bytes(monkeypatch):
     narrow = nki.profile(mlp)(hidden, *words, quantization_type=MX, **scales).total_us
     plain = [nki.TensorSpec(s, "bfloat16") for s in ((h, inner), (h, inner), (inner, h))]
     wide = nki.profile(mlp)(hidden, *plain, mode=ComputationMode.DECODE).total_us
-    assert narrow <= 0.45 * wide
+    assert narrow <= 0.35 * wide
