@@ -18,11 +18,12 @@ from nkilib.core.mlp.mlp_parameters import (
     check,
     hidden_size,
     output_shape,
-    refuse_mx,
     result_dtype,
     shares_columns,
     token_count,
 )
+from nkilib.core.mlp.mx import mlp_mx
+from nkilib.core.mlp.mx_parameters import as_mx, check_mx, refuse_mx_options
 from nkilib.core.mlp.prefill import mlp_prefill
 from nkilib.core.utils.common_types import (
     ActFnType,
@@ -101,6 +102,14 @@ def mlp(
     gate_up_in_scale and down_in_scale. Under NONE, FP8 weights are used as they are; scales, which published
     tests pass all the same, have no effect.
 
+    MX weights (trn3) are four-packed FP8 or FP4, gate and up [128, H / 512, I], down [I_p, ceil(I / 512), H]
+    with I_p = min(128, I / 4), a scale for 8 rows of words; or FP8 with the lanes as an axis, [128, H / 512,
+    I / 512, 4, 128, 4] and [128, I / 512, H, 4]. Row h stands in tile t, word p, lane q: h = q H / 4 + 128 t +
+    p of MX with three axes, 512 t + 4 p + q (H_X4_INNERMOST, use_contiguous_x4_gate_up, six axes) or
+    512 t + 128 q + p (H_X4_MIDDLE, STATIC_MX). Column 512 k + 128 q + p of gate and up is row [p, k], lane q,
+    of down; their biases are [I_p, ceil(I / 512), 4] in that order. x and m become MXFP8; with STATIC_MX, FP8
+    by the scales [128, 1]. I is a multiple of 32. mx_dummy_scale_hbm is not read: its 127s are set on chip.
+
     Decode only: hidden in SBUF as [128, T, H / 128], or, on n cores, in HBM as [128, n, H / (128 n), T]
     (transposed_in); the result like the latter (transposed_out), or in SBUF, [T, H], without down column
     tiling [128, H / 128, T]. Column tiling is the operand order: tokens stationary, or for gate and up the
@@ -152,7 +161,10 @@ def mlp(
         transposed_in=transposed_in,
         transposed_out=transposed_out,
     )
-    refuse_mx(p, mx_dummy_scale_hbm, use_contiguous_x4_gate_up, gate_up_w_layout)
+    if quantization_type.is_mx():
+        as_mx(p, use_contiguous_x4_gate_up, gate_up_w_layout)
+    else:
+        refuse_mx_options(use_contiguous_x4_gate_up, gate_up_w_layout)
     return run(p, sbm if manual(sbm) else None)
 
 
@@ -171,7 +183,10 @@ def run(p: MLPParameters, sbm: Any = None) -> list:
     """Check, allocate the results, and compute them."""
     sharding = get_verified_program_sharding_info("mlp", (0, 1), 2)
     n_prgs, core = sharding[1], sharding[2]
-    check(p, n_prgs)
+    if p.mx_map is None:
+        check(p, n_prgs)
+    else:
+        check_mx(p, n_prgs)
     tokens, size = token_count(p), hidden_size(p)
     add_out = None
     if p.store_add:
@@ -184,18 +199,19 @@ def run(p: MLPParameters, sbm: Any = None) -> list:
         sbm.open_scope(name="mlp")
         p.tiles = Tiles(sbm)
     if p.output_in_sbuf:
-        mlp_decode(p, n_prgs, core, result, add_rows)
-        out = result
+        out = place = result
     elif p.transposed_out:
         shape = (PARTITIONS, n_prgs, size // (PARTITIONS * n_prgs), tokens)
-        out = nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
-        mlp_decode(p, n_prgs, core, out, add_rows)
+        out = place = nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
     else:
         out = nl.ndarray(output_shape(p), result_dtype(p), buffer=nl.shared_hbm)
-        if shares_columns(p, n_prgs):
-            mlp_decode(p, n_prgs, core, out.reshape((tokens, size)), add_rows)
-        else:
-            mlp_prefill(p, out.reshape((tokens, size)), add_rows)
+        place = out.reshape((tokens, size))
+    if p.mx_map is not None:
+        mlp_mx(p, n_prgs, core, place, add_rows)
+    elif shares_columns(p, n_prgs):
+        mlp_decode(p, n_prgs, core, place, add_rows)
+    else:
+        mlp_prefill(p, place, add_rows)
     close_scope(p.tiles)
     return [out] if add_out is None else [out, add_out]
 

@@ -10,11 +10,10 @@ from nkilib.core.utils.common_types import (
     ActFnType,
     ComputationMode,
     DtypeMode,
-    MLPGateUpWeightLayout,
     NormType,
     QuantizationType,
 )
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer, normalization_uses_weights, resolve_fp8_dtype
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8, PARTITIONS
 
@@ -24,7 +23,14 @@ QUANTIZED_DECODE = (256, 1, 8192, 3584)  # the one (B, S, H, I) whose activation
 SCALE_BYTES = 4  # the float32 scale at the end of a row that is already quantised
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 NORMS = (NormType.NO_NORM, NormType.RMS_NORM, NormType.LAYER_NORM, NormType.RMS_NORM_SKIP_GAMMA)
-QUANTIZATIONS = (QuantizationType.NONE, QuantizationType.STATIC, QuantizationType.ROW)
+QUANTIZATIONS = (
+    QuantizationType.NONE,
+    QuantizationType.STATIC,
+    QuantizationType.ROW,
+    QuantizationType.MX,
+    QuantizationType.STATIC_MX,
+)
+MX_TILE = 512  # of the hidden dimension: 128 rows of four-packed weights
 
 
 @dataclass
@@ -68,17 +74,18 @@ class MLPParameters(nl.NKIObject):
     transposed_in: bool
     transposed_out: bool
     tiles: Any = None  # of a manual SBUF manager
+    mx_map: Any = None  # MX weights: where each element of the hidden dimension stands
 
 
 # ---- sizes and dtypes ----------------------------------------------------------------------------
 
 
 def hidden_size(p: MLPParameters) -> int:
-    return p.up.weight.shape[0]
+    return p.up.weight.shape[0] if p.mx_map is None else MX_TILE * p.up.weight.shape[1]
 
 
 def intermediate_size(p: MLPParameters) -> int:
-    return p.up.weight.shape[1]
+    return p.up.weight.shape[1] if p.mx_map is None else p.up.weight.shape[2]
 
 
 def input_in_sbuf(p: MLPParameters) -> bool:
@@ -147,18 +154,6 @@ def result_dtype(p: MLPParameters) -> Any:
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def refuse_mx(p: MLPParameters, dummy_scale: Any, contiguous_x4: bool, w_layout: Any) -> None:
-    """The microscaling options, which are not built."""
-    if p.quantization.is_mx():
-        not_built(f"quantization_type={p.quantization.name}", "microscaling weights are not built")
-    if dummy_scale is not None:
-        not_built("mx_dummy_scale_hbm", "microscaling weights are not built")
-    if contiguous_x4:
-        not_built("use_contiguous_x4_gate_up=True", "microscaling weights are not built")
-    if w_layout != MLPGateUpWeightLayout.CONTIGUOUS:
-        not_built(f"gate_up_w_layout={w_layout.name}", "microscaling weights are not built")
-
-
 def check(p: MLPParameters, n_prgs: int) -> None:
     """Everything that is demanded of the arguments."""
     check_options(p)
@@ -179,7 +174,7 @@ def check_options(p: MLPParameters) -> None:
     )
     kernel_assert(
         p.quantization in QUANTIZATIONS,
-        f"quantization_type: got {p.quantization}, allowed are NONE, STATIC and ROW",
+        f"quantization_type: got {p.quantization}, allowed are NONE, STATIC, ROW, MX and STATIC_MX",
     )
     kernel_assert(
         p.clipping_bound == 0.0 or p.quantization == QuantizationType.ROW,
@@ -193,7 +188,7 @@ def check_options(p: MLPParameters) -> None:
 
 
 def check_hidden(p: MLPParameters, n_prgs: int) -> None:
-    size = p.up.weight.shape[0]
+    size = hidden_size(p)
     kernel_assert(size % PARTITIONS == 0, f"hidden_tensor: got H = {size}, allowed are multiples of 128")
     shape, tiles = tuple(p.hidden.shape), size // PARTITIONS
     if p.transposed_in:
@@ -296,7 +291,7 @@ def check_scale(name: str, scale: Any, columns: int, p: MLPParameters) -> None:
     if p.quantization == QuantizationType.NONE:
         return  # published tests pass scales all the same; they have no effect
     kernel_assert(scale is not None, f"{name}: got None, needed by {p.quantization}")
-    if p.quantization == QuantizationType.STATIC:
+    if p.quantization.is_logical_static():
         columns = 1
     assert_shape(scale, (PARTITIONS, columns), name)
 

@@ -1,0 +1,297 @@
+"""The MLP with microscaling (MX) weights, for few tokens and for many.
+
+Gate and up keep the weights stationary: their sums stand with the columns in the partitions, 128 columns a
+block, and four blocks are the four lanes in which the down projection contracts them. No transpose between.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.mlp.decode import put_in_sbuf, swap
+from nkilib.core.mlp.gate_up import activate
+from nkilib.core.mlp.mlp_parameters import (
+    Linear,
+    MLPParameters,
+    hidden_size,
+    intermediate_size,
+    matmul_dtype,
+    result_dtype,
+    shares_columns,
+    token_count,
+)
+from nkilib.core.mlp.mx_parameters import INNERMOST, QUARTER, down_rows
+from nkilib.core.mlp.rows import RowSource, add_residual, castable, load_rows, normalize
+from nkilib.core.utils.common_types import QuantizationType
+from nkilib.core.utils.fp8 import load_scalar, product_of, reciprocal_of
+from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.mx_projection import (
+    LANES,
+    TILE,
+    MxTokens,
+    MxWeights,
+    filled,
+    load_scales,
+    ones_tile,
+    project_features_mx,
+    project_rows_mx,
+    quantize_tokens,
+    round_tokens,
+    sums_of_features,
+)
+from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS, SUM_BANKS, token_major_blocks
+from nkilib.core.utils.projection_results import Terms, broadcast_row, finish_into, new_rows, store_rows
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
+from nkilib.core.utils.transposes import spread_rows, transpose_rows
+
+LAST_SPAN = 512  # columns of the down projection that come last: nothing hides what is done with them
+DOWN_BANKS = 8  # of sums; those of gate and up are few when tokens are
+SCALE_COLUMNS = 8192  # of the down projection whose scales come at once
+
+
+class MxScales(nl.NKIObject):
+    """STATIC_MX: what undoes each projection, [128, 1] in SBUF, and what x and m are multiplied by."""
+
+    def __init__(self, p: MLPParameters):
+        static = p.quantization == QuantizationType.STATIC_MX
+        x_scale = load_scalar(p.gate_up_in_scale, p.tiles) if static else None
+        m_scale = load_scalar(p.down_in_scale, p.tiles) if static else None
+        self.inverse_x = reciprocal_of(x_scale, p.tiles) if static else None
+        self.inverse_m = reciprocal_of(m_scale, p.tiles) if static else None
+        gated = static and not p.skip_gate
+        self.gate = product_of(x_scale, load_scalar(p.gate.scale, p.tiles), p.tiles) if gated else None
+        self.up = product_of(x_scale, load_scalar(p.up.scale, p.tiles), p.tiles) if static else None
+        self.down = product_of(m_scale, load_scalar(p.down.scale, p.tiles), p.tiles) if static else None
+        self.ones = ones_tile(BANK_COLUMNS, p.tiles)
+
+
+def mlp_mx(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> None:
+    """The MLP of all tokens into out: rows [T, H] in HBM, or what decode returns otherwise."""
+    scales = MxScales(p)
+    tokens = token_count(p)
+    if shares_columns(p, n_prgs):
+        source = RowSource(p, n_prgs, add_out if core == 0 else None, None)
+        columns = hidden_size(p) // n_prgs
+        for block in TiledRange(tokens, BANK_COLUMNS):
+            x = tokens_mx(p, source, scales, block.start_offset, block.size)
+            m = shared_middle(p, scales, x, n_prgs, core)
+            project_down(p, scales, m, out, block, core * columns, columns, n_prgs, core)
+        return
+    source = RowSource(p, n_prgs, add_out, None)
+    each = div_ceil(tokens, n_prgs)
+    start, end = core * each, min(tokens, (core + 1) * each)
+    for some in TiledRange(end - start, BANK_COLUMNS):
+        block = TiledRangeIterator(some.size, some.index, start + some.start_offset, start + some.end_offset)
+        x = tokens_mx(p, source, scales, block.start_offset, block.size)
+        m = quantize_middle(p, scales, middle(p, scales, x, 0, block_count(p)))
+        project_down(p, scales, m, out, block, 0, hidden_size(p), 1, 0)
+
+
+# ---- tokens --------------------------------------------------------------------------------------
+
+
+def tokens_mx(p: MLPParameters, source: RowSource, scales: MxScales, first: int, count: int) -> MxTokens:
+    """Tokens first ... first + count in FP8, an even number of them: a last one may be all zeros."""
+    size = hidden_size(p)
+    tiles, even = size // TILE, count + count % 2
+    tile = new_tile(p.tiles, (PARTITIONS, size // PARTITIONS, even), matmul_dtype(p))
+    if even > count:
+        nisa.memset(tile[:, :, count:even], 0.0)
+    open_scope(p.tiles)
+    for token in TiledRange(count, PARTITIONS):
+        rows = load_rows(p, source, p.hidden, first + token.start_offset, token.size)
+        rows = add_residual(p, source, rows, first + token.start_offset)
+        rows = castable(p, normalize(p, source, rows), matmul_dtype(p))
+        transpose_rows(tile, 0, token.start_offset, rows, LANES if p.mx_map == INNERMOST else 1)
+    close_scope(p.tiles)
+    if p.mx_map == QUARTER:
+        lanes = tile.reshape((PARTITIONS, LANES, tiles, even)).permute((0, 2, 3, 1))
+    else:
+        lanes = tile.reshape((PARTITIONS, tiles, LANES, even)).permute((0, 1, 3, 2))
+    return in_fp8(p, lanes, scales.inverse_x, scales.ones)
+
+
+def in_fp8(p: MLPParameters, lanes: Any, inverse: Any, ones: Any) -> MxTokens:
+    if inverse is None:
+        return quantize_tokens(lanes, ones, p.tiles)
+    return round_tokens(lanes, inverse, ones, p.tiles)
+
+
+# ---- the middle ----------------------------------------------------------------------------------
+
+
+def block_count(p: MLPParameters) -> int:
+    """Blocks of columns, each a lane of a tile of the down projection."""
+    return LANES * div_ceil(intermediate_size(p), TILE)
+
+
+def shared_middle(p: MLPParameters, scales: MxScales, x: MxTokens, n_prgs: int, core: int) -> MxTokens:
+    """m of all blocks, of which two cores compute half each."""
+    if n_prgs == 1:
+        return quantize_middle(p, scales, middle(p, scales, x, 0, block_count(p)))
+    half = block_count(p) // 2
+    own = middle(p, scales, x, core * half, half)
+    m = new_tile(p.tiles, (own.shape[0], 2 * half, own.shape[2]), own.dtype)
+    nisa.tensor_copy(m[:, core * half : (core + 1) * half], own)
+    nisa.tensor_copy(m[:, (1 - core) * half : (2 - core) * half], swap(p, own, core, 0))
+    return quantize_middle(p, scales, m)
+
+
+def quantize_middle(p: MLPParameters, scales: MxScales, m: Any) -> MxTokens:
+    """m [rows, blocks, tokens] in FP8, four blocks to a tile."""
+    rows, blocks, tokens = m.shape
+    lanes = m.reshape((rows, blocks // LANES, LANES, tokens)).permute((0, 1, 3, 2))
+    return in_fp8(p, lanes, scales.inverse_m, scales.ones)
+
+
+def middle(p: MLPParameters, scales: MxScales, x: MxTokens, first: int, count: int) -> Any:
+    """m of blocks first ... first + count, [rows, blocks, tokens]; zero where there are no columns."""
+    width, inner, tokens = down_rows(p), intermediate_size(p), x.words.shape[2]
+    m = new_tile(p.tiles, (filled(width), count, tokens), matmul_dtype(p))
+    end = min((first + count) * width, inner)
+    full = max(0, (end - first * width) // width)
+    rest = max(0, end - first * width - full * width)
+    if filled(width) > width or full < count:
+        nisa.memset(m, 0.0)
+    for span in TiledRange(full, max(1, SUM_BANKS // 2 * (BANK_COLUMNS // tokens))):
+        dst = m[0:width, span.start_offset : span.end_offset, :]
+        put_middle(p, scales, x, dst, first + span.start_offset)
+    if rest > 0:
+        put_middle(p, scales, x, m[0:rest, full : full + 1, :], first + full)
+    return m
+
+
+def put_middle(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Any, first: int) -> None:
+    """dst [rows, blocks, tokens] = act(gate) * up of blocks first ..., which are in PSUM at once."""
+    open_scope(p.tiles)
+    gates = None
+    if not p.skip_gate:
+        gates = project_blocks(p, x, p.gate, scales.gate, dst, first)
+        for i in range(len(gates)):
+            value = new_tile(p.tiles, gates[i].shape, matmul_dtype(p))
+            activate(p, value, gates[i])
+            gates[i] = value
+    ups = project_blocks(p, x, p.up, scales.up, dst, first)
+    at = 0
+    for i in range(len(ups)):
+        place = dst[:, at : at + ups[i].shape[1], :]
+        at = at + ups[i].shape[1]
+        if gates is None:
+            activate(p, place, ups[i])
+        else:
+            nisa.tensor_tensor(place, gates[i], ups[i], op=nl.multiply)
+    close_scope(p.tiles)
+
+
+def project_blocks(p: MLPParameters, x: MxTokens, linear: Linear, scale: Any, like: Any, first: int) -> list:
+    """The finished values of one projection, [rows, some blocks, tokens] each."""
+    rows, count, tokens = like.shape
+    banks = sums_of_features(rows, count, tokens)
+    sums = []
+    for bank in banks:
+        for i in range(bank.shape[1]):
+            sums.append(bank[:, i, :])
+    width = down_rows(p)
+    by_weight = linear.scale if p.quantization == QuantizationType.MX else None
+    project_features_mx(x, MxWeights(linear.weight, by_weight), sums, first * width, width)
+    values, at = [], first
+    for bank in banks:
+        values.append(finished(p, linear, scale, bank, at))
+        at = at + bank.shape[1]
+    return values
+
+
+def finished(p: MLPParameters, linear: Linear, scale: Any, sums: Any, first: int) -> Any:
+    """Scale, bias and limits of blocks first ..., in that order."""
+    rows, blocks, tokens = sums.shape
+    value = sums
+    if scale is not None:
+        value = new_tile(p.tiles, sums.shape, nl.float32)
+        nisa.tensor_scalar(value, sums, nl.multiply, scale[0:rows])
+    if linear.bias is not None:
+        bias = new_tile(p.tiles, (rows, blocks), linear.bias.dtype)
+        flat = linear.bias.reshape((linear.bias.shape[0], block_count(p)))
+        nisa.dma_copy(bias, flat[0:rows, first : first + blocks])
+        shifted = new_tile(p.tiles, sums.shape, nl.float32)
+        spread = bias.reshape((rows, blocks, 1)).broadcast(2, tokens)
+        nisa.tensor_tensor(shifted, value, spread, op=nl.add)
+        value = shifted
+    if linear.upper is None and linear.lower is None:
+        return value
+    clamped = new_tile(p.tiles, sums.shape, nl.float32)
+    if linear.lower is None:
+        nisa.tensor_scalar(clamped, value, nl.minimum, linear.upper)
+    elif linear.upper is None:
+        nisa.tensor_scalar(clamped, value, nl.maximum, linear.lower)
+    else:
+        nisa.tensor_scalar(clamped, value, nl.minimum, linear.upper, op1=nl.maximum, operand1=linear.lower)
+    return clamped
+
+
+# ---- down ----------------------------------------------------------------------------------------
+
+
+def project_down(
+    p: MLPParameters,
+    scales: MxScales,
+    m: MxTokens,
+    out: Any,
+    block: Any,
+    first: int,
+    columns: int,
+    n_prgs: int,
+    core: int,
+) -> None:
+    """Columns first ... of one block of tokens, to where the caller wants them."""
+    even = m.words.shape[2]
+    plain = not p.output_in_sbuf and not p.transposed_out
+    rows = new_rows(even, columns, result_dtype(p), p.tiles)
+    given = given_rows(rows, block.size)
+    by_weight = p.down.scale if p.quantization == QuantizationType.MX else None
+    weights = MxWeights(p.down.weight, by_weight)
+    terms = Terms(first, scales.down)
+    if p.down.bias is not None:
+        terms.bias = broadcast_row(p.down.bias, first, columns, min(even, PARTITIONS), p.tiles)
+    together = columns <= SCALE_COLUMNS
+    loaded = load_scales(weights, first, columns, p.tiles) if together else None
+    start = 0
+    for size in down_spans(columns, even):
+        open_scope(p.tiles)
+        blocks = token_major_blocks(even, size, packed=False)
+        for part in blocks:
+            part.tiles = p.tiles
+        project_rows_mx(m, weights, blocks, first + start, size, loaded)
+        finish_into(rows, start, blocks, terms, first + start)
+        close_scope(p.tiles)
+        if plain:
+            store_rows(out, given, start, block.start_offset, first + start, size)
+        start = start + size
+    if p.transposed_out:
+        nisa.dma_copy(out[:, core], spread_rows(given, p.tiles))
+    if p.output_in_sbuf:
+        put_in_sbuf(p, out, given, n_prgs, core)
+
+
+def given_rows(rows: list, tokens: int) -> list:
+    """Rows without the one that only makes their number even."""
+    given = []
+    for i in range(len(rows)):
+        given.append(rows[i][0 : min(rows[i].shape[0], tokens - i * PARTITIONS)])
+    return given
+
+
+def down_spans(columns: int, tokens: int) -> list:
+    """How many columns are summed at once; the last ones are few."""
+    token_tiles = div_ceil(tokens, PARTITIONS)
+    banks = DOWN_BANKS if token_tiles == 1 else SUM_BANKS
+    sizes = []
+    for span in TiledRange(columns, BANK_COLUMNS * max(1, banks // token_tiles)):
+        sizes.append(span.size)
+    last = sizes[len(sizes) - 1]
+    if last > LAST_SPAN:
+        sizes[len(sizes) - 1] = last - LAST_SPAN
+        sizes.append(LAST_SPAN)
+    return sizes

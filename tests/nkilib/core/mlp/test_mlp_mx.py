@@ -1,0 +1,278 @@
+"""The MLP with MX weights against float64 on numbers that the OCP emulation quantises."""
+
+import ml_dtypes
+import mx_emulation
+import numpy as np
+import pytest
+from kernel_support import cosine, each_lnc, random, run
+
+import nki
+from nki import mx
+from nkilib.core.mlp.mlp import act_ref, mlp, norm_ref
+from nkilib.core.utils.common_types import (
+    ActFnType,
+    ComputationMode,
+    MLPGateUpWeightLayout,
+    NormType,
+    QuantizationType,
+)
+
+BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+MX, STATIC_MX = QuantizationType.MX, QuantizationType.STATIC_MX
+each_format = pytest.mark.parametrize("form", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
+INNERMOST, MIDDLE = MLPGateUpWeightLayout.H_X4_INNERMOST, MLPGateUpWeightLayout.H_X4_MIDDLE
+NAMES = ("gate", "up", "down")
+
+
+# ---- weights as callers have them ------------------------------------------------------------------
+
+
+def places_of_rows(h, layout):
+    """[H/512, 128, 4]: which row of the weights stands in each tile, partition and lane (mlp.md)."""
+    t, p, q = np.ogrid[: h // 512, :128, :4]
+    return {
+        "quarter": q * (h // 4) + t * 128 + p,
+        "wrapX": 512 * t + 128 * q + p,
+        "innermost": 512 * t + 4 * p + q,
+    }[layout]
+
+
+def places_of_columns(inner):
+    """[tiles, I_p, 4]: which column of gate and up each row and lane of the down weights has; -1: none."""
+    rows = inner // 4 if inner <= 512 else 128
+    i5, p, q = np.ogrid[: -(-inner // 512), :rows, :4]
+    places = 512 * i5 + rows * q + p
+    return np.where(places < inner, places, -1)
+
+
+def in_words(weight, places, form):
+    """[partitions, tiles, columns] words, their scales, and the weights that they stand for."""
+    tiles, rows, _ = places.shape
+    lanes = np.where((places >= 0)[..., None], weight[places], 0).transpose(
+        0, 1, 3, 2
+    )  # tile, row, column, lane
+    flat = np.ascontiguousarray(lanes).reshape(tiles * rows, -1).astype(np.float32)
+    data, scales = mx.quantize_lanes(flat, form, "ocp")
+    values = mx.dequantize_lanes(data, scales).reshape(tiles, rows, -1, 4).transpose(0, 1, 3, 2)
+    seen = np.zeros(weight.shape)
+    seen[places[places >= 0]] = values[places >= 0]
+    words = mx.pack_x4(data).view(mx.x4_dtype(form)).reshape(tiles, rows, -1).swapaxes(0, 1)
+    return (
+        np.ascontiguousarray(words),
+        np.ascontiguousarray(scales.reshape(tiles, rows // 8, -1).swapaxes(0, 1)),
+        seen,
+    )
+
+
+def layer(tokens, h, inner, form="float8_e4m3fn", layout="quarter"):
+    """x, the three weights as words, their scales by keyword, and the weights as float64."""
+    x = random((1, tokens, h), "bfloat16", 1)
+    plain = [
+        random(s, "float32", i, s[0] ** -0.5) for i, s in enumerate(((h, inner), (h, inner), (inner, h)))
+    ]
+    rows = places_of_rows(h, layout)
+    forms = [in_words(plain[0], rows, form), in_words(plain[1], rows, form)]
+    forms.append(in_words(plain[2], places_of_columns(inner), form))
+    scales = {f"{name}_w_scale": f[1] for name, f in zip(NAMES, forms, strict=True)}
+    return x, [f[0] for f in forms], scales, [f[2] for f in forms]
+
+
+# ---- what they mean ----------------------------------------------------------------------------------
+
+
+def by_blocks(x, places):
+    """x [T, K] as MXFP8 sees it: blocks of 8 partitions x 4 lanes, each with its scale."""
+    order = np.where(places >= 0, places, x.shape[1]).reshape(-1)
+    padded = np.concatenate([x, np.zeros((len(x), 1))], axis=1)[:, order]
+    short = -padded.shape[1] % 128
+    values = mx_emulation.quantized(np.pad(padded, ((0, 0), (0, short))), scheme="1x32").values
+    seen = np.zeros_like(x)
+    seen[:, order[order < x.shape[1]]] = values[:, : len(order)][:, order < x.shape[1]]
+    return seen
+
+
+def static_fp8(x, scale):
+    return (
+        np.clip((x / scale).astype(BF16).astype(np.float64), -448, 448).astype(FP8).astype(np.float64) * scale
+    )
+
+
+def expected(x, weights, layout="quarter", act=ActFnType.SiLU, narrow=None, limits=None, biases=(0, 0, 0)):
+    gate, up, down = weights
+    rows, columns = places_of_rows(len(up), layout), places_of_columns(up.shape[1])
+    narrow = narrow or (lambda a, places, _: by_blocks(a, places))
+    x = narrow(np.asarray(x, np.float64).astype(BF16).astype(np.float64), rows, 0)
+    g, u = x @ gate + biases[0], x @ up + biases[1]
+    if limits is not None:
+        g, u = np.clip(g, *limits), np.clip(u, *limits)
+    m = (act_ref(g, act) * u).astype(BF16).astype(np.float64)
+    return narrow(m, columns, 1) @ down + biases[2]
+
+
+def agree(actual, wanted):
+    """As mlp.md asks of MX. Mostly the kernel rounds as the reference does; rarely to the other side."""
+    assert actual.shape == wanted.shape
+    actual = actual.astype(np.float64)
+    np.testing.assert_allclose(actual, wanted, rtol=6e-2, atol=6e-2 * np.abs(wanted).max())
+    assert cosine(actual, wanted) > 0.999
+
+
+# ---- decode ------------------------------------------------------------------------------------------
+
+
+@each_lnc
+@each_format
+def test_decode_multiplies_mx_weights_with_mxfp8_tokens(lnc, form):
+    x, words, scales, weights = layer(4, 1024, 1024, form)
+    y = run(mlp, x, *words, lnc=lnc, on="trn3", quantization_type=MX, **scales)[0]
+    agree(y[0], expected(x[0], weights))
+
+
+@each_lnc
+@pytest.mark.parametrize("tokens, inner", [(3, 256), (1, 512), (5, 640), (33, 96), (8, 992)])
+def test_tokens_may_be_odd_and_the_intermediate_size_ragged(lnc, tokens, inner):
+    x, words, scales, weights = layer(tokens, 512, inner)
+    y = run(mlp, x, *words, lnc=lnc, on="trn3", quantization_type=MX, **scales)[0]
+    agree(y[0], expected(x[0], weights))
+
+
+@each_lnc
+def test_norm_residual_biases_and_limits_as_without_mx(lnc):
+    x, words, scales, weights = layer(4, 512, 640)
+    add, gamma = random(x.shape, "bfloat16", 7), random((1, 512), "bfloat16", 8)
+    places = places_of_columns(640)
+    flat = [random((640,), "float32", 9), random((640,), "float32", 10), random((1, 512), "float32", 11)]
+    biases = [np.where(places >= 0, b[places], 0).swapaxes(0, 1).astype(np.float32) for b in flat[:2]]
+    y, total = run(
+        mlp,
+        x,
+        *words,
+        lnc=lnc,
+        on="trn3",
+        quantization_type=MX,
+        normalization_type=NormType.RMS_NORM,
+        normalization_weights_tensor=gamma,
+        fused_add_tensor=add,
+        store_fused_add_result=True,
+        activation_fn=ActFnType.Swish,
+        gate_proj_bias_tensor=biases[0],
+        up_proj_bias_tensor=biases[1],
+        down_proj_bias_tensor=flat[2],
+        gate_clamp_upper_limit=1.0,
+        gate_clamp_lower_limit=-1.0,
+        up_clamp_upper_limit=1.0,
+        up_clamp_lower_limit=-1.0,
+        **scales,
+    )
+    summed = x.astype(np.float64) + add.astype(np.float64)
+    normed = norm_ref(summed, NormType.RMS_NORM, gamma, None, 1e-6)
+    agree(y[0], expected(normed[0], weights, act=ActFnType.Swish, limits=(-1, 1), biases=flat))
+    np.testing.assert_allclose(total.astype(np.float64), summed, rtol=1e-2, atol=1e-2)
+
+
+def test_without_a_gate_only_up_is_activated():
+    x, words, scales, weights = layer(4, 512, 512)
+    y = run(mlp, x, *words, on="trn3", quantization_type=MX, skip_gate_proj=True, **scales)[0]
+    inside = by_blocks(x[0].astype(np.float64), places_of_rows(512, "quarter")) @ weights[1]
+    m = act_ref(inside, ActFnType.SiLU).astype(BF16).astype(np.float64)
+    agree(y[0], by_blocks(m, places_of_columns(512)) @ weights[2])
+
+
+# ---- STATIC_MX ---------------------------------------------------------------------------------------
+
+
+def static_layer(tokens, h, inner, layout):
+    """FP8 weights without block scales: one scale for all of each operand."""
+    x, _, _, plain = layer(tokens, h, inner, layout=layout)
+    places = (places_of_rows(h, layout),) * 2 + (places_of_columns(inner),)
+    words, scales, weights = [], {}, []
+    for name, weight, where in zip(NAMES, plain, places, strict=True):
+        scale = np.abs(weight).max() / 448
+        narrow = (weight / scale).astype(np.float32).astype(FP8)
+        lanes = np.where((where >= 0)[..., None], narrow[where], FP8(0)).transpose(1, 0, 3, 2)
+        packed = mx.pack_x4(np.ascontiguousarray(lanes), "float8_e4m3fn").view(mx.x4_dtype("float8_e4m3fn"))
+        words.append(packed[..., 0])
+        scales[f"{name}_w_scale"] = np.full((128, 1), scale, np.float32)
+        weights.append(narrow.astype(np.float64) * scale)
+    return x, words, scales, weights
+
+
+@each_lnc
+@pytest.mark.parametrize("layout", ["wrapX", "innermost"])
+def test_static_mx_has_one_scale_for_each_operand(lnc, layout):
+    x, words, scales, weights = static_layer(4, 1024, 640, layout)
+    given = {"gate_up_in_scale": 4 / 448, "down_in_scale": 2 / 448}
+    y = run(
+        mlp,
+        x,
+        *words,
+        lnc=lnc,
+        on="trn3",
+        quantization_type=STATIC_MX,
+        use_contiguous_x4_gate_up=layout == "innermost",
+        mx_dummy_scale_hbm=np.full((128, 512), 127, np.uint8),
+        **{name: np.full((128, 1), s, np.float32) for name, s in given.items()},
+        **scales,
+    )[0]
+    agree(
+        y[0], expected(x[0], weights, layout, narrow=lambda a, _, n: static_fp8(a, list(given.values())[n]))
+    )
+
+
+# ---- prefill -----------------------------------------------------------------------------------------
+
+
+@each_lnc
+@pytest.mark.parametrize("layout, w_layout", [("innermost", INNERMOST), ("wrapX", MIDDLE)])
+def test_prefill_takes_weights_of_six_axes(lnc, layout, w_layout):
+    tokens, h, inner = 301, 512, 512
+    x, words, scales, weights = layer(tokens, h, inner, layout=layout)
+    shapes = [(128, h // 512, inner // 512, 4, 128, 4)] * 2 + [(128, inner // 512, h, 4)]
+    elements = [
+        mx.unpack_x4(w.view(np.uint32), "float8_e4m3fn").reshape(s)
+        for w, s in zip(words, shapes, strict=True)
+    ]
+    for name in ("gate_w_scale", "up_w_scale"):
+        scales[name] = scales[name].reshape(16, h // 512, inner // 512, 4, 128)
+    y = run(mlp, x, *elements, lnc=lnc, on="trn3", quantization_type=MX, gate_up_w_layout=w_layout, **scales)[
+        0
+    ]
+    agree(y[0], expected(x[0], weights, layout))
+
+
+# ---- results elsewhere, refusals ---------------------------------------------------------------------
+
+
+@each_lnc
+def test_decode_leaves_results_where_asked(lnc):
+    x, words, scales, weights = layer(4, 512, 512)
+    options = {"quantization_type": MX, "use_tkg_down_proj_column_tiling": False, "transposed_out": True}
+    y = run(mlp, x, *words, lnc=lnc, on="trn3", **options, **scales)[0]
+    agree(y.transpose(3, 1, 0, 2).reshape(4, 512), expected(x[0], weights))
+
+
+def test_what_mx_lacks_is_said():
+    x, words, scales, _ = layer(4, 512, 512)
+    with pytest.raises(AssertionError, match="trn3"):
+        run(mlp, x, *words, on="trn2", quantization_type=MX, **scales)
+    with pytest.raises(AssertionError, match="gate_w_scale: got None"):
+        run(mlp, x, *words, on="trn3", quantization_type=MX)
+    with pytest.raises(NotImplementedError, match="ROW_MX"):
+        run(mlp, x, *words, on="trn3", quantization_type=QuantizationType.ROW_MX, **scales)
+    with pytest.raises(AssertionError, match="gate_up_w_layout"):
+        run(mlp, x, *words, on="trn3", gate_up_w_layout=INNERMOST)
+
+
+def test_decode_of_mxfp4_weights_is_bound_by_their_bytes(monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    h, inner = 4096, 3584
+    words = [nki.TensorSpec((128, 8, inner), "float4_e2m1fn_x4")] * 2 + [
+        nki.TensorSpec((128, 7, h), "float4_e2m1fn_x4")
+    ]
+    shapes = ((16, 8, inner), (16, 8, inner), (16, 7, h))
+    scales = {f"{n}_w_scale": nki.TensorSpec(s, "uint8") for n, s in zip(NAMES, shapes, strict=True)}
+    hidden = nki.TensorSpec((4, 1, h), "bfloat16")
+    narrow = nki.profile(mlp)(hidden, *words, quantization_type=MX, **scales).total_us
+    plain = [nki.TensorSpec(s, "bfloat16") for s in ((h, inner), (h, inner), (inner, h))]
+    wide = nki.profile(mlp)(hidden, *plain, mode=ComputationMode.DECODE).total_us
+    assert narrow <= 0.35 * wide
