@@ -189,7 +189,7 @@ def scaled_product(op, alpha, A, B, beta, C, precision):
 
 
 def product_shape(A: torch.Tensor, B: torch.Tensor) -> torch.Size:
-    batch = A.shape[:-2]
+    batch: tuple[int, ...] = A.shape[:-2]
     if batch != B.shape[:-2]:
         batch = np.broadcast_shapes(batch, B.shape[:-2])  # torch's own imports sympy
     return torch.Size((*batch, A.shape[-2], B.shape[-1]))

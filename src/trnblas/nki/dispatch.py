@@ -193,8 +193,8 @@ def nki_fused_gemm_energy(
     B_i: Any, B_j: Any, eps_i: float, eps_j: float, eps_vir: torch.Tensor
 ) -> torch.Tensor:
     """The MP2 energy of one pair from its density-fitting factors [nvir, naux]."""
-    energies = (eps_vir.new_tensor([float(eps)]) for eps in (eps_i, eps_j))
-    return nki_mp2_energy(nki_gemm(B_i, B_j.mT), *energies, eps_vir)
+    e_i, e_j = (eps_vir.new_tensor([float(eps)]) for eps in (eps_i, eps_j))
+    return nki_mp2_energy(nki_gemm(B_i, B_j.mT), e_i, e_j, eps_vir)
 
 
 def nki_batched_pair_energy(B: torch.Tensor, eps_occ: torch.Tensor, eps_vir: torch.Tensor) -> torch.Tensor:

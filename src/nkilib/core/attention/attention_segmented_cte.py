@@ -160,7 +160,7 @@ def check_cache(
         f"block_size: got {block_size}, allowed with fp8_packed are even ones",
     )
     if pre_transposed:
-        shapes = ((blocks * kv_heads, head_dim, block_size),)
+        shapes: tuple = ((blocks * kv_heads, head_dim, block_size),)
     elif packed:
         half = block_size // 2
         shapes = ((blocks, half, kv_heads * head_dim, 2), (blocks, kv_heads, half, head_dim, 2))

@@ -33,9 +33,9 @@ def run_stages(units: list) -> None:
     for unit in units[0 : min(AHEAD, count)]:
         prepare(unit)
     for step in range(count + 2):
-        scoring = units[step] if step < count else None
-        softmax = units[step - 1] if 1 <= step <= count else None
-        valuing = units[step - 2] if step >= 2 else None
+        scoring: Any = units[step] if step < count else None
+        softmax: Any = units[step - 1] if 1 <= step <= count else None
+        valuing: Any = units[step - 2] if step >= 2 else None
         if step + AHEAD < count:
             prepare(units[step + AHEAD])
         if softmax is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_tkg_plan import PMAX, Call, Section, Sizes, Unit, spot
+from .attention_tkg_plan import PMAX, Call, Section, Unit, spot
 
 PREDICATES = (nl.uint8, nl.int8, nl.uint16, nl.int16)  # dtypes that select as they are
 TURNS = 2  # sections whose masks are in SBUF
@@ -16,13 +16,13 @@ TURNS = 2  # sections whose masks are in SBUF
 class Masks(nl.NKIObject):
     """Makes the masks of units, [rows, batches, tiles, columns] of 0 and 1."""
 
-    def __init__(self, call: Call, sizes: Sizes, last: Section):
+    def __init__(self, call: Call, sizes: Any, last: Section):
         self.call = call
         self.limit = None  # keys from this number on, which is known at run time, do not count
         if call.max_context_len is not None:
             self.limit = call.tile((PMAX, 1), nl.float32)
             nisa.dma_copy(self.limit, call.max_context_len.reshape((1, 1)).ap([[0, PMAX], [1, 1]]))
-        self.positions = Positions(call) if call.cfg.use_pos_id else None
+        self.positions: Any = Positions(call) if call.cfg.use_pos_id else None
         self.numbers: list = []  # of keys, [rows, tiles] float32
         self.below: list = []  # 1 for keys below the limit
         self.given: list = []  # the caller's, [rows, tiles, columns of some batches]
@@ -35,11 +35,11 @@ class Masks(nl.NKIObject):
                 self.below.append(call.tile((call.rows, sizes.tiles), nl.uint8))
             if not call.cfg.use_pos_id:
                 dtype = call.mask.dtype if call.mask.dtype in PREDICATES else nl.uint8
-                shape = (call.rows, sizes.tiles, sizes.mask_batches * call.columns)
+                shape: tuple = (call.rows, sizes.tiles, sizes.mask_batches * call.columns)
                 self.given.append(call.tile(shape, dtype))
-        self.fresh = NewTokens(call, last) if call.cfg.use_pos_id else None
-        self.after = None
-        self.before = None
+        self.fresh: Any = NewTokens(call, last) if call.cfg.use_pos_id else None
+        self.after: Any = None
+        self.before: Any = None
         if call.start_pos_ids is not None:
             shape = (call.rows, sizes.batches, sizes.tiles, call.cfg.s_active)
             self.after = call.tile(shape, nl.float32)
@@ -138,8 +138,8 @@ class NewTokens(nl.NKIObject):
     def __init__(self, call: Call, section: Section):
         self.call = call
         self.first = section.tiles  # of the tiles of the last section
-        self.tile = None
-        self.old = None
+        self.tile: Any = None
+        self.old: Any = None
         if len(section.runs) == 0:
             return
         end = 0

@@ -142,8 +142,8 @@ class Unit(nl.NKIObject):
         self.slot = slot
         self.tiles = section.tiles
         self.number = 0  # of the core's units
-        self.values = None  # [rows, batches, tiles, d]
-        self.visible = None  # [rows, batches, tiles, columns]
+        self.values: Any = None  # [rows, batches, tiles, d]
+        self.visible: Any = None  # [rows, batches, tiles, columns]
 
 
 class Sizes(nl.NKIObject):

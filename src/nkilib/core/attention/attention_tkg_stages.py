@@ -46,7 +46,7 @@ class State(nl.NKIObject):
         self.ones = call.tile((PMAX, PMAX), nl.float32)
         nisa.memset(self.ones, 1.0)
         nisa.affine_select(self.identity, [[-1, PMAX]], 1, self.ones, 0.0, cmp_op=nl.equal)
-        self.sinks = None  # [128, heads]
+        self.sinks: Any = None  # [128, heads]
         if call.sink is None:
             nisa.memset(self.maximum, LEAST_MAXIMUM)
         else:
@@ -69,7 +69,7 @@ def run_units(call: Call, q: Any, k_active: Any) -> State:
     masks = Masks(call, sizes, sections[len(sections) - 1])
     slots: list = []
     values: list = []
-    waiting = None  # the unit that lacks its values
+    waiting: Any = None  # the unit that lacks its values
     count = 0
     for section in sections:
         masks.begin_section(section)

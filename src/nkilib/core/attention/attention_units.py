@@ -66,9 +66,9 @@ class Call(nl.NKIObject):
         self.queries = q.shape[1] if tp_q else q.shape[2]
         self.tiles = div_ceil(self.queries, PMAX)
         self.neg_sinks = None  # [128, heads] in SBUF
-        self.out = None
-        self.neg_max = None
-        self.sums = None
+        self.out: Any = None
+        self.neg_max: Any = None
+        self.sums: Any = None
         self.normalize = True
         self.pages = None  # keys and values in the blocks of a paged cache (attention_pages.py)
         self.k_scale = None  # [d, 1] in SBUF: queries are multiplied by it
@@ -86,9 +86,9 @@ class Section(nl.NKIObject):
         self.size = size
         self.is_prior = is_prior
         self.total = v_hbm.shape[0]  # keys of the head
-        self.k = None  # [d, keys]
-        self.v = None  # [128, tiles of keys, d + 1], the last column all ones
-        self.chunks = None  # of a paged cache
+        self.k: Any = None  # [d, keys]
+        self.v: Any = None  # [128, tiles of keys, d + 1], the last column all ones
+        self.chunks: Any = None  # of a paged cache
         self.key_head = 0
 
     def value_tiles(self) -> list:
@@ -115,12 +115,12 @@ class Group(nl.NKIObject):
         self.start = first * PMAX
         self.rows = min(last * PMAX, call.queries) - first * PMAX
         self.unfinished = last - first
-        self.q = None  # [d, rows]
-        self.active = None  # the interval of keys each query sees, a pair of [128, tiles]
-        self.prior = None
-        self.out = None  # [128, tiles, d], or [d, rows] for a transposed result
-        self.neg_max = None  # [128, tiles], if the caller wants it
-        self.sums = None
+        self.q: Any = None  # [d, rows]
+        self.active: Any = None  # the interval of keys each query sees, a pair of [128, tiles]
+        self.prior: Any = None
+        self.out: Any = None  # [128, tiles, d], or [d, rows] for a transposed result
+        self.neg_max: Any = None  # [128, tiles], if the caller wants it
+        self.sums: Any = None
 
 
 class Row(nl.NKIObject):
@@ -131,12 +131,14 @@ class Row(nl.NKIObject):
         self.index = index
         self.size = min(PMAX, group.rows - index * PMAX)
         self.units = 0
-        self.neg_max = None  # -(the largest scaled score so far)
-        self.product = None  # [rows, d + 1]: probabilities times values and, last, their sum
+        self.neg_max: Any = None  # -(the largest scaled score so far)
+        self.product: Any = None  # [rows, d + 1]: probabilities times values and, last, their sum
 
 
 class Unit(nl.NKIObject):
     """A query tile against keys begin .. end - 1 of a section."""
+
+    tiles: list  # the tiles of keys, once values are needed
 
     def __init__(self, row: Row, section: Section, begin: int, end: int):
         self.row = row
@@ -146,13 +148,13 @@ class Unit(nl.NKIObject):
         self.blocks = TiledRange(end - begin, KEY_BLOCK)
         self.index = row.units  # of its row
         row.units += 1
-        self.bias = None
-        self.scores = None
-        self.maximum = None
-        self.neg_max = None
-        self.rescale = None  # e^(old max - new max), for what earlier sections left
-        self.probabilities = None
-        self.product = None
+        self.bias: Any = None
+        self.scores: Any = None
+        self.maximum: Any = None
+        self.neg_max: Any = None
+        self.rescale: Any = None  # e^(old max - new max), for what earlier sections left
+        self.probabilities: Any = None
+        self.product: Any = None
 
 
 def plan_units(call: Call) -> list:

@@ -193,7 +193,7 @@ def rotate_in_hbm(x: Any, cos: Any, sin: Any, out: Any, own: Block, contiguous: 
         tiles.append(own.part(groups, axis, group).tiles())
     shared = x.dtype != nl.float32
     loads = Loads()
-    factors = None
+    factors: Any = None
     for index in range(len(tiles[0])):
         sources, targets, blocks = [], [], []
         for group in range(groups):

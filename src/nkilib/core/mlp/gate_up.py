@@ -183,7 +183,7 @@ def contract_rows(p: MLPParameters, scales: StaticScales, rows: list, first: int
     """Rows of m, quantised if need be, as the down projection contracts them. `maxima`: max|m|, for ROW."""
     count, tokens = rows[0].shape[1], rows_in(rows)
     tile = new_tile(p.tiles, (PARTITIONS, div_ceil(count, PARTITIONS), tokens), matmul_dtype(p))
-    row_scales = [] if quantizes_by_token(p) else None
+    row_scales: list | None = [] if quantizes_by_token(p) else None
     for i in range(len(rows)):
         source = rows[i]
         if quantizes_activations(p):

@@ -51,7 +51,7 @@ def token_activations(
     """Tokens first ... first + count as the gate and up projections, of so many columns, contract them."""
     size = hidden_size(p)
     tile = new_tile(p.tiles, (PARTITIONS, size // PARTITIONS, count), matmul_dtype(p))
-    scales = [] if quantizes_by_token(p) else None
+    scales: Any = [] if quantizes_by_token(p) else None
     adjacent = adjacent_tiles(count, matmul_dtype(p), p.up.weight, columns)
     for token in TiledRange(count, PARTITIONS):
         if scales is None:  # which are kept

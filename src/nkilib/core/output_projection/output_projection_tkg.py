@@ -104,7 +104,7 @@ def new_result(p: Operands, share: Share, transposed: bool, in_sbuf: bool, sbm: 
     tokens, tiles = p.attention.shape[1] * p.attention.shape[3], share.columns // PARTITIONS
     n_prgs = p.weight.shape[1] // share.columns
     if in_sbuf:
-        shape = (PARTITIONS, tiles, tokens) if transposed else (tokens, share.columns)
+        shape: tuple = (PARTITIONS, tiles, tokens) if transposed else (tokens, share.columns)
         if sbm is not None:
             return sbm.alloc_stack(shape, result_dtype(p))
         return nl.ndarray(shape, result_dtype(p), buffer=nl.sbuf)

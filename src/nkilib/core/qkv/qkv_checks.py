@@ -231,7 +231,7 @@ def check_cache(p: QKVParameters) -> None:
     width, depth, size = p.kv_heads * p.d_head, p.d_head, c.block_size
     blocks = c.tensors[1].shape[0]
     assert_shape(c.tensors[1], (blocks, size, width), "v_cache")
-    keys = (blocks, size, width)
+    keys: tuple = (blocks, size, width)
     if c.transposed:
         keys = (blocks * p.kv_heads, depth, size)
     elif c.packed:

@@ -168,7 +168,7 @@ def write_rows(p: QKVParameters, rows: Any, cache: Any, first: int, column: int,
     if sequence == 1 and not transposed:
         nisa.dma_copy(cache[first : first + count, 0, column : column + columns], rows)
         return
-    turned = None
+    turned: Any = None
     if transposed:
         depth = p.d_head
         turned = turn(rows.reshape_dim(1, (columns // depth, depth)))

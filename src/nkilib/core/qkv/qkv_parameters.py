@@ -42,7 +42,7 @@ class Cache(nl.NKIObject):
     smallest: float = 0.0
     transposed: bool = False  # keys
     packed: bool = False  # two keys side by side in FP8
-    block_size: int = 0  # 0: a row for each position
+    block_size: Any = 0  # 0: a row for each position
     slots: Any = None
 
 

@@ -68,7 +68,7 @@ def prefill(p: QKVParameters, out: Any) -> None:
         return
     blocks = TiledRange(end - start, block_tokens(p, end - start))
     kernel = Prefill(p, out, turns_by_dma(p) and (end - start) % TURNED_TOKENS == 0)
-    block = Block(p, kernel, start, blocks[0].size)
+    block: Any = Block(p, kernel, start, blocks[0].size)
     if not kernel.by_dma:
         block.prepare(block.units)
     for i in range(len(blocks)):
@@ -95,14 +95,14 @@ class Prefill(nl.NKIObject):
         self.out = out
         self.by_dma = by_dma
         self.gamma = gamma_columns(p) if by_dma and p.norm == NormType.RMS_NORM else None
-        self.source = None
+        self.source: Any = None
         if p.transposed_in:
             self.source = ColumnSource(p, 0)
         elif not by_dma:
             self.source = RowSource(p)
         self.terms = load_terms(p, 0, columns_of(p), PARTITIONS)
         self.tables = HeadTables(p)
-        self.writer = None if p.cache is None else CacheWriter(p)
+        self.writer: Any = None if p.cache is None else CacheWriter(p)
 
 
 class Block(nl.NKIObject):
@@ -118,8 +118,8 @@ class Block(nl.NKIObject):
         self.units = div_ceil(hidden_size(p) // PARTITIONS, UNIT_TILES) if self.by_dma else self.tiles
         self.prepared = 0
         self.x = new_tokens(p, count)
-        self.scales = []
-        self.angles = []
+        self.scales: list = []
+        self.angles: list = []
 
     def prepare(self, end: int) -> None:
         """Units up to `end`: of 128 tokens, or, where DMA turns tokens over, of tiles of the contraction."""
@@ -203,7 +203,7 @@ def put_tile(
         return
     count = rows.shape[0]
     width = min(span.end_offset, output_columns(p)) - span.start_offset
-    results = None
+    results: Any = None
     if width > 0 and kernel.out is not None:
         results = nl.ndarray((count, width), result_dtype(p), buffer=nl.sbuf)
     for piece in pieces(p, span.start_offset, span.size):

@@ -130,6 +130,7 @@ def cached_ref(cache: np.ndarray, values: np.ndarray, slots: Any = None, **optio
     form: "rows", or for keys "transposed" or "packed".
     """
     cache = cache.copy()
+    limits: Any
     scale, limits, form = options.get("scale"), options.get("limits"), options.get("form", "rows")
     if scale is not None:
         values = np.clip(values / float(scale.flat[0]), *limits)

@@ -33,7 +33,7 @@ class NoAux(nl.NKIObject):
         self.groups = groups
         self.kept_groups = kept_groups
         self.factor = factor
-        self.bias = None
+        self.bias: Any = None
 
 
 def check_noaux(rule: NoAux, experts: int, k: int, w_bias: Any) -> None:

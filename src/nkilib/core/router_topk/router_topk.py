@@ -251,7 +251,7 @@ class Bias(nl.NKIObject):
     def __init__(self, w_bias: Any, by_matmul: bool):
         self.rows = None  # [128, E], float32
         self.row = None  # [1, E]
-        self.ones = None  # [1, 128]
+        self.ones: Any = None  # [1, 128]
         if w_bias is not None:
             experts = w_bias.size
             if by_matmul:

@@ -15,7 +15,7 @@ _SIZES = (
 )
 
 
-def sizeinbytes(dtype: Any) -> int:
+def sizeinbytes(dtype: Any) -> Any:
     """Bytes of an element; of a packed one, of its four lanes together."""
     for known in _SIZES:
         if dtype in known[1]:

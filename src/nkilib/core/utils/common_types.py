@@ -5,14 +5,17 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from types import new_class
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 
 # An IntEnum that is shown by its member's name. The NKI compiler knows enumerations by a base called Enum.
 _SHOWN = {"__str__": enum.Enum.__str__, "__format__": lambda member, spec: format(str(member), spec)}
-Enum = new_class("Enum", (enum.IntEnum,), {}, lambda body: body.update(_SHOWN))
+if TYPE_CHECKING:
+    from enum import IntEnum as Enum
+else:
+    Enum = new_class("Enum", (enum.IntEnum,), {}, lambda body: body.update(_SHOWN))
 
 
 class NormType(Enum):

@@ -48,7 +48,7 @@ not_built = _Refusal()
 
 def _kernel_name() -> str:
     """The kernel below which this is called: the library's outermost function before nki's own frames."""
-    frame = sys._getframe(2)
+    frame: Any = sys._getframe(2)  # a frame, None past the outermost
     name = frame.f_code.co_name
     while frame is not None and _package(frame) != "nki":
         if _package(frame) == "nkilib":

@@ -73,7 +73,7 @@ def program_share(size: int, multiple: int = 1) -> tuple[int, int]:
     return prg_id * part, size if prg_id == n_prgs - 1 else (prg_id + 1) * part
 
 
-def get_max_positive_value_for_dtype(dtype: Any) -> float:
+def get_max_positive_value_for_dtype(dtype: Any) -> Any:
     """The largest finite value of an FP8 dtype."""
     for known in _LARGEST:
         if dtype == known[0]:

@@ -98,8 +98,8 @@ def lane_size(tokens: int, packed: bool) -> int:
 def token_major_blocks(tokens: int, columns: int, packed: bool) -> list[Block]:
     """Blocks [tokens <= 128, columns <= 512]; of few tokens, several in a bank, side by side in the array."""
     size = lane_size(tokens, packed)
-    blocks = []
-    bank = None
+    blocks: list[Block] = []
+    bank: Any = None
     for column in TiledRange(columns, BANK_COLUMNS):
         for token in TiledRange(tokens, PARTITIONS):
             lane = size * (len(blocks) % (PARTITIONS // size))
@@ -115,8 +115,8 @@ def token_major_blocks(tokens: int, columns: int, packed: bool) -> list[Block]:
 def feature_major_blocks(tokens: int, columns: int) -> list[Block]:
     """Blocks [columns <= 128, tokens], as many to a bank as there is room for."""
     room = BANK_COLUMNS // tokens
-    blocks = []
-    bank = None
+    blocks: list[Block] = []
+    bank: Any = None
     for column in TiledRange(columns, PARTITIONS):
         slot = column.index % room
         if slot == 0:

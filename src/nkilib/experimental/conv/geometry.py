@@ -96,7 +96,7 @@ def positions(box: list) -> int:
 
 def split(box: list, sizes: list) -> list:
     """The boxes of at most these sizes that make up a box."""
-    boxes = [[]]
+    boxes: list[list] = [[]]
     for i in range(len(box)):
         longer = []
         for head in boxes:

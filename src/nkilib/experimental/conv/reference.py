@@ -20,7 +20,7 @@ def convolution_ref(
     outputs = [
         (wide.shape[i + 2] - dilation[i] * (kernel.shape[i] - 1) - 1) // stride[i] + 1 for i in range(3)
     ]
-    total = 0.0
+    total: Any = 0.0
     for tap in np.ndindex(kernel.shape[:3]):
         at = [tap[i] * dilation[i] for i in range(3)]
         cut = [slice(at[i], at[i] + (outputs[i] - 1) * stride[i] + 1, stride[i]) for i in range(3)]

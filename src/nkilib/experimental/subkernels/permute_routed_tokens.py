@@ -109,7 +109,7 @@ class ExpertOrder(nl.NKIObject):
         nisa.iota(self.columns, [[1, experts]])
         self.ones = all_ones(nl.bfloat16)
         self.earlier = triangle(self.ones)
-        self.same_token = None if self.k == 1 else smaller_columns(self.k)
+        self.same_token: Any = None if self.k == 1 else smaller_columns(self.k)
         self.count_all()
 
     def own_tiles(self) -> list:

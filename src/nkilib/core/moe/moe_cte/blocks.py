@@ -65,7 +65,7 @@ def new_outputs(p: ExpertsParameters) -> Outputs:
     dtype = p.hidden.dtype
     blocks = block_count(p)
     rows, size = p.hidden.shape
-    shape = (rows, size) if p.slices == 1 else (rows, p.slices, size)
+    shape: tuple = (rows, size) if p.slices == 1 else (rows, p.slices, size)
     result = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     slices = [result] if p.slices == 1 else []
     for number in range(p.slices - len(slices)):
@@ -112,7 +112,7 @@ def run_static(
     for block in range(blocks):
         for number in range(routing.passes):
             units.append(routing.unit(block, number))
-    parts = None
+    parts: Any = None
     for i in range(len(units)):
         if i == 0:
             parts = middle_parts(p, share, units[0], out)

@@ -245,7 +245,7 @@ def expert_weights(p: MoEParameters, block: Any) -> Any:
 
 def run_items(p: MoEParameters, out: Any, total: Any, x: Tokens, items: list, core: int, first: int) -> Any:
     """All items, as many at once as there are cores. The next middle is computed before the last is used."""
-    waiting = []
+    waiting: list = []
     for step in TiledRange(len(items), x.cores):
         ready = step_middles(p, x, items[step.start_offset : step.end_offset], core)
         add_ready(p, total, x, waiting, core)

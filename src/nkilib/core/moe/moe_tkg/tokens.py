@@ -98,7 +98,7 @@ def new_output(p: MoEParameters, n_prgs: int) -> Any:
     if p.output_in_sbuf or p.output is not None:
         return p.output
     tokens, size = token_count(p), hidden_size(p)
-    shape = (tokens, size + TOKEN_COLUMNS if leaves_packed(p) else size)
+    shape: tuple = (tokens, size + TOKEN_COLUMNS if leaves_packed(p) else size)
     if p.layout == MoEBlockIOLayout._128_Nprgs_Hfree_T:
         shape = (PARTITIONS, n_prgs, size // PARTITIONS // n_prgs, tokens)
     return nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)

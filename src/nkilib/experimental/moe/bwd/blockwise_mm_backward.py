@@ -155,7 +155,7 @@ def check_choices(shard_option: Any, affinity_option: Any, kernel_type_option: A
     )
 
 
-def known_activation(activation_type: Any) -> ActFnType:
+def known_activation(activation_type: Any) -> Any:
     for known in ACTIVATIONS:
         if activation_type.name == known.name:
             return known
@@ -183,7 +183,7 @@ def run_units(p: BackwardParameters, routing: Routing, repeats: Repeats, gradien
     for block in range(block_count(p)):
         for number in range(routing.passes):
             units.append(routing.unit(block, number))
-    middle = first_half(p, units[0], gradients)
+    middle: Any = first_half(p, units[0], gradients)
     for i in range(len(units)):
         following = first_half(p, units[i + 1], gradients) if i + 1 < len(units) else None
         second_half(p, units[i], middle, gradients, repeats, i == 0)
@@ -229,7 +229,7 @@ def blockwise_mm_bwd_ref(
     experts = len(gate_up)
     tokens = hidden.shape[0] - (not skip_token)
     shapes = (hidden, affinities, gate_up, down, gate_up[:, 0], down[:, 0])
-    grads = [np.zeros(x.shape) for x in shapes]
+    grads: list[np.ndarray] = [np.zeros(x.shape) for x in shapes]
     dx, daff, dwgu, dwd, dbgu, dbd = grads
     daff = daff.reshape(-1, experts)
     weights = np.asarray(affinities, np.float64).reshape(-1, experts)

@@ -68,8 +68,8 @@ class Gradients(nl.NKIObject):
         self.affinities = Gradient(p.affinities.shape, p.affinities.dtype, given.affinities, None, early)
         self.gate_up = Gradient(p.gate_up.shape, p.gate_up.dtype, given.gate_up, wide, early)
         self.down = Gradient(p.down.shape, p.down.dtype, given.down, wide, early)
-        self.gate_up_bias = None
-        self.down_bias = None
+        self.gate_up_bias: Any = None
+        self.down_bias: Any = None
         if p.bias:
             self.gate_up_bias = Gradient((experts, 2, inner), p.gate_up.dtype, None, wide, False)
             self.down_bias = Gradient((experts, size), p.down.dtype, None, wide, False)

@@ -171,7 +171,7 @@ def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:
     """(dg, du) as they are contracted: dm * up * act'(gate), dm * act(gate), 0 where a limit was reached."""
     inner = intermediate_size(p)
     row = affinity_row(unit)
-    gate_grad = None if p.skip_gate else like(middle.up)
+    gate_grad: Any = None if p.skip_gate else like(middle.up)
     up_grad = like(middle.up)
     limits = p.limits
     for tile in TiledRange(inner, PARTITIONS):
