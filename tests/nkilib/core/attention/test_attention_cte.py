@@ -351,7 +351,7 @@ REFUSALS = [
     (
         PLAIN,
         {"bound_min": np.zeros(127, np.int32), "bound_max": np.zeros(128, np.int32)},
-        r"bound_min: got shape \(127,\), allowed are \(\(1, 128\), \(1, 128\), \(128,\)\)",
+        r"bound_min: got shape \(127,\), allowed are \(\(1, 128\), \(1, 128\), \(128,\), \(128, 1\)\)",
     ),
     (
         (2, 1, 128, 128, 64),
