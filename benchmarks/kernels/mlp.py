@@ -36,6 +36,27 @@ def sized(shape: tuple[int, int, int, int], label: str, lnc: int = 1, **options:
     )
 
 
+def microscaled(shape: tuple[int, int, int, int], words: str, lnc: int = 1) -> Case:
+    """MX weights of FP8 or FP4, four-packed, with a scale for 32 of them, on trn3."""
+    b, s, h, i = shape
+    shapes = {"gate": (128, h // 512, i), "up": (128, h // 512, i), "down": (128, i // 512, h)}
+    tensors: dict[str, Any] = {"hidden_tensor": TensorSpec((b, s, h), "bfloat16")}
+    for name, (rows, tiles, columns) in shapes.items():
+        tensors[f"{name}_proj_weights_tensor"] = TensorSpec((rows, tiles, columns), words)
+        tensors[f"{name}_w_scale"] = TensorSpec((rows // 8, tiles, columns), "uint8")
+    halves = 1 if "float4" in words else 2  # bytes for two elements
+    return Case(
+        "mlp",
+        f"{b}x{s}x{h}, I {i} {words}",
+        mlp,
+        {**tensors, "quantization_type": QuantizationType.MX},
+        hbm_bytes=3 * h * i * halves // 2 + 3 * h * i // 32 + 2 * 2 * b * s * h,
+        flops={"mxfp8": 2 * 3 * b * s * h * i},
+        lnc=lnc,
+        platform="trn3",
+    )
+
+
 def norm(width: int) -> dict[str, Any]:
     gamma = TensorSpec((1, width), "bfloat16")
     return {"normalization_type": NormType.RMS_NORM, "normalization_weights_tensor": gamma}
@@ -51,4 +72,7 @@ CASES = [
     sized((4, 1, 4096, 3584), "fp8 rows", **ROW),
     sized((4, 1, 4096, 1024), "bf16"),
     sized((64, 1, 8192, 2048), "bf16"),
+    microscaled((4, 1, 4096, 3584), "float4_e2m1fn_x4"),
+    microscaled((4, 1, 4096, 3584), "float8_e4m3fn_x4"),
+    microscaled((1, 1024, 4096, 3584), "float8_e4m3fn_x4"),
 ]

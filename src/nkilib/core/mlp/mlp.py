@@ -105,10 +105,11 @@ def mlp(
     MX weights (trn3) are four-packed FP8 or FP4, gate and up [128, H / 512, I], down [I_p, ceil(I / 512), H]
     with I_p = min(128, I / 4), a scale for 8 rows of words; or FP8 with the lanes as an axis, [128, H / 512,
     I / 512, 4, 128, 4] and [128, I / 512, H, 4]. Row h stands in tile t, word p, lane q:
-    h = q H / 4 + 128 t + p of MX with three axes, 512 t + 4 p + q (H_X4_INNERMOST, use_contiguous_x4_gate_up, six axes) or
-    512 t + 128 q + p (H_X4_MIDDLE, STATIC_MX). Column 512 k + 128 q + p of gate and up is row [p, k], lane q,
-    of down; their biases are [I_p, ceil(I / 512), 4] in that order. x and m become MXFP8; with STATIC_MX, FP8
-    by the scales [128, 1]. I is a multiple of 32. mx_dummy_scale_hbm is not read: its 127s are set on chip.
+    h = q H / 4 + 128 t + p of MX with three axes, 512 t + 4 p + q (H_X4_INNERMOST, six axes,
+    use_contiguous_x4_gate_up) or 512 t + 128 q + p (H_X4_MIDDLE, STATIC_MX). Column 512 k + 128 q + p of gate
+    and up is row [p, k], lane q, of down; their biases are [I_p, ceil(I / 512), 4] in that order. x and m
+    become MXFP8; with STATIC_MX, FP8 by the scales [128, 1]. I is a multiple of 32. mx_dummy_scale_hbm is not
+    read: its 127s are set on chip.
 
     Decode only: hidden in SBUF as [128, T, H / 128], or, on n cores, in HBM as [128, n, H / (128 n), T]
     (transposed_in); the result like the latter (transposed_out), or in SBUF, [T, H], without down column

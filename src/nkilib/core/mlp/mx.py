@@ -104,7 +104,7 @@ def tokens_mx(p: MLPParameters, source: RowSource, scales: MxScales, first: int,
     for token in TiledRange(count, PARTITIONS):
         rows = load_rows(p, source, p.hidden, first + token.start_offset, token.size)
         rows = add_residual(p, source, rows, first + token.start_offset)
-        rows = castable(p, normalize(p, source, rows), matmul_dtype(p))
+        rows = castable(normalize(p, source, rows), matmul_dtype(p), p.tiles)
         transpose_rows(tile, 0, token.start_offset, rows, LANES if p.mx_map == INNERMOST else 1)
     close_scope(p.tiles)
     if p.mx_map == QUARTER:
@@ -172,7 +172,7 @@ def put_middle(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Any, first:
         gates = project_blocks(p, x, p.gate, scales.gate, dst, first)
         for i in range(len(gates)):
             value = new_tile(p.tiles, gates[i].shape, matmul_dtype(p))
-            activate(p, value, gates[i])
+            activate(value, gates[i], p.act_fn, p.tiles)
             gates[i] = value
     ups = project_blocks(p, x, p.up, scales.up, dst, first)
     at = 0
@@ -180,7 +180,7 @@ def put_middle(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Any, first:
         place = dst[:, at : at + ups[i].shape[1], :]
         at = at + ups[i].shape[1]
         if gates is None:
-            activate(p, place, ups[i])
+            activate(place, ups[i], p.act_fn, p.tiles)
         else:
             nisa.tensor_tensor(place, gates[i], ups[i], op=nl.multiply)
     close_scope(p.tiles)

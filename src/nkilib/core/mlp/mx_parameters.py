@@ -1,4 +1,4 @@
-"""The MX forms of the MLP's weights seen as one, words [128, H / 512, I] and [I_p, I / 512, H]."""
+"""The MX forms of the MLP's weights seen as one: words [128, H/512, I] and [I_p, I/512, H]. And checks."""
 
 from __future__ import annotations
 

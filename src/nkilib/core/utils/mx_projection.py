@@ -199,13 +199,17 @@ class WeightStream(nl.NKIObject):
 
     def __init__(self, weights: MxWeights, column: int, columns: int, tiles: Any, scales: Any = None):
         self.weights = weights
-        self.column, self.columns, self.tiles = column, columns, tiles
+        self.column = column
+        self.columns = columns
+        self.tiles = tiles
         self.count = weights.words.shape[1]
         whole = columns == weights.words.shape[2]  # tiles of a partition follow each other in HBM
         chunk = LONG_CHUNK_BYTES if whole and tiles is None else CHUNK_BYTES
         self.step = max(1, chunk // (columns * word_bytes(weights.words)))
         self.scales = load_scales(weights, column, columns, tiles) if scales is None else scales
-        self.words, self.first, self.next = None, 0, 0
+        self.words = None
+        self.first = 0
+        self.next = 0
 
     def load(self, tile: int) -> None:
         if tile < self.next:
@@ -213,7 +217,8 @@ class WeightStream(nl.NKIObject):
         rest = self.count - tile
         count = min(self.step, rest if rest == 1 else rest - 1)
         self.words = load_words(self.weights, tile, count, self.column, self.columns, self.tiles)
-        self.first, self.next = tile, tile + count
+        self.first = tile
+        self.next = tile + count
 
     def words_of(self, tile: int, start: int, end: int) -> Any:
         return self.words[:, tile - self.first, start:end]

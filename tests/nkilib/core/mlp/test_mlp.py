@@ -15,7 +15,6 @@ from nkilib.core.utils.common_types import (
     ActFnType,
     ComputationMode,
     DtypeMode,
-    MLPGateUpWeightLayout,
     NormType,
     QuantizationType,
 )
@@ -699,22 +698,6 @@ def test_rows_that_arrive_quantized_take_neither_norm_nor_residual():
     )
     packed = packed.view(np.uint8).view(ml_dtypes.float8_e5m2)
     refused("hidden_tensor: got .*float8_e5m2, expected .*float8_e4m3", [packed, *args[1:]], **options)
-
-
-@pytest.mark.parametrize(
-    "text, options",
-    [
-        ("quantization_type=MX", {"quantization_type": QuantizationType.MX}),
-        ("quantization_type=STATIC_MX", {"quantization_type": QuantizationType.STATIC_MX}),
-        ("quantization_type=ROW_MX", {"quantization_type": QuantizationType.ROW_MX}),
-        ("mx_dummy_scale_hbm", {"mx_dummy_scale_hbm": np.full((1, 1), 127, np.uint8)}),
-        ("use_contiguous_x4_gate_up=True", {"use_contiguous_x4_gate_up": True}),
-        ("gate_up_w_layout=H_X4_MIDDLE", {"gate_up_w_layout": MLPGateUpWeightLayout.H_X4_MIDDLE}),
-    ],
-)
-def test_microscaling_is_not_built_and_says_so(text, options):
-    with pytest.raises(NotImplementedError, match=f"not-implemented-yet: mlp option {text}"):
-        run(mlp, *inputs(SMALL[DECODE]), **options)
 
 
 def test_a_refusal_leaves_the_kernel_usable():
