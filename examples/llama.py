@@ -1,7 +1,7 @@
-"""A Llama model of Hugging Face generates on library kernels, prefill and decode, compared with the model itself.
+"""A Llama model of Hugging Face generates on library kernels, prefill and decode; compared with the model.
 
-python examples/llama.py [--tokens 8 --prompt 12 --layers 2]          the same tokens as the model, and near logits
-python examples/llama.py --profile [--html FILE --context 2048]       what an 8B model would take on Trainium
+python examples/llama.py [--tokens 8 --prompt 12 --layers 2]       the same tokens as the model, near logits
+python examples/llama.py --profile [--html FILE --context 2048]    what an 8B model would take on Trainium
 
 The weights are random and nothing is downloaded; of the 8B model there are shapes alone.
 """
@@ -11,10 +11,10 @@ import os
 from dataclasses import dataclass
 
 import torch
-from llama_report import page, table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import nki
+from llama_report import page, table
 from nki import TensorSpec
 from nkilib.core.attention.attention_cte import attention_cte
 from nkilib.core.attention.attention_tkg import AttnTKGConfig, attention_tkg
@@ -100,7 +100,9 @@ class Layer:
         self.keys[..., position] = key[..., 0]
         self.values[:, :, position] = v[:, :, 0]
         by_depth = out.reshape(batch, n.heads, n.depth, 1).permute(2, 0, 1, 3).contiguous()
-        return self.finish(x, output_projection_tkg(by_depth, self.out).reshape(x.shape), ComputationMode.DECODE)
+        return self.finish(
+            x, output_projection_tkg(by_depth, self.out).reshape(x.shape), ComputationMode.DECODE
+        )
 
     def finish(self, x, update, mode):
         """x + update, and what the MLP adds to that."""
@@ -121,7 +123,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model: hidden size, of the MLP, heads of queries and of keys, of a head, layers, tokens it knows."""
+    """Of a model: hidden states, MLP, heads of queries and of keys, size of a head, layers, vocabulary."""
 
     hidden: int
     inner: int
@@ -208,7 +210,9 @@ def compare(layers, batch, prompt, count):
     text = torch.randint(0, model.config.vocab_size, (batch, prompt))
     tokens, _ = generate(model, text, count)
     options = {"do_sample": False, "max_new_tokens": count, "min_new_tokens": count, "pad_token_id": 0}
-    expected = model.generate(text, attention_mask=torch.ones_like(text), eos_token_id=None, **options)[:, prompt:]
+    expected = model.generate(text, attention_mask=torch.ones_like(text), eos_token_id=None, **options)[
+        :, prompt:
+    ]
     model = model.to(torch.bfloat16)
     tokens16, logits = generate(model, text, count)
     seen = torch.cat([text, tokens16[:, :-1]], 1)  # the model's logits after the same tokens
@@ -251,14 +255,21 @@ def add_part(n, tokens):
 def mlp_part(n, tokens, mode):
     x, w = spec(1, tokens, n.hidden), spec(n.hidden, n.inner)
     arguments = {"hidden_tensor": x, "gate_proj_weights_tensor": w, "up_proj_weights_tensor": w}
-    arguments |= {"down_proj_weights_tensor": spec(n.inner, n.hidden), "normalization_type": NormType.RMS_NORM}
+    arguments |= {
+        "down_proj_weights_tensor": spec(n.inner, n.hidden),
+        "normalization_type": NormType.RMS_NORM,
+    }
     arguments |= {"normalization_weights_tensor": row(n.hidden), "fused_add_tensor": x}
     arguments |= {"store_fused_add_result": True, "mode": mode}
     return Part("mlp", mlp, arguments, n.layers, 6 * tokens * n.hidden * n.inner, 4 * tokens * n.hidden)
 
 
 def head_part(n):
-    arguments = {"hidden": spec(1, 1, n.hidden), "qkv_w": spec(n.hidden, n.vocabulary), "norm_w": row(n.hidden)}
+    arguments = {
+        "hidden": spec(1, 1, n.hidden),
+        "qkv_w": spec(n.hidden, n.vocabulary),
+        "norm_w": row(n.hidden),
+    }
     return Part("lm head (qkv_tkg)", qkv_tkg, arguments, 1, 2 * n.hidden * n.vocabulary, 2 * n.vocabulary)
 
 
@@ -305,7 +316,9 @@ def decode_parts(n, room):
     return [
         Part("qkv_tkg", qkv_tkg, qkv, n.layers, 2 * n.hidden * columns, 2 * columns),
         Part("attention_tkg", attention_tkg, attention, n.layers, 4 * wide * room, 0),
-        Part("output_projection_tkg", output_projection_tkg, out, n.layers, 2 * wide * n.hidden, 2 * n.hidden),
+        Part(
+            "output_projection_tkg", output_projection_tkg, out, n.layers, 2 * wide * n.hidden, 2 * n.hidden
+        ),
         mlp_part(n, 1, ComputationMode.DECODE),
         add_part(n, 1),
         head_part(n),

@@ -53,7 +53,7 @@ def page(found, sizes, context):
             for cost, colour in zip(costs, COLOURS, strict=True):
                 share = 100 * cost.total() / total
                 body.append(f"<i style='width:{share:.2f}%;background:{colour}' title='{cost.name}'></i>")
-            body.append(f"</div><table><tr><th>kernel<th>us<th>times<th>share<th>bound, us<th>met{'':1}</tr>")
+            body.append("</div><table><tr><th>kernel<th>us<th>times<th>share<th>bound, us<th>met</tr>")
             for cost, colour in zip(costs, COLOURS, strict=True):
                 body.append(
                     f"<tr><td><i class=key style='background:{colour}'></i>{cost.name}<td>{cost.us:,.1f}"
@@ -66,7 +66,8 @@ def page(found, sizes, context):
         "body{font:15px system-ui;max-width:60em;margin:2em auto;padding:0 1em}"
         ".bar{display:flex;height:1.6em;margin:.5em 0}.bar i{display:block}"
         ".key{display:inline-block;width:.8em;height:.8em;margin-right:.5em}"
-        "table{border-collapse:collapse}td,th{padding:.2em .9em;text-align:right;border-bottom:1px solid #ddd}"
+        "table{border-collapse:collapse}"
+        "td,th{padding:.2em .9em;text-align:right;border-bottom:1px solid #ddd}"
         "td:first-child,th:first-child{text-align:left}"
     )
     head = f"<meta charset=utf-8><title>{title}</title><style>{style}</style>"
