@@ -37,6 +37,35 @@ def test_the_whisper_encoder_is_as_near_to_float32_as_the_model_in_bfloat16(caps
     assert ours < 1.2 * theirs < 0.01
 
 
+def run_llama(monkeypatch, *options):
+    monkeypatch.setattr("sys.argv", ["llama.py", *options])
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    return runpy.run_path(str(EXAMPLES / "llama.py"), run_name="__main__" if options else "llama")
+
+
+def test_llama_says_the_same_on_kernels_as_in_pytorch(capsys, monkeypatch):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    run_llama(monkeypatch, "--layers", "1", "--tokens", "3", "--batch", "1")
+    said = capsys.readouterr().out
+    assert "float32: the same tokens as the model" in said
+    assert float(re.search(r"logits within ([\d.]+)", said)[1]) < 2e-2
+
+
+def test_the_parts_of_llama_have_a_modelled_time_and_a_bound(monkeypatch):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    llama = run_llama(monkeypatch)
+    sizes = llama["Sizes"](256, 512, 4, 2, 64, layers=3, vocabulary=512)
+    found = llama["costs"](sizes, 128, targets=("trn2",))
+    assert list(found) == [("trn2", 1), ("trn2", 2)]
+    for passes in found.values():
+        for costs in passes:
+            assert all(0 < cost.bound_us < cost.us for cost in costs)
+    text, page = llama["table"](found, sizes, 128), llama["page"](found, sizes, 128)
+    assert text.count("tokens per second") == 2 and "attention_tkg" in text
+    assert page.count("class=bar") == 4 and "decides" in page
+
+
 def test_the_error_of_a_layer_grows_as_its_formats_narrow(capsys, monkeypatch, tmp_path):
     pytest.importorskip("nki.mx", reason="nki.mx is not there")
     sizes = ["--tokens", "128", "--width", "512", "--inner", "512", "--plot", str(tmp_path / "plot.svg")]
