@@ -136,7 +136,7 @@ def shared_middle(p: MLPParameters, scales: MxScales, x: MxTokens, n_prgs: int, 
     own = middle(p, scales, x, core * half, half)
     m = new_tile(p.tiles, (own.shape[0], 2 * half, own.shape[2]), own.dtype)
     nisa.tensor_copy(m[:, core * half : (core + 1) * half], own)
-    nisa.tensor_copy(m[:, (1 - core) * half : (2 - core) * half], swap(p, own, core, 0))
+    nisa.tensor_copy(m[:, (1 - core) * half : (2 - core) * half], swap(own, core, 0, p.tiles))
     return quantize_middle(p, scales, m)
 
 
