@@ -26,6 +26,8 @@ from nkilib.core.qkv.qkv_tkg import qkv_tkg
 from nkilib.core.utils.common_types import ComputationMode, NormType, QKVOutputLayout
 from nkilib.experimental.foreach.foreach_elementwise import add_tensor_kernel
 
+HEAD_COLUMNS = 32768  # of the vocabulary in one call: their logits fit into SBUF
+
 # ---- the model on kernels ------------------------------------------------------------------------
 
 
@@ -155,11 +157,14 @@ class Llama:
         )
         self.model = model.model
         self.layers = [Layer(layer, self.sizes, batch, room) for layer in self.model.layers]
-        self.gamma, self.head = self.model.norm.weight[None].contiguous(), turned(model.lm_head)
+        self.gamma = self.model.norm.weight[None].contiguous()
+        self.head = [part.T.contiguous() for part in model.lm_head.weight.split(HEAD_COLUMNS)]
 
     def logits(self, x):
         """Norm and projection of the last token, [B, V]."""
-        return qkv_tkg(x[:, -1:].contiguous(), self.head, self.gamma, eps=self.sizes.eps)[:, 0].float()
+        last = x[:, -1:].contiguous()
+        parts = [qkv_tkg(last, part, self.gamma, eps=self.sizes.eps) for part in self.head]
+        return torch.cat(parts, -1)[:, 0].float()
 
     def prefill(self, tokens):
         x = self.model.embed_tokens(tokens)
@@ -265,12 +270,10 @@ def mlp_part(n, tokens, mode):
 
 
 def head_part(n):
-    arguments = {
-        "hidden": spec(1, 1, n.hidden),
-        "qkv_w": spec(n.hidden, n.vocabulary),
-        "norm_w": row(n.hidden),
-    }
-    return Part("lm head (qkv_tkg)", qkv_tkg, arguments, 1, 2 * n.hidden * n.vocabulary, 2 * n.vocabulary)
+    times = -(-n.vocabulary // HEAD_COLUMNS)
+    columns = n.vocabulary // times
+    arguments = {"hidden": spec(1, 1, n.hidden), "qkv_w": spec(n.hidden, columns), "norm_w": row(n.hidden)}
+    return Part("lm head (qkv_tkg)", qkv_tkg, arguments, times, 2 * n.hidden * columns, 2 * columns)
 
 
 def prefill_parts(n, tokens):
@@ -378,8 +381,12 @@ def main():
     parser.add_argument("--html", metavar="FILE", help="write the numbers of --profile as a page")
     options = parser.parse_args()
     if options.profile or options.html:
-        found = costs(LLAMA_8B, options.context, options.targets, options.cores)
-        print(table(found, LLAMA_8B, options.context))
+        found = {}
+        for target in options.targets:
+            for lnc in options.cores:
+                some = costs(LLAMA_8B, options.context, [target], [lnc])
+                print(table(some, LLAMA_8B, options.context), flush=True)
+                found |= some
         if options.html:
             with open(options.html, "w") as file:
                 file.write(page(found, LLAMA_8B, options.context))

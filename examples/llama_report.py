@@ -19,7 +19,7 @@ def headline(target, lnc, passes, context):
 
 
 def per_layer(costs):
-    return sum(cost.us for cost in costs if cost.times > 1)
+    return sum(cost.us for cost in costs[:-1])  # the last is the head
 
 
 def table(found, sizes, context):
