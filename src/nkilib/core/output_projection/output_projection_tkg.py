@@ -61,8 +61,8 @@ def output_projection_tkg(
     ROW has weight_scale [128, H], one for each column (row 0 counts), and leaves attention as it is.
 
     MX weights (trn3): four-packed FP8 or FP4, [N D / 4, H], row 4 p + q in lane q of word p;
-    weight_scale [N D / 32, H]. Attention becomes MXFP8. STATIC_MX: FP8 whose bytes are [N D / 4, H, 4], scales as STATIC.
-    D is then a multiple of 32.
+    weight_scale [N D / 32, H]. Attention becomes MXFP8. STATIC_MX: FP8 whose bytes are [N D / 4, H, 4],
+    scales as STATIC. D is then a multiple of 32.
 
     With a manual `sbm` all tiles are on its stack and freed at the end, except for a result in SBUF.
 

@@ -70,8 +70,8 @@ def output_projection_cte(
     ROW has weight_scales [128, H], one for each column (row 0 counts), and leaves attention as it is.
 
     MX weights (trn3): four-packed FP8 or FP4, [N D / 4, H], row 4 p + q in lane q of word p;
-    weight_scales [N D / 32, H]. Attention becomes MXFP8. STATIC_MX: FP8 whose bytes are [N D / 4, H, 4], scales as STATIC.
-    D is then a multiple of 32.
+    weight_scales [N D / 32, H]. Attention becomes MXFP8. STATIC_MX: FP8 whose bytes are [N D / 4, H, 4],
+    scales as STATIC. D is then a multiple of 32.
 
     >>> x, w = np.ones((1, 2, 64, 200), np.float32), np.ones((128, 96), np.float32)
     >>> output_projection_cte(x, w)[0, 0, 0]
