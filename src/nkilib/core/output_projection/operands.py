@@ -11,7 +11,7 @@ import numpy as np
 import nki.language as nl
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.fp8 import load_scalar, product_of, quantize_static, reciprocal_of
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype, resolve_fp8_dtype
 from nkilib.core.utils.projection import FP8, PARTITIONS
 
@@ -31,11 +31,6 @@ class Operands(nl.NKIObject):
     dtype_mode: DtypeMode
     scale_names: tuple[str, str]
     tiles: Any = None  # of a manual SBUF manager
-
-
-def refuse_mx(quantization: QuantizationType) -> None:
-    if quantization.is_mx():
-        not_built(f"quantization_type={quantization.name}", "microscaling weights are not built")
 
 
 def check_operands(p: Operands, rows: int, depth: int, n_prgs: int) -> None:

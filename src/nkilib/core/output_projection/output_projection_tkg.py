@@ -10,6 +10,7 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.output_projection.mx import MxProjection, as_mx, decode_tokens
 from nkilib.core.output_projection.operands import (
     Operands,
     StaticScales,
@@ -19,13 +20,12 @@ from nkilib.core.output_projection.operands import (
     projected_ref,
     quantize,
     quantizes,
-    refuse_mx,
     result_dtype,
 )
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, is_hbm_buffer
-from nkilib.core.utils.projection import PARTITIONS, SUM_BANKS, Activations, last_pass_spans
+from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS, SUM_BANKS, Activations, last_pass_spans
 from nkilib.core.utils.projection_results import load_terms, new_rows, project_into, store_rows
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.tiles import Tiles, close_scope, manual, new_tile, open_scope
@@ -60,13 +60,16 @@ def output_projection_tkg(
     FP8 weights: STATIC has scales [128, 1] of both operands and quantises attention unless it is FP8;
     ROW has weight_scale [128, H], one for each column (row 0 counts), and leaves attention as it is.
 
+    MX weights (trn3): four-packed FP8 or FP4, [N D / 4, H], row 4 p + q in lane q of word p;
+    weight_scale [N D / 32, H]. Attention becomes MXFP8. STATIC_MX: FP8 whose bytes are [N D / 4, H, 4],
+    scales as STATIC. D is then a multiple of 32.
+
     With a manual `sbm` all tiles are on its stack and freed at the end, except for a result in SBUF.
 
     >>> x, w = np.ones((64, 3, 2, 1), np.float32), np.ones((128, 256), np.float32)
     >>> output_projection_tkg(x, w).shape
     (3, 256)
     """
-    refuse_mx(quantization_type)
     p = Operands(
         attention,
         weight,
@@ -78,8 +81,17 @@ def output_projection_tkg(
         ("input_scale", "weight_scale"),
     )
     sharding = get_verified_program_sharding_info("output_projection_tkg", (0, 1), 2)
+    kernel_assert(
+        len(attention.shape) == 4, f"attention: got shape {tuple(attention.shape)}, expected (D, B, N, S)"
+    )
+    if quantization_type.is_mx():
+        as_mx(p, attention.shape[2], attention.shape[0], False)
+        kernel_assert(
+            p.weight.shape[1] % sharding[1] == 0,
+            f"weight: got H = {p.weight.shape[1]}, {sharding[1]} cores take multiples of {sharding[1]}",
+        )
     check(p, sharding[1], TRANSPOSE_OUT, OUT_IN_SB and not TRANSPOSE_OUT)
-    columns = weight.shape[1] // sharding[1]
+    columns = p.weight.shape[1] // sharding[1]
     share = Share(sharding[2] * columns, columns)
     if not manual(sbm):
         return project_all(p, share, new_result(p, share, TRANSPOSE_OUT, OUT_IN_SB, None), TRANSPOSE_OUT)
@@ -114,6 +126,8 @@ def new_result(p: Operands, share: Share, transposed: bool, in_sbuf: bool, sbm: 
 
 def project_all(p: Operands, share: Share, result: Any, transposed: bool) -> Any:
     """Blocks of tokens; the weights pass by once for each, which is once in decode proper."""
+    if p.quantization.is_mx():
+        return project_all_mx(p, share, result, transposed)
     scales = StaticScales(p)
     x = attention_by_rows(p, scales)
     in_sbuf = not is_hbm_buffer(result)
@@ -130,6 +144,24 @@ def project_all(p: Operands, share: Share, result: Any, transposed: bool) -> Any
             rows = new_rows(block.size, share.columns, result_dtype(p), p.tiles)
             project_rows(p, part, scales, share, rows, result[block.start_offset : block.end_offset])
         close_scope(p.tiles)
+    return result
+
+
+def project_all_mx(p: Operands, share: Share, result: Any, transposed: bool) -> Any:
+    """The same with MX weights, all tokens at once."""
+    mx = MxProjection(p, p.attention.shape[2], p.attention.shape[0])
+    tokens = p.attention.shape[1] * p.attention.shape[3]
+    x = decode_tokens(mx)
+    if not transposed and not is_hbm_buffer(result):
+        mx.project_into([result], x, share.first, share.columns)
+        return result
+    rows = new_rows(tokens, share.columns, result_dtype(p), p.tiles)
+    mx.project_into(rows, x, share.first, share.columns)
+    if transposed:
+        for block in TiledRange(tokens, tokens):
+            put_spread(p, share, result, rows, block)
+    else:
+        store_rows(result, rows, 0, 0, share.first, share.columns)
     return result
 
 
@@ -169,11 +201,10 @@ def project_rows(
 
 
 def check(p: Operands, n_prgs: int, transposed: bool, rows_in_sbuf: bool) -> None:
-    shape = tuple(p.attention.shape)
-    kernel_assert(len(shape) == 4, f"attention: got shape {shape}, expected (D, B, N, S)")
-    depth, batches, heads, tokens = shape
-    check_operands(p, heads * depth, depth, n_prgs)
-    most = PARTITIONS if rows_in_sbuf else MAX_TOKENS
+    depth, batches, heads, tokens = p.attention.shape
+    if not p.quantization.is_mx():
+        check_operands(p, heads * depth, depth, n_prgs)
+    most = PARTITIONS if rows_in_sbuf else (BANK_COLUMNS if p.quantization.is_mx() else MAX_TOKENS)
     kernel_assert(
         batches * tokens <= most,
         f"attention: got B * S = {batches * tokens} tokens, allowed are at most {most}",

@@ -32,10 +32,14 @@ WORDS = (nl.float8_e4m3fn_x4, nl.float8_e5m2_x4, nl.float4_e2m1fn_x4)
 
 @dataclass
 class MxWeights(nl.NKIObject):
-    """Four-packed weights in HBM. Without `scales`, all of them are 1."""
+    """Four-packed weights in HBM. Without `scales`, all of them are 1.
+
+    `by_tile`: scales of a tile follow each other in HBM, not those of a row.
+    """
 
     words: Any
     scales: Any = None
+    by_tile: bool = False
 
 
 @dataclass
@@ -137,6 +141,8 @@ def load_scales(weights: MxWeights, column: int, columns: int, tiles: Any) -> An
         return None
     rows, count = weights.scales.shape[0], weights.scales.shape[1]
     source = weights.scales if weights.scales.dtype == nl.uint8 else weights.scales.view(nl.uint8)
+    if weights.by_tile:
+        return load_scales_by_tile(source, column, columns, tiles)
     source = source.reshape((rows * count, source.shape[2]))[:, column : column + columns]
     run = shortest_run(count)
     places = count // run
@@ -156,6 +162,25 @@ def load_scales(weights: MxWeights, column: int, columns: int, tiles: Any) -> An
     for some in TiledRange(places, SHARING):
         groups.append(sorted_rows(spread, some, places, filled(GROUP * rows), tiles))
     return WeightScales(groups, run, column)
+
+
+def load_scales_by_tile(source: Any, column: int, columns: int, tiles: Any) -> WeightScales:
+    """Straight into their places, four rows at a time, of every fourth tile."""
+    rows, count = source.shape[0], source.shape[1]
+    groups = stream_tile(tiles, (PARTITIONS, div_ceil(count, SHARING), columns), nl.uint8)
+    for quadrant in TiledRange(rows, SCALE_ROWS):
+        first = QUADRANT * quadrant.index
+        part = source[quadrant.start_offset : quadrant.end_offset, :, column : column + columns]
+        if quadrant.size < SCALE_ROWS:  # rows of the quadrant that only pad: any number will do
+            nisa.memset(groups[first : first + QUADRANT], ONE)
+        for k in range(min(SHARING, count)):
+            every = part[:, k:count:SHARING, :]
+            start = first + SCALE_ROWS * k
+            nisa.dma_copy(groups[start : start + quadrant.size, 0 : every.shape[1], :], every)
+    by_group = []
+    for group in range(groups.shape[1]):
+        by_group.append(groups[:, group : group + 1, :])
+    return WeightScales(by_group, 1, column)
 
 
 def shortest_run(tiles: int) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.output_projection.mx import MxProjection, as_mx, prefill_tokens
 from nkilib.core.output_projection.operands import (
     Operands,
     StaticScales,
@@ -18,11 +19,10 @@ from nkilib.core.output_projection.operands import (
     projected_ref,
     quantize,
     quantizes,
-    refuse_mx,
     result_dtype,
 )
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
-from nkilib.core.utils.kernel_assert import kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info
 from nkilib.core.utils.projection import (
     BANK_COLUMNS,
@@ -69,23 +69,35 @@ def output_projection_cte(
     FP8 weights: STATIC has scales [128, 1] of both operands and quantises attention unless it is FP8;
     ROW has weight_scales [128, H], one for each column (row 0 counts), and leaves attention as it is.
 
+    MX weights (trn3): four-packed FP8 or FP4, [N D / 4, H], row 4 p + q in lane q of word p;
+    weight_scales [N D / 32, H]. Attention becomes MXFP8. STATIC_MX: FP8 whose bytes are [N D / 4, H, 4],
+    scales as STATIC. D is then a multiple of 32.
+
     >>> x, w = np.ones((1, 2, 64, 200), np.float32), np.ones((128, 96), np.float32)
     >>> float(output_projection_cte(x, w)[0, 0, 0])
     128.0
     """
-    refuse_mx(quantization_type)
-    if compact_weight_scales:
-        not_built("compact_weight_scales=True", "microscaling weights are not built")
     names = ("input_scales", "weight_scales")
     p = Operands(attention, weight, bias, quantization_type, input_scales, weight_scales, dtype_mode, names)
     sharding = get_verified_program_sharding_info("output_projection_cte", (0, 1), 2)
-    check(p, sharding[1])
-    batches, heads, depth, tokens = attention.shape
+    batches, heads, depth, tokens = check_attention(p)
+    if quantization_type.is_mx():
+        as_mx(p, heads, depth, compact_weight_scales)
+    else:
+        kernel_assert(
+            not compact_weight_scales,
+            "compact_weight_scales: got True, allowed only with QuantizationType.MX",
+        )
+        check_operands(p, heads * depth, depth, sharding[1])
+    check_columns(p, sharding[1])
     dtype = result_dtype(p) if output_dtype is None else output_dtype
-    out = nl.ndarray((batches, tokens, weight.shape[1]), dtype, buffer=nl.shared_hbm)
-    columns = weight.shape[1] // sharding[1]
-    scales = StaticScales(p)
+    out = nl.ndarray((batches, tokens, p.weight.shape[1]), dtype, buffer=nl.shared_hbm)
+    columns = p.weight.shape[1] // sharding[1]
     rows = attention.reshape((batches, heads * depth, tokens))
+    if quantization_type.is_mx():
+        project_mx(MxProjection(p, heads, depth), rows, out, sharding[2] * columns, columns)
+        return out
+    scales = StaticScales(p)
     for batch in range(batches):
         for block in TiledRange(tokens, block_tokens(p)):
             part = rows[batch, :, block.start_offset : block.end_offset]
@@ -95,16 +107,33 @@ def output_projection_cte(
     return out
 
 
-def check(p: Operands, n_prgs: int) -> None:
+def check_attention(p: Operands) -> tuple:
+    """Its shape, (B, N, D, S)."""
     shape = tuple(p.attention.shape)
     kernel_assert(len(shape) == 4, f"attention: got shape {shape}, expected (B, N, D, S)")
-    columns = p.weight.shape[len(p.weight.shape) - 1]
     count = shape[0] * shape[3]
     kernel_assert(
         count <= MAX_TOKENS, f"attention: got B * S = {count} tokens, allowed are at most {MAX_TOKENS}"
     )
+    return shape
+
+
+def check_columns(p: Operands, n_prgs: int) -> None:
+    columns = p.weight.shape[1]
     kernel_assert(columns <= MAX_COLUMNS, f"weight: got H = {columns}, allowed are at most {MAX_COLUMNS}")
-    check_operands(p, shape[1] * shape[2], shape[2], n_prgs)
+    kernel_assert(
+        columns % n_prgs == 0, f"weight: got H = {columns}, {n_prgs} cores take multiples of {n_prgs}"
+    )
+
+
+def project_mx(mx: MxProjection, attention: Any, out: Any, first: int, columns: int) -> None:
+    """Columns first ... of all tokens of attention [B, N D, S], with MX weights."""
+    for batch in range(attention.shape[0]):
+        for block in TiledRange(attention.shape[2], BANK_COLUMNS):
+            x = prefill_tokens(mx, attention[batch, :, block.start_offset : block.end_offset])
+            rows = new_rows(block.size, columns, out.dtype)
+            mx.project_into(rows, x, first, columns)
+            store_rows(out[batch], rows, 0, block.start_offset, first, columns)
 
 
 def bytes_per_column(p: Operands) -> int:

@@ -1,0 +1,172 @@
+"""Output projections with microscaling (MX) weights: words [N D / 4, H], four rows of a column to a word.
+
+Attention is contracted as the words have it, k = n D + d = 4 row + lane. Heads share a tile of the
+contraction, as many as divide N and fit into 128 partitions, a quarter of D each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.output_projection.operands import FLOATS, Operands
+from nkilib.core.utils.common_types import QuantizationType
+from nkilib.core.utils.fp8 import load_scalar, product_of, reciprocal_of
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.kernel_helpers import is_hbm_buffer
+from nkilib.core.utils.mx_projection import (
+    GROUP,
+    LANES,
+    SCALE_DTYPES,
+    MxTokens,
+    MxWeights,
+    as_words,
+    filled,
+    ones_tile,
+    project_rows_mx,
+    quantize_tokens,
+    round_tokens,
+)
+from nkilib.core.utils.projection import BANK_COLUMNS, FP8, PARTITIONS, SUM_BANKS, token_major_blocks
+from nkilib.core.utils.projection_results import Terms, broadcast_row, finish_into
+from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
+
+
+def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool) -> None:
+    """Check, and give p its weights as words [N D / 4, H]."""
+    kind = p.quantization
+    if kind == QuantizationType.ROW_MX:
+        not_built("quantization_type=ROW_MX", "scales of columns with MX weights are not built")
+    if compact_scales:
+        not_built("compact_weight_scales=True", "scales of 128 x 128 weights are not built")
+    if p.attention.dtype not in FLOATS:
+        not_built(f"attention of {p.attention.dtype} with MX", "attention that is quantised already")
+    kernel_assert(
+        nisa.get_nc_version() >= nisa.nc_version.gen4, f"quantization_type: got {kind}, allowed from trn3 on"
+    )
+    kernel_assert(
+        depth % 32 == 0 and depth <= PARTITIONS, f"attention: got D = {depth}, MX takes 32, 64, 96, 128"
+    )
+    if kind == QuantizationType.STATIC_MX and p.weight.dtype in FP8:  # [N D, H] is a view of [N D / 4, H, 4]
+        shape = tuple(p.weight.shape)
+        kernel_assert(
+            len(shape) == 2 and shape[0] == heads * depth,
+            f"weight: got shape {shape}, expected ({heads * depth}, H)",
+        )
+        p.weight = p.weight.reshape((shape[0] // LANES, LANES * shape[1]))
+    p.weight = as_words("weight", p.weight)
+    rows, columns = heads * depth // LANES, p.weight.shape[1]
+    kernel_assert(
+        len(p.weight.shape) == 2 and p.weight.shape[0] == rows,
+        f"weight: got words of shape {tuple(p.weight.shape)}, expected ({rows}, H)",
+    )
+    if p.bias is not None:
+        assert_shape(p.bias, (1, columns), "bias")
+    check_scales(p, rows, columns)
+
+
+def check_scales(p: Operands, rows: int, columns: int) -> None:
+    input_name, weight_name = p.scale_names
+    kernel_assert(p.weight_scale is not None, f"{weight_name}: got None, needed by {p.quantization}")
+    if p.quantization == QuantizationType.STATIC_MX:
+        kernel_assert(p.input_scale is not None, f"{input_name}: got None, needed by {p.quantization}")
+        assert_shape(p.weight_scale, (PARTITIONS, 1), weight_name)
+        assert_shape(p.input_scale, (PARTITIONS, 1), input_name)
+        return
+    kernel_assert(p.input_scale is None, f"{input_name}: got one, allowed only with STATIC_MX")
+    assert_shape(p.weight_scale, (rows // GROUP, columns), weight_name)
+    kernel_assert(
+        p.weight_scale.dtype in SCALE_DTYPES,
+        f"{weight_name}: got {p.weight_scale.dtype}, allowed are uint8 and float8_e8m0fnu",
+    )
+
+
+def heads_in_tile(heads: int, depth: int) -> int:
+    """How many heads share a tile of the contraction."""
+    count = min(heads, PARTITIONS * LANES // depth)
+    while heads % count != 0:
+        count = count - 1
+    return count
+
+
+class MxProjection(nl.NKIObject):
+    """The weights by tiles, and what undoes the quantisation of STATIC_MX."""
+
+    def __init__(self, p: Operands, heads: int, depth: int):
+        static = p.quantization == QuantizationType.STATIC_MX
+        self.p = p
+        self.together = heads_in_tile(heads, depth)
+        self.tiles = heads // self.together
+        self.rows = self.together * depth // LANES
+        words = p.weight.reshape_dim(0, (self.tiles, self.rows)).permute((1, 0, 2))
+        scales = None
+        if not static:
+            scales = p.weight_scale.reshape_dim(0, (self.tiles, self.rows // GROUP)).permute((1, 0, 2))
+        self.weights = MxWeights(words, scales, True)
+        x_scale = load_scalar(p.input_scale, p.tiles) if static else None
+        self.inverse = reciprocal_of(x_scale, p.tiles) if static else None
+        self.sums = product_of(x_scale, load_scalar(p.weight_scale, p.tiles), p.tiles) if static else None
+        self.ones = ones_tile(BANK_COLUMNS, p.tiles)
+
+    def new_lanes(self, tokens: int) -> Any:
+        """[rows, tiles, 4, tokens], an even number, with zeros where nothing will be put."""
+        even = tokens + tokens % 2
+        dtype = nl.bfloat16 if self.p.attention.dtype == nl.float32 else self.p.attention.dtype
+        lanes = new_tile(self.p.tiles, (filled(self.rows), self.tiles, LANES, even), dtype)
+        if even > tokens or filled(self.rows) > self.rows:
+            nisa.memset(lanes, 0.0)
+        return lanes
+
+    def quantize(self, lanes: Any) -> MxTokens:
+        by_token = lanes.permute((0, 1, 3, 2))
+        if self.inverse is None:
+            return quantize_tokens(by_token, self.ones, self.p.tiles)
+        return round_tokens(by_token, self.inverse, self.ones, self.p.tiles)
+
+    def project_into(self, rows: list, x: MxTokens, first: int, columns: int) -> None:
+        """Columns first ... of the tokens of x, into rows [tokens <= 128, columns]; they may lack the last."""
+        p, tokens = self.p, x.words.shape[2]
+        terms = Terms(first, self.sums)
+        if p.bias is not None:
+            terms.bias = broadcast_row(p.bias, first, columns, min(tokens, PARTITIONS), p.tiles)
+        widest = BANK_COLUMNS * max(1, SUM_BANKS // len(rows))
+        for span in TiledRange(columns, widest):
+            open_scope(p.tiles)
+            blocks = token_major_blocks(tokens, span.size, packed=False)
+            project_rows_mx(x, self.weights, blocks, first + span.start_offset, span.size)
+            for block in blocks:
+                count = min(block.tokens, rows[block.token // PARTITIONS].shape[0])
+                block.tiles = p.tiles
+                block.tokens = count
+                block.sums = block.sums[0:count]
+            finish_into(rows, span.start_offset, blocks, terms, first + span.start_offset)
+            close_scope(p.tiles)
+
+
+def prefill_tokens(mx: MxProjection, part: Any) -> MxTokens:
+    """Tokens of [N D, tokens] in HBM."""
+    tokens = part.shape[1]
+    lanes = mx.new_lanes(tokens)
+    split = part.reshape_dim(0, (mx.tiles, mx.rows, LANES)).permute((1, 0, 2, 3))
+    nisa.dma_copy(lanes[0 : mx.rows, :, :, 0:tokens], split)
+    return mx.quantize(lanes)
+
+
+def decode_tokens(mx: MxProjection) -> MxTokens:
+    """Tokens of attention [D, B, N, S], in HBM or SBUF."""
+    attention = mx.p.attention
+    depth, batches, heads, steps = attention.shape
+    if not is_hbm_buffer(attention):  # partitions cannot be told apart as rows and lanes
+        copy = nl.ndarray(attention.shape, attention.dtype, buffer=nl.private_hbm)
+        nisa.dma_copy(copy, attention)
+        attention = copy
+    tokens, quarter = batches * steps, depth // LANES
+    lanes = mx.new_lanes(tokens)
+    by_step = lanes[:, :, :, 0:tokens].reshape_dim(3, (batches, steps))
+    for head in range(heads):
+        first = quarter * (head % mx.together)
+        source = attention[:, :, head, :].reshape_dim(0, (quarter, LANES))
+        nisa.dma_copy(by_step[first : first + quarter, head // mx.together], source)
+    return mx.quantize(lanes)
