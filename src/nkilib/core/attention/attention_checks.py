@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
-from .attention_units import PMAX
 
 MAX_HEAD_DIM = 128
 MAX_HEADS = 512

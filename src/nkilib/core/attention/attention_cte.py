@@ -22,6 +22,7 @@ import numpy as np
 
 import nki
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from .attention_checks import (
     check_bias,
@@ -33,7 +34,7 @@ from .attention_checks import (
     check_softmax,
 )
 from .attention_stages import run_stages
-from .attention_units import PMAX, Call, Mask, plan_units
+from .attention_units import Call, Mask, plan_units
 
 
 @nki.jit

@@ -10,11 +10,12 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.allocator import sizeinbytes
 from ..utils.kernel_helpers import interleave_copy
 from ..utils.tiled_range import TiledRange
-from .attention_units import PMAX, Section
+from .attention_units import Section
 
 CHUNK_KEYS = 2048  # of one gather, at most
 BANK_BYTES = 2048

@@ -6,10 +6,11 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.kernel_helpers import div_ceil
 from ..utils.tiled_range import TiledRange
-from .attention_units import KEY_BLOCK, PMAX, Call, Group, Row, Section, Unit
+from .attention_units import KEY_BLOCK, Call, Group, Row, Section, Unit
 
 BLOCK_TILES = KEY_BLOCK // PMAX  # tiles of keys of one block of scores
 AHEAD = 2  # units whose operands are requested before their first stage begins

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from ..utils.kernel_helpers import is_hbm_buffer
-from .attention_tkg_plan import BANK, PMAX, Call
+from .attention_tkg_plan import BANK, Call
 
 WIDE = (nl.bfloat16, nl.float16, nl.float32)
 NARROW = (nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)

@@ -6,11 +6,12 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.allocator import sizeinbytes
 from ..utils.kernel_helpers import div_ceil, interleave_copy
 from ..utils.tiled_range import TiledRange
-from .attention_tkg_plan import PMAX, Call, Chunk, Run, Sizes, Unit, key_dtype, probability_dtype, spot
+from .attention_tkg_plan import Call, Chunk, Run, Sizes, Unit, key_dtype, probability_dtype, spot
 
 PSUM_BYTES = 2048  # of a bank
 LAST_PARTS = 4

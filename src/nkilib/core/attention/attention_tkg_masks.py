@@ -6,8 +6,9 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
-from .attention_tkg_plan import PMAX, Call, Section, Unit, spot
+from .attention_tkg_plan import Call, Section, Unit, spot
 
 PREDICATES = (nl.uint8, nl.int8, nl.uint16, nl.int16)  # dtypes that select as they are
 TURNS = 2  # sections whose masks are in SBUF

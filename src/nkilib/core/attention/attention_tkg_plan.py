@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.allocator import sizeinbytes
 from ..utils.tiled_range import TiledRange
 from .attention_tkg_utils import (
-    PMAX,
     is_batch_sharded,
     is_s_prior_sharded,
     resize_cache_block_len_for_attention_tkg_kernel,

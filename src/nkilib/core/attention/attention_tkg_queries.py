@@ -7,9 +7,10 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.tiled_range import TiledRange
-from .attention_tkg_plan import PMAX, Call, key_dtype
+from .attention_tkg_plan import Call, key_dtype
 
 TURN = 2 * math.pi
 TURN_HIGH = 6.28125  # of 2 pi: so few bits that multiples of it are exact in float32

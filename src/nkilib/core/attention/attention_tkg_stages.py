@@ -11,11 +11,12 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.tiled_range import TiledRange
 from .attention_tkg_loads import BlockTable, Slot, key_tile, load_keys, load_values
 from .attention_tkg_masks import Masks
-from .attention_tkg_plan import BANK, PMAX, SLOTS, VALUE_SLOTS, Call, Sizes, Unit, plan_sections
+from .attention_tkg_plan import BANK, SLOTS, VALUE_SLOTS, Call, Sizes, Unit, plan_sections
 from .attention_tkg_queries import store_columns
 
 MASKED = -3.0e38  # the score of a key that is not seen

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.kernel_assert import kernel_assert
 
-PMAX = nl.tile_size.pmax
 FLASH_KEYS = 8192
 SHARDED_KEYS = 256  # fewer keys are not worth splitting between two cores
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.kernel_helpers import div_ceil
 from ..utils.tiled_range import TiledRange
 
-PMAX = nl.tile_size.pmax  # 128 queries in a tile, 128 keys in one step of the value product
 KEY_BLOCK = nl.tile_size.gemm_moving_fmax  # 512 keys: one PSUM bank of scores
 SECTION_KEYS = 8192  # keys of one unit: its scores and probabilities lie in SBUF
 GROUP_TILES = 8  # query tiles that are loaded and stored together

@@ -24,13 +24,13 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from ..utils.kernel_helpers import get_program_sharding_info
 from ..utils.tensor_view import TensorView
 from ..utils.tiled_range import TiledRange
 
-PMAX = nl.tile_size.pmax
 TILE_COLUMNS = 2048  # pairs per partition that are loaded and stored together
 STEP_COLUMNS = nl.tile_size.gemm_moving_fmax  # 512 columns of one instruction: a PSUM bank of float32 sums
 

@@ -22,8 +22,9 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.mlp.rows import RowSource, token_activations
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.projection import PARTITIONS, Activations, last_pass_spans
+from nkilib.core.utils.projection import Activations, last_pass_spans
 from nkilib.core.utils.projection_results import new_rows, project_into, store_rows
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import spread_rows
@@ -41,7 +42,7 @@ def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any)
     columns = hidden_size(p) // n_prgs
     first = core * columns
     plain = not p.output_in_sbuf and not p.transposed_out
-    spread = columns // PARTITIONS if p.down_optimized_layout else 0
+    spread = columns // PMAX if p.down_optimized_layout else 0
     terms = down_terms(p, scales, parts[0], first, columns)
     whole = p.output_in_sbuf and p.down_column_tiling and n_prgs == 1
     rows = [out] if whole else new_rows(tokens, columns, result_dtype(p), p.tiles)
@@ -79,7 +80,7 @@ def middle_parts(p: MLPParameters, x: Activations, scales: StaticScales, n_prgs:
         own = gate_up_features(p, x, scales, first, count)
     if n_prgs == 1:
         return [own]
-    other = exchanged(p, own, div_ceil(size, PARTITIONS), core)
+    other = exchanged(p, own, div_ceil(size, PMAX), core)
     other.row = (1 - core) * size
     other.size = inner - count
     return [own, other] if core == 0 else [other, own]
@@ -87,10 +88,10 @@ def middle_parts(p: MLPParameters, x: Activations, scales: StaticScales, n_prgs:
 
 def exchanged(p: MLPParameters, own: Activations, tiles: int, core: int) -> Activations:
     """The other core's part. Parts may differ by a row; both sides send as many tiles."""
-    shape = (PARTITIONS, tiles, own.tile.shape[2])
+    shape = (PMAX, tiles, own.tile.shape[2])
     sent = new_tile(p.tiles, shape, own.tile.dtype)
     nisa.memset(sent, 0.0)
-    for chunk_rows in TiledRange(own.size, PARTITIONS):
+    for chunk_rows in TiledRange(own.size, PMAX):
         nisa.tensor_copy(
             sent[0 : chunk_rows.size, chunk_rows.index, :], own.tile[0 : chunk_rows.size, chunk_rows.index, :]
         )
@@ -126,7 +127,7 @@ def share_maxima(p: MLPParameters, maxima: list, core: int) -> None:
 def result_tile(p: MLPParameters, sbm: Any) -> Any:
     """All columns, in every core: [T, H], or [128, H / 128, T] without column tiling."""
     tokens, size = token_count(p), hidden_size(p)
-    shape = (tokens, size) if p.down_column_tiling else (PARTITIONS, size // PARTITIONS, tokens)
+    shape = (tokens, size) if p.down_column_tiling else (PMAX, size // PMAX, tokens)
     if sbm is not None:
         return sbm.alloc_stack(shape, result_dtype(p))
     return nl.ndarray(shape, result_dtype(p), buffer=nl.sbuf)

@@ -29,8 +29,9 @@ from nkilib.core.utils.kernel_helpers import (
     get_max_positive_value_for_dtype,
     get_nl_act_fn_from_type,
 )
-from nkilib.core.utils.projection import PARTITIONS, Activations, Block, project, span_columns
+from nkilib.core.utils.projection import Activations, Block, project, span_columns
 from nkilib.core.utils.projection_results import Terms, beside, finish, load_terms, new_rows
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import rows_in, transpose_rows
@@ -71,7 +72,7 @@ def gate_up_features(
 ) -> Activations:
     """m of columns first ... first + count. Not for ROW, whose scale is that of a token."""
     tokens = x.tile.shape[2]
-    m = new_tile(p.tiles, (PARTITIONS, div_ceil(count, PARTITIONS), tokens), matmul_dtype(p))
+    m = new_tile(p.tiles, (PMAX, div_ceil(count, PMAX), tokens), matmul_dtype(p))
     for span in TiledRange(count, span_columns(x, p.up.weight)):
         open_scope(p.tiles)
         column = first + span.start_offset
@@ -81,7 +82,7 @@ def gate_up_features(
             activate_blocks(p, gates)
         ups = project_features(p, p.up, scales.up, x, column, span.size)
         for i in range(len(ups)):
-            dst = m[0 : ups[i].columns, (span.start_offset + ups[i].column) // PARTITIONS, :]
+            dst = m[0 : ups[i].columns, (span.start_offset + ups[i].column) // PMAX, :]
             combine(p, scales, dst, gates, ups, i)
         close_scope(p.tiles)
     return Activations(m, count, first, tiles=p.tiles)
@@ -97,7 +98,7 @@ def project_features(
         if scale is not None or bias is not None:
             value = beside(block)
             factor = 1.0 if scale is None else scale[0 : block.columns]
-            tile = block.column // PARTITIONS
+            tile = block.column // PMAX
             shift = 0.0 if bias is None else bias[0 : block.columns, tile : tile + 1]
             nisa.tensor_scalar(value, block.sums, nl.multiply, factor, op1=nl.add, operand1=shift)
             block.sums = value
@@ -107,14 +108,14 @@ def project_features(
 
 def load_bias_columns(bias: Any, column: int, columns: int, tiles: Any = None) -> Any:
     """bias[0, column + 128 k + p] at [p, k], float32."""
-    full = columns // PARTITIONS
-    tile = new_tile(tiles, (PARTITIONS, div_ceil(columns, PARTITIONS)), nl.float32)
+    full = columns // PMAX
+    tile = new_tile(tiles, (PMAX, div_ceil(columns, PMAX)), nl.float32)
     if full > 0:
-        part = bias[0:1, column : column + full * PARTITIONS].reshape((full, PARTITIONS))
+        part = bias[0:1, column : column + full * PMAX].reshape((full, PMAX))
         nisa.dma_copy(tile[:, 0:full], part.permute((1, 0)))
-    rest = columns - full * PARTITIONS
+    rest = columns - full * PMAX
     if rest > 0:
-        part = bias[0:1, column + full * PARTITIONS : column + columns].reshape((rest, 1))
+        part = bias[0:1, column + full * PMAX : column + columns].reshape((rest, 1))
         nisa.dma_copy(tile[0:rest, full : full + 1], part)
     return tile
 
@@ -141,7 +142,7 @@ def gate_up_rows(p: MLPParameters, x: Activations, scales: StaticScales, first: 
         ups = project_rows(p, p.up, scales.up, x, column, span.size)
         for i in range(len(ups)):
             start = span.start_offset + ups[i].column
-            dst = rows[ups[i].token // PARTITIONS][:, start : start + ups[i].columns]
+            dst = rows[ups[i].token // PMAX][:, start : start + ups[i].columns]
             combine(p, None, dst, gates, ups, i)
         if maxima is not None:
             note_maxima(p, maxima, rows, span)
@@ -182,7 +183,7 @@ def project_rows(
 def contract_rows(p: MLPParameters, scales: StaticScales, rows: list, first: int, maxima: Any) -> Activations:
     """Rows of m, quantised if need be, as the down projection contracts them. `maxima`: max|m|, for ROW."""
     count, tokens = rows[0].shape[1], rows_in(rows)
-    tile = new_tile(p.tiles, (PARTITIONS, div_ceil(count, PARTITIONS), tokens), matmul_dtype(p))
+    tile = new_tile(p.tiles, (PMAX, div_ceil(count, PMAX), tokens), matmul_dtype(p))
     row_scales: list | None = [] if quantizes_by_token(p) else None
     for i in range(len(rows)):
         source = rows[i]
@@ -194,7 +195,7 @@ def contract_rows(p: MLPParameters, scales: StaticScales, rows: list, first: int
             else:
                 scale = quantize_rows(source, rows[i], maxima[i], largest, p.clipping_bound, p.tiles)
                 row_scales.append(scale)
-        transpose_rows(tile, 0, i * PARTITIONS, castable(source, tile.dtype, p.tiles))
+        transpose_rows(tile, 0, i * PMAX, castable(source, tile.dtype, p.tiles))
     return Activations(tile, count, first, row_scales, tiles=p.tiles)
 
 

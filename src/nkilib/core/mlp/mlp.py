@@ -35,7 +35,7 @@ from nkilib.core.utils.common_types import (
 )
 from nkilib.core.utils.kernel_assert import kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
-from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiles import Tiles, close_scope, manual
 
 
@@ -202,7 +202,7 @@ def run(p: MLPParameters, sbm: Any = None) -> list:
     if p.output_in_sbuf:
         out = place = result
     elif p.transposed_out:
-        shape = (PARTITIONS, n_prgs, size // (PARTITIONS * n_prgs), tokens)
+        shape = (PMAX, n_prgs, size // (PMAX * n_prgs), tokens)
         out = place = nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
     else:
         out = nl.ndarray(output_shape(p), result_dtype(p), buffer=nl.shared_hbm)

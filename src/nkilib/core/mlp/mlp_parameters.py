@@ -15,7 +15,8 @@ from nkilib.core.utils.common_types import (
 )
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer, normalization_uses_weights, resolve_fp8_dtype
-from nkilib.core.utils.projection import BANK_COLUMNS, FP8, PARTITIONS
+from nkilib.core.utils.projection import BANK_COLUMNS, FP8
+from nkilib.core.utils.tile_sizes import PMAX
 
 TKG_BS_SEQLEN_THRESHOLD = 96  # tokens up to which AUTO is decode
 FEW_TOKENS = 256  # up to which two cores share the columns of the weights in prefill too
@@ -189,18 +190,18 @@ def check_options(p: MLPParameters) -> None:
 
 def check_hidden(p: MLPParameters, n_prgs: int) -> None:
     size = hidden_size(p)
-    kernel_assert(size % PARTITIONS == 0, f"hidden_tensor: got H = {size}, allowed are multiples of 128")
-    shape, tiles = tuple(p.hidden.shape), size // PARTITIONS
+    kernel_assert(size % PMAX == 0, f"hidden_tensor: got H = {size}, allowed are multiples of 128")
+    shape, tiles = tuple(p.hidden.shape), size // PMAX
     if p.transposed_in:
         kernel_assert(not input_in_sbuf(p), "transposed_in: got hidden_tensor in SBUF, allowed is HBM")
-        wanted = (PARTITIONS, n_prgs, tiles // n_prgs)
+        wanted = (PMAX, n_prgs, tiles // n_prgs)
         kernel_assert(
             len(shape) == 4 and shape[:3] == wanted,
             f"hidden_tensor: got shape {shape}, expected {wanted} and the tokens with transposed_in",
         )
     elif input_in_sbuf(p):
         kernel_assert(
-            len(shape) == 3 and (shape[0], shape[2]) == (PARTITIONS, tiles),
+            len(shape) == 3 and (shape[0], shape[2]) == (PMAX, tiles),
             f"hidden_tensor: got shape {shape} in SBUF, expected (128, T, {tiles})",
         )
     else:
@@ -293,7 +294,7 @@ def check_scale(name: str, scale: Any, columns: int, p: MLPParameters) -> None:
     kernel_assert(scale is not None, f"{name}: got None, needed by {p.quantization}")
     if p.quantization.is_logical_static():
         columns = 1
-    assert_shape(scale, (PARTITIONS, columns), name)
+    assert_shape(scale, (PMAX, columns), name)
 
 
 def check_prefill(p: MLPParameters) -> None:
@@ -310,7 +311,7 @@ def check_prefill(p: MLPParameters) -> None:
 
 def check_decode(p: MLPParameters, n_prgs: int) -> None:
     tokens, size = token_count(p), hidden_size(p)
-    most = PARTITIONS if p.output_in_sbuf else BANK_COLUMNS
+    most = PMAX if p.output_in_sbuf else BANK_COLUMNS
     kernel_assert(tokens <= most, f"hidden_tensor: got {tokens} tokens in decode, allowed are at most {most}")
     kernel_assert(
         not (p.down_optimized_layout and p.down_column_tiling),
@@ -324,7 +325,7 @@ def check_decode(p: MLPParameters, n_prgs: int) -> None:
         not (p.transposed_out and p.output_in_sbuf),
         "transposed_out: got True, allowed only with store_output_in_sbuf=False",
     )
-    multiple = n_prgs * PARTITIONS
+    multiple = n_prgs * PMAX
     kernel_assert(
         size % multiple == 0,
         f"hidden_tensor: got H = {size}, decode on {n_prgs} cores takes multiples of {multiple}",

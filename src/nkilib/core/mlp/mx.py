@@ -41,8 +41,9 @@ from nkilib.core.utils.mx_projection import (
     round_tokens,
     sums_of_features,
 )
-from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS, SUM_BANKS, token_major_blocks
+from nkilib.core.utils.projection import BANK_COLUMNS, SUM_BANKS, token_major_blocks
 from nkilib.core.utils.projection_results import Terms, broadcast_row, finish_into, new_rows, store_rows
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import spread_rows, transpose_rows
@@ -97,20 +98,20 @@ def tokens_mx(p: MLPParameters, source: RowSource, scales: MxScales, first: int,
     """Tokens first ... first + count in FP8, an even number of them: a last one may be all zeros."""
     size = hidden_size(p)
     tiles, even = size // TILE, count + count % 2
-    tile = new_tile(p.tiles, (PARTITIONS, size // PARTITIONS, even), matmul_dtype(p))
+    tile = new_tile(p.tiles, (PMAX, size // PMAX, even), matmul_dtype(p))
     if even > count:
         nisa.memset(tile[:, :, count:even], 0.0)
     open_scope(p.tiles)
-    for token in TiledRange(count, PARTITIONS):
+    for token in TiledRange(count, PMAX):
         rows = load_rows(p, source, p.hidden, first + token.start_offset, token.size)
         rows = add_residual(p, source, rows, first + token.start_offset)
         rows = castable(normalize(p, source, rows), matmul_dtype(p), p.tiles)
         transpose_rows(tile, 0, token.start_offset, rows, LANES if p.mx_map == INNERMOST else 1)
     close_scope(p.tiles)
     if p.mx_map == QUARTER:
-        lanes = tile.reshape((PARTITIONS, LANES, tiles, even)).permute((0, 2, 3, 1))
+        lanes = tile.reshape((PMAX, LANES, tiles, even)).permute((0, 2, 3, 1))
     else:
-        lanes = tile.reshape((PARTITIONS, tiles, LANES, even)).permute((0, 1, 3, 2))
+        lanes = tile.reshape((PMAX, tiles, LANES, even)).permute((0, 1, 3, 2))
     return in_fp8(p, lanes, scales.inverse_x, scales.ones)
 
 
@@ -254,7 +255,7 @@ def project_down(
     weights = MxWeights(p.down.weight, by_weight)
     terms = Terms(first, scales.down)
     if p.down.bias is not None:
-        terms.bias = broadcast_row(p.down.bias, first, columns, min(even, PARTITIONS), p.tiles)
+        terms.bias = broadcast_row(p.down.bias, first, columns, min(even, PMAX), p.tiles)
     together = columns <= SCALE_COLUMNS
     loaded = load_scales(weights, first, columns, p.tiles) if together else None
     start = 0
@@ -279,13 +280,13 @@ def given_rows(rows: list, tokens: int) -> list:
     """Rows without the one that only makes their number even."""
     given = []
     for i in range(len(rows)):
-        given.append(rows[i][0 : min(rows[i].shape[0], tokens - i * PARTITIONS)])
+        given.append(rows[i][0 : min(rows[i].shape[0], tokens - i * PMAX)])
     return given
 
 
 def down_spans(columns: int, tokens: int) -> list:
     """How many columns are summed at once; the last ones are few."""
-    token_tiles = div_ceil(tokens, PARTITIONS)
+    token_tiles = div_ceil(tokens, PMAX)
     banks = DOWN_BANKS if token_tiles == 1 else SUM_BANKS
     sizes = []
     for span in TiledRange(columns, BANK_COLUMNS * max(1, banks // token_tiles)):

@@ -22,7 +22,7 @@ from nkilib.core.utils.common_types import MLPGateUpWeightLayout, QuantizationTy
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.mx_projection import GROUP, LANES, SCALE_DTYPES, TILE, as_words
-from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tile_sizes import PMAX
 
 QUARTER, WRAPPED, INNERMOST = "quarter", "wrapX", "innermost"  # which h stands in tile t, row p and lane q
 
@@ -79,14 +79,14 @@ def tiled(p: MLPParameters, name: str, linear: Linear) -> Linear:
 def down_rows(p: MLPParameters) -> int:
     """I_p: partitions that the contraction of the down projection fills."""
     inner = intermediate_size(p)
-    return inner // LANES if inner <= TILE else PARTITIONS
+    return inner // LANES if inner <= TILE else PMAX
 
 
 def check_mx(p: MLPParameters, n_prgs: int) -> None:
     """Everything that is demanded of the arguments with MX weights."""
     check_options(p)
     kernel_assert(
-        p.up.weight.shape[0] == PARTITIONS,
+        p.up.weight.shape[0] == PMAX,
         f"up_proj_weights_tensor: got {p.up.weight.shape[0]} rows of words, expected 128",
     )
     check_hidden(p, n_prgs)
@@ -97,8 +97,8 @@ def check_mx(p: MLPParameters, n_prgs: int) -> None:
     )
     middle = (down_rows(p), div_ceil(inner, TILE))
     if not p.skip_gate:
-        check_linear("gate", p, p.gate, (PARTITIONS, tiles, inner), (middle[0], middle[1], LANES))
-    check_linear("up", p, p.up, (PARTITIONS, tiles, inner), (middle[0], middle[1], LANES))
+        check_linear("gate", p, p.gate, (PMAX, tiles, inner), (middle[0], middle[1], LANES))
+    check_linear("up", p, p.up, (PMAX, tiles, inner), (middle[0], middle[1], LANES))
     check_linear("down", p, p.down, (middle[0], middle[1], size), (1, size))
     if p.quantization == QuantizationType.STATIC_MX:
         check_scale("gate_up_in_scale", p.gate_up_in_scale, 1, p)

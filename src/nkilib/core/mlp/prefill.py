@@ -15,8 +15,9 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.mlp.rows import RowSource, token_activations, tokens_per_block
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.kernel_helpers import div_ceil, program_share
-from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS, Activations, span_columns
+from nkilib.core.utils.projection import BANK_COLUMNS, Activations, span_columns
 from nkilib.core.utils.projection_results import new_rows, project_into, store_rows
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
 
@@ -28,7 +29,7 @@ def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
     scales = StaticScales(p)
     source = RowSource(p, 1, add_out, scales.inverse_x)
     blocks = div_ceil(end - start, tokens_per_block(p, BANK_COLUMNS))
-    size = div_ceil(div_ceil(end - start, blocks), PARTITIONS) * PARTITIONS
+    size = div_ceil(div_ceil(end - start, blocks), PMAX) * PMAX
     tiles = TiledRange(end - start, size)
     inner = intermediate_size(p)
     x = token_activations(p, source, start, tiles[0].size, inner)

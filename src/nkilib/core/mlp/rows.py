@@ -22,8 +22,9 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.utils.common_types import NormType, QuantizationType
 from nkilib.core.utils.fp8 import quantize_rows, quantize_static, row_maximum
 from nkilib.core.utils.kernel_helpers import div_ceil, get_max_positive_value_for_dtype
-from nkilib.core.utils.projection import FP8, PARTITIONS, Activations, adjacent_tiles
+from nkilib.core.utils.projection import FP8, Activations, adjacent_tiles
 from nkilib.core.utils.projection_results import broadcast_row
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import rows_from_spread, transpose_rows
@@ -40,7 +41,7 @@ class RowSource(nl.NKIObject):
         self.parts = n_prgs  # of the hidden dimension, where a layout tells them apart
         self.add_out = add_out  # [T, H] in HBM, or None
         self.inverse_scale = inverse_scale  # STATIC: [128, 1]
-        used = min(PARTITIONS, token_count(p))
+        used = min(PMAX, token_count(p))
         self.gamma = broadcast_row(p.gamma, 0, size, used, p.tiles) if uses_gamma else None
         self.beta = None if p.beta is None else broadcast_row(p.beta, 0, size, used, p.tiles)
 
@@ -50,10 +51,10 @@ def token_activations(
 ) -> Activations:
     """Tokens first ... first + count as the gate and up projections, of so many columns, contract them."""
     size = hidden_size(p)
-    tile = new_tile(p.tiles, (PARTITIONS, size // PARTITIONS, count), matmul_dtype(p))
+    tile = new_tile(p.tiles, (PMAX, size // PMAX, count), matmul_dtype(p))
     scales: Any = [] if quantizes_by_token(p) else None
     adjacent = adjacent_tiles(count, matmul_dtype(p), p.up.weight, columns)
-    for token in TiledRange(count, PARTITIONS):
+    for token in TiledRange(count, PMAX):
         if scales is None:  # which are kept
             open_scope(p.tiles)
         rows = load_rows(p, source, p.hidden, first + token.start_offset, token.size)
@@ -102,8 +103,8 @@ def load_columns(p: MLPParameters, tensor: Any, first: int, count: int) -> Any:
     if not p.transposed_in:
         return tensor.permute((0, 2, 1))[:, :, first : first + count]
     tiles = tensor.shape[1] * tensor.shape[2]
-    columns = new_tile(p.tiles, (PARTITIONS, tiles, count), tensor.dtype)
-    nisa.dma_copy(columns, tensor.reshape((PARTITIONS, tiles, tensor.shape[3]))[:, :, first : first + count])
+    columns = new_tile(p.tiles, (PMAX, tiles, count), tensor.dtype)
+    nisa.dma_copy(columns, tensor.reshape((PMAX, tiles, tensor.shape[3]))[:, :, first : first + count])
     return columns
 
 
@@ -199,13 +200,13 @@ def tokens_per_block(p: MLPParameters, most: int) -> int:
     """How many tokens a pass over the weights serves: what SBUF holds of x and m."""
     size, inner = hidden_size(p), p.up.weight.shape[1]
     width = 1 if quantizes_activations(p) else (4 if matmul_dtype(p) == nl.float32 else 2)
-    each = width * (size + inner) // PARTITIONS
+    each = width * (size + inner) // PMAX
     if p.quantization == QuantizationType.ROW:
-        each += 4 * div_ceil(inner, PARTITIONS)  # rows of the middle in float32 until their scale is known
+        each += 4 * div_ceil(inner, PMAX)  # rows of the middle in float32 until their scale is known
     plain = p.norm == NormType.NO_NORM and not quantizes_activations(p)
     rows = (2 if plain else 4) * max(2, width) * size  # tiles of tokens on their way through this file
     room = nl.tile_size.sbuf_fmax_bytes - rows - WEIGHT_ROOM_BYTES
-    return max(PARTITIONS, min(most, room // each // PARTITIONS * PARTITIONS))
+    return max(PMAX, min(most, room // each // PMAX * PMAX))
 
 
 WEIGHT_ROOM_BYTES = 48 * 1024  # chunks of weights on their way, sums being drained, results being stored

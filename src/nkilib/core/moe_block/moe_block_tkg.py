@@ -35,9 +35,9 @@ from nkilib.core.utils.common_types import (
 )
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
-from nkilib.core.utils.projection import PARTITIONS
 from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tile_io import load, store
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import spread_rows_into
 
@@ -171,7 +171,7 @@ def moe_block_tkg(
 def check(inp: Any, gamma: Any, residual: Any, router: Any, gate: Any, up: Any, down: Any) -> None:
     shape = tuple(inp.shape)
     kernel_assert(
-        len(shape) == 3 and shape[2] % PARTITIONS == 0,
+        len(shape) == 3 and shape[2] % PMAX == 0,
         f"inp: got shape {shape}, expected (B, S, H) with H a multiple of 128",
     )
     size = shape[2]
@@ -215,10 +215,10 @@ def normalized(
     result = Normalized(None, None, None, tokens)
     if residual is not None:
         result.total = nl.ndarray((tokens, size), inp.dtype, buffer=nl.shared_hbm)
-    if rows_needed or tokens > PARTITIONS:
+    if rows_needed or tokens > PMAX:
         result.rows = nl.ndarray((tokens, size), inp.dtype, buffer=nl.private_hbm)
-    factors = broadcast_row(gamma, 0, size, min(tokens, PARTITIONS))
-    for token in TiledRange(tokens, PARTITIONS):
+    factors = broadcast_row(gamma, 0, size, min(tokens, PMAX))
+    for token in TiledRange(tokens, PMAX):
         start, end = token.start_offset, token.end_offset
         rows = load(inp.reshape((tokens, size))[start:end])
         if residual is not None:
@@ -229,8 +229,8 @@ def normalized(
         rms_norm(out, rows, factors, eps, actual)
         if result.rows is not None:
             nisa.dma_copy(result.rows[start:end], out)
-        if tokens <= PARTITIONS:
-            result.tile = nl.ndarray((PARTITIONS, tokens, size // PARTITIONS), inp.dtype, buffer=nl.sbuf)
+        if tokens <= PMAX:
+            result.tile = nl.ndarray((PMAX, tokens, size // PMAX), inp.dtype, buffer=nl.sbuf)
             spread_rows_into(result.tile.permute((0, 2, 1)), [out])
     return result
 
@@ -267,7 +267,7 @@ class Routed(nl.NKIObject):
 
 def route(n: Normalized, weights: Any, bias: Any, rule: Routing, store_logits: bool) -> Routed:
     experts = weights.shape[1]
-    buffer = nl.sbuf if n.tokens <= PARTITIONS else nl.private_hbm
+    buffer = nl.sbuf if n.tokens <= PMAX else nl.private_hbm
     routed = Routed(
         nl.ndarray((n.tokens, experts), rule.dtype, buffer=nl.shared_hbm),
         nl.ndarray((n.tokens, experts), nl.float32, buffer=buffer),
@@ -299,7 +299,7 @@ def as_dtype(tensor: Any, dtype: Any) -> Any:
     if tensor.buffer == nl.sbuf:
         return cast_tile(tensor, dtype)
     copy = nl.ndarray(tensor.shape, dtype, buffer=nl.private_hbm)
-    for rows in TiledRange(tensor.shape[0], PARTITIONS):
+    for rows in TiledRange(tensor.shape[0], PMAX):
         nisa.dma_copy(
             copy[rows.start_offset : rows.end_offset],
             load(tensor[rows.start_offset : rows.end_offset], dtype),

@@ -28,8 +28,9 @@ from nkilib.core.utils.mx_projection import (
     quantize_tokens,
     round_tokens,
 )
-from nkilib.core.utils.projection import BANK_COLUMNS, FP8, PARTITIONS, SUM_BANKS, token_major_blocks
+from nkilib.core.utils.projection import BANK_COLUMNS, FP8, SUM_BANKS, token_major_blocks
 from nkilib.core.utils.projection_results import Terms, broadcast_row, finish_into
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 
@@ -46,9 +47,7 @@ def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool) -> None:
     kernel_assert(
         nisa.get_nc_version() >= nisa.nc_version.gen4, f"quantization_type: got {kind}, allowed from trn3 on"
     )
-    kernel_assert(
-        depth % 32 == 0 and depth <= PARTITIONS, f"attention: got D = {depth}, MX takes 32, 64, 96, 128"
-    )
+    kernel_assert(depth % 32 == 0 and depth <= PMAX, f"attention: got D = {depth}, MX takes 32, 64, 96, 128")
     if kind == QuantizationType.STATIC_MX and p.weight.dtype in FP8:  # [N D, H] is a view of [N D / 4, H, 4]
         shape = tuple(p.weight.shape)
         kernel_assert(
@@ -72,8 +71,8 @@ def check_scales(p: Operands, rows: int, columns: int) -> None:
     kernel_assert(p.weight_scale is not None, f"{weight_name}: got None, needed by {p.quantization}")
     if p.quantization == QuantizationType.STATIC_MX:
         kernel_assert(p.input_scale is not None, f"{input_name}: got None, needed by {p.quantization}")
-        assert_shape(p.weight_scale, (PARTITIONS, 1), weight_name)
-        assert_shape(p.input_scale, (PARTITIONS, 1), input_name)
+        assert_shape(p.weight_scale, (PMAX, 1), weight_name)
+        assert_shape(p.input_scale, (PMAX, 1), input_name)
         return
     kernel_assert(p.input_scale is None, f"{input_name}: got one, allowed only with STATIC_MX")
     assert_shape(p.weight_scale, (rows // GROUP, columns), weight_name)
@@ -85,7 +84,7 @@ def check_scales(p: Operands, rows: int, columns: int) -> None:
 
 def heads_in_tile(heads: int, depth: int) -> int:
     """How many heads share a tile of the contraction."""
-    count = min(heads, PARTITIONS * LANES // depth)
+    count = min(heads, PMAX * LANES // depth)
     while heads % count != 0:
         count = count - 1
     return count
@@ -130,14 +129,14 @@ class MxProjection(nl.NKIObject):
         p, tokens = self.p, x.words.shape[2]
         terms = Terms(first, self.sums)
         if p.bias is not None:
-            terms.bias = broadcast_row(p.bias, first, columns, min(tokens, PARTITIONS), p.tiles)
+            terms.bias = broadcast_row(p.bias, first, columns, min(tokens, PMAX), p.tiles)
         widest = BANK_COLUMNS * max(1, SUM_BANKS // len(rows))
         for span in TiledRange(columns, widest):
             open_scope(p.tiles)
             blocks = token_major_blocks(tokens, span.size, packed=False)
             project_rows_mx(x, self.weights, blocks, first + span.start_offset, span.size)
             for block in blocks:
-                count = min(block.tokens, rows[block.token // PARTITIONS].shape[0])
+                count = min(block.tokens, rows[block.token // PMAX].shape[0])
                 block.tiles = p.tiles
                 block.tokens = count
                 block.sums = block.sums[0:count]

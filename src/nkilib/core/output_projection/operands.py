@@ -13,7 +13,8 @@ from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.fp8 import load_scalar, product_of, quantize_static, reciprocal_of
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype, resolve_fp8_dtype
-from nkilib.core.utils.projection import FP8, PARTITIONS
+from nkilib.core.utils.projection import FP8
+from nkilib.core.utils.tile_sizes import PMAX
 
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 
@@ -35,7 +36,7 @@ class Operands(nl.NKIObject):
 
 def check_operands(p: Operands, rows: int, depth: int, n_prgs: int) -> None:
     """`rows` is N * D, `depth` is D."""
-    kernel_assert(depth <= PARTITIONS, f"attention: got D = {depth}, allowed are at most 128")
+    kernel_assert(depth <= PMAX, f"attention: got D = {depth}, allowed are at most 128")
     kernel_assert(
         len(p.weight.shape) == 2 and p.weight.shape[0] == rows,
         f"weight: got shape {tuple(p.weight.shape)}, expected ({rows}, H), N * D = {rows} rows",
@@ -75,10 +76,10 @@ def check_scales(p: Operands) -> None:
     else:
         kernel_assert(p.weight_scale is not None, f"{weight_name}: got None, needed by {p.quantization}")
         columns = p.weight.shape[1] if p.quantization == QuantizationType.ROW else 1
-        assert_shape(p.weight_scale, (PARTITIONS, columns), weight_name)
+        assert_shape(p.weight_scale, (PMAX, columns), weight_name)
     if p.quantization == QuantizationType.STATIC:
         kernel_assert(p.input_scale is not None, f"{input_name}: got None, needed by {p.quantization}")
-        assert_shape(p.input_scale, (PARTITIONS, 1), input_name)
+        assert_shape(p.input_scale, (PMAX, 1), input_name)
     else:
         kernel_assert(
             p.input_scale is None, f"{input_name}: got one with {p.quantization}, allowed only with STATIC"

@@ -25,8 +25,9 @@ from nkilib.core.output_projection.operands import (
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, is_hbm_buffer
-from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS, SUM_BANKS, Activations, last_pass_spans
+from nkilib.core.utils.projection import BANK_COLUMNS, SUM_BANKS, Activations, last_pass_spans
 from nkilib.core.utils.projection_results import load_terms, new_rows, project_into, store_rows
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.tiles import Tiles, close_scope, manual, new_tile, open_scope
 from nkilib.core.utils.transposes import spread_rows, spread_rows_into
@@ -113,14 +114,14 @@ class Share(nl.NKIObject):
 
 def new_result(p: Operands, share: Share, transposed: bool, in_sbuf: bool, sbm: Any) -> Any:
     """All columns in HBM, or those of this core in SBUF."""
-    tokens, tiles = p.attention.shape[1] * p.attention.shape[3], share.columns // PARTITIONS
+    tokens, tiles = p.attention.shape[1] * p.attention.shape[3], share.columns // PMAX
     n_prgs = p.weight.shape[1] // share.columns
     if in_sbuf:
-        shape: tuple = (PARTITIONS, tiles, tokens) if transposed else (tokens, share.columns)
+        shape: tuple = (PMAX, tiles, tokens) if transposed else (tokens, share.columns)
         if sbm is not None:
             return sbm.alloc_stack(shape, result_dtype(p))
         return nl.ndarray(shape, result_dtype(p), buffer=nl.sbuf)
-    shape = (PARTITIONS, n_prgs, tiles, tokens) if transposed else (tokens, p.weight.shape[1])
+    shape = (PMAX, n_prgs, tiles, tokens) if transposed else (tokens, p.weight.shape[1])
     return nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
 
 
@@ -178,7 +179,7 @@ def block_tokens(p: Operands, share: Share) -> int:
     """How many tokens a pass over the weights serves: a set of sums, of which the rows must fit into SBUF."""
     width = 4 if result_dtype(p) == nl.float32 else 2
     tiles = ROW_BYTES // (width * share.columns)
-    return PARTITIONS * max(1, min(SUM_BANKS, tiles))
+    return PMAX * max(1, min(SUM_BANKS, tiles))
 
 
 def some_tokens(x: Activations, block: TiledRangeIterator) -> Activations:
@@ -204,13 +205,13 @@ def check(p: Operands, n_prgs: int, transposed: bool, rows_in_sbuf: bool) -> Non
     depth, batches, heads, tokens = p.attention.shape
     if not p.quantization.is_mx():
         check_operands(p, heads * depth, depth, n_prgs)
-    most = PARTITIONS if rows_in_sbuf else (BANK_COLUMNS if p.quantization.is_mx() else MAX_TOKENS)
+    most = PMAX if rows_in_sbuf else (BANK_COLUMNS if p.quantization.is_mx() else MAX_TOKENS)
     kernel_assert(
         batches * tokens <= most,
         f"attention: got B * S = {batches * tokens} tokens, allowed are at most {most}",
     )
     if transposed:
-        columns, multiple = p.weight.shape[1], PARTITIONS * n_prgs
+        columns, multiple = p.weight.shape[1], PMAX * n_prgs
         kernel_assert(
             columns % multiple == 0,
             f"weight: got H = {columns}, TRANSPOSE_OUT on {n_prgs} cores takes multiples of {multiple}",
@@ -228,7 +229,7 @@ def check(p: Operands, n_prgs: int, transposed: bool, rows_in_sbuf: bool) -> Non
 def attention_by_rows(p: Operands, scales: StaticScales) -> Activations:
     """[fold D, groups, tokens], fold = 128 / D heads in a group: the rows of the weights in order."""
     depth, batches, heads, tokens = p.attention.shape
-    fold = min(heads, PARTITIONS // depth)
+    fold = min(heads, PMAX // depth)
     groups, rest = heads // fold, heads % fold
     x = new_tile(p.tiles, (fold * depth, div_ceil(heads, fold), batches * tokens), matmul_dtype(p))
     open_scope(p.tiles)

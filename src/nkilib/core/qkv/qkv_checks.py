@@ -28,7 +28,8 @@ from nkilib.core.utils.common_types import (
 )
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built, value_assert
 from nkilib.core.utils.kernel_helpers import normalization_uses_weights
-from nkilib.core.utils.projection import FP8, PARTITIONS
+from nkilib.core.utils.projection import FP8
+from nkilib.core.utils.tile_sizes import PMAX
 
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 NORMS = (NormType.NO_NORM, NormType.RMS_NORM, NormType.LAYER_NORM, NormType.RMS_NORM_SKIP_GAMMA)
@@ -62,8 +63,8 @@ def check_input(p: QKVParameters) -> None:
     kernel_assert(len(shape) == 3, f"input: got shape {shape}, expected 3 dimensions")
     if input_in_sbuf(p):
         kernel_assert(
-            shape[0] == PARTITIONS and shape[2] * PARTITIONS == rows,
-            f"input: got shape {shape} in SBUF, expected (128, T, {rows // PARTITIONS})",
+            shape[0] == PMAX and shape[2] * PMAX == rows,
+            f"input: got shape {shape} in SBUF, expected (128, T, {rows // PMAX})",
         )
     else:
         hidden = shape[1] if p.transposed_in else shape[2]
@@ -72,7 +73,7 @@ def check_input(p: QKVParameters) -> None:
         value_assert(
             hidden == rows, f"input: got H = {hidden} of shape {shape}, fused_qkv_weights has {rows} rows"
         )
-    kernel_assert(rows % PARTITIONS == 0, f"input: got H = {rows}, allowed are multiples of 128")
+    kernel_assert(rows % PMAX == 0, f"input: got H = {rows}, allowed are multiples of 128")
     kernel_assert(rows <= MOST_HIDDEN, f"input: got H = {rows}, allowed are at most {MOST_HIDDEN}")
     for residual in p.residuals:
         value_assert(residual is not None, "mlp_prev, attention_prev: both are needed by fused_residual_add")
@@ -136,18 +137,18 @@ def check_scales(p: QKVParameters) -> None:
     shape = tuple(p.w_scale.shape)
     if p.quantization == QuantizationType.ROW:
         kernel_assert(
-            shape in ((1, columns_of(p)), (PARTITIONS, columns_of(p))),
+            shape in ((1, columns_of(p)), (PMAX, columns_of(p))),
             f"qkv_w_scale: got shape {shape}, expected (1, {columns_of(p)}) or (128, {columns_of(p)})",
         )
         return
     kernel_assert(
-        shape in ((1, 3), (PARTITIONS, 3), (1, 1), (PARTITIONS, 1)),
+        shape in ((1, 3), (PMAX, 3), (1, 1), (PMAX, 1)),
         f"qkv_w_scale: got shape {shape}, expected (1, 3) or (128, 3) with STATIC",
     )
     kernel_assert(p.in_scale is not None, f"qkv_in_scale: got None, needed by {p.quantization}")
     shape = tuple(p.in_scale.shape)
     kernel_assert(
-        shape in ((1, 1), (PARTITIONS, 1)),
+        shape in ((1, 1), (PMAX, 1)),
         f"qkv_in_scale: got shape {shape}, expected (1, 1) or (128, 1)",
     )
     kernel_assert(
@@ -173,7 +174,7 @@ def check_heads(p: QKVParameters) -> None:
             columns % p.d_head == 0, f"d_head: got {p.d_head}, {columns} columns are not whole heads"
         )
         kernel_assert(
-            p.layout == QKVOutputLayout.NBSd or p.d_head <= PARTITIONS,
+            p.layout == QKVOutputLayout.NBSd or p.d_head <= PMAX,
             f"d_head: got {p.d_head}, allowed with NBdS are at most 128",
         )
     if p.rope is not None:
@@ -250,6 +251,6 @@ def check_flat_cache(p: QKVParameters) -> None:
     assert_shape(c.tensors[0], (batches, width, most) if c.transposed else (batches, most, width), "k_cache")
     kernel_assert(sequence <= most, f"k_cache: got room for {most} positions, {sequence} are written")
     kernel_assert(
-        not c.transposed or p.d_head <= PARTITIONS,
+        not c.transposed or p.d_head <= PMAX,
         f"d_head: got {p.d_head}, allowed with transpose_k_cache are at most 128",
     )

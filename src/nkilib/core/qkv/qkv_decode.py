@@ -20,8 +20,9 @@ from nkilib.core.qkv.qkv_parameters import (
 from nkilib.core.qkv.qkv_terms import load_terms
 from nkilib.core.qkv.qkv_tokens import ColumnSource, new_tokens, token_columns
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.projection import PARTITIONS, Activations, span_columns
+from nkilib.core.utils.projection import Activations, span_columns
 from nkilib.core.utils.projection_results import new_rows, project_into
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
 
@@ -35,19 +36,19 @@ def decode(p: QKVParameters, n_prgs: int, core: int, out: Any, add_out: Any, dty
     x = new_tokens(p, tokens)
     token_columns(p, ColumnSource(p, parts), x, 0, add_out)
     activations = []
-    width = size // PARTITIONS // parts
+    width = size // PMAX // parts
     for part in range(parts):
         tile = x[:, part * width : (part + 1) * width, :]
         activations.append(Activations(tile, size // parts, part * size // parts, spread=width))
     first, columns = own_columns(p, n_prgs, core)
     rows = new_rows(tokens, columns, result_dtype(p) if dtype is None else dtype)
-    terms = load_terms(p, first, columns, PARTITIONS)
+    terms = load_terms(p, first, columns, PMAX)
     for span in TiledRange(columns, span_columns(activations[0], p.weight)):
         at, column = span.start_offset, first + span.start_offset
         project_into(rows, at, activations, p.weight, terms, column, span.size, dtype=weight_dtype(p))
         if out is not None:
             for i in range(len(rows)):
-                store_result(p, out, rows[i][:, at : at + span.size], i * PARTITIONS, column)
+                store_result(p, out, rows[i][:, at : at + span.size], i * PMAX, column)
     return rows
 
 

@@ -12,8 +12,8 @@ import nki.language as nl
 from nkilib.core.qkv.qkv_parameters import HeadNorm, K, Q, QKVParameters, V
 from nkilib.core.utils.common_types import NormType
 from nkilib.core.utils.norms import inverse_root
-from nkilib.core.utils.projection import PARTITIONS
 from nkilib.core.utils.projection_results import broadcast_row
+from nkilib.core.utils.tile_sizes import PMAX
 
 
 class HeadTables(nl.NKIObject):
@@ -38,7 +38,7 @@ def norm_rows(norm: Any, depth: int) -> Any:
 
 
 def row_of(vector: Any, depth: int) -> Any:
-    return None if vector is None else broadcast_row(vector.reshape((1, depth)), 0, depth, PARTITIONS)
+    return None if vector is None else broadcast_row(vector.reshape((1, depth)), 0, depth, PMAX)
 
 
 class Angles(nl.NKIObject):

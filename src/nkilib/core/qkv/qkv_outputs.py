@@ -11,8 +11,9 @@ from nkilib.core.qkv.qkv_parameters import K, QKVParameters, batch_shape
 from nkilib.core.utils.common_types import QKVOutputLayout
 from nkilib.core.utils.fp8 import reciprocal_of
 from nkilib.core.utils.kernel_helpers import interleave_copy
-from nkilib.core.utils.projection import FP8, PARTITIONS
+from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.projection_results import broadcast_row
+from nkilib.core.utils.tile_sizes import PMAX
 
 FAR_AWAY = 2**30  # a row that no cache has
 
@@ -153,7 +154,7 @@ def inverse_scale(scale: Any) -> Any:
     if scale is None:
         return None
     flat = scale.reshape((1, scale.size))
-    tile = broadcast_row(flat, 0, 1, PARTITIONS)
+    tile = broadcast_row(flat, 0, 1, PMAX)
     if tile.dtype != nl.float32:
         wide = nl.ndarray(tile.shape, nl.float32, buffer=nl.sbuf)
         nisa.tensor_copy(wide, tile)

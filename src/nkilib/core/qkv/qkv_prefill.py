@@ -44,7 +44,6 @@ from nkilib.core.utils.kernel_helpers import div_ceil, program_share
 from nkilib.core.utils.projection import (
     BANK_COLUMNS,
     FP8,
-    PARTITIONS,
     Activations,
     doubles,
     load_weights,
@@ -54,6 +53,7 @@ from nkilib.core.utils.projection import (
     weight_chunks,
 )
 from nkilib.core.utils.projection_results import finish_into, new_rows
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
 UNIT_TILES = 8  # of the contraction, that DMA turns over at once: 1 MiB for 512 tokens
@@ -82,10 +82,10 @@ def prefill(p: QKVParameters, out: Any) -> None:
 def block_tokens(p: QKVParameters, tokens: int) -> int:
     """How many tokens a pass over the weights serves; blocks are alike, in whole tiles."""
     width = 1 if matmul_dtype(p) in FP8 else 2
-    room = TOKEN_BYTES // (hidden_size(p) // PARTITIONS * width) // PARTITIONS * PARTITIONS
-    most = max(PARTITIONS, min(BANK_COLUMNS, room))
+    room = TOKEN_BYTES // (hidden_size(p) // PMAX * width) // PMAX * PMAX
+    most = max(PMAX, min(BANK_COLUMNS, room))
     blocks = div_ceil(tokens, most)
-    return div_ceil(div_ceil(tokens, blocks), PARTITIONS) * PARTITIONS
+    return div_ceil(div_ceil(tokens, blocks), PMAX) * PMAX
 
 
 class Prefill(nl.NKIObject):
@@ -100,7 +100,7 @@ class Prefill(nl.NKIObject):
             self.source = ColumnSource(p, 0)
         elif not by_dma:
             self.source = RowSource(p)
-        self.terms = load_terms(p, 0, columns_of(p), PARTITIONS)
+        self.terms = load_terms(p, 0, columns_of(p), PMAX)
         self.tables = HeadTables(p)
         self.writer: Any = None if p.cache is None else CacheWriter(p)
 
@@ -113,9 +113,9 @@ class Block(nl.NKIObject):
         self.kernel = kernel
         self.first = first
         self.count = count
-        self.tiles = div_ceil(count, PARTITIONS)
+        self.tiles = div_ceil(count, PMAX)
         self.by_dma = kernel.by_dma
-        self.units = div_ceil(hidden_size(p) // PARTITIONS, UNIT_TILES) if self.by_dma else self.tiles
+        self.units = div_ceil(hidden_size(p) // PMAX, UNIT_TILES) if self.by_dma else self.tiles
         self.prepared = 0
         self.x = new_tokens(p, count)
         self.scales: list = []
@@ -133,8 +133,8 @@ class Block(nl.NKIObject):
         self.prepared = max(self.prepared, end)
 
     def prepare_tile(self, i: int) -> None:
-        at = i * PARTITIONS
-        count = min(PARTITIONS, self.count - at)
+        at = i * PMAX
+        count = min(PMAX, self.count - at)
         if self.p.transposed_in:
             place = self.x[:, :, at : at + count]
             token_columns(self.p, self.kernel.source, place, self.first + at, None)
@@ -148,7 +148,7 @@ class Block(nl.NKIObject):
         """What is needed only when sums are finished."""
         self.prepare(self.units)
         for i in range(self.tiles):
-            first, count = self.first + i * PARTITIONS, min(PARTITIONS, self.count - i * PARTITIONS)
+            first, count = self.first + i * PMAX, min(PMAX, self.count - i * PMAX)
             if self.by_dma and self.p.norm != NormType.NO_NORM:
                 self.scales.append(load_rows(self.p, first, count).factor)
             self.angles.append(None if self.p.rope is None else Angles(self.p, first, count))
@@ -197,7 +197,7 @@ def put_tile(
     p: QKVParameters, kernel: Prefill, block: Block, i: int, rows: Any, span: Any, sums: SquareSums
 ) -> None:
     """Columns of 128 tokens, finished but for norms and RoPE, to where they go."""
-    first = block.first + i * PARTITIONS
+    first = block.first + i * PMAX
     if not touches_heads(p):
         store_result(p, kernel.out, rows, first, span.start_offset)
         return
@@ -265,5 +265,5 @@ class SquareSums(nl.NKIObject):
                 if out.dtype != nl.float32:
                     ready = nl.ndarray(total.shape, out.dtype, buffer=nl.sbuf)
                     nisa.tensor_copy(ready, total)
-                first = block.first + i * PARTITIONS
+                first = block.first + i * PMAX
                 nisa.dma_copy(out.reshape((out.size, 1))[first : first + tile.shape[0]], ready)

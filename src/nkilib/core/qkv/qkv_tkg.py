@@ -30,7 +30,7 @@ from nkilib.core.utils.common_types import (
 )
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
-from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tile_sizes import PMAX
 
 
 @nki.jit
@@ -125,11 +125,11 @@ def run(p: QKVParameters) -> Any:
 
 def check_decode(p: QKVParameters, n_prgs: int) -> None:
     tokens = token_count(p)
-    most = PARTITIONS if p.output_in_sbuf else MOST_DECODED
+    most = PMAX if p.output_in_sbuf else MOST_DECODED
     kernel_assert(tokens <= most, f"hidden: got {tokens} tokens, allowed are at most {most}")
     kernel_assert(
-        hidden_size(p) % (PARTITIONS * n_prgs) == 0,
-        f"hidden: got H = {hidden_size(p)}, {n_prgs} cores take multiples of {PARTITIONS * n_prgs}",
+        hidden_size(p) % (PMAX * n_prgs) == 0,
+        f"hidden: got H = {hidden_size(p)}, {n_prgs} cores take multiples of {PMAX * n_prgs}",
     )
 
 

@@ -40,8 +40,8 @@ from nkilib.core.utils.norms import (
     row_moments,
     row_scale,
 )
-from nkilib.core.utils.projection import PARTITIONS
 from nkilib.core.utils.projection_results import broadcast_row
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import transpose_rows
 
@@ -56,7 +56,7 @@ class RowVector(nl.NKIObject):
         self.vector = vector.reshape((1, size))
         self.tile = None
         if size <= RESIDENT_COLUMNS:
-            self.tile = broadcast_row(self.vector, 0, size, PARTITIONS)
+            self.tile = broadcast_row(self.vector, 0, size, PMAX)
 
     def part(self, count: int, column: int, columns: int) -> Any:
         """Columns column ... in `count` partitions."""
@@ -101,29 +101,29 @@ def norm_vectors(p: QKVParameters) -> tuple:
 
 def in_scale_of(p: QKVParameters) -> Any:
     """qkv_in_scale, [128, 1] in SBUF."""
-    if p.in_scale.shape[0] == PARTITIONS:
+    if p.in_scale.shape[0] == PMAX:
         return load_scalar(p.in_scale)
-    return broadcast_row(p.in_scale, 0, 1, PARTITIONS)
+    return broadcast_row(p.in_scale, 0, 1, PMAX)
 
 
 def by_partition(vector: Any, size: int, parts: int) -> Any:
     """[1, H] as [128, H / 128], like the tokens."""
-    tiles = size // PARTITIONS
-    tile = nl.ndarray((PARTITIONS, tiles), vector.dtype, buffer=nl.sbuf)
+    tiles = size // PMAX
+    tile = nl.ndarray((PMAX, tiles), vector.dtype, buffer=nl.sbuf)
     flat = vector.reshape((size,))
     if parts == 0:
-        nisa.dma_copy(tile, flat.reshape((tiles, PARTITIONS)).permute((1, 0)))
+        nisa.dma_copy(tile, flat.reshape((tiles, PMAX)).permute((1, 0)))
         return tile
     for part in range(parts):
         width = tiles // parts
         piece = flat[part * size // parts : (part + 1) * size // parts]
-        nisa.dma_copy(tile[:, part * width : (part + 1) * width], piece.reshape((PARTITIONS, width)))
+        nisa.dma_copy(tile[:, part * width : (part + 1) * width], piece.reshape((PMAX, width)))
     return tile
 
 
 def new_tokens(p: QKVParameters, count: int) -> Any:
     """A tile for tokens as they are multiplied: [128, H / 128, tokens]."""
-    return nl.ndarray((PARTITIONS, hidden_size(p) // PARTITIONS, count), matmul_dtype(p), buffer=nl.sbuf)
+    return nl.ndarray((PMAX, hidden_size(p) // PMAX, count), matmul_dtype(p), buffer=nl.sbuf)
 
 
 # ---- tokens in rows ------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def turn_rows(p: QKVParameters, source: RowSource, x: Any, token: int, rows: Row
             largest = get_max_positive_value_for_dtype(x.dtype)
             quantize_static(quantized, values, source.inverse, largest)
             values = quantized
-        transpose_rows(x, chunk.start_offset // PARTITIONS, token, castable(values, sixteen_bits(p)))
+        transpose_rows(x, chunk.start_offset // PMAX, token, castable(values, sixteen_bits(p)))
 
 
 def sixteen_bits(p: QKVParameters) -> Any:
@@ -231,7 +231,7 @@ def turn_by_dma(p: QKVParameters, place: Any, first: int, tile: int, gamma: Any)
     """place = input * gamma of tokens first ... and tiles tile ..., [128, tiles, tokens]."""
     size = hidden_size(p)
     tiles, count = place.shape[1], place.shape[2]
-    rows = p.input.reshape((token_count(p), size // PARTITIONS, PARTITIONS))
+    rows = p.input.reshape((token_count(p), size // PMAX, PMAX))
     nisa.dma_transpose(place, rows[first : first + count, tile : tile + tiles, :])
     if gamma is not None:
         for k in range(tiles):
@@ -241,13 +241,13 @@ def turn_by_dma(p: QKVParameters, place: Any, first: int, tile: int, gamma: Any)
 
 def gamma_columns(p: QKVParameters) -> Any:
     """Gamma as [128, H / 128] in float32, 128 k + p at [p, k]: loaded in rows, turned over by TensorE."""
-    tiles = hidden_size(p) // PARTITIONS
-    out = nl.ndarray((PARTITIONS, tiles), nl.float32, buffer=nl.sbuf)
-    rows = p.gamma.reshape((tiles, PARTITIONS))
-    for part in TiledRange(tiles, PARTITIONS):
-        tile = nl.ndarray((part.size, PARTITIONS), p.gamma.dtype, buffer=nl.sbuf)
+    tiles = hidden_size(p) // PMAX
+    out = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
+    rows = p.gamma.reshape((tiles, PMAX))
+    for part in TiledRange(tiles, PMAX):
+        tile = nl.ndarray((part.size, PMAX), p.gamma.dtype, buffer=nl.sbuf)
         nisa.dma_copy(tile, rows[part.start_offset : part.end_offset])
-        bank = nl.ndarray((PARTITIONS, part.size), p.gamma.dtype, buffer=nl.psum)
+        bank = nl.ndarray((PMAX, part.size), p.gamma.dtype, buffer=nl.psum)
         nisa.nc_transpose(bank, tile)
         nisa.tensor_copy(out[:, part.start_offset : part.end_offset], bank)
     return out
@@ -302,11 +302,11 @@ def load_columns(p: QKVParameters, source: ColumnSource, tensor: Any, first: int
     if input_in_sbuf(p) and tensor.buffer == nl.sbuf:
         return tensor[:, first : first + count, :]
     size = hidden_size(p)
-    tiles = size // PARTITIONS
-    tile = nl.ndarray((PARTITIONS, count, tiles), tensor.dtype, buffer=nl.sbuf)
+    tiles = size // PMAX
+    tile = nl.ndarray((PMAX, count, tiles), tensor.dtype, buffer=nl.sbuf)
     if p.transposed_in:
         for run in runs(first, count, batch_shape(p)[1]):
-            part = tensor[run.batch].reshape_dim(0, (tiles, PARTITIONS)).permute((1, 2, 0))
+            part = tensor[run.batch].reshape_dim(0, (tiles, PMAX)).permute((1, 2, 0))
             place = tile[:, run.row : run.row + run.count, :].permute((0, 2, 1))
             part = part[:, run.position : run.position + run.count, :].permute((0, 2, 1))
             nisa.dma_copy(place, part)
@@ -328,7 +328,7 @@ def spread_part(rows: Any, part: int, parts: int) -> Any:
     tokens, size = rows.shape
     width = size // parts
     piece = rows[:, part * width : (part + 1) * width]
-    return piece.reshape_dim(1, (PARTITIONS, width // PARTITIONS)).permute((1, 0, 2))
+    return piece.reshape_dim(1, (PMAX, width // PMAX)).permute((1, 0, 2))
 
 
 def store_sums(source: ColumnSource, add_out: Any, values: Any, first: int) -> None:

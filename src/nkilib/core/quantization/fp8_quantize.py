@@ -11,10 +11,10 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
 MINIMUM_SCALE = 1e-5  # of a row: one of zeros stays zeros
-PARTITIONS = nl.tile_size.pmax
 PIECE = 1024  # elements of a partition at a time, so that engines work on different pieces
 
 
@@ -199,7 +199,7 @@ def _pieces(tile: Any) -> Any:
     columns = 1
     for size in tile.shape[2:]:
         columns = columns * size
-    limit = tile.shape[1] if len(tile.shape) == 2 else PARTITIONS
+    limit = tile.shape[1] if len(tile.shape) == 2 else PMAX
     return TiledRange(tile.shape[1], min(limit, max(1, PIECE // columns)))
 
 
@@ -255,7 +255,7 @@ def _check_column(name: str, tile: Any, rows: int) -> None:
     _check_tile(name, tile)
     kernel_assert(
         len(tile.shape) == 2 and tile.shape[0] >= rows and tile.shape[1] == 1,
-        f"{name}: got shape {tuple(tile.shape)}, expected ({PARTITIONS}, 1)",
+        f"{name}: got shape {tuple(tile.shape)}, expected ({PMAX}, 1)",
     )
 
 

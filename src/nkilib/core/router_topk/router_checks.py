@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.common_types import RouterActFnType
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from ..utils.kernel_helpers import get_program_sharding_info, is_hbm_buffer
 from .noaux_tc import check_noaux
 
-PMAX = nl.tile_size.pmax
 MAX_K = 8  # what max8 finds
 MAX_EXPERTS = 512  # one PSUM bank of float32 logits
 MAX_TOKENS = 2048

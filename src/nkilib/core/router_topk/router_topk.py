@@ -14,6 +14,8 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.projection import bytes_of
+from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.common_types import RouterActFnType
 from ..utils.kernel_helpers import get_program_sharding_info, is_hbm_buffer
@@ -22,7 +24,6 @@ from ..utils.tiled_range import TiledRange
 from .noaux_tc import NoAux, NoAuxAffinities, choices, noaux_tc_ref
 from .router_checks import (
     MAX_K,
-    PMAX,
     XHBMLayout_H_T__0,
     XHBMLayout_T_H__1,
     XSBLayout__128_Hdiv128_T__3,
@@ -236,10 +237,6 @@ def tokens_of(x: Any, in_sbuf: bool, hbm_layout: int, sb_layout: int) -> int:
     if in_sbuf:
         return x.shape[2] if sb_layout == XSBLayout__128_Hdiv128_T__3 else x.shape[1]
     return x.shape[1] if hbm_layout == XHBMLayout_H_T__0 else x.shape[0]
-
-
-def bytes_of(tensor: Any) -> int:
-    return 4 if tensor.dtype == nl.float32 else 2
 
 
 # ---- operands ------------------------------------------------------------------------------------

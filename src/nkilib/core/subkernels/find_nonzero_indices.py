@@ -16,9 +16,9 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, interleave_copy
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
-PMAX = nl.tile_size.pmax
 AT_ONCE = 8  # columns that GpSimd looks at
 APART = 16  # partitions from one of them to the next
 MAX_ROWS = 65536

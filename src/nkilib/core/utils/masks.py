@@ -6,13 +6,12 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-
-P_MAX = nl.tile_size.pmax
+from nkilib.core.utils.tile_sizes import PMAX
 
 
 def all_ones(dtype: Any) -> Any:
     """[128, 128] of 1: as the stationary operand it sums over the partitions, for all of them."""
-    tile = nl.ndarray((P_MAX, P_MAX), dtype, buffer=nl.sbuf)
+    tile = nl.ndarray((PMAX, PMAX), dtype, buffer=nl.sbuf)
     nisa.memset(tile, 1.0)
     return tile
 

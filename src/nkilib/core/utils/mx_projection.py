@@ -14,13 +14,14 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.projection import BANK_COLUMNS, CHUNK_BYTES, PARTITIONS, Block
+from nkilib.core.utils.projection import BANK_COLUMNS, CHUNK_BYTES, Block
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import new_tile, stream_tile
 
 LANES, GROUP, QUADRANT = 4, 8, 32  # elements of a word; partitions that share a scale; a quadrant
 SCALE_ROWS = QUADRANT // GROUP  # the first partitions of a quadrant hold its scales
-TILE = PARTITIONS * LANES  # of the contraction
+TILE = PMAX * LANES  # of the contraction
 ONE = 127  # the code of the scale 1
 LONG_CHUNK_BYTES = 28 * 1024  # in each partition, of weights that lie in one piece
 SHARING = 4  # tiles whose scales share a quadrant
@@ -81,7 +82,7 @@ def filled(rows: int) -> int:
 
 
 def ones_tile(columns: int, tiles: Any = None) -> Any:
-    tile = new_tile(tiles, (PARTITIONS, columns), nl.uint8)
+    tile = new_tile(tiles, (PMAX, columns), nl.uint8)
     nisa.memset(tile, ONE)
     return tile
 
@@ -146,9 +147,9 @@ def load_scales(weights: MxWeights, column: int, columns: int, tiles: Any) -> An
     source = source.reshape((rows * count, source.shape[2]))[:, column : column + columns]
     run = shortest_run(count)
     places = count // run
-    spread = stream_tile(tiles, (PARTITIONS, run, columns), nl.uint8)
-    if rows * places == PARTITIONS:
-        nisa.dma_copy(spread, source.reshape_dim(0, (PARTITIONS, run)))
+    spread = stream_tile(tiles, (PMAX, run, columns), nl.uint8)
+    if rows * places == PMAX:
+        nisa.dma_copy(spread, source.reshape_dim(0, (PMAX, run)))
     else:
         for quadrant in TiledRange(rows, SCALE_ROWS):
             first, size = QUADRANT * quadrant.index, quadrant.size * places
@@ -167,7 +168,7 @@ def load_scales(weights: MxWeights, column: int, columns: int, tiles: Any) -> An
 def load_scales_by_tile(source: Any, column: int, columns: int, tiles: Any) -> WeightScales:
     """Straight into their places, four rows at a time, of every fourth tile."""
     rows, count = source.shape[0], source.shape[1]
-    groups = stream_tile(tiles, (PARTITIONS, div_ceil(count, SHARING), columns), nl.uint8)
+    groups = stream_tile(tiles, (PMAX, div_ceil(count, SHARING), columns), nl.uint8)
     for quadrant in TiledRange(rows, SCALE_ROWS):
         first = QUADRANT * quadrant.index
         part = source[quadrant.start_offset : quadrant.end_offset, :, column : column + columns]

@@ -10,7 +10,7 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
 STATISTICS_COLUMNS = 512  # of one bn_stats
@@ -115,7 +115,7 @@ def token_sums(x: Any, ones: Any) -> Any:
 
 def ones_matrix() -> Any:
     """[128, 128] of 1.0, by which TensorE adds up partitions."""
-    ones = nl.ndarray((PARTITIONS, PARTITIONS), nl.float32, buffer=nl.sbuf)
+    ones = nl.ndarray((PMAX, PMAX), nl.float32, buffer=nl.sbuf)
     nisa.memset(ones, 1.0)
     return ones
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.tiles import stream_tile
 
-PARTITIONS = 128
 BANK_COLUMNS = 512  # float32 in one PSUM bank, and the most columns of a moving operand
 SUM_BANKS = 4  # one set of sums: half of PSUM, so that the other half can be drained meanwhile
 CHUNK_BYTES = 8 * 1024  # of weights in each partition: 1 MiB for one transfer
@@ -40,7 +41,7 @@ class Activations(nl.NKIObject):
     size: int
     row: int = 0
     scales: Any = None  # what a token was divided by when quantised: [tokens, 1] for each 128 tokens
-    partitions: int = PARTITIONS  # that a tile of the contraction fills
+    partitions: int = PMAX  # that a tile of the contraction fills
     spread: int = 0  # K: x[t, K p + k] at tile[p, k, t] instead, K tiles of 128: rows of a partition adjacent
     adjacent: int = 1
     tiles: Any = None  # where further tiles come from, see tiles.py
@@ -56,7 +57,7 @@ class Block(nl.NKIObject):
     column: int
     columns: int
     lane: int = 0
-    lane_size: int = PARTITIONS
+    lane_size: int = PMAX
     tiles: Any = None
 
 
@@ -66,8 +67,8 @@ def span_columns(x: Activations, weight: Any) -> int:
 
 
 def span_of(tokens: int, packed: bool) -> int:
-    in_a_bank = BANK_COLUMNS * (PARTITIONS // lane_size(tokens, packed))
-    return min(MAX_SPAN, in_a_bank * max(1, SUM_BANKS // div_ceil(tokens, PARTITIONS)))
+    in_a_bank = BANK_COLUMNS * (PMAX // lane_size(tokens, packed))
+    return min(MAX_SPAN, in_a_bank * max(1, SUM_BANKS // div_ceil(tokens, PMAX)))
 
 
 def last_pass_spans(x: Activations, weight: Any, columns: int) -> list:
@@ -88,7 +89,7 @@ def last_pass_spans(x: Activations, weight: Any, columns: int) -> list:
 def lane_size(tokens: int, packed: bool) -> int:
     """Partitions that a token-major block takes: with few tokens, several stand side by side."""
     if not packed or tokens > 64:
-        return PARTITIONS
+        return PMAX
     return 32 if tokens <= 32 else 64
 
 
@@ -101,10 +102,10 @@ def token_major_blocks(tokens: int, columns: int, packed: bool) -> list[Block]:
     blocks: list[Block] = []
     bank: Any = None
     for column in TiledRange(columns, BANK_COLUMNS):
-        for token in TiledRange(tokens, PARTITIONS):
-            lane = size * (len(blocks) % (PARTITIONS // size))
+        for token in TiledRange(tokens, PMAX):
+            lane = size * (len(blocks) % (PMAX // size))
             if lane == 0:
-                bank = nl.ndarray((PARTITIONS, BANK_COLUMNS), nl.float32, buffer=nl.psum)
+                bank = nl.ndarray((PMAX, BANK_COLUMNS), nl.float32, buffer=nl.psum)
             sums = bank[lane : lane + token.size, 0 : column.size]
             blocks.append(
                 Block(sums, token.start_offset, token.size, column.start_offset, column.size, lane, size)
@@ -117,10 +118,10 @@ def feature_major_blocks(tokens: int, columns: int) -> list[Block]:
     room = BANK_COLUMNS // tokens
     blocks: list[Block] = []
     bank: Any = None
-    for column in TiledRange(columns, PARTITIONS):
+    for column in TiledRange(columns, PMAX):
         slot = column.index % room
         if slot == 0:
-            bank = nl.ndarray((PARTITIONS, room, tokens), nl.float32, buffer=nl.psum)
+            bank = nl.ndarray((PMAX, room, tokens), nl.float32, buffer=nl.psum)
         sums = bank[0 : column.size, slot, :]
         blocks.append(Block(sums, 0, tokens, column.start_offset, column.size))
     return blocks
@@ -250,8 +251,8 @@ def add_product(block: Block, stationary: Any, moving: Any) -> None:
     if stationary.shape[1] == 2:
         double_row = nisa.matmul_perf_mode.double_row
         nisa.nc_matmul(block.sums, stationary, moving, perf_mode=double_row)
-    elif block.lane_size < PARTITIONS:
-        place, size = (0, block.lane), (PARTITIONS, block.lane_size)
+    elif block.lane_size < PMAX:
+        place, size = (0, block.lane), (PMAX, block.lane_size)
         nisa.nc_matmul(block.sums, stationary, moving, tile_position=place, tile_size=size)
     else:
         nisa.nc_matmul(block.sums, stationary, moving)
@@ -264,6 +265,4 @@ def doubles(x: Any, weights: Any) -> bool:
 
 def bytes_of(tensor: Any) -> int:
     """Bytes of one element."""
-    if tensor.dtype in FP8:
-        return 1
-    return 4 if tensor.dtype == nl.float32 else 2
+    return sizeinbytes(tensor.dtype)

@@ -8,15 +8,8 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import interleave_copy
-from nkilib.core.utils.projection import (
-    BANK_COLUMNS,
-    PARTITIONS,
-    Activations,
-    Block,
-    doubles,
-    lane_size,
-    project_parts,
-)
+from nkilib.core.utils.projection import BANK_COLUMNS, Activations, Block, doubles, lane_size, project_parts
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import new_tile
 
@@ -36,8 +29,8 @@ def load_terms(
 ) -> Terms:
     """The terms of token-major sums of x and weight: rows of HBM, in every partition. None stays None."""
     tokens = x.tile.shape[2]
-    packed = lane_size(tokens, not doubles(x.tile, weight)) < PARTITIONS
-    partitions = PARTITIONS if packed else min(tokens, PARTITIONS)
+    packed = lane_size(tokens, not doubles(x.tile, weight)) < PMAX
+    partitions = PMAX if packed else min(tokens, PMAX)
     terms = Terms(column, scale)
     if column_scale is not None:
         terms.column_scale = broadcast_row(column_scale, column, columns, partitions, x.tiles)
@@ -58,8 +51,8 @@ def pick(tile: Any, row: int, rows: int, column: int, columns: int, spread: int 
     part = tile[row : row + rows]
     if spread == 0:
         return part[:, column : column + columns]
-    by_tile = part.reshape_dim(1, (PARTITIONS, spread)).permute((0, 2, 1))
-    return by_tile[:, column // PARTITIONS : (column + columns) // PARTITIONS, :]
+    by_tile = part.reshape_dim(1, (PMAX, spread)).permute((0, 2, 1))
+    return by_tile[:, column // PMAX : (column + columns) // PMAX, :]
 
 
 def finish(
@@ -77,8 +70,8 @@ def finish(
         bias = pick(terms.bias, block.lane, block.tokens, at, block.columns, spread)
         nisa.tensor_tensor(dst, value, bias, op=nl.add)
     elif not scaled:
-        bank = block.column // BANK_COLUMNS // (PARTITIONS // block.lane_size)
-        interleave_copy(dst, value, bank + block.token // PARTITIONS)  # a bank serves one engine at a time
+        bank = block.column // BANK_COLUMNS // (PMAX // block.lane_size)
+        interleave_copy(dst, value, bank + block.token // PMAX)  # a bank serves one engine at a time
 
 
 def project_into(
@@ -108,7 +101,7 @@ def finish_into(
 ) -> None:
     """`finish` of every block, into its place in the rows."""
     for block in blocks:
-        tile = rows[block.token // PARTITIONS]
+        tile = rows[block.token // PMAX]
         dst = pick(tile, 0, block.tokens, at + block.column, block.columns, spread)
         finish(dst, block, terms, column, token_scales, spread)
 
@@ -116,7 +109,7 @@ def finish_into(
 def block_scale(block: Block, terms: Terms, token_scales: Any) -> Any:
     """The factor of each partition of a token-major block, or None."""
     if token_scales is not None:
-        return token_scales[block.token // PARTITIONS]
+        return token_scales[block.token // PMAX]
     return None if terms.scale is None else terms.scale[block.lane : block.lane + block.tokens]
 
 
@@ -141,7 +134,7 @@ def beside(block: Block) -> Any:
 def new_rows(tokens: int, columns: int, dtype: Any, tiles: Any = None) -> list:
     """Tiles for rows of a result, [tokens <= 128, columns] each."""
     rows = []
-    for token in TiledRange(tokens, PARTITIONS):
+    for token in TiledRange(tokens, PMAX):
         rows.append(new_tile(tiles, (token.size, columns), dtype))
     return rows
 
@@ -149,6 +142,6 @@ def new_rows(tokens: int, columns: int, dtype: Any, tiles: Any = None) -> list:
 def store_rows(out: Any, rows: list, at: int, first: int, column: int, columns: int) -> None:
     """Columns `at` ... of the rows into columns `column` ... of tokens first ... of out, [T, H] in HBM."""
     for i in range(len(rows)):
-        token, count = first + i * PARTITIONS, rows[i].shape[0]
+        token, count = first + i * PMAX, rows[i].shape[0]
         place = out[token : token + count, column : column + columns]
         nisa.dma_copy(place, rows[i][:, at : at + columns])

@@ -6,12 +6,12 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.tile_sizes import PMAX
 
 from .kernel_helpers import program_share
 from .tile_io import load, store
 from .tiled_range import TiledRange
 
-P_MAX = nl.tile_size.pmax
 SCAN_TILE = 2048  # columns: half a mebibyte and more for each DMA, and short enough to begin early
 
 
@@ -23,7 +23,7 @@ def scan_rows(result: Any, data: Any, decay: Any = None, initial: Any = None, fi
         initial: [R, 1] in HBM, what stands before the first column; 0 without it.
         final: [R, 1] in HBM, receives the last column before it is rounded to the dtype of `result`.
     """
-    ones = nl.ndarray((P_MAX, 1), nl.float32, buffer=nl.sbuf)
+    ones = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
     nisa.memset(ones, 1.0)
     for block in row_blocks(data.shape):
         last = None if initial is None else load(block.of(initial), nl.float32)
@@ -59,12 +59,12 @@ class RowBlock(nl.NKIObject):
 def row_blocks(shape: tuple[int, int]) -> list[RowBlock]:
     """The blocks of this core's share. Short rows go several to a partition: DMA then moves more at once."""
     start, end = program_share(shape[0])
-    rows = max(1, min(SCAN_TILE // shape[1], (end - start) // P_MAX))
+    rows = max(1, min(SCAN_TILE // shape[1], (end - start) // PMAX))
     blocks = []
-    while end - start >= P_MAX * rows:
-        blocks.append(RowBlock(start, P_MAX, rows))
-        start += P_MAX * rows
-    for tile in TiledRange(end - start, P_MAX):
+    while end - start >= PMAX * rows:
+        blocks.append(RowBlock(start, PMAX, rows))
+        start += PMAX * rows
+    for tile in TiledRange(end - start, PMAX):
         blocks.append(RowBlock(start + tile.start_offset, tile.size, 1))
     return blocks
 

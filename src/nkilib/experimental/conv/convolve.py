@@ -16,17 +16,9 @@ from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_nl_act_fn_from_type, program_share
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.experimental.conv.geometry import (
-    PARTITIONS,
-    Axis,
-    block_sizes,
-    covered,
-    positions,
-    size_of,
-    split,
-    whole_tap,
-)
+from nkilib.experimental.conv.geometry import Axis, block_sizes, covered, positions, size_of, split, whole_tap
 from nkilib.experimental.conv.inputs import (
     Convolution,
     Inputs,
@@ -85,8 +77,8 @@ def core_share(c: Convolution, regions: list, lnc_shard: bool) -> Share:
     cores, columns = nl.num_programs(0), c.out.shape[1]
     if not lnc_shard:
         return Share(0, columns, regions if nl.program_id(0) == 0 else [])
-    by_columns = div_ceil(div_ceil(columns, cores), PARTITIONS) * len(regions)
-    by_regions = div_ceil(columns, PARTITIONS) * div_ceil(len(regions), cores)
+    by_columns = div_ceil(div_ceil(columns, cores), PMAX) * len(regions)
+    by_regions = div_ceil(columns, PMAX) * div_ceil(len(regions), cores)
     if by_columns <= by_regions:
         first, end = program_share(columns)
         return Share(first, end, regions)
@@ -111,7 +103,7 @@ def sum_groups(region: list, share: Share, filters_stay: bool) -> list:
     groups = []
     sums = []
     for few in TiledRange(len(boxes), 1 if filters_stay else 2):
-        for column in TiledRange(share.end - share.first, PARTITIONS):
+        for column in TiledRange(share.end - share.first, PMAX):
             for i in range(few.start_offset, few.end_offset):
                 sums.append(Sums(boxes[i], share.first + column.start_offset, column.size))
         if few.end_offset == len(boxes) or not filters_stay:
@@ -142,7 +134,7 @@ class Filters(nl.NKIObject):
         self.parts = plan.parts
         self.lead = whole_tap(c.axes, whole_box(c)) if plan.parts[0].taps_below == 0 else 0
         self.stay = filter_bytes(plan.parts, end - first) <= FILTER_BYTES
-        self.chunks = make_chunks(plan.parts, self.lead, end - first if self.stay else SUM_BANKS * PARTITIONS)
+        self.chunks = make_chunks(plan.parts, self.lead, end - first if self.stay else SUM_BANKS * PMAX)
         self.bias = None if c.bias is None else load_bias(c.bias, first, end)
         self.tiles = []
         if self.stay:
@@ -185,11 +177,11 @@ def load_filters(part: Part, chunk: Chunk, first: int, end: int) -> Any:
 
 def load_bias(bias: Any, first: int, end: int) -> Any:
     """bias[first + 128 t + p] at tile[p, t], in float32."""
-    full = (end - first) // PARTITIONS
-    rest = (end - first) % PARTITIONS
-    tile = nl.ndarray((PARTITIONS, full + 1), nl.float32, buffer=nl.sbuf)
+    full = (end - first) // PMAX
+    rest = (end - first) % PMAX
+    tile = nl.ndarray((PMAX, full + 1), nl.float32, buffer=nl.sbuf)
     if full > 0:
-        columns = bias[first : first + full * PARTITIONS].reshape((full, PARTITIONS))
+        columns = bias[first : first + full * PMAX].reshape((full, PMAX))
         nisa.dma_copy(tile[:, 0:full], columns.permute((1, 0)))
     if rest > 0:
         nisa.dma_copy(tile[0:rest, full : full + 1], bias[end - rest : end].reshape((rest, 1)))
@@ -255,9 +247,9 @@ def add(c: Convolution, inputs: Inputs, x: Any, step: int, j: int, sums: Sums, s
 
 def start_with_zeros(c: Convolution, sums: Sums) -> None:
     """PSUM adds up only where a matmul has written before."""
-    zeros = nl.ndarray((1, positions(sums.box) + PARTITIONS), c.x.dtype, buffer=nl.sbuf)
+    zeros = nl.ndarray((1, positions(sums.box) + PMAX), c.x.dtype, buffer=nl.sbuf)
     nisa.memset(zeros, 0.0)
-    nisa.nc_matmul(sums.tile, zeros[:, 0 : sums.columns], zeros[:, PARTITIONS:], accumulate=False)
+    nisa.nc_matmul(sums.tile, zeros[:, 0 : sums.columns], zeros[:, PMAX:], accumulate=False)
     sums.started = True
 
 
@@ -268,7 +260,7 @@ def finish(c: Convolution, sums: Sums, filters: Filters, index: int) -> None:
     """Bias, activation, and the way to HBM."""
     box = sums.box
     result = nl.ndarray(sums.tile.shape, c.out.dtype, buffer=nl.sbuf)
-    t = (sums.column - filters.first) // PARTITIONS
+    t = (sums.column - filters.first) // PMAX
     bias = None if filters.bias is None else filters.bias[0 : sums.columns, t : t + 1]
     apply(result, sums.tile, c.activation, bias, index % 2 == 0)
     place = c.out[

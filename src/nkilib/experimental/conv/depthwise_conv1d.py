@@ -18,11 +18,11 @@ import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info, program_share
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.conv.convolve import DTYPES, check_axis
 from nkilib.experimental.conv.geometry import (
     BANK_POSITIONS,
-    PARTITIONS,
     Axis,
     Span,
     channel_tiles,
@@ -132,7 +132,7 @@ class Taps(nl.NKIObject):
 def convolve_rows(x: Any, f: Any, y: Any, axis: Axis, channel: int, partitions: int, tiles: int) -> None:
     """Channels channel + p * tiles + j in tile j; of few channels, several batches below each other."""
     batches = x.shape[0]
-    below = min(batches, PARTITIONS // partitions) if tiles == 1 else 1
+    below = min(batches, PMAX // partitions) if tiles == 1 else 1
     identity = nl.shared_identity_matrix(below * partitions, x.dtype)
     end = channel + partitions * tiles
     filters = nl.ndarray((below * partitions, tiles, axis.taps), nl.float32, buffer=nl.sbuf)

@@ -7,8 +7,8 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.tile_sizes import PMAX
 
-PARTITIONS = nl.tile_size.pmax
 BANK_POSITIONS = 512  # float32 sums in one PSUM bank, and the most columns of a moving operand
 ENOUGH_POSITIONS = 128  # for one matmul to hide the load of its stationary operand
 
@@ -76,12 +76,12 @@ class ChannelTiles(nl.NKIObject):
 
 def channel_tiles(channels: int) -> list:
     """All channels in tiles of at most 128, alike if they can be."""
-    tiles = div_ceil(channels, PARTITIONS)
+    tiles = div_ceil(channels, PMAX)
     if channels % tiles == 0:
         return [ChannelTiles(0, channels // tiles, tiles)]
-    full = channels // PARTITIONS
-    rest = channels % PARTITIONS
-    return [ChannelTiles(0, PARTITIONS, full), ChannelTiles(full * PARTITIONS, rest, 1)]
+    full = channels // PMAX
+    rest = channels % PMAX
+    return [ChannelTiles(0, PMAX, full), ChannelTiles(full * PMAX, rest, 1)]
 
 
 # ---- boxes of outputs: [batch, depth, height, width] of spans ---------------------------------------

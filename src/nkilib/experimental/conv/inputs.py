@@ -13,10 +13,10 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.conv.geometry import (
     ENOUGH_POSITIONS,
-    PARTITIONS,
     Span,
     channel_tiles,
     covered,
@@ -77,13 +77,13 @@ def dense_parts(c: Convolution) -> list:
 def gathered_parts(c: Convolution) -> list:
     """Parts with a tile of inputs for each step."""
     taps, channels, columns = c.filters.shape
-    if channels > PARTITIONS // 2:
+    if channels > PMAX // 2:
         parts = []
-        for tile in TiledRange(channels, PARTITIONS):
+        for tile in TiledRange(channels, PMAX):
             rows = c.filters[:, tile.start_offset : tile.end_offset]
             parts.append(Part(rows, tile.size, 1, tile.start_offset, tile.size, 1))
         return parts
-    below = min(taps, PARTITIONS // channels)
+    below = min(taps, PMAX // channels)
     parts = []
     for run in ((0, taps // below), (taps // below * below, 1)):
         first, count = run[0], run[1]
@@ -113,7 +113,7 @@ def make_plan(c: Convolution, cores: int) -> Plan:
     room = div_ceil(total, cores * div_ceil(total, cores * REGION_POSITIONS))
     dense, gathered = dense_parts(c), gathered_parts(c)
     plans = [Plan(gathered, region_sizes(c, gathered, outputs, room, True))]
-    if 2 * c.x.shape[1] > PARTITIONS or taps_of(c.axes) == 1:
+    if 2 * c.x.shape[1] > PMAX or taps_of(c.axes) == 1:
         plans = [Plan(dense, region_sizes(c, dense, outputs, room, True))]
     plans.append(Plan(gathered, region_sizes(c, gathered, outputs, room, False), False))
     wanted = min(ENOUGH_POSITIONS, product(outputs))

@@ -7,9 +7,9 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import kernel_assert, program_share
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
-PARTITIONS = nl.tile_size.pmax
 DTYPES = (nl.float32, nl.bfloat16, nl.float16)
 
 
@@ -29,12 +29,12 @@ def flat_tiles(numel: int, columns: int) -> list[FlatTile]:
     Each is one contiguous run of HBM: [128, columns] while that lasts, then one narrower tile, then a
     single partition with the fewer than 128 elements that are left.
     """
-    start, end = program_share(numel, PARTITIONS)
-    whole = (end - start) // PARTITIONS
+    start, end = program_share(numel, PMAX)
+    whole = (end - start) // PMAX
     tiles = []
     for part in TiledRange(whole, columns):
-        tiles.append(FlatTile(start + part.start_offset * PARTITIONS, PARTITIONS, part.size))
-    rest = start + whole * PARTITIONS
+        tiles.append(FlatTile(start + part.start_offset * PMAX, PMAX, part.size))
+    rest = start + whole * PMAX
     if rest < end:
         tiles.append(FlatTile(rest, 1, end - rest))
     return tiles
@@ -62,7 +62,7 @@ def store_tile(tensor: Any, tile: FlatTile, values: Any) -> None:
 
 def load_scalar(tensor: Any) -> Any:
     """A [128, 1] scalar of any float dtype in SBUF, as float32: what the engines take as an operand."""
-    scalar = nl.ndarray((PARTITIONS, 1), nl.float32, buffer=nl.sbuf)
+    scalar = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(scalar, tensor)
     return scalar
 
@@ -85,6 +85,6 @@ def check_scalar(tensor: Any, name: str) -> None:
         tensor.dtype in DTYPES, f"{name}: got dtype {tensor.dtype}, allowed are float32, bfloat16 and float16"
     )
     kernel_assert(
-        tuple(tensor.shape) == (PARTITIONS, 1),
-        f"{name}: got shape {tuple(tensor.shape)}, expected {(PARTITIONS, 1)}",
+        tuple(tensor.shape) == (PMAX, 1),
+        f"{name}: got shape {tuple(tensor.shape)}, expected {(PMAX, 1)}",
     )

@@ -18,7 +18,8 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.experimental.foreach.flat_tiles import PARTITIONS, check_data, flat_tiles, load_tile
+from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.experimental.foreach.flat_tiles import check_data, flat_tiles, load_tile
 
 TILE_COLUMNS = 2048  # small enough that little is left to do after the last transfer
 
@@ -92,11 +93,11 @@ def reduce_magnitudes(dst: Any, tile: Any, op: Any) -> None:
 def reduce_all(data: Any, numel: int, reduce_tile: Any, op: Any) -> Any:
     """A [1, 1] tile: the fold by `op` of what reduce_tile leaves of each tile. 0 must be neutral."""
     tiles = flat_tiles(numel, TILE_COLUMNS)
-    parts = nl.ndarray((PARTITIONS, max(len(tiles), 1)), nl.float32, buffer=nl.sbuf)
+    parts = nl.ndarray((PMAX, max(len(tiles), 1)), nl.float32, buffer=nl.sbuf)
     nisa.memset(parts, 0.0)
     for i in range(len(tiles)):
         reduce_tile(parts[0 : tiles[i].partitions, i : i + 1], load_tile(data, tiles[i]), i)
-    lanes = nl.ndarray((PARTITIONS, 1), nl.float32, buffer=nl.sbuf)
+    lanes = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(lanes, op=op, data=parts, axis=1)
     total = across_partitions(lanes, op)
     return across_cores(total, op) if nl.num_programs(0) > 1 else total
@@ -104,7 +105,7 @@ def reduce_all(data: Any, numel: int, reduce_tile: Any, op: Any) -> Any:
 
 def across_partitions(lanes: Any, op: Any) -> Any:
     """[128, 1] to [1, 1]."""
-    row = nl.ndarray((1, PARTITIONS), nl.float32, buffer=nl.psum)
+    row = nl.ndarray((1, PMAX), nl.float32, buffer=nl.psum)
     nisa.nc_transpose(row, lanes)
     total = nl.ndarray((1, 1), nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(total, op=op, data=row, axis=1)

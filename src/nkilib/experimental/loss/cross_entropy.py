@@ -20,11 +20,12 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
-P_MAX = nl.tile_size.pmax
 MAX_TILE_BYTES = 32 * 1024  # of a chunk in each partition: several chunks are in flight
 MIN_CHUNK = 2048  # columns: DMA needs long rows
 MAX_BATCH_BYTES = 24 * 1024 * 1024
@@ -69,7 +70,7 @@ def cross_entropy_forward(
     if shard.positions > 0:
         target_logits = gather_targets(shard, target_addresses(shard, targets_hbm))
         sums, negative_maxima = shard.column_tile(1.0), shard.column_tile(0.0)
-        for rows in TiledRange(shard.positions, P_MAX):
+        for rows in TiledRange(shard.positions, PMAX):
             sum_exponentials(shard.column(sums, rows), shard.column(negative_maxima, rows), shard, rows)
         store_losses(shard, loss, lse, sums, negative_maxima, target_logits)
     return loss, lse
@@ -118,10 +119,10 @@ def cross_entropy_backward(
         addresses = target_addresses(shard, targets_hbm)
         exponents = load_exponents(shard, lse_state_hbm, log_factor)
         at_targets = target_gradients(shard, gather_targets(shard, addresses), exponents, log_factor)
-        for rows in TiledRange(shard.positions, P_MAX):
+        for rows in TiledRange(shard.positions, PMAX):
             scale_exponentials(grad, shard, rows, exponents)
         # after all rows: the elements at the targets are written twice
-        for rows in TiledRange(shard.positions, P_MAX):
+        for rows in TiledRange(shard.positions, PMAX):
             nisa.dma_copy(shard.targets_of(grad, addresses, rows), shard.column(at_targets, rows))
     return grad
 
@@ -139,9 +140,9 @@ class Shard(nl.NKIObject):
         self.first = nl.program_id(0)
         self.vocabulary = logits.shape[1]
         self.positions = div_ceil(logits.shape[0] - self.first, self.cores)
-        self.partitions = min(self.positions, P_MAX)
+        self.partitions = min(self.positions, PMAX)
         asked = positions_per_batch * chunk_size // max(self.partitions, 1)
-        self.chunk = min(chunk_size, MAX_TILE_BYTES // itemsize(logits.dtype), max(asked, MIN_CHUNK))
+        self.chunk = min(chunk_size, MAX_TILE_BYTES // sizeinbytes(logits.dtype), max(asked, MIN_CHUNK))
 
     def chunks(self):
         return TiledRange(self.vocabulary, self.chunk)
@@ -157,7 +158,7 @@ class Shard(nl.NKIObject):
 
     def column_tile(self, value: float):
         """A float32 column tile; `value` is for the partitions that the last column does not use."""
-        tile = nl.ndarray((self.partitions, div_ceil(self.positions, P_MAX)), nl.float32, buffer=nl.sbuf)
+        tile = nl.ndarray((self.partitions, div_ceil(self.positions, PMAX)), nl.float32, buffer=nl.sbuf)
         nisa.memset(tile, value)
         return tile
 
@@ -166,11 +167,11 @@ class Shard(nl.NKIObject):
 
     def pairs(self, vector: Any, tile: Any):
         """Parts of a vector [N] with their places in a column tile: the full columns, then the last."""
-        mine, full = self.of(vector), self.positions // P_MAX
-        first_of_rest, rest = full * P_MAX, self.positions % P_MAX
+        mine, full = self.of(vector), self.positions // PMAX
+        first_of_rest, rest = full * PMAX, self.positions % PMAX
         pairs = []
         if full > 0:
-            columns = mine[0:first_of_rest].reshape_dim(0, (full, P_MAX))
+            columns = mine[0:first_of_rest].reshape_dim(0, (full, PMAX))
             pairs.append((columns.permute((1, 0)), tile[:, 0:full]))
         if rest > 0:
             pairs.append((mine[first_of_rest : self.positions].expand_dim(1), tile[0:rest, full : full + 1]))
@@ -186,7 +187,7 @@ class Shard(nl.NKIObject):
 
 def target_addresses(shard: Shard, targets: Any):
     """Column tile: where the target elements are, counted from the first element of their column."""
-    shape = (shard.partitions, div_ceil(shard.positions, P_MAX))
+    shape = (shard.partitions, div_ceil(shard.positions, PMAX))
     row_starts = nl.ndarray(shape, nl.int32, buffer=nl.sbuf)
     nisa.iota(row_starts, [[0, shape[1]]], channel_multiplier=shard.cores * shard.vocabulary)
     addresses = nl.ndarray(shape, nl.int32, buffer=nl.sbuf)
@@ -213,7 +214,7 @@ def gather_targets(shard: Shard, addresses: Any):
     """Column tile of the logits at the targets."""
     gathered = nl.ndarray(addresses.shape, shard.logits.dtype, buffer=nl.sbuf)
     nisa.memset(gathered, 0.0)
-    for rows in TiledRange(shard.positions, P_MAX):
+    for rows in TiledRange(shard.positions, PMAX):
         nisa.dma_copy(shard.column(gathered, rows), shard.targets_of(shard.logits, addresses, rows))
     return gathered
 
@@ -274,7 +275,7 @@ def store_losses(shard: Shard, loss: Any, lse: Any, sums: Any, negative_maxima: 
 
 def load_exponents(shard: Shard, lse: Any, log_factor: float):
     """Column tile of log(g) - lse: added to a logit, its exponential is g times the probability."""
-    loaded = nl.ndarray((shard.partitions, div_ceil(shard.positions, P_MAX)), lse.dtype, buffer=nl.sbuf)
+    loaded = nl.ndarray((shard.partitions, div_ceil(shard.positions, PMAX)), lse.dtype, buffer=nl.sbuf)
     nisa.memset(loaded, 0.0)
     load_columns(shard, loaded, lse)
     exponents = nl.ndarray(loaded.shape, nl.float32, buffer=nl.sbuf)
@@ -311,8 +312,8 @@ def check_arguments(logits: Any, targets: Any, positions_per_batch: int, chunk_s
     kernel_assert(targets.dtype == nl.int32, f"targets_hbm: got dtype {targets.dtype}, allowed is int32")
     kernel_assert(dtype in floats, f"dtype: got {dtype}, allowed are bfloat16 and float32")
     kernel_assert(
-        positions_per_batch > 0 and positions_per_batch <= P_MAX,
-        f"positions_per_batch: got {positions_per_batch}, allowed are 1 to {P_MAX}",
+        positions_per_batch > 0 and positions_per_batch <= PMAX,
+        f"positions_per_batch: got {positions_per_batch}, allowed are 1 to {PMAX}",
     )
     check_chunk_size(logits, positions_per_batch, chunk_size)
 
@@ -325,16 +326,12 @@ def check_chunk_size(logits: Any, positions_per_batch: int, chunk_size: int):
         f"chunk_size: got {chunk_size}, must not exceed V = {vocabulary}; pass chunk_size={vocabulary}",
     )
     kernel_assert(chunk_size <= MAX_CHUNK, f"chunk_size: got {chunk_size}, must not exceed {MAX_CHUNK}")
-    size = positions_per_batch * chunk_size * itemsize(logits.dtype)
+    size = positions_per_batch * chunk_size * sizeinbytes(logits.dtype)
     kernel_assert(
         size <= MAX_BATCH_BYTES,
         f"positions_per_batch x chunk_size: got {positions_per_batch} x {chunk_size} logits of "
-        f"{itemsize(logits.dtype)} bytes = {size} bytes, allowed are at most {MAX_BATCH_BYTES}",
+        f"{sizeinbytes(logits.dtype)} bytes = {size} bytes, allowed are at most {MAX_BATCH_BYTES}",
     )
-
-
-def itemsize(dtype: Any) -> int:
-    return 4 if dtype == nl.float32 else 2
 
 
 def cross_entropy_forward_ref(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

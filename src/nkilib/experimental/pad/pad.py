@@ -19,6 +19,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.kernel_helpers import div_ceil, kernel_assert, program_share
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.pad.pad_axes import (
     Axis,
@@ -31,7 +32,6 @@ from nkilib.experimental.pad.pad_axes import (
 )
 
 MODES = ("constant", "replicate", "reflect", "circular")
-PARTITIONS = nl.tile_size.pmax
 TILE_BYTES = 4096  # of a tile in one partition: what saturates DMA; longer rows never come to SBUF
 INTEGERS = (nl.bool_, nl.int8, nl.uint8, nl.int16, nl.uint16, nl.int32, nl.uint32)
 
@@ -112,7 +112,7 @@ def lead_parts(axes: list, dtype: Any) -> list:
         plane = sizeinbytes(dtype)
         for axis in axes[1:]:
             plane = plane * axis.output
-        planes = max(1, min(TILE_BYTES // plane, lead // PARTITIONS))
+        planes = max(1, min(TILE_BYTES // plane, lead // PMAX))
     parts = [[0, lead // planes, planes]]
     if lead % planes > 0:
         parts.append([lead - lead % planes, lead % planes, 1])
@@ -131,7 +131,7 @@ def walk_order(four: list) -> tuple:
     """The axis for the partitions first: one with 128 elements or more, else the longest."""
     first = 0
     for i in range(3):
-        if four[first].size < PARTITIONS and four[i].size > four[first].size:
+        if four[first].size < PMAX and four[i].size > four[first].size:
             first = i
     order = [first]
     for i in range(4):
@@ -206,7 +206,7 @@ def partition_spans(start: int, end: int) -> list:
     count = share[1] - share[0]
     if count == 0:
         return []
-    return spans(start + share[0], start + share[1], div_ceil(count, div_ceil(count, PARTITIONS)))
+    return spans(start + share[0], start + share[1], div_ceil(count, div_ceil(count, PMAX)))
 
 
 def padded_rows(block: Any, columns: Axis, c: list, value: Any) -> Any:
@@ -281,7 +281,7 @@ def copy_block(target: Any, block: Any, outer: list) -> None:
 def copy_in_runs(place: Any, block: Any) -> None:
     """Few rows are cut, that all DMA engines may take part."""
     count, length = block.shape[0], block.shape[1]
-    runs = min(PARTITIONS, length) if count < PARTITIONS else 1
+    runs = min(PMAX, length) if count < PMAX else 1
     cut = length // runs * runs
     for row in range(count if runs > 1 else 0):
         long = (runs, cut // runs)
@@ -315,7 +315,7 @@ def fill_box(target: Any, box: list, value: Any) -> None:
     width = min(box[3][1] - box[3][0], elements)
     height = min(box[2][1] - box[2][0], max(1, elements // width))
     planes = box[1][1] - box[1][0]
-    filler = nl.ndarray((PARTITIONS, 1, height, width), target.dtype, buffer=nl.sbuf)
+    filler = nl.ndarray((PMAX, 1, height, width), target.dtype, buffer=nl.sbuf)
     nisa.memset(filler, value)
     for p in partition_spans(box[0][0], box[0][1]):
         for r in spans(box[2][0], box[2][1], height):

@@ -11,12 +11,12 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
 from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import (
     LANES,
     PACKED_TILES,
-    PARTITIONS,
     TILE,
     Quantized,
     describe,
@@ -63,7 +63,7 @@ def quantize_block_mxfp8_kernel(
     features, contraction = operand.features, operand.contraction
     rows = contraction // LANES
     if enable_scale_packing:
-        rows = PARTITIONS * div_ceil(div_ceil(contraction, TILE), PACKED_TILES)
+        rows = PMAX * div_ceil(div_ceil(contraction, TILE), PACKED_TILES)
     data = nl.ndarray((contraction // LANES, LANES * features), element_dtype(dtype), buffer=nl.shared_hbm)
     scales = nl.ndarray((rows, features), nl.uint8, buffer=nl.shared_hbm)
     start, end = core_share(features, 8, run_with_lnc2)
@@ -80,21 +80,21 @@ def quantize_features(data: Any, scales: Any, operand: Any, start: int, features
     columns = slice(start, start + features)
     for group in TiledRange(tiles, PACKED_TILES):
         rest = min(operand.contraction - group.start_offset * TILE, group.size * TILE)
-        elements = nl.ndarray((PARTITIONS, group.size, features), operand.dtype, buffer=nl.sbuf)
-        found = nl.ndarray((PARTITIONS, 1 if packed else group.size, features), nl.uint8, buffer=nl.sbuf)
+        elements = nl.ndarray((PMAX, group.size, features), operand.dtype, buffer=nl.sbuf)
+        found = nl.ndarray((PMAX, 1 if packed else group.size, features), nl.uint8, buffer=nl.sbuf)
         nisa.memset(found, 0)
         block = Quantized(elements, found, packed, start, features, rest)
         stage = load_stage(operand, start, features, group)
         for i in range(group.size):
             rows = tile_rows(block, i)
             nisa.quantize_mx(elements[0:rows, i, :], stage[0:rows, i], scale_view(block, i))
-            row = (group.start_offset + i) * PARTITIONS
+            row = (group.start_offset + i) * PMAX
             nisa.dma_copy(data[row : row + rows, columns], elements[0:rows, i, :])
             if not packed:
                 nisa.dma_copy(scales[row : row + rows, columns], found[0:rows, i, :])
             elif should_store_packed_scales(group.start_offset + i, tiles):
-                place = group.index * PARTITIONS
-                nisa.dma_copy(scales[place : place + PARTITIONS, columns], found[:, 0, :])
+                place = group.index * PMAX
+                nisa.dma_copy(scales[place : place + PMAX, columns], found[:, 0, :])
 
 
 def should_store_packed_scales(tile_k_idx: int, total_num_tiles: int) -> bool:

@@ -19,7 +19,8 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import assert_shape, kernel_assert
-from nkilib.experimental.foreach.flat_tiles import PARTITIONS, flat_tiles, new_tile, store_tile
+from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.experimental.foreach.flat_tiles import flat_tiles, new_tile, store_tile
 
 NUM_RNG_SEEDS = 6
 WORDS = (nl.uint32, nl.int32)
@@ -43,8 +44,8 @@ def set_rng_state_gpsimd(tensor_state):
     Lanes with the same state draw the same words: see generate_random.
     """
     check_state(tensor_state)
-    states = nl.ndarray((PARTITIONS, NUM_RNG_SEEDS), tensor_state.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(states, tensor_state.broadcast(0, PARTITIONS))
+    states = nl.ndarray((PMAX, NUM_RNG_SEEDS), tensor_state.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(states, tensor_state.broadcast(0, PMAX))
     nisa.rand_set_state(states.view(nl.uint32))
     return as_result(states[0:1], tensor_state.dtype)
 
@@ -112,8 +113,8 @@ def xorwow_ref(state: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def generate_random_ref(state: Any, n_elements: int) -> np.ndarray:
     """generate_random as uint32, on one core whose lanes all have this state."""
-    columns = n_elements // PARTITIONS
-    stream = xorwow_ref(state, columns + n_elements % PARTITIONS)[0]
+    columns = n_elements // PMAX
+    stream = xorwow_ref(state, columns + n_elements % PMAX)[0]
     cuts = range(TILE_COLUMNS, columns, TILE_COLUMNS)
-    tiles = [np.tile(tile, PARTITIONS) for tile in np.split(stream[:columns], cuts)]
+    tiles = [np.tile(tile, PMAX) for tile in np.split(stream[:columns], cuts)]
     return np.concatenate([*tiles, stream[columns:]]).reshape(1, n_elements)

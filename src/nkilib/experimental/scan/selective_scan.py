@@ -12,9 +12,9 @@ import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load, piece, store
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
-P_MAX = nl.tile_size.pmax
 TIME_TILE = nl.tile_size.gemm_moving_fmax  # columns of a PSUM bank
 SPREAD_BYTES = 32 * 1024  # of B, and of C, for all states in each partition
 STATE_GROUP = 4  # states in one instruction
@@ -80,7 +80,7 @@ class ChannelTile(nl.NKIObject):
 
 def my_channel_tiles(batch: int, batches: int, channels: int):
     """The tiles of 128 channels of a batch that this core works on."""
-    tiles = TiledRange(channels, P_MAX)
+    tiles = TiledRange(channels, PMAX)
     start, end = program_share(batches * len(tiles))
     mine = []
     for tile in tiles:
@@ -91,9 +91,9 @@ def my_channel_tiles(batch: int, batches: int, channels: int):
 
 
 def identity_tile():
-    identity = nl.ndarray((P_MAX, P_MAX), nl.float32, buffer=nl.sbuf)
+    identity = nl.ndarray((PMAX, PMAX), nl.float32, buffer=nl.sbuf)
     nisa.memset(identity, 1.0)
-    nisa.affine_select(identity, [[-1, P_MAX]], 1, identity, 0.0, cmp_op=nl.equal)
+    nisa.affine_select(identity, [[-1, PMAX]], 1, identity, 0.0, cmp_op=nl.equal)
     return identity
 
 
@@ -115,15 +115,15 @@ def time_tile(states: int) -> int:
 def spread(matrix: Any, times: Any):
     """Columns of a matrix [n, L] in every partition: [128, n, columns]."""
     columns = matrix[:, times.start_offset : times.end_offset]
-    tile = nl.ndarray((P_MAX, matrix.shape[0], times.size), matrix.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(tile, columns.expand_dim(0).broadcast(0, P_MAX))
+    tile = nl.ndarray((PMAX, matrix.shape[0], times.size), matrix.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, columns.expand_dim(0).broadcast(0, PMAX))
     return tile
 
 
 def columns_of(C: Any, times: Any):
     """Time in the partitions: for every 128 columns of C [n, L] a float32 tile [columns, n]."""
     tiles = []
-    for block in TiledRange(times, P_MAX):
+    for block in TiledRange(times, PMAX):
         tile = nl.ndarray((block.size, C.shape[0]), C.dtype, buffer=nl.sbuf)
         nisa.dma_transpose(tile, C[:, block.start_offset : block.end_offset])
         exact = nl.ndarray(tile.shape, nl.float32, buffer=nl.sbuf)
@@ -153,7 +153,7 @@ def add_state(y: Any, h: Any, columns_C: list, n: int, identity: Any):
     """y += C_n h, both [channels, time]. C scales h where time is in the partitions: on the way there
     and back the tensor engine transposes, and the way back adds up in PSUM."""
     channels, width = h.shape
-    for times in TiledRange(width, P_MAX):
+    for times in TiledRange(width, PMAX):
         start, end = times.start_offset, times.end_offset
         turned = nl.ndarray((times.size, channels), nl.float32, buffer=nl.psum)
         nisa.nc_transpose(turned, h[:, start:end])

@@ -12,9 +12,9 @@ import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load, store
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 
-P_MAX = nl.tile_size.pmax
 BANK = nl.tile_size.gemm_moving_fmax  # float32 columns of a PSUM bank
 MAX_CHUNK, MAX_N, MAX_D = 128, 128, 512
 BLOCK_COLUMNS = 4096  # heads x d of the state in SBUF at a time
@@ -67,7 +67,7 @@ def ssd(
     start, end = program_share(all_heads)
     for batch in range(batches):
         mine = TiledRangeIterator(end - start, 0, start, end)
-        for heads in TiledRange(mine, max(1, min(P_MAX, BLOCK_COLUMNS // d))):
+        for heads in TiledRange(mine, max(1, min(PMAX, BLOCK_COLUMNS // d))):
             block = HeadBlock(batch, heads, x, A, B, C, D, initial_state)
             for chunk in TiledRange(x.shape[2], chunk_size):
                 scan_chunk(y, x, dt, B, C, block, chunk, constants)
@@ -80,7 +80,7 @@ class Constants(nl.NKIObject):
 
     def __init__(self, causal_mask: Any):
         size = causal_mask.shape[0]
-        self.ones = nl.ndarray((size, P_MAX), nl.float32, buffer=nl.sbuf)
+        self.ones = nl.ndarray((size, PMAX), nl.float32, buffer=nl.sbuf)
         nisa.memset(self.ones, 1.0)
         square = self.ones[:, 0:size]
         self.not_after = compared(square, nl.less_equal)  # [k, i]: k <= i
@@ -112,7 +112,7 @@ def by_rows(tensor: Any, heads: Any):
 def spread(vector: Any, heads: Any):
     """Elements of a vector [h] in every partition, float32."""
     row = vector[heads.start_offset : heads.end_offset].expand_dim(0)
-    return load(row.broadcast(0, P_MAX), nl.float32)
+    return load(row.broadcast(0, PMAX), nl.float32)
 
 
 def compared(ones: Any, compare: Any):

@@ -15,10 +15,10 @@ import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info, is_hbm_buffer
 from nkilib.core.utils.stream_shuffle_broadcast import stream_shuffle_broadcast
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.subkernels.tie_order import PASS, put_places
 
-P_MAX = nl.tile_size.pmax
 MAX_ELEMENTS = 8192
 BANK_COLUMNS = 512  # float32 of one PSUM bank
 
@@ -40,9 +40,9 @@ def argsort_unstable(data, descending=False, output_in_sbuf=False):
     check(data)
     core = get_verified_program_sharding_info("argsort_unstable", (0, 1), 2)[2]
     total = data.shape[1]
-    tiles = TiledRange(total, P_MAX)
-    places = nl.ndarray((min(total, P_MAX), len(tiles)), nl.int32, buffer=nl.sbuf)
-    row = row_in_all_partitions(data, min(total, P_MAX))
+    tiles = TiledRange(total, PMAX)
+    places = nl.ndarray((min(total, PMAX), len(tiles)), nl.int32, buffer=nl.sbuf)
+    row = row_in_all_partitions(data, min(total, PMAX))
     for tile in tiles:
         put_places_of_tile(places[0 : tile.size, tile.index : tile.index + 1], data, row, tile, descending)
     if total <= BANK_COLUMNS:

@@ -10,9 +10,9 @@ import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_io import load
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
-P_MAX = nl.tile_size.pmax
 MAX_RANKS = 511  # one boundary more than ranks, in a PSUM bank
 
 
@@ -35,13 +35,13 @@ def build_all_to_all_v_metadata(
     result = nl.ndarray((3, ranks), nl.uint32, buffer=nl.shared_hbm)
     tokens, k = expert_index.shape
     if core == 0:
-        rows = min(tokens, P_MAX)
+        rows = min(tokens, PMAX)
         ones = nl.ndarray((rows, 1), nl.bfloat16, buffer=nl.sbuf)
         nisa.memset(ones, 1.0)
         borders = nl.ndarray((rows, ranks + 1), nl.float32, buffer=nl.sbuf)
         nisa.iota(borders, [[E // ranks, ranks + 1]])
         below = nl.ndarray((1, ranks + 1), nl.float32, buffer=nl.psum)
-        for tile in TiledRange(tokens, P_MAX):
+        for tile in TiledRange(tokens, PMAX):
             index = load(expert_index[tile.start_offset : tile.end_offset], nl.float32)
             for column in range(k):
                 less = nl.ndarray((tile.size, ranks + 1), nl.bfloat16, buffer=nl.sbuf)

@@ -19,11 +19,11 @@ from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_shar
 from nkilib.core.utils.masks import all_ones, triangle
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_io import load
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.subkernels.argsort_unstable import argsort_unstable_ref
 from nkilib.experimental.subkernels.tie_order import put_places
 
-P_MAX = nl.tile_size.pmax
 MAX_EXPERTS = 512  # one PSUM bank of counts
 TAIL_WORDS = 3  # of 16 bits behind each row: the affinity, and the token's number in two
 
@@ -99,13 +99,13 @@ class ExpertOrder(nl.NKIObject):
         self.tokens = expert_index.shape[0]
         self.k = expert_index.shape[1]
         self.experts = experts
-        share = program_share(self.tokens, P_MAX)
+        share = program_share(self.tokens, PMAX)
         self.start = share[0]
         self.end = share[1]
         self.index = load_index(expert_index)  # uint32 [128, tiles, K]
         self.numbers = nl.ndarray(self.index.shape, nl.float32, buffer=nl.sbuf)  # the same
         nisa.tensor_copy(self.numbers, self.index)
-        self.columns = new_tile(P_MAX, experts)
+        self.columns = new_tile(PMAX, experts)
         nisa.iota(self.columns, [[1, experts]])
         self.ones = all_ones(nl.bfloat16)
         self.earlier = triangle(self.ones)
@@ -115,7 +115,7 @@ class ExpertOrder(nl.NKIObject):
     def own_tiles(self) -> list:
         """Tiles of 128 tokens of this core."""
         own = []
-        for tile in TiledRange(self.tokens, P_MAX):
+        for tile in TiledRange(self.tokens, PMAX):
             if self.start <= tile.start_offset and tile.start_offset < self.end:
                 own.append(tile)
         return own
@@ -125,24 +125,24 @@ class ExpertOrder(nl.NKIObject):
 
     def count_all(self) -> None:
         """How often every expert is chosen: by all tokens, and by those before this core's."""
-        every = nl.ndarray((P_MAX, self.experts), nl.float32, buffer=nl.psum)
-        mine = nl.ndarray((P_MAX, self.experts), nl.float32, buffer=nl.psum)
-        for tile in TiledRange(self.tokens, P_MAX):
+        every = nl.ndarray((PMAX, self.experts), nl.float32, buffer=nl.psum)
+        mine = nl.ndarray((PMAX, self.experts), nl.float32, buffer=nl.psum)
+        for tile in TiledRange(self.tokens, PMAX):
             hits = self.one_hot(tile)
             for hit in hits:
                 nisa.nc_matmul(every, self.ones[0 : tile.size], hit)
                 if tile.start_offset < self.start:
                     nisa.nc_matmul(mine, self.ones[0 : tile.size], hit)
-        self.equal = new_tile(P_MAX, self.experts)
-        self.before = new_tile(P_MAX, self.experts)
+        self.equal = new_tile(PMAX, self.experts)
+        self.before = new_tile(PMAX, self.experts)
         nisa.tensor_copy(self.equal, every)
         if self.start > 0:
             nisa.tensor_copy(self.before, mine)
         else:
             nisa.memset(self.before, 0.0)
-        ones = new_tile(P_MAX, self.experts)
+        ones = new_tile(PMAX, self.experts)
         nisa.memset(ones, 1.0)
-        self.greater = new_tile(P_MAX, self.experts)
+        self.greater = new_tile(PMAX, self.experts)
         nisa.tensor_tensor_scan(self.greater, ones, self.equal, 0.0, op0=nl.multiply, op1=nl.add)
         total = float(self.tokens * self.k)
         nisa.tensor_scalar(self.greater, self.greater, nl.multiply, -1.0, op1=nl.add, operand1=total)
@@ -160,7 +160,7 @@ class ExpertOrder(nl.NKIObject):
     def places_of(self, tile: Any) -> Any:
         """int32 [tokens, K], of the next tile."""
         above = nl.ndarray((tile.size, self.experts), nl.float32, buffer=nl.psum)
-        whole = nl.ndarray((P_MAX, self.experts), nl.float32, buffer=nl.psum)
+        whole = nl.ndarray((PMAX, self.experts), nl.float32, buffer=nl.psum)
         for hit in self.one_hot(tile):
             nisa.nc_matmul(above, self.earlier[0 : tile.size, 0 : tile.size], hit)
             nisa.nc_matmul(whole, self.ones[0 : tile.size], hit)
@@ -195,20 +195,20 @@ def new_tile(rows: int, columns: int) -> Any:
 def load_index(expert_index: Any) -> Any:
     """expert_index[128 n + p, k] at [p, n, k], as uint32."""
     tokens, k = expert_index.shape
-    full, rest = tokens // P_MAX, tokens % P_MAX
-    tile = nl.ndarray((P_MAX, div_ceil(tokens, P_MAX), k), expert_index.dtype, buffer=nl.sbuf)
+    full, rest = tokens // PMAX, tokens % PMAX
+    tile = nl.ndarray((PMAX, div_ceil(tokens, PMAX), k), expert_index.dtype, buffer=nl.sbuf)
     if rest > 0:
         nisa.memset(tile[:, full, :], 0)
-        nisa.dma_copy(tile[0:rest, full, :], expert_index[full * P_MAX :])
+        nisa.dma_copy(tile[0:rest, full, :], expert_index[full * PMAX :])
     if full > 0:
-        whole = expert_index[0 : full * P_MAX].reshape_dim(0, (full, P_MAX))
+        whole = expert_index[0 : full * PMAX].reshape_dim(0, (full, PMAX))
         nisa.dma_copy(tile[:, 0:full, :], whole.permute((1, 0, 2)))
     return tile.view(nl.uint32)
 
 
 def smaller_columns(k: int) -> Any:
     """[128, K, K]: 1 at [i, j] where j < i, in every partition."""
-    tile = nl.ndarray((P_MAX, k, k), nl.float32, buffer=nl.sbuf)
+    tile = nl.ndarray((PMAX, k, k), nl.float32, buffer=nl.sbuf)
     nisa.iota(tile, [[1, k], [-1, k]])
     nisa.tensor_scalar(tile, tile, nl.greater, 0.0)
     return tile

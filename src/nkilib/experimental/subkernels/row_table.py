@@ -14,9 +14,9 @@ import nki.language as nl
 from nkilib.core.mlp.decode import swap
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.masks import all_ones, triangle
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
-P_MAX = nl.tile_size.pmax
 ID_WORDS = 2  # 16-bit columns that hold a token's number
 TILES_BY_BINS = 8192  # running counts in each partition
 LANE_BITS = 7  # of 128 tokens, or entries in as many partitions
@@ -47,24 +47,24 @@ class RowTable(nl.NKIObject):
 def token_numbers(data: Any, base: int) -> Any:
     """The token of row R' p + n at [p, n], float32, R' rows in each partition; -1 behind the last row."""
     total = data.shape[0]
-    each = div_ceil(total, P_MAX)
-    ids = nl.ndarray((P_MAX, each, ID_WORDS), data.dtype, buffer=nl.sbuf)
+    each = div_ceil(total, PMAX)
+    ids = nl.ndarray((PMAX, each, ID_WORDS), data.dtype, buffer=nl.sbuf)
     full, rest = total // each, total % each
     words = data[:, data.shape[1] - ID_WORDS :]
-    if full < P_MAX:
+    if full < PMAX:
         nisa.memset(ids.view(nl.int32), base - 1)
     if full > 0:
         nisa.dma_copy(ids[0:full], words[0 : full * each].reshape_dim(0, (full, each)))
     if rest > 0:
         nisa.dma_copy(ids[full : full + 1, 0:rest, :], words[full * each :].expand_dim(0))
-    tokens = nl.ndarray((P_MAX, each), nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(tokens, ids.view(nl.int32).reshape((P_MAX, each)), nl.subtract, float(base))
+    tokens = nl.ndarray((PMAX, each), nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(tokens, ids.view(nl.int32).reshape((PMAX, each)), nl.subtract, float(base))
     return tokens
 
 
 def row_numbers(each: int) -> Any:
     """The row at [p, n] of token_numbers, float32."""
-    rows = nl.ndarray((P_MAX, each), nl.float32, buffer=nl.sbuf)
+    rows = nl.ndarray((PMAX, each), nl.float32, buffer=nl.sbuf)
     nisa.iota(rows, [[1, each]], channel_multiplier=each)
     return rows
 
@@ -94,14 +94,14 @@ def all_rows(data: Any, tokens: int, base: int) -> RowSet:
 
 def rows_by_bin(data: Any, tokens: int, k: int, base: int, n_prgs: int, core: int) -> RowTable:
     """The table of all bins; a bin has K entries for each of its 128 tokens. Cores share the work."""
-    bins = div_ceil(tokens, P_MAX)
+    bins = div_ceil(tokens, PMAX)
     numbers = token_numbers(data, base)
     entries = Entries(numbers, tokens, bins, k)
-    found = nl.ndarray((P_MAX, bins * k), nl.float32, buffer=nl.sbuf)
+    found = nl.ndarray((PMAX, bins * k), nl.float32, buffer=nl.sbuf)
     for part in TiledRange(bins * k, BANK_COLUMNS):
-        columns = nl.ndarray((P_MAX, part.size), nl.float32, buffer=nl.sbuf)
+        columns = nl.ndarray((PMAX, part.size), nl.float32, buffer=nl.sbuf)
         nisa.iota(columns, [[1, part.size]], offset=part.start_offset)
-        sums = nl.ndarray((P_MAX, part.size), nl.float32, buffer=nl.psum)
+        sums = nl.ndarray((PMAX, part.size), nl.float32, buffer=nl.psum)
         for n in range(core, numbers.shape[1], n_prgs):
             entries.add(sums, columns, n)
         nisa.tensor_copy(found[:, part.start_offset : part.end_offset], sums)
@@ -118,7 +118,7 @@ def unpack(found: Any) -> RowTable:
     tokens = nl.ndarray(shape, nl.float32, nl.sbuf)
     nisa.tensor_scalar(value, found, nl.subtract, 1.0)
     nisa.tensor_scalar(places, value, nl.right_shift, LANE_BITS)
-    nisa.tensor_scalar(lane, value, nl.bitwise_and, P_MAX - 1)
+    nisa.tensor_scalar(lane, value, nl.bitwise_and, PMAX - 1)
     nisa.tensor_scalar(used, found, nl.greater, 0.0)
     nisa.tensor_copy(tokens, where(used, lane))
     nisa.tensor_copy(places, where(used, places))
@@ -136,27 +136,27 @@ class Entries(nl.NKIObject):
         nisa.tensor_copy(whole, numbers)
         nisa.tensor_scalar(bin_of, whole, nl.right_shift, LANE_BITS)
         self.value = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)  # 1 + 128 row + token in its bin
-        nisa.tensor_scalar(whole, whole, nl.bitwise_and, P_MAX - 1)
+        nisa.tensor_scalar(whole, whole, nl.bitwise_and, PMAX - 1)
         rows = row_numbers(shape[1])
-        nisa.scalar_tensor_tensor(self.value, rows, nl.multiply, float(P_MAX), nl.add, whole)
+        nisa.scalar_tensor_tensor(self.value, rows, nl.multiply, float(PMAX), nl.add, whole)
         nisa.tensor_scalar(self.value, self.value, nl.add, 1.0)
         counts = places_in_bins(bin_of, valid, bins)
-        nisa.scalar_tensor_tensor(valid, counts, nl.less, float(P_MAX * k), nl.multiply, valid)
+        nisa.scalar_tensor_tensor(valid, counts, nl.less, float(PMAX * k), nl.multiply, valid)
         nisa.tensor_tensor(self.value, self.value, valid, op=nl.multiply)
         nisa.tensor_copy(whole, counts)
         self.lane = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
         self.column = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
         part = nl.ndarray(shape, nl.int32, buffer=nl.sbuf)
-        nisa.tensor_scalar(part, whole, nl.bitwise_and, P_MAX - 1)
+        nisa.tensor_scalar(part, whole, nl.bitwise_and, PMAX - 1)
         nisa.tensor_copy(self.lane, part)
         nisa.tensor_scalar(part, whole, nl.right_shift, LANE_BITS)
         nisa.scalar_tensor_tensor(self.column, bin_of, nl.multiply, float(k), nl.add, part)
-        self.lanes = nl.ndarray((P_MAX, P_MAX), nl.float32, buffer=nl.sbuf)
-        nisa.iota(self.lanes, [[1, P_MAX]])
+        self.lanes = nl.ndarray((PMAX, PMAX), nl.float32, buffer=nl.sbuf)
+        nisa.iota(self.lanes, [[1, PMAX]])
 
     def add(self, sums: Any, columns: Any, n: int) -> None:
         """The rows at [:, n], by one matmul of one-hot lanes with values in their columns."""
-        lane = nl.ndarray((P_MAX, P_MAX), nl.float32, buffer=nl.sbuf)
+        lane = nl.ndarray((PMAX, PMAX), nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(lane, self.lanes, nl.equal, self.lane[:, n : n + 1])
         value = nl.ndarray(columns.shape, nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(
@@ -175,16 +175,16 @@ def places_in_bins(bin_of: Any, valid: Any, bins: int) -> Any:
     each = bin_of.shape[1]
     number = nl.ndarray(bin_of.shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(number, where(valid, bin_of))
-    hits = nl.ndarray((P_MAX, bins, each), nl.bfloat16, buffer=nl.sbuf)
-    totals = nl.ndarray((P_MAX, bins), nl.float32, buffer=nl.sbuf)
+    hits = nl.ndarray((PMAX, bins, each), nl.bfloat16, buffer=nl.sbuf)
+    totals = nl.ndarray((PMAX, bins), nl.float32, buffer=nl.sbuf)
     for b in range(bins):
         total = totals[:, b : b + 1]
         nisa.tensor_scalar_reduce(hits[:, b, :], number, nl.equal, float(b), nl.add, reduce_res=total)
-    base = nl.ndarray((P_MAX, bins), nl.float32, buffer=nl.sbuf)
+    base = nl.ndarray((PMAX, bins), nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(base, earlier_partitions(totals))
-    ones = nl.ndarray((P_MAX, each), nl.bfloat16, buffer=nl.sbuf)
+    ones = nl.ndarray((PMAX, each), nl.bfloat16, buffer=nl.sbuf)
     nisa.memset(ones, 1.0)
-    running = nl.ndarray((P_MAX, bins, each), nl.float32, buffer=nl.sbuf)
+    running = nl.ndarray((PMAX, bins, each), nl.float32, buffer=nl.sbuf)
     for b in range(bins):
         start = base[:, b : b + 1]
         nisa.tensor_tensor_scan(running[:, b, :], ones, hits[:, b, :], start, op0=nl.multiply, op1=nl.add)
@@ -192,7 +192,7 @@ def places_in_bins(bin_of: Any, valid: Any, bins: int) -> Any:
     nisa.iota(column, [[1, each]])
     nisa.scalar_tensor_tensor(index, bin_of, nl.multiply, float(each), nl.add, column)
     counts = nl.ndarray(bin_of.shape, nl.float32, buffer=nl.sbuf)
-    nisa.nc_n_gather(counts, running.reshape((P_MAX, bins * each)), index.view(nl.uint32))
+    nisa.nc_n_gather(counts, running.reshape((PMAX, bins * each)), index.view(nl.uint32))
     nisa.tensor_scalar(counts, counts, nl.subtract, 1.0)
     return counts
 

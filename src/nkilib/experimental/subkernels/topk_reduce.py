@@ -20,12 +20,12 @@ from nkilib.core.utils.kernel_helpers import (
     interleave_copy,
     program_share,
 )
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.subkernels.row_table import (
     BANK_COLUMNS,
     ID_WORDS,
     MAX_ROWS,
-    P_MAX,
     TILES_BY_BINS,
     RowSet,
     all_rows,
@@ -55,13 +55,13 @@ def topk_reduce(input, T, K, token_base_index=1):
     width = input.shape[1] - ID_WORDS
     result = nl.ndarray((T, width), input.dtype, buffer=nl.shared_hbm)
     gather = Gather(input, min(width, BANK_COLUMNS * BANKS))
-    if T <= P_MAX:
+    if T <= PMAX:
         start, end = program_share(width)
         reduce_tile(result[:, start:end], gather, all_rows(input, T, token_base_index), start)
         return result
-    first, last = program_share(T, P_MAX)
+    first, last = program_share(T, PMAX)
     table = rows_by_bin(input, T, K, token_base_index, n_prgs, core)
-    for tile in TiledRange(T, P_MAX):
+    for tile in TiledRange(T, PMAX):
         if first <= tile.start_offset and tile.start_offset < last:
             rows = table.of_bin(tile.index, K)
             reduce_tile(result[tile.start_offset : tile.end_offset], gather, rows, 0)
@@ -81,9 +81,9 @@ def check(data: Any, tokens: int, k: int, n_prgs: int) -> None:
     width = data.shape[1] - ID_WORDS
     kernel_assert(width % n_prgs == 0, f"input: got H = {width}, allowed are multiples of {n_prgs} cores")
     rows = data.shape[0]
-    fits = div_ceil(rows, P_MAX) * div_ceil(tokens, P_MAX) <= TILES_BY_BINS and rows <= MAX_ROWS
+    fits = div_ceil(rows, PMAX) * div_ceil(tokens, PMAX) <= TILES_BY_BINS and rows <= MAX_ROWS
     kernel_assert(
-        tokens <= P_MAX or fits,
+        tokens <= PMAX or fits,
         f"T: got {tokens} with {rows} rows, allowed are 128, or 2^17 rows and products up to 2^27",
     )
 
@@ -95,7 +95,7 @@ class Gather(nl.NKIObject):
         self.data = data
         self.tiles = []
         for i in range(BUFFERS):
-            tile = nl.ndarray((P_MAX, columns), data.dtype, buffer=nl.sbuf)
+            tile = nl.ndarray((PMAX, columns), data.dtype, buffer=nl.sbuf)
             nisa.memset(tile, 0.0, engine=nisa.gpsimd_engine if i % 2 == 0 else nisa.vector_engine)
             self.tiles.append(tile)
         self.next = 0
@@ -104,7 +104,7 @@ class Gather(nl.NKIObject):
         """Columns column ... of the rows at these places, [128, columns]; places outside are skipped."""
         tile = self.tiles[self.next][:, 0:columns]
         self.next = (self.next + 1) % BUFFERS
-        pattern = [[self.data.shape[1], P_MAX], [1, columns]]
+        pattern = [[self.data.shape[1], PMAX], [1, columns]]
         source = self.data.ap(pattern, offset=column, vector_offset=places)
         nisa.dma_copy(tile, source, oob_mode=nisa.oob_mode.skip)
         return tile
@@ -132,11 +132,11 @@ def reduce_tile(dst: Any, gather: Gather, rows: RowSet, column: int) -> None:
 
 def selections(rows: RowSet, tokens: int, dtype: Any) -> list:
     """For each 128 rows [row, token]: 1 where the row is the token's."""
-    columns = nl.ndarray((P_MAX, tokens), nl.float32, buffer=nl.sbuf)
+    columns = nl.ndarray((PMAX, tokens), nl.float32, buffer=nl.sbuf)
     nisa.iota(columns, [[1, tokens]])
     choices = []
     for i in range(rows.places.shape[1]):
-        choice = nl.ndarray((P_MAX, tokens), dtype, buffer=nl.sbuf)
+        choice = nl.ndarray((PMAX, tokens), dtype, buffer=nl.sbuf)
         nisa.tensor_scalar(choice, columns, nl.equal, rows.tokens[:, i : i + 1])
         choices.append(choice)
     return choices

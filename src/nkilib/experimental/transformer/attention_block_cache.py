@@ -7,7 +7,7 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.qkv.qkv_outputs import runs
-from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockSizes
 
 FAR_AWAY = 2**30  # a row that no cache has
@@ -120,7 +120,7 @@ def write_columns(cache: Any, rows: Any, n: BlockSizes, places: Places) -> None:
 def update_caches(keys: list, values: list, n: BlockSizes, c: BlockCaches, n_prgs: int, core: int) -> None:
     """The first core writes keys, the last one values; tiles of up to 128 tokens."""
     for i in range(len(keys)):
-        places = Places(n, c, i * PARTITIONS, keys[i].shape[0])
+        places = Places(n, c, i * PMAX, keys[i].shape[0])
         if core == 0 and c.keys_transposed:
             write_columns(c.keys, keys[i], n, places)
         elif core == 0:

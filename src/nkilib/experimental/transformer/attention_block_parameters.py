@@ -9,7 +9,7 @@ import nki.language as nl
 from nkilib.core.qkv.qkv_checks import MOST_DECODED
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
-from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tile_sizes import PMAX
 
 DEFAULT_EPS = 1e-6
 
@@ -92,9 +92,7 @@ def refuse_packing(fp8_packed: bool, swizzled: bool) -> None:
 
 
 def check_block(n: BlockSizes, w_qkv: Any, c: BlockCaches) -> None:
-    kernel_assert(
-        n.depth % 2 == 0 and n.depth <= PARTITIONS, f"V_cache: got d = {n.depth}, allowed: even <= 128"
-    )
+    kernel_assert(n.depth % 2 == 0 and n.depth <= PMAX, f"V_cache: got d = {n.depth}, allowed: even <= 128")
     kernel_assert(
         n.heads > 0 and w_qkv.shape[1] == (n.heads + 2) * n.depth,
         f"W_qkv: got {w_qkv.shape[1]} columns, expected (N + 2) d with d = {n.depth}",

@@ -15,8 +15,8 @@ from nkilib.core.qkv.qkv_parameters import K, Q, QKVParameters
 from nkilib.core.utils.common_types import DtypeMode, NormType, QKVWeightLayout, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
-from nkilib.core.utils.projection import PARTITIONS
 from nkilib.core.utils.projection_results import store_rows
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.experimental.transformer.attention_block_attend import Masks, attend
 from nkilib.experimental.transformer.attention_block_cache import update_caches
 from nkilib.experimental.transformer.attention_block_heads import (
@@ -193,7 +193,7 @@ def attention_block_tkg(
     keys, values = [], []
     rows = projected_rows(p, n_prgs, core)
     for i in range(len(rows)):
-        first, count = i * PARTITIONS, rows[i].shape[0]
+        first, count = i * PMAX, rows[i].shape[0]
         turns = None
         if cos is not None:
             turns = Turns(cos, sin, bool(rope_contiguous_layout), first, count)
@@ -230,7 +230,7 @@ def key_columns(keys: list, n: BlockSizes) -> Any:
     """Tiles [tokens <= 128, d] as [d, tokens]."""
     turned = nl.ndarray((n.depth, 1, n.tokens()), keys[0].dtype, buffer=nl.sbuf)
     for i in range(len(keys)):
-        first = i * PARTITIONS
+        first = i * PMAX
         turn(keys[i].expand_dim(1), turned[:, :, first : first + keys[i].shape[0]])
     return turned.reshape((n.depth, n.tokens()))
 

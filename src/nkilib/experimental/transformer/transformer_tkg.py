@@ -13,7 +13,7 @@ from nkilib.core.qkv.qkv_tokens import part_of, spread_part
 from nkilib.core.utils.common_types import ActFnType, ComputationMode, DtypeMode, NormType, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
-from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.experimental.transformer.attention_block_tkg import attention_block_tkg
 from nkilib.experimental.transformer.transformer_ref import transformer_tkg_ref
 
@@ -101,14 +101,14 @@ def transformer_tkg(
     )
     kernel_assert(mask is not None, "attention_mask: got None, expected [S_ctx, B, N, S]")
     kernel_assert(
-        len(X.shape) == 3 and X.shape[2] % PARTITIONS == 0,
-        f"X: got shape {tuple(X.shape)}, expected [B, S, H] with H a multiple of {PARTITIONS}",
+        len(X.shape) == 3 and X.shape[2] % PMAX == 0,
+        f"X: got shape {tuple(X.shape)}, expected [B, S, H] with H a multiple of {PMAX}",
     )
     sharding = get_verified_program_sharding_info("transformer_tkg", (0, 1), 2)
     n_prgs, core = sharding[1], sharding[2]
     kernel_assert(
-        X.shape[2] % (PARTITIONS * n_prgs) == 0,
-        f"X: got H = {X.shape[2]}, {n_prgs} cores take multiples of {PARTITIONS * n_prgs}",
+        X.shape[2] % (PMAX * n_prgs) == 0,
+        f"X: got H = {X.shape[2]}, {n_prgs} cores take multiples of {PMAX * n_prgs}",
     )
     x = loaded(X, n_prgs)
     for layer in range(num_layers):
@@ -185,7 +185,7 @@ def rows_of(hidden: Any) -> Any:
 def loaded(hidden: Any, n_prgs: int) -> Any:
     """[B, S, H] as [128, B S, H / 128]: neighbours in a partition, for two cores by halves of H."""
     rows = rows_of(hidden)
-    tile = nl.ndarray((PARTITIONS, rows.shape[0], rows.shape[1] // PARTITIONS), rows.dtype, buffer=nl.sbuf)
+    tile = nl.ndarray((PMAX, rows.shape[0], rows.shape[1] // PMAX), rows.dtype, buffer=nl.sbuf)
     for part in range(n_prgs):
         nisa.dma_copy(part_of(tile, part, n_prgs), spread_part(rows, part, n_prgs))
     return tile
@@ -201,7 +201,7 @@ def plus(x: Any, update: Any) -> Any:
 def both_halves(own: Any, core: int) -> Any:
     """The columns of both cores, [128, H / 128, tokens], of this core's half of them."""
     width, tokens = own.shape[1], own.shape[2]
-    out = nl.ndarray((PARTITIONS, 2 * width, tokens), own.dtype, buffer=nl.sbuf)
+    out = nl.ndarray((PMAX, 2 * width, tokens), own.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(out[:, core * width : (core + 1) * width, :], own)
     nisa.tensor_copy(out[:, (1 - core) * width : (2 - core) * width, :], swap(own, core, 0))
     return out

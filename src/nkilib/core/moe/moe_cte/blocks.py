@@ -19,7 +19,7 @@ from nkilib.core.moe.moe_cte.moe_cte_parameters import (
 )
 from nkilib.core.moe.moe_cte.routing import Repeats, Routing, RoutingSource
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
-from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
 ZERO_BYTES = 16 * 1024  # of zeros that each partition stores at a time
@@ -85,7 +85,7 @@ def new_outputs(p: ExpertsParameters) -> Outputs:
 
 def zero_tile(columns: int, dtype: Any) -> Any:
     """Zeros to `clear` rows of up to so many columns with."""
-    zeros = nl.ndarray((PARTITIONS, columns), dtype, buffer=nl.sbuf)
+    zeros = nl.ndarray((PMAX, columns), dtype, buffer=nl.sbuf)
     nisa.memset(zeros, 0.0)
     return zeros
 
@@ -94,13 +94,13 @@ def clear(rows: Any, zeros: Any) -> None:
     """Zeros in all rows of a part of HBM."""
     count, columns = rows.shape
     source = zeros[:, 0:columns]
-    full = count // PARTITIONS
+    full = count // PMAX
     for group in TiledRange(full, max(1, ZERO_BYTES // (2 * columns))):
-        part = rows[group.start_offset * PARTITIONS : group.end_offset * PARTITIONS]
-        place = part.reshape_dim(0, (group.size, PARTITIONS)).permute((1, 0, 2))
+        part = rows[group.start_offset * PMAX : group.end_offset * PMAX]
+        place = part.reshape_dim(0, (group.size, PMAX)).permute((1, 0, 2))
         nisa.dma_copy(place, source.expand_dim(1).broadcast(1, group.size))
-    if count % PARTITIONS != 0:
-        nisa.dma_copy(rows[full * PARTITIONS :], source[0 : count % PARTITIONS])
+    if count % PMAX != 0:
+        nisa.dma_copy(rows[full * PMAX :], source[0 : count % PMAX])
 
 
 def run_static(

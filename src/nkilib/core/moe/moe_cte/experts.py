@@ -23,7 +23,6 @@ from nkilib.core.utils.common_types import ExpertAffinityScaleMode, GateUpDim
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.projection import (
     BANK_COLUMNS,
-    PARTITIONS,
     Activations,
     Block,
     load_weights,
@@ -35,6 +34,7 @@ from nkilib.core.utils.projection import (
     weight_chunks,
 )
 from nkilib.core.utils.projection_results import beside, new_rows
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import transpose_rows
 
@@ -72,38 +72,38 @@ def share_of(p: ExpertsParameters, cores: int, core: int) -> Share:
 def gather_tokens(p: ExpertsParameters, unit: Unit) -> Activations:
     """The tokens of a unit as gate and up contract them. Where there is no row for padding, zeros."""
     size = hidden_size(p)
-    tile = nl.ndarray((PARTITIONS, size // PARTITIONS, unit.size), matmul_dtype(p), buffer=nl.sbuf)
+    tile = nl.ndarray((PMAX, size // PMAX, unit.size), matmul_dtype(p), buffer=nl.sbuf)
     missing = nisa.oob_mode.skip if p.skip_token else nisa.oob_mode.error
     if p.hidden.dtype == tile.dtype and tile.dtype != nl.float32:
         if p.skip_token:
             nisa.memset(tile, 0.0, engine=nisa.gpsimd_engine)
         source = p.hidden.ap(
-            [[size, unit.size], [PARTITIONS, size // PARTITIONS], [1, PARTITIONS]],
+            [[size, unit.size], [PMAX, size // PMAX], [1, PMAX]],
             vector_offset=unit.rows.view(nl.uint32),
         )
         nisa.dma_transpose(tile, source, oob_mode=missing)
         return Activations(tile, size)
-    for c in range(unit.size // PARTITIONS):
-        rows = nl.ndarray((PARTITIONS, size), p.hidden.dtype, buffer=nl.sbuf)
+    for c in range(unit.size // PMAX):
+        rows = nl.ndarray((PMAX, size), p.hidden.dtype, buffer=nl.sbuf)
         if p.skip_token:
             nisa.memset(rows, 0.0)
         nisa.dma_copy(rows, p.hidden.vector_select(0, unit.rows[:, c : c + 1]), oob_mode=missing)
-        transpose_rows(tile, 0, c * PARTITIONS, rows)
+        transpose_rows(tile, 0, c * PMAX, rows)
     return Activations(tile, size)
 
 
 def affinity_row(unit: Unit) -> Any:
     """The affinities of a unit along the free dimension, in every partition: [128, tokens], float32."""
-    row = nl.ndarray((PARTITIONS, unit.size), nl.float32, buffer=nl.sbuf)
-    identity = nl.shared_identity_matrix(PARTITIONS, nl.float32)
-    ones = nl.ndarray((PARTITIONS, PARTITIONS), nl.float32, buffer=nl.sbuf)
+    row = nl.ndarray((PMAX, unit.size), nl.float32, buffer=nl.sbuf)
+    identity = nl.shared_identity_matrix(PMAX, nl.float32)
+    ones = nl.ndarray((PMAX, PMAX), nl.float32, buffer=nl.sbuf)
     nisa.memset(ones, 1.0)
-    for c in range(unit.size // PARTITIONS):
-        diagonal = nl.ndarray((PARTITIONS, PARTITIONS), nl.float32, buffer=nl.sbuf)
+    for c in range(unit.size // PMAX):
+        diagonal = nl.ndarray((PMAX, PMAX), nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(diagonal, identity, nl.multiply, unit.affinity[:, c : c + 1])
-        spread = nl.ndarray((PARTITIONS, PARTITIONS), nl.float32, buffer=nl.psum)
+        spread = nl.ndarray((PMAX, PMAX), nl.float32, buffer=nl.psum)
         nisa.nc_matmul(spread, ones, diagonal)
-        nisa.tensor_copy(row[:, c * PARTITIONS : (c + 1) * PARTITIONS], spread)
+        nisa.tensor_copy(row[:, c * PMAX : (c + 1) * PMAX], spread)
     return row
 
 
@@ -122,7 +122,7 @@ def middle_parts(p: ExpertsParameters, share: Share, unit: Unit, out: Outputs) -
 def middle(p: ExpertsParameters, share: Share, unit: Unit, x: Activations, out: Outputs) -> Activations:
     """act(gate) * up, feature-major: the layout that down contracts."""
     first, count = share.core * share.inner, share.inner
-    tile = nl.ndarray((PARTITIONS, div_ceil(count, PARTITIONS), unit.size), matmul_dtype(p), buffer=nl.sbuf)
+    tile = nl.ndarray((PMAX, div_ceil(count, PMAX), unit.size), matmul_dtype(p), buffer=nl.sbuf)
     row = affinity_row(unit) if p.scaling in BEFORE else None
     for span in TiledRange(count, span_columns(x, p.gate_up)):
         column = first + span.start_offset
@@ -133,7 +133,7 @@ def middle(p: ExpertsParameters, share: Share, unit: Unit, x: Activations, out: 
         ups = projected(p, GateUpDim.UP, unit, x, row, column, span.size)
         keep_gate_up(out, GateUpDim.UP, unit, ups, column)
         for i in range(len(ups)):
-            dst = tile[0 : ups[i].columns, (span.start_offset + ups[i].column) // PARTITIONS, :]
+            dst = tile[0 : ups[i].columns, (span.start_offset + ups[i].column) // PMAX, :]
             if gates is None:
                 activate(dst, ups[i].sums, p.act_fn)
             else:
@@ -156,7 +156,7 @@ def projected(
     if p.gate_up_bias is not None:
         bias = load_bias_columns(p.gate_up_bias.select(0, unit.expert)[side : side + 1, :], column, columns)
     for block in blocks:
-        tile = block.column // PARTITIONS
+        tile = block.column // PMAX
         factor = None if scale is None else scale[0 : block.columns, tile : tile + 1]
         shift = None if bias is None else bias[0 : block.columns, tile : tile + 1]
         finish(block, factor, row, shift)
@@ -170,9 +170,9 @@ def scale_columns(p: ExpertsParameters, side: int, unit: Unit, column: int, colu
         return None
     scale = scale_of(p.gate_up_scale, unit)
     if scale.shape[1] == 1:
-        tile = nl.ndarray((PARTITIONS, 1), nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(tile, scale.broadcast(0, PARTITIONS))
-        return tile.broadcast(1, div_ceil(columns, PARTITIONS))
+        tile = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(tile, scale.broadcast(0, PMAX))
+        return tile.broadcast(1, div_ceil(columns, PMAX))
     return load_bias_columns(scale, side * intermediate_size(p) + column, columns)
 
 
@@ -213,7 +213,7 @@ def keep_gate_up(out: Outputs, which: GateUpDim, unit: Unit, blocks: list, colum
 def exchanged(own: Activations, share: Share) -> Activations:
     """The other core's columns of the middle."""
     other = nl.ndarray(own.tile.shape, own.tile.dtype, buffer=nl.sbuf)
-    full, rest = own.size // PARTITIONS, own.size % PARTITIONS
+    full, rest = own.size // PMAX, own.size % PMAX
     if full > 0:
         swap(own.tile[:, 0:full, :], other[:, 0:full, :], share.core)
     if rest > 0:
@@ -251,7 +251,7 @@ def finish_unit(
             weights = chunk.weights[:, :, span.start_offset : span.end_offset]
             multiply(blocks, chunk.x, weights, chunk.tile, feature_major=False)
         for block in blocks:
-            c, at = block.token // PARTITIONS, span.start_offset + block.column
+            c, at = block.token // PMAX, span.start_offset + block.column
             finish_down(block, scale, bias, at)
             if kept is not None:
                 nisa.tensor_copy(kept[c][:, at : at + block.columns], block.sums)
@@ -260,8 +260,8 @@ def finish_unit(
         place = mine.vector_select(0, targets[:, c : c + 1])
         nisa.dma_copy(place, rows[c], oob_mode=nisa.oob_mode.skip)
         if kept is not None:
-            start = unit.first + c * PARTITIONS
-            positions = out.down[unit.block][start : start + PARTITIONS, column : column + columns]
+            start = unit.first + c * PMAX
+            positions = out.down[unit.block][start : start + PMAX, column : column + columns]
             nisa.dma_copy(positions, kept[c])
 
 
@@ -307,8 +307,8 @@ def down_rows(p: ExpertsParameters, unit: Unit, column: int, columns: int) -> tu
 
 def broadcast(row: Any) -> Any:
     """A row of HBM in every partition."""
-    tile = nl.ndarray((PARTITIONS, row.shape[1]), row.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(tile, row.broadcast(0, PARTITIONS))
+    tile = nl.ndarray((PMAX, row.shape[1]), row.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, row.broadcast(0, PMAX))
     return tile
 
 

@@ -9,7 +9,8 @@ import nki.language as nl
 from nkilib.core.mlp.mlp_parameters import Linear
 from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
-from nkilib.core.utils.projection import BANK_COLUMNS, FP8, PARTITIONS
+from nkilib.core.utils.projection import BANK_COLUMNS, FP8
+from nkilib.core.utils.tile_sizes import PMAX
 
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 MAX_TOKENS = 32 * 1024
@@ -85,10 +86,10 @@ def matmul_dtype(p: ExpertsParameters) -> Any:
 def tokens_per_pass(p: ExpertsParameters) -> int:
     """How many tokens of a block pass over the weights together: what a PSUM bank and SBUF hold."""
     width = 4 if matmul_dtype(p) == nl.float32 else 2
-    each = 2 * width * hidden_size(p) // PARTITIONS + 3 * width * intermediate_size(p) // PARTITIONS
+    each = 2 * width * hidden_size(p) // PMAX + 3 * width * intermediate_size(p) // PMAX
     tokens = min(BANK_COLUMNS, p.block_size)
-    while tokens > PARTITIONS and (tokens * each > SBUF_BYTES or p.block_size % tokens != 0):
-        tokens -= PARTITIONS
+    while tokens > PMAX and (tokens * each > SBUF_BYTES or p.block_size % tokens != 0):
+        tokens -= PMAX
     return tokens
 
 
@@ -156,9 +157,7 @@ def check_tokens(p: ExpertsParameters) -> None:
 def check_block_size(p: ExpertsParameters, any_block_size: bool) -> None:
     size = p.block_size
     if any_block_size:
-        kernel_assert(
-            size % PARTITIONS == 0 and size > 0, f"block_size: got {size}, allowed are multiples of 128"
-        )
+        kernel_assert(size % PMAX == 0 and size > 0, f"block_size: got {size}, allowed are multiples of 128")
     else:
         kernel_assert(
             size % 256 == 0 and 256 <= size <= 1024,

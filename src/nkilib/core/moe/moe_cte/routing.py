@@ -11,7 +11,7 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tile_sizes import PMAX
 
 
 @dataclass
@@ -53,8 +53,8 @@ class Routing(nl.NKIObject):
         self.source = source
         self.blocks = blocks
         self.passes = source.block_size // source.unit_size
-        self.columns = source.unit_size // PARTITIONS
-        self.shape = (PARTITIONS, blocks, self.passes, self.columns)
+        self.columns = source.unit_size // PMAX
+        self.shape = (PMAX, blocks, self.passes, self.columns)
         ids = load_ids(source.position_to_id)
         experts = load_row(source.block_to_expert, blocks)
         expert = float_tile(experts.shape)
@@ -132,7 +132,7 @@ class Routing(nl.NKIObject):
         )
 
     def taken(self, tile: Any, block: Any, number: int) -> Any:
-        own = nl.ndarray((PARTITIONS, self.columns), tile.dtype, buffer=nl.sbuf)
+        own = nl.ndarray((PMAX, self.columns), tile.dtype, buffer=nl.sbuf)
         nisa.tensor_copy(own, tile.reshape(self.shape)[:, block, number, :])
         return own
 
@@ -171,19 +171,19 @@ def spread(per_block: Any, tile: Any) -> Any:
 
 def load_ids(position_to_id: Any) -> Any:
     """position 128 c + p at [p, c], float32."""
-    columns = position_to_id.size // PARTITIONS
-    raw = int_tile((PARTITIONS, columns))
-    nisa.dma_transpose(raw, position_to_id.reshape((columns, PARTITIONS)))
-    ids = float_tile((PARTITIONS, columns))
+    columns = position_to_id.size // PMAX
+    raw = int_tile((PMAX, columns))
+    nisa.dma_transpose(raw, position_to_id.reshape((columns, PMAX)))
+    ids = float_tile((PMAX, columns))
     nisa.tensor_copy(ids, raw)
     return ids
 
 
 def load_row(vector: Any, count: int) -> Any:
     """The first elements of a vector, float32, in every partition."""
-    raw = nl.ndarray((PARTITIONS, count), vector.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(raw, vector.reshape((1, vector.size))[:, 0:count].broadcast(0, PARTITIONS))
-    row = float_tile((PARTITIONS, count))
+    raw = nl.ndarray((PMAX, count), vector.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(raw, vector.reshape((1, vector.size))[:, 0:count].broadcast(0, PMAX))
+    row = float_tile((PMAX, count))
     nisa.tensor_copy(row, raw)
     return row
 
@@ -249,22 +249,22 @@ class Repeats(nl.NKIObject):
     def __init__(self, source: RoutingSource):
         self.source = source
         size = source.unit_size
-        distance = float_tile((PARTITIONS, size // PARTITIONS, size))
-        nisa.iota(distance, [[-PARTITIONS, size // PARTITIONS], [1, size]], 0, channel_multiplier=-1)
+        distance = float_tile((PMAX, size // PMAX, size))
+        nisa.iota(distance, [[-PMAX, size // PMAX], [1, size]], 0, channel_multiplier=-1)
         self.is_earlier = nl.ndarray(distance.shape, nl.bfloat16, buffer=nl.sbuf)  # [p, c, j]: j < 128 c + p
         nisa.tensor_scalar(self.is_earlier, distance, nl.less, 0.0)
 
     def of(self, unit: Unit) -> tuple:
         """(how often the token of a position is in the unit, rows to write to: -1 for all but the first)."""
         columns = unit.ids.shape[1]
-        row = int_tile((PARTITIONS, unit.size))
+        row = int_tile((PMAX, unit.size))
         block = self.source.position_to_id.reshape((self.source.block_to_expert.size, self.source.block_size))
         ids = block[unit.block].reshape((1, self.source.block_size))[:, unit.first : unit.first + unit.size]
-        nisa.dma_copy(row, ids.broadcast(0, PARTITIONS))
-        counts, earlier = float_tile((PARTITIONS, columns)), float_tile((PARTITIONS, columns))
+        nisa.dma_copy(row, ids.broadcast(0, PMAX))
+        counts, earlier = float_tile((PMAX, columns)), float_tile((PMAX, columns))
         for c in range(columns):
-            same = nl.ndarray((PARTITIONS, unit.size), nl.bfloat16, buffer=nl.sbuf)
-            before = nl.ndarray((PARTITIONS, unit.size), nl.bfloat16, buffer=nl.sbuf)
+            same = nl.ndarray((PMAX, unit.size), nl.bfloat16, buffer=nl.sbuf)
+            before = nl.ndarray((PMAX, unit.size), nl.bfloat16, buffer=nl.sbuf)
             own = unit.ids[:, c : c + 1]
             nisa.tensor_scalar_reduce(same, row, nl.equal, own, nl.add, reduce_res=counts[:, c : c + 1])
             nisa.tensor_tensor(before, same, self.is_earlier[:, c, :], op=nl.multiply)

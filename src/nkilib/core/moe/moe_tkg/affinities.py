@@ -15,7 +15,7 @@ from nkilib.core.moe.moe_tkg.parameters import (
     local_experts,
 )
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
-from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tile_sizes import PMAX
 
 
 def in_sbuf(tensor: Any, dtype: Any, first: int, rows: int) -> Any:
@@ -40,8 +40,8 @@ class Broadcast(nl.NKIObject):
     def put(self, dst: Any, column: Any) -> None:
         """dst[p, t] = column[t, 0]"""
         rows = column.shape[0]
-        bank = nl.ndarray((PARTITIONS, rows), nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(bank, column.broadcast(1, PARTITIONS), self.identity[0:rows, 0:rows])
+        bank = nl.ndarray((PMAX, rows), nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(bank, column.broadcast(1, PMAX), self.identity[0:rows, 0:rows])
         nisa.tensor_copy(dst, bank)
 
 
@@ -55,7 +55,7 @@ def selected_affinities(p: MoEParameters) -> Any:
         index = in_sbuf(p.index, p.index.dtype, 0, tokens)
         chosen = nl.ndarray((tokens, k), nl.float32, buffer=nl.sbuf)
         nisa.nc_n_gather(chosen, all_experts, index.view(nl.uint32))
-    result = nl.ndarray((PARTITIONS, k, tokens), nl.float32, buffer=nl.sbuf)
+    result = nl.ndarray((PMAX, k, tokens), nl.float32, buffer=nl.sbuf)
     broadcast = Broadcast(tokens)
     for column in range(k):
         broadcast.put(result[:, column, :], chosen[:, column : column + 1])

@@ -28,8 +28,8 @@ from nkilib.core.utils.common_types import MoEBlockIOLayout
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.masks import all_ones, triangle
-from nkilib.core.utils.projection import PARTITIONS
 from nkilib.core.utils.tile_io import load, store
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import rows_from_spread, spread_rows
 
@@ -51,16 +51,16 @@ def check_dynamic(p: MoEParameters, block_size: Any) -> None:
 def dynamic_experts(p: MoEParameters, out: Any, cores: int, core: int, block_size: int) -> Any:
     """out = sums over the experts, this core's part of H."""
     tokens, width = token_count(p), hidden_size(p) // cores
-    table = TokenTable(p, min(block_size, PARTITIONS))
+    table = TokenTable(p, min(block_size, PMAX))
     sums = nl.ndarray((tokens, width), nl.float32, buffer=nl.private_hbm)
-    zeros = nl.ndarray((min(tokens, PARTITIONS), width), nl.float32, buffer=nl.sbuf)
+    zeros = nl.ndarray((min(tokens, PMAX), width), nl.float32, buffer=nl.sbuf)
     nisa.memset(zeros, 0.0)
-    for rows in TiledRange(tokens, PARTITIONS):
+    for rows in TiledRange(tokens, PMAX):
         nisa.dma_copy(sums[rows.start_offset : rows.end_offset], zeros[0 : rows.size])
     broadcast = Broadcast(table.block)
     for expert in range(local_experts(p)):
         add_blocks(p, sums, table, broadcast, expert, cores, core)
-    for rows in TiledRange(tokens, PARTITIONS):
+    for rows in TiledRange(tokens, PMAX):
         start, end = rows.start_offset, rows.end_offset
         store(out[start:end, core * width : (core + 1) * width], load(sums[start:end]))
     return out
@@ -83,10 +83,10 @@ def add_blocks(
         x = Tokens(spread_rows([castable(rows, matmul_dtype(p))]), 1, cores)
         weight = None
         if scales_outputs(p):
-            weight = nl.ndarray((PARTITIONS, table.block), nl.float32, buffer=nl.sbuf)
+            weight = nl.ndarray((PMAX, table.block), nl.float32, buffer=nl.sbuf)
             broadcast.put(weight, pairs[:, 1:2].view(nl.float32))
         item = Item(expert, 0, intermediate_size(p), 0, table.block, weight)
-        total = nl.ndarray((PARTITIONS, sums.shape[1] // PARTITIONS, table.block), nl.float32, buffer=nl.sbuf)
+        total = nl.ndarray((PMAX, sums.shape[1] // PMAX, table.block), nl.float32, buffer=nl.sbuf)
         nisa.memset(total, 0.0)
         add_ready(p, total, x, step_middles(p, x, [item], core), core)
         results = nl.ndarray((table.block, sums.shape[1]), nl.float32, buffer=nl.sbuf)
@@ -111,11 +111,11 @@ class TokenTable(nl.NKIObject):
         self.blocks = cells.reshape((experts, self.capacity, block, PAIR))
         self.ones = all_ones(nl.bfloat16)
         self.earlier = triangle(self.ones)
-        self.counts = nl.ndarray((PARTITIONS, experts), nl.float32, buffer=nl.sbuf)
+        self.counts = nl.ndarray((PMAX, experts), nl.float32, buffer=nl.sbuf)
         nisa.memset(self.counts, 0.0)
-        for tile in TiledRange(tokens, PARTITIONS):
+        for tile in TiledRange(tokens, PMAX):
             self.enter(p, cells, tile)
-        self.trips = nl.ndarray((PARTITIONS, experts), nl.int32, buffer=nl.sbuf)  # blocks, rounded up
+        self.trips = nl.ndarray((PMAX, experts), nl.int32, buffer=nl.sbuf)  # blocks, rounded up
         half = 0.5 - 0.5 / block
         nisa.tensor_scalar(self.trips, self.counts, nl.multiply, 1.0 / block, op1=nl.add, operand1=half)
 
@@ -150,7 +150,7 @@ class TokenTable(nl.NKIObject):
         hits = nl.ndarray((rows, experts), nl.bfloat16, buffer=nl.sbuf)
         nisa.tensor_scalar(hits, weights, nl.not_equal, 0.0)
         above = nl.ndarray((rows, experts), nl.float32, buffer=nl.psum)
-        whole = nl.ndarray((PARTITIONS, experts), nl.float32, buffer=nl.psum)
+        whole = nl.ndarray((PMAX, experts), nl.float32, buffer=nl.psum)
         nisa.nc_matmul(above, self.earlier[0:rows, 0:rows], hits)
         nisa.nc_matmul(whole, self.ones[0:rows], hits)
         place = nl.ndarray((rows, experts), nl.float32, buffer=nl.sbuf)

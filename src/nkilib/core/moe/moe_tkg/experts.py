@@ -15,7 +15,8 @@ import nki.language as nl
 from nkilib.core.mlp.gate_up import activate, clamp
 from nkilib.core.moe.moe_tkg.parameters import MoEParameters, matmul_dtype, quantized
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS, Block, bytes_of
+from nkilib.core.utils.projection import BANK_COLUMNS, Block, bytes_of
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 
 CHUNK_BYTES = 32 * 1024  # of weights in each partition: 4 MiB for one transfer of gate and up, half for down
@@ -80,12 +81,12 @@ def add_expert(p: MoEParameters, total: Any, x: Tokens, item: Item, middles: lis
 
 def cut(count: int) -> tuple[int, int]:
     """(blocks, partitions) of the middle: equal blocks where that fills most partitions, else full ones."""
-    blocks = div_ceil(count, PARTITIONS)
+    blocks = div_ceil(count, PMAX)
     while count % blocks != 0 and count // blocks >= MIN_PARTITIONS:
         blocks += 1
     if count % blocks == 0:
         return blocks, count // blocks
-    return count // PARTITIONS, PARTITIONS
+    return count // PMAX, PMAX
 
 
 # ---- gate and up ---------------------------------------------------------------------------------
@@ -126,11 +127,11 @@ def stream_gate_up(
     """sums[gate, up] = x W of `blocks` blocks from `column` on; plain biases are added by a matmul."""
     columns = blocks * partitions
     size = x.tile.shape[1] // x.parts
-    rows = p.gate_up.reshape_dim(1, (x.parts, PARTITIONS, size))[:, :, :, :, :, column : column + columns]
+    rows = p.gate_up.reshape_dim(1, (x.parts, PMAX, size))[:, :, :, :, :, column : column + columns]
     moving = x.tile[:, :, item.token : item.token + item.tokens]
     for part in range(x.parts):
         for chunk in TiledRange(size, max(1, CHUNK_BYTES // (2 * columns * bytes_of(p.gate_up)))):
-            weights = nl.ndarray((PARTITIONS, chunk.size, 2, columns), p.gate_up.dtype, buffer=nl.sbuf)
+            weights = nl.ndarray((PMAX, chunk.size, 2, columns), p.gate_up.dtype, buffer=nl.sbuf)
             source = rows[:, part, :, chunk.start_offset : chunk.end_offset]
             nisa.dma_copy(weights, of_expert(source, item))
             for j in range(chunk.size):
@@ -256,7 +257,7 @@ def add_down(p: MoEParameters, total: Any, x: Tokens, item: Item, m: Middle, par
     """total += m W of one part of H, some rows of W at a time."""
     partitions, blocks, tokens = m.tile.shape
     columns = p.down.shape[2] // x.cores
-    size = columns // PARTITIONS
+    size = columns // PMAX
     cells = p.down[:, :, part * columns : (part + 1) * columns]
     scale = part_columns(p.down_scale, item, part, x.cores) if quantized(p) else None
     for chunk in TiledRange(blocks, max(1, CHUNK_BYTES // 2 // (columns * bytes_of(p.down)))):
@@ -265,9 +266,9 @@ def add_down(p: MoEParameters, total: Any, x: Tokens, item: Item, m: Middle, par
         rows = rows.reshape_dim(1, (chunk.size, partitions)).permute((0, 2, 1, 3))
         weights = nl.ndarray((partitions, chunk.size, columns), p.down.dtype, buffer=nl.sbuf)
         nisa.dma_copy(weights, of_expert(rows, item))
-        spread = weights.reshape_dim(2, (PARTITIONS, size))
+        spread = weights.reshape_dim(2, (PMAX, size))
         for group in TiledRange(size, max(1, BANK_COLUMNS // tokens)):
-            bank = nl.ndarray((PARTITIONS, group.size, tokens), nl.float32, buffer=nl.psum)
+            bank = nl.ndarray((PMAX, group.size, tokens), nl.float32, buffer=nl.psum)
             for j in range(group.size):
                 for b in range(chunk.size):
                     features = spread[:, b, :, group.start_offset + j]
@@ -296,7 +297,7 @@ def drain(dst: Any, bank: Any, item: Item, scale: Any, group: TiledRangeIterator
 def part_columns(rows: Any, item: Item, part: int, parts: int) -> Any:
     """Numbers of one part of H as they are spread over the partitions, [128, J]; or one number for all."""
     if rows.shape[1] == 1:
-        number = blocks_of_row(load_row(rows, item), 1, PARTITIONS)
+        number = blocks_of_row(load_row(rows, item), 1, PMAX)
         return number
     return columns_of(spread_row(rows, item, part, parts))
 
@@ -305,7 +306,7 @@ def spread_row(rows: Any, item: Item, part: int, parts: int) -> Any:
     """A row's part of H, [1, J, 128]: feature J p + j at [0, j, p]."""
     columns = rows.shape[1] // parts
     row = load_row(rows[:, part * columns : (part + 1) * columns], item)
-    return row.reshape_dim(1, (PARTITIONS, columns // PARTITIONS)).permute((0, 2, 1))
+    return row.reshape_dim(1, (PMAX, columns // PMAX)).permute((0, 2, 1))
 
 
 def add_down_bias(p: MoEParameters, total: Any, x: Tokens, item: Item, part: int) -> None:
@@ -315,7 +316,7 @@ def add_down_bias(p: MoEParameters, total: Any, x: Tokens, item: Item, part: int
     if item.weight is not None and not item.chosen():
         nisa.tensor_copy(factors, item.weight[0:1])
     for group in TiledRange(row.shape[1], max(1, BANK_COLUMNS // item.tokens)):
-        bank = nl.ndarray((PARTITIONS, group.size, item.tokens), nl.float32, buffer=nl.psum)
+        bank = nl.ndarray((PMAX, group.size, item.tokens), nl.float32, buffer=nl.psum)
         for j in range(group.size):
             nisa.nc_matmul(bank[:, j, :], row[:, group.start_offset + j, :], factors)
         drain(total_of(total, item, group), bank, item, None, group)

@@ -45,7 +45,7 @@ from nkilib.core.utils.common_types import (
 )
 from nkilib.core.utils.kernel_assert import not_built
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
-from nkilib.core.utils.projection import PARTITIONS
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
 FP8_TOKENS = "activations that arrive in FP8 are not built"
@@ -224,15 +224,15 @@ def block_tokens(p: MoEParameters) -> int:
     """Tokens that one pass over the weights serves."""
     if input_in_sbuf(p) or p.output_in_sbuf:
         return BLOCK_TOKENS
-    fit = min(BLOCK_TOKENS, BLOCK_BYTES // (4 * hidden_size(p) // PARTITIONS))
-    return fit if fit < PARTITIONS else fit // PARTITIONS * PARTITIONS
+    fit = min(BLOCK_TOKENS, BLOCK_BYTES // (4 * hidden_size(p) // PMAX))
+    return fit if fit < PMAX else fit // PMAX * PMAX
 
 
 def expert_weights(p: MoEParameters, block: Any) -> Any:
     """Affinities of the local experts, [128, E_L, tokens], the same in every partition."""
-    result = nl.ndarray((PARTITIONS, local_experts(p), block.size), nl.float32, buffer=nl.sbuf)
-    broadcast = Broadcast(min(block.size, PARTITIONS))
-    for token in TiledRange(block.size, PARTITIONS):
+    result = nl.ndarray((PMAX, local_experts(p), block.size), nl.float32, buffer=nl.sbuf)
+    broadcast = Broadcast(min(block.size, PMAX))
+    for token in TiledRange(block.size, PMAX):
         rows = local_affinities(p, block.start_offset + token.start_offset, token.size)
         for expert in range(local_experts(p)):
             dst = result[:, expert, token.start_offset : token.end_offset]

@@ -15,7 +15,8 @@ from nkilib.core.utils.common_types import (
 )
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer, resolve_fp8_dtype
-from nkilib.core.utils.projection import FP8, PARTITIONS
+from nkilib.core.utils.projection import FP8
+from nkilib.core.utils.tile_sizes import PMAX
 
 FLOATS = (nl.float32, nl.bfloat16, nl.float16)
 MAX_TOKENS = 128  # of a call that selects experts
@@ -79,7 +80,7 @@ def token_count(p: MoEParameters) -> int:
 
 def shares_input(p: MoEParameters) -> bool:
     """Each core has its part of H of the tokens in SBUF, and keeps as much of the result."""
-    return input_in_sbuf(p) and p.hidden.shape[2] < hidden_size(p) // PARTITIONS
+    return input_in_sbuf(p) and p.hidden.shape[2] < hidden_size(p) // PMAX
 
 
 def arrives_packed(p: MoEParameters) -> bool:
@@ -115,7 +116,7 @@ def result_dtype(p: MoEParameters) -> Any:
 
 def working_cores(p: MoEParameters, n_prgs: int) -> int:
     """How many cores share the work: each has a part of H, in whole tiles. Else one does it all."""
-    return n_prgs if hidden_size(p) // PARTITIONS % n_prgs == 0 else 1
+    return n_prgs if hidden_size(p) // PMAX % n_prgs == 0 else 1
 
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -137,9 +138,7 @@ def check_weights(p: MoEParameters) -> None:
         f"expert_gate_up_weights: got shape {shape}, expected (E_L, H, 2, I)",
     )
     experts, size, inner = local_experts(p), hidden_size(p), intermediate_size(p)
-    kernel_assert(
-        size % PARTITIONS == 0, f"expert_gate_up_weights: got H = {size}, allowed are multiples of 128"
-    )
+    kernel_assert(size % PMAX == 0, f"expert_gate_up_weights: got H = {size}, allowed are multiples of 128")
     assert_shape(p.down, (experts, inner, size), "expert_down_weights")
     if p.gate_up_bias is not None:
         assert_shape(p.gate_up_bias, (experts, 2, inner), "expert_gate_up_bias")
@@ -153,10 +152,10 @@ def check_weights(p: MoEParameters) -> None:
 
 def check_tokens(p: MoEParameters, n_prgs: int) -> None:
     size, shape = hidden_size(p), tuple(p.hidden.shape)
-    tiles = size // PARTITIONS
+    tiles = size // PMAX
     if input_in_sbuf(p):
         kernel_assert(
-            len(shape) == 3 and shape[0] == PARTITIONS and shape[2] in (tiles, tiles // n_prgs),
+            len(shape) == 3 and shape[0] == PMAX and shape[2] in (tiles, tiles // n_prgs),
             f"hidden_input: got shape {shape} in SBUF, expected (128, T, {tiles}) or a core's part of it",
         )
     else:

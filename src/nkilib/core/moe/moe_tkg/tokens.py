@@ -22,8 +22,8 @@ from nkilib.core.moe.moe_tkg.parameters import (
 )
 from nkilib.core.utils.common_types import MoEBlockIOLayout
 from nkilib.core.utils.kernel_helpers import interleave_copy
-from nkilib.core.utils.projection import PARTITIONS
 from nkilib.core.utils.tile_io import load
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import rows_from_spread, spread_rows, spread_rows_into
 
@@ -34,8 +34,8 @@ FINISH_TILES = 8  # of H / 128 that are rounded together
 
 def load_tokens(p: MoEParameters, cores: int, first: int, count: int) -> Tokens:
     """Tokens first ... first + count, [128, H / 128, tokens] in the dtype of the matmul."""
-    tiles = hidden_size(p) // PARTITIONS
-    tile = nl.ndarray((PARTITIONS, tiles, count), matmul_dtype(p), buffer=nl.sbuf)
+    tiles = hidden_size(p) // PMAX
+    tile = nl.ndarray((PMAX, tiles, count), matmul_dtype(p), buffer=nl.sbuf)
     if shares_input(p):
         copy_parts(tile, p.hidden[:, first : first + count, :].permute((0, 2, 1)))
         return Tokens(tile, cores, cores)
@@ -43,7 +43,7 @@ def load_tokens(p: MoEParameters, cores: int, first: int, count: int) -> Tokens:
         nisa.tensor_copy(tile, p.hidden[:, first : first + count, :].permute((0, 2, 1)))
         return Tokens(tile, 1, cores)
     rows = []
-    for token in TiledRange(count, PARTITIONS):
+    for token in TiledRange(count, PMAX):
         start = first + token.start_offset
         view = p.hidden[start : start + token.size, 0 : hidden_size(p)]
         rows.append(castable(load(view), matmul_dtype(p)))
@@ -64,12 +64,12 @@ def copy_parts(tile: Any, columns: Any) -> None:
 def new_total(p: MoEParameters, x: Tokens, core: int, first: int, addend: Any) -> Any:
     """Where this core's part of H is summed, [128, J, T]: 0, or tokens first ... of addend [T, H] in HBM."""
     width, tokens = hidden_size(p) // x.cores, x.tile.shape[2]
-    total = nl.ndarray((PARTITIONS, width // PARTITIONS, tokens), nl.float32, buffer=nl.sbuf)
+    total = nl.ndarray((PMAX, width // PMAX, tokens), nl.float32, buffer=nl.sbuf)
     if addend is None:
         nisa.memset(total, 0.0)
         return total
     rows = []
-    for token in TiledRange(tokens, PARTITIONS):
+    for token in TiledRange(tokens, PMAX):
         start = first + token.start_offset
         columns = addend[start : start + token.size, core * width : (core + 1) * width]
         rows.append(load(columns, nl.float32))
@@ -100,7 +100,7 @@ def new_output(p: MoEParameters, n_prgs: int) -> Any:
     tokens, size = token_count(p), hidden_size(p)
     shape: tuple = (tokens, size + TOKEN_COLUMNS if leaves_packed(p) else size)
     if p.layout == MoEBlockIOLayout._128_Nprgs_Hfree_T:
-        shape = (PARTITIONS, n_prgs, size // PARTITIONS // n_prgs, tokens)
+        shape = (PMAX, n_prgs, size // PMAX // n_prgs, tokens)
     return nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
 
 
@@ -112,7 +112,7 @@ def store_result(p: MoEParameters, out: Any, total: Any, x: Tokens, core: int, f
         nisa.dma_copy(out[:, core, :, first : first + tokens], own)
         return
     width = hidden_size(p) // x.cores
-    for token in TiledRange(tokens, PARTITIONS):
+    for token in TiledRange(tokens, PMAX):
         rows = nl.ndarray((token.size, width), own.dtype, buffer=nl.sbuf)
         rows_from_spread(rows, own[:, :, token.start_offset : token.end_offset])
         start = first + token.start_offset
@@ -136,12 +136,12 @@ def result_in_sbuf(p: MoEParameters, total: Any, x: Tokens, core: int) -> Any:
     size, tokens = total.shape[1], total.shape[2]
     own = rounded(p, total)
     if shares_input(p):
-        part = nl.ndarray((PARTITIONS, tokens, size), own.dtype, buffer=nl.sbuf)
+        part = nl.ndarray((PMAX, tokens, size), own.dtype, buffer=nl.sbuf)
         nisa.tensor_copy(part, own.permute((0, 2, 1)))
         return part
     if x.cores == 2:
         own = spread_rows([whole_rows(own, core)])
-    tile = nl.ndarray((PARTITIONS, tokens, own.shape[1]), own.dtype, buffer=nl.sbuf)
+    tile = nl.ndarray((PMAX, tokens, own.shape[1]), own.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(tile, own.permute((0, 2, 1)))
     return tile
 

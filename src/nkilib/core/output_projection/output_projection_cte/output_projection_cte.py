@@ -27,7 +27,6 @@ from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_shar
 from nkilib.core.utils.projection import (
     BANK_COLUMNS,
     MAX_CHUNK_TILES,
-    PARTITIONS,
     SUM_BANKS,
     Activations,
     load_weights,
@@ -37,6 +36,7 @@ from nkilib.core.utils.projection import (
 )
 from nkilib.core.utils.projection_results import Terms, finish_into, load_terms, new_rows, store_rows
 from nkilib.core.utils.tile_io import load
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 
 MAX_COLUMNS = 32768
@@ -44,7 +44,7 @@ MAX_TOKENS = 131072
 ATTENTION_BYTES = 96 * 1024  # in each partition, kept while all weights pass by
 LOAD_TOKENS = 512  # of attention in one transfer
 LOAD_ROWS = 256
-FIRST_TILES = LOAD_ROWS // PARTITIONS  # of the weights that everything waits for
+FIRST_TILES = LOAD_ROWS // PMAX  # of the weights that everything waits for
 WEIGHT_BYTES = 32 * 1024  # in each partition, of the columns that all tokens are multiplied with at once
 
 
@@ -138,12 +138,12 @@ def project_mx(mx: MxProjection, attention: Any, out: Any, first: int, columns: 
 
 def bytes_per_column(p: Operands) -> int:
     """What a column of the weights takes of each partition; attention, for a token, takes no more."""
-    return div_ceil(p.weight.shape[0], PARTITIONS) * (4 if p.weight.dtype == nl.float32 else 2)
+    return div_ceil(p.weight.shape[0], PMAX) * (4 if p.weight.dtype == nl.float32 else 2)
 
 
 def block_tokens(p: Operands) -> int:
     """How many tokens stay in SBUF while the weights pass by."""
-    most = SUM_BANKS * PARTITIONS
+    most = SUM_BANKS * PMAX
     return max(most, ATTENTION_BYTES // bytes_per_column(p) // most * most)
 
 
@@ -161,23 +161,23 @@ def load_attention(p: Operands, part: Any, scales: StaticScales) -> list:
     size, tokens = part.shape
     parts = []
     for some in TiledRange(tokens, LOAD_TOKENS):
-        tiles = div_ceil(size, PARTITIONS)
-        x = nl.ndarray((PARTITIONS, tiles, some.size), matmul_dtype(p), buffer=nl.sbuf)
+        tiles = div_ceil(size, PMAX)
+        x = nl.ndarray((PMAX, tiles, some.size), matmul_dtype(p), buffer=nl.sbuf)
         for rows in TiledRange(size, LOAD_ROWS):
             place = part[rows.start_offset : rows.end_offset, some.start_offset : some.end_offset]
-            load_rows(p, x[:, rows.start_offset // PARTITIONS :, :], place, scales)
+            load_rows(p, x[:, rows.start_offset // PMAX :, :], place, scales)
         parts.append(Activations(x, size))
     return parts
 
 
 def load_rows(p: Operands, dst: Any, rows: Any, scales: StaticScales) -> None:
     """dst[p, k] = rows[128 k + p]; the last tile may be short."""
-    full, rest = rows.shape[0] // PARTITIONS, rows.shape[0] % PARTITIONS
+    full, rest = rows.shape[0] // PMAX, rows.shape[0] % PMAX
     if full > 0:
-        whole = rows[0 : full * PARTITIONS].reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2))
+        whole = rows[0 : full * PMAX].reshape_dim(0, (full, PMAX)).permute((1, 0, 2))
         load_tiles(p, dst[:, 0:full, :], whole, scales)
     if rest > 0:
-        load_tiles(p, dst[0:rest, full, :], rows[full * PARTITIONS :], scales)
+        load_tiles(p, dst[0:rest, full, :], rows[full * PMAX :], scales)
 
 
 def load_tiles(p: Operands, dst: Any, source: Any, scales: StaticScales) -> None:
@@ -218,7 +218,7 @@ def project_part(
 ) -> None:
     """Columns column ... of some tokens and weights that are all in SBUF."""
     banks = div_ceil(columns, BANK_COLUMNS)
-    for group in TiledRange(x.shape[2], SUM_BANKS // banks * PARTITIONS):
+    for group in TiledRange(x.shape[2], SUM_BANKS // banks * PMAX):
         blocks = token_major_blocks(group.size, columns, packed=False)
         for i in range(len(chunks)):
             part = x[:, :, group.start_offset : group.end_offset]

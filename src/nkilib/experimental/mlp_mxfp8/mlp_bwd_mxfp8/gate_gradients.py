@@ -8,10 +8,10 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_io import load
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.mlp_mxfp8.gate_up import Limits, clamped
 
-PARTITIONS = 128
 PIECE = 512  # columns of a step, so that engines work on different pieces
 
 
@@ -79,7 +79,7 @@ class GateGradients(nl.NKIObject):
 
 def transpose_rows_to(dst: Any, source: Any, row: int, rows: int) -> None:
     """dst[c, row + r] = source[row + r, c], through SBUF, 128 columns at a time."""
-    for columns in TiledRange(source.shape[1], PARTITIONS):
+    for columns in TiledRange(source.shape[1], PMAX):
         for part in TiledRange(rows, 2048):
             first = row + part.start_offset
             tile = nl.ndarray((columns.size, part.size), source.dtype, buffer=nl.sbuf)

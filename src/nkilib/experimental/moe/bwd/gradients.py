@@ -9,7 +9,8 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.moe.moe_cte.blocks import clear, zero_tile
 from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
-from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS
+from nkilib.core.utils.projection import BANK_COLUMNS
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
     BackwardParameters,
@@ -166,11 +167,11 @@ def finish_parts(parts: list) -> None:
 def clear_vector(vector: Any) -> None:
     """Zeros in a column of HBM."""
     size = vector.size
-    full = size // PARTITIONS * PARTITIONS
+    full = size // PMAX * PMAX
     flat = vector.reshape((size,))
     if full > 0:
-        columns = full // PARTITIONS
-        clear(flat[0:full].reshape((PARTITIONS, columns)), zero_tile(columns, vector.dtype))
+        columns = full // PMAX
+        clear(flat[0:full].reshape((PMAX, columns)), zero_tile(columns, vector.dtype))
     if full < size:
         clear(flat[full:size].reshape((1, size - full)), zero_tile(size - full, vector.dtype))
 
@@ -187,11 +188,11 @@ def add_products(place: Any, stationary: list, moving: list, start: Any = None) 
     """
     rows, columns = place.shape
     width = 4 if place.dtype == nl.float32 else 2
-    room = max(1, GROUP_BYTES // (width * columns)) * PARTITIONS
+    room = max(1, GROUP_BYTES // (width * columns)) * PMAX
     for group in TiledRange(rows, room):
         part = place[group.start_offset : group.end_offset]
         sums = load_tiles(part) if start is None else new_tiles(part)
-        for tile in TiledRange(group, PARTITIONS):
+        for tile in TiledRange(group, PMAX):
             dst = sums[0 : tile.size, tile.index, :]
             add_product(dst, stationary, moving, tile.start_offset, tile.size, start is not None)
         if start is not None and group.index == 0:
@@ -202,7 +203,7 @@ def add_products(place: Any, stationary: list, moving: list, start: Any = None) 
 def new_tiles(matrix: Any) -> Any:
     """Room for matrix[128 k + p, j] at [p, k, j]."""
     rows, columns = matrix.shape
-    return nl.ndarray((PARTITIONS, div_ceil(rows, PARTITIONS), columns), matrix.dtype, buffer=nl.sbuf)
+    return nl.ndarray((PMAX, div_ceil(rows, PMAX), columns), matrix.dtype, buffer=nl.sbuf)
 
 
 def load_tiles(matrix: Any) -> Any:
@@ -221,13 +222,13 @@ def store_tiles(matrix: Any, tile: Any) -> None:
 def tile_pieces(matrix: Any, tile: Any) -> list:
     """(part of the matrix, part of the tile) that a transfer moves: full tiles together, then a short one."""
     rows = matrix.shape[0]
-    full, rest = rows // PARTITIONS, rows % PARTITIONS
+    full, rest = rows // PMAX, rows % PMAX
     pieces = []
     if full > 0:
-        part = matrix[0 : full * PARTITIONS].reshape_dim(0, (full, PARTITIONS))
+        part = matrix[0 : full * PMAX].reshape_dim(0, (full, PMAX))
         pieces.append((part.permute((1, 0, 2)), tile[:, 0:full, :]))
     if rest > 0:
-        pieces.append((matrix[full * PARTITIONS :], tile[0:rest, full, :]))
+        pieces.append((matrix[full * PMAX :], tile[0:rest, full, :]))
     return pieces
 
 

@@ -9,7 +9,8 @@ import nki.language as nl
 from nkilib.core.moe.moe_cte.moe_cte_utils import SkipMode
 from nkilib.core.utils.common_types import ActFnType, Enum
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
-from nkilib.core.utils.projection import BANK_COLUMNS, PARTITIONS
+from nkilib.core.utils.projection import BANK_COLUMNS
+from nkilib.core.utils.tile_sizes import PMAX
 
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 BLOCK_SIZES = (128, 256, 512, 1024)
@@ -133,10 +134,10 @@ def derivative(act_fn: ActFnType) -> Any:
 def tokens_per_pass(p: BackwardParameters, columns: int) -> int:
     """How many tokens of a block are worked on together, when a core has so many columns of H."""
     width = 2 if matmul_dtype(p) == nl.float32 else 1
-    each = width * (8 * columns + 22 * intermediate_size(p)) // PARTITIONS
+    each = width * (8 * columns + 22 * intermediate_size(p)) // PMAX
     tokens = min(BANK_COLUMNS, p.block_size)
-    while tokens > PARTITIONS and (tokens * each > SBUF_BYTES or p.block_size % tokens != 0):
-        tokens -= PARTITIONS
+    while tokens > PMAX and (tokens * each > SBUF_BYTES or p.block_size % tokens != 0):
+        tokens -= PMAX
     return tokens
 
 

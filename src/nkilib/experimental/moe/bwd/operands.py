@@ -8,8 +8,9 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.moe.moe_cte.routing import Unit
 from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
-from nkilib.core.utils.projection import PARTITIONS, Activations, multiply
+from nkilib.core.utils.projection import Activations, multiply
 from nkilib.core.utils.projection_results import new_rows
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import bank_room, transpose_rows
 
@@ -34,19 +35,19 @@ def gather_rows(table: Any, unit: Unit, dtype: Any) -> list:
 def gather_columns(table: Any, unit: Unit, rows: list) -> Activations:
     """The same with columns in the partitions: straight from HBM, or from the rows by TensorE."""
     size, dtype = table.shape[1], rows[0].dtype
-    full, rest = size // PARTITIONS, size % PARTITIONS
-    tile = nl.ndarray((PARTITIONS, div_ceil(size, PARTITIONS), unit.size), dtype, buffer=nl.sbuf)
+    full, rest = size // PMAX, size % PMAX
+    tile = nl.ndarray((PMAX, div_ceil(size, PMAX), unit.size), dtype, buffer=nl.sbuf)
     if table.dtype != dtype or dtype == nl.float32:
         for c in range(len(rows)):
-            transpose_rows(tile, 0, c * PARTITIONS, rows[c])
+            transpose_rows(tile, 0, c * PMAX, rows[c])
         return Activations(tile, size)
     index = unit.valid_rows.view(nl.uint32)
     pitch = [table.strides[0], unit.size]
     if full > 0:
-        source = table.ap([pitch, [PARTITIONS, full], [1, PARTITIONS]], vector_offset=index)
+        source = table.ap([pitch, [PMAX, full], [1, PMAX]], vector_offset=index)
         nisa.dma_transpose(tile[:, 0:full, :], source)
     if rest > 0:
-        last = table[:, full * PARTITIONS :]
+        last = table[:, full * PMAX :]
         nisa.dma_transpose(tile[0:rest, full, :], last.ap([pitch, [1, rest]], vector_offset=index))
     return Activations(tile, size)
 
@@ -54,13 +55,13 @@ def gather_columns(table: Any, unit: Unit, rows: list) -> Activations:
 def load_transposed(matrix: Any, dtype: Any) -> Any:
     """matrix[r, 128 k + p] at [p, k, r]: rows of HBM with their columns in the partitions."""
     rows, size = matrix.shape
-    full, rest = size // PARTITIONS, size % PARTITIONS
-    tile = nl.ndarray((PARTITIONS, div_ceil(size, PARTITIONS), rows), matrix.dtype, buffer=nl.sbuf)
+    full, rest = size // PMAX, size % PMAX
+    tile = nl.ndarray((PMAX, div_ceil(size, PMAX), rows), matrix.dtype, buffer=nl.sbuf)
     if full > 0:
-        part = matrix[:, 0 : full * PARTITIONS].reshape_dim(1, (full, PARTITIONS))
+        part = matrix[:, 0 : full * PMAX].reshape_dim(1, (full, PMAX))
         nisa.dma_transpose(tile[:, 0:full, :], part)
     if rest > 0:
-        nisa.dma_transpose(tile[0:rest, full, :], matrix[:, full * PARTITIONS :])
+        nisa.dma_transpose(tile[0:rest, full, :], matrix[:, full * PMAX :])
     if matrix.dtype == dtype:
         return tile
     cast = nl.ndarray(tile.shape, dtype, buffer=nl.sbuf)
@@ -73,7 +74,7 @@ def load_transposed(matrix: Any, dtype: Any) -> Any:
 
 def multiply_all(blocks: list, x: Activations, weights: Any, feature_major: bool) -> None:
     """Add the products of all tiles of the contraction, of which the last may be short."""
-    full, rest = x.size // PARTITIONS, x.size % PARTITIONS
+    full, rest = x.size // PMAX, x.size % PMAX
     if full > 0:
         multiply(blocks, x.tile, weights[:, 0:full, :], 0, feature_major)
     if rest > 0:
@@ -83,15 +84,15 @@ def multiply_all(blocks: list, x: Activations, weights: Any, feature_major: bool
 def token_rows(rows: list, at: int, x: Activations, factors: Any = None) -> None:
     """Columns at ... of the rows = the tile's, tokens in the partitions; times a factor for each token."""
     for c in range(len(rows)):
-        tokens = x.tile[:, :, c * PARTITIONS : (c + 1) * PARTITIONS]
-        for group in TiledRange(div_ceil(x.size, PARTITIONS), bank_room(rows[c], PARTITIONS)):
-            first = group.start_offset * PARTITIONS
-            width = min(x.size, group.end_offset * PARTITIONS) - first
-            bank = nl.ndarray((PARTITIONS, width), x.tile.dtype, buffer=nl.psum)
+        tokens = x.tile[:, :, c * PMAX : (c + 1) * PMAX]
+        for group in TiledRange(div_ceil(x.size, PMAX), bank_room(rows[c], PMAX)):
+            first = group.start_offset * PMAX
+            width = min(x.size, group.end_offset * PMAX) - first
+            bank = nl.ndarray((PMAX, width), x.tile.dtype, buffer=nl.psum)
             for k in range(group.size):
-                used = min(PARTITIONS, width - k * PARTITIONS)
+                used = min(PMAX, width - k * PMAX)
                 part = tokens[0:used, group.start_offset + k, :]
-                nisa.nc_transpose(bank[:, k * PARTITIONS : k * PARTITIONS + used], part)
+                nisa.nc_transpose(bank[:, k * PMAX : k * PMAX + used], part)
             place = rows[c][:, at + first : at + first + width]
             if factors is None:
                 interleave_copy(place, bank, c + group.index)

@@ -16,14 +16,9 @@ from nkilib.core.moe.moe_cte.experts import affinity_row, combine, swap
 from nkilib.core.moe.moe_cte.routing import Repeats, Unit
 from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
-from nkilib.core.utils.projection import (
-    BANK_COLUMNS,
-    PARTITIONS,
-    Activations,
-    feature_major_blocks,
-    token_major_blocks,
-)
+from nkilib.core.utils.projection import BANK_COLUMNS, Activations, feature_major_blocks, token_major_blocks
 from nkilib.core.utils.projection_results import new_rows
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.moe.bwd.gradients import Gradients, add_products
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
@@ -105,14 +100,14 @@ def second_half(
 def load_features(p: BackwardParameters, side: int, unit: Unit) -> Any:
     """Gate or up of the checkpoint, [128, tiles, tokens]."""
     inner = intermediate_size(p)
-    full, rest = inner // PARTITIONS, inner % PARTITIONS
-    tile = nl.ndarray((PARTITIONS, div_ceil(inner, PARTITIONS), unit.size), matmul_dtype(p), buffer=nl.sbuf)
+    full, rest = inner // PMAX, inner % PMAX
+    tile = nl.ndarray((PMAX, div_ceil(inner, PMAX), unit.size), matmul_dtype(p), buffer=nl.sbuf)
     source = p.gate_up_checkpoint[unit.block, side, :, unit.first : unit.first + unit.size]
     if full > 0:
-        rows = source[0 : full * PARTITIONS].reshape_dim(0, (full, PARTITIONS))
+        rows = source[0 : full * PMAX].reshape_dim(0, (full, PMAX))
         nisa.dma_copy(tile[:, 0:full, :], rows.permute((1, 0, 2)))
     if rest > 0:
-        nisa.dma_copy(tile[0:rest, full, :], source[full * PARTITIONS :])
+        nisa.dma_copy(tile[0:rest, full, :], source[full * PMAX :])
     return tile
 
 
@@ -121,7 +116,7 @@ def activations(p: BackwardParameters, gate: Any, up: Any) -> tuple:
     source = up if gate is None else gate
     active, slope = like(source), like(source)
     product = active if gate is None else like(source)
-    parts = TiledRange(intermediate_size(p), PARTITIONS)
+    parts = TiledRange(intermediate_size(p), PMAX)
     for tile in parts:
         rows, k = tile.size, tile.index
         activate(active[0:rows, k, :], source[0:rows, k, :], p.act_fn)
@@ -148,19 +143,19 @@ def put_slope(act_fn: ActFnType, dst: Any, x: Any) -> None:
 def middle_grad(p: BackwardParameters, unit: Unit, dy: Activations, gradients: Gradients) -> Any:
     """dy Wd^T of all of H, [128, tiles, tokens] float32: the cores add theirs."""
     inner = intermediate_size(p)
-    own = nl.ndarray((PARTITIONS, div_ceil(inner, PARTITIONS), unit.size), nl.float32, buffer=nl.sbuf)
+    own = nl.ndarray((PMAX, div_ceil(inner, PMAX), unit.size), nl.float32, buffer=nl.sbuf)
     weight = gradients.of_row(p.down.select(0, unit.expert))
     for span in TiledRange(inner, BANK_COLUMNS):
         tile = load_transposed(weight[span.start_offset : span.end_offset], dy.tile.dtype)
         blocks = feature_major_blocks(unit.size, span.size)
         multiply_all(blocks, dy, tile, feature_major=True)
         for block in blocks:
-            k = (span.start_offset + block.column) // PARTITIONS
+            k = (span.start_offset + block.column) // PMAX
             interleave_copy(own[0 : block.columns, k, :], block.sums, 1)
     if gradients.cores == 1:
         return own
     other = like(own)
-    for tile in TiledRange(inner, PARTITIONS):
+    for tile in TiledRange(inner, PMAX):
         rows, k = tile.size, tile.index
         swap(own[0:rows, k, :], other[0:rows, k, :], gradients.core)
         nisa.tensor_tensor(own[0:rows, k, :], own[0:rows, k, :], other[0:rows, k, :], op=nl.add)
@@ -174,7 +169,7 @@ def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:
     gate_grad: Any = None if p.skip_gate else like(middle.up)
     up_grad = like(middle.up)
     limits = p.limits
-    for tile in TiledRange(inner, PARTITIONS):
+    for tile in TiledRange(inner, PMAX):
         rows, k = tile.size, tile.index
         grad = nl.ndarray((rows, unit.size), middle.up.dtype, buffer=nl.sbuf)
         nisa.tensor_tensor(grad, middle.grad[0:rows, k, :], row[0:rows], op=nl.multiply)
@@ -238,11 +233,11 @@ def affinity_targets(unit: Unit, targets: Any) -> Any:
 
 def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: Middle, gradients: Gradients) -> Any:
     """sum of dy * down over the columns of this core, [128, columns of tokens]."""
-    tiles = unit.size // PARTITIONS
-    sums = nl.ndarray((PARTITIONS, tiles), nl.float32, buffer=nl.sbuf)
+    tiles = unit.size // PMAX
+    sums = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
     for c in range(tiles):
-        start = unit.first + c * PARTITIONS
-        kept = gradients.of_row(p.down_checkpoint[unit.block, start : start + PARTITIONS])
+        start = unit.first + c * PMAX
+        kept = gradients.of_row(p.down_checkpoint[unit.block, start : start + PMAX])
         rows = nl.ndarray(kept.shape, matmul_dtype(p), buffer=nl.sbuf)
         nisa.dma_copy(rows, kept)
         nisa.tensor_tensor(rows, rows, middle.grad_rows[c], op=nl.multiply)
@@ -252,12 +247,12 @@ def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: Middle, gradient
 
 def sums_over_middle(p: BackwardParameters, unit: Unit, middle: Middle) -> Any:
     """sum of dm' * m over I, [128, columns of tokens]: I lies in the partitions, which TensorE sums."""
-    tiles = unit.size // PARTITIONS
-    ones = nl.ndarray((PARTITIONS, 1), nl.float32, buffer=nl.sbuf)
+    tiles = unit.size // PMAX
+    ones = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
     nisa.memset(ones, 1.0)
-    bank = nl.ndarray((PARTITIONS, tiles), nl.float32, buffer=nl.psum)
+    bank = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.psum)
     products = like(middle.grad)
-    parts = TiledRange(intermediate_size(p), PARTITIONS)
+    parts = TiledRange(intermediate_size(p), PMAX)
     for tile in parts:
         rows, k = tile.size, tile.index
         factors = middle.product[0:rows, k, :]
@@ -265,9 +260,9 @@ def sums_over_middle(p: BackwardParameters, unit: Unit, middle: Middle) -> Any:
     for c in range(tiles):
         for tile in parts:
             rows, k = tile.size, tile.index
-            tokens = products[0:rows, k, c * PARTITIONS : (c + 1) * PARTITIONS]
+            tokens = products[0:rows, k, c * PMAX : (c + 1) * PMAX]
             nisa.nc_matmul(bank[:, c : c + 1], tokens, ones[0:rows])
-    sums = nl.ndarray((PARTITIONS, tiles), nl.float32, buffer=nl.sbuf)
+    sums = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(sums, bank)
     return sums
 
@@ -298,7 +293,7 @@ def hidden_grad(
                 tile = load_transposed(weight[:, side, :], matmul_dtype(p))
                 multiply_all(blocks, sides[side], tile, feature_major=False)
         for block in blocks:
-            c = block.token // PARTITIONS
+            c = block.token // PMAX
             combine(rows[c][:, span.start_offset : span.end_offset], block, counts, c, adds)
     if starts:
         gradients.start_hidden()
@@ -317,7 +312,7 @@ def bias_grads(unit: Unit, middle: Middle, sides: list, gradients: Gradients) ->
     down = gradients.of_row(as_rows(gradients.down_bias.total).select(0, unit.expert))
     add_products(down, factors, middle.grad_rows)
     if gradients.core == 0:
-        one = nl.ndarray((PARTITIONS, 1), sides[0].dtype, buffer=nl.sbuf)
+        one = nl.ndarray((PMAX, 1), sides[0].dtype, buffer=nl.sbuf)
         nisa.memset(one, 1.0)
         ones = [one] * tiles
         add_products(as_rows(gradients.gate_up_bias.total).select(0, unit.expert), ones, sides)

@@ -16,8 +16,8 @@ from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
 
-PARTITIONS, LANES = 128, 4
-TILE = PARTITIONS * LANES  # of the contraction
+PMAX, LANES = 128, 4
+TILE = PMAX * LANES  # of the contraction
 PACKED_TILES, PACKED_STEP = 4, 4  # tiles that share a block of scales, and the partitions between them
 STAGE_BYTES = 16 * 1024  # of 16-bit numbers in each partition on their way to quantize_mx
 WIDE = (nl.bfloat16, nl.float16)
@@ -83,7 +83,7 @@ def quantized_operand(name: str, td: TensorDescriptor, dtype: Any, scheme: str) 
     data = as_packed(name, td.tensor, dtype)
     features, contraction = data.shape[1], data.shape[0] * LANES
     tiles = div_ceil(contraction, TILE)
-    packed_rows = PARTITIONS * div_ceil(tiles, PACKED_TILES)
+    packed_rows = PMAX * div_ceil(tiles, PACKED_TILES)
     rows = td.scales.shape[0]
     kernel_assert(
         tuple(td.scales.shape) in ((data.shape[0], features), (packed_rows, features)),
@@ -119,8 +119,8 @@ def as_packed(name: str, tensor: Any, dtype: Any) -> Any:
 
 def check_sizes(name: str, operand: Operand) -> None:
     kernel_assert(
-        operand.contraction % PARTITIONS == 0 and operand.contraction > 0,
-        f"{name}: the contraction K is {operand.contraction}, it must be a multiple of {PARTITIONS}",
+        operand.contraction % PMAX == 0 and operand.contraction > 0,
+        f"{name}: the contraction K is {operand.contraction}, it must be a multiple of {PMAX}",
     )
     kernel_assert(
         operand.features % 8 == 0, f"{name}: has {operand.features} features, a multiple of 8 is needed"
@@ -194,8 +194,8 @@ def new_block(operand: Operand, start: int, features: int, tiles: int, contracti
     """Room for a block. Numbers quantised here have their scales packed: a quarter of the space."""
     packed = operand.packed_scales or operand.form != "quantized"
     blocks = div_ceil(tiles, PACKED_TILES) if packed else tiles
-    data = nl.ndarray((PARTITIONS, tiles, features), operand.dtype, buffer=nl.sbuf)
-    scales = nl.ndarray((PARTITIONS, blocks, features), nl.uint8, buffer=nl.sbuf)
+    data = nl.ndarray((PMAX, tiles, features), operand.dtype, buffer=nl.sbuf)
+    scales = nl.ndarray((PMAX, blocks, features), nl.uint8, buffer=nl.sbuf)
     return Quantized(data, scales, packed, start, features, contraction)
 
 
@@ -208,31 +208,31 @@ def scale_view(block: Quantized, tile: int) -> Any:
     """The scales of a tile, beginning at the partition of its first one."""
     if not block.packed_scales:
         return block.scales[:, tile, :]
-    return block.scales[PACKED_STEP * (tile % PACKED_TILES) : PARTITIONS, tile // PACKED_TILES, :]
+    return block.scales[PACKED_STEP * (tile % PACKED_TILES) : PMAX, tile // PACKED_TILES, :]
 
 
 def load_elements(block: Quantized, operand: Operand, first_tile: int) -> None:
     """Elements and scales as they are."""
     columns = slice(operand.first + block.start, operand.first + block.start + block.features)
-    copy_rows(block.data, operand.source, first_tile * PARTITIONS, block.contraction // LANES, columns)
+    copy_rows(block.data, operand.source, first_tile * PMAX, block.contraction // LANES, columns)
     if block.packed_scales:
-        row = first_tile // PACKED_TILES * PARTITIONS
-        copy_rows(block.scales, operand.scales, row, block.scales.shape[1] * PARTITIONS, columns)
+        row = first_tile // PACKED_TILES * PMAX
+        copy_rows(block.scales, operand.scales, row, block.scales.shape[1] * PMAX, columns)
     else:
-        copy_rows(block.scales, operand.scales, first_tile * PARTITIONS, block.contraction // LANES, columns)
+        copy_rows(block.scales, operand.scales, first_tile * PMAX, block.contraction // LANES, columns)
 
 
 def copy_rows(dst: Any, source: Any, row: int, rows: int, columns: Any) -> None:
     """dst[p, t] = source[row + 128 t + p], bytes as they are; the last tile may be short."""
-    full = rows // PARTITIONS
+    full = rows // PMAX
     if source.dtype != dst.dtype:
         source = source.view(dst.dtype)
     if full > 0:
-        part = source[row : row + full * PARTITIONS, columns]
-        nisa.dma_copy(dst[:, 0:full], part.reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2)))
-    rest = rows - full * PARTITIONS
+        part = source[row : row + full * PMAX, columns]
+        nisa.dma_copy(dst[:, 0:full], part.reshape_dim(0, (full, PMAX)).permute((1, 0, 2)))
+    rest = rows - full * PMAX
     if rest > 0:
-        nisa.dma_copy(dst[0:rest, full], source[row + full * PARTITIONS : row + rows, columns])
+        nisa.dma_copy(dst[0:rest, full], source[row + full * PMAX : row + rows, columns])
 
 
 # ---- numbers on their way ------------------------------------------------------------------------
@@ -245,22 +245,22 @@ def load_stage(operand: Operand, start: int, features: int, tiles: Any) -> Any:
     end = min(tiles.end_offset * TILE, operand.contraction)
     k = tiles.start_offset * TILE
     if operand.form == "swizzled":
-        stage = nl.ndarray((PARTITIONS, tiles.size, LANES * features), operand.source.dtype, buffer=nl.sbuf)
+        stage = nl.ndarray((PMAX, tiles.size, LANES * features), operand.source.dtype, buffer=nl.sbuf)
         columns = slice(LANES * first, LANES * (first + features))
         copy_rows(stage, operand.source, k // LANES, (end - k) // LANES, columns)
         return stage
     lanes = (features, LANES) if operand.form == "f_by_k" else (LANES, features)
-    stage = nl.ndarray((PARTITIONS, tiles.size) + lanes, operand.source.dtype, buffer=nl.sbuf)
+    stage = nl.ndarray((PMAX, tiles.size) + lanes, operand.source.dtype, buffer=nl.sbuf)
     full = (end - k) // TILE
     if full > 0:
-        load_lanes(stage[:, 0:full], operand, columns, k, full, PARTITIONS)
+        load_lanes(stage[:, 0:full], operand, columns, k, full, PMAX)
     k = k + full * TILE
     partition = 0
     for rows in remainders(operand, end - k):
         load_lanes(stage[partition : partition + rows, full : full + 1], operand, columns, k, 1, rows)
         k = k + rows * LANES
         partition = partition + rows
-    return stage if operand.form == "k_by_f" else stage.reshape((PARTITIONS, tiles.size, LANES * features))
+    return stage if operand.form == "k_by_f" else stage.reshape((PMAX, tiles.size, LANES * features))
 
 
 def remainders(operand: Operand, k: int) -> list:

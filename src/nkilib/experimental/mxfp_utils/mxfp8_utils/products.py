@@ -15,9 +15,9 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import (
-    PARTITIONS,
     Operand,
     Quantized,
     load_quantized,
@@ -91,15 +91,15 @@ def weight_of(operand: Operand) -> int:
 
 def groups_of(operand: Operand, operands: int) -> Any:
     """As many features as fit and stay, in groups of about one size."""
-    most = max(1, RESIDENT_BYTES // (operands * tile_count(operand) * 4) // PARTITIONS)
-    tiles = div_ceil(operand.features, PARTITIONS)
-    return TiledRange(operand.features, div_ceil(tiles, div_ceil(tiles, most)) * PARTITIONS)
+    most = max(1, RESIDENT_BYTES // (operands * tile_count(operand) * 4) // PMAX)
+    tiles = div_ceil(operand.features, PMAX)
+    return TiledRange(operand.features, div_ceil(tiles, div_ceil(tiles, most)) * PMAX)
 
 
 def block_columns(operand: Operand, operands: int) -> int:
     """Features of a block that passes by."""
     columns = MOVING
-    while columns > PARTITIONS and operands * columns * tile_count(operand) * 4 > BLOCK_BYTES:
+    while columns > PMAX and operands * columns * tile_count(operand) * 4 > BLOCK_BYTES:
         columns = columns // 2
     return columns
 
@@ -134,7 +134,7 @@ def multiply_resident_rhs(lhs: Operand, rhs: list, results: Any, group: Any) -> 
 
 def multiply_blocks(stationary: Quantized, moving: list, results: Any) -> None:
     """All products of two blocks that are in SBUF."""
-    for rows in TiledRange(stationary.features, PARTITIONS):
+    for rows in TiledRange(stationary.features, PMAX):
         for columns in TiledRange(moving[0].features, MOVING // len(moving)):
             sums = []
             for operand in moving:
@@ -165,17 +165,17 @@ def add_products(sums: Any, stationary: Quantized, rows: Any, moving: Quantized,
 def multiply_long(lhs: Operand, rhs: list, results: Any) -> None:
     """A block of sums at a time stays in PSUM while K passes by in chunks."""
     columns = CHUNK // len(rhs)
-    for row in TiledRange(lhs.features, 4 * PARTITIONS):
+    for row in TiledRange(lhs.features, 4 * PMAX):
         for column in TiledRange(rhs[0].features, columns):
             sums = new_sums(row, column, len(rhs))
             for tiles in TiledRange(tile_count(lhs), CHUNK_TILES):
                 stationary = load_quantized(lhs, row.start_offset, row.size, tiles)
                 for i in range(len(rhs)):
                     moving = load_quantized(rhs[i], column.start_offset, column.size, tiles)
-                    for rows in TiledRange(row.size, PARTITIONS):
+                    for rows in TiledRange(row.size, PMAX):
                         whole = TiledRange(column.size, column.size)[0]
                         add_products(sums[rows.index][i], stationary, rows, moving, whole)
-            for rows in TiledRange(row.size, PARTITIONS):
+            for rows in TiledRange(row.size, PMAX):
                 first = row.start_offset + rows.start_offset
                 results.finish(sums[rows.index], first, rows.size, column.start_offset, column.size)
 
@@ -183,7 +183,7 @@ def multiply_long(lhs: Operand, rhs: list, results: Any) -> None:
 def new_sums(row: Any, column: Any, operands: int) -> list:
     """PSUM tiles of a block, by rows and operands."""
     sums = []
-    for rows in TiledRange(row.size, PARTITIONS):
+    for rows in TiledRange(row.size, PMAX):
         tiles = []
         for _ in range(operands):
             tiles.append(nl.ndarray((rows.size, column.size), nl.float32, buffer=nl.psum))
