@@ -129,24 +129,24 @@ def prompt_times(tokens, width, inner):
     return [
         *plain_times(tokens, width, inner),
         mxfp8,
-        None,
-    ]  # prompts are multiplied, not loaded: no FP4 kernel
+        four_packed_time("float4_e2m1fn_x4", tokens, width, inner),
+    ]
+
+
+def four_packed_time(packed, tokens, width, inner):
+    """mlp with MX weights: four-packed, and a scale for 8 x 4 of them."""
+    rows, tiles = (inner // 4 if inner <= 512 else 128), -(-inner // 512)
+    weights = [TensorSpec((128, width // 512, inner), packed)] * 2
+    weights.append(TensorSpec((rows, tiles, width), packed))
+    scales = {name: TensorSpec((16, width // 512, inner), "uint8") for name in ("gate_w_scale", "up_w_scale")}
+    scales["down_w_scale"] = TensorSpec((rows // 8, tiles, width), "uint8")
+    hidden = TensorSpec((1, tokens, width), "bfloat16")
+    return modelled(mlp, hidden, *weights, quantization_type=QuantizationType.MX, **scales)
 
 
 def decode_times(width, inner):
-    """MX weights as the decode kernel takes them: four-packed, and a scale for 8 x 4 of them."""
-    rows, tiles = (inner // 4 if inner <= 512 else 128), -(-inner // 512)
-    times = plain_times(DECODED, width, inner)
-    for packed in ("float8_e4m3fn_x4", "float4_e2m1fn_x4"):
-        weights = [TensorSpec((128, width // 512, inner), packed)] * 2
-        weights.append(TensorSpec((rows, tiles, width), packed))
-        scales = {
-            name: TensorSpec((16, width // 512, inner), "uint8") for name in ("gate_w_scale", "up_w_scale")
-        }
-        scales["down_w_scale"] = TensorSpec((rows // 8, tiles, width), "uint8")
-        hidden = TensorSpec((1, DECODED, width), "bfloat16")
-        times.append(modelled(mlp, hidden, *weights, quantization_type=QuantizationType.MX, **scales))
-    return times
+    words = ("float8_e4m3fn_x4", "float4_e2m1fn_x4")
+    return plain_times(DECODED, width, inner) + [four_packed_time(w, DECODED, width, inner) for w in words]
 
 
 # ---- table and plot ------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class MxProjection(nl.NKIObject):
         return round_tokens(by_token, self.inverse, self.ones, self.p.tiles)
 
     def project_into(self, rows: list, x: MxTokens, first: int, columns: int) -> None:
-        """Columns first ... of the tokens of x, into rows [tokens <= 128, columns]; the last may be missing."""
+        """Columns first ... of the tokens of x, into rows [tokens <= 128, columns], which may lack one."""
         p, tokens = self.p, x.words.shape[2]
         terms = Terms(first, self.sums)
         if p.bias is not None:
