@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+EXTENSION = "+"  # in place of a page: a kernel that the documented library lacks
+
 
 class Row(NamedTuple):
-    """One page of the documentation."""
+    """One page of the documentation, or an extension."""
 
     page: str
     module: str
@@ -165,8 +167,19 @@ class Kernel:
         return self.target is not None
 
     @property
+    def is_extension(self) -> bool:
+        """The documented library has no such kernel."""
+        return self.page == EXTENSION
+
+    @property
     def status(self) -> str:
         return "built" if self.is_built else "not yet"
+
+
+def register(row: Row) -> None:
+    """Let the catalogue know a kernel that the documented library lacks: `Row(EXTENSION, module, names)`."""
+    TABLE.append(row)
+    kernels.cache_clear()
 
 
 @cache

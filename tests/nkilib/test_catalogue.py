@@ -67,3 +67,15 @@ def test_the_example_of_a_docstring_runs(kernel):
     with target("trn2"):
         outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
     assert outcome.failed == 0, "".join(said)
+
+
+def test_a_kernel_that_the_documented_library_lacks_is_marked(monkeypatch):
+    monkeypatch.setattr(catalogue, "TABLE", list(catalogue.TABLE))
+    catalogue.register(catalogue.Row(catalogue.EXTENSION, "core.cumsum.cumsum", "cumsum_ref"))
+    try:
+        added = catalogue.kernels()[-1]
+        assert added.is_extension and added.is_built and added.name == "cumsum_ref"
+        assert not any(kernel.is_extension for kernel in catalogue.kernels()[:-1])
+        assert catalogue.find("cumsum_ref") is added.target
+    finally:
+        catalogue.kernels.cache_clear()

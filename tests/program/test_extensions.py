@@ -112,3 +112,17 @@ def test_an_instruction_of_ones_own_runs_replays_and_profiles(cls, engine):
         program = nki.Program.parse(str(kernel.trace(X)))
         np.testing.assert_array_equal(program.run(X), 2 * X)
     assert INSTRUCTIONS[cls.public] is cls
+
+
+def test_an_extension_is_marked_in_the_page_of_instructions():
+    from nki.cli import docs
+
+    def twice(dst, data):
+        """dst = 2 data."""
+
+    class Marked(TwiceOnVector):
+        public = "marked_twice"
+        extension = True
+
+    assert "`nisa.twice` (extension)" in docs._row("nisa", "twice", twice, Marked)
+    assert "(extension)" not in docs._row("nisa", "twice", twice, TwiceOnVector)

@@ -101,7 +101,8 @@ def _section(module: types.ModuleType, prefix: str) -> str:
 def _row(prefix: str, name: str, function: Any, cls: type[Instruction]) -> str:
     cost = re.sub(r"\b\w+_\w+\b", r"`\g<0>`", cls.cost_formula)  # fields of Machine, other instructions
     facts = [_engines(cls), _generations(cls), cost, cls.cost_source]
-    return _line([f"`{prefix}.{name}`", *facts, _summary(function)])
+    label = f"`{prefix}.{name}`{' (extension)' if cls.extension else ''}"
+    return _line([label, *facts, _summary(function)])
 
 
 def _engines(cls: type[Instruction]) -> str:

@@ -215,6 +215,7 @@ class Instruction(NkiInstruction, metaclass=_InstructionType):
     opens: ClassVar[bool] = False  # outputs are handed over as views: compute knows which elements it writes
     places: ClassVar[tuple[str, ...]] = ()  # operands whose start partition `check` itself judges
     counted: ClassVar[bool] = True  # False: hardware knows no such instruction, we watch something
+    extension: ClassVar[bool] = False  # the manual has no such instruction: docs/isa.md says so
     cost_formula: ClassVar[str] = ""  # for docs/isa.md
     cost_source: ClassVar[str] = ""
 
