@@ -142,7 +142,7 @@ def test_a_strided_tensor_arrives_as_it_reads():
 
 
 def test_a_contiguous_tensor_is_read_without_a_copy():
-    from nki.frameworks.torch import to_numpy
+    from nki.frameworks.torch_tensors import to_numpy
 
     for dtype in DTYPES:
         x = numbers(dtype)
@@ -243,7 +243,7 @@ def test_all_tensors_are_on_one_device(monkeypatch):
 
 
 def test_tensors_of_other_devices_are_copied_with_one_warning(monkeypatch):
-    monkeypatch.setattr(bridge, "_said_devices", set())
+    monkeypatch.setattr("nki.frameworks.torch_tensors._said_devices", set())
     with pytest.warns(nki.NkiWarning, match="copied") as caught:
         bridge._say_device("cuda")
         bridge._say_device("cuda")
