@@ -82,8 +82,9 @@ def ger(alpha: float, x: torch.Tensor, y: torch.Tensor, A: torch.Tensor | None =
 def _times_vector(op, alpha, A, x, beta, y, precision):
     """alpha A x + beta y; leading dimensions are batches."""
     if x.ndim == 1 and A.ndim == 2 and alpha != 0 and precision is None:
-        fits = A.shape[1] == x.shape[0] and A.dtype == x.dtype and (y is None or y.shape == A.shape[:1])
-        if fits and not choose(A.dtype, A.device.type).nki:
+        fits = A.shape[1] == x.shape[0] and A.dtype == x.dtype
+        fits_y = y is None or (y.shape == A.shape[:1] and y.dtype == A.dtype)
+        if fits and fits_y and not choose(A.dtype, A.device.type).nki:
             return rounded_once(partial(_torch_times_vector, alpha, beta), A, x, y)
     column = None if y is None else y[..., None]
     return scaled_product(op, alpha, A, x[..., None], beta, column, precision)[..., 0]

@@ -135,9 +135,9 @@ def test_without_widening_torch_would_be_asked(name, monkeypatch):
     assert sums.found
 
 
-def test_mixed_dtypes_are_torchs_affair():
+def test_mixed_dtypes_are_widened_or_refused():
     assert trnblas.axpy(2.0, x.bfloat16(), y.float()).dtype == torch.float32
-    with pytest.raises(RuntimeError, match="dtype"):
+    with pytest.raises(TypeError, match="gemv: C is torch.float32, the operands are torch.bfloat16"):
         trnblas.gemv(1.0, A.bfloat16(), x.bfloat16(), 1.0, C[:, 0].float())
 
 
