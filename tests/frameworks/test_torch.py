@@ -23,6 +23,7 @@ from support import target, unseen
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from nki.frameworks import torch as bridge  # noqa: E402
+from nki.frameworks import torch_tensors  # noqa: E402
 from nki.frameworks.torch import differentiable, nki_op, wrap_nki  # noqa: E402
 
 DTYPES = [
@@ -243,16 +244,16 @@ def test_all_tensors_are_on_one_device(monkeypatch):
 
 
 def test_tensors_of_other_devices_are_copied_with_one_warning(monkeypatch):
-    monkeypatch.setattr("nki.frameworks.torch_tensors._said_devices", set())
+    monkeypatch.setattr(torch_tensors, "_said_devices", set())
     with pytest.warns(nki.NkiWarning, match="copied") as caught:
-        bridge._say_device("cuda")
-        bridge._say_device("cuda")
-        bridge._say_device("mps")
+        torch_tensors._say_device("cuda")
+        torch_tensors._say_device("cuda")
+        torch_tensors._say_device("mps")
     assert len(caught) == 1 and caught[0].category.kind == "device-copy"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        bridge._say_device("cpu")
-        bridge._say_device("xla")
+        torch_tensors._say_device("cpu")
+        torch_tensors._say_device("xla")
 
 
 def test_expanded_and_overlapping_tensors_cannot_be_written():

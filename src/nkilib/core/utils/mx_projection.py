@@ -234,7 +234,8 @@ class WeightStream(nl.NKIObject):
         self.step = max(1, chunk // (columns * word_bytes(weights.words)))
         self.scales = load_scales(weights, column, columns, tiles) if scales is None else scales
         self.words: Any = None
-        self.first, self.next = 0, 0
+        self.first = 0
+        self.next = 0
 
     def load(self, tile: int) -> None:
         if tile < self.next:
