@@ -11,15 +11,7 @@ from typing import Any, Protocol
 
 from .errors import Site, emit_warning, error, user_site
 from .hardware.machine import Machine
-from .options import Options, choose_machine
-
-
-class RunningLaunch(Protocol):
-    """What everybody may know of the call that a core belongs to."""
-
-    options: Options
-    degree: int
-    executes: bool
+from .options import choose_machine
 
 
 class RunningCore(Protocol):

@@ -280,6 +280,17 @@ def test_a_global_that_the_kernel_counts_up():
     assert [factor_of(kernel) for _ in range(3)] == [2.0, 3.0, 4.0]
 
 
+def test_a_list_that_the_kernel_itself_grows():
+    counts = [1.0]
+
+    @nki.jit
+    def kernel(x):
+        counts.append(1.0)
+        return scaled(x, sum(counts))
+
+    assert [factor_of(kernel) for _ in range(3)] == [2.0, 3.0, 4.0]
+
+
 # ---- files and errors ----------------------------------------------------------------------------
 
 

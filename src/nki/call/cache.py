@@ -15,6 +15,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -154,16 +155,25 @@ class ProgramCache:
         return None
 
     def keep(
-        self, key: Any, function: Any, values: Any, program: Program, verified: dict[int, int], files: Any
+        self,
+        key: Any,
+        function: Any,
+        reads: Reads | None,
+        program: Program,
+        verified: dict[int, int],
+        files: Iterable[tuple[str, str]],
     ) -> None:
-        """Keep a program for the calls to come, if all that its Python can read is known."""
+        """Keep a program for the calls to come, if all that its Python can read is known and as it was.
+
+        `reads` was taken before the Python ran, `files` are those it read on the way: path and digest.
+        """
         constants = sum(raw.nbytes for _, raw in program.constants)
         weight = len(program) + constants // CONSTANT_BYTES + 1
         if weight > self.instructions:
             return
-        reads = Reads.of(function, values, files)
-        if reads is None:
+        if reads is None or not reads.still_hold():
             return
+        reads.watch(files)
         kept = Kept(program, reads, weakref.ref(plain(function)), verified, weight)
         with self.lock:
             for old in [k for k, entry in self.kept.items() if entry.function() is None or k == key]:

@@ -47,6 +47,7 @@ class Call:
     leaves: list[Leaf]
     said: Iterable[Diagnostic] = ()  # said already, when the call was staged
     eager: bool = False  # every instruction runs as it is issued
+    reads: Any = None  # what the Python can read, as it was before it ran; None: not all is known
 
 
 def launch_grid(degree: Any) -> tuple[int, ...]:

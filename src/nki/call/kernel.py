@@ -181,6 +181,7 @@ class Kernel:
             kept = programs.find(call.key) if call.key is not None else None
             if kept is not None:
                 return self._run_program(call, kept.program, verified=kept.verified)
+            self._note_reads(call)
             return self._run_eagerly(call) if call.eager else self._run_deferred(call)
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
@@ -193,6 +194,7 @@ class Kernel:
         kept = programs.find(call.key) if call.key is not None else None
         if kept is not None:
             return Staged(self, call, kept.program, [(leaf.name, leaf.value) for leaf in call.leaves], True)
+        self._note_reads(call)
         program, arguments, fixed = self._trace(call)
         if fixed and call.key is not None and not program.loops:
             self._keep(call, program, {}, arguments.launch.files)
@@ -296,8 +298,7 @@ class Kernel:
 
     def _keep_traced(self, call: Call, trips: dict[int, int], launch: Launch) -> None:
         """A dynamic loop ran, the same in every iteration: keep the program for as many of them."""
-        reads = Reads.of(self.func, dict(call.bound.arguments), launch.files)
-        if reads is None:  # do not run the Python again for nothing
+        if call.reads is None or not call.reads.still_hold():  # do not run the Python again for nothing
             return
         with warnings.catch_warnings(), contextlib.suppress(Exception):
             warnings.simplefilter("ignore")  # it was said already
@@ -325,6 +326,7 @@ class Kernel:
                 return self._deliver(arguments, self._replay(call, arguments, program))
             except Restart:
                 prints = launch.prints
+        self._note_reads(call)
         return self._run_eagerly(call, prints)
 
     def run_staged(self, staged: Staged, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Run:
@@ -378,7 +380,12 @@ class Kernel:
         return run
 
     def _keep(self, call: Call, program: Program, verified: dict[int, int], files: Any) -> None:
-        programs.keep(call.key, self.func, dict(call.bound.arguments), program, verified, files)
+        programs.keep(call.key, self.func, call.reads, program, verified, files)
+
+    def _note_reads(self, call: Call) -> None:
+        """Look at what the Python can read before it runs: what it changes itself is then seen to change."""
+        if call.key is not None:
+            call.reads = Reads.of(self.func, dict(call.bound.arguments))
 
     def _launch(self, call: Call, **settings: Any) -> Launch:
         launch = Launch(call.machine, call.options, self.lnc, bracketed=bool(self.grid), **settings)

@@ -15,7 +15,7 @@ import hashlib
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, EnumMeta
 from typing import Any, NamedTuple
 
@@ -48,6 +48,7 @@ _SKIPPED = _words("""
     __module__ __doc__ __dict__ __weakref__ __qualname__ __annotations__ __parameters__ __orig_bases__
     __dataclass_fields__ __dataclass_params__ __match_args__ __abstractmethods__ _abc_impl __slots__
     __static_attributes__ __firstlineno__ __annotate__ __annotate_func__ __annotations_cache__ __hash__
+    __slotnames__
 """)
 _PLAIN = (type(None), bool, int, str, bytes, type(Ellipsis), type(NotImplemented))
 _LARGEST = 4096  # elements of a container that is compared by value
@@ -187,7 +188,12 @@ class ClassAs(NamedTuple):
     bases: tuple[type, ...]
 
     def holds(self) -> bool:
-        return len(vars(self.cls)) == self.attributes and self.cls.__mro__ == self.bases
+        return _named_in(self.cls) == self.attributes and self.cls.__mro__ == self.bases
+
+
+def _named_in(cls: type) -> int:
+    """How many attributes a class has; Python adds some of its own when a class is first used."""
+    return sum(name not in _SKIPPED for name in vars(cls))
 
 
 class FileAs(NamedTuple):
@@ -241,7 +247,7 @@ class Reads:
         self._kept: list[Any] = []  # keeps ids their own
 
     @staticmethod
-    def of(function: Any, values: Any = (), files: Any = ()) -> Reads | None:
+    def of(function: Any, values: Any = ()) -> Reads | None:
         """Of a kernel's function and the values given to it; None when something is unknown."""
         reads = Reads()
         try:
@@ -252,9 +258,12 @@ class Reads:
                 reads.visit(kind)
         except (Unknown, RecursionError):
             return None
-        reads.checks += [FileAs(path, digest) for path, digest in files]
         reads._kept.clear()
         return reads
+
+    def watch(self, files: Iterable[tuple[str, str]]) -> None:
+        """The Python also read these files: path and digest."""
+        self.checks += [FileAs(path, digest) for path, digest in files]
 
     def still_hold(self) -> bool:
         return all(check.holds() for check in self.checks)
@@ -309,7 +318,7 @@ class Reads:
             return
         if type(cls) not in (type, EnumMeta) and not _is_trusted(type(cls).__module__):
             raise Unknown(f"class {cls.__qualname__}, whose class is {type(cls).__qualname__}")
-        self.checks.append(ClassAs(cls, len(vars(cls)), cls.__mro__))
+        self.checks.append(ClassAs(cls, _named_in(cls), cls.__mro__))
         for name, value in list(vars(cls).items()):
             if name not in _SKIPPED and not (isinstance(cls, EnumMeta) and name.startswith("_")):
                 self._named(vars(cls), name, value)

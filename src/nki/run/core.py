@@ -8,7 +8,7 @@ alone, so it is remembered per signature.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -47,35 +47,6 @@ class Verdict:
         self.access = access
         self.shifted = shifted  # (output, input): overlap at different offsets, if both are one tensor
         self.warned = warned
-
-
-class LaunchOf(Protocol):
-    """What a core asks of the launch it belongs to."""
-
-    machine: Machine
-    degree: int
-    call: object
-    memories: Memories
-    options: Any
-    generators: Any
-
-    def drain(self, core: Core) -> None: ...
-    def mark_looked(self) -> None: ...
-    def shared_storage(
-        self, core: Core, name: str, shape: tuple[int, ...], dtype: Any
-    ) -> tuple[Storage, Lease]: ...
-    def diagnose(
-        self,
-        kind: str,
-        message: str,
-        notes: list[str],
-        help: str | None,
-        site: Site | None,
-        core: int = 0,
-        before: int | None = None,
-    ) -> None: ...
-    def add_dependency(self, core: Core, later: NkiInstruction, earlier: NkiInstruction) -> None: ...
-    def judged_before(self, verdict: Verdict, site: Site | None) -> bool: ...
 
 
 class Core:
