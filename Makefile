@@ -1,18 +1,26 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BARE := $(VENV)/.bare
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-versions tiny bench bench-kernels docs lint clean
+.PHONY: setup demo test test-all test-versions tiny bench bench-kernels docs site lint clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml
+# what `import nki` needs, and no more
+$(BARE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -e .
+	touch $(BARE)
+
+# everything that tests, benchmarks and documents need
+$(STAMP): $(BARE)
+	@echo "Installing what the tests need (PyTorch, JAX, SciPy, ...): once, some minutes"
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $(STAMP)
 
-demo: setup
+demo: $(BARE)
 	$(BIN)/python examples/matmul/demo.py
 
 test: setup
@@ -43,10 +51,14 @@ bench-kernels: setup
 docs: setup
 	$(BIN)/python -m nki.cli.docs
 	$(BIN)/python -m nkilib.docs
+	$(BIN)/python tools/pages.py docs/tutorial/*.md
+
+site: setup
+	$(BIN)/python tools/build_site.py
 
 lint: setup
-	$(BIN)/ruff format --check src tests examples benchmarks
-	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks tools
+	$(BIN)/ruff check src tests examples benchmarks tools
 	$(BIN)/mypy
 
 clean:

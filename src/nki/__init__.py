@@ -1,7 +1,7 @@
 """Open NKI: the Neuron Kernel Interface in the open."""
 
 import importlib as _importlib
-from typing import Any
+from typing import Any as _Any
 
 from .call.bridges import TensorSpec
 from .call.calls import Run
@@ -39,12 +39,17 @@ _MODULES = (
     "framework",
     "isa",
     "language",
+    "mx",
     "simulator",
     "tensor",
 )
 
 
-def __getattr__(name: str) -> Any:
+def __dir__() -> list[str]:
+    return [*__all__, *_MODULES]
+
+
+def __getattr__(name: str) -> _Any:
     """A module that nobody imported yet (`dtype: nki.dtype` needs no other import), or an older name."""
     if name == "cache":
         return _importlib.import_module("nki.call.cache")

@@ -30,3 +30,7 @@ __all__ = [
     "trmv",
     "trsm",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -27,3 +27,7 @@ __all__ = [
     "rank_id",
     "reduce_scatter",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,6 +1,8 @@
 """nki.isa: the instructions of a NeuronCore. One file per group, one place per instruction."""
 # ruff: noqa: F401, F403
 
+from inspect import ismodule as _is_module
+
 from ..errors import NkiValidationError
 from ..errors import missing_name as _missing_name
 from ..program.instruction import NkiInstruction
@@ -42,6 +44,16 @@ from .vector import *
 
 tensor_engine, vector_engine, scalar_engine = TENSOR, VECTOR, SCALAR
 gpsimd_engine, unknown_engine = GPSIMD, UNKNOWN
+
+__all__ = sorted(
+    name
+    for name, value in globals().items()
+    if name[0] != "_" and (name == "constants" or not _is_module(value))
+)
+
+
+def __dir__():
+    return __all__
 
 
 def __getattr__(name: str):

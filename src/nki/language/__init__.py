@@ -59,5 +59,9 @@ __all__ = sorted(
 )
 
 
+def __dir__():
+    return __all__
+
+
 def __getattr__(name: str):
     raise _missing_name(__name__, "nl", name, _REMOVED, __all__)

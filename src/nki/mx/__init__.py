@@ -48,3 +48,7 @@ __all__ = [
     "unswizzle",
     "x4_dtype",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

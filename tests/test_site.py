@@ -1,0 +1,113 @@
+"""The site: its tutorial shows what its code prints, and every public name has its place in the reference."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import pages
+
+ROOT = Path(__file__).parent.parent
+CHAPTERS = sorted((ROOT / "docs" / "tutorial").glob("[0-9]*.md"))
+
+# ---- tutorial ------------------------------------------------------------------------------------
+
+
+def test_there_are_eight_chapters_and_each_names_the_next():
+    assert len(CHAPTERS) == 8
+    for chapter, following in zip(CHAPTERS, CHAPTERS[1:], strict=False):
+        assert f"]({following.name})" in chapter.read_text()
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapter_shows_what_its_code_prints(chapter, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    relative = chapter.relative_to(ROOT)
+    assert pages.written(relative) == chapter.read_text(), "the page is stale: run `make docs`"
+
+
+def test_the_check_of_a_page_sees_a_wrong_output(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(1 + 1)\n```\n\n```output\n3\n```\n")
+    assert pages.main(["--check", str(page)]) == 1
+    assert pages.main([str(page)]) == 0
+    assert page.read_text() == "```python\nprint(1 + 1)\n```\n\n```output\n2\n```\n"
+    assert pages.main(["--check", str(page)]) == 0
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapter_is_a_notebook_of_the_same_code(chapter, tmp_path):
+    pages.main(["--notebooks", str(tmp_path), str(chapter)])
+    made = json.loads((tmp_path / f"{chapter.stem}.ipynb").read_text())
+    cells = [cell for cell in made["cells"] if cell["cell_type"] == "code"]
+    code = [block.text for block in pages.blocks(chapter.read_text()) if block.kind == "python"]
+    assert [cell["source"] for cell in cells] == [text.rstrip("\n") for text in code]
+    printed = [cell["outputs"][0]["text"] for cell in cells if cell["outputs"]]
+    assert printed == [b.text for b in pages.blocks(chapter.read_text()) if b.kind == "output"]
+    assert len({cell["id"] for cell in made["cells"]}) == len(made["cells"])
+
+
+# ---- reference -----------------------------------------------------------------------------------
+
+
+def test_every_public_name_has_its_place():
+    pytest.importorskip("torch")  # trnblas
+    import reference
+
+    texts = reference.pages()
+    for name, module in reference.MODULES.items():
+        text = texts[f"{name}.md"]
+        shown = set(re.findall(r"^### (\w+)$|<a id='(\w+)'>", text, re.MULTILINE))
+        assert set(reference.public_names(module)) - {a or b for a, b in shown} == set(), name
+        assert not re.search(r" at 0x[0-9a-f]+", text), "an address differs in every run"
+
+
+def test_every_kernel_of_the_library_has_its_place():
+    pytest.importorskip("torch")
+    import reference
+
+    text = reference.pages()["nkilib.md"]
+    for kernel in reference.kernels():
+        assert f"### {kernel.name}\n" in text
+
+
+def test_dir_shows_public_names_alone():
+    import nki.collectives
+    import nki.isa
+    import nki.language
+    import nki.mx
+
+    for module in (nki, nki.isa, nki.language, nki.collectives, nki.mx):
+        assert set(dir(module)) <= {*module.__all__, *getattr(module, "_MODULES", ())}
+    assert "nc_matmul" in dir(nki.isa) and "vector" not in dir(nki.isa)
+
+
+# ---- environment variables -----------------------------------------------------------------------
+
+VARIABLE = re.compile(r"^(?:OPEN_NKI|NKI|NEURON|TRNBLAS|UNSAFE|XDG)_[A-Z0-9_]+$")
+
+
+def test_every_environment_variable_is_on_the_page():
+    page = (ROOT / "docs" / "environment.md").read_text()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and VARIABLE.match(node.value):
+                assert f"`{node.value}`" in page, f"{path}:{node.lineno}"
+
+
+# ---- the whole -----------------------------------------------------------------------------------
+
+
+def test_the_site_builds_without_a_warning():
+    pytest.importorskip("torch")
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("mkdocs is not installed")
+    import build_site
+
+    assert build_site.main() == 0
+    assert (ROOT / "build" / "site" / "reference" / "nki.isa.html").exists()

@@ -1,0 +1,46 @@
+"""`make site`: the documentation as pages, in build/site. Works without a network.
+
+The sources are docs/ as they are, reference pages written from the code, and the tutorial as notebooks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pages
+import reference
+
+ROOT = Path(__file__).parents[1]
+SOURCES, SITE = ROOT / "build" / "site-sources", ROOT / "build" / "site"
+
+
+def prepare(target: Path = SOURCES) -> None:
+    """All Markdown of the site below `target`."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", target)
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        (target / {"README.md": "index.md"}.get(name, name)).write_text(text, encoding="utf-8")
+    (target / "reference").mkdir()
+    for name, text in reference.pages().items():
+        (target / "reference" / name).write_text(text, encoding="utf-8")
+    chapters = sorted(str(path) for path in (ROOT / "docs" / "tutorial").glob("[0-9]*.md"))
+    pages.main(["--notebooks", str(target / "tutorial" / "notebooks"), *chapters])
+
+
+def main() -> int:
+    prepare()
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(SITE)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an advertisement
+    done = subprocess.run([*command, "--config-file", str(ROOT / "mkdocs.yml")], cwd=ROOT, env=quiet)
+    if done.returncode == 0:
+        print(f"wrote {SITE.relative_to(ROOT)}: open {SITE.relative_to(ROOT)}/index.html")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""Reference pages, written from the code: every public name with its signature, its text and its facts."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import importlib
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import nki.collectives
+import nki.isa
+import nki.language
+import nki.mx
+import trnblas
+import trnblas.nki
+from nki.cli import parser
+from nki.cli.docs import FILES, instructions
+from nki.hardware.dtypes import DType
+from nki.hardware.generations import MACHINES
+from nki.hardware.machine import Machine
+from nki.hardware.memories import MemoryRegion
+from nki.hardware.operators import Operator
+from nki.program.judge import GENERATION_NAMES
+from nkilib.catalogue import kernels
+
+MODULES = {
+    "nki": nki,
+    "nki.isa": nki.isa,
+    "nki.language": nki.language,
+    "nki.collectives": nki.collectives,
+    "nki.mx": nki.mx,
+    "trnblas": trnblas,
+    "trnblas.nki": trnblas.nki,
+}
+FACTS = {name: c for modules in FILES.values() for m in modules for name, c in instructions(m).items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A public name."""
+
+    name: str
+    value: Any
+    module: str
+
+
+def public_names(module: types.ModuleType) -> list[str]:
+    return sorted(name for name in module.__all__ if not name.startswith("__"))
+
+
+def pages() -> dict[str, str]:
+    """The text of each page, by its file name."""
+    found = {f"{name}.md": _module_page(name, module) for name, module in MODULES.items()}
+    return {
+        **found,
+        "nkilib.md": _library_page(),
+        "command-line.md": _command_page(),
+        "machine.md": _machine_page(),
+    }
+
+
+# ---- modules -------------------------------------------------------------------------------------
+
+
+def _module_page(name: str, module: types.ModuleType) -> str:
+    entries = [Entry(n, getattr(module, n), name) for n in public_names(module)]
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(_group(entry.value), []).append(entry)
+    parts = [f"# {name}\n", inspect.getdoc(module) or "", ""]
+    for title in sorted(groups, key=_ORDER.index):
+        parts.append(f"## {title}\n")
+        parts += [_constants(groups[title])] if title in _TABLES else [_entry(e) for e in groups[title]]
+    return "\n".join(parts) + "\n"
+
+
+_ORDER = [
+    "Functions", "Operators", "Classes", "Enumerations", "Data types", "Memories", "Other names",
+]  # fmt: skip
+_TABLES = ("Operators", "Data types", "Memories", "Other names")
+
+
+def _group(value: Any) -> str:
+    if isinstance(value, Operator):
+        return "Operators"
+    if isinstance(value, type) and issubclass(value, enum.Enum):
+        return "Enumerations"
+    if isinstance(value, type):
+        return "Classes"
+    if isinstance(value, DType):
+        return "Data types"
+    if isinstance(value, MemoryRegion):
+        return "Memories"
+    return "Functions" if callable(value) else "Other names"
+
+
+def _constants(entries: list[Entry]) -> str:
+    rows = "\n".join(f"| <a id='{e.name}'></a>`{e.name}` | {_cell(_described(e.value))} |" for e in entries)
+    return f"| name | meaning |\n|---|---|\n{rows}\n"
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Operator):
+        text = _first(value.function) if value.function else ""
+        return text or f"{value.kind} operator: pass it as `op=` to an instruction"
+    if isinstance(value, DType):
+        return f"{value.itemsize * 8} bits"
+    if isinstance(value, (MemoryRegion, enum.Enum)):
+        return f"`{value}`"
+    return f"`{value!r}`" if len(repr(value)) < 80 else _first(type(value))
+
+
+def _entry(entry: Entry) -> str:
+    lines = [f"### {entry.name}\n", "```text", _signature(entry), "```\n"]
+    lines += [_facts(entry.name), _text(entry.value)]
+    if isinstance(entry.value, type) and issubclass(entry.value, enum.Enum):
+        lines.append("Members: " + ", ".join(f"`{m.name}`" for m in entry.value) + "\n")
+    elif isinstance(entry.value, type):
+        lines += _members(entry.value)
+    return "\n".join(line for line in lines if line)
+
+
+def _facts(name: str) -> str:
+    cls = FACTS.get(name)
+    if cls is None:
+        return ""
+    engines = ", ".join(e.name for e in cls.engines) or ("sequencer" if cls.registers else "DMA")
+    since = ", ".join(shown for number, shown in GENERATION_NAMES.items() if number >= cls.since)
+    return f"Engines: {engines}. Generations: {since}. Cost: {cls.cost_formula} ({cls.cost_source}).\n"
+
+
+def _members(cls: type) -> Iterator[str]:
+    for name, value in sorted(vars(cls).items()):
+        if name.startswith("_") or not (
+            inspect.isfunction(value) or isinstance(value, (property, staticmethod))
+        ):
+            continue
+        value = value.__func__ if isinstance(value, staticmethod) else value
+        shown = f"{name}{_parameters(value)}" if inspect.isfunction(value) else name
+        if _first(value):
+            yield f"- `{shown}`: {_first(value)}"
+    yield ""
+
+
+def _signature(entry: Entry) -> str:
+    return f"{entry.module}.{entry.name}{_parameters(entry.value)}"
+
+
+def _parameters(value: Any) -> str:
+    if isinstance(value, type) and issubclass(value, (enum.Enum, Exception)):
+        return ""
+    try:
+        signature = str(inspect.signature(value))
+    except (TypeError, ValueError):
+        return "(...)"
+    return re.sub(r"<([\w.]+)[^<>]*>", r"\1", re.sub(r" at 0x\w+", "", signature))
+
+
+def _text(value: Any) -> str:
+    """The docstring, with its examples as code."""
+    lines, inside = [], False
+    for line in (inspect.getdoc(value) or "").splitlines():
+        starts = line.lstrip().startswith(">>>")
+        if starts and not inside:
+            lines.append("\n```pycon")
+            inside = True
+        elif inside and not line.strip():
+            lines.append("```")
+            inside = False
+        lines.append(line.strip() if inside else _escaped(line))
+    return "\n".join([*lines, *(["```"] if inside else []), ""])
+
+
+def _escaped(line: str) -> str:
+    return re.sub(r"(?<!`)[<*](?!`)", r"\\\g<0>", line) if "`" not in line else line
+
+
+def _first(value: Any) -> str:
+    return (inspect.getdoc(value) or "").split("\n")[0]
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\|", r"\\|", text)
+
+
+# ---- the library ---------------------------------------------------------------------------------
+
+
+def _library_page() -> str:
+    parts = [
+        "# nkilib\n",
+        "Every kernel of the library with its arguments. [Kernel library](../library.md) is the list.\n",
+    ]
+    module = ""
+    for kernel in kernels():
+        if kernel.module != module:
+            module = kernel.module
+            parts.append(f"## {module}\n")
+        if kernel.status != "built":
+            parts.append(f"### {kernel.name}\n\n{kernel.meaning}. Not built yet.\n")
+            continue
+        value = getattr(importlib.import_module(module), kernel.name)
+        parts.append(_entry(Entry(kernel.name, value, module)))
+    return "\n".join(parts) + "\n"
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+def _command_page() -> str:
+    top = parser()
+    parts = ["# The command line\n", "```text", _help(top), "```\n"]
+    for action in top._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                parts += [f"## nki {name}\n", "```text", _help(command), "```\n"]
+    return "\n".join(parts)
+
+
+def _help(command: argparse.ArgumentParser) -> str:
+    command.formatter_class = _at_100(command.formatter_class)
+    return command.format_help().rstrip()
+
+
+def _at_100(formatter: Any) -> Any:
+    return lambda prog: formatter(prog, width=100)
+
+
+# ---- the machine ---------------------------------------------------------------------------------
+
+_FIELD = re.compile(r"^    (?:# --- (?P<title>.*)|(?P<name>\w+): .*?  # (?P<note>.*))$", re.MULTILINE)
+
+
+def _machine_page() -> str:
+    """Every number of the timing model, as src/nki/hardware/machine.py comments it."""
+    parts = [
+        "# Numbers of the machine\n",
+        "One core. The source is a section of the machine specification with its evidence: [D] documents, "
+        "[S] pictures of its profiler, [X] arithmetic on those, [T] measurements by others, [C] convention, "
+        "[U] unknown. *Italic* values are assumed on that generation.\n",
+    ]
+    for match in _FIELD.finditer(inspect.getsource(Machine)):
+        if match["title"]:
+            parts.append(f"\n## {match['title'][0].upper()}{match['title'][1:]}\n")
+            parts += [f"| number | {' | '.join(MACHINES)} | source |", f"|---|{'---|' * len(MACHINES)}---|"]
+        elif match["name"] != "assumed":
+            values = " | ".join(_value(m, match["name"]) for m in MACHINES.values())
+            parts.append(f"| `{match['name']}` | {values} | {_cell(_escaped(match['note']))} |")
+    return "\n".join(parts) + "\n"
+
+
+def _value(machine: Machine, name: str) -> str:
+    value = getattr(machine, name)
+    shown = (
+        ", ".join(map(str, value))
+        if isinstance(value, tuple)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+    return f"*{shown}*" if name in machine.assumed else shown
