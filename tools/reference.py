@@ -7,6 +7,7 @@ import enum
 import importlib
 import inspect
 import re
+import textwrap
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -148,7 +149,8 @@ def _members(cls: type) -> Iterator[str]:
 
 
 def _signature(entry: Entry) -> str:
-    return f"{entry.module}.{entry.name}{_parameters(entry.value)}"
+    whole = f"{entry.module}.{entry.name}{_parameters(entry.value)}"
+    return "\n".join(textwrap.wrap(whole, 90, subsequent_indent="    ", break_long_words=False))
 
 
 def _parameters(value: Any) -> str:
@@ -177,7 +179,10 @@ def _text(value: Any) -> str:
 
 
 def _escaped(line: str) -> str:
-    return re.sub(r"(?<!`)[<*](?!`)", r"\\\g<0>", line) if "`" not in line else line
+    """Plain text stays plain; what stands in backquotes is left alone."""
+    parts = line.split("`")
+    parts[::2] = [part.replace("<", "&lt;").replace("*", "&#42;") for part in parts[::2]]
+    return "`".join(parts)
 
 
 def _first(value: Any) -> str:
