@@ -7,8 +7,10 @@ from .call.bridges import TensorSpec
 from .call.calls import Run
 from .call.jit import jit, profile, simulate
 from .call.kernel import Kernel
+from .call.notebook import load_ipython_extension
 from .call.profile import Profile
 from .call.programs import run as _run  # noqa: F401  what it provides to Program
+from .call.show import show
 from .compat.older_names import older_name as _older_name
 from .errors import NkiError, NkiValidationError, NkiWarning
 from .program.program import Program
@@ -26,8 +28,10 @@ __all__ = [
     "TensorSpec",
     "__version__",
     "jit",
+    "load_ipython_extension",
     "observe",
     "profile",
+    "show",
     "simulate",
 ]
 

@@ -246,7 +246,21 @@ def emit_warning(
     if site is None:
         warnings.warn(text, cls, stacklevel=2)
     else:
-        warnings.warn_explicit(text, cls, site.filename, site.lineno)
+        registry = _spoken.setdefault(site.filename, {})  # Python's filters decide; by default, once
+        warnings.warn_explicit(text, cls, site.filename, site.lineno, registry=registry)
+
+
+_spoken: dict[str, dict] = {}
+_format_plainly = warnings.formatwarning
+
+
+def _format_warning(message, category, filename, lineno, line=None):  # type: ignore[no-untyped-def]
+    """As Python does it; but our messages show their line themselves."""
+    line = "" if issubclass(category, NkiWarning) else line
+    return _format_plainly(message, category, filename, lineno, line)
+
+
+warnings.formatwarning = _format_warning
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:

@@ -1,5 +1,10 @@
 """trnblas: BLAS on torch tensors, with NKI kernels where there is a Neuron device or its simulator."""
 
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as problem:
+    raise ImportError("trnblas computes on PyTorch tensors: pip install 'open-nki[torch]'") from problem
+
 from trnblas.backend import HAS_NKI, NkiFallbackWarning, get_backend, set_backend
 from trnblas.choices import Explanation, explain
 from trnblas.level1 import asum, axpy, dot, iamax, nrm2, scal

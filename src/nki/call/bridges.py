@@ -17,6 +17,19 @@ from ..hardware import dtypes
 # packages whose tensors a module of nki.frameworks converts; the module is imported when one is met
 FRAMEWORKS = {"torch": "nki.frameworks.torch", "jax": "nki.frameworks.jax", "jaxlib": "nki.frameworks.jax"}
 
+# what people write for a dtype where they describe a tensor in words
+SHORT = {
+    "bf16": "bfloat16",
+    **{f"{prefix}{bits}": f"float{bits}" for prefix in ("f", "fp") for bits in (16, 32)},
+    **{
+        f"{prefix}{bits}": f"{name}{bits}"
+        for prefix, name in (("i", "int"), ("s", "int"), ("u", "uint"))
+        for bits in (8, 16, 32)
+    },
+    **{f"f8{kind}": f"float8_{kind}" for kind in ("e4m3", "e4m3fn", "e5m2")},
+    **{f"fp8_{kind}": f"float8_{kind}" for kind in ("e4m3", "e4m3fn", "e5m2")},
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
@@ -27,11 +40,12 @@ class TensorSpec:
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
-        """`float32[8192,4096]`"""
+        """`float32[8192,4096]`; `bf16[3,4]`, `f32[...]` and `i8[...]` are understood too."""
         match = re.fullmatch(r"\s*(\w+)\s*\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]\s*", text)
         if match is None:
             raise error("argument", f"{text!r} is not a tensor", help="write it like float32[8192,4096]")
-        return cls(tuple(int(n) for n in match.group(2).split(",")), dtypes.resolve(match.group(1)))
+        name = match.group(1)
+        return cls(tuple(int(n) for n in match.group(2).split(",")), dtypes.resolve(SHORT.get(name, name)))
 
 
 class NumpyFramework:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from typing import Any
 
 from ..errors import emit_warning, error, user_site
@@ -33,6 +34,21 @@ class Run:
     def statistics(self) -> Statistics:
         """What the call did; counted when somebody asks."""
         return self.count()
+
+    def _repr_html_(self) -> str:
+        counts = self.statistics
+        rows = {
+            "result": repr(self.result),
+            "platform": self.machine.name,
+            "instructions": f"{counts.instructions:,}",
+            "DMA": f"{counts.dma_transfers:,} transfers, {counts.dma_bytes:,} bytes",
+            "SBUF, PSUM at most": f"{counts.sbuf_peak_bytes:,}, {counts.psum_peak_bytes:,} bytes a partition",
+            **{d.kind: d.message for d in self.diagnostics},
+        }
+        cells = "".join(
+            f"<tr><th>{escape(k)}</th><td><pre>{escape(v)}</pre></td></tr>" for k, v in rows.items()
+        )
+        return f"<table>{cells}</table>"
 
 
 @dataclass

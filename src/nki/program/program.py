@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,6 +177,10 @@ class Program:
     def __repr__(self) -> str:
         cores = f" on {len(self.cores)} cores" if len(self.cores) > 1 else ""
         return f"<Program {self.name}: {len(self):,} instructions for {self.machine.name}{cores}>"
+
+    def _repr_html_(self) -> str:
+        text = escape(self.text(constants=False))
+        return f"<details><summary>{escape(repr(self))}</summary><pre>{text}</pre></details>"
 
     def __reduce__(self) -> Any:
         state = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from math import prod
 from typing import Any, NoReturn
 
@@ -85,6 +86,9 @@ class NkiTensor(View):
         if core is None or self.indirection is not None or not core.look(self.storage):
             return text
         return f"{text}\n{core.values(self)}"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
 
     __array_ufunc__ = None  # numpy leaves `array + tensor` to __radd__, which explains
 
