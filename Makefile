@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 BARE := $(VENV)/.bare
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-versions tiny bench bench-kernels docs site lint clean
+.PHONY: setup demo test test-all test-versions tiny bench bench-kernels docs site release lint clean
 
 setup: $(STAMP)
 
@@ -56,10 +56,14 @@ docs: setup
 site: setup
 	$(BIN)/python tools/build_site.py
 
+# builds and checks what would be published; publishes nothing
+release: setup
+	$(BIN)/python tools/release.py
+
 lint: setup
 	$(BIN)/ruff format --check src tests examples benchmarks tools
 	$(BIN)/ruff check src tests examples benchmarks tools
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,3 +1,5 @@
-"""The version: of the NKI this follows, and of this package."""
+"""The version: of this package, and of the NKI it follows."""
 
-__version__ = "0.6.0+open.0.1.0"
+PACKAGE = "0.2.0"
+NKI = "0.6.0"
+__version__ = f"{NKI}+open.{PACKAGE}"

@@ -1,0 +1,79 @@
+"""`make release`: wheel and sdist in dist/, checked as a user would meet them. Uploads nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DIST = ROOT / "dist"
+LARGEST = 10**6  # bytes of the wheel
+ROOTS = {"nki", "nkilib", "trnblas"}  # and nki_*: what the wheel may install
+
+
+def run(*command: object, cwd: Path = ROOT) -> str:
+    print("$", *command)
+    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def check_versions() -> str:
+    """One version everywhere."""
+    version = re.search(r'PACKAGE = "(.*)"', (ROOT / "src/nki/version.py").read_text())[1]  # type: ignore[index]
+    for name, pattern in (("CITATION.cff", rf"^version: {version}$"), ("CHANGELOG.md", rf"^## {version}\b")):
+        if not re.search(pattern, (ROOT / name).read_text(), re.MULTILINE):
+            raise SystemExit(f"{name} does not speak of {version}")
+    return version
+
+
+def check_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    roots = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    unknown = {root for root in roots if root not in ROOTS and not root.startswith("nki_")}
+    if unknown:
+        raise SystemExit(f"the wheel would install {', '.join(sorted(unknown))}")
+    for needed in ("nki/py.typed", "nki/report/page/page.html", "nki/report/page/steps.html"):
+        if needed not in names:
+            raise SystemExit(f"the wheel lacks {needed}")
+    if wheel.stat().st_size > LARGEST:
+        raise SystemExit(f"{wheel.name} has {wheel.stat().st_size:,} bytes; at most {LARGEST:,} are allowed")
+    print(f"{wheel.name}: {wheel.stat().st_size:,} bytes, {len(names)} files")
+
+
+def check_installed(artefact: Path) -> None:
+    """In an empty environment, away from the sources: import, command, demo."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        run(sys.executable, "-m", "venv", home / "env")
+        python = home / "env" / "bin" / "python"
+        run(python, "-m", "pip", "install", "--quiet", artefact, cwd=home)
+        run(python, "-c", "import nki, nki.isa, nki.language, nkilib; print(nki.__version__)", cwd=home)
+        run(home / "env" / "bin" / "nki", "info", cwd=home)
+        shutil.copytree(ROOT / "examples" / "matmul", home / "matmul")
+        run(python, home / "matmul" / "demo.py", "--size", 256, 256, 512, "--model-size", 256, 256, 512, cwd=home)
+
+
+def main() -> int:
+    version = check_versions()
+    shutil.rmtree(DIST, ignore_errors=True)
+    run(sys.executable, "-m", "build", "--outdir", DIST, ROOT)
+    artefacts = sorted(DIST.iterdir())
+    run(sys.executable, "-m", "twine", "check", "--strict", *artefacts)
+    for artefact in artefacts:
+        if artefact.suffix == ".whl":
+            check_wheel(artefact)
+        check_installed(artefact)
+    print(f"{version} is ready: {', '.join(a.name for a in artefacts)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
