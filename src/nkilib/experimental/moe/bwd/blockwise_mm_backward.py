@@ -29,7 +29,7 @@ from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
     token_count,
     tokens_per_pass,
 )
-from nkilib.experimental.moe.bwd.stages import first_half, second_half
+from nkilib.experimental.moe.bwd.stages import BlockRows, first_half, second_half, weight_grads
 
 SHARD_OPTIONS = ("AUTO", "SHARD_ON_HIDDEN", "SHARD_ON_INTERMEDIATE", "SHARD_ON_FREE", "SHARD_ON_BLOCK")
 
@@ -179,16 +179,18 @@ def run_units(p: BackwardParameters, routing: Routing, repeats: Repeats, gradien
     """All units. The first half of the next stands before the second half of this one: TensorE works on it
     while the cores exchange the gradient of the middle."""
     units, middles = [], []
-    for block in range(block_count(p)):
-        for number in range(routing.passes):
-            unit = real_unit(routing, block, number)
+    rows: Any = None
+    for position in range(block_count(p) * routing.passes + 1):
+        if position < block_count(p) * routing.passes:
+            unit = real_unit(routing, position // routing.passes, position % routing.passes)
             units.append(unit)
             middles.append(first_half(p, unit, gradients))
-            done = len(units) - 2
-            if done >= 0:
-                second_half(p, units[done], middles[done], gradients, repeats, done == 0)
-    done = len(units) - 1
-    second_half(p, units[done], middles[done], gradients, repeats, done == 0)
+        done = position - 1
+        if done >= 0:
+            rows = BlockRows([], [], [], [], []) if done % routing.passes == 0 else rows
+            second_half(p, units[done], middles[done], gradients, repeats, rows, done == 0)
+            if position % routing.passes == 0:
+                weight_grads(p, units[done].expert, rows, gradients, position == routing.passes)
 
 
 def real_unit(routing: Routing, block: int, number: int) -> Unit:
