@@ -84,7 +84,8 @@ def run_static(
 ) -> None:
     """The blocks of these numbers, unrolled. Gate and up of the next unit stand before down of this one, so
     that TensorE works while the cores exchange the middle."""
-    units, parts = [], []
+    units: list = []
+    parts: list = []
     for block in blocks:
         for number in range(routing.passes):
             unit = routing.unit(block, number)

@@ -178,7 +178,8 @@ def routing_source(p: BackwardParameters, cores: int) -> RoutingSource:
 def run_units(p: BackwardParameters, routing: Routing, repeats: Repeats, gradients: Gradients) -> None:
     """All units. The first half of the next stands before the second half of this one: TensorE works on it
     while the cores exchange the gradient of the middle."""
-    units, middles = [], []
+    units: list = []
+    middles: list = []
     rows: Any = None
     for position in range(block_count(p) * routing.passes + 1):
         if position < block_count(p) * routing.passes:
