@@ -213,10 +213,12 @@ MODELS = [
     Layer("Qwen3-30B-A3B", 2048, 768, 128, 8, 256),
     Layer("GPT-OSS-20B", 3072, 2880, 32, 4, 512),  # 2880 features, padded
 ]
+POSITIONS = (2048, 3072)  # of blocks that are timed
 STAGES = ("routing", "gather", "experts", "scatter")
 TRANSFERS = {
     "gather_tokens": "gather",
     "finish_unit": "scatter",
+    "add_rows": "scatter",
 }  # by the function of moe_cte that starts them
 
 
@@ -267,15 +269,31 @@ def exposed(profile):
     return times
 
 
-def modelled(layer, tokens):
-    """Modelled us of each stage on the way there, and of the way back of the experts."""
+def experts_times(layer, tokens):
+    """Modelled us of each stage of moe_cte, and of the way back."""
     arguments = shapes(layer, tokens)
     times = exposed(nki.profile(moe_cte[LNC])(*arguments["experts"], skip_dma=SKIP))
+    back = nki.profile(blockwise_mm_bwd[LNC])(*arguments["backward"], skip_dma=SKIP).total_us
+    return {**times, "backward": back}
+
+
+def modelled(layer, tokens):
+    """Modelled us of each stage on the way there, and of the way back of the experts.
+
+    Blocks are alike: what a few and what some more of them take tells what all do.
+    """
+    few, more = (count // layer.k for count in POSITIONS)
+    if tokens <= more:
+        times = experts_times(layer, tokens)
+    else:
+        first, second = experts_times(layer, few), experts_times(layer, more)
+        rest = (tokens - more) / (more - few)
+        times = {stage: second[stage] + rest * (second[stage] - first[stage]) for stage in second}
+    arguments = shapes(layer, tokens)
     router = nki.profile(router_topk[LNC])(*arguments["router"], k=layer.k, **ROUTER)
     times["routing"] += tokens / ROUTED * router.total_us
     times["routing"] += nki.profile(permute_routed_tokens[LNC])(*arguments["permutation"]).total_us
-    back = nki.profile(blockwise_mm_bwd[LNC])(*arguments["backward"], skip_dma=SKIP).total_us
-    return times, back
+    return times, times.pop("backward")
 
 
 def print_profiles(tokens, models=MODELS):

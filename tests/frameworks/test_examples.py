@@ -96,3 +96,14 @@ def test_the_stages_of_a_mixture_share_its_modelled_time(capsys):
     shares = [float(share) for share in re.findall(r"([\d.]+)%", said)]
     assert said.startswith("Small-like, 2048 tokens: ") and len(shares) == 4
     assert all(shares) and sum(shares) == pytest.approx(100, abs=0.3)
+
+
+def test_some_blocks_of_a_mixture_tell_what_all_of_them_take():
+    pytest.importorskip("torch", reason="torch is not installed")
+    example = runpy.run_path(str(EXAMPLES / "moe_layer.py"))
+    small, tokens = example["Layer"]("Small", 512, 128, 16, 4, 256), 1536
+    assert tokens * small.k > max(example["POSITIONS"])
+    told, back = example["modelled"](small, tokens)
+    measured = example["experts_times"](small, tokens)
+    assert back == pytest.approx(measured["backward"], rel=0.05)
+    assert told["experts"] == pytest.approx(measured["experts"], rel=0.05)

@@ -18,6 +18,7 @@ from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     intermediate_size,
     matmul_dtype,
 )
+from nkilib.core.moe.moe_cte.outputs import Outputs
 from nkilib.core.moe.moe_cte.routing import Repeats, Unit
 from nkilib.core.utils.common_types import ExpertAffinityScaleMode, GateUpDim
 from nkilib.core.utils.kernel_helpers import div_ceil
@@ -39,17 +40,6 @@ from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import transpose_rows
 
 BEFORE = (ExpertAffinityScaleMode.PRE_SCALE, ExpertAffinityScaleMode.PRE_SCALE_DELAYED)
-
-
-@dataclass
-class Outputs(nl.NKIObject):
-    """Where results go. `gate_up` and `down` are checkpoints, or None."""
-
-    result: Any  # what is returned: the rows, or several slices of them
-    slices: list
-    rows: Any  # [T + 1, H] or [T, H], the first slice
-    gate_up: Any  # [N, 2, I, B]
-    down: Any  # [N, B, H]
 
 
 @dataclass
@@ -126,11 +116,11 @@ def middle(p: ExpertsParameters, share: Share, unit: Unit, x: Activations, out: 
     row = affinity_row(unit) if p.scaling in BEFORE else None
     for span in TiledRange(count, span_columns(x, p.gate_up)):
         column = first + span.start_offset
-        gates = None
-        if not p.skip_gate:
-            gates = projected(p, GateUpDim.GATE, unit, x, row, column, span.size)
+        gates, ups = gate_and_up(p, unit, x, column, span.size)
+        if gates is not None:
+            complete(p, GateUpDim.GATE, unit, gates, row, column, span.size)
             keep_gate_up(out, GateUpDim.GATE, unit, gates, column)
-        ups = projected(p, GateUpDim.UP, unit, x, row, column, span.size)
+        complete(p, GateUpDim.UP, unit, ups, row, column, span.size)
         keep_gate_up(out, GateUpDim.UP, unit, ups, column)
         for i in range(len(ups)):
             dst = tile[0 : ups[i].columns, (span.start_offset + ups[i].column) // PMAX, :]
@@ -143,14 +133,33 @@ def middle(p: ExpertsParameters, share: Share, unit: Unit, x: Activations, out: 
     return Activations(tile, count, first)
 
 
-def projected(
-    p: ExpertsParameters, which: GateUpDim, unit: Unit, x: Activations, row: Any, column: int, columns: int
-) -> list:
-    """x W * row * scale + bias of gate or up, clamped: blocks [columns <= 128, tokens]."""
+def gate_and_up(p: ExpertsParameters, unit: Unit, x: Activations, column: int, columns: int) -> tuple:
+    """Some columns of x Wg and of x Wu: blocks [columns <= 128, tokens]; without a gate (None, x Wu).
+
+    Where these are all columns of whole blocks, gate and up are one matrix, whose rows are twice as long.
+    """
+    experts, size, _, inner = p.gate_up.shape
+    whole = columns == inner and inner % PMAX == 0 and 2 * inner <= span_columns(x, p.gate_up)
+    if whole and not p.skip_gate:
+        both = p.gate_up.reshape((experts, size, 2 * inner)).select(0, unit.expert)
+        blocks = project(x, both, 0, 2 * inner, feature_major=True)
+        gates, ups = blocks[0 : inner // PMAX], blocks[inner // PMAX :]
+        for block in ups:
+            block.column = block.column - inner
+        return gates, ups
+    weight = p.gate_up.select(0, unit.expert)
+    gates = None
+    if not p.skip_gate:
+        gates = project(x, weight[:, GateUpDim.GATE.value, :], column, columns, feature_major=True)
+    return gates, project(x, weight[:, GateUpDim.UP.value, :], column, columns, feature_major=True)
+
+
+def complete(
+    p: ExpertsParameters, which: GateUpDim, unit: Unit, blocks: list, row: Any, column: int, columns: int
+) -> None:
+    """sums * row * scale + bias of gate or up, clamped."""
     side = which.value
     linear = p.gate if which == GateUpDim.GATE else p.up
-    weight = p.gate_up.select(0, unit.expert)[:, side, :]
-    blocks = project(x, weight, column, columns, feature_major=True)
     scale = scale_columns(p, side, unit, column, columns)
     bias = None
     if p.gate_up_bias is not None:
@@ -161,7 +170,6 @@ def projected(
         shift = None if bias is None else bias[0 : block.columns, tile : tile + 1]
         finish(block, factor, row, shift)
         clamp(linear, block)
-    return blocks
 
 
 def scale_columns(p: ExpertsParameters, side: int, unit: Unit, column: int, columns: int) -> Any:

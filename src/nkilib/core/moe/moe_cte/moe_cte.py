@@ -40,7 +40,7 @@ MX = (
 
 @dataclass
 class ShardOnBlockConfig(nl.NKIObject):
-    """How blocks are dealt to cores. Cores share every block here, so that the first two change nothing.
+    """How blocks are dealt to cores. Sizes decide here, so that the first two change nothing.
 
     slice_per_core (ours): two cores that accumulate return [T, 2, H], to be summed over the second dimension,
     as callers expect who give this configuration. A spec without one returns [T, H], as the manual says.
@@ -133,8 +133,9 @@ def moe_cte(
     written. A token may stand in any number of blocks, and several times in one. Blocks of experts beyond
     the last are left out, and so are all blocks from the first on whose condition (conditions [N + 1]) is 0.
 
-    spec.implementation is one of the documented ways to divide the work, which give one result: two cores
-    share every block, each computes half of I and, with the halves exchanged, half of H. The hybrid one
+    spec.implementation is one of the documented ways to divide the work, which give one result. Here sizes
+    decide: two cores share every block, each computes half of I and, with the halves exchanged, half of H;
+    or, where tokens stand in many blocks, they take every other one and add at the end. The hybrid one
     unrolls spec.shard_on_I.num_static_block blocks (default N - E) and leaves the rest to a loop that ends
     with the conditions. skip_dma.skip_weight changes nothing: weights pass through SBUF, none stay.
 

@@ -46,7 +46,7 @@ class Unit(nl.NKIObject):
 
 
 class Routing(nl.NKIObject):
-    """The units of all blocks. An id out of range fails here: affinities are gathered before all else."""
+    """The units of all blocks. An id out of range fails here: affinities are probed before all else."""
 
     def __init__(self, source: RoutingSource):
         blocks = source.block_to_expert.size
@@ -77,7 +77,7 @@ class Routing(nl.NKIObject):
         nisa.tensor_tensor(
             by_block(self.affinity_index, blocks), by_block(index, blocks), spread(expert, ids), op=nl.add
         )
-        self.affinity = gather_affinities(source.affinities, self.affinity_index)
+        probe_affinities(source.affinities, self.affinity_index)
         nisa.tensor_tensor(
             by_block(self.is_real, blocks),
             by_block(self.is_real, blocks),
@@ -111,13 +111,14 @@ class Routing(nl.NKIObject):
             self.valid_rows[:, first:last],
             self.is_real[:, first:last],
             self.affinity_index[:, first:last],
-            self.affinity[:, first:last],
+            gather_affinities(self.source.affinities, self.affinity_index[:, first:last]),
         )
 
     def unit_at(self, block: Any, number: int) -> Unit:
         """The same of a block that a register names, in tiles of its own."""
         expert = int_tile((1, 1))
         nisa.tensor_copy(expert, self.expert[0:1, nl.ds(block, 1)])
+        index = self.taken(self.affinity_index, block, number)
         return Unit(
             block,
             number * self.source.unit_size,
@@ -127,8 +128,8 @@ class Routing(nl.NKIObject):
             self.taken(self.rows, block, number),
             self.taken(self.valid_rows, block, number),
             self.taken(self.is_real, block, number),
-            self.taken(self.affinity_index, block, number),
-            self.taken(self.affinity, block, number),
+            index,
+            gather_affinities(self.source.affinities, index),
         )
 
     def taken(self, tile: Any, block: Any, number: int) -> Any:
@@ -228,13 +229,24 @@ def started_blocks(source: RoutingSource) -> Any:
     return started
 
 
+def probe_affinities(affinities: Any, index: Any) -> None:
+    """Read the affinity of the smallest and of the largest index of each partition: an id that is no token's
+    is an index out of bounds, and fails here."""
+    for op in (nl.minimum, nl.maximum):
+        extreme, token_id_times_experts_plus_expert = int_tile((PMAX, 1)), int_tile((PMAX, 1))
+        nisa.tensor_reduce(extreme, op, index, 1)
+        nisa.tensor_copy(token_id_times_experts_plus_expert, extreme)
+        found = nl.ndarray((PMAX, 1), affinities.dtype, buffer=nl.sbuf)
+        table = affinities.reshape((affinities.size, 1))
+        nisa.dma_copy(found, table.vector_select(0, token_id_times_experts_plus_expert))
+
+
 def gather_affinities(affinities: Any, index: Any) -> Any:
-    """affinities[index], float32. An id that is no token's is an index out of bounds here."""
+    """affinities[index], float32."""
     found = nl.ndarray(index.shape, affinities.dtype, buffer=nl.sbuf)
     table = affinities.reshape((affinities.size, 1))
     for c in range(index.shape[1]):
-        token_id_times_experts_plus_expert = index[:, c : c + 1]
-        nisa.dma_copy(found[:, c : c + 1], table.vector_select(0, token_id_times_experts_plus_expert))
+        nisa.dma_copy(found[:, c : c + 1], table.vector_select(0, index[:, c : c + 1]))
     wide = float_tile(index.shape)
     nisa.tensor_copy(wide, found)
     return wide

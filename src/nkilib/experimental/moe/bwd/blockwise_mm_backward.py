@@ -10,7 +10,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.moe.moe_cte.moe_ref import activation_ref, sigmoid
-from nkilib.core.moe.moe_cte.routing import Repeats, Routing, RoutingSource
+from nkilib.core.moe.moe_cte.routing import Repeats, Routing, RoutingSource, Unit
 from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
@@ -29,7 +29,7 @@ from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
     token_count,
     tokens_per_pass,
 )
-from nkilib.experimental.moe.bwd.stages import first_half, second_half
+from nkilib.experimental.moe.bwd.stages import BlockRows, first_half, second_half, weight_grads
 
 SHARD_OPTIONS = ("AUTO", "SHARD_ON_HIDDEN", "SHARD_ON_INTERMEDIATE", "SHARD_ON_FREE", "SHARD_ON_BLOCK")
 
@@ -131,7 +131,6 @@ def blockwise_mm_bwd(
     )
     source = routing_source(p, cores)
     routing = Routing(source)
-    nisa.tensor_tensor(routing.affinity, routing.affinity, routing.is_real, op=nl.multiply)
     repeats = Repeats(source)
     gradients = Gradients(p, given, cores, core)
     gradients.start(p)
@@ -179,15 +178,27 @@ def routing_source(p: BackwardParameters, cores: int) -> RoutingSource:
 def run_units(p: BackwardParameters, routing: Routing, repeats: Repeats, gradients: Gradients) -> None:
     """All units. The first half of the next stands before the second half of this one: TensorE works on it
     while the cores exchange the gradient of the middle."""
-    units = []
-    for block in range(block_count(p)):
-        for number in range(routing.passes):
-            units.append(routing.unit(block, number))
-    middle: Any = first_half(p, units[0], gradients)
-    for i in range(len(units)):
-        following = first_half(p, units[i + 1], gradients) if i + 1 < len(units) else None
-        second_half(p, units[i], middle, gradients, repeats, i == 0)
-        middle = following
+    units: list = []
+    middles: list = []
+    rows: Any = None
+    for position in range(block_count(p) * routing.passes + 1):
+        if position < block_count(p) * routing.passes:
+            unit = real_unit(routing, position // routing.passes, position % routing.passes)
+            units.append(unit)
+            middles.append(first_half(p, unit, gradients))
+        done = position - 1
+        if done >= 0:
+            rows = BlockRows([], [], [], [], []) if done % routing.passes == 0 else rows
+            second_half(p, units[done], middles[done], gradients, repeats, rows, done == 0)
+            if position % routing.passes == 0:
+                weight_grads(p, units[done].expert, rows, gradients, position == routing.passes)
+
+
+def real_unit(routing: Routing, block: int, number: int) -> Unit:
+    """A unit in which the affinity of padding is 0."""
+    unit = routing.unit(block, number)
+    nisa.tensor_tensor(unit.affinity, unit.affinity, unit.is_real, op=nl.multiply)
+    return unit
 
 
 # ---- reference -----------------------------------------------------------------------------------

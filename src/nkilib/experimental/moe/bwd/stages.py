@@ -62,16 +62,33 @@ def first_half(p: BackwardParameters, unit: Unit, gradients: Gradients) -> Middl
     return Middle(gate, up, active, product, slope, rows, middle_grad(p, unit, dy, gradients))
 
 
+@dataclass
+class BlockRows(nl.NKIObject):
+    """What the gradients of an expert's weights are products of, [128 tokens, columns] each."""
+
+    weighted: list  # act(gate) * up * affinity
+    grads: list  # dy
+    hidden: list  # x
+    sides: list  # dg | du
+    factors: list  # affinities, [128 tokens, 1]
+
+
 def second_half(
-    p: BackwardParameters, unit: Unit, middle: Middle, gradients: Gradients, repeats: Repeats, is_first: bool
+    p: BackwardParameters,
+    unit: Unit,
+    middle: Middle,
+    gradients: Gradients,
+    repeats: Repeats,
+    rows: BlockRows,
+    is_first: bool,
 ) -> None:
-    """From the middle to everything else. The first unit finds zeros."""
+    """From the middle to the gradients of tokens and affinities, and to the `rows` of the others.
+
+    The first unit finds zeros.
+    """
     dtype, inner = matmul_dtype(p), intermediate_size(p)
     weighted = new_rows(unit.size, inner, dtype)
     token_rows(weighted, 0, Activations(middle.product, inner), unit.affinity)
-    down = gradients.of_row(gradients.down.total.select(0, unit.expert))
-    starts = is_first and not gradients.down.holds_values
-    add_products(down, weighted, middle.grad_rows, gradients.start_down if starts else None)
     counts, targets = repeats.of(unit)
     by_token = (
         sums_over_hidden(p, unit, middle, gradients) if p.on_hidden else sums_over_middle(p, unit, middle)
@@ -85,13 +102,29 @@ def second_half(
         token_rows(sides, 0, gate_grad)
     token_rows(sides, inner, up_grad)
     hidden_grad(p, unit, [gate_grad, up_grad], gradients, counts, targets, is_first)
-    gate_up = gradients.of_column(gradients.gate_up.total.select(0, unit.expert))
-    x = gather_rows(gradients.of_row(p.hidden), unit, dtype)
-    starts = is_first and not gradients.gate_up.holds_values
-    add_products(gate_up, x, sides, gradients.start_gate_up if starts else None)
-    if p.bias:
-        bias_grads(unit, middle, sides, gradients)
     affinity_grad(p, unit, by_token, gradients, counts, targets)
+    rows.weighted.extend(weighted)
+    rows.grads.extend(middle.grad_rows)
+    rows.hidden.extend(gather_rows(gradients.of_row(p.hidden), unit, dtype))
+    rows.sides.extend(sides)
+    if p.bias:
+        weights = as_dtype(unit.affinity, dtype)
+        for c in range(len(sides)):
+            rows.factors.append(weights[:, c : c + 1])
+
+
+def weight_grads(
+    p: BackwardParameters, expert: Any, rows: BlockRows, gradients: Gradients, is_first: bool
+) -> None:
+    """The sums over all tokens of a block: an expert's gradients are loaded and stored once for it."""
+    down = gradients.of_row(gradients.down.total.select(0, expert))
+    starts = is_first and not gradients.down.holds_values
+    add_products(down, rows.weighted, rows.grads, gradients.start_down if starts else None)
+    gate_up = gradients.of_column(gradients.gate_up.total.select(0, expert))
+    starts = is_first and not gradients.gate_up.holds_values
+    add_products(gate_up, rows.hidden, rows.sides, gradients.start_gate_up if starts else None)
+    if p.bias:
+        bias_grads(expert, rows, gradients)
 
 
 # ---- the middle ----------------------------------------------------------------------------------
@@ -302,20 +335,15 @@ def hidden_grad(
         nisa.dma_copy(place, rows[c], oob_mode=nisa.oob_mode.skip)
 
 
-def bias_grads(unit: Unit, middle: Middle, sides: list, gradients: Gradients) -> None:
+def bias_grads(expert: Any, rows: BlockRows, gradients: Gradients) -> None:
     """dbd[e] += sum over tokens of dy * affinity; dbgu[e] += that of [dg | du], which core 0 writes."""
-    tiles = len(sides)
-    weights = as_dtype(unit.affinity, middle.grad_rows[0].dtype)
-    factors = []
-    for c in range(tiles):
-        factors.append(weights[:, c : c + 1])
-    down = gradients.of_row(as_rows(gradients.down_bias.total).select(0, unit.expert))
-    add_products(down, factors, middle.grad_rows)
+    down = gradients.of_row(as_rows(gradients.down_bias.total).select(0, expert))
+    add_products(down, rows.factors, rows.grads)
     if gradients.core == 0:
-        one = nl.ndarray((PMAX, 1), sides[0].dtype, buffer=nl.sbuf)
+        one = nl.ndarray((PMAX, 1), rows.sides[0].dtype, buffer=nl.sbuf)
         nisa.memset(one, 1.0)
-        ones = [one] * tiles
-        add_products(as_rows(gradients.gate_up_bias.total).select(0, unit.expert), ones, sides)
+        ones = [one] * len(rows.sides)
+        add_products(as_rows(gradients.gate_up_bias.total).select(0, expert), ones, rows.sides)
 
 
 def as_rows(bias: Any) -> Any:

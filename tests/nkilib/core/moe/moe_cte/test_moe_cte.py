@@ -158,6 +158,23 @@ def test_float32_tensors_are_multiplied_in_compute_dtype():
     near(launch(w), w.dense(w.plain), 2e-2)
 
 
+@pytest.mark.parametrize("i, spare, skip", [(128, 0, False), (48, 1, True)])
+def test_where_tokens_stand_in_many_blocks_two_cores_take_every_other_one(i, spare, skip):
+    w = layer(routed(300, 8, 4), i=i, skip=skip)
+    got = launch(w, lnc=2, spare=spare, **EXACT)
+    close(got, w.dense(w.plain), terms=512)
+    slices = launch(w, MoECTESpec(Kind.shard_on_block, ShardOnBlockConfig()), lnc=2, spare=spare, **EXACT)
+    assert slices[:, 0].any() and slices[:, 1].any()
+    close(slices.sum(1), w.dense(w.plain), terms=512)
+
+
+def test_cores_that_take_every_other_block_keep_its_checkpoints():
+    w = layer(routed(300, 8, 4), i=128)
+    found = launch(w, KEEP, lnc=2, **EXACT)
+    for got, wanted in zip(found, launch(w, KEEP, lnc=1, **EXACT), strict=True):
+        close(got, wanted, terms=512)
+
+
 # ---- options -------------------------------------------------------------------------------------
 
 
