@@ -47,7 +47,7 @@ class Steps:
         done = effects(instruction)
         parts = [(view, role) for role in ("reads", "adds_to", "writes") for view in getattr(done, role)]
         site = instruction.site
-        step = {
+        step: dict[str, Any] = {
             "name": instruction.public or type(instruction).__name__,
             "engine": _engine(instruction),
             "file": site.filename if site else "",

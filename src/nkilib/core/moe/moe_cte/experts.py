@@ -148,10 +148,10 @@ def gate_and_up(p: ExpertsParameters, unit: Unit, x: Activations, column: int, c
             block.column = block.column - inner
         return gates, ups
     weight = p.gate_up.select(0, unit.expert)
-    gates = None
+    gate: Any = None
     if not p.skip_gate:
-        gates = project(x, weight[:, GateUpDim.GATE.value, :], column, columns, feature_major=True)
-    return gates, project(x, weight[:, GateUpDim.UP.value, :], column, columns, feature_major=True)
+        gate = project(x, weight[:, GateUpDim.GATE.value, :], column, columns, feature_major=True)
+    return gate, project(x, weight[:, GateUpDim.UP.value, :], column, columns, feature_major=True)
 
 
 def complete(
