@@ -41,6 +41,7 @@ from nkilib.core.utils.norms import (
     row_scale,
 )
 from nkilib.core.utils.projection_results import broadcast_row
+from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import transpose_rows
@@ -117,7 +118,8 @@ def by_partition(vector: Any, size: int, parts: int) -> Any:
     for part in range(parts):
         width = tiles // parts
         piece = flat[part * size // parts : (part + 1) * size // parts]
-        nisa.dma_copy(tile[:, part * width : (part + 1) * width], piece.reshape((PMAX, width)))
+        place = tile[:, part * width : (part + 1) * width]
+        nisa.dma_copy(place, piece.reshape((PMAX, width)), dge_mode=hardware_queue())
     return tile
 
 
@@ -313,7 +315,8 @@ def load_columns(p: QKVParameters, source: ColumnSource, tensor: Any, first: int
         return tile
     rows = tensor.reshape((token_count(p), size))[first : first + count]
     for part in range(source.parts):
-        nisa.dma_copy(part_of(tile, part, source.parts), spread_part(rows, part, source.parts))
+        place = part_of(tile, part, source.parts)
+        nisa.dma_copy(place, spread_part(rows, part, source.parts), dge_mode=hardware_queue())
     return tile
 
 

@@ -206,13 +206,14 @@ def attention_block_tkg(
         keys.append(new[0])
         values.append(new[1])
     attended = queries_by_batch(turned, n)
+    columns = key_columns(keys, n)
     if not skip_attention:
         masks = Masks(attention_mask, pos_ids, swa_start_pos_ids, sink, max_context_len)
         masks.tiled = enable_fa_s_prior_tiling
         masks.sbm = sbm
         masks.dtype_mode = dtype_mode
-        attended = attend(attended, key_columns(keys, n), stored_values(values, n), n, c, masks)
-    stored = results_of_cache(keys, values, n, c, n_prgs, core)
+        attended = attend(attended, columns, attended_values(values, n), n, c, masks)
+    stored = results_of_cache(keys, values, columns, n, c, n_prgs, core)
     out = projected(
         attended,
         n,
@@ -235,24 +236,26 @@ def key_columns(keys: list, n: BlockSizes) -> Any:
     return turned.reshape((n.depth, n.tokens()))
 
 
-def stored_values(values: list, n: BlockSizes) -> Any:
-    """Tiles [tokens <= 128, d] as [B, 1, S, d] in HBM, of each core its own."""
+def attended_values(values: list, n: BlockSizes) -> Any:
+    """Tiles [tokens <= 128, d] as attention takes them: one as it is, several as [B, 1, S, d] in HBM."""
+    if len(values) == 1:
+        return values[0]
     stored = nl.ndarray((n.batch, 1, n.active, n.depth), values[0].dtype, buffer=nl.private_hbm)
     store_rows(stored.reshape((n.tokens(), n.depth)), values, 0, 0, 0, n.depth)
     return stored
 
 
 def results_of_cache(
-    keys: list, values: list, n: BlockSizes, c: BlockCaches, n_prgs: int, core: int
+    keys: list, values: list, columns: Any, n: BlockSizes, c: BlockCaches, n_prgs: int, core: int
 ) -> tuple:
     """The caches, updated; or the new keys [d, B, S] and values [B, S, d]."""
     if c.update:
-        update_caches(keys, values, n, c, n_prgs, core)
+        update_caches(keys, values, columns, n, c, n_prgs, core)
         return c.keys, c.values
     new_keys = nl.ndarray((n.depth, n.batch, n.active), keys[0].dtype, buffer=nl.shared_hbm)
     new_values = nl.ndarray((n.batch, n.active, n.depth), values[0].dtype, buffer=nl.shared_hbm)
     if core == 0:
-        nisa.dma_copy(new_keys.reshape((n.depth, n.tokens())), key_columns(keys, n))
+        nisa.dma_copy(new_keys.reshape((n.depth, n.tokens())), columns)
     if core == n_prgs - 1:
         store_rows(new_values.reshape((n.tokens(), n.depth)), values, 0, 0, 0, n.depth)
     return new_keys, new_values
