@@ -25,7 +25,7 @@ def values_on_chip(call: Call) -> bool:
 
 
 class NewValues(nl.NKIObject):
-    """v_active [B s, d] of SBUF, for each run of new tokens of the last section in the partitions it goes to."""
+    """v_active [B s, d] of SBUF: each run of new tokens of the last section, in the partitions it goes to."""
 
     def __init__(self, call: Call, section: Section):
         self.call = call

@@ -21,6 +21,7 @@ from .attention_tkg_new_values import NewValues, values_on_chip
 from .attention_tkg_plan import BANK, SLOTS, VALUE_SLOTS, Call, Sizes, Unit, plan_sections
 from .attention_tkg_queries import store_columns
 
+KEYS_AHEAD = 2  # units whose keys have come before the values of one
 MASKED = -3.0e38  # the score of a key that is not seen
 LEAST_MAXIMUM = -1.0e30  # of a query that sees nothing: far above MASKED, so that all its probabilities are 0
 SMALLEST_SUM = 1.0e-30  # a query that sees a key has a sum of about 1 or more
@@ -65,14 +66,15 @@ class State(nl.NKIObject):
 
 
 def run_units(call: Call, q: Any, k_active: Any) -> State:
-    """All units of this core. Keys arrive a unit ahead of values: softmax runs while values arrive."""
+    """All units of this core. Keys arrive ahead of values: softmax runs while values arrive."""
     state, sizes = State(call), Sizes(call)
     table = BlockTable(call) if call.block_len > 0 else None
     sections = plan_sections(call, sizes)
     masks = Masks(call, sizes, sections[len(sections) - 1])
     room = Room(call, sizes)
     new_values = NewValues(call, sections[len(sections) - 1]) if values_on_chip(call) else None
-    waiting: Any = None  # the unit that lacks its values
+    waiting: list = []  # units that lack their values
+    ahead = 1 if manual(call.sbm) else KEYS_AHEAD
     count = 0
     for section in sections:
         masks.begin_section(section)
@@ -84,11 +86,12 @@ def run_units(call: Call, q: Any, k_active: Any) -> State:
             unit.visible = masks.of_unit(unit)
             score(call, unit, q)
             soften(call, unit, state)
-            if waiting is not None:
-                add_values(call, waiting, state, table, False, new_values)
-            waiting = unit
+            waiting.append(unit)
+            if len(waiting) > ahead:
+                add_values(call, waiting.pop(0), state, table, False, new_values)
             count += 1
-    add_values(call, waiting, state, table, True, new_values)
+    for i in range(len(waiting)):
+        add_values(call, waiting[i], state, table, i == len(waiting) - 1, new_values)
     return state
 
 

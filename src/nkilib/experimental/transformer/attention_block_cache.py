@@ -87,7 +87,7 @@ def token_starts(n: BlockSizes, c: BlockCaches, first: int, tokens: int) -> Any:
 
 
 def in_every_part(start: Any, parts: int) -> Any:
-    """[tokens, 1] as [tokens parts, 1], by a matmul in float32: numbers that this rounds have no room anyway."""
+    """[tokens, 1] as [tokens parts, 1], by a float32 matmul: numbers that this rounds have no room anyway."""
     tokens = start.shape[0]
     number = nl.ndarray((tokens, 1), nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(number, start)
@@ -133,14 +133,24 @@ def beyond(start: Any, room: int) -> Any:
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def write_rows(cache: Any, rows: Any, n: BlockSizes, places: Places) -> None:
+class Store(nl.NKIObject):
+    """A transfer that is ready but for the asking."""
+
+    def __init__(self, target: Any, rows: Any):
+        self.target = target
+        self.rows = rows
+
+    def start(self) -> None:
+        nisa.dma_copy(self.target, self.rows, oob_mode=nisa.oob_mode.skip)
+
+
+def store_of_rows(cache: Any, rows: Any, n: BlockSizes, places: Places) -> Store:
     """Rows [tokens, d] into a flat cache [B, (1,) Smax, d], or into blocks."""
     flat = cache.reshape((cache.size // n.depth, n.depth))
-    target = flat.ap([[n.depth, places.count], [1, n.depth]], vector_offset=places.rows(n))
-    nisa.dma_copy(target, rows, oob_mode=nisa.oob_mode.skip)
+    return Store(flat.ap([[n.depth, places.count], [1, n.depth]], vector_offset=places.rows(n)), rows)
 
 
-def write_columns(c: BlockCaches, keys: Any, columns: Any, n: BlockSizes, first: int) -> None:
+def store_of_columns(c: BlockCaches, keys: Any, columns: Any, n: BlockSizes, first: int) -> Store:
     """Keys [tokens, d], and as columns [d, tokens], into a flat cache [B, (1,) d, Smax].
 
     Their elements lie Smax apart, a descriptor each: DMA engines share them by partitions, so each token is
@@ -154,8 +164,7 @@ def write_columns(c: BlockCaches, keys: Any, columns: Any, n: BlockSizes, first:
     rows = keys if parts == 1 else rows_by_part(columns, parts)
     flat = c.keys.reshape((c.keys.size, 1))
     pattern = [[1, places.count], [n.room, n.depth // parts]]
-    target = flat.ap(pattern, vector_offset=places.elements(n))
-    nisa.dma_copy(target, rows, oob_mode=nisa.oob_mode.skip)
+    return Store(flat.ap(pattern, vector_offset=places.elements(n)), rows)
 
 
 def rows_by_part(columns: Any, parts: int) -> Any:
@@ -184,15 +193,27 @@ def rows_by_part(columns: Any, parts: int) -> Any:
     return rows
 
 
-def update_caches(
-    keys: list, values: list, columns: Any, n: BlockSizes, c: BlockCaches, n_prgs: int, core: int
-) -> None:
-    """The first core writes keys, the last one values; tiles of up to 128 tokens, `columns` [d, all tokens]."""
-    for i in range(len(keys)):
-        first, tokens = i * PMAX, keys[i].shape[0]
-        if core == 0 and c.keys_transposed:
-            write_columns(c, keys[i], columns[:, first : first + tokens], n, first)
-        elif core == 0:
-            write_rows(c.keys, keys[i], n, Places(n, c, first, tokens))
-        if core == n_prgs - 1:
-            write_rows(c.values, values[i], n, Places(n, c, first, tokens))
+class CacheUpdate(nl.NKIObject):
+    """New keys and values, tiles of 128 tokens each, on their way to the caches; `columns`: keys [d, tokens].
+
+    A store waits in its queue behind all loads that run ahead, and so does whoever gets its tile's space.
+    It is therefore made ready at once, but asked for when these loads are past.
+    """
+
+    def __init__(
+        self, keys: list, values: list, columns: Any, n: BlockSizes, c: BlockCaches, n_prgs: int, core: int
+    ):
+        self.stores: list = []  # the first core writes keys, the last one values
+        for i in range(len(keys)):
+            first, tokens = i * PMAX, keys[i].shape[0]
+            if core == 0 and c.keys_transposed:
+                own = columns[:, first : first + tokens]
+                self.stores.append(store_of_columns(c, keys[i], own, n, first))
+            elif core == 0:
+                self.stores.append(store_of_rows(c.keys, keys[i], n, Places(n, c, first, tokens)))
+            if core == n_prgs - 1:
+                self.stores.append(store_of_rows(c.values, values[i], n, Places(n, c, first, tokens)))
+
+    def write(self) -> None:
+        for store in self.stores:
+            store.start()
