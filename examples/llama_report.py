@@ -69,6 +69,7 @@ td,th{padding:.2em .8em;text-align:right;border-bottom:1px solid var(--line);fon
 th{opacity:.7}td:first-child,th:first-child{text-align:left;padding-left:0}
 .part{width:22em;text-align:left}.part b{display:block;height:.9em;border-radius:2px;position:relative}
 .part u{position:absolute;inset:0 auto 0 0;background:#0004;border-radius:2px}
+.word{text-align:left}td:first-child{white-space:nowrap}
 .note{opacity:.75;max-width:46em}
 """
 NOTE = (
@@ -91,10 +92,13 @@ def page(found, sizes, context):
 
 def summary(found):
     """A line for every target: the figures, and the kernels that decide."""
-    rows = ["<tr><th><th>first token<th>tokens per second<th>prefill decided by<th>decode decided by</tr>"]
+    rows = [
+        "<tr><th><th>first token<th>tokens per second<th class=word>prefill decided by"
+        "<th class=word>decode decided by</tr>"
+    ]
     for (target, lnc), passes in found.items():
         first, each = seconds(passes[0]), seconds(passes[1])
-        deciding = "".join(f"<td>{deciders(costs)}" for costs in passes)
+        deciding = "".join(f"<td class=word>{deciders(costs)}" for costs in passes)
         rows.append(
             f"<tr><td>{place(target, lnc)}<td>{1e3 * first:,.1f} ms<td>{1 / each:,.1f}{deciding}</tr>"
         )
@@ -124,6 +128,6 @@ def section(name, costs):
         )
     head = "<tr><th>kernel<th>us<th>times<th>share<th class=part>time and bound<th>bound, us<th>met</tr>"
     return (
-        f"<h3>{name}: {total / 1e3:,.1f} ms; {deciders(costs)} decides</h3>"
+        f"<h3>{name}: {total / 1e3:,.1f} ms, decided by {deciders(costs)}</h3>"
         f"<div class=bar>{''.join(parts)}</div><table>{head}{''.join(rows)}</table>"
     )
