@@ -592,7 +592,7 @@ def test_a_manual_sbuf_manager_keeps_a_result_in_sbuf(tiled, bound, lnc, monkeyp
 def test_a_manual_sbuf_manager_places_every_tile_of_prefill(kind, lnc, monkeypatch):
     shape = (1, 300, 256, 300)  # in blocks of tokens, the last of them ragged
     args, options = (inputs(shape), {}) if kind is None else quantized(shape, kind)
-    options |= {"mode": PREFILL}
+    options |= {"mode": PREFILL} | (STATIC_INPUTS if kind == QuantizationType.STATIC else {})
     if kind is None:
         options |= {"normalization_type": NormType.RMS_NORM, "normalization_weights_tensor": vector(256) + 1}
         options |= {"gate_proj_bias_tensor": vector(300), "down_proj_bias_tensor": vector(256)}
