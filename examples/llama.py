@@ -1,7 +1,7 @@
 """A Llama model of Hugging Face generates on library kernels, prefill and decode; compared with the model.
 
 python examples/llama.py [--tokens 8 --prompt 12 --layers 2]       the same tokens as the model, near logits
-python examples/llama.py --profile [--html FILE --context 2048]    what an 8B model would take on Trainium
+python examples/llama.py --profile [--html FILE --json FILE --context 2048]    an 8B model on Trainium
 
 The weights are random and nothing is downloaded; of the 8B model there are shapes alone.
 """
@@ -9,12 +9,13 @@ The weights are random and nothing is downloaded; of the 8B model there are shap
 import argparse
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import nki
-from llama_report import page, table
+from llama_report import as_json, page, table
 from nki import TensorSpec
 from nkilib.core.attention.attention_cte import attention_cte
 from nkilib.core.attention.attention_tkg import AttnTKGConfig, attention_tkg
@@ -342,7 +343,15 @@ class Cost:
         return self.times * self.us
 
 
-def cost(part, lnc):
+def cost(part, lnc, known):
+    """Of a part on so many cores; parts that are alike, as the head is in both passes, are timed once."""
+    key = (part.name, repr(part.arguments))
+    if key not in known:
+        known[key] = timed(part, lnc)
+    return known[key]
+
+
+def timed(part, lnc):
     profile = nki.profile(part.kernel if lnc == 1 else part.kernel[lnc])(**part.arguments)
     machine = profile.timeline.machine
     specs = [value for value in part.arguments.values() if isinstance(value, TensorSpec)]
@@ -366,8 +375,9 @@ def costs(n, context, targets=("trn2", "trn3"), cores=(1, 2)):
     for target in targets:
         os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = target
         for lnc in cores:
+            known = {}
             passes = (prefill_parts(n, context), decode_parts(n, context))
-            found[target, lnc] = tuple([cost(part, lnc) for part in parts] for parts in passes)
+            found[target, lnc] = tuple([cost(part, lnc, known) for part in parts] for parts in passes)
     return found
 
 
@@ -379,8 +389,9 @@ def main():
     parser.add_argument("--targets", nargs="+", default=["trn2", "trn3"])
     parser.add_argument("--cores", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--html", metavar="FILE", help="write the numbers of --profile as a page")
+    parser.add_argument("--json", metavar="FILE", help="write them as data")
     options = parser.parse_args()
-    if options.profile or options.html:
+    if options.profile or options.html or options.json:
         found = {}
         for target in options.targets:
             for lnc in options.cores:
@@ -388,8 +399,9 @@ def main():
                 print(table(some, LLAMA_8B, options.context), flush=True)
                 found |= some
         if options.html:
-            with open(options.html, "w") as file:
-                file.write(page(found, LLAMA_8B, options.context))
+            Path(options.html).write_text(page(found, LLAMA_8B, options.context))
+        if options.json:
+            Path(options.json).write_text(as_json(found))
         return
     same, error, tokens = compare(options.layers, options.batch, options.prompt, options.tokens)
     print("\n".join(f"sequence {i}: {' '.join(map(str, row))}" for i, row in enumerate(tokens.tolist())))

@@ -65,4 +65,5 @@ CASES = [
     prefill(1024, 8192, 8, 1, ", norm, RoPE", lnc=2, **norm(8192), **rope(1024)),
     decode(4, 4096, 32, 8),
     decode(4, 8192, 8, 1, lnc=2),
+    decode(4, 8192, 1, 1, lnc=2),
 ]

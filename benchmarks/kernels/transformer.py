@@ -23,6 +23,11 @@ def cached_bytes(batch: int, heads: int, context: int) -> int:
 
 
 def block(batch: int, h: int, heads: int, context: int, lnc: int = 1) -> Case:
+    """Bound by the sum of its parts, all of memory: QKV weights, caches and mask, output weights.
+
+    Of the first case below, on sixteen DMA engines: 16.1, 43.1 and 10.7 us, and 0.2 us for hidden states.
+    A launch has a fixed cost beside it, which no schedule beats either: 9.4 us on trn2.
+    """
     arguments = dict.fromkeys(REQUIRED) | {
         "X": tensor(batch, 1, h),
         "W_qkv": tensor(h, (heads + 2) * D),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -63,7 +64,18 @@ def test_the_parts_of_llama_have_a_modelled_time_and_a_bound(monkeypatch):
             assert all(0 < cost.bound_us < cost.us for cost in costs)
     text, page = llama["table"](found, sizes, 128), llama["page"](found, sizes, 128)
     assert text.count("tokens per second") == 2 and "attention_tkg" in text
-    assert page.count("class=bar") == 4 and "decides" in page
+    assert page.count("class=bar") == 4 and page.count("<u style") == 24 and "decided by" in page
+    first = json.loads(llama["as_json"](found))[0]
+    assert first["tokens_per_s"] > 0 and [part["name"] for part in first["decode"]][1] == "attention_tkg"
+
+
+def test_parts_of_llama_that_are_alike_are_timed_once(monkeypatch):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    llama = run_llama(monkeypatch)
+    sizes = llama["Sizes"](256, 512, 4, 2, 64, layers=3, vocabulary=512)
+    known, head = {}, llama["head_part"](sizes)
+    first = llama["cost"](head, 1, known)
+    assert llama["cost"](llama["head_part"](sizes), 1, known) is first and len(known) == 1
 
 
 def test_the_error_of_a_layer_grows_as_its_formats_narrow(capsys, monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
 
-from ..utils.kernel_assert import assert_shape, kernel_assert
+from ..utils.kernel_assert import assert_shape, kernel_assert, not_built
 
 MAX_HEAD_DIM = 128
 MAX_HEADS = 512
@@ -167,8 +167,10 @@ def check_softmax(
 def check_bias(
     heads: int, queries: int, keys: int, k_prior: Any, bias: Any, layout: str, band_params: Any
 ) -> None:
-    kernel_assert(layout == "dense", f"bias_layout: got {layout!r}, not supported; allowed is 'dense'")
-    kernel_assert(band_params is None, f"bias_band_params: got {band_params}, not supported; allowed is None")
+    if layout == "banded":
+        not_built("bias_layout='banded'", "no public document says how a band is laid out; pass 'dense'")
+    kernel_assert(layout == "dense", f"bias_layout: got {layout!r}, allowed is 'dense'")
+    kernel_assert(band_params is None, f"bias_band_params: got {band_params}, allowed with 'dense' is None")
     if bias is not None:
         allowed = ((heads, queries, keys), (1, queries, keys))
         kernel_assert(

@@ -78,7 +78,7 @@ def attention_cte(
     | prior_used_len, cp_offset | one int32, read at run time |
     | sink | (bs, 1): a logit that joins the maximum and the sum, but has no value |
     | bound_min, bound_max | (bs, Sq), (1, Sq), (Sq,) or, as published tests pass them, (Sq, 1) |
-    | position_bias | (bs or 1, Sq, Skv) |
+    | position_bias | (bs or 1, Sq, Skv); the banded layout is named in public documents, but not described |
     | result | (bs, d, Sq) if tp_out else (bs, Sq, d), in the dtype of q |
 
     Query i stands at position off + i (off + i * global_cp_deg with cp_strided_q_slicing), where off is

@@ -4,11 +4,12 @@ Bound by the cache, which streams from HBM once. Keys stand in the partitions: a
 stationary operand, the queries of a batch stream through it; values are stationary in turn, so results come
 as [d, queries], the layout of what follows.
 
-    attention_tkg_plan.py     where tokens stand, in which steps they are worked through, who does which
-    attention_tkg_queries.py  q and the new keys, RoPE, results to HBM
-    attention_tkg_loads.py    cache and new tokens to SBUF
-    attention_tkg_masks.py    masks
-    attention_tkg_stages.py   scores, softmax, values; two cores joined
+    attention_tkg_plan.py        where tokens stand, in which steps they are worked through, who does which
+    attention_tkg_queries.py     q and the new keys, RoPE, results to HBM
+    attention_tkg_loads.py       cache and new tokens to SBUF
+    attention_tkg_new_values.py  values of new tokens that are there already, to their partitions
+    attention_tkg_masks.py       masks
+    attention_tkg_stages.py      scores, softmax, values; two cores joined
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def attention_tkg(
     |---|---|
     | q | SBUF [d, B H s] if cfg.qk_in_sb, else HBM [B, d, H, s] or [B, H, s, d] |
     | k_active | SBUF [d, B s] if cfg.qk_in_sb, else HBM [B, d, s] or [B, 1, s, d] |
-    | v_active | [B, 1, s, d] |
+    | v_active | HBM [B, 1, s, d]; or SBUF [B s, d], B s <= 128, as a fused kernel has it |
     | k_prior | [B+, 1, full_sprior, d] if cfg.tp_k_prior else [B+, 1, d, full_sprior]; blocks like v_prior |
     | v_prior | [B+, 1, full_sprior, d], or [blocks, block_len, d] |
     | mask | [S, B, H, s] of 0 and 1, or [s, B, H, s], for the new tokens alone, if cfg.use_pos_id |

@@ -100,7 +100,10 @@ def check_operands(call: Call) -> None:
             ((cfg.bs, cfg.d_head, cfg.s_active), (cfg.bs, 1, cfg.s_active, cfg.d_head)),
             "k_active",
         )
-    assert_shape(call.v_active, (cfg.bs, 1, cfg.s_active, cfg.d_head), "v_active")
+    if is_hbm_buffer(call.v_active):
+        assert_shape(call.v_active, (cfg.bs, 1, cfg.s_active, cfg.d_head), "v_active")
+    else:
+        check_on_chip(call.v_active, (keys, cfg.d_head), "v_active")
     if cfg.out_in_sb:
         check_on_chip(call.out, (cfg.d_head, queries), "out")
     else:

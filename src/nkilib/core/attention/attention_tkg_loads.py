@@ -116,15 +116,19 @@ def load_keys(call: Call, unit: Unit, table: Any, k_active: Any) -> None:
         nisa.tensor_copy(new_key_columns(call, unit, run), new)
 
 
-def load_values(call: Call, unit: Unit, table: Any, last: bool) -> None:
-    """Values as [rows, batches, tiles, d], the new ones in their places.
+def load_values(call: Call, unit: Unit, table: Any, last: bool, new_values: Any) -> None:
+    """Values as [rows, batches, tiles, d], the new ones in their places: from `new_values`, or by DMA.
 
     The very last ones come in parts: the matmuls of a part need not wait for the next.
     """
-    old = call.cfg.curr_sprior - call.cfg.s_active
+    old = call.cfg.curr_sprior - (call.cfg.s_active if new_values is None else 0)
     for chunk in unit.section.chunks:
         cut = last and unit.batches == 1 and chunk.tile + chunk.width == call.tiles
         load_rows(call, unit, chunk, unit.values, call.v_prior, table, old, LAST_PARTS if cut else 1)
+    if new_values is not None:
+        if len(unit.section.runs) > 0:
+            new_values.place(unit)
+        return
     new = call.v_active.reshape((call.cfg.bs, call.cfg.s_active, call.cfg.d_head))
     for run in unit.section.runs:
         for group in batch_groups(unit):

@@ -14,11 +14,14 @@ import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.tiled_range import TiledRange
+from ..utils.tiles import manual
 from .attention_tkg_loads import BlockTable, Slot, key_tile, load_keys, load_values
 from .attention_tkg_masks import Masks
+from .attention_tkg_new_values import NewValues, values_on_chip
 from .attention_tkg_plan import BANK, SLOTS, VALUE_SLOTS, Call, Sizes, Unit, plan_sections
 from .attention_tkg_queries import store_columns
 
+KEYS_AHEAD = 2  # units whose keys have come before the values of one
 MASKED = -3.0e38  # the score of a key that is not seen
 LEAST_MAXIMUM = -1.0e30  # of a query that sees nothing: far above MASKED, so that all its probabilities are 0
 SMALLEST_SUM = 1.0e-30  # a query that sees a key has a sum of about 1 or more
@@ -63,36 +66,60 @@ class State(nl.NKIObject):
 
 
 def run_units(call: Call, q: Any, k_active: Any) -> State:
-    """All units of this core. Keys arrive a unit ahead of values: softmax runs while values arrive."""
+    """All units of this core. Keys arrive ahead of values: softmax runs while values arrive."""
     state, sizes = State(call), Sizes(call)
     table = BlockTable(call) if call.block_len > 0 else None
     sections = plan_sections(call, sizes)
     masks = Masks(call, sizes, sections[len(sections) - 1])
-    slots: list = []
-    values: list = []
-    waiting: Any = None  # the unit that lacks its values
+    room = Room(call, sizes)
+    new_values = NewValues(call, sections[len(sections) - 1]) if values_on_chip(call) else None
+    waiting: list = []  # units that lack their values
+    ahead = 1 if manual(call.sbm) else KEYS_AHEAD
     count = 0
     for section in sections:
         masks.begin_section(section)
         for group in TiledRange(call.batches, sizes.batches):
-            if len(slots) < SLOTS:
-                slots.append(Slot(call, sizes))
-            if len(values) < VALUE_SLOTS:
-                shape = (call.rows, sizes.batches, sizes.tiles, call.cfg.d_head)
-                values.append(call.tile(shape, call.v_prior.dtype))
-            unit = Unit(section, group.start_offset, group.size, slots[count % SLOTS])
-            unit.values = values[count % VALUE_SLOTS]
+            unit = Unit(section, group.start_offset, group.size, room.slot(count))
+            unit.values = room.values(count)
             unit.number = count
             load_keys(call, unit, table, k_active)
             unit.visible = masks.of_unit(unit)
             score(call, unit, q)
             soften(call, unit, state)
-            if waiting is not None:
-                add_values(call, waiting, state, table, False)
-            waiting = unit
+            waiting.append(unit)
+            if len(waiting) > ahead:
+                add_values(call, waiting.pop(0), state, table, False, new_values)
             count += 1
-    add_values(call, waiting, state, table, True)
+    for i in range(len(waiting)):
+        add_values(call, waiting[i], state, table, i == len(waiting) - 1, new_values)
     return state
+
+
+class Room(nl.NKIObject):
+    """Tiles of units: new ones for each where the compiler places them, so that loads run as far ahead as
+    SBUF has room; with a manual manager the same few in turn."""
+
+    def __init__(self, call: Call, sizes: Sizes):
+        self.call = call
+        self.sizes = sizes
+        self.slots: list = []
+        self.value_tiles: list = []
+
+    def slot(self, count: int) -> Slot:
+        if not manual(self.call.sbm):
+            return Slot(self.call, self.sizes)
+        if len(self.slots) < SLOTS:
+            self.slots.append(Slot(self.call, self.sizes))
+        return self.slots[count % SLOTS]
+
+    def values(self, count: int) -> Any:
+        call, sizes = self.call, self.sizes
+        shape = (call.rows, sizes.batches, sizes.tiles, call.cfg.d_head)
+        if not manual(call.sbm):
+            return call.tile(shape, call.v_prior.dtype)
+        if len(self.value_tiles) < VALUE_SLOTS:
+            self.value_tiles.append(call.tile(shape, call.v_prior.dtype))
+        return self.value_tiles[count % VALUE_SLOTS]
 
 
 def score(call: Call, unit: Unit, q: Any) -> None:
@@ -157,7 +184,7 @@ def spread_maximum(call: Call, slot: Slot, count: int, identity: Any) -> None:
         nisa.tensor_copy(slot.fresh[:, part.start_offset : part.end_offset], spread)
 
 
-def add_values(call: Call, unit: Unit, state: State, table: Any, last: bool) -> None:
+def add_values(call: Call, unit: Unit, state: State, table: Any, last: bool, new_values: Any) -> None:
     """Values times probabilities, [d, columns], and the sums of the probabilities in every partition."""
     slot, columns = unit.slot, call.columns
     first, count = unit.first * columns, unit.batches * columns
@@ -168,7 +195,7 @@ def add_values(call: Call, unit: Unit, state: State, table: Any, last: bool) -> 
     finished = unit.section.is_last and not call.splits_keys and call.statistics is None
     if finished:
         factor = find_factor(call, state, unit.first, unit.batches, unit.number)
-    load_values(call, unit, table, last)
+    load_values(call, unit, table, last, new_values)
     product = nl.ndarray((call.cfg.d_head, count), nl.float32, buffer=nl.psum)
     for batch in range(unit.batches):
         place = product[:, batch * columns : (batch + 1) * columns]

@@ -22,8 +22,8 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.mlp.rows import RowSource, token_activations
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.projection import Activations, last_pass_spans
-from nkilib.core.utils.projection_results import new_rows, project_into, store_rows
+from nkilib.core.utils.projection import Activations, span_columns
+from nkilib.core.utils.projection_results import new_rows, project_into, store_rows, store_span
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
@@ -46,13 +46,14 @@ def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any)
     terms = down_terms(p, scales, parts[0], first, columns)
     whole = p.output_in_sbuf and p.down_column_tiling and n_prgs == 1
     rows = [out] if whole else new_rows(tokens, columns, result_dtype(p), p.tiles)
-    for span in last_pass_spans(parts[0], p.down.weight, columns):
+    for span in TiledRange(columns, span_columns(parts[0], p.down.weight)):
         at, column = span.start_offset, first + span.start_offset
+        taper = span.end_offset == columns
         open_scope(p.tiles)
-        project_into(rows, at, parts, p.down.weight, terms, column, span.size, spread)
+        project_into(rows, at, parts, p.down.weight, terms, column, span.size, spread, taper=taper)
         close_scope(p.tiles)
         if plain and spread == 0:
-            store_rows(out, rows, at, 0, column, span.size)
+            store_span(out, rows, at, column, span.size, taper)
     if plain and spread != 0:
         store_rows(out, rows, 0, 0, first, columns)
     if p.transposed_out:

@@ -116,8 +116,8 @@ def mlp(
     tiling [128, H / 128, T]. Column tiling is the operand order: tokens stationary, or for gate and up the
     weights (ROW: always tokens).
 
-    With a manual `sbm`, which decode takes, all tiles are on its stack and freed at the end, except for a
-    result in SBUF.
+    With a manual `sbm` all tiles are on its stack and freed at the end, except for a result in SBUF; prefill
+    takes as many tokens at a time as there is room for. MX prefill has no such option.
 
     >>> shapes = [(1, 4, 128), (128, 64), (128, 64), (64, 128)]
     >>> mlp(*(np.full(shape, 0.01, np.float32) for shape in shapes))[0].shape
@@ -193,8 +193,8 @@ def run(p: MLPParameters, sbm: Any = None) -> list:
     if p.store_add:
         add_out = nl.ndarray(output_shape(p), p.hidden.dtype, buffer=nl.shared_hbm)
     add_rows = None if add_out is None else add_out.reshape((tokens, size))
-    if sbm is not None and not shares_columns(p, n_prgs):
-        not_built("sbm", "prefill leaves its tiles to the compiler; pass None or an automatic manager")
+    if sbm is not None and p.mx_map is not None and not shares_columns(p, n_prgs):
+        not_built("sbm", "MX prefill leaves its tiles to the compiler; pass None or an automatic manager")
     result = result_tile(p, sbm) if p.output_in_sbuf else None
     if sbm is not None:
         sbm.open_scope(name="mlp")

@@ -19,6 +19,7 @@ from nkilib.core.utils.projection import BANK_COLUMNS, Activations, span_columns
 from nkilib.core.utils.projection_results import new_rows, project_into, store_rows
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiles import close_scope, open_scope
 
 
 def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
@@ -31,6 +32,9 @@ def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
     blocks = div_ceil(end - start, tokens_per_block(p, BANK_COLUMNS))
     size = div_ceil(div_ceil(end - start, blocks), PMAX) * PMAX
     tiles = TiledRange(end - start, size)
+    if p.tiles is not None:
+        run_in_turn(p, source, scales, out, start, tiles)
+        return
     inner = intermediate_size(p)
     x = token_activations(p, source, start, tiles[0].size, inner)
     for block in tiles:
@@ -41,14 +45,28 @@ def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
         project_block(p, m, scales, out, start + block.start_offset)
 
 
+def run_in_turn(
+    p: MLPParameters, source: RowSource, scales: StaticScales, out: Any, start: int, blocks: TiledRange
+) -> None:
+    """One block after the other, on the stack of a manual manager."""
+    for block in blocks:
+        first = start + block.start_offset
+        open_scope(p.tiles)
+        x = token_activations(p, source, first, block.size, intermediate_size(p))
+        project_block(p, middle(p, x, scales), scales, out, first)
+        close_scope(p.tiles)
+
+
 def project_block(p: MLPParameters, m: Activations, scales: StaticScales, out: Any, first: int) -> None:
     """The down projection of one block of tokens, stored."""
     tokens = m.tile.shape[2]
     for span in TiledRange(hidden_size(p), span_columns(m, p.down.weight)):
+        open_scope(p.tiles)
         terms = down_terms(p, scales, m, span.start_offset, span.size)
-        rows = new_rows(tokens, span.size, result_dtype(p))
+        rows = new_rows(tokens, span.size, result_dtype(p), p.tiles)
         project_into(rows, 0, [m], p.down.weight, terms, span.start_offset, span.size)
         store_rows(out, rows, 0, first, span.start_offset, span.size)
+        close_scope(p.tiles)
 
 
 def middle(p: MLPParameters, x: Activations, scales: StaticScales) -> Activations:

@@ -199,7 +199,10 @@ def tokens_per_block(p: MLPParameters, most: int) -> int:
     plain = p.norm == NormType.NO_NORM and not quantizes_activations(p)
     rows = (2 if plain else 4) * max(2, width) * size  # tiles of tokens on their way through this file
     room = nl.tile_size.sbuf_fmax_bytes - rows - WEIGHT_ROOM_BYTES
+    if p.tiles is not None:  # whose manager has given weights their room already
+        room = p.tiles.sbm.get_free_space() - rows - DRAIN_ROOM_BYTES
     return max(PMAX, min(most, room // each // PMAX * PMAX))
 
 
 WEIGHT_ROOM_BYTES = 48 * 1024  # chunks of weights on their way, sums being drained, results being stored
+DRAIN_ROOM_BYTES = 40 * 1024  # of the latter two

@@ -25,8 +25,8 @@ from nkilib.core.output_projection.operands import (
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, is_hbm_buffer
-from nkilib.core.utils.projection import BANK_COLUMNS, SUM_BANKS, Activations, last_pass_spans
-from nkilib.core.utils.projection_results import load_terms, new_rows, project_into, store_rows
+from nkilib.core.utils.projection import BANK_COLUMNS, SUM_BANKS, Activations, span_columns
+from nkilib.core.utils.projection_results import load_terms, new_rows, project_into, store_rows, store_span
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.tiles import Tiles, close_scope, manual, new_tile, open_scope
@@ -192,12 +192,13 @@ def project_rows(
 ) -> None:
     """The columns of this core in rows, [tokens, columns]; stored as they become ready, if out is given."""
     terms = load_terms(scales.sums, column_scale(p), p.bias, share.first, share.columns, x, p.weight)
-    for span in last_pass_spans(x, p.weight, share.columns):
+    for span in TiledRange(share.columns, span_columns(x, p.weight)):
         at, column = span.start_offset, share.first + span.start_offset
+        taper = span.end_offset == share.columns
         open_scope(p.tiles)
-        project_into(rows, at, [x], p.weight, terms, column, span.size)
+        project_into(rows, at, [x], p.weight, terms, column, span.size, taper=taper)
         if out is not None:
-            store_rows(out, rows, at, 0, column, span.size)
+            store_span(out, rows, at, column, span.size, taper)
         close_scope(p.tiles)
 
 

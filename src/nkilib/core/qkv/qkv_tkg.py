@@ -9,7 +9,7 @@ import numpy as np
 import nki
 import nki.language as nl
 from nkilib.core.qkv.qkv_checks import MOST_DECODED, check, refuse_mx
-from nkilib.core.qkv.qkv_decode import all_columns, decode
+from nkilib.core.qkv.qkv_decode import decode, decode_whole
 from nkilib.core.qkv.qkv_outputs import turn
 from nkilib.core.qkv.qkv_parameters import (
     QKVParameters,
@@ -66,8 +66,8 @@ def qkv_tkg(
     S, d] or [N, B, d, S] by `output_layout`. With fused_add it returns (y, hidden + mlp_prev + attn_prev).
     output_in_sbuf: [T, I] in every core, [d, N, T] with NBdS, of up to 128 tokens.
 
-    Cores share the columns; H is a multiple of 128 for each. Other options are those of `qkv`. The compiler
-    places all tiles, beside those of a manager `sbm`.
+    Cores share the columns, or a long hidden dimension; H is a multiple of 128 for each. Other options are
+    those of `qkv`. The compiler places all tiles, beside those of a manager `sbm`.
 
     >>> x, w = np.ones((4, 1, 256), np.float16), np.full((256, 384), 0.5, np.float16)
     >>> qkv_tkg(x, w, norm_type=NormType.NO_NORM)[3, 0, :2]
@@ -112,7 +112,7 @@ def run(p: QKVParameters) -> Any:
     if added is not None and core == 0:
         sums = added.reshape((token_count(p), hidden_size(p)))
     if p.output_in_sbuf:
-        out = all_columns(p, n_prgs, core, decode(p, n_prgs, core, None, sums)[0])
+        out = decode_whole(p, n_prgs, core, sums)[0]
         if p.layout == QKVOutputLayout.NBdS:
             out = turn(out.reshape_dim(1, (columns_of(p) // p.d_head, p.d_head)))
     else:

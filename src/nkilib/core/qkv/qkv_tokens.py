@@ -41,6 +41,7 @@ from nkilib.core.utils.norms import (
     row_scale,
 )
 from nkilib.core.utils.projection_results import broadcast_row
+from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import transpose_rows
@@ -114,10 +115,9 @@ def by_partition(vector: Any, size: int, parts: int) -> Any:
     if parts == 0:
         nisa.dma_copy(tile, flat.reshape((tiles, PMAX)).permute((1, 0)))
         return tile
-    for part in range(parts):
-        width = tiles // parts
-        piece = flat[part * size // parts : (part + 1) * size // parts]
-        nisa.dma_copy(tile[:, part * width : (part + 1) * width], piece.reshape((PMAX, width)))
+    width = tiles // parts
+    by_part = flat.reshape((parts, PMAX, width)).permute((1, 0, 2))
+    nisa.dma_copy(tile.reshape_dim(1, (parts, width)), by_part, dge_mode=hardware_queue())
     return tile
 
 
@@ -312,23 +312,19 @@ def load_columns(p: QKVParameters, source: ColumnSource, tensor: Any, first: int
             nisa.dma_copy(place, part)
         return tile
     rows = tensor.reshape((token_count(p), size))[first : first + count]
-    for part in range(source.parts):
-        nisa.dma_copy(part_of(tile, part, source.parts), spread_part(rows, part, source.parts))
+    nisa.dma_copy(by_parts(tile, source.parts), spread(rows, source.parts), dge_mode=hardware_queue())
     return tile
 
 
-def part_of(tile: Any, part: int, parts: int) -> Any:
-    """[128, tokens, tiles of one part]"""
-    width = tile.shape[2] // parts
-    return tile[:, :, part * width : (part + 1) * width]
+def by_parts(tile: Any, parts: int) -> Any:
+    """[128, tokens, tiles] as [128, tokens, parts, tiles of one part]"""
+    return tile.reshape_dim(2, (parts, tile.shape[2] // parts))
 
 
-def spread_part(rows: Any, part: int, parts: int) -> Any:
-    """[T, H] in HBM as [128, tokens, tiles of one part]: adjacent elements of a token share a partition."""
+def spread(rows: Any, parts: int) -> Any:
+    """[T, H] in HBM as [128, tokens, parts, tiles]: neighbours in a part share a partition."""
     tokens, size = rows.shape
-    width = size // parts
-    piece = rows[:, part * width : (part + 1) * width]
-    return piece.reshape_dim(1, (PMAX, width // PMAX)).permute((1, 0, 2))
+    return rows.reshape_dim(1, (parts, PMAX, size // parts // PMAX)).permute((2, 0, 1, 3))
 
 
 def store_sums(source: ColumnSource, add_out: Any, values: Any, first: int) -> None:
@@ -336,8 +332,7 @@ def store_sums(source: ColumnSource, add_out: Any, values: Any, first: int) -> N
     stored = nl.ndarray(values.shape, add_out.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(stored, values)
     rows = add_out[first : first + values.shape[1]]
-    for part in range(source.parts):
-        nisa.dma_copy(spread_part(rows, part, source.parts), part_of(stored, part, source.parts))
+    nisa.dma_copy(spread(rows, source.parts), by_parts(stored, source.parts))
 
 
 def normalized_columns(p: QKVParameters, source: ColumnSource, values: Any) -> Any:

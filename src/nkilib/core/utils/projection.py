@@ -22,8 +22,6 @@ BANK_COLUMNS = 512  # float32 in one PSUM bank, and the most columns of a moving
 SUM_BANKS = 4  # one set of sums: half of PSUM, so that the other half can be drained meanwhile
 CHUNK_BYTES = 8 * 1024  # of weights in each partition: 1 MiB for one transfer
 MAX_CHUNK_TILES = 64
-LAST_SPAN = 1024
-MOST_SHORT_RUNS = 1536  # rows of weights
 MAX_SPAN = 4096  # columns: long rows for DMA, yet little left to do when the last one has come
 FP8 = (nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)
 
@@ -59,6 +57,7 @@ class Block(nl.NKIObject):
     lane: int = 0
     lane_size: int = PMAX
     tiles: Any = None
+    bank: int = 0
 
 
 def span_columns(x: Activations, weight: Any) -> int:
@@ -71,19 +70,16 @@ def span_of(tokens: int, packed: bool) -> int:
     return min(MAX_SPAN, in_a_bank * max(1, SUM_BANKS // div_ceil(tokens, PMAX)))
 
 
-def last_pass_spans(x: Activations, weight: Any, columns: int) -> list:
-    """Spans of columns, the last one narrow: nothing hides what is still to be done with its sums.
-
-    Not where its weights, in shorter runs, take longer to come than that.
-    """
-    spans = list(TiledRange(columns, span_columns(x, weight)))
-    last = spans[len(spans) - 1]
-    cut = last.end_offset - LAST_SPAN
-    if last.size <= LAST_SPAN or x.size > MOST_SHORT_RUNS:
-        return spans
-    spans[len(spans) - 1] = TiledRangeIterator(last.size - LAST_SPAN, last.index, last.start_offset, cut)
-    spans.append(TiledRangeIterator(LAST_SPAN, last.index + 1, cut, last.end_offset))
-    return spans
+def tapered(columns: int) -> list:
+    """Pieces of columns, each half of what is left: when the weights of the last one come, little remains."""
+    pieces: list = []
+    start = 0
+    while start < columns:
+        left = columns - start
+        size = min(left, max(BANK_COLUMNS, div_ceil(left // 2, BANK_COLUMNS) * BANK_COLUMNS))
+        pieces.append(TiledRangeIterator(size, len(pieces), start, start + size))
+        start += size
+    return pieces
 
 
 def lane_size(tokens: int, packed: bool) -> int:
@@ -99,17 +95,19 @@ def lane_size(tokens: int, packed: bool) -> int:
 def token_major_blocks(tokens: int, columns: int, packed: bool) -> list[Block]:
     """Blocks [tokens <= 128, columns <= 512]; of few tokens, several in a bank, side by side in the array."""
     size = lane_size(tokens, packed)
+    lanes, count = PMAX // size, div_ceil(columns, BANK_COLUMNS) * div_ceil(tokens, PMAX)
+    banks: list = []
+    for _ in range(max(min(2, count), div_ceil(count, lanes))):
+        banks.append(nl.ndarray((PMAX, BANK_COLUMNS), nl.float32, buffer=nl.psum))
     blocks: list[Block] = []
-    bank: Any = None
     for column in TiledRange(columns, BANK_COLUMNS):
         for token in TiledRange(tokens, PMAX):
-            lane = size * (len(blocks) % (PMAX // size))
-            if lane == 0:
-                bank = nl.ndarray((PMAX, BANK_COLUMNS), nl.float32, buffer=nl.psum)
-            sums = bank[lane : lane + token.size, 0 : column.size]
-            blocks.append(
-                Block(sums, token.start_offset, token.size, column.start_offset, column.size, lane, size)
-            )
+            i = len(blocks)
+            lane, bank = size * (i % lanes), (i // lanes + i % lanes) % len(banks)
+            sums = banks[bank][lane : lane + token.size, 0 : column.size]
+            block = Block(sums, token.start_offset, token.size, column.start_offset, column.size, lane, size)
+            block.bank = bank  # neighbours in different ones: VectorE and ScalarE drain them together
+            blocks.append(block)
     return blocks
 
 
@@ -138,11 +136,18 @@ def project(
 
 
 def project_parts(
-    parts: list, weight: Any, column: int, columns: int, feature_major: bool, dtype: Any = None
+    parts: list,
+    weight: Any,
+    column: int,
+    columns: int,
+    feature_major: bool,
+    dtype: Any = None,
+    taper: bool = False,
 ) -> list[Block]:
     """The same of activations that come in parts, each with its own rows of the weights.
 
-    `dtype` is what the weights are rounded to on their way, None if they stay as they are.
+    `dtype` is what the weights are rounded to on their way, None if they stay as they are. `taper`: nothing
+    comes after these columns, so the last chunk is loaded in ever smaller pieces.
     """
     tokens = parts[0].tile.shape[2]
     if feature_major:
@@ -151,12 +156,27 @@ def project_parts(
         blocks = token_major_blocks(tokens, columns, packed=not doubles(parts[0].tile, weight))
     for block in blocks:
         block.tiles = parts[0].tiles
-    for x in parts:
-        for chunk in weight_chunks(x, columns, weight):
-            wanted = matching_dtype(weight, x.tile) if dtype is None else dtype
-            tile = load_weights(weight, chunk, column, columns, x.tiles, wanted)
-            multiply(blocks, x.tile, tile, chunk.tile, feature_major)
+    for number in range(len(parts)):
+        x = parts[number]
+        wanted = matching_dtype(weight, x.tile) if dtype is None else dtype
+        chunks = weight_chunks(x, columns, weight)
+        for i in range(len(chunks)):
+            last = taper and number == len(parts) - 1 and i == len(chunks) - 1
+            for piece in tapered(columns) if last else TiledRange(columns, columns):
+                tile = load_weights(
+                    weight, chunks[i], column + piece.start_offset, piece.size, x.tiles, wanted
+                )
+                some = blocks_within(blocks, piece)
+                multiply(some, x.tile, tile, chunks[i].tile, feature_major, piece.start_offset)
     return blocks
+
+
+def blocks_within(blocks: list, piece: TiledRangeIterator) -> list:
+    found = []
+    for block in blocks:
+        if piece.start_offset <= block.column < piece.end_offset:
+            found.append(block)
+    return found
 
 
 @dataclass
@@ -231,15 +251,16 @@ def load_weights(
     return tile
 
 
-def multiply(blocks: list, x: Any, weights: Any, first: int, feature_major: bool) -> None:
-    """Add the products of one chunk, whose first tile is `first`, to every block."""
+def multiply(blocks: list, x: Any, weights: Any, first: int, feature_major: bool, origin: int = 0) -> None:
+    """Add the products of one chunk, whose first tile is `first`, to every block; it begins at `origin`."""
     partitions, tiles = weights.shape[0], weights.shape[1]
     step = 2 if doubles(x, weights) else 1
     for k in range(0, tiles, step):
         end = min(tiles, k + step)
         for block in blocks:
             tokens = x[0:partitions, first + k : first + end, block.token : block.token + block.tokens]
-            features = weights[:, k:end, block.column : block.column + block.columns]
+            at = block.column - origin
+            features = weights[:, k:end, at : at + block.columns]
             if feature_major:
                 add_product(block, features, tokens)
             else:

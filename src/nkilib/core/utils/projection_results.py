@@ -8,7 +8,15 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import interleave_copy
-from nkilib.core.utils.projection import BANK_COLUMNS, Activations, Block, doubles, lane_size, project_parts
+from nkilib.core.utils.projection import (
+    Activations,
+    Block,
+    doubles,
+    lane_size,
+    project_parts,
+    tapered,
+)
+from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import new_tile
@@ -70,8 +78,7 @@ def finish(
         bias = pick(terms.bias, block.lane, block.tokens, at, block.columns, spread)
         nisa.tensor_tensor(dst, value, bias, op=nl.add)
     elif not scaled:
-        bank = block.column // BANK_COLUMNS // (PMAX // block.lane_size)
-        interleave_copy(dst, value, bank + block.token // PMAX)  # a bank serves one engine at a time
+        interleave_copy(dst, value, block.bank)  # a bank serves one engine at a time
 
 
 def project_into(
@@ -84,9 +91,10 @@ def project_into(
     columns: int,
     spread: int = 0,
     dtype: Any = None,
+    taper: bool = False,
 ) -> None:
     """Columns column ... of x W * scales + bias, into columns `at` ... of rows, [tokens <= 128, ...] each."""
-    blocks = project_parts(parts, weight, column, columns, feature_major=False, dtype=dtype)
+    blocks = project_parts(parts, weight, column, columns, feature_major=False, dtype=dtype, taper=taper)
     finish_into(rows, at, blocks, terms, column, parts[0].scales, spread)
 
 
@@ -139,9 +147,19 @@ def new_rows(tokens: int, columns: int, dtype: Any, tiles: Any = None) -> list:
     return rows
 
 
-def store_rows(out: Any, rows: list, at: int, first: int, column: int, columns: int) -> None:
+def store_span(out: Any, rows: list, at: int, column: int, columns: int, taper: bool) -> None:
+    """store_rows of all tokens; of tapered columns piece by piece, by turns in two queues."""
+    for piece in tapered(columns) if taper else TiledRange(columns, columns):
+        start = piece.start_offset
+        queue = hardware_queue() if piece.index % 2 == 1 else nisa.dge_mode.unknown
+        store_rows(out, rows, at + start, 0, column + start, piece.size, queue)
+
+
+def store_rows(
+    out: Any, rows: list, at: int, first: int, column: int, columns: int, queue: Any = nisa.dge_mode.unknown
+) -> None:
     """Columns `at` ... of the rows into columns `column` ... of tokens first ... of out, [T, H] in HBM."""
     for i in range(len(rows)):
         token, count = first + i * PMAX, rows[i].shape[0]
         place = out[token : token + count, column : column + columns]
-        nisa.dma_copy(place, rows[i][:, at : at + columns])
+        nisa.dma_copy(place, rows[i][:, at : at + columns], dge_mode=queue)

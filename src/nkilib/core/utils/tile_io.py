@@ -27,3 +27,13 @@ def store(view: Any, tile: Any) -> None:
         ready = nl.ndarray(tile.shape, view.dtype, buffer=nl.sbuf)
         nisa.activation(ready, nl.copy, tile)
     nisa.dma_copy(view, ready)
+
+
+def hardware_queue() -> Any:
+    """The dge_mode of small transfers that others wait for: descriptors made in hardware, where a core can.
+
+    Those made in software start one after the other; this is a second queue beside them.
+    """
+    if nisa.get_nc_version() >= nisa.nc_version.gen3:
+        return nisa.dge_mode.hwdge
+    return nisa.dge_mode.unknown

@@ -18,7 +18,7 @@ from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.projection_results import store_rows
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.experimental.transformer.attention_block_attend import Masks, attend
-from nkilib.experimental.transformer.attention_block_cache import update_caches
+from nkilib.experimental.transformer.attention_block_cache import CacheUpdate
 from nkilib.experimental.transformer.attention_block_heads import (
     Turns,
     change_section,
@@ -103,6 +103,7 @@ def attention_block_tkg(
     CP: int = 1,
     CP_replica_group: Any = None,
     CP_collective_mode: Any = None,
+    pending_updates: Any = None,
 ) -> Any:
     """The attention block of decode, from hidden states to what is added to them. Returns (out, K, V).
 
@@ -124,6 +125,8 @@ def attention_block_tkg(
 
     out [B S, H], or [128, n, H / (128 n), B S] (transposed_out), as a tile if out_in_sb; without W_out
     [B, N, d, S], or a tile [d, B, N, S]. skip_attention leaves q, scaled, in the place of attention's result.
+    pending_updates, which is ours alone: a list of a kernel around this one that receives the update of the
+    caches, a CacheUpdate to be written later, instead of it being done here.
     Published tests pass more than the 128 queries B S N of the page: up to 512 tokens are taken.
 
     >>> import numpy as np
@@ -206,13 +209,14 @@ def attention_block_tkg(
         keys.append(new[0])
         values.append(new[1])
     attended = queries_by_batch(turned, n)
+    columns = key_columns(keys, n)
     if not skip_attention:
         masks = Masks(attention_mask, pos_ids, swa_start_pos_ids, sink, max_context_len)
         masks.tiled = enable_fa_s_prior_tiling
         masks.sbm = sbm
         masks.dtype_mode = dtype_mode
-        attended = attend(attended, key_columns(keys, n), stored_values(values, n), n, c, masks)
-    stored = results_of_cache(keys, values, n, c, n_prgs, core)
+        attended = attend(attended, columns, attended_values(values, n), n, c, masks)
+    update = CacheUpdate(keys, values, columns, n, c, n_prgs, core) if c.update else None
     out = projected(
         attended,
         n,
@@ -223,7 +227,14 @@ def attention_block_tkg(
         (bool(transposed_out), bool(out_in_sb)),
         dtype_mode,
     )
-    return out, stored[0], stored[1]
+    if update is None:
+        stored = new_tokens(keys, values, columns, n, n_prgs, core)
+        return out, stored[0], stored[1]
+    if pending_updates is None:
+        update.write()
+    else:
+        pending_updates.append(update)
+    return out, c.keys, c.values
 
 
 def key_columns(keys: list, n: BlockSizes) -> Any:
@@ -235,24 +246,21 @@ def key_columns(keys: list, n: BlockSizes) -> Any:
     return turned.reshape((n.depth, n.tokens()))
 
 
-def stored_values(values: list, n: BlockSizes) -> Any:
-    """Tiles [tokens <= 128, d] as [B, 1, S, d] in HBM, of each core its own."""
+def attended_values(values: list, n: BlockSizes) -> Any:
+    """Tiles [tokens <= 128, d] as attention takes them: one as it is, several as [B, 1, S, d] in HBM."""
+    if len(values) == 1:
+        return values[0]
     stored = nl.ndarray((n.batch, 1, n.active, n.depth), values[0].dtype, buffer=nl.private_hbm)
     store_rows(stored.reshape((n.tokens(), n.depth)), values, 0, 0, 0, n.depth)
     return stored
 
 
-def results_of_cache(
-    keys: list, values: list, n: BlockSizes, c: BlockCaches, n_prgs: int, core: int
-) -> tuple:
-    """The caches, updated; or the new keys [d, B, S] and values [B, S, d]."""
-    if c.update:
-        update_caches(keys, values, n, c, n_prgs, core)
-        return c.keys, c.values
+def new_tokens(keys: list, values: list, columns: Any, n: BlockSizes, n_prgs: int, core: int) -> tuple:
+    """The new keys [d, B, S] and values [B, S, d] in HBM."""
     new_keys = nl.ndarray((n.depth, n.batch, n.active), keys[0].dtype, buffer=nl.shared_hbm)
     new_values = nl.ndarray((n.batch, n.active, n.depth), values[0].dtype, buffer=nl.shared_hbm)
     if core == 0:
-        nisa.dma_copy(new_keys.reshape((n.depth, n.tokens())), key_columns(keys, n))
+        nisa.dma_copy(new_keys.reshape((n.depth, n.tokens())), columns)
     if core == n_prgs - 1:
         store_rows(new_values.reshape((n.tokens(), n.depth)), values, 0, 0, 0, n.depth)
     return new_keys, new_values

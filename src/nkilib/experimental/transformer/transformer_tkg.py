@@ -9,10 +9,11 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.mlp.decode import swap
 from nkilib.core.mlp.mlp import mlp
-from nkilib.core.qkv.qkv_tokens import part_of, spread_part
+from nkilib.core.qkv.qkv_tokens import by_parts, spread
 from nkilib.core.utils.common_types import ActFnType, ComputationMode, DtypeMode, NormType, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
+from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.experimental.transformer.attention_block_tkg import attention_block_tkg
 from nkilib.experimental.transformer.transformer_ref import transformer_tkg_ref
@@ -111,6 +112,7 @@ def transformer_tkg(
         f"X: got H = {X.shape[2]}, {n_prgs} cores take multiples of {PMAX * n_prgs}",
     )
     x = loaded(X, n_prgs)
+    updates: list = []  # of the caches
     for layer in range(num_layers):
         a = attended(
             x,
@@ -119,6 +121,7 @@ def transformer_tkg(
             (RoPE_cos, RoPE_sin),
             eps,
             dtype_mode,
+            updates,
         )
         x = plus(x, a if n_prgs == 1 else both_halves(a, core))
         quantized = W_gate_scales is not None and 0 < layer < num_layers - 1
@@ -142,8 +145,10 @@ def transformer_tkg(
             dtype_mode=dtype_mode,
         )
         x = plus(x, m[0])
+        if len(updates) > 0:
+            updates[layer].write()
     out = nl.ndarray(X.shape, X.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(spread_part(rows_of(out), core, n_prgs), part_of(x, core, n_prgs))
+    nisa.dma_copy(spread(rows_of(out), n_prgs)[:, :, core], by_parts(x, n_prgs)[:, :, core])
     return out
 
 
@@ -186,8 +191,7 @@ def loaded(hidden: Any, n_prgs: int) -> Any:
     """[B, S, H] as [128, B S, H / 128]: neighbours in a partition, for two cores by halves of H."""
     rows = rows_of(hidden)
     tile = nl.ndarray((PMAX, rows.shape[0], rows.shape[1] // PMAX), rows.dtype, buffer=nl.sbuf)
-    for part in range(n_prgs):
-        nisa.dma_copy(part_of(tile, part, n_prgs), spread_part(rows, part, n_prgs))
+    nisa.dma_copy(by_parts(tile, n_prgs), spread(rows, n_prgs), dge_mode=hardware_queue())
     return tile
 
 
@@ -207,7 +211,9 @@ def both_halves(own: Any, core: int) -> Any:
     return out
 
 
-def attended(x: Any, weights: tuple, cached: tuple, turns: tuple, eps: float, dtype_mode: DtypeMode) -> Any:
+def attended(
+    x: Any, weights: tuple, cached: tuple, turns: tuple, eps: float, dtype_mode: DtypeMode, updates: list
+) -> Any:
     """What the attention block adds to x, this core's columns as [128, H / 128 / cores, tokens]."""
     w_qkv, w_out, gamma = weights
     keys, values, mask, position_ids = cached
@@ -249,5 +255,6 @@ def attended(x: Any, weights: tuple, cached: tuple, turns: tuple, eps: float, dt
         transposed_out=True,
         out_in_sb=True,
         dtype_mode=dtype_mode,
+        pending_updates=updates,
     )
     return result[0]

@@ -366,8 +366,8 @@ REFUSALS = [
     (PLAIN, {"skip_output_normalization": True}, "got True without cache_softmax, allowed is False"),
     (PLAIN, {"softmax_dtype": nl.int32}, "softmax_dtype: got int32, allowed are bfloat16"),
     (PLAIN, {"mm_out_dtype": nl.float16}, "mm_out_dtype: got float16, allowed are float32 and bfloat16"),
-    (PLAIN, {"bias_layout": "banded"}, "bias_layout: got 'banded', not supported"),
-    (PLAIN, {"bias_band_params": 3}, "bias_band_params: got 3, not supported"),
+    (PLAIN, {"bias_layout": "sparse"}, "bias_layout: got 'sparse', allowed is 'dense'"),
+    (PLAIN, {"bias_band_params": 3}, "bias_band_params: got 3, allowed with 'dense' is None"),
     (
         (2, 1, 128, 128, 64),
         {"position_bias": random((3, 128, 128), BF16)},
@@ -381,6 +381,11 @@ REFUSALS = [
 def test_bad_arguments_are_refused(sizes, options, text):
     with invalid(text):
         run(attention_cte, *operands(*sizes), **options)
+
+
+def test_a_banded_bias_is_refused_by_name():
+    with pytest.raises(NotImplementedError, match="attention_cte option bias_layout='banded': no public"):
+        run(attention_cte, *operands(*PLAIN), bias_layout="banded")
 
 
 def test_dtypes_must_agree():

@@ -23,7 +23,19 @@ bfloat16 = ml_dtypes.bfloat16
 
 
 @nki.jit
-def decode(q, k_active, v_active, k_prior, v_prior, mask, cfg, more, placed=False, statistics=False):
+def decode(
+    q,
+    k_active,
+    v_active,
+    k_prior,
+    v_prior,
+    mask,
+    cfg,
+    more,
+    placed=False,
+    statistics=False,
+    values_in_sbuf=False,
+):
     """attention_tkg with operands and results wherever cfg wants them; returns out [B, H, d, s] and k_out."""
     sbm = SbufManager(0, 196608) if placed else None
     if placed:
@@ -35,6 +47,10 @@ def decode(q, k_active, v_active, k_prior, v_prior, mask, cfg, more, placed=Fals
     if cfg.qk_in_sb:
         q = on_chip(q.reshape((b * h * s, d)), sbm)
         k_active = on_chip(k_active.reshape((b * s, d)), sbm)
+    if values_in_sbuf:
+        rows = new_tile((b * s, d), v_active.dtype, sbm)
+        nisa.dma_copy(rows, v_active.reshape((b * s, d)))
+        v_active = rows
     out = new_tile((d, b * h * s), dtype, sbm) if cfg.out_in_sb else result
     k_out = new_tile((d, b * s), k_active.dtype, sbm) if cfg.k_out_in_sb else keys
     stats = {} if statistics else None
@@ -299,3 +315,39 @@ def test_wrong_configurations_are_refused(change, message):
 
 def test_the_compiler_would_take_it_and_the_example_runs():
     compiles_and_example_runs(attention_tkg)
+
+
+# ---- values of new tokens that are in SBUF already -----------------------------------------------
+
+
+@each_lnc
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"curr_sprior": 512, "s_active": 1},
+        {"curr_sprior": 512, "s_active": 7},  # more than a partition holds
+        {"curr_sprior": 128, "s_active": 40, "q_head": 2},  # one tile: down the partitions, in two quadrants
+        {"curr_sprior": 96, "s_active": 5},  # fewer keys than partitions
+        {"curr_sprior": 512, "s_active": 3, "block_len": 16, "tp_k_prior": True},
+    ],
+    ids=lambda sizes: "-".join(f"{name}{value}" for name, value in sizes.items()),
+)
+def test_new_values_may_be_in_sbuf(sizes, lnc):
+    sizes = {"q_head": 4, "full_sprior": 512, "d_head": 64} | sizes
+    cfg = AttnTKGConfig(bs=2, qk_in_sb=True, use_pos_id=True, **sizes)
+    Case(cfg).check(lnc, values_in_sbuf=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_what_the_cache_holds_in_the_place_of_a_new_value_does_not_matter(dtype):
+    cfg = AttnTKGConfig(2, 4, 1, 256, 256, 64, qk_in_sb=True, use_pos_id=True)
+    case = Case(cfg, dtype)
+    expected = case.run()
+    case.v_prior[:, :, 255:] = np.nan
+    got = case.run(values_in_sbuf=True)
+    assert np.array_equal(got, expected)
+
+
+def test_a_manual_manager_places_new_values_too():
+    cfg = AttnTKGConfig(2, 4, 2, 512, 512, 64, qk_in_sb=True, use_pos_id=True)
+    Case(cfg).check(values_in_sbuf=True, placed=True)

@@ -587,9 +587,22 @@ def test_a_manual_sbuf_manager_keeps_a_result_in_sbuf(tiled, bound, lnc, monkeyp
     assert np.array_equal(y, expected) and (kept == 7).all() and None not in places
 
 
-def test_prefill_leaves_its_tiles_to_the_compiler_and_says_so():
-    with pytest.raises(NotImplementedError, match="mlp option sbm: prefill leaves its tiles"):
-        run(with_manager, *inputs(SMALL[PREFILL]))
+@each_lnc
+@pytest.mark.parametrize("kind", [None, QuantizationType.ROW, QuantizationType.STATIC])
+def test_a_manual_sbuf_manager_places_every_tile_of_prefill(kind, lnc, monkeypatch):
+    shape = (1, 300, 256, 300)  # in blocks of tokens, the last of them ragged
+    args, options = (inputs(shape), {}) if kind is None else quantized(shape, kind)
+    options |= {"mode": PREFILL} | (STATIC_INPUTS if kind == QuantizationType.STATIC else {})
+    if kind is None:
+        options |= {"normalization_type": NormType.RMS_NORM, "normalization_weights_tensor": vector(256) + 1}
+        options |= {"gate_proj_bias_tensor": vector(300), "down_proj_bias_tensor": vector(256)}
+        options |= {"fused_add_tensor": random((1, 300, 256), "bfloat16", 8), "up_clamp_upper_limit": 1.0}
+    monkeypatch.setattr("nkilib.core.mlp.prefill.BANK_COLUMNS", 128)
+    expected = run(mlp, *args, lnc=lnc, **options)[0]
+    places = placed_by_hand(monkeypatch)
+    y, kept = run(with_manager, *args, lnc=lnc, **options)
+    assert np.array_equal(y, expected) and (kept == 7).all()
+    assert places and None not in places
 
 
 # ---- refusals ------------------------------------------------------------------------------------

@@ -96,3 +96,35 @@ def test_too_many_tokens_and_an_odd_hidden_dimension_are_refused():
         run(qkv_tkg, x, w, norm_type=NormType.NO_NORM)
     with pytest.raises(AssertionError, match="2 cores take multiples of 256"):
         run(qkv_tkg, x[:4], w, norm_type=NormType.NO_NORM, lnc=2)
+
+
+# ---- two cores that share the hidden dimension ---------------------------------------------------
+
+
+@pytest.fixture
+def shared_rows(monkeypatch):
+    monkeypatch.setattr("nkilib.core.qkv.qkv_decode.LEAST_ROWS", 256)
+    monkeypatch.setattr("nkilib.core.qkv.qkv_decode.LEAST_ROWS_OF_WHOLE", 256)
+
+
+@pytest.mark.parametrize("columns", [COLUMNS, 97], ids=["whole heads", "an odd number of columns"])
+@pytest.mark.parametrize("norm", [NormType.NO_NORM, NormType.RMS_NORM, NormType.LAYER_NORM])
+def test_cores_that_share_the_hidden_dimension_add_their_sums(norm, columns, shared_rows):
+    x, w = random((3, 1, 512), BF16), random((512, columns), BF16, 1, 0.03)
+    gamma, bias = random((1, 512), BF16, 2), random((1, columns), BF16, 3)
+    more = random((3, 1, 512), BF16, 4, 0.3)
+    options = {"norm_w": gamma, "norm_type": norm, "qkv_bias": bias, "fused_add": True}
+    options |= {"mlp_prev": more, "attn_prev": more}
+    y, added = run(qkv_tkg, x, w, lnc=2, **options)
+    expected, expected_sums = qkv_tkg_ref(x, w, **options)
+    near(y, expected)
+    near(added, expected_sums)
+
+
+def test_cores_that_share_the_hidden_dimension_undo_fp8_once(shared_rows):
+    test_static_fp8_by_section(2)
+
+
+@pytest.mark.parametrize("layout", list(QKVOutputLayout))
+def test_cores_that_share_the_hidden_dimension_give_all_columns_to_both(layout, shared_rows):
+    test_tokens_and_results_stay_in_sbuf(NormType.RMS_NORM, layout, 2)
