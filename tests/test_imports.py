@@ -20,11 +20,11 @@ SOURCES = Path(__file__).parent.parent / "src"
 LAYERS = [
     ["errors", "version", "tree"],
     ["hardware"],
-    ["options", "typing", "compiler", "check", "dtype", "mx"],
+    ["options", "typing", "compiler", "dtype", "mx"],
     ["context"],
     ["tensors"],
     ["program", "tensor"],
-    ["execute", "timing"],
+    ["execute", "timing", "check"],
     ["run", "report"],
     ["isa"],
     ["language", "collectives"],

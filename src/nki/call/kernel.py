@@ -40,7 +40,16 @@ from .cache import LONGEST, Leaf, call_key, is_debugging, programs
 from .calls import ALIAS_SUFFIX, Call, Run, _warn_once, launch_grid
 from .explain import explain_call, suggest
 from .reads import Reads
-from .results import bare, check_results, is_plain, tensors, warn_lost_writes
+from .results import (
+    bare,
+    check_results,
+    is_plain,
+    report_replayed,
+    report_run,
+    report_traced,
+    tensors,
+    warn_lost_writes,
+)
 from .staged import Returned, Staged
 from .user_function import is_users_error, plain
 
@@ -235,6 +244,7 @@ class Kernel:
             results = launch.run(lambda: self._python(arguments, call.bound))
             check_results(self, launch, results)
             program = self._recorded(launch, arguments, results)
+            program = report_traced(self, launch, program)
             fixed = not launch.looked_at_values and is_plain(results[0])
         return program, arguments, fixed
 
@@ -261,6 +271,7 @@ class Kernel:
                 run = None
             prints = launch.prints
             if run is not None:
+                report_replayed(self, arguments, program)
                 if again and call.key is not None:
                     self._keep(call, program, {}, launch.files)
                 return self._deliver(arguments, run)
@@ -290,6 +301,7 @@ class Kernel:
         assert statistics is not None
         statistics.finish()
         run = self._received(call, arguments, results[0], lambda: statistics)
+        report_run(self, arguments, results[0], statistics)
         trips = {n: max(counts) for core in launch.cores for n, counts in core.trips.items()}
         run.trips = {n: counts for core in launch.cores for n, counts in core.trips.items()}
         if trips and call.key is not None and not launch.looked_at_values and not launch.diverged:
@@ -323,7 +335,9 @@ class Kernel:
             if into:
                 arguments.place(tensors(program.result), into)
             try:
-                return self._deliver(arguments, self._replay(call, arguments, program))
+                run = self._replay(call, arguments, program)
+                report_replayed(self, arguments, program)
+                return self._deliver(arguments, run)
             except Restart:
                 prints = launch.prints
         self._note_reads(call)
