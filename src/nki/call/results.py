@@ -89,7 +89,7 @@ def report_traced(kernel: Any, launch: Launch, program: Program) -> Program:
     """Say what the whole of a traced program shows; the program, which says it too."""
     known = len(launch.diagnostics)
     is_seen = State.output in program.state or any(s in program.written for _, s in program.parameters)
-    in_vain = [] if is_seen else _in_vain(kernel, program.result)
+    in_vain = [] if is_seen or not program.parameters else _in_vain(kernel, program.result)
     _report(kernel, launch, [*in_vain, *findings(program, launch.options)])
     return program if len(launch.diagnostics) == known else replace(program, said=tuple(launch.diagnostics))
 
@@ -122,11 +122,11 @@ def _report(kernel: Any, launch: Launch, found: Iterable[Diagnostic]) -> None:
 
 def _without_effect(kernel: Any, arguments: Arguments, result: Any) -> list[Diagnostic]:
     is_seen = arguments.launch.prints or any(True for _ in arguments.written())
-    return [] if is_seen else _in_vain(kernel, result)
+    return [] if is_seen or not arguments.tensors else _in_vain(kernel, result)
 
 
 def _in_vain(kernel: Any, result: Any) -> list[Diagnostic]:
-    """A kernel that returns nothing, and wrote nothing of the caller's, did its work for nobody."""
+    """A kernel that got tensors, returns nothing and wrote nothing of the caller's worked for nobody."""
     if any(leaf is not None for leaf in flatten(result, lambda v: isinstance(v, View))):
         return []
     return [
