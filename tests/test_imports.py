@@ -32,6 +32,7 @@ LAYERS = [
     ["framework", "simulator", "compat"],
     ["nki"],
     ["frameworks", "standins"],
+    ["tune", "testing"],
     ["cli"],
     ["__main__"],
 ]

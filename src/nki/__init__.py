@@ -40,6 +40,8 @@ _MODULES = (
     "language",
     "simulator",
     "tensor",
+    "testing",
+    "tune",
 )
 
 
@@ -47,4 +49,6 @@ def __getattr__(name: str) -> Any:
     """A module that nobody imported yet (`dtype: nki.dtype` needs no other import), or an older name."""
     if name == "cache":
         return _importlib.import_module("nki.call.cache")
+    if name == "autotune":
+        return _importlib.import_module("nki.tune").autotune
     return _importlib.import_module(f"nki.{name}") if name in _MODULES else _older_name(name)

@@ -108,13 +108,26 @@ def command_trace(options: argparse.Namespace) -> int:
 
 def command_compare(options: argparse.Namespace) -> int:
     """nki compare"""
+    allowed = None if options.fail_if_slower is None else part_of(options.fail_if_slower)
     with Stages(8) as stage, settings(options):
         a, b = make_both(options, stage)
+    slower = b["total_us"] / a["total_us"] - 1
+    options.code = WRONG_KERNEL if allowed is not None and slower > allowed else 0
     if options.json:
         print(json.dumps({"a": a, "b": b, "speedup": a["total_us"] / b["total_us"]}, indent=2))
     else:
         show(side_by_side(a, b))
-    return 0
+    if options.code:
+        complain(f"nki compare: {100 * slower:.1f}% slower, {100 * allowed:g}% are allowed")
+    return options.code
+
+
+def part_of(text: str) -> float:
+    """0.03 of "3%"."""
+    try:
+        return float(text.strip().removesuffix("%")) / 100 if "%" in text else float(text)
+    except ValueError:
+        raise UsageError(f"--fail-if-slower {text}: write a part of the time, as in 3%") from None
 
 
 def command_kernels(options: argparse.Namespace) -> int:
@@ -350,6 +363,9 @@ def parser() -> argparse.ArgumentParser:
     two = command("compare", command_compare, "put two profiles side by side", COMPARE_TEXT, COMPARE_EXAMPLES)
     for letter in "ab":
         two.add_argument(letter, help="script.py:kernel, or a file written by nki profile --save")
+    two.add_argument(
+        "--fail-if-slower", metavar="PART", help="exit with 1 when b takes longer than a by more, as in 3%%"
+    )
     add_run_options(two)
 
     add_check(command("check", command_check, "find what the real compilers would not accept", CHECK_TEXT))
@@ -423,7 +439,7 @@ one of the kernels does not have goes to the other alone."""
 COMPARE_EXAMPLES = """\
 examples:
   nki compare matmul.py:tiled matmul.py:hoisted --arg lhsT=float32[512,256] --arg rhs=float32[512,1024]
-  nki compare before.json after.json"""
+  nki compare before.json after.json --fail-if-slower 3%"""
 CHECK_TEXT = """\
 Look for what the simulator runs and compilers or hardware refuse: Python in kernels and in
 what they call, and, with --arg, every rule for instructions, races between cores and the

@@ -383,6 +383,7 @@ PAGES: dict[str, Page] = {
     "baseline-file": Page(
         "The file is no baseline: write it with `nki check --baseline FILE --update-baseline`."
     ),
+    "costs-file": Page("The file holds no costs of kernels: write it again with `pytest --nki-update`."),
     "python-error": Page(
         "Python itself failed in a kernel that `nki check` traced; the message is Python's."
     ),
