@@ -67,6 +67,7 @@ PUBLIC = {
     "nki.typing",
     "nki.dtype",
     "nki.mx",
+    "nki.tune",
 }
 
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -83,19 +82,18 @@ def test_fixtures_for_platforms_strict_mode_cores_and_caches(suite):
             assert nki_cores in (1, 2)
 
         def test_caches(nki_fresh_caches):
-            from nki.call.cache import programs
-            before = programs.hits if hasattr(programs, "hits") else None
+            import os
+            assert "nki-cache" in os.environ["OPEN_NKI_CACHE_DIR"]
             kernel(X)
         """,
-        "-v",
     )
     assert code == 0, out
-    assert out.count("PASSED") == 3 + 1 + 1 + 1 + 2 + 1
+    assert f"{3 + 1 + 1 + 1 + 2 + 1} passed" in out
 
 
 def test_the_command_line_chooses_platforms_and_strict_mode(suite):
-    code, out = suite("def test_targets(nki_target): pass", "--nki-targets", "trn1,trn2", "-v")
-    assert code == 0 and out.count("PASSED") == 2
+    code, out = suite("def test_targets(nki_target): pass", "--nki-targets", "trn1,trn2")
+    assert code == 0 and "2 passed" in out
     text = """
         @nki.jit
         def forgets(x):
@@ -156,12 +154,14 @@ def test_the_plugin_imports_nothing_of_nki_until_it_is_needed():
 @pytest.mark.slow
 def test_an_empty_suite_takes_at_most_30_ms_more(tmp_path):
     def seconds(*options):
+        """Of the processor: other people's work does not count."""
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options]
         times = []
         for _ in range(7):
-            begin = time.perf_counter()
+            begin = os.times()
             subprocess.run([*command, str(tmp_path)], capture_output=True, cwd=tmp_path)
-            times.append(time.perf_counter() - begin)
+            end = os.times()
+            times.append(sum(end[2:4]) - sum(begin[2:4]))
         return min(times)
 
     assert seconds("-p", "nki_pytest") - seconds("-p", "no:nki_pytest") < 0.030

@@ -1,4 +1,4 @@
-"""The `nki` command: profile, trace, compare, check, explain, kernels, info.
+"""The `nki` command: profile, trace, compare, check, explain, tune, kernels, info.
 
 Exit codes: 0 when all went well, 1 when a kernel is wrong, 2 when the command line is.
 """
@@ -26,11 +26,12 @@ from ..errors import NkiError
 from ..hardware import generations, machine
 from ..options import choose_machine
 from ..report.text import document, ruled, side_by_side, size
-from . import script
+from . import script, tuning
 from .checking import command_check, command_explain
 from .script import UsageError
 from .settings import settings
 from .terminal import Stages, complain, show, user_traceback
+from .tuning import add_tune, command_tune
 
 WRONG_KERNEL, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
@@ -369,6 +370,10 @@ def parser() -> argparse.ArgumentParser:
     add_run_options(two)
 
     add_check(command("check", command_check, "find what the real compilers would not accept", CHECK_TEXT))
+    add_tune(
+        command("tune", command_tune, "find the best tile sizes", tuning.TEXT, tuning.EXAMPLES),
+        add_run_options,
+    )
     explained = command("explain", command_explain, "what a kind of error or warning means", EXPLAIN_TEXT)
     explained.add_argument("kind", nargs="?", help="as in NkiError[kind]; all of them are listed without it")
     explained.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

@@ -384,6 +384,9 @@ PAGES: dict[str, Page] = {
         "The file is no baseline: write it with `nki check --baseline FILE --update-baseline`."
     ),
     "costs-file": Page("The file holds no costs of kernels: write it again with `pytest --nki-update`."),
+    "tune-space": Page(
+        "A space of configurations is empty, or its condition is no arithmetic over its names."
+    ),
     "python-error": Page(
         "Python itself failed in a kernel that `nki check` traced; the message is Python's."
     ),
