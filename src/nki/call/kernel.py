@@ -352,8 +352,11 @@ class Kernel:
         call = replace(staged.call, leaves=leaves, bound=staged.bound(tensors), key=None)
         with one_blas_thread():
             if not staged.fixed:
-                return self._run_eagerly(call)
+                run = self._run_eagerly(call)
+                staged.heard(run.diagnostics)
+                return run
             run = self._run_program(call, staged.program, into, staged.verified)
+        staged.heard(run.diagnostics)
         if not any(d.kind == "loop-divergence" for d in run.diagnostics):
             for number, counts in run.trips.items():
                 staged.verified[number] = max(staged.verified.get(number, 0), *counts)

@@ -1,4 +1,4 @@
-"""Who models configurations: this process, a process per core, or a Ray cluster. In every way, nothing is lost."""
+"""Who models configurations: this process, one for each core, or a Ray cluster. Nothing is lost."""
 
 from __future__ import annotations
 

@@ -378,6 +378,9 @@ PAGES: dict[str, Page] = {
     "no-backward": Page(
         "A kernel has no gradient by itself: `differentiable(forward, backward)` gives it one (docs/torch.md)."
     ),
+    "gradient": Page(
+        "A backward returned too few gradients, too many, or one of another shape than its argument."
+    ),
     "missing-package": Page("A package that is not installed; the help says which command installs it."),
     "no-compiler": Page("A function that drives the vendor's compiler, which Open NKI does not have."),
     "baseline-file": Page(
