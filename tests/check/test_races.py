@@ -117,6 +117,6 @@ def test_thousands_of_transfers_are_compared_quickly():
 
     program = kernel[2].trace(nki.TensorSpec((2048, 2048), "float32"))
     assert len(program) == 16 * 256 * 2
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert races(program) == []
-    assert time.perf_counter() - begin < 2.0
+    assert time.process_time() - begin < 2.0

@@ -39,6 +39,7 @@ from .bridges import TensorSpec, bridge_of, framework_of
 from .cache import LONGEST, Leaf, call_key, is_debugging, programs
 from .calls import ALIAS_SUFFIX, Call, Run, _warn_once, launch_grid
 from .explain import explain_call, suggest
+from .profile import Profile, profile_call
 from .reads import Reads
 from .results import (
     bare,
@@ -215,11 +216,9 @@ class Kernel:
         outline = self.stage(*args, **kwargs).outline
         return tree.replace_leaves(outline.result, Returned, lambda r: TensorSpec(*r[:2]))
 
-    def profile(self, *args: Any, **kwargs: Any) -> Any:
+    def profile(self, *args: Any, **kwargs: Any) -> Profile:
         """The modelled run of the kernel on its platform: `nki.profile(kernel)(*args)`."""
-        from .profile import profile
-
-        return profile(self)(*args, **kwargs)
+        return profile_call(self, args, kwargs)
 
     def _prepare(self, args: tuple, kwargs: dict) -> Call:
         options = from_environment()
@@ -243,8 +242,7 @@ class Kernel:
             arguments = Arguments(launch)
             results = launch.run(lambda: self._python(arguments, call.bound))
             check_results(self, launch, results)
-            program = self._recorded(launch, arguments, results)
-            program = report_traced(self, launch, program)
+            program = report_traced(self, launch, self._recorded(launch, arguments, results))
             fixed = not launch.looked_at_values and is_plain(results[0])
         return program, arguments, fixed
 
@@ -302,8 +300,8 @@ class Kernel:
         statistics.finish()
         run = self._received(call, arguments, results[0], lambda: statistics)
         report_run(self, arguments, results[0], statistics)
-        trips = {n: max(counts) for core in launch.cores for n, counts in core.trips.items()}
         run.trips = {n: counts for core in launch.cores for n, counts in core.trips.items()}
+        trips = {n: max(counts) for n, counts in run.trips.items()}
         if trips and call.key is not None and not launch.looked_at_values and not launch.diverged:
             self._keep_traced(call, trips, launch)
         return self._deliver(arguments, run)
@@ -351,13 +349,12 @@ class Kernel:
         ]
         call = replace(staged.call, leaves=leaves, bound=staged.bound(tensors), key=None)
         with one_blas_thread():
-            if not staged.fixed:
+            if staged.fixed:
+                run = self._run_program(call, staged.program, into, staged.verified)
+            else:
                 run = self._run_eagerly(call)
-                staged.heard(run.diagnostics)
-                return run
-            run = self._run_program(call, staged.program, into, staged.verified)
         staged.heard(run.diagnostics)
-        if not any(d.kind == "loop-divergence" for d in run.diagnostics):
+        if staged.fixed and not any(d.kind == "loop-divergence" for d in run.diagnostics):
             for number, counts in run.trips.items():
                 staged.verified[number] = max(staged.verified.get(number, 0), *counts)
         return run

@@ -20,8 +20,9 @@ from typing import Any
 from rich.console import RenderableType
 
 from .. import __version__
+from ..call.jit import profile
 from ..call.kernel import Kernel
-from ..call.profile import Profile, profile
+from ..call.profile import Profile
 from ..errors import NkiError
 from ..hardware import generations, machine
 from ..options import choose_machine

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..call.bridges import TensorSpec
+from ..call.jit import profile
 from ..call.kernel import Kernel
-from ..call.profile import profile
 from ..errors import error
 from ..tree import replace_leaves
 from .close import _ARRAYS
