@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import Site
+from ..hardware.memories import PRIVATE_HBM
 from ..program.effects import effects
 from ..program.instruction import Instruction
 from ..program.program import Diagnostic, Item, Loop, Program
+from ..tensors import View
 from ..tensors.storage import Storage
-from .spans import Span, meeting_pairs, share_bytes, span
+from .spans import Span, meeting_pairs, plain_span, share_bytes, span
 
 LONGEST_LOOP = 100_000  # instructions of a loop with fixed trips that are gone through one by one
 MOST_ACCESSES = 1_000_000  # of a core: beyond, nobody watches
@@ -32,6 +34,9 @@ class Access(NamedTuple):
     instruction: str
 
 
+Noted = tuple[Any, ...]  # an access before anybody asks: the fields of its span, and those of Access
+
+
 class Meeting(NamedTuple):
     """The n-th time that a core comes to a point."""
 
@@ -41,7 +46,7 @@ class Meeting(NamedTuple):
     instruction: str
 
 
-Stretch = dict[Storage, dict[Access, None]]  # what a core does between two meetings
+Stretch = dict[Storage, dict[Noted, None]]  # what a core does between two meetings
 
 
 class Watch:
@@ -67,15 +72,37 @@ class Watch:
             self._note(instruction)
 
     def _note(self, instruction: Instruction) -> None:
-        done = effects(instruction)
-        for views, written in ((done.seen, False), (done.written, True)):
-            for view in views:
-                storage = view.storage
-                if not storage.on_chip and not storage.constant:
-                    touched = span(view, self.value_of)
-                    access = Access(touched, written, instruction.site, instruction.public)
-                    self.stretches[-1].setdefault(storage, {})[access] = None
-                    self.count += 1
+        """Runs once per transfer: what is kept is a tuple, and it is looked at where two cores meet."""
+        if instruction.partial or instruction.accumulates:
+            done = effects(instruction)
+            touched = [(view, False) for view in done.seen] + [(view, True) for view in done.written]
+        else:
+            operands = instruction.operands()
+            touched = [(operands[i], False) for i in instruction.read_at]
+            touched += [(operands[i], True) for i in instruction.write_at]
+        for view, written in touched:
+            storage = view.storage if isinstance(view, View) else None
+            if storage is None or storage.on_chip or storage.constant:
+                continue
+            if storage.buffer is PRIVATE_HBM and not storage.parameter:
+                continue  # each core has its own
+            where: Any
+            if view.indirection is None:
+                where = (view.offset, view.shape, view.strides, view.dtype.itemsize)
+            else:
+                where = span(view, self.value_of)
+            self.stretches[-1].setdefault(storage, {})[
+                where, written, instruction.site, instruction.public
+            ] = None
+            self.count += 1
+
+
+def _accesses(storage: Storage, noted: dict[Noted, None]) -> list[Access]:
+    found = []
+    for where, written, site, name in noted:
+        touched = where if isinstance(where, Span) else plain_span(storage, *where)
+        found.append(Access(touched, written, site, name))
+    return found
 
 
 def races(program: Program) -> list[Diagnostic]:
@@ -122,7 +149,10 @@ def found(watches: Sequence[Watch]) -> list[Diagnostic]:
     for a, b in _concurrent(first, second):
         one, other = first.stretches[a], second.stretches[b]
         for storage in one.keys() & other.keys():
-            for x, y in _conflicts(list(one[storage]), list(other[storage])):
+            if not any(noted[1] for noted in one[storage]) and not any(noted[1] for noted in other[storage]):
+                continue  # both only read it
+            mine, theirs = _accesses(storage, one[storage]), _accesses(storage, other[storage])
+            for x, y in _conflicts(mine, theirs):
                 lines = (storage, x.site, y.site, x.written, y.written)
                 if lines in said or tests > MOST_TESTS:
                     continue

@@ -57,20 +57,24 @@ class Box(NamedTuple):
     exact: bool
 
 
+def plain_span(
+    storage: Storage, offset: int, shape: Sequence[int], strides: Sequence[int], width: int
+) -> Span:
+    """What a view touches whose address is known; a broadcast dimension is one element."""
+    repeats = tuple([(n, s * width) for n, s in zip(shape, strides, strict=True) if n > 1 and s])
+    return Span(storage, offset * width, repeats, width)
+
+
 def span(view: View, value_of: Callable[[Any], int | None]) -> Span:
     """What a view touches; `value_of` tells the value of a register, where it is known."""
-    storage, width = view.storage, view.dtype.itemsize
-    repeats = tuple(
-        (count, stride * width) for count, stride in zip(view.shape, view.strides, strict=True) if count > 1
-    )
-    repeats = tuple((count, step) for count, step in repeats if step)  # a broadcast is one element
-    offset, found = view.offset * width, view.indirection
+    known = plain_span(view.storage, view.offset, view.shape, view.strides, view.dtype.itemsize)
+    found = view.indirection
     if found is None:
-        return Span(storage, offset, repeats, width)
+        return known
     value = value_of(found.index) if found.kind == "scalar" and not isinstance(found.index, View) else None
     if value is None:
-        return Span(storage, offset, repeats, width, somewhere=True)
-    return Span(storage, offset + value * found.scale, repeats, width)
+        return known._replace(somewhere=True)
+    return known._replace(offset=known.offset + value * found.scale)
 
 
 def box_of(span: Span) -> Box:
@@ -147,13 +151,16 @@ def _shadow(span: Span) -> np.ndarray:
 def meeting_pairs(ones: Sequence[Span], others: Sequence[Span]) -> np.ndarray:
     """The (i, j) whose boxes meet, in order."""
     a, b = [s.box for s in ones], [s.box for s in others]
-    low, high = np.array([x.low for x in a]), np.array([x.high for x in a])
-    other_low, other_high = np.array([x.low for x in b]), np.array([x.high for x in b])
+    low, high = np.array([x.low for x in a]).T, np.array([x.high for x in a]).T
+    other_low, other_high = np.array([x.low for x in b]).T, np.array([x.high for x in b]).T
     found = []
-    rows = max(1, (1 << 22) // max(1, other_low.size))
+    rows = max(1, (1 << 22) // len(b))
     for start in range(0, len(a), rows):
         part = slice(start, start + rows)
-        meet = (low[part, None] < other_high) & (other_low < high[part, None])
-        i, j = np.nonzero(meet.all(axis=2))
+        meet = np.ones((len(a[part]), len(b)), bool)
+        for d in range(len(low)):
+            meet &= low[d, part, None] < other_high[d]
+            meet &= other_low[d] < high[d, part, None]
+        i, j = np.nonzero(meet)
         found.append(np.stack([i + start, j], axis=1))
     return np.concatenate(found)
