@@ -21,14 +21,18 @@ def load(tensor, first, last):
 
 def tiles(rows):
     """The first and last row of each tile."""
-    return [(i, min(i + nl.tile_size.pmax, rows)) for i in range(0, rows, nl.tile_size.pmax)]
+    found = []
+    for first in range(0, rows, nl.tile_size.pmax):
+        found.append((first, min(first + nl.tile_size.pmax, rows)))
+    return found
 
 
 @nki.jit
 def gate_forward(gate, up):
     """silu(gate) * up"""
     out = nl.ndarray(gate.shape, gate.dtype, buffer=nl.shared_hbm)
-    for first, last in tiles(gate.shape[0]):
+    for tile in tiles(gate.shape[0]):
+        first, last = tile
         result = nl.multiply(nl.silu(load(gate, first, last)), load(up, first, last))
         nisa.dma_copy(out[first:last], result)
     return out
@@ -39,7 +43,8 @@ def gate_backward(dy, gate, up):
     """The gradients of gate and up; silu'(x) = s + silu(x) (1 - s) with s = sigmoid(x)."""
     d_gate = nl.ndarray(gate.shape, gate.dtype, buffer=nl.shared_hbm)
     d_up = nl.ndarray(up.shape, up.dtype, buffer=nl.shared_hbm)
-    for first, last in tiles(gate.shape[0]):
+    for tile in tiles(gate.shape[0]):
+        first, last = tile
         x, dy_tile = load(gate, first, last), load(dy, first, last)
         sigmoid = nl.sigmoid(x)
         silu = nl.multiply(x, sigmoid)

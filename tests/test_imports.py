@@ -20,11 +20,11 @@ SOURCES = Path(__file__).parent.parent / "src"
 LAYERS = [
     ["errors", "version", "tree"],
     ["hardware"],
-    ["options", "typing", "compiler", "check", "dtype", "mx"],
+    ["options", "typing", "compiler", "dtype", "mx"],
     ["context"],
     ["tensors"],
     ["program", "tensor"],
-    ["execute", "timing"],
+    ["execute", "timing", "check"],
     ["run", "report"],
     ["isa"],
     ["language", "collectives"],
@@ -32,6 +32,7 @@ LAYERS = [
     ["framework", "simulator", "compat"],
     ["nki"],
     ["frameworks", "standins"],
+    ["tune", "testing"],
     ["cli"],
     ["__main__"],
 ]
@@ -64,6 +65,7 @@ PUBLIC = {
     "nki.typing",
     "nki.dtype",
     "nki.mx",
+    "nki.tune",
 }
 
 

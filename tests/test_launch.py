@@ -36,7 +36,8 @@ def refusal(kernel, *args, degree=2):
 
 
 def kinds(run):
-    return [d.kind for d in run.diagnostics]
+    """What was said; kernels here return nothing on purpose."""
+    return [d.kind for d in run.diagnostics if d.kind != "no-effect"]
 
 
 def fill(tensor, value):
@@ -387,7 +388,7 @@ def test_loops_of_one_core_alone_are_fine():
             nl.fori_loop(0, 2, lambda i: None)
         nl.fori_loop(0, 3, lambda i: None)
 
-    assert not kernel[2].run(X).diagnostics
+    assert kinds(kernel[2].run(X)) == []
 
 
 def test_a_loop_that_runs_longer_on_one_core_ends_in_a_deadlock_report():

@@ -46,6 +46,8 @@ _MODULES = (
     "mx",
     "simulator",
     "tensor",
+    "testing",
+    "tune",
 )
 
 
@@ -57,4 +59,6 @@ def __getattr__(name: str) -> _Any:
     """A module that nobody imported yet (`dtype: nki.dtype` needs no other import), or an older name."""
     if name == "cache":
         return _importlib.import_module("nki.call.cache")
+    if name == "autotune":
+        return _importlib.import_module("nki.tune").autotune
     return _importlib.import_module(f"nki.{name}") if name in _MODULES else _older_name(name)

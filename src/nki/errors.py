@@ -181,7 +181,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(
         ["no-kernel", "deadlock", "uninitialized", "placeholder", "other-call"], (NkiError, RuntimeError)
     ),
-    "no-backward": (NkiError, RuntimeError),
+    **dict.fromkeys(["no-backward", "gradient"], (NkiError, RuntimeError)),
     **dict.fromkeys(
         ["loop-step", "frozen-register", "loop-body", "loop-local-tensor", "loop-in-no-reorder"], _LOOP
     ),

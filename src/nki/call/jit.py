@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import error, nearest
 from ..hardware.generations import find
+from ..options import from_environment
 from .calls import launch_grid
 from .kernel import Kernel
 from .profile import Profile, profile_call
@@ -34,6 +35,12 @@ def jit(fn=None, **kwargs):
     target = kwargs.get("platform_target")
     if target is not None:
         find(target)
+        if from_environment().strict:
+            raise error(
+                "removed",
+                "nki.jit: platform_target= was removed in NKI 0.3.0",
+                help=f"leave it out and set NEURON_PLATFORM_TARGET_OVERRIDE={target}",
+            )
         warnings.warn(
             "nki.jit: platform_target= is deprecated, set NEURON_PLATFORM_TARGET_OVERRIDE",
             DeprecationWarning,

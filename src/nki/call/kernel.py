@@ -41,7 +41,16 @@ from .calls import ALIAS_SUFFIX, Call, Run, _warn_once, launch_grid
 from .explain import explain_call, suggest
 from .profile import Profile, profile_call
 from .reads import Reads
-from .results import bare, check_results, is_plain, tensors, warn_lost_writes
+from .results import (
+    bare,
+    check_results,
+    is_plain,
+    report_replayed,
+    report_run,
+    report_traced,
+    tensors,
+    warn_lost_writes,
+)
 from .staged import Returned, Staged
 from .user_function import is_users_error, plain
 
@@ -233,7 +242,7 @@ class Kernel:
             arguments = Arguments(launch)
             results = launch.run(lambda: self._python(arguments, call.bound))
             check_results(self, launch, results)
-            program = self._recorded(launch, arguments, results)
+            program = report_traced(self, launch, self._recorded(launch, arguments, results))
             fixed = not launch.looked_at_values and is_plain(results[0])
         return program, arguments, fixed
 
@@ -260,6 +269,7 @@ class Kernel:
                 run = None
             prints = launch.prints
             if run is not None:
+                report_replayed(self, arguments, program)
                 if again and call.key is not None:
                     self._keep(call, program, {}, launch.files)
                 return self._deliver(arguments, run)
@@ -289,8 +299,9 @@ class Kernel:
         assert statistics is not None
         statistics.finish()
         run = self._received(call, arguments, results[0], lambda: statistics)
-        trips = {n: max(counts) for core in launch.cores for n, counts in core.trips.items()}
+        report_run(self, arguments, results[0], statistics)
         run.trips = {n: counts for core in launch.cores for n, counts in core.trips.items()}
+        trips = {n: max(counts) for n, counts in run.trips.items()}
         if trips and call.key is not None and not launch.looked_at_values and not launch.diverged:
             self._keep_traced(call, trips, launch)
         return self._deliver(arguments, run)
@@ -322,7 +333,9 @@ class Kernel:
             if into:
                 arguments.place(tensors(program.result), into)
             try:
-                return self._deliver(arguments, self._replay(call, arguments, program))
+                run = self._replay(call, arguments, program)
+                report_replayed(self, arguments, program)
+                return self._deliver(arguments, run)
             except Restart:
                 prints = launch.prints
         self._note_reads(call)
@@ -336,10 +349,12 @@ class Kernel:
         ]
         call = replace(staged.call, leaves=leaves, bound=staged.bound(tensors), key=None)
         with one_blas_thread():
-            if not staged.fixed:
-                return self._run_eagerly(call)
-            run = self._run_program(call, staged.program, into, staged.verified)
-        if not any(d.kind == "loop-divergence" for d in run.diagnostics):
+            if staged.fixed:
+                run = self._run_program(call, staged.program, into, staged.verified)
+            else:
+                run = self._run_eagerly(call)
+        staged.heard(run.diagnostics)
+        if staged.fixed and not any(d.kind == "loop-divergence" for d in run.diagnostics):
             for number, counts in run.trips.items():
                 staged.verified[number] = max(staged.verified.get(number, 0), *counts)
         return run

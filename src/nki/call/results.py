@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from ..errors import error
+from ..check.capacity import counted
+from ..check.program import findings
+from ..check.races import found as races_between
+from ..errors import error, error_class
 from ..execute.memory import uninitialised
 from ..hardware.memories import PRIVATE_HBM
-from ..run.launch import Launch
+from ..program.instruction import State
+from ..program.program import Diagnostic, Program
+from ..program.statistics import Statistics
+from ..run.launch import Launch, speak
 from ..tensors import View
 from ..tree import flatten, is_record, leaves, map_tree, replace_leaves
 from .arguments import Arguments
@@ -75,6 +83,60 @@ def warn_lost_writes(kernel: Any, arguments: Arguments, result: Any, aliased: se
                 "return the tensor from the kernel",
                 return_site(kernel.func),
             )
+
+
+def report_traced(kernel: Any, launch: Launch, program: Program) -> Program:
+    """Say what the whole of a traced program shows; the program, which says it too."""
+    known = len(launch.diagnostics)
+    is_seen = State.output in program.state or any(s in program.written for _, s in program.parameters)
+    in_vain = [] if is_seen or not program.parameters else _in_vain(kernel, program.result)
+    _report(kernel, launch, [*in_vain, *findings(program, launch.options)])
+    return program if len(launch.diagnostics) == known else replace(program, said=tuple(launch.diagnostics))
+
+
+def report_replayed(kernel: Any, arguments: Arguments, program: Program) -> None:
+    """Say what the whole of a program shows that has run."""
+    launch = arguments.launch
+    in_vain = _without_effect(kernel, arguments, program.result)
+    _report(kernel, launch, [*in_vain, *findings(program, launch.options)])
+
+
+def report_run(kernel: Any, arguments: Arguments, result: Any, statistics: Statistics) -> None:
+    """The same of a run whose program nobody kept."""
+    launch = arguments.launch
+    found = [*races_between(launch.watches), *counted(statistics)]
+    _report(kernel, launch, [*_without_effect(kernel, arguments, result), *found])
+
+
+def _report(kernel: Any, launch: Launch, found: Iterable[Diagnostic]) -> None:
+    """Say it, each once. In strict mode the first is an error, before anything of the caller's is changed."""
+    for d in found:
+        d = d if d.site is not None else replace(d, site=return_site(kernel.func))
+        if launch.heard(d.line):
+            continue
+        if launch.options.strict:
+            raise error_class(d.kind)(d.message, notes=d.notes, help=d.help, site=d.site)
+        launch.diagnostics.append(d)
+        speak(d)
+
+
+def _without_effect(kernel: Any, arguments: Arguments, result: Any) -> list[Diagnostic]:
+    is_seen = arguments.launch.prints or any(True for _ in arguments.written())
+    return [] if is_seen or not arguments.tensors else _in_vain(kernel, result)
+
+
+def _in_vain(kernel: Any, result: Any) -> list[Diagnostic]:
+    """A kernel that got tensors, returns nothing and wrote nothing of the caller's worked for nobody."""
+    if any(leaf is not None for leaf in flatten(result, lambda v: isinstance(v, View))):
+        return []
+    return [
+        Diagnostic(
+            "no-effect",
+            f"{kernel.__name__} returns nothing and writes none of its arguments: nobody sees what it does",
+            [],
+            "return the shared_hbm tensor that holds the result",
+        )
+    ]
 
 
 def tensors(value: Any) -> list[View]:

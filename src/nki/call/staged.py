@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from ..hardware import dtypes
 from ..hardware.dtypes import DType
 from ..program.instruction import State
-from ..program.program import Program
+from ..program.program import Diagnostic, Program
 from ..tensors import View
 from ..tree import replace_leaves
 from .arguments import is_whole
@@ -94,6 +94,11 @@ class Staged:
         A program that depends on values its Python looked at runs that Python again.
         """
         return self.kernel.run_staged(self, tensors, into)
+
+    def heard(self, said: Sequence[Diagnostic]) -> None:
+        """A compiled function runs many times; what one run said is not said again."""
+        if said:
+            self.call = replace(self.call, said=(*self.call.said, *said))
 
     def describe(self) -> str:
         """All that tells this program from others, the same in every process."""

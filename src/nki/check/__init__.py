@@ -1,5 +1,5 @@
 """Would hardware and AWS's compilers forgive this kernel?"""
 
-from nki.check.python import RULES, Finding, Rule, lint
+from .python import RULES, Finding, Rule, lint
 
 __all__ = ["RULES", "Finding", "Rule", "lint"]

@@ -1,4 +1,4 @@
-"""The `nki` command: profile, compare, check, kernels, info.
+"""The `nki` command: profile, trace, compare, check, explain, tune, kernels, info.
 
 Exit codes: 0 when all went well, 1 when a kernel is wrong, 2 when the command line is.
 """
@@ -13,7 +13,6 @@ import os
 import re
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,18 @@ from .. import __version__
 from ..call.jit import profile
 from ..call.kernel import Kernel
 from ..call.profile import Profile
-from ..check import lint
-from ..errors import NkiError, NkiWarning
+from ..errors import NkiError
 from ..hardware import generations, machine
 from ..options import choose_machine
 from ..report.text import document, ruled, side_by_side, size
-from . import script
+from . import script, tuning
+from .checking import command_check, command_explain
 from .script import UsageError
+from .settings import settings
 from .terminal import Stages, complain, show, user_traceback
+from .tuning import add_tune, command_tune
 
 WRONG_KERNEL, WRONG_USAGE, INTERRUPTED = 1, 2, 130
-OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,17 +43,20 @@ def main(argv: list[str] | None = None) -> int:
         options = parser().parse_args(argv)
     except SystemExit as stop:  # argparse has said why
         return int(stop.code or 0)
+    options.code = 0
     try:
-        return options.command(options)
+        code = options.command(options)
+        sys.stdout.flush()
+        return code
     except UsageError as problem:
         complain(f"nki {options.name}: {problem}")
         return WRONG_USAGE
     except NkiError as problem:
         complain(traceback.format_exc() if options.traceback else f"{type(problem).__name__}: {problem}")
         return WRONG_KERNEL
-    except BrokenPipeError:  # `nki profile ... | head` has seen enough
+    except BrokenPipeError:  # `nki check ... | head` has seen enough; what was found stays found
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return options.code
     except OSError as problem:
         complain(f"nki {options.name}: {problem}")
         return WRONG_USAGE
@@ -107,33 +110,26 @@ def command_trace(options: argparse.Namespace) -> int:
 
 def command_compare(options: argparse.Namespace) -> int:
     """nki compare"""
+    allowed = None if options.fail_if_slower is None else part_of(options.fail_if_slower)
     with Stages(8) as stage, settings(options):
         a, b = make_both(options, stage)
+    slower = b["total_us"] / a["total_us"] - 1
+    options.code = WRONG_KERNEL if allowed is not None and slower > allowed else 0
     if options.json:
         print(json.dumps({"a": a, "b": b, "speedup": a["total_us"] / b["total_us"]}, indent=2))
     else:
         show(side_by_side(a, b))
-    return 0
+    if options.code:
+        complain(f"nki compare: {100 * slower:.1f}% slower, {100 * allowed:g}% are allowed")
+    return options.code
 
 
-def command_check(options: argparse.Namespace) -> int:
-    """nki check"""
-    file, name = script.split(options.kernel)
-    with settings(options), script.loaded(file) as module:
-        kernels = list(script.kernels_of(module).values())
-        if name or not kernels:
-            kernels = [script.find_kernel(module, file, name)]
-        found = {
-            (f.filename, f.line, f.column, f.code): f for k in kernels for f in lint(k, options.front_end)
-        }
-    for key in sorted(found):
-        print(found[key], end="\n\n")
-    names = ", ".join(kernel.__name__ for kernel in kernels)
-    errors = sum(f.level == "E" for f in found.values())
-    print(
-        f"{names}: {errors} error(s), {len(found) - errors} warning(s) of the {options.front_end} front end"
-    )
-    return WRONG_KERNEL if errors else 0
+def part_of(text: str) -> float:
+    """0.03 of "3%"."""
+    try:
+        return float(text.strip().removesuffix("%")) / 100 if "%" in text else float(text)
+    except ValueError:
+        raise UsageError(f"--fail-if-slower {text}: write a part of the time, as in 3%") from None
 
 
 def command_kernels(options: argparse.Namespace) -> int:
@@ -240,10 +236,10 @@ def make_profile(spec: str, options: argparse.Namespace, values: dict[str, Any],
 
 @contextlib.contextmanager
 def kernel_at(spec: str, stage: Stages) -> Iterator[Kernel]:
-    file, name = script.split(spec)
-    stage(f"loading {file}")
-    with script.loaded(file) as module:
-        yield script.find_kernel(module, file, name)
+    target = script.target(spec)
+    stage(f"loading {target}")
+    with script.loaded(target.place) as module:
+        yield script.find_kernel(module, target.place, target.name)
 
 
 def launched(kernel: Kernel, cores: int | None) -> Kernel:
@@ -285,9 +281,9 @@ def taken_by(spec: str, values: dict[str, Any], stage: Stages) -> set[str]:
 
 
 def is_saved(spec: str) -> bool:
-    """Whatever is no Python file must be a saved profile."""
-    file, _ = script.split(spec)
-    return file.suffix != ".py"
+    """A file that is no Python file must be a saved profile."""
+    file = Path(spec)
+    return file.is_file() and file.suffix != ".py"
 
 
 def load_saved(path: str) -> dict[str, Any]:
@@ -322,34 +318,6 @@ def check_outputs(options: argparse.Namespace) -> None:
             raise UsageError(f"{flag} {path}: there is no directory {Path(path).parent}")
     if options.perfetto and importlib.util.find_spec("perfetto") is None:
         raise UsageError("--perfetto needs the package perfetto\n  help: pip install 'open-nki[profile]'")
-
-
-@contextlib.contextmanager
-def settings(options: argparse.Namespace) -> Iterator[None]:
-    """The platform asked for; warnings kept for the report; stdout kept for the JSON object."""
-    target = getattr(options, "target", None)
-    before = os.environ.get(OVERRIDE)
-    if target is not None:
-        os.environ[OVERRIDE] = platform_named(target)
-    try:
-        with warnings.catch_warnings(), contextlib.ExitStack() as stack:
-            warnings.simplefilter("ignore", NkiWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            if getattr(options, "json", False):
-                stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-            yield
-    finally:
-        if target is not None:
-            os.environ.pop(OVERRIDE)
-            if before is not None:
-                os.environ[OVERRIDE] = before
-
-
-def platform_named(name: str) -> str:
-    try:
-        return generations.find(name).name
-    except NkiError as problem:
-        raise UsageError(f"--target: {problem.message}\n  help: {problem.help}") from None
 
 
 # ---- the command line ----------------------------------------------------------------------------
@@ -397,11 +365,34 @@ def parser() -> argparse.ArgumentParser:
     two = command("compare", command_compare, "put two profiles side by side", COMPARE_TEXT, COMPARE_EXAMPLES)
     for letter in "ab":
         two.add_argument(letter, help="script.py:kernel, or a file written by nki profile --save")
+    two.add_argument(
+        "--fail-if-slower", metavar="PART", help="exit with 1 when b takes longer than a by more, as in 3%%"
+    )
     add_run_options(two)
 
-    check = command("check", command_check, "find what the real compilers would not accept", CHECK_TEXT)
+    add_check(command("check", command_check, "find what the real compilers would not accept", CHECK_TEXT))
+    add_tune(
+        command("tune", command_tune, "find the best tile sizes", tuning.TEXT, tuning.EXAMPLES),
+        add_run_options,
+    )
+    explained = command("explain", command_explain, "what a kind of error or warning means", EXPLAIN_TEXT)
+    explained.add_argument("kind", nargs="?", help="as in NkiError[kind]; all of them are listed without it")
+    explained.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    listing = command("kernels", command_kernels, "list the kernels of nkilib", KERNELS_TEXT)
+    listing.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    command(
+        "info", command_info, "version, platforms and their limits", "Version, platforms and their limits."
+    )
+    return top
+
+
+def add_check(check: argparse.ArgumentParser) -> None:
+    """The options of nki check."""
     check.add_argument(
-        "kernel", metavar="script.py[:kernel]", help="all kernels of the script if none is named"
+        "kernel",
+        nargs="+",
+        metavar="TARGET",
+        help="script.py[:kernel], package.module[:kernel] or a directory; all kernels if none is named",
     )
     check.add_argument(
         "--front-end",
@@ -409,12 +400,11 @@ def parser() -> argparse.ArgumentParser:
         default="parser",
         help="which of the two compilers to ask (default: parser)",
     )
-    listing = command("kernels", command_kernels, "list the kernels of nkilib", KERNELS_TEXT)
-    listing.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
-    command(
-        "info", command_info, "version, platforms and their limits", "Version, platforms and their limits."
-    )
-    return top
+    add_run_options(check)
+    check.add_argument("--sarif", metavar="FILE", help="write a SARIF 2.1.0 log; - prints it")
+    check.add_argument("--github", action="store_true", help="print annotations for GitHub's pull requests")
+    check.add_argument("--baseline", metavar="FILE", help="report what is not in this file alone")
+    check.add_argument("--update-baseline", action="store_true", help="write the baseline: all there is now")
 
 
 def add_run_options(command: argparse.ArgumentParser) -> None:
@@ -455,10 +445,15 @@ one of the kernels does not have goes to the other alone."""
 COMPARE_EXAMPLES = """\
 examples:
   nki compare matmul.py:tiled matmul.py:hoisted --arg lhsT=float32[512,256] --arg rhs=float32[512,1024]
-  nki compare before.json after.json"""
+  nki compare before.json after.json --fail-if-slower 3%"""
 CHECK_TEXT = """\
-Look for Python in kernels, and in what they call, that the simulator runs and the
-compilers for the device refuse. Nothing is run but the script's top level."""
+Look for what the simulator runs and compilers or hardware refuse: Python in kernels and in
+what they call, and, with --arg, every rule for instructions, races between cores and the
+capacity of SBUF and PSUM, from shapes alone. --target all asks trn1, trn2 and trn3. A kernel
+can name the calls to check itself, in a comment: # nki: check x=float32[128,512] lnc=2
+A line is left out by a comment on it: # nki: ignore[kind]"""
+EXPLAIN_TEXT = """\
+Tell what a kind of error or warning means, with a wrong kernel and a right one."""
 KERNELS_TEXT = """\
 List the kernels of the library nkilib: where each is imported from, what it computes,
 and whether it is built. help(kernel) in Python tells its arguments."""

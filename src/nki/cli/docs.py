@@ -1,4 +1,4 @@
-"""`python -m nki.docs` writes docs/isa.md: a table of every instruction, read from the code."""
+"""`python -m nki.cli.docs` writes docs/isa.md, a table of every instruction, and docs/kinds.md."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ from ..isa import (
 )
 from ..program.instruction import Instruction
 from ..program.judge import GENERATION_NAMES
+from .checking import PAGE as KINDS
+from .checking import kinds_page
 
 PAGE = Path("docs/isa.md")
 FILES = {
@@ -142,6 +144,9 @@ def main(arguments: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page())
     print(f"wrote {path}")
+    if not arguments:
+        KINDS.write_text(kinds_page())
+        print(f"wrote {KINDS}")
 
 
 if __name__ == "__main__":

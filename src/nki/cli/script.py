@@ -14,11 +14,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..call.bridges import TensorSpec
 from ..call.kernel import Kernel
 from ..errors import NkiError, nearest
+from ..tune import Tuned
 from ..typing import check_shapes
 
 
@@ -29,17 +30,94 @@ class UsageError(Exception):
 # ---- the file ------------------------------------------------------------------------------------
 
 
-def split(spec: str) -> tuple[Path, str | None]:
-    """`dir/script.py:kernel` into its parts; the kernel may be left out."""
+class Target(NamedTuple):
+    """Where a kernel is: a Python file or a dotted module, and the name of the kernel if it was given."""
+
+    place: Path | str
+    name: str | None = None
+    among_others: bool = False  # of a directory: it may turn out to have no kernel
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+
+def target(spec: str) -> Target:
+    """`dir/script.py:kernel`, `package.module:kernel` or `directory:kernel`; the kernel may be left out."""
     path, colon, name = spec.rpartition(":")
     if not colon or Path(spec).exists():
         path, name = spec, ""
     file = Path(path)
     if file.is_dir():
-        raise UsageError(f"{path} is a directory; name a Python file, as in {path}/script.py:kernel")
-    if not file.exists():
-        raise UsageError(f"there is no file {path}{_nearby(file)}")
-    return file, name or None
+        return _in_directory(file, name or None)
+    if file.exists():
+        return Target(file, name or None)
+    if _DOTTED.fullmatch(path) and file.suffix != ".py" and _is_module(path):
+        return Target(path, name or None)
+    what = "file or module" if _DOTTED.fullmatch(path) and file.suffix != ".py" else "file"
+    raise UsageError(f"there is no {what} {path}{_nearby(file)}")
+
+
+def targets(spec: str) -> list[Target]:
+    """All that a spec means: every file of a directory or package that makes kernels, or the one there is."""
+    path, colon, name = (spec, "", "") if Path(spec).exists() else spec.rpartition(":")
+    path, name = (path, name) if colon else (spec, "")
+    folder = Path(path) if Path(path).is_dir() else _package(path)
+    if folder is None:
+        return [target(spec)]
+    found = [Target(file, name or None, True) for file in _files_with_kernels(folder, name or None)]
+    if not found:
+        raise UsageError(f"no Python file below {folder} has {f'a kernel {name}' if name else 'a kernel'}")
+    return found
+
+
+def _package(dotted: str) -> Path | None:
+    """The folder of a package that can be imported."""
+    if not _DOTTED.fullmatch(dotted) or Path(dotted).exists() or not _is_module(dotted):
+        return None
+    found = importlib.util.find_spec(dotted)
+    places = found.submodule_search_locations if found is not None else None
+    return Path(next(iter(places))) if places else None
+
+
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_MAKES = re.compile(r"@(?:nki\.)?jit\b|\bnki\.jit\(")
+_SKIPPED = {"__pycache__", "node_modules", "build", "dist", "site-packages"}
+
+
+def _is_module(dotted: str) -> bool:
+    try:
+        return importlib.util.find_spec(dotted) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _files_with_kernels(folder: Path, name: str | None) -> list[Path]:
+    """Files below a folder whose text makes kernels; nothing is run to find out."""
+    found = []
+    for file in sorted(folder.rglob("*.py")):
+        parts = set(file.relative_to(folder).parts[:-1])
+        if parts & _SKIPPED or any(part.startswith(".") for part in parts):
+            continue
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if _MAKES.search(text) and (name is None or re.search(rf"\b{re.escape(name)}\b", text)):
+            found.append(file)
+    return found
+
+
+def _in_directory(folder: Path, name: str | None) -> Target:
+    """The one file of a directory that defines the kernel."""
+    files = _files_with_kernels(folder, name)
+    if name is not None:
+        defining = [f for f in files if re.search(rf"^\s*def {re.escape(name)}\b", f.read_text(), re.M)]
+        files = defining or files
+    if len(files) == 1:
+        return Target(files[0], name)
+    shown = ", ".join(map(str, files[:4])) or "none"
+    what = f"the kernel {name}" if name else "kernels"
+    raise UsageError(
+        f"{folder} is a directory; name a Python file, as in {folder}/script.py:kernel\n"
+        f"  files with {what}: {shown}"
+    )
 
 
 def _nearby(file: Path) -> str:
@@ -49,7 +127,19 @@ def _nearby(file: Path) -> str:
 
 
 @contextmanager
-def loaded(file: Path) -> Iterator[types.ModuleType]:
+def loaded(place: Path | str) -> Iterator[types.ModuleType]:
+    """The module of a file, or of a dotted name."""
+    if isinstance(place, str):
+        with _no_exit(place):
+            module = importlib.import_module(place)
+        yield module
+    else:
+        with _loaded_file(place) as module:
+            yield module
+
+
+@contextmanager
+def _loaded_file(file: Path) -> Iterator[types.ModuleType]:
     """The module of a script, with its folder importable for as long as it is used.
 
     A file of a package is imported as part of it. Afterwards its neighbours are forgotten: another
@@ -94,7 +184,7 @@ def _place(file: Path) -> tuple[Path, str]:
 
 
 @contextmanager
-def _no_exit(file: Path) -> Iterator[None]:
+def _no_exit(file: Path | str) -> Iterator[None]:
     try:
         yield
     except SystemExit as stop:
@@ -114,12 +204,15 @@ def _lies_in(module: Any, folder: str) -> bool:
 
 def kernels_of(module: types.ModuleType) -> dict[str, Kernel]:
     """The kernels a script has: its own, or those it imports when it has none."""
-    found = {name: value for name, value in vars(module).items() if isinstance(value, Kernel)}
+    names = {
+        name: value.kernel if isinstance(value, Tuned) else value for name, value in vars(module).items()
+    }
+    found = {name: value for name, value in names.items() if isinstance(value, Kernel)}
     own = {name: k for name, k in found.items() if k.__module__ == module.__name__}
     return own or found
 
 
-def find_kernel(module: types.ModuleType, file: Path, name: str | None) -> Kernel:
+def find_kernel(module: types.ModuleType, file: Path | str, name: str | None) -> Kernel:
     """The kernel of that name, or the only one."""
     found = kernels_of(module)
     listed = f"kernels in {file}: {', '.join(found)}" if found else f"{file} has no function with @nki.jit"
@@ -129,6 +222,7 @@ def find_kernel(module: types.ModuleType, file: Path, name: str | None) -> Kerne
         why = "say which kernel, as in" if found else "there is no kernel to take;"
         raise UsageError(f"{why} {file}:{next(iter(found), 'kernel')}\n  {listed}")
     value = getattr(module, name, None)
+    value = value.kernel if isinstance(value, Tuned) else value
     if isinstance(value, Kernel):
         return value
     if isinstance(value, types.FunctionType):  # nki.profile takes plain functions too

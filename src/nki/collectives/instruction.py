@@ -39,6 +39,9 @@ class Collective(DmaInstruction):
         """The rank's other core takes part where both share dst."""
         return self.state if self.dst.buffer is SHARED_HBM else (State.ranks,)
 
+    def meeting(self: Any, core: int) -> Any:
+        return (self.public, self.dst.storage) if State.peer in self.touches() else None
+
     def check_operands(self: Any, machine: Machine, *names: str) -> None:
         """The rules of every collective: one memory, no run-time addresses, equal dtypes."""
         self.check_transfer(machine)

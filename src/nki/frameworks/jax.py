@@ -22,6 +22,7 @@ from ..errors import emit_warning, error, user_site
 from ..tree import leaves
 from ..tree import replace_leaves as replaced
 from .custom_call import PRIMITIVE, TARGET, backend_config, keep_for_debugging, program_key
+from .gradients import checked, in_order, label, parameter_names
 from .programs import programs
 
 try:
@@ -324,19 +325,28 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
 
     `backward(*gradients, *arguments)` receives a gradient for each array that `forward` returned, then
     the arguments of the call, then, with `outputs=True`, the arrays returned. It returns a gradient for
-    each array argument, in order: a tuple, or the one there is; None where there is none.
+    each array argument, in order: a tuple, or the one there is; None where there is none. Arguments may be
+    given by keyword; they reach both functions in the order of the forward's parameters.
     """
+    names = parameter_names(forward)
+    called = getattr(forward, "__name__", "differentiable")
 
     @functools.wraps(forward, updated=())
-    def function(*arguments: Any) -> Any:
-        is_array = [isinstance(value, _ARRAYS) for value in arguments]
+    def function(*arguments: Any, **keywords: Any) -> Any:
+        values, rest, given = in_order(names, arguments, keywords)
+        everything, count = [*values, *given], len(values)
+        is_array = [isinstance(value, _ARRAYS) for value in everything]
+        every = (*names[:count], *rest) if count <= len(names) else ()
+        labels = [label(every, i) for i, found in enumerate(is_array) if found]
 
-        def filled(arrays: Sequence[Any]) -> list[Any]:
-            rest = iter(arrays)
-            return [next(rest) if given else v for v, given in zip(arguments, is_array, strict=True)]
+        def filled(arrays: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+            left = iter(arrays)
+            whole = [next(left) if found else v for v, found in zip(everything, is_array, strict=True)]
+            return whole[:count], dict(zip(rest, whole[count:], strict=True))
 
         def call(*arrays: Any) -> Any:
-            return forward(*filled(arrays))
+            positional, named = filled(arrays)
+            return forward(*positional, **named)
 
         def forwards(*arrays: Any) -> Any:
             result = call(*arrays)
@@ -344,12 +354,13 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
 
         def backwards(saved: Any, gradients: Any) -> Any:
             arrays, returned = saved
-            found = backward(*_tuple(gradients), *filled(arrays), *_tuple(returned))
-            return _tuple(found)
+            positional, named = filled(arrays)
+            found = backward(*_tuple(gradients), *positional, *_tuple(returned), **named)
+            return tuple(checked(called, found, labels, [tuple(x.shape) for x in arrays]))
 
         differentiated = jax.custom_vjp(call)
         differentiated.defvjp(forwards, backwards)
-        return differentiated(*(v for v, given in zip(arguments, is_array, strict=True) if given))
+        return differentiated(*(v for v, found in zip(everything, is_array, strict=True) if found))
 
     return function
 

@@ -7,6 +7,7 @@ the kernel writes its arguments. The operator names its staged call by a key.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import functools
@@ -23,6 +24,7 @@ from ..errors import error
 from ..tree import is_record, leaves, possible_fields, record_fields
 from ..tree import replace_leaves as replaced
 from .custom_call import keep_for_debugging
+from .gradients import checked, in_order, label, parameter_names
 from .programs import programs
 from .torch_tensors import _TORCH, _check_dense, _no_backward, torch
 from .torch_tensors import check_writable as check_writable  # what a call asks of a framework
@@ -41,34 +43,64 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
 
     `backward(*gradients, *arguments)` receives a gradient for each tensor that `forward` returned, then
     the arguments of the call, then, with `outputs=True`, the tensors returned. It returns a gradient for
-    each tensor argument, in order: a tuple, or the one there is; None where there is none.
+    each tensor argument, in order: a tuple, or the one there is; None where there is none. Arguments may be
+    given by keyword; they reach both functions in the order of the forward's parameters.
     """
+    names = parameter_names(forward)
+    called = getattr(forward, "__name__", "differentiable")
 
     class Differentiable(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Any:
-            result = forward(*arguments)
-            returned = result if isinstance(result, tuple) else (result,)
+        def forward(keywords: Any, *arguments: Any) -> Any:
+            count = len(arguments) - len(keywords)
+            return forward(*arguments[:count], **dict(zip(keywords, arguments[count:])))  # noqa: B905
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+            ctx.keywords, *arguments = inputs
+            returned = output if isinstance(output, tuple) else (output,)
             tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
             ctx.save_for_backward(*tensors, *(returned if outputs else ()))
             ctx.constants = [None if isinstance(value, torch.Tensor) else (value,) for value in arguments]
-            return result
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             saved = list(ctx.saved_tensors)
             arguments = [saved.pop(0) if value is None else value[0] for value in ctx.constants]
-            found = backward(*(g.contiguous() for g in gradients), *arguments, *saved)
-            found = list(found) if isinstance(found, (tuple, list)) else [found]
-            return tuple(found.pop(0) if value is None else None for value in ctx.constants)
+            count = len(arguments) - len(ctx.keywords)
+            given = dict(zip(ctx.keywords, arguments[count:]))  # noqa: B905
+            found = backward(*(g.contiguous() for g in gradients), *arguments[:count], *saved, **given)
+            places = [i for i, value in enumerate(ctx.constants) if value is None]
+            every = (*names[:count], *ctx.keywords) if count <= len(names) else ()
+            labels = [label(every, i) for i in places]
+            found = checked(called, found, labels, [tuple(arguments[i].shape) for i in places])
+            return None, *[found.pop(0) if value is None else None for value in ctx.constants]
 
-    Differentiable.__name__ = Differentiable.__qualname__ = getattr(forward, "__name__", "differentiable")
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple, *arguments: Any) -> Any:
+            """torch.vmap: once for each element of the batch."""
+            results = []
+            for i in range(info.batch_size):
+                pairs = zip(arguments, in_dims, strict=True)
+                picked = [v.select(d, i) if isinstance(d, int) else v for v, d in pairs]
+                results.append(Differentiable.apply(*picked))
+            if isinstance(results[0], tuple):
+                stacked = tuple(torch.stack(column) for column in zip(*results, strict=True))
+                return stacked, (0,) * len(stacked)
+            return torch.stack(results), 0
 
-    def function(*arguments: Any) -> Any:
-        needed = [isinstance(value, torch.Tensor) and value.requires_grad for value in arguments]
+    Differentiable.__name__ = Differentiable.__qualname__ = called
+
+    def function(*arguments: Any, **keywords: Any) -> Any:
+        values, rest, given = in_order(names, arguments, keywords)
+        everything = [*values, *given]
+        needed = [
+            isinstance(value, torch.Tensor) and (value.requires_grad or _is_wrapped(value))
+            for value in everything
+        ]
         if torch.is_grad_enabled() and any(needed):
-            return Differentiable.apply(*arguments)
-        return forward(*arguments)
+            return Differentiable.apply(tuple(rest), *everything)
+        return forward(*arguments, **keywords)
 
     function.__name__ = Differentiable.__name__
     function.__doc__ = getattr(forward, "__doc__", None)
@@ -88,7 +120,17 @@ def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
             return staged(kernel, args, kwargs)
     if keep_for_debugging.wanted():
         keep_for_debugging(kernel, *replaced((args, kwargs), torch.Tensor, _spec))
-    return kernel.run(*args, **kwargs).result
+    with _recorded(kernel.__name__):
+        return kernel.run(*args, **kwargs).result
+
+
+_is_profiling = torch._C._autograd._profiler_enabled
+_not_recorded = contextlib.nullcontext()
+
+
+def _recorded(kernel: str) -> Any:
+    """torch.profiler shows the kernel by its name."""
+    return torch.autograd.profiler.record_function(f"nki::{kernel}") if _is_profiling() else _not_recorded
 
 
 _SIMPLE = {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)}
@@ -351,11 +393,13 @@ def _find(key: str) -> _Operator:
 
 
 def _run(inputs: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
-    return _find(key).run(inputs)
+    with _recorded(key.rpartition(":")[0]):
+        return _find(key).run(inputs)
 
 
 def _run_in_place(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor], key: str) -> None:
-    _find(key).run_in_place(written, read)
+    with _recorded(key.rpartition(":")[0]):
+        _find(key).run_in_place(written, read)
 
 
 def _fake(inputs: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:

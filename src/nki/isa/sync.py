@@ -214,6 +214,9 @@ class SendRecv(DmaInstruction):
     def meets(self) -> Any:
         return ("sendrecv", self.pipe_id)
 
+    def meeting(self, core: int) -> Any:
+        return None if self.send_to_rank == self.recv_from_rank == core else self.meets()
+
     def generated_by(self, machine: Machine) -> str:
         return machine.dma_default_mode
 

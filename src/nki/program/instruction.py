@@ -320,6 +320,10 @@ class Instruction(NkiInstruction, metaclass=_InstructionType):
         """The point at which it meets the other core: its n-th visit meets the other's n-th."""
         return None
 
+    def meeting(self, core: int) -> Hashable | None:
+        """The point at which it meets the other core of the one that issues it, whatever it costs."""
+        return self.meets()
+
     def views(self) -> list[View]:
         """All operand views, index tiles of indirect ones included."""
         found = []

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ..check.races import Watch
 from ..context import activate
 from ..errors import NkiError, Site, emit_warning, error, error_class
 from ..execute.backend import NumpyBackend
@@ -90,8 +91,11 @@ class Launch:
         self.cores = [Core(self, index) for index in range(degree)]
         self.baton = Baton(self.cores) if degree > 1 and mode in ("eager", "replay") else None
         self._limit = limit
+        is_watched = mode == "eager" and degree > 1
+        self.watches = [Watch(c.index, _register_value) for c in self.cores] if is_watched else []
         for core in self.cores:
-            core.sinks = [*self._first_sinks(core), *sinks, *observers.current()]
+            watch = self.watches[core.index : core.index + 1]
+            core.sinks = [*self._first_sinks(core), *watch, *sinks, *observers.current()]
         if mode == "deferred":
             self.memories.deferred = set()
 
@@ -421,6 +425,12 @@ class Launch:
 def speak(diagnostic: Diagnostic) -> None:
     """Show a diagnostic as a Python warning."""
     emit_warning(diagnostic.kind, diagnostic.message, diagnostic.site, diagnostic.notes, diagnostic.help)
+
+
+def _register_value(register: Any) -> int | None:
+    """While each instruction runs as it is issued, registers hold what they hold then."""
+    value = register.read()
+    return value if isinstance(value, int) else None
 
 
 def _order(instruction: NkiInstruction) -> int:

@@ -1,0 +1,293 @@
+"""nki check and nki explain: what compilers and hardware would not take, and what a kind means."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import json
+import re
+import shlex
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..call.kernel import Kernel
+from ..check import formats, lint
+from ..check.found import Baseline, Found, ignored, merged, of_diagnostic, of_error, of_lint
+from ..check.pages import PAGES, PRELUDE, SECTIONS
+from ..errors import NkiError, is_ours, nearest
+from ..hardware import generations
+from ..options import choose_machine
+from . import script
+from .script import UsageError
+from .settings import platform, platform_named
+
+WRONG_KERNEL = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a kernel to trace: its arguments by name, and the cores."""
+
+    values: dict[str, Any]
+    lnc: int | None
+
+
+def command_check(options: argparse.Namespace) -> int:
+    """nki check"""
+    formatted = [options.json, bool(options.sarif == "-"), options.github]
+    if sum(formatted) > 1:
+        raise UsageError("--json, --sarif - and --github all print to the same place: choose one")
+    if options.update_baseline and not options.baseline:
+        raise UsageError("--update-baseline needs --baseline FILE")
+    names: list[str] = []
+    found: list[Found] = []
+    with contextlib.redirect_stdout(sys.stderr), _quiet():
+        for spec in options.kernel:
+            for target in script.targets(spec):
+                for name, one in _checked(target, options):
+                    names.append(name) if name not in names else None
+                    found += one
+    found = [one for one in merged(found) if not ignored(one)]
+    if options.update_baseline:
+        Baseline.save(options.baseline, found)
+        print(f"wrote {options.baseline}: {len(found)} finding(s)", file=sys.stderr)
+    known = 0
+    if options.baseline:
+        new = Baseline.load(options.baseline).new(found)
+        known, found = len(found) - len(new), new
+    errors = sum(one.level == "error" for one in found)
+    options.code = WRONG_KERNEL if errors else 0
+    _print(options, found, known, names)
+    return options.code
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# ---- one kernel ----------------------------------------------------------------------------------
+
+
+def _checked(target: script.Target, options: argparse.Namespace) -> Iterator[tuple[str, list[Found]]]:
+    """Each kernel of a target by name, with what was found."""
+    with script.loaded(target.place) as module:
+        kernels = script.kernels_of(module)
+        if not kernels and target.among_others:
+            return
+        if target.name or not kernels:
+            found = script.find_kernel(module, target.place, target.name)
+            kernels = {found.__name__: found}
+        values = script.parse_arguments(options.arg)
+        for name, kernel in kernels.items():
+            yield name, _check_kernel(kernel, values, options)
+
+
+def _check_kernel(kernel: Kernel, values: dict[str, Any], options: argparse.Namespace) -> list[Found]:
+    name = kernel.__name__
+    found = [of_lint(finding, name) for finding in lint(kernel, options.front_end)]
+    found += _removed(kernel)
+    cases = [Case(values, options.lnc)] if values else list(_written_cases(kernel, options.lnc))
+    if options.arg and not values.keys() <= set(kernel.__signature__.parameters):
+        cases = []  # the arguments are another kernel's
+    if not cases and not _needs_arguments(kernel):
+        cases = [Case({}, options.lnc)]
+    for platform_name in _platforms(options.target, kernel):
+        with platform(platform_name):
+            for case in cases:
+                found += _traced(kernel, case, platform_name)
+    return found
+
+
+def _needs_arguments(kernel: Kernel) -> bool:
+    parameters = kernel.__signature__.parameters.values()
+    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+def _platforms(target: str | None, kernel: Kernel) -> list[str]:
+    if target == "all":
+        return list(generations.MACHINES)
+    return [platform_named(target) if target else choose_machine(kernel.target).name]
+
+
+def _traced(kernel: Kernel, case: Case, platform_name: str) -> list[Found]:
+    """Every rule of a platform, from shapes alone."""
+    name, at = kernel.__name__, _line_of(kernel)
+    bound = script.bind(kernel, case.values)
+    try:
+        launched = kernel if case.lnc is None else kernel[case.lnc]
+        program = launched.trace(*bound.args, **bound.kwargs)
+    except NkiError as problem:
+        return [of_error(problem, name, at, platform_name)]
+    except Exception as problem:
+        return [_python_error(problem, name, at, platform_name)]
+    return [of_diagnostic(said, name, at, platform_name) for said in program.said]
+
+
+def _python_error(problem: Exception, kernel: str, at: tuple[str, int], platform_name: str) -> Found:
+    """An error of Python itself: the last line of the user's code."""
+    file, line = at
+    for frame, number in traceback.walk_tb(problem.__traceback__):
+        if not is_ours(frame.f_globals.get("__name__")):
+            file, line = frame.f_code.co_filename, number
+    text = "".join(traceback.format_exception_only(problem)).strip()
+    lines = Path(file).read_text(encoding="utf-8").splitlines() if Path(file).exists() else []
+    source = lines[line - 1] if 0 < line <= len(lines) else ""
+    return Found(
+        "python-error", "error", text, file, line, 1, source, kernel=kernel, targets=(platform_name,)
+    )
+
+
+def _line_of(kernel: Kernel) -> tuple[str, int]:
+    code = getattr(inspect.unwrap(kernel.func), "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code is not None else ("<unknown>", 1)
+
+
+def _removed(kernel: Kernel) -> list[Found]:
+    """What the current compiler does not take of `nki.jit`."""
+    if kernel.target is None:
+        return []
+    file, line = _line_of(kernel)
+    lines = Path(file).read_text(encoding="utf-8").splitlines() if Path(file).exists() else []
+    text = lines[line - 1] if 0 < line <= len(lines) else ""
+    return [
+        Found(
+            "removed",
+            "error",
+            "nki.jit: platform_target= was removed in NKI 0.3.0",
+            file,
+            line,
+            1,
+            text,
+            help=f"leave it out and set NEURON_PLATFORM_TARGET_OVERRIDE={kernel.target}",
+            kernel=kernel.__name__,
+        )
+    ]
+
+
+_CASE = re.compile(r"^\s*#\s*nki:\s*check\s+(.*)$")
+
+
+def _written_cases(kernel: Kernel, lnc: int | None) -> Iterator[Case]:
+    """The calls that comments in the kernel's source ask for: `# nki: check x=float32[128,512] lnc=2`."""
+    try:
+        lines, _ = inspect.getsourcelines(inspect.unwrap(kernel.func))
+    except (OSError, TypeError):
+        return
+    for line in lines:
+        match = _CASE.match(line)
+        if match is not None:
+            words = shlex.split(match.group(1))
+            cores = [int(word[4:]) for word in words if word.startswith("lnc=")]
+            values = script.parse_arguments([word for word in words if not word.startswith("lnc=")])
+            yield Case(values, cores[0] if cores else lnc)
+
+
+# ---- what is printed -----------------------------------------------------------------------------
+
+
+def _print(options: argparse.Namespace, found: list[Found], known: int, names: list[str]) -> None:
+    if options.sarif:
+        log = json.dumps(formats.sarif(found), indent=2)
+        if options.sarif == "-":
+            print(log)
+        else:
+            Path(options.sarif).write_text(log + "\n", encoding="utf-8")
+    if options.json:
+        print(json.dumps(formats.as_json(found, known, names), indent=2))
+    elif options.github:
+        for one in found:
+            print(formats.annotation(one))
+    elif options.sarif != "-":
+        for one in found:
+            print(one, end="\n\n")
+        print(_summary(options, found, known, names))
+
+
+def _summary(options: argparse.Namespace, found: list[Found], known: int, names: list[str]) -> str:
+    errors = sum(one.level == "error" for one in found)
+    which = ", ".join(names) if len(names) <= 8 else f"{len(names)} kernels"
+    before = f", {known} more in the baseline" if known else ""
+    return (
+        f"{which}: {errors} error(s), {len(found) - errors} warning(s) of the {options.front_end} front end"
+        f"{before}"
+    )
+
+
+# ---- nki explain ---------------------------------------------------------------------------------
+
+
+def command_explain(options: argparse.Namespace) -> int:
+    """nki explain"""
+    if options.kind is None:
+        _list_kinds(options.json)
+        return 0
+    kind = options.kind.strip().removeprefix("NkiError[").removeprefix("NkiWarning[").rstrip("]")
+    if kind not in PAGES:
+        close = nearest(kind, PAGES)
+        hint = f"; did you mean {close}?" if close else ""
+        raise UsageError(f"there is no kind {kind}{hint}\n  help: nki explain lists all of them")
+    page = PAGES[kind]
+    if options.json:
+        facts = {"kind": kind, "meaning": page.meaning, "wrong": page.wrong_code, "right": page.right_code}
+        print(json.dumps({**facts, "target": page.target}, indent=2))
+        return 0
+    print(f"{kind}\n\n{page.meaning}")
+    for title, code in (("wrong", page.wrong_code), ("right", page.right_code)):
+        if code:
+            print(f"\n{title}:\n")
+            print("\n".join(f"    {line}".rstrip() for line in code.rstrip("\n").splitlines()))
+    return 0
+
+
+def _list_kinds(as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({kind: page.meaning for kind, page in PAGES.items()}, indent=2))
+        return
+    for title, pages in SECTIONS.items():
+        print(title)
+        for kind, page in sorted(pages.items()):
+            first = page.meaning.split(". ")[0].rstrip(".")
+            print(f"  {kind:22} {first[:74]}")
+
+
+# ---- docs/kinds.md -------------------------------------------------------------------------------
+
+PAGE = Path("docs/kinds.md")
+
+
+def kinds_page() -> str:
+    """The text of docs/kinds.md: every page of `nki explain`."""
+    lines = [
+        "# Kinds of errors and warnings",
+        "",
+        "<!-- Written by `make docs` (`python -m nki.cli.docs`). Do not edit: change the pages in "
+        "`src/nki/check/pages`. -->",
+        "",
+        "`nki explain KIND` prints one of these. A warning is an error in strict mode (`OPEN_NKI_STRICT=1`).",
+        "The samples begin with:",
+        "",
+        "```py",
+        PRELUDE.rstrip(),
+        "```",
+        "",
+    ]
+    for title, pages in SECTIONS.items():
+        lines += [f"## {title}", ""]
+        for kind, page in sorted(pages.items()):
+            lines += [f"### {kind}", "", page.meaning, ""]
+            for word, code in (("Wrong", page.wrong_code), ("Right", page.right_code)):
+                if code:
+                    lines += [f"{word}:", "", "```py", code.rstrip("\n"), "```", ""]
+    return "\n".join(lines)
+
+
+__all__ = ["command_check", "command_explain", "kinds_page"]

@@ -1,0 +1,8 @@
+"""nki.testing: kernels against references, drawn sizes, gradients, budgets (docs/testing.md)."""
+
+from .budgets import Cost, measured
+from .close import assert_close, sum_length, tolerance
+from .drawn import check_kernel
+from .gradients import gradcheck
+
+__all__ = ["Cost", "assert_close", "check_kernel", "gradcheck", "measured", "sum_length", "tolerance"]

@@ -1,0 +1,206 @@
+"""Budgets: what the kernels that a test called cost by the model, against numbers and earlier snapshots."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..call.bridges import TensorSpec
+from ..call.jit import profile
+from ..call.kernel import Kernel
+from ..errors import error
+from ..tree import replace_leaves
+from .close import _ARRAYS
+
+FORMAT = "open-nki costs 1"
+
+
+@dataclass
+class Cost:
+    """What one call costs: modelled microseconds, the most bytes of SBUF and PSUM, and the lines' parts."""
+
+    call: str  # kernel(float32[128, 512], ...) on trn2
+    us: float
+    sbuf: int
+    psum: int
+    lines: list[dict[str, Any]]  # place, source, us: of the critical path
+
+    def to_dict(self) -> dict[str, Any]:
+        lines = [{"source": line["source"], "us": line["us"]} for line in self.lines]
+        return {"us": self.us, "sbuf": self.sbuf, "psum": self.psum, "lines": lines}
+
+
+@contextmanager
+def measured() -> Iterator[list[Cost]]:
+    """The costs of all kernels that are called inside, each distinct call once; filled at the end.
+
+    They are modelled from the shapes of the arguments, on the platform of the call.
+    """
+    calls: dict[str, tuple[Kernel, tuple, dict]] = {}
+    costs: list[Cost] = []
+    run = Kernel.run
+
+    def watched(self: Kernel, *args: Any, **kwargs: Any) -> Any:
+        shapes = [_described(value) for value in (args, kwargs)]
+        calls.setdefault(_label(self, *shapes), (self, shapes[0], shapes[1]))
+        return run(self, *args, **kwargs)
+
+    Kernel.run = watched  # type: ignore[method-assign]
+    try:
+        yield costs
+    finally:
+        Kernel.run = run  # type: ignore[method-assign]
+    for label, (kernel, args, kwargs) in calls.items():
+        costs.append(_cost(label, kernel, args, kwargs))
+
+
+def _described(value: Any) -> Any:
+    return replace_leaves(value, _ARRAYS, lambda array: TensorSpec(tuple(array.shape), array.dtype))
+
+
+def _label(kernel: Kernel, args: tuple, kwargs: dict) -> str:
+    given = [*map(_shown, args), *(f"{name}={_shown(value)}" for name, value in kwargs.items())]
+    bracket = f"[{kernel.lnc}]" if kernel.grid else ""
+    machine = re.sub(r".*target=(\w+)>", r"\1", repr(kernel))
+    return f"{kernel.__name__}{bracket}({', '.join(given)}) on {machine}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, TensorSpec):
+        return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+    text = repr(value)
+    return text if len(text) <= 40 and " at 0x" not in text else type(value).__name__
+
+
+def _cost(label: str, kernel: Kernel, args: tuple, kwargs: dict) -> Cost:
+    figures = profile(kernel)(*args, **kwargs).to_dict()
+    lines = [
+        {"place": line["line"], "source": line["source"], "us": line["critical_us"]}
+        for line in figures["lines"]
+        if line["critical_us"] > 0
+    ]
+    return Cost(label, figures["total_us"], figures["sbuf_peak_bytes"], figures["psum_peak_bytes"], lines)
+
+
+# ---- budgets -------------------------------------------------------------------------------------
+
+
+def over_budget(
+    costs: Sequence[Cost], us: float | None = None, sbuf: Any = None, psum: Any = None
+) -> list[str]:
+    """What is said of calls that cost more than a budget allows."""
+    wrong = []
+    if not costs:
+        wrong.append("the test calls no kernel, so there is nothing to hold to its budget")
+    for cost in costs:
+        if us is not None and cost.us > us:
+            wrong.append(f"{cost.call} takes {cost.us:.2f} us, its budget is {us:g} us\n{_slowest(cost)}")
+        for name, used, allowed in (("SBUF", cost.sbuf, sbuf), ("PSUM", cost.psum, psum)):
+            if allowed is not None and used > as_bytes(allowed):
+                wrong.append(
+                    f"{cost.call} needs {used:,} bytes of {name}, its budget is {as_bytes(allowed):,}"
+                )
+    return wrong
+
+
+def _slowest(cost: Cost) -> str:
+    worst = sorted(cost.lines, key=lambda line: -line["us"])[:3]
+    return "\n".join(f"  {line['us']:9.2f} us  {line['place']}: {line['source']}" for line in worst)
+
+
+UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "kb": 1000, "mb": 1_000_000}
+
+
+def as_bytes(amount: Any) -> int:
+    """A number of bytes, or a text like "12 MiB"."""
+    match = re.fullmatch(r"\s*([\d.]+)\s*([a-zA-Z]*)\s*", str(amount))
+    if match is None or match.group(2).lower() not in UNITS:
+        raise error("argument", f"{amount!r} is no number of bytes", help='write 4096 or "12 MiB"')
+    return int(float(match.group(1)) * UNITS[match.group(2).lower()])
+
+
+def as_part(text: Any) -> float:
+    """0.03 of "3%"."""
+    match = re.fullmatch(r"\s*([\d.]+)\s*%\s*", str(text))
+    if match is not None:
+        return float(match.group(1)) / 100
+    try:
+        return float(text)
+    except ValueError:
+        raise error("argument", f"{text!r} is no part of a whole", help='write "3%" or 0.03') from None
+
+
+# ---- snapshots -----------------------------------------------------------------------------------
+
+
+class Snapshots:
+    """The costs of the tests of one file, kept beside it as JSON."""
+
+    def __init__(self, test_file: str | os.PathLike):
+        file = Path(test_file)
+        self.path = file.parent / "__nki__" / f"{file.stem}.json"
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        if not self.path.exists():
+            return {}
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT or not isinstance(content["tests"], dict):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise error(
+                "costs-file", f"{self.path} holds no costs", help="write it again with pytest --nki-update"
+            ) from None
+        return content["tests"]
+
+    def write(self, test: str, costs: Sequence[Cost]) -> None:
+        tests = self.read()
+        tests[test] = {cost.call: cost.to_dict() for cost in costs}
+        self.path.parent.mkdir(exist_ok=True)
+        content = {"format": FORMAT, "tests": dict(sorted(tests.items()))}
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        new.replace(self.path)
+
+    def slower(self, test: str, costs: Sequence[Cost], allowed: float) -> list[str]:
+        """What is said of calls that cost more than they did, by more than the part that is allowed."""
+        kept = self.read().get(test)
+        if kept is None:
+            return [f"there is no snapshot of {test} in {self.path}\n  help: pytest --nki-update writes it"]
+        wrong = []
+        for cost in costs:
+            before = kept.get(cost.call)
+            if before is None:
+                wrong.append(f"there is no snapshot of {cost.call}\n  help: pytest --nki-update writes it")
+            elif cost.us > before["us"] * (1 + allowed):
+                more = 100 * (cost.us / before["us"] - 1)
+                wrong.append(
+                    f"{cost.call} takes {cost.us:.2f} us, it took {before['us']:.2f} us: {more:.1f}% slower\n"
+                    + _grown(before["lines"], cost.lines)
+                )
+        return wrong
+
+
+def _grown(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> str:
+    """The lines whose part of the critical path has grown, most first. A line is known by its text."""
+    old: dict[str, float] = {}
+    for line in before:
+        old[line["source"]] = old.get(line["source"], 0.0) + line["us"]
+    new: dict[str, float] = {}
+    places: dict[str, str] = {}
+    for line in now:
+        new[line["source"]] = new.get(line["source"], 0.0) + line["us"]
+        places.setdefault(line["source"], line["place"])
+    grown = sorted(((new[s] - old.get(s, 0.0), s) for s in new), reverse=True)
+    shown = [
+        f"  {old.get(s, 0.0):9.2f} -> {new[s]:.2f} us  {places[s]}: {s}"
+        for more, s in grown[:5]
+        if more > 0.005
+    ]
+    return "\n".join(shown)

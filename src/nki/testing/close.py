@@ -1,0 +1,176 @@
+"""assert_close: is a result as accurate as its dtype and the length of its sums allow?
+
+Kernels compute in float32 and round once to the dtype of the result. So the error of an element has two
+parts: rounding to that dtype, and float32 sums over n terms, whose errors add up like the square root of n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..tree import leaves
+
+FLOAT32 = 2.0**-24  # unit roundoff
+# of the other dtypes: half the step between neighbours, relative to them
+ROUNDOFF = {
+    "float64": FLOAT32,  # kernels compute in float32
+    "float32": FLOAT32,
+    "tfloat32": 2.0**-11,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    "float8_e4m3": 2.0**-4,
+    "float8_e4m3fn": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+}
+ROUNDINGS = 1.25  # of the result: once, and a little for a value that lay between two of its neighbours
+STEPS = 12  # float32 roundings of a value beside those of its sum: functions, scales, a few products
+
+
+class Tolerance(NamedTuple):
+    """|got - expected| <= relative * |expected| + absolute * largest |expected|."""
+
+    relative: float
+    absolute: float
+
+
+def tolerance(dtype: Any, terms: int = 1, through: Any = None) -> Tolerance:
+    """What a float32 computation over sums of `terms`, rounded to `dtype`, may be off by.
+
+    `through` names a narrower dtype that the kernel keeps values in on the way.
+    """
+    own = ROUNDOFF[_name(dtype)]
+    sums = STEPS * FLOAT32 * sqrt(max(1, terms))
+    on_the_way = 0.0 if through is None else 2 * ROUNDOFF[_name(through)]
+    return Tolerance(ROUNDINGS * own + sums + on_the_way, sums + on_the_way / 4)
+
+
+def sum_length(result: tuple[int, ...], inputs: Sequence[tuple[int, ...]]) -> int:
+    """How many terms the sums of a result have, as far as shapes tell.
+
+    Two matrices with a common side whose product has the shape of the result: that side. Else what the
+    largest input has beside the dimensions of the result.
+    """
+    for i, a in enumerate(inputs):
+        for b in inputs[i + 1 :]:
+            if len(a) >= 2 and len(b) >= 2 and len(result) >= 2:
+                for rows, common in ((a[-2], a[-1]), (a[-1], a[-2])):
+                    for other, columns in ((b[-2], b[-1]), (b[-1], b[-2])):
+                        if common == other and (rows, columns) == tuple(result[-2:]):
+                            return common
+    longest = 1
+    for shape in inputs:
+        left = list(shape)
+        for size in result:
+            if size in left:
+                left.remove(size)
+        longest = max(longest, prod(left))
+    return longest
+
+
+def assert_close(
+    kernel_result: Any,
+    reference: Any,
+    inputs: Sequence[Any] = (),
+    *,
+    terms: int | None = None,
+    through: Any = None,
+) -> None:
+    """Fail unless a kernel's result agrees with a reference as well as its dtype and its sums allow.
+
+    `reference` is what the result should be, or a function of the inputs, which is then called with them as
+    float64 arrays. The length of the sums is `terms`, or what the shapes of the inputs tell (`sum_length`).
+    Several results are compared one by one. Integers must be equal.
+    """
+    given = [np.asarray(_numpy(value)) for value in leaves(list(inputs), _ARRAYS)]
+    if callable(reference):
+        reference = reference(*(_as_float64(value) for value in inputs))
+    results = [_numpy(value) for value in leaves(kernel_result, _ARRAYS)]
+    wanted = [_numpy(value) for value in leaves(reference, _ARRAYS)]
+    assert len(results) == len(wanted), f"{len(results)} results, the reference has {len(wanted)}"
+    for number, (got, expected) in enumerate(zip(results, wanted, strict=True)):
+        length = terms or sum_length(got.shape, [value.shape for value in given])
+        label = f"result {number}: " if len(results) > 1 else ""
+        _compare(got, np.asarray(expected), length, through, label)
+
+
+def _compare(got: np.ndarray, expected: np.ndarray, terms: int, through: Any, label: str) -> None:
+    assert got.shape == expected.shape, f"{label}shape {got.shape}, the reference has {expected.shape}"
+    if got.dtype.kind in "iub":
+        wrong = got != expected
+        assert not wrong.any(), f"{label}{_where(got, expected, wrong)}; integers must be equal"
+        return
+    exact, values = expected.astype(np.float64), got.astype(np.float64)
+    allowed = tolerance(got.dtype, terms, through)
+    finite = np.isfinite(exact)
+    largest = np.abs(exact[finite]).max() if finite.any() else 0.0
+    with np.errstate(invalid="ignore"):
+        limit = allowed.relative * np.abs(exact) + allowed.absolute * largest
+        limit = np.maximum(limit, _smallest(got.dtype))
+        off = np.abs(values - exact)
+        wrong = np.where(finite, ~(off <= limit), ~((values == exact) | (np.isnan(values) & np.isnan(exact))))
+    overflow = finite & np.isinf(values) & (np.abs(exact) > _largest(got.dtype))
+    wrong &= ~overflow
+    assert not wrong.any(), (
+        f"{label}{_where(got, expected, wrong)}\n"
+        f"  allowed: {allowed.relative:.3g} x |reference| + {allowed.absolute:.3g} x {largest:.6g} "
+        f"for {got.dtype} and sums of {terms} terms"
+    )
+
+
+def _where(got: np.ndarray, expected: np.ndarray, wrong: np.ndarray) -> str:
+    place = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return (
+        f"{int(wrong.sum()):,} of {wrong.size:,} elements are wrong, the first at {list(place)}: "
+        f"{got[place]!s} instead of {expected[place]!s}"
+    )
+
+
+def _smallest(dtype: Any) -> float:
+    """The step between the smallest numbers of a dtype: nothing below it can be told apart."""
+    return {"float16": 2.0**-24, "float8_e4m3": 2.0**-9, "float8_e4m3fn": 2.0**-9}.get(
+        _name(dtype), 2.0**-16 if _name(dtype) == "float8_e5m2" else 2.0**-126
+    )
+
+
+def _largest(dtype: Any) -> float:
+    sizes = {"float16": 65504.0, "float8_e4m3": 240.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+    return sizes.get(_name(dtype), 3.38e38)
+
+
+def _name(dtype: Any) -> str:
+    name = getattr(dtype, "name", None) or str(dtype)
+    return name.removeprefix("torch.")
+
+
+# ---- arrays of any framework ---------------------------------------------------------------------
+
+
+class _Array(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+class _ARRAYS(metaclass=_Array):
+    """Whatever has a shape and a dtype."""
+
+
+def _numpy(value: Any) -> np.ndarray:
+    """The values of an array of NumPy, PyTorch or JAX, in a dtype that NumPy knows."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if _name(value.dtype) in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+            import ml_dtypes
+
+            return np.asarray(value.float().numpy()).astype(getattr(ml_dtypes, _name(value.dtype)))
+    return np.asarray(value)
+
+
+def _as_float64(value: Any) -> Any:
+    if not isinstance(value, _ARRAYS):
+        return value
+    array = _numpy(value)
+    return array if array.dtype.kind in "iub" else array.astype(np.float64)

@@ -1,0 +1,86 @@
+"""nki.autotune: a kernel that chooses its configuration by the shapes it is called with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..call.kernel import Kernel
+from ..errors import error
+from ..options import choose_machine
+from .space import Config, Space
+from .tuning import Tuning, tune
+
+
+class Tuned:
+    """A kernel with a space of configurations. Calling it tunes once for shapes, then runs the best."""
+
+    def __init__(self, kernel: Kernel, space: Space, where: Any, settings: Mapping[str, Any]):
+        self.kernel, self.space, self.where, self.settings = kernel, space, where, dict(settings)
+        self.known: dict[str, Tuning] = {}
+        functools.update_wrapper(self, kernel, updated=())
+
+    def __getitem__(self, degree: Any) -> Tuned:
+        return Tuned(self.kernel[degree], self.space, self.where, self.settings)
+
+    def tune(self, *args: Any, **kwargs: Any) -> Tuning:
+        """The best configuration for these arguments (or `nki.TensorSpec`s) on the platform of a call."""
+        from .tuning import _described
+
+        shapes = repr([_label(_described(value)) for value in (args, kwargs)])
+        asked = f"{choose_machine(self.kernel.target).name} {shapes}"
+        if asked not in self.known:
+            self.known[asked] = tune(
+                self.kernel, args, kwargs, vary=self.space.vary, where=self.where, **self.settings
+            )
+        return self.known[asked]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        missing = self.space.vary.keys() - kwargs.keys()
+        if not missing:  # everything was chosen by the caller
+            return self.kernel(*args, **kwargs)
+        if missing != self.space.vary.keys():
+            given = ", ".join(sorted(self.space.vary.keys() - missing))
+            raise error(
+                "argument",
+                f"{self.kernel.__name__}: {given} is given, {', '.join(sorted(missing))} is not",
+                help="give all that is varied, or nothing of it",
+            )
+        return self.kernel(*args, **kwargs, **self.tune(*args, **kwargs).best)
+
+    def __repr__(self) -> str:
+        return f"<nki.autotune {self.kernel!r} over {', '.join(self.space.vary)}>"
+
+
+def _label(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _label(part) for name, part in sorted(value.items())}
+    if isinstance(value, (tuple, list)):
+        return [_label(part) for part in value]
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else repr(value)
+
+
+def autotune(
+    vary: Mapping[str, Sequence[Any]],
+    where: str | Callable[[Config], bool] | None = None,
+    *,
+    budget: int = 500,
+    jobs: int | None = None,
+    cache: bool = True,
+) -> Callable[[Any], Tuned]:
+    """Over `@nki.jit`: vary these arguments, and run the configuration that is fastest by the model.
+
+    The choice depends on shapes, dtypes and the platform, is made at the first call with them, and is kept
+    in a cache of plain JSON files.
+    """
+    space = Space(vary, where)
+
+    def make(kernel: Any) -> Tuned:
+        kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+        unknown = space.vary.keys() - kernel.__signature__.parameters.keys()
+        if unknown:
+            raise error("argument", f"autotune: {kernel.__name__} has no parameter {sorted(unknown)[0]}")
+        return Tuned(kernel, space, where, {"budget": budget, "jobs": jobs, "cache": cache})
+
+    return make

@@ -1,0 +1,92 @@
+"""What one configuration costs: traced from shapes, checked, and timed unless that cannot pay."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from ..call.kernel import Kernel
+from ..call.profile import profile_program
+from ..check.found import MILD
+from ..errors import NkiError
+from ..program.instruction import WHOLE_ARRAY
+from ..program.program import Program
+from .space import Config
+
+OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
+SAFE = 0.98  # of what the bound says: engines may overlap the ends of their instructions
+
+
+class Outcome(NamedTuple):
+    """How one configuration came out. `us` is None where it was dropped or cannot be the best."""
+
+    config: Config
+    us: float | None
+    why: str = ""  # the kind of what is wrong, "bound", or "same" as an earlier one
+    message: str = ""
+
+
+class Job(NamedTuple):
+    """A kernel and the call to tune."""
+
+    kernel: Kernel
+    args: tuple
+    kwargs: dict[str, Any]
+    target: str
+
+
+def judge(job: Job, config: Config, known: MutableMapping[str, float], best: float) -> Outcome:
+    """Trace a configuration and time it. `known` has the times of programs by their digests."""
+    with platform(job.target), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program = job.kernel.trace(*job.args, **{**job.kwargs, **config})
+        except NkiError as problem:
+            return Outcome(config, None, problem.kind, problem.message)
+        except Exception as problem:  # a kernel may refuse sizes with an assert of its own
+            return Outcome(config, None, type(problem).__name__, str(problem))
+        for said in program.said:
+            if said.kind not in MILD:
+                return Outcome(config, None, said.kind, said.message)
+        if bound_us(program) > best:
+            return Outcome(config, None, "bound")
+        digest = program.digest
+        if digest in known:
+            return Outcome(config, known[digest], "same")
+        known[digest] = us = profile_program(program).total_us
+    return Outcome(config, us)
+
+
+def bound_us(program: Program) -> float:
+    """No schedule is faster: what the busiest engine must do, one instruction after the other."""
+    machine = program.machine
+    clocks = {"vector": machine.vector_ghz, "scalar": machine.scalar_ghz, "gpsimd": machine.scalar_ghz}
+    longest = 0.0
+    for items in program.unrolled():
+        busy: Counter[str] = Counter()
+        for instruction, _ in items:
+            if instruction.on_chip and instruction.counted and instruction.runs_on is not None:
+                name = instruction.runs_on.name
+                if name in clocks:
+                    busy[name] += instruction.cost(machine).cycles / clocks[name]
+                elif name == "tensor" and instruction.pe_tile() == WHOLE_ARRAY:
+                    busy[name] += instruction.cost(machine).cycles / machine.tensor_ghz
+        longest = max([longest, *busy.values()])
+    return SAFE * longest / 1e3
+
+
+@contextmanager
+def platform(name: str) -> Iterator[None]:
+    """Kernels inside run on this platform."""
+    before = os.environ.get(OVERRIDE)
+    os.environ[OVERRIDE] = name
+    try:
+        yield
+    finally:
+        os.environ.pop(OVERRIDE, None)
+        if before is not None:
+            os.environ[OVERRIDE] = before

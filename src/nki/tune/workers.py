@@ -1,0 +1,147 @@
+"""Who models configurations: this process, one for each core, or a Ray cluster. Nothing is lost."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ..errors import error
+from .model import Job, Outcome, judge
+from .space import Config
+
+CHUNK = 4
+
+
+class Workers:
+    """Models in this process."""
+
+    count = 1
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.known: dict[str, float] = {}
+        self.best = float("inf")
+
+    def outcomes(self, configs: Iterable[Config]) -> Iterator[Outcome]:
+        """The outcomes of configurations, in any order."""
+        for config in configs:
+            yield self._noted(judge(self.job, config, self.known, self.best))
+
+    def _noted(self, outcome: Outcome) -> Outcome:
+        if outcome.us is not None:
+            self.best = min(self.best, outcome.us)
+        return outcome
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        pass
+
+
+# ---- a process for each core ---------------------------------------------------------------------
+
+_job: Job | None = None  # of the pool's processes, which begin as copies of this one
+_known: Any = None
+_best: Any = None
+
+
+def _begin(job: Job, known: Any, best: Any) -> None:
+    global _job, _known, _best
+    _job, _known, _best = job, known, best
+
+
+def _model(config: Config) -> Outcome:
+    assert _job is not None
+    outcome = judge(_job, config, _known, _best.value)
+    if outcome.us is not None:
+        with _best.get_lock():
+            _best.value = min(_best.value, outcome.us)
+    return outcome
+
+
+class Processes(Workers):
+    """Models on all cores. The processes are forked: whatever the kernel needs is there."""
+
+    def __init__(self, job: Job, count: int):
+        super().__init__(job)
+        self.count = count
+        context = multiprocessing.get_context("fork")
+        self.manager = context.Manager()
+        self.shared = self.manager.dict()
+        self.least = context.Value("d", float("inf"))
+        self.pool = context.Pool(count, _begin, (job, self.shared, self.least))
+
+    def outcomes(self, configs: Iterable[Config]) -> Iterator[Outcome]:
+        yield from map(self._noted, self.pool.imap_unordered(_model, configs))
+
+    def __exit__(self, *problem: object) -> None:
+        self.pool.terminate()
+        self.pool.join()
+        self.manager.shutdown()
+
+
+# ---- Ray -----------------------------------------------------------------------------------------
+
+
+class Cluster(Workers):
+    """Models on a Ray cluster. A task whose worker dies is done again by another."""
+
+    def __init__(self, job: Job, address: str | None):
+        super().__init__(job)
+        try:
+            import ray
+        except ImportError:
+            raise error("missing-package", "--ray needs Ray", help="pip install 'open-nki[ray]'") from None
+        self.ray = ray
+        self.own = not ray.is_initialized()
+        if self.own:
+            ray.init(address=address or None, log_to_driver=False)
+        self.count = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self.handle = ray.put(job)
+        self.remote = ray.remote(max_retries=5, retry_exceptions=False)(_chunk)
+
+    def outcomes(self, configs: Iterable[Config]) -> Iterator[Outcome]:
+        waiting: dict[Any, Sequence[Config]] = {}
+        source = iter(configs)
+        more = True
+        while more or waiting:
+            while more and len(waiting) < 2 * self.count:
+                part = [config for config, _ in zip(source, range(CHUNK), strict=False)]
+                more = len(part) == CHUNK
+                if part:
+                    waiting[self.remote.remote(self.handle, part, self.best, dict(self.known))] = part
+            if waiting:
+                (done, *_), _ = self.ray.wait(list(waiting), num_returns=1)
+                part = waiting.pop(done)
+                yield from map(self._noted, self._received(done, part))
+
+    def _received(self, done: Any, part: Sequence[Config]) -> list[Outcome]:
+        try:
+            found, known = self.ray.get(done)
+        except self.ray.exceptions.RayError:  # workers died again and again: it is done here
+            return [judge(self.job, config, self.known, self.best) for config in part]
+        self.known.update(known)
+        return found
+
+    def __exit__(self, *problem: object) -> None:
+        if self.own:
+            self.ray.shutdown()
+
+
+def _chunk(job: Job, configs: Sequence[Config], best: float, known: dict[str, float]) -> Any:
+    """What a worker of the cluster does."""
+    found = [judge(job, config, known, best) for config in configs]
+    return found, known
+
+
+def workers(job: Job, jobs: int | None, ray: str | bool | None) -> Workers:
+    """A cluster where one was asked for, else as many processes as there are cores."""
+    if ray:
+        return Cluster(job, ray if isinstance(ray, str) else None)
+    count = jobs or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else jobs or 1
+    if count > 1 and "fork" in multiprocessing.get_all_start_methods():
+        return Processes(job, count)
+    return Workers(job)

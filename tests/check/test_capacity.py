@@ -1,0 +1,176 @@
+"""More live at once than SBUF or PSUM holds is said, with the tiles that fill it; nothing else is."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from support import target
+
+X = np.ones((128, 512), np.float32)
+
+
+@pytest.fixture(autouse=True)
+def trn2():
+    with target("trn2"):
+        yield
+
+
+def said(kernel, *args):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [d for d in kernel.run(*args).diagnostics if d.kind == "capacity"]
+
+
+def live_together(x, count, buffer=nl.sbuf, columns=16384):
+    """`count` tiles of 64 KiB per partition (in SBUF), all written before the first is read."""
+    out = nl.ndarray((128, 8), x.dtype, buffer=nl.shared_hbm, name="out")
+    tiles = [nl.ndarray((128, columns), x.dtype, buffer=buffer) for _ in range(count)]
+    for tile in tiles:
+        nisa.memset(tile, 1.0)
+    sink = nl.ndarray((128, 8), x.dtype)
+    for tile in tiles:
+        nisa.tensor_copy(sink, tile[:, 0:8])
+    nisa.dma_copy(out, sink)
+    return out
+
+
+@nki.jit
+def sbuf_tiles(x, count):
+    return live_together(x, count)
+
+
+@nki.jit
+def psum_tiles(x, count):
+    return live_together(x, count, nl.psum, columns=16)
+
+
+@nki.jit
+def one_after_the_other(x, count):
+    out = nl.ndarray((128, 8), x.dtype, buffer=nl.shared_hbm, name="out")
+    sink = nl.ndarray((128, 8), x.dtype)
+    for _ in range(count):
+        tile = nl.ndarray((128, 16384), x.dtype)
+        nisa.memset(tile, 1.0)
+        nisa.tensor_copy(sink, tile[:, 0:8])
+    nisa.dma_copy(out, sink)
+    return out
+
+
+def test_three_tiles_of_64_kib_fit_and_four_do_not():
+    assert said(sbuf_tiles, X, 3) == []
+    (found,) = said(sbuf_tiles, X, 4)
+    assert "SBUF overflows: 262,176 bytes per partition are live at once in 5 tiles" in found.message
+    assert "trn2 has 212,984" in found.message
+    assert any("262,144 bytes per partition from test_capacity.py" in note for note in found.notes)
+    assert "4 x float32[128, 16384]" in found.notes[0] and "tiles = [nl.ndarray" in found.site.text
+
+
+def test_a_larger_chip_holds_more():
+    with target("trn3"):
+        assert said(sbuf_tiles, X, 3) == []
+    with target("trn1"):
+        assert said(sbuf_tiles, X, 3), "trn1 has 180,224 bytes for tiles"
+
+
+def test_tiles_that_follow_each_other_share_the_room():
+    assert said(one_after_the_other, X, 20) == []
+
+
+def test_psum_has_eight_banks():
+    assert said(psum_tiles, X, 8) == []
+    (found,) = said(psum_tiles, X, 9)
+    assert found.message == "PSUM overflows: 9 banks are live at once in 9 tiles, trn2 has 8"
+
+
+def test_one_bank_less_is_left_when_transposes_take_it(monkeypatch):
+    monkeypatch.setenv("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE", "1")
+    assert said(psum_tiles, X, 8) and not said(psum_tiles, X, 7)
+
+
+def test_strict_mode_refuses(monkeypatch):
+    monkeypatch.setenv("OPEN_NKI_STRICT", "1")
+    for _ in range(2):
+        with pytest.raises(nki.NkiError, match="SBUF overflows") as caught:
+            sbuf_tiles(X, 4)
+        assert caught.value.kind == "capacity"
+    sbuf_tiles(X, 3)
+
+
+def test_a_run_without_the_cache_says_it_too(monkeypatch):
+    monkeypatch.setenv("OPEN_NKI_CACHE", "0")
+    (found,) = said(sbuf_tiles, X, 4)
+    assert "262,176 bytes per partition are live at once" in found.message
+
+
+def test_shapes_alone_are_enough():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = sbuf_tiles.trace(nki.TensorSpec((128, 512), "float32"), 4)
+    assert [d.kind for d in program.said] == ["capacity"]
+
+
+def test_tiles_that_a_loop_uses_live_as_long_as_the_loop():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, 8), x.dtype, buffer=nl.shared_hbm, name="out")
+        held = [nl.ndarray((128, 16384), x.dtype) for _ in range(4)]
+        for tile in held:
+            nisa.memset(tile, 1.0)
+        sink = nl.ndarray((128, 8), x.dtype)
+
+        def body(i):
+            for tile in held:
+                nisa.tensor_copy(sink, tile[:, 0:8])
+
+        nl.fori_loop(0, 3, body)
+        nisa.dma_copy(out, sink)
+        return out
+
+    assert said(kernel, X)
+
+
+def test_tiles_at_addresses_count_once():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, 8), x.dtype, buffer=nl.shared_hbm, name="out")
+        sink = nl.ndarray((128, 8), x.dtype)
+        for _ in range(6):
+            tile = nl.ndarray((128, 16384), x.dtype, address=(0, 0))
+            nisa.memset(tile, 1.0)
+            nisa.tensor_copy(sink, tile[:, 0:8])
+        nisa.dma_copy(out, sink)
+        return out
+
+    assert said(kernel, X) == []
+
+
+def test_a_kernel_that_returns_nothing_and_writes_nothing_says_so(monkeypatch):
+    @nki.jit
+    def forgets(x):
+        tile = nl.ndarray(x.shape, x.dtype)
+        nisa.dma_copy(tile, x)
+
+    @nki.jit
+    def prints(x):
+        nl.device_print("x", x)
+
+    @nki.jit
+    def writes(x):
+        nisa.dma_copy(x, nl.zeros(x.shape, x.dtype))
+
+    with pytest.warns(nki.NkiWarning, match="forgets returns nothing and writes none of its arguments"):
+        forgets(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prints(X)
+        writes(X.copy())
+    monkeypatch.setenv("OPEN_NKI_STRICT", "1")
+    with pytest.raises(nki.NkiError) as caught:
+        forgets(X)
+    assert caught.value.kind == "no-effect"

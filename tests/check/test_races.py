@@ -1,0 +1,122 @@
+"""Races between two cores are found, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import numpy as np
+import pytest
+from race_kernels import RIGHT, WRONG, argument
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nki.check.races import races
+from support import target
+
+
+@pytest.fixture(autouse=True)
+def trn2():
+    with target("trn2"):
+        yield
+
+
+def races_of(run):
+    return [d for d in run.diagnostics if d.kind == "race"]
+
+
+def quietly(call, *args):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call(*args)
+
+
+def test_there_are_thirty_of_each():
+    assert len(WRONG) >= 30 and len(RIGHT) >= 30
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_kernel_is_found_by_a_run_and_from_shapes_alone(name):
+    kernel = WRONG[name][2]
+    assert races_of(quietly(kernel.run, argument())), "the first run"
+    program = quietly(kernel.trace, nki.TensorSpec((8, 16), "float32"))
+    assert races(program) and any(d.kind == "race" for d in program.said)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_kernel_is_not_accused(name):
+    kernel = RIGHT[name][2]
+    assert races_of(quietly(kernel.run, argument())) == []
+    assert races_of(quietly(kernel.run, argument())) == []
+    assert races(quietly(kernel.trace, nki.TensorSpec((8, 16), "float32"))) == []
+
+
+@pytest.mark.parametrize("name", ["both_store_everything", "a_dynamic_loop_over_the_same_rows"])
+def test_strict_mode_refuses_and_changes_nothing(name, monkeypatch):
+    monkeypatch.setenv("OPEN_NKI_STRICT", "1")
+    for _ in range(2):
+        with pytest.raises(nki.NkiError, match="both cores write") as caught:
+            WRONG[name][2](argument())
+        assert caught.value.kind == "race"
+    x = argument()
+    with pytest.raises(nki.NkiError):
+        WRONG["both_update_an_argument"][2](x)
+    assert np.array_equal(x, argument())
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_kernels_that_run_without_the_cache_are_watched_too(name, monkeypatch):
+    monkeypatch.setenv("OPEN_NKI_CACHE", "0")
+    assert races_of(quietly(WRONG[name][2].run, argument()))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_kernels_without_the_cache_are_not_accused(name, monkeypatch):
+    monkeypatch.setenv("OPEN_NKI_CACHE", "0")
+    assert races_of(quietly(RIGHT[name][2].run, argument())) == []
+
+
+def test_the_report_has_both_lines_the_bytes_and_the_missing_barrier():
+    (found,) = races_of(quietly(WRONG["core_0_writes_core_1_reads"][2].run, argument()))
+    text = str(found)
+    assert "one core writes 'scratch' while the other reads it, and nothing orders them" in text
+    assert "core 0 writes scratch[0:8, 0:16] at race_kernels.py:" in text
+    assert "core 1 reads scratch[0:8, 0:16] at race_kernels.py:" in text
+    assert "512 bytes are touched by both, between bytes 0 and 512" in text
+    assert "did not meet before" in text and "nisa.core_barrier(scratch, (0, 1))" in text
+
+
+def test_the_report_says_where_the_cores_last_met():
+    (found,) = races_of(quietly(WRONG["a_third_phase_without_a_barrier"][2].run, argument()))[:1]
+    assert any("last met at race_kernels.py" in note and "core_barrier" in note for note in found.notes)
+
+
+def test_a_cached_call_warns_again():
+    kernel = WRONG["both_store_everything"][2]
+    for _ in range(2):
+        with pytest.warns(nki.NkiWarning, match="both cores write"):
+            kernel(argument())
+
+
+def test_one_core_has_no_races():
+    assert races_of(quietly(WRONG["both_store_everything"].run, argument())) == []
+
+
+def test_thousands_of_transfers_are_compared_quickly():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm, name="out")
+        me, (rows, columns) = nl.program_id(0), x.shape
+        for row in range(0, rows, 128):
+            for column in range(me * 8, columns, 16):
+                tile = nl.ndarray((128, 8), x.dtype)
+                nisa.dma_copy(tile, x[row : row + 128, column : column + 8])
+                nisa.dma_copy(out[row : row + 128, column : column + 8], tile)
+        return out
+
+    program = kernel[2].trace(nki.TensorSpec((2048, 2048), "float32"))
+    assert len(program) == 16 * 256 * 2
+    begin = time.process_time()
+    assert races(program) == []
+    assert time.process_time() - begin < 2.0
