@@ -21,6 +21,7 @@ LAYERS = [
     ["errors", "version", "tree"],
     ["hardware"],
     ["options", "typing", "compiler", "check", "dtype", "mx"],
+    ["runtime"],
     ["context"],
     ["tensors"],
     ["program", "tensor"],
@@ -31,7 +32,8 @@ LAYERS = [
     ["call", "experimental"],
     ["framework", "simulator", "compat"],
     ["nki"],
-    ["frameworks", "standins"],
+    ["frameworks", "old_api"],
+    ["standins"],
     ["cli"],
     ["__main__"],
 ]

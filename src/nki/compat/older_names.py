@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..call.jit import jit
 from ..call.kernel import Kernel
 from ..errors import NkiError, error
 
@@ -82,7 +83,7 @@ class BenchmarkResult(NamedTuple):
     nc_latency: Latency
 
 
-SUPPORTED = {"benchmark": benchmark, "cpu_simulate": cpu_simulate}
+SUPPORTED = {"benchmark": benchmark, "cpu_simulate": cpu_simulate, "trace": jit}
 
 
 def removed(name: str) -> NkiError:

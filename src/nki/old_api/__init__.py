@@ -1,0 +1,25 @@
+"""`neuronxcc.nki`, the NKI of SDK 2.20 to 2.27, on top of today's: a layer that nothing else knows.
+
+It is imported under the old names where stand-ins are on: in `nki run`, with pytest's `--nki-standins`, and
+after `import nki.standins`. Kernels run eagerly: loops are Python's, index tensors are arrays of integers,
+and each old call becomes instructions of `nki.isa`.
+"""
+
+from . import compiler, isa, language, typing
+from .kernel import FrameworkKernel, baremetal, benchmark, jit, profile, simulate_kernel, trace
+from .typing import tensor
+
+__all__ = [
+    "FrameworkKernel",
+    "baremetal",
+    "benchmark",
+    "compiler",
+    "isa",
+    "jit",
+    "language",
+    "profile",
+    "simulate_kernel",
+    "tensor",
+    "trace",
+    "typing",
+]
