@@ -1,4 +1,4 @@
-"""The `nki` command: profile, compare, check, kernels, info.
+"""The `nki` command: profile, compare, check, run, migrate, kernels, info.
 
 Exit codes: 0 when all went well, 1 when a kernel is wrong, 2 when the command line is.
 """
@@ -28,7 +28,7 @@ from ..errors import NkiError, NkiWarning
 from ..hardware import generations, machine
 from ..options import choose_machine
 from ..report.text import document, ruled, side_by_side, size
-from . import script
+from . import run, script
 from .script import UsageError
 from .terminal import Stages, complain, show, user_traceback
 
@@ -363,7 +363,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"Open NKI {__version__}")
     commands = top.add_subparsers(dest="name", metavar="command", required=True)
 
-    def command(name: str, run: Callable, help: str, description: str, epilog: str = "") -> Any:
+    def command(name: str, action: Callable, help: str, description: str, epilog: str = "") -> Any:
         made = commands.add_parser(
             name,
             help=help,
@@ -374,7 +374,7 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(
             "--traceback", action="store_true", help="show Python's whole traceback of an error"
         )
-        made.set_defaults(command=run)
+        made.set_defaults(command=action)
         return made
 
     one = command("profile", command_profile, "model the run of a kernel", PROFILE_TEXT, PROFILE_EXAMPLES)
@@ -408,6 +408,10 @@ def parser() -> argparse.ArgumentParser:
         default="parser",
         help="which of the two compilers to ask (default: parser)",
     )
+    script_run = command(
+        "run", run.command_run, "run a script written for a device", run.RUN_TEXT, run.RUN_EXAMPLES
+    )
+    run.add_arguments(script_run)
     listing = command("kernels", command_kernels, "list the kernels of nkilib", KERNELS_TEXT)
     listing.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     command(

@@ -211,7 +211,8 @@ def _matrix(function: str, name: str, tile: NkiTensor) -> NkiTensor:
             notes=[f"{name}: {tile.describe()}"],
             help=f"pass t.reshape({tuple(tile.shape[:2])})",
         )
-        return tile[(slice(None), slice(None), *(0 for _ in tile.shape[2:]))]
+        first = (slice(None), slice(None)) + (0,) * (tile.ndim - 2)
+        return tile[first]
     if tile.ndim != 2:
         raise error(
             "shape",

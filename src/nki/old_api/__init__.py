@@ -5,9 +5,14 @@ after `import nki.standins`. Kernels run eagerly: loops are Python's, index tens
 and each old call becomes instructions of `nki.isa`.
 """
 
+import logging
+
 from . import compiler, isa, language, typing
 from .kernel import FrameworkKernel, baremetal, benchmark, jit, profile, simulate_kernel, trace
 from .typing import tensor
+
+if not hasattr(logging, "OFF"):
+    logging.OFF = logging.CRITICAL + 10  # type: ignore[attr-defined]  # importing neuronxcc defined it
 
 __all__ = [
     "FrameworkKernel",

@@ -18,6 +18,11 @@ from ..tensors import is_int
 Box = tuple[slice, ...]
 
 
+def _unit(axis: int, rank: int) -> tuple[int, ...]:
+    """The position one step along an axis."""
+    return tuple(int(a == axis) for a in range(rank))
+
+
 class Index:
     """base + steps[0] * i0 + steps[1] * i1 + ..., or any array of integers. Never changes."""
 
@@ -37,8 +42,7 @@ class Index:
         origin = (0,) * values.ndim
         base = int(values[origin])
         steps = [
-            int(values[(*origin[:k], 1, *origin[k + 1 :])]) - base if n > 1 else 0
-            for k, n in enumerate(values.shape)
+            int(values[_unit(k, values.ndim)]) - base if n > 1 else 0 for k, n in enumerate(values.shape)
         ]
         affine = cls(values.shape, base, steps)
         return affine if np.array_equal(affine.array, values) else cls(values.shape, base, None, values)

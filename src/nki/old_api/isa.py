@@ -19,29 +19,31 @@ from .isa_gather import (
     tensor_copy_dynamic_dst,
     tensor_copy_dynamic_src,
 )
+from .selects import (
+    affine_select,
+    iota,
+    memset,
+    range_select,
+    select_reduce,
+    tensor_scalar_cumulative,
+    tensor_tensor_scan,
+)
 from .tensor_engine import nc_matmul, nc_transpose
 from .vector_engine import (
     activation,
     activation_reduce,
-    affine_select,
     bn_aggr,
     bn_stats,
     dropout,
-    iota,
-    memset,
-    range_select,
     reciprocal,
     scalar_tensor_tensor,
-    select_reduce,
     tensor_copy,
     tensor_copy_predicated,
     tensor_partition_reduce,
     tensor_reduce,
     tensor_scalar,
-    tensor_scalar_cumulative,
     tensor_scalar_reduce,
     tensor_tensor,
-    tensor_tensor_scan,
 )
 
 tensor_engine, vector_engine, scalar_engine = engine.tensor, engine.vector, engine.scalar

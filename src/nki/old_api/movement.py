@@ -53,7 +53,8 @@ def _load_positions(src: Any, shape: Sequence[int], target: Any, masked: Any) ->
     isa.memset(out, 0)
     for box, _ in rows_of(masked.array):
         for place, view in src.parts(box[: len(src.shape)]):
-            move(out[(*place, *box[len(place) :])], view)
+            cuts = tuple(place) + tuple(box[len(place) :])
+            move(out[cuts], view)
     made = Whole(out)
     made.where = masked
     return made
@@ -107,8 +108,8 @@ def where(condition: Any, x: Any, y: Any, dtype: Any = None, mask: Any = None, *
     tiles = [t for t in (chosen, a, b) if isinstance(t, NkiTensor)]
     shape = common_shape(tiles, "where")
     target = result_dtype(dtype, *(x if is_number(t) else t for t in (a, b)))
-    picked = [t if is_number(t) else stretched(t, shape) for t in (chosen, a, b)]
-    return Whole(new.where(*picked, dtype=target))
+    condition, x, y = (t if is_number(t) else stretched(t, shape) for t in (chosen, a, b))
+    return Whole(new.where(condition, x, y, dtype=target))
 
 
 def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None, **_: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dis
 import threading
 from functools import lru_cache
@@ -77,9 +78,7 @@ def _instructions(code: CodeType) -> tuple[list[int], list[Any]]:
 def _is_assigned(code: CodeType, lasti: int) -> bool:
     """Whether what the instruction at `lasti` gives goes into `t[key] = ...` or `... += ...`."""
     offsets, found = _instructions(code)
-    if lasti not in offsets:
-        return False
-    following = found[offsets.index(lasti) + 1 :]
+    following = found[bisect.bisect_right(offsets, lasti) :]  # lasti may lie in the call's own caches
     for position, instruction in enumerate(following):
         name = instruction.opname
         if name in ("STORE_SUBSCR", "STORE_SLICE"):

@@ -336,7 +336,8 @@ def _region(base: NkiTensor, key: tuple) -> Region:
 
 
 def _with_axes(found: Index, count: int) -> Index:
-    return found[(..., *[None] * count)] if count and found.shape else found
+    behind: tuple = (Ellipsis,) + (None,) * count
+    return found[behind] if count and found.shape else found
 
 
 def _range(cut: slice, size: int) -> tuple[int, int, int]:

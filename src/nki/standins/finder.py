@@ -93,6 +93,12 @@ def install(table: Mapping[str, Mapping[str, str]], without: Sequence[str] = ())
             sys.meta_path.append(Root(root, modules))
 
 
+def withdraw(root: str) -> None:
+    """No stand-in for this root."""
+    for finder in [f for f in sys.meta_path if isinstance(f, Root) and f.root == root]:
+        finder.remove()
+
+
 def remove() -> None:
     """Undo `install`."""
     for finder in [finder for finder in sys.meta_path if isinstance(finder, Root)]:
