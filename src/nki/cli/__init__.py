@@ -28,7 +28,7 @@ from ..errors import NkiError, NkiWarning
 from ..hardware import generations, machine
 from ..options import choose_machine
 from ..report.text import document, ruled, side_by_side, size
-from . import run, script
+from . import migrate, run, script
 from .script import UsageError
 from .terminal import Stages, complain, show, user_traceback
 
@@ -412,6 +412,14 @@ def parser() -> argparse.ArgumentParser:
         "run", run.command_run, "run a script written for a device", run.RUN_TEXT, run.RUN_EXAMPLES
     )
     run.add_arguments(script_run)
+    migrated = command(
+        "migrate",
+        migrate.command_migrate,
+        "list what of older APIs a file uses",
+        migrate.MIGRATE_TEXT,
+        migrate.MIGRATE_EXAMPLES,
+    )
+    migrate.add_arguments(migrated)
     listing = command("kernels", command_kernels, "list the kernels of nkilib", KERNELS_TEXT)
     listing.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     command(

@@ -11,12 +11,11 @@ from ..hardware import dtypes
 from ..hardware.memories import PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, MemoryRegion
 from ..language import creation as new
 from ..language.creation import ParDim, allocate
-from ..tensors import row_major
-from ..tensors.tensor import NkiTensor
 from . import state as run
 from .assignment import fill
 from .failures import failure
-from .indices import product, where
+from .indices import where
+from .regions import new_tile
 from .tensor import Tensor, Whole
 from .types import float32, new_dtype
 
@@ -54,16 +53,8 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: 
     tile = tile if len(tile) > 1 else (*tile, 1)
     blocks = np.empty(outer, object)
     for place in np.ndindex(outer):
-        blocks[place] = _tile(tile, kind, region, name)
+        blocks[place] = new_tile(tile, kind, region, name)
     return Whole(None, blocks)
-
-
-def _tile(shape: tuple[int, ...], kind: Any, region: MemoryRegion, name: str) -> NkiTensor:
-    """A tile. Beyond five dimensions it is a row per partition, seen with all of them until it is indexed."""
-    if len(shape) <= 5:
-        return allocate("ndarray", shape, kind, region, name)
-    flat = allocate("ndarray", (shape[0], product(shape[1:])), kind, region, name)
-    return flat._make(flat.offset, shape, row_major(shape), flat.dtype, None)
 
 
 def _in_hbm(current: run.State, region: MemoryRegion, shape: tuple[int, ...], kind: Any, name: str) -> Whole:

@@ -12,6 +12,7 @@ from ..context import current
 from ..hardware import dtypes
 from ..hardware.memories import SBUF
 from ..language.creation import allocate
+from ..tensors import row_major
 from ..tensors.tensor import NkiTensor
 from .failures import failure
 from .indices import Box, Index, full, product
@@ -95,9 +96,12 @@ class Region:
                 )
             return None
         pitch = self.tensor.strides[0]
-        return self.tensor.ap(
-            [[pitch, sizes[0]], *_pairs(steps[1:], sizes[1:])], total + pitch * partition.base
-        )
+        offset = total + pitch * partition.base
+        if len(sizes) > 5:  # more axes than a pattern may have: each is still one step
+            strides = [pitch, *(step for step, _ in _pairs(steps[1:], sizes[1:]))]
+            start = self.tensor.offset + offset
+            return self.tensor._make(start, tuple(sizes), strides, self.tensor.dtype, None)
+        return self.tensor.ap([[pitch, sizes[0]], *_pairs(steps[1:], sizes[1:])], offset)
 
     def _gathered(self, parts: Sequence[Index], box: Box) -> NkiTensor:
         """Rows named by a tile of indices: a view of HBM that one transfer reads or writes."""
@@ -156,7 +160,7 @@ def gather(region: Region, box: Box | None = None) -> NkiTensor:
         return pieces[0][1]
     sizes = [cut.stop - cut.start for cut in (box or full(region.shape))]
     sizes = sizes if len(sizes) > 1 else [*sizes, 1]
-    out = allocate("load", sizes, region.tensor.dtype)
+    out = new_tile(tuple(sizes), region.tensor.dtype, SBUF)
     copy_pieces(out, pieces, box)
     return out
 
@@ -213,5 +217,13 @@ def as_rows(index: NkiTensor) -> NkiTensor:
 
 
 def empty_of(shape: Sequence[int], dtype: Any, buffer: Any = SBUF) -> NkiTensor:
-    """A new tile; a result of one dimension is a column."""
-    return allocate("result", tuple(shape) if len(shape) > 1 else (*shape, 1), dtype, buffer)
+    """A new tile for a result; one of one dimension is a column."""
+    return new_tile(tuple(shape) if len(shape) > 1 else (*shape, 1), dtype, buffer)
+
+
+def new_tile(shape: tuple[int, ...], dtype: Any, buffer: Any, name: str = "") -> NkiTensor:
+    """A tile. Beyond five dimensions it is a row per partition, seen with all of them."""
+    if len(shape) <= 5:
+        return allocate("ndarray", shape, dtype, buffer, name)
+    flat = allocate("ndarray", (shape[0], product(shape[1:])), dtype, buffer, name)
+    return flat._make(flat.offset, shape, row_major(shape), flat.dtype, None)

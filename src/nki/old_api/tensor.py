@@ -231,6 +231,12 @@ def index(tensor: Tensor, key: Any) -> Tensor:
     if isinstance(key, Grid):
         key = tuple(key)
     key = tuple(_entry(k) for k in (key if isinstance(key, tuple) else (key,)))
+    if any(k is None for k in key):  # undocumented, and seen: a dimension of size 1
+        if len(key) == 2 and tuple(tensor.shape[1:]) == (1,) and key[0] == slice(None):
+            return tensor  # a reduction has kept two dimensions already
+        return index(tensor, tuple(k for k in key if k is not None)).expand_dims(
+            [position for position, k in enumerate(key) if k is None]
+        )
     rank = len(tensor.shape)
     if Ellipsis in [k for k in key if k is Ellipsis]:
         at = next(i for i, k in enumerate(key) if k is Ellipsis)
