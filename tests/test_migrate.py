@@ -75,6 +75,7 @@ def test_a_file_of_today_has_nothing_old(capsys, file):
 def test_write_keeps_comments_and_gives_a_kernel_that_computes_the_same(capsys, file):
     path = file(SAFE)
     assert main(["migrate", str(path), "--write", *ARGUMENTS]) == 0
+    capsys.readouterr()
     new = path.read_text()
     assert "neuronxcc" not in new and "# the language" in new and "for i in range(2):  # tiles" in new
     assert "@nki.jit\n" in new and found(capsys, path)[0] == 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any, NamedTuple
 
-from ..call.jit import jit, simulate
-from ..call.kernel import Kernel
+from ..call.jit import as_kernel, jit, simulate
+from ..call.profile import profile_call
 from ..errors import NkiError, NkiWarning, error
 
 _TENSOR = "make the array with NumPy before the kernel and pass it, or embed it with nl.shared_constant"
@@ -21,7 +21,7 @@ REMOVED = {
 
 def cpu_simulate(kernel):
     """The kernel, to be launched as cpu_simulate(kernel)[lnc](...); what AWS's library tests call."""
-    return Kernel(kernel) if not isinstance(kernel, Kernel) else kernel
+    return as_kernel(kernel)
 
 
 BENCHMARK_OPTIONS = (
@@ -54,16 +54,14 @@ class Benchmark:
     """A kernel that also prices each call; `benchmark_result.nc_latency` has the last one's latency."""
 
     def __init__(self, kernel: Any):
-        self.kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+        self.kernel = as_kernel(kernel)
         self.benchmark_result: BenchmarkResult | None = None
 
     def __getitem__(self, degree: Any) -> Benchmark:
         return Benchmark(self.kernel[degree])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from ..call.profile import profile
-
-        priced = profile(self.kernel, run=True)(*args, **kwargs)
+        priced = profile_call(self.kernel, args, kwargs, run=True)
         self.benchmark_result = BenchmarkResult(Latency(priced.total_us))
         return priced.result
 
@@ -94,7 +92,7 @@ def simulate_kernel(kernel, *args, **kwargs):
 
 def baremetal(kernel=None, **options):
     """The kernel: there is no device, so a call of it runs here."""
-    return jit if kernel is None else kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+    return jit if kernel is None else as_kernel(kernel)
 
 
 IN_SCRIPTS = {"baremetal": baremetal, "simulate_kernel": simulate_kernel}

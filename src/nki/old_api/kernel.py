@@ -13,8 +13,8 @@ import numpy as np
 
 from ..call.bridges import TensorSpec
 from ..call.calls import Call, Run
+from ..call.jit import profile as model
 from ..call.kernel import Kernel
-from ..call.profile import profile as model
 from ..context import running as running_core
 from ..errors import NkiError, error
 from ..hardware.generations import find

@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from ..call.bridges import TensorSpec
+from ..call.jit import profile as model
 from ..call.launches import listening
-from ..call.profile import profile as model
 from ..tree import map_tree
 
 
