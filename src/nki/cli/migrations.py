@@ -146,8 +146,8 @@ def _imports(tree: ast.Module) -> Iterator[Finding]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("neuronxcc"):
             names = [alias.name for alias in node.names]
             whole = node.module == "neuronxcc" and names == ["nki"]
-            alias = node.names[0].asname
-            text = f"import nki as {alias}" if alias else "import nki"
+            own = node.names[0].asname
+            text = f"import nki as {own}" if own else "import nki"
             yield Finding(
                 node.lineno,
                 f"from {node.module} import {', '.join(names)}",
