@@ -124,3 +124,20 @@ def test_a_module_runs_too(tmp_path):
         "-m", "nki", "run", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py", cwd=tmp_path
     )
     assert done.returncode == 0 and "1 passed" in done.stdout
+
+
+def test_the_profiler_of_the_command_line_shows_what_was_modelled(tmp_path):
+    done = nki_run(
+        tmp_path,
+        KERNEL
+        + """
+import json, subprocess
+nki.profile(double, working_directory="out")(np.ones((2, 2), "f"))
+show = "neuron-profile view -n out/file.neff -s out/profile.ntff --output-format summary-json".split()
+shown = subprocess.run(show, capture_output=True, text=True, check=True).stdout
+facts = next(iter(json.loads(shown).values()))
+print(facts["modelled"], 0 < facts["total_time"] < 1, facts["hbm_read_bytes"])
+print(subprocess.run(["neuron-profile", "capture", "-n", "script.py"], capture_output=True).returncode)
+""",
+    )
+    assert done.stdout == "True True 16\n1\n", done.stderr

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import runpy
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..compat.older_names import allow_in_scripts
@@ -32,7 +36,8 @@ def command_run(options: argparse.Namespace) -> int:
         finder.withdraw(name)
     allow_in_scripts()
     try:
-        return run(options.what, options.module)
+        with tools_on_path():
+            return run(options.what, options.module)
     finally:
         allow_in_scripts(False)
         if finder.used:
@@ -53,6 +58,23 @@ def prepare_environment() -> None:
     children = str(Path(__file__).parent.parent / "standins" / "children")
     paths = [children, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+@contextlib.contextmanager
+def tools_on_path() -> Iterator[None]:
+    """`neuron-profile` and `neuron-explorer` for scripts that call them, where there are none."""
+    missing = [tool for tool in ("neuron-profile", "neuron-explorer") if shutil.which(tool) is None]
+    before = os.environ.get("PATH", "")
+    with tempfile.TemporaryDirectory(prefix="nki-run-") as folder:
+        for tool in missing:
+            path = Path(folder) / tool
+            path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m nki.standins.neuron_profile "$@"\n')
+            path.chmod(0o755)
+        os.environ["PATH"] = os.pathsep.join([before, folder])
+        try:
+            yield
+        finally:
+            os.environ["PATH"] = before
 
 
 def run(what: list[str], is_module: bool) -> int:
