@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 
@@ -115,10 +116,6 @@ def test_a_slice_to_the_last_element_with_a_step_counts_upwards():
         ((slice(None), slice(0, 600)), "slice 0:600 is out of range for dimension 1 of size 512"),
         ((slice(None), slice(600, 700)), "slice 600:700 is out of range"),
         ((slice(None), slice(-600, 3)), "slice -600:3 is out of range"),
-        ((slice(None), slice(5, 5)), "slice 5:5 of dimension 1 (size 512) is empty"),
-        ((slice(None), slice(9, 5)), "is empty"),
-        ((slice(None), slice(512, None)), "is empty"),
-        ((slice(None), slice(-1, 0)), "slice -1:0 of dimension 1 (size 512) is empty"),
         ((slice(None), slice(0, 8, -1)), "step must be at least 1, got -1"),
         ((slice(None), slice(0, 8, 0)), "step must be at least 1, got 0"),
         ((slice(None), ds(510, 4)), "slice 510:514 is out of range"),
@@ -180,8 +177,8 @@ def test_nl_ds_refuses_wrong_starts_and_sizes():
     refused("argument", "size must be an int", lambda: ds(0, 2.0))
     refused("argument", "start must be", lambda: ds(None, 2))
     refused("argument", "start must be", lambda: ds(1.5, 2))
-    refused("index", "at least 1", lambda: ds(0, 0))
-    refused("index", "not be negative", lambda: ds(-3, 2))
+    refused("index", "size must not be negative", lambda: ds(0, -1))
+    refused("index", "start must not be negative", lambda: ds(-3, 2))
 
 
 def test_a_step_over_partitions_is_refused_at_once():
@@ -236,7 +233,7 @@ def test_slice_method():
     assert layout(t.slice(-1, 0, 64, 2)) == layout(t[:, ::2])
     assert layout(t.slice(dim=0, start=3, end=5, step=1)) == layout(t[3:5])
     refused("index", "slice 0:65 is out of range", lambda: t.slice(1, 0, 65))
-    refused("index", "is empty", lambda: t.slice(1, 8, 8))
+    assert t.slice(1, 8, 8).shape == (128, 0)  # refused when it is used
     refused("index", "step", lambda: t.slice(1, 0, 8, 0))
     refused("index", "slice: dimension 2 of a tensor with 2", lambda: t.slice(2, 0, 1))
     refused("argument", "dim must be an int", lambda: t.slice(None, 0, 1))
@@ -1067,8 +1064,8 @@ def test_any_chain_of_view_methods_agrees_with_numpy_or_both_refuse(data):
         method = view.__getitem__ if name == "index" else getattr(view, name)
         ours = (tuple(ours[0]),) if name == "index" else ours
         if not legal:
-            with pytest.raises(nki.NkiError):
-                method(*ours)
+            with contextlib.suppress(nki.NkiError):
+                assert 0 in method(*ours).shape  # an empty view may be made, and not be used
             continue
         view = method(*ours)
         np.testing.assert_array_equal(addresses(view), model.bytes, err_msg=f"{name}{args}")

@@ -44,6 +44,7 @@ _MODULES = (
     "isa",
     "language",
     "mx",
+    "runtime",
     "simulator",
     "tensor",
     "testing",

@@ -11,6 +11,7 @@ from .hardware.generations import find
 from .hardware.machine import Machine
 
 DEFAULT_PLATFORM = "trn3"
+RELEASES = ("0.3", "0.4", "0.5", "0.6")
 
 
 def _flag(name: str, default: bool = False) -> bool:
@@ -30,6 +31,11 @@ class Options:
     logical_nc_config: int | None = None  # NEURON_LOGICAL_NC_CONFIG / NEURON_RT_VIRTUAL_CORE_SIZE
     unsafe_fp8: bool = False  # UNSAFE_FP8FNCAST: no range check when e4m3fn becomes e4m3
     cache: bool = True  # OPEN_NKI_CACHE: 0 runs the kernel's Python at every call
+    api: str = RELEASES[-1]  # OPEN_NKI_API: behave as this release of NKI is documented
+
+    def since(self, release: str) -> bool:
+        """Whether what this release changed holds."""
+        return RELEASES.index(self.api) >= RELEASES.index(release)
 
 
 def _number(name: str, default: Any = None) -> Any:
@@ -50,7 +56,17 @@ def from_environment() -> Options:
         logical_nc_config=_number("NEURON_LOGICAL_NC_CONFIG", _number("NEURON_RT_VIRTUAL_CORE_SIZE")),
         unsafe_fp8=_flag("UNSAFE_FP8FNCAST"),
         cache=_flag("OPEN_NKI_CACHE", default=True),
+        api=_release(),
     )
+
+
+def _release() -> str:
+    value = os.environ.get("OPEN_NKI_API", "").strip() or RELEASES[-1]
+    release = ".".join(value.split(".")[:2])
+    if release not in RELEASES:
+        known = ", ".join(RELEASES)
+        raise error("argument", f"OPEN_NKI_API is {value!r}", help=f"it names a release of NKI: {known}")
+    return release
 
 
 def framework_debug() -> bool:

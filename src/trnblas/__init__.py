@@ -11,6 +11,8 @@ from trnblas.level1 import asum, axpy, dot, iamax, nrm2, scal
 from trnblas.level2 import gemv, ger, symv, trmv
 from trnblas.level3 import batched_gemm, gemm, symm, syrk, trmm, trsm
 
+__version__ = "0.5.4"  # the published trnblas whose names these are
+
 __all__ = [
     "HAS_NKI",
     "Explanation",

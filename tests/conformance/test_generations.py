@@ -289,7 +289,9 @@ def test_a_form_of_an_instruction_is_refused_before_its_first_generation(body, s
 
 
 @pytest.mark.parametrize("platform, kib", [("trn1", 192), ("trn2", 224), ("trn3", 256)])
-def test_a_tile_may_be_as_large_as_the_sbuf_of_the_generation(platform, kib):
+def test_a_tile_may_be_as_large_as_the_sbuf_of_the_generation(platform, kib, monkeypatch):
+    monkeypatch.setenv("OPEN_NKI_STRICT", "1")
+
     def kernel(size):
         nl.ndarray((1, size), nl.uint8)
 

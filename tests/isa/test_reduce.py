@@ -471,7 +471,6 @@ def test_tensor_scalar_reduce_folds_all_free_dimensions(shape):
             (nl.add, 1.0, nl.add),
             {"reduce_cmd": CMD.load_reduce},
         ),
-        ("reduce-cmd", "only reduce_cmd.load_reduce", (nl.add, 1.0, nl.add), {"reduce_init": 1.0}),
         ("argument", "reduce_res must be a tile", (nl.add, 1.0, nl.add), {"reduce_res": 1.0}),
     ],
 )
@@ -722,7 +721,6 @@ def test_exponential_takes_its_dtypes(dtype):
 @pytest.mark.parametrize(
     ("kind", "text", "kwargs"),
     [
-        ("reduce-cmd", "only reduce_cmd.load_reduce", {"reduce_init": 1.0}),
         ("reduce-cmd", "takes no nisa.reduce_cmd.reset", {"reduce_cmd": CMD.reset}),
         ("argument", "max_value is missing", {"max_value": None}),
         ("argument", "number or a [P, 1] tile", {"max_value": "x"}),

@@ -119,8 +119,9 @@ def test_a_tile_has_at_most_128_partitions(buffer):
         ("trn3", nl.psum, 16384),
     ],
 )
-def test_a_single_tile_must_fit_its_partition(on, buffer, limit):
+def test_a_single_tile_must_fit_its_partition_when_strict(on, buffer, limit, monkeypatch):
     run(lambda: nl.ndarray((2, limit), nl.uint8, buffer) and None, on=on)
+    monkeypatch.setenv("OPEN_NKI_STRICT", "1")
     problem = refusal(lambda: nl.ndarray((2, limit + 1), nl.uint8, buffer), on=on)
     assert problem.kind == "capacity" and str(limit) in str(problem)
     assert refusal(lambda: nl.ndarray((2, limit // 4 + 1), nl.float32, buffer), on=on).kind == "capacity"

@@ -26,7 +26,7 @@ def test_removed_names_are_missing_but_explain_themselves(name):
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [("arange", "nl.ds"), ("mgrid", ".ap("), ("nc", "kernel[2]"), ("spmd_dim", "kernel[2]")],
+    [("arange", "nl.ds"), ("mgrid", ".ap("), ("all_reduce", "tensor_partition_reduce")],
 )
 def test_the_replacement_is_named(name, advice):
     assert advice in REMOVED[name]

@@ -34,6 +34,7 @@ from ..run import observers
 from ..run.core import Core
 from ..run.launch import Launch, Restart, speak
 from ..typing import check_shapes
+from . import launches
 from .arguments import Arguments
 from .bridges import TensorSpec, bridge_of, framework_of
 from .cache import LONGEST, Leaf, call_key, is_debugging, programs
@@ -156,6 +157,7 @@ class Kernel:
         core = running()
         if core is not None:
             return self._inline(core, args, kwargs)
+        launches.tell(self, args, kwargs)
         try:
             bridge = bridge_of(args) or bridge_of(kwargs)
             return self.run(*args, **kwargs).result if bridge is None else bridge.call(self, args, kwargs)

@@ -1,4 +1,4 @@
-"""The `nki` command: profile, trace, compare, check, explain, tune, kernels, info.
+"""The `nki` command: profile, trace, compare, check, explain, tune, run, migrate, kernels, info.
 
 Exit codes: 0 when all went well, 1 when a kernel is wrong, 2 when the command line is.
 """
@@ -27,7 +27,7 @@ from ..errors import NkiError
 from ..hardware import generations, machine
 from ..options import choose_machine
 from ..report.text import document, ruled, side_by_side, size
-from . import script, tuning
+from . import migrate, run, script, tuning
 from .checking import command_check, command_explain
 from .script import UsageError
 from .settings import settings
@@ -332,7 +332,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"Open NKI {__version__}")
     commands = top.add_subparsers(dest="name", metavar="command", required=True)
 
-    def command(name: str, run: Callable, help: str, description: str, epilog: str = "") -> Any:
+    def command(name: str, action: Callable, help: str, description: str, epilog: str = "") -> Any:
         made = commands.add_parser(
             name,
             help=help,
@@ -343,7 +343,7 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(
             "--traceback", action="store_true", help="show Python's whole traceback of an error"
         )
-        made.set_defaults(command=run)
+        made.set_defaults(command=action)
         return made
 
     one = command("profile", command_profile, "model the run of a kernel", PROFILE_TEXT, PROFILE_EXAMPLES)
@@ -378,6 +378,18 @@ def parser() -> argparse.ArgumentParser:
     explained = command("explain", command_explain, "what a kind of error or warning means", EXPLAIN_TEXT)
     explained.add_argument("kind", nargs="?", help="as in NkiError[kind]; all of them are listed without it")
     explained.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    script_run = command(
+        "run", run.command_run, "run a script written for a device", run.RUN_TEXT, run.RUN_EXAMPLES
+    )
+    run.add_arguments(script_run)
+    migrated = command(
+        "migrate",
+        migrate.command_migrate,
+        "list what of older APIs a file uses",
+        migrate.MIGRATE_TEXT,
+        migrate.MIGRATE_EXAMPLES,
+    )
+    migrate.add_arguments(migrated)
     listing = command("kernels", command_kernels, "list the kernels of nkilib", KERNELS_TEXT)
     listing.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     command(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
-from ..call.jit import as_kernel
+from ..call.jit import as_kernel, jit, simulate
 from ..call.profile import profile_call
-from ..errors import NkiError, error
+from ..errors import NkiError, NkiWarning, error
 
 _TENSOR = "make the array with NumPy before the kernel and pass it, or embed it with nl.shared_constant"
 
@@ -81,7 +82,27 @@ class BenchmarkResult(NamedTuple):
     nc_latency: Latency
 
 
-SUPPORTED = {"benchmark": benchmark, "cpu_simulate": cpu_simulate}
+SUPPORTED = {"benchmark": benchmark, "cpu_simulate": cpu_simulate, "trace": jit}
+
+
+def simulate_kernel(kernel, *args, **kwargs):
+    """nki.simulate(kernel)(*args, **kwargs)."""
+    return simulate(kernel)(*args, **kwargs)
+
+
+def baremetal(kernel=None, **options):
+    """The kernel: there is no device, so a call of it runs here."""
+    return jit if kernel is None else as_kernel(kernel)
+
+
+IN_SCRIPTS = {"baremetal": baremetal, "simulate_kernel": simulate_kernel}
+_scripts = False
+
+
+def allow_in_scripts(allowed: bool = True) -> None:
+    """Inside `nki run` a few removed names work, each with one warning."""
+    global _scripts
+    _scripts = allowed
 
 
 def removed(name: str) -> NkiError:
@@ -93,6 +114,9 @@ def older_name(name: str) -> Any:
     """`nki.name` for a name that is not in the module."""
     if name in SUPPORTED:
         return SUPPORTED[name]
+    if _scripts and name in IN_SCRIPTS:
+        warnings.warn(f"nki.{name} has been removed: {REMOVED[name]}", NkiWarning, stacklevel=3)
+        return IN_SCRIPTS[name]
     if name in REMOVED:
         raise removed(name)
     raise AttributeError(f"module 'nki' has no attribute {name!r}")

@@ -8,15 +8,15 @@ from typing import NoReturn
 from ..errors import error
 
 
-def absent(module: str) -> Callable[[str], NoReturn]:
-    """The `__getattr__` of a module whose names drive AWS's compiler."""
+def absent(module: str, does: str = "drives AWS's compiler") -> Callable[[str], NoReturn]:
+    """The `__getattr__` of a module whose names drive AWS's compiler, or its runtime."""
 
     def refuse(name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         raise error(
             "no-compiler",
-            f"{module}.{name} drives AWS's compiler, which Open NKI does not have",
+            f"{module}.{name} {does}, which Open NKI does not have",
             help="call the kernel to run it, nki.profile(kernel)(*args) to price it, `nki check` to check it",
         )
 

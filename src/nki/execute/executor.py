@@ -74,6 +74,8 @@ class Executor:
                     arrays[i], done = self._write_indirect(view, instruction, arrays[i])
                     after = done or after
                 elif i in instruction.partial:
+                    if i in instruction.zeroed:
+                        self.memories[view.storage].clear_unwritten()
                     arrays[i] = self._in_parts(view, instruction.parts(i), written=True)
                 elif 0 in view.strides and view.repeats():
                     arrays[i], after = self._write_repeated(view)

@@ -125,13 +125,28 @@ class Rows:
         memory, table = self._memory, self.table
         if memory.state == FULL:
             return memory.write(table)
-        places = ids * table.strides[0]
+        rows = np.unique(ids)
+        if table.shape[0] * table.strides[0] and self._apart():
+            memory.write(table, where=rows)  # whole rows, none of them twice
+            return memory.array(table)
+        places = rows * table.strides[0]
         for count, stride in zip(table.shape[1:], table.strides[1:], strict=True):
             places = np.add.outer(places, np.arange(count) * stride)
         places = np.unique(places)
         flat = View(table.storage, table.offset, (int(places[-1]) + 1,), (1,), table.dtype)
         memory.write(flat, where=places)
         return memory.array(table)
+
+    def _apart(self) -> bool:
+        """Different indices name different bytes, and a row none of its own twice."""
+        table = self.table
+        reach = 1
+        for stride, count in sorted(zip(table.strides[1:], table.shape[1:], strict=True)):
+            if count > 1:
+                if stride < reach:
+                    return False
+                reach = stride * (count - 1) + reach
+        return table.strides[0] >= reach
 
     def has_duplicates(self) -> bool:
         ids = self.ids[self.valid]

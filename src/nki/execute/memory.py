@@ -228,6 +228,14 @@ class Memory:
         self.map = ElementMap(self.storage)
         self.state = PARTIAL
 
+    def clear_unwritten(self) -> None:
+        """What nobody wrote is zero from now on, and counts as written."""
+        if self.state == FRESH:
+            self.raw[...] = 0
+        elif self.map is not None:
+            self.raw.reshape(-1, self.map.granule)[~self.map.flags] = 0
+        self.state, self.map = FULL, None
+
     def renew(self) -> None:
         """Be fresh memory again: poison until the next write."""
         self.state, self.map, self.matmul = FRESH, None, False

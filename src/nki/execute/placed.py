@@ -8,7 +8,7 @@ import numpy as np
 
 from ..context import warn
 from ..hardware import dtypes
-from ..tensors import View
+from ..tensors import Shape, View, row_major
 from ..tensors.storage import Storage
 from .memory import FRESH, FULL, PARTIAL, ElementMap, Memory, uninitialised
 
@@ -128,6 +128,13 @@ class PlacedMemory(Memory):
         return whole and bool(touched[-start : s.pitch - start].all())
 
     # ---- what was written ------------------------------------------------------------------------
+
+    def clear_unwritten(self) -> None:
+        """Only where the bytes are nobody else's."""
+        if self.state == FRESH and not self.rivals():
+            storage = self.storage
+            whole = View(storage, 0, Shape(storage.shape), row_major(storage.shape), storage.dtype)
+            self.write(whole)[...] = 0
 
     def poison(self) -> None:
         self._fill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from ..errors import error, nearest
@@ -236,13 +237,19 @@ MACHINES: dict[str, Machine] = {machine.name: machine for machine in (TRN1, TRN2
 
 
 def find(name: str) -> Machine:
-    """The machine of a platform name: trn1, inf2, gen2, trn2, gen3, trn3, gen4, 2, 3 or 4, in any case."""
-    machine = _BY_SPELLING.get(str(name).strip().lower())
+    """The machine of a platform name: trn1, inf2, gen2, trn2, gen3, trn3, gen4, 2, 3 or 4, in any case.
+
+    So are variants and instances of one: trn1n, trn2u, trn3pre, trn3_a0, trn2.48xlarge.
+    """
+    spelling = str(name).strip().lower()
+    variant = _VARIANT.fullmatch(spelling)
+    machine = _BY_SPELLING.get(variant.group(1) if variant else spelling)
     if machine is None:
         raise _unknown(str(name))
     return machine
 
 
+_VARIANT = re.compile(r"(inf2|trn[1-3]|gen[2-4])(?:n|u|s|pre|pds[0-9]*)?(?:[-_.][a-z0-9]+)*")
 _BY_SPELLING = {spelling: m for m in MACHINES.values() for spelling in (m.name, *m.aliases)}
 
 

@@ -85,19 +85,18 @@ def check_result(ins: Any, like: str, floats: bool = False) -> None:
 
 
 def check_init(ins: Instruction, name: str, like: str, unset: Any = None) -> None:
-    """The start value belongs to load_reduce, and to no other command."""
+    """The start value belongs to load_reduce; beside another command it is not read."""
     value = getattr(ins, name)
     given = isinstance(value, View) or not (value is unset or value == unset)
     loads = ins.reduce_cmd is _LOAD_REDUCE  # type: ignore[attr-defined]
     if loads and value is None:
         raise rules.fail(ins, "reduce-cmd", f"reduce_cmd.load_reduce starts from {name}, which is missing")
     if given and not loads:
-        raise rules.fail(
-            ins,
+        warn(
             "reduce-cmd",
-            f"{name} is given, but only reduce_cmd.load_reduce starts from it",
-            [name],
-            f"pass reduce_cmd=nisa.reduce_cmd.load_reduce, or leave {name} out",
+            f"{ins.public}: {name} is given, but only reduce_cmd.load_reduce starts from it",
+            notes=[f"{name}: {value.describe()}"] if isinstance(value, View) else [],
+            help=f"pass reduce_cmd=nisa.reduce_cmd.load_reduce, or leave {name} out",
         )
     rules.castable(ins, name)
     rules.float32_column(ins, name, like)

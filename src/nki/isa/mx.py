@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from ..context import warn
+from ..context import current, warn
 from ..errors import error
 from ..hardware import dtypes
 from ..hardware.dtypes import DType, bits
@@ -96,7 +97,8 @@ def check_quadrants(ins: Instruction, name: str) -> None:
 
 def quantize_mx(dst, src, dst_scale, name=None):
     """dst = src in packed MXFP8, dst_scale = a power of two for each group of 8 partitions x 4 elements."""
-    return issue(QuantizeMx(dst, src, dst_scale, name))
+    doubled = current().launch.options.since("0.5")
+    return issue((QuantizeMx if doubled else QuantizeMxOcp)(dst, src, dst_scale, name))
 
 
 class QuantizeMx(Instruction):
@@ -105,6 +107,8 @@ class QuantizeMx(Instruction):
     since = 4
     partial = (2,)
     places = ("dst_scale",)
+    zeroed = (2,)
+    doubling = 1  # the scale is 2^doubling times that of OCP
     cost_formula = "max(64, N/4)"
     cost_source = "machine.md 6.2"
 
@@ -148,7 +152,8 @@ class QuantizeMx(Instruction):
         values = flat(dtypes.f32(src, self.src.dtype))
         values = values.reshape(-1, GROUP, self.packed, LANES)
         codes = self.scale_codes(np.abs(values).max(axis=(1, 3)))
-        lanes = np.ldexp(values, (BIAS - codes)[:, None, :, None]).reshape(dst.shape[0], self.packed, LANES)
+        lanes = self.limited(np.ldexp(values, (BIAS - codes)[:, None, :, None]))
+        lanes = lanes.reshape(dst.shape[0], self.packed, LANES)
         dst[...] = shaped(dtypes.pack_x4(lanes, self.dst.dtype), dst)
         rows, columns = scale_rows(src.shape[0]), np.arange(self.packed)
         place = (rows[:, None], *np.unravel_index(columns, dst_scale.shape[1:]))
@@ -158,12 +163,26 @@ class QuantizeMx(Instruction):
         """Twice the OCP scale: the largest element lands one binade below the end of the range."""
         _, exponent = np.frexp(largest)
         exponent = np.where(np.isfinite(largest), exponent - 1, BIAS + 1)
-        codes = np.clip(exponent - (PACKED_FP8[self.dst.dtype] - 1) + BIAS, 0, LARGEST_CODE)
+        codes = np.clip(exponent - (PACKED_FP8[self.dst.dtype] - self.doubling) + BIAS, 0, LARGEST_CODE)
         return np.where(largest == 0, 0, codes)
+
+    def limited(self, lanes: np.ndarray) -> np.ndarray:
+        """Nothing lies beyond the range."""
+        return lanes
 
     def cost(self, m: Machine) -> Cost:
         cycles = m.vector_quantize_mx * self.src.free_elements
         return Cost(cycles, m.fix_vector_ns, ("fix_vector_ns",), m.min_ii_cycles)
+
+
+class QuantizeMxOcp(QuantizeMx):
+    """Before NKI 0.5: the scale of OCP itself, and what lies beyond the range saturates."""
+
+    doubling = 0
+
+    def limited(self, lanes: np.ndarray) -> np.ndarray:
+        largest = float(ml_dtypes.finfo(self.dst.dtype.lane).max)
+        return np.clip(lanes, -largest, largest)
 
 
 # ---- nc_matmul_mx --------------------------------------------------------------------------------

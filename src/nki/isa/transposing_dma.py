@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..context import warn
+from ..context import current, warn
 from ..hardware.machine import Machine
 from ..program.instruction import In, Out
 from ..run.core import issue
@@ -32,7 +32,18 @@ def dma_transpose(
     dge_mode = member(dge_mode, enums.dge_mode, "dma_transpose", "dge_mode")
     oob_mode = member(oob_mode, enums.oob_mode, "dma_transpose", "oob_mode")
     axes = tuple(axes) if isinstance(axes, (list, tuple)) else axes
+    if not current().launch.options.since("0.4"):
+        dst = _padded(dst, src, axes)
     return issue(DmaTranspose(dst, src, axes, priority, dge_mode, oob_mode, name))
+
+
+def _padded(dst: Any, src: Any, axes: Any) -> Any:
+    """Before NKI 0.4, a dst of lower rank whose missing dimensions have size 1 was taken."""
+    if not isinstance(dst, View) or not isinstance(src, View) or dst.ndim >= src.ndim:
+        return dst
+    wanted = [src.shape[a] for a in axes or AXES.get(src.ndim, ())]
+    fits = [n for n in wanted if n != 1] == [n for n in dst.shape if n != 1]
+    return dst.reshape(wanted) if fits else dst
 
 
 class DmaTranspose(DmaInstruction):

@@ -30,7 +30,7 @@ from ..tensors.tensor import NkiTensor
 from . import elementwise as _elementwise
 from .creation import *
 from .history import REMOVED as _REMOVED
-from .history import fp32, par_dim
+from .history import cast, fp32, nc, par_dim, spmd_dim
 from .loops import (
     affine_range,
     dynamic_range,
@@ -51,7 +51,7 @@ globals().update(_OPERATORS)  # nl.add and its kind, which the import of `elemen
 bool = bool_  # old spellings, kept out of `import *`
 range = _builtins.range
 
-_LEGACY = ("bool", "fp32", "par_dim", "range")
+_LEGACY = ("bool", "cast", "fp32", "nc", "par_dim", "range", "spmd_dim")
 __all__ = sorted(
     name
     for name, value in globals().items()

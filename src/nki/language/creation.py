@@ -44,7 +44,10 @@ def allocate(
         key = checked = None
     if checked is None:
         checked = Template(*_check(function, shape, dtype, buffer, core.machine))
-        if key is not None and len(checked.shape) == len(key[1]):
+        quiet = len(checked.shape) == len(shape) and not _excess(
+            checked.shape, checked.dtype, buffer, core.machine
+        )
+        if key is not None and quiet:  # what is said of a shape is said again on the next line
             if len(_CHECKED) >= _CHECKED_LIMIT:
                 _CHECKED.clear()
             _CHECKED[key] = checked
@@ -132,16 +135,25 @@ def _check_tile(
             f"{function}: shape {shape} has {shape[0]} partitions, {buffer.value} has {machine.partitions}",
             help=f"tile the first dimension by nl.tile_size.pmax ({machine.partitions})",
         )
-    limit = machine.psum_bytes if buffer is PSUM else machine.sbuf_usable_bytes
-    pitch = prod(shape[1:]) * dtype.itemsize
-    if pitch > limit:
-        raise error(
+    if _excess(shape, dtype, buffer, machine):
+        warn(
             "capacity",
-            f"{function}: {dtype}{list(shape)} takes {pitch} bytes per partition, "
-            f"{buffer.value} of {machine.name} has {limit}",
-            help="tile the free dimensions",
+            f"{function}: {dtype}{list(shape)} takes {prod(shape[1:]) * dtype.itemsize} bytes per partition, "
+            f"{buffer.value} of {machine.name} has {_room(buffer, machine)}",
+            help="tile the free dimensions: no compiler can place this tile",
         )
     return shape
+
+
+def _room(buffer: Any, machine: Machine) -> int:
+    """Bytes per partition of an on-chip memory."""
+    return machine.psum_bytes if buffer is PSUM else machine.sbuf_usable_bytes
+
+
+def _excess(shape: tuple[int, ...], dtype: DType, buffer: Any, machine: Machine) -> bool:
+    """A tile that could not be placed even alone."""
+    on_chip = buffer is SBUF or buffer is PSUM
+    return on_chip and prod(shape[1:]) * dtype.itemsize > _room(buffer, machine)
 
 
 def _check_name(function: str, name: Any) -> str:
@@ -169,7 +181,7 @@ def _check_address(
     align = machine.psum_min_align if buffer is PSUM else dtype.itemsize
     if byte % align:
         refuse(f"byte {byte} is not a multiple of {align}")
-    limit = machine.psum_bytes if buffer is PSUM else machine.sbuf_usable_bytes
+    limit = _room(buffer, machine)
     end = byte + prod(shape[1:]) * dtype.itemsize
     if end > limit:
         refuse(f"the tile ends at byte {end}, {buffer.value} of {machine.name} has {limit}")

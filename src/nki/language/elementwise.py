@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import isa
-from ..context import warn
+from ..context import current, warn
 from ..errors import error
 from ..hardware import dtypes
 from ..hardware.dtypes import DType
@@ -289,6 +289,9 @@ def _reciprocal(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
 
 
 def _rsqrt(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
+    if not current().launch.options.since("0.5"):  # by the scalar engine until then, which reaches PSUM
+        _by_activation(out, op, x)
+        return
     if x.buffer is PSUM:
         raise error(
             "buffer",
@@ -320,6 +323,16 @@ _UNARY_BY: dict[str, Callable[[NkiTensor, Operator, NkiTensor], None]] = {
     "logical_not": _logical_not,
     **dict.fromkeys(("sin", "cos", "tan", "arctan", "ceil", "floor", "trunc"), _by_function),
 }
+
+
+def unary_into(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
+    """out = op(x), by the instruction that has it."""
+    _UNARY_BY.get(op.name, _by_activation)(out, op, x)
+
+
+def binary_into(out: NkiTensor, op: Operator, x: Any, y: Any) -> None:
+    """out = x <op> y of tiles that broadcast to out, or numbers; partitions are equal."""
+    _carry_out(out, op, x, y)
 
 
 # ---- giving the tokens their functions -----------------------------------------------------------

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
 from ..context import warn
+from ..hardware import dtypes
+from . import operands
 from .creation import ParDim
 
 fp32 = SimpleNamespace(min=-3.4028235e38, max=3.4028235e38)
 
 _SLICES = "index tiles with slices, nl.ds(start, size) or t.ap(pattern)"
-_LAUNCH = "launch on two cores with kernel[2]; nl.program_id(0) tells them apart"
 
 REMOVED = {
     "arange": _SLICES,
     "mgrid": _SLICES,
-    "nc": _LAUNCH,
-    "spmd_dim": _LAUNCH,
     "loop_reduce": "accumulate in a tile: nl.add into it, or nisa.nc_matmul into one PSUM tile",
     "atomic_rmw": "nisa.dma_compute(dst, [dst, src], reduce_op=nl.add)",
     "all_reduce": "nl.max, nl.sum over free dimensions; nisa.tensor_partition_reduce over partitions",
@@ -35,4 +35,22 @@ def par_dim(size):
     return ParDim(size)
 
 
-__all__: list[Any] = ["fp32", "par_dim"]
+def nc(cores):
+    """A number of cores in old launches: kernel[nl.nc(2)] is kernel[2]."""
+    warn("legacy", "nl.nc is an old form", help="write kernel[2]; nl.program_id(0) tells the cores apart")
+    return int(cores)
+
+
+def spmd_dim(*sizes):
+    """An axis of an old launch grid: the product of its sizes, which is the number of cores today."""
+    warn("legacy", "nl.spmd_dim is an old form", help="write kernel[2]; a kernel runs once per core")
+    return prod(int(size) for size in sizes)
+
+
+def cast(x, dtype):
+    """A copy of a tile in another dtype; nl.copy(x, dtype=dtype) today."""
+    warn("legacy", "nl.cast is an old form", help="write nl.copy(x, dtype=...)")
+    return operands.cast(operands.check_tile("cast", "x", x), dtypes.resolve(dtype, "cast: dtype"))
+
+
+__all__: list[Any] = ["cast", "fp32", "nc", "par_dim", "spmd_dim"]

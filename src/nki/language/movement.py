@@ -154,8 +154,7 @@ def broadcast_to(x, shape, dtype=None):
 
 def transpose(x, dtype=None):
     """The transpose of a 2-D tile of at most 128 x 128, in PSUM."""
-    x = check_tile("transpose", "x", x)
-    _check_matrix("transpose", "x", x)
+    x = _matrix("transpose", "x", check_tile("transpose", "x", x))
     _check_columns("transpose", "x", x, current().machine.matmul_stationary_max)
     target = result_dtype("transpose", dtype, x)
     source = in_sbuf(x) if x.dtype.itemsize > 1 else cast(x, dtypes.bfloat16)
@@ -171,9 +170,8 @@ def transpose(x, dtype=None):
 
 def matmul(x, y, transpose_x=False):
     """x @ y, or x.T @ y with transpose_x, as float32 in PSUM; x and y are 2-D tiles in SBUF."""
+    x, y = (_matrix("matmul", name, check_tile("matmul", name, v)) for name, v in (("x", x), ("y", y)))
     for name, tile in (("x", x), ("y", y)):
-        check_tile("matmul", name, tile)
-        _check_matrix("matmul", name, tile)
         if tile.buffer is not SBUF:
             raise error(
                 "buffer",
@@ -204,7 +202,17 @@ def matmul(x, y, transpose_x=False):
     return out
 
 
-def _check_matrix(function: str, name: str, tile: NkiTensor) -> None:
+def _matrix(function: str, name: str, tile: NkiTensor) -> NkiTensor:
+    """The tensor with two dimensions; trailing ones of size 1 are left out, with a warning."""
+    if tile.ndim > 2 and all(size == 1 for size in tile.shape[2:]):
+        warn(
+            "rank",
+            f"{function}: {name} has shape {tuple(tile.shape)}, its trailing dimensions are left out",
+            notes=[f"{name}: {tile.describe()}"],
+            help=f"pass t.reshape({tuple(tile.shape[:2])})",
+        )
+        first = (slice(None), slice(None)) + (0,) * (tile.ndim - 2)
+        return tile[first]
     if tile.ndim != 2:
         raise error(
             "shape",
@@ -212,6 +220,7 @@ def _check_matrix(function: str, name: str, tile: NkiTensor) -> None:
             notes=[f"{name}: {tile.describe()}"],
             help="t.reshape((P, F)) makes one free dimension",
         )
+    return tile
 
 
 def _check_columns(function: str, name: str, tile: NkiTensor, limit: int) -> None:
@@ -238,8 +247,7 @@ def load(src, dtype=None):
 
 def load_transpose2d(src, dtype=None):
     """A new SBUF tile with the transpose of a 2-D HBM tensor."""
-    src = _check_hbm("load_transpose2d", "src", src)
-    _check_matrix("load_transpose2d", "src", src)
+    src = _matrix("load_transpose2d", "src", _check_hbm("load_transpose2d", "src", src))
     target = result_dtype("load_transpose2d", dtype, src)
     shape = (src.shape[1], src.shape[0])
     if src.dtype.itemsize in _TRANSPOSED_BY_DMA:

@@ -22,19 +22,25 @@ _QUADRANT = 32  # partitions nc_stream_shuffle serves at a time
 
 
 def check_tile(function: str, name: str, value: Any) -> NkiTensor:
-    """`value`, if it is a tile in SBUF or PSUM."""
+    """`value`, if it is a tile in SBUF or PSUM; a tensor in HBM is loaded, with a warning."""
     if not isinstance(value, NkiTensor):
         shown = repr(value) if is_number(value) else type(value).__name__
         help = "fill a tile with nl.full" if is_number(value) else None
         raise wrong_argument(f"{function}: {name} must be a tile, got {shown}", help)
-    if not value.on_chip:
-        raise error(
-            "buffer",
-            f"{function}: {name} is in HBM, nl.{function} works on tiles in SBUF or PSUM",
-            notes=[f"{name}: {value.describe()}"],
-            help="load it first: nl.load, or nisa.dma_copy into an SBUF tile",
-        )
-    return value
+    return value if value.on_chip else _loaded(function, name, value)
+
+
+def _loaded(function: str, name: str, tensor: NkiTensor) -> NkiTensor:
+    """A copy of an HBM tensor in SBUF: simulators forgive what compilers refuse."""
+    warn(
+        "buffer",
+        f"{function}: {name} is in HBM, nl.{function} works on tiles in SBUF or PSUM; it is loaded first",
+        notes=[f"{name}: {tensor.describe()}"],
+        help="load it yourself: nl.load, or nisa.dma_copy into an SBUF tile",
+    )
+    tile = allocate(function, tensor.shape if tensor.ndim > 1 else (*tensor.shape, 1), tensor.dtype)
+    isa.dma_copy(tile, tensor)
+    return tile
 
 
 def wrong_argument(message: str, help: str | None = None) -> NkiError:

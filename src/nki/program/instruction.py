@@ -212,6 +212,7 @@ class Instruction(NkiInstruction, metaclass=_InstructionType):
     state: ClassVar[tuple[State, ...]] = ()  # beside its operands; if any, compute gets the core first
     widened: ClassVar[tuple[int, ...]] = ()  # operands handed over as float32, converted once per write
     partial: ClassVar[tuple[int, ...]] = ()  # operands touched in part: `parts` says where
+    zeroed: ClassVar[tuple[int, ...]] = ()  # of those, whose other elements read as 0 if nobody wrote them
     opens: ClassVar[bool] = False  # outputs are handed over as views: compute knows which elements it writes
     places: ClassVar[tuple[str, ...]] = ()  # operands whose start partition `check` itself judges
     counted: ClassVar[bool] = True  # False: hardware knows no such instruction, we watch something

@@ -96,6 +96,14 @@ def _free_bytes(view: View) -> np.ndarray:
 
 
 def _check_operand(ins: Instruction, name: str, view: View, machine: Machine) -> None:
+    if 0 in view.shape:
+        raise fail(
+            ins,
+            "index",
+            f"{name} is empty, its shape is {tuple(view.shape)}",
+            [name],
+            "a slice holds at least one element; leave the instruction out when there is none",
+        )
     if not ins.on_chip or ins.anywhere:
         _check_reach(ins, name, view)
         return

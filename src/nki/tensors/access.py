@@ -34,6 +34,8 @@ class View(Reshaped):
     def ap(self, pattern, offset=None, scalar_offset=None, vector_offset=None, indirect_dim=0, dtype=None):
         """Replace shape and strides by [[step, count], ...]; optionally index at run time."""
         steps, counts = self._pattern(pattern)
+        if self.on_chip and counts[0] > 1 and steps[0] != self.row_pitch and steps[0] == self.free_elements:
+            steps[0] = self.row_pitch  # the row length of a slice stands for one partition
         if scalar_offset is not None and vector_offset is not None:
             self._fail("indirect-twice", "ap: give scalar_offset or vector_offset, not both")
         extra = 0 if offset is None else offset

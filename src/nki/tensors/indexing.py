@@ -17,8 +17,8 @@ class DynamicSlice:
     def __init__(self, start: Any, size: int):
         if not is_int(size):
             raise error("argument", f"nl.ds: size must be an int, got {shown(size)}")
-        if size < 1:
-            raise error("index", f"nl.ds: size must be at least 1, got {size}")
+        if size < 0:  # an empty range may be made; whoever uses it is told
+            raise error("index", f"nl.ds: size must not be negative, got {size}")
         if not is_int(start) and not is_dynamic_index(start):
             raise error(
                 "argument", f"nl.ds: start must be an int, register or one-element tile, got {shown(start)}"
@@ -62,6 +62,11 @@ def check_index_tile(index: Layout, method: str) -> None:
         )
 
 
+def _as_slice(index: Any) -> Any:
+    """`t[nl.affine_range(n)]` names the elements that the range runs through."""
+    return slice(index.start, index.stop, index.step) if index.__class__ is range else index
+
+
 class Indexed(Layout):
     """Views that can be indexed; nothing is ever clamped."""
 
@@ -94,6 +99,8 @@ class Indexed(Layout):
         if key.__class__ is not tuple:
             key = tuple(key) if key.__class__ is list else (key,)
         shape, strides, offset, ind = self.shape, self.strides, self.offset, self.indirection
+        if any(index.__class__ is range for index in key):
+            key = tuple(_as_slice(index) for index in key)
         for index in key:
             if index is Ellipsis:
                 key = self._without_ellipsis(key)
@@ -196,24 +203,18 @@ class Indexed(Layout):
             stop += size
         if step < 1:
             self._fail("index", f"slice step must be at least 1, got {step}")
-        if not 0 <= start < stop <= size:
-            self._bad_slice(dim, *asked)
+        if not (0 <= start <= size and 0 <= stop <= size):
+            self._out_of_range(dim, *asked)
         if dim == 0 and self.on_chip and step != 1:
             self._fail(
                 "partition-step",
                 f"the partition dimension takes step 1 only, got {step}",
                 help="no engine or DMA can skip partitions; load the rows you need with a strided HBM view",
             )
-        return start, -(-(stop - start) // step), step
+        return start, max(0, -(-(stop - start) // step)), step  # an empty one is refused when it is used
 
-    def _bad_slice(self, dim: int, start: int, stop: int) -> NoReturn:
+    def _out_of_range(self, dim: int, start: int, stop: int) -> NoReturn:
         size = self.shape[dim]
-        if -size <= start <= size and -size <= stop <= size:
-            self._fail(
-                "index",
-                f"slice {start}:{stop} of dimension {dim} (size {size}) is empty",
-                help="a slice holds at least one element; leave the instruction out when there is none",
-            )
         self._fail(
             "index",
             f"slice {start}:{stop} is out of range for dimension {dim} of size {size}",

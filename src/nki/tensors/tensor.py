@@ -67,6 +67,11 @@ class NkiTensor(View):
     def _make(self, offset, shape, strides, dtype, indirection):
         return _new(self.storage, self.lease, offset, Shape(shape), tuple(strides), dtype, indirection)
 
+    @property
+    def base_tensor(self) -> NkiTensor:
+        """The whole tensor of which this is a view; public code also takes tensors for TensorViews."""
+        return whole(self.storage, self.lease)
+
     # ---- Python manners (tensor.md 2) ------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trnblas.arguments import NARROW
-from trnblas.backend import HAS_NKI, choose, serve
+from trnblas.backend import HAS_NKI, choose, flag, serve
 from trnblas.level3 import torch_product, trsm
 from trnblas.nki.gemm import batched_gemm_kernel, gemm_kernel, syrk_kernel
 from trnblas.nki.launches import mp2_partials, product, symmetric_product
@@ -22,6 +22,16 @@ PAIR_BYTES = 64 * 2**20  # of amplitudes that nki_batched_pair_energy makes at a
 
 def is_nki(*tensors: torch.Tensor) -> bool:
     return choose(tensors[0].dtype, tensors[0].device.type).nki
+
+
+def _use_nki() -> bool:
+    """Whether float32 matrices go to a kernel now; the name that tests of the published package use."""
+    return choose(torch.float32).nki
+
+
+def _use_simulator() -> bool:
+    """Whether TRNBLAS_USE_SIMULATOR asks for the simulator."""
+    return flag("TRNBLAS_USE_SIMULATOR")
 
 
 # ---- products ------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Imported for its effect: names of other vendors' packages that scripts expect become importable.
 
-A real package of the name wins. So far these are the older roots of the kernel library, `nkilib_src` and
-`nkilib_standalone`.
+A real package of a name wins over its stand-in. See docs/scripts.md.
 """
 
 from __future__ import annotations
@@ -9,5 +8,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
+from . import finder
+from .table import TABLE
+
+finder.install(TABLE)
 if importlib.util.find_spec("nkilib") is not None:
     importlib.import_module("nkilib.import_roots").install()

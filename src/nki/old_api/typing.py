@@ -1,0 +1,36 @@
+"""`neuronxcc.nki.typing`: annotations, and placeholders for arguments."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Placeholder(NamedTuple):
+    """`nt.tensor[[128, 512], nl.float32]`: an argument known by its shape and dtype."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class tensor:
+    """`x: tensor[128, 512]` says what the author thinks; nothing is checked."""
+
+    def __class_getitem__(cls, key: Any) -> Any:
+        if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], (list, tuple)):
+            return Placeholder(tuple(key[0]), key[1])
+        return cls
+
+
+class mutable_tensor(tensor):
+    """An argument that the kernel writes, and returns."""
+
+
+class mutable:
+    """`tensor[mutable]`."""
+
+
+def scalar(tile: Any) -> Any:
+    return tile
+
+
+__all__ = ["mutable", "mutable_tensor", "scalar", "tensor"]

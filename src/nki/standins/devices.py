@@ -1,0 +1,48 @@
+"""The devices `xla` and `neuron` of torch: here they are the CPU.
+
+A process-wide TorchFunctionMode writes `cpu` wherever one of them is named, and copies what is moved to one,
+as a device would: a kernel that writes its input must not change the host's tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_NAMES = ("xla", "neuron", "privateuseone")
+_mode: Any = None
+
+
+def is_ours(device: Any) -> bool:
+    """A name or a torch.device that stands for an accelerator here."""
+    if isinstance(device, str):
+        return device.partition(":")[0] in _NAMES
+    return isinstance(device, torch.device) and device.type in _NAMES
+
+
+class OnCpu(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.device or not (any(map(is_ours, args)) or any(map(is_ours, kwargs.values()))):
+            return func(*args, **kwargs)
+        new_args = [torch.device("cpu") if is_ours(a) else a for a in args]
+        new_kwargs = {k: torch.device("cpu") if is_ours(v) else v for k, v in kwargs.items()}
+        made = func(*new_args, **new_kwargs)
+        moved = func is torch.Tensor.to and isinstance(made, torch.Tensor) and made is args[0]
+        return made.clone() if moved else made
+
+
+def install() -> None:
+    """From now on, in this process."""
+    global _mode
+    if _mode is None:
+        _mode = OnCpu()
+        _mode.__enter__()
+
+
+def device(index: int | None = None) -> torch.device:
+    """The accelerator, as torch calls it."""
+    install()
+    return torch.device("xla", index or 0)

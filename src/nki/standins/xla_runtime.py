@@ -1,0 +1,65 @@
+"""`torch_xla.runtime` and the small modules beside it: one process, no device metrics."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from . import xla_model
+
+
+def world_size() -> int:
+    return 1
+
+
+def global_ordinal() -> int:
+    return 0
+
+
+local_ordinal = process_index = global_ordinal
+
+
+def global_device_count() -> int:
+    return 1
+
+
+def device_type() -> str:
+    return "NEURON"
+
+
+def set_device_type(kind: str) -> None: ...
+
+
+def metrics_report() -> str:
+    return "no device metrics: Open NKI runs on the CPU"
+
+
+def start_server(port: int, **_: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def trace(*_: Any, **__: Any) -> Iterator[None]:
+    yield
+
+
+def spawn(fn: Any, args: tuple = (), **_: Any) -> Any:
+    return fn(0, *args)
+
+
+class MpDeviceLoader:
+    """A loader whose batches are on the device; a step after each."""
+
+    def __init__(self, loader: Any, device: Any, **_: Any):
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            yield batch
+            xla_model.mark_step()
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+ParallelLoader = MpDeviceLoader

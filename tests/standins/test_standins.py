@@ -1,0 +1,143 @@
+"""Stand-ins for Neuron's packages, and `nki run`, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCES = str(Path(__file__).parent.parent.parent / "src")
+
+
+def python(*arguments, cwd, **environment):
+    env = {**os.environ, "PYTHONPATH": SOURCES, **environment}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=env, timeout=300
+    )
+
+
+def nki_run(tmp_path, source, *arguments, **environment):
+    script = tmp_path / "script.py"
+    script.write_text(source)
+    return python("-m", "nki", "run", str(script), *arguments, cwd=tmp_path, **environment)
+
+
+KERNEL = """
+import sys
+import numpy as np
+from neuronxcc import nki
+import neuronxcc.nki.language as nl
+from neuronxcc.nki.isa.constants import dge_mode
+
+@nki.jit
+def double(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, nl.load(x) * 2)
+    return out
+"""
+
+
+def test_a_script_of_the_old_api_runs_with_its_arguments_and_exit_code(tmp_path):
+    done = nki_run(
+        tmp_path, KERNEL + "print(double(np.ones((2, 2), 'f')), sys.argv[1:])\nsys.exit(3)", "--steps", "4"
+    )
+    assert done.returncode == 3 and "[[2. 2.]" in done.stdout and "['--steps', '4']" in done.stdout
+    assert "stand-ins of Open NKI used: neuronxcc" in done.stderr
+
+
+def test_import_nki_registers_nothing(tmp_path):
+    done = python("-c", "import nki, neuronxcc", cwd=tmp_path)
+    assert "No module named 'neuronxcc'" in done.stderr
+    assert python("-c", "import nki.standins, neuronxcc.nki", cwd=tmp_path).returncode == 0
+
+
+def test_a_real_package_wins(tmp_path):
+    (tmp_path / "torch_neuronx").mkdir()
+    (tmp_path / "torch_neuronx" / "__init__.py").write_text("real = True\n")
+    done = nki_run(tmp_path, "import torch_neuronx\nprint(torch_neuronx.real)")
+    assert done.stdout == "True\n" and "stand-ins" not in done.stderr
+
+
+def test_what_a_stand_in_lacks_is_named(tmp_path):
+    done = nki_run(tmp_path, "import neuronxcc.nki.nccl")
+    assert done.returncode == 1 and "the stand-in of Open NKI for neuronxcc lacks it" in done.stderr
+
+
+def test_a_stand_in_may_be_left_out(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import neuronxcc")
+    done = python("-m", "nki", "run", "--without", "neuronxcc", str(script), cwd=tmp_path)
+    assert done.returncode == 1 and "No module named 'neuronxcc'" in done.stderr
+    assert python("-m", "nki", "run", "--without", "numpy", str(script), cwd=tmp_path).returncode == 2
+
+
+def test_variables_without_effect_are_named_and_removed_names_work(tmp_path):
+    source = "import nki, numpy as np\nimport nki.language as nl\n" + (
+        "def k(x):\n    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)\n"
+        "    nl.store(out, nl.load(x))\n    return out\n"
+        "x = np.ones((2, 2), 'f')\nprint(nki.simulate_kernel(k, x).sum(), nki.baremetal(k)(x).sum())\n"
+    )
+    done = nki_run(tmp_path, source, NEURON_CC_FLAGS="-O1")
+    assert done.stdout == "4.0 4.0\n" and "NEURON_CC_FLAGS has no effect" in done.stderr
+
+
+def test_children_get_the_stand_ins(tmp_path):
+    source = (
+        "import subprocess, sys\nsys.exit(subprocess.call([sys.executable, '-c', 'import neuronxcc.nki']))"
+    )
+    assert nki_run(tmp_path, source).returncode == 0
+
+
+def test_torch_scripts_find_their_device_and_profiler(tmp_path):
+    pytest.importorskip("torch")
+    done = nki_run(
+        tmp_path,
+        KERNEL
+        + """
+import torch
+from torch_xla.core import xla_model as xm
+from torch_neuronx.experimental import profiler
+import torch_neuronx
+device = xm.xla_device()
+host = torch.ones(2, 2)
+x = host.to(device=device)
+assert x is not host and torch.zeros(1, device="xla").device.type == "cpu"
+with profiler.profile(port=9012, profile_type="system", output_dir="profiles", ms_duration=1):
+    y = double(x)
+xm.mark_step()
+layer = torch_neuronx.trace(torch.nn.Linear(2, 3).to(device), torch.ones(4, 2))
+print(y.cpu().sum().item(), tuple(layer(torch.ones(4, 2)).shape), torch_neuronx.__version__[:2])
+""",
+    )
+    assert done.stdout == "8.0 (4, 3) 2.\n", done.stderr
+    assert (tmp_path / "profiles" / "double_0.json").exists() and "modelled" in done.stderr
+
+
+def test_a_module_runs_too(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        KERNEL + "def test_double():\n    assert double(np.ones((2, 2), 'f')).sum() == 8\n"
+    )
+    done = python(
+        "-m", "nki", "run", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py", cwd=tmp_path
+    )
+    assert done.returncode == 0 and "1 passed" in done.stdout
+
+
+def test_the_profiler_of_the_command_line_shows_what_was_modelled(tmp_path):
+    done = nki_run(
+        tmp_path,
+        KERNEL
+        + """
+import json, subprocess
+nki.profile(double, working_directory="out")(np.ones((2, 2), "f"))
+show = "neuron-profile view -n out/file.neff -s out/profile.ntff --output-format summary-json".split()
+shown = subprocess.run(show, capture_output=True, text=True, check=True).stdout
+facts = next(iter(json.loads(shown).values()))
+print(facts["modelled"], 0 < facts["total_time"] < 1, facts["hbm_read_bytes"])
+print(subprocess.run(["neuron-profile", "capture", "-n", "script.py"], capture_output=True).returncode)
+""",
+    )
+    assert done.stdout == "True True 16\n1\n", done.stderr
