@@ -30,6 +30,7 @@ class Options:
     logical_nc_config: int | None = None  # NEURON_LOGICAL_NC_CONFIG / NEURON_RT_VIRTUAL_CORE_SIZE
     unsafe_fp8: bool = False  # UNSAFE_FP8FNCAST: no range check when e4m3fn becomes e4m3
     cache: bool = True  # OPEN_NKI_CACHE: 0 runs the kernel's Python at every call
+    executor: str = "auto"  # OPEN_NKI_EXECUTOR: reference, one instruction at a time; plan, whatever it costs
 
 
 def _number(name: str, default: Any = None) -> Any:
@@ -37,6 +38,13 @@ def _number(name: str, default: Any = None) -> Any:
     if value and not value.isdigit():
         raise error("argument", f"{name} must be a number, it is {value!r}")
     return int(value) if value else default
+
+
+def _choice(name: str, allowed: tuple[str, ...]) -> str:
+    value = os.environ.get(name, "").strip().lower() or allowed[0]
+    if value not in allowed:
+        raise error("argument", f"{name} must be {', '.join(allowed)}; it is {value!r}")
+    return value
 
 
 def from_environment() -> Options:
@@ -50,6 +58,7 @@ def from_environment() -> Options:
         logical_nc_config=_number("NEURON_LOGICAL_NC_CONFIG", _number("NEURON_RT_VIRTUAL_CORE_SIZE")),
         unsafe_fp8=_flag("UNSAFE_FP8FNCAST"),
         cache=_flag("OPEN_NKI_CACHE", default=True),
+        executor=_choice("OPEN_NKI_EXECUTOR", ("auto", "plan", "reference")),
     )
 
 
