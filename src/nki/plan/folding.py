@@ -6,6 +6,8 @@ where it is stored; moves, fills and gatherings that nobody reads are left out.
 
 from __future__ import annotations
 
+from math import prod
+
 from ..hardware.dtypes import float32
 from .tracking import Task
 from .values import Place, Value, reshaped
@@ -72,17 +74,10 @@ def _sum_of(place: Place, task: Task) -> Value | None:
 
 def _is_whole(place: Place, value: Value) -> bool:
     """All elements, in the order in which they were written."""
-    if place.offset or value.base is not value:
+    if place.offset or value.base is not value or prod(place.shape) != value.size:
         return False
     dense = reshaped(place.shape, place.strides, (value.size,))
-    return dense is not None and dense[0] in (0, 1) and _count(place) == value.size
-
-
-def _count(place: Place) -> int:
-    count = 1
-    for n in place.shape:
-        count *= n
-    return count
+    return dense is not None and dense[0] in (0, 1)
 
 
 # ---- stores --------------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ class Tracker:
             else:
                 self._instruction(item, position)  # type: ignore[arg-type]
                 position += 1
-        self.tasks.sort(key=lambda task: task.position)  # a sum of products stands where its last term does
+        # a sum of products stands where its last term does, after what was gathered for it
+        self.tasks.sort(key=lambda task: (task.position, task.kind != "gather"))
 
     # ---- one instruction -------------------------------------------------------------------------
 
