@@ -70,7 +70,11 @@ def _made(program: Program, forced: bool) -> Plan | NoPlan:
         for instruction in _straight(items):
             if instruction.state:
                 states.update(instruction.touches())
-            if instruction.accumulates and instruction.meaning(program.machine).__class__ is Product:
+            if (
+                instruction.accumulates
+                and flops < WORTH
+                and instruction.meaning(program.machine).__class__ is Product
+            ):
                 flops += instruction.flops()
     for state in UNPLANNED:
         if state in states:

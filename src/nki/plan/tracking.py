@@ -167,13 +167,12 @@ class Tracker:
         same = dst.dtype is src.dtype
         if not same and not (dst.dtype is float32 and src.dtype in WIDENED):
             return False
-        wide = moved(wide or place, meaning.order, dst.shape)
         if same and meaning.order is None:
             alias = moved(place, None, dst.shape)
             if alias is None:
                 return False
             value = Value(dst, alias)
-            value.wide = wide
+            value.wide = None if wide is None else _beside(dst, wide, None)
             self._define(dst, value)
             self.folded["copies"] += 1
             return True
@@ -182,7 +181,7 @@ class Tracker:
         task.order = meaning.order
         value = Value(dst)
         value.makers.append(task)
-        value.wide = wide
+        value.wide = _beside(dst, wide or place, meaning.order)
         task.reads.append((1, place))
         if place.base.__class__ is Value:
             place.base.readers.append(task)
@@ -234,7 +233,7 @@ class Tracker:
         value = self.exact.get((view.storage, view.sig)) or self._single(view)
         if value is None or value.wide is None or value.dtype is not view.dtype:
             return None
-        place = Value(value.view, value.wide).part(view)
+        place = value.wide.part(view)
         return None if place is None else place._replace(dtype=value.wide.dtype)
 
     def _adds(self, dst: View, accumulate: bool | None) -> tuple[bool, Value | None]:
@@ -369,6 +368,16 @@ class Tracker:
 
 def _length(item: Item) -> int:
     return sum(_length(i) for i in item.body) if isinstance(item, Loop) else 1
+
+
+def _beside(view: View, place: Place, order: Any) -> Value | None:
+    """The numbers of a view where they were before they were moved there."""
+    found = moved(place, order, view.shape)
+    if found is None:
+        return None
+    value = Value(view, found)
+    value.dtype = place.dtype
+    return value
 
 
 def _origin(storage: Storage) -> tuple[int, int, int, int]:

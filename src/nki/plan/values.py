@@ -106,7 +106,7 @@ class Value:
         self.offset = 0 if place is None else place.offset
         self.makers: list[Any] = []  # the tasks that write it
         self.readers: list[Any] = []  # the tasks that read it, each as often as it does
-        self.wide: Place | None = None  # for products: the same numbers elsewhere, in another order or dtype
+        self.wide: Value | None = None  # for products: the same numbers elsewhere, in another order or dtype
         self.terms: list[tuple[Place, Place]] | None = None  # a sum of products: stationary and moving
         self.closed = False  # somebody saw it: no more terms
         self.by_matmul = False
@@ -126,7 +126,7 @@ class Value:
 
     def part(self, view: View) -> Place | None:
         """Where the elements of a view of the same memory lie; None where that is no strided view."""
-        if view.dtype is not self.dtype and view.dtype.itemsize != self.dtype.itemsize:
+        if view.dtype.itemsize != self.view.dtype.itemsize:
             return None
         found = _within(self.dims, view.offset - self.start, tuple(view.shape), tuple(view.strides))
         if found is None:
@@ -244,8 +244,11 @@ def moved(place: Place, order: Any, shape: Sequence[int]) -> Place | None:
         place = place._replace(
             shape=tuple(place.shape[d] for d in order), strides=tuple(place.strides[d] for d in order)
         )
-    strides = reshaped(place.shape, place.strides, tuple(shape))
-    return None if strides is None else place._replace(shape=tuple(shape), strides=strides)
+    wanted = tuple(shape)
+    if place.shape == wanted:
+        return place
+    strides = reshaped(place.shape, place.strides, wanted)
+    return None if strides is None else Place(place.base, place.offset, wanted, strides, place.dtype)
 
 
 def of_storage(view: View) -> Place:
