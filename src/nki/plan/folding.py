@@ -119,22 +119,16 @@ def _sink_parts(gather: Task, value: Value, gone: set[Task]) -> None:
     sunk = value.sunk
     assert sunk is not None
     left = []
-    pitch = value.view.strides[0]
+    there = value.within(sunk)
+    apart = sum(view.size for view, _ in gather.parts) <= value.size  # no piece hides another
     for view, place in gather.parts:
-        row, column = divmod(view.offset - value.view.offset, pitch)
-        offset = sunk.offset + row * sunk.strides[0] + column * sunk.strides[1]
-        part = Place(sunk.base, offset, tuple(view.shape), sunk.strides, sunk.dtype)
-        if not _overlaps_later(gather, view) and _sink_place(place, part, gather, gone):
+        part = there.part(view)
+        if apart and part is not None and _sink_place(place, part, gather, gone):
             continue
         left.append((view, place))
     gather.parts = left
     if not left:
         gone.add(gather)
-
-
-def _overlaps_later(gather: Task, view: object) -> bool:
-    """Pieces that others hide in part keep their order."""
-    return sum(v.size for v, _ in gather.parts) > gather.outs[0][1].size
 
 
 # ---- what nobody reads ---------------------------------------------------------------------------

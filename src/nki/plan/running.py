@@ -230,12 +230,11 @@ class Runner:
 
     def _gather(self, task: Task) -> None:
         value: Value = task.outs[0][1]
-        place = made_at(value)
+        there = value if value.sunk is None else value.within(value.sunk)
         for view, source in task.parts:
-            row, column = divmod(view.offset - value.view.offset, value.view.strides[0])
-            offset = place.offset + row * place.strides[0] + column * place.strides[1]
-            target = self.array(place._replace(offset=offset, shape=tuple(view.shape)))
-            _copy_bits(target, self.array(source))
+            target = there.part(view)
+            assert target is not None
+            _copy_bits(self.array(target), self.array(source))
 
     def _move(self, task: Task) -> None:
         index, source = task.reads[0]

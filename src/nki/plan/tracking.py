@@ -20,7 +20,7 @@ from ..program.program import Item, Loop
 from ..tensors import Shape, View
 from ..tensors.storage import Storage
 from .storages import Storages, is_fence
-from .values import Place, Region, Value, moved, of_storage, region
+from .values import Place, Region, Value, moved, of_storage, region, runs
 
 WIDENED = ("bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")  # exact in float32
 
@@ -288,32 +288,38 @@ class Tracker:
         """From now on a view of a tile holds a value."""
         storage = view.storage
         where = self._region(view)
+        pieces = runs(view, where)
+        if pieces is None:
+            raise InPlace(storage, "a write of very many pieces")
         table = self._table(storage)
         if table:
             kept = []
             for piece in table:
                 if piece.where.overlaps(where):
-                    self.exact.pop((piece.storage, piece.value.view.sig), None)
-                    if where.covers(piece.where) or (
-                        piece.storage is storage and piece.value.view.sig == view.sig
-                    ):
-                        continue
-                    if not (where.exact and piece.where.exact):
-                        raise InPlace(storage, "writes that lie between each other")
+                    hits = [new for new in pieces if piece.where.overlaps(new)]
+                    if hits:
+                        self.exact.pop((piece.storage, piece.value.view.sig), None)
+                        if any(new.covers(piece.where) for new in hits):
+                            continue
                 kept.append(piece)
             table[:] = kept
-        table.append(Piece(value, where, storage))
+        table += [Piece(value, piece, storage) for piece in pieces]
         self.exact[storage, view.sig] = value
 
     def _single(self, view: View) -> Value | None:
         """The value that holds all of a view."""
         where = self._region(view)
+        found: Value | None = None
         for piece in reversed(self._table(view.storage)):
             if piece.where.overlaps(where):
                 if piece.storage is not view.storage:
                     raise InPlace(view.storage, "read through another tile's memory")
-                return piece.value if piece.where.covers(where) else None
-        return None
+                if found is None and piece.where.covers(where):
+                    return piece.value
+                if found is not None and found is not piece.value:
+                    return None
+                found = piece.value
+        return None if found is None or found.part(view) is None else found
 
     def _place(self, view: View, position: int) -> Place:
         """Where the elements of a view of a tile are."""
@@ -332,38 +338,47 @@ class Tracker:
     def _gathered(self, view: View, position: int) -> Value:
         """A new value made of all pieces of a tile, or of those that a view spans."""
         storage, where = view.storage, self._region(view)
-        width = view.dtype.itemsize
         if view.dtype is not storage.dtype:
             raise InPlace(storage, "parts are read as another dtype")
-        every = [p for p in self._table(storage) if p.storage is storage]
-        whole = _frame(storage, Region(*_origin(storage), exact=True))
-        consolidates = storage.address is None and _covered(every, region(whole), width)  # type: ignore[arg-type]
-        frame = whole if consolidates else _frame(storage, where)
-        inside = region(frame)
-        assert inside is not None
-        table = [p for p in self._table(storage) if p.where.overlaps(inside)]
-        if not consolidates and not _covered(table, inside, width):
-            raise InPlace(storage, "read before it was written")
+        frame, wanted = self._frame(view, where)
         task, value = Task("gather", None, position), Value(frame)
         value.makers.append(task)
-        for piece in table:
-            if piece.storage is not storage or not piece.where.exact or piece.value.dtype is not view.dtype:
-                raise InPlace(storage, "parts that cannot be put together")
-            part = _frame(storage, _common(piece.where, inside))
-            place = piece.value.part(part)
-            if place is None:
-                raise InPlace(storage, "parts that cannot be put together")
-            if place.base.__class__ is Value:
-                place.base.closed = True
-            task.parts.append((part, place))
-            if place.base.__class__ is Value:
-                place.base.readers.append(task)
+        flags = set()
+        for inside in wanted:
+            for piece in self._table(storage):
+                if not piece.where.overlaps(inside):
+                    continue
+                if piece.storage is not storage or piece.value.view.dtype is not view.dtype:
+                    raise InPlace(storage, "parts that cannot be put together")
+                part = _frame(storage, _common(piece.where, inside))
+                place = piece.value.part(part)
+                if place is None:
+                    raise InPlace(storage, "parts that cannot be put together")
+                task.parts.append((part, place))
+                flags.add(piece.value.by_matmul)
+                if place.base.__class__ is Value:
+                    place.base.closed = True
+                    place.base.readers.append(task)
         task.outs.append((0, value, None))
-        value.by_matmul = all(p.value.by_matmul for p in table)
-        if len({p.value.by_matmul for p in table}) == 1:
+        value.by_matmul = flags == {True}
+        if len(flags) == 1:
             self._define(frame, value)
         self.tasks.append(task)
         return value
+
+    def _frame(self, view: View, where: Region) -> tuple[View, list[Region]]:
+        """What to gather for a read: the whole tile, the rectangle around the view, or the view alone."""
+        storage = view.storage
+        table = [p for p in self._table(storage) if p.where.overlaps(where) or p.storage is storage]
+        whole = Region(*_origin(storage), exact=True)
+        width = view.dtype.itemsize
+        for inside in (whole, where) if storage.address is None else (where,):
+            if _covered(table, inside, width):
+                return _frame(storage, inside), [inside._replace(exact=True)]
+        pieces = runs(view, where)
+        if where.exact or pieces is None or not all(_covered(table, piece, width) for piece in pieces):
+            raise InPlace(storage, "read before it was written")
+        return view, pieces
 
 
 def _length(item: Item) -> int:
@@ -405,7 +420,7 @@ def _covered(pieces: list[Piece], where: Region, width: int) -> bool:
     """Every byte of a rectangle is in some piece."""
     flags = np.zeros((where.last - where.first, (where.stop - where.start) // width), np.bool_)
     for piece in pieces:
-        if piece.where.exact and piece.where.overlaps(where):
+        if piece.where.overlaps(where):
             part = _common(piece.where, where)
             rows = slice(part.first - where.first, part.last - where.first)
             flags[rows, (part.start - where.start) // width : (part.stop - where.start) // width] = True

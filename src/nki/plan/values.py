@@ -87,6 +87,43 @@ def _region(view: View) -> Region | None:
     return Region(partition + row, partition + row + rows, start, start + span * width, exact)
 
 
+MOST_RUNS = 64
+
+
+@lru_cache(maxsize=1 << 12)
+def _starts(dims: tuple[tuple[int, int], ...]) -> tuple[int, tuple[int, ...]] | None:
+    """Free dimensions as runs of neighbouring elements: their length, and where they start."""
+    run, starts = 1, [0]
+    for n, stride in sorted(dims, key=lambda dim: dim[1]):
+        if n == 1:
+            continue
+        if stride == run and len(starts) == 1:
+            run *= n
+        elif stride < run or n * len(starts) > MOST_RUNS:
+            return None
+        else:
+            starts = [start + i * stride for i in range(n) for start in starts]
+    return run, tuple(sorted(starts))
+
+
+def runs(view: View, where: Region) -> list[Region] | None:
+    """The rectangles of neighbouring bytes that a view consists of; None: too many, or some twice."""
+    if where.exact:
+        return [where]
+    found = _starts(tuple(zip(view.shape[1:], view.strides[1:], strict=True)))
+    if found is None:
+        return None
+    width, (length, starts) = view.dtype.itemsize, found
+    if any(b - a < length for a, b in zip(starts, starts[1:], strict=False)):
+        return None
+    return [
+        Region(
+            where.first, where.last, where.start + s * width, where.start + (s + length) * width, True
+        )
+        for s in starts
+    ]
+
+
 class Value:
     """What one instruction (or a chain of matmuls) writes through one view."""
 
@@ -123,6 +160,10 @@ class Value:
     def whole(self) -> Place:
         """All of it, in the shape in which it was written."""
         return self.part(self.view)  # type: ignore[return-value]
+
+    def within(self, place: Place) -> Value:
+        """The same elements in memory of somebody else."""
+        return Value(self.view, place)
 
     def part(self, view: View) -> Place | None:
         """Where the elements of a view of the same memory lie; None where that is no strided view."""
@@ -256,4 +297,4 @@ def of_storage(view: View) -> Place:
     return Place(view.storage, view.offset, tuple(view.shape), tuple(view.strides), view.dtype)
 
 
-__all__ = ["Place", "Region", "Storage", "Value", "as_matrix", "moved", "of_storage", "region", "reshaped"]
+__all__ = ["Place", "Region", "Storage", "Value", "as_matrix", "moved", "of_storage", "region", "reshaped", "runs"]
