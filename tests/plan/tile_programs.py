@@ -261,9 +261,31 @@ class Weaver:
             nisa.core_barrier(self.scratch, (0, 1))
 
 
-OFTEN = ("load", "reload", "chain", "chain", "chain", "running_sum", "drain", "turn", "combine", "store", "packed_store")
+OFTEN = (
+    "load",
+    "reload",
+    "chain",
+    "chain",
+    "chain",
+    "running_sum",
+    "drain",
+    "turn",
+    "combine",
+    "store",
+    "packed_store",
+)
 SELDOM = (
-    *("refill_part", "parts_of_psum", "strided", "shift", "halve", "clear", "limit", "activate", "predicated"),
+    *(
+        "refill_part",
+        "parts_of_psum",
+        "strided",
+        "shift",
+        "halve",
+        "clear",
+        "limit",
+        "activate",
+        "predicated",
+    ),
     *("through_hbm", "overwrite_argument", "forget", "placed", "dynamic", "loop", "meet"),
 )
 

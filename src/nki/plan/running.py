@@ -16,7 +16,7 @@ from ..execute.backend import NumpyBackend
 from ..execute.memory import FULL, aligned
 from ..execute.prepared import prepare
 from ..hardware import dtypes
-from ..hardware.dtypes import bfloat16, f32
+from ..hardware.dtypes import f32
 from ..program.program import Diagnostic, Loop, Program, walk
 from ..tensors import View, row_major
 from ..tensors.storage import Storage
@@ -330,10 +330,7 @@ class Runner:
 
 def widen(target: np.ndarray, source: np.ndarray, place: Place) -> None:
     """target = source as float32."""
-    if place.dtype is bfloat16:  # its bits are the upper half of a float32's
-        np.left_shift(source.view(np.uint16), np.uint32(16), out=target.view(np.uint32), dtype=np.uint32)
-    else:
-        target[...] = f32(source, place.dtype)
+    target[...] = source if place.dtype.itemsize > 1 else f32(source, place.dtype)
 
 
 def _copy_bits(target: np.ndarray, source: np.ndarray) -> None:

@@ -117,9 +117,7 @@ def runs(view: View, where: Region) -> list[Region] | None:
     if any(b - a < length for a, b in zip(starts, starts[1:], strict=False)):
         return None
     return [
-        Region(
-            where.first, where.last, where.start + s * width, where.start + (s + length) * width, True
-        )
+        Region(where.first, where.last, where.start + s * width, where.start + (s + length) * width, True)
         for s in starts
     ]
 
@@ -127,31 +125,32 @@ def runs(view: View, where: Region) -> list[Region] | None:
 class Value:
     """What one instruction (or a chain of matmuls) writes through one view."""
 
-    __slots__ = (
-        *("view", "dtype", "start", "dims", "steps", "base", "offset", "size", "makers", "readers", "wide"),
-        *("terms", "closed", "by_matmul", "zero", "sunk", "placed", "at", "depth", "stage"),
-    )
+    makers: list[Any]  # the tasks that write it
+    readers: list[Any]  # the tasks that read it, each as often as it does
+    wide: Value | None = None  # for products: the same numbers elsewhere, in another order or dtype
+    terms: list[tuple[Place, Place]] | None = None  # a sum of products: stationary and moving
+    closed = False  # somebody saw it: no more terms
+    by_matmul = False
+    zero = False
+    sunk: Place | None = None  # its memory is a part of a result
+    placed: tuple[Any, int, int] | None = None  # inside a larger product: its memory, offset, pitch
+    at = -1  # byte in the arena
+    depth, stage = 0, -1
 
     def __init__(self, view: View, place: Place | None = None):
         self.view = view
         self.dtype = view.dtype
         self.start = view.offset  # address of the first element in the storage
-        self.size = prod(view.shape)
-        steps = row_major(view.shape) if place is None else place.strides
-        self.dims, self.steps = _merged(tuple(view.shape), tuple(view.strides), tuple(steps))
-        self.base: Any = self if place is None else place.base
-        self.offset = 0 if place is None else place.offset
-        self.makers: list[Any] = []  # the tasks that write it
-        self.readers: list[Any] = []  # the tasks that read it, each as often as it does
-        self.wide: Value | None = None  # for products: the same numbers elsewhere, in another order or dtype
-        self.terms: list[tuple[Place, Place]] | None = None  # a sum of products: stationary and moving
-        self.closed = False  # somebody saw it: no more terms
-        self.by_matmul = False
-        self.zero = False
-        self.sunk: Place | None = None  # its memory is a part of a result
-        self.placed: tuple[Any, int, int] | None = None  # inside a larger product: its value, offset, pitch
-        self.at = -1  # byte in the arena
-        self.depth, self.stage = 0, -1
+        shape = tuple(view.shape)
+        self.base: Any
+        if place is None:
+            self.dims, self.steps = _merged(shape, view.strides, row_major(shape))
+            self.base, self.offset = self, 0
+            self.size = prod(shape)
+            self.makers, self.readers = [], []
+        else:
+            self.dims, self.steps = _merged(shape, view.strides, place.strides)
+            self.base, self.offset = place.base, place.offset
 
     @property
     def nbytes(self) -> int:
@@ -169,7 +168,8 @@ class Value:
         """Where the elements of a view of the same memory lie; None where that is no strided view."""
         if view.dtype.itemsize != self.view.dtype.itemsize:
             return None
-        found = _within(self.dims, view.offset - self.start, tuple(view.shape), tuple(view.strides))
+        shape = tuple(view.shape)
+        found = _within(self.dims, view.offset - self.start, shape, view.strides)
         if found is None:
             return None
         starts, ways = found
@@ -177,7 +177,7 @@ class Value:
         for dim, index in starts:
             offset += index * steps[dim]
         strides = tuple([steps[dim] * step if step else 0 for dim, step in ways])
-        return Place(self.base, offset, tuple(view.shape), strides, view.dtype)
+        return Place(self.base, offset, shape, strides, view.dtype)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -294,7 +294,18 @@ def moved(place: Place, order: Any, shape: Sequence[int]) -> Place | None:
 
 def of_storage(view: View) -> Place:
     """A view of a storage in HBM."""
-    return Place(view.storage, view.offset, tuple(view.shape), tuple(view.strides), view.dtype)
+    return Place(view.storage, view.offset, tuple(view.shape), view.strides, view.dtype)
 
 
-__all__ = ["Place", "Region", "Storage", "Value", "as_matrix", "moved", "of_storage", "region", "reshaped", "runs"]
+__all__ = [
+    "Place",
+    "Region",
+    "Storage",
+    "Value",
+    "as_matrix",
+    "moved",
+    "of_storage",
+    "region",
+    "reshaped",
+    "runs",
+]
