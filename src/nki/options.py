@@ -30,6 +30,7 @@ class Options:
     logical_nc_config: int | None = None  # NEURON_LOGICAL_NC_CONFIG / NEURON_RT_VIRTUAL_CORE_SIZE
     unsafe_fp8: bool = False  # UNSAFE_FP8FNCAST: no range check when e4m3fn becomes e4m3
     cache: bool = True  # OPEN_NKI_CACHE: 0 runs the kernel's Python at every call
+    threads: int = 0  # OPEN_NKI_THREADS: of plans; 0: as many as the process may use
     executor: str = "auto"  # OPEN_NKI_EXECUTOR: reference, one instruction at a time; plan, whatever it costs
 
 
@@ -58,6 +59,7 @@ def from_environment() -> Options:
         logical_nc_config=_number("NEURON_LOGICAL_NC_CONFIG", _number("NEURON_RT_VIRTUAL_CORE_SIZE")),
         unsafe_fp8=_flag("UNSAFE_FP8FNCAST"),
         cache=_flag("OPEN_NKI_CACHE", default=True),
+        threads=_number("OPEN_NKI_THREADS", 0),
         executor=_choice("OPEN_NKI_EXECUTOR", ("auto", "plan", "reference")),
     )
 

@@ -183,9 +183,9 @@ def _modes(columns: Sequence[tuple[Place, ...]]) -> set[str]:
     ):
         found.add("outer")
     uniform = len({p.shape[0] for p in first}) == 1 and len(set(steps)) <= 1
-    if uniform and (not steps or rs == len(first) * steps[0]):
-        if _is_blas(steps[0] if steps else rs, cs, depth, width):
-            found.add("inner")
+    step = steps[0] if steps else rs
+    if uniform and (not steps or rs == len(first) * step) and _is_blas(step, cs, depth, width):
+        found.add("inner")
     return found
 
 

@@ -7,7 +7,8 @@ something to say (a warning, an error), the launch runs the program again, one i
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +19,11 @@ from ..execute.prepared import prepare
 from ..hardware import dtypes
 from ..hardware.dtypes import f32
 from ..program.program import Diagnostic, Loop, Program, walk
-from ..tensors import View, row_major
+from ..tensors import row_major
 from ..tensors.storage import Storage
 from .planner import NoPlan, Plan, plan_of
 from .products import Factor, Gemm
+from .threads import available, together
 from .tracking import Task
 from .values import Place, Value, of_storage
 
@@ -113,6 +115,7 @@ class Runner:
         self.arena = np.empty(0, np.uint8)
         self.packs = np.empty(0, np.float32)
         self.raws: dict[Storage, np.ndarray] = {}
+        self.threads = core.launch.options.threads or available()
 
     def run(self) -> None:
         self.arena, self.packs = self._take()
@@ -292,15 +295,16 @@ class Runner:
     # ---- products --------------------------------------------------------------------------------
 
     def _gemm(self, gemm: Gemm) -> None:
-        left = self._matrix(gemm.left, 0)
-        right = self._matrix(gemm.right, gemm.left.nbytes // 4)
+        left, packing = self._matrix(gemm.left, 0)
+        right, more = self._matrix(gemm.right, gemm.left.nbytes // 4)
+        together([*packing, *more], self.threads)
         rows, columns = gemm.left.columns, gemm.right.columns
         if gemm.target is not None:
-            np.matmul(left.T, right, out=self.array(gemm.target))
-            return
-        assert gemm.result is not None
-        out = np.ndarray((rows, columns), np.float32, self.arena, gemm.result.at)
-        np.matmul(left.T, right, out=out)
+            out = self.array(gemm.target)
+        else:
+            assert gemm.result is not None
+            out = np.ndarray((rows, columns), np.float32, self.arena, gemm.result.at)
+        together(_blocks(left.T, right, out), self.threads)
         for value, row, column in gemm.copies:
             assert value.sunk is not None
             height = value.view.shape[0]
@@ -308,12 +312,13 @@ class Runner:
             target = self.array(value.sunk)
             target[...] = out[row : row + height, column : column + width].reshape(target.shape)
 
-    def _matrix(self, factor: Factor, at: int) -> np.ndarray:
+    def _matrix(self, factor: Factor, at: int) -> tuple[np.ndarray, list[Callable[[], None]]]:
+        """A factor, and what is to be done before it holds its numbers."""
         if factor.there is not None:
-            return self.array(factor.there)
+            return self.array(factor.there), []
         size = factor.rows * factor.columns
         packed = self.packs[at : at + size].reshape(factor.rows, factor.columns)
-        term = 0
+        term, parts = 0, []
         for tile in factor.tiles:
             if tile.column == 0 and tile.row > 0:
                 term += 1
@@ -324,8 +329,24 @@ class Runner:
             place = tile.place
             if tile.strides is not None:
                 place = place._replace(shape=(tile.rows, tile.columns), strides=tile.strides)
-            widen(target, self.array(place).reshape(target.shape), place)
-        return packed
+            parts.append(partial(widen, target, self.array(place).reshape(target.shape), place))
+        return packed, parts
+
+
+BLOCK = 1024  # rows and columns of a result that one thread works on
+
+
+def _blocks(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> list[Callable[[], None]]:
+    """left @ right in parts, cut by its size alone."""
+    rows, columns = _cuts(out.shape[0]), _cuts(out.shape[1])
+    return [partial(np.matmul, left[r], right[:, c], out=out[r, c]) for c in columns for r in rows]
+
+
+def _cuts(size: int) -> list[slice]:
+    count = max(1, -(-size // BLOCK))
+    step = -(-size // count)
+    step += -step % 16
+    return [slice(start, min(size, start + step)) for start in range(0, size, step)]
 
 
 def widen(target: np.ndarray, source: np.ndarray, place: Place) -> None:
@@ -345,4 +366,4 @@ def _is(prepared: Any, loop: Loop) -> bool:
     return getattr(prepared, "loop", None) is loop
 
 
-__all__ = ["PlannedBackend", "Runner", "View", "prod"]
+__all__ = ["PlannedBackend", "Runner"]

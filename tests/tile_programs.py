@@ -1,7 +1,7 @@
 """Random tile programs: what plans fold and merge, in every order that a kernel might write it.
 
-A seed chooses the operations. Tiles rotate, are written in pieces, turned, widened, summed and stored; numbers
-are small integers, so that sums are exact in any order unless a product of products grows too large.
+A seed chooses the operations. Tiles rotate, are written in pieces, turned, widened, summed and stored;
+numbers are small integers, so that sums are exact in any order unless a product of products grows too large.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.options import from_environment
 from support import target
 
 P, F = 8, 12  # partitions and elements of a tile
@@ -324,7 +323,3 @@ def program_of(seed, rare=0.3, degree=1, platform="trn2"):
     with target(platform), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return kernel.trace(*arrays, seed, rare), arrays
-
-
-def executor():
-    return from_environment().executor
