@@ -5,7 +5,6 @@ A plan is made where it can pay: the products of the program are large, and ther
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -41,8 +40,6 @@ class Plan:
         self.cores = cores
         self.storages = storages
         self.in_place = kept  # storages that are not followed, and why
-        self.free: list[Any] = []  # arrays of earlier runs, for the next ones
-        self.lock = threading.Lock()
 
     @property
     def products(self) -> Iterator[Gemm]:

@@ -21,13 +21,12 @@ from ..hardware.dtypes import f32
 from ..program.program import Diagnostic, Loop, Program, walk
 from ..tensors import row_major
 from ..tensors.storage import Storage
+from .arrays import pool
 from .planner import NoPlan, Plan, plan_of
 from .products import Factor, Gemm
 from .threads import available, together
 from .tracking import Task
 from .values import Place, Value, of_storage
-
-KEPT = 2  # arenas that wait for the next calls of a plan
 
 
 class Spot(NamedTuple):
@@ -118,7 +117,8 @@ class Runner:
         self.threads = core.launch.options.threads or available()
 
     def run(self) -> None:
-        self.arena, self.packs = self._take()
+        self.arena, packs = pool.take(self.part.arena), pool.take(self.part.packed)
+        self.packs = packs[: packs.size // 4 * 4].view(np.float32)
         self._open_results()
         steps, said = self.part.steps, self._said()
         try:
@@ -133,23 +133,10 @@ class Runner:
                     self._task(step)
         finally:
             self.core.replayed = None
-            self._give_back()
+            for array in (self.arena, packs):
+                pool.give_back(array)
 
     # ---- memory ----------------------------------------------------------------------------------
-
-    def _take(self) -> tuple[np.ndarray, np.ndarray]:
-        index = self.core.index
-        with self.plan.lock:
-            for number, (owner, arena, packs) in enumerate(self.plan.free):
-                if owner == index:
-                    del self.plan.free[number]
-                    return arena, packs
-        return aligned(self.part.arena), aligned(self.part.packed).view(np.float32)
-
-    def _give_back(self) -> None:
-        with self.plan.lock:
-            if sum(owner == self.core.index for owner, _, _ in self.plan.free) < KEPT:
-                self.plan.free.append((self.core.index, self.arena, self.packs))
 
     def _open_results(self) -> None:
         """Memory that is written once everywhere: nobody asks on the way what of it is written."""
