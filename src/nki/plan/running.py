@@ -305,7 +305,8 @@ class Runner:
             return self.array(factor.there), []
         size = factor.rows * factor.columns
         packed = self.packs[at : at + size].reshape(factor.rows, factor.columns)
-        term, parts = 0, []
+        term = 0
+        parts: list[Callable[[], None]] = []
         for tile in factor.tiles:
             if tile.column == 0 and tile.row > 0:
                 term += 1
