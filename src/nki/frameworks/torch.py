@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..call.bridges import TensorSpec
+from ..call.devices import on_device
 from ..call.kernel import Kernel
 from ..call.staged import Returned, Staged
 from ..errors import error
@@ -88,7 +89,21 @@ def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
             return staged(kernel, args, kwargs)
     if keep_for_debugging.wanted():
         keep_for_debugging(kernel, *replaced((args, kwargs), torch.Tensor, _spec))
+    if tensors and all(tensor.is_cuda for tensor in tensors):
+        found = run_there(kernel, args, kwargs, tensors)
+        if found:
+            return found[0]
     return kernel.run(*args, **kwargs).result
+
+
+def run_there(kernel: Kernel, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> list[Any]:
+    """What a call returns where its tensors are, with no copy to the host; an empty list: it cannot."""
+    needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if needed or len({tensor.device for tensor in tensors}) > 1:
+        return []
+    specs, kept = replaced((args, kwargs), torch.Tensor, _spec)
+    dense = [tensor.detach().contiguous() for tensor in tensors]
+    return on_device(kernel, specs, kept, dense, tensors[0].device)
 
 
 _SIMPLE = {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)}

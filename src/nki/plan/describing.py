@@ -111,7 +111,9 @@ def lines(facts: dict[str, Any]) -> list[str]:
     head = f"{facts['kernel']} for {facts['platform']}: {facts['instructions']:,} instructions"
     if not facts["planned"]:
         return [f"{head}, run one by one", f"  why: {facts['why']}"]
-    found = [head if facts["by_default"] else f"{head}; by default run one by one: {facts['why']}"]
+    found = [head]
+    if not facts["by_default"]:
+        found.append(f"  by default it runs one by one: {facts['why']}")
     for index, core in enumerate(facts["cores"]):
         if len(facts["cores"]) > 1:
             found.append(f"core {index}")
