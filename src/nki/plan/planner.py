@@ -6,6 +6,7 @@ A plan is made where it can pay: the products of the program are large, and ther
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any, NamedTuple
 
 from ..program.instruction import State
@@ -19,6 +20,7 @@ from .storages import Storages
 from .tracking import InPlace, Task, Tracker
 
 WORTH = 1 << 28  # floating-point operations of matmuls from which a plan is made: measured
+WORTH_EACH = 1 << 20  # and so many for each instruction, which all have to be looked at
 ATTEMPTS = 24  # times that a storage may turn out to be no sequence of values
 UNPLANNED = (State.output, State.ranks, State.vector_random, State.gpsimd_random)
 
@@ -62,25 +64,27 @@ def plan_of(program: Program, forced: bool = False) -> Plan | NoPlan:
 
 
 def _made(program: Program, forced: bool) -> Plan | NoPlan:
-    flops, states = 0, set()
+    flops, count, states = 0, 0, set()
     for items in program.cores:
         for instruction in _straight(items):
+            count += 1
             if instruction.state:
                 states.update(instruction.touches())
-            if (
-                instruction.accumulates
-                and flops < WORTH
-                and instruction.meaning(program.machine).__class__ is Product
-            ):
-                flops += instruction.flops()
+            if instruction.accumulates and instruction.meaning(program.machine).__class__ is Product:
+                flops += _flops(instruction)
     for state in UNPLANNED:
         if state in states:
             return NoPlan(f"it touches {state.value}")
-    if flops < WORTH and not forced:
-        return NoPlan(f"its matmuls are {flops / 1e6:.0f} MFLOP, which does not pay")
+    if flops < max(WORTH, WORTH_EACH * count) and not forced:
+        return NoPlan(f"its matmuls are {flops / 1e6:.0f} MFLOP in {count} instructions, which does not pay")
     if any(isinstance(item, Loop) for items in program.cores for item in items) and _touches(program):
         return NoPlan("a dynamic loop touches what only the numpy executor knows")
     return _planned(program)
+
+
+def _flops(product: Any) -> int:
+    (k, *m), n = product.stationary.shape, product.moving.shape
+    return 2 * k * prod(m) * prod(n[1:])
 
 
 def _straight(items: tuple[Item, ...]) -> Iterator[Any]:

@@ -167,10 +167,10 @@ class Tracker:
         same = dst.dtype is src.dtype
         if not same and not (dst.dtype is float32 and src.dtype in WIDENED):
             return False
-        if same and meaning.order is None:
-            alias = moved(place, None, dst.shape)
-            if alias is None:
-                return False
+        alias = moved(place, None, dst.shape) if same and meaning.order is None else None
+        if same and meaning.order is None and alias is None:
+            return False
+        if alias is not None and (alias.strides[-1] <= 1 or dst.shape[-1] == 1):
             value = Value(dst, alias)
             value.wide = None if wide is None else _beside(dst, wide, None)
             self._define(dst, value)
