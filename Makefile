@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 BARE := $(VENV)/.bare
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-versions tiny bench bench-kernels docs site release lint clean
+.PHONY: setup demo test test-all test-gpu test-versions tiny bench bench-kernels docs site release lint clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -n auto
+
+# plans on torch tensors: on the GPU of this machine, if it has one, and on the processor
+test-gpu: setup
+	$(BIN)/python -m pytest -p no:xdist tests/plan/test_device.py
 
 # the oldest and the newest of everything, an environment after the other, in build/versions
 test-versions: setup

@@ -32,6 +32,8 @@ class Options:
     unsafe_fp8: bool = False  # UNSAFE_FP8FNCAST: no range check when e4m3fn becomes e4m3
     cache: bool = True  # OPEN_NKI_CACHE: 0 runs the kernel's Python at every call
     api: str = RELEASES[-1]  # OPEN_NKI_API: behave as this release of NKI is documented
+    threads: int = 0  # OPEN_NKI_THREADS: of plans; 0: as many as the process may use
+    executor: str = "auto"  # OPEN_NKI_EXECUTOR: reference, one instruction at a time; plan, whatever it costs
 
     def since(self, release: str) -> bool:
         """Whether what this release changed holds."""
@@ -43,6 +45,13 @@ def _number(name: str, default: Any = None) -> Any:
     if value and not value.isdigit():
         raise error("argument", f"{name} must be a number, it is {value!r}")
     return int(value) if value else default
+
+
+def _choice(name: str, allowed: tuple[str, ...]) -> str:
+    value = os.environ.get(name, "").strip().lower() or allowed[0]
+    if value not in allowed:
+        raise error("argument", f"{name} must be {', '.join(allowed)}; it is {value!r}")
+    return value
 
 
 def from_environment() -> Options:
@@ -57,6 +66,8 @@ def from_environment() -> Options:
         unsafe_fp8=_flag("UNSAFE_FP8FNCAST"),
         cache=_flag("OPEN_NKI_CACHE", default=True),
         api=_release(),
+        threads=_number("OPEN_NKI_THREADS", 0),
+        executor=_choice("OPEN_NKI_EXECUTOR", ("auto", "plan", "reference")),
     )
 
 

@@ -27,7 +27,7 @@ from ..errors import NkiError
 from ..hardware import generations, machine
 from ..options import choose_machine
 from ..report.text import document, ruled, side_by_side, size
-from . import migrate, run, script, tuning
+from . import migrate, plans, run, script, tuning
 from .checking import command_check, command_explain
 from .script import UsageError
 from .settings import settings
@@ -106,6 +106,16 @@ def command_trace(options: argparse.Namespace) -> int:
     else:
         print(program.text(constants=False), end="")
     return 0
+
+
+def command_plan(options: argparse.Namespace) -> int:
+    """nki plan"""
+    with Stages() as stage, settings(options), kernel_at(options.kernel, stage) as kernel:
+        kernel = launched(kernel, options.lnc)
+        bound = script.bind(kernel, script.parse_arguments(options.arg))
+        stage(f"tracing {kernel.__name__}")
+        program = kernel.trace(*bound.args, **bound.kwargs)
+    return plans.print_plan(program, options.json)
 
 
 def command_compare(options: argparse.Namespace) -> int:
@@ -361,6 +371,12 @@ def parser() -> argparse.ArgumentParser:
     )
     add_run_options(traced)
     traced.add_argument("--save", metavar="FILE", help="write the program for nki.Program.load instead")
+
+    planned = command("plan", command_plan, "print how a kernel runs here", plans.TEXT, plans.EXAMPLES)
+    planned.add_argument(
+        "kernel", metavar="script.py[:kernel]", help="the kernel may be left out if there is one only"
+    )
+    add_run_options(planned)
 
     two = command("compare", command_compare, "put two profiles side by side", COMPARE_TEXT, COMPARE_EXAMPLES)
     for letter in "ab":

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..call.bridges import TensorSpec
+from ..call.devices import on_device
 from ..call.kernel import Kernel
 from ..call.staged import Returned, Staged
 from ..errors import error
@@ -121,6 +122,10 @@ def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
     if keep_for_debugging.wanted():
         keep_for_debugging(kernel, *replaced((args, kwargs), torch.Tensor, _spec))
     with _recorded(kernel.__name__):
+        if tensors and all(tensor.is_cuda for tensor in tensors):
+            found = run_there(kernel, args, kwargs, tensors)
+            if found:
+                return found[0]
         return kernel.run(*args, **kwargs).result
 
 
@@ -131,6 +136,16 @@ _not_recorded = contextlib.nullcontext()
 def _recorded(kernel: str) -> Any:
     """torch.profiler shows the kernel by its name."""
     return torch.autograd.profiler.record_function(f"nki::{kernel}") if _is_profiling() else _not_recorded
+
+
+def run_there(kernel: Kernel, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> list[Any]:
+    """What a call returns where its tensors are, with no copy to the host; an empty list: it cannot."""
+    needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if needed or len({tensor.device for tensor in tensors}) > 1:
+        return []
+    specs, kept = replaced((args, kwargs), torch.Tensor, _spec)
+    dense = [tensor.detach().contiguous() for tensor in tensors]
+    return on_device(kernel, specs, kept, dense, tensors[0].device)
 
 
 _SIMPLE = {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)}

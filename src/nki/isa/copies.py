@@ -12,6 +12,7 @@ from ..hardware.dtypes import DType, f32
 from ..hardware.machine import Machine
 from ..hardware.memories import PSUM
 from ..program.instruction import Cost, In, InOut, Instruction, Operand, Out
+from ..program.meanings import Fill, Move
 from ..run.core import issue
 from ..tensors import View
 from . import rules
@@ -53,6 +54,10 @@ class TensorCopy(Instruction):
             rules.castable(self, "dst", "src")
         if self.engine is GPSIMD and (rules.is_gathered(self.dst) or rules.is_gathered(self.src)):
             raise rules.fail(self, "engine", "the gpsimd engine copies no indirect views", ["dst", "src"])
+
+    def meaning(self, machine: Machine) -> Move | None:
+        through_float32 = self.runs_on is SCALAR and not machine.scalar_has_tensor_copy
+        return None if through_float32 else Move()
 
     def compute(self, dst: np.ndarray, src: np.ndarray) -> None:
         if self.runs_on is SCALAR and not current_machine().scalar_has_tensor_copy:
@@ -150,6 +155,9 @@ class Memset(Instruction):
 
     def _refuse(self, message: str, help: str | None = None) -> Exception:
         return rules.fail(self, "memset-type", message, ["dst"], help)
+
+    def meaning(self, machine: Machine) -> Fill:
+        return Fill(self.value)
 
     def compute(self, dst: np.ndarray) -> None:
         if dst.dtype is dtypes.FLOAT32 and self.dst.dtype is not dtypes.tfloat32:

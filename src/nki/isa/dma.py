@@ -14,6 +14,7 @@ from ..hardware.dtypes import DType, f32
 from ..hardware.machine import Machine
 from ..hardware.memories import PSUM
 from ..program.instruction import Cost, In, Instruction, Out
+from ..program.meanings import Move
 from ..run.core import issue
 from ..tensors import View, is_int
 from . import enums, rules
@@ -259,6 +260,9 @@ class DmaCopy(DmaInstruction):
                 "pass dge_mode=nisa.dge_mode.hwdge, or leave engine out",
             )
         warn("dma-engine", "dma_copy: engine=nisa.engine.scalar has no effect without dge_mode.hwdge")
+
+    def meaning(self, machine: Machine) -> Move:
+        return Move()
 
     def compute(self, dst: View, src: Any) -> None:
         if self.access.fixed:

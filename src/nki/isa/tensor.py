@@ -12,6 +12,7 @@ from ..hardware import dtypes
 from ..hardware.dtypes import f32
 from ..hardware.machine import Machine
 from ..program.instruction import WHOLE_ARRAY, Accumulated, Cost, In, Instruction, PeTile
+from ..program.meanings import Product
 from ..run.core import issue
 from ..tensors import View, is_int
 from . import rules
@@ -340,6 +341,11 @@ class NcMatmul(MatmulInstruction):
 
     # ---- meaning ---------------------------------------------------------------------------------
 
+    def meaning(self, machine: Machine) -> Product | None:
+        plain = self.perf_mode is matmul_perf_mode.none and self.dst.dtype is dtypes.float32
+        hinted = self.is_stationary_onezero or self.is_moving_onezero  # somebody must look at the values
+        return Product(self.accumulate) if plain and not hinted else None
+
     def compute(self, dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray, written: Any) -> None:
         stationary, moving = self._contraction(stationary), self._contraction(moving)
         if self.is_stationary_onezero or self.is_moving_onezero:
@@ -392,6 +398,9 @@ class MatmulTranspose(NcMatmul):
 
     indirect = ("dst", "stationary")
     widened = ()
+
+    def meaning(self, machine: Machine) -> None:
+        return None  # whether moving is the identity, its values say
 
     def refuse_mixture(self, message: str) -> None:
         warn(

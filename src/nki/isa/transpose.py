@@ -13,6 +13,7 @@ from ..hardware.dtypes import f32
 from ..hardware.machine import Machine
 from ..hardware.memories import PSUM, SBUF
 from ..program.instruction import Cost, In, Instruction, Out
+from ..program.meanings import Move
 from ..run.core import issue
 from ..tensors import View
 from . import rules
@@ -146,6 +147,11 @@ class NcTranspose(Instruction):
                 f"tile data by {limit} x {limit}"
                 + (", or write to PSUM with the tensor engine" if limit < 128 else ""),
             )
+
+    def meaning(self, machine: Machine) -> Move | None:
+        """Bits and values move; bytes in 16-bit slots, and products of trn1, are another matter."""
+        exact = self.runs_on is not TENSOR or machine.transpose_exact
+        return Move("turn") if exact and self.dst.dtype.is_float == self.data.dtype.is_float else None
 
     def compute(self, dst: np.ndarray, data: np.ndarray) -> None:
         data = flat(data)

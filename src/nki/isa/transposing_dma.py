@@ -7,6 +7,7 @@ from typing import Any
 from ..context import current, warn
 from ..hardware.machine import Machine
 from ..program.instruction import In, Out
+from ..program.meanings import Move
 from ..run.core import issue
 from ..tensors import View
 from . import enums, rules
@@ -178,6 +179,9 @@ class DmaTranspose(DmaInstruction):
     @property
     def order(self) -> Any:
         return AXES.get(self.src.ndim) if self.axes is None else self.axes
+
+    def meaning(self, machine: Machine) -> Move:
+        return Move(self.order)
 
     def compute(self, dst: View, src: Any) -> None:
         if src is None:  # skipped: the run-time index was out of bounds

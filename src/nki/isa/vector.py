@@ -12,6 +12,7 @@ from ..hardware.machine import Machine
 from ..hardware.memories import PSUM
 from ..hardware.operators import Operator
 from ..program.instruction import Cost, In, Instruction, Operand, Out
+from ..program.meanings import Sum
 from ..run.core import issue
 from ..tensors import View
 from . import alu, rules
@@ -72,6 +73,9 @@ class TensorTensor(Instruction):
         return (
             self.dst.dtype in INTEGER_32 and self.data1.dtype in INTEGER_32 and self.data2.dtype in INTEGER_32
         )
+
+    def meaning(self, machine: Machine) -> Sum | None:
+        return Sum() if self.op.name == "add" and self.runs_on is VECTOR else None
 
     def compute(self, dst: np.ndarray, data1: np.ndarray, data2: np.ndarray) -> None:
         data1, data2 = shaped(data1, dst), shaped(data2, dst)

@@ -24,6 +24,7 @@ from ..errors import Site, error
 from ..hardware.engines import engine
 from ..hardware.machine import Machine
 from ..tensors import View
+from .meanings import Meaning
 
 Out = View
 In = View
@@ -243,6 +244,10 @@ class Instruction(NkiInstruction, metaclass=_InstructionType):
     def choose_engine(self, machine: Machine) -> engine | None:
         """The engine when the caller names none."""
         return self.engines[0] if self.engines else None
+
+    def meaning(self, machine: Machine) -> Meaning | None:
+        """What a planner may take it for; None: only `compute` knows."""
+        return None
 
     def compute(self, *arrays: Any) -> None:
         """The meaning: numpy arrays in, the output arrays filled."""

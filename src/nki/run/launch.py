@@ -15,7 +15,6 @@ import numpy as np
 from ..check.races import Watch
 from ..context import activate
 from ..errors import NkiError, Site, emit_warning, error, error_class
-from ..execute.backend import NumpyBackend
 from ..execute.collector import fewer_collections
 from ..execute.memories import check_usable
 from ..execute.random import Generators
@@ -23,6 +22,7 @@ from ..hardware.dtypes import DType
 from ..hardware.machine import Machine
 from ..hardware.memories import SHARED_HBM
 from ..options import Options
+from ..plan.running import PlannedBackend
 from ..program.instruction import Instruction, NkiInstruction, Place
 from ..program.program import Block, Diagnostic, Edge, Item, Program, walk
 from ..program.recorder import Recorder
@@ -69,7 +69,7 @@ class Launch:
         self.mode = mode
         self.call = object()  # whose storages these are
         whose = None if mode == "replay" else self.call
-        self.backend = NumpyBackend(machine, options.precise_fp, whose, self._released)
+        self.backend = PlannedBackend(machine, options.precise_fp, whose, self._released)
         self.memories = self.backend.memories  # of kernels whose instructions run as they are issued
         self.generators = Generators()
         self.statistics: Statistics | None = Statistics(machine) if mode == "eager" else None
@@ -160,18 +160,43 @@ class Launch:
         for storage, raw in program.constants:
             self.backend.borrow(storage, raw)
         with fewer_collections():
-            if self.degree == 1:
-                self._on(self.cores[0], lambda: self.backend.run(program, self.cores[0]))
-            else:
-                baton = self.baton or Baton(self.cores)
-                self.baton = baton
-                baton.run(lambda core: self._on(core, lambda: self.backend.run(program, core)))
-                self._compare_loops()
+            planned = self.backend.choose(program, self.options.executor)
+            if not (planned and self._by_plan(program)):
+                self._one_by_one(program)
         for core in self.cores:
             core.replayed = None
         for diagnostic in program.said:  # after the last instruction, or about none of them
             if diagnostic.before is None or diagnostic.before >= program.length_of(diagnostic.core):
                 self.say(diagnostic)
+
+    def _one_by_one(self, program: Program) -> None:
+        if self.degree == 1:
+            self._on(self.cores[0], lambda: self.backend.run(program, self.cores[0]))
+        else:
+            baton = self.baton or Baton(self.cores)
+            self.baton = baton
+            baton.run(lambda core: self._on(core, lambda: self.backend.run(program, core)))
+            self._compare_loops()
+
+    def _by_plan(self, program: Program) -> bool:
+        """Run a program by its plan. If anything has something to say: False, and all is as it was."""
+        said, heard = list(self.diagnostics), set(self._said)
+        known = {id(diagnostic) for diagnostic in program.said}
+        try:
+            self._one_by_one(program)
+            if all(id(diagnostic) in known for diagnostic in self.diagnostics[len(said) :]):
+                return True
+        except Exception:  # one instruction after the other says what is wrong, and where
+            pass
+        self.diagnostics[:], self._said = said, heard
+        self.meetings.clear()
+        sinks = [core.sinks for core in self.cores]
+        self.cores[:] = [Core(self, index) for index in range(self.degree)]
+        for core, its_own in zip(self.cores, sinks, strict=True):
+            core.sinks = its_own
+        self.baton = None
+        self.backend.start_again()
+        return False
 
     @staticmethod
     def _on(core: Core, program: Callable[[], Any]) -> Any:

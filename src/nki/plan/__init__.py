@@ -1,0 +1,11 @@
+"""Plans: a Program as a few large operations (docs/performance.md).
+
+values      what each instruction writes is a value that never changes; who reads it, and where it lies
+storages    which storages are followed so, and which stay memory that is written in place
+tracking    goes through a core's instructions and finds the values each of them reads and makes
+folding     copies, sums of products and stores that need no instruction of their own
+products    tile products of one stage that make up a large one
+stages      the order of everything, and where in one array the values lie
+planner     all of this together: `plan_of(program)`
+running     runs a plan; whatever it does not understand goes to the numpy executor
+"""

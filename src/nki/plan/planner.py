@@ -1,0 +1,121 @@
+"""The planner: a Program in, a Plan out, kept with the Program.
+
+A plan is made where it can pay: the products of the program are large, and there are many of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+from ..program.instruction import State
+from ..program.meanings import Product
+from ..program.program import Item, Loop, Program
+from ..tensors.storage import Storage
+from .folding import folded
+from .products import Gemm
+from .stages import in_stages, laid_out
+from .storages import Storages
+from .tracking import InPlace, Task, Tracker
+
+WORTH = 1 << 28  # floating-point operations of matmuls from which a plan is made: measured
+WORTH_EACH = 1 << 20  # and so many for each instruction, which all have to be looked at
+ATTEMPTS = 24  # times that a storage may turn out to be no sequence of values
+UNPLANNED = (State.output, State.ranks, State.vector_random, State.gpsimd_random)
+
+
+class CorePlan(NamedTuple):
+    """What one core does, in order: Gemms, Tasks and fences."""
+
+    steps: list[Any]
+    arena: int  # bytes of the values
+    packed: int  # bytes of the largest pair of packed factors
+    folded: dict[str, int]
+
+
+class Plan:
+    """A program as a few large operations. It never changes; calls share it."""
+
+    def __init__(self, program: Program, cores: list[CorePlan], storages: Storages, kept: dict[Storage, str]):
+        self.program = program
+        self.cores = cores
+        self.storages = storages
+        self.in_place = kept  # storages that are not followed, and why
+
+    @property
+    def products(self) -> Iterator[Gemm]:
+        return (step for core in self.cores for step in core.steps if step.__class__ is Gemm)
+
+
+class NoPlan(NamedTuple):
+    """Why a program runs one instruction at a time."""
+
+    why: str
+
+
+def plan_of(program: Program, forced: bool = False) -> Plan | NoPlan:
+    """The plan of a program, made once and kept with it."""
+    key = "_forced_plan" if forced else "_plan"
+    found = program.__dict__.get(key)
+    if found is None:
+        found = program.__dict__[key] = _made(program, forced)
+    return found
+
+
+def _made(program: Program, forced: bool) -> Plan | NoPlan:
+    flops, count, states = 0, 0, set()
+    for items in program.cores:
+        for instruction in _straight(items):
+            count += 1
+            if instruction.state:
+                states.update(instruction.touches())
+            if instruction.accumulates and instruction.meaning(program.machine).__class__ is Product:
+                flops += _flops(instruction)
+    for state in UNPLANNED:
+        if state in states:
+            return NoPlan(f"it touches {state.value}")
+    if flops < max(WORTH, WORTH_EACH * count) and not forced:
+        return NoPlan(f"its matmuls are {flops / 1e6:.0f} MFLOP in {count} instructions, which does not pay")
+    if any(isinstance(item, Loop) for items in program.cores for item in items) and _touches(program):
+        return NoPlan("a dynamic loop touches what only the numpy executor knows")
+    return _planned(program)
+
+
+def _flops(product: Any) -> int:
+    (k, *m), n = product.stationary.shape, product.moving.shape
+    return 2 * k * prod(m) * prod(n[1:])
+
+
+def _straight(items: tuple[Item, ...]) -> Iterator[Any]:
+    return (item for item in items if item.__class__ is not Loop)
+
+
+def _touches(program: Program) -> bool:
+    return bool(program.state & frozenset(UNPLANNED))
+
+
+def _planned(program: Program) -> Plan | NoPlan:
+    kept: dict[Storage, str] = {}
+    for _ in range(ATTEMPTS):
+        storages = Storages(program, kept)
+        try:
+            cores = [_core(program, core, storages) for core in range(len(program.cores))]
+        except InPlace as problem:
+            kept[problem.storage] = problem.why
+            continue
+        return Plan(program, cores, storages, kept)
+    return NoPlan("too many of its tiles are no sequences of values")
+
+
+def _core(program: Program, core: int, storages: Storages) -> CorePlan:
+    tracker = Tracker(storages, program.machine)
+    tracker.follow(program.cores[core])
+    tasks = folded(tracker.tasks, tracker.folded)
+    steps = in_stages(tasks, storages)
+    arena = laid_out(steps)
+    packed = max((s.left.nbytes + s.right.nbytes for s in steps if s.__class__ is Gemm), default=0)
+    return CorePlan(steps, arena, packed, tracker.folded)
+
+
+__all__ = ["CorePlan", "NoPlan", "Plan", "Task", "plan_of"]

@@ -1,0 +1,47 @@
+"""Threads: the parts of a step that do not wait for each other, on the cores that the process may use.
+
+How a step is cut does not depend on how many threads there are, so its bits do not either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def available() -> int:
+    """Cores that the process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+def together(parts: Sequence[Callable[[], None]], threads: int) -> None:
+    """Do all parts; the first error is raised when all have ended."""
+    if threads < 2 or len(parts) < 2:
+        for part in parts:
+            part()
+        return
+    pool = _pools.get(threads)
+    if pool is None:
+        pool = _pools.setdefault(threads, ThreadPoolExecutor(threads, thread_name_prefix="nki-plan"))
+    waiting = [pool.submit(_quiet, part) for part in parts]
+    problems = [future.exception() for future in waiting]
+    for problem in problems:
+        if problem is not None:
+            raise problem
+
+
+def _quiet(part: Callable[[], None]) -> None:
+    with np.errstate(all="ignore"):
+        part()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)  # its threads are the parent's

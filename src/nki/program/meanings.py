@@ -1,0 +1,37 @@
+"""What a planner may know of an instruction beyond its effects: that it moves, fills, adds or multiplies.
+
+An instruction with none of these is run by its `compute`, whatever it means. Operands stand in the order of
+the annotations: dst first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Move(NamedTuple):
+    """dst = src, element by element in stream order; cast through float32 where the dtypes differ.
+
+    `order` permutes the dimensions of src first; "turn" takes src as [P, F] and dst as [F, P].
+    """
+
+    order: Any = None
+
+
+class Product(NamedTuple):
+    """dst[M, N] = stationary[K, M].T @ moving[K, N], or added to what matmuls left in dst."""
+
+    accumulate: bool | None
+
+
+class Fill(NamedTuple):
+    """dst = value everywhere."""
+
+    value: Any
+
+
+class Sum(NamedTuple):
+    """dst = data1 + data2 in float32."""
+
+
+Meaning = Move | Product | Fill | Sum
