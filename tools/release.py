@@ -58,7 +58,8 @@ def check_installed(artefact: Path) -> None:
         run(python, "-c", "import nki, nki.isa, nki.language, nkilib; print(nki.__version__)", cwd=home)
         run(home / "env" / "bin" / "nki", "info", cwd=home)
         shutil.copytree(ROOT / "examples" / "matmul", home / "matmul")
-        run(python, home / "matmul" / "demo.py", "--size", 256, 256, 512, "--model-size", 256, 256, 512, cwd=home)
+        size = (256, 256, 512)
+        run(python, home / "matmul" / "demo.py", "--size", *size, "--model-size", *size, cwd=home)
 
 
 def main() -> int:
