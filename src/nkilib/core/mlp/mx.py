@@ -56,7 +56,7 @@ SCALE_COLUMNS = 8192  # of the down projection whose scales come at once
 class MxScales(nl.NKIObject):
     """STATIC_MX: what undoes each projection, [128, 1] in SBUF, and what x and m are multiplied by."""
 
-    def __init__(self, p: MLPParameters):
+    def __init__(self, p: MLPParameters, ones: Any = None):
         static = p.quantization == QuantizationType.STATIC_MX
         x_scale = load_scalar(p.gate_up_in_scale, p.tiles) if static else None
         m_scale = load_scalar(p.down_in_scale, p.tiles) if static else None
@@ -66,7 +66,7 @@ class MxScales(nl.NKIObject):
         self.gate = product_of(x_scale, load_scalar(p.gate.scale, p.tiles), p.tiles) if gated else None
         self.up = product_of(x_scale, load_scalar(p.up.scale, p.tiles), p.tiles) if static else None
         self.down = product_of(m_scale, load_scalar(p.down.scale, p.tiles), p.tiles) if static else None
-        self.ones = ones_tile(BANK_COLUMNS, p.tiles)
+        self.ones = ones_tile(BANK_COLUMNS, p.tiles) if ones is None else ones
 
 
 def mlp_mx(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> None:
@@ -197,7 +197,8 @@ def project_blocks(p: MLPParameters, x: MxTokens, linear: Linear, scale: Any, li
             sums.append(bank[:, i, :])
     width = down_rows(p)
     by_weight = linear.scale if p.quantization == QuantizationType.MX else None
-    project_features_mx(x, MxWeights(linear.weight, by_weight), sums, first * width, width)
+    weights = MxWeights(linear.weight, by_weight, p.mx_by_tile)
+    project_features_mx(x, weights, sums, first * width, width)
     values, at = [], first
     for bank in banks:
         values.append(finished(p, linear, scale, bank, at))

@@ -24,6 +24,7 @@ SCALE_ROWS = QUADRANT // GROUP  # the first partitions of a quadrant hold its sc
 TILE = PMAX * LANES  # of the contraction
 ONE = 127  # the code of the scale 1
 LONG_CHUNK_BYTES = 28 * 1024  # in each partition, of weights that lie in one piece
+WIDE_BYTES = 6 * 1024  # of scales in each partition, up to which tiles share no partitions
 SHARING = 4  # tiles whose scales share a quadrant
 KEEP = 255  # in the mask of a shuffle
 LARGEST_FP8 = 448.0
@@ -107,6 +108,14 @@ def round_tokens(lanes: Any, inverse: Any, ones: Any, tiles: Any = None) -> MxTo
     return MxTokens(narrow.view(nl.float8_e4m3fn_x4), None, ones, tiles)
 
 
+def narrow_tokens(lanes: Any, ones: Any, tiles: Any = None) -> MxTokens:
+    """lanes in 16 bits that hold FP8 numbers, as FP8 whose scales are 1."""
+    rows, count, tokens = lanes.shape[0], lanes.shape[1], lanes.shape[2]
+    narrow = new_tile(tiles, (rows, count, LANES * tokens), nl.float8_e4m3fn)
+    nisa.tensor_copy(narrow.reshape((rows, count, tokens, LANES)), lanes)
+    return MxTokens(narrow.view(nl.float8_e4m3fn_x4), None, ones, tiles)
+
+
 def token_scales(x: MxTokens, tile: int, start: int, end: int) -> Any:
     return x.ones[:, 0 : end - start] if x.scales is None else x.scales[:, tile, start:end]
 
@@ -166,8 +175,10 @@ def load_scales(weights: MxWeights, column: int, columns: int, tiles: Any) -> An
 
 
 def load_scales_by_tile(source: Any, column: int, columns: int, tiles: Any) -> WeightScales:
-    """Straight into their places, four rows at a time, of every fourth tile."""
+    """Straight into their places, four rows at a time: of all tiles, or, if these are many, every fourth."""
     rows, count = source.shape[0], source.shape[1]
+    if count * columns <= WIDE_BYTES:
+        return load_wide_scales(source, column, columns, tiles)
     groups = stream_tile(tiles, (PMAX, div_ceil(count, SHARING), columns), nl.uint8)
     for quadrant in TiledRange(rows, SCALE_ROWS):
         first = QUADRANT * quadrant.index
@@ -182,6 +193,19 @@ def load_scales_by_tile(source: Any, column: int, columns: int, tiles: Any) -> W
     for group in range(groups.shape[1]):
         by_group.append(groups[:, group : group + 1, :])
     return WeightScales(by_group, 1, column)
+
+
+def load_wide_scales(source: Any, column: int, columns: int, tiles: Any) -> WeightScales:
+    """All tiles side by side: the fewest transfers."""
+    rows, count = source.shape[0], source.shape[1]
+    wide = stream_tile(tiles, (PMAX, count, columns), nl.uint8)
+    for quadrant in TiledRange(rows, SCALE_ROWS):
+        first = QUADRANT * quadrant.index
+        if quadrant.size < SCALE_ROWS:  # rows of the quadrant that only pad: any number will do
+            nisa.memset(wide[first : first + QUADRANT], ONE)
+        part = source[quadrant.start_offset : quadrant.end_offset, :, column : column + columns]
+        nisa.dma_copy(wide[first : first + quadrant.size], part)
+    return WeightScales([wide], count, column)
 
 
 def shortest_run(tiles: int) -> int:
