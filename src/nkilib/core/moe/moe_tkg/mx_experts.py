@@ -10,68 +10,15 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.mlp.mlp_parameters import Linear, MLPParameters
 from nkilib.core.mlp.mx import MxScales, block_count, middle, quantize_middle
-from nkilib.core.mlp.mx_parameters import QUARTER
 from nkilib.core.moe.moe_tkg.experts import Item, Middle, Tokens, add_down_bias, total_of
 from nkilib.core.moe.moe_tkg.parameters import MoEParameters
 from nkilib.core.moe.moe_tkg.tokens import exchange
-from nkilib.core.utils.common_types import ComputationMode, NormType, QuantizationType
+from nkilib.core.moe.mx_weights import expert_mlp
 from nkilib.core.utils.mx_projection import MxTokens, MxWeights, WeightStream, token_scales
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-
-
-def expert_mlp(p: MoEParameters, item: Item) -> MLPParameters:
-    """Gate and up of an item's expert, as the MLP's MX path takes them."""
-    return MLPParameters(
-        hidden=p.hidden,
-        gate=linear_of(p, item, 0, p.gate),
-        up=linear_of(p, item, 1, p.up),
-        down=Linear(None),
-        fused_add=None,
-        store_add=False,
-        norm=NormType.NO_NORM,
-        gamma=None,
-        beta=None,
-        eps=0.0,
-        act_fn=p.act_fn,
-        skip_gate=False,
-        quantization=QuantizationType.MX,
-        gate_up_in_scale=None,
-        down_in_scale=None,
-        clipping_bound=0.0,
-        dtype_mode=p.dtype_mode,
-        output_dtype=None,
-        mode=ComputationMode.DECODE,
-        output_in_sbuf=False,
-        gate_up_column_tiling=False,
-        down_column_tiling=False,
-        down_optimized_layout=False,
-        transposed_in=False,
-        transposed_out=False,
-        mx_map=QUARTER,
-        mx_by_tile=True,
-    )
-
-
-def linear_of(p: MoEParameters, item: Item, half: int, limits: Linear) -> Linear:
-    """Gate (half 0) or up (1) of an expert: weights, bias, scales, limits."""
-    bias = None
-    if p.gate_up_bias is not None:
-        experts, rows = p.gate_up_bias.shape[0], p.gate_up_bias.shape[1]
-        blocks = p.gate_up_bias.size // (2 * experts * rows)
-        flat = p.gate_up_bias.reshape((experts, rows, 2, blocks))
-        bias = flat.select(0, item.expert)[:, half, :]
-    return Linear(
-        p.gate_up.select(0, item.expert)[:, half],
-        bias,
-        p.gate_up_scale.select(0, item.expert)[:, half],
-        limits.upper,
-        limits.lower,
-    )
-
 
 # ---- gate and up ---------------------------------------------------------------------------------
 
@@ -98,7 +45,7 @@ def mx_middles(p: MoEParameters, x: Tokens, items: list, core: int) -> list:
 
 def item_middle(p: MoEParameters, x: Tokens, item: Item, part: int, parts: int) -> Any:
     """act(gate) * up of one of `parts` parts of the blocks, [rows, blocks, tokens]."""
-    mlp = expert_mlp(p, item)
+    mlp = expert_mlp(p, item.expert)
     count = block_count(mlp) // parts
     first, last = item.token, item.token + item.tokens
     tokens = MxTokens(x.mx.words[:, :, first:last], x.mx.scales[:, :, first:last], x.mx.ones)
@@ -110,7 +57,7 @@ def item_middle(p: MoEParameters, x: Tokens, item: Item, part: int, parts: int) 
 
 def add_mx_expert(p: MoEParameters, total: Any, x: Tokens, item: Item, middles: list, part: int) -> None:
     """total[128, J, T] += weight * down(middle) of one part of H, in float32."""
-    mlp = expert_mlp(p, item)
+    mlp = expert_mlp(p, item.expert)
     m = quantize_middle(mlp, MxScales(mlp, x.mx.ones), middles[0].tile)
     columns = p.down.shape[3] // x.cores
     first = part * columns

@@ -7,6 +7,7 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.mlp.mlp_parameters import Linear
+from nkilib.core.moe.mx_weights import has_words, mx_hidden_size, mx_intermediate_size
 from nkilib.core.utils.common_types import (
     ActFnType,
     ExpertAffinityScaleMode,
@@ -63,16 +64,16 @@ def local_experts(p: MoEParameters) -> int:
 
 
 def is_mx(p: MoEParameters) -> bool:
-    """Weights are words of four elements: gate_up [E_L, 128, 2, H / 512, I], down [E_L, I_p, I / 512, H]."""
-    return len(p.gate_up.shape) == 5
+    """Weights are words of four elements, see mx_weights."""
+    return has_words(p.gate_up)
 
 
 def hidden_size(p: MoEParameters) -> int:
-    return 4 * PMAX * p.gate_up.shape[3] if is_mx(p) else p.gate_up.shape[1]
+    return mx_hidden_size(p) if is_mx(p) else p.gate_up.shape[1]
 
 
 def intermediate_size(p: MoEParameters) -> int:
-    return p.gate_up.shape[4] if is_mx(p) else p.gate_up.shape[3]
+    return mx_intermediate_size(p) if is_mx(p) else p.gate_up.shape[3]
 
 
 def input_in_sbuf(p: MoEParameters) -> bool:
