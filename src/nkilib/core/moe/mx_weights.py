@@ -2,7 +2,7 @@
 
 Words of gate and up are [E, 128, 2, H / 512, I], of down [E, I_p, I / 512, H], with one scale for 8 rows.
 Partition p and lane q of tile t hold element q H / 4 + 128 t + p of the hidden dimension. `p` is what a
-kernel was asked for, with the fields that these have in common: hidden, gate_up, down, scales, biases, limits.
+kernel was asked for, with the fields that these have in common: hidden, gate_up, down, scales, biases...
 """
 
 from __future__ import annotations

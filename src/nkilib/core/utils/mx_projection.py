@@ -25,6 +25,7 @@ TILE = PMAX * LANES  # of the contraction
 ONE = 127  # the code of the scale 1
 LONG_CHUNK_BYTES = 28 * 1024  # in each partition, of weights that lie in one piece
 WIDE_BYTES = 6 * 1024  # of scales in each partition, up to which tiles share no partitions
+BLOCK = 128  # rows and columns of a matrix that share a compact scale
 SHARING = 4  # tiles whose scales share a quadrant
 KEEP = 255  # in the mask of a shuffle
 LARGEST_FP8 = 448.0
@@ -36,12 +37,14 @@ WORDS = (nl.float8_e4m3fn_x4, nl.float8_e5m2_x4, nl.float4_e2m1fn_x4)
 class MxWeights(nl.NKIObject):
     """Four-packed weights in HBM. Without `scales`, all of them are 1.
 
-    `by_tile`: scales of a tile follow each other in HBM, not those of a row.
+    `by_tile`: scales of a tile follow each other in HBM, not those of a row. `compact`: there is one scale
+    for 128 rows and 128 columns of the matrix, [tiles, 128-row pieces of a tile, columns / 128] in HBM.
     """
 
     words: Any
     scales: Any = None
     by_tile: bool = False
+    compact: bool = False
 
 
 @dataclass
@@ -149,6 +152,8 @@ def load_scales(weights: MxWeights, column: int, columns: int, tiles: Any) -> An
     """
     if weights.scales is None:
         return None
+    if weights.compact:
+        return load_compact_scales(weights.scales, column, columns, tiles)
     rows, count = weights.scales.shape[0], weights.scales.shape[1]
     source = weights.scales if weights.scales.dtype == nl.uint8 else weights.scales.view(nl.uint8)
     if weights.by_tile:
@@ -206,6 +211,23 @@ def load_wide_scales(source: Any, column: int, columns: int, tiles: Any) -> Weig
         part = source[quadrant.start_offset : quadrant.end_offset, :, column : column + columns]
         nisa.dma_copy(wide[first : first + quadrant.size], part)
     return WeightScales([wide], count, column)
+
+
+def load_compact_scales(source: Any, column: int, columns: int, tiles: Any) -> WeightScales:
+    """Each scale serves a quadrant, which holds 128 rows, and 128 columns: copied there on chip."""
+    count, quadrants = source.shape[0], source.shape[1]
+    first, last = column // BLOCK, div_ceil(column + columns, BLOCK)
+    few = stream_tile(tiles, (PMAX, count, last - first), nl.uint8)
+    plain = source if source.dtype == nl.uint8 else source.view(nl.uint8)
+    for quadrant in range(quadrants):
+        part = plain[:, quadrant, first:last].expand_dim(0).broadcast(0, SCALE_ROWS)
+        nisa.dma_copy(few[QUADRANT * quadrant : QUADRANT * quadrant + SCALE_ROWS], part)
+    wide = stream_tile(tiles, (PMAX, count, (last - first) * BLOCK), nl.uint8)
+    for quadrant in range(quadrants):
+        start, end = QUADRANT * quadrant, QUADRANT * quadrant + SCALE_ROWS
+        spread = few[start:end].expand_dim(3).broadcast(3, BLOCK)
+        nisa.tensor_copy(wide[start:end].reshape((SCALE_ROWS, count, last - first, BLOCK)), spread)
+    return WeightScales([wide], count, first * BLOCK)
 
 
 def shortest_run(tiles: int) -> int:
