@@ -20,7 +20,7 @@ def places_of_rows(h, layout):
 
 def places_of_columns(inner):
     """[tiles, I_p, 4]: which column of gate and up each row and lane of the down weights has; -1: none."""
-    rows = inner // 4 if inner <= 512 else 128
+    rows = min(128, -(-inner // 32) * 8)
     i5, p, q = np.ogrid[: -(-inner // 512), :rows, :4]
     places = 512 * i5 + rows * q + p
     return np.where(places < inner, places, -1)

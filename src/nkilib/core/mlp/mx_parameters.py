@@ -21,7 +21,7 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.utils.common_types import MLPGateUpWeightLayout, QuantizationType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.mx_projection import GROUP, LANES, SCALE_DTYPES, TILE, as_words
+from nkilib.core.utils.mx_projection import GROUP, LANES, SCALE_DTYPES, TILE, as_words, contraction_rows
 from nkilib.core.utils.tile_sizes import PMAX
 
 QUARTER, WRAPPED, INNERMOST = "quarter", "wrapX", "innermost"  # which h stands in tile t, row p and lane q
@@ -78,8 +78,7 @@ def tiled(p: MLPParameters, name: str, linear: Linear) -> Linear:
 
 def down_rows(p: MLPParameters) -> int:
     """I_p: partitions that the contraction of the down projection fills."""
-    inner = intermediate_size(p)
-    return inner // LANES if inner <= TILE else PMAX
+    return contraction_rows(intermediate_size(p))
 
 
 def check_mx(p: MLPParameters, n_prgs: int) -> None:
@@ -92,8 +91,7 @@ def check_mx(p: MLPParameters, n_prgs: int) -> None:
     check_hidden(p, n_prgs)
     inner, size, tiles = intermediate_size(p), hidden_size(p), p.up.weight.shape[1]
     kernel_assert(
-        inner % (LANES * GROUP) == 0,
-        f"up_proj_weights_tensor: got I = {inner}, allowed with MX are multiples of {LANES * GROUP}",
+        inner % 2 == 0, f"up_proj_weights_tensor: got I = {inner}, allowed with MX are even numbers"
     )
     middle = (down_rows(p), div_ceil(inner, TILE))
     if not p.skip_gate:

@@ -17,7 +17,7 @@ from nkilib.core.mlp.mx_parameters import QUARTER
 from nkilib.core.utils.common_types import ComputationMode, DtypeMode, NormType, QuantizationType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.mx_projection import GROUP, LANES, SCALE_DTYPES, TILE, as_words
+from nkilib.core.utils.mx_projection import GROUP, LANES, SCALE_DTYPES, TILE, as_words, contraction_rows
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
 
@@ -51,8 +51,7 @@ def mx_intermediate_size(p: Any) -> int:
 
 def middle_rows(p: Any) -> int:
     """I_p: partitions that the contraction of the down projection fills."""
-    inner = mx_intermediate_size(p)
-    return inner // LANES if inner <= TILE else PMAX
+    return contraction_rows(mx_intermediate_size(p))
 
 
 def check_words(p: Any, names: MxNames) -> None:
@@ -65,10 +64,7 @@ def check_words(p: Any, names: MxNames) -> None:
     p.down = words_of(names.down, p.down, WORD_AXES[1])
     experts, size, inner = p.gate_up.shape[0], mx_hidden_size(p), mx_intermediate_size(p)
     rows, tiles = middle_rows(p), div_ceil(inner, TILE)
-    kernel_assert(
-        inner % (LANES * GROUP) == 0,
-        f"{names.gate_up}: got I = {inner}, allowed with MX are multiples of {LANES * GROUP}",
-    )
+    kernel_assert(inner % 2 == 0, f"{names.gate_up}: got I = {inner}, allowed with MX are even numbers")
     assert_shape(p.gate_up, (experts, PMAX, 2, size // TILE, inner), f"{names.gate_up} (as words)")
     assert_shape(p.down, (experts, rows, tiles, size), f"{names.down} (as words)")
     scales = (experts, PMAX // GROUP, 2, size // TILE, inner)

@@ -41,8 +41,20 @@ from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 
 
-def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool) -> None:
-    """Check, and give p its weights as words [N D / 4, H]."""
+def mx_heads(heads: int, depth: int, flat: bool, compact: bool) -> tuple[int, int]:
+    """(N, D) as tiles are made of them. Where N and D stand `flat`, N D alone counts: small pieces."""
+    piece = BLOCK if compact else GROUP * LANES
+    if flat:
+        kernel_assert(
+            heads * depth % piece == 0, f"attention: got N D = {heads * depth}, MX takes multiples of {piece}"
+        )
+        return heads * depth // piece, piece
+    kernel_assert(depth % piece == 0, f"attention: got D = {depth}, MX takes 32, 64, 96, 128")
+    return heads, depth
+
+
+def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool, flat: bool) -> tuple[int, int]:
+    """Check, and give p its weights as words [N D / 4, H]. Returns (N, D) as tiles are made of them."""
     kind = p.quantization
     if kind == QuantizationType.ROW_MX:
         not_built("quantization_type=ROW_MX", "scales of columns with MX weights are not built")
@@ -58,7 +70,8 @@ def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool) -> None:
     kernel_assert(
         nisa.get_nc_version() >= nisa.nc_version.gen4, f"quantization_type: got {kind}, allowed from trn3 on"
     )
-    kernel_assert(depth % 32 == 0 and depth <= PMAX, f"attention: got D = {depth}, MX takes 32, 64, 96, 128")
+    kernel_assert(depth <= PMAX, f"attention: got D = {depth}, allowed are at most 128")
+    heads, depth = mx_heads(heads, depth, flat, compact_scales)
     if kind == QuantizationType.STATIC_MX and p.weight.dtype in FP8:  # [N D, H] is a view of [N D / 4, H, 4]
         shape = tuple(p.weight.shape)
         kernel_assert(
@@ -67,6 +80,7 @@ def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool) -> None:
         )
         p.weight = p.weight.reshape((shape[0] // LANES, LANES * shape[1]))
     as_weights(p, heads, depth, compact_scales)
+    return heads, depth
 
 
 def as_weights(p: Operands, heads: int, depth: int, compact_scales: bool) -> None:
@@ -196,8 +210,8 @@ def prefill_tokens(mx: MxProjection, part: Any) -> MxTokens:
 # ---- attention that is quantised already ---------------------------------------------------------
 
 
-def packed_heads(p: Operands) -> tuple[int, int]:
-    """Give p attention as words [B, 1, N D / 4, S]; (N, D) as if heads were as small as may be."""
+def packed_heads(p: Operands, compact_scales: bool) -> tuple[int, int]:
+    """Give p attention as words [B, 1, N D / 4, S]; (N, D) as tiles are made of them."""
     name = p.scale_names[0]
     kernel_assert(
         p.quantization == QuantizationType.MX,
@@ -215,7 +229,7 @@ def packed_heads(p: Operands) -> tuple[int, int]:
         p.attention = p.attention.view(nl.float8_e4m3fn)
     p.attention = as_words("attention", p.attention)
     assert_shape(p.attention, (batches, 1, rows, tokens), "attention (as words)")
-    return rows // GROUP, GROUP * LANES
+    return mx_heads(rows // GROUP, GROUP * LANES, True, compact_scales)
 
 
 def packed_tokens(mx: MxProjection, batch: int, first: int, count: int) -> MxTokens:

@@ -82,6 +82,11 @@ def filled(rows: int) -> int:
     return div_ceil(rows, QUADRANT) * QUADRANT
 
 
+def contraction_rows(size: int) -> int:
+    """Partitions that a contraction fills: of less than a tile a quarter, in whole groups."""
+    return min(PMAX, div_ceil(div_ceil(size, LANES), GROUP) * GROUP)
+
+
 # ---- tokens --------------------------------------------------------------------------------------
 
 

@@ -81,7 +81,9 @@ def test_decode_multiplies_mx_weights_with_mxfp8_tokens(lnc, form):
 
 
 @each_lnc
-@pytest.mark.parametrize("tokens, inner", [(3, 256), (1, 512), (5, 640), (33, 96), (8, 992)])
+@pytest.mark.parametrize(
+    "tokens, inner", [(3, 256), (1, 512), (5, 640), (33, 96), (8, 992), (2, 90), (4, 722)]
+)
 def test_tokens_may_be_odd_and_the_intermediate_size_ragged(lnc, tokens, inner):
     x, words, scales, weights = layer(tokens, 512, inner)
     y = run(mlp, x, *words, lnc=lnc, on="trn3", quantization_type=MX, **scales)[0]
