@@ -43,6 +43,7 @@ class Linear(nl.NKIObject):
     scale: Any = None
     upper: Any = None
     lower: Any = None
+    stream: Any = None  # MX: the weights, if they are in SBUF already
 
 
 @dataclass

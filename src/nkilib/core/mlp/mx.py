@@ -198,7 +198,9 @@ def project_blocks(p: MLPParameters, x: MxTokens, linear: Linear, scale: Any, li
     width = down_rows(p)
     by_weight = linear.scale if p.quantization == QuantizationType.MX else None
     weights = MxWeights(linear.weight, by_weight, p.mx_by_tile)
-    project_features_mx(x, weights, sums, first * width, width)
+    if linear.stream is not None:
+        linear.stream.begin(first * width)
+    project_features_mx(x, weights, sums, first * width, width, linear.stream)
     values, at = [], first
     for bank in banks:
         values.append(finished(p, linear, scale, bank, at))

@@ -6,6 +6,7 @@ from typing import Any
 
 import nki.isa as nisa
 from nkilib.core.mlp.mlp_parameters import (
+    FLOATS,
     Linear,
     MLPParameters,
     check_decode,
@@ -46,6 +47,9 @@ def as_mx(p: MLPParameters, contiguous_x4: bool, w_layout: Any) -> None:
         nisa.get_nc_version() >= nisa.nc_version.gen4,
         f"quantization_type: got {p.quantization}, allowed from trn3 on",
     )
+    if p.hidden.dtype not in FLOATS:
+        why = "tokens that arrive quantised, as rmsnorm_mx_prefill packs them"
+        not_built(f"hidden_tensor of {p.hidden.dtype} with {p.quantization.name} weights", why)
     p.mx_map = chosen_map(p, contiguous_x4, w_layout)
     if not p.skip_gate:
         p.gate = tiled(p, "gate_proj_weights_tensor", p.gate)

@@ -98,12 +98,16 @@ def check_scale(name: str, scale: Any, shape: tuple) -> None:
 # ---- one expert ----------------------------------------------------------------------------------
 
 
-def expert_mlp(p: Any, expert: Any, skip_gate: bool = False) -> MLPParameters:
-    """Gate and up of an expert, a number or a tile [1, 1] that holds it, as the MLP's MX path takes them."""
+def expert_mlp(p: Any, expert: Any, skip_gate: bool = False, streams: Any = None) -> MLPParameters:
+    """Gate and up of an expert, a number or a tile [1, 1] that holds it, as the MLP's MX path takes them.
+
+    `streams`: of gate and up, if these are in SBUF already.
+    """
+    gate, up = (None, None) if streams is None else streams
     return MLPParameters(
         hidden=p.hidden,
-        gate=Linear(None) if skip_gate else linear_of(p, expert, 0, p.gate),
-        up=linear_of(p, expert, 1, p.up),
+        gate=Linear(None) if skip_gate else linear_of(p, expert, 0, p.gate, gate),
+        up=linear_of(p, expert, 1, p.up, up),
         down=Linear(None),
         fused_add=None,
         store_add=False,
@@ -131,7 +135,7 @@ def expert_mlp(p: Any, expert: Any, skip_gate: bool = False) -> MLPParameters:
     )
 
 
-def linear_of(p: Any, expert: Any, half: int, limits: Linear) -> Linear:
+def linear_of(p: Any, expert: Any, half: int, limits: Linear, stream: Any = None) -> Linear:
     """Gate (half 0) or up (1) of an expert: weights, bias, scales, limits."""
     return Linear(
         p.gate_up.select(0, expert)[:, half],
@@ -139,6 +143,7 @@ def linear_of(p: Any, expert: Any, half: int, limits: Linear) -> Linear:
         p.gate_up_scale.select(0, expert)[:, half],
         limits.upper,
         limits.lower,
+        stream,
     )
 
 

@@ -206,7 +206,7 @@ def load_scales_by_tile(source: Any, column: int, columns: int, tiles: Any) -> W
 
 
 def load_wide_scales(source: Any, column: int, columns: int, tiles: Any) -> WeightScales:
-    """All tiles side by side: the fewest transfers."""
+    """All tiles side by side: the fewest transfers, small ones, in the queue that nothing else uses."""
     rows, count = source.shape[0], source.shape[1]
     wide = stream_tile(tiles, (PMAX, count, columns), nl.uint8)
     for quadrant in TiledRange(rows, SCALE_ROWS):
@@ -214,7 +214,7 @@ def load_wide_scales(source: Any, column: int, columns: int, tiles: Any) -> Weig
         if quadrant.size < SCALE_ROWS:  # rows of the quadrant that only pad: any number will do
             nisa.memset(wide[first : first + QUADRANT], ONE)
         part = source[quadrant.start_offset : quadrant.end_offset, :, column : column + columns]
-        nisa.dma_copy(wide[first : first + quadrant.size], part)
+        nisa.dma_copy(wide[first : first + quadrant.size], part, dge_mode=nisa.dge_mode.hwdge)
     return WeightScales([wide], count, column)
 
 
@@ -309,15 +309,19 @@ class WeightStream(nl.NKIObject):
 # ---- products ------------------------------------------------------------------------------------
 
 
-def project_features_mx(x: MxTokens, weights: MxWeights, sums: list, column: int, width: int) -> None:
+def project_features_mx(
+    x: MxTokens, weights: MxWeights, sums: list, column: int, width: int, stream: Any = None
+) -> None:
     """sums[i][c, t] = tokens x columns column + width i ...: weights stationary, so few tokens cost little.
 
-    All of them are in PSUM at once; each chunk of weights serves them all and is gone.
+    All of them are in PSUM at once; each chunk of weights serves them all and is gone. `stream`: the weights,
+    if the caller has loaded them.
     """
     columns = 0
     for block in sums:
         columns = columns + block.shape[0]
-    stream = WeightStream(weights, column, columns, x.tiles)
+    if stream is None:
+        stream = WeightStream(weights, column, columns, x.tiles)
     tokens = x.words.shape[2]
     for tile in range(stream.count):
         stream.load(tile)

@@ -230,3 +230,10 @@ def test_decode_of_mxfp4_weights_is_bound_by_their_bytes(monkeypatch):
     plain = [nki.TensorSpec(s, "bfloat16") for s in ((h, inner), (h, inner), (inner, h))]
     wide = nki.profile(mlp)(hidden, *plain, mode=ComputationMode.DECODE).total_us
     assert narrow <= 0.35 * wide
+
+
+def test_packed_tokens_are_refused_by_name():
+    _, words, scales, _ = layer(128, 512, 512)
+    packed = np.zeros((1, 128, 512 + 128), FP8)
+    with pytest.raises(NotImplementedError, match="hidden_tensor of float8_e4m3fn with MX"):
+        run(mlp, packed, *words, on="trn3", quantization_type=MX, **scales)

@@ -14,6 +14,7 @@ from nkilib.core.mlp.mx import MxScales, block_count, middle, quantize_middle
 from nkilib.core.moe.moe_tkg.experts import Item, Middle, Tokens, add_down_bias, total_of
 from nkilib.core.moe.moe_tkg.parameters import MoEParameters
 from nkilib.core.moe.moe_tkg.tokens import exchange
+from nkilib.core.moe.mx_slabs import Slab, SlabStream, fits_slab
 from nkilib.core.moe.mx_weights import expert_mlp
 from nkilib.core.utils.mx_projection import MxTokens, MxWeights, WeightStream, token_scales
 from nkilib.core.utils.projection import BANK_COLUMNS
@@ -45,7 +46,11 @@ def mx_middles(p: MoEParameters, x: Tokens, items: list, core: int) -> list:
 
 def item_middle(p: MoEParameters, x: Tokens, item: Item, part: int, parts: int) -> Any:
     """act(gate) * up of one of `parts` parts of the blocks, [rows, blocks, tokens]."""
-    mlp = expert_mlp(p, item.expert)
+    streams = None
+    if parts == 1 and fits_slab(p):
+        slab = Slab(p, item.expert)
+        streams = (SlabStream(slab, 0), SlabStream(slab, 1))
+    mlp = expert_mlp(p, item.expert, streams=streams)
     count = block_count(mlp) // parts
     first, last = item.token, item.token + item.tokens
     tokens = MxTokens(x.mx.words[:, :, first:last], x.mx.scales[:, :, first:last], x.mx.ones)
