@@ -76,7 +76,7 @@ def add_mx_expert(p: MoEParameters, total: Any, x: Tokens, item: Item, middles: 
             bank = nl.ndarray((PMAX, group.size, tokens), nl.float32, buffer=nl.psum)
             for j in range(group.size):
                 add_features(bank[:, j, :], m, stream, group.start_offset + j, size)
-            drain(total_of(total, item, group), bank, item)
+            drain(total_of(total, item, group), bank, item, group.index)
         tile = stream.next
     if p.down_bias is not None:
         add_down_bias(p, total, x, item, part)
@@ -96,8 +96,8 @@ def add_features(sums: Any, m: MxTokens, stream: WeightStream, j: int, size: int
         )
 
 
-def drain(dst: Any, bank: Any, item: Item) -> None:
-    """dst += bank, times the affinity of each token. VectorE reads PSUM, GpSimdE adds what was multiplied."""
+def drain(dst: Any, bank: Any, item: Item, turn: int) -> None:
+    """dst += bank, times the affinity of each token. GpSimdE, which is slow, adds every third product."""
     if item.weight is None:
         nisa.tensor_tensor(dst, bank, dst, op=nl.add)
     elif item.chosen():
@@ -106,4 +106,5 @@ def drain(dst: Any, bank: Any, item: Item) -> None:
         value = nl.ndarray(bank.shape, nl.float32, buffer=nl.sbuf)
         weight = item.weight.expand_dim(1).broadcast(1, bank.shape[1])
         nisa.tensor_tensor(value, bank, weight, op=nl.multiply)
-        nisa.tensor_tensor(dst, value, dst, op=nl.add, engine=nisa.gpsimd_engine)
+        engine = nisa.gpsimd_engine if turn % 3 == 2 else nisa.vector_engine
+        nisa.tensor_tensor(dst, value, dst, op=nl.add, engine=engine)
