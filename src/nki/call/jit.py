@@ -1,14 +1,17 @@
-"""nki.jit and nki.simulate: the ways to make a kernel of a function (language.md 2 and 4)."""
+"""nki.jit, nki.simulate and nki.profile: what is made of a function (language.md 2 and 4)."""
 
 from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 from ..errors import error, nearest
 from ..hardware.generations import find
 from .calls import launch_grid
 from .kernel import Kernel
+from .profile import Profile, profile_call
 
 _IGNORED_WITH_WARNING = ("mode", "experimental_flags", "additional_compile_opt")
 _IGNORED = ("debug_kernel", "show_compiler_tb")
@@ -45,4 +48,21 @@ def jit(fn=None, **kwargs):
 
 def simulate(kernel):
     """The kernel, run at once on this machine with the supported-Python lint on."""
-    return (kernel if isinstance(kernel, Kernel) else Kernel(kernel))._with(simulated=True)
+    return as_kernel(kernel)._with(simulated=True)
+
+
+def profile(
+    kernel: Any, run: bool = False, stage: Callable[[str], None] = lambda what: None
+) -> Callable[..., Profile]:
+    """`nki.profile(kernel)(*args)`: arguments are arrays or TensorSpecs; `run=True` also computes.
+
+    Given arrays, a kernel with dynamic loops is run to count their trips. `stage` is told what is being
+    done, for those who wait.
+    """
+    made = as_kernel(kernel)
+    return lambda *args, **kwargs: profile_call(made, args, kwargs, run, stage)
+
+
+def as_kernel(kernel: Any) -> Kernel:
+    """A kernel as it is; any other function made into one."""
+    return kernel if isinstance(kernel, Kernel) else Kernel(kernel)
