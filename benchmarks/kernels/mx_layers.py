@@ -9,6 +9,7 @@ from nkilib.core.moe.moe_cte.moe_cte import MoECTEImplementation, MoECTESpec, mo
 from nkilib.core.moe.moe_tkg.moe_tkg import moe_tkg
 from nkilib.core.qkv.qkv import qkv
 from nkilib.core.utils.common_types import ExpertAffinityScaleMode, QuantizationType
+from nkilib.experimental.moe_block.mx_moe_block_tkg_wrapper import mx_moe_block_tkg_wrapper
 
 from . import Case
 
@@ -78,6 +79,31 @@ def decode(t: int, h: int, i: int, e: int, k: int, everyone: bool, lnc: int) -> 
     )
 
 
+def block(t: int, h: int, i: int, e: int, k: int, lnc: int) -> Case:
+    """Norm, router over E experts, K of them for each token."""
+    w = expert_weights(e, h, i)
+    return Case(
+        "mx_moe_block_tkg_wrapper",
+        f"{t}x{h}, I {i}, {k} of {e} experts, mxfp4",
+        mx_moe_block_tkg_wrapper,
+        {
+            "inp": bf16(t, 1, h),
+            "gamma": bf16(1, h),
+            "router_weights": bf16(h, e),
+            "expert_gate_up_weights": TensorSpec(w["gate_up"].shape, "uint16"),
+            "expert_down_weights": TensorSpec(w["down"].shape, "uint16"),
+            "expert_gate_up_weights_scale": w["gate_up_scale"],
+            "expert_down_weights_scale": w["down_scale"],
+            "top_k": k,
+            "expert_affinities_scaling_mode": ExpertAffinityScaleMode.POST_SCALE,
+        },
+        hbm_bytes=int(t * k * 3 * h * i * BITS / 8) + 2 * (h * e + 2 * t * h + t * e),
+        flops={"mxfp8": 2.0 * t * k * 3 * h * i},
+        lnc=lnc,
+        platform="trn3",
+    )
+
+
 def prefill(t: int, h: int, i: int, e: int, blocks: int, lnc: int) -> Case:
     """Blocks of 512 positions."""
     w, b = expert_weights(e, h, i), 512
@@ -111,5 +137,6 @@ CASES = [
     decode(4, 3072, 384, 128, 4, everyone=False, lnc=1),  # GPT-OSS 120B, one rank of eight
     decode(4, 3072, 384, 128, 4, everyone=False, lnc=2),
     decode(128, 3072, 384, 16, 4, everyone=True, lnc=2),
+    block(4, 3072, 384, 128, 4, lnc=2),
     prefill(4096, 4096, 768, 8, 16, lnc=1),
 ]
