@@ -21,9 +21,10 @@ def places_of_rows(h, layout):
 def places_of_columns(inner):
     """[tiles, I_p, 4]: which column of gate and up each row and lane of the down weights has; -1: none."""
     rows = min(128, -(-inner // 32) * 8)
+    width = inner // 4 if inner < 512 and inner % 4 == 0 else rows  # what is left up to 8 rows is padding
     i5, p, q = np.ogrid[: -(-inner // 512), :rows, :4]
-    places = 512 * i5 + rows * q + p
-    return np.where(places < inner, places, -1)
+    places = 512 * i5 + width * q + p
+    return np.where((places < inner) & (p < width), places, -1)
 
 
 def in_words(weight, places, form):

@@ -33,6 +33,7 @@ from nkilib.core.utils.mx_projection import (
     MxTokens,
     MxWeights,
     filled,
+    lane_columns,
     load_scales,
     ones_tile,
     project_features_mx,
@@ -150,12 +151,13 @@ def quantize_middle(p: MLPParameters, scales: MxScales, m: Any) -> MxTokens:
 
 def middle(p: MLPParameters, scales: MxScales, x: MxTokens, first: int, count: int) -> Any:
     """m of blocks first ... first + count, [rows, blocks, tokens]; zero where there are no columns."""
-    width, inner, tokens = down_rows(p), intermediate_size(p), x.words.shape[2]
-    m = new_tile(p.tiles, (filled(width), count, tokens), matmul_dtype(p))
+    inner, tokens = intermediate_size(p), x.words.shape[2]
+    width = lane_columns(inner)
+    m = new_tile(p.tiles, (filled(down_rows(p)), count, tokens), matmul_dtype(p))
     end = min((first + count) * width, inner)
     full = max(0, (end - first * width) // width)
     rest = max(0, end - first * width - full * width)
-    if filled(width) > width or full < count:
+    if m.shape[0] > width or full < count:
         nisa.memset(m, 0.0)
     for span in TiledRange(full, max(1, SUM_BANKS // 2 * (BANK_COLUMNS // tokens))):
         dst = m[0:width, span.start_offset : span.end_offset, :]
@@ -195,7 +197,7 @@ def project_blocks(p: MLPParameters, x: MxTokens, linear: Linear, scale: Any, li
     for bank in banks:
         for i in range(bank.shape[1]):
             sums.append(bank[:, i, :])
-    width = down_rows(p)
+    width = lane_columns(intermediate_size(p))
     by_weight = linear.scale if p.quantization == QuantizationType.MX else None
     weights = MxWeights(linear.weight, by_weight, p.mx_by_tile)
     if linear.stream is not None:

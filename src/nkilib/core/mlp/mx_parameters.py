@@ -22,7 +22,15 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.utils.common_types import MLPGateUpWeightLayout, QuantizationType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.mx_projection import GROUP, LANES, SCALE_DTYPES, TILE, as_words, contraction_rows
+from nkilib.core.utils.mx_projection import (
+    GROUP,
+    LANES,
+    SCALE_DTYPES,
+    TILE,
+    as_words,
+    contraction_rows,
+    lane_columns,
+)
 from nkilib.core.utils.tile_sizes import PMAX
 
 QUARTER, WRAPPED, INNERMOST = "quarter", "wrapX", "innermost"  # which h stands in tile t, row p and lane q
@@ -95,7 +103,9 @@ def check_mx(p: MLPParameters, n_prgs: int) -> None:
     check_hidden(p, n_prgs)
     inner, size, tiles = intermediate_size(p), hidden_size(p), p.up.weight.shape[1]
     kernel_assert(
-        inner % 2 == 0, f"up_proj_weights_tensor: got I = {inner}, allowed with MX are even numbers"
+        inner % 2 == 0 and lane_columns(inner) % 2 == 0,
+        f"up_proj_weights_tensor: got I = {inner}, allowed with MX are multiples of 8, or other even ones "
+        "that are no multiples of 4",
     )
     middle = (down_rows(p), div_ceil(inner, TILE))
     if not p.skip_gate:

@@ -6,8 +6,8 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.moe.mx_weights import middle_rows, mx_intermediate_size
-from nkilib.core.utils.mx_projection import LANES, SCALE_ROWS, SHARING, sorted_rows, word_bytes
+from nkilib.core.moe.mx_weights import mx_intermediate_size
+from nkilib.core.utils.mx_projection import LANES, SCALE_ROWS, SHARING, lane_columns, sorted_rows, word_bytes
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
@@ -18,7 +18,8 @@ PIECES = 8  # into which the scales of a row are cut, so that 16 rows fill all p
 def fits_slab(p: Any) -> bool:
     """Words are few, and no block of columns has its scales in two pieces."""
     size = p.gate_up.size // (p.gate_up.shape[0] * PMAX) * word_bytes(p.gate_up)
-    return size <= SLAB_BYTES and LANES * middle_rows(p) == mx_intermediate_size(p)
+    inner = mx_intermediate_size(p)
+    return size <= SLAB_BYTES and LANES * lane_columns(inner) == inner
 
 
 class Slab(nl.NKIObject):

@@ -17,7 +17,15 @@ from nkilib.core.mlp.mx_parameters import QUARTER
 from nkilib.core.utils.common_types import ComputationMode, DtypeMode, NormType, QuantizationType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.mx_projection import GROUP, LANES, SCALE_DTYPES, TILE, as_words, contraction_rows
+from nkilib.core.utils.mx_projection import (
+    GROUP,
+    LANES,
+    SCALE_DTYPES,
+    TILE,
+    as_words,
+    contraction_rows,
+    lane_columns,
+)
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
 
@@ -64,7 +72,11 @@ def check_words(p: Any, names: MxNames) -> None:
     p.down = words_of(names.down, p.down, WORD_AXES[1])
     experts, size, inner = p.gate_up.shape[0], mx_hidden_size(p), mx_intermediate_size(p)
     rows, tiles = middle_rows(p), div_ceil(inner, TILE)
-    kernel_assert(inner % 2 == 0, f"{names.gate_up}: got I = {inner}, allowed with MX are even numbers")
+    kernel_assert(
+        inner % 2 == 0 and lane_columns(inner) % 2 == 0,
+        f"{names.gate_up}: got I = {inner}, allowed with MX are multiples of 8, or other even ones that are "
+        "no multiples of 4",
+    )
     assert_shape(p.gate_up, (experts, PMAX, 2, size // TILE, inner), f"{names.gate_up} (as words)")
     assert_shape(p.down, (experts, rows, tiles, size), f"{names.down} (as words)")
     scales = (experts, PMAX // GROUP, 2, size // TILE, inner)
@@ -155,9 +167,11 @@ def bias_of(p: Any, expert: Any, half: int) -> Any:
         return flat.select(0, expert)[:, half, :]
     tile = nl.ndarray((rows, blocks), p.gate_up_bias.dtype, buffer=nl.sbuf)
     row = p.gate_up_bias.select(0, expert)[half, :]
-    full = row.shape[0] // rows
-    rest = row.shape[0] - full * rows
-    nisa.dma_copy(tile[:, 0:full], row[0 : full * rows].reshape_dim(0, (full, rows)).permute((1, 0)))
+    width = lane_columns(row.shape[0])
+    full = row.shape[0] // width
+    rest = row.shape[0] - full * width
+    blocks_of_row = row[0 : full * width].reshape_dim(0, (full, width))
+    nisa.dma_copy(tile[0:width, 0:full], blocks_of_row.permute((1, 0)))
     if rest > 0:
-        nisa.dma_copy(tile[0:rest, full : full + 1], row[full * rows :].reshape_dim(0, (rest, 1)))
+        nisa.dma_copy(tile[0:rest, full : full + 1], row[full * width :].reshape_dim(0, (rest, 1)))
     return tile

@@ -87,6 +87,14 @@ def contraction_rows(size: int) -> int:
     return min(PMAX, div_ceil(div_ceil(size, LANES), GROUP) * GROUP)
 
 
+def lane_columns(size: int) -> int:
+    """How many elements of a contraction follow each other in a lane: of less than a tile a quarter.
+
+    The partitions after those, up to a whole group, hold zeros.
+    """
+    return size // LANES if size < TILE and size % LANES == 0 else contraction_rows(size)
+
+
 # ---- tokens --------------------------------------------------------------------------------------
 
 

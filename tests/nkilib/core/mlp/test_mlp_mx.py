@@ -82,7 +82,7 @@ def test_decode_multiplies_mx_weights_with_mxfp8_tokens(lnc, form):
 
 @each_lnc
 @pytest.mark.parametrize(
-    "tokens, inner", [(3, 256), (1, 512), (5, 640), (33, 96), (8, 992), (2, 90), (4, 722)]
+    "tokens, inner", [(3, 256), (1, 512), (5, 640), (33, 96), (8, 992), (2, 90), (4, 360), (4, 722)]
 )
 def test_tokens_may_be_odd_and_the_intermediate_size_ragged(lnc, tokens, inner):
     x, words, scales, weights = layer(tokens, 512, inner)

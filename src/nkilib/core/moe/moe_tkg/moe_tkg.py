@@ -100,7 +100,7 @@ def moe_tkg(
     MX weights (trn3) are words of four FP8 or FP4 elements (or uint32, uint16, or FP8 with four lanes as a
     last axis): [E_L, 128, 2, H / 512, I] and [E_L, I_p, I / 512 rounded up, H], I_p = I / 4 rounded up to 8
     and at most 128, with E8M0 scales for 8 rows each, and biases [E_L, I_p, 2, I / 512, 4] and [E_L, H];
-    layouts are those of mlp in decode. H is a multiple of 512, I is even. Tokens and the middle become MXFP8.
+    layouts are those of mlp in decode. H is a multiple of 512, I of 8. Tokens and the middle become MXFP8.
 
     Without is_all_expert each token goes to the experts of its row of expert_index [T, K], with w its
     expert_affinities [T, E] there, or expert_affinities_eager [T, K]. With is_all_expert all local experts
