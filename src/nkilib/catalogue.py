@@ -121,7 +121,6 @@ TABLE = [
         "L32",
         "experimental.moe_block.mx_moe_block_tkg_wrapper",
         "mx_moe_block_tkg_wrapper",
-        "norm, router and experts with MX weights",
     ),
     Row("L33", "experimental.optimizer.fused_adam", "adam_kernel adamw_kernel"),
     Row("L34", "experimental.pad.pad", "pad"),

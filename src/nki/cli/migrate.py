@@ -24,7 +24,9 @@ OLD_REMAINS = 1
 
 def command_migrate(options: argparse.Namespace) -> int:
     """nki migrate"""
-    file, name = script.split(options.file)
+    file, name, _ = script.target(options.file)
+    if not isinstance(file, Path):
+        raise UsageError(f"{file} is a module; name its file")
     source = file.read_text(encoding="utf-8")
     try:
         tree = ast.parse(source, str(file))

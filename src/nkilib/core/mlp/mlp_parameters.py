@@ -43,6 +43,7 @@ class Linear(nl.NKIObject):
     scale: Any = None
     upper: Any = None
     lower: Any = None
+    stream: Any = None  # MX: the weights, if they are in SBUF already
 
 
 @dataclass
@@ -76,6 +77,7 @@ class MLPParameters(nl.NKIObject):
     transposed_out: bool
     tiles: Any = None  # of a manual SBUF manager
     mx_map: Any = None  # MX weights: where each element of the hidden dimension stands
+    mx_by_tile: bool = False  # their scales are a part of a tensor, in which rows do not follow each other
 
 
 # ---- sizes and dtypes ----------------------------------------------------------------------------

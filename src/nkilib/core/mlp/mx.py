@@ -33,6 +33,7 @@ from nkilib.core.utils.mx_projection import (
     MxTokens,
     MxWeights,
     filled,
+    lane_columns,
     load_scales,
     ones_tile,
     project_features_mx,
@@ -56,7 +57,7 @@ SCALE_COLUMNS = 8192  # of the down projection whose scales come at once
 class MxScales(nl.NKIObject):
     """STATIC_MX: what undoes each projection, [128, 1] in SBUF, and what x and m are multiplied by."""
 
-    def __init__(self, p: MLPParameters):
+    def __init__(self, p: MLPParameters, ones: Any = None):
         static = p.quantization == QuantizationType.STATIC_MX
         x_scale = load_scalar(p.gate_up_in_scale, p.tiles) if static else None
         m_scale = load_scalar(p.down_in_scale, p.tiles) if static else None
@@ -66,7 +67,7 @@ class MxScales(nl.NKIObject):
         self.gate = product_of(x_scale, load_scalar(p.gate.scale, p.tiles), p.tiles) if gated else None
         self.up = product_of(x_scale, load_scalar(p.up.scale, p.tiles), p.tiles) if static else None
         self.down = product_of(m_scale, load_scalar(p.down.scale, p.tiles), p.tiles) if static else None
-        self.ones = ones_tile(BANK_COLUMNS, p.tiles)
+        self.ones = ones_tile(BANK_COLUMNS, p.tiles) if ones is None else ones
 
 
 def mlp_mx(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> None:
@@ -150,12 +151,13 @@ def quantize_middle(p: MLPParameters, scales: MxScales, m: Any) -> MxTokens:
 
 def middle(p: MLPParameters, scales: MxScales, x: MxTokens, first: int, count: int) -> Any:
     """m of blocks first ... first + count, [rows, blocks, tokens]; zero where there are no columns."""
-    width, inner, tokens = down_rows(p), intermediate_size(p), x.words.shape[2]
-    m = new_tile(p.tiles, (filled(width), count, tokens), matmul_dtype(p))
+    inner, tokens = intermediate_size(p), x.words.shape[2]
+    width = lane_columns(inner)
+    m = new_tile(p.tiles, (filled(down_rows(p)), count, tokens), matmul_dtype(p))
     end = min((first + count) * width, inner)
     full = max(0, (end - first * width) // width)
     rest = max(0, end - first * width - full * width)
-    if filled(width) > width or full < count:
+    if m.shape[0] > width or full < count:
         nisa.memset(m, 0.0)
     for span in TiledRange(full, max(1, SUM_BANKS // 2 * (BANK_COLUMNS // tokens))):
         dst = m[0:width, span.start_offset : span.end_offset, :]
@@ -195,9 +197,12 @@ def project_blocks(p: MLPParameters, x: MxTokens, linear: Linear, scale: Any, li
     for bank in banks:
         for i in range(bank.shape[1]):
             sums.append(bank[:, i, :])
-    width = down_rows(p)
+    width = lane_columns(intermediate_size(p))
     by_weight = linear.scale if p.quantization == QuantizationType.MX else None
-    project_features_mx(x, MxWeights(linear.weight, by_weight), sums, first * width, width)
+    weights = MxWeights(linear.weight, by_weight, p.mx_by_tile)
+    if linear.stream is not None:
+        linear.stream.begin(first * width)
+    project_features_mx(x, weights, sums, first * width, width, linear.stream)
     values, at = [], first
     for bank in banks:
         values.append(finished(p, linear, scale, bank, at))

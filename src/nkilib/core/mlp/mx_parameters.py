@@ -6,6 +6,7 @@ from typing import Any
 
 import nki.isa as nisa
 from nkilib.core.mlp.mlp_parameters import (
+    FLOATS,
     Linear,
     MLPParameters,
     check_decode,
@@ -21,7 +22,15 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.utils.common_types import MLPGateUpWeightLayout, QuantizationType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.mx_projection import GROUP, LANES, SCALE_DTYPES, TILE, as_words
+from nkilib.core.utils.mx_projection import (
+    GROUP,
+    LANES,
+    SCALE_DTYPES,
+    TILE,
+    as_words,
+    contraction_rows,
+    lane_columns,
+)
 from nkilib.core.utils.tile_sizes import PMAX
 
 QUARTER, WRAPPED, INNERMOST = "quarter", "wrapX", "innermost"  # which h stands in tile t, row p and lane q
@@ -46,6 +55,9 @@ def as_mx(p: MLPParameters, contiguous_x4: bool, w_layout: Any) -> None:
         nisa.get_nc_version() >= nisa.nc_version.gen4,
         f"quantization_type: got {p.quantization}, allowed from trn3 on",
     )
+    if p.hidden.dtype not in FLOATS:
+        why = "tokens that arrive quantised, as rmsnorm_mx_prefill packs them"
+        not_built(f"hidden_tensor of {p.hidden.dtype} with {p.quantization.name} weights", why)
     p.mx_map = chosen_map(p, contiguous_x4, w_layout)
     if not p.skip_gate:
         p.gate = tiled(p, "gate_proj_weights_tensor", p.gate)
@@ -78,8 +90,7 @@ def tiled(p: MLPParameters, name: str, linear: Linear) -> Linear:
 
 def down_rows(p: MLPParameters) -> int:
     """I_p: partitions that the contraction of the down projection fills."""
-    inner = intermediate_size(p)
-    return inner // LANES if inner <= TILE else PMAX
+    return contraction_rows(intermediate_size(p))
 
 
 def check_mx(p: MLPParameters, n_prgs: int) -> None:
@@ -92,8 +103,9 @@ def check_mx(p: MLPParameters, n_prgs: int) -> None:
     check_hidden(p, n_prgs)
     inner, size, tiles = intermediate_size(p), hidden_size(p), p.up.weight.shape[1]
     kernel_assert(
-        inner % (LANES * GROUP) == 0,
-        f"up_proj_weights_tensor: got I = {inner}, allowed with MX are multiples of {LANES * GROUP}",
+        inner % 2 == 0 and lane_columns(inner) % 2 == 0,
+        f"up_proj_weights_tensor: got I = {inner}, allowed with MX are multiples of 8, or other even ones "
+        "that are no multiples of 4",
     )
     middle = (down_rows(p), div_ceil(inner, TILE))
     if not p.skip_gate:

@@ -46,7 +46,7 @@ def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
 
 
 def run_in_turn(
-    p: MLPParameters, source: RowSource, scales: StaticScales, out: Any, start: int, blocks: TiledRange
+    p: MLPParameters, source: RowSource, scales: StaticScales, out: Any, start: int, blocks: Any
 ) -> None:
     """One block after the other, on the stack of a manual manager."""
     for block in blocks:

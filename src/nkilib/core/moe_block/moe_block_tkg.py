@@ -89,7 +89,8 @@ def moe_block_tkg(
     counts the elements that are not padding. Router as router_topk: router_weights [H, E], router_bias
     [1, E], top_k, router_act_fn, router_pre_norm, norm_topk_prob; n and the weights are rounded to
     router_mm_dtype first. Experts as moe_tkg; with is_all_expert those of rank_id, for the tokens that chose
-    them (router_pre_norm). Shared experts are a plain MLP with weights [H, I], [H, I], [I, H].
+    them (router_pre_norm); their weights may be MX. Shared experts are a plain MLP with weights [H, I],
+    [H, I], [I, H].
 
     Returns (out [T, H], router_logits [T, E]), without the latter if skip_router_logits; with residual
     [B, S, H] also inp + residual [T, H]. None means the default for router_act_fn,

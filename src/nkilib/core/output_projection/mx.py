@@ -16,13 +16,19 @@ from nkilib.core.utils.fp8 import load_scalar, product_of, reciprocal_of
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
 from nkilib.core.utils.mx_projection import (
+    BLOCK,
     GROUP,
     LANES,
+    ONE,
+    QUADRANT,
     SCALE_DTYPES,
+    SCALE_ROWS,
+    WORDS,
     MxTokens,
     MxWeights,
     as_words,
     filled,
+    narrow_tokens,
     ones_tile,
     project_rows_mx,
     quantize_tokens,
@@ -35,19 +41,37 @@ from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 
 
-def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool) -> None:
-    """Check, and give p its weights as words [N D / 4, H]."""
+def mx_heads(heads: int, depth: int, flat: bool, compact: bool) -> tuple[int, int]:
+    """(N, D) as tiles are made of them. Where N and D stand `flat`, N D alone counts: small pieces."""
+    piece = BLOCK if compact else GROUP * LANES
+    if flat:
+        kernel_assert(
+            heads * depth % piece == 0, f"attention: got N D = {heads * depth}, MX takes multiples of {piece}"
+        )
+        return heads * depth // piece, piece
+    kernel_assert(depth % piece == 0, f"attention: got D = {depth}, MX takes 32, 64, 96, 128")
+    return heads, depth
+
+
+def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool, flat: bool) -> tuple[int, int]:
+    """Check, and give p its weights as words [N D / 4, H]. Returns (N, D) as tiles are made of them."""
     kind = p.quantization
     if kind == QuantizationType.ROW_MX:
         not_built("quantization_type=ROW_MX", "scales of columns with MX weights are not built")
-    if compact_scales:
-        not_built("compact_weight_scales=True", "scales of 128 x 128 weights are not built")
-    if p.attention.dtype not in FLOATS:
-        not_built(f"attention of {p.attention.dtype} with MX", "attention that is quantised already")
+    kernel_assert(
+        not compact_scales or kind == QuantizationType.MX,
+        f"compact_weight_scales: got True with {kind}, allowed only with QuantizationType.MX",
+    )
+    static = kind == QuantizationType.STATIC_MX
+    kernel_assert(
+        p.attention.dtype in FLOATS or (static and p.attention.dtype in FP8),
+        f"attention: got {p.attention.dtype} with {kind}, allowed are {FLOATS}, and FP8 with STATIC_MX",
+    )
     kernel_assert(
         nisa.get_nc_version() >= nisa.nc_version.gen4, f"quantization_type: got {kind}, allowed from trn3 on"
     )
-    kernel_assert(depth % 32 == 0 and depth <= PMAX, f"attention: got D = {depth}, MX takes 32, 64, 96, 128")
+    kernel_assert(depth <= PMAX, f"attention: got D = {depth}, allowed are at most 128")
+    heads, depth = mx_heads(heads, depth, flat, compact_scales)
     if kind == QuantizationType.STATIC_MX and p.weight.dtype in FP8:  # [N D, H] is a view of [N D / 4, H, 4]
         shape = tuple(p.weight.shape)
         kernel_assert(
@@ -55,6 +79,12 @@ def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool) -> None:
             f"weight: got shape {shape}, expected ({heads * depth}, H)",
         )
         p.weight = p.weight.reshape((shape[0] // LANES, LANES * shape[1]))
+    as_weights(p, heads, depth, compact_scales)
+    return heads, depth
+
+
+def as_weights(p: Operands, heads: int, depth: int, compact_scales: bool) -> None:
+    """Words [N D / 4, H], and what belongs to them."""
     p.weight = as_words("weight", p.weight)
     rows, columns = heads * depth // LANES, p.weight.shape[1]
     kernel_assert(
@@ -63,7 +93,23 @@ def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool) -> None:
     )
     if p.bias is not None:
         assert_shape(p.bias, (1, columns), "bias")
-    check_scales(p, rows, columns)
+    if compact_scales:
+        check_compact(p, rows, columns, heads_in_tile(heads, depth) * depth)
+    else:
+        check_scales(p, rows, columns)
+
+
+def check_compact(p: Operands, rows: int, columns: int, tile: int) -> None:
+    """A scale for 128 x 128 weights."""
+    input_name, weight_name = p.scale_names
+    kernel_assert(p.weight_scale is not None, f"{weight_name}: got None, needed by {p.quantization}")
+    kernel_assert(
+        tile % BLOCK == 0 and columns % (BLOCK * nl.num_programs(0)) == 0,
+        f"compact_weight_scales: got N D = {LANES * rows}, H = {columns}; heads in tiles of 128 rows and "
+        "128 columns for each core are needed",
+    )
+    assert_shape(p.weight_scale, (LANES * rows // BLOCK, columns // BLOCK), weight_name)
+    p.compact = True
 
 
 def check_scales(p: Operands, rows: int, columns: int) -> None:
@@ -74,7 +120,10 @@ def check_scales(p: Operands, rows: int, columns: int) -> None:
         assert_shape(p.weight_scale, (PMAX, 1), weight_name)
         assert_shape(p.input_scale, (PMAX, 1), input_name)
         return
-    kernel_assert(p.input_scale is None, f"{input_name}: got one, allowed only with STATIC_MX")
+    packed = p.attention.dtype in WORDS
+    kernel_assert(
+        packed or p.input_scale is None, f"{input_name}: got one, allowed with STATIC_MX or packed attention"
+    )
     assert_shape(p.weight_scale, (rows // GROUP, columns), weight_name)
     kernel_assert(
         p.weight_scale.dtype in SCALE_DTYPES,
@@ -99,11 +148,14 @@ class MxProjection(nl.NKIObject):
         self.together = heads_in_tile(heads, depth)
         self.tiles = heads // self.together
         self.rows = self.together * depth // LANES
+        self.contracted = heads * depth
         words = p.weight.reshape_dim(0, (self.tiles, self.rows)).permute((1, 0, 2))
         scales = None
-        if not static:
+        if p.compact:
+            scales = p.weight_scale.reshape_dim(0, (self.tiles, LANES * self.rows // BLOCK))
+        elif not static:
             scales = p.weight_scale.reshape_dim(0, (self.tiles, self.rows // GROUP)).permute((1, 0, 2))
-        self.weights = MxWeights(words, scales, True)
+        self.weights = MxWeights(words, scales, True, p.compact)
         x_scale = load_scalar(p.input_scale, p.tiles) if static else None
         self.inverse = reciprocal_of(x_scale, p.tiles) if static else None
         self.sums = product_of(x_scale, load_scalar(p.weight_scale, p.tiles), p.tiles) if static else None
@@ -120,6 +172,8 @@ class MxProjection(nl.NKIObject):
 
     def quantize(self, lanes: Any) -> MxTokens:
         by_token = lanes.permute((0, 1, 3, 2))
+        if self.p.attention.dtype in FP8:
+            return narrow_tokens(by_token, self.ones, self.p.tiles)
         if self.inverse is None:
             return quantize_tokens(by_token, self.ones, self.p.tiles)
         return round_tokens(by_token, self.inverse, self.ones, self.p.tiles)
@@ -151,6 +205,50 @@ def prefill_tokens(mx: MxProjection, part: Any) -> MxTokens:
     split = part.reshape_dim(0, (mx.tiles, mx.rows, LANES)).permute((1, 0, 2, 3))
     nisa.dma_copy(lanes[0 : mx.rows, :, :, 0:tokens], split)
     return mx.quantize(lanes)
+
+
+# ---- attention that is quantised already ---------------------------------------------------------
+
+
+def packed_heads(p: Operands, compact_scales: bool) -> tuple[int, int]:
+    """Give p attention as words [B, 1, N D / 4, S]; (N, D) as tiles are made of them."""
+    name = p.scale_names[0]
+    kernel_assert(
+        p.quantization == QuantizationType.MX,
+        f"attention: got {p.attention.dtype}, allowed with {p.quantization} are {FLOATS}",
+    )
+    kernel_assert(p.input_scale is not None, f"{name}: got None, needed by attention that is quantised")
+    batches, ones, rows, length = p.attention.shape
+    tokens = p.input_scale.shape[2]
+    kernel_assert(
+        ones == 1 and rows % GROUP == 0,
+        f"attention: got shape {tuple(p.attention.shape)}, expected (B, 1, N D / 4, S) of packed FP8",
+    )
+    assert_shape(p.input_scale, (batches, rows // GROUP, tokens), name)
+    if p.attention.dtype == nl.uint8:
+        p.attention = p.attention.view(nl.float8_e4m3fn)
+    p.attention = as_words("attention", p.attention)
+    assert_shape(p.attention, (batches, 1, rows, tokens), "attention (as words)")
+    return mx_heads(rows // GROUP, GROUP * LANES, True, compact_scales)
+
+
+def packed_tokens(mx: MxProjection, batch: int, first: int, count: int) -> MxTokens:
+    """Tokens first ... of words [B, 1, N D / 4, S], an even number."""
+    even, p = count + count % 2, mx.p
+    words = new_tile(p.tiles, (filled(mx.rows), mx.tiles, even), p.attention.dtype)
+    if even > count or filled(mx.rows) > mx.rows:
+        nisa.memset(words.view(nl.uint32), 0)
+    by_tile = p.attention[batch, 0].reshape_dim(0, (mx.tiles, mx.rows)).permute((1, 0, 2))
+    nisa.dma_copy(words[0 : mx.rows, :, 0:count], by_tile[:, :, first : first + count])
+    source = p.input_scale[batch] if p.input_scale.dtype == nl.uint8 else p.input_scale[batch].view(nl.uint8)
+    dense = source.reshape_dim(0, (mx.tiles, mx.rows // GROUP)).permute((1, 0, 2))
+    scales = new_tile(p.tiles, (PMAX, mx.tiles, even), nl.uint8)
+    nisa.memset(scales, ONE)
+    for quadrant in TiledRange(mx.rows // GROUP, SCALE_ROWS):
+        start = QUADRANT * quadrant.index
+        part = dense[quadrant.start_offset : quadrant.end_offset, :, first : first + count]
+        nisa.dma_copy(scales[start : start + quadrant.size, :, 0:count], part)
+    return MxTokens(words, scales, mx.ones, p.tiles)
 
 
 def decode_tokens(mx: MxProjection) -> MxTokens:

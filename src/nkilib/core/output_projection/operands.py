@@ -32,6 +32,7 @@ class Operands(nl.NKIObject):
     dtype_mode: DtypeMode
     scale_names: tuple[str, str]
     tiles: Any = None  # of a manual SBUF manager
+    compact: bool = False  # MX: one scale for 128 x 128 weights
 
 
 def check_operands(p: Operands, rows: int, depth: int, n_prgs: int) -> None:
@@ -90,8 +91,8 @@ def check_scales(p: Operands) -> None:
 
 
 def result_dtype(p: Operands) -> Any:
-    """That of attention; bfloat16 where that is FP8."""
-    return nl.bfloat16 if p.attention.dtype in FP8 else p.attention.dtype
+    """That of attention; bfloat16 where that is FP8, packed or not."""
+    return p.attention.dtype if p.attention.dtype in FLOATS else nl.bfloat16
 
 
 def quantizes(p: Operands) -> bool:

@@ -86,7 +86,7 @@ def output_projection_tkg(
         len(attention.shape) == 4, f"attention: got shape {tuple(attention.shape)}, expected (D, B, N, S)"
     )
     if quantization_type.is_mx():
-        as_mx(p, attention.shape[2], attention.shape[0], False)
+        as_mx(p, attention.shape[2], attention.shape[0], False, flat=False)
         kernel_assert(
             p.weight.shape[1] % sharding[1] == 0,
             f"weight: got H = {p.weight.shape[1]}, {sharding[1]} cores take multiples of {sharding[1]}",

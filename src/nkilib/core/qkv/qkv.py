@@ -110,6 +110,13 @@ def qkv(
     FP8 with a float32 scale. STATIC has qkv_in_scale [1, 1] and qkv_w_scale [1, 3] of queries, keys and
     values (also [1, 1] of all), and quantises the tokens. NONE uses FP8 weights as they are.
 
+    MX weights (trn3; H is a multiple of 512) are four-packed, [H / 4, I] of FP8 or FP4 words or [H / 4, I, 4]
+    of FP8: row r has elements 4 r ... 4 r + 3 of a column, and with weight_layout MX_INTERLEAVED 2 r, 2 r + 1
+    and the same of the other half of H. is_h_dim_4h_transposed (is_input_swizzled is an older name) says that
+    input, residuals and norm weights have element 4 r + q at q H / 4 + r. MX: qkv_w_scale [H / 32, I] holds
+    E8M0 scales, tokens become MXFP8. STATIC_MX and ROW_MX have the scales of STATIC and ROW; the former
+    leaves FP8 tokens [B, S, H] as they are, the latter wants them as [B, S, H + 4].
+
     With k_cache and v_cache the result is (q [B, S, Nq d], k_cache, v_cache), without q if there are no query
     heads; caches are written in place, divided by k_scale and v_scale and clipped if these are given. Flat:
     [B, max, Nkv d], keys [B, Nkv d, max] if transpose_k_cache. use_block_kv: token t goes to slot_mapping[t],

@@ -23,7 +23,6 @@ from nkilib.core.qkv.qkv_parameters import (
 from nkilib.core.utils.common_types import (
     NormType,
     QKVOutputLayout,
-    QKVWeightLayout,
     QuantizationType,
 )
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built, value_assert
@@ -37,14 +36,10 @@ MOST_HIDDEN = 32768
 MOST_DECODED = 512  # tokens of one decode: as many columns as a bank of sums has
 
 
-def refuse_mx(quantization: QuantizationType, swizzled: bool, weight_layout: QKVWeightLayout) -> None:
-    """The microscaling options, which are not built."""
+def refuse_mx(quantization: QuantizationType) -> None:
+    """Of kernels around this projection that do not take microscaling weights."""
     if quantization.is_mx():
         not_built(f"quantization_type={quantization.name}", "microscaling weights are not built")
-    if swizzled:
-        not_built("is_h_dim_4h_transposed=True", "microscaling weights are not built")
-    if weight_layout != QKVWeightLayout.CONTIGUOUS:
-        not_built(f"weight_layout={weight_layout.name}", "microscaling weights are not built")
 
 
 def check(p: QKVParameters) -> None:
@@ -59,7 +54,7 @@ def check(p: QKVParameters) -> None:
 
 
 def check_input(p: QKVParameters) -> None:
-    shape, rows = tuple(p.input.shape), p.weight.shape[0]
+    shape, rows = tuple(p.input.shape), hidden_size(p)
     kernel_assert(len(shape) == 3, f"input: got shape {shape}, expected 3 dimensions")
     if input_in_sbuf(p):
         kernel_assert(
@@ -98,7 +93,7 @@ def check_weights(p: QKVParameters) -> None:
             dtype in FLOATS or dtype in FP8,
             f"fused_qkv_weights: got {dtype}, allowed are {FLOATS} and {FP8}",
         )
-    else:
+    elif p.mx_map is None:
         kernel_assert(
             dtype in FP8, f"fused_qkv_weights: got {dtype} with {p.quantization}, allowed are {FP8}"
         )
@@ -131,11 +126,11 @@ def check_vector(vector: Any, size: int, name: str) -> None:
 
 
 def check_scales(p: QKVParameters) -> None:
-    if p.quantization == QuantizationType.NONE:
+    if p.quantization in (QuantizationType.NONE, QuantizationType.MX):
         return
     kernel_assert(p.w_scale is not None, f"qkv_w_scale: got None, needed by {p.quantization}")
     shape = tuple(p.w_scale.shape)
-    if p.quantization == QuantizationType.ROW:
+    if p.quantization in (QuantizationType.ROW, QuantizationType.ROW_MX):
         kernel_assert(
             shape in ((1, columns_of(p)), (PMAX, columns_of(p))),
             f"qkv_w_scale: got shape {shape}, expected (1, {columns_of(p)}) or (128, {columns_of(p)})",
@@ -153,7 +148,7 @@ def check_scales(p: QKVParameters) -> None:
     )
     kernel_assert(
         knows_heads(p) or p.w_scale.shape[1] == 1,
-        "d_head, num_q_heads, num_kv_heads: needed by QuantizationType.STATIC",
+        f"d_head, num_q_heads, num_kv_heads: needed by {p.quantization}",
     )
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import nki
 import nki.language as nl
-from nkilib.core.qkv.qkv_checks import check, refuse_mx
+from nkilib.core.qkv.qkv_checks import check
+from nkilib.core.qkv.qkv_mx import as_mx
 from nkilib.core.qkv.qkv_parameters import (
     Cache,
     HeadNorm,
@@ -112,7 +113,6 @@ def qkv_cte(
     >>> qkv_cte(x, w)[0, 129, :2]
     array([64., 64.], dtype=float16)
     """
-    refuse_mx(quantization_type, is_h_dim_4h_transposed or is_input_swizzled, weight_layout)
     check_strided_input(strided_input_config)
     kernel_assert(not store_output_in_sbuf, "store_output_in_sbuf: got True, allowed is False")
     p = QKVParameters(
@@ -165,6 +165,7 @@ def qkv_cte(
     p.dma_transpose = load_input_with_DMA_transpose
     p.output_hbm = output_hbm
     p.dtype_mode = dtype_mode
+    as_mx(p, is_h_dim_4h_transposed or is_input_swizzled, weight_layout)
     return run(p)
 
 

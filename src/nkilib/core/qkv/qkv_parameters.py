@@ -11,6 +11,7 @@ from nkilib.core.utils.kernel_helpers import is_hbm_buffer, resolve_fp8_dtype
 from nkilib.core.utils.projection import FP8
 
 SCALE_BYTES = 4  # the float32 scale at the end of a row that is already quantised
+WORD = 4  # elements of H in a word of MX weights
 Q, K, V = 0, 1, 2  # sections of the columns
 
 
@@ -76,13 +77,14 @@ class QKVParameters(nl.NKIObject):
     output_in_sbuf: bool = False
     output_hbm: Any = None
     dtype_mode: DtypeMode = DtypeMode.NON_OCP
+    mx_map: Any = None  # MX weights: words [H / 4, I], and where each element of H stands
 
 
 # ---- sizes ---------------------------------------------------------------------------------------
 
 
 def hidden_size(p: QKVParameters) -> int:
-    return p.weight.shape[0]
+    return p.weight.shape[0] if p.mx_map is None else WORD * p.weight.shape[0]
 
 
 def columns_of(p: QKVParameters) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.qkv.qkv_heads import Angles, HeadTables, change_heads, changes
+from nkilib.core.qkv.qkv_mx import MxProjection, new_mx_tokens, span_columns_mx, turn_rows_mx
 from nkilib.core.qkv.qkv_outputs import CacheWriter, store_result
 from nkilib.core.qkv.qkv_parameters import (
     Piece,
@@ -82,6 +83,8 @@ def prefill(p: QKVParameters, out: Any) -> None:
 def block_tokens(p: QKVParameters, tokens: int) -> int:
     """How many tokens a pass over the weights serves; blocks are alike, in whole tiles."""
     width = 1 if matmul_dtype(p) in FP8 else 2
+    if p.mx_map is not None:  # 16 bits, and what becomes of them
+        width = 4
     room = TOKEN_BYTES // (hidden_size(p) // PMAX * width) // PMAX * PMAX
     most = max(PMAX, min(BANK_COLUMNS, room))
     blocks = div_ceil(tokens, most)
@@ -96,7 +99,8 @@ class Prefill(nl.NKIObject):
         self.by_dma = by_dma
         self.gamma = gamma_columns(p) if by_dma and p.norm == NormType.RMS_NORM else None
         self.source: Any = None
-        if p.transposed_in:
+        self.mx: Any = None if p.mx_map is None else MxProjection(p)
+        if p.transposed_in and p.mx_map is None:
             self.source = ColumnSource(p, 0)
         elif not by_dma:
             self.source = RowSource(p)
@@ -117,7 +121,7 @@ class Block(nl.NKIObject):
         self.by_dma = kernel.by_dma
         self.units = div_ceil(hidden_size(p) // PMAX, UNIT_TILES) if self.by_dma else self.tiles
         self.prepared = 0
-        self.x = new_tokens(p, count)
+        self.x = new_tokens(p, count) if kernel.mx is None else new_mx_tokens(p, count)
         self.scales: list = []
         self.angles: list = []
 
@@ -135,14 +139,15 @@ class Block(nl.NKIObject):
     def prepare_tile(self, i: int) -> None:
         at = i * PMAX
         count = min(PMAX, self.count - at)
-        if self.p.transposed_in:
+        if self.p.transposed_in and self.kernel.mx is None:
             place = self.x[:, :, at : at + count]
             token_columns(self.p, self.kernel.source, place, self.first + at, None)
             return
         rows = load_rows(self.p, self.first + at, count)
         if rows.scale is not None:
             self.scales.append(rows.scale)
-        turn_rows(self.p, self.kernel.source, self.x, at, rows)
+        turn = turn_rows if self.kernel.mx is None else turn_rows_mx
+        turn(self.p, self.kernel.source, self.x, at, rows)
 
     def prepare_rest(self) -> None:
         """What is needed only when sums are finished."""
@@ -156,8 +161,8 @@ class Block(nl.NKIObject):
 
 def project_block(p: QKVParameters, kernel: Prefill, block: Block, upcoming: Any) -> None:
     """All columns of one block, and the tiles of the next one between them."""
-    x = Activations(block.x, hidden_size(p))
-    spans = TiledRange(columns_of(p), span_size(p, x))
+    x = Activations(block.x, hidden_size(p)) if kernel.mx is None else kernel.mx.quantized(block.x)
+    spans = TiledRange(columns_of(p), span_size(p, x, block.count))
     sums = SquareSums(p, block, len(spans))
     for span in spans:
         blocks = project_span(p, block, x, span)
@@ -174,8 +179,10 @@ def project_block(p: QKVParameters, kernel: Prefill, block: Block, upcoming: Any
     sums.store(p, block)
 
 
-def project_span(p: QKVParameters, block: Block, x: Activations, span: Any) -> list:
+def project_span(p: QKVParameters, block: Block, x: Any, span: Any) -> list:
     """The sums of some columns. Tokens that DMA has yet to turn over come with the weights they meet."""
+    if p.mx_map is not None:
+        return block.kernel.mx.project(x, block.count, span.start_offset, span.size)
     blocks = token_major_blocks(block.count, span.size, packed=not doubles(x.tile, p.weight))
     for chunk in weight_chunks(x, span.size, p.weight):
         if block.by_dma:
@@ -185,10 +192,11 @@ def project_span(p: QKVParameters, block: Block, x: Activations, span: Any) -> l
     return blocks
 
 
-def span_size(p: QKVParameters, x: Activations) -> int:
+def span_size(p: QKVParameters, x: Any, tokens: int) -> int:
     """How many columns to work on at once: spans are alike, and of whole heads where these matter."""
     unit = 1 if p.d_head is None else p.d_head
-    most = span_columns(x, p.weight) // unit * unit
+    most = span_columns(x, p.weight) if p.mx_map is None else span_columns_mx(tokens)
+    most = max(unit, most // unit * unit)
     spans = div_ceil(columns_of(p), most)
     return div_ceil(div_ceil(columns_of(p), spans), unit) * unit
 

@@ -15,9 +15,9 @@ from nkilib.core.utils.projection_results import Terms, broadcast_row
 def load_terms(p: QKVParameters, column: int, columns: int, partitions: int) -> Terms:
     """Scales and bias of columns column ..., in so many partitions; None where there is none."""
     terms = Terms(column)
-    if p.quantization == QuantizationType.ROW:
+    if p.quantization in (QuantizationType.ROW, QuantizationType.ROW_MX):
         terms.column_scale = broadcast_row(p.w_scale, column, columns, partitions)
-    elif p.quantization == QuantizationType.STATIC:
+    elif p.quantization in (QuantizationType.STATIC, QuantizationType.STATIC_MX):
         terms.column_scale = static_scales(p, column, columns, partitions)
     if p.bias is not None:
         terms.bias = broadcast_row(p.bias.reshape((1, p.bias.size)), column, columns, partitions)

@@ -8,8 +8,9 @@ import numpy as np
 
 import nki
 import nki.language as nl
-from nkilib.core.qkv.qkv_checks import MOST_DECODED, check, refuse_mx
-from nkilib.core.qkv.qkv_decode import decode, decode_whole
+from nkilib.core.qkv.qkv_checks import MOST_DECODED, check
+from nkilib.core.qkv.qkv_decode import all_columns, decode, decode_whole
+from nkilib.core.qkv.qkv_mx import as_mx, decode_mx
 from nkilib.core.qkv.qkv_outputs import turn
 from nkilib.core.qkv.qkv_parameters import (
     QKVParameters,
@@ -73,7 +74,6 @@ def qkv_tkg(
     >>> qkv_tkg(x, w, norm_type=NormType.NO_NORM)[3, 0, :2]
     array([128., 128.], dtype=float16)
     """
-    refuse_mx(quantization_type, is_h_dim_4h_transposed, weight_layout)
     p = QKVParameters(
         hidden,
         qkv_w,
@@ -95,6 +95,7 @@ def qkv_tkg(
     p.output_in_sbuf = output_in_sbuf
     p.output_hbm = output_hbm
     p.dtype_mode = dtype_mode
+    as_mx(p, is_h_dim_4h_transposed, weight_layout)
     return run(p)
 
 
@@ -111,15 +112,19 @@ def run(p: QKVParameters) -> Any:
     sums = None
     if added is not None and core == 0:
         sums = added.reshape((token_count(p), hidden_size(p)))
+    project = decode if p.mx_map is None else decode_mx
     if p.output_in_sbuf:
-        out = decode_whole(p, n_prgs, core, sums)[0]
+        if p.mx_map is None:
+            out = decode_whole(p, n_prgs, core, sums)[0]
+        else:
+            out = all_columns(p, n_prgs, core, decode_mx(p, n_prgs, core, None, sums)[0])
         if p.layout == QKVOutputLayout.NBdS:
             out = turn(out.reshape_dim(1, (columns_of(p) // p.d_head, p.d_head)))
     else:
         out = p.output_hbm
         if out is None:
             out = nl.ndarray(output_shape(p), result_dtype(p), buffer=nl.shared_hbm)
-        decode(p, n_prgs, core, out, sums)
+        project(p, n_prgs, core, out, sums)
     return out if added is None else (out, added)
 
 

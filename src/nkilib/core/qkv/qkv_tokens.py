@@ -28,6 +28,7 @@ from nkilib.core.utils.fp8 import load_scalar, quantize_static, reciprocal_of
 from nkilib.core.utils.kernel_helpers import (
     get_max_positive_value_for_dtype,
     interleave_copy,
+    is_hbm_buffer,
     normalization_uses_weights,
 )
 from nkilib.core.utils.norms import (
@@ -44,7 +45,7 @@ from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.transposes import transpose_rows
+from nkilib.core.utils.transposes import rows_from_spread, transpose_rows
 
 RESIDENT_COLUMNS = 8192  # of gamma and beta, in every partition
 GROUP_ELEMENTS = 4096  # of tokens that stand along the partitions, in each partition at a time
@@ -160,10 +161,42 @@ def load_rows(p: QKVParameters, first: int, count: int) -> Rows:
 
 
 def load_tensor_rows(p: QKVParameters, tensor: Any, first: int, count: int) -> Any:
+    """Rows of the input or a residual. Only MX wants those that lie along the partitions as rows."""
+    if not is_hbm_buffer(tensor):
+        return rows_of_spread(tensor, first, count)
+    if p.transposed_in:
+        return rows_of_columns(p, tensor, first, count)
     width = tensor.shape[2]
     tile = nl.ndarray((count, width), tensor.dtype, buffer=nl.sbuf)
     nisa.dma_copy(tile, tensor.reshape((token_count(p), width))[first : first + count])
     return tile
+
+
+def rows_of_spread(tensor: Any, first: int, count: int) -> Any:
+    """Of [128, T, H / 128] in SBUF, which has a part of H for each core."""
+    parts, size = nl.num_programs(0), PMAX * tensor.shape[2]
+    rows = nl.ndarray((count, size), tensor.dtype, buffer=nl.sbuf)
+    for part in range(parts):
+        place = rows[:, part * size // parts : (part + 1) * size // parts]
+        tokens = by_parts(tensor, parts)[:, first : first + count, part, :]
+        rows_from_spread(place, tokens.permute((0, 2, 1)))
+    return rows
+
+
+def rows_of_columns(p: QKVParameters, tensor: Any, first: int, count: int) -> Any:
+    """Of [B, H, S] in HBM."""
+    tiles = hidden_size(p) // PMAX
+    columns = nl.ndarray((PMAX, tiles, count), tensor.dtype, buffer=nl.sbuf)
+    for run in runs(first, count, batch_shape(p)[1]):
+        part = tensor[run.batch].reshape_dim(0, (tiles, PMAX)).permute((1, 0, 2))
+        place = columns[:, :, run.row : run.row + run.count]
+        nisa.dma_copy(place, part[:, :, run.position : run.position + run.count])
+    rows = nl.ndarray((count, hidden_size(p)), tensor.dtype, buffer=nl.sbuf)
+    for k in range(tiles):
+        bank = nl.ndarray((count, PMAX), tensor.dtype, buffer=nl.psum)
+        nisa.nc_transpose(bank, columns[:, k, :])
+        interleave_copy(rows[:, k * PMAX : (k + 1) * PMAX], bank, k)
+    return rows
 
 
 def turn_rows(p: QKVParameters, source: RowSource, x: Any, token: int, rows: Rows) -> None:
@@ -219,7 +252,7 @@ def turns_by_dma(p: QKVParameters) -> bool:
 
     The factor of an RMSNorm may come after; but x * gamma alone could be too large for float16.
     """
-    plain = not p.transposed_in and len(p.residuals) == 0 and not quantizes(p)
+    plain = p.mx_map is None and not p.transposed_in and len(p.residuals) == 0 and not quantizes(p)
     if not (p.dma_transpose and plain):
         return False
     if p.norm == NormType.NO_NORM:

@@ -24,6 +24,8 @@ SCALE_ROWS = QUADRANT // GROUP  # the first partitions of a quadrant hold its sc
 TILE = PMAX * LANES  # of the contraction
 ONE = 127  # the code of the scale 1
 LONG_CHUNK_BYTES = 28 * 1024  # in each partition, of weights that lie in one piece
+WIDE_BYTES = 6 * 1024  # of scales in each partition, up to which tiles share no partitions
+BLOCK = 128  # rows and columns of a matrix that share a compact scale
 SHARING = 4  # tiles whose scales share a quadrant
 KEEP = 255  # in the mask of a shuffle
 LARGEST_FP8 = 448.0
@@ -35,12 +37,14 @@ WORDS = (nl.float8_e4m3fn_x4, nl.float8_e5m2_x4, nl.float4_e2m1fn_x4)
 class MxWeights(nl.NKIObject):
     """Four-packed weights in HBM. Without `scales`, all of them are 1.
 
-    `by_tile`: scales of a tile follow each other in HBM, not those of a row.
+    `by_tile`: scales of a tile follow each other in HBM, not those of a row. `compact`: there is one scale
+    for 128 rows and 128 columns of the matrix, [tiles, 128-row pieces of a tile, columns / 128] in HBM.
     """
 
     words: Any
     scales: Any = None
     by_tile: bool = False
+    compact: bool = False
 
 
 @dataclass
@@ -78,6 +82,19 @@ def filled(rows: int) -> int:
     return div_ceil(rows, QUADRANT) * QUADRANT
 
 
+def contraction_rows(size: int) -> int:
+    """Partitions that a contraction fills: of less than a tile a quarter, in whole groups."""
+    return min(PMAX, div_ceil(div_ceil(size, LANES), GROUP) * GROUP)
+
+
+def lane_columns(size: int) -> int:
+    """How many elements of a contraction follow each other in a lane: of less than a tile a quarter.
+
+    The partitions after those, up to a whole group, hold zeros.
+    """
+    return size // LANES if size < TILE and size % LANES == 0 else contraction_rows(size)
+
+
 # ---- tokens --------------------------------------------------------------------------------------
 
 
@@ -104,6 +121,14 @@ def round_tokens(lanes: Any, inverse: Any, ones: Any, tiles: Any = None) -> MxTo
     nisa.tensor_scalar(scaled, lanes, nl.multiply, inverse[0:rows], op1=nl.minimum, operand1=LARGEST_FP8)
     place = narrow.reshape((rows, count, tokens, LANES))
     nisa.tensor_scalar(place, scaled, nl.maximum, -LARGEST_FP8)
+    return MxTokens(narrow.view(nl.float8_e4m3fn_x4), None, ones, tiles)
+
+
+def narrow_tokens(lanes: Any, ones: Any, tiles: Any = None) -> MxTokens:
+    """lanes in 16 bits that hold FP8 numbers, as FP8 whose scales are 1."""
+    rows, count, tokens = lanes.shape[0], lanes.shape[1], lanes.shape[2]
+    narrow = new_tile(tiles, (rows, count, LANES * tokens), nl.float8_e4m3fn)
+    nisa.tensor_copy(narrow.reshape((rows, count, tokens, LANES)), lanes)
     return MxTokens(narrow.view(nl.float8_e4m3fn_x4), None, ones, tiles)
 
 
@@ -140,6 +165,8 @@ def load_scales(weights: MxWeights, column: int, columns: int, tiles: Any) -> An
     """
     if weights.scales is None:
         return None
+    if weights.compact:
+        return load_compact_scales(weights.scales, column, columns, tiles)
     rows, count = weights.scales.shape[0], weights.scales.shape[1]
     source = weights.scales if weights.scales.dtype == nl.uint8 else weights.scales.view(nl.uint8)
     if weights.by_tile:
@@ -166,8 +193,10 @@ def load_scales(weights: MxWeights, column: int, columns: int, tiles: Any) -> An
 
 
 def load_scales_by_tile(source: Any, column: int, columns: int, tiles: Any) -> WeightScales:
-    """Straight into their places, four rows at a time, of every fourth tile."""
+    """Straight into their places, four rows at a time: of all tiles, or, if these are many, every fourth."""
     rows, count = source.shape[0], source.shape[1]
+    if count * columns <= WIDE_BYTES:
+        return load_wide_scales(source, column, columns, tiles)
     groups = stream_tile(tiles, (PMAX, div_ceil(count, SHARING), columns), nl.uint8)
     for quadrant in TiledRange(rows, SCALE_ROWS):
         first = QUADRANT * quadrant.index
@@ -182,6 +211,36 @@ def load_scales_by_tile(source: Any, column: int, columns: int, tiles: Any) -> W
     for group in range(groups.shape[1]):
         by_group.append(groups[:, group : group + 1, :])
     return WeightScales(by_group, 1, column)
+
+
+def load_wide_scales(source: Any, column: int, columns: int, tiles: Any) -> WeightScales:
+    """All tiles side by side: the fewest transfers, small ones, in the queue that nothing else uses."""
+    rows, count = source.shape[0], source.shape[1]
+    wide = stream_tile(tiles, (PMAX, count, columns), nl.uint8)
+    for quadrant in TiledRange(rows, SCALE_ROWS):
+        first = QUADRANT * quadrant.index
+        if quadrant.size < SCALE_ROWS:  # rows of the quadrant that only pad: any number will do
+            nisa.memset(wide[first : first + QUADRANT], ONE)
+        part = source[quadrant.start_offset : quadrant.end_offset, :, column : column + columns]
+        nisa.dma_copy(wide[first : first + quadrant.size], part, dge_mode=nisa.dge_mode.hwdge)
+    return WeightScales([wide], count, column)
+
+
+def load_compact_scales(source: Any, column: int, columns: int, tiles: Any) -> WeightScales:
+    """Each scale serves a quadrant, which holds 128 rows, and 128 columns: copied there on chip."""
+    count, quadrants = source.shape[0], source.shape[1]
+    first, last = column // BLOCK, div_ceil(column + columns, BLOCK)
+    few = stream_tile(tiles, (PMAX, count, last - first), nl.uint8)
+    plain = source if source.dtype == nl.uint8 else source.view(nl.uint8)
+    for quadrant in range(quadrants):
+        part = plain[:, quadrant, first:last].expand_dim(0).broadcast(0, SCALE_ROWS)
+        nisa.dma_copy(few[QUADRANT * quadrant : QUADRANT * quadrant + SCALE_ROWS], part)
+    wide = stream_tile(tiles, (PMAX, count, (last - first) * BLOCK), nl.uint8)
+    for quadrant in range(quadrants):
+        start, end = QUADRANT * quadrant, QUADRANT * quadrant + SCALE_ROWS
+        spread = few[start:end].expand_dim(3).broadcast(3, BLOCK)
+        nisa.tensor_copy(wide[start:end].reshape((SCALE_ROWS, count, last - first, BLOCK)), spread)
+    return WeightScales([wide], count, first * BLOCK)
 
 
 def shortest_run(tiles: int) -> int:
@@ -258,15 +317,19 @@ class WeightStream(nl.NKIObject):
 # ---- products ------------------------------------------------------------------------------------
 
 
-def project_features_mx(x: MxTokens, weights: MxWeights, sums: list, column: int, width: int) -> None:
+def project_features_mx(
+    x: MxTokens, weights: MxWeights, sums: list, column: int, width: int, stream: Any = None
+) -> None:
     """sums[i][c, t] = tokens x columns column + width i ...: weights stationary, so few tokens cost little.
 
-    All of them are in PSUM at once; each chunk of weights serves them all and is gone.
+    All of them are in PSUM at once; each chunk of weights serves them all and is gone. `stream`: the weights,
+    if the caller has loaded them.
     """
     columns = 0
     for block in sums:
         columns = columns + block.shape[0]
-    stream = WeightStream(weights, column, columns, x.tiles)
+    if stream is None:
+        stream = WeightStream(weights, column, columns, x.tiles)
     tokens = x.words.shape[2]
     for tile in range(stream.count):
         stream.load(tile)

@@ -51,13 +51,16 @@ def convolve(c: Convolution, lnc_shard: bool) -> None:
     share = core_share(c, regions_of(c, plan), lnc_shard)
     if not share.regions or share.first == share.end:
         return
+    inputs = load_inputs(c, plan, share.regions[0])  # before the filters, of which the first few will do
     filters = Filters(c, plan, share.first, share.end)
-    for region in share.regions:
-        inputs = load_inputs(c, plan, region)
+    for i in range(len(share.regions)):
+        region = share.regions[i]
+        if i > 0:
+            inputs = load_inputs(c, plan, region)
         for sums in sum_groups(region, share, filters.stay):
             accumulate(c, plan, inputs, filters, sums)
-            for i in range(len(sums)):
-                finish(c, sums[i], filters, i)
+            for number in range(len(sums)):
+                finish(c, sums[number], filters, number)
 
 
 # ---- who does what ------------------------------------------------------------------------------------
@@ -160,8 +163,11 @@ def make_chunks(parts: list, lead: int, columns: int) -> list:
         part = parts[i]
         at_once = max(1, CHUNK_BYTES // (part.tiles * columns * sizeinbytes(part.rows.dtype)))
         for span in ((0, min(lead, part.rows.shape[0])), (lead + 1, part.rows.shape[0])):
-            for first in range(span[0], span[1], at_once):
-                chunks.append(Chunk(i, first, min(first + at_once, span[1])))
+            first = span[0]
+            while first < span[1]:  # small ones to begin with: what waits for them need not wait long
+                end = min(first + min(at_once, div_ceil(len(chunks), len(parts))), span[1])
+                chunks.append(Chunk(i, first, end))
+                first = end
     return chunks
 
 

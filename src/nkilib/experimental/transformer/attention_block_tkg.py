@@ -12,7 +12,7 @@ from nkilib.core.qkv.qkv_checks import check as check_qkv
 from nkilib.core.qkv.qkv_checks import refuse_mx
 from nkilib.core.qkv.qkv_outputs import turn
 from nkilib.core.qkv.qkv_parameters import K, Q, QKVParameters
-from nkilib.core.utils.common_types import DtypeMode, NormType, QKVWeightLayout, QuantizationType
+from nkilib.core.utils.common_types import DtypeMode, NormType, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.projection_results import store_rows
@@ -141,7 +141,7 @@ def attention_block_tkg(
     """
     refuse_ranks(KVDP, CP)
     refuse_packing(fp8_packed, is_h_transposed_by_4)
-    refuse_mx(quantization_type_qkv, False, QKVWeightLayout.CONTIGUOUS)
+    refuse_mx(quantization_type_qkv)
     c = BlockCaches(
         K_cache,
         V_cache,

@@ -1,10 +1,10 @@
 """The MLP with MX weights against float64 on numbers that the OCP emulation quantises."""
 
 import ml_dtypes
-import mx_emulation
 import numpy as np
 import pytest
 from kernel_support import cosine, each_lnc, random, run
+from mx_weights import by_blocks, in_words, places_of_columns, places_of_rows
 
 import nki
 from nki import mx
@@ -27,43 +27,6 @@ NAMES = ("gate", "up", "down")
 # ---- weights as callers have them ------------------------------------------------------------------
 
 
-def places_of_rows(h, layout):
-    """[H/512, 128, 4]: which row of the weights stands in each tile, partition and lane (mlp.md)."""
-    t, p, q = np.ogrid[: h // 512, :128, :4]
-    return {
-        "quarter": q * (h // 4) + t * 128 + p,
-        "wrapX": 512 * t + 128 * q + p,
-        "innermost": 512 * t + 4 * p + q,
-    }[layout]
-
-
-def places_of_columns(inner):
-    """[tiles, I_p, 4]: which column of gate and up each row and lane of the down weights has; -1: none."""
-    rows = inner // 4 if inner <= 512 else 128
-    i5, p, q = np.ogrid[: -(-inner // 512), :rows, :4]
-    places = 512 * i5 + rows * q + p
-    return np.where(places < inner, places, -1)
-
-
-def in_words(weight, places, form):
-    """[partitions, tiles, columns] words, their scales, and the weights that they stand for."""
-    tiles, rows, _ = places.shape
-    lanes = np.where((places >= 0)[..., None], weight[places], 0).transpose(
-        0, 1, 3, 2
-    )  # tile, row, column, lane
-    flat = np.ascontiguousarray(lanes).reshape(tiles * rows, -1).astype(np.float32)
-    data, scales = mx.quantize_lanes(flat, form, "ocp")
-    values = mx.dequantize_lanes(data, scales).reshape(tiles, rows, -1, 4).transpose(0, 1, 3, 2)
-    seen = np.zeros(weight.shape)
-    seen[places[places >= 0]] = values[places >= 0]
-    words = mx.pack_x4(data).view(mx.x4_dtype(form)).reshape(tiles, rows, -1).swapaxes(0, 1)
-    return (
-        np.ascontiguousarray(words),
-        np.ascontiguousarray(scales.reshape(tiles, rows // 8, -1).swapaxes(0, 1)),
-        seen,
-    )
-
-
 def layer(tokens, h, inner, form="float8_e4m3fn", layout="quarter"):
     """x, the three weights as words, their scales by keyword, and the weights as float64."""
     x = random((1, tokens, h), "bfloat16", 1)
@@ -78,17 +41,6 @@ def layer(tokens, h, inner, form="float8_e4m3fn", layout="quarter"):
 
 
 # ---- what they mean ----------------------------------------------------------------------------------
-
-
-def by_blocks(x, places):
-    """x [T, K] as MXFP8 sees it: blocks of 8 partitions x 4 lanes, each with its scale."""
-    order = np.where(places >= 0, places, x.shape[1]).reshape(-1)
-    padded = np.concatenate([x, np.zeros((len(x), 1))], axis=1)[:, order]
-    short = -padded.shape[1] % 128
-    values = mx_emulation.quantized(np.pad(padded, ((0, 0), (0, short))), scheme="1x32").values
-    seen = np.zeros_like(x)
-    seen[:, order[order < x.shape[1]]] = values[:, : len(order)][:, order < x.shape[1]]
-    return seen
 
 
 def static_fp8(x, scale):
@@ -129,7 +81,9 @@ def test_decode_multiplies_mx_weights_with_mxfp8_tokens(lnc, form):
 
 
 @each_lnc
-@pytest.mark.parametrize("tokens, inner", [(3, 256), (1, 512), (5, 640), (33, 96), (8, 992)])
+@pytest.mark.parametrize(
+    "tokens, inner", [(3, 256), (1, 512), (5, 640), (33, 96), (8, 992), (2, 90), (4, 360), (4, 722)]
+)
 def test_tokens_may_be_odd_and_the_intermediate_size_ragged(lnc, tokens, inner):
     x, words, scales, weights = layer(tokens, 512, inner)
     y = run(mlp, x, *words, lnc=lnc, on="trn3", quantization_type=MX, **scales)[0]
@@ -276,3 +230,10 @@ def test_decode_of_mxfp4_weights_is_bound_by_their_bytes(monkeypatch):
     plain = [nki.TensorSpec(s, "bfloat16") for s in ((h, inner), (h, inner), (inner, h))]
     wide = nki.profile(mlp)(hidden, *plain, mode=ComputationMode.DECODE).total_us
     assert narrow <= 0.35 * wide
+
+
+def test_packed_tokens_are_refused_by_name():
+    _, words, scales, _ = layer(128, 512, 512)
+    packed = np.zeros((1, 128, 512 + 128), FP8)
+    with pytest.raises(NotImplementedError, match="hidden_tensor of float8_e4m3fn with MX"):
+        run(mlp, packed, *words, on="trn3", quantization_type=MX, **scales)

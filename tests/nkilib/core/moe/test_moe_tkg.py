@@ -332,11 +332,3 @@ def test_tokens_come_home_through_permute_experts_and_reduce():
 def test_refuses(change, message):
     with pytest.raises(AssertionError, match=message):
         run(moe_tkg, **{**case(2, 256, 32, 2, 1), **change})
-
-
-def test_microscaling_weights_say_that_they_are_not_built():
-    with pytest.raises(NotImplementedError, match="MX"):
-        run(
-            moe_tkg,
-            **{**case(2, 256, 32, 2, 1), "expert_gate_up_weights": np.zeros((2, 128, 2, 1, 32), BF16)},
-        )

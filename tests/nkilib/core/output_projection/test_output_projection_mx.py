@@ -45,7 +45,7 @@ def agree(actual, wanted):
 
 @each_lnc
 @each_format
-@pytest.mark.parametrize("n, d, s", [(4, 128, 40), (5, 64, 131), (2, 32, 7)])
+@pytest.mark.parametrize("n, d, s", [(4, 128, 40), (5, 64, 131), (16, 10, 7)])
 def test_prefill_multiplies_mx_weights_with_mxfp8_attention(lnc, form, n, d, s):
     x = random((2, n, d, s), "bfloat16", 1)
     words, scales, weight = mx_weights(n * d, 1040, form)
@@ -113,13 +113,67 @@ def test_static_mx_has_one_scale_for_each_operand(lnc):
     agree(y[0], tokens @ narrow.astype(np.float64) * 2e-5)
 
 
+@each_lnc
+def test_static_mx_leaves_fp8_attention_as_it_is(lnc):
+    x, narrow = (
+        random((1, 4, 64, 20), "float32", 1, 20.0).astype(FP8),
+        random((256, 640), "float32", 2).astype(FP8),
+    )
+    lanes = narrow.reshape(64, 4, 640).transpose(0, 2, 1).reshape(256, 640)
+    scales = {name: np.full((128, 1), 0.5, np.float32) for name in ("input_scales", "weight_scales")}
+    y = run(output_projection_cte, x, lanes, lnc=lnc, on="trn3", quantization_type=STATIC_MX, **scales)
+    tokens = x.astype(np.float64).transpose(0, 3, 1, 2).reshape(20, 256)
+    agree(y[0], tokens @ narrow.astype(np.float64) / 4)
+
+
+@each_lnc
+@each_format
+def test_a_scale_may_serve_128_by_128_weights(lnc, form):
+    x, codes = random((1, 6, 64, 33), "bfloat16", 1), np.random.default_rng(0).integers(120, 130, (3, 4))
+    words, _, _ = mx_weights(384, 512, form)
+    scales = np.repeat(np.repeat(codes, 4, axis=0), 128, axis=1).astype(np.uint8)
+    weight = mx.dequantize_operand(
+        mx.unpack_x4(words.view(np.uint32 if form == "float8_e4m3fn" else np.uint16), form),
+        scales,
+        "innermost",
+        "dense",
+    ).T.astype(np.float64)
+    options = {
+        "quantization_type": MX,
+        "compact_weight_scales": True,
+        "weight_scales": codes.astype(np.uint8),
+    }
+    y = run(output_projection_cte, x, words, lnc=lnc, on="trn3", **options)
+    agree(y[0], expected(x.transpose(0, 3, 1, 2).reshape(33, 384), weight))
+
+
+@each_lnc
+@pytest.mark.parametrize("rows, s", [(512, 40), (640, 7), (96, 33)])
+def test_attention_may_come_packed(lnc, rows, s):
+    x = random((2, s, rows), "bfloat16", 1)
+    words, scales, weight = mx_weights(rows, 1040, "float4_e2m1fn")
+    packed, of_x = [], []
+    for tokens in x:
+        data, dense = mx.quantize_operand(tokens, "float8_e4m3fn", "innermost", "dense")
+        packed.append(mx.pack_x4(data))
+        of_x.append(dense)
+    attention = np.stack(packed)[:, None]
+    options = {"quantization_type": MX, "weight_scales": scales, "input_scales": np.stack(of_x)}
+    y = run(output_projection_cte, attention, words, lnc=lnc, on="trn3", **options)
+    agree(y.reshape(2 * s, -1), expected(x.reshape(2 * s, rows), weight))
+    in_bytes = attention.view(np.uint8)
+    assert np.array_equal(run(output_projection_cte, in_bytes, words, lnc=lnc, on="trn3", **options), y)
+
+
 def test_what_mx_lacks_is_said():
     x, (words, scales, _) = random((1, 4, 64, 20), "bfloat16", 1), mx_weights(256, 512, "float8_e4m3fn")
     options = {"quantization_type": MX, "weight_scales": scales}
-    with pytest.raises(NotImplementedError, match="compact_weight_scales=True"):
+    with pytest.raises(NotImplementedError, match="ROW_MX"):
+        run(output_projection_cte, x, words, on="trn3", quantization_type=QuantizationType.ROW_MX)
+    with pytest.raises(AssertionError, match="weight_scales: got shape"):
         run(output_projection_cte, x, words, on="trn3", compact_weight_scales=True, **options)
-    with pytest.raises(NotImplementedError, match="attention of"):
-        packed = np.zeros((1, 1, 64, 20), np.uint8)
+    with pytest.raises(AssertionError, match="input_scales: got None"):
+        packed = np.zeros((1, 1, 64, 80), np.uint8)
         run(output_projection_cte, packed, words, on="trn3", **options)
     with pytest.raises(AssertionError, match="allowed from trn3 on"):
         run(output_projection_cte, x, words, on="trn2", **options)

@@ -13,7 +13,6 @@ from nkilib.core.utils.common_types import (
     NormType,
     QKNormConfig,
     QKVOutputLayout,
-    QKVWeightLayout,
     QuantizationType,
 )
 from nkilib.core.utils.kernel_assert import NotBuilt
@@ -273,11 +272,6 @@ def test_wrong_arguments_are_refused_by_name():
 
 @pytest.mark.tiny
 def test_what_is_not_built_says_so():
-    for option in (QuantizationType.MX, QuantizationType.STATIC_MX, QuantizationType.ROW_MX):
-        assert option.name in refusal(NotBuilt, quantization_type=option)
-    assert "is_h_dim_4h_transposed" in refusal(NotBuilt, is_h_dim_4h_transposed=True)
-    assert "is_h_dim_4h_transposed" in refusal(NotBuilt, is_input_swizzled=True)
-    assert "weight_layout" in refusal(NotBuilt, weight_layout=QKVWeightLayout.MX_CONTIGUOUS)
     across = QKNormConfig(q_norm=NormType.RMS_NORM_ACROSS_HEADS)
     assert "RMS_NORM_ACROSS_HEADS" in refusal(NotBuilt, qk_norm_pre_rope=across, **HEADS)
 

@@ -16,8 +16,10 @@ from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     ExpertsParameters,
     hidden_size,
     intermediate_size,
+    is_mx,
     matmul_dtype,
 )
+from nkilib.core.moe.moe_cte.mx_experts import MxDown, mx_middle
 from nkilib.core.moe.moe_cte.outputs import Outputs
 from nkilib.core.moe.moe_cte.routing import Repeats, Unit
 from nkilib.core.utils.common_types import ExpertAffinityScaleMode, GateUpDim
@@ -103,6 +105,9 @@ def affinity_row(unit: Unit) -> Any:
 def middle_parts(p: ExpertsParameters, share: Share, unit: Unit, out: Outputs) -> list:
     """act(gate) * up of a unit, this core's columns first, then the other core's."""
     x = gather_tokens(p, unit)
+    if is_mx(p):
+        row = affinity_row(unit) if p.scaling in BEFORE else None
+        return [mx_middle(p, unit.expert, x.tile, row, share.cores, share.core)]
     own = middle(p, share, unit, x, out)
     if share.cores == 1:
         return [own]
@@ -256,8 +261,7 @@ def finish_unit(
     for span in TiledRange(columns, BANK_COLUMNS):
         blocks = token_major_blocks(unit.size, span.size, packed=False)
         for chunk in chunks:
-            weights = chunk.weights[:, :, span.start_offset : span.end_offset]
-            multiply(blocks, chunk.x, weights, chunk.tile, feature_major=False)
+            chunk.add(blocks, span)
         for block in blocks:
             c, at = block.token // PMAX, span.start_offset + block.column
             finish_down(block, scale, bias, at)
@@ -281,9 +285,16 @@ class LoadedChunk(nl.NKIObject):
     x: Any
     tile: int
 
+    def add(self, blocks: list, span: Any) -> None:
+        """Its products for some columns, to the sums."""
+        weights = self.weights[:, :, span.start_offset : span.end_offset]
+        multiply(blocks, self.x, weights, self.tile, feature_major=False)
+
 
 def load_down(p: ExpertsParameters, unit: Unit, parts: list, column: int, columns: int) -> list:
-    """All that the core needs of down, in long rows."""
+    """All that the core needs of down, in long rows; MX weights come when they are wanted."""
+    if is_mx(p):
+        return [MxDown(p, unit.expert, parts[0], column, columns)]
     weight = p.down.select(0, unit.expert)
     chunks = []
     for part in parts:
@@ -301,7 +312,7 @@ def load_down(p: ExpertsParameters, unit: Unit, parts: list, column: int, column
 def down_rows(p: ExpertsParameters, unit: Unit, column: int, columns: int) -> tuple:
     """(scales, bias) of the columns of down, in every partition; None for what there is not."""
     scale = bias = None
-    if p.down_scale is not None:
+    if p.down_scale is not None and not is_mx(p):
         source = scale_of(p.down_scale, unit)
         if source.shape[1] == 1:
             scale = broadcast(source).broadcast(1, columns)

@@ -15,6 +15,7 @@ from nkilib.core.moe.moe_cte.experts import BEFORE
 from nkilib.core.moe.moe_cte.moe_cte_parameters import ExpertsParameters
 from nkilib.core.moe.moe_cte.moe_cte_utils import BlockShardStrategy, SkipMode
 from nkilib.core.moe.moe_cte.moe_ref import activation_ref, clamp_ref
+from nkilib.core.moe.mx_weights import has_words
 from nkilib.core.utils.common_types import ActFnType, Enum, ExpertAffinityScaleMode
 from nkilib.core.utils.kernel_assert import kernel_assert, not_built
 
@@ -139,6 +140,10 @@ def moe_cte(
     unrolls spec.shard_on_I.num_static_block blocks (default N - E) and leaves the rest to a loop that ends
     with the conditions. skip_dma.skip_weight changes nothing: weights pass through SBUF, none stay.
 
+    The MX implementations (trn3) take weights of moe_tkg's MX forms: words [E, 128, 2, H / 512, I] and [E,
+    I_p, I / 512, H] with E8M0 scales for 8 rows each; biases [E, I_p, 2, I / 512, 4], or [E, 2, I] by columns
+    of the words, and [E, H]. Tokens and the middle become MXFP8.
+
     With spec.shard_on_I.checkpoint_activation it returns (out, g and u [N, 2, I, B] as they go into the
     activation, d [N, B, H]), d not with expert_affinity_multiply_on_I. Sums are float32 (accumulation_dtype).
 
@@ -152,12 +157,11 @@ def moe_cte(
     True
     """
     kind = spec.implementation
-    if kind in MX:
-        not_built(f"spec.implementation={kind.name}", "microscaling weights are not built")
+    check_mx(kind, gate_up_proj_weight, spec.shard_on_I)
     refuse_undocumented(gate_up_in_scale, down_in_scale, accumulation_dtype)
     config = spec.shard_on_I
     scales = QuantizationConfig() if quantization_config is None else quantization_config
-    hybrid = kind == MoECTEImplementation.shard_on_i_hybrid
+    hybrid = kind in (MoECTEImplementation.shard_on_i_hybrid, MoECTEImplementation.shard_on_i_mx_hybrid)
     kernel_assert(
         not hybrid or conditions is not None, f"conditions: got None, needed by implementation {kind.name}"
     )
@@ -191,6 +195,17 @@ def moe_cte(
     )
     dropping = kind == MoECTEImplementation.shard_on_i_dropping
     return run_blocks(p, any_size=dropping)
+
+
+def check_mx(kind: MoECTEImplementation, gate_up: Any, config: ShardOnIConfig) -> None:
+    """MX implementations have MX weights, and no others have."""
+    kernel_assert(
+        (kind in MX) == has_words(gate_up),
+        f"gate_up_proj_weight: got shape {tuple(gate_up.shape)} with implementation {kind.name}; those of MX "
+        "take words (E, 128, 2, H / 512, I), the others (E, H, 2, I)",
+    )
+    if kind in MX and config.checkpoint_activation:
+        not_built("checkpoint_activation=True with MX weights", "activations of MX experts are not kept")
 
 
 def result_slices(spec: MoECTESpec, accumulating: bool) -> int:

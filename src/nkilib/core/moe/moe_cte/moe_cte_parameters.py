@@ -7,6 +7,13 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.mlp.mlp_parameters import Linear
+from nkilib.core.moe.mx_weights import (
+    MxNames,
+    check_words,
+    has_words,
+    mx_hidden_size,
+    mx_intermediate_size,
+)
 from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8
@@ -15,6 +22,14 @@ from nkilib.core.utils.tile_sizes import PMAX
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 MAX_TOKENS = 32 * 1024
 MAX_INDEX = 1 << 24  # indices are computed in float32
+MX_NAMES = MxNames(
+    "gate_up_proj_weight",
+    "down_proj_weight",
+    "gate_up_proj_scale",
+    "down_proj_scale",
+    "gate_and_up_proj_bias",
+    "down_proj_bias",
+)
 SBUF_BYTES = 144 * 1024  # of each partition, for tokens and what becomes of them; the rest is for weights
 
 
@@ -57,12 +72,17 @@ def expert_count(p: ExpertsParameters) -> int:
     return p.gate_up.shape[0]
 
 
+def is_mx(p: ExpertsParameters) -> bool:
+    """Weights are words of four elements, see mx_weights."""
+    return has_words(p.gate_up)
+
+
 def hidden_size(p: ExpertsParameters) -> int:
-    return p.gate_up.shape[1]
+    return mx_hidden_size(p) if is_mx(p) else p.gate_up.shape[1]
 
 
 def intermediate_size(p: ExpertsParameters) -> int:
-    return p.gate_up.shape[3]
+    return mx_intermediate_size(p) if is_mx(p) else p.gate_up.shape[3]
 
 
 def block_count(p: ExpertsParameters) -> int:
@@ -76,7 +96,7 @@ def token_count(p: ExpertsParameters) -> int:
 
 def matmul_dtype(p: ExpertsParameters) -> Any:
     """What activations are multiplied in: 16-bit ones stay, float32 ones go by compute_dtype."""
-    if p.compute_dtype == nl.float32 and p.gate_up.dtype not in FP8:
+    if p.compute_dtype == nl.float32 and p.gate_up.dtype not in FP8 and not is_mx(p):
         return nl.float32
     if p.hidden.dtype != nl.float32:
         return p.hidden.dtype
@@ -97,14 +117,26 @@ def tokens_per_pass(p: ExpertsParameters) -> int:
 
 
 def check(p: ExpertsParameters, any_block_size: bool) -> None:
-    """Everything that can be told from shapes, dtypes and options."""
-    check_weights(p)
+    """Everything that can be told from shapes, dtypes and options. MX weights become words."""
+    if is_mx(p):
+        check_words(p, MX_NAMES)
+    else:
+        check_weights(p)
+        check_scales(p)
+    check_hidden_size(p)
     check_tokens(p)
     check_block_size(p, any_block_size)
     check_blocks(p)
     check_terms(p)
-    check_scales(p)
     check_checkpoints(p)
+
+
+def check_hidden_size(p: ExpertsParameters) -> None:
+    size = hidden_size(p)
+    kernel_assert(
+        size % 512 == 0 and 512 <= size <= 8192,
+        f"hidden_states: got H = {size}, allowed are multiples of 512 from 512 to 8192",
+    )
 
 
 def check_weights(p: ExpertsParameters) -> None:
@@ -114,10 +146,6 @@ def check_weights(p: ExpertsParameters) -> None:
     )
     size, inner = hidden_size(p), intermediate_size(p)
     assert_shape(p.down, (expert_count(p), inner, size), "down_proj_weight")
-    kernel_assert(
-        size % 512 == 0 and 512 <= size <= 8192,
-        f"hidden_states: got H = {size}, allowed are multiples of 512 from 512 to 8192",
-    )
     kernel_assert(
         inner % 16 == 0 and inner > 0, f"gate_up_proj_weight: got I = {inner}, allowed are multiples of 16"
     )
@@ -187,7 +215,7 @@ def check_blocks(p: ExpertsParameters) -> None:
 
 
 def check_terms(p: ExpertsParameters) -> None:
-    if p.gate_up_bias is not None:
+    if p.gate_up_bias is not None and not is_mx(p):
         assert_shape(p.gate_up_bias, (expert_count(p), 2, intermediate_size(p)), "gate_and_up_proj_bias")
     if p.down_bias is not None:
         assert_shape(p.down_bias, (expert_count(p), hidden_size(p)), "down_proj_bias")

@@ -13,11 +13,13 @@ import nki.language as nl
 from nkilib.core.mlp.rows import castable
 from nkilib.core.moe.moe_tkg.affinities import Broadcast, local_affinities
 from nkilib.core.moe.moe_tkg.experts import Item, Tokens
+from nkilib.core.moe.moe_tkg.mx_tokens import mx_tokens
 from nkilib.core.moe.moe_tkg.parameters import (
     MoEParameters,
     hidden_size,
     input_in_sbuf,
     intermediate_size,
+    is_mx,
     local_experts,
     matmul_dtype,
     scales_outputs,
@@ -80,7 +82,8 @@ def add_blocks(
         nisa.memset(rows, 0.0)
         source = p.hidden.ap([[rows.shape[1], table.block], [1, rows.shape[1]]], vector_offset=places)
         nisa.dma_copy(rows, source, oob_mode=nisa.oob_mode.skip)
-        x = Tokens(spread_rows([castable(rows, matmul_dtype(p))]), 1, cores)
+        values = [castable(rows, matmul_dtype(p))]
+        x = mx_tokens(p, values, cores) if is_mx(p) else Tokens(spread_rows(values), 1, cores)
         weight = None
         if scales_outputs(p):
             weight = nl.ndarray((PMAX, table.block), nl.float32, buffer=nl.sbuf)

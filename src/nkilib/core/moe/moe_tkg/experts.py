@@ -34,6 +34,7 @@ class Tokens(nl.NKIObject):
     tile: Any
     parts: int
     cores: int
+    mx: Any = None  # with MX weights: the same in FP8, see mx_tokens
 
 
 @dataclass

@@ -15,6 +15,7 @@ from nkilib.core.mlp.mlp_parameters import Linear
 from nkilib.core.moe.moe_tkg.affinities import Broadcast, local_affinities, selected_affinities
 from nkilib.core.moe.moe_tkg.dynamic import check_dynamic, dynamic_experts
 from nkilib.core.moe.moe_tkg.experts import Item, Tokens
+from nkilib.core.moe.moe_tkg.mx_tokens import as_mx
 from nkilib.core.moe.moe_tkg.parameters import (
     BLOCK_TOKENS,
     MoEParameters,
@@ -96,6 +97,11 @@ def moe_tkg(
     [E_L, 2, I] and [E_L, H]; FP8 weights have scales [E_L, 2, I] and [E_L, H] (ROW), or [E_L, 2, 1] and
     [E_L, 1] (STATIC), and activations stay in 16 bits.
 
+    MX weights (trn3) are words of four FP8 or FP4 elements (or uint32, uint16, or FP8 with four lanes as a
+    last axis): [E_L, 128, 2, H / 512, I] and [E_L, I_p, I / 512 rounded up, H], I_p = I / 4 rounded up to 8
+    and at most 128, with E8M0 scales for 8 rows each, and biases [E_L, I_p, 2, I / 512, 4] and [E_L, H];
+    layouts are those of mlp in decode. H is a multiple of 512, I of 8. Tokens and the middle become MXFP8.
+
     Without is_all_expert each token goes to the experts of its row of expert_index [T, K], with w its
     expert_affinities [T, E] there, or expert_affinities_eager [T, K]. With is_all_expert all local experts
     take all tokens; w are the columns of rank_id [1, 1] in expert_affinities, and with
@@ -173,6 +179,7 @@ def experts_of(p: MoEParameters, n_prgs: int, core: int, addend: Any = None, blo
 
     With a block_size all experts take only the tokens that weigh something with them.
     """
+    as_mx(p)
     check(p, n_prgs)
     out, cores = new_output(p, n_prgs), working_cores(p, n_prgs)
     if core >= cores:

@@ -7,13 +7,14 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.mlp.mlp_parameters import Linear
+from nkilib.core.moe.mx_weights import has_words, mx_hidden_size, mx_intermediate_size
 from nkilib.core.utils.common_types import (
     ActFnType,
     ExpertAffinityScaleMode,
     MoEAllToAllVStrategy,
     MoEBlockIOLayout,
 )
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer, resolve_fp8_dtype
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
@@ -62,12 +63,17 @@ def local_experts(p: MoEParameters) -> int:
     return p.gate_up.shape[0]
 
 
+def is_mx(p: MoEParameters) -> bool:
+    """Weights are words of four elements, see mx_weights."""
+    return has_words(p.gate_up)
+
+
 def hidden_size(p: MoEParameters) -> int:
-    return p.gate_up.shape[1]
+    return mx_hidden_size(p) if is_mx(p) else p.gate_up.shape[1]
 
 
 def intermediate_size(p: MoEParameters) -> int:
-    return p.gate_up.shape[3]
+    return mx_intermediate_size(p) if is_mx(p) else p.gate_up.shape[3]
 
 
 def input_in_sbuf(p: MoEParameters) -> bool:
@@ -102,8 +108,8 @@ def quantized(p: MoEParameters) -> bool:
 
 
 def matmul_dtype(p: MoEParameters) -> Any:
-    """Of the activations: that of the weights, or 16 bits where those are FP8."""
-    if p.gate_up.dtype not in FP8:
+    """Of the activations: that of the weights, or 16 bits where those are FP8 or MX."""
+    if p.gate_up.dtype not in FP8 and not is_mx(p):
         return p.gate_up.dtype
     return nl.bfloat16 if p.hidden.dtype == nl.float32 else p.hidden.dtype
 
@@ -123,16 +129,17 @@ def working_cores(p: MoEParameters, n_prgs: int) -> int:
 
 
 def check(p: MoEParameters, n_prgs: int) -> None:
-    check_weights(p)
+    """Weights and scales of MX have been checked before, where they became words."""
+    if not is_mx(p):
+        check_weights(p)
     check_tokens(p, n_prgs)
     check_routing(p)
-    check_scales(p)
+    if not is_mx(p):
+        check_scales(p)
 
 
 def check_weights(p: MoEParameters) -> None:
     shape = tuple(p.gate_up.shape)
-    if len(shape) == 5:
-        not_built("expert_gate_up_weights of rank 5", "microscaling (MX) weights are not built")
     kernel_assert(
         len(shape) == 4 and shape[2] == 2,
         f"expert_gate_up_weights: got shape {shape}, expected (E_L, H, 2, I)",

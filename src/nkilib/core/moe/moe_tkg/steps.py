@@ -7,7 +7,8 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.moe.moe_tkg.experts import Item, Middle, Tokens, add_expert, middles_of
-from nkilib.core.moe.moe_tkg.parameters import MoEParameters
+from nkilib.core.moe.moe_tkg.mx_experts import add_mx_expert, mx_middles
+from nkilib.core.moe.moe_tkg.parameters import MoEParameters, is_mx
 from nkilib.core.moe.moe_tkg.tokens import exchange
 
 
@@ -21,11 +22,18 @@ class Ready(nl.NKIObject):
 
 def add_ready(p: MoEParameters, total: Any, x: Tokens, waiting: list, core: int) -> None:
     for ready in waiting:
-        add_expert(p, total, x, ready.item, ready.middles, core)
+        add = add_mx_expert if is_mx(p) else add_expert
+        add(p, total, x, ready.item, ready.middles, core)
 
 
 def step_middles(p: MoEParameters, x: Tokens, items: list, core: int) -> list[Ready]:
     """The middles of one item for each core, or of one item whose columns the cores share."""
+    if is_mx(p):
+        found = mx_middles(p, x, items, core)
+        results = []
+        for i in range(len(items)):
+            results.append(Ready(items[i], found[i]))
+        return results
     if x.cores == 1:
         return [Ready(items[0], middles_of(p, x, items[0]))]
     if len(items) == 2:

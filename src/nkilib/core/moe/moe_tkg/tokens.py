@@ -9,11 +9,13 @@ import nki.language as nl
 from nkilib.core.mlp.rows import castable
 from nkilib.core.moe.moe_tkg.affinities import token_numbers
 from nkilib.core.moe.moe_tkg.experts import Tokens
+from nkilib.core.moe.moe_tkg.mx_tokens import mx_spread_tokens, mx_tokens
 from nkilib.core.moe.moe_tkg.parameters import (
     TOKEN_COLUMNS,
     MoEParameters,
     hidden_size,
     input_in_sbuf,
+    is_mx,
     leaves_packed,
     matmul_dtype,
     result_dtype,
@@ -36,17 +38,22 @@ def load_tokens(p: MoEParameters, cores: int, first: int, count: int) -> Tokens:
     """Tokens first ... first + count, [128, H / 128, tokens] in the dtype of the matmul."""
     tiles = hidden_size(p) // PMAX
     tile = nl.ndarray((PMAX, tiles, count), matmul_dtype(p), buffer=nl.sbuf)
-    if shares_input(p):
-        copy_parts(tile, p.hidden[:, first : first + count, :].permute((0, 2, 1)))
-        return Tokens(tile, cores, cores)
     if input_in_sbuf(p):
-        nisa.tensor_copy(tile, p.hidden[:, first : first + count, :].permute((0, 2, 1)))
-        return Tokens(tile, 1, cores)
+        parts = 1
+        if shares_input(p):
+            parts = cores
+            copy_parts(tile, p.hidden[:, first : first + count, :].permute((0, 2, 1)))
+        else:
+            nisa.tensor_copy(tile, p.hidden[:, first : first + count, :].permute((0, 2, 1)))
+        x = Tokens(tile, parts, cores)
+        return mx_spread_tokens(p, x) if is_mx(p) else x
     rows = []
     for token in TiledRange(count, PMAX):
         start = first + token.start_offset
         view = p.hidden[start : start + token.size, 0 : hidden_size(p)]
         rows.append(castable(load(view), matmul_dtype(p)))
+    if is_mx(p):
+        return mx_tokens(p, rows, cores)
     spread_rows_into(tile, rows)
     return Tokens(tile, 1, cores)
 

@@ -9,8 +9,16 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.output_projection.mx import MxProjection, as_mx, prefill_tokens
+from nkilib.core.output_projection.mx import (
+    MxProjection,
+    as_mx,
+    as_weights,
+    packed_heads,
+    packed_tokens,
+    prefill_tokens,
+)
 from nkilib.core.output_projection.operands import (
+    FLOATS,
     Operands,
     StaticScales,
     check_operands,
@@ -24,6 +32,7 @@ from nkilib.core.output_projection.operands import (
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info
+from nkilib.core.utils.mx_projection import WORDS
 from nkilib.core.utils.projection import (
     BANK_COLUMNS,
     MAX_CHUNK_TILES,
@@ -70,8 +79,10 @@ def output_projection_cte(
     ROW has weight_scales [128, H], one for each column (row 0 counts), and leaves attention as it is.
 
     MX weights (trn3): four-packed FP8 or FP4, [N D / 4, H], row 4 p + q in lane q of word p;
-    weight_scales [N D / 32, H]. Attention becomes MXFP8. STATIC_MX: FP8 whose bytes are [N D / 4, H, 4],
-    scales as STATIC. D is then a multiple of 32.
+    weight_scales [N D / 32, H], or, with compact_weight_scales, one for 128 x 128 weights, [N D / 128, H /
+    128]. Attention becomes MXFP8, unless it is that: packed [B, 1, N D / 4, S], or [B, 1, N D / 4, 4 S] in
+    bytes, with input_scales [B, N D / 32, S]. STATIC_MX: FP8 whose bytes are [N D / 4, H, 4],
+    scales as STATIC. N D is then a multiple of 32.
 
     >>> x, w = np.ones((1, 2, 64, 200), np.float32), np.ones((128, 96), np.float32)
     >>> float(output_projection_cte(x, w)[0, 0, 0])
@@ -81,8 +92,12 @@ def output_projection_cte(
     p = Operands(attention, weight, bias, quantization_type, input_scales, weight_scales, dtype_mode, names)
     sharding = get_verified_program_sharding_info("output_projection_cte", (0, 1), 2)
     batches, heads, depth, tokens = check_attention(p)
-    if quantization_type.is_mx():
-        as_mx(p, heads, depth, compact_weight_scales)
+    if quantization_type == QuantizationType.MX and attention.dtype not in FLOATS:
+        heads, depth = packed_heads(p, compact_weight_scales)
+        tokens = p.attention.shape[3]
+        as_weights(p, heads, depth, compact_weight_scales)
+    elif quantization_type.is_mx():
+        heads, depth = as_mx(p, heads, depth, compact_weight_scales, flat=True)
     else:
         kernel_assert(
             not compact_weight_scales,
@@ -93,10 +108,10 @@ def output_projection_cte(
     dtype = result_dtype(p) if output_dtype is None else output_dtype
     out = nl.ndarray((batches, tokens, p.weight.shape[1]), dtype, buffer=nl.shared_hbm)
     columns = p.weight.shape[1] // sharding[1]
-    rows = attention.reshape((batches, heads * depth, tokens))
     if quantization_type.is_mx():
-        project_mx(MxProjection(p, heads, depth), rows, out, sharding[2] * columns, columns)
+        project_mx(MxProjection(p, heads, depth), out, sharding[2] * columns, columns)
         return out
+    rows = attention.reshape((batches, heads * depth, tokens))
     scales = StaticScales(p)
     for batch in range(batches):
         for block in TiledRange(tokens, block_tokens(p)):
@@ -126,11 +141,17 @@ def check_columns(p: Operands, n_prgs: int) -> None:
     )
 
 
-def project_mx(mx: MxProjection, attention: Any, out: Any, first: int, columns: int) -> None:
-    """Columns first ... of all tokens of attention [B, N D, S], with MX weights."""
-    for batch in range(attention.shape[0]):
-        for block in TiledRange(attention.shape[2], BANK_COLUMNS):
-            x = prefill_tokens(mx, attention[batch, :, block.start_offset : block.end_offset])
+def project_mx(mx: MxProjection, out: Any, first: int, columns: int) -> None:
+    """Columns first ... of all tokens, with MX weights."""
+    batches, tokens = out.shape[0], out.shape[1]
+    packed = mx.p.attention.dtype in WORDS
+    by_row: Any = None if packed else mx.p.attention.reshape((batches, mx.contracted, tokens))
+    for batch in range(batches):
+        for block in TiledRange(tokens, BANK_COLUMNS):
+            if packed:
+                x = packed_tokens(mx, batch, block.start_offset, block.size)
+            else:
+                x = prefill_tokens(mx, by_row[batch, :, block.start_offset : block.end_offset])
             rows = new_rows(block.size, columns, out.dtype)
             mx.project_into(rows, x, first, columns)
             store_rows(out[batch], rows, 0, block.start_offset, first, columns)

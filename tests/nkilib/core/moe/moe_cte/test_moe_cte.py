@@ -13,7 +13,6 @@ from kernel_support import close, compiles_and_example_runs, each_lnc, random, r
 
 import nki.language as nl
 from nki.check import lint
-from nkilib.core.moe.moe_cte import bwmm_shard_on_block_mx as mx
 from nkilib.core.moe.moe_cte.bwmm_shard_on_block import bwmm_shard_on_block
 from nkilib.core.moe.moe_cte.bwmm_shard_on_I import (
     blockwise_mm_baseline_shard_intermediate,
@@ -389,13 +388,8 @@ def test_entry_points_are_the_same_engine(lnc):
         np.testing.assert_array_equal(got, wanted)
 
 
-def test_microscaling_says_so_by_name():
+def test_fp8_activations_are_refused_by_name():
     w = layer(routed())
-    for kind in set(Kind) - set(WITHOUT_MX):
-        with pytest.raises(NotBuilt, match=f"moe_cte option spec.implementation={kind.name}"):
-            launch(w, MoECTESpec(kind))
-    with pytest.raises(NotBuilt, match="bwmm_shard_on_block_mx"):
-        mx.bwmm_shard_on_block_mx[2](*w.tensors)
     with pytest.raises(NotBuilt, match="gate_up_in_scale"):
         launch(w, gate_up_in_scale=np.ones((1, 1), np.float32))
 

@@ -1,0 +1,61 @@
+"""The MLP of one expert with microscaling (MX) weights, for a unit of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.mlp.mx import MxScales, block_count, middle, quantize_middle
+from nkilib.core.moe.moe_cte.moe_cte_parameters import ExpertsParameters, hidden_size
+from nkilib.core.moe.mx_weights import expert_mlp
+from nkilib.core.utils.mx_projection import (
+    LANES,
+    TILE,
+    MxTokens,
+    MxWeights,
+    load_scales,
+    ones_tile,
+    project_rows_mx,
+    quantize_tokens,
+)
+from nkilib.core.utils.projection import BANK_COLUMNS
+from nkilib.core.utils.tile_sizes import PMAX
+
+
+def mx_middle(p: ExpertsParameters, expert: Any, x: Any, row: Any, cores: int, core: int) -> MxTokens:
+    """act(gate) * up of tokens x [128, H / 128, tokens], in FP8. Cores compute half of the blocks each.
+
+    `row` [128, tokens]: what x is multiplied by, or None.
+    """
+    if row is not None:
+        nisa.tensor_tensor(x, x, row.expand_dim(1).broadcast(1, x.shape[1]), op=nl.multiply)
+    lanes = x.reshape((PMAX, LANES, hidden_size(p) // TILE, x.shape[2])).permute((0, 2, 3, 1))
+    tokens = quantize_tokens(lanes, ones_tile(BANK_COLUMNS))
+    mlp = expert_mlp(p, expert, p.skip_gate)
+    scales = MxScales(mlp, tokens.ones)
+    count = block_count(mlp) // cores
+    own = middle(mlp, scales, tokens, core * count, count)
+    if cores == 1:
+        return quantize_middle(mlp, scales, own)
+    m = nl.ndarray((own.shape[0], 2 * count, own.shape[2]), own.dtype, buffer=nl.sbuf)
+    other = nl.ndarray(own.shape, own.dtype, buffer=nl.sbuf)
+    nisa.sendrecv(own, other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+    nisa.tensor_copy(m[:, core * count : (core + 1) * count, :], own)
+    nisa.tensor_copy(m[:, (1 - core) * count : (2 - core) * count, :], other)
+    return quantize_middle(mlp, scales, m)
+
+
+class MxDown(nl.NKIObject):
+    """Columns `column` ... of the down projection of an expert, to be contracted with its middle."""
+
+    def __init__(self, p: ExpertsParameters, expert: Any, m: MxTokens, column: int, columns: int):
+        self.m = m
+        self.column = column
+        self.weights = MxWeights(p.down.select(0, expert), p.down_scale.select(0, expert), True)
+        self.scales = load_scales(self.weights, column, columns, None)
+
+    def add(self, blocks: list, span: Any) -> None:
+        """The products of some columns, to the sums."""
+        first = self.column + span.start_offset
+        project_rows_mx(self.m, self.weights, blocks, first, span.size, self.scales)

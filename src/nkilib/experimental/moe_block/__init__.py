@@ -1,0 +1,1 @@
+"""The mixture-of-experts block with MX weights."""
