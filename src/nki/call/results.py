@@ -121,7 +121,8 @@ def _report(kernel: Any, launch: Launch, found: Iterable[Diagnostic]) -> None:
 
 
 def _without_effect(kernel: Any, arguments: Arguments, result: Any) -> list[Diagnostic]:
-    is_seen = arguments.launch.prints or any(True for _ in arguments.written())
+    launch = arguments.launch
+    is_seen = launch.prints or launch.looked_at_values or any(True for _ in arguments.written())
     return [] if is_seen or not arguments.tensors else _in_vain(kernel, result)
 
 
