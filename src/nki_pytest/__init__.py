@@ -58,7 +58,7 @@ def nki_strict(monkeypatch: Any) -> None:
 
 
 @pytest.fixture
-def nki_fresh_caches(monkeypatch: Any, tmp_path: Any) -> None:
+def nki_fresh_caches(monkeypatch: Any, tmp_path: Any) -> Any:
     """The test finds no program, no tuned configuration and no random state of an earlier one."""
     from nki.testing.fresh import forget
 

@@ -84,7 +84,8 @@ def _lives(items: Sequence[Item]) -> dict[Storage, tuple[int, int]]:
                 position += 1
                 yield item
                 continue
-            begin, inside = position + 1, set()
+            begin = position + 1
+            inside: set[Storage] = set()
             for instruction in walk(item.body):
                 inside.update(v.storage for v in instruction.views() if v.storage.on_chip)
                 yield instruction

@@ -115,8 +115,7 @@ class Cluster(Workers):
                     waiting[self.remote.remote(self.handle, part, self.best, dict(self.known))] = part
             if waiting:
                 (done, *_), _ = self.ray.wait(list(waiting), num_returns=1)
-                part = waiting.pop(done)
-                yield from map(self._noted, self._received(done, part))
+                yield from map(self._noted, self._received(done, waiting.pop(done)))
 
     def _received(self, done: Any, part: Sequence[Config]) -> list[Outcome]:
         try:
