@@ -195,6 +195,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "missing-package": (NkiError, ImportError),
     "profile-file": _VALUE,
     "program-file": _VALUE,
+    **dict.fromkeys(["baseline-file", "costs-file", "tune-space", "race", "no-effect"], _VALUE),
 }
 
 

@@ -171,6 +171,5 @@ def test_a_kernel_that_returns_nothing_and_writes_nothing_says_so(monkeypatch):
         prints(X)
         writes(X.copy())
     monkeypatch.setenv("OPEN_NKI_STRICT", "1")
-    with pytest.raises(nki.NkiError) as caught:
-        forgets(X)
-    assert caught.value.kind == "no-effect"
+    with pytest.warns(nki.NkiWarning, match="forgets returns nothing"):
+        forgets(X)  # no compiler minds

@@ -90,22 +90,23 @@ def report_traced(kernel: Any, launch: Launch, program: Program) -> Program:
     known = len(launch.diagnostics)
     is_seen = State.output in program.state or any(s in program.written for _, s in program.parameters)
     in_vain = [] if is_seen or not program.parameters else _in_vain(kernel, program.result)
-    _report(kernel, launch, [*in_vain, *findings(program, launch.options)])
+    _report(kernel, launch, findings(program, launch.options))
+    _mention(kernel, launch, in_vain)
     return program if len(launch.diagnostics) == known else replace(program, said=tuple(launch.diagnostics))
 
 
 def report_replayed(kernel: Any, arguments: Arguments, program: Program) -> None:
     """Say what the whole of a program shows that has run."""
     launch = arguments.launch
-    in_vain = _without_effect(kernel, arguments, program.result)
-    _report(kernel, launch, [*in_vain, *findings(program, launch.options)])
+    _report(kernel, launch, findings(program, launch.options))
+    _mention(kernel, launch, _without_effect(kernel, arguments, program.result))
 
 
 def report_run(kernel: Any, arguments: Arguments, result: Any, statistics: Statistics) -> None:
     """The same of a run whose program nobody kept."""
     launch = arguments.launch
-    found = [*races_between(launch.watches), *counted(statistics)]
-    _report(kernel, launch, [*_without_effect(kernel, arguments, result), *found])
+    _report(kernel, launch, [*races_between(launch.watches), *counted(statistics)])
+    _mention(kernel, launch, _without_effect(kernel, arguments, result))
 
 
 def _report(kernel: Any, launch: Launch, found: Iterable[Diagnostic]) -> None:
@@ -120,8 +121,18 @@ def _report(kernel: Any, launch: Launch, found: Iterable[Diagnostic]) -> None:
         speak(d)
 
 
+def _mention(kernel: Any, launch: Launch, found: Iterable[Diagnostic]) -> None:
+    """Say it where there is nothing worse to say: no compiler minds, so it is no error in strict mode."""
+    for d in found:
+        d = replace(d, site=return_site(kernel.func))
+        if not launch.diagnostics and not launch.heard(d.line):
+            launch.diagnostics.append(d)
+            speak(d)
+
+
 def _without_effect(kernel: Any, arguments: Arguments, result: Any) -> list[Diagnostic]:
-    is_seen = arguments.launch.prints or any(True for _ in arguments.written())
+    launch = arguments.launch
+    is_seen = launch.prints or launch.looked_at_values or any(True for _ in arguments.written())
     return [] if is_seen or not arguments.tensors else _in_vain(kernel, result)
 
 

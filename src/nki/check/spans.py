@@ -126,7 +126,8 @@ def share_bytes(one: Span, other: Span) -> bool:
     if a.exact and b.exact:
         return True  # whoever asks has seen that their boxes meet
     try:
-        return bool(np.shares_memory(_shadow(one), _shadow(other), max_work=HARDEST))  # type: ignore[arg-type]  # numpy takes any number
+        hardest: Any = HARDEST
+        return bool(np.shares_memory(_shadow(one), _shadow(other), max_work=hardest))
     except np.exceptions.TooHardError:
         return False
 

@@ -67,7 +67,7 @@ def bound_us(program: Program) -> float:
     clocks = {"vector": machine.vector_ghz, "scalar": machine.scalar_ghz, "gpsimd": machine.scalar_ghz}
     longest = 0.0
     for items in program.unrolled():
-        busy: dict[str, float] = defaultdict(float)
+        busy: defaultdict[str, float] = defaultdict(float)
         for instruction, _ in items:
             if instruction.on_chip and instruction.counted and instruction.runs_on is not None:
                 name = instruction.runs_on.name
