@@ -69,6 +69,13 @@ def test_an_instruction_without_a_form_there_is_named():
     assert "has no form there" in refusal(plan_of(program, forced=True))
 
 
+def test_products_of_bytes_run_on_the_host():
+    import ml_dtypes
+
+    arrays = [np.ones(shape, ml_dtypes.float8_e5m2) for shape in ((128, 128), (128, 512))]
+    assert "float8_e5m2" in refusal(plan_of(kernels.tiled.trace(*arrays), forced=True))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_call_with_tensors_on_a_gpu_stays_there():
     tensors = factors(torch.float32, "cuda")

@@ -32,12 +32,20 @@ def refusal(plan: Plan) -> str | None:
     if any(storage not in storages.complete or storage.parameter for storage in storages.written):
         return "it writes its arguments, or writes a result in part"
     for step in plan.cores[0].steps:
-        if step.__class__ is not Gemm and not _has_form(step, plan):
+        if step.__class__ is Gemm:
+            narrow = {p.dtype for f in (step.left, step.right) for p in _factor_places(f)} - set(FLOATS)
+            if narrow:
+                return f"a product of {min(narrow)} has no form there"
+        elif not _has_form(step, plan):
             name = getattr(step.instruction, "public", None) or getattr(
                 step.instruction, "function", "gather"
             )
             return f"{name} has no form there"
     return None
+
+
+def _factor_places(factor: Factor) -> list[Place]:
+    return [tile.place for tile in factor.tiles] if factor.there is None else [factor.there]
 
 
 def _has_form(task: Task, plan: Plan) -> bool:
