@@ -29,7 +29,7 @@ LAYERS = [
     ["isa"],
     ["language", "collectives"],
     ["call", "experimental"],
-    ["framework", "simulator", "compat"],
+    ["framework", "simulator", "compat", "ranks"],
     ["nki"],
     ["frameworks", "standins"],
     ["cli"],

@@ -38,6 +38,7 @@ _MODULES = (
     "framework",
     "isa",
     "language",
+    "ranks",
     "simulator",
     "tensor",
 )

@@ -8,12 +8,13 @@ it has issued so far is run first, and from then on it goes on as `eager`: each 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ..context import activate
-from ..errors import NkiError, Site, emit_warning, error, error_class
+from ..errors import NkiError, Site, emit_warning, error, error_class, user_site
 from ..execute.backend import NumpyBackend
 from ..execute.collector import fewer_collections
 from ..execute.memories import check_usable
@@ -31,7 +32,9 @@ from ..tensors.storage import Lease, Storage
 from ..tree import leaves
 from . import observers
 from .baton import Baton
+from .baton import Place as Seat
 from .core import Core, Verdict
+from .world import current_world
 
 Mode = Literal["trace", "deferred", "eager", "replay"]
 
@@ -42,6 +45,14 @@ class SharedTensor(NamedTuple):
     storage: Storage
     lease: Lease
     cores: set[int]
+
+
+class Gathering:
+    """The cores that have come to a meeting, with what they offer."""
+
+    def __init__(self) -> None:
+        self.offers: dict[int, Any] = {}
+        self.done = False
 
 
 class Restart(BaseException):
@@ -66,6 +77,8 @@ class Launch:
         self.degree = degree
         self.bracketed = bracketed
         self.mode = mode
+        self.world = current_world()
+        self.met_ranks = False  # others have this rank's data: it cannot begin again
         self.call = object()  # whose storages these are
         whose = None if mode == "replay" else self.call
         self.backend = NumpyBackend(machine, options.precise_fp, whose, self._released)
@@ -80,7 +93,7 @@ class Launch:
         self.diverged = False  # iterations of a dynamic loop issued different instructions
         self._judged: set[tuple[int, Site | None]] = set()
         self.shared: dict[tuple[str, int], SharedTensor] = {}
-        self.meetings: dict[tuple[Any, int], dict[int, Any]] = {}
+        self.meetings: dict[tuple[Any, int], Gathering] = {}
         self.constants: dict[tuple, tuple[Storage, Lease, np.ndarray]] = {}  # by contents
         self.constant_order: list[tuple] = []  # what the n-th nl.shared_constant of each core holds
         self.dependencies: list[tuple[int, NkiInstruction, NkiInstruction]] = []  # core, later, earlier
@@ -88,12 +101,15 @@ class Launch:
         self.prints_done = 0  # device_prints of an attempt before this one
         self.prints = 0
         self.cores = [Core(self, index) for index in range(degree)]
-        self.baton = Baton(self.cores) if degree > 1 and mode in ("eager", "replay") else None
+        self.baton = self._new_baton() if degree > 1 and mode in ("eager", "replay") else None
         self._limit = limit
         for core in self.cores:
             core.sinks = [*self._first_sinks(core), *sinks, *observers.current()]
         if mode == "deferred":
             self.memories.deferred = set()
+
+    def _new_baton(self) -> Baton:
+        return self.world.baton or Baton()
 
     def _first_sinks(self, core: Core) -> list[Callable[[Instruction], None]]:
         if self.mode in ("trace", "deferred"):
@@ -134,7 +150,7 @@ class Launch:
         """Run the kernel's Python; what each core's returned."""
         with fewer_collections():
             if self.baton is not None:
-                results = self.baton.run(lambda core: self._on(core, program))
+                results = self._in_turns(lambda core: program)
             else:
                 results = [self._alone(core, program) for core in self.cores]
         if self.degree > 1:
@@ -142,8 +158,15 @@ class Launch:
             self._compare_loops()
         return results
 
+    def _in_turns(self, program: Callable[[Core], Callable[[], Any]]) -> list[Any]:
+        """Run a program of each core, one at a time."""
+        assert self.baton is not None
+        rank = self.world.rank if self.world.size > 1 else None
+        jobs = [(Seat(rank, core.index), partial(self._alone, core, program(core))) for core in self.cores]
+        return self.baton.run(jobs)
+
     def _alone(self, core: Core, program: Callable[[], Any]) -> Any:
-        """Run the Python of one core after the other's: where nothing is computed, nobody waits."""
+        """Run a program of one core: while tracing after the other's, where nobody waits."""
         try:
             return self._on(core, program)
         except NkiError as problem:
@@ -159,9 +182,8 @@ class Launch:
             if self.degree == 1:
                 self._on(self.cores[0], lambda: self.backend.run(program, self.cores[0]))
             else:
-                baton = self.baton or Baton(self.cores)
-                self.baton = baton
-                baton.run(lambda core: self._on(core, lambda: self.backend.run(program, core)))
+                self.baton = self.baton or self._new_baton()
+                self._in_turns(lambda core: lambda: self.backend.run(program, core))
                 self._compare_loops()
         for core in self.cores:
             core.replayed = None
@@ -198,6 +220,8 @@ class Launch:
         try:
             self._eager(core, recorder.items)
         except Exception:  # an instruction fails where it was issued, and Python may catch it there
+            if self.met_ranks:
+                raise
             raise Restart from None
 
     def _too_long(self, core: Core) -> None:
@@ -273,7 +297,8 @@ class Launch:
         A wait that may end `alone` gives up, and returns False, when no other program can go on either.
         """
         if self.baton is not None:
-            return self.baton.wait(core, what, ready, alone)
+            replayed = core.replayed
+            return self.baton.wait(what, ready, alone, user_site(2) if replayed is None else replayed.site)
         if not ready():
             raise error("deadlock", f"core 0 waits for ever: {what}")
         return True
@@ -293,15 +318,17 @@ class Launch:
         `act`, before anybody goes on. See `wait` for `alone`: then only this core's offer comes back.
         """
         count = core.meetings[point] = core.meetings.get(point, 0) + 1
-        offers = self.meetings.setdefault((point, count), {})
+        gathering = self.meetings.setdefault((point, count), Gathering())
+        offers = gathering.offers
         offers[core.index] = offer
         if len(offers) < self.degree:
-            if self.wait(core, what, lambda: len(offers) == self.degree, alone):
+            if self.wait(core, what, lambda: gathering.done, alone):
                 return offers
             core.meetings[point] = count - 1
         del self.meetings[point, count]
         if act is not None:
             act(offers)
+        gathering.done = True
         return offers
 
     # ---- services to the cores -------------------------------------------------------------------
@@ -405,7 +432,8 @@ class Launch:
     def say(self, diagnostic: Diagnostic) -> None:
         """A deferred launch and a replay keep it until the call has ended well: see `speak`."""
         if self.options.strict:
-            if self.mode in ("deferred", "replay"):  # whichever comes first when each runs as it is issued
+            again = self.mode in ("deferred", "replay") and not self.met_ranks
+            if again:  # whichever comes first when each runs as it is issued
                 raise Restart
             raise error_class(diagnostic.kind)(
                 diagnostic.message, notes=diagnostic.notes, help=diagnostic.help, site=diagnostic.site
@@ -415,7 +443,15 @@ class Launch:
         self._said.add(diagnostic.line)
         self.diagnostics.append(diagnostic)
         if self.mode in ("trace", "eager"):
+            self.speak(diagnostic)
+
+    def speak(self, diagnostic: Diagnostic) -> None:
+        """Show a diagnostic, unless another rank of this process has."""
+        said = self.world.said
+        if said is None or diagnostic.line not in said:
             speak(diagnostic)
+        if said is not None:
+            said.add(diagnostic.line)
 
 
 def speak(diagnostic: Diagnostic) -> None:
