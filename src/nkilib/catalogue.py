@@ -66,7 +66,6 @@ TABLE = [
         "L18",
         "experimental.attention.ring_attention_fwd",
         "ring_attention_spmd_fwd",
-        "ring attention forward",
     ),
     Row(
         "L19",
@@ -74,22 +73,27 @@ TABLE = [
         "ring_attention_spmd_bwd",
         "ring attention backward",
     ),
+    Row("L19", "experimental.attention.ring_attention_unpermute", "ring_attention_unpermute"),
     Row("L20", "experimental.transformer.transformer_tkg", "transformer_tkg"),
     Row("L21", "experimental.conv.conv1d", "conv1d"),
     Row("L22", "experimental.conv.conv3d", "conv3d"),
     Row("L23", "experimental.conv.depthwise_conv1d", "depthwise_conv1d_implicit_gemm"),
-    Row("L24", "experimental.collectives.fg_allgather", "fine_grained_allgather", "ring all-gather"),
+    Row("L24", "experimental.collectives.fg_allgather", "fine_grained_allgather"),
     Row(
         "L25",
         "experimental.collectives.fgcc",
         "allgather_compute_matmul",
-        "all-gather overlapped with matmul",
     ),
     Row(
         "L26",
         "experimental.collectives.sb2sb_allgather",
         "allgather_sb2sb allgather_sb2sb_tiled",
-        "all-gather of SBUF tiles along columns",
+    ),
+    Row(
+        "L26",
+        "experimental.collectives.collectives",
+        "all_reduce_hbm_kernel all_gather_hbm_kernel reduce_scatter_hbm_kernel all_to_all_hbm_kernel "
+        "rank_id_kernel dma_copy_rank_id_kernel",
     ),
     Row(
         "L27",

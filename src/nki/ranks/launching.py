@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from ..call.kernel import Kernel
-from ..errors import NkiError, error, without_our_frames
+from ..errors import NkiError, error, user_site, without_our_frames
 from .inputs import calls_of, check_alike
 from .local import LARGEST, run_local
 from .processes import run_processes
@@ -45,4 +46,6 @@ def run_ranks(
     try:
         return BACKENDS[backend](kernel, calls, timeout)
     except NkiError as problem:
+        if problem.site is not None and problem.site.filename == threading.__file__:
+            problem.site = user_site()  # what was given, not what a kernel's line made of it
         raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__
