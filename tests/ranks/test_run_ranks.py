@@ -348,27 +348,32 @@ def kill_one_at_random(moment, victim):
             time.sleep(0.001)
         time.sleep(moment)
         os.kill(int(sorted(children(), key=int)[victim]), signal.SIGKILL)
+        killed.append(time.monotonic())
 
+    killed = []
     thread = threading.Thread(target=kill)
     thread.start()
-    begin = time.monotonic()
     with pytest.raises(nki.NkiError) as caught:
         run_ranks(trips, 3, lambda rank: (ints(10**6), ((0, 1, 2),)), backend="processes")
+    ended = time.monotonic()
     thread.join()
     assert caught.value.kind == "rank-lost" and caught.value.rank == victim
-    assert time.monotonic() - begin < moment + 3 and children() == []
+    assert children() == []
+    return ended - killed[0]
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.02])
 def test_a_process_killed_on_the_way_is_named(moment):
     before = open_files()
-    kill_one_at_random(moment, 1)
+    assert kill_one_at_random(moment, 1) < 10
     assert open_files() == before
 
 
 @pytest.mark.slow
 def test_two_hundred_kills_at_random_moments_leave_nothing():
     generator, before = np.random.default_rng(0), open_files()
-    for _ in range(200):
-        kill_one_at_random(float(generator.uniform(0, 0.15)), int(generator.integers(3)))
+    took = [
+        kill_one_at_random(float(generator.uniform(0, 0.15)), int(generator.integers(3))) for _ in range(200)
+    ]
     assert open_files() == before
+    assert np.median(took) < 1.0

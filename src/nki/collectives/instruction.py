@@ -17,12 +17,13 @@ from ..hardware.operators import Operator
 from ..isa import rules
 from ..isa.dma import DmaInstruction, transfer
 from ..isa.sync import refuse_overlap
-from ..program.instruction import Cost, State
+from ..program.instruction import Cost, State, Wire
 from ..run.baton import table
 from ..run.core import Core
 from ..run.world import Parts
 from ..tensors import View
 from .messages import pack, unpack
+from .prices import wire
 
 JOINT = -1  # the lane of calls that both cores of a rank make together
 HBM = (PRIVATE_HBM, SHARED_HBM)
@@ -34,7 +35,7 @@ class Collective(DmaInstruction):
 
     state = (State.peer, State.ranks)
     partial: ClassVar[tuple[int, ...]] = (0, 1)
-    cost_formula = "collective_hop_ns"
+    cost_formula = "hops x collective_hop_ns + bytes / collective_link_gbs, + the DMA of its operands"
     cost_source = "machine.md 11"
 
     def parts(self, index: int) -> list[View]:
@@ -200,8 +201,34 @@ class Collective(DmaInstruction):
     def generated_by(self, machine: Machine) -> str:
         return machine.dma_default_mode
 
+    # ---- what the timing model asks --------------------------------------------------------------
+
+    def groups(self: Any) -> Any:
+        """All lists of ranks that exchange among themselves."""
+        return self.replica_group
+
+    def traffic(self: Any) -> tuple[float, float, int]:
+        """(bytes that are exchanged, bytes that a rank's link carries, rounds over the members)."""
+        return self.src.nbytes, self.src.nbytes, 0
+
+    def transfers(self: Any) -> list[tuple[View, View]]:
+        """Beside the link: the larger operand is read or written at this rank."""
+        larger = self.dst if self.dst.size >= self.src.size else self.src
+        return [(self.dst, self.src)] if self.dst.size == self.src.size else [(larger, larger)]
+
+    def wire(self, machine: Machine, cores: int) -> Wire | None:
+        groups = self.groups()
+        if len(groups[0]) == 1:
+            return None
+        nbytes, sent, rounds = self.traffic()
+        found = wire(groups, nbytes, sent, rounds, machine, cores)
+        # each core has its part of the link; what both call together, each carries half of
+        return found if State.peer in self.touches() else found._replace(busy_ns=found.busy_ns * cores)
+
     def cost(self, machine: Machine) -> Cost:
-        return Cost(0, machine.collective_hop_ns, ("collective_hop_ns",))
+        """Time on the link is the timing model's business; no engine is held here."""
+        found = self.wire(machine, 1)
+        return Cost(0, 0.0, found.rests_on if found is not None else ())
 
 
 class Received:

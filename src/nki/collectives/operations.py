@@ -46,6 +46,10 @@ class AllReduce(Collective):
         self.check_operands(machine, "src")
         self.equal_shapes("src")
 
+    def traffic(self) -> tuple[float, float, int]:
+        n = self.replica_group.size
+        return self.src.nbytes, 2 * self.src.nbytes * (n - 1) / n, 2
+
     def receive(self, rank: int, members: tuple[int, ...], received: Received) -> None:
         if len(members) == 1:
             self.land(self.dst, received.array(0))
@@ -94,6 +98,9 @@ class AllGather(Collective):
         self.along(self.collective_dim, (0, 1) if self.dst.buffer is SBUF else (0,))
         self.scaled(self.collective_dim, self.replica_group.size, "dst", "src")
 
+    def traffic(self) -> tuple[float, float, int]:
+        return self.dst.nbytes, self.src.nbytes * (self.replica_group.size - 1), 1
+
     def receive(self, rank: int, members: tuple[int, ...], received: Received) -> None:
         for index, slot in enumerate(chunks(self.dst, self.collective_dim, len(members))):
             self.land(slot, received.array(index))
@@ -130,6 +137,9 @@ class ReduceScatter(Collective):
         self.check_operands(machine, "src")
         self.along(self.collective_dim, (0,))
         self.scaled(self.collective_dim, self.replica_group.size, "src", "dst")
+
+    def traffic(self) -> tuple[float, float, int]:
+        return self.src.nbytes, self.dst.nbytes * (self.replica_group.size - 1), 1
 
     def receive(self, rank: int, members: tuple[int, ...], received: Received) -> None:
         mine = members.index(rank)
@@ -173,6 +183,10 @@ class AllToAll(Collective):
                 f"{self.dst.shape[0]} rows are not for {self.replica_group.size} ranks",
                 ["dst"],
             )
+
+    def traffic(self) -> tuple[float, float, int]:
+        n = self.replica_group.size
+        return self.src.nbytes, self.src.nbytes * (n - 1) / n, 1
 
     def receive(self, rank: int, members: tuple[int, ...], received: Received) -> None:
         mine = members.index(rank)
@@ -230,6 +244,9 @@ class CollectivePermute(Collective):
 
     def left_out(self, rank: int) -> None:
         """A rank in no pair does not take part, which is nothing to wonder about."""
+
+    def groups(self) -> Any:
+        return self.source_target_pairs if any(s != t for s, t in self.source_target_pairs) else ((0,),)
 
     def receive(self, rank: int, members: tuple[int, ...], received: Received) -> None:
         for source, target in self.source_target_pairs:
@@ -327,6 +344,9 @@ class CollectivePermuteImplicitReduce(Collective):
     def check(self, machine: Machine) -> None:
         self.check_operands(machine, "src0", "src1")
         self.equal_shapes("src0", "src1")
+
+    def traffic(self) -> tuple[float, float, int]:
+        return self.dst.nbytes, self.dst.nbytes, 0
 
     def transfers(self) -> list[tuple[View, View]]:
         return [(self.dst, self.src0), (self.dst, self.src1)]
