@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import pickle
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from .errors import first_of, packed, raised_on, unpacked
 
 BYTES, FAILED = 0, 1  # what a message is
 TIMEOUT_S = 300.0
+LAST_WORDS_S = 0.2  # until a message has left this process, which may be about to end
+_unheard: list[Any] = []  # messages that nobody may ever receive; gloo needs their memory
 
 
 @contextlib.contextmanager
@@ -65,7 +68,6 @@ class GlooWorld(World):
         self.tag = GlooWorld.opened
         self.distributed, self.group = distributed, group
         self.timeout = timeout
-        self.unsent: list[tuple[Any, Any]] = []
 
     def exchange(self, key: Meeting, data: np.ndarray) -> Sequence[np.ndarray]:
         others = [rank for rank in key.members if rank != self.rank]
@@ -90,10 +92,8 @@ class GlooWorld(World):
         for rank in range(self.size):
             if rank != self.rank:
                 with contextlib.suppress(Exception):
-                    self.unsent += [(work, kept) for _, work, kept in self._send(rank, FAILED, 0, told)]
-        for work, _ in self.unsent:
-            with contextlib.suppress(Exception):  # nobody may be there to hear it
-                work.wait(datetime.timedelta(seconds=0.3))
+                    _unheard.extend(self._send(rank, FAILED, 0, told))
+        time.sleep(LAST_WORDS_S)  # a wait that times out would close the connections
 
     # ---- messages --------------------------------------------------------------------------------
 
