@@ -71,7 +71,6 @@ TABLE = [
         "L19",
         "experimental.attention.ring_attention_bwd",
         "ring_attention_spmd_bwd",
-        "ring attention backward",
     ),
     Row("L19", "experimental.attention.ring_attention_unpermute", "ring_attention_unpermute"),
     Row("L20", "experimental.transformer.transformer_tkg", "transformer_tkg"),

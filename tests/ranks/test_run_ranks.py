@@ -127,6 +127,13 @@ def test_one_hundred_and_twenty_eight_ranks_on_two_cores_each():
     assert all((r == 128 * 129 // 2).all() for r in results)
 
 
+@BOTH
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_a_world_of_one(lnc, backend):
+    (result,) = run_ranks(summed, 1, lambda rank: (ints(rank), ((0,),)), lnc=lnc, backend=backend)
+    assert (result == 1).all()
+
+
 def test_twenty_runs_are_one_run():
     x = np.random.default_rng(0).standard_normal((5, 4, 6)).astype(np.float32)
     runs = [run_ranks(summed[2], 5, lambda r: (x[r], ((4, 2, 0, 1, 3),))) for _ in range(20)]

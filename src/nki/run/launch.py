@@ -161,7 +161,7 @@ class Launch:
     def _in_turns(self, program: Callable[[Core], Callable[[], Any]]) -> list[Any]:
         """Run a program of each core, one at a time."""
         assert self.baton is not None
-        rank = self.world.rank if self.world.size > 1 else None
+        rank = None if self.world.baton is None else self.world.rank
         jobs = [(Seat(rank, core.index), partial(self._alone, core, program(core))) for core in self.cores]
         return self.baton.run(jobs)
 
