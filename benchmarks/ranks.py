@@ -67,8 +67,8 @@ def ring(ranks: int = 64, tokens: int = 512, head_dim: int = 128) -> None:
     theirs = time.process_time() - begin
     error = np.abs(np.concatenate(results, axis=2)[0] - one).max()
     print(
-        f"ring attention, {ranks} ranks of {tokens} tokens: {ours:.1f} s of CPU, {ours / theirs:.2f}x one rank "
-        f"(at most 1.5), difference {error:.1e}"
+        f"ring attention, {ranks} ranks of {tokens} tokens: {ours:.1f} s of CPU, "
+        f"{ours / theirs:.2f}x one rank (at most 1.5), difference {error:.1e}"
     )
 
 
@@ -101,7 +101,8 @@ def processes(tokens: int = 1024, hidden: int = 4096, inner: int = 3584) -> None
     ratio = took["processes"] / took["local"]
     load = os.getloadavg()[0]
     print(
-        f"MLP of two ranks: {took['processes']:.1f} s in processes, {ratio:.2f}x local (at most 0.65), load {load:.1f}"
+        f"MLP of two ranks: {took['processes']:.1f} s in processes, {ratio:.2f}x local (at most 0.65), "
+        f"load {load:.1f}"
     )
 
 

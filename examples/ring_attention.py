@@ -71,9 +71,8 @@ def main() -> None:
         print(f"  {name}  {found:.1e}")
         assert found < 1e-3
     world = nki.profile(ring_attention_spmd_fwd, ranks=ranks)(**forward(0))
-    print(
-        f"modelled: forward {world.total_us:.0f} us, {world.communication[0].hidden_percent:.0f} % of the links hidden"
-    )
+    hidden = world.communication[0].hidden_percent
+    print(f"modelled: forward {world.total_us:.0f} us, {hidden:.0f} % of the links hidden")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ TABLE = [
         "L06",
         "core.attention.attention_kv_parallel_segmented_cte",
         "attention_kv_parallel_segmented_cte",
-        "KV-sharded prefill attention, merged by online softmax",
     ),
     Row("L07", "core.embeddings.rope", "RoPE RoPE_sbuf"),
     Row("L08", "core.mlp.mlp", "mlp mlp_kernel fused_mlp_isa_kernel"),
