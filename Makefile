@@ -26,13 +26,13 @@ test-versions: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	$(BIN)/python tests/versions.py -n auto
 
-# one file per part: collecting the whole suite would take longer than these tests
+# one file per part, and no plugin: collecting the suite and loading those would take longer than these tests
 TINY := tests/test_machine.py tests/test_dtypes.py tests/test_view.py tests/test_errors.py \
 	tests/execute/test_memory.py tests/isa/test_vector.py tests/isa/test_tensor.py \
 	tests/language/test_creation.py tests/timing/test_schedule.py tests/nkilib/core/rmsnorm/test_rmsnorm_quant.py
 
 tiny: setup
-	$(BIN)/python -m pytest -m tiny -p no:xdist $(TINY)
+	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m tiny $(TINY)
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -5,9 +5,10 @@ from typing import Any
 
 from .call.bridges import TensorSpec
 from .call.calls import Run
-from .call.jit import jit, simulate
+from .call.jit import jit, profile, simulate
 from .call.kernel import Kernel
-from .call.profile import Profile, profile
+from .call.profile import Profile
+from .call.programs import run as _run  # noqa: F401  what it provides to Program
 from .compat.older_names import older_name as _older_name
 from .errors import NkiError, NkiValidationError, NkiWarning
 from .program.program import Program

@@ -1,13 +1,15 @@
-"""Which core runs on this thread: what tensors, instructions and executors may ask of it.
+"""What those below may ask of those above: the core that runs on this thread, and services.
 
-A kernel is ordinary Python, so its functions cannot be handed the core they run on. They ask here.
+A kernel is ordinary Python, so its functions cannot be handed the core they run on. They ask here. And
+`program.run()` or `tile[...] = x` are written above Program and NkiTensor, which may not import them:
+whoever does such a thing provides it here under a name.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 from .errors import Site, emit_warning, error, user_site
 from .hardware.machine import Machine
@@ -79,3 +81,24 @@ def warn(kind: str, message: str, notes: Iterable[str] = (), help: str | None = 
         core.judging.append((kind, message, list(notes), help))
     else:
         core.diagnose(kind, message, notes, help, user_site(2))
+
+
+# ---- services ------------------------------------------------------------------------------------
+
+_Service = TypeVar("_Service", bound=Callable[..., Any])
+_services: dict[str, Callable[..., Any]] = {}
+
+
+def provides(name: str) -> Callable[[_Service], _Service]:
+    """Make a function the one that `service(name)` finds."""
+
+    def register(function: _Service) -> _Service:
+        _services[name] = function
+        return function
+
+    return register
+
+
+def service(name: str) -> Callable[..., Any]:
+    """The function that a room above provides under this name."""
+    return _services[name]

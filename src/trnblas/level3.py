@@ -254,6 +254,6 @@ def kernel_solve(A, B, side, uplo, trans, diag):
 
 def _kernels() -> Any:
     """Imported when a kernel serves a call: without nki everything else works."""
-    from trnblas.nki import dispatch
+    from trnblas.nki import launches
 
-    return dispatch
+    return launches

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from trnblas.nki.dispatch import product
+from trnblas.nki.launches import product
 
 BITS = 8  # of a slice: |slice| <= 2**7
 SLICES = 8  # 7 + 7 * 8 = 63 bits

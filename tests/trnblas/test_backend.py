@@ -24,7 +24,7 @@ def launches(monkeypatch):
         names.append(kernel.__name__)
         return launch(kernel, *arguments)
 
-    monkeypatch.setattr(dispatch, "launch", counted)
+    monkeypatch.setattr("trnblas.nki.launches.launch", counted)
     return names
 
 
@@ -36,7 +36,7 @@ def broken(monkeypatch):
     def fail(kernel, *arguments):
         raise RuntimeError(message[0])
 
-    monkeypatch.setattr(dispatch, "launch", fail)
+    monkeypatch.setattr("trnblas.nki.launches.launch", fail)
     chosen.forget_fallbacks()
     return message
 

@@ -67,11 +67,11 @@ def test_the_product_behind_an_operation(op, shapes, flags, sizes):
 @pytest.mark.parametrize("transB", [False, True])
 def test_the_tiles_told_are_the_tiles_used(transA, transB, monkeypatch, tmp_path):
     from trnblas import tuning
-    from trnblas.nki import dispatch
+    from trnblas.nki import launches
 
     used = []
     monkeypatch.setattr(
-        dispatch, "launch", lambda kernel, *args: used.append(args[4:6]) or torch.zeros(1024, 600)
+        launches, "launch", lambda kernel, *args: used.append(args[4:6]) or torch.zeros(1024, 600)
     )
     fake = lambda m, k, n, dtype, layout, tiles: hash((layout, tiles)) % 97  # noqa: E731
     monkeypatch.setattr(tuning, "modelled_us", fake)

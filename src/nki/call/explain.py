@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from .. import collectives, isa, language
 from ..errors import NkiError, Site, error, is_ours, nearest
 from ..hardware import operators
 
@@ -27,8 +28,6 @@ NO_RESULT = "instructions return no tile: allocate the result with nl.ndarray an
 
 def explain_call(problem: TypeError) -> NkiError | None:
     """The error of a wrong call of an nl, nisa or ncc function; None when it is something else."""
-    from .. import language
-
     match = _CALL_PROBLEM.match(str(problem))
     frames = _frames(problem.__traceback__)
     if match is None or not frames:
@@ -70,8 +69,6 @@ def _frames(traceback: types.TracebackType | None) -> list[types.TracebackType]:
 
 def _public_function(name: str, caller: types.FrameType) -> Callable[..., Any] | None:
     """The nisa, nl or ncc function of a name, unless the caller means a function of their own."""
-    from .. import collectives, isa, language
-
     own = caller.f_locals.get(name, caller.f_globals.get(name))
     if own is not None and not is_ours(getattr(own, "__module__", None)):
         return None

@@ -1,14 +1,17 @@
-"""nki.jit and nki.simulate: the ways to make a kernel of a function (language.md 2 and 4)."""
+"""nki.jit, nki.simulate and nki.profile: what is made of a function (language.md 2 and 4)."""
 
 from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..errors import error, nearest
 from ..hardware.generations import find
 from .calls import launch_grid
 from .kernel import Kernel
+from .profile import profile_call, profile_world
 
 _IGNORED_WITH_WARNING = ("mode", "experimental_flags", "additional_compile_opt")
 _IGNORED = ("debug_kernel", "show_compiler_tb")
@@ -45,4 +48,27 @@ def jit(fn=None, **kwargs):
 
 def simulate(kernel):
     """The kernel, run at once on this machine with the supported-Python lint on."""
-    return (kernel if isinstance(kernel, Kernel) else Kernel(kernel))._with(simulated=True)
+    return as_kernel(kernel)._with(simulated=True)
+
+
+def profile(
+    kernel: Any,
+    run: bool = False,
+    stage: Callable[[str], None] = lambda what: None,
+    ranks: int = 1,
+    starts_us: Sequence[float] | None = None,
+) -> Callable[..., Any]:
+    """`nki.profile(kernel)(*args)`: arguments are arrays or TensorSpecs; `run=True` also computes.
+
+    `ranks` gives a WorldProfile of so many, which begin together or at `starts_us`. Given arrays, a kernel
+    with dynamic loops is run to count their trips. `stage` is told what is being done, for those who wait.
+    """
+    made = as_kernel(kernel)
+    if ranks > 1 or starts_us is not None:
+        return functools.partial(profile_world, made, ranks, starts_us, stage)
+    return lambda *args, **kwargs: profile_call(made, args, kwargs, run, stage)
+
+
+def as_kernel(kernel: Any) -> Kernel:
+    """A kernel as it is; any other function made into one."""
+    return kernel if isinstance(kernel, Kernel) else Kernel(kernel)

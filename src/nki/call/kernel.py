@@ -40,6 +40,7 @@ from .bridges import TensorSpec, bridge_of, framework_of
 from .cache import LONGEST, Leaf, call_key, is_debugging, programs
 from .calls import ALIAS_SUFFIX, Call, Run, _warn_once, launch_grid
 from .explain import explain_call, suggest
+from .profile import Profile, profile_call
 from .reads import Reads
 from .results import bare, check_results, is_plain, tensors, warn_lost_writes
 from .staged import Returned, Staged
@@ -207,11 +208,9 @@ class Kernel:
         outline = self.stage(*args, **kwargs).outline
         return tree.replace_leaves(outline.result, Returned, lambda r: TensorSpec(*r[:2]))
 
-    def profile(self, *args: Any, **kwargs: Any) -> Any:
+    def profile(self, *args: Any, **kwargs: Any) -> Profile:
         """The modelled run of the kernel on its platform: `nki.profile(kernel)(*args)`."""
-        from .profile import profile
-
-        return profile(self)(*args, **kwargs)
+        return profile_call(self, args, kwargs)
 
     def _prepare(self, args: tuple, kwargs: dict) -> Call:
         options = from_environment()

@@ -1,4 +1,4 @@
-"""nki.profile: what a kernel would take on the device, without one."""
+"""What a kernel would take on the device, without one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
+from ..context import provides
 from ..errors import error, without_our_frames
 from ..execute.collector import fewer_collections
 from ..program.program import Diagnostic, Loop, Program
@@ -20,7 +21,6 @@ from ..timing.schedule import schedule_ranks
 from ..tree import leaves
 from .bridges import TensorSpec
 from .explain import explain_call
-from .kernel import Kernel
 
 
 @dataclass
@@ -204,45 +204,37 @@ def _is_whole(saved: SavedProfile) -> bool:
         return False
 
 
-def profile(
+def profile_call(
     kernel: Any,
+    args: tuple,
+    kwargs: dict,
     run: bool = False,
     stage: Callable[[str], None] = lambda what: None,
-    ranks: int = 1,
-    starts_us: Sequence[float] | None = None,
-) -> Callable[..., Any]:
-    """`nki.profile(kernel)(*args)`: arguments are arrays or TensorSpecs; `run=True` also computes.
+) -> Profile:
+    """The modelled run of a call. `stage` is told what is being done, for those who wait.
 
-    `ranks` gives a WorldProfile of so many, which begin together or at `starts_us`. Given arrays, a kernel
-    with dynamic loops is run to count their trips. `stage` is told what is being done, for those who wait.
+    Arguments are arrays or TensorSpecs; given arrays, dynamic loops are run to count their trips.
     """
-    kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
-    if ranks > 1 or starts_us is not None:
-        return partial(_profile_world, kernel, ranks, starts_us, stage)
-
-    def call(*args: Any, **kwargs: Any) -> Profile:
-        try:
-            stage(f"tracing {kernel.__name__}")
-            program = kernel.trace(*args, **kwargs)
-            done = None
-            counts = program.assumed_loops and not leaves([args, kwargs], TensorSpec)
-            if run or counts:
-                stage(f"running {kernel.__name__}")
-                done = kernel.run(*args, **kwargs)
-                program = replace(program, trips=done.trips)
-            found = profile_program(program, stage)
-        except Exception as problem:
-            better = explain_call(problem) if isinstance(problem, TypeError) else None
-            shown = better or problem
-            raise shown.with_traceback(without_our_frames(problem.__traceback__)) from shown.__cause__
-        found.result = done.result if run and done is not None else None
-        return found
-
-    return call
+    try:
+        stage(f"tracing {kernel.__name__}")
+        program = kernel.trace(*args, **kwargs)
+        done = None
+        counts = program.assumed_loops and not leaves([args, kwargs], TensorSpec)
+        if run or counts:
+            stage(f"running {kernel.__name__}")
+            done = kernel.run(*args, **kwargs)
+            program = replace(program, trips=done.trips)
+        found = profile_program(program, stage)
+    except Exception as problem:
+        better = explain_call(problem) if isinstance(problem, TypeError) else None
+        shown = better or problem
+        raise shown.with_traceback(without_our_frames(problem.__traceback__)) from shown.__cause__
+    found.result = done.result if run and done is not None else None
+    return found
 
 
-def _profile_world(
-    kernel: Kernel,
+def profile_world(
+    kernel: Any,
     ranks: int,
     starts_us: Sequence[float] | None,
     stage: Callable[[str], None],
@@ -266,6 +258,7 @@ def _profile_world(
     return WorldProfile(kernel.__name__, profiles, starts)
 
 
+@provides("program.profile")
 def profile_program(program: Program, stage: Callable[[str], None] = lambda what: None) -> Profile:
     """The modelled run of a program on its machine."""
     stage(f"scheduling {len(program):,} instructions")

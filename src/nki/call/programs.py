@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..context import provides
 from ..errors import error, error_class
 from ..execute.blas import one_blas_thread
 from ..execute.memory import uninitialised
 from ..hardware import dtypes
 from ..options import from_environment
+from ..program import file, listing, reading  # noqa: F401  what they provide to Program
 from ..program.program import Diagnostic, Program
 from ..run.launch import Launch, speak
 from .arguments import Arguments
@@ -18,6 +20,7 @@ from .bridges import framework_of
 from .results import tensors
 
 
+@provides("program.run")
 def run(program: Program, arrays: Sequence[Any]) -> Any:
     """What the kernel returns for these values of its tensor parameters, in their order.
 

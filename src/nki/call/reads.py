@@ -33,7 +33,7 @@ def _words(text: str) -> frozenset[str]:
 
 TRUSTED = _words("""
     nki ml_dtypes numpy math cmath operator functools itertools typing typing_extensions collections
-    dataclasses enum abc types copy string fractions numbers builtins
+    dataclasses enum abc types copy string fractions numbers builtins reprlib
     __future__ _operator _functools _collections _abc
 """)
 STATEFUL_NUMPY = _words("""

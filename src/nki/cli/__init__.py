@@ -21,8 +21,9 @@ from typing import Any
 from rich.console import RenderableType
 
 from .. import __version__
+from ..call.jit import profile
 from ..call.kernel import Kernel
-from ..call.profile import Profile, profile
+from ..call.profile import Profile
 from ..check import lint
 from ..errors import NkiError, NkiWarning
 from ..hardware import generations, machine

@@ -110,7 +110,8 @@ def chunks(view: View, dim: int, count: int) -> list[View]:
     """Equal parts of a view along a dimension."""
     length = view.shape[dim] // count
     before = (slice(None),) * dim
-    return [view[(*before, slice(j * length, (j + 1) * length))] for j in range(count)]
+    keys = [(*before, slice(j * length, (j + 1) * length)) for j in range(count)]
+    return [view[key] for key in keys]
 
 
 # ---- reduce_scatter ------------------------------------------------------------------------------

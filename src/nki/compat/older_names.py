@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..call.kernel import Kernel
+from ..call.jit import as_kernel
+from ..call.profile import profile_call
 from ..errors import NkiError, error
 
 _TENSOR = "make the array with NumPy before the kernel and pass it, or embed it with nl.shared_constant"
@@ -19,7 +20,7 @@ REMOVED = {
 
 def cpu_simulate(kernel):
     """The kernel, to be launched as cpu_simulate(kernel)[lnc](...); what AWS's library tests call."""
-    return Kernel(kernel) if not isinstance(kernel, Kernel) else kernel
+    return as_kernel(kernel)
 
 
 BENCHMARK_OPTIONS = (
@@ -52,16 +53,14 @@ class Benchmark:
     """A kernel that also prices each call; `benchmark_result.nc_latency` has the last one's latency."""
 
     def __init__(self, kernel: Any):
-        self.kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+        self.kernel = as_kernel(kernel)
         self.benchmark_result: BenchmarkResult | None = None
 
     def __getitem__(self, degree: Any) -> Benchmark:
         return Benchmark(self.kernel[degree])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from ..call.profile import profile
-
-        priced = profile(self.kernel, run=True)(*args, **kwargs)
+        priced = profile_call(self.kernel, args, kwargs, run=True)
         self.benchmark_result = BenchmarkResult(Latency(priced.total_us))
         return priced.result
 

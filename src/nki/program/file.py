@@ -10,6 +10,7 @@ import zlib
 
 import numpy as np
 
+from ..context import provides
 from ..errors import NkiError, error
 from .program import Program
 from .reading import parse
@@ -19,6 +20,7 @@ LARGEST_TEXT = 1 << 32
 DAMAGE = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError, NotImplementedError)
 
 
+@provides("program.save")
 def save(program: Program, path: str | os.PathLike) -> None:
     """Write a program."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -38,6 +40,7 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     archive.writestr(info, content)
 
 
+@provides("program.load")
 def load(path: str | os.PathLike) -> Program:
     """Read a program; nothing in it is executed."""
     try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..context import provides
 from ..hardware.dtypes import DType
 from ..hardware.operators import Operator
 from ..tensors import View, row_major
@@ -177,6 +178,13 @@ def _is_whole(view: View) -> bool:
     return same and view.offset == 0 and tuple(view.strides) == row_major(storage.shape)
 
 
+@provides("program.text")
+def text(program: Program, constants: bool) -> str:
+    """The listing. Without `constants`, their contents are named by their digests alone."""
+    return "\n".join(Listing(program, constants).lines()) + "\n"
+
+
+@provides("program.to_dict")
 def as_dict(program: Program) -> dict[str, Any]:
     """The program as plain data: the lines of its text, taken apart."""
     listing = Listing(program, constants=False)

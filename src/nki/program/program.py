@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..context import service
 from ..errors import Site, show
 from ..hardware.generations import find
 from ..hardware.machine import Machine
@@ -156,9 +157,7 @@ class Program:
 
     def text(self, constants: bool = True) -> str:
         """The program as text. Without `constants`, their contents are named by their digests alone."""
-        from .listing import Listing
-
-        return "\n".join(Listing(self, constants).lines()) + "\n"
+        return service("program.text")(self, constants)
 
     def __str__(self) -> str:
         return self.text()
@@ -186,28 +185,20 @@ class Program:
     @staticmethod
     def parse(text: str) -> Program:
         """The program that `str(program)` wrote. Executes nothing; refuses what it does not understand."""
-        from .reading import parse
-
-        return parse(text)
+        return service("program.parse")(text)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write one file: the text, and the constants as plain arrays."""
-        from .file import save
-
-        save(self, path)
+        service("program.save")(self, path)
 
     @staticmethod
     def load(path: str | os.PathLike) -> Program:
         """What `save` wrote. Executes nothing; a damaged file is refused by name."""
-        from .file import load
-
-        return load(path)
+        return service("program.load")(path)
 
     def to_dict(self) -> dict[str, Any]:
         """The program as plain data; `nki trace --json` prints this."""
-        from .listing import as_dict
-
-        return as_dict(self)
+        return service("program.to_dict")(self)
 
     # ---- what can be done with it ----------------------------------------------------------------
 
@@ -217,15 +208,11 @@ class Program:
 
     def run(self, *arrays: Any) -> Any:
         """What the kernel returns for these values of its tensor parameters, in order."""
-        from ..call.programs import run
-
-        return run(self, arrays)
+        return service("program.run")(self, arrays)
 
     def profile(self) -> Any:
         """The modelled run on its machine."""
-        from ..call.profile import profile_program
-
-        return profile_program(self)
+        return service("program.profile")(self)
 
     def unrolled(self) -> list[list[tuple[Instruction, int]]]:
         """Each core's instructions as hardware meets them, with their positions in the walk.

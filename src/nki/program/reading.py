@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import ml_dtypes  # noqa: F401  names of numpy dtypes
 import numpy as np
 
+from ..context import provides
 from ..errors import NkiError, SourceLine, error
 from ..hardware import dtypes
 from ..hardware.engines import FastEnum
@@ -55,6 +56,7 @@ class Damaged(Exception):
 DAMAGE = (Damaged, NkiError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 
 
+@provides("program.parse")
 def parse(text: str, constants: dict[str, np.ndarray] | None = None) -> Program:
     """The program of a text. `constants` has those that the text names by digest."""
     lines = text.splitlines()

@@ -17,7 +17,8 @@ def split(x: Any, n: int, axis: int = 0) -> list[Any]:
         raise error("shape", f"split: {length} along axis {axis} is not divisible by {n}")
     step = length // n
     before = (slice(None),) * (axis % x.ndim)
-    return [x[(*before, slice(i * step, (i + 1) * step))] for i in range(n)]
+    keys = [(*before, slice(i * step, (i + 1) * step)) for i in range(n)]
+    return [x[key] for key in keys]
 
 
 def join(results: Sequence[Any], axis: int = 0) -> Any:

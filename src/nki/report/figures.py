@@ -7,20 +7,31 @@ Times are microseconds, sizes bytes. With several cores `active_us` is the mean 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..errors import Site
+from ..program.program import Diagnostic
+from ..program.statistics import Statistics
 from ..timing.measures import assumptions, bounds, critical_path, hbm_traffic, hfu_percent, instruction_ns
 from ..timing.regions import Operation
 from ..timing.timeline import ENGINES, Timeline, matmul_flops
 
-if TYPE_CHECKING:
-    from ..call.profile import Profile
-
 TRACKS = (*ENGINES, "dma")
 
 
-def figures(profile: Profile) -> dict[str, Any]:
+class Profiled(Protocol):
+    """A profile, as a report sees it."""
+
+    kernel: str
+    timeline: Timeline
+    statistics: Statistics
+    diagnostics: list[Diagnostic]
+
+    @property
+    def findings(self) -> list[Any]: ...
+
+
+def figures(profile: Profiled) -> dict[str, Any]:
     """Everything a report says about a profile, without the single instructions."""
     timeline = profile.timeline
     read, written = timeline.hbm_bytes

@@ -12,16 +12,13 @@ from functools import cache
 from html import escape
 from importlib.resources import files as package_files
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..timing.timeline import Timeline
-from .figures import figures
+from .figures import Profiled, figures
 from .packed import Files, pack
 from .text import count, size
 from .text import time as plain_time
-
-if TYPE_CHECKING:
-    from ..call.profile import Profile
 
 # In the order of use: each only needs the ones before it to be there when the page starts.
 SCRIPTS = "data text tracks memory view painter timeline details source roofline page"
@@ -29,12 +26,12 @@ EMBEDDED_HEIGHT = 780
 MOST_PLACES = 12
 
 
-def page(profile: Profile) -> str:
+def page(profile: Profiled) -> str:
     """A page of its own, without any reference outside."""
     return compose(figures(profile), profile.timeline)
 
 
-def embedded(profile: Profile) -> str:
+def embedded(profile: Profiled) -> str:
     """The page inside a frame, for notebooks."""
     return (
         f'<iframe title="{escape(profile.kernel)}: modelled run" sandbox="allow-scripts" '

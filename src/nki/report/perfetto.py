@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import error
 from ..timing.regions import RAW
 from ..timing.timeline import ENGINES, Bar, Timeline
-
-if TYPE_CHECKING:
-    from ..call.profile import Profile
+from .figures import Profiled
 
 SEQUENCE = 1  # of packets: they share one table of strings
 
 
-def trace(profile: Profile) -> bytes:
+def trace(profile: Profiled) -> bytes:
     """A serialised perfetto.protos.Trace. Times are ns from the first instruction."""
     protos = _protos()
     timeline = profile.timeline
@@ -156,7 +154,7 @@ def _arrows(timeline: Timeline) -> tuple[dict, dict]:
 # ---- packets -------------------------------------------------------------------------------------
 
 
-def _descriptors(protos: Any, profile: Profile, lanes: list[Lane]) -> Iterator[Any]:
+def _descriptors(protos: Any, profile: Profiled, lanes: list[Lane]) -> Iterator[Any]:
     """A group per core, and below it the tracks in the order of the machine."""
     cores = len(profile.timeline.cores)
     for core in range(cores):

@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..context import running
+from ..context import running, service
 from ..errors import error
 from ..hardware import dtypes
-from ..hardware.memories import PSUM, SBUF
+from ..hardware.memories import SBUF
 from . import Shape, View, row_major
 from .layout import Layout
 from .storage import Lease, Storage
@@ -107,7 +107,7 @@ class NkiTensor(View):
         return np.array(core.values(self), dtype=dtype)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        assign(self[key], value)
+        service("tensor.assign")(self[key], value)
 
     def __copy__(self):
         raise error(
@@ -235,48 +235,3 @@ for _name, (_symbol, _nl, _isa) in _ARITHMETIC.items():
     unary = _name in ("neg", "pos", "invert", "abs")
     for _method in [f"__{_name}__"] if unary else [f"__{_name}__", f"__r{_name}__"]:
         _refuse_operator(_method, _symbol, _nl, _isa)
-
-
-def assign(target: NkiTensor, value: Any) -> None:
-    """`t[key] = value`, by the instruction that fits the two buffers (tensor.md 4.6)."""
-    from .. import isa
-
-    if isinstance(value, (bool, int, float, np.generic)):
-        if not target.on_chip:
-            raise error(
-                "buffer",
-                "assignment: a number cannot be written to HBM",
-                notes=[target.describe()],
-                help="nl.full(shape, value, dtype, buffer=nl.shared_hbm), or memset a tile and dma_copy it",
-            )
-        isa.memset(target, value)
-        return
-    if not isinstance(value, View):
-        raise error(
-            "argument",
-            f"assignment: expected a tensor or a number, got {type(value).__name__}",
-            notes=[f"target: {target.describe()}"],
-            help="pass arrays to the kernel as arguments; inside it they are HBM tensors",
-        )
-    if _squeezed(target) != _squeezed(value):
-        raise error(
-            "shape",
-            f"assignment: {tuple(value.shape)} does not fit {tuple(target.shape)}",
-            notes=[f"target: {target.describe()}", f"value: {value.describe()}"],
-            help="nothing is broadcast on assignment",
-        )
-    if target.on_chip and value.on_chip:
-        isa.tensor_copy(target, value)
-    elif value.buffer is PSUM or target.buffer is PSUM:
-        raise error(
-            "buffer",
-            "assignment: DMA cannot reach PSUM",
-            notes=[f"target: {target.describe()}", f"value: {value.describe()}"],
-            help="copy the PSUM tile to SBUF first (nl.copy)",
-        )
-    else:
-        isa.dma_copy(target, value)
-
-
-def _squeezed(view: View) -> tuple[int, ...]:
-    return tuple(s for s in view.shape if s != 1)

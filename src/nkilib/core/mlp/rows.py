@@ -22,6 +22,7 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.utils.common_types import NormType, QuantizationType
 from nkilib.core.utils.fp8 import quantize_rows, quantize_static, row_maximum
 from nkilib.core.utils.kernel_helpers import div_ceil, get_max_positive_value_for_dtype
+from nkilib.core.utils.norms import inverse_root
 from nkilib.core.utils.projection import FP8, Activations, adjacent_tiles
 from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tile_sizes import PMAX
@@ -169,14 +170,6 @@ def layer_norm(out: Any, rows: Any, gamma: Any, beta: Any, eps: float, tiles: An
     else:
         nisa.tensor_tensor(centred, centred, gamma[0:count], op=nl.multiply)
         nisa.tensor_tensor(out, centred, beta[0:count], op=nl.add)
-
-
-def inverse_root(total: Any, factor: float, eps: float, tiles: Any = None) -> Any:
-    """1 / sqrt(total * factor + eps), on GpSimdE: ScalarE would load a table for it, and another after it."""
-    root = new_tile(tiles, total.shape, nl.float32)
-    nisa.tensor_scalar(root, total, nl.multiply, factor, op1=nl.add, operand1=eps)
-    nisa.tensor_scalar(root, root, nl.rsqrt, 0.0, engine=nisa.gpsimd_engine)
-    return root
 
 
 # ---- quantisation --------------------------------------------------------------------------------

@@ -12,14 +12,15 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiles import new_tile
 
 STATISTICS_COLUMNS = 512  # of one bn_stats
 CHUNK_COLUMNS = 4096  # of a row at a time, so that what lies between does not fill SBUF
 
 
-def inverse_root(total: Any, factor: float, eps: float) -> Any:
+def inverse_root(total: Any, factor: float, eps: float, tiles: Any = None) -> Any:
     """1 / sqrt(total * factor + eps), on GpSimdE: ScalarE would load a table for it, and another after it."""
-    root = nl.ndarray(total.shape, nl.float32, buffer=nl.sbuf)
+    root = new_tile(tiles, total.shape, nl.float32)
     nisa.tensor_scalar(root, total, nl.multiply, factor, op1=nl.add, operand1=eps)
     nisa.tensor_scalar(root, root, nl.rsqrt, 0.0, engine=nisa.gpsimd_engine)
     return root

@@ -1,0 +1,61 @@
+"""`tile[...] = value`: the instruction that an assignment is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..context import provides
+from ..errors import error
+from ..hardware.memories import PSUM
+from ..tensors import View
+from ..tensors.tensor import NkiTensor
+from .copies import memset, tensor_copy
+from .dma import dma_copy
+
+__all__: list[str] = []
+
+
+@provides("tensor.assign")
+def assign(target: NkiTensor, value: Any) -> None:
+    """`t[key] = value`, by the instruction that fits the two buffers (tensor.md 4.6)."""
+    if isinstance(value, (bool, int, float, np.generic)):
+        if not target.on_chip:
+            raise error(
+                "buffer",
+                "assignment: a number cannot be written to HBM",
+                notes=[target.describe()],
+                help="nl.full(shape, value, dtype, buffer=nl.shared_hbm), or memset a tile and dma_copy it",
+            )
+        memset(target, value)
+        return
+    if not isinstance(value, View):
+        raise error(
+            "argument",
+            f"assignment: expected a tensor or a number, got {type(value).__name__}",
+            notes=[f"target: {target.describe()}"],
+            help="pass arrays to the kernel as arguments; inside it they are HBM tensors",
+        )
+    if _squeezed(target) != _squeezed(value):
+        raise error(
+            "shape",
+            f"assignment: {tuple(value.shape)} does not fit {tuple(target.shape)}",
+            notes=[f"target: {target.describe()}", f"value: {value.describe()}"],
+            help="nothing is broadcast on assignment",
+        )
+    if target.on_chip and value.on_chip:
+        tensor_copy(target, value)
+    elif value.buffer is PSUM or target.buffer is PSUM:
+        raise error(
+            "buffer",
+            "assignment: DMA cannot reach PSUM",
+            notes=[f"target: {target.describe()}", f"value: {value.describe()}"],
+            help="copy the PSUM tile to SBUF first (nl.copy)",
+        )
+    else:
+        dma_copy(target, value)
+
+
+def _squeezed(view: View) -> tuple[int, ...]:
+    return tuple(s for s in view.shape if s != 1)
