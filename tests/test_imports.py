@@ -31,7 +31,7 @@ LAYERS = [
     ["isa"],
     ["language", "collectives"],
     ["call", "experimental"],
-    ["framework", "simulator", "compat"],
+    ["framework", "simulator", "compat", "ranks"],
     ["nki"],
     ["frameworks", "old_api"],
     ["standins"],

@@ -44,6 +44,7 @@ _MODULES = (
     "isa",
     "language",
     "mx",
+    "ranks",
     "runtime",
     "simulator",
     "tensor",

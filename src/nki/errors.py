@@ -98,6 +98,7 @@ class NkiError(Exception):
 
     kind = "error"
     key = "error"  # the entry of KINDS: two kinds with one name differ in their built-in base
+    rank: int | None = None  # in a world of several: the one that raised it
 
     def __init__(
         self,
@@ -114,7 +115,8 @@ class NkiError(Exception):
         super().__init__(message)
 
     def __str__(self) -> str:
-        return show(self.message, self.site, self.notes, self.help)
+        headline = self.message if self.rank is None else f"rank={self.rank}: {self.message}"
+        return show(headline, self.site, self.notes, self.help)
 
     def __reduce__(self):
         return (_rebuild, (self.key, self.message, self.notes, self.help))
@@ -182,6 +184,8 @@ KINDS: dict[str, tuple[type, ...]] = {
         ["no-kernel", "deadlock", "uninitialized", "placeholder", "other-call"], (NkiError, RuntimeError)
     ),
     **dict.fromkeys(["no-backward", "gradient"], (NkiError, RuntimeError)),
+    "rank-lost": (NkiError, ConnectionError),
+    "rank-timeout": (NkiError, TimeoutError),
     **dict.fromkeys(
         ["loop-step", "frozen-register", "loop-body", "loop-local-tensor", "loop-in-no-reorder"], _LOOP
     ),

@@ -283,15 +283,15 @@ def test_a_named_group_is_refused():
 
 
 @pytest.mark.parametrize("group", [[[0, 1]], [[0], [1]], [[1]], ReplicaGroup([[3, 0]])])
-def test_more_ranks_are_not_simulated_yet(group):
+def test_a_plain_call_is_a_world_of_one(group):
     problem = refusal(lambda: ncc.all_gather([hbm()], [hbm()], group, 0))
-    assert problem.kind == "not-implemented-yet" and isinstance(problem, NotImplementedError)
-    assert "all_gather" in str(problem) and "world of one" in str(problem)
+    assert problem.kind == "rank-out-of-world" and isinstance(problem, ValueError)
+    assert "all_gather" in str(problem) and "world of one" in str(problem) and "run_ranks" in str(problem)
 
 
-def test_pairs_of_more_ranks_are_not_simulated_yet():
+def test_pairs_name_ranks_of_the_world():
     problem = refusal(lambda: ncc.collective_permute([hbm()], [hbm()], [(0, 1), (1, 0)]))
-    assert problem.kind == "not-implemented-yet" and "rank 1" in str(problem)
+    assert problem.kind == "rank-out-of-world" and "rank 1" in str(problem)
 
 
 @pytest.mark.parametrize("pairs", [[(0, 0), (0, 1)], [(1, 0), (0, 0)], [(0,)], [0], [(0, "1")], 3])
@@ -524,7 +524,7 @@ def test_counts_must_stay_inside_the_source(metadata):
 def test_counts_must_fit_the_slot():
     with pytest.raises(nki.NkiError) as caught:
         varying(ncc.all_gather_v, np.zeros(12, np.float32), [9, 0, 0])
-    assert caught.value.kind == "index" and "of dst" in str(caught.value)
+    assert caught.value.kind == "index" and "slot of dst" in str(caught.value)
 
 
 @pytest.mark.parametrize(

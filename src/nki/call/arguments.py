@@ -231,9 +231,10 @@ class Arguments:
             framework.check_writable(value, name)
             self._check_apart(name, value, framework)
 
-    def write_back(self, kernel: str) -> None:
-        """Give the new contents of written arguments to the caller."""
-        for name, value, framework, storage in self._returned_to():
+    def write_back(self, kernel: str) -> list[Any]:
+        """Give the new contents of written arguments to the caller; which of the caller's they are."""
+        changed = self._returned_to()
+        for name, value, framework, storage in changed:
             array = self.launch.backend.values(self.by_name[name])
             if array.dtype != storage.dtype.storage:  # NKI_PRECISE_FP=0
                 array = dtypes.cast(array, storage.dtype)
@@ -242,6 +243,7 @@ class Arguments:
             if storage.dtype in self.packed:
                 array = array.view(self.packed[storage.dtype])
             framework.write_back(value, array, [given.value for given in self.tensors], kernel)
+        return [given.value for given in changed]
 
     def _check_apart(self, name: str, value: Any, framework: Any) -> None:
         array = framework.to_numpy(value)

@@ -29,6 +29,7 @@ class Run:
     count: Callable[[], Statistics] = field(repr=False)
     diagnostics: list[Diagnostic] = field(default_factory=list)
     trips: dict[int, list[int]] = field(default_factory=dict, repr=False)  # of each dynamic loop, each time
+    written: list[Any] = field(default_factory=list, repr=False)  # the caller's arrays that it changed
 
     @cached_property
     def statistics(self) -> Statistics:

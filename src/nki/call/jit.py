@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import error, nearest
@@ -12,7 +12,7 @@ from ..hardware.generations import find
 from ..options import from_environment
 from .calls import launch_grid
 from .kernel import Kernel
-from .profile import Profile, profile_call
+from .profile import profile_call, profile_world
 
 _IGNORED_WITH_WARNING = ("mode", "experimental_flags", "additional_compile_opt")
 _IGNORED = ("debug_kernel", "show_compiler_tb")
@@ -59,14 +59,20 @@ def simulate(kernel):
 
 
 def profile(
-    kernel: Any, run: bool = False, stage: Callable[[str], None] = lambda what: None
-) -> Callable[..., Profile]:
+    kernel: Any,
+    run: bool = False,
+    stage: Callable[[str], None] = lambda what: None,
+    ranks: int = 1,
+    starts_us: Sequence[float] | None = None,
+) -> Callable[..., Any]:
     """`nki.profile(kernel)(*args)`: arguments are arrays or TensorSpecs; `run=True` also computes.
 
-    Given arrays, a kernel with dynamic loops is run to count their trips. `stage` is told what is being
-    done, for those who wait.
+    `ranks` gives a WorldProfile of so many, which begin together or at `starts_us`. Given arrays, a kernel
+    with dynamic loops is run to count their trips. `stage` is told what is being done, for those who wait.
     """
     made = as_kernel(kernel)
+    if ranks > 1 or starts_us is not None:
+        return functools.partial(profile_world, made, ranks, starts_us, stage)
     return lambda *args, **kwargs: profile_call(made, args, kwargs, run, stage)
 
 

@@ -32,7 +32,8 @@ from ..program.program import Program
 from ..program.statistics import Statistics
 from ..run import observers
 from ..run.core import Core
-from ..run.launch import Launch, Restart, speak
+from ..run.launch import Launch, Restart
+from ..run.world import current_world
 from ..typing import check_shapes
 from . import launches
 from .arguments import Arguments
@@ -191,7 +192,7 @@ class Kernel:
         call = self._prepare(args, kwargs)
         with one_blas_thread():
             kept = programs.find(call.key) if call.key is not None else None
-            if kept is not None:
+            if kept is not None and (current_world().size == 1 or not kept.program.loops):
                 return self._run_program(call, kept.program, verified=kept.verified)
             self._note_reads(call)
             return self._run_eagerly(call) if call.eager else self._run_deferred(call)
@@ -233,7 +234,9 @@ class Kernel:
         leaves: list[Leaf] = []
         debugging = is_debugging()
         if options.cache and not debugging and not observers.current():
-            key, leaves = call_key(self.func, bound, (self.grid, self.schedule, machine.name, options))
+            key, leaves = call_key(
+                self.func, bound, (self.grid, self.schedule, machine.name, options, current_world().size)
+            )
         return Call(options, machine, bound, aliased, key, leaves, eager=debugging or not options.cache)
 
     # ---- the ways to run -------------------------------------------------------------------------
@@ -266,6 +269,8 @@ class Kernel:
                 program = self._recorded(launch, arguments, results)
                 again = is_plain(results[0])
                 del results
+                if again and call.key is not None and launch.world.size > 1:  # the next rank finds it
+                    self._keep(call, program, {}, launch.files)
                 run = self._replay(call, arguments, program)
             except Restart:
                 run = None
@@ -283,7 +288,7 @@ class Kernel:
             return launch.run(lambda: self._python(arguments, call.bound))
         except Exception:
             for diagnostic in launch.diagnostics if launch.mode == "deferred" else ():
-                speak(diagnostic)
+                launch.speak(diagnostic)
             raise
 
     def _run_eagerly(self, call: Call, prints_done: int = 0) -> Run:
@@ -374,9 +379,11 @@ class Kernel:
             run = self._received(call, arguments, program.result, counted.statistics)
             run.trips = trips
         except Exception:
+            if launch.met_ranks:
+                raise
             raise Restart from None
         for diagnostic in launch.diagnostics:
-            speak(diagnostic)
+            launch.speak(diagnostic)
         return run
 
     def _received(
@@ -391,8 +398,9 @@ class Kernel:
 
     def _deliver(self, arguments: Arguments, run: Run) -> Run:
         """The last thing a call does: what it wrote goes to the caller."""
-        arguments.write_back(self.__name__)
-        arguments.launch.generators.keep()
+        run.written = arguments.write_back(self.__name__)
+        if arguments.launch.world.keeps_random_state:
+            arguments.launch.generators.keep()
         return run
 
     def _keep(self, call: Call, program: Program, verified: dict[int, int], files: Any) -> None:

@@ -14,7 +14,10 @@ from ..errors import error, without_our_frames
 from ..execute.collector import fewer_collections
 from ..program.program import Diagnostic, Loop, Program
 from ..program.statistics import Statistics
+from ..run.world import Described, using
 from ..timing import Timeline, schedule
+from ..timing.links import Communication, communication
+from ..timing.schedule import schedule_ranks
 from ..tree import leaves
 from .bridges import TensorSpec
 from .explain import explain_call
@@ -143,6 +146,55 @@ class SavedProfile:
         return cls(str(kernel), dict(figures or {}))
 
 
+@dataclass
+class WorldProfile:
+    """The modelled run of a world: a Profile for each rank, on one clock, joined where they meet.
+
+    Ranks that begin together do the same at the same time, so that they share one Profile.
+    """
+
+    kernel: str
+    ranks: list[Profile]
+    starts_us: Sequence[float] | None = None
+
+    @property
+    def total_us(self) -> float:
+        """Until the last rank has ended."""
+        return max(profile.total_us for profile in self.ranks)
+
+    @cached_property
+    def communication(self) -> list[Communication]:
+        """What each rank spent on its links, and how much of that nothing else hid."""
+        known = {id(p): communication(p.timeline) for p in self.ranks}
+        return [known[id(profile)] for profile in self.ranks]
+
+    @property
+    def findings(self) -> list[Any]:
+        """What holds the slowest rank back."""
+        return max(self.ranks, key=lambda profile: profile.total_us).findings
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as plain data."""
+        from ..report.world import figures
+
+        return figures(self)
+
+    def summary(self) -> str:
+        """A table of the ranks."""
+        from ..report.world import summary
+
+        return summary(self)
+
+    def html(self) -> str:
+        """A page of its own: every rank's timeline, one after the other."""
+        from ..report.world import page
+
+        return page(self)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
 def _is_whole(saved: SavedProfile) -> bool:
     """True when everything that a report shows is there."""
     try:
@@ -179,6 +231,31 @@ def profile_call(
         raise shown.with_traceback(without_our_frames(problem.__traceback__)) from shown.__cause__
     found.result = done.result if run and done is not None else None
     return found
+
+
+def profile_world(
+    kernel: Any,
+    ranks: int,
+    starts_us: Sequence[float] | None,
+    stage: Callable[[str], None],
+    *args: Any,
+    **kwargs: Any,
+) -> WorldProfile:
+    """The modelled run of a world, traced once: its ranks run one program."""
+    starts = None if starts_us is None else [float(start) for start in starts_us]
+    if starts is not None and len(starts) != ranks:
+        raise error("argument", f"profile: {len(starts)} starts for {ranks} ranks")
+    stage(f"tracing {kernel.__name__}")
+    with using(Described(0, ranks)):
+        program = kernel.trace(*args, **kwargs)
+    stage(f"scheduling {len(program):,} instructions")
+    if starts is None:
+        return WorldProfile(kernel.__name__, [profile_program(program)] * ranks)
+    found = schedule_ranks(program, [1e3 * start for start in starts])
+    profiles = [
+        Profile(program.name, timeline, program.statistics(), list(program.said)) for timeline in found
+    ]
+    return WorldProfile(kernel.__name__, profiles, starts)
 
 
 @provides("program.profile")

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..context import running
 from ..errors import NkiError, error
 from ..program.reading import register_value
+from ..run.world import World, current_world
 from ..tensors import is_int
-
-RANK = 0  # a plain call is a world of one
 
 
 @register_value("ReplicaGroup")
@@ -22,6 +22,15 @@ class ReplicaGroup:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "groups", _checked(self.groups))
+
+    @property
+    def size(self) -> int:
+        """Ranks of each list."""
+        return len(self.groups[0])
+
+    def members(self, rank: int) -> tuple[int, ...]:
+        """The list with this rank, in its order; empty for a rank that is in none."""
+        return next((members for members in self.groups if rank in members), ())
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         return iter(self.groups)
@@ -57,19 +66,28 @@ def _wrong(groups: Any, why: str) -> NkiError:
 
 
 def as_group(group: Any, function: str) -> ReplicaGroup:
-    """A ReplicaGroup of ranks that exist: today the one of a plain call."""
+    """A ReplicaGroup of ranks that exist."""
     if not isinstance(group, ReplicaGroup):
         group = ReplicaGroup(group)
     check_ranks(function, [rank for members in group for rank in members])
     return group
 
 
+def world() -> World:
+    """The world of the running kernel, or the one a call would belong to."""
+    core = running()
+    return current_world() if core is None else core.launch.world
+
+
 def check_ranks(function: str, ranks: list[int]) -> None:
-    others = sorted(rank for rank in ranks if rank != RANK)
-    if others:
+    """All these ranks are in the world."""
+    size = world().size
+    highest = max(ranks, default=0)
+    if highest >= size:
+        have = "a kernel called plainly is rank 0 of a world of one" if size == 1 else f"the world has {size}"
         raise error(
-            "not-implemented-yet",
-            f"{function}: rank {others[0]} takes part, and only one rank is simulated yet",
-            notes=["a kernel called plainly runs as rank 0 of a world of one"],
-            help="pass ReplicaGroup([[0]])",
+            "rank-out-of-world",
+            f"{function}: rank {highest} takes part, and there is no such rank",
+            notes=[have],
+            help=f"nki.ranks.run_ranks(kernel, {highest + 1}, inputs) runs it on {highest + 1} ranks",
         )

@@ -1,7 +1,8 @@
-"""What all collectives share: operand rules, and meeting the rank's other core (collectives.md 1.2, 3)."""
+"""What all collectives share: operand rules, and meeting other cores and ranks (collectives.md 1.2, 3)."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,10 +17,15 @@ from ..hardware.operators import Operator
 from ..isa import rules
 from ..isa.dma import DmaInstruction, transfer
 from ..isa.sync import refuse_overlap
-from ..program.instruction import Cost, State
+from ..program.instruction import Cost, State, Wire
+from ..run.baton import table
 from ..run.core import Core
+from ..run.world import Parts
 from ..tensors import View
+from .messages import pack, unpack
+from .prices import wire
 
+JOINT = -1  # the lane of calls that both cores of a rank make together
 HBM = (PRIVATE_HBM, SHARED_HBM)
 REDUCTIONS = ("add", "minimum", "maximum")
 
@@ -29,7 +35,7 @@ class Collective(DmaInstruction):
 
     state = (State.peer, State.ranks)
     partial: ClassVar[tuple[int, ...]] = (0, 1)
-    cost_formula = "collective_hop_ns"
+    cost_formula = "hops x collective_hop_ns + bytes / collective_link_gbs, + the DMA of its operands"
     cost_source = "machine.md 11"
 
     def parts(self, index: int) -> list[View]:
@@ -90,31 +96,156 @@ class Collective(DmaInstruction):
                 self, "axis", f"collective_dim is {dim!r}, in {where} it must be {shown}", ["dst"]
             )
 
+    def scaled(self: Any, dim: int, count: int, larger: str, smaller: str) -> None:
+        """One operand is `count` times as long as the other along `dim`, and like it otherwise."""
+        view = getattr(self, smaller)
+        wanted = [n * count if i == dim else n for i, n in enumerate(view.shape)]
+        if list(getattr(self, larger).shape) != wanted:
+            raise rules.fail(
+                self,
+                "shape",
+                f"{larger} is {list(getattr(self, larger).shape)}, {smaller} {list(view.shape)} of "
+                f"{count} rank{'s' if count > 1 else ''} makes {wanted}",
+                ["dst", smaller if smaller != "dst" else larger],
+            )
+
+    # ---- meeting ---------------------------------------------------------------------------------
+
+    def members(self: Any, rank: int) -> tuple[int, ...]:
+        """The ranks that take part with this one, in index order; none: it takes no part."""
+        return self.replica_group.members(rank)
+
     def compute(self: Any, core: Core, *arrays: np.ndarray) -> None:
         """Shared tensors: once per rank, when both cores have come. Others: each core by itself."""
-        if core.launch.degree == 1 or self.dst.buffer is not SHARED_HBM:
-            self.perform()
-            return
+        rank = core.launch.world.rank
+        if not self.members(rank):
+            self.left_out(rank)
+        elif core.launch.degree == 1 or self.dst.buffer is not SHARED_HBM:
+            self.perform(core, core.index)
+        else:
+            self._perform_jointly(core)
+
+    def left_out(self, rank: int) -> None:
+        warn("not-a-member", f"{self.public}: rank {rank} is in no list of the group; nothing happens there")
+
+    def _perform_jointly(self: Any, core: Core) -> None:
         point = (self.public, id(self.dst.storage))
-        what = (
-            f"{self.public} into {self.dst.storage.name or 'a tensor'} {self.dst.dtype}{list(self.dst.shape)}"
-        )
-        came = core.launch.meet(core, point, what, act=lambda offers: self.perform(), alone=True)
+        act = partial(self.perform, core, JOINT)
+        came = core.launch.meet(core, point, self.shown(), act=lambda offers: act(), alone=True)
         if len(came) < core.launch.degree:
             warn(
                 "lnc-one-sided",
                 f"{self.public}: only core {core.index} calls it, on tensors both cores share",
             )
 
-    def perform(self: Any) -> None:
-        """One rank: the result is what the rank sent."""
-        transfer(writing(self.dst), reading(self.src), self.src.dtype, self.dst.dtype)
+    def perform(self: Any, core: Core, lane: int) -> None:
+        """Send what this rank has, and store what comes of all that was sent."""
+        world = core.launch.world
+        members = self.members(world.rank)
+        sent = self.sources(world.rank, members)
+        if len(members) == 1:
+            self.receive(world.rank, members, Received(Parts(), [0], [sent]))
+            return
+        core.launch.met_ranks = True
+        head = {"same": self.agreement(), "rank": world.rank, "core": core.index, "line": str(self.site)}
+        shown = f"{self.shown()} of ranks {', '.join(map(str, members))}"
+        parts = world.meet(members, lane, shown, str(self.site), pack(head, sent))
+        everyone = parts.once("unpacked", lambda: [unpack(part) for part in parts])
+        parts.once("agreed", lambda: self._check_agreement([h for h, _ in everyone]))
+        ascending = sorted(members)
+        arrays = [everyone[ascending.index(member)][1] for member in members]
+        self.receive(world.rank, members, Received(parts, [a.dtype for a in sent], arrays))
+
+    def shown(self: Any) -> str:
+        name = self.dst.storage.name or "a tensor"
+        return f"{self.public} into {name} {self.dst.dtype}{list(self.dst.shape)}"
+
+    def agreement(self: Any) -> str:
+        """What all members must say alike."""
+        said = []
+        for name in self.fields:
+            value = getattr(self, name)
+            if isinstance(value, View):
+                said.append(
+                    f"{name} {value.dtype}{list(value.shape)} in {'sbuf' if value.on_chip else 'hbm'}"
+                )
+            elif isinstance(value, Operator):
+                said.append(f"op {value.name}")
+            elif name != "priority":
+                said.append(f"{name} {list(map(list, value)) if name == 'replica_group' else value}")
+        return f"{self.public}: {', '.join(said)}"
+
+    def _check_agreement(self, heads: list[dict[str, Any]]) -> bool:
+        if len({head["same"] for head in heads}) > 1:
+            rows = [(str(head["rank"]), str(head["core"]), head["line"], head["same"]) for head in heads]
+            problem = error(
+                "collective-mismatch",
+                f"{self.public}: the ranks do not call the same collective here",
+                notes=table(("rank", "core", "line", "calls"), rows),
+                help="all members make the same calls, in one order, with equal shapes, dtypes and options",
+                site=self.site,
+            )
+            problem.rank = min(head["rank"] for head in heads)  # whoever notices it
+            raise problem
+        return True
+
+    def sources(self: Any, rank: int, members: tuple[int, ...]) -> list[np.ndarray]:
+        """What this rank sends."""
+        return [reading(self.src)]
+
+    def receive(self: Any, rank: int, members: tuple[int, ...], received: Received) -> None:
+        """Store what comes of what the members sent."""
+        raise NotImplementedError
+
+    def land(self: Any, target: View, array: np.ndarray) -> None:
+        """Store a member's elements as they are."""
+        transfer(writing(target), array.reshape(target.shape), self.dst.dtype, self.dst.dtype)
 
     def generated_by(self, machine: Machine) -> str:
         return machine.dma_default_mode
 
+    # ---- what the timing model asks --------------------------------------------------------------
+
+    def groups(self: Any) -> Any:
+        """All lists of ranks that exchange among themselves."""
+        return self.replica_group
+
+    def traffic(self: Any) -> tuple[float, float, int]:
+        """(bytes that are exchanged, bytes that a rank's link carries, rounds over the members)."""
+        return self.src.nbytes, self.src.nbytes, 0
+
+    def transfers(self: Any) -> list[tuple[View, View]]:
+        """Beside the link: the larger operand is read or written at this rank."""
+        larger = self.dst if self.dst.size >= self.src.size else self.src
+        return [(self.dst, self.src)] if self.dst.size == self.src.size else [(larger, larger)]
+
+    def wire(self, machine: Machine, cores: int) -> Wire | None:
+        groups = self.groups()
+        if len(groups[0]) == 1:
+            return None
+        nbytes, sent, rounds = self.traffic()
+        found = wire(groups, nbytes, sent, rounds, machine, cores)
+        # each core has its part of the link; what both call together, each carries half of
+        return found if State.peer in self.touches() else found._replace(busy_ns=found.busy_ns * cores)
+
     def cost(self, machine: Machine) -> Cost:
-        return Cost(0, machine.collective_hop_ns, ("collective_hop_ns",))
+        """Time on the link is the timing model's business; no engine is held here."""
+        found = self.wire(machine, 1)
+        return Cost(0, 0.0, found.rests_on if found is not None else ())
+
+
+class Received:
+    """What the members sent, by index; `array(j)` is what the j-th of them did."""
+
+    def __init__(self, parts: Parts, dtypes: list[Any], sent: list[list[np.ndarray]]):
+        self.parts, self.dtypes, self.sent = parts, dtypes, sent
+
+    def __len__(self) -> int:
+        return len(self.sent)
+
+    def array(self, index: int, operand: int = 0) -> np.ndarray:
+        found = self.sent[index][operand]
+        return found if len(self.sent) == 1 else found.view(self.dtypes[operand])
 
 
 def reading(view: View) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The collectives of fixed sizes (collectives.md 2.1 to 2.7), for a world of one rank."""
+"""The collectives of fixed sizes (collectives.md 2.1 to 2.7)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from ..hardware import dtypes
 from ..hardware.machine import Machine
 from ..hardware.memories import SBUF
 from ..hardware.operators import Operator
+from ..isa import rules
 from ..isa.sync import refuse_overlap
 from ..program.instruction import In, Out
 from ..run.core import issue
 from ..tensors import View, is_int
 from .groups import ReplicaGroup, as_group, check_ranks
-from .instruction import Collective, check_tensors, paired, reading, reduction, writing
+from .instruction import Collective, Received, check_tensors, paired, reading, reduction, writing
 
 EXACT_IN_FLOAT32 = 1 << 24
 MAX_CHANNELS = 4  # for a group that holds all ranks of a node
@@ -45,6 +46,33 @@ class AllReduce(Collective):
         self.check_operands(machine, "src")
         self.equal_shapes("src")
 
+    def traffic(self) -> tuple[float, float, int]:
+        n = self.replica_group.size
+        return self.src.nbytes, 2 * self.src.nbytes * (n - 1) / n, 2
+
+    def receive(self, rank: int, members: tuple[int, ...], received: Received) -> None:
+        if len(members) == 1:
+            self.land(self.dst, received.array(0))
+            return
+        arrays = [received.array(j) for j in range(len(members))]
+        result = received.parts.once("folded", lambda: folded(self, arrays, self.op))
+        dtypes.store(writing(self.dst), result.reshape(self.dst.shape), self.dst.dtype)
+
+
+def folded(ins: Collective, arrays: list[np.ndarray], op: Operator) -> np.ndarray:
+    """((a0 op a1) op a2) ... in float32."""
+    formula, dtype = op.formula, ins.dst.dtype  # type: ignore[attr-defined]
+    assert formula is not None
+    values = [dtypes.f32(array, dtype) for array in arrays]
+    result = formula(values[0], values[1])
+    for value in values[2:]:
+        result = (
+            formula(result, value, out=result) if isinstance(formula, np.ufunc) else formula(result, value)
+        )
+    if dtype in ("int32", "uint32") and any(_beyond_float32(a) for a in (*arrays, result)):
+        warn("int-precision", f"{ins.public}: integers beyond 2^24 are rounded, it computes in float32")
+    return result
+
 
 # ---- all_gather ----------------------------------------------------------------------------------
 
@@ -68,7 +96,22 @@ class AllGather(Collective):
     def check(self, machine: Machine) -> None:
         self.check_operands(machine, "src")
         self.along(self.collective_dim, (0, 1) if self.dst.buffer is SBUF else (0,))
-        self.equal_shapes("src")
+        self.scaled(self.collective_dim, self.replica_group.size, "dst", "src")
+
+    def traffic(self) -> tuple[float, float, int]:
+        return self.dst.nbytes, self.src.nbytes * (self.replica_group.size - 1), 1
+
+    def receive(self, rank: int, members: tuple[int, ...], received: Received) -> None:
+        for index, slot in enumerate(chunks(self.dst, self.collective_dim, len(members))):
+            self.land(slot, received.array(index))
+
+
+def chunks(view: View, dim: int, count: int) -> list[View]:
+    """Equal parts of a view along a dimension."""
+    length = view.shape[dim] // count
+    before = (slice(None),) * dim
+    keys = [(*before, slice(j * length, (j + 1) * length)) for j in range(count)]
+    return [view[key] for key in keys]
 
 
 # ---- reduce_scatter ------------------------------------------------------------------------------
@@ -94,7 +137,20 @@ class ReduceScatter(Collective):
     def check(self, machine: Machine) -> None:
         self.check_operands(machine, "src")
         self.along(self.collective_dim, (0,))
-        self.equal_shapes("src")
+        self.scaled(self.collective_dim, self.replica_group.size, "src", "dst")
+
+    def traffic(self) -> tuple[float, float, int]:
+        return self.src.nbytes, self.dst.nbytes * (self.replica_group.size - 1), 1
+
+    def receive(self, rank: int, members: tuple[int, ...], received: Received) -> None:
+        mine = members.index(rank)
+        size = self.dst.size
+        arrays = [received.array(j).reshape(-1)[mine * size : (mine + 1) * size] for j in range(len(members))]
+        if len(arrays) == 1:
+            self.land(self.dst, arrays[0])
+        else:
+            result = folded(self, arrays, self.op).reshape(self.dst.shape)
+            dtypes.store(writing(self.dst), result, self.dst.dtype)
 
 
 # ---- all_to_all ----------------------------------------------------------------------------------
@@ -121,6 +177,24 @@ class AllToAll(Collective):
         self.in_hbm("dst", "src")
         self.along(self.collective_dim, (0,))
         self.equal_shapes("src")
+        if self.dst.shape[0] % self.replica_group.size:
+            raise rules.fail(
+                self,
+                "shape",
+                f"{self.dst.shape[0]} rows are not for {self.replica_group.size} ranks",
+                ["dst"],
+            )
+
+    def traffic(self) -> tuple[float, float, int]:
+        n = self.replica_group.size
+        return self.src.nbytes, self.src.nbytes * (n - 1) / n, 1
+
+    def receive(self, rank: int, members: tuple[int, ...], received: Received) -> None:
+        mine = members.index(rank)
+        slots = chunks(self.dst, 0, len(members))
+        size = slots[0].size
+        for index, slot in enumerate(slots):
+            self.land(slot, received.array(index).reshape(-1)[mine * size : (mine + 1) * size])
 
 
 # ---- collective_permute --------------------------------------------------------------------------
@@ -164,6 +238,21 @@ class CollectivePermute(Collective):
         self.check_operands(machine, "src")
         self.in_hbm("dst", "src")
         self.equal_shapes("src")
+
+    def members(self, rank: int) -> tuple[int, ...]:
+        ranks = tuple(sorted({r for pair in self.source_target_pairs for r in pair}))
+        return ranks if rank in ranks else ()
+
+    def left_out(self, rank: int) -> None:
+        """A rank in no pair does not take part, which is nothing to wonder about."""
+
+    def groups(self) -> Any:
+        return self.source_target_pairs if any(s != t for s, t in self.source_target_pairs) else ((0,),)
+
+    def receive(self, rank: int, members: tuple[int, ...], received: Received) -> None:
+        for source, target in self.source_target_pairs:
+            if target == rank:
+                self.land(self.dst, received.array(members.index(source)))
 
 
 # ---- rings ---------------------------------------------------------------------------------------
@@ -215,6 +304,9 @@ class CollectivePermuteImplicit(Collective):
         self.check_operands(machine, "src")
         self.equal_shapes("src")
 
+    def receive(self, rank: int, members: tuple[int, ...], received: Received) -> None:
+        self.land(self.dst, received.array(members.index(rank) - 1))
+
 
 def collective_permute_implicit_reduce(
     srcs0_by_channel,
@@ -254,17 +346,21 @@ class CollectivePermuteImplicitReduce(Collective):
         self.check_operands(machine, "src0", "src1")
         self.equal_shapes("src0", "src1")
 
+    def traffic(self) -> tuple[float, float, int]:
+        return self.dst.nbytes, self.dst.nbytes, 0
+
     def transfers(self) -> list[tuple[View, View]]:
         return [(self.dst, self.src0), (self.dst, self.src1)]
 
-    def perform(self) -> None:
-        sources = [reading(self.src0), reading(self.src1)]
-        first, second = (dtypes.f32(source, self.dst.dtype) for source in sources)
-        assert self.op.formula is not None
-        result = self.op.formula(first, second)
-        if self.dst.dtype in ("int32", "uint32") and any(_beyond_float32(a) for a in (*sources, result)):
-            warn("int-precision", f"{self.public}: integers beyond 2^24 are rounded, it computes in float32")
-        dtypes.store(writing(self.dst), result, self.dst.dtype)
+    def sources(self, rank: int, members: tuple[int, ...]) -> list[np.ndarray]:
+        """op(src0, src1), rounded to what is sent."""
+        result = folded(self, [reading(self.src0), reading(self.src1)], self.op)
+        sent = np.empty(self.dst.shape, self.dst.dtype.storage)
+        dtypes.store(sent, result, self.dst.dtype)
+        return [sent]
+
+    def receive(self, rank: int, members: tuple[int, ...], received: Received) -> None:
+        self.land(self.dst, received.array(members.index(rank) - 1))
 
 
 def _beyond_float32(array: np.ndarray) -> bool:

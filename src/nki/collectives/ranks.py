@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..context import current, warn
 from ..errors import error
 from ..isa.registers import RegisterInstruction, VirtualRegister
-from ..program.instruction import RegisterIn, RegisterOut
+from ..program.instruction import RegisterOut
 from ..run.core import issue
 from ..tensors import is_int
-from .groups import RANK, as_group
+from .groups import as_group
 
 
 def rank_id(name=None):
     """A register with the number of this rank in the world."""
-    return _rank_register(RANK, name)
+    register = VirtualRegister(frozen=True)
+    issue(RankId(register, name))
+    return register
+
+
+class RankId(RegisterInstruction):
+    public = "rank_id"
+
+    register: RegisterOut
+
+    def compute(self) -> None:
+        self.register.set(current().launch.world.rank)
 
 
 def collective_permute_implicit_current_processing_rank_id(
@@ -23,21 +37,22 @@ def collective_permute_implicit_current_processing_rank_id(
     for argument, value in (("iteration_id", iteration_id), ("channel_id", channel_id)):
         if not is_int(value) or value < 0:
             raise error("argument", f"{function}: {argument} must be an int >= 0, got {value!r}")
-    ring = next(members for members in as_group(replica_group, function) if RANK in members)
-    return _rank_register(ring[(ring.index(RANK) - iteration_id) % len(ring)], name)
-
-
-def _rank_register(rank: int, name: str | None) -> VirtualRegister:
+    group = as_group(replica_group, function)
     register = VirtualRegister(frozen=True)
-    issue(RankId(register, rank, name))
+    issue(ProcessingRank(register, int(iteration_id), group, name))
     return register
 
 
-class RankId(RegisterInstruction):
-    public = "rank_id"
+class ProcessingRank(RegisterInstruction):
+    public = "collective_permute_implicit_current_processing_rank_id"
 
     register: RegisterOut
-    rank: RegisterIn
+    iteration_id: int
+    replica_group: Any
 
     def compute(self) -> None:
-        self.register.set(self.rank)
+        rank = current().launch.world.rank
+        ring = self.replica_group.members(rank)
+        if not ring:
+            warn("not-a-member", f"{self.public}: rank {rank} is in no list of the group")
+        self.register.set(ring[(ring.index(rank) - self.iteration_id) % len(ring)] if ring else rank)

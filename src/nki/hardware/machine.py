@@ -221,7 +221,11 @@ class Machine:
     # --- several cores
     core_barrier_ns: float = 1000.0  # 8 [U]
     collective_hop_ns: float = 1500.0  # 11 [U] the documents say 1-2 us
+    collective_chip_hop_ns: float = 1000.0  # 11 [U] between ranks of one chip: the lower end of 1-2 us
     collective_link_gbs: float = 100.0  # 11 [U] per pair of ranks
+    devices_per_node: int = 16  # 11 [U] chips that reach each other without a network
+    internode_hop_ns: float = 15000.0  # 11 [D] point to point between nodes
+    efa_gbs_per_core: float = 3.125  # 11 [D] 25 Gb/s per core, 50 Gb/s per rank of two
 
     # --- derived
     @property
@@ -259,7 +263,6 @@ class Machine:
 # documented numbers that nothing computes with: for readers, and for rules and models to come
 INFORMATIVE = frozenset(
     [
-        "cores_per_device",
         "cores_per_hbm_stack",
         "dma_ghz",
         "sbuf_partition_stride_bytes",
@@ -280,7 +283,6 @@ INFORMATIVE = frozenset(
         "dma_transpose_partitions",
         "dma_transpose_free",
         "semaphore_wait_ns",
-        "collective_link_gbs",
     ]
 )
 
@@ -289,8 +291,10 @@ ASSUMPTIONS: dict[str, str] = {
     "accumulator_read_ns": "trn3: as measured on trn2",
     "activation_table_free": "which functions share a table is not published",
     "activation_table_ns": "trn3: as measured on trn2",
+    "collective_chip_hop_ns": "lower end of the documented 1-2 us",
     "collective_hop_ns": "middle of the documented 1-2 us",
     "collective_link_gbs": "no figure per pair of ranks is published",
+    "devices_per_node": "16 chips of a trn1 or trn2 instance; other sizes are not modelled",
     "compute_to_dma_ns": "two AWS profiles disagree (30 and 880 ns)",
     "core_barrier_ns": "not published",
     "dma_bytes_per_ns": "fitted on trn2; trn1 and trn3 from their practical peaks",
@@ -369,7 +373,8 @@ ASSUMPTIONS: dict[str, str] = {
 
 # fmt: off
 _ASSUMED_ALWAYS = frozenset({
-    "activation_table_free", "collective_hop_ns", "collective_link_gbs", "compute_to_dma_ns",
+    "activation_table_free", "collective_chip_hop_ns", "collective_hop_ns", "collective_link_gbs",
+    "compute_to_dma_ns", "devices_per_node",
     "core_barrier_ns", "dma_default_mode", "dma_min_descriptor_ns", "dynamic_loop_ns",
     "fp32_load_stationary_factor", "gpsimd_copy", "gpsimd_gather", "gpsimd_partition_reduce",
     "gpsimd_two_inputs", "half_rate_rule", "local_gather_latency", "local_gather_threads", "register_ns",

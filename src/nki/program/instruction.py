@@ -91,6 +91,14 @@ class Cost(NamedTuple):
         return max(self.cycles, self.shortest)
 
 
+class Wire(NamedTuple):
+    """What an instruction asks of the link between this rank and others (machine.md 11)."""
+
+    latency_ns: float  # of all hops
+    busy_ns: float  # the link carries this rank's bytes
+    rests_on: tuple[str, ...] = ()
+
+
 def _signature(value: Any) -> Any:
     return value.sig if isinstance(value, View) else (value.__class__, value)
 
@@ -329,6 +337,14 @@ class Instruction(NkiInstruction, metaclass=_InstructionType):
     def meeting(self, core: int) -> Hashable | None:
         """The point at which it meets the other core of the one that issues it, whatever it costs."""
         return self.meets()
+
+    def wire(self, machine: Machine, cores: int) -> Wire | None:
+        """What it asks of the link to other ranks, of which each has so many cores; None: nothing."""
+        return None
+
+    def members(self, rank: int) -> tuple[int, ...]:
+        """The ranks that take part with this one, in index order; none: it takes no part."""
+        return ()
 
     def views(self) -> list[View]:
         """All operand views, index tiles of indirect ones included."""

@@ -8,13 +8,14 @@ it has issued so far is run first, and from then on it goes on as `eager`: each 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ..check.races import Watch
 from ..context import activate
-from ..errors import NkiError, Site, emit_warning, error, error_class
+from ..errors import NkiError, Site, emit_warning, error, error_class, user_site
 from ..execute.collector import fewer_collections
 from ..execute.memories import check_usable
 from ..execute.random import Generators
@@ -23,7 +24,7 @@ from ..hardware.machine import Machine
 from ..hardware.memories import SHARED_HBM
 from ..options import Options
 from ..plan.running import PlannedBackend
-from ..program.instruction import Instruction, NkiInstruction, Place
+from ..program.instruction import Instruction, NkiInstruction, Place, State
 from ..program.program import Block, Diagnostic, Edge, Item, Program, walk
 from ..program.recorder import Recorder
 from ..program.statistics import Statistics
@@ -32,7 +33,9 @@ from ..tensors.storage import Lease, Storage
 from ..tree import leaves
 from . import observers
 from .baton import Baton
+from .baton import Place as Seat
 from .core import Core, Verdict
+from .world import current_world
 
 Mode = Literal["trace", "deferred", "eager", "replay"]
 
@@ -43,6 +46,14 @@ class SharedTensor(NamedTuple):
     storage: Storage
     lease: Lease
     cores: set[int]
+
+
+class Gathering:
+    """The cores that have come to a meeting, with what they offer."""
+
+    def __init__(self) -> None:
+        self.offers: dict[int, Any] = {}
+        self.done = False
 
 
 class Restart(BaseException):
@@ -67,6 +78,8 @@ class Launch:
         self.degree = degree
         self.bracketed = bracketed
         self.mode = mode
+        self.world = current_world()
+        self.met_ranks = False  # others have this rank's data: it cannot begin again
         self.call = object()  # whose storages these are
         whose = None if mode == "replay" else self.call
         self.backend = PlannedBackend(machine, options.precise_fp, whose, self._released)
@@ -81,7 +94,7 @@ class Launch:
         self.diverged = False  # iterations of a dynamic loop issued different instructions
         self._judged: set[tuple[int, Site | None]] = set()
         self.shared: dict[tuple[str, int], SharedTensor] = {}
-        self.meetings: dict[tuple[Any, int], dict[int, Any]] = {}
+        self.meetings: dict[tuple[Any, int], Gathering] = {}
         self.constants: dict[tuple, tuple[Storage, Lease, np.ndarray]] = {}  # by contents
         self.constant_order: list[tuple] = []  # what the n-th nl.shared_constant of each core holds
         self.dependencies: list[tuple[int, NkiInstruction, NkiInstruction]] = []  # core, later, earlier
@@ -89,7 +102,7 @@ class Launch:
         self.prints_done = 0  # device_prints of an attempt before this one
         self.prints = 0
         self.cores = [Core(self, index) for index in range(degree)]
-        self.baton = Baton(self.cores) if degree > 1 and mode in ("eager", "replay") else None
+        self.baton = self._new_baton() if degree > 1 and mode in ("eager", "replay") else None
         self._limit = limit
         is_watched = mode == "eager" and degree > 1
         self.watches = [Watch(c.index, _register_value) for c in self.cores] if is_watched else []
@@ -98,6 +111,9 @@ class Launch:
             core.sinks = [*self._first_sinks(core), *watch, *sinks, *observers.current()]
         if mode == "deferred":
             self.memories.deferred = set()
+
+    def _new_baton(self) -> Baton:
+        return self.world.baton or Baton()
 
     def _first_sinks(self, core: Core) -> list[Callable[[Instruction], None]]:
         if self.mode in ("trace", "deferred"):
@@ -138,7 +154,7 @@ class Launch:
         """Run the kernel's Python; what each core's returned."""
         with fewer_collections():
             if self.baton is not None:
-                results = self.baton.run(lambda core: self._on(core, program))
+                results = self._in_turns(lambda core: program)
             else:
                 results = [self._alone(core, program) for core in self.cores]
         if self.degree > 1:
@@ -146,8 +162,15 @@ class Launch:
             self._compare_loops()
         return results
 
+    def _in_turns(self, program: Callable[[Core], Callable[[], Any]]) -> list[Any]:
+        """Run a program of each core, one at a time."""
+        assert self.baton is not None
+        rank = None if self.world.baton is None else self.world.rank
+        jobs = [(Seat(rank, core.index), partial(self._alone, core, program(core))) for core in self.cores]
+        return self.baton.run(jobs)
+
     def _alone(self, core: Core, program: Callable[[], Any]) -> Any:
-        """Run the Python of one core after the other's: where nothing is computed, nobody waits."""
+        """Run a program of one core: while tracing after the other's, where nobody waits."""
         try:
             return self._on(core, program)
         except NkiError as problem:
@@ -160,7 +183,9 @@ class Launch:
         for storage, raw in program.constants:
             self.backend.borrow(storage, raw)
         with fewer_collections():
-            planned = self.backend.choose(program, self.options.executor)
+            # a plan that has something to say is run again one by one, which other ranks cannot join
+            alone = self.world.size == 1 or State.ranks not in program.state
+            planned = alone and self.backend.choose(program, self.options.executor)
             if not (planned and self._by_plan(program)):
                 self._one_by_one(program)
         for core in self.cores:
@@ -173,9 +198,8 @@ class Launch:
         if self.degree == 1:
             self._on(self.cores[0], lambda: self.backend.run(program, self.cores[0]))
         else:
-            baton = self.baton or Baton(self.cores)
-            self.baton = baton
-            baton.run(lambda core: self._on(core, lambda: self.backend.run(program, core)))
+            self.baton = self.baton or self._new_baton()
+            self._in_turns(lambda core: lambda: self.backend.run(program, core))
             self._compare_loops()
 
     def _by_plan(self, program: Program) -> bool:
@@ -227,6 +251,8 @@ class Launch:
         try:
             self._eager(core, recorder.items)
         except Exception:  # an instruction fails where it was issued, and Python may catch it there
+            if self.met_ranks:
+                raise
             raise Restart from None
 
     def _too_long(self, core: Core) -> None:
@@ -302,7 +328,8 @@ class Launch:
         A wait that may end `alone` gives up, and returns False, when no other program can go on either.
         """
         if self.baton is not None:
-            return self.baton.wait(core, what, ready, alone)
+            replayed = core.replayed
+            return self.baton.wait(what, ready, alone, user_site(2) if replayed is None else replayed.site)
         if not ready():
             raise error("deadlock", f"core 0 waits for ever: {what}")
         return True
@@ -322,15 +349,17 @@ class Launch:
         `act`, before anybody goes on. See `wait` for `alone`: then only this core's offer comes back.
         """
         count = core.meetings[point] = core.meetings.get(point, 0) + 1
-        offers = self.meetings.setdefault((point, count), {})
+        gathering = self.meetings.setdefault((point, count), Gathering())
+        offers = gathering.offers
         offers[core.index] = offer
         if len(offers) < self.degree:
-            if self.wait(core, what, lambda: len(offers) == self.degree, alone):
+            if self.wait(core, what, lambda: gathering.done, alone):
                 return offers
             core.meetings[point] = count - 1
         del self.meetings[point, count]
         if act is not None:
             act(offers)
+        gathering.done = True
         return offers
 
     # ---- services to the cores -------------------------------------------------------------------
@@ -434,7 +463,8 @@ class Launch:
     def say(self, diagnostic: Diagnostic) -> None:
         """A deferred launch and a replay keep it until the call has ended well: see `speak`."""
         if self.options.strict:
-            if self.mode in ("deferred", "replay"):  # whichever comes first when each runs as it is issued
+            again = self.mode in ("deferred", "replay") and not self.met_ranks
+            if again:  # whichever comes first when each runs as it is issued
                 raise Restart
             raise error_class(diagnostic.kind)(
                 diagnostic.message, notes=diagnostic.notes, help=diagnostic.help, site=diagnostic.site
@@ -444,7 +474,15 @@ class Launch:
         self._said.add(diagnostic.line)
         self.diagnostics.append(diagnostic)
         if self.mode in ("trace", "eager"):
+            self.speak(diagnostic)
+
+    def speak(self, diagnostic: Diagnostic) -> None:
+        """Show a diagnostic, unless another rank of this process has."""
+        said = self.world.said
+        if said is None or diagnostic.line not in said:
             speak(diagnostic)
+        if said is not None:
+            said.add(diagnostic.line)
 
 
 def speak(diagnostic: Diagnostic) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from .advice.engines import engine_idle, psum_serial, table_reload
+from .advice.ranks import exposed_communication
 from .advice.room import spill
 from .advice.study import Finding, Study
 from .advice.transfers import dma_issue, reloaded_data, small_dma
@@ -23,6 +24,7 @@ LOOKED_FOR: tuple[Callable[[Study], Iterator[Finding]], ...] = (
     spill,
     small_dma,
     dma_issue,
+    exposed_communication,
     psum_serial,
     unused_partitions,
     table_reload,

@@ -198,6 +198,7 @@ def _is_slowed(core: Any, op: Operation) -> bool:
 
 
 ISSUE_FIELDS = {"software": "swdge_spacing_ns", "hardware": "hwdge_ns", "static": "static_trigger_ns"}
+ISSUE_FIELDS["ranks"] = "static_trigger_ns"
 
 
 def _transfer_fields(op: Operation, transfer: Any, m: Machine) -> Iterator[str]:

@@ -16,20 +16,41 @@ from ..errors import error
 from ..hardware.machine import Machine
 from ..hardware.memories import PSUM
 from ..program.edges import declared
-from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile
+from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile, State
 from ..program.program import Edge, Program
 from ..tensors import View
 from .law import BEGUN, FREE, Activity, deal, latency, releases, span
 from .operations import Planner, engine_clocks
 from .regions import ORDER, RAW, Operation
 from .timeline import Timeline
-from .transfer import Transfer, transfer_of
+from .transfer import RANKS, Transfer, transfer_of
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
 
 
 def schedule(program: Program) -> Timeline:
-    """When each instruction of each core starts and ends; bodies of loops as often as they run."""
+    """When each instruction of each core starts and ends; bodies of loops as often as they run.
+
+    In a world of several ranks, which all do the same, that of one of them.
+    """
+    planners = plan(program)
+    simulation = Simulation(program.machine, planners)
+    simulation.run()
+    return Timeline(program.machine, planners, simulation.cores)
+
+
+def schedule_ranks(program: Program, starts: Sequence[float]) -> list[Timeline]:
+    """The timelines of ranks that begin at these moments, in ns, on one clock: who is early waits."""
+    planners = plan(program)
+    simulation = Simulation(program.machine, planners, starts)
+    simulation.run()
+    count = len(planners)
+    ranks = [simulation.cores[i * count : (i + 1) * count] for i in range(len(starts))]
+    return [Timeline(program.machine, planners, cores) for cores in ranks]
+
+
+def plan(program: Program) -> list[Planner]:
+    """The operations of each core, and what they wait for."""
     planners, places = [], []
     for core, items in enumerate(program.unrolled()):
         counted = [(i, at) for i, at in items if i.counted]
@@ -45,9 +66,7 @@ def schedule(program: Program) -> Timeline:
     for planner in planners:
         planner.plan()
     add_declared(planners, places, declared(program))
-    simulation = Simulation(program.machine, planners)
-    simulation.run()
-    return Timeline(program.machine, planners, simulation.cores)
+    return planners
 
 
 def add_declared(planners: list[Planner], places: list[list[int]], edges: Sequence[Edge]) -> None:
@@ -70,12 +89,17 @@ def add_declared(planners: list[Planner], places: list[list[int]], edges: Sequen
 class Simulation:
     """The cores of a launch on one clock. Times of all operations are filled by `run`."""
 
-    def __init__(self, machine: Machine, planners: list[Planner]):
+    def __init__(self, machine: Machine, planners: list[Planner], starts: Sequence[float] = (0.0,)):
+        self.starts = starts  # of each rank, in ns; a single one stands for all, since they do the same
         self.events: list[tuple[float, int, CoreSimulation, int, Any]] = []
         self.sequence = 0
-        self.order: list[tuple[int, int]] = []  # (core, operation) as they were begun
-        self.cores = [CoreSimulation(self, machine, p, len(planners)) for p in planners]
+        self.cores: list[CoreSimulation] = []
+        for rank in range(len(starts)):
+            order: list[tuple[int, int]] = []
+            self.cores += [CoreSimulation(self, machine, p, len(planners), rank, order) for p in planners]
+        self.expected = self._expected(len(starts))
         self.arrived: dict[tuple, tuple[CoreSimulation, int]] = {}  # first of two cores at a meeting point
+        self.gathered: dict[tuple, list[tuple[CoreSimulation, int]]] = {}  # those who begin together
         self.partners: dict[tuple[int, int], tuple[int, int]] = {}  # transfers that began together
 
     def post(self, time: float, core: CoreSimulation, what: int, which: Any) -> None:
@@ -84,7 +108,7 @@ class Simulation:
 
     def run(self) -> None:
         for core in self.cores:
-            core.begin()
+            core.begin(self.starts[core.of_rank])
         while self.events:
             now, _, core, what, which = heapq.heappop(self.events)
             core.handle(now, what, which)
@@ -95,8 +119,8 @@ class Simulation:
         """core_barrier and sendrecv: both cores go on when the second has come."""
         instruction = core.operations[index].instruction
         assert instruction is not None
-        point = (instruction.meets(), core.met(instruction))
-        if len(self.cores) == 1:
+        point = (core.of_rank, instruction.meets(), core.met(instruction))
+        if core.sharers == 1:
             core.finish(index, now)
         elif point in self.arrived:
             other, waiting = self.arrived.pop(point)
@@ -106,20 +130,26 @@ class Simulation:
             self.arrived[point] = (core, index)
 
     def begin_together(self, core: CoreSimulation, index: int, now: float) -> None:
-        """A sendrecv by DMA moves when the tiles of both cores are ready."""
+        """A sendrecv by DMA moves when the tiles of both cores are ready, a collective when all ranks are."""
         point = core.swaps[index]
-        if point not in self.arrived:
-            self.arrived[point] = (core, index)
+        here = self.gathered.setdefault(point, [])
+        here.append((core, index))
+        if len(here) < self.expected[point]:
             return
-        other, waiting = self.arrived.pop(point)
-        mine, theirs = (core.planner.core, index), (other.planner.core, waiting)
-        self.partners[mine], self.partners[theirs] = theirs, mine
-        other.enqueue(waiting, now)
-        core.enqueue(index, now)
+        del self.gathered[point]
+        if len(here) == 2 and len(self.starts) == 1:
+            mine, theirs = ((c.planner.core, i) for c, i in here)
+            self.partners[mine], self.partners[theirs] = theirs, mine
+        for one, waiting in here:
+            one.enqueue(waiting, now)
+
+    def _expected(self, ranks: int) -> Counter[tuple]:
+        """How many come to each point; a call that only one core of a rank makes waits for nobody there."""
+        return Counter(point for core in self.cores for point in core.swaps.values())
 
 
 DONE, READ, READY, IDLE, TRIGGER = range(5)  # what happens at an event
-MODES = ("software", "hardware", "static")  # the DMA triggers
+MODES = ("software", "hardware", "static", RANKS)  # the DMA triggers
 RIVALS = {"vector": ("gpsimd", "scalar"), "gpsimd": ("vector",), "scalar": ("vector",)}
 
 
@@ -130,8 +160,18 @@ class CoreSimulation:
     which is what the compiler's list scheduling arranges.
     """
 
-    def __init__(self, simulation: Simulation, machine: Machine, planner: Planner, sharers: int):
+    def __init__(
+        self,
+        simulation: Simulation,
+        machine: Machine,
+        planner: Planner,
+        sharers: int,
+        rank: int = 0,
+        order: list[tuple[int, int]] | None = None,
+    ):
         self.simulation = simulation
+        self.sharers, self.of_rank = sharers, rank
+        self.order = [] if order is None else order  # (core, operation) of the rank as they were begun
         self.machine = machine
         self.planner = planner
         self.operations = planner.operations
@@ -150,7 +190,7 @@ class CoreSimulation:
         for op in self.operations:
             for other in op.waits:
                 self.users[other].append(op.index)
-        self.swaps = self._swaps() if sharers > 1 else {}
+        self.swaps = self._swaps(len(simulation.starts))
         self.rank = self._ranks()
         self.clocks = engine_clocks(machine)
         self.waiting: dict[str, list[tuple[int, int]]] = {name: [] for name in (*ENGINES, *MODES)}
@@ -159,7 +199,7 @@ class CoreSimulation:
         self.table: str | None = None
         self.activity = Activity(machine)
         self.pe_tiles: dict[PeTile, int] = {}  # the last matmul on each part of the PE array
-        self.dma_free = [0.0] * machine.dma_engines
+        self.dma_free = [0.0] * (machine.dma_engines + 1)  # and the link to other ranks
         self.bandwidth_share = self._bandwidth_share(sharers)
 
     def _bandwidth_share(self, sharers: int) -> float:
@@ -175,23 +215,37 @@ class CoreSimulation:
                 rank[op.index] = min(rank[user] for user in self.users[op.index])
         return rank
 
-    def _swaps(self) -> dict[int, tuple]:
-        """The transfers of sendrecv, by pipe and number."""
+    def _swaps(self, ranks: int) -> dict[int, tuple]:
+        """The transfers that begin together with others', by what they meet at and how often."""
         found: dict[int, tuple] = {}
         turns: Counter[Any] = Counter()
         for op in self.operations:
-            point = op.instruction.meets() if op.is_dma and op.instruction is not None else None
+            point = self._meets_at(op.instruction, ranks) if op.is_dma and op.instruction else None
             if point is not None:
                 turns[point] += 1
-                found[op.index] = ("transfer", point, turns[point])
+                found[op.index] = (*point, turns[point])
         return found
+
+    def _meets_at(self, instruction: Instruction, ranks: int) -> tuple | None:
+        """sendrecv meets the other core on its pipe; a collective all ranks, by core or with both."""
+        if instruction.meets() is not None:
+            return ("transfer", self.of_rank, instruction.meets()) if self.sharers > 1 else None
+        members = tuple(sorted(instruction.members(self.of_rank))) if ranks > 1 else ()
+        joint = self.sharers > 1 and State.ranks in instruction.state and State.peer in instruction.touches()
+        if not joint and len(members) < 2:
+            return None
+        lane = -1 if joint else self.planner.core
+        return ("ranks", lane, members or (self.of_rank,))
 
     # ---- the event loop --------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, moment: float) -> None:
         for op in self.operations:
             if not op.waits:
-                self._queue(op.index, 0.0)
+                if moment > 0:
+                    self._post(moment, READY, op.index)
+                else:
+                    self._queue(op.index, 0.0)
 
     def handle(self, now: float, what: int, which: Any) -> None:
         if what in (DONE, READ):
@@ -257,7 +311,8 @@ class CoreSimulation:
         op = self.operations[index]
         place = op.kind
         if op.is_dma:
-            transfer = self.transfers[index] = transfer_of(op, self.machine)
+            share = self.bandwidth_share
+            transfer = self.transfers[index] = transfer_of(op, self.machine, self.sharers, share)
             place = transfer.mode
         heapq.heappush(self.waiting[place], (self.rank[index], index))
         self._take_next(place, now)
@@ -274,7 +329,7 @@ class CoreSimulation:
         if self.ready[index] < now and place in self.last_on:
             self.blocked_by[index] = self.last_on[place]
         self.last_on[place] = index
-        self.simulation.order.append((self.planner.core, index))
+        self.order.append((self.planner.core, index))
         if place in MODES:
             self.idle_at[place] = now + self.transfers[index].issue_ns
             self._move(index, self.transfers[index], now)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..hardware.generations import MACHINES
 from ..hardware.machine import Machine
+from ..program.instruction import State
 from ..tensors.storage import Storage
 from .regions import Operation
 
@@ -27,7 +28,7 @@ class Transfer:
     )
 
     def __init__(self, mode, issue_ns, dispatch_ns, notify_ns, payload_ns, nbytes, descriptors):
-        self.mode = mode  # "software", "hardware" or "static"
+        self.mode = mode  # "software", "hardware", "static" or "ranks"
         self.issue_ns = issue_ns  # the trigger is held
         self.dispatch_ns = dispatch_ns
         self.notify_ns = notify_ns
@@ -38,10 +39,15 @@ class Transfer:
 
     @property
     def packet_ns(self) -> float:
-        return sum(ns for _, ns in self.payload_ns)
+        moved = self.payload_ns[:-1] if self.mode == RANKS else self.payload_ns
+        return sum(ns for _, ns in moved)
 
 
-def transfer_of(op: Operation, machine: Machine) -> Transfer:
+RANKS = "ranks"  # the queue of what travels between ranks
+
+
+def transfer_of(op: Operation, machine: Machine, cores: int = 1, share: float = 1.0) -> Transfer:
+    """A DMA of one of so many cores, whose engines have this share of their rate."""
     if op.instruction is None:
         assert op.tile is not None
         return _spill(op.tile, machine, load=op.kind == "reload")
@@ -50,7 +56,15 @@ def transfer_of(op: Operation, machine: Machine) -> Transfer:
     load = instruction.operands()[0].on_chip
     mode = instruction.generated_by(machine)
     payload, count, nbytes = _payload(pieces, machine.name, instruction.rate_fraction(machine))
-    return _make(mode, payload, nbytes, count, load, machine)
+    found = _make(mode, payload, nbytes, count, load, machine)
+    wire = instruction.wire(machine, cores)
+    if wire is not None:  # the link works beside the DMA engines, and is their last
+        parts = cores if State.peer in instruction.touches() else 1  # both cores move it
+        moved = ((engine, ns / parts) for engine, ns in payload)
+        found.mode, found.nbytes, found.issue_ns = RANKS, nbytes // parts, machine.static_trigger_ns
+        found.payload_ns = (*moved, (machine.dma_engines, wire.busy_ns * share))
+        found.notify_ns += wire.latency_ns
+    return found
 
 
 def _make(mode, payload, nbytes, count, load, m: Machine) -> Transfer:

@@ -117,7 +117,7 @@ class Replay:
         met: Counter[tuple] = Counter()
         free: dict[tuple[int, str, float], int] = {}
         on_tile: dict[int, dict[PeTile, int]] = {c: {} for c in range(len(self.cores))}
-        for c, index in self.cores[0].simulation.order if self.cores else ():
+        for c, index in self.cores[0].order if self.cores else ():
             op = self.cores[c].operations[index]
             if self.is_dma[self.first[c] + index]:
                 yield self._transfer(op)
@@ -263,7 +263,7 @@ class DmaEngines:
     def __init__(self, machine: Any):
         self.skew = machine.dma_skew_ns
         self.count = machine.dma_engines
-        self.free = [0.0] * self.count  # of each engine
+        self.free = [0.0] * (self.count + 1)  # of each engine, and of the link to other ranks
         self.level: float | None = 0.0  # engine 0 is free then, each other its skew later; `free` is not kept
 
     def move(self, arrival: float, payload: Payload) -> float:
@@ -279,6 +279,6 @@ class DmaEngines:
     def _deal(self, arrival: float, payload: list[tuple[int, float]]) -> float:
         free, skew = self.free, self.skew
         if self.level is not None:
-            free[:] = [self.level + engine * skew for engine in range(self.count)]
+            free[: self.count] = [self.level + engine * skew for engine in range(self.count)]
             self.level = None
         return deal(free, arrival, payload, skew)[1]

@@ -116,12 +116,14 @@ def attention_segmented_cte(
         nisa.dma_copy(call.v_scale, v_scale.ap([[0, PMAX], [1, call.head_dim]]))
     partial = kvp_q_offset is not None
     shape = (call.heads, call.head_dim, call.queries) if tp_out else (call.heads, call.queries, call.head_dim)
-    call.out = nl.ndarray(shape, nl.float32 if partial else q.dtype, buffer=nl.shared_hbm)
+    dtype, name = (nl.float32, "partial_out") if partial else (q.dtype, "")  # other ranks may be sent it
+    call.out = nl.ndarray(shape, dtype, buffer=nl.shared_hbm, name=name)
     if partial:
         call.normalize = False
         call.max_sign = -1.0
-        call.neg_max = nl.ndarray((call.heads, PMAX, call.tiles), nl.float32, buffer=nl.shared_hbm)
-        call.sums = nl.ndarray((call.heads, PMAX, call.tiles), nl.float32, buffer=nl.shared_hbm)
+        stats = (call.heads, PMAX, call.tiles)
+        call.neg_max = nl.ndarray(stats, nl.float32, buffer=nl.shared_hbm, name="partial_max")
+        call.sums = nl.ndarray(stats, nl.float32, buffer=nl.shared_hbm, name="partial_sum")
     run_stages(plan_units(call))
     if partial:
         return call.out, call.neg_max, call.sums

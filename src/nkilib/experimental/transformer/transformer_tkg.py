@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import nki
+import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.mlp.decode import swap
 from nkilib.core.mlp.mlp import mlp
 from nkilib.core.qkv.qkv_tokens import by_parts, spread
 from nkilib.core.utils.common_types import ActFnType, ComputationMode, DtypeMode, NormType, QuantizationType
-from nkilib.core.utils.kernel_assert import kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
@@ -76,8 +77,10 @@ def transformer_tkg(
     With scales of the weights, [128, I], [128, I] and [128, H], lists too, all layers but the first and the
     last have FP8 weights of the MLP, one scale for each column; clamp_bound is `mlp`'s quant_clipping_bound.
 
-    One rank: replica_groups is None or groups of one. sbuf_residual_and_cc changes nothing here, as hidden
-    states stay in SBUF anyway. mask_cache is the former name of attention_mask; mask_active, which came with
+    Ranks of a group of replica_groups have different heads (W_qkv, W_out, caches) and different columns I
+    (W_gate, W_up, W_down): what they add to x is summed over the group, in the dtype of X, from SBUF to SBUF.
+    None or groups of one: nothing to sum. sbuf_residual_and_cc changes nothing here, as hidden states and
+    sums stay in SBUF anyway. mask_cache is the former name of attention_mask; mask_active, which came with
     it, has no effect, as mask_cache has its keys already.
 
     >>> import numpy as np
@@ -92,7 +95,6 @@ def transformer_tkg(
     >>> y.shape, bool(caches[1][0][1, 0, 9].any()), bool(caches[1][0][1, 0, 10].any())
     ((2, 1, 128), True, False)
     """
-    refuse_groups(replica_groups)
     mask = mask_cache if attention_mask is None else attention_mask
     scales = (W_gate_scales, W_up_scales, W_down_scales)
     check_lists(
@@ -123,6 +125,7 @@ def transformer_tkg(
             dtype_mode,
             updates,
         )
+        a = summed(a, replica_groups)
         x = plus(x, a if n_prgs == 1 else both_halves(a, core))
         quantized = W_gate_scales is not None and 0 < layer < num_layers - 1
         m = mlp(
@@ -144,7 +147,7 @@ def transformer_tkg(
             mode=ComputationMode.DECODE,
             dtype_mode=dtype_mode,
         )
-        x = plus(x, m[0])
+        x = plus(x, summed(m[0], replica_groups))
         if len(updates) > 0:
             updates[layer].write()
     out = nl.ndarray(X.shape, X.dtype, buffer=nl.shared_hbm)
@@ -153,15 +156,6 @@ def transformer_tkg(
 
 
 # ---- checks --------------------------------------------------------------------------------------
-
-
-def refuse_groups(replica_groups: Any) -> None:
-    """Sums over several ranks, which are not built; a group of one rank has nothing to sum."""
-    if replica_groups is None:
-        return
-    for group in replica_groups:
-        if len(group) > 1:
-            not_built("replica_groups", "sums over several ranks are not built; pass None or groups of one")
 
 
 def check_lists(num_layers: int, lists: tuple, scales: tuple) -> None:
@@ -200,6 +194,16 @@ def plus(x: Any, update: Any) -> Any:
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
     nisa.tensor_tensor(out, x, update.permute((0, 2, 1)), op=nl.add)
     return out
+
+
+def summed(update: Any, replica_groups: Any) -> Any:
+    """The sum of what the ranks of a group add to x, [128, columns, tokens], from SBUF to SBUF."""
+    if replica_groups is None or len(replica_groups[0]) == 1:
+        return update
+    flat = (PMAX, update.shape[1] * update.shape[2])
+    total = nl.ndarray(update.shape, update.dtype, buffer=nl.sbuf)
+    ncc.all_reduce([update.reshape(flat)], [total.reshape(flat)], replica_groups, nl.add)
+    return total
 
 
 def both_halves(own: Any, core: int) -> Any:

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from kernel_support import compiles_and_example_runs, each_lnc, random, run
 
-from nkilib.core.utils.kernel_assert import NotBuilt
+from nki.ranks import run_ranks
 from nkilib.experimental.transformer.transformer_tkg import transformer_tkg, transformer_tkg_ref
+from support import target
 
 BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3
 H, N, D, INNER, ROOM = 256, 4, 32, 192, 160
@@ -141,9 +142,35 @@ def test_the_former_name_of_the_mask_and_groups_of_one_rank():
     np.testing.assert_array_equal(got, expected)
 
 
-def test_sums_over_ranks_say_that_they_are_not_built():
-    with pytest.raises(NotBuilt, match="replica_groups"):
-        run(transformer_tkg, **inputs(), replica_groups=[[0, 1]])
+def shard(a, rank, ranks):
+    """What a rank has of the weights: its query heads, its columns of the MLP, and the one key head."""
+    heads, inner = N // ranks, INNER // ranks
+    mine = slice(rank * heads * D, (rank + 1) * heads * D)
+    columns = slice(rank * inner, (rank + 1) * inner)
+    return a | {
+        "W_qkvs": [np.concatenate([w[:, mine], w[:, N * D :]], axis=1) for w in a["W_qkvs"]],
+        "W_outs": [w[mine] for w in a["W_outs"]],
+        "W_gates": [w[:, columns] for w in a["W_gates"]],
+        "W_ups": [w[:, columns] for w in a["W_ups"]],
+        "W_downs": [w[columns] for w in a["W_downs"]],
+        "K_caches": [c.copy() for c in a["K_caches"]],
+        "V_caches": [c.copy() for c in a["V_caches"]],
+        "attention_mask": np.ascontiguousarray(a["attention_mask"][:, :, :heads]),
+    }
+
+
+@each_lnc
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_of_a_group_sum_what_they_add(ranks, lnc):
+    a = inputs()
+    a["attention_mask"] = np.repeat(a["attention_mask"][:, :, :1], N, axis=2)  # ranks share one mask
+    expected, _, _ = decoded(a, 0, np.asarray(a["X"], np.float64))
+    given = [shard(a, rank, ranks) | {"replica_groups": (tuple(range(ranks)),)} for rank in range(ranks)]
+    with target("trn2"):
+        results = run_ranks(transformer_tkg, ranks, given, lnc=lnc)
+    for result in results:
+        near(result, expected)
+        np.testing.assert_array_equal(result, results[0])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,9 @@
+"""nki.ranks: kernels on many ranks, in one process, in several, or across machines (collectives.md 6)."""
+
+from ..run.world import Meeting, World
+from .attached import attach
+from .inputs import per_rank
+from .launching import run_ranks
+from .shards import join, split
+
+__all__ = ["Meeting", "World", "attach", "join", "per_rank", "run_ranks", "split"]

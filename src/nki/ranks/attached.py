@@ -1,0 +1,145 @@
+"""attach: a process that torchrun (or any user of torch.distributed) started is one rank.
+
+Bytes go from process to process by the given group, gloo. Torch is imported here alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import pickle
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import NkiError, error
+from ..run.world import Meeting, World, attached
+from .errors import first_of, packed, raised_on, unpacked
+
+BYTES, FAILED = 0, 1  # what a message is
+TIMEOUT_S = 300.0
+LAST_WORDS_S = 0.2  # until a message has left this process, which may be about to end
+_unheard: list[Any] = []  # messages that nobody may ever receive; gloo needs their memory
+
+
+@contextlib.contextmanager
+def attach(group: Any = None, timeout: float = TIMEOUT_S) -> Iterator[World]:
+    """Inside the block every kernel call is this process's part as a rank of `torch.distributed`.
+
+    `group` is a process group of gloo, None the default one. A rank that is waited for longer than
+    `timeout` seconds is an error.
+    """
+    import torch.distributed as distributed
+
+    if not distributed.is_initialized():
+        raise error(
+            "argument",
+            "attach: torch.distributed is not initialised",
+            help='torch.distributed.init_process_group("gloo") first, in a program started by torchrun',
+        )
+    if distributed.get_backend(group) != "gloo":
+        raise error(
+            "argument",
+            f"attach: the group's backend is {distributed.get_backend(group)}, it must be gloo",
+            help='pass group=torch.distributed.new_group(backend="gloo")',
+        )
+    world = GlooWorld(distributed, group, timeout)
+    try:
+        with attached(world):
+            yield world
+    except Exception as problem:
+        if world.size > 1:
+            raised_on(problem, world.rank)
+            world.tell_failure(problem)
+        raise
+
+
+class GlooWorld(World):
+    """A rank of torch.distributed. Members send their bytes to each other, in order of the meetings."""
+
+    backend = "gloo"
+    opened = 0  # attach blocks so far: their messages are told apart
+
+    def __init__(self, distributed: Any, group: Any, timeout: float):
+        super().__init__(distributed.get_rank(group), distributed.get_world_size(group))
+        GlooWorld.opened += 1
+        self.tag = GlooWorld.opened
+        self.distributed, self.group = distributed, group
+        self.timeout = timeout
+
+    def exchange(self, key: Meeting, data: np.ndarray) -> Sequence[np.ndarray]:
+        others = [rank for rank in key.members if rank != self.rank]
+        sends = [work for rank in others for work in self._send(rank, BYTES, key.number, data)]
+        received = {self.rank: data}
+        problems: dict[int, Exception] = {}
+        for rank in others:
+            kind, content = self._receive(rank, key)
+            if kind == FAILED:
+                told = pickle.loads(content.tobytes())
+                problems[rank] = unpacked(told, rank)
+            received[rank] = content
+        if problems:
+            raise first_of(problems)
+        for rank, work, _ in sends:
+            self._wait(work, rank, key)
+        return [received[rank] for rank in key.members]
+
+    def tell_failure(self, problem: Exception) -> None:
+        """Whoever waits for this rank learns why it does not come."""
+        told = np.frombuffer(pickle.dumps(packed(problem)), np.uint8)
+        for rank in range(self.size):
+            if rank != self.rank:
+                with contextlib.suppress(Exception):
+                    _unheard.extend(self._send(rank, FAILED, 0, told))
+        time.sleep(LAST_WORDS_S)  # a wait that times out would close the connections
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    def _send(self, rank: int, kind: int, number: int, data: np.ndarray) -> list[tuple[int, Any, Any]]:
+        import torch
+
+        head = torch.tensor([kind, data.nbytes, number], dtype=torch.int64)
+        body = torch.from_numpy(data if data.flags.writeable else data.copy())
+        target = self._global(rank)
+        send = self.distributed.isend
+        return [(rank, send(t, target, group=self.group, tag=self.tag), t) for t in (head, body)]
+
+    def _receive(self, rank: int, key: Meeting) -> tuple[int, np.ndarray]:
+        import torch
+
+        head = torch.empty(3, dtype=torch.int64)
+        self._wait(self._irecv(head, rank), rank, key)
+        kind, size, _ = head.tolist()
+        body = torch.empty(size, dtype=torch.uint8)
+        self._wait(self._irecv(body, rank), rank, key)
+        return kind, body.numpy()
+
+    def _irecv(self, tensor: Any, rank: int) -> Any:
+        return self.distributed.irecv(tensor, self._global(rank), group=self.group, tag=self.tag)
+
+    def _global(self, rank: int) -> int:
+        return rank if self.group is None else self.distributed.get_global_rank(self.group, rank)
+
+    def _wait(self, work: Any, rank: int, key: Meeting) -> None:
+        try:
+            work.wait(datetime.timedelta(seconds=self.timeout))
+        except RuntimeError as problem:
+            raise self._lost(rank, key, str(problem)) from None
+
+    def _lost(self, rank: int, key: Meeting, text: str) -> NkiError:
+        notes = [f"rank {self.rank} waits for {key.what} at {key.line}"]
+        if "imed out" in text or "imeout" in text:
+            return error(
+                "rank-timeout",
+                f"rank {rank} has not come after {self.timeout:g} s",
+                notes=notes,
+                help="all ranks must reach the same collective calls in one order",
+            )
+        return error(
+            "rank-lost",
+            f"rank {rank} is gone: its process ended, or the connection to it was lost",
+            notes=[*notes, text.strip().splitlines()[0][:100]],
+            help=f"look at the output of rank {rank}",
+        )

@@ -1,0 +1,69 @@
+"""All ranks in this process, one at a time: they hand over where they meet, in rank order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..call.kernel import Kernel
+from ..run.baton import HOST, Baton, Place
+from ..run.world import Meeting, Parts, World, using
+from .errors import raised_on
+from .inputs import CallOf
+
+LARGEST = 128  # ranks
+
+
+class Room:
+    """Where the ranks of one process meet."""
+
+    def __init__(self) -> None:
+        self.baton = Baton()
+        self.arrived: dict[Meeting, dict[int, np.ndarray]] = {}
+        self.taken: dict[Meeting, tuple[Parts, set[int]]] = {}  # what was exchanged, who has it
+        self.said: set[Any] = set()
+
+
+class LocalWorld(World):
+    """A rank beside others in one process."""
+
+    backend = "local"
+    keeps_random_state = False  # every rank begins as the process stands
+
+    def __init__(self, rank: int, size: int, room: Room):
+        super().__init__(rank, size)
+        self.room, self.baton, self.said = room, room.baton, room.said
+
+    def exchange(self, key: Meeting, data: np.ndarray) -> Sequence[np.ndarray]:
+        room, count = self.room, len(key.members)
+        arrived = room.arrived.setdefault(key, {})
+        arrived[self.rank] = data
+        room.baton.wait(key.what, lambda: len(arrived) == count, line=key.line)
+        if key not in room.taken:
+            room.taken[key] = Parts([arrived[rank] for rank in key.members]), set()
+        parts, taken = room.taken[key]
+        taken.add(self.rank)
+        if len(taken) == count:
+            del room.taken[key], room.arrived[key]
+        return parts
+
+
+def run_local(kernel: Kernel, calls: list[CallOf], timeout: float | None) -> list[Any]:
+    """What each rank returns. There is nothing to wait for without end: a deadlock is seen at once."""
+    room = Room()
+    jobs = [
+        (Place(rank, HOST), partial(_rank, kernel, call, LocalWorld(rank, len(calls), room)))
+        for rank, call in enumerate(calls)
+    ]
+    return room.baton.run(jobs)
+
+
+def _rank(kernel: Kernel, call: CallOf, world: World) -> Any:
+    try:
+        with using(world):
+            return kernel(*call.args, **call.kwargs)
+    except Exception as problem:
+        raise raised_on(problem, world.rank) from problem.__cause__

@@ -1,0 +1,231 @@
+"""One process per rank on this machine: started here, watched until the last has ended.
+
+The parent hears of every meeting, so it knows who waits for whom: a deadlock is seen at once, and a process
+that was killed is named. Bytes lie in memory that the processes share.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+from ..call.bridges import NumpyFramework, framework_of
+from ..call.kernel import Kernel
+from ..errors import SourceLine, error_class
+from ..run.baton import table
+from ..run.launch import speak
+from ..run.world import Meeting
+from ..tree import map_tree
+from .errors import first_of, unpacked
+from .inputs import CallOf, is_tensor
+from .member import run_member, tensors_of
+from .memory import Mapped, unnamed_file
+
+GRACE_S = 0.2  # for ranks that are about to fail by themselves, so that the lowest one is named
+
+
+@dataclass
+class Member:
+    """A rank's process as its parent sees it."""
+
+    rank: int
+    pid: int
+    pipe: Connection
+    file: int
+    waits: Meeting | None = None
+    at: tuple[int, int] = (0, 0)  # start and size of what it sent
+    sent: int = 0
+    unread: dict[int, set[int]] = field(default_factory=dict)  # who may still read the n-th message
+    outcome: dict[str, Any] | None = None
+    problem: Exception | None = None
+    reaped: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.outcome is not None or self.problem is not None
+
+
+def run_processes(kernel: Kernel, calls: list[CallOf], timeout: float | None) -> list[Any]:
+    """What each rank returns."""
+    converted = [_as_numpy(call) for call in calls]
+    members: list[Member] = []
+    try:
+        _start(kernel, converted, members)
+        _Watch(members, timeout).run()
+        return [_result(member, calls[member.rank]) for member in members]
+    finally:
+        _end(members)
+
+
+def _as_numpy(call: CallOf) -> CallOf:
+    """The tensors of a call as arrays: a forked process leaves frameworks alone."""
+
+    def leaf(value: Any, name: str) -> Any:
+        framework = framework_of(value)
+        return value if framework is None else framework.to_numpy(value)
+
+    args, kwargs = map_tree(leaf, (tuple(call.args), dict(call.kwargs)), "", is_leaf=is_tensor)
+    return CallOf(args, kwargs)
+
+
+def _start(kernel: Kernel, calls: list[CallOf], members: list[Member]) -> None:
+    files = [unnamed_file() for _ in calls]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for rank, call in enumerate(calls):
+        ours, theirs = Pipe()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            for member in members:
+                member.pipe.close()
+            run_member(kernel, call, rank, files, theirs)  # does not return
+        theirs.close()
+        members.append(Member(rank, pid, ours, files[rank]))
+
+
+class _Watch:
+    """Listens to all ranks until they have ended."""
+
+    def __init__(self, members: list[Member], timeout: float | None):
+        self.members = members
+        self.until = None if timeout is None else time.monotonic() + timeout
+        self.timeout = timeout
+        self.arrived: dict[Meeting, set[int]] = {}
+
+    def run(self) -> None:
+        while any(not member.ended for member in self.members):
+            self._listen(None if self.until is None else self.until - time.monotonic())
+            problems = {m.rank: m.problem for m in self.members if m.problem is not None}
+            if problems:
+                self._hear_out()
+                raise first_of({m.rank: m.problem for m in self.members if m.problem is not None})
+            if self.until is not None and time.monotonic() >= self.until:
+                self._stuck("rank-timeout", f"the ranks have not ended after {self.timeout:g} s")
+            if all(m.ended or m.waits is not None for m in self.members) and not all(
+                m.ended for m in self.members
+            ):
+                self._stuck("deadlock", "no rank can go on")
+
+    def _hear_out(self) -> None:
+        """Others may be about to fail as well."""
+        until = time.monotonic() + GRACE_S
+        while time.monotonic() < until and any(not m.ended and m.waits is None for m in self.members):
+            self._listen(until - time.monotonic())
+
+    def _listen(self, seconds: float | None) -> None:
+        pipes = {m.pipe: m for m in self.members if not m.ended}
+        ready = wait(list(pipes), None if seconds is None else max(seconds, 0.0))
+        for pipe in sorted(ready, key=lambda p: pipes[p].rank):  # type: ignore[index,arg-type]
+            member = pipes[pipe]  # type: ignore[index]
+            try:
+                message = member.pipe.recv()
+            except (EOFError, OSError):
+                member.problem = _lost(member)
+                continue
+            self._heard(member, message)
+
+    def _heard(self, member: Member, message: tuple[str, Any]) -> None:
+        for other in self.members:  # whatever was sent to it before, it has read
+            for unread in other.unread.values():
+                unread.discard(member.rank)
+        what, content = message
+        if what == "failed":
+            member.problem = unpacked(content, member.rank)
+        elif what == "done":
+            member.outcome = content
+        else:
+            self._arrived(member, content)
+
+    def _arrived(self, member: Member, content: tuple[Meeting, int, int]) -> None:
+        meeting, start, size = content
+        member.waits, member.at = meeting, (start, size)
+        here = self.arrived.setdefault(meeting, set())
+        here.add(member.rank)
+        if len(here) < len(meeting.members) or any(self.members[r].problem for r in meeting.members):
+            return
+        del self.arrived[meeting]
+        places = [(rank, *self.members[rank].at) for rank in meeting.members]
+        for rank in meeting.members:
+            one = self.members[rank]
+            one.waits = None
+            free = [number for number, unread in one.unread.items() if not unread]
+            for number in free:
+                del one.unread[number]
+            one.unread[one.sent] = set(meeting.members) - {rank}
+            one.sent += 1
+            try:
+                one.pipe.send((places, free))
+            except OSError:
+                one.problem = _lost(one)
+
+    def _stuck(self, kind: str, message: str) -> None:
+        rows = []
+        for m in self.members:
+            if m.waits is not None:
+                core = "both" if m.waits.lane < 0 else str(m.waits.lane)
+                rows.append((str(m.rank), core, m.waits.line, m.waits.what))
+            else:
+                what = "nothing: it has finished" if m.ended else "nothing: it runs"
+                rows.append((str(m.rank), "", "", what))
+        raise error_class(kind)(
+            message,
+            notes=table(("rank", "core", "line", "waits for"), rows),
+            help="all ranks must reach the same collective calls in one order",
+        )
+
+
+def _lost(member: Member) -> Exception:
+    """The process ended without a word."""
+    _, status = os.waitpid(member.pid, 0)
+    member.reaped = True
+    code = os.waitstatus_to_exitcode(status)
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    waits = member.waits
+    notes = [] if waits is None else [f"it waited for {waits.what} at {waits.line}"]
+    found = error_class("rank-lost")(
+        f"its process {how}", notes=notes, help="look for what ended it: memory, a signal, a crash"
+    )
+    found.rank = member.rank
+    return found
+
+
+def _end(members: list[Member]) -> None:
+    """No process and no memory is left behind."""
+    for member in members:
+        if not member.reaped:
+            if member.outcome is None:
+                os.kill(member.pid, signal.SIGKILL)
+            os.waitpid(member.pid, 0)
+        member.pipe.close()
+        os.close(member.file)
+
+
+def _result(member: Member, call: CallOf) -> Any:
+    """What a rank returned, in the caller's framework; what it wrote goes to the caller's tensors."""
+    assert member.outcome is not None
+    outcome, mapped = member.outcome, Mapped(member.file)
+    buffers = [mapped.bytes(start, size) for start, size in outcome["places"]]
+    returned, written, said = pickle.loads(outcome["content"], buffers=buffers)
+    for diagnostic in said:
+        if isinstance(diagnostic.site, (SourceLine, type(None))):
+            speak(diagnostic)
+    given = tensors_of(call)
+    for index, array in written.items():
+        framework = framework_of(given[index])
+        framework.write_back(given[index], array, given, "run_ranks")
+    like = next((t for t in given if framework_of(t) is not NumpyFramework), None)
+    if like is None:
+        return returned
+    framework = framework_of(like)
+
+    def leaf(value: Any, name: str) -> Any:
+        return framework.from_numpy(value, like) if is_tensor(value) else value
+
+    return map_tree(leaf, returned, "", is_leaf=is_tensor)

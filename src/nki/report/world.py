@@ -1,0 +1,82 @@
+"""A world as a table, as figures, and as a page."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .html import page as page_of_rank
+
+
+def figures(world: Any) -> dict[str, Any]:
+    """The figures of a WorldProfile as plain data."""
+    rows = []
+    for rank, (profile, spent) in enumerate(zip(world.ranks, world.communication, strict=True)):
+        rows.append(
+            {
+                "rank": rank,
+                "start_us": _start(world, rank),
+                "total_us": profile.total_us,
+                "communication_us": spent.total / 1e3,
+                "exposed_us": spent.exposed / 1e3,
+                "waiting_us": spent.waiting / 1e3,
+                "hidden_percent": spent.hidden_percent,
+                "bytes": spent.nbytes,
+            }
+        )
+    return {"kernel": world.kernel, "total_us": world.total_us, "ranks": rows}
+
+
+def _start(world: Any, rank: int) -> float:
+    return 0.0 if world.starts_us is None else world.starts_us[rank]
+
+
+def summary(world: Any) -> str:
+    """A table of the ranks; of those that do the same, one line."""
+    machine = world.ranks[0].timeline.machine
+    cores = len(world.ranks[0].timeline.cores)
+    each = f"{cores} cores" if cores > 1 else "1 core"
+    lines = [
+        f"{world.kernel} on {machine.name}, {len(world.ranks)} ranks of {each}: {world.total_us:,.1f} us",
+        "",
+    ]
+    lines.append("rank      start us    end us   links us  exposed us  hidden  waiting us")
+    rows = figures(world)["ranks"]
+    for row in rows if world.starts_us is not None else rows[:1]:
+        who = str(row["rank"]) if world.starts_us is not None else f"0 to {len(rows) - 1}"
+        lines.append(
+            f"{who:<8}{row['start_us']:>10,.1f}{row['total_us']:>10,.1f}{row['communication_us']:>11,.1f}"
+            f"{row['exposed_us']:>12,.1f}{row['hidden_percent']:>6.0f} %{row['waiting_us']:>12,.1f}"
+        )
+    rests = sorted({name for row in _assumed(world) for name in row})
+    if rests:
+        lines += ["", "assumed of the links:"]
+        lines += [f"  {name} = {getattr(machine, name):g}: {machine.assumptions[name]}" for name in rests]
+    return "\n".join(lines)
+
+
+def _assumed(world: Any) -> list[tuple[str, ...]]:
+    """The fields of the machine that links rest on and nobody has published."""
+    timeline = world.ranks[0].timeline
+    found = []
+    for planner in timeline.planners:
+        for op in planner.operations:
+            wire = op.instruction.wire(timeline.machine, len(timeline.cores)) if op.instruction else None
+            if wire is not None:
+                found.append(tuple(name for name in wire.rests_on if name in timeline.machine.assumptions))
+    return found
+
+
+def page(world: Any) -> str:
+    """The pages of the ranks one below the other, each under its own heading; ranks that are alike once."""
+    text = summary(world).replace("&", "&amp;").replace("<", "&lt;")
+    parts = [f"<!doctype html><meta charset=utf-8><title>{world.kernel}</title><pre>{text}</pre>"]
+    profiles = world.ranks if world.starts_us is not None else world.ranks[:1]
+    for rank, profile in enumerate(profiles):
+        who = f"rank {rank}" if len(profiles) > 1 else f"ranks 0 to {len(world.ranks) - 1}, all alike"
+        inner = page_of_rank(profile).replace("&", "&amp;").replace('"', "&quot;")
+        parts.append(
+            f"<h2>{who}</h2><iframe style='width:100%;height:90vh;border:0' "
+            f'title="{who}" srcdoc="{inner}"></iframe>'
+        )
+    return re.sub(r"\s+$", "", "\n".join(parts)) + "\n"

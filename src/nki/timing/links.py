@@ -1,0 +1,46 @@
+"""What a rank spends on its links to others, and how much of it other work hides."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .timeline import ENGINES, Timeline, union_length
+from .transfer import RANKS
+
+
+class Communication(NamedTuple):
+    """Of one rank, in ns. `waiting` is for ranks that come later; it is no part of `total`."""
+
+    total: float  # something is on its way
+    exposed: float  # and no compute engine works meanwhile
+    waiting: float
+    nbytes: int
+
+    @property
+    def hidden_percent(self) -> float:
+        return 100 * (1 - self.exposed / self.total) if self.total else 100.0
+
+
+def communication(timeline: Timeline) -> Communication:
+    """What one rank's timeline says of its links."""
+    wires, works, waits = [], [], []
+    nbytes = 0
+    for number, core in enumerate(timeline.cores):
+        for index, transfer in core.transfers.items():
+            if transfer.mode == RANKS:
+                wires.append((core.start[index], core.done[index]))
+                waits.append((core.ready[index], max(core.ready[index], transfer.triggered_ns)))
+                nbytes += transfer.nbytes
+        works += [timeline.intervals(engine, number) for engine in ENGINES if engine != "sync"]
+    if not wires:
+        return Communication(0.0, 0.0, 0.0, 0)
+    wire = np.array(sorted(wires))
+    work = np.concatenate(works)
+    work = work[np.argsort(work[:, 0], kind="stable")]
+    both = np.concatenate([wire, work])
+    both = both[np.argsort(both[:, 0], kind="stable")]
+    exposed = union_length(both) - union_length(work)
+    waiting = union_length(np.array(sorted(waits)))
+    return Communication(union_length(wire), exposed, waiting, nbytes)

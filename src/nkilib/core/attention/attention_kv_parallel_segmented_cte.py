@@ -1,0 +1,149 @@
+"""Prefill attention over a cache that several ranks hold: queries travel to the keys, partial results back.
+
+Every rank gathers the queries of its group, attends to its own keys for all of them, and sends each rank what
+it found for that rank's heads; the parts are joined by the online softmax.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import nki
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.utils.kernel_assert import kernel_assert, not_built
+from nkilib.core.utils.kernel_helpers import program_share
+from nkilib.core.utils.tile_sizes import PMAX
+
+from .attention_merge import join_parts
+from .attention_segmented_cte import attention_segmented_cte
+
+
+@nki.jit
+def attention_kv_parallel_segmented_cte(
+    q,
+    k_cache,
+    v_cache,
+    block_tables,
+    kvp_q_offset,
+    replica_groups,
+    group_size,
+    block_size,
+    seg_size,
+    scale=1.0,
+    global_q_offset=0,
+    tp_out=False,
+    sliding_window=0,
+    kvp_rank_id=None,
+    kvp_group_size=0,
+    apc_mode=False,
+    valid_num_prior_tokens=None,
+    fp8_packed=False,
+    k_scale=None,
+    v_scale=None,
+):
+    """Causal attention of this rank's heads over the keys of all ranks of its group, bfloat16 [BS, S, D].
+
+    q [BS, S, D] are this rank's heads, S a multiple of 128; k_cache and v_cache [blocks, Nkv, block_size, D]
+    its part of the keys, of which head 0 is used; block_tables [1, most blocks]. Query i stands at
+    global_q_offset + i. Keys are contiguous, rank r's from r L on: kvp_q_offset, one int32 read at run time,
+    is global_q_offset - r L; or dealt in blocks, with kvp_group_size ranks and kvp_rank_id: then it is
+    global_q_offset. sliding_window is how many keys a query sees, 0: all. tp_out gives [BS, D, S].
+
+    >>> from nki.ranks import run_ranks
+    >>> rng = np.random.default_rng(0)
+    >>> q = rng.standard_normal((2, 1, 128, 32), dtype=np.float32)
+    >>> k, v = rng.standard_normal((2, 2, 2, 1, 32, 32), dtype=np.float32)
+    >>> table = np.array([[0, 1]], np.int32)
+    >>> out = run_ranks(attention_kv_parallel_segmented_cte, 2, lambda rank: (
+    ...     q[rank], k[rank], v[rank], table, np.array([[-64 * rank]], np.int32), ((0, 1),), 2, 32, 64))
+    >>> want = attention_kv_parallel_segmented_cte_ref(q, k.reshape(128, 32), v.reshape(128, 32))
+    >>> bool(np.allclose(out[1].astype(np.float32), want[1], atol=2e-2))
+    True
+    """
+    check(q, group_size, replica_groups, block_size, seg_size, kvp_rank_id, kvp_group_size, global_q_offset)
+    if apc_mode or valid_num_prior_tokens is not None:
+        not_built("apc_mode", "prefixes whose length is known at run time are not built")
+    if fp8_packed or k_scale is not None or v_scale is not None:
+        not_built("fp8_packed, k_scale, v_scale", "quantised caches are not built")
+    heads, queries, head_dim = q.shape
+    everyone = (group_size * heads, queries, head_dim)
+    mine, gathered = named(q.shape, q.dtype, "queries"), named(everyone, q.dtype, "all_queries")
+    first, end = program_share(heads)
+    if first < end:
+        nisa.dma_copy(mine[first:end], q[first:end])
+    ncc.all_gather([mine], [gathered], replica_groups, 0)
+    parts = attention_segmented_cte(
+        gathered,
+        k_cache[:, 0:1],
+        v_cache[:, 0:1],
+        block_tables,
+        kvp_q_offset,
+        block_size,
+        seg_size,
+        scale=scale,
+        sliding_window=sliding_window,
+        num_q_heads=group_size * heads,
+        kvp_q_offset=kvp_q_offset,
+        kvp_rank_id=kvp_rank_id,
+        kvp_group_size=kvp_group_size,
+    )
+    stats = (group_size * heads, PMAX, queries // PMAX)
+    arrived = [
+        named(everyone, nl.float32, "arrived_out"),
+        named(stats, nl.float32, "arrived_max"),
+        named(stats, nl.float32, "arrived_sum"),
+    ]
+    ncc.all_to_all([parts[0], parts[1], parts[2]], arrived, replica_groups, 0)
+    found = []
+    for member in range(group_size):
+        rows = slice(member * heads, (member + 1) * heads)
+        found.append((arrived[0][rows], arrived[1][rows], arrived[2][rows]))
+    joined = named(q.shape, nl.bfloat16, "joined")
+    join_parts(found, joined, negated=False)
+    return turned_over(joined) if tp_out else joined
+
+
+def turned_over(rows: Any) -> Any:
+    """[BS, D, S] of [BS, S, D]; two cores share the heads."""
+    out = named((rows.shape[0], rows.shape[2], rows.shape[1]), rows.dtype, "out")
+    if nl.num_programs(0) > 1:
+        nisa.core_barrier(rows, (0, 1))
+    first, end = program_share(rows.shape[0])
+    for head in range(first, end):
+        nisa.dma_copy(out[head], rows[head].permute((1, 0)))
+    return out
+
+
+def named(shape: Any, dtype: Any, name: str) -> Any:
+    return nl.ndarray(shape, dtype, buffer=nl.shared_hbm, name=name)
+
+
+def check(
+    q: Any, size: int, groups: Any, block: int, segment: int, rank: Any, dealt: int, offset: int
+) -> None:
+    kernel_assert(len(q.shape) == 3, f"q: got {len(q.shape)} dimensions, allowed are 3: [BS, S, D]")
+    kernel_assert(q.shape[1] % PMAX == 0, f"q: got {q.shape[1]} queries, allowed are multiples of {PMAX}")
+    kernel_assert(q.shape[2] <= PMAX, f"q: got a head dimension of {q.shape[2]}, allowed are at most {PMAX}")
+    kernel_assert(
+        size == len(groups[0]), f"group_size: got {size}, allowed is the size of the groups, {len(groups[0])}"
+    )
+    kernel_assert(segment % block == 0, f"seg_size: got {segment}, allowed are multiples of {block}")
+    kernel_assert(
+        dealt == 0 or rank is not None, f"kvp_group_size: got {dealt} without kvp_rank_id, allowed is 0"
+    )
+    kernel_assert(offset >= 0, f"global_q_offset: got {offset}, allowed are 0 and more")
+
+
+def attention_kv_parallel_segmented_cte_ref(q, keys, values, scale=1.0, global_q_offset=0, window=0):
+    """All ranks' heads q [.., S, D] over all keys [L, D], in their order, in float64."""
+    q, keys, values = (x.astype(np.float64) for x in (q, keys, values))
+    at = global_q_offset + np.arange(q.shape[-2])[:, None]
+    key = np.arange(len(keys))[None]
+    seen = (key <= at) & ((window == 0) | (key > at - window))
+    scores = np.where(seen, scale * q @ keys.T, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ values

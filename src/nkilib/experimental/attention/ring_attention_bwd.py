@@ -1,0 +1,286 @@
+"""Gradients of ring attention: every rank keeps its queries; keys, values and their gradients pass by.
+
+With P = e^(scale Q K^T - lse) over the visible pairs and delta = sum over d of o dy,
+
+    dS = P (dY V^T - delta),  dV = P^T dY,  dQ = scale dS K,  dK = scale dS^T Q
+
+A rank adds its queries' part to the gradients of the keys it holds and sends them on; after as many steps as
+there are workers they are home again. A tile is 128 queries, in the partitions, against up to 512 keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.kernel_helpers import program_share
+from nkilib.core.utils.tile_io import load
+from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiled_range import TiledRange
+
+from .ring import Ring, copy_rows, named
+
+KEYS = 512  # of a tile: a PSUM bank of float32
+
+
+@nki.jit
+def ring_attention_spmd_bwd(
+    q_ref,
+    k_ref,
+    v_ref,
+    o_ref,
+    dy_ref,
+    lse_ref,
+    use_causal_mask=False,
+    mixed_precision=True,
+    softmax_scale=None,
+    num_workers=1,
+    lnc_size=1,
+    replica_groups=None,
+    striped_attention=False,
+    bound_min=None,
+    bound_max=None,
+):
+    """(dq, dk, dv) of ring_attention_spmd_fwd, all [B, N, D, S] in float32.
+
+    q_ref, k_ref, v_ref, o_ref, dy_ref are [B, N, D, S], lse_ref is [B, N, 128, S / 128] as the forward kernel
+    returns it. Worker w holds tokens w S + i, or w + i num_workers where striped_attention, which needs
+    use_causal_mask. softmax_scale defaults to 1 / sqrt(D). mixed_precision multiplies in the dtype of the
+    inputs, else in float32. Two cores share the heads; lnc_size is how many there are.
+
+    >>> from nki.ranks import run_ranks, split
+    >>> q, k, v, dy = np.random.default_rng(0).standard_normal((4, 1, 1, 16, 256), dtype=np.float32)
+    >>> o, lse, _, _, _ = ring_attention_spmd_bwd_ref(q, k, v, dy)
+    >>> x = [split(a, 2, axis=3) for a in (q, k, v, o.astype(np.float32), dy)]
+    >>> stats = lse.astype(np.float32).reshape(1, 1, 2, 1, 128).transpose(2, 0, 1, 4, 3)
+    >>> grads = run_ranks(
+    ...     ring_attention_spmd_bwd, 2, lambda r: (*(a[r] for a in x), stats[r], False, True, None, 2))
+    >>> want = ring_attention_spmd_bwd_ref(q, k, v, dy)[3]
+    >>> bool(np.allclose(np.concatenate([g[1] for g in grads], axis=3), want, atol=1e-4))
+    True
+    """
+    check(q_ref, (k_ref, v_ref, o_ref, dy_ref), lse_ref, use_causal_mask, striped_attention)
+    if bound_min is not None or bound_max is not None:
+        not_built("bound_min, bound_max", "packed sequences are not built")
+    batch, heads, head_dim, tokens = q_ref.shape
+    kernel_assert(
+        lnc_size in (1, nl.num_programs(0)),
+        f"lnc_size: got {lnc_size}, allowed is the number of cores, {nl.num_programs(0)}",
+    )
+    ring = Ring(replica_groups, num_workers)
+    work = Work(q_ref, o_ref, dy_ref, lse_ref, softmax_scale, mixed_precision)
+    flat = (batch * heads, head_dim, tokens)
+    keys = [k_ref.reshape(flat), v_ref.reshape(flat)]
+    buffers, grads = [], []
+    for i in range(2):
+        if num_workers > 1:
+            buffers.append([named(flat, k_ref.dtype, f"ring_k{i}"), named(flat, v_ref.dtype, f"ring_v{i}")])
+        grads.append([named(flat, nl.float32, f"ring_dk{i}"), named(flat, nl.float32, f"ring_dv{i}")])
+    if num_workers > 1:
+        copy_rows(buffers[0][0], keys[0])
+        copy_rows(buffers[0][1], keys[1])
+    for step in range(num_workers):
+        if step < num_workers - 1:
+            ring.send_on(buffers, step)
+        here = keys if step == 0 else buffers[step % 2]
+        offset = None
+        if use_causal_mask and num_workers > 1:
+            offset = ring.offset_at(step, tokens, striped_attention)
+        diagonal = use_causal_mask and (striped_attention or step == 0)
+        first, end = program_share(batch * heads)
+        for head in range(first, end):
+            visit = Visit(head, step, use_causal_mask, diagonal, offset)
+            add_head(work, visit, here, grads[step % 2])
+        if num_workers > 1:
+            ring.send_on(grads, step)
+    home = grads[num_workers % 2 if num_workers > 1 else 0]
+    if num_workers == 1 and nl.num_programs(0) > 1:  # else the last exchange has joined the cores
+        nisa.core_barrier(home[0], (0, 1))
+    dk, dv = named(k_ref.shape, nl.float32, "dk"), named(v_ref.shape, nl.float32, "dv")
+    copy_rows(dk.reshape(flat), home[0])
+    copy_rows(dv.reshape(flat), home[1])
+    return work.dq.reshape(q_ref.shape), dk, dv
+
+
+class Work(nl.NKIObject):
+    """What stays with this rank, [heads, D, S]."""
+
+    def __init__(self, q, o, dy, lse, scale, mixed_precision: bool):
+        batch, heads, head_dim, tokens = q.shape
+        flat = (batch * heads, head_dim, tokens)
+        self.q = q.reshape(flat)
+        self.o = o.reshape(flat)
+        self.dy = dy.reshape(flat)
+        self.lse = lse.reshape((batch * heads, PMAX, tokens // PMAX))
+        self.dq = named(flat, nl.float32, "dq")
+        self.scale = scale if scale is not None else head_dim**-0.5
+        self.dtype = q.dtype if mixed_precision else nl.float32
+
+
+class Visit(nl.NKIObject):
+    """One head of the queries, at the keys of one step."""
+
+    def __init__(self, head: int, step: int, causal: bool, diagonal: bool, offset):
+        self.head = head
+        self.step = step
+        self.causal = causal
+        self.diagonal = diagonal  # no query sees keys of a later column than its own
+        self.offset = offset
+
+
+def add_head(work: Work, visit: Visit, keys: list, grads: list) -> None:
+    """Add what a head's queries have to say to dq, and to the gradients of the keys."""
+    head, tokens = visit.head, work.q.shape[2]
+    q, dy = load(work.q[head], work.dtype), load(work.dy[head], work.dtype)
+    k, v = load(keys[0][head], work.dtype), load(keys[1][head], work.dtype)
+    by_query = [turned_over(q), turned_over(dy)]
+    by_key = turned_over(k)
+    neg_lse, delta = statistics(work, head, dy)
+    upper = last_visible(visit, tokens // PMAX) if visit.causal else None
+    begun = visit.step > 0
+    dk, dv = start_sum(grads[0][head], begun), start_sum(grads[1][head], begun)
+    dq = start_sum(work.dq[head], begun)
+    for row in TiledRange(tokens, PMAX):
+        queries = slice(row.start_offset, row.end_offset)
+        sums = nl.ndarray((q.shape[0], PMAX), nl.float32, buffer=nl.psum)
+        for block in TiledRange(row.end_offset if visit.diagonal else tokens, KEYS):
+            columns = slice(block.start_offset, block.end_offset)
+            p = probabilities(work, q[:, queries], k[:, columns], neg_lse, upper, row.index, block)
+            ds = score_gradient(work, dy[:, queries], v[:, columns], p, delta, row.index)
+            add_product(dv[:, columns], by_query[1][:, row.index, :], p, 1.0)
+            add_product(dk[:, columns], by_query[0][:, row.index, :], ds, work.scale)
+            add_queries(sums, by_key, ds, block)
+        nisa.scalar_tensor_tensor(dq[:, queries], sums, nl.multiply, work.scale, nl.add, dq[:, queries])
+    nisa.dma_copy(work.dq[head], dq)
+    nisa.dma_copy(grads[0][head], dk)
+    nisa.dma_copy(grads[1][head], dv)
+
+
+def turned_over(x: Any) -> Any:
+    """[128, S / 128, D] of x [D, S]: token 128 g + p at [p, g]."""
+    head_dim, tokens = x.shape
+    found = nl.ndarray((PMAX, tokens // PMAX, head_dim), x.dtype)
+    for tile in TiledRange(tokens, PMAX):
+        bank = nl.ndarray((PMAX, head_dim), x.dtype, buffer=nl.psum)
+        nisa.nc_transpose(bank, x[:, tile.start_offset : tile.end_offset])
+        nisa.tensor_copy(found[:, tile.index, :], bank)
+    return found
+
+
+def statistics(work: Work, head: int, dy: Any) -> tuple:
+    """-lse and delta, both [128, S / 128] for query 128 g + p."""
+    lse = load(work.lse[head], nl.float32)
+    neg_lse = nl.ndarray(lse.shape, nl.float32)
+    nisa.tensor_scalar(neg_lse, lse, nl.multiply, -1.0)
+    product = nl.ndarray(dy.shape, nl.float32)
+    nisa.tensor_tensor(product, load(work.o[head], nl.float32), dy, nl.multiply)
+    ones = nl.ndarray((dy.shape[0], 1), nl.float32)
+    nisa.memset(ones, 1.0)
+    delta = nl.ndarray(lse.shape, nl.float32)
+    for tile in TiledRange(dy.shape[1], PMAX):
+        bank = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(bank, product[:, tile.start_offset : tile.end_offset], ones)
+        nisa.tensor_copy(delta[:, tile.index : tile.index + 1], bank)
+    return neg_lse, delta
+
+
+def last_visible(visit: Visit, tiles: int) -> Any:
+    """[128, tiles]: the first key that query 128 g + p does not see."""
+    upper = nl.ndarray((PMAX, tiles), nl.float32)
+    nisa.iota(upper, [[PMAX, tiles]], offset=1, channel_multiplier=1)
+    if visit.offset is not None:
+        shift = nl.ndarray((PMAX, 1), nl.float32)
+        nisa.dma_copy(shift, visit.offset.ap([[0, PMAX], [1, 1]]))
+        nisa.tensor_scalar(upper, upper, nl.add, shift)
+    return upper
+
+
+def start_sum(place: Any, begun: bool) -> Any:
+    """A sum in SBUF: what was found so far, or 0."""
+    if begun:
+        return load(place)
+    total = nl.ndarray(place.shape, nl.float32)
+    nisa.memset(total, 0.0)
+    return total
+
+
+def probabilities(work: Work, q: Any, k: Any, neg_lse: Any, upper: Any, row: int, block: Any) -> Any:
+    """P [128 queries, keys]; 0 where the mask hides a key."""
+    scores = nl.ndarray((PMAX, block.size), nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(scores, q, k)
+    if upper is not None:
+        lower = nl.ndarray((PMAX, 1), nl.float32)
+        nisa.memset(lower, -1.0)
+        masked = nl.ndarray((PMAX, block.size), nl.float32)
+        nisa.range_select(
+            masked,
+            scores,
+            nl.greater_equal,
+            nl.less,
+            lower,
+            upper[:, row : row + 1],
+            range_start=block.start_offset,
+        )
+        scores = masked
+    p = nl.ndarray((PMAX, block.size), work.dtype)
+    nisa.activation(p, nl.exp, scores, bias=neg_lse[:, row : row + 1], scale=work.scale)
+    return p
+
+
+def score_gradient(work: Work, dy: Any, v: Any, p: Any, delta: Any, row: int) -> Any:
+    """dS = P (dY V^T - delta)."""
+    products = nl.ndarray(p.shape, nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(products, dy, v)
+    ds = nl.ndarray(p.shape, work.dtype)
+    nisa.scalar_tensor_tensor(ds, products, nl.subtract, delta[:, row : row + 1], nl.multiply, p)
+    return ds
+
+
+def add_product(total: Any, by_query: Any, tile: Any, scale: float) -> None:
+    """total [D, keys] += scale by_query^T tile."""
+    bank = nl.ndarray(total.shape, nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(bank, by_query, tile)
+    nisa.scalar_tensor_tensor(total, bank, nl.multiply, scale, nl.add, total)
+
+
+def add_queries(sums: Any, by_key: Any, ds: Any, block: Any) -> None:
+    """sums [D, 128 queries] += K dS^T, 128 keys at a time."""
+    for part in TiledRange(block.size, PMAX):
+        bank = nl.ndarray((PMAX, PMAX), ds.dtype, buffer=nl.psum)
+        nisa.nc_transpose(bank, ds[:, part.start_offset : part.end_offset])
+        turned = nl.ndarray((PMAX, PMAX), ds.dtype)
+        nisa.tensor_copy(turned, bank)
+        first = (block.start_offset + part.start_offset) // PMAX
+        nisa.nc_matmul(sums, by_key[:, first, :], turned, accumulate=first > 0)
+
+
+def check(q: Any, others: tuple, lse: Any, causal: bool, striped: bool) -> None:
+    kernel_assert(len(q.shape) == 4, f"q_ref: got {len(q.shape)} dimensions, allowed are 4: [B, N, D, S]")
+    batch, heads, head_dim, tokens = q.shape
+    for i in range(4):
+        assert_shape(others[i], q.shape, ("k_ref", "v_ref", "o_ref", "dy_ref")[i])
+    kernel_assert(head_dim <= PMAX, f"q_ref: got a head dimension of {head_dim}, allowed are at most {PMAX}")
+    kernel_assert(tokens % PMAX == 0, f"q_ref: got {tokens} tokens, allowed are multiples of {PMAX}")
+    assert_shape(lse, (batch, heads, PMAX, tokens // PMAX), "lse_ref")
+    kernel_assert(not striped or causal, "striped_attention: got True without use_causal_mask")
+
+
+def ring_attention_spmd_bwd_ref(q, k, v, dy, softmax_scale=None, use_causal_mask=False):
+    """(o, lse, dq, dk, dv) of the whole sequence in float64; tensors are [B, N, D, S], lse [B, N, S]."""
+    q, k, v, dy = (x.astype(np.float64).swapaxes(2, 3) for x in (q, k, v, dy))
+    scale = softmax_scale if softmax_scale is not None else q.shape[3] ** -0.5
+    scores = scale * q @ k.swapaxes(2, 3)
+    if use_causal_mask:
+        scores = np.where(np.tri(q.shape[2], dtype=bool), scores, -np.inf)
+    lse = np.log(np.exp(scores - scores.max(-1, keepdims=True)).sum(-1)) + scores.max(-1)
+    p = np.exp(scores - lse[..., None])
+    o = p @ v
+    ds = p * (dy @ v.swapaxes(2, 3) - (o * dy).sum(-1, keepdims=True))
+    found = (o, scale * ds @ k, scale * ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ dy)
+    o, dq, dk, dv = (x.swapaxes(2, 3) for x in found)
+    return o, lse, dq, dk, dv

@@ -1,0 +1,80 @@
+"""Rings: every rank sends what it holds to the next one, until all have seen everything.
+
+While a buffer travels on, the kernel works on it: that is what hides the communication.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.utils.kernel_assert import kernel_assert
+
+DEGREES = (4, 8, 16, 32, 64, 128)
+
+
+def check_degree(tp_degree: int) -> None:
+    kernel_assert(tp_degree in DEGREES, f"tp_degree: got {tp_degree}, allowed are {DEGREES}")
+
+
+def consecutive_groups(tp_degree: int, num_groups: int) -> Any:
+    """num_groups rings of tp_degree ranks that follow one another."""
+    kernel_assert(num_groups >= 1, f"num_groups: got {num_groups}, allowed are 1 and more")
+    groups = []
+    for g in range(num_groups):
+        groups.append(list(range(g * tp_degree, (g + 1) * tp_degree)))
+    return ncc.ReplicaGroup(groups)
+
+
+def slot_numbers(tp_degree: int, num_groups: int) -> Any:
+    """[1, ranks]: the place of each rank in its ring. None where it is the rank's own number."""
+    if num_groups == 1:
+        return None
+    numbers = nl.ndarray((1, num_groups * tp_degree), nl.int32)
+    nisa.iota(numbers, [[0, num_groups], [1, tp_degree]], 0)
+    return numbers
+
+
+def slot_at(step: int, group: Any, numbers: Any) -> Any:
+    """A register with the place in the ring of the rank whose data is here after some steps."""
+    rank = ncc.collective_permute_implicit_current_processing_rank_id(step, group)
+    if numbers is None:
+        return rank
+    slot = nisa.register_alloc()
+    nisa.register_load(slot, numbers[0:1, nl.ds(rank, 1)])
+    return slot
+
+
+def ring_buffers(shape: Any, dtype: Any) -> list:
+    """Two buffers in HBM: what a rank holds, and what arrives."""
+    found = []
+    for i in range(2):
+        found.append(nl.ndarray(shape, dtype, buffer=nl.shared_hbm, name=f"ring{i}"))
+    return found
+
+
+def send_on(buffers: list, step: int, channels: int, group: Any) -> None:
+    """Send the buffer of this step to the next rank, whose next buffer it fills; rows or columns in channels.
+
+    A buffer is [rows, columns]; in SBUF the columns are split, since partitions stay where they are.
+    """
+    here, there = buffers[step % 2], buffers[(step + 1) % 2]
+    ncc.collective_permute_implicit(
+        pieces(here, channels), pieces(there, channels), group, channel_ids=list(range(channels))
+    )
+
+
+def pieces(buffer: Any, channels: int) -> list:
+    """A list of one piece for each channel."""
+    found = []
+    if buffer.buffer == nl.sbuf:
+        width = buffer.shape[1] // channels
+        for c in range(channels):
+            found.append([buffer[:, c * width : (c + 1) * width]])
+    else:
+        height = buffer.shape[0] // channels
+        for c in range(channels):
+            found.append([buffer[c * height : (c + 1) * height]])
+    return found

@@ -1,0 +1,100 @@
+"""Run by torchrun: random worlds of as many ranks as there are processes, and what happens when one fails.
+
+`torchrun --nproc-per-node 2 attached_program.py [worlds|fails|mismatch]`
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = "trn2"
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import nki
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
+from nki.ranks import attach, run_ranks
+from random_worlds import check_world, random_world
+
+
+@nki.jit
+def summed(x, group):
+    src, dst = (nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm, name=n) for n in ("src", "dst"))
+    nisa.dma_copy(src, x)
+    ncc.all_reduce([src], [dst], group, nl.add)
+    return dst
+
+
+@nki.jit
+def indexing(x, group):
+    row = nl.ndarray((1, 3), x.dtype, buffer=nl.shared_hbm, name="row")
+    table = nl.zeros((4, 3), x.dtype, buffer=nl.shared_hbm, name="table")
+    at = nisa.register_alloc()
+    nisa.register_load(at, x[0:1, 0:1])
+    nisa.dma_copy(row, table[nl.ds(at, 1)])
+    return summed(x, group)
+
+
+def worlds(rank, size):
+    """Every bit as in one process, and tensors of torch."""
+
+    def attached(kernel, world, inputs):
+        with attach(timeout=60):
+            mine = kernel(*inputs[rank])
+        everyone = [None] * world
+        dist.all_gather_object(everyone, mine)
+        local = run_ranks(kernel, world, inputs)
+        for ours, theirs in zip(everyone, local, strict=True):
+            assert all(a.tobytes() == b.tobytes() for a, b in zip(ours, theirs, strict=True))
+        return everyone
+
+    seeds = [seed for seed in range(400) if random_world(seed)[0] == size][:12]
+    for seed in seeds:
+        check_world(seed, attached)
+    with attach() as world:
+        assert (world.rank, world.size, world.backend) == (rank, size, "gloo")
+        x = torch.full((2, 3), rank + 1.0, dtype=torch.bfloat16)
+        assert (summed[2](x, (tuple(range(size)),)) == size * (size + 1) / 2).all()
+    print(f"rank {rank}: {len(seeds)} worlds")
+
+
+def fails(rank, size):
+    """One rank fails; the others hear of it and name it."""
+    begin = time.monotonic()
+    x = np.full((2, 3), 9 if rank == size - 1 else 0, np.int32)
+    try:
+        with attach(timeout=30):
+            indexing(x, (tuple(range(size)),))
+    except nki.NkiError as problem:
+        print(f"rank {rank}: {problem.kind} of rank {problem.rank} after {time.monotonic() - begin < 5}")
+
+
+def mismatch(rank, size):
+    """Ranks whose calls differ hear what each of them calls."""
+    x = np.zeros((2, 3 + (rank == 0)), np.float32)
+    try:
+        with attach(timeout=30):
+            summed(x, (tuple(range(size)),))
+    except nki.NkiError as problem:
+        rows = sum("float32[2, " in note for note in problem.notes)
+        print(f"rank {rank}: {problem.kind} with {rows} rows")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    globals()[sys.argv[1]](dist.get_rank(), dist.get_world_size())
+    if sys.argv[1] != "worlds":  # nobody waits for a world that has failed
+        sys.stdout.flush()
+        time.sleep(2)
+        os._exit(0)
+    dist.barrier()
+    dist.destroy_process_group()
