@@ -58,6 +58,7 @@ TRN1 = Machine(
     fix_gpsimd_ns=52 * 1.2 / 1.4,
     scalar_operand_ns=0.0,
     # VectorE
+    vector_access_cycles=60.0,  # "approximately 60 cycles on NeuronCore-v2"; the Mamba profiles show 50 to 90
     vector_two_inputs=2.0,
     vector_two_inputs_16bit=1.0,
     vector_copy_fp32=1.0,
@@ -150,6 +151,7 @@ TRN2 = Machine(
     fix_gpsimd_ns=52.0,
     scalar_operand_ns=90.0,
     # VectorE
+    vector_access_cycles=0.0,
     vector_two_inputs=1.0,
     vector_two_inputs_16bit=0.5,
     vector_copy_fp32=0.5,

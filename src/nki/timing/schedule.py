@@ -19,6 +19,7 @@ from ..program.edges import declared
 from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile
 from ..program.program import Edge, Program
 from ..tensors import View
+from .compiled import compiled
 from .law import BEGUN, FREE, Activity, deal, latency, releases, span
 from .operations import Planner, engine_clocks
 from .regions import ORDER, RAW, Operation
@@ -31,8 +32,10 @@ ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
 def schedule(program: Program) -> Timeline:
     """When each instruction of each core starts and ends; bodies of loops as often as they run."""
     planners, places = [], []
+    edges = declared(program)
     for core, items in enumerate(program.unrolled()):
-        counted = [(i, at) for i, at in items if i.counted]
+        asked = [(i, at) for i, at in items if i.counted]
+        counted = compiled(program.machine, asked, _as_they_are(program, edges, core))
         where = [at for _, at in counted]
         blocks = {
             position: number
@@ -44,10 +47,19 @@ def schedule(program: Program) -> Timeline:
         places.append(where)
     for planner in planners:
         planner.plan()
-    add_declared(planners, places, declared(program))
+    add_declared(planners, places, edges)
     simulation = Simulation(program.machine, planners)
     simulation.run()
     return Timeline(program.machine, planners, simulation.cores)
+
+
+def _as_they_are(program: Program, edges: Sequence[Edge], core: int) -> set[int]:
+    """Positions of a core that a declared edge or a no_reorder block names."""
+    named = {at for edge in edges if edge.core == core for at in (edge.later, edge.earlier)}
+    for block in program.blocks:
+        if block.core == core:
+            named.update(range(block.first, block.last + 1))
+    return named
 
 
 def add_declared(planners: list[Planner], places: list[list[int]], edges: Sequence[Edge]) -> None:
