@@ -114,7 +114,7 @@ def test_hoisted_is_still_dominated_by_dma():
     found = guide("hoisted")
     assert list(found)[:2] == ["reloaded-data", "fp32-matmul"]
     assert "memory-bound" in found and "compute-bound" not in found
-    assert found["reloaded-data"].title.startswith("rhs is loaded 8 times: DMA is busy 94.")
+    assert found["reloaded-data"].title.startswith("rhs is loaded 8 times: DMA is busy 95.0 %")
     assert "where its matmuls are in bfloat16" in found["reloaded-data"].detail
 
 
@@ -126,7 +126,8 @@ def test_hoisted_is_told_to_work_in_blocks_when_a_matrix_exceeds_sbuf():
 
 def test_blocked_in_two_dimensions_overflows_sbuf():
     found = guide("blocked_mn", m=512, k=8192)
-    assert next(iter(found)) == "spill"
+    assert found["spill"].title.startswith("SBUF overflows: ")
+    assert found["spill"].title.endswith("are loaded again")  # HBM still has them: nothing is written
     assert "operands of matmuls" in found["spill"].detail
     assert "blocks along the contraction dimension" in found["spill"].detail
     (operand,), (result,) = (
@@ -154,7 +155,7 @@ def test_blocked_in_three_dimensions_is_bound_by_tensor_engine_and_bf16_would_be
 def test_the_text_of_a_finding_in_full():
     again = guide("tiled")["reloaded-data"]
     assert again.detail == (
-        "Loaded once, the kernel would take 461.4 us instead of 647.8 us. "
+        "Loaded once, the kernel would take 462.9 us instead of 647.8 us. "
         "Of rhs 128 MiB travel instead of 16 MiB: 16 MiB of it come between two loads of the same tile, "
         "which fits into SBUF, so hoist the load out of the loop that repeats it. "
         "Of lhsT 32 MiB travel instead of 8 MiB: 1 MiB of it come between two loads of the same tile, "
@@ -168,7 +169,7 @@ def test_the_text_of_another_finding_in_full():
     assert started.title == f"Starting {transfers:,} transfers takes {transfers * 0.6:.1f} us"
     assert started.detail == (
         "Software DGE needs 0.6 us for each, however little it moves. Started at once, the kernel would take "
-        "545.1 us instead of 647.8 us. Move more with each dma_copy, or start some with dge_mode.hwdge, "
+        "548.1 us instead of 647.8 us. Move more with each dma_copy, or start some with dge_mode.hwdge, "
         "which has a queue of its own."
     )
     assert list(started.lines) == matmul_line(LOAD) + matmul_line(STORE)
@@ -286,7 +287,7 @@ def one_bank(x):
     product, copy = tile((128, 512), buffer=nl.psum), tile((128, 512))
     for _ in range(16):
         nisa.nc_matmul(product, a, b, accumulate=False)
-        nisa.tensor_copy(copy, product)  # reads
+        nisa.tensor_copy(copy, product, engine=nisa.engine.vector)  # reads
 
 
 def bank_by_bank(x):
@@ -295,7 +296,7 @@ def bank_by_bank(x):
     for _ in range(16):
         product = tile((128, 512), buffer=nl.psum)
         nisa.nc_matmul(product, a, b, accumulate=False)
-        nisa.tensor_copy(copy, product)
+        nisa.tensor_copy(copy, product, engine=nisa.engine.vector)
 
 
 def test_one_psum_tile_for_all_products_serialises_them():

@@ -1,17 +1,20 @@
-"""What the compiler makes of a core's instructions before they are scheduled, where the kernel leaves it open.
+"""What the compiler makes of a core's instructions before they are scheduled, where it has a choice.
 
 Three rules, each from a document or a published profile:
 
-    repeated work      An instruction that computes again what a tile already holds is left out. The zoomed
-                       profile of the fused Mamba tutorial (v2, 8K) shows four VectorE instructions a state of
-                       the five that its loop asks for: delta * u does not depend on the state.
-    broadcasts         What TensorE spread over the partitions for one nl call is read in PSUM where its readers
-                       can: in the tutorial's profiles at 512 columns PSUM stays full while ScalarE copies
-                       little or nothing; at 8,192, which no bank holds, ScalarE copies all of it.
-    engine=unknown     The manual (tensor_copy): "compiler selects best engine based on engine workload". A
-                       copy goes to ScalarE when VectorE is the busiest engine and ScalarE has room.
+repeated work: an instruction that computes again what a tile already holds is left out. The zoomed profile
+of the fused Mamba tutorial (v2, 8K) shows four VectorE instructions a state, of the five that its loop asks
+for: delta * u does not depend on the state. Loads are not merged; the profiles show them again.
 
-Loads are never merged: the profiles show them again. What a no_reorder block or a declared edge names stays.
+broadcasts: what TensorE spread over the partitions for one nl call is read in PSUM where its readers can. In
+the tutorial's profiles of 512 columns PSUM stays full while ScalarE copies little or nothing; of 8,192, which
+no bank holds, it copies all.
+
+engine=unknown: the manual of tensor_copy says that the compiler selects the best engine "based on engine
+workload". A copy goes to ScalarE when VectorE is the busiest engine and ScalarE has room. Of other
+instructions the manual says "based on the input tile shape": they stay where they are.
+
+What a no_reorder block or a declared edge names stays as it is.
 """
 
 from __future__ import annotations
@@ -76,9 +79,7 @@ def without_repeats(items: Sequence[Placed], kept: Collection[int] = ()) -> Sequ
         done = uses.effects[number]
         if _is_pure(instruction, done, uses) and at not in kept:
             seen = tuple((now.get(v.storage, v.storage), versions[v.storage]) for v in done.reads)
-            holder = known.setdefault(
-                (instruction.key(), instruction.runs_on, seen), done.writes[0].storage
-            )
+            holder = known.setdefault((instruction.key(), instruction.runs_on, seen), done.writes[0].storage)
             if holder is not done.writes[0].storage:
                 now[done.writes[0].storage] = holder
                 continue
@@ -123,10 +124,10 @@ def with_broadcasts_in_psum(
             continue
         copy, bank = uses.effects[number].writes[0].storage, uses.effects[number].reads[0].storage
         readers = uses.readers[copy]
-        if all(_takes_psum(items[r], uses.effects[r], copy, kept) for r in readers):
-            if banks.take(number, readers[-1]):
-                now[copy] = bank
-                gone.add(number)
+        direct = all(_takes_psum(items[r], uses.effects[r], copy, kept) for r in readers)
+        if direct and banks.take(number, readers[-1]):
+            now[copy] = bank
+            gone.add(number)
     return [
         (with_storages(i, now) if any(v.storage in now for v in done.reads) else i, at)
         for number, ((i, at), done) in enumerate(zip(items, uses.effects, strict=True))
@@ -193,9 +194,7 @@ class _Banks:
 # ---- engine=unknown ------------------------------------------------------------------------------
 
 
-def with_shared_copies(
-    machine: Machine, items: Sequence[Placed], kept: Collection[int] = ()
-) -> list[Placed]:
+def with_shared_copies(machine: Machine, items: Sequence[Placed], kept: Collection[int] = ()) -> list[Placed]:
     """With some copies on another engine, where the one that has them is the busiest of the kernel."""
     movable = [n for n, (i, at) in enumerate(items) if at not in kept and i.other_engine() is not None]
     if not movable:

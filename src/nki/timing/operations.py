@@ -12,16 +12,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..hardware.machine import Machine
-from ..hardware.memories import PSUM, SBUF
+from ..hardware.memories import SBUF
 from ..program.instruction import Cost, Instruction
 from ..tensors import View
 from ..tensors.storage import Storage
 from .pools import Pool, accesses
 from .regions import ORDER, Operation, Region, Space, region
 
-# How far ahead of its use a tile is fetched: several DMA latencies, so that a spill, the load into its
-# place and the queue before both fit in. No source gives it: of 8 to 32 us it fits AWS's blocked matmul best.
-FETCH_AHEAD_NS = 24_000.0
+# How far ahead of its use a tile is fetched: many DMA latencies, so that the queue before it fits in. No
+# source gives it. The DMA time of AWS's blocked matmul, which overflows SBUF, asks for 48 us (24 us while
+# the model wrote tiles out that HBM still had); it decides nothing where all fits.
+FETCH_AHEAD_NS = 48_000.0
 
 
 class Planner:
@@ -48,8 +49,7 @@ class Planner:
         self.plain_loads = self._plain_loads()
         self.load_of = {id(tile): position for position, tile in self.plain_loads.items()}
         self.loaded_early: set[int] = set()
-        self.sbuf = Pool(self, SBUF, machine.sbuf_usable_bytes, 1)
-        self.psum = Pool(self, PSUM, machine.psum_bytes, machine.psum_bank_bytes)
+        self.sbuf = Pool(self, machine.sbuf_usable_bytes)
         self.spill_bytes = 0
 
     def _costs(self) -> list[Cost]:
@@ -110,7 +110,6 @@ class Planner:
         """The operation of an instruction, with its tiles in place and its waits known."""
         access = self.accesses[position]
         self.sbuf.prepare(position, access)
-        self.psum.prepare(position, access)
         op = self.new(position, self.instructions[position].engine_name())
         self._keep_order(op)
         for view in access.reads:
@@ -120,7 +119,6 @@ class Planner:
             if id(view.storage) not in self.silent:
                 self.space(view.storage).write(op, self.region(view))
         self.sbuf.used(position, op, access)
-        self.psum.used(position, op, access)
 
     def _plain_loads(self) -> dict[int, Storage]:
         """Copies of constant HBM data into whole fresh tiles: they may happen any time before their use."""

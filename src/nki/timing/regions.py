@@ -14,7 +14,7 @@ RAW, WAR, WAW, SPACE, ORDER = "data", "overwrite", "rewrite", "space", "order"
 class Operation:
     """One thing an engine or a DMA queue does."""
 
-    __slots__ = ("index", "position", "instruction", "kind", "waits", "tile", "site", "core")
+    __slots__ = ("index", "position", "instruction", "kind", "waits", "tile", "again", "site", "core")
 
     def __init__(self, index: int, instruction: Instruction | None, kind: str, core: int, position: int):
         self.index = index
@@ -23,6 +23,7 @@ class Operation:
         self.kind = kind  # the engine's name, "dma", "spill" or "reload"
         self.waits: dict[int, str] = {}  # operation index -> why
         self.tile: Storage | None = None  # spills: what is moved
+        self.again: Instruction | None = None  # reloads: the load that is done again
         self.site = instruction.site if instruction is not None else None
         self.core = core
 

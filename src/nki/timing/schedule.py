@@ -19,10 +19,11 @@ from ..program.edges import declared
 from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile
 from ..program.program import Edge, Program
 from ..tensors import View
+from .banks import Banks
 from .compiled import compiled
 from .law import BEGUN, FREE, Activity, deal, latency, releases, span
 from .operations import Planner, engine_clocks
-from .regions import ORDER, RAW, Operation
+from .regions import ORDER, RAW, SPACE, Operation
 from .timeline import Timeline
 from .transfer import Transfer, transfer_of
 
@@ -130,7 +131,7 @@ class Simulation:
         core.enqueue(index, now)
 
 
-DONE, READ, READY, IDLE, TRIGGER = range(5)  # what happens at an event
+DONE, READ, READY, IDLE, ROOM = range(5)  # what happens at an event
 MODES = ("software", "hardware", "static")  # the DMA triggers
 RIVALS = {"vector": ("gpsimd", "scalar"), "gpsimd": ("vector",), "scalar": ("vector",)}
 
@@ -157,6 +158,7 @@ class CoreSimulation:
         self.table_loads: list[tuple[float, float, int]] = []
         self.meetings: dict[Any, int] = {}
         self.ready = [0.0] * count
+        self.loadable = [0.0] * count  # the same, but for the order of its own engine
         self.missing = [len(op.waits) for op in self.operations]
         self.users: list[list[int]] = [[] for _ in range(count)]
         for op in self.operations:
@@ -171,6 +173,8 @@ class CoreSimulation:
         self.table: str | None = None
         self.activity = Activity(machine)
         self.pe_tiles: dict[PeTile, int] = {}  # the last matmul on each part of the PE array
+        self.banks = Banks(machine, planner.accesses)
+        self.starved: list[tuple[str, int]] = []  # operations without a PSUM bank, by engine
         self.dma_free = [0.0] * machine.dma_engines
         self.bandwidth_share = self._bandwidth_share(sharers)
 
@@ -208,8 +212,13 @@ class CoreSimulation:
     def handle(self, now: float, what: int, which: Any) -> None:
         if what in (DONE, READ):
             self._release(which, now, what)
+            freed = self.banks.used(self.operations[which].position) if what == DONE else 0
+            if freed:
+                self._post(now + self.machine.semaphore_ns, ROOM, (which, freed))
         elif what == READY:
             self._queue(which, now)
+        elif what == ROOM:
+            self._find_banks(*which, now)
         else:
             self._take_next(which, now)
 
@@ -244,6 +253,8 @@ class CoreSimulation:
             if moment == BEGUN or (moment == FREE) != (what == READ):
                 continue  # BEGUN: released when it was triggered
             wait = latency(self.machine, moment, producer.is_dma, same, consumer.is_dma)
+            if not same:
+                self.loadable[user] = max(self.loadable[user], now + wait)
             self._satisfied(user, index, now + wait, now)
 
     def _satisfied(self, user: int, by: int, moment: float, now: float) -> None:
@@ -274,15 +285,33 @@ class CoreSimulation:
         heapq.heappush(self.waiting[place], (self.rank[index], index))
         self._take_next(place, now)
 
+    def _find_banks(self, freed_by: int, banks: int, now: float) -> None:
+        """PSUM banks are free: those that wait for some look again."""
+        self.banks.give_back(freed_by, banks, now)
+        woken, self.starved = self.starved, []
+        for place, index in woken:
+            self.ready[index], self.blocked_by[index] = now, freed_by
+            heapq.heappush(self.waiting[place], (self.rank[index], index))
+        for place in dict.fromkeys(place for place, _ in woken):
+            self._take_next(place, now)
+
     def _take_next(self, place: str, now: float) -> None:
         waiting = self.waiting[place]
-        if not waiting or self.idle_at[place] > now:
+        if self.idle_at[place] > now:
+            return
+        while waiting and not self.banks.has_room(self.operations[waiting[0][1]].position):
+            self.starved.append((place, heapq.heappop(waiting)[1]))
+        if not waiting:
             return
         until = self._must_wait(place, waiting[0][1], now)
         if until > now:
             self._post(until, IDLE, place)
             return
         _, index = heapq.heappop(waiting)
+        for freed_by, when in self.banks.take(self.operations[index].position):
+            if freed_by >= 0:
+                self.operations[index].wait_for(freed_by, SPACE)
+                self.loadable[index] = max(self.loadable[index], when)
         if self.ready[index] < now and place in self.last_on:
             self.blocked_by[index] = self.last_on[place]
         self.last_on[place] = index
@@ -332,6 +361,8 @@ class CoreSimulation:
             self.simulation.meet(self, index, now)
             return self.idle_at[engine]
         start = self._load_table(op, now) if engine == "scalar" else now
+        if engine == "tensor":  # the stationary operand is loaded meanwhile, once it is there
+            start = max(now, self.loadable[index] + self.machine.matmul_after_load_ns)
         cost = self.planner.cost_of(op)
         slow = 1.0
         if engine == "tensor":

@@ -1,4 +1,4 @@
-"""The three kernels of the fused Mamba tutorial, as instructions: the same ones in the same order, our words."""
+"""The three kernels of the fused Mamba tutorial, as the instructions they issue, in their order."""
 
 import nki
 import nki.isa as nisa
