@@ -11,9 +11,12 @@ from typing import Any
 
 from ..errors import error, without_our_frames
 from ..execute.collector import fewer_collections
+from ..options import on_platform
 from ..program.program import Diagnostic, Loop, Program
 from ..program.statistics import Statistics
 from ..timing import Timeline, schedule
+from ..timing.uncertainty import Uncertainty
+from ..timing.uncertainty import uncertainty as interval
 from ..tree import leaves
 from .bridges import TensorSpec
 from .explain import explain_call
@@ -30,6 +33,7 @@ class Profile:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     assumed_loops: Sequence[Loop] = ()  # dynamic loops taken to run once, since nobody knows how often
     result: Any = None  # what the kernel returned, when it was also run
+    uncertainty: Uncertainty | None = None  # the time as an interval, when it was asked for
 
     @property
     def total_us(self) -> float:
@@ -153,34 +157,54 @@ def _is_whole(saved: SavedProfile) -> bool:
 
 
 def profile(
-    kernel: Any, run: bool = False, stage: Callable[[str], None] = lambda what: None
+    kernel: Any,
+    run: bool = False,
+    stage: Callable[[str], None] = lambda what: None,
+    *,
+    target: str | None = None,
+    lnc: int | None = None,
+    uncertainty: bool = False,
 ) -> Callable[..., Profile]:
     """`nki.profile(kernel)(*args)`: arguments are arrays or TensorSpecs; `run=True` also computes.
 
+    `target` names another platform and `lnc` another number of cores than the kernel's. With
+    `uncertainty=True` the kernel is timed again with each assumption at its ends: `profile.uncertainty`.
     Given arrays, a kernel with dynamic loops is run to count their trips. `stage` is told what is being
     done, for those who wait.
     """
     kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+    if lnc is not None:
+        kernel = kernel[lnc]
 
     def call(*args: Any, **kwargs: Any) -> Profile:
         try:
-            stage(f"tracing {kernel.__name__}")
-            program = kernel.trace(*args, **kwargs)
-            done = None
-            counts = program.assumed_loops and not leaves([args, kwargs], TensorSpec)
-            if run or counts:
-                stage(f"running {kernel.__name__}")
-                done = kernel.run(*args, **kwargs)
-                program = replace(program, trips=done.trips)
-            found = profile_program(program, stage)
+            with on_platform(target):
+                return _profiled(kernel, args, kwargs, run, uncertainty, stage)
         except Exception as problem:
             better = explain_call(problem) if isinstance(problem, TypeError) else None
             shown = better or problem
             raise shown.with_traceback(without_our_frames(problem.__traceback__)) from shown.__cause__
-        found.result = done.result if run and done is not None else None
-        return found
 
     return call
+
+
+def _profiled(
+    kernel: Kernel, args: tuple, kwargs: dict, run: bool, uncertain: bool, stage: Callable[[str], None]
+) -> Profile:
+    stage(f"tracing {kernel.__name__}")
+    program = kernel.trace(*args, **kwargs)
+    done = None
+    counts = program.assumed_loops and not leaves([args, kwargs], TensorSpec)
+    if run or counts:
+        stage(f"running {kernel.__name__}")
+        done = kernel.run(*args, **kwargs)
+        program = replace(program, trips=done.trips)
+    found = profile_program(program, stage)
+    found.result = done.result if run and done is not None else None
+    if uncertain:
+        with fewer_collections():
+            found.uncertainty = interval(program, found.timeline, stage)
+    return found
 
 
 def profile_program(program: Program, stage: Callable[[str], None] = lambda what: None) -> Profile:

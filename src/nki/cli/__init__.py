@@ -234,7 +234,8 @@ def make_profile(spec: str, options: argparse.Namespace, values: dict[str, Any],
     with kernel_at(spec, stage) as kernel:
         kernel = launched(kernel, options.lnc)
         bound = script.bind(kernel, values)
-        return profile(kernel, stage=stage)(*bound.args, **bound.kwargs)
+        uncertain = getattr(options, "uncertainty", False)
+        return profile(kernel, stage=stage, uncertainty=uncertain)(*bound.args, **bound.kwargs)
 
 
 @contextlib.contextmanager
@@ -385,6 +386,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--html", metavar="FILE", help="write a page with timeline, source, memory and roofline")
     one.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev")
     one.add_argument("--save", metavar="FILE", help="write the figures for nki compare")
+    one.add_argument(
+        "--uncertainty", action="store_true", help="the time as an interval: each assumption at its ends"
+    )
 
     traced = command("trace", command_trace, "print the program of a kernel", TRACE_TEXT, TRACE_EXAMPLES)
     traced.add_argument(

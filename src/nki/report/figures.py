@@ -51,6 +51,8 @@ def figures(profile: Profile) -> dict[str, Any]:
         "diagnostics": [_diagnostic(d) for d in profile.diagnostics],
         "findings": [_finding(f) for f in profile.findings],
     }
+    if profile.uncertainty is not None:
+        found["uncertainty"] = _uncertainty(profile.uncertainty)
     if len(timeline.cores) > 1:
         found["per_core"] = [
             {"engines": {name: _engine(timeline, name, [core]) for name in TRACKS}}
@@ -227,6 +229,11 @@ def _assumptions(timeline: Timeline) -> list[dict[str, Any]]:
         }
         for field, operations in assumptions(timeline).items()
     ]
+
+
+def _uncertainty(found: Any) -> dict[str, Any]:
+    movers = [{k: _plain(v) for k, v in m._asdict().items()} for m in found.movers if m.moves_us]
+    return {"low_us": found.low_us, "high_us": found.high_us, "movers": movers}
 
 
 def _lines_of(operations: list[Operation]) -> list[str]:

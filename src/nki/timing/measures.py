@@ -165,6 +165,9 @@ def assumptions(timeline: Timeline) -> dict[str, list[Operation]]:
         for op in core.operations:
             for field in {*_fields(core, op, op.index in loads)} & assumed:
                 found[field].append(op)
+    if "fetch_ahead_ns" in assumed and any(planner.loaded_early for planner in timeline.planners):
+        early = [(p, op) for p in timeline.planners for op in p.operations]
+        found["fetch_ahead_ns"] = [op for p, op in early if op.position in p.loaded_early or op.again]
     if "kernel_overhead_ns" in assumed:
         found["kernel_overhead_ns"] = []
     return dict(sorted(found.items()))
@@ -177,7 +180,7 @@ def _fields(core: Any, op: Operation, loads_table: bool) -> Iterator[str]:
     else:
         yield from core.planner.cost_of(op).rests_on
         if op.kind == "tensor":
-            yield "tensor_drain_ns"
+            yield from ("tensor_drain_ns", "matmul_after_load_ns")
         if _is_slowed(core, op):
             yield from HALF_RATE_FIELDS if op.kind == "tensor" else STRIDE_FIELDS
     if loads_table:

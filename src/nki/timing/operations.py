@@ -19,11 +19,6 @@ from ..tensors.storage import Storage
 from .pools import Pool, accesses
 from .regions import ORDER, Operation, Region, Space, region
 
-# How far ahead of its use a tile is fetched: many DMA latencies, so that the queue before it fits in. No
-# source gives it. The DMA time of AWS's blocked matmul, which overflows SBUF, asks for 48 us (24 us while
-# the model wrote tiles out that HBM still had); it decides nothing where all fits.
-FETCH_AHEAD_NS = 48_000.0
-
 
 class Planner:
     """Turns the instructions of one core into operations."""
@@ -154,7 +149,7 @@ class Planner:
 
 
 class Lookahead:
-    """Fetches what the instructions of the next FETCH_AHEAD_NS will need.
+    """Fetches what the instructions of the next fetch_ahead_ns will need.
 
     Time here is the work of the busiest engine so far: what the kernel would take if data were there.
     """
@@ -172,7 +167,7 @@ class Lookahead:
         self.next = 0
 
     def fetch(self, position: int) -> None:
-        horizon = self.moments[position] + FETCH_AHEAD_NS
+        horizon = self.moments[position] + self.planner.machine.fetch_ahead_ns
         self.next = max(self.next, position)
         while self.next < len(self.moments) and self.moments[self.next] <= horizon:
             if not self.planner.sbuf.fetch(position, self.next, self.planner.accesses[self.next]):
