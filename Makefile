@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-versions tiny bench bench-kernels docs lint clean
+.PHONY: setup demo test test-all test-versions tiny bench bench-kernels accuracy docs lint clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,10 @@ bench: setup
 
 bench-kernels: setup
 	$(BIN)/python -m benchmarks.kernels
+
+# the model against every published figure, as docs/accuracy.md has it (minutes)
+accuracy: setup
+	$(BIN)/python -m benchmarks.accuracy
 
 docs: setup
 	$(BIN)/python -m nki.cli.docs

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from benchmarks import mamba
+from benchmarks.accuracy import mamba
 
 import nki
 import nki.isa as nisa
