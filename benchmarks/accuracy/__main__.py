@@ -19,21 +19,21 @@ PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 HEAD = """\
 # How accurate is the model?
 
-Written by `make accuracy`: every published figure that we may show, ours beside it. No device was used. What a
-figure did for the model says how much its row proves: on `fitted` ones a constant was fitted, from the profile
-behind `rule` ones a rule was read, `held back` ones did neither and only judge. Percentages are compared in
-points, everything else as a ratio.
+Written by `make accuracy`: every published figure that we may show, ours beside it. No device was used. What
+a figure did for the model says how much its row proves: on `fitted` ones a constant was fitted, from the
+profile behind `rule` ones a rule was read, `held back` ones did neither and only judge. Percentages are
+compared in points, everything else as a ratio.
 
 """
 
 LEFT_OUT = {
-    "the compiler's order of independent instructions": "an engine takes the first instruction that is ready; "
+    "the compiler's order of independent instructions": "an engine takes the first one that is ready; "
     "the real order is decided when the kernel is compiled",
     "fragmentation of SBUF": "tiles of any size find room while there are bytes: Mamba v2 spills from 1,024 "
     "columns on with half of SBUF free, ours does not",
     "how the compiler cuts wide loads and spills": "one transfer each, as the kernel asks",
-    "depth of DMA queues, prefetch of descriptors, banks and rows of HBM": "transfers of one trigger start in "
-    "order, without limit",
+    "depth of DMA queues, prefetch of descriptors, banks and rows of HBM": "transfers start in order, "
+    "without limit",
     "collectives beside the DMA of a kernel": "they are priced by hops and bytes alone",
     "instruction fetch, semaphores as instructions of their own": "free",
     "throttling by temperature or power": "only the half-rate rule of the PE array",

@@ -10,7 +10,15 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Site
-from ..timing.measures import assumptions, bounds, critical_path, hbm_traffic, hfu_percent, instruction_ns
+from ..timing.measures import (
+    assumptions,
+    bounds,
+    ceilings,
+    critical_path,
+    hbm_traffic,
+    hfu_percent,
+    instruction_ns,
+)
 from ..timing.regions import Operation
 from ..timing.timeline import ENGINES, Timeline, matmul_flops
 
@@ -97,6 +105,7 @@ def _roofline(timeline: Timeline) -> dict[str, Any]:
     ridge = peak / (timeline.machine.hbm_gbs * 1e9)
     moved = sum(timeline.hbm_bytes)
     intensity = timeline.flops / moved if moved else 0.0
+    roofs = ceilings(timeline)
     allowed = min(1.0, intensity / ridge) if moved else float(timeline.flops > 0)
     return {
         "mfu_max_achievable_percent": 100 * allowed,
@@ -107,7 +116,8 @@ def _roofline(timeline: Timeline) -> dict[str, Any]:
             "attainable_tflops": peak * allowed / 1e12,
             "peak_tflops": peak / 1e12,
             "hbm_gbs": timeline.machine.hbm_gbs,
-            "bound": "memory" if allowed < 1 else "compute",
+            "bound": roofs[0].name if roofs[0].ns else "none",
+            "ceilings_us": {roof.name: roof.ns / 1e3 for roof in roofs if roof.ns},
         },
     }
 

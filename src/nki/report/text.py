@@ -115,10 +115,10 @@ def facts(f: dict[str, Any]) -> Table:
     grid.add_row("  PSUM", f"peak {size(f['psum_peak_bytes'])} of {size(limits['psum_bytes'])}")
     grid.add_row(
         "  roofline",
-        f"{roof['flops_per_byte']:.1f} FLOP/byte ({roof['bound']} bound, ridge at "
-        f"{roof['ridge_flops_per_byte']:.1f}); {roof['achieved_tflops']:.2f} of "
-        f"{roof['peak_tflops']:.2f} TFLOP/s",
+        f"{roof['flops_per_byte']:.1f} FLOP/byte (ridge at {roof['ridge_flops_per_byte']:.1f}); "
+        f"{roof['achieved_tflops']:.2f} of {roof['peak_tflops']:.2f} TFLOP/s",
     )
+    grid.add_row("", _ceilings(f))
     grid.add_row(
         "",
         f"MFU {f['mfu_percent']:.2f} %, HFU {f['hfu_percent']:.2f} %, "
@@ -127,6 +127,15 @@ def facts(f: dict[str, Any]) -> Table:
     for name, text in bounds(f):
         grid.add_row(name, text)
     return grid
+
+
+def _ceilings(f: dict[str, Any]) -> str:
+    """What each resource needs for this work at the least: the longest is the bound."""
+    roofs = f["roofline"].get("ceilings_us")
+    if not roofs:
+        return "no work for any engine"
+    least = ", ".join(f"{name} {us}" for name, us in zip(roofs, times(*roofs.values()), strict=True))
+    return f"{f['roofline']['bound']} is the bound; at the least {least}"
 
 
 def _read_again(f: dict[str, Any]) -> list[dict[str, Any]]:

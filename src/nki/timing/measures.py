@@ -119,6 +119,36 @@ def bounds(timeline: Timeline) -> Bounds:
     )
 
 
+class Ceiling(NamedTuple):
+    """A resource and the least time that the kernel's work takes on it, in ns."""
+
+    name: str
+    ns: float
+
+
+def ceilings(timeline: Timeline) -> list[Ceiling]:
+    """What each engine, a core's DMA engines and HBM could not do faster, the longest first.
+
+    An engine's work is its cycles, without latencies and gaps; of several cores, that of the busiest.
+    """
+    m = timeline.machine
+    peak = m.peak_flops() * 1e-9 * len(timeline.cores)
+    found = {"TensorE": adjusted_flops(timeline) / peak, "HBM": sum(timeline.hbm_bytes) / m.hbm_gbs}
+    for core in timeline.cores:
+        work: Counter[str] = Counter()
+        for op in core.operations:
+            if op.kind in LANES and op.instruction is not None:
+                work[LANES[op.kind]] += core.planner.cost_of(op).cycles / core.clocks[op.kind]
+        moved = sum(t.nbytes for t in core.transfers.values())
+        work["DMA"] = moved / (m.dma_engines * m.dma_bytes_per_ns)  # type: ignore[assignment]
+        for name, ns in work.items():
+            found[name] = max(found.get(name, 0.0), ns)
+    return sorted((Ceiling(name, ns) for name, ns in found.items()), key=lambda c: (-c.ns, c.name))
+
+
+LANES = {"vector": "VectorE", "scalar": "ScalarE", "gpsimd": "GpSimdE"}
+
+
 # ---- the critical path ---------------------------------------------------------------------------
 
 

@@ -87,9 +87,12 @@ class Simulation:
         self.events: list[tuple[float, int, CoreSimulation, int, Any]] = []
         self.sequence = 0
         self.order: list[tuple[int, int]] = []  # (core, operation) as they were begun
-        self.cores = [CoreSimulation(self, machine, p, len(planners)) for p in planners]
+        self.cores = [self.core(machine, p, len(planners)) for p in planners]
         self.arrived: dict[tuple, tuple[CoreSimulation, int]] = {}  # first of two cores at a meeting point
         self.partners: dict[tuple[int, int], tuple[int, int]] = {}  # transfers that began together
+
+    def core(self, machine: Machine, planner: Planner, sharers: int) -> CoreSimulation:
+        return CoreSimulation(self, machine, planner, planner.operations, sharers)
 
     def post(self, time: float, core: CoreSimulation, what: int, which: Any) -> None:
         self.sequence += 1
@@ -143,11 +146,18 @@ class CoreSimulation:
     which is what the compiler's list scheduling arranges.
     """
 
-    def __init__(self, simulation: Simulation, machine: Machine, planner: Planner, sharers: int):
+    def __init__(
+        self,
+        simulation: Simulation,
+        machine: Machine,
+        planner: Planner,
+        operations: list[Operation],
+        sharers: int,
+    ):
         self.simulation = simulation
         self.machine = machine
         self.planner = planner
-        self.operations = planner.operations
+        self.operations = operations
         count = len(self.operations)
         self.start = [0.0] * count  # ns
         self.free = [0.0] * count  # the engine can take the next one; operands have been read
@@ -175,6 +185,7 @@ class CoreSimulation:
         self.pe_tiles: dict[PeTile, int] = {}  # the last matmul on each part of the PE array
         self.banks = Banks(machine, planner.accesses)
         self.starved: list[tuple[str, int]] = []  # operations without a PSUM bank, by engine
+        self.bank_waits: set[tuple[int, int]] = set()  # (operation, the one that freed its bank)
         self.dma_free = [0.0] * machine.dma_engines
         self.bandwidth_share = self._bandwidth_share(sharers)
 
@@ -280,7 +291,7 @@ class CoreSimulation:
         op = self.operations[index]
         place = op.kind
         if op.is_dma:
-            transfer = self.transfers[index] = transfer_of(op, self.machine)
+            transfer = self.transfers[index] = self.transfer(op)
             place = transfer.mode
         heapq.heappush(self.waiting[place], (self.rank[index], index))
         self._take_next(place, now)
@@ -294,6 +305,9 @@ class CoreSimulation:
             heapq.heappush(self.waiting[place], (self.rank[index], index))
         for place in dict.fromkeys(place for place, _ in woken):
             self._take_next(place, now)
+
+    def transfer(self, op: Operation) -> Transfer:
+        return transfer_of(op, self.machine)
 
     def _take_next(self, place: str, now: float) -> None:
         waiting = self.waiting[place]
@@ -311,6 +325,7 @@ class CoreSimulation:
         for freed_by, when in self.banks.take(self.operations[index].position):
             if freed_by >= 0:
                 self.operations[index].wait_for(freed_by, SPACE)
+                self.bank_waits.add((index, freed_by))
                 self.loadable[index] = max(self.loadable[index], when)
         if self.ready[index] < now and place in self.last_on:
             self.blocked_by[index] = self.last_on[place]

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...hardware.memories import SBUF
+from ..again import rescheduled_ns
 from ..measures import is_transpose
 from ..regions import SPACE, Operation
 from ..timeline import ENGINES, Timeline
@@ -71,11 +72,13 @@ class Study:
 
     @cached_property
     def active(self) -> dict[str, float]:
-        """Share of the time, on the core where an engine is active longest; engines in use only."""
+        """Share of the time of the work (without the start and end of any kernel), on the core where an
+        engine is active longest; engines in use only.
+        """
         used = {"dma" if op.is_dma else op.kind for op in self.timeline.operations}
         cores = range(len(self.timeline.cores))
         return {
-            engine: max(self.timeline.active_percent(engine, core) for core in cores) / 100
+            engine: max(self.timeline.active_ns(engine, core) for core in cores) / self.timeline.work_ns
             for engine in (*ENGINES, "dma")
             if engine in used
         }
@@ -130,6 +133,9 @@ class Study:
         be faster, so the gain is told for the kernel in which they are.
         """
         gain = self.gain(change)
+        if gain.worth:  # with transfers gone or shorter, another order is better
+            us = max(gain.us, (self.timeline.work_ns - rescheduled_ns(self.timeline, change)) / 1e3)
+            gain = gain._replace(us=us, alone_us=us)
         if not (self.is_busy("dma") and self.is_busy("tensor") and self.float32_matmuls):
             return gain
         beyond = (self.with_faster_matmuls_ns - self.replay.run(self.faster_matmuls | change)) / 1e3

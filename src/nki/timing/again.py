@@ -1,0 +1,94 @@
+"""The simulation again, with a few things changed: what a change gains when the schedule may use it.
+
+A replay (what_if.py) keeps the order in which engines and triggers took their operations. Where transfers go
+or become shorter another order is better: here everything is scheduled anew, on the same plan of SBUF.
+"""
+
+from __future__ import annotations
+
+from ..hardware.machine import Machine
+from .operations import Planner
+from .regions import ORDER, RAW, Operation
+from .schedule import DONE, READ, CoreSimulation, Simulation
+from .timeline import Timeline
+from .transfer import Transfer
+from .what_if import Change, Payload
+
+
+def rescheduled_ns(timeline: Timeline, change: Change) -> float:
+    """ns until the last result, with a change of transfers: gone, shorter, started sooner, not waited for."""
+    changed = _Changed(timeline, change)
+    changed.run()
+    return max((t for core in changed.cores for t in core.done), default=0.0)
+
+
+class _Changed(Simulation):
+    def __init__(self, timeline: Timeline, change: Change):
+        self.timeline = timeline
+        self.change = change
+        super().__init__(timeline.machine, timeline.planners)
+
+    def core(self, machine: Machine, planner: Planner, sharers: int) -> CoreSimulation:
+        before = self.timeline.cores[planner.core]
+        first = sum(len(p.operations) for p in self.timeline.planners[: planner.core])
+        operations = _copies(before, first, self.change)
+        return _ChangedCore(self, machine, planner, operations, sharers, first)
+
+
+def _copies(core: CoreSimulation, first: int, change: Change) -> list[Operation]:
+    """The operations of a core as they were planned, with what the change leaves of their waits."""
+    copies = []
+    for op in core.operations:
+        copy = Operation(op.index, op.instruction, op.kind, op.core, op.position)
+        copy.tile, copy.again = op.tile, op.again
+        dropped = change.dropped.get(first + op.index, ())
+        copy.waits = {
+            other: why
+            for other, why in op.waits.items()
+            if (op.index, other) not in core.bank_waits and first + other not in dropped
+        }
+        instead = change.gone.get(first + op.index, first + op.index)
+        if instead != first + op.index:
+            copy.waits = {instead - first: RAW}
+        copies.append(copy)
+    return copies
+
+
+class _ChangedCore(CoreSimulation):
+    def __init__(
+        self,
+        simulation: _Changed,
+        machine: Machine,
+        planner: Planner,
+        operations: list[Operation],
+        sharers: int,
+        first: int,
+    ):
+        self.change, self.first = simulation.change, first
+        super().__init__(simulation, machine, planner, operations, sharers)
+
+    def transfer(self, op: Operation) -> Transfer:
+        made, number = super().transfer(op), self.first + op.index
+        issue, payload = self.change.issue.get(number), self.change.payload.get(number)
+        return made if issue is None and payload is None else self._changed(made, issue, payload)
+
+    def _changed(self, made: Transfer, issue: float | None, payload: Payload | None) -> Transfer:
+        work = made.payload_ns
+        if payload is not None:  # of a replay: with the share of the bandwidth in it
+            engines = range(self.machine.dma_engines)
+            parts = [(e, payload) for e in engines] if isinstance(payload, float) else payload
+            work = tuple((engine, ns * self.bandwidth_share) for engine, ns in parts)
+        issue = made.issue_ns if issue is None else issue
+        times = (issue, made.dispatch_ns, made.notify_ns)
+        return Transfer(made.mode, *times, work, made.nbytes, made.descriptors)
+
+    def enqueue(self, index: int, now: float) -> None:
+        if self.first + index not in self.change.gone:
+            super().enqueue(index, now)
+            return
+        self.start[index] = self.free[index] = self.end[index] = self.done[index] = now
+        for user in self.users[index]:
+            if self.operations[user].waits[index] == ORDER:
+                self._satisfied(user, index, now, now)
+        self._post(now, READ, index)
+        self._post(now, DONE, index)
