@@ -118,7 +118,8 @@ def facts(f: dict[str, Any]) -> Table:
         f"{roof['flops_per_byte']:.1f} FLOP/byte (ridge at {roof['ridge_flops_per_byte']:.1f}); "
         f"{roof['achieved_tflops']:.2f} of {roof['peak_tflops']:.2f} TFLOP/s",
     )
-    grid.add_row("", _ceilings(f))
+    if roof.get("ceilings_us"):
+        grid.add_row("", _ceilings(roof))
     grid.add_row(
         "",
         f"MFU {f['mfu_percent']:.2f} %, HFU {f['hfu_percent']:.2f} %, "
@@ -129,13 +130,11 @@ def facts(f: dict[str, Any]) -> Table:
     return grid
 
 
-def _ceilings(f: dict[str, Any]) -> str:
+def _ceilings(roof: dict[str, Any]) -> str:
     """What each resource needs for this work at the least: the longest is the bound."""
-    roofs = f["roofline"].get("ceilings_us")
-    if not roofs:
-        return "no work for any engine"
+    roofs = roof["ceilings_us"]
     least = ", ".join(f"{name} {us}" for name, us in zip(roofs, times(*roofs.values()), strict=True))
-    return f"{f['roofline']['bound']} is the bound; at the least {least}"
+    return f"{roof['bound']} is the bound; at the least {least}"
 
 
 def _read_again(f: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,12 +1,15 @@
 """The simulation again, with a few things changed: what a change gains when the schedule may use it.
 
-A replay (what_if.py) keeps the order in which engines and triggers took their operations. Where transfers go
-or become shorter another order is better: here everything is scheduled anew, on the same plan of SBUF.
+A replay (what_if.py) keeps the order in which engines and triggers took their operations. Where operations
+go, become shorter or change their engine, another order is better: here all is scheduled anew, on the same
+plan of SBUF.
 """
 
 from __future__ import annotations
 
 from ..hardware.machine import Machine
+from ..program.instruction import Cost
+from .compiled import on_engine
 from .operations import Planner
 from .regions import ORDER, RAW, Operation
 from .schedule import DONE, READ, CoreSimulation, Simulation
@@ -16,7 +19,7 @@ from .what_if import Change, Payload
 
 
 def rescheduled_ns(timeline: Timeline, change: Change) -> float:
-    """ns until the last result, with a change of transfers: gone, shorter, started sooner, not waited for."""
+    """ns until the last result, with a change: gone, longer or shorter, started sooner, elsewhere."""
     changed = _Changed(timeline, change)
     changed.run()
     return max((t for core in changed.cores for t in core.done), default=0.0)
@@ -39,7 +42,10 @@ def _copies(core: CoreSimulation, first: int, change: Change) -> list[Operation]
     """The operations of a core as they were planned, with what the change leaves of their waits."""
     copies = []
     for op in core.operations:
-        copy = Operation(op.index, op.instruction, op.kind, op.core, op.position)
+        instruction, kind, other = op.instruction, op.kind, change.on.get(first + op.index)
+        if other is not None and instruction is not None:
+            instruction, kind = on_engine(instruction, other), other.name
+        copy = Operation(op.index, instruction, kind, op.core, op.position)
         copy.tile, copy.again = op.tile, op.again
         dropped = change.dropped.get(first + op.index, ())
         copy.waits = {
@@ -81,6 +87,14 @@ class _ChangedCore(CoreSimulation):
         issue = made.issue_ns if issue is None else issue
         times = (issue, made.dispatch_ns, made.notify_ns)
         return Transfer(made.mode, *times, work, made.nbytes, made.descriptors)
+
+    def cost_of(self, op: Operation) -> Cost:
+        number = self.first + op.index
+        cost = super().cost_of(op)
+        if number in self.change.on and op.instruction is not None:
+            cost = op.instruction.cost(self.machine)
+        times = self.change.work.get(number, 1.0)
+        return cost if times == 1.0 else cost._replace(cycles=max(cost.cycles, cost.shortest) * times)
 
     def enqueue(self, index: int, now: float) -> None:
         if self.first + index not in self.change.gone:

@@ -210,14 +210,14 @@ def with_shared_copies(machine: Machine, items: Sequence[Placed], kept: Collecti
         if work[default.name] < max(work.values()):
             continue  # something else decides
         here = sum(_held(machine, items[n][0]) for n in numbers)
-        there = sum(_held(machine, _on(items[n][0], other)) for n in numbers)
+        there = sum(_held(machine, on_engine(items[n][0], other)) for n in numbers)
         part = min(1.0, (work[default.name] - work[other.name]) / (here + there))
         owed = 0.0  # spread evenly, so that both engines have some of it all the time
         for number in numbers:
             owed += part
             if owed >= 1:
                 owed -= 1
-                found[number] = (_on(items[number][0], other), items[number][1])
+                found[number] = (on_engine(items[number][0], other), items[number][1])
     return found
 
 
@@ -238,7 +238,8 @@ def _held(machine: Machine, instruction: Instruction) -> float:
     return 0.0 if clock is None else instruction.cost(machine).interval / clock
 
 
-def _on(instruction: Instruction, other: engine) -> Instruction:
+def on_engine(instruction: Instruction, other: engine) -> Instruction:
+    """A copy of an instruction that runs elsewhere."""
     copy = with_storages(instruction, {})
     copy.runs_on = other
     return copy

@@ -16,7 +16,7 @@ from ..errors import error
 from ..hardware.machine import Machine
 from ..hardware.memories import PSUM
 from ..program.edges import declared
-from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile
+from ..program.instruction import WHOLE_ARRAY, Cost, Instruction, PeTile
 from ..program.program import Edge, Program
 from ..tensors import View
 from .banks import Banks
@@ -309,6 +309,9 @@ class CoreSimulation:
     def transfer(self, op: Operation) -> Transfer:
         return transfer_of(op, self.machine)
 
+    def cost_of(self, op: Operation) -> Cost:
+        return self.planner.cost_of(op)
+
     def _take_next(self, place: str, now: float) -> None:
         waiting = self.waiting[place]
         if self.idle_at[place] > now:
@@ -378,7 +381,7 @@ class CoreSimulation:
         start = self._load_table(op, now) if engine == "scalar" else now
         if engine == "tensor":  # the stationary operand is loaded meanwhile, once it is there
             start = max(now, self.loadable[index] + self.machine.matmul_after_load_ns)
-        cost = self.planner.cost_of(op)
+        cost = self.cost_of(op)
         slow = 1.0
         if engine == "tensor":
             slow = self.activity.slowdown(instruction.array_rows(), start)

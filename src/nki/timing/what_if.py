@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from ..hardware.engines import engine
 from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile
 from .law import DONE, FREE, SEEN, Activity, deal, releases
 from .regions import Operation
@@ -35,6 +36,7 @@ class Change:
     issue: Mapping[int, float] = field(default_factory=dict)  # -> ns that the trigger is held
     payload: Mapping[int, Payload] = field(default_factory=dict)  # -> what the DMA engines have to do
     dropped: Mapping[int, Collection[int]] = field(default_factory=dict)  # -> what it no longer waits for
+    on: Mapping[int, engine] = field(default_factory=dict)  # -> the engine that does it; for a new schedule
 
     def __or__(self, other: Change) -> Change:
         """Both; where they speak of the same, the other."""

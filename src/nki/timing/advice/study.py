@@ -126,6 +126,11 @@ class Study:
         us = self.gain_us(change)
         return Gain(us, us, self.total_us)
 
+    def gain_of_new_schedule(self, change: Change) -> Gain:
+        """The gain when everything may take another order."""
+        us = max(0.0, self.timeline.work_ns - rescheduled_ns(self.timeline, change)) / 1e3
+        return Gain(us, us, self.total_us)
+
     def gain_of_moving_less(self, change: Change) -> Gain:
         """The gain of a change in data movement.
 
@@ -134,8 +139,7 @@ class Study:
         """
         gain = self.gain(change)
         if gain.worth:  # with transfers gone or shorter, another order is better
-            us = max(gain.us, (self.timeline.work_ns - rescheduled_ns(self.timeline, change)) / 1e3)
-            gain = gain._replace(us=us, alone_us=us)
+            gain = max(gain, self.gain_of_new_schedule(change))
         if not (self.is_busy("dma") and self.is_busy("tensor") and self.float32_matmuls):
             return gain
         beyond = (self.with_faster_matmuls_ns - self.replay.run(self.faster_matmuls | change)) / 1e3
