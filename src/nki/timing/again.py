@@ -7,6 +7,8 @@ plan of SBUF.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..hardware.machine import Machine
 from ..program.instruction import Cost
 from .compiled import on_engine
@@ -15,7 +17,7 @@ from .regions import ORDER, RAW, Operation
 from .schedule import DONE, READ, CoreSimulation, Simulation
 from .timeline import Timeline
 from .transfer import Transfer
-from .what_if import Change, Payload
+from .what_if import Change
 
 
 def rescheduled_ns(timeline: Timeline, change: Change) -> float:
@@ -35,7 +37,7 @@ class _Changed(Simulation):
         before = self.timeline.cores[planner.core]
         first = sum(len(p.operations) for p in self.timeline.planners[: planner.core])
         operations = _copies(before, first, self.change)
-        return _ChangedCore(self, machine, planner, operations, sharers, first)
+        return _ChangedCore(self, machine, planner, operations, sharers, first, before.transfers)
 
 
 def _copies(core: CoreSimulation, first: int, change: Change) -> list[Operation]:
@@ -69,23 +71,19 @@ class _ChangedCore(CoreSimulation):
         operations: list[Operation],
         sharers: int,
         first: int,
+        known: Mapping[int, Transfer],
     ):
-        self.change, self.first = simulation.change, first
+        self.change, self.first, self.known = simulation.change, first, known
         super().__init__(simulation, machine, planner, operations, sharers)
 
     def transfer(self, op: Operation) -> Transfer:
-        made, number = super().transfer(op), self.first + op.index
-        issue, payload = self.change.issue.get(number), self.change.payload.get(number)
-        return made if issue is None and payload is None else self._changed(made, issue, payload)
-
-    def _changed(self, made: Transfer, issue: float | None, payload: Payload | None) -> Transfer:
-        work = made.payload_ns
+        made, number = self.known[op.index], self.first + op.index
+        times = (self.change.issue.get(number, made.issue_ns), made.dispatch_ns, made.notify_ns)
+        work, payload = made.payload_ns, self.change.payload.get(number)
         if payload is not None:  # of a replay: with the share of the bandwidth in it
             engines = range(self.machine.dma_engines)
             parts = [(e, payload) for e in engines] if isinstance(payload, float) else payload
             work = tuple((engine, ns * self.bandwidth_share) for engine, ns in parts)
-        issue = made.issue_ns if issue is None else issue
-        times = (issue, made.dispatch_ns, made.notify_ns)
         return Transfer(made.mode, *times, work, made.nbytes, made.descriptors)
 
     def cost_of(self, op: Operation) -> Cost:

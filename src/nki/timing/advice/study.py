@@ -17,6 +17,7 @@ from ..what_if import Change, Replay
 from .words import duration
 
 BUSY = 0.9  # of the time: an engine that has nothing left to give
+LONG = 20_000  # operations
 WORTH = 0.01  # of the time: a smaller gain is not told
 
 
@@ -67,6 +68,7 @@ class Study:
         self.machine = timeline.machine
         self.total_us = timeline.total_us
         self.replay = Replay(timeline)
+        self.rescheduled = 0  # for findings about transfers
 
     # ---- engines ---------------------------------------------------------------------------------
 
@@ -131,6 +133,11 @@ class Study:
         us = max(0.0, self.timeline.work_ns - rescheduled_ns(self.timeline, change)) / 1e3
         return Gain(us, us, self.total_us)
 
+    def may_reschedule(self) -> bool:
+        """A new schedule takes as long as several replays: of a long kernel one is made for transfers."""
+        self.rescheduled += 1
+        return self.rescheduled <= 1 or len(self.timeline.operations) < LONG
+
     def gain_of_moving_less(self, change: Change) -> Gain:
         """The gain of a change in data movement.
 
@@ -138,7 +145,7 @@ class Study:
         be faster, so the gain is told for the kernel in which they are.
         """
         gain = self.gain(change)
-        if gain.worth:  # with transfers gone or shorter, another order is better
+        if gain.worth and self.may_reschedule():  # with transfers gone or shorter, another order is better
             gain = max(gain, self.gain_of_new_schedule(change))
         if not (self.is_busy("dma") and self.is_busy("tensor") and self.float32_matmuls):
             return gain
