@@ -199,8 +199,9 @@ class Machine:
     dma_notify_store_ns: float  # 9.4 [T]
 
     # --- DMA: what the compiler does ahead. Nobody says how far; the DMA time of AWS's blocked matmul, which
-    # overflows SBUF, asks for 48 us; it decides nothing where all fits.
-    fetch_ahead_ns: float = 48_000.0  # 15 [U] a tile is fetched this long before its use
+    # overflows SBUF, asks for 48 us for what it had no room for.
+    fetch_ahead_ns: float = 24_000.0  # 15 [U] a tile is loaded at most this long before its use ...
+    refetch_ahead_ns: float = 48_000.0  # 15 [U] ... and this long, where SBUF had no room for it
 
     # --- DMA: special transfers
     dma_transpose_hbm_fraction: float  # 9.5 [D] of copy throughput; 0: one descriptor per element
@@ -313,7 +314,7 @@ ASSUMPTIONS: dict[str, str] = {
     "dma_skew_ns": "trn1 and trn3: as seen on trn2",
     "double_row_multiplier": "trn3: the ISA allows double_row, the table of rates omits it",
     "dynamic_loop_ns": "not published",
-    "fetch_ahead_ns": "fitted on AWS's blocked matmul, which overflows SBUF",
+    "fetch_ahead_ns": "not published: several DMA latencies",
     "fix_accumulator_read_ns": "trn1: as every ScalarE instruction; trn3: as trn2",
     "fix_activation_ns": "trn1: from a 1-element ACTIVATE; trn3: as many cycles as trn2",
     "fix_gpsimd_ns": "trn1 and trn3: as many cycles as trn2",
@@ -339,6 +340,7 @@ ASSUMPTIONS: dict[str, str] = {
     "matmul_after_load_ns": "trn2 and trn3: part of the measured latency of a matmul",
     "matmul_gap_cycles": "trn3: as measured on trn2",
     "psum_bank_serial": "what a conflict in one bank costs is not published",
+    "refetch_ahead_ns": "fitted on AWS's blocked matmul, which overflows SBUF",
     "register_move_ns": "trn1 and trn3: as measured on trn2",
     "register_ns": "not published",
     "same_engine_gap_ns": "trn3: as measured on trn2",
@@ -380,7 +382,7 @@ ASSUMPTIONS: dict[str, str] = {
 _ASSUMED_ALWAYS = frozenset({
     "activation_table_free", "collective_hop_ns", "collective_link_gbs", "compute_to_dma_ns",
     "core_barrier_ns", "dma_default_mode", "dma_min_descriptor_ns", "dynamic_loop_ns",
-    "fetch_ahead_ns",
+    "fetch_ahead_ns", "refetch_ahead_ns",
     "fp32_load_stationary_factor", "gpsimd_copy", "gpsimd_gather", "gpsimd_partition_reduce",
     "gpsimd_two_inputs", "half_rate_rule", "local_gather_latency", "local_gather_threads", "register_ns",
     "semaphore_ns", "static_trigger_ns", "vector_cumulative", "vector_predicated", "vector_rng",

@@ -45,7 +45,7 @@ RANGES: dict[str, Any] = {
     "dma_skew_ns": (19.0, 25.0),  # two pictures
     "double_row_multiplier": (1.0, 2.0),
     "dynamic_loop_ns": UNKNOWN,
-    "fetch_ahead_ns": (24_000.0, 96_000.0),
+    "fetch_ahead_ns": (8_000.0, 48_000.0),
     "fix_accumulator_read_ns": CARRIED,
     "fix_activation_ns": CARRIED,
     "fix_gpsimd_ns": CARRIED,
@@ -71,6 +71,7 @@ RANGES: dict[str, Any] = {
     "matmul_after_load_ns": (0.0, 26.0),  # as seen on trn1
     "matmul_gap_cycles": CARRIED,
     "psum_bank_serial": (False, True),
+    "refetch_ahead_ns": UNKNOWN,
     "register_move_ns": CARRIED,
     "register_ns": UNKNOWN,
     "same_engine_gap_ns": CARRIED,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..call.profile import Profile
 
 # In the order of use: each only needs the ones before it to be there when the page starts.
-SCRIPTS = "data text tracks memory view painter timeline details source roofline page"
+SCRIPTS = "data text tracks memory view painter timeline details source roofline tables page"
 EMBEDDED_HEIGHT = 780
 MOST_PLACES = 12
 
@@ -52,6 +52,7 @@ def compose(f: dict[str, Any], timeline: Timeline) -> str:
     data = {
         "total_ns": timeline.total_ns,
         "work_ns": timeline.work_ns,
+        "semaphore_ns": timeline.machine.semaphore_ns,
         "cores": len(timeline.cores),
         "layout": packed.layout,
         **packed.table,
@@ -134,15 +135,27 @@ def tiles(f: dict[str, Any]) -> str:
     )
 
 
+TABS = {
+    "findings": "Findings",
+    "instruction": "Instruction",
+    "instructions": "By kind",
+    "waits": "Waits",
+    "range-summary": "Range",
+    "engines": "Engines",
+    "roofline": "Roofline",
+    "assumptions": "Assumptions",
+}
+
+
 def tabs(f: dict[str, Any], opened: str) -> str:
     counts = {"findings": len(f["findings"]) + len(f["diagnostics"]), "assumptions": len(f["assumptions"])}
     shown = []
-    for name in ("findings", "instruction", "engines", "roofline", "assumptions"):
+    for name, title in TABS.items():
         badge = f"<b>{counts[name]}</b>" if counts.get(name) else ""
         chosen = f'aria-selected="{str(name == opened).lower()}" tabindex="{0 if name == opened else -1}"'
         shown.append(
             f'      <button role="tab" data-panel="{name}" aria-controls="{name}" {chosen}>'
-            f"{name.capitalize()}{badge}</button>"
+            f"{title}{badge}</button>"
         )
     return "\n".join(shown)
 

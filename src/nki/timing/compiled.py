@@ -222,15 +222,23 @@ def with_shared_copies(machine: Machine, items: Sequence[Placed], kept: Collecti
 
 
 def _work(machine: Machine, items: Sequence[Placed]) -> Counter[str]:
-    """ns that each engine is held, all in all."""
+    """ns that each engine is held, all in all; of DMA, what its bytes and its triggers take at the least."""
     work: Counter[str] = Counter()
+    issued: Counter[str] = Counter()
+    rate = machine.dma_engines * machine.dma_bytes_per_ns
     known: dict[tuple, float] = {}
     for instruction, _ in items:
+        if instruction.engine_name() == "dma":
+            moved = max((v.nbytes for v in instruction.operands() if isinstance(v, View)), default=0)
+            work["dma"] += moved / rate  # type: ignore[assignment]
+            if machine.dma_default_mode == "software":
+                issued["dma"] += machine.swdge_spacing_ns  # type: ignore[assignment]
+            continue
         key = (instruction.key(), instruction.runs_on)
         if key not in known:
             known[key] = _held(machine, instruction)
         work[instruction.engine_name()] += known[key]  # type: ignore[assignment]
-    return work
+    return work | issued
 
 
 def _held(machine: Machine, instruction: Instruction) -> float:

@@ -197,7 +197,10 @@ def assumptions(timeline: Timeline) -> dict[str, list[Operation]]:
                 found[field].append(op)
     if "fetch_ahead_ns" in assumed and any(planner.loaded_early for planner in timeline.planners):
         early = [(p, op) for p in timeline.planners for op in p.operations]
-        found["fetch_ahead_ns"] = [op for p, op in early if op.position in p.loaded_early or op.again]
+        found["fetch_ahead_ns"] = [op for p, op in early if op.position in p.loaded_early]
+    moved = [op for op in timeline.operations if op.instruction is None]
+    if "refetch_ahead_ns" in assumed and moved:
+        found["refetch_ahead_ns"] = moved
     if "kernel_overhead_ns" in assumed:
         found["kernel_overhead_ns"] = []
     return dict(sorted(found.items()))

@@ -149,7 +149,8 @@ class Planner:
 
 
 class Lookahead:
-    """Fetches what the instructions of the next fetch_ahead_ns will need.
+    """Fetches what coming instructions will need: loads within fetch_ahead_ns, what SBUF had no room for (put
+    off, or dropped and needed again) within refetch_ahead_ns.
 
     Time here is the work of the busiest engine so far: what the kernel would take if data were there.
     """
@@ -164,15 +165,24 @@ class Lookahead:
             name = instruction.engine_name()
             if name in work:
                 work[name] += cost.interval / clocks[name]
-        self.next = 0
+        self.loads = self.again = 0  # how far both have looked
 
     def fetch(self, position: int) -> None:
-        horizon = self.moments[position] + self.planner.machine.fetch_ahead_ns
-        self.next = max(self.next, position)
-        while self.next < len(self.moments) and self.moments[self.next] <= horizon:
-            if not self.planner.sbuf.fetch(position, self.next, self.planner.accesses[self.next]):
+        m, sbuf = self.planner.machine, self.planner.sbuf
+        now = self.moments[position]
+        self.loads, self.again = max(self.loads, position), max(self.again, position)
+        while self._within(self.loads, now + m.fetch_ahead_ns):
+            if not sbuf.fetch(position, self.loads, self.planner.accesses[self.loads]):
                 break
-            self.next += 1
+            self.loads += 1
+        if not sbuf.is_short:
+            return
+        while self._within(self.again, now + m.refetch_ahead_ns):
+            sbuf.refetch(self.again, self.planner.accesses[self.again])
+            self.again += 1
+
+    def _within(self, position: int, horizon: float) -> bool:
+        return position < len(self.moments) and self.moments[position] <= horizon
 
 
 def engine_clocks(m: Machine) -> dict[str, float]:

@@ -178,33 +178,49 @@ class Pool:
                     self.space_waits[key] = waits
                     self.untouched.add(key)
 
+    @property
+    def is_short(self) -> bool:
+        """Something had to go, or to wait, for want of room."""
+        return bool(self.spilled or self.deferred)
+
     def fetch(self, now: int, position: int, access: Accesses) -> bool:
         """Bring in what a coming instruction needs: loads into free space, reloads also by eviction.
 
         False when a load must wait for space; the instructions behind it then wait as well.
         """
+        self.refetch(position, access)
         for view in access.reads:
             key = id(view.storage)
             if view.storage.buffer is not SBUF or key in self.resident or not self.uses[key]:
                 continue
             size = self.size(view.storage)
-            put_off = key in self.deferred
-            if put_off or key in self.spilled:
-                if self.free_bytes < size and self._farthest(set())[1] <= position:
-                    continue
-                if put_off:
-                    self._load_now(key)
-                else:
-                    waits = self._take(size, set())
-                    self.resident[key] = size
-                    self._reload(view.storage, waits)
-            elif self.planner.load_of.get(key, -1) > now:
+            known = key in self.deferred or key in self.spilled
+            if not known and self.planner.load_of.get(key, -1) > now:
                 load = self.planner.load_of[key]
                 if self.free_bytes < size or not self.ahead.has_room(now, load, size):
                     return False
                 self.ahead.take(load, size)
                 self.planner.load_early(load)
         return True
+
+    def refetch(self, position: int, access: Accesses) -> None:
+        """Bring back what was put off or dropped, if it is needed before what would have to go for it."""
+        for view in access.reads:
+            key = id(view.storage)
+            if view.storage.buffer is not SBUF or key in self.resident or not self.uses[key]:
+                continue
+            size = self.size(view.storage)
+            put_off = key in self.deferred
+            if not put_off and key not in self.spilled:
+                continue
+            if self.free_bytes < size and self._farthest(set())[1] <= position:
+                continue
+            if put_off:
+                self._load_now(key)
+            else:
+                waits = self._take(size, set())
+                self.resident[key] = size
+                self._reload(view.storage, waits)
 
     def used(self, position: int, op: Operation, access: Accesses) -> None:
         """Record the use; free the tiles that have none left."""

@@ -21,6 +21,7 @@ class Timeline {
     this.chain = [];
     this.hovered = -1;
     this.cursor = null;
+    this.range = null; // two moments that were chosen
     this.canvas = document.getElementById("bars");
     this.overlay = document.getElementById("overlay");
     this.ruler = document.getElementById("ruler");
@@ -236,6 +237,13 @@ class Timeline {
     if (this.cursor !== null) {
       context.fillStyle = this.theme.faint;
       context.fillRect(Math.round(this.scale.x(this.cursor)), 0, 1, this.height);
+    }
+    if (this.range) {
+      const [left, right] = this.range.map((moment) => this.scale.x(moment)).sort((a, b) => a - b);
+      context.globalAlpha = 0.14;
+      context.fillStyle = this.theme.accent;
+      context.fillRect(left, 0, right - left, this.height);
+      context.globalAlpha = 1;
     }
     if (this.hovered >= 0) this.#outline(context, this.hovered, this.theme.ink, 1);
     if (this.selected < 0) return;
@@ -476,6 +484,7 @@ class Timeline {
     if (event.button !== 0) return;
     this.overlay.setPointerCapture(event.pointerId);
     this.drag = { x: event.clientX, y: event.clientY, t0: this.view.t0, top: this.box.scrollTop, moved: false };
+    this.range = event.shiftKey ? [this.scale.moment(event.offsetX), this.scale.moment(event.offsetX)] : null;
   }
 
   #move(event) {
@@ -484,6 +493,11 @@ class Timeline {
       const dx = event.clientX - drag.x;
       const dy = event.clientY - drag.y;
       drag.moved ||= Math.hypot(dx, dy) > 4;
+      if (this.range) {
+        this.range[1] = this.scale.moment(event.offsetX);
+        this.drawOverlay();
+        return;
+      }
       if (drag.moved) {
         this.view.pan(drag.t0 - (dx / this.width) * this.view.span - this.view.t0);
         this.box.scrollTop = drag.top - dy;
@@ -504,6 +518,8 @@ class Timeline {
   #release(event) {
     const moved = this.drag?.moved;
     this.drag = null;
+    if (this.range && moved) return this.actions.ranged(Math.max(0, Math.min(...this.range)), Math.max(...this.range));
+    this.range = null;
     this.overlay.style.cursor = "grab";
     if (moved === false) this.actions.select(this.at(event.offsetX, event.offsetY).row ?? -1);
   }
