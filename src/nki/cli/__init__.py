@@ -22,11 +22,12 @@ from rich.console import RenderableType
 
 from .. import __version__
 from ..call.kernel import Kernel
-from ..call.profile import Profile, profile
+from ..call.profile import Profile, SavedProfile, profile
 from ..check import lint
 from ..errors import NkiError, NkiWarning
 from ..hardware import generations, machine
 from ..options import choose_machine
+from ..report.html import both
 from ..report.text import document, ruled, side_by_side, size
 from . import script
 from .script import UsageError
@@ -107,7 +108,11 @@ def command_trace(options: argparse.Namespace) -> int:
 def command_compare(options: argparse.Namespace) -> int:
     """nki compare"""
     with Stages(8) as stage, settings(options):
-        a, b = make_both(options, stage)
+        made = make_both(options, stage)
+        if options.html:
+            stage(f"writing {options.html}")
+            write_both(options.html, *made)
+        a, b = (one.to_dict() for one in made)
     if options.json:
         print(json.dumps({"a": a, "b": b, "speedup": a["total_us"] / b["total_us"]}, indent=2))
     else:
@@ -257,21 +262,27 @@ def launched(kernel: Kernel, cores: int | None) -> Kernel:
     return kernel[cores]
 
 
-def make_both(options: argparse.Namespace, stage: Stages) -> list[dict[str, Any]]:
-    """The figures of the two profiles of a comparison; each kernel gets the arguments it takes."""
+def write_both(path: str, a: Profile | SavedProfile, b: Profile | SavedProfile) -> None:
+    if not (isinstance(a, Profile) and isinstance(b, Profile)):
+        raise UsageError("--html: a saved profile has no timeline\n  help: give both as script.py:kernel")
+    Path(path).write_text(both(a, b), encoding="utf-8")
+
+
+def make_both(options: argparse.Namespace, stage: Stages) -> list[Profile | SavedProfile]:
+    """The two profiles of a comparison; each kernel gets the arguments it takes."""
     values = script.parse_arguments(options.arg)
     specs = [options.a, options.b]
     taken = [set() if is_saved(spec) else taken_by(spec, values, stage) for spec in specs]
     for name in values:
         if not any(name in names for names in taken):
             raise UsageError(f"--arg {name}: nothing compared here has such a parameter")
-    made: list[dict[str, Any]] = []
+    made: list[Profile | SavedProfile] = []
     for spec, names in zip(specs, taken, strict=True):
         if is_saved(spec):
             made.append(load_saved(spec))
         else:
             own = {name: values[name] for name in values if name in names}
-            made.append(make_profile(spec, options, own, stage).to_dict())
+            made.append(make_profile(spec, options, own, stage))
     return made
 
 
@@ -290,9 +301,9 @@ def is_saved(spec: str) -> bool:
     return file.suffix != ".py"
 
 
-def load_saved(path: str) -> dict[str, Any]:
+def load_saved(path: str) -> SavedProfile:
     try:
-        return Profile.load(path).to_dict()
+        return Profile.load(path)
     except (NkiError, OSError, UnicodeDecodeError) as problem:
         why = problem.message if isinstance(problem, NkiError) else f"{path}: {problem}"
         raise UsageError(
@@ -401,6 +412,7 @@ def parser() -> argparse.ArgumentParser:
     for letter in "ab":
         two.add_argument(letter, help="script.py:kernel, or a file written by nki profile --save")
     add_run_options(two)
+    two.add_argument("--html", metavar="FILE", help="write a page with both timelines; not of saved profiles")
 
     check = command("check", command_check, "find what the real compilers would not accept", CHECK_TEXT)
     check.add_argument(

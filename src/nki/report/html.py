@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..timing.timeline import Timeline
 from .figures import figures
 from .packed import Files, pack
-from .text import count, size
+from .text import comparison, count, size
 from .text import time as plain_time
 
 if TYPE_CHECKING:
@@ -39,6 +39,21 @@ def embedded(profile: Profile) -> str:
     return (
         f'<iframe title="{escape(profile.kernel)}: modelled run" sandbox="allow-scripts" '
         f'style="width:100%;height:{EMBEDDED_HEIGHT}px;border:0" srcdoc="{escape(page(profile))}"></iframe>'
+    )
+
+
+def both(a: Profile, b: Profile) -> str:
+    """Two profiles on one page: what changed, and each page in a frame below it."""
+    frames = "".join(
+        f'<section><h2>{escape(letter)}: {escape(p.kernel)}</h2><iframe title="{escape(p.kernel)}" '
+        f'sandbox="allow-scripts" srcdoc="{escape(page(p))}"></iframe></section>'
+        for letter, p in zip("ab", (a, b), strict=True)
+    )
+    return Template(asset("compare.html")).substitute(
+        title=escape(f"{a.kernel} and {b.kernel}"),
+        style=asset("page.css"),
+        table=escape(comparison(a, b)),
+        frames=frames,
     )
 
 

@@ -42,6 +42,8 @@ class Timeline {
     this.trackOf = new Uint8Array(this.data.rows);
     this.strips = [];
     this.lanes = [];
+    const small = this.data.cores > 1; // two cores are seen at once on a laptop's screen
+    const used = new Set(this.data.lanes.filter((lane) => lane.rows).map((lane) => lane.name));
     let y = 8;
     for (let core = 0; core < this.data.cores; core++) {
       if (this.data.cores > 1) {
@@ -50,9 +52,13 @@ class Timeline {
       }
       this.data.lanes.forEach((lane, number) => {
         if (lane.core !== core) return;
+        if (small && !used.has(lane.name)) {
+          this.lanes[number] = { lane, tracks: [], y, step: 0, height: 0 };
+          return;
+        }
         const tracks = tracksOf(this.data, lane);
         tracks.forEach((track, t) => track.rows.forEach((row) => (this.trackOf[row] = t)));
-        const step = COMPUTE.has(lane.name) ? ENGINE_HEIGHT : TRACK_HEIGHT;
+        const step = (COMPUTE.has(lane.name) ? ENGINE_HEIGHT : TRACK_HEIGHT) - (small ? 4 : 0);
         const strip = { lane, tracks, y, step, height: lane.rows ? step * tracks.length : IDLE_HEIGHT };
         this.lanes[number] = strip;
         this.strips.push(strip);
@@ -60,7 +66,8 @@ class Timeline {
       });
       for (const memory of this.memories) {
         if (memory.core !== core) continue;
-        const height = memory.rows ? MEMORY_HEIGHT[memory.name] : IDLE_HEIGHT;
+        if (small && !memory.rows) continue;
+        const height = memory.rows ? MEMORY_HEIGHT[memory.name] * (small ? 0.6 : 1) : IDLE_HEIGHT;
         this.strips.push({ memory, y: y + 4, height });
         y += height + LANE_GAP + 4;
       }
