@@ -18,6 +18,9 @@ CASES = cases()
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_page_has_every_published_figure(case):
     text = PAGE.read_text()
+    if case.long and f"| {case.name} |" not in text:
+        assert case.name in text.partition("Not timed for this page:")[2]
+        return
     for name, unit, published, _ in case.figures:
         assert f"| {case.name} | {name} | {published:,g} {unit} |" in text
 

@@ -2,6 +2,7 @@
 
 python -m benchmarks.accuracy            print the page
 python -m benchmarks.accuracy --quick    only what takes seconds
+python -m benchmarks.accuracy --short    without what takes minutes
 python -m benchmarks.accuracy --write    write docs/accuracy.md
 """
 
@@ -81,13 +82,18 @@ def page(wanted: list[Case], tell=lambda what: None) -> str:
             lines.append(line)
             if figure[1] != "%":
                 errors[case.use].append(abs(error))
+    timed = {case.name for case in wanted}
+    missing = [case.name for case in cases() if case.name not in timed]
+    note = f"\nNot timed for this page: {'; '.join(missing)}.\n" if missing else ""
     means = [
         f"{use}: {100 * median(found):.1f} % typical (median), {100 * max(found):.1f} % worst, "
         f"of {len(found)} figures"
         for use, found in errors.items()
         if found
     ]
-    return HEAD + head + "\n".join(lines) + "\n\nErrors: " + "; ".join(means) + ".\n\n" + left_out()
+    return (
+        HEAD + head + "\n".join(lines) + "\n\nErrors: " + "; ".join(means) + ".\n" + note + "\n" + left_out()
+    )
 
 
 def main() -> None:
@@ -95,9 +101,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="only what takes seconds")
+    parser.add_argument("--short", action="store_true", help="without what takes minutes")
     parser.add_argument("--write", action="store_true", help="write docs/accuracy.md")
     options = parser.parse_args()
     wanted = [case for case in cases() if case.quick or not options.quick]
+    wanted = [case for case in wanted if not (options.short and case.long)]
     text = page(wanted, lambda what: print(f"  {what}", file=sys.stderr))
     if options.write:
         PAGE.write_text(text, encoding="utf-8")

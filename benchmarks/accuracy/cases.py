@@ -25,6 +25,7 @@ class Case(NamedTuple):
     arguments: tuple
     figures: tuple
     quick: bool = False
+    long: bool = False  # minutes
 
 
 def total_us(p):
@@ -77,7 +78,7 @@ def five_steps():
             (n, u, v, read) for (n, u, read), v in zip(READ, values, strict=True) if v is not None
         )
         title = f"matmul 4096x8192x8192 fp32, {name}"
-        yield Case(title, GUIDE, "fitted", "trn2", getattr(kernels, name), arguments, figures)
+        yield Case(title, GUIDE, "fitted", "trn2", getattr(kernels, name), arguments, figures, long=True)
 
 
 TUTORIAL = "fused Mamba tutorial"
@@ -102,7 +103,9 @@ def mambas():
         kernel = getattr(mamba, f"mamba_{version}")
         title = f"Mamba {version}, {channels} channels x {columns}, fp32"
         arguments = tuple(mamba.specs(channels, columns))
-        yield Case(title, TUTORIAL, use, "trn1", kernel, arguments, tuple(figures), channels == 256)
+        yield Case(
+            title, TUTORIAL, use, "trn1", kernel, arguments, tuple(figures), channels == 256, columns > 512
+        )
 
 
 def instructions():
