@@ -4,7 +4,8 @@ BIN := $(VENV)/bin
 BARE := $(VENV)/.bare
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-gpu test-versions tiny bench bench-kernels docs site release lint clean
+.PHONY: setup demo test test-all test-gpu test-versions tiny bench bench-kernels accuracy docs site release \
+	lint clean
 
 setup: $(STAMP)
 
@@ -51,6 +52,10 @@ bench: setup
 
 bench-kernels: setup
 	$(BIN)/python -m benchmarks.kernels
+
+# the model against every published figure, as docs/accuracy.md has it (minutes)
+accuracy: setup
+	$(BIN)/python -m benchmarks.accuracy
 
 docs: setup
 	$(BIN)/python -m nki.cli.docs

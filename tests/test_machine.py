@@ -70,7 +70,7 @@ def test_values_behind_tile_size_match_language_section_8(name, expected):
         ("pe_tile_sizes", ((128, 64), (128, 64, 32), (128, 64, 32))),
         ("transpose_exact", (False, True, True)),
         ("has_hwdge", (False, True, True)),
-        ("dma_bytes_per_ns", (18.1, 24.5, 34.5)),
+        ("dma_bytes_per_ns", (18.1, 24.5, 33.0)),
         ("dma_peak_gbs", (272, 368, 528)),
         ("dma_profiler_gbs", (435, 435, 614)),
         ("dma_compute_fraction", (0.5, 0.5, 1.0)),

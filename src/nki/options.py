@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,3 +96,19 @@ def choose_machine(kernel_target: str | None = None) -> Machine:
         or env.get("NKI_NC_VERSION")
         or DEFAULT_PLATFORM
     )
+
+
+@contextmanager
+def on_platform(name: str | None) -> Iterator[None]:
+    """Calls inside run on this platform, whatever the environment says; None: as they would anyway."""
+    override = "NEURON_PLATFORM_TARGET_OVERRIDE"
+    before = os.environ.get(override)
+    if name is not None:
+        os.environ[override] = find(name).name
+    try:
+        yield
+    finally:
+        if name is not None:
+            del os.environ[override]
+            if before is not None:
+                os.environ[override] = before

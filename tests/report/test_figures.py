@@ -18,6 +18,8 @@ from samples import (
 )
 
 import nki
+import nki.isa as nisa
+import nki.language as nl
 from nki.hardware.generations import MACHINES
 from nki.timing.advisor import Finding
 from nki.timing.measures import adjusted_flops, critical_path
@@ -71,7 +73,7 @@ def test_utilisations_follow_the_profilers_definitions():
     assert figures["mbu_percent"] == pytest.approx(100 * moved / (716e9 * seconds), rel=1e-4)
     achievable = 100 * (2 * K * M * N / moved) / (PEAK / 716e9)
     assert figures["mfu_max_achievable_percent"] == pytest.approx(achievable, rel=1e-4)
-    assert figures["roofline"]["bound"] == "memory"
+    assert figures["roofline"]["bound"] == "DMA"
     for engine in figures["engines"].values():
         percent = 100 * engine["active_us"] / figures["total_us"]
         assert engine["active_percent"] == pytest.approx(percent, abs=1e-3)
@@ -83,7 +85,7 @@ def test_more_intensity_than_the_ridge_is_compute_bound_and_capped():
     figures = matmul("blocked_mnk", dtype="bfloat16", shape=(1024, 1024, 1024)).to_dict()
     assert figures["roofline"]["flops_per_byte"] > figures["roofline"]["ridge_flops_per_byte"]
     assert figures["mfu_max_achievable_percent"] == 100
-    assert figures["roofline"]["bound"] == "compute"
+    assert figures["roofline"]["bound"] == "TensorE"
 
 
 def test_hfu_counts_transposes_and_mfu_does_not():
@@ -261,3 +263,16 @@ def test_another_file_is_refused_as_a_profile(tmp_path, content):
         nki.Profile.load(path)
     assert e.value.kind == "profile-file"
     assert "is not a saved profile" in str(e.value) and "--save" in str(e.value)
+
+
+def test_the_bound_is_the_engine_that_cannot_be_faster():
+    def sums(x):
+        t = nl.ndarray(x.shape, x.dtype)
+        nisa.dma_copy(t, x)
+        for _ in range(20):
+            nisa.tensor_tensor(t, t, t, nl.add)
+
+    roof = profiled(sums, spec(128, 1024)).to_dict()["roofline"]
+    assert roof["bound"] == next(iter(roof["ceilings_us"])) == "VectorE"
+    assert roof["ceilings_us"]["VectorE"] == pytest.approx(20 * 1024 / 0.96 / 1e3, rel=0.01)
+    assert roof["ceilings_us"]["DMA"] == pytest.approx(128 * 4096 / (16 * 24.5) / 1e3, rel=0.01)

@@ -14,9 +14,10 @@ import zlib
 import numpy as np
 import pytest
 
+import nki
 from nki.hardware.memories import PSUM, SBUF
 from nki.report.figures import figures
-from nki.report.html import compose, embedded, page
+from nki.report.html import both, compose, embedded, page
 from nki.report.packed import flow, tick_ns
 from nki.timing.advisor import Finding
 from report.samples import halves, idle, matmul, profiled, reshaping, spec, spilling, transposing
@@ -440,6 +441,75 @@ def test_the_critical_path_is_a_chain_to_the_last_instruction(opened):
 def test_a_finding_leads_to_its_line(opened):
     opened.page.locator("#findings [data-place='kernels.py:68']").click()
     assert opened.page.locator("#listing .marked .lineno").inner_text() == "68"
+
+
+def test_a_search_lights_what_matches_and_enter_goes_through_it(opened):
+    assert opened.ask("report.search('dma_copy')") == opened.ask(
+        "report.data.kind.reduce((sum, k) => sum + (report.data.kinds[k].name === 'dma_copy'), 0)"
+    )
+    assert opened.ask("report.search('no such thing')") == 0
+    opened.page.fill("#search", "nc_matmul")
+    opened.page.press("#search", "Enter")
+    row = opened.ask("report.timeline.selected")
+    assert row >= 0 and opened.ask("(row) => report.matches?.[row] ?? 1", row)
+
+
+def test_a_range_that_is_dragged_with_shift_has_a_summary_of_its_own(opened):
+    box = opened.page.locator("#overlay").bounding_box()
+    opened.page.keyboard.down("Shift")
+    opened.page.mouse.move(box["x"] + 100, box["y"] + 20)
+    opened.page.mouse.down()
+    opened.page.mouse.move(box["x"] + 500, box["y"] + 24, steps=4)
+    opened.page.mouse.up()
+    opened.page.keyboard.up("Shift")
+    text = opened.page.locator("#range-summary").inner_text()
+    assert " from " in text and "Tensor" in text and "nc_matmul" in text
+
+
+def test_the_time_of_every_lane_is_told_whole(opened):
+    lanes = opened.ask(
+        "standstill(report.data).map(({ parts }) => [...parts.values()].reduce((a, b) => a + b, 0))"
+    )
+    work = opened.ask("report.data.work_ns")
+    assert lanes and all(lane == pytest.approx(work, rel=0.02) for lane in lanes)
+    opened.page.click("[data-panel=waits]")
+    assert "data of" in opened.page.locator("#waits").inner_text()
+
+
+def test_tables_are_sorted_by_the_column_clicked(opened):
+    opened.page.click("[data-panel=instructions]")
+    opened.page.click("#instructions th:nth-child(3) button")
+    counts = opened.page.locator("#instructions td:nth-child(3)").all_inner_texts()
+    numbers = [int(text.replace(",", "")) for text in counts]
+    assert numbers == sorted(numbers, reverse=True) and len(numbers) > 1
+
+
+def test_the_theme_can_be_changed(opened):
+    before = opened.ask("getComputedStyle(document.body).backgroundColor")
+    opened.page.click("#theme")
+    assert opened.ask("getComputedStyle(document.body).backgroundColor") != before
+    opened.page.click("#theme")
+    assert opened.ask("getComputedStyle(document.body).backgroundColor") == before
+
+
+def test_two_cores_are_seen_at_once_at_900_pixels(chromium, tmp_path):
+    path = tmp_path / "two.html"
+    path.write_text(page(profiled(nki.jit(halves)[2], spec(256, 512))), "utf-8")
+    shown = Opened(chromium, path)
+    hidden = shown.ask("report.timeline.height - report.timeline.box.clientHeight")
+    shown.page.close()
+    assert hidden <= 8
+
+
+def test_two_profiles_on_one_page(chromium, tmp_path):
+    path = tmp_path / "both.html"
+    path.write_text(both(sample(), profiled(idle, spec(128, 512))), "utf-8")
+    shown = chromium.new_page(viewport={"width": 1400, "height": 900})
+    shown.goto(f"file://{path}")
+    for frame in shown.frames[1:]:
+        frame.wait_for_selector("html[data-ready=yes]")
+    assert len(shown.frames) == 3 and "times as fast" in shown.inner_text("pre")
+    shown.close()
 
 
 def test_tabs_show_engines_roofline_and_assumptions(opened):

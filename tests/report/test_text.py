@@ -78,3 +78,10 @@ def test_times_have_a_fitting_unit(us, shown):
 )
 def test_sizes_have_a_fitting_unit(nbytes, shown):
     assert size(nbytes) == shown
+
+
+def test_a_notebook_gets_the_text_too(monkeypatch):
+    import rich.console
+
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+    assert summary(saved("tiled")).startswith("tiled on trn2")

@@ -25,6 +25,11 @@ KINDS = {
     "psum-serial",
     "unused-partitions",
     "table-reload",
+    "two-passes",
+    "short-instructions",
+    "other-engine",
+    "psum-eviction",
+    "dma-transpose",
     "fp32-matmul",
     "engine-idle",
     "memory-bound",
@@ -114,7 +119,7 @@ def test_hoisted_is_still_dominated_by_dma():
     found = guide("hoisted")
     assert list(found)[:2] == ["reloaded-data", "fp32-matmul"]
     assert "memory-bound" in found and "compute-bound" not in found
-    assert found["reloaded-data"].title.startswith("rhs is loaded 8 times: DMA is busy 94.")
+    assert found["reloaded-data"].title.startswith("rhs is loaded 8 times: DMA is busy 96.2 %")
     assert "where its matmuls are in bfloat16" in found["reloaded-data"].detail
 
 
@@ -126,7 +131,8 @@ def test_hoisted_is_told_to_work_in_blocks_when_a_matrix_exceeds_sbuf():
 
 def test_blocked_in_two_dimensions_overflows_sbuf():
     found = guide("blocked_mn", m=512, k=8192)
-    assert next(iter(found)) == "spill"
+    assert found["spill"].title.startswith("SBUF overflows: ")
+    assert found["spill"].title.endswith("are loaded again")  # HBM still has them: nothing is written
     assert "operands of matmuls" in found["spill"].detail
     assert "blocks along the contraction dimension" in found["spill"].detail
     (operand,), (result,) = (
@@ -139,7 +145,7 @@ def test_blocked_in_two_dimensions_overflows_sbuf():
 def test_blocked_in_three_dimensions_is_bound_by_tensor_engine_and_bf16_would_be_four_times_as_fast():
     found = guide("blocked_mnk", m=2048, k=4096, n=4096)
     assert list(found) == ["fp32-matmul", "compute-bound"]
-    assert found["compute-bound"].title == "Compute-bound: TensorE is busy 99.5 % of the time"
+    assert found["compute-bound"].title == "Compute-bound: TensorE is busy 99.7 % of the time"
     faster = timeline_of(
         matmul_kernels().blocked_mnk, spec(4096, 2048, dtype="bfloat16"), spec(4096, 4096, dtype="bfloat16")
     )
@@ -286,7 +292,7 @@ def one_bank(x):
     product, copy = tile((128, 512), buffer=nl.psum), tile((128, 512))
     for _ in range(16):
         nisa.nc_matmul(product, a, b, accumulate=False)
-        nisa.tensor_copy(copy, product)  # reads
+        nisa.tensor_copy(copy, product, engine=nisa.engine.vector)  # reads
 
 
 def bank_by_bank(x):
@@ -295,7 +301,7 @@ def bank_by_bank(x):
     for _ in range(16):
         product = tile((128, 512), buffer=nl.psum)
         nisa.nc_matmul(product, a, b, accumulate=False)
-        nisa.tensor_copy(copy, product)
+        nisa.tensor_copy(copy, product, engine=nisa.engine.vector)
 
 
 def test_one_psum_tile_for_all_products_serialises_them():
@@ -462,7 +468,7 @@ def test_longer_kernels_are_not_replayed_more_often(monkeypatch):
         passes.clear()
         advise(timeline)
         found.append(len(passes))
-    assert found[0] == found[1] <= 12
+    assert max(found) <= 12
 
 
 def test_the_document_shows_what_its_snippets_print(capsys):
@@ -514,3 +520,35 @@ def test_every_program_gets_advice_that_holds_together(steps, on):
         for place in finding.lines:
             file, number = place.split(":")
             assert file == "test_advisor.py" and "nisa." in source[int(number) - 1]
+
+
+# ---- what it once got wrong ----------------------------------------------------------------------
+
+
+def load_exp_store(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    for i in range(nl.program_id(0), x.shape[0] // 128, nl.num_programs()):
+        t = tile((128, x.shape[1]))
+        nisa.dma_copy(t, x[128 * i : 128 * i + 128])
+        nisa.activation(t, nl.exp, t)
+        nisa.dma_copy(out[128 * i : 128 * i + 128], t)
+    return out
+
+
+def test_a_kernel_that_only_moves_data_is_memory_bound_on_two_cores_and_its_engine_is_not_to_blame():
+    profile = nki.profile(load_exp_store, target="trn2", lnc=2)(spec(1024, 2048))
+    assert [finding.kind for finding in profile.findings] == ["memory-bound"]
+    assert profile.to_dict()["roofline"]["bound"] == "HBM"
+
+
+def test_findings_about_transfers_name_those_that_take_the_time():
+    def kernel(x):
+        for _ in range(40):
+            few = tile((1, 16))
+            nisa.dma_copy(few, x[:1, :16])  # often
+        for _ in range(8):
+            column = tile((128, 1024))
+            nisa.dma_copy(column, x.reshape((1024, 128)).permute((1, 0)))  # element by element
+
+    found = findings(kernel, spec(128, 1024))["small-dma"]
+    assert found.lines[0] == line(kernel, "# element by element")

@@ -298,3 +298,27 @@ def test_a_matmul_on_the_whole_array_waits_for_its_parts():
 
     found = by_label(bars(nki.jit(body), X))
     assert found["whole"].start - found["part"].start >= 512 / 2.4
+
+
+def test_a_loop_of_two_cores_that_swap_tiles_is_priced_as_often_as_it_runs():
+    @nki.jit
+    def kernel(x, count):
+        core = nl.program_id(0)
+        mine, theirs = zeros((128, 64)), nl.ndarray((128, 64), nl.float32)
+        times = nisa.register_alloc(count)
+
+        def body(i):
+            nisa.sendrecv(mine, theirs, 1 - core, 1 - core, 0)
+            nisa.tensor_tensor(mine, mine, theirs, nl.add)
+
+        nl.fori_loop(0, times, body)
+        out = nl.ndarray((2, 128, 64), nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(out[core], mine)
+        return out
+
+    x = np.zeros((128, 64), np.float32)
+    counts = [np.full((1, 1), n, np.int32) for n in (1, 4)]
+    once, often = (nki.profile(kernel, target="trn2", lnc=2)(x, count) for count in counts)
+    swaps = [sum(bar.name == "sendrecv" for bar in p.timeline.bars) for p in (once, often)]
+    assert swaps == [2, 8]
+    assert often.total_us > once.total_us + 3

@@ -64,7 +64,7 @@ def products(x):
     a, b, sums = loaded(x, 0, (128, 128)), loaded(x, 1), tile(buffer=nl.psum)
     for _ in range(8):
         nisa.nc_matmul(sums, a, b, accumulate=False)
-        nisa.tensor_copy(tile(), sums)
+        nisa.tensor_copy(tile(), sums, engine=nisa.engine.vector)
 
 
 def overflow(x):

@@ -64,16 +64,22 @@ def profile(
     stage: Callable[[str], None] = lambda what: None,
     ranks: int = 1,
     starts_us: Sequence[float] | None = None,
+    *,
+    target: str | None = None,
+    lnc: int | None = None,
+    uncertainty: bool = False,
 ) -> Callable[..., Any]:
     """`nki.profile(kernel)(*args)`: arguments are arrays or TensorSpecs; `run=True` also computes.
 
+    `target` names another platform and `lnc` another number of cores than the kernel's. With
+    `uncertainty=True` the kernel is timed again with each assumption at its ends: `profile.uncertainty`.
     `ranks` gives a WorldProfile of so many, which begin together or at `starts_us`. Given arrays, a kernel
     with dynamic loops is run to count their trips. `stage` is told what is being done, for those who wait.
     """
-    made = as_kernel(kernel)
+    made = as_kernel(kernel) if lnc is None else as_kernel(kernel)[lnc]
     if ranks > 1 or starts_us is not None:
-        return functools.partial(profile_world, made, ranks, starts_us, stage)
-    return lambda *args, **kwargs: profile_call(made, args, kwargs, run, stage)
+        return functools.partial(profile_world, made, ranks, starts_us, stage, target)
+    return lambda *args, **kwargs: profile_call(made, args, kwargs, run, stage, target, uncertainty)
 
 
 def as_kernel(kernel: Any) -> Kernel:

@@ -12,12 +12,15 @@ from typing import Any
 from ..context import provides
 from ..errors import error, without_our_frames
 from ..execute.collector import fewer_collections
+from ..options import on_platform
 from ..program.program import Diagnostic, Loop, Program
 from ..program.statistics import Statistics
 from ..run.world import Described, using
 from ..timing import Timeline, schedule
 from ..timing.links import Communication, communication
 from ..timing.schedule import schedule_ranks
+from ..timing.uncertainty import Uncertainty
+from ..timing.uncertainty import uncertainty as interval
 from ..tree import leaves
 from .bridges import TensorSpec
 from .explain import explain_call
@@ -33,6 +36,7 @@ class Profile:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     assumed_loops: Sequence[Loop] = ()  # dynamic loops taken to run once, since nobody knows how often
     result: Any = None  # what the kernel returned, when it was also run
+    uncertainty: Uncertainty | None = None  # the time as an interval, when it was asked for
 
     @property
     def total_us(self) -> float:
@@ -210,26 +214,38 @@ def profile_call(
     kwargs: dict,
     run: bool = False,
     stage: Callable[[str], None] = lambda what: None,
+    target: str | None = None,
+    uncertain: bool = False,
 ) -> Profile:
     """The modelled run of a call. `stage` is told what is being done, for those who wait.
 
     Arguments are arrays or TensorSpecs; given arrays, dynamic loops are run to count their trips.
     """
     try:
-        stage(f"tracing {kernel.__name__}")
-        program = kernel.trace(*args, **kwargs)
-        done = None
-        counts = program.assumed_loops and not leaves([args, kwargs], TensorSpec)
-        if run or counts:
-            stage(f"running {kernel.__name__}")
-            done = kernel.run(*args, **kwargs)
-            program = replace(program, trips=done.trips)
-        found = profile_program(program, stage)
+        with on_platform(target):
+            return _profiled(kernel, args, kwargs, run, uncertain, stage)
     except Exception as problem:
         better = explain_call(problem) if isinstance(problem, TypeError) else None
         shown = better or problem
         raise shown.with_traceback(without_our_frames(problem.__traceback__)) from shown.__cause__
+
+
+def _profiled(
+    kernel: Any, args: tuple, kwargs: dict, run: bool, uncertain: bool, stage: Callable[[str], None]
+) -> Profile:
+    stage(f"tracing {kernel.__name__}")
+    program = kernel.trace(*args, **kwargs)
+    done = None
+    counts = program.assumed_loops and not leaves([args, kwargs], TensorSpec)
+    if run or counts:
+        stage(f"running {kernel.__name__}")
+        done = kernel.run(*args, **kwargs)
+        program = replace(program, trips=done.trips)
+    found = profile_program(program, stage)
     found.result = done.result if run and done is not None else None
+    if uncertain:
+        with fewer_collections():
+            found.uncertainty = interval(program, found.timeline, stage)
     return found
 
 
@@ -238,6 +254,7 @@ def profile_world(
     ranks: int,
     starts_us: Sequence[float] | None,
     stage: Callable[[str], None],
+    target: str | None,
     *args: Any,
     **kwargs: Any,
 ) -> WorldProfile:
@@ -246,7 +263,7 @@ def profile_world(
     if starts is not None and len(starts) != ranks:
         raise error("argument", f"profile: {len(starts)} starts for {ranks} ranks")
     stage(f"tracing {kernel.__name__}")
-    with using(Described(0, ranks)):
+    with using(Described(0, ranks)), on_platform(target):
         program = kernel.trace(*args, **kwargs)
     stage(f"scheduling {len(program):,} instructions")
     if starts is None:

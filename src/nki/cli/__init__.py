@@ -22,10 +22,11 @@ from rich.console import RenderableType
 from .. import __version__
 from ..call.jit import profile
 from ..call.kernel import Kernel
-from ..call.profile import Profile
+from ..call.profile import Profile, SavedProfile
 from ..errors import NkiError
 from ..hardware import generations, machine
 from ..options import choose_machine
+from ..report.html import both
 from ..report.text import document, ruled, side_by_side, size
 from . import migrate, plans, run, script, tuning
 from .checking import command_check, command_explain
@@ -122,7 +123,11 @@ def command_compare(options: argparse.Namespace) -> int:
     """nki compare"""
     allowed = None if options.fail_if_slower is None else part_of(options.fail_if_slower)
     with Stages(8) as stage, settings(options):
-        a, b = make_both(options, stage)
+        made = make_both(options, stage)
+        if options.html:
+            stage(f"writing {options.html}")
+            write_both(options.html, *made)
+        a, b = (one.to_dict() for one in made)
     slower = b["total_us"] / a["total_us"] - 1
     failed = allowed is not None and slower > allowed
     options.code = WRONG_KERNEL if failed else 0
@@ -242,7 +247,8 @@ def make_profile(spec: str, options: argparse.Namespace, values: dict[str, Any],
     with kernel_at(spec, stage) as kernel:
         kernel = launched(kernel, options.lnc)
         bound = script.bind(kernel, values)
-        return profile(kernel, stage=stage)(*bound.args, **bound.kwargs)
+        uncertain = getattr(options, "uncertainty", False)
+        return profile(kernel, stage=stage, uncertainty=uncertain)(*bound.args, **bound.kwargs)
 
 
 @contextlib.contextmanager
@@ -264,21 +270,27 @@ def launched(kernel: Kernel, cores: int | None) -> Kernel:
     return kernel[cores]
 
 
-def make_both(options: argparse.Namespace, stage: Stages) -> list[dict[str, Any]]:
-    """The figures of the two profiles of a comparison; each kernel gets the arguments it takes."""
+def write_both(path: str, a: Profile | SavedProfile, b: Profile | SavedProfile) -> None:
+    if not (isinstance(a, Profile) and isinstance(b, Profile)):
+        raise UsageError("--html: a saved profile has no timeline\n  help: give both as script.py:kernel")
+    Path(path).write_text(both(a, b), encoding="utf-8")
+
+
+def make_both(options: argparse.Namespace, stage: Stages) -> list[Profile | SavedProfile]:
+    """The two profiles of a comparison; each kernel gets the arguments it takes."""
     values = script.parse_arguments(options.arg)
     specs = [options.a, options.b]
     taken = [set() if is_saved(spec) else taken_by(spec, values, stage) for spec in specs]
     for name in values:
         if not any(name in names for names in taken):
             raise UsageError(f"--arg {name}: nothing compared here has such a parameter")
-    made: list[dict[str, Any]] = []
+    made: list[Profile | SavedProfile] = []
     for spec, names in zip(specs, taken, strict=True):
         if is_saved(spec):
             made.append(load_saved(spec))
         else:
             own = {name: values[name] for name in values if name in names}
-            made.append(make_profile(spec, options, own, stage).to_dict())
+            made.append(make_profile(spec, options, own, stage))
     return made
 
 
@@ -297,9 +309,9 @@ def is_saved(spec: str) -> bool:
     return file.is_file() and file.suffix != ".py"
 
 
-def load_saved(path: str) -> dict[str, Any]:
+def load_saved(path: str) -> SavedProfile:
     try:
-        return Profile.load(path).to_dict()
+        return Profile.load(path)
     except (NkiError, OSError, UnicodeDecodeError) as problem:
         why = problem.message if isinstance(problem, NkiError) else f"{path}: {problem}"
         raise UsageError(
@@ -365,6 +377,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--html", metavar="FILE", help="write a page with timeline, source, memory and roofline")
     one.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev")
     one.add_argument("--save", metavar="FILE", help="write the figures for nki compare")
+    one.add_argument(
+        "--uncertainty", action="store_true", help="the time as an interval: each assumption at its ends"
+    )
 
     traced = command("trace", command_trace, "print the program of a kernel", TRACE_TEXT, TRACE_EXAMPLES)
     traced.add_argument(
@@ -386,6 +401,7 @@ def parser() -> argparse.ArgumentParser:
         "--fail-if-slower", metavar="PART", help="exit with 1 when b takes longer than a by more, as in 3%%"
     )
     add_run_options(two)
+    two.add_argument("--html", metavar="FILE", help="write a page with both timelines; not of saved profiles")
 
     add_check(command("check", command_check, "find what the real compilers would not accept", CHECK_TEXT))
     add_tune(

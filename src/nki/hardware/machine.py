@@ -82,6 +82,7 @@ class Machine:
     mx_multiplier: float  # 2 [D] mxfp8 and mxfp4; 0: absent
     matmul_min_cycles: int = 64  # 5.2 [D] MM = max(N, 64)
     matmul_gap_cycles: float  # 5.3 [X] between back-to-back matmuls: 217.6 ns is 512 cycles + 10
+    matmul_after_load_ns: float  # 4 [S] a Matmult starts this long after its LoadStationary, at the earliest
     load_stationary_columns: int = 4  # 5.2 [D] columns of stationary per cycle (fast LoadStationary)
     fp32_matmul_pairs: int = 2  # 5.2 [X] LS+MM pairs of one float32 nc_matmul
     fp32_matmul_factor: int = 4  # 5.2 [D] cycles against bf16, all pairs together
@@ -109,6 +110,7 @@ class Machine:
     scalar_operand_ns: float  # 4 [T] per [P,1] scale or bias tile an activation reads
 
     # --- VectorE: cycles per element
+    vector_access_cycles: float  # 3 [D] per input tile, before the next instruction; on trn2 hidden
     vector_one_input: float = 1.0  # 6.1 [D]
     vector_two_inputs: float  # 6.1 [D] tensor_tensor, both in SBUF
     vector_two_inputs_psum: float = 1.0  # 6.1 [D] one of them in PSUM
@@ -195,6 +197,11 @@ class Machine:
     dma_skew_ns: float = 22.0  # 9.4 [X] engine k starts k times this later; two pictures give 19 and 25
     dma_notify_load_ns: float  # 9.4 [T] last byte to consumer
     dma_notify_store_ns: float  # 9.4 [T]
+
+    # --- DMA: what the compiler does ahead. Nobody says how far; the DMA time of AWS's blocked matmul, which
+    # overflows SBUF, asks for 48 us for what it had no room for.
+    fetch_ahead_ns: float = 24_000.0  # 15 [U] a tile is loaded at most this long before its use ...
+    refetch_ahead_ns: float = 48_000.0  # 15 [U] ... and this long, where SBUF had no room for it
 
     # --- DMA: special transfers
     dma_transpose_hbm_fraction: float  # 9.5 [D] of copy throughput; 0: one descriptor per element
@@ -297,7 +304,7 @@ ASSUMPTIONS: dict[str, str] = {
     "devices_per_node": "16 chips of a trn1 or trn2 instance; other sizes are not modelled",
     "compute_to_dma_ns": "two AWS profiles disagree (30 and 880 ns)",
     "core_barrier_ns": "not published",
-    "dma_bytes_per_ns": "fitted on trn2; trn1 and trn3 from their practical peaks",
+    "dma_bytes_per_ns": "fitted on trn2; trn1: one picture, 32 KiB in 1,810 ns; trn3: the documented peak",
     "dma_default_mode": "the compiler's choice is not documented; read off AWS profiles",
     "dma_descriptor_ns": "fitted on trn2, used for trn1 and trn3 too",
     "dma_dispatch_load_ns": "trn1: static rings fetch descriptors from HBM; trn3: as trn2",
@@ -311,6 +318,7 @@ ASSUMPTIONS: dict[str, str] = {
     "dma_skew_ns": "trn1 and trn3: as seen on trn2",
     "double_row_multiplier": "trn3: the ISA allows double_row, the table of rates omits it",
     "dynamic_loop_ns": "not published",
+    "fetch_ahead_ns": "not published: several DMA latencies",
     "fix_accumulator_read_ns": "trn1: as every ScalarE instruction; trn3: as trn2",
     "fix_activation_ns": "trn1: from a 1-element ACTIVATE; trn3: as many cycles as trn2",
     "fix_gpsimd_ns": "trn1 and trn3: as many cycles as trn2",
@@ -333,8 +341,10 @@ ASSUMPTIONS: dict[str, str] = {
     "kernel_overhead_ns": "trn3: as measured on trn2",
     "local_gather_latency": "the printed formula looks inverted; used as a cost factor",
     "local_gather_threads": "the printed formula looks inverted; used as a cost factor",
+    "matmul_after_load_ns": "trn2 and trn3: part of the measured latency of a matmul",
     "matmul_gap_cycles": "trn3: as measured on trn2",
     "psum_bank_serial": "what a conflict in one bank costs is not published",
+    "refetch_ahead_ns": "fitted on AWS's blocked matmul, which overflows SBUF",
     "register_move_ns": "trn1 and trn3: as measured on trn2",
     "register_ns": "not published",
     "same_engine_gap_ns": "trn3: as measured on trn2",
@@ -352,6 +362,7 @@ ASSUMPTIONS: dict[str, str] = {
     "swdge_spacing_ns": "trn1 and trn3: as measured on trn2",
     "tensor_drain_ns": "trn1: from one MATMUL bar; trn3: as trn2",
     "transpose_issue_slots": "trn3: 'close to 2x' on chains, modelled as a second slot",
+    "vector_access_cycles": "trn1: about 60, engines hide some of it; trn2 and trn3: taken to be hidden",
     "vector_bn_aggr": "trn2 and trn3: as trn1",
     "vector_bn_stats": "trn2 and trn3: as trn1",
     "vector_copy_16bit_to_fp32": "trn3: as measured on trn2",
@@ -376,6 +387,7 @@ _ASSUMED_ALWAYS = frozenset({
     "activation_table_free", "collective_chip_hop_ns", "collective_hop_ns", "collective_link_gbs",
     "compute_to_dma_ns", "devices_per_node",
     "core_barrier_ns", "dma_default_mode", "dma_min_descriptor_ns", "dynamic_loop_ns",
+    "fetch_ahead_ns", "refetch_ahead_ns",
     "fp32_load_stationary_factor", "gpsimd_copy", "gpsimd_gather", "gpsimd_partition_reduce",
     "gpsimd_two_inputs", "half_rate_rule", "local_gather_latency", "local_gather_threads", "register_ns",
     "semaphore_ns", "static_trigger_ns", "vector_cumulative", "vector_predicated", "vector_rng",
@@ -386,12 +398,14 @@ _ASSUMED_TRN1 = _ASSUMED_ALWAYS | {
     "fix_accumulator_read_ns", "fix_activation_ns", "fix_gpsimd_ns", "fix_memset_ns", "fix_scalar_copy_ns",
     "fix_scalar_psum_copy_ns", "fix_tensor_ns", "fix_vector_ns", "register_move_ns",
     "sbuf_partition_stride_bytes", "scalar_operand_ns", "swdge_instruction_ns", "swdge_spacing_ns",
-    "tensor_drain_ns", "vector_scan_initial_ns",
+    "tensor_drain_ns", "vector_access_cycles", "vector_scan_initial_ns",
 }
 _ASSUMED_TRN2 = _ASSUMED_ALWAYS | {
-    "half_rate_slowdown", "half_rate_threshold", "half_rate_window_ns", "psum_bank_serial",
+    "half_rate_slowdown", "half_rate_threshold", "half_rate_window_ns", "matmul_after_load_ns",
+    "psum_bank_serial",
     "semaphore_wait_ns", "sendrecv_ns", "shared_bus_stops_fast_modes", "stride_full_rate_bytes",
-    "stride_slowdown", "vector_bn_aggr", "vector_bn_stats", "vector_dropout", "vector_scalar_tensor_tensor",
+    "stride_slowdown", "vector_access_cycles", "vector_bn_aggr", "vector_bn_stats", "vector_dropout",
+    "vector_scalar_tensor_tensor",
 }
 # No measurement of trn3 is published (15): whatever was measured on trn2 is an assumption here.
 _ASSUMED_TRN3 = _ASSUMED_TRN2 | {

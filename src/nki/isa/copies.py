@@ -17,7 +17,7 @@ from ..run.core import issue
 from ..tensors import View
 from . import rules
 from .costs import gpsimd_cost, shortest, vector_cost
-from .enums import GPSIMD, SCALAR, VECTOR, engine
+from .enums import GPSIMD, SCALAR, UNKNOWN, VECTOR, engine
 from .legacy import legacy_dtype
 from .numerics import shaped
 
@@ -58,6 +58,17 @@ class TensorCopy(Instruction):
     def meaning(self, machine: Machine) -> Move | None:
         through_float32 = self.runs_on is SCALAR and not machine.scalar_has_tensor_copy
         return None if through_float32 else Move()
+
+    def other_engine(self) -> Any:
+        """ScalarE, for floats (through float32 on trn1); GpSimdE shares VectorE's way to SBUF."""
+        floats = not (self.dst.dtype.is_integer or self.src.dtype.is_integer)
+        plain = self.dst.dtype.castable and self.src.dtype.castable
+        direct = self.dst.indirection is None and self.src.indirection is None
+        free = self.engine is UNKNOWN and self.runs_on is VECTOR
+        return SCALAR if free and floats and plain and direct else None
+
+    def copies_bits(self) -> bool:
+        return self.engine is UNKNOWN and self.dst.dtype == self.src.dtype
 
     def compute(self, dst: np.ndarray, src: np.ndarray) -> None:
         if self.runs_on is SCALAR and not current_machine().scalar_has_tensor_copy:

@@ -12,7 +12,15 @@ from ..tensors import View
 def vector_cost(ins: Instruction, m: Machine, field: str, n: int, extra: float = 0.0) -> Cost:
     """n elements at the rate of a Machine field, `extra` cycles on top (machine.md 6)."""
     cycles = getattr(m, field) * n + extra
-    return Cost(cycles, m.fix_vector_ns, (field, "fix_vector_ns"), shortest(ins, m) + extra)
+    rests_on = (field, "fix_vector_ns", "vector_access_cycles")
+    return Cost(cycles, m.fix_vector_ns, rests_on, shortest(ins, m) + extra, access_gap(ins, m))
+
+
+def access_gap(ins: Instruction, m: Machine) -> float:
+    """Cycles that starting to read each input tile keeps VectorE from the next instruction (machine.md 3)."""
+    operands = ins.operands()
+    read = (operands[i] for i in ins.read_at)
+    return m.vector_access_cycles * sum(isinstance(v, View) and v.free_elements > 1 for v in read)
 
 
 def gpsimd_cost(m: Machine, field: str, n: int) -> Cost:

@@ -119,10 +119,40 @@ def spread(x: NkiTensor, partitions: int) -> NkiTensor:
 
 
 def spread_into(out: NkiTensor, x: NkiTensor) -> None:
-    """Copy the single partition of x to every partition of `out`, bit by bit."""
+    """Copy the single partition of x to every partition of `out`.
+
+    TensorE multiplies floats by a column of ones, as the architecture guide says NKI does ("alternative use
+    cases" of the Tensor Engine); other dtypes go bit by bit through VectorE.
+    """
+    if _multiplies(x):
+        _multiplied(out, in_sbuf(x))
+        return
     for start in range(0, out.shape[0], _QUADRANT):
         stop = min(start + _QUADRANT, out.shape[0])
         isa.nc_stream_shuffle(out[start:stop], x, [0] * _QUADRANT)
+
+
+def _multiplies(x: NkiTensor) -> bool:
+    """TensorE can take x: a float that float32 sums keep exactly, in rows that can be cut."""
+    known = x.dtype in ("float32", "bfloat16", "float16")
+    small = x.free_elements <= current().machine.gemm_moving_fmax
+    return known and x.indirection is None and (x.ndim == 2 or small or x.is_contiguous())
+
+
+def _multiplied(out: NkiTensor, x: NkiTensor) -> None:
+    """ones.T @ x in PSUM, bank by bank, then a copy to SBUF by whichever engine has time."""
+    most, first = current().machine.gemm_moving_fmax, x.start_partition
+    ones = allocate("broadcast_to", (first + 1, out.shape[0]), x.dtype)[first : first + 1]
+    isa.memset(ones, 1.0)
+    if x.free_elements > most and x.ndim > 2:
+        x = x.reshape((1, x.free_elements))
+        out = out.reshape((out.shape[0], x.free_elements))
+    for start in range(0, x.free_elements, most):
+        part = x if x.free_elements <= most else x[:, start : min(start + most, x.free_elements)]
+        target = out if part is x else out[:, start : min(start + most, x.free_elements)]
+        bank = allocate("broadcast_to", (out.shape[0], *part.shape[1:]), dtypes.float32, PSUM)
+        isa.nc_matmul(bank, ones, part, is_stationary_onezero=True)
+        isa.tensor_copy(target, bank)
 
 
 def in_sbuf(x: NkiTensor) -> NkiTensor:

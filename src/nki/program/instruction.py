@@ -76,19 +76,21 @@ class Cost(NamedTuple):
     """What an instruction costs (machine.md 4).
 
     `cycles` is its work in the clock of its engine, `fix_ns` how much later a consumer sees the result,
-    and `shortest` the fewest cycles until the engine takes the next instruction. `rests_on` names the
-    Machine fields used, so that a report can say which of them are assumptions.
+    and `shortest` the fewest cycles until the engine takes the next instruction; `gap` cycles it is held
+    beyond its work. `rests_on` names the Machine fields used, so that a report can say which of them are
+    assumptions.
     """
 
     cycles: float
     fix_ns: float
     rests_on: tuple[str, ...] = ()
     shortest: float = 0
+    gap: float = 0
 
     @property
     def interval(self) -> float:
         """Cycles the engine is held."""
-        return max(self.cycles, self.shortest)
+        return max(self.cycles + self.gap, self.shortest)
 
 
 class Wire(NamedTuple):
@@ -292,6 +294,14 @@ class Instruction(NkiInstruction, metaclass=_InstructionType):
     def engine_name(self) -> str:
         """Who works: an engine, or "dma" for the sixteen DMA engines."""
         return self.runs_on.name if self.runs_on is not None else "sync"
+
+    def other_engine(self) -> engine | None:
+        """Who else the compiler may give it to, by workload, where the kernel names no engine."""
+        return None
+
+    def copies_bits(self) -> bool:
+        """It only moves one tile to another of the same dtype, and the kernel names no engine for that."""
+        return False
 
     def flops(self) -> int:
         """2 x MACs of a product; 0 for everything else, transposes included."""

@@ -12,7 +12,15 @@ from typing import Any, Protocol
 from ..errors import Site
 from ..program.program import Diagnostic
 from ..program.statistics import Statistics
-from ..timing.measures import assumptions, bounds, critical_path, hbm_traffic, hfu_percent, instruction_ns
+from ..timing.measures import (
+    assumptions,
+    bounds,
+    ceilings,
+    critical_path,
+    hbm_traffic,
+    hfu_percent,
+    instruction_ns,
+)
 from ..timing.regions import Operation
 from ..timing.timeline import ENGINES, Timeline, matmul_flops
 
@@ -62,6 +70,8 @@ def figures(profile: Profiled) -> dict[str, Any]:
         "diagnostics": [_diagnostic(d) for d in profile.diagnostics],
         "findings": [_finding(f) for f in profile.findings],
     }
+    if profile.uncertainty is not None:
+        found["uncertainty"] = _uncertainty(profile.uncertainty)
     if len(timeline.cores) > 1:
         found["per_core"] = [
             {"engines": {name: _engine(timeline, name, [core]) for name in TRACKS}}
@@ -106,6 +116,7 @@ def _roofline(timeline: Timeline) -> dict[str, Any]:
     ridge = peak / (timeline.machine.hbm_gbs * 1e9)
     moved = sum(timeline.hbm_bytes)
     intensity = timeline.flops / moved if moved else 0.0
+    roofs = ceilings(timeline)
     allowed = min(1.0, intensity / ridge) if moved else float(timeline.flops > 0)
     return {
         "mfu_max_achievable_percent": 100 * allowed,
@@ -116,7 +127,8 @@ def _roofline(timeline: Timeline) -> dict[str, Any]:
             "attainable_tflops": peak * allowed / 1e12,
             "peak_tflops": peak / 1e12,
             "hbm_gbs": timeline.machine.hbm_gbs,
-            "bound": "memory" if allowed < 1 else "compute",
+            "bound": roofs[0].name if roofs[0].ns else "none",
+            "ceilings_us": {roof.name: roof.ns / 1e3 for roof in roofs if roof.ns},
         },
     }
 
@@ -238,6 +250,11 @@ def _assumptions(timeline: Timeline) -> list[dict[str, Any]]:
         }
         for field, operations in assumptions(timeline).items()
     ]
+
+
+def _uncertainty(found: Any) -> dict[str, Any]:
+    movers = [{k: _plain(v) for k, v in m._asdict().items()} for m in found.movers if m.moves_us]
+    return {"low_us": found.low_us, "high_us": found.high_us, "movers": movers}
 
 
 def _lines_of(operations: list[Operation]) -> list[str]:

@@ -17,11 +17,11 @@ from typing import Any
 from ..timing.timeline import Timeline
 from .figures import Profiled, figures
 from .packed import Files, pack
-from .text import count, size
+from .text import comparison, count, size
 from .text import time as plain_time
 
 # In the order of use: each only needs the ones before it to be there when the page starts.
-SCRIPTS = "data text tracks memory view painter timeline details source roofline page"
+SCRIPTS = "data text tracks memory view painter timeline details source roofline tables page"
 EMBEDDED_HEIGHT = 780
 MOST_PLACES = 12
 
@@ -39,6 +39,21 @@ def embedded(profile: Profiled) -> str:
     )
 
 
+def both(a: Profile, b: Profile) -> str:
+    """Two profiles on one page: what changed, and each page in a frame below it."""
+    frames = "".join(
+        f'<section><h2>{escape(letter)}: {escape(p.kernel)}</h2><iframe title="{escape(p.kernel)}" '
+        f'sandbox="allow-scripts" srcdoc="{escape(page(p))}"></iframe></section>'
+        for letter, p in zip("ab", (a, b), strict=True)
+    )
+    return Template(asset("compare.html")).substitute(
+        title=escape(f"{a.kernel} and {b.kernel}"),
+        style=asset("page.css"),
+        table=escape(comparison(a, b)),
+        frames=frames,
+    )
+
+
 def compose(f: dict[str, Any], timeline: Timeline) -> str:
     """The page of a timeline and its figures."""
     files = Files()
@@ -49,6 +64,7 @@ def compose(f: dict[str, Any], timeline: Timeline) -> str:
     data = {
         "total_ns": timeline.total_ns,
         "work_ns": timeline.work_ns,
+        "semaphore_ns": timeline.machine.semaphore_ns,
         "cores": len(timeline.cores),
         "layout": packed.layout,
         **packed.table,
@@ -131,15 +147,27 @@ def tiles(f: dict[str, Any]) -> str:
     )
 
 
+TABS = {
+    "findings": "Findings",
+    "instruction": "Instruction",
+    "instructions": "By kind",
+    "waits": "Waits",
+    "range-summary": "Range",
+    "engines": "Engines",
+    "roofline": "Roofline",
+    "assumptions": "Assumptions",
+}
+
+
 def tabs(f: dict[str, Any], opened: str) -> str:
     counts = {"findings": len(f["findings"]) + len(f["diagnostics"]), "assumptions": len(f["assumptions"])}
     shown = []
-    for name in ("findings", "instruction", "engines", "roofline", "assumptions"):
+    for name, title in TABS.items():
         badge = f"<b>{counts[name]}</b>" if counts.get(name) else ""
         chosen = f'aria-selected="{str(name == opened).lower()}" tabindex="{0 if name == opened else -1}"'
         shown.append(
             f'      <button role="tab" data-panel="{name}" aria-controls="{name}" {chosen}>'
-            f"{name.capitalize()}{badge}</button>"
+            f"{title}{badge}</button>"
         )
     return "\n".join(shown)
 

@@ -33,7 +33,16 @@ def comparison(a: Any, b: Any) -> str:
 def plain(shown: RenderableType) -> str:
     """A renderable as text without colour, WIDTH columns wide."""
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
+    console = Console(  # in a notebook rich would show it instead of writing it
+        file=out,
+        width=WIDTH,
+        color_system=None,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        force_jupyter=False,
+        force_terminal=False,
+    )
     console.print(shown)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
@@ -48,9 +57,10 @@ def document(f: dict[str, Any]) -> RenderableType:
         engine_table(f),
         facts(f),
         line_table(f),
-        findings(f),
-        diagnostics(f),
         assumption_table(f),
+        uncertainty(f),
+        diagnostics(f),
+        findings(f),
     ]
     return Group(*(part for part in parts if part is not None))
 
@@ -67,13 +77,14 @@ def engine_table(f: dict[str, Any]) -> Table:
     table = ruled("engine", "active", "", "", "instructions", "their time", right=(1, 2, 4, 5))
     for name, e in f["engines"].items():
         share = e["active_percent"]
+        active, together = times(e["active_us"], e["instruction_us"])
         table.add_row(
             name,
-            time(e["active_us"]),
+            active,
             f"{share:.1f} %",
             Text(bar(share), style="green" if share >= 80 else "cyan"),
             f"{e['instructions']:,}",
-            time(e["instruction_us"]),
+            together,
         )
     return table
 
@@ -104,10 +115,11 @@ def facts(f: dict[str, Any]) -> Table:
     grid.add_row("  PSUM", f"peak {size(f['psum_peak_bytes'])} of {size(limits['psum_bytes'])}")
     grid.add_row(
         "  roofline",
-        f"{roof['flops_per_byte']:.1f} FLOP/byte ({roof['bound']} bound, ridge at "
-        f"{roof['ridge_flops_per_byte']:.1f}); {roof['achieved_tflops']:.2f} of "
-        f"{roof['peak_tflops']:.2f} TFLOP/s",
+        f"{roof['flops_per_byte']:.1f} FLOP/byte (ridge at {roof['ridge_flops_per_byte']:.1f}); "
+        f"{roof['achieved_tflops']:.2f} of {roof['peak_tflops']:.2f} TFLOP/s",
     )
+    if roof.get("ceilings_us"):
+        grid.add_row("", _ceilings(roof))
     grid.add_row(
         "",
         f"MFU {f['mfu_percent']:.2f} %, HFU {f['hfu_percent']:.2f} %, "
@@ -118,6 +130,13 @@ def facts(f: dict[str, Any]) -> Table:
     return grid
 
 
+def _ceilings(roof: dict[str, Any]) -> str:
+    """What each resource needs for this work at the least: the longest is the bound."""
+    roofs = roof["ceilings_us"]
+    least = ", ".join(f"{name} {us}" for name, us in zip(roofs, times(*roofs.values()), strict=True))
+    return f"{roof['bound']} is the bound; at the least {least}"
+
+
 def _read_again(f: dict[str, Any]) -> list[dict[str, Any]]:
     """Tensors whose bytes travel more than once."""
     return [t for t in f["tensors"] if t["read_bytes"] > 1.01 * t["bytes"]][:3]
@@ -125,7 +144,7 @@ def _read_again(f: dict[str, Any]) -> list[dict[str, Any]]:
 
 def bounds(f: dict[str, Any]) -> Iterable[tuple[str, str]]:
     """The ladders: each step could not be faster than the next."""
-    memory, compute = (list(map(time, f["bounds"][kind].values())) for kind in ("memory", "compute"))
+    memory, compute = (times(*f["bounds"][kind].values()) for kind in ("memory", "compute"))
     busiest = time(f["bounds"]["pipeline"]["busiest_engine_us"])
     yield "  bounds", "memory: {} DMA active >= {} all its bytes >= {} necessary bytes".format(*memory)
     yield "", "compute: {} TensorE active >= {} its work >= {} without transposes".format(*compute)
@@ -140,11 +159,12 @@ def line_table(f: dict[str, Any]) -> Table | None:
         column.no_wrap = True  # the source gives way
     for row in f["lines"][:MOST_LINES]:
         engine = max(row["engines"], key=row["engines"].get)
+        critical, together = times(row["critical_us"], row["instruction_us"])
         table.add_row(
             row["line"],
-            time(row["critical_us"]),
+            critical,
             f"{row['critical_percent']:.1f} %",
-            time(row["instruction_us"]),
+            together,
             f"{row['instructions']:,}",
             "spill" if row["spill_bytes"] > row["dma_bytes"] and engine == "dma" else engine,
             Text(row["source"], no_wrap=True, overflow="ellipsis"),
@@ -189,6 +209,26 @@ def assumption_table(f: dict[str, Any]) -> RenderableType | None:
     return table
 
 
+MOST_MOVERS = 5  # of the table of what moves the time
+
+
+def uncertainty(f: dict[str, Any]) -> RenderableType | None:
+    """The time as an interval, and the assumptions that move it most."""
+    if "uncertainty" not in f:
+        return None
+    u = f["uncertainty"]
+    unit = unit_of(u["high_us"])
+    low, total, high = (in_unit(us, unit) for us in (u["low_us"], f["total_us"], u["high_us"]))
+    text = f"Between {low} and {high} {unit}, {total} as modelled"
+    if not u["movers"]:
+        return _title(f"{text}: no assumption moves it")
+    table = ruled("moved by", "from", "to", f"{unit} then", f"{unit} then", right=(1, 2, 3, 4))
+    for m in u["movers"][:MOST_MOVERS]:
+        times = (in_unit(m[end], unit) for end in ("low_us", "high_us"))
+        table.add_row(m["field"], _value(m["low"]), _value(m["high"]), *times)
+    return Group(_title(text), table)
+
+
 # ---- two profiles --------------------------------------------------------------------------------
 
 
@@ -200,7 +240,8 @@ def side_by_side(a: dict[str, Any], b: dict[str, Any]) -> RenderableType:
     table = ruled("", *names, "change", right=(1, 2, 3))
     for name, x, y, shown in _compared(a, b):
         if x or y:
-            table.add_row(name, shown(x), shown(y), _change(name, x, y))
+            both = times(x, y) if shown is time else (shown(x), shown(y))
+            table.add_row(name, *both, _change(name, x, y))
     return Group(table, _verdict(a, b))
 
 
@@ -300,9 +341,26 @@ def percent(share: float) -> str:
 
 def time(us: float) -> str:
     """`35.7 us`, `39.90 ms`"""
-    if us >= 10_000:
-        return f"{us / 1e3:,.2f} ms"
-    return f"{us:,.1f} us" if us >= 0.05 or us == 0 else f"{us * 1e3:.1f} ns"
+    return times(us)[0]
+
+
+UNITS = {"ms": 1e3, "us": 1.0, "ns": 1e-3}
+
+
+def unit_of(us: float) -> str:
+    """The unit in which a time is shown."""
+    return "ms" if us >= 10_000 else "us" if us >= 0.05 or us == 0 else "ns"
+
+
+def in_unit(us: float, unit: str) -> str:
+    """`39.90`: a time in a unit, without it."""
+    return f"{us / UNITS[unit]:,.{2 if unit == 'ms' else 1}f}"
+
+
+def times(*many: float) -> list[str]:
+    """Times for one line, all in the unit of the largest."""
+    unit = unit_of(max(many, default=0.0))
+    return [f"{in_unit(us, unit)} {unit}" for us in many]
 
 
 def size(nbytes: float) -> str:

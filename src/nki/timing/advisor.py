@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from .advice.engines import engine_idle, psum_serial, table_reload
+from .advice.fusion import short_instructions, two_passes
+from .advice.placing import dma_transpose, other_engine
 from .advice.ranks import exposed_communication
 from .advice.room import spill
 from .advice.study import Finding, Study
@@ -22,11 +24,15 @@ __all__ = ["Finding", "advise"]
 LOOKED_FOR: tuple[Callable[[Study], Iterator[Finding]], ...] = (
     reloaded_data,
     spill,
+    dma_transpose,
     small_dma,
     dma_issue,
     exposed_communication,
+    two_passes,
+    other_engine,
     psum_serial,
     unused_partitions,
+    short_instructions,
     table_reload,
     fp32_matmul,
     engine_idle,

@@ -48,7 +48,7 @@ def span(
 ) -> Span:
     """When an operation of `cycles` cycles that begins at `start` is over."""
     service = slow * cycles / clock
-    held = max(service, cost.shortest / clock)
+    held = max(service + cost.gap / clock, cost.shortest / clock)
     drain = machine.tensor_drain_ns if engine == "tensor" else cost.fix_ns
     return Span(start + held, start + service + drain, start + service + cost.fix_ns)
 

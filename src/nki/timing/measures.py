@@ -119,6 +119,36 @@ def bounds(timeline: Timeline) -> Bounds:
     )
 
 
+class Ceiling(NamedTuple):
+    """A resource and the least time that the kernel's work takes on it, in ns."""
+
+    name: str
+    ns: float
+
+
+def ceilings(timeline: Timeline) -> list[Ceiling]:
+    """What each engine, a core's DMA engines and HBM could not do faster, the longest first.
+
+    An engine's work is its cycles, without latencies and gaps; of several cores, that of the busiest.
+    """
+    m = timeline.machine
+    peak = m.peak_flops() * 1e-9 * len(timeline.cores)
+    found = {"TensorE": adjusted_flops(timeline) / peak, "HBM": sum(timeline.hbm_bytes) / m.hbm_gbs}
+    for core in timeline.cores:
+        work: Counter[str] = Counter()
+        for op in core.operations:
+            if op.kind in LANES and op.instruction is not None:
+                work[LANES[op.kind]] += core.planner.cost_of(op).cycles / core.clocks[op.kind]
+        moved = sum(t.nbytes for t in core.transfers.values())
+        work["DMA"] = moved / (m.dma_engines * m.dma_bytes_per_ns)  # type: ignore[assignment]
+        for name, ns in work.items():
+            found[name] = max(found.get(name, 0.0), ns)
+    return sorted((Ceiling(name, ns) for name, ns in found.items()), key=lambda c: (-c.ns, c.name))
+
+
+LANES = {"vector": "VectorE", "scalar": "ScalarE", "gpsimd": "GpSimdE"}
+
+
 # ---- the critical path ---------------------------------------------------------------------------
 
 
@@ -165,6 +195,12 @@ def assumptions(timeline: Timeline) -> dict[str, list[Operation]]:
         for op in core.operations:
             for field in {*_fields(core, op, op.index in loads)} & assumed:
                 found[field].append(op)
+    if "fetch_ahead_ns" in assumed and any(planner.loaded_early for planner in timeline.planners):
+        early = [(p, op) for p in timeline.planners for op in p.operations]
+        found["fetch_ahead_ns"] = [op for p, op in early if op.position in p.loaded_early]
+    moved = [op for op in timeline.operations if op.instruction is None]
+    if "refetch_ahead_ns" in assumed and moved:
+        found["refetch_ahead_ns"] = moved
     if "kernel_overhead_ns" in assumed:
         found["kernel_overhead_ns"] = []
     return dict(sorted(found.items()))
@@ -177,7 +213,7 @@ def _fields(core: Any, op: Operation, loads_table: bool) -> Iterator[str]:
     else:
         yield from core.planner.cost_of(op).rests_on
         if op.kind == "tensor":
-            yield "tensor_drain_ns"
+            yield from ("tensor_drain_ns", "matmul_after_load_ns")
         if _is_slowed(core, op):
             yield from HALF_RATE_FIELDS if op.kind == "tensor" else STRIDE_FIELDS
     if loads_table:

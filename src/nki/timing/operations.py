@@ -12,16 +12,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..hardware.machine import Machine
-from ..hardware.memories import PSUM, SBUF
+from ..hardware.memories import SBUF
 from ..program.instruction import Cost, Instruction
 from ..tensors import View
 from ..tensors.storage import Storage
 from .pools import Pool, accesses
 from .regions import ORDER, Operation, Region, Space, region
-
-# How far ahead of its use a tile is fetched: several DMA latencies, so that a spill, the load into its
-# place and the queue before both fit in. No source gives it: of 8 to 32 us it fits AWS's blocked matmul best.
-FETCH_AHEAD_NS = 24_000.0
 
 
 class Planner:
@@ -48,8 +44,7 @@ class Planner:
         self.plain_loads = self._plain_loads()
         self.load_of = {id(tile): position for position, tile in self.plain_loads.items()}
         self.loaded_early: set[int] = set()
-        self.sbuf = Pool(self, SBUF, machine.sbuf_usable_bytes, 1)
-        self.psum = Pool(self, PSUM, machine.psum_bytes, machine.psum_bank_bytes)
+        self.sbuf = Pool(self, machine.sbuf_usable_bytes)
         self.spill_bytes = 0
 
     def _costs(self) -> list[Cost]:
@@ -110,7 +105,6 @@ class Planner:
         """The operation of an instruction, with its tiles in place and its waits known."""
         access = self.accesses[position]
         self.sbuf.prepare(position, access)
-        self.psum.prepare(position, access)
         op = self.new(position, self.instructions[position].engine_name())
         self._keep_order(op)
         for view in access.reads:
@@ -120,7 +114,6 @@ class Planner:
             if id(view.storage) not in self.silent:
                 self.space(view.storage).write(op, self.region(view))
         self.sbuf.used(position, op, access)
-        self.psum.used(position, op, access)
 
     def _plain_loads(self) -> dict[int, Storage]:
         """Copies of constant HBM data into whole fresh tiles: they may happen any time before their use."""
@@ -156,7 +149,8 @@ class Planner:
 
 
 class Lookahead:
-    """Fetches what the instructions of the next FETCH_AHEAD_NS will need.
+    """Fetches what coming instructions will need: loads within fetch_ahead_ns, what SBUF had no room for (put
+    off, or dropped and needed again) within refetch_ahead_ns.
 
     Time here is the work of the busiest engine so far: what the kernel would take if data were there.
     """
@@ -171,15 +165,24 @@ class Lookahead:
             name = instruction.engine_name()
             if name in work:
                 work[name] += cost.interval / clocks[name]
-        self.next = 0
+        self.loads = self.again = 0  # how far both have looked
 
     def fetch(self, position: int) -> None:
-        horizon = self.moments[position] + FETCH_AHEAD_NS
-        self.next = max(self.next, position)
-        while self.next < len(self.moments) and self.moments[self.next] <= horizon:
-            if not self.planner.sbuf.fetch(position, self.next, self.planner.accesses[self.next]):
+        m, sbuf = self.planner.machine, self.planner.sbuf
+        now = self.moments[position]
+        self.loads, self.again = max(self.loads, position), max(self.again, position)
+        while self._within(self.loads, now + m.fetch_ahead_ns):
+            if not sbuf.fetch(position, self.loads, self.planner.accesses[self.loads]):
                 break
-            self.next += 1
+            self.loads += 1
+        if not sbuf.is_short:
+            return
+        while self._within(self.again, now + m.refetch_ahead_ns):
+            sbuf.refetch(self.again, self.planner.accesses[self.again])
+            self.again += 1
+
+    def _within(self, position: int, horizon: float) -> bool:
+        return position < len(self.moments) and self.moments[position] <= horizon
 
 
 def engine_clocks(m: Machine) -> dict[str, float]:

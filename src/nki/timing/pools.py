@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..hardware.memories import PSUM
+from ..hardware.memories import SBUF
 from ..program.effects import effects
 from ..program.instruction import Instruction
 from ..program.statistics import union
@@ -59,20 +59,55 @@ class Demand:
         return max(table[begin], table[end - (1 << level) + 1])
 
 
-class Pool:
-    """On-chip space handed out in program order; what is full evicts the tile needed last."""
+class Ahead:
+    """Space taken ahead of its place in the program, and whether it takes it from what comes before."""
 
-    def __init__(self, planner: Any, buffer: Any, capacity: int, unit: int):
+    def __init__(self, demand: Demand, capacity: int):
+        self.demand = demand
+        self.capacity = capacity
+        self.early: list[tuple[int, int]] = []  # (position, size), sorted
+        self.size = 0  # of all of them
+
+    def take(self, position: int, size: int) -> None:
+        insort(self.early, (position, size))
+        self.size += size
+
+    def has_room(self, now: int, until: int, size: int) -> bool:
+        """True when `size` more, taken from now on, push out nothing the program keeps until then."""
+        early = self.early
+        while early and early[0][0] <= now:
+            self.size -= early.pop(0)[1]
+        return self._fits(now, until, 0, len(early), size + self.size)
+
+    def _fits(self, begin: int, until: int, low: int, high: int, ahead: int) -> bool:
+        """Demand from `begin` to `until` leaves `ahead`, less what early[low:high] give up on the way.
+
+        From its own place in the program on, what was taken early is part of the demand.
+        """
+        if self.demand.highest(begin, until - 1) + ahead <= self.capacity:
+            return True
+        if low == high or self.early[low][0] >= until:
+            return False
+        middle = (low + high) // 2
+        turn = max(begin + 1, min(until, self.early[middle][0]))
+        given = sum(taken for _, taken in self.early[low : middle + 1])
+        return self._fits(begin, turn, low, middle, ahead) and (
+            turn >= until or self._fits(turn, until, middle + 1, high, ahead - given)
+        )
+
+
+class Pool:
+    """SBUF handed out in program order; what is full evicts the tile needed last."""
+
+    def __init__(self, planner: Any, capacity: int):
         self.planner = planner
-        self.buffer = buffer
-        self.unit = unit
         self.uses: dict[int, deque[int]] = defaultdict(deque)
         self.storages: dict[int, Storage] = {}
         placed: set[tuple[int, int]] = set()
         for position, access in enumerate(planner.accesses):
             for view in (*access.reads, *access.writes):
                 storage = view.storage
-                if storage.buffer is not buffer:
+                if storage.buffer is not SBUF:
                     continue
                 if storage.address is not None:
                     placed.add((storage.address[1], storage.address[1] + storage.pitch))
@@ -89,16 +124,21 @@ class Pool:
         self.untouched: set[int] = set()  # has space, but no instruction used it yet
         self.last: dict[int, list[int]] = defaultdict(list)  # storage -> operations since the last write
         self.dirty: set[int] = set()
-        self.spilled: dict[int, int] = {}  # storage -> its spill operation
+        self.clean: dict[int, int] = {}  # storage that holds what was loaded -> position of the load
+        self.spilled: dict[int, int] = {}  # storage -> its spill operation, or -1: HBM has it anyway
         self.deferred: dict[int, int] = {}  # storage -> position of the load that was put off
         self.lives = {key: (uses[0], uses[-1]) for key, uses in self.uses.items()}  # first and last use
         self.demand = Demand(self.uses, {k: self.size(s) for k, s in self.storages.items()})
-        self.early: list[tuple[int, int]] = []  # loads done ahead: (position, bytes), sorted
-        self.early_bytes = 0
+        self.ahead = Ahead(self.demand, self.capacity)  # loads done early
         self.over_committed = 0
 
     def size(self, storage: Storage) -> int:
-        return -(-storage.pitch // self.unit) * self.unit
+        """Bytes of all partitions that a tile takes; small ones lie side by side, a quadrant or half each.
+
+        An operand of up to 32 partitions may start at any quadrant, of up to 64 at any half (machine.md 3).
+        """
+        quadrants = -(-storage.partitions // self.planner.machine.quadrant_partitions)
+        return storage.pitch if quadrants > 2 else -(-storage.pitch * quadrants // 4)
 
     def defers(self, position: int, target: Storage) -> bool:
         """Put a load off while SBUF is full of tiles that are needed sooner."""
@@ -122,7 +162,7 @@ class Pool:
         """Make room for every tile of the instruction, reloading the ones that were spilled."""
         for view in (*access.reads, *access.writes):
             storage = view.storage
-            if storage.buffer is not self.buffer or storage.address is not None:
+            if storage.buffer is not SBUF or storage.address is not None:
                 continue
             key = id(storage)
             if self.deferred.get(key, position) != position:
@@ -138,57 +178,49 @@ class Pool:
                     self.space_waits[key] = waits
                     self.untouched.add(key)
 
+    @property
+    def is_short(self) -> bool:
+        """Something had to go, or to wait, for want of room."""
+        return bool(self.spilled or self.deferred)
+
     def fetch(self, now: int, position: int, access: Accesses) -> bool:
         """Bring in what a coming instruction needs: loads into free space, reloads also by eviction.
 
         False when a load must wait for space; the instructions behind it then wait as well.
         """
+        self.refetch(position, access)
         for view in access.reads:
             key = id(view.storage)
-            if view.storage.buffer is not self.buffer or key in self.resident or not self.uses[key]:
+            if view.storage.buffer is not SBUF or key in self.resident or not self.uses[key]:
                 continue
             size = self.size(view.storage)
-            put_off = key in self.deferred
-            if put_off or key in self.spilled:
-                if self.free_bytes < size and self._farthest(set())[1] <= position:
-                    continue
-                if put_off:
-                    self._load_now(key)
-                else:
-                    waits = self._take(size, set())
-                    self.resident[key] = size
-                    self._reload(view.storage, waits)
-            elif self.planner.load_of.get(key, -1) > now:
+            known = key in self.deferred or key in self.spilled
+            if not known and self.planner.load_of.get(key, -1) > now:
                 load = self.planner.load_of[key]
-                if self.free_bytes < size or not self._has_room(now, load, size):
+                if self.free_bytes < size or not self.ahead.has_room(now, load, size):
                     return False
-                insort(self.early, (load, size))
-                self.early_bytes += size
+                self.ahead.take(load, size)
                 self.planner.load_early(load)
         return True
 
-    def _has_room(self, now: int, until: int, size: int) -> bool:
-        """True when `size` bytes more, taken from now on, push out nothing the program keeps until then."""
-        early = self.early
-        while early and early[0][0] <= now:
-            self.early_bytes -= early.pop(0)[1]
-        return self._fits(now, until, 0, len(early), size + self.early_bytes)
-
-    def _fits(self, begin: int, until: int, low: int, high: int, ahead: int) -> bool:
-        """Demand from `begin` to `until` leaves `ahead` bytes, less what early[low:high] give up on the way.
-
-        From its own place in the program on, an early load is part of the demand.
-        """
-        if self.demand.highest(begin, until - 1) + ahead <= self.capacity:
-            return True
-        if low == high or self.early[low][0] >= until:
-            return False
-        middle = (low + high) // 2
-        turn = max(begin + 1, min(until, self.early[middle][0]))
-        given = sum(taken for _, taken in self.early[low : middle + 1])
-        return self._fits(begin, turn, low, middle, ahead) and (
-            turn >= until or self._fits(turn, until, middle + 1, high, ahead - given)
-        )
+    def refetch(self, position: int, access: Accesses) -> None:
+        """Bring back what was put off or dropped, if it is needed before what would have to go for it."""
+        for view in access.reads:
+            key = id(view.storage)
+            if view.storage.buffer is not SBUF or key in self.resident or not self.uses[key]:
+                continue
+            size = self.size(view.storage)
+            put_off = key in self.deferred
+            if not put_off and key not in self.spilled:
+                continue
+            if self.free_bytes < size and self._farthest(set())[1] <= position:
+                continue
+            if put_off:
+                self._load_now(key)
+            else:
+                waits = self._take(size, set())
+                self.resident[key] = size
+                self._reload(view.storage, waits)
 
     def used(self, position: int, op: Operation, access: Accesses) -> None:
         """Record the use; free the tiles that have none left."""
@@ -196,7 +228,7 @@ class Pool:
         for view in (*access.reads, *access.writes):
             storage = view.storage
             key = id(storage)
-            if storage.buffer is not self.buffer or storage.address is not None:
+            if storage.buffer is not SBUF or storage.address is not None:
                 continue
             uses = self.uses[key]
             if not uses or uses[0] != position:
@@ -208,6 +240,9 @@ class Pool:
                     op.wait_for(waited, SPACE)
                 self.last[key] = [op.index]
                 self.dirty.add(key)
+                self.clean.pop(key, None)
+                if self.planner.load_of.get(key) == position:
+                    self.clean[key] = position
             else:
                 self.last[key].append(op.index)
             if not uses:
@@ -253,15 +288,15 @@ class Pool:
         return 0
 
     def _evict(self, keep: set[int]) -> bool:
-        """Spill the resident tile whose next use is farthest away."""
-        if self.buffer is PSUM:
-            return False
+        """Spill the resident tile whose next use is farthest away; one that HBM still has is only dropped."""
         best, _ = self._farthest(keep)
         if best is None:
             return False
         storage = self.storages[best]
         after = tuple(self.last.pop(best))
-        if best in self.dirty or best not in self.spilled:
+        if best in self.clean:
+            self.spilled[best] = -1
+        elif best in self.dirty or best not in self.spilled:
             op = self.planner.new(-1, "spill")
             op.tile = storage
             self.planner.space(storage).read(op, WHOLE)
@@ -285,7 +320,10 @@ class Pool:
         op.tile = storage
         for waited in waits:
             op.wait_for(waited, SPACE)
-        op.wait_for(self.spilled[id(storage)], RAW)
+        if self.spilled[id(storage)] >= 0:
+            op.wait_for(self.spilled[id(storage)], RAW)
+        else:
+            op.again = self.planner.instructions[self.clean[id(storage)]]
         self.planner.space(storage).write(op, WHOLE)
         self.last[id(storage)] = [op.index]
         self.planner.spill_bytes += storage.nbytes

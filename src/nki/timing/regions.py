@@ -14,7 +14,7 @@ RAW, WAR, WAW, SPACE, ORDER = "data", "overwrite", "rewrite", "space", "order"
 class Operation:
     """One thing an engine or a DMA queue does."""
 
-    __slots__ = ("index", "position", "instruction", "kind", "waits", "tile", "site", "core")
+    __slots__ = ("index", "position", "instruction", "kind", "waits", "tile", "again", "site", "core")
 
     def __init__(self, index: int, instruction: Instruction | None, kind: str, core: int, position: int):
         self.index = index
@@ -23,12 +23,19 @@ class Operation:
         self.kind = kind  # the engine's name, "dma", "spill" or "reload"
         self.waits: dict[int, str] = {}  # operation index -> why
         self.tile: Storage | None = None  # spills: what is moved
+        self.again: Instruction | None = None  # reloads: the load that is done again
         self.site = instruction.site if instruction is not None else None
         self.core = core
 
     @property
     def is_dma(self) -> bool:
         return self.kind in ("dma", "spill", "reload")
+
+    def copy(self) -> Operation:
+        """The same, with waits of its own."""
+        made = Operation(self.index, self.instruction, self.kind, self.core, self.position)
+        made.waits, made.tile, made.again = dict(self.waits), self.tile, self.again
+        return made
 
     def wait_for(self, other: int, why: str) -> None:
         if other != self.index and (other not in self.waits or why == RAW):

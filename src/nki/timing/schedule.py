@@ -16,12 +16,14 @@ from ..errors import error
 from ..hardware.machine import Machine
 from ..hardware.memories import PSUM
 from ..program.edges import declared
-from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile, State
+from ..program.instruction import WHOLE_ARRAY, Cost, Instruction, PeTile, State
 from ..program.program import Edge, Program
 from ..tensors import View
+from .banks import Banks
+from .compiled import compiled
 from .law import BEGUN, FREE, Activity, deal, latency, releases, span
 from .operations import Planner, engine_clocks
-from .regions import ORDER, RAW, Operation
+from .regions import ORDER, RAW, SPACE, Operation
 from .timeline import Timeline
 from .transfer import RANKS, Transfer, transfer_of
 
@@ -52,8 +54,10 @@ def schedule_ranks(program: Program, starts: Sequence[float]) -> list[Timeline]:
 def plan(program: Program) -> list[Planner]:
     """The operations of each core, and what they wait for."""
     planners, places = [], []
+    edges = declared(program)
     for core, items in enumerate(program.unrolled()):
-        counted = [(i, at) for i, at in items if i.counted]
+        asked = [(i, at) for i, at in items if i.counted]
+        counted = compiled(program.machine, asked, _as_they_are(program, edges, core))
         where = [at for _, at in counted]
         blocks = {
             position: number
@@ -65,8 +69,17 @@ def plan(program: Program) -> list[Planner]:
         places.append(where)
     for planner in planners:
         planner.plan()
-    add_declared(planners, places, declared(program))
+    add_declared(planners, places, edges)
     return planners
+
+
+def _as_they_are(program: Program, edges: Sequence[Edge], core: int) -> set[int]:
+    """Positions of a core that a declared edge or a no_reorder block names."""
+    named = {at for edge in edges if edge.core == core for at in (edge.later, edge.earlier)}
+    for block in program.blocks:
+        if block.core == core:
+            named.update(range(block.first, block.last + 1))
+    return named
 
 
 def add_declared(planners: list[Planner], places: list[list[int]], edges: Sequence[Edge]) -> None:
@@ -96,11 +109,18 @@ class Simulation:
         self.cores: list[CoreSimulation] = []
         for rank in range(len(starts)):
             order: list[tuple[int, int]] = []
-            self.cores += [CoreSimulation(self, machine, p, len(planners), rank, order) for p in planners]
+            self.cores += [self.core(machine, p, len(planners), rank, order) for p in planners]
         self.expected = self._expected(len(starts))
         self.arrived: dict[tuple, tuple[CoreSimulation, int]] = {}  # first of two cores at a meeting point
         self.gathered: dict[tuple, list[tuple[CoreSimulation, int]]] = {}  # those who begin together
         self.partners: dict[tuple[int, int], tuple[int, int]] = {}  # transfers that began together
+
+    def core(
+        self, machine: Machine, planner: Planner, sharers: int, rank: int, order: list[tuple[int, int]]
+    ) -> CoreSimulation:
+        """What a simulation notes in operations is of one rank: others have copies."""
+        own = planner.operations if rank == 0 else [op.copy() for op in planner.operations]
+        return CoreSimulation(self, machine, planner, own, sharers, rank, order)
 
     def post(self, time: float, core: CoreSimulation, what: int, which: Any) -> None:
         self.sequence += 1
@@ -148,7 +168,7 @@ class Simulation:
         return Counter(point for core in self.cores for point in core.swaps.values())
 
 
-DONE, READ, READY, IDLE, TRIGGER = range(5)  # what happens at an event
+DONE, READ, READY, IDLE, ROOM = range(5)  # what happens at an event
 MODES = ("software", "hardware", "static", RANKS)  # the DMA triggers
 RIVALS = {"vector": ("gpsimd", "scalar"), "gpsimd": ("vector",), "scalar": ("vector",)}
 
@@ -165,6 +185,7 @@ class CoreSimulation:
         simulation: Simulation,
         machine: Machine,
         planner: Planner,
+        operations: list[Operation],
         sharers: int,
         rank: int = 0,
         order: list[tuple[int, int]] | None = None,
@@ -174,7 +195,7 @@ class CoreSimulation:
         self.order = [] if order is None else order  # (core, operation) of the rank as they were begun
         self.machine = machine
         self.planner = planner
-        self.operations = planner.operations
+        self.operations = operations
         count = len(self.operations)
         self.start = [0.0] * count  # ns
         self.free = [0.0] * count  # the engine can take the next one; operands have been read
@@ -185,6 +206,7 @@ class CoreSimulation:
         self.table_loads: list[tuple[float, float, int]] = []
         self.meetings: dict[Any, int] = {}
         self.ready = [0.0] * count
+        self.loadable = [0.0] * count  # the same, but for the order of its own engine
         self.missing = [len(op.waits) for op in self.operations]
         self.users: list[list[int]] = [[] for _ in range(count)]
         for op in self.operations:
@@ -199,6 +221,9 @@ class CoreSimulation:
         self.table: str | None = None
         self.activity = Activity(machine)
         self.pe_tiles: dict[PeTile, int] = {}  # the last matmul on each part of the PE array
+        self.banks = Banks(machine, planner.accesses)
+        self.starved: list[tuple[str, int]] = []  # operations without a PSUM bank, by engine
+        self.bank_waits: set[tuple[int, int]] = set()  # (operation, the one that freed its bank)
         self.dma_free = [0.0] * (machine.dma_engines + 1)  # and the link to other ranks
         self.bandwidth_share = self._bandwidth_share(sharers)
 
@@ -250,8 +275,13 @@ class CoreSimulation:
     def handle(self, now: float, what: int, which: Any) -> None:
         if what in (DONE, READ):
             self._release(which, now, what)
+            freed = self.banks.used(self.operations[which].position) if what == DONE else 0
+            if freed:
+                self._post(now + self.machine.semaphore_ns, ROOM, (which, freed))
         elif what == READY:
             self._queue(which, now)
+        elif what == ROOM:
+            self._find_banks(*which, now)
         else:
             self._take_next(which, now)
 
@@ -286,6 +316,8 @@ class CoreSimulation:
             if moment == BEGUN or (moment == FREE) != (what == READ):
                 continue  # BEGUN: released when it was triggered
             wait = latency(self.machine, moment, producer.is_dma, same, consumer.is_dma)
+            if not same:
+                self.loadable[user] = max(self.loadable[user], now + wait)
             self._satisfied(user, index, now + wait, now)
 
     def _satisfied(self, user: int, by: int, moment: float, now: float) -> None:
@@ -311,21 +343,45 @@ class CoreSimulation:
         op = self.operations[index]
         place = op.kind
         if op.is_dma:
-            share = self.bandwidth_share
-            transfer = self.transfers[index] = transfer_of(op, self.machine, self.sharers, share)
+            transfer = self.transfers[index] = self.transfer(op)
             place = transfer.mode
         heapq.heappush(self.waiting[place], (self.rank[index], index))
         self._take_next(place, now)
 
+    def _find_banks(self, freed_by: int, banks: int, now: float) -> None:
+        """PSUM banks are free: those that wait for some look again."""
+        self.banks.give_back(freed_by, banks, now)
+        woken, self.starved = self.starved, []
+        for place, index in woken:
+            self.ready[index], self.blocked_by[index] = now, freed_by
+            heapq.heappush(self.waiting[place], (self.rank[index], index))
+        for place in dict.fromkeys(place for place, _ in woken):
+            self._take_next(place, now)
+
+    def transfer(self, op: Operation) -> Transfer:
+        return transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
+
+    def cost_of(self, op: Operation) -> Cost:
+        return self.planner.cost_of(op)
+
     def _take_next(self, place: str, now: float) -> None:
         waiting = self.waiting[place]
-        if not waiting or self.idle_at[place] > now:
+        if self.idle_at[place] > now:
+            return
+        while waiting and not self.banks.has_room(self.operations[waiting[0][1]].position):
+            self.starved.append((place, heapq.heappop(waiting)[1]))
+        if not waiting:
             return
         until = self._must_wait(place, waiting[0][1], now)
         if until > now:
             self._post(until, IDLE, place)
             return
         _, index = heapq.heappop(waiting)
+        for freed_by, when in self.banks.take(self.operations[index].position):
+            if freed_by >= 0:
+                self.operations[index].wait_for(freed_by, SPACE)
+                self.bank_waits.add((index, freed_by))
+                self.loadable[index] = max(self.loadable[index], when)
         if self.ready[index] < now and place in self.last_on:
             self.blocked_by[index] = self.last_on[place]
         self.last_on[place] = index
@@ -375,7 +431,9 @@ class CoreSimulation:
             self.simulation.meet(self, index, now)
             return self.idle_at[engine]
         start = self._load_table(op, now) if engine == "scalar" else now
-        cost = self.planner.cost_of(op)
+        if engine == "tensor":  # the stationary operand is loaded meanwhile, once it is there
+            start = max(now, self.loadable[index] + self.machine.matmul_after_load_ns)
+        cost = self.cost_of(op)
         slow = 1.0
         if engine == "tensor":
             slow = self.activity.slowdown(instruction.array_rows(), start)

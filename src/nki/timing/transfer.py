@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..hardware.generations import MACHINES
 from ..hardware.machine import Machine
 from ..program.instruction import State
 from ..tensors.storage import Storage
@@ -48,14 +47,14 @@ RANKS = "ranks"  # the queue of what travels between ranks
 
 def transfer_of(op: Operation, machine: Machine, cores: int = 1, share: float = 1.0) -> Transfer:
     """A DMA of one of so many cores, whose engines have this share of their rate."""
-    if op.instruction is None:
+    instruction: Any = op.instruction or op.again
+    if instruction is None:
         assert op.tile is not None
         return _spill(op.tile, machine, load=op.kind == "reload")
-    instruction: Any = op.instruction
     pieces = tuple(instruction.descriptors(machine))
     load = instruction.operands()[0].on_chip
     mode = instruction.generated_by(machine)
-    payload, count, nbytes = _payload(pieces, machine.name, instruction.rate_fraction(machine))
+    payload, count, nbytes = _payload(pieces, engine_numbers(machine), instruction.rate_fraction(machine))
     found = _make(mode, payload, nbytes, count, load, machine)
     wire = instruction.wire(machine, cores)
     if wire is not None:  # the link works beside the DMA engines, and is their last
@@ -74,10 +73,25 @@ def _make(mode, payload, nbytes, count, load, m: Machine) -> Transfer:
     return Transfer(mode, issue, dispatch, notify, payload, nbytes, count)
 
 
+class EngineNumbers(NamedTuple):
+    """What decides how long the DMA engines work on a descriptor."""
+
+    dma_engines: int
+    dma_partitions_per_engine: int
+    dma_bytes_per_ns: float
+    dma_descriptor_ns: float
+    dma_min_descriptor_ns: float
+
+
+def engine_numbers(machine: Machine) -> EngineNumbers:
+    return EngineNumbers(*(getattr(machine, name) for name in EngineNumbers._fields))
+
+
 @lru_cache(maxsize=4096)
-def _payload(pieces: tuple, name: str, fraction: float) -> tuple[tuple[tuple[int, float], ...], int, int]:
+def _payload(
+    pieces: tuple, m: EngineNumbers, fraction: float
+) -> tuple[tuple[tuple[int, float], ...], int, int]:
     """Time per DMA engine: engine e moves partitions 8e to 8e+7; HBM rows are dealt round."""
-    m = MACHINES[name]
     work = [0.0] * m.dma_engines
     count = nbytes = 0
     for first, partitions, size, per_partition, joined in pieces:
@@ -96,5 +110,6 @@ def _payload(pieces: tuple, name: str, fraction: float) -> tuple[tuple[tuple[int
 
 def _spill(tile: Storage, machine: Machine, load: bool) -> Transfer:
     """A spilled tile travels row by row to HBM or back, at the cost of a store or a load."""
-    payload, count, nbytes = _payload(((0, tile.partitions, tile.pitch, 1, 1),), machine.name, 1.0)
+    pieces = ((0, tile.partitions, tile.pitch, 1, 1),)
+    payload, count, nbytes = _payload(pieces, engine_numbers(machine), 1.0)
     return _make(machine.dma_default_mode, payload, nbytes, count, load, machine)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from ..hardware.engines import engine
 from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile
 from .law import DONE, FREE, SEEN, Activity, deal, releases
 from .regions import Operation
@@ -35,6 +36,7 @@ class Change:
     issue: Mapping[int, float] = field(default_factory=dict)  # -> ns that the trigger is held
     payload: Mapping[int, Payload] = field(default_factory=dict)  # -> what the DMA engines have to do
     dropped: Mapping[int, Collection[int]] = field(default_factory=dict)  # -> what it no longer waits for
+    on: Mapping[int, engine] = field(default_factory=dict)  # -> the engine that does it; for a new schedule
 
     def __or__(self, other: Change) -> Change:
         """Both; where they speak of the same, the other."""
@@ -49,7 +51,7 @@ class Steps(NamedTuple):
     across: list[Links]  # not before these and the latency between engines
     place: list[int]  # the engine or DMA trigger
     way: list[int]
-    before: list[float]  # from begin to work: a table load, the dispatch of a transfer
+    before: list[float]  # from begin to work: a table load, a LoadStationary, the dispatch of a transfer
     held: list[float]  # work that keeps the place from the next one
     result: list[float]  # from the end of the work until a consumer sees the result
     extra: list[Any]  # partitions of a matmul, payload of a transfer, what names a meeting
@@ -177,7 +179,8 @@ class Replay:
         cost = core.planner.cost_of(op)
         rows = instruction.array_rows()
         place = self._place(op.core, "tensor" if tile == WHOLE_ARRAY else f"tensor {tile}")
-        times = (0.0, cost.cycles / core.clocks["tensor"], cost.fix_ns)
+        lead = self.machine.matmul_after_load_ns
+        times = (lead, cost.cycles / core.clocks["tensor"], cost.fix_ns)
         return (4 * self.number(op), links[0] + before, links[1], place, TENSOR, *times, rows)
 
     def _links(self, op: Operation) -> tuple[Links, Links]:
@@ -223,7 +226,7 @@ class Replay:
         arrived: dict[tuple, tuple[int, int, float]] = {}  # first of two cores at a meeting point
         # One loop without calls: it passes over every operation for every what-if.
         for moment, links, across, place, way, before, held, result, extra in zip(*steps, strict=True):
-            begin = 0.0 if way == GONE else idle[place]
+            begin = 0.0 if way in (GONE, TENSOR) else idle[place]
             for other in links:
                 if moments[other] > begin:
                     begin = moments[other]
@@ -231,6 +234,9 @@ class Replay:
                 ready = moments[other] + (to_dma if way == DMA else to_engine)
                 if ready > begin:
                     begin = ready
+            if way == TENSOR:  # the stationary operand is loaded while the array works on
+                begin = max(begin + before, idle[place])
+                before = 0.0
             moments[moment] = begin
             if way == DMA:
                 idle[place] = begin + held

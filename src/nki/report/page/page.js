@@ -15,11 +15,12 @@ class Report {
       critical: () => this.showCritical(),
       clear: () => this.clear(),
       viewed: (view) => this.#range(view),
+      ranged: (t0, t1) => this.showRange(t0, t1),
     };
     this.details = new Details(data, actions);
     this.timeline = new Timeline(data, actions);
     this.source = new Source(data, actions);
-    drawRoofline(data, document.getElementById("roofline"));
+    this.built = new Set();
     this.#memoryKey();
     this.#listen();
     this.source.showHottest();
@@ -65,6 +66,53 @@ class Report {
     this.#say(`${countText(count, "instruction")} of ${placeText(this.data, { file, line })}`);
   }
 
+  /** Lights what matches a text: instruction, label, operands or line. Returns how many do. */
+  search(text) {
+    const wanted = text.trim().toLowerCase();
+    this.clear();
+    if (!wanted) return this.data.rows;
+    const { data } = this;
+    const has = (...texts) => texts.some((t) => t.toLowerCase().includes(wanted));
+    const kinds = data.kinds.map((kind) => +has(kind.name, kind.operands, placeText(data, kind)));
+    const labels = data.labels.map((label) => +has(label));
+    return this.#light(`search ${wanted}`, (row) => kinds[data.kind[row]] | labels[data.label[row]], `match "${text.trim()}"`);
+  }
+
+  /** Lights the instructions of a name on an engine. */
+  showName(name, lane) {
+    this.clear();
+    const { data } = this;
+    const named = data.kinds.map((kind) => kind.name === name);
+    this.#light(name, (row) => named[data.kind[row]] && data.lane_of(row).name === lane, `are ${name}`);
+  }
+
+  #light(what, wanted, words) {
+    this.focused = what;
+    const on = new Uint8Array(this.data.rows);
+    let count = 0;
+    for (let row = 0; row < on.length; row++) count += on[row] = wanted(row) ? 1 : 0;
+    this.timeline.focus((row) => on[row]);
+    this.matches = on;
+    this.#say(`${countText(count, "instruction")} ${words}`);
+    return count;
+  }
+
+  showRange(t0, t1) {
+    document.getElementById("range-summary").replaceChildren(
+      ...rangeView(this.data, t0, t1, (name, lane) => this.showName(name, lane)));
+    this.#open("range-summary");
+  }
+
+  /** Panels that are made when they are first looked at. */
+  #build(name) {
+    if (this.built.has(name)) return;
+    this.built.add(name);
+    const box = document.getElementById(name);
+    if (name === "roofline") drawRoofline(this.data, box);
+    if (name === "waits") box.replaceChildren(...standstillView(this.data));
+    if (name === "instructions") box.replaceChildren(instructionTable(this.data, (n, lane) => this.showName(n, lane)));
+  }
+
   showCritical() {
     const shown = this.focused === "critical";
     this.clear();
@@ -86,6 +134,19 @@ class Report {
     this.details.show(-1);
     this.source.mark(-1, 0);
     this.#say("");
+  }
+
+  /** Selects the match after the selected one, in time. */
+  #nextMatch(by) {
+    const { start } = this.data;
+    const from = this.timeline.selected >= 0 ? start[this.timeline.selected] : by > 0 ? -Infinity : Infinity;
+    let best = -1;
+    for (let row = 0; row < this.matches.length; row++) {
+      if (this.matches[row] && by * (start[row] - from) > 0 && (best < 0 || by * (start[row] - start[best]) < 0)) best = row;
+    }
+    if (best < 0) return;
+    this.select(best);
+    document.getElementById("search").focus();
   }
 
   // ---- the rest of the page --------------------------------------------------------------------
@@ -114,6 +175,7 @@ class Report {
   }
 
   #open(name) {
+    this.#build(name);
     for (const tab of document.querySelectorAll("[role=tab]")) {
       const chosen = tab.dataset.panel === name;
       tab.setAttribute("aria-selected", chosen);
@@ -152,11 +214,32 @@ class Report {
     button("zoom-out", () => this.timeline.view.zoom(middle(), 2));
     button("fit", () => this.timeline.view.fit());
     button("critical", () => this.showCritical());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    const recolor = () => {
       this.timeline.readColors();
       this.timeline.redraw();
+    };
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolor);
+    document.getElementById("theme").onclick = () => {
+      const dark = getComputedStyle(document.documentElement).colorScheme === "dark" ||
+        (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
+      document.documentElement.dataset.theme = dark ? "light" : "dark";
+      recolor();
+    };
+    document.querySelectorAll("table").forEach((table) => table.tHead && makeSortable(table));
+    const search = document.getElementById("search");
+    search.oninput = () => this.search(search.value);
+    search.onkeydown = (event) => {
+      event.stopPropagation();
+      if (event.key === "Escape") this.search((search.value = ""));
+      if (event.key === "Enter" && this.matches) this.#nextMatch(event.shiftKey ? -1 : 1);
+    };
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.clear();
+      if (event.key === "/" && event.target !== search) {
+        event.preventDefault();
+        search.focus();
+      }
     });
-    document.addEventListener("keydown", ({ key }) => key === "Escape" && this.clear());
   }
 }
 

@@ -67,10 +67,18 @@ function drawPoint(chart, roofline, along, up, lowest) {
 
 function roofSentence(roofline) {
   if (!roofline.achieved_tflops) {
-    return "No matrix products: the array has nothing to do, memory and the other engines decide the time.";
+    return "No matrix products: the array has nothing to do, memory and the other engines decide the time. " +
+      ceilingSentence(roofline);
   }
   const share = (100 * roofline.achieved_tflops) / roofline.attainable_tflops;
   return `${three(roofline.flops_per_byte)} FLOP per byte of HBM traffic; the ridge is at ` +
-    `${three(roofline.ridge_flops_per_byte)}, so ${roofline.bound} is the bound: at most ` +
-    `${three(roofline.attainable_tflops)} TFLOP/s in bf16. The kernel reaches ${share.toFixed(1)} % of that.`;
+    `${three(roofline.ridge_flops_per_byte)}, so TensorE could reach ` +
+    `${three(roofline.attainable_tflops)} TFLOP/s in bf16; the kernel has ${share.toFixed(1)} % of that. ` +
+    ceilingSentence(roofline);
+}
+
+// What each resource needs for this work at the least: the longest is the bound.
+function ceilingSentence(roofline) {
+  const least = Object.entries(roofline.ceilings_us).map(([name, us]) => `${name} ${three(us)} us`);
+  return least.length ? `At the least: ${least.join(", ")}. ${roofline.bound} is the bound.` : "";
 }

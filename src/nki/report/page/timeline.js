@@ -21,6 +21,7 @@ class Timeline {
     this.chain = [];
     this.hovered = -1;
     this.cursor = null;
+    this.range = null; // two moments that were chosen
     this.canvas = document.getElementById("bars");
     this.overlay = document.getElementById("overlay");
     this.ruler = document.getElementById("ruler");
@@ -41,6 +42,8 @@ class Timeline {
     this.trackOf = new Uint8Array(this.data.rows);
     this.strips = [];
     this.lanes = [];
+    const small = this.data.cores > 1; // two cores are seen at once on a laptop's screen
+    const used = new Set(this.data.lanes.filter((lane) => lane.rows).map((lane) => lane.name));
     let y = 8;
     for (let core = 0; core < this.data.cores; core++) {
       if (this.data.cores > 1) {
@@ -49,9 +52,13 @@ class Timeline {
       }
       this.data.lanes.forEach((lane, number) => {
         if (lane.core !== core) return;
+        if (small && !used.has(lane.name)) {
+          this.lanes[number] = { lane, tracks: [], y, step: 0, height: 0 };
+          return;
+        }
         const tracks = tracksOf(this.data, lane);
         tracks.forEach((track, t) => track.rows.forEach((row) => (this.trackOf[row] = t)));
-        const step = COMPUTE.has(lane.name) ? ENGINE_HEIGHT : TRACK_HEIGHT;
+        const step = (COMPUTE.has(lane.name) ? ENGINE_HEIGHT : TRACK_HEIGHT) - (small ? 4 : 0);
         const strip = { lane, tracks, y, step, height: lane.rows ? step * tracks.length : IDLE_HEIGHT };
         this.lanes[number] = strip;
         this.strips.push(strip);
@@ -59,7 +66,8 @@ class Timeline {
       });
       for (const memory of this.memories) {
         if (memory.core !== core) continue;
-        const height = memory.rows ? MEMORY_HEIGHT[memory.name] : IDLE_HEIGHT;
+        if (small && !memory.rows) continue;
+        const height = memory.rows ? MEMORY_HEIGHT[memory.name] * (small ? 0.6 : 1) : IDLE_HEIGHT;
         this.strips.push({ memory, y: y + 4, height });
         y += height + LANE_GAP + 4;
       }
@@ -236,6 +244,13 @@ class Timeline {
     if (this.cursor !== null) {
       context.fillStyle = this.theme.faint;
       context.fillRect(Math.round(this.scale.x(this.cursor)), 0, 1, this.height);
+    }
+    if (this.range) {
+      const [left, right] = this.range.map((moment) => this.scale.x(moment)).sort((a, b) => a - b);
+      context.globalAlpha = 0.14;
+      context.fillStyle = this.theme.accent;
+      context.fillRect(left, 0, right - left, this.height);
+      context.globalAlpha = 1;
     }
     if (this.hovered >= 0) this.#outline(context, this.hovered, this.theme.ink, 1);
     if (this.selected < 0) return;
@@ -476,6 +491,7 @@ class Timeline {
     if (event.button !== 0) return;
     this.overlay.setPointerCapture(event.pointerId);
     this.drag = { x: event.clientX, y: event.clientY, t0: this.view.t0, top: this.box.scrollTop, moved: false };
+    this.range = event.shiftKey ? [this.scale.moment(event.offsetX), this.scale.moment(event.offsetX)] : null;
   }
 
   #move(event) {
@@ -484,6 +500,11 @@ class Timeline {
       const dx = event.clientX - drag.x;
       const dy = event.clientY - drag.y;
       drag.moved ||= Math.hypot(dx, dy) > 4;
+      if (this.range) {
+        this.range[1] = this.scale.moment(event.offsetX);
+        this.drawOverlay();
+        return;
+      }
       if (drag.moved) {
         this.view.pan(drag.t0 - (dx / this.width) * this.view.span - this.view.t0);
         this.box.scrollTop = drag.top - dy;
@@ -504,6 +525,8 @@ class Timeline {
   #release(event) {
     const moved = this.drag?.moved;
     this.drag = null;
+    if (this.range && moved) return this.actions.ranged(Math.max(0, Math.min(...this.range)), Math.max(...this.range));
+    this.range = null;
     this.overlay.style.cursor = "grab";
     if (moved === false) this.actions.select(this.at(event.offsetX, event.offsetY).row ?? -1);
   }

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..regions import SPACE, WAR, WAW, Operation
 from ..what_if import Change
 from .study import WORTH, Finding, Gain, Study
+from .verdict import is_memory_bound
 from .words import NAMES, count, duration, joined, lines, lines_of, percent, site_of
 
 # ---- engine-idle ---------------------------------------------------------------------------------
@@ -57,7 +58,7 @@ def engine_idle(study: Study) -> Iterator[Finding]:
     if not gains:
         return
     worst = max(gains, key=lambda source: (gains[source].worth and gains[source].us, waited[source]))
-    if study.is_busy("dma") and worst != "dma" and not gains[worst].worth:
+    if not gains[worst].worth and study.is_busy("dma") and (worst != "dma" or is_memory_bound(study)):
         return  # DMA decides
     idle, cores = percent(1 - study.active[engine]), len(study.timeline.cores)
     parts = [f"{duration(waited[source] / cores / 1e3)} for {NAMES[source]}" for source in gains]

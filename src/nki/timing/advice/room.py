@@ -26,7 +26,7 @@ def peak(planner: Planner, halved: Set[int] = frozenset()) -> Peak:
     lives, storages = planner.sbuf.lives, planner.sbuf.storages
     changes: Counter[int] = Counter()
     for key, (first, last) in lives.items():
-        size = storages[key].pitch // 2 if key in halved else storages[key].pitch
+        size = planner.sbuf.size(storages[key]) // (2 if key in halved else 1)
         changes[first] += size
         changes[last + 1] -= size
     most = now = at = 0
@@ -66,13 +66,18 @@ def spill(study: Study) -> Iterator[Finding]:
     live = amount(sbuf_peak_bytes(study))
     yield Finding(
         "spill",
-        f"SBUF overflows: {amount(timeline.spill_bytes)} are spilled to HBM and back",
+        f"SBUF overflows: {amount(timeline.spill_bytes)} are {_how(moved)}",
         f"Up to {live} are live at once, in {count(len(fullest.live), 'tile')} from "
         f"{joined(list(where[:3]))}; SBUF holds {amount(sbuf_usable_bytes(study))}. "
         f"{gain.told('Without the spills')} {_mend(study, moved)}",
         where,
         gain.us,
     )
+
+
+def _how(moved: list[Operation]) -> str:
+    """What was loaded and not changed is dropped, the rest is written to HBM before."""
+    return "spilled to HBM and back" if any(op.kind == "spill" for op in moved) else "loaded again"
 
 
 def _mend(study: Study, spilled: list[Operation]) -> str:

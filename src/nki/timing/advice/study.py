@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...hardware.memories import SBUF
+from ..again import rescheduled_ns
 from ..measures import is_transpose
 from ..regions import SPACE, Operation
 from ..timeline import ENGINES, Timeline
@@ -16,6 +17,7 @@ from ..what_if import Change, Replay
 from .words import duration
 
 BUSY = 0.9  # of the time: an engine that has nothing left to give
+LONG = 20_000  # operations
 WORTH = 0.01  # of the time: a smaller gain is not told
 
 
@@ -66,16 +68,19 @@ class Study:
         self.machine = timeline.machine
         self.total_us = timeline.total_us
         self.replay = Replay(timeline)
+        self.rescheduled = 0  # for findings about transfers
 
     # ---- engines ---------------------------------------------------------------------------------
 
     @cached_property
     def active(self) -> dict[str, float]:
-        """Share of the time, on the core where an engine is active longest; engines in use only."""
+        """Share of the time of the work (without the start and end of any kernel), on the core where an
+        engine is active longest; engines in use only.
+        """
         used = {"dma" if op.is_dma else op.kind for op in self.timeline.operations}
         cores = range(len(self.timeline.cores))
         return {
-            engine: max(self.timeline.active_percent(engine, core) for core in cores) / 100
+            engine: max(self.timeline.active_ns(engine, core) for core in cores) / self.timeline.work_ns
             for engine in (*ENGINES, "dma")
             if engine in used
         }
@@ -123,6 +128,16 @@ class Study:
         us = self.gain_us(change)
         return Gain(us, us, self.total_us)
 
+    def gain_of_new_schedule(self, change: Change) -> Gain:
+        """The gain when everything may take another order."""
+        us = max(0.0, self.timeline.work_ns - rescheduled_ns(self.timeline, change)) / 1e3
+        return Gain(us, us, self.total_us)
+
+    def may_reschedule(self) -> bool:
+        """A new schedule takes as long as several replays: of a long kernel one is made for transfers."""
+        self.rescheduled += 1
+        return self.rescheduled <= 1 or len(self.timeline.operations) < LONG
+
     def gain_of_moving_less(self, change: Change) -> Gain:
         """The gain of a change in data movement.
 
@@ -130,6 +145,8 @@ class Study:
         be faster, so the gain is told for the kernel in which they are.
         """
         gain = self.gain(change)
+        if gain.worth and self.may_reschedule():  # with transfers gone or shorter, another order is better
+            gain = max(gain, self.gain_of_new_schedule(change))
         if not (self.is_busy("dma") and self.is_busy("tensor") and self.float32_matmuls):
             return gain
         beyond = (self.with_faster_matmuls_ns - self.replay.run(self.faster_matmuls | change)) / 1e3

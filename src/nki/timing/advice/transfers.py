@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from statistics import median_low
 
 from ...hardware.machine import Machine
@@ -15,7 +15,7 @@ from ..transfer import Transfer
 from ..what_if import Change
 from .room import sbuf_peak_bytes, sbuf_usable_bytes
 from .study import Finding, Study
-from .words import NAMES, amount, count, duration, joined, lines_of, percent, place_of, tensor_name
+from .words import NAMES, amount, count, duration, joined, lines, percent, place_of, tensor_name
 
 # ---- reloaded-data -------------------------------------------------------------------------------
 
@@ -100,8 +100,18 @@ def reloaded_data(study: Study) -> Iterator[Finding]:
         "reloaded-data",
         f"{joined(often)}: {_who_waits(study)}",
         " ".join([gain.told("Loaded once"), *(_keep(study, t) for t in tensors[:3])]),
-        lines_of(study.timeline.operations[number] for number in again),
+        _longest(study, again),
         gain.us,
+    )
+
+
+def _longest(study: Study, numbers: Iterable[int]) -> tuple[str, ...]:
+    """The lines of transfers, those that take most of the DMA engines' and triggers' time first."""
+    moved = dict(study.transfers())
+    operations = study.timeline.operations
+    share, engines = study.bandwidth_share, study.machine.dma_engines
+    return lines(
+        (operations[n].site, max(moved[n].issue_ns, moved[n].packet_ns / engines / share)) for n in numbers
     )
 
 
@@ -159,7 +169,7 @@ def small_dma(study: Study) -> Iterator[Finding]:
             f"partitions keep {m.dma_engines} DMA engines moving; with less they mostly start and stop. "
             f"{gain.told('Moved in transfers of that size')} Bring several tiles with one dma_copy, side by "
             "side in the free dimension.",
-            lines_of(operations[number] for number in small),
+            _longest(study, small),
             gain.us,
         )
 
@@ -202,7 +212,7 @@ def dma_issue(study: Study) -> Iterator[Finding]:
                 f"Starting {count(len(started), 'transfer')} takes {duration(held)}",
                 f"{starter} needs {each} for each, however little it moves. {gain.told('Started at once')} "
                 f"{_start_less(study, mode)}",
-                lines_of(study.timeline.operations[number] for number in started),
+                _longest(study, started),
                 gain.us,
             )
 

@@ -45,16 +45,27 @@ def _less_work(engine: str) -> str:
     )
 
 
-def memory_bound(study: Study) -> Iterator[Finding]:
-    """DMA moves bytes as fast as it can."""
+def _rates(study: Study) -> tuple[float, float]:
+    """GB/s that DMA moves while the kernel works, and that it could reach."""
     timeline, m = study.timeline, study.machine
-    if not study.is_busy("dma"):
-        return
     moved = sum(t.nbytes for core in timeline.cores for t in core.transfers.values())
     reachable = min(m.dma_engines * m.dma_bytes_per_ns * len(timeline.cores), m.hbm_gbs)
-    rate = moved / timeline.work_ns
-    if rate < FULL * reachable:
+    return moved / timeline.work_ns, reachable
+
+
+def is_memory_bound(study: Study) -> bool:
+    """DMA works all the time, and moves nearly what it can."""
+    rate, reachable = _rates(study)
+    return study.is_busy("dma") and rate >= FULL * reachable
+
+
+def memory_bound(study: Study) -> Iterator[Finding]:
+    """DMA moves bytes as fast as it can."""
+    if not is_memory_bound(study):
         return
+    timeline = study.timeline
+    rate, reachable = _rates(study)
+    moved = sum(t.nbytes for core in timeline.cores for t in core.transfers.values())
     weights = (
         (site_of(core.operations[i]), t.nbytes) for core in timeline.cores for i, t in core.transfers.items()
     )

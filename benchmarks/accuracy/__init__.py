@@ -1,0 +1,1 @@
+"""The model against published figures: `make accuracy`, docs/accuracy.md."""

@@ -1,0 +1,118 @@
+"""`make accuracy`: the model against every published figure we may show, as docs/accuracy.md has it.
+
+python -m benchmarks.accuracy            print the page
+python -m benchmarks.accuracy --quick    only what takes seconds
+python -m benchmarks.accuracy --short    without what takes minutes
+python -m benchmarks.accuracy --write    write docs/accuracy.md
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from statistics import median
+
+import nki
+
+from .cases import Case, cases
+
+PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
+
+HEAD = """\
+# How accurate is the model?
+
+Written by `make accuracy`: every published figure that we may show, ours beside it. No device was used. What
+a figure did for the model says how much its row proves: on `fitted` ones a constant was fitted, from the
+profile behind `rule` ones a rule was read, `held back` ones did neither and only judge. Percentages are
+compared in points, everything else as a ratio.
+
+"""
+
+LEFT_OUT = {
+    "the compiler's order of independent instructions": "an engine takes the first one that is ready; "
+    "the real order is decided when the kernel is compiled",
+    "fragmentation of SBUF": "tiles of any size find room while there are bytes: Mamba v2 spills from 1,024 "
+    "columns on with half of SBUF free, ours does not",
+    "how the compiler cuts wide loads and spills": "one transfer each, as the kernel asks",
+    "depth of DMA queues, prefetch of descriptors, banks and rows of HBM": "transfers start in order, "
+    "without limit",
+    "collectives beside the DMA of a kernel": "they are priced by hops and bytes alone",
+    "instruction fetch, semaphores as instructions of their own": "free",
+    "throttling by temperature or power": "only the half-rate rule of the PE array",
+    "trn3": "no measurement of any kind is published: its rows would be data-sheet rates",
+}
+
+TAIL = """\
+Numbers that no source gives are in the register of uncertainty: `nki profile --uncertainty` tells how far
+they move a kernel.
+"""
+
+
+def left_out() -> str:
+    rows = "\n".join(f"| {what} | {change} |" for what, change in LEFT_OUT.items())
+    return f"## What the model leaves out\n\n| what | what it would change |\n|---|---|\n{rows}\n\n{TAIL}"
+
+
+def number(value: float) -> str:
+    """Four digits, with commas."""
+    return f"{value:,.{max(0, 3 - len(str(int(abs(value)))) + 1)}f}"
+
+
+def row(case: Case, figure: tuple, profile) -> tuple[str, float]:
+    """A line of the table, and the error: relative, or in points."""
+    name, unit, published, read = figure
+    ours = read(profile)
+    if unit == "%":
+        error = ours - published
+        shown = f"{error:+.1f} points"
+    else:
+        error = ours / published - 1
+        shown = f"{ours / published:.2f}"
+    cells = (case.name, name, f"{published:,g} {unit}", f"{number(ours)} {unit}", shown, case.target)
+    return "| " + " | ".join((*cells, case.use, case.source)) + " |", error
+
+
+def page(wanted: list[Case], tell=lambda what: None) -> str:
+    head = "| kernel | figure | published | ours | ratio | platform | use | source |\n" + "|---" * 8 + "|\n"
+    lines, errors = [], {"held back": [], "rule": [], "fitted": []}
+    for case in wanted:
+        tell(case.name)
+        profile = nki.profile(case.kernel, target=case.target)(*case.arguments)
+        for figure in case.figures:
+            line, error = row(case, figure, profile)
+            lines.append(line)
+            if figure[1] != "%":
+                errors[case.use].append(abs(error))
+    timed = {case.name for case in wanted}
+    missing = [case.name for case in cases() if case.name not in timed]
+    note = f"\nNot timed for this page: {'; '.join(missing)}.\n" if missing else ""
+    means = [
+        f"{use}: {100 * median(found):.1f} % typical (median), {100 * max(found):.1f} % worst, "
+        f"of {len(found)} figures"
+        for use, found in errors.items()
+        if found
+    ]
+    return (
+        HEAD + head + "\n".join(lines) + "\n\nErrors: " + "; ".join(means) + ".\n" + note + "\n" + left_out()
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="only what takes seconds")
+    parser.add_argument("--short", action="store_true", help="without what takes minutes")
+    parser.add_argument("--write", action="store_true", help="write docs/accuracy.md")
+    options = parser.parse_args()
+    wanted = [case for case in cases() if case.quick or not options.quick]
+    wanted = [case for case in wanted if not (options.short and case.long)]
+    text = page(wanted, lambda what: print(f"  {what}", file=sys.stderr))
+    if options.write:
+        PAGE.write_text(text, encoding="utf-8")
+        print(f"wrote {PAGE}", file=sys.stderr)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

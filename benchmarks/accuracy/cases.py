@@ -1,0 +1,155 @@
+"""Every published figure that we may show, with the kernel it was published for.
+
+`use` says what the figure has done for the model: `fitted` where a constant was fitted on it, `rule` where a
+rule was read from its profile, `held back` where it did neither and only judges.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import experiments, mamba
+from .experiments import length, packets, spacing, spec, tensor_rate
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "matmul"))
+
+
+class Case(NamedTuple):
+    """A kernel and its published figures: (name, unit, value, how ours is read off a profile)."""
+
+    name: str
+    source: str
+    use: str
+    target: str
+    kernel: Any
+    arguments: tuple
+    figures: tuple
+    quick: bool = False
+    long: bool = False  # minutes
+
+
+def total_us(p):
+    return p.total_us
+
+
+def total_ms(p):
+    return p.total_us / 1e3
+
+
+def active(engine):
+    return lambda p: p.timeline.active_percent(engine)
+
+
+def active_us(engine):
+    return lambda p: p.timeline.active_ns(engine) / 1e3
+
+
+def packet_ms(p):
+    return p.timeline.packet_ns / 1e6
+
+
+def mfu(p):
+    return p.timeline.mfu_percent
+
+
+GUIDE = "kernel optimisation guide"
+FIVE_STEPS = {  # total ms, active % of DMA, TensorE, VectorE, MFU %, packet ms
+    "tiled": (39.89, 99.93, 87.28, None, 17.52, 519.6),
+    "hoisted": (28.20, 99.73, 99.85, None, 24.79, 402.1),
+    "blocked_mn": (28.41, 95.70, 99.52, None, 24.60, 390.7),
+    "blocked_mnk": (28.30, 21.54, 99.50, 10.55, 24.70, 81.7),
+}
+READ = (
+    ("total", "ms", total_ms),
+    ("DMA active", "%", active("dma")),
+    ("TensorE active", "%", active("tensor")),
+    ("VectorE active", "%", active("vector")),
+    ("MFU", "%", mfu),
+    ("DMA packet time", "ms", packet_ms),
+)
+
+
+def five_steps():
+    import kernels
+
+    arguments = (spec(8192, 4096, dtype="float32"), spec(8192, 8192, dtype="float32"))
+    for name, values in FIVE_STEPS.items():
+        figures = tuple(
+            (n, u, v, read) for (n, u, read), v in zip(READ, values, strict=True) if v is not None
+        )
+        title = f"matmul 4096x8192x8192 fp32, {name}"
+        yield Case(title, GUIDE, "fitted", "trn2", getattr(kernels, name), arguments, figures, long=True)
+
+
+TUTORIAL = "fused Mamba tutorial"
+
+
+def mambas():
+    rows = [  # version, channels, length, total us, VectorE active us, use
+        ("v1", 256, 512, 172.93, 148.99, "rule"),
+        ("v1", 4096, 512, 2340, 2120, "rule"),
+        ("v2", 4096, 512, 1610, 1570, "rule"),
+        ("v2", 4096, 2048, 8900, None, "held back"),
+        ("v2", 4096, 8192, 53330, 31320, "rule"),
+        ("v3", 4096, 1024, 3300, None, "held back"),
+        ("v3", 4096, 2048, 6600, None, "held back"),
+        ("v3", 4096, 4096, 13300, None, "held back"),
+        ("v3", 4096, 8192, 27800, 26260, "held back"),
+    ]
+    for version, channels, columns, total, vector, use in rows:
+        figures = [("total", "us", total, total_us)]
+        if vector is not None:
+            figures.append(("VectorE active", "us", vector, active_us("vector")))
+        kernel = getattr(mamba, f"mamba_{version}")
+        title = f"Mamba {version}, {channels} channels x {columns}, fp32"
+        arguments = tuple(mamba.specs(channels, columns))
+        yield Case(
+            title, TUTORIAL, use, "trn1", kernel, arguments, tuple(figures), channels == 256, columns > 512
+        )
+
+
+def instructions():
+    yield Case(
+        "exp of 4,096 elements", "DMA overview", "rule", "trn2", experiments.exponential(4096), (),
+        (("instruction", "ns", 3710, length("activation")),), True,
+    )  # fmt: skip
+    yield Case(
+        "exp of 128 elements", "DMA overview", "rule", "trn2", experiments.exponential(128), (),
+        (("instruction", "ns", 405, length("activation")),), True,
+    )  # fmt: skip
+    yield Case(
+        "add of 512 fp32, PSUM and SBUF", GUIDE, "rule", "trn2", experiments.add_of_psum_and_sbuf, (),
+        (("instruction", "ns", 690, length("tensor_tensor")),), True,
+    )  # fmt: skip
+    yield Case(
+        "16,384 bf16 elements", "rmsnorm-quant design", "held back", "trn2", experiments.wide, (),
+        (
+            ("tensor_reduce", "ns", 17_200, length("tensor_reduce")),
+            ("tensor_scalar to fp8", "ns", 8_800, length("tensor_scalar")),
+            ("activation_reduce", "ns", 15_200, length("activation_reduce")),
+        ), True,
+    )  # fmt: skip
+    yield Case(
+        "load of 4x4096 bf16", "DMA overview", "rule", "trn2", experiments.load, (spec(4, 4096),),
+        (("its one DMA engine", "ns", 1416, packets),), True,
+    )  # fmt: skip
+    yield Case(
+        "load of 128x128 bf16", "DMA overview", "rule", "trn2", experiments.load, (spec(128, 128),),
+        (("transfer", "ns", 468, length("dma_copy")),), True,
+    )  # fmt: skip
+    yield Case(
+        "dependent activations of one element", "performance guide", "rule", "trn1", experiments.chain, (),
+        (("spacing", "ns", 189, spacing("activation")),), True,
+    )  # fmt: skip
+    yield Case(
+        "2,048 resident bf16 matmuls", "profiling notes", "rule", "trn2", experiments.resident, (),
+        (("rate", "TFLOP/s", 77.2, tensor_rate),), True,
+    )  # fmt: skip
+    yield Case(
+        "the same in four groups, three of them small", "profiling notes", "rule", "trn2",
+        experiments.mixture, (), (("rate", "TFLOP/s", 30.8, tensor_rate),), True,
+    )  # fmt: skip
+
+
+def cases():
+    return [*instructions(), *mambas(), *five_steps()]

@@ -1,0 +1,213 @@
+"""Findings about passes over data: two that one instruction can do, and many that are too short."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ...hardware.memories import SBUF
+from ...program.instruction import Instruction
+from ...tensors import View
+from ..operations import Planner
+from ..regions import Operation
+from ..what_if import Change
+from .study import WORTH, Finding, Study
+from .words import NAMES, count, duration, lines, place_of, site_of
+
+# ---- two-passes ----------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    """Two instructions of which one could do the work of both."""
+
+    how: str
+    gone: Operation
+    stays: Operation
+
+
+class Tiles:
+    """Who writes and reads each automatic SBUF tile of a core."""
+
+    def __init__(self, planner: Planner):
+        self.writers: dict[int, list[Operation]] = defaultdict(list)
+        self.readers: dict[int, list[Operation]] = defaultdict(list)
+        for op in planner.operations:
+            if op.instruction is None:
+                continue
+            access = planner.accesses[op.position]
+            for view in access.writes:
+                self.writers[id(view.storage)].append(op)
+            for view in access.reads:
+                self.readers[id(view.storage)].append(op)
+
+    def made_for(self, view: View, reader: Operation) -> Instruction | None:
+        """The one instruction that makes this tile, if nobody but `reader` has a use for it."""
+        key = id(view.storage)
+        alone = view.buffer is SBUF and view.storage.address is None
+        if alone and len(self.writers[key]) == 1 and self.readers[key] == [reader]:
+            return self.writers[key][0].instruction
+        return None
+
+    def writer(self, view: View) -> Operation | None:
+        """The one operation that writes this tile."""
+        found = self.writers[id(view.storage)]
+        return found[0] if len(found) == 1 else None
+
+    def last_writer(self, view: View, reader: Operation) -> Operation | None:
+        """The operation that wrote this tile before the reader, in the order of the program."""
+        before = [op for op in self.writers[id(view.storage)] if op.position < reader.position]
+        return max(before, key=lambda op: op.position, default=None)
+
+
+def _scale_into_activation(op: Operation, tiles: Tiles) -> Pair | None:
+    act: Any = op.instruction
+    made: Any = tiles.made_for(act.data, op)
+    plain = act.bias is None and isinstance(act.scale, (int, float)) and act.scale == 1
+    if made is None or made.public != "tensor_scalar" or not plain or made.reverse0 or made.reverse1:
+        return None
+    steps = tuple(o.name for o in (made.op0, made.op1) if o is not None)
+    if steps not in (("multiply",), ("add",), ("multiply", "add")):
+        return None
+    gone = tiles.writer(act.data)
+    assert gone is not None
+    return Pair("nisa.activation(scale=, bias=) scales and shifts its input on the way", gone, op)
+
+
+def _sum_into_activation(op: Operation, tiles: Tiles) -> Pair | None:
+    reduce: Any = op.instruction
+    source = tiles.last_writer(reduce.data, op)
+    act: Any = None if source is None else source.instruction
+    if act is None or act.public != "activation" or act.reduce_res is not None:
+        return None
+    whole = reduce.data.offset == act.dst.offset and reduce.data.free_elements == act.dst.free_elements
+    if reduce.op.name != "add" or reduce.negate or reduce.dst.free_elements != 1 or not whole:
+        return None
+    assert source is not None
+    return Pair("nisa.activation(reduce_op=nl.add, reduce_res=) adds up what it writes", op, source)
+
+
+def _cast_at_the_source(op: Operation, tiles: Tiles) -> Pair | None:
+    copy: Any = op.instruction
+    made = tiles.made_for(copy.src, op)
+    if copy.src.dtype == copy.dst.dtype or made is None or made.engine_name() not in ENGINES:
+        return None
+    source = tiles.writer(copy.src)
+    assert source is not None
+    return Pair("every engine casts what it writes: give the first one a dst of the dtype wanted", op, source)
+
+
+def _scale_into_sum(op: Operation, tiles: Tiles) -> Pair | None:
+    total: Any = op.instruction
+    if total.op.name not in ("add", "subtract", "multiply", "maximum", "minimum"):
+        return None
+    for view in (total.data1, total.data2):
+        made: Any = tiles.made_for(view, op)
+        if made is not None and made.public == "tensor_scalar" and made.op1 is None and made.op0 is not None:
+            gone = tiles.writer(view)
+            assert gone is not None
+            return Pair("nisa.scalar_tensor_tensor does both steps in one pass", gone, op)
+    return None
+
+
+ENGINES = ("vector", "scalar", "gpsimd")
+RULES: dict[str, Callable[[Operation, Tiles], Pair | None]] = {
+    "activation": _scale_into_activation,
+    "tensor_reduce": _sum_into_activation,
+    "tensor_copy": _cast_at_the_source,
+    "tensor_tensor": _scale_into_sum,
+}
+
+
+def pairs(study: Study) -> dict[str, list[Pair]]:
+    """Pairs of instructions that one can do, by how."""
+    found: dict[str, list[Pair]] = defaultdict(list)
+    for planner in study.timeline.planners:
+        tiles = Tiles(planner)
+        for op in planner.operations:
+            rule = RULES.get(op.instruction.public) if op.instruction is not None else None
+            pair = rule(op, tiles) if rule is not None and op.kind in ENGINES else None
+            if pair is not None:
+                found[pair.how].append(pair)
+    return found
+
+
+def two_passes(study: Study) -> Iterator[Finding]:
+    """Two instructions go over the same data, and one could do their work."""
+    for how, group in pairs(study).items():
+        gone = {study.replay.number(pair.gone): pair for pair in group}
+        held = sum(map(study.held_ns, gone))
+        if held < WORTH * 1e3 * study.total_us:
+            continue
+        gain = study.gain_of_new_schedule(_without(study, group))
+        if gain.worth:
+            worst = max(gone, key=study.held_ns)
+            first, second = sorted(
+                (site_of(gone[worst].gone), site_of(gone[worst].stays)), key=lambda s: s.lineno if s else 0
+            )
+            yield Finding(
+                "two-passes",
+                f"{count(len(group), 'instruction')} could be part of another one",
+                f"{first} and {second} go over the same data: {how}. {gain.told('In one pass')}",
+                lines((pair.gone.site, study.held_ns(number)) for number, pair in gone.items()),
+                gain.us,
+            )
+
+
+def _without(study: Study, group: list[Pair]) -> Change:
+    """The pairs as one instruction each; a sum is read from the accumulator, which takes a moment."""
+    gone, work = {}, {}
+    for pair in group:
+        number = study.replay.number(pair.gone)
+        gone[number] = number
+        kept = study.replay.number(pair.stays)
+        if pair.gone.instruction is not None and pair.gone.instruction.public == "tensor_reduce":
+            held = study.held_ns(kept)
+            work[kept] = (held + study.machine.accumulator_read_ns) / held
+    return Change(gone=gone, work=work)
+
+
+# ---- short-instructions --------------------------------------------------------------------------
+
+SHORT = 0.5  # of the time an instruction takes at the least
+
+
+def short_instructions(study: Study) -> Iterator[Finding]:
+    """Instructions on so few elements that their fixed cost is most of them."""
+    for engine in ("vector", "scalar"):
+        groups: dict[tuple, list[int]] = defaultdict(list)
+        for number, op in study.on(engine):
+            cost = study.timeline.planners[op.core].cost_of(op)
+            if cost.cycles < SHORT * cost.shortest:
+                groups[op.core, place_of(op)].append(number)
+        many = {numbers[0]: numbers for numbers in groups.values() if len(numbers) > 3}
+        wasted = {first: sum(map(study.held_ns, numbers)) for first, numbers in many.items()}
+        if sum(wasted.values()) < WORTH * 1e3 * study.total_us:
+            continue
+        gain = study.gain_of_new_schedule(_together(study, many.values()))
+        if gain.worth:
+            operations = study.timeline.operations
+            worst = max(wasted, key=wasted.__getitem__)
+            view = next(v for v in operations[worst].instruction.operands() if isinstance(v, View))  # type: ignore[union-attr]
+            least = duration(study.held_ns(worst) / 1e3)
+            yield Finding(
+                "short-instructions",
+                f"{count(sum(map(len, many.values())), 'instruction')} of {NAMES[engine]} are too short",
+                f"{site_of(operations[worst])} works on {count(view.free_elements, 'element')} of a "
+                f"partition; however few, an instruction takes {least} and its result later still. "
+                f"{gain.told('Done together')} Lay the tiles side by side in the free dimension, and go over "
+                "them with one instruction.",
+                lines((operations[first].site, ns) for first, ns in wasted.items()),
+                gain.us,
+            )
+
+
+def _together(study: Study, groups: Any) -> Change:
+    """One instruction of each group does the work of all; the others take no time."""
+    gone, work = {}, {}
+    for numbers in groups:
+        op = study.timeline.operations[numbers[0]]
+        cost = study.timeline.planners[op.core].cost_of(op)
+        gone.update({number: number for number in numbers[1:]})
+        work[numbers[0]] = max(1.0, len(numbers) * cost.cycles / cost.shortest)
+    return Change(gone=gone, work=work)
