@@ -50,7 +50,33 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
     names = parameter_names(forward)
     called = getattr(forward, "__name__", "differentiable")
 
+    class Plain(torch.autograd.Function):
+        """Positional arguments alone, in the form that torch.compile traces."""
+
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            result = forward(*arguments)
+            returned = result if isinstance(result, tuple) else (result,)
+            tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+            ctx.save_for_backward(*tensors, *(returned if outputs else ()))
+            ctx.constants = [None if isinstance(value, torch.Tensor) else (value,) for value in arguments]
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            saved = list(ctx.saved_tensors)
+            arguments = [saved.pop(0) if value is None else value[0] for value in ctx.constants]
+            found = backward(*(g.contiguous() for g in gradients), *arguments, *saved)
+            found = list(found) if isinstance(found, (tuple, list)) else [found]
+            if not torch.compiler.is_compiling():
+                places = [i for i, value in enumerate(ctx.constants) if value is None]
+                labels = [label(names, i) for i in places]
+                found = checked(called, found, labels, [tuple(arguments[i].shape) for i in places])
+            return tuple(found.pop(0) if value is None else None for value in ctx.constants)
+
     class Differentiable(torch.autograd.Function):
+        """Keywords, and torch.func: vmap, grad."""
+
         @staticmethod
         def forward(keywords: Any, *arguments: Any) -> Any:
             count = len(arguments) - len(keywords)
@@ -90,22 +116,30 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
                 return stacked, (0,) * len(stacked)
             return torch.stack(results), 0
 
-    Differentiable.__name__ = Differentiable.__qualname__ = called
+    for cls in (Plain, Differentiable):
+        cls.__name__ = cls.__qualname__ = called
 
     def function(*arguments: Any, **keywords: Any) -> Any:
-        values, rest, given = in_order(names, arguments, keywords)
-        everything = [*values, *given]
-        needed = [
-            isinstance(value, torch.Tensor) and (value.requires_grad or _is_wrapped(value))
-            for value in everything
-        ]
+        if keywords or (not torch.compiler.is_compiling() and any(map(_is_transformed, arguments))):
+            values, rest, given = in_order(names, arguments, keywords)
+            everything = [*values, *given]
+            needed = [isinstance(v, torch.Tensor) and (v.requires_grad or _is_wrapped(v)) for v in everything]
+            if torch.is_grad_enabled() and any(needed):
+                return Differentiable.apply(tuple(rest), *everything)
+            return forward(*arguments, **keywords)
+        needed = [isinstance(value, torch.Tensor) and value.requires_grad for value in arguments]
         if torch.is_grad_enabled() and any(needed):
-            return Differentiable.apply(tuple(rest), *everything)
-        return forward(*arguments, **keywords)
+            return Plain.apply(*arguments)
+        return forward(*arguments)
 
-    function.__name__ = Differentiable.__name__
+    function.__name__ = called
     function.__doc__ = getattr(forward, "__doc__", None)
     return function
+
+
+def _is_transformed(value: Any) -> bool:
+    """A tensor inside torch.func or torch.vmap."""
+    return isinstance(value, torch.Tensor) and _is_wrapped(value)
 
 
 # ---- calls ---------------------------------------------------------------------------------------
