@@ -23,6 +23,7 @@ from ..timing.measures import (
 )
 from ..timing.regions import Operation
 from ..timing.timeline import ENGINES, Timeline, matmul_flops
+from ..timing.uncertainty import Uncertainty
 
 TRACKS = (*ENGINES, "dma")
 
@@ -34,6 +35,7 @@ class Profiled(Protocol):
     timeline: Timeline
     statistics: Statistics
     diagnostics: list[Diagnostic]
+    uncertainty: Uncertainty | None
 
     @property
     def findings(self) -> list[Any]: ...

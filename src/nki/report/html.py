@@ -39,7 +39,7 @@ def embedded(profile: Profiled) -> str:
     )
 
 
-def both(a: Profile, b: Profile) -> str:
+def both(a: Profiled, b: Profiled) -> str:
     """Two profiles on one page: what changed, and each page in a frame below it."""
     frames = "".join(
         f'<section><h2>{escape(letter)}: {escape(p.kernel)}</h2><iframe title="{escape(p.kernel)}" '

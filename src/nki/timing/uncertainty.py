@@ -55,8 +55,9 @@ def uncertainty(
     for number, field in enumerate(fields):
         stage(f"timing again with {field} ({number + 1} of {len(fields)})")
         low, high = ends(machine, field)
-        times = [_time(program, replace(machine, **{field: end}), total) for end in (low, high)]
-        movers.append(Mover(field, getattr(machine, field), low, high, *times, machine.assumptions[field]))
+        sooner, later = (_time(program, replace(machine, **{field: end}), total) for end in (low, high))
+        why = machine.assumptions[field]
+        movers.append(Mover(field, getattr(machine, field), low, high, sooner, later, why))
     movers.sort(key=lambda mover: (-mover.moves_us, mover.field))
     fast = {m.field: m.low if m.low_us <= m.high_us else m.high for m in movers if m.moves_us}
     slow = {m.field: m.high if m.low_us <= m.high_us else m.low for m in movers if m.moves_us}
