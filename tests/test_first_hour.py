@@ -60,3 +60,105 @@ def test_filters_of_python_decide_whether_it_is_said_again():
     for _ in range(2):
         with pytest.warns(nki.NkiWarning, match="private HBM"):
             kernel(np.ones((2, 2), np.float32))
+
+
+# ---- options in the code -------------------------------------------------------------------------
+
+
+@nki.jit
+def platform_of(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, x)
+    nisa.dma_copy(out, tile)
+    return out
+
+
+X = np.ones((2, 2), np.float32)
+
+
+def test_the_platform_can_be_given_in_the_call():
+    assert platform_of.run(X, target="trn1").machine.name == "trn1"
+    assert platform_of.run(X).machine.name != "trn1"
+
+
+def test_a_kernel_with_a_parameter_named_target_keeps_it():
+    @nki.jit
+    def kernel(x, target):
+        assert target == "mine"
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, x)
+        return out
+
+    assert kernel.run(X, target="mine").machine.name != "mine"
+
+
+def test_options_hold_in_their_block_and_nest():
+    with nki.options(target="trn2"):
+        assert platform_of.run(X).machine.name == "trn2"
+        with nki.options(target="trn1", strict=True):
+            assert platform_of.run(X).machine.name == "trn1"
+        with nki.options(target=None):
+            assert platform_of.run(X).machine.name == "trn2"
+
+
+def test_strict_is_an_option():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.hbm)
+        nisa.dma_copy(out, x)
+        return out
+
+    with nki.options(strict=True), pytest.raises(nki.NkiError, match="private HBM"):
+        kernel(X)
+
+
+@pytest.mark.parametrize("wrong, said", [({"targte": "trn1"}, "did you mean target"), ({"x": 1}, "accepted")])
+def test_unknown_options_are_named(wrong, said):
+    with pytest.raises(nki.NkiError, match=said), nki.options(**wrong):
+        pass
+
+
+def test_options_are_those_of_one_thread():
+    import threading
+
+    names = []
+    with nki.options(target="trn1"):
+        thread = threading.Thread(target=lambda: names.append(platform_of.run(X).machine.name))
+        thread.start()
+        thread.join()
+    assert names != ["trn1"]
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def command(*words):
+    return subprocess.run([sys.executable, "-m", "nki", *words], capture_output=True, text=True)
+
+
+def test_the_command_alone_says_what_can_be_done():
+    done = command()
+    assert done.returncode == 0 and "nki profile script.py:kernel" in done.stdout
+
+
+def test_kernels_with_a_word():
+    done = command("kernels", "conv")
+    assert "conv1d" in done.stdout and "attention_cte" not in done.stdout
+    assert command("kernels", "nothing-like-it").returncode == 2
+
+
+def test_info_for_machines():
+    import json
+
+    found = json.loads(command("info", "--json").stdout)
+    assert found["platforms"]["trn2"]["partitions"] == "128" and found["open_nki"]
+
+
+def test_show_writes_a_page(tmp_path):
+    script = tmp_path / "kernel.py"
+    script.write_text(PRIVATE.split("kernel = nki.jit")[0] + "kernel = nki.jit(kernel)\n")
+    page = tmp_path / "page.html"
+    done = command("show", f"{script}:kernel", "--arg", "x=f32[2,2]", "--values", "-o", str(page))
+    assert done.returncode == 0, done.stderr
+    assert "wrote" in done.stderr and "<title>kernel" in page.read_text()

@@ -154,6 +154,9 @@ def test_only_this_module_reads_the_environment():
         for path in package.rglob("*.py")
         if re.search(r"os\.environ\b|getenv", path.read_text())
     }
-    assert readers - {"cli/__init__.py"} == {
-        "options.py"
-    }  # `nki --target` sets the override for its own process
+    others = {
+        "cli/run.py",  # prepares what a script written for a device will read
+        "standins/xla_backend.py",  # torchrun's
+        "check/pages/running.py",  # a wrong and a right script, as texts
+    }
+    assert readers - others == {"options.py"}

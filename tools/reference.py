@@ -17,6 +17,9 @@ import nki.collectives
 import nki.isa
 import nki.language
 import nki.mx
+import nki.ranks
+import nki.testing
+import nki.tune
 import trnblas
 import trnblas.nki
 from nki.cli import parser
@@ -35,6 +38,9 @@ MODULES = {
     "nki.language": nki.language,
     "nki.collectives": nki.collectives,
     "nki.mx": nki.mx,
+    "nki.ranks": nki.ranks,
+    "nki.testing": nki.testing,
+    "nki.tune": nki.tune,
     "trnblas": trnblas,
     "trnblas.nki": trnblas.nki,
 }

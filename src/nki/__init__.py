@@ -13,6 +13,7 @@ from .call.programs import run as _run  # noqa: F401  what it provides to Progra
 from .call.show import show
 from .compat.older_names import older_name as _older_name
 from .errors import NkiError, NkiValidationError, NkiWarning
+from .options import options
 from .program.program import Program
 from .run.observers import observe
 from .version import __version__
@@ -30,6 +31,7 @@ __all__ = [
     "jit",
     "load_ipython_extension",
     "observe",
+    "options",
     "profile",
     "show",
     "simulate",

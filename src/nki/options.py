@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
-from .errors import error
+from .errors import error, nearest
 from .hardware.generations import find
 from .hardware.machine import Machine
 
 DEFAULT_PLATFORM = "trn3"
 RELEASES = ("0.3", "0.4", "0.5", "0.6")
+
+_chosen: ContextVar[dict[str, Any]] = ContextVar("nki_options", default={})  # noqa: B039  never changed
 
 
 def _flag(name: str, default: bool = False) -> bool:
@@ -57,7 +61,12 @@ def _choice(name: str, allowed: tuple[str, ...]) -> str:
 
 
 def from_environment() -> Options:
-    """The options as the environment sets them now."""
+    """The options as `nki.options` or else the environment sets them now."""
+    chosen = {name: value for name, value in _chosen.get().items() if name != "target"}
+    return replace(_read(), **chosen) if chosen else _read()
+
+
+def _read() -> Options:
     return Options(
         strict=_flag("OPEN_NKI_STRICT"),
         precise_fp=_flag("NKI_PRECISE_FP", default=True),
@@ -87,28 +96,50 @@ def framework_debug() -> bool:
     return _flag("NEURON_FRAMEWORK_DEBUG")
 
 
+def cache_folder() -> Path:
+    """OPEN_NKI_CACHE_DIR, or a folder in the user's cache: what is worth keeping between processes."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("OPEN_NKI_CACHE_DIR") or Path(home) / "open-nki")
+
+
 def choose_machine(kernel_target: str | None = None) -> Machine:
-    """The platform of a call: override, the kernel's own target, NKI_NC_VERSION, trn3."""
+    """The platform of a call: nki.options, override, the kernel's own target, NKI_NC_VERSION, trn3."""
     env = os.environ
     return find(
-        env.get("NEURON_PLATFORM_TARGET_OVERRIDE")
+        _chosen.get().get("target")
+        or env.get("NEURON_PLATFORM_TARGET_OVERRIDE")
         or kernel_target
         or env.get("NKI_NC_VERSION")
         or DEFAULT_PLATFORM
     )
 
 
+# ---- in the code ---------------------------------------------------------------------------------
+
+
 @contextmanager
-def on_platform(name: str | None) -> Iterator[None]:
-    """Calls inside run on this platform, whatever the environment says; None: as they would anyway."""
-    override = "NEURON_PLATFORM_TARGET_OVERRIDE"
-    before = os.environ.get(override)
-    if name is not None:
-        os.environ[override] = find(name).name
+def options(**settings: Any) -> Iterator[None]:
+    """Calls in this block run so, whatever the environment says.
+
+    `with nki.options(target="trn2", strict=True):`. `target` names a platform; the others are the fields of
+    `Options`, and docs/environment.md tells them all.
+    """
+    known = ["target", *(field.name for field in fields(Options))]
+    for name in settings:
+        if name not in known:
+            close = nearest(name, known)
+            raise error(
+                "argument",
+                f"nki.options: unknown option {name!r}",
+                notes=[f"accepted: {', '.join(known)}"],
+                help=f"did you mean {close}?" if close else None,
+            )
+    if settings.get("target") is None:
+        settings.pop("target", None)
+    else:
+        settings["target"] = find(settings["target"]).name
+    token = _chosen.set({**_chosen.get(), **settings})
     try:
         yield
     finally:
-        if name is not None:
-            del os.environ[override]
-            if before is not None:
-                os.environ[override] = before
+        _chosen.reset(token)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import pickle
 import sys
@@ -27,6 +26,7 @@ from ..errors import NkiError, NkiWarning, error, without_our_frames
 from ..execute.blas import one_blas_thread
 from ..hardware.machine import Machine
 from ..options import Options, choose_machine, from_environment
+from ..options import options as nki_options
 from ..program.edges import check_names, checked_edges
 from ..program.program import Program
 from ..program.statistics import Statistics
@@ -54,7 +54,7 @@ from .results import (
     warn_lost_writes,
 )
 from .staged import Returned, Staged
-from .user_function import is_users_error, plain
+from .user_function import is_users_error, named, plain, refuse_unfinished
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -89,7 +89,7 @@ class Kernel:
         if not callable(func):
             raise error("argument", f"a kernel is a function, got {func!r}")
         users = plain(func)
-        _refuse_unfinished(users)
+        refuse_unfinished(users)
         named: dict[str, Any] = {}
         for name in functools.WRAPPER_ASSIGNMENTS:
             if hasattr(users, name):
@@ -117,7 +117,7 @@ class Kernel:
 
     def __reduce__(self) -> Any:
         """By name, as a function: workers of other processes import it."""
-        found = _named(self.__module__, self.__qualname__)
+        found = named(self.__module__, self.__qualname__)
         if plain(found) is not plain(self.func) or hasattr(self.func, "__self__"):
             raise pickle.PicklingError(f"kernel {self.__name__} is not {self.__module__}.{self.__qualname__}")
         return _unpickled, (self.__module__, self.__qualname__, self._state[1:])
@@ -188,7 +188,13 @@ class Kernel:
         return self.func(*args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Run:
-        """Like a call, but returns a Run: the result with statistics and diagnostics."""
+        """Like a call, but returns a Run: the result with statistics and diagnostics.
+
+        `target=` names another platform, unless the kernel has a parameter of that name.
+        """
+        if "target" in kwargs and "target" not in self.__signature__.parameters:
+            with nki_options(target=kwargs.pop("target")):
+                return self.run(*args, **kwargs)
         call = self._prepare(args, kwargs)
         with one_blas_thread():
             kept = programs.find(call.key) if call.key is not None else None
@@ -484,27 +490,6 @@ _findings: weakref.WeakKeyDictionary[Callable, list[Any]] = weakref.WeakKeyDicti
 # ---- helpers -------------------------------------------------------------------------------------
 
 
-def _refuse_unfinished(function: Callable) -> None:
-    """A generator or coroutine would never run."""
-    what = "a generator: it contains yield" if inspect.isgeneratorfunction(function) else ""
-    what = what or (
-        "async" if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function) else ""
-    )
-    if what:
-        raise error(
-            "argument",
-            f"kernel {getattr(function, '__name__', function)} is {what}, so calling it would run nothing",
-            help="write a plain function that returns its results",
-        )
-
-
 def _unpickled(module: str, name: str, state: tuple) -> Kernel:
     """The kernel of a name, launched as the pickled one was."""
-    return Kernel(_named(module, name), **dict(zip(_STATE[1:], state, strict=True)))
-
-
-def _named(module: str, name: str) -> Any:
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+    return Kernel(named(module, name), **dict(zip(_STATE[1:], state, strict=True)))

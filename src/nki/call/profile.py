@@ -12,7 +12,7 @@ from typing import Any
 from ..context import provides
 from ..errors import error, without_our_frames
 from ..execute.collector import fewer_collections
-from ..options import on_platform
+from ..options import options
 from ..program.program import Diagnostic, Loop, Program
 from ..program.statistics import Statistics
 from ..run.world import Described, using
@@ -222,7 +222,7 @@ def profile_call(
     Arguments are arrays or TensorSpecs; given arrays, dynamic loops are run to count their trips.
     """
     try:
-        with on_platform(target):
+        with options(target=target):
             return _profiled(kernel, args, kwargs, run, uncertain, stage)
     except Exception as problem:
         better = explain_call(problem) if isinstance(problem, TypeError) else None
@@ -263,7 +263,7 @@ def profile_world(
     if starts is not None and len(starts) != ranks:
         raise error("argument", f"profile: {len(starts)} starts for {ranks} ranks")
     stage(f"tracing {kernel.__name__}")
-    with using(Described(0, ranks)), on_platform(target):
+    with using(Described(0, ranks)), options(target=target):
         program = kernel.trace(*args, **kwargs)
     stage(f"scheduling {len(program):,} instructions")
     if starts is None:

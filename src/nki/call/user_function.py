@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dis
 import functools
+import importlib
+import inspect
 import types
 from collections.abc import Callable
+from typing import Any
 
-from ..errors import Site, is_ours
+from ..errors import Site, error, is_ours
 
 
 def plain(func: Callable) -> Callable:
@@ -41,3 +44,25 @@ def is_users_error(problem: BaseException) -> bool:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     return last is not None and not is_ours(last.tb_frame.f_globals.get("__name__"))
+
+
+def refuse_unfinished(function: Callable) -> None:
+    """A generator or coroutine would never run."""
+    what = "a generator: it contains yield" if inspect.isgeneratorfunction(function) else ""
+    what = what or (
+        "async" if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function) else ""
+    )
+    if what:
+        raise error(
+            "argument",
+            f"kernel {getattr(function, '__name__', function)} is {what}, so calling it would run nothing",
+            help="write a plain function that returns its results",
+        )
+
+
+def named(module: str, name: str) -> Any:
+    """What a module has under a qualified name, or None."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found

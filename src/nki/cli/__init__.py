@@ -10,26 +10,27 @@ import contextlib
 import importlib.util
 import json
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
+import numpy as np
 
 from .. import __version__
+from ..call.bridges import TensorSpec
 from ..call.jit import profile
 from ..call.kernel import Kernel
 from ..call.profile import Profile, SavedProfile
+from ..call.show import show as steps_of
 from ..errors import NkiError
-from ..hardware import generations, machine
 from ..options import choose_machine
 from ..report.html import both
-from ..report.text import document, ruled, side_by_side, size
+from ..report.text import document, side_by_side
 from . import migrate, plans, run, script, tuning
 from .checking import command_check, command_explain
+from .listing import KERNELS_TEXT, command_info, command_kernels
 from .script import UsageError
 from .settings import settings
 from .terminal import Stages, complain, show, user_traceback
@@ -44,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
         options = parser().parse_args(argv)
     except SystemExit as stop:  # argparse has said why
         return int(stop.code or 0)
+    if options.name is None:
+        return welcome()
     options.code = 0
     try:
         code = options.command(options)
@@ -67,6 +70,13 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as problem:
         complain(traceback.format_exc() if options.traceback else user_traceback(problem))
         return WRONG_KERNEL
+
+
+def welcome() -> int:
+    """`nki` alone: what can be done next."""
+    parser().print_help()
+    print(WELCOME)
+    return 0
 
 
 # ---- commands ------------------------------------------------------------------------------------
@@ -119,6 +129,29 @@ def command_plan(options: argparse.Namespace) -> int:
     return plans.print_plan(program, options.json)
 
 
+def command_show(options: argparse.Namespace) -> int:
+    """nki show"""
+    values = script.parse_arguments(options.arg)
+    with Stages() as stage, settings(options), kernel_at(options.kernel, stage) as kernel:
+        kernel = launched(kernel, options.lnc)
+        bound = script.bind(kernel, filled(values) if options.values else values)
+        stage(f"{'running' if options.values else 'tracing'} {kernel.__name__}")
+        steps = steps_of(kernel)(*bound.args, **bound.kwargs)
+        file = options.output or f"{kernel.__name__}.html"
+        Path(file).write_text(steps.html(), encoding="utf-8")
+    print(f"wrote {file}: {steps.count:,} steps", file=sys.stderr)
+    return 0
+
+
+def filled(values: dict[str, Any]) -> dict[str, Any]:
+    """Random arrays in place of described tensors."""
+    random = np.random.default_rng(0)
+    return {
+        name: random.standard_normal(v.shape).astype(np.dtype(v.dtype)) if isinstance(v, TensorSpec) else v
+        for name, v in values.items()
+    }
+
+
 def command_compare(options: argparse.Namespace) -> int:
     """nki compare"""
     allowed = None if options.fail_if_slower is None else part_of(options.fail_if_slower)
@@ -146,97 +179,6 @@ def part_of(text: str) -> float:
         return float(text.strip().removesuffix("%")) / 100 if "%" in text else float(text)
     except ValueError:
         raise UsageError(f"--fail-if-slower {text}: write a part of the time, as in 3%") from None
-
-
-def command_kernels(options: argparse.Namespace) -> int:
-    """nki kernels"""
-    from nkilib.catalogue import kernels  # on top of nki: imported by nothing but this
-
-    facts = [
-        {"name": k.name, "import": k.module, "meaning": k.meaning, "page": k.page, "status": k.status}
-        for k in kernels()
-    ]
-    if options.json:
-        print(json.dumps(facts, indent=2))
-    else:
-        show(kernel_table(facts))
-    return 0
-
-
-def kernel_table(facts: list[dict[str, str]]) -> RenderableType:
-    """The names of each module below it; what holds for several is said once."""
-    table = ruled("import from, kernel", "meaning", "status")
-    module = meaning = ""
-    for fact in facts:
-        if fact["import"] != module:
-            table.add_row(fold(fact["import"], ".", 42))
-            module, meaning = fact["import"], ""
-        table.add_row(
-            f"  {fact['name']}", "" if fact["meaning"] == meaning else fact["meaning"], fact["status"]
-        )
-        meaning = fact["meaning"]
-    return table
-
-
-def fold(name: str, separator: str, width: int) -> str:
-    """A long name on several lines, broken behind separators."""
-    lines = [""]
-    for part in re.split(f"(?<={re.escape(separator)})", name):
-        if lines[-1] and len(lines[-1] + part) > width:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
-
-
-def command_info(options: argparse.Namespace) -> int:
-    """nki info"""
-    print(f"Open NKI {__version__}, Python {sys.version.split()[0]}")
-    print(f"platform of kernels that name none: {choose_machine().name}")
-    for name, extra in (("perfetto", "profile"), ("torch", "torch"), ("jax", "jax")):
-        state = (
-            "installed"
-            if importlib.util.find_spec(name)
-            else f"not installed (pip install 'open-nki[{extra}]')"
-        )
-        if name == "jax" and state == "installed":
-            from ..frameworks.jax import LOWERING
-
-            state = f"installed, kernels inside jit run by {LOWERING}"
-        print(f"{name}: {state}")
-    show(platform_table())
-    return 0
-
-
-LIMITS: list[tuple[str, Callable[[machine.Machine], str]]] = [
-    ("also called", lambda m: ", ".join(m.aliases)),
-    ("cores of a launch", lambda m: " or ".join(map(str, m.lnc_degrees))),
-    ("partitions", lambda m: str(m.partitions)),
-    ("SBUF per partition", lambda m: size(m.sbuf_bytes)),
-    ("  usable by a kernel", lambda m: f"{m.sbuf_usable_bytes:,} B"),
-    ("PSUM per partition", lambda m: f"{size(m.psum_bytes)} in {m.psum_banks} banks"),
-    (
-        "matmul K, M, N",
-        lambda m: f"{m.matmul_contraction_max}, {m.matmul_stationary_max}, {m.matmul_moving_max}",
-    ),
-    ("HBM of a core", lambda m: size(m.hbm_bytes_per_core)),
-    ("HBM bandwidth", lambda m: f"{m.hbm_gbs:g} GB/s"),
-    ("DMA engines", lambda m: str(m.dma_engines)),
-    ("DMA bandwidth", lambda m: f"{m.dma_peak_gbs:g} GB/s"),
-    ("TensorE", lambda m: f"{m.tensor_ghz:g} GHz"),
-    ("VectorE", lambda m: f"{m.vector_ghz:g} GHz"),
-    ("ScalarE, GpSimdE", lambda m: f"{m.scalar_ghz:g} GHz"),
-    ("peak bf16", lambda m: f"{m.peak_flops() / 1e12:.1f} TFLOP/s"),
-    ("peak fp32", lambda m: f"{m.peak_flops(m.fp32_multiplier) / 1e12:.1f} TFLOP/s"),
-    ("fixed cost of a run", lambda m: f"{m.kernel_overhead_ns / 1e3:g} us"),
-    ("assumed constants", lambda m: str(len(m.assumed))),
-]
-
-
-def platform_table() -> RenderableType:
-    table = ruled("one core of", *generations.MACHINES)
-    for name, shown in LIMITS:
-        table.add_row(name, *(shown(m) for m in generations.MACHINES.values()))
-    return table
 
 
 # ---- profiles ------------------------------------------------------------------------------------
@@ -353,7 +295,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 all went well, 1 the kernel is wrong, 2 the command line is.",
     )
     top.add_argument("--version", action="version", version=f"Open NKI {__version__}")
-    commands = top.add_subparsers(dest="name", metavar="command", required=True)
+    commands = top.add_subparsers(dest="name", metavar="command")
 
     def command(name: str, action: Callable, help: str, description: str, epilog: str = "") -> Any:
         made = commands.add_parser(
@@ -394,6 +336,14 @@ def parser() -> argparse.ArgumentParser:
     )
     add_run_options(planned)
 
+    shown = command("show", command_show, "a page that steps through a kernel", SHOW_TEXT, SHOW_EXAMPLES)
+    shown.add_argument(
+        "kernel", metavar="script.py[:kernel]", help="the kernel may be left out if there is one only"
+    )
+    add_run_options(shown, json=False)
+    shown.add_argument("-o", "--output", metavar="FILE", help="the page (default: the kernel's name.html)")
+    shown.add_argument("--values", action="store_true", help="run it on random numbers, and show them")
+
     two = command("compare", command_compare, "put two profiles side by side", COMPARE_TEXT, COMPARE_EXAMPLES)
     for letter in "ab":
         two.add_argument(letter, help="script.py:kernel, or a file written by nki profile --save")
@@ -424,10 +374,10 @@ def parser() -> argparse.ArgumentParser:
     )
     migrate.add_arguments(migrated)
     listing = command("kernels", command_kernels, "list the kernels of nkilib", KERNELS_TEXT)
+    listing.add_argument("word", nargs="?", help="only those with this word in name, module or meaning")
     listing.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
-    command(
-        "info", command_info, "version, platforms and their limits", "Version, platforms and their limits."
-    )
+    info = command("info", command_info, "version, platforms, their limits", "What is installed, and where.")
+    info.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return top
 
 
@@ -452,7 +402,7 @@ def add_check(check: argparse.ArgumentParser) -> None:
     check.add_argument("--update-baseline", action="store_true", help="write the baseline: all there is now")
 
 
-def add_run_options(command: argparse.ArgumentParser) -> None:
+def add_run_options(command: argparse.ArgumentParser, json: bool = True) -> None:
     """What every command that traces kernels takes."""
     command.add_argument(
         "--arg",
@@ -467,9 +417,16 @@ def add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--lnc", type=int, metavar="CORES", help="launch on this many cores, as kernel[CORES] does"
     )
-    command.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    if json:
+        command.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
+WELCOME = """
+next:
+  nki profile script.py:kernel --arg x=bf16[128,512]   what a kernel would take on Trainium
+  nki check script.py                                  what the real compilers would not accept
+  nki kernels attention                                whether the library has it already
+  nki COMMAND --help                                   all options of a command"""
 PROFILE_TEXT = """\
 Model when each engine and DMA queue would run each instruction of a kernel, from
 shapes and dtypes alone, and print where the time goes."""
@@ -484,6 +441,13 @@ TRACE_EXAMPLES = """\
 examples:
   nki trace matmul.py:tiled --arg lhsT=float32[512,256] --arg rhs=float32[512,1024]
   nki trace matmul.py:tiled --arg lhsT=... --arg rhs=... --save tiled.nki"""
+SHOW_TEXT = """\
+Write one page on which to step through a kernel: its tiles in HBM, SBUF and PSUM, what each
+instruction reads and writes, and the line it stands on."""
+SHOW_EXAMPLES = """\
+examples:
+  nki show matmul.py:tiled --arg lhsT=float32[256,128] --arg rhs=float32[256,512]
+  nki show matmul.py:tiled --arg lhsT=float32[128,4] --arg rhs=float32[128,4] --values -o tiled.html"""
 COMPARE_TEXT = """\
 Compare two kernels with the same arguments, or two saved profiles. An argument that
 one of the kernels does not have goes to the other alone."""
@@ -499,6 +463,3 @@ can name the calls to check itself, in a comment: # nki: check x=float32[128,512
 A line is left out by a comment on it: # nki: ignore[kind]"""
 EXPLAIN_TEXT = """\
 Tell what a kind of error or warning means, with a wrong kernel and a right one."""
-KERNELS_TEXT = """\
-List the kernels of the library nkilib: where each is imported from, what it computes,
-and whether it is built. help(kernel) in Python tells its arguments."""

@@ -23,9 +23,10 @@ from ..check.pages import PAGES, PRELUDE, SECTIONS
 from ..errors import NkiError, is_ours, nearest
 from ..hardware import generations
 from ..options import choose_machine
+from ..options import options as chosen
 from . import script
 from .script import UsageError
-from .settings import platform, platform_named
+from .settings import platform_named
 
 WRONG_KERNEL = 1
 
@@ -101,7 +102,7 @@ def _check_kernel(kernel: Kernel, values: dict[str, Any], options: argparse.Name
     if not cases and not _needs_arguments(kernel):
         cases = [Case({}, options.lnc)]
     for platform_name in _platforms(options.target, kernel):
-        with platform(platform_name):
+        with chosen(target=platform_name):
             for case in cases:
                 found += _traced(kernel, case, platform_name)
     return found

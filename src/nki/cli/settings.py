@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 import warnings
 from collections.abc import Iterator
 
 from ..errors import NkiError, NkiWarning
 from ..hardware import generations
+from ..options import options as chosen
 from .script import UsageError
-
-OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 
 
 @contextlib.contextmanager
@@ -22,26 +20,13 @@ def settings(options: argparse.Namespace) -> Iterator[None]:
     target = getattr(options, "target", None)
     with contextlib.ExitStack() as stack:
         if target is not None:
-            stack.enter_context(platform(platform_named(target)))
+            stack.enter_context(chosen(target=platform_named(target)))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", NkiWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         if getattr(options, "json", False):
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         yield
-
-
-@contextlib.contextmanager
-def platform(name: str) -> Iterator[None]:
-    """Kernels inside run on this platform."""
-    before = os.environ.get(OVERRIDE)
-    os.environ[OVERRIDE] = name
-    try:
-        yield
-    finally:
-        os.environ.pop(OVERRIDE, None)
-        if before is not None:
-            os.environ[OVERRIDE] = before
 
 
 def platform_named(name: str) -> str:

@@ -19,7 +19,7 @@ from .stages import in_stages, laid_out
 from .storages import Storages
 from .tracking import InPlace, Task, Tracker
 
-WORTH = 1 << 28  # floating-point operations of matmuls from which a plan is made: measured
+WORTH = 1 << 28  # floating-point operations of matmuls from which a plan is made
 WORTH_EACH = 1 << 20  # and so many for each instruction, which all have to be looked at
 ATTEMPTS = 24  # times that a storage may turn out to be no sequence of values
 UNPLANNED = (State.output, State.ranks, State.vector_random, State.gpsimd_random)

@@ -9,7 +9,7 @@ from ..tensors import View
 from ..tensors.storage import Storage
 from ..tensors.tensor import NkiTensor
 from .instruction import Instruction
-from .program import Item, Loop
+from .program import Item, Loop, walk
 
 
 class Recorder:
@@ -78,3 +78,15 @@ class Recorder:
         self.items = self.open.pop()
         if loop is not None:
             self.items.append(loop)
+
+
+def last_uses(items: list[Item]) -> dict[int, list[Storage]]:
+    """Which storages are used for the last time at each position."""
+    last: dict[Storage, int] = {}
+    for position, instruction in enumerate(walk(items)):
+        for view in instruction.views():
+            last[view.storage] = position
+    found: dict[int, list[Storage]] = {}
+    for storage, position in last.items():
+        found.setdefault(position, []).append(storage)
+    return found

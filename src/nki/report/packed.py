@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import Site
 from ..hardware.memories import PSUM, SBUF
 from ..tensors.storage import Storage
-from ..timing.schedule import MODES
+from ..timing.simulation import MODES
 from ..timing.timeline import ENGINES, Bar, Timeline
 
 SHOWN_IDLE = ("tensor", "vector", "scalar", "gpsimd")  # lanes shown although nothing runs there

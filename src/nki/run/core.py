@@ -265,3 +265,9 @@ def _place(instruction: NkiInstruction) -> Place:
 
 
 __all__ = ["Core", "issue"]
+
+
+def register_value(register: Any) -> int | None:
+    """While each instruction runs as it is issued, registers hold what they hold then."""
+    value = register.read()
+    return value if isinstance(value, int) else None

@@ -24,9 +24,9 @@ from ..hardware.machine import Machine
 from ..hardware.memories import SHARED_HBM
 from ..options import Options
 from ..plan.running import PlannedBackend
-from ..program.instruction import Instruction, NkiInstruction, Place, State
+from ..program.instruction import Instruction, NkiInstruction, Place
 from ..program.program import Block, Diagnostic, Edge, Item, Program, walk
-from ..program.recorder import Recorder
+from ..program.recorder import Recorder, last_uses
 from ..program.statistics import Statistics
 from ..tensors import View
 from ..tensors.storage import Lease, Storage
@@ -34,7 +34,7 @@ from ..tree import leaves
 from . import observers
 from .baton import Baton
 from .baton import Place as Seat
-from .core import Core, Verdict
+from .core import Core, Verdict, register_value
 from .world import current_world
 
 Mode = Literal["trace", "deferred", "eager", "replay"]
@@ -105,7 +105,7 @@ class Launch:
         self.baton = self._new_baton() if degree > 1 and mode in ("eager", "replay") else None
         self._limit = limit
         is_watched = mode == "eager" and degree > 1
-        self.watches = [Watch(c.index, _register_value) for c in self.cores] if is_watched else []
+        self.watches = [Watch(c.index, register_value) for c in self.cores] if is_watched else []
         for core in self.cores:
             watch = self.watches[core.index : core.index + 1]
             core.sinks = [*self._first_sinks(core), *watch, *sinks, *observers.current()]
@@ -183,9 +183,7 @@ class Launch:
         for storage, raw in program.constants:
             self.backend.borrow(storage, raw)
         with fewer_collections():
-            # a plan that has something to say is run again one by one, which other ranks cannot join
-            alone = self.world.size == 1 or State.ranks not in program.state
-            planned = alone and self.backend.choose(program, self.options.executor)
+            planned = self.backend.choose(program, self.options.executor)
             if not (planned and self._by_plan(program)):
                 self._one_by_one(program)
         for core in self.cores:
@@ -272,7 +270,7 @@ class Launch:
         pending = next(following, None)
         executing, core.executing = core.executing, True
         try:
-            last = _last_uses(items)
+            last = last_uses(items)
             for position, instruction in enumerate(walk(items)):
                 while pending is not None and pending.before is not None and pending.before <= position:
                     self.say(pending)
@@ -490,25 +488,7 @@ def speak(diagnostic: Diagnostic) -> None:
     emit_warning(diagnostic.kind, diagnostic.message, diagnostic.site, diagnostic.notes, diagnostic.help)
 
 
-def _register_value(register: Any) -> int | None:
-    """While each instruction runs as it is issued, registers hold what they hold then."""
-    value = register.read()
-    return value if isinstance(value, int) else None
-
-
 def _order(instruction: NkiInstruction) -> int:
     """The position of an instruction in the walk of its core."""
     handle = instruction.handle
     return (handle.order if isinstance(handle, Place) else handle) - 1
-
-
-def _last_uses(items: list[Item]) -> dict[int, list[Storage]]:
-    """Which storages are used for the last time at each position."""
-    last: dict[Storage, int] = {}
-    for position, instruction in enumerate(walk(items)):
-        for view in instruction.views():
-            last[view.storage] = position
-    found: dict[int, list[Storage]] = {}
-    for storage, position in last.items():
-        found.setdefault(position, []).append(storage)
-    return found

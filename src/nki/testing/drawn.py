@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +11,9 @@ import numpy as np
 from ..call.kernel import Kernel
 from ..errors import NkiError, error
 from ..options import choose_machine
+from ..options import options as on
 from .close import assert_close
 
-OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 EDGES = (1, 2, 31, 32, 33, 127, 128, 129, 255, 256, 257, 511, 512, 513)  # where tiles end
 Dimension = int | str
 
@@ -67,7 +66,7 @@ def check_kernel(
         told = ", ".join(f"{letter}={size}" for letter, size in drawn.items())
         what = f"{kernel.__name__} with {told or 'fixed sizes'}, {_label(dtype)}, {lnc} core(s), {platform}"
         launched = kernel if lnc == 1 else kernel[lnc]
-        with _platform(platform):
+        with on(target=platform):
             try:
                 result = launched(*(array.copy() for array in arrays), **(options or {}))
             except NkiError as problem:
@@ -121,19 +120,3 @@ def _numpy_dtype(dtype: Any) -> Any:
 
 def _label(dtype: Any) -> str:
     return np.dtype(_numpy_dtype(dtype)).name
-
-
-class _platform:
-    """Kernels inside run on this platform."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def __enter__(self) -> None:
-        self.before = os.environ.get(OVERRIDE)
-        os.environ[OVERRIDE] = self.name
-
-    def __exit__(self, *problem: object) -> None:
-        os.environ.pop(OVERRIDE, None)
-        if self.before is not None:
-            os.environ[OVERRIDE] = self.before

@@ -14,7 +14,7 @@ from ..program.instruction import Cost
 from .compiled import on_engine
 from .operations import Planner
 from .regions import ORDER, RAW, Operation
-from .schedule import DONE, READ, CoreSimulation, Simulation
+from .simulation import DONE, READ, CoreSimulation, Simulation
 from .timeline import Timeline
 from .transfer import Transfer
 from .what_if import Change

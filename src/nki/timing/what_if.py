@@ -16,7 +16,7 @@ from ..hardware.engines import engine
 from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile
 from .law import DONE, FREE, SEEN, Activity, deal, releases
 from .regions import Operation
-from .schedule import RIVALS
+from .simulation import RIVALS
 from .timeline import Timeline
 from .transfer import Transfer
 

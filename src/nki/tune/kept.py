@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..call.bridges import TensorSpec
+from ..options import cache_folder
 from ..version import __version__
 from .model import Job
 from .space import Space
@@ -21,9 +22,7 @@ log = logging.getLogger("nki.tune")
 
 
 def folder() -> Path:
-    """OPEN_NKI_CACHE_DIR, or the user's cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("OPEN_NKI_CACHE_DIR") or Path(home) / "open-nki") / "tuned"
+    return cache_folder() / "tuned"
 
 
 def key(job: Job, space: Space, budget: int) -> str:

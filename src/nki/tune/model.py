@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 
 from ..call.kernel import Kernel
 from ..call.profile import profile_program
 from ..check.found import MILD
 from ..errors import NkiError
+from ..options import options
 from ..program.instruction import WHOLE_ARRAY
 from ..program.program import Program
 from .space import Config
 
-OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 SAFE = 0.98  # of what the bound says: engines may overlap the ends of their instructions
 
 
@@ -41,7 +39,7 @@ class Job(NamedTuple):
 
 def judge(job: Job, config: Config, known: MutableMapping[str, float], best: float) -> Outcome:
     """Trace a configuration and time it. `known` has the times of programs by their digests."""
-    with platform(job.target), warnings.catch_warnings():
+    with options(target=job.target), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             program = job.kernel.trace(*job.args, **{**job.kwargs, **config})
@@ -77,16 +75,3 @@ def bound_us(program: Program) -> float:
                     busy[name] += instruction.cost(machine).cycles / machine.tensor_ghz
         longest = max([longest, *busy.values()])
     return SAFE * longest / 1e3
-
-
-@contextmanager
-def platform(name: str) -> Iterator[None]:
-    """Kernels inside run on this platform."""
-    before = os.environ.get(OVERRIDE)
-    os.environ[OVERRIDE] = name
-    try:
-        yield
-    finally:
-        os.environ.pop(OVERRIDE, None)
-        if before is not None:
-            os.environ[OVERRIDE] = before

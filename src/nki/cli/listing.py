@@ -1,0 +1,131 @@
+"""nki kernels and nki info: what there is."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable
+
+from rich.console import RenderableType
+
+from ..hardware.generations import MACHINES
+from ..hardware.machine import Machine
+from ..options import choose_machine
+from ..report.text import ruled, size
+from ..version import NKI, PACKAGE, __version__
+from .script import UsageError
+from .terminal import show
+
+KERNELS_TEXT = """\
+List the kernels of the library nkilib: where each is imported from, what it computes,
+and whether it is built. help(kernel) in Python tells its arguments."""
+
+
+def command_kernels(options: argparse.Namespace) -> int:
+    """nki kernels"""
+    from nkilib.catalogue import kernels  # on top of nki: imported by nothing but this
+
+    facts = [
+        {"name": k.name, "import": k.module, "meaning": k.meaning, "page": k.page, "status": k.status}
+        for k in kernels()
+    ]
+    if options.word:
+        word = options.word.lower()
+        facts = [f for f in facts if any(word in f[part].lower() for part in ("name", "import", "meaning"))]
+        if not facts:
+            raise UsageError(f"no kernel has {options.word!r} in its name, module or meaning")
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        show(kernel_table(facts))
+    return 0
+
+
+def kernel_table(facts: list[dict[str, str]]) -> RenderableType:
+    """The names of each module below it; what holds for several is said once."""
+    table = ruled("import from, kernel", "meaning", "status")
+    module = meaning = ""
+    for fact in facts:
+        if fact["import"] != module:
+            table.add_row(fold(fact["import"], ".", 42))
+            module, meaning = fact["import"], ""
+        table.add_row(
+            f"  {fact['name']}", "" if fact["meaning"] == meaning else fact["meaning"], fact["status"]
+        )
+        meaning = fact["meaning"]
+    return table
+
+
+def fold(name: str, separator: str, width: int) -> str:
+    """A long name on several lines, broken behind separators."""
+    lines = [""]
+    for part in re.split(f"(?<={re.escape(separator)})", name):
+        if lines[-1] and len(lines[-1] + part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def command_info(options: argparse.Namespace) -> int:
+    """nki info"""
+    packages = {name: _state(name, extra) for name, extra in EXTRAS.items()}
+    python = sys.version.split()[0]
+    if options.json:
+        machines = {m.name: {name.strip(): shown(m) for name, shown in LIMITS} for m in MACHINES.values()}
+        about = {"open_nki": PACKAGE, "nki": NKI, "python": python, "platform": choose_machine().name}
+        print(json.dumps({**about, "packages": packages, "platforms": machines}, indent=2))
+        return 0
+    print(f"Open NKI {__version__}, Python {python}")
+    print(f"platform of kernels that name none: {choose_machine().name}")
+    for name, state in packages.items():
+        print(f"{name}: {state}")
+    show(platform_table())
+    return 0
+
+
+EXTRAS = {"perfetto": "profile", "torch": "torch", "jax": "jax"}
+
+
+def _state(name: str, extra: str) -> str:
+    if not importlib.util.find_spec(name):
+        return f"not installed (pip install 'open-nki[{extra}]')"
+    if name != "jax":
+        return "installed"
+    from ..frameworks.jax import LOWERING
+
+    return f"installed, kernels inside jit run by {LOWERING}"
+
+
+LIMITS: list[tuple[str, Callable[[Machine], str]]] = [
+    ("also called", lambda m: ", ".join(m.aliases)),
+    ("cores of a launch", lambda m: " or ".join(map(str, m.lnc_degrees))),
+    ("partitions", lambda m: str(m.partitions)),
+    ("SBUF per partition", lambda m: size(m.sbuf_bytes)),
+    ("  usable by a kernel", lambda m: f"{m.sbuf_usable_bytes:,} B"),
+    ("PSUM per partition", lambda m: f"{size(m.psum_bytes)} in {m.psum_banks} banks"),
+    (
+        "matmul K, M, N",
+        lambda m: f"{m.matmul_contraction_max}, {m.matmul_stationary_max}, {m.matmul_moving_max}",
+    ),
+    ("HBM of a core", lambda m: size(m.hbm_bytes_per_core)),
+    ("HBM bandwidth", lambda m: f"{m.hbm_gbs:g} GB/s"),
+    ("DMA engines", lambda m: str(m.dma_engines)),
+    ("DMA bandwidth", lambda m: f"{m.dma_peak_gbs:g} GB/s"),
+    ("TensorE", lambda m: f"{m.tensor_ghz:g} GHz"),
+    ("VectorE", lambda m: f"{m.vector_ghz:g} GHz"),
+    ("ScalarE, GpSimdE", lambda m: f"{m.scalar_ghz:g} GHz"),
+    ("peak bf16", lambda m: f"{m.peak_flops() / 1e12:.1f} TFLOP/s"),
+    ("peak fp32", lambda m: f"{m.peak_flops(m.fp32_multiplier) / 1e12:.1f} TFLOP/s"),
+    ("fixed cost of a run", lambda m: f"{m.kernel_overhead_ns / 1e3:g} us"),
+    ("assumed constants", lambda m: str(len(m.assumed))),
+]
+
+
+def platform_table() -> RenderableType:
+    table = ruled("one core of", *MACHINES)
+    for name, shown in LIMITS:
+        table.add_row(name, *(shown(m) for m in MACHINES.values()))
+    return table
