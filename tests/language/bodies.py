@@ -85,6 +85,13 @@ def refusal(body, *arrays, on="trn2"):
     return caught.value
 
 
+def refusal_when_strict(body, *arrays, on="trn2"):
+    """The same in strict mode: what is forgiven elsewhere, an operand in HBM, is refused there."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OPEN_NKI_STRICT", "1")
+        return refusal(body, *arrays, on=on)
+
+
 def refusal_on_tiles(function, *arrays, on="trn2", psum=()):
     with pytest.raises(nki.NkiError) as caught:
         on_tiles(function, *arrays, on=on, psum=psum)
