@@ -229,7 +229,8 @@ class CoreSimulation:
         elif what == READY:
             self._queue(which, now)
         elif what == ROOM:
-            self._find_banks(*which, now)
+            freed_by, banks = which
+            self._find_banks(freed_by, banks, now)
         else:
             self._take_next(which, now)
 

@@ -55,13 +55,14 @@ def uncertainty(
     for number, field in enumerate(fields):
         stage(f"timing again with {field} ({number + 1} of {len(fields)})")
         low, high = ends(machine, field)
-        times = [_time(program, replace(machine, **{field: end}), total) for end in (low, high)]
-        movers.append(Mover(field, getattr(machine, field), low, high, *times, machine.assumptions[field]))
+        fast, slow = (_time(program, replace(machine, **{field: end}), total) for end in (low, high))
+        reason = machine.assumptions[field]
+        movers.append(Mover(field, getattr(machine, field), low, high, fast, slow, reason))
     movers.sort(key=lambda mover: (-mover.moves_us, mover.field))
-    fast = {m.field: m.low if m.low_us <= m.high_us else m.high for m in movers if m.moves_us}
-    slow = {m.field: m.high if m.low_us <= m.high_us else m.low for m in movers if m.moves_us}
+    faster = {m.field: m.low if m.low_us <= m.high_us else m.high for m in movers if m.moves_us}
+    slower = {m.field: m.high if m.low_us <= m.high_us else m.low for m in movers if m.moves_us}
     stage("timing again with all of them")
-    low, high = (_time(program, replace(machine, **all_of), total) for all_of in (fast, slow))
+    low, high = (_time(program, replace(machine, **all_of), total) for all_of in (faster, slower))
     return Uncertainty(min(low, total), total, max(high, total), tuple(movers))
 
 
