@@ -80,3 +80,394 @@ def add_declared(planners: list[Planner], places: list[list[int]], edges: Sequen
                 for i, op in enumerate(later):
                     if earlier:
                         op.wait_for(earlier[min(i, len(earlier) - 1)].index, RAW)
+<<<<<<< HEAD
+=======
+
+
+class Simulation:
+    """The cores of a launch on one clock. Times of all operations are filled by `run`."""
+
+    def __init__(self, machine: Machine, planners: list[Planner]):
+        self.events: list[tuple[float, int, CoreSimulation, int, Any]] = []
+        self.sequence = 0
+        self.order: list[tuple[int, int]] = []  # (core, operation) as they were begun
+        self.cores = [self.core(machine, p, len(planners)) for p in planners]
+        self.arrived: dict[tuple, tuple[CoreSimulation, int]] = {}  # first of two cores at a meeting point
+        self.partners: dict[tuple[int, int], tuple[int, int]] = {}  # transfers that began together
+
+    def core(self, machine: Machine, planner: Planner, sharers: int) -> CoreSimulation:
+        return CoreSimulation(self, machine, planner, planner.operations, sharers)
+
+    def post(self, time: float, core: CoreSimulation, what: int, which: Any) -> None:
+        self.sequence += 1
+        heapq.heappush(self.events, (time, self.sequence, core, what, which))
+
+    def run(self) -> None:
+        for core in self.cores:
+            core.begin()
+        while self.events:
+            now, _, core, what, which = heapq.heappop(self.events)
+            core.handle(now, what, which)
+        for core in self.cores:
+            core.check_all_ran()
+
+    def meet(self, core: CoreSimulation, index: int, now: float) -> None:
+        """core_barrier and sendrecv: both cores go on when the second has come."""
+        instruction = core.operations[index].instruction
+        assert instruction is not None
+        point = (instruction.meets(), core.met(instruction))
+        if len(self.cores) == 1:
+            core.finish(index, now)
+        elif point in self.arrived:
+            other, waiting = self.arrived.pop(point)
+            other.finish(waiting, now)
+            core.finish(index, now)
+        else:
+            self.arrived[point] = (core, index)
+
+    def begin_together(self, core: CoreSimulation, index: int, now: float) -> None:
+        """A sendrecv by DMA moves when the tiles of both cores are ready."""
+        point = core.swaps[index]
+        if point not in self.arrived:
+            self.arrived[point] = (core, index)
+            return
+        other, waiting = self.arrived.pop(point)
+        mine, theirs = (core.planner.core, index), (other.planner.core, waiting)
+        self.partners[mine], self.partners[theirs] = theirs, mine
+        other.enqueue(waiting, now)
+        core.enqueue(index, now)
+
+
+DONE, READ, READY, IDLE, ROOM = range(5)  # what happens at an event
+MODES = ("software", "hardware", "static")  # the DMA triggers
+RIVALS = {"vector": ("gpsimd", "scalar"), "gpsimd": ("vector",), "scalar": ("vector",)}
+
+
+class CoreSimulation:
+    """One core: five engines, a DMA trigger per mode, sixteen DMA engines.
+
+    An engine that becomes idle takes the earliest instruction of the program whose operands are ready,
+    which is what the compiler's list scheduling arranges.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        machine: Machine,
+        planner: Planner,
+        operations: list[Operation],
+        sharers: int,
+    ):
+        self.simulation = simulation
+        self.machine = machine
+        self.planner = planner
+        self.operations = operations
+        count = len(self.operations)
+        self.start = [0.0] * count  # ns
+        self.free = [0.0] * count  # the engine can take the next one; operands have been read
+        self.done = [0.0] * count  # a consumer sees the result
+        self.end = [0.0] * count  # end of the bar a profiler draws
+        self.blocked_by: list[int] = [-1] * count  # the operation that decided the start
+        self.transfers: dict[int, Transfer] = {}
+        self.table_loads: list[tuple[float, float, int]] = []
+        self.meetings: dict[Any, int] = {}
+        self.ready = [0.0] * count
+        self.loadable = [0.0] * count  # the same, but for the order of its own engine
+        self.missing = [len(op.waits) for op in self.operations]
+        self.users: list[list[int]] = [[] for _ in range(count)]
+        for op in self.operations:
+            for other in op.waits:
+                self.users[other].append(op.index)
+        self.swaps = self._swaps() if sharers > 1 else {}
+        self.rank = self._ranks()
+        self.clocks = engine_clocks(machine)
+        self.waiting: dict[str, list[tuple[int, int]]] = {name: [] for name in (*ENGINES, *MODES)}
+        self.idle_at = dict.fromkeys((*ENGINES, *MODES), 0.0)
+        self.last_on: dict[str, int] = {}
+        self.table: str | None = None
+        self.activity = Activity(machine)
+        self.pe_tiles: dict[PeTile, int] = {}  # the last matmul on each part of the PE array
+        self.banks = Banks(machine, planner.accesses)
+        self.starved: list[tuple[str, int]] = []  # operations without a PSUM bank, by engine
+        self.bank_waits: set[tuple[int, int]] = set()  # (operation, the one that freed its bank)
+        self.dma_free = [0.0] * machine.dma_engines
+        self.bandwidth_share = self._bandwidth_share(sharers)
+
+    def _bandwidth_share(self, sharers: int) -> float:
+        """Cores on one HBM stack share it: what is left of the DMA engines' own rate."""
+        wanted = self.machine.dma_engines * self.machine.dma_bytes_per_ns * sharers
+        return min(1.0, self.machine.hbm_gbs / wanted)
+
+    def _ranks(self) -> list[int]:
+        """Program order; a transfer is as urgent as the first engine instruction that waits for it."""
+        rank = list(range(len(self.operations)))
+        for op in reversed(self.operations):
+            if op.is_dma and self.users[op.index]:
+                rank[op.index] = min(rank[user] for user in self.users[op.index])
+        return rank
+
+    def _swaps(self) -> dict[int, tuple]:
+        """The transfers of sendrecv, by pipe and number."""
+        found: dict[int, tuple] = {}
+        turns: Counter[Any] = Counter()
+        for op in self.operations:
+            point = op.instruction.meets() if op.is_dma and op.instruction is not None else None
+            if point is not None:
+                turns[point] += 1
+                found[op.index] = ("transfer", point, turns[point])
+        return found
+
+    # ---- the event loop --------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        for op in self.operations:
+            if not op.waits:
+                self._queue(op.index, 0.0)
+
+    def handle(self, now: float, what: int, which: Any) -> None:
+        if what in (DONE, READ):
+            self._release(which, now, what)
+            freed = self.banks.used(self.operations[which].position) if what == DONE else 0
+            if freed:
+                self._post(now + self.machine.semaphore_ns, ROOM, (which, freed))
+        elif what == READY:
+            self._queue(which, now)
+        elif what == ROOM:
+            freed_by, banks = which
+            self._find_banks(freed_by, banks, now)
+        else:
+            self._take_next(which, now)
+
+    def check_all_ran(self) -> None:
+        """Declared edges may contradict the data: then something waits for ever."""
+        stuck = [op for op in self.operations if self.done[op.index] == 0.0 and self.missing[op.index] > 0]
+        if stuck:
+            waits = [self.operations[i] for i in stuck[0].waits if self.done[i] == 0.0]
+            raise error(
+                "schedule",
+                "the declared order contradicts the data: an instruction would wait for ever",
+                notes=[f"{stuck[0].instruction!r}", *(f"waits for {op.instruction!r}" for op in waits[:2])],
+                help="check the edges of with_schedule and depends_on",
+            )
+
+    def _post(self, time: float, what: int, which: Any) -> None:
+        self.simulation.post(time, self, what, which)
+
+    def met(self, instruction: Instruction) -> int:
+        """How often this core came to a meeting of this kind before."""
+        key = instruction.meets()
+        self.meetings[key] = self.meetings.get(key, 0) + 1
+        return self.meetings[key]
+
+    def _release(self, index: int, now: float, what: int) -> None:
+        """Tell the operations that waited for this one, as far as this moment concerns them."""
+        producer = self.operations[index]
+        for user in self.users[index]:
+            consumer = self.operations[user]
+            same = producer.kind == consumer.kind
+            moment = releases(producer.is_dma, same, consumer.waits[index])
+            if moment == BEGUN or (moment == FREE) != (what == READ):
+                continue  # BEGUN: released when it was triggered
+            wait = latency(self.machine, moment, producer.is_dma, same, consumer.is_dma)
+            if not same:
+                self.loadable[user] = max(self.loadable[user], now + wait)
+            self._satisfied(user, index, now + wait, now)
+
+    def _satisfied(self, user: int, by: int, moment: float, now: float) -> None:
+        if moment >= self.ready[user]:
+            self.ready[user] = moment
+            self.blocked_by[user] = by
+        self.missing[user] -= 1
+        if self.missing[user] == 0:
+            if self.ready[user] <= now:
+                self._queue(user, now)
+            else:
+                self._post(self.ready[user], READY, user)
+
+    def _queue(self, index: int, now: float) -> None:
+        """Ready: wait for the other core, where two must begin together, then for the engine."""
+        if index in self.swaps:
+            self.simulation.begin_together(self, index, now)
+        else:
+            self.enqueue(index, now)
+
+    def enqueue(self, index: int, now: float) -> None:
+        """Wait for the engine or the DMA trigger."""
+        op = self.operations[index]
+        place = op.kind
+        if op.is_dma:
+            transfer = self.transfers[index] = self.transfer(op)
+            place = transfer.mode
+        heapq.heappush(self.waiting[place], (self.rank[index], index))
+        self._take_next(place, now)
+
+    def _find_banks(self, freed_by: int, banks: int, now: float) -> None:
+        """PSUM banks are free: those that wait for some look again."""
+        self.banks.give_back(freed_by, banks, now)
+        woken, self.starved = self.starved, []
+        for place, index in woken:
+            self.ready[index], self.blocked_by[index] = now, freed_by
+            heapq.heappush(self.waiting[place], (self.rank[index], index))
+        for place in dict.fromkeys(place for place, _ in woken):
+            self._take_next(place, now)
+
+    def transfer(self, op: Operation) -> Transfer:
+        return transfer_of(op, self.machine)
+
+    def cost_of(self, op: Operation) -> Cost:
+        return self.planner.cost_of(op)
+
+    def _take_next(self, place: str, now: float) -> None:
+        waiting = self.waiting[place]
+        if self.idle_at[place] > now:
+            return
+        while waiting and not self.banks.has_room(self.operations[waiting[0][1]].position):
+            self.starved.append((place, heapq.heappop(waiting)[1]))
+        if not waiting:
+            return
+        until = self._must_wait(place, waiting[0][1], now)
+        if until > now:
+            self._post(until, IDLE, place)
+            return
+        _, index = heapq.heappop(waiting)
+        for freed_by, when in self.banks.take(self.operations[index].position):
+            if freed_by >= 0:
+                self.operations[index].wait_for(freed_by, SPACE)
+                self.bank_waits.add((index, freed_by))
+                self.loadable[index] = max(self.loadable[index], when)
+        if self.ready[index] < now and place in self.last_on:
+            self.blocked_by[index] = self.last_on[place]
+        self.last_on[place] = index
+        self.simulation.order.append((self.planner.core, index))
+        if place in MODES:
+            self.idle_at[place] = now + self.transfers[index].issue_ns
+            self._move(index, self.transfers[index], now)
+        else:
+            self.idle_at[place] = self._compute(index, place, now)
+        if self.idle_at[place] < math.inf:
+            self._post(self.idle_at[place], IDLE, place)
+
+    # ---- compute engines -------------------------------------------------------------------------
+
+    def _must_wait(self, engine: str, index: int, now: float) -> float:
+        """When those have finished with which it cannot run at the same time.
+
+        Engines that share a port take turns (machine.md 3.1), and matmuls on one part of the PE array (5.2).
+        """
+        if engine == "tensor":
+            tile = self._instruction(index).pe_tile()
+            return max((self.free[i] for t, i in self.pe_tiles.items() if t.overlaps(tile)), default=0.0)
+        for rival in RIVALS.get(engine, ()):
+            other = self.last_on.get(rival)
+            if other is not None and now < self.free[other] < math.inf and self._collide(index, other):
+                return self.free[other]
+        return 0.0
+
+    def _collide(self, index: int, other: int) -> bool:
+        m = self.machine
+        a, b = self.operations[index].instruction, self.operations[other].instruction
+        assert a is not None and b is not None
+        if "gpsimd" in (self.operations[index].kind, self.operations[other].kind):
+            return m.vector_gpsimd_serial
+        mine, theirs = psum_tiles(a), psum_tiles(b)
+        if m.vector_scalar_psum_serial:
+            return bool(mine and theirs)
+        return m.psum_bank_serial and bool(mine & theirs)
+
+    def _compute(self, index: int, engine: str, now: float) -> float:
+        """Start an instruction; returns when its engine can take the next."""
+        op = self.operations[index]
+        instruction = self._instruction(index)
+        if instruction.meets() is not None:
+            self.start[index] = now
+            self.idle_at[engine] = math.inf
+            self.simulation.meet(self, index, now)
+            return self.idle_at[engine]
+        start = self._load_table(op, now) if engine == "scalar" else now
+        if engine == "tensor":  # the stationary operand is loaded meanwhile, once it is there
+            start = max(now, self.loadable[index] + self.machine.matmul_after_load_ns)
+        cost = self.cost_of(op)
+        slow = 1.0
+        if engine == "tensor":
+            slow = self.activity.slowdown(instruction.array_rows(), start)
+        elif engine != "sync":
+            slow = self._stride_slowdown(op)
+        cycles = cost.cycles
+        if engine == "vector" and self._shares_bus(now):
+            cycles = max(cycles, instruction.operands()[0].free_elements)
+        done = span(self.machine, engine, cost, cycles, self.clocks[engine], slow, start)
+        self.start[index] = start
+        self.free[index], self.end[index], self.done[index] = done
+        self._post(done.free, READ, index)
+        self._post(done.done, DONE, index)
+        if engine != "tensor":
+            return done.free
+        self.activity.add(start, done.free)
+        tile = instruction.pe_tile()
+        self.pe_tiles[tile] = index
+        if tile != WHOLE_ARRAY:  # the next may be for another tile
+            return min(done.free, start + self.machine.matmul_min_cycles / self.clocks[engine])
+        return done.free
+
+    def _instruction(self, index: int) -> Instruction:
+        instruction = self.operations[index].instruction
+        assert instruction is not None
+        return instruction
+
+    def _shares_bus(self, now: float) -> bool:
+        """While GpSimdE works, VectorE has no fast modes (machine.md 3.1)."""
+        other = self.last_on.get("gpsimd")
+        return self.machine.shared_bus_stops_fast_modes and other is not None and self.free[other] > now
+
+    def _stride_slowdown(self, op: Operation) -> float:
+        """A long step between elements halves the rate of the memory interface (machine.md 3)."""
+        for view in op.instruction.operands():  # type: ignore[union-attr]
+            if isinstance(view, View) and view.on_chip:
+                steps = [s for n, s in zip(view.shape[1:], view.strides[1:], strict=True) if n > 1]
+                if steps and steps[-1] * view.dtype.itemsize > self.machine.stride_full_rate_bytes:
+                    return self.machine.stride_slowdown
+        return 1.0
+
+    def finish(self, index: int, now: float) -> None:
+        """A meeting took place: its engine goes on."""
+        place = self.operations[index].kind
+        until = now + self.planner.cost_of(self.operations[index]).fix_ns
+        self.free[index] = self.end[index] = self.done[index] = self.idle_at[place] = until
+        self._post(until, READ, index)
+        self._post(until, DONE, index)
+        self._post(until, IDLE, place)
+
+    def _load_table(self, op: Operation, start: float) -> float:
+        """ScalarE loads a table before the first activation and when the function changes."""
+        function = self._instruction(op.index).table()
+        if function is None or function in self.machine.activation_table_free or function == self.table:
+            return start
+        self.table = function
+        self.table_loads.append((start, start + self.machine.activation_table_ns, op.index))
+        return start + self.machine.activation_table_ns
+
+    # ---- DMA -------------------------------------------------------------------------------------
+
+    def _move(self, index: int, transfer: Transfer, now: float) -> None:
+        """Each DMA engine works through its descriptors in order of arrival."""
+        arrival = now + transfer.dispatch_ns
+        skew, share = self.machine.dma_skew_ns, self.bandwidth_share
+        first, last = deal(self.dma_free, arrival, transfer.payload_ns, skew, share)
+        self.start[index] = first
+        self.end[index] = self.free[index] = last
+        self.done[index] = last + transfer.notify_ns
+        transfer.triggered_ns = now
+        for user in self.users[index]:
+            if self.operations[user].waits[index] == ORDER:
+                self._satisfied(user, index, now, now)
+        self._post(self.done[index], DONE, index)
+
+
+def psum_tiles(instruction: Instruction) -> set[Any]:
+    """The PSUM allocations an instruction touches; explicit addresses count by bank."""
+    return {
+        id(v.storage) if v.storage.address is None else v.storage.address[1] // 2048
+        for v in instruction.operands()
+        if isinstance(v, View) and v.buffer is PSUM
+    }
+>>>>>>> i17
