@@ -7,5 +7,8 @@ folding     copies, sums of products and stores that need no instruction of thei
 products    tile products of one stage that make up a large one
 stages      the order of everything, and where in one array the values lie
 planner     all of this together: `plan_of(program)`
-running     runs a plan; whatever it does not understand goes to the numpy executor
+describing  a plan as data and as text: `nki plan`
+running     runs a plan on numpy arrays; what it does not understand goes to the numpy executor
+threads     the parts of a step side by side; `arrays`: memory of earlier runs
+device      the same steps on torch tensors, on a GPU or on the processor
 """

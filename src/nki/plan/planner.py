@@ -17,7 +17,7 @@ from .folding import folded
 from .products import Gemm
 from .stages import in_stages, laid_out
 from .storages import Storages
-from .tracking import InPlace, Task, Tracker
+from .tracking import InPlace, Tracker
 
 WORTH = 1 << 28  # floating-point operations of matmuls from which a plan is made
 WORTH_EACH = 1 << 20  # and so many for each instruction, which all have to be looked at
@@ -118,4 +118,4 @@ def _core(program: Program, core: int, storages: Storages) -> CorePlan:
     return CorePlan(steps, arena, packed, tracker.folded)
 
 
-__all__ = ["CorePlan", "NoPlan", "Plan", "Task", "plan_of"]
+__all__ = ["CorePlan", "NoPlan", "Plan", "plan_of"]

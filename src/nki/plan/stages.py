@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..tensors import View
 from ..tensors.storage import Storage
-from .products import Buffer, Gemm, merged
+from .products import Gemm, merged
 from .storages import Storages
 from .tracking import Task
 from .values import Place, Value
@@ -193,4 +192,4 @@ def _memory_of(base: Any) -> Iterator[Any]:
             yield base
 
 
-__all__ = ["Arena", "Buffer", "View", "in_stages", "laid_out"]
+__all__ = ["Arena", "in_stages", "laid_out"]

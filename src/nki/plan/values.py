@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from ..hardware.dtypes import DType
 from ..tensors import View, row_major
-from ..tensors.storage import Storage
 
 
 class Place(NamedTuple):
@@ -300,7 +299,6 @@ def of_storage(view: View) -> Place:
 __all__ = [
     "Place",
     "Region",
-    "Storage",
     "Value",
     "as_matrix",
     "moved",
