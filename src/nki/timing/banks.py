@@ -39,15 +39,10 @@ class Banks:
                     of_tile.append(position)
                     self.tiles.setdefault(position, []).append(id(tile))
                     self.sizes[id(tile)] = -(-tile.pitch // unit)
-        self.left = {key: len(of_tile) for key, of_tile in uses.items()}  # uses to come
+        self.left = {tile: len(of_tile) for tile, of_tile in uses.items()}  # uses to come
         self.wanted: dict[int, int] = {}  # position -> banks that its instruction takes
-<<<<<<< HEAD
         for number, of_tile in uses.items():
             self.wanted[of_tile[0]] = self.wanted.get(of_tile[0], 0) + self.sizes[number]
-=======
-        for key, of_tile in uses.items():
-            self.wanted[of_tile[0]] = self.wanted.get(of_tile[0], 0) + self.sizes[key]
->>>>>>> i17
         self.order = deque(sorted(self.wanted))  # positions that have not taken theirs, as in the program
         self.taken: set[int] = set()
         demand = Demand(uses, self.sizes)
