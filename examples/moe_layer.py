@@ -213,7 +213,7 @@ MODELS = [
     Layer("Qwen3-30B-A3B", 2048, 768, 128, 8, 256),
     Layer("GPT-OSS-20B", 3072, 2880, 32, 4, 512),  # 2880 features, padded
 ]
-POSITIONS = (2048, 3072)  # of blocks that are timed
+POSITIONS = (2048, 4096)  # of blocks that are timed
 STAGES = ("routing", "gather", "experts", "scatter")
 TRANSFERS = {
     "gather_tokens": "gather",

@@ -1,5 +1,6 @@
 """Golden files: `golden("report/golden/x.txt", text)` compares, `pytest --update` writes."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,16 @@ HERE = Path(__file__).parent
 
 def pytest_addoption(parser):
     parser.addoption("--update", action="store_true", help="write the golden files instead of comparing")
+
+
+@pytest.fixture(autouse=True)
+def _environment_as_it_was():
+    """Examples of docstrings set variables; the next test does not see them."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture

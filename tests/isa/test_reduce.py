@@ -554,7 +554,6 @@ def test_cumulative_runs_over_all_free_dimensions_and_over_its_input():
         ("op", "op0=nl.bitwise_or", (nl.bitwise_or, nl.add, 0), {}),
         ("op", "op0=nl.power", (nl.power, nl.add, 0.0), {}),
         ("argument", "imm0 is missing", (nl.add, nl.add, None), {}),
-        ("reduce-cmd", "imm1 is given", (nl.add, nl.add, 0.0, 1.0), {}),
         ("reduce-cmd", "imm1, which is missing", (nl.add, nl.add, 0.0), {"reduce_cmd": CMD.load_reduce}),
         ("reduce-cmd", "takes no nisa.reduce_cmd.idle", (nl.add, nl.add, 0.0), {"reduce_cmd": CMD.idle}),
     ],
@@ -1034,7 +1033,7 @@ def test_costs_follow_the_table():
     bf16 = ml_dtypes.bfloat16
     add = lambda d, a, b: nisa.tensor_reduce(d, nl.add, a, 1)  # noqa: E731
     assert costs(add, (4, 512), out=(4, 1)).interval == 512
-    assert costs(add, (4, 512), bf16, on="trn1", out=(4, 1)).interval == 256
+    assert costs(add, (4, 512), bf16, on="trn1", out=(4, 1)).interval == 256 + 60
     fold = lambda d, a, b: nisa.tensor_scalar_reduce(d, a, nl.add, 1.0, nl.add)  # noqa: E731
     assert costs(fold, (4, 512)).interval == 512 + 64
     assert costs(fold, (4, 8)).interval == 64 + 64

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nki.call.kernel import Kernel
+from nki.run.world import current_world
 from nkilib import catalogue
 from random_programs import assert_unchanged
 from support import target
@@ -24,6 +25,8 @@ def checked(monkeypatch):
     run = Kernel.run
 
     def run_and_check(kernel, *args, **kwargs):
+        if current_world().size > 1:  # a rank's program does not run without the others
+            return run(kernel, *args, **kwargs)
         call = kernel._prepare(args, kwargs)
         arrays = [leaf.value.copy() for leaf in call.leaves]
         with warnings.catch_warnings():

@@ -27,6 +27,7 @@ RANGES: dict[str, Any] = {
     "accumulator_read_ns": CARRIED,
     "activation_table_free": ((), ("copy", "identity", "square")),
     "activation_table_ns": CARRIED,
+    "collective_chip_hop_ns": (500.0, 2000.0),  # within a chip at most what the documents say between chips
     "collective_hop_ns": (1000.0, 2000.0),  # the documents say 1-2 us
     "collective_link_gbs": UNKNOWN,
     "compute_to_dma_ns": (30.0, 880.0),  # two AWS profiles
@@ -43,6 +44,7 @@ RANGES: dict[str, Any] = {
     "dma_profiler_gbs": CARRIED,
     "dma_semaphore_ns": CARRIED,
     "dma_skew_ns": (19.0, 25.0),  # two pictures
+    "devices_per_node": (1, 64),
     "double_row_multiplier": (1.0, 2.0),
     "dynamic_loop_ns": UNKNOWN,
     "fetch_ahead_ns": (8_000.0, 48_000.0),

@@ -63,6 +63,17 @@ PAGES: dict[str, Page] = {
         two_cores("if me == 0:\n        nisa.core_barrier(out, (0, 1))"),
         two_cores("nisa.core_barrier(out, (0, 1))"),
     ),
+    "not-a-member": Page(
+        "A collective names groups of ranks, and this rank is in none of them: nothing happens there."
+    ),
+    "rank-lost": Page(
+        "Another rank has ended or its connection is gone, so that nobody can meet it. Its own error, if it had "
+        "one, stands above."
+    ),
+    "rank-timeout": Page(
+        "Ranks have waited for each other longer than run_ranks(timeout=) or attach(timeout=) allows. The table says "
+        "what each of them waits for."
+    ),
     "lnc": Page(
         "A meeting of two cores in a launch on one, or with a core that does not exist.",
         "nisa.core_barrier(out, (0, 1))",

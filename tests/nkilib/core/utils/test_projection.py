@@ -8,13 +8,12 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.fp8 import quantize_rows, quantize_static, row_maximum
 from nkilib.core.utils.projection import (
-    LAST_SPAN,
     Activations,
     adjacent_tiles,
     chunk_tiles,
-    last_pass_spans,
     project,
     span_columns,
+    tapered,
     token_major_blocks,
     weight_chunks,
 )
@@ -192,13 +191,10 @@ def test_rows_are_neighbours_where_whole_rows_are_loaded():
     assert adjacent_tiles(4, nl.bfloat16, Shaped(4096, 8192), 8192) == 1  # several spans
 
 
-def test_the_last_span_is_narrow_where_that_costs_little():
-    def spans(rows, columns):
-        operand = Activations(Shaped(128, rows // 128, 4), rows)
-        return [
-            (s.start_offset, s.end_offset) for s in last_pass_spans(operand, Shaped(rows, columns), columns)
-        ]
+def test_pieces_become_smaller_towards_the_end_and_miss_nothing():
+    def pieces(columns):
+        return [(s.start_offset, s.end_offset) for s in tapered(columns)]
 
-    assert spans(1024, 8192) == [(0, 4096), (4096, 8192 - LAST_SPAN), (8192 - LAST_SPAN, 8192)]
-    assert spans(1024, LAST_SPAN) == [(0, LAST_SPAN)]
-    assert spans(4096, 4096) == [(0, 4096)]
+    assert pieces(4096) == [(0, 2048), (2048, 3072), (3072, 3584), (3584, 4096)]
+    assert pieces(512) == [(0, 512)]
+    assert pieces(700) == [(0, 512), (512, 700)]
