@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import nki
+import nki.isa as nisa
+import nki.language as nl
 from nki.plan.device import refusal
 from nki.plan.planner import plan_of
 from support import target
@@ -53,6 +56,26 @@ def test_tensors_that_are_no_dense_rows_are_read_right(device):
     turned = left.T.contiguous().T
     (found,) = run_there(kernels.tiled, (turned, right), {}, [turned, right])
     assert torch.equal(found, left.T @ right)
+
+
+def test_what_is_said_about_shapes_is_said_there_too():
+    @nki.jit
+    def product(lhsT, rhs):
+        result = nl.ndarray((lhsT.shape[1], rhs.shape[1]), nl.float32, buffer=nl.private_hbm)
+        tiles = [nl.ndarray(tensor.shape, tensor.dtype, buffer=nl.sbuf) for tensor in (lhsT, rhs)]
+        for tile, tensor in zip(tiles, (lhsT, rhs), strict=True):
+            nisa.dma_copy(tile, tensor)
+        psum = nl.ndarray(result.shape, nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(psum, *tiles)
+        out = nl.ndarray(result.shape, nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(out, psum)
+        nisa.dma_copy(result, out)
+        return result
+
+    tensors = factors(torch.float32, "cpu", 128, 128, 512)
+    with pytest.warns(nki.NkiWarning, match="private HBM"):
+        (found,) = run_there(product, tuple(tensors), {}, tensors)
+    assert torch.equal(found, tensors[0].T @ tensors[1])
 
 
 def test_a_call_that_needs_a_gradient_runs_on_the_host():

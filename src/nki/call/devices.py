@@ -9,6 +9,7 @@ from typing import Any
 from ..options import from_environment
 from ..plan import device
 from ..plan.planner import NoPlan, plan_of
+from ..run.launch import speak
 from ..tensors import View
 from ..tree import replace_leaves
 from .staged import Staged
@@ -23,10 +24,10 @@ def on_device(kernel: Any, args: tuple, kwargs: dict, tensors: Sequence[Any], wh
     if options.executor == "reference" or options.strict or not options.precise_fp:
         return []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the call itself says it, if it runs on the host
+        warnings.simplefilter("ignore")  # said below, or by the call itself if it runs on the host
         staged: Staged = kernel.stage(*args, **kwargs)
     program = staged.program
-    if not staged.fixed or program.said or not kernel.returns or program.constants:
+    if not staged.fixed or not kernel.returns or program.constants:
         return []
     plan = plan_of(program, forced=options.executor == "plan")
     if isinstance(plan, NoPlan) or device.refusal(plan) is not None:
@@ -35,6 +36,8 @@ def on_device(kernel: Any, args: tuple, kwargs: dict, tensors: Sequence[Any], wh
     found = device.run(plan, given, where)
     if any(view.storage not in found for view in _views(program.result)):
         return []
+    for diagnostic in program.said:  # about shapes alone: nothing here looks at values
+        speak(diagnostic)
     return [replace_leaves(program.result, View, lambda view: device.part_of(found[view.storage], view))]
 
 
