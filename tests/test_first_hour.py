@@ -162,3 +162,25 @@ def test_show_writes_a_page(tmp_path):
     done = command("show", f"{script}:kernel", "--arg", "x=f32[2,2]", "--values", "-o", str(page))
     assert done.returncode == 0, done.stderr
     assert "wrote" in done.stderr and "<title>kernel" in page.read_text()
+
+
+def test_bash_completes_commands_options_and_files(tmp_path):
+    import shutil
+
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash here")
+    (tmp_path / "kernel.py").write_text("")
+    script = command("completion", "bash").stdout
+    ask = """
+    COMP_WORDS=(nki pro); COMP_CWORD=1; _nki; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(nki profile --per); COMP_CWORD=2; _nki; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(nki profile ker); COMP_CWORD=2; _nki; echo "${COMPREPLY[@]}"
+    """
+    said = subprocess.run([bash, "-c", script + ask], capture_output=True, text=True, cwd=tmp_path).stdout
+    assert said.splitlines() == ["profile", "--perfetto", "kernel.py"]
+
+
+def test_fish_has_a_line_for_every_option():
+    said = command("completion", "fish").stdout
+    assert "-a profile" in said and "-l fail-if-slower" in said

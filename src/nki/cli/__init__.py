@@ -28,7 +28,7 @@ from ..errors import NkiError
 from ..options import choose_machine
 from ..report.html import both
 from ..report.text import document, side_by_side
-from . import migrate, plans, run, script, tuning
+from . import completion, migrate, plans, run, script, tuning
 from .checking import command_check, command_explain
 from .listing import KERNELS_TEXT, command_info, command_kernels
 from .script import UsageError
@@ -150,6 +150,12 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
         name: random.standard_normal(v.shape).astype(np.dtype(v.dtype)) if isinstance(v, TensorSpec) else v
         for name, v in values.items()
     }
+
+
+def command_completion(options: argparse.Namespace) -> int:
+    """nki completion"""
+    print(completion.script(options.shell, parser()), end="")
+    return 0
 
 
 def command_compare(options: argparse.Namespace) -> int:
@@ -373,6 +379,14 @@ def parser() -> argparse.ArgumentParser:
         migrate.MIGRATE_EXAMPLES,
     )
     migrate.add_arguments(migrated)
+    shells = command(
+        "completion",
+        command_completion,
+        "a script that completes in a shell",
+        completion.TEXT,
+        completion.EXAMPLES,
+    )
+    shells.add_argument("shell", choices=completion.SHELLS)
     listing = command("kernels", command_kernels, "list the kernels of nkilib", KERNELS_TEXT)
     listing.add_argument("word", nargs="?", help="only those with this word in name, module or meaning")
     listing.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
