@@ -55,6 +55,7 @@ from .results import (
 )
 from .staged import Returned, Staged
 from .user_function import is_users_error, named, plain, refuse_unfinished
+from .waiting import LONG, told
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -199,9 +200,11 @@ class Kernel:
         with one_blas_thread():
             kept = programs.find(call.key) if call.key is not None else None
             if kept is not None and (current_world().size == 1 or not kept.program.loops):
-                return self._run_program(call, kept.program, verified=kept.verified)
+                with told(self.__name__) if len(kept.program) > LONG else contextlib.nullcontext():
+                    return self._run_program(call, kept.program, verified=kept.verified)
             self._note_reads(call)
-            return self._run_eagerly(call) if call.eager else self._run_deferred(call)
+            with told(self.__name__):
+                return self._run_eagerly(call) if call.eager else self._run_deferred(call)
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
         """What a call does, as a Program. Arrays may be `nki.TensorSpec`s; nothing is computed."""
