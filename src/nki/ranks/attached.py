@@ -5,6 +5,7 @@ Bytes go from process to process by the given group, gloo. Torch is imported her
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
 import pickle
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import NkiError, error
+from ..errors import error
 from ..run.world import Meeting, World, attached
 from .errors import first_of, packed, raised_on, unpacked
 
@@ -68,6 +69,8 @@ class GlooWorld(World):
         self.tag = GlooWorld.opened
         self.distributed, self.group = distributed, group
         self.timeout = timeout
+        self.store = distributed.distributed_c10d._get_default_store()  # outlives the connections
+        self.key = f"nki/{self.tag}/failed"
 
     def exchange(self, key: Meeting, data: np.ndarray) -> Sequence[np.ndarray]:
         others = [rank for rank in key.members if rank != self.rank]
@@ -87,8 +90,12 @@ class GlooWorld(World):
         return [received[rank] for rank in key.members]
 
     def tell_failure(self, problem: Exception) -> None:
-        """Whoever waits for this rank learns why it does not come."""
+        """Whoever waits for this rank learns why it does not come; who comes late finds it in the store."""
         told = np.frombuffer(pickle.dumps(packed(problem)), np.uint8)
+        with contextlib.suppress(Exception):
+            self.store.compare_set(
+                self.key, "", base64.b64encode(pickle.dumps((self.rank, packed(problem)))).decode()
+            )
         for rank in range(self.size):
             if rank != self.rank:
                 with contextlib.suppress(Exception):
@@ -128,7 +135,18 @@ class GlooWorld(World):
         except RuntimeError as problem:
             raise self._lost(rank, key, str(problem)) from None
 
-    def _lost(self, rank: int, key: Meeting, text: str) -> NkiError:
+    def _first_failure(self) -> Exception | None:
+        """What some rank has said before its connections were gone."""
+        with contextlib.suppress(Exception):
+            if self.store.check([self.key]):
+                rank, told = pickle.loads(base64.b64decode(self.store.get(self.key)))
+                return unpacked(told, rank)
+        return None
+
+    def _lost(self, rank: int, key: Meeting, text: str) -> Exception:
+        said = self._first_failure()
+        if said is not None:
+            return said
         notes = [f"rank {self.rank} waits for {key.what} at {key.line}"]
         if "imed out" in text or "imeout" in text:
             return error(
