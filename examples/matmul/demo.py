@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,8 @@ def modelled_table(rows, target):
 
 
 def main():
+    # what overflows SBUF is starred in the tables
+    warnings.filterwarnings("ignore", message="SBUF overflows", category=nki.NkiWarning)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
