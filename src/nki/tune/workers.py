@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from ..errors import error
@@ -109,7 +110,7 @@ class Cluster(Workers):
         more = True
         while more or waiting:
             while more and len(waiting) < 2 * self.count:
-                part = [config for config, _ in zip(source, range(CHUNK), strict=False)]
+                part = list(islice(source, CHUNK))
                 more = len(part) == CHUNK
                 if part:
                     waiting[self.remote.remote(self.handle, part, self.best, dict(self.known))] = part
