@@ -111,6 +111,28 @@ def test_vmap_runs_a_kernel_once_for_each_element(torch):
     torch.testing.assert_close(torch.vmap(multiply, in_dims=(0, None))(a, b[0]), a * b[0])
 
 
+def test_vmap_of_a_kernel_that_writes_its_argument_is_refused_by_name(torch):
+    @nki.jit
+    def doubled(x):
+        tile = nl.ndarray(x.shape, x.dtype)
+        nisa.dma_copy(tile, x)
+        nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+        nisa.dma_copy(x, tile)
+        return x
+
+    with pytest.raises(nki.NkiError, match="doubled writes its arguments"):
+        torch.vmap(lambda x: doubled(x))(torch.ones(3, 2, 2))
+
+
+def test_keywords_in_compiled_code(torch, tensors):
+    a, b = tensors
+    product = torch_differentiable(multiply, backward)
+    compiled = torch.compile(lambda a, b: product(a, b, scale=3.0), backend="eager")
+    result = compiled(a, b)
+    torch.testing.assert_close(result, 3 * a * b)
+    torch.testing.assert_close(torch.autograd.grad(result.sum(), a)[0], 3 * b.detach())
+
+
 def test_vmap_of_a_differentiable_kernel_and_gradients_through_it(torch):
     product = torch_differentiable(multiply, backward)
     a, b = torch.randn(3, 4, 6, requires_grad=True), torch.randn(3, 4, 6, requires_grad=True)

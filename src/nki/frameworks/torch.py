@@ -489,7 +489,17 @@ def _one_by_one(info: Any, in_dims: tuple, inputs: Sequence[torch.Tensor], key: 
     return stacked, [0] * len(stacked)
 
 
+def _refuse_vmap(info: Any, in_dims: tuple, written: Any, read: Any, key: str) -> Any:
+    kernel = key.rpartition(":")[0]
+    raise error(
+        "argument",
+        f"torch.vmap: {kernel} writes its arguments, of which a batch has but views",
+        help="return the result from the kernel instead, or loop over the batch",
+    )
+
+
 _call.register_vmap(_one_by_one)
+_call_.register_vmap(_refuse_vmap)
 
 
 def nki_op(name: str, fn: Callable | None = None, /, *, mutates_args: Iterable[str] = ()) -> Any:
