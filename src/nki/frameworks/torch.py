@@ -25,8 +25,8 @@ from ..errors import error
 from ..tree import is_record, leaves, possible_fields, record_fields
 from ..tree import replace_leaves as replaced
 from .custom_call import keep_for_debugging
-from .gradients import checked, in_order, label, parameter_names
 from .programs import programs
+from .torch_gradients import differentiable, is_wrapped
 from .torch_tensors import _TORCH, _check_dense, _no_backward, torch
 from .torch_tensors import check_writable as check_writable  # what a call asks of a framework
 from .torch_tensors import connect as connect
@@ -37,109 +37,6 @@ from .torch_tensors import to_numpy as to_numpy
 from .torch_tensors import write_back as write_back
 
 name = "torch"
-
-
-def differentiable(forward: Callable, backward: Callable, *, outputs: bool = False) -> Callable:
-    """A differentiable function from a forward and a backward kernel (or any functions of tensors).
-
-    `backward(*gradients, *arguments)` receives a gradient for each tensor that `forward` returned, then
-    the arguments of the call, then, with `outputs=True`, the tensors returned. It returns a gradient for
-    each tensor argument, in order: a tuple, or the one there is; None where there is none. Arguments may be
-    given by keyword; they reach both functions in the order of the forward's parameters.
-    """
-    names = parameter_names(forward)
-    called = getattr(forward, "__name__", "differentiable")
-
-    class Plain(torch.autograd.Function):
-        """Positional arguments alone, in the form that torch.compile traces."""
-
-        @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Any:
-            result = forward(*arguments)
-            returned = result if isinstance(result, tuple) else (result,)
-            tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
-            ctx.save_for_backward(*tensors, *(returned if outputs else ()))
-            ctx.constants = [None if isinstance(value, torch.Tensor) else (value,) for value in arguments]
-            return result
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            saved = list(ctx.saved_tensors)
-            arguments = [saved.pop(0) if value is None else value[0] for value in ctx.constants]
-            found = backward(*(g.contiguous() for g in gradients), *arguments, *saved)
-            found = list(found) if isinstance(found, (tuple, list)) else [found]
-            if not torch.compiler.is_compiling():
-                places = [i for i, value in enumerate(ctx.constants) if value is None]
-                labels = [label(names, i) for i in places]
-                found = checked(called, found, labels, [tuple(arguments[i].shape) for i in places])
-            return tuple(found.pop(0) if value is None else None for value in ctx.constants)
-
-    class Differentiable(torch.autograd.Function):
-        """Keywords, and torch.func: vmap, grad."""
-
-        @staticmethod
-        def forward(keywords: Any, *arguments: Any) -> Any:
-            count = len(arguments) - len(keywords)
-            return forward(*arguments[:count], **dict(zip(keywords, arguments[count:])))  # noqa: B905
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
-            ctx.keywords, *arguments = inputs
-            returned = output if isinstance(output, tuple) else (output,)
-            tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
-            ctx.save_for_backward(*tensors, *(returned if outputs else ()))
-            ctx.constants = [None if isinstance(value, torch.Tensor) else (value,) for value in arguments]
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            saved = list(ctx.saved_tensors)
-            arguments = [saved.pop(0) if value is None else value[0] for value in ctx.constants]
-            count = len(arguments) - len(ctx.keywords)
-            given = dict(zip(ctx.keywords, arguments[count:]))  # noqa: B905
-            found = backward(*(g.contiguous() for g in gradients), *arguments[:count], *saved, **given)
-            places = [i for i, value in enumerate(ctx.constants) if value is None]
-            every = (*names[:count], *ctx.keywords) if count <= len(names) else ()
-            labels = [label(every, i) for i in places]
-            found = checked(called, found, labels, [tuple(arguments[i].shape) for i in places])
-            return None, *[found.pop(0) if value is None else None for value in ctx.constants]
-
-        @staticmethod
-        def vmap(info: Any, in_dims: tuple, *arguments: Any) -> Any:
-            """torch.vmap: once for each element of the batch."""
-            results = []
-            for i in range(info.batch_size):
-                pairs = zip(arguments, in_dims, strict=True)
-                picked = [v.select(d, i) if isinstance(d, int) else v for v, d in pairs]
-                results.append(Differentiable.apply(*picked))
-            if isinstance(results[0], tuple):
-                stacked = tuple(torch.stack(column) for column in zip(*results, strict=True))
-                return stacked, (0,) * len(stacked)
-            return torch.stack(results), 0
-
-    for cls in (Plain, Differentiable):
-        cls.__name__ = cls.__qualname__ = called
-
-    def function(*arguments: Any, **keywords: Any) -> Any:
-        if keywords or (not torch.compiler.is_compiling() and any(map(_is_transformed, arguments))):
-            values, rest, given = in_order(names, arguments, keywords)
-            everything = [*values, *given]
-            needed = [isinstance(v, torch.Tensor) and (v.requires_grad or _is_wrapped(v)) for v in everything]
-            if torch.is_grad_enabled() and any(needed):
-                return Differentiable.apply(tuple(rest), *everything)
-            return forward(*arguments, **keywords)
-        needed = [isinstance(value, torch.Tensor) and value.requires_grad for value in arguments]
-        if torch.is_grad_enabled() and any(needed):
-            return Plain.apply(*arguments)
-        return forward(*arguments)
-
-    function.__name__ = called
-    function.__doc__ = getattr(forward, "__doc__", None)
-    return function
-
-
-def _is_transformed(value: Any) -> bool:
-    """A tensor inside torch.func or torch.vmap."""
-    return isinstance(value, torch.Tensor) and _is_wrapped(value)
 
 
 # ---- calls ---------------------------------------------------------------------------------------
@@ -194,7 +91,6 @@ def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
 
 _dispatch_depth = torch._C._len_torch_dispatch_stack
 _is_functional = torch._is_functional_tensor
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -204,7 +100,7 @@ def _is_ordinary(tensor: torch.Tensor) -> bool:
         type(tensor) in _PLAIN
         and tensor.is_cpu
         and tensor.layout is torch.strided
-        and not (tensor.is_nested or tensor.is_quantized or _is_functional(tensor) or _is_wrapped(tensor))
+        and not (tensor.is_nested or tensor.is_quantized or _is_functional(tensor) or is_wrapped(tensor))
     )
 
 
@@ -214,7 +110,7 @@ def _is_symbolic(tensor: torch.Tensor) -> bool:
         tensor.device.type == "meta"
         or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
         or _is_functional(tensor)
-        or _is_wrapped(tensor)
+        or is_wrapped(tensor)
     )
 
 
