@@ -321,9 +321,22 @@ def open_files():
     return len(os.listdir("/proc/self/fd"))
 
 
-def children():
+_there_before: set[str] = set()  # children of other tests in this process, such as a pool of workers
+
+
+def all_children():
     with open(f"/proc/{os.getpid()}/task/{os.getpid()}/children") as file:
         return file.read().split()
+
+
+@pytest.fixture(autouse=True)
+def _children_before():
+    _there_before.clear()
+    _there_before.update(all_children())
+
+
+def children():
+    return [child for child in all_children() if child not in _there_before]
 
 
 def test_a_killed_process_is_named_and_nothing_is_left():
