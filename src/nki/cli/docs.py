@@ -50,7 +50,7 @@ _HOMES = {"nisa": isa, "ncc": collectives}
 _INTRODUCTION = """\
 # Instructions
 
-<!-- Written by `make docs` (`python -m nki.docs`). Do not edit: change the code and run it again. -->
+<!-- Written by `make docs` (`python -m nki.cli.docs`). Do not edit: change the code and run it again. -->
 
 This page is generated: `make docs` reads the instruction classes in `src/nki/isa` and `src/nki/collectives`,
 and `tests/test_docs.py` fails when the page and the code differ. An instruction's signature, rules, meaning
@@ -60,7 +60,7 @@ and cost stand together in the file named above its table; `help(nki.isa.tensor_
   *sequencer* ones where instructions are issued.
 - **generations**: where it exists. trn1 is NeuronCore-v2 (`gen2`), trn2 is v3 (`gen3`), trn3 is v4 (`gen4`).
 - **cost**: how long the engine is held, in its cycles unless said otherwise. N and F are the elements per
-  partition, P the partitions; a name in `code` is a field of `nki.machine.Machine`. `nki.profile` uses it.
+  partition, P the partitions; a name in `code` is a field of `nki.hardware.machine.Machine`. `nki.profile` uses it.
 - **source**: the section of the machine specification that the cost comes from; *assumed* where nothing
   public settles it.
 """

@@ -51,7 +51,7 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
 
         @staticmethod
         def forward(keywords: Any, *arguments: Any) -> Any:
-            count = len(arguments) - len(keywords)
+            count = len(arguments) - len(keywords)  # the values of keywords stand last
             return forward(*arguments[:count], **dict(zip(keywords, arguments[count:])))  # noqa: B905
 
         @staticmethod

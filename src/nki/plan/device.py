@@ -172,17 +172,7 @@ class _Runner:
         if factor.there is not None:
             return self.tensor(factor.there)
         packed = self.packs[at : at + factor.rows * factor.columns].view(factor.rows, factor.columns)
-        term = 0
-        for tile in factor.tiles:
-            if tile.column == 0 and tile.row > 0:
-                term += 1
-            rows: Any = slice(tile.row, tile.row + tile.rows)
-            if factor.terms > 1:
-                rows = slice(term, None, factor.terms)
-            target = packed[rows, tile.column : tile.column + tile.columns]
-            place = tile.place
-            if tile.strides is not None:
-                place = place._replace(shape=(tile.rows, tile.columns), strides=tile.strides)
+        for target, place in factor.pieces(packed):
             target.copy_(self.tensor(place).reshape(target.shape))
         return packed
 

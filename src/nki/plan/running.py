@@ -305,18 +305,8 @@ class Runner:
             return self.array(factor.there), []
         size = factor.rows * factor.columns
         packed = self.packs[at : at + size].reshape(factor.rows, factor.columns)
-        term = 0
         parts: list[Callable[[], None]] = []
-        for tile in factor.tiles:
-            if tile.column == 0 and tile.row > 0:
-                term += 1
-            rows: Any = slice(tile.row, tile.row + tile.rows)
-            if factor.terms > 1:
-                rows = slice(term, None, factor.terms)
-            target = packed[rows, tile.column : tile.column + tile.columns]
-            place = tile.place
-            if tile.strides is not None:
-                place = place._replace(shape=(tile.rows, tile.columns), strides=tile.strides)
+        for target, place in factor.pieces(packed):
             parts.append(partial(widen, target, self.array(place).reshape(target.shape), place))
         return packed, parts
 
