@@ -53,7 +53,7 @@ class Factor(NamedTuple):
         return 0 if self.there is not None else 4 * self.rows * self.columns
 
     def pieces(self, packed: Any) -> Iterator[tuple[Any, Place]]:
-        """Where each tile goes in the matrix [rows, columns], an array of any library, and whence it comes."""
+        """Where each tile goes in `packed`, [rows, columns] of any array library, and whence it comes."""
         term = 0
         for tile in self.tiles:
             if tile.column == 0 and tile.row > 0:
