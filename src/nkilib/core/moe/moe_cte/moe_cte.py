@@ -44,7 +44,8 @@ class ShardOnBlockConfig(nl.NKIObject):
     """How blocks are dealt to cores. Sizes decide here, so that the first two change nothing.
 
     slice_per_core (ours): two cores that accumulate return [T, 2, H], to be summed over the second dimension,
-    as callers expect who give this configuration. A spec without one returns [T, H], as the manual says.
+    as callers expect who give this configuration; the second slice is zeros. A spec without one returns
+    [T, H], as the manual says.
     """
 
     block_sharding_strategy: BlockShardStrategy = BlockShardStrategy.PING_PONG
