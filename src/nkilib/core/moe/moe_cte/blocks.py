@@ -16,9 +16,10 @@ from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     token_count,
     tokens_per_pass,
 )
-from nkilib.core.moe.moe_cte.outputs import Outputs, add_parts, clear, new_outputs, zero_tile
+from nkilib.core.moe.moe_cte.outputs import Outputs, add_parts, new_outputs
 from nkilib.core.moe.moe_cte.routing import Repeats, Routing, RoutingSource
 from nkilib.core.utils.allocator import sizeinbytes
+from nkilib.core.utils.clearing import clear, zero_tile
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_sizes import PMAX
 

@@ -1,4 +1,4 @@
-"""Where the results of blockwise experts stand in HBM: made, cleared, and parts of two cores added."""
+"""Where the results of blockwise experts stand in HBM: made, and parts of two cores added."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from nkilib.core.moe.moe_cte.moe_cte_parameters import (
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
-ZERO_BYTES = 16 * 1024  # of zeros that each partition stores at a time
 SUM_ROWS = 2  # neighbouring rows in a partition while parts are added: a long transfer
 
 
@@ -43,8 +42,10 @@ def new_outputs(p: ExpertsParameters, dealt: bool, core: int) -> Outputs:
     shape: tuple = (rows, size) if p.slices == 1 else (rows, p.slices, size)
     result = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     total, zeros = (result, None) if p.slices == 1 else (result[:, 0, :], result[:, 1, :])
-    partial = nl.ndarray((2, rows, size), dtype, buffer=nl.shared_hbm) if dealt else None
-    own = partial[core] if dealt else total
+    own, partial = total, None
+    if dealt:
+        partial = nl.ndarray((2, rows, size), dtype, buffer=nl.shared_hbm)
+        own = partial[core]
     gate_up, down = new_checkpoints(p)
     return Outputs(result, total, zeros, own, partial, gate_up, down)
 
@@ -63,26 +64,6 @@ def new_checkpoints(p: ExpertsParameters) -> tuple:
     if down is None:
         down = nl.ndarray((blocks, p.block_size, hidden_size(p)), dtype, buffer=nl.shared_hbm)
     return gate_up, down
-
-
-def zero_tile(columns: int, dtype: Any) -> Any:
-    """Zeros to `clear` rows of up to so many columns with."""
-    zeros = nl.ndarray((PMAX, columns), dtype, buffer=nl.sbuf)
-    nisa.memset(zeros, 0.0)
-    return zeros
-
-
-def clear(rows: Any, zeros: Any) -> None:
-    """Zeros in all rows of a part of HBM."""
-    count, columns = rows.shape
-    source = zeros[:, 0:columns]
-    full = count // PMAX
-    for group in TiledRange(full, max(1, ZERO_BYTES // (2 * columns))):
-        part = rows[group.start_offset * PMAX : group.end_offset * PMAX]
-        place = part.reshape_dim(0, (group.size, PMAX)).permute((1, 0, 2))
-        nisa.dma_copy(place, source.expand_dim(1).broadcast(1, group.size))
-    if count % PMAX != 0:
-        nisa.dma_copy(rows[full * PMAX :], source[0 : count % PMAX])
 
 
 def add_parts(out: Outputs, core: int) -> None:
