@@ -58,7 +58,7 @@ class Timeline {
         }
         const tracks = tracksOf(this.data, lane);
         tracks.forEach((track, t) => track.rows.forEach((row) => (this.trackOf[row] = t)));
-        const step = (COMPUTE.has(lane.name) ? ENGINE_HEIGHT : TRACK_HEIGHT) - (small ? 4 : 0);
+        const step = (COMPUTE.has(lane.name) && lane.name !== "stationary" ? ENGINE_HEIGHT : TRACK_HEIGHT) - (small ? 4 : 0);
         const strip = { lane, tracks, y, step, height: lane.rows ? step * tracks.length : IDLE_HEIGHT };
         this.lanes[number] = strip;
         this.strips.push(strip);
@@ -97,7 +97,7 @@ class Timeline {
       ];
     }
     const busy = this.data.active[lane.core][lane.name];
-    const name = element("span", { className: `lane dot ${COMPUTE.has(lane.name) ? lane.name : "load"}` });
+    const name = element("span", { className: `lane dot ${COMPUTE.has(lane.name) ? lane.name : "load"}`, title: QUEUE_WORDS[lane.name] ?? "" });
     name.textContent = ENGINE_NAMES[lane.name];
     const share = element("small", { textContent: `${busy.toFixed(busy < 10 ? 1 : 0)} %`, title: "active" });
     return [name, share];
@@ -121,8 +121,10 @@ class Timeline {
     const track = strip.tracks[Math.min(strip.tracks.length - 1, Math.floor((y - strip.y) / strip.step))];
     const perPixel = scale.moment(1) - scale.moment(0);
     const row = track.at(moment, 3 * perPixel);
-    const inPixel = upperBound(track.start, moment + perPixel / 2) - upperBound(track.end, moment - perPixel / 2);
-    return row < 0 ? {} : { row, others: Math.max(0, inPixel - 1) };
+    if (row < 0) return {};
+    const first = upperBound(track.end, moment - perPixel / 2);
+    const last = upperBound(track.start, moment + perPixel / 2);
+    return { row, others: [...track.rows.subarray(first, last)].filter((other) => other !== row) };
   }
 
   // ---- drawing ---------------------------------------------------------------------------------
