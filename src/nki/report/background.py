@@ -21,7 +21,9 @@ def table_loads(timeline: Timeline) -> Iterator[Bar]:
     """The loads of activation tables as bars of ScalarE; the instruction behind each waits for it."""
     for number, core in enumerate(timeline.cores):
         for start, end, index in core.table_loads:
-            yield _bar(number, "scalar", "scalar", "activation table load", start, end, core.operations[index].site)
+            yield _bar(
+                number, "scalar", "scalar", "activation table load", start, end, core.operations[index].site
+            )
 
 
 def stationary_loads(timeline: Timeline) -> Iterator[Bar]:
@@ -46,7 +48,9 @@ def stationary_loads(timeline: Timeline) -> Iterator[Bar]:
             until = max(until, end)
             if end > start:
                 turn = timeline.turn(op)
-                yield _bar(number, "tensor", STATIONARY, "LoadStationary", start, end, op.site, operand)._replace(turn=turn)
+                yield _bar(
+                    number, "tensor", STATIONARY, "LoadStationary", start, end, op.site, operand
+                )._replace(turn=turn)
 
 
 def _bar(
@@ -60,5 +64,7 @@ def _bar(
     operand: View | None = None,
 ) -> Bar:
     views = () if operand is None else (operand,)
-    told = "" if operand is None else f"stationary {operand.dtype}{list(operand.shape)} {operand.buffer.value}"
+    told = (
+        "" if operand is None else f"stationary {operand.dtype}{list(operand.shape)} {operand.buffer.value}"
+    )
     return Bar(core, -1, engine, queue, name, "", start, end, -1, "", 0.0, site, 0, 0, told, (), views)

@@ -17,7 +17,7 @@ from typing import Any
 from ..timing.timeline import Timeline
 from .figures import Profiled, figures
 from .packed import Files, pack
-from .text import comparison, count, size
+from .text import count, size
 from .text import time as plain_time
 
 # In the order of use: each only needs the ones before it to be there when the page starts.
@@ -36,21 +36,6 @@ def embedded(profile: Profiled) -> str:
     return (
         f'<iframe title="{escape(profile.kernel)}: modelled run" sandbox="allow-scripts" '
         f'style="width:100%;height:{EMBEDDED_HEIGHT}px;border:0" srcdoc="{escape(page(profile))}"></iframe>'
-    )
-
-
-def both(a: Profiled, b: Profiled) -> str:
-    """Two profiles on one page: what changed, and each page in a frame below it."""
-    frames = "".join(
-        f'<section><h2>{escape(letter)}: {escape(p.kernel)}</h2><iframe title="{escape(p.kernel)}" '
-        f'sandbox="allow-scripts" srcdoc="{escape(page(p))}"></iframe></section>'
-        for letter, p in zip("ab", (a, b), strict=True)
-    )
-    return Template(asset("compare.html")).substitute(
-        title=escape(f"{a.kernel} and {b.kernel}"),
-        style=asset("page.css"),
-        table=escape(comparison(a, b)),
-        frames=frames,
     )
 
 
@@ -175,7 +160,9 @@ def tabs(f: dict[str, Any], opened: str) -> str:
 def findings(f: dict[str, Any]) -> str:
     """What the advisor says, then what the kernel was warned of."""
     told = {line["line"]: turns(line) for line in f["lines"]}
-    shown = [article(one["title"], one["detail"], one["lines"], one["gain_us"], told) for one in f["findings"]]
+    shown = [
+        article(one["title"], one["detail"], one["lines"], one["gain_us"], told) for one in f["findings"]
+    ]
     for d in f["diagnostics"]:
         lines = [d["line"]] if d["line"] else []
         shown.append(article(f"{d['kind']}: {d['message']}", " ".join([*d["notes"], d["help"]]), lines))
@@ -261,7 +248,8 @@ def places(lines: Iterable[str], told: Mapping[str, str] | None = None) -> str:
 def turns(line: dict[str, Any]) -> str:
     """`512 times, psum, m=0…896 k=0…7`: how often a line runs, what it writes, through which loops."""
     loops = [
-        f"{name}={low}" if low == high else f"{name}={low}…{high}" for name, (low, high) in line["loops"].items()
+        f"{name}={low}" if low == high else f"{name}={low}…{high}"
+        for name, (low, high) in line["loops"].items()
     ]
     often = f"{count(line['instructions'])} times" if line["instructions"] > 1 else ""
     return ", ".join(filter(None, [often, "/".join(line["tiles"]), " ".join(loops)]))

@@ -112,6 +112,7 @@ def bar_columns(
                         bar.flops,
                         *files.place(bar.site),
                         tuple(map(slices, bar.views[:MOST_OPERANDS])),
+                        bar.engine,  # who does it decides the colour
                     )
                 ),
                 labels(bar.label),
@@ -145,7 +146,7 @@ def bar_columns(
             {"core": core, "name": name, "rows": int(count)}
             for (core, name), count in zip(places, counts, strict=True)
         ],
-        "kinds": [[*kind, flow(kind[0], kind[1])] for kind in kinds],
+        "kinds": [[*kind[:-1], flow(kind[0], kind[1])] for kind in kinds],
         **loops,
         "labels": list(labels),
         "why_names": list(why),

@@ -20,7 +20,7 @@ class Slices:
         self.known: dict[tuple, Any] = {}
 
     def __call__(self, view: View) -> Any:
-        """[strides, shape of the tensor, elements taken along each]; None where the view is no plain slice."""
+        """(strides and shape of the tensor, elements taken along each); None for all of it or no slice."""
         s = view.storage
         key = (s.shape, s.dtype, s.on_chip, view.shape, view.strides, view.dtype, view.indirection is None)
         if key not in self.known:

@@ -29,7 +29,7 @@ class LoopOf(NamedTuple):
 
 
 class Iterations:
-    """`turns[core, handle]` is ((variable, value), ...) of the loops around an instruction, outermost first."""
+    """`turns[core, handle]`: ((variable, value), ...) of the loops around an instruction, outermost first."""
 
     def __init__(self) -> None:
         self.turns: dict[tuple[int, int], tuple[tuple[str, Any], ...]] = {}
@@ -60,7 +60,9 @@ def around(frame: FrameType | None) -> tuple[tuple[str, Any], ...]:
             names = variables_at(frame.f_code, frame.f_lasti)
             if names:
                 values = frame.f_locals
-                found[:0] = [(name, shown) for name in names if (shown := _shown(values.get(name))) is not None]
+                found[:0] = [
+                    (name, shown) for name in names if (shown := _shown(values.get(name))) is not None
+                ]
         frame = frame.f_back
     return tuple(found)
 
@@ -68,7 +70,9 @@ def around(frame: FrameType | None) -> tuple[tuple[str, Any], ...]:
 @lru_cache(maxsize=65536)
 def variables_at(code: CodeType, offset: int) -> tuple[str, ...]:
     """The variables of the loops around an offset, outermost first."""
-    return tuple(name for loop in loops_of(code) if loop.first <= offset < loop.last for name in loop.variables)
+    return tuple(
+        name for loop in loops_of(code) if loop.first <= offset < loop.last for name in loop.variables
+    )
 
 
 @lru_cache(maxsize=4096)

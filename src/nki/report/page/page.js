@@ -3,6 +3,7 @@
 class Report {
   constructor(data) {
     this.data = data;
+    document.body.classList.toggle("two", data.cores > 1);
     data.kind_of = (row) => data.kinds[data.kind[row]];
     data.lane_of = (row) => data.lanes[data.lane[row]];
     data.why_of = (row) => data.why_names[data.why[row]];
@@ -231,12 +232,15 @@ class Report {
       this.timeline.redraw();
     };
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolor);
-    document.getElementById("theme").onclick = () => {
-      const dark = getComputedStyle(document.documentElement).colorScheme === "dark" ||
-        (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
-      document.documentElement.dataset.theme = dark ? "light" : "dark";
+    const wear = (theme) => {
+      document.documentElement.dataset.theme = theme;
       recolor();
     };
+    document.getElementById("theme").onclick = () => {
+      const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+      wear((document.documentElement.dataset.theme ?? dark) === "dark" ? "light" : "dark");
+    };
+    addEventListener("message", ({ data }) => ["light", "dark"].includes(data?.theme) && wear(data.theme)); // of a page around this one
     document.querySelectorAll("table").forEach((table) => table.tHead && makeSortable(table));
     const search = document.getElementById("search");
     search.oninput = () => this.search(search.value);

@@ -91,11 +91,11 @@ function withSlice(text, [strides, shape, taken], begin) {
 
 /** The tile or tensor that a bar is about: what a transfer moves in HBM, else what it writes. */
 function tileText(data, row) {
-  const texts = operandList(data, row).map((text) => text.split(" "));
-  const found = texts.find((words) => /hbm$/.test(words.at(-1))) ?? texts[0];
-  if (!found || found.length < 3) return "";
-  const text = found.slice(1, -1).join(" ");
-  return /^\w+ \w+\[/.test(text) ? text.split(" ")[0] : text.replace(/ \w+$/, "");
+  const texts = operandList(data, row);
+  const found = texts.find((text) => /hbm$/.test(text)) ?? texts[0] ?? "";
+  const part = /^\w+ ([\w.]+\[[^\]]*\]) \w+ \w+$/.exec(found); // `src rhs[0:128, :] bfloat16 private_hbm`
+  const whole = /^\w+ ([\w.]+) \w+\[/.exec(found); // `dst sums float32[128, 512] psum`
+  return (part ?? whole)?.[1] ?? "";
 }
 
 /** The loops around a bar and where they stood: `m=128 k=3`. */
