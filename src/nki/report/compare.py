@@ -27,6 +27,7 @@ def both(a: Profiled, b: Profiled) -> str:
         verdict=escape(verdict(of_a, of_b)),
         table=table(of_a, of_b),
         engines=engines(of_a, of_b),
+        findings=findings("a", of_a) + findings("b", of_b),
         frames=frames,
     )
 
@@ -56,9 +57,21 @@ def engines(a: dict[str, Any], b: dict[str, Any]) -> str:
     return "".join(rows)
 
 
+def findings(letter: str, f: dict[str, Any]) -> str:
+    """What the advisor says of one of the two, in titles."""
+    rows = "".join(
+        f"<li><span>{escape(one['title'])}</span>"
+        + (f"<b>saves {time(one['gain_us'])}</b>" if one["gain_us"] > 0 else "")
+        + "</li>"
+        for one in f["findings"]
+    )
+    return f"<h2>Findings of {letter}</h2><ul>{rows or '<li>Nothing to advise.</li>'}</ul>"
+
+
 def _pair(title: str, name: str, first: float, second: float, longest: float) -> str:
     bars = "".join(
-        f'<div><i style="width:{100 * us / longest:.2f}%"></i><small>{letter} {time(us)}</small></div>'
+        f'<div><i style="width:calc((100% - 100px) * {us / longest:.4f})"></i>'
+        f"<small>{letter} {time(us)}</small></div>"
         for letter, us in (("a", first), ("b", second))
     )
     return f'<div class="pair {name}"><span>{title}</span><div>{bars}</div></div>'

@@ -117,7 +117,10 @@ const sourceColor = (reason) => {
 /** A stacked bar per engine, and the same as a table. */
 function standstillView(data) {
   const found = standstill(data);
-  const reasons = [...new Set(found.flatMap(({ parts }) => [...parts.keys()]))];
+  const rank = (reason) => Object.keys(REASON_COLORS).indexOf(reason); // data of an engine: -1, after "at work"
+  const reasons = [...new Set(found.flatMap(({ parts }) => [...parts.keys()]))].slice(1)
+    .sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
+  reasons.unshift("at work");
   const bars = found.map(({ lane, parts }) => {
     const name = ENGINE_NAMES[lane.name] + (data.cores > 1 ? ` ${lane.core}` : "");
     const pieces = reasons.filter((reason) => parts.get(reason) > 0).map((reason) => element("i", {
