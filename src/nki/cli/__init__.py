@@ -26,7 +26,7 @@ from ..call.profile import Profile, SavedProfile
 from ..call.show import show as steps_of
 from ..errors import NkiError
 from ..options import choose_machine
-from ..report.html import both
+from ..report.compare import both
 from ..report.text import document, side_by_side
 from . import completion, migrate, plans, run, script, tuning
 from .checking import command_check, command_explain
