@@ -187,7 +187,7 @@ def lines(timeline: Timeline) -> list[dict[str, Any]]:
     for number, core in enumerate(timeline.cores):
         for op in core.operations:
             site = site_of(op)
-            key = (id(site.code), site.lasti) if site is not None else (0, 0)  # cheaper than hashing code
+            key = site.key if site is not None else (0, 0)
             row = of_site.get(key)
             if row is None:
                 row = of_site[key] = rows.setdefault(_place(site), _new_line(site))
@@ -260,7 +260,7 @@ def _uncertainty(found: Any) -> dict[str, Any]:
 
 
 def _lines_of(operations: list[Operation]) -> list[str]:
-    sites = {(id(s.code), s.lasti): s for s in map(site_of, operations) if s is not None}
+    sites = {s.key: s for s in map(site_of, operations) if s is not None}
     places = {(s.filename, s.lineno): str(s) for s in sites.values()}
     return [places[key] for key in sorted(places)]
 

@@ -58,7 +58,7 @@ class Files:
         """(number of the file, line); (-1, 0) when unknown."""
         if site is None:
             return -1, 0
-        key = (id(site.code), site.lasti)  # cheaper than the hash of a code object
+        key = site.key
         if key not in self.places:
             self.places[key] = (self.paths(site.filename), site.lineno)
         return self.places[key]
