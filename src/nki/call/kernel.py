@@ -300,13 +300,17 @@ class Kernel:
                 launch.speak(diagnostic)
             raise
 
-    def _run_eagerly(self, call: Call, prints_done: int = 0) -> Run:
-        """Run the kernel's Python, each instruction as it is issued."""
-        with self._launch(call, mode="eager") as launch:
+    def _run_eagerly(self, call: Call, prints_done: int = 0, raced: Launch | None = None) -> Run:
+        """Run the kernel's Python, each instruction as it is issued; again, in turns, if cores raced."""
+        with self._launch(call, mode="eager", alternates=raced is not None) as launch:
             launch.prints_done = prints_done
+            if raced is not None:
+                launch.go_on_from(raced)
             arguments = Arguments(launch)
             results = launch.run(lambda: self._python(arguments, call.bound))
-            return self._finish_eager(call, arguments, results)
+            if raced is not None or launch.met_ranks or not launch.races:
+                return self._finish_eager(call, arguments, results)
+        return self._run_eagerly(call, max(prints_done, launch.prints), launch)
 
     def _finish_eager(self, call: Call, arguments: Arguments, results: list[Any]) -> Run:
         launch = arguments.launch
