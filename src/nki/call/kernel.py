@@ -24,6 +24,7 @@ from .. import tree
 from ..context import running, warn
 from ..errors import NkiError, NkiWarning, error, without_our_frames
 from ..execute.blas import one_blas_thread
+from ..execute.collector import fewer_collections
 from ..hardware.machine import Machine
 from ..options import Options, choose_machine, from_environment
 from ..options import options as nki_options
@@ -197,7 +198,7 @@ class Kernel:
             with nki_options(target=kwargs.pop("target")):
                 return self.run(*args, **kwargs)
         call = self._prepare(args, kwargs)
-        with one_blas_thread():
+        with one_blas_thread(), fewer_collections():
             kept = programs.find(call.key) if call.key is not None else None
             if kept is not None and (current_world().size == 1 or not kept.program.loops):
                 with told(self.__name__) if len(kept.program) > LONG else contextlib.nullcontext():

@@ -2,6 +2,8 @@
 
 values      what each instruction writes is a value that never changes; who reads it, and where it lies
 storages    which storages are followed so, and which stay memory that is written in place
+kinds       what all instructions of one signature have in common
+tiles       which values a tile's memory holds
 tracking    goes through a core's instructions and finds the values each of them reads and makes
 folding     copies, sums of products and stores that need no instruction of their own
 products    tile products of one stage that make up a large one

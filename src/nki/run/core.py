@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..context import current, running
+from ..context import _local, current
 from ..errors import Site, error, user_site
 from ..execute.executor import Executor
 from ..execute.memories import Memories
@@ -204,7 +204,7 @@ class Core:
 
 def issue(instruction: Instruction) -> Instruction:
     """Check an instruction and hand it to the sinks."""
-    core = running() or current()
+    core = _local.core or current()
     site = instruction.site = user_site(3)
     try:
         key: tuple | None = instruction.key()

@@ -91,7 +91,8 @@ class Indexed(Layout):
                 offset += stride * start
                 sizes.append(stop - start)
             else:
-                sizes += shape[len(key) :]
+                if len(key) < len(shape):
+                    sizes += shape[len(key) :]
                 return self._make(offset, sizes, strides, self.dtype, None)
         return self._index(key)
 
