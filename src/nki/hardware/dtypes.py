@@ -193,7 +193,7 @@ def f32(array: np.ndarray, dtype: DType) -> np.ndarray:
     if array.dtype == FLOAT32:
         return array
     if dtype in _FP8_VALUES:
-        return _FP8_VALUES[dtype].take(array.view(np.uint8))
+        return np.take(_FP8_VALUES[dtype], array.view(np.uint8))
     if dtype.castable:
         return array.astype(np.float32)
     raise _not_castable(dtype)
@@ -217,7 +217,7 @@ def store(dst: np.ndarray, x: np.ndarray, dtype: DType) -> None:
     elif dtype.is_integer:
         _store_integer(dst, x, dtype)
     elif dtype in _FP8_CODES:
-        bits(dst)[...] = _FP8_CODES[dtype].take(_round_to_odd(x))
+        bits(dst)[...] = np.take(_FP8_CODES[dtype], _round_to_odd(x))
     elif dtype is float16:
         _store_float16(dst, x)
     elif dtype is bool_:
@@ -239,11 +239,11 @@ def _store_integer(dst: np.ndarray, x: np.ndarray, dtype: DType) -> None:
     low, high = _INTEGER_RANGE[dtype]
     rounded = x.clip(low, high, out=np.empty_like(x))
     np.rint(rounded, out=rounded)
-    if rounded.max(initial=low) < high:
+    if rounded.__class__ is np.ndarray and rounded.max(initial=low) < high:
         dst[...] = rounded
         return
     too_large = x > high  # kept, for dst may share memory with x
-    rounded[np.isnan(rounded)] = 0
+    np.copyto(rounded, np.float32(0), where=np.isnan(rounded))
     dst[...] = rounded
     np.copyto(dst, dtype.storage.type(dtype.largest), where=too_large)
 

@@ -357,7 +357,7 @@ class NcMatmul(MatmulInstruction):
         adds = not overwrites and written is True and self.dst.dtype == "float32"
         if adds and add_product(dst, stationary, moving):
             return
-        product = np.matmul(stationary.T, moving, out=scratch((stationary.shape[1], moving.shape[1])))
+        product = np.matmul(stationary.T, moving, out=scratch((stationary.shape[1], moving.shape[1]), moving))
         self.accumulate_into(dst, product.reshape(dst.shape), written)
 
     def _contraction(self, operand: np.ndarray) -> np.ndarray:
