@@ -74,7 +74,7 @@ FORMS.update(
         np.absolute: _named("abs"),
         np.negative: _named("neg"),
         np.square: lambda torch, x: x * x,
-        np.sqrt: _named("sqrt"),
+        np.sqrt: _rounded_once("sqrt"),
         np.reciprocal: _named("reciprocal"),
         np.sign: _sign,
         np.rint: _named("round"),
@@ -164,14 +164,6 @@ def _concatenate(parts: Any, axis: int = 0) -> Any:
     return one.like(one.device.torch.cat([part.tensor for part in parts], dim), one.dtype)
 
 
-def _take(table: Any, indices: Any) -> Any:
-    """A small table that numbers pick from."""
-    if not isinstance(table, np.ndarray) or not isinstance(indices, Lanes) or table.ndim != 1:
-        raise NoForm("numpy.take of a tile")
-    found = indices.device.constant(table)[indices.numbers().long()]
-    return indices.like(found, table.dtype)
-
-
 def _empty_like(array: Any, dtype: Any = None, shape: Any = None) -> Any:
     target = np.dtype(dtype or array.dtype)
     held = array.held(target)
@@ -196,7 +188,7 @@ FUNCTIONS.update(
         np.where: _where,
         np.copyto: _copyto,
         np.concatenate: _concatenate,
-        np.take: _take,
+        np.partition: lambda x, kth, axis=-1: x.sorted(axis),
         np.empty_like: _empty_like,
         np.zeros_like: _zeros_like,
         np.broadcast_to: _broadcast_to,

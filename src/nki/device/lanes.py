@@ -225,6 +225,10 @@ class Lanes(NDArrayOperatorsMixin):
         """If the mask holds anywhere, the host has something to say."""
         self.device.doubts.append(mask.tensor.any())
 
+    def entries_of(self, table: np.ndarray) -> Lanes:
+        """table[self], for a small table."""
+        return self.like(self.device.constant(table)[self.numbers().long()], table.dtype)
+
     # ---- as methods of numpy's arrays ------------------------------------------------------------
 
     def clip(self, low: Any, high: Any, out: Any = None) -> Lanes:
@@ -236,6 +240,14 @@ class Lanes(NDArrayOperatorsMixin):
     def mean(self, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Lanes:
         total = self.sum(axis, keepdims)
         return total / self.dtype.type(self.size // total.size)  # type: ignore[no-any-return]
+
+    def sorted(self, axis: int = -1) -> Lanes:
+        """In ascending order, NaN last."""
+        dim = self.lead + axis % self.ndim
+        return self.like(self.device.torch.sort(self.numbers(), dim).values, self.dtype)
+
+    def sort(self, axis: int = -1) -> None:
+        self[...] = self.sorted(axis)
 
     def all(self, axis: Any = None) -> Lanes:
         return np.logical_and.reduce(self, axis=axis)  # type: ignore[call-overload, no-any-return]

@@ -17,7 +17,7 @@ from ..hardware.machine import Machine
 from ..hardware.operators import OPERATORS, Operator, resolve
 from ..tensors import View
 from . import rules
-from .numerics import is_array, scratch
+from .numerics import all_hold, is_array, scratch
 
 FOLDS = ("add", "multiply", "maximum", "minimum")
 ARITHMETIC = ("add", "subtract", "multiply", "maximum", "minimum")
@@ -173,13 +173,14 @@ def _pattern(value: Any, dtype: DType) -> np.ndarray:
 
 def _shift(op: Operator, bits: np.ndarray, count: Any, width: int) -> np.ndarray:
     if is_array(count):
-        if count.dtype.kind == "i" and (count < 0).any():
+        if count.dtype.kind == "i" and not all_hold(count >= 0):
             raise error("op", f"{op!r} by {count.min()}: a shift count is at least 0")
         count = np.minimum(count, count.dtype.type(width)) if count.dtype.kind != "b" else count
+        inside = (count % width).astype(bits.dtype)
     else:
         count = min(int(count), width)
-    inside = np.asarray(count % width, bits.dtype)
-    return np.where(np.asarray(count) < width, op.formula(bits, inside), bits.dtype.type(0))  # type: ignore[misc]
+        inside = bits.dtype.type(count % width)
+    return np.where(count < width, op.formula(bits, inside), bits.dtype.type(0))  # type: ignore[misc]
 
 
 def store_pattern(dst: np.ndarray, values: np.ndarray) -> None:

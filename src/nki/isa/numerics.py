@@ -36,6 +36,14 @@ def is_array(value: Any) -> bool:
     return getattr(value, "ndim", 0) > 0
 
 
+def all_hold(mask: np.ndarray) -> bool:
+    """The mask holds everywhere. Of arrays elsewhere that is taken for granted, and asked at the end."""
+    if mask.__class__ is not np.ndarray:
+        mask.doubt(np.logical_not(mask))  # type: ignore[attr-defined]
+        return True
+    return bool(mask.all())
+
+
 def moves_bits(dst: np.ndarray, target: DType, src: np.ndarray, source: DType) -> bool:
     """True when elements of src may go to dst as they are: equal dtypes, held in the same form."""
     return target == source and dst.dtype == src.dtype
