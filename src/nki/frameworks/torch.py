@@ -75,8 +75,7 @@ def run_there(kernel: Kernel, args: tuple, kwargs: dict, tensors: list[torch.Ten
     if needed or len({tensor.device for tensor in tensors}) > 1:
         return []
     specs, kept = replaced((args, kwargs), torch.Tensor, _spec)
-    dense = [tensor.detach().contiguous() for tensor in tensors]
-    return on_device(kernel, specs, kept, dense, tensors[0].device)
+    return on_device(kernel, specs, kept, tensors, tensors[0].device)
 
 
 _SIMPLE = {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)}

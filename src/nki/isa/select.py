@@ -139,7 +139,7 @@ class RangeSelect(Instruction):
         index = np.arange(self.range_start, self.range_start + x.shape[1]).astype(np.float32)
         mask = self.comp_op0.formula(index, flat(bound0))  # type: ignore[misc]
         mask &= self.comp_op1.formula(index, flat(bound1))  # type: ignore[misc]
-        values = scratch(x.shape)
+        values = scratch(x.shape, x)
         values.fill(FP32_MIN)
         np.copyto(values, x, where=mask)
         acc = accumulators.step(core, "vector", self.reduce_cmd, maximum, values, user=self.public)
@@ -219,7 +219,7 @@ class SelectReduce(Instruction):
         reduce_res: Any,
     ) -> None:
         mask = (np.equal if self.reverse_pred else np.not_equal)(shaped(predicate, dst), 0)
-        values = scratch(dst.shape)
+        values = scratch(dst.shape, dst)
         np.copyto(values, column(on_false, self.on_false, dst.ndim))
         np.copyto(values, f32(shaped(on_true, dst), self.on_true.dtype), where=mask)
         acc = accumulators.step(core, "vector", self.reduce_cmd, maximum, values, user=self.public)
