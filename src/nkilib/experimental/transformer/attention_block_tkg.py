@@ -137,7 +137,7 @@ def attention_block_tkg(
 
     pending_updates, which is ours alone: a list of a kernel around this one that receives the update of the
     caches, a CacheUpdate to be written later, instead of it being done here.
-    Published tests pass more than the 128 queries B S N of the page: up to 512 tokens are taken.
+    Published tests pass more than the 128 queries B S N of the page: up to 4096 tokens are taken.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
