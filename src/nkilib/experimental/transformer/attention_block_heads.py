@@ -6,8 +6,9 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.qkv.qkv_decode import decode_whole
+from nkilib.core.qkv.qkv_decode import all_columns, decode_whole
 from nkilib.core.qkv.qkv_heads import NormRows, by_head, fresh, norm_heads, over_heads, turn_heads
+from nkilib.core.qkv.qkv_mx import decode_mx
 from nkilib.core.qkv.qkv_outputs import turn
 from nkilib.core.qkv.qkv_parameters import HeadNorm, QKVParameters
 from nkilib.core.utils.common_types import NormType
@@ -18,7 +19,12 @@ from nkilib.experimental.transformer.attention_block_parameters import BlockCach
 
 def projected_rows(p: QKVParameters, n_prgs: int, core: int) -> list:
     """Tiles [tokens <= 128, (N + 2) d] in float32, whole in every core."""
-    return decode_whole(p, n_prgs, core, None, nl.float32)
+    if p.mx_map is None:
+        return decode_whole(p, n_prgs, core, None, nl.float32)
+    tiles = []
+    for own in decode_mx(p, n_prgs, core, None, None, nl.float32):
+        tiles.append(all_columns(p, n_prgs, core, own))
+    return tiles
 
 
 def hidden_tile(x: Any) -> Any:

@@ -9,10 +9,10 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.output_projection.output_projection_tkg import output_projection_tkg
 from nkilib.core.qkv.qkv_checks import check as check_qkv
-from nkilib.core.qkv.qkv_checks import refuse_mx
+from nkilib.core.qkv.qkv_mx import as_mx
 from nkilib.core.qkv.qkv_outputs import turn
 from nkilib.core.qkv.qkv_parameters import K, Q, QKVParameters
-from nkilib.core.utils.common_types import DtypeMode, NormType, QuantizationType
+from nkilib.core.utils.common_types import DtypeMode, NormType, QKVWeightLayout, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.projection_results import store_rows
@@ -125,6 +125,8 @@ def attention_block_tkg(
 
     out [B S, H], or [128, n, H / (128 n), B S] (transposed_out), as a tile if out_in_sb; without W_out
     [B, N, d, S], or a tile [d, B, N, S]. skip_attention leaves q, scaled, in the place of attention's result.
+    MX weights (trn3): W_qkv as `qkv` takes them, is_h_transposed_by_4 being its is_h_dim_4h_transposed, and
+    W_out as `output_projection_tkg` does: X and the result of attention become MXFP8 for them.
     pending_updates, which is ours alone: a list of a kernel around this one that receives the update of the
     caches, a CacheUpdate to be written later, instead of it being done here.
     Published tests pass more than the 128 queries B S N of the page: up to 512 tokens are taken.
@@ -140,8 +142,7 @@ def attention_block_tkg(
     ((2, 4, 32, 1), (32, 2, 1), (2, 1, 32))
     """
     refuse_ranks(KVDP, CP)
-    refuse_packing(fp8_packed, is_h_transposed_by_4)
-    refuse_mx(quantization_type_qkv)
+    refuse_packing(fp8_packed)
     c = BlockCaches(
         K_cache,
         V_cache,
@@ -176,6 +177,7 @@ def attention_block_tkg(
     )
     if rmsnorm_X_enabled and rmsnorm_X_gamma is None:
         p.norm = NormType.RMS_NORM_SKIP_GAMMA
+    as_mx(p, is_h_transposed_by_4, QKVWeightLayout.CONTIGUOUS)
     check_qkv(p)
     before = head_norm(
         rmsnorm_QK_pre_rope_enabled,
