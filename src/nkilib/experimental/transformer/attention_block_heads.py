@@ -7,8 +7,9 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.qkv.qkv_checks import MOST_DECODED
-from nkilib.core.qkv.qkv_decode import decode_whole
+from nkilib.core.qkv.qkv_decode import all_columns, decode_whole
 from nkilib.core.qkv.qkv_heads import NormRows, by_head, fresh, norm_heads, over_heads, turn_heads
+from nkilib.core.qkv.qkv_mx import decode_mx
 from nkilib.core.qkv.qkv_outputs import turn
 from nkilib.core.qkv.qkv_parameters import (
     HeadNorm,
@@ -30,9 +31,18 @@ def projected_rows(p: QKVParameters, n_prgs: int, core: int) -> list:
     whole = x if input_in_sbuf(p) else x.reshape((1, token_count(p), hidden_size(p)))
     for tokens in TiledRange(token_count(p), MOST_DECODED):
         p.input = whole[:, tokens.start_offset : tokens.end_offset, :]
-        rows.extend(decode_whole(p, n_prgs, core, None, nl.float32))
+        rows.extend(rows_of_part(p, n_prgs, core))
     p.input = x
     return rows
+
+
+def rows_of_part(p: QKVParameters, n_prgs: int, core: int) -> list:
+    if p.mx_map is None:
+        return decode_whole(p, n_prgs, core, None, nl.float32)
+    tiles = []
+    for own in decode_mx(p, n_prgs, core, None, None, nl.float32):
+        tiles.append(all_columns(p, n_prgs, core, own))
+    return tiles
 
 
 def hidden_tile(x: Any) -> Any:

@@ -86,11 +86,9 @@ def batch_of(mask: Any, cos: Any, c: BlockCaches, tokens: int, ranks: int) -> in
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def refuse_packing(fp8_packed: bool, swizzled: bool) -> None:
+def refuse_packing(fp8_packed: bool) -> None:
     if fp8_packed:
         not_built("fp8_packed=True", "attention over packed keys is not built")
-    if swizzled:
-        not_built("is_h_transposed_by_4=True", "microscaling weights are not built")
 
 
 def check_block(n: BlockSizes, w_qkv: Any) -> None:

@@ -172,7 +172,7 @@ def test_hidden_states_by_partition(lnc):
 
 
 def test_what_is_not_built_and_what_is_wrong():
-    for name, value in (("fp8_packed", True), ("is_h_transposed_by_4", True)):
+    for name, value in (("fp8_packed", True),):
         with pytest.raises(NotBuilt, match=name):
             run(attention_block_tkg, **inputs(), **{name: value})
     for changed, text in (
