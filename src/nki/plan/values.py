@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ..hardware.dtypes import DType
-from ..tensors import View, row_major
+from ..tensors import Shape, View, row_major
 
 
 class Place(NamedTuple):
@@ -128,6 +128,7 @@ class Value:
     readers: list[Any]  # the tasks that read it, each as often as it does
     wide: Value | None = None  # for products: the same numbers elsewhere, in another order or dtype
     terms: list[tuple[Place, Place]] | None = None  # a sum of products: stationary and moving
+    gathered: list[tuple[Region, Value]] | None = None  # put together of these, each in its rectangle
     closed = False  # somebody saw it: no more terms
     by_matmul = False
     zero = False
@@ -158,6 +159,26 @@ class Value:
     def whole(self) -> Place:
         """All of it, in the shape in which it was written."""
         return self.part(self.view)  # type: ignore[return-value]
+
+    def ungathered(self, place: Place) -> Place | None:
+        """A place in a gathered value where the one piece that it lies in has it; None: in several."""
+        frame = self.view
+        if self.gathered is None or len(frame.shape) != 2 or place.dtype is not self.dtype:
+            return None
+        (_, columns), (pitch, _) = frame.shape, frame.strides
+        row, column = divmod(place.offset, columns)
+        strides = tuple([s // columns * pitch + s % columns for s in place.strides])
+        offset = frame.offset + row * pitch + column
+        view = View(frame.storage, offset, Shape(place.shape), strides, self.dtype)
+        where = region(view)
+        pieces = [] if where is None else [v for r, v in self.gathered if r.overlaps(where)]
+        if len(pieces) != 1:
+            return None
+        (piece,) = pieces
+        if piece.wide is None or piece.dtype is not self.dtype:
+            return piece.part(view)
+        found = piece.wide.part(view)
+        return None if found is None else found._replace(dtype=piece.wide.dtype)
 
     def within(self, place: Place) -> Value:
         """The same elements in memory of somebody else."""
