@@ -1,8 +1,9 @@
 """The forms that numpy's functions have on tensors, in one table.
 
-Where torch's function gives numpy's bits it stands here by name. Functions that the two libraries approximate
-differently are computed in float64 and rounded once, so that they are good to the last place; `exp` is torch's
-own in float32. Sums are torch's: their order differs from numpy's, within the bound of float32 summation.
+Where torch's function gives numpy's bits it stands here by name. Functions that the two libraries
+approximate differently are computed in float64 and rounded once, so that they are good to the last place;
+`exp` is torch's own in float32. Sums are torch's: their order differs from numpy's, within the bound of
+float32 summation.
 """
 
 from __future__ import annotations

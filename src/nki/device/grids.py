@@ -1,8 +1,8 @@
 """Grids: equal operands of many instructions as one strided or gathered part of memory.
 
-A `Grid` says where an operand of each instruction of a step lies: elements of one memory (the arena, a storage),
-the same shape and strides for all, and an offset for each. Offsets that count up regularly in one to three
-dimensions are strides of a view; others are an index, and their elements are gathered.
+A `Grid` says where an operand of each instruction of a step lies: elements of one memory (the arena, a
+storage), the same shape and strides for all, and an offset for each. Offsets that count up regularly in one
+to three dimensions are strides of a view; others are an index, and their elements are gathered.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ So `compute` of one instruction does the work of all, on a GPU. `forms` is the t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
@@ -42,7 +42,9 @@ class Device:
             held = getattr(self.torch, held_as(array.dtype))
             plain = array if array.dtype.name in _NUMPYS else array.view(_BY_SIZE[array.dtype.itemsize])
             tensor = self.torch.from_numpy(plain if plain.flags.writeable else plain.copy())
-            found = self.constants[key] = (tensor if tensor.dtype == held else tensor.view(held)).to(self.where)
+            found = self.constants[key] = (tensor if tensor.dtype == held else tensor.view(held)).to(
+                self.where
+            )
         return found
 
     def number(self, value: Any, dtype: Any) -> Any:
@@ -68,7 +70,7 @@ _NUMPYS = tuple(name for name in _SAME if name != "bfloat16")  # that numpy has 
 _BY_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def held_as(dtype: np.dtype) -> str:
     """The torch dtype whose tensors hold the elements: the same one, or integers of the same size."""
     return dtype.name if dtype.name in _SAME else _BY_SIZE[dtype.itemsize]

@@ -1,8 +1,9 @@
 """Running the steps of a program on a torch device: a GPU, or the processor by the same code.
 
-An instruction's own `compute` does the work of a whole step, on `Lanes`. What it asks of numpy that has no form
-on tensors sends that step through the host, and a warning says so once. Nothing here looks at values on the way:
-whoever would have something to say leaves a mask, and if one of them holds at the end, the host does it all again.
+An instruction's own `compute` does the work of a whole step, on `Lanes`. What it asks of numpy that has no
+form on tensors sends that step through the host, and a warning says so once. Nothing here looks at values on
+the way: whoever would have something to say leaves a mask, and if one of them holds at the end, the host does
+it all again.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from . import forms as forms  # fills the table
 from .grids import Grid
 from .lanes import Device, Lanes, NoForm, held_as
 from .steps import Batch, DevicePlan, Products, Side
-
-BLOCK = 2 << 30  # bytes of the factors of products that are multiplied at once
 
 
 class Said(Exception):
