@@ -153,6 +153,13 @@ def test_tensors_that_are_no_dense_rows_are_read_right(device):
 
 
 @on_every_device
+def test_a_part_of_a_larger_tensor_is_read_where_it_is(device):
+    whole = torch.arange(96, dtype=torch.float32, device=device).reshape(3, 4, 8)
+    (found,) = run_there(twice, (whole[1],), {}, [whole[1]])
+    assert torch.equal(found, 2 * whole[1])
+
+
+@on_every_device
 def test_keywords_in_another_order_find_their_parameters(device):
     x, y = torch.ones(4, 8, device=device), torch.full((4, 8), 3.0, device=device)
     (found,) = run_there(add_to, (), {"y": y, "x": x}, [y, x])

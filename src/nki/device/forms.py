@@ -16,8 +16,14 @@ import numpy as np
 from .lanes import FOLDS, FORMS, FUNCTIONS, Lanes, NoForm
 
 
-def _named(name: str) -> Callable[..., Any]:
-    return lambda torch, *args: getattr(torch, name)(*args)
+class _named:
+    """torch's function of this name, which may also write straight into a tensor."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, torch: Any, *args: Any) -> Any:
+        return getattr(torch, self.name)(*args)
 
 
 def _rounded_once(name: str) -> Callable[..., Any]:
@@ -153,8 +159,11 @@ def _copyto(target: Any, source: Any, where: Any = True) -> None:
         target[...] = source
         return
     mask = target._operand(where, np.dtype(np.bool_), target.ndim)
-    new = target.fitting(source)
-    target.tensor.copy_(target.device.torch.where(mask, new, target.tensor))
+    chosen = target.device.torch.where(mask, target.fitting(source), target.tensor)
+    if target.lent:
+        target.tensor.copy_(chosen)
+    else:
+        target.tensor = chosen
 
 
 def _concatenate(parts: Any, axis: int = 0) -> Any:

@@ -65,7 +65,8 @@ class Grid:
         shape, strides = self.pattern.shape, self.pattern.strides
         front = self.regular(lead)
         if front is not None:
-            return memory.as_strided((*lead, *shape), (*front, *strides), int(self.offsets[0]))
+            start = memory.storage_offset() + int(self.offsets[0])
+            return memory.as_strided((*lead, *shape), (*front, *strides), start)
         found = self._windows(memory)[self.index(torch, memory.device)]
         return found.reshape(*lead, *shape)
 
@@ -76,9 +77,8 @@ class Grid:
 
     def _windows(self, memory: Any) -> Any:
         """Every place in memory where a member could begin."""
-        return memory.as_strided(
-            (int(self.offsets.max()) + 1, *self.pattern.shape), (1, *self.pattern.strides), 0
-        )
+        shape = (int(self.offsets.max()) + 1, *self.pattern.shape)
+        return memory.as_strided(shape, (1, *self.pattern.strides), memory.storage_offset())
 
 
 def pattern_of(place: Place) -> Pattern:

@@ -45,7 +45,8 @@ def run(plan: DevicePlan, given: Mapping[Storage, Any], where: Any) -> dict[Stor
 
 def part_of(tensor: Any, view: View) -> Any:
     """The tensor of a view of a storage."""
-    return tensor.as_strided(tuple(view.shape), tuple(view.strides), view.offset)
+    start = tensor.storage_offset() + view.offset
+    return tensor.as_strided(tuple(view.shape), tuple(view.strides), start)
 
 
 # ---- float32 products ----------------------------------------------------------------------------
@@ -198,6 +199,9 @@ class _Runner:
 
     def _move(self, step: Batch, source: Lanes, target: Lanes) -> None:
         order = step.task.order
+        memories = [grid.pattern.memory for grid in (step.outs[0][1], step.reads[0][1])]
+        if memories[0] is not None and memories[0] is memories[1]:
+            source = source.copy()  # the two may overlap
         if order == "turn":
             source = source.reshape(len(source), -1).T
         elif order is not None:
