@@ -93,7 +93,7 @@ def offset_of(place: Place) -> int:
 
 def _strides(offsets: np.ndarray) -> tuple[int, ...] | None:
     steps = []
-    wanted = np.full((), offsets.flat[0])
+    wanted: np.ndarray = np.full((), offsets.flat[0])
     for dim, n in enumerate(offsets.shape):
         first = offsets[tuple(slice(0, 2) if d == dim else 0 for d in range(offsets.ndim))]
         step = int(first[1] - first[0]) if n > 1 else 0
@@ -124,7 +124,8 @@ def _factors(offsets: np.ndarray, most: int) -> tuple[int, ...] | None:
 
 def common_lead(grids: Sequence[Grid], count: int) -> tuple[int, ...]:
     """The shape for the members of a step in which most operands need no gathering."""
-    best, most = (count,), sum(grid.regular((count,)) is not None for grid in grids)
+    best: tuple[int, ...] = (count,)
+    most = sum(grid.regular((count,)) is not None for grid in grids)
     if most == len(grids):
         return best
     for grid in grids:

@@ -273,7 +273,7 @@ class _Runner:
             instruction.compute(core, *one) if instruction.state else instruction.compute(*one)
         for i, _, _ in step.outs:
             to_device(arrays[i], copies[i])
-        if registers is not None:
+        if kept is not None:
             to_device(registers, kept)
 
     # ---- products --------------------------------------------------------------------------------
@@ -307,12 +307,12 @@ class _Runner:
         packed = self.torch.empty(shape, dtype=self.torch.float32, device=self.where)
         memory = packed.reshape(-1)
         for target, source in side.pieces:
-            lead = (target.count,)
-            tiles = self._wide(source, lead).reshape(*lead, *target.pattern.shape)
-            if target.regular(lead) is None:
+            count = (target.count,)
+            tiles = self._wide(source, count).reshape(*count, *target.pattern.shape)
+            if target.regular(count) is None:
                 target.write(self.torch, memory, tiles)
             else:
-                target.read(self.torch, memory, lead).copy_(tiles)
+                target.read(self.torch, memory, count).copy_(tiles)
         return packed
 
     def _wide(self, grid: Grid, lead: tuple[int, ...]) -> Any:
@@ -330,7 +330,7 @@ def to_host(lanes: Lanes, count: int) -> np.ndarray:
     return np.array(tensor.cpu().numpy()).view(lanes.dtype)
 
 
-def to_device(lanes: Lanes, values: np.ndarray) -> None:
+def to_device(lanes: Lanes, values: Any) -> None:
     held = values.view(np.int16) if lanes.dtype.name == "bfloat16" else values
     if held_as(held.dtype) != held.dtype.name:
         held = held.view(held_as(held.dtype))
