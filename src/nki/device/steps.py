@@ -131,7 +131,7 @@ def _made_at(out: Any) -> Place:
 
 
 def _copies(tasks: Sequence[Task]) -> list[tuple[Grid, Grid]]:
-    """The pieces of gatherings, those that lie alike together, in an order in which later ones hide others."""
+    """The pieces of gatherings, those that lie alike together; later ones hide earlier ones."""
     found: dict[Any, tuple[list[Place], list[Place]]] = {}
     for task in tasks:
         value: Value = task.outs[0][1]
