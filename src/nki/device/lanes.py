@@ -42,9 +42,7 @@ class Device:
             held = getattr(self.torch, held_as(array.dtype))
             plain = array if array.dtype.name in _NUMPYS else array.view(_BY_SIZE[array.dtype.itemsize])
             tensor = self.torch.from_numpy(plain if plain.flags.writeable else plain.copy())
-            found = self.constants[key] = (tensor if tensor.dtype == held else tensor.view(held)).to(
-                self.where
-            )
+            found = self.constants[key] = (tensor if tensor.dtype == held else tensor.view(held)).to(self.where)
         return found
 
     def number(self, value: Any, dtype: Any) -> Any:

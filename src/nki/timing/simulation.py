@@ -287,7 +287,7 @@ class CoreSimulation:
             self._take_next(place, now)
 
     def _wake_next(self, taker: int, now: float) -> None:
-        """Banks were taken: those that need none any more look again, and those who are next in the program."""
+        """Banks were taken: who needs none any more looks again, and who is next in the program."""
         still: list[tuple[str, int]] = []
         for place, index in self.starved:
             if self.banks.is_next(self.operations[index].position):
