@@ -44,6 +44,7 @@ pool = Pool()
 
 def _after_fork() -> None:
     pool.lock = threading.Lock()  # another thread may have held it
+    pool.waiting.clear()  # a page that both processes have is copied when it is written: new ones cost less
 
 
 if hasattr(os, "register_at_fork"):

@@ -128,6 +128,15 @@ def merged(tasks: Sequence[Task]) -> list[Gemm]:
     return found + (merged(extra) if extra else [])
 
 
+def single(task: Task) -> Gemm:
+    """The product of one task, by itself."""
+    value = task.outs[0][1]
+    value.placed = None
+    left, right = (tuple([term[side] for term in value.terms]) for side in (0, 1))
+    (gemm,) = _gemms([left], [right], {(left, right): task})
+    return gemm
+
+
 def _cover(family: dict[tuple, Task]) -> list[Gemm]:
     """Groups of products in which every stationary column meets every moving one."""
     rows: dict[Any, dict[Any, None]] = {}

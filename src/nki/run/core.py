@@ -59,6 +59,7 @@ class Core:
         self.memories: Memories = launch.memories
         self.verdicts = _VERDICTS.setdefault(self.machine.name, {})
         self.executor = Executor(self, self.memories)
+        self.run_one: Sink = self.executor  # what runs an instruction: the executor, where cores race in turn
         self.recorder: Recorder | None = None
         self.sinks: list[Sink] = []
         self.storages = 0
