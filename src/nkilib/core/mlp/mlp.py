@@ -33,7 +33,7 @@ from nkilib.core.utils.common_types import (
     NormType,
     QuantizationType,
 )
-from nkilib.core.utils.kernel_assert import kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiles import Tiles, close_scope, manual
@@ -122,7 +122,7 @@ def mlp(
     weights (ROW: always tokens).
 
     With a manual `sbm` all tiles are on its stack and freed at the end, except for a result in SBUF; prefill
-    takes as many tokens at a time as there is room for. MX prefill has no such option.
+    takes as many tokens at a time as there is room for.
 
     >>> shapes = [(1, 4, 128), (128, 64), (128, 64), (64, 128)]
     >>> mlp(*(np.full(shape, 0.01, np.float32) for shape in shapes))[0].shape
@@ -198,8 +198,6 @@ def run(p: MLPParameters, sbm: Any = None) -> list:
     if p.store_add:
         add_out = nl.ndarray(output_shape(p), p.hidden.dtype, buffer=nl.shared_hbm)
     add_rows = None if add_out is None else add_out.reshape((tokens, size))
-    if sbm is not None and p.mx_map is not None and not shares_columns(p, n_prgs):
-        not_built("sbm", "MX prefill leaves its tiles to the compiler; pass None or an automatic manager")
     result = result_tile(p, sbm) if p.output_in_sbuf else None
     if sbm is not None:
         sbm.open_scope(name="mlp")

@@ -63,6 +63,7 @@ from nkilib.core.utils.transposes import spread_rows, transpose_rows
 
 LAST_SPAN = 512  # columns of the down projection that come last: nothing hides what is done with them
 DOWN_BANKS = 8  # of sums; those of gate and up are few when tokens are
+MANAGED_TOKENS = 256  # of prefill at a time, where a manager gives the tiles their room
 SCALE_COLUMNS = 8192  # of the down projection whose scales come at once
 
 
@@ -104,11 +105,13 @@ def mlp_mx(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> 
     source = RowSource(p, n_prgs, add_out, None)
     each = div_ceil(tokens, n_prgs)
     start, end = core * each, min(tokens, (core + 1) * each)
-    for some in TiledRange(end - start, BANK_COLUMNS):
+    for some in TiledRange(end - start, BANK_COLUMNS if p.tiles is None else MANAGED_TOKENS):
         block = TiledRangeIterator(some.size, some.index, start + some.start_offset, start + some.end_offset)
+        open_scope(p.tiles)
         x = tokens_mx(p, source, scales, block.start_offset, block.size)
         m = quantize_middle(p, scales, middle(p, scales, x, 0, block_count(p)))
         project_down(p, scales, m, out, block, 0, hidden_size(p), 1, 0)
+        close_scope(p.tiles)
 
 
 # ---- tokens --------------------------------------------------------------------------------------

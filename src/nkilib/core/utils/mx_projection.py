@@ -182,7 +182,7 @@ def load_scales(weights: MxWeights, column: int, columns: int, tiles: Any) -> An
     source = source.reshape((rows * count, source.shape[2]))[:, column : column + columns]
     run = shortest_run(count)
     places = count // run
-    spread = stream_tile(tiles, (PMAX, run, columns), nl.uint8)
+    spread = new_tile(tiles, (PMAX, run, columns), nl.uint8)
     if rows * places == PMAX:
         nisa.dma_copy(spread, source.reshape_dim(0, (PMAX, run)))
     else:
@@ -205,7 +205,7 @@ def load_scales_by_tile(source: Any, column: int, columns: int, tiles: Any) -> W
     rows, count = source.shape[0], source.shape[1]
     if count * columns <= WIDE_BYTES:
         return load_wide_scales(source, column, columns, tiles)
-    groups = stream_tile(tiles, (PMAX, div_ceil(count, SHARING), columns), nl.uint8)
+    groups = new_tile(tiles, (PMAX, div_ceil(count, SHARING), columns), nl.uint8)
     for quadrant in TiledRange(rows, SCALE_ROWS):
         first = QUADRANT * quadrant.index
         part = source[quadrant.start_offset : quadrant.end_offset, :, column : column + columns]
@@ -224,7 +224,7 @@ def load_scales_by_tile(source: Any, column: int, columns: int, tiles: Any) -> W
 def load_wide_scales(source: Any, column: int, columns: int, tiles: Any) -> WeightScales:
     """All tiles side by side: the fewest transfers, small ones, in the queue that nothing else uses."""
     rows, count = source.shape[0], source.shape[1]
-    wide = stream_tile(tiles, (PMAX, count, columns), nl.uint8)
+    wide = new_tile(tiles, (PMAX, count, columns), nl.uint8)
     for quadrant in TiledRange(rows, SCALE_ROWS):
         first = QUADRANT * quadrant.index
         if quadrant.size < SCALE_ROWS:  # rows of the quadrant that only pad: any number will do
@@ -238,12 +238,12 @@ def load_compact_scales(source: Any, column: int, columns: int, tiles: Any) -> W
     """Each scale serves a quadrant, which holds 128 rows, and 128 columns: copied there on chip."""
     count, quadrants = source.shape[0], source.shape[1]
     first, last = column // BLOCK, div_ceil(column + columns, BLOCK)
-    few = stream_tile(tiles, (PMAX, count, last - first), nl.uint8)
+    few = new_tile(tiles, (PMAX, count, last - first), nl.uint8)
     plain = source if source.dtype == nl.uint8 else source.view(nl.uint8)
     for quadrant in range(quadrants):
         part = plain[:, quadrant, first:last].expand_dim(0).broadcast(0, SCALE_ROWS)
         nisa.dma_copy(few[QUADRANT * quadrant : QUADRANT * quadrant + SCALE_ROWS], part)
-    wide = stream_tile(tiles, (PMAX, count, (last - first) * BLOCK), nl.uint8)
+    wide = new_tile(tiles, (PMAX, count, (last - first) * BLOCK), nl.uint8)
     for quadrant in range(quadrants):
         start, end = QUADRANT * quadrant, QUADRANT * quadrant + SCALE_ROWS
         spread = few[start:end].expand_dim(3).broadcast(3, BLOCK)
@@ -265,7 +265,7 @@ def sorted_rows(spread: Any, some: Any, places: int, partitions: int, tiles: Any
     for partition in range(QUADRANT):
         place, row = some.start_offset + partition // SCALE_ROWS, partition % SCALE_ROWS
         mask.append(places * row + place if place < some.end_offset else KEEP)
-    tile = stream_tile(tiles, spread.shape, nl.uint8)
+    tile = new_tile(tiles, spread.shape, nl.uint8)
     wide = nl.uint32 if spread.shape[2] % 4 == 0 else nl.uint8
     nisa.nc_stream_shuffle(tile.view(wide)[0:partitions], spread.view(wide)[0:partitions], mask)
     return tile

@@ -7,8 +7,11 @@ from kernel_support import cosine, each_lnc, random, run
 from mx_weights import by_blocks, in_words, places_of_columns, places_of_rows
 
 import nki
+import nki.isa as nisa
+import nki.language as nl
 from nki import mx
 from nkilib.core.mlp.mlp import act_ref, mlp, norm_ref
+from nkilib.core.utils.allocator import SbufManager
 from nkilib.core.utils.common_types import (
     ActFnType,
     ComputationMode,
@@ -387,3 +390,31 @@ def test_packed_tokens_want_weights_of_their_order():
         run(mlp, packed, *words, on="trn3", quantization_type=MX, **scales)
     with pytest.raises(AssertionError, match="expected .B, S, 516 or 640"):
         run(mlp, packed[:, :, :-1], *words, on="trn3", quantization_type=MX, **scales)
+
+
+# ---- a manual SBUF manager -----------------------------------------------------------------------------
+
+
+@nki.jit
+def with_manager(hidden, gate, up, down, **options):
+    """y, and a tile of the caller's that must be what it was."""
+    sbm = SbufManager(2048, 190 * 1024)
+    mine = sbm.alloc_stack((128, 64), nl.float32, name="mine")
+    nisa.memset(mine, 7.0)
+    y = mlp(hidden, gate, up, down, sbm=sbm, **options)[0]
+    kept = nl.ndarray((nl.num_programs(0), 128, 64), nl.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(kept[nl.program_id(0)], mine)
+    return y, kept
+
+
+@each_lnc
+@pytest.mark.parametrize(
+    "tokens, norm", [(3, NormType.NO_NORM), (20, NormType.RMS_NORM_SKIP_GAMMA), (515, NormType.NO_NORM)]
+)
+def test_a_manual_sbuf_manager_places_all_tiles(lnc, tokens, norm, monkeypatch):
+    monkeypatch.setattr("nkilib.core.utils.tiles.STREAM_BYTES", 12 * 1024)  # weights pass it by several times
+    x, words, scales, _ = layer(tokens, 1024, 1024)
+    options = {"quantization_type": MX, "normalization_type": norm, **scales}
+    expected = run(mlp, x, *words, lnc=lnc, on="trn3", **options)[0]
+    y, kept = run(with_manager, x, *words, lnc=lnc, on="trn3", **options)
+    assert np.array_equal(y, expected) and (kept == 7).all()
