@@ -13,7 +13,7 @@ from nkilib.experimental.conv.depthwise_conv1d import depthwise_conv1d_implicit_
 
 from . import Case
 
-TENSOR_GHZ = 2.4
+TENSOR_GHZ, VECTOR_GHZ = 2.4, 0.96
 
 
 def spec(*shape: int) -> TensorSpec:
@@ -25,7 +25,8 @@ def dense(
 ) -> Case:
     """x [B, C_in, ...]; `inside` counts the outputs of all taps that meet input, not padding."""
     channels, filters = x[1], (*taps, x[1], columns)
-    outputs = prod(n // options.get("stride", 1) for n in x[2:])  # padding keeps the size
+    lost = 0 if "padding" in options else 1  # padding keeps the size
+    outputs = prod((n - lost * (k - 1)) // options.get("stride", 1) for n, k in zip(x[2:], taps, strict=True))
     sizes = prod(x) + prod(filters) + x[0] * columns * outputs
     arguments = {"x_in": spec(*x), "filters": spec(*filters), "bias": spec(columns), **options}
     label = f"{'x'.join(map(str, x))}, K {'x'.join(map(str, taps))}, C_out {columns} bf16"
@@ -34,16 +35,17 @@ def dense(
 
 
 def depthwise(n: int, channels: int, width: int, taps: int, lnc: int = 1) -> Case:
-    """TensorE needs a pass for each tap of 128 channels."""
+    """For 128 channels TensorE needs a pass for each tap, VectorE for all but one; they share the outputs."""
     outputs = width - taps + 1
-    passes = n * channels / 128 * taps * outputs / TENSOR_GHZ / 1e3 / lnc
+    tensor, vector = taps / TENSOR_GHZ, (taps - 1) / VECTOR_GHZ
+    together = n * channels / 128 * outputs * tensor * vector / (tensor + vector) / 1e3 / lnc
     return Case(
         "depthwise_conv1d_implicit_gemm",
         f"{n}x{channels}x{width}, S {taps} bf16",
         depthwise_conv1d_implicit_gemm,
         (spec(n, channels, 1, width), spec(channels, 1, 1, taps)),
         hbm_bytes=2 * n * channels * (width + outputs),
-        other=("Tensor", passes),
+        other=("Tensor, Vector", together),
         lnc=lnc,
     )
 
@@ -56,6 +58,7 @@ CASES = [
     dense(conv1d, (1, 384, 3000), (3,), 384, 3 * 3000 - 2, lnc=2, padding=SAME, lnc_shard=True),
     dense(conv3d, (1, 384, 3, 16, 16), (3, 3, 3), 384, 7 * 46 * 46, padding=SAME * 3),
     dense(conv3d, (1, 384, 3, 16, 16), (3, 3, 3), 384, 7 * 46 * 46, lnc=2, padding=SAME * 3, lnc_shard=True),
+    dense(conv3d, (1, 384, 3, 16, 16), (3, 3, 3), 384, 27 * 14 * 14),
     depthwise(1, 1536, 2051, 4),
     depthwise(2, 512, 500, 31),
     depthwise(1, 1536, 2051, 4, lnc=2),

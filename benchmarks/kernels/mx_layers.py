@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nki import TensorSpec
+from nkilib.core.mlp.mlp import mlp
 from nkilib.core.moe.moe_cte.moe_cte import MoECTEImplementation, MoECTESpec, moe_cte
 from nkilib.core.moe.moe_tkg.moe_tkg import moe_tkg
 from nkilib.core.qkv.qkv import qkv
@@ -38,6 +39,31 @@ def projection(tokens: int, h: int, columns: int, lnc: int = 1) -> Case:
         },
         hbm_bytes=int(h * columns * BITS / 8) + 2 * tokens * (h + columns),
         flops={"mxfp8": 2.0 * tokens * h * columns},
+        lnc=lnc,
+        platform="trn3",
+    )
+
+
+def layer(tokens: int, h: int, i: int, lnc: int = 1) -> Case:
+    """A gated MLP."""
+    w = expert_weights(1, h, i)
+    half, down = TensorSpec((128, h // 512, i), FP4), TensorSpec(w["down"].shape[1:], FP4)
+    return Case(
+        "mlp",
+        f"{tokens}x{h}, I {i} mxfp4",
+        mlp,
+        {
+            "hidden_tensor": bf16(tokens, 1, h),
+            "gate_proj_weights_tensor": half,
+            "up_proj_weights_tensor": half,
+            "down_proj_weights_tensor": down,
+            "quantization_type": QuantizationType.MX,
+            "gate_w_scale": codes(16, h // 512, i),
+            "up_w_scale": codes(16, h // 512, i),
+            "down_w_scale": codes(*w["down_scale"].shape[1:]),
+        },
+        hbm_bytes=int(3 * h * i * BITS / 8) + 2 * 2 * tokens * h,
+        flops={"mxfp8": 6.0 * tokens * h * i},
         lnc=lnc,
         platform="trn3",
     )
@@ -134,6 +160,8 @@ def prefill(t: int, h: int, i: int, e: int, blocks: int, lnc: int) -> Case:
 CASES = [
     projection(2048, 4096, 1536),
     projection(4, 4096, 1536),
+    layer(4, 4096, 3584),
+    layer(4, 4096, 3584, lnc=2),
     decode(4, 3072, 384, 128, 4, everyone=False, lnc=1),  # GPT-OSS 120B, one rank of eight
     decode(4, 3072, 384, 128, 4, everyone=False, lnc=2),
     decode(128, 3072, 384, 16, 4, everyone=True, lnc=2),
