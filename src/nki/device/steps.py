@@ -236,7 +236,7 @@ class DevicePlan:
     ):
         self.program, self.steps, self.arena = program, steps, arena
         self.written = written  # in HBM
-        self.partly = partly  # of these, where something stays as it was
+        self.partly = partly  # of these, where what was there before matters
 
 
 def device_plan_of(program: Program) -> DevicePlan | Refused:
@@ -296,7 +296,8 @@ def _steps(program: Program, storages: Storages, tasks: Sequence[Task]) -> Devic
     arena = _laid_out(steps)
     for step in steps:
         step.settle()
-    return DevicePlan(program, steps, arena, written, {s for s in written if not order.is_complete(s)})
+    partly = {s for s in written if not order.is_complete(s) or (s.parameter and s in storages.read)}
+    return DevicePlan(program, steps, arena, written, partly)
 
 
 def _laid_out(steps: Sequence[Step]) -> int:
