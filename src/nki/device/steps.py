@@ -17,7 +17,8 @@ from ..plan.products import Factor, Gemm
 from ..plan.running import made_at
 from ..plan.stages import Arena
 from ..plan.storages import Storages
-from ..plan.tracking import InPlace, Task, Tracker
+from ..plan.tiles import InPlace
+from ..plan.tracking import Task, Tracker
 from ..plan.values import Place, Value, of_storage
 from ..program.program import Loop, Program
 from ..tensors.storage import Storage
