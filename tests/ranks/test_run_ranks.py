@@ -397,3 +397,9 @@ def test_two_hundred_kills_at_random_moments_leave_nothing():
     ]
     assert open_files() == before
     assert np.median(took) < 1.0
+
+
+def test_where_processes_cannot_fork_the_error_says_what_else_to_do(monkeypatch):
+    monkeypatch.delattr(os, "fork")
+    with pytest.raises(nki.NkiError, match="leave backend out"):
+        run_ranks(numbered, 2, lambda rank: (np.zeros((1, 1), np.int32),), backend="processes")

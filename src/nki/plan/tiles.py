@@ -8,7 +8,7 @@ a read found is remembered until somebody writes there. Tiles that the user plac
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
