@@ -45,7 +45,7 @@ def results_there(program, arrays, device="cpu"):
 
 
 def assert_same_there(program, arrays, device="cpu", tolerance=None):
-    """A device gives what the numpy executor gives, but for the order of sums; else why it does not run it."""
+    """A device gives what the numpy executor gives, but for the order of sums; or why it does not run it."""
     found = results_there(program, arrays, device)
     if isinstance(found, str):
         return found

@@ -136,3 +136,40 @@ def test_a_kernel_without_tiles_has_an_empty_occupancy():
 
     found = timeline(nothing, (128, 128)).occupancy(SBUF)
     assert len(found.times) == len(found.nbytes) == len(found.owners) == 0
+
+
+@pytest.mark.parametrize("partitions, spills", [(128, True), (96, True), (64, False), (32, False)])
+def test_sbuf_holds_tiles_of_fewer_partitions_side_by_side(partitions, spills):
+    """80 tiles of 4 KiB per partition are 320 KiB one above the other, 160 KiB in halves."""
+
+    def kernel(x):
+        result = nl.ndarray((partitions, 1024), nl.float32, buffer=nl.shared_hbm)
+        tiles = []
+        for column in range(0, x.shape[1], 1024):
+            tile = nl.ndarray((partitions, 1024), nl.float32)
+            nisa.dma_copy(tile, x[:, column : column + 1024])
+            nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+            tiles.append(tile)
+        for tile in tiles[1:]:
+            nisa.tensor_tensor(tiles[0], tiles[0], tile, nl.add)
+        nisa.dma_copy(result, tiles[0])
+        return result
+
+    assert (timeline(nki.jit(kernel), (partitions, 80 * 1024)).spill_bytes > 0) is spills
+
+
+def test_a_tile_that_was_loaded_and_not_changed_is_dropped_and_loaded_again():
+    def kernel(x):
+        result = nl.ndarray((128, 1024), nl.float32, buffer=nl.shared_hbm)
+        tiles = [nl.ndarray((128, 1024), nl.float32) for _ in range(60)]
+        for i, tile in enumerate(tiles):
+            nisa.dma_copy(tile, x[:, 1024 * i : 1024 * (i + 1)])
+        total = nl.ndarray((128, 1024), nl.float32)
+        nisa.memset(total, 0.0)
+        for tile in [*tiles, *tiles]:
+            nisa.tensor_tensor(total, total, tile, nl.add)
+        nisa.dma_copy(result, total)
+        return result
+
+    names = {bar.name for bar in timeline(nki.jit(kernel), (128, 60 * 1024)).bars}
+    assert "reload" in names and "spill" not in names

@@ -10,7 +10,7 @@ from ..device.runner import part_of, run
 from ..device.schedule import Refused
 from ..device.steps import device_plan_of
 from ..hardware.dtypes import DType
-from ..options import from_environment
+from ..options import chosen_device, from_environment
 from ..run.launch import speak
 from ..tensors import View
 from ..tree import leaves, replace_leaves
@@ -21,38 +21,49 @@ from .staged import Staged
 SEEN_AS = {"tfloat32": "float32", "float8_e4m3": "float8_e4m3fn"}  # dtypes that torch does not have
 
 
-def on_device(kernel: Any, args: tuple, kwargs: dict, tensors: Sequence[Any], where: Any) -> list[Any]:
-    """What a call returns, in a list; an empty one: it does not run there, and nothing was done.
+class Elsewhere:
+    """Calls with numpy arrays, on the device that the options name."""
+
+    @staticmethod
+    def call(kernel: Any, args: tuple, kwargs: dict) -> Any:
+        from ..frameworks.torch_devices import run_arrays
+
+        found = run_arrays(kernel, args, kwargs, chosen_device())
+        return found[0] if found else kernel.run(*args, **kwargs).result
+
+
+def elsewhere() -> type[Elsewhere] | None:
+    """Who runs calls with numpy arrays, if the options say where; None: numpy."""
+    return None if chosen_device() in ("", "cpu") else Elsewhere
+
+
+def on_device(kernel: Any, args: tuple, kwargs: dict, tensors: Sequence[Any], where: Any) -> list[Any] | str:
+    """What a call returns, in a list; or why it does not run there, and nothing was done.
 
     `args` and `kwargs` have descriptions in place of the torch tensors, which are given beside them.
     """
-    if not may_run():
-        return []
+    options = from_environment()
+    if options.executor == "reference" or options.strict or not options.precise_fp:
+        return "the reference executor is asked for"  # in which everything is said at its line
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said below, or by the call itself if it runs on the host
         staged: Staged = kernel.stage(*args, **kwargs)
     by_spec = {id(s): t for s, t in zip(leaves((args, kwargs), TensorSpec), tensors, strict=True)}
     found = run_there(staged, [by_spec[id(spec)] for _, spec in staged.described], where)
-    if found:
+    if isinstance(found, list):
         for diagnostic in staged.program.said:  # about shapes: what is said about values, the host says
             speak(diagnostic)
     return found
 
 
-def may_run() -> bool:
-    """Nobody asked for the reference, in which everything is said at its line."""
-    options = from_environment()
-    return options.executor != "reference" and not options.strict and options.precise_fp
-
-
-def run_there(staged: Staged, tensors: Sequence[Any], where: Any) -> list[Any]:
+def run_there(staged: Staged, tensors: Sequence[Any], where: Any) -> list[Any] | str:
     """The same for a staged call, with its tensors in order. Arguments that it writes are changed."""
     program, kernel = staged.program, staged.kernel
     if not staged.fixed:
-        return []
+        return "its Python looks at values"
     plan = device_plan_of(program)
     if isinstance(plan, Refused):
-        return []
+        return str(plan)
     import torch
 
     given: dict[Any, Any] = {}
@@ -66,15 +77,15 @@ def run_there(staged: Staged, tensors: Sequence[Any], where: Any) -> list[Any]:
     views = leaves(program.result, View)
     partly = {s for s in plan.partly if s not in originals}
     if any(v.storage in partly or v.storage not in {*plan.written, *given} for v in views):
-        return []  # there is something to say about it
+        return "it returns a tensor of which a part was never written"
     if not _may_change([originals[s] for s in changed], tensors):
-        return []
+        return "it writes an argument that may not be written"
     found = run(plan, given, where)
     if found is None:
-        return []
+        return "there is something to say about its values"
     for storage in changed:
         target = originals[storage]
-        new = _seen(torch, found[storage], storage.dtype).reshape(target.shape).to(target.device)
+        new = _seen(torch, found[storage], storage.dtype).reshape(target.shape)
         target.copy_(new if new.dtype == target.dtype else new.view(target.dtype))
 
     def returned(view: View) -> Any:

@@ -41,6 +41,7 @@ from .arguments import Arguments
 from .bridges import TensorSpec, bridge_of, framework_of
 from .cache import LONGEST, Leaf, call_key, is_debugging, programs
 from .calls import ALIAS_SUFFIX, Call, Run, _warn_once, launch_grid
+from .devices import elsewhere
 from .explain import explain_call, suggest
 from .profile import Profile, profile_call
 from .reads import Reads
@@ -162,7 +163,7 @@ class Kernel:
             return self._inline(core, args, kwargs)
         launches.tell(self, args, kwargs)
         try:
-            bridge = bridge_of(args) or bridge_of(kwargs)
+            bridge = bridge_of(args) or bridge_of(kwargs) or elsewhere()
             return self.run(*args, **kwargs).result if bridge is None else bridge.call(self, args, kwargs)
         except NkiError as problem:
             raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__

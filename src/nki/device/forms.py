@@ -1,8 +1,9 @@
 """The forms that numpy's functions have on tensors, in one table.
 
-Where torch's function gives numpy's bits it stands here by name. Functions that the two libraries approximate
-differently are computed in float64 and rounded once, so that they are good to the last place; `exp` is torch's
-own in float32. Sums are torch's: their order differs from numpy's, within the bound of float32 summation.
+Where torch's function gives numpy's bits it stands here by name. Functions that the two libraries
+approximate differently are computed in float64 and rounded once, so that they are good to the last place;
+`exp` is torch's own in float32. Sums are torch's: their order differs from numpy's, within the bound of
+float32 summation.
 """
 
 from __future__ import annotations
@@ -15,8 +16,14 @@ import numpy as np
 from .lanes import FOLDS, FORMS, FUNCTIONS, Lanes, NoForm
 
 
-def _named(name: str) -> Callable[..., Any]:
-    return lambda torch, *args: getattr(torch, name)(*args)
+class _named:
+    """torch's function of this name, which may also write straight into a tensor."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, torch: Any, *args: Any) -> Any:
+        return getattr(torch, self.name)(*args)
 
 
 def _rounded_once(name: str) -> Callable[..., Any]:
@@ -152,8 +159,11 @@ def _copyto(target: Any, source: Any, where: Any = True) -> None:
         target[...] = source
         return
     mask = target._operand(where, np.dtype(np.bool_), target.ndim)
-    new = target.fitting(source)
-    target.tensor.copy_(target.device.torch.where(mask, new, target.tensor))
+    chosen = target.device.torch.where(mask, target.fitting(source), target.tensor)
+    if target.lent:
+        target.tensor.copy_(chosen)
+    else:
+        target.tensor = chosen
 
 
 def _concatenate(parts: Any, axis: int = 0) -> Any:

@@ -1,8 +1,8 @@
 """Grids: equal operands of many instructions as one strided or gathered part of memory.
 
-A `Grid` says where an operand of each instruction of a step lies: elements of one memory (the arena, a storage),
-the same shape and strides for all, and an offset for each. Offsets that count up regularly in one to three
-dimensions are strides of a view; others are an index, and their elements are gathered.
+A `Grid` says where an operand of each instruction of a step lies: elements of one memory (the arena, a
+storage), the same shape and strides for all, and an offset for each. Offsets that count up regularly in one
+to three dimensions are strides of a view; others are an index, and their elements are gathered.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Grid:
         shape, strides = self.pattern.shape, self.pattern.strides
         front = self.regular(lead)
         if front is not None:
-            return memory.as_strided((*lead, *shape), (*front, *strides), int(self.offsets[0]))
+            start = memory.storage_offset() + int(self.offsets[0])
+            return memory.as_strided((*lead, *shape), (*front, *strides), start)
         found = self._windows(memory)[self.index(torch, memory.device)]
         return found.reshape(*lead, *shape)
 
@@ -76,9 +77,8 @@ class Grid:
 
     def _windows(self, memory: Any) -> Any:
         """Every place in memory where a member could begin."""
-        return memory.as_strided(
-            (int(self.offsets.max()) + 1, *self.pattern.shape), (1, *self.pattern.strides), 0
-        )
+        shape = (int(self.offsets.max()) + 1, *self.pattern.shape)
+        return memory.as_strided(shape, (1, *self.pattern.strides), memory.storage_offset())
 
 
 def pattern_of(place: Place) -> Pattern:
@@ -93,7 +93,7 @@ def offset_of(place: Place) -> int:
 
 def _strides(offsets: np.ndarray) -> tuple[int, ...] | None:
     steps = []
-    wanted = np.full((), offsets.flat[0])
+    wanted: np.ndarray = np.full((), offsets.flat[0])
     for dim, n in enumerate(offsets.shape):
         first = offsets[tuple(slice(0, 2) if d == dim else 0 for d in range(offsets.ndim))]
         step = int(first[1] - first[0]) if n > 1 else 0
@@ -124,7 +124,8 @@ def _factors(offsets: np.ndarray, most: int) -> tuple[int, ...] | None:
 
 def common_lead(grids: Sequence[Grid], count: int) -> tuple[int, ...]:
     """The shape for the members of a step in which most operands need no gathering."""
-    best, most = (count,), sum(grid.regular((count,)) is not None for grid in grids)
+    best: tuple[int, ...] = (count,)
+    most = sum(grid.regular((count,)) is not None for grid in grids)
     if most == len(grids):
         return best
     for grid in grids:

@@ -9,7 +9,7 @@ So `compute` of one instruction does the work of all, on a GPU. `forms` is the t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
@@ -42,16 +42,17 @@ class Device:
             held = getattr(self.torch, held_as(array.dtype))
             plain = array if array.dtype.name in _NUMPYS else array.view(_BY_SIZE[array.dtype.itemsize])
             tensor = self.torch.from_numpy(plain if plain.flags.writeable else plain.copy())
-            found = self.constants[key] = (tensor if tensor.dtype == held else tensor.view(held)).to(self.where)
+            found = self.constants[key] = (tensor if tensor.dtype == held else tensor.view(held)).to(
+                self.where
+            )
         return found
 
     def number(self, value: Any, dtype: Any) -> Any:
         """A number as a tensor without dimensions."""
-        key = (value.__class__, value, dtype)
+        key = (repr(value), dtype)  # which tells the two zeros apart
         found = self.constants.get(key)
-        if found is None or value != value or value == 0:  # NaN, and the two zeros, are not told apart
-            found = self.torch.tensor(value, dtype=dtype).to(self.where)
-            self.constants[key] = found
+        if found is None:
+            found = self.constants[key] = self.torch.tensor(value, dtype=dtype).to(self.where)
         return found
 
     def is_clean(self) -> bool:
@@ -64,11 +65,12 @@ _constants: dict[Any, dict[Any, Any]] = {}  # of every device
 
 
 _SAME = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
 _NUMPYS = tuple(name for name in _SAME if name != "bfloat16")  # that numpy has too
 _BY_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def held_as(dtype: np.dtype) -> str:
     """The torch dtype whose tensors hold the elements: the same one, or integers of the same size."""
     return dtype.name if dtype.name in _SAME else _BY_SIZE[dtype.itemsize]
@@ -159,7 +161,10 @@ class Lanes(NDArrayOperatorsMixin):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         target = self if key is Ellipsis else self[key]
-        target.tensor.copy_(target.fitting(value))
+        if isinstance(value, Lanes) and target.dtype.name in _FLOATS and value.dtype.name in _FLOATS:
+            target.tensor.copy_(aligned(value, target.ndim).tensor)  # which casts
+        else:
+            target.tensor.copy_(target.fitting(value))
 
     def _key(self, key: Any) -> tuple:
         parts = key if isinstance(key, tuple) else (key,)
@@ -260,12 +265,12 @@ class Lanes(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         out = options.pop("out", None)
         if method == "__call__":
-            result = self._call(ufunc, inputs, **options)
+            result = self._call(ufunc, inputs, None if out is None else out[0], **options)
         elif method == "reduce":
             result = self._reduce(ufunc, *inputs, **options)
         else:
             raise NoForm(f"{ufunc.__name__}.{method}")
-        if out is None:
+        if out is None or result is out[0]:
             return result
         if out[0].lent:
             out[0][...] = result
@@ -273,7 +278,7 @@ class Lanes(NDArrayOperatorsMixin):
             out[0].tensor = out[0].fitting(result)
         return out[0]
 
-    def _call(self, ufunc: Any, inputs: Sequence[Any], dtype: Any = None, **options: Any) -> Lanes:
+    def _call(self, ufunc: Any, inputs: Sequence[Any], out: Any, dtype: Any = None, **options: Any) -> Lanes:
         form = FORMS.get(ufunc)
         if form is None or options:
             raise NoForm(f"numpy.{ufunc.__name__}")
@@ -281,6 +286,9 @@ class Lanes(NDArrayOperatorsMixin):
         rank = max(x.ndim for x in inputs if isinstance(x, Lanes))
         rank = max(rank, *(x.ndim for x in inputs if isinstance(x, np.ndarray)), 0)
         tensors = [self._operand(x, t, rank) for x, t in zip(inputs, types, strict=False)]
+        if out is not None and _takes(out, form, types[-1], tensors):
+            getattr(self.device.torch, form.name)(*tensors, out=out.tensor)
+            return out  # type: ignore[no-any-return]
         return self.like(self.narrow(form(self.device.torch, *tensors), types[-1]), types[-1])
 
     def _operand(self, value: Any, dtype: np.dtype, rank: int) -> Any:
@@ -312,6 +320,13 @@ class Lanes(NDArrayOperatorsMixin):
         if form is None:
             raise NoForm(f"numpy.{function.__name__}")
         return form(*args, **kwargs)
+
+
+def _takes(out: Any, form: Any, dtype: np.dtype, tensors: Sequence[Any]) -> bool:
+    """A result may be written straight into the memory of `out`."""
+    if not out.lent or out.dtype != dtype or dtype.name not in _SAME or not hasattr(form, "name"):
+        return False
+    return any(tensor.shape == out.tensor.shape for tensor in tensors)
 
 
 def aligned(lanes: Lanes, rank: int) -> Lanes:

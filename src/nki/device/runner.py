@@ -1,8 +1,9 @@
 """Running the steps of a program on a torch device: a GPU, or the processor by the same code.
 
-An instruction's own `compute` does the work of a whole step, on `Lanes`. What it asks of numpy that has no form
-on tensors sends that step through the host, and a warning says so once. Nothing here looks at values on the way:
-whoever would have something to say leaves a mask, and if one of them holds at the end, the host does it all again.
+An instruction's own `compute` does the work of a whole step, on `Lanes`. What it asks of numpy that has no
+form on tensors sends that step through the host, and a warning says so once. Nothing here looks at values on
+the way: whoever would have something to say leaves a mask, and if one of them holds at the end, the host does
+it all again.
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ from .grids import Grid
 from .lanes import Device, Lanes, NoForm, held_as
 from .steps import Batch, DevicePlan, Products, Side
 
-BLOCK = 2 << 30  # bytes of the factors of products that are multiplied at once
-
 
 class Said(Exception):
     """An instruction has something to say about values: the reference says it, with lines."""
@@ -46,7 +45,8 @@ def run(plan: DevicePlan, given: Mapping[Storage, Any], where: Any) -> dict[Stor
 
 def part_of(tensor: Any, view: View) -> Any:
     """The tensor of a view of a storage."""
-    return tensor.as_strided(tuple(view.shape), tuple(view.strides), view.offset)
+    start = tensor.storage_offset() + view.offset
+    return tensor.as_strided(tuple(view.shape), tuple(view.strides), start)
 
 
 # ---- float32 products ----------------------------------------------------------------------------
@@ -199,6 +199,9 @@ class _Runner:
 
     def _move(self, step: Batch, source: Lanes, target: Lanes) -> None:
         order = step.task.order
+        memories = [grid.pattern.memory for grid in (step.outs[0][1], step.reads[0][1])]
+        if memories[0] is not None and memories[0] is memories[1]:
+            source = source.copy()  # the two may overlap
         if order == "turn":
             source = source.reshape(len(source), -1).T
         elif order is not None:
@@ -270,7 +273,7 @@ class _Runner:
             instruction.compute(core, *one) if instruction.state else instruction.compute(*one)
         for i, _, _ in step.outs:
             to_device(arrays[i], copies[i])
-        if registers is not None:
+        if kept is not None:
             to_device(registers, kept)
 
     # ---- products --------------------------------------------------------------------------------
@@ -304,12 +307,12 @@ class _Runner:
         packed = self.torch.empty(shape, dtype=self.torch.float32, device=self.where)
         memory = packed.reshape(-1)
         for target, source in side.pieces:
-            lead = (target.count,)
-            tiles = self._wide(source, lead).reshape(*lead, *target.pattern.shape)
-            if target.regular(lead) is None:
+            count = (target.count,)
+            tiles = self._wide(source, count).reshape(*count, *target.pattern.shape)
+            if target.regular(count) is None:
                 target.write(self.torch, memory, tiles)
             else:
-                target.read(self.torch, memory, lead).copy_(tiles)
+                target.read(self.torch, memory, count).copy_(tiles)
         return packed
 
     def _wide(self, grid: Grid, lead: tuple[int, ...]) -> Any:
@@ -327,7 +330,7 @@ def to_host(lanes: Lanes, count: int) -> np.ndarray:
     return np.array(tensor.cpu().numpy()).view(lanes.dtype)
 
 
-def to_device(lanes: Lanes, values: np.ndarray) -> None:
+def to_device(lanes: Lanes, values: Any) -> None:
     held = values.view(np.int16) if lanes.dtype.name == "bfloat16" else values
     if held_as(held.dtype) != held.dtype.name:
         held = held.view(held_as(held.dtype))

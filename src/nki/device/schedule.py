@@ -1,8 +1,8 @@
-"""The order of a program on a device: steps, each of many equal instructions that wait for none of each other.
+"""The order of a program on a device: steps of many equal instructions that do not wait for each other.
 
-Products come as early as the products before them allow, so that many of them meet; between two such stages the
-other instructions go in levels. What equals another in everything but addresses is done in the same step.
-The accumulator registers are values like any other: an instruction that goes on with them waits for their maker.
+Products come as early as the products before them allow, so that many of them meet; between two such stages
+the other instructions go in levels. What equals another in everything but addresses is done in the same step.
+The accumulator registers are values like any other: who goes on with them waits for their maker.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..hardware.dtypes import float32
 from ..plan.products import Factor, Gemm, merged, single
-from ..plan.running import made_at
 from ..plan.stages import _places
 from ..plan.storages import Storages
 from ..plan.tracking import Task
@@ -286,4 +284,4 @@ def _alike(items: Sequence[Any], key: Any) -> Iterator[list[Any]]:
     yield from found.values()
 
 
-__all__ = ["Member", "Ordered", "Refused", "Registers", "float32", "groups", "made_at"]
+__all__ = ["Member", "Ordered", "Refused", "Registers", "groups"]

@@ -11,12 +11,14 @@ from typing import Any
 
 from ..hardware.dtypes import float32
 from ..plan.folding import folded
+from ..plan.kinds import Kinds
 from ..plan.planner import UNPLANNED
 from ..plan.products import Factor, Gemm
 from ..plan.running import made_at
 from ..plan.stages import Arena
-from ..plan.storages import Storages, is_fence
-from ..plan.tracking import InPlace, Task, Tracker
+from ..plan.storages import Storages
+from ..plan.tiles import InPlace
+from ..plan.tracking import Task, Tracker
 from ..plan.values import Place, Value, of_storage
 from ..program.program import Loop, Program
 from ..tensors.storage import Storage
@@ -131,7 +133,7 @@ def _made_at(out: Any) -> Place:
 
 
 def _copies(tasks: Sequence[Task]) -> list[tuple[Grid, Grid]]:
-    """The pieces of gatherings, those that lie alike together, in an order in which later ones hide others."""
+    """The pieces of gatherings, those that lie alike together; later ones hide earlier ones."""
     found: dict[Any, tuple[list[Place], list[Place]]] = {}
     for task in tasks:
         value: Value = task.outs[0][1]
@@ -252,14 +254,15 @@ def device_plan_of(program: Program) -> DevicePlan | Refused:
 def _planned(program: Program) -> DevicePlan:
     if len(program.cores) > 1:
         raise Refused("it runs on two cores")
+    kinds = Kinds(program.machine)
     for item in program.cores[0]:
-        if is_fence(item):
+        if kinds.is_fence(item):
             what = "a dynamic loop" if isinstance(item, Loop) else item.public
             raise Refused(f"{what} depends on values at run time")
     if program.state & frozenset(UNPLANNED):
         raise Refused("it prints, draws random numbers or talks to other ranks")
-    storages = Storages(program)
-    tracker = Tracker(storages, program.machine)
+    storages = Storages(program, kinds)
+    tracker = Tracker(storages, kinds)
     try:
         tracker.follow(program.cores[0])
     except InPlace as problem:

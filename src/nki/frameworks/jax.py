@@ -22,7 +22,7 @@ import numpy as np
 from ..call.bridges import TensorSpec
 from ..call.kernel import Kernel
 from ..call.staged import Returned, Staged
-from ..errors import emit_warning, error, user_site
+from ..errors import NkiError, emit_warning, error, user_site
 from ..ranks.gathering import described, gatherings
 from ..tree import leaves
 from ..tree import replace_leaves as replaced
@@ -72,8 +72,9 @@ def to_numpy(value: jax.Array) -> np.ndarray:
     if platform != "cpu":
         raise error(
             "device",
-            f"kernels run on the CPU, the array is on {device_of(value)}",
-            help='x = jax.device_put(x, jax.devices("cpu")[0])',
+            f"this kernel runs on the CPU, the array is on {device_of(value)}",
+            notes=["JAX arrays run on a GPU through PyTorch, where every instruction has a form there"],
+            help='x = jax.device_put(x, jax.devices("cpu")[0]), or install PyTorch with CUDA',
         )
     return np.asarray(value)
 
@@ -92,7 +93,10 @@ def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
     if kernel.simulated or not any(isinstance(leaf, Tracer) for leaf in leaves((args, kwargs), _ARRAYS)):
         if keep_for_debugging.wanted() and not kernel.simulated:
             keep_for_debugging.keep(_stage(kernel, args, kwargs)[0])
-        return kernel.run(*args, **kwargs).result
+        found = (
+            [] if kernel.simulated or not _is_on_gpu(args, kwargs) else through_torch(kernel, args, kwargs)
+        )
+        return found[0] if found else kernel.run(*args, **kwargs).result
     axes, world = _mesh()
     with described(world):
         staged, values = _stage(kernel, args, kwargs)
@@ -102,6 +106,43 @@ def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
     with jax.named_scope(kernel.__name__):
         results = iter(_bind(staged, values, axes if staged.outline.has_collectives else (), world))
     return replaced(staged.outline.result, Returned, lambda returned: next(results))
+
+
+def _is_on_gpu(args: tuple, kwargs: dict) -> bool:
+    arrays = leaves((args, kwargs), jax.Array)
+    return bool(arrays) and all(d.platform in ("gpu", "cuda") for array in arrays for d in array.devices())
+
+
+def through_torch(kernel: Kernel, args: tuple, kwargs: dict) -> list[Any]:
+    """What a call returns, computed by PyTorch on the same memory, in a list; an empty one: it cannot."""
+    try:
+        import torch
+
+        from .torch_devices import run_there, say_host
+    except (ImportError, NkiError):
+        return []
+    tensors: list[Any] = []
+
+    def lent(array: jax.Array) -> Any:
+        tensors.append(torch.from_dlpack(array))
+        return tensors[-1]
+
+    try:
+        there = replaced((args, kwargs), jax.Array, lent)
+    except (TypeError, RuntimeError, BufferError):  # a dtype that does not travel so
+        return []
+    staged = kernel.stage(*replaced(args, jax.Array, _described), **replaced(kwargs, jax.Array, _described))
+    if staged.outline.written:
+        return []  # arrays never change
+    found = run_there(kernel, *there, tensors)
+    if isinstance(found, str):
+        say_host(kernel.__name__, tensors[0].device, found)
+        return []
+    return [replaced(found[0], torch.Tensor, lambda t: jnp.from_dlpack(t.contiguous()))]
+
+
+def _described(array: jax.Array) -> TensorSpec:
+    return TensorSpec(tuple(array.shape), array.dtype)
 
 
 _ARRAYS = (jax.Array, Tracer, np.ndarray)

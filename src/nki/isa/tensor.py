@@ -371,11 +371,7 @@ class NcMatmul(MatmulInstruction):
         """A wrong hint makes hardware drop digits of float32 operands."""
         for name, values in (("stationary", stationary), ("moving", moving)):
             hinted = getattr(self, f"is_{name}_onezero")
-            if (
-                hinted
-                and getattr(self, name).dtype == "float32"
-                and not all_hold(values * values == values)
-            ):
+            if hinted and getattr(self, name).dtype == "float32" and not all_hold(values * values == values):
                 warn(
                     "onezero",
                     f"{self.public}: is_{name}_onezero is set, but {name} holds other numbers than 1 and 0",

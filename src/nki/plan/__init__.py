@@ -12,5 +12,4 @@ planner     all of this together: `plan_of(program)`
 describing  a plan as data and as text: `nki plan`
 running     runs a plan on numpy arrays; what it does not understand goes to the numpy executor
 threads     the parts of a step side by side; `arrays`: memory of earlier runs
-device      the same steps on torch tensors, on a GPU or on the processor
 """

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from ..program.effects import effects
 from ..program.instruction import State
 from ..program.program import Loop, Program
 from ..tensors.storage import Storage
@@ -18,7 +20,7 @@ from .kinds import Kinds
 from .products import Gemm
 from .stages import in_stages, laid_out
 from .storages import Storages
-from .tracking import InPlace, Tracker
+from .tracking import InPlace, Task, Tracker
 
 WORTH = 1 << 28  # floating-point operations of matmuls from which a plan is made
 WORTH_EACH = 1 << 20  # and so many for each instruction, which all have to be looked at
@@ -44,6 +46,22 @@ class Plan:
         self.storages = storages
         self.in_place = kept  # storages that are not followed, and why
 
+    @cached_property
+    def independent(self) -> bool:
+        """Nothing that one core writes matters to another, so that they need not take turns."""
+        if self.program.said:  # in their order
+            return False
+        if any(step.__class__ is Task and step.kind == "fence" for core in self.cores for step in core.steps):
+            return False
+        used = [_touched(self.program, core) for core in range(len(self.cores))]
+        free = self.storages.once  # every element of these is written by one of them, and read by nobody
+        return not any(
+            (written & (read | others)) - free
+            for i, (_, written) in enumerate(used)
+            for j, (read, others) in enumerate(used)
+            if i != j
+        )
+
     @property
     def products(self) -> Iterator[Gemm]:
         return (step for core in self.cores for step in core.steps if step.__class__ is Gemm)
@@ -65,7 +83,8 @@ def plan_of(program: Program, forced: bool = False) -> Plan | NoPlan:
 
 
 def _made(program: Program, forced: bool) -> Plan | NoPlan:
-    flops, count, states = 0, 0, set()
+    flops, count = 0, 0
+    states: set[State] = set()
     kinds = Kinds(program.machine)
     for items in program.cores:
         straight = [item for item in items if item.__class__ is not Loop]
@@ -83,6 +102,17 @@ def _made(program: Program, forced: bool) -> Plan | NoPlan:
     if any(isinstance(item, Loop) for items in program.cores for item in items) and _touches(program):
         return NoPlan("a dynamic loop touches what only the numpy executor knows")
     return _planned(program, kinds)
+
+
+def _touched(program: Program, core: int) -> tuple[set[Storage], set[Storage]]:
+    """What a core reads, and what it writes."""
+    read: set[Storage] = set()
+    written: set[Storage] = set()
+    for instruction in program.walk(core):
+        done = effects(instruction)
+        read.update(view.storage for view in done.reads)
+        written.update(view.storage for view in done.written)
+    return read, written
 
 
 def _touches(program: Program) -> bool:

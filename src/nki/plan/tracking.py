@@ -15,7 +15,7 @@ from ..program.program import Item, Loop
 from ..tensors import View
 from .kinds import Kind, Kinds
 from .storages import Storages
-from .tiles import InPlace, Tiles
+from .tiles import InPlace, Tiles, rectangle
 from .values import Place, Value, moved, of_storage
 
 WIDENED = ("bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")  # exact in float32
@@ -134,14 +134,17 @@ class Tracker:
 
     def _move(self, instruction: Instruction, meaning: Move, position: int) -> bool:
         """A copy of what never changes is another name for it. False: somebody must move the elements."""
-        dst, src = instruction.operands()[:2]
-        if not self.storages.is_followed(dst.storage):
+        dst, src, *_ = instruction.operands()
+        storages, source = self.storages, src.storage
+        if not dst.storage.on_chip or dst.storage in storages.in_place:
             return False
         wide: Place | None = None
-        if self.storages.is_followed(src.storage):
+        if source.on_chip:
+            if source in storages.in_place:
+                return False
             place = self._place(src, position)
             wide = self._elsewhere(src)
-        elif self.storages.is_constant(src.storage):
+        elif source not in storages.written:
             place = of_storage(src)
         else:
             return False
@@ -210,6 +213,8 @@ class Tracker:
         found = tile.factors.get(sig)
         if found is None:
             found = self._elsewhere(view) or self._place(view, position)
+            if found.base.__class__ is Value and found.base.gathered is not None:
+                found = found.base.ungathered(found) or found
             tile.factors[sig] = found
         return found
 
@@ -279,8 +284,10 @@ class Tracker:
         task, value = Task("gather", None, position), Value(frame)
         value.makers.append(task)
         flags = set()
+        value.gathered = []
         for part, place, whole in self.tiles.parts(view, wanted):
             task.parts.append((part, place))
+            value.gathered.append((rectangle(part), whole))
             flags.add(whole.by_matmul)
             if place.base.__class__ is Value:
                 place.base.closed = True

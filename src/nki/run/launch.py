@@ -216,7 +216,7 @@ class Launch:
     def _one_by_one(self, program: Program) -> None:
         if self.degree == 1:
             self._on(self.cores[0], lambda: self.backend.run(program, self.cores[0]))
-        else:
+        elif not self.backend.side_by_side(self.cores, self._on):
             self.baton = self.baton or self._new_baton()
             self._in_turns(lambda core: lambda: self.backend.run(program, core))
             self._compare_loops()

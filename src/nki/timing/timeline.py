@@ -48,7 +48,7 @@ class Stay(NamedTuple):
 
     start: float
     end: float
-    nbytes: int  # of all partitions: a tile of few partitions keeps the rest from others
+    nbytes: int  # of all partitions that it keeps from others
     tile: Storage
 
 
@@ -191,14 +191,22 @@ class Timeline:
 
     def occupancy(self, buffer: MemoryRegion, core: int = 0) -> Occupancy:
         """What SBUF or PSUM held over time: each tile from its first start to its last use."""
-        unit = self.machine.psum_bank_bytes if buffer is PSUM else 1
         lines = self.machine.partitions
         found = [
-            Stay(start, end, -(-tile.pitch // unit) * unit * lines, tile)
+            Stay(start, end, self._taken(tile, core) * lines, tile)
             for start, end, tile in self._stays(buffer, core)
         ]
         owners = without_overlap(sorted(found, key=lambda stay: stay[:2]))
         return Occupancy(*steps(owners), owners)
+
+    def _taken(self, tile: Storage, core: int) -> int:
+        """Bytes per partition that a tile keeps from others: whole banks of PSUM; of SBUF its part, where
+        tiles of few partitions lie side by side.
+        """
+        if tile.buffer is PSUM:
+            bank = self.machine.psum_bank_bytes
+            return -(-tile.pitch // bank) * bank
+        return tile.pitch if tile.address is not None else self.planners[core].sbuf.size(tile)
 
     def _stays(self, buffer: MemoryRegion, core: int) -> list[list[Any]]:
         """[start, end, tile] of each stay, in program order."""

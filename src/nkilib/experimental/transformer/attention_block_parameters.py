@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import nki.language as nl
-from nkilib.core.qkv.qkv_checks import MOST_DECODED
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
 from nkilib.core.utils.tile_sizes import PMAX
 
 DEFAULT_EPS = 1e-6
+MOST_TOKENS = 4096  # as output_projection_tkg
 
 
 @dataclass
@@ -86,11 +86,9 @@ def batch_of(mask: Any, cos: Any, c: BlockCaches, tokens: int, ranks: int) -> in
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def refuse_packing(fp8_packed: bool, swizzled: bool) -> None:
+def refuse_packing(fp8_packed: bool) -> None:
     if fp8_packed:
         not_built("fp8_packed=True", "attention over packed keys is not built")
-    if swizzled:
-        not_built("is_h_transposed_by_4=True", "microscaling weights are not built")
 
 
 def check_block(n: BlockSizes, w_qkv: Any) -> None:
@@ -100,7 +98,7 @@ def check_block(n: BlockSizes, w_qkv: Any) -> None:
         f"W_qkv: got {w_qkv.shape[1]} columns, expected (N + 2) d with d = {n.depth}",
     )
     tokens = n.tokens()
-    kernel_assert(tokens <= MOST_DECODED, f"X: got B S = {tokens} tokens, allowed are at most {MOST_DECODED}")
+    kernel_assert(tokens <= MOST_TOKENS, f"X: got B S = {tokens} tokens, allowed are at most {MOST_TOKENS}")
 
 
 def check_caches(n: BlockSizes, c: BlockCaches) -> None:

@@ -9,10 +9,10 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.output_projection.output_projection_tkg import output_projection_tkg
 from nkilib.core.qkv.qkv_checks import check as check_qkv
-from nkilib.core.qkv.qkv_checks import refuse_mx
+from nkilib.core.qkv.qkv_mx import as_mx
 from nkilib.core.qkv.qkv_outputs import turn
 from nkilib.core.qkv.qkv_parameters import K, Q, QKVParameters
-from nkilib.core.utils.common_types import DtypeMode, NormType, QuantizationType
+from nkilib.core.utils.common_types import DtypeMode, NormType, QKVWeightLayout, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.projection_results import store_rows
@@ -135,9 +135,11 @@ def attention_block_tkg(
     rank keeps. The new tokens are the last of every rank's keys, so the mask says which rank sees them; it is
     [S, B, N CP, S] with pos_ids. Either way out is of the own heads and all B: add up what ranks return.
 
+    MX weights (trn3): W_qkv as `qkv` takes them, is_h_transposed_by_4 being its is_h_dim_4h_transposed, and
+    W_out as `output_projection_tkg` does: X and the result of attention become MXFP8 for them.
     pending_updates, which is ours alone: a list of a kernel around this one that receives the update of the
     caches, a CacheUpdate to be written later, instead of it being done here.
-    Published tests pass more than the 128 queries B S N of the page: up to 512 tokens are taken.
+    Published tests pass more than the 128 queries B S N of the page: up to 4096 tokens are taken.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -149,8 +151,7 @@ def attention_block_tkg(
     >>> out.shape, new_k.shape, new_v.shape
     ((2, 4, 32, 1), (32, 2, 1), (2, 1, 32))
     """
-    refuse_packing(fp8_packed, is_h_transposed_by_4)
-    refuse_mx(quantization_type_qkv)
+    refuse_packing(fp8_packed)
     c = BlockCaches(
         K_cache,
         V_cache,
@@ -199,6 +200,7 @@ def attention_block_tkg(
     )
     if rmsnorm_X_enabled and rmsnorm_X_gamma is None:
         p.norm = NormType.RMS_NORM_SKIP_GAMMA
+    as_mx(p, is_h_transposed_by_4, QKVWeightLayout.CONTIGUOUS)
     check_qkv(p)
     before = head_norm(
         rmsnorm_QK_pre_rope_enabled,
