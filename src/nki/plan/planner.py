@@ -83,7 +83,8 @@ def plan_of(program: Program, forced: bool = False) -> Plan | NoPlan:
 
 
 def _made(program: Program, forced: bool) -> Plan | NoPlan:
-    flops, count, states = 0, 0, set()
+    flops, count = 0, 0
+    states: set[State] = set()
     kinds = Kinds(program.machine)
     for items in program.cores:
         straight = [item for item in items if item.__class__ is not Loop]

@@ -134,14 +134,17 @@ class Tracker:
 
     def _move(self, instruction: Instruction, meaning: Move, position: int) -> bool:
         """A copy of what never changes is another name for it. False: somebody must move the elements."""
-        dst, src = instruction.operands()[:2]
-        if not self.storages.is_followed(dst.storage):
+        dst, src, *_ = instruction.operands()
+        storages, source = self.storages, src.storage
+        if not dst.storage.on_chip or dst.storage in storages.in_place:
             return False
         wide: Place | None = None
-        if self.storages.is_followed(src.storage):
+        if source.on_chip:
+            if source in storages.in_place:
+                return False
             place = self._place(src, position)
             wide = self._elsewhere(src)
-        elif self.storages.is_constant(src.storage):
+        elif source not in storages.written:
             place = of_storage(src)
         else:
             return False

@@ -129,6 +129,7 @@ class Value:
     wide: Value | None = None  # for products: the same numbers elsewhere, in another order or dtype
     terms: list[tuple[Place, Place]] | None = None  # a sum of products: stationary and moving
     gathered: list[tuple[Region, Value]] | None = None  # put together of these, each in its rectangle
+    layout: tuple | None = None  # (count, address step) of each dimension, and its step in the base
     closed = False  # somebody saw it: no more terms
     by_matmul = False
     zero = False
@@ -140,17 +141,20 @@ class Value:
     def __init__(self, view: View, place: Place | None = None):
         self.view = view
         self.dtype = view.dtype
-        self.start = view.offset  # address of the first element in the storage
-        shape = tuple(view.shape)
+        self.place = place  # where it lies in memory of somebody else
         self.base: Any
         if place is None:
-            self.dims, self.steps = _merged(shape, view.strides, row_major(shape))
             self.base, self.offset = self, 0
-            self.size = prod(shape)
+            self.size = prod(view.shape)
             self.makers, self.readers = [], []
         else:
-            self.dims, self.steps = _merged(shape, view.strides, place.strides)
             self.base, self.offset = place.base, place.offset
+
+    def _laid_out(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+        shape = tuple(self.view.shape)
+        strides = row_major(shape) if self.place is None else self.place.strides
+        self.layout = _merged(shape, self.view.strides, strides)
+        return self.layout
 
     @property
     def nbytes(self) -> int:
@@ -186,14 +190,18 @@ class Value:
 
     def part(self, view: View) -> Place | None:
         """Where the elements of a view of the same memory lie; None where that is no strided view."""
-        if view.dtype.itemsize != self.view.dtype.itemsize:
+        own, place = self.view, self.place
+        if place is not None and (view is own or view.sig == own.sig):
+            return place if place.dtype is view.dtype else place._replace(dtype=view.dtype)
+        if view.dtype.itemsize != own.dtype.itemsize:
             return None
         shape = tuple(view.shape)
-        found = _within(self.dims, view.offset - self.start, shape, view.strides)
+        dims, steps = self.layout or self._laid_out()
+        found = _within(dims, view.offset - own.offset, shape, view.strides)
         if found is None:
             return None
         starts, ways = found
-        offset, steps = self.offset, self.steps
+        offset = self.offset
         for dim, index in starts:
             offset += index * steps[dim]
         strides = tuple([steps[dim] * step if step else 0 for dim, step in ways])

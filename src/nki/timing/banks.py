@@ -42,8 +42,8 @@ class Banks:
         self.left = {tile: len(of_tile) for tile, of_tile in uses.items()}  # uses to come
         self.first = {tile: of_tile[0] for tile, of_tile in uses.items()}  # where the program uses it first
         self.wanted: dict[int, int] = {}  # position -> banks of tiles that begin there and have none yet
-        for tile, first in self.first.items():
-            self.wanted[first] = self.wanted.get(first, 0) + self.sizes[tile]
+        for key, first in self.first.items():
+            self.wanted[first] = self.wanted.get(first, 0) + self.sizes[key]
         self.order = deque(sorted(self.wanted))  # those positions, as in the program
         self.held: set[int] = set()  # tiles that have their banks
         demand = Demand(uses, self.sizes)
@@ -66,6 +66,11 @@ class Banks:
             self._may_take(first, sum(self.sizes[t] for t in missing if self.first[t] == first))
             for first in {self.first[tile] for tile in missing}
         )
+
+    def is_next(self, position: int) -> bool:
+        """The tiles of the instruction have their banks, or are the first in the program that have none."""
+        head = self.order[0] if self.order else -1
+        return all(tile in self.held or self.first[tile] == head for tile in self.tiles.get(position, ()))
 
     def _may_take(self, first: int, banks: int) -> bool:
         return first == self.order[0] or self.ahead.has_room(self.order[0], first, banks)

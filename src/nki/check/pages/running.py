@@ -169,7 +169,7 @@ PAGES: dict[str, Page] = {
     "rank-out-of-world": Page("A rank that the world does not have."),
     "rank-arguments": Page("The ranks of a launch were given different numbers of arguments."),
     "hardware-limit": Page("Hardware runs this collective with two cores and four ranks or more alone."),
-    "not-supported": Page("An option that no device has yet."),
+    "not-supported": Page("An option that no device has yet, or that this operating system has not."),
     # ---- Python in kernels
     "tensor-value": Page(
         "Values are not known while a kernel is traced, so Python cannot branch on them.",
