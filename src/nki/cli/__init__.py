@@ -28,7 +28,7 @@ from ..errors import NkiError
 from ..options import choose_machine
 from ..report.compare import both
 from ..report.text import document, side_by_side
-from . import completion, migrate, plans, run, script, tuning
+from . import completion, migrate, neuron_profile, plans, run, script, tuning
 from .checking import command_check, command_explain
 from .listing import KERNELS_TEXT, command_info, command_kernels
 from .script import UsageError
@@ -373,6 +373,15 @@ def parser() -> argparse.ArgumentParser:
         "run", run.command_run, "run a script written for a device", run.RUN_TEXT, run.RUN_EXAMPLES
     )
     run.add_arguments(script_run)
+    for tool in ("neuron-profile", "neuron-explorer"):
+        made = command(
+            tool,
+            neuron_profile.command_neuron_profile,
+            "reports of what scripts left for it",
+            neuron_profile.TEXT,
+            neuron_profile.EXAMPLES,
+        )
+        neuron_profile.add_arguments(made)
     migrated = command(
         "migrate",
         migrate.command_migrate,

@@ -22,7 +22,7 @@ from ..timing.measures import (
     hfu_percent,
     instruction_ns,
 )
-from ..timing.names import TileNames, place_key
+from ..timing.names import TileNames
 from ..timing.regions import Operation
 from ..timing.timeline import ENGINES, Timeline, matmul_flops
 from ..timing.uncertainty import Uncertainty
@@ -191,7 +191,7 @@ def lines(timeline: Timeline) -> list[dict[str, Any]]:
     for number, core in enumerate(timeline.cores):
         for op in core.operations:
             site = site_of(op)
-            key = place_key(site)
+            key = site.key if site is not None else (0, 0)
             row = of_site.get(key)
             if row is None:
                 row = of_site[key] = rows.setdefault(_place(site), _new_line(site))
@@ -284,7 +284,7 @@ def _uncertainty(found: Any) -> dict[str, Any]:
 
 
 def _lines_of(operations: list[Operation]) -> list[str]:
-    sites = {place_key(s): s for s in map(site_of, operations) if s is not None}
+    sites = {s.key: s for s in map(site_of, operations) if s is not None}
     places = {(s.filename, s.lineno): str(s) for s in sites.values()}
     return [places[key] for key in sorted(places)]
 

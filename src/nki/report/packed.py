@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import Site
 from ..hardware.memories import PSUM, SBUF
 from ..tensors.storage import Storage
-from ..timing.names import QUEUES, TileNames, place_key
+from ..timing.names import QUEUES, TileNames
 from ..timing.timeline import ENGINES, Bar, Timeline, Turn
 from .background import STATIONARY, background
 from .slices import MOST_OPERANDS, Slices
@@ -60,7 +60,7 @@ class Files:
         """(number of the file, line); (-1, 0) when unknown."""
         if site is None:
             return -1, 0
-        key = place_key(site)
+        key = site.key
         if key not in self.places:
             self.places[key] = (self.paths(site.filename), site.lineno)
         return self.places[key]

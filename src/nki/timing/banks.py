@@ -67,6 +67,11 @@ class Banks:
             for first in {self.first[tile] for tile in missing}
         )
 
+    def is_next(self, position: int) -> bool:
+        """The tiles of the instruction have their banks, or are the first in the program that have none."""
+        head = self.order[0] if self.order else -1
+        return all(tile in self.held or self.first[tile] == head for tile in self.tiles.get(position, ()))
+
     def _may_take(self, first: int, banks: int) -> bool:
         return first == self.order[0] or self.ahead.has_room(self.order[0], first, banks)
 

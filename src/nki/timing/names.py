@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from ..errors import Site
 from ..tensors.storage import Storage
 from .regions import Operation
 from .transfer import RANKS, Transfer
@@ -25,13 +24,6 @@ def queue_of(op: Operation, transfer: Transfer) -> str:
     return "hardware scalar" if getattr(trigger, "name", "") == "scalar" else "hardware sync"
 
 
-def place_key(site: Site | None) -> tuple:
-    """The same for two operations of one place in the source; cheaper than the hash of a code object."""
-    if site is None:
-        return (0, 0)
-    return (id(site.code), site.lasti) if isinstance(site, Site) else (site.filename, site.lineno)
-
-
 class TileNames:
     """The name of a tensor, or the variable that its tile was first assigned to; "" where there is none."""
 
@@ -42,7 +34,7 @@ class TileNames:
         site = storage.site
         if storage.name or site is None:
             return storage.name
-        key = place_key(site)
+        key = site.key
         if key not in self.variables:
             assigned = re.match(r"(?:self\.)?(\w+)\s*(?::[^=]+)?=[^=]", site.text)
             self.variables[key] = assigned.group(1) if assigned else ""

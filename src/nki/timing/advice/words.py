@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from ...errors import Site
 from ...tensors.storage import Storage
-from ..names import place_key
 from ..regions import Operation
 
 NAMES = {
@@ -59,7 +58,7 @@ def site_of(op: Operation) -> Site | None:
 
 def place_of(op: Operation) -> tuple:
     """The same for two operations of one place in the source; cheaper to hash than a Site."""
-    return place_key(op.site)
+    return op.site.key if op.site is not None else (0, 0)
 
 
 def lines(weights: Iterable[tuple[Site | None, float]]) -> tuple[str, ...]:
@@ -68,7 +67,7 @@ def lines(weights: Iterable[tuple[Site | None, float]]) -> tuple[str, ...]:
     of_site: dict[tuple, float] = {}
     for site, weight in weights:
         if site is not None:
-            key = place_key(site)
+            key = site.key
             sites[key] = site
             of_site[key] = of_site.get(key, 0.0) + weight
     of_line: Counter[tuple[str, int]] = Counter()
