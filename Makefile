@@ -31,9 +31,9 @@ test: setup
 test-all: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# plans on torch tensors: on the GPU of this machine, if it has one, and on the processor
+# programs on torch tensors: on the GPU of this machine, if it has one, and on the processor
 test-gpu: setup
-	$(BIN)/python -m pytest -p no:xdist tests/plan/test_device.py
+	$(BIN)/python -m pytest -p no:xdist tests/device
 
 # the oldest and the newest of everything, an environment after the other, in build/versions
 test-versions: setup

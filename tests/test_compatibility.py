@@ -276,3 +276,29 @@ def test_compiler_modules_import_and_their_names_tell_what_to_use(module, name):
     assert not hasattr(imported, name)
     with pytest.raises(ImportError):
         exec(f"from {module} import {name}")
+
+
+# ---- shapes across partitions --------------------------------------------------------------------
+
+
+@nki.jit
+def turned(x):
+    """(n, 1) as (1, n): simulators reshape it, no view of a tile can."""
+    tile = nl.ndarray(x.shape, x.dtype)
+    nisa.dma_copy(tile, x)
+    row = tile.reshape((1, x.shape[0]))
+    out = nl.ndarray(row.shape, x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(out, row)
+    return out
+
+
+def test_a_reshape_across_partitions_copies_and_warns():
+    column = np.arange(5, dtype=np.float32).reshape(5, 1)
+    with pytest.warns(nki.NkiWarning, match="dimension 0 must stay 5, got 1"):
+        np.testing.assert_array_equal(turned(column), column.T)
+
+
+def test_a_reshape_across_partitions_is_an_error_when_strict(monkeypatch):
+    monkeypatch.setenv("OPEN_NKI_STRICT", "1")
+    with pytest.raises(nki.NkiError, match="dimension 0 must stay 5, got 1"):
+        turned(np.zeros((5, 1), np.float32))

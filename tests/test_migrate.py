@@ -81,6 +81,15 @@ def test_write_keeps_comments_and_gives_a_kernel_that_computes_the_same(capsys, 
     assert "@nki.jit\n" in new and found(capsys, path)[0] == 0
 
 
+def test_write_leaves_line_ends_form_feeds_and_other_alphabets_alone(capsys, file):
+    path = file(SAFE)
+    path.write_bytes(("# für α\x0cβ\n" + SAFE).replace("\n", "\r\n").encode())
+    assert main(["migrate", str(path), "--write", *ARGUMENTS]) == 0
+    new = path.read_bytes()
+    assert new.startswith("# für α\x0cβ\r\n".encode()) and new.count(b"\n") == new.count(b"\r\n")
+    assert b"neuronxcc" not in new and b"# tiles" in new
+
+
 def test_write_refuses_what_does_not_run_or_needs_a_person(capsys, file):
     operator = SAFE.replace("nl.add(x, nl.load(b[i * 4 : i * 4 + 4, :]))", "x + x")
     path = file(operator)

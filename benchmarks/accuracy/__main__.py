@@ -12,6 +12,9 @@ from pathlib import Path
 from statistics import median
 
 import nki
+from nki.hardware.generations import find
+from nki.hardware.machine import ASSUMPTIONS
+from nki.hardware.ranges import ends
 
 from .cases import Case, cases
 
@@ -50,6 +53,38 @@ they move a kernel.
 def left_out() -> str:
     rows = "\n".join(f"| {what} | {change} |" for what, change in LEFT_OUT.items())
     return f"## What the model leaves out\n\n| what | what it would change |\n|---|---|\n{rows}\n\n{TAIL}"
+
+
+FITTED = """\
+## Numbers that were fitted
+
+No document gives them: each was chosen so that published figures come out, and on those figures it proves
+nothing. The range is the one of the register of uncertainty.
+
+| number, of trn2 | value | range | on what |
+|---|---|---|---|
+"""
+
+
+def fitted() -> str:
+    """The numbers that were chosen so that figures come out, and how far each may be off."""
+    machine = find("trn2")
+    rows = []
+    for field, reason in sorted(ASSUMPTIONS.items()):
+        if reason.startswith(("fitted", "inferred")):
+            low, high = (plain(end) for end in ends(machine, field))
+            rows.append(f"| `{field}` | {plain(getattr(machine, field))} | {low} to {high} | {reason} |")
+    return FITTED + "\n".join(rows) + "\n\n"
+
+
+def plain(value: float | bool) -> str:
+    return (
+        ("off", "on")[value]
+        if isinstance(value, bool)
+        else f"{value:,.4g}"
+        if value < 1e4
+        else f"{value:,.0f}"
+    )
 
 
 def number(value: float) -> str:
@@ -92,7 +127,16 @@ def page(wanted: list[Case], tell=lambda what: None) -> str:
         if found
     ]
     return (
-        HEAD + head + "\n".join(lines) + "\n\nErrors: " + "; ".join(means) + ".\n" + note + "\n" + left_out()
+        HEAD
+        + head
+        + "\n".join(lines)
+        + "\n\nErrors: "
+        + "; ".join(means)
+        + ".\n"
+        + note
+        + "\n"
+        + fitted()
+        + left_out()
     )
 
 

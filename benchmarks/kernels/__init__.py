@@ -40,6 +40,8 @@ class Case:
     other: tuple[str, float] | None = None  # engine, microseconds
     lnc: int = 1
     platform: str = PLATFORM
+    ranks: int = 1  # of a world: the slowest is shown; `link_bytes` is what each has to receive
+    link_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,13 @@ def measure(case: Case) -> Figures:
     args, kwargs = ((), case.arguments) if keywords else (case.arguments, {})
     before = os.environ.get(OVERRIDE, PLATFORM)
     os.environ[OVERRIDE] = case.platform
-    profile = nki.profile(kernel)(*args, **kwargs)
+    profile = profiled(kernel, case.ranks, args, kwargs)
     os.environ[OVERRIDE] = before
     bound, bound_us = roofline(case, machine)
     return Figures(
         kernel=case.kernel_name,
         size=case.label
+        + (f", {case.ranks} ranks" if case.ranks > 1 else "")
         + (f", LNC {case.lnc}" if case.lnc > 1 else "")
         + (f", {case.platform}" if case.platform != PLATFORM else ""),
         modelled_us=profile.total_us,
@@ -92,11 +95,21 @@ def measure(case: Case) -> Figures:
     )
 
 
+def profiled(kernel: Callable, ranks: int, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """The modelled run; of a world, that of its slowest rank."""
+    if ranks == 1:
+        return nki.profile(kernel)(*args, **kwargs)
+    world = nki.profile(kernel, ranks=ranks)(*args, **kwargs)
+    return max(world.ranks, key=lambda profile: profile.total_us)
+
+
 def roofline(case: Case, machine: Machine) -> tuple[str, float]:
     """What no schedule can beat, in microseconds, and its name."""
     gbs = min(machine.hbm_gbs, case.lnc * machine.dma_engines * machine.dma_bytes_per_ns)
     compute = sum(flops / machine.peak_flops(speed(dtype, machine)) for dtype, flops in case.flops.items())
     bounds = [("memory", case.hbm_bytes / gbs / 1e3), ("compute", compute / case.lnc * 1e6)]
+    if case.link_bytes:
+        bounds.append(("link", case.link_bytes / machine.collective_link_gbs / 1e3))
     return max([*bounds, *([case.other] if case.other else [])], key=lambda bound: bound[1])
 
 

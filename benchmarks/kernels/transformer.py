@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nki import TensorSpec
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.experimental.transformer.attention_block_tkg import attention_block_tkg
@@ -53,6 +55,29 @@ def block(batch: int, h: int, heads: int, context: int, lnc: int = 1) -> Case:
         arguments,
         hbm_bytes=2 * (weights + 2 * batch * h) + cached_bytes(batch, heads, context),
         lnc=lnc,
+    )
+
+
+def block_of_ranks(kind: str, ranks: int, batch: int, h: int, heads: int, context: int) -> Case:
+    """The same on ranks that share the sequences (KVDP), or the keys of all (CP)."""
+    whole = block(batch, h, heads, context)
+    own, keys = (batch // ranks, context) if kind == "KVDP" else (batch, context // ranks)
+    changed = {
+        "K_cache": tensor(own, 1, D, keys),
+        "V_cache": tensor(own, 1, keys, D),
+        "attention_mask": tensor(keys, own, heads * ranks, 1, dtype="uint8"),
+        "kv_cache_update_idx": tensor(own, 1, dtype="int32"),
+        kind: ranks,
+        f"{kind}_replica_group": (tuple(range(ranks)),),
+    }
+    weights = h * (heads + 2) * D + heads * D * h
+    return replace(
+        whole,
+        label=f"{kind}, {batch}x1, H {h}, {heads} heads of {D} each, {context} keys bf16",
+        arguments=whole.arguments | changed,
+        hbm_bytes=2 * (weights + 2 * batch * h) + cached_bytes(own, heads * ranks, keys),
+        ranks=ranks,
+        link_bytes=2 * batch * heads * D * 2 * (ranks - 1) // ranks,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -39,6 +40,7 @@ class Options:
     cache: bool = True  # OPEN_NKI_CACHE: 0 runs the kernel's Python at every call
     api: str = RELEASES[-1]  # OPEN_NKI_API: behave as this release of NKI is documented
     threads: int = 0  # OPEN_NKI_THREADS: of plans; 0: as many as the process may use
+    device: str = ""  # OPEN_NKI_DEVICE: where kernels run; else where their tensors are
     executor: str = "auto"  # OPEN_NKI_EXECUTOR: reference, one instruction at a time; plan, whatever it costs
 
     def since(self, release: str) -> bool:
@@ -78,6 +80,7 @@ def _read() -> Options:
         cache=_flag("OPEN_NKI_CACHE", default=True),
         api=_release(),
         threads=_number("OPEN_NKI_THREADS", 0),
+        device=checked_device(os.environ.get("OPEN_NKI_DEVICE", "").strip(), "OPEN_NKI_DEVICE"),
         executor=_choice("OPEN_NKI_EXECUTOR", ("auto", "plan", "reference")),
     )
 
@@ -89,6 +92,24 @@ def _release() -> str:
         known = ", ".join(RELEASES)
         raise error("argument", f"OPEN_NKI_API is {value!r}", help=f"it names a release of NKI: {known}")
     return release
+
+
+def checked_device(name: str, what: str) -> str:
+    """The name of a place where kernels can run."""
+    if name and not re.fullmatch(r"cpu|torch-cpu|cuda(:\d+)?", name):
+        raise error(
+            "device",
+            f"{what} is {name!r}",
+            notes=["cpu: numpy; cuda, cuda:1: a GPU, by PyTorch; torch-cpu: as on a GPU, without one"],
+            help="leave it out to run where the tensors are",
+        )
+    return name
+
+
+def chosen_device() -> str:
+    """`device` alone, without reading everything else."""
+    found = _chosen.get().get("device")
+    return (os.environ.get("OPEN_NKI_DEVICE", "").strip() if found is None else found) or ""
 
 
 def framework_debug() -> bool:
@@ -134,6 +155,8 @@ def options(**settings: Any) -> Iterator[None]:
                 notes=[f"accepted: {', '.join(known)}"],
                 help=f"did you mean {close}?" if close else None,
             )
+    if "device" in settings:
+        settings["device"] = checked_device(settings["device"] or "", "nki.options: device")
     if settings.get("target") is None:
         settings.pop("target", None)
     else:

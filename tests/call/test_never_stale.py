@@ -520,3 +520,52 @@ def test_a_kernel_that_sets_its_seed_draws_the_same_whatever_other_threads_do():
 
     expected = draws(X)
     in_threads(3, lambda i: [np.testing.assert_array_equal(draws(X), expected) for _ in range(20)])
+
+
+# ---- objects that hold nothing -------------------------------------------------------------------
+
+
+class Factor:
+    """A callable that stands for a function."""
+
+    def __call__(self):
+        return 2.0
+
+
+class WithSlots(Factor):
+    __slots__ = ("extra",)
+
+
+factor = Factor()
+with_slots = WithSlots()
+
+
+def test_an_object_without_contents_is_known_by_its_class(monkeypatch):
+    @nki.jit
+    def kernel(x):
+        ran(1)
+        return scaled(x, factor())
+
+    assert [factor_of(kernel) for _ in range(2)] == [2.0, 2.0] and len(RUNS) == 1
+    monkeypatch.setattr(Factor, "__call__", lambda self: 3.0)
+    assert [factor_of(kernel) for _ in range(2)] == [3.0, 3.0] and len(RUNS) == 2
+
+
+def test_an_object_that_gets_contents_is_noticed():
+    @nki.jit
+    def kernel(x):
+        return scaled(x, getattr(factor, "now", 2.0))
+
+    try:
+        changes(kernel, lambda: setattr(factor, "now", 3.0))
+    finally:
+        vars(factor).clear()
+
+
+def test_an_object_with_slots_is_not_known():
+    @nki.jit
+    def kernel(x):
+        ran(1)
+        return scaled(x, with_slots())
+
+    assert [factor_of(kernel) for _ in range(2)] == [2.0, 2.0] and len(RUNS) == 2

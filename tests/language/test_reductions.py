@@ -11,6 +11,7 @@ from bodies import issued, kinds_on_tiles, on_tiles, refusal, refusal_on_tiles, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.hardware import dtypes
@@ -63,7 +64,8 @@ def test_trailing_axes_in_any_form(name, axis):
 
 @pytest.mark.parametrize("name", FOLDS)
 @pytest.mark.parametrize("axis", [0, 1, 2, (1, 2), (0, 3), (1, 3), (0, 1, 2, 3), 4, -5, 1.0, None, (), "x"])
-def test_other_axes_are_refused(name, axis):
+def test_other_axes_are_refused(name, axis, monkeypatch):
+    monkeypatch.setenv("OPEN_NKI_STRICT", "1")  # else sums and maxima over partitions run, with a warning
     problem = refusal_on_tiles(lambda t: getattr(nl, name)(t, axis), data((2, 3, 4, 5)))
     assert problem.kind == "axis" and isinstance(problem, ValueError) and name in str(problem)
     assert problem.help
@@ -344,3 +346,24 @@ def test_reductions_do_not_change_their_input():
         return tile
 
     np.testing.assert_array_equal(run(body, x), x)
+
+
+# ---- partitions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [0, (0, 1), (0, -1), [1, 0]])
+@pytest.mark.parametrize("name", ["sum", "max"])
+def test_partitions_are_folded_with_a_warning(name, axis):
+    @nki.jit
+    def fold(x):
+        tile = nl.ndarray(x.shape, x.dtype)
+        nisa.dma_copy(tile, x)
+        found = getattr(nl, name)(tile, axis=axis)
+        out = nl.ndarray(found.shape, found.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, found)
+        return out
+
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    expected = getattr(np, name)(x, axis=axis if axis == 0 else None)
+    with pytest.warns(nki.NkiWarning, match="only the last dimensions"):
+        np.testing.assert_array_equal(fold(x), np.reshape(expected, (1, -1)))

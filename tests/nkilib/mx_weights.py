@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mx_emulation
 import numpy as np
+from kernel_support import random
 
 from nki import mx
 
@@ -44,6 +45,14 @@ def in_words(weight, places, form):
         np.ascontiguousarray(scales.reshape(tiles, rows // 8, -1).swapaxes(0, 1)),
         seen,
     )
+
+
+def rows_in_words(rows, columns, form="float4_e2m1fn", seed=3):
+    """Words [rows / 4, columns], scales [rows / 32, columns], and the float64 weights that they stand for."""
+    weight = random((columns, rows), "float32", seed, rows**-0.5)
+    data, scales = mx.quantize_operand(weight, form, "innermost", "dense", "ocp")
+    seen = mx.dequantize_operand(data, scales, "innermost", "dense")
+    return mx.pack_x4(data).view(mx.x4_dtype(form)), scales, seen.T.astype(np.float64)
 
 
 def by_blocks(x, places):

@@ -1,6 +1,6 @@
 """Run by torchrun: random worlds of as many ranks as there are processes, and what happens when one fails.
 
-`torchrun --nproc-per-node 2 attached_program.py [worlds|fails|mismatch]`
+`torchrun --nproc-per-node 2 attached_program.py [worlds|fails|mismatch|cut]`
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def worlds(rank, size):
     """Every bit as in one process, and tensors of torch."""
 
     def attached(kernel, world, inputs):
-        with attach(timeout=60):
+        with attach(timeout=240):  # on a busy machine
             mine = kernel(*inputs[rank])
         everyone = [None] * world
         dist.all_gather_object(everyone, mine)
@@ -86,6 +86,22 @@ def mismatch(rank, size):
     except nki.NkiError as problem:
         rows = sum("float32[2, " in note for note in problem.notes)
         print(f"rank {rank}: {problem.kind} with {rows} rows")
+
+
+def cut(rank, size):
+    """Sums without end, until the others cannot be reached any more."""
+    group, x = (tuple(range(size)),), np.full((2, 3), rank, np.int32)
+    begin = time.monotonic()
+    try:
+        with attach(timeout=5):
+            summed(x, group)
+            print(f"rank {rank}: connected", flush=True)
+            while True:
+                begin = time.monotonic()
+                summed(x, group)
+    except nki.NkiError as problem:
+        within = time.monotonic() - begin < 15
+        print(f"rank {rank}: {problem.kind} in time {within}, {problem.message}", flush=True)
 
 
 if __name__ == "__main__":

@@ -105,6 +105,19 @@ def test_wrong_calls_are_refused(settings, kind):
     assert caught.value.kind == kind
 
 
+def test_processes_share_the_cores(monkeypatch):
+    @nki.jit
+    def told(x):
+        raise ValueError(f"threads: {os.environ['OPEN_NKI_THREADS']}.")
+
+    share = max(1, len(os.sched_getaffinity(0)) // 3)
+    for given, threads in ((None, share), ("7", 7)):
+        if given is not None:
+            monkeypatch.setenv("OPEN_NKI_THREADS", given)
+        with pytest.raises(ValueError, match=f"threads: {threads}\\."):
+            run_ranks(told, 3, ints, backend="processes")
+
+
 @BOTH
 def test_torch_tensors_come_back_as_torch_tensors(backend):
     torch = pytest.importorskip("torch")

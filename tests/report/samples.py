@@ -91,6 +91,34 @@ def halves(x):
 
 
 @nki.jit
+def queues(x):
+    """Loads through three DMA queues."""
+    result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    third = x.shape[1] // 4
+    nisa.dma_copy(tile[:, 0:third], x[:, 0:third])
+    hardware = nisa.dge_mode.hwdge
+    nisa.dma_copy(tile[:, third : 2 * third], x[:, third : 2 * third], dge_mode=hardware)
+    for engine in (nisa.engine.sync, nisa.engine.scalar):
+        nisa.dma_copy(tile[:, 2 * third :], x[:, 2 * third :], dge_mode=hardware, engine=engine)
+    nisa.dma_copy(result, tile)
+    return result
+
+
+@nki.jit
+def two_engines(x):
+    """The same copy on VectorE and on ScalarE, from one line."""
+    result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, x)
+    for engine in (nisa.engine.vector, nisa.engine.scalar):
+        copy = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+        nisa.tensor_copy(copy, tile, engine=engine)
+    nisa.dma_copy(result, copy)
+    return result
+
+
+@nki.jit
 def reshaping(x):
     """Copies between different shapes, which is diagnosed."""
     result = nl.ndarray((64, 256), x.dtype, buffer=nl.shared_hbm)

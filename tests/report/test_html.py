@@ -16,12 +16,27 @@ import pytest
 
 import nki
 from nki.hardware.memories import PSUM, SBUF
+from nki.report.background import background
+from nki.report.compare import both
 from nki.report.figures import figures
-from nki.report.html import both, compose, embedded, page
+from nki.report.html import compose, embedded, page, places
 from nki.report.packed import flow, tick_ns
 from nki.timing.advisor import Finding
-from report.samples import halves, idle, matmul, profiled, reshaping, spec, spilling, transposing
+from nkilib.core.attention.attention_cte import attention_cte
+from report.samples import (
+    halves,
+    idle,
+    matmul,
+    profiled,
+    queues,
+    reshaping,
+    spec,
+    spilling,
+    transposing,
+    two_engines,
+)
 from report.synthetic import SyntheticTimeline
+from support import target
 
 OUTSIDE = re.compile(r"https?://|<link|<img|<script[^>]+src=|@import|url\(|fetch\(|XMLHttpRequest|\bimport\(")
 SVG_NAMESPACE = "http://www.w3.org/2000/svg"  # a name, never fetched
@@ -125,19 +140,83 @@ def test_every_bar_comes_back_from_the_page():
     starts = unwound(columns["start"]) * tick
     ends = starts + columns["length"] * tick
     order = [lane["name"] for lane in table["lanes"]]
-    bars = sorted(profile.timeline.bars, key=lambda bar: (order.index(bar.queue), bar.start))
+    drawn = [*profile.timeline.bars, *background(profile.timeline)]
+    bars = sorted(drawn, key=lambda bar: (order.index(bar.queue), bar.start))
     assert len(bars) == len(starts) == sum(lane["rows"] for lane in table["lanes"])
     assert np.allclose(starts, [bar.start for bar in bars], atol=tick)
     assert np.allclose(ends, [bar.end for bar in bars], atol=2 * tick)
     assert np.allclose(columns["wait"] * tick, [bar.wait for bar in bars], atol=tick)
     row_of = {bar.operation: row for row, bar in enumerate(bars)}
     for row, bar in enumerate(bars):
-        name, operands, nbytes, flops, file, line, _ = table["kinds"][columns["kind"][row]]
+        name, operands, nbytes, flops, file, line, *_ = table["kinds"][columns["kind"][row]]
         assert (name, operands, nbytes, flops) == (bar.name, bar.operands, bar.nbytes, bar.flops)
         assert (table["files"][file]["path"], line) == (bar.site.filename, bar.site.lineno)
         assert table["why_names"][columns["why"][row]] == bar.why
         decided = columns["blocker"][row]
         assert bar.waited_for == -1 if decided == 0 else row - decided == row_of[bar.waited_for]
+
+
+def lane_rows(table: dict, name: str) -> slice:
+    """The rows of the first lane of a name."""
+    number = [lane["name"] for lane in table["lanes"]].index(name)
+    first = sum(lane["rows"] for lane in table["lanes"][:number])
+    return slice(first, first + table["lanes"][number]["rows"])
+
+
+def test_the_turn_of_every_loop_comes_back():
+    profile = sample()
+    table, columns = decoded(page(profile))
+    values = [unwound(columns[f"turn{depth}"]).astype(np.int64) for depth in range(3)]
+    rows = range(*lane_rows(table, "tensor").indices(len(columns["start"])))
+    matmuls = sorted((b for b in profile.timeline.bars if b.engine == "tensor"), key=lambda b: b.start)
+    for row, bar in zip(rows, matmuls, strict=True):
+        names = table["loops"][columns["loop"][row]]
+        assert tuple(zip(names, (int(v[row]) for v in values), strict=False)) == bar.turn
+    assert {name for bar in matmuls for name, _ in bar.turn} == {"m", "n", "k"}
+
+
+def test_the_part_of_a_tensor_that_is_loaded_comes_back():
+    table, columns = decoded(page(sample()))
+    begins = unwound(columns["begin1"]).astype(np.int64)
+    found = set()
+    for row in range(*lane_rows(table, "software").indices(len(begins))):
+        name, operands, *_, slices, _ = table["kinds"][columns["kind"][row]]
+        if "src rhs " in operands:
+            strides, shape, taken = slices[1]
+            assert taken == [128, 512] and shape == [512, 1024]
+            found.add((begins[row] // strides[0], begins[row] % strides[0]))
+    assert found == {(k, n) for k in range(0, 512, 128) for n in (0, 512)}
+
+
+def test_load_stationary_has_a_lane_apart_and_ends_where_its_matmult_begins():
+    table, columns = decoded(page(sample()))
+    starts, tick = unwound(columns["start"]) * table["tick_ns"], table["tick_ns"]
+    ends = starts + columns["length"] * tick
+    matmults, loads = lane_rows(table, "tensor"), lane_rows(table, "stationary")
+    assert np.allclose(ends[loads], starts[matmults], atol=2 * tick)
+    assert {table["kinds"][kind][0] for kind in columns["kind"][loads]} == {"LoadStationary"}
+
+
+def test_every_dma_queue_has_a_lane():
+    """A queue belongs to who triggers its transfers and how; spills have one of their own."""
+    table, _ = decoded(page(profiled(queues, spec(128, 512))))
+    names = [lane["name"] for lane in table["lanes"] if lane["rows"]]
+    assert names[-3:] == ["software", "hardware sync", "hardware scalar"]
+    table, _ = decoded(page(profiled(spilling, spec(128, 1024))))
+    assert [lane["name"] for lane in table["lanes"] if lane["rows"]][-2:] == ["software", "spill"]
+
+
+def test_a_finding_with_many_lines_unfolds_them_all():
+    text = places([f"kernel.py:{n}" for n in range(40)], {"kernel.py:0": "512 times, k=0…7"})
+    assert text.count("data-place") == 40 and "28 further lines" in text
+    assert "512 times, k=0…7" in text
+
+
+def test_lines_of_findings_tell_tiles_and_loops():
+    profile = matmul("tiled")
+    line = next(str(bar.site) for bar in profile.timeline.bars if bar.engine == "tensor")
+    profile.findings = [Finding("again", "the matmuls", "", (line,), 1.0)]
+    assert "16 times, psum, m=0…128 n=0…512 k=0…384" in page(profile)
 
 
 def test_labels_given_by_the_caller_come_back():
@@ -305,7 +384,8 @@ def test_the_page_opens_without_a_complaint_and_asks_for_nothing(opened, report_
 
 
 def test_the_browser_reads_the_numbers_that_were_written(opened):
-    bars = matmul("tiled").timeline.bars
+    timeline = matmul("tiled").timeline
+    bars = [*timeline.bars, *background(timeline)]
     total = opened.ask("[report.data.start.reduce((a, b) => a + b), report.data.end.reduce((a, b) => a + b)]")
     assert total == pytest.approx([sum(bar.start for bar in bars), sum(bar.end for bar in bars)], rel=1e-6)
     assert opened.ask("report.data.rows") == len(bars)
@@ -377,10 +457,24 @@ def test_hovering_tells_instruction_operands_times_wait_and_line(opened):
     text = opened.page.locator("#tooltip").inner_text()
     bar = next(bar for bar in matmul("tiled").timeline.bars if bar.engine == "tensor")
     assert "nc_matmul" in text and "Tensor" in text
-    assert "stationary float32[128, 128] sbuf" in text
+    assert "stationary tile float32[128, 128] sbuf" in text
+    assert "m=0 n=0 k=0" in text
     assert f"{bar.start / 1e3:.2f} µs" in text
     assert "idle before it; dma_copy writes what it reads" in text
     assert f"{bar.site}" in text and bar.site.text in text
+
+
+def test_hovering_over_a_transfer_tells_which_part_of_the_tensor_it_moves(opened):
+    opened.page.mouse.move(*opened.point(opened.row("software", 5)))
+    text = opened.page.locator("#tooltip").inner_text()
+    assert re.search(r"src (rhs|lhsT)\[\d+:\d+, \d+:\d+\] float32 private_hbm", text)
+
+
+def test_long_chains_are_told_by_loops_and_tiles_and_not_by_a_number_alone(opened):
+    opened.ask("report.select(report.data.lanes.find((lane) => lane.name === 'vector').first + 3)")
+    text = opened.page.locator("#instruction").inner_text()
+    assert not re.search(r"and [\d,]+ more", text)
+    assert re.search(r"k=\d+", text) and re.search(r"rhs\[\d+:\d+", text)
 
 
 def test_hovering_over_memory_tells_the_owners(opened):
@@ -423,7 +517,8 @@ def test_the_chain_of_a_selection_follows_what_each_waited_for(opened):
 
 
 def test_a_click_on_a_line_lights_its_instructions_alone(opened):
-    bars = matmul("tiled").timeline.bars
+    timeline = matmul("tiled").timeline
+    bars = [*timeline.bars, *background(timeline)]
     line = next(bar.site.lineno for bar in bars if bar.engine == "tensor")
     opened.page.locator(f"#listing [data-line='{line}']").click()
     lit = opened.ask("report.timeline.painter.focus.reduce((a, b) => a + b)")
@@ -452,6 +547,14 @@ def test_a_search_lights_what_matches_and_enter_goes_through_it(opened):
     opened.page.press("#search", "Enter")
     row = opened.ask("report.timeline.selected")
     assert row >= 0 and opened.ask("(row) => report.matches?.[row] ?? 1", row)
+
+
+def test_words_of_a_search_narrow_it_by_engine_tile_and_loop(opened):
+    bars = matmul("tiled").timeline.bars
+    loads = [bar for bar in bars if bar.engine == "dma" and "rhs" in bar.operands]
+    assert opened.ask("report.search('dma rhs')") == len(loads)
+    assert opened.ask("report.search('dma rhs k=128')") == sum(("k", 128) in bar.turn for bar in loads)
+    assert opened.ask("report.search('dma rhs k=129')") == 0
 
 
 def test_a_range_that_is_dragged_with_shift_has_a_summary_of_its_own(opened):
@@ -492,13 +595,34 @@ def test_the_theme_can_be_changed(opened):
     assert opened.ask("getComputedStyle(document.body).backgroundColor") == before
 
 
-def test_two_cores_are_seen_at_once_at_900_pixels(chromium, tmp_path):
+@pytest.mark.parametrize("kernel", ["halves", "attention"])
+def test_two_cores_are_seen_at_once_at_900_pixels(chromium, tmp_path, kernel):
     path = tmp_path / "two.html"
-    path.write_text(page(profiled(nki.jit(halves)[2], spec(256, 512))), "utf-8")
+    if kernel == "halves":
+        profile = profiled(halves[2], spec(256, 512))
+    else:
+        q, k = nki.TensorSpec((2, 512, 128), "bfloat16"), nki.TensorSpec((1, 128, 512), "bfloat16")
+        with target("trn2"):
+            profile = nki.profile(attention_cte, lnc=2)(q, k, nki.TensorSpec((1, 512, 128), "bfloat16"))
+    path.write_text(page(profile), "utf-8")
     shown = Opened(chromium, path)
     hidden = shown.ask("report.timeline.height - report.timeline.box.clientHeight")
+    side = shown.ask("document.getElementById('side').getBoundingClientRect().height")
     shown.page.close()
     assert hidden <= 8
+    assert side >= 190  # and the report below stays readable
+
+
+def test_an_instruction_has_the_colour_of_the_engine_that_does_it(chromium, tmp_path):
+    path = tmp_path / "engines.html"
+    path.write_text(page(profiled(two_engines, spec(128, 512))), "utf-8")
+    shown = Opened(chromium, path)
+    colors = shown.ask(
+        "['vector', 'scalar'].map((name) => report.timeline.painter.plain[report.data.kind[report.data.lanes"
+        ".find((lane) => lane.name === name).first]])"
+    )
+    shown.page.close()
+    assert colors[0] != colors[1]
 
 
 def test_two_profiles_on_one_page(chromium, tmp_path):
@@ -508,7 +632,11 @@ def test_two_profiles_on_one_page(chromium, tmp_path):
     shown.goto(f"file://{path}")
     for frame in shown.frames[1:]:
         frame.wait_for_selector("html[data-ready=yes]")
-    assert len(shown.frames) == 3 and "times as fast" in shown.inner_text("pre")
+    assert len(shown.frames) == 3 and "times as fast" in shown.inner_text("header")
+    assert "total" in shown.inner_text(".both table") and shown.locator(".pair").count() >= 3
+    shown.click("#theme")
+    themes = [frame.evaluate("document.documentElement.dataset.theme") for frame in shown.frames[1:]]
+    assert themes == ["dark", "dark"]  # the frames follow
     shown.close()
 
 

@@ -117,7 +117,10 @@ def test_a_slice_tells_line_operands_work_and_wait():
     copies = [read.args(e) for *_, e in read.slices if e.name == "dma_copy"]
     assert all(a["flops"] == 2 * 128 * 128 * 512 for a in products)
     assert all(a["source"] == "nisa.nc_matmul(psum, stationary, moving)" for a in products)
-    assert all("stationary float32[128, 128] sbuf" in a["operands"] for a in products)
+    assert all("stationary tile float32[128, 128] sbuf" in a["operands"] for a in products)
+    assert {a["loops"] for a in products if a["loops"].startswith("m=0 n=0")} == {
+        f"m=0 n=0 k={k}" for k in range(0, 512, 128)
+    }
     assert any(a["wait"].startswith("data: dma_copy of kernels.py:") for a in products)
     assert all(a["wait_ns"] >= 0 for a in products + copies)
     assert {a["bytes"] for a in copies} == {128 * 128 * 4, 128 * 512 * 4}

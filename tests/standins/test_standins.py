@@ -62,7 +62,7 @@ def test_a_real_package_wins(tmp_path):
 
 
 def test_what_a_stand_in_lacks_is_named(tmp_path):
-    done = nki_run(tmp_path, "import neuronxcc.nki.nccl")
+    done = nki_run(tmp_path, "import neuronxcc.nki.other")
     assert done.returncode == 1 and "the stand-in of Open NKI for neuronxcc lacks it" in done.stderr
 
 
@@ -141,3 +141,106 @@ print(subprocess.run(["neuron-profile", "capture", "-n", "script.py"], capture_o
 """,
     )
     assert done.stdout == "True True 16\n1\n", done.stderr
+
+
+def test_a_guide_s_commands_make_our_report(tmp_path):
+    pytest.importorskip("torch")
+    done = nki_run(
+        tmp_path,
+        KERNEL
+        + """
+import subprocess
+import torch, torch_neuronx
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return double(x) + 1
+made = torch_neuronx.trace(Model(), torch.ones(2, 2), compiler_args="--lnc=1", compiler_workdir="./workdir")
+print(made(torch.ones(2, 2)).sum().item())
+capture = "neuron-explorer capture -n workdir/graph.neff -s profile.ntff --profile-nth-exec=2"
+subprocess.run(capture.split(), check=True)
+print(subprocess.run("neuron-explorer view --data-path ./shown".split(), check=True).returncode)
+""",
+    )
+    assert "12.0\n" in done.stdout and done.stdout.endswith("0\n"), done.stderr
+    assert (tmp_path / "profile_exec_2.ntff").exists()
+    assert "modelled" in done.stdout and "double" in (tmp_path / "shown" / "profile_exec_2.html").read_text()
+
+
+def test_a_trace_of_jax_has_our_profile_beside_it(tmp_path):
+    pytest.importorskip("jax")
+    source = (
+        "import nki, numpy, jax\nimport nki.isa as nisa\nimport nki.language as nl\n"
+        "@nki.jit\ndef copied(x):\n    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)\n"
+        "    nisa.dma_copy(out, x)\n    return out\n"
+        "with jax.profiler.trace('./output'):\n    y = copied(jax.numpy.ones((4, 4)))\n"
+        "print(float(y.sum()))\n"
+    )
+    done = nki_run(tmp_path, source)
+    assert done.stdout == "16.0\n", done.stderr
+    assert {"copied_0.json", "neff_0.neff", "0_instid_0_vnc_0.ntff", "plugins"} <= {
+        path.name for path in (tmp_path / "output").iterdir()
+    }
+
+
+def test_what_needs_a_device_is_refused_by_name(tmp_path):
+    for arguments, said in (
+        (["inspect", "-o", "out"], "inspect needs a device"),
+        (["view", "-s", "missing.ntff"], "missing.ntff"),
+        (["view"], "no .ntff in"),
+    ):
+        done = python("-m", "nki", "neuron-profile", *arguments, cwd=tmp_path)
+        assert done.returncode == 1 and said in done.stderr
+
+
+def test_kernels_of_the_old_compiler_run_where_nkilib_has_them(tmp_path):
+    done = nki_run(
+        tmp_path,
+        """
+import numpy as np
+from neuronxcc.nki.kernels.attention import FlashConfig, flash_attn_bwd, flash_fwd
+from neuronxcc.nki._private_kernels.attention import attention_isa_kernel
+import neuronxcc.nki.nccl as nccl
+rng = np.random.default_rng(0)
+q, k, v = (rng.standard_normal(s).astype("f") for s in ((1, 2, 64, 256), (1, 1, 64, 256), (1, 1, 256, 64)))
+out, lse = flash_fwd[1, 1](q, k, v, None)
+scores = np.einsum("bhdq,bgdk->bhqk", q, k, dtype=np.float64) / 8
+scores[..., np.triu(np.ones((256, 256), bool), 1)] = -np.inf
+weights = np.exp(scores - scores.max(-1, keepdims=True))
+sums = weights.sum(-1)
+expected = np.einsum("bhqk,bgkd->bhqd", weights / sums[..., None], v)
+np.testing.assert_allclose(out, expected, atol=2e-2)
+logs = (np.log(sums) + scores.max(-1)).reshape(1, 2, 2, 128).swapaxes(-1, -2)
+np.testing.assert_allclose(lse, logs, atol=2e-2)
+assert flash_fwd[1, 1](q, k, v, None, config=FlashConfig(training=False)).shape == (1, 2, 256, 64)
+for name in (flash_attn_bwd, attention_isa_kernel, nccl.all_reduce):
+    try:
+        name(q)
+    except AttributeError as problem:
+        print(str(problem).splitlines()[0].split()[-1])
+""",
+    )
+    assert done.stdout == "flash_attn_bwd\nattention_isa_kernel\nall_reduce\n", done.stderr
+
+
+def test_jax_neuronx_calls_kernels_of_its_time(tmp_path):
+    pytest.importorskip("jax")
+    done = nki_run(
+        tmp_path,
+        """
+import jax, jax.numpy as jnp, jax_neuronx, libneuronxla
+from jax_neuronx import nki_call
+import neuronxcc.nki.language as nl
+def add(a, b, out):
+    i, j = nl.arange(4)[:, None], nl.arange(8)[None, :]
+    nl.store(out[i, j], nl.load(a[i, j]) + nl.load(b[i, j]))
+@jax.jit
+def both(a, b):
+    return nki_call(add, a, b, out_shape=jax.ShapeDtypeStruct((4, 8), jnp.float32)) * 2
+print(float(both(jnp.ones((4, 8)), jnp.ones((4, 8))).sum()), hasattr(jax_neuronx, "other"))
+try:
+    libneuronxla.neuron_cc_wrapper
+except AttributeError as problem:
+    print(problem)
+""",
+    )
+    assert done.stdout.startswith("128.0 False\nthe stand-in of Open NKI for libneuronxla lacks"), done.stderr

@@ -141,3 +141,12 @@ def test_figures_and_page_of_a_world():
 def test_starts_are_one_for_each_rank():
     with pytest.raises(nki.NkiError):
         world(gathers, 4, spec(MIB), everyone(4), starts_us=[0.0])
+
+
+def test_a_bank_goes_to_the_next_of_the_program_as_soon_as_it_is_the_next():
+    """Four steps of attention take banks ahead of each other, and nobody is left waiting."""
+    from nkilib.experimental.attention.ring_attention_fwd import ring_attention_spmd_fwd
+
+    x = nki.TensorSpec((1, 1, 1024, 128), "bfloat16")
+    world = nki.profile(ring_attention_spmd_fwd, ranks=4)(x, x, x, num_workers=4, tp_q=True, tp_k=True)
+    assert 50 < world.total_us < 200

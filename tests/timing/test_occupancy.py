@@ -8,6 +8,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nki.hardware.memories import PSUM, SBUF
 from nki.timing.timeline import Stay, steps
+from nkilib.core.attention.attention_cte import attention_cte
 from support import target
 
 KIB = 1024
@@ -69,7 +70,7 @@ def too_much(x):
 def test_a_tile_stays_from_its_first_start_to_its_last_use():
     t = timeline(one_product, (128, 128), (128, 256))
     [stay] = [stay for stay in t.occupancy(SBUF).owners if stay.tile.shape == (128, 128)]
-    [load] = [bar for bar in t.bars if bar.operands.startswith("dst float32[128, 128] sbuf")]
+    [load] = [bar for bar in t.bars if bar.name == "dma_copy" and bar.views[0].storage is stay.tile]
     [product] = [bar for bar in t.bars if bar.name == "nc_matmul"]
     assert stay.start == load.start
     assert product.start < stay.end <= product.end
@@ -86,6 +87,15 @@ def test_psum_is_taken_in_whole_banks():
     found = timeline(one_product, (128, 128), (128, 256)).occupancy(PSUM)
     assert [stay.nbytes for stay in found.owners] == [128 * 2 * KIB]
     assert found.nbytes.max() == 128 * 2 * KIB
+
+
+def test_psum_never_holds_more_banks_than_there_are():
+    """Writers of one tile run in any order: whoever comes first takes its bank."""
+    q, k = nki.TensorSpec((4, 1024, 128), "bfloat16"), nki.TensorSpec((1, 128, 1024), "bfloat16")
+    with target("trn2"):
+        profile = nki.profile(attention_cte)(q, k, nki.TensorSpec((1, 1024, 128), "bfloat16"))
+    found = profile.timeline.occupancy(PSUM)
+    assert 0 < found.nbytes.max() <= 128 * 16 * KIB
 
 
 def test_tiles_placed_at_one_address_count_once():
@@ -126,3 +136,40 @@ def test_a_kernel_without_tiles_has_an_empty_occupancy():
 
     found = timeline(nothing, (128, 128)).occupancy(SBUF)
     assert len(found.times) == len(found.nbytes) == len(found.owners) == 0
+
+
+@pytest.mark.parametrize("partitions, spills", [(128, True), (96, True), (64, False), (32, False)])
+def test_sbuf_holds_tiles_of_fewer_partitions_side_by_side(partitions, spills):
+    """80 tiles of 4 KiB per partition are 320 KiB one above the other, 160 KiB in halves."""
+
+    def kernel(x):
+        result = nl.ndarray((partitions, 1024), nl.float32, buffer=nl.shared_hbm)
+        tiles = []
+        for column in range(0, x.shape[1], 1024):
+            tile = nl.ndarray((partitions, 1024), nl.float32)
+            nisa.dma_copy(tile, x[:, column : column + 1024])
+            nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+            tiles.append(tile)
+        for tile in tiles[1:]:
+            nisa.tensor_tensor(tiles[0], tiles[0], tile, nl.add)
+        nisa.dma_copy(result, tiles[0])
+        return result
+
+    assert (timeline(nki.jit(kernel), (partitions, 80 * 1024)).spill_bytes > 0) is spills
+
+
+def test_a_tile_that_was_loaded_and_not_changed_is_dropped_and_loaded_again():
+    def kernel(x):
+        result = nl.ndarray((128, 1024), nl.float32, buffer=nl.shared_hbm)
+        tiles = [nl.ndarray((128, 1024), nl.float32) for _ in range(60)]
+        for i, tile in enumerate(tiles):
+            nisa.dma_copy(tile, x[:, 1024 * i : 1024 * (i + 1)])
+        total = nl.ndarray((128, 1024), nl.float32)
+        nisa.memset(total, 0.0)
+        for tile in [*tiles, *tiles]:
+            nisa.tensor_tensor(total, total, tile, nl.add)
+        nisa.dma_copy(result, total)
+        return result
+
+    names = {bar.name for bar in timeline(nki.jit(kernel), (128, 60 * 1024)).bars}
+    assert "reload" in names and "spill" not in names

@@ -28,7 +28,7 @@ from .bridges import framework_of, is_description, is_dtype
 from .reads import Reads, Same, Unknown, frozen
 from .user_function import plain
 
-LONGEST = 50_000  # instructions of one program
+LONGEST = 100_000  # instructions of one program
 KEPT = 200_000  # instructions of all programs; about 700 bytes each
 PROGRAMS = 256
 CONSTANT_BYTES = 1024  # of nl.shared_constant data weigh as much as an instruction

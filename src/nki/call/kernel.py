@@ -24,6 +24,7 @@ from .. import tree
 from ..context import running, warn
 from ..errors import NkiError, NkiWarning, error, without_our_frames
 from ..execute.blas import one_blas_thread
+from ..execute.collector import fewer_collections
 from ..hardware.machine import Machine
 from ..options import Options, choose_machine, from_environment
 from ..options import options as nki_options
@@ -40,6 +41,7 @@ from .arguments import Arguments
 from .bridges import TensorSpec, bridge_of, framework_of
 from .cache import LONGEST, Leaf, call_key, is_debugging, programs
 from .calls import ALIAS_SUFFIX, Call, Run, _warn_once, launch_grid
+from .devices import elsewhere
 from .explain import explain_call, suggest
 from .profile import Profile, profile_call
 from .reads import Reads
@@ -161,7 +163,7 @@ class Kernel:
             return self._inline(core, args, kwargs)
         launches.tell(self, args, kwargs)
         try:
-            bridge = bridge_of(args) or bridge_of(kwargs)
+            bridge = bridge_of(args) or bridge_of(kwargs) or elsewhere()
             return self.run(*args, **kwargs).result if bridge is None else bridge.call(self, args, kwargs)
         except NkiError as problem:
             raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__
@@ -197,7 +199,7 @@ class Kernel:
             with nki_options(target=kwargs.pop("target")):
                 return self.run(*args, **kwargs)
         call = self._prepare(args, kwargs)
-        with one_blas_thread():
+        with one_blas_thread(), fewer_collections():
             kept = programs.find(call.key) if call.key is not None else None
             if kept is not None and (current_world().size == 1 or not kept.program.loops):
                 with told(self.__name__) if len(kept.program) > LONG else contextlib.nullcontext():
@@ -300,13 +302,17 @@ class Kernel:
                 launch.speak(diagnostic)
             raise
 
-    def _run_eagerly(self, call: Call, prints_done: int = 0) -> Run:
-        """Run the kernel's Python, each instruction as it is issued."""
-        with self._launch(call, mode="eager") as launch:
+    def _run_eagerly(self, call: Call, prints_done: int = 0, raced: Launch | None = None) -> Run:
+        """Run the kernel's Python, each instruction as it is issued; again, in turns, if cores raced."""
+        with self._launch(call, mode="eager", alternates=raced is not None) as launch:
             launch.prints_done = prints_done
+            if raced is not None:
+                launch.go_on_from(raced)
             arguments = Arguments(launch)
             results = launch.run(lambda: self._python(arguments, call.bound))
-            return self._finish_eager(call, arguments, results)
+            if raced is not None or launch.met_ranks or not launch.races:
+                return self._finish_eager(call, arguments, results)
+        return self._run_eagerly(call, max(prints_done, launch.prints), launch)
 
     def _finish_eager(self, call: Call, arguments: Arguments, results: list[Any]) -> Run:
         launch = arguments.launch

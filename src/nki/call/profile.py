@@ -15,6 +15,8 @@ from ..execute.collector import fewer_collections
 from ..options import options
 from ..program.program import Diagnostic, Loop, Program
 from ..program.statistics import Statistics
+from ..run.iterations import Iterations
+from ..run.observers import observe
 from ..run.world import Described, using
 from ..timing import Timeline, schedule
 from ..timing.links import Communication, communication
@@ -234,7 +236,9 @@ def _profiled(
     kernel: Any, args: tuple, kwargs: dict, run: bool, uncertain: bool, stage: Callable[[str], None]
 ) -> Profile:
     stage(f"tracing {kernel.__name__}")
-    program = kernel.trace(*args, **kwargs)
+    iterations = Iterations()
+    with observe(iterations):
+        program = kernel.trace(*args, **kwargs)
     done = None
     counts = program.assumed_loops and not leaves([args, kwargs], TensorSpec)
     if run or counts:
@@ -242,6 +246,7 @@ def _profiled(
         done = kernel.run(*args, **kwargs)
         program = replace(program, trips=done.trips)
     found = profile_program(program, stage)
+    found.timeline.turns = iterations.turns
     found.result = done.result if run and done is not None else None
     if uncertain:
         with fewer_collections():

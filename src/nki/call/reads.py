@@ -1,9 +1,9 @@
 """What a kernel's Python can read: only where all of it is known may a call skip that Python.
 
 Known are plain immutable values, compared by type and value; containers and records of them; functions by
-their code, defaults, closures and what they name in turn; classes by their contents; modules of numpy, of
-nki and a few others that hold no state. Anything else, an array, an open file, a ContextVar, the clock, is
-unknown: the Python runs again.
+their code, defaults, closures and what they name in turn; classes by their contents, and objects that hold
+nothing of their own by their class; modules of numpy, of nki and a few others that hold no state. Anything
+else, an array, an open file, a ContextVar, the clock, is unknown: the Python runs again.
 """
 
 from __future__ import annotations
@@ -196,6 +196,32 @@ def _named_in(cls: type) -> int:
     return sum(name not in _SKIPPED for name in vars(cls))
 
 
+class EmptyAs(NamedTuple):
+    """An object of a Python class holds nothing of its own, as before."""
+
+    value: Any
+    cls: type
+
+    def holds(self) -> bool:
+        return type(self.value) is self.cls and not getattr(self.value, "__dict__", None)
+
+
+def _is_empty(value: Any) -> bool:
+    """An object that is all class, such as a callable that stands for a function."""
+    cls = type(value)
+    return (
+        type(cls) is type
+        and all(base is object or base.__flags__ & _MADE_BY_PYTHON for base in cls.__mro__)
+        and cls.__new__ is object.__new__
+        and cls.__basicsize__ <= object.__basicsize__ + 16  # room for __dict__ and __weakref__ alone
+        and not any(vars(base).get("__slots__") for base in cls.__mro__)
+        and not getattr(value, "__dict__", None)
+    )
+
+
+_MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+
+
 class FileAs(NamedTuple):
     """A file has the content it had."""
 
@@ -304,6 +330,13 @@ class Reads:
             if not _is_trusted(value.__name__):
                 raise Unknown(f"module {value.__name__} as a whole")
         elif not _is_constant(value):
+            self._object(value)
+
+    def _object(self, value: Any) -> None:
+        if _is_empty(value) and not tree.is_record(value):
+            self.checks.append(EmptyAs(value, type(value)))
+            self.visit(type(value))
+        else:
             self._plain(value)
 
     def _plain(self, value: Any) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..check.capacity import counted
 from ..check.program import findings
-from ..check.races import found as races_between
 from ..errors import error, error_class
 from ..execute.memory import uninitialised
 from ..hardware.memories import PRIVATE_HBM
@@ -105,7 +104,7 @@ def report_replayed(kernel: Any, arguments: Arguments, program: Program) -> None
 def report_run(kernel: Any, arguments: Arguments, result: Any, statistics: Statistics) -> None:
     """The same of a run whose program nobody kept."""
     launch = arguments.launch
-    _report(kernel, launch, [*races_between(launch.watches), *counted(statistics)])
+    _report(kernel, launch, [*launch.races, *counted(statistics)])
     _mention(kernel, launch, _without_effect(kernel, arguments, result))
 
 

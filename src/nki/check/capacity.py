@@ -94,12 +94,24 @@ def _lives(items: Sequence[Item]) -> dict[Storage, tuple[int, int]]:
                     first, last = lives.get(storage, (begin, position))
                     lives[storage] = min(first, begin), max(last, position)
 
+    begins: dict[Storage, int] = {}
+    ends: dict[Storage, int] = {}
     for instruction in walk(items):
+        access = instruction.access
+        if access.fixed:  # its views are its operands, and nothing else
+            for name in access.views:
+                storage = getattr(instruction, name).storage
+                if storage not in begins:
+                    begins[storage] = position
+                ends[storage] = position
+            continue
         for view in instruction.views():
-            storage = view.storage
-            if storage.on_chip:
-                first, _ = lives.get(storage, (position, position))
-                lives[storage] = first, position
+            begins.setdefault(view.storage, position)
+            ends[view.storage] = position
+    for storage, begin in begins.items():
+        if storage.on_chip:
+            first, last = lives.get(storage, (begin, begin))
+            lives[storage] = min(first, begin), max(last, ends[storage])
     return lives
 
 

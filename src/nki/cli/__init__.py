@@ -26,9 +26,9 @@ from ..call.profile import Profile, SavedProfile
 from ..call.show import show as steps_of
 from ..errors import NkiError
 from ..options import choose_machine
-from ..report.html import both
+from ..report.compare import both
 from ..report.text import document, side_by_side
-from . import completion, migrate, plans, run, script, tuning
+from . import completion, migrate, neuron_profile, plans, run, script, tuning
 from .checking import command_check, command_explain
 from .listing import KERNELS_TEXT, command_info, command_kernels
 from .script import UsageError
@@ -174,6 +174,8 @@ def command_compare(options: argparse.Namespace) -> int:
         print(json.dumps({"a": a, "b": b, "speedup": a["total_us"] / b["total_us"]}, indent=2))
     else:
         show(side_by_side(a, b))
+    if options.html:
+        print(f"wrote {options.html}", file=sys.stderr)
     if allowed is not None and failed:
         complain(f"nki compare: {100 * slower:.1f}% slower, {100 * allowed:g}% are allowed")
     return options.code
@@ -371,6 +373,15 @@ def parser() -> argparse.ArgumentParser:
         "run", run.command_run, "run a script written for a device", run.RUN_TEXT, run.RUN_EXAMPLES
     )
     run.add_arguments(script_run)
+    for tool in ("neuron-profile", "neuron-explorer"):
+        made = command(
+            tool,
+            neuron_profile.command_neuron_profile,
+            "reports of what scripts left for it",
+            neuron_profile.TEXT,
+            neuron_profile.EXAMPLES,
+        )
+        neuron_profile.add_arguments(made)
     migrated = command(
         "migrate",
         migrate.command_migrate,

@@ -27,7 +27,7 @@ def command_migrate(options: argparse.Namespace) -> int:
     file, name, _ = script.target(options.file)
     if not isinstance(file, Path):
         raise UsageError(f"{file} is a module; name its file")
-    source = file.read_text(encoding="utf-8")
+    source = file.read_bytes().decode("utf-8")  # line ends as they are
     try:
         tree = ast.parse(source, str(file))
     except SyntaxError as problem:
@@ -82,7 +82,7 @@ def write(
     if difference:
         complain(f"nki migrate: {file} is left as it is: {difference}")
         return OLD_REMAINS
-    file.write_text(new, encoding="utf-8")
+    file.write_bytes(new.encode("utf-8"))
     print(f"wrote {file}: old and new give the same on random inputs", file=sys.stderr)
     return 0
 

@@ -217,11 +217,10 @@ def is_old(tree: ast.Module) -> bool:
 
 def rewritten(source: str, found: list[Finding]) -> str:
     """The file with every edit done; whatever no edit touches, comments too, stays as it is."""
-    lines = source.splitlines(keepends=True)
+    lines = source.encode().splitlines(keepends=True)  # as Python counts lines: a form feed ends none
     edits = sorted({f.edit for f in found if f.edit is not None}, reverse=True)
     for edit in edits:
         first, last = lines[edit.line - 1], lines[edit.end_line - 1]
-        head = first.encode()[: edit.column].decode()
-        tail = last.encode()[edit.end_column :].decode()
-        lines[edit.line - 1 : edit.end_line] = [head + edit.text + tail]
-    return "".join(lines)
+        changed = first[: edit.column] + edit.text.encode() + last[edit.end_column :]
+        lines[edit.line - 1 : edit.end_line] = [changed]
+    return b"".join(lines).decode()

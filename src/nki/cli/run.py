@@ -22,7 +22,7 @@ DROPPED = {"PJRT_DEVICE": "NEURON", "JAX_PLATFORMS": "NEURON"}
 
 def command_run(options: argparse.Namespace) -> int:
     """nki run"""
-    from ..standins import finder  # imported for its effect: other commands do without
+    from ..standins import finder, profiler  # imported for its effect: other commands do without
     from ..standins.table import TABLE
 
     if not options.what:
@@ -34,6 +34,7 @@ def command_run(options: argparse.Namespace) -> int:
     finder.install(TABLE, options.without)
     for name in options.without:
         finder.withdraw(name)
+    profiler.install()
     allow_in_scripts()
     try:
         with tools_on_path():
@@ -68,7 +69,7 @@ def tools_on_path() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="nki-run-") as folder:
         for tool in missing:
             path = Path(folder) / tool
-            path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m nki.standins.neuron_profile "$@"\n')
+            path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m nki {tool} "$@"\n')
             path.chmod(0o755)
             batch = f'@"{sys.executable}" -m nki.standins.neuron_profile %*\n'  # what Windows looks for
             path.with_suffix(".cmd").write_text(batch)

@@ -86,7 +86,7 @@ def add_product(dst: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
 
 def _has_rows(array: np.ndarray) -> bool:
     """A float32 matrix whose rows are dense and lie one after the other, as BLAS takes them."""
-    if array.ndim != 2 or array.dtype != np.float32:
+    if array.__class__ is not np.ndarray or array.ndim != 2 or array.dtype != np.float32:
         return False
     pitch, step = array.strides
     return step == 4 and pitch >= 4 * array.shape[1] and pitch % 4 == 0

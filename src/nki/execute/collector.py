@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from .settings import WhileKernelsRun
 
-YOUNG = 50_000  # new objects between two collections, instead of Python's 700
+YOUNG = 200_000  # new objects between two collections, instead of Python's 700
 
 
 class fewer_collections(WhileKernelsRun):

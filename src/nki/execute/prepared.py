@@ -94,7 +94,7 @@ class Prepared:
             raise
 
     def _run(self, core: Any, steps: list[Step]) -> None:
-        execute, close, say = core.executor, core.memories.close, core.launch.say
+        execute, close, say = core.run_one, core.memories.close, core.launch.say
         for said, item, closes in steps:
             for diagnostic in said:
                 say(diagnostic)

@@ -23,12 +23,15 @@ API_VERSION = "API_VERSION_STATUS_RETURNING_UNIFIED"
 PRIMITIVE = "nki_call"
 
 
-def backend_config(staged: Staged, key: str) -> str:
-    """What identifies the kernel in the call: base64 of a JSON object."""
+def backend_config(staged: Staged, key: str, world: int = 0, site: int = 0) -> str:
+    """What identifies the kernel in the call: base64 of a JSON object.
+
+    `world`: as many devices call it together, `site` tells where; the last operand is then the rank.
+    """
     outline = staged.outline
     names = [*outline.arguments, *(f"tmp.{i}" for i in range(len(outline.constants)))]
     returned = leaves(outline.result, Returned)
-    record = {
+    record: dict[str, Any] = {
         "kernel_version": 1,
         "klir_binary": {
             "binary": f"open-nki:{key}",
@@ -40,6 +43,8 @@ def backend_config(staged: Staged, key: str) -> str:
         "has_collectives": outline.has_collectives,
         "open_nki": {"version": __version__, "platform": staged.call.machine.name},
     }
+    if world:
+        record["open_nki"] |= {"world": world, "site": site}
     return base64.b64encode(json.dumps(record).encode()).decode()
 
 

@@ -1,13 +1,17 @@
-"""JAX: kernels on arrays, and inside jit, vmap, scan and custom_vjp (frameworks.md 4).
+"""JAX: kernels on arrays, and inside jit, vmap, scan, shard_map and custom_vjp (frameworks.md 4).
 
 A call with arrays runs at once. A call with tracers becomes one primitive, `nki_call`, which is lowered to
 a custom call with the documented name and configuration. XLA calls it back with pointers.
+
+Inside shard_map the devices of the mesh are ranks, numbered along its axes. A kernel with collectives gets
+its rank as one more operand, and the calls of all devices meet before they run (nki.ranks.gathering).
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from math import prod
@@ -18,10 +22,11 @@ import numpy as np
 from ..call.bridges import TensorSpec
 from ..call.kernel import Kernel
 from ..call.staged import Returned, Staged
-from ..errors import emit_warning, error, user_site
+from ..errors import NkiError, emit_warning, error, user_site
+from ..ranks.gathering import described, gatherings
 from ..tree import leaves
 from ..tree import replace_leaves as replaced
-from .custom_call import PRIMITIVE, TARGET, backend_config, keep_for_debugging, program_key
+from .custom_call import PRIMITIVE, TARGET, backend_config, keep_for_debugging, program_key, read_config
 from .gradients import checked, in_order, label, parameter_names
 from .programs import programs
 
@@ -67,8 +72,9 @@ def to_numpy(value: jax.Array) -> np.ndarray:
     if platform != "cpu":
         raise error(
             "device",
-            f"kernels run on the CPU, the array is on {device_of(value)}",
-            help='x = jax.device_put(x, jax.devices("cpu")[0])',
+            f"this kernel runs on the CPU, the array is on {device_of(value)}",
+            notes=["JAX arrays run on a GPU through PyTorch, where every instruction has a form there"],
+            help='x = jax.device_put(x, jax.devices("cpu")[0]), or install PyTorch with CUDA',
         )
     return np.asarray(value)
 
@@ -87,17 +93,66 @@ def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
     if kernel.simulated or not any(isinstance(leaf, Tracer) for leaf in leaves((args, kwargs), _ARRAYS)):
         if keep_for_debugging.wanted() and not kernel.simulated:
             keep_for_debugging.keep(_stage(kernel, args, kwargs)[0])
-        return kernel.run(*args, **kwargs).result
-    staged, values = _stage(kernel, args, kwargs)
+        found = (
+            [] if kernel.simulated or not _is_on_gpu(args, kwargs) else through_torch(kernel, args, kwargs)
+        )
+        return found[0] if found else kernel.run(*args, **kwargs).result
+    axes, world = _mesh()
+    with described(world):
+        staged, values = _stage(kernel, args, kwargs)
     if keep_for_debugging.wanted():
         keep_for_debugging.keep(staged)
     _warn_lost_writes(staged)
     with jax.named_scope(kernel.__name__):
-        results = iter(_bind(staged, values))
+        results = iter(_bind(staged, values, axes if staged.outline.has_collectives else (), world))
     return replaced(staged.outline.result, Returned, lambda returned: next(results))
 
 
+def _is_on_gpu(args: tuple, kwargs: dict) -> bool:
+    arrays = leaves((args, kwargs), jax.Array)
+    return bool(arrays) and all(d.platform in ("gpu", "cuda") for array in arrays for d in array.devices())
+
+
+def through_torch(kernel: Kernel, args: tuple, kwargs: dict) -> list[Any]:
+    """What a call returns, computed by PyTorch on the same memory, in a list; an empty one: it cannot."""
+    try:
+        import torch
+
+        from .torch_devices import run_there, say_host
+    except (ImportError, NkiError):
+        return []
+    tensors: list[Any] = []
+
+    def lent(array: jax.Array) -> Any:
+        tensors.append(torch.from_dlpack(array))
+        return tensors[-1]
+
+    try:
+        there = replaced((args, kwargs), jax.Array, lent)
+    except (TypeError, RuntimeError, BufferError):  # a dtype that does not travel so
+        return []
+    staged = kernel.stage(*replaced(args, jax.Array, _described), **replaced(kwargs, jax.Array, _described))
+    if staged.outline.written:
+        return []  # arrays never change
+    found = run_there(kernel, *there, tensors)
+    if isinstance(found, str):
+        say_host(kernel.__name__, tensors[0].device, found)
+        return []
+    return [replaced(found[0], torch.Tensor, lambda t: jnp.from_dlpack(t.contiguous()))]
+
+
+def _described(array: jax.Array) -> TensorSpec:
+    return TensorSpec(tuple(array.shape), array.dtype)
+
+
 _ARRAYS = (jax.Array, Tracer, np.ndarray)
+
+
+def _mesh() -> tuple[tuple[str, ...], int]:
+    """The axes of the mesh that a call inside shard_map is spread over, and how many devices that is."""
+    mesh = jax.sharding.get_abstract_mesh()
+    sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    return tuple(mesh.manual_axes), prod(sizes[axis] for axis in mesh.manual_axes)
 
 
 def _stage(kernel: Kernel, args: tuple, kwargs: dict) -> tuple[Staged, list[Any]]:
@@ -146,34 +201,57 @@ nki_call_p = Primitive(PRIMITIVE)
 nki_call_p.multiple_results = True
 
 
-def _bind(staged: Staged, values: Sequence[Any]) -> Sequence[Any]:
-    key = programs.add(staged)
-    return nki_call_p.bind(*values, *staged.outline.constants, key=key, kernel=staged.kernel.__name__)
+_sites = itertools.count(1)
+
+
+def _bind(staged: Staged, values: Sequence[Any], axes: tuple[str, ...], world: int) -> Sequence[Any]:
+    """The primitive; `axes` of a mesh if its devices call the kernel together."""
+    key, operands = programs.add(staged), [*values, *staged.outline.constants]
+    if not axes:
+        return nki_call_p.bind(*operands, key=key, kernel=staged.kernel.__name__, world=0, site=0)
+    rank = jax.lax.axis_index(axes).reshape(1)
+    return nki_call_p.bind(
+        *operands, rank, key=key, kernel=staged.kernel.__name__, world=world, site=next(_sites)
+    )
 
 
 @nki_call_p.def_impl
-def _run_now(*operands: Any, key: str, kernel: str) -> list[jax.Array]:
-    staged = programs.find(key)
-    arrays = [to_numpy(value) for value in operands[: len(staged.described)]]
-    return [from_numpy(result, operands[0]) for result in _results(staged, arrays)]
+def _run_now(*operands: Any, key: str, world: int, site: int, **params: Any) -> list[jax.Array]:
+    rank = int(operands[-1][0]) if world else 0
+    target = _Target(programs.find(key), key, world, site)
+    arrays = [to_numpy(value) for value in operands[: len(target.inputs)]]
+    return [from_numpy(result, operands[0]) for result in target.run(arrays, rank)]
 
 
 @nki_call_p.def_abstract_eval
-def _shapes(*operands: Any, key: str, kernel: str) -> list[Any]:
+def _shapes(*operands: Any, key: str, **params: Any) -> list[Any]:
     returned = leaves(programs.find(key).outline.result, Returned)
-    return [jax.core.ShapedArray(r.shape, r.dtype.storage) for r in returned]
+    return [_varying(jax.core.ShapedArray(r.shape, r.dtype.storage), operands) for r in returned]
 
 
-def _lower(ctx: Any, *operands: Any, key: str, kernel: str) -> Any:
+def _varying(result: Any, operands: Sequence[Any]) -> Any:
+    """The result differs between the devices of a mesh where some operand does."""
+    differ = [x for x in operands if getattr(x, "manual_axis_type", None) and x.manual_axis_type.varying]
+    if not differ:
+        return result
+    axes = frozenset().union(*(x.manual_axis_type.varying for x in differ))
+    everywhere = jax.sharding.PartitionSpec(*[None] * len(result.shape))
+    return result.update(
+        sharding=jax.sharding.NamedSharding(differ[0].sharding.mesh, everywhere),
+        manual_axis_type=type(differ[0].manual_axis_type)(varying=axes),
+    )
+
+
+def _lower(ctx: Any, *operands: Any, key: str, world: int, site: int, **params: Any) -> Any:
     staged = programs.find(key)
     outline = staged.outline
     returned = leaves(outline.result, Returned)
     aliases = {r.argument: i for i, r in reversed(list(enumerate(returned))) if r.argument is not None}
     rule = jax.ffi.ffi_lowering(
         TARGET,
-        backend_config=backend_config(staged, key),
+        backend_config=backend_config(staged, key, world, site),
         api_version=3,
-        has_side_effect=outline.draws_random or outline.prints,
+        has_side_effect=outline.draws_random or outline.prints or world > 0,
         operand_output_aliases=aliases,
     )
     return rule(ctx, *operands)
@@ -207,31 +285,36 @@ ad.primitive_jvps[nki_call_p] = _no_derivative
 # ---- what XLA calls ------------------------------------------------------------------------------
 
 
-def _results(
-    staged: Staged, arrays: Sequence[np.ndarray], into: Sequence[np.ndarray] = ()
-) -> list[np.ndarray]:
-    """Run on arrays that must not change."""
-    arrays = [x.copy() if i in staged.outline.written else x for i, x in enumerate(arrays)]
-    return leaves(staged.run(arrays, into).result, np.ndarray)
-
-
 class _Target:
-    """A staged call as XLA calls it: with pointers."""
+    """A staged call as XLA calls it: with pointers. Devices of a world meet before it runs."""
 
-    def __init__(self, staged: Staged):
-        self.staged = staged
+    def __init__(self, staged: Staged, key: str, world: int, site: int):
+        self.staged, self.place, self.world = staged, (key, site), world
         specs = [spec for _, spec in staged.described]
         self.inputs = [(tuple(spec.shape), np.dtype(spec.dtype)) for spec in specs]
         returned = leaves(staged.outline.result, Returned)
         self.outputs = [(r.shape, r.dtype.storage) for r in returned]
+        self.rank_at = len(specs) + len(staged.outline.constants)
 
     def __call__(self, out: int, inputs: Any) -> None:
         arrays = [_array(inputs[i], *spec) for i, spec in enumerate(self.inputs)]
         pointers = [out] if len(self.outputs) == 1 else ctypes.cast(out, ctypes.POINTER(ctypes.c_void_p))
         targets = [_array(pointers[i], *spec) for i, spec in enumerate(self.outputs)]  # type: ignore[arg-type]
-        for target, result in zip(targets, _results(self.staged, arrays, targets), strict=True):
+        rank = int(_array(inputs[self.rank_at], (1,), np.dtype(np.int32))[0]) if self.world else 0
+        for target, result in zip(targets, self.run(arrays, rank, targets), strict=True):
             if target.ctypes.data != result.ctypes.data:
                 target[...] = result
+
+    def run(
+        self, arrays: Sequence[np.ndarray], rank: int, into: Sequence[np.ndarray] = ()
+    ) -> list[np.ndarray]:
+        """Run on arrays that must not change."""
+        given = [x.copy() if i in self.staged.outline.written else x for i, x in enumerate(arrays)]
+
+        def part() -> list[np.ndarray]:
+            return leaves(self.staged.run(given, into).result, np.ndarray)
+
+        return gatherings.run(self.place, rank, self.world, part) if self.world else part()
 
 
 def _array(pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -255,7 +338,9 @@ def _called_by_xla(out: int, inputs: Any, opaque: int, length: int, status: int)
         config = ctypes.string_at(opaque, length)
         target = _targets.get(config)
         if target is None:
-            target = _targets[config] = _Target(programs.find(program_key(config)))
+            key, ours = program_key(config), read_config(config)["open_nki"]
+            target = _Target(programs.find(key), key, ours.get("world", 0), ours.get("site", 0))
+            _targets[config] = target
         target(out, inputs)
     except BaseException as problem:  # nothing above this frame is Python
         kind = getattr(problem, "kind", None)
@@ -301,17 +386,18 @@ def _register() -> str:
     return "custom call"
 
 
-def _call_back(*operands: Any, key: str, kernel: str) -> Any:
+def _call_back(*operands: Any, key: str, world: int = 0, site: int = 0, **params: Any) -> Any:
     """The lowering where the custom call cannot be had: slower, and without its text in the HLO."""
-    staged = programs.find(key)
-    shapes = [jax.ShapeDtypeStruct(r.shape, r.dtype.storage) for r in leaves(staged.outline.result, Returned)]
-    count = len(staged.described)
-    return jax.pure_callback(
-        lambda *values: _results(staged, [np.asarray(value) for value in values]),
-        shapes,
-        *operands[:count],
-        vmap_method="sequential",
-    )
+    target = _Target(programs.find(key), key, world, site)
+    shapes = [jax.ShapeDtypeStruct(*spec) for spec in target.outputs]
+    ranks = operands[target.rank_at :]
+
+    def run(*values: Any) -> list[np.ndarray]:
+        arrays = [np.asarray(value) for value in values[: len(target.inputs)]]
+        return target.run(arrays, int(np.asarray(values[-1])[0]) if world else 0)
+
+    given = [*operands[: len(target.inputs)], *ranks]
+    return jax.pure_callback(run, shapes, *given, vmap_method="sequential")
 
 
 LOWERING = _register()

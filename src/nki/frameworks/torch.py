@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..call.bridges import TensorSpec
-from ..call.devices import on_device
+from ..call.devices import run_there as staged_there
 from ..call.kernel import Kernel
 from ..call.staged import Returned, Staged
 from ..errors import error
@@ -26,6 +26,7 @@ from ..tree import is_record, leaves, possible_fields, record_fields
 from ..tree import replace_leaves as replaced
 from .custom_call import keep_for_debugging
 from .programs import programs
+from .torch_devices import describe, place_of, run_there, say_host
 from .torch_gradients import differentiable, is_wrapped
 from .torch_tensors import _TORCH, _check_dense, _no_backward, torch
 from .torch_tensors import check_writable as check_writable  # what a call asks of a framework
@@ -51,12 +52,14 @@ def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
         if _dispatch_depth() or any(map(_is_symbolic, tensors)):
             return staged(kernel, args, kwargs)
     if keep_for_debugging.wanted():
-        keep_for_debugging(kernel, *replaced((args, kwargs), torch.Tensor, _spec))
+        keep_for_debugging(kernel, *replaced((args, kwargs), torch.Tensor, describe))
     with _recorded(kernel.__name__):
-        if tensors and all(tensor.is_cuda for tensor in tensors):
-            found = run_there(kernel, args, kwargs, tensors)
-            if found:
+        where = place_of(tensors)
+        if where is not None:
+            found = run_there(kernel, args, kwargs, tensors, where)
+            if isinstance(found, list):
                 return found[0]
+            say_host(kernel.__name__, where, found)
         return kernel.run(*args, **kwargs).result
 
 
@@ -67,16 +70,6 @@ _not_recorded = contextlib.nullcontext()
 def _recorded(kernel: str) -> Any:
     """torch.profiler shows the kernel by its name."""
     return torch.autograd.profiler.record_function(f"nki::{kernel}") if _is_profiling() else _not_recorded
-
-
-def run_there(kernel: Kernel, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> list[Any]:
-    """What a call returns where its tensors are, with no copy to the host; an empty list: it cannot."""
-    needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if needed or len({tensor.device for tensor in tensors}) > 1:
-        return []
-    specs, kept = replaced((args, kwargs), torch.Tensor, _spec)
-    dense = [tensor.detach().contiguous() for tensor in tensors]
-    return on_device(kernel, specs, kept, dense, tensors[0].device)
 
 
 _SIMPLE = {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)}
@@ -112,10 +105,6 @@ def _is_symbolic(tensor: torch.Tensor) -> bool:
         or _is_functional(tensor)
         or is_wrapped(tensor)
     )
-
-
-def _spec(tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(tuple(tensor.shape), tensor.dtype)
 
 
 def launched(kernel: Kernel, degree: Any) -> Any:
@@ -248,7 +237,13 @@ class _Operator:
         return ("constant", value)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        result = self.staged.run([tensors[i] for i in self.order]).result
+        ordered = [tensors[i] for i in self.order]
+        where = place_of(ordered)
+        found: Any = "" if where is None else staged_there(self.staged, ordered, where)
+        if isinstance(found, str):
+            result = self.staged.run(ordered).result
+        else:
+            result = replaced(found[0], torch.Tensor, lambda tensor: tensor.to(ordered[0].device))
         arguments = {id(tensor) for tensor in tensors}
         found = []
         for given, outline in zip(

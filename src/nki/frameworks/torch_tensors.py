@@ -98,6 +98,11 @@ def _check_dense(value: torch.Tensor) -> None:
         )
 
 
+def no_more_word_of(device: str) -> None:
+    """Somebody has said already what happens to tensors there."""
+    _said_devices.add(device)
+
+
 def _say_device(device: str) -> None:
     """One warning: what does not run on this machine's processor is copied there and back."""
     if device not in ("cpu", "meta", "xla") and not _said_devices:

@@ -193,10 +193,17 @@ def f32(array: np.ndarray, dtype: DType) -> np.ndarray:
     if array.dtype == FLOAT32:
         return array
     if dtype in _FP8_VALUES:
-        return _FP8_VALUES[dtype].take(array.view(np.uint8))
+        return _entries(_FP8_VALUES[dtype], array.view(np.uint8))
     if dtype.castable:
         return array.astype(np.float32)
     raise _not_castable(dtype)
+
+
+def _entries(table: np.ndarray, numbers: Any) -> np.ndarray:
+    """table[numbers]; arrays of another kind know how they do it."""
+    if isinstance(numbers, (np.ndarray, np.generic)):
+        return table.take(numbers)
+    return numbers.entries_of(table)  # type: ignore[no-any-return]
 
 
 def cast(x: np.ndarray, dtype: DType) -> np.ndarray:
@@ -217,7 +224,7 @@ def store(dst: np.ndarray, x: np.ndarray, dtype: DType) -> None:
     elif dtype.is_integer:
         _store_integer(dst, x, dtype)
     elif dtype in _FP8_CODES:
-        bits(dst)[...] = _FP8_CODES[dtype].take(_round_to_odd(x))
+        bits(dst)[...] = _entries(_FP8_CODES[dtype], _round_to_odd(x))
     elif dtype is float16:
         _store_float16(dst, x)
     elif dtype is bool_:
@@ -239,11 +246,11 @@ def _store_integer(dst: np.ndarray, x: np.ndarray, dtype: DType) -> None:
     low, high = _INTEGER_RANGE[dtype]
     rounded = x.clip(low, high, out=np.empty_like(x))
     np.rint(rounded, out=rounded)
-    if rounded.max(initial=low) < high:
+    if rounded.__class__ is np.ndarray and rounded.max(initial=low) < high:
         dst[...] = rounded
         return
     too_large = x > high  # kept, for dst may share memory with x
-    rounded[np.isnan(rounded)] = 0
+    np.copyto(rounded, np.float32(0), where=np.isnan(rounded))
     dst[...] = rounded
     np.copyto(dst, dtype.storage.type(dtype.largest), where=too_large)
 

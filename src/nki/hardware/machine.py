@@ -344,7 +344,7 @@ ASSUMPTIONS: dict[str, str] = {
     "matmul_after_load_ns": "trn2 and trn3: part of the measured latency of a matmul",
     "matmul_gap_cycles": "trn3: as measured on trn2",
     "psum_bank_serial": "what a conflict in one bank costs is not published",
-    "refetch_ahead_ns": "fitted on AWS's blocked matmul, which overflows SBUF",
+    "refetch_ahead_ns": "fitted on one kernel, AWS's blocked matmul, which overflows SBUF",
     "register_move_ns": "trn1 and trn3: as measured on trn2",
     "register_ns": "not published",
     "same_engine_gap_ns": "trn3: as measured on trn2",

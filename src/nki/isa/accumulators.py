@@ -17,6 +17,7 @@ from ..run.core import Core
 from ..tensors import View
 from . import rules
 from .enums import member, reduce_cmd
+from .numerics import is_array
 
 _IDLE, _RESET, _REDUCE = reduce_cmd.idle, reduce_cmd.reset, reduce_cmd.reduce
 _RESET_REDUCE, _LOAD_REDUCE = reduce_cmd.reset_reduce, reduce_cmd.load_reduce
@@ -144,7 +145,7 @@ def begin(
     if command is _RESET_REDUCE or command is _RESET:
         lanes[...] = _IDENTITIES[op.name]
     elif command is _LOAD_REDUCE:
-        lanes[...] = np.asarray(init, np.float32).reshape(-1)
+        lanes[...] = init.reshape(-1) if is_array(init) else np.float32(init)
     elif command is _REDUCE:
         _continue(core, vector, defined, partitions, user)
         return lanes

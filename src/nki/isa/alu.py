@@ -17,7 +17,7 @@ from ..hardware.machine import Machine
 from ..hardware.operators import OPERATORS, Operator, resolve
 from ..tensors import View
 from . import rules
-from .numerics import scratch
+from .numerics import all_hold, is_array, scratch
 
 FOLDS = ("add", "multiply", "maximum", "minimum")
 ARITHMETIC = ("add", "subtract", "multiply", "maximum", "minimum")
@@ -133,14 +133,14 @@ def evaluate_into(
     """dst = cast(op(x, operand)); returns the float32 values before the cast."""
     if dst.dtype is dtypes.FLOAT32 and dtype is not dtypes.tfloat32:
         return evaluate(op, x, operand, reverse, dst)
-    values = evaluate(op, x, operand, reverse, scratch(dst.shape))
+    values = evaluate(op, x, operand, reverse, scratch(dst.shape, dst))
     dtypes.store(dst, values, dtype)
     return values
 
 
 def exact(op: Operator, x: np.ndarray, operand: Any, reverse: Any) -> np.ndarray:
     """op on 32-bit integers of the dtype of `x`, modulo 2^32; comparisons give 1 and 0."""
-    if isinstance(operand, np.ndarray):
+    if is_array(operand):
         b = operand.view(x.dtype).reshape(len(operand), *(1,) * (x.ndim - 1))
     else:
         b = np.asarray(int(operand) & 0xFFFFFFFF, np.uint32).view(x.dtype)
@@ -164,7 +164,7 @@ def bitwise(op: Operator, a: Any, b: Any, dtype: DType) -> np.ndarray:
 
 def _pattern(value: Any, dtype: DType) -> np.ndarray:
     """An integer or an array of them as unsigned integers of the width of `dtype`."""
-    if not isinstance(value, np.ndarray):
+    if not is_array(value):
         return np.asarray(int(value) % (1 << 8 * dtype.itemsize), dtype.bits)
     if value.itemsize == dtype.itemsize:
         return dtypes.bits(value)
@@ -172,14 +172,15 @@ def _pattern(value: Any, dtype: DType) -> np.ndarray:
 
 
 def _shift(op: Operator, bits: np.ndarray, count: Any, width: int) -> np.ndarray:
-    if isinstance(count, np.ndarray):
-        if count.dtype.kind == "i" and (count < 0).any():
+    if is_array(count):
+        if count.dtype.kind == "i" and not all_hold(count >= 0):
             raise error("op", f"{op!r} by {count.min()}: a shift count is at least 0")
         count = np.minimum(count, count.dtype.type(width)) if count.dtype.kind != "b" else count
+        inside = (count % width).astype(bits.dtype)
     else:
         count = min(int(count), width)
-    inside = np.asarray(count % width, bits.dtype)
-    return np.where(np.asarray(count) < width, op.formula(bits, inside), bits.dtype.type(0))  # type: ignore[misc]
+        inside = bits.dtype.type(count % width)
+    return np.where(count < width, op.formula(bits, inside), bits.dtype.type(0))  # type: ignore[misc]
 
 
 def store_pattern(dst: np.ndarray, values: np.ndarray) -> None:
@@ -189,7 +190,7 @@ def store_pattern(dst: np.ndarray, values: np.ndarray) -> None:
 
 def bitwise_stage(op: Operator, x: np.ndarray, operand: Any, reverse: Any, dtype: DType) -> np.ndarray:
     """`bitwise` with a number or a [P, 1] tile as the second operand, or as the first with `reverse`."""
-    if isinstance(operand, np.ndarray):
+    if is_array(operand):
         operand = operand.reshape(len(operand), *(1,) * (x.ndim - 1))
     if reverse and not op.is_unary:
         return np.broadcast_to(bitwise(op, operand, x, dtype), x.shape)

@@ -245,7 +245,7 @@ class TensorCopyPredicated(Instruction):
     def _selected(self, dst: np.ndarray, src: Any) -> np.ndarray:
         """What to write where the predicate holds, in the dtype of dst."""
         target = self.dst.dtype
-        if isinstance(src, np.ndarray):
+        if isinstance(self.src, View):
             src = shaped(src, dst)
             if self.src.dtype is target:
                 return src

@@ -58,10 +58,14 @@ def old_order(names: tuple[str, ...], is_old: Callable[[tuple], bool]) -> Callab
 def legacy_keywords(**names: str | None) -> Callable:
     """Accept old keywords under their new names; one whose new name is None is ignored."""
 
+    renamed = names.keys()
+
     def decorate(function: Callable) -> Callable:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            for old in [name for name in names if name in kwargs] if kwargs else ():
+            if not kwargs or renamed.isdisjoint(kwargs):
+                return function(*args, **kwargs)
+            for old in [name for name in names if name in kwargs]:
                 value, new = kwargs.pop(old), names[old]
                 help = f"write {new}=" if new else "it has no effect: leave it out"
                 warn("legacy", f"{function.__name__}: {old}= is an old form", help=help)

@@ -26,9 +26,22 @@ def flat(array: np.ndarray) -> np.ndarray:
 
 def column(value: Any, view: Any, ndim: int) -> Any:
     """A number as float32, or a [P, 1] tile widened and shaped to broadcast against `ndim` dimensions."""
-    if isinstance(value, np.ndarray) and isinstance(view, View):
+    if isinstance(view, View):
         return f32(value, view.dtype).reshape(value.shape[0], *(1,) * (ndim - 1))
     return np.float32(value)
+
+
+def is_array(value: Any) -> bool:
+    """An array of any kind, and no number."""
+    return getattr(value, "ndim", 0) > 0
+
+
+def all_hold(mask: np.ndarray) -> bool:
+    """The mask holds everywhere. Of arrays elsewhere that is taken for granted, and asked at the end."""
+    if mask.__class__ is not np.ndarray:
+        mask.doubt(np.logical_not(mask))  # type: ignore[attr-defined]
+        return True
+    return bool(mask.all())
 
 
 def moves_bits(dst: np.ndarray, target: DType, src: np.ndarray, source: DType) -> bool:
@@ -39,8 +52,13 @@ def moves_bits(dst: np.ndarray, target: DType, src: np.ndarray, source: DType) -
 _local = threading.local()
 
 
-def scratch(shape: tuple[int, ...]) -> np.ndarray:
-    """A float32 array to compute into, reused by the next call of the same shape on this thread."""
+def scratch(shape: tuple[int, ...], like: np.ndarray) -> np.ndarray:
+    """A float32 array of the kind of `like` to compute into.
+
+    The next call for the same shape on this thread uses it again.
+    """
+    if like.__class__ is not np.ndarray:
+        return np.empty_like(like, np.float32, shape=shape)
     try:
         return _local.arrays[shape]
     except (AttributeError, KeyError):

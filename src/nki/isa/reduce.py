@@ -275,7 +275,7 @@ class TensorScalarCumulative(Instruction):
 
     def compute(self, core: Core, dst: np.ndarray, src: np.ndarray, imm0: Any, imm1: Any) -> None:
         x = flat(f32(src, self.src.dtype))
-        values = alu.evaluate(self.op0, x, column(imm0, self.imm0, 2), False, np.empty(x.shape, np.float32))
+        values = alu.evaluate(self.op0, x, column(imm0, self.imm0, 2), False, np.empty_like(x, np.float32))
         start = _start(imm1, self.imm1)
         acc = accumulators.begin(core, "vector", self.reduce_cmd, self.op1, len(x), start, self.public)
         running = _running_fold(self.op1, values, acc)
@@ -455,7 +455,7 @@ class Exponential(Instruction):
         self, core: Core, dst: np.ndarray, src: np.ndarray, max_value: Any, reduce_res: Any, reduce_init: Any
     ) -> None:
         x = f32(shaped(src, dst), self.src.dtype)
-        values = np.subtract(x, column(max_value, self.max_value, dst.ndim), out=scratch(dst.shape))
+        values = np.subtract(x, column(max_value, self.max_value, dst.ndim), out=scratch(dst.shape, dst))
         np.exp(values, out=values)
         init = _start(reduce_init, self.reduce_init)
         acc = accumulators.step(core, "vector", self.reduce_cmd, _ADD, values, init, self.public)

@@ -200,10 +200,10 @@ class Activation(ActivationInstruction):
 
     def compute(self, core, dst, data, bias, scale, reduce_res) -> None:
         z = shaped(f32(data, self.data.dtype), dst)
-        if isinstance(scale, np.ndarray) or scale != 1:
-            z = np.multiply(z, column(scale, self.scale, z.ndim), out=scratch(z.shape))
-        if isinstance(bias, np.ndarray) or (bias is not None and bias != 0):
-            z = np.add(z, column(bias, self.bias, z.ndim), out=scratch(z.shape))
+        if isinstance(self.scale, View) or scale != 1:
+            z = np.multiply(z, column(scale, self.scale, z.ndim), out=scratch(z.shape, z))
+        if isinstance(self.bias, View) or (bias is not None and bias != 0):
+            z = np.add(z, column(bias, self.bias, z.ndim), out=scratch(z.shape, z))
         self.activate(core, dst, z, reduce_res)
 
 

@@ -137,14 +137,24 @@ class RangeSelect(Instruction):
     ) -> None:
         x = flat(f32(on_true_tile, self.on_true_tile.dtype))
         index = np.arange(self.range_start, self.range_start + x.shape[1]).astype(np.float32)
-        mask = self.comp_op0.formula(index, flat(bound0))  # type: ignore[misc]
-        mask &= self.comp_op1.formula(index, flat(bound1))  # type: ignore[misc]
-        values = scratch(x.shape)
-        values.fill(FP32_MIN)
-        np.copyto(values, x, where=mask)
+        values = x
+        if not self._takes_all(index, flat(bound0), flat(bound1)):
+            mask = self.comp_op0.formula(index, flat(bound0))  # type: ignore[misc]
+            mask &= self.comp_op1.formula(index, flat(bound1))  # type: ignore[misc]
+            values = scratch(x.shape, x)
+            values.fill(FP32_MIN)
+            np.copyto(values, x, where=mask)
         acc = accumulators.step(core, "vector", self.reduce_cmd, maximum, values, user=self.public)
         store(dst, values.reshape(dst.shape), self.dst.dtype)
         _read_out(self, acc, reduce_res)
+
+    def _takes_all(self, index: np.ndarray, bound0: np.ndarray, bound1: np.ndarray) -> bool:
+        """Both comparisons hold for every element: those with an order do if they hold at both ends."""
+        if "equal" in (self.comp_op0.name, self.comp_op1.name) or bound0.__class__ is not np.ndarray:
+            return False  # elsewhere a look costs more than the comparisons
+        ends = index[:: max(index.size - 1, 1)]
+        first, second = self.comp_op0.formula(ends, bound0), self.comp_op1.formula(ends, bound1)  # type: ignore[misc]
+        return bool(first.all() and second.all())
 
     def cost(self, m: Machine) -> Cost:
         return vector_cost(self, m, "vector_one_input", self.on_true_tile.free_elements)
@@ -219,7 +229,7 @@ class SelectReduce(Instruction):
         reduce_res: Any,
     ) -> None:
         mask = (np.equal if self.reverse_pred else np.not_equal)(shaped(predicate, dst), 0)
-        values = scratch(dst.shape)
+        values = scratch(dst.shape, dst)
         np.copyto(values, column(on_false, self.on_false, dst.ndim))
         np.copyto(values, f32(shaped(on_true, dst), self.on_true.dtype), where=mask)
         acc = accumulators.step(core, "vector", self.reduce_cmd, maximum, values, user=self.public)

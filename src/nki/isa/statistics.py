@@ -46,7 +46,7 @@ class BnStats(Instruction):
 
     def compute(self, dst: np.ndarray, data: np.ndarray) -> None:
         x = flat(f32(data, self.data.dtype))
-        result = np.zeros((len(x), 6), np.float32)
+        result = np.zeros_like(x, shape=(len(x), 6))
         for half in (0, 1):
             values = x[:, half::2]
             if values.shape[1]:

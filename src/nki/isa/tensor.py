@@ -19,7 +19,7 @@ from . import rules
 from .banks import check_bank
 from .enums import TENSOR, matmul_perf_mode, member
 from .legacy import legacy_keywords
-from .numerics import flat, scratch
+from .numerics import all_hold, flat, scratch
 from .transpose import is_identity, move_transposed, transposed_dtypes, turning_flops, warn_not_finite
 
 FLOAT_INPUTS = ("float8_e4m3", "float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "tfloat32", "float32")
@@ -357,7 +357,7 @@ class NcMatmul(MatmulInstruction):
         adds = not overwrites and written is True and self.dst.dtype == "float32"
         if adds and add_product(dst, stationary, moving):
             return
-        product = np.matmul(stationary.T, moving, out=scratch((stationary.shape[1], moving.shape[1])))
+        product = np.matmul(stationary.T, moving, out=scratch((stationary.shape[1], moving.shape[1]), moving))
         self.accumulate_into(dst, product.reshape(dst.shape), written)
 
     def _contraction(self, operand: np.ndarray) -> np.ndarray:
@@ -371,11 +371,7 @@ class NcMatmul(MatmulInstruction):
         """A wrong hint makes hardware drop digits of float32 operands."""
         for name, values in (("stationary", stationary), ("moving", moving)):
             hinted = getattr(self, f"is_{name}_onezero")
-            if (
-                hinted
-                and getattr(self, name).dtype == "float32"
-                and not np.array_equal(values * values, values)
-            ):
+            if hinted and getattr(self, name).dtype == "float32" and not all_hold(values * values == values):
                 warn(
                     "onezero",
                     f"{self.public}: is_{name}_onezero is set, but {name} holds other numbers than 1 and 0",
@@ -428,7 +424,7 @@ class MatmulTranspose(NcMatmul):
                 notes=[f"moving: {self.moving.describe()}"],
                 help="make it with nl.shared_identity_matrix, or leave is_transpose out",
             )
-        elif not np.isfinite(left).all():
+        elif not all_hold(np.isfinite(left)):
             warn_not_finite(self, "stationary")
         dtypes.store(dst, np.matmul(left.T, right).reshape(dst.shape), self.dst.dtype)
 

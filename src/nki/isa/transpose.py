@@ -19,7 +19,7 @@ from ..tensors import View
 from . import rules
 from .banks import check_bank
 from .enums import TENSOR, UNKNOWN, VECTOR, engine
-from .numerics import flat, moves_bits
+from .numerics import all_hold, flat, moves_bits
 
 
 def turning_flops(source: View) -> int:
@@ -37,7 +37,7 @@ def is_identity(array: np.ndarray, dtype: dtypes.DType) -> bool:
     k, n = array.shape
     if k != n:
         return False
-    if array.dtype == dtype.storage and np.array_equal(dtypes.bits(array), _identity_bits(k, dtype)):
+    if array.dtype == dtype.storage and all_hold(dtypes.bits(array) == _identity_bits(k, dtype)):
         return True
     return np.array_equal(f32(array, dtype), np.eye(k, dtype=np.float32))
 
@@ -164,7 +164,7 @@ class NcTranspose(Instruction):
         """trn1 multiplies by the identity: one NaN or infinity spoils its row of dst."""
         values = f32(data, self.data.dtype).T + np.float32(0)  # a sum turns -0 into 0
         finite = np.isfinite(values).all(axis=1)
-        if not finite.all():
+        if not all_hold(finite):
             warn_not_finite(self, "data")
             values[~finite] = np.nan
         return values

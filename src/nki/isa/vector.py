@@ -251,7 +251,7 @@ class TensorScalar(Instruction):
             return
         if op0 is not None:
             a = column(operand0, self.operand0, dst.ndim)
-            x = alu.evaluate(op0, x, a, self.reverse0, scratch(dst.shape))
+            x = alu.evaluate(op0, x, a, self.reverse0, scratch(dst.shape, dst))
         alu.evaluate_into(dst, dtype, op1, x, column(operand1, self.operand1, dst.ndim), self.reverse1)
 
     def _compute_integers(self, dst: np.ndarray, x: np.ndarray, operand0: Any, operand1: Any) -> None:
@@ -316,7 +316,7 @@ class ScalarTensorTensor(Instruction):
         x = f32(shaped(data, dst), self.data.dtype)
         a = column(operand0, self.operand0, dst.ndim)
         b = f32(shaped(operand1, dst), self.operand1.dtype)
-        x = alu.evaluate(self.op0, x, a, self.reverse0, scratch(dst.shape))
+        x = alu.evaluate(self.op0, x, a, self.reverse0, scratch(dst.shape, dst))
         alu.evaluate_into(dst, self.dst.dtype, self.op1, x, b, self.reverse1)
 
     def cost(self, m: Machine) -> Cost:

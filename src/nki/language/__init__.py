@@ -28,6 +28,7 @@ from ..hardware.dtypes import (
 from ..hardware.operators import OPERATORS as _OPERATORS
 from ..tensors.tensor import NkiTensor
 from . import elementwise as _elementwise
+from . import partitions as _partitions
 from .creation import (
     empty_like,
     full,

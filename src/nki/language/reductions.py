@@ -5,10 +5,12 @@ The functions carry the names of Python's own; this module uses none of those.
 
 from __future__ import annotations
 
+from builtins import all as builtins_all
 from math import prod as product
 from typing import Any
 
 from .. import isa
+from ..context import warn
 from ..errors import error
 from ..hardware import dtypes
 from ..hardware.dtypes import DType
@@ -114,11 +116,43 @@ min.operator = _MINIMUM  # type: ignore[attr-defined]
 
 
 def _public(function: str, op: Operator, x: Any, axis: Any, dtype: Any, keepdims: Any) -> NkiTensor:
-    """One tensor_reduce."""
+    """One tensor_reduce; another engine folds partitions, where somebody asks for that."""
+    across = _partitions_too(function, op, x, axis)
+    if across is not None:
+        return _across(function, op, *across, dtype, keepdims)
     x, axes = _operand(function, x, axis)
     out = allocate(function, _shape(x, axes, keepdims), result_dtype(function, dtype, x))
     isa.tensor_reduce(out, op, x, axes, keepdims=bool(keepdims))
     watch_integers(function, out, x)
+    return out
+
+
+def _partitions_too(function: str, op: Operator, x: Any, axis: Any) -> tuple[NkiTensor, list[int]] | None:
+    """The tile and its free axes to fold, where axis 0 is one of the axes and an instruction can fold it."""
+    given = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    if op not in (_ADD, _MAXIMUM) or not given or not builtins_all(is_int(a) for a in given):
+        return None
+    x = check_tile(function, "x", x)
+    axes = sorted({int(a) % x.ndim for a in given if -x.ndim <= a < x.ndim})
+    if len(axes) != len(given) or axes[0] != 0 or axes[1:] != [*range(x.ndim - len(axes) + 1, x.ndim)]:
+        return None
+    warn(
+        "axis",
+        f"{function}: axis={axis!r}: only the last dimensions can be reduced together",
+        [f"x: {x.describe()}", "here tensor_partition_reduce folds the partitions; a compiler would refuse"],
+        "reduce the free dimensions, then use nisa.tensor_partition_reduce, or a matmul with ones",
+    )
+    return x, axes[1:]
+
+
+def _across(
+    function: str, op: Operator, x: NkiTensor, free: list[int], dtype: Any, keepdims: Any
+) -> NkiTensor:
+    """Folds the free axes, then the partitions: the result stands on one of them."""
+    rows = _reduce(op, x, tuple(free)) if free else x
+    kept = tuple(rows.shape[1:]) if keepdims or not free else tuple(rows.shape[1 : free[0]]) or (1,)
+    out = allocate(function, (1, *kept), result_dtype(function, dtype, x))
+    isa.tensor_partition_reduce(out, op, rows.reshape((rows.shape[0], *kept)))
     return out
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..call import sessions
 from ..call.bridges import TensorSpec
 from ..call.calls import Call, Run
 from ..call.jit import profile as model
@@ -248,10 +248,12 @@ def profile(
     def call(*args: Any, **kwargs: Any) -> None:
         folder = os.path.abspath(working_directory or ".")
         os.makedirs(folder, exist_ok=True)
-        figures = model(made)(*args, **kwargs).to_dict()
-        for name, content in ((save_neff_name, {}), (save_trace_name, figures)):
-            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
-                json.dump({"open_nki_placeholder": made.__name__, "modelled": True, **content}, file)
+        program = made.trace(*args, **kwargs)
+        sessions.write(os.path.join(folder, save_neff_name), made.__name__, [program])
+        stem, suffix = os.path.splitext(save_trace_name)
+        names = [f"{stem}_exec_{n}{suffix}" for n in range(profile_nth, num_execs + 1, profile_nth)]
+        for name in names if profile_nth > 1 else [save_trace_name]:
+            sessions.write(os.path.join(folder, name), made.__name__, [program], modelled=True)
 
     return call
 

@@ -26,6 +26,8 @@ class Pool:
             fitting = [i for i, a in enumerate(self.waiting) if nbytes <= a.size <= 2 * nbytes]
             if fitting:
                 return self.waiting.pop(min(fitting, key=lambda i: self.waiting[i].size))
+            while self.waiting and sum(a.size for a in self.waiting) + nbytes > self.limit:
+                self.waiting.pop(0)  # what waits and what is new stay within the limit together
         return aligned(nbytes)
 
     def give_back(self, array: np.ndarray) -> None:
@@ -42,6 +44,7 @@ pool = Pool()
 
 def _after_fork() -> None:
     pool.lock = threading.Lock()  # another thread may have held it
+    pool.waiting.clear()  # a page that both processes have is copied when it is written: new ones cost less
 
 
 if hasattr(os, "register_at_fork"):

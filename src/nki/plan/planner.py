@@ -5,19 +5,22 @@ A plan is made where it can pay: the products of the program are large, and ther
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from math import prod
+from functools import cached_property
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+from ..program.effects import effects
 from ..program.instruction import State
-from ..program.meanings import Product
-from ..program.program import Item, Loop, Program
+from ..program.program import Loop, Program
 from ..tensors.storage import Storage
 from .folding import folded
+from .kinds import Kinds
 from .products import Gemm
 from .stages import in_stages, laid_out
 from .storages import Storages
-from .tracking import InPlace, Tracker
+from .tracking import InPlace, Task, Tracker
 
 WORTH = 1 << 28  # floating-point operations of matmuls from which a plan is made
 WORTH_EACH = 1 << 20  # and so many for each instruction, which all have to be looked at
@@ -43,6 +46,22 @@ class Plan:
         self.storages = storages
         self.in_place = kept  # storages that are not followed, and why
 
+    @cached_property
+    def independent(self) -> bool:
+        """Nothing that one core writes matters to another, so that they need not take turns."""
+        if self.program.said:  # in their order
+            return False
+        if any(step.__class__ is Task and step.kind == "fence" for core in self.cores for step in core.steps):
+            return False
+        used = [_touched(self.program, core) for core in range(len(self.cores))]
+        free = self.storages.once  # every element of these is written by one of them, and read by nobody
+        return not any(
+            (written & (read | others)) - free
+            for i, (_, written) in enumerate(used)
+            for j, (read, others) in enumerate(used)
+            if i != j
+        )
+
     @property
     def products(self) -> Iterator[Gemm]:
         return (step for core in self.cores for step in core.steps if step.__class__ is Gemm)
@@ -64,14 +83,17 @@ def plan_of(program: Program, forced: bool = False) -> Plan | NoPlan:
 
 
 def _made(program: Program, forced: bool) -> Plan | NoPlan:
-    flops, count, states = 0, 0, set()
+    flops, count = 0, 0
+    states: set[State] = set()
+    kinds = Kinds(program.machine)
     for items in program.cores:
-        for instruction in _straight(items):
-            count += 1
-            if instruction.state:
-                states.update(instruction.touches())
-            if instruction.accumulates and instruction.meaning(program.machine).__class__ is Product:
-                flops += _flops(instruction)
+        straight = [item for item in items if item.__class__ is not Loop]
+        first = {id(instruction.access): instruction for instruction in straight}  # type: ignore[union-attr]
+        for access, often in Counter(map(id, map(attrgetter("access"), straight))).items():
+            kind = kinds.of(first[access])  # type: ignore[arg-type]
+            states.update(kind.states)
+            flops += kind.flops * often
+        count += len(straight)
     for state in UNPLANNED:
         if state in states:
             return NoPlan(f"it touches {state.value}")
@@ -79,28 +101,30 @@ def _made(program: Program, forced: bool) -> Plan | NoPlan:
         return NoPlan(f"its matmuls are {flops / 1e6:.0f} MFLOP in {count} instructions, which does not pay")
     if any(isinstance(item, Loop) for items in program.cores for item in items) and _touches(program):
         return NoPlan("a dynamic loop touches what only the numpy executor knows")
-    return _planned(program)
+    return _planned(program, kinds)
 
 
-def _flops(product: Any) -> int:
-    (k, *m), n = product.stationary.shape, product.moving.shape
-    return 2 * k * prod(m) * prod(n[1:])
-
-
-def _straight(items: tuple[Item, ...]) -> Iterator[Any]:
-    return (item for item in items if item.__class__ is not Loop)
+def _touched(program: Program, core: int) -> tuple[set[Storage], set[Storage]]:
+    """What a core reads, and what it writes."""
+    read: set[Storage] = set()
+    written: set[Storage] = set()
+    for instruction in program.walk(core):
+        done = effects(instruction)
+        read.update(view.storage for view in done.reads)
+        written.update(view.storage for view in done.written)
+    return read, written
 
 
 def _touches(program: Program) -> bool:
     return bool(program.state & frozenset(UNPLANNED))
 
 
-def _planned(program: Program) -> Plan | NoPlan:
+def _planned(program: Program, kinds: Kinds) -> Plan | NoPlan:
     kept: dict[Storage, str] = {}
     for _ in range(ATTEMPTS):
-        storages = Storages(program, kept)
+        storages = Storages(program, kinds, kept)
         try:
-            cores = [_core(program, core, storages) for core in range(len(program.cores))]
+            cores = [_core(program, core, storages, kinds) for core in range(len(program.cores))]
         except InPlace as problem:
             kept[problem.storage] = problem.why
             continue
@@ -108,8 +132,8 @@ def _planned(program: Program) -> Plan | NoPlan:
     return NoPlan("too many of its tiles are no sequences of values")
 
 
-def _core(program: Program, core: int, storages: Storages) -> CorePlan:
-    tracker = Tracker(storages, program.machine)
+def _core(program: Program, core: int, storages: Storages, kinds: Kinds) -> CorePlan:
+    tracker = Tracker(storages, kinds)
     tracker.follow(program.cores[core])
     tasks = folded(tracker.tasks, tracker.folded)
     steps = in_stages(tasks, storages)

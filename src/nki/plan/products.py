@@ -79,14 +79,46 @@ class Gemm(NamedTuple):
     products: int  # of tiles
 
 
+class Column(tuple):
+    """The tiles that one side of a sum of products takes its terms from. Equal ones are one object."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+class _Columns:
+    """Finds equal columns. Tiles are numbered first: most are met many times, as the same object."""
+
+    def __init__(self) -> None:
+        self.by_object: dict[int, int] = {}
+        self.by_place: dict[Place, int] = {}
+        self.columns: dict[tuple[int, ...], Column] = {}
+
+    def _number(self, place: Place) -> int:
+        found = self.by_object.get(id(place))
+        if found is None:
+            found = self.by_place.setdefault(place, len(self.by_place))
+            self.by_object[id(place)] = found
+        return found
+
+    def of(self, places: list[Place]) -> Column:
+        known, number = self.by_object, self._number
+        key = tuple([known[id(p)] if id(p) in known else number(p) for p in places])
+        found = self.columns.get(key)
+        if found is None:
+            found = self.columns[key] = Column(places)
+        return found
+
+
 def merged(tasks: Sequence[Task]) -> list[Gemm]:
     """The products of a stage as large ones."""
     families: dict[Any, dict[tuple, Task]] = {}
+    columns = _Columns()
     extra: list[Task] = []
     for task in tasks:
-        value = task.outs[0][1]
-        left = tuple([a for a, _ in value.terms])
-        right = tuple([b for _, b in value.terms])
+        terms = task.outs[0][1].terms
+        left, right = columns.of([a for a, _ in terms]), columns.of([b for _, b in terms])
         family = families.setdefault(tuple([a.shape[0] for a in left]), {})
         if (left, right) in family:
             extra.append(task)
@@ -94,6 +126,15 @@ def merged(tasks: Sequence[Task]) -> list[Gemm]:
             family[left, right] = task
     found = [gemm for family in families.values() for gemm in _cover(family)]
     return found + (merged(extra) if extra else [])
+
+
+def single(task: Task) -> Gemm:
+    """The product of one task, by itself."""
+    value = task.outs[0][1]
+    value.placed = None
+    left, right = (tuple([term[side] for term in value.terms]) for side in (0, 1))
+    (gemm,) = _gemms([left], [right], {(left, right): task})
+    return gemm
 
 
 def _cover(family: dict[tuple, Task]) -> list[Gemm]:
@@ -132,9 +173,10 @@ def sorted_by_place(columns: list[tuple[Place, ...]]) -> list[tuple[Place, ...]]
 
 
 def _gemms(left: list[tuple], right: list[tuple], family: dict[tuple, Task]) -> list[Gemm]:
-    modes = _modes(left) & _modes(right) or _modes(left) or _modes(right) or {"outer"}
+    ways = _modes(left), _modes(right)
+    modes = ways[0].keys() & ways[1].keys() or ways[0] or ways[1] or {"outer"}
     mode = "outer" if "outer" in modes else "inner"
-    a, b = _factor(left, mode), _factor(right, mode)
+    a, b = _factor(left, mode, ways[0].get(mode)), _factor(right, mode, ways[1].get(mode))
     for factor, columns, cut in ((a, left, 0), (b, right, 1)):
         if factor.nbytes > PACKED and len(columns) > 1:
             half = len(columns) // 2
@@ -149,21 +191,24 @@ def _gemms(left: list[tuple], right: list[tuple], family: dict[tuple, Task]) -> 
 
 def _strided(columns: Sequence[tuple[Place, ...]]) -> tuple[int, int] | None:
     """The strides that all tiles share, as matrices [K, M] of float32 of one base; None: they differ."""
-    first = columns[0][0]
-    shared = None
+    base = columns[0][0].base
+    layouts: dict[tuple, None] = {}
     for column in columns:
         for place in column:
-            if place.base is not first.base or place.dtype.storage != FLOAT32:
+            if place.base is not base or place.dtype.storage != FLOAT32:
                 return None
-            strides = as_matrix(place, place.shape[0])
-            if strides is None:
-                return None
-            rows, width = place.shape[0], prod(place.shape) // place.shape[0]
-            strides = (strides[0] if rows > 1 else 0, strides[1] if width > 1 else 1)
-            if shared is None or (shared[0] == 0 and strides[1] == shared[1]):
-                shared = strides
-            elif strides != shared and not (strides[0] == 0 and strides[1] == shared[1]):
-                return None
+            layouts[place.shape, place.strides] = None
+    shared = None
+    for shape, own in layouts:
+        rows, width = shape[0], prod(shape) // shape[0]
+        found = reshaped(shape, own, (rows, width))
+        if found is None:
+            return None
+        strides = (found[0] if rows > 1 else 0, found[1] if width > 1 else 1)
+        if shared is None or (shared[0] == 0 and strides[1] == shared[1]):
+            shared = strides
+        elif strides != shared and not (strides[0] == 0 and strides[1] == shared[1]):
+            return None
     return shared
 
 
@@ -171,35 +216,29 @@ def _width(column: tuple[Place, ...]) -> int:
     return prod(column[0].shape) // column[0].shape[0]
 
 
-def _modes(columns: Sequence[tuple[Place, ...]]) -> set[str]:
-    """How the terms of a factor may follow each other without being moved."""
+def _modes(columns: Sequence[tuple[Place, ...]]) -> dict[str, tuple[int, int]]:
+    """How the terms of a factor may follow each other without being moved, and its strides then."""
     strides = _strided(columns)
     if strides is None:
-        return set()
+        return {}
     rs, cs = strides
     for before, after in zip(columns, columns[1:], strict=False):
         step = _width(before) * cs
         if any(b.offset - a.offset != step for a, b in zip(before, after, strict=True)):
-            return set()
+            return {}
     first = columns[0]
     depth, width = sum(p.shape[0] for p in first), sum(map(_width, columns))
-    found = set()
     steps = [b.offset - a.offset for a, b in zip(first, first[1:], strict=False)]
-    same = all(
-        b.offset - a.offset == step
-        for column in columns[1:]
-        for a, b, step in zip(column, column[1:], steps, strict=False)
-    )
-    if not same:
-        return set()
+    # the other columns lie as far from the first at every term, so their terms follow as its own do
+    found = {}
     if all(step == p.shape[0] * rs for p, step in zip(first, steps, strict=False)) and _is_blas(
         rs, cs, depth, width
     ):
-        found.add("outer")
+        found["outer"] = (rs or width, cs)
     uniform = len({p.shape[0] for p in first}) == 1 and len(set(steps)) <= 1
     step = steps[0] if steps else rs
     if uniform and (not steps or rs == len(first) * step) and _is_blas(step, cs, depth, width):
-        found.add("inner")
+        found["inner"] = (step or (width if not steps else 0), cs)
     return found
 
 
@@ -210,18 +249,12 @@ def _is_blas(rs: int, cs: int, depth: int, width: int) -> bool:
     return (cs == 1 and rs >= width) or (rs == 1 and cs >= depth)
 
 
-def _factor(columns: Sequence[tuple[Place, ...]], mode: str) -> Factor:
+def _factor(columns: Sequence[tuple[Place, ...]], mode: str, strides: tuple[int, int] | None) -> Factor:
+    """With strides it lies so in memory; without, its tiles are packed."""
     first = columns[0]
     depth, width = sum(p.shape[0] for p in first), sum(map(_width, columns))
-    if mode in _modes(columns):
-        strides = _strided(columns)
-        assert strides is not None
-        rs = strides[0]
-        if mode == "inner" and len(first) > 1:
-            rs = first[1].offset - first[0].offset
-        elif rs == 0:
-            rs = width
-        there = Place(first[0].base, first[0].offset, (depth, width), (rs, strides[1]), first[0].dtype)
+    if strides is not None:
+        there = Place(first[0].base, first[0].offset, (depth, width), strides, first[0].dtype)
         return Factor(depth, width, there, [], 1)
     inner = mode == "inner" and len({p.shape[0] for p in first}) == 1
     return Factor(depth, width, None, _tiles(columns), len(first) if inner else 1)
@@ -232,32 +265,37 @@ def _tiles(columns: Sequence[tuple[Place, ...]]) -> list[Tile]:
     found: list[Tile] = []
     row = 0
     for term in range(len(columns[0])):
-        column = 0
-        last: Tile | None = None
         rows = columns[0][term].shape[0]
-        for tiles in columns:
-            place = tiles[term]
-            width = prod(place.shape) // rows
-            tile = Tile(row, rows, column, width, place, as_matrix(place, rows))
-            column += width
-            joined: Tile | None = None if last is None else _joined(last, tile)
-            if joined is not None:
-                last = found[-1] = joined
-            else:
-                found.append(tile)
-                last = tile
+        begin = column = following = 0
+        first: Place | None = None
+        strides: tuple[int, int] | None = None
+        for places in columns:
+            place = places[term]
+            own = as_matrix(place, rows)
+            if (
+                first is None
+                or own is None
+                or own != strides
+                or place.offset != following
+                or place.base is not first.base
+                or place.dtype is not first.dtype
+            ):
+                if first is not None:
+                    found.append(_tile(row, rows, begin, column, first, strides))
+                first, strides, begin = place, own, column
+            column += prod(place.shape) // rows
+            if strides is not None:
+                following = first.offset + (column - begin) * strides[1]
+        assert first is not None
+        found.append(_tile(row, rows, begin, column, first, strides))
         row += rows
     return found
 
 
-def _joined(a: Tile, b: Tile) -> Tile | None:
-    if a.strides is None or a.strides != b.strides or a.place.base is not b.place.base:
-        return None
-    if a.place.dtype is not b.place.dtype or b.place.offset - a.place.offset != a.columns * a.strides[1]:
-        return None
-    columns = a.columns + b.columns
-    place = a.place._replace(shape=(a.rows, columns), strides=a.strides)
-    return a._replace(columns=columns, place=place)
+def _tile(row: int, rows: int, begin: int, end: int, first: Place, strides: tuple[int, int] | None) -> Tile:
+    if strides is not None and prod(first.shape) != rows * (end - begin):  # several in a row
+        first = first._replace(shape=(rows, end - begin), strides=strides)
+    return Tile(row, rows, begin, end - begin, first, strides)
 
 
 # ---- the result ----------------------------------------------------------------------------------

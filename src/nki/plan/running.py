@@ -7,7 +7,7 @@ something to say (a warning, an error), the launch runs the program again, one i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from ..tensors.storage import Storage
 from .arrays import pool
 from .planner import NoPlan, Plan, plan_of
 from .products import Factor, Gemm
-from .threads import available, together
+from .threads import available, beside, together
 from .tracking import Task
 from .values import Place, Value, of_storage
 
@@ -101,25 +101,39 @@ class PlannedBackend(NumpyBackend):
         if self.plan is None:
             super().run(program, core)
         else:
-            Runner(self.plan, core).run()
+            runner = Runner(self.plan, core)
+            runner.open_results()
+            runner.run()
+
+    def side_by_side(self, cores: Sequence[Any], on: Callable[[Any, Callable[[], None]], Any]) -> bool:
+        """Run the cores of a plan at the same time. False: they are to take turns, and nothing was done."""
+        if self.plan is None or len(cores) < 2 or not self.plan.independent:
+            return False
+        threads = cores[0].launch.options.threads or available()
+        if threads < 2:
+            return False
+        runners = [Runner(self.plan, core, max(1, threads // len(cores))) for core in cores]
+        for runner in runners:
+            runner.open_results()
+        beside([partial(on, runner.core, runner.run) for runner in runners])
+        return True
 
 
 class Runner:
     """Runs one core's part of a plan."""
 
-    def __init__(self, plan: Plan, core: Any):
+    def __init__(self, plan: Plan, core: Any, threads: int | None = None):
         self.plan, self.core = plan, core
         self.part = plan.cores[core.index]
         self.memories = core.memories
         self.arena = np.empty(0, np.uint8)
         self.packs = np.empty(0, np.float32)
         self.raws: dict[Storage, np.ndarray] = {}
-        self.threads = core.launch.options.threads or available()
+        self.threads = threads or core.launch.options.threads or available()
 
     def run(self) -> None:
         self.arena, packs = pool.take(self.part.arena), pool.take(self.part.packed)
         self.packs = packs[: packs.size // 4 * 4].view(np.float32)
-        self._open_results()
         steps, said = self.part.steps, self._said()
         try:
             self._say(said, 0, steps)
@@ -138,7 +152,7 @@ class Runner:
 
     # ---- memory ----------------------------------------------------------------------------------
 
-    def _open_results(self) -> None:
+    def open_results(self) -> None:
         """Memory that is written once everywhere: nobody asks on the way what of it is written."""
         for storage, views in self.plan.storages.stores.items():
             if storage not in self.plan.storages.once:

@@ -56,17 +56,22 @@ class _Depths:
 
     def set(self, task: Task, window: int) -> None:
         depth = 0
-        for place in _places(task):
-            value = place.base
-            if value.__class__ is Value and value.stage == window and value.depth > depth:
-                depth = value.depth
         if task.kind == "product":
+            for left, right in task.outs[0][1].terms:
+                for value in (left.base, right.base):
+                    if value.__class__ is Value and value.stage == window and value.depth > depth:
+                        depth = value.depth
             depth += 1
         else:
+            for place in _places(task):
+                value = place.base
+                if value.__class__ is Value and value.stage == window and value.depth > depth:
+                    depth = value.depth
             reads = [v.storage for _, v in task.reads if v.__class__ is not Place]
             writes = [v.storage for _, v, _ in task.outs if v.__class__ is not Value]
             writes = [s for s in writes if s not in self.storages.once]
-            states = task.instruction.touches() if task.instruction is not None else ()
+            instruction = task.instruction
+            states = instruction.touches() if instruction is not None and instruction.state else ()
             for storage in reads:
                 depth = max(depth, self.written.get(_space(storage), 0))
             for storage in writes:

@@ -10,41 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import gcd
+from typing import Any
 
 import numpy as np
 
-from ..hardware.machine import Machine
 from ..program.effects import effects
-from ..program.instruction import Instruction, State
-from ..program.program import Item, Loop, Program, walk
+from ..program.instruction import Instruction
+from ..program.program import Loop, Program, walk
 from ..tensors import View
 from ..tensors.storage import Storage
-
-ORDERED = frozenset((State.vector_accumulator, State.scalar_accumulator))  # states that plans keep in order
-
-
-def is_fence(item: Item) -> bool:
-    """The item is run by the numpy executor, and nothing is moved across it."""
-    if isinstance(item, Loop):
-        return True
-    if not item.access.fixed:
-        return True
-    if item.state and not ORDERED.issuperset(item.touches()):
-        return True
-    return any(getattr(getattr(item, name), "is_register", False) for name in item.registers)
+from .kinds import Kind, Kinds
 
 
 class Storages:
     """What is known of the storages of a program before its values are followed."""
 
-    def __init__(self, program: Program, in_place: Iterable[Storage] = ()):
+    def __init__(self, program: Program, kinds: Kinds, in_place: Iterable[Storage] = ()):
         self.in_place: set[Storage] = set(in_place)  # on chip, and not followed
         self.written: set[Storage] = set()  # in HBM, by any core
         self.read: set[Storage] = set()
         self.stores: dict[Storage, list[View]] = {}
         for items in program.cores:
             for item in items:
-                self._look(item, program.machine)
+                kind = None if item.__class__ is Loop else kinds.of(item)  # type: ignore[arg-type]
+                if kind is None or kind.fence or kind.memory:
+                    for instruction in walk([item]):
+                        self._keep(instruction)
+                elif kind.hbm_reads or kind.hbm_writes:
+                    self._look(item, kind)
         self.once: set[Storage] = set()  # written once everywhere, and never read
         self.complete: set[Storage] = set()  # of these, written as a whole
         for storage, views in self.stores.items():
@@ -55,26 +48,15 @@ class Storages:
                     if complete:
                         self.complete.add(storage)
 
-    def _look(self, item: Item, machine: Machine) -> None:
-        if is_fence(item):
-            for instruction in walk([item]):
-                self._keep(instruction)
-            return
-        assert isinstance(item, Instruction)
-        if item.opens and item.meaning(machine) is None:
-            self._keep(item)
-            return
-        operands = item.operands()
-        for i, _ in item.access.reads:
-            if not operands[i].storage.on_chip:
-                self.read.add(operands[i].storage)
-        for i in item.write_at:
-            view = operands[i]
-            if isinstance(view, View) and not view.storage.on_chip:
-                self.written.add(view.storage)
-                self.stores.setdefault(view.storage, []).append(view)
-                if i in item.read_at:
-                    self.read.add(view.storage)
+    def _look(self, instruction: Any, kind: Kind) -> None:
+        for name in kind.hbm_reads:
+            self.read.add(getattr(instruction, name).storage)
+        for name, is_read in kind.hbm_writes:
+            view = getattr(instruction, name)
+            self.written.add(view.storage)
+            self.stores.setdefault(view.storage, []).append(view)
+            if is_read:
+                self.read.add(view.storage)
 
     def _keep(self, instruction: Instruction) -> None:
         """All that the instruction touches stays in place."""

@@ -6,6 +6,7 @@ How a step is cut does not depend on how many threads there are, so its bits do 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -33,6 +34,27 @@ def together(parts: Sequence[Callable[[], None]], threads: int) -> None:
         pool = _pools.setdefault(threads, ThreadPoolExecutor(threads, thread_name_prefix="nki-plan"))
     waiting = [pool.submit(_quiet, part) for part in parts]
     problems = [future.exception() for future in waiting]
+    for problem in problems:
+        if problem is not None:
+            raise problem
+
+
+def beside(programs: Sequence[Callable[[], None]]) -> None:
+    """Run programs at the same time, each on a thread of its own; the first one's error is raised."""
+    problems: list[BaseException | None] = [None] * len(programs)
+
+    def run(number: int) -> None:
+        try:
+            programs[number]()
+        except BaseException as problem:
+            problems[number] = problem
+
+    others = [threading.Thread(target=run, args=(n,), name="nki-core") for n in range(1, len(programs))]
+    for thread in others:
+        thread.start()
+    run(0)
+    for thread in others:
+        thread.join()
     for problem in problems:
         if problem is not None:
             raise problem

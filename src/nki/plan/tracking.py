@@ -1,36 +1,24 @@
 """Tracking: goes through the instructions of a core and finds the values each of them reads and makes.
 
-A tile's memory is a table of pieces, the newest last: a write adds one and hides what it covers. A read that
-lies in one piece is a strided view of its value; one that spans several gathers them into a new value. What
-cannot be followed so (`InPlace`) stays memory that is written in place, and the tracking starts again.
+What cannot be followed so (`InPlace`) stays memory that is written in place, and the tracking starts again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from ..hardware.dtypes import float32
-from ..hardware.machine import Machine
 from ..program.instruction import Instruction
 from ..program.meanings import Fill, Move, Product, Sum
 from ..program.program import Item, Loop
-from ..tensors import Shape, View
-from ..tensors.storage import Storage
-from .storages import Storages, is_fence
-from .values import Place, Region, Value, moved, of_storage, region, runs
+from ..tensors import View
+from .kinds import Kind, Kinds
+from .storages import Storages
+from .tiles import InPlace, Tiles, rectangle
+from .values import Place, Value, moved, of_storage
 
 WIDENED = ("bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")  # exact in float32
-
-
-class InPlace(Exception):
-    """A storage whose values cannot be followed."""
-
-    def __init__(self, storage: Storage, why: str):
-        super().__init__(why)
-        self.storage, self.why = storage, why
 
 
 class Task:
@@ -62,47 +50,40 @@ class Task:
         self.depth = 0
 
 
-class Piece(NamedTuple):
-    value: Value
-    where: Region
-    storage: Storage
-
-
 class Tracker:
     """Makes the tasks of one core."""
 
-    def __init__(self, storages: Storages, machine: Machine):
+    def __init__(self, storages: Storages, kinds: Kinds):
         self.storages = storages
-        self.machine = machine
+        self.kinds = kinds
         self.tasks: list[Task] = []
-        self.tables: dict[Any, list[Piece]] = {}
-        self.exact: dict[tuple[Storage, int], Value] = {}
+        self.tiles = Tiles()
         self.folded: dict[str, int] = {"copies": 0, "matmuls": 0}
 
     def follow(self, items: Sequence[Item]) -> None:
-        position = 0
+        position, known = 0, self.kinds
         for item in items:
-            if is_fence(item):
+            kind = None if item.__class__ is Loop else known.of(item)  # type: ignore[arg-type]
+            if kind is None or kind.fence:
                 self.tasks.append(Task("fence", item, position))
                 position += _length(item)
-            else:
-                self._instruction(item, position)  # type: ignore[arg-type]
-                position += 1
+                continue
+            meaning = kind.meaning
+            if not (
+                (meaning.__class__ is Product and self._product(item, meaning, position))  # type: ignore[arg-type]
+                or (meaning.__class__ is Move and self._move(item, meaning, position))  # type: ignore[arg-type]
+            ):
+                self._instruction(item, kind, position)  # type: ignore[arg-type]
+            position += 1
         # a sum of products stands where its last term does, after what was gathered for it
         self.tasks.sort(key=lambda task: (task.position, task.kind != "gather"))
 
     # ---- one instruction -------------------------------------------------------------------------
 
-    def _instruction(self, instruction: Instruction, position: int) -> None:
-        meaning = instruction.meaning(self.machine)
-        if meaning.__class__ is Move and self._move(instruction, meaning, position):  # type: ignore[arg-type]
-            return
-        if meaning.__class__ is Product and self._product(instruction, meaning, position):  # type: ignore[arg-type]
-            return
+    def _instruction(self, instruction: Instruction, kind: Kind, position: int) -> None:
         task = Task("compute", instruction, position)
-        operands = instruction.operands()
-        access = instruction.access
-        if instruction.opens and meaning is None:
+        meaning, access, operands = kind.meaning, kind.access, instruction.operands()
+        if kind.memory:
             task.kind = "memory"  # its compute looks for the memory by itself
             task.reads = [(i, operands[i]) for i in instruction.read_at if isinstance(operands[i], View)]
             task.outs = [
@@ -149,18 +130,21 @@ class Tracker:
         value = Value(view)
         value.makers.append(task)
         task.outs.append((index, value, before))
-        self._define(view, value)
+        self.tiles.define(view, value)
 
     def _move(self, instruction: Instruction, meaning: Move, position: int) -> bool:
         """A copy of what never changes is another name for it. False: somebody must move the elements."""
-        dst, src = instruction.operands()[:2]
-        if not self.storages.is_followed(dst.storage):
+        dst, src, *_ = instruction.operands()
+        storages, source = self.storages, src.storage
+        if not dst.storage.on_chip or dst.storage in storages.in_place:
             return False
         wide: Place | None = None
-        if self.storages.is_followed(src.storage):
+        if source.on_chip:
+            if source in storages.in_place:
+                return False
             place = self._place(src, position)
             wide = self._elsewhere(src)
-        elif self.storages.is_constant(src.storage):
+        elif source not in storages.written:
             place = of_storage(src)
         else:
             return False
@@ -173,7 +157,7 @@ class Tracker:
         if alias is not None and (alias.strides[-1] <= 1 or dst.shape[-1] == 1):
             value = Value(dst, alias)
             value.wide = None if wide is None else _beside(dst, wide, None)
-            self._define(dst, value)
+            self.tiles.define(dst, value)
             self.folded["copies"] += 1
             return True
         # products take it where it is; for everybody else it is moved, if there is anybody
@@ -187,19 +171,18 @@ class Tracker:
             place.base.readers.append(task)
         task.outs.append((0, value, None))
         self.tasks.append(task)
-        self._define(dst, value)
+        self.tiles.define(dst, value)
         return True
 
     # ---- matmuls ---------------------------------------------------------------------------------
 
-    def _product(self, instruction: Instruction, meaning: Product, position: int) -> bool:
-        dst, stationary, moving = instruction.operands()
-        followed = self.storages.is_followed
-        if not followed(dst.storage):
+    def _product(self, instruction: Any, meaning: Product, position: int) -> bool:
+        dst, stationary, moving = instruction.dst, instruction.stationary, instruction.moving
+        in_place = self.storages.in_place  # all three are on chip
+        if in_place and (
+            dst.storage in in_place or stationary.storage in in_place or moving.storage in in_place
+        ):
             return False
-        for view in (stationary, moving):
-            if not (followed(view.storage) or self.storages.is_constant(view.storage)):
-                return False
         adds, old = self._adds(dst, meaning.accumulate)
         if adds and (old is None or old.terms is None or old.closed):
             return False
@@ -215,22 +198,29 @@ class Tracker:
             value.makers.append(task)
             task.outs.append((0, value, None))
             self.tasks.append(task)
-            self._define(dst, value)
+            self.tiles.define(dst, value)
         value.terms.append((left, right))  # type: ignore[union-attr]
-        for place in (left, right):
-            if place.base.__class__ is Value:
-                place.base.readers.append(task)
+        if left.base.__class__ is Value:
+            left.base.readers.append(task)
+        if right.base.__class__ is Value:
+            right.base.readers.append(task)
         return True
 
     def _factor(self, view: View, position: int) -> Place:
         """An operand of a product: as it stands, or where it was moved from."""
-        if not view.storage.on_chip:
-            return of_storage(view)
-        return self._elsewhere(view) or self._place(view, position)
+        sig = view._sig or view.sig
+        tile = self.tiles[view.storage]
+        found = tile.factors.get(sig)
+        if found is None:
+            found = self._elsewhere(view) or self._place(view, position)
+            if found.base.__class__ is Value and found.base.gathered is not None:
+                found = found.base.ungathered(found) or found
+            tile.factors[sig] = found
+        return found
 
     def _elsewhere(self, view: View) -> Place | None:
         """The same numbers where they were before somebody turned or widened them."""
-        value = self.exact.get((view.storage, view.sig)) or self._single(view)
+        value = self.tiles[view.storage].exact.get(view.sig) or self.tiles.single(view)
         if value is None or value.wide is None or value.dtype is not view.dtype:
             return None
         place = value.wide.part(view)
@@ -238,23 +228,23 @@ class Tracker:
 
     def _adds(self, dst: View, accumulate: bool | None) -> tuple[bool, Value | None]:
         """Whether a matmul adds to dst, and to which value; None: to parts of several."""
-        value = self.exact.get((dst.storage, dst.sig))
+        value = self.tiles[dst.storage].exact.get(dst._sig or dst.sig)
         if value is not None:
-            flags = {value.by_matmul}
-        else:
-            where = self._region(dst)
-            flags = {p.value.by_matmul for p in self._table(dst.storage) if p.where.overlaps(where)} or {
-                False
-            }
+            if accumulate is None:
+                return value.by_matmul, value
+            if accumulate and not value.by_matmul:
+                raise InPlace(dst.storage, "a matmul adds to what no matmul wrote")
+            return accumulate, value
+        flags = self.tiles.written_by_matmul(dst)
         if accumulate is None:
             if len(flags) > 1:
                 raise InPlace(dst.storage, "a matmul into parts of other sums")
             return flags == {True}, value
         if accumulate and flags != {True}:
             raise InPlace(dst.storage, "a matmul adds to what no matmul wrote")
-        if accumulate and value is None:
+        if accumulate:
             raise InPlace(dst.storage, "a matmul adds to a part of a tile")
-        return bool(accumulate), value
+        return False, value
 
     def _accumulates(self, instruction: Any, task: Task, dst: View) -> None:
         """A matmul that is no plain product."""
@@ -269,116 +259,45 @@ class Tracker:
         task.written = adds
         task.outs[-1][1].by_matmul = not instruction.is_transpose
 
-    # ---- pieces ----------------------------------------------------------------------------------
-
-    def _table(self, storage: Storage) -> list[Piece]:
-        space: Any = storage if storage.address is None else storage.buffer
-        found = self.tables.get(space)
-        if found is None:
-            found = self.tables[space] = []
-        return found
-
-    def _region(self, view: View) -> Region:
-        found = region(view)
-        if found is None:
-            raise InPlace(view.storage, "partitions in another order")
-        return found
-
-    def _define(self, view: View, value: Value) -> None:
-        """From now on a view of a tile holds a value."""
-        storage = view.storage
-        where = self._region(view)
-        pieces = runs(view, where)
-        if pieces is None:
-            raise InPlace(storage, "a write of very many pieces")
-        table = self._table(storage)
-        if table:
-            kept = []
-            for piece in table:
-                if piece.where.overlaps(where):
-                    hits = [new for new in pieces if piece.where.overlaps(new)]
-                    if hits:
-                        self.exact.pop((piece.storage, piece.value.view.sig), None)
-                        if any(new.covers(piece.where) for new in hits):
-                            continue
-                kept.append(piece)
-            table[:] = kept
-        table += [Piece(value, piece, storage) for piece in pieces]
-        self.exact[storage, view.sig] = value
-
-    def _single(self, view: View) -> Value | None:
-        """The value that holds all of a view."""
-        where = self._region(view)
-        found: Value | None = None
-        for piece in reversed(self._table(view.storage)):
-            if piece.where.overlaps(where):
-                if piece.storage is not view.storage:
-                    raise InPlace(view.storage, "read through another tile's memory")
-                if found is None and piece.where.covers(where):
-                    return piece.value
-                if found is not None and found is not piece.value:
-                    return None
-                found = piece.value
-        return None if found is None or found.part(view) is None else found
+    # ---- what tiles hold -------------------------------------------------------------------------
 
     def _place(self, view: View, position: int) -> Place:
         """Where the elements of a view of a tile are."""
-        value = self.exact.get((view.storage, view.sig))
-        if value is None:
-            value = self._single(view)
-        if value is None:
-            value = self._gathered(view, position)
-        place = value.part(view)
+        tile, sig = self.tiles[view.storage], view._sig or view.sig
+        place = tile.places.get(sig)
         if place is None:
-            raise InPlace(view.storage, "a view that is none of what was written")
+            value = tile.exact.get(sig) or self.tiles.single(view) or self._gathered(view, position)
+            place = value.part(view)
+            if place is None:
+                raise InPlace(view.storage, "a view that is none of what was written")
+            tile.places[sig] = place
         if place.base.__class__ is Value:
             place.base.closed = True  # somebody sees it as it is now: nothing is added to it any more
         return place
 
     def _gathered(self, view: View, position: int) -> Value:
         """A new value made of all pieces of a tile, or of those that a view spans."""
-        storage, where = view.storage, self._region(view)
+        storage = view.storage
         if view.dtype is not storage.dtype:
             raise InPlace(storage, "parts are read as another dtype")
-        frame, wanted = self._frame(view, where)
+        frame, wanted = self.tiles.frame(view)
         task, value = Task("gather", None, position), Value(frame)
         value.makers.append(task)
         flags = set()
-        for inside in wanted:
-            for piece in self._table(storage):
-                if not piece.where.overlaps(inside):
-                    continue
-                if piece.storage is not storage or piece.value.view.dtype is not view.dtype:
-                    raise InPlace(storage, "parts that cannot be put together")
-                part = _frame(storage, _common(piece.where, inside))
-                place = piece.value.part(part)
-                if place is None:
-                    raise InPlace(storage, "parts that cannot be put together")
-                task.parts.append((part, place))
-                flags.add(piece.value.by_matmul)
-                if place.base.__class__ is Value:
-                    place.base.closed = True
-                    place.base.readers.append(task)
+        value.gathered = []
+        for part, place, whole in self.tiles.parts(view, wanted):
+            task.parts.append((part, place))
+            value.gathered.append((rectangle(part), whole))
+            flags.add(whole.by_matmul)
+            if place.base.__class__ is Value:
+                place.base.closed = True
+                place.base.readers.append(task)
         task.outs.append((0, value, None))
         value.by_matmul = flags == {True}
         if len(flags) == 1:
-            self._define(frame, value)
+            self.tiles.define(frame, value)
         self.tasks.append(task)
         return value
-
-    def _frame(self, view: View, where: Region) -> tuple[View, list[Region]]:
-        """What to gather for a read: the whole tile, the rectangle around the view, or the view alone."""
-        storage = view.storage
-        table = [p for p in self._table(storage) if p.where.overlaps(where) or p.storage is storage]
-        whole = Region(*_origin(storage), exact=True)
-        width = view.dtype.itemsize
-        for inside in (whole, where) if storage.address is None else (where,):
-            if _covered(table, inside, width):
-                return _frame(storage, inside), [inside._replace(exact=True)]
-        pieces = runs(view, where)
-        if where.exact or pieces is None or not all(_covered(table, piece, width) for piece in pieces):
-            raise InPlace(storage, "read before it was written")
-        return view, pieces
 
 
 def _length(item: Item) -> int:
@@ -395,33 +314,4 @@ def _beside(view: View, place: Place, order: Any) -> Value | None:
     return value
 
 
-def _origin(storage: Storage) -> tuple[int, int, int, int]:
-    partition, byte = storage.address or (0, 0)
-    return partition, partition + storage.partitions, byte, byte + storage.pitch
-
-
-def _frame(storage: Storage, where: Region) -> View:
-    """A rectangle of a tile as a view [partitions, elements]."""
-    partition, byte = storage.address or (0, 0)
-    width = storage.dtype.itemsize
-    pitch = storage.pitch // width
-    offset = (where.first - partition) * pitch + (where.start - byte) // width
-    shape = Shape((where.last - where.first, (where.stop - where.start) // width))
-    return View(storage, offset, shape, (pitch, 1), storage.dtype)
-
-
-def _common(a: Region, b: Region) -> Region:
-    return Region(
-        max(a.first, b.first), min(a.last, b.last), max(a.start, b.start), min(a.stop, b.stop), True
-    )
-
-
-def _covered(pieces: list[Piece], where: Region, width: int) -> bool:
-    """Every byte of a rectangle is in some piece."""
-    flags = np.zeros((where.last - where.first, (where.stop - where.start) // width), np.bool_)
-    for piece in pieces:
-        if piece.where.overlaps(where):
-            part = _common(piece.where, where)
-            rows = slice(part.first - where.first, part.last - where.first)
-            flags[rows, (part.start - where.start) // width : (part.stop - where.start) // width] = True
-    return bool(flags.all())
+__all__ = ["InPlace", "Task", "Tracker"]

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ..hardware.dtypes import DType
-from ..tensors import View, row_major
+from ..tensors import Shape, View, row_major
 
 
 class Place(NamedTuple):
@@ -128,6 +128,8 @@ class Value:
     readers: list[Any]  # the tasks that read it, each as often as it does
     wide: Value | None = None  # for products: the same numbers elsewhere, in another order or dtype
     terms: list[tuple[Place, Place]] | None = None  # a sum of products: stationary and moving
+    gathered: list[tuple[Region, Value]] | None = None  # put together of these, each in its rectangle
+    layout: tuple | None = None  # (count, address step) of each dimension, and its step in the base
     closed = False  # somebody saw it: no more terms
     by_matmul = False
     zero = False
@@ -139,17 +141,20 @@ class Value:
     def __init__(self, view: View, place: Place | None = None):
         self.view = view
         self.dtype = view.dtype
-        self.start = view.offset  # address of the first element in the storage
-        shape = tuple(view.shape)
+        self.place = place  # where it lies in memory of somebody else
         self.base: Any
         if place is None:
-            self.dims, self.steps = _merged(shape, view.strides, row_major(shape))
             self.base, self.offset = self, 0
-            self.size = prod(shape)
+            self.size = prod(view.shape)
             self.makers, self.readers = [], []
         else:
-            self.dims, self.steps = _merged(shape, view.strides, place.strides)
             self.base, self.offset = place.base, place.offset
+
+    def _laid_out(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+        shape = tuple(self.view.shape)
+        strides = row_major(shape) if self.place is None else self.place.strides
+        self.layout = _merged(shape, self.view.strides, strides)
+        return self.layout
 
     @property
     def nbytes(self) -> int:
@@ -159,20 +164,44 @@ class Value:
         """All of it, in the shape in which it was written."""
         return self.part(self.view)  # type: ignore[return-value]
 
+    def ungathered(self, place: Place) -> Place | None:
+        """A place in a gathered value where the one piece that it lies in has it; None: in several."""
+        frame = self.view
+        if self.gathered is None or len(frame.shape) != 2 or place.dtype is not self.dtype:
+            return None
+        (_, columns), (pitch, _) = frame.shape, frame.strides
+        row, column = divmod(place.offset, columns)
+        strides = tuple([s // columns * pitch + s % columns for s in place.strides])
+        offset = frame.offset + row * pitch + column
+        view = View(frame.storage, offset, Shape(place.shape), strides, self.dtype)
+        where = region(view)
+        pieces = [] if where is None else [v for r, v in self.gathered if r.overlaps(where)]
+        if len(pieces) != 1:
+            return None
+        (piece,) = pieces
+        if piece.wide is None or piece.dtype is not self.dtype:
+            return piece.part(view)
+        found = piece.wide.part(view)
+        return None if found is None else found._replace(dtype=piece.wide.dtype)
+
     def within(self, place: Place) -> Value:
         """The same elements in memory of somebody else."""
         return Value(self.view, place)
 
     def part(self, view: View) -> Place | None:
         """Where the elements of a view of the same memory lie; None where that is no strided view."""
-        if view.dtype.itemsize != self.view.dtype.itemsize:
+        own, place = self.view, self.place
+        if place is not None and (view is own or view.sig == own.sig):
+            return place if place.dtype is view.dtype else place._replace(dtype=view.dtype)
+        if view.dtype.itemsize != own.dtype.itemsize:
             return None
         shape = tuple(view.shape)
-        found = _within(self.dims, view.offset - self.start, shape, view.strides)
+        dims, steps = self.layout or self._laid_out()
+        found = _within(dims, view.offset - own.offset, shape, view.strides)
         if found is None:
             return None
         starts, ways = found
-        offset, steps = self.offset, self.steps
+        offset = self.offset
         for dim, index in starts:
             offset += index * steps[dim]
         strides = tuple([steps[dim] * step if step else 0 for dim, step in ways])

@@ -108,7 +108,7 @@ def _signature(value: Any) -> Any:
 def _typed(value: Any) -> Any:
     """An option for a key: 1, 1.0 and True are different options, inside tuples too."""
     if value.__class__ is tuple:
-        return tuple(_typed(v) for v in value)
+        return tuple([_typed(v) for v in value])
     return value.__class__, value
 
 
@@ -160,7 +160,8 @@ def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
         elif field in cls.registers:  # a run-time value: no check may look at it
             parts.append(f"self.{field}.__class__")
         elif fields[field].startswith(("tuple", "Any")):
-            parts.append(f"_typed(self.{field})")
+            given = f"self.{field}"
+            parts.append(f"{given} if {given} is None or {given} is _NONE else _typed({given})")
         else:
             parts.append(f"self.{field}.__class__, self.{field}")
     lines = [
@@ -172,7 +173,7 @@ def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
         "def operands(self):",
         f"    return ({''.join(f'self.{k}, ' for k in kinds)})",
     ]
-    scope: dict[str, Any] = {"_signature": _signature, "_typed": _typed}
+    scope: dict[str, Any] = {"_signature": _signature, "_typed": _typed, "_NONE": ()}
     exec("\n".join(lines), scope)
     for method in ("__init__", "key", "operands"):
         scope[method].__qualname__ = f"{cls.__qualname__}.{method}"

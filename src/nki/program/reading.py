@@ -280,6 +280,7 @@ class Reader:
         instruction = cls(*(kwargs[field] for field in cls.fields))
         instruction.name = None if label is None else _text(label)
         instruction.site = site
+        instruction.handle = 0  # what waits for what is said by the program's edges
         for field in cls.registers:
             value = kwargs[field]
             if not (getattr(value, "is_register", False) or isinstance(value, int)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ..tensors import View
 from ..tensors.storage import Storage
@@ -35,13 +34,18 @@ class Recorder:
         self.used: dict[Storage, None] = {}  # all that were used, in order
 
     def __call__(self, instruction: Instruction) -> None:
+        known = self.known
         for name in instruction.access.views:
             value = getattr(instruction, name)
-            bare: Any = value.recorded if value.__class__ is NkiTensor else None
-            if bare is None or bare.storage not in self.known:
-                bare = self._bare(value)
-                if bare.indirection is None and value.__class__ is NkiTensor:
-                    value.recorded = bare
+            if value.__class__ is not NkiTensor or value.indirection is not None:
+                setattr(instruction, name, self._bare(value))
+                continue
+            storage, bare = value.storage, value.recorded
+            if storage not in known:
+                self._use(value)
+            if bare is None:
+                bare = value.recorded = View(storage, value.offset, value.shape, value.strides, value.dtype)
+                bare._sig = value._sig
             setattr(instruction, name, bare)
         self.items.append(instruction)
         self.count += 1

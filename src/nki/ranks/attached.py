@@ -9,8 +9,9 @@ import base64
 import contextlib
 import datetime
 import pickle
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .errors import first_of, packed, raised_on, unpacked
 BYTES, FAILED = 0, 1  # what a message is
 TIMEOUT_S = 300.0
 LAST_WORDS_S = 0.2  # until a message has left this process, which may be about to end
+STORE_S = 2.0  # for the store, which may be on a host that cannot be reached any more
 _unheard: list[Any] = []  # messages that nobody may ever receive; gloo needs their memory
 
 
@@ -92,10 +94,8 @@ class GlooWorld(World):
     def tell_failure(self, problem: Exception) -> None:
         """Whoever waits for this rank learns why it does not come; who comes late finds it in the store."""
         told = np.frombuffer(pickle.dumps(packed(problem)), np.uint8)
-        with contextlib.suppress(Exception):
-            self.store.compare_set(
-                self.key, "", base64.b64encode(pickle.dumps((self.rank, packed(problem)))).decode()
-            )
+        words = base64.b64encode(pickle.dumps((self.rank, packed(problem)))).decode()
+        _in_time(lambda: self.store.compare_set(self.key, "", words))
         for rank in range(self.size):
             if rank != self.rank:
                 with contextlib.suppress(Exception):
@@ -137,11 +137,11 @@ class GlooWorld(World):
 
     def _first_failure(self) -> Exception | None:
         """What some rank has said before its connections were gone."""
-        with contextlib.suppress(Exception):
-            if self.store.check([self.key]):
-                rank, told = pickle.loads(base64.b64decode(self.store.get(self.key)))
-                return unpacked(told, rank)
-        return None
+        said = _in_time(lambda: self.store.get(self.key) if self.store.check([self.key]) else None)
+        if said is None:
+            return None
+        rank, told = pickle.loads(base64.b64decode(said))
+        return unpacked(told, rank)
 
     def _lost(self, rank: int, key: Meeting, text: str) -> Exception:
         said = self._first_failure()
@@ -161,3 +161,17 @@ class GlooWorld(World):
             notes=[*notes, text.strip().splitlines()[0][:100]],
             help=f"look at the output of rank {rank}",
         )
+
+
+def _in_time(ask: Callable[[], Any]) -> Any:
+    """What the store answers, or None if it does not: its own patience is half an hour."""
+    answer: list[Any] = []
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            answer.append(ask())
+
+    thread = threading.Thread(target=run, name="nki-store", daemon=True)
+    thread.start()
+    thread.join(STORE_S)
+    return answer[0] if answer else None

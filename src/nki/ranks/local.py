@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,17 +53,26 @@ class LocalWorld(World):
 
 def run_local(kernel: Kernel, calls: list[CallOf], timeout: float | None) -> list[Any]:
     """What each rank returns. There is nothing to wait for without end: a deadlock is seen at once."""
-    room = Room()
+    return run_together([partial(_called, kernel, call) for call in calls])
+
+
+def _called(kernel: Kernel, call: CallOf) -> Any:
+    return kernel(*call.args, **call.kwargs)
+
+
+def run_together(parts: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What each rank's part gives, in rank order."""
+    room, size = Room(), len(parts)
     jobs = [
-        (Place(rank, HOST), partial(_rank, kernel, call, LocalWorld(rank, len(calls), room)))
-        for rank, call in enumerate(calls)
+        (Place(rank, HOST), partial(_rank, part, LocalWorld(rank, size, room)))
+        for rank, part in enumerate(parts)
     ]
     return room.baton.run(jobs)
 
 
-def _rank(kernel: Kernel, call: CallOf, world: World) -> Any:
+def _rank(part: Callable[[], Any], world: World) -> Any:
     try:
         with using(world):
-            return kernel(*call.args, **call.kwargs)
+            return part()
     except Exception as problem:
         raise raised_on(problem, world.rank) from problem.__cause__

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..call.kernel import Kernel
+from ..plan.threads import available
 from ..run.world import Meeting, World, attached
 from ..tree import map_tree
 from .errors import packed
@@ -52,6 +53,7 @@ def run_member(kernel: Kernel, call: CallOf, rank: int, files: list[int], pipe: 
         _die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends us
         world = ProcessWorld(rank, files, pipe)
+        os.environ.setdefault("OPEN_NKI_THREADS", str(max(1, available() // world.size)))
         try:
             with attached(world), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the parent says it, once for all ranks

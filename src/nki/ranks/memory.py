@@ -8,6 +8,8 @@ import tempfile
 
 import numpy as np
 
+POPULATED = getattr(mmap, "MAP_POPULATE", 0)  # all pages at once: a fault for each costs more than its copy
+
 
 def unnamed_file() -> int:
     """A file descriptor of memory that has no name and no size yet."""
@@ -26,8 +28,8 @@ class Mapped:
 
     def bytes(self, start: int, size: int) -> np.ndarray:
         """A part of it, not copied."""
-        if self.map is None or len(self.map) < start + size:
-            self.map = mmap.mmap(self.file, os.fstat(self.file).st_size)  # old views keep the old mapping
+        if self.map is None or len(self.map) < start + size:  # old views keep the old mapping
+            self.map = mmap.mmap(self.file, os.fstat(self.file).st_size, mmap.MAP_SHARED | POPULATED)
         return np.frombuffer(self.map, np.uint8, size, start)
 
 

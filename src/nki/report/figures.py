@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ..errors import Site
 from ..program.program import Diagnostic
 from ..program.statistics import Statistics
+from ..tensors import View
 from ..timing.measures import (
     assumptions,
     bounds,
@@ -21,11 +22,13 @@ from ..timing.measures import (
     hfu_percent,
     instruction_ns,
 )
+from ..timing.names import TileNames
 from ..timing.regions import Operation
 from ..timing.timeline import ENGINES, Timeline, matmul_flops
 from ..timing.uncertainty import Uncertainty
 
 TRACKS = (*ENGINES, "dma")
+MOST_TILES = 4  # of a line, whose names are kept
 
 
 class Profiled(Protocol):
@@ -183,18 +186,22 @@ def lines(timeline: Timeline) -> list[dict[str, Any]]:
     """
     critical = {(step.core, step.operation): step.ns for step in critical_path(timeline)}
     rows: dict[tuple[str, int], dict[str, Any]] = {}
-    of_site: dict[tuple[int, int], dict[str, Any]] = {}
+    of_site: dict[tuple, dict[str, Any]] = {}
+    names = TileNames()
     for number, core in enumerate(timeline.cores):
         for op in core.operations:
             site = site_of(op)
-            key = (id(site.code), site.lasti) if site is not None else (0, 0)  # cheaper than hashing code
+            key = site.key if site is not None else (0, 0)
             row = of_site.get(key)
             if row is None:
                 row = of_site[key] = rows.setdefault(_place(site), _new_line(site))
             _count(row, op, core, critical.get((number, op.index), 0.0))
+            _note_turn(row, timeline, op, names)
     total = timeline.work_ns / 1e3
     for row in rows.values():
         row["instruction_us"] = sum(row["engines"].values())
+        row["loops"] = {name: sorted(ends) for name, ends in row["loops"].items()}
+        row["tiles"] = list(row["tiles"])
         row["critical_percent"] = 100 * row["critical_us"] / total if total else 0.0
     return sorted(
         rows.values(), key=lambda r: (-r["critical_us"], -r["instruction_us"], r["file"], r["number"])
@@ -223,6 +230,8 @@ def _new_line(site: Site | None) -> dict[str, Any]:
         "dma_bytes": 0,
         "spill_bytes": 0,
         "flops": 0,
+        "loops": {},  # the variables of the loops around it: the lowest value, the highest
+        "tiles": {},  # the names of what it writes
     }
 
 
@@ -234,6 +243,21 @@ def _count(row: dict[str, Any], op: Operation, core: Any, critical_ns: float) ->
         row["dma_bytes" if op.instruction is not None else "spill_bytes"] += core.transfers[op.index].nbytes
     else:
         row["flops"] += matmul_flops(op)
+
+
+def _note_turn(row: dict[str, Any], timeline: Timeline, op: Operation, name: TileNames) -> None:
+    """Through which loops a line went, and which tiles it wrote."""
+    for variable, value in timeline.turn(op):
+        if isinstance(value, int):
+            ends = row["loops"].setdefault(variable, (value, value))
+            if not ends[0] <= value <= ends[1]:
+                row["loops"][variable] = (min(value, ends[0]), max(value, ends[1]))
+    if op.instruction is not None and len(row["tiles"]) < MOST_TILES:
+        for at in op.instruction.write_at:
+            view = op.instruction.operands()[at]
+            written = name(view.storage) if isinstance(view, View) else ""
+            if written:
+                row["tiles"][written] = None
 
 
 # ---- what was said -------------------------------------------------------------------------------
@@ -260,7 +284,7 @@ def _uncertainty(found: Any) -> dict[str, Any]:
 
 
 def _lines_of(operations: list[Operation]) -> list[str]:
-    sites = {(id(s.code), s.lasti): s for s in map(site_of, operations) if s is not None}
+    sites = {s.key: s for s in map(site_of, operations) if s is not None}
     places = {(s.filename, s.lineno): str(s) for s in sites.values()}
     return [places[key] for key in sorted(places)]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import linecache
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from html import escape
 from importlib.resources import files as package_files
@@ -17,7 +17,7 @@ from typing import Any
 from ..timing.timeline import Timeline
 from .figures import Profiled, figures
 from .packed import Files, pack
-from .text import comparison, count, size
+from .text import count, size
 from .text import time as plain_time
 
 # In the order of use: each only needs the ones before it to be there when the page starts.
@@ -36,21 +36,6 @@ def embedded(profile: Profiled) -> str:
     return (
         f'<iframe title="{escape(profile.kernel)}: modelled run" sandbox="allow-scripts" '
         f'style="width:100%;height:{EMBEDDED_HEIGHT}px;border:0" srcdoc="{escape(page(profile))}"></iframe>'
-    )
-
-
-def both(a: Profiled, b: Profiled) -> str:
-    """Two profiles on one page: what changed, and each page in a frame below it."""
-    frames = "".join(
-        f'<section><h2>{escape(letter)}: {escape(p.kernel)}</h2><iframe title="{escape(p.kernel)}" '
-        f'sandbox="allow-scripts" srcdoc="{escape(page(p))}"></iframe></section>'
-        for letter, p in zip("ab", (a, b), strict=True)
-    )
-    return Template(asset("compare.html")).substitute(
-        title=escape(f"{a.kernel} and {b.kernel}"),
-        style=asset("page.css"),
-        table=escape(comparison(a, b)),
-        frames=frames,
     )
 
 
@@ -174,16 +159,21 @@ def tabs(f: dict[str, Any], opened: str) -> str:
 
 def findings(f: dict[str, Any]) -> str:
     """What the advisor says, then what the kernel was warned of."""
-    shown = [article(one["title"], one["detail"], one["lines"], one["gain_us"]) for one in f["findings"]]
+    told = {line["line"]: turns(line) for line in f["lines"]}
+    shown = [
+        article(one["title"], one["detail"], one["lines"], one["gain_us"], told) for one in f["findings"]
+    ]
     for d in f["diagnostics"]:
         lines = [d["line"]] if d["line"] else []
         shown.append(article(f"{d['kind']}: {d['message']}", " ".join([*d["notes"], d["help"]]), lines))
     return "\n".join(shown) or '<p class="faint">Nothing to advise.</p>'
 
 
-def article(title: str, detail: str, lines: list[str], gain_us: float = 0.0) -> str:
+def article(
+    title: str, detail: str, lines: list[str], gain_us: float = 0.0, told: Mapping[str, str] | None = None
+) -> str:
     gain = f'<span class="gain">saves {time(gain_us)}</span>' if gain_us > 0 else ""
-    return f"<article>{gain}<h3>{escape(title)}</h3><p>{escape(detail)}</p>{places(lines)}</article>"
+    return f"<article>{gain}<h3>{escape(title)}</h3><p>{escape(detail)}</p>{places(lines, told)}</article>"
 
 
 def engine_name(name: str) -> str:
@@ -239,18 +229,27 @@ def assumptions(f: dict[str, Any]) -> str:
     )
 
 
-def places(lines: Iterable[str]) -> str:
-    """Links to source lines."""
-    lines = list(lines)
-    if not lines:
-        return ""
-    links = [
-        f'<button class="link" data-place="{escape(line)}">{escape(line)}</button>'
-        for line in lines[:MOST_PLACES]
+def places(lines: Iterable[str], told: Mapping[str, str] | None = None) -> str:
+    """Links to source lines, each with what is told of it; those behind the first few unfold."""
+    shown = [
+        f'<div><button class="link" data-place="{escape(line)}">{escape(line)}</button>'
+        f'<span class="faint">{escape((told or {}).get(line, ""))}</span></div>'
+        for line in lines
     ]
-    more = (
-        [f'<span class="faint">and {len(lines) - MOST_PLACES} more</span>']
-        if len(lines) > MOST_PLACES
-        else []
-    )
-    return f'<div class="places">{"".join([*links, *more])}</div>'
+    if not shown:
+        return ""
+    further = ""
+    if len(shown) > MOST_PLACES:
+        summary = f"<summary>{count(len(shown) - MOST_PLACES)} further lines</summary>"
+        further = f'<details class="further">{summary}{"".join(shown[MOST_PLACES:])}</details>'
+    return f'<div class="places">{"".join(shown[:MOST_PLACES])}{further}</div>'
+
+
+def turns(line: dict[str, Any]) -> str:
+    """`512 times, psum, m=0…896 k=0…7`: how often a line runs, what it writes, through which loops."""
+    loops = [
+        f"{name}={low}" if low == high else f"{name}={low}…{high}"
+        for name, (low, high) in line["loops"].items()
+    ]
+    often = f"{count(line['instructions'])} times" if line["instructions"] > 1 else ""
+    return ", ".join(filter(None, [often, "/".join(line["tiles"]), " ".join(loops)]))

@@ -17,8 +17,10 @@ import numpy as np
 from ..errors import Site
 from ..hardware.memories import PSUM, SBUF
 from ..tensors.storage import Storage
-from ..timing.simulation import MODES
-from ..timing.timeline import ENGINES, Bar, Timeline
+from ..timing.names import QUEUES, TileNames
+from ..timing.timeline import ENGINES, Bar, Timeline, Turn
+from .background import STATIONARY, background
+from .slices import MOST_OPERANDS, Slices
 
 SHOWN_IDLE = ("tensor", "vector", "scalar", "gpsimd")  # lanes shown although nothing runs there
 MOST_OWNERS = 8  # of one memory, told apart; the rest are one
@@ -51,49 +53,30 @@ class Files:
 
     def __init__(self) -> None:
         self.paths = Names()
-        self.places: dict[tuple[int, int], tuple[int, int]] = {}
-        self.variables: dict[tuple[int, int], str] = {}
+        self.places: dict[tuple, tuple[int, int]] = {}
+        self.tile_name = TileNames()
 
     def place(self, site: Site | None) -> tuple[int, int]:
         """(number of the file, line); (-1, 0) when unknown."""
         if site is None:
             return -1, 0
-        key = (id(site.code), site.lasti)  # cheaper than the hash of a code object
+        key = site.key
         if key not in self.places:
             self.places[key] = (self.paths(site.filename), site.lineno)
         return self.places[key]
 
     def owner(self, tile: Storage) -> tuple[str, int, int]:
         """(name, file, line): the tile's name, or the variable it was first assigned to."""
-        place = self.place(tile.site)
-        if tile.name or tile.site is None:
-            return tile.name or "tile", *place
-        if place not in self.variables:
-            assigned = re.match(r"(\w+)\s*=[^=]", tile.site.text)
-            self.variables[place] = assigned.group(1) if assigned else "tile"
-        return self.variables[place], *place
+        return self.tile_name(tile) or "tile", *self.place(tile.site)
 
 
 def pack(timeline: Timeline, files: Files) -> Packed:
     """Bars and tiles of a timeline."""
-    bars = [*timeline.bars, *table_loads(timeline)]
+    bars = [*timeline.bars, *background(timeline)]
     tick = tick_ns(max((bar.end for bar in bars), default=0.0))
     bar_table, columns = bar_columns(bars, len(timeline.cores), tick, files)
     memories, tiles = memory_columns(timeline, tick, files)
     return Packed({"tick_ns": tick, **bar_table, "memories": memories}, *to_blob({**columns, **tiles}))
-
-
-def table_loads(timeline: Timeline) -> list[Bar]:
-    """The loads of activation tables as bars of ScalarE; the instruction behind each waits for it."""
-    found = []
-    for number, core in enumerate(timeline.cores):
-        for start, end, index in core.table_loads:
-            op = core.operations[index]
-            name = "activation table load"
-            found.append(
-                Bar(number, -1, "scalar", "scalar", name, "", start, end, -1, "", 0.0, op.site, 0, 0, "")
-            )
-    return found
 
 
 def tick_ns(span: float) -> float:
@@ -113,7 +96,7 @@ def bar_columns(
     """What the bars refer to (lanes, kinds, labels, reasons), and their columns."""
     places = lane_places(bars, cores)
     number_of = {place: number for number, place in enumerate(places)}
-    kinds, labels, why = Names(), Names(), Names()
+    kinds, labels, why, slices = Names(), Names(), Names(), Slices()
     rows = np.array(
         [
             (
@@ -121,7 +104,17 @@ def bar_columns(
                 bar.start,
                 bar.end,
                 bar.wait,
-                kinds((bar.name, bar.operands, bar.nbytes, bar.flops, *files.place(bar.site))),
+                kinds(
+                    (
+                        bar.name,
+                        bar.operands,
+                        bar.nbytes,
+                        bar.flops,
+                        *files.place(bar.site),
+                        tuple(map(slices, bar.views[:MOST_OPERANDS])),
+                        bar.engine,  # who does it decides the colour
+                    )
+                ),
                 labels(bar.label),
                 why(bar.why),
                 bar.core,
@@ -132,7 +125,9 @@ def bar_columns(
         ],
         np.float64,
     ).reshape(-1, 10)
-    rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+    order = np.lexsort((rows[:, 1], rows[:, 0]))
+    rows = rows[order]
+    loops, turns = turn_columns([bars[i].turn for i in order])
     lane, start, end, wait, kind, label, reason, *decided = rows.T
     columns = {
         "start": differences(np.rint(start / tick).astype(np.int64)),
@@ -142,6 +137,8 @@ def bar_columns(
         "kind": narrowest(kind, len(kinds.numbers)),
         "label": narrowest(label, len(labels.numbers)),
         "why": reason.astype(np.uint8),
+        **turns,
+        **beginnings([bars[i] for i in order]),
     }
     counts = np.bincount(lane.astype(np.int64), minlength=len(places))
     table = {
@@ -149,17 +146,45 @@ def bar_columns(
             {"core": core, "name": name, "rows": int(count)}
             for (core, name), count in zip(places, counts, strict=True)
         ],
-        "kinds": [[*kind, flow(kind[0], kind[1])] for kind in kinds],
+        "kinds": [[*kind[:-1], flow(kind[0], kind[1])] for kind in kinds],
+        **loops,
         "labels": list(labels),
         "why_names": list(why),
     }
     return table, columns
 
 
+def turn_columns(turns: list[Turn]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The loops around each bar, and a column for every depth: where the loop of that depth stood.
+
+    Values are numbers from 0 on; others are negative, and count through `words`.
+    """
+    loops, words = Names(), Names()
+    depth = max(map(len, turns), default=0)
+    chosen = [loops(tuple(name for name, _ in turn)) for turn in turns]
+    values = np.zeros((len(turns), depth), np.int32)
+    for row, turn in enumerate(turns):
+        for level, (_, value) in enumerate(turn):
+            plain = isinstance(value, int) and 0 <= value < 2**31
+            values[row, level] = value if plain else -1 - words(str(value))
+    columns = {f"turn{level}": differences(values[:, level].astype(np.int64)) for level in range(depth)}
+    table = {"loops": [list(names) for names in loops], "loop_words": list(words)}
+    return table, {"loop": narrowest(np.array(chosen), len(loops.numbers)), **columns}
+
+
+def beginnings(bars: list[Bar]) -> dict[str, np.ndarray]:
+    """Where in its tensor each of the first operands of a bar begins, in elements."""
+    found = np.zeros((MOST_OPERANDS, len(bars)), np.int64)
+    for row, bar in enumerate(bars):
+        for number, view in enumerate(bar.views[:MOST_OPERANDS]):
+            found[number, row] = view.offset
+    return {f"begin{number}": differences(found[number]) for number in range(MOST_OPERANDS)}
+
+
 def lane_places(bars: list[Bar], cores: int) -> list[tuple[int, str]]:
     """(core, engine or queue) of every lane, from top to bottom."""
     used = {(bar.core, bar.queue) for bar in bars} | {(c, name) for c in range(cores) for name in SHOWN_IDLE}
-    order = (*ENGINES, *MODES)
+    order = ("tensor", STATIONARY, *ENGINES[1:], *QUEUES)
     return sorted(used, key=lambda place: (place[0], order.index(place[1])))
 
 

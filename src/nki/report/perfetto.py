@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import error
+from ..timing.names import QUEUES, queue_of
 from ..timing.regions import RAW
 from ..timing.timeline import ENGINES, Bar, Timeline
 from .figures import Profiled
@@ -70,8 +71,9 @@ class Lane(NamedTuple):
 
 def tracks(timeline: Timeline, core: int) -> list[str]:
     """The engines, then the DMA queues the core uses."""
-    queues = {transfer.mode for transfer in timeline.cores[core].transfers.values()}
-    return [*ENGINES, *(f"dma {mode}" for mode in sorted(queues))]
+    c = timeline.cores[core]
+    used = {queue_of(c.operations[index], transfer) for index, transfer in c.transfers.items()}
+    return [*ENGINES, *(f"dma {queue}" for queue in QUEUES if queue in used)]
 
 
 def _lanes(timeline: Timeline) -> list[Lane]:
@@ -122,6 +124,8 @@ def _arguments(bar: Bar, waited_for: Bar | None) -> dict[str, Any]:
     args: dict[str, Any] = {"line": str(bar.site) if bar.site is not None else "the compiler"}
     if bar.site is not None:
         args["source"] = bar.site.text
+    if bar.turn:
+        args["loops"] = " ".join(f"{name}={value}" for name, value in bar.turn)
     if bar.label:
         args["name"] = bar.label
     args["operands"] = bar.operands

@@ -238,11 +238,17 @@ def side_by_side(a: dict[str, Any], b: dict[str, Any]) -> RenderableType:
     if names[0] == names[1]:
         names = [f"{name} ({letter})" for name, letter in zip(names, "ab", strict=True)]
     table = ruled("", *names, "change", right=(1, 2, 3))
+    for row in compared(a, b):
+        table.add_row(*row)
+    return Group(table, Text(f"  {verdict(a, b)}", style="bold"))
+
+
+def compared(a: dict[str, Any], b: dict[str, Any]) -> Iterable[tuple[str, str, str, str]]:
+    """(name, figure of a, figure of b, change) of what one of them has, as texts"""
     for name, x, y, shown in _compared(a, b):
         if x or y:
-            both = times(x, y) if shown is time else (shown(x), shown(y))
-            table.add_row(name, *both, _change(name, x, y))
-    return Group(table, _verdict(a, b))
+            both = times(x, y) if shown is time else [shown(x), shown(y)]
+            yield name, both[0], both[1], _change(name, x, y)
 
 
 def _compared(a: dict[str, Any], b: dict[str, Any]) -> Iterable[tuple[str, float, float, Any]]:
@@ -286,12 +292,13 @@ def _change(name: str, x: float, y: float) -> str:
     return f"x{y / x:.3g}" if x else "new"
 
 
-def _verdict(a: dict[str, Any], b: dict[str, Any]) -> Text:
+def verdict(a: dict[str, Any], b: dict[str, Any]) -> str:
+    """Which of two is faster, in a sentence."""
     first, second = a["total_us"], b["total_us"]
     if abs(first - second) <= 0.0005 * max(first, second):
-        return Text("  Both take the same time.")
+        return "Both take the same time."
     winner, ratio = ("second", first / second) if second < first else ("first", second / first)
-    return Text(f"  The {winner} is {ratio:.2f} times as fast.", style="bold")
+    return f"The {winner} is {ratio:.2f} times as fast."
 
 
 # ---- pieces --------------------------------------------------------------------------------------

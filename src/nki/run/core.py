@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..context import current, running
+from ..context import _local, current
 from ..errors import Site, error, user_site
 from ..execute.executor import Executor
 from ..execute.memories import Memories
@@ -59,6 +59,7 @@ class Core:
         self.memories: Memories = launch.memories
         self.verdicts = _VERDICTS.setdefault(self.machine.name, {})
         self.executor = Executor(self, self.memories)
+        self.run_one: Sink = self.executor  # what runs an instruction: the executor, where cores race in turn
         self.recorder: Recorder | None = None
         self.sinks: list[Sink] = []
         self.storages = 0
@@ -203,7 +204,7 @@ class Core:
 
 def issue(instruction: Instruction) -> Instruction:
     """Check an instruction and hand it to the sinks."""
-    core = running() or current()
+    core = _local.core or current()
     site = instruction.site = user_site(3)
     try:
         key: tuple | None = instruction.key()

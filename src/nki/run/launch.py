@@ -8,12 +8,14 @@ it has issued so far is run first, and from then on it goes on as `eager`: each 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ..check.program import findings
 from ..check.races import Watch
+from ..check.races import found as races_between
 from ..context import activate
 from ..errors import NkiError, Site, emit_warning, error, error_class, user_site
 from ..execute.collector import fewer_collections
@@ -35,6 +37,7 @@ from . import observers
 from .baton import Baton
 from .baton import Place as Seat
 from .core import Core, Verdict, register_value
+from .turns import Turns
 from .world import current_world
 
 Mode = Literal["trace", "deferred", "eager", "replay"]
@@ -72,6 +75,7 @@ class Launch:
         mode: Mode = "eager",
         limit: int | None = None,
         sinks: Iterable[Callable[[Instruction], None]] = (),
+        alternates: bool = False,  # the cores were seen to race
     ):
         self.machine = machine
         self.options = options
@@ -103,6 +107,8 @@ class Launch:
         self.prints = 0
         self.cores = [Core(self, index) for index in range(degree)]
         self.baton = self._new_baton() if degree > 1 and mode in ("eager", "replay") else None
+        if alternates:
+            self._alternate()
         self._limit = limit
         is_watched = mode == "eager" and degree > 1
         self.watches = [Watch(c.index, register_value) for c in self.cores] if is_watched else []
@@ -115,6 +121,13 @@ class Launch:
     def _new_baton(self) -> Baton:
         return self.world.baton or Baton()
 
+    def _alternate(self) -> None:
+        """The cores race: from now on they take turns."""
+        self.baton = self.baton or self._new_baton()
+        turns = Turns(self.baton, self.degree)
+        for core in self.cores:
+            core.run_one = turns.sink(core.index, core.executor)
+
     def _first_sinks(self, core: Core) -> list[Callable[[Instruction], None]]:
         if self.mode in ("trace", "deferred"):
             full = (lambda: self._too_long(core)) if self._limit else None
@@ -122,8 +135,13 @@ class Launch:
             return [core.recorder]
         if self.mode == "eager":
             assert self.statistics is not None
-            return [core.executor, self.statistics.sink_of(core.index)]
+            return [core.run_one, self.statistics.sink_of(core.index)]
         return []
+
+    @cached_property
+    def races(self) -> list[Diagnostic]:
+        """The races between cores whose instructions ran as they were issued."""
+        return races_between(self.watches)
 
     @property
     def executes(self) -> bool:
@@ -182,8 +200,11 @@ class Launch:
         """Run a program on the memories that its parameters have got."""
         for storage, raw in program.constants:
             self.backend.borrow(storage, raw)
+        raced = any(found.kind == "race" for found in findings(program, self.options))
+        if raced:
+            self._alternate()
         with fewer_collections():
-            planned = self.backend.choose(program, self.options.executor)
+            planned = not raced and self.backend.choose(program, self.options.executor)
             if not (planned and self._by_plan(program)):
                 self._one_by_one(program)
         for core in self.cores:
@@ -195,7 +216,7 @@ class Launch:
     def _one_by_one(self, program: Program) -> None:
         if self.degree == 1:
             self._on(self.cores[0], lambda: self.backend.run(program, self.cores[0]))
-        else:
+        elif not self.backend.side_by_side(self.cores, self._on):
             self.baton = self.baton or self._new_baton()
             self._in_turns(lambda core: lambda: self.backend.run(program, core))
             self._compare_loops()
@@ -431,6 +452,11 @@ class Launch:
         """These were said before: not again."""
         self._hushed.update(d.line for d in diagnostics)
         self._said |= self._hushed
+
+    def go_on_from(self, before: Launch) -> None:
+        """The same call runs again: what was said stays said."""
+        self.hush(before.diagnostics)
+        self.diagnostics = [*before.diagnostics]
 
     def heard(self, what: tuple) -> bool:
         """True from the second time on that this is to be said in the launch."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
-from . import finder
+from . import finder, profiler
 from .table import TABLE
 
 finder.install(TABLE)
+profiler.install()
 if importlib.util.find_spec("nkilib") is not None:
     importlib.import_module("nkilib.import_roots").install()

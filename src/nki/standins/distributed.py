@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import torch
@@ -52,3 +53,13 @@ scatter_to_tensor_model_parallel_region = gather_from_tensor_model_parallel_regi
 
 def cpu_mode() -> bool:
     return True
+
+
+class hardware(enum.Enum):
+    TRN1 = "trn1"
+    TRN2 = "trn2"
+    TRN3 = "trn3"
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"the stand-in of Open NKI for neuronx_distributed lacks {name}")

@@ -1,15 +1,21 @@
-"""`torch_neuronx.experimental.profiler`: on exit, a modelled profile of each kernel launched inside."""
+"""`torch_neuronx.experimental.profiler`: on exit, a modelled profile of each kernel launched inside.
+
+`jax.profiler` is JAX's own; inside `nki run` it leaves our profiles beside its trace.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
-from ..call.bridges import TensorSpec
-from ..call.jit import profile as model
-from ..call.launches import listening
-from ..tree import map_tree
+from ..call.profile import profile_program
+from ..call.sessions import Calls, write
 
 
 class profile:
@@ -19,20 +25,24 @@ class profile:
         self, *_: Any, output_dir: str | None = None, neuron_tensorboard_plugin_dir: str = "", **__: Any
     ):
         self.folder = output_dir or neuron_tensorboard_plugin_dir or "output"
-        self.calls: dict[Any, tuple[Any, tuple, dict]] = {}
-        self._listening: Any = None
+        self.calls = Calls()
 
     def start(self) -> None:
-        self._listening = listening(self._heard)
-        self._listening.__enter__()
+        self.calls.start()
 
     def stop(self) -> None:
-        self._listening.__exit__(None, None, None)
-        os.makedirs(self.folder, exist_ok=True)
-        for number, (kernel, args, kwargs) in enumerate(self.calls.values()):
-            path = os.path.join(self.folder, f"{kernel.__name__}_{number}.json")
-            model(kernel)(*args, **kwargs).save(path)
-            print(f"nki run: wrote {path}, modelled, not measured (nki compare shows it)", file=sys.stderr)
+        for number, program in enumerate(self.calls.stop()):
+            os.makedirs(self.folder, exist_ok=True)
+            path = os.path.join(self.folder, f"{program.name}_{number}.json")
+            profile_program(program).save(path)
+            write(os.path.join(self.folder, f"neff_{number}.neff"), program.name, [program])
+            session = os.path.join(self.folder, f"{number}_instid_0_vnc_0.ntff")
+            write(session, program.name, [program], modelled=True)
+            print(
+                f"nki run: wrote {path} and {session}, modelled, not measured\n"
+                f"  nki neuron-explorer view -s {session} makes a report, nki compare shows two",
+                file=sys.stderr,
+            )
 
     def __enter__(self) -> profile:
         self.start()
@@ -41,13 +51,55 @@ class profile:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _heard(self, kernel: Any, args: tuple, kwargs: dict) -> None:
-        described = [map_tree(_described, list(args)), map_tree(_described, dict(kwargs))]
-        self.calls.setdefault((kernel.__name__, repr(described)), (kernel, tuple(described[0]), described[1]))
+
+# ---- jax.profiler --------------------------------------------------------------------------------
 
 
-def _described(value: Any, path: str = "") -> Any:
-    """An array as its shape and dtype."""
-    if hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape):
-        return TensorSpec(tuple(value.shape), str(value.dtype).removeprefix("torch."))
-    return value
+class AfterJaxProfiler(MetaPathFinder):
+    """Sees `jax.profiler` being imported, and adds our profiles to what it does."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path) if fullname == "jax.profiler" else None
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            add_to(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def add_to(module: Any) -> None:
+    """`trace`, `start_trace` and `stop_trace` of JAX leave modelled profiles of kernels too."""
+    jax_trace, jax_start, jax_stop = module.trace, module.start_trace, module.stop_trace
+    started: list[profile] = []
+
+    @contextlib.contextmanager
+    def trace(log_dir: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        with jax_trace(log_dir, *args, **kwargs), profile(output_dir=os.fspath(log_dir)):
+            yield
+
+    def start_trace(log_dir: Any, *args: Any, **kwargs: Any) -> None:
+        jax_start(log_dir, *args, **kwargs)
+        started.append(profile(output_dir=os.fspath(log_dir)))
+        started[-1].start()
+
+    def stop_trace() -> None:
+        if started:
+            started.pop().stop()
+        jax_stop()
+
+    module.trace, module.start_trace, module.stop_trace = trace, start_trace, stop_trace
+
+
+def install() -> None:
+    """From now on, in this process."""
+    if not any(isinstance(finder, AfterJaxProfiler) for finder in sys.meta_path):
+        if "jax.profiler" in sys.modules:
+            add_to(sys.modules["jax.profiler"])
+        sys.meta_path.insert(0, AfterJaxProfiler())

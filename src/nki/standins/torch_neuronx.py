@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 
 import nki
 
+from ..call import sessions
 from ..old_api import jit as old_jit
 from ..options import choose_machine
 from . import devices
@@ -41,9 +43,18 @@ class Traced(torch.nn.Module):
             return self.func(*inputs)
 
 
-def trace(func: Any, example_inputs: Any, *_: Any, **__: Any) -> Traced:
+def trace(
+    func: Any, example_inputs: Any, *_: Any, compiler_workdir: str | os.PathLike | None = None, **__: Any
+) -> Traced:
+    """Calls the function; with a `compiler_workdir`, its kernels are left there as graph.neff."""
     inputs = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
-    return Traced(func, inputs)
+    made = Traced(func, inputs)
+    if compiler_workdir is not None:
+        _, programs = sessions.recorded(lambda: made(*inputs))
+        os.makedirs(compiler_workdir, exist_ok=True)
+        name = getattr(func, "__name__", type(func).__name__)
+        sessions.write(os.path.join(compiler_workdir, "graph.neff"), name, programs)
+    return made
 
 
 class DataParallel(torch.nn.Module):

@@ -73,45 +73,54 @@ class Indexed(Layout):
     __slots__ = ()
 
     def __getitem__(self, key):
-        """`t[a:b, c:d]` is most of what kernels write, so it goes first; all else is `_index`."""
+        """`t[a:b, i, c:d]` is most of what kernels write, so it goes first; all else is `_index`."""
+        parts = key if key.__class__ is tuple else (key,)
         shape, strides = self.shape, self.strides
-        if key.__class__ is tuple and self.indirection is None and len(key) <= len(shape):
-            offset = self.offset
-            sizes = []
-            for index, size, stride in zip(key, shape, strides):  # noqa: B905
-                if index.__class__ is not slice or index.step is not None:
+        if self.indirection is None and len(parts) <= len(shape):
+            offset, on_chip = self.offset, self.storage.on_chip
+            partition = on_chip  # is never dropped
+            sizes, steps = [], []
+            for index, size, stride in zip(parts, shape, strides):  # noqa: B905
+                if index.__class__ is slice:
+                    start, stop = index.start, index.stop
+                    if start is None:
+                        start = 0
+                    if stop is None:
+                        stop = size
+                    if (
+                        index.step is not None
+                        or start.__class__ is not int
+                        or stop.__class__ is not int
+                        or not 0 <= start < stop <= size
+                    ):
+                        break
+                    offset += stride * start
+                    sizes.append(stop - start)
+                    steps.append(stride)
+                elif index.__class__ is int and 0 <= index < size:
+                    offset += stride * index
+                    if partition:
+                        sizes.append(1)
+                        steps.append(stride)
+                else:
                     break
-                start, stop = index.start, index.stop
-                if start is None:
-                    start = 0
-                if stop is None:
-                    stop = size
-                if start.__class__ is not int or stop.__class__ is not int or not 0 <= start < stop <= size:
-                    break
-                offset += stride * start
-                sizes.append(stop - start)
+                partition = False
             else:
-                sizes += shape[len(key) :]
-                return self._make(offset, sizes, strides, self.dtype, None)
+                if len(parts) < len(shape):
+                    sizes += shape[len(parts) :]
+                    steps += strides[len(parts) :]
+                if len(sizes) > on_chip:
+                    return self._make(offset, sizes, steps, self.dtype, None)
         return self._index(key)
 
     def _index(self, key):
         if key.__class__ is not tuple:
             key = tuple(key) if key.__class__ is list else (key,)
         shape, strides, offset, ind = self.shape, self.strides, self.offset, self.indirection
-        if any(index.__class__ is range for index in key):
-            key = tuple(_as_slice(index) for index in key)
         for index in key:
-            if index is Ellipsis:
-                key = self._without_ellipsis(key)
+            if index is None or index is Ellipsis or index.__class__ is range:
+                key = self._written_out(key)
                 break
-        if any(index is None for index in key):
-            dim = next(i for i, index in enumerate(key) if index is None)
-            self._fail(
-                "argument",
-                "None as an index adds no dimension to a tensor",
-                help=f"t.expand_dim({dim}) adds one; vector_select takes an index per row",
-            )
         if len(key) > len(shape):
             self._fail("index", f"{len(key)} indices for a tensor with {len(shape)} dimensions")
         new_shape: list[int] = []
@@ -170,6 +179,20 @@ class Indexed(Layout):
         if watched >= 0:
             ind = self.indirection.at(moved)  # type: ignore[union-attr]
         return self._make(offset, new_shape, new_strides, self.dtype, ind)
+
+    def _written_out(self, key: tuple) -> tuple:
+        """Ranges and the ellipsis as slices; None is refused."""
+        key = tuple(_as_slice(index) for index in key)
+        if any(index is Ellipsis for index in key):
+            key = self._without_ellipsis(key)
+        dim = next((i for i, index in enumerate(key) if index is None), None)
+        if dim is not None:
+            self._fail(
+                "argument",
+                "None as an index adds no dimension to a tensor",
+                help=f"t.expand_dim({dim}) adds one; vector_select takes an index per row",
+            )
+        return key
 
     def _without_ellipsis(self, key: tuple) -> tuple:
         """The ellipsis written out as full slices."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from ..context import running, service
 from ..errors import error
 from .dimensions import Dimensioned
 from .layout import as_list, is_int, row_major, shown
@@ -83,6 +84,9 @@ class Reshaped(Dimensioned):
         sizes = self._with_inferred(shape, self.size, "reshape")
         self._not_gathered("reshape")
         if self._guards_dim0() and sizes[0] != self.shape[0]:
+            copied = service("tensor.across_partitions")(self, sizes) if running() is not None else None
+            if copied is not None:
+                return copied
             self._fail(
                 "partition-dim",
                 f"reshape: dimension 0 must stay {self.shape[0]}, got {sizes[0]}",

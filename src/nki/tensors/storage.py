@@ -55,9 +55,13 @@ class Storage:
         self.shape = shape
         self.dtype = dtype
         self.name = name
-        self.on_chip = buffer is SBUF or buffer is PSUM
-        self.partitions = shape[0] if self.on_chip else 1
-        self.pitch = prod(shape[1:] if self.on_chip else shape) * dtype.itemsize
+        on_chip = self.on_chip = buffer is SBUF or buffer is PSUM
+        if on_chip:
+            self.partitions = shape[0]
+            self.pitch = (shape[1] if len(shape) == 2 else prod(shape[1:])) * dtype.itemsize
+        else:
+            self.partitions = 1
+            self.pitch = prod(shape) * dtype.itemsize
         self.address = address
         self.site = site
         self.number = number

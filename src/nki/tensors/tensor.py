@@ -19,6 +19,7 @@ from .storage import Lease, Storage
 _slots = vars(Layout)
 _set_shape, _set_strides = _slots["shape"].__set__, _slots["strides"].__set__
 _set_offset, _set_dtype = _slots["offset"].__set__, _slots["dtype"].__set__
+_blank = object.__new__
 
 
 class NkiTensor(View):
@@ -160,9 +161,19 @@ class NkiTensor(View):
     __index__ = __int__
 
 
-def _new(storage, lease, offset, shape, strides, dtype, indirection=None) -> NkiTensor:
-    tensor = NkiTensor.__new__(NkiTensor)
-    tensor._fill(storage, lease, offset, shape, strides, dtype, indirection)
+def _new(storage, lease, offset, shape, strides, dtype, indirection=None, sig=None) -> NkiTensor:
+    """As `_fill` does, without the call: a kernel makes one for every tile and every slice."""
+    tensor = _blank(NkiTensor)
+    tensor.storage = storage
+    tensor.lease = lease
+    _set_offset(tensor, offset)
+    _set_shape(tensor, shape)
+    _set_strides(tensor, strides)
+    _set_dtype(tensor, dtype)
+    tensor.indirection = indirection
+    tensor._sig = sig
+    tensor.is_comparison = False
+    tensor.recorded = None
     return tensor
 
 
@@ -184,10 +195,9 @@ class Template:
 
     def tensor(self, storage: Storage, lease: Lease) -> NkiTensor:
         """The tensor that covers a storage to which no address was given."""
-        tensor = _new(storage, lease, 0, self.shape, self.strides, self.dtype)
+        tensor = _new(storage, lease, 0, self.shape, self.strides, self.dtype, None, self.sig)
         if self.sig is None:
             self.sig = tensor.sig
-        tensor._sig = self.sig
         return tensor
 
 

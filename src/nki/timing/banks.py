@@ -40,11 +40,12 @@ class Banks:
                     self.tiles.setdefault(position, []).append(id(tile))
                     self.sizes[id(tile)] = -(-tile.pitch // unit)
         self.left = {tile: len(of_tile) for tile, of_tile in uses.items()}  # uses to come
-        self.wanted: dict[int, int] = {}  # position -> banks that its instruction takes
-        for number, of_tile in uses.items():
-            self.wanted[of_tile[0]] = self.wanted.get(of_tile[0], 0) + self.sizes[number]
-        self.order = deque(sorted(self.wanted))  # positions that have not taken theirs, as in the program
-        self.taken: set[int] = set()
+        self.first = {tile: of_tile[0] for tile, of_tile in uses.items()}  # where the program uses it first
+        self.wanted: dict[int, int] = {}  # position -> banks of tiles that begin there and have none yet
+        for key, first in self.first.items():
+            self.wanted[first] = self.wanted.get(first, 0) + self.sizes[key]
+        self.order = deque(sorted(self.wanted))  # those positions, as in the program
+        self.held: set[int] = set()  # tiles that have their banks
         demand = Demand(uses, self.sizes)
         banks = machine.psum_banks - -(-union(placed) // unit)
         self.ahead = Ahead(demand, max(banks, max(demand.levels[0], default=0)))
@@ -52,26 +53,44 @@ class Banks:
         self.free: deque[tuple[int, float]] = deque([(-1, 0.0)] * self.ahead.capacity)
 
     def has_room(self, position: int) -> bool:
-        """The instruction finds its banks, and the ones before it in the program will find theirs."""
-        wanted = self.wanted.get(position)
-        if wanted is None:
+        """The instruction finds its banks, and the ones before it in the program will find theirs.
+
+        Writers of one tile may run in any order: whoever comes first takes its banks.
+        """
+        missing = [tile for tile in self.tiles.get(position, ()) if tile not in self.held]
+        if not missing:
             return True
-        if len(self.free) < wanted:
+        if len(self.free) < sum(self.sizes[tile] for tile in missing):
             return False
-        return position == self.order[0] or self.ahead.has_room(self.order[0], position, wanted)
+        return all(
+            self._may_take(first, sum(self.sizes[t] for t in missing if self.first[t] == first))
+            for first in {self.first[tile] for tile in missing}
+        )
+
+    def is_next(self, position: int) -> bool:
+        """The tiles of the instruction have their banks, or are the first in the program that have none."""
+        head = self.order[0] if self.order else -1
+        return all(tile in self.held or self.first[tile] == head for tile in self.tiles.get(position, ()))
+
+    def _may_take(self, first: int, banks: int) -> bool:
+        return first == self.order[0] or self.ahead.has_room(self.order[0], first, banks)
 
     def take(self, position: int) -> list[tuple[int, float]]:
         """The operations that freed the banks which the instruction at a position takes, and when."""
-        wanted = self.wanted.get(position)
-        if wanted is None:
-            return []
-        self.taken.add(position)
-        if position == self.order[0]:
-            while self.order and self.order[0] in self.taken:
-                self.order.popleft()
-        else:
-            self.ahead.take(position, wanted)
-        return [self.free.popleft() for _ in range(wanted)]
+        found: list[tuple[int, float]] = []
+        for tile in self.tiles.get(position, ()):
+            if tile not in self.held:
+                self.held.add(tile)
+                self._taken(self.first[tile], self.sizes[tile])
+                found += [self.free.popleft() for _ in range(self.sizes[tile])]
+        return found
+
+    def _taken(self, first: int, banks: int) -> None:
+        if first != self.order[0]:
+            self.ahead.take(first, banks)
+        self.wanted[first] -= banks
+        while self.order and self.wanted[self.order[0]] == 0:
+            self.order.popleft()
 
     def used(self, position: int) -> int:
         """The instruction at a position is done: how many banks nobody uses any more."""

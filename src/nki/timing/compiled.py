@@ -155,7 +155,7 @@ def _copies_broadcast(items: Sequence[Placed], uses: _Uses, number: int) -> bool
 
 def _same_call(one: Instruction, other: Instruction) -> bool:
     a, b = one.site, other.site
-    return a is not None and b is not None and (a.code, a.lasti) == (b.code, b.lasti)
+    return a is not None and b is not None and a.key == b.key
 
 
 def _takes_psum(item: Placed, done: Effects, tile: Storage, kept: Collection[int]) -> bool:

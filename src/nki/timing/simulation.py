@@ -286,6 +286,18 @@ class CoreSimulation:
         for place in dict.fromkeys(place for place, _ in woken):
             self._take_next(place, now)
 
+    def _wake_next(self, taker: int, now: float) -> None:
+        """Banks were taken: who needs none any more looks again, and who is next in the program."""
+        still: list[tuple[str, int]] = []
+        for place, index in self.starved:
+            if self.banks.is_next(self.operations[index].position):
+                self.ready[index], self.blocked_by[index] = now, taker
+                heapq.heappush(self.waiting[place], (self.rank[index], index))
+                self._post(now, IDLE, place)
+            else:
+                still.append((place, index))
+        self.starved = still
+
     def transfer(self, op: Operation) -> Transfer:
         return transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
 
@@ -305,11 +317,14 @@ class CoreSimulation:
             self._post(until, IDLE, place)
             return
         _, index = heapq.heappop(waiting)
-        for freed_by, when in self.banks.take(self.operations[index].position):
+        taken = self.banks.take(self.operations[index].position)
+        for freed_by, when in taken:
             if freed_by >= 0:
                 self.operations[index].wait_for(freed_by, SPACE)
                 self.bank_waits.add((index, freed_by))
                 self.loadable[index] = max(self.loadable[index], when)
+        if taken and self.starved:
+            self._wake_next(index, now)
         if self.ready[index] < now and place in self.last_on:
             self.blocked_by[index] = self.last_on[place]
         self.last_on[place] = index

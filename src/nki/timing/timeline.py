@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,10 +13,12 @@ from ..hardware.machine import Machine
 from ..hardware.memories import PSUM, MemoryRegion
 from ..tensors import View
 from ..tensors.storage import Storage
+from .names import TileNames, queue_of
 from .operations import Planner
 from .regions import Operation
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
+Turn = tuple[tuple[str, Any], ...]  # the variables of the loops around an instruction, outermost first
 
 
 class Bar(NamedTuple):
@@ -24,7 +27,7 @@ class Bar(NamedTuple):
     core: int
     operation: int  # its index on its core
     engine: str  # tensor, vector, scalar, gpsimd, sync or dma
-    queue: str  # the engine, or how a transfer is triggered: software, hardware, static
+    queue: str  # the engine, or one of names.QUEUES
     name: str  # the instruction, "spill" or "reload"
     label: str  # the caller's name=
     start: float
@@ -36,6 +39,8 @@ class Bar(NamedTuple):
     nbytes: int  # moved by a transfer
     flops: int
     operands: str
+    turn: Turn = ()  # of the loops around it
+    views: tuple[View, ...] = ()  # its operands in memory
 
 
 class Stay(NamedTuple):
@@ -43,7 +48,7 @@ class Stay(NamedTuple):
 
     start: float
     end: float
-    nbytes: int  # of all partitions: a tile of few partitions keeps the rest from others
+    nbytes: int  # of all partitions that it keeps from others
     tile: Storage
 
 
@@ -63,6 +68,14 @@ class Timeline:
         self.planners = planners
         self.cores = cores  # CoreSimulations, run to their end
         self.operations: list[Operation] = [op for p in planners for op in p.operations]
+        self.turns: Mapping[tuple[int, int], Turn] = {}  # by core and handle, where somebody noted them
+
+    def turn(self, op: Operation) -> Turn:
+        """The loops in which an instruction was issued, and where they stood."""
+        if op.instruction is None or not self.turns:
+            return ()
+        handle = op.instruction.handle
+        return self.turns.get((op.core, getattr(handle, "order", handle)), ())
 
     # ---- times -----------------------------------------------------------------------------------
 
@@ -96,13 +109,14 @@ class Timeline:
     def bars(self) -> list[Bar]:
         """Every operation, by core and start."""
         found = []
+        names = TileNames()
         for number, core in enumerate(self.cores):
             before: dict[str, float] = {}
             for index in sorted(range(len(core.operations)), key=core.start.__getitem__):
                 op = core.operations[index]
                 transfer = core.transfers.get(index)
                 engine = "dma" if op.is_dma else op.kind
-                queue = engine if transfer is None else transfer.mode
+                queue = engine if transfer is None else queue_of(op, transfer)
                 blocker = core.blocked_by[index]
                 found.append(
                     Bar(
@@ -120,7 +134,9 @@ class Timeline:
                         op.site if op.tile is None else op.tile.site,
                         0 if transfer is None else transfer.nbytes,
                         matmul_flops(op),
-                        describe(op),
+                        describe(op, names),
+                        self.turn(op),
+                        views_of(op),
                     )
                 )
                 before[queue] = max(before.get(queue, 0.0), core.end[index])
@@ -175,14 +191,22 @@ class Timeline:
 
     def occupancy(self, buffer: MemoryRegion, core: int = 0) -> Occupancy:
         """What SBUF or PSUM held over time: each tile from its first start to its last use."""
-        unit = self.machine.psum_bank_bytes if buffer is PSUM else 1
         lines = self.machine.partitions
         found = [
-            Stay(start, end, -(-tile.pitch // unit) * unit * lines, tile)
+            Stay(start, end, self._taken(tile, core) * lines, tile)
             for start, end, tile in self._stays(buffer, core)
         ]
         owners = without_overlap(sorted(found, key=lambda stay: stay[:2]))
         return Occupancy(*steps(owners), owners)
+
+    def _taken(self, tile: Storage, core: int) -> int:
+        """Bytes per partition that a tile keeps from others: whole banks of PSUM; of SBUF its part, where
+        tiles of few partitions lie side by side.
+        """
+        if tile.buffer is PSUM:
+            bank = self.machine.psum_bank_bytes
+            return -(-tile.pitch // bank) * bank
+        return tile.pitch if tile.address is not None else self.planners[core].sbuf.size(tile)
 
     def _stays(self, buffer: MemoryRegion, core: int) -> list[list[Any]]:
         """[start, end, tile] of each stay, in program order."""
@@ -207,15 +231,28 @@ class Timeline:
         return f"<Timeline {self.total_us:.1f} us, {len(self.operations)} operations on {self.machine.name}>"
 
 
-def describe(op: Operation) -> str:
-    """`dst float32[128, 512] sbuf, src ...`"""
+def describe(op: Operation, name: TileNames) -> str:
+    """`dst sums float32[128, 512] sbuf, src ...`, each with the name of its tile where it has one"""
     if op.instruction is None:
         assert op.tile is not None
-        return f"{op.tile.dtype}{list(op.tile.shape)} {op.tile.where}"
-    names = zip(op.instruction.operand_names, op.instruction.operands(), strict=True)
+        return f"{_spaced(name(op.tile))}{op.tile.dtype}{list(op.tile.shape)} {op.tile.where}"
+    operands = zip(op.instruction.operand_names, op.instruction.operands(), strict=True)
     return ", ".join(
-        f"{n} {v.dtype}{list(v.shape)} {v.buffer.value}" for n, v in names if isinstance(v, View)
+        f"{n} {_spaced(name(v.storage))}{v.dtype}{list(v.shape)} {v.buffer.value}"
+        for n, v in operands
+        if isinstance(v, View)
     )
+
+
+def _spaced(name: str) -> str:
+    return f"{name} " if name else ""
+
+
+def views_of(op: Operation) -> tuple[View, ...]:
+    """The operands of an instruction in memory, in the order of `describe`."""
+    if op.instruction is None:
+        return ()
+    return tuple(v for v in op.instruction.operands() if isinstance(v, View))
 
 
 def without_overlap(stays: list[Stay]) -> list[Stay]:

@@ -61,7 +61,8 @@ PAGES: dict[str, Page] = {
         "tile.view(nl.uint8)[:, 4:8].view(nl.float32)",
     ),
     "partition-dim": Page(
-        "Dimension 0 of a tile is the partition dimension: it cannot be moved or merged.",
+        "Dimension 0 of a tile is the partition dimension: it cannot be moved or merged. "
+        "`reshape` copies the elements to a new tile where it would have to, with a warning.",
         "tile.permute((1, 0))",
         "tile.reshape((128, 2, 256)).permute((0, 2, 1))",
     ),

@@ -37,6 +37,13 @@ function accumulate(differences, scale) {
   return values;
 }
 
+/** Running sums modulo 2**32. */
+function accumulateWhole(differences) {
+  const values = new Uint32Array(differences.length);
+  for (let i = 0, sum = 0; i < differences.length; i++) values[i] = sum += differences[i];
+  return values;
+}
+
 /** Gives each of the table's parts (lanes or memories) its slice of the rows. */
 function placeRows(parts) {
   let first = 0;
@@ -65,10 +72,14 @@ async function readProfile() {
   placeRows(profile.lanes);
   profile.lanes.forEach((l, number) => lane.fill(number, l.first, l.first + l.rows));
   placeRows(profile.memories);
-  profile.kinds = profile.kinds.map(([name, operands, bytes, flops, file, line, flow]) => ({
-    name, operands, bytes, flops, file, line, flow,
+  profile.kinds = profile.kinds.map(([name, operands, bytes, flops, file, line, slices, flow]) => ({
+    name, operands, bytes, flops, file, line, slices, flow,
+    writes: /\] (\w+)/.exec(operands)?.[1] ?? "", // the memory of its first operand
   }));
-  const { kind, label, why, change, owner } = columns;
+  const { kind, label, why, loop, change, owner } = columns;
+  const depths = profile.layout.filter(([name]) => /^turn\d+$/.test(name)).length;
+  const turns = Array.from({ length: depths }, (_, depth) => Int32Array.from(accumulateWhole(columns[`turn${depth}`])));
+  const begins = profile.layout.filter(([name]) => name.startsWith("begin")).map(([name]) => accumulateWhole(columns[name]));
   const moment = accumulate(columns.moment, tick);
-  return { ...profile, rows, start, end, wait, blocker, lane, kind, label, why, moment, change, owner };
+  return { ...profile, rows, start, end, wait, blocker, lane, kind, label, why, loop, turns, begins, moment, change, owner };
 }

@@ -1,6 +1,7 @@
 // The tooltip, and the panel about the selected instruction.
 
-const MOST_LINKS = 8;
+const MOST_LINKS = 8; // groups of instructions that are seen at once
+const MOST_FURTHER = 200; // behind them, when they are asked for
 
 class Details {
   constructor(data, actions) {
@@ -32,12 +33,18 @@ class Details {
     const kind = data.kind_of(row);
     return [
       this.#title(row),
-      ...operandList(kind.operands).map((text) => element("code", { textContent: text })),
+      ...operandList(data, row).map((text) => element("code", { textContent: text })),
       this.#facts(row),
       element("p", { className: "place" }, element("b", { textContent: placeText(data, kind) }),
         element("code", { textContent: sourceText(data, kind) })),
-      others ? element("p", { className: "faint", textContent: `and ${countText(others, "other")} in this pixel: zoom in` }) : "",
+      others.length ? element("p", { className: "faint", textContent: this.#beside(row, others) }) : "",
     ].filter(Boolean);
+  }
+
+  /** What else is under the cursor: which loops it goes through. */
+  #beside(row, others) {
+    const turns = turnsText(this.data, [row, ...others]);
+    return `${countText(others.length, "more instruction")} under this pixel${turns ? `: ${turns}` : ""}. Zoom in.`;
   }
 
   #title(row) {
@@ -54,6 +61,8 @@ class Details {
     const kind = data.kind_of(row);
     const length = data.end[row] - data.start[row];
     const facts = [["start", momentText(data.start[row])], ["duration", timeText(length)]];
+    const turn = turnText(data, row);
+    if (turn) facts.unshift(["loops", turn]);
     if (kind.bytes) facts.push(["moves", `${sizeText(kind.bytes)}, ${three(kind.bytes / length)} GB/s`]);
     if (kind.flops) facts.push(["computes", `${flopsText(kind.flops)}, ${three(kind.flops / length / 1e3)} TFLOP/s`]);
     const idle = data.wait[row] > 0 ? `${timeText(data.wait[row])} idle before it; ` : "";
@@ -86,7 +95,7 @@ class Details {
     line.onclick = () => this.actions.toLine(kind.file, kind.line);
     this.panel.replaceChildren(
       this.#title(row),
-      element("ul", { className: "operands" }, ...operandList(kind.operands).map((text) => element("li", {}, element("code", { textContent: text })))),
+      element("ul", { className: "operands" }, ...operandList(data, row).map((text) => element("li", {}, element("code", { textContent: text })))),
       this.#facts(row),
       element("p", { className: "place" }, line, element("code", { textContent: sourceText(data, kind) })),
       ...this.#links("What decided its start, back in time", chain.slice(1), (other, i) =>
@@ -101,19 +110,46 @@ class Details {
     return SHORT_REASONS[why] ?? why;
   }
 
+  /** Links to instructions; neighbours that only differ in their turn of the loops are one entry. */
   #links(title, rows, note) {
     if (rows.length === 0) return [];
-    const more = rows.length - MOST_LINKS;
+    const groups = this.#alike(rows, rows.map(note));
+    const shown = groups.slice(0, MOST_LINKS);
+    const left = groups.slice(MOST_LINKS).flatMap(({ rows: some }) => some);
     return [
       element("h4", { textContent: title }),
-      element("ol", { className: "links" }, ...rows.slice(0, MOST_LINKS).map((row, i) => this.#link(row, note(row, i)))),
-      more > 0 ? element("p", { className: "faint", textContent: `and ${rows.length >= LONGEST_CHAIN ? "more" : more.toLocaleString("en-US") + " more"}` }) : "",
+      element("ol", { className: "links" }, ...shown.map((group) => this.#link(group))),
+      left.length ? element("details", { className: "further" },
+        element("summary", { className: "faint", textContent: `${countText(left.length, "further instruction")}: ${this.#names(left)}` }),
+        element("ol", { className: "links" }, ...groups.slice(MOST_LINKS, MOST_LINKS + MOST_FURTHER).map((group) => this.#link(group)))) : "",
     ];
   }
 
-  #link(row, note) {
-    const button = element("button", { className: "link", textContent: this.data.kind_of(row).name });
+  /** Neighbours of one line and reason, together. */
+  #alike(rows, notes) {
+    const groups = [];
+    rows.forEach((row, i) => {
+      const reason = notes[i].replace(/^.*earlier: /, "");
+      const last = groups.at(-1);
+      if (last && last.reason === reason && this.data.kind[last.rows[0]] === this.data.kind[row]) last.rows.push(row);
+      else groups.push({ rows: [row], reason, note: notes[i] });
+    });
+    return groups;
+  }
+
+  #link({ rows, note, reason }) {
+    const { data } = this;
+    const [row] = rows;
+    const button = element("button", { className: "link", textContent: data.kind_of(row).name });
     button.onclick = () => this.actions.select(row);
-    return element("li", {}, button, element("span", { textContent: ` ${ENGINE_NAMES[this.data.lane_of(row).name]}, ${note}` }));
+    const many = rows.length > 1 ? ` ${rows.length.toLocaleString("en-US")} ×` : "";
+    const words = [tileText(data, row), turnsText(data, rows)].filter(Boolean).join(", ");
+    return element("li", {}, button, element("span", { textContent: `${many} ${ENGINE_NAMES[data.lane_of(row).name]}, ${many ? reason : note}` }),
+      words ? element("code", { textContent: words }) : "");
+  }
+
+  #names(rows) {
+    const names = [...new Set(rows.map((row) => this.data.kind_of(row).name))];
+    return names.slice(0, 4).join(", ") + (names.length > 4 ? "…" : "");
   }
 }

@@ -3,6 +3,7 @@
 class Report {
   constructor(data) {
     this.data = data;
+    document.body.classList.toggle("two", data.cores > 1);
     data.kind_of = (row) => data.kinds[data.kind[row]];
     data.lane_of = (row) => data.lanes[data.lane[row]];
     data.why_of = (row) => data.why_names[data.why[row]];
@@ -66,16 +67,28 @@ class Report {
     this.#say(`${countText(count, "instruction")} of ${placeText(this.data, { file, line })}`);
   }
 
-  /** Lights what matches a text: instruction, label, operands or line. Returns how many do. */
+  /** Lights what matches every word: of a name, label, tile, line or engine, or `k=3` of a loop. Returns how many do. */
   search(text) {
-    const wanted = text.trim().toLowerCase();
     this.clear();
-    if (!wanted) return this.data.rows;
+    this.matches = null;
+    const words = text.trim().toLowerCase().split(/\s+/).filter(Boolean);
+    if (words.length === 0) return this.data.rows;
+    const tests = words.map((word) => this.#matcher(word));
+    return this.#light(`search ${words.join(" ")}`, (row) => tests.every((test) => test(row)), `match "${text.trim()}"`);
+  }
+
+  /** Whether a bar matches one word. */
+  #matcher(word) {
     const { data } = this;
-    const has = (...texts) => texts.some((t) => t.toLowerCase().includes(wanted));
-    const kinds = data.kinds.map((kind) => +has(kind.name, kind.operands, placeText(data, kind)));
-    const labels = data.labels.map((label) => +has(label));
-    return this.#light(`search ${wanted}`, (row) => kinds[data.kind[row]] | labels[data.label[row]], `match "${text.trim()}"`);
+    const has = (...texts) => +texts.some((t) => t.toLowerCase().includes(word));
+    const kinds = data.kinds.map((kind) => has(kind.name, kind.operands, placeText(data, kind)));
+    const labels = data.labels.map((label) => has(label));
+    const lanes = data.lanes.map((lane) => has(lane.name, ENGINE_NAMES[lane.name]));
+    const [, name, value] = /^(\w+)=(.+)$/.exec(word) ?? [];
+    const depths = data.loops.map((names) => names.findIndex((loop) => loop.toLowerCase() === name));
+    const plain = /^\d+$/.test(value ?? "") ? +value : -1 - data.loop_words.findIndex((one) => one.toLowerCase() === value);
+    const turned = (row) => name !== undefined && depths[data.loop[row]] >= 0 && data.turns[depths[data.loop[row]]][row] === plain;
+    return (row) => kinds[data.kind[row]] || labels[data.label[row]] || lanes[data.lane[row]] || turned(row);
   }
 
   /** Lights the instructions of a name on an engine. */
@@ -219,12 +232,15 @@ class Report {
       this.timeline.redraw();
     };
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolor);
-    document.getElementById("theme").onclick = () => {
-      const dark = getComputedStyle(document.documentElement).colorScheme === "dark" ||
-        (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
-      document.documentElement.dataset.theme = dark ? "light" : "dark";
+    const wear = (theme) => {
+      document.documentElement.dataset.theme = theme;
       recolor();
     };
+    document.getElementById("theme").onclick = () => {
+      const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+      wear((document.documentElement.dataset.theme ?? dark) === "dark" ? "light" : "dark");
+    };
+    addEventListener("message", ({ data }) => ["light", "dark"].includes(data?.theme) && wear(data.theme)); // of a page around this one
     document.querySelectorAll("table").forEach((table) => table.tHead && makeSortable(table));
     const search = document.getElementById("search");
     search.oninput = () => this.search(search.value);

@@ -78,13 +78,14 @@ function reasonOf(data, row) {
   const before = data.blocker[row];
   if (before < 0) return "nothing to do";
   if (why === "data") return `data of ${ENGINE_NAMES[data.lane_of(before).name]}`;
-  if (why === "space" || why === "overwrite" || why === "rewrite") return "room in PSUM or SBUF";
-  return "order or queue";
+  if (why === "engine") return COMPUTE.has(data.lane_of(row).name) ? "shared port" : "queue";
+  if (why === "order") return "order";
+  return data.kind_of(row).writes === "psum" ? "PSUM bank" : "room in SBUF";
 }
 
 /** ns of each lane: at work, and still for each reason. The parts add up to the whole run. */
 function standstill(data) {
-  return data.lanes.filter((lane) => lane.rows > 0).map((lane) => {
+  return data.lanes.filter((lane) => lane.rows > 0 && lane.name !== "stationary").map((lane) => {
     const parts = new Map([["at work", 0]]);
     const add = (reason, ns) => parts.set(reason, (parts.get(reason) ?? 0) + ns);
     let until = 0;
@@ -105,8 +106,8 @@ function standstill(data) {
 }
 
 const REASON_COLORS = {
-  "at work": "var(--c)", semaphore: "var(--number)", "room in PSUM or SBUF": "var(--spill)",
-  "order or queue": "var(--keyword)", "nothing to do": "var(--line)",
+  "at work": "var(--c)", semaphore: "var(--number)", "PSUM bank": "var(--spill)", "room in SBUF": "var(--reload)",
+  queue: "var(--keyword)", order: "var(--sync)", "shared port": "var(--owner4)", "nothing to do": "var(--line)",
 };
 const sourceColor = (reason) => {
   const lane = Object.keys(ENGINE_NAMES).find((name) => reason === `data of ${ENGINE_NAMES[name]}`);
@@ -116,7 +117,10 @@ const sourceColor = (reason) => {
 /** A stacked bar per engine, and the same as a table. */
 function standstillView(data) {
   const found = standstill(data);
-  const reasons = [...new Set(found.flatMap(({ parts }) => [...parts.keys()]))];
+  const rank = (reason) => Object.keys(REASON_COLORS).indexOf(reason); // data of an engine: -1, after "at work"
+  const reasons = [...new Set(found.flatMap(({ parts }) => [...parts.keys()]))].slice(1)
+    .sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
+  reasons.unshift("at work");
   const bars = found.map(({ lane, parts }) => {
     const name = ENGINE_NAMES[lane.name] + (data.cores > 1 ? ` ${lane.core}` : "");
     const pieces = reasons.filter((reason) => parts.get(reason) > 0).map((reason) => element("i", {

@@ -4,9 +4,10 @@ const ENGINE_HEIGHT = 24;
 const TRACK_HEIGHT = 13;
 const IDLE_HEIGHT = 15;
 const LANE_GAP = 5;
-const CORE_HEIGHT = 18;
+const CORE_HEIGHT = 16;
 const MEMORY_HEIGHT = { sbuf: 58, psum: 34 };
 const RULER = { overview: 5, axis: 22 };
+const SMALL = { engine: 17, track: 8, gap: 3, memory: { sbuf: 32, psum: 26 }, overview: 3 }; // two cores at once
 const LONGEST_CHAIN = 400;
 const MOST_ARROWS = 60;
 const CLOSEST_ARROWS = 4; // pixels
@@ -43,8 +44,10 @@ class Timeline {
     this.strips = [];
     this.lanes = [];
     const small = this.data.cores > 1; // two cores are seen at once on a laptop's screen
+    const gap = small ? SMALL.gap : LANE_GAP;
+    this.overviewHeight = small ? SMALL.overview : RULER.overview;
     const used = new Set(this.data.lanes.filter((lane) => lane.rows).map((lane) => lane.name));
-    let y = 8;
+    let y = small ? 0 : 8;
     for (let core = 0; core < this.data.cores; core++) {
       if (this.data.cores > 1) {
         this.strips.push({ core, y, height: CORE_HEIGHT });
@@ -58,18 +61,19 @@ class Timeline {
         }
         const tracks = tracksOf(this.data, lane);
         tracks.forEach((track, t) => track.rows.forEach((row) => (this.trackOf[row] = t)));
-        const step = (COMPUTE.has(lane.name) ? ENGINE_HEIGHT : TRACK_HEIGHT) - (small ? 4 : 0);
+        const tall = COMPUTE.has(lane.name) && lane.name !== "stationary";
+        const step = small ? (tall ? SMALL.engine : SMALL.track) : tall ? ENGINE_HEIGHT : TRACK_HEIGHT;
         const strip = { lane, tracks, y, step, height: lane.rows ? step * tracks.length : IDLE_HEIGHT };
         this.lanes[number] = strip;
         this.strips.push(strip);
-        y += strip.height + LANE_GAP;
+        y += Math.max(strip.height, small ? SMALL.engine - 3 : 0) + gap;
       });
       for (const memory of this.memories) {
         if (memory.core !== core) continue;
         if (small && !memory.rows) continue;
-        const height = memory.rows ? MEMORY_HEIGHT[memory.name] * (small ? 0.6 : 1) : IDLE_HEIGHT;
-        this.strips.push({ memory, y: y + 4, height });
-        y += height + LANE_GAP + 4;
+        const height = memory.rows ? (small ? SMALL.memory : MEMORY_HEIGHT)[memory.name] : IDLE_HEIGHT;
+        this.strips.push({ memory, y: y + (small ? 0 : 4), height });
+        y += height + gap + (small ? 0 : 4);
       }
     }
     this.height = y;
@@ -97,7 +101,7 @@ class Timeline {
       ];
     }
     const busy = this.data.active[lane.core][lane.name];
-    const name = element("span", { className: `lane dot ${COMPUTE.has(lane.name) ? lane.name : "load"}` });
+    const name = element("span", { className: `lane dot ${COMPUTE.has(lane.name) ? lane.name : "load"}`, title: QUEUE_WORDS[lane.name] ?? "" });
     name.textContent = ENGINE_NAMES[lane.name];
     const share = element("small", { textContent: `${busy.toFixed(busy < 10 ? 1 : 0)} %`, title: "active" });
     return [name, share];
@@ -121,8 +125,10 @@ class Timeline {
     const track = strip.tracks[Math.min(strip.tracks.length - 1, Math.floor((y - strip.y) / strip.step))];
     const perPixel = scale.moment(1) - scale.moment(0);
     const row = track.at(moment, 3 * perPixel);
-    const inPixel = upperBound(track.start, moment + perPixel / 2) - upperBound(track.end, moment - perPixel / 2);
-    return row < 0 ? {} : { row, others: Math.max(0, inPixel - 1) };
+    if (row < 0) return {};
+    const first = upperBound(track.end, moment - perPixel / 2);
+    const last = upperBound(track.start, moment + perPixel / 2);
+    return { row, others: [...track.rows.subarray(first, last)].filter((other) => other !== row) };
   }
 
   // ---- drawing ---------------------------------------------------------------------------------
@@ -139,7 +145,7 @@ class Timeline {
 
   resize() {
     const width = Math.max(50, this.area.clientWidth);
-    this.rulerHeight = this.lanes.length * RULER.overview + 8 + RULER.axis;
+    this.rulerHeight = this.lanes.length * this.overviewHeight + 8 + RULER.axis;
     this.ratio = window.devicePixelRatio || 1;
     this.width = width;
     for (const [canvas, height] of [
@@ -365,7 +371,7 @@ class Timeline {
 
   #ruler() {
     const context = this.#clear(this.ruler);
-    const height = this.lanes.length * RULER.overview + 4;
+    const height = this.lanes.length * this.overviewHeight + 4;
     this.overview ||= this.#paintOverview(height);
     context.drawImage(this.overview, 0, 0, this.width, height);
     const whole = 1 + 2 * MARGIN;
@@ -390,8 +396,8 @@ class Timeline {
     const places = this.lanes.flatMap(({ tracks }, number) =>
       tracks.map((track, t) => ({
         track,
-        y: 2 + (number + t / tracks.length) * RULER.overview,
-        height: (RULER.overview - 1) / tracks.length,
+        y: 2 + (number + t / tracks.length) * this.overviewHeight,
+        height: (this.overviewHeight - 1) / tracks.length,
       })));
     const focus = this.painter.focus;
     this.painter.focus = null;
@@ -540,7 +546,7 @@ class Timeline {
 
   #jump(event) {
     const whole = 1 + 2 * MARGIN;
-    if (event.offsetY > this.lanes.length * RULER.overview + 6) return;
+    if (event.offsetY > this.lanes.length * this.overviewHeight + 6) return;
     this.view.center(((event.offsetX / this.width) * whole - MARGIN) * this.view.total);
     this.redraw();
   }

@@ -56,18 +56,18 @@ def site_of(op: Operation) -> Site | None:
     return op.tile.site if op.site is None and op.tile is not None else op.site
 
 
-def place_of(op: Operation) -> tuple[int, int]:
+def place_of(op: Operation) -> tuple:
     """The same for two operations of one place in the source; cheaper to hash than a Site."""
-    return (id(op.site.code), op.site.lasti) if op.site is not None else (0, 0)
+    return op.site.key if op.site is not None else (0, 0)
 
 
 def lines(weights: Iterable[tuple[Site | None, float]]) -> tuple[str, ...]:
     """Source lines of weighted sites, the heaviest first."""
-    sites: dict[tuple[int, int], Site] = {}
-    of_site: dict[tuple[int, int], float] = {}
+    sites: dict[tuple, Site] = {}
+    of_site: dict[tuple, float] = {}
     for site, weight in weights:
         if site is not None:
-            key = (id(site.code), site.lasti)
+            key = site.key
             sites[key] = site
             of_site[key] = of_site.get(key, 0.0) + weight
     of_line: Counter[tuple[str, int]] = Counter()

@@ -7,7 +7,7 @@ from typing import Any
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
 
-from ..utils.kernel_assert import assert_shape, kernel_assert, not_built
+from ..utils.kernel_assert import assert_shape, kernel_assert
 
 MAX_HEAD_DIM = 128
 MAX_HEADS = 512
@@ -167,14 +167,31 @@ def check_softmax(
 def check_bias(
     heads: int, queries: int, keys: int, k_prior: Any, bias: Any, layout: str, band_params: Any
 ) -> None:
-    if layout == "banded":
-        not_built("bias_layout='banded'", "no public document says how a band is laid out; pass 'dense'")
-    kernel_assert(layout == "dense", f"bias_layout: got {layout!r}, allowed is 'dense'")
-    kernel_assert(band_params is None, f"bias_band_params: got {band_params}, allowed with 'dense' is None")
+    kernel_assert(
+        layout in ("dense", "banded"), f"bias_layout: got {layout!r}, allowed are 'dense' and 'banded'"
+    )
+    columns = keys
+    if layout == "dense":
+        kernel_assert(
+            band_params is None, f"bias_band_params: got {band_params}, allowed with 'dense' is None"
+        )
+    else:
+        kernel_assert(bias is not None, "position_bias: got None, bias_layout='banded' needs a tensor")
+        columns = check_band(band_params)
     if bias is not None:
-        allowed = ((heads, queries, keys), (1, queries, keys))
+        allowed = ((heads, queries, columns), (1, queries, columns))
         kernel_assert(
             tuple(bias.shape) in allowed,
             f"position_bias: got shape {tuple(bias.shape)}, allowed are {allowed}",
         )
         kernel_assert(k_prior is None, "position_bias: got a tensor together with k_prior, allowed is None")
+
+
+def check_band(params: Any) -> int:
+    """The width of a band of these parameters."""
+    named = isinstance(params, dict) and len(params) == 2 and "lower" in params and "upper" in params
+    right = named and all(isinstance(n, int) and n >= 0 for n in params.values())
+    kernel_assert(
+        right, f"bias_band_params: got {params}, allowed is {{'lower': n, 'upper': m}} of numbers from 0"
+    )
+    return params["lower"] + 1 + params["upper"]

@@ -24,6 +24,7 @@ import nki
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
 
+from .attention_bands import spread_band, spread_band_ref
 from .attention_checks import (
     check_bias,
     check_context_parallel,
@@ -78,7 +79,7 @@ def attention_cte(
     | prior_used_len, cp_offset | one int32, read at run time |
     | sink | (bs, 1): a logit that joins the maximum and the sum, but has no value |
     | bound_min, bound_max | (bs, Sq), (1, Sq), (Sq,) or, as published tests pass them, (Sq, 1) |
-    | position_bias | (bs or 1, Sq, Skv); the banded layout is named in public documents, but not described |
+    | position_bias | (bs or 1, Sq, Skv); banded: (bs or 1, Sq, lower + 1 + upper) |
     | result | (bs, d, Sq) if tp_out else (bs, Sq, d), in the dtype of q |
 
     Query i stands at position off + i (off + i * global_cp_deg with cp_strided_q_slicing), where off is
@@ -86,6 +87,10 @@ def attention_cte(
     ones do not count. Visible are keys at positions <= the query's (causal_mask), > the query's -
     sliding_window, and in columns bound_min <= c < bound_max of [used prior | active].
     cp_striped_input says that cp_offset is 0 or -1. A query that sees nothing gives 0.
+
+    bias_layout "banded" with bias_band_params {"lower": n, "upper": m} is for a bias that ends n keys before
+    and m keys after each query: element [b, i, c] is added to the score of query i and key i - n + c, and
+    nothing to the others. Public documents name this layout without describing it: what is said here is ours.
 
     cache_softmax also returns -max and 1 / sum, both (bs, 128, Sq / 128) in softmax_dtype, element [b, p, g]
     for query 128 g + p; skip_output_normalization leaves the division out and returns the sum itself.
@@ -120,6 +125,8 @@ def attention_cte(
     )
     check_bias(q.shape[0], queries, v.shape[1], k_prior, position_bias, bias_layout, bias_band_params)
 
+    if bias_layout == "banded":
+        position_bias = spread_band(position_bias, bias_band_params["lower"], v.shape[1])
     query_step = global_cp_deg if cp_strided_q_slicing else 1
     mask = Mask(
         causal_mask, window, query_step, cp_offset, cp_striped_input, prior_used_len, bound_min, bound_max
@@ -160,6 +167,8 @@ def attention_cte_ref(
     bound_max=None,
     skip_output_normalization=False,
     position_bias=None,
+    bias_layout="dense",
+    bias_band_params=None,
     **options_without_effect: Any,
 ):
     """attention_cte in numpy: whole score matrices in float64, masked by comparing positions."""
@@ -172,6 +181,8 @@ def attention_cte_ref(
         values = np.concatenate([v_prior.astype(np.float64)[:, :used], values], axis=1)
     keys, values = (np.repeat(x, heads_per_key_head, axis=0) for x in (keys, values))
     scores = scale * np.einsum("bqd,bkd->bqk", q, keys)
+    if bias_layout == "banded":
+        position_bias = spread_band_ref(position_bias, bias_band_params["lower"], v.shape[1])
     if position_bias is not None:
         scores = scores + position_bias.astype(np.float64)
     offset = 0 if cp_offset is None else int(np.ravel(cp_offset)[0])

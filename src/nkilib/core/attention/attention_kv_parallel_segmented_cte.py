@@ -14,12 +14,17 @@ import nki
 import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_sizes import PMAX
 
+from .attention_checks import check_number
 from .attention_merge import join_parts
-from .attention_segmented_cte import attention_segmented_cte
+from .attention_pages import Pages
+from .attention_segmented_cte import check_cache, check_options, check_tables, load_scales, partial_results
+from .attention_stages import broadcast_number
+from .attention_units import Call, Mask
+from .attention_whole_numbers import RoundRobin
 
 
 @nki.jit
@@ -53,6 +58,11 @@ def attention_kv_parallel_segmented_cte(
     is global_q_offset - r L; or dealt in blocks, with kvp_group_size ranks and kvp_rank_id: then it is
     global_q_offset. sliding_window is how many keys a query sees, 0: all. tp_out gives [BS, D, S].
 
+    apc_mode, whose prefix is known at run time: kvp_q_offset has it, global_q_offset is 0, and every query
+    sees the first valid_num_prior_tokens, one int32, of this rank's keys whatever kvp_q_offset says.
+    FP8 caches: fp8_packed keys are [blocks, block_size / 2, Nkv D, 2] or [blocks, Nkv, block_size / 2, D, 2];
+    k_scale and v_scale [128, 1] multiply each dimension of keys and of values.
+
     >>> from nki.ranks import run_ranks
     >>> rng = np.random.default_rng(0)
     >>> q = rng.standard_normal((2, 1, 128, 32), dtype=np.float32)
@@ -65,10 +75,12 @@ def attention_kv_parallel_segmented_cte(
     True
     """
     check(q, group_size, replica_groups, block_size, seg_size, kvp_rank_id, kvp_group_size, global_q_offset)
-    if apc_mode or valid_num_prior_tokens is not None:
-        not_built("apc_mode", "prefixes whose length is known at run time are not built")
-    if fp8_packed or k_scale is not None or v_scale is not None:
-        not_built("fp8_packed, k_scale, v_scale", "quantised caches are not built")
+    check_prefix(apc_mode, valid_num_prior_tokens, global_q_offset)
+    layout = check_cache(q, k_cache, v_cache, block_size, True, False, fp8_packed)
+    check_tables(q, block_tables, kvp_q_offset, block_size, seg_size, q.shape[0], 1)
+    check_options(
+        q, None, scale, sliding_window, k_scale, v_scale, kvp_q_offset, kvp_rank_id, kvp_group_size, True
+    )
     heads, queries, head_dim = q.shape
     everyone = (group_size * heads, queries, head_dim)
     mine, gathered = named(q.shape, q.dtype, "queries"), named(everyone, q.dtype, "all_queries")
@@ -76,21 +88,17 @@ def attention_kv_parallel_segmented_cte(
     if first < end:
         nisa.dma_copy(mine[first:end], q[first:end])
     ncc.all_gather([mine], [gathered], replica_groups, 0)
-    parts = attention_segmented_cte(
-        gathered,
-        k_cache[:, 0:1],
-        v_cache[:, 0:1],
-        block_tables,
-        kvp_q_offset,
-        block_size,
-        seg_size,
-        scale=scale,
-        sliding_window=sliding_window,
-        num_q_heads=group_size * heads,
-        kvp_q_offset=kvp_q_offset,
-        kvp_rank_id=kvp_rank_id,
-        kvp_group_size=kvp_group_size,
+    mask = Mask(True, sliding_window, 1, kvp_q_offset, False, None, None, None)
+    if kvp_group_size > 0:
+        mask.numbering = RoundRobin(broadcast_number(kvp_rank_id), kvp_group_size, block_size)
+    mask.always = valid_num_prior_tokens
+    call = Call(
+        gathered, None, v_cache[:, 0], None, None, mask, scale, True, False, False, nl.float32, None, None
     )
+    call.heads_per_key_head = call.heads  # all use the first head of the keys
+    call.pages = Pages(layout, v_cache, block_tables, block_size, q.dtype)
+    load_scales(call, k_scale, v_scale)
+    parts = partial_results(call)
     stats = (group_size * heads, PMAX, queries // PMAX)
     arrived = [
         named(everyone, nl.float32, "arrived_out"),
@@ -136,6 +144,16 @@ def check(
         dealt == 0 or rank is not None, f"kvp_group_size: got {dealt} without kvp_rank_id, allowed is 0"
     )
     kernel_assert(offset >= 0, f"global_q_offset: got {offset}, allowed are 0 and more")
+
+
+def check_prefix(apc_mode: bool, prior: Any, offset: int) -> None:
+    kernel_assert(
+        apc_mode == (prior is not None),
+        f"valid_num_prior_tokens: got {'None' if prior is None else 'a tensor'} with apc_mode={apc_mode}",
+    )
+    if prior is not None:
+        check_number(prior, "valid_num_prior_tokens")
+        kernel_assert(offset == 0, f"global_q_offset: got {offset}, allowed with apc_mode is 0")
 
 
 def attention_kv_parallel_segmented_cte_ref(q, keys, values, scale=1.0, global_q_offset=0, window=0):

@@ -13,6 +13,7 @@ from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
 
+SMALLEST_SUM = 1.0e-19  # a query that sees a key has a sum of about 1 or more; the logarithm takes no less
 TILES = 8  # of 128 queries whose parts are joined at a time
 
 
@@ -87,6 +88,7 @@ def join_statistics(found: list, lse: Any, negated: bool, head: int, first: int,
         else:
             nisa.tensor_tensor(total, total, product, nl.add)
         weights.append(weight)
+    nisa.tensor_scalar(total, total, nl.maximum, SMALLEST_SUM)
     if lse is not None:
         write_lse(lse, lowest, total, head, first, end)
     factor = nl.ndarray((PMAX, count), nl.float32)

@@ -108,26 +108,37 @@ def attention_segmented_cte(
     call = Call(q, None, v_cache[:, 0], None, None, mask, scale, tp_q, False, tp_out, nl.float32, None, sink)
     call.heads_per_key_head = num_q_heads // layout.kv_heads
     call.pages = Pages(layout, v_cache, block_tables, block_size, q.dtype)
+    load_scales(call, k_scale, v_scale)
+    if kvp_q_offset is not None:
+        return partial_results(call)
+    shape = (call.heads, call.head_dim, call.queries) if tp_out else (call.heads, call.queries, call.head_dim)
+    call.out = nl.ndarray(shape, q.dtype, buffer=nl.shared_hbm)
+    run_stages(plan_units(call))
+    return call.out
+
+
+def load_scales(call: Call, k_scale: Any, v_scale: Any) -> None:
+    """Factors of keys and values, of which either may be None."""
     if k_scale is not None:
         call.k_scale = nl.ndarray((call.head_dim, 1), nl.float32, buffer=nl.sbuf)
         nisa.dma_copy(call.k_scale, k_scale[0 : call.head_dim])
     if v_scale is not None:
         call.v_scale = nl.ndarray((PMAX, call.head_dim), nl.float32, buffer=nl.sbuf)
         nisa.dma_copy(call.v_scale, v_scale.ap([[0, PMAX], [1, call.head_dim]]))
-    partial = kvp_q_offset is not None
-    shape = (call.heads, call.head_dim, call.queries) if tp_out else (call.heads, call.queries, call.head_dim)
-    dtype, name = (nl.float32, "partial_out") if partial else (q.dtype, "")  # other ranks may be sent it
-    call.out = nl.ndarray(shape, dtype, buffer=nl.shared_hbm, name=name)
-    if partial:
-        call.normalize = False
-        call.max_sign = -1.0
-        stats = (call.heads, PMAX, call.tiles)
-        call.neg_max = nl.ndarray(stats, nl.float32, buffer=nl.shared_hbm, name="partial_max")
-        call.sums = nl.ndarray(stats, nl.float32, buffer=nl.shared_hbm, name="partial_sum")
+
+
+def partial_results(call: Call) -> tuple:
+    """(out, max, sum) for the keys of one rank; tensors have names, as other ranks may be sent them."""
+    rows = (call.heads, call.queries, call.head_dim)
+    shape = (call.heads, call.head_dim, call.queries) if call.tp_out else rows
+    call.out = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm, name="partial_out")
+    call.normalize = False
+    call.max_sign = -1.0
+    stats = (call.heads, PMAX, call.tiles)
+    call.neg_max = nl.ndarray(stats, nl.float32, buffer=nl.shared_hbm, name="partial_max")
+    call.sums = nl.ndarray(stats, nl.float32, buffer=nl.shared_hbm, name="partial_sum")
     run_stages(plan_units(call))
-    if partial:
-        return call.out, call.neg_max, call.sums
-    return call.out
+    return call.out, call.neg_max, call.sums
 
 
 # ---- checks --------------------------------------------------------------------------------------

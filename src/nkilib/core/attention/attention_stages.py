@@ -199,6 +199,8 @@ def visible_keys(group: Group, positions: Any, used: Any, prior: bool) -> Interv
     if mask.numbering is not None:
         mask.numbering.local(lower)
         mask.numbering.local(upper)
+    if mask.always is not None:
+        nisa.tensor_scalar(upper, upper, nl.maximum, broadcast_number(mask.always))
     return Interval(lower, upper)
 
 

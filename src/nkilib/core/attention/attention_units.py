@@ -30,6 +30,7 @@ class Mask(nl.NKIObject):
         self.bound_min = bound_min
         self.bound_max = bound_max
         self.numbering = None  # of positions, where a rank has some of the keys (attention_whole_numbers.py)
+        self.always = None  # so many keys, counted from the first, are seen by every query
         self.can_hide_all = offset is not None or window > 0 or bound_min is not None
         self.skips = causal and (offset is None or offset_at_most_0)  # keys after a query's index are hidden
 

@@ -108,8 +108,13 @@ def mlp(
     h = q H / 4 + 128 t + p of MX with three axes, 512 t + 4 p + q (H_X4_INNERMOST, six axes,
     use_contiguous_x4_gate_up) or 512 t + 128 q + p (H_X4_MIDDLE, STATIC_MX). Column 512 k + 128 q + p of gate
     and up is row [p, k], lane q, of down; their biases are [I_p, ceil(I / 512), 4] in that order. x and m
-    become MXFP8; with STATIC_MX, FP8 by the scales [128, 1]. I is a multiple of 32. mx_dummy_scale_hbm is not
-    read: its 127s are set on chip.
+    become MXFP8; with STATIC_MX, FP8 by the scales [128, 1]; with ROW_MX, FP8 up to 448 by the largest
+    element of each token, and weights have a scale for each column: [128, 4 ceil(I / 512)] as the biases, of
+    down [128, H / 128], column 128 j + p at [p, j]. mx_dummy_scale_hbm is not read: its 127s are set on chip.
+
+    Tokens may arrive as FP8 with a scale, [B, S, H + 4] (ROW_MX, MX); or, with MX weights whose lanes hold
+    neighbours (H_X4_INNERMOST), as rmsnorm_mx_prefill packs them: [B, S, H + R], R = 128 bytes of scales for
+    a tile of 512 or, folded, for four.
 
     Decode only: hidden in SBUF as [128, T, H / 128], or, on n cores, in HBM as [128, n, H / (128 n), T]
     (transposed_in); the result like the latter (transposed_out), or in SBUF, [T, H], without down column

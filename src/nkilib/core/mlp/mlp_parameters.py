@@ -14,7 +14,12 @@ from nkilib.core.utils.common_types import (
     QuantizationType,
 )
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
-from nkilib.core.utils.kernel_helpers import is_hbm_buffer, normalization_uses_weights, resolve_fp8_dtype
+from nkilib.core.utils.kernel_helpers import (
+    div_ceil,
+    is_hbm_buffer,
+    normalization_uses_weights,
+    resolve_fp8_dtype,
+)
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8
 from nkilib.core.utils.tile_sizes import PMAX
 
@@ -30,8 +35,10 @@ QUANTIZATIONS = (
     QuantizationType.ROW,
     QuantizationType.MX,
     QuantizationType.STATIC_MX,
+    QuantizationType.ROW_MX,
 )
 MX_TILE = 512  # of the hidden dimension: 128 rows of four-packed weights
+FOLDED = 4  # tiles whose scales are side by side in packed MXFP8 rows
 
 
 @dataclass
@@ -44,6 +51,7 @@ class Linear(nl.NKIObject):
     upper: Any = None
     lower: Any = None
     stream: Any = None  # MX: the weights, if they are in SBUF already
+    keep: Any = None  # MX: where the results are kept, [columns, tokens] in HBM
 
 
 @dataclass
@@ -126,6 +134,22 @@ def arrives_quantized(p: MLPParameters) -> bool:
     return p.hidden.dtype in FP8
 
 
+def row_widths(p: MLPParameters) -> tuple:
+    """How long a row of hidden may be. Packed MXFP8 has 128 bytes of scales for a tile, or for four."""
+    size = hidden_size(p)
+    if not arrives_quantized(p):
+        return (size,)
+    if p.quantization != QuantizationType.MX:
+        return (size + SCALE_BYTES,)
+    tiles = size // MX_TILE
+    return (size + SCALE_BYTES, size + PMAX * div_ceil(tiles, FOLDED), size + PMAX * tiles)
+
+
+def arrives_packed(p: MLPParameters) -> bool:
+    """hidden is MXFP8, [B, S, H + bytes of scales] as rmsnorm_mx_prefill packs it."""
+    return arrives_quantized(p) and p.hidden.shape[2] > hidden_size(p) + SCALE_BYTES
+
+
 def quantizes_activations(p: MLPParameters) -> bool:
     """True when the matmuls take FP8 activations."""
     if p.quantization == QuantizationType.STATIC:
@@ -145,7 +169,7 @@ def matmul_dtype(p: MLPParameters) -> Any:
         return p.up.weight.dtype
     if quantizes_activations(p):
         return resolve_fp8_dtype(p.dtype_mode)
-    return nl.bfloat16 if p.hidden.dtype == nl.float32 else p.hidden.dtype
+    return nl.float16 if p.hidden.dtype == nl.float16 else nl.bfloat16
 
 
 def result_dtype(p: MLPParameters) -> Any:
@@ -177,11 +201,11 @@ def check_options(p: MLPParameters) -> None:
     )
     kernel_assert(
         p.quantization in QUANTIZATIONS,
-        f"quantization_type: got {p.quantization}, allowed are NONE, STATIC, ROW, MX and STATIC_MX",
+        f"quantization_type: got {p.quantization}, allowed are NONE, STATIC, ROW, MX, STATIC_MX and ROW_MX",
     )
     kernel_assert(
-        p.clipping_bound == 0.0 or p.quantization == QuantizationType.ROW,
-        f"quant_clipping_bound: got {p.clipping_bound} with {p.quantization}, only ROW clips",
+        p.clipping_bound == 0.0 or p.quantization.is_logical_row(),
+        f"quant_clipping_bound: got {p.clipping_bound} with {p.quantization}, only ROW and ROW_MX clip",
     )
     kernel_assert(p.clipping_bound >= 0.0, f"quant_clipping_bound: got {p.clipping_bound}, allowed is >= 0")
     kernel_assert(
@@ -207,10 +231,13 @@ def check_hidden(p: MLPParameters, n_prgs: int) -> None:
             f"hidden_tensor: got shape {shape} in SBUF, expected (128, T, {tiles})",
         )
     else:
-        width = size + SCALE_BYTES if arrives_quantized(p) else size
+        widths = row_widths(p)
+        columns = f"{widths[0]}"
+        for width in widths[1:]:
+            columns = f"{columns} or {width}"
         kernel_assert(
-            len(shape) == 3 and shape[2] == width,
-            f"hidden_tensor: got shape {shape}, expected (B, S, {width})",
+            len(shape) == 3 and shape[2] in widths,
+            f"hidden_tensor: got shape {shape}, expected (B, S, {columns})",
         )
     check_residual(p)
 
@@ -224,18 +251,18 @@ def check_residual(p: MLPParameters) -> None:
             f"fused_add_tensor: got buffer {p.fused_add.buffer}, expected that of hidden_tensor",
         )
     if arrives_quantized(p):
+        by_rows = (QuantizationType.ROW, QuantizationType.ROW_MX, QuantizationType.MX)
         kernel_assert(
-            p.quantization == QuantizationType.ROW and p.norm == NormType.NO_NORM and p.fused_add is None,
-            f"hidden_tensor: got {p.hidden.dtype}, allowed only with ROW, NO_NORM and no fused_add_tensor",
+            p.quantization in by_rows and p.norm == NormType.NO_NORM and p.fused_add is None,
+            f"hidden_tensor: got {p.hidden.dtype}, allowed only with ROW, ROW_MX or MX, NO_NORM and no "
+            "fused_add_tensor",
         )
         kernel_assert(
             not p.transposed_in and not input_in_sbuf(p),
             f"hidden_tensor: got {p.hidden.dtype}, allowed only as [B, S, H + 4] in HBM",
         )
-        kernel_assert(
-            p.hidden.dtype == resolve_fp8_dtype(p.dtype_mode),
-            f"hidden_tensor: got {p.hidden.dtype}, expected {resolve_fp8_dtype(p.dtype_mode)}",
-        )
+        fp8 = resolve_fp8_dtype(p.dtype_mode) if p.mx_map is None else nl.float8_e4m3fn
+        kernel_assert(p.hidden.dtype == fp8, f"hidden_tensor: got {p.hidden.dtype}, expected {fp8}")
     else:
         kernel_assert(p.hidden.dtype in FLOATS, f"hidden_tensor: got {p.hidden.dtype}, allowed are {FLOATS}")
 

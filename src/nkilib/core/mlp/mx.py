@@ -15,6 +15,8 @@ from nkilib.core.mlp.gate_up import activate
 from nkilib.core.mlp.mlp_parameters import (
     Linear,
     MLPParameters,
+    arrives_packed,
+    arrives_quantized,
     hidden_size,
     intermediate_size,
     matmul_dtype,
@@ -22,6 +24,15 @@ from nkilib.core.mlp.mlp_parameters import (
     shares_columns,
     token_count,
 )
+from nkilib.core.mlp.mx_factors import (
+    column_factors,
+    has_factors,
+    narrow_rows,
+    new_factors,
+    packed_tokens,
+    scaled_middle,
+)
+from nkilib.core.mlp.mx_few import load_pieces, loads_pieces, project_down_turned, turns_results
 from nkilib.core.mlp.mx_parameters import INNERMOST, QUARTER, down_rows
 from nkilib.core.mlp.rows import RowSource, add_residual, castable, load_rows, normalize
 from nkilib.core.utils.common_types import QuantizationType
@@ -35,6 +46,7 @@ from nkilib.core.utils.mx_projection import (
     filled,
     lane_columns,
     load_scales,
+    narrow_tokens,
     ones_tile,
     project_features_mx,
     project_rows_mx,
@@ -55,17 +67,24 @@ SCALE_COLUMNS = 8192  # of the down projection whose scales come at once
 
 
 class MxScales(nl.NKIObject):
-    """STATIC_MX: what undoes each projection, [128, 1] in SBUF, and what x and m are multiplied by."""
+    """What undoes the quantisation of weights, in SBUF, and what x and m are multiplied by before theirs.
+
+    STATIC_MX: [128, 1], with the scale of x or m in it. ROW_MX: of gate and up [128, blocks].
+    """
 
     def __init__(self, p: MLPParameters, ones: Any = None):
-        static = p.quantization == QuantizationType.STATIC_MX
+        static, by_row = (
+            p.quantization == QuantizationType.STATIC_MX,
+            p.quantization == QuantizationType.ROW_MX,
+        )
         x_scale = load_scalar(p.gate_up_in_scale, p.tiles) if static else None
         m_scale = load_scalar(p.down_in_scale, p.tiles) if static else None
         self.inverse_x = reciprocal_of(x_scale, p.tiles) if static else None
         self.inverse_m = reciprocal_of(m_scale, p.tiles) if static else None
-        gated = static and not p.skip_gate
+        scaled = static or by_row
+        gated = scaled and not p.skip_gate
         self.gate = product_of(x_scale, load_scalar(p.gate.scale, p.tiles), p.tiles) if gated else None
-        self.up = product_of(x_scale, load_scalar(p.up.scale, p.tiles), p.tiles) if static else None
+        self.up = product_of(x_scale, load_scalar(p.up.scale, p.tiles), p.tiles) if scaled else None
         self.down = product_of(m_scale, load_scalar(p.down.scale, p.tiles), p.tiles) if static else None
         self.ones = ones_tile(BANK_COLUMNS, p.tiles) if ones is None else ones
 
@@ -97,22 +116,35 @@ def mlp_mx(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> 
 
 def tokens_mx(p: MLPParameters, source: RowSource, scales: MxScales, first: int, count: int) -> MxTokens:
     """Tokens first ... first + count in FP8, an even number of them: a last one may be all zeros."""
+    if arrives_packed(p):
+        return packed_tokens(p, first, count, scales.ones)
     size = hidden_size(p)
     tiles, even = size // TILE, count + count % 2
     tile = new_tile(p.tiles, (PMAX, size // PMAX, even), matmul_dtype(p))
     if even > count:
         nisa.memset(tile[:, :, count:even], 0.0)
+    factors = new_factors(p, even) if has_factors(p) else None
+    pieces = loads_pieces(p)
+    if pieces:
+        load_pieces(p, tile[:, :, 0:count])
     open_scope(p.tiles)
-    for token in TiledRange(count, PMAX):
+    for token in TiledRange(0 if pieces else count, PMAX):
         rows = load_rows(p, source, p.hidden, first + token.start_offset, token.size)
-        rows = add_residual(p, source, rows, first + token.start_offset)
-        rows = castable(normalize(p, source, rows), matmul_dtype(p), p.tiles)
+        if not arrives_quantized(p):
+            rows = add_residual(p, source, rows, first + token.start_offset)
+            rows = castable(normalize(p, source, rows), matmul_dtype(p), p.tiles)
+        if factors is not None:
+            rows = narrow_rows(p, rows, factors, token.start_offset)
         transpose_rows(tile, 0, token.start_offset, rows, LANES if p.mx_map == INNERMOST else 1)
     close_scope(p.tiles)
     if p.mx_map == QUARTER:
         lanes = tile.reshape((PMAX, LANES, tiles, even)).permute((0, 2, 3, 1))
     else:
         lanes = tile.reshape((PMAX, tiles, LANES, even)).permute((0, 1, 3, 2))
+    if factors is not None:
+        x = narrow_tokens(lanes, scales.ones, p.tiles)
+        x.factors = factors
+        return x
     return in_fp8(p, lanes, scales.inverse_x, scales.ones)
 
 
@@ -145,7 +177,14 @@ def shared_middle(p: MLPParameters, scales: MxScales, x: MxTokens, n_prgs: int, 
 def quantize_middle(p: MLPParameters, scales: MxScales, m: Any) -> MxTokens:
     """m [rows, blocks, tokens] in FP8, four blocks to a tile."""
     rows, blocks, tokens = m.shape
+    factors = None
+    if p.quantization == QuantizationType.ROW_MX:
+        m, factors = scaled_middle(p, m)
     lanes = m.reshape((rows, blocks // LANES, LANES, tokens)).permute((0, 1, 3, 2))
+    if factors is not None:
+        narrow = narrow_tokens(lanes, scales.ones, p.tiles)
+        narrow.factors = factors
+        return narrow
     return in_fp8(p, lanes, scales.inverse_m, scales.ones)
 
 
@@ -205,16 +244,35 @@ def project_blocks(p: MLPParameters, x: MxTokens, linear: Linear, scale: Any, li
     project_features_mx(x, weights, sums, first * width, width, linear.stream)
     values, at = [], first
     for bank in banks:
-        values.append(finished(p, linear, scale, bank, at))
+        values.append(finished(p, linear, scale, bank, at, x.factors))
+        keep_features(p, linear, values[len(values) - 1], at * width)
         at = at + bank.shape[1]
     return values
 
 
-def finished(p: MLPParameters, linear: Linear, scale: Any, sums: Any, first: int) -> Any:
-    """Scale, bias and limits of blocks first ..., in that order."""
+def keep_features(p: MLPParameters, linear: Linear, value: Any, first: int) -> None:
+    """Store columns first ... of a projection, [rows, blocks, tokens], if they are to be kept."""
+    if linear.keep is None:
+        return
+    rows, blocks, tokens = value.shape
+    tile = new_tile(p.tiles, value.shape, linear.keep.dtype)
+    nisa.tensor_copy(tile, value)
+    place = linear.keep[first : first + rows * blocks, :]
+    nisa.dma_copy(place.reshape_dim(0, (blocks, rows)).permute((1, 0, 2)), tile)
+
+
+def finished(p: MLPParameters, linear: Linear, scale: Any, sums: Any, first: int, factors: Any = None) -> Any:
+    """Factors of tokens, scale, bias and limits of blocks first ..., in that order."""
     rows, blocks, tokens = sums.shape
     value = sums
-    if scale is not None:
+    if factors is not None:
+        value = new_tile(p.tiles, sums.shape, nl.float32)
+        by_token = factors[0:rows].reshape((rows, 1, tokens)).broadcast(1, blocks)
+        nisa.tensor_tensor(value, sums, by_token, op=nl.multiply)
+    if p.quantization == QuantizationType.ROW_MX:
+        by_column = scale[0:rows, first : first + blocks].reshape_dim(1, (blocks, 1)).broadcast(2, tokens)
+        nisa.tensor_tensor(value, value, by_column, op=nl.multiply)
+    elif scale is not None:
         value = new_tile(p.tiles, sums.shape, nl.float32)
         nisa.tensor_scalar(value, sums, nl.multiply, scale[0:rows])
     if linear.bias is not None:
@@ -252,6 +310,9 @@ def project_down(
     core: int,
 ) -> None:
     """Columns first ... of one block of tokens, to where the caller wants them."""
+    if turns_results(p, m, columns):
+        project_down_turned(p, scales.down, m, out, block)
+        return
     even = m.words.shape[2]
     plain = not p.output_in_sbuf and not p.transposed_out
     rows = new_rows(even, columns, result_dtype(p), p.tiles)
@@ -261,6 +322,8 @@ def project_down(
     terms = Terms(first, scales.down)
     if p.down.bias is not None:
         terms.bias = broadcast_row(p.down.bias, first, columns, min(even, PMAX), p.tiles)
+    if p.quantization == QuantizationType.ROW_MX:
+        terms.column_scale = column_factors(p.down.scale, first, columns, p.tiles)
     together = columns <= SCALE_COLUMNS
     loaded = load_scales(weights, first, columns, p.tiles) if together else None
     start = 0
@@ -270,7 +333,7 @@ def project_down(
         for part in blocks:
             part.tiles = p.tiles
         project_rows_mx(m, weights, blocks, first + start, size, loaded)
-        finish_into(rows, start, blocks, terms, first + start)
+        finish_into(rows, start, blocks, terms, first + start, m.factors)
         close_scope(p.tiles)
         if plain:
             store_rows(out, given, start, block.start_offset, first + start, size)

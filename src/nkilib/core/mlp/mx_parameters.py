@@ -6,9 +6,9 @@ from typing import Any
 
 import nki.isa as nisa
 from nkilib.core.mlp.mlp_parameters import (
-    FLOATS,
     Linear,
     MLPParameters,
+    arrives_packed,
     check_decode,
     check_hidden,
     check_norm,
@@ -20,7 +20,7 @@ from nkilib.core.mlp.mlp_parameters import (
     is_prefill,
 )
 from nkilib.core.utils.common_types import MLPGateUpWeightLayout, QuantizationType
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.mx_projection import (
     GROUP,
@@ -49,15 +49,10 @@ def refuse_mx_options(contiguous_x4: bool, w_layout: Any) -> None:
 
 def as_mx(p: MLPParameters, contiguous_x4: bool, w_layout: Any) -> None:
     """Give p its weights as words, their scales of the same shape, and the place of each h (`p.mx_map`)."""
-    if p.quantization == QuantizationType.ROW_MX:
-        not_built("quantization_type=ROW_MX", "scales of tokens and columns with MX weights are not built")
     kernel_assert(
         nisa.get_nc_version() >= nisa.nc_version.gen4,
         f"quantization_type: got {p.quantization}, allowed from trn3 on",
     )
-    if p.hidden.dtype not in FLOATS:
-        why = "tokens that arrive quantised, as rmsnorm_mx_prefill packs them"
-        not_built(f"hidden_tensor of {p.hidden.dtype} with {p.quantization.name} weights", why)
     p.mx_map = chosen_map(p, contiguous_x4, w_layout)
     if not p.skip_gate:
         p.gate = tiled(p, "gate_proj_weights_tensor", p.gate)
@@ -69,7 +64,7 @@ def chosen_map(p: MLPParameters, contiguous_x4: bool, w_layout: Any) -> str:
     """MX weights of decode have quarters of H in the lanes; the others say which they have."""
     if contiguous_x4 or w_layout == MLPGateUpWeightLayout.H_X4_INNERMOST:
         return INNERMOST
-    if w_layout == MLPGateUpWeightLayout.H_X4_MIDDLE or p.quantization == QuantizationType.STATIC_MX:
+    if w_layout == MLPGateUpWeightLayout.H_X4_MIDDLE or p.quantization != QuantizationType.MX:
         return WRAPPED
     return QUARTER if len(p.up.weight.shape) == 3 else INNERMOST
 
@@ -82,6 +77,8 @@ def tiled(p: MLPParameters, name: str, linear: Linear) -> Linear:
     if len(shape) > 3:
         words = words.reshape((shape[0], shape[1], words.size // (shape[0] * shape[1])))
     scale = linear.scale
+    if p.quantization == QuantizationType.ROW_MX and scale is not None and len(scale.shape) == 3:
+        scale = scale.reshape((scale.shape[0], scale.size // scale.shape[0]))  # (partition, tile, lane)
     if p.quantization == QuantizationType.MX and scale is not None and len(scale.shape) > 3:
         rows, tiles = scale.shape[0], scale.shape[1]
         scale = scale.reshape((rows, tiles, scale.size // (rows * tiles)))
@@ -112,6 +109,10 @@ def check_mx(p: MLPParameters, n_prgs: int) -> None:
         check_linear("gate", p, p.gate, (PMAX, tiles, inner), (middle[0], middle[1], LANES))
     check_linear("up", p, p.up, (PMAX, tiles, inner), (middle[0], middle[1], LANES))
     check_linear("down", p, p.down, (middle[0], middle[1], size), (1, size))
+    kernel_assert(
+        not arrives_packed(p) or p.mx_map == INNERMOST,
+        "hidden_tensor: got packed MXFP8, allowed with H_X4_INNERMOST weights: lanes hold neighbours",
+    )
     if p.quantization == QuantizationType.STATIC_MX:
         check_scale("gate_up_in_scale", p.gate_up_in_scale, 1, p)
         check_scale("down_in_scale", p.down_in_scale, 1, p)
@@ -133,6 +134,10 @@ def check_linear(name: str, p: MLPParameters, linear: Linear, shape: tuple, bias
         assert_shape(linear.bias, bias, f"{name}_proj_bias_tensor")
     if p.quantization == QuantizationType.STATIC_MX:
         check_scale(f"{name}_w_scale", linear.scale, 1, p)
+        return
+    if p.quantization == QuantizationType.ROW_MX:
+        blocks = shape[2] // PMAX if name == "down" else LANES * div_ceil(shape[2], TILE)
+        check_scale(f"{name}_w_scale", linear.scale, blocks, p)
         return
     kernel_assert(linear.scale is not None, f"{name}_w_scale: got None, needed by {p.quantization}")
     assert_shape(linear.scale, (shape[0] // GROUP, shape[1], shape[2]), f"{name}_w_scale")

@@ -36,12 +36,6 @@ MOST_HIDDEN = 32768
 MOST_DECODED = 512  # tokens of one decode: as many columns as a bank of sums has
 
 
-def refuse_mx(quantization: QuantizationType) -> None:
-    """Of kernels around this projection that do not take microscaling weights."""
-    if quantization.is_mx():
-        not_built(f"quantization_type={quantization.name}", "microscaling weights are not built")
-
-
 def check(p: QKVParameters) -> None:
     """Everything that is demanded of both kernels."""
     check_input(p)

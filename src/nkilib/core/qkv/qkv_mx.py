@@ -204,10 +204,10 @@ def span_columns_mx(tokens: int) -> int:
 # ---- decode --------------------------------------------------------------------------------------
 
 
-def decode_mx(p: QKVParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> list:
+def decode_mx(p: QKVParameters, n_prgs: int, core: int, out: Any, add_out: Any, dtype: Any = None) -> list:
     """Columns of this core as tiles [tokens <= 128, columns]; stored when ready, if out is given.
 
-    add_out receives the input with its residuals.
+    add_out receives the input with its residuals; `dtype` is that of the tiles, by default of the result.
     """
     mx, source, tokens = MxProjection(p), RowSource(p), token_count(p)
     tile = new_mx_tokens(p, tokens)
@@ -221,7 +221,7 @@ def decode_mx(p: QKVParameters, n_prgs: int, core: int, out: Any, add_out: Any) 
         turn_rows_mx(p, source, tile, token.start_offset, rows)
     x = mx.quantized(tile)
     first, columns = own_columns(p, n_prgs, core)
-    results = new_rows(tokens, columns, result_dtype(p))
+    results = new_rows(tokens, columns, result_dtype(p) if dtype is None else dtype)
     terms = load_terms(p, first, columns, PMAX)
     for span in TiledRange(columns, span_columns_mx(tokens)):
         at, column = span.start_offset, first + span.start_offset

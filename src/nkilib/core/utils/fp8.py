@@ -64,17 +64,24 @@ def largest_of(maxima: Any, tiles: Any = None) -> Any:
     return largest
 
 
+def row_scale(dst: Any, maximum: Any, largest: float, bound: float = 0.0, tiles: Any = None) -> None:
+    """dst = max(maximum / largest, 1e-5); a bound > 0 is the most that a maximum counts."""
+    bounded = maximum
+    if bound > 0.0:
+        bounded = new_tile(tiles, maximum.shape, nl.float32)
+        nisa.tensor_scalar(bounded, maximum, op0=nl.minimum, operand0=bound)
+    nisa.tensor_scalar(dst, bounded, nl.multiply, 1.0 / largest, op1=nl.maximum, operand1=MIN_ROW_SCALE)
+
+
 def quantize_rows(
     dst: Any, x: Any, maximum: Any, largest: float, bound: float = 0.0, tiles: Any = None
 ) -> Any:
     """dst = fp8(x / s), s = max(maximum / largest, 1e-5) a row, which is returned. A bound > 0 clips x."""
     scale = new_tile(tiles, maximum.shape, nl.float32)
-    clipped, bounded = x, maximum
+    clipped = x
     if bound > 0.0:
-        bounded = new_tile(tiles, maximum.shape, nl.float32)
-        nisa.tensor_scalar(bounded, maximum, op0=nl.minimum, operand0=bound)
         clipped = new_tile(tiles, x.shape, nl.float32)
         nisa.tensor_scalar(clipped, x, op0=nl.minimum, operand0=bound, op1=nl.maximum, operand1=-bound)
-    nisa.tensor_scalar(scale, bounded, nl.multiply, 1.0 / largest, op1=nl.maximum, operand1=MIN_ROW_SCALE)
+    row_scale(scale, maximum, largest, bound, tiles)
     nisa.tensor_scalar(dst, clipped, op0=nl.multiply, operand0=reciprocal_of(scale, tiles))
     return scale

@@ -26,6 +26,7 @@ ONE = 127  # the code of the scale 1
 LONG_CHUNK_BYTES = 28 * 1024  # in each partition, of weights that lie in one piece
 WIDE_BYTES = 6 * 1024  # of scales in each partition, up to which tiles share no partitions
 BLOCK = 128  # rows and columns of a matrix that share a compact scale
+TAPERED_TILES, LAST_PIECES = 3, 4  # of weights: tiles that come alone at the end, and pieces of the last
 SHARING = 4  # tiles whose scales share a quadrant
 KEEP = 255  # in the mask of a shuffle
 LARGEST_FP8 = 448.0
@@ -49,12 +50,17 @@ class MxWeights(nl.NKIObject):
 
 @dataclass
 class MxTokens(nl.NKIObject):
-    """Tokens in SBUF, words [rows, tiles, tokens]. `scales`, of the same shape, or None: all are 1."""
+    """Tokens in SBUF, words [rows, tiles, tokens]. `scales`, of the same shape, or None: all are 1.
+
+    `sharing` n: scales of n tiles share a quadrant, four partitions each: [rows, tiles / n, tokens].
+    """
 
     words: Any
     scales: Any
     ones: Any  # [128, columns] of the scale 1, for the operand that has none
     tiles: Any = None  # where further tiles come from, see tiles.py
+    factors: Any = None  # what every token is to be multiplied by still, as its caller wants them
+    sharing: int = 1
 
 
 def as_words(name: str, tensor: Any) -> Any:
@@ -133,7 +139,9 @@ def narrow_tokens(lanes: Any, ones: Any, tiles: Any = None) -> MxTokens:
 
 
 def token_scales(x: MxTokens, tile: int, start: int, end: int) -> Any:
-    return x.ones[:, 0 : end - start] if x.scales is None else x.scales[:, tile, start:end]
+    if x.scales is None:
+        return x.ones[:, 0 : end - start]
+    return x.scales[SCALE_ROWS * (tile % x.sharing) :, tile // x.sharing, start:end]
 
 
 # ---- weights -------------------------------------------------------------------------------------
@@ -279,10 +287,19 @@ def load_words(weights: MxWeights, first: int, count: int, column: int, columns:
 class WeightStream(nl.NKIObject):
     """Some columns of the weights, tile after tile: `load` brings what is next.
 
-    The last tile comes alone: it is what nothing hides.
+    The last tile comes alone: it is what nothing hides. With `taper`, so do those before it, and the last one
+    in pieces of whole blocks.
     """
 
-    def __init__(self, weights: MxWeights, column: int, columns: int, tiles: Any, scales: Any = None):
+    def __init__(
+        self,
+        weights: MxWeights,
+        column: int,
+        columns: int,
+        tiles: Any,
+        scales: Any = None,
+        taper: bool = False,
+    ):
         self.weights = weights
         self.column = column
         self.columns = columns
@@ -292,7 +309,10 @@ class WeightStream(nl.NKIObject):
         chunk = LONG_CHUNK_BYTES if whole and tiles is None else CHUNK_BYTES
         self.step = max(1, chunk // (columns * word_bytes(weights.words)))
         self.scales = load_scales(weights, column, columns, tiles) if scales is None else scales
-        self.words: Any = None
+        self.alone = min(self.count, TAPERED_TILES if taper else 1)
+        self.piece = BLOCK * div_ceil(columns, BLOCK * LAST_PIECES) if taper else columns
+        self.words: list = []
+        self.width = columns  # of each of the words
         self.first = 0
         self.next = 0
 
@@ -300,13 +320,19 @@ class WeightStream(nl.NKIObject):
         if tile < self.next:
             return
         rest = self.count - tile
-        count = min(self.step, rest if rest == 1 else rest - 1)
-        self.words = load_words(self.weights, tile, count, self.column, self.columns, self.tiles)
+        count = min(self.step, max(1, rest - self.alone))
+        self.width = self.piece if rest == 1 else self.columns
+        self.words = []
+        for part in TiledRange(self.columns, self.width):
+            column = self.column + part.start_offset
+            self.words.append(load_words(self.weights, tile, count, column, part.size, self.tiles))
         self.first = tile
         self.next = tile + count
 
     def words_of(self, tile: int, start: int, end: int) -> Any:
-        return self.words[:, tile - self.first, start:end]
+        part = start // self.width
+        at = part * self.width
+        return self.words[part][:, tile - self.first, start - at : end - at]
 
     def scales_of(self, tile: int, start: int, end: int, ones: Any) -> Any:
         if self.scales is None:

@@ -11,6 +11,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
+from nkilib.core.utils.tile_sizes import PMAX
 
 
 class Ring(nl.NKIObject):
@@ -38,18 +39,82 @@ class Ring(nl.NKIObject):
 
         Contiguous: (w - w') tokens. Striped: 0, or -1 where the keys stand behind the queries.
         """
+        by_place: list = []
+        for place in range(self.workers):
+            behind = step > place  # the keys belong to a later worker
+            distance = step - self.workers if behind else step
+            by_place.append((-1 if behind else 0) if striped else distance * tokens)
+        return self.own_entry(by_place)
+
+    def first_key_at(self, step: int, tokens: int) -> Any:
+        """[1, 1] int32: the position of the first key this worker holds, of contiguous tokens."""
+        by_place: list = []
+        for place in range(self.workers):
+            by_place.append((place - step) % self.workers * tokens)
+        return self.own_entry(by_place)
+
+    def own_entry(self, by_place: list) -> Any:
+        """The entry of this worker's place in its group, [1, 1] int32 in HBM: a rank is known at run time."""
         ranks = 1
         for members in self.group:
             ranks = max(ranks, max(members) + 1)
         table = np.zeros((1, ranks), np.int32)
         for members in self.group:
             for place in range(self.workers):
-                behind = step > place  # the keys belong to a later worker
-                distance = step - self.workers if behind else step
-                table[0, members[place]] = (-1 if behind else 0) if striped else distance * tokens
-        offset = nl.ndarray((1, 1), nl.int32, buffer=nl.private_hbm)
-        nisa.dma_copy(offset, nl.shared_constant(table)[:, nl.ds(self.rank, 1)])
-        return offset
+                table[0, members[place]] = by_place[place]
+        entry = nl.ndarray((1, 1), nl.int32, buffer=nl.private_hbm)
+        nisa.dma_copy(entry, nl.shared_constant(table)[:, nl.ds(self.rank, 1)])
+        return entry
+
+
+class Bounds(nl.NKIObject):
+    """Sequences packed into one: the keys bound_min <= c < bound_max that each of a worker's queries sees.
+
+    A key is counted from the first of the whole sequence; of striped tokens, whose sequences begin at
+    multiples of num_workers, among the keys of a worker.
+    """
+
+    def __init__(self, bound_min: Any, bound_max: Any, batch: int, heads: int, tokens: int):
+        kernel_assert(
+            bound_min is not None and bound_max is not None,
+            "bound_min, bound_max: got one of them, allowed are both or none",
+        )
+        self.low = for_heads(bound_min, "bound_min", batch, heads, tokens)
+        self.high = for_heads(bound_max, "bound_max", batch, heads, tokens)
+
+    def at(self, ring: Ring, step: int, tokens: int, striped: bool) -> tuple:
+        """Both, [1 or heads, S] in HBM, counted from the first key that this worker holds at a step."""
+        if striped or ring.workers == 1:
+            return self.low, self.high
+        first = ring.first_key_at(step, tokens)
+        return shifted(self.low, first), shifted(self.high, first)
+
+
+def for_heads(bound: Any, name: str, batch: int, heads: int, tokens: int) -> Any:
+    """[b, S] of sequences, [b h, S] of heads, or of all alike [1, S], [S] or [S, 1]: [1 or b h, S]."""
+    shape, alike = tuple(bound.shape), ((1, tokens), (tokens,), (tokens, 1))
+    allowed = alike + ((batch, tokens), (batch * heads, tokens), (batch, heads, tokens))
+    kernel_assert(shape in allowed, f"{name}: got shape {shape}, allowed are {allowed}")
+    if shape in alike:
+        return bound.reshape((1, tokens))
+    if bound.size == batch * heads * tokens:
+        return bound.reshape((batch * heads, tokens))
+    each = nl.ndarray((batch, heads, tokens), bound.dtype, buffer=nl.private_hbm)
+    nisa.dma_copy(each, bound.reshape((batch, 1, tokens)).broadcast(1, heads))
+    return each.reshape((batch * heads, tokens))
+
+
+def shifted(bound: Any, first: Any) -> Any:
+    """bound - first, which is one number, in HBM."""
+    columns = bound.size // PMAX
+    tile = nl.ndarray((PMAX, columns), nl.float32)
+    nisa.dma_copy(tile, bound.reshape((PMAX, columns)))
+    shift = nl.ndarray((PMAX, 1), nl.float32)
+    nisa.dma_copy(shift, first.ap([[0, PMAX], [1, 1]]))
+    nisa.tensor_scalar(tile, tile, nl.subtract, shift)
+    result = nl.ndarray(bound.shape, nl.float32, buffer=nl.private_hbm)
+    nisa.dma_copy(result.reshape((PMAX, columns)), tile)
+    return result
 
 
 def by_channel(tensors: list) -> list:

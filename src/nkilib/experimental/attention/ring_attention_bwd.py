@@ -17,15 +17,16 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 
-from .ring import Ring, copy_rows, named
+from .ring import Bounds, Ring, copy_rows, named
 
 KEYS = 512  # of a tile: a PSUM bank of float32
+UNBOUNDED = 1.0e9  # beyond every key
 
 
 @nki.jit
@@ -51,7 +52,8 @@ def ring_attention_spmd_bwd(
     q_ref, k_ref, v_ref, o_ref, dy_ref are [B, N, D, S], lse_ref is [B, N, 128, S / 128] as the forward kernel
     returns it. Worker w holds tokens w S + i, or w + i num_workers where striped_attention, which needs
     use_causal_mask. softmax_scale defaults to 1 / sqrt(D). mixed_precision multiplies in the dtype of the
-    inputs, else in float32. Two cores share the heads; lnc_size is how many there are.
+    inputs, else in float32. bound_min and bound_max are as the forward kernel takes them. Two cores share
+    the heads; lnc_size is how many there are.
 
     >>> from nki.ranks import run_ranks, split
     >>> q, k, v, dy = np.random.default_rng(0).standard_normal((4, 1, 1, 16, 256), dtype=np.float32)
@@ -65,9 +67,10 @@ def ring_attention_spmd_bwd(
     True
     """
     check(q_ref, (k_ref, v_ref, o_ref, dy_ref), lse_ref, use_causal_mask, striped_attention)
-    if bound_min is not None or bound_max is not None:
-        not_built("bound_min, bound_max", "packed sequences are not built")
     batch, heads, head_dim, tokens = q_ref.shape
+    bounds = None
+    if bound_min is not None or bound_max is not None:
+        bounds = Bounds(bound_min, bound_max, batch, heads, tokens)
     kernel_assert(
         lnc_size in (1, nl.num_programs(0)),
         f"lnc_size: got {lnc_size}, allowed is the number of cores, {nl.num_programs(0)}",
@@ -92,9 +95,11 @@ def ring_attention_spmd_bwd(
         if use_causal_mask and num_workers > 1:
             offset = ring.offset_at(step, tokens, striped_attention)
         diagonal = use_causal_mask and (striped_attention or step == 0)
+        limits = None if bounds is None else bounds.at(ring, step, tokens, striped_attention)
         first, end = program_share(batch * heads)
         for head in range(first, end):
             visit = Visit(head, step, use_causal_mask, diagonal, offset)
+            visit.limits = limits
             add_head(work, visit, here, grads[step % 2])
         if num_workers > 1:
             ring.send_on(grads, step)
@@ -131,6 +136,7 @@ class Visit(nl.NKIObject):
         self.causal = causal
         self.diagonal = diagonal  # no query sees keys of a later column than its own
         self.offset = offset
+        self.limits: Any = None  # bound_min and bound_max, [1 or heads, S]
 
 
 def add_head(work: Work, visit: Visit, keys: list, grads: list) -> None:
@@ -141,7 +147,7 @@ def add_head(work: Work, visit: Visit, keys: list, grads: list) -> None:
     by_query = [turned_over(q), turned_over(dy)]
     by_key = turned_over(k)
     neg_lse, delta = statistics(work, head, dy)
-    upper = last_visible(visit, tokens // PMAX) if visit.causal else None
+    seen = visible_keys(visit, tokens // PMAX)
     begun = visit.step > 0
     dk, dv = start_sum(grads[0][head], begun), start_sum(grads[1][head], begun)
     dq = start_sum(work.dq[head], begun)
@@ -150,7 +156,7 @@ def add_head(work: Work, visit: Visit, keys: list, grads: list) -> None:
         sums = nl.ndarray((q.shape[0], PMAX), nl.float32, buffer=nl.psum)
         for block in TiledRange(row.end_offset if visit.diagonal else tokens, KEYS):
             columns = slice(block.start_offset, block.end_offset)
-            p = probabilities(work, q[:, queries], k[:, columns], neg_lse, upper, row.index, block)
+            p = probabilities(work, q[:, queries], k[:, columns], neg_lse, seen, row.index, block)
             ds = score_gradient(work, dy[:, queries], v[:, columns], p, delta, row.index)
             add_product(dv[:, columns], by_query[1][:, row.index, :], p, 1.0)
             add_product(dk[:, columns], by_query[0][:, row.index, :], ds, work.scale)
@@ -189,15 +195,33 @@ def statistics(work: Work, head: int, dy: Any) -> tuple:
     return neg_lse, delta
 
 
-def last_visible(visit: Visit, tiles: int) -> Any:
-    """[128, tiles]: the first key that query 128 g + p does not see."""
-    upper = nl.ndarray((PMAX, tiles), nl.float32)
-    nisa.iota(upper, [[PMAX, tiles]], offset=1, channel_multiplier=1)
+def visible_keys(visit: Visit, tiles: int) -> Any:
+    """(first, first no more) of the keys that query 128 g + p sees, each [128, tiles]; None if all."""
+    if not visit.causal and visit.limits is None:
+        return None
+    lower, upper = nl.ndarray((PMAX, tiles), nl.float32), nl.ndarray((PMAX, tiles), nl.float32)
+    nisa.memset(lower, -1.0)
+    if visit.causal:
+        nisa.iota(upper, [[PMAX, tiles]], offset=1, channel_multiplier=1)
+    else:
+        nisa.memset(upper, UNBOUNDED)
     if visit.offset is not None:
         shift = nl.ndarray((PMAX, 1), nl.float32)
         nisa.dma_copy(shift, visit.offset.ap([[0, PMAX], [1, 1]]))
         nisa.tensor_scalar(upper, upper, nl.add, shift)
-    return upper
+    if visit.limits is not None:
+        nisa.tensor_tensor(lower, lower, of_queries(visit.limits[0], visit.head), nl.maximum)
+        nisa.tensor_tensor(upper, upper, of_queries(visit.limits[1], visit.head), nl.minimum)
+    return lower, upper
+
+
+def of_queries(bound: Any, head: int) -> Any:
+    """[128, tiles] of a head's row: query 128 g + p at [p, g]."""
+    row = bound[head if bound.shape[0] > 1 else 0]
+    tiles = bound.shape[1] // PMAX
+    tile = nl.ndarray((PMAX, tiles), nl.float32)
+    nisa.dma_copy(tile, row.reshape((tiles, PMAX)).permute((1, 0)))
+    return tile
 
 
 def start_sum(place: Any, begun: bool) -> Any:
@@ -209,21 +233,19 @@ def start_sum(place: Any, begun: bool) -> Any:
     return total
 
 
-def probabilities(work: Work, q: Any, k: Any, neg_lse: Any, upper: Any, row: int, block: Any) -> Any:
+def probabilities(work: Work, q: Any, k: Any, neg_lse: Any, seen: Any, row: int, block: Any) -> Any:
     """P [128 queries, keys]; 0 where the mask hides a key."""
     scores = nl.ndarray((PMAX, block.size), nl.float32, buffer=nl.psum)
     nisa.nc_matmul(scores, q, k)
-    if upper is not None:
-        lower = nl.ndarray((PMAX, 1), nl.float32)
-        nisa.memset(lower, -1.0)
+    if seen is not None:
         masked = nl.ndarray((PMAX, block.size), nl.float32)
         nisa.range_select(
             masked,
             scores,
             nl.greater_equal,
             nl.less,
-            lower,
-            upper[:, row : row + 1],
+            seen[0][:, row : row + 1],
+            seen[1][:, row : row + 1],
             range_start=block.start_offset,
         )
         scores = masked
@@ -270,13 +292,21 @@ def check(q: Any, others: tuple, lse: Any, causal: bool, striped: bool) -> None:
     kernel_assert(not striped or causal, "striped_attention: got True without use_causal_mask")
 
 
-def ring_attention_spmd_bwd_ref(q, k, v, dy, softmax_scale=None, use_causal_mask=False):
-    """(o, lse, dq, dk, dv) of the whole sequence in float64; tensors are [B, N, D, S], lse [B, N, S]."""
+def ring_attention_spmd_bwd_ref(
+    q, k, v, dy, softmax_scale=None, use_causal_mask=False, bound_min=None, bound_max=None
+):
+    """(o, lse, dq, dk, dv) of the whole sequence in float64; tensors are [B, N, D, S], lse [B, N, S].
+
+    bound_min and bound_max [B, S] are positions in the whole sequence.
+    """
     q, k, v, dy = (x.astype(np.float64).swapaxes(2, 3) for x in (q, k, v, dy))
     scale = softmax_scale if softmax_scale is not None else q.shape[3] ** -0.5
     scores = scale * q @ k.swapaxes(2, 3)
     if use_causal_mask:
         scores = np.where(np.tri(q.shape[2], dtype=bool), scores, -np.inf)
+    if bound_min is not None:
+        key, low, high = np.arange(q.shape[2]), bound_min[:, None, :, None], bound_max[:, None, :, None]
+        scores = np.where((low <= key) & (key < high), scores, -np.inf)
     lse = np.log(np.exp(scores - scores.max(-1, keepdims=True)).sum(-1)) + scores.max(-1)
     p = np.exp(scores - lse[..., None])
     o = p @ v

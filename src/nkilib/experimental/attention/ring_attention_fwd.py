@@ -19,10 +19,10 @@ import nki
 import nki.language as nl
 from nkilib.core.attention.attention_cte import attention_cte
 from nkilib.core.attention.attention_merge import join_parts
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.tile_sizes import PMAX
 
-from .ring import Ring, copy_rows, named
+from .ring import Bounds, Ring, copy_rows, named
 
 
 @nki.jit
@@ -49,6 +49,11 @@ def ring_attention_spmd_fwd(
     num_workers where striped_input. With use_causal_mask a query sees tokens up to its own, q is scaled by
     the caller, and softmax_scale must be 1.0; else it defaults to 1 / sqrt(d).
 
+    Sequences packed into one: bound_min and bound_max, [b, S], [b h, S] or [1, S] for this worker's queries,
+    say that a query sees keys bound_min <= c < bound_max and no others. Of contiguous tokens c counts from
+    the first of the whole sequence; of striped ones among the keys of a worker, and sequences begin at
+    multiples of num_workers. The page has the arguments, but not their units: these are ours.
+
     training also returns lse [b, h, 128, S / 128], element [.., p, g] for query 128 g + p.
 
     >>> from nki.ranks import run_ranks, split
@@ -65,8 +70,9 @@ def ring_attention_spmd_fwd(
     """
     batch, heads, queries, head_dim = v.shape
     check(q, k, v, tp_q, tp_k, num_workers, softmax_scale, use_causal_mask, striped_input)
+    bounds = None
     if bound_min is not None or bound_max is not None:
-        not_built("bound_min, bound_max", "packed sequences are not built")
+        bounds = Bounds(bound_min, bound_max, batch, heads, queries)
     ring = Ring(replica_groups, num_workers)
     scale = softmax_scale if softmax_scale is not None else head_dim**-0.5
     both = batch * heads
@@ -88,6 +94,9 @@ def ring_attention_spmd_fwd(
         offset = None
         if use_causal_mask and num_workers > 1:
             offset = ring.offset_at(step, 1 if striped_input else queries, striped_input)
+        low, high = None, None
+        if bounds is not None:
+            low, high = bounds.at(ring, step, queries, striped_input)
         part = attention_cte(
             query,
             here[0],
@@ -98,6 +107,8 @@ def ring_attention_spmd_fwd(
             tp_k=tp_k,
             cache_softmax=True,
             cp_offset=offset,
+            bound_min=low,
+            bound_max=high,
             cp_striped_input=striped_input and offset is not None,
             skip_output_normalization=True,
         )
@@ -132,13 +143,21 @@ def check(
     )
 
 
-def ring_attention_spmd_fwd_ref(q, k, v, softmax_scale=None, use_causal_mask=False, training=False):
-    """The same for all workers at once: q, k, v [b, h, S, d] of the whole sequence, in its order."""
+def ring_attention_spmd_fwd_ref(
+    q, k, v, softmax_scale=None, use_causal_mask=False, training=False, bound_min=None, bound_max=None
+):
+    """The same for all workers at once: q, k, v [b, h, S, d] of the whole sequence, in its order.
+
+    bound_min and bound_max [b, S] are positions in the whole sequence.
+    """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     scale = softmax_scale if softmax_scale is not None else q.shape[3] ** -0.5
     scores = scale * q @ k.swapaxes(2, 3)
     if use_causal_mask:
         scores = np.where(np.tri(q.shape[2], dtype=bool), scores, -np.inf)
+    if bound_min is not None:
+        key, low, high = np.arange(q.shape[2]), bound_min[:, None, :, None], bound_max[:, None, :, None]
+        scores = np.where((low <= key) & (key < high), scores, -np.inf)
     largest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - largest)
     total = weights.sum(-1, keepdims=True)

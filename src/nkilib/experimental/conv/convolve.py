@@ -16,6 +16,7 @@ from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_nl_act_fn_from_type, program_share
+from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.conv.geometry import Axis, block_sizes, covered, positions, size_of, split, whole_tap
@@ -210,15 +211,29 @@ def accumulate(c: Convolution, plan: Plan, inputs: list, filters: Filters, sums:
         chunk = filters.chunks[i]
         source = inputs[chunk.part]
         tile = filters.tiles[i] if filters.stay else load_filters(source.part, chunk, first, end)
+        steps = []
         for step in range(chunk.first, chunk.end):
-            x = input_tile(c, plan, source, step)
-            for j in range(source.part.tiles):
-                for one in sums:
-                    at = one.column - first
-                    add(c, source, x, step, j, one, tile[:, step - chunk.first, j, at : at + one.columns])
+            steps.append(input_tile(c, plan, source, step))
+        last = i == len(filters.chunks) - 1  # in which sums are completed one after the other
+        for some in by_one(sums) if last else [sums]:
+            for step in range(chunk.first, chunk.end):
+                x = steps[step - chunk.first]
+                for j in range(source.part.tiles):
+                    for one in some:
+                        at = one.column - first
+                        weights = tile[:, step - chunk.first, j, at : at + one.columns]
+                        add(c, source, x, step, j, one, weights)
     for one in sums:
         if not one.started:
             start_with_zeros(c, one)
+
+
+def by_one(sums: list) -> list:
+    """A list for each of them."""
+    groups = []
+    for one in sums:
+        groups.append([one])
+    return groups
 
 
 def columns_of(sums: list) -> tuple[int, int]:
@@ -276,7 +291,8 @@ def finish(c: Convolution, sums: Sums, filters: Filters, index: int) -> None:
         box[2].start : box[2].end,
         box[3].start : box[3].end,
     ]
-    nisa.dma_copy(place.permute((1, 0, 2, 3, 4)), result)
+    queue = hardware_queue() if index % 2 == 1 else nisa.dge_mode.unknown  # by turns
+    nisa.dma_copy(place.permute((1, 0, 2, 3, 4)), result, dge_mode=queue)
 
 
 def apply(result: Any, sums: Any, activation: Any, bias: Any, on_vector: bool) -> None:

@@ -18,6 +18,7 @@ import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info, program_share
+from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.conv.convolve import DTYPES, check_axis
@@ -127,6 +128,7 @@ class Taps(nl.NKIObject):
     values: Any
     identity: Any
     diagonals: list
+    first: bool  # of all: they are waited for
 
 
 def convolve_rows(x: Any, f: Any, y: Any, axis: Axis, channel: int, partitions: int, tiles: int) -> None:
@@ -141,7 +143,7 @@ def convolve_rows(x: Any, f: Any, y: Any, axis: Axis, channel: int, partitions: 
         nisa.dma_copy(place, f[channel:end].reshape_dim(0, (partitions, tiles)))
     unit = 0
     for j in range(tiles):
-        taps = Taps(filters[:, j], identity, [])
+        taps = Taps(filters[:, j], identity, [], j == 0)
         for batch in TiledRange(batches, below):
             for q in TiledRange(y.shape[2], row_outputs(axis, x.dtype)):
                 span = Span(q.start_offset, q.end_offset)
@@ -150,7 +152,8 @@ def convolve_rows(x: Any, f: Any, y: Any, axis: Axis, channel: int, partitions: 
                 for b in range(batch.start_offset, batch.end_offset):
                     rows.append(x[b, channel:end].reshape_dim(0, (partitions, tiles))[:, j])
                     places.append(y[b, channel:end].reshape_dim(0, (partitions, tiles))[:, j])
-                unit = convolve_span(rows, places, taps, axis, span, unit)
+                last = j == tiles - 1 and batch.end_offset == batches and q.end_offset == y.shape[2]
+                unit = convolve_span(rows, places, taps, axis, span, unit, last)
 
 
 def row_outputs(axis: Axis, dtype: Any) -> int:
@@ -159,9 +162,13 @@ def row_outputs(axis: Axis, dtype: Any) -> int:
     return max(BANK_POSITIONS, min(ROW_OUTPUTS, room))
 
 
-def convolve_span(rows: list, places: list, taps: Taps, axis: Axis, span: Span, unit: int) -> int:
-    """Outputs of a span of all rows; returns the number of the next unit of work."""
-    x = load_span(rows, axis, span)
+def convolve_span(rows: list, places: list, taps: Taps, axis: Axis, span: Span, unit: int, last: bool) -> int:
+    """Outputs of a span of all rows; returns the number of the next unit of work.
+
+    The first inputs come in a queue of their own, the `last` outputs leave as they become ready: nothing else
+    is done meanwhile.
+    """
+    x = load_span(rows, axis, span, unit == 0)
     result = nl.ndarray((x.shape[0], size_of(span)), x.dtype, buffer=nl.sbuf)
     for part in TiledRange(size_of(span), even_parts(size_of(span), UNIT_OUTPUTS)):
         out = result[:, part.start_offset : part.end_offset]
@@ -170,10 +177,20 @@ def convolve_span(rows: list, places: list, taps: Taps, axis: Axis, span: Span, 
         else:
             multiply_taps(out, x, taps, axis, part.start_offset)
         unit = unit + 1
-    partitions = rows[0].shape[0]
-    for b in range(len(places)):
-        nisa.dma_copy(places[b][:, span.start : span.end], result[b * partitions : (b + 1) * partitions])
+        if last:
+            store_rows(places, result, span.start, part.start_offset, part.end_offset, part.index % 2 == 1)
+    if not last:
+        store_rows(places, result, span.start, 0, size_of(span), False)
     return unit
+
+
+def store_rows(places: list, result: Any, start: int, first: int, end: int, beside: bool) -> None:
+    """Outputs first ... end - 1 of the span from `start` on; `beside` other transfers, in a second queue."""
+    partitions = places[0].shape[0]
+    queue = hardware_queue() if beside else nisa.dge_mode.unknown
+    for b in range(len(places)):
+        rows = result[b * partitions : (b + 1) * partitions, first:end]
+        nisa.dma_copy(places[b][:, start + first : start + end], rows, dge_mode=queue)
 
 
 def on_vector(unit: int, taps: int, dtype: Any) -> bool:
@@ -185,8 +202,9 @@ def on_vector(unit: int, taps: int, dtype: Any) -> bool:
     return int((unit + 1) * share) > int(unit * share)
 
 
-def load_span(rows: list, axis: Axis, span: Span) -> Any:
+def load_span(rows: list, axis: Axis, span: Span, beside: bool) -> Any:
     """The inputs that the outputs of a span meet, zero where that is padding."""
+    queue = hardware_queue() if beside else nisa.dge_mode.unknown
     first, end = input_of(axis, span.start, 0), input_of(axis, span.end - 1, axis.taps - 1) + 1
     partitions = rows[0].shape[0]
     tile = nl.ndarray((len(rows) * partitions, end - first), rows[0].dtype, buffer=nl.sbuf)
@@ -197,7 +215,7 @@ def load_span(rows: list, axis: Axis, span: Span) -> Any:
         nisa.memset(tile[:, max(stop, first) - first : end - first], 0.0)
     for b in range(len(rows) if begin < stop else 0):
         place = tile[b * partitions : (b + 1) * partitions, begin - first : stop - first]
-        nisa.dma_copy(place, rows[b][:, begin:stop])
+        nisa.dma_copy(place, rows[b][:, begin:stop], dge_mode=queue)
     return tile
 
 
@@ -228,7 +246,9 @@ def tap_diagonal(taps: Taps, s: int, partitions: int) -> Any:
     if s < len(taps.diagonals):
         return taps.diagonals[s][0:partitions, 0:partitions]
     diagonal = nl.ndarray(taps.identity.shape, taps.identity.dtype, buffer=nl.sbuf)
-    nisa.tensor_scalar(diagonal, taps.identity, nl.multiply, taps.values[:, s : s + 1])
+    engine = nisa.vector_engine if taps.first else nisa.gpsimd_engine  # slow, but it has nothing else to do
+    values = taps.values[:, s : s + 1].broadcast(1, diagonal.shape[1])
+    nisa.tensor_tensor(diagonal, taps.identity, values, op=nl.multiply, engine=engine)
     if s < KEPT_DIAGONALS:
         taps.diagonals.append(diagonal)
     return diagonal[0:partitions, 0:partitions]

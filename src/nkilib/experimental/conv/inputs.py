@@ -13,6 +13,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.conv.geometry import (
@@ -185,7 +186,11 @@ def load_inputs(c: Convolution, plan: Plan, region: list) -> list:
 
 
 def load_dense(c: Convolution, part: Part, region: list) -> Inputs:
-    """tile[p, b, j, :] = the box of inputs of channel p * tiles + j."""
+    """tile[p, b, j, :] = the box of inputs of channel p * tiles + j.
+
+    One transfer for each j, so that the first products need not wait for all; the first of them beside the
+    filters, in a queue of its own.
+    """
     d, h, w = (
         inputs_for(c.axes[0], region[1]),
         inputs_for(c.axes[1], region[2]),
@@ -201,7 +206,10 @@ def load_dense(c: Convolution, part: Part, region: list) -> Inputs:
             region[0].start + b, part.channel : end, d.start : d.end, h.start : h.end, w.start : w.end
         ]
         place = tile[:, b].reshape_dim(2, box)
-        nisa.dma_copy(place, source.reshape_dim(0, (part.partitions, part.tiles)))
+        by_tile = source.reshape_dim(0, (part.partitions, part.tiles))
+        for j in range(part.tiles):
+            queue = hardware_queue() if j == 0 else nisa.dge_mode.unknown
+            nisa.dma_copy(place[:, j], by_tile[:, j], dge_mode=queue)
     return Inputs(part, region, [tile], [d, h, w])
 
 

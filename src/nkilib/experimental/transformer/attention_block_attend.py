@@ -23,6 +23,9 @@ class Masks(nl.NKIObject):
         self.tiled = True
         self.sbm = None
         self.dtype_mode = DtypeMode.NON_OCP
+        self.statistics: Any = (
+            None  # a dict that receives maxima and sums: the result is then float32, a part
+        )
 
 
 def attend(q: Any, keys: Any, values: Any, n: BlockSizes, c: BlockCaches, masks: Masks) -> Any:
@@ -42,7 +45,8 @@ def attend(q: Any, keys: Any, values: Any, n: BlockSizes, c: BlockCaches, masks:
         enable_fa_s_prior_tiling=masks.tiled,
     )
     columns = n.tokens() * n.heads
-    out = nl.ndarray((n.depth, columns), q.dtype, buffer=nl.sbuf)
+    dtype = q.dtype if masks.statistics is None else nl.float32
+    out = nl.ndarray((n.depth, columns), dtype, buffer=nl.sbuf)
     mask = masks.mask
     if mask is None:
         mask = causal_mask(n)
@@ -60,6 +64,7 @@ def attend(q: Any, keys: Any, values: Any, n: BlockSizes, c: BlockCaches, masks:
         start_pos_ids=masks.start_pos_ids,
         sink=masks.sink,
         active_blocks_table=c.table,
+        cp_softmax_stats_out=masks.statistics,
         max_context_len=masks.max_context_len,
         dtype_mode=masks.dtype_mode,
     )

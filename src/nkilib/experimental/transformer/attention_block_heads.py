@@ -6,19 +6,43 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.qkv.qkv_decode import decode_whole
+from nkilib.core.qkv.qkv_checks import MOST_DECODED
+from nkilib.core.qkv.qkv_decode import all_columns, decode_whole
 from nkilib.core.qkv.qkv_heads import NormRows, by_head, fresh, norm_heads, over_heads, turn_heads
+from nkilib.core.qkv.qkv_mx import decode_mx
 from nkilib.core.qkv.qkv_outputs import turn
-from nkilib.core.qkv.qkv_parameters import HeadNorm, QKVParameters
+from nkilib.core.qkv.qkv_parameters import (
+    HeadNorm,
+    QKVParameters,
+    hidden_size,
+    input_in_sbuf,
+    token_count,
+)
 from nkilib.core.utils.common_types import NormType
 from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype
 from nkilib.core.utils.projection_results import broadcast_row
+from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockSizes
 
 
 def projected_rows(p: QKVParameters, n_prgs: int, core: int) -> list:
-    """Tiles [tokens <= 128, (N + 2) d] in float32, whole in every core."""
-    return decode_whole(p, n_prgs, core, None, nl.float32)
+    """Tiles [tokens <= 128, (N + 2) d] in float32, whole in every core; in parts that fit into PSUM."""
+    x, rows = p.input, []
+    whole = x if input_in_sbuf(p) else x.reshape((1, token_count(p), hidden_size(p)))
+    for tokens in TiledRange(token_count(p), MOST_DECODED):
+        p.input = whole[:, tokens.start_offset : tokens.end_offset, :]
+        rows.extend(rows_of_part(p, n_prgs, core))
+    p.input = x
+    return rows
+
+
+def rows_of_part(p: QKVParameters, n_prgs: int, core: int) -> list:
+    if p.mx_map is None:
+        return decode_whole(p, n_prgs, core, None, nl.float32)
+    tiles = []
+    for own in decode_mx(p, n_prgs, core, None, None, nl.float32):
+        tiles.append(all_columns(p, n_prgs, core, own))
+    return tiles
 
 
 def hidden_tile(x: Any) -> Any:

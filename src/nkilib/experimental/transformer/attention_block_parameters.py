@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import nki.language as nl
-from nkilib.core.qkv.qkv_checks import MOST_DECODED
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
 from nkilib.core.utils.tile_sizes import PMAX
 
 DEFAULT_EPS = 1e-6
+MOST_TOKENS = 4096  # as output_projection_tkg
 
 
 @dataclass
@@ -43,62 +43,65 @@ class BlockSizes(nl.NKIObject):
         return self.batch * self.active
 
 
-def sizes_of(x: Any, transposed_in: bool, w_qkv: Any, c: BlockCaches, hints: tuple, s_ctx: Any) -> BlockSizes:
-    """What the arguments say together. `hints`: (attention_mask, cos), either of which tells B and S."""
+def sizes_of(
+    x: Any, transposed_in: bool, w_qkv: Any, c: BlockCaches, hints: tuple, s_ctx: Any, ranks: tuple
+) -> BlockSizes:
+    """What the arguments say together. `hints`: (attention_mask, cos, pos_ids), which tell B and the window.
+
+    `ranks`: how many share the batches, and how many the keys.
+    """
     depth = c.values.shape[len(c.values.shape) - 1]
     heads = w_qkv.shape[1] // depth - 2
-    mask, cos = hints
+    mask, cos, positions = hints
     if is_hbm_buffer(x) and not transposed_in:
         batch, active = x.shape[0], x.shape[1]
     else:
         tokens = x.shape[3] if transposed_in else x.shape[1]
-        batch = batch_of(mask, cos, c, tokens)
+        batch = batch_of(mask, cos, c, tokens, ranks[0])
         active = tokens // batch
     block_len = 0 if c.table is None else c.values.shape[1]
     room = c.values.shape[len(c.values.shape) - 2] if c.table is None else c.table.shape[1] * block_len
-    window = room if c.table is not None else s_ctx
-    if window is None:
-        window = room if mask is None else mask.shape[0]
+    window = room
+    if c.table is None and s_ctx is not None:
+        kernel_assert(
+            s_ctx % ranks[1] == 0, f"S_ctx: got {s_ctx}, allowed with CP={ranks[1]} are multiples of that"
+        )
+        window = s_ctx // ranks[1]
+    elif c.table is None and mask is not None and positions is None:
+        window = mask.shape[0]
     return BlockSizes(batch, active, heads, depth, window, room, block_len)
 
 
-def batch_of(mask: Any, cos: Any, c: BlockCaches, tokens: int) -> int:
-    """B of tokens that do not tell it themselves."""
+def batch_of(mask: Any, cos: Any, c: BlockCaches, tokens: int, ranks: int) -> int:
+    """B of tokens that do not tell it themselves; `ranks` share the batches."""
     if mask is not None:
-        return mask.shape[1]
+        return mask.shape[1] * ranks
     if cos is not None:
         return cos.shape[1]
     if c.index is not None:
-        return c.index.shape[0]
-    return tokens if c.table is None else c.table.shape[0]
+        return c.index.shape[0] * ranks
+    return tokens if c.table is None else c.table.shape[0] * ranks
 
 
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def refuse_ranks(kvdp: int, cp: int) -> None:
-    """Options over several ranks, which are not built."""
-    if kvdp > 1:
-        not_built(f"KVDP={kvdp}", "batches over several ranks are not built")
-    if cp > 1:
-        not_built(f"CP={cp}", "keys over several ranks are not built")
-
-
-def refuse_packing(fp8_packed: bool, swizzled: bool) -> None:
+def refuse_packing(fp8_packed: bool) -> None:
     if fp8_packed:
         not_built("fp8_packed=True", "attention over packed keys is not built")
-    if swizzled:
-        not_built("is_h_transposed_by_4=True", "microscaling weights are not built")
 
 
-def check_block(n: BlockSizes, w_qkv: Any, c: BlockCaches) -> None:
+def check_block(n: BlockSizes, w_qkv: Any) -> None:
     kernel_assert(n.depth % 2 == 0 and n.depth <= PMAX, f"V_cache: got d = {n.depth}, allowed: even <= 128")
     kernel_assert(
         n.heads > 0 and w_qkv.shape[1] == (n.heads + 2) * n.depth,
         f"W_qkv: got {w_qkv.shape[1]} columns, expected (N + 2) d with d = {n.depth}",
     )
     tokens = n.tokens()
-    kernel_assert(tokens <= MOST_DECODED, f"X: got B S = {tokens} tokens, allowed are at most {MOST_DECODED}")
+    kernel_assert(tokens <= MOST_TOKENS, f"X: got B S = {tokens} tokens, allowed are at most {MOST_TOKENS}")
+
+
+def check_caches(n: BlockSizes, c: BlockCaches) -> None:
     if n.block_len > 0:
         blocks = c.values.shape[0]
         assert_shape(c.values, (blocks, n.block_len, n.depth), "V_cache")

@@ -9,10 +9,10 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.output_projection.output_projection_tkg import output_projection_tkg
 from nkilib.core.qkv.qkv_checks import check as check_qkv
-from nkilib.core.qkv.qkv_checks import refuse_mx
+from nkilib.core.qkv.qkv_mx import as_mx
 from nkilib.core.qkv.qkv_outputs import turn
 from nkilib.core.qkv.qkv_parameters import K, Q, QKVParameters
-from nkilib.core.utils.common_types import DtypeMode, NormType, QuantizationType
+from nkilib.core.utils.common_types import DtypeMode, NormType, QKVWeightLayout, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.projection_results import store_rows
@@ -34,10 +34,11 @@ from nkilib.experimental.transformer.attention_block_parameters import (
     BlockCaches,
     BlockSizes,
     check_block,
+    check_caches,
     refuse_packing,
-    refuse_ranks,
     sizes_of,
 )
+from nkilib.experimental.transformer.attention_block_ranks import Partial, Sharing
 from nkilib.experimental.transformer.attention_block_ref import attention_block_tkg_ref
 from nkilib.experimental.transformer.attention_block_tkg_sharding import CPCollectiveMode, KVDPCollectiveMode
 
@@ -125,9 +126,20 @@ def attention_block_tkg(
 
     out [B S, H], or [128, n, H / (128 n), B S] (transposed_out), as a tile if out_in_sb; without W_out
     [B, N, d, S], or a tile [d, B, N, S]. skip_attention leaves q, scaled, in the place of attention's result.
+
+    KVDP ranks share the sequences: each rank has X and cos of all B, the weights of its own N heads, and of
+    caches, mask [S_ctx, B / KVDP, N KVDP, S], positions, table and index those of its sequences; sink [N, 1]
+    of its heads, or of all. Heads are ordered by rank. KVDP_rank, one int32, is the rank's number in its
+    group; None finds it from the groups. CP ranks share the keys: each has S_ctx / CP of them, mask
+    [S_ctx / CP, B, N CP, S], positions that count its own keys, and -1 as the index of tokens that another
+    rank keeps. The new tokens are the last of every rank's keys, so the mask says which rank sees them; it is
+    [S, B, N CP, S] with pos_ids. Either way out is of the own heads and all B: add up what ranks return.
+
+    MX weights (trn3): W_qkv as `qkv` takes them, is_h_transposed_by_4 being its is_h_dim_4h_transposed, and
+    W_out as `output_projection_tkg` does: X and the result of attention become MXFP8 for them.
     pending_updates, which is ours alone: a list of a kernel around this one that receives the update of the
     caches, a CacheUpdate to be written later, instead of it being done here.
-    Published tests pass more than the 128 queries B S N of the page: up to 512 tokens are taken.
+    Published tests pass more than the 128 queries B S N of the page: up to 4096 tokens are taken.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -139,9 +151,7 @@ def attention_block_tkg(
     >>> out.shape, new_k.shape, new_v.shape
     ((2, 4, 32, 1), (32, 2, 1), (2, 1, 32))
     """
-    refuse_ranks(KVDP, CP)
-    refuse_packing(fp8_packed, is_h_transposed_by_4)
-    refuse_mx(quantization_type_qkv)
+    refuse_packing(fp8_packed)
     c = BlockCaches(
         K_cache,
         V_cache,
@@ -151,13 +161,28 @@ def attention_block_tkg(
         kv_cache_update_idx,
         (k_scale, v_scale),
     )
-    n = sizes_of(X, transposed_in, W_qkv, c, (attention_mask, cos), S_ctx)
-    check_block(n, W_qkv, c)
+    n = sizes_of(X, transposed_in, W_qkv, c, (attention_mask, cos, pos_ids), S_ctx, (KVDP, CP))
+    check_block(n, W_qkv)
     kernel_assert(
         W_out is not None or not transposed_out, "transposed_out: got True without W_out, allowed with it"
     )
     sharding = get_verified_program_sharding_info("attention_block_tkg", (0, 1), 2)
     n_prgs, core = sharding[1], sharding[2]
+    ranks: Any = None
+    inner = n
+    if KVDP > 1 or CP > 1:
+        ranks = Sharing(
+            (KVDP, KVDP_replica_group, KVDP_collective_mode),
+            (CP, CP_replica_group, CP_collective_mode),
+            n_prgs,
+            core,
+        )
+        inner = ranks.attended_here(n)
+        kernel_assert(
+            CP == 1 or pos_ids is None or attention_mask is not None or skip_attention,
+            "attention_mask: got None with pos_ids, CP needs one to say which rank sees the new tokens",
+        )
+    check_caches(inner, c)
     p = QKVParameters(
         hidden_tile(X) if transposed_in else X,
         W_qkv,
@@ -176,6 +201,7 @@ def attention_block_tkg(
     )
     if rmsnorm_X_enabled and rmsnorm_X_gamma is None:
         p.norm = NormType.RMS_NORM_SKIP_GAMMA
+    as_mx(p, is_h_transposed_by_4, QKVWeightLayout.CONTIGUOUS)
     check_qkv(p)
     before = head_norm(
         rmsnorm_QK_pre_rope_enabled,
@@ -208,15 +234,32 @@ def attention_block_tkg(
         new = new_keys_and_values(k.reshape((count, n.depth)), v, c, X.dtype)
         keys.append(new[0])
         values.append(new[1])
+    if KVDP > 1:
+        keys = ranks.own_rows(keys, inner.tokens(), KVDP_rank)
+        values = ranks.own_rows(values, inner.tokens(), KVDP_rank)
     attended = queries_by_batch(turned, n)
-    columns = key_columns(keys, n)
+    columns = key_columns(keys, inner)
     if not skip_attention:
         masks = Masks(attention_mask, pos_ids, swa_start_pos_ids, sink, max_context_len)
         masks.tiled = enable_fa_s_prior_tiling
         masks.sbm = sbm
         masks.dtype_mode = dtype_mode
-        attended = attend(attended, columns, attended_values(values, n), n, c, masks)
-    update = CacheUpdate(keys, values, columns, n, c, n_prgs, core) if c.update else None
+        new = (columns, attended_values(values, inner))
+        if ranks is None:
+            attended = attend(attended, new[0], new[1], n, c, masks)
+        elif KVDP > 1:
+            masks.sink = ranks.gathered_sinks(sink, n.heads)
+            queries = ranks.queries_of_batches(attended, inner, KVDP_rank)
+            found = attend(queries, new[0], new[1], inner, c, masks)
+            attended = ranks.results_of_batches(found, inner, KVDP_rank)
+        else:
+            masks.sink = None  # it counts once, where the parts are joined
+            masks.statistics = {}
+            queries = ranks.queries_of_all(attended, inner)
+            found = attend(queries, new[0], new[1], inner, c, masks)
+            part = Partial(found, masks.statistics, inner, core)
+            attended = ranks.joined(part, inner, sink, X.dtype)
+    update = CacheUpdate(keys, values, columns, inner, c, n_prgs, core) if c.update else None
     out = projected(
         attended,
         n,
@@ -228,7 +271,7 @@ def attention_block_tkg(
         dtype_mode,
     )
     if update is None:
-        stored = new_tokens(keys, values, columns, n, n_prgs, core)
+        stored = new_tokens(keys, values, columns, inner, n_prgs, core)
         return out, stored[0], stored[1]
     if pending_updates is None:
         update.write()

@@ -275,6 +275,23 @@ def test_a_position_bias_is_added(heads):
     check(operands(2, 1, 200, 300, 64), scale=0.5, position_bias=random((heads, 200, 300), BF16, 5))
 
 
+@each_lnc
+@pytest.mark.parametrize(
+    "heads, queries, keys, lower, upper",
+    [(1, 200, 300, 40, 0), (2, 300, 200, 5, 130), (3, 130, 130, 200, 200), (1, 64, 2500, 0, 0)],
+)
+def test_a_bias_may_be_stored_as_a_band(heads, queries, keys, lower, upper, lnc):
+    band = random((heads, queries, lower + 1 + upper), BF16, 5)
+    dense = np.zeros((heads, queries, keys))
+    for i, j in np.ndindex(queries, keys):
+        if -lower <= j - i <= upper:
+            dense[:, i, j] = band[:, i, j - i + lower]
+    arrays, options = operands(heads, 1, queries, keys, 64), {"scale": 0.5, "causal_mask": False}
+    params = {"lower": lower, "upper": upper}
+    got = check(arrays, lnc, position_bias=band, bias_layout="banded", bias_band_params=params, **options)
+    within_ulps(got, attention_cte_ref(*arrays, position_bias=dense, **options), absolute=1.5e-2)
+
+
 # ---- softmax statistics --------------------------------------------------------------------------
 
 
@@ -323,6 +340,11 @@ PRIOR = {
     "prior_used_len": number(5),
 }
 PLAIN = (1, 1, 128, 128, 64)
+BAND = {
+    "position_bias": random((1, 128, 5), BF16),
+    "bias_layout": "banded",
+    "bias_band_params": {"lower": 2, "upper": 2},
+}
 REFUSALS = [
     ((2, 1, 128, 128, 129), {}, "v: got head dimension 129, allowed are 1 to 128"),
     ((514, 1, 1, 1, 1), {}, "q: got batch size 514, allowed are at most 512"),
@@ -366,7 +388,11 @@ REFUSALS = [
     (PLAIN, {"skip_output_normalization": True}, "got True without cache_softmax, allowed is False"),
     (PLAIN, {"softmax_dtype": nl.int32}, "softmax_dtype: got int32, allowed are bfloat16"),
     (PLAIN, {"mm_out_dtype": nl.float16}, "mm_out_dtype: got float16, allowed are float32 and bfloat16"),
-    (PLAIN, {"bias_layout": "sparse"}, "bias_layout: got 'sparse', allowed is 'dense'"),
+    (PLAIN, {"bias_layout": "sparse"}, "bias_layout: got 'sparse', allowed are 'dense' and"),
+    (PLAIN, {"bias_layout": "banded"}, "position_bias: got None, bias_layout='banded' needs a tensor"),
+    (PLAIN, {**BAND, "bias_band_params": None}, "bias_band_params: got None, allowed is {'lower'"),
+    (PLAIN, {**BAND, "bias_band_params": {"lower": 3, "upper": -1}}, "bias_band_params: got .* from 0"),
+    (PLAIN, {**BAND, "bias_band_params": {"lower": 3, "upper": 3}}, r"allowed are \(\(1, 128, 7\)"),
     (PLAIN, {"bias_band_params": 3}, "bias_band_params: got 3, allowed with 'dense' is None"),
     (
         (2, 1, 128, 128, 64),
@@ -381,11 +407,6 @@ REFUSALS = [
 def test_bad_arguments_are_refused(sizes, options, text):
     with invalid(text):
         run(attention_cte, *operands(*sizes), **options)
-
-
-def test_a_banded_bias_is_refused_by_name():
-    with pytest.raises(NotImplementedError, match="attention_cte option bias_layout='banded': no public"):
-        run(attention_cte, *operands(*PLAIN), bias_layout="banded")
 
 
 def test_dtypes_must_agree():

@@ -704,7 +704,7 @@ def test_rows_that_arrive_quantized_take_neither_norm_nor_residual():
     args, options = quantized(SMALL[DECODE], QuantizationType.ROW)
     packed = np.zeros((3, 2, 260), FP8)
     refused(
-        "hidden_tensor: got .*float8_e4m3, allowed only with ROW, NO_NORM",
+        "hidden_tensor: got .*float8_e4m3, allowed only with ROW, ROW_MX or MX, NO_NORM",
         [packed, *args[1:]],
         **options,
         normalization_type=NormType.RMS_NORM_SKIP_GAMMA,

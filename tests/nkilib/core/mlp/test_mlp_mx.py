@@ -18,7 +18,7 @@ from nkilib.core.utils.common_types import (
 )
 
 BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
-MX, STATIC_MX = QuantizationType.MX, QuantizationType.STATIC_MX
+MX, STATIC_MX, ROW_MX = QuantizationType.MX, QuantizationType.STATIC_MX, QuantizationType.ROW_MX
 each_format = pytest.mark.parametrize("form", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
 INNERMOST, MIDDLE = MLPGateUpWeightLayout.H_X4_INNERMOST, MLPGateUpWeightLayout.H_X4_MIDDLE
 NAMES = ("gate", "up", "down")
@@ -47,6 +47,13 @@ def static_fp8(x, scale):
     return (
         np.clip((x / scale).astype(BF16).astype(np.float64), -448, 448).astype(FP8).astype(np.float64) * scale
     )
+
+
+def row_fp8(x, bound=np.inf):
+    """Every token by its largest element."""
+    x = np.clip(x, -bound, bound)
+    scale = np.maximum(np.abs(x).max(-1, keepdims=True) / 448, 1e-5)
+    return (x / scale).astype(BF16).astype(np.float64).astype(FP8).astype(np.float64) * scale
 
 
 def expected(x, weights, layout="quarter", act=ActFnType.SiLU, narrow=None, limits=None, biases=(0, 0, 0)):
@@ -135,6 +142,12 @@ def test_without_a_gate_only_up_is_activated():
 # ---- STATIC_MX ---------------------------------------------------------------------------------------
 
 
+def fp8_words(narrow, places):
+    lanes = np.where((places >= 0)[..., None], narrow[places], FP8(0)).transpose(1, 0, 3, 2)
+    packed = mx.pack_x4(np.ascontiguousarray(lanes), "float8_e4m3fn")
+    return packed.view(mx.x4_dtype("float8_e4m3fn"))[..., 0]
+
+
 def static_layer(tokens, h, inner, layout):
     """FP8 weights without block scales: one scale for all of each operand."""
     x, _, _, plain = layer(tokens, h, inner, layout=layout)
@@ -143,9 +156,7 @@ def static_layer(tokens, h, inner, layout):
     for name, weight, where in zip(NAMES, plain, places, strict=True):
         scale = np.abs(weight).max() / 448
         narrow = (weight / scale).astype(np.float32).astype(FP8)
-        lanes = np.where((where >= 0)[..., None], narrow[where], FP8(0)).transpose(1, 0, 3, 2)
-        packed = mx.pack_x4(np.ascontiguousarray(lanes), "float8_e4m3fn").view(mx.x4_dtype("float8_e4m3fn"))
-        words.append(packed[..., 0])
+        words.append(fp8_words(narrow, where))
         scales[f"{name}_w_scale"] = np.full((128, 1), scale, np.float32)
         weights.append(narrow.astype(np.float64) * scale)
     return x, words, scales, weights
@@ -171,6 +182,100 @@ def test_static_mx_has_one_scale_for_each_operand(lnc, layout):
     agree(
         y[0], expected(x[0], weights, layout, narrow=lambda a, _, n: static_fp8(a, list(given.values())[n]))
     )
+
+
+# ---- ROW_MX ------------------------------------------------------------------------------------------
+
+
+def row_layer(tokens, h, inner, layout):
+    """FP8 weights without block scales: one scale for each column."""
+    x, _, _, plain = layer(tokens, h, inner, layout=layout)
+    rows, columns = places_of_rows(h, layout), places_of_columns(inner)
+    words, scales, weights = [], {}, []
+    for name, weight in zip(NAMES, plain, strict=True):
+        scale = np.abs(weight).max(0) / 448
+        narrow = (weight / scale).astype(np.float32).astype(FP8)
+        words.append(fp8_words(narrow, columns if name == "down" else rows))
+        weights.append(narrow.astype(np.float64) * scale)
+        if name == "down":
+            by_place = scale.reshape(h // 128, 128).T
+        else:  # as rows of down have them: [partition, tile and lane]
+            by_place = (
+                np.where(columns >= 0, scale[columns], 0).transpose(1, 0, 2).reshape(columns.shape[1], -1)
+            )
+            by_place = np.pad(by_place, ((0, 128 - len(by_place)), (0, 0)))
+        scales[f"{name}_w_scale"] = np.ascontiguousarray(by_place, np.float32)
+    return x, words, scales, weights
+
+
+def row_narrow(bound=np.inf):
+    return lambda a, *_: row_fp8(a, bound)
+
+
+@each_lnc
+@pytest.mark.parametrize(
+    "tokens, inner, layout", [(4, 640, "wrapX"), (3, 96, "innermost"), (301, 512, "wrapX")]
+)
+def test_row_mx_has_a_scale_for_each_token_and_column(lnc, tokens, inner, layout):
+    x, words, scales, weights = row_layer(tokens, 1024, inner, layout)
+    x = (x.astype(np.float32) * np.linspace(0.01, 100, tokens)[:, None]).astype(BF16)
+    innermost = layout == "innermost"
+    y = run(
+        mlp,
+        x,
+        *words,
+        lnc=lnc,
+        on="trn3",
+        quantization_type=ROW_MX,
+        use_contiguous_x4_gate_up=innermost,
+        **scales,
+    )[0]
+    agree(y[0], expected(x[0], weights, layout, narrow=row_narrow()))
+
+
+def test_row_mx_scales_may_have_tiles_and_lanes_apart():
+    x, words, scales, weights = row_layer(130, 512, 1024, "wrapX")
+    apart = {name: scale.reshape(128, -1, 4) for name, scale in scales.items()}
+    y = run(mlp, x, *words, on="trn3", quantization_type=ROW_MX, **apart)[0]
+    agree(y[0], expected(x[0], weights, "wrapX", narrow=row_narrow()))
+
+
+def test_row_mx_with_a_norm_a_bound_and_no_gate():
+    x, words, scales, weights = row_layer(4, 512, 512, "wrapX")
+    gamma = random((1, 512), "bfloat16", 8)
+    options = {"normalization_type": NormType.RMS_NORM, "normalization_weights_tensor": gamma}
+    y = run(
+        mlp,
+        x,
+        *words,
+        on="trn3",
+        quantization_type=ROW_MX,
+        quant_clipping_bound=0.75,
+        skip_gate_proj=True,
+        **options,
+        **scales,
+    )[0]
+    normed = norm_ref(x[0].astype(np.float64), NormType.RMS_NORM, gamma, None, 1e-6).astype(BF16)
+    inside = row_fp8(normed.astype(np.float64), 0.75) @ weights[1]
+    m = act_ref(inside, ActFnType.SiLU).astype(BF16).astype(np.float64)
+    agree(y[0], row_fp8(m, 0.75) @ weights[2])
+
+
+@each_lnc
+@pytest.mark.parametrize("tokens", [4, 130])
+def test_row_mx_takes_rows_with_their_scale_behind_them(lnc, tokens):
+    x, words, scales, weights = row_layer(tokens, 512, 512, "wrapX")
+    scale = np.abs(x[0].astype(np.float32)).max(-1, keepdims=True) / 448
+    narrow = (x[0].astype(np.float32) / scale).astype(FP8)
+    rows = np.concatenate([narrow, scale.astype(np.float32).view(FP8)], axis=1)[None]
+    y = run(mlp, rows, *words, lnc=lnc, on="trn3", quantization_type=ROW_MX, **scales)[0]
+    assert y.dtype == BF16
+    m = middle_of(narrow.astype(np.float64) * scale, weights)
+    agree(y[0], row_fp8(m) @ weights[2])
+
+
+def middle_of(x, weights):
+    return (act_ref(x @ weights[0], ActFnType.SiLU) * (x @ weights[1])).astype(BF16).astype(np.float64)
 
 
 # ---- prefill -----------------------------------------------------------------------------------------
@@ -211,8 +316,8 @@ def test_what_mx_lacks_is_said():
         run(mlp, x, *words, on="trn2", quantization_type=MX, **scales)
     with pytest.raises(AssertionError, match="gate_w_scale: got None"):
         run(mlp, x, *words, on="trn3", quantization_type=MX)
-    with pytest.raises(NotImplementedError, match="ROW_MX"):
-        run(mlp, x, *words, on="trn3", quantization_type=QuantizationType.ROW_MX, **scales)
+    with pytest.raises(AssertionError, match="gate_w_scale"):
+        run(mlp, x, *words, on="trn3", quantization_type=ROW_MX, **scales)
     with pytest.raises(AssertionError, match="gate_up_w_layout"):
         run(mlp, x, *words, on="trn3", gate_up_w_layout=INNERMOST)
 
@@ -232,8 +337,53 @@ def test_decode_of_mxfp4_weights_is_bound_by_their_bytes(monkeypatch):
     assert narrow <= 0.35 * wide
 
 
-def test_packed_tokens_are_refused_by_name():
+# ---- tokens that are quantised already -----------------------------------------------------------------
+
+
+def packed_rows(x, folded):
+    """Rows [H | codes of scales] as the page of rmsnorm_mx_prefill has them, and what they stand for."""
+    tokens, h = x.shape
+    data, codes = mx.quantize_lanes(x.reshape(-1, 4).astype(np.float32), "float8_e4m3fn", "ocp")
+    values = mx.dequantize_lanes(data, codes).reshape(tokens, h)
+    tiles = h // 512
+    region = np.zeros((tokens, tiles, 128), np.uint8)
+    g = np.arange(16)
+    region[:, :, 32 * (g // 4) + g % 4] = codes.reshape(tokens, tiles, 16)
+    if folded:
+        wide = np.zeros((tokens, -(-tiles // 4), 128), np.uint8)
+        for t in range(tiles):
+            wide[:, t // 4] |= np.roll(region[:, t], 4 * (t % 4), axis=-1)
+        region = wide
+    return np.concatenate([data.reshape(tokens, h).view(np.uint8), region.reshape(tokens, -1)], axis=1).view(
+        FP8
+    ), values
+
+
+@each_lnc
+@pytest.mark.parametrize("tokens, h, folded", [(129, 1024, True), (300, 1024, False), (6, 2560, True)])
+def test_tokens_may_arrive_as_packed_mxfp8(lnc, tokens, h, folded):
+    x, words, scales, weights = layer(tokens, h, 512, layout="innermost")
+    rows, values = packed_rows(x[0].astype(np.float32), folded)
+    options = {"quantization_type": MX, "gate_up_w_layout": INNERMOST}
+    y = run(mlp, rows[None], *words, lnc=lnc, on="trn3", **options, **scales)[0]
+    assert y.shape == x.shape and y.dtype == BF16
+    agree(y[0], by_blocks(middle_of(values, weights), places_of_columns(512)) @ weights[2])
+
+
+def test_rows_with_a_scale_go_with_mx_weights_too():
+    x, words, scales, weights = layer(5, 512, 512)
+    scale = np.abs(x[0].astype(np.float32)).max(-1, keepdims=True) / 448
+    narrow = (x[0].astype(np.float32) / scale).astype(FP8)
+    rows = np.concatenate([narrow, scale.astype(np.float32).view(FP8)], axis=1)[None]
+    y = run(mlp, rows, *words, on="trn3", quantization_type=MX, **scales)[0]
+    m = middle_of(narrow.astype(np.float64) * scale, weights)
+    agree(y[0], by_blocks(m, places_of_columns(512)) @ weights[2])
+
+
+def test_packed_tokens_want_weights_of_their_order():
     _, words, scales, _ = layer(128, 512, 512)
     packed = np.zeros((1, 128, 512 + 128), FP8)
-    with pytest.raises(NotImplementedError, match="hidden_tensor of float8_e4m3fn with MX"):
+    with pytest.raises(AssertionError, match="H_X4_INNERMOST"):
         run(mlp, packed, *words, on="trn3", quantization_type=MX, **scales)
+    with pytest.raises(AssertionError, match="expected .B, S, 516 or 640"):
+        run(mlp, packed[:, :, :-1], *words, on="trn3", quantization_type=MX, **scales)

@@ -5,6 +5,7 @@ import mx_emulation
 import numpy as np
 import pytest
 from kernel_support import cosine, each_lnc, random, run
+from mx_weights import rows_in_words
 
 import nki
 import nki.isa as nisa
@@ -17,15 +18,6 @@ from nkilib.core.utils.common_types import QuantizationType
 FP8 = ml_dtypes.float8_e4m3fn
 MX, STATIC_MX = QuantizationType.MX, QuantizationType.STATIC_MX
 each_format = pytest.mark.parametrize("form", ["float8_e4m3fn", "float4_e2m1fn"])
-
-
-def mx_weights(rows, columns, form):
-    """Words [rows / 4, columns], scales [rows / 32, columns], and the float64 weights that they stand for."""
-    data, scales = mx.quantize_operand(
-        random((columns, rows), "float32", 3, rows**-0.5), form, "innermost", "dense", "ocp"
-    )
-    seen = mx.dequantize_operand(data, scales, "innermost", "dense")
-    return mx.pack_x4(data).view(mx.x4_dtype(form)), scales, seen.T.astype(np.float64)
 
 
 def expected(x, weight, bias=0.0):
@@ -45,10 +37,10 @@ def agree(actual, wanted):
 
 @each_lnc
 @each_format
-@pytest.mark.parametrize("n, d, s", [(4, 128, 40), (5, 64, 131), (16, 10, 7)])
+@pytest.mark.parametrize("n, d, s", [(4, 128, 40), (6, 64, 131), (8, 48, 7)])
 def test_prefill_multiplies_mx_weights_with_mxfp8_attention(lnc, form, n, d, s):
     x = random((2, n, d, s), "bfloat16", 1)
-    words, scales, weight = mx_weights(n * d, 1040, form)
+    words, scales, weight = rows_in_words(n * d, 1040, form)
     bias = random((1, 1040), "bfloat16", 2)
     y = run(
         output_projection_cte, x, words, bias, lnc=lnc, on="trn3", quantization_type=MX, weight_scales=scales
@@ -62,7 +54,7 @@ def test_prefill_multiplies_mx_weights_with_mxfp8_attention(lnc, form, n, d, s):
 @pytest.mark.parametrize("d, b, n, s", [(128, 4, 8, 1), (64, 3, 3, 1), (128, 2, 2, 3)])
 def test_decode_multiplies_mx_weights_with_mxfp8_attention(lnc, form, d, b, n, s):
     x = random((d, b, n, s), "bfloat16", 1)
-    words, scales, weight = mx_weights(n * d, 512, form)
+    words, scales, weight = rows_in_words(n * d, 512, form)
     y = run(output_projection_tkg, x, words, lnc=lnc, on="trn3", quantization_type=MX, weight_scale=scales)
     agree(y, expected(x.transpose(1, 3, 2, 0).reshape(b * s, n * d), weight))
 
@@ -70,7 +62,7 @@ def test_decode_multiplies_mx_weights_with_mxfp8_attention(lnc, form, d, b, n, s
 @each_lnc
 def test_decode_leaves_results_transposed(lnc):
     x = random((64, 4, 4, 1), "bfloat16", 1)
-    words, scales, weight = mx_weights(256, 512, "float4_e2m1fn")
+    words, scales, weight = rows_in_words(256, 512, "float4_e2m1fn")
     options = {"quantization_type": MX, "weight_scale": scales, "TRANSPOSE_OUT": True}
     y = run(output_projection_tkg, x, words, lnc=lnc, on="trn3", **options)
     agree(y.transpose(3, 1, 0, 2).reshape(4, 512), expected(x.transpose(1, 3, 2, 0).reshape(4, 256), weight))
@@ -78,7 +70,7 @@ def test_decode_leaves_results_transposed(lnc):
 
 def test_decode_takes_attention_from_sbuf_and_leaves_results_there():
     x = random((64, 3, 4, 1), "bfloat16", 1)
-    words, scales, weight = mx_weights(256, 512, "float8_e4m3fn")
+    words, scales, weight = rows_in_words(256, 512, "float8_e4m3fn")
 
     @nki.jit
     def around(x, words, scales):
@@ -130,7 +122,7 @@ def test_static_mx_leaves_fp8_attention_as_it_is(lnc):
 @each_format
 def test_a_scale_may_serve_128_by_128_weights(lnc, form):
     x, codes = random((1, 6, 64, 33), "bfloat16", 1), np.random.default_rng(0).integers(120, 130, (3, 4))
-    words, _, _ = mx_weights(384, 512, form)
+    words, _, _ = rows_in_words(384, 512, form)
     scales = np.repeat(np.repeat(codes, 4, axis=0), 128, axis=1).astype(np.uint8)
     weight = mx.dequantize_operand(
         mx.unpack_x4(words.view(np.uint32 if form == "float8_e4m3fn" else np.uint16), form),
@@ -148,10 +140,10 @@ def test_a_scale_may_serve_128_by_128_weights(lnc, form):
 
 
 @each_lnc
-@pytest.mark.parametrize("rows, s", [(512, 40), (640, 7), (96, 33)])
+@pytest.mark.parametrize("rows, s", [(512, 40), (640, 7), (128, 33)])
 def test_attention_may_come_packed(lnc, rows, s):
     x = random((2, s, rows), "bfloat16", 1)
-    words, scales, weight = mx_weights(rows, 1040, "float4_e2m1fn")
+    words, scales, weight = rows_in_words(rows, 1040, "float4_e2m1fn")
     packed, of_x = [], []
     for tokens in x:
         data, dense = mx.quantize_operand(tokens, "float8_e4m3fn", "innermost", "dense")
@@ -166,9 +158,9 @@ def test_attention_may_come_packed(lnc, rows, s):
 
 
 def test_what_mx_lacks_is_said():
-    x, (words, scales, _) = random((1, 4, 64, 20), "bfloat16", 1), mx_weights(256, 512, "float8_e4m3fn")
+    x, (words, scales, _) = random((1, 4, 64, 20), "bfloat16", 1), rows_in_words(256, 512, "float8_e4m3fn")
     options = {"quantization_type": MX, "weight_scales": scales}
-    with pytest.raises(NotImplementedError, match="ROW_MX"):
+    with pytest.raises(AssertionError, match="allowed are NONE, STATIC, ROW, MX and STATIC_MX"):
         run(output_projection_cte, x, words, on="trn3", quantization_type=QuantizationType.ROW_MX)
     with pytest.raises(AssertionError, match="weight_scales: got shape"):
         run(output_projection_cte, x, words, on="trn3", compact_weight_scales=True, **options)
@@ -179,3 +171,23 @@ def test_what_mx_lacks_is_said():
         run(output_projection_cte, x, words, on="trn2", **options)
     with pytest.raises(AssertionError, match="weight_scales: got None"):
         run(output_projection_cte, x, words, on="trn3", quantization_type=MX)
+
+
+@pytest.mark.parametrize("n, d", [(1, 64), (16, 10)])
+def test_prefill_takes_whole_blocks_of_128_rows(n, d):
+    words, scales, _ = rows_in_words(n * d, 512, "float4_e2m1fn")
+    options = {"on": "trn3", "quantization_type": MX, "weight_scales": scales}
+    with pytest.raises(AssertionError, match=f"N D = {n * d}, MX takes multiples of 128"):
+        run(output_projection_cte, random((1, n, d, 20), "bfloat16", 1), words, **options)
+    packed, of_x = np.zeros((1, 1, n * d // 4, 80), np.uint8), np.full((1, n * d // 32, 20), 127, np.uint8)
+    with pytest.raises(AssertionError, match=f"N D = {n * d}, MX takes multiples of 128"):
+        run(output_projection_cte, packed, words, input_scales=of_x, **options)
+    one = np.ones((128, 1), np.float32)
+    options = {"on": "trn3", "quantization_type": STATIC_MX, "weight_scales": one, "input_scales": one}
+    with pytest.raises(AssertionError, match=f"N D = {n * d}, MX takes multiples of 128"):
+        run(
+            output_projection_cte,
+            random((1, n, d, 20), "bfloat16", 1),
+            np.zeros((n * d, 512), FP8),
+            **options,
+        )

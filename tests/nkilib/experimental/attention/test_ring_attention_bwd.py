@@ -21,13 +21,16 @@ def trn2():
         yield
 
 
-def derived(q, k, v, dy, causal):
-    """o, lse and gradients for [B, N, D, S], by torch in float64."""
+def derived(q, k, v, dy, causal, documents=None):
+    """o, lse and gradients for [B, N, D, S], by torch in float64; `documents` [B, S] see only themselves."""
     q, k, v, dy = (torch.tensor(x.astype(np.float64)).transpose(2, 3) for x in (q, k, v, dy))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     scores = leaves[0] @ leaves[1].transpose(2, 3) * q.shape[3] ** -0.5
     if causal:
         scores = scores + torch.full(scores.shape[2:], -torch.inf, dtype=torch.float64).triu(1)
+    if documents is not None:
+        apart = torch.tensor(documents[:, None, :, None] != documents[:, None, None])
+        scores = scores.masked_fill(apart, -torch.inf)
     out = torch.softmax(scores, -1) @ leaves[2]
     out.backward(dy)
     grads = [x.grad.transpose(2, 3).numpy() for x in leaves]
@@ -40,9 +43,24 @@ def shards(x, workers, striped):
     return split(x, workers, axis=x.ndim - 1)
 
 
-def check(workers, b, n, d, tokens, causal, striped, lnc=1, dtype=np.float32, tolerance=1e-4, **more):
+def packed(lengths, batch, workers, striped):
+    """The documents of all tokens, and the bounds of each worker's."""
+    ends = np.cumsum(lengths)
+    documents, low, high = (np.repeat(x, lengths) for x in (np.arange(len(ends)), ends - lengths, ends))
+    bounds = []
+    for w in range(workers):
+        mine = [shards(x, workers, striped)[w] // (workers if striped else 1) for x in (low, high)]
+        rows = [np.tile(x.astype(np.int32), (batch, 1)) for x in mine]
+        bounds.append(dict(zip(("bound_min", "bound_max"), rows, strict=True)))
+    return np.tile(documents, (batch, 1)), bounds
+
+
+def check(
+    workers, b, n, d, tokens, causal, striped, lnc=1, dtype=np.float32, tolerance=1e-4, lengths=None, **more
+):
     q, k, v, dy = (random((b, n, d, workers * tokens), dtype, seed=i) for i in range(4))
-    o, lse, wanted = derived(q, k, v, dy, causal)
+    documents, bounds = (None, [{}] * workers) if lengths is None else packed(lengths, b, workers, striped)
+    o, lse, wanted = derived(q, k, v, dy, causal, documents)
     tensors = [shards(x, workers, striped) for x in (q, k, v, o.astype(dtype), dy)]
     stats = [
         s.astype(np.float32).reshape(b, n, tokens // 128, 128).swapaxes(2, 3)
@@ -51,7 +69,7 @@ def check(workers, b, n, d, tokens, causal, striped, lnc=1, dtype=np.float32, to
     names = {"use_causal_mask": causal, "striped_attention": striped, "num_workers": workers, **more}
     inputs = [
         dict(zip(("q_ref", "k_ref", "v_ref", "o_ref", "dy_ref"), (t[r] for t in tensors), strict=True))
-        | {"lse_ref": np.ascontiguousarray(stats[r]), **names}
+        | {"lse_ref": np.ascontiguousarray(stats[r]), **names, **bounds[r]}
         for r in range(workers)
     ]
     results = run_ranks(ring_attention_spmd_bwd, workers, inputs, lnc=lnc)
@@ -84,6 +102,13 @@ def test_more_keys_than_a_bank():
 @pytest.mark.parametrize("mixed", [True, False])
 def test_bfloat16(mixed):
     check(2, 1, 1, 64, 128, True, False, dtype=BF16, tolerance=2e-2, mixed_precision=mixed)
+
+
+@each_lnc
+@pytest.mark.parametrize("b, n", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("causal, striped", [(False, False), (True, False), (True, True)])
+def test_documents_packed_into_one_sequence(causal, striped, b, n, lnc):
+    check(2, b, n, 32, 128, causal, striped, lnc, lengths=[50, 30, 16, 160])
 
 
 def test_stripes_need_a_causal_mask():

@@ -21,12 +21,17 @@ def trn2():
         yield
 
 
-def plain_attention(q, k, v, scale, causal):
-    """out and log-sum-exp of the whole sequence, [b, h, S, d], in float64."""
+def plain_attention(q, k, v, scale, causal, documents=None):
+    """out and log-sum-exp of the whole sequence, [b, h, S, d], in float64.
+
+    `documents` [b, S]: tokens see those of the same number.
+    """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     scores = scale * np.einsum("bhqd,bhkd->bhqk", q, k)
     if causal:
         scores += np.triu(np.full(scores.shape[2:], -np.inf), 1)
+    if documents is not None:
+        scores = np.where((documents[:, :, None] == documents[:, None])[:, None], scores, -np.inf)
     lse = np.logaddexp.reduce(scores, axis=-1)
     return np.einsum("bhqk,bhkd->bhqd", np.exp(scores - lse[..., None]), v), lse
 
@@ -128,10 +133,74 @@ def test_wrong_calls_are_refused(changes, text):
         ring(q, q, q, 2, True, groups=((0, 1),), **changes)
 
 
-def test_bounds_are_not_built():
+def packed(lengths, batch):
+    """(documents, first and first no more of each token's document), [b, S] each; batches differ."""
+    found = []
+    for b in range(batch):
+        mine = lengths[b:] + lengths[:b]
+        ends = np.cumsum(mine)
+        starts = ends - mine
+        found.append([np.repeat(x, mine) for x in (np.arange(len(mine)), starts, ends)])
+    return (np.stack([rows[i] for rows in found]) for i in range(3))
+
+
+@each_lnc
+@pytest.mark.parametrize("batch, heads", [(1, 2), (2, 2)])
+@pytest.mark.parametrize("causal, striped", [(False, False), (True, False), (True, True)])
+def test_tokens_see_those_of_their_own_document(causal, striped, batch, heads, lnc):
+    workers, tokens = 2, 256
+    q, k, v = (random((batch, heads, workers * tokens, 32), seed=i, scale=0.4) for i in range(3))
+    documents, low, high = packed([100, 60, 32, 320], batch)
+    scale = 1.0 if causal else 32**-0.5
+    out, lse = plain_attention(q, k, v, scale, causal, documents)
+    # of striped tokens, bounds count the keys of a worker
+    counted = [(x // workers if striped else x).astype(np.int32) for x in (low, high)]
+    bounds = [shards(x[:, None], workers, striped) for x in counted]
+    parts = [shards(x, workers, striped) for x in (q, k, v)]
+
+    def inputs(rank):
+        return dict(zip("qkv", (x[rank] for x in parts), strict=True)) | {
+            "bound_min": np.ascontiguousarray(bounds[0][rank][:, 0]),
+            "bound_max": np.ascontiguousarray(bounds[1][rank][:, 0]),
+            "num_workers": workers,
+            "softmax_scale": scale,
+            "use_causal_mask": causal,
+            "striped_input": striped,
+            "training": True,
+            "tp_q": True,
+            "tp_k": True,
+        }
+
+    results = run_ranks(ring_attention_spmd_fwd, workers, inputs, lnc=lnc)
+    outs, lses = shards(out, workers, striped), shards(lse, workers, striped)
+    for rank, (got, stats) in enumerate(results):
+        np.testing.assert_allclose(got, outs[rank], atol=1e-5)
+        np.testing.assert_allclose(stats.swapaxes(2, 3).reshape(lses[rank].shape), lses[rank], atol=1e-4)
+
+
+@pytest.mark.parametrize("form", [(128,), (128, 1), (1, 128), (2, 128)])
+def test_every_form_of_bounds_and_queries_that_see_nothing(form):
+    q, k, v = (random((1, 2, 256, 32), seed=i, scale=0.4) for i in range(3))
+    wide = np.full(form, 256, np.float32)
+    wide.reshape(-1, 128)[:, 96:] = 0  # the last 32 of each worker see nothing
+    results = ring(q, k, v, 2, False, bound_min=np.zeros(form, np.float32), bound_max=wide)
+    out, _ = plain_attention(q, k, v, 32**-0.5, False)
+    for rank, want in enumerate(split(out, 2, axis=2)):
+        np.testing.assert_allclose(results[rank][0][:, :, :96], want[:, :, :96], atol=1e-5)
+        assert not results[rank][0][:, :, 96:].any()
+
+
+@pytest.mark.parametrize(
+    "bounds, text",
+    [
+        ({"bound_min": np.zeros((1, 128), np.int32)}, "got one of them"),
+        ({name: np.zeros((3, 128), np.int32) for name in ("bound_min", "bound_max")}, "bound_min: got shape"),
+    ],
+)
+def test_wrong_bounds_are_refused(bounds, text):
     q = random((1, 1, 256, 32))
-    with pytest.raises(NotImplementedError, match="bound_min"):
-        ring(q, q, q, 2, True, bound_min=np.zeros((1, 128), np.int32))
+    with invalid(text):
+        ring(q, q, q, 2, True, **bounds)
 
 
 @each_lnc

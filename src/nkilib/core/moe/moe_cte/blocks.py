@@ -16,9 +16,10 @@ from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     token_count,
     tokens_per_pass,
 )
-from nkilib.core.moe.moe_cte.outputs import Outputs, add_slices, clear, new_outputs, zero_tile
+from nkilib.core.moe.moe_cte.outputs import Outputs, add_parts, new_outputs
 from nkilib.core.moe.moe_cte.routing import Repeats, Routing, RoutingSource
 from nkilib.core.utils.allocator import sizeinbytes
+from nkilib.core.utils.clearing import clear, zero_tile
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_sizes import PMAX
 
@@ -39,14 +40,16 @@ def run_blocks(p: ExpertsParameters, any_size: bool = False) -> Any:
     repeats = Repeats(source)
     out = new_outputs(p, dealt, core)
     zeros = zero_tile(share.hidden, out.rows.dtype)
-    for cleared in [out.rows] if dealt else out.slices:
-        clear(cleared[:, share.core * share.hidden : (share.core + 1) * share.hidden], zeros)
+    clear(out.rows[:, share.core * share.hidden : (share.core + 1) * share.hidden], zeros)
+    if out.zeros is not None:
+        half = hidden_size(p) // 2
+        clear(out.zeros[:, core * half : (core + 1) * half], zeros)
     numbers = range(core, fixed, 2) if dealt else range(fixed)
     run_static(p, share, routing, repeats, out, numbers)
     if fixed < block_count(p):
         run_dynamic(p, share, routing, repeats, out, fixed)
     if out.partial is not None:
-        add_slices(out, core)
+        add_parts(out, core)
     if not p.checkpoint:
         return out.result
     return (out.result, out.gate_up) if out.down is None else (out.result, out.gate_up, out.down)
@@ -55,7 +58,7 @@ def run_blocks(p: ExpertsParameters, any_size: bool = False) -> Any:
 def deals_blocks(p: ExpertsParameters) -> bool:
     """Whether two cores take every other block each, rather than half of every block.
 
-    Then tokens are gathered once and weights come in whole rows; but each core has a slice of the result,
+    Then tokens are gathered once and weights come in whole rows; but each core has a part of the result,
     which is to be cleared and added. It pays where a token stands in several blocks.
     """
     tokens, size = tokens_per_pass(p), hidden_size(p)

@@ -42,9 +42,9 @@ def bwmm_shard_on_block(
 ) -> Any:
     """Blockwise experts as `moe_cte`, whose docstring tells what is computed.
 
-    Two cores return [T, 2, H], to be summed over the second dimension, unless nothing is accumulated. Where
-    they share every block, all is in the first slice; block_sharding_strategy and n_block_per_iter choose
-    nothing. down_activations is for kernels that keep activations: not this one.
+    Two cores return [T, 2, H], to be summed over the second dimension, unless nothing is accumulated. All is
+    in the first slice, as published tests ask; block_sharding_strategy and n_block_per_iter choose nothing.
+    down_activations is for kernels that keep activations: not this one.
     """
     kernel_assert(down_activations is None, "down_activations: got a tensor, this entry point keeps nothing")
     p = ExpertsParameters(

@@ -107,7 +107,7 @@ def middle_parts(p: ExpertsParameters, share: Share, unit: Unit, out: Outputs) -
     x = gather_tokens(p, unit)
     if is_mx(p):
         row = affinity_row(unit) if p.scaling in BEFORE else None
-        return [mx_middle(p, unit.expert, x.tile, row, share.cores, share.core)]
+        return [mx_middle(p, unit, x.tile, row, out, share.cores, share.core)]
     own = middle(p, share, unit, x, out)
     if share.cores == 1:
         return [own]

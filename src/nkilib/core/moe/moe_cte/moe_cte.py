@@ -44,7 +44,8 @@ class ShardOnBlockConfig(nl.NKIObject):
     """How blocks are dealt to cores. Sizes decide here, so that the first two change nothing.
 
     slice_per_core (ours): two cores that accumulate return [T, 2, H], to be summed over the second dimension,
-    as callers expect who give this configuration. A spec without one returns [T, H], as the manual says.
+    as callers expect who give this configuration; the second slice is zeros. A spec without one returns
+    [T, H], as the manual says.
     """
 
     block_sharding_strategy: BlockShardStrategy = BlockShardStrategy.PING_PONG
@@ -145,7 +146,8 @@ def moe_cte(
     of the words, and [E, H]. Tokens and the middle become MXFP8.
 
     With spec.shard_on_I.checkpoint_activation it returns (out, g and u [N, 2, I, B] as they go into the
-    activation, d [N, B, H]), d not with expert_affinity_multiply_on_I. Sums are float32 (accumulation_dtype).
+    activation, d [N, B, H]), d not with expert_affinity_multiply_on_I; MX experts have g and u by columns of
+    the words. Sums are float32 (accumulation_dtype).
 
     >>> rng = np.random.default_rng(0)
     >>> shapes = [(257, 512), (257 * 2, 1), (2, 512, 2, 32), (2, 32, 512)]
@@ -157,7 +159,7 @@ def moe_cte(
     True
     """
     kind = spec.implementation
-    check_mx(kind, gate_up_proj_weight, spec.shard_on_I)
+    check_mx(kind, gate_up_proj_weight)
     refuse_undocumented(gate_up_in_scale, down_in_scale, accumulation_dtype)
     config = spec.shard_on_I
     scales = QuantizationConfig() if quantization_config is None else quantization_config
@@ -197,15 +199,13 @@ def moe_cte(
     return run_blocks(p, any_size=dropping)
 
 
-def check_mx(kind: MoECTEImplementation, gate_up: Any, config: ShardOnIConfig) -> None:
+def check_mx(kind: MoECTEImplementation, gate_up: Any) -> None:
     """MX implementations have MX weights, and no others have."""
     kernel_assert(
         (kind in MX) == has_words(gate_up),
         f"gate_up_proj_weight: got shape {tuple(gate_up.shape)} with implementation {kind.name}; those of MX "
         "take words (E, 128, 2, H / 512, I), the others (E, H, 2, I)",
     )
-    if kind in MX and config.checkpoint_activation:
-        not_built("checkpoint_activation=True with MX weights", "activations of MX experts are not kept")
 
 
 def result_slices(spec: MoECTESpec, accumulating: bool) -> int:

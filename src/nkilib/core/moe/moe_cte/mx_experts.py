@@ -8,7 +8,10 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.mlp.mx import MxScales, block_count, middle, quantize_middle
 from nkilib.core.moe.moe_cte.moe_cte_parameters import ExpertsParameters, hidden_size
+from nkilib.core.moe.moe_cte.outputs import Outputs
+from nkilib.core.moe.moe_cte.routing import Unit
 from nkilib.core.moe.mx_weights import expert_mlp
+from nkilib.core.utils.common_types import GateUpDim
 from nkilib.core.utils.mx_projection import (
     LANES,
     TILE,
@@ -23,16 +26,21 @@ from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
 
 
-def mx_middle(p: ExpertsParameters, expert: Any, x: Any, row: Any, cores: int, core: int) -> MxTokens:
+def mx_middle(
+    p: ExpertsParameters, unit: Unit, x: Any, row: Any, out: Outputs, cores: int, core: int
+) -> MxTokens:
     """act(gate) * up of tokens x [128, H / 128, tokens], in FP8. Cores compute half of the blocks each.
 
-    `row` [128, tokens]: what x is multiplied by, or None.
+    `row` [128, tokens]: what x is multiplied by, or None. Gate and up are kept if `out` wants them.
     """
     if row is not None:
         nisa.tensor_tensor(x, x, row.expand_dim(1).broadcast(1, x.shape[1]), op=nl.multiply)
     lanes = x.reshape((PMAX, LANES, hidden_size(p) // TILE, x.shape[2])).permute((0, 2, 3, 1))
     tokens = quantize_tokens(lanes, ones_tile(BANK_COLUMNS))
-    mlp = expert_mlp(p, expert, p.skip_gate)
+    mlp = expert_mlp(p, unit.expert, p.skip_gate)
+    if out.gate_up is not None:
+        mlp.gate.keep = kept_features(out, GateUpDim.GATE, unit)
+        mlp.up.keep = kept_features(out, GateUpDim.UP, unit)
     scales = MxScales(mlp, tokens.ones)
     count = block_count(mlp) // cores
     own = middle(mlp, scales, tokens, core * count, count)
@@ -44,6 +52,11 @@ def mx_middle(p: ExpertsParameters, expert: Any, x: Any, row: Any, cores: int, c
     nisa.tensor_copy(m[:, core * count : (core + 1) * count, :], own)
     nisa.tensor_copy(m[:, (1 - core) * count : (2 - core) * count, :], other)
     return quantize_middle(mlp, scales, m)
+
+
+def kept_features(out: Outputs, which: GateUpDim, unit: Unit) -> Any:
+    """Where gate or up of a unit are kept, [I, tokens]."""
+    return out.gate_up[unit.block][which.value, :, :][:, unit.first : unit.first + unit.size]
 
 
 class MxDown(nl.NKIObject):

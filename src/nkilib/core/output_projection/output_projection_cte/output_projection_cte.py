@@ -82,7 +82,7 @@ def output_projection_cte(
     weight_scales [N D / 32, H], or, with compact_weight_scales, one for 128 x 128 weights, [N D / 128, H /
     128]. Attention becomes MXFP8, unless it is that: packed [B, 1, N D / 4, S], or [B, 1, N D / 4, 4 S] in
     bytes, with input_scales [B, N D / 32, S]. STATIC_MX: FP8 whose bytes are [N D / 4, H, 4],
-    scales as STATIC. N D is then a multiple of 32.
+    scales as STATIC. N D is then a multiple of 128.
 
     >>> x, w = np.ones((1, 2, 64, 200), np.float32), np.ones((128, 96), np.float32)
     >>> float(output_projection_cte(x, w)[0, 0, 0])

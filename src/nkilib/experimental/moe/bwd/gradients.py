@@ -7,7 +7,7 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.moe.moe_cte.outputs import clear, zero_tile
+from nkilib.core.utils.clearing import clear, zero_tile
 from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from kernel_support import each_lnc, invalid, random, run
 from mx_experts import Experts, agree
+from mx_weights import by_blocks
 
 from nkilib.core.moe.moe_cte.bwmm_shard_on_block_mx import bwmm_shard_on_block_mx
 from nkilib.core.moe.moe_cte.bwmm_shard_on_I_mx import (
@@ -21,7 +22,6 @@ from nkilib.core.moe.moe_cte.moe_cte import (
     moe_cte,
 )
 from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode
-from nkilib.core.utils.kernel_assert import NotBuilt
 
 BF16 = ml_dtypes.bfloat16
 MX = [kind for kind in Kind if kind.name.endswith(("mx", "mx_hybrid"))]
@@ -116,6 +116,40 @@ def test_affinities_may_come_before(lnc):
     agree(got[:TOKENS], layer.expected(before=True))
 
 
+@each_lnc
+@pytest.mark.parametrize("inner, kind", [(544, Kind.shard_on_i_mx), (72, Kind.shard_on_i_mx_hybrid)])
+def test_activations_may_be_kept(lnc, inner, kind):
+    layer = Layer(inner=inner)
+    config = ShardOnIConfig(checkpoint_activation=True, num_static_block=2)
+    limits = {f"{side}_clamp_upper_limit": 0.75 for side in ("gate", "up")}
+    arguments = layer.arguments(kind, spec=MoECTESpec(kind, shard_on_I=config), **limits)
+    out, gate_up, down = run(moe_cte, lnc=lnc, on="trn3", **arguments)
+    agree(out[:TOKENS], layer.expected(limits=(None, 0.75)))
+    assert gate_up.shape == (4, 2, inner, B) and down.shape == (4, B, 512)
+    for n, (ids, e) in enumerate(zip(layer.ids, layer.numbers[:, 0], strict=True)):
+        real = ids < TOKENS
+        x = by_blocks(layer.x[ids[real]].astype(np.float64), layer.experts.rows)
+        for side in range(2):
+            wanted = np.minimum(x @ layer.experts.seen[e][side], 0.75)
+            agree(gate_up[n, side][:, real].T, wanted)
+        agree(down[n][real], layer.experts.expert(e, layer.x[ids[real]], limits=(None, 0.75)))
+
+
+def test_the_callers_tensors_receive_what_is_kept():
+    layer = Layer()
+    arguments = layer.arguments(Kind.shard_on_i_mx)
+    arguments.pop("spec")
+    kept = {
+        "gate_up_activations_T": np.zeros((4, 2, 160, B), BF16),
+        "down_activations": np.zeros((4, B, 512), BF16),
+    }
+    config = ShardOnIConfig(checkpoint_activation=True)
+    wanted = run(moe_cte, on="trn3", spec=MoECTESpec(Kind.shard_on_i_mx, shard_on_I=config), **arguments)
+    got = run(blockwise_mm_shard_intermediate_mx, on="trn3", **kept, **arguments)
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(a[:TOKENS], b[:TOKENS])
+
+
 def test_entry_points_are_that_kernel():
     layer = Layer()
     arguments = layer.arguments(Kind.shard_on_block_mx)
@@ -135,6 +169,3 @@ def test_weights_and_implementation_have_to_fit():
         run(moe_cte, on="trn3", **layer.arguments(Kind.shard_on_i))
     with invalid("gate_up_proj_scale: got None"):
         run(moe_cte, on="trn3", **layer.arguments(Kind.shard_on_i_mx, gate_up_proj_scale=None))
-    kept = MoECTESpec(Kind.shard_on_i_mx, shard_on_I=ShardOnIConfig(checkpoint_activation=True))
-    with pytest.raises(NotBuilt, match="checkpoint_activation"):
-        run(moe_cte, on="trn3", **layer.arguments(Kind.shard_on_i_mx, spec=kept))

@@ -1,0 +1,209 @@
+"""The forms that numpy's functions have on tensors, in one table.
+
+Where torch's function gives numpy's bits it stands here by name. Functions that the two libraries
+approximate differently are computed in float64 and rounded once, so that they are good to the last place;
+`exp` is torch's own in float32. Sums are torch's: their order differs from numpy's, within the bound of
+float32 summation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .lanes import FOLDS, FORMS, FUNCTIONS, Lanes, NoForm
+
+
+class _named:
+    """torch's function of this name, which may also write straight into a tensor."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, torch: Any, *args: Any) -> Any:
+        return getattr(torch, self.name)(*args)
+
+
+def _rounded_once(name: str) -> Callable[..., Any]:
+    """In float64, and one rounding."""
+
+    def form(torch: Any, *args: Any) -> Any:
+        result = getattr(torch, name)(*(a.to(torch.float64) for a in args))
+        return result.to(args[0].dtype)
+
+    return form
+
+
+def _sign(torch: Any, x: Any) -> Any:
+    return torch.where(torch.isnan(x), x, torch.sign(x))  # torch calls the sign of NaN 0
+
+
+def _mod(torch: Any, a: Any, b: Any) -> Any:
+    """The remainder with the sign of the divisor, exact as numpy's."""
+    rest = torch.fmod(a, b)
+    other = (rest != 0) & ((b < 0) != (rest < 0))
+    zero = torch.copysign(torch.zeros_like(rest), b)
+    return torch.where(other, rest + b, torch.where(rest == 0, zero, rest))
+
+
+def _matmul(torch: Any, a: Any, b: Any) -> Any:
+    return torch.matmul(a, b)
+
+
+FORMS.update(
+    {
+        np.add: _named("add"),
+        np.subtract: _named("subtract"),
+        np.multiply: _named("multiply"),
+        np.true_divide: _named("true_divide"),
+        np.maximum: _named("maximum"),
+        np.minimum: _named("minimum"),
+        np.fmod: _named("fmod"),
+        np.mod: _mod,
+        np.equal: _named("eq"),
+        np.not_equal: _named("ne"),
+        np.less: _named("lt"),
+        np.less_equal: _named("le"),
+        np.greater: _named("gt"),
+        np.greater_equal: _named("ge"),
+        np.logical_and: _named("logical_and"),
+        np.logical_or: _named("logical_or"),
+        np.logical_xor: _named("logical_xor"),
+        np.logical_not: _named("logical_not"),
+        np.bitwise_and: _named("bitwise_and"),
+        np.bitwise_or: _named("bitwise_or"),
+        np.bitwise_xor: _named("bitwise_xor"),
+        np.left_shift: _named("bitwise_left_shift"),
+        np.right_shift: _named("bitwise_right_shift"),
+        np.invert: _named("bitwise_not"),
+        np.absolute: _named("abs"),
+        np.negative: _named("neg"),
+        np.square: lambda torch, x: x * x,
+        np.sqrt: _rounded_once("sqrt"),
+        np.reciprocal: _named("reciprocal"),
+        np.sign: _sign,
+        np.rint: _named("round"),
+        np.floor: _named("floor"),
+        np.ceil: _named("ceil"),
+        np.trunc: _named("trunc"),
+        np.isnan: _named("isnan"),
+        np.isfinite: _named("isfinite"),
+        np.signbit: _named("signbit"),
+        np.copysign: _named("copysign"),
+        np.exp: _named("exp"),
+        np.log: _rounded_once("log"),
+        np.log1p: _rounded_once("log1p"),
+        np.tanh: _rounded_once("tanh"),
+        np.sin: _rounded_once("sin"),
+        np.cos: _rounded_once("cos"),
+        np.tan: _rounded_once("tan"),
+        np.arctan: _rounded_once("arctan"),
+        np.power: _rounded_once("pow"),
+        np.matmul: _matmul,
+    }
+)
+
+
+# ---- folds ---------------------------------------------------------------------------------------
+
+
+def _prod(torch: Any, x: Any, dims: list[int], keep: bool) -> Any:
+    for dim in sorted(dims, reverse=True):
+        x = torch.prod(x, dim, keepdim=keep)
+    return x
+
+
+def _differences(torch: Any, x: Any, dims: list[int], keep: bool) -> Any:
+    """x0 - x1 - x2 ..."""
+    (dim,) = dims
+    rest = x.narrow(dim, 1, x.shape[dim] - 1).sum(dim, keepdim=keep)
+    first = x.narrow(dim, 0, 1)
+    return (first if keep else first.squeeze(dim)) - rest
+
+
+FOLDS.update(
+    {
+        np.add: lambda torch, x, dims, keep: torch.sum(x, dims, keepdim=keep),
+        np.subtract: _differences,
+        np.multiply: _prod,
+        np.maximum: lambda torch, x, dims, keep: torch.amax(x, dims, keepdim=keep),
+        np.minimum: lambda torch, x, dims, keep: torch.amin(x, dims, keepdim=keep),
+        np.logical_and: lambda torch, x, dims, keep: torch.all(x != 0, dims, keepdim=keep),
+        np.logical_or: lambda torch, x, dims, keep: torch.any(x != 0, dims, keepdim=keep),
+    }
+)
+
+
+# ---- functions that are no ufuncs ----------------------------------------------------------------
+
+
+def _among(*values: Any) -> Lanes:
+    return next(value for value in values if isinstance(value, Lanes))
+
+
+def _where(mask: Any, a: Any, b: Any) -> Any:
+    one = _among(mask, a, b)
+    dtype = np.result_type(*(x.dtype if isinstance(x, Lanes) else x for x in (a, b)))
+    rank = max(np.ndim(x) if not isinstance(x, Lanes) else x.ndim for x in (mask, a, b))
+    picked = one._operand(mask, np.dtype(np.bool_), rank)
+    tensors = [one._operand(x, dtype, rank) for x in (a, b)]
+    return one.like(one.narrow(one.device.torch.where(picked, *tensors), dtype), dtype)
+
+
+def _copyto(target: Any, source: Any, where: Any = True) -> None:
+    if not isinstance(target, Lanes):
+        raise NoForm("a copy to the host")
+    if where is True:
+        target[...] = source
+        return
+    mask = target._operand(where, np.dtype(np.bool_), target.ndim)
+    chosen = target.device.torch.where(mask, target.fitting(source), target.tensor)
+    if target.lent:
+        target.tensor.copy_(chosen)
+    else:
+        target.tensor = chosen
+
+
+def _concatenate(parts: Any, axis: int = 0) -> Any:
+    one = _among(*parts)
+    if any(not isinstance(part, Lanes) or part.dtype != one.dtype for part in parts):
+        raise NoForm("numpy.concatenate of different arrays")
+    dim = one.lead + axis % one.ndim
+    return one.like(one.device.torch.cat([part.tensor for part in parts], dim), one.dtype)
+
+
+def _empty_like(array: Any, dtype: Any = None, shape: Any = None) -> Any:
+    target = np.dtype(dtype or array.dtype)
+    held = array.held(target)
+    size = array.shape if shape is None else shape
+    made = array.device.torch.empty((*array.front, *size), dtype=held, device=array.device.where)
+    return Lanes(made, array.lead, target, array.device, lent=False)
+
+
+def _zeros_like(array: Any, dtype: Any = None, shape: Any = None) -> Any:
+    made = _empty_like(array, dtype, shape)
+    made.tensor.zero_()
+    return made
+
+
+def _broadcast_to(array: Any, shape: Any) -> Any:
+    wide = array.reshape(*(1,) * (len(shape) - array.ndim), *array.shape)
+    return array.like(wide.tensor.expand(*array.front, *shape), array.dtype)
+
+
+FUNCTIONS.update(
+    {
+        np.where: _where,
+        np.copyto: _copyto,
+        np.concatenate: _concatenate,
+        np.partition: lambda x, kth, axis=-1: x.sorted(axis),
+        np.empty_like: _empty_like,
+        np.zeros_like: _zeros_like,
+        np.broadcast_to: _broadcast_to,
+        np.clip: lambda x, low, high: x.clip(low, high),
+        np.ndim: lambda x: x.ndim,
+        np.shape: lambda x: x.shape,
+    }
+)

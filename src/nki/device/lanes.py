@@ -1,0 +1,362 @@
+"""Lanes: one array for the operands of many equal instructions, on a torch device.
+
+What an instruction means is written once, in its `compute`, with numpy's functions. Those hand over to an
+array of another kind (`__array_ufunc__`, `__array_function__`), and `Lanes` is one: a torch tensor with some
+dimensions in front that the instruction does not see, one element of them for each instruction of a step.
+So `compute` of one instruction does the work of all, on a GPU. `forms` is the table of numpy's functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+
+class NoForm(Exception):
+    """What numpy is asked for has no form on tensors: the host must do it."""
+
+
+class Device:
+    """A torch device, with the constants that are there and what the run found out on the way."""
+
+    KEPT = 512  # constants
+
+    def __init__(self, torch: Any, where: Any):
+        self.torch, self.where = torch, where
+        self.constants = _constants.setdefault(where, {})
+        self.doubts: list[Any] = []  # masks that must be empty, or the host has something to say
+
+    def constant(self, array: np.ndarray) -> Any:
+        """The tensor of a small array that every run needs again."""
+        key = (array.dtype.str, array.shape, array.tobytes())
+        found = self.constants.get(key)
+        if found is None:
+            if len(self.constants) > self.KEPT:
+                self.constants.clear()
+            array = np.ascontiguousarray(array).reshape(array.shape)
+            held = getattr(self.torch, held_as(array.dtype))
+            plain = array if array.dtype.name in _NUMPYS else array.view(_BY_SIZE[array.dtype.itemsize])
+            tensor = self.torch.from_numpy(plain if plain.flags.writeable else plain.copy())
+            found = self.constants[key] = (tensor if tensor.dtype == held else tensor.view(held)).to(
+                self.where
+            )
+        return found
+
+    def number(self, value: Any, dtype: Any) -> Any:
+        """A number as a tensor without dimensions."""
+        key = (repr(value), dtype)  # which tells the two zeros apart
+        found = self.constants.get(key)
+        if found is None:
+            found = self.constants[key] = self.torch.tensor(value, dtype=dtype).to(self.where)
+        return found
+
+    def is_clean(self) -> bool:
+        """Nobody has anything to say about the values. The one question that waits for the device."""
+        doubts, self.doubts = self.doubts, []
+        return not doubts or not bool(self.torch.stack(doubts).any())
+
+
+_constants: dict[Any, dict[Any, Any]] = {}  # of every device
+
+
+_SAME = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_NUMPYS = tuple(name for name in _SAME if name != "bfloat16")  # that numpy has too
+_BY_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+
+
+@cache
+def held_as(dtype: np.dtype) -> str:
+    """The torch dtype whose tensors hold the elements: the same one, or integers of the same size."""
+    return dtype.name if dtype.name in _SAME else _BY_SIZE[dtype.itemsize]
+
+
+_UNSIGNED = {np.dtype(np.uint16): ("int32", 0xFFFF), np.dtype(np.uint32): ("int64", 0xFFFFFFFF)}
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
+class Lanes(NDArrayOperatorsMixin):
+    """An array with dimensions in front that whoever computes with it does not see."""
+
+    __slots__ = ("tensor", "lead", "dtype", "device", "lent")
+
+    def __init__(self, tensor: Any, lead: int, dtype: np.dtype, device: Device, lent: bool = True):
+        self.tensor, self.lead, self.dtype, self.device = tensor, lead, dtype, device
+        self.lent = lent  # others see its memory: a result is copied there
+
+    def like(self, tensor: Any, dtype: np.dtype) -> Lanes:
+        return Lanes(tensor, self.lead, dtype, self.device)
+
+    # ---- what an array tells ---------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape[self.lead :])
+
+    @property
+    def ndim(self) -> int:
+        return int(self.tensor.dim()) - self.lead
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.dtype.itemsize)
+
+    @property
+    def T(self) -> Lanes:
+        return self.transpose()
+
+    def __len__(self) -> int:
+        return int(self.tensor.shape[self.lead])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NoForm(f"numpy.ndarray.{name}")
+
+    def __bool__(self) -> bool:
+        raise NoForm("Python looks at a value")
+
+    __float__ = __int__ = __index__ = __bool__  # type: ignore[assignment]
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise NoForm("numpy wants the values on the host")
+
+    # ---- the same elements otherwise -------------------------------------------------------------
+
+    @property
+    def front(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape[: self.lead])
+
+    def reshape(self, *shape: Any) -> Lanes:
+        wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        return self.like(self.tensor.reshape(*self.front, *wanted), self.dtype)
+
+    def transpose(self, *order: Any) -> Lanes:
+        axes = order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order
+        axes = axes or tuple(reversed(range(self.ndim)))
+        moved = self.tensor.permute(*range(self.lead), *(self.lead + a for a in axes))
+        return self.like(moved, self.dtype)
+
+    def view(self, dtype: Any) -> Lanes:
+        target = np.dtype(dtype)
+        if target.itemsize != self.dtype.itemsize:
+            raise NoForm("a view of elements of another size")
+        held = self.held(target)
+        return self.like(self.tensor if self.tensor.dtype == held else self.tensor.view(held), target)
+
+    def copy(self) -> Lanes:
+        return self.like(self.tensor.clone(), self.dtype)
+
+    def __getitem__(self, key: Any) -> Lanes:
+        return self.like(self.tensor[self._key(key)], self.dtype)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        target = self if key is Ellipsis else self[key]
+        if isinstance(value, Lanes) and target.dtype.name in _FLOATS and value.dtype.name in _FLOATS:
+            target.tensor.copy_(aligned(value, target.ndim).tensor)  # which casts
+        else:
+            target.tensor.copy_(target.fitting(value))
+
+    def _key(self, key: Any) -> tuple:
+        parts = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(part, (Lanes, list, np.ndarray)) for part in parts):
+            raise NoForm("indices that are arrays")
+        if any(isinstance(part, slice) and (part.step or 1) < 0 for part in parts):
+            raise NoForm("a slice that goes backwards")
+        return (*[slice(None)] * self.lead, *parts)
+
+    # ---- values ----------------------------------------------------------------------------------
+
+    def numbers(self) -> Any:
+        """A tensor to compute with: small unsigned integers in a wider signed type."""
+        wider = _UNSIGNED.get(self.dtype)
+        if wider is not None:
+            return self.tensor.to(getattr(self.device.torch, wider[0])) & wider[1]
+        if self.dtype.name not in _SAME:
+            raise NoForm(f"arithmetic of {self.dtype.name}")
+        return self.tensor
+
+    def as_type(self, dtype: np.dtype) -> Any:
+        """A tensor to compute with whose numbers are those of `dtype`."""
+        if dtype == self.dtype:
+            return self.numbers()
+        return self._to(self.numbers(), dtype)
+
+    def _to(self, tensor: Any, dtype: np.dtype) -> Any:
+        wider = _UNSIGNED.get(dtype)
+        name = held_as(dtype) if wider is None else wider[0]
+        if dtype.name not in _SAME and wider is None:
+            raise NoForm(f"arithmetic of {dtype.name}")
+        if tensor.is_floating_point() and dtype.kind in "iu" and dtype.itemsize < 8:
+            tensor = tensor.to(self.device.torch.int64)  # C casts of what fits, as numpy does them
+        return tensor.to(getattr(self.device.torch, name))
+
+    def astype(self, dtype: Any, copy: bool = True) -> Lanes:
+        target = np.dtype(dtype)
+        if target == self.dtype:
+            return self.copy() if copy else self
+        return self.like(self.narrow(self.as_type(target), target), target)
+
+    def narrow(self, tensor: Any, dtype: np.dtype) -> Any:
+        """A tensor that was computed with, as one that holds elements of `dtype`."""
+        held = self.held(dtype)
+        return tensor if tensor.dtype == held else tensor.to(held)
+
+    def fitting(self, value: Any) -> Any:
+        """What can be copied into this array: a tensor that holds elements of its dtype."""
+        if isinstance(value, Lanes):
+            value = aligned(value, self.ndim)
+            return value.tensor if value.dtype == self.dtype else value.astype(self.dtype, False).tensor
+        array = np.asarray(value)
+        return self.device.constant(array if array.dtype == self.dtype else array.astype(self.dtype))
+
+    def held(self, dtype: np.dtype) -> Any:
+        """The torch dtype of tensors that hold elements of `dtype`."""
+        return getattr(self.device.torch, held_as(dtype))
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+    def doubt(self, mask: Lanes) -> None:
+        """If the mask holds anywhere, the host has something to say."""
+        self.device.doubts.append(mask.tensor.any())
+
+    def entries_of(self, table: np.ndarray) -> Lanes:
+        """table[self], for a small table."""
+        return self.like(self.device.constant(table)[self.numbers().long()], table.dtype)
+
+    # ---- as methods of numpy's arrays ------------------------------------------------------------
+
+    def clip(self, low: Any, high: Any, out: Any = None) -> Lanes:
+        return self.like(self.numbers().clamp(float(low), float(high)), self.dtype)
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> Lanes:
+        return np.add.reduce(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload, no-any-return]
+
+    def mean(self, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Lanes:
+        total = self.sum(axis, keepdims)
+        return total / self.dtype.type(self.size // total.size)  # type: ignore[no-any-return]
+
+    def sorted(self, axis: int = -1) -> Lanes:
+        """In ascending order, NaN last."""
+        dim = self.lead + axis % self.ndim
+        return self.like(self.device.torch.sort(self.numbers(), dim).values, self.dtype)
+
+    def sort(self, axis: int = -1) -> None:
+        self[...] = self.sorted(axis)
+
+    def all(self, axis: Any = None) -> Lanes:
+        return np.logical_and.reduce(self, axis=axis)  # type: ignore[call-overload, no-any-return]
+
+    def any(self, axis: Any = None) -> Lanes:
+        return np.logical_or.reduce(self, axis=axis)  # type: ignore[call-overload, no-any-return]
+
+    # ---- numpy's functions -----------------------------------------------------------------------
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        out = options.pop("out", None)
+        if method == "__call__":
+            result = self._call(ufunc, inputs, None if out is None else out[0], **options)
+        elif method == "reduce":
+            result = self._reduce(ufunc, *inputs, **options)
+        else:
+            raise NoForm(f"{ufunc.__name__}.{method}")
+        if out is None or result is out[0]:
+            return result
+        if out[0].lent:
+            out[0][...] = result
+        else:
+            out[0].tensor = out[0].fitting(result)
+        return out[0]
+
+    def _call(self, ufunc: Any, inputs: Sequence[Any], out: Any, dtype: Any = None, **options: Any) -> Lanes:
+        form = FORMS.get(ufunc)
+        if form is None or options:
+            raise NoForm(f"numpy.{ufunc.__name__}")
+        types = resolved(ufunc, tuple(_type(x) for x in inputs), None if dtype is None else np.dtype(dtype))
+        rank = max(x.ndim for x in inputs if isinstance(x, Lanes))
+        rank = max(rank, *(x.ndim for x in inputs if isinstance(x, np.ndarray)), 0)
+        tensors = [self._operand(x, t, rank) for x, t in zip(inputs, types, strict=False)]
+        if out is not None and _takes(out, form, types[-1], tensors):
+            getattr(self.device.torch, form.name)(*tensors, out=out.tensor)
+            return out  # type: ignore[no-any-return]
+        return self.like(self.narrow(form(self.device.torch, *tensors), types[-1]), types[-1])
+
+    def _operand(self, value: Any, dtype: np.dtype, rank: int) -> Any:
+        if isinstance(value, Lanes):
+            return aligned(value, rank).as_type(dtype)
+        if isinstance(value, np.ndarray) and value.ndim:
+            lanes = self.like(self.device.constant(value.astype(dtype, copy=False)), dtype)
+            return lanes.numbers()
+        wider = _UNSIGNED.get(dtype)
+        held = getattr(self.device.torch, held_as(dtype) if wider is None else wider[0])
+        return self.device.number(np.asarray(value, dtype)[()].item(), held)
+
+    def _reduce(
+        self, ufunc: Any, array: Lanes, axis: Any = 0, keepdims: bool = False, dtype: Any = None
+    ) -> Lanes:
+        form = FOLDS.get(ufunc)
+        if form is None or dtype is not None:
+            raise NoForm(f"numpy.{ufunc.__name__}.reduce")
+        axes = range(array.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+        dims = [self.lead + a % array.ndim for a in axes]
+        logical = ufunc in (np.logical_and, np.logical_or)
+        if array.dtype.kind != "f" and not logical:
+            raise NoForm(f"numpy.{ufunc.__name__}.reduce of integers")
+        result = form(self.device.torch, array.numbers(), dims, keepdims)
+        return self.like(result, np.dtype(np.bool_) if logical else array.dtype)
+
+    def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        form = FUNCTIONS.get(function)
+        if form is None:
+            raise NoForm(f"numpy.{function.__name__}")
+        return form(*args, **kwargs)
+
+
+def _takes(out: Any, form: Any, dtype: np.dtype, tensors: Sequence[Any]) -> bool:
+    """A result may be written straight into the memory of `out`."""
+    if not out.lent or out.dtype != dtype or dtype.name not in _SAME or not hasattr(form, "name"):
+        return False
+    return any(tensor.shape == out.tensor.shape for tensor in tensors)
+
+
+def aligned(lanes: Lanes, rank: int) -> Lanes:
+    """With so many dimensions, new ones right behind those in front: numpy adds them on the left."""
+    missing = rank - lanes.ndim
+    if missing <= 0:
+        return lanes
+    return lanes.reshape(*(1,) * missing, *lanes.shape)
+
+
+def _type(value: Any) -> Any:
+    if isinstance(value, (Lanes, np.ndarray, np.generic)):
+        return value.dtype
+    return bool if isinstance(value, bool) else int if isinstance(value, int) else float
+
+
+@lru_cache(maxsize=4096)
+def resolved(ufunc: Any, types: tuple, dtype: np.dtype | None) -> tuple[np.dtype, ...]:
+    """The dtypes in which numpy computes, and of the result."""
+    types = tuple(np.dtype(np.bool_) if t is bool else t for t in types)
+    if ufunc is np.matmul:
+        return FLOAT32, FLOAT32, FLOAT32
+    if dtype is None:
+        return ufunc.resolve_dtypes((*types, None))
+    return ufunc.resolve_dtypes((*types, None), signature=(None,) * len(types) + (dtype,))
+
+
+# filled by `forms`
+FORMS: dict[Any, Any] = {}
+FOLDS: dict[Any, Any] = {}
+FUNCTIONS: dict[Any, Any] = {}
+
+__all__ = ["FLOAT32", "FOLDS", "FORMS", "FUNCTIONS", "Lanes", "NoForm", "Device", "aligned", "held_as"]

@@ -1,0 +1,117 @@
+"""Which turn of which loops each instruction was issued in: an observer that looks at the kernel's frames.
+
+A kernel's loops are Python's own, so nothing of them is in a Program. While a kernel is traced for a profile,
+the variables of the `for` loops around each call are noted: what a report says instead of "one of 4,096".
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from ..context import running
+from ..errors import is_ours
+from ..program.instruction import Instruction
+
+LONGEST_WORD = 24
+OUTSIDE = ("nki.call", "nki.run", "threading", "concurrent")  # who called the kernel
+
+
+class LoopOf(NamedTuple):
+    """A `for` statement in bytecode: the offsets of its body, and the variables it sets."""
+
+    first: int
+    last: int
+    variables: tuple[str, ...]
+
+
+class Iterations:
+    """`turns[core, handle]`: ((variable, value), ...) of the loops around an instruction, outermost first."""
+
+    def __init__(self) -> None:
+        self.turns: dict[tuple[int, int], tuple[tuple[str, Any], ...]] = {}
+        self.last: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, instruction: Instruction) -> None:
+        core = running()
+        turn = around(sys._getframe(1))
+        if not turn or core is None:
+            return
+        if turn == self.last:
+            turn = self.last  # most instructions share their turn with the one before
+        self.last = turn
+        self.turns[core.index, core.issued] = turn
+
+
+def around(frame: FrameType | None) -> tuple[tuple[str, Any], ...]:
+    """The variables of all loops that are open in the kernel's frames, the innermost frame given."""
+    found: list[tuple[str, Any]] = []
+    seen_kernel = False
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if is_ours(module):
+            if seen_kernel and module.startswith(OUTSIDE):
+                break
+        else:
+            seen_kernel = True
+            names = variables_at(frame.f_code, frame.f_lasti)
+            if names:
+                values = frame.f_locals
+                found[:0] = [
+                    (name, shown) for name in names if (shown := _shown(values.get(name))) is not None
+                ]
+        frame = frame.f_back
+    return tuple(found)
+
+
+@lru_cache(maxsize=65536)
+def variables_at(code: CodeType, offset: int) -> tuple[str, ...]:
+    """The variables of the loops around an offset, outermost first."""
+    return tuple(
+        name for loop in loops_of(code) if loop.first <= offset < loop.last for name in loop.variables
+    )
+
+
+@lru_cache(maxsize=4096)
+def loops_of(code: CodeType) -> tuple[LoopOf, ...]:
+    """The `for` loops of a function, in the order of its text."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+    found = []
+    for number, step in enumerate(steps):
+        if step.opname == "FOR_ITER":
+            found.append(LoopOf(step.offset, step.argval, _stored(steps[number + 1 :])))
+    return tuple(found)
+
+
+def _stored(steps: list[dis.Instruction]) -> tuple[str, ...]:
+    """The variables that the first steps of a loop's body set: `i`, or `i, (a, b)`."""
+    names: list[str] = []
+    missing = 1
+    for step in steps:
+        if missing == 0:
+            break
+        if step.opname in ("UNPACK_SEQUENCE", "UNPACK_EX"):
+            missing += (step.arg or 0) - 1
+        elif step.opname.startswith("STORE_FAST") or step.opname in ("STORE_DEREF", "STORE_NAME"):
+            set_here = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+            if step.opname.endswith("LOAD_FAST"):  # Python 3.13 sets one and reads another in one step
+                set_here = set_here[:1]
+            names += set_here
+            missing -= len(set_here)
+        else:
+            break  # something else is set, such as an item of a list
+    return tuple(names)
+
+
+def _shown(value: Any) -> Any:
+    """A number or a short word that tells the turn; None for everything else."""
+    if isinstance(value, (bool, str)):
+        return str(value) if len(str(value)) <= LONGEST_WORD else None
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, tuple) and 0 < len(value) <= 3 and all(type(part) is int for part in value):
+        return str(tuple(value))
+    return None

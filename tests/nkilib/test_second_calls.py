@@ -1,0 +1,23 @@
+"""The Python of every kernel of the library can be skipped from the second call on."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import nkilib
+from nki.call.kernel import Kernel
+from nki.call.reads import Reads
+
+
+def kernels():
+    for module in pkgutil.walk_packages(nkilib.__path__, "nkilib."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, Kernel):
+                yield value
+
+
+def test_all_that_the_kernels_can_read_is_known():
+    found = {kernel.func: kernel for kernel in kernels()}
+    assert len(found) > 50
+    assert [k.__name__ for k in found.values() if Reads.of(k.func) is None] == []
