@@ -3,8 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 BARE := $(VENV)/.bare
 STAMP := $(VENV)/.installed
+WORKERS ?= auto
 
-.PHONY: setup demo test test-all test-gpu test-versions tiny bench bench-kernels accuracy docs site release \
+.PHONY: setup demo test test-all test-gpu test-versions tiny bench bench-kernels accuracy compare figures docs site release \
 	lint clean
 
 setup: $(STAMP)
@@ -25,10 +26,10 @@ demo: $(BARE)
 	$(BIN)/python examples/matmul/demo.py
 
 test: setup
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=20 -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # programs on torch tensors: on the GPU of this machine, if it has one, and on the processor
 test-gpu: setup
@@ -57,13 +58,34 @@ bench-kernels: setup
 accuracy: setup
 	$(BIN)/python -m benchmarks.accuracy
 
+# other interpreters beside this one, as docs/comparison.md has it: two environments in build/ (a gigabyte), minutes
+TRITON_VIZ ?= git+https://github.com/Deep-Learning-Profiling-Tools/triton-viz@203b0c7cbb35448d53f3cf5359db55e0d4fb3522
+
+compare: build/compare/.installed build/compare-viz/.installed
+	build/compare/bin/python -m benchmarks.compare --viz-python build/compare-viz/bin/python
+
+build/compare/.installed:
+	$(PYTHON) -m venv build/compare
+	build/compare/bin/pip install --quiet -e . triton==3.9.0 jax==0.10.2 torch==2.13.0
+	touch $@
+
+build/compare-viz/.installed:
+	$(PYTHON) -m venv build/compare-viz
+	build/compare-viz/bin/pip install --quiet -e . triton==3.6.0 torch==2.13.0 "$(TRITON_VIZ)"
+	touch $@
+
 docs: setup
 	$(BIN)/python -m nki.cli.docs
 	$(BIN)/python -m nkilib.docs
+	$(BIN)/python tools/signatures.py
 	$(BIN)/python tools/pages.py docs/tutorial/*.md
 
 site: setup
 	$(BIN)/python tools/build_site.py
+
+# what the first hour costs; on an idle machine
+figures: setup
+	$(BIN)/python tools/figures.py
 
 # builds and checks what would be published; publishes nothing
 release: setup

@@ -412,6 +412,14 @@ def test_saved_profiles_are_compared_with_each_other_and_with_kernels(run, tmp_p
     assert (code, mixed) == (0, out)
 
 
+def test_two_profiles_are_written_on_one_page(run, tmp_path):
+    page = tmp_path / "both.html"
+    code, out, err = run("compare", f"{MATMUL}:tiled", f"{MATMUL}:hoisted", *SHAPES, *TRN2, "--html", page)
+    assert code == 0 and f"wrote {page}" in err
+    text = page.read_text("utf-8")
+    assert text.count("<iframe") == 2 and "tiled and hoisted" in text and "Findings of b" in text
+
+
 def test_compare_as_json_holds_both_and_the_ratio(run):
     code, out, _ = run("compare", f"{MATMUL}:tiled", f"{MATMUL}:hoisted", *SHAPES, *TRN2, "--json")
     both = json.loads(out)

@@ -81,8 +81,14 @@ def test_dir_shows_public_names_alone():
     import nki.isa
     import nki.language
     import nki.mx
+    import nki.ranks
+    import nki.simulator
+    import nki.tensor
+    import nki.testing
+    import nki.tune
 
-    for module in (nki, nki.isa, nki.language, nki.collectives, nki.mx):
+    modules = (nki.mx, nki.ranks, nki.simulator, nki.tensor, nki.testing, nki.tune)
+    for module in (nki, nki.isa, nki.language, nki.collectives, *modules):
         assert set(dir(module)) <= {*module.__all__, *getattr(module, "_MODULES", ())}
     assert "nc_matmul" in dir(nki.isa) and "vector" not in dir(nki.isa)
 

@@ -113,8 +113,8 @@ def _constants(entries: list[Entry]) -> str:
 
 def _described(value: Any) -> str:
     if isinstance(value, Operator):
-        text = _first(value.function) if value.function else ""
-        return text or f"{value.kind} operator: pass it as `op=` to an instruction"
+        token = f"{value.kind} operator: pass it as `op=` to an instruction"
+        return _escaped(_first(value)) if value.function else token
     if isinstance(value, DType):
         return f"{value.itemsize * 8} bits"
     if isinstance(value, (MemoryRegion, enum.Enum)):

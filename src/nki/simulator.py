@@ -13,3 +13,7 @@ def simulate_kernel(func, args=(), kwargs=None, _lnc=1):
 
 
 __all__ = ["simulate_kernel"]
+
+
+def __dir__() -> list[str]:
+    return __all__

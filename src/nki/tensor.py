@@ -10,6 +10,10 @@ from .tensors.tensor import NkiTensor
 __all__ = ["NkiTensor"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(name)

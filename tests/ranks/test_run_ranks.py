@@ -105,6 +105,19 @@ def test_wrong_calls_are_refused(settings, kind):
     assert caught.value.kind == kind
 
 
+def test_processes_share_the_cores(monkeypatch):
+    @nki.jit
+    def told(x):
+        raise ValueError(f"threads: {os.environ['OPEN_NKI_THREADS']}.")
+
+    share = max(1, len(os.sched_getaffinity(0)) // 3)
+    for given, threads in ((None, share), ("7", 7)):
+        if given is not None:
+            monkeypatch.setenv("OPEN_NKI_THREADS", given)
+        with pytest.raises(ValueError, match=f"threads: {threads}\\."):
+            run_ranks(told, 3, ints, backend="processes")
+
+
 @BOTH
 def test_torch_tensors_come_back_as_torch_tensors(backend):
     torch = pytest.importorskip("torch")
@@ -397,3 +410,9 @@ def test_two_hundred_kills_at_random_moments_leave_nothing():
     ]
     assert open_files() == before
     assert np.median(took) < 1.0
+
+
+def test_where_processes_cannot_fork_the_error_says_what_else_to_do(monkeypatch):
+    monkeypatch.delattr(os, "fork")
+    with pytest.raises(nki.NkiError, match="leave backend out"):
+        run_ranks(numbered, 2, lambda rank: (np.zeros((1, 1), np.int32),), backend="processes")

@@ -174,6 +174,8 @@ def command_compare(options: argparse.Namespace) -> int:
         print(json.dumps({"a": a, "b": b, "speedup": a["total_us"] / b["total_us"]}, indent=2))
     else:
         show(side_by_side(a, b))
+    if options.html:
+        print(f"wrote {options.html}", file=sys.stderr)
     if allowed is not None and failed:
         complain(f"nki compare: {100 * slower:.1f}% slower, {100 * allowed:g}% are allowed")
     return options.code

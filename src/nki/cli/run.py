@@ -71,6 +71,8 @@ def tools_on_path() -> Iterator[None]:
             path = Path(folder) / tool
             path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m nki {tool} "$@"\n')
             path.chmod(0o755)
+            batch = f'@"{sys.executable}" -m nki.standins.neuron_profile %*\n'  # what Windows looks for
+            path.with_suffix(".cmd").write_text(batch)
         os.environ["PATH"] = os.pathsep.join([before, folder])
         try:
             yield

@@ -108,7 +108,11 @@ def _in_directory(folder: Path, name: str | None) -> Target:
     """The one file of a directory that defines the kernel."""
     files = _files_with_kernels(folder, name)
     if name is not None:
-        defining = [f for f in files if re.search(rf"^\s*def {re.escape(name)}\b", f.read_text(), re.M)]
+        defining = [
+            f
+            for f in files
+            if re.search(rf"^\s*def {re.escape(name)}\b", f.read_text(encoding="utf-8"), re.M)
+        ]
         files = defining or files
     if len(files) == 1:
         return Target(files[0], name)

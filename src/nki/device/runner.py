@@ -109,7 +109,7 @@ class _Runner:
         self.views: dict[Any, Any] = {}
 
     def _opened(self, storage: Storage) -> Any:
-        """New memory for what is written; where the program leaves something out, with what was there."""
+        """New memory for what is written; with what was there before, where that matters."""
         before = self.memories.get(storage)
         if before is not None and storage in self.plan.partly:
             return before.clone()
@@ -308,11 +308,14 @@ class _Runner:
         memory = packed.reshape(-1)
         for target, source in side.pieces:
             count = (target.count,)
-            tiles = self._wide(source, count).reshape(*count, *target.pattern.shape)
-            if target.regular(count) is None:
-                target.write(self.torch, memory, tiles)
-            else:
+            straight = target.regular(count) is not None
+            plain = source.pattern.dtype in ("bfloat16", "float16")  # which a copy widens on the way
+            tiles = self.read(source, count) if straight and plain else self._wide(source, count)
+            tiles = tiles.reshape(*count, *target.pattern.shape)
+            if straight:
                 target.read(self.torch, memory, count).copy_(tiles)
+            else:
+                target.write(self.torch, memory, tiles)
         return packed
 
     def _wide(self, grid: Grid, lead: tuple[int, ...]) -> Any:

@@ -188,7 +188,9 @@ def signature(member: Member) -> tuple:
     reads = tuple([(i, _seen(source)) for i, source in task.reads])
     outs = tuple([(i, _made(out), before and _seen(before)) for i, out, before in task.outs])
     if task.instruction is None:
-        frames = tuple([(v.offset - task.outs[0][1].start, tuple(v.shape), v.strides) for v, _ in task.parts])
+        frames = tuple(
+            [(v.offset - task.outs[0][1].view.offset, tuple(v.shape), v.strides) for v, _ in task.parts]
+        )
         return task.kind, frames, parts, outs
     options = instruction_options(task.instruction) if task.kind == "compute" else ()
     return task.kind, task.order, task.written, options, reads, outs, registers

@@ -17,7 +17,8 @@ from ..plan.products import Factor, Gemm
 from ..plan.running import made_at
 from ..plan.stages import Arena
 from ..plan.storages import Storages
-from ..plan.tracking import InPlace, Task, Tracker
+from ..plan.tiles import InPlace
+from ..plan.tracking import Task, Tracker
 from ..plan.values import Place, Value, of_storage
 from ..program.program import Loop, Program
 from ..tensors.storage import Storage
@@ -235,7 +236,7 @@ class DevicePlan:
     ):
         self.program, self.steps, self.arena = program, steps, arena
         self.written = written  # in HBM
-        self.partly = partly  # of these, where something stays as it was
+        self.partly = partly  # of these, where what was there before matters
 
 
 def device_plan_of(program: Program) -> DevicePlan | Refused:
@@ -295,7 +296,8 @@ def _steps(program: Program, storages: Storages, tasks: Sequence[Task]) -> Devic
     arena = _laid_out(steps)
     for step in steps:
         step.settle()
-    return DevicePlan(program, steps, arena, written, {s for s in written if not order.is_complete(s)})
+    partly = {s for s in written if not order.is_complete(s) or (s.parameter and s in storages.read)}
+    return DevicePlan(program, steps, arena, written, partly)
 
 
 def _laid_out(steps: Sequence[Step]) -> int:

@@ -1,5 +1,5 @@
 """nki.isa: the instructions of a NeuronCore. One file per group, one place per instruction."""
-# ruff: noqa: F401, F403
+# ruff: noqa: F401
 
 from inspect import ismodule as _is_module
 
@@ -8,9 +8,9 @@ from ..errors import missing_name as _missing_name
 from ..program.instruction import NkiInstruction
 from . import assignment as _assignment  # noqa: F401  provides it to tensors
 from . import constants
-from .computing_dma import *
-from .copies import *
-from .dma import *
+from .computing_dma import dma_compute
+from .copies import memset, tensor_copy, tensor_copy_predicated
+from .dma import dma_copy
 from .enums import (
     GPSIMD,
     SCALAR,
@@ -25,22 +25,43 @@ from .enums import (
     oob_mode,
     reduce_cmd,
 )
-from .gather import *
-from .gpsimd import *
+from .gather import local_gather, nc_n_gather
+from .gpsimd import (
+    affine_select,
+    iota,
+    nonzero_with_count,
+    sequence_bounds,
+    tensor_partition_reduce,
+    topk,
+)
 from .legacy import REMOVED as _REMOVED
-from .mx import *
-from .random import *
-from .reduce import *
-from .registers import *
-from .scalar import *
-from .search import *
-from .select import *
-from .statistics import *
-from .sync import *
-from .tensor import *
-from .transpose import *
-from .transposing_dma import *
-from .vector import *
+from .mx import nc_matmul_mx, quantize_mx
+from .random import dropout, rand2, rand_get_state, rand_set_state, rng, set_rng_seed
+from .reduce import (
+    exponential,
+    tensor_reduce,
+    tensor_scalar_cumulative,
+    tensor_scalar_reduce,
+    tensor_tensor_scan,
+)
+from .registers import (
+    VirtualRegister,
+    get_nc_sub_version,
+    get_nc_version,
+    register_alloc,
+    register_load,
+    register_move,
+    register_store,
+)
+from .scalar import activate2, activation, activation_reduce
+from .search import max8, nc_find_index8, nc_match_replace8, nc_stream_shuffle
+from .select import range_select, select_reduce
+from .statistics import bn_aggr, bn_stats
+from .sync import core_barrier, sendrecv
+from .tensor import nc_matmul
+from .transpose import nc_transpose
+from .transposing_dma import dma_transpose
+from .vector import reciprocal, scalar_tensor_tensor, tensor_scalar, tensor_tensor
 
 tensor_engine, vector_engine, scalar_engine = TENSOR, VECTOR, SCALAR
 gpsimd_engine, unknown_engine = GPSIMD, UNKNOWN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -282,16 +283,12 @@ class NcStreamShuffle(Instruction):
 
     def moves(self) -> tuple[np.ndarray, np.ndarray]:
         """The partitions of dst that are written, and where in src each comes from."""
-        mask = np.array(self.shuffle_mask)
-        to = np.arange(self.dst.shape[0])
-        source = mask[to % len(mask)]
-        moved = source != KEEP
-        return to[moved], (to // len(mask) * len(mask) + source)[moved]
+        return _moves(self.shuffle_mask, self.dst.shape[0])
 
     def parts(self, index: int) -> list[View]:
-        touched = self.moves()[index]
         view = self.operands()[index]
-        return [view[first:stop] for first, stop in _runs(touched)]
+        runs = _touched(self.shuffle_mask, self.dst.shape[0], index)
+        return [view] if runs == ((0, view.shape[0]),) else [view[first:stop] for first, stop in runs]
 
     def compute(self, dst: np.ndarray, src: np.ndarray) -> None:
         to, source = self.moves()
@@ -305,11 +302,22 @@ class NcStreamShuffle(Instruction):
         return _one_pass(m, self.src)
 
 
-def _runs(numbers: np.ndarray) -> list[tuple[int, int]]:
-    """Sets of partition numbers as [first, stop) ranges."""
-    numbers = np.unique(numbers)
+@lru_cache(maxsize=1024)
+def _moves(shuffle_mask: tuple[int, ...], partitions: int) -> tuple[np.ndarray, np.ndarray]:
+    """See `NcStreamShuffle.moves`; a kernel has few masks and many shuffles."""
+    mask = np.array(shuffle_mask)
+    to = np.arange(partitions)
+    source = mask[to % len(mask)]
+    moved = source != KEEP
+    return to[moved], (to // len(mask) * len(mask) + source)[moved]
+
+
+@lru_cache(maxsize=1024)
+def _touched(shuffle_mask: tuple[int, ...], partitions: int, operand: int) -> tuple[tuple[int, int], ...]:
+    """The partitions of dst, or those of src, as [first, stop) ranges."""
+    numbers = np.unique(_moves(shuffle_mask, partitions)[operand])
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
-    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks) if len(run)]
+    return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks) if len(run))
 
 
 __all__ = ["max8", "nc_find_index8", "nc_match_replace8", "nc_stream_shuffle"]

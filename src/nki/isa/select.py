@@ -150,8 +150,8 @@ class RangeSelect(Instruction):
 
     def _takes_all(self, index: np.ndarray, bound0: np.ndarray, bound1: np.ndarray) -> bool:
         """Both comparisons hold for every element: those with an order do if they hold at both ends."""
-        if bound0.__class__ is not np.ndarray or "equal" in (self.comp_op0.name, self.comp_op1.name):
-            return False  # arrays elsewhere are not looked at
+        if "equal" in (self.comp_op0.name, self.comp_op1.name) or bound0.__class__ is not np.ndarray:
+            return False  # elsewhere a look costs more than the comparisons
         ends = index[:: max(index.size - 1, 1)]
         first, second = self.comp_op0.formula(ends, bound0), self.comp_op1.formula(ends, bound1)  # type: ignore[misc]
         return bool(first.all() and second.all())

@@ -1,5 +1,5 @@
 """nki.language (nl): tensors, loops, operators and functions built on instructions."""
-# ruff: noqa: F401, F403
+# ruff: noqa: F401
 
 import builtins as _builtins
 
@@ -29,7 +29,17 @@ from ..hardware.operators import OPERATORS as _OPERATORS
 from ..tensors.tensor import NkiTensor
 from . import elementwise as _elementwise
 from . import partitions as _partitions
-from .creation import *
+from .creation import (
+    empty_like,
+    full,
+    ndarray,
+    ones,
+    rand,
+    shared_constant,
+    shared_identity_matrix,
+    zeros,
+    zeros_like,
+)
 from .history import REMOVED as _REMOVED
 from .history import cast, fp32, nc, par_dim, spmd_dim
 from .loops import (
@@ -41,10 +51,34 @@ from .loops import (
     static_range,
     while_loop,
 )
-from .movement import *
+from .movement import (
+    broadcast_to,
+    dropout,
+    expand_dims,
+    gather_flattened,
+    load,
+    load_transpose2d,
+    matmul,
+    random_seed,
+    store,
+    transpose,
+    where,
+)
 from .programs import device_print, ds, num_programs, program_id, program_ndim
-from .reductions import *
-from .regions import *
+from .reductions import all, max, mean, min, prod, rms_norm, softmax, sum, var
+from .regions import (
+    MemoryRegion,
+    NKIObject,
+    hbm,
+    is_hbm,
+    is_on_chip,
+    is_psum,
+    is_sbuf,
+    private_hbm,
+    psum,
+    sbuf,
+    shared_hbm,
+)
 from .tile_size import _TileSize, tile_size
 
 globals().update(_OPERATORS)  # nl.add and its kind, which the import of `elementwise` made callable

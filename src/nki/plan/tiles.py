@@ -8,7 +8,7 @@ a read found is remembered until somebody writes there. Tiles that the user plac
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -166,12 +166,11 @@ class Tiles(dict[Storage, Tile]):
         storage, where = view.storage, rectangle(view)
         table = [piece for tile in self.beside(storage) for piece in tile.pieces]
         whole = Region(*_origin(storage), exact=True)
-        width = view.dtype.itemsize
         for inside in (whole, where) if storage.address is None else (where,):
-            if _covered(table, inside, width):
+            if _covered(table, inside):
                 return framed(storage, inside), [inside._replace(exact=True)]
         pieces = runs(view, where)
-        if where.exact or pieces is None or not all(_covered(table, piece, width) for piece in pieces):
+        if where.exact or pieces is None or not all(_covered(table, piece) for piece in pieces):
             raise InPlace(storage, "read before it was written")
         return view, pieces
 
@@ -220,15 +219,22 @@ def _common(a: Region, b: Region) -> Region:
     )
 
 
-def _covered(pieces: list[Piece], where: Region, width: int) -> bool:
+def _covered(pieces: list[Piece], where: Region) -> bool:
     """Every byte of a rectangle is in some piece."""
-    flags: Any = np.zeros((where.last - where.first, (where.stop - where.start) // width), np.bool_)
-    for piece in pieces:
-        if piece.where.overlaps(where):
-            part = _common(piece.where, where)
-            rows = slice(part.first - where.first, part.last - where.first)
-            flags[rows, (part.start - where.start) // width : (part.stop - where.start) // width] = True
+    parts = [_common(piece.where, where) for piece in pieces if piece.where.overlaps(where)]
+    if sum(_area(part) for part in parts) < _area(where):
+        return False
+    rows = sorted({where.first, where.last, *(p.first for p in parts), *(p.last for p in parts)})
+    bytes_ = sorted({where.start, where.stop, *(p.start for p in parts), *(p.stop for p in parts)})
+    row_of, byte_of = ({edge: i for i, edge in enumerate(edges)} for edges in (rows, bytes_))
+    flags = np.zeros((len(rows) - 1, len(bytes_) - 1), np.bool_)  # one for each field between the edges
+    for p in parts:
+        flags[row_of[p.first] : row_of[p.last], byte_of[p.start] : byte_of[p.stop]] = True
     return bool(flags.all())
+
+
+def _area(where: Region) -> int:
+    return (where.last - where.first) * (where.stop - where.start)
 
 
 __all__ = ["InPlace", "Piece", "Tile", "Tiles", "rectangle"]

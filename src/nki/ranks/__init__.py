@@ -7,3 +7,7 @@ from .launching import run_ranks
 from .shards import join, split
 
 __all__ = ["Meeting", "World", "attach", "join", "per_rank", "run_ranks", "split"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..call.bridges import NumpyFramework, framework_of
 from ..call.kernel import Kernel
-from ..errors import SourceLine, error_class
+from ..errors import SourceLine, error, error_class
 from ..run.baton import table
 from ..run.launch import speak
 from ..run.world import Meeting
@@ -53,6 +53,12 @@ class Member:
 
 def run_processes(kernel: Kernel, calls: list[CallOf], timeout: float | None) -> list[Any]:
     """What each rank returns."""
+    if not hasattr(os, "fork"):
+        raise error(
+            "not-supported",
+            f"run_ranks: backend='processes' forks, which {sys.platform} does not do",
+            help="leave backend out: ranks then run in this process, and compute the same bits",
+        )
     converted = [_as_numpy(call) for call in calls]
     members: list[Member] = []
     try:

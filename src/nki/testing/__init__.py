@@ -6,3 +6,7 @@ from .drawn import check_kernel
 from .gradients import gradcheck
 
 __all__ = ["Cost", "assert_close", "check_kernel", "gradcheck", "measured", "sum_length", "tolerance"]
+
+
+def __dir__() -> list[str]:
+    return __all__

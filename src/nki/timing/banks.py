@@ -42,8 +42,8 @@ class Banks:
         self.left = {tile: len(of_tile) for tile, of_tile in uses.items()}  # uses to come
         self.first = {tile: of_tile[0] for tile, of_tile in uses.items()}  # where the program uses it first
         self.wanted: dict[int, int] = {}  # position -> banks of tiles that begin there and have none yet
-        for tile, first in self.first.items():
-            self.wanted[first] = self.wanted.get(first, 0) + self.sizes[tile]
+        for key, first in self.first.items():
+            self.wanted[first] = self.wanted.get(first, 0) + self.sizes[key]
         self.order = deque(sorted(self.wanted))  # those positions, as in the program
         self.held: set[int] = set()  # tiles that have their banks
         demand = Demand(uses, self.sizes)

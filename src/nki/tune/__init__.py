@@ -5,3 +5,7 @@ from .space import Space
 from .tuning import Tuning, tune
 
 __all__ = ["Space", "Tuned", "Tuning", "autotune", "tune"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from ..errors import error
+from ..plan.threads import available
 from .model import Job, Outcome, judge
 from .space import Config
 
@@ -141,7 +142,8 @@ def workers(job: Job, jobs: int | None, ray: str | bool | None) -> Workers:
     """A cluster where one was asked for, else as many processes as there are cores."""
     if ray:
         return Cluster(job, ray if isinstance(ray, str) else None)
-    count = jobs or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else jobs or 1
+    forks_safely = sys.platform != "darwin"  # its own libraries do not survive a fork: on demand alone
+    count = jobs or (available() if forks_safely else 1)
     if count > 1 and "fork" in multiprocessing.get_all_start_methods():
         return Processes(job, count)
     return Workers(job)

@@ -24,3 +24,7 @@ __all__ = [
     "nki_trsm",
     "set_backend",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

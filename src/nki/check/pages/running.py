@@ -45,8 +45,8 @@ PAGES: dict[str, Page] = {
     # ---- two cores
     "race": Page(
         "Two cores touch the same bytes of HBM, one of them writes, and no meeting (`core_barrier`, `sendrecv`, a "
-        "collective) stands between them: which one comes first is chance. A warning, an error in strict mode "
-        "and in `nki check`.",
+        "collective) stands between them: which one comes first is chance; here such cores take turns, one "
+        "instruction each. A warning, an error in strict mode and in `nki check`.",
         """
         @nki.jit
         def kernel(x):
@@ -169,7 +169,7 @@ PAGES: dict[str, Page] = {
     "rank-out-of-world": Page("A rank that the world does not have."),
     "rank-arguments": Page("The ranks of a launch were given different numbers of arguments."),
     "hardware-limit": Page("Hardware runs this collective with two cores and four ranks or more alone."),
-    "not-supported": Page("An option that no device has yet."),
+    "not-supported": Page("An option that no device has yet, or that this operating system has not."),
     # ---- Python in kernels
     "tensor-value": Page(
         "Values are not known while a kernel is traced, so Python cannot branch on them.",

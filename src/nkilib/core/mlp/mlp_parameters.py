@@ -232,12 +232,12 @@ def check_hidden(p: MLPParameters, n_prgs: int) -> None:
         )
     else:
         widths = row_widths(p)
-        wanted = f"{widths[0]}"
+        columns = f"{widths[0]}"
         for width in widths[1:]:
-            wanted = f"{wanted} or {width}"
+            columns = f"{columns} or {width}"
         kernel_assert(
             len(shape) == 3 and shape[2] in widths,
-            f"hidden_tensor: got shape {shape}, expected (B, S, {wanted})",
+            f"hidden_tensor: got shape {shape}, expected (B, S, {columns})",
         )
     check_residual(p)
 

@@ -168,7 +168,8 @@ def attention_block_tkg(
     )
     sharding = get_verified_program_sharding_info("attention_block_tkg", (0, 1), 2)
     n_prgs, core = sharding[1], sharding[2]
-    ranks, inner = None, n
+    ranks: Any = None
+    inner = n
     if KVDP > 1 or CP > 1:
         ranks = Sharing(
             (KVDP, KVDP_replica_group, KVDP_collective_mode),

@@ -26,7 +26,7 @@ def bwmm_shard_on_block_mx(
     down_proj_bias: Any = None,
     gate_up_proj_scale: Any = None,
     down_proj_scale: Any = None,
-    block_size: int | None = None,
+    block_size: Any = None,
     gate_up_activations_T: Any = None,
     down_activations: Any = None,
     activation_function: ActFnType = ActFnType.SiLU,

@@ -1,0 +1,90 @@
+"""Writes the stubs of nki.isa and nki.language: what editors and type checkers see of them.
+
+Both modules make part of their names when they are imported, which no editor does. A stub lists the public
+names alone: functions and classes from where they are written, the rest with its type and text.
+
+python tools/signatures.py          write them
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import nki.isa
+import nki.language
+
+SOURCES = Path(__file__).parents[1] / "src"
+HEAD = '''"""{first}
+
+Written by `make docs` (`python tools/signatures.py`). Do not edit.
+"""
+
+from typing import Any
+
+'''
+
+
+def files() -> dict[Path, str]:
+    """The text of each stub by its place below src/."""
+    return {Path("nki", name, "__init__.pyi"): text(getattr(nki, name)) for name in ("isa", "language")}
+
+
+def text(module: types.ModuleType) -> str:
+    imports: set[tuple[str, str]] = set()  # as isort has them: by module, then by name
+    bodies = []
+    for name in sorted(module.__all__):
+        value = getattr(module, name)
+        if isinstance(value, types.ModuleType):
+            imports.add((value.__name__.rpartition(".")[0], f"{name} as {name}"))
+            continue
+        if _is_written(value, name):
+            imports.add((value.__module__, f"{name} as {name}"))
+            continue
+        function = getattr(value, "function", None) or (value if _can_be_called(value) else None)
+        if function is None:
+            imports.add((type(value).__module__, type(value).__name__))
+            bodies.append(f"{name}: {type(value).__name__}\n")
+        else:
+            imports.add(("nki.tensors.tensor", "NkiTensor"))
+            bodies.append(_function(name, value, function))
+    imports -= {(home, n) for home, n in imports if home == "builtins" or (home, f"{n} as {n}") in imports}
+    lines = [f"from {home} import {name}" for home, name in sorted(imports)]
+    first = (inspect.getdoc(module) or "").splitlines()[0]
+    rest = "def __getattr__(name: str) -> Any: ...  # older names\n"
+    return HEAD.format(first=first) + "\n".join([*lines, "", *bodies, rest])
+
+
+def _is_written(value: Any, name: str) -> bool:
+    """Whether a static reader finds it: a function or a class under its own name."""
+    home = sys.modules.get(getattr(value, "__module__", None) or "")
+    return isinstance(value, (types.FunctionType, type)) and getattr(home, name, None) is value
+
+
+def _can_be_called(value: Any) -> bool:
+    return callable(value) and not hasattr(value, "kind")  # an operator without a function is a token
+
+
+def _function(name: str, value: Any, function: Any) -> str:
+    listed = ", ".join(map(_parameter, inspect.signature(function).parameters.values()))
+    lines = (inspect.getdoc(value) or name).splitlines()
+    document = "\n".join([lines[0], *(f"    {line}".rstrip() for line in lines[1:])])
+    document += "\n    " if len(lines) > 1 else ""
+    return f'def {name}({listed}) -> NkiTensor:\n    """{document}"""\n'
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    default = "" if parameter.default is parameter.empty else " = ..."
+    if isinstance(parameter.default, (int, str, float, type(None))):
+        default = f" = {parameter.default!r}"
+    return f"{star}{parameter.name}: Any{default}"
+
+
+if __name__ == "__main__":
+    for path, made in files().items():
+        (SOURCES / path).write_text(made, encoding="utf-8")
+        print(f"wrote {path}")
