@@ -9,7 +9,6 @@ else, an array, an open file, a ContextVar, the clock, is unknown: the Python ru
 from __future__ import annotations
 
 import builtins
-import dis
 import functools
 import hashlib
 import types
@@ -25,6 +24,7 @@ from .. import tree
 from ..hardware.dtypes import DType
 from ..hardware.operators import Operator
 from .bridges import is_dtype
+from .names import names_in
 
 
 def _words(text: str) -> frozenset[str]:
@@ -381,16 +381,14 @@ class Reads:
             self._code(code, function.__globals__)
 
     def _code(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
-        instructions = list(dis.get_instructions(code))
-        for i, instruction in enumerate(instructions):
-            name = instruction.opname
-            if name in ("LOAD_GLOBAL", "LOAD_NAME"):
-                self._global(str(instruction.argval), namespace, _attributes(instructions, i + 1))
-            elif name == "IMPORT_NAME":
-                if not _is_trusted(str(instruction.argval)):
-                    raise Unknown(f"an import of {instruction.argval}")
-            elif name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                raise Unknown(f"global {instruction.argval} is changed")
+        for operation, name, attributes in names_in(code):
+            if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+                self._global(name, namespace, list(attributes))
+            elif operation == "IMPORT_NAME":
+                if not _is_trusted(name):
+                    raise Unknown(f"an import of {name}")
+            else:
+                raise Unknown(f"global {name} is changed")
 
     def _global(self, name: str, namespace: dict[str, Any], attributes: list[str]) -> None:
         if name.startswith("@"):  # no Python can say it: pytest's, in the asserts that it rewrites
@@ -427,17 +425,6 @@ class Reads:
             self._module(value, attributes[1:])
         else:
             self._named(vars(module), attributes[0], value)
-
-
-def _attributes(instructions: list[dis.Instruction], start: int) -> list[str]:
-    """The names of the attributes taken, one after the other, from what was just loaded."""
-    found = []
-    for instruction in instructions[start:]:
-        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            found.append(str(instruction.argval))
-        elif instruction.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "PUSH_NULL"):
-            break
-    return found
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
