@@ -674,3 +674,18 @@ def test_fp4_lanes_have_the_sixteen_values_of_e2m1():
     positive = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     got = dt.unpack_x4(codes << 8, dt.float4_e2m1fn_x4)[:, 2]
     assert got.tolist() == positive + [-v for v in positive]
+
+
+def test_scattered_bfloat16_is_read_and_written_as_dense_is():
+    codes = np.arange(2**16, dtype=np.uint16)
+    dense = codes.view(dt.bfloat16.storage)
+    scattered = np.repeat(dense, 3)[::3]
+    assert scattered.strides == (6,)
+    wide = dt.f32(scattered, dt.bfloat16)
+    np.testing.assert_array_equal(wide.view(np.uint32), dt.f32(dense, dt.bfloat16).view(np.uint32))
+    numbers = np.random.default_rng(0).standard_normal(2**16).astype(np.float32)
+    numbers[:4] = [np.nan, np.inf, -np.inf, 3.4e38]
+    kept = np.empty_like(dense)
+    dt.store(kept, numbers, dt.bfloat16)
+    dt.store(scattered, numbers, dt.bfloat16)
+    np.testing.assert_array_equal(scattered.view(np.uint16), kept.view(np.uint16))

@@ -21,6 +21,7 @@ class SyntheticTimeline(Timeline):
         self.machine = machine
         self.planners = []
         self.operations = []
+        self.turns = {}
         self.cores = [SyntheticCore()]  # type: ignore[list-item]
         self.random = np.random.default_rng(4)
         self.sites = sites
@@ -82,3 +83,4 @@ class SyntheticCore:
     """What a report asks of a core whose bars are made up."""
 
     table_loads: tuple = ()
+    operations: tuple = ()

@@ -194,9 +194,18 @@ def f32(array: np.ndarray, dtype: DType) -> np.ndarray:
         return array
     if dtype in _FP8_VALUES:
         return _entries(_FP8_VALUES[dtype], array.view(np.uint8))
+    if dtype is bfloat16 and _is_scattered(array):
+        wide = array.view(np.uint16).astype(np.uint32)
+        wide <<= np.uint32(16)
+        return wide.view(np.float32)
     if dtype.castable:
         return array.astype(np.float32)
     raise _not_castable(dtype)
+
+
+def _is_scattered(array: Any) -> bool:
+    """No two elements are neighbours: there ml_dtypes takes four times as long as numpy."""
+    return isinstance(array, np.ndarray) and array.size > 64 and array.itemsize not in array.strides
 
 
 def _entries(table: np.ndarray, numbers: Any) -> np.ndarray:
@@ -217,7 +226,9 @@ def cast(x: np.ndarray, dtype: DType) -> np.ndarray:
 
 def store(dst: np.ndarray, x: np.ndarray, dtype: DType) -> None:
     """dst[...] = cast(x, dtype), straight into dst."""
-    if dtype is float32 or dtype is bfloat16:
+    if dtype is bfloat16 and dst.dtype != FLOAT32 and _is_scattered(dst):
+        bits(dst)[...] = bits(np.asarray(x).astype(bfloat16.storage))
+    elif dtype is float32 or dtype is bfloat16:
         dst[...] = x  # ml_dtypes' rounding is as fast as bit tricks in numpy
     elif dst.dtype == FLOAT32 and dtype is not tfloat32:
         dst[...] = x  # NKI_PRECISE_FP=0: memory of a narrow float keeps float32 values

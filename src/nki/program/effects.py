@@ -40,6 +40,12 @@ FENCES = (State.peer, State.ranks, State.loop)  # everything stays on its side o
 def effects(instruction: Instruction) -> Effects:
     """What an instruction does, from its annotations, `state` and `parts`."""
     operands = instruction.operands()
+    if not (instruction.partial or instruction.registers or instruction.accumulates):
+        views = [v for v in operands if isinstance(v, View)]
+        if all(v.indirection is None for v in views):  # most are plain
+            given = tuple(v for v in map(operands.__getitem__, instruction.read_at) if isinstance(v, View))
+            made = tuple(v for v in map(operands.__getitem__, instruction.write_at) if isinstance(v, View))
+            return Effects(given, made, (), (), (), instruction.touches())
     reads: list[View] = []
     writes: list[View] = []
     added: list[View] = []

@@ -34,10 +34,11 @@ class Iterations:
     def __init__(self) -> None:
         self.turns: dict[tuple[int, int], tuple[tuple[str, Any], ...]] = {}
         self.last: tuple[tuple[str, Any], ...] = ()
+        self.variables: dict[tuple[int, int], tuple[str, ...]] = {}  # at each place of the code
 
     def __call__(self, instruction: Instruction) -> None:
         core = running()
-        turn = around(sys._getframe(1))
+        turn = around(sys._getframe(1), self.variables)
         if not turn or core is None:
             return
         if turn == self.last:
@@ -46,7 +47,9 @@ class Iterations:
         self.turns[core.index, core.issued] = turn
 
 
-def around(frame: FrameType | None) -> tuple[tuple[str, Any], ...]:
+def around(
+    frame: FrameType | None, known: dict[tuple[int, int], tuple[str, ...]]
+) -> tuple[tuple[str, Any], ...]:
     """The variables of all loops that are open in the kernel's frames, the innermost frame given."""
     found: list[tuple[str, Any]] = []
     seen_kernel = False
@@ -57,7 +60,10 @@ def around(frame: FrameType | None) -> tuple[tuple[str, Any], ...]:
                 break
         else:
             seen_kernel = True
-            names = variables_at(frame.f_code, frame.f_lasti)
+            place = (id(frame.f_code), frame.f_lasti)  # cheaper than the hash of a code object
+            names = known.get(place)
+            if names is None:
+                names = known[place] = variables_at(frame.f_code, frame.f_lasti)
             if names:
                 values = frame.f_locals
                 found[:0] = [
@@ -67,7 +73,6 @@ def around(frame: FrameType | None) -> tuple[tuple[str, Any], ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=65536)
 def variables_at(code: CodeType, offset: int) -> tuple[str, ...]:
     """The variables of the loops around an offset, outermost first."""
     return tuple(

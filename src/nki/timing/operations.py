@@ -38,7 +38,11 @@ class Planner:
         self.operations: list[Operation] = []
         self.spaces: dict[Any, Space] = defaultdict(Space)
         self.accesses = [accesses(i) for i in self.instructions]
-        self.costs = self._costs()
+        self.costs: list[Cost] = []
+        self.alike: list[
+            int
+        ] = []  # a number for each instruction: those of one number are alike but for data
+        self._price()
         self.regions: dict[int, Region] = {}  # of on-chip views, by signature
         self.silent = self._one_sided_hbm()
         self.plain_loads = self._plain_loads()
@@ -47,17 +51,16 @@ class Planner:
         self.sbuf = Pool(self, machine.sbuf_usable_bytes)
         self.spill_bytes = 0
 
-    def _costs(self) -> list[Cost]:
-        """What each instruction costs; equal ones are priced once."""
-        known: dict[tuple, Cost] = {}
-        costs = []
+    def _price(self) -> None:
+        """What each instruction costs; those alike are priced once."""
+        numbers: dict[tuple, int] = {}
+        prices: list[Cost] = []
         for instruction in self.instructions:
-            key = instruction.key()
-            cost = known.get(key)
-            if cost is None:
-                cost = known[key] = instruction.cost(self.machine)
-            costs.append(cost)
-        return costs
+            number = numbers.setdefault(instruction.key(), len(prices))
+            if number == len(prices):
+                prices.append(instruction.cost(self.machine))
+            self.alike.append(number)
+            self.costs.append(prices[number])
 
     def region(self, view: View) -> Region:
         if not view.storage.on_chip:

@@ -153,6 +153,7 @@ class CoreSimulation:
         self.bank_waits: set[tuple[int, int]] = set()  # (operation, the one that freed its bank)
         self.dma_free = [0.0] * (machine.dma_engines + 1)  # and the link to other ranks
         self.bandwidth_share = self._bandwidth_share(sharers)
+        self.made: dict[int, Transfer] = {}  # by Planner.alike
 
     def _bandwidth_share(self, sharers: int) -> float:
         """Cores on one HBM stack share it: what is left of the DMA engines' own rate."""
@@ -299,7 +300,14 @@ class CoreSimulation:
         self.starved = still
 
     def transfer(self, op: Operation) -> Transfer:
-        return transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
+        """What a DMA costs; those alike are worked out once."""
+        if op.instruction is None:
+            return transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
+        number = self.planner.alike[op.position]
+        made = self.made.get(number)
+        if made is None:
+            made = self.made[number] = transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
+        return made.copy()
 
     def cost_of(self, op: Operation) -> Cost:
         return self.planner.cost_of(op)

@@ -36,6 +36,11 @@ class Transfer:
         self.descriptors = descriptors
         self.triggered_ns = 0.0
 
+    def copy(self) -> Transfer:
+        """The same again, not triggered yet."""
+        rest = (self.notify_ns, self.payload_ns, self.nbytes, self.descriptors)
+        return Transfer(self.mode, self.issue_ns, self.dispatch_ns, *rest)
+
     @property
     def packet_ns(self) -> float:
         moved = self.payload_ns[:-1] if self.mode == RANKS else self.payload_ns

@@ -45,8 +45,8 @@ PAGES: dict[str, Page] = {
     # ---- two cores
     "race": Page(
         "Two cores touch the same bytes of HBM, one of them writes, and no meeting (`core_barrier`, `sendrecv`, a "
-        "collective) stands between them: which one comes first is chance. A warning, an error in strict mode "
-        "and in `nki check`.",
+        "collective) stands between them: which one comes first is chance; here such cores take turns, one "
+        "instruction each. A warning, an error in strict mode and in `nki check`.",
         """
         @nki.jit
         def kernel(x):

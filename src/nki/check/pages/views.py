@@ -27,7 +27,8 @@ PAGES: dict[str, Page] = {
         "nisa.tensor_tensor(tile, tile, tile, nl.add)",
     ),
     "axis": Page(
-        "An axis that the tensor does not have, or over which the instruction cannot go.",
+        "An axis that the tensor does not have, or over which the instruction cannot go. "
+        "`nl.sum` and `nl.max` fold partitions too, with a warning.",
         "nisa.tensor_reduce(nl.ndarray((128, 1), x.dtype), nl.add, tile, axis=3)",
         "nisa.tensor_reduce(nl.ndarray((128, 1), x.dtype), nl.add, tile, axis=1)",
     ),
