@@ -59,7 +59,8 @@ compiles, and the fastest of three after it. The kernels use the same tiles ({ro
 {times}
 
 All of them end in NumPy or in compiled code; the ratios say what each pays for looking. Open NKI's second call runs
-the recorded program, Pallas's what XLA compiled.
+the recorded program, Pallas's what XLA compiled. triton-viz's sanitizer for Triton follows addresses, not values: where
+it is used, results differ from the kernel's, and are not meant to be read.
 
 ## What each finds
 
@@ -117,7 +118,7 @@ def _ratio(measured: dict | None) -> str:
     if measured is None:
         return "-"
     return f"{measured['first']:.1f}, {measured['again']:.1f}" + (
-        "" if measured["right"] else " (wrong result)"
+        "" if measured["right"] else " (result differs)"
     )
 
 
