@@ -141,6 +141,7 @@ class Value:
     def __init__(self, view: View, place: Place | None = None):
         self.view = view
         self.dtype = view.dtype
+        self.start = view.offset  # address of the first element in the storage
         self.place = place  # where it lies in memory of somebody else
         self.base: Any
         if place is None:
@@ -197,7 +198,7 @@ class Value:
             return None
         shape = tuple(view.shape)
         dims, steps = self.layout or self._laid_out()
-        found = _within(dims, view.offset - own.offset, shape, view.strides)
+        found = _within(dims, view.offset - self.start, shape, view.strides)
         if found is None:
             return None
         starts, ways = found
