@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
@@ -40,7 +41,7 @@ class Device:
                 self.constants.clear()
             array = np.ascontiguousarray(array).reshape(array.shape)
             held = getattr(self.torch, held_as(array.dtype))
-            plain = array if array.dtype.name in _NUMPYS else array.view(_BY_SIZE[array.dtype.itemsize])
+            plain = array if array.dtype in _NUMPYS else array.view(_BY_SIZE[array.dtype.itemsize])
             tensor = self.torch.from_numpy(plain if plain.flags.writeable else plain.copy())
             found = self.constants[key] = (tensor if tensor.dtype == held else tensor.view(held)).to(
                 self.where
@@ -64,16 +65,17 @@ class Device:
 _constants: dict[Any, dict[Any, Any]] = {}  # of every device
 
 
-_SAME = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
-_NUMPYS = tuple(name for name in _SAME if name != "bfloat16")  # that numpy has too
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_FLOATS = frozenset((np.dtype("float32"), np.dtype("float64"), np.dtype("float16"), _BFLOAT16))
+_SAME = _FLOATS | {np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "bool")}
+_NUMPYS = _SAME - {_BFLOAT16}  # that numpy has too
 _BY_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 @cache
 def held_as(dtype: np.dtype) -> str:
     """The torch dtype whose tensors hold the elements: the same one, or integers of the same size."""
-    return dtype.name if dtype.name in _SAME else _BY_SIZE[dtype.itemsize]
+    return dtype.name if dtype in _SAME else _BY_SIZE[dtype.itemsize]
 
 
 _UNSIGNED = {np.dtype(np.uint16): ("int32", 0xFFFF), np.dtype(np.uint32): ("int64", 0xFFFFFFFF)}
@@ -161,7 +163,7 @@ class Lanes(NDArrayOperatorsMixin):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         target = self if key is Ellipsis else self[key]
-        if isinstance(value, Lanes) and target.dtype.name in _FLOATS and value.dtype.name in _FLOATS:
+        if isinstance(value, Lanes) and target.dtype in _FLOATS and value.dtype in _FLOATS:
             target.tensor.copy_(aligned(value, target.ndim).tensor)  # which casts
         else:
             target.tensor.copy_(target.fitting(value))
@@ -181,7 +183,7 @@ class Lanes(NDArrayOperatorsMixin):
         wider = _UNSIGNED.get(self.dtype)
         if wider is not None:
             return self.tensor.to(getattr(self.device.torch, wider[0])) & wider[1]
-        if self.dtype.name not in _SAME:
+        if self.dtype not in _SAME:
             raise NoForm(f"arithmetic of {self.dtype.name}")
         return self.tensor
 
@@ -194,7 +196,7 @@ class Lanes(NDArrayOperatorsMixin):
     def _to(self, tensor: Any, dtype: np.dtype) -> Any:
         wider = _UNSIGNED.get(dtype)
         name = held_as(dtype) if wider is None else wider[0]
-        if dtype.name not in _SAME and wider is None:
+        if dtype not in _SAME and wider is None:
             raise NoForm(f"arithmetic of {dtype.name}")
         if tensor.is_floating_point() and dtype.kind in "iu" and dtype.itemsize < 8:
             tensor = tensor.to(self.device.torch.int64)  # C casts of what fits, as numpy does them
@@ -324,7 +326,7 @@ class Lanes(NDArrayOperatorsMixin):
 
 def _takes(out: Any, form: Any, dtype: np.dtype, tensors: Sequence[Any]) -> bool:
     """A result may be written straight into the memory of `out`."""
-    if not out.lent or out.dtype != dtype or dtype.name not in _SAME or not hasattr(form, "name"):
+    if not out.lent or out.dtype != dtype or dtype not in _SAME or not hasattr(form, "name"):
         return False
     return any(tensor.shape == out.tensor.shape for tensor in tensors)
 
