@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -76,11 +77,11 @@ class FlashForward:
         dropout_p: float = 0.0,
         config: FlashConfig | None = None,
     ) -> Any:
-        from nkilib.core.attention.attention_cte import attention_cte
+        attention_cte = import_module("nkilib.core.attention.attention_cte").attention_cte  # if it is there
 
         config = config or FlashConfig()
         if dropout_p:
-            raise error("unsupported", f"flash_fwd: the stand-in of Open NKI has no dropout, got {dropout_p}")
+            raise error("argument", f"flash_fwd: the stand-in of Open NKI has no dropout, got {dropout_p}")
         batch, heads, depth, queries = q.shape
         found = attention_cte(
             q.reshape(batch * heads, depth, queries),
