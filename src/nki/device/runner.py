@@ -273,7 +273,7 @@ class _Runner:
             instruction.compute(core, *one) if instruction.state else instruction.compute(*one)
         for i, _, _ in step.outs:
             to_device(arrays[i], copies[i])
-        if kept is not None:
+        if registers is not None:
             to_device(registers, kept)
 
     # ---- products --------------------------------------------------------------------------------

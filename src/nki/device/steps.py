@@ -184,7 +184,8 @@ class Products(Step):
         for k, (value, row, column) in enumerate(first.copies):
             height = value.view.shape[0]
             window = slice(row, row + height), slice(column, column + value.size // height)
-            self.copies.append((window, Grid.of([g.copies[k][0].sunk for g in gemms])))
+            places = [place for g in gemms if (place := g.copies[k][0].sunk) is not None]
+            self.copies.append((window, Grid.of(places)))
         self.products = sum(g.products for g in gemms)
         self.items = gemms[:1]
 

@@ -128,13 +128,13 @@ def through_torch(kernel: Kernel, args: tuple, kwargs: dict) -> list[Any]:
         return tensors[-1]
 
     try:
-        there = replaced((args, kwargs), jax.Array, lent)
+        given, named = replaced((args, kwargs), jax.Array, lent)
     except (TypeError, RuntimeError, BufferError):  # a dtype that does not travel so
         return []
     staged = kernel.stage(*replaced(args, jax.Array, _described), **replaced(kwargs, jax.Array, _described))
     if staged.outline.written:
         return []  # arrays never change
-    found = run_there(kernel, *there, tensors)
+    found = run_there(kernel, given, named, tensors)
     if isinstance(found, str):
         say_host(kernel.__name__, tensors[0].device, found)
         return []
