@@ -77,7 +77,6 @@ def test_many_tile_programs_give_the_same(first, device):
 def library_cases():
     from nkilib.core.attention.attention_cte import attention_cte
     from nkilib.core.mlp.mlp import mlp
-    from nkilib.core.rmsnorm.rmsnorm_quant import rmsnorm_quant_kernel
 
     chance = torch.Generator().manual_seed(1)
 
@@ -87,7 +86,6 @@ def library_cases():
     heads = [normal(2, *shape).bfloat16() for shape in ((256, 128), (128, 256), (256, 128))]
     yield "attention", attention_cte, heads, {"scale": 128**-0.5}
     yield "mlp", mlp, [normal(1, 128, 256), normal(256, 256), normal(256, 256), normal(256, 256)], {}
-    yield "rmsnorm", rmsnorm_quant_kernel, None, {}
 
 
 @pytest.mark.parametrize("number", range(2), ids=["attention", "mlp"])
