@@ -22,10 +22,14 @@ def places_of_rows(h, layout):
 def places_of_columns(inner):
     """[tiles, I_p, 4]: which column of gate and up each row and lane of the down weights has; -1: none."""
     rows = min(128, -(-inner // 32) * 8)
-    width = inner // 4 if inner < 512 and inner % 4 == 0 else rows  # what is left up to 8 rows is padding
-    i5, p, q = np.ogrid[: -(-inner // 512), :rows, :4]
-    places = 512 * i5 + width * q + p
-    return np.where((places < inner) & (p < width), places, -1)
+    tiles = []
+    for start in range(0, inner, 512):
+        left = min(512, inner - start)
+        width = left // 4 if left % 4 == 0 else -(-left // 32) * 8  # what is left up to 8 rows is padding
+        p, q = np.ogrid[:rows, :4]
+        places = start + width * q + p
+        tiles.append(np.where((places < inner) & (p < width), places, -1))
+    return np.stack(tiles)
 
 
 def in_words(weight, places, form):

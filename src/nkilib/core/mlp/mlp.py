@@ -107,7 +107,8 @@ def mlp(
     I / 512, 4, 128, 4] and [128, I / 512, H, 4]. Row h stands in tile t, word p, lane q:
     h = q H / 4 + 128 t + p of MX with three axes, 512 t + 4 p + q (H_X4_INNERMOST, six axes,
     use_contiguous_x4_gate_up) or 512 t + 128 q + p (H_X4_MIDDLE, STATIC_MX). Column 512 k + 128 q + p of gate
-    and up is row [p, k], lane q, of down; their biases are [I_p, ceil(I / 512), 4] in that order. x and m
+    and up is row [p, k], lane q, of down (of a last tile of n < 512 columns, 512 k + n / 4 q + p, as in
+    published tests); their biases are [I_p, ceil(I / 512), 4] in that order. x and m
     become MXFP8; with STATIC_MX, FP8 by the scales [128, 1]; with ROW_MX, FP8 up to 448 by the largest
     element of each token, and weights have a scale for each column: [128, 4 ceil(I / 512)] as the biases, of
     down [128, H / 128], column 128 j + p at [p, j]. mx_dummy_scale_hbm is not read: its 127s are set on chip.

@@ -43,6 +43,7 @@ from nkilib.core.utils.mx_projection import (
     TILE,
     MxTokens,
     MxWeights,
+    block_column,
     filled,
     lane_columns,
     load_scales,
@@ -194,19 +195,28 @@ def quantize_middle(p: MLPParameters, scales: MxScales, m: Any) -> MxTokens:
 def middle(p: MLPParameters, scales: MxScales, x: MxTokens, first: int, count: int) -> Any:
     """m of blocks first ... first + count, [rows, blocks, tokens]; zero where there are no columns."""
     inner, tokens = intermediate_size(p), x.words.shape[2]
-    width = lane_columns(inner)
     m = new_tile(p.tiles, (filled(down_rows(p)), count, tokens), matmul_dtype(p))
-    end = min((first + count) * width, inner)
-    full = max(0, (end - first * width) // width)
-    rest = max(0, end - first * width - full * width)
-    if m.shape[0] > width or full < count:
+    whole = min(count, max(0, inner // TILE * LANES - first))  # blocks of whole tiles; others are narrower
+    if whole < count and LANES * m.shape[0] > inner - inner // TILE * TILE:
         nisa.memset(m, 0.0)
-    for span in TiledRange(full, max(1, SUM_BANKS // 2 * (BANK_COLUMNS // tokens))):
-        dst = m[0:width, span.start_offset : span.end_offset, :]
-        put_middle(p, scales, x, dst, first + span.start_offset)
-    if rest > 0:
-        put_middle(p, scales, x, m[0:rest, full : full + 1, :], first + full)
+    if whole > 0:
+        put_blocks(p, scales, x, m[:, 0:whole], first)
+    if whole < count:
+        put_blocks(p, scales, x, m[:, whole:count], first + whole)
     return m
+
+
+def put_blocks(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Any, first: int) -> None:
+    """The same of blocks of one width, into dst [rows, blocks, tokens]; the last one may have less."""
+    inner, count, tokens = intermediate_size(p), dst.shape[1], dst.shape[2]
+    width, column = lane_columns(inner, first // LANES), block_column(inner, first)
+    columns = max(0, min(count * width, inner - column))
+    full, rest = columns // width, columns % width
+    for span in TiledRange(full, max(1, SUM_BANKS // 2 * (BANK_COLUMNS // tokens))):
+        part = dst[0:width, span.start_offset : span.end_offset, :]
+        put_middle(p, scales, x, part, first + span.start_offset)
+    if rest > 0:
+        put_middle(p, scales, x, dst[0:rest, full : full + 1, :], first + full)
 
 
 def put_middle(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Any, first: int) -> None:
@@ -239,16 +249,17 @@ def project_blocks(p: MLPParameters, x: MxTokens, linear: Linear, scale: Any, li
     for bank in banks:
         for i in range(bank.shape[1]):
             sums.append(bank[:, i, :])
-    width = lane_columns(intermediate_size(p))
+    inner = intermediate_size(p)
+    width, column = lane_columns(inner, first // LANES), block_column(inner, first)
     by_weight = linear.scale if p.quantization == QuantizationType.MX else None
     weights = MxWeights(linear.weight, by_weight, p.mx_by_tile)
     if linear.stream is not None:
-        linear.stream.begin(first * width)
-    project_features_mx(x, weights, sums, first * width, width, linear.stream)
+        linear.stream.begin(column)
+    project_features_mx(x, weights, sums, column, width, linear.stream)
     values, at = [], first
     for bank in banks:
         values.append(finished(p, linear, scale, bank, at, x.factors))
-        keep_features(p, linear, values[len(values) - 1], at * width)
+        keep_features(p, linear, values[len(values) - 1], block_column(inner, at))
         at = at + bank.shape[1]
     return values
 

@@ -29,7 +29,7 @@ from nkilib.core.utils.mx_projection import (
     TILE,
     as_words,
     contraction_rows,
-    lane_columns,
+    has_even_lanes,
 )
 from nkilib.core.utils.tile_sizes import PMAX
 
@@ -100,7 +100,7 @@ def check_mx(p: MLPParameters, n_prgs: int) -> None:
     check_hidden(p, n_prgs)
     inner, size, tiles = intermediate_size(p), hidden_size(p), p.up.weight.shape[1]
     kernel_assert(
-        inner % 2 == 0 and lane_columns(inner) % 2 == 0,
+        has_even_lanes(inner),
         f"up_proj_weights_tensor: got I = {inner}, allowed with MX are multiples of 8, or other even ones "
         "that are no multiples of 4",
     )

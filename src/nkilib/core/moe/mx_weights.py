@@ -23,7 +23,9 @@ from nkilib.core.utils.mx_projection import (
     SCALE_DTYPES,
     TILE,
     as_words,
+    block_column,
     contraction_rows,
+    has_even_lanes,
     lane_columns,
 )
 from nkilib.core.utils.projection import FP8
@@ -73,7 +75,7 @@ def check_words(p: Any, names: MxNames) -> None:
     experts, size, inner = p.gate_up.shape[0], mx_hidden_size(p), mx_intermediate_size(p)
     rows, tiles = middle_rows(p), div_ceil(inner, TILE)
     kernel_assert(
-        inner % 2 == 0 and lane_columns(inner) % 2 == 0,
+        has_even_lanes(inner),
         f"{names.gate_up}: got I = {inner}, allowed with MX are multiples of 8, or other even ones that are "
         "no multiples of 4",
     )
@@ -167,11 +169,21 @@ def bias_of(p: Any, expert: Any, half: int) -> Any:
         return flat.select(0, expert)[:, half, :]
     tile = nl.ndarray((rows, blocks), p.gate_up_bias.dtype, buffer=nl.sbuf)
     row = p.gate_up_bias.select(0, expert)[half, :]
-    width = lane_columns(row.shape[0])
-    full = row.shape[0] // width
-    rest = row.shape[0] - full * width
-    blocks_of_row = row[0 : full * width].reshape_dim(0, (full, width))
-    nisa.dma_copy(tile[0:width, 0:full], blocks_of_row.permute((1, 0)))
+    whole = row.shape[0] // TILE * LANES
+    if whole > 0:
+        load_blocks(tile[:, 0:whole], row[0 : whole * PMAX], PMAX)
+    if whole < blocks:
+        width = lane_columns(row.shape[0], whole // LANES)
+        load_blocks(tile[:, whole:blocks], row[block_column(row.shape[0], whole) :], width)
+    return tile
+
+
+def load_blocks(tile: Any, row: Any, width: int) -> None:
+    """So many elements of a row to each column of a tile; the last one may get fewer."""
+    full, rest = row.shape[0] // width, row.shape[0] % width
+    if full > 0:
+        nisa.dma_copy(
+            tile[0:width, 0:full], row[0 : full * width].reshape_dim(0, (full, width)).permute((1, 0))
+        )
     if rest > 0:
         nisa.dma_copy(tile[0:rest, full : full + 1], row[full * width :].reshape_dim(0, (rest, 1)))
-    return tile

@@ -93,12 +93,23 @@ def contraction_rows(size: int) -> int:
     return min(PMAX, div_ceil(div_ceil(size, LANES), GROUP) * GROUP)
 
 
-def lane_columns(size: int) -> int:
-    """How many elements of a contraction follow each other in a lane: of less than a tile a quarter.
+def lane_columns(size: int, tile: int = 0) -> int:
+    """How many elements of a contraction follow each other in a lane of a tile: a quarter of the tile.
 
     The partitions after those, up to a whole group, hold zeros.
     """
-    return size // LANES if size < TILE and size % LANES == 0 else contraction_rows(size)
+    left = min(TILE, size - tile * TILE)
+    return left // LANES if left % LANES == 0 else contraction_rows(left)
+
+
+def block_column(size: int, block: int) -> int:
+    """Where block 4 t + q begins, which is lane q of tile t of a contraction."""
+    tile = block // LANES
+    return tile * TILE + block % LANES * lane_columns(size, tile)
+
+
+def has_even_lanes(size: int) -> bool:
+    return size % 2 == 0 and lane_columns(size) % 2 == 0 and lane_columns(size, (size - 1) // TILE) % 2 == 0
 
 
 # ---- tokens --------------------------------------------------------------------------------------
