@@ -59,8 +59,8 @@ compiles, and the fastest of three after it. The kernels use the same tiles ({ro
 {times}
 
 All of them end in NumPy or in compiled code; the ratios say what each pays for looking. Open NKI's second call runs
-the recorded program, Pallas's what XLA compiled. triton-viz's sanitizer for Triton follows addresses, not values: where
-it is used, results differ from the kernel's, and are not meant to be read.
+the recorded program, Pallas's what XLA compiled. Under triton-viz's sanitizer for
+Triton the results differed from the kernel's: its times are those of a check, not of a run.
 
 ## What each finds
 
@@ -101,7 +101,7 @@ _VIZ = (
     "triton-viz needs AWS's `nki` package for the names of its NKI mode, and no public index of Python packages "
     "has that; here Open NKI stands in for it: triton-viz puts functions of its own in the place of the "
     "instructions. It would also ask AWS's compiler before it runs a kernel (`pre_trace`), which could not be "
-    "tried. It needs an older Triton, so that it has an environment to itself."
+    "tried. It has an environment to itself, with the Triton it was tried with."
 )
 _NO_VIZ = "triton-viz was not asked: no interpreter with it was given."
 
