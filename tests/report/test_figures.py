@@ -244,6 +244,14 @@ def test_a_kernel_that_does_nothing_has_figures_too():
     assert figures["mfu_max_achievable_percent"] == 0
 
 
+def test_the_name_says_what_is_saved(tmp_path):
+    page, trace = tmp_path / "tiled.html", tmp_path / "tiled.pftrace"
+    matmul().save(page)
+    assert page.read_text(encoding="utf-8") == matmul().html()
+    matmul().save(str(trace))
+    assert trace.read_bytes() == matmul().perfetto()
+
+
 def test_a_saved_profile_comes_back_with_its_figures_and_name(tmp_path):
     path = tmp_path / "tiled.json"
     matmul().save(path)

@@ -62,8 +62,19 @@ class Profile:
         return dict(self._figures)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the figures and the name as JSON. The single instructions are not kept."""
-        SavedProfile(self.kernel, self.to_dict()).save(path)
+        """Write `x.html`, the page; `x.pftrace`, the trace for Perfetto; any other name, the figures as JSON.
+
+        `load` reads the last kind, which keeps no single instructions.
+        """
+        kind = os.path.splitext(os.fspath(path))[1]
+        if kind == ".html":
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(self.html())
+        elif kind == ".pftrace":
+            with open(path, "wb") as trace:
+                trace.write(self.perfetto())
+        else:
+            SavedProfile(self.kernel, self.to_dict()).save(path)
 
     @staticmethod
     def load(path: str | os.PathLike) -> SavedProfile:
