@@ -186,11 +186,7 @@ def test_what_a_part_must_never_know(part):
     assert shown(wrong) == []
 
 
-# `nki kernels` lists the library, and the stand-in of an old kernel runs its successor there, when asked to
-ASKED = {
-    ("nki.cli.listing", "nkilib.catalogue"),
-    ("nki.standins.old_kernels", "nkilib.core.attention.attention_cte"),
-}
+ASKED = {("nki.cli.listing", "nkilib.catalogue")}  # `nki kernels` lists the library, when it is asked to
 
 
 def test_no_module_of_nki_imports_the_libraries_on_top_of_it():

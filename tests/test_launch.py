@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nki import context
 from nki.run import core as core_module
 from support import target
 
@@ -275,7 +276,7 @@ def test_no_thread_stays_behind():
     before = threading.active_count()
     good[2](X)
     assert refusal(stuck, X).kind == "deadlock"
-    assert threading.active_count() == before and core_module.running() is None
+    assert threading.active_count() == before and context.running() is None
 
 
 # ---- errors --------------------------------------------------------------------------------------

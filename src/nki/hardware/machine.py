@@ -276,8 +276,6 @@ INFORMATIVE = frozenset(
         "access_max_size",
         "access_max_stride",
         "mx_contraction_multiple",
-        "load_stationary_columns",
-        "fp32_load_stationary_factor",
         "transpose_issue_slots",
         "vector_scalar_tensor_tensor_fast",
         "vector_transpose_first_ns",

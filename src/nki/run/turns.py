@@ -2,6 +2,7 @@
 
 Cores run one at a time. Where they race, that order would decide; so the n-th instruction of a core that
 touches HBM waits until the others have come as far. What lies on chip is a core's own, and waits for nobody.
+The cores of a rank among others take no turns: they meet other ranks on the way.
 """
 
 from __future__ import annotations

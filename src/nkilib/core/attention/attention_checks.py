@@ -189,8 +189,10 @@ def check_bias(
 
 def check_band(params: Any) -> int:
     """The width of a band of these parameters."""
-    named = isinstance(params, dict) and len(params) == 2 and "lower" in params and "upper" in params
-    right = named and all(isinstance(n, int) and n >= 0 for n in params.values())
+    right = isinstance(params, dict) and len(params) == 2 and "lower" in params and "upper" in params
+    if right:
+        for number in (params["lower"], params["upper"]):
+            right = right and isinstance(number, int) and number >= 0
     kernel_assert(
         right, f"bias_band_params: got {params}, allowed is {{'lower': n, 'upper': m}} of numbers from 0"
     )

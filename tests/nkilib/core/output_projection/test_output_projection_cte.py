@@ -170,8 +170,8 @@ def test_wrong_dtypes_and_scales_are_refused():
     refused("input_scales: got one with QuantizationType.NONE", x, w, input_scales=one)
 
 
-def test_scales_of_columns_with_mx_weights_are_not_built_and_say_so():
-    with pytest.raises(NotImplementedError, match="output_projection_cte option quantization_type=ROW_MX"):
+def test_scales_of_columns_with_mx_weights_are_refused():
+    with invalid("quantization_type: got QuantizationType.ROW_MX, allowed are NONE"):
         run(output_projection_cte, zeros(1, 1, 2, 4), zeros(2, 8), quantization_type=QuantizationType.ROW_MX)
 
 

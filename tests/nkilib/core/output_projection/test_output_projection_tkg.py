@@ -220,8 +220,8 @@ def test_wrong_scales_are_refused():
     refused("input_scale: got one with QuantizationType.NONE", x, w, input_scale=one)
 
 
-def test_scales_of_columns_with_mx_weights_are_not_built_and_say_so():
-    with pytest.raises(NotImplementedError, match="output_projection_tkg option quantization_type=ROW_MX"):
+def test_scales_of_columns_with_mx_weights_are_refused():
+    with invalid("quantization_type: got QuantizationType.ROW_MX, allowed are NONE"):
         run(output_projection_tkg, zeros(2, 1, 1, 4), zeros(2, 8), quantization_type=QuantizationType.ROW_MX)
 
 
