@@ -160,9 +160,7 @@ def main() -> int:
     parser.add_argument(
         "systems", nargs="*", metavar="system", help=f"those to ask: {', '.join(page.SYSTEMS)}"
     )
-    parser.add_argument(
-        "--viz-python", help="the interpreter with triton-viz and its Triton"
-    )
+    parser.add_argument("--viz-python", help="the interpreter with triton-viz and its Triton")
     parser.add_argument("--ask", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ask:
