@@ -130,6 +130,8 @@ class _Watch:
         ready = wait(list(pipes), None if seconds is None else max(seconds, 0.0))
         for pipe in sorted(ready, key=lambda p: pipes[p].rank):  # type: ignore[index,arg-type]
             member = pipes[pipe]  # type: ignore[index]
+            if member.ended:  # found lost while another one was answered
+                continue
             try:
                 message = member.pipe.recv()
             except (EOFError, OSError):
