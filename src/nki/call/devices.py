@@ -10,7 +10,7 @@ from ..device.runner import part_of, run
 from ..device.schedule import Refused
 from ..device.steps import device_plan_of
 from ..hardware.dtypes import DType
-from ..options import chosen_device, from_environment
+from ..options import from_environment
 from ..run.launch import speak
 from ..tensors import View
 from ..tree import leaves, replace_leaves
@@ -19,22 +19,6 @@ from .bridges import TensorSpec
 from .staged import Staged
 
 SEEN_AS = {"tfloat32": "float32", "float8_e4m3": "float8_e4m3fn"}  # dtypes that torch does not have
-
-
-class Elsewhere:
-    """Calls with numpy arrays, on the device that the options name."""
-
-    @staticmethod
-    def call(kernel: Any, args: tuple, kwargs: dict) -> Any:
-        from ..frameworks.torch_devices import run_arrays
-
-        found = run_arrays(kernel, args, kwargs, chosen_device())
-        return found[0] if found else kernel.run(*args, **kwargs).result
-
-
-def elsewhere() -> type[Elsewhere] | None:
-    """Who runs calls with numpy arrays, if the options say where; None: numpy."""
-    return None if chosen_device() in ("", "cpu") else Elsewhere
 
 
 def on_device(kernel: Any, args: tuple, kwargs: dict, tensors: Sequence[Any], where: Any) -> list[Any] | str:

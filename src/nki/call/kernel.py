@@ -41,7 +41,7 @@ from .arguments import Arguments
 from .bridges import TensorSpec, bridge_of, framework_of
 from .cache import LONGEST, Leaf, call_key, is_debugging, programs
 from .calls import ALIAS_SUFFIX, Call, Run, _warn_once, launch_grid
-from .devices import elsewhere
+from .elsewhere import elsewhere
 from .explain import explain_call, suggest
 from .profile import Profile, profile_call
 from .reads import Reads
