@@ -39,7 +39,7 @@ def test_passes_leave_what_a_random_program_does(found, seed):
 def test_passes_leave_what_5000_random_programs_do(capsys):
     counts = {1: 0, 2: 0, "failing": 0, "instructions": 0}
 
-    @settings(max_examples=5400, database=None, **UNHURRIED)
+    @settings(max_examples=6000, database=None, **UNHURRIED)
     @given(rich_programs(), st.integers(0, 1 << 16))
     def check(found, seed):
         program, arrays = found
