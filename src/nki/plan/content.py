@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import fields
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -45,24 +46,33 @@ class _Content:
     def __init__(self, program: Program):
         self.program = program
         self.storages = {storage: number for number, storage in enumerate(program.storages)}
-        self.by_access: dict[int, int] = {}  # signatures, by the identity of what their instructions share
+        self.by_access: dict[int, tuple[int, Any]] = {}  # by the identity of what a signature's share
         self.texts: dict[str, int] = {}
-        self.numbers = array("q")
+        self.numbers: list[int] = []
 
     def digest(self) -> bytes:
         program = self.program
         found = hashlib.sha256(_machine(program.machine).encode())
-        for storage in program.storages:
-            found.update(_storage(storage).encode())
+        self._storages()
         for items in program.cores:
             self._items(items)
             self.numbers.append(END)
         found.update("\n".join(self.texts).encode())
-        found.update(self.numbers.tobytes())
+        found.update(array("q", self.numbers).tobytes())
         return found.digest()
 
+    def _storages(self) -> None:
+        known: dict[tuple, int] = {}
+        for s in self.program.storages:
+            kind = s.buffer, s.shape, s.dtype, s.address, s.parameter, s.constant, s.loop
+            number = known.get(kind)
+            if number is None:
+                number = known[kind] = self._number(_storage(s))
+            self.numbers.append(number)
+        self.numbers.append(END)
+
     def _items(self, items: Sequence[Item]) -> None:
-        known, storages, append = self.by_access, self.storages, self.numbers.append
+        known, storages, numbers = self.by_access, self.storages, self.numbers
         for item in items:
             if item.__class__ is Loop:
                 self._loop(item)  # type: ignore[arg-type]
@@ -70,17 +80,43 @@ class _Content:
             access = item.access  # type: ignore[union-attr]
             kind = known.get(id(access))
             if kind is None:
-                kind = known[id(access)] = self._number(_signature(item))  # type: ignore[arg-type]
-            append(kind)
-            if access.fixed:
-                for name in access.views:
-                    view = getattr(item, name)
-                    append(storages[view.storage])
-                    append(view.offset)
-            else:
+                kind = known[id(access)] = self._kind(item)  # type: ignore[arg-type]
+            number, views = kind
+            if views is None:
+                numbers.append(number)
                 for view in item.operands():  # type: ignore[union-attr]
                     if isinstance(view, View):
                         self._view(view)
+                continue
+            parts = views(item)
+            if len(parts) == 2:  # most have two or three
+                a, b = parts
+                numbers += number, storages[a.storage], a.offset, storages[b.storage], b.offset
+            elif len(parts) == 3:
+                a, b, c = parts
+                numbers += (
+                    number,
+                    storages[a.storage],
+                    a.offset,
+                    storages[b.storage],
+                    b.offset,
+                    storages[c.storage],
+                    c.offset,
+                )
+            else:
+                numbers.append(number)
+                for view in parts:
+                    numbers += storages[view.storage], view.offset
+
+    def _kind(self, instruction: Instruction) -> tuple[int, Any]:
+        """The number of a signature, and what gives the views of its instructions."""
+        number = self._number(_signature(instruction))
+        access = instruction.access
+        if not access.fixed:
+            return number, None
+        if len(access.views) > 1:
+            return number, attrgetter(*access.views)
+        return number, lambda item: [getattr(item, name) for name in access.views]
 
     def _view(self, view: View) -> None:
         """A view whose address is known at run time: all that takes part in it."""
@@ -109,7 +145,7 @@ def _machine(machine: Machine) -> str:
 
 def _storage(s: Storage) -> str:
     parts = (s.buffer.value, tuple(s.shape), str(s.dtype), s.address, s.parameter, s.constant, s.loop)
-    return f"{parts!r}\n"
+    return f"storage {parts!r}"
 
 
 def _signature(instruction: Instruction) -> str:

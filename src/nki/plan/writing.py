@@ -107,13 +107,13 @@ class _Reader:
     def product(
         self, left: Data, right: Data, target: Data, result: int, copies: Data, tiles: int, terms: int
     ) -> Product:
-        found = tuple([Part(*part, self.spot(where)) for *part, where in copies])
+        found = tuple([Part(r, m, c, n, self.spot(target)) for r, m, c, n, target in copies])
         return Product(
             self.matrix(*left), self.matrix(*right), self.spot(target), result, found, tiles, terms
         )
 
     def matrix(self, rows: int, columns: int, there: Data, tiles: Data, turned: bool) -> Matrix:
-        packings = tuple([Packing(*tile, self.spot(source)) for *tile, source in tiles])
+        packings = tuple([Packing(r, step, m, c, n, self.spot(at)) for r, step, m, c, n, at in tiles])
         return Matrix(rows, columns, self.spot(there), packings, turned)
 
     def work(
