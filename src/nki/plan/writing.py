@@ -107,7 +107,7 @@ class _Reader:
     def product(
         self, left: Data, right: Data, target: Data, result: int, copies: Data, tiles: int, terms: int
     ) -> Product:
-        found = tuple([Part(r, m, c, n, self.spot(target)) for r, m, c, n, target in copies])
+        found = tuple([Part(r, m, c, n, self.spot(at)) for r, m, c, n, at in copies])
         return Product(
             self.matrix(*left), self.matrix(*right), self.spot(target), result, found, tiles, terms
         )
