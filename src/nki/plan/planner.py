@@ -129,7 +129,10 @@ def _core(program: Program, core: int, storages: Storages, kinds: Kinds) -> Core
     steps = in_stages(tasks, storages)
     arena = laid_out(steps)
     packed = max((s.left.nbytes + s.right.nbytes for s in steps if s.__class__ is Gemm), default=0)
-    return CorePlan(Settler(program, core).settled(steps), arena, packed, tracker.folded)
+    settled = Settler(program, core).settled(steps)
+    for task in tracker.tasks:
+        task.forget()
+    return CorePlan(settled, arena, packed, tracker.folded)
 
 
 def _plan(program: Program, cores: list[CorePlan], storages: Storages, kept: dict[Storage, str]) -> Plan:

@@ -49,6 +49,12 @@ class Task:
         self.order: Any = None  # move: how the dimensions of src are permuted
         self.depth = 0
 
+    def forget(self) -> None:
+        """Let go of what refers back: then no collector is needed to free a task."""
+        for _, value, _ in self.outs:
+            if value.__class__ is Value:
+                value.forget()
+
 
 class Tracker:
     """Makes the tasks of one core."""

@@ -152,6 +152,11 @@ class Value:
         else:
             self.base, self.offset = place.base, place.offset
 
+    def forget(self) -> None:
+        """Nobody asks for it any more: let go of what refers back to it."""
+        self.makers, self.readers = [], []
+        self._own = self.wide = self.gathered = self.terms = self.base = None
+
     def _whole(self) -> Place:
         shape = tuple(self.view.shape)
         self._own = Place(self, 0, shape, row_major(shape), self.view.dtype)
