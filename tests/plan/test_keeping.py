@@ -223,6 +223,15 @@ def test_a_folder_keeps_plans_for_other_processes(tmp_path, monkeypatch):
     assert kept(folder) == [file] and file.read_bytes() == text
 
 
+def test_a_plan_that_is_in_memory_is_written_when_somebody_asks_for_a_folder(tmp_path):
+    plan_of(traced(), forced=True)
+    assert keeping.plans.kept and not list(tmp_path.iterdir())
+    with nki.options(executor="plan", plan_cache=str(tmp_path)):
+        traced().run(*arrays())
+    (file,) = tmp_path.iterdir()
+    assert kept(tmp_path) == [file]
+
+
 def test_no_folder_is_written_unless_somebody_asks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with nki.options(executor="plan"):

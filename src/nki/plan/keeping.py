@@ -96,6 +96,11 @@ def read(key: bytes, folder: str) -> Plan | None:
         return None
 
 
+def has(key: bytes, folder: str) -> bool:
+    """Whether there is a file under a key, whole or damaged."""
+    return _file(key, folder).exists()
+
+
 def write(key: bytes, plan: Plan, folder: str) -> None:
     """Put a plan into a folder, whole or not at all."""
     file = _file(key, folder)
@@ -148,4 +153,4 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-__all__ = ["PlanCache", "plans", "read", "write"]
+__all__ = ["PlanCache", "has", "plans", "read", "write"]

@@ -56,17 +56,19 @@ def _found_or_made(program: Program, forced: bool, folder: str) -> Plan | NoPlan
     key = content_key(program)
     if key is None:
         return made(program, kinds)
-    found: Plan | NoPlan | None = keeping.plans.find(key)
-    if found is None and folder:
-        found = keeping.read(key, folder)
-        if isinstance(found, Plan):
-            keeping.plans.keep(key, found)
+    kept = keeping.plans.find(key)
+    if kept is not None:
+        if folder and not keeping.has(key, folder):  # it was made before anybody asked for a folder
+            keeping.write(key, kept, folder)
+        return kept
+    found: Plan | NoPlan | None = keeping.read(key, folder) if folder else None
+    is_new = found is None
     if found is None:
         found = made(program, kinds)
-        if isinstance(found, Plan):
-            keeping.plans.keep(key, found)
-            if folder:
-                keeping.write(key, found, folder)
+    if isinstance(found, Plan):
+        keeping.plans.keep(key, found)
+        if folder and is_new:
+            keeping.write(key, found, folder)
     return found
 
 
