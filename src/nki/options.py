@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import error, nearest
 from .hardware.generations import find
 from .hardware.machine import Machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DEFAULT_PLATFORM = "trn3"
 RELEASES = ("0.3", "0.4", "0.5", "0.6")
@@ -121,6 +123,8 @@ def framework_debug() -> bool:
 
 def cache_folder() -> Path:
     """OPEN_NKI_CACHE_DIR, or a folder in the user's cache: what is worth keeping between processes."""
+    from pathlib import Path
+
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("OPEN_NKI_CACHE_DIR") or Path(home) / "open-nki")
 
