@@ -18,7 +18,7 @@ import nki.isa as nisa
 import nki.language as nl
 from both_ways import assert_same, outcome
 from nki.hardware.generations import find
-from nki.plan import keeping, writing
+from nki.plan import files, keeping, writing
 from nki.plan.content import content_key
 from nki.plan.keeping import PlanCache
 from nki.plan.planner import NoPlan, made, plan_of
@@ -246,7 +246,7 @@ def test_the_environment_names_the_folder(tmp_path):
 
 def test_other_content_and_another_version_have_files_of_their_own(tmp_path, monkeypatch):
     assert len(kept(tmp_path)) == 1 and len(kept(tmp_path, columns=128)) == 2
-    monkeypatch.setattr(keeping, "_software", lambda: "a later one")
+    monkeypatch.setattr(files, "_software", lambda: "a later one")
     assert len(kept(tmp_path)) == 3
 
 

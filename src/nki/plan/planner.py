@@ -57,19 +57,28 @@ def _found_or_made(program: Program, forced: bool, folder: str) -> Plan | NoPlan
     if key is None:
         return made(program, kinds)
     kept = keeping.plans.find(key)
-    if kept is not None:
-        if folder and not keeping.has(key, folder):  # it was made before anybody asked for a folder
-            keeping.write(key, kept, folder)
-        return kept
-    found: Plan | NoPlan | None = keeping.read(key, folder) if folder else None
-    is_new = found is None
-    if found is None:
-        found = made(program, kinds)
+    found: Plan | NoPlan = kept or _in_folder(key, folder) or made(program, kinds)
     if isinstance(found, Plan):
-        keeping.plans.keep(key, found)
-        if folder and is_new:
-            keeping.write(key, found, folder)
+        if kept is None:
+            keeping.plans.keep(key, found)
+        if folder:
+            _put_into(folder, key, found)
     return found
+
+
+def _in_folder(key: bytes, folder: str) -> Plan | None:
+    if not folder:
+        return None
+    from . import files  # what it imports is needed by few
+
+    return files.read(key, folder)
+
+
+def _put_into(folder: str, key: bytes, plan: Plan) -> None:
+    from . import files
+
+    if not files.has(key, folder):
+        files.write(key, plan, folder)
 
 
 def _unplanned(program: Program, kinds: Kinds, forced: bool) -> str:
