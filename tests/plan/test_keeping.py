@@ -122,11 +122,12 @@ def test_where_a_tile_is_placed_and_what_is_an_argument_count():
 
 
 @pytest.mark.parametrize("seed", range(0, 70, 7))
-def test_a_random_program_saved_and_loaded_has_the_same_key(seed, tmp_path):
+def test_a_random_program_saved_and_loaded_has_the_same_key_and_plan(seed, tmp_path):
     program, _ = program_of(seed, 0.15, 2 if seed % 2 else 1, "trn2")
     program.save(tmp_path / "program")
     again = Program.load(tmp_path / "program")
     assert content_key(program) == content_key(again) is not None
+    assert made(program) == made(again)
 
 
 def test_random_programs_that_differ_have_different_keys():
@@ -306,11 +307,11 @@ def test_processes_that_write_the_same_plans_at_once_leave_them_whole(tmp_path):
     for process in running:
         _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said.decode()
-    files = sorted(tmp_path.iterdir())
-    assert len(files) == 3 and all(file.suffix == ".plan" for file in files)
+    left = sorted(tmp_path.iterdir())
+    assert len(left) == 3 and all(file.suffix == ".plan" for file in left)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert kept(tmp_path) == files
+        assert kept(tmp_path) == left
 
 
 def test_a_plan_that_was_read_runs_as_one_that_was_made(tmp_path):

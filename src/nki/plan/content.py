@@ -35,7 +35,7 @@ def content_key(program: Program) -> bytes | None:
     content = _Content(program)
     try:
         return content.digest()
-    except Unkeyed:
+    except (Unkeyed, KeyError):  # KeyError: a storage that the program does not list
         return None
 
 
