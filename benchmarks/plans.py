@@ -206,11 +206,11 @@ def single_rows():
     yield "10,000 tensor_scalar on 128x1, warm / reference", f"{warm:.2f}x", "1.00x"
     times = {"auto": [], "reference": []}
     x = numbers(128, 512)
-    for _ in range(7):
+    for _ in range(24):
         for executor, found in times.items():
             with nki.options(executor=executor):
                 twenty(x)
-                found.append(cpu(lambda: [twenty(x) for _ in range(50)]))
+                found.append(cpu(lambda: [twenty(x) for _ in range(20)]))
     ratio = min(times["auto"]) / min(times["reference"])
     yield "20 instructions on 128x512, warm / reference", f"{ratio:.2f}x", "1.00x"
 
