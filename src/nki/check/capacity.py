@@ -35,7 +35,7 @@ def capacity(program: Program, reserve_psum_bank: bool = False) -> list[Diagnost
         lives: dict[Storage, tuple[int, int]] | None = None
         for memory in (SBUF, PSUM):
             limit = limit_of(program.machine, memory, reserve_psum_bank)
-            if _total(program, memory) <= limit:
+            if _fit_together(program, memory, limit):
                 continue
             if lives is None:
                 lives = _lives(items)
@@ -64,9 +64,15 @@ def limit_of(machine: Machine, memory: MemoryRegion, reserve_psum_bank: bool) ->
     return banks * machine.psum_bank_bytes
 
 
-def _total(program: Program, memory: MemoryRegion) -> int:
+def _fit_together(program: Program, memory: MemoryRegion, limit: int) -> bool:
     """If even everything together fits, nobody needs to look when it lives."""
-    return sum(s.taken(program.machine) for s in program.storages if s.buffer is memory)
+    total = 0
+    for storage in program.storages:
+        if storage.buffer is memory:
+            total += storage.taken(program.machine)
+            if total > limit:
+                return False
+    return True
 
 
 def _lives(items: Sequence[Item]) -> dict[Storage, tuple[int, int]]:
@@ -119,8 +125,9 @@ def _peak(lives: dict[Storage, tuple[int, int]], memory: MemoryRegion, machine: 
         if storage.address is not None:
             placed.add((storage.address[1], storage.address[1] + storage.pitch))
         else:
-            changes[first] += storage.taken(machine)
-            changes[last + 1] -= storage.taken(machine)
+            size = storage.taken(machine)
+            changes[first] += size
+            changes[last + 1] -= size
     most = now = at = 0
     for position in sorted(changes):
         now += changes[position]

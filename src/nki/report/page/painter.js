@@ -45,6 +45,17 @@ class Painter {
     }
   }
 
+  /** Tracks as rows of one image, stretched to their heights. */
+  image(context, places, { t0, perPixel, pixels, width }) {
+    const image = new ImageData(pixels, places.length);
+    places.forEach(({ track }, number) =>
+      this.mix(track, t0, perPixel, pixels, image.data.subarray(4 * pixels * number, 4 * pixels * (number + 1))));
+    const sheet = new OffscreenCanvas(pixels, places.length);
+    sheet.getContext("2d").putImageData(image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    places.forEach(({ y, height }, number) => context.drawImage(sheet, 0, number, pixels, 1, 0, y, width, height));
+  }
+
   /** Every bar of the track as a rectangle, named where there is room. */
   bars(context, track, scale, y, height) {
     const { start, end, rows } = track;
