@@ -4,6 +4,8 @@ BIN := $(VENV)/bin
 BARE := $(VENV)/.bare
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
+# the tests start hundreds of interpreters: what is compiled is kept
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test test-all test-gpu test-versions tiny bench bench-kernels accuracy compare figures docs site release \
 	lint clean

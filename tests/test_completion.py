@@ -11,7 +11,7 @@ import signatures
 
 jedi = pytest.importorskip("jedi")
 
-BEGIN = """\
+BEGIN = '''\
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -23,10 +23,17 @@ tile = nl.ndarray((128, 512), nl.float32)
 
 @nki.jit
 def jitted(x):
+    """Gives the same again."""
     return x
 
 
-"""
+@nki.jit(platform_target="trn2")
+def configured(x, y=2):
+    """This is another one."""
+    return x
+
+
+'''
 
 
 @pytest.mark.parametrize("path", signatures.files(), ids=str)
@@ -79,9 +86,13 @@ def test_nothing_private_is_completed(short, module):
         ("nl.ndarray(", "buffer", "undefined contents"),
         ("ncc.all_reduce(", "replica_group", "ranks"),
         ("nki.jit(", "fn", "kernel"),
+        ("cumsum(", "axis", "summed in float32"),
+        ("jitted(", "x", "the same again"),
+        ("configured(", "y", "another one"),
     ],
 )
 def test_signatures_and_texts_are_shown(call, parameter, text):
+    """Of a kernel those of its function, not of the class Kernel."""
     asked, row, column = script(call)
     (shown, *_) = asked.get_signatures(row, column)
     assert parameter in shown.to_string() and text in shown.docstring()

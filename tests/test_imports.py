@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+import nki
+import nki.language as nl
+from nki import context
 
 SOURCES = Path(__file__).parent.parent / "src"
 
@@ -96,7 +101,8 @@ def part_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else parts[0]
 
 
-def imports_of(module: str) -> Iterator[Import]:
+@cache
+def imports_of(module: str) -> list[Import]:
     """Every import of our three packages in a module, `if TYPE_CHECKING:` left out."""
     path = MODULES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
@@ -120,9 +126,8 @@ def imports_of(module: str) -> Iterator[Import]:
             inside = late or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
             yield from visit(child, inside)
 
-    for found in visit(ast.parse(path.read_text()), False):
-        if found.imported.split(".")[0] in ("nki", "nkilib", "trnblas"):
-            yield found
+    found = visit(ast.parse(path.read_text()), False)
+    return [i for i in found if i.imported.split(".")[0] in ("nki", "nkilib", "trnblas")]
 
 
 @cache
@@ -219,6 +224,19 @@ def is_public(found: Import) -> bool:
     return not found.name or found.name == "*" or hasattr(home, found.name)
 
 
+PROVIDES, ASKS = (re.compile(rf'\b_?{word}\("([\w.]+)"\)') for word in ("provides", "service"))
+
+
+def test_every_service_is_where_nki_says_it_is():
+    """These are imported by name when they are first asked for, so that no import statement shows them."""
+    texts = {module: path.read_text() for module, path in MODULES.items() if module.split(".")[0] == "nki"}
+    provided = {name: module for module, text in texts.items() for name in PROVIDES.findall(text)}
+    asked = {name for text in texts.values() for name in ASKS.findall(text)}
+    assert provided.keys() == asked
+    here = {name for name, module in provided.items() if module == "nki"}
+    assert context._providers == {name: module for name, module in provided.items() if name not in here}
+
+
 # ---- weight --------------------------------------------------------------------------------------
 
 
@@ -233,6 +251,37 @@ def test_importing_nki_imports_no_framework():
     code = "import nki, nki.isa, nki.language, nki.collectives, sys; print(*sys.modules)"
     loaded = {name.partition(".")[0] for name in python(code).split()}
     assert not loaded & {"torch", "jax", "jaxlib", "scipy", "pandas", "matplotlib", "hypothesis", "pytest"}
+
+
+def test_importing_nki_imports_nothing_that_only_some_calls_need():
+    """What takes its time: `python -X importtime -c "import nki"` shows where a new import comes from."""
+    floor = set(python("import numpy, ml_dtypes, sys; print(*sys.modules)").split())
+    loaded = set(python("import nki, sys; print(*sys.modules)").split()) - floor
+    ours = "check.python cli device frameworks isa language ranks report timing tune"
+    ours += " call.notebook call.profile call.show program.reading program.passes"
+    assert loaded & {f"nki.{name}" for name in ours.split()} == set()
+    assert loaded & {"rich", "json", "hashlib", "html", "zipfile", "concurrent.futures", "pathlib"} == set()
+
+
+def test_names_that_come_later_are_there_all_the_same():
+    python("import nki; [getattr(nki, name) for name in dir(nki)]; from nki import Profile, autotune, show")
+
+
+def test_a_listing_is_read_by_who_has_imported_nki_alone(tmp_path):
+    program = doubled.trace(nki.TensorSpec((4, 8), "float32"))
+    file = tmp_path / "program"
+    program.save(file)
+    again = f"import nki; p = nki.Program.load({str(file)!r}); "
+    code = again + "print(nki.Program.parse(str(p)) == p, p.profile().kernel)"
+    assert python(code).split() == ["True", "doubled"]
+
+
+@nki.jit
+def doubled(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    nl.store(out, nl.add(tile, tile))
+    return out
 
 
 @pytest.mark.parametrize("module", ["nki.isa", "nki.language", "nki.collectives", "nki.typing"])

@@ -136,6 +136,7 @@ def seen(site: Path, pictures: Path | None = None) -> Iterator[tuple[str, str, s
                 color_scheme=scheme,  # type: ignore[arg-type]
             )
             tab, said = context.new_page(), []
+            tab.set_default_timeout(180_000)  # pages are large, and a machine may be busy
             tab.on("console", lambda m, said=said: said.append(m.text) if m.type == "error" else None)
             tab.on("pageerror", lambda e, said=said: said.append(str(e)))
             for path in sorted(site.rglob("*.html")):

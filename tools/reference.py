@@ -156,7 +156,7 @@ def _members(cls: type) -> Iterator[str]:
 
 def _signature(entry: Entry) -> str:
     whole = f"{entry.module}.{entry.name}{_parameters(entry.value)}"
-    return "\n".join(textwrap.wrap(whole, 90, subsequent_indent="    ", break_long_words=False))
+    return "\n".join(textwrap.wrap(whole, 84, subsequent_indent="    ", break_long_words=False))
 
 
 def _parameters(value: Any) -> str:

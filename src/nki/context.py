@@ -2,13 +2,15 @@
 
 A kernel is ordinary Python, so its functions cannot be handed the core they run on. They ask here. And
 `program.run()` or `tile[...] = x` are written above Program and NkiTensor, which may not import them:
-whoever does such a thing provides it here under a name.
+whoever does such a thing provides it here under a name. Who that is, `nki` says when it is imported; the
+module itself is imported when the service is first asked for.
 """
 
 from __future__ import annotations
 
+import importlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from .errors import Site, emit_warning, error, user_site
@@ -87,6 +89,7 @@ def warn(kind: str, message: str, notes: Iterable[str] = (), help: str | None = 
 
 _Service = TypeVar("_Service", bound=Callable[..., Any])
 _services: dict[str, Callable[..., Any]] = {}
+_providers: dict[str, str] = {}  # the module that provides a service, by the service's name
 
 
 def provides(name: str) -> Callable[[_Service], _Service]:
@@ -101,4 +104,11 @@ def provides(name: str) -> Callable[[_Service], _Service]:
 
 def service(name: str) -> Callable[..., Any]:
     """The function that a room above provides under this name."""
+    if name not in _services:
+        importlib.import_module(_providers[name])
     return _services[name]
+
+
+def provided_by(modules: Mapping[str, str]) -> None:
+    """Name the module that provides each service."""
+    _providers.update(modules)

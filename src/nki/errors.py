@@ -7,7 +7,6 @@ that callers would catch, so `except NkiError`, `except ValueError` and `err.kin
 
 from __future__ import annotations
 
-import difflib
 import linecache
 import sys
 import types
@@ -279,6 +278,8 @@ warnings.formatwarning = _format_warning
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
     """The allowed name closest to a mistyped one, if any is close."""
+    import difflib
+
     found = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return found[0] if found else None
 

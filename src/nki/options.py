@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import error, nearest
 from .hardware.generations import find
 from .hardware.machine import Machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DEFAULT_PLATFORM = "trn3"
 RELEASES = ("0.3", "0.4", "0.5", "0.6")
@@ -42,6 +44,7 @@ class Options:
     threads: int = 0  # OPEN_NKI_THREADS: of plans; 0: as many as the process may use
     device: str = ""  # OPEN_NKI_DEVICE: where kernels run; else where their tensors are
     executor: str = "auto"  # OPEN_NKI_EXECUTOR: reference, one instruction at a time; plan, whatever it costs
+    plan_cache: str = ""  # OPEN_NKI_PLAN_CACHE: a folder that keeps plans for other processes
 
     def since(self, release: str) -> bool:
         """Whether what this release changed holds."""
@@ -81,6 +84,7 @@ def _read() -> Options:
         api=_release(),
         threads=_number("OPEN_NKI_THREADS", 0),
         device=checked_device(os.environ.get("OPEN_NKI_DEVICE", "").strip(), "OPEN_NKI_DEVICE"),
+        plan_cache=os.environ.get("OPEN_NKI_PLAN_CACHE", "").strip(),
         executor=_choice("OPEN_NKI_EXECUTOR", ("auto", "plan", "reference")),
     )
 
@@ -119,6 +123,8 @@ def framework_debug() -> bool:
 
 def cache_folder() -> Path:
     """OPEN_NKI_CACHE_DIR, or a folder in the user's cache: what is worth keeping between processes."""
+    from pathlib import Path
+
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("OPEN_NKI_CACHE_DIR") or Path(home) / "open-nki")
 

@@ -270,20 +270,23 @@ def test_tiles_live_only_between_their_first_and_last_use():
         return out
 
     x = data(rows=200)
-    kernel(x)
-    most = []
+    most, alive = [], set()
     original = Memory.__init__
 
     def counted(self, *args):
         original(self, *args)
-        most.append(sum(isinstance(found, Memory) for found in gc.get_objects()))
+        alive.add(id(self))
+        most.append(len(alive))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Memory, "__init__", counted)
+        patch.setattr(Memory, "__del__", lambda self: alive.discard(id(self)), raising=False)
+        kernel(x)
+        most.clear()
         np.testing.assert_array_equal(kernel(x), x)
-    assert len(most) == 202 and max(most) - min(most) <= 4
-    gc.collect()
-    assert not [found for found in gc.get_objects() if isinstance(found, Memory)]
+        assert len(most) == 202 and max(most) - min(most) <= 4
+        gc.collect()
+        assert not alive
 
 
 def test_threads_replay_one_program_at_the_same_time():

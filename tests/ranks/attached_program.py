@@ -1,6 +1,6 @@
 """Run by torchrun: random worlds of as many ranks as there are processes, and what happens when one fails.
 
-`torchrun --nproc-per-node 2 attached_program.py [worlds|fails|mismatch|cut]`
+`torchrun --nproc-per-node 2 attached_program.py [worlds|fails|mismatch|cut] ...`
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import warnings
+from itertools import islice
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = "trn2"
@@ -56,7 +57,7 @@ def worlds(rank, size):
             assert all(a.tobytes() == b.tobytes() for a, b in zip(ours, theirs, strict=True))
         return everyone
 
-    seeds = [seed for seed in range(400) if random_world(seed)[0] == size][:12]
+    seeds = list(islice((seed for seed in range(400) if random_world(seed)[0] == size), 12))
     for seed in seeds:
         check_world(seed, attached)
     with attach() as world:
@@ -107,8 +108,10 @@ def cut(rank, size):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
-    globals()[sys.argv[1]](dist.get_rank(), dist.get_world_size())
-    if sys.argv[1] != "worlds":  # nobody waits for a world that has failed
+    for what in sys.argv[1:]:
+        dist.barrier()
+        globals()[what](dist.get_rank(), dist.get_world_size())
+    if sys.argv[-1] != "worlds":  # nobody waits for a world that has failed
         sys.stdout.flush()
         time.sleep(2)
         os._exit(0)

@@ -140,6 +140,44 @@ def test_one_hundred_and_twenty_eight_ranks_on_two_cores_each():
     assert all((r == 128 * 129 // 2).all() for r in results)
 
 
+@nki.jit
+def zeroed_stored_summed(x, group, looks):
+    """The cores race: each zeroes everything, then stores its half. Ranks meet before that and after."""
+    src, dst, out = (hbm(x, name) for name in ("src", "dst", "out"))
+    tile, zeros = nl.ndarray((2, x.shape[1]), x.dtype), nl.ndarray(x.shape, x.dtype)
+    if nl.program_id(0) == 1:  # one core is always some instructions ahead
+        nisa.memset(tile, 7)
+        nisa.dma_copy(tile, x[0:2])
+    if looks:
+        nl.device_print("begins", tile)
+    nisa.dma_copy(dst, x)
+    nisa.core_barrier(dst, (0, 1))
+    ncc.all_reduce([dst], [src], group, nl.add)
+    nisa.memset(zeros, 0)
+    nisa.dma_copy(src, zeros)
+    mine = nl.ds(2 * nl.program_id(0), 2)
+    nisa.dma_copy(tile, x[mine])
+    nisa.dma_copy(src[mine], tile)
+    ncc.all_reduce([src], [dst], group, nl.add)
+    nisa.dma_copy(out[mine], dst[mine])
+    return out
+
+
+@BOTH
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("executor", ["auto", "reference"])
+def test_cores_that_race_take_turns_among_ranks_too(backend, looks, executor, capfd):
+    with nki.options(executor=executor):
+        for _ in range(2):
+            results = run_ranks(
+                zeroed_stored_summed[2],
+                3,
+                lambda rank: (ints(rank, (4, 3)), ((0, 1, 2),), looks),
+                backend=backend,
+            )
+            assert all((r == 6).all() for r in results)
+
+
 @BOTH
 @pytest.mark.parametrize("lnc", [1, 2])
 def test_a_world_of_one(lnc, backend):

@@ -33,6 +33,8 @@ KERNEL = """
     X = np.ones((128, 512), np.float32)
 """
 
+ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # what else is installed takes longer than these suites
+
 
 @pytest.fixture
 def suite(tmp_path):
@@ -47,7 +49,7 @@ def suite(tmp_path):
             capture_output=True,
             text=True,
             cwd=tmp_path,
-            env={**os.environ, "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2"},
+            env={**os.environ, "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2", **ALONE},
         )
         return done.returncode, done.stdout + done.stderr
 

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from typing import Any
 
 from ..errors import emit_warning, error, user_site
@@ -37,6 +36,8 @@ class Run:
         return self.count()
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         counts = self.statistics
         rows = {
             "result": repr(self.result),

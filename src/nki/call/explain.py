@@ -8,7 +8,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .. import collectives, isa, language
 from ..errors import NkiError, Site, error, is_ours, nearest
 from ..hardware import operators
 
@@ -30,6 +29,8 @@ def explain_call(problem: TypeError) -> NkiError | None:
     """The error of a wrong call of an nl, nisa or ncc function; None when it is something else."""
     match = _CALL_PROBLEM.match(str(problem))
     frames = _frames(problem.__traceback__)
+    from .. import language
+
     if match is None or not frames:
         return None
     user = [tb for tb in frames if not is_ours(tb.tb_frame.f_globals.get("__name__"))]
@@ -72,6 +73,8 @@ def _public_function(name: str, caller: types.FrameType) -> Callable[..., Any] |
     own = caller.f_locals.get(name, caller.f_globals.get(name))
     if own is not None and not is_ours(getattr(own, "__module__", None)):
         return None
+    from .. import collectives, isa, language
+
     for home in (isa, language, collectives):
         if name in getattr(home, "__all__", ()) or name in vars(home):
             return getattr(home, name)

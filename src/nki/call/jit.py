@@ -5,21 +5,30 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 from ..errors import error, nearest
 from ..hardware.generations import find
 from ..options import from_environment
 from .calls import launch_grid
-from .kernel import Kernel
-from .profile import profile_call, profile_world
+from .kernel import Kernel, P
 
 _IGNORED_WITH_WARNING = ("mode", "experimental_flags", "additional_compile_opt")
 _IGNORED = ("debug_kernel", "show_compiler_tb")
 _JIT_KEYWORDS = ("platform_target", "grid", "kernel_return", *_IGNORED_WITH_WARNING, *_IGNORED)
 
 
-def jit(fn=None, **kwargs):
+@overload
+def jit(fn: Callable[P, Any], **kwargs: Any) -> Kernel[P]:
+    """Make a kernel of a function: @nki.jit, or nki.jit(fn)."""
+
+
+@overload
+def jit(fn: None = None, **kwargs: Any) -> Callable[[Callable[P, Any]], Kernel[P]]:
+    """Make a kernel of the function below: @nki.jit(), @nki.jit(platform_target=...)."""
+
+
+def jit(fn: Any = None, **kwargs: Any) -> Any:
     """Make a kernel of a function: @nki.jit, @nki.jit(), nki.jit(fn), nki.jit(fn, platform_target=...)."""
     for name in kwargs:
         if name not in _JIT_KEYWORDS:
@@ -53,7 +62,7 @@ def jit(fn=None, **kwargs):
     return make if fn is None else make(fn)
 
 
-def simulate(kernel):
+def simulate(kernel: Callable[P, Any] | Kernel[P]) -> Kernel[P]:
     """The kernel, run at once on this machine with the supported-Python lint on."""
     return as_kernel(kernel)._with(simulated=True)
 
@@ -76,6 +85,8 @@ def profile(
     `ranks` gives a WorldProfile of so many, which begin together or at `starts_us`. Given arrays, a kernel
     with dynamic loops is run to count their trips. `stage` is told what is being done, for those who wait.
     """
+    from .profile import profile_call, profile_world
+
     made = as_kernel(kernel) if lnc is None else as_kernel(kernel)[lnc]
     if ranks > 1 or starts_us is not None:
         return functools.partial(profile_world, made, ranks, starts_us, stage, target)

@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec
 
 import numpy as np
 
@@ -43,7 +43,6 @@ from .cache import LONGEST, Leaf, call_key, is_debugging, programs
 from .calls import ALIAS_SUFFIX, Call, Run, _warn_once, launch_grid
 from .elsewhere import elsewhere
 from .explain import explain_call, suggest
-from .profile import Profile, profile_call
 from .reads import Reads
 from .results import (
     bare,
@@ -59,12 +58,26 @@ from .staged import Returned, Staged
 from .user_function import is_users_error, named, plain, refuse_unfinished
 from .waiting import LONG, told
 
+if TYPE_CHECKING:
+    from .profile import Profile
+
+
+P = ParamSpec("P")  # the parameters of the user's function: what editors show of a kernel
+MYPY = False  # checkers take it for True; jedi does not look behind it, and shows the function
+
+
+class _Typed(Generic[P]):
+    """A kernel as those see it who only read: a call takes the arguments of the function."""
+
+    if TYPE_CHECKING:
+        __call__: Callable[P, Any]
+
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class Kernel:
+class Kernel(_Typed[P]):
     """A kernel. `kernel(...)` runs it, `kernel[2]` launches it on two cores. Immutable."""
 
-    func: Callable  # the user's function
+    func: Callable[P, Any]  # the user's function
     grid: tuple[int, ...] = ()  # () without brackets, else (n,)
     target: str | None = None  # the platform given to nki.jit
     schedule: tuple = ()  # the edges of with_schedule
@@ -79,7 +92,7 @@ class Kernel:
 
     def __init__(
         self,
-        func: Callable,
+        func: Callable[P, Any] | Kernel[P],
         *,
         grid: tuple[int, ...] = (),
         target: str | None = None,
@@ -129,10 +142,10 @@ class Kernel:
         bracket = f"[{self.lnc}]" if self.grid else ""
         return f"<nki.Kernel {self.__name__}{bracket} target={choose_machine(self.target).name}>"
 
-    def _with(self, **changes: Any) -> Kernel:
+    def _with(self, **changes: Any) -> Any:
         return Kernel(**{**dict(zip(_STATE, self._state, strict=True)), **changes})
 
-    def __getitem__(self, degree: Any) -> Kernel:
+    def __getitem__(self, degree: Any) -> Kernel[P]:
         torch = sys.modules.get("torch")
         if torch is not None and torch.compiler.is_dynamo_compiling():
             from ..frameworks.torch import launched
@@ -140,18 +153,20 @@ class Kernel:
             return launched(self, degree)
         return self._with(grid=launch_grid(degree))
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Kernel:
-        if instance is None or not hasattr(type(self.func), "__get__"):
-            return self
-        return self._with(func=self.func.__get__(instance, owner))
+    if MYPY or not TYPE_CHECKING:
 
-    def with_schedule(self, edges: Iterable) -> Kernel:
+        def __get__(self, instance: Any, owner: type | None = None) -> Kernel[...]:
+            if instance is None or not hasattr(type(self.func), "__get__"):
+                return self
+            return self._with(func=self.func.__get__(instance, owner))
+
+    def with_schedule(self, edges: Iterable) -> Kernel[P]:
         """Order instructions by name: each edge (later, earlier) makes `later` wait for `earlier`."""
         return self._with(schedule=checked_edges(edges))
 
     # ---- calling ---------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         torch = sys.modules.get("torch")
         # torch.compile traces this very function
         if torch is not None and torch.compiler.is_dynamo_compiling():
@@ -174,6 +189,9 @@ class Kernel:
             if is_users_error(problem):  # a bare raise brings our frames back before Python 3.11
                 raise problem.with_traceback(without_our_frames(problem.__traceback__))  # noqa: B904
             raise
+
+    if not TYPE_CHECKING:
+        __call__ = _call
 
     def _inline(self, core: Core, args: tuple, kwargs: dict) -> Any:
         """Called from a running kernel: the same trace goes on."""
@@ -232,6 +250,8 @@ class Kernel:
 
     def profile(self, *args: Any, **kwargs: Any) -> Profile:
         """The modelled run of the kernel on its platform: `nki.profile(kernel)(*args)`."""
+        from .profile import profile_call
+
         return profile_call(self, args, kwargs)
 
     def _prepare(self, args: tuple, kwargs: dict) -> Call:
@@ -310,7 +330,7 @@ class Kernel:
                 launch.go_on_from(raced)
             arguments = Arguments(launch)
             results = launch.run(lambda: self._python(arguments, call.bound))
-            if raced is not None or launch.world.size > 1 or not launch.races:
+            if launch.alternates or not launch.races:
                 return self._finish_eager(call, arguments, results)
         return self._run_eagerly(call, max(prints_done, launch.prints), launch)
 

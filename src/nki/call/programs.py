@@ -12,7 +12,6 @@ from ..execute.blas import one_blas_thread
 from ..execute.memory import uninitialised
 from ..hardware import dtypes
 from ..options import from_environment
-from ..program import file, listing, reading  # noqa: F401  what they provide to Program
 from ..program.program import Diagnostic, Program
 from ..run.launch import Launch, speak
 from .arguments import Arguments

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import hashlib
 import types
 import weakref
 from collections import OrderedDict
@@ -233,6 +232,8 @@ class FileAs(NamedTuple):
 
 
 def file_digest(path: str) -> str:
+    import hashlib  # OpenSSL behind it is slow to load
+
     try:
         with open(path, "rb") as file:
             return hashlib.blake2b(file.read()).hexdigest()

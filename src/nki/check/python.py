@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from nki.check.python_checker import Checker, Hit, Unit
 from nki.check.python_rules import PROFILES, RULES, Level, Rule
@@ -53,10 +53,25 @@ class Finding:
         )
 
 
-def lint(fn: Callable, profile: Literal["parser", "tracer"] = "parser", follow: bool = True) -> list[Finding]:
+class Checked(NamedTuple):
+    """A function or class that was looked at: what it broke, and the objects it names."""
+
+    thing: Any
+    unit: Unit | None
+    hits: list[Hit]
+    reached: list[Any]
+
+
+def lint(
+    fn: Callable,
+    profile: Literal["parser", "tracer"] = "parser",
+    follow: bool = True,
+    checked: dict[int, Checked] | None = None,
+) -> list[Finding]:
     """What the front end of `profile` would say of a kernel, sorted by file and line.
 
-    `follow=False` looks at the kernel alone. A function without source gives an empty list.
+    `follow=False` looks at the kernel alone. A function without source gives an empty list. Kernels of one
+    library share their helpers: give the same `checked` for all of them, and each helper is looked at once.
     """
     if profile not in PROFILES:
         raise ValueError(f"profile {profile!r}: expected one of {', '.join(PROFILES)}")
@@ -64,7 +79,7 @@ def lint(fn: Callable, profile: Literal["parser", "tracer"] = "parser", follow: 
     if not isinstance(kernel, (types.FunctionType, type)):
         return []
     findings: dict[tuple, Finding] = {}
-    for unit, hits in _check_all(kernel, follow):
+    for unit, hits in _check_all(kernel, follow, {} if checked is None else checked):
         for hit in hits:
             if profile in RULES[hit.code].profiles:
                 found = _finding(hit, unit.source)
@@ -72,18 +87,30 @@ def lint(fn: Callable, profile: Literal["parser", "tracer"] = "parser", follow: 
     return [findings[key] for key in sorted(findings)]
 
 
-def _check_all(kernel: Any, follow: bool) -> Iterator[tuple[Unit, list[Hit]]]:
+def _check_all(kernel: Any, follow: bool, checked: dict[int, Checked]) -> Iterator[tuple[Unit, list[Hit]]]:
     """The kernel and, if asked, everything of its project that it reaches, each once."""
     waiting, seen = [kernel], set()
     while waiting:
         thing = waiting.pop()
-        unit = None if id(thing) in seen else _locate(thing)
+        if id(thing) in seen:
+            continue
         seen.add(id(thing))
-        if unit is not None:
-            checker = Checker(unit).run()
-            yield unit, checker.hits
+        known = checked.get(id(thing))
+        if known is None:
+            known = checked[id(thing)] = _check(thing)
+        if known.unit is not None:
+            yield known.unit, known.hits
             if follow:
-                waiting += [found for found in map(_unwrap, checker.reached) if _same_tree(found, kernel)]
+                waiting += [found for found in known.reached if _same_tree(found, kernel)]
+
+
+def _check(thing: Any) -> Checked:
+    unit = _locate(thing)
+    if unit is None:
+        return Checked(thing, None, [], [])
+    checker = Checker(unit).run()
+    reached = {id(found): found for found in map(_unwrap, checker.reached)}
+    return Checked(thing, unit, checker.hits, list(reached.values()))
 
 
 def _finding(hit: Hit, source: Source) -> Finding:
@@ -129,7 +156,7 @@ def _locate(thing: Any) -> Unit | None:
     return None
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=512)
 def _parse(filename: str, text: str) -> Source:
     return Source(filename, text.split("\n"), ast.parse(text))
 

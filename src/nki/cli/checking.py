@@ -20,6 +20,7 @@ from ..call.kernel import Kernel
 from ..check import formats, lint
 from ..check.found import Baseline, Found, ignored, merged, of_diagnostic, of_error, of_lint
 from ..check.pages import PAGES, PRELUDE, SECTIONS
+from ..check.python import Checked
 from ..errors import NkiError, is_ours, nearest
 from ..hardware import generations
 from ..options import choose_machine
@@ -48,10 +49,11 @@ def command_check(options: argparse.Namespace) -> int:
         raise UsageError("--update-baseline needs --baseline FILE")
     names: list[str] = []
     found: list[Found] = []
+    checked: dict[int, Checked] = {}
     with contextlib.redirect_stdout(sys.stderr), _quiet():
         for spec in options.kernel:
             for target in script.targets(spec):
-                for name, one in _checked(target, options):
+                for name, one in _checked(target, options, checked):
                     names.append(name) if name not in names else None
                     found += one
     found = [one for one in merged(found) if not ignored(one)]
@@ -78,7 +80,9 @@ def _quiet() -> Iterator[None]:
 # ---- one kernel ----------------------------------------------------------------------------------
 
 
-def _checked(target: script.Target, options: argparse.Namespace) -> Iterator[tuple[str, list[Found]]]:
+def _checked(
+    target: script.Target, options: argparse.Namespace, checked: dict[int, Checked]
+) -> Iterator[tuple[str, list[Found]]]:
     """Each kernel of a target by name, with what was found."""
     with script.loaded(target.place) as module:
         kernels = script.kernels_of(module)
@@ -89,12 +93,14 @@ def _checked(target: script.Target, options: argparse.Namespace) -> Iterator[tup
             kernels = {found.__name__: found}
         values = script.parse_arguments(options.arg)
         for name, kernel in kernels.items():
-            yield name, _check_kernel(kernel, values, options)
+            yield name, _check_kernel(kernel, values, options, checked)
 
 
-def _check_kernel(kernel: Kernel, values: dict[str, Any], options: argparse.Namespace) -> list[Found]:
+def _check_kernel(
+    kernel: Kernel, values: dict[str, Any], options: argparse.Namespace, checked: dict[int, Checked]
+) -> list[Found]:
     name = kernel.__name__
-    found = [of_lint(finding, name) for finding in lint(kernel, options.front_end)]
+    found = [of_lint(finding, name) for finding in lint(kernel, options.front_end, checked=checked)]
     found += _removed(kernel)
     cases = [Case(values, options.lnc)] if values else list(_written_cases(kernel, options.lnc))
     if options.arg and not values.keys() <= set(kernel.__signature__.parameters):

@@ -64,7 +64,8 @@ def targets(spec: str) -> list[Target]:
     folder = Path(path) if Path(path).is_dir() else _package(path)
     if folder is None:
         return [target(spec)]
-    found = [Target(file, name or None, True) for file in _files_with_kernels(folder, name or None)]
+    files = _files_with_kernels(folder, name or None)
+    found = [Target(_importable(file) or file, name or None, True) for file in files]
     if not found:
         raise UsageError(f"no Python file below {folder} has {f'a kernel {name}' if name else 'a kernel'}")
     return found
@@ -77,6 +78,15 @@ def _package(dotted: str) -> Path | None:
     found = importlib.util.find_spec(dotted)
     places = found.submodule_search_locations if found is not None else None
     return Path(next(iter(places))) if places else None
+
+
+def _importable(file: Path) -> str | None:
+    """The dotted name by which anybody would import this very file: it need not be forgotten again."""
+    _, dotted = _place(file.resolve())
+    if "." not in dotted or not _is_module(dotted):
+        return None
+    found = importlib.util.find_spec(dotted)
+    return dotted if found is not None and found.origin == str(file.resolve()) else None
 
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")

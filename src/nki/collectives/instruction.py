@@ -18,7 +18,7 @@ from ..isa import rules
 from ..isa.dma import DmaInstruction, transfer
 from ..isa.sync import refuse_overlap
 from ..program.instruction import Cost, State, Wire
-from ..run.baton import table
+from ..run.baton import Patience, table
 from ..run.core import Core
 from ..run.world import Parts
 from ..tensors import View
@@ -131,7 +131,7 @@ class Collective(DmaInstruction):
     def _perform_jointly(self: Any, core: Core) -> None:
         point = (self.public, id(self.dst.storage))
         act = partial(self.perform, core, JOINT)
-        came = core.launch.meet(core, point, self.shown(), act=lambda offers: act(), alone=True)
+        came = core.launch.meet(core, point, self.shown(), act=lambda offers: act(), patience=Patience.MUCH)
         if len(came) < core.launch.degree:
             warn(
                 "lnc-one-sided",

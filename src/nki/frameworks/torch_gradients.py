@@ -52,7 +52,8 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
         @staticmethod
         def forward(keywords: Any, *arguments: Any) -> Any:
             count = len(arguments) - len(keywords)  # the values of keywords stand last
-            return forward(*arguments[:count], **dict(zip(keywords, arguments[count:])))  # noqa: B905
+            given = {name: arguments[count + i] for i, name in enumerate(keywords)}
+            return forward(*arguments[:count], **given)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -67,7 +68,7 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
             saved = list(ctx.saved_tensors)
             arguments = [saved.pop(0) if value is None else value[0] for value in ctx.constants]
             count = len(arguments) - len(ctx.keywords)
-            given = dict(zip(ctx.keywords, arguments[count:]))  # noqa: B905
+            given = {name: arguments[count + i] for i, name in enumerate(ctx.keywords)}
             found = backward(*(g.contiguous() for g in gradients), *arguments[:count], *saved, **given)
             places = [i for i, value in enumerate(ctx.constants) if value is None]
             every = (*names[:count], *ctx.keywords) if count <= len(names) else ()

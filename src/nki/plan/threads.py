@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 
@@ -31,6 +34,8 @@ def together(parts: Sequence[Callable[[], None]], threads: int) -> None:
         return
     pool = _pools.get(threads)
     if pool is None:
+        from concurrent.futures import ThreadPoolExecutor
+
         pool = _pools.setdefault(threads, ThreadPoolExecutor(threads, thread_name_prefix="nki-plan"))
     waiting = [pool.submit(_quiet, part) for part in parts]
     problems = [future.exception() for future in waiting]

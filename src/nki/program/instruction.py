@@ -143,14 +143,27 @@ class _InstructionType(type):
         cls.registers = tuple(k for k, v in fields.items() if v in REGISTERS)
         cls.registers_written = tuple(k for k, v in fields.items() if v == "RegisterOut")
         cls.required = frozenset(k for k, v in kinds.items() if v in ("In", "Out", "InOut", "Accumulated"))
-        _generate(cls, fields, kinds)
+        if name != "Instruction":
+            for method in _WRITTEN:
+                setattr(cls, method, _written_when_used(cls, method, fields, kinds))
         return cls
+
+
+_WRITTEN = ("__init__", "key", "operands")
+
+
+def _written_when_used(cls: Any, method: str, fields: dict[str, str], kinds: dict[str, str]) -> Any:
+    """In the place of a method until it is called: few programs use every instruction."""
+
+    def first(self: Any, *args: Any, **named: Any) -> Any:
+        _generate(cls, fields, kinds)
+        return getattr(cls, method)(self, *args, **named)
+
+    return first
 
 
 def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
     """Write `__init__`, `key` and `operands` as straight-line code: they run once per instruction."""
-    if cls.__name__ == "Instruction":
-        return
     parts = ["self"]
     for field in fields:
         if field in cls.required:
@@ -175,7 +188,7 @@ def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
     ]
     scope: dict[str, Any] = {"_signature": _signature, "_typed": _typed, "_NONE": ()}
     exec("\n".join(lines), scope)
-    for method in ("__init__", "key", "operands"):
+    for method in _WRITTEN:
         scope[method].__qualname__ = f"{cls.__qualname__}.{method}"
         setattr(cls, method, scope[method])
 

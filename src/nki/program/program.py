@@ -6,12 +6,10 @@ constants by content, results, declared edges, and what was said while tracing. 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,6 +164,8 @@ class Program:
     @cached_property
     def digest(self) -> str:
         """Of the content, the same in every process."""
+        import hashlib
+
         return hashlib.sha256(self.text(constants=False).encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -179,6 +179,8 @@ class Program:
         return f"<Program {self.name}: {len(self):,} instructions for {self.machine.name}{cores}>"
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         text = escape(self.text(constants=False))
         return f"<details><summary>{escape(repr(self))}</summary><pre>{text}</pre></details>"
 

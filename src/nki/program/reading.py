@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import ml_dtypes  # noqa: F401  names of numpy dtypes
 import numpy as np
 
-from ..context import provides
+from ..context import provides, service
 from ..errors import NkiError, SourceLine, error
 from ..hardware import dtypes
 from ..hardware.engines import FastEnum
@@ -67,6 +67,7 @@ def parse(text: str, constants: dict[str, np.ndarray] | None = None) -> Program:
             notes=[f"it begins with {(lines[0] if lines else '')[:40]!r}, not with {FORMAT!r}"],
             help="str(program) and Program.save write one",
         )
+    service("program.vocabulary")()
     reader = Reader(constants or {})
     number = 1
     try:

@@ -10,6 +10,7 @@ import contextvars
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from ..errors import NkiError, Site, SourceLine, error_class, user_site
@@ -24,14 +25,22 @@ class Place(NamedTuple):
     core: int
 
 
+class Patience(IntEnum):
+    """Where no program can go on, the least patient goes on alone: it loses its turn, or a meeting."""
+
+    LITTLE = 0
+    MUCH = 1
+    ENDLESS = 2
+
+
 class Wait(NamedTuple):
-    """What a program waits for, where, and whether it may go on alone when nobody else can."""
+    """What a program waits for, where, and how long if nobody can go on."""
 
     what: str
     ready: Callable[[], bool]
     line: str
     site: Site | SourceLine | None
-    alone: bool
+    patience: Patience
 
 
 class Party:
@@ -66,6 +75,10 @@ class Seat:
     @property
     def unwinds(self) -> bool:
         return not self.finished and self.party.failed
+
+    @property
+    def patience(self) -> Patience:
+        return Patience.ENDLESS if self.finished or self.waits is None else self.waits.patience
 
     @property
     def can_go_on(self) -> bool:
@@ -163,7 +176,7 @@ class Baton:
         self,
         what: str,
         ready: Callable[[], bool],
-        alone: bool = False,
+        patience: Patience = Patience.ENDLESS,
         site: Site | SourceLine | None = None,
         line: str = "",
     ) -> bool:
@@ -171,7 +184,7 @@ class Baton:
         if not ready():
             seat: Seat = self._here.seat
             site = site or (None if line else user_site(2))
-            seat.waits = Wait(what, ready, line or str(site), site, alone)
+            seat.waits = Wait(what, ready, line or str(site), site, patience)
             with self.lock:
                 self._pass_on(seat)
             self._await_turn(seat)
@@ -197,10 +210,10 @@ class Baton:
         self.holder = None
         if any(candidate.unwinds for candidate in self.seats):
             return  # the last of them passes it on
-        for candidate in order:
-            if not candidate.finished and candidate.waits is not None and candidate.waits.alone:
-                self._give_to(candidate)
-                return
+        least = min(order, key=lambda candidate: candidate.patience, default=None)
+        if least is not None and least.patience < Patience.ENDLESS:
+            self._give_to(least)
+            return
         if any(not candidate.finished for candidate in self.seats):
             assert self.root is not None
             self._fail(self.root, self._deadlock())

@@ -34,7 +34,7 @@ from ..tensors import View
 from ..tensors.storage import Lease, Storage
 from ..tree import leaves
 from . import observers
-from .baton import Baton
+from .baton import Baton, Patience
 from .baton import Place as Seat
 from .core import Core, Verdict, register_value
 from .turns import Turns
@@ -107,7 +107,10 @@ class Launch:
         self.prints = 0
         self.cores = [Core(self, index) for index in range(degree)]
         self.baton = self._new_baton() if degree > 1 and mode in ("eager", "replay") else None
-        if alternates:
+        self.turns: Turns | None = None
+        # a race is seen when all has run, and a rank that has met others does not begin again
+        self.alternates = alternates or (mode == "eager" and degree > 1 and self.world.size > 1)
+        if self.alternates:
             self._alternate()
         self._limit = limit
         is_watched = mode == "eager" and degree > 1
@@ -124,9 +127,9 @@ class Launch:
     def _alternate(self) -> None:
         """The cores race: from now on they take turns."""
         self.baton = self.baton or self._new_baton()
-        turns = Turns(self.baton, self.degree)
+        self.turns = Turns(self.baton, self.degree)
         for core in self.cores:
-            core.run_one = turns.sink(core.index, core.executor)
+            core.run_one = self.turns.sink(core.index, core.executor)
 
     def _first_sinks(self, core: Core) -> list[Callable[[Instruction], None]]:
         if self.mode in ("trace", "deferred"):
@@ -200,11 +203,12 @@ class Launch:
         """Run a program on the memories that its parameters have got."""
         for storage, raw in program.constants:
             self.backend.borrow(storage, raw)
-        raced = self.world.size == 1 and any(f.kind == "race" for f in findings(program, self.options))
+        raced = any(found.kind == "race" for found in findings(program, self.options))
         if raced:
             self._alternate()
         with fewer_collections():
-            planned = not raced and self.backend.choose(program, self.options.executor)
+            executor, folder = self.options.executor, self.options.plan_cache
+            planned = not raced and self.backend.choose(program, executor, folder)
             if not (planned and self._by_plan(program)):
                 self._one_by_one(program)
         for core in self.cores:
@@ -341,14 +345,16 @@ class Launch:
 
     # ---- meetings --------------------------------------------------------------------------------
 
-    def wait(self, core: Core, what: str, ready: Callable[[], bool], alone: bool = False) -> bool:
+    def wait(
+        self, core: Core, what: str, ready: Callable[[], bool], patience: Patience = Patience.ENDLESS
+    ) -> bool:
         """Let the other programs run until `ready()`.
 
-        A wait that may end `alone` gives up, and returns False, when no other program can go on either.
+        A wait whose patience ends gives up, and returns False, when no other program can go on either.
         """
         if self.baton is not None:
             replayed = core.replayed
-            return self.baton.wait(what, ready, alone, user_site(2) if replayed is None else replayed.site)
+            return self.baton.wait(what, ready, patience, user_site(2) if replayed is None else replayed.site)
         if not ready():
             raise error("deadlock", f"core 0 waits for ever: {what}")
         return True
@@ -360,21 +366,23 @@ class Launch:
         what: str,
         offer: Any = None,
         act: Callable[[dict[int, Any]], None] | None = None,
-        alone: bool = False,
+        patience: Patience = Patience.ENDLESS,
     ) -> dict[int, Any]:
         """Wait for every core to come to `point`; returns what each offered, by core.
 
         The n-th time a core comes to a point it meets the others' n-th time. The last to come does
-        `act`, before anybody goes on. See `wait` for `alone`: then only this core's offer comes back.
+        `act`, before anybody goes on. Where its patience ends, see `wait`, only this core's offer comes back.
         """
         count = core.meetings[point] = core.meetings.get(point, 0) + 1
         gathering = self.meetings.setdefault((point, count), Gathering())
         offers = gathering.offers
         offers[core.index] = offer
         if len(offers) < self.degree:
-            if self.wait(core, what, lambda: gathering.done, alone):
+            if self.wait(core, what, lambda: gathering.done, patience):
                 return offers
             core.meetings[point] = count - 1
+        elif self.turns is not None:
+            self.turns.met()
         del self.meetings[point, count]
         if act is not None:
             act(offers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from math import prod
 from typing import Any, NoReturn
 
@@ -94,6 +93,8 @@ class NkiTensor(View):
         return f"{text}\n{core.values(self)}"
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         return f"<pre>{escape(repr(self))}</pre>"
 
     __array_ufunc__ = None  # numpy leaves `array + tensor` to __radd__, which explains

@@ -6,16 +6,21 @@ A `no_reorder` block stays together, in its order.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..edges import declared
 from ..program import Block, Edge, Item, Loop, Program, rebuilt, with_body
 from .dependences import dependences, item_of
 
+if TYPE_CHECKING:
+    import random
+
 
 def reordered(program: Program, seed: int) -> Program:
     """The program with the items of each region in another order."""
+    import random
+
     chance = random.Random(seed)
     edges = declared(program)
     cores = []
