@@ -129,6 +129,36 @@ def test_programs_that_do_not_pay_are_not_planned():
 
 
 @nki.jit
+def chosen_weights(x, weights, which):
+    """x.T @ weights[:, which : which + 512]: the address of the weights is known at run time."""
+    out = nl.ndarray((128, 512), nl.float32, buffer=nl.shared_hbm)
+    number = nl.ndarray((1, 1), nl.int32)
+    nisa.dma_copy(number, which)
+    first = nisa.register_alloc(number)
+    psum = nl.ndarray((128, 512), nl.float32, buffer=nl.psum)
+    for k in range(x.shape[0] // 128):
+        rows = nl.ds(128 * k, 128)
+        stationary, moving = nl.ndarray((128, 128), nl.float32), nl.ndarray((128, 512), nl.float32)
+        nisa.dma_copy(stationary, x[rows])
+        nisa.dma_copy(moving, weights[rows, nl.ds(first, 512)])
+        nisa.nc_matmul(psum, stationary, moving)
+    tile = nl.ndarray((128, 512), nl.float32)
+    nisa.tensor_copy(tile, psum)
+    nisa.dma_copy(out, tile)
+    return out
+
+
+def test_products_of_what_is_addressed_at_run_time_stay_apart_and_are_not_planned():
+    rng = np.random.default_rng(3)
+    x, weights = rng.integers(-2, 3, (4096, 128)), rng.integers(-2, 3, (4096, 1024))
+    arrays = [x.astype(np.float32), weights.astype(np.float32), np.array([[512]], np.int32)]
+    program = chosen_weights.trace(*arrays)
+    found = plan_of(program)
+    assert isinstance(found, NoPlan) and "addressed at run time" in found.why
+    assert assert_same(program, arrays, exact=True)
+
+
+@nki.jit
 def shows(x):
     tile = nl.ndarray(x.shape, x.dtype)
     nisa.dma_copy(tile, x)

@@ -21,11 +21,12 @@ from .products import Gemm
 from .settling import Settler
 from .stages import in_stages, laid_out
 from .steps import CorePlan, Plan, Result, Work
-from .storages import Storages
+from .storages import Storages, touched
 from .tracking import InPlace, Tracker
 
 WORTH = 1 << 28  # floating-point operations of matmuls from which a plan is made
 WORTH_EACH = 1 << 20  # and so many for each instruction, which all have to be looked at
+WORTH_SHARE = 0.5  # of them that must have become large products: what runs by itself is slower by a plan
 ATTEMPTS = 24  # times that a storage may turn out to be no sequence of values
 UNPLANNED = (State.output, State.ranks, State.vector_random, State.gpsimd_random)
 
@@ -50,9 +51,17 @@ def plan_of(program: Program, forced: bool = False, folder: str = "") -> Plan | 
 
 def _found_or_made(program: Program, forced: bool, folder: str) -> Plan | NoPlan:
     kinds = Kinds(program.machine)
-    why = _unplanned(program, kinds, forced)
+    flops, why = _weighed(program, kinds, forced)
     if why:
         return NoPlan(why)
+    found = _kept(program, kinds, folder)
+    if not forced and isinstance(found, Plan) and found.flops < WORTH_SHARE * flops:
+        return NoPlan(f"{found.flops / flops:.0%} of its matmuls become large products, which does not pay")
+    return found
+
+
+def _kept(program: Program, kinds: Kinds, folder: str) -> Plan | NoPlan:
+    """The plan for a program's content: from memory, from the folder, or made and kept there."""
     key = content_key(program)
     if key is None:
         return made(program, kinds)
@@ -70,8 +79,8 @@ def _found_or_made(program: Program, forced: bool, folder: str) -> Plan | NoPlan
     return found
 
 
-def _unplanned(program: Program, kinds: Kinds, forced: bool) -> str:
-    """Why a program has no plan, as far as that is seen at once; "" else."""
+def _weighed(program: Program, kinds: Kinds, forced: bool) -> tuple[int, str]:
+    """The work of a program's matmuls, and why it has no plan, as far as that is seen at once; "" else."""
     flops, count = 0, 0
     states: set[State] = set()
     for items in program.cores:
@@ -84,12 +93,26 @@ def _unplanned(program: Program, kinds: Kinds, forced: bool) -> str:
         count += len(straight)
     for state in UNPLANNED:
         if state in states:
-            return f"it touches {state.value}"
+            return flops, f"it touches {state.value}"
     if flops < max(WORTH, WORTH_EACH * count) and not forced:
-        return f"its matmuls are {flops / 1e6:.0f} MFLOP in {count} instructions, which does not pay"
+        return flops, f"its matmuls are {flops / 1e6:.0f} MFLOP in {count} instructions, which does not pay"
+    apart = 0 if forced else _apart(program, kinds)
+    if flops - apart < WORTH_SHARE * flops:
+        return flops, f"{apart / flops:.0%} of its matmuls' work is on tiles that are addressed at run time"
     if any(isinstance(item, Loop) for items in program.cores for item in items) and _touches(program):
-        return "a dynamic loop touches what only the numpy executor knows"
-    return ""
+        return flops, "a dynamic loop touches what only the numpy executor knows"
+    return flops, ""
+
+
+def _apart(program: Program, kinds: Kinds) -> int:
+    """The work of matmuls on tiles that fences touch: they become no large products."""
+    straight = [item for items in program.cores for item in items if item.__class__ is not Loop]
+    kept = {s for i in straight if kinds.of(i).fence for s in touched(i)}  # type: ignore[arg-type]
+    if not kept:
+        return 0
+    products = [i for i in straight if kinds.of(i).flops]  # type: ignore[arg-type]
+    work = [(kinds.of(p).flops, touched(p)) for p in products]  # type: ignore[arg-type]
+    return sum([flops for flops, storages in work if not kept.isdisjoint(storages)])
 
 
 def _touched(program: Program, core: int) -> tuple[set[Storage], set[Storage]]:

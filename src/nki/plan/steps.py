@@ -132,6 +132,11 @@ class Plan(NamedTuple):
     def products(self) -> Iterator[Product]:
         return (step for core in self.cores for step in core.steps if step.__class__ is Product)  # type: ignore[misc]
 
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of its large products."""
+        return sum(2 * p.left.rows * p.left.columns * p.right.columns for p in self.products)
+
 
 __all__ = [
     "ARENA",
