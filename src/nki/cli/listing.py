@@ -8,6 +8,8 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -76,7 +78,9 @@ def command_info(options: argparse.Namespace) -> int:
     if options.json:
         machines = {m.name: {name.strip(): shown(m) for name, shown in LIMITS} for m in MACHINES.values()}
         about = {"open_nki": PACKAGE, "nki": NKI, "python": python, "platform": choose_machine().name}
-        print(json.dumps({**about, "packages": packages, "platforms": machines}, indent=2))
+        numbers = {m.name: {f.name: _plain(getattr(m, f.name)) for f in fields(m)} for m in MACHINES.values()}
+        whole = {**about, "packages": packages, "platforms": machines, "numbers": numbers}
+        print(json.dumps(whole, indent=2))
         return 0
     print(f"Open NKI {__version__}, Python {python}")
     print(f"platform of kernels that name none: {choose_machine().name}")
@@ -84,6 +88,11 @@ def command_info(options: argparse.Namespace) -> int:
         print(f"{name}: {state}")
     show(platform_table())
     return 0
+
+
+def _plain(value: Any) -> Any:
+    """A field of a Machine for JSON."""
+    return sorted(value) if isinstance(value, frozenset) else value
 
 
 EXTRAS = {"perfetto": "profile", "torch": "torch", "jax": "jax"}
