@@ -9,17 +9,17 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
-
-from rich.console import RenderableType
+from typing import TYPE_CHECKING, Any
 
 from ..hardware.generations import MACHINES
 from ..hardware.machine import Machine
 from ..options import choose_machine
-from ..report.text import ruled, size
 from ..version import NKI, PACKAGE, __version__
 from .script import UsageError
 from .terminal import show
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 KERNELS_TEXT = """\
 List the kernels of the library nkilib: where each is imported from, what it computes,
@@ -48,6 +48,8 @@ def command_kernels(options: argparse.Namespace) -> int:
 
 def kernel_table(facts: list[dict[str, str]]) -> RenderableType:
     """The names of each module below it; what holds for several is said once."""
+    from ..report.text import ruled
+
     table = ruled("import from, kernel", "meaning", "status")
     module = meaning = ""
     for fact in facts:
@@ -95,6 +97,12 @@ def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, frozenset) else value
 
 
+def size(count: int) -> str:
+    from ..report.text import size as shown
+
+    return shown(count)
+
+
 EXTRAS = {"perfetto": "profile", "torch": "torch", "jax": "jax"}
 
 
@@ -134,6 +142,8 @@ LIMITS: list[tuple[str, Callable[[Machine], str]]] = [
 
 
 def platform_table() -> RenderableType:
+    from ..report.text import ruled
+
     table = ruled("one core of", *MACHINES)
     for name, shown in LIMITS:
         table.add_row(name, *(shown(m) for m in MACHINES.values()))
