@@ -1,17 +1,26 @@
 """Plans: whole kernels against numpy doing the same mathematics, on one BLAS thread unless said."""
 
+import gc
 import os
+import resource
+import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
+import nki
+import nki.isa as nisa
+import nki.language as nl
 from nki.call.cache import programs
 from nki.execute.blas import one_blas_thread
 from nki.execute.collector import fewer_collections
-from nki.plan.planner import _made
+from nki.plan import keeping, writing
+from nki.plan.content import content_key
+from nki.plan.planner import made
 from nkilib.core.attention.attention_cte import attention_cte
 from nkilib.core.mlp.mlp import mlp
 
@@ -41,6 +50,7 @@ def wall(call):
 
 def first_and_warm(call):
     programs.clear()
+    keeping.plans.clear()
     return cpu(call), min(cpu(call) for _ in range(2))
 
 
@@ -120,12 +130,143 @@ def attention_rows():
 
 
 def planning_rows():
-    program = tiled.trace(np.empty((2048, 1024), np.float32), np.empty((2048, 2048), np.float32))
-    with fewer_collections():
-        seconds = min(cpu(lambda: _made(program, True)) for _ in range(5))
-    yield "planning, per instruction", f"{seconds / len(program) * 1e6:.1f} us", "15 us"
+    arrays = {
+        "loads in the inner loop": (tiled, ((2048, 1024), (2048, 2048)), np.float32),
+        "attention_cte": (attention_cte, ((8, 2048, 128), (1, 128, 2048), (1, 2048, 128)), BF16),
+    }
+    for name, (kernel, shapes, dtype) in arrays.items():
+        program = kernel.trace(*(np.empty(shape, dtype) for shape in shapes))
+        count = len(program)
+        with fewer_collections():
+            plan, key = (min(cpu(lambda: f(program)) for _ in range(5)) for f in (made, content_key))  # noqa: B023
+            text = writing.text(made(program))
+            read = min(cpu(lambda: writing.parsed(text)) for _ in range(5))  # noqa: B023
+        gc.collect()
+        tracemalloc.start()
+        kept = made(program)
+        gc.collect()
+        size, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        del kept
+        rows = {"planning": plan, "its key": key, "reading its plan from text": read}
+        for what, seconds in rows.items():
+            yield f"{what}, {name}, per instruction", f"{seconds / count * 1e6:.1f} us", "15 us"
+        yield f"its plan in memory, {name}, per instruction", f"{size / count:.0f} B", "1024 B"
+        yield f"memory while it is planned, {name}, per instruction", f"{peak / count:.0f} B", "1024 B"
+
+
+# ---- what is not planned -------------------------------------------------------------------------
+
+
+def ratio_of(kernel, arrays, fast="auto", rounds=5):
+    """CPU seconds of the first and the next calls, over those of one instruction at a time."""
+    found = {fast: [], "reference": []}
+    for _ in range(rounds):
+        for executor, times in found.items():
+            with nki.options(executor=executor):
+                times.append(first_and_warm(lambda: kernel(*arrays)))
+    best = {name: [min(column) for column in zip(*times, strict=True)] for name, times in found.items()}
+    return [a / b for a, b in zip(best[fast], best["reference"], strict=True)]
+
+
+def crossover_rows():
+    """Where a plan begins to pay: matmuls of growing size, by a plan over one by one."""
+    for k, m, n in ((128, 128, 512), (256, 256, 512), (512, 512, 512), (1024, 512, 1024), (1024, 1024, 2048)):
+        arrays = numbers(k, m), numbers(k, n)
+        first, warm = ratio_of(tiled, arrays, "plan")
+        size = f"{m}x{k}x{n}, {2 * k * m * n / 1e6:.0f} MFLOP"
+        yield f"plan / one by one, {size}: first, warm", f"{first:.2f}x, {warm:.2f}x", ""
+
+
+@nki.jit
+def long_sequence(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, x.dtype)
+    nisa.dma_copy(tile, x)
+    for _ in range(10_000):
+        nisa.tensor_scalar(tile, tile, nl.multiply, 1.0)
+    nisa.dma_copy(out, tile)
+    return out
+
+
+@nki.jit
+def twenty(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, x.dtype)
+    nisa.dma_copy(tile, x)
+    for i in range(9):
+        nisa.tensor_scalar(tile, tile, nl.add, float(i))
+        nisa.activation(tile, nl.relu, tile)
+    nisa.dma_copy(out, tile)
+    return out
+
+
+def single_rows():
+    _, warm = ratio_of(long_sequence, [numbers(128, 1)])
+    yield "10,000 tensor_scalar on 128x1, warm / reference", f"{warm:.2f}x", "1.00x"
+    times = {"auto": [], "reference": []}
+    x = numbers(128, 512)
+    for _ in range(7):
+        for executor, found in times.items():
+            with nki.options(executor=executor):
+                twenty(x)
+                found.append(cpu(lambda: [twenty(x) for _ in range(50)]))
+    ratio = min(times["auto"]) / min(times["reference"])
+    yield "20 instructions on 128x512, warm / reference", f"{ratio:.2f}x", "1.00x"
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+PEAK = """
+import resource, sys
+from benchmarks.plans import PEAKS, peak_before
+kernel, arrays = PEAKS[{name!r}]()
+before = peak_before(kernel, arrays)
+out = kernel(*arrays)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - out.nbytes)
+"""
+
+
+def ones(*shapes, dtype=BF16):
+    return [np.ones(shape, dtype) for shape in shapes]
+
+
+PEAKS = {
+    "loads in the inner loop, bf16": lambda: (tiled, ones((K, M), (K, N))),
+    "blocked matmul, fp32": lambda: (blocked_mnk, ones((K, M), (K, N), dtype=np.float32)),
+    "mlp": lambda: (mlp, ones((1, 1024, 4096), (4096, 3584), (4096, 3584), (3584, 4096))),
+    "attention_cte": lambda: (attention_cte, ones((8, 2048, 128), (1, 128, 2048), (1, 2048, 128))),
+}
+
+
+def peak_before(kernel, arrays):
+    """KiB, once everything is imported and the arguments are there."""
+    tiled(*ones((128, 128), (128, 512)))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def memory_rows():
+    """Each in a process of its own, so that nothing else counts."""
+    for name in PEAKS:
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK.format(name=name)],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parents[1],
+        )
+        mib = int(done.stdout) / 2**20
+        yield f"peak beyond arguments and results, {name}", f"{mib:.0f} MiB", "512 MiB"
 
 
 def run():
     os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
-    return [*matmul_rows(), *mlp_rows(), *attention_rows(), *planning_rows()]
+    return [
+        *matmul_rows(),
+        *mlp_rows(),
+        *attention_rows(),
+        *planning_rows(),
+        *crossover_rows(),
+        *single_rows(),
+        *memory_rows(),
+    ]

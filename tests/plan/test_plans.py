@@ -16,6 +16,8 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from both_ways import assert_same, outcome
+from nki.plan import running
+from nki.plan.arrays import Pool
 from nki.plan.planner import NoPlan, plan_of
 from random_programs import rich_programs
 from support import target
@@ -127,6 +129,36 @@ def test_programs_that_do_not_pay_are_not_planned():
 
 
 @nki.jit
+def chosen_weights(x, weights, which):
+    """x.T @ weights[:, which : which + 512]: the address of the weights is known at run time."""
+    out = nl.ndarray((128, 512), nl.float32, buffer=nl.shared_hbm)
+    number = nl.ndarray((1, 1), nl.int32)
+    nisa.dma_copy(number, which)
+    first = nisa.register_alloc(number)
+    psum = nl.ndarray((128, 512), nl.float32, buffer=nl.psum)
+    for k in range(x.shape[0] // 128):
+        rows = nl.ds(128 * k, 128)
+        stationary, moving = nl.ndarray((128, 128), nl.float32), nl.ndarray((128, 512), nl.float32)
+        nisa.dma_copy(stationary, x[rows])
+        nisa.dma_copy(moving, weights[rows, nl.ds(first, 512)])
+        nisa.nc_matmul(psum, stationary, moving)
+    tile = nl.ndarray((128, 512), nl.float32)
+    nisa.tensor_copy(tile, psum)
+    nisa.dma_copy(out, tile)
+    return out
+
+
+def test_products_of_what_is_addressed_at_run_time_stay_apart_and_are_not_planned():
+    rng = np.random.default_rng(3)
+    x, weights = rng.integers(-2, 3, (4096, 128)), rng.integers(-2, 3, (4096, 1024))
+    arrays = [x.astype(np.float32), weights.astype(np.float32), np.array([[512]], np.int32)]
+    program = chosen_weights.trace(*arrays)
+    found = plan_of(program)
+    assert isinstance(found, NoPlan) and "addressed at run time" in found.why
+    assert assert_same(program, arrays, exact=True)
+
+
+@nki.jit
 def shows(x):
     tile = nl.ndarray(x.shape, x.dtype)
     nisa.dma_copy(tile, x)
@@ -212,6 +244,41 @@ def test_calls_of_several_threads_share_a_plan_and_not_its_memory(monkeypatch):
     for i, (left, right) in inputs.items():
         wanted = (left.T @ right).astype(ml_dtypes.bfloat16)
         np.testing.assert_array_equal(found[i].astype(np.float32), wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_calls_in_the_middle_of_one_plan_have_memory_of_their_own(monkeypatch, shared):
+    """With one memory for both, what one call has packed would be another's: this test would see it."""
+    monkeypatch.setenv("OPEN_NKI_EXECUTOR", "plan")
+    monkeypatch.setenv("OPEN_NKI_THREADS", "1")
+    given = [[(a + i).astype(ml_dtypes.bfloat16) for a in factors(256, 128, 512)] for i in range(2)]
+    program = kernels.tiled.trace(*given[0])
+    plan_of(program, forced=True)
+    packed, multiplied = threading.Barrier(2, timeout=60), threading.Barrier(2, timeout=60)
+    blocks = running._blocks
+
+    def met(*factors):
+        packed.wait()  # both have packed their factors
+        parts = blocks(*factors)
+        return [lambda part=part: (part(), multiplied.wait()) for part in parts]
+
+    monkeypatch.setattr(running, "_blocks", met)
+    if shared:
+        one = {}
+        monkeypatch.setattr(Pool, "take", lambda self, n: one.setdefault(n, np.empty(n, np.uint8)))
+        monkeypatch.setattr(Pool, "give_back", lambda self, array: None)
+    found = [None, None]
+    workers = [
+        threading.Thread(target=lambda i=i: found.__setitem__(i, program.run(*given[i]))) for i in (0, 1)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    wide = [[a.astype(np.float32) for a in pair] for pair in given]
+    wanted = [(left.T @ right).astype(ml_dtypes.bfloat16) for left, right in wide]
+    same = [f.tobytes() == w.tobytes() for f, w in zip(found, wanted, strict=True)]
+    assert all(same) is not shared
 
 
 def test_the_first_call_and_the_next_ones_give_the_same_bits(monkeypatch):

@@ -709,6 +709,19 @@ REDRAWS = """async () => {
 }"""
 
 
+SEARCHES = """async () => {
+  const times = [];
+  for (const words of ["tensor", "no such thing", "dma sbuf", "m=1", "dma m=1 n=2", ".py:2"]) {
+    const begun = performance.now();
+    report.search(words);
+    report.timeline.drawNow();
+    times.push(performance.now() - begun);
+    await new Promise(requestAnimationFrame);
+  }
+  return times.sort((a, b) => a - b);
+}"""
+
+
 def large_page(count: int) -> str:
     profile = sample()
     sites = list({str(bar.site): bar.site for bar in profile.timeline.bars}.values())
@@ -732,5 +745,7 @@ def test_two_hundred_thousand_random_bars_stay_small_and_quick(chromium, tmp_pat
         f"first paint {paint:.0f} ms, decoded in {times['decode']:.0f} ms, drawn at {times['drawn']:.0f} ms"
     )
     print(f"zoom redraw {median:.1f} ms median, {worst:.1f} ms worst")
+    searches = shown.ask(SEARCHES)
+    print(f"search and redraw {searches[len(searches) // 2]:.0f} ms median, {searches[-1]:.0f} ms worst")
     assert shown.complaints == []
     shown.page.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..context import provides
 from ..errors import error, without_our_frames
-from ..execute.collector import fewer_collections
+from ..execute.collector import fewer_collections, no_collections
 from ..options import options
 from ..program.program import Diagnostic, Loop, Program
 from ..program.statistics import Statistics
@@ -49,7 +49,8 @@ class Profile:
         """What holds the kernel back, most expensive first."""
         from ..timing.advisor import advise
 
-        return advise(self.timeline)
+        with no_collections():
+            return advise(self.timeline)
 
     @cached_property
     def _figures(self) -> dict[str, Any]:
@@ -246,17 +247,17 @@ def profile_call(
 def _profiled(
     kernel: Any, args: tuple, kwargs: dict, run: bool, uncertain: bool, stage: Callable[[str], None]
 ) -> Profile:
-    stage(f"tracing {kernel.__name__}")
-    iterations = Iterations()
-    with observe(iterations):
-        program = kernel.trace(*args, **kwargs)
-    done = None
-    counts = program.assumed_loops and not leaves([args, kwargs], TensorSpec)
-    if run or counts:
-        stage(f"running {kernel.__name__}")
-        done = kernel.run(*args, **kwargs)
-        program = replace(program, trips=done.trips)
-    found = profile_program(program, stage)
+    iterations, done = Iterations(), None
+    with no_collections():
+        stage(f"tracing {kernel.__name__}")
+        with observe(iterations):
+            program = kernel.trace(*args, **kwargs)
+        counts = program.assumed_loops and not leaves([args, kwargs], TensorSpec)
+        if run or counts:
+            stage(f"running {kernel.__name__}")
+            done = kernel.run(*args, **kwargs)
+            program = replace(program, trips=done.trips)
+        found = profile_program(program, stage)
     found.timeline.turns = iterations.turns
     found.result = done.result if run and done is not None else None
     if uncertain:
@@ -295,10 +296,10 @@ def profile_world(
 def profile_program(program: Program, stage: Callable[[str], None] = lambda what: None) -> Profile:
     """The modelled run of a program on its machine."""
     stage(f"scheduling {len(program):,} instructions")
-    with fewer_collections():
-        timeline = schedule(program)
+    with no_collections():
+        timeline, counts = schedule(program), program.statistics()
     said = [*program.said, *map(_assumed, program.assumed_loops)]
-    return Profile(program.name, timeline, program.statistics(), said, program.assumed_loops)
+    return Profile(program.name, timeline, counts, said, program.assumed_loops)
 
 
 def _assumed(loop: Loop) -> Diagnostic:

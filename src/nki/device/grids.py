@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..hardware.dtypes import DType
-from ..plan.running import spot
+from ..plan.settling import located
 from ..plan.values import Place
 
 
@@ -82,13 +82,13 @@ class Grid:
 
 
 def pattern_of(place: Place) -> Pattern:
-    where = spot(place)
+    where = located(place)
     width = place.dtype.itemsize
     return Pattern(where.storage, where.shape, tuple([s // width for s in where.strides]), place.dtype)
 
 
 def offset_of(place: Place) -> int:
-    return spot(place).offset // place.dtype.itemsize
+    return located(place).offset // place.dtype.itemsize
 
 
 def _strides(offsets: np.ndarray) -> tuple[int, ...] | None:

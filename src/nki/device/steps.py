@@ -14,7 +14,7 @@ from ..plan.folding import folded
 from ..plan.kinds import Kinds
 from ..plan.planner import UNPLANNED
 from ..plan.products import Factor, Gemm
-from ..plan.running import made_at
+from ..plan.settling import made_at
 from ..plan.stages import Arena
 from ..plan.storages import Storages
 from ..plan.tiles import InPlace

@@ -8,6 +8,8 @@ tracking    goes through a core's instructions and finds the values each of them
 folding     copies, sums of products and stores that need no instruction of their own
 products    tile products of one stage that make up a large one
 stages      the order of everything, and where in one array the values lie
+settling    everything in numbers: `steps`, what a finished plan says
+content     the key of a program's content; `keeping`: plans in memory and in files, `writing`: a plan as text
 planner     all of this together: `plan_of(program)`
 describing  a plan as data and as text: `nki plan`
 running     runs a plan on numpy arrays; what it does not understand goes to the numpy executor

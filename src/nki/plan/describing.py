@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from ..program.program import Loop, Program, walk
-from .planner import CorePlan, NoPlan, Plan, plan_of
-from .products import Factor, Gemm
-from .tracking import Task
-from .values import Value
+from ..program.program import Item, Loop, Program, walk
+from .planner import NoPlan, plan_of
+from .steps import CorePlan, Matrix, Product, Work
 
 WIDTH = 100
 
@@ -28,22 +27,17 @@ def described(program: Program, forced: bool = True) -> dict[str, Any]:
     unplanned = plan_of(program)
     facts["planned"] = True
     facts["why"] = unplanned.why if isinstance(unplanned, NoPlan) else ""
-    facts["cores"] = [_core(part) for part in plan.cores]
-    facts["in_place"] = [
-        {"storage": f"{s.dtype}{list(s.shape)} {s.where}", "why": why} for s, why in plan.in_place.items()
-    ]
-    facts["parts"] = _parts_in_place(plan)
+    facts["cores"] = [_core(part, items) for part, items in zip(plan.cores, program.cores, strict=True)]
+    kept = [(program.storages[number], why) for number, why in plan.in_place]
+    facts["in_place"] = [{"storage": f"{s.dtype}{list(s.shape)} {s.where}", "why": why} for s, why in kept]
+    facts["parts"] = plan.parts
     return facts
 
 
-def _parts_in_place(plan: Plan) -> int:
-    return sum(s.on_chip for s in plan.storages.in_place)
-
-
-def _core(part: CorePlan) -> dict[str, Any]:
+def _core(part: CorePlan, items: Sequence[Item]) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     for step in part.steps:
-        steps.append(_gemm(step) if step.__class__ is Gemm else _task(step))
+        steps.append(_product(step) if isinstance(step, Product) else _work(step, items))
     return {
         "steps": _joined(steps),
         "bytes": part.arena,
@@ -52,40 +46,40 @@ def _core(part: CorePlan) -> dict[str, Any]:
     }
 
 
-def _gemm(gemm: Gemm) -> dict[str, Any]:
-    terms = max(gemm.products // len(gemm.tasks), 1)
+def _product(product: Product) -> dict[str, Any]:
+    rows, columns = product.left.columns, product.right.columns
     return {
         "step": "product",
-        "m": gemm.left.columns,
-        "n": gemm.right.columns,
-        "k": gemm.left.rows,
-        "tiles": len(gemm.tasks),
-        "terms": terms,
-        "instructions": gemm.products,
-        "stationary": _factor(gemm.left),
-        "moving": _factor(gemm.right),
-        "result": "in place" if gemm.target is not None else "in the arena",
-        "bytes": 0 if gemm.result is None else gemm.result.nbytes,
+        "m": rows,
+        "n": columns,
+        "k": product.left.rows,
+        "tiles": product.tiles,
+        "terms": max(product.terms // product.tiles, 1),
+        "instructions": product.terms,
+        "stationary": _factor(product.left),
+        "moving": _factor(product.right),
+        "result": "in place" if product.target is not None else "in the arena",
+        "bytes": 0 if product.target is not None else 4 * rows * columns,
     }
 
 
-def _factor(factor: Factor) -> str:
+def _factor(factor: Matrix) -> str:
     return "where it is" if factor.there is not None else f"packed from {len(factor.tiles)}"
 
 
-def _task(task: Task) -> dict[str, Any]:
-    if task.kind == "gather":
+def _work(work: Work, items: Sequence[Item]) -> dict[str, Any]:
+    item = None if work.kind == "gather" else items[work.item]
+    if item is None:
         name, count = "gather", 0
-    elif isinstance(task.instruction, Loop):
-        name, count = task.instruction.function, sum(1 for _ in walk(task.instruction.body))
+    elif isinstance(item, Loop):
+        name, count = item.function, sum(1 for _ in walk(item.body))
     else:
-        name, count = task.instruction.public, 1
-    made = sum(v.nbytes for _, v, _ in task.outs if v.__class__ is Value and v.sunk is None)
+        name, count = item.public, 1
     return {
-        "step": "fence" if task.kind == "fence" else "one by one",
+        "step": "fence" if work.kind == "fence" else "one by one",
         "what": {name: 1},
         "instructions": count,
-        "bytes": made,
+        "bytes": work.nbytes,
     }
 
 

@@ -1,4 +1,4 @@
-"""The planner: a Program in, a Plan out, kept with the Program.
+"""The planner: a Program in, a Plan out, kept with the Program and under its content.
 
 A plan is made where it can pay: the products of the program are large, and there are many of them.
 """
@@ -6,65 +6,29 @@ A plan is made where it can pay: the products of the program are large, and ther
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from functools import cached_property
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..program.effects import effects
 from ..program.instruction import State
 from ..program.program import Loop, Program
 from ..tensors.storage import Storage
+from . import keeping
+from .content import content_key
 from .folding import folded
 from .kinds import Kinds
 from .products import Gemm
+from .settling import Settler
 from .stages import in_stages, laid_out
-from .storages import Storages
-from .tracking import InPlace, Task, Tracker
+from .steps import CorePlan, Plan, Result, Work
+from .storages import Storages, touched
+from .tracking import InPlace, Tracker
 
 WORTH = 1 << 28  # floating-point operations of matmuls from which a plan is made
 WORTH_EACH = 1 << 20  # and so many for each instruction, which all have to be looked at
+WORTH_SHARE = 0.5  # of them that must have become large products: what runs by itself is slower by a plan
 ATTEMPTS = 24  # times that a storage may turn out to be no sequence of values
 UNPLANNED = (State.output, State.ranks, State.vector_random, State.gpsimd_random)
-
-
-class CorePlan(NamedTuple):
-    """What one core does, in order: Gemms, Tasks and fences."""
-
-    steps: list[Any]
-    arena: int  # bytes of the values
-    packed: int  # bytes of the largest pair of packed factors
-    folded: dict[str, int]
-
-
-class Plan:
-    """A program as a few large operations. It never changes; calls share it."""
-
-    def __init__(self, program: Program, cores: list[CorePlan], storages: Storages, kept: dict[Storage, str]):
-        self.program = program
-        self.cores = cores
-        self.storages = storages
-        self.in_place = kept  # storages that are not followed, and why
-
-    @cached_property
-    def independent(self) -> bool:
-        """Nothing that one core writes matters to another, so that they need not take turns."""
-        if self.program.said:  # in their order
-            return False
-        if any(step.__class__ is Task and step.kind == "fence" for core in self.cores for step in core.steps):
-            return False
-        used = [_touched(self.program, core) for core in range(len(self.cores))]
-        free = self.storages.once  # every element of these is written by one of them, and read by nobody
-        return not any(
-            (written & (read | others)) - free
-            for i, (_, written) in enumerate(used)
-            for j, (read, others) in enumerate(used)
-            if i != j
-        )
-
-    @property
-    def products(self) -> Iterator[Gemm]:
-        return (step for core in self.cores for step in core.steps if step.__class__ is Gemm)
 
 
 class NoPlan(NamedTuple):
@@ -73,19 +37,52 @@ class NoPlan(NamedTuple):
     why: str
 
 
-def plan_of(program: Program, forced: bool = False) -> Plan | NoPlan:
-    """The plan of a program, made once and kept with it."""
-    key = "_forced_plan" if forced else "_plan"
-    found = program.__dict__.get(key)
+def plan_of(program: Program, forced: bool = False, folder: str = "") -> Plan | NoPlan:
+    """The plan of a program: the one it has, one that was made for its content, or a new one.
+
+    `forced`: also where it does not pay. `folder`: keeps plans for other processes.
+    """
+    name = "_forced_plan" if forced else "_plan"
+    found = program.__dict__.get(name)
     if found is None:
-        found = program.__dict__[key] = _made(program, forced)
+        found = program.__dict__[name] = _found_or_made(program, forced, folder)
     return found
 
 
-def _made(program: Program, forced: bool) -> Plan | NoPlan:
+def _found_or_made(program: Program, forced: bool, folder: str) -> Plan | NoPlan:
+    kinds = Kinds(program.machine)
+    flops, why = _weighed(program, kinds, forced)
+    if why:
+        return NoPlan(why)
+    found = _kept(program, kinds, folder)
+    if not forced and isinstance(found, Plan) and found.flops < WORTH_SHARE * flops:
+        return NoPlan(f"{found.flops / flops:.0%} of its matmuls become large products, which does not pay")
+    return found
+
+
+def _kept(program: Program, kinds: Kinds, folder: str) -> Plan | NoPlan:
+    """The plan for a program's content: from memory, from the folder, or made and kept there."""
+    key = content_key(program)
+    if key is None:
+        return made(program, kinds)
+    found: Plan | NoPlan | None = keeping.plans.find(key)
+    if found is None and folder:
+        found = keeping.read(key, folder)
+        if isinstance(found, Plan):
+            keeping.plans.keep(key, found)
+    if found is None:
+        found = made(program, kinds)
+        if isinstance(found, Plan):
+            keeping.plans.keep(key, found)
+            if folder:
+                keeping.write(key, found, folder)
+    return found
+
+
+def _weighed(program: Program, kinds: Kinds, forced: bool) -> tuple[int, str]:
+    """The work of a program's matmuls, and why it has no plan, as far as that is seen at once; "" else."""
     flops, count = 0, 0
     states: set[State] = set()
-    kinds = Kinds(program.machine)
     for items in program.cores:
         straight = [item for item in items if item.__class__ is not Loop]
         first = {id(instruction.access): instruction for instruction in straight}  # type: ignore[union-attr]
@@ -96,12 +93,26 @@ def _made(program: Program, forced: bool) -> Plan | NoPlan:
         count += len(straight)
     for state in UNPLANNED:
         if state in states:
-            return NoPlan(f"it touches {state.value}")
+            return flops, f"it touches {state.value}"
     if flops < max(WORTH, WORTH_EACH * count) and not forced:
-        return NoPlan(f"its matmuls are {flops / 1e6:.0f} MFLOP in {count} instructions, which does not pay")
+        return flops, f"its matmuls are {flops / 1e6:.0f} MFLOP in {count} instructions, which does not pay"
+    apart = 0 if forced else _apart(program, kinds)
+    if flops - apart < WORTH_SHARE * flops:
+        return flops, f"{apart / flops:.0%} of its matmuls' work is on tiles that are addressed at run time"
     if any(isinstance(item, Loop) for items in program.cores for item in items) and _touches(program):
-        return NoPlan("a dynamic loop touches what only the numpy executor knows")
-    return _planned(program, kinds)
+        return flops, "a dynamic loop touches what only the numpy executor knows"
+    return flops, ""
+
+
+def _apart(program: Program, kinds: Kinds) -> int:
+    """The work of matmuls on tiles that fences touch: they become no large products."""
+    straight = [item for items in program.cores for item in items if item.__class__ is not Loop]
+    kept = {s for i in straight if kinds.of(i).fence for s in touched(i)}  # type: ignore[arg-type]
+    if not kept:
+        return 0
+    products = [i for i in straight if kinds.of(i).flops]  # type: ignore[arg-type]
+    work = [(kinds.of(p).flops, touched(p)) for p in products]  # type: ignore[arg-type]
+    return sum([flops for flops, storages in work if not kept.isdisjoint(storages)])
 
 
 def _touched(program: Program, core: int) -> tuple[set[Storage], set[Storage]]:
@@ -119,7 +130,9 @@ def _touches(program: Program) -> bool:
     return bool(program.state & frozenset(UNPLANNED))
 
 
-def _planned(program: Program, kinds: Kinds) -> Plan | NoPlan:
+def made(program: Program, kinds: Kinds | None = None) -> Plan | NoPlan:
+    """A new plan, whatever it costs."""
+    kinds = kinds or Kinds(program.machine)
     kept: dict[Storage, str] = {}
     for _ in range(ATTEMPTS):
         storages = Storages(program, kinds, kept)
@@ -128,7 +141,7 @@ def _planned(program: Program, kinds: Kinds) -> Plan | NoPlan:
         except InPlace as problem:
             kept[problem.storage] = problem.why
             continue
-        return Plan(program, cores, storages, kept)
+        return _plan(program, cores, storages, kept)
     return NoPlan("too many of its tiles are no sequences of values")
 
 
@@ -139,7 +152,40 @@ def _core(program: Program, core: int, storages: Storages, kinds: Kinds) -> Core
     steps = in_stages(tasks, storages)
     arena = laid_out(steps)
     packed = max((s.left.nbytes + s.right.nbytes for s in steps if s.__class__ is Gemm), default=0)
-    return CorePlan(steps, arena, packed, tracker.folded)
+    settled = Settler(program, core).settled(steps)
+    for task in tracker.tasks:
+        task.forget()
+    return CorePlan(settled, arena, packed, tracker.folded)
 
 
-__all__ = ["CorePlan", "NoPlan", "Plan", "plan_of"]
+def _plan(program: Program, cores: list[CorePlan], storages: Storages, kept: dict[Storage, str]) -> Plan:
+    numbers = {storage: number for number, storage in enumerate(program.storages)}
+    results = []
+    for storage, views in storages.stores.items():
+        if storage in storages.once:
+            shown = tuple([(v.offset, tuple(v.shape), tuple(v.strides)) for v in views])
+            results.append(Result(numbers[storage], None if storage in storages.complete else shown))
+    return Plan(
+        tuple(cores),
+        tuple(results),
+        tuple([(numbers[storage], why) for storage, why in kept.items()]),
+        sum([storage.on_chip for storage in storages.in_place]),
+        len(cores) < 2 or _independent(program, cores, storages),
+    )
+
+
+def _independent(program: Program, cores: list[CorePlan], storages: Storages) -> bool:
+    """Nothing that one core writes matters to another, so that they need not take turns."""
+    if any(step.__class__ is Work and step.kind == "fence" for core in cores for step in core.steps):
+        return False
+    used = [_touched(program, core) for core in range(len(cores))]
+    free = storages.once  # every element of these is written by one of them, and read by nobody
+    return not any(
+        (written & (read | others)) - free
+        for i, (_, written) in enumerate(used)
+        for j, (read, others) in enumerate(used)
+        if i != j
+    )
+
+
+__all__ = ["NoPlan", "made", "plan_of"]

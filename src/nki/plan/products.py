@@ -8,7 +8,7 @@ are packed first, and widened to float32 on the way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -51,20 +51,6 @@ class Factor(NamedTuple):
     @property
     def nbytes(self) -> int:
         return 0 if self.there is not None else 4 * self.rows * self.columns
-
-    def pieces(self, packed: Any) -> Iterator[tuple[Any, Place]]:
-        """Where each tile goes in `packed`, [rows, columns] of any array library, and whence it comes."""
-        term = 0
-        for tile in self.tiles:
-            if tile.column == 0 and tile.row > 0:
-                term += 1
-            rows = slice(tile.row, tile.row + tile.rows)
-            if self.terms > 1:
-                rows = slice(term, None, self.terms)
-            place = tile.place
-            if tile.strides is not None:
-                place = place._replace(shape=(tile.rows, tile.columns), strides=tile.strides)
-            yield packed[rows, tile.column : tile.column + tile.columns], place
 
 
 class Gemm(NamedTuple):

@@ -8,7 +8,7 @@ everywhere and read by nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import gcd
 from typing import Any
 
@@ -60,18 +60,10 @@ class Storages:
 
     def _keep(self, instruction: Instruction) -> None:
         """All that the instruction touches stays in place."""
-        for view in instruction.views():
-            if view.indirection is not None and view.indirection.base is not None:
-                self._keep_storage(view.indirection.base.storage)
-            self._keep_storage(view.storage)
+        for storage in touched(instruction):
+            (self.in_place if storage.on_chip else self.read).add(storage)
         for view in effects(instruction).written:
             self.written.add(view.storage)
-
-    def _keep_storage(self, storage: Storage) -> None:
-        if storage.on_chip:
-            self.in_place.add(storage)
-        else:
-            self.read.add(storage)
 
     def is_followed(self, storage: Storage) -> bool:
         return storage.on_chip and storage not in self.in_place
@@ -79,6 +71,14 @@ class Storages:
     def is_constant(self, storage: Storage) -> bool:
         """In HBM, and nobody writes it."""
         return not storage.on_chip and storage not in self.written
+
+
+def touched(instruction: Instruction) -> Iterator[Storage]:
+    """All storages of its operands, and of the indices in them."""
+    for view in instruction.views():
+        if view.indirection is not None and view.indirection.base is not None:
+            yield view.indirection.base.storage
+        yield view.storage
 
 
 def _written_once(storage: Storage, views: list[View]) -> tuple[bool, bool]:

@@ -167,7 +167,7 @@ class Tiles(dict[Storage, Tile]):
         table = [piece for tile in self.beside(storage) for piece in tile.pieces]
         whole = Region(*_origin(storage), exact=True)
         for inside in (whole, where) if storage.address is None else (where,):
-            if _covered(table, inside):
+            if _in_a_row(table, inside) or _covered(table, inside):
                 return framed(storage, inside), [inside._replace(exact=True)]
         pieces = runs(view, where)
         if where.exact or pieces is None or not all(_covered(table, piece) for piece in pieces):
@@ -184,7 +184,11 @@ class Tiles(dict[Storage, Tile]):
                         continue
                     if tile.storage is not storage or value.view.dtype is not view.dtype:
                         raise InPlace(storage, "parts that cannot be put together")
-                    part = framed(storage, _common(where, inside))
+                    own = value.view
+                    if len(own.shape) == 2 and where == region(own) and inside.covers(where):
+                        part = own  # all of what was written
+                    else:
+                        part = framed(storage, _common(where, inside))
                     place = value.part(part)
                     if place is None:
                         raise InPlace(storage, "parts that cannot be put together")
@@ -217,6 +221,16 @@ def _common(a: Region, b: Region) -> Region:
     return Region(
         max(a.first, b.first), min(a.last, b.last), max(a.start, b.start), min(a.stop, b.stop), True
     )
+
+
+def _in_a_row(pieces: list[Piece], where: Region) -> bool:
+    """The pieces stand side by side and make up the rectangle: the usual case, seen at once."""
+    following = where.start
+    for _, piece, _ in pieces:
+        if piece.first != where.first or piece.last != where.last or piece.start != following:
+            return False
+        following = piece.stop
+    return following == where.stop
 
 
 def _covered(pieces: list[Piece], where: Region) -> bool:

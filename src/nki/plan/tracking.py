@@ -49,6 +49,12 @@ class Task:
         self.order: Any = None  # move: how the dimensions of src are permuted
         self.depth = 0
 
+    def forget(self) -> None:
+        """Let go of what refers back: then no collector is needed to free a task."""
+        for _, value, _ in self.outs:
+            if value.__class__ is Value:
+                value.forget()
+
 
 class Tracker:
     """Makes the tasks of one core."""
@@ -212,7 +218,7 @@ class Tracker:
         tile = self.tiles[view.storage]
         found = tile.factors.get(sig)
         if found is None:
-            found = self._elsewhere(view) or self._place(view, position)
+            found = self._elsewhere(view) or tile.places.get(sig) or self._find(view, sig, position)
             if found.base.__class__ is Value and found.base.gathered is not None:
                 found = found.base.ungathered(found) or found
             tile.factors[sig] = found
@@ -266,11 +272,18 @@ class Tracker:
         tile, sig = self.tiles[view.storage], view._sig or view.sig
         place = tile.places.get(sig)
         if place is None:
-            value = tile.exact.get(sig) or self.tiles.single(view) or self._gathered(view, position)
-            place = value.part(view)
-            if place is None:
-                raise InPlace(view.storage, "a view that is none of what was written")
+            place = self._find(view, sig, position)
             tile.places[sig] = place
+        elif place.base.__class__ is Value:
+            place.base.closed = True
+        return place
+
+    def _find(self, view: View, sig: int, position: int) -> Place:
+        tile = self.tiles[view.storage]
+        value = tile.exact.get(sig) or self.tiles.single(view) or self._gathered(view, position)
+        place = value.part(view)
+        if place is None:
+            raise InPlace(view.storage, "a view that is none of what was written")
         if place.base.__class__ is Value:
             place.base.closed = True  # somebody sees it as it is now: nothing is added to it any more
         return place

@@ -129,6 +129,7 @@ class Value:
     wide: Value | None = None  # for products: the same numbers elsewhere, in another order or dtype
     terms: list[tuple[Place, Place]] | None = None  # a sum of products: stationary and moving
     gathered: list[tuple[Region, Value]] | None = None  # put together of these, each in its rectangle
+    _own: Place | None = None
     layout: tuple | None = None  # (count, address step) of each dimension, and its step in the base
     closed = False  # somebody saw it: no more terms
     by_matmul = False
@@ -150,6 +151,16 @@ class Value:
             self.makers, self.readers = [], []
         else:
             self.base, self.offset = place.base, place.offset
+
+    def forget(self) -> None:
+        """Nobody asks for it any more: let go of what refers back to it."""
+        self.makers, self.readers = [], []
+        self._own = self.wide = self.gathered = self.terms = self.base = None
+
+    def _whole(self) -> Place:
+        shape = tuple(self.view.shape)
+        self._own = Place(self, 0, shape, row_major(shape), self.view.dtype)
+        return self._own
 
     def _laid_out(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
         shape = tuple(self.view.shape)
@@ -192,7 +203,9 @@ class Value:
     def part(self, view: View) -> Place | None:
         """Where the elements of a view of the same memory lie; None where that is no strided view."""
         own, place = self.view, self.place
-        if place is not None and (view is own or view.sig == own.sig):
+        if view is own or view.sig == own.sig:
+            if place is None:
+                return self._own or self._whole()
             return place if place.dtype is view.dtype else place._replace(dtype=view.dtype)
         if view.dtype.itemsize != own.dtype.itemsize:
             return None

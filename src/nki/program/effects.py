@@ -5,7 +5,9 @@ Executor, timing, staging, checks and passes all ask here; nobody keeps a second
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ..tensors import View
@@ -26,26 +28,68 @@ class Effects(NamedTuple):
     @property
     def written(self) -> tuple[View, ...]:
         """Everything that may hold other values afterwards."""
-        return (*self.writes, *self.adds_to)
+        return self.writes + self.adds_to if self.adds_to else self.writes
 
     @property
     def seen(self) -> tuple[View, ...]:
         """Everything the results may depend on."""
-        return (*self.reads, *self.adds_to)
+        return self.reads + self.adds_to if self.adds_to else self.reads
 
 
 FENCES = (State.peer, State.ranks, State.loop)  # everything stays on its side of these
 
 
+class _Plain(NamedTuple):
+    """How the operands of a class are fetched whose effects are those of its annotations."""
+
+    reads: Callable[[Instruction], tuple[Any, ...]]
+    writes: Callable[[Instruction], tuple[Any, ...]]
+    numbers: bool  # an operand may be a number, or None
+
+
+@cache
+def _plain(cls: type[Instruction]) -> _Plain | None:
+    """None for a class whose effects are not so plain."""
+    if cls.partial or cls.registers:
+        return None
+    names = cls.operand_names
+    reads, writes = ([names[i] for i in at] for at in (cls.read_at, cls.write_at))
+    return _Plain(_fetcher(reads), _fetcher(writes), not cls.required.issuperset(names))
+
+
+def _fetcher(names: list[str]) -> Callable[[Instruction], tuple[Any, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    if not names:
+        return lambda instruction: ()
+    one = attrgetter(names[0])
+    return lambda instruction: (one(instruction),)
+
+
 def effects(instruction: Instruction) -> Effects:
     """What an instruction does, from its annotations, `state` and `parts`."""
+    plain = _plain(instruction.__class__)
+    if plain is not None:  # most are: this runs several times for each of many instructions
+        given, made = plain.reads(instruction), plain.writes(instruction)
+        if plain.numbers:
+            given = tuple([v for v in given if isinstance(v, View)])
+            made = tuple([v for v in made if isinstance(v, View)])
+        for view in given:
+            if view.indirection is not None:
+                return _effects(instruction)
+        for view in made:
+            if view.indirection is not None:
+                return _effects(instruction)
+        added: tuple[View, ...] = ()
+        if instruction.accumulates and instruction.adds():
+            added, made = made[:1], made[1:]
+        return tuple.__new__(Effects, (given, made, added, (), (), instruction.touches()))
+    return _effects(instruction)
+
+
+def _effects(instruction: Instruction) -> Effects:
+    """The same where parts of operands count, registers, or addresses known at run time."""
     operands = instruction.operands()
-    if not (instruction.partial or instruction.registers or instruction.accumulates):
-        views = [v for v in operands if isinstance(v, View)]
-        if all(v.indirection is None for v in views):  # most are plain
-            given = tuple(v for v in map(operands.__getitem__, instruction.read_at) if isinstance(v, View))
-            made = tuple(v for v in map(operands.__getitem__, instruction.write_at) if isinstance(v, View))
-            return Effects(given, made, (), (), (), instruction.touches())
     reads: list[View] = []
     writes: list[View] = []
     added: list[View] = []

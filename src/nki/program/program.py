@@ -226,6 +226,8 @@ class Program:
 
         A body stands as often as its loop runs; where nobody counted the trips, once: see `assumed_loops`.
         """
+        if not self.loops:
+            return [list(zip(items, range(len(items)), strict=True)) for items in self.cores]  # type: ignore[arg-type]
         return [list(_unroll(items, 0, _Trips(self.trips or {}))) for items in self.cores]
 
     @property

@@ -58,20 +58,23 @@ class Statistics:
         operands = instruction.operands()
         self.dma_transfers += 1
         for i in instruction.write_at:
-            if isinstance(operands[i], View):
-                self.dma_bytes += operands[i].nbytes
-                self._count_hbm(operands[i], self.hbm_write_bytes)
+            view = operands[i]
+            if isinstance(view, View):
+                nbytes = view.nbytes
+                self.dma_bytes += nbytes
+                if not view.storage.on_chip:
+                    self._count_hbm(view.storage, nbytes, self.hbm_write_bytes)
         for i in instruction.read_at:
-            if isinstance(operands[i], View):
-                self._count_hbm(operands[i], self.hbm_read_bytes)
+            view = operands[i]
+            if isinstance(view, View) and not view.storage.on_chip:
+                self._count_hbm(view.storage, view.nbytes, self.hbm_read_bytes)
 
-    def _count_hbm(self, view: View, bytes_by_name: Counter[str]) -> None:
-        storage = view.storage
-        if not storage.on_chip:
-            if id(storage) not in self._hbm:
-                self._hbm[id(storage)] = storage
-                self._hbm_sizes[_label(storage)] += storage.nbytes
-            bytes_by_name[_label(storage)] += view.nbytes
+    def _count_hbm(self, storage: Storage, nbytes: int, bytes_by_name: Counter[str]) -> None:
+        label = storage.name or _label(storage)
+        if id(storage) not in self._hbm:
+            self._hbm[id(storage)] = storage
+            self._hbm_sizes[label] += storage.nbytes
+        bytes_by_name[label] += nbytes
 
     def retire(self, storage: Storage) -> None:
         """The storage is gone: keep only when it lived and how much it took."""

@@ -13,6 +13,7 @@ from ..errors import Site
 from ..program.program import Diagnostic
 from ..program.statistics import Statistics
 from ..tensors import View
+from ..timing.law import ENGINES
 from ..timing.measures import (
     assumptions,
     bounds,
@@ -24,7 +25,7 @@ from ..timing.measures import (
 )
 from ..timing.names import TileNames
 from ..timing.regions import Operation
-from ..timing.timeline import ENGINES, Timeline, matmul_flops
+from ..timing.timeline import Timeline, matmul_flops
 from ..timing.uncertainty import Uncertainty
 
 TRACKS = (*ENGINES, "dma")

@@ -17,8 +17,9 @@ import numpy as np
 from ..errors import Site
 from ..hardware.memories import PSUM, SBUF
 from ..tensors.storage import Storage
+from ..timing.law import ENGINES
 from ..timing.names import QUEUES, TileNames
-from ..timing.timeline import ENGINES, Bar, Timeline, Turn
+from ..timing.timeline import Bar, Timeline, Turn
 from .background import STATIONARY, background
 from .slices import MOST_OPERANDS, Slices
 

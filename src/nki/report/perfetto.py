@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import error
+from ..timing.law import ENGINES
 from ..timing.names import QUEUES, queue_of
 from ..timing.regions import RAW
-from ..timing.timeline import ENGINES, Bar, Timeline
+from ..timing.timeline import Bar, Timeline
 from .figures import Profiled
 
 SEQUENCE = 1  # of packets: they share one table of strings

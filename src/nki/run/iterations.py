@@ -17,6 +17,7 @@ from ..errors import is_ours
 from ..program.instruction import Instruction
 
 LONGEST_WORD = 24
+Turn = tuple[tuple[str, Any], ...]
 OUTSIDE = ("nki.call", "nki.run", "threading", "concurrent")  # who called the kernel
 
 
@@ -28,17 +29,20 @@ class LoopOf(NamedTuple):
     variables: tuple[str, ...]
 
 
+OURS, CALLER = ("",), ("", "")  # what places of our own have instead of variables; who called the kernel
+
+
 class Iterations:
     """`turns[core, handle]`: ((variable, value), ...) of the loops around an instruction, outermost first."""
 
     def __init__(self) -> None:
-        self.turns: dict[tuple[int, int], tuple[tuple[str, Any], ...]] = {}
-        self.last: tuple[tuple[str, Any], ...] = ()
-        self.variables: dict[tuple[int, int], tuple[str, ...]] = {}  # at each place of the code
+        self.turns: dict[tuple[int, int], Turn] = {}
+        self.last: Turn = ()
+        self.places = Places()
 
     def __call__(self, instruction: Instruction) -> None:
         core = running()
-        turn = around(sys._getframe(1), self.variables)
+        turn = self.places.turn(sys._getframe(1))
         if not turn or core is None:
             return
         if turn == self.last:
@@ -47,29 +51,47 @@ class Iterations:
         self.turns[core.index, core.issued] = turn
 
 
-def around(
-    frame: FrameType | None, known: dict[tuple[int, int], tuple[str, ...]]
-) -> tuple[tuple[str, Any], ...]:
-    """The variables of all loops that are open in the kernel's frames, the innermost frame given."""
-    found: list[tuple[str, Any]] = []
-    seen_kernel = False
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if is_ours(module):
-            if seen_kernel and module.startswith(OUTSIDE):
-                break
-        else:
-            seen_kernel = True
+class Places:
+    """What the places of the code that issue instructions have around them; each is looked at once."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, int], tuple[str, ...]] = {}  # by code and offset: the variables
+        self.codes: list[CodeType] = []  # kept: nothing else may get their ids
+
+    def turn(self, frame: FrameType | None) -> Turn:
+        """The variables of all loops that are open in the kernel's frames, the innermost frame given."""
+        found: Turn = ()
+        known, in_kernel = self.known, False
+        while frame is not None:
             place = (id(frame.f_code), frame.f_lasti)  # cheaper than the hash of a code object
             names = known.get(place)
             if names is None:
-                names = known[place] = variables_at(frame.f_code, frame.f_lasti)
-            if names:
-                values = frame.f_locals
-                found[:0] = [
-                    (name, shown) for name in names if (shown := _shown(values.get(name))) is not None
-                ]
-        frame = frame.f_back
+                names = known[place] = self._look(frame)
+            if names is CALLER:
+                if in_kernel:
+                    break
+            elif names is not OURS:
+                in_kernel = True
+                if names:
+                    found = _values(frame.f_locals, names) + found
+            frame = frame.f_back
+        return found
+
+    def _look(self, frame: FrameType) -> tuple[str, ...]:
+        self.codes.append(frame.f_code)
+        module = frame.f_globals.get("__name__", "")
+        if is_ours(module):
+            return CALLER if module.startswith(OUTSIDE) else OURS
+        return variables_at(frame.f_code, frame.f_lasti)
+
+
+def _values(values: dict[str, Any], names: tuple[str, ...]) -> Turn:
+    found = []
+    for name in names:
+        value = values.get(name)
+        shown = value if value.__class__ is int else _shown(value)
+        if shown is not None:
+            found.append((name, shown))
     return tuple(found)
 
 

@@ -207,7 +207,8 @@ class Launch:
         if raced:
             self._alternate()
         with fewer_collections():
-            planned = not raced and self.backend.choose(program, self.options.executor)
+            executor, folder = self.options.executor, self.options.plan_cache
+            planned = not raced and self.backend.choose(program, executor, folder)
             if not (planned and self._by_plan(program)):
                 self._one_by_one(program)
         for core in self.cores:

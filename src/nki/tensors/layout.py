@@ -169,7 +169,7 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
     @property
     def sig(self) -> int:

@@ -22,9 +22,8 @@ from .what_if import Change
 
 def rescheduled_ns(timeline: Timeline, change: Change) -> float:
     """ns until the last result, with a change: gone, longer or shorter, started sooner, elsewhere."""
-    changed = _Changed(timeline, change)
-    changed.run()
-    return max((t for core in changed.cores for t in core.done), default=0.0)
+    cores = _Changed(timeline, change).run()
+    return max((t for core in cores for t in core.done), default=0.0)
 
 
 class _Changed(Simulation):

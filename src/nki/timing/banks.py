@@ -9,45 +9,31 @@ theirs: what the program itself keeps live always fits, so nothing waits for eve
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 from ..hardware.machine import Machine
-from ..hardware.memories import PSUM
 from ..program.statistics import union
-from .pools import Accesses, Ahead, Demand
+from ..tensors.storage import Storage
+from .pools import Ahead, Demand, lives_of
+from .uses import TileUses
 
 
 class Banks:
     """The PSUM of one core."""
 
-    def __init__(self, machine: Machine, accesses: Sequence[Accesses]):
+    def __init__(self, machine: Machine, uses: TileUses):
         unit = machine.psum_bank_bytes
-        uses: dict[int, deque[int]] = {}
-        self.sizes: dict[int, int] = {}  # tile -> banks
-        self.tiles: dict[int, list[int]] = {}  # position -> the tiles its instruction uses
-        placed: set[tuple[int, int]] = set()
-        for position, access in enumerate(accesses):
-            for view in (*access.reads, *access.writes):
-                tile = view.storage
-                if tile.buffer is not PSUM:
-                    continue
-                if tile.address is not None:
-                    placed.add((tile.address[1], tile.address[1] + tile.pitch))
-                    continue
-                of_tile = uses.setdefault(id(tile), deque())
-                if not of_tile or of_tile[-1] != position:
-                    of_tile.append(position)
-                    self.tiles.setdefault(position, []).append(id(tile))
-                    self.sizes[id(tile)] = -(-tile.pitch // unit)
-        self.left = {tile: len(of_tile) for tile, of_tile in uses.items()}  # uses to come
-        self.first = {tile: of_tile[0] for tile, of_tile in uses.items()}  # where the program uses it first
+        self.tiles = uses.in_psum  # position -> the tiles its instruction uses
+        self.sizes = {tile: -(-tile.pitch // unit) for tile in uses.psum}  # banks
+        self.left = {tile: len(positions) for tile, positions in uses.psum.items()}  # uses to come
+        lives = lives_of(uses.psum)
+        self.first = {tile: first for tile, (first, _) in lives.items()}  # where the program uses it first
         self.wanted: dict[int, int] = {}  # position -> banks of tiles that begin there and have none yet
-        for key, first in self.first.items():
-            self.wanted[first] = self.wanted.get(first, 0) + self.sizes[key]
+        for tile, first in self.first.items():
+            self.wanted[first] = self.wanted.get(first, 0) + self.sizes[tile]
         self.order = deque(sorted(self.wanted))  # those positions, as in the program
-        self.held: set[int] = set()  # tiles that have their banks
-        demand = Demand(uses, self.sizes)
-        banks = machine.psum_banks - -(-union(placed) // unit)
+        self.held: set[Storage] = set()  # tiles that have their banks
+        demand = Demand(lives, self.sizes)
+        banks = machine.psum_banks - -(-union(uses.psum_placed) // unit)
         self.ahead = Ahead(demand, max(banks, max(demand.levels[0], default=0)))
         # who freed them and when, longest free first
         self.free: deque[tuple[int, float]] = deque([(-1, 0.0)] * self.ahead.capacity)

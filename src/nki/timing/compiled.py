@@ -27,20 +27,22 @@ import numpy as np
 from ..hardware.engines import engine
 from ..hardware.machine import Machine
 from ..hardware.memories import PSUM, SBUF
-from ..program.effects import Effects, effects
+from ..program.effects import Effects
 from ..program.instruction import Instruction
 from ..program.passes.renaming import with_storages
 from ..tensors import View
 from ..tensors.storage import Storage
 from .operations import engine_clocks
+from .placed import Numbers, Placed
 
-Placed = tuple[Instruction, int]  # with its position in the program
 
-
-def compiled(machine: Machine, items: Sequence[Placed], kept: Collection[int]) -> list[Placed]:
+def compiled(
+    machine: Machine, items: Sequence[Placed], numbers: Numbers, kept: Collection[int]
+) -> Sequence[Placed]:
     """The instructions that run, on the engines that run them. `kept`: positions to leave as they are."""
-    items = without_repeats(items, kept)
-    items = with_broadcasts_in_psum(machine, items, kept)
+    if _may_repeat(items):
+        items = without_repeats(items, numbers, kept)
+    items = with_broadcasts_in_psum(machine, items, numbers, kept)
     return with_shared_copies(machine, items, kept)
 
 
@@ -51,15 +53,14 @@ class _Uses:
     """Who writes and who reads each automatic on-chip storage."""
 
     def __init__(self, items: Sequence[Placed]):
-        self.effects: list[Effects] = [effects(i) for i, _ in items]
         self.writers: dict[Storage, list[int]] = defaultdict(list)
         self.readers: dict[Storage, list[int]] = defaultdict(list)
-        for number, done in enumerate(self.effects):
-            for view in done.written:
-                if view.on_chip:
+        for number, item in enumerate(items):
+            for view in item.done.written:
+                if view.storage.on_chip:
                     self.writers[view.storage].append(number)
-            for view in done.seen:
-                if view.on_chip:
+            for view in item.done.seen:
+                if view.storage.on_chip:
                     self.readers[view.storage].append(number)
 
     def written_once(self, view: View) -> bool:
@@ -68,26 +69,40 @@ class _Uses:
         return s.address is None and len(self.writers[s]) == 1 and view.covers_storage()
 
 
-def without_repeats(items: Sequence[Placed], kept: Collection[int] = ()) -> Sequence[Placed]:
+def _may_repeat(items: Sequence[Placed]) -> bool:
+    """Two instructions that are alike compute on the same tiles: without them nothing is repeated."""
+    seen: set[tuple] = set()
+    for instruction, _, done, alike in items:
+        if instruction.on_chip and not instruction.accumulates and len(done.writes) == 1:
+            asked = (alike, instruction.runs_on, *[view.storage for view in done.reads])
+            if asked in seen:
+                return True
+            seen.add(asked)
+    return False
+
+
+def without_repeats(
+    items: Sequence[Placed], numbers: Numbers, kept: Collection[int] = ()
+) -> Sequence[Placed]:
     """Without instructions that compute what a tile holds that nobody has changed; somebody reads both."""
     uses = _Uses(items)
     now: dict[Storage, Storage] = {}  # a tile that is computed no more -> the one that holds the same
     versions: Counter[Storage] = Counter()
     known: dict[tuple, Storage] = {}
     left: list[Placed] = []
-    for number, (instruction, at) in enumerate(items):
-        done = uses.effects[number]
-        if _is_pure(instruction, done, uses) and at not in kept:
+    for item in items:
+        instruction, done = item.instruction, item.done
+        if _is_pure(instruction, done, uses) and item.at not in kept:
             seen = tuple((now.get(v.storage, v.storage), versions[v.storage]) for v in done.reads)
-            holder = known.setdefault((instruction.key(), instruction.runs_on, seen), done.writes[0].storage)
+            holder = known.setdefault((item.alike, instruction.runs_on, seen), done.writes[0].storage)
             if holder is not done.writes[0].storage:
                 now[done.writes[0].storage] = holder
                 continue
         for view in done.written:
             versions[view.storage] += 1
         if now and any(view.storage in now for view in done.seen):
-            instruction = with_storages(instruction, now)
-        left.append((instruction, at))
+            item = numbers.instead(item, with_storages(instruction, now))
+        left.append(item)
     return left
 
 
@@ -110,27 +125,29 @@ def _is_pure(instruction: Instruction, done: Effects, uses: _Uses) -> bool:
 
 
 def with_broadcasts_in_psum(
-    machine: Machine, items: Sequence[Placed], kept: Collection[int] = ()
+    machine: Machine, items: Sequence[Placed], numbers: Numbers, kept: Collection[int] = ()
 ) -> Sequence[Placed]:
     """Without copies of broadcasts whose readers can all take them from PSUM, as far as it has banks."""
-    if not any(_is_broadcast(i) for i, _ in items):
+    if not any(_is_broadcast(item.instruction) for item in items):
         return items
     uses = _Uses(items)
     banks = _Banks(machine, uses, len(items))
     now: dict[Storage, Storage] = {}
     gone: set[int] = set()
-    for number, (instruction, at) in enumerate(items):
-        if at in kept or not instruction.copies_bits() or not _copies_broadcast(items, uses, number):
+    for number, item in enumerate(items):
+        if item.at in kept or not item.instruction.copies_bits() or not _copies_broadcast(items, uses, item):
             continue
-        copy, bank = uses.effects[number].writes[0].storage, uses.effects[number].reads[0].storage
+        copy, bank = item.done.writes[0].storage, item.done.reads[0].storage
         readers = uses.readers[copy]
-        direct = all(_takes_psum(items[r], uses.effects[r], copy, kept) for r in readers)
+        direct = all(_takes_psum(items[r], copy, kept) for r in readers)
         if direct and banks.take(number, readers[-1]):
             now[copy] = bank
             gone.add(number)
     return [
-        (with_storages(i, now) if any(v.storage in now for v in done.reads) else i, at)
-        for number, ((i, at), done) in enumerate(zip(items, uses.effects, strict=True))
+        numbers.instead(item, with_storages(item.instruction, now))
+        if any(v.storage in now for v in item.done.reads)
+        else item
+        for number, item in enumerate(items)
         if number not in gone
     ]
 
@@ -140,16 +157,16 @@ def _is_broadcast(instruction: Instruction) -> bool:
     return instruction.is_onezero() and instruction.array_rows() == 1
 
 
-def _copies_broadcast(items: Sequence[Placed], uses: _Uses, number: int) -> bool:
+def _copies_broadcast(items: Sequence[Placed], uses: _Uses, item: Placed) -> bool:
     """One nl call made both: TensorE's product in a bank, and this copy of all of it."""
-    instruction, done = items[number][0], uses.effects[number]
+    instruction, done = item.instruction, item.done
     source, out = done.reads[0], done.writes[0]
     if source.buffer is not PSUM or out.buffer is not SBUF or not source.covers_storage():
         return False
     made = uses.writers[source.storage]
     if len(made) != 1 or not uses.written_once(out) or not uses.readers[out.storage]:
         return False
-    product = items[made[0]][0]
+    product = items[made[0]].instruction
     return _is_broadcast(product) and _same_call(product, instruction)
 
 
@@ -158,16 +175,16 @@ def _same_call(one: Instruction, other: Instruction) -> bool:
     return a is not None and b is not None and a.key == b.key
 
 
-def _takes_psum(item: Placed, done: Effects, tile: Storage, kept: Collection[int]) -> bool:
+def _takes_psum(item: Placed, tile: Storage, kept: Collection[int]) -> bool:
     """VectorE or ScalarE reads the tile, once, beside nothing else in PSUM."""
-    instruction, at = item
+    instruction = item.instruction
     views = [v for v in instruction.operands() if isinstance(v, View)]
     return (
-        at not in kept
+        item.at not in kept
         and instruction.engine_name() in ("vector", "scalar")
         and sum(v.storage is tile for v in views) == 1
         and all(v.indirection is None for v in views)
-        and not any(v.buffer is PSUM for v in done.seen)
+        and not any(v.buffer is PSUM for v in item.done.seen)
     )
 
 
@@ -194,30 +211,37 @@ class _Banks:
 # ---- engine=unknown ------------------------------------------------------------------------------
 
 
-def with_shared_copies(machine: Machine, items: Sequence[Placed], kept: Collection[int] = ()) -> list[Placed]:
+def with_shared_copies(
+    machine: Machine, items: Sequence[Placed], kept: Collection[int] = ()
+) -> Sequence[Placed]:
     """With some copies on another engine, where the one that has them is the busiest of the kernel."""
-    movable = [n for n, (i, at) in enumerate(items) if at not in kept and i.other_engine() is not None]
+    movable = [
+        number
+        for number, item in enumerate(items)
+        if item.instruction.other_engine() is not None and item.at not in kept
+    ]
     if not movable:
-        return list(items)
+        return items
     work = _work(machine, items)
     found = list(items)
     groups: dict[tuple[engine, engine], list[int]] = defaultdict(list)
     for number in movable:
-        i = items[number][0]
+        i = items[number].instruction
         assert i.runs_on is not None and (other := i.other_engine()) is not None
         groups[i.runs_on, other].append(number)
     for (default, other), numbers in groups.items():
         if work[default.name] < max(work.values()):
             continue  # something else decides
-        here = sum(_held(machine, items[n][0]) for n in numbers)
-        there = sum(_held(machine, on_engine(items[n][0], other)) for n in numbers)
+        here = sum(_held(machine, items[n].instruction) for n in numbers)
+        there = sum(_held(machine, on_engine(items[n].instruction, other)) for n in numbers)
         part = min(1.0, (work[default.name] - work[other.name]) / (here + there))
         owed = 0.0  # spread evenly, so that both engines have some of it all the time
         for number in numbers:
             owed += part
             if owed >= 1:
                 owed -= 1
-                found[number] = (on_engine(items[number][0], other), items[number][1])
+                item = items[number]
+                found[number] = item._replace(instruction=on_engine(item.instruction, other))
     return found
 
 
@@ -226,19 +250,25 @@ def _work(machine: Machine, items: Sequence[Placed]) -> Counter[str]:
     work: Counter[str] = Counter()
     issued: Counter[str] = Counter()
     rate = machine.dma_engines * machine.dma_bytes_per_ns
-    known: dict[tuple, float] = {}
-    for instruction, _ in items:
-        if instruction.engine_name() == "dma":
-            moved = max((v.nbytes for v in instruction.operands() if isinstance(v, View)), default=0)
-            work["dma"] += moved / rate  # type: ignore[assignment]
-            if machine.dma_default_mode == "software":
-                issued["dma"] += machine.swdge_spacing_ns  # type: ignore[assignment]
-            continue
-        key = (instruction.key(), instruction.runs_on)
+    known: dict[tuple, tuple[str, float]] = {}
+    by_software = machine.dma_default_mode == "software"
+    for instruction, _, _, alike in items:
+        key = (alike, instruction.runs_on)
         if key not in known:
-            known[key] = _held(machine, instruction)
-        work[instruction.engine_name()] += known[key]  # type: ignore[assignment]
+            known[key] = _work_of(machine, instruction, rate)
+        name, ns = known[key]
+        work[name] += ns  # type: ignore[assignment]
+        if by_software and name == "dma":
+            issued["dma"] += machine.swdge_spacing_ns  # type: ignore[assignment]
     return work | issued
+
+
+def _work_of(machine: Machine, instruction: Instruction, rate: float) -> tuple[str, float]:
+    """Who works, and for how long; of a transfer, what its bytes take."""
+    name = instruction.engine_name()
+    if name != "dma":
+        return name, _held(machine, instruction)
+    return name, max((v.nbytes for v in instruction.operands() if isinstance(v, View)), default=0) / rate
 
 
 def _held(machine: Machine, instruction: Instruction) -> float:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from ..hardware.machine import Machine
 from ..program.instruction import Cost
-from .regions import ORDER, RAW, WAR
+from .regions import ORDER, RAW, SPACE, TRANSFERS, WAR, WAW
+
+ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
 
 BEGUN, FREE, DONE, SEEN = range(4)  # moments of an operation; SEEN: its own engine can use the result
 
@@ -33,6 +36,34 @@ def latency(machine: Machine, moment: int, producer_is_dma: bool, same_engine: b
     if same_engine:
         return machine.same_engine_gap_ns if moment == SEEN else 0.0
     return machine.compute_to_dma_ns if to_dma else machine.semaphore_ns
+
+
+class Release(NamedTuple):
+    """How a producer lets a consumer go."""
+
+    moment: int
+    wait: float  # ns from then on
+    same_engine: bool
+
+
+def release_table(machine: Machine) -> dict[str, dict[str, dict[str, Release]]]:
+    """The rule for every kind of producer, kind of consumer and reason to wait."""
+    kinds = (*ENGINES, *TRANSFERS)
+    return {
+        producer: {
+            consumer: {why: _release(machine, producer, consumer, why) for why in WHYS} for consumer in kinds
+        }
+        for producer in kinds
+    }
+
+
+WHYS = (RAW, WAR, WAW, SPACE, ORDER)
+
+
+def _release(machine: Machine, producer: str, consumer: str, why: str) -> Release:
+    from_dma, to_dma, same = producer in TRANSFERS, consumer in TRANSFERS, producer == consumer
+    moment = releases(from_dma, same, why)
+    return Release(moment, latency(machine, moment, from_dma, same, to_dma), same)
 
 
 class Span(NamedTuple):
@@ -57,17 +88,17 @@ def deal(
     free: list[float], arrival: float, payload: Sequence[tuple[int, float]], skew: float, share: float = 1.0
 ) -> tuple[float, float]:
     """Each DMA engine works through its part in order of arrival: the first begin and the last end."""
-    first, last = arrival, arrival
-    begins = []
+    first, last = inf, arrival
     for engine, ns in payload:
         begin = arrival + engine * skew
         if begin < free[engine]:
             begin = free[engine]
-        begins.append(begin)
+        if begin < first:
+            first = begin
         free[engine] = finish = begin + ns / share
         if finish > last:
             last = finish
-    return min(begins) if begins else first, last
+    return first if payload else arrival, last
 
 
 class Activity:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .timeline import ENGINES, Timeline, union_length
+from .law import ENGINES
+from .timeline import Timeline, union_length
 from .transfer import RANKS
 
 

@@ -13,8 +13,9 @@ from ..hardware.machine import Machine
 from ..hardware.memories import PRIVATE_HBM
 from ..program.effects import effects
 from ..tensors.storage import Storage
+from .law import ENGINES
 from .regions import RAW, Operation
-from .timeline import ENGINES, Timeline
+from .timeline import Timeline
 
 # ---- work ----------------------------------------------------------------------------------------
 

@@ -8,16 +8,18 @@ for reused space and, when live tiles exceed it, spills to HBM (machine.md 4, de
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..hardware.machine import Machine
 from ..hardware.memories import SBUF
-from ..program.instruction import Cost, Instruction
+from ..program.instruction import Cost
 from ..tensors import View
 from ..tensors.storage import Storage
-from .pools import Pool, accesses
+from .placed import Placed
+from .pools import Pool
 from .regions import ORDER, Operation, Region, Space, region
+from .uses import TileUses, accesses
 
 
 class Planner:
@@ -26,48 +28,45 @@ class Planner:
     def __init__(
         self,
         machine: Machine,
-        instructions: Iterable[Instruction],
+        items: Sequence[Placed],
         core: int = 0,
         block_of: Mapping[int, int] | None = None,
     ):
         self.machine = machine
-        self.instructions = list(instructions)
+        self.instructions = [item.instruction for item in items]
+        self.engines = [i.engine_name() for i in self.instructions]
         self.core = core
         self.block_of = block_of or {}  # position -> its no_reorder block
         self.last_in_block: dict[tuple[int, str], int] = {}
         self.operations: list[Operation] = []
         self.spaces: dict[Any, Space] = defaultdict(Space)
-        self.accesses = [accesses(i) for i in self.instructions]
-        self.costs: list[Cost] = []
-        self.alike: list[
-            int
-        ] = []  # a number for each instruction: those of one number are alike but for data
-        self._price()
+        self.accesses = [accesses(item.done) for item in items]
+        self.uses = TileUses(self.accesses)
+        self.alike = [item.alike for item in items]
+        self.costs = self._price()
         self.regions: dict[int, Region] = {}  # of on-chip views, by signature
         self.silent = self._one_sided_hbm()
         self.plain_loads = self._plain_loads()
-        self.load_of = {id(tile): position for position, tile in self.plain_loads.items()}
+        self.load_of = {tile: position for position, tile in self.plain_loads.items()}
         self.loaded_early: set[int] = set()
-        self.sbuf = Pool(self, machine.sbuf_usable_bytes)
+        self.sbuf = Pool(self, self.uses, machine.sbuf_usable_bytes)
         self.spill_bytes = 0
 
-    def _price(self) -> None:
+    def _price(self) -> list[Cost]:
         """What each instruction costs; those alike are priced once."""
-        numbers: dict[tuple, int] = {}
-        prices: list[Cost] = []
-        for instruction in self.instructions:
-            number = numbers.setdefault(instruction.key(), len(prices))
-            if number == len(prices):
-                prices.append(instruction.cost(self.machine))
-            self.alike.append(number)
-            self.costs.append(prices[number])
+        prices: dict[int, Cost] = {}
+        for instruction, number in zip(self.instructions, self.alike, strict=True):
+            if number not in prices:
+                prices[number] = instruction.cost(self.machine)
+        return [prices[number] for number in self.alike]
 
     def region(self, view: View) -> Region:
         if not view.storage.on_chip:
             return region(view)
-        box = self.regions.get(view.sig)
+        sig = view.sig
+        box = self.regions.get(sig)
         if box is None:
-            box = self.regions[view.sig] = region(view)
+            box = self.regions[sig] = region(view)
         return box
 
     def _keep_order(self, op: Operation) -> None:
@@ -79,14 +78,11 @@ class Planner:
                 op.wait_for(before, ORDER)
             self.last_in_block[block, op.kind] = op.index
 
-    def _one_sided_hbm(self) -> set[int]:
+    def _one_sided_hbm(self) -> set[Storage]:
         """HBM storages that are only read or only written: nothing there can conflict by accident."""
-        read: set[int] = set()
-        written: set[int] = set()
-        for access in self.accesses:
-            read.update(id(v.storage) for v in access.reads if not v.on_chip)
-            written.update(id(v.storage) for v in access.writes if not v.on_chip)
-        return read ^ written
+        read = {view.storage for reads, _ in self.accesses for view in reads}
+        written = {view.storage for _, writes in self.accesses for view in writes}
+        return {storage for storage in read ^ written if not storage.on_chip}
 
     def plan(self) -> list[Operation]:
         look = Lookahead(self)
@@ -98,6 +94,7 @@ class Planner:
             if target is not None and self.sbuf.defers(position, target):
                 continue
             self._add(position)
+        del self.sbuf.planner  # neither keeps the other alive
         return self.operations
 
     def load_early(self, position: int) -> None:
@@ -106,43 +103,42 @@ class Planner:
 
     def _add(self, position: int) -> None:
         """The operation of an instruction, with its tiles in place and its waits known."""
-        access = self.accesses[position]
-        self.sbuf.prepare(position, access)
-        op = self.new(position, self.instructions[position].engine_name())
-        self._keep_order(op)
-        for view in access.reads:
-            if id(view.storage) not in self.silent:
+        self.sbuf.prepare(position)
+        op = self.new(position, self.engines[position])
+        if self.block_of:
+            self._keep_order(op)
+        silent, (reads, writes) = self.silent, self.accesses[position]
+        for view in reads:
+            if view.storage not in silent:
                 self.space(view.storage).read(op, self.region(view))
-        for view in access.writes:
-            if id(view.storage) not in self.silent:
+        for view in writes:
+            if view.storage not in silent:
                 self.space(view.storage).write(op, self.region(view))
-        self.sbuf.used(position, op, access)
+        self.sbuf.used(position, op)
 
     def _plain_loads(self) -> dict[int, Storage]:
         """Copies of constant HBM data into whole fresh tiles: they may happen any time before their use."""
         found: dict[int, Storage] = {}
-        seen: set[int] = set()
-        for position, access in enumerate(self.accesses):
+        uses, silent = self.uses.sbuf, self.silent
+        for position, (reads, writes) in enumerate(self.accesses):
             movable = not self.instructions[position].on_chip and position not in self.block_of
-            if movable and len(access.reads) == len(access.writes) == 1:
-                source, target = access.reads[0], access.writes[0]
+            if movable and len(reads) == len(writes) == 1:
+                source, target = reads[0].storage, writes[0].storage
                 if (
-                    not source.on_chip
-                    and id(source.storage) in self.silent
+                    source in silent
                     and target.buffer is SBUF
-                    and target.storage.address is None
-                    and id(target.storage) not in seen
-                    and target.covers_storage()
+                    and target.address is None
+                    and uses[target][0] == position
+                    and writes[0].covers_storage()
                 ):
-                    found[position] = target.storage
-            seen.update(id(v.storage) for v in (*access.reads, *access.writes) if v.on_chip)
+                    found[position] = target
         return found
 
     def cost_of(self, op: Operation) -> Cost:
         return self.costs[op.position]
 
     def space(self, storage: Storage) -> Space:
-        return self.spaces[storage.buffer if storage.address is not None else id(storage)]
+        return self.spaces[storage if storage.address is None else storage.buffer]
 
     def new(self, position: int, kind: str) -> Operation:
         instruction = self.instructions[position] if position >= 0 else None
@@ -162,30 +158,28 @@ class Lookahead:
         self.planner = planner
         clocks = engine_clocks(planner.machine)
         work = dict.fromkeys(clocks, 0.0)
-        self.moments = []
-        for instruction, cost in zip(planner.instructions, planner.costs, strict=True):
-            self.moments.append(max(work.values()))
-            name = instruction.engine_name()
+        self.moments: list[float] = []
+        longest = 0.0
+        for name, cost in zip(planner.engines, planner.costs, strict=True):
+            self.moments.append(longest)
             if name in work:
                 work[name] += cost.interval / clocks[name]
+                longest = max(longest, work[name])
         self.loads = self.again = 0  # how far both have looked
 
     def fetch(self, position: int) -> None:
-        m, sbuf = self.planner.machine, self.planner.sbuf
-        now = self.moments[position]
-        self.loads, self.again = max(self.loads, position), max(self.again, position)
-        while self._within(self.loads, now + m.fetch_ahead_ns):
-            if not sbuf.fetch(position, self.loads, self.planner.accesses[self.loads]):
-                break
-            self.loads += 1
+        m, sbuf, moments = self.planner.machine, self.planner.sbuf, self.moments
+        horizon = moments[position] + m.fetch_ahead_ns
+        ahead, last = max(self.loads, position), len(moments)
+        while ahead < last and moments[ahead] <= horizon and sbuf.fetch(position, ahead):
+            ahead += 1
+        self.loads, self.again = ahead, max(self.again, position)
         if not sbuf.is_short:
             return
-        while self._within(self.again, now + m.refetch_ahead_ns):
-            sbuf.refetch(self.again, self.planner.accesses[self.again])
+        horizon = moments[position] + m.refetch_ahead_ns
+        while self.again < last and moments[self.again] <= horizon:
+            sbuf.refetch(self.again)
             self.again += 1
-
-    def _within(self, position: int, horizon: float) -> bool:
-        return position < len(self.moments) and self.moments[position] <= horizon
 
 
 def engine_clocks(m: Machine) -> dict[str, float]:

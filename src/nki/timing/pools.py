@@ -5,44 +5,29 @@ from __future__ import annotations
 import itertools
 from bisect import insort
 from collections import defaultdict, deque
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from ..hardware.memories import SBUF
-from ..program.effects import effects
-from ..program.instruction import Instruction
+from ..hardware.machine import Machine
 from ..program.statistics import union
-from ..tensors import View
 from ..tensors.storage import Storage
 from .regions import RAW, SPACE, WHOLE, Operation
-
-
-class Accesses(NamedTuple):
-    """The views an instruction reads and writes, index tiles included.
-
-    A sum in PSUM counts as written: the PE array adds to it without waiting for what it holds.
-    """
-
-    reads: tuple[View, ...]
-    writes: tuple[View, ...]
-
-
-def accesses(instruction: Instruction) -> Accesses:
-    done = effects(instruction)
-    return Accesses(done.reads, done.written)
+from .uses import TileUses
 
 
 class Demand:
     """How many bytes the program itself keeps live at each position, and the most over a stretch."""
 
-    def __init__(self, uses: dict[int, deque[int]], sizes: dict[int, int]):
-        last = max((u[-1] for u in uses.values() if u), default=0)
-        changes = np.zeros(last + 2, np.int64)
-        for key, positions in uses.items():
-            changes[positions[0]] += sizes[key]
-            changes[positions[-1] + 1] -= sizes[key]
-        below = np.cumsum(changes)
+    def __init__(self, lives: Mapping[Storage, tuple[int, int]], sizes: Mapping[Storage, int]):
+        last = max((last for _, last in lives.values()), default=0)
+        changes = [0] * (last + 2)
+        for tile, (first, last) in lives.items():
+            size = sizes[tile]
+            changes[first] += size
+            changes[last + 1] -= size
+        below = np.cumsum(np.array(changes, np.int64))
         self.levels = [below.tolist()]  # level k: the highest of 2**k positions
         step = 1
         while len(below) > step:
@@ -96,165 +81,154 @@ class Ahead:
         )
 
 
+def sbuf_size(tile: Storage, machine: Machine) -> int:
+    """Bytes of all partitions that a tile takes; small ones lie side by side, a quadrant or half each.
+
+    An operand of up to 32 partitions may start at any quadrant, of up to 64 at any half (machine.md 3).
+    """
+    quadrants = -(-tile.partitions // machine.quadrant_partitions)
+    return tile.pitch if quadrants > 2 else -(-tile.pitch * quadrants // 4)
+
+
+def lives_of(uses: Mapping[Storage, Sequence[int]]) -> dict[Storage, tuple[int, int]]:
+    """Where each tile is used first and last."""
+    return {tile: (positions[0], positions[-1]) for tile, positions in uses.items()}
+
+
 class Pool:
     """SBUF handed out in program order; what is full evicts the tile needed last."""
 
-    def __init__(self, planner: Any, capacity: int):
+    def __init__(self, planner: Any, uses: TileUses, capacity: int):
         self.planner = planner
-        self.uses: dict[int, deque[int]] = defaultdict(deque)
-        self.storages: dict[int, Storage] = {}
-        placed: set[tuple[int, int]] = set()
-        for position, access in enumerate(planner.accesses):
-            for view in (*access.reads, *access.writes):
-                storage = view.storage
-                if storage.buffer is not SBUF:
-                    continue
-                if storage.address is not None:
-                    placed.add((storage.address[1], storage.address[1] + storage.pitch))
-                    continue
-                uses = self.uses[id(storage)]
-                if not uses or uses[-1] != position:
-                    uses.append(position)
-                self.storages[id(storage)] = storage
-        self.capacity = max(0, capacity - union(placed))
+        self.read, self.written, self.touched = uses.read, uses.written, uses.touched  # tiles by position
+        self.uses = {tile: positions[::-1] for tile, positions in uses.sbuf.items()}  # to come, next one last
+        self.sizes = {tile: sbuf_size(tile, planner.machine) for tile in uses.sbuf}
+        self.capacity = max(0, capacity - union(uses.sbuf_placed))
         self.free: deque[tuple[int, tuple[int, ...]]] = deque([(self.capacity, ())])
         self.free_bytes = self.capacity
-        self.resident: dict[int, int] = {}  # storage -> bytes taken
-        self.space_waits: dict[int, tuple[int, ...]] = {}  # storage -> what its writers wait for
-        self.untouched: set[int] = set()  # has space, but no instruction used it yet
-        self.last: dict[int, list[int]] = defaultdict(list)  # storage -> operations since the last write
-        self.dirty: set[int] = set()
-        self.clean: dict[int, int] = {}  # storage that holds what was loaded -> position of the load
-        self.spilled: dict[int, int] = {}  # storage -> its spill operation, or -1: HBM has it anyway
-        self.deferred: dict[int, int] = {}  # storage -> position of the load that was put off
-        self.lives = {key: (uses[0], uses[-1]) for key, uses in self.uses.items()}  # first and last use
-        self.demand = Demand(self.uses, {k: self.size(s) for k, s in self.storages.items()})
+        self.resident: dict[Storage, int] = {}  # tile -> bytes taken
+        self.space_waits: dict[Storage, tuple[int, ...]] = {}  # tile -> what its writers wait for
+        self.untouched: set[Storage] = set()  # has space, but no instruction used it yet
+        self.last: dict[Storage, list[int]] = defaultdict(list)  # tile -> operations since the last write
+        self.dirty: set[Storage] = set()
+        self.clean: dict[Storage, int] = {}  # tile that holds what was loaded -> position of the load
+        self.spilled: dict[Storage, int] = {}  # tile -> its spill operation, or -1: HBM has it anyway
+        self.deferred: dict[Storage, int] = {}  # tile -> position of the load that was put off
+        self.lives = lives_of(uses.sbuf)
+        self.demand = Demand(self.lives, self.sizes)
         self.ahead = Ahead(self.demand, self.capacity)  # loads done early
         self.over_committed = 0
 
-    def size(self, storage: Storage) -> int:
-        """Bytes of all partitions that a tile takes; small ones lie side by side, a quadrant or half each.
-
-        An operand of up to 32 partitions may start at any quadrant, of up to 64 at any half (machine.md 3).
-        """
-        quadrants = -(-storage.partitions // self.planner.machine.quadrant_partitions)
-        return storage.pitch if quadrants > 2 else -(-storage.pitch * quadrants // 4)
+    def size(self, tile: Storage) -> int:
+        """Bytes of all partitions that a tile takes."""
+        return self.sizes[tile]
 
     def defers(self, position: int, target: Storage) -> bool:
         """Put a load off while SBUF is full of tiles that are needed sooner."""
-        key = id(target)
-        uses = self.uses[key]
-        if len(uses) < 2 or uses[0] != position or key in self.resident:
+        uses = self.uses[target]
+        if len(uses) < 2 or uses[-1] != position or target in self.resident:
             return False
-        if self.free_bytes >= self.size(target) or self._farthest(set())[1] > uses[1]:
+        if self.free_bytes >= self.sizes[target] or self._farthest(())[1] > uses[-2]:
             return False
-        uses.popleft()
-        self.deferred[key] = position
+        uses.pop()
+        self.deferred[target] = position
         return True
 
-    def _load_now(self, key: int) -> None:
+    def _load_now(self, tile: Storage) -> None:
         """Do a load that was put off."""
-        position = self.deferred.pop(key)
-        self.uses[key].appendleft(position)
+        position = self.deferred.pop(tile)
+        self.uses[tile].append(position)
         self.planner._add(position)
 
-    def prepare(self, position: int, access: Accesses) -> None:
+    def prepare(self, position: int) -> None:
         """Make room for every tile of the instruction, reloading the ones that were spilled."""
-        for view in (*access.reads, *access.writes):
-            storage = view.storage
-            if storage.buffer is not SBUF or storage.address is not None:
-                continue
-            key = id(storage)
-            if self.deferred.get(key, position) != position:
-                self._load_now(key)
-            if key not in self.resident:
-                keep = {id(v.storage) for v in (*access.reads, *access.writes)}
+        tiles = self.touched[position]
+        for tile in tiles:
+            if self.deferred and self.deferred.get(tile, position) != position:
+                self._load_now(tile)
+            if tile not in self.resident:
                 writer = self.planner.instructions[position].engine_name()
-                waits = self._take(self.size(storage), keep, writer)
-                self.resident[key] = self.size(storage)
-                if key in self.spilled:
-                    self._reload(storage, waits)
+                size = self.sizes[tile]
+                waits = self._take(size, tiles, writer)
+                self.resident[tile] = size
+                if tile in self.spilled:
+                    self._reload(tile, waits)
                 else:
-                    self.space_waits[key] = waits
-                    self.untouched.add(key)
+                    self.space_waits[tile] = waits
+                    self.untouched.add(tile)
 
     @property
     def is_short(self) -> bool:
         """Something had to go, or to wait, for want of room."""
         return bool(self.spilled or self.deferred)
 
-    def fetch(self, now: int, position: int, access: Accesses) -> bool:
+    def fetch(self, now: int, position: int) -> bool:
         """Bring in what a coming instruction needs: loads into free space, reloads also by eviction.
 
         False when a load must wait for space; the instructions behind it then wait as well.
         """
-        self.refetch(position, access)
-        for view in access.reads:
-            key = id(view.storage)
-            if view.storage.buffer is not SBUF or key in self.resident or not self.uses[key]:
+        if self.spilled or self.deferred:
+            self.refetch(position)
+        for tile in self.read[position]:
+            if tile in self.resident or not self.uses[tile]:
                 continue
-            size = self.size(view.storage)
-            known = key in self.deferred or key in self.spilled
-            if not known and self.planner.load_of.get(key, -1) > now:
-                load = self.planner.load_of[key]
+            load = self.planner.load_of.get(tile, -1)
+            if load > now and tile not in self.deferred and tile not in self.spilled:
+                size = self.sizes[tile]
                 if self.free_bytes < size or not self.ahead.has_room(now, load, size):
                     return False
                 self.ahead.take(load, size)
                 self.planner.load_early(load)
         return True
 
-    def refetch(self, position: int, access: Accesses) -> None:
+    def refetch(self, position: int) -> None:
         """Bring back what was put off or dropped, if it is needed before what would have to go for it."""
-        for view in access.reads:
-            key = id(view.storage)
-            if view.storage.buffer is not SBUF or key in self.resident or not self.uses[key]:
+        for tile in self.read[position]:
+            if tile in self.resident or not self.uses[tile]:
                 continue
-            size = self.size(view.storage)
-            put_off = key in self.deferred
-            if not put_off and key not in self.spilled:
+            size = self.sizes[tile]
+            put_off = tile in self.deferred
+            if not put_off and tile not in self.spilled:
                 continue
-            if self.free_bytes < size and self._farthest(set())[1] <= position:
+            if self.free_bytes < size and self._farthest(())[1] <= position:
                 continue
             if put_off:
-                self._load_now(key)
+                self._load_now(tile)
             else:
-                waits = self._take(size, set())
-                self.resident[key] = size
-                self._reload(view.storage, waits)
+                waits = self._take(size, ())
+                self.resident[tile] = size
+                self._reload(tile, waits)
 
-    def used(self, position: int, op: Operation, access: Accesses) -> None:
+    def used(self, position: int, op: Operation) -> None:
         """Record the use; free the tiles that have none left."""
-        writes = {id(v.storage) for v in access.writes}
-        for view in (*access.reads, *access.writes):
-            storage = view.storage
-            key = id(storage)
-            if storage.buffer is not SBUF or storage.address is not None:
+        written = self.written[position]
+        for tile in self.touched[position]:
+            uses = self.uses[tile]
+            if not uses or uses[-1] != position:
                 continue
-            uses = self.uses[key]
-            if not uses or uses[0] != position:
-                continue
-            uses.popleft()
-            self.untouched.discard(key)
-            if key in writes:
-                for waited in self.space_waits.get(key, ()):
+            uses.pop()
+            self.untouched.discard(tile)
+            if tile in written:
+                for waited in self.space_waits.get(tile, ()):
                     op.wait_for(waited, SPACE)
-                self.last[key] = [op.index]
-                self.dirty.add(key)
-                self.clean.pop(key, None)
-                if self.planner.load_of.get(key) == position:
-                    self.clean[key] = position
+                self.last[tile] = [op.index]
+                self.dirty.add(tile)
+                if self.planner.load_of.get(tile) == position:
+                    self.clean[tile] = position
+                else:
+                    self.clean.pop(tile, None)
             else:
-                self.last[key].append(op.index)
+                self.last[tile].append(op.index)
             if not uses:
-                self._release(key, tuple(self.last.pop(key)))
+                self._release(tile, tuple(self.last.pop(tile)))
 
-    def _release(self, key: int, after: tuple[int, ...]) -> None:
-        size = self.resident.pop(key)
-        self.space_waits.pop(key, None)
+    def _release(self, tile: Storage, after: tuple[int, ...]) -> None:
+        size = self.resident.pop(tile)
+        self.space_waits.pop(tile, None)
         self.free.append((size, after))
         self.free_bytes += size
 
-    def _take(self, size: int, keep: set[int], writer: str = "dma") -> tuple[int, ...]:
+    def _take(self, size: int, keep: Sequence[Storage], writer: str = "dma") -> tuple[int, ...]:
         """Space for `size` bytes and what must finish before it is free.
 
         An engine takes back space it freed itself, where it need not wait for another; a load takes what
@@ -287,43 +261,42 @@ class Pool:
                 return i
         return 0
 
-    def _evict(self, keep: set[int]) -> bool:
+    def _evict(self, keep: Sequence[Storage]) -> bool:
         """Spill the resident tile whose next use is farthest away; one that HBM still has is only dropped."""
         best, _ = self._farthest(keep)
         if best is None:
             return False
-        storage = self.storages[best]
         after = tuple(self.last.pop(best))
         if best in self.clean:
             self.spilled[best] = -1
         elif best in self.dirty or best not in self.spilled:
             op = self.planner.new(-1, "spill")
-            op.tile = storage
-            self.planner.space(storage).read(op, WHOLE)
+            op.tile = best
+            self.planner.space(best).read(op, WHOLE)
             self.dirty.discard(best)
             self.spilled[best] = op.index
-            self.planner.spill_bytes += storage.nbytes
+            self.planner.spill_bytes += best.nbytes
             after = (*after, op.index)
         self._release(best, after)
         return True
 
-    def _farthest(self, keep: set[int]) -> tuple[int | None, int]:
+    def _farthest(self, keep: Sequence[Storage]) -> tuple[Storage | None, int]:
         """The resident tile needed last, and when."""
         best, distance = None, -1
-        for key in self.resident:
-            if key not in keep and key not in self.untouched and self.uses[key][0] > distance:
-                best, distance = key, self.uses[key][0]
+        for tile in self.resident:
+            if tile not in keep and tile not in self.untouched and self.uses[tile][-1] > distance:
+                best, distance = tile, self.uses[tile][-1]
         return best, distance
 
-    def _reload(self, storage: Storage, waits: tuple[int, ...]) -> None:
+    def _reload(self, tile: Storage, waits: tuple[int, ...]) -> None:
         op = self.planner.new(-1, "reload")
-        op.tile = storage
+        op.tile = tile
         for waited in waits:
             op.wait_for(waited, SPACE)
-        if self.spilled[id(storage)] >= 0:
-            op.wait_for(self.spilled[id(storage)], RAW)
+        if self.spilled[tile] >= 0:
+            op.wait_for(self.spilled[tile], RAW)
         else:
-            op.again = self.planner.instructions[self.clean[id(storage)]]
-        self.planner.space(storage).write(op, WHOLE)
-        self.last[id(storage)] = [op.index]
-        self.planner.spill_bytes += storage.nbytes
+            op.again = self.planner.instructions[self.clean[tile]]
+        self.planner.space(tile).write(op, WHOLE)
+        self.last[tile] = [op.index]
+        self.planner.spill_bytes += tile.nbytes

@@ -8,28 +8,28 @@ from ..program.instruction import Instruction
 from ..tensors import View
 from ..tensors.storage import Storage
 
+TRANSFERS = ("dma", "spill", "reload")  # kinds of operations that DMA engines do
 RAW, WAR, WAW, SPACE, ORDER = "data", "overwrite", "rewrite", "space", "order"
 
 
 class Operation:
     """One thing an engine or a DMA queue does."""
 
-    __slots__ = ("index", "position", "instruction", "kind", "waits", "tile", "again", "site", "core")
+    __slots__ = (
+        "index", "position", "instruction", "kind", "is_dma", "waits", "tile", "again", "site", "core"
+    )  # fmt: skip
 
     def __init__(self, index: int, instruction: Instruction | None, kind: str, core: int, position: int):
         self.index = index
         self.position = position  # in the program; -1 for spills
         self.instruction = instruction  # None for spills
         self.kind = kind  # the engine's name, "dma", "spill" or "reload"
+        self.is_dma = kind in TRANSFERS
         self.waits: dict[int, str] = {}  # operation index -> why
         self.tile: Storage | None = None  # spills: what is moved
         self.again: Instruction | None = None  # reloads: the load that is done again
         self.site = instruction.site if instruction is not None else None
         self.core = core
-
-    @property
-    def is_dma(self) -> bool:
-        return self.kind in ("dma", "spill", "reload")
 
     def copy(self) -> Operation:
         """The same, with waits of its own."""
@@ -102,28 +102,41 @@ class Space:
         self.reads: dict[Region, list[int]] = {}
 
     def read(self, op: Operation, box: Region) -> None:
-        writer = self.writes.get(box)
-        if writer is not None and len(self.writes) == 1:
-            op.wait_for(writer, RAW)
+        writes = self.writes
+        if len(writes) == 1 and box in writes:  # most tiles are written and read as a whole
+            op.wait_for(writes[box], RAW)
         else:
-            for other, writer in self.writes.items():
+            for other, writer in writes.items():
                 if box.overlaps(other):
                     op.wait_for(writer, RAW)
-        self.reads.setdefault(box, []).append(op.index)
+        readers = self.reads.get(box)
+        if readers is None:
+            self.reads[box] = [op.index]
+        else:
+            readers.append(op.index)
 
     def write(self, op: Operation, box: Region) -> None:
+        if self.reads:
+            self._overwrite(op, box)
+        writes = self.writes
+        if len(writes) == 1 and box in writes:
+            op.wait_for(writes[box], WAW)
+        elif writes:
+            for other, writer in list(writes.items()):
+                if box.overlaps(other):
+                    op.wait_for(writer, WAW)
+                    if box.covers(other):
+                        del writes[other]
+        writes[box] = op.index
+
+    def _overwrite(self, op: Operation, box: Region) -> None:
+        """Wait for those who read what was there."""
         for other, readers in list(self.reads.items()):
             if box.overlaps(other):
                 for reader in readers:
                     op.wait_for(reader, WAR)
                 if box.covers(other):
                     del self.reads[other]
-        for other, writer in list(self.writes.items()):
-            if box.overlaps(other):
-                op.wait_for(writer, WAW)
-                if box.covers(other):
-                    del self.writes[other]
-        self.writes[box] = op.index
 
 
 WHOLE = Region(0, 1 << 40, 0, 1 << 60)

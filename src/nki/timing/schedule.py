@@ -8,6 +8,7 @@ from ..program.edges import declared
 from ..program.program import Edge, Program
 from .compiled import compiled
 from .operations import Planner
+from .placed import Numbers
 from .regions import RAW, Operation
 from .simulation import Simulation
 from .timeline import Timeline
@@ -19,18 +20,15 @@ def schedule(program: Program) -> Timeline:
     In a world of several ranks, which all do the same, that of one of them.
     """
     planners = plan(program)
-    simulation = Simulation(program.machine, planners)
-    simulation.run()
-    return Timeline(program.machine, planners, simulation.cores)
+    return Timeline(program.machine, planners, Simulation(program.machine, planners).run())
 
 
 def schedule_ranks(program: Program, starts: Sequence[float]) -> list[Timeline]:
     """The timelines of ranks that begin at these moments, in ns, on one clock: who is early waits."""
     planners = plan(program)
-    simulation = Simulation(program.machine, planners, starts)
-    simulation.run()
+    ran = Simulation(program.machine, planners, starts).run()
     count = len(planners)
-    ranks = [simulation.cores[i * count : (i + 1) * count] for i in range(len(starts))]
+    ranks = [ran[i * count : (i + 1) * count] for i in range(len(starts))]
     return [Timeline(program.machine, planners, cores) for cores in ranks]
 
 
@@ -38,17 +36,20 @@ def plan(program: Program) -> list[Planner]:
     """The operations of each core, and what they wait for."""
     planners, places = [], []
     edges = declared(program)
+    first = 0  # of the core, among the effects of the program
     for core, items in enumerate(program.unrolled()):
-        asked = [(i, at) for i, at in items if i.counted]
-        counted = compiled(program.machine, asked, _as_they_are(program, edges, core))
-        where = [at for _, at in counted]
+        numbers = Numbers()
+        asked = numbers.placed(items, program.effects[first : first + program.length_of(core)])
+        counted = compiled(program.machine, asked, numbers, _as_they_are(program, edges, core))
+        first += program.length_of(core)
+        where = [item.at for item in counted]
         blocks = {
             position: number
             for number, block in enumerate(program.blocks)
             for position, at in enumerate(where)
             if block.core == core and block.first <= at <= block.last
         }
-        planners.append(Planner(program.machine, (i for i, _ in counted), core, blocks))
+        planners.append(Planner(program.machine, counted, core, blocks))
         places.append(where)
     for planner in planners:
         planner.plan()

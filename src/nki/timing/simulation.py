@@ -10,20 +10,18 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 from ..errors import error
 from ..hardware.machine import Machine
-from ..hardware.memories import PSUM
 from ..program.instruction import WHOLE_ARRAY, Cost, Instruction, PeTile, State
-from ..tensors import View
 from .banks import Banks
-from .law import BEGUN, FREE, Activity, deal, latency, releases, span
+from .facts import Facts, facts_of, psum_tiles
+from .law import BEGUN, ENGINES, FREE, Activity, deal, release_table, span
 from .operations import Planner, engine_clocks
 from .regions import ORDER, SPACE, Operation
 from .transfer import RANKS, Transfer, transfer_of
-
-ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
 
 
 class Simulation:
@@ -32,7 +30,7 @@ class Simulation:
     def __init__(self, machine: Machine, planners: list[Planner], starts: Sequence[float] = (0.0,)):
         self.starts = starts  # of each rank, in ns; a single one stands for all, since they do the same
         self.events: list[tuple[float, int, CoreSimulation, int, Any]] = []
-        self.sequence = 0
+        self.ticks = count()  # events of one moment are handled as they were posted
         self.cores: list[CoreSimulation] = []
         for rank in range(len(starts)):
             order: list[tuple[int, int]] = []
@@ -49,18 +47,18 @@ class Simulation:
         own = planner.operations if rank == 0 else [op.copy() for op in planner.operations]
         return CoreSimulation(self, machine, planner, own, sharers, rank, order)
 
-    def post(self, time: float, core: CoreSimulation, what: int, which: Any) -> None:
-        self.sequence += 1
-        heapq.heappush(self.events, (time, self.sequence, core, what, which))
-
-    def run(self) -> None:
+    def run(self) -> list[CoreSimulation]:
+        """The cores of each rank, run to their end."""
         for core in self.cores:
             core.begin(self.starts[core.of_rank])
-        while self.events:
-            now, _, core, what, which = heapq.heappop(self.events)
+        events, take = self.events, heapq.heappop
+        while events:
+            now, _, core, what, which = take(events)
             core.handle(now, what, which)
         for core in self.cores:
             core.check_all_ran()
+        cores, self.cores = self.cores, []  # nothing refers to itself: what is dropped goes at once
+        return cores
 
     def meet(self, core: CoreSimulation, index: int, now: float) -> None:
         """core_barrier and sendrecv: both cores go on when the second has come."""
@@ -123,19 +121,19 @@ class CoreSimulation:
         self.machine = machine
         self.planner = planner
         self.operations = operations
-        count = len(self.operations)
-        self.start = [0.0] * count  # ns
-        self.free = [0.0] * count  # the engine can take the next one; operands have been read
-        self.done = [0.0] * count  # a consumer sees the result
-        self.end = [0.0] * count  # end of the bar a profiler draws
-        self.blocked_by: list[int] = [-1] * count  # the operation that decided the start
+        size = len(self.operations)
+        self.start = [0.0] * size  # ns
+        self.free = [0.0] * size  # the engine can take the next one; operands have been read
+        self.done = [0.0] * size  # a consumer sees the result
+        self.end = [0.0] * size  # end of the bar a profiler draws
+        self.blocked_by: list[int] = [-1] * size  # the operation that decided the start
         self.transfers: dict[int, Transfer] = {}
         self.table_loads: list[tuple[float, float, int]] = []
         self.meetings: dict[Any, int] = {}
-        self.ready = [0.0] * count
-        self.loadable = [0.0] * count  # the same, but for the order of its own engine
+        self.ready = [0.0] * size
+        self.loadable = [0.0] * size  # the same, but for the order of its own engine
         self.missing = [len(op.waits) for op in self.operations]
-        self.users: list[list[int]] = [[] for _ in range(count)]
+        self.users: list[list[int]] = [[] for _ in range(size)]
         for op in self.operations:
             for other in op.waits:
                 self.users[other].append(op.index)
@@ -148,7 +146,9 @@ class CoreSimulation:
         self.table: str | None = None
         self.activity = Activity(machine)
         self.pe_tiles: dict[PeTile, int] = {}  # the last matmul on each part of the PE array
-        self.banks = Banks(machine, planner.accesses)
+        self.banks = Banks(machine, planner.uses)
+        self.law = release_table(machine)
+        self.facts: dict[tuple[int, str], Facts] = {}  # by Planner.alike and engine
         self.starved: list[tuple[str, int]] = []  # operations without a PSUM bank, by engine
         self.bank_waits: set[tuple[int, int]] = set()  # (operation, the one that freed its bank)
         self.dma_free = [0.0] * (machine.dma_engines + 1)  # and the link to other ranks
@@ -201,11 +201,15 @@ class CoreSimulation:
                     self._queue(op.index, 0.0)
 
     def handle(self, now: float, what: int, which: Any) -> None:
-        if what in (DONE, READ):
-            self._release(which, now, what)
-            freed = self.banks.used(self.operations[which].position) if what == DONE else 0
-            if freed:
-                self._post(now + self.machine.semaphore_ns, ROOM, (which, freed))
+        if what == DONE:
+            self._release(which, now, DONE)
+            position = self.operations[which].position
+            if position in self.banks.tiles:
+                freed = self.banks.used(position)
+                if freed:
+                    self._post(now + self.machine.semaphore_ns, ROOM, (which, freed))
+        elif what == READ:
+            self._release(which, now, READ)
         elif what == READY:
             self._queue(which, now)
         elif what == ROOM:
@@ -227,7 +231,7 @@ class CoreSimulation:
             )
 
     def _post(self, time: float, what: int, which: Any) -> None:
-        self.simulation.post(time, self, what, which)
+        heapq.heappush(self.simulation.events, (time, next(self.simulation.ticks), self, what, which))
 
     def met(self, instruction: Instruction) -> int:
         """How often this core came to a meeting of this kind before."""
@@ -237,28 +241,29 @@ class CoreSimulation:
 
     def _release(self, index: int, now: float, what: int) -> None:
         """Tell the operations that waited for this one, as far as this moment concerns them."""
-        producer = self.operations[index]
+        operations, loadable = self.operations, self.loadable
+        rules = self.law[operations[index].kind]
         for user in self.users[index]:
-            consumer = self.operations[user]
-            same = producer.kind == consumer.kind
-            moment = releases(producer.is_dma, same, consumer.waits[index])
+            consumer = operations[user]
+            moment, wait, same_engine = rules[consumer.kind][consumer.waits[index]]
             if moment == BEGUN or (moment == FREE) != (what == READ):
                 continue  # BEGUN: released when it was triggered
-            wait = latency(self.machine, moment, producer.is_dma, same, consumer.is_dma)
-            if not same:
-                self.loadable[user] = max(self.loadable[user], now + wait)
-            self._satisfied(user, index, now + wait, now)
+            until = now + wait
+            if not same_engine and until > loadable[user]:
+                loadable[user] = until
+            self._satisfied(user, index, until, now)
 
     def _satisfied(self, user: int, by: int, moment: float, now: float) -> None:
-        if moment >= self.ready[user]:
-            self.ready[user] = moment
+        ready, missing = self.ready, self.missing
+        if moment >= ready[user]:
+            ready[user] = moment
             self.blocked_by[user] = by
-        self.missing[user] -= 1
-        if self.missing[user] == 0:
-            if self.ready[user] <= now:
+        missing[user] -= 1
+        if missing[user] == 0:
+            if ready[user] <= now:
                 self._queue(user, now)
             else:
-                self._post(self.ready[user], READY, user)
+                self._post(ready[user], READY, user)
 
     def _queue(self, index: int, now: float) -> None:
         """Ready: wait for the other core, where two must begin together, then for the engine."""
@@ -313,19 +318,43 @@ class CoreSimulation:
         return self.planner.cost_of(op)
 
     def _take_next(self, place: str, now: float) -> None:
-        waiting = self.waiting[place]
+        """The engine or trigger begins the first that waits, if it is idle and nothing stands in the way."""
         if self.idle_at[place] > now:
             return
-        while waiting and not self.banks.has_room(self.operations[waiting[0][1]].position):
+        waiting, of_tiles = self.waiting[place], self.banks.tiles
+        while waiting:
+            index = waiting[0][1]
+            position = self.operations[index].position
+            if position not in of_tiles or self.banks.has_room(position):
+                break
             self.starved.append((place, heapq.heappop(waiting)[1]))
-        if not waiting:
+        else:
             return
-        until = self._must_wait(place, waiting[0][1], now)
-        if until > now:
+        transfer = self.transfers.get(index)
+        if transfer is None:
+            until = self._must_wait(place, index, now)
+            if until > now:
+                self._post(until, IDLE, place)
+                return
+        heapq.heappop(waiting)
+        if position in of_tiles:
+            self._take_banks(index, position, now)
+        last_on = self.last_on
+        if self.ready[index] < now and place in last_on:
+            self.blocked_by[index] = last_on[place]
+        last_on[place] = index
+        self.order.append((self.planner.core, index))
+        if transfer is not None:
+            self.idle_at[place] = until = now + transfer.issue_ns
+            self._move(index, transfer, now)
+        else:
+            self.idle_at[place] = until = self._compute(index, place, now)
+        if until < math.inf:
             self._post(until, IDLE, place)
-            return
-        _, index = heapq.heappop(waiting)
-        taken = self.banks.take(self.operations[index].position)
+
+    def _take_banks(self, index: int, position: int, now: float) -> None:
+        """An instruction takes PSUM banks, and waits for those who had them before."""
+        taken = self.banks.take(position)
         for freed_by, when in taken:
             if freed_by >= 0:
                 self.operations[index].wait_for(freed_by, SPACE)
@@ -333,17 +362,6 @@ class CoreSimulation:
                 self.loadable[index] = max(self.loadable[index], when)
         if taken and self.starved:
             self._wake_next(index, now)
-        if self.ready[index] < now and place in self.last_on:
-            self.blocked_by[index] = self.last_on[place]
-        self.last_on[place] = index
-        self.order.append((self.planner.core, index))
-        if place in MODES:
-            self.idle_at[place] = now + self.transfers[index].issue_ns
-            self._move(index, self.transfers[index], now)
-        else:
-            self.idle_at[place] = self._compute(index, place, now)
-        if self.idle_at[place] < math.inf:
-            self._post(self.idle_at[place], IDLE, place)
 
     # ---- compute engines -------------------------------------------------------------------------
 
@@ -353,8 +371,9 @@ class CoreSimulation:
         Engines that share a port take turns (machine.md 3.1), and matmuls on one part of the PE array (5.2).
         """
         if engine == "tensor":
-            tile = self._instruction(index).pe_tile()
-            return max((self.free[i] for t, i in self.pe_tiles.items() if t.overlaps(tile)), default=0.0)
+            tile, whole = self._facts(self.operations[index]).pe_tile, WHOLE_ARRAY
+            busy = [i for t, i in self.pe_tiles.items() if tile is whole or t is whole or t.overlaps(tile)]
+            return max([self.free[i] for i in busy], default=0.0)
         for rival in RIVALS.get(engine, ()):
             other = self.last_on.get(rival)
             if other is not None and now < self.free[other] < math.inf and self._collide(index, other):
@@ -375,24 +394,21 @@ class CoreSimulation:
     def _compute(self, index: int, engine: str, now: float) -> float:
         """Start an instruction; returns when its engine can take the next."""
         op = self.operations[index]
-        instruction = self._instruction(index)
-        if instruction.meets() is not None:
+        facts = self._facts(op)
+        if facts.meets:
             self.start[index] = now
             self.idle_at[engine] = math.inf
             self.simulation.meet(self, index, now)
             return self.idle_at[engine]
-        start = self._load_table(op, now) if engine == "scalar" else now
+        start, slow, cost = now, facts.slowdown, self.cost_of(op)
+        cycles = cost.cycles
         if engine == "tensor":  # the stationary operand is loaded meanwhile, once it is there
             start = max(now, self.loadable[index] + self.machine.matmul_after_load_ns)
-        cost = self.cost_of(op)
-        slow = 1.0
-        if engine == "tensor":
-            slow = self.activity.slowdown(instruction.array_rows(), start)
-        elif engine != "sync":
-            slow = self._stride_slowdown(op)
-        cycles = cost.cycles
-        if engine == "vector" and self._shares_bus(now):
-            cycles = max(cycles, instruction.operands()[0].free_elements)
+            slow = self.activity.slowdown(facts.array_rows, start)
+        elif engine == "scalar":
+            start = self._load_table(index, facts.table, now)
+        elif engine == "vector" and self._shares_bus(now):
+            cycles = max(cycles, self._instruction(index).operands()[0].free_elements)
         done = span(self.machine, engine, cost, cycles, self.clocks[engine], slow, start)
         self.start[index] = start
         self.free[index], self.end[index], self.done[index] = done
@@ -401,9 +417,8 @@ class CoreSimulation:
         if engine != "tensor":
             return done.free
         self.activity.add(start, done.free)
-        tile = instruction.pe_tile()
-        self.pe_tiles[tile] = index
-        if tile != WHOLE_ARRAY:  # the next may be for another tile
+        self.pe_tiles[facts.pe_tile] = index
+        if facts.pe_tile != WHOLE_ARRAY:  # the next may be for another tile
             return min(done.free, start + self.machine.matmul_min_cycles / self.clocks[engine])
         return done.free
 
@@ -417,14 +432,13 @@ class CoreSimulation:
         other = self.last_on.get("gpsimd")
         return self.machine.shared_bus_stops_fast_modes and other is not None and self.free[other] > now
 
-    def _stride_slowdown(self, op: Operation) -> float:
-        """A long step between elements halves the rate of the memory interface (machine.md 3)."""
-        for view in op.instruction.operands():  # type: ignore[union-attr]
-            if isinstance(view, View) and view.on_chip:
-                steps = [s for n, s in zip(view.shape[1:], view.strides[1:], strict=True) if n > 1]
-                if steps and steps[-1] * view.dtype.itemsize > self.machine.stride_full_rate_bytes:
-                    return self.machine.stride_slowdown
-        return 1.0
+    def _facts(self, op: Operation) -> Facts:
+        """What is the same for all instructions that are alike; worked out once."""
+        key = (self.planner.alike[op.position], op.kind)
+        facts = self.facts.get(key)
+        if facts is None:
+            facts = self.facts[key] = facts_of(self._instruction(op.index), op.kind, self.machine)
+        return facts
 
     def finish(self, index: int, now: float) -> None:
         """A meeting took place: its engine goes on."""
@@ -435,13 +449,12 @@ class CoreSimulation:
         self._post(until, DONE, index)
         self._post(until, IDLE, place)
 
-    def _load_table(self, op: Operation, start: float) -> float:
+    def _load_table(self, index: int, function: str | None, start: float) -> float:
         """ScalarE loads a table before the first activation and when the function changes."""
-        function = self._instruction(op.index).table()
         if function is None or function in self.machine.activation_table_free or function == self.table:
             return start
         self.table = function
-        self.table_loads.append((start, start + self.machine.activation_table_ns, op.index))
+        self.table_loads.append((start, start + self.machine.activation_table_ns, index))
         return start + self.machine.activation_table_ns
 
     # ---- DMA -------------------------------------------------------------------------------------
@@ -453,18 +466,10 @@ class CoreSimulation:
         first, last = deal(self.dma_free, arrival, transfer.payload_ns, skew, share)
         self.start[index] = first
         self.end[index] = self.free[index] = last
-        self.done[index] = last + transfer.notify_ns
+        self.done[index] = done = last + transfer.notify_ns
         transfer.triggered_ns = now
+        operations = self.operations
         for user in self.users[index]:
-            if self.operations[user].waits[index] == ORDER:
+            if operations[user].waits[index] == ORDER:
                 self._satisfied(user, index, now, now)
-        self._post(self.done[index], DONE, index)
-
-
-def psum_tiles(instruction: Instruction) -> set[Any]:
-    """The PSUM allocations an instruction touches; explicit addresses count by bank."""
-    return {
-        id(v.storage) if v.storage.address is None else v.storage.address[1] // 2048
-        for v in instruction.operands()
-        if isinstance(v, View) and v.buffer is PSUM
-    }
+        self._post(done, DONE, index)

@@ -17,7 +17,6 @@ from .names import TileNames, queue_of
 from .operations import Planner
 from .regions import Operation
 
-ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
 Turn = tuple[tuple[str, Any], ...]  # the variables of the loops around an instruction, outermost first
 
 

@@ -386,6 +386,10 @@ PAGES: dict[str, Page] = {
     "framework-mix": Page("Tensors of PyTorch and arrays of NumPy or JAX in one call."),
     "device": Page("Arguments on different devices, or on one that kernels do not run on."),
     "device-copy": Page("Kernels run on the processor: tensors elsewhere are copied there and back."),
+    "plan-cache": Page(
+        "A file of the folder that OPEN_NKI_PLAN_CACHE names is damaged, or the folder cannot be written to. The call "
+        "goes on with a plan of its own (docs/performance.md)."
+    ),
     "no-backward": Page(
         "A kernel has no gradient by itself: `differentiable(forward, backward)` gives it one (docs/torch.md)."
     ),

@@ -21,6 +21,7 @@ class Report {
     this.details = new Details(data, actions);
     this.timeline = new Timeline(data, actions);
     this.source = new Source(data, actions);
+    this.finder = new Search(data);
     this.built = new Set();
     this.#memoryKey();
     this.#listen();
@@ -62,9 +63,9 @@ class Report {
     this.focused = `${file}:${line}`;
     this.source.mark(file, line, false);
     const wanted = this.data.kinds.map((kind) => kind.file === file && kind.line === line);
-    this.timeline.focus((row) => wanted[this.data.kind[row]]);
-    const count = this.data.kind.reduce((sum, kind) => sum + wanted[kind], 0);
-    this.#say(`${countText(count, "instruction")} of ${placeText(this.data, { file, line })}`);
+    const on = rowsWhere(this.data, (row) => wanted[this.data.kind[row]]);
+    this.timeline.focus(on);
+    this.#say(`${countText(countRows(on), "instruction")} of ${placeText(this.data, { file, line })}`);
   }
 
   /** Lights what matches every word: of a name, label, tile, line or engine, or `k=3` of a loop. Returns how many do. */
@@ -73,22 +74,7 @@ class Report {
     this.matches = null;
     const words = text.trim().toLowerCase().split(/\s+/).filter(Boolean);
     if (words.length === 0) return this.data.rows;
-    const tests = words.map((word) => this.#matcher(word));
-    return this.#light(`search ${words.join(" ")}`, (row) => tests.every((test) => test(row)), `match "${text.trim()}"`);
-  }
-
-  /** Whether a bar matches one word. */
-  #matcher(word) {
-    const { data } = this;
-    const has = (...texts) => +texts.some((t) => t.toLowerCase().includes(word));
-    const kinds = data.kinds.map((kind) => has(kind.name, kind.operands, placeText(data, kind)));
-    const labels = data.labels.map((label) => has(label));
-    const lanes = data.lanes.map((lane) => has(lane.name, ENGINE_NAMES[lane.name]));
-    const [, name, value] = /^(\w+)=(.+)$/.exec(word) ?? [];
-    const depths = data.loops.map((names) => names.findIndex((loop) => loop.toLowerCase() === name));
-    const plain = /^\d+$/.test(value ?? "") ? +value : -1 - data.loop_words.findIndex((one) => one.toLowerCase() === value);
-    const turned = (row) => name !== undefined && depths[data.loop[row]] >= 0 && data.turns[depths[data.loop[row]]][row] === plain;
-    return (row) => kinds[data.kind[row]] || labels[data.label[row]] || lanes[data.lane[row]] || turned(row);
+    return this.#light(`search ${words.join(" ")}`, this.finder.rows(words), `match "${text.trim()}"`);
   }
 
   /** Lights the instructions of a name on an engine. */
@@ -96,16 +82,16 @@ class Report {
     this.clear();
     const { data } = this;
     const named = data.kinds.map((kind) => kind.name === name);
-    this.#light(name, (row) => named[data.kind[row]] && data.lane_of(row).name === lane, `are ${name}`);
+    const on = rowsWhere(data, (row) => named[data.kind[row]] && data.lane_of(row).name === lane);
+    this.#light(name, on, `are ${name}`);
   }
 
-  #light(what, wanted, words) {
+  /** Dims all but the bars that are `on`, and says how many those are. */
+  #light(what, on, words) {
     this.focused = what;
-    const on = new Uint8Array(this.data.rows);
-    let count = 0;
-    for (let row = 0; row < on.length; row++) count += on[row] = wanted(row) ? 1 : 0;
-    this.timeline.focus((row) => on[row]);
+    this.timeline.focus(on);
     this.matches = on;
+    const count = countRows(on);
     this.#say(`${countText(count, "instruction")} ${words}`);
     return count;
   }
@@ -134,7 +120,7 @@ class Report {
     const on = new Uint8Array(this.data.rows);
     const last = this.data.end.reduce((best, end, row) => (best < 0 || end > this.data.end[best] ? row : best), -1);
     for (let row = last; row >= 0; row = this.data.blocker[row]) on[row] = 1;
-    this.timeline.focus((row) => on[row]);
+    this.timeline.focus(on);
     document.getElementById("critical").setAttribute("aria-pressed", "true");
     this.#say("the chain of instructions that decides the time of the run");
   }

@@ -450,9 +450,9 @@ class Timeline {
     this.redraw();
   }
 
-  /** Dims every bar but those for which `wanted(row)`; null shows all. */
-  focus(wanted) {
-    this.painter.focus = wanted && Uint8Array.from({ length: this.data.rows }, (_, row) => +wanted(row));
+  /** Dims every bar but those that are `on`, a 0 or 1 per row; null shows all. */
+  focus(on) {
+    this.painter.focus = on;
     this.redraw();
   }
 

@@ -17,10 +17,14 @@ function upperBound(values, x) {
 /** Rows of one lane that follow each other; `end` is cut where the next one begins. */
 class Track {
   constructor(data, rows) {
-    this.rows = Uint32Array.from(rows);
-    this.start = Float64Array.from(rows, (row) => data.start[row]);
-    this.end = Float64Array.from(rows, (row, i) =>
-      i + 1 < rows.length ? Math.min(data.end[row], data.start[rows[i + 1]]) : data.end[row]);
+    this.rows = new Uint32Array(rows);
+    this.start = new Float64Array(rows.length);
+    this.end = new Float64Array(rows.length);
+    for (let i = 0; i < rows.length; i++) {
+      this.start[i] = data.start[rows[i]];
+      this.end[i] = data.end[rows[i]];
+      if (i > 0 && this.end[i - 1] > this.start[i]) this.end[i - 1] = this.start[i];
+    }
   }
 
   /** The bar at a moment, or the nearest within `slack` ns; -1 for none. */
@@ -36,12 +40,13 @@ class Track {
 
 /** Engines overlap by their drain alone: one track. Transfers in flight are shown side by side. */
 function tracksOf(data, lane) {
-  const rows = Array.from({ length: lane.rows }, (_, i) => lane.first + i);
-  if (COMPUTE.has(lane.name)) return [new Track(data, rows)];
+  const last = lane.first + lane.rows;
+  if (COMPUTE.has(lane.name)) return [new Track(data, new Uint32Array(lane.rows).map((_, i) => lane.first + i))];
   const tracks = [];
   const free = [];
-  for (const row of rows) {
-    let choice = free.findIndex((moment) => moment <= data.start[row] + data.tick_ns);
+  for (let row = lane.first; row < last; row++) {
+    const begin = data.start[row] + data.tick_ns;
+    let choice = free.findIndex((moment) => moment <= begin);
     if (choice < 0 && tracks.length < MOST_TRACKS) choice = tracks.push([]) - 1;
     if (choice < 0) choice = free.indexOf(Math.min(...free));
     tracks[choice].push(row);

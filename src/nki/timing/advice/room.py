@@ -21,12 +21,12 @@ class Peak(NamedTuple):
     live: list[Storage]  # then
 
 
-def peak(planner: Planner, halved: Set[int] = frozenset()) -> Peak:
+def peak(planner: Planner, halved: Set[Storage] = frozenset()) -> Peak:
     """The most that automatic tiles need at once, in the order of the program; `halved` ones half as much."""
-    lives, storages = planner.sbuf.lives, planner.sbuf.storages
+    lives = planner.sbuf.lives
     changes: Counter[int] = Counter()
-    for key, (first, last) in lives.items():
-        size = planner.sbuf.size(storages[key]) // (2 if key in halved else 1)
+    for tile, (first, last) in lives.items():
+        size = planner.sbuf.size(tile) // (2 if tile in halved else 1)
         changes[first] += size
         changes[last + 1] -= size
     most = now = at = 0
@@ -34,7 +34,7 @@ def peak(planner: Planner, halved: Set[int] = frozenset()) -> Peak:
         now += changes[position]
         if now > most:
             most, at = now, position
-    return Peak(most, [storages[key] for key, (first, last) in lives.items() if first <= at <= last])
+    return Peak(most, [tile for tile, (first, last) in lives.items() if first <= at <= last])
 
 
 def sbuf_usable_bytes(study: Study) -> int:
@@ -48,10 +48,10 @@ def sbuf_peak_bytes(study: Study) -> int:
     return max(needed, default=0) * m.partitions
 
 
-def operand_tiles(matmuls: Iterable[Operation]) -> set[int]:
-    """The ids of the storages that matmuls read."""
+def operand_tiles(matmuls: Iterable[Operation]) -> set[Storage]:
+    """The storages that matmuls read."""
     read = (effects(op.instruction).reads for op in matmuls if op.instruction is not None)
-    return {id(view.storage) for views in read for view in views}
+    return {view.storage for views in read for view in views}
 
 
 def spill(study: Study) -> Iterator[Finding]:
@@ -83,7 +83,7 @@ def _how(moved: list[Operation]) -> str:
 def _mend(study: Study, spilled: list[Operation]) -> str:
     """Where the operands of matmuls overflow, the contraction can be cut too."""
     operands = operand_tiles(op for _, op in study.on("tensor"))
-    of_matmuls = sum(id(op.tile) in operands for op in spilled)
+    of_matmuls = sum(op.tile in operands for op in spilled)
     if 2 * of_matmuls >= len(spilled):
         return (
             "They are operands of matmuls: use smaller blocks, or blocks along the contraction dimension "

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from ...hardware.memories import SBUF
 from ..again import rescheduled_ns
+from ..law import ENGINES
 from ..measures import is_transpose
 from ..regions import SPACE, Operation
-from ..timeline import ENGINES, Timeline
+from ..timeline import Timeline
 from ..transfer import Transfer
 from ..what_if import Change, Replay
 from .words import duration

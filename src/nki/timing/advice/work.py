@@ -58,7 +58,7 @@ def half_as_large(study: Study) -> Change:
     for number, transfer in study.transfers():
         op = operations[number]
         tile = op.tile if op.instruction is None else op.instruction.operands()[0].storage
-        if id(tile) in operands and transfer.payload_ns:
+        if tile in operands and transfer.payload_ns:
             whole = study.replay.payload(number)
             key = (id(whole), transfer.nbytes)
             if key not in halves:

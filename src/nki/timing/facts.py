@@ -1,0 +1,49 @@
+"""What the schedule asks of an instruction, beside its cost and its operands."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..hardware.machine import Machine
+from ..hardware.memories import PSUM
+from ..program.instruction import Instruction, PeTile
+from ..tensors import View
+
+
+class Facts(NamedTuple):
+    """The same for all instructions that are alike, whatever data they are about."""
+
+    meets: bool  # the other core
+    table: str | None  # the activation function whose table ScalarE needs
+    slowdown: float  # of its work, by the strides of its operands
+    array_rows: int
+    pe_tile: PeTile
+
+
+def facts_of(instruction: Instruction, engine: str, machine: Machine) -> Facts:
+    return Facts(
+        instruction.meets() is not None,
+        instruction.table() if engine == "scalar" else None,
+        1.0 if engine in ("tensor", "sync") else stride_slowdown(instruction, machine),
+        instruction.array_rows(),
+        instruction.pe_tile(),
+    )
+
+
+def stride_slowdown(instruction: Instruction, machine: Machine) -> float:
+    """A long step between elements halves the rate of the memory interface (machine.md 3)."""
+    for view in instruction.operands():
+        if isinstance(view, View) and view.on_chip:
+            steps = [s for n, s in zip(view.shape[1:], view.strides[1:], strict=True) if n > 1]
+            if steps and steps[-1] * view.dtype.itemsize > machine.stride_full_rate_bytes:
+                return machine.stride_slowdown
+    return 1.0
+
+
+def psum_tiles(instruction: Instruction) -> set[Any]:
+    """The PSUM allocations an instruction touches; explicit addresses count by bank."""
+    return {
+        id(v.storage) if v.storage.address is None else v.storage.address[1] // 2048
+        for v in instruction.operands()
+        if isinstance(v, View) and v.buffer is PSUM
+    }

@@ -1,0 +1,88 @@
+"""Who uses which tile: one pass over what the instructions of a core read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..hardware.memories import PSUM, SBUF
+from ..program.effects import Effects
+from ..tensors import View
+from ..tensors.storage import Storage
+
+Tiles = tuple[Storage, ...]
+
+
+class Accesses(NamedTuple):
+    """The views an instruction reads and writes, index tiles included.
+
+    A sum in PSUM counts as written: the PE array adds to it without waiting for what it holds.
+    """
+
+    reads: tuple[View, ...]
+    writes: tuple[View, ...]
+
+
+def accesses(done: Effects) -> Accesses:
+    reads, writes, adds_to = done[:3]
+    return tuple.__new__(Accesses, (reads, writes + adds_to if adds_to else writes))
+
+
+class TileUses:
+    """The automatic tiles of each instruction, each once; and the instructions of each tile.
+
+    Positions are those of the instructions. Tiles at addresses that the user chose are only summed up.
+    """
+
+    def __init__(self, done: Sequence[Accesses]):
+        self.read: list[Tiles] = []  # of SBUF, by position
+        self.written: list[Tiles] = []
+        self.touched: list[Tiles] = []  # both, those that are read first
+        self.in_psum: dict[int, Tiles] = {}  # the same in PSUM, where there are any
+        self.sbuf: dict[Storage, list[int]] = {}  # tile -> positions, ascending
+        self.psum: dict[Storage, list[int]] = {}
+        self.sbuf_placed: set[tuple[int, int]] = set()  # (begin, end) of addresses that the user chose
+        self.psum_placed: set[tuple[int, int]] = set()
+        for position, (reads, writes) in enumerate(done):
+            banks: list[Storage] = []
+            read = self._tiles(reads, position, banks)
+            written = self._tiles(writes, position, banks)
+            self.read.append(read)
+            self.written.append(written)
+            self.touched.append(_joined(read, written))
+            if banks:
+                self.in_psum[position] = tuple(banks)
+
+    def _tiles(self, views: tuple[View, ...], position: int, banks: list[Storage]) -> Tiles:
+        """The SBUF tiles of some views, each once; `banks` gets those in PSUM."""
+        found: list[Storage] = []
+        for view in views:
+            tile = view.storage
+            if tile.buffer is SBUF:
+                if tile.address is not None:
+                    self.sbuf_placed.add((tile.address[1], tile.address[1] + tile.pitch))
+                elif tile not in found:
+                    found.append(tile)
+                    _note(self.sbuf, tile, position)
+            elif tile.buffer is PSUM:
+                if tile.address is not None:
+                    self.psum_placed.add((tile.address[1], tile.address[1] + tile.pitch))
+                elif tile not in banks:
+                    banks.append(tile)
+                    _note(self.psum, tile, position)
+        return tuple(found)
+
+
+def _note(uses: dict[Storage, list[int]], tile: Storage, position: int) -> None:
+    positions = uses.get(tile)
+    if positions is None:
+        uses[tile] = [position]
+    elif positions[-1] != position:
+        positions.append(position)
+
+
+def _joined(read: Tiles, written: Tiles) -> Tiles:
+    if not read:
+        return written
+    more = [tile for tile in written if tile not in read]
+    return (*read, *more) if more else read
