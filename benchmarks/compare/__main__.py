@@ -30,7 +30,7 @@ ONE_THREAD = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
     "JAX_PLATFORMS": "cpu",
 }
-ROUNDS = 7
+ROUNDS = 3
 
 
 def module(system: str):

@@ -53,7 +53,7 @@ Python {python} on {machine}. {viz}
 ## Time
 
 CPU seconds on one thread, over NumPy doing the same in the same process: the first call, which traces or
-compiles, and the fastest of seven after it. The kernels use the same tiles ({rows} rows, {columns} columns, depth
+compiles, and the fastest of three after it. The kernels use the same tiles ({rows} rows, {columns} columns, depth
 {depth}), float32 and a running softmax in attention; each result was compared with float64.
 
 {times}
