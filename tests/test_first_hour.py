@@ -153,6 +153,7 @@ def test_info_for_machines():
 
     found = json.loads(command("info", "--json").stdout)
     assert found["platforms"]["trn2"]["partitions"] == "128" and found["open_nki"]
+    assert found["numbers"]["trn2"]["sbuf_bytes"] == 224 * 1024
 
 
 def test_show_writes_a_page(tmp_path):

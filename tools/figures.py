@@ -159,6 +159,7 @@ class served:
     def __init__(self, folder: Path):
         handler = functools.partial(_Silent, directory=str(folder))
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a browser that left early
 
     def __enter__(self) -> str:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,12 +22,8 @@ from .. import __version__
 from ..call.bridges import TensorSpec
 from ..call.jit import profile
 from ..call.kernel import Kernel
-from ..call.profile import Profile, SavedProfile
-from ..call.show import show as steps_of
 from ..errors import NkiError
 from ..options import choose_machine
-from ..report.compare import both
-from ..report.text import document, side_by_side
 from . import completion, migrate, neuron_profile, plans, run, script, tuning
 from .checking import command_check, command_explain
 from .listing import KERNELS_TEXT, command_info, command_kernels
@@ -35,6 +31,9 @@ from .script import UsageError
 from .settings import settings
 from .terminal import Stages, complain, show, user_traceback
 from .tuning import add_tune, command_tune
+
+if TYPE_CHECKING:
+    from ..call.profile import Profile, SavedProfile
 
 WRONG_KERNEL, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
@@ -95,6 +94,8 @@ def command_profile(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(figures, indent=2))
     else:
+        from ..report.text import document
+
         show(document(figures))
     for path, _ in outputs(options, made):
         print(f"wrote {path}", file=sys.stderr)
@@ -136,6 +137,8 @@ def command_show(options: argparse.Namespace) -> int:
         kernel = launched(kernel, options.lnc)
         bound = script.bind(kernel, filled(values) if options.values else values)
         stage(f"{'running' if options.values else 'tracing'} {kernel.__name__}")
+        from ..call.show import show as steps_of
+
         steps = steps_of(kernel)(*bound.args, **bound.kwargs)
         file = options.output or f"{kernel.__name__}.html"
         Path(file).write_text(steps.html(), encoding="utf-8")
@@ -173,6 +176,8 @@ def command_compare(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"a": a, "b": b, "speedup": a["total_us"] / b["total_us"]}, indent=2))
     else:
+        from ..report.text import side_by_side
+
         show(side_by_side(a, b))
     if options.html:
         print(f"wrote {options.html}", file=sys.stderr)
@@ -221,8 +226,12 @@ def launched(kernel: Kernel, cores: int | None) -> Kernel:
 
 
 def write_both(path: str, a: Profile | SavedProfile, b: Profile | SavedProfile) -> None:
+    from ..call.profile import Profile
+
     if not (isinstance(a, Profile) and isinstance(b, Profile)):
         raise UsageError("--html: a saved profile has no timeline\n  help: give both as script.py:kernel")
+    from ..report.compare import both
+
     Path(path).write_text(both(a, b), encoding="utf-8")
 
 
@@ -260,8 +269,10 @@ def is_saved(spec: str) -> bool:
 
 
 def load_saved(path: str) -> SavedProfile:
+    from ..call.profile import SavedProfile
+
     try:
-        return Profile.load(path)
+        return SavedProfile.load(path)
     except (NkiError, OSError, UnicodeDecodeError) as problem:
         why = problem.message if isinstance(problem, NkiError) else f"{path}: {problem}"
         raise UsageError(

@@ -8,16 +8,18 @@ import json
 import re
 import sys
 from collections.abc import Callable
-
-from rich.console import RenderableType
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from ..hardware.generations import MACHINES
 from ..hardware.machine import Machine
 from ..options import choose_machine
-from ..report.text import ruled, size
 from ..version import NKI, PACKAGE, __version__
 from .script import UsageError
 from .terminal import show
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 KERNELS_TEXT = """\
 List the kernels of the library nkilib: where each is imported from, what it computes,
@@ -46,6 +48,8 @@ def command_kernels(options: argparse.Namespace) -> int:
 
 def kernel_table(facts: list[dict[str, str]]) -> RenderableType:
     """The names of each module below it; what holds for several is said once."""
+    from ..report.text import ruled
+
     table = ruled("import from, kernel", "meaning", "status")
     module = meaning = ""
     for fact in facts:
@@ -76,7 +80,9 @@ def command_info(options: argparse.Namespace) -> int:
     if options.json:
         machines = {m.name: {name.strip(): shown(m) for name, shown in LIMITS} for m in MACHINES.values()}
         about = {"open_nki": PACKAGE, "nki": NKI, "python": python, "platform": choose_machine().name}
-        print(json.dumps({**about, "packages": packages, "platforms": machines}, indent=2))
+        numbers = {m.name: {f.name: _plain(getattr(m, f.name)) for f in fields(m)} for m in MACHINES.values()}
+        whole = {**about, "packages": packages, "platforms": machines, "numbers": numbers}
+        print(json.dumps(whole, indent=2))
         return 0
     print(f"Open NKI {__version__}, Python {python}")
     print(f"platform of kernels that name none: {choose_machine().name}")
@@ -84,6 +90,17 @@ def command_info(options: argparse.Namespace) -> int:
         print(f"{name}: {state}")
     show(platform_table())
     return 0
+
+
+def _plain(value: Any) -> Any:
+    """A field of a Machine for JSON."""
+    return sorted(value) if isinstance(value, frozenset) else value
+
+
+def size(count: int) -> str:
+    from ..report.text import size as shown
+
+    return shown(count)
 
 
 EXTRAS = {"perfetto": "profile", "torch": "torch", "jax": "jax"}
@@ -125,6 +142,8 @@ LIMITS: list[tuple[str, Callable[[Machine], str]]] = [
 
 
 def platform_table() -> RenderableType:
+    from ..report.text import ruled
+
     table = ruled("one core of", *MACHINES)
     for name, shown in LIMITS:
         table.add_row(name, *(shown(m) for m in MACHINES.values()))

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ..call.bridges import TensorSpec
-from ..report.text import ruled
 from . import script
 from .migrations import Finding, findings, is_old, rewritten
 from .script import UsageError
@@ -48,6 +47,8 @@ def report(file: Path, found: list[Finding]) -> None:
     if not found:
         print(f"{file}: nothing of an older API")
         return
+    from ..report.text import ruled
+
     table = ruled("line", "old", "today", "by")
     for finding in found:
         table.add_row(str(finding.line), finding.old, finding.new, "--write" if finding.edit else "you")

@@ -10,12 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from ..call.sessions import profiles_of, programs_of, read, write
 
 REFUSED = ("inspect", "show-session", "analyze", "upgrade")
 TEXT = """\
@@ -26,6 +23,13 @@ examples:
   nki neuron-explorer capture -n compiler_workdir/graph.neff -s profile.ntff
   nki neuron-explorer view -s profile.ntff
   nki neuron-profile view -s profile.ntff --output-format summary-text"""
+
+
+def files() -> Any:
+    """What reads and writes sessions, and models them: imported when there is one."""
+    from ..call import sessions
+
+    return sessions
 
 
 def parser(name: str) -> argparse.ArgumentParser:
@@ -69,15 +73,15 @@ def main(argv: Sequence[str] | None = None, name: str = "neuron-profile") -> int
 
 def _capture(options: argparse.Namespace) -> int:
     """A session of the kernels in a placeholder; executions are all alike."""
-    content = read(options.neff)
+    content = files().read(options.neff)
     nth = options.profile_nth_exec
     path = Path(options.session_file)
     if nth != 1:
         path = path.with_name(f"{path.stem}_exec_{nth}{path.suffix}")
-    programs = programs_of(content)
+    programs = files().programs_of(content)
     if not programs:
         raise ValueError(f"{options.neff} holds no kernel: what it was made of called none")
-    write(path, content["open_nki_placeholder"], programs, modelled=True)
+    files().write(path, content["open_nki_placeholder"], programs, modelled=True)
     print(f"wrote {path}, modelled, not measured: {', '.join(p.name for p in programs)}", file=sys.stderr)
     return 0
 
@@ -108,7 +112,7 @@ def _view(options: argparse.Namespace) -> int:
         for session in sessions:
             _report(session, folder, options.output_file)
         return 0
-    content = read(sessions[0])
+    content = files().read(sessions[0])
     kernels = [summary(_figures(kernel, i, content)) for i, kernel in enumerate(content["kernels"])]
     if options.output_format == "summary-json":
         print(json.dumps({f"n_{i}": facts for i, facts in enumerate(kernels)}))
@@ -142,24 +146,26 @@ def _sessions(options: argparse.Namespace) -> list[Path]:
 
 
 def _figures(kernel: dict[str, Any], index: int, content: dict[str, Any]) -> dict[str, Any]:
-    return kernel.get("figures") or profiles_of(content)[index].to_dict()
+    return kernel.get("figures") or files().profiles_of(content)[index].to_dict()
 
 
 def _report(session: Path, folder: Path, name: str | None) -> None:
     """One page for each kernel of a session."""
-    profiles = profiles_of(read(session))
+    profiles = files().profiles_of(files().read(session))
     for number, profile in enumerate(profiles):
         suffix = f"_{number}" if len(profiles) > 1 else ""
         path = Path(name) if name and not suffix else folder / f"{session.stem}{suffix}.html"
         path.write_text(profile.html(), encoding="utf-8")
         print(f"{profile.kernel}: {profile.total_us:,.1f} us modelled, report at {path.resolve().as_uri()}")
         if sys.stdout.isatty():
+            import webbrowser
+
             webbrowser.open(path.resolve().as_uri())
 
 
 def _perfetto(content: dict[str, Any], path: Path) -> None:
     try:
-        path.write_bytes(profiles_of(content)[0].perfetto())
+        path.write_bytes(files().profiles_of(content)[0].perfetto())
     except ImportError:
         raise ValueError("perfetto needs the package perfetto: pip install 'open-nki[profile]'") from None
     print(f"wrote {path}", file=sys.stderr)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from ..call.bridges import TensorSpec
 from ..call.kernel import Kernel
 from ..errors import NkiError, nearest
-from ..tune import Tuned
 from ..typing import check_shapes
 
 
@@ -216,11 +215,16 @@ def _lies_in(module: Any, folder: str) -> bool:
 # ---- the kernel ----------------------------------------------------------------------------------
 
 
+def _untuned(value: Any) -> Any:
+    """The kernel below @nki.autotune; whatever else as it is."""
+    from ..tune import Tuned
+
+    return value.kernel if isinstance(value, Tuned) else value
+
+
 def kernels_of(module: types.ModuleType) -> dict[str, Kernel]:
     """The kernels a script has: its own, or those it imports when it has none."""
-    names = {
-        name: value.kernel if isinstance(value, Tuned) else value for name, value in vars(module).items()
-    }
+    names = {name: _untuned(value) for name, value in vars(module).items()}
     found = {name: value for name, value in names.items() if isinstance(value, Kernel)}
     own = {name: k for name, k in found.items() if k.__module__ == module.__name__}
     return own or found
@@ -236,7 +240,7 @@ def find_kernel(module: types.ModuleType, file: Path | str, name: str | None) ->
         why = "say which kernel, as in" if found else "there is no kernel to take;"
         raise UsageError(f"{why} {file}:{next(iter(found), 'kernel')}\n  {listed}")
     value = getattr(module, name, None)
-    value = value.kernel if isinstance(value, Tuned) else value
+    value = _untuned(value)
     if isinstance(value, Kernel):
         return value
     if isinstance(value, types.FunctionType):  # nki.profile takes plain functions too

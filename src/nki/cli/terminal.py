@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from typing import Any
-
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from typing import TYPE_CHECKING, Any
 
 from ..errors import is_ours
-from ..report.text import plain
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress
 
 DELAY = 2.0  # seconds until progress is shown
 MACHINERY = ("importlib", "contextlib", "threading")  # lies between nki and the script
@@ -19,6 +19,10 @@ MACHINERY = ("importlib", "contextlib", "threading")  # lies between nki and the
 
 def show(shown: RenderableType) -> None:
     """Print a table: with colour on a terminal, else as plain text."""
+    from rich.console import Console  # slow to import: `nki --help` does without
+
+    from ..report.text import plain
+
     if sys.stdout.isatty():
         Console(markup=False, emoji=False, highlight=False).print(shown)
     else:
@@ -27,6 +31,8 @@ def show(shown: RenderableType) -> None:
 
 def complain(text: str) -> None:
     """Print to stderr, the first line in red on a terminal."""
+    from rich.console import Console
+
     first, newline, rest = text.rstrip().partition("\n")
     console = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
     console.print(first, style="bold red")
@@ -89,6 +95,9 @@ class Stages:
             if self.over:
                 return
             self.visible = True
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
             console = Console(stderr=True)
             if console.is_terminal:
                 columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

@@ -6,26 +6,29 @@ import argparse
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
-
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING, Any
 
 from ..call.kernel import Kernel
 from ..options import choose_machine
-from ..report.text import ruled
-from ..tune import Space, Tuned, Tuning, tune
-from ..tune.space import parse_vary
 from . import script
 from .script import UsageError
 from .settings import settings
 from .terminal import show
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress
+
+    from ..tune import Tuning
 
 ROWS = 12  # of the table
 
 
 def command_tune(options: argparse.Namespace) -> int:
     """nki tune"""
+    from ..tune import Space, tune
+    from ..tune.space import parse_vary
+
     vary = dict(parse_vary(text) for text in options.vary)
     target = script.target(options.kernel)
     with ExitStack() as stack:
@@ -67,6 +70,8 @@ def command_tune(options: argparse.Namespace) -> int:
 
 def _found(module: Any, target: script.Target, where: Any) -> tuple[Kernel, dict[str, list[Any]], Any]:
     """The kernel, and what `nki.autotune` over it says, unless the command line says otherwise."""
+    from ..tune import Tuned
+
     tuned = {name: value for name, value in vars(module).items() if isinstance(value, Tuned)}
     name = target.name or (next(iter(tuned)) if len(tuned) == 1 else None)
     if name in tuned:
@@ -79,6 +84,9 @@ class _Bar:
     """A progress bar on a terminal; nothing elsewhere."""
 
     def __init__(self, quiet: bool):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         console = Console(stderr=True)
         self.bar: Progress | None = None
         if console.is_terminal and not quiet:
@@ -104,6 +112,8 @@ class _Bar:
 def table(found: Tuning) -> RenderableType:
     """The best configurations, with how much slower each is than the first."""
     names = list(found.best)
+    from ..report.text import ruled
+
     made = ruled(*names, "modelled us", "of the best")
     rows = [(o.config, o.us) for o in found.outcomes if o.us is not None] or [(found.best, found.us)]
     for config, us in rows[:ROWS]:

@@ -25,7 +25,6 @@ from ..hardware.dtypes import DType
 from ..hardware.machine import Machine
 from ..hardware.memories import SHARED_HBM
 from ..options import Options
-from ..plan.running import PlannedBackend
 from ..program.instruction import Instruction, NkiInstruction, Place
 from ..program.program import Block, Diagnostic, Edge, Item, Program, walk
 from ..program.recorder import Recorder, last_uses
@@ -86,6 +85,8 @@ class Launch:
         self.met_ranks = False  # others have this rank's data: it cannot begin again
         self.call = object()  # whose storages these are
         whose = None if mode == "replay" else self.call
+        from ..plan.running import PlannedBackend  # a launch needs it, `import nki` does not
+
         self.backend = PlannedBackend(machine, options.precise_fp, whose, self._released)
         self.memories = self.backend.memories  # of kernels whose instructions run as they are issued
         self.generators = Generators()
