@@ -6,10 +6,10 @@ in the order of their first use, so loads run ahead as far as SBUF space allows.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
@@ -51,9 +51,9 @@ class Simulation:
         """The cores of each rank, run to their end."""
         for core in self.cores:
             core.begin(self.starts[core.of_rank])
-        events, take = self.events, heapq.heappop
+        events = self.events
         while events:
-            now, _, core, what, which = take(events)
+            now, _, core, what, which = heappop(events)
             core.handle(now, what, which)
         for core in self.cores:
             core.check_all_ran()
@@ -116,6 +116,7 @@ class CoreSimulation:
         order: list[tuple[int, int]] | None = None,
     ):
         self.simulation = simulation
+        self.events, self.tick = simulation.events, simulation.ticks.__next__
         self.sharers, self.of_rank = sharers, rank
         self.order = [] if order is None else order  # (core, operation) of the rank as they were begun
         self.machine = machine
@@ -231,7 +232,7 @@ class CoreSimulation:
             )
 
     def _post(self, time: float, what: int, which: Any) -> None:
-        heapq.heappush(self.simulation.events, (time, next(self.simulation.ticks), self, what, which))
+        heappush(self.events, (time, self.tick(), self, what, which))
 
     def met(self, instruction: Instruction) -> int:
         """How often this core came to a meeting of this kind before."""
@@ -279,7 +280,7 @@ class CoreSimulation:
         if op.is_dma:
             transfer = self.transfers[index] = self.transfer(op)
             place = transfer.mode
-        heapq.heappush(self.waiting[place], (self.rank[index], index))
+        heappush(self.waiting[place], (self.rank[index], index))
         self._take_next(place, now)
 
     def _find_banks(self, freed_by: int, banks: int, now: float) -> None:
@@ -288,7 +289,7 @@ class CoreSimulation:
         woken, self.starved = self.starved, []
         for place, index in woken:
             self.ready[index], self.blocked_by[index] = now, freed_by
-            heapq.heappush(self.waiting[place], (self.rank[index], index))
+            heappush(self.waiting[place], (self.rank[index], index))
         for place in dict.fromkeys(place for place, _ in woken):
             self._take_next(place, now)
 
@@ -298,7 +299,7 @@ class CoreSimulation:
         for place, index in self.starved:
             if self.banks.is_next(self.operations[index].position):
                 self.ready[index], self.blocked_by[index] = now, taker
-                heapq.heappush(self.waiting[place], (self.rank[index], index))
+                heappush(self.waiting[place], (self.rank[index], index))
                 self._post(now, IDLE, place)
             else:
                 still.append((place, index))
@@ -327,7 +328,7 @@ class CoreSimulation:
             position = self.operations[index].position
             if position not in of_tiles or self.banks.has_room(position):
                 break
-            self.starved.append((place, heapq.heappop(waiting)[1]))
+            self.starved.append((place, heappop(waiting)[1]))
         else:
             return
         transfer = self.transfers.get(index)
@@ -336,7 +337,7 @@ class CoreSimulation:
             if until > now:
                 self._post(until, IDLE, place)
                 return
-        heapq.heappop(waiting)
+        heappop(waiting)
         if position in of_tiles:
             self._take_banks(index, position, now)
         last_on = self.last_on
