@@ -223,7 +223,8 @@ from benchmarks.plans import PEAKS, peak_before
 kernel, arrays = PEAKS[{name!r}]()
 before = peak_before(kernel, arrays)
 out = kernel(*arrays)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - out.nbytes)
+results = sum(array.nbytes for array in (out if isinstance(out, list) else [out]))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - results)
 """
 
 

@@ -14,6 +14,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.call.cache import programs
+from nki.hardware.generations import find
 from nki.program.statistics import _Tiles
 from nki.tensors.storage import Storage
 from support import target
@@ -106,8 +107,14 @@ def test_an_allocation_that_nobody_uses_costs_nothing():
     assert counted(body).sbuf_peak_bytes == 128 * 2 * 4
 
 
-def test_a_tile_takes_its_column_of_every_partition():
-    assert counted(lambda: filled((1, 64), nl.bfloat16)).sbuf_peak_bytes == 128 * 128
+@pytest.mark.parametrize(("partitions", "share"), [(1, 4), (32, 4), (33, 2), (64, 2), (65, 1), (128, 1)])
+def test_tiles_of_few_partitions_lie_side_by_side(partitions, share):
+    """A quadrant or a half each, as the spills of a profile suppose."""
+    assert counted(lambda: filled((partitions, 64), nl.bfloat16)).sbuf_peak_bytes == 128 * 128 // share
+
+
+def test_a_tile_at_an_address_takes_its_column_of_every_partition():
+    assert counted(lambda: filled((1, 64), nl.bfloat16, address=(0, 0))).sbuf_peak_bytes == 128 * 128
 
 
 def test_views_keep_their_tile_live():
@@ -126,7 +133,7 @@ def test_index_tiles_of_indirect_views_are_uses():
         filled((128, 4))
         nisa.dma_copy(nl.ndarray((1, 512), nl.float32), x[index].expand_dim(0))
 
-    assert counted(body, X).sbuf_peak_bytes == 128 * (4 + 2048)
+    assert counted(body, X).sbuf_peak_bytes == 128 * (4 + 2048) // 4
 
 
 def test_sbuf_and_psum_are_counted_apart():
@@ -163,7 +170,7 @@ def test_the_peak_is_the_largest_sum_of_overlapping_lives(uses):
         tiles = {}
         for number, _ in uses:
             if number not in tiles:
-                tiles[number] = nl.ndarray((2, sizes[number]), nl.float32)
+                tiles[number] = nl.ndarray((66, sizes[number]), nl.float32)
             nisa.memset(tiles[number], 1.0)
 
     moments = [number for number, _ in uses]
@@ -183,11 +190,11 @@ def test_what_is_forgotten_of_dead_tiles_never_changes_the_peak(steps, kept):
     """Tiles are used and given up in any order; one list of lives is condensed all the time, one never."""
 
     def peak(lives_kept):
-        tiles, living = _Tiles(), {}
+        tiles, living = _Tiles(find("trn2")), {}
         tiles.room = dict.fromkeys(tiles.room, lives_kept)
         with mock.patch("nki.program.statistics.LIVES_KEPT", lives_kept):
             for now, (slot, gone, size) in enumerate(steps):
-                storage = living.setdefault(slot, Storage(nl.sbuf, (1, size), nl.uint8))
+                storage = living.setdefault(slot, Storage(nl.sbuf, (128, size), nl.uint8))
                 tiles.use(mock.Mock(storage=storage, indirection=None), now)
                 if gone:
                     tiles.retire(living.pop(slot))
@@ -209,7 +216,7 @@ def test_a_long_kernel_keeps_no_record_of_each_tile(monkeypatch):
             nisa.dma_copy(nl.ndarray((4, 4), nl.float32, buffer=nl.hbm), tile)
 
     stats = kernel.run(X[:4, :4]).statistics
-    assert stats.sbuf_peak_bytes == 128 * 16
+    assert stats.sbuf_peak_bytes == 128 * 16 // 4
     assert len(stats._cores[0].lives[nl.sbuf]) < 600 and len(stats._hbm) == 1
     assert stats.reloads == {"x": 2000.0}
 

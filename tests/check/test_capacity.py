@@ -82,6 +82,39 @@ def test_tiles_that_follow_each_other_share_the_room():
     assert said(one_after_the_other, X, 20) == []
 
 
+@nki.jit
+def narrow_tiles(x, count, partitions):
+    """`count` tiles of 64 KiB in each of a few partitions, all live at once."""
+    out = nl.ndarray((partitions, 8), x.dtype, buffer=nl.shared_hbm, name="out")
+    tiles = [nl.ndarray((partitions, 16384), x.dtype) for _ in range(count)]
+    for number, tile in enumerate(tiles):
+        nisa.memset(tile, float(number))
+    for tile in tiles:
+        nisa.dma_copy(out, tile[:, 0:8])
+    return out
+
+
+@pytest.mark.parametrize(("partitions", "fit"), [(32, 12), (64, 6), (96, 3)])
+def test_tiles_of_few_partitions_lie_side_by_side_in_sbuf(partitions, fit, monkeypatch):
+    """Three of all partitions fit: twice as many of a half, four times as many of a quadrant."""
+    assert said(narrow_tiles, X, fit, partitions) == []
+    (found,) = said(narrow_tiles, X, fit + 1, partitions)
+    assert f"are live at once in {fit + 1} tiles" in found.message
+    monkeypatch.setenv("OPEN_NKI_CACHE", "0")  # nothing is recorded: the counts alone tell
+    assert said(narrow_tiles, X, fit, partitions) == [] and said(narrow_tiles, X, fit + 1, partitions)
+
+
+@pytest.mark.parametrize("partitions", [32, 64, 128])
+def test_a_warning_comes_with_spills_and_no_spills_without(partitions):
+    fit = 3 * 128 // partitions
+    for count in (fit, fit + 1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            profile = nki.profile(narrow_tiles)(nki.TensorSpec((128, 512), "float32"), count, partitions)
+        assert bool(profile.timeline.spill_bytes) == (count > fit)
+        assert [d.kind for d in profile.diagnostics] == (["capacity"] if count > fit else [])
+
+
 def test_psum_has_eight_banks():
     assert said(psum_tiles, X, 8) == []
     (found,) = said(psum_tiles, X, 9)

@@ -18,7 +18,7 @@ import nki.isa as nisa
 import nki.language as nl
 from both_ways import assert_same, outcome
 from nki.hardware.generations import find
-from nki.plan import keeping, writing
+from nki.plan import files, keeping, writing
 from nki.plan.content import content_key
 from nki.plan.keeping import PlanCache
 from nki.plan.planner import NoPlan, made, plan_of
@@ -122,11 +122,23 @@ def test_where_a_tile_is_placed_and_what_is_an_argument_count():
 
 
 @pytest.mark.parametrize("seed", range(0, 70, 7))
-def test_a_random_program_saved_and_loaded_has_the_same_key(seed, tmp_path):
+def test_a_random_program_saved_and_loaded_has_the_same_key_and_plan(seed, tmp_path):
     program, _ = program_of(seed, 0.15, 2 if seed % 2 else 1, "trn2")
     program.save(tmp_path / "program")
     again = Program.load(tmp_path / "program")
     assert content_key(program) == content_key(again) is not None
+    assert made(program) == made(again)
+
+
+def test_planning_the_same_program_again_gives_the_same_plan():
+    """Whatever the addresses of its objects: processes write the same bytes, and sums have the same order."""
+    for seed in range(0, 120, 4):
+        program, _ = program_of(seed, 0.15, 1, "trn2")
+        plans, kept = [], []
+        for size in (1, 7, 50):
+            kept.append([object() for _ in range(size)])
+            plans.append(made(program))
+        assert plans[0] == plans[1] == plans[2], seed
 
 
 def test_random_programs_that_differ_have_different_keys():
@@ -223,6 +235,15 @@ def test_a_folder_keeps_plans_for_other_processes(tmp_path, monkeypatch):
     assert kept(folder) == [file] and file.read_bytes() == text
 
 
+def test_a_plan_that_is_in_memory_is_written_when_somebody_asks_for_a_folder(tmp_path):
+    plan_of(traced(), forced=True)
+    assert keeping.plans.kept and not list(tmp_path.iterdir())
+    with nki.options(executor="plan", plan_cache=str(tmp_path)):
+        traced().run(*arrays())
+    (file,) = tmp_path.iterdir()
+    assert kept(tmp_path) == [file]
+
+
 def test_no_folder_is_written_unless_somebody_asks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with nki.options(executor="plan"):
@@ -237,7 +258,7 @@ def test_the_environment_names_the_folder(tmp_path):
 
 def test_other_content_and_another_version_have_files_of_their_own(tmp_path, monkeypatch):
     assert len(kept(tmp_path)) == 1 and len(kept(tmp_path, columns=128)) == 2
-    monkeypatch.setattr(keeping, "_software", lambda: "a later one")
+    monkeypatch.setattr(files, "_software", lambda: "a later one")
     assert len(kept(tmp_path)) == 3
 
 
@@ -297,11 +318,11 @@ def test_processes_that_write_the_same_plans_at_once_leave_them_whole(tmp_path):
     for process in running:
         _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said.decode()
-    files = sorted(tmp_path.iterdir())
-    assert len(files) == 3 and all(file.suffix == ".plan" for file in files)
+    left = sorted(tmp_path.iterdir())
+    assert len(left) == 3 and all(file.suffix == ".plan" for file in left)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert kept(tmp_path) == files
+        assert kept(tmp_path) == left
 
 
 def test_a_plan_that_was_read_runs_as_one_that_was_made(tmp_path):

@@ -11,6 +11,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from both_ways import assert_same, outcome
+from nki.plan import running
 from nki.plan.planner import plan_of
 from nki.plan.running import Runner
 from support import target
@@ -99,6 +100,24 @@ def test_independent_cores_run_at_the_same_time_and_give_the_same_bits(monkeypat
     both = outcome(program, given, "plan", OPEN_NKI_THREADS="2")
     assert sorted(inside) == [0, 1] and not meeting.broken
     assert alone[0][0].tobytes() == both[0][0].tobytes()
+
+
+def test_cores_that_need_too_much_memory_together_take_turns(monkeypatch):
+    given = arrays()
+    program = halves[2].trace(*given)
+    wanted = outcome(program, given, "reference")
+
+    def never(*_):
+        raise AssertionError("both at once")
+
+    monkeypatch.setattr(running, "beside", never)
+    need = sum(part.arena + part.packed for part in plan_of(program, forced=True).cores)
+    assert need > 0
+    seen, run = [], Runner.run
+    monkeypatch.setattr(Runner, "run", lambda self: (seen.append(self.core.index), run(self))[1])
+    monkeypatch.setattr(running, "MOST", need - 1)
+    found = outcome(program, given, "plan", OPEN_NKI_THREADS="2")
+    assert seen == [0, 1] and found[0][0].tobytes() == wanted[0][0].tobytes()
 
 
 def test_an_error_of_one_core_is_told_as_when_they_take_turns(monkeypatch):

@@ -353,8 +353,8 @@ class Opened:
                   const { timeline } = report;
                   timeline.zoomTo(row);
                   timeline.drawNow();
-                  const { left, width, y, height } = timeline.rectangle(row, timeline.scale);
-                  const box = timeline.overlay.getBoundingClientRect();
+                  const { left, width, y, height } = timeline.layout.rectangle(row, timeline.scale);
+                  const box = timeline.canvases.overlay.getBoundingClientRect();
                   return [box.x + left + width / 2, box.y + y + height / 2];
                 }""",
                 row,
@@ -394,7 +394,7 @@ def test_the_browser_reads_the_numbers_that_were_written(opened):
 def test_bars_and_memory_are_painted(opened):
     colors = opened.ask(
         """() => {
-          const { canvas, ratio, strips } = report.timeline;
+          const { canvases: { bars: canvas }, ratio, layout: { strips } } = report.timeline;
           const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
           const pixels = new Uint32Array(data.buffer);
           return strips.map(({ y, height, lane, memory }) => {
@@ -479,7 +479,7 @@ def test_long_chains_are_told_by_loops_and_tiles_and_not_by_a_number_alone(opene
 
 def test_hovering_over_memory_tells_the_owners(opened):
     box = opened.page.locator("#overlay").bounding_box()
-    y = opened.ask("report.timeline.strips.find((s) => s.memory?.name === 'sbuf').y")
+    y = opened.ask("report.timeline.layout.strips.find((s) => s.memory?.name === 'sbuf').y")
     opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + y + 20)
     text = opened.page.locator("#tooltip").inner_text()
     assert "SBUF at" in text and "per partition" in text
@@ -606,7 +606,7 @@ def test_two_cores_are_seen_at_once_at_900_pixels(chromium, tmp_path, kernel):
             profile = nki.profile(attention_cte, lnc=2)(q, k, nki.TensorSpec((1, 512, 128), "bfloat16"))
     path.write_text(page(profile), "utf-8")
     shown = Opened(chromium, path)
-    hidden = shown.ask("report.timeline.height - report.timeline.box.clientHeight")
+    hidden = shown.ask("report.timeline.layout.height - report.timeline.box.clientHeight")
     side = shown.ask("document.getElementById('side').getBoundingClientRect().height")
     shown.page.close()
     assert hidden <= 8

@@ -190,6 +190,20 @@ def test_copies_that_name_no_engine_leave_the_busiest_one():
     assert left_open.total_us < named.total_us
 
 
+@pytest.mark.parametrize("platform", ["trn1", "trn2"])
+def test_a_copy_costs_what_it_costs_on_the_engine_that_makes_it(platform):
+    def body(x):
+        t = loaded(x)
+        for _ in range(64):
+            nisa.tensor_copy(tile(), t)
+
+    timeline = timeline_of(body, platform)
+    assert copies_on(timeline).keys() == {"vector", "scalar"}
+    for op in timeline.operations:
+        if not op.is_dma:
+            assert timeline.planners[0].cost_of(op) == op.instruction.cost(timeline.machine)
+
+
 def test_copies_stay_where_the_engine_is_not_the_bound():
     def body(x):
         t = loaded(x)

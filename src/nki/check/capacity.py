@@ -1,7 +1,8 @@
 """Capacity: what is live at once in SBUF and PSUM, against what the chip holds.
 
 A tile lives from the first instruction that uses it to the last, in the order of the program; one that a loop
-uses and did not make lives as long as the loop. Tiles in PSUM take whole banks.
+uses and did not make lives as long as the loop. Tiles in PSUM take whole banks; in SBUF those of few
+partitions lie side by side, as the spills of a profile suppose (`Storage.taken`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def capacity(program: Program, reserve_psum_bank: bool = False) -> list[Diagnost
         lives: dict[Storage, tuple[int, int]] | None = None
         for memory in (SBUF, PSUM):
             limit = limit_of(program.machine, memory, reserve_psum_bank)
-            if _total(program, memory) <= limit:
+            if _fit_together(program, memory, limit):
                 continue
             if lives is None:
                 lives = _lives(items)
@@ -63,14 +64,15 @@ def limit_of(machine: Machine, memory: MemoryRegion, reserve_psum_bank: bool) ->
     return banks * machine.psum_bank_bytes
 
 
-def _size(storage: Storage, machine: Machine) -> int:
-    unit = machine.psum_bank_bytes if storage.buffer is PSUM else 1
-    return -(-storage.pitch // unit) * unit
-
-
-def _total(program: Program, memory: MemoryRegion) -> int:
+def _fit_together(program: Program, memory: MemoryRegion, limit: int) -> bool:
     """If even everything together fits, nobody needs to look when it lives."""
-    return sum(_size(s, program.machine) for s in program.storages if s.buffer is memory)
+    total = 0
+    for storage in program.storages:
+        if storage.buffer is memory:
+            total += storage.taken(program.machine)
+            if total > limit:
+                return False
+    return True
 
 
 def _lives(items: Sequence[Item]) -> dict[Storage, tuple[int, int]]:
@@ -123,8 +125,9 @@ def _peak(lives: dict[Storage, tuple[int, int]], memory: MemoryRegion, machine: 
         if storage.address is not None:
             placed.add((storage.address[1], storage.address[1] + storage.pitch))
         else:
-            changes[first] += _size(storage, machine)
-            changes[last + 1] -= _size(storage, machine)
+            size = storage.taken(machine)
+            changes[first] += size
+            changes[last + 1] -= size
     most = now = at = 0
     for position in sorted(changes):
         now += changes[position]
@@ -138,7 +141,7 @@ def _told(memory: MemoryRegion, peak: Peak, limit: int, machine: Machine, core: 
     by_line: dict[str, list[Storage]] = {}
     for storage in peak.live:
         by_line.setdefault(str(storage.site), []).append(storage)
-    lines = sorted(by_line.items(), key=lambda line: -sum(_size(s, machine) for s in line[1]))
+    lines = sorted(by_line.items(), key=lambda line: -sum(s.taken(machine) for s in line[1]))
     notes = [_line(where, tiles, machine) for where, tiles in lines[:LINES_SHOWN]]
     if lines[LINES_SHOWN:]:
         rest = [s for _, tiles in lines[LINES_SHOWN:] for s in tiles]
@@ -162,7 +165,7 @@ def _told(memory: MemoryRegion, peak: Peak, limit: int, machine: Machine, core: 
 
 
 def _bytes(tiles: Sequence[Storage], machine: Machine) -> int:
-    return sum(_size(s, machine) for s in tiles)
+    return sum(s.taken(machine) for s in tiles)
 
 
 def _line(where: str, tiles: Sequence[Storage], machine: Machine) -> str:

@@ -33,7 +33,10 @@ class fewer_collections(WhileKernelsRun):
 
 
 class no_collections(WhileKernelsRun):
-    """Context: cycles are not looked for while any kernel is profiled."""
+    """Context: cycles are not looked for while any kernel is profiled.
+
+    What was made meanwhile is old at once: the next look at all there is will find it, none before.
+    """
 
     before: ClassVar[bool]
 
@@ -44,5 +47,8 @@ class no_collections(WhileKernelsRun):
 
     @classmethod
     def end(cls) -> None:
+        if gc.get_freeze_count() == 0:  # else somebody wants things frozen
+            gc.freeze()
+            gc.unfreeze()
         if cls.before:
             gc.enable()

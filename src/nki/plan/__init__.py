@@ -9,7 +9,7 @@ folding     copies, sums of products and stores that need no instruction of thei
 products    tile products of one stage that make up a large one
 stages      the order of everything, and where in one array the values lie
 settling    everything in numbers: `steps`, what a finished plan says
-content     the key of a program's content; `keeping`: plans in memory and in files, `writing`: a plan as text
+content     the key of a program's content; plans are kept under it: `keeping`, `files` (in `writing`'s form)
 planner     all of this together: `plan_of(program)`
 describing  a plan as data and as text: `nki plan`
 running     runs a plan on numpy arrays; what it does not understand goes to the numpy executor

@@ -6,7 +6,6 @@ views and where they lie. Lines, names and the numbers in constants do not: a pl
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import fields
@@ -36,7 +35,7 @@ def content_key(program: Program) -> bytes | None:
     content = _Content(program)
     try:
         return content.digest()
-    except Unkeyed:
+    except (Unkeyed, KeyError):  # KeyError: a storage that the program does not list
         return None
 
 
@@ -51,8 +50,10 @@ class _Content:
         self.numbers: list[int] = []
 
     def digest(self) -> bytes:
+        from hashlib import sha256  # programs that are not planned do without
+
         program = self.program
-        found = hashlib.sha256(_machine(program.machine).encode())
+        found = sha256(_machine(program.machine).encode())
         self._storages()
         for items in program.cores:
             self._items(items)

@@ -65,18 +65,29 @@ def _kept(program: Program, kinds: Kinds, folder: str) -> Plan | NoPlan:
     key = content_key(program)
     if key is None:
         return made(program, kinds)
-    found: Plan | NoPlan | None = keeping.plans.find(key)
-    if found is None and folder:
-        found = keeping.read(key, folder)
-        if isinstance(found, Plan):
+    kept = keeping.plans.find(key)
+    found: Plan | NoPlan = kept or _in_folder(key, folder) or made(program, kinds)
+    if isinstance(found, Plan):
+        if kept is None:
             keeping.plans.keep(key, found)
-    if found is None:
-        found = made(program, kinds)
-        if isinstance(found, Plan):
-            keeping.plans.keep(key, found)
-            if folder:
-                keeping.write(key, found, folder)
+        if folder:
+            _put_into(folder, key, found)
     return found
+
+
+def _in_folder(key: bytes, folder: str) -> Plan | None:
+    if not folder:
+        return None
+    from . import files  # what it imports is needed by few
+
+    return files.read(key, folder)
+
+
+def _put_into(folder: str, key: bytes, plan: Plan) -> None:
+    from . import files
+
+    if not files.has(key, folder):
+        files.write(key, plan, folder)
 
 
 def _weighed(program: Program, kinds: Kinds, forced: bool) -> tuple[int, str]:

@@ -132,10 +132,7 @@ def _cover(family: dict[tuple, Task]) -> list[Gemm]:
         columns.setdefault(right, {})[left] = None
     by_row = _classes(rows)
     by_column = _classes(columns)
-    if len(by_row) <= len(by_column):
-        groups = [(left, list(right)) for right, left in by_row.items()]
-    else:
-        groups = [(list(left), right) for left, right in by_column.items()]
+    groups = by_row if len(by_row) <= len(by_column) else [(left, right) for right, left in by_column]
     return [
         gemm
         for left, right in groups
@@ -143,11 +140,12 @@ def _cover(family: dict[tuple, Task]) -> list[Gemm]:
     ]
 
 
-def _classes(met: dict[Any, dict[Any, None]]) -> dict[frozenset, list]:
-    found: dict[frozenset, list] = {}
+def _classes(met: dict[Any, dict[Any, None]]) -> list[tuple[list, list]]:
+    """Those that meet the same others, with these others; everything in the order in which it was met."""
+    found: dict[frozenset, tuple[list, list]] = {}
     for one, others in met.items():
-        found.setdefault(frozenset(others), []).append(one)
-    return found
+        found.setdefault(frozenset(others), ([], list(others)))[0].append(one)
+    return list(found.values())
 
 
 def sorted_by_place(columns: list[tuple[Place, ...]]) -> list[tuple[Place, ...]]:

@@ -26,6 +26,8 @@ from .planner import NoPlan, plan_of
 from .steps import ARENA, Made, Matrix, Plan, Product, Spot, Step, Work
 from .threads import available, beside, together
 
+MOST = 448 << 20  # bytes that cores which run at the same time may need together
+
 
 class PlannedBackend(NumpyBackend):
     """Runs a program by its plan where it has one, and else as numpy does, one instruction at a time."""
@@ -75,7 +77,7 @@ class PlannedBackend(NumpyBackend):
         if program.said:  # in their order
             return False
         threads = cores[0].launch.options.threads or available()
-        if threads < 2:
+        if threads < 2 or sum(part.arena + part.packed for part in self.plan.cores) > MOST:
             return False
         runners = [Runner(self.plan, program, core, max(1, threads // len(cores))) for core in cores]
         for runner in runners:

@@ -34,7 +34,7 @@ class Statistics:
 
     def sink_of(self, core: int) -> Callable[[Instruction], None]:
         """The sink of one core; each has an SBUF and a PSUM of its own."""
-        tiles = self._cores[core] = _Tiles()
+        tiles = self._cores[core] = _Tiles(self.machine)
         living, counts = tiles.open, self.by_instruction
 
         def sink(instruction: Instruction) -> None:  # runs once per instruction: straight-line on purpose
@@ -102,7 +102,9 @@ class Statistics:
     # ---- results ---------------------------------------------------------------------------------
 
     def peak_bytes(self, buffer: MemoryRegion) -> int:
-        """Most bytes live at once on a core, over all partitions: each tile takes its column of each."""
+        """Most bytes live at once on a core, over all partitions: each tile takes its column of each, but for
+        tiles of few partitions, which lie side by side in SBUF.
+        """
         peaks = [tiles.peak(buffer) for tiles in self._cores.values()]
         return max(peaks, default=0) * self.machine.partitions
 
@@ -137,7 +139,8 @@ class Life(NamedTuple):
 class _Tiles:
     """When the tiles of one core live: from the first instruction that uses them to the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
         self.open: dict[int, list[Any]] = {}  # id(storage) -> [storage, first use, last use]
         self.lives: dict[MemoryRegion, list[Life]] = {SBUF: [], PSUM: []}  # of tiles that are gone
         # condense the list of lives when it has grown to this
@@ -162,7 +165,8 @@ class _Tiles:
         if storage.address is not None:
             self.placed[storage.buffer].add((storage.address[1], storage.address[1] + storage.pitch))
             return
-        self.lives[storage.buffer].append(Life(life[1], life[2], storage.pitch))
+        size = storage.taken(self.machine) if storage.buffer is SBUF else storage.pitch
+        self.lives[storage.buffer].append(Life(life[1], life[2], size))
         if len(self.lives[storage.buffer]) >= self.room[storage.buffer]:
             self._condense(storage.buffer)
 

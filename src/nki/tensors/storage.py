@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ..errors import Site
 from ..hardware.dtypes import DType
+from ..hardware.machine import Machine
 from ..hardware.memories import PSUM, SBUF, MemoryRegion
 
 
@@ -73,6 +74,18 @@ class Storage:
     @property
     def nbytes(self) -> int:
         return self.partitions * self.pitch
+
+    def taken(self, machine: Machine) -> int:
+        """Bytes of each partition that it keeps from other tiles: whole banks of PSUM; of SBUF, where no
+        address was chosen, its part of what tiles of few partitions share, that lie side by side.
+
+        An operand of up to 32 partitions may start at any quadrant, of up to 64 at any half (machine.md 3).
+        """
+        if self.buffer is PSUM:
+            bank = machine.psum_bank_bytes
+            return -(-self.pitch // bank) * bank
+        quadrants = -(-self.partitions // machine.quadrant_partitions)
+        return self.pitch if quadrants > 2 or self.address is not None else -(-self.pitch * quadrants // 4)
 
     @property
     def where(self) -> str:

@@ -44,6 +44,7 @@ class _Changed(Simulation):
 def _copies(core: CoreSimulation, first: int, change: Change) -> list[Operation]:
     """The operations of a core as they were planned, with what the change leaves of their waits."""
     copies = []
+    took_banks = {index for index, _ in core.bank_waits}
     for op in core.operations:
         instruction, kind, other = op.instruction, op.kind, change.on.get(first + op.index)
         if other is not None and instruction is not None:
@@ -51,11 +52,14 @@ def _copies(core: CoreSimulation, first: int, change: Change) -> list[Operation]
         copy = Operation(op.index, instruction, kind, op.core, op.position)
         copy.tile, copy.again = op.tile, op.again
         dropped = change.dropped.get(first + op.index, ())
-        copy.waits = {
-            other: why
-            for other, why in op.waits.items()
-            if (op.index, other) not in core.bank_waits and first + other not in dropped
-        }
+        if dropped or op.index in took_banks:
+            copy.waits = {
+                other: why
+                for other, why in op.waits.items()
+                if (op.index, other) not in core.bank_waits and first + other not in dropped
+            }
+        else:
+            copy.waits = dict(op.waits)
         instead = change.gone.get(first + op.index, first + op.index)
         if instead != first + op.index:
             copy.waits = {instead - first: RAW}

@@ -43,7 +43,7 @@ def compiled(
     if _may_repeat(items):
         items = without_repeats(items, numbers, kept)
     items = with_broadcasts_in_psum(machine, items, numbers, kept)
-    return with_shared_copies(machine, items, kept)
+    return with_shared_copies(machine, items, numbers, kept)
 
 
 # ---- repeated work -------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class _Banks:
 
 
 def with_shared_copies(
-    machine: Machine, items: Sequence[Placed], kept: Collection[int] = ()
+    machine: Machine, items: Sequence[Placed], numbers: Numbers, kept: Collection[int] = ()
 ) -> Sequence[Placed]:
     """With some copies on another engine, where the one that has them is the busiest of the kernel."""
     movable = [
@@ -229,19 +229,19 @@ def with_shared_copies(
         i = items[number].instruction
         assert i.runs_on is not None and (other := i.other_engine()) is not None
         groups[i.runs_on, other].append(number)
-    for (default, other), numbers in groups.items():
+    for (default, other), copies in groups.items():
         if work[default.name] < max(work.values()):
             continue  # something else decides
-        here = sum(_held(machine, items[n].instruction) for n in numbers)
-        there = sum(_held(machine, on_engine(items[n].instruction, other)) for n in numbers)
+        here = sum(_held(machine, items[n].instruction) for n in copies)
+        there = sum(_held(machine, on_engine(items[n].instruction, other)) for n in copies)
         part = min(1.0, (work[default.name] - work[other.name]) / (here + there))
         owed = 0.0  # spread evenly, so that both engines have some of it all the time
-        for number in numbers:
+        for number in copies:
             owed += part
             if owed >= 1:
                 owed -= 1
                 item = items[number]
-                found[number] = item._replace(instruction=on_engine(item.instruction, other))
+                found[number] = numbers.elsewhere(item, on_engine(item.instruction, other))
     return found
 
 

@@ -36,6 +36,11 @@ class Numbers:
             if i.counted
         ]
 
+    def elsewhere(self, item: Placed, instruction: Instruction) -> Placed:
+        """The same on another engine, where it costs something else."""
+        number = self._known.setdefault((item.alike, instruction.runs_on), len(self._known))
+        return item._replace(instruction=instruction, alike=number)
+
     def instead(self, item: Placed, instruction: Instruction) -> Placed:
         """Another instruction in the place of an item."""
         return Placed(instruction, item.at, effects(instruction), self.of(instruction))

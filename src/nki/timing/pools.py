@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ..hardware.machine import Machine
 from ..program.statistics import union
 from ..tensors.storage import Storage
 from .regions import RAW, SPACE, WHOLE, Operation
@@ -81,15 +80,6 @@ class Ahead:
         )
 
 
-def sbuf_size(tile: Storage, machine: Machine) -> int:
-    """Bytes of all partitions that a tile takes; small ones lie side by side, a quadrant or half each.
-
-    An operand of up to 32 partitions may start at any quadrant, of up to 64 at any half (machine.md 3).
-    """
-    quadrants = -(-tile.partitions // machine.quadrant_partitions)
-    return tile.pitch if quadrants > 2 else -(-tile.pitch * quadrants // 4)
-
-
 def lives_of(uses: Mapping[Storage, Sequence[int]]) -> dict[Storage, tuple[int, int]]:
     """Where each tile is used first and last."""
     return {tile: (positions[0], positions[-1]) for tile, positions in uses.items()}
@@ -102,7 +92,7 @@ class Pool:
         self.planner = planner
         self.read, self.written, self.touched = uses.read, uses.written, uses.touched  # tiles by position
         self.uses = {tile: positions[::-1] for tile, positions in uses.sbuf.items()}  # to come, next one last
-        self.sizes = {tile: sbuf_size(tile, planner.machine) for tile in uses.sbuf}
+        self.sizes = {tile: tile.taken(planner.machine) for tile in uses.sbuf}  # bytes of all partitions
         self.capacity = max(0, capacity - union(uses.sbuf_placed))
         self.free: deque[tuple[int, tuple[int, ...]]] = deque([(self.capacity, ())])
         self.free_bytes = self.capacity

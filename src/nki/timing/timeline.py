@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import Site
 from ..hardware.machine import Machine
-from ..hardware.memories import PSUM, MemoryRegion
+from ..hardware.memories import MemoryRegion
 from ..tensors import View
 from ..tensors.storage import Storage
 from .names import TileNames, queue_of
@@ -192,20 +192,11 @@ class Timeline:
         """What SBUF or PSUM held over time: each tile from its first start to its last use."""
         lines = self.machine.partitions
         found = [
-            Stay(start, end, self._taken(tile, core) * lines, tile)
+            Stay(start, end, tile.taken(self.machine) * lines, tile)
             for start, end, tile in self._stays(buffer, core)
         ]
         owners = without_overlap(sorted(found, key=lambda stay: stay[:2]))
         return Occupancy(*steps(owners), owners)
-
-    def _taken(self, tile: Storage, core: int) -> int:
-        """Bytes per partition that a tile keeps from others: whole banks of PSUM; of SBUF its part, where
-        tiles of few partitions lie side by side.
-        """
-        if tile.buffer is PSUM:
-            bank = self.machine.psum_bank_bytes
-            return -(-tile.pitch // bank) * bank
-        return tile.pitch if tile.address is not None else self.planners[core].sbuf.size(tile)
 
     def _stays(self, buffer: MemoryRegion, core: int) -> list[list[Any]]:
         """[start, end, tile] of each stay, in program order."""

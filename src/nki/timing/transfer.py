@@ -24,6 +24,7 @@ class Transfer:
         "nbytes",
         "descriptors",
         "triggered_ns",
+        "_packet_ns",
     )
 
     def __init__(self, mode, issue_ns, dispatch_ns, notify_ns, payload_ns, nbytes, descriptors):
@@ -35,16 +36,22 @@ class Transfer:
         self.nbytes = nbytes
         self.descriptors = descriptors
         self.triggered_ns = 0.0
+        self._packet_ns: float | None = None
 
     def copy(self) -> Transfer:
         """The same again, not triggered yet."""
         rest = (self.notify_ns, self.payload_ns, self.nbytes, self.descriptors)
-        return Transfer(self.mode, self.issue_ns, self.dispatch_ns, *rest)
+        made = Transfer(self.mode, self.issue_ns, self.dispatch_ns, *rest)
+        made._packet_ns = self.packet_ns
+        return made
 
     @property
     def packet_ns(self) -> float:
-        moved = self.payload_ns[:-1] if self.mode == RANKS else self.payload_ns
-        return sum(ns for _, ns in moved)
+        """What the DMA engines work on it, all together; added up once for all that are alike."""
+        if self._packet_ns is None:
+            moved = self.payload_ns[:-1] if self.mode == RANKS else self.payload_ns
+            self._packet_ns = sum(ns for _, ns in moved)
+        return self._packet_ns
 
 
 RANKS = "ranks"  # the queue of what travels between ranks

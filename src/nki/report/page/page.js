@@ -204,14 +204,14 @@ class Report {
         other.focus();
       };
     });
-    const middle = () => (this.timeline.view.t0 + this.timeline.view.t1) / 2;
+    const { view } = this.timeline;
     const button = (id, act) => (document.getElementById(id).onclick = () => {
       act();
       this.timeline.redraw();
     });
-    button("zoom-in", () => this.timeline.view.zoom(middle(), 0.5));
-    button("zoom-out", () => this.timeline.view.zoom(middle(), 2));
-    button("fit", () => this.timeline.view.fit());
+    button("zoom-in", () => view.zoom(view.middle, 0.5));
+    button("zoom-out", () => view.zoom(view.middle, 2));
+    button("fit", () => view.fit());
     button("critical", () => this.showCritical());
     const recolor = () => {
       this.timeline.readColors();

@@ -71,19 +71,19 @@ const cssText = ([r, g, b], alpha = 1) => `rgba(${r},${g},${b},${alpha})`;
 
 /** A colour per kind: transfers by their way, instructions by engine, the most frequent purest. */
 function colorsOf(data) {
-  const lane = new Map();
-  const rows = new Map();
+  const rows = new Uint32Array(data.kinds.length);
+  const lane = new Int16Array(data.kinds.length).fill(-1); // of its first row
   for (let row = 0; row < data.rows; row++) {
     const kind = data.kind[row];
-    rows.set(kind, (rows.get(kind) || 0) + 1);
-    if (!lane.has(kind)) lane.set(kind, data.lanes[data.lane[row]].name);
+    rows[kind]++;
+    if (lane[kind] < 0) lane[kind] = data.lane[row];
   }
   const seen = {};
-  const byRows = [...data.kinds.keys()].sort((a, b) => (rows.get(b) || 0) - (rows.get(a) || 0));
+  const byRows = [...data.kinds.keys()].sort((a, b) => rows[b] - rows[a]);
   const colors = [];
   for (const number of byRows) {
     const kind = data.kinds[number];
-    const engine = lane.get(number);
+    const engine = data.lanes[lane[number]]?.name;
     if (!COMPUTE.has(engine)) {
       colors[number] = cssColor(kind.flow || "move");
       continue;

@@ -18,6 +18,10 @@ class View {
     return this.t1 - this.t0;
   }
 
+  get middle() {
+    return (this.t0 + this.t1) / 2;
+  }
+
   show(t0, t1) {
     const most = (1 + 2 * MARGIN) * this.total;
     const span = Math.min(most, Math.max(SHORTEST_SPAN_NS, t1 - t0));
