@@ -26,6 +26,12 @@ from nki.ranks import attach, run_ranks
 from random_worlds import check_world, random_world
 
 
+def say(text):
+    """A line at once: the ranks write to one pipe."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 @nki.jit
 def summed(x, group):
     src, dst = (nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm, name=n) for n in ("src", "dst"))
@@ -64,7 +70,7 @@ def worlds(rank, size):
         assert (world.rank, world.size, world.backend) == (rank, size, "gloo")
         x = torch.full((2, 3), rank + 1.0, dtype=torch.bfloat16)
         assert (summed[2](x, (tuple(range(size)),)) == size * (size + 1) / 2).all()
-    print(f"rank {rank}: {len(seeds)} worlds")
+    say(f"rank {rank}: {len(seeds)} worlds")
 
 
 def fails(rank, size):
@@ -75,7 +81,7 @@ def fails(rank, size):
         with attach(timeout=30):
             indexing(x, (tuple(range(size)),))
     except nki.NkiError as problem:
-        print(f"rank {rank}: {problem.kind} of rank {problem.rank} after {time.monotonic() - begin < 5}")
+        say(f"rank {rank}: {problem.kind} of rank {problem.rank} after {time.monotonic() - begin < 5}")
 
 
 def mismatch(rank, size):
@@ -86,7 +92,7 @@ def mismatch(rank, size):
             summed(x, (tuple(range(size)),))
     except nki.NkiError as problem:
         rows = sum("float32[2, " in note for note in problem.notes)
-        print(f"rank {rank}: {problem.kind} with {rows} rows")
+        say(f"rank {rank}: {problem.kind} with {rows} rows")
 
 
 def cut(rank, size):
@@ -96,13 +102,13 @@ def cut(rank, size):
     try:
         with attach(timeout=5):
             summed(x, group)
-            print(f"rank {rank}: connected", flush=True)
+            say(f"rank {rank}: connected")
             while True:
                 begin = time.monotonic()
                 summed(x, group)
     except nki.NkiError as problem:
         within = time.monotonic() - begin < 15
-        print(f"rank {rank}: {problem.kind} in time {within}, {problem.message}", flush=True)
+        say(f"rank {rank}: {problem.kind} in time {within}, {problem.message}")
 
 
 if __name__ == "__main__":

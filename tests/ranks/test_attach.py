@@ -20,7 +20,7 @@ def torchrun(processes: int, *what: str) -> list[str]:
     """The lines that the ranks print, sorted; one start of torch in each process serves several tests."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes", "1"]
     command += ["--nproc-per-node", str(processes), str(PROGRAM), *what]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}  # whole lines
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     return sorted(done.stdout.splitlines())
