@@ -204,17 +204,11 @@ class Side:
             return
         kinds: dict[Any, tuple[list[int], list[Place]]] = {}
         for number, factor in enumerate(factors):
-            base, term = number * factor.rows * factor.columns, 0
-            for tile in factor.tiles:
-                if tile.column == 0 and tile.row > 0:
-                    term += 1
-                place = tile.place
-                if tile.strides is not None:
-                    place = place._replace(shape=(tile.rows, tile.columns), strides=tile.strides)
-                start = term if factor.terms > 1 else tile.row
+            base = number * factor.rows * factor.columns
+            for tile, row, place in factor.packed():
                 key = (tile.rows, tile.columns, pattern_of(place))
                 offsets, places = kinds.setdefault(key, ([], []))
-                offsets.append(base + start * factor.columns + tile.column)
+                offsets.append(base + row * factor.columns + tile.column)
                 places.append(place)
         if len(kinds) == 1 and all(t.columns == first.columns for t in first.tiles):
             ((_, places),) = kinds.values()

@@ -8,7 +8,7 @@ are packed first, and widened to float32 on the way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -51,6 +51,17 @@ class Factor(NamedTuple):
     @property
     def nbytes(self) -> int:
         return 0 if self.there is not None else 4 * self.rows * self.columns
+
+    def packed(self) -> Iterator[tuple[Tile, int, Place]]:
+        """Each tile, the row it begins in when it is packed, and where it comes from."""
+        term = 0
+        for tile in self.tiles:
+            if tile.column == 0 and tile.row > 0:
+                term += 1
+            place = tile.place
+            if tile.strides is not None:
+                place = place._replace(shape=(tile.rows, tile.columns), strides=tile.strides)
+            yield tile, term if self.terms > 1 else tile.row, place
 
 
 class Gemm(NamedTuple):

@@ -122,16 +122,11 @@ class Settler:
     def _matrix(self, factor: Factor) -> Matrix:
         if factor.there is not None:
             return Matrix(factor.rows, factor.columns, self.spot(factor.there), (), False)
-        tiles = []
-        term = 0
-        for tile in factor.tiles:
-            if tile.column == 0 and tile.row > 0:
-                term += 1
-            place = tile.place
-            if tile.strides is not None:
-                place = place._replace(shape=(tile.rows, tile.columns), strides=tile.strides)
-            row, step = (term, factor.terms) if factor.terms > 1 else (tile.row, 1)
-            tiles.append(Packing(row, step, tile.rows, tile.column, tile.columns, self.spot(place)))
+        step = factor.terms  # 1: one term behind the other
+        tiles = [
+            Packing(row, step, tile.rows, tile.column, tile.columns, self.spot(place))
+            for tile, row, place in factor.packed()
+        ]
         return Matrix(factor.rows, factor.columns, None, tuple(tiles), _lie_turned(tiles))
 
 
