@@ -149,6 +149,8 @@ def main():
             progress.update(task, description=f"running {kernel.__name__}")
             rows.append(measure(kernel, lhsT, rhs))
             progress.advance(task)
+        if not options.json:
+            console.print(table(rows, options.target))  # modelling takes longer
         for kernel in STEPS:
             progress.update(task, description=f"modelling {kernel.__name__}")
             size = (128, 128, 512) if kernel is single_tile else options.model_size
@@ -160,7 +162,6 @@ def main():
     if options.json:
         print(json.dumps({"run": rows, "modelled": modelled}, indent=2))
     else:
-        console.print(table(rows, options.target))
         console.print(modelled_table(modelled, options.target))
     wrong = [row["kernel"] for row in rows if row["max_error"] > 1e-5]
     if wrong:
