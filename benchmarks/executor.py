@@ -1,7 +1,6 @@
 """The executor against numpy doing the same arithmetic on one BLAS thread."""
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,8 @@ import nki.isa as nisa
 import nki.language as nl
 from nki.call.cache import programs
 from nki.execute.blas import one_blas_thread
+
+from .memory import alone
 
 MATMUL = Path(__file__).parents[1] / "examples" / "matmul"
 sys.path.insert(0, str(MATMUL))
@@ -90,25 +91,21 @@ def instruction_rows():
 
 
 PEAK = """
-import resource, sys
+import sys
 import numpy as np
 sys.path.insert(0, {path!r})
+from benchmarks.memory import peak_bytes
 from kernels import tiled
 lhsT, rhs = np.ones((8192, 4096), np.float32), np.ones((8192, 8192), np.float32)
 tiled(lhsT[:128, :128].copy(), rhs[:128, :512].copy())
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_bytes()
 out = tiled(lhsT, rhs)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - out.nbytes)
+print(peak_bytes() - before - out.nbytes)
 """
 
 
 def memory_rows():
-    """A process of its own, so that nothing else counts."""
-    code = PEAK.format(path=str(MATMUL))
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
-    )
-    gib = int(done.stdout) / 2**30
+    gib = int(alone(PEAK.format(path=str(MATMUL)))) / 2**30
     yield "naive matmul 4096x8192x8192: peak beyond inputs and output", f"{gib:.2f} GiB", "1 GiB"
 
 

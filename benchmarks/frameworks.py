@@ -2,8 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -12,6 +10,8 @@ import nki
 import nki.call.cache
 import nki.isa as nisa
 import nki.language as nl
+
+from .memory import alone
 
 ROUNDS, CALLS = 300, 5
 
@@ -92,8 +92,8 @@ def cache_rows():
 
 
 COPIES = """
-import resource
 import torch
+from benchmarks.memory import peak_bytes
 import nki, nki.isa as nisa, nki.language as nl
 
 @nki.jit
@@ -104,16 +104,14 @@ def corner(x):
 
 x = torch.ones(4096, 4096)
 corner(torch.ones(128, 128))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_bytes()
 corner(x)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / x.nbytes)
+print((peak_bytes() - before) / x.nbytes)
 """
 
 
 def copy_rows():
-    """A process of its own, so that nothing else counts."""
-    done = subprocess.run([sys.executable, "-c", COPIES], capture_output=True, text=True, check=True)
-    yield "extra copies of a 64 MiB input from torch", f"{round(float(done.stdout))}", "0"
+    yield "extra copies of a 64 MiB input from torch", f"{round(float(alone(COPIES)))}", "0"
 
 
 def run():

@@ -2,8 +2,6 @@
 
 import gc
 import os
-import resource
-import subprocess
 import sys
 import time
 import tracemalloc
@@ -23,6 +21,8 @@ from nki.plan.content import content_key
 from nki.plan.planner import made
 from nkilib.core.attention.attention_cte import attention_cte
 from nkilib.core.mlp.mlp import mlp
+
+from .memory import alone, peak_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "matmul"))
 from kernels import blocked_mnk, tiled  # noqa: E402
@@ -218,13 +218,13 @@ def single_rows():
 # ---- memory --------------------------------------------------------------------------------------
 
 PEAK = """
-import resource, sys
+from benchmarks.memory import peak_bytes
 from benchmarks.plans import PEAKS, peak_before
 kernel, arrays = PEAKS[{name!r}]()
 before = peak_before(kernel, arrays)
 out = kernel(*arrays)
 results = sum(array.nbytes for array in (out if isinstance(out, list) else [out]))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - results)
+print(peak_bytes() - before - results)
 """
 
 
@@ -241,22 +241,14 @@ PEAKS = {
 
 
 def peak_before(kernel, arrays):
-    """KiB, once everything is imported and the arguments are there."""
+    """Bytes, once everything is imported and the arguments are there."""
     tiled(*ones((128, 128), (128, 512)))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak_bytes()
 
 
 def memory_rows():
-    """Each in a process of its own, so that nothing else counts."""
     for name in PEAKS:
-        done = subprocess.run(
-            [sys.executable, "-c", PEAK.format(name=name)],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parents[1],
-        )
-        mib = int(done.stdout) / 2**20
+        mib = int(alone(PEAK.format(name=name))) / 2**20
         yield f"peak beyond arguments and results, {name}", f"{mib:.0f} MiB", "512 MiB"
 
 

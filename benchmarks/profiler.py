@@ -5,10 +5,10 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from .memory import alone
 
 MATMUL = Path(__file__).parents[1] / "examples" / "matmul"
 
@@ -16,6 +16,7 @@ MATMUL = Path(__file__).parents[1] / "examples" / "matmul"
 PROFILE = """
 import sys, time
 import nki
+from benchmarks.memory import peak_bytes
 sys.path.insert(0, {path!r})
 from kernels import tiled
 start = time.process_time()
@@ -25,8 +26,7 @@ instructions = profile.statistics.instructions
 begun = time.process_time()
 profile.findings
 advice = time.process_time() - begun
-peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(instructions, seconds, int(peak.split()[1]) / 2**20, advice)
+print(instructions, seconds, peak_bytes() / 2**30, advice)
 if {page!r}:
     open({page!r}, "w", encoding="utf-8").write(profile.html())
 """
@@ -68,9 +68,7 @@ print(time.process_time() - start)
 
 def measured(code, **environment):
     """The numbers a fresh Python prints."""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | environment)
-    return [float(word) for word in done.stdout.split()]
+    return [float(word) for word in alone(code, **environment).split()]
 
 
 def import_seconds():
