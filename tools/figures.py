@@ -11,6 +11,7 @@ import http.server
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,13 +47,15 @@ def demo() -> float:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         assert made.stdout is not None
         for line in made.stdout:
             if line.lstrip().startswith(("└", "╰", "+--")):  # the end of a table
                 seconds = time.perf_counter() - start
-                made.kill()
+                os.killpg(made.pid, signal.SIGKILL)  # make, and the demo that it started
                 made.wait()
+                made.stdout.read()  # ends when the last of them has
                 return seconds
     raise SystemExit("make demo showed no table")
 
