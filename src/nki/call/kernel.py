@@ -330,7 +330,7 @@ class Kernel(_Typed[P]):
                 launch.go_on_from(raced)
             arguments = Arguments(launch)
             results = launch.run(lambda: self._python(arguments, call.bound))
-            if launch.alternates or not launch.races:
+            if launch.turns is not None or not launch.races:
                 return self._finish_eager(call, arguments, results)
         return self._run_eagerly(call, max(prints_done, launch.prints), launch)
 

@@ -75,17 +75,17 @@ class _Content:
     def _items(self, items: Sequence[Item]) -> None:
         known, storages, numbers = self.by_access, self.storages, self.numbers
         for item in items:
-            if item.__class__ is Loop:
-                self._loop(item)  # type: ignore[arg-type]
+            if isinstance(item, Loop):
+                self._loop(item)
                 continue
-            access = item.access  # type: ignore[union-attr]
+            access = item.access
             kind = known.get(id(access))
             if kind is None:
-                kind = known[id(access)] = self._kind(item)  # type: ignore[arg-type]
+                kind = known[id(access)] = self._kind(item)
             number, views = kind
             if views is None:
                 numbers.append(number)
-                for view in item.operands():  # type: ignore[union-attr]
+                for view in item.operands():
                     if isinstance(view, View):
                         self._view(view)
                 continue

@@ -6,12 +6,13 @@ A plan is made where it can pay: the products of the program are large, and ther
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
 from ..program.effects import effects
-from ..program.instruction import State
-from ..program.program import Loop, Program
+from ..program.instruction import Instruction, State
+from ..program.program import Item, Loop, Program
 from ..tensors.storage import Storage
 from . import keeping
 from .content import content_key
@@ -95,10 +96,10 @@ def _weighed(program: Program, kinds: Kinds, forced: bool) -> tuple[int, str]:
     flops, count = 0, 0
     states: set[State] = set()
     for items in program.cores:
-        straight = [item for item in items if item.__class__ is not Loop]
-        first = {id(instruction.access): instruction for instruction in straight}  # type: ignore[union-attr]
+        straight = _straight(items)
+        first = {id(instruction.access): instruction for instruction in straight}
         for access, often in Counter(map(id, map(attrgetter("access"), straight))).items():
-            kind = kinds.of(first[access])  # type: ignore[arg-type]
+            kind = kinds.of(first[access])
             states.update(kind.states)
             flops += kind.flops * often
         count += len(straight)
@@ -115,15 +116,16 @@ def _weighed(program: Program, kinds: Kinds, forced: bool) -> tuple[int, str]:
     return flops, ""
 
 
+def _straight(items: Sequence[Item]) -> list[Instruction]:
+    """The instructions that stand in no dynamic loop."""
+    return [item for item in items if not isinstance(item, Loop)]
+
+
 def _apart(program: Program, kinds: Kinds) -> int:
     """The work of matmuls on tiles that fences touch: they become no large products."""
-    straight = [item for items in program.cores for item in items if item.__class__ is not Loop]
-    kept = {s for i in straight if kinds.of(i).fence for s in touched(i)}  # type: ignore[arg-type]
-    if not kept:
-        return 0
-    products = [i for i in straight if kinds.of(i).flops]  # type: ignore[arg-type]
-    work = [(kinds.of(p).flops, touched(p)) for p in products]  # type: ignore[arg-type]
-    return sum([flops for flops, storages in work if not kept.isdisjoint(storages)])
+    known = [(kinds.of(i), i) for items in program.cores for i in _straight(items)]
+    kept = {storage for kind, i in known if kind.fence for storage in touched(i)}
+    return sum([kind.flops for kind, i in known if kind.flops and not kept.isdisjoint(touched(i))])
 
 
 def _touched(program: Program, core: int) -> tuple[set[Storage], set[Storage]]:

@@ -107,13 +107,13 @@ class Runner:
         try:
             self._say(said, 0, steps)
             for number, step in enumerate(steps):
-                if step.__class__ is Product:
-                    self._product(step)  # type: ignore[arg-type]
-                elif step.kind == "fence":  # type: ignore[union-attr]
-                    self._fence(step)  # type: ignore[arg-type]
+                if isinstance(step, Product):
+                    self._product(step)
+                elif step.kind == "fence":
+                    self._fence(step)
                     self._say(said, number + 1, steps)
                 else:
-                    self._work(step)  # type: ignore[arg-type]
+                    self._work(step)
         finally:
             self.core.replayed = None
             for array in (self.arena, packs):
@@ -147,7 +147,9 @@ class Runner:
     def _said(self) -> list[Diagnostic]:
         """What is to be said before an instruction that stands in no loop."""
         index = self.core.index
-        found = {d.before: [] for d in self.program.said if d.core == index}  # type: ignore[var-annotated]
+        found: dict[int | None, list[Diagnostic]] = {
+            d.before: [] for d in self.program.said if d.core == index
+        }
         if not found:
             return []
         for diagnostic in self.program.said:

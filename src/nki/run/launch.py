@@ -110,8 +110,7 @@ class Launch:
         self.baton = self._new_baton() if degree > 1 and mode in ("eager", "replay") else None
         self.turns: Turns | None = None
         # a race is seen when all has run, and a rank that has met others does not begin again
-        self.alternates = alternates or (mode == "eager" and degree > 1 and self.world.size > 1)
-        if self.alternates:
+        if alternates or (mode == "eager" and degree > 1 and self.world.size > 1):
             self._alternate()
         self._limit = limit
         is_watched = mode == "eager" and degree > 1

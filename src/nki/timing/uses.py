@@ -59,17 +59,16 @@ class TileUses:
         for view in views:
             tile = view.storage
             if tile.buffer is SBUF:
-                if tile.address is not None:
-                    self.sbuf_placed.add((tile.address[1], tile.address[1] + tile.pitch))
-                elif tile not in found:
-                    found.append(tile)
-                    _note(self.sbuf, tile, position)
+                placed, tiles, uses = self.sbuf_placed, found, self.sbuf
             elif tile.buffer is PSUM:
-                if tile.address is not None:
-                    self.psum_placed.add((tile.address[1], tile.address[1] + tile.pitch))
-                elif tile not in banks:
-                    banks.append(tile)
-                    _note(self.psum, tile, position)
+                placed, tiles, uses = self.psum_placed, banks, self.psum
+            else:
+                continue
+            if tile.address is not None:
+                placed.add((tile.address[1], tile.address[1] + tile.pitch))
+            elif tile not in tiles:
+                tiles.append(tile)
+                _note(uses, tile, position)
         return tuple(found)
 
 
