@@ -35,7 +35,7 @@ test-all: setup
 
 # programs on torch tensors: on the GPU of this machine, if it has one, and on the processor
 test-gpu: setup
-	$(BIN)/python -m pytest -p no:xdist tests/device
+	$(BIN)/python -m pytest -p no:xdist tests/backends/torch
 
 # the oldest and the newest of everything, an environment after the other, in build/versions
 test-versions: setup
@@ -43,8 +43,8 @@ test-versions: setup
 	$(BIN)/python tests/versions.py -n auto
 
 # one file per part, and no plugin: collecting the suite and loading those would take longer than these tests
-TINY := tests/test_machine.py tests/test_dtypes.py tests/test_view.py tests/test_errors.py \
-	tests/execute/test_memory.py tests/isa/test_vector.py tests/isa/test_tensor.py \
+TINY := tests/machine/test_machine.py tests/machine/test_dtypes.py tests/ir/test_view.py tests/test_errors.py \
+	tests/backends/reference/test_memory.py tests/isa/test_vector.py tests/isa/test_tensor.py \
 	tests/language/test_creation.py tests/timing/test_schedule.py tests/nkilib/core/rmsnorm/test_rmsnorm_quant.py
 
 tiny: setup

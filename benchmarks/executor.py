@@ -10,8 +10,8 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.call.cache import programs
-from nki.execute.blas import one_blas_thread
+from nki.backends.reference.blas import one_blas_thread
+from nki.kernel.cache import programs
 
 from .memory import alone
 

@@ -7,8 +7,8 @@ import time
 import numpy as np
 
 import nki
-import nki.call.cache
 import nki.isa as nisa
+import nki.kernel.cache
 import nki.language as nl
 
 from .memory import alone
@@ -80,7 +80,7 @@ def cache_rows():
     x = np.ones((128, 128), np.float32)
 
     def first():
-        nki.call.cache.clear()
+        nki.kernel.cache.clear()
         thousand(x)
 
     thousand(x)

@@ -13,12 +13,13 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.call.cache import programs
-from nki.execute.blas import one_blas_thread
-from nki.execute.collector import fewer_collections
-from nki.plan import keeping, writing
-from nki.plan.content import content_key
-from nki.plan.planner import made
+from nki.backends.fused import cache as keeping
+from nki.backends.fused import writing
+from nki.backends.fused.content import content_key
+from nki.backends.fused.planner import made
+from nki.backends.reference.blas import one_blas_thread
+from nki.backends.reference.collector import fewer_collections
+from nki.kernel.cache import programs
 from nkilib.core.attention.attention_cte import attention_cte
 from nkilib.core.mlp.mlp import mlp
 

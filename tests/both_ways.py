@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import nki
-from nki.execute import random as random_state
-from nki.plan.planner import NoPlan, plan_of
+from nki.backends.fused.planner import NoPlan, plan_of
+from nki.backends.reference import random as random_state
 
 
 def outcome(program, arrays, executor, **environment):

@@ -16,11 +16,13 @@ import nki
 import nki.collectives as nccl
 import nki.isa as nisa
 import nki.language as nl
+from nki.backends.reference import random as random_state
 from nki.check.races import races
 from nki.collectives.instruction import Collective
-from nki.execute import random as random_state
+from nki.ir.dead_code import without_dead_code
+from nki.ir.renaming import renamed
+from nki.ir.reordering import reordered
 from nki.language.loops import LoopIteration
-from nki.program.passes import renamed, reordered, without_dead_code
 from support import target
 
 ROWS, COLUMNS, TILES = 8, 16, 4

@@ -11,7 +11,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware.generations import find
+from nki.machine.generations import find
 from support import run_tiles, target
 
 

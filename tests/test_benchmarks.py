@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from nki import TensorSpec
-from nki.hardware.generations import find
+from nki.machine.generations import find
 from nkilib import catalogue
 from nkilib.kernels import RmsNormQuantKernelArgs, rmsnorm_quant_kernel
 from support import target

@@ -197,7 +197,7 @@ def test_a_removed_name_tells_its_replacement(name, replacement):
 
 
 def test_the_functions_of_nki_tensor_are_gone():
-    import nki.tensors.tensor
+    import nki.ir.tensor
 
     with pytest.raises(AttributeError) as caught:
         _ = nki.tensor.zeros

@@ -7,13 +7,13 @@ import warnings
 import numpy as np
 
 from both_ways import leaves, outcome
-from nki.call.devices import torch_name
-from nki.device.runner import part_of, run
-from nki.device.schedule import Refused
-from nki.device.steps import device_plan_of
+from nki.backends.torch.runner import part_of, run
+from nki.backends.torch.schedule import Refused
+from nki.backends.torch.steps import device_plan_of
 from nki.frameworks.torch import from_numpy, to_numpy
-from nki.tensors import View
-from nki.tree import replace_leaves
+from nki.ir.tree import replace_leaves
+from nki.ir.view import View
+from nki.kernel.devices import torch_name
 
 
 def results_there(program, arrays, device="cpu"):

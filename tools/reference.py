@@ -24,12 +24,12 @@ import trnblas
 import trnblas.nki
 from nki.cli import parser
 from nki.cli.docs import FILES, instructions
-from nki.hardware.dtypes import DType
-from nki.hardware.generations import MACHINES
-from nki.hardware.machine import Machine
-from nki.hardware.memories import MemoryRegion
-from nki.hardware.operators import Operator
-from nki.program.judge import GENERATION_NAMES
+from nki.ir.validation import GENERATION_NAMES
+from nki.machine.dtypes import DType
+from nki.machine.generations import MACHINES
+from nki.machine.machine import Machine
+from nki.machine.memories import MemoryRegion
+from nki.machine.operators import Operator
 from nkilib.catalogue import kernels
 
 MODULES = {

@@ -49,7 +49,7 @@ def text(module: types.ModuleType) -> str:
             imports.add((type(value).__module__, type(value).__name__))
             bodies.append(f"{name}: {type(value).__name__}\n")
         else:
-            imports.add(("nki.tensors.tensor", "NkiTensor"))
+            imports.add(("nki.ir.tensor", "NkiTensor"))
             bodies.append(_function(name, value, function))
     imports -= {(home, n) for home, n in imports if home == "builtins" or (home, f"{n} as {n}") in imports}
     lines = [f"from {home} import {name}" for home, name in sorted(imports)]

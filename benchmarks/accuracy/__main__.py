@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 
 import nki
-from nki.hardware.generations import find
-from nki.hardware.machine import ASSUMPTIONS
-from nki.hardware.ranges import ends
+from nki.machine.generations import find
+from nki.machine.machine import ASSUMPTIONS
+from nki.machine.ranges import ends
 
 from .cases import Case, cases
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import nki
-from nki.hardware.generations import find
-from nki.hardware.machine import Machine
+from nki.machine.generations import find
+from nki.machine.machine import Machine
 
 PLATFORM = "trn2"
 OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"

@@ -18,7 +18,7 @@ from rich.table import Table
 
 import nki
 from kernels import STEPS, single_tile
-from nki.execute.blas import one_blas_thread
+from nki.backends.reference.blas import one_blas_thread
 
 
 def measure(kernel, lhsT, rhs):

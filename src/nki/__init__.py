@@ -3,22 +3,22 @@
 import importlib as _importlib
 import typing as _typing
 
-from .call.bridges import TensorSpec
-from .call.calls import Run
-from .call.jit import jit, profile, simulate
-from .call.kernel import Kernel
-from .context import provided_by as _provided_by
-from .context import provides as _provides
 from .errors import NkiError, NkiValidationError, NkiWarning
+from .ir.context import provided_by as _provided_by
+from .ir.context import provides as _provides
+from .ir.program import Program
+from .kernel.bridges import TensorSpec
+from .kernel.calls import Run
+from .kernel.jit import jit, profile, simulate
+from .kernel.kernel import Kernel
+from .launch.observers import observe
 from .options import options
-from .program.program import Program
-from .run.observers import observe
 from .version import __version__
 
 if _typing.TYPE_CHECKING:
-    from .call.notebook import load_ipython_extension
-    from .call.profile import Profile
-    from .call.show import show
+    from .kernel.notebook import load_ipython_extension
+    from .kernel.profile import Profile
+    from .kernel.show import show
 
 __all__ = [
     "Kernel",
@@ -63,21 +63,21 @@ def __dir__() -> list[str]:
 
 # What `import nki` can do without: names that are found when they are first asked for.
 _LATER = {
-    "Profile": "nki.call.profile",
+    "Profile": "nki.kernel.profile",
     "autotune": "nki.tune",
-    "load_ipython_extension": "nki.call.notebook",
-    "show": "nki.call.show",
+    "load_ipython_extension": "nki.kernel.notebook",
+    "show": "nki.kernel.show",
 }
 
 _provided_by(
     {
-        "program.load": "nki.program.file",
-        "program.parse": "nki.program.reading",
-        "program.profile": "nki.call.profile",
-        "program.run": "nki.call.programs",
-        "program.save": "nki.program.file",
-        "program.text": "nki.program.listing",
-        "program.to_dict": "nki.program.listing",
+        "program.load": "nki.ir.file",
+        "program.parse": "nki.ir.parser",
+        "program.profile": "nki.kernel.profile",
+        "program.run": "nki.kernel.programs",
+        "program.save": "nki.ir.file",
+        "program.text": "nki.ir.printer",
+        "program.to_dict": "nki.ir.printer",
         "tensor.across_partitions": "nki.language.partitions",
         "tensor.assign": "nki.isa.assignment",
     }
@@ -98,5 +98,5 @@ def __getattr__(name: str) -> _typing.Any:
     if name in _MODULES:
         return _importlib.import_module(f"nki.{name}")
     if name == "cache":
-        return _importlib.import_module("nki.call.cache")
+        return _importlib.import_module("nki.kernel.cache")
     return _importlib.import_module("nki.compat.older_names").older_name(name)

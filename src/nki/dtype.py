@@ -1,6 +1,6 @@
 """nki.dtype: the dtype names of nki.language, under the module name public code imports."""
 
-from .hardware.dtypes import (
+from .machine.dtypes import (
     bfloat16,
     bool_,
     float4_e2m1fn_x4,

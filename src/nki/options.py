@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import error, nearest
-from .hardware.generations import find
-from .hardware.machine import Machine
+from .machine.generations import find
+from .machine.machine import Machine
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .call.jit import simulate
+from .kernel.jit import simulate
 
 
 def simulate_kernel(func, args=(), kwargs=None, _lnc=1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from .errors import error
-from .tensors.tensor import NkiTensor
+from .ir.tensor import NkiTensor
 
 __all__ = ["NkiTensor"]
 

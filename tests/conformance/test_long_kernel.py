@@ -12,9 +12,9 @@ import pytest
 
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware.generations import find
+from nki.launch.launch import Launch
+from nki.machine.generations import find
 from nki.options import Options
-from nki.run.launch import Launch
 
 PER_STEP = 12
 MARKS = (1_000, 10_000)  # instructions
@@ -26,7 +26,7 @@ def living():
     names = (f"{type(thing).__module__}.{type(thing).__qualname__}" for thing in gc.get_objects())
     found = Counter(name for name in names if name.startswith("nki."))
     # of dead tiles: their number is bounded (tests/test_statistics.py)
-    del found["nki.program.statistics.Life"]
+    del found["nki.ir.statistics.Life"]
     return found
 
 
@@ -73,7 +73,7 @@ def test_a_long_kernel_keeps_as_many_objects_as_a_short_one(degree):
     launch = run(body, degree)
     assert launch.statistics.instructions > MARKS[1] * degree
     short, long = seen
-    assert short["nki.program.statistics._Tiles"] >= degree  # what is counted is really there
+    assert short["nki.ir.statistics._Tiles"] >= degree  # what is counted is really there
     assert long == short
 
 

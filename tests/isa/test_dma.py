@@ -15,9 +15,9 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 import support
-from nki.hardware import dtypes
-from nki.hardware.generations import find
 from nki.isa.descriptors import Descriptors, contiguous_run, elem_bytes, pieces
+from nki.machine import dtypes
+from nki.machine.generations import find
 from support import target, to_tile
 
 SKIP = nisa.oob_mode.skip

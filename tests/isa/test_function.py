@@ -8,7 +8,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.context import current
+from nki.ir.context import current
 from nki.isa.enums import VECTOR
 from nki.isa.function import function
 from support import run_tiles

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware.generations import find
+from nki.machine.generations import find
 from support import refused_tiles, run_tiles, target
 
 LANE = {

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.execute import random
-from nki.hardware import dtypes
-from nki.hardware.generations import find
+from nki.backends.reference import random
+from nki.machine import dtypes
+from nki.machine.generations import find
 from support import refused_tiles as refused
 from support import run_tiles
 

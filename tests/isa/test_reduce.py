@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware import operators
-from nki.hardware.generations import MACHINES
 from nki.isa import accumulators
+from nki.machine import operators
+from nki.machine.generations import MACHINES
 from support import refused_tiles as refused
 from support import run_tiles
 

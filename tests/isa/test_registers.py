@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.run import core as core_module
+from nki.launch import core as core_module
 from support import target
 
 INTEGERS = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]

@@ -18,10 +18,10 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 import support
-from nki.hardware import activations as special
-from nki.hardware import dtypes
-from nki.hardware.generations import find
 from nki.isa.enums import SCALAR
+from nki.machine import activations as special
+from nki.machine import dtypes
+from nki.machine.generations import find
 from support import run_tiles
 
 CMD = nisa.reduce_cmd

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware import dtypes
-from nki.hardware.generations import find
+from nki.machine import dtypes
+from nki.machine.generations import find
 from support import refused_tiles as refused
 from support import run_tiles
 

@@ -528,7 +528,7 @@ def test_static_loops_are_no_boundary():
 
 
 def test_an_edge_does_not_keep_tiles_alive():
-    from nki.context import running
+    from nki.ir.context import running
 
     @nki.jit
     def kernel():

@@ -17,10 +17,11 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 import support
-from nki.hardware import dtypes
-from nki.hardware.generations import find
+from nki.ir.layout import Shape
+from nki.ir.view import View
 from nki.isa.enums import TENSOR, VECTOR
-from nki.tensors import Shape, View
+from nki.machine import dtypes
+from nki.machine.generations import find
 from support import run_tiles
 
 BF16, FP16 = ml_dtypes.bfloat16, np.float16

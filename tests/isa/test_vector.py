@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware.generations import MACHINES
+from nki.machine.generations import MACHINES
 from support import refused_tiles as refused
 from support import run_tiles, target, to_tile
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware import dtypes
 from nki.language import creation
+from nki.machine import dtypes
 from support import target
 
 OptionalTensor = typing.Union[nl.NkiTensor, None]  # noqa: UP007
@@ -472,7 +472,7 @@ def test_identities_of_one_dtype_share_a_constant(n):
     def body():
         assert nl.shared_identity_matrix(n).dtype is nl.uint8
         nl.shared_identity_matrix(n=n, dtype=nl.uint8)
-        from nki.context import current
+        from nki.ir.context import current
 
         assert len(current().launch.constants) == 1
 

@@ -16,8 +16,8 @@ from scipy import special as sp
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware import dtypes
 from nki.language.elementwise import BINARY, UNARY
+from nki.machine import dtypes
 
 FLOATS = [
     nl.float32,

@@ -14,7 +14,7 @@ import nki.experimental
 import nki.isa as nisa
 import nki.language as nl
 from nki.language import loops
-from nki.run import core as core_module
+from nki.launch import core as core_module
 
 FORMS = ["dynamic_range", "fori_loop"]
 LOOPS = [*FORMS, "while_loop"]

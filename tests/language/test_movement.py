@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware import dtypes
+from nki.machine import dtypes
 
 PLATFORMS = ("trn1", "trn2", "trn3")
 BF16 = ml_dtypes.bfloat16

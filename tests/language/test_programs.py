@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.run import core as core_module
+from nki.launch import core as core_module
 from support import target
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware import dtypes
+from nki.machine import dtypes
 
 FOLDS = {
     "sum": np.sum,

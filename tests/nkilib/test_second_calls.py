@@ -6,8 +6,8 @@ import importlib
 import pkgutil
 
 import nkilib
-from nki.call.kernel import Kernel
-from nki.call.reads import Reads
+from nki.kernel.kernel import Kernel
+from nki.kernel.reads import Reads
 
 
 def kernels():

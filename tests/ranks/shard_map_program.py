@@ -23,7 +23,7 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 from nki.ranks import run_ranks, split
-from nki.ranks.gathering import gatherings
+from nki.ranks.rendezvous import gatherings
 from nkilib.experimental.attention.ring_attention_fwd import ring_attention_spmd_fwd
 from nkilib.experimental.collectives.fgcc import allgather_compute_matmul
 

@@ -221,7 +221,7 @@ def test_what_every_rank_would_say_is_said_once():
 
 
 def test_a_transport_is_one_method():
-    from nki.run.world import attached
+    from nki.launch.world import attached
 
     class Echo(World):
         """Both ranks send the same."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from nki.hardware.machine import Machine
-from nki.hardware.memories import PSUM, SBUF
-from nki.tensors.storage import Storage
+from nki.ir.storage import Storage
+from nki.machine.machine import Machine
+from nki.machine.memories import PSUM, SBUF
 from nki.timing.timeline import Bar, Occupancy, Stay, Timeline, steps
 
 SHARES = {"tensor": 0.35, "vector": 0.2, "scalar": 0.15, "gpsimd": 0.05, "software": 0.25}

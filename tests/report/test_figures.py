@@ -20,7 +20,7 @@ from samples import (
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware.generations import MACHINES
+from nki.machine.generations import MACHINES
 from nki.timing.advisor import Finding
 from nki.timing.measures import adjusted_flops, critical_path
 

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.profiler import timed
 
 import nki
-from nki.hardware.memories import PSUM, SBUF
+from nki.machine.memories import PSUM, SBUF
 from nki.report.background import background
 from nki.report.compare import both
 from nki.report.figures import figures

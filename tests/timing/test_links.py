@@ -8,7 +8,7 @@ import nki
 import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware.generations import TRN2
+from nki.machine.generations import TRN2
 from nki.timing.transfer import RANKS
 from support import target
 
@@ -54,7 +54,7 @@ def wire(ranks, nbytes, cores=1, groups=None):
     def keep(x):
         return gathers(x, groups or everyone(ranks))
 
-    from nki.run.world import Described, using
+    from nki.launch.world import Described, using
 
     with using(Described(0, ranks)):
         program = nki.Kernel(keep).trace(spec(nbytes))

@@ -6,7 +6,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware.memories import PSUM, SBUF
+from nki.machine.memories import PSUM, SBUF
 from nki.timing.timeline import Stay, steps
 from nkilib.core.attention.attention_cte import attention_cte
 from support import target

@@ -5,9 +5,9 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware.generations import MACHINES
-from nki.hardware.machine import ASSUMPTIONS
-from nki.hardware.ranges import RANGES, ends
+from nki.machine.generations import MACHINES
+from nki.machine.machine import ASSUMPTIONS
+from nki.machine.ranges import RANGES, ends
 
 X = nki.TensorSpec((128, 512), "float32")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.hardware.generations import find
+from nki.machine.generations import find
 from nki.timing.schedule import schedule
 from nki.timing.what_if import Change, DmaEngines, Replay
 from support import target

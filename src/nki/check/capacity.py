@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..hardware.machine import Machine
-from ..hardware.memories import PSUM, SBUF, MemoryRegion
-from ..program.instruction import Instruction
-from ..program.program import Diagnostic, Item, Loop, Program
-from ..program.statistics import Statistics, union
-from ..tensors.storage import Storage
+from ..ir.instruction import Instruction
+from ..ir.program import Diagnostic, Item, Loop, Program
+from ..ir.statistics import Statistics, union
+from ..ir.storage import Storage
+from ..machine.machine import Machine
+from ..machine.memories import PSUM, SBUF, MemoryRegion
 
 LINES_SHOWN = 4
 

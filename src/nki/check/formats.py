@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..version import __version__
-from .found import Found, relative
+from .findings import Found, relative
 from .pages import PAGES
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

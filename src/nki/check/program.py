@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..ir.program import Diagnostic, Program
 from ..options import Options
-from ..program.program import Diagnostic, Program
 from .capacity import capacity
 from .races import races
 

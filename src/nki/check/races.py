@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import Site
-from ..hardware.memories import PRIVATE_HBM
-from ..program.effects import effects
-from ..program.instruction import Instruction
-from ..program.program import Diagnostic, Item, Loop, Program
-from ..tensors import View
-from ..tensors.storage import Storage
+from ..ir.effects import effects
+from ..ir.instruction import Instruction
+from ..ir.program import Diagnostic, Item, Loop, Program
+from ..ir.storage import Storage
+from ..ir.view import View
+from ..machine.memories import PRIVATE_HBM
 from .spans import Span, meeting_pairs, plain_span, share_bytes, span
 
 LONGEST_LOOP = 100_000  # instructions of a loop with fixed trips that are gone through one by one

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..tensors import View
-from ..tensors.storage import Storage
+from ..ir.storage import Storage
+from ..ir.view import View
 
 HARDEST = 1 << 16  # steps that numpy may take to tell whether two strided views share a byte
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import __version__
-from ..call.bridges import TensorSpec
-from ..call.jit import profile
-from ..call.kernel import Kernel
 from ..errors import NkiError
+from ..kernel.bridges import TensorSpec
+from ..kernel.jit import profile
+from ..kernel.kernel import Kernel
 from ..options import choose_machine
 from . import completion, migrate, neuron_profile, plans, run, script, tuning
 from .checking import command_check, command_explain
@@ -33,7 +33,7 @@ from .terminal import Stages, complain, show, user_traceback
 from .tuning import add_tune, command_tune
 
 if TYPE_CHECKING:
-    from ..call.profile import Profile, SavedProfile
+    from ..kernel.profile import Profile, SavedProfile
 
 WRONG_KERNEL, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
@@ -137,7 +137,7 @@ def command_show(options: argparse.Namespace) -> int:
         kernel = launched(kernel, options.lnc)
         bound = script.bind(kernel, filled(values) if options.values else values)
         stage(f"{'running' if options.values else 'tracing'} {kernel.__name__}")
-        from ..call.show import show as steps_of
+        from ..kernel.show import show as steps_of
 
         steps = steps_of(kernel)(*bound.args, **bound.kwargs)
         file = options.output or f"{kernel.__name__}.html"
@@ -226,7 +226,7 @@ def launched(kernel: Kernel, cores: int | None) -> Kernel:
 
 
 def write_both(path: str, a: Profile | SavedProfile, b: Profile | SavedProfile) -> None:
-    from ..call.profile import Profile
+    from ..kernel.profile import Profile
 
     if not (isinstance(a, Profile) and isinstance(b, Profile)):
         raise UsageError("--html: a saved profile has no timeline\n  help: give both as script.py:kernel")
@@ -269,7 +269,7 @@ def is_saved(spec: str) -> bool:
 
 
 def load_saved(path: str) -> SavedProfile:
-    from ..call.profile import SavedProfile
+    from ..kernel.profile import SavedProfile
 
     try:
         return SavedProfile.load(path)

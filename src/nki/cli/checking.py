@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..call.kernel import Kernel
 from ..check import formats, lint
-from ..check.found import Baseline, Found, ignored, merged, of_diagnostic, of_error, of_lint
+from ..check.findings import Baseline, Found, ignored, merged, of_diagnostic, of_error, of_lint
 from ..check.pages import PAGES, PRELUDE, SECTIONS
 from ..check.python import Checked
 from ..errors import NkiError, is_ours, nearest
-from ..hardware import generations
+from ..kernel.kernel import Kernel
+from ..machine import generations
 from ..options import choose_machine
 from ..options import options as chosen
 from . import script

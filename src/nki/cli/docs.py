@@ -12,6 +12,8 @@ from typing import Any
 
 from .. import collectives, isa
 from ..collectives import operations, ranks, varying
+from ..ir.instruction import Instruction
+from ..ir.validation import GENERATION_NAMES
 from ..isa import (
     computing_dma,
     copies,
@@ -32,8 +34,6 @@ from ..isa import (
     transposing_dma,
     vector,
 )
-from ..program.instruction import Instruction
-from ..program.judge import GENERATION_NAMES
 from .checking import PAGE as KINDS
 from .checking import kinds_page
 
@@ -60,7 +60,7 @@ and cost stand together in the file named above its table; `help(nki.isa.tensor_
   *sequencer* ones where instructions are issued.
 - **generations**: where it exists. trn1 is NeuronCore-v2 (`gen2`), trn2 is v3 (`gen3`), trn3 is v4 (`gen4`).
 - **cost**: how long the engine is held, in its cycles unless said otherwise. N and F are the elements per
-  partition, P the partitions; a name in `code` is a field of `nki.hardware.machine.Machine`. `nki.profile`
+  partition, P the partitions; a name in `code` is a field of `nki.machine.machine.Machine`. `nki.profile`
   uses it.
 - **source**: the section of the machine specification that the cost comes from; *assumed* where nothing
   public settles it.

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ..hardware.generations import MACHINES
-from ..hardware.machine import Machine
+from ..machine.generations import MACHINES
+from ..machine.machine import Machine
 from ..options import choose_machine
 from ..version import NKI, PACKAGE, __version__
 from .script import UsageError

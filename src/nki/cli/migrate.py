@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..call.bridges import TensorSpec
+from ..kernel.bridges import TensorSpec
 from . import script
 from .migrations import Finding, findings, is_old, rewritten
 from .script import UsageError

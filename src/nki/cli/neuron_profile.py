@@ -27,7 +27,7 @@ examples:
 
 def files() -> Any:
     """What reads and writes sessions, and models them: imported when there is one."""
-    from ..call import sessions
+    from ..kernel import sessions
 
     return sessions
 

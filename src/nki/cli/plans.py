@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from ..plan.describing import described, lines
+from ..backends.fused.describing import described, lines
 
 TEXT = """\
 Print how a kernel would run here: which of its tile products are one large product, what is

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..call.bridges import TensorSpec
-from ..call.kernel import Kernel
 from ..errors import NkiError, nearest
+from ..kernel.bridges import TensorSpec
+from ..kernel.kernel import Kernel
 from ..typing import check_shapes
 
 

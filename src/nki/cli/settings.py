@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 
 from ..errors import NkiError, NkiWarning
-from ..hardware import generations
+from ..machine import generations
 from ..options import options as chosen
 from .script import UsageError
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from ..call.kernel import Kernel
+from ..kernel.kernel import Kernel
 from ..options import choose_machine
 from . import script
 from .script import UsageError

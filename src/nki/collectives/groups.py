@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..context import running
 from ..errors import NkiError, error
-from ..program.reading import register_value
-from ..run.world import World, current_world
-from ..tensors import is_int
+from ..ir.context import running
+from ..ir.layout import is_int
+from ..ir.parser import register_value
+from ..launch.world import World, current_world
 
 
 @register_value("ReplicaGroup")

@@ -7,21 +7,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..context import warn
+from ..backends.reference.memories import memory_of
 from ..errors import error
-from ..execute.memories import memory_of
-from ..hardware import operators
-from ..hardware.machine import Machine
-from ..hardware.memories import PRIVATE_HBM, SBUF, SHARED_HBM
-from ..hardware.operators import Operator
+from ..ir.context import warn
+from ..ir.instruction import Cost, State, Wire
+from ..ir.view import View
 from ..isa import rules
 from ..isa.dma import DmaInstruction, transfer
 from ..isa.sync import refuse_overlap
-from ..program.instruction import Cost, State, Wire
-from ..run.baton import Patience, table
-from ..run.core import Core
-from ..run.world import Parts
-from ..tensors import View
+from ..launch.core import Core
+from ..launch.scheduler import Patience, table
+from ..launch.world import Parts
+from ..machine import operators
+from ..machine.machine import Machine
+from ..machine.memories import PRIVATE_HBM, SBUF, SHARED_HBM
+from ..machine.operators import Operator
 from .messages import pack, unpack
 from .prices import wire
 

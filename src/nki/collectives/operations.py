@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from ..context import warn
 from ..errors import error
-from ..hardware import dtypes
-from ..hardware.machine import Machine
-from ..hardware.memories import SBUF
-from ..hardware.operators import Operator
+from ..ir.context import warn
+from ..ir.instruction import In, Out
+from ..ir.layout import is_int
+from ..ir.view import View
 from ..isa import rules
 from ..isa.sync import refuse_overlap
-from ..program.instruction import In, Out
-from ..run.core import issue
-from ..tensors import View, is_int
+from ..launch.core import issue
+from ..machine import dtypes
+from ..machine.machine import Machine
+from ..machine.memories import SBUF
+from ..machine.operators import Operator
 from .groups import ReplicaGroup, as_group, check_ranks
 from .instruction import Collective, Received, check_tensors, paired, reading, reduction, writing
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..hardware.machine import Machine
-from ..program.instruction import Wire
+from ..ir.instruction import Wire
+from ..machine.machine import Machine
 
 MESH_BYTES, HALVING_BYTES = 1 << 20, 56 << 20  # 11 [D]: from these sizes on the algorithm changes
 

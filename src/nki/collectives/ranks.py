@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..context import current, warn
 from ..errors import error
+from ..ir.context import current, warn
+from ..ir.instruction import RegisterOut
+from ..ir.layout import is_int
 from ..isa.registers import RegisterInstruction, VirtualRegister
-from ..program.instruction import RegisterOut
-from ..run.core import issue
-from ..tensors import is_int
+from ..launch.core import issue
 from .groups import as_group
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ..context import warn
-from ..hardware.machine import Machine
-from ..hardware.memories import SBUF
+from ..ir.context import warn
+from ..ir.instruction import In, InOut, Out
+from ..ir.view import View
 from ..isa import rules
-from ..program.instruction import In, InOut, Out
-from ..run.core import issue
-from ..tensors import View
+from ..launch.core import issue
+from ..machine.machine import Machine
+from ..machine.memories import SBUF
 from .groups import ReplicaGroup, as_group
 from .instruction import Collective, Received, paired, reading, writing
 

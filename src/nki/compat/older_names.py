@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any, NamedTuple
 
-from ..call.jit import as_kernel, jit, simulate
 from ..errors import NkiError, NkiWarning, error
+from ..kernel.jit import as_kernel, jit, simulate
 
 _TENSOR = "make the array with NumPy before the kernel and pass it, or embed it with nl.shared_constant"
 
@@ -60,7 +60,7 @@ class Benchmark:
         return Benchmark(self.kernel[degree])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from ..call.profile import profile_call
+        from ..kernel.profile import profile_call
 
         priced = profile_call(self.kernel, args, kwargs, run=True)
         self.benchmark_result = BenchmarkResult(Latency(priced.total_us))

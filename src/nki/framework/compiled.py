@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..call.kernel import Kernel
 from ..compiler import absent
+from ..kernel.kernel import Kernel
 
 
 def CompileKernel(func, artifacts_dir=None, _enable_simulation=True):

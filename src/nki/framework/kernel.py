@@ -1,5 +1,5 @@
 """The same class as nki.Kernel."""
 
-from ..call.kernel import Kernel
+from ..kernel.kernel import Kernel
 
 __all__ = ["Kernel"]

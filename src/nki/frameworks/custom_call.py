@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..call.kernel import Kernel
-from ..call.staged import Returned, Staged
+from ..ir.tree import leaves
+from ..kernel.kernel import Kernel
+from ..kernel.staged import Returned, Staged
 from ..options import framework_debug
-from ..tree import leaves
 from ..version import __version__
 from .programs import programs
 
@@ -86,7 +86,7 @@ def hlo_text(staged: Staged) -> str:
     lines = []
     inputs = []
     for i, (name, spec) in enumerate(staged.described):
-        from ..hardware.dtypes import resolve
+        from ..machine.dtypes import resolve
 
         inputs.append(f"%{name}")
         kind = _hlo_type(tuple(spec.shape), resolve(spec.dtype).storage)

@@ -4,7 +4,7 @@ A call with arrays runs at once. A call with tracers becomes one primitive, `nki
 a custom call with the documented name and configuration. XLA calls it back with pointers.
 
 Inside shard_map the devices of the mesh are ranks, numbered along its axes. A kernel with collectives gets
-its rank as one more operand, and the calls of all devices meet before they run (nki.ranks.gathering).
+its rank as one more operand, and the calls of all devices meet before they run (nki.ranks.rendezvous).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from ..call.bridges import TensorSpec
-from ..call.kernel import Kernel
-from ..call.staged import Returned, Staged
 from ..errors import NkiError, emit_warning, error, user_site
-from ..ranks.gathering import described, gatherings
-from ..tree import leaves
-from ..tree import replace_leaves as replaced
+from ..ir.tree import leaves
+from ..ir.tree import replace_leaves as replaced
+from ..kernel.bridges import TensorSpec
+from ..kernel.kernel import Kernel
+from ..kernel.staged import Returned, Staged
+from ..ranks.rendezvous import described, gatherings
 from .custom_call import PRIMITIVE, TARGET, backend_config, keep_for_debugging, program_key, read_config
 from .gradients import checked, in_order, label, parameter_names
 from .programs import programs

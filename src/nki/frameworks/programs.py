@@ -7,8 +7,8 @@ import os
 import threading
 from typing import Any
 
-from ..call.staged import Staged
 from ..errors import error
+from ..kernel.staged import Staged
 from ..version import __version__
 
 DIGEST_LENGTH = 32

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from ..call.bridges import TensorSpec
-from ..call.devices import run_there as staged_there
-from ..call.kernel import Kernel
-from ..call.staged import Returned, Staged
 from ..errors import error
-from ..tree import is_record, leaves, possible_fields, record_fields
-from ..tree import replace_leaves as replaced
+from ..ir.tree import is_record, leaves, possible_fields, record_fields
+from ..ir.tree import replace_leaves as replaced
+from ..kernel.bridges import TensorSpec
+from ..kernel.devices import run_there as staged_there
+from ..kernel.kernel import Kernel
+from ..kernel.staged import Returned, Staged
 from .custom_call import keep_for_debugging
 from .programs import programs
 from .torch_devices import describe, place_of, run_there, say_host

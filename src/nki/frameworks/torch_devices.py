@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ..call.bridges import NumpyFramework, TensorSpec
-from ..call.devices import on_device
-from ..call.kernel import Kernel
 from ..errors import emit_warning, error, user_site
-from ..hardware import dtypes
+from ..ir.tree import leaves
+from ..ir.tree import replace_leaves as replaced
+from ..kernel.bridges import NumpyFramework, TensorSpec
+from ..kernel.devices import on_device
+from ..kernel.kernel import Kernel
+from ..machine import dtypes
 from ..options import checked_device, chosen_device
-from ..tree import leaves
-from ..tree import replace_leaves as replaced
 from .torch_tensors import connect, from_numpy, no_more_word_of, to_numpy, torch
 
 

@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import emit_warning, error, user_site
-from ..hardware import dtypes
-from ..tree import leaves
-from ..tree import replace_leaves as replaced
+from ..ir.tree import leaves
+from ..ir.tree import replace_leaves as replaced
+from ..machine import dtypes
 
 try:
     import torch

@@ -5,7 +5,7 @@ from inspect import ismodule as _is_module
 
 from ..errors import NkiValidationError
 from ..errors import missing_name as _missing_name
-from ..program.instruction import NkiInstruction
+from ..ir.instruction import NkiInstruction
 from . import assignment as _assignment  # noqa: F401  provides it to tensors
 from . import constants
 from .computing_dma import dma_compute

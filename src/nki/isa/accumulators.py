@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..context import warn
-from ..hardware.operators import Operator
-from ..program.instruction import Instruction
-from ..run.core import Core
-from ..tensors import View
+from ..ir.context import warn
+from ..ir.instruction import Instruction
+from ..ir.view import View
+from ..launch.core import Core
+from ..machine.operators import Operator
 from . import rules
 from .enums import member, reduce_cmd
 from .numerics import is_array

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import error
-from ..hardware import dtypes
-from ..hardware.dtypes import DType
-from ..hardware.machine import Machine
-from ..hardware.operators import OPERATORS, Operator, resolve
-from ..tensors import View
+from ..ir.view import View
+from ..machine import dtypes
+from ..machine.dtypes import DType
+from ..machine.machine import Machine
+from ..machine.operators import OPERATORS, Operator, resolve
 from . import rules
 from .numerics import all_hold, is_array, scratch
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..context import provides
 from ..errors import error
-from ..hardware.memories import PSUM
-from ..tensors import View
-from ..tensors.tensor import NkiTensor
+from ..ir.context import provides
+from ..ir.tensor import NkiTensor
+from ..ir.view import View
+from ..machine.memories import PSUM
 from .copies import memset, tensor_copy
 from .dma import dma_copy
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..hardware.machine import Machine
-from ..tensors import View
+from ..ir.view import View
+from ..machine.machine import Machine
 from . import rules
 
 

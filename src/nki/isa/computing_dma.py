@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..context import warn
 from ..errors import error
-from ..hardware import dtypes, operators
-from ..hardware.dtypes import f32
-from ..hardware.machine import Machine
-from ..hardware.memories import SBUF
-from ..hardware.operators import Operator
-from ..program.instruction import In, OptionalIn, Out
-from ..run.core import issue
-from ..tensors import View
+from ..ir.context import warn
+from ..ir.instruction import In, OptionalIn, Out
+from ..ir.view import View
+from ..launch.core import issue
+from ..machine import dtypes, operators
+from ..machine.dtypes import f32
+from ..machine.machine import Machine
+from ..machine.memories import SBUF
+from ..machine.operators import Operator
 from . import enums, rules
 from .descriptors import kind
 from .dma import MAX_SOURCES, SKIP, DmaInstruction, deliver, fetch

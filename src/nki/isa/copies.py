@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ..context import current_machine, warn
-from ..hardware import dtypes
-from ..hardware.dtypes import DType, f32
-from ..hardware.machine import Machine
-from ..hardware.memories import PSUM
-from ..program.instruction import Cost, In, InOut, Instruction, Operand, Out
-from ..program.meanings import Fill, Move
-from ..run.core import issue
-from ..tensors import View
+from ..ir.context import current_machine, warn
+from ..ir.instruction import Cost, In, InOut, Instruction, Operand, Out
+from ..ir.semantics import Fill, Move
+from ..ir.view import View
+from ..launch.core import issue
+from ..machine import dtypes
+from ..machine.dtypes import DType, f32
+from ..machine.machine import Machine
+from ..machine.memories import PSUM
 from . import rules
 from .costs import gpsimd_cost, shortest, vector_cost
 from .enums import GPSIMD, SCALAR, UNKNOWN, VECTOR, engine

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..hardware.machine import Machine
-from ..program.instruction import Cost, Instruction
-from ..tensors import View
+from ..ir.instruction import Cost, Instruction
+from ..ir.view import View
+from ..machine.machine import Machine
 
 # ---- what they cost ------------------------------------------------------------------------------
 

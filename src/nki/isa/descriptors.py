@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..tensors import View
+from ..ir.view import View
 
 
 class Descriptors(NamedTuple):

@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from ..context import warn
-from ..execute.indirect import Rows, scalar_shift
-from ..execute.memories import memory_of
-from ..hardware import dtypes
-from ..hardware.dtypes import DType, f32
-from ..hardware.machine import Machine
-from ..hardware.memories import PSUM
-from ..program.instruction import Cost, In, Instruction, Out
-from ..program.meanings import Move
-from ..run.core import issue
-from ..tensors import View, is_int
+from ..backends.reference.indirect import Rows, scalar_shift
+from ..backends.reference.memories import memory_of
+from ..ir.context import warn
+from ..ir.instruction import Cost, In, Instruction, Out
+from ..ir.layout import is_int
+from ..ir.semantics import Move
+from ..ir.view import View
+from ..launch.core import issue
+from ..machine import dtypes
+from ..machine.dtypes import DType, f32
+from ..machine.machine import Machine
+from ..machine.memories import PSUM
 from . import enums, rules
 from .descriptors import Descriptors, kind, pieces
 from .enums import SCALAR, SYNC, UNKNOWN, dge_mode, engine, member, oob_mode

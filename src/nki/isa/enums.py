@@ -6,9 +6,9 @@ import functools
 from enum import Enum
 from typing import Any
 
-from ..context import warn
 from ..errors import error
-from ..hardware.engines import (  # noqa: F401  public names of nki.isa
+from ..ir.context import warn
+from ..machine.engines import (  # noqa: F401  public names of nki.isa
     DMA,
     GPSIMD,
     SCALAR,

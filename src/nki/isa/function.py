@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ..context import warn
-from ..hardware import activations as special
-from ..hardware.dtypes import f32
-from ..hardware.machine import Machine
-from ..hardware.operators import Operator
-from ..program.instruction import Cost, Instruction, Operand, Out
-from ..run.core import issue
-from ..tensors import View
+from ..ir.context import warn
+from ..ir.instruction import Cost, Instruction, Operand, Out
+from ..ir.view import View
+from ..launch.core import issue
+from ..machine import activations as special
+from ..machine.dtypes import f32
+from ..machine.machine import Machine
+from ..machine.operators import Operator
 from . import rules
 from .enums import VECTOR
 from .numerics import column, emit, shaped

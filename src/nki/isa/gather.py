@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..context import warn
-from ..hardware.machine import Machine
-from ..program.instruction import Cost, In, Out
-from ..run.core import issue
-from ..tensors import is_int
+from ..ir.context import warn
+from ..ir.instruction import Cost, In, Out
+from ..ir.layout import is_int
+from ..launch.core import issue
+from ..machine.machine import Machine
 from . import rules
 from .gpsimd import GpsimdInstruction
 from .numerics import flat

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import error
-from ..hardware import dtypes, operators
-from ..hardware.dtypes import f32
-from ..hardware.machine import Machine
-from ..hardware.operators import OPERATORS, Operator
-from ..program.instruction import Cost, In, Instruction, Out, RegisterIn
-from ..run.core import issue
-from ..tensors import View, is_int
+from ..ir.instruction import Cost, In, Instruction, Out, RegisterIn
+from ..ir.layout import is_int
+from ..ir.view import View
+from ..launch.core import issue
+from ..machine import dtypes, operators
+from ..machine.dtypes import f32
+from ..machine.machine import Machine
+from ..machine.operators import OPERATORS, Operator
 from . import rules
 from .enums import GPSIMD
 from .legacy import old_order

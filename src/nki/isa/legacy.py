@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ..context import warn
-from ..hardware import dtypes
+from ..ir.context import warn
+from ..machine import dtypes
 
 REMOVED = dict.fromkeys(
     ("tensor_copy_dynamic_src", "tensor_copy_dynamic_dst"),

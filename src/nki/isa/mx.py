@@ -11,14 +11,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..context import current, warn
 from ..errors import error
-from ..hardware import dtypes
-from ..hardware.dtypes import DType, bits
-from ..hardware.machine import Machine
-from ..program.instruction import Accumulated, Cost, In, Instruction, Out
-from ..run.core import issue
-from ..tensors import View
+from ..ir.context import current, warn
+from ..ir.instruction import Accumulated, Cost, In, Instruction, Out
+from ..ir.view import View
+from ..launch.core import issue
+from ..machine import dtypes
+from ..machine.dtypes import DType, bits
+from ..machine.machine import Machine
 from . import rules
 from .enums import VECTOR
 from .numerics import flat, shaped

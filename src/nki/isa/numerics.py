@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..execute.memory import aligned
-from ..hardware.dtypes import DType, f32, store
-from ..hardware.operators import Operator
-from ..tensors import View
+from ..backends.reference.memory import aligned
+from ..ir.view import View
+from ..machine.dtypes import DType, f32, store
+from ..machine.operators import Operator
 
 
 def shaped(array: np.ndarray, like: np.ndarray) -> np.ndarray:

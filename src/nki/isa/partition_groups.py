@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..program.instruction import Instruction
+from ..ir.instruction import Instruction
 from . import rules
 from .numerics import flat
 

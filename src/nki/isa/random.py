@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ..context import warn
-from ..execute.random import STATES, WORDS, generator, is_dead
-from ..hardware import dtypes
-from ..hardware.dtypes import bits, f32
-from ..hardware.machine import Machine
-from ..program.instruction import Cost, In, Instruction, Operand, Out, State
-from ..run.core import Core, issue
+from ..backends.reference.random import STATES, WORDS, generator, is_dead
+from ..ir.context import warn
+from ..ir.instruction import Cost, In, Instruction, Operand, Out, State
+from ..launch.core import Core, issue
+from ..machine import dtypes
+from ..machine.dtypes import bits, f32
+from ..machine.machine import Machine
 from . import rules
 from .enums import GPSIMD, VECTOR, engine
 from .numerics import column, moves_bits, shaped

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ..hardware import dtypes, operators
-from ..hardware.dtypes import f32, store
-from ..hardware.machine import Machine
-from ..hardware.operators import OPERATORS, Operator
-from ..program.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
-from ..run.core import Core, issue
-from ..tensors import View, is_int
+from ..ir.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
+from ..ir.layout import is_int
+from ..ir.view import View
+from ..launch.core import Core, issue
+from ..machine import dtypes, operators
+from ..machine.dtypes import f32, store
+from ..machine.machine import Machine
+from ..machine.operators import OPERATORS, Operator
 from . import accumulators, alu, rules
 from .alu import BINARY, BITWISE, FOLDS, LOGICAL, MAGNITUDES
 from .costs import vector_cost

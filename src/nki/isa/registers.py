@@ -8,14 +8,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..context import current_machine, running, warn
 from ..errors import error
-from ..hardware.machine import Machine
-from ..hardware.memories import PRIVATE_HBM, SBUF, SHARED_HBM
-from ..program.instruction import Cost, In, Instruction, Out, RegisterIn, RegisterOut
-from ..program.reading import REGISTER
-from ..run.core import issue
-from ..tensors import View
+from ..ir.context import current_machine, running, warn
+from ..ir.instruction import Cost, In, Instruction, Out, RegisterIn, RegisterOut
+from ..ir.parser import REGISTER
+from ..ir.view import View
+from ..launch.core import issue
+from ..machine.machine import Machine
+from ..machine.memories import PRIVATE_HBM, SBUF, SHARED_HBM
 from . import rules
 from .enums import nc_version
 

@@ -1,7 +1,7 @@
 """The vocabulary in which an instruction's `check` is written.
 
 Each rule names its operand, what it got, what is allowed and the mend. What every instruction obeys is
-`nki.program.judge`.
+`nki.ir.validation`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from ..context import warn
 from ..errors import error
-from ..hardware.memories import PSUM, SBUF, MemoryRegion
-from ..program.instruction import Instruction
-from ..program.judge import fail as fail
-from ..program.judge import generation as generation
-from ..program.judge import is_gathered as is_gathered
-from ..program.judge import not_a_tensor as not_a_tensor
-from ..tensors import View
+from ..ir.context import warn
+from ..ir.instruction import Instruction
+from ..ir.validation import fail as fail
+from ..ir.validation import generation as generation
+from ..ir.validation import is_gathered as is_gathered
+from ..ir.validation import not_a_tensor as not_a_tensor
+from ..ir.view import View
+from ..machine.memories import PSUM, SBUF, MemoryRegion
 
 _BUFFER_NAMES = {"sbuf": "SBUF", "psum": "PSUM", "private_hbm": "HBM", "shared_hbm": "HBM"}
 

@@ -6,16 +6,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..context import warn
-from ..hardware import activations as special
-from ..hardware import dtypes, operators
-from ..hardware.dtypes import f32
-from ..hardware.machine import Machine
-from ..hardware.memories import PSUM
-from ..hardware.operators import OPERATORS, Operator
-from ..program.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
-from ..run.core import Core, issue
-from ..tensors import View
+from ..ir.context import warn
+from ..ir.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
+from ..ir.view import View
+from ..launch.core import Core, issue
+from ..machine import activations as special
+from ..machine import dtypes, operators
+from ..machine.dtypes import f32
+from ..machine.machine import Machine
+from ..machine.memories import PSUM
+from ..machine.operators import OPERATORS, Operator
 from . import accumulators, rules
 from .enums import SCALAR, reduce_cmd
 from .numerics import apply, column, scratch, shaped

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..context import warn
-from ..hardware import dtypes
-from ..hardware.dtypes import bits, f32
-from ..hardware.machine import Machine
-from ..program.instruction import Cost, In, Instruction, OptionalOut, Out
-from ..run.core import issue
-from ..tensors import View, is_int
+from ..ir.context import warn
+from ..ir.instruction import Cost, In, Instruction, OptionalOut, Out
+from ..ir.layout import is_int
+from ..ir.view import View
+from ..launch.core import issue
+from ..machine import dtypes
+from ..machine.dtypes import bits, f32
+from ..machine.machine import Machine
 from . import rules
 from .enums import VECTOR
 from .numerics import flat, moves_bits, shaped

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ..context import warn
-from ..hardware import operators
-from ..hardware.dtypes import f32, store
-from ..hardware.machine import Machine
-from ..hardware.operators import Operator
-from ..program.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
-from ..run.core import Core, issue
-from ..tensors import is_int
+from ..ir.context import warn
+from ..ir.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
+from ..ir.layout import is_int
+from ..launch.core import Core, issue
+from ..machine import operators
+from ..machine.dtypes import f32, store
+from ..machine.machine import Machine
+from ..machine.operators import Operator
 from . import accumulators, alu, rules
 from .copies import predicated_cost
 from .costs import vector_cost

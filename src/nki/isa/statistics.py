@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..hardware.dtypes import f32, store
-from ..hardware.machine import Machine
-from ..program.instruction import Cost, In, Instruction, Out
-from ..run.core import issue
+from ..ir.instruction import Cost, In, Instruction, Out
+from ..launch.core import issue
+from ..machine.dtypes import f32, store
+from ..machine.machine import Machine
 from . import rules
 from .costs import vector_cost
 from .enums import VECTOR

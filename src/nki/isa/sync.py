@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..context import current, warn
 from ..errors import error
-from ..hardware.machine import Machine
-from ..hardware.memories import SHARED_HBM
-from ..program.instruction import Cost, In, Instruction, Out, State
-from ..run.core import Core, issue
-from ..tensors import View, is_int
+from ..ir.context import current, warn
+from ..ir.instruction import Cost, In, Instruction, Out, State
+from ..ir.layout import is_int
+from ..ir.view import View
+from ..launch.core import Core, issue
+from ..machine.machine import Machine
+from ..machine.memories import SHARED_HBM
 from . import rules
 from .dma import DmaInstruction, transfer
 from .enums import GPSIMD, SCALAR, SYNC, TENSOR, VECTOR, dma_engine, engine, member

@@ -6,15 +6,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..context import current_machine, warn
-from ..execute.blas import add_product
-from ..hardware import dtypes
-from ..hardware.dtypes import f32
-from ..hardware.machine import Machine
-from ..program.instruction import WHOLE_ARRAY, Accumulated, Cost, In, Instruction, PeTile
-from ..program.meanings import Product
-from ..run.core import issue
-from ..tensors import View, is_int
+from ..backends.reference.blas import add_product
+from ..ir.context import current_machine, warn
+from ..ir.instruction import WHOLE_ARRAY, Accumulated, Cost, In, Instruction, PeTile
+from ..ir.layout import is_int
+from ..ir.semantics import Product
+from ..ir.view import View
+from ..launch.core import issue
+from ..machine import dtypes
+from ..machine.dtypes import f32
+from ..machine.machine import Machine
 from . import rules
 from .banks import check_bank
 from .enums import TENSOR, matmul_perf_mode, member

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ..context import current_machine, warn
-from ..hardware import dtypes
-from ..hardware.dtypes import f32
-from ..hardware.machine import Machine
-from ..hardware.memories import PSUM, SBUF
-from ..program.instruction import Cost, In, Instruction, Out
-from ..program.meanings import Move
-from ..run.core import issue
-from ..tensors import View
+from ..ir.context import current_machine, warn
+from ..ir.instruction import Cost, In, Instruction, Out
+from ..ir.semantics import Move
+from ..ir.view import View
+from ..launch.core import issue
+from ..machine import dtypes
+from ..machine.dtypes import f32
+from ..machine.machine import Machine
+from ..machine.memories import PSUM, SBUF
 from . import rules
 from .banks import check_bank
 from .enums import TENSOR, UNKNOWN, VECTOR, engine

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..context import current, warn
-from ..hardware.machine import Machine
-from ..program.instruction import In, Out
-from ..program.meanings import Move
-from ..run.core import issue
-from ..tensors import View
+from ..ir.context import current, warn
+from ..ir.instruction import In, Out
+from ..ir.semantics import Move
+from ..ir.view import View
+from ..launch.core import issue
+from ..machine.machine import Machine
 from . import enums, rules
 from .descriptors import Descriptors, contiguous_run, kind
 from .dma import SKIP, DmaInstruction, check_mode, deliver, fetch

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ..hardware import operators
-from ..hardware.dtypes import f32
-from ..hardware.machine import Machine
-from ..hardware.memories import PSUM
-from ..hardware.operators import Operator
-from ..program.instruction import Cost, In, Instruction, Operand, Out
-from ..program.meanings import Sum
-from ..run.core import issue
-from ..tensors import View
+from ..ir.instruction import Cost, In, Instruction, Operand, Out
+from ..ir.semantics import Sum
+from ..ir.view import View
+from ..launch.core import issue
+from ..machine import operators
+from ..machine.dtypes import f32
+from ..machine.machine import Machine
+from ..machine.memories import PSUM
+from ..machine.operators import Operator
 from . import alu, rules
 from .alu import BINARY, BITWISE, INTEGER_32, MAGNITUDES, SHIFTS, bitwise
 from .copies import copy_cost, move

@@ -4,7 +4,8 @@
 import builtins as _builtins
 
 from ..errors import missing_name as _missing_name
-from ..hardware.dtypes import (
+from ..ir.tensor import NkiTensor
+from ..machine.dtypes import (
     DType,
     bfloat16,
     bool_,
@@ -25,8 +26,7 @@ from ..hardware.dtypes import (
     uint16,
     uint32,
 )
-from ..hardware.operators import OPERATORS as _OPERATORS
-from ..tensors.tensor import NkiTensor
+from ..machine.operators import OPERATORS as _OPERATORS
 from . import elementwise as _elementwise
 from . import partitions as _partitions
 from .creation import (

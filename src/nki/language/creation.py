@@ -13,17 +13,18 @@ from typing import Any, NoReturn, Union
 import numpy as np
 
 from .. import isa
-from ..context import current, warn
 from ..errors import error, user_site
-from ..hardware import dtypes
-from ..hardware.dtypes import DType
-from ..hardware.machine import Machine
-from ..hardware.memories import PSUM, SBUF, SHARED_HBM, MemoryRegion
-from ..hardware.operators import OPERATORS
-from ..run.core import Core
-from ..tensors import View, is_int
-from ..tensors.storage import Lease, Storage
-from ..tensors.tensor import NkiTensor, Template, whole
+from ..ir.context import current, warn
+from ..ir.layout import is_int
+from ..ir.storage import Lease, Storage
+from ..ir.tensor import NkiTensor, Template, whole
+from ..ir.view import View
+from ..launch.core import Core
+from ..machine import dtypes
+from ..machine.dtypes import DType
+from ..machine.machine import Machine
+from ..machine.memories import PSUM, SBUF, SHARED_HBM, MemoryRegion
+from ..machine.operators import OPERATORS
 
 # (platform, shape, types of its entries, dtype, buffer) -> what to allocate
 _CHECKED: dict[tuple, Template] = {}

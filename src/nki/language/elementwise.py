@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import isa
-from ..context import current, warn
 from ..errors import error
-from ..hardware import dtypes
-from ..hardware.dtypes import DType
-from ..hardware.memories import PSUM
-from ..hardware.operators import OPERATORS, Operator
+from ..ir.context import current, warn
+from ..ir.tensor import NkiTensor
 from ..isa.function import function as issue_function
-from ..tensors.tensor import NkiTensor
+from ..machine import dtypes
+from ..machine.dtypes import DType
+from ..machine.memories import PSUM
+from ..machine.operators import OPERATORS, Operator
 from .creation import allocate
 from .operands import (
     cast,

@@ -6,8 +6,8 @@ from math import prod
 from types import SimpleNamespace
 from typing import Any
 
-from ..context import warn
-from ..hardware import dtypes
+from ..ir.context import warn
+from ..machine import dtypes
 from . import operands
 from .creation import ParDim
 

@@ -11,17 +11,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..context import current, warn
 from ..errors import error, user_site
-from ..hardware.machine import Machine
-from ..hardware.memories import SHARED_HBM
+from ..ir.context import current, warn
+from ..ir.instruction import Cost, Instruction, Place, RegisterOut, State
+from ..ir.layout import is_int
+from ..ir.program import Loop
+from ..ir.storage import Lease, Storage
+from ..ir.view import View
 from ..isa.registers import RegisterInstruction, VirtualRegister, is_register
-from ..program.instruction import Cost, Instruction, Place, RegisterOut, State
-from ..program.program import Loop
-from ..run.core import Core
-from ..run.core import issue as _issue
-from ..tensors import View, is_int
-from ..tensors.storage import Lease, Storage
+from ..launch.core import Core
+from ..launch.core import issue as _issue
+from ..machine.machine import Machine
+from ..machine.memories import SHARED_HBM
 
 _LOWEST, _HIGHEST = -(1 << 31), (1 << 31) - 1
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from .. import isa
-from ..context import current, warn
 from ..errors import error
-from ..hardware import dtypes
-from ..hardware.dtypes import DType
-from ..hardware.memories import PSUM, SBUF
-from ..hardware.operators import OPERATORS
-from ..tensors import View, is_int
-from ..tensors.tensor import NkiTensor
+from ..ir.context import current, warn
+from ..ir.layout import is_int
+from ..ir.tensor import NkiTensor
+from ..ir.view import View
+from ..machine import dtypes
+from ..machine.dtypes import DType
+from ..machine.memories import PSUM, SBUF
+from ..machine.operators import OPERATORS
 from .creation import allocate
 from .operands import (
     cast,

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from .. import isa
-from ..context import current, running, warn
 from ..errors import NkiError, error
-from ..hardware import dtypes
-from ..hardware.dtypes import DType
-from ..hardware.memories import PSUM
-from ..run.core import issue
-from ..tensors import View
-from ..tensors.tensor import NkiTensor
+from ..ir.context import current, running, warn
+from ..ir.tensor import NkiTensor
+from ..ir.view import View
+from ..launch.core import issue
+from ..machine import dtypes
+from ..machine.dtypes import DType
+from ..machine.memories import PSUM
 from .creation import allocate
 from .watch import INTEGERS, WatchIntegers
 

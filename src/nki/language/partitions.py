@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import isa
-from ..context import current, provides, warn
-from ..hardware.memories import PRIVATE_HBM, PSUM
-from ..tensors.tensor import NkiTensor
+from ..ir.context import current, provides, warn
+from ..ir.tensor import NkiTensor
+from ..machine.memories import PRIVATE_HBM, PSUM
 from .creation import allocate
 
 __all__: list[str] = []

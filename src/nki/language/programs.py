@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ..context import current, warn
 from ..errors import error
-from ..hardware import dtypes
-from ..hardware.machine import Machine
-from ..hardware.memories import PSUM
-from ..program.instruction import Cost, In, Instruction, State
-from ..run.core import Core, issue
-from ..tensors import DynamicSlice, is_int
+from ..ir.context import current, warn
+from ..ir.indexing import DynamicSlice
+from ..ir.instruction import Cost, In, Instruction, State
+from ..ir.layout import is_int
+from ..launch.core import Core, issue
+from ..machine import dtypes
+from ..machine.machine import Machine
+from ..machine.memories import PSUM
 
 # ---- which program is this -----------------------------------------------------------------------
 

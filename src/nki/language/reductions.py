@@ -10,14 +10,14 @@ from math import prod as product
 from typing import Any
 
 from .. import isa
-from ..context import warn
 from ..errors import error
-from ..hardware import dtypes
-from ..hardware.dtypes import DType
-from ..hardware.operators import OPERATORS, Operator
+from ..ir.context import warn
+from ..ir.layout import is_int
+from ..ir.tensor import NkiTensor
 from ..isa.function import function as issue_function
-from ..tensors import is_int
-from ..tensors.tensor import NkiTensor
+from ..machine import dtypes
+from ..machine.dtypes import DType
+from ..machine.operators import OPERATORS, Operator
 from .creation import allocate
 from .operands import check_tile, common_shape, is_number, result_dtype, stretch, watch_integers
 

@@ -7,7 +7,7 @@ import inspect
 from functools import cache
 from typing import Any
 
-from ..hardware.memories import PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, MemoryRegion
+from ..machine.memories import PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, MemoryRegion
 
 sbuf, psum = SBUF, PSUM
 private_hbm = hbm = PRIVATE_HBM

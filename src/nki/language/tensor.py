@@ -1,5 +1,5 @@
 """nki.language.tensor: where public code looks for the tensors' class."""
 
-from ..tensors.tensor import NkiTensor
+from ..ir.tensor import NkiTensor
 
 __all__ = ["NkiTensor"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 
-from ..context import current_machine, running
-from ..hardware.machine import Machine
+from ..ir.context import current_machine, running
+from ..machine.machine import Machine
 from ..options import from_environment
 from .regions import NKIObject
 

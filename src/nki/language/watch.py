@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..context import warn
-from ..hardware import dtypes
-from ..hardware.machine import Machine
-from ..program.instruction import Cost, In, Instruction, State
+from ..ir.context import warn
+from ..ir.instruction import Cost, In, Instruction, State
+from ..machine import dtypes
+from ..machine.machine import Machine
 
 EXACT_IN_FLOAT32 = 1 << 24
 INTEGERS = (dtypes.int32, dtypes.uint32)

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..hardware import dtypes
+from ..machine import dtypes
 
 BLOCK = 32  # elements that share a scale
 BIAS, LARGEST_CODE, NAN_CODE = 127, 254, 255  # of a scale: code c means 2^(c - 127), 255 is NaN

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..hardware import dtypes
+from ..machine import dtypes
 from .arrays import either
 from .formats import find_format, format_of
 

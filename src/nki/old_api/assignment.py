@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from .. import isa
-from ..hardware.memories import PSUM
-from ..hardware.operators import OPERATORS
+from ..ir.tensor import NkiTensor
 from ..language.creation import shared_constant
-from ..tensors.tensor import NkiTensor
+from ..machine.memories import PSUM
+from ..machine.operators import OPERATORS
 from . import state as run
 from .failures import failure
 from .indices import Box, Index, Mask, Where, full, product, rows_of, where

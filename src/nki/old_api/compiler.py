@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..hardware.memories import PSUM, SBUF, MemoryRegion
+from ..machine.memories import PSUM, SBUF, MemoryRegion
 
 
 class Buffer:

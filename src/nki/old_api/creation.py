@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from .. import isa
-from ..hardware import dtypes
-from ..hardware.memories import PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, MemoryRegion
 from ..language import creation as new
 from ..language.creation import ParDim, allocate
+from ..machine import dtypes
+from ..machine.memories import PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, MemoryRegion
 from . import state as run
 from .assignment import fill
 from .failures import failure

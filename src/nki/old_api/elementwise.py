@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import isa
-from ..hardware import dtypes
-from ..hardware.operators import OPERATORS, Operator
+from ..ir.tensor import NkiTensor
 from ..language.elementwise import BINARY, UNARY
 from ..language.elementwise import binary_into as carry_out
 from ..language.elementwise import unary_into as carry_out_unary
 from ..language.operands import is_number
-from ..tensors.tensor import NkiTensor
+from ..machine import dtypes
+from ..machine.operators import OPERATORS, Operator
 from . import state as run
 from .assignment import write
 from .operands import cast, common_shape, cut, in_sbuf, operand_of, ranked, result_dtype, tile_of

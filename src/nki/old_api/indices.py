@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import error
-from ..tensors import is_int
+from ..ir.layout import is_int
 
 Box = tuple[slice, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..context import current_machine
+from ..ir.context import current_machine
 from ..isa.enums import dge_mode, engine, nc_version, oob_mode, reduce_cmd
 from .isa_gather import (
     dma_copy,

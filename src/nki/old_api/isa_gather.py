@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from .. import isa as new
-from ..hardware import dtypes
+from ..ir.tensor import NkiTensor
 from ..isa.enums import dge_mode, oob_mode
-from ..tensors.tensor import NkiTensor
+from ..machine import dtypes
 from . import state as run
 from .indices import where as mask_of
 from .operands import cut, in_sbuf, operator_of, tile_of

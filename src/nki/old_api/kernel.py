@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..call import sessions
-from ..call.bridges import TensorSpec
-from ..call.calls import Call, Run
-from ..call.jit import profile as model
-from ..call.kernel import Kernel
-from ..context import running as running_core
 from ..errors import NkiError, error
-from ..hardware.generations import find
-from ..hardware.memories import SHARED_HBM
+from ..ir.context import running as running_core
+from ..ir.tensor import NkiTensor
+from ..ir.tree import leaves, replace_leaves
+from ..kernel import sessions
+from ..kernel.bridges import TensorSpec
+from ..kernel.calls import Call, Run
+from ..kernel.jit import profile as model
+from ..kernel.kernel import Kernel
 from ..language.creation import allocate
-from ..tensors.tensor import NkiTensor
-from ..tree import leaves, replace_leaves
+from ..machine.generations import find
+from ..machine.memories import SHARED_HBM
 from . import state as run
 from .failures import failure
 from .regions import move

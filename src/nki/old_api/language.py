@@ -6,8 +6,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from ..hardware.machine import Machine
-from ..tensors import DynamicSlice
+from ..ir.indexing import DynamicSlice
+from ..machine.machine import Machine
 from . import state as run
 from .creation import (
     empty_like,

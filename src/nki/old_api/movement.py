@@ -9,8 +9,8 @@ import ml_dtypes
 
 from .. import isa
 from .. import language as new
+from ..ir.tensor import NkiTensor
 from ..language.operands import is_number
-from ..tensors.tensor import NkiTensor
 from . import state as run
 from .assignment import fill, write
 from .failures import failure

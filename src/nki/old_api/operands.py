@@ -9,13 +9,13 @@ import numpy as np
 
 from .. import isa
 from ..errors import error
-from ..hardware import dtypes
-from ..hardware.dtypes import DType
-from ..hardware.memories import PSUM
-from ..hardware.operators import OPERATORS, Operator
-from ..hardware.operators import resolve as resolve_new
+from ..ir.tensor import NkiTensor
 from ..language.operands import is_number, spread, stretch
-from ..tensors.tensor import NkiTensor
+from ..machine import dtypes
+from ..machine.dtypes import DType
+from ..machine.memories import PSUM
+from ..machine.operators import OPERATORS, Operator
+from ..machine.operators import resolve as resolve_new
 from .assignment import constant_tile
 from .indices import Box, Index, Where
 from .regions import empty_of, fitted

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import isa
-from ..hardware.operators import OPERATORS, Operator
-from ..tensors.tensor import NkiTensor
+from ..ir.tensor import NkiTensor
+from ..machine.operators import OPERATORS, Operator
 from . import state as run
 from .elementwise import ELEMENTWISE, named
 from .failures import failure

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from .. import isa
-from ..context import current
-from ..hardware import dtypes
-from ..hardware.memories import SBUF
+from ..ir.context import current
+from ..ir.layout import row_major
+from ..ir.tensor import NkiTensor
 from ..language.creation import allocate
-from ..tensors import row_major
-from ..tensors.tensor import NkiTensor
+from ..machine import dtypes
+from ..machine.memories import SBUF
 from .failures import failure
 from .indices import Box, Index, full, product
 

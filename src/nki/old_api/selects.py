@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from .. import isa as new
-from ..hardware.memories import PSUM
-from ..hardware.operators import OPERATORS
+from ..ir.tensor import NkiTensor
 from ..isa.enums import engine, reduce_cmd
-from ..tensors.tensor import NkiTensor
+from ..machine.memories import PSUM
+from ..machine.operators import OPERATORS
 from . import state as run
 from .assignment import constant_tile
 from .creation import full

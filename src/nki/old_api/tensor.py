@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from .. import isa
-from ..hardware.dtypes import DType
-from ..hardware.memories import PSUM, SBUF, MemoryRegion
+from ..ir.indexing import DynamicSlice
+from ..ir.layout import Shape, is_int
+from ..ir.tensor import NkiTensor
 from ..language.operands import spread, stretch
-from ..tensors import DynamicSlice, Shape, is_int
-from ..tensors.tensor import NkiTensor
+from ..machine.dtypes import DType
+from ..machine.memories import PSUM, SBUF, MemoryRegion
 from . import state as run
 from .failures import failure
 from .indices import Box, Grid, Index, Where, as_index, full, product, where

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from .. import isa as new
-from ..context import current_machine
-from ..hardware import dtypes
-from ..hardware.memories import PSUM, SBUF
+from ..ir.context import current_machine
+from ..ir.tensor import NkiTensor
 from ..isa.enums import engine, matmul_perf_mode
-from ..tensors.tensor import NkiTensor
+from ..machine import dtypes
+from ..machine.memories import PSUM, SBUF
 from . import state as run
 from .failures import failure
 from .indices import where as mask_of

@@ -7,8 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..hardware import dtypes
-from ..hardware.dtypes import DType
+from ..machine import dtypes
+from ..machine.dtypes import DType
 
 float32, float16 = np.float32, np.float16
 int8, int16, int32 = np.int8, np.int16, np.int32

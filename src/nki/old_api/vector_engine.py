@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from .. import isa as new
-from ..hardware import dtypes
-from ..hardware.memories import PSUM
-from ..hardware.operators import OPERATORS
+from ..ir.tensor import NkiTensor
 from ..isa.enums import engine, reduce_cmd
 from ..language.elementwise import unary_into
 from ..language.operands import is_number
-from ..tensors.tensor import NkiTensor
+from ..machine import dtypes
+from ..machine.memories import PSUM
+from ..machine.operators import OPERATORS
 from . import state as run
 from .indices import where as mask_of
 from .operands import (

@@ -1,6 +1,6 @@
 """nki.ranks: kernels on many ranks, in one process, in several, or across machines (collectives.md 6)."""
 
-from ..run.world import Meeting, World
+from ..launch.world import Meeting, World
 from .attached import attach
 from .inputs import per_rank
 from .launching import run_ranks

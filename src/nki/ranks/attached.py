@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import error
-from ..run.world import Meeting, World, attached
+from ..launch.world import Meeting, World, attached
 from .errors import first_of, packed, raised_on, unpacked
 
 BYTES, FAILED = 0, 1  # what a message is

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .. import tree
-from ..call.bridges import framework_of, is_description
-from ..call.kernel import Kernel
 from ..errors import error
+from ..ir import tree
+from ..kernel.bridges import framework_of, is_description
+from ..kernel.kernel import Kernel
 
 
 class PerRank(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from ..call.kernel import Kernel
 from ..errors import NkiError, error, user_site, without_our_frames
+from ..kernel.kernel import Kernel
 from .inputs import calls_of, check_alike
 from .local import LARGEST, run_local
 from .processes import run_processes

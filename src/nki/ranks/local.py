@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..call.kernel import Kernel
-from ..run.baton import HOST, Baton, Place
-from ..run.world import Meeting, Parts, World, using
+from ..kernel.kernel import Kernel
+from ..launch.scheduler import HOST, Baton, Place
+from ..launch.world import Meeting, Parts, World, using
 from .errors import raised_on
 from .inputs import CallOf
 

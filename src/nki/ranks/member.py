@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..call.kernel import Kernel
-from ..plan.threads import available
-from ..run.world import Meeting, World, attached
-from ..tree import map_tree
+from ..backends.fused.threads import available
+from ..ir.tree import map_tree
+from ..kernel.kernel import Kernel
+from ..launch.world import Meeting, World, attached
 from .errors import packed
 from .inputs import CallOf, is_tensor
 from .memory import Arena, Mapped

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-from ..call.bridges import NumpyFramework, framework_of
-from ..call.kernel import Kernel
 from ..errors import SourceLine, error, error_class
-from ..run.baton import table
-from ..run.launch import speak
-from ..run.world import Meeting
-from ..tree import map_tree
+from ..ir.tree import map_tree
+from ..kernel.bridges import NumpyFramework, framework_of
+from ..kernel.kernel import Kernel
+from ..launch.launch import speak
+from ..launch.scheduler import table
+from ..launch.world import Meeting
 from .errors import first_of, unpacked
 from .inputs import CallOf, is_tensor
 from .member import run_member, tensors_of

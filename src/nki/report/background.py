@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..errors import Site
-from ..tensors import View
+from ..ir.view import View
 from ..timing.operations import engine_clocks
 from ..timing.timeline import Bar, Timeline
 

@@ -10,10 +10,9 @@ from collections import defaultdict
 from typing import Any, Protocol
 
 from ..errors import Site
-from ..program.program import Diagnostic
-from ..program.statistics import Statistics
-from ..tensors import View
-from ..timing.law import ENGINES
+from ..ir.program import Diagnostic
+from ..ir.statistics import Statistics
+from ..ir.view import View
 from ..timing.measures import (
     assumptions,
     bounds,
@@ -25,6 +24,7 @@ from ..timing.measures import (
 )
 from ..timing.names import TileNames
 from ..timing.regions import Operation
+from ..timing.rules import ENGINES
 from ..timing.timeline import Timeline, matmul_flops
 from ..timing.uncertainty import Uncertainty
 

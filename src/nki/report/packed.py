@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import Site
-from ..hardware.memories import PSUM, SBUF
-from ..tensors.storage import Storage
-from ..timing.law import ENGINES
+from ..ir.storage import Storage
+from ..machine.memories import PSUM, SBUF
 from ..timing.names import QUEUES, TileNames
+from ..timing.rules import ENGINES
 from ..timing.timeline import Bar, Timeline, Turn
 from .background import STATIONARY, background
 from .slices import MOST_OPERANDS, Slices

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import error
-from ..timing.law import ENGINES
 from ..timing.names import QUEUES, queue_of
 from ..timing.regions import RAW
+from ..timing.rules import ENGINES
 from ..timing.timeline import Bar, Timeline
 from .figures import Profiled
 

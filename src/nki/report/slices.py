@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from ..tensors import View
+from ..ir.view import View
 
 MOST_OPERANDS = 4  # of a bar, whose beginnings are kept
 

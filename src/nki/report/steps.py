@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ..hardware.memories import PSUM, SBUF
-from ..program.effects import effects
-from ..program.instruction import Instruction
-from ..tensors import View
-from ..tensors.storage import Storage
+from ..ir.effects import effects
+from ..ir.instruction import Instruction
+from ..ir.storage import Storage
+from ..ir.view import View
+from ..machine.memories import PSUM, SBUF
 
 MOST_STEPS = 2000  # of a page; the rest is counted
 MOST_VALUES = 1024  # elements of a view whose values are kept

@@ -14,8 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from ..call.profile import profile_program
-from ..call.sessions import Calls, write
+from ..kernel.profile import profile_program
+from ..kernel.sessions import Calls, write
 
 
 class profile:

@@ -9,7 +9,7 @@ import torch
 
 import nki
 
-from ..call import sessions
+from ..kernel import sessions
 from ..old_api import jit as old_jit
 from ..options import choose_machine
 from . import devices

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..call.bridges import TensorSpec
-from ..call.jit import profile
-from ..call.kernel import Kernel
 from ..errors import error
-from ..tree import replace_leaves
+from ..ir.tree import replace_leaves
+from ..kernel.bridges import TensorSpec
+from ..kernel.jit import profile
+from ..kernel.kernel import Kernel
 from .close import _ARRAYS
 
 FORMAT = "open-nki costs 1"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..tree import leaves
+from ..ir.tree import leaves
 
 FLOAT32 = 2.0**-24  # unit roundoff
 # of the other dtypes: half the step between neighbours, relative to them

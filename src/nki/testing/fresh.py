@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..call.cache import programs
-from ..execute import random
+from ..backends.reference import random
+from ..kernel.cache import programs
 
 
 def forget() -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..hardware.machine import Machine
-from ..program.statistics import union
-from ..tensors.storage import Storage
+from ..ir.statistics import union
+from ..ir.storage import Storage
+from ..machine.machine import Machine
 from .pools import Ahead, Demand, lives_of
 from .uses import TileUses
 

@@ -24,14 +24,14 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from ..hardware.engines import engine
-from ..hardware.machine import Machine
-from ..hardware.memories import PSUM, SBUF
-from ..program.effects import Effects
-from ..program.instruction import Instruction
-from ..program.passes.renaming import with_storages
-from ..tensors import View
-from ..tensors.storage import Storage
+from ..ir.effects import Effects
+from ..ir.instruction import Instruction
+from ..ir.renaming import with_storages
+from ..ir.storage import Storage
+from ..ir.view import View
+from ..machine.engines import engine
+from ..machine.machine import Machine
+from ..machine.memories import PSUM, SBUF
 from .operations import engine_clocks
 from .placed import Numbers, Placed
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..hardware.machine import Machine
-from ..hardware.memories import PSUM
-from ..program.instruction import Instruction, PeTile
-from ..tensors import View
+from ..ir.instruction import Instruction, PeTile
+from ..ir.view import View
+from ..machine.machine import Machine
+from ..machine.memories import PSUM
 
 
 class Facts(NamedTuple):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .law import ENGINES
+from .rules import ENGINES
 from .timeline import Timeline, union_length
 from .transfer import RANKS
 

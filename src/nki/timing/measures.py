@@ -9,12 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ..hardware.machine import Machine
-from ..hardware.memories import PRIVATE_HBM
-from ..program.effects import effects
-from ..tensors.storage import Storage
-from .law import ENGINES
+from ..ir.effects import effects
+from ..ir.storage import Storage
+from ..machine.machine import Machine
+from ..machine.memories import PRIVATE_HBM
 from .regions import RAW, Operation
+from .rules import ENGINES
 from .timeline import Timeline
 
 # ---- work ----------------------------------------------------------------------------------------

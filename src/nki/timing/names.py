@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..tensors.storage import Storage
+from ..ir.storage import Storage
 from .regions import Operation
 from .transfer import RANKS, Transfer
 

@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..hardware.machine import Machine
-from ..hardware.memories import SBUF
-from ..program.instruction import Cost
-from ..tensors import View
-from ..tensors.storage import Storage
+from ..ir.instruction import Cost
+from ..ir.storage import Storage
+from ..ir.view import View
+from ..machine.machine import Machine
+from ..machine.memories import SBUF
 from .placed import Placed
 from .pools import Pool
 from .regions import ORDER, Operation, Region, Space, region

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..program.effects import Effects, effects
-from ..program.instruction import Instruction
+from ..ir.effects import Effects, effects
+from ..ir.instruction import Instruction
 
 
 class Placed(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..program.statistics import union
-from ..tensors.storage import Storage
+from ..ir.statistics import union
+from ..ir.storage import Storage
 from .regions import RAW, SPACE, WHOLE, Operation
 from .uses import TileUses
 

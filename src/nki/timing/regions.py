@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..program.instruction import Instruction
-from ..tensors import View
-from ..tensors.storage import Storage
+from ..ir.instruction import Instruction
+from ..ir.storage import Storage
+from ..ir.view import View
 
 TRANSFERS = ("dma", "spill", "reload")  # kinds of operations that DMA engines do
 RAW, WAR, WAW, SPACE, ORDER = "data", "overwrite", "rewrite", "space", "order"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..program.edges import declared
-from ..program.program import Edge, Program
+from ..ir.program import Edge, Program
+from ..ir.schedule_edges import declared
 from .compiled import compiled
 from .operations import Planner
 from .placed import Numbers

@@ -14,13 +14,13 @@ from itertools import count
 from typing import Any
 
 from ..errors import error
-from ..hardware.machine import Machine
-from ..program.instruction import WHOLE_ARRAY, Cost, Instruction, PeTile, State
+from ..ir.instruction import WHOLE_ARRAY, Cost, Instruction, PeTile, State
+from ..machine.machine import Machine
 from .banks import Banks
 from .facts import Facts, facts_of, psum_tiles
-from .law import BEGUN, ENGINES, FREE, Activity, deal, release_table, span
 from .operations import Planner, engine_clocks
 from .regions import ORDER, SPACE, Operation
+from .rules import BEGUN, ENGINES, FREE, Activity, deal, release_table, span
 from .transfer import RANKS, Transfer, transfer_of
 
 

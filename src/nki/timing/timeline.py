@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import Site
-from ..hardware.machine import Machine
-from ..hardware.memories import MemoryRegion
-from ..tensors import View
-from ..tensors.storage import Storage
+from ..ir.storage import Storage
+from ..ir.view import View
+from ..machine.machine import Machine
+from ..machine.memories import MemoryRegion
 from .names import TileNames, queue_of
 from .operations import Planner
 from .regions import Operation

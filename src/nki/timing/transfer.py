@@ -6,9 +6,9 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..hardware.machine import Machine
-from ..program.instruction import State
-from ..tensors.storage import Storage
+from ..ir.instruction import State
+from ..ir.storage import Storage
+from ..machine.machine import Machine
 from .regions import Operation
 
 

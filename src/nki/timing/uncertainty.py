@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..hardware.machine import Machine
-from ..hardware.ranges import ends
-from ..program.program import Program
+from ..ir.program import Program
+from ..machine.machine import Machine
+from ..machine.ranges import ends
 from .measures import assumptions
 from .schedule import schedule
 from .timeline import Timeline

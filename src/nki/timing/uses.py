@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..hardware.memories import PSUM, SBUF
-from ..program.effects import Effects
-from ..tensors import View
-from ..tensors.storage import Storage
+from ..ir.effects import Effects
+from ..ir.storage import Storage
+from ..ir.view import View
+from ..machine.memories import PSUM, SBUF
 
 Tiles = tuple[Storage, ...]
 

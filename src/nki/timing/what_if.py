@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from ..hardware.engines import engine
-from ..program.instruction import WHOLE_ARRAY, Instruction, PeTile
-from .law import DONE, FREE, SEEN, Activity, deal, releases
+from ..ir.instruction import WHOLE_ARRAY, Instruction, PeTile
+from ..machine.engines import engine
 from .regions import Operation
+from .rules import DONE, FREE, SEEN, Activity, deal, releases
 from .simulation import RIVALS
 from .timeline import Timeline
 from .transfer import Transfer

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..call.kernel import Kernel
 from ..errors import error
+from ..kernel.kernel import Kernel
 from ..options import choose_machine
 from .space import Config, Space
 from .tuning import Tuning, tune

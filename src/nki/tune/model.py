@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 
-from ..call.kernel import Kernel
-from ..call.profile import profile_program
-from ..check.found import MILD
+from ..check.findings import MILD
 from ..errors import NkiError
+from ..ir.instruction import WHOLE_ARRAY
+from ..ir.program import Program
+from ..kernel.kernel import Kernel
+from ..kernel.profile import profile_program
 from ..options import options
-from ..program.instruction import WHOLE_ARRAY
-from ..program.program import Program
 from .space import Config
 
 SAFE = 0.98  # of what the bound says: engines may overlap the ends of their instructions

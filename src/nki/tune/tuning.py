@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..call.bridges import TensorSpec
-from ..call.kernel import Kernel
 from ..errors import error
+from ..ir.tree import replace_leaves
+from ..kernel.bridges import TensorSpec
+from ..kernel.kernel import Kernel
 from ..options import choose_machine
-from ..tree import replace_leaves
-from . import kept
+from . import stored as kept
 from .model import Job, Outcome
 from .search import EXHAUSTIVE, exhaustive, search
 from .space import Config, Space

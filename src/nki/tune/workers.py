@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from ..backends.fused.threads import available
 from ..errors import error
-from ..plan.threads import available
 from .model import Job, Outcome, judge
 from .space import Config
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ...hardware.memories import SBUF
-from ...program.instruction import Instruction
-from ...tensors import View
+from ...ir.instruction import Instruction
+from ...ir.view import View
+from ...machine.memories import SBUF
 from ..operations import Planner
 from ..regions import Operation
 from ..what_if import Change

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...hardware.engines import SCALAR, VECTOR, engine
-from ...hardware.memories import PSUM
-from ...tensors import View
+from ...ir.view import View
+from ...machine.engines import SCALAR, VECTOR, engine
+from ...machine.memories import PSUM
 from ..regions import Operation
 from ..what_if import Change
 from .study import WORTH, Finding, Study

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
-from ...program.effects import effects
-from ...tensors.storage import Storage
+from ...ir.effects import effects
+from ...ir.storage import Storage
 from ..operations import Planner
 from ..regions import Operation
 from .study import Finding, Study

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from ...hardware.memories import SBUF
-from ..again import rescheduled_ns
-from ..law import ENGINES
+from ...machine.memories import SBUF
 from ..measures import is_transpose
 from ..regions import SPACE, Operation
+from ..resimulation import rescheduled_ns
+from ..rules import ENGINES
 from ..timeline import Timeline
 from ..transfer import Transfer
 from ..what_if import Change, Replay

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from statistics import median_low
 
-from ...hardware.machine import Machine
-from ...hardware.memories import SBUF
-from ...tensors import View
-from ...tensors.storage import Storage
+from ...ir.storage import Storage
+from ...ir.view import View
+from ...machine.machine import Machine
+from ...machine.memories import SBUF
 from ..transfer import Transfer
 from ..what_if import Change
 from .room import sbuf_peak_bytes, sbuf_usable_bytes

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ...errors import Site
-from ...tensors.storage import Storage
+from ...ir.storage import Storage
 from ..regions import Operation
 
 NAMES = {

@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ...hardware.machine import Machine
-from ...program.effects import effects
-from ...tensors import View
+from ...ir.effects import effects
+from ...ir.view import View
+from ...machine.machine import Machine
 from ..measures import is_transpose
 from ..regions import Operation
 from ..transfer import Transfer

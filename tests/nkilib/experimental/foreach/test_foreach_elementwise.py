@@ -9,7 +9,7 @@ from ulps import within_ulps
 
 import nki
 from nki.check import lint
-from nki.hardware.generations import TRN2
+from nki.machine.generations import TRN2
 from nkilib.experimental.foreach import foreach_elementwise as foreach
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -6,7 +6,7 @@ from kernel_support import each_lnc, random, run
 
 import nki
 from nki.check import lint
-from nki.hardware.generations import TRN2
+from nki.machine.generations import TRN2
 from nkilib.experimental.pad import pad as exported
 from nkilib.experimental.pad.pad import MODES, pad, pad_ref
 

@@ -1,0 +1,149 @@
+"""What a plan looks like: as plain data (`nki plan --json`), and as lines of text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ...ir.program import Item, Loop, Program, walk
+from .planner import NoPlan, plan_of
+from .steps import CorePlan, Matrix, Product, Work
+
+WIDTH = 100
+
+
+def described(program: Program, forced: bool = True) -> dict[str, Any]:
+    """The plan of a program as plain data; `why` says it where there is none."""
+    plan = plan_of(program, forced)
+    facts: dict[str, Any] = {
+        "kernel": program.name,
+        "platform": program.machine.name,
+        "instructions": len(program),
+        "by_default": not isinstance(plan_of(program), NoPlan),
+    }
+    if isinstance(plan, NoPlan):
+        return facts | {"planned": False, "why": plan.why}
+    unplanned = plan_of(program)
+    facts["planned"] = True
+    facts["why"] = unplanned.why if isinstance(unplanned, NoPlan) else ""
+    facts["cores"] = [_core(part, items) for part, items in zip(plan.cores, program.cores, strict=True)]
+    kept = [(program.storages[number], why) for number, why in plan.in_place]
+    facts["in_place"] = [{"storage": f"{s.dtype}{list(s.shape)} {s.where}", "why": why} for s, why in kept]
+    facts["parts"] = plan.parts
+    return facts
+
+
+def _core(part: CorePlan, items: Sequence[Item]) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = []
+    for step in part.steps:
+        steps.append(_product(step) if isinstance(step, Product) else _work(step, items))
+    return {
+        "steps": _joined(steps),
+        "bytes": part.arena,
+        "packed_bytes": part.packed,
+        "folded": {name: count for name, count in part.folded.items() if count},
+    }
+
+
+def _product(product: Product) -> dict[str, Any]:
+    rows, columns = product.left.columns, product.right.columns
+    return {
+        "step": "product",
+        "m": rows,
+        "n": columns,
+        "k": product.left.rows,
+        "tiles": product.tiles,
+        "terms": max(product.terms // product.tiles, 1),
+        "instructions": product.terms,
+        "stationary": _factor(product.left),
+        "moving": _factor(product.right),
+        "result": "in place" if product.target is not None else "in the arena",
+        "bytes": 0 if product.target is not None else 4 * rows * columns,
+    }
+
+
+def _factor(factor: Matrix) -> str:
+    return "where it is" if factor.there is not None else f"packed from {len(factor.tiles)}"
+
+
+def _work(work: Work, items: Sequence[Item]) -> dict[str, Any]:
+    item = None if work.kind == "gather" else items[work.item]
+    if item is None:
+        name, count = "gather", 0
+    elif isinstance(item, Loop):
+        name, count = item.function, sum(1 for _ in walk(item.body))
+    else:
+        name, count = item.public, 1
+    return {
+        "step": "fence" if work.kind == "fence" else "one by one",
+        "what": {name: 1},
+        "instructions": count,
+        "bytes": work.nbytes,
+    }
+
+
+def _joined(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours of one kind that are no products are shown as one row."""
+    found: list[dict[str, Any]] = []
+    for step in steps:
+        if found and step["step"] == found[-1]["step"] != "product":
+            last = found[-1]
+            last["what"] = dict(Counter(last["what"]) + Counter(step["what"]))
+            last["instructions"] += step["instructions"]
+            last["bytes"] += step["bytes"]
+        else:
+            found.append(step)
+    return found
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+
+def lines(facts: dict[str, Any]) -> list[str]:
+    """The plan for a person, at most 100 columns wide."""
+    head = f"{facts['kernel']} for {facts['platform']}: {facts['instructions']:,} instructions"
+    if not facts["planned"]:
+        return [f"{head}, run one by one", f"  why: {facts['why']}"]
+    found = [head]
+    if not facts["by_default"]:
+        found.append(f"  by default it runs one by one: {facts['why']}")
+    for index, core in enumerate(facts["cores"]):
+        if len(facts["cores"]) > 1:
+            found.append(f"core {index}")
+        folded = ", ".join(f"{count:,} {name}" for name, count in core["folded"].items()) or "nothing"
+        found.append(f"  {len(core['steps'])} steps; folded: {folded}")
+        memory = (
+            f"  memory: {_bytes(core['bytes'])} of values, {_bytes(core['packed_bytes'])} of packed factors"
+        )
+        found.append(memory)
+        for number, step in enumerate(core["steps"], 1):
+            found += _row(number, step)
+    for kept in facts["in_place"]:
+        found.append(f"  in place: {kept['storage']}: {kept['why']}"[:WIDTH])
+    return [line.rstrip()[:WIDTH] for line in found]
+
+
+def _row(number: int, step: dict[str, Any]) -> list[str]:
+    start = f"  {number:>4}  {step['instructions']:>7,} "
+    if step["step"] == "product":
+        size = f"{step['m']} x {step['n']} x {step['k']}"
+        tiles = f"{step['tiles']:,} tiles of {step['terms']} terms"
+        where = f"stationary {step['stationary']}, moving {step['moving']}, result {step['result']}"
+        return [f"{start} product {size:<20} {tiles}", f"{'':16} {where}"]
+    what = ", ".join(f"{name} {count:,}" for name, count in sorted(step["what"].items(), key=_most))
+    return [f"{start} {step['step']:<10} {_bytes(step['bytes']):>9}  {what}"]
+
+
+def _most(item: tuple[str, int]) -> int:
+    return -item[1]
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
+__all__ = ["described", "lines"]

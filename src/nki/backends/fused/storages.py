@@ -1,0 +1,118 @@
+"""Which storages are followed value by value, and which stay memory that is written in place.
+
+Tiles on chip are followed. In place stay: HBM, and whatever an instruction touches whose addresses are known
+at run time only (or that a dynamic loop, a register, the other core or a rank is about): `Fence`s, which
+everything else stays on its side of. HBM that nobody writes needs no order; nor does HBM that is written once
+everywhere and read by nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from ...ir.effects import effects
+from ...ir.instruction import Instruction
+from ...ir.program import Loop, Program, walk
+from ...ir.storage import Storage
+from ...ir.view import View
+from .signatures import Kind, Kinds
+
+
+class Storages:
+    """What is known of the storages of a program before its values are followed."""
+
+    def __init__(self, program: Program, kinds: Kinds, in_place: Iterable[Storage] = ()):
+        self.in_place: set[Storage] = set(in_place)  # on chip, and not followed
+        self.written: set[Storage] = set()  # in HBM, by any core
+        self.read: set[Storage] = set()
+        self.stores: dict[Storage, list[View]] = {}
+        for items in program.cores:
+            for item in items:
+                kind = None if item.__class__ is Loop else kinds.of(item)  # type: ignore[arg-type]
+                if kind is None or kind.fence or kind.memory:
+                    for instruction in walk([item]):
+                        self._keep(instruction)
+                elif kind.hbm_reads or kind.hbm_writes:
+                    self._look(item, kind)
+        self.once: set[Storage] = set()  # written once everywhere, and never read
+        self.complete: set[Storage] = set()  # of these, written as a whole
+        for storage, views in self.stores.items():
+            if storage not in self.read:
+                once, complete = _written_once(storage, views)
+                if once:
+                    self.once.add(storage)
+                    if complete:
+                        self.complete.add(storage)
+
+    def _look(self, instruction: Any, kind: Kind) -> None:
+        for name in kind.hbm_reads:
+            self.read.add(getattr(instruction, name).storage)
+        for name, is_read in kind.hbm_writes:
+            view = getattr(instruction, name)
+            self.written.add(view.storage)
+            self.stores.setdefault(view.storage, []).append(view)
+            if is_read:
+                self.read.add(view.storage)
+
+    def _keep(self, instruction: Instruction) -> None:
+        """All that the instruction touches stays in place."""
+        for storage in touched(instruction):
+            (self.in_place if storage.on_chip else self.read).add(storage)
+        for view in effects(instruction).written:
+            self.written.add(view.storage)
+
+    def is_followed(self, storage: Storage) -> bool:
+        return storage.on_chip and storage not in self.in_place
+
+    def is_constant(self, storage: Storage) -> bool:
+        """In HBM, and nobody writes it."""
+        return not storage.on_chip and storage not in self.written
+
+
+def touched(instruction: Instruction) -> Iterator[Storage]:
+    """All storages of its operands, and of the indices in them."""
+    for view in instruction.views():
+        if view.indirection is not None and view.indirection.base is not None:
+            yield view.indirection.base.storage
+        yield view.storage
+
+
+def _written_once(storage: Storage, views: list[View]) -> tuple[bool, bool]:
+    """No element is written twice; every element is written."""
+    if any(v.dtype is not storage.dtype or v.indirection is not None or v.repeats() for v in views):
+        return False, False
+    if any(stride < 0 for v in views for stride in v.strides):
+        return False, False
+    if sum(v.size for v in views) > storage.nbytes // storage.dtype.itemsize:
+        return False, False
+    grain = _grain(storage, views)
+    flags = np.zeros(storage.nbytes // storage.dtype.itemsize // grain, np.bool_)
+    for view in views:
+        shape, strides = list(view.shape), [s // grain for s in view.strides]
+        if grain > 1:
+            shape[-1] //= grain
+            strides[-1] = 1
+        part = np.ndarray(shape, np.bool_, flags, view.offset // grain, strides)
+        if part.any():
+            return False, False
+        part[...] = True
+    return True, bool(flags.all())
+
+
+def _grain(storage: Storage, views: list[View]) -> int:
+    """Elements that are always written together."""
+    found = storage.nbytes // storage.dtype.itemsize
+    for view in views:
+        if view.strides[-1] != 1:
+            return 1
+        found = gcd(found, view.offset, view.shape[-1])
+        for n, stride in zip(view.shape[:-1], view.strides[:-1], strict=True):
+            if n > 1:
+                found = gcd(found, stride)
+        if found == 1:
+            return 1
+    return found

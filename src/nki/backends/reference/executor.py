@@ -1,0 +1,160 @@
+"""The numpy executor: the definition of what a program computes.
+
+It hands each instruction the arrays of its operands and lets `compute` fill the outputs.
+Indirect operands are resolved here, when the instruction runs (tensor.md 7).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...ir.instruction import Instruction
+from ...ir.layout import Shape
+from ...ir.view import View
+from ...machine import dtypes
+from .indirect import Rows, accumulate_columns, gather_columns, scalar_shift, scatter_columns
+from .memories import Memories
+
+
+class Executor:
+    """Runs instructions of one core, one at a time, in program order."""
+
+    def __init__(self, core: Any, memories: Memories):
+        self.core = core  # handed to instructions that touch a state
+        self.memories = memories
+
+    def __call__(self, instruction: Instruction) -> None:
+        access = instruction.access
+        if not access.fixed:
+            self._run_dynamic(instruction)
+            return
+        operands = instruction.operands()
+        arrays: list[Any] = list(operands)
+        memories = self.memories
+        for i, widened in access.reads:
+            view = operands[i]
+            memory = memories[view.storage]
+            arrays[i] = memory.read_float32(view) if widened else memory.read(view)
+        for i in access.writes:
+            view = operands[i]
+            arrays[i] = memories[view.storage].write(view)
+        if access.accumulates:
+            arrays[0], written = self._accumulate_at(operands[0], instruction)
+            arrays.append(written)
+        if instruction.state:
+            instruction.compute(self.core, *arrays)
+        else:
+            instruction.compute(*arrays)
+
+    def _run_dynamic(self, instruction: Instruction) -> None:
+        """The same for instructions whose operands are not simply read and written whole."""
+        operands = instruction.operands()
+        arrays: list[Any] = list(operands)
+        after = None
+        for i in instruction.read_at:
+            view = operands[i]
+            if isinstance(view, View):
+                memory: Any = self.memories[view.storage]
+                if view.indirection is not None:
+                    arrays[i] = self._read_indirect(view, instruction, i in instruction.widened)
+                elif i in instruction.widened:
+                    arrays[i] = memory.read_float32(view)
+                elif i in instruction.partial:
+                    arrays[i] = self._in_parts(view, instruction.parts(i))
+                else:
+                    arrays[i] = memory.read(view)
+        for i in () if instruction.opens else instruction.write_at:
+            view = operands[i]
+            if isinstance(view, View):
+                if instruction.accumulates:
+                    arrays[i], written, after = self._accumulate(view, instruction)
+                    arrays.append(written)
+                elif view.indirection is not None:
+                    arrays[i], done = self._write_indirect(view, instruction, arrays[i])
+                    after = done or after
+                elif i in instruction.partial:
+                    if i in instruction.zeroed:
+                        self.memories[view.storage].clear_unwritten()
+                    arrays[i] = self._in_parts(view, instruction.parts(i), written=True)
+                elif 0 in view.strides and view.repeats():
+                    arrays[i], after = self._write_repeated(view)
+                else:
+                    memory = self.memories[view.storage]
+                    arrays[i] = memory.write(view)
+        if instruction.state:
+            instruction.compute(self.core, *arrays)
+        else:
+            instruction.compute(*arrays)
+        if after is not None:
+            after()
+
+    def _in_parts(self, view: View, parts: list[View], written: bool = False) -> np.ndarray:
+        """The array of a view of which only some parts count as read or written."""
+        memory = self.memories[view.storage]
+        for part in parts:
+            memory.write(part) if written else memory.read(part)
+        return memory.array(view)
+
+    def _write_repeated(self, view: View) -> tuple[np.ndarray, Any]:
+        """An array for a view that repeats elements, and what keeps the last value of each."""
+        memory = self.memories[view.storage]
+        once = tuple(
+            1 if stride == 0 else count for count, stride in zip(view.shape, view.strides, strict=True)
+        )
+        target = memory.write(View(view.storage, view.offset, Shape(once), view.strides, view.dtype))
+        values = np.empty(view.shape, target.dtype)
+        last = tuple(slice(-size, None) for size in once)
+        return values, lambda: target.__setitem__(..., values[last])
+
+    def _read_indirect(self, view: View, instruction: Instruction, widened: bool) -> Any:
+        ind = view.indirection
+        memory = self.memories[view.storage]
+        assert ind is not None
+        if ind.kind == "vector":
+            return Rows(view, instruction)
+        if ind.kind == "tensor":
+            columns = gather_columns(view, instruction)
+            return dtypes.f32(columns, view.dtype) if widened else columns
+        shift = scalar_shift(view, instruction)
+        if shift is None:
+            return None  # oob_mode.skip: the transfer does not happen
+        return memory.read_float32(view, shift) if widened else memory.read(view, shift)
+
+    def _accumulate(self, view: View, instruction: Any) -> tuple[np.ndarray, Any, Any]:
+        """The array of a matmul's dst, which of it matmuls wrote before (None: nobody), what to do after."""
+        if view.indirection is not None and view.indirection.kind == "tensor":
+            return accumulate_columns(view, instruction)
+        return *self._accumulate_at(self._settled(view, instruction), instruction), None
+
+    def _accumulate_at(self, view: View, instruction: Any) -> tuple[np.ndarray, Any]:
+        memory: Any = self.memories[view.storage]
+        written = memory.matmul_written(view)
+        if instruction.accumulate and written is not True and not memory.is_written(view):
+            written = None
+        array = memory.write(view, by_matmul=True)
+        memory.set_matmul(view, not instruction.is_transpose)
+        return array, written
+
+    @staticmethod
+    def _settled(view: View, instruction: Instruction) -> View:
+        """The view at the place its run-time index moved it to."""
+        if view.indirection is None:
+            return view
+        shift = scalar_shift(view, instruction)
+        assert shift is not None
+        return View(
+            view.storage, view.offset + shift // view.dtype.itemsize, view.shape, view.strides, view.dtype
+        )
+
+    def _write_indirect(self, view: View, instruction: Instruction, read: Any) -> tuple[Any, Any]:
+        ind = view.indirection
+        memory = self.memories[view.storage]
+        assert ind is not None
+        if ind.kind == "tensor":
+            buffer = np.empty(view.shape, view.dtype.storage) if isinstance(read, View) else read
+            return buffer, lambda: scatter_columns(view, instruction, buffer)
+        shift = scalar_shift(view, instruction)
+        assert shift is not None
+        return memory.write(view, shift), None

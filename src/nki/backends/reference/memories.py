@@ -1,0 +1,129 @@
+"""The bytes of all storages of a launch: opened at the first use, closed when nobody needs them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Container
+from typing import NoReturn
+
+import numpy as np
+
+from ...errors import error
+from ...ir.context import running
+from ...ir.storage import Storage
+from ...ir.view import View
+from ...machine.machine import Machine
+from ...machine.memories import SBUF, MemoryRegion
+from .memory import FRESH, Memory
+from .placed import ChipMemory, PlacedMemory
+from .unrounded import UnroundedMemory, UnroundedPlacedMemory
+
+
+class Memories(dict[Storage, Memory]):
+    """The memory of each storage in use. Asking for one that is not there yet opens it."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        precise: bool = True,
+        call: object = None,
+        released: Callable[[Storage], None] | None = None,
+    ):
+        super().__init__()
+        self.machine = machine
+        self.precise = precise
+        self.call = call  # whose storages these are; None: those of any recorded program
+        self.released = released  # told of storages whose bytes are given up
+        self.ended: weakref.WeakSet[Storage] = weakref.WeakSet()  # of dynamic loops that are over
+        self.deferred: set[Storage] | None = None  # given up by Python, but instructions still wait to run
+        self.chips: dict[tuple[int, MemoryRegion], ChipMemory] = {}
+
+    def __missing__(self, storage: Storage) -> Memory:
+        check_usable(storage, self.call, self.ended)
+        if storage.address is not None:
+            kind = PlacedMemory if self.precise else UnroundedPlacedMemory
+            memory: Memory = kind(storage, self._chip(storage))
+        else:
+            memory = (Memory if self.precise else UnroundedMemory)(storage)
+        self[storage] = memory
+        return memory
+
+    def _chip(self, storage: Storage) -> ChipMemory:
+        """The physical memory of the running core that an address is about."""
+        key = (running().index, storage.buffer)
+        chip = self.chips.get(key)
+        if chip is None:
+            m = self.machine
+            pitch = m.sbuf_bytes if storage.buffer is SBUF else m.psum_bytes
+            chip = self.chips[key] = ChipMemory(m.partitions, pitch)
+        return chip
+
+    def borrow(self, storage: Storage, raw: np.ndarray) -> None:
+        """Put the caller's bytes behind a storage; they are copied at the first write."""
+        self[storage] = (Memory if self.precise else UnroundedMemory)(storage, raw)
+
+    def fill(self, storage: Storage, raw: np.ndarray) -> None:
+        """Put fresh bytes behind a storage that the caller lends for good."""
+        memory = self[storage] = Memory(storage, raw)
+        memory.state, memory.borrowed = FRESH, False
+
+    def let_go(self, storage: Storage) -> None:
+        """No tensor of the kernel's Python refers to a storage any more."""
+        if self.deferred is not None:
+            self.deferred.add(storage)
+        else:
+            self.close(storage)
+
+    def close(self, storage: Storage) -> None:
+        """Give up the bytes of a storage."""
+        memory = self.pop(storage, None)
+        if memory is not None:
+            memory.released()
+        if self.released is not None:
+            self.released(storage)
+
+    def renew(self, storage: Storage) -> None:
+        """The next iteration of a loop finds its tile as poison."""
+        memory = self.get(storage)
+        if memory is not None:
+            memory.renew()
+
+    def end(self, storage: Storage) -> None:
+        """From now on the tensor of a loop's body cannot be used."""
+        self.close(storage)
+        self.ended.add(storage)
+
+
+def memory_of(view: View) -> Memory:
+    """The memory of a view of the running core."""
+    return running().memories[view.storage]
+
+
+def check_usable(storage: Storage, call: object, ended: Container[Storage]) -> None:
+    """A storage belongs to this call and, if to a loop's body, to one that is still open."""
+    if storage in ended:
+        _refuse(
+            storage,
+            "loop-local-tensor",
+            "a tensor allocated inside a dynamic loop is used after it",
+            "allocate it before the loop",
+        )
+    if call is None or storage.call is call:
+        return
+    if storage.call is None:
+        _refuse(
+            storage,
+            "placeholder",
+            "this tensor is a placeholder, it has no data behind it",
+            "allocate it with nl.ndarray",
+        )
+    _refuse(
+        storage,
+        "other-call",
+        "this tensor belongs to an earlier call of a kernel, which has ended",
+        "allocate it in this call; pass results from call to call as arguments",
+    )
+
+
+def _refuse(storage: Storage, kind: str, message: str, help: str) -> NoReturn:
+    raise error(kind, message, notes=[f"{storage.dtype}{list(storage.shape)} {storage.where}"], help=help)

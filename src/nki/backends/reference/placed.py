@@ -1,0 +1,204 @@
+"""Tensors with an explicit `address=`: rectangles of a core's physical memory (tensor.md 8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...ir.context import warn
+from ...ir.layout import Shape, row_major
+from ...ir.storage import Storage
+from ...ir.view import View
+from ...machine import dtypes
+from .memory import FRESH, FULL, PARTIAL, ElementMap, Memory, uninitialised
+
+BAND = 2048  # bytes of every partition: tensors are looked up by the bands they lie in
+
+
+class PlacedMemory(Memory):
+    """A storage with an explicit `address=`: a rectangle of the core's physical memory.
+
+    `state` and `map` say which elements this tensor wrote last: it loses them when another tensor at the
+    same place writes. Contents survive; only what nobody ever wrote is poison.
+    """
+
+    __slots__ = ("chip", "alone", "bands", "holds")
+
+    def __init__(self, storage: Storage, chip: ChipMemory):
+        super().__init__(storage, chip.raw)
+        self.chip = chip
+        self.borrowed = False
+        self.state = FRESH
+        self.alone = False  # no other tensor wrote any of these bytes last
+        self.bands = chip.bands(storage)
+        self.holds = False  # it wrote some of its bytes last: the bands know it
+
+    def _build(self, view: View, shift: int) -> np.ndarray:
+        start, strides = self._place(view, shift)
+        return np.ndarray(view.shape, view.dtype.storage, self.raw, start, strides)
+
+    def _place(self, view: View, shift: int) -> tuple[int, list[int]]:
+        """Where a view lies in the physical memory: first byte and strides in bytes."""
+        assert self.storage.address is not None
+        width = view.dtype.itemsize
+        partition, free = divmod(view.offset, view.row_pitch)
+        first, byte = self.storage.address
+        pitch = self.chip.pitch
+        start = (first + partition) * pitch + byte + free * width + shift
+        return start, [pitch, *(s * width for s in view.strides[1:])]
+
+    def read_float32(self, view: View, shift: int = 0) -> np.ndarray:
+        # other placed storages may share the bytes, so a widened copy could go stale
+        return dtypes.f32(self.read(view, shift), view.dtype)
+
+    def write(self, view: View, shift: int = 0, by_matmul: bool = False, where: Any = None) -> np.ndarray:
+        if not self.alone:
+            self._take_over(view, shift)
+        return super().write(view, shift, by_matmul, where)
+
+    def released(self) -> None:
+        self._drop()
+
+    # ---- sharing bytes with other tensors --------------------------------------------------------
+
+    def rivals(self) -> list[PlacedMemory]:
+        """The other tensors that hold bytes at this place."""
+        found = {other: None for band in self.bands for other in band if other is not self}
+        return [other for other in found if other._overlaps(self)]
+
+    def _hold(self) -> None:
+        if not self.holds:
+            self.holds = True
+            for band in self.bands:
+                band[self] = None
+
+    def _drop(self) -> None:
+        if self.holds:
+            self.holds = False
+            for band in self.bands:
+                del band[self]
+
+    def _overlaps(self, other: PlacedMemory) -> bool:
+        (p0, b0), (p1, b1) = self.storage.address, other.storage.address  # type: ignore[misc]
+        a, b = self.storage, other.storage
+        return p0 < p1 + b.partitions and p1 < p0 + a.partitions and b0 < b1 + b.pitch and b1 < b0 + a.pitch
+
+    def _take_over(self, view: View, shift: int) -> None:
+        """The bytes of a view are now this tensor's and nobody else's."""
+        self.alone = True
+        self._hold()
+        rivals = self.rivals()
+        if not rivals:
+            return
+        start, strides = self._place(view, shift)
+        partition, byte = divmod(start, self.chip.pitch)
+        shape, steps = (*view.shape[1:], view.dtype.itemsize), [*strides[1:], 1]
+        reach = sum((n - 1) * s for n, s in zip(shape, steps, strict=True)) + 1
+        touched = np.zeros(reach, np.bool_)  # of the bytes of a partition, from `byte` on
+        np.ndarray(shape, np.bool_, touched, 0, steps)[...] = True
+        for other in rivals:
+            other._lose(partition, partition + view.shape[0], byte, touched)
+            self.alone = self.alone and not other.holds
+
+    def _lose(self, first: int, last: int, byte: int, touched: np.ndarray) -> None:
+        """Another tensor wrote partitions first:last, and of each the touched bytes, from `byte` on."""
+        assert self.storage.address is not None
+        partition, start = self.storage.address
+        rows = slice(max(0, first - partition), max(0, last - partition))
+        self.alone = False
+        if self._is_inside(rows, byte - start, touched):
+            self.map, self.state, self.matmul = None, FRESH, False
+        if self.matmul is not False:
+            self._matmul_map().clear_bytes(rows, byte - start, touched)
+        if self.state == FULL:
+            self.map, self.state = ElementMap(self.storage, True), PARTIAL
+        if self.map is not None:
+            self.map.clear_bytes(rows, byte - start, touched)
+            if self.map.missing == self.map.flags.size:
+                self.map, self.state = None, FRESH
+        if self.state == FRESH:
+            self._drop()
+
+    def _is_inside(self, rows: slice, start: int, touched: np.ndarray) -> bool:
+        """The touched bytes of these partitions are all that this tensor has."""
+        s = self.storage
+        whole = (
+            rows.start == 0 and rows.stop >= s.partitions and start <= 0 and start + touched.size >= s.pitch
+        )
+        return whole and bool(touched[-start : s.pitch - start].all())
+
+    # ---- what was written ------------------------------------------------------------------------
+
+    def clear_unwritten(self) -> None:
+        """Only where the bytes are nobody else's."""
+        if self.state == FRESH and not self.rivals():
+            storage = self.storage
+            whole = View(storage, 0, Shape(storage.shape), row_major(storage.shape), storage.dtype)
+            self.write(whole)[...] = 0
+
+    def poison(self) -> None:
+        self._fill()
+        self.map = ElementMap(self.storage)
+        self.state = PARTIAL
+
+    def peek(self, view: View) -> np.ndarray:
+        self._fill()
+        return super().peek(view)
+
+    def _fill(self) -> None:
+        """Poison what nobody ever wrote; what others left here stays, but not the poison of their dtype."""
+        assert self.storage.address is not None
+        (partition, byte), s = self.storage.address, self.storage
+        where = np.s_[partition : partition + s.partitions, byte : byte + s.pitch]
+        fill = np.full(s.pitch // s.dtype.itemsize, dtypes.poison(s.dtype), s.dtype.storage).view(np.uint8)
+        rectangle = self.raw.reshape(-1, self.chip.pitch)[where]
+        np.copyto(rectangle, fill, where=~self.chip.written[where])
+
+    def _mark_written(self, view: View, shift: int, where: Any = None) -> None:
+        super()._mark_written(view, shift, where)
+        self._ever_written(view, shift, where)[... if where is None else where] = True
+
+    def _ever_written(self, view: View, shift: int, where: Any) -> np.ndarray:
+        """For each byte of a view, whether anybody ever wrote it."""
+        start, strides = self._place(view, shift)
+        width = view.dtype.itemsize
+        shape: tuple[int, ...] = (*view.shape, width)
+        strides.append(1)
+        if where is None and strides[-2] == width:  # one long run per row is much faster
+            shape, strides = (*view.shape[:-1], view.shape[-1] * width), [*strides[:-2], 1]
+        return np.ndarray(shape, np.bool_, self.chip.written, start, strides)
+
+    def is_written(self, view: View, shift: int = 0, where: Any = None) -> bool:
+        if super().is_written(view, shift, where):
+            return True
+        return bool(self._ever_written(view, shift, where)[... if where is None else where].all())
+
+    def _check_written(self, view: View, shift: int, where: Any) -> None:
+        if not self.is_written(view, shift, where):
+            self._fill()
+            warn(*uninitialised(view))
+        elif not super().is_written(view, shift, where):
+            warn(
+                "stale-read",
+                f"{self.storage.name or 'this tile'} is read, but its bytes were last written through "
+                "another tensor at the same address",
+                notes=[view.describe()],
+                help="write it through this tensor first, or share one tensor object",
+            )
+
+
+class ChipMemory:
+    """The physical SBUF or PSUM of a core, made when the first tensor is placed in it."""
+
+    def __init__(self, partitions: int, pitch: int):
+        self.pitch = pitch
+        self.raw = np.empty(partitions * pitch, np.uint8)
+        self.written = np.zeros((partitions, pitch), np.bool_)  # bytes that anybody wrote
+        self.holders: list[dict[PlacedMemory, None]] = [{} for _ in range(-(-pitch // BAND))]
+
+    def bands(self, storage: Storage) -> list[dict[PlacedMemory, None]]:
+        """Who holds bytes in the columns of a storage."""
+        assert storage.address is not None
+        byte = storage.address[1]
+        return self.holders[byte // BAND : (byte + storage.pitch - 1) // BAND + 1]

@@ -1,0 +1,140 @@
+"""Grids: equal operands of many instructions as one strided or gathered part of memory.
+
+A `Grid` says where an operand of each instruction of a step lies: elements of one memory (the arena, a
+storage), the same shape and strides for all, and an offset for each. Offsets that count up regularly in one
+to three dimensions are strides of a view; others are an index, and their elements are gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...machine.dtypes import DType
+from ..fused.lowering import located
+from ..fused.values import Place
+
+
+class Pattern(NamedTuple):
+    """What the operands of one step have in common: the memory (None: the arena) and how it is seen."""
+
+    memory: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
+    dtype: DType
+
+
+class Grid:
+    """An operand of every member of a step."""
+
+    __slots__ = ("pattern", "offsets", "count", "steps", "_index")
+
+    def __init__(self, pattern: Pattern, offsets: Sequence[int]):
+        self.pattern = pattern
+        self.offsets = np.asarray(offsets, np.int64)
+        self.count = len(self.offsets)
+        self.steps: dict[tuple[int, ...], tuple[int, ...] | None] = {}
+        self._index: dict[Any, Any] = {}
+
+    @staticmethod
+    def of(places: Sequence[Place]) -> Grid:
+        """The grid of places of one pattern."""
+        return Grid(pattern_of(places[0]), [offset_of(place) for place in places])
+
+    def regular(self, lead: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The strides of the members as an array of this shape; None: they lie otherwise."""
+        if lead not in self.steps:
+            self.steps[lead] = _strides(self.offsets.reshape(lead))
+        return self.steps[lead]
+
+    def factors(self) -> tuple[int, ...] | None:
+        """A shape of up to three dimensions in which the members lie regularly."""
+        return _factors(self.offsets, 3)
+
+    def index(self, torch: Any, device: Any) -> Any:
+        """The offsets as a tensor there."""
+        found = self._index.get(device)
+        if found is None:
+            found = self._index[device] = torch.from_numpy(self.offsets).to(device)
+        return found
+
+    def read(self, torch: Any, memory: Any, lead: tuple[int, ...]) -> Any:
+        """A tensor [*lead, *shape] of all members: a view where that is possible."""
+        shape, strides = self.pattern.shape, self.pattern.strides
+        front = self.regular(lead)
+        if front is not None:
+            start = memory.storage_offset() + int(self.offsets[0])
+            return memory.as_strided((*lead, *shape), (*front, *strides), start)
+        found = self._windows(memory)[self.index(torch, memory.device)]
+        return found.reshape(*lead, *shape)
+
+    def write(self, torch: Any, memory: Any, values: Any) -> None:
+        """Put a tensor [*lead, *shape] where the members lie."""
+        shape = self.pattern.shape
+        self._windows(memory)[self.index(torch, memory.device)] = values.reshape(self.count, *shape)
+
+    def _windows(self, memory: Any) -> Any:
+        """Every place in memory where a member could begin."""
+        shape = (int(self.offsets.max()) + 1, *self.pattern.shape)
+        return memory.as_strided(shape, (1, *self.pattern.strides), memory.storage_offset())
+
+
+def pattern_of(place: Place) -> Pattern:
+    where = located(place)
+    width = place.dtype.itemsize
+    return Pattern(where.storage, where.shape, tuple([s // width for s in where.strides]), place.dtype)
+
+
+def offset_of(place: Place) -> int:
+    return located(place).offset // place.dtype.itemsize
+
+
+def _strides(offsets: np.ndarray) -> tuple[int, ...] | None:
+    steps = []
+    wanted: np.ndarray = np.full((), offsets.flat[0])
+    for dim, n in enumerate(offsets.shape):
+        first = offsets[tuple(slice(0, 2) if d == dim else 0 for d in range(offsets.ndim))]
+        step = int(first[1] - first[0]) if n > 1 else 0
+        if step < 0:
+            return None  # torch has no negative strides
+        steps.append(step)
+        wanted = wanted[..., None] + step * np.arange(n)
+    return tuple(steps) if np.array_equal(wanted, offsets) else None
+
+
+def _factors(offsets: np.ndarray, most: int) -> tuple[int, ...] | None:
+    count = len(offsets)
+    if count <= 2:
+        return (count,) if count < 2 or offsets[1] >= offsets[0] else None
+    steps = np.diff(offsets)
+    breaks = np.flatnonzero(steps != steps[0])
+    if not len(breaks):
+        return (count,) if steps[0] >= 0 else None
+    run = int(breaks[0]) + 1
+    if most == 1 or count % run or steps[0] < 0:
+        return None
+    rows = offsets.reshape(-1, run)
+    if not np.array_equal(rows - rows[:, :1], np.broadcast_to(rows[0] - rows[0, 0], rows.shape)):
+        return None
+    outer = _factors(rows[:, 0], most - 1)
+    return None if outer is None else (*outer, run)
+
+
+def common_lead(grids: Sequence[Grid], count: int) -> tuple[int, ...]:
+    """The shape for the members of a step in which most operands need no gathering."""
+    best: tuple[int, ...] = (count,)
+    most = sum(grid.regular((count,)) is not None for grid in grids)
+    if most == len(grids):
+        return best
+    for grid in grids:
+        lead = grid.factors()
+        if lead is not None and lead != best:
+            fitting = sum(other.regular(lead) is not None for other in grids)
+            if fitting > most:
+                best, most = lead, fitting
+    return best
+
+
+__all__ = ["Grid", "Pattern", "common_lead", "offset_of", "pattern_of"]

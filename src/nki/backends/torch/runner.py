@@ -1,0 +1,343 @@
+"""Running the steps of a program on a torch device: a GPU, or the processor by the same code.
+
+An instruction's own `compute` does the work of a whole step, on `Lanes`. What it asks of numpy that has no
+form on tensors sends that step through the host, and a warning says so once. Nothing here looks at values on
+the way: whoever would have something to say leaves a mask, and if one of them holds at the end, the host does
+it all again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ...errors import NkiError, emit_warning
+from ...ir.context import activate
+from ...ir.storage import Storage
+from ...ir.view import View
+from ...machine import dtypes
+from ...machine.dtypes import f32
+from .grids import Grid
+from .lanes import Device, Lanes, NoForm, held_as
+from .steps import Batch, DevicePlan, Products, Side
+
+
+class Said(Exception):
+    """An instruction has something to say about values: the reference says it, with lines."""
+
+
+def run(plan: DevicePlan, given: Mapping[Storage, Any], where: Any) -> dict[Storage, Any] | None:
+    """Run on the tensors of its parameters; the tensors of what it writes, or None: run it on the host."""
+    import torch
+
+    runner = _Runner(torch, plan, given, torch.device(where))
+    try:
+        with torch.no_grad(), _exact_products(torch), np.errstate(all="ignore"):
+            return runner.run()
+    except (Said, NkiError):
+        return None
+
+
+def part_of(tensor: Any, view: View) -> Any:
+    """The tensor of a view of a storage."""
+    start = tensor.storage_offset() + view.offset
+    return tensor.as_strided(tuple(view.shape), tuple(view.strides), start)
+
+
+# ---- float32 products ----------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_users = 0
+_before: Any = None
+
+
+@contextmanager
+def _exact_products(torch: Any) -> Any:
+    """While any thread runs a plan, float32 products are not rounded to TF32."""
+    global _users, _before
+    settings = torch.backends.cuda.matmul
+    name, exact = ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
+    with _lock:
+        if _users == 0:
+            _before = getattr(settings, name)
+            setattr(settings, name, exact)
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                setattr(settings, name, _before)
+
+
+# ---- steps ---------------------------------------------------------------------------------------
+
+
+class _Core:
+    """What an instruction may ask of its core: the machine, and its accumulator registers."""
+
+    index, judging, launch, replayed = 0, None, None, None
+
+    def __init__(self, machine: Any):
+        self.machine = machine
+        self.vector_accumulator: Any = None
+        self.scalar_accumulator: Any = None
+        self.vector_accumulator_lanes = self.scalar_accumulator_lanes = 0
+        self.vector_accumulator_user = ""
+
+    def diagnose(self, *_: Any) -> None:
+        raise Said
+
+
+class _Runner:
+    def __init__(self, torch: Any, plan: DevicePlan, given: Mapping[Storage, Any], where: Any):
+        self.torch, self.plan, self.where = torch, plan, where
+        self.device = Device(torch, where)
+        self.core = _Core(plan.program.machine)
+        self.memories: dict[Any, Any] = {}
+        for storage, tensor in given.items():
+            self.memories[storage] = self._held(tensor.reshape(-1), storage)
+        for storage in plan.written:
+            self.memories[storage] = self._opened(storage)
+        self.arena = torch.empty(-(-plan.arena // 8) * 8, dtype=torch.uint8, device=where)
+        self.views: dict[Any, Any] = {}
+
+    def _opened(self, storage: Storage) -> Any:
+        """New memory for what is written; with what was there before, where that matters."""
+        before = self.memories.get(storage)
+        if before is not None and storage in self.plan.partly:
+            return before.clone()
+        size = storage.nbytes // storage.dtype.itemsize
+        tensor = self.torch.empty(size, dtype=self._held_dtype(storage.dtype), device=self.where)
+        if storage in self.plan.partly:
+            poison = np.asarray(dtypes.poison(storage.dtype), storage.dtype.storage)
+            tensor.copy_(self.device.constant(poison))
+        return tensor
+
+    def _held_dtype(self, dtype: Any) -> Any:
+        return getattr(self.torch, held_as(dtype.storage))
+
+    def _held(self, tensor: Any, storage: Storage) -> Any:
+        wanted = self._held_dtype(storage.dtype)
+        return tensor if tensor.dtype == wanted else tensor.view(wanted)
+
+    def run(self) -> dict[Storage, Any] | None:
+        outer = activate(self.core)  # type: ignore[arg-type]
+        try:
+            for step in self.plan.steps:
+                if step.__class__ is Products:
+                    self._products(step)
+                else:
+                    self._batch(step)
+        finally:
+            activate(outer)
+        if not self.device.is_clean():
+            return None
+        return {storage: self.memories[storage] for storage in self.plan.written}
+
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def memory(self, grid: Grid) -> Any:
+        key = (grid.pattern.memory, grid.pattern.dtype)
+        found = self.views.get(key)
+        if found is None:
+            wanted = self._held_dtype(grid.pattern.dtype)
+            base = self.arena if key[0] is None else self.memories[key[0]]
+            found = self.views[key] = base if base.dtype == wanted else base.view(wanted)
+        return found
+
+    def read(self, grid: Grid, lead: tuple[int, ...]) -> Any:
+        return grid.read(self.torch, self.memory(grid), lead)
+
+    def lanes(self, grid: Grid, lead: tuple[int, ...]) -> Lanes:
+        return Lanes(self.read(grid, lead), len(lead), grid.pattern.dtype.storage, self.device)
+
+    # ---- instructions ----------------------------------------------------------------------------
+
+    def _batch(self, step: Batch) -> None:
+        if step.task.kind == "gather":
+            for target, source in step.copies:
+                self._copy(target, self.read(source, (source.count,)))
+            return
+        after: list[tuple[Grid, Any]] = []
+        outs = [self._output(grid, old, step, after) for _, grid, old in step.outs]
+        reads = [self.lanes(grid, step.lead) for _, grid in step.reads]
+        if step.task.kind == "move":
+            self._move(step, reads[0], outs[0])
+        else:
+            self._compute(step, reads, outs)
+        for grid, made in after:
+            grid.write(self.torch, self.memory(grid), made.tensor)
+
+    def _output(self, grid: Grid, old: Grid | None, step: Batch, after: list[Any]) -> Lanes:
+        if grid.regular(step.lead) is not None:
+            made = self.lanes(grid, step.lead)
+        else:
+            shape = (*step.lead, *grid.pattern.shape)
+            dtype = grid.pattern.dtype
+            tensor = self.torch.empty(shape, dtype=self._held_dtype(dtype), device=self.where)
+            made = Lanes(tensor, len(step.lead), dtype.storage, self.device)
+            after.append((grid, made))
+        if old is not None:
+            made.tensor.copy_(self.read(old, step.lead).reshape(made.tensor.shape))
+        return made
+
+    def _copy(self, target: Grid, values: Any) -> None:
+        """Elements of one dtype, as they are."""
+        lead = (target.count,)
+        if target.regular(lead) is None:
+            target.write(self.torch, self.memory(target), values)
+        else:
+            into = self.read(target, lead)
+            into.copy_(values.reshape(into.shape))
+
+    def _move(self, step: Batch, source: Lanes, target: Lanes) -> None:
+        order = step.task.order
+        memories = [grid.pattern.memory for grid in (step.outs[0][1], step.reads[0][1])]
+        if memories[0] is not None and memories[0] is memories[1]:
+            source = source.copy()  # the two may overlap
+        if order == "turn":
+            source = source.reshape(len(source), -1).T
+        elif order is not None:
+            source = source.transpose(tuple(order))
+        source = source.reshape(target.shape)
+        wanted, given = step.outs[0][1].pattern.dtype, step.reads[0][1].pattern.dtype
+        if wanted is given:
+            target.tensor.copy_(source.tensor)
+        else:
+            dtypes.store(target, f32(source, given), wanted)  # type: ignore[arg-type]
+
+    def _compute(self, step: Batch, reads: list[Lanes], outs: list[Lanes]) -> None:
+        instruction = step.task.instruction
+        arrays: list[Any] = list(instruction.operands())
+        widened = dict(instruction.access.reads)
+        for (i, grid), lanes in zip(step.reads, reads, strict=True):
+            arrays[i] = f32(lanes, grid.pattern.dtype) if widened[i] else lanes  # type: ignore[arg-type]
+        for (i, _, _), lanes in zip(step.outs, outs, strict=True):
+            arrays[i] = lanes
+        if instruction.accumulates:
+            arrays.append(step.task.written)
+        self._open_registers(step)
+        try:
+            if instruction.state:
+                instruction.compute(self.core, *arrays)
+            else:
+                instruction.compute(*arrays)
+        except NoForm as why:
+            self._on_host(step, arrays, str(why))
+
+    def _open_registers(self, step: Batch) -> None:
+        core = self.core
+        if step.after is None:
+            return
+        lanes = self.lanes(step.after, step.lead)
+        if step.before is not None:
+            lanes.tensor.copy_(self.read(step.before, step.lead))
+        known = step.lanes
+        core.vector_accumulator = core.scalar_accumulator = lanes
+        core.vector_accumulator_lanes = core.scalar_accumulator_lanes = 0 if known is None else known.lanes
+        core.vector_accumulator_user = "" if known is None else known.user
+
+    # ---- what has no form here -------------------------------------------------------------------
+
+    def _on_host(self, step: Batch, arrays: list[Any], why: str) -> None:
+        """One instruction of the step after the other, by numpy."""
+        instruction = step.task.instruction
+        name = instruction.public
+        if (self.where.type, name) not in _told:
+            _told.add((self.where.type, name))
+            emit_warning(
+                "device-copy",
+                f"{name} has no form on {self.where.type} ({why}): its tiles are copied to the host and back",
+                instruction.site,
+                [],
+                None,
+            )
+        core, count = self.core, step.count
+        registers = core.vector_accumulator if step.after is not None else None
+        copies = [to_host(a, count) if isinstance(a, Lanes) else None for a in arrays]
+        kept = None if registers is None else to_host(registers, count)
+        known = (core.vector_accumulator_lanes, core.vector_accumulator_user)
+        for j in range(count):
+            one = [a if c is None else c[j] for a, c in zip(arrays, copies, strict=True)]
+            if kept is not None:
+                core.vector_accumulator = core.scalar_accumulator = kept[j]
+                core.vector_accumulator_lanes, core.vector_accumulator_user = known
+                core.scalar_accumulator_lanes = known[0]
+            instruction.compute(core, *one) if instruction.state else instruction.compute(*one)
+        for i, _, _ in step.outs:
+            to_device(arrays[i], copies[i])
+        if registers is not None:
+            to_device(registers, kept)
+
+    # ---- products --------------------------------------------------------------------------------
+
+    def _products(self, step: Products) -> None:
+        torch, count = self.torch, step.count
+        left, right = self._side(step.left), self._side(step.right)
+        out, target = None, step.target or step.result
+        assert target is not None
+        if target.regular((count,)) is not None:
+            out = self.read(target, (count,))
+        if count == 1:
+            made = torch.mm(left[0].T, right[0], out=None if out is None else out[0])[None]
+        else:
+            made = torch.bmm(left.transpose(1, 2), right, out=out)
+        if out is None:
+            target.write(torch, self.memory(target), made)
+        for (rows, columns), sunk in step.copies:
+            self._copy(sunk, made[:, rows, columns])
+
+    def _side(self, side: Side) -> Any:
+        """[count, K, M] of float32."""
+        shape = (side.count, side.rows, side.columns)
+        if side.stack is not None:
+            lead = (side.count, side.tiles)
+            tiles = self._wide(side.stack, lead)
+            if side.tiles == 1:
+                return tiles.reshape(shape)
+            tiles = tiles.reshape(*lead, side.rows // side.tiles, side.columns)
+            return (tiles.transpose(1, 2) if side.terms > 1 else tiles).reshape(shape)
+        packed = self.torch.empty(shape, dtype=self.torch.float32, device=self.where)
+        memory = packed.reshape(-1)
+        for target, source in side.pieces:
+            count = (target.count,)
+            straight = target.regular(count) is not None
+            plain = source.pattern.dtype in ("bfloat16", "float16")  # which a copy widens on the way
+            tiles = self.read(source, count) if straight and plain else self._wide(source, count)
+            tiles = tiles.reshape(*count, *target.pattern.shape)
+            if straight:
+                target.read(self.torch, memory, count).copy_(tiles)
+            else:
+                target.write(self.torch, memory, tiles)
+        return packed
+
+    def _wide(self, grid: Grid, lead: tuple[int, ...]) -> Any:
+        return f32(self.lanes(grid, lead), grid.pattern.dtype).tensor  # type: ignore[arg-type, attr-defined]
+
+
+_told: set[tuple[str, str]] = set()
+
+
+def to_host(lanes: Lanes, count: int) -> np.ndarray:
+    """The arrays of all members, one behind the other."""
+    tensor = lanes.tensor.reshape(count, *lanes.shape)
+    if tensor.dtype == lanes.device.torch.bfloat16:
+        tensor = tensor.view(lanes.device.torch.int16)
+    return np.array(tensor.cpu().numpy()).view(lanes.dtype)
+
+
+def to_device(lanes: Lanes, values: Any) -> None:
+    held = values.view(np.int16) if lanes.dtype.name == "bfloat16" else values
+    if held_as(held.dtype) != held.dtype.name:
+        held = held.view(held_as(held.dtype))
+    tensor = lanes.device.torch.from_numpy(held).to(lanes.tensor.device)
+    lanes.tensor.copy_(tensor.view(lanes.tensor.dtype).reshape(lanes.tensor.shape))
+
+
+__all__ = ["part_of", "run"]

@@ -1,0 +1,36 @@
+"""How an executor reads and writes the operands of an instruction. A signature decides it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .instruction import Instruction
+from .view import View
+
+
+class Access(NamedTuple):
+    """The operands of an instruction as an executor meets them."""
+
+    views: tuple[str, ...]  # the operands that are tensors
+    reads: tuple[tuple[int, bool], ...]  # operand, and whether it is widened to float32
+    writes: tuple[int, ...]
+    accumulates: bool
+    fixed: bool  # False: addresses are known at run time only, or parts of an operand count
+
+    @staticmethod
+    def of(instruction: Instruction) -> Access:
+        views = {i: v for i, v in enumerate(instruction.operands()) if isinstance(v, View)}
+        reads = tuple((i, i in instruction.widened) for i in instruction.read_at if i in views)
+        writes = () if instruction.opens else tuple(i for i in instruction.write_at if i in views)
+        fixed = (
+            not instruction.partial
+            and all(v.indirection is None for v in views.values())
+            and not any(0 in views[i].strides and views[i].repeats() for i in writes)
+        )
+        return Access(
+            tuple(instruction.operand_names[i] for i in views),
+            reads,
+            () if instruction.accumulates else writes,
+            instruction.accumulates,
+            fixed,
+        )

@@ -1,0 +1,96 @@
+"""The recorder: a sink that turns what a core issues into the items of a Program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .instruction import Instruction
+from .program import Item, Loop, walk
+from .storage import Storage
+from .tensor import NkiTensor
+from .view import View
+
+
+class Recorder:
+    """Keeps the instructions of a core in order, without keeping its tiles alive.
+
+    `admit` judges a storage that is met for the first time; `limit` instructions are kept, then `full` is
+    called once.
+    """
+
+    def __init__(
+        self,
+        admit: Callable[[Storage], None],
+        limit: int | None = None,
+        full: Callable[[], None] | None = None,
+    ):
+        self.admit = admit
+        self.limit = limit
+        self.full = full
+        self.count = 0
+        self.items: list[Item] = []
+        self.open: list[list[Item]] = []  # the items around the open loops
+        self.known: set[Storage] = set()  # storages that may be used
+        self.used: dict[Storage, None] = {}  # all that were used, in order
+
+    def __call__(self, instruction: Instruction) -> None:
+        known = self.known
+        for name in instruction.access.views:
+            value = getattr(instruction, name)
+            if value.__class__ is not NkiTensor or value.indirection is not None:
+                setattr(instruction, name, self._bare(value))
+                continue
+            storage, bare = value.storage, value.recorded
+            if storage not in known:
+                self._use(value)
+            if bare is None:
+                bare = value.recorded = View(storage, value.offset, value.shape, value.strides, value.dtype)
+                bare._sig = value._sig
+            setattr(instruction, name, bare)
+        self.items.append(instruction)
+        self.count += 1
+        if self.limit is not None and self.count > self.limit and self.full is not None:
+            self.full()
+
+    def _bare(self, view: View) -> View:
+        """The same view without a claim on bytes, of a storage that may be used."""
+        self._use(view)
+        bare = view.bare()
+        bare._sig = view._sig
+        return bare
+
+    def _use(self, view: View) -> None:
+        storage = view.storage
+        if storage not in self.known:
+            self.admit(storage)
+            self.known.add(storage)
+            self.used[storage] = None
+        if view.indirection is not None:
+            for part in (view.indirection.base, view.indirection.index):
+                if isinstance(part, View):
+                    self._use(part)
+
+    # ---- dynamic loops ---------------------------------------------------------------------------
+
+    def begin_loop(self) -> None:
+        """What comes now is the body of a loop."""
+        self.open.append(self.items)
+        self.items = []
+
+    def end_loop(self, loop: Loop | None) -> None:
+        """The body is complete; None: the loop was given up."""
+        self.items = self.open.pop()
+        if loop is not None:
+            self.items.append(loop)
+
+
+def last_uses(items: list[Item]) -> dict[int, list[Storage]]:
+    """Which storages are used for the last time at each position."""
+    last: dict[Storage, int] = {}
+    for position, instruction in enumerate(walk(items)):
+        for view in instruction.views():
+            last[view.storage] = position
+    found: dict[int, list[Storage]] = {}
+    for storage, position in last.items():
+        found.setdefault(position, []).append(storage)
+    return found

@@ -1,0 +1,257 @@
+"""NkiTensor: the tensor a kernel holds. A view that keeps its bytes alive, and Python manners."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..errors import error
+from ..machine import dtypes
+from ..machine.memories import SBUF
+from .context import running, service
+from .layout import Layout, Shape, row_major
+from .storage import Lease, Storage
+from .view import View
+
+_slots = vars(Layout)
+_set_shape, _set_strides = _slots["shape"].__set__, _slots["strides"].__set__
+_set_offset, _set_dtype = _slots["offset"].__set__, _slots["dtype"].__set__
+_blank = object.__new__
+
+
+class NkiTensor(View):
+    """A tensor in HBM, SBUF or PSUM. Made by `nl.ndarray` and friends; views share its bytes."""
+
+    __slots__ = ("lease", "is_comparison", "recorded")
+
+    # read-only to users; set through the slots of Layout
+    shape = property(_slots["shape"].__get__, doc="Sizes of the view.")
+    strides = property(_slots["strides"].__get__, doc="Steps in elements.")
+    offset = property(_slots["offset"].__get__, doc="Elements from the start of the storage.")
+    dtype = property(_slots["dtype"].__get__, doc="Data type of the view.")
+
+    def __init__(self, shape, dtype, storage, buffer=SBUF, name=""):
+        """Bind an existing storage, or None for a placeholder without data."""
+        dtype = dtypes.resolve(dtype)
+        shape = Shape(int(s) for s in shape)
+        if not shape or min(shape) < 1:
+            raise error("shape", f"NkiTensor: sizes must be positive, got {tuple(shape)}")
+        lease = None
+        if storage is None:
+            storage = Storage(buffer, shape, dtype, name)  # of no call: whoever uses it is told
+        elif isinstance(storage, View):
+            storage, lease = storage.storage, getattr(storage, "lease", None)
+        strides = row_major(shape)
+        if storage.on_chip:  # partitions lie one pitch of the storage apart
+            strides = (storage.pitch // dtype.itemsize, *strides[1:])
+        rows = shape[0] if storage.on_chip else 1
+        row = prod(shape) // rows * dtype.itemsize
+        if rows > storage.partitions or row > storage.pitch:
+            raise error("shape", f"NkiTensor: {dtype}{list(shape)} does not fit {storage!r}")
+        self._fill(storage, lease, 0, shape, strides, dtype, None)
+
+    def _fill(self, storage, lease, offset, shape, strides, dtype, indirection) -> None:
+        self.storage = storage
+        self.lease = lease
+        _set_offset(self, offset)
+        _set_shape(self, shape)
+        _set_strides(self, strides)
+        _set_dtype(self, dtype)
+        self.indirection = indirection
+        self._sig = None
+        self.is_comparison = False
+        self.recorded: View | None = None  # stands for this tensor in a recording
+
+    def _make(self, offset, shape, strides, dtype, indirection):
+        return _new(self.storage, self.lease, offset, Shape(shape), tuple(strides), dtype, indirection)
+
+    @property
+    def base_tensor(self) -> NkiTensor:
+        """The whole tensor of which this is a view; public code also takes tensors for TensorViews."""
+        return whole(self.storage, self.lease)
+
+    # ---- Python manners (tensor.md 2) ------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        """Presence (`if bias:`); for the result of an nl comparison, whether all elements hold."""
+        return bool(np.asarray(self).all()) if self.is_comparison else True
+
+    def __repr__(self) -> str:
+        """What it is and, while a kernel runs, what it holds."""
+        label = f" '{self.name}'" if self.name else ""
+        text = f"NkiTensor {self.dtype}{list(self.shape)} {self.buffer.value}{label}"
+        core = running()
+        if core is None or self.indirection is not None or not core.look(self.storage):
+            return text
+        return f"{text}\n{core.values(self)}"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(repr(self))}</pre>"
+
+    __array_ufunc__ = None  # numpy leaves `array + tensor` to __radd__, which explains
+
+    def __array__(self, dtype=None, copy=None):
+        """A copy of the values, for debugging inside a run."""
+        core = running()
+        if self.storage.call is None:
+            raise error(
+                "placeholder",
+                "this tensor is a placeholder, it has no data behind it",
+                notes=[self.describe()],
+                help="allocate it with nl.ndarray",
+            )
+        if core is None or not core.look(self.storage):
+            raise error("abstract-value", "only shapes are known here, not values", notes=[self.describe()])
+        if self.indirection is not None:
+            self._refuse("np.asarray()", "copy the selection to a tile first")
+        if copy is False:
+            raise ValueError("the values of a tensor cannot be seen without a copy")
+        return np.array(core.values(self), dtype=dtype)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        service("tensor.assign")(self[key], value)
+
+    def __copy__(self):
+        raise error(
+            "operator", "a tensor cannot be copied by copy.copy", notes=[self.describe()], help="use nl.copy"
+        )
+
+    def __deepcopy__(self, memo):
+        return self.__copy__()
+
+    def __reduce__(self):
+        raise error(
+            "operator",
+            "a tensor cannot be pickled",
+            notes=[self.describe()],
+            help="return it from the kernel",
+        )
+
+    def _refuse(self, what: str, help: str) -> NoReturn:
+        raise error(
+            "tensor-value",
+            f"{what} on a tensor: values are not known while the kernel is traced",
+            notes=[self.describe()],
+            help=help,
+        )
+
+    def __len__(self) -> int:
+        self._refuse("len()", "use t.shape[0]")
+
+    def __iter__(self):
+        self._refuse("iteration", "loop over range(t.shape[d]) and slice")
+
+    def __contains__(self, item):
+        self._refuse("`in`", "compare with nl.equal and reduce")
+
+    def __float__(self) -> float:
+        self._refuse("float()", "keep it in a tile, or nisa.register_load it; nl.device_print shows values")
+
+    def __int__(self) -> int:
+        self._refuse("int()", "nisa.register_load(register, tile); nl.device_print shows values")
+
+    __index__ = __int__
+
+
+def _new(storage, lease, offset, shape, strides, dtype, indirection=None, sig=None) -> NkiTensor:
+    """As `_fill` does, without the call: a kernel makes one for every tile and every slice."""
+    tensor = _blank(NkiTensor)
+    tensor.storage = storage
+    tensor.lease = lease
+    _set_offset(tensor, offset)
+    _set_shape(tensor, shape)
+    _set_strides(tensor, strides)
+    _set_dtype(tensor, dtype)
+    tensor.indirection = indirection
+    tensor._sig = sig
+    tensor.is_comparison = False
+    tensor.recorded = None
+    return tensor
+
+
+def whole(storage: Storage, lease: Lease | None) -> NkiTensor:
+    """The tensor that covers a storage, row-major."""
+    return _new(storage, lease, 0, Shape(storage.shape), row_major(storage.shape), storage.dtype)
+
+
+class Template:
+    """What all tensors of one shape, dtype and buffer have in common: loops allocate the same again."""
+
+    __slots__ = ("shape", "strides", "dtype", "sig")
+
+    def __init__(self, shape: tuple[int, ...], dtype: dtypes.DType):
+        self.shape = Shape(shape)
+        self.strides = row_major(shape)
+        self.dtype = dtype
+        self.sig: int | None = None
+
+    def tensor(self, storage: Storage, lease: Lease) -> NkiTensor:
+        """The tensor that covers a storage to which no address was given."""
+        tensor = _new(storage, lease, 0, self.shape, self.strides, self.dtype, None, self.sig)
+        if self.sig is None:
+            self.sig = tensor.sig
+        return tensor
+
+
+_COMPARISONS = {"__lt__": "less", "__le__": "less_equal", "__gt__": "greater", "__ge__": "greater_equal"}
+_ARITHMETIC = {
+    "add": ("+", "nl.add", "tensor_tensor"),
+    "sub": ("-", "nl.subtract", "tensor_tensor"),
+    "mul": ("*", "nl.multiply", "tensor_tensor"),
+    "truediv": ("/", "nl.divide", "reciprocal"),
+    "floordiv": ("//", "nl.divide and nl.floor", "tensor_scalar"),
+    "mod": ("%", "nl.mod", "tensor_scalar"),
+    "pow": ("**", "nl.power", "tensor_scalar"),
+    "matmul": ("@", "nl.matmul", "nc_matmul"),
+    "and": ("&", "nl.bitwise_and", "tensor_tensor"),
+    "or": ("|", "nl.bitwise_or", "tensor_tensor"),
+    "xor": ("^", "nl.bitwise_xor", "tensor_tensor"),
+    "lshift": ("<<", "nl.left_shift", "tensor_scalar"),
+    "rshift": (">>", "nl.right_shift", "tensor_scalar"),
+    "divmod": ("divmod()", "nl.divide and nl.floor", "tensor_scalar"),
+    "neg": ("-", "nl.negative", "tensor_scalar"),
+    "pos": ("+", "nl.copy", "tensor_copy"),
+    "invert": ("~", "nl.invert", "tensor_scalar"),
+    "abs": ("abs()", "nl.abs", "tensor_scalar"),
+}
+
+
+def _refuse_operator(method: str, symbol: str, nl_name: str, isa_name: str) -> None:
+    def refuse(self, *others):
+        raise error(
+            "operator",
+            f"unsupported operand: tensors have no operator {symbol}",
+            notes=[self.describe()],
+            help=f"use {nl_name} or nisa.{isa_name}",
+        )
+
+    refuse.__name__ = method
+    setattr(NkiTensor, method, refuse)
+
+
+def _refuse_comparison(method: str, name: str) -> None:
+    def refuse(self, other):
+        self._refuse(
+            "a Python comparison",
+            f"nl.{name} compares on the engine; a register (nisa.register_load) can steer a loop",
+        )
+
+    refuse.__name__ = method
+    setattr(NkiTensor, method, refuse)
+
+
+for _method, _name in _COMPARISONS.items():
+    _refuse_comparison(_method, _name)
+for _name, (_symbol, _nl, _isa) in _ARITHMETIC.items():
+    unary = _name in ("neg", "pos", "invert", "abs")
+    for _method in [f"__{_name}__"] if unary else [f"__{_name}__", f"__r{_name}__"]:
+        _refuse_operator(_method, _symbol, _nl, _isa)

@@ -1,0 +1,98 @@
+"""nki.jit, nki.simulate and nki.profile: what is made of a function (language.md 2 and 4)."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+from ..errors import error, nearest
+from ..machine.generations import find
+from ..options import from_environment
+from .calls import launch_grid
+from .kernel import Kernel, P
+
+_IGNORED_WITH_WARNING = ("mode", "experimental_flags", "additional_compile_opt")
+_IGNORED = ("debug_kernel", "show_compiler_tb")
+_JIT_KEYWORDS = ("platform_target", "grid", "kernel_return", *_IGNORED_WITH_WARNING, *_IGNORED)
+
+
+@overload
+def jit(fn: Callable[P, Any], **kwargs: Any) -> Kernel[P]:
+    """Make a kernel of a function: @nki.jit, or nki.jit(fn)."""
+
+
+@overload
+def jit(fn: None = None, **kwargs: Any) -> Callable[[Callable[P, Any]], Kernel[P]]:
+    """Make a kernel of the function below: @nki.jit(), @nki.jit(platform_target=...)."""
+
+
+def jit(fn: Any = None, **kwargs: Any) -> Any:
+    """Make a kernel of a function: @nki.jit, @nki.jit(), nki.jit(fn), nki.jit(fn, platform_target=...)."""
+    for name in kwargs:
+        if name not in _JIT_KEYWORDS:
+            close = nearest(name, _JIT_KEYWORDS)
+            raise error(
+                "argument",
+                f"nki.jit: unknown keyword {name!r}",
+                notes=[f"accepted: {', '.join(_JIT_KEYWORDS)}"],
+                help=f"did you mean {close}?" if close else None,
+            )
+        if name in _IGNORED_WITH_WARNING:
+            warnings.warn(f"nki.jit: {name}= is accepted and ignored", DeprecationWarning, stacklevel=2)
+    target = kwargs.get("platform_target")
+    if target is not None:
+        find(target)
+        if from_environment().strict:
+            raise error(
+                "removed",
+                "nki.jit: platform_target= was removed in NKI 0.3.0",
+                help=f"leave it out and set NEURON_PLATFORM_TARGET_OVERRIDE={target}",
+            )
+        warnings.warn(
+            "nki.jit: platform_target= is deprecated, set NEURON_PLATFORM_TARGET_OVERRIDE",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    grid = launch_grid(kwargs["grid"]) if kwargs.get("grid") not in (None, (), []) else ()
+    make = functools.partial(
+        Kernel, grid=grid, target=target, returns=kwargs.get("kernel_return") is not False
+    )
+    return make if fn is None else make(fn)
+
+
+def simulate(kernel: Callable[P, Any] | Kernel[P]) -> Kernel[P]:
+    """The kernel, run at once on this machine with the supported-Python lint on."""
+    return as_kernel(kernel)._with(simulated=True)
+
+
+def profile(
+    kernel: Any,
+    run: bool = False,
+    stage: Callable[[str], None] = lambda what: None,
+    ranks: int = 1,
+    starts_us: Sequence[float] | None = None,
+    *,
+    target: str | None = None,
+    lnc: int | None = None,
+    uncertainty: bool = False,
+) -> Callable[..., Any]:
+    """`nki.profile(kernel)(*args)`: arguments are arrays or TensorSpecs; `run=True` also computes.
+
+    `target` names another platform and `lnc` another number of cores than the kernel's. With
+    `uncertainty=True` the kernel is timed again with each assumption at its ends: `profile.uncertainty`.
+    `ranks` gives a WorldProfile of so many, which begin together or at `starts_us`. Given arrays, a kernel
+    with dynamic loops is run to count their trips. `stage` is told what is being done, for those who wait.
+    """
+    from .profile import profile_call, profile_world
+
+    made = as_kernel(kernel) if lnc is None else as_kernel(kernel)[lnc]
+    if ranks > 1 or starts_us is not None:
+        return functools.partial(profile_world, made, ranks, starts_us, stage, target)
+    return lambda *args, **kwargs: profile_call(made, args, kwargs, run, stage, target, uncertainty)
+
+
+def as_kernel(kernel: Any) -> Kernel:
+    """A kernel as it is; any other function made into one."""
+    return kernel if isinstance(kernel, Kernel) else Kernel(kernel)

@@ -1,0 +1,127 @@
+"""Staged calls: what a call will do, known from shapes alone (frameworks.md 1).
+
+A compiler asks for the results of a kernel before there is data. The kernel is traced once on
+descriptions of its tensors; the Program then runs on data, as often as the compiled code does.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..ir.instruction import State
+from ..ir.program import Diagnostic, Program
+from ..ir.tree import replace_leaves
+from ..ir.view import View
+from ..machine import dtypes
+from ..machine.dtypes import DType
+from .arguments import is_whole
+from .bridges import TensorSpec
+
+
+class Returned(NamedTuple):
+    """A tensor among the results."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    name: str
+    argument: int | None  # the position of the tensor argument that it is, as a whole
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a call does. `result` has the structure the caller receives, with `Returned`s for tensors."""
+
+    result: Any
+    arguments: tuple[str, ...]  # names of the tensors, in order
+    written: tuple[int, ...]  # positions of those the kernel writes
+    draws_random: bool  # the results depend on the random state of the core
+    prints: bool  # device_print
+    has_collectives: bool
+    constants: tuple[np.ndarray, ...]  # of nl.shared_constant and its kind, in order of use
+
+
+RANDOM = (State.vector_random, State.gpsimd_random)
+
+
+def outline(program: Program, returns: bool, relabelled: bool) -> Outline:
+    """What a program does, for those who compile a call of it.
+
+    `relabelled`: float8_e4m3fn arguments arrived as float8_e4m3, and leave as what they were.
+    """
+    storages = [storage for _, storage in program.parameters]
+
+    def returned(view: View) -> Returned:
+        is_argument = view.storage in storages and is_whole(view)
+        dtype = dtypes.float8_e4m3fn if relabelled and view.dtype == dtypes.float8_e4m3 else view.dtype
+        position = storages.index(view.storage) if is_argument else None
+        return Returned(tuple(view.shape), dtype, view.name, position)
+
+    return Outline(
+        replace_leaves(program.result, View, returned) if returns else None,
+        tuple(name for name, _ in program.parameters),
+        tuple(i for i, storage in enumerate(storages) if storage in program.written),
+        any(state in program.state for state in RANDOM),
+        State.output in program.state,
+        State.ranks in program.state,
+        tuple(raw.view(s.dtype.storage).reshape(s.shape) for s, raw in program.constants),
+    )
+
+
+class Staged:
+    """A call that was traced without data. `outline` says what it does, `run` does it."""
+
+    def __init__(
+        self, kernel: Any, call: Any, program: Program, described: list[tuple[str, Any]], fixed: bool
+    ):
+        self.kernel, self.call, self.program = kernel, call, program
+        self.described = described  # the tensors by name, as they were given to `stage`
+        self.fixed = fixed  # False: the Python looked at values, so the program is one of many
+        self.verified: dict[int, int] = {}  # how often each loop may run: the Python was seen to allow it
+        specs = [dtypes.resolve(spec.dtype) for _, spec in described]
+        relabelled = dtypes.float8_e4m3fn in specs and call.machine.generation < 4
+        self.outline = outline(program, kernel.returns, relabelled)
+
+    def run(self, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Any:
+        """Run on the values of the tensors, in the order of `outline.arguments`.
+
+        `into` may offer dense memory for each returned tensor; it is used where that saves a copy.
+        A program that depends on values its Python looked at runs that Python again.
+        """
+        return self.kernel.run_staged(self, tensors, into)
+
+    def heard(self, said: Sequence[Diagnostic]) -> None:
+        """A compiled function runs many times; what one run said is not said again."""
+        if said:
+            self.call = replace(self.call, said=(*self.call.said, *said))
+
+    def describe(self) -> str:
+        """All that tells this program from others, the same in every process."""
+        call = self.call
+        circumstances = (call.machine.name, call.options, self.kernel.grid, self.kernel.schedule)
+        if self.fixed:
+            what = self.program.text(constants=False)
+        else:
+            what = f"{self.kernel.__module__} {self.kernel.__qualname__} {self.outline.result!r}"
+        tensors = [(name, tuple(spec.shape), str(spec.dtype)) for name, spec in self.described]
+        return f"{self.kernel.__name__} {circumstances!r} {tensors!r}\n{what}"
+
+    def is_same(self, other: Staged) -> bool:
+        """True when both do the same, given that their descriptions are equal."""
+        if self.fixed or other.fixed:
+            return self.fixed and other.fixed
+        return self is other or (self.call.key is not None and self.call.key == other.call.key)
+
+    def bound(self, tensors: Sequence[Any]) -> inspect.BoundArguments:
+        """The arguments with the values in place of their descriptions."""
+        values = {id(spec): tensor for (_, spec), tensor in zip(self.described, tensors, strict=True)}
+        bound = copy.copy(self.call.bound)
+        bound.arguments = replace_leaves(
+            dict(bound.arguments), TensorSpec, lambda spec: values.get(id(spec), spec)
+        )
+        return bound

@@ -1,0 +1,128 @@
+"""The timing law: when an operation may begin, how long it holds its engine, when its result is seen.
+
+Pure functions of machine numbers (machine.md 4, 5, 9). The simulation that makes a schedule and the replay
+that answers what-ifs both go by them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+from ..ir.instruction import Cost
+from ..machine.machine import Machine
+from .regions import ORDER, RAW, SPACE, TRANSFERS, WAR, WAW
+
+ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
+
+BEGUN, FREE, DONE, SEEN = range(4)  # moments of an operation; SEEN: its own engine can use the result
+
+
+def releases(producer_is_dma: bool, same_engine: bool, why: str) -> int:
+    """The moment of a producer at which it stands in the way of a consumer no more."""
+    if producer_is_dma:
+        return BEGUN if why == ORDER else DONE
+    if same_engine:
+        return SEEN if why == RAW else FREE
+    return FREE if why == WAR else DONE
+
+
+def latency(machine: Machine, moment: int, producer_is_dma: bool, same_engine: bool, to_dma: bool) -> float:
+    """From that moment to the consumer's start."""
+    if producer_is_dma:
+        return 0.0  # the notification is part of its own time
+    if same_engine:
+        return machine.same_engine_gap_ns if moment == SEEN else 0.0
+    return machine.compute_to_dma_ns if to_dma else machine.semaphore_ns
+
+
+class Release(NamedTuple):
+    """How a producer lets a consumer go."""
+
+    moment: int
+    wait: float  # ns from then on
+    same_engine: bool
+
+
+def release_table(machine: Machine) -> dict[str, dict[str, dict[str, Release]]]:
+    """The rule for every kind of producer, kind of consumer and reason to wait."""
+    kinds = (*ENGINES, *TRANSFERS)
+    return {
+        producer: {
+            consumer: {why: _release(machine, producer, consumer, why) for why in WHYS} for consumer in kinds
+        }
+        for producer in kinds
+    }
+
+
+WHYS = (RAW, WAR, WAW, SPACE, ORDER)
+
+
+def _release(machine: Machine, producer: str, consumer: str, why: str) -> Release:
+    from_dma, to_dma, same = producer in TRANSFERS, consumer in TRANSFERS, producer == consumer
+    moment = releases(from_dma, same, why)
+    return Release(moment, latency(machine, moment, from_dma, same, to_dma), same)
+
+
+class Span(NamedTuple):
+    """The moments of an engine's operation, in ns."""
+
+    free: float  # the engine can take the next one; operands have been read
+    end: float  # of the bar a profiler draws
+    done: float  # a consumer sees the result
+
+
+def span(
+    machine: Machine, engine: str, cost: Cost, cycles: float, clock: float, slow: float, start: float
+) -> Span:
+    """When an operation of `cycles` cycles that begins at `start` is over."""
+    service = slow * cycles / clock
+    held = max(service + cost.gap / clock, cost.shortest / clock)
+    drain = machine.tensor_drain_ns if engine == "tensor" else cost.fix_ns
+    return Span(start + held, start + service + drain, start + service + cost.fix_ns)
+
+
+def deal(
+    free: list[float], arrival: float, payload: Sequence[tuple[int, float]], skew: float, share: float = 1.0
+) -> tuple[float, float]:
+    """Each DMA engine works through its part in order of arrival: the first begin and the last end."""
+    first, last = inf, arrival
+    for engine, ns in payload:
+        begin = arrival + engine * skew
+        if begin < free[engine]:
+            begin = free[engine]
+        if begin < first:
+            first = begin
+        free[engine] = finish = begin + ns / share
+        if finish > last:
+            last = finish
+    return first if payload else arrival, last
+
+
+class Activity:
+    """How busy the PE array was lately: below half it streams at half rate (machine.md 5.3)."""
+
+    def __init__(self, machine: Machine):
+        self.machine = machine
+        self.recent: deque[tuple[float, float]] = deque()
+        self.busy = 0.0
+
+    def add(self, start: float, end: float) -> None:
+        self.recent.append((start, end))
+        self.busy += end - start
+
+    def slowdown(self, rows: int, now: float) -> float:
+        m = self.machine
+        if not m.half_rate_rule:
+            return 1.0
+        horizon = now - m.half_rate_window_ns
+        while self.recent and self.recent[0][1] <= horizon:
+            start, end = self.recent.popleft()
+            self.busy -= end - start
+        busy = self.busy
+        if self.recent and self.recent[0][0] < horizon:
+            busy -= horizon - self.recent[0][0]
+        active = rows / m.partitions * busy / m.half_rate_window_ns
+        return m.half_rate_slowdown if active < m.half_rate_threshold else 1.0

@@ -1,0 +1,90 @@
+"""What was tuned before: a JSON file for each question, named by its content. Loading executes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ..kernel.bridges import TensorSpec
+from ..options import cache_folder
+from ..version import __version__
+from .model import Job
+from .space import Space
+
+FORMAT = "open-nki tuned 1"
+log = logging.getLogger("nki.tune")
+
+
+def folder() -> Path:
+    return cache_folder() / "tuned"
+
+
+def key(job: Job, space: Space, budget: int) -> str:
+    """A digest of the kernel's file, the call, the platform, the space and the version of the model."""
+    kernel = job.kernel
+    content = {
+        "version": __version__,
+        "target": job.target,
+        "kernel": [kernel.__module__.partition("_")[0], kernel.__qualname__, kernel.lnc],
+        "schedule": repr(kernel.schedule),
+        "source": _source(kernel),
+        "args": [_shown(value) for value in job.args],
+        "kwargs": {name: _shown(value) for name, value in sorted(job.kwargs.items())},
+        "space": repr(space.key()),
+        "budget": budget,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _source(kernel: Any) -> str:
+    """The text of the file in which the kernel stands."""
+    try:
+        return hashlib.sha256(Path(inspect.getfile(inspect.unwrap(kernel.func))).read_bytes()).hexdigest()
+    except (OSError, TypeError):
+        return hashlib.sha256(kernel.func.__code__.co_code).hexdigest()
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, TensorSpec):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return [_shown(part) for part in value]
+    return repr(value)
+
+
+def read(name: str, space: Space, place: Path) -> dict[str, Any] | None:
+    """What was kept under a key. A file that is not ours to understand is told of and made anew."""
+    file = place / f"{name}.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']!r}")
+        config, us = content["config"], content["us"]
+        known = config.keys() == space.vary.keys() and all(config[n] in space.vary[n] for n in config)
+        if not known or not isinstance(us, (int, float)):
+            raise ValueError("its configuration is none of the space")
+        return content
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
+        log.warning("the tuned configuration %s cannot be used (%s); it is made anew", file, problem)
+        return None
+
+
+def write(name: str, content: dict[str, Any], place: Path) -> None:
+    """Write a new file and put it in place at once: readers see the old file or the new."""
+    file = place / f"{name}.json"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, new = tempfile.mkstemp(dir=file.parent, prefix=file.name)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump({"format": FORMAT, **content}, stream, indent=1, sort_keys=True)
+        os.replace(new, file)
+    except (OSError, TypeError) as problem:
+        log.warning("the tuned configuration %s cannot be written: %s", file, problem)

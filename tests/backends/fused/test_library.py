@@ -1,0 +1,69 @@
+"""The kernels of the library through plans: the examples of their docstrings, and products of trnblas."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import warnings
+
+import numpy as np
+import pytest
+
+from both_ways import assert_same
+from nki.kernel.kernel import Kernel
+from nkilib import catalogue
+from support import target
+
+BUILT = [k for k in catalogue.kernels() if k.is_built and not inspect.isclass(k.target)]
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """Every call of a kernel also goes both ways; how many did, and how many had no plan."""
+    programs = []
+    run = Kernel.run
+
+    def run_and_check(kernel, *args, **kwargs):
+        call = kernel._prepare(args, kwargs)
+        arrays = [leaf.value.copy() for leaf in call.leaves]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = kernel.trace(*args, **kwargs)
+        found = run(kernel, *args, **kwargs)
+        programs.append(assert_same(program, arrays))
+        return found
+
+    monkeypatch.setattr(Kernel, "run", run_and_check)
+    return programs
+
+
+def example_of(kernel):
+    """The kernel's own, or the one that serves its family."""
+    home = inspect.getmodule(kernel.target)
+    first = next(other for other in BUILT if other.module == kernel.module)
+    texts = [inspect.getdoc(found) or "" for found in (kernel.target, home, first.target)]
+    text = next(text for text in texts if ">>>" in text)
+    return doctest.DocTestParser().get_doctest(text, {"np": np, **vars(home)}, kernel.name, None, 0)
+
+
+@pytest.mark.parametrize("kernel", BUILT, ids=lambda k: k.name)
+def test_a_kernel_of_the_library_gives_the_same(kernel, checked):
+    said: list[str] = []
+    with target("trn2"):
+        done = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example_of(kernel), out=said.append)
+    assert done.failed == 0, "".join(said)
+    if not checked:
+        pytest.skip("its example calls no kernel by itself")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_product_of_trnblas_gives_the_same(dtype, checked):
+    pytest.importorskip("torch")
+    from trnblas.nki.gemm import gemm_kernel
+
+    chance = np.random.default_rng(0)
+    a, b = (chance.standard_normal(shape).astype(dtype) for shape in ((140, 150), (150, 200)))
+    with target("trn2"):
+        gemm_kernel(a, b)
+        gemm_kernel[2](a, b)
+    assert checked == [True, True]

@@ -1,0 +1,60 @@
+"""While a kernel runs, cycles are looked for less often; afterwards as before."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import nki
+import nki.language as nl
+from nki.backends.reference.collector import YOUNG, fewer_collections
+
+X = np.ones((4, 4), np.float32)
+
+
+@pytest.fixture(autouse=True)
+def threshold():
+    before = gc.get_threshold()
+    yield before
+    gc.set_threshold(*before)
+
+
+def test_a_kernel_raises_the_threshold_and_gives_it_back(threshold):
+    seen = []
+
+    @nki.jit
+    def kernel(x):
+        seen.append(gc.get_threshold())
+        return nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+
+    with pytest.warns(UserWarning):  # nobody wrote the result
+        kernel(X)
+    assert seen == [(YOUNG, *threshold[1:])] and gc.get_threshold() == threshold
+
+
+def test_the_threshold_comes_back_after_an_error(threshold):
+    @nki.jit
+    def kernel(x):
+        raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        kernel(X)
+    assert gc.get_threshold() == threshold
+
+
+def test_nested_uses_give_it_back_once(threshold):
+    with fewer_collections():
+        with fewer_collections():
+            pass
+        assert gc.get_threshold()[0] == YOUNG
+    assert gc.get_threshold() == threshold
+
+
+@pytest.mark.parametrize("chosen", [0, 10 * YOUNG])
+def test_what_a_user_chose_is_left_alone(chosen):
+    gc.set_threshold(chosen, 10, 10)
+    with fewer_collections():
+        assert gc.get_threshold() == (chosen, 10, 10)
+    assert gc.get_threshold() == (chosen, 10, 10)

@@ -1,0 +1,288 @@
+"""Calls on torch tensors: on the processor everywhere, and on a GPU where there is one (`make test-gpu`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nki.backends.torch.runner import _Runner
+from support import target
+from tile_programs import program_of
+
+torch = pytest.importorskip("torch")
+from nki.frameworks.torch import run_there  # noqa: E402
+from there import assert_same_there  # noqa: E402
+
+MATMUL = Path(__file__).parents[3] / "examples" / "matmul" / "kernels.py"
+spec = importlib.util.spec_from_file_location("matmul_kernels_of_devices", MATMUL)
+kernels = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kernels)
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+on_every_device = pytest.mark.parametrize("device", DEVICES)
+
+
+@pytest.fixture(autouse=True)
+def on_trn2():
+    with target("trn2"):
+        yield
+
+
+def factors(dtype, device, k=300, m=260, n=1100):
+    chance = torch.Generator().manual_seed(0)
+    made = [torch.randint(-3, 4, shape, generator=chance).to(dtype) for shape in ((k, m), (k, n))]
+    return [tensor.to(device) for tensor in made]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kernel", kernels.STEPS[1:], ids=lambda k: k.__name__)
+@on_every_device
+def test_a_matmul_runs_where_its_tensors_are_and_gives_the_bits_of_the_host(kernel, dtype, device):
+    tensors = factors(dtype, device)
+    (found,) = run_there(kernel, tuple(tensors), {}, tensors)
+    assert found.device.type == device and found.dtype == dtype
+    assert torch.equal(found.cpu(), kernel(*(tensor.cpu() for tensor in tensors)))
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+@on_every_device
+def test_tile_programs_give_the_same(first, device):
+    why = [
+        assert_same_there(*program_of(seed, 0.15 * (seed % 2), 1, "trn2"), device)
+        for seed in range(first, first + 20)
+    ]
+    assert why.count(None) >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 5000, 250))
+@on_every_device
+def test_many_tile_programs_give_the_same(first, device):
+    for seed in range(first, first + 250):
+        assert_same_there(
+            *program_of(seed, (0.0, 0.15, 0.4)[seed % 3], 1, "trn3" if seed % 5 == 0 else "trn2"), device
+        )
+
+
+# ---- kernels of the library ----------------------------------------------------------------------
+
+
+def library_cases():
+    from nkilib.core.attention.attention_cte import attention_cte
+    from nkilib.core.mlp.mlp import mlp
+
+    chance = torch.Generator().manual_seed(1)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=chance)
+
+    heads = [normal(2, *shape).bfloat16() for shape in ((256, 128), (128, 256), (256, 128))]
+    yield "attention", attention_cte, heads, {"scale": 128**-0.5}
+    yield "mlp", mlp, [normal(1, 128, 256), normal(256, 256), normal(256, 256), normal(256, 256)], {}
+
+
+@pytest.mark.parametrize("number", range(2), ids=["attention", "mlp"])
+@on_every_device
+def test_kernels_of_the_library_run_there_from_end_to_end(number, device, monkeypatch):
+    def refuse(runner, step, arrays, why):
+        raise AssertionError(f"{step.task.instruction.public}: {why}")
+
+    monkeypatch.setattr(_Runner, "_on_host", refuse)
+    _, kernel, tensors, options = list(library_cases())[number]
+    there = [tensor.to(device) for tensor in tensors]
+    (found,) = run_there(kernel, tuple(there), options, there)
+    with nki.options(executor="reference"):
+        wanted = kernel(*tensors, **options)
+    found = found[0] if isinstance(found, (tuple, list)) else found
+    wanted = wanted[0] if isinstance(wanted, (tuple, list)) else wanted
+    bound = (2e-2 if wanted.dtype == torch.bfloat16 else 1e-4) * wanted.abs().max().item()
+    assert (found.cpu().float() - wanted.float()).abs().max() <= bound
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+@nki.jit
+def twice(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, x.dtype)
+    nisa.dma_copy(tile, x)
+    nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+    nisa.dma_copy(out, tile)
+    return out
+
+
+@nki.jit
+def add_to(x, y):
+    """Writes its first argument."""
+    a, b = nl.ndarray(x.shape, x.dtype), nl.ndarray(y.shape, y.dtype)
+    nisa.dma_copy(a, x)
+    nisa.dma_copy(b, y)
+    nisa.tensor_tensor(a, a, b, nl.add)
+    nisa.dma_copy(x, a)
+    return x
+
+
+@nki.jit
+def scanned(x, y):
+    """An instruction without a form on tensors."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    a, b = nl.ndarray(x.shape, x.dtype), nl.ndarray(y.shape, y.dtype)
+    nisa.dma_copy(a, x)
+    nisa.dma_copy(b, y)
+    nisa.tensor_tensor_scan(a, a, b, 0.0, nl.multiply, nl.add)
+    nisa.dma_copy(out, a)
+    return out
+
+
+@on_every_device
+def test_tensors_that_are_no_dense_rows_are_read_right(device):
+    left, right = factors(torch.float32, device)
+    turned = left.T.contiguous().T
+    (found,) = run_there(kernels.tiled, (turned, right), {}, [turned, right])
+    assert torch.equal(found, left.T @ right)
+
+
+@on_every_device
+def test_a_part_of_a_larger_tensor_is_read_where_it_is(device):
+    whole = torch.arange(96, dtype=torch.float32, device=device).reshape(3, 4, 8)
+    (found,) = run_there(twice, (whole[1],), {}, [whole[1]])
+    assert torch.equal(found, 2 * whole[1])
+
+
+@on_every_device
+def test_keywords_in_another_order_find_their_parameters(device):
+    x, y = torch.ones(4, 8, device=device), torch.full((4, 8), 3.0, device=device)
+    (found,) = run_there(add_to, (), {"y": y, "x": x}, [y, x])
+    assert found is x and (x == 4).all() and (y == 3).all()
+
+
+@on_every_device
+def test_an_argument_that_is_written_changes_and_its_version_counts(device):
+    base = torch.ones(8, 4, device=device)
+    x, y, version = base.T, torch.ones(4, 8, device=device), base._version
+    (found,) = run_there(add_to, (x, y), {}, [x, y])
+    assert found is x and (base == 2).all() and base._version > version
+
+
+def test_an_argument_that_shares_its_memory_is_not_written_there():
+    x = torch.ones(4, 8)
+    assert run_there(add_to, (x, x), {}, [x, x]) == "it writes an argument that may not be written"
+
+
+@on_every_device
+def test_an_instruction_without_a_form_goes_through_the_host_and_says_so_once(device, monkeypatch):
+    monkeypatch.setattr("nki.backends.torch.runner._told", set())
+    x, y = torch.rand(4, 8, device=device), torch.rand(4, 8, device=device)
+    with pytest.warns(nki.NkiWarning, match="tensor_tensor_scan has no form"):
+        (found,) = run_there(scanned, (x, y), {}, [x, y])
+    (again,) = run_there(scanned, (x, y), {}, [x, y])  # warnings are errors here
+    assert torch.equal(found.cpu(), scanned(x.cpu(), y.cpu())) and torch.equal(found, again)
+
+
+def test_what_is_said_about_shapes_is_said_there_too():
+    @nki.jit
+    def kept(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
+        tile = nl.ndarray(x.shape, x.dtype)
+        nisa.dma_copy(tile, x)
+        nisa.dma_copy(out, tile)
+        return out
+
+    x = torch.ones(4, 8)
+    with pytest.warns(nki.NkiWarning, match="private HBM"):
+        (found,) = run_there(kept, (x,), {}, [x])
+    assert torch.equal(found, x)
+
+
+def test_the_gradient_of_a_result_is_an_error_as_on_the_host():
+    x = torch.ones(4, 8, requires_grad=True)
+    (found,) = run_there(twice, (x,), {}, [x])
+    assert found.requires_grad
+    with pytest.raises(nki.NkiError, match="gradient|backward"):
+        found.sum().backward()
+
+
+def test_threads_share_a_plan_and_not_its_memory():
+    found, inputs = {}, [torch.full((16, 32), float(i)) for i in range(6)]
+
+    def work(i):
+        found[i] = [run_there(twice, (inputs[i],), {}, [inputs[i]])[0] for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all((t == 2.0 * i).all() for i in range(6) for t in found[i])
+
+
+def test_float32_products_are_exact_again_whatever_was_set():
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        left, right = factors(torch.float32, "cpu")
+        run_there(kernels.tiled, (left, right), {}, [left, right])
+        assert torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+# ---- the device of the options -------------------------------------------------------------------
+
+
+def test_numpy_arrays_run_on_the_device_of_the_options(monkeypatch):
+    seen = []
+    run = _Runner.run
+    monkeypatch.setattr(_Runner, "run", lambda self: (seen.append(self.where.type), run(self))[1])
+    x = np.arange(32, dtype=np.float32).reshape(4, 8)
+    with nki.options(device="torch-cpu"):
+        found = twice(x)
+    monkeypatch.setenv("OPEN_NKI_DEVICE", "torch-cpu")
+    again, changed = twice(x), add_to(x, np.ones_like(x))
+    assert type(found) is np.ndarray and (found == again).all() and seen == ["cpu"] * 3
+    assert changed is x and (2 * x == found + 2).all()
+
+
+def test_torch_tensors_come_back_from_the_device_of_the_options(monkeypatch):
+    monkeypatch.setenv("OPEN_NKI_DEVICE", "torch-cpu")
+    x = torch.ones(4, 8)
+    assert torch.equal(twice(x), 2 * x)
+    assert torch.equal(torch.compile(lambda t: twice(t) + 1, backend="eager")(x), 2 * x + 1)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "tpu"])
+def test_a_device_that_there_is_not_is_an_error(name):
+    with pytest.raises(nki.NkiError, match="torch-cpu"), nki.options(device=name):
+        pass
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_is_an_error_that_says_so():
+    with nki.options(device="cuda"), pytest.raises(nki.NkiError, match="finds no GPU"):
+        twice(np.ones((4, 8), np.float32))
+
+
+def test_jax_arrays_travel_through_torch():
+    jax = pytest.importorskip("jax")
+    from nki.frameworks.jax import through_torch
+
+    x = jax.numpy.arange(32, dtype=jax.numpy.float32).reshape(4, 8)
+    (found,) = through_torch(twice, (x,), {})
+    assert isinstance(found, jax.Array) and (found == 2 * x).all()
+    assert through_torch(add_to, (x, x), {}) == []  # arrays of JAX never change
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_call_with_tensors_on_a_gpu_stays_there():
+    tensors = factors(torch.float32, "cuda")
+    found = kernels.blocked_mnk(*tensors)
+    assert found.is_cuda and torch.equal(found, tensors[0].T @ tensors[1])
+    assert torch.compile(lambda t: twice(t) + 1, backend="eager")(tensors[0][:4, :8].contiguous()).is_cuda
