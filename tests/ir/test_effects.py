@@ -172,7 +172,7 @@ def is_noticed(operations, cores, most=200):
 @pytest.fixture
 def declare(monkeypatch):
     def patch(mutant):
-        for where in ("effects", "passes.dead_code", "passes.dependences"):
+        for where in ("effects", "dead_code", "dependences"):
             monkeypatch.setattr(sys.modules[f"nki.ir.{where}"], "effects", mutant)
 
     return patch
@@ -186,7 +186,7 @@ def test_an_effect_that_is_not_declared_is_noticed(name, declare):
 
 
 def test_a_transfer_that_may_skip_is_no_overwrite(monkeypatch):
-    monkeypatch.setattr(module, "_moves_whole", lambda instruction: instruction.opens)
+    monkeypatch.setattr(module, "_moves_whole", lambda instruction: instruction.lazy_output)
     assert is_noticed("skip_gather load", 1)
 
 

@@ -455,7 +455,7 @@ def test_double_row_by_its_plain_value_is_an_old_form():
     stationary, moving = small_ints(8, 2, 4, dtype=E4M3), small_ints(8, 2, 6, dtype=E4M3)
 
     def body(d, s, m):
-        for _ in range(2):  # the second has a remembered verdict
+        for _ in range(2):  # the second has a cached validation
             nisa.nc_matmul(d, s, m, perf_mode="double_row", accumulate=False)
 
     (out,), kinds = run(body, [stationary, moving], [((4, 6), F32)], out_psum=[0])

@@ -23,7 +23,7 @@ class RunningCore(Protocol):
 
     machine: Machine
     index: int
-    judging: list[tuple] | None
+    pending_warnings: list[tuple] | None
 
     @property
     def launch(self) -> Any: ...
@@ -75,12 +75,12 @@ def current_machine() -> Machine:
 
 
 def warn(kind: str, message: str, notes: Iterable[str] = (), help: str | None = None) -> None:
-    """Say a diagnostic about the user's current line. While an instruction is judged, it waits."""
+    """Say a diagnostic about the user's current line. While an instruction is validated, it waits."""
     core = running()
     if core is None:
         emit_warning(kind, message, user_site(2), notes, help)
-    elif core.judging is not None:
-        core.judging.append((kind, message, list(notes), help))
+    elif core.pending_warnings is not None:
+        core.pending_warnings.append((kind, message, list(notes), help))
     else:
         core.diagnose(kind, message, notes, help, user_site(2))
 

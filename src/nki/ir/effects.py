@@ -142,7 +142,7 @@ def overwrites(instruction: Instruction, storage: Storage) -> bool:
 def _moves_whole(instruction: Instruction) -> bool:
     """A transfer without run-time addresses writes all of its dst."""
     return (
-        instruction.opens
+        instruction.lazy_output
         and not instruction.partial
         and not any(view.indirection is not None for view in instruction.views())
     )

@@ -193,7 +193,7 @@ def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
         setattr(cls, method, scope[method])
 
 
-class Place(NamedTuple):
+class ProgramPosition(NamedTuple):
     """Where an instruction stands: its number in program order, and the dynamic loop bodies around it."""
 
     order: int
@@ -201,7 +201,7 @@ class Place(NamedTuple):
 
 
 class NkiInstruction:
-    """The handle every instruction call returns. `handle` is its Place, or just its number."""
+    """The handle every instruction call returns. `handle` is its ProgramPosition, or just its number."""
 
     __slots__ = ("handle",)
 
@@ -238,7 +238,7 @@ class Instruction(NkiInstruction, metaclass=_InstructionType):
     widened: ClassVar[tuple[int, ...]] = ()  # operands handed over as float32, converted once per write
     partial: ClassVar[tuple[int, ...]] = ()  # operands touched in part: `parts` says where
     zeroed: ClassVar[tuple[int, ...]] = ()  # of those, whose other elements read as 0 if nobody wrote them
-    opens: ClassVar[bool] = False  # outputs are handed over as views: compute knows which elements it writes
+    lazy_output: ClassVar[bool] = False  # outputs are handed over as views: compute writes some elements
     places: ClassVar[tuple[str, ...]] = ()  # operands whose start partition `check` itself judges
     counted: ClassVar[bool] = True  # False: hardware knows no such instruction, we watch something
     extension: ClassVar[bool] = False  # the manual has no such instruction: docs/isa.md says so
@@ -297,7 +297,7 @@ class Instruction(NkiInstruction, metaclass=_InstructionType):
 
     def writes_all(self) -> bool:
         """Every element of every output is written, whatever the data say."""
-        return not (self.opens or self.partial or self.accumulates)
+        return not (self.lazy_output or self.partial or self.accumulates)
 
     def dst_is_byproduct(self) -> bool:
         """What matters goes elsewhere: dst may repeat its elements."""

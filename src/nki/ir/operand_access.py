@@ -8,7 +8,7 @@ from .instruction import Instruction
 from .view import View
 
 
-class Access(NamedTuple):
+class OperandAccess(NamedTuple):
     """The operands of an instruction as an executor meets them."""
 
     views: tuple[str, ...]  # the operands that are tensors
@@ -18,16 +18,16 @@ class Access(NamedTuple):
     fixed: bool  # False: addresses are known at run time only, or parts of an operand count
 
     @staticmethod
-    def of(instruction: Instruction) -> Access:
+    def of(instruction: Instruction) -> OperandAccess:
         views = {i: v for i, v in enumerate(instruction.operands()) if isinstance(v, View)}
         reads = tuple((i, i in instruction.widened) for i in instruction.read_at if i in views)
-        writes = () if instruction.opens else tuple(i for i in instruction.write_at if i in views)
+        writes = () if instruction.lazy_output else tuple(i for i in instruction.write_at if i in views)
         fixed = (
             not instruction.partial
             and all(v.indirection is None for v in views.values())
             and not any(0 in views[i].strides and views[i].repeats() for i in writes)
         )
-        return Access(
+        return OperandAccess(
             tuple(instruction.operand_names[i] for i in views),
             reads,
             () if instruction.accumulates else writes,

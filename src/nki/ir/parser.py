@@ -1,7 +1,7 @@
 """The inverse of a listing: text to a Program. Nothing of the text is executed.
 
 Each line is parsed by itself, and only the forms that a listing writes are understood. Every instruction
-is judged again on the machine named, so that what was damaged is refused, with the number of its line.
+is validated again on the machine named, so that what was damaged is refused, with the number of its line.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ..machine.operators import OPERATORS
 from .context import provides, service
 from .instruction import INSTRUCTIONS, Instruction
 from .layout import Indirection, Shape, row_major
-from .operand_access import Access
+from .operand_access import OperandAccess
 from .printer import FORMAT
 from .program import Block, Diagnostic, Edge, Item, Loop, Program
 from .storage import Storage
-from .validation import judge
+from .validation import validate
 from .view import View
 
 LOOPS = ("fori_loop", "dynamic_range", "while_loop")
@@ -289,8 +289,8 @@ class Reader:
                 raise Damaged(f"{name}: {field} is no register")
         instruction.key()  # its options can be compared
         assert self.machine is not None
-        instruction.runs_on = judge(instruction, self.machine)
-        instruction.access = Access.of(instruction)
+        instruction.runs_on = validate(instruction, self.machine)
+        instruction.access = OperandAccess.of(instruction)
         instruction.cost(self.machine)  # whoever reads it later can price it
         return instruction
 

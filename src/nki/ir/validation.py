@@ -22,7 +22,7 @@ from .view import View
 GENERATION_NAMES = {2: "trn1", 3: "trn2", 4: "trn3"}
 
 
-def judge(instruction: Instruction, machine: Machine) -> engine | None:
+def validate(instruction: Instruction, machine: Machine) -> engine | None:
     """Check an instruction against every rule; returns the engine that runs it."""
     generation(instruction, instruction.since, machine)
     _check_options(instruction)

@@ -31,7 +31,7 @@ class DmaInstruction(Instruction):
     """What all transfers share: HBM or SBUF on each side, never PSUM."""
 
     on_chip = False
-    opens = True
+    lazy_output = True
     dge_mode = dge_mode.unknown  # of transfers that leave no choice
     cost_source = "machine.md 9"
 

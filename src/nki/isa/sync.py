@@ -142,7 +142,7 @@ class SendRecv(DmaInstruction):
     public = "sendrecv"
     since = 3
     state = (State.peer,)
-    opens = False
+    lazy_output = False
     cost_formula = "sendrecv_ns + bytes / gpsimd_dma_gbs"
     cost_source = "machine.md 9.5"
 

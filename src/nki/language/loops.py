@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import error, user_site
 from ..ir.context import current, warn
-from ..ir.instruction import Cost, Instruction, Place, RegisterOut, State
+from ..ir.instruction import Cost, Instruction, ProgramPosition, RegisterOut, State
 from ..ir.layout import is_int
 from ..ir.program import Loop
 from ..ir.storage import Lease, Storage
@@ -270,7 +270,7 @@ class DynamicLoop:
         loops = self.core.loops
         if not loops or loops[-1] is not self:
             return
-        instruction.handle = Place(instruction.handle, self.path)
+        instruction.handle = ProgramPosition(instruction.handle, self.path)
         if instruction.__class__ is not LoopIteration:
             self.record(_signature(instruction), instruction)
 

@@ -1,8 +1,8 @@
 """The core: one door for every instruction.
 
 `issue` checks an instruction and hands it to the sinks of the run: a recorder, the executor, an observer.
-Instructions know none of them. The verdict of a check depends on shapes, dtypes, buffers and options
-alone, so it is remembered per signature.
+Instructions know none of them. What validation finds depends on shapes, dtypes, buffers and options
+alone, so it is cached per signature.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..backends.reference.executor import Executor
 from ..backends.reference.memories import Memories
 from ..errors import Site, error, user_site
 from ..ir.context import _local, current
-from ..ir.instruction import Instruction, NkiInstruction, Place
-from ..ir.operand_access import Access
+from ..ir.instruction import Instruction, NkiInstruction, ProgramPosition
+from ..ir.operand_access import OperandAccess
 from ..ir.recorder import Recorder
 from ..ir.storage import Lease, Storage
-from ..ir.validation import judge, shifted_pairs
+from ..ir.validation import shifted_pairs, validate
 from ..ir.view import View
 from ..machine.engines import engine
 from ..machine.machine import Machine
@@ -28,20 +28,20 @@ from ..machine.memories import SHARED_HBM, MemoryRegion
 
 Sink = Callable[[Instruction], None]
 
-_VERDICTS: dict[str, dict[tuple, Verdict]] = {}
-_VERDICT_LIMIT = 1 << 16
+_VALIDATIONS: dict[str, dict[tuple, Validation]] = {}
+_VALIDATION_LIMIT = 1 << 16
 
 
-class Verdict:
-    """What the check of a signature found.
+class Validation:
+    """What validating a signature found.
 
-    The engine, how the operands are read and written, and whether there was something to say.
+    The engine, how the operands are read and written, and whether there were warnings.
     """
 
     __slots__ = ("engine", "access", "shifted", "warned")
 
     def __init__(
-        self, engine: engine | None, access: Access, shifted: tuple[tuple[str, str], ...], warned: bool
+        self, engine: engine | None, access: OperandAccess, shifted: tuple[tuple[str, str], ...], warned: bool
     ):
         self.engine = engine
         self.access = access
@@ -57,13 +57,13 @@ class Core:
         self.index = index
         self.machine: Machine = launch.machine
         self.memories: Memories = launch.memories
-        self.verdicts = _VERDICTS.setdefault(self.machine.name, {})
+        self.validations = _VALIDATIONS.setdefault(self.machine.name, {})
         self.executor = Executor(self, self.memories)
         self.run_one: Sink = self.executor  # what runs an instruction: the executor, where cores race in turn
         self.recorder: Recorder | None = None
         self.sinks: list[Sink] = []
         self.storages = 0
-        self.judging: list[tuple] | None = None
+        self.pending_warnings: list[tuple] | None = None
         self.no_reorder_depth = 0
         self.ordered: list[tuple[int, int]] = []  # closed no_reorder blocks: first and last instruction
         self.loops: list[Any] = []  # open dynamic loop bodies, innermost last
@@ -87,22 +87,22 @@ class Core:
 
     # ---- instructions ----------------------------------------------------------------------------
 
-    def judge(self, instruction: Instruction, key: tuple | None) -> Verdict:
-        """Check an instruction in full; remember the verdict unless something raised."""
-        outer, self.judging = self.judging, []
+    def validate(self, instruction: Instruction, key: tuple | None) -> Validation:
+        """Validate an instruction in full; cache the result unless something raised."""
+        outer, self.pending_warnings = self.pending_warnings, []
         try:
-            chosen = judge(instruction, self.machine)
-            said = self.judging
+            chosen = validate(instruction, self.machine)
+            said = self.pending_warnings
         finally:
-            self.judging = outer
+            self.pending_warnings = outer
         for kind, message, notes, help in said:
             self.diagnose(kind, message, notes, help, instruction.site)
-        verdict = Verdict(chosen, Access.of(instruction), shifted_pairs(instruction), bool(said))
+        validation = Validation(chosen, OperandAccess.of(instruction), shifted_pairs(instruction), bool(said))
         if key is not None:
-            if len(self.verdicts) >= _VERDICT_LIMIT:
-                self.verdicts.clear()
-            self.verdicts[key] = verdict
-        return verdict
+            if len(self.validations) >= _VALIDATION_LIMIT:
+                self.validations.clear()
+            self.validations[key] = validation
+        return validation
 
     def warn_shifted(self, instruction: Instruction, pairs: Iterable[tuple[str, str]]) -> None:
         """Hardware streams: what it has written already may come back as input (isa.md 1.2)."""
@@ -208,17 +208,17 @@ def issue(instruction: Instruction) -> Instruction:
     site = instruction.site = user_site(3)
     try:
         key: tuple | None = instruction.key()
-        verdict = core.verdicts.get(key)
+        validation = core.validations.get(key)
     except (AttributeError, TypeError):  # not a tensor, or an unhashable option: let the check say it
-        key = verdict = None
-    if verdict is None or (verdict.warned and not core.launch.judged_before(verdict, site)):
-        verdict = core.judge(instruction, key)
-        if verdict.warned:
-            core.launch.judged_before(verdict, site)
-    if verdict.shifted:
-        core.warn_shifted(instruction, verdict.shifted)
-    instruction.runs_on = verdict.engine
-    instruction.access = verdict.access
+        key = validation = None
+    if validation is None or (validation.warned and not core.launch.warned_before(validation, site)):
+        validation = core.validate(instruction, key)
+        if validation.warned:
+            core.launch.warned_before(validation, site)
+    if validation.shifted:
+        core.warn_shifted(instruction, validation.shifted)
+    instruction.runs_on = validation.engine
+    instruction.access = validation.access
     instruction.handle = core.issued = core.issued + 1
     core.executing = True
     try:
@@ -260,9 +260,9 @@ def check_dependency(later: NkiInstruction, earlier: NkiInstruction) -> None:
         )
 
 
-def _place(instruction: NkiInstruction) -> Place:
+def _place(instruction: NkiInstruction) -> ProgramPosition:
     handle = instruction.handle
-    return handle if isinstance(handle, Place) else Place(handle)
+    return handle if isinstance(handle, ProgramPosition) else ProgramPosition(handle)
 
 
 __all__ = ["Core", "issue"]

@@ -21,7 +21,7 @@ from ..check.races import Watch
 from ..check.races import found as races_between
 from ..errors import NkiError, Site, emit_warning, error, error_class, user_site
 from ..ir.context import activate
-from ..ir.instruction import Instruction, NkiInstruction, Place
+from ..ir.instruction import Instruction, NkiInstruction, ProgramPosition
 from ..ir.program import Block, Diagnostic, Edge, Item, Program, walk
 from ..ir.recorder import Recorder, last_uses
 from ..ir.statistics import Statistics
@@ -33,7 +33,7 @@ from ..machine.machine import Machine
 from ..machine.memories import SHARED_HBM
 from ..options import Options
 from . import observers
-from .core import Core, Verdict, register_value
+from .core import Core, Validation, register_value
 from .interleaving import Turns
 from .scheduler import Baton, Patience
 from .scheduler import Place as Seat
@@ -97,7 +97,7 @@ class Launch:
         self._said: set[tuple] = set()
         self._hushed: set[tuple] = set()
         self.diverged = False  # iterations of a dynamic loop issued different instructions
-        self._judged: set[tuple[int, Site | None]] = set()
+        self._warned: set[tuple[int, Site | None]] = set()
         self.shared: dict[tuple[str, int], SharedTensor] = {}
         self.meetings: dict[tuple[Any, int], Gathering] = {}
         self.constants: dict[tuple, tuple[Storage, Lease, np.ndarray]] = {}  # by contents
@@ -472,11 +472,11 @@ class Launch:
         self._said.add(what)
         return known
 
-    def judged_before(self, verdict: Verdict, site: Site | None) -> bool:
-        """True from the second time on that a verdict with something to say is met on a line."""
-        met = (id(verdict), site)
-        known = met in self._judged
-        self._judged.add(met)
+    def warned_before(self, validation: Validation, site: Site | None) -> bool:
+        """Return True from the second time on that a validation with warnings is met on a line."""
+        met = (id(validation), site)
+        known = met in self._warned
+        self._warned.add(met)
         return known
 
     def diagnose(
@@ -525,4 +525,4 @@ def speak(diagnostic: Diagnostic) -> None:
 def _order(instruction: NkiInstruction) -> int:
     """The position of an instruction in the walk of its core."""
     handle = instruction.handle
-    return (handle.order if isinstance(handle, Place) else handle) - 1
+    return (handle.order if isinstance(handle, ProgramPosition) else handle) - 1

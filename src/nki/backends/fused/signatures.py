@@ -1,6 +1,6 @@
 """Kinds: what all instructions of one signature have in common, found out once.
 
-The verdict of a check is shared by all instructions of a signature, and with it their `access`: what an
+The result of validation is shared by all instructions of a signature, and with it their `access`: what an
 instruction means, touches and reads from HBM is the same for all of them.
 """
 
@@ -34,7 +34,9 @@ class Kind:
             )
         )
         self.meaning: Meaning | None = instruction.meaning(machine)
-        self.memory = instruction.opens and self.meaning is None  # its compute looks for the memory by itself
+        self.memory = (
+            instruction.lazy_output and self.meaning is None
+        )  # its compute asks for the memory itself
         self.flops = _flops(instruction) if self.meaning.__class__ is Product else 0
         names, operands = instruction.operand_names, instruction.operands()
         reads = [i for i, _ in access.reads]

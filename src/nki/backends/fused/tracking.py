@@ -97,7 +97,7 @@ class Tracker:
             ]
             self.tasks.append(task)
             return
-        if meaning.__class__ is Move and instruction.opens:
+        if meaning.__class__ is Move and instruction.lazy_output:
             task.kind, task.order = "move", meaning.order  # type: ignore[union-attr]
         for i, _ in access.reads:
             task.reads.append((i, self._read(operands[i], task)))

@@ -65,7 +65,7 @@ class Executor:
                     arrays[i] = self._in_parts(view, instruction.parts(i))
                 else:
                     arrays[i] = memory.read(view)
-        for i in () if instruction.opens else instruction.write_at:
+        for i in () if instruction.lazy_output else instruction.write_at:
             view = operands[i]
             if isinstance(view, View):
                 if instruction.accumulates:
