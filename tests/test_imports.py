@@ -25,10 +25,10 @@ SOURCES = Path(__file__).parent.parent / "src"
 LAYERS = [
     ["errors", "version"],
     ["machine"],
-    ["options", "typing", "compiler", "dtype", "mx"],
+    ["options", "compiler", "dtype", "mx"],
     ["runtime"],
     ["ir"],
-    ["tensor"],
+    ["tensor", "typing"],
     ["backends", "timing", "check"],
     ["launch", "report"],
     ["isa"],

@@ -5,9 +5,14 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias, Union
 
 from .errors import error
+from .ir.tensor import NkiTensor
+
+# The type of a kernel's tensor parameter: inside the kernel an `NkiTensor`, for its caller any array. A type
+# checker finds a misspelt attribute of a `Tensor`, and accepts whatever array is passed for one.
+Tensor: TypeAlias = Union[NkiTensor, Any]  # noqa: UP007  Python 3.10 has no `|` for Any
 
 
 class tensor:

@@ -6,7 +6,7 @@ Written by `make docs` (`python tools/signatures.py`). Do not edit.
 from typing import Any
 
 from nki.errors import NkiValidationError as NkiValidationError
-from nki.machine.engines import engine as engine
+from nki.ir.instruction import NkiInstruction as NkiInstruction
 from nki.isa import constants as constants
 from nki.isa.computing_dma import dma_compute as dma_compute
 from nki.isa.copies import memset as memset
@@ -67,7 +67,7 @@ from nki.isa.vector import reciprocal as reciprocal
 from nki.isa.vector import scalar_tensor_tensor as scalar_tensor_tensor
 from nki.isa.vector import tensor_scalar as tensor_scalar
 from nki.isa.vector import tensor_tensor as tensor_tensor
-from nki.ir.instruction import NkiInstruction as NkiInstruction
+from nki.machine.engines import engine as engine
 
 GPSIMD: engine
 

@@ -5,9 +5,7 @@ Written by `make docs` (`python tools/signatures.py`). Do not edit.
 
 from typing import Any
 
-from nki.machine.dtypes import DType as DType
-from nki.machine.memories import MemoryRegion as MemoryRegion
-from nki.machine.operators import Operator
+from nki.ir.tensor import NkiTensor as NkiTensor
 from nki.language.creation import empty_like as empty_like
 from nki.language.creation import full as full
 from nki.language.creation import ones as ones
@@ -54,7 +52,9 @@ from nki.language.regions import is_on_chip as is_on_chip
 from nki.language.regions import is_psum as is_psum
 from nki.language.regions import is_sbuf as is_sbuf
 from nki.language.tile_size import _TileSize
-from nki.ir.tensor import NkiTensor as NkiTensor
+from nki.machine.dtypes import DType as DType
+from nki.machine.memories import MemoryRegion as MemoryRegion
+from nki.machine.operators import Operator
 
 def abs(x: Any, dtype: Any = None) -> NkiTensor:
     """the absolute value of x; element by element, in a new SBUF tile."""
