@@ -1,4 +1,4 @@
-"""Random worlds: a few collectives on random groups, and what collectives.md 2 says they leave behind.
+"""Random worlds: a few collectives on random groups, and what spec/collectives.md 2 says they leave behind.
 
 The model below is written from the specification, in numpy, and knows nothing of nki.
 """
@@ -171,7 +171,7 @@ def data_of(step: Step, world: int, seed: int) -> list[tuple[np.ndarray, ...]]:
 
 
 def expected(step: Step, given: list[tuple[np.ndarray, ...]], rank: int, core: int) -> tuple:
-    """What dst and table of a rank hold after the step (collectives.md 2)."""
+    """What dst and table of a rank hold after the step (spec/collectives.md 2)."""
     src = [g[0][core] for g in given]
     dst, table = given[rank][2][core].copy(), given[rank][3].copy()
     if step.operation == "permute":

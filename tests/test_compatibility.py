@@ -1,4 +1,4 @@
-"""Modules and names that public code of other releases uses (language.md 1)."""
+"""Modules and names that public code of other releases uses (spec/language.md 1)."""
 
 import subprocess
 import sys

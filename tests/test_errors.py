@@ -21,7 +21,8 @@ from support import target
 SOURCES = Path(nki.__file__).parent
 X = np.ones((128, 512), np.float32)
 
-# language.md 17, tensor.md 9, isa.md 1.2 and 4.1, decisions.md 5: kind -> built-ins it can be caught as
+# kind -> built-ins it can be caught as
+# (spec/language.md 17, spec/tensor.md 9, spec/isa.md 1.2 and 4.1, spec/decisions.md 5)
 ASSERTED_SIZE, ASSERTED_TYPE, CHOICE = (
     (AssertionError, ValueError),
     (AssertionError, TypeError),

@@ -1,4 +1,4 @@
-"""What may know what (design.md): imports point downwards, libraries use public names, nki stays light."""
+"""The layers (CONTRIBUTING.md): imports point downwards, libraries use public names, nki stays light."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LATE = {
     ("kernel", "frameworks"): "torch and jax stage a kernel instead of running it",
 }
 
-# design.md: "knows / never knows"; whatever the order above allows
+# what a package never knows, whatever the order above allows
 NEVER = {
     "machine": set(RANK) - {"errors", "machine"},
     "timing": {"backends", "frameworks", "language", "isa", "kernel", "launch"},

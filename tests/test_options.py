@@ -1,4 +1,4 @@
-"""Environment variables: read in one module, at each call (language.md 5, 5.1)."""
+"""Environment variables: read in one module, at each call (spec/language.md 5, 5.1)."""
 
 from __future__ import annotations
 

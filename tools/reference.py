@@ -23,7 +23,7 @@ import nki.tune
 import trnblas
 import trnblas.nki
 from nki.cli import parser
-from nki.cli.docs import FILES, instructions
+from nki.cli.docs import FILES, instructions, source_links
 from nki.ir.validation import GENERATION_NAMES
 from nki.machine.dtypes import DType
 from nki.machine.generations import MACHINES
@@ -138,7 +138,8 @@ def _facts(name: str) -> str:
         return ""
     engines = ", ".join(e.name for e in cls.engines) or ("sequencer" if cls.registers else "DMA")
     since = ", ".join(shown for number, shown in GENERATION_NAMES.items() if number >= cls.since)
-    return f"Engines: {engines}. Generations: {since}. Cost: {cls.cost_formula} ({cls.cost_source}).\n"
+    source = "machine specification " + source_links(cls.cost_source, base="../")
+    return f"Engines: {engines}. Generations: {since}. Cost: {cls.cost_formula} ({source}).\n"
 
 
 def _members(cls: type) -> Iterator[str]:

@@ -159,7 +159,7 @@ _CHOICE = (NkiValidationError, AssertionError, ValueError)
 _VALUE = (NkiError, ValueError)
 _LOOP = (NkiError, AssertionError)
 
-# kind -> base classes (language.md 17, tensor.md 9, isa.md 1.2 and 4.1, decisions.md 5)
+# kind -> base classes (spec/language.md 17, spec/tensor.md 9, spec/isa.md 1.2 and 4.1, spec/decisions.md 5)
 KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(
         ["partition-limit", "free-limit", "capacity", "shape", "axis", "layout", "pattern", "rank"], _SIZE

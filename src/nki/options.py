@@ -1,4 +1,4 @@
-"""Every environment variable and option in one place (language.md 5.1)."""
+"""Every environment variable and option in one place (spec/language.md 5.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nki.typing: shapes of kernel parameters, declared in annotations (language.md 2.6)."""
+"""nki.typing: shapes of kernel parameters, declared in annotations (spec/language.md 2.6)."""
 
 from __future__ import annotations
 

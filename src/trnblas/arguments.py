@@ -74,7 +74,7 @@ def symmetric(A: torch.Tensor, uplo: str) -> torch.Tensor:
 def rounded_once(compute: Callable[..., torch.Tensor], *operands: torch.Tensor | None) -> torch.Tensor:
     """compute(*operands); narrow floats of the host in float32, and the result rounded once.
 
-    torch itself sums them in float32 on some CPUs, in their own dtype on others (decisions.md 24).
+    torch itself sums them in float32 on some CPUs, in their own dtype on others (spec/decisions.md 24).
     """
     given = [x for x in operands if x is not None]
     dtype = given[0].dtype

@@ -1,4 +1,4 @@
-"""Collectives in a world of one rank (collectives.md 1 to 4)."""
+"""Collectives in a world of one rank (spec/collectives.md 1 to 4)."""
 
 from __future__ import annotations
 

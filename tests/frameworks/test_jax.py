@@ -1,4 +1,4 @@
-"""JAX: arrays, jit and the other transformations, the custom call (frameworks.md 4)."""
+"""JAX: arrays, jit and the other transformations, the custom call (spec/frameworks.md 4)."""
 
 from __future__ import annotations
 

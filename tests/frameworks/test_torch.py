@@ -1,4 +1,4 @@
-"""PyTorch: tensors, gradients, compiled functions, threads and workers (frameworks.md 3)."""
+"""PyTorch: tensors, gradients, compiled functions, threads and workers (spec/frameworks.md 3)."""
 
 from __future__ import annotations
 

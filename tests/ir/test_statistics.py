@@ -1,4 +1,4 @@
-"""Counts of a run: live bytes, explicit addresses, spills, DMA traffic (design.md, Memory)."""
+"""Counts of a run: live bytes, addresses, spills, traffic (docs/decisions/08-spill-instead-of-fail.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NkiTensor: attributes, Python manners and assignment (tensor.md 2, 4.6)."""
+"""NkiTensor: attributes, Python manners and assignment (spec/tensor.md 2, 4.6)."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_asarray_refuses_what_has_no_values():
     in_kernel(body, np.arange(3, dtype=np.float32))
 
 
-# ---- assignment (tensor.md 4.6) ------------------------------------------------------------------
+# ---- assignment (spec/tensor.md 4.6) ------------------------------------------------------------------
 
 
 def test_assignment_picks_the_instruction_for_the_buffers():

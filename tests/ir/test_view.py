@@ -1,4 +1,4 @@
-"""Views: indexing, the view methods and access patterns (tensor.md 3 to 7)."""
+"""Views: indexing, the view methods and access patterns (spec/tensor.md 3 to 7)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def layout(view):
     return tuple(view.shape), view.strides, view.offset
 
 
-# ---- indexing (tensor.md 4) ----------------------------------------------------------------------
+# ---- indexing (spec/tensor.md 4) ----------------------------------------------------------------------
 
 
 @pytest.mark.tiny
@@ -195,7 +195,7 @@ def test_shapes_equal_tuples_and_lists():
     assert isinstance(shape, tuple) and {shape: 1}[2, 3] == 1
 
 
-# ---- queries (tensor.md 3) -----------------------------------------------------------------------
+# ---- queries (spec/tensor.md 3) -----------------------------------------------------------------------
 
 
 def test_on_chip_contiguity_looks_at_free_dimensions_alone():
@@ -224,7 +224,7 @@ def test_static_views_are_not_indirect():
     assert not sbuf(128, 64)[:, 3].is_indirect()
 
 
-# ---- view methods (tensor.md 5): one passing and one failing case of each rule --------------------
+# ---- view methods (spec/tensor.md 5): one passing and one failing case of each rule --------------------
 
 
 def test_slice_method():
@@ -484,7 +484,7 @@ def test_views_keep_buffer_name_and_storage():
         assert view.buffer is nl.psum and view.name == "acc" and view.storage is t.storage
 
 
-# ---- access patterns (tensor.md 6) ---------------------------------------------------------------
+# ---- access patterns (spec/tensor.md 6) ---------------------------------------------------------------
 
 
 def test_indexing_slice_and_ap_agree():
@@ -605,7 +605,7 @@ def test_ap_takes_one_kind_of_offset():
     )
 
 
-# ---- run-time indices (tensor.md 4.5, 6.1, 6.2, 7): the rules about making such views -------------
+# ---- run-time indices (spec/tensor.md 4.5, 6.1, 6.2, 7): the rules about making such views -------------
 
 
 def one(dtype=nl.int32):
@@ -803,11 +803,11 @@ def test_vector_indices_pick_rows():
     assert any("index:" in note for note in error.notes)
 
 
-# ---- .indirect (tensor.md 7.5) -------------------------------------------------------------------
+# ---- .indirect (spec/tensor.md 7.5) -------------------------------------------------------------------
 
 
 def gathered(data, index, group, rows, count):
-    """The formula of tensor.md 7.5, element by element."""
+    """The formula of spec/tensor.md 7.5, element by element."""
     out = np.empty((rows, count), data.dtype)
     for p in range(rows):
         for i in range(count):

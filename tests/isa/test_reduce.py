@@ -1,4 +1,4 @@
-"""Reductions, scans, selections and statistics of the vector engine (isa_vector.md, isa.md 1.5)."""
+"""Reductions, scans, selections and statistics of the vector engine (spec/isa_vector.md, spec/isa.md 1.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers, their Python manners, and the queries of the target (isa_registers_sync.md)."""
+"""Registers, their Python manners, and the queries of the target (spec/isa_registers_sync.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that concern every instruction (isa.md 1.2)."""
+"""Rules that concern every instruction (spec/isa.md 1.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""core_barrier, sendrecv and depends_on (isa_registers_sync.md)."""
+"""core_barrier, sendrecv and depends_on (spec/isa_registers_sync.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Element-wise instructions of the vector engine: what they mean, take and refuse (isa_vector.md)."""
+"""Element-wise instructions of the vector engine: what they mean, take and refuse (spec/isa_vector.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program cache: which calls replay, and which run the kernel's Python again (language.md 3.5)."""
+"""The program cache: which calls replay, and which run the kernel's Python again (spec/language.md 3.5)."""
 
 from __future__ import annotations
 

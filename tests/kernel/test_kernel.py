@@ -1,4 +1,4 @@
-"""Kernels: nki.jit, launching, arguments, results, aliasing, the platform (language.md 2 to 5)."""
+"""Kernels: nki.jit, launching, arguments, results, aliasing, the platform (spec/language.md 2 to 5)."""
 
 from __future__ import annotations
 
@@ -525,7 +525,7 @@ def test_other_annotations_are_never_enforced():
     refused("argument", "a size is an int", lambda: nt.tensor[1.5])
 
 
-# ---- arguments (language.md 3.1) -----------------------------------------------------------------
+# ---- arguments (spec/language.md 3.1) -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -721,7 +721,7 @@ def test_non_contiguous_inputs_are_read_right():
         np.testing.assert_array_equal(nki.jit(double)(view), 2 * view)
 
 
-# ---- e4m3fn on trn1 and trn2 (language.md 6.3) ----------------------------------------------------
+# ---- e4m3fn on trn1 and trn2 (spec/language.md 6.3) ----------------------------------------------------
 
 SMALL = np.array([[1.5, -240, 0.25, 0]], ml_dtypes.float8_e4m3fn)
 
@@ -767,7 +767,7 @@ def test_a_written_e4m3fn_argument_is_written_back():
     assert (x == 2).all()
 
 
-# ---- results (language.md 3.2) -------------------------------------------------------------------
+# ---- results (spec/language.md 3.2) -------------------------------------------------------------------
 
 
 def returned(make, *args):
@@ -893,7 +893,7 @@ def test_results_have_the_numpy_dtype_of_theirs(dtype, storage):
     assert returned(lambda: output(0, dtype=dtype)).dtype == storage
 
 
-# ---- written inputs (language.md 3.4) ------------------------------------------------------------
+# ---- written inputs (spec/language.md 3.4) ------------------------------------------------------------
 
 
 @nki.jit
@@ -1015,7 +1015,7 @@ def test_must_alias_input_binds_the_name_before_it():
     refused("argument", "multiple values", lambda: overwrite(x, **{"x.must_alias_input": x}))
 
 
-# ---- nki.simulate (language.md 4) ----------------------------------------------------------------
+# ---- nki.simulate (spec/language.md 4) ----------------------------------------------------------------
 
 
 def test_simulate_takes_kernels_launched_kernels_and_functions():
@@ -1040,7 +1040,7 @@ def test_simulate_lints_and_a_plain_call_does_not():
     assert all(issubclass(w.category, nki.NkiWarning) for w in caught)
 
 
-# ---- the platform (language.md 5) ----------------------------------------------------------------
+# ---- the platform (spec/language.md 5) ----------------------------------------------------------------
 
 
 @nki.jit

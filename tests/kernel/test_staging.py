@@ -1,4 +1,4 @@
-"""Staged calls: what a kernel will do, known from shapes alone (frameworks.md 1)."""
+"""Staged calls: what a kernel will do, known from shapes alone (spec/frameworks.md 1)."""
 
 from __future__ import annotations
 

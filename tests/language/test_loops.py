@@ -1,4 +1,4 @@
-"""Loops: static ranges, dynamic loops, no_reorder (language.md 10)."""
+"""Loops: static ranges, dynamic loops, no_reorder (spec/language.md 10)."""
 
 from __future__ import annotations
 

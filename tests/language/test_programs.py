@@ -1,4 +1,4 @@
-"""program_id and friends, nl.ds, device_print (language.md 11, 12, 15)."""
+"""program_id and friends, nl.ds, device_print (spec/language.md 11, 12, 15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two cores: shared tensors, order, errors and results (language.md 2.3, 3.3, 12; decisions.md 13, 15)."""
+"""Two cores: sharing, order, errors, results (spec/language.md 2.3, 3.3, 12; spec/decisions.md 13, 15)."""
 
 from __future__ import annotations
 

@@ -538,7 +538,7 @@ def test_packed_types_and_e8m0_have_no_casts(dtype):
 
 # --- promotion ----------------------------------------------------------------------------------------------
 
-# row and column in the order of the table; language.md 6.2
+# row and column in the order of the table; spec/language.md 6.2
 PROMOTIONS = """
          bool  i8    i16   i32   u8    u16   u32   f16   bf16  f32   tf32  e4    e4fn  e5
 bool     bool  i8    i16   i32   u8    u16   u32   f16   bf16  f32   tf32  e4    e4fn  e5

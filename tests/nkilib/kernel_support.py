@@ -49,7 +49,7 @@ FP8 = (ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 
 
 def close(actual: Any, reference: Any, dtype: Any = None, terms: int = 1) -> None:
-    """Assert what conventions.md section 3 asks of an output dtype; `terms`: of fp32 sums over that many.
+    """Assert the tolerance of an output dtype (spec/library/conventions.md 3); `terms`: length of sums.
 
     `dtype` is that of the output unless given. The reference is rounded to it before the comparison.
     """

@@ -70,7 +70,7 @@ class Experts:
 
 
 def agree(actual, wanted):
-    """As moe.md asks of MX. Mostly the kernel rounds as the reference does; rarely to the other side."""
+    """Within what spec/library/moe.md asks of MX; the kernel rarely rounds to the other side."""
     assert actual.shape == wanted.shape
     np.testing.assert_allclose(actual.astype(np.float64), wanted, rtol=6e-2, atol=6e-2 * np.abs(wanted).max())
     assert cosine(actual.astype(np.float64), wanted) > 0.9995

@@ -1,4 +1,4 @@
-"""MX weights of decode as callers have them, and what they and MXFP8 tokens mean, after mlp.md."""
+"""MX weights of decode as callers have them, and their values (spec/library/mlp.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nki import mx
 
 
 def places_of_rows(h, layout):
-    """[H/512, 128, 4]: which row of the weights stands in each tile, partition and lane (mlp.md)."""
+    """[H/512, 128, 4]: the row of the weights in each tile, partition and lane (spec/library/mlp.md)."""
     t, p, q = np.ogrid[: h // 512, :128, :4]
     return {
         "quarter": q * (h // 4) + t * 128 + p,

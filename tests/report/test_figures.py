@@ -1,4 +1,4 @@
-"""The figures of a profile: every key, every definition of machine.md 12."""
+"""The figures of a profile: every key, every definition of spec/machine.md 12."""
 
 import json
 

@@ -253,7 +253,7 @@ def test_profiling_does_no_arithmetic_unless_asked():
     assert np.array_equal(ran.result, 2 * x)
 
 
-# ---- parts of the PE array (machine.md 5.2) ------------------------------------------------------
+# ---- parts of the PE array (spec/machine.md 5.2) ------------------------------------------------------
 
 
 def tiled_matmuls(positions, size, count=8):

@@ -1,4 +1,4 @@
-"""Narrow floats on the host: sums in float32, rounded once, on every CPU (decisions.md 24)."""
+"""Narrow floats on the host: sums in float32, rounded once, on every CPU (spec/decisions.md 24)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of language.md 16, as data: what AWS's front ends refuse, and what to write instead.
+"""The table of spec/language.md 16, as data: what AWS's front ends refuse, and what to write instead.
 
 Syntax rules will fade as front ends trace more and parse less, so nothing here is code: a rule is a row,
 and a construct that is forbidden wherever it stands is one more entry of `SYNTAX`.
@@ -194,7 +194,7 @@ _IN_ORDER = [
         "`==` between NKIObjects without __eq__: structural in the parser, identity in Python",
         "compare their fields, or make the class a dataclass",
     ),
-    # language.md 10.6
+    # spec/language.md 10.6
     Rule(
         "nested-dynamic-range",
         "W",
@@ -247,11 +247,12 @@ LOOPS_WITH_BODY = frozenset({"fori_loop", "while_loop"})
 # Functions that read the value of their argument in Python
 VALUE_READERS = words("int float bool range len abs min max divmod list tuple")
 STATIC_RANGES = words("nki.language.affine_range nki.language.sequential_range nki.language.static_range")
-# Names that `from nki.language import *` takes away from Python (language.md, subtlety 3)
+# Names that `from nki.language import *` takes away from Python (spec/language.md "Subtleties" 3)
 HIDDEN_BY_STAR = words("abs max min sum all")
 INT_RANGE = (-(2**31), 2**32 - 1)
 
-# What makes a run-time value: language.md 9, 13, 14; tensor.md 5; language.md 10.2, collectives.md 2.8, 2.9
+# Calls that return a run-time value: spec/language.md 9, 10.2, 13, 14; spec/tensor.md 5;
+# spec/collectives.md 2.8, 2.9
 TILE_FUNCTIONS = words("""
     ndarray zeros ones full zeros_like empty_like rand shared_constant shared_identity_matrix
     add subtract multiply divide maximum minimum abs_max abs_min power mod fmod

@@ -1,4 +1,7 @@
-"""`python -m nki.cli.docs` writes docs/isa.md, a table of every instruction, and docs/kinds.md."""
+"""`python -m nki.cli.docs` writes docs/isa.md, a table of every instruction, and docs/kinds.md.
+
+It runs in a checkout: the source of each cost is a link to a section of docs/spec.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,7 @@ from .checking import PAGE as KINDS
 from .checking import kinds_page
 
 PAGE = Path("docs/isa.md")
+DOCS = Path(__file__).parents[3] / "docs"
 FILES = {
     "nisa": (
         *(tensor, transpose, mx, copies, vector, reduce, select, statistics, search, scalar),
@@ -61,9 +65,8 @@ and cost stand together in the file named above its table; `help(nki.isa.tensor_
 - **generations**: where it exists. trn1 is NeuronCore-v2 (`gen2`), trn2 is v3 (`gen3`), trn3 is v4 (`gen4`).
 - **cost**: how long the engine is held, in its cycles unless said otherwise. N and F are the elements per
   partition, P the partitions; a name in `code` is a field of `nki.machine.machine.Machine`. `nki.profile`
-  uses it.
-- **source**: the section of the machine specification that the cost comes from; *assumed* where nothing
-  public settles it.
+  uses it. *Assumed*: no public source gives it.
+- **source**: the sections of the [machine specification](spec/machine.md) that the cost comes from.
 """
 _HEADINGS = ("instruction", "engines", "generations", "cost", "source", "meaning")
 
@@ -103,9 +106,24 @@ def _section(module: types.ModuleType, prefix: str) -> str:
 
 def _row(prefix: str, name: str, function: Any, cls: type[Instruction]) -> str:
     cost = re.sub(r"\b\w+_\w+\b", r"`\g<0>`", cls.cost_formula)  # fields of Machine, other instructions
-    facts = [_engines(cls), _generations(cls), cost, cls.cost_source]
+    facts = [_engines(cls), _generations(cls), cost, source_links(cls.cost_source)]
     label = f"`{prefix}.{name}`{' (extension)' if cls.extension else ''}"
     return _line([label, *facts, _summary(function)])
+
+
+def source_links(source: str, base: str = "") -> str:
+    """`spec/machine.md 4, 7` as links to these sections; `base` is the way from the page to docs/."""
+    page, _, numbers = source.partition(" ")
+    anchors = section_anchors((DOCS / page).read_text(encoding="utf-8"))
+    return ", ".join(f"[{n}]({base}{page}#{anchors[n]})" for n in numbers.split(", "))
+
+
+def section_anchors(text: str) -> dict[str, str]:
+    """The anchor of every numbered heading of a page, as GitHub and MkDocs make it."""
+    titles = re.findall(r"^#+ ((\d+(?:\.\d+)*)\.? .*)$", text, re.MULTILINE)
+    return {
+        number: re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title)).lower() for title, number in titles
+    }
 
 
 def _engines(cls: type[Instruction]) -> str:

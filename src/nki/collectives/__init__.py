@@ -1,4 +1,4 @@
-"""nki.collectives (ncc): what ranks exchange. A plain call is a world of one rank (collectives.md 4)."""
+"""nki.collectives (ncc): what ranks exchange. A plain call is a world of one rank (spec/collectives.md 4)."""
 
 from .groups import ReplicaGroup
 from .operations import (

@@ -1,4 +1,4 @@
-"""Replica groups: which ranks take part in a collective, and in which order (collectives.md 1.1)."""
+"""Replica groups: which ranks take part in a collective, and in which order (spec/collectives.md 1.1)."""
 
 from __future__ import annotations
 

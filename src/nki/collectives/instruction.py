@@ -1,4 +1,4 @@
-"""What all collectives share: operand rules, and meeting other cores and ranks (collectives.md 1.2, 3)."""
+"""Shared parts of collectives: operand rules, rendezvous of cores and ranks (spec/collectives.md 1.2, 3)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Collective(DmaInstruction):
     state = (State.peer, State.ranks)
     partial: ClassVar[tuple[int, ...]] = (0, 1)
     cost_formula = "hops x collective_hop_ns + bytes / collective_link_gbs, + the DMA of its operands"
-    cost_source = "machine.md 11"
+    cost_source = "spec/machine.md 11"
 
     def parts(self, index: int) -> list[View]:
         return []

@@ -1,4 +1,4 @@
-"""The collectives of fixed sizes (collectives.md 2.1 to 2.7)."""
+"""The collectives of fixed sizes (spec/collectives.md 2.1 to 2.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank is this, and whose data does it hold (collectives.md 2.8, 2.9)."""
+"""Which rank is this, and whose data does it hold (spec/collectives.md 2.8, 2.9)."""
 
 from __future__ import annotations
 

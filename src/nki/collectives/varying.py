@@ -1,4 +1,4 @@
-"""Collectives whose sizes are known at run time (collectives.md 2.10, 2.11)."""
+"""Collectives whose sizes are known at run time (spec/collectives.md 2.10, 2.11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of older releases of `nki`: what still works, and what replaced the rest (language.md 1.2)."""
+"""Names of older releases of `nki`: what still works, and what replaced the rest (spec/language.md 1.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The custom call that stands for a kernel in HLO text (frameworks.md 4.3)."""
+"""The custom call that stands for a kernel in HLO text (spec/frameworks.md 4.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JAX: kernels on arrays, and inside jit, vmap, scan, shard_map and custom_vjp (frameworks.md 4).
+"""JAX: kernels on arrays, and inside jit, vmap, scan, shard_map and custom_vjp (spec/frameworks.md 4).
 
 A call with arrays runs at once. A call with tracers becomes one primitive, `nki_call`, which is lowered to
 a custom call with the documented name and configuration. XLA calls it back with pointers.

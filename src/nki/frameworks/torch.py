@@ -1,4 +1,4 @@
-"""PyTorch: tensors as arguments and results, compiled functions, gradients (frameworks.md 3).
+"""PyTorch: tensors as arguments and results, compiled functions, gradients (spec/frameworks.md 3).
 
 An eager call runs at once on the tensors' own memory. Inside `torch.compile` and `torch.export`, and with
 tensors that have no values, a call becomes one operator: `open_nki::call`, or `open_nki::call_` when

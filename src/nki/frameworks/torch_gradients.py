@@ -1,4 +1,4 @@
-"""Gradients in PyTorch: a differentiable function from two kernels (frameworks.md 3)."""
+"""Gradients in PyTorch: a differentiable function from two kernels (spec/frameworks.md 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dimensions reordered, repeated, inserted and removed; bits read as another dtype (tensor.md 5)."""
+"""Dimensions reordered, repeated, inserted and removed; bits read as another dtype (spec/tensor.md 5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indexing: `t[key]`, `slice` and `select` (tensor.md 4)."""
+"""Indexing: `t[key]`, `slice` and `select` (spec/tensor.md 4)."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class State(Enum):
 
 
 class PeTile(NamedTuple):
-    """The rows and columns of the PE array that a matmul works on (machine.md 5.2)."""
+    """The rows and columns of the PE array that a matmul works on (spec/machine.md 5.2)."""
 
     rows: range
     columns: range
@@ -73,7 +73,7 @@ def _meet(one: range, other: range) -> bool:
 
 
 class Cost(NamedTuple):
-    """What an instruction costs (machine.md 4).
+    """What an instruction costs (spec/machine.md 4).
 
     `cycles` is its work in the clock of its engine, `fix_ns` how much later a consumer sees the result,
     and `shortest` the fewest cycles until the engine takes the next instruction; `gap` cycles it is held
@@ -94,7 +94,7 @@ class Cost(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """What an instruction asks of the link between this rank and others (machine.md 11)."""
+    """What an instruction asks of the link between this rank and others (spec/machine.md 11)."""
 
     latency_ns: float  # of all hops
     busy_ns: float  # the link carries this rank's bytes
@@ -278,7 +278,7 @@ class Instruction(NkiInstruction, metaclass=_InstructionType):
         raise error("not-implemented-yet", f"{self.public}: has no meaning yet")
 
     def cost(self, machine: Machine) -> Cost:
-        """Cycles on the engine that runs it (machine.md)."""
+        """Cycles on the engine that runs it (spec/machine.md)."""
         raise error("not-implemented-yet", f"{self.public}: has no cost yet")
 
     # ---- what it touches -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Dimensions split and merged where the layout allows it without a copy (tensor.md 5.8 to 5.11)."""
+"""Dimensions split and merged where the layout allows it without a copy (spec/tensor.md 5.8 to 5.11)."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Reshaped(Dimensioned):
         raise AssertionError("the partition dimension is compared before")
 
     def _regroup(self, shape, strides, sizes) -> list[int]:
-        """Strides of `sizes` over the blocks of memory that (shape, strides) describe (tensor.md 5.10)."""
+        """Strides of `sizes` over the memory that (shape, strides) describe (spec/tensor.md 5.10)."""
         blocks: list[tuple[int, int]] = []  # (elements, innermost stride), outermost first
         for count, stride in zip(shape, strides, strict=True):
             if count == 1:

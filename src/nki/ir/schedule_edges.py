@@ -1,4 +1,4 @@
-"""The edges of `Kernel.with_schedule`: which named instruction waits for which (language.md 2.4)."""
+"""The edges of `Kernel.with_schedule`: which named instruction waits for which (spec/language.md 2.4)."""
 
 from __future__ import annotations
 

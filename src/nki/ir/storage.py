@@ -79,7 +79,7 @@ class Storage:
         """Bytes of each partition that it keeps from other tiles: whole banks of PSUM; of SBUF, where no
         address was chosen, its part of what tiles of few partitions share, that lie side by side.
 
-        An operand of up to 32 partitions may start at any quadrant, of up to 64 at any half (machine.md 3).
+        Up to 32 partitions may start at any quadrant, up to 64 at any half (spec/machine.md 3).
         """
         if self.buffer is PSUM:
             bank = machine.psum_bank_bytes

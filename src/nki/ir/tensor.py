@@ -72,7 +72,7 @@ class NkiTensor(View):
         """The whole tensor of which this is a view; public code also takes tensors for TensorViews."""
         return whole(self.storage, self.lease)
 
-    # ---- Python manners (tensor.md 2) ------------------------------------------------------------
+    # ---- Python manners (spec/tensor.md 2) ------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
         return self is other

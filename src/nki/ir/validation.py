@@ -1,4 +1,4 @@
-"""The rules every instruction obeys (isa.md 1.2): universal checks first, then the instruction's own.
+"""The rules every instruction obeys (spec/isa.md 1.2): universal checks first, then the instruction's own.
 
 `fail`, `not_a_tensor` and `generation` word a broken rule; the vocabulary of the instructions' own rules
 is `nki.isa.rules`.
@@ -230,7 +230,7 @@ def _resolve_engine(ins: Instruction, machine: Machine) -> engine | None:
 
 
 def _check_indirection(ins: Instruction, chosen: engine | None) -> None:
-    """Which operands an index tile may gather or scatter, and where the index must lie (isa.md 1.7)."""
+    """Which operands an index tile may gather or scatter, and where the index must lie (spec/isa.md 1.7)."""
     found = {
         name: view for name, view in zip(ins.operand_names, ins.operands(), strict=True) if is_gathered(view)
     }

@@ -1,4 +1,4 @@
-"""Access patterns and run-time addresses (tensor.md 6 and 7)."""
+"""Access patterns and run-time addresses (spec/tensor.md 6 and 7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The accumulator registers (isa.md 1.5): set V of the vector engine, set S of the scalar engine.
+"""The accumulator registers (spec/isa.md 1.5): set V of the vector engine, set S of the scalar engine.
 
 Lane i holds the value of partition i of the operand, so the lanes that hold something are always a prefix.
 """

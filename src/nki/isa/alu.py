@@ -1,4 +1,4 @@
-"""The operators of the vector engine's ALU: which ones an instruction takes, and how they compute (isa.md 2).
+"""The operators of the vector engine's ALU: which instruction takes which, and formulas (spec/isa.md 2).
 
 A stage is one operator with its operand: float32 arithmetic (`evaluate`), exact 32-bit integers (`exact`)
 or bit patterns (`bitwise`).
@@ -108,7 +108,7 @@ def _is_whole(operand: Any) -> bool:
 
 
 def is_exact_stage(op: Operator | None, operand: Any) -> bool:
-    """The stage keeps 32-bit integers exact (isa.md 1.6)."""
+    """The stage keeps 32-bit integers exact (spec/isa.md 1.6)."""
     return op is None or (op.name in EXACT and _is_whole(operand))
 
 

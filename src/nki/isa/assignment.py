@@ -19,7 +19,7 @@ __all__: list[str] = []
 
 @provides("tensor.assign")
 def assign(target: NkiTensor, value: Any) -> None:
-    """`t[key] = value`, by the instruction that fits the two buffers (tensor.md 4.6)."""
+    """`t[key] = value`, by the instruction that fits the two buffers (spec/tensor.md 4.6)."""
     if isinstance(value, (bool, int, float, np.generic)):
         if not target.on_chip:
             raise error(

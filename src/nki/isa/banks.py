@@ -1,4 +1,4 @@
-"""PSUM banks: what a matmul may write at once (isa_tensor.md)."""
+"""PSUM banks: what a matmul may write at once (spec/isa_tensor.md)."""
 
 from __future__ import annotations
 

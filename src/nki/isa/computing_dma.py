@@ -1,4 +1,4 @@
-"""Transfers that compute on their way (isa_dma.md)."""
+"""Transfers that compute on their way (spec/isa_dma.md)."""
 
 from __future__ import annotations
 

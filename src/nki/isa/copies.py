@@ -1,4 +1,4 @@
-"""Copies and fills: tensor_copy, memset, tensor_copy_predicated (isa_vector.md)."""
+"""Copies and fills: tensor_copy, memset, tensor_copy_predicated (spec/isa_vector.md)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TensorCopy(Instruction):
     engines = (VECTOR, SCALAR, GPSIMD)
     indirect = ("dst", "src")
     cost_formula = "N x mode (fp32 1/2, 16-bit 1/4, PSUM 1); GpSimd 150 + N"
-    cost_source = "machine.md 6.1, 7, 8"
+    cost_source = "spec/machine.md 6.1, 7, 8"
 
     dst: Out
     src: In
@@ -94,7 +94,7 @@ def move(dst: np.ndarray, src: np.ndarray, target: DType, source: DType) -> None
 
 
 def copy_cost(ins: Any, m: Machine, dst: In, src: In) -> Cost:
-    """tensor_copy and tensor_scalar on VectorE (the fast modes of machine.md 6.1) and ScalarE."""
+    """tensor_copy and tensor_scalar on VectorE (the fast modes of spec/machine.md 6.1) and ScalarE."""
     n = src.free_elements
     if ins.runs_on is SCALAR:
         narrow = dst.dtype.itemsize <= 2 and src.dtype.itemsize <= 2
@@ -134,7 +134,7 @@ class Memset(Instruction):
     public = "memset"
     engines = (VECTOR, GPSIMD)
     cost_formula = "max(64, 0.8 N) on trn2; N/2 for a 16-bit zero on trn1; GpSimd 150 + N"
-    cost_source = "machine.md 6.2, 8"
+    cost_source = "spec/machine.md 6.2, 8"
 
     dst: Out
     value: Any
@@ -203,7 +203,7 @@ class TensorCopyPredicated(Instruction):
     engines = (VECTOR,)
     indirect = ("dst", "predicate")
     cost_formula = "2N; N with src or predicate in PSUM; about N for a scalar src"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: InOut
     src: Operand

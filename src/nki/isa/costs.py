@@ -1,4 +1,4 @@
-"""What instructions of VectorE and GpSimdE cost (machine.md 6, 8)."""
+"""What instructions of VectorE and GpSimdE cost (spec/machine.md 6, 8)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..machine.machine import Machine
 
 
 def vector_cost(ins: Instruction, m: Machine, field: str, n: int, extra: float = 0.0) -> Cost:
-    """n elements at the rate of a Machine field, `extra` cycles on top (machine.md 6)."""
+    """n elements at the rate of a Machine field, `extra` cycles on top (spec/machine.md 6)."""
     cycles = getattr(m, field) * n + extra
     rests_on = (field, "fix_vector_ns", "vector_access_cycles")
     return Cost(cycles, m.fix_vector_ns, rests_on, shortest(ins, m) + extra, access_gap(ins, m))
 
 
 def access_gap(ins: Instruction, m: Machine) -> float:
-    """Cycles that starting to read each input tile keeps VectorE from the next instruction (machine.md 3)."""
+    """Cycles of VectorE that starting to read each input tile takes (spec/machine.md 3)."""
     operands = ins.operands()
     read = (operands[i] for i in ins.read_at)
     return m.vector_access_cycles * sum(isinstance(v, View) and v.free_elements > 1 for v in read)
@@ -29,7 +29,7 @@ def gpsimd_cost(m: Machine, field: str, n: int) -> Cost:
 
 
 def shortest(ins: Instruction, m: Machine) -> int:
-    """The shortest initiation interval; an address from a register takes longer (machine.md 6.2)."""
+    """The shortest initiation interval; an address from a register takes longer (spec/machine.md 6.2)."""
     for view in ins.operands():
         if isinstance(view, View) and view.indirection is not None and view.indirection.kind == "scalar":
             return m.dynamic_min_ii_cycles

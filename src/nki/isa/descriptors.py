@@ -1,4 +1,4 @@
-"""How a DMA is cut into descriptors: one per piece that is contiguous on both sides (machine.md 9.1)."""
+"""How a DMA is cut into descriptors: one per piece that is contiguous on both sides (spec/machine.md 9.1)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kind(view: View) -> str | None:
 
 
 def elem_bytes(dst: View, src: View) -> int:
-    """Bytes an element counts for: a cast is charged the wider side (machine.md 9.5)."""
+    """Bytes an element counts for: a cast is charged the wider side (spec/machine.md 9.5)."""
     return max(dst.dtype.itemsize, src.dtype.itemsize)
 
 

@@ -1,4 +1,4 @@
-"""DMA: moving data between HBM and SBUF (isa_dma.md)."""
+"""DMA: moving data between HBM and SBUF (spec/isa_dma.md)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DmaInstruction(Instruction):
     on_chip = False
     lazy_output = True
     dge_mode = dge_mode.unknown  # of transfers that leave no choice
-    cost_source = "machine.md 9"
+    cost_source = "spec/machine.md 9"
 
     def check_transfer(self, machine: Machine) -> None:
         for name, value in zip(self.operand_names, self.operands(), strict=True):
@@ -101,21 +101,21 @@ class DmaInstruction(Instruction):
         return [(self.dst, self.src)]
 
     def descriptors(self, machine: Machine) -> list[Descriptors]:
-        """The contiguous pieces it is cut into (machine.md 9.1)."""
+        """The contiguous pieces it is cut into (spec/machine.md 9.1)."""
         return [piece for dst, src in self.transfers() for piece in pieces(dst, src)]
 
     def rate_fraction(self, machine: Machine) -> float:
-        """Of the throughput of a plain copy (machine.md 9.5)."""
+        """Of the throughput of a plain copy (spec/machine.md 9.5)."""
         return 1.0
 
     def generated_by(self: Any, machine: Machine) -> str:
-        """Who makes the descriptors: "software", "hardware" or "static" (machine.md 9.3)."""
+        """Who makes the descriptors: "software", "hardware" or "static" (spec/machine.md 9.3)."""
         if "vector" in (kind(self.dst), kind(self.src)):
             return "software"
         return DGE.get(self.dge_mode, machine.dma_default_mode)
 
     def cost(self, machine: Machine) -> Cost:
-        """Time on a queue is the timing model's business (machine.md 9); no engine is held here."""
+        """Time on a queue is the timing model's business (spec/machine.md 9); no engine is held here."""
         return Cost(0, 0.0)
 
 

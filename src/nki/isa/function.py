@@ -1,6 +1,6 @@
 """What `nl` offers and no engine has as one instruction: exact float32 results at the price of a compiler's.
 
-Not exported: `nki.language` issues it for nl.divide, nl.floor, nl.cos and their kind (language.md 13).
+Not exported: `nki.language` issues it for nl.divide, nl.floor, nl.cos and their kind (spec/language.md 13).
 """
 
 from __future__ import annotations

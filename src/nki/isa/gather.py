@@ -1,4 +1,4 @@
-"""Gathers on GpSimdE (isa_gpsimd.md)."""
+"""Gathers on GpSimdE (spec/isa_gpsimd.md)."""
 
 from __future__ import annotations
 

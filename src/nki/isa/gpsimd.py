@@ -1,4 +1,4 @@
-"""GpSimdE: index patterns, gathers, and what needs partitions to see each other (isa_gpsimd.md)."""
+"""GpSimdE: index patterns, gathers, and what needs partitions to see each other (spec/isa_gpsimd.md)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GpsimdInstruction(Instruction):
     """What they share: SBUF alone, and a cost of 150 cycles plus so many per element."""
 
     engines = (GPSIMD,)
-    cost_source = "machine.md 8"
+    cost_source = "spec/machine.md 8"
 
     def check_tiles(self) -> None:
         """Every tile is in SBUF, which is all that GpSimd reaches."""

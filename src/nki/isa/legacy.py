@@ -1,4 +1,4 @@
-"""Argument forms of older NKI releases that public code still uses (isa.md 5)."""
+"""Argument forms of older NKI releases that public code still uses (spec/isa.md 5)."""
 
 from __future__ import annotations
 

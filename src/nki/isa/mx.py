@@ -1,4 +1,4 @@
-"""Microscaling (MX): four-packed elements with a scale per 32 of them, trn3 (isa_tensor.md, isa_vector.md).
+"""Microscaling (MX), trn3: four-packed elements, a scale per 32 (spec/isa_tensor.md, spec/isa_vector.md).
 
 A group of 32 is 8 partitions x the 4 lanes of one packed element. Its scale, a power of two, sits in one of
 the first four partitions of the quadrant that holds the group.
@@ -110,7 +110,7 @@ class QuantizeMx(Instruction):
     zeroed = (2,)
     doubling = 1  # the scale is 2^doubling times that of OCP
     cost_formula = "max(64, N/4)"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     src: In
@@ -245,7 +245,7 @@ class NcMatmulMx(MatmulInstruction):
     places = ("stationary_scale", "moving_scale")
     is_transpose = is_stationary_onezero = is_moving_onezero = False
     cost_formula = "max(N, 64) cycles"
-    cost_source = "machine.md 5.2"
+    cost_source = "spec/machine.md 5.2"
 
     dst: Accumulated
     stationary: In

@@ -1,4 +1,4 @@
-"""How compute methods read and write arrays: float32 in between, one cast on write (isa.md 1.3, 1.4)."""
+"""How compute methods read and write arrays: float32 in between, one cast on write (spec/isa.md 1.3, 1.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of 16 partitions, as GpSimdE works on them (isa_gpsimd.md)."""
+"""Groups of 16 partitions, as GpSimdE works on them (spec/isa_gpsimd.md)."""
 
 from __future__ import annotations
 

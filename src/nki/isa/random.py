@@ -1,4 +1,4 @@
-"""Random numbers on VectorE and GpSimdE (isa_vector.md, isa_gpsimd.md). The generators: execute.random."""
+"""Random numbers on VectorE and GpSimdE (spec/isa_vector.md, spec/isa_gpsimd.md)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Rng(Instruction):
     engines = (VECTOR, GPSIMD)
     state = (State.vector_random, State.gpsimd_random)
     cost_formula = "max(64, N); GpSimd 150 + N"
-    cost_source = "machine.md 6.2, 8"
+    cost_source = "spec/machine.md 6.2, 8"
 
     dst: Out
     engine: engine
@@ -77,7 +77,7 @@ class Rand2(Instruction):
     since = 4
     state = (State.vector_random,)
     cost_formula = "max(64, N/4)"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     min: Operand
@@ -122,7 +122,7 @@ class Dropout(Instruction):
     engines = (VECTOR,)
     state = (State.vector_random,)
     cost_formula = "max(64, N)"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In
@@ -174,7 +174,7 @@ class SetRngSeed(Instruction):
     engines = (VECTOR,)
     state = (State.vector_random,)
     cost_formula = "64"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     src_seeds: In
 
@@ -206,7 +206,7 @@ class StateInstruction(Instruction):
     since = 3
     state = (State.vector_random, State.gpsimd_random)
     cost_formula = "64"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     def check_state(self: Any, name: str, machine: Machine) -> None:
         """A uint32 tile with the words of the engine's generator: 6, or 24 on VectorE."""

@@ -1,4 +1,4 @@
-"""VectorE: reductions, scans, selections that reduce, statistics (isa_vector.md)."""
+"""VectorE: reductions, scans, selections that reduce, statistics (spec/isa_vector.md)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TensorReduce(Instruction):
     engines = (VECTOR,)
     indirect = ("dst", "data")
     cost_formula = "N; N/2 for add or max of bf16 into bf16 on trn1"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     op: Operator
@@ -171,7 +171,7 @@ class TensorScalarReduce(Instruction):
     state = (State.vector_accumulator,)
     indirect = ("dst", "data")
     cost_formula = "max(64, N) + 64"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In
@@ -250,7 +250,7 @@ class TensorScalarCumulative(Instruction):
     state = (State.vector_accumulator,)
     indirect = ("dst", "src")
     cost_formula = "2N"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     src: In
@@ -331,7 +331,7 @@ class TensorTensorScan(Instruction):
     public = "tensor_tensor_scan"
     engines = (VECTOR,)
     cost_formula = "max(64, 2N)"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data0: In
@@ -426,7 +426,7 @@ class Exponential(Instruction):
     state = (State.vector_accumulator,)
     indirect = ("dst", "src")
     cost_formula = "N/4, the sum included"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     src: In

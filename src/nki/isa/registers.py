@@ -1,4 +1,4 @@
-"""Scalar registers of the sequencers, and queries of the target (isa_registers_sync.md)."""
+"""Scalar registers of the sequencers, and queries of the target (spec/isa_registers_sync.md)."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ class RegisterInstruction(Instruction):
 
     anywhere = True
     cost_formula = "register_ns"
-    cost_source = "machine.md 10"
+    cost_source = "spec/machine.md 10"
 
     def cost(self, machine: Machine) -> Cost:
         return Cost(0, machine.register_ns, ("register_ns",))
@@ -275,7 +275,7 @@ class RegisterInstruction(Instruction):
 class RegisterMove(RegisterInstruction):
     public = "register_move"
     cost_formula = "register_move_ns"
-    cost_source = "machine.md 4, 10"
+    cost_source = "spec/machine.md 4, 10"
 
     dst: RegisterOut
     src: RegisterIn

@@ -1,4 +1,4 @@
-"""ScalarE: activation functions of scaled and shifted tiles, with reductions on the side (isa_scalar.md)."""
+"""ScalarE: activation functions of scaled and shifted tiles, optionally reduced (spec/isa_scalar.md)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ActivationInstruction(Instruction):
     indirect = ("dst", "data")
     state = (State.scalar_accumulator,)
     cost_formula = "max(64, N); + 64 trn1, 185 ns trn2+ to read the registers"
-    cost_source = "machine.md 4, 7"
+    cost_source = "spec/machine.md 4, 7"
     REDUCTIONS: ClassVar[tuple[str, ...]] = ("add",)
     columns: ClassVar[tuple[str, ...]] = ()  # operands that are numbers or [P, 1] tiles
 

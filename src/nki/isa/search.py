@@ -1,4 +1,4 @@
-"""VectorE: the eight largest, where values are, and moves between partitions (isa_vector.md)."""
+"""VectorE: the eight largest, where values are, and moves between partitions (spec/isa_vector.md)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Max8(Instruction):
     public = "max8"
     engines = (VECTOR,)
     cost_formula = "max(64, N)"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     src: In
@@ -90,7 +90,7 @@ class NcFindIndex8(Instruction):
     public = "nc_find_index8"
     engines = (VECTOR,)
     cost_formula = "max(64, N)"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In
@@ -157,7 +157,7 @@ class NcMatchReplace8(Instruction):
     public = "nc_match_replace8"
     engines = (VECTOR,)
     cost_formula = "max(64, N)"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In
@@ -211,7 +211,7 @@ class NcStreamShuffle(Instruction):
     public = "nc_stream_shuffle"
     engines = (VECTOR,)
     cost_formula = "max(64, N)"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
     partial = (0, 1)
     places = ("dst", "src")
 

@@ -1,4 +1,4 @@
-"""Selections that may reduce: range_select and select_reduce (isa_vector.md)."""
+"""Selections that may reduce: range_select and select_reduce (spec/isa_vector.md)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RangeSelect(Instruction):
     since = 3
     state = (State.vector_accumulator,)
     cost_formula = "max(64, N)"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     on_true_tile: In
@@ -187,7 +187,7 @@ class SelectReduce(Instruction):
     engines = (VECTOR,)
     state = (State.vector_accumulator,)
     cost_formula = "as tensor_copy_predicated: 2N; N with on_true or predicate in PSUM"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     predicate: In

@@ -1,4 +1,4 @@
-"""Means and variances: bn_stats and bn_aggr (isa_vector.md)."""
+"""Means and variances: bn_stats and bn_aggr (spec/isa_vector.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BnStats(Instruction):
     public = "bn_stats"
     engines = (VECTOR,)
     cost_formula = "max(64, N)"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In
@@ -69,7 +69,7 @@ class BnAggr(Instruction):
     public = "bn_aggr"
     engines = (VECTOR,)
     cost_formula = "max(64, 13 N/3)"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In

@@ -1,4 +1,4 @@
-"""Meeting the other core: core_barrier and sendrecv (isa_registers_sync.md)."""
+"""Meeting the other core: core_barrier and sendrecv (spec/isa_registers_sync.md)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class CoreBarrier(Instruction):
     state = (State.peer,)
     partial = (0,)
     cost_formula = "core_barrier_ns"
-    cost_source = "machine.md 8"
+    cost_source = "spec/machine.md 8"
 
     data: In
     cores: tuple[int, ...]
@@ -144,7 +144,7 @@ class SendRecv(DmaInstruction):
     state = (State.peer,)
     lazy_output = False
     cost_formula = "sendrecv_ns + bytes / gpsimd_dma_gbs"
-    cost_source = "machine.md 9.5"
+    cost_source = "spec/machine.md 9.5"
 
     src: In
     dst: Out

@@ -1,4 +1,4 @@
-"""TensorE: matrix products and transposes into PSUM (isa_tensor.md)."""
+"""TensorE: matrix products and transposes into PSUM (spec/isa_tensor.md)."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class NcMatmul(MatmulInstruction):
     indirect: ClassVar[tuple[str, ...]] = ("dst", "stationary", "moving")
     widened: ClassVar[tuple[int, ...]] = (1, 2)
     cost_formula = "max(N, 64) cycles; fp32 x4 (x2 with a one/zero operand); pairs overlap"
-    cost_source = "machine.md 5.2"
+    cost_source = "spec/machine.md 5.2"
 
     dst: Accumulated
     stationary: In

@@ -1,4 +1,4 @@
-"""Transposes on the PE array and on VectorE (isa_tensor.md)."""
+"""Transposes on the PE array and on VectorE (spec/isa_tensor.md)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class NcTranspose(Instruction):
     public = "nc_transpose"
     engines = (TENSOR, VECTOR)
     cost_formula = "Tensor max(P, min(64, F)), fp32 x4 trn1, x2 trn2+; Vector max(64, F)"
-    cost_source = "machine.md 4, 5.2, 6.2"
+    cost_source = "spec/machine.md 4, 5.2, 6.2"
 
     dst: Out
     data: In
@@ -99,7 +99,7 @@ class NcTranspose(Instruction):
         return turning_flops(self.data)
 
     def choose_engine(self, machine: Machine) -> Any:
-        """By the destination buffer (isa.md 1.8)."""
+        """By the destination buffer (spec/isa.md 1.8)."""
         return TENSOR if self.dst.buffer is PSUM and self.data.buffer is SBUF else VECTOR
 
     def check(self, machine: Machine) -> None:

@@ -1,4 +1,4 @@
-"""Transfers that transpose (isa_dma.md)."""
+"""Transfers that transpose (spec/isa_dma.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VectorE: element-wise instructions (isa_vector.md)."""
+"""VectorE: element-wise instructions (spec/isa_vector.md)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TensorTensor(Instruction):
     engines = (VECTOR, GPSIMD)
     indirect = ("dst", "data1")
     cost_formula = "2N trn1, N trn2+; N with a PSUM operand; N/2 all 16-bit in SBUF trn2+; GpSimd 150 + 2N"
-    cost_source = "machine.md 6.1, 6.2, 8"
+    cost_source = "spec/machine.md 6.1, 6.2, 8"
 
     dst: Out
     data1: In
@@ -130,13 +130,13 @@ def tensor_scalar(
 
 
 class TensorScalar(Instruction):
-    """float32 arithmetic, exact 32-bit integers (isa.md 1.6) or bit patterns; an op of None is skipped."""
+    """float32 arithmetic, exact 32-bit integers (spec/isa.md 1.6) or bit patterns; skips an op of None."""
 
     public = "tensor_scalar"
     engines = (VECTOR, SCALAR, GPSIMD)
     indirect = ("dst", "data")
     cost_formula = "as tensor_copy, one operator or two; GpSimd 150 + 2N, rsqrt 150 + 4N"
-    cost_source = "machine.md 6.1, 6.2, 7, 8"
+    cost_source = "spec/machine.md 6.1, 6.2, 7, 8"
 
     dst: Out
     data: In
@@ -294,7 +294,7 @@ class ScalarTensorTensor(Instruction):
     public = "scalar_tensor_tensor"
     engines = (VECTOR,)
     cost_formula = "2N trn1, N trn2+; N for bf16 subtract then multiply of an even N"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In
@@ -338,7 +338,7 @@ class Reciprocal(Instruction):
     public = "reciprocal"
     engines = (VECTOR,)
     cost_formula = "8N trn1, 6N trn2+"
-    cost_source = "machine.md 6.2"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In

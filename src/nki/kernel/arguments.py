@@ -1,7 +1,7 @@
 """Arguments in, results out: what a kernel receives for each Python value, and what the caller gets back.
 
 Arrays become HBM tensors without a copy; containers and records are rebuilt around them. Nothing is
-written to the caller's arrays before the kernel has finished (language.md 3).
+written to the caller's arrays before the kernel has finished (spec/language.md 3).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Arguments:
         return self.by_name[name]
 
     def _storage(self, name: str, shape: tuple[int, ...], dtype: dtypes.DType) -> Storage:
-        """trn1 and trn2 know only float8_e4m3: e4m3fn bits arrive under that name (language.md 6.3)."""
+        """trn1 and trn2 know only float8_e4m3: e4m3fn bits arrive under that name (spec/language.md 6.3)."""
         relabelled = dtype == dtypes.float8_e4m3fn and self.launch.machine.generation < 4
         storage = Storage(
             SHARED_HBM if self.launch.degree > 1 else PRIVATE_HBM,

@@ -1,4 +1,4 @@
-"""The program cache: when a call may replay what an earlier call did (language.md 3.5).
+"""The program cache: when a call may replay what an earlier call did (spec/language.md 3.5).
 
 The key of a call holds the kernel's function, its arguments of plain types by type and value, and the
 shapes and dtypes of its tensors. An entry also knows all that the kernel's Python can read (`reads`), and

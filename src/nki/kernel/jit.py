@@ -1,4 +1,4 @@
-"""nki.jit, nki.simulate and nki.profile: what is made of a function (language.md 2 and 4)."""
+"""nki.jit, nki.simulate and nki.profile: what is made of a function (spec/language.md 2 and 4)."""
 
 from __future__ import annotations
 

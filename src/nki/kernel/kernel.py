@@ -1,4 +1,4 @@
-"""Kernel: a Python function that issues instructions, and the ways to call it (language.md 2-4).
+"""Kernel: a Python function that issues instructions, and the ways to call it (spec/language.md 2-4).
 
 A call looks for its program in the cache. Where there is none, the Python runs: its instructions are
 recorded and then run as one Program. Where that cannot be (Python looks at values, a dynamic loop is to be

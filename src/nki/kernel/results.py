@@ -1,4 +1,4 @@
-"""What a kernel may return (language.md 3.2 to 3.4)."""
+"""What a kernel may return (spec/language.md 3.2 to 3.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staged calls: what a call will do, known from shapes alone (frameworks.md 1).
+"""Staged calls: what a call will do, known from shapes alone (spec/frameworks.md 1).
 
 A compiler asks for the results of a kernel before there is data. The kernel is traced once on
 descriptions of its tensors; the Program then runs on data, as often as the compiled code does.

@@ -1,4 +1,4 @@
-"""Creating tensors (language.md 9, tensor.md 8)."""
+"""Creating tensors (spec/language.md 9, spec/tensor.md 8)."""
 
 from __future__ import annotations
 

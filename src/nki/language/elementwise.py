@@ -1,4 +1,4 @@
-"""Element-wise functions: the first life of every operator (language.md 13).
+"""Element-wise functions: the first life of every operator (spec/language.md 13).
 
 Called, `nl.add(x, y)` issues the instruction that adds and returns a new SBUF tile; passed as `op=`, the
 same object is the operator token.
@@ -111,7 +111,7 @@ _KEEPS_INTEGERS = (
     "invert",
     "logical_not",
 )
-_EXACT = ("add", "subtract", "multiply", "maximum", "minimum")  # 32-bit integers too (isa.md 1.6)
+_EXACT = ("add", "subtract", "multiply", "maximum", "minimum")  # 32-bit integers too (spec/isa.md 1.6)
 _INTEGER_32 = (dtypes.int32, dtypes.uint32)
 
 

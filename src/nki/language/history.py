@@ -1,4 +1,4 @@
-"""Names of older releases: a few still work, the others say what took their place (language.md 1.2)."""
+"""Names of older releases: a few still work, the others say what took their place (spec/language.md 1.2)."""
 
 from __future__ import annotations
 

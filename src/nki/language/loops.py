@@ -1,4 +1,4 @@
-"""Loops: unrolled ranges, and the dynamic loops that registers steer (language.md 10)."""
+"""Loops: unrolled ranges, and the dynamic loops that registers steer (spec/language.md 10)."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ class LoopIteration(RegisterInstruction):
     public = "dynamic_loop"
     state = (State.loop,)
     cost_formula = "dynamic_loop_ns"
-    cost_source = "machine.md 10"
+    cost_source = "spec/machine.md 10"
 
     index: RegisterOut
 

@@ -1,4 +1,4 @@
-"""Selecting, reshaping and moving data; matmul and transpose (language.md 14.4-14.7, 15)."""
+"""Selecting, reshaping and moving data; matmul and transpose (spec/language.md 14.4-14.7, 15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operands of `nl` functions: tiles and numbers, and what brings them to one shape (language.md 13)."""
+"""Operands of `nl` functions: tiles and numbers, and what brings them to one shape (spec/language.md 13)."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def cast(x: NkiTensor, dtype: DType) -> NkiTensor:
 
 
 def result_dtype(function: str, dtype: Any, *tiles: NkiTensor) -> DType:
-    """`dtype` if given, else the promoted dtype of the tiles (language.md 6.2)."""
+    """`dtype` if given, else the promoted dtype of the tiles (spec/language.md 6.2)."""
     if dtype is not None:
         return dtypes.resolve(dtype, f"{function}: dtype")
     result = tiles[0].dtype
@@ -178,7 +178,7 @@ def result_dtype(function: str, dtype: Any, *tiles: NkiTensor) -> DType:
 
 
 def watch_integers(function: str, *values: Any) -> None:
-    """W int-precision: 32-bit integers beyond 2^24 met an `nl` function (language.md 6.1)."""
+    """W int-precision: 32-bit integers beyond 2^24 met an `nl` function (spec/language.md 6.1)."""
     tiles = [v for v in values if isinstance(v, View) and v.dtype in INTEGERS and v.indirection is None]
     if not tiles or running() is None:
         return

@@ -1,4 +1,4 @@
-"""The programs of a launch, dynamic slices and printing from the device (language.md 11, 12, 15)."""
+"""The programs of a launch, dynamic slices and printing from the device (spec/language.md 11, 12, 15)."""
 
 from __future__ import annotations
 

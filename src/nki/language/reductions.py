@@ -1,4 +1,4 @@
-"""Reductions over trailing free dimensions, and what is built from them (language.md 14.1-14.3).
+"""Reductions over trailing free dimensions, and what is built from them (spec/language.md 14.1-14.3).
 
 The functions carry the names of Python's own; this module uses none of those.
 """

@@ -1,4 +1,4 @@
-"""Buffers and the base class of objects used in kernels (language.md 7)."""
+"""Buffers and the base class of objects used in kernels (spec/language.md 7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nl.tile_size`: sizes of the hardware a kernel tiles for (language.md 8)."""
+"""`nl.tile_size`: sizes of the hardware a kernel tiles for (spec/language.md 8)."""
 
 from __future__ import annotations
 

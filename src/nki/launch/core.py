@@ -105,7 +105,7 @@ class Core:
         return validation
 
     def warn_shifted(self, instruction: Instruction, pairs: Iterable[tuple[str, str]]) -> None:
-        """Hardware streams: what it has written already may come back as input (isa.md 1.2)."""
+        """Hardware streams: what it has written already may come back as input (spec/isa.md 1.2)."""
         for output, input in pairs:
             written, read = getattr(instruction, output), getattr(instruction, input)
             if written.storage is read.storage:
@@ -233,7 +233,7 @@ def issue(instruction: Instruction) -> Instruction:
 
 
 def check_dependency(later: NkiInstruction, earlier: NkiInstruction) -> None:
-    """Refuse edges that hardware could not wait for (isa_registers_sync.md, NkiInstruction)."""
+    """Refuse edges that hardware could not wait for (spec/isa_registers_sync.md "NkiInstruction")."""
     if not isinstance(earlier, NkiInstruction):
         raise error(
             "depends-on",

@@ -394,7 +394,7 @@ class Launch:
     def shared_storage(
         self, core: Core, name: str, shape: tuple[int, ...], dtype: DType
     ) -> tuple[Storage, Lease]:
-        """The n-th shared_hbm tensor of a name is one storage for all cores (language.md 12)."""
+        """The n-th shared_hbm tensor of a name is one storage for all cores (spec/language.md 12)."""
         number = core.allocation_counts.get(name, 0)
         core.allocation_counts[name] = number + 1
         found = self.shared.get((name, number))
@@ -427,7 +427,7 @@ class Launch:
                 )
 
     def _compare_loops(self) -> None:
-        """A dynamic loop that both cores ran must have run equally often on both (language.md 10.6)."""
+        """A dynamic loop that both cores ran must have run equally often on both (spec/language.md 10.6)."""
         if not self.has_data or self.mode == "deferred":
             return
         first, second = (

@@ -1,4 +1,4 @@
-"""The world of a running rank: who it is, how many there are, and how they exchange bytes (collectives.md 6).
+"""The world of a running rank: its number, their number, and how they exchange bytes (spec/collectives.md 6).
 
 Collectives are written against `World.exchange` alone: a new transport implements that one method.
 """

@@ -1,4 +1,4 @@
-"""The activation functions of ScalarE on float32 arrays (isa.md 3), good to 2e-7 or the last place.
+"""The activation functions of ScalarE on float32 arrays (spec/isa.md 3), good to 2e-7 or the last place.
 
 What numpy has in float32 is taken as it is. The rest is computed in float64, in forms that neither overflow
 nor cancel, and rounded once.
@@ -161,7 +161,7 @@ def _gelu_dx(x: Array) -> Array:
 
 
 def _sin_of_engine(x: Array) -> Array:
-    """sin inside [-pi, pi]; outside, the last polynomial piece goes on as a cubic (isa.md 3)."""
+    """sin inside [-pi, pi]; outside, the last polynomial piece goes on as a cubic (spec/isa.md 3)."""
     result = np.sin(x)
     outside = np.abs(x) > _PI
     if not _some(outside):

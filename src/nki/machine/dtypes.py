@@ -1,4 +1,4 @@
-"""The data types: one table, and the casts of language.md 6.1 and isa.md 1.4.
+"""The data types: one table, and the casts of spec/language.md 6.1 and spec/isa.md 1.4.
 
 A dtype is a string with attributes (`nl.float32 == "float32"`). Every arithmetic path is
 `f32(array, source)`, float32 arithmetic, `store(dst, result, target)`. Bits are kept only where the source
@@ -62,7 +62,7 @@ def _dtype(name: str, storage: Any, largest: float, castable: bool = True, lane:
     return dtype
 
 
-# language.md 6
+# spec/language.md 6
 bool_ = _dtype("bool", np.bool_, 1)
 int8 = _dtype("int8", np.int8, 2**7 - 1)
 int16 = _dtype("int16", np.int16, 2**15 - 1)
@@ -304,7 +304,7 @@ def _not_castable(dtype: DType) -> NkiError:
 
 @cache
 def promote(a: DType, b: DType) -> DType:
-    """The dtype of an `nl` result whose two tiles have these dtypes (language.md 6.2)."""
+    """The dtype of an `nl` result whose two tiles have these dtypes (spec/language.md 6.2)."""
     if a is b:
         return a
     if not (a.castable and b.castable):
@@ -328,7 +328,7 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 @cache
 def poison(dtype: DType) -> Any:
-    """The content of fresh memory: NaN, 4, or all ones (language.md 4)."""
+    """The content of fresh memory: NaN, 4, or all ones (spec/language.md 4)."""
     if dtype.is_integer or dtype.is_bool:
         return dtype.storage.type(4)
     if dtype.castable:

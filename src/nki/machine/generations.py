@@ -199,7 +199,7 @@ TRN2 = Machine(
     kernel_overhead_ns=9_400.0,
 )
 
-# trn2 with the differences of machine.md; most of what is not named here is a documented "same".
+# trn2 with the differences of spec/machine.md; most of what is not named here is a documented "same".
 TRN3 = replace(
     TRN2,
     name="trn3",

@@ -23,8 +23,8 @@ class Machine:
     """One generation. A field with a default is the same on all of them."""
 
     # --- identity
-    name: str  # language.md 5 [D]
-    aliases: tuple[str, ...]  # language.md 5 [D]
+    name: str  # spec/language.md 5 [D]
+    aliases: tuple[str, ...]  # spec/language.md 5 [D]
     generation: int  # 1 [D] NeuronCore-v2, v3, v4
     assumed: frozenset[str]  # 15 [X] the fields that rest on an assumption on this machine
 
@@ -48,12 +48,12 @@ class Machine:
     sbuf_bytes: int  # 1 [D]
     sbuf_usable_bytes: int  # 1 [T] the rest is reserved
     sbuf_partition_stride_bytes: int = 262_144  # 1 [S] address step from partition to partition
-    sbuf_min_align: int = 1  # language.md 8 [C] bytes
+    sbuf_min_align: int = 1  # spec/language.md 8 [C] bytes
     psum_bytes: int = 16 * KIB  # 1 [D]
     psum_bank_bytes: int = 2 * KIB  # 1 [D]
     psum_banks: int = 8  # 1 [D]
     psum_banks_pe_dma_transpose: int  # 3 [D] when dma_transpose is lowered to TensorE, it takes bank 7
-    psum_min_align: int = 4  # language.md 8 [C] bytes
+    psum_min_align: int = 4  # spec/language.md 8 [C] bytes
 
     # --- SBUF and PSUM: access
     access_max_dims: int = 4  # 3 [D] nested dimensions of the free axis
@@ -72,7 +72,7 @@ class Machine:
     matmul_moving_max: int  # 5.1 [D] free elements of moving (N), float32 dst
     matmul_moving_max_bf16: int  # 5.1 [D] the same, bfloat16 dst
     matmul_bank_limited: bool  # 3 [D] one matmul's dst lies in one PSUM bank
-    gemm_moving_fmax: int = 512  # language.md 8 [D] the constant nl.tile_size shows on every generation
+    gemm_moving_fmax: int = 512  # spec/language.md 8 [D] the constant nl.tile_size shows on every generation
     pe_tile_sizes: tuple[int, ...]  # 5.1 [D] rows or columns of a tile of the array
     transpose_exact: bool  # 3.2 [D] transposes move bits; else they multiply by the identity
     mx_contraction_multiple: int = 32  # 5.1 [D] K of nc_matmul_mx

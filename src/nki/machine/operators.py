@@ -1,6 +1,6 @@
 """Operators: the `nl` functions in their second life, as `op=` tokens of instructions.
 
-Each has its formula here, on float32 arrays (isa.md 2 and 3). `nki.language` gives it its first life:
+Each has its formula here, on float32 arrays (spec/isa.md 2 and 3). `nki.language` gives it its first life:
 the function that runs when a kernel calls `nl.add(x, y)`.
 """
 

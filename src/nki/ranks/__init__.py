@@ -1,4 +1,4 @@
-"""nki.ranks: kernels on many ranks, in one process, in several, or across machines (collectives.md 6)."""
+"""nki.ranks: kernels on many ranks, in one process, in several or across machines (spec/collectives.md 6)."""
 
 from ..launch.world import Meeting, World
 from .attached import attach

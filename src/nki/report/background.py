@@ -29,7 +29,7 @@ def table_loads(timeline: Timeline) -> Iterator[Bar]:
 def stationary_loads(timeline: Timeline) -> Iterator[Bar]:
     """The LoadStationary of each Matmult, which ends where that begins, while the one before it still runs.
 
-    Four columns a cycle, of float32 one (machine.md 5.2). On trn1 it has to be over a little earlier.
+    Four columns a cycle, of float32 one (spec/machine.md 5.2). On trn1 it has to be over a little earlier.
     """
     m = timeline.machine
     clock = engine_clocks(m)["tensor"]

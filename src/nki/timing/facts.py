@@ -31,7 +31,7 @@ def facts_of(instruction: Instruction, engine: str, machine: Machine) -> Facts:
 
 
 def stride_slowdown(instruction: Instruction, machine: Machine) -> float:
-    """A long step between elements halves the rate of the memory interface (machine.md 3)."""
+    """A long step between elements halves the rate of the memory interface (spec/machine.md 3)."""
     for view in instruction.operands():
         if isinstance(view, View) and view.on_chip:
             steps = [s for n, s in zip(view.shape[1:], view.strides[1:], strict=True) if n > 1]

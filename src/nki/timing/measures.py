@@ -1,6 +1,6 @@
 """Measures of a Timeline that several reports share: work, bounds, the critical path, assumptions.
 
-Definitions are those of machine.md 12. Everything here is a pure function of a Timeline.
+Definitions are those of spec/machine.md 12. Everything here is a pure function of a Timeline.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def instruction_ns(timeline: Timeline, engine: str, core: int) -> float:
 
 
 class Bounds(NamedTuple):
-    """The ladders of machine.md 12, in ns: each step is a lower bound of the one before it."""
+    """The ladders of spec/machine.md 12, in ns: each step is a lower bound of the one before it."""
 
     memory: tuple[float, float, float]  # DMA active, all bytes at full rate, necessary bytes at full rate
     compute: tuple[float, float, float]  # TensorE active, its flops at full rate, without transposes

@@ -9,7 +9,7 @@ from .regions import Operation
 from .transfer import RANKS, Transfer
 
 # From top to bottom in reports. A queue belongs to who triggers its transfers and how their descriptors are
-# made (the DMA guide); spills have one of their own (machine.md 9.5).
+# made (the DMA guide); spills have one of their own (spec/machine.md 9.5).
 SPILL_QUEUE = "spill"
 QUEUES = ("software", "hardware sync", "hardware scalar", "static", SPILL_QUEUE, RANKS)
 

@@ -2,7 +2,7 @@
 
 A program becomes operations in three steps: every access of every tile is a region; overlapping
 regions give dependencies (RAW, WAR, WAW); and SBUF is planned in program order, which adds the waits
-for reused space and, when live tiles exceed it, spills to HBM (machine.md 4, design.md "Memory").
+for reused space and, when live tiles exceed it, spills to HBM (spec/machine.md 4).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""On-chip space in program order: who gets it, what is spilled when it is full (design.md, Memory)."""
+"""On-chip space in program order: allocation and spills (docs/decisions/08-spill-instead-of-fail.md)."""
 
 from __future__ import annotations
 

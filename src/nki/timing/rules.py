@@ -1,7 +1,7 @@
 """The timing law: when an operation may begin, how long it holds its engine, when its result is seen.
 
-Pure functions of machine numbers (machine.md 4, 5, 9). The simulation that makes a schedule and the replay
-that answers what-ifs both go by them.
+Pure functions of machine numbers (spec/machine.md 4, 5, 9). The simulation that makes a schedule
+and the replay that answers what-ifs both use them.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def deal(
 
 
 class Activity:
-    """How busy the PE array was lately: below half it streams at half rate (machine.md 5.3)."""
+    """How busy the PE array was lately: below half it streams at half rate (spec/machine.md 5.3)."""
 
     def __init__(self, machine: Machine):
         self.machine = machine

@@ -1,4 +1,4 @@
-"""A discrete-event simulation of the engines and the DMA system (machine.md 4-11).
+"""A discrete-event simulation of the engines and the DMA system (spec/machine.md 4-11).
 
 An engine takes the first instruction of the program whose operands are ready. Transfers are triggered
 in the order of their first use, so loads run ahead as far as SBUF space allows. Deterministic.
@@ -369,7 +369,8 @@ class CoreSimulation:
     def _must_wait(self, engine: str, index: int, now: float) -> float:
         """When those have finished with which it cannot run at the same time.
 
-        Engines that share a port take turns (machine.md 3.1), and matmuls on one part of the PE array (5.2).
+        Engines that share a port take turns (spec/machine.md 3.1), and so do matmuls on one part of the
+        PE array (spec/machine.md 5.2).
         """
         if engine == "tensor":
             tile, whole = self._facts(self.operations[index]).pe_tile, WHOLE_ARRAY
@@ -429,7 +430,7 @@ class CoreSimulation:
         return instruction
 
     def _shares_bus(self, now: float) -> bool:
-        """While GpSimdE works, VectorE has no fast modes (machine.md 3.1)."""
+        """While GpSimdE works, VectorE has no fast modes (spec/machine.md 3.1)."""
         other = self.last_on.get("gpsimd")
         return self.machine.shared_bus_stops_fast_modes and other is not None and self.free[other] > now
 

@@ -1,4 +1,4 @@
-"""Timeline: when everything happened, and the profiler's figures about it (machine.md 12)."""
+"""Timeline: when everything happened, and the profiler's figures about it (spec/machine.md 12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a DMA costs: who triggers it, how long each of the sixteen engines works (machine.md 9)."""
+"""What a DMA costs: who triggers it, how long each of the sixteen engines works (spec/machine.md 9)."""
 
 from __future__ import annotations
 

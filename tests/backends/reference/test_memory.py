@@ -1,4 +1,4 @@
-"""Memories: poison, what was written, shared addresses, wide floats (tensor.md 8, language.md 4, 6.5)."""
+"""Memories: poison, written bytes, addresses, wide floats (spec/tensor.md 8, spec/language.md 4, 6.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays: a recorded program on new data equals the kernel's Python run on it (language.md 3.5)."""
+"""Replays: a recorded program on new data equals the kernel's Python run on it (spec/language.md 3.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BLAS for tiles: on one thread, because more made them 20 times slower (design.md), and with a sum.
+"""BLAS for tiles, on one thread (docs/decisions/09-one-blas-thread.md), and with a sum.
 
 numpy multiplies matrices but does not add to what is there. The BLAS in its wheels does, which saves a
 pass over the product of every matmul that accumulates.

@@ -1,7 +1,7 @@
 """The numpy executor: the definition of what a program computes.
 
 It hands each instruction the arrays of its operands and lets `compute` fill the outputs.
-Indirect operands are resolved here, when the instruction runs (tensor.md 7).
+Indirect operands are resolved here, when the instruction runs (spec/tensor.md 7).
 """
 
 from __future__ import annotations

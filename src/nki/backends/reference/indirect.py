@@ -1,4 +1,4 @@
-"""Run-time addresses: what an indirect view means when its instruction runs (tensor.md 7, isa_dma.md)."""
+"""Run-time addresses: resolve indirect views when an instruction runs (spec/tensor.md 7, spec/isa_dma.md)."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _down_the_partitions(ids: np.ndarray) -> np.ndarray:
 
 
 def _columns(view: View, instruction: Instruction) -> np.ndarray:
-    """Free offsets (P, num_elem) that a tensor indirection addresses (tensor.md 7.5)."""
+    """Free offsets (P, num_elem) that a tensor indirection addresses (spec/tensor.md 7.5)."""
     ind = view.indirection
     assert ind is not None and ind.base is not None
     group = 32 if instruction.runs_on is not None and instruction.runs_on.name == "tensor" else 16

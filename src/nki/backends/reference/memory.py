@@ -256,7 +256,7 @@ class Memory:
         if not self.is_written(view, shift, where):
             warn(*uninitialised(view))
 
-    # ---- PSUM accumulation (isa_tensor.md) -------------------------------------------------------
+    # ---- PSUM accumulation (spec/isa_tensor.md) -------------------------------------------------------
 
     def matmul_written(self, view: View) -> Any:
         """True or False where all elements agree, else a mask: which elements a matmul wrote."""

@@ -1,4 +1,4 @@
-"""Tensors with an explicit `address=`: rectangles of a core's physical memory (tensor.md 8)."""
+"""Tensors with an explicit `address=`: rectangles of a core's physical memory (spec/tensor.md 8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The random number generators of the engines (isa_vector.md, "Random model").
+"""The random number generators of the engines (spec/isa_vector.md "Random model").
 
 Hardware's bit streams are not documented. Ours are XORWOW, one generator per lane on GpSimdE and four per
 lane on VectorE, whose element k of an instruction uses the lane's state k mod 4. The state belongs to the

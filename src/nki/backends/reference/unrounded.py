@@ -1,4 +1,4 @@
-"""NKI_PRECISE_FP=0: narrow floats keep float32 values (language.md 6.5).
+"""NKI_PRECISE_FP=0: narrow floats keep float32 values (spec/language.md 6.5).
 
 Every view of a narrow float dtype is handed out as float32, every other view as its real bits. A storage
 of a narrow dtype holds its values beside the bytes: a view of another dtype sees them rounded, and

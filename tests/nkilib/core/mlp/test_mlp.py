@@ -42,7 +42,7 @@ def vector(n, dtype="bfloat16", seed=9, scale=0.2):
 
 
 def agree(actual, expected, tolerance=1e-2):
-    """rtol = atol, as the tutorial asks of bfloat16 and mlp.md of FP8 (3e-2)."""
+    """rtol = atol, as the tutorial asks of bfloat16 and spec/library/mlp.md of FP8 (3e-2)."""
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual.astype(np.float64), expected, rtol=tolerance, atol=tolerance)
 

@@ -72,7 +72,7 @@ def expected(x, weights, layout="quarter", act=ActFnType.SiLU, narrow=None, limi
 
 
 def agree(actual, wanted):
-    """As mlp.md asks of MX. Mostly the kernel rounds as the reference does; rarely to the other side."""
+    """Within what spec/library/mlp.md asks of MX; the kernel rarely rounds to the other side."""
     assert actual.shape == wanted.shape
     actual = actual.astype(np.float64)
     np.testing.assert_allclose(actual, wanted, rtol=6e-2, atol=6e-2 * np.abs(wanted).max())

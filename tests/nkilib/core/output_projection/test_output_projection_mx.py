@@ -28,7 +28,7 @@ def expected(x, weight, bias=0.0):
 
 
 def agree(actual, wanted):
-    """rtol 5e-2 of output_projection.md, and within bfloat16 nearly everywhere."""
+    """rtol 5e-2 of spec/library/output_projection.md, and within bfloat16 nearly everywhere."""
     actual = np.asarray(actual, np.float64)
     assert actual.shape == wanted.shape
     np.testing.assert_allclose(actual, wanted, rtol=5e-2, atol=1e-2 * np.abs(wanted).max())

@@ -41,7 +41,7 @@ def seen_tokens(x):
 
 
 def agree(actual, wanted):
-    """As qkv.md asks of MX."""
+    """As spec/library/qkv.md asks of MX."""
     assert actual.shape == wanted.shape
     actual = actual.astype(np.float64)
     np.testing.assert_allclose(actual, wanted, rtol=1e-2, atol=1e-2 * np.abs(wanted).max())

@@ -117,7 +117,7 @@ def launch(w: Layer, spec: MoECTESpec = SPEC, lnc: int = 1, spare: int = 0, **op
 
 
 def near(got: Any, reference: np.ndarray, part: float) -> None:
-    """Within a part of the largest reference, as moe.md says."""
+    """Within a part of the largest reference, as spec/library/moe.md says."""
     assert np.abs(np.asarray(got, np.float64) - reference).max() <= part * np.abs(reference).max()
 
 

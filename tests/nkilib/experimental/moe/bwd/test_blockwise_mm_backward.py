@@ -154,7 +154,7 @@ def all_close(got: tuple, wanted: list, terms: int = 10**4) -> None:
 
 
 def near(got: tuple, wanted: list, part: float = 2e-2) -> None:
-    """Within a part of the largest gradient, as moe.md says."""
+    """Within a part of the largest gradient, as spec/library/moe.md says."""
     for mine, reference in zip(got, wanted[: len(got)], strict=True):
         assert np.abs(np.asarray(mine, np.float64) - reference).max() <= part * np.abs(reference).max()
 
