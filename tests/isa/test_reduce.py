@@ -267,7 +267,7 @@ def test_identities_of_the_folds():
 @given(st.sampled_from(["abs_max", "abs_min"]), st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_folds_by_magnitude_keep_the_sign_of_the_last_of_equals(name, columns, seed):
     values = whole((4, columns), seed=seed)
-    got = accumulators.fold(operators.find(name), values)
+    got = accumulators.reduced(operators.find(name), values)
     for row, result in zip(values, got, strict=True):
         best = max(abs(row)) if name == "abs_max" else min(abs(row))
         assert result == row[np.flatnonzero(abs(row) == best)[-1]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..backends.reference.memories import memory_of
 from ..errors import error
-from ..ir.context import warn
+from ..ir.context import current, warn
 from ..ir.instruction import Cost, State, Wire
 from ..ir.view import View
 from ..isa import rules
@@ -115,8 +115,9 @@ class Collective(DmaInstruction):
         """The ranks that take part with this one, in index order; none: it takes no part."""
         return self.replica_group.members(rank)
 
-    def compute(self: Any, core: Core, *arrays: np.ndarray) -> None:
+    def compute(self: Any, *arrays: np.ndarray) -> None:
         """Shared tensors: once per rank, when both cores have come. Others: each core by itself."""
+        core: Core = current()
         rank = core.launch.world.rank
         if not self.members(rank):
             self.left_out(rank)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.context import warn
+from ..ir.context import current, warn
+from ..ir.engine_state import Accumulators, EngineState
 from ..ir.instruction import Instruction
 from ..ir.view import View
-from ..launch.core import Core
 from ..machine.operators import Operator
 from . import rules
 from .enums import member, reduce_cmd
@@ -21,7 +21,7 @@ from .numerics import is_array
 
 _IDLE, _RESET, _REDUCE = reduce_cmd.idle, reduce_cmd.reset, reduce_cmd.reduce
 _RESET_REDUCE, _LOAD_REDUCE = reduce_cmd.reset_reduce, reduce_cmd.load_reduce
-_FOLDING = (_REDUCE, _RESET_REDUCE, _LOAD_REDUCE)
+_REDUCING = (_REDUCE, _RESET_REDUCE, _LOAD_REDUCE)
 
 _IDENTITIES = {
     "add": np.float32(0),
@@ -117,7 +117,6 @@ def identity(op: Operator) -> np.float32:
 
 
 def step(
-    core: Core,
     which: str,
     command: reduce_cmd,
     op: Operator,
@@ -129,57 +128,52 @@ def step(
 
     The array returned is the registers themselves: do not write to it.
     """
-    lanes = begin(core, which, command, op, len(values), init, user)
-    if command in _FOLDING:
-        lanes[...] = combine(op, lanes, fold(op, values))
+    lanes = begin(which, command, op, len(values), init, user)
+    if command in _REDUCING:
+        lanes[...] = combine(op, lanes, reduced(op, values))
     return lanes
 
 
-def begin(
-    core: Core, which: str, command: reduce_cmd, op: Operator, partitions: int, init: Any, user: str
-) -> np.ndarray:
-    """The registers of the first `partitions` lanes with what the command starts from, to be updated."""
+def begin(which: str, command: reduce_cmd, op: Operator, partitions: int, init: Any, user: str) -> np.ndarray:
+    """Return the registers of the first `partitions` lanes, set to what the command starts from."""
+    state: EngineState = current().engine_state
     vector = which == "vector"
-    lanes = (core.vector_accumulator if vector else core.scalar_accumulator)[:partitions]
-    defined = core.vector_accumulator_lanes if vector else core.scalar_accumulator_lanes
+    registers = state.vector if vector else state.scalar
+    lanes = registers.values[:partitions]
     if command is _RESET_REDUCE or command is _RESET:
         lanes[...] = _IDENTITIES[op.name]
     elif command is _LOAD_REDUCE:
         lanes[...] = init.reshape(-1) if is_array(init) else np.float32(init)
     elif command is _REDUCE:
-        _continue(core, vector, defined, partitions, user)
+        _continue(registers, vector, partitions, user)
         return lanes
     elif vector:  # idle: the engine uses the registers for itself
         lanes[...] = np.nan
-        core.vector_accumulator_lanes = 0
+        registers.defined = 0
         return lanes
     else:
         return lanes
-    if vector:
-        core.vector_accumulator_lanes = max(defined, partitions)
-        core.vector_accumulator_user = user
-    else:
-        core.scalar_accumulator_lanes = max(defined, partitions)
+    registers.defined = max(registers.defined, partitions)
+    registers.user = user
     return lanes
 
 
-def _continue(core: Core, vector: bool, defined: int, partitions: int, user: str) -> None:
-    if defined < partitions:
+def _continue(registers: Accumulators, vector: bool, partitions: int, user: str) -> None:
+    if registers.defined < partitions:
         warn(
             "acc-undefined",
-            f"{user}: reduce_cmd.reduce goes on with registers that hold nothing",
-            notes=[f"{defined} of {partitions} accumulator registers are defined"],
+            f"{user}: reduce_cmd.reduce continues with registers that hold nothing",
+            notes=[f"{registers.defined} of {partitions} accumulator registers are defined"],
             help="begin the chain with reduce_cmd.reset_reduce",
         )
-    elif vector and core.vector_accumulator_user != user:
+    elif vector and registers.user != user:
         warn(
             "acc-shared",
-            f"{user}: reduce_cmd.reduce goes on with what {core.vector_accumulator_user} left behind",
+            f"{user}: reduce_cmd.reduce continues with what {registers.user} left behind",
             notes=["the instructions of the vector engine share one set of accumulator registers"],
             help="finish one chain before another instruction begins its own",
         )
-    if vector:
-        core.vector_accumulator_user = user
+    registers.user = user
 
 
 def combine(op: Operator, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -187,8 +181,8 @@ def combine(op: Operator, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return op.formula(a, b)
 
 
-def fold(op: Operator, values: np.ndarray) -> np.ndarray:
-    """`values` [P, ...] folded over all free elements, [P]."""
+def reduced(op: Operator, values: np.ndarray) -> np.ndarray:
+    """Reduce `values` [P, ...] over all free elements, to [P]."""
     values = values.reshape(len(values), -1)
     ufunc = _REDUCTIONS.get(op.name)
     if ufunc is not None:

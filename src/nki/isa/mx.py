@@ -303,12 +303,11 @@ class NcMatmulMx(MatmulInstruction):
         moving: np.ndarray,
         stationary_scale: np.ndarray,
         moving_scale: np.ndarray,
-        written: Any,
     ) -> None:
         left = dequantize(stationary, self.stationary.dtype, stationary_scale)
         right = dequantize(moving, self.moving.dtype, moving_scale)
         product = np.matmul(left.T, right).astype(np.float32, copy=False)
-        self.accumulate_into(dst, product.reshape(dst.shape), written)
+        self.accumulate_into(dst, product.reshape(dst.shape))
 
     def cost(self, m: Machine) -> Cost:
         cycles = max(self.moving.free_elements, m.matmul_min_cycles) + m.matmul_gap_cycles

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..backends.reference.random import STATES, WORDS, generator, is_dead
-from ..ir.context import warn
+from ..ir.context import current, warn
 from ..ir.instruction import Cost, In, Instruction, Operand, Out, State
-from ..launch.core import Core, issue
+from ..launch.core import issue
 from ..machine import dtypes
 from ..machine.dtypes import bits, f32
 from ..machine.machine import Machine
@@ -52,8 +52,8 @@ class Rng(Instruction):
     def touches(self) -> tuple[State, ...]:
         return _random_state(self)
 
-    def compute(self, core: Core, dst: np.ndarray) -> None:
-        words = generator(core, self.engine_name()).bits(dst.shape[0], self.dst.free_elements)
+    def compute(self, dst: np.ndarray) -> None:
+        words = generator(current(), self.engine_name()).bits(dst.shape[0], self.dst.free_elements)
         bits(dst)[...] = shaped(words, dst).astype(self.dst.dtype.bits)
 
     def cost(self, m: Machine) -> Cost:
@@ -93,7 +93,7 @@ class Rand2(Instruction):
         if rules.is_number(self.min) and rules.is_number(self.max) and not self.min < self.max:
             raise rules.fail(self, "rand-range", f"min {self.min} must be below max {self.max}")
 
-    def compute(self, core: Core, dst: np.ndarray, low: Any, high: Any) -> None:
+    def compute(self, dst: np.ndarray, low: Any, high: Any) -> None:
         low, high = column(low, self.min, dst.ndim), column(high, self.max, dst.ndim)
         if not np.less(low, high).all():
             warn(
@@ -101,7 +101,7 @@ class Rand2(Instruction):
                 "rand2: min is not below max in every partition",
                 notes=[f"dst: {self.dst.describe()}"],
             )
-        u = shaped(generator(core, "vector").uniform(dst.shape[0], self.dst.free_elements), dst)
+        u = shaped(generator(current(), "vector").uniform(dst.shape[0], self.dst.free_elements), dst)
         dtypes.store(dst, low + u * (high - low), self.dst.dtype)
 
     def cost(self, m: Machine) -> Cost:
@@ -146,8 +146,8 @@ class Dropout(Instruction):
         elif not self.prob.dtype.is_float or not self.prob.dtype.castable:
             raise rules.fail(self, "dtype", f"prob has dtype {self.prob.dtype}, it must be a float", ["prob"])
 
-    def compute(self, core: Core, dst: np.ndarray, data: np.ndarray, prob: Any) -> None:
-        u = shaped(generator(core, "vector").uniform(dst.shape[0], self.dst.free_elements), dst)
+    def compute(self, dst: np.ndarray, data: np.ndarray, prob: Any) -> None:
+        u = shaped(generator(current(), "vector").uniform(dst.shape[0], self.dst.free_elements), dst)
         drop = u < column(prob, self.prob, dst.ndim)
         data = shaped(data, dst)
         if moves_bits(dst, self.dst.dtype, data, self.data.dtype):
@@ -189,8 +189,8 @@ class SetRngSeed(Instruction):
                 "pass a [1, 1] tile; rand_set_state sets each lane by itself",
             )
 
-    def compute(self, core: Core, src_seeds: np.ndarray) -> None:
-        generator(core, "vector").seed(int(bits(src_seeds).reshape(-1)[0]))
+    def compute(self, src_seeds: np.ndarray) -> None:
+        generator(current(), "vector").seed(int(bits(src_seeds).reshape(-1)[0]))
 
     def cost(self, m: Machine) -> Cost:
         return Cost(m.min_ii_cycles, m.fix_vector_ns)
@@ -239,7 +239,7 @@ class RandSetState(StateInstruction):
         rules.in_sbuf(self, "src_seeds")
         self.check_state("src_seeds", machine)
 
-    def compute(self, core: Core, src_seeds: np.ndarray) -> None:
+    def compute(self, src_seeds: np.ndarray) -> None:
         words = src_seeds.reshape(src_seeds.shape[0], -1)
         if is_dead(words):
             warn(
@@ -248,7 +248,7 @@ class RandSetState(StateInstruction):
                 notes=[f"src_seeds: {self.src_seeds.describe()}"],
                 help="give every lane a seed with some bits set",
             )
-        generator(core, self.engine_name()).set_state(words)
+        generator(current(), self.engine_name()).set_state(words)
 
 
 def rand_get_state(dst, engine=engine.gpsimd, name=None):
@@ -265,8 +265,8 @@ class RandGetState(StateInstruction):
     def check(self, machine: Machine) -> None:
         self.check_state("dst", machine)
 
-    def compute(self, core: Core, dst: np.ndarray) -> None:
-        dst[...] = shaped(generator(core, self.engine_name()).state(dst.shape[0]), dst)
+    def compute(self, dst: np.ndarray) -> None:
+        dst[...] = shaped(generator(current(), self.engine_name()).state(dst.shape[0]), dst)
 
 
 __all__ = ["dropout", "rand2", "rand_get_state", "rand_set_state", "rng", "set_rng_seed"]

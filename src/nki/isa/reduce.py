@@ -9,7 +9,7 @@ import numpy as np
 from ..ir.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
 from ..ir.layout import is_int
 from ..ir.view import View
-from ..launch.core import Core, issue
+from ..launch.core import issue
 from ..machine import dtypes, operators
 from ..machine.dtypes import f32, store
 from ..machine.machine import Machine
@@ -205,13 +205,13 @@ class TensorScalarReduce(Instruction):
             )
 
     def compute(
-        self, core: Core, dst: np.ndarray, data: np.ndarray, operand0: Any, reduce_res: Any, reduce_init: Any
+        self, dst: np.ndarray, data: np.ndarray, operand0: Any, reduce_res: Any, reduce_init: Any
     ) -> None:
         x = f32(shaped(data, dst), self.data.dtype)
         operand0 = column(operand0, self.operand0, dst.ndim)
         init = _start(reduce_init, self.reduce_init)
         values = alu.evaluate_into(dst, self.dst.dtype, self.op0, x, operand0)
-        acc = accumulators.step(core, "vector", self.reduce_cmd, self.reduce_op, values, init, self.public)
+        acc = accumulators.step("vector", self.reduce_cmd, self.reduce_op, values, init, self.public)
         _read_out(self, acc, reduce_res, self.reduce_res_negate)
 
     def cost(self, m: Machine) -> Cost:
@@ -274,11 +274,11 @@ class TensorScalarCumulative(Instruction):
         accumulators.check_command(self, (RESET_REDUCE, REDUCE, LOAD_REDUCE))
         accumulators.check_init(self, "imm1", "src")
 
-    def compute(self, core: Core, dst: np.ndarray, src: np.ndarray, imm0: Any, imm1: Any) -> None:
+    def compute(self, dst: np.ndarray, src: np.ndarray, imm0: Any, imm1: Any) -> None:
         x = flat(f32(src, self.src.dtype))
         values = alu.evaluate(self.op0, x, column(imm0, self.imm0, 2), False, np.empty_like(x, np.float32))
         start = _start(imm1, self.imm1)
-        acc = accumulators.begin(core, "vector", self.reduce_cmd, self.op1, len(x), start, self.public)
+        acc = accumulators.begin("vector", self.reduce_cmd, self.op1, len(x), start, self.public)
         running = _running_fold(self.op1, values, acc)
         acc[...] = running[:, -1]
         store(dst, running.reshape(dst.shape), self.dst.dtype)
@@ -453,13 +453,13 @@ class Exponential(Instruction):
         accumulators.check_init(self, "reduce_init", "src", unset=0.0)
 
     def compute(
-        self, core: Core, dst: np.ndarray, src: np.ndarray, max_value: Any, reduce_res: Any, reduce_init: Any
+        self, dst: np.ndarray, src: np.ndarray, max_value: Any, reduce_res: Any, reduce_init: Any
     ) -> None:
         x = f32(shaped(src, dst), self.src.dtype)
         values = np.subtract(x, column(max_value, self.max_value, dst.ndim), out=scratch(dst.shape, dst))
         np.exp(values, out=values)
         init = _start(reduce_init, self.reduce_init)
-        acc = accumulators.step(core, "vector", self.reduce_cmd, _ADD, values, init, self.public)
+        acc = accumulators.step("vector", self.reduce_cmd, _ADD, values, init, self.public)
         store(dst, values, self.dst.dtype)
         _read_out(self, acc, reduce_res)
 

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..ir.context import warn
+from ..ir.context import current, warn
 from ..ir.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
 from ..ir.view import View
-from ..launch.core import Core, issue
+from ..launch.core import issue
 from ..machine import activations as special
 from ..machine import dtypes, operators
 from ..machine.dtypes import f32
@@ -64,31 +64,30 @@ class ActivationInstruction(Instruction):
     def table(self: Any) -> str | None:
         return self.op.name
 
-    def activate(
-        self: Any, core: Core, dst: np.ndarray, z: np.ndarray, reduce_res: Any, **options: Any
-    ) -> None:
+    def activate(self: Any, dst: np.ndarray, z: np.ndarray, reduce_res: Any, **options: Any) -> None:
         """dst = op(z); the registers see the float32 results before the cast."""
         self._warn_range(z)
         function = self.op.activation
         straight = dst.dtype == np.float32 and self.dst.dtype != "tfloat32" and isinstance(function, np.ufunc)
         values = function(z, out=dst) if straight else function(z, **options)
-        lanes = self._reduce(core, values) if self.reduces else None
+        lanes = self._reduce(values) if self.reduces else None
         if not straight:
             dtypes.store(dst, values, self.dst.dtype)
         if reduce_res is not None:
             assert lanes is not None
             dtypes.store(reduce_res, lanes.reshape(reduce_res.shape), self.reduce_res.dtype)
 
-    def _reduce(self: Any, core: Core, values: np.ndarray) -> np.ndarray:
+    def _reduce(self: Any, values: np.ndarray) -> np.ndarray:
         idle = self.reduce_cmd is reduce_cmd.idle
-        if idle and core.scalar_accumulator_lanes < len(values):
+        defined = current().engine_state.scalar.defined
+        if idle and defined < len(values):
             warn(
                 "acc-undefined",
                 f"{self.public}: reduce_res reads registers that hold nothing",
-                notes=[f"{core.scalar_accumulator_lanes} of {len(values)} accumulator registers are defined"],
+                notes=[f"{defined} of {len(values)} accumulator registers are defined"],
                 help="pass reduce_cmd=nisa.reduce_cmd.reset_reduce to reduce this tile",
             )
-        return accumulators.step(core, "scalar", self.reduce_cmd, self.reduce_op, values, user=self.public)
+        return accumulators.step("scalar", self.reduce_cmd, self.reduce_op, values, user=self.public)
 
     def _warn_range(self: Any, z: np.ndarray) -> None:
         outside = special.outside_valid_range(self.op.name, z)
@@ -198,13 +197,13 @@ class Activation(ActivationInstruction):
                 help="memset a [P, 1] tile and pass it as bias",
             )
 
-    def compute(self, core, dst, data, bias, scale, reduce_res) -> None:
+    def compute(self, dst, data, bias, scale, reduce_res) -> None:
         z = shaped(f32(data, self.data.dtype), dst)
         if isinstance(self.scale, View) or scale != 1:
             z = np.multiply(z, column(scale, self.scale, z.ndim), out=scratch(z.shape, z))
         if isinstance(self.bias, View) or (bias is not None and bias != 0):
             z = np.add(z, column(bias, self.bias, z.ndim), out=scratch(z.shape, z))
-        self.activate(core, dst, z, reduce_res)
+        self.activate(dst, z, reduce_res)
 
 
 # ---- activation_reduce ---------------------------------------------------------------------------
@@ -316,14 +315,14 @@ class Activate2(ActivationInstruction):
                 _check_column(self, name)
         rules.same_dtype(self, "imm0", "imm1")
 
-    def compute(self, core, dst, data, imm0, imm1, relu_param, reduce_res) -> None:
+    def compute(self, dst, data, imm0, imm1, relu_param, reduce_res) -> None:
         z = shaped(f32(data, self.data.dtype), dst)
         if self.op0 is not BYPASS:
             z = apply(self.op0, z, column(imm0, self.imm0, z.ndim), self.reverse0)
         if self.op1 is not BYPASS:
             z = apply(self.op1, z, column(imm1, self.imm1, z.ndim), self.reverse1)
         slope = {"slope": column(relu_param, self.relu_param, z.ndim)} if self.op.name == "prelu" else {}
-        self.activate(core, dst, z, reduce_res, **slope)
+        self.activate(dst, z, reduce_res, **slope)
 
 
 __all__ = ["activate2", "activation", "activation_reduce"]

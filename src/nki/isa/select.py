@@ -9,7 +9,7 @@ import numpy as np
 from ..ir.context import warn
 from ..ir.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
 from ..ir.layout import is_int
-from ..launch.core import Core, issue
+from ..launch.core import issue
 from ..machine import operators
 from ..machine.dtypes import f32, store
 from ..machine.machine import Machine
@@ -128,7 +128,6 @@ class RangeSelect(Instruction):
 
     def compute(
         self,
-        core: Core,
         dst: np.ndarray,
         on_true_tile: np.ndarray,
         bound0: np.ndarray,
@@ -144,7 +143,7 @@ class RangeSelect(Instruction):
             values = scratch(x.shape, x)
             values.fill(FP32_MIN)
             np.copyto(values, x, where=mask)
-        acc = accumulators.step(core, "vector", self.reduce_cmd, maximum, values, user=self.public)
+        acc = accumulators.step("vector", self.reduce_cmd, maximum, values, user=self.public)
         store(dst, values.reshape(dst.shape), self.dst.dtype)
         _read_out(self, acc, reduce_res)
 
@@ -221,7 +220,6 @@ class SelectReduce(Instruction):
 
     def compute(
         self,
-        core: Core,
         dst: np.ndarray,
         predicate: np.ndarray,
         on_true: np.ndarray,
@@ -232,7 +230,7 @@ class SelectReduce(Instruction):
         values = scratch(dst.shape, dst)
         np.copyto(values, column(on_false, self.on_false, dst.ndim))
         np.copyto(values, f32(shaped(on_true, dst), self.on_true.dtype), where=mask)
-        acc = accumulators.step(core, "vector", self.reduce_cmd, maximum, values, user=self.public)
+        acc = accumulators.step("vector", self.reduce_cmd, maximum, values, user=self.public)
         store(dst, values, self.dst.dtype)
         _read_out(self, acc, reduce_res)
 

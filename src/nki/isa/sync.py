@@ -91,9 +91,10 @@ class CoreBarrier(Instruction):
     def meets(self) -> Any:
         return ("core_barrier", None) if len(self.cores) > 1 else None
 
-    def compute(self, core: Core, data: np.ndarray) -> None:
+    def compute(self, data: np.ndarray) -> None:
         if len(self.cores) == 1:
             return
+        core: Core = current()
         storage = self.data.storage
         tensor = id(storage) if storage.buffer is SHARED_HBM else storage.name
         what = f"core_barrier on {storage.name or 'a tensor'} {self.data.dtype}{list(self.data.shape)}"
@@ -171,7 +172,8 @@ class SendRecv(DmaInstruction):
             )
             rules.at_most(self, "src", self.src.free_elements, limit, "elements per partition", help)
 
-    def compute(self, core: Core, src: np.ndarray, dst: np.ndarray) -> None:
+    def compute(self, src: np.ndarray, dst: np.ndarray) -> None:
+        core: Core = current()
         dtype = self.src.dtype
         if self.send_to_rank == self.recv_from_rank == core.index:
             transfer(dst, src.copy(), dtype, dtype)

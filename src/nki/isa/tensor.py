@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..backends.reference.blas import add_product
-from ..ir.context import current_machine, warn
+from ..ir.context import current, current_machine, warn
 from ..ir.instruction import WHOLE_ARRAY, Accumulated, Cost, In, Instruction, PeTile
 from ..ir.layout import is_int
 from ..ir.semantics import Product
@@ -141,12 +141,14 @@ class MatmulInstruction(Instruction):
     def overwrites(self: Any, written: Any) -> bool:
         return written is False if self.accumulate is None else not self.accumulate
 
-    def accumulate_into(self: Any, dst: np.ndarray, product: np.ndarray, written: Any) -> None:
-        """Overwrite, add, or per element whichever the earlier matmuls of this tile ask for.
+    @staticmethod
+    def written_before() -> np.ndarray | bool | None:
+        """Return which elements of dst matmuls wrote before this one; see `EngineState.matmul_written`."""
+        return current().engine_state.matmul_written  # type: ignore[no-any-return]
 
-        `written`: which elements a matmul wrote before, a mask, or True or False where all agree; None
-        when `accumulate` asks for a sum and part of dst was written by nobody.
-        """
+    def accumulate_into(self: Any, dst: np.ndarray, product: np.ndarray) -> None:
+        """Overwrite dst or add to it, as `accumulate` and the earlier matmuls of the tile ask for."""
+        written = self.written_before()
         if self.overwrites(written):
             dtypes.store(dst, product, self.dst.dtype)
             return
@@ -347,10 +349,11 @@ class NcMatmul(MatmulInstruction):
         hinted = self.is_stationary_onezero or self.is_moving_onezero  # somebody must look at the values
         return Product(self.accumulate) if plain and not hinted else None
 
-    def compute(self, dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray, written: Any) -> None:
+    def compute(self, dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray) -> None:
         stationary, moving = self._contraction(stationary), self._contraction(moving)
         if self.is_stationary_onezero or self.is_moving_onezero:
             self._verify_onezero(stationary, moving)
+        written = self.written_before()
         overwrites = self.overwrites(written)
         if overwrites and dst.dtype == np.float32 and dst.ndim == 2:
             np.matmul(stationary.T, moving, out=dst)
@@ -359,7 +362,7 @@ class NcMatmul(MatmulInstruction):
         if adds and add_product(dst, stationary, moving):
             return
         product = np.matmul(stationary.T, moving, out=scratch((stationary.shape[1], moving.shape[1]), moving))
-        self.accumulate_into(dst, product.reshape(dst.shape), written)
+        self.accumulate_into(dst, product.reshape(dst.shape))
 
     def _contraction(self, operand: np.ndarray) -> np.ndarray:
         """[K, M]; of double_row [2K, M], for [K, 2, M] holds K more rows in its second half."""
@@ -411,7 +414,7 @@ class MatmulTranspose(NcMatmul):
         allowed = (source, *transposed_dtypes(source, machine)) if machine.transpose_exact else ("float32",)
         rules.dtype_in(self, "dst", dict.fromkeys(allowed), f"this is what a transpose of {source} gives")
 
-    def compute(self, dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray, written: Any) -> None:
+    def compute(self, dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray) -> None:
         stationary, moving = flat(stationary), flat(moving)
         regular = is_identity(moving, self.moving.dtype)
         if regular and current_machine().transpose_exact:

@@ -353,8 +353,8 @@ class LoopIteration(RegisterInstruction):
 
     index: RegisterOut
 
-    def compute(self, core: Core) -> None:
-        """Whoever runs the loop has set the register."""
+    def compute(self) -> None:
+        """Do nothing: the loop has set the register."""
 
     def cost(self, machine: Machine) -> Cost:
         return Cost(0, machine.dynamic_loop_ns, ("dynamic_loop_ns",))

@@ -27,7 +27,7 @@ class WatchIntegers(Instruction):
     tile: In
     number: int  # the largest integer beside the tile
 
-    def compute(self, core: object, tile: np.ndarray) -> None:
+    def compute(self, tile: np.ndarray) -> None:
         largest = max(self.number, int(tile.max()), -int(tile.min()))
         if largest > EXACT_IN_FLOAT32:
             warn(

@@ -16,6 +16,7 @@ from ..backends.reference.executor import Executor
 from ..backends.reference.memories import Memories
 from ..errors import Site, error, user_site
 from ..ir.context import _local, current
+from ..ir.engine_state import EngineState
 from ..ir.instruction import Instruction, NkiInstruction, ProgramPosition
 from ..ir.operand_access import OperandAccess
 from ..ir.recorder import Recorder
@@ -76,11 +77,7 @@ class Core:
         self.constants = 0  # calls of nl.shared_constant so far
         # values of the registers of a recorded program; while Python runs, they hold their own
         self.registers: dict[Any, int | float | None] | None = {} if launch.mode == "replay" else None
-        lanes = self.machine.partitions
-        self.vector_accumulator = np.full(lanes, np.nan, np.float32)
-        self.scalar_accumulator = np.full(lanes, np.nan, np.float32)
-        self.vector_accumulator_lanes = self.scalar_accumulator_lanes = 0  # how many hold a value
-        self.vector_accumulator_user = ""  # the instruction that began or went on with the chain
+        self.engine_state = EngineState(self.machine.partitions)
         self.issued = 0
         self.executing = False  # an instruction runs: what is said now, it says
         self.replayed: Instruction | None = None  # runs without the kernel's Python: its line counts

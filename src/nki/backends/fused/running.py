@@ -243,11 +243,8 @@ class Runner:
                 if old is not None:
                     _copy_bits(arrays[i], old)
         if instruction.accumulates:
-            arrays.append(written)
-        if instruction.state:
-            instruction.compute(self.core, *arrays)
-        else:
-            instruction.compute(*arrays)
+            self.core.engine_state.matmul_written = written
+        instruction.compute(*arrays)
 
     # ---- products --------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ class Executor:
     """Runs instructions of one core, one at a time, in program order."""
 
     def __init__(self, core: Any, memories: Memories):
-        self.core = core  # handed to instructions that touch a state
+        self.core = core
         self.memories = memories
 
     def __call__(self, instruction: Instruction) -> None:
@@ -41,12 +41,8 @@ class Executor:
             view = operands[i]
             arrays[i] = memories[view.storage].write(view)
         if access.accumulates:
-            arrays[0], written = self._accumulate_at(operands[0], instruction)
-            arrays.append(written)
-        if instruction.state:
-            instruction.compute(self.core, *arrays)
-        else:
-            instruction.compute(*arrays)
+            arrays[0], self.core.engine_state.matmul_written = self._accumulate_at(operands[0], instruction)
+        instruction.compute(*arrays)
 
     def _run_dynamic(self, instruction: Instruction) -> None:
         """The same for instructions whose operands are not simply read and written whole."""
@@ -69,8 +65,9 @@ class Executor:
             view = operands[i]
             if isinstance(view, View):
                 if instruction.accumulates:
-                    arrays[i], written, after = self._accumulate(view, instruction)
-                    arrays.append(written)
+                    arrays[i], self.core.engine_state.matmul_written, after = self._accumulate(
+                        view, instruction
+                    )
                 elif view.indirection is not None:
                     arrays[i], done = self._write_indirect(view, instruction, arrays[i])
                     after = done or after
@@ -83,10 +80,7 @@ class Executor:
                 else:
                     memory = self.memories[view.storage]
                     arrays[i] = memory.write(view)
-        if instruction.state:
-            instruction.compute(self.core, *arrays)
-        else:
-            instruction.compute(*arrays)
+        instruction.compute(*arrays)
         if after is not None:
             after()
 

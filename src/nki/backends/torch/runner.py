@@ -17,10 +17,12 @@ import numpy as np
 
 from ...errors import NkiError, emit_warning
 from ...ir.context import activate
+from ...ir.engine_state import Accumulators, EngineState
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine import dtypes
 from ...machine.dtypes import f32
+from . import functions as functions  # fills the table
 from .grids import Grid
 from .lanes import Device, Lanes, NoForm, held_as
 from .steps import Batch, DevicePlan, Products, Side
@@ -85,10 +87,7 @@ class _Core:
 
     def __init__(self, machine: Any):
         self.machine = machine
-        self.vector_accumulator: Any = None
-        self.scalar_accumulator: Any = None
-        self.vector_accumulator_lanes = self.scalar_accumulator_lanes = 0
-        self.vector_accumulator_user = ""
+        self.engine_state = EngineState(0)
 
     def diagnose(self, *_: Any) -> None:
         raise Said
@@ -221,27 +220,23 @@ class _Runner:
         for (i, _, _), lanes in zip(step.outs, outs, strict=True):
             arrays[i] = lanes
         if instruction.accumulates:
-            arrays.append(step.task.written)
+            self.core.engine_state.matmul_written = step.task.written
         self._open_registers(step)
         try:
-            if instruction.state:
-                instruction.compute(self.core, *arrays)
-            else:
-                instruction.compute(*arrays)
+            instruction.compute(*arrays)
         except NoForm as why:
             self._on_host(step, arrays, str(why))
 
     def _open_registers(self, step: Batch) -> None:
-        core = self.core
         if step.after is None:
             return
         lanes = self.lanes(step.after, step.lead)
         if step.before is not None:
             lanes.tensor.copy_(self.read(step.before, step.lead))
         known = step.lanes
-        core.vector_accumulator = core.scalar_accumulator = lanes
-        core.vector_accumulator_lanes = core.scalar_accumulator_lanes = 0 if known is None else known.lanes
-        core.vector_accumulator_user = "" if known is None else known.user
+        opened = Accumulators(lanes) if known is None else Accumulators(lanes, known.lanes, known.user)  # type: ignore[arg-type]
+        state = self.core.engine_state
+        state.vector = state.scalar = opened
 
     # ---- what has no form here -------------------------------------------------------------------
 
@@ -258,18 +253,16 @@ class _Runner:
                 [],
                 None,
             )
-        core, count = self.core, step.count
-        registers = core.vector_accumulator if step.after is not None else None
+        state, count = self.core.engine_state, step.count
+        opened = state.vector
+        registers: Any = opened.values if step.after is not None else None
         copies = [to_host(a, count) if isinstance(a, Lanes) else None for a in arrays]
         kept = None if registers is None else to_host(registers, count)
-        known = (core.vector_accumulator_lanes, core.vector_accumulator_user)
         for j in range(count):
             one = [a if c is None else c[j] for a, c in zip(arrays, copies, strict=True)]
             if kept is not None:
-                core.vector_accumulator = core.scalar_accumulator = kept[j]
-                core.vector_accumulator_lanes, core.vector_accumulator_user = known
-                core.scalar_accumulator_lanes = known[0]
-            instruction.compute(core, *one) if instruction.state else instruction.compute(*one)
+                state.vector = state.scalar = Accumulators(kept[j], opened.defined, opened.user)
+            instruction.compute(*one)
         for i, _, _ in step.outs:
             to_device(arrays[i], copies[i])
         if registers is not None:
