@@ -1,5 +1,6 @@
 """The `nki` command: what it prints, where, and its exit codes."""
 
+import importlib.util
 import json
 import os
 import re
@@ -308,14 +309,14 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(run, write, tm
 
 
 def test_a_missing_perfetto_names_the_extra(run, write, tmp_path, monkeypatch):
-    real = nki.cli.importlib.util.find_spec
+    real = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name, *rest: None if name == "perfetto" else real(name, *rest)
     )
     refused(run("profile", write(), "--perfetto", tmp_path / "t"), "pip install 'open-nki[profile]'")
 
 
-def test_a_script_that_ends_itself_is_told_how_to_mend_it(run, write):
+def test_an_exit_while_loading_is_refused_with_how_to_fix_it(run, write):
     refused(run("profile", write("import sys\nsys.exit(3)\n")), "SystemExit(3)", 'if __name__ == "__main__"')
 
 
@@ -380,7 +381,7 @@ def test_an_interruption_ends_quietly(run, write, monkeypatch):
     def interrupted(*a):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nki.cli.make_profile", interrupted)
+    monkeypatch.setattr("nki.cli.profiling.make_profile", interrupted)
     refused(run("profile", write()), "interrupted", code=130)
 
 
@@ -398,7 +399,7 @@ def test_an_argument_may_belong_to_one_kernel_alone(run):
     assert code == 0, err
     refused(
         run("compare", f"{MATMUL}:tiled", f"{MATMUL}:hoisted", *SHAPES, "--arg", "tiles_k=1"),
-        "--arg tiles_k: nothing compared here has such a parameter",
+        "--arg tiles_k: neither kernel has such a parameter",
     )
 
 

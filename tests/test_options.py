@@ -158,9 +158,7 @@ def test_only_this_module_reads_the_environment():
         if re.search(r"os\.environ\b|getenv", path.read_text())
     }
     others = {
-        "cli/run.py",  # prepares what a script written for a device will read
         "ranks/member.py",  # the process of a rank says how many of the cores are its own
-        "standins/xla_backend.py",  # torchrun's
         "check/pages/running.py",  # a wrong and a right script, as texts
     }
     assert readers - others == {"options.py"}

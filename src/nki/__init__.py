@@ -3,6 +3,7 @@
 import importlib as _importlib
 import typing as _typing
 
+from . import plugins as _plugins
 from .errors import NkiError, NkiValidationError, NkiWarning
 from .ir.context import provided_by as _provided_by
 from .ir.context import provides as _provides
@@ -41,17 +42,11 @@ __all__ = [
 
 _MODULES = (
     "collectives",
-    "compiler",
     "dtype",
-    "experimental",
-    "framework",
     "isa",
     "language",
     "mx",
     "ranks",
-    "runtime",
-    "simulator",
-    "tensor",
     "testing",
     "tune",
 )
@@ -92,11 +87,14 @@ def _vocabulary() -> None:
 
 
 def __getattr__(name: str) -> _typing.Any:
-    """A module that nobody imported yet (`dtype: nki.dtype` needs no other import), or an older name."""
+    """Import a module when it is first named (`dtype: nki.dtype` needs no other import), or ask plugins."""
     if name in _LATER:
         return getattr(_importlib.import_module(_LATER[name]), name)
     if name in _MODULES:
         return _importlib.import_module(f"nki.{name}")
     if name == "cache":
         return _importlib.import_module("nki.kernel.cache")
-    return _importlib.import_module("nki.compat.older_names").older_name(name)
+    return _plugins.attribute(name)
+
+
+_plugins.install()

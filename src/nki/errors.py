@@ -77,9 +77,17 @@ def _line_number(code: types.CodeType, lasti: int) -> int:
     return code.co_firstlineno
 
 
+_OWN_PACKAGES = {"nki"}
+
+
+def add_own_package(name: str) -> None:
+    """Treat the modules of a package as parts of `nki`: diagnostics point to their caller."""
+    _OWN_PACKAGES.add(name)
+
+
 def is_ours(module_name: str | None) -> bool:
     """True for modules of `nki` itself; `nkilib` and `trnblas` are users like any other."""
-    return module_name is not None and (module_name == "nki" or module_name.startswith("nki."))
+    return module_name is not None and module_name.partition(".")[0] in _OWN_PACKAGES
 
 
 class _Ours(dict[Any, bool]):

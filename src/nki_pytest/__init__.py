@@ -19,7 +19,10 @@ def pytest_addoption(parser: Any) -> None:
         "--nki-targets", metavar="LIST", help="platforms of the fixture nki_target (default: trn1,trn2,trn3)"
     )
     group.addoption(
-        "--nki-standins", action="store_true", help="provide the packages that scripts for AWS import"
+        "--nki-stubs",
+        "--nki-standins",  # its name before
+        action="store_true",
+        help="provide import stubs for the packages that device scripts import",
     )
 
 
@@ -30,8 +33,10 @@ def pytest_configure(config: Any) -> None:
         "nki_targets(*names): the platforms of the fixture nki_target for this test",
     ):
         config.addinivalue_line("markers", line)
-    if config.getoption("--nki-standins"):
-        __import__("nki.standins")
+    if config.getoption("nki_stubs"):
+        from nki_legacy import stubs
+
+        stubs.install()
 
 
 def pytest_generate_tests(metafunc: Any) -> None:

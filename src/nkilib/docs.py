@@ -33,7 +33,7 @@ assert packed.shape == (1, 7, 512 + 4)  # FP8 values, and the scale of each row 
 ```
 
 `help(rmsnorm_quant_kernel)` tells shapes, formula and options. Every kernel also has a numpy reference beside
-it, is found in `nkilib.kernels` by its name, and after `import nki.standins` below the older roots
+it, is found in `nkilib.kernels` by its name, and after `nki_legacy.stubs.install()` below the older roots
 `nkilib_src.nkilib` and `nkilib_standalone.nkilib`, unless a real package has their name. Wrong arguments fail
 before any instruction is issued, with an `AssertionError` that names the argument; an option that is not
 built yet raises a `NotImplementedError` that names it.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import nki.cli.checking
+import nki.cli.explaining
 from nki.check.pages import PAGES
 from nki.cli import main
 
@@ -270,7 +270,7 @@ def test_explain_names_the_nearest_kind(run):
 
 
 def test_the_page_of_kinds_is_what_the_code_says():
-    assert (ROOT / nki.cli.checking.PAGE).read_text() == nki.cli.checking.kinds_page(), "run `make docs`"
+    assert (ROOT / nki.cli.explaining.PAGE).read_text() == nki.cli.explaining.kinds_page(), "run `make docs`"
 
 
 PAGES_WITH_KERNELS = ["README.md", *(f"docs/{name}.md" for name in ("checks", "testing", "tuning"))]

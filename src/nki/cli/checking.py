@@ -1,4 +1,4 @@
-"""nki check and nki explain: what compilers and hardware would not take, and what a kind means."""
+"""nki check: find what compilers and hardware would refuse."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from typing import Any
 
 from ..check import formats, lint
 from ..check.findings import Baseline, Found, ignored, merged, of_diagnostic, of_error, of_lint
-from ..check.pages import PAGES, PRELUDE, SECTIONS
 from ..check.python import Checked
-from ..errors import NkiError, is_ours, nearest
+from ..errors import NkiError, is_ours
 from ..kernel.kernel import Kernel
 from ..machine import generations
 from ..options import choose_machine
 from ..options import options as chosen
 from . import script
+from .command import WRONG_KERNEL, Command, add_run_options
 from .script import UsageError
 from .settings import platform_named
-
-WRONG_KERNEL = 1
 
 
 @dataclass(frozen=True)
@@ -229,72 +227,38 @@ def _summary(options: argparse.Namespace, found: list[Found], known: int, names:
     )
 
 
-# ---- nki explain ---------------------------------------------------------------------------------
+# ---- the command line ----------------------------------------------------------------------------
 
 
-def command_explain(options: argparse.Namespace) -> int:
-    """nki explain"""
-    if options.kind is None:
-        _list_kinds(options.json)
-        return 0
-    kind = options.kind.strip().removeprefix("NkiError[").removeprefix("NkiWarning[").rstrip("]")
-    if kind not in PAGES:
-        close = nearest(kind, PAGES)
-        hint = f"; did you mean {close}?" if close else ""
-        raise UsageError(f"there is no kind {kind}{hint}\n  help: nki explain lists all of them")
-    page = PAGES[kind]
-    if options.json:
-        facts = {"kind": kind, "meaning": page.meaning, "wrong": page.wrong_code, "right": page.right_code}
-        print(json.dumps({**facts, "target": page.target}, indent=2))
-        return 0
-    print(f"{kind}\n\n{page.meaning}")
-    for title, code in (("wrong", page.wrong_code), ("right", page.right_code)):
-        if code:
-            print(f"\n{title}:\n")
-            print("\n".join(f"    {line}".rstrip() for line in code.rstrip("\n").splitlines()))
-    return 0
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "kernel",
+        nargs="+",
+        metavar="TARGET",
+        help="script.py[:kernel], package.module[:kernel] or a directory; all kernels if none is named",
+    )
+    parser.add_argument(
+        "--front-end",
+        choices=("parser", "tracer"),
+        default="parser",
+        help="which of the two compilers' rules to apply (default: parser)",
+    )
+    add_run_options(parser)
+    parser.add_argument("--sarif", metavar="FILE", help="write a SARIF 2.1.0 log; - prints it")
+    parser.add_argument("--github", action="store_true", help="print annotations for GitHub's pull requests")
+    parser.add_argument("--baseline", metavar="FILE", help="report only what is not in this file")
+    parser.add_argument("--update-baseline", action="store_true", help="write the current findings to it")
 
 
-def _list_kinds(as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({kind: page.meaning for kind, page in PAGES.items()}, indent=2))
-        return
-    for title, pages in SECTIONS.items():
-        print(title)
-        for kind, page in sorted(pages.items()):
-            first = page.meaning.split(". ")[0].rstrip(".")
-            print(f"  {kind:22} {first[:74]}")
-
-
-# ---- docs/kinds.md -------------------------------------------------------------------------------
-
-PAGE = Path("docs/kinds.md")
-
-
-def kinds_page() -> str:
-    """The text of docs/kinds.md: every page of `nki explain`."""
-    lines = [
-        "# Kinds of errors and warnings",
-        "",
-        "<!-- Written by `make docs` (`python -m nki.cli.docs`). Do not edit: change the pages in "
-        "`src/nki/check/pages`. -->",
-        "",
-        "`nki explain KIND` prints one of these. A warning is an error in strict mode (`OPEN_NKI_STRICT=1`).",
-        "The samples begin with:",
-        "",
-        "```py",
-        PRELUDE.rstrip(),
-        "```",
-        "",
-    ]
-    for title, pages in SECTIONS.items():
-        lines += [f"## {title}", ""]
-        for kind, page in sorted(pages.items()):
-            lines += [f"### {kind}", "", page.meaning, ""]
-            for word, code in (("Wrong", page.wrong_code), ("Right", page.right_code)):
-                if code:
-                    lines += [f"{word}:", "", "```py", code.rstrip("\n"), "```", ""]
-    return "\n".join(lines)
-
-
-__all__ = ["command_check", "command_explain", "kinds_page"]
+COMMAND = Command(
+    "check",
+    "find what the real compilers would not accept",
+    """\
+Find what the simulator runs and compilers or hardware refuse: Python in kernels and in
+what they call, and, with --arg, every rule for instructions, races between cores and the
+capacity of SBUF and PSUM, from shapes alone. --target all checks trn1, trn2 and trn3. A kernel
+can name the calls to check itself, in a comment: # nki: check x=float32[128,512] lnc=2
+A comment on a line suppresses a finding there: # nki: ignore[kind]""",
+    command_check,
+    add_arguments,
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 TEXT = """\
 Print a script that completes the commands and options of nki in a shell."""
@@ -13,6 +12,10 @@ examples:
   eval "$(nki completion zsh)"                                       in ~/.zshrc
   nki completion fish > ~/.config/fish/completions/nki.fish"""
 SHELLS = ("bash", "zsh", "fish")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS)
 
 
 def script(shell: str, top: argparse.ArgumentParser) -> str:
@@ -46,11 +49,14 @@ complete -o filenames -F _nki nki
 ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
 
 
-def _commands(top: argparse.ArgumentParser) -> dict[str, tuple[Any, str]]:
+Commands = dict[str, tuple[argparse.ArgumentParser, str]]  # parser and help, by name
+
+
+def _commands(top: argparse.ArgumentParser) -> Commands:
     for action in top._actions:
         if isinstance(action, argparse._SubParsersAction):
-            told = {choice.dest: choice.help or "" for choice in action._choices_actions}
-            return {name: (parser, told.get(name, "")) for name, parser in action.choices.items()}
+            helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            return {name: (parser, helps.get(name, "")) for name, parser in action.choices.items()}
     return {}
 
 
@@ -58,14 +64,14 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
     return [word for action in parser._actions for word in action.option_strings if word.startswith("--")]
 
 
-def _fish(commands: dict[str, tuple[Any, str]], options: dict[str, list[str]]) -> list[str]:
+def _fish(commands: Commands, options: dict[str, list[str]]) -> list[str]:
     lines = []
-    for name, (parser, told) in commands.items():
-        lines.append(f"complete -c nki -n __fish_use_subcommand -a {name} -d {_quoted(told)}")
-        told_of = {word: action.help or "" for action in parser._actions for word in action.option_strings}
+    for name, (parser, help) in commands.items():
+        lines.append(f"complete -c nki -n __fish_use_subcommand -a {name} -d {_quoted(help)}")
+        help_of = {word: action.help or "" for action in parser._actions for word in action.option_strings}
         for word in options[name]:
             of = f"'__fish_seen_subcommand_from {name}'"
-            lines.append(f"complete -c nki -n {of} -l {word[2:]} -d {_quoted(told_of[word])}")
+            lines.append(f"complete -c nki -n {of} -l {word[2:]} -d {_quoted(help_of[word])}")
     return lines
 
 

@@ -37,8 +37,8 @@ from ..isa import (
     transposing_dma,
     vector,
 )
-from .checking import PAGE as KINDS
-from .checking import kinds_page
+from .explaining import PAGE as KINDS
+from .explaining import kinds_page
 
 PAGE = Path("docs/isa.md")
 DOCS = Path(__file__).parents[3] / "docs"

@@ -1,4 +1,4 @@
-"""nki kernels and nki info: what there is."""
+"""nki kernels and nki info: the kernels of the library, what is installed, the platforms."""
 
 from __future__ import annotations
 
@@ -11,28 +11,25 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from .. import plugins
 from ..machine.generations import MACHINES
 from ..machine.machine import Machine
 from ..options import choose_machine
 from ..version import NKI, PACKAGE, __version__
+from .command import Command, add_json
 from .script import UsageError
 from .terminal import show
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-KERNELS_TEXT = """\
-List the kernels of the library nkilib: where each is imported from, what it computes,
-and whether it is built. help(kernel) in Python tells its arguments."""
-
 
 def command_kernels(options: argparse.Namespace) -> int:
     """nki kernels"""
-    from nkilib.catalogue import kernels  # on top of nki: imported by nothing but this
-
     facts = [
         {"name": k.name, "import": k.module, "meaning": k.meaning, "page": k.page, "status": k.status}
-        for k in kernels()
+        for library in plugins.entry_points("nki.libraries").values()
+        for k in plugins.load(library)()
     ]
     if options.word:
         word = options.word.lower()
@@ -47,14 +44,14 @@ def command_kernels(options: argparse.Namespace) -> int:
 
 
 def kernel_table(facts: list[dict[str, str]]) -> RenderableType:
-    """The names of each module below it; what holds for several is said once."""
+    """List the kernels below their modules; a repeated meaning is left out."""
     from ..report.text import ruled
 
     table = ruled("import from, kernel", "meaning", "status")
     module = meaning = ""
     for fact in facts:
         if fact["import"] != module:
-            table.add_row(fold(fact["import"], ".", 42))
+            table.add_row(wrapped(fact["import"], ".", 42))
             module, meaning = fact["import"], ""
         table.add_row(
             f"  {fact['name']}", "" if fact["meaning"] == meaning else fact["meaning"], fact["status"]
@@ -63,8 +60,8 @@ def kernel_table(facts: list[dict[str, str]]) -> RenderableType:
     return table
 
 
-def fold(name: str, separator: str, width: int) -> str:
-    """A long name on several lines, broken behind separators."""
+def wrapped(name: str, separator: str, width: int) -> str:
+    """Break a long name into lines, after separators."""
     lines = [""]
     for part in re.split(f"(?<={re.escape(separator)})", name):
         if lines[-1] and len(lines[-1] + part) > width:
@@ -93,7 +90,7 @@ def command_info(options: argparse.Namespace) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """A field of a Machine for JSON."""
+    """Return a field of a Machine for JSON."""
     return sorted(value) if isinstance(value, frozenset) else value
 
 
@@ -148,3 +145,25 @@ def platform_table() -> RenderableType:
     for name, shown in LIMITS:
         table.add_row(name, *(shown(m) for m in MACHINES.values()))
     return table
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+def add_kernels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("word", nargs="?", help="only those with this word in name, module or meaning")
+    add_json(parser, "list")
+
+
+KERNELS = Command(
+    "kernels",
+    "list the kernels of nkilib",
+    """\
+List the kernels of the library nkilib: where each is imported from, what it computes,
+and whether it is built. help(kernel) in Python shows its arguments.""",
+    command_kernels,
+    add_kernels,
+)
+INFO = Command(
+    "info", "version, platforms, their limits", "What is installed, and where.", command_info, add_json
+)

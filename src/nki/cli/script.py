@@ -11,7 +11,7 @@ import re
 import sys
 import types
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ..errors import NkiError, nearest
 from ..kernel.bridges import TensorSpec
 from ..kernel.kernel import Kernel
+from ..options import choose_machine
 from ..typing import check_shapes
 
 
@@ -249,6 +250,26 @@ def find_kernel(module: types.ModuleType, file: Path | str, name: str | None) ->
     hint = f"; did you mean {close}?" if close else ""
     wrong = f"{name} in {file} is no kernel" if value is not None else f"there is no kernel {name} in {file}"
     raise UsageError(f"{wrong}{hint}\n  {listed}")
+
+
+@contextmanager
+def kernel_at(spec: str, stage: Callable[[str], None]) -> Iterator[Kernel]:
+    """Load the kernel of `script.py:kernel`, for as long as it is used."""
+    found = target(spec)
+    stage(f"loading {found}")
+    with loaded(found.place) as module:
+        yield find_kernel(module, found.place, found.name)
+
+
+def launched(kernel: Kernel, cores: int | None) -> Kernel:
+    """Return kernel[cores], if the platform has as many."""
+    if cores is None:
+        return kernel
+    platform = choose_machine(kernel.target)
+    if cores not in platform.lnc_degrees:
+        allowed = " or ".join(map(str, platform.lnc_degrees))
+        raise UsageError(f"--lnc {cores}: {platform.name} launches a kernel on {allowed} core(s)")
+    return kernel[cores]
 
 
 # ---- its arguments -------------------------------------------------------------------------------

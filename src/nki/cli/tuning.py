@@ -6,11 +6,13 @@ import argparse
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..kernel.kernel import Kernel
 from ..options import choose_machine
 from . import script
+from .command import Command, add_kernel
 from .script import UsageError
 from .settings import settings
 from .terminal import show
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from ..tune import Tuning
+    from ..tune.space import Where
 
 ROWS = 12  # of the table
 
@@ -68,8 +71,10 @@ def command_tune(options: argparse.Namespace) -> int:
     return 0
 
 
-def _found(module: Any, target: script.Target, where: Any) -> tuple[Kernel, dict[str, list[Any]], Any]:
-    """The kernel, and what `nki.autotune` over it says, unless the command line says otherwise."""
+def _found(
+    module: ModuleType, target: script.Target, where: str | None
+) -> tuple[Kernel, dict[str, list[Any]], Where]:
+    """Return the kernel, and what to vary of `nki.autotune`, if it has that; the command line wins."""
     from ..tune import Tuned
 
     tuned = {name: value for name, value in vars(module).items() if isinstance(value, Tuned)}
@@ -97,9 +102,9 @@ class _Bar:
         if self.bar is not None:
             self.bar.start()
             self.task = self.bar.add_task("tuning")
-        return self.tell
+        return self.update
 
-    def tell(self, done: int, total: int, best: float) -> None:
+    def update(self, done: int, total: int, best: float) -> None:
         if self.bar is not None:
             shown = f"best so far {best:.2f} us" if best < float("inf") else "tuning"
             self.bar.update(self.task, total=total, completed=done, description=shown)
@@ -110,7 +115,7 @@ class _Bar:
 
 
 def table(found: Tuning) -> RenderableType:
-    """The best configurations, with how much slower each is than the first."""
+    """List the best configurations, with how much slower each is than the first."""
     names = list(found.best)
     from ..report.text import ruled
 
@@ -136,41 +141,41 @@ def summary(found: Tuning) -> str:
     return "\n".join(lines)
 
 
-def add_tune(command: argparse.ArgumentParser, add_run_options: Callable) -> None:
-    """The options of nki tune."""
-    command.add_argument(
-        "kernel", metavar="script.py[:kernel]", help="the kernel may be left out if there is one only"
-    )
-    command.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--vary",
         action="append",
         default=[],
         metavar="NAME=VALUES",
         help="an argument and its values: TN=128,256,512 or BUFFERS=1..4 or K=0..512..64; repeatable",
     )
-    command.add_argument("--where", metavar="CONDITION", help='keep those for which it holds: "TM*TN<=65536"')
-    add_run_options(command)
-    command.add_argument(
+    parser.add_argument("--where", metavar="CONDITION", help='only where it holds: "TM*TN<=65536"')
+    add_kernel(parser)
+    parser.add_argument(
         "--budget", type=int, default=500, metavar="N", help="try at most N, by a search if there are more"
     )
-    command.add_argument("--jobs", type=int, metavar="N", help="processes (default: one for each core)")
-    command.add_argument(
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one for each core)")
+    parser.add_argument(
         "--ray",
         nargs="?",
         const=True,
         metavar="ADDRESS",
         help="on a Ray cluster; without ADDRESS a local one",
     )
-    command.add_argument("--no-cache", action="store_true", help="tune again, and keep nothing")
+    parser.add_argument("--no-cache", action="store_true", help="tune again, and cache nothing")
 
 
-TEXT = """\
+COMMAND = Command(
+    "tune",
+    "find the best tile sizes",
+    """\
 Find the configuration of a kernel that is fastest by the timing model, from shapes alone.
-Configurations that fail a check are dropped and counted. The best is kept in a cache of
-JSON files (OPEN_NKI_CACHE_DIR)."""
-EXAMPLES = """\
+Configurations that fail a check are dropped and counted. The best is cached in
+JSON files (OPEN_NKI_CACHE_DIR).""",
+    command_tune,
+    add_arguments,
+    """\
 examples:
   nki tune matmul.py:blocked --arg lhsT=bfloat16[2048,2048] --arg rhs=bfloat16[2048,2048] \\
-      --vary TN=128,256,512 --vary BUFFERS=1..4 --where "TM*TN<=65536" --target trn2"""
-
-__all__ = ["EXAMPLES", "TEXT", "add_tune", "command_tune"]
+      --vary TN=128,256,512 --vary BUFFERS=1..4 --where "TM*TN<=65536" --target trn2""",
+)

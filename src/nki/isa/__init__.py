@@ -10,6 +10,7 @@ from . import assignment as _assignment  # noqa: F401  provides it to tensors
 from . import constants
 from .computing_dma import dma_compute
 from .copies import memset, tensor_copy, tensor_copy_predicated
+from .deprecated import REMOVED as _REMOVED
 from .dma import dma_copy
 from .enums import (
     GPSIMD,
@@ -34,7 +35,6 @@ from .gpsimd import (
     tensor_partition_reduce,
     topk,
 )
-from .legacy import REMOVED as _REMOVED
 from .mx import nc_matmul_mx, quantize_mx
 from .random import dropout, rand2, rand_get_state, rand_set_state, rng, set_rng_seed
 from .reduce import (

@@ -15,10 +15,10 @@ from ..machine.machine import Machine
 from ..machine.memories import SBUF
 from ..machine.operators import Operator
 from . import enums, rules
+from .deprecated import deprecated_order
 from .descriptors import kind
 from .dma import MAX_SOURCES, SKIP, DmaInstruction, deliver, fetch
 from .enums import member, oob_mode
-from .legacy import old_order
 
 
 def _is_old_dma_compute(args: tuple) -> bool:
@@ -26,7 +26,7 @@ def _is_old_dma_compute(args: tuple) -> bool:
     return len(args) > 2 and isinstance(args[2], (list, tuple)) and all(map(rules.is_number, args[2]))
 
 
-@old_order(("dst", "srcs", "scales", "reduce_op"), _is_old_dma_compute)
+@deprecated_order(("dst", "srcs", "scales", "reduce_op"), _is_old_dma_compute)
 def dma_compute(
     dst,
     srcs,

@@ -17,14 +17,14 @@ from ..machine.machine import Machine
 from ..machine.memories import PSUM
 from . import rules
 from .costs import gpsimd_cost, shortest, vector_cost
+from .deprecated import deprecated_dtype
 from .enums import GPSIMD, SCALAR, UNKNOWN, VECTOR, engine
-from .legacy import legacy_dtype
 from .numerics import shaped
 
 # ---- tensor_copy ---------------------------------------------------------------------------------
 
 
-@legacy_dtype
+@deprecated_dtype
 def tensor_copy(dst, src, engine=engine.unknown, name=None):
     """dst = src, cast to the dtype of dst. Equal dtypes are copied bit by bit."""
     return issue(TensorCopy(dst, src, engine, name))

@@ -18,8 +18,8 @@ from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from ..machine.operators import OPERATORS, Operator
 from . import rules
+from .deprecated import deprecated_order
 from .enums import GPSIMD
-from .legacy import old_order
 from .numerics import flat, moves_bits, shaped
 from .partition_groups import GROUP, snake, whole_groups
 from .registers import is_register
@@ -154,7 +154,7 @@ _OLD_AFFINE_SELECT = (
 )
 
 
-@old_order(_OLD_AFFINE_SELECT, _is_old_affine_select)
+@deprecated_order(_OLD_AFFINE_SELECT, _is_old_affine_select)
 def affine_select(
     dst,
     pattern,

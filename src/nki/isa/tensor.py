@@ -18,8 +18,8 @@ from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from . import rules
 from .banks import check_bank
+from .deprecated import deprecated_keywords
 from .enums import TENSOR, matmul_perf_mode, member
-from .legacy import legacy_keywords
 from .numerics import all_hold, flat, scratch
 from .transpose import is_identity, move_transposed, transposed_dtypes, turning_flops, warn_not_finite
 
@@ -187,7 +187,7 @@ class MatmulInstruction(Instruction):
 # ---- nc_matmul -----------------------------------------------------------------------------------
 
 
-@legacy_keywords(is_moving_zero="is_moving_onezero", psumAccumulateFlag=None)
+@deprecated_keywords(is_moving_zero="is_moving_onezero", psumAccumulateFlag=None)
 def nc_matmul(
     dst,
     stationary,

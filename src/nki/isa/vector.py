@@ -19,8 +19,8 @@ from . import alu, rules
 from .alu import BINARY, BITWISE, INTEGER_32, MAGNITUDES, SHIFTS, bitwise
 from .copies import copy_cost, move
 from .costs import gpsimd_cost, vector_cost
+from .deprecated import deprecated_dtype
 from .enums import GPSIMD, SCALAR, UNKNOWN, VECTOR, engine
-from .legacy import legacy_dtype
 from .numerics import column, emit, scratch, shaped
 
 # ---- tensor_tensor -------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class TensorScalar(Instruction):
 # ---- scalar_tensor_tensor ------------------------------------------------------------------------
 
 
-@legacy_dtype
+@deprecated_dtype
 def scalar_tensor_tensor(dst, data, op0, operand0, op1, operand1, reverse0=False, reverse1=False, name=None):
     """dst = (data <op0> operand0) <op1> operand1: a number or column first, then a tile."""
     if op0.__class__ is not Operator:

@@ -9,14 +9,14 @@ from typing import Any
 from ..errors import error
 from ..kernel.kernel import Kernel
 from ..options import choose_machine
-from .space import Config, Space
+from .space import Space, Where
 from .tuning import Tuning, tune
 
 
 class Tuned:
     """A kernel with a space of configurations. Calling it tunes once for shapes, then runs the best."""
 
-    def __init__(self, kernel: Kernel, space: Space, where: Any, settings: Mapping[str, Any]):
+    def __init__(self, kernel: Kernel, space: Space, where: Where, settings: Mapping[str, Any]):
         self.kernel, self.space, self.where, self.settings = kernel, space, where, dict(settings)
         self.known: dict[str, Tuning] = {}
         functools.update_wrapper(self, kernel, updated=())
@@ -63,7 +63,7 @@ def _label(value: Any) -> Any:
 
 def autotune(
     vary: Mapping[str, Sequence[Any]],
-    where: str | Callable[[Config], bool] | None = None,
+    where: Where = None,
     *,
     budget: int = 500,
     jobs: int | None = None,

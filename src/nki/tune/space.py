@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import error
 
 Config = dict[str, Any]
+Where = str | Callable[[Config], bool] | None
 
 
 class Space:
@@ -21,9 +22,7 @@ class Space:
     `where` is an expression over the names, like "TM*TN <= 65536", or a function of a configuration.
     """
 
-    def __init__(
-        self, vary: Mapping[str, Sequence[Any]], where: str | Callable[[Config], bool] | None = None
-    ):
+    def __init__(self, vary: Mapping[str, Sequence[Any]], where: Where = None):
         self.vary = {name: list(values) for name, values in vary.items()}
         for name, values in self.vary.items():
             if not values:

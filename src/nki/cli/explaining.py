@@ -1,0 +1,92 @@
+"""nki explain: what a kind of error or warning means; and docs/kinds.md, which has every kind."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from ..check.pages import PAGES, PRELUDE, SECTIONS
+from ..errors import nearest
+from .command import Command, add_json
+from .script import UsageError
+
+
+def command_explain(options: argparse.Namespace) -> int:
+    """nki explain"""
+    if options.kind is None:
+        _list_kinds(options.json)
+        return 0
+    kind = options.kind.strip().removeprefix("NkiError[").removeprefix("NkiWarning[").rstrip("]")
+    if kind not in PAGES:
+        close = nearest(kind, PAGES)
+        hint = f"; did you mean {close}?" if close else ""
+        raise UsageError(f"there is no kind {kind}{hint}\n  help: nki explain lists all of them")
+    page = PAGES[kind]
+    if options.json:
+        facts = {"kind": kind, "meaning": page.meaning, "wrong": page.wrong_code, "right": page.right_code}
+        print(json.dumps({**facts, "target": page.target}, indent=2))
+        return 0
+    print(f"{kind}\n\n{page.meaning}")
+    for title, code in (("wrong", page.wrong_code), ("right", page.right_code)):
+        if code:
+            print(f"\n{title}:\n")
+            print("\n".join(f"    {line}".rstrip() for line in code.rstrip("\n").splitlines()))
+    return 0
+
+
+def _list_kinds(as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({kind: page.meaning for kind, page in PAGES.items()}, indent=2))
+        return
+    for title, pages in SECTIONS.items():
+        print(title)
+        for kind, page in sorted(pages.items()):
+            first = page.meaning.split(". ")[0].rstrip(".")
+            print(f"  {kind:22} {first[:74]}")
+
+
+# ---- docs/kinds.md -------------------------------------------------------------------------------
+
+PAGE = Path("docs/kinds.md")
+
+
+def kinds_page() -> str:
+    """The text of docs/kinds.md: every page of `nki explain`."""
+    lines = [
+        "# Kinds of errors and warnings",
+        "",
+        "<!-- Written by `make docs` (`python -m nki.cli.docs`). Do not edit: change the pages in "
+        "`src/nki/check/pages`. -->",
+        "",
+        "`nki explain KIND` prints one of these. A warning is an error in strict mode (`OPEN_NKI_STRICT=1`).",
+        "The samples begin with:",
+        "",
+        "```py",
+        PRELUDE.rstrip(),
+        "```",
+        "",
+    ]
+    for title, pages in SECTIONS.items():
+        lines += [f"## {title}", ""]
+        for kind, page in sorted(pages.items()):
+            lines += [f"### {kind}", "", page.meaning, ""]
+            for word, code in (("Wrong", page.wrong_code), ("Right", page.right_code)):
+                if code:
+                    lines += [f"{word}:", "", "```py", code.rstrip("\n"), "```", ""]
+    return "\n".join(lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", nargs="?", help="as in NkiError[kind]; all of them are listed without it")
+    add_json(parser)
+
+
+COMMAND = Command(
+    "explain",
+    "what a kind of error or warning means",
+    """\
+Print what a kind of error or warning means, with a wrong kernel and a right one.""",
+    command_explain,
+    add_arguments,
+)

@@ -1,0 +1,131 @@
+"""nki trace, nki plan and nki show: the program of a kernel as a listing, as a plan, as a page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..backends.fused.describing import described, lines
+from ..ir.program import Program
+from ..kernel.bridges import TensorSpec
+from . import script
+from .command import Command, add_kernel
+from .settings import settings
+from .terminal import Stages
+
+
+def traced(options: argparse.Namespace) -> Program:
+    """Return the program of the kernel that the command line names."""
+    with Stages() as stage, settings(options), script.kernel_at(options.kernel, stage) as kernel:
+        kernel = script.launched(kernel, options.lnc)
+        bound = script.bind(kernel, script.parse_arguments(options.arg))
+        stage(f"tracing {kernel.__name__}")
+        return kernel.trace(*bound.args, **bound.kwargs)
+
+
+def command_trace(options: argparse.Namespace) -> int:
+    """nki trace"""
+    program = traced(options)
+    if options.save:
+        program.save(options.save)
+    if options.json:
+        print(json.dumps(program.to_dict(), indent=2))
+    elif options.save:
+        print(f"wrote {options.save}: {program!r}", file=sys.stderr)
+    else:
+        print(program.text(constants=False), end="")
+    return 0
+
+
+def add_trace(parser: argparse.ArgumentParser) -> None:
+    add_kernel(parser)
+    parser.add_argument("--save", metavar="FILE", help="write the program for nki.Program.load instead")
+
+
+TRACE = Command(
+    "trace",
+    "print the program of a kernel",
+    """\
+Print what a kernel does: its storages, every instruction of every core with its operands,
+loops as regions, what it returns. Constants are shown by their hashes.""",
+    command_trace,
+    add_trace,
+    """\
+examples:
+  nki trace matmul.py:tiled --arg lhsT=float32[512,256] --arg rhs=float32[512,1024]
+  nki trace matmul.py:tiled --arg lhsT=... --arg rhs=... --save tiled.nki""",
+)
+
+
+def command_plan(options: argparse.Namespace) -> int:
+    """nki plan"""
+    facts = described(traced(options))
+    print(json.dumps(facts, indent=2) if options.json else "\n".join(lines(facts)))
+    return 0
+
+
+PLAN = Command(
+    "plan",
+    "print how a kernel runs here",
+    """\
+Print how a kernel would run here: which of its tile products are one large product, what is
+fused into them, what runs one instruction at a time, and how much memory it takes. Columns:
+step, number of instructions, what the step does.""",
+    command_plan,
+    add_kernel,
+    """\
+examples:
+  nki plan matmul.py:tiled --arg lhsT=float32[4096,2048] --arg rhs=float32[4096,4096]
+  nki plan matmul.py:tiled --arg lhsT=... --arg rhs=... --json""",
+)
+
+
+def command_show(options: argparse.Namespace) -> int:
+    """nki show"""
+    values = script.parse_arguments(options.arg)
+    with Stages() as stage, settings(options), script.kernel_at(options.kernel, stage) as kernel:
+        kernel = script.launched(kernel, options.lnc)
+        bound = script.bind(kernel, filled(values) if options.values else values)
+        stage(f"{'running' if options.values else 'tracing'} {kernel.__name__}")
+        from ..kernel.show import show as steps_of
+
+        steps = steps_of(kernel)(*bound.args, **bound.kwargs)
+        file = options.output or f"{kernel.__name__}.html"
+        Path(file).write_text(steps.html(), encoding="utf-8")
+    print(f"wrote {file}: {steps.count:,} steps", file=sys.stderr)
+    return 0
+
+
+def filled(values: dict[str, Any]) -> dict[str, Any]:
+    """Put random arrays in place of described tensors."""
+    random = np.random.default_rng(0)
+    return {
+        name: random.standard_normal(v.shape).astype(np.dtype(v.dtype)) if isinstance(v, TensorSpec) else v
+        for name, v in values.items()
+    }
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    add_kernel(parser, json=False)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: the kernel's name.html)")
+    parser.add_argument("--values", action="store_true", help="run it on random numbers, and show them")
+
+
+SHOW = Command(
+    "show",
+    "write a page that steps through a kernel",
+    """\
+Write one page on which to step through a kernel: its tiles in HBM, SBUF and PSUM, what each
+instruction reads and writes, and its source line.""",
+    command_show,
+    add_show,
+    """\
+examples:
+  nki show matmul.py:tiled --arg lhsT=float32[256,128] --arg rhs=float32[256,512]
+  nki show matmul.py:tiled --arg lhsT=float32[128,4] --arg rhs=float32[128,4] --values -o tiled.html""",
+)

@@ -1,1 +1,0 @@
-"""nki.framework: where public code looks for the Kernel class."""

@@ -1,0 +1,1 @@
+"""Subcommands of `nki` for older code and for device scripts."""

@@ -1,0 +1,5 @@
+"""nki.standins: imported for its effect, which is `nki_legacy.stubs.install()`."""
+
+from ..stubs import install
+
+install()

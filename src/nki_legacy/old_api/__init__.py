@@ -1,0 +1,30 @@
+"""`neuronxcc.nki`, the NKI of SDK 2.20 to 2.27, on top of today's: a layer that nothing else knows.
+
+It is importable under the old names where the import stubs are installed: in `nki run`, with pytest's
+`--nki-stubs`, and after `nki_legacy.stubs.install()`. Kernels run eagerly: loops are Python's, index tensors
+are arrays of integers, and each old call becomes instructions of `nki.isa`.
+"""
+
+import logging
+
+from . import compiler, isa, language, typing
+from .kernel import FrameworkKernel, baremetal, benchmark, jit, profile, simulate_kernel, trace
+from .typing import tensor
+
+if not hasattr(logging, "OFF"):
+    logging.OFF = logging.CRITICAL + 10  # type: ignore[attr-defined]  # importing neuronxcc defined it
+
+__all__ = [
+    "FrameworkKernel",
+    "baremetal",
+    "benchmark",
+    "compiler",
+    "isa",
+    "jit",
+    "language",
+    "profile",
+    "simulate_kernel",
+    "tensor",
+    "trace",
+    "typing",
+]

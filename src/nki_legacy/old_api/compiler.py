@@ -1,0 +1,50 @@
+"""`neuronxcc.nki.compiler`: where tiles are placed, which here is nobody's concern, and decorators."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nki.machine.memories import PSUM, SBUF, MemoryRegion
+
+
+class Buffer:
+    """`ncc.sbuf` and `ncc.psum`, and what their allocators return: a memory. Addresses have no effect."""
+
+    def __init__(self, region: MemoryRegion):
+        self.region = region
+
+    def alloc(self, func: Callable | None = None) -> Buffer:
+        return Buffer(self.region)
+
+    def mod_alloc(self, **_: Any) -> Buffer:
+        return Buffer(self.region)
+
+    def auto_alloc(self, **_: Any) -> Buffer:
+        return Buffer(self.region)
+
+    def __eq__(self, other: object) -> bool:
+        return getattr(other, "region", other) is self.region
+
+    def __hash__(self) -> int:
+        return hash(self.region)
+
+
+sbuf, psum = Buffer(SBUF), Buffer(PSUM)
+
+
+def _unchanged(func: Any = None, **_: Any) -> Any:
+    """A decorator for the compiler: the function itself."""
+    return (lambda function: function) if func is None else func
+
+
+skip_middle_end_transformations = enable_stack_allocator = force_auto_alloc = _unchanged
+
+
+@contextlib.contextmanager
+def _scope(*_: Any, **__: Any) -> Iterator[None]:
+    yield
+
+
+no_reorder = multi_buffer = allocation_scope = _scope

@@ -1,0 +1,137 @@
+"""New tensors of the old API: block, partition and free dimensions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nki import isa
+from nki.language import creation as new
+from nki.language.creation import ParDim, allocate
+from nki.machine import dtypes
+from nki.machine.memories import PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, MemoryRegion
+
+from . import state as run
+from .assignment import fill
+from .failures import failure
+from .indices import where
+from .regions import new_tile
+from .tensor import Tensor, Whole
+from .types import float32, new_dtype
+
+sbuf, psum = SBUF, PSUM
+hbm = private_hbm = PRIVATE_HBM
+shared_hbm = SHARED_HBM
+par_dim = ParDim
+
+
+def region_of(buffer: Any) -> MemoryRegion:
+    """The memory of a buffer, or of an allocation of `neuronxcc.nki.compiler`."""
+    if buffer is None:
+        return SBUF
+    if isinstance(buffer, str):
+        buffer = MemoryRegion("private_hbm" if buffer == "hbm" else buffer)
+    found = getattr(buffer, "region", buffer)
+    if not isinstance(found, MemoryRegion):
+        raise failure("err_unsupported_memory", f"there is no buffer {buffer!r}")
+    return found
+
+
+def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Whole:
+    """A new tensor with undefined contents."""
+    current, region = run.state(), region_of(buffer)
+    sizes, kind = tuple(shape), new_dtype(dtype)
+    if region is SHARED_HBM or region is PRIVATE_HBM:
+        return _in_hbm(current, region, tuple(int(n) for n in sizes), kind, name)
+    at = next((d for d, n in enumerate(sizes) if isinstance(n, ParDim)), 0)
+    outer, tile = tuple(int(n) for n in sizes[:at]), tuple(int(n) for n in sizes[at:])
+    if tile[0] > 128:
+        raise failure(
+            "err_num_partition_exceed_arch_limit",
+            f"Size of partition dimension {tile[0]} exceeds architecture limitation of 128",
+        )
+    tile = tile if len(tile) > 1 else (*tile, 1)
+    blocks = np.empty(outer, object)
+    for place in np.ndindex(outer):
+        blocks[place] = new_tile(tile, kind, region, name)
+    return Whole(None, blocks)
+
+
+def _in_hbm(current: run.State, region: MemoryRegion, shape: tuple[int, ...], kind: Any, name: str) -> Whole:
+    """shared_hbm tensors are one for all programs of a grid; the others are each program's own."""
+    if region is SHARED_HBM and current.allocated < len(current.shared):
+        found = current.shared[current.allocated]
+        current.allocated += 1
+        return found
+    made = Whole(allocate("ndarray", shape, kind, SHARED_HBM, name))
+    if region is SHARED_HBM:
+        current.shared.append(made)
+        current.allocated += 1
+    return made
+
+
+def full(shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Whole:
+    """A new tile with every element `fill_value`."""
+    made = ndarray(shape, dtype, buffer=buffer, name=name)
+    if not made.on_chip:
+        raise failure(
+            "err_hbm_tensor_with_init_value_not_supported",
+            "a tensor in HBM begins undefined",
+            "nl.store(tensor, value) fills it",
+        )
+    for tile in made.blocks.flat:
+        fill(Whole(tile), fill_value, where(None, tile.shape))
+    made.filled = True
+    return made
+
+
+def zeros(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Whole:
+    return full(shape, 0, dtype, buffer=buffer, name=name)
+
+
+def ones(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Whole:
+    return full(shape, 1, dtype, buffer=buffer, name=name)
+
+
+def empty_like(a: Tensor, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Whole:
+    return ndarray(a.shape, dtype or a.dtype, buffer=buffer or a.region, name=name)
+
+
+def zeros_like(a: Tensor, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Whole:
+    chosen = buffer or (a.region if a.on_chip else SBUF)
+    return zeros(a.shape, dtype or a.dtype, buffer=chosen, name=name)
+
+
+def rand(shape: Any, dtype: Any = float32, **_: Any) -> Whole:
+    run.state()
+    return Whole(new.rand(tuple(int(n) for n in shape), new_dtype(dtype)))
+
+
+def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Whole:
+    """Numbers known before the run, in HBM."""
+    run.state()
+    array = np.asarray(constant)
+    target = new_dtype(dtype if dtype is not None else _narrow(array.dtype))
+    return Whole(new.shared_constant(array.astype(target.storage)))
+
+
+def _narrow(dtype: np.dtype) -> Any:
+    return {"float64": np.float32, "int64": np.int32, "uint64": np.uint32, "bool": np.uint8}.get(
+        dtype.name, dtype
+    )
+
+
+def shared_identity_matrix(n: int, dtype: Any = np.uint8, **_: Any) -> Whole:
+    """An identity matrix in HBM."""
+    return shared_constant(np.eye(n, dtype=np.float32), dtype)
+
+
+def random_seed(seed: Any, *, mask: Any = None, **_: Any) -> None:
+    run.state()
+    if not isinstance(seed, Tensor):
+        tile = allocate("random_seed", (1, 1), dtypes.int32)
+        isa.memset(tile, int(seed))
+    else:
+        tile = seed.tile()
+    isa.set_rng_seed(tile)

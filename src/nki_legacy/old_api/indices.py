@@ -1,0 +1,357 @@
+"""Index tensors of the old API: `nl.arange`, `nl.mgrid`, arithmetic on them, and the masks they give.
+
+An index knows its value at every position of a tile. Most are affine: a base, and a step along each axis.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from nki.errors import error
+from nki.ir.layout import is_int
+
+Box = tuple[slice, ...]
+
+
+def _unit(axis: int, rank: int) -> tuple[int, ...]:
+    """The position one step along an axis."""
+    return tuple(int(a == axis) for a in range(rank))
+
+
+class Index:
+    """base + steps[0] * i0 + steps[1] * i1 + ..., or any array of integers. Never changes."""
+
+    __slots__ = ("shape", "base", "steps", "_values")
+
+    def __init__(
+        self, shape: Sequence[int], base: int, steps: Sequence[int] | None, values: np.ndarray | None = None
+    ):
+        self.shape = tuple(shape)
+        self.base = base
+        self.steps = None if steps is None else tuple(steps)
+        self._values = values
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Index:
+        """The index with these values, affine if they are."""
+        origin = (0,) * values.ndim
+        base = int(values[origin])
+        steps = [
+            int(values[_unit(k, values.ndim)]) - base if n > 1 else 0 for k, n in enumerate(values.shape)
+        ]
+        affine = cls(values.shape, base, steps)
+        return affine if np.array_equal(affine.array, values) else cls(values.shape, base, None, values)
+
+    @property
+    def array(self) -> np.ndarray:
+        if self.steps is None:
+            assert self._values is not None
+            return self._values
+        total = np.full(self.shape, self.base, np.int64)
+        for axis, (size, step) in enumerate(zip(self.shape, self.steps, strict=True)):
+            if size > 1 and step:
+                along = [1] * len(self.shape)
+                along[axis] = size
+                total += (step * np.arange(size)).reshape(along)
+        return total
+
+    def is_constant(self) -> bool:
+        return self.steps is not None and all(
+            n == 1 or not s for n, s in zip(self.shape, self.steps, strict=True)
+        )
+
+    def range(self) -> tuple[int, int]:
+        """The smallest and the largest value."""
+        if self.steps is None:
+            return int(self.array.min()), int(self.array.max())
+        spans = [(n - 1) * s for n, s in zip(self.shape, self.steps, strict=True)]
+        return self.base + sum(s for s in spans if s < 0), self.base + sum(s for s in spans if s > 0)
+
+    def spread(self, shape: Sequence[int]) -> Index:
+        """Seen at every position of a larger shape."""
+        if self.shape == tuple(shape):
+            return self
+        if self.steps is None:
+            return Index.of(np.broadcast_to(self.array, shape))
+        missing = len(shape) - len(self.shape)
+        own = (1,) * missing + self.shape
+        steps = (0,) * missing + self.steps
+        return Index(shape, self.base, [s if n > 1 else 0 for n, s in zip(own, steps, strict=True)])
+
+    def part(self, box: Box) -> Index:
+        """The positions of a box, of an index that has been spread."""
+        if self.steps is None:
+            return Index.of(self.array[box])
+        base = self.base + sum(cut.start * s for cut, s in zip(box, self.steps, strict=True))
+        return Index([cut.stop - cut.start for cut in box], base, self.steps)
+
+    # ---- Python manners --------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Index:
+        """`[:, None]` and its like give an index its axis."""
+        key = key if isinstance(key, tuple) else (key,)
+        kept = [k for k in key if k is not None]
+        if any(k is not Ellipsis and k != slice(None) for k in kept):
+            raise error("index", "an index tensor takes : and None alone, as in nl.arange(n)[:, None]")
+        if Ellipsis not in kept:
+            key = (*key, *[slice(None)] * (len(self.shape) - len(kept)))
+        else:
+            at = key.index(Ellipsis)
+            fill = [slice(None)] * (len(self.shape) - len(kept) + 1)
+            key = (*key[:at], *fill, *key[at + 1 :])
+        if self.steps is None:
+            return Index.of(self.array[key])
+        axes = iter(zip(self.shape, self.steps, strict=True))
+        made = [(1, 0) if k is None else next(axes) for k in key]
+        return Index([n for n, _ in made], self.base, [s for _, s in made])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise error("constant-write", "err_cannot_assign_to_index: an index tensor never changes")
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def _meet(self, other: Any, op: Callable[[Any, Any], Any], reverse: bool = False) -> Any:
+        other = as_index(other)
+        if other is None:
+            return NotImplemented
+        a, b = (other, self) if reverse else (self, other)
+        shape = np.broadcast_shapes(a.shape, b.shape)
+        a, b = a.spread(shape), b.spread(shape)
+        affine = a.steps is not None and b.steps is not None
+        if affine and op in (operator.add, operator.sub):
+            steps = [op(s, t) for s, t in zip(a.steps or (), b.steps or (), strict=True)]
+            return Index(shape, op(a.base, b.base), steps)
+        if affine and op is operator.mul and (a.is_constant() or b.is_constant()):
+            factor, other = (a.base, b) if a.is_constant() else (b.base, a)
+            return Index(shape, factor * other.base, [factor * s for s in other.steps or ()])
+        return Index.of(np.asarray(op(a.array, b.array), np.int64))
+
+    def _compare(self, other: Any, name: str) -> Any:
+        difference = self._meet(other, operator.sub)
+        return NotImplemented if difference is NotImplemented else Mask.compared(difference, name)
+
+    def __add__(self, other: Any) -> Any:
+        return self._meet(other, operator.add)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._meet(other, operator.add, True)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._meet(other, operator.sub)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._meet(other, operator.sub, True)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._meet(other, operator.mul)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._meet(other, operator.mul, True)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._meet(other, operator.floordiv)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._meet(other, operator.mod)
+
+    def __neg__(self) -> Any:
+        return self._meet(-1, operator.mul)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare(other, "less")
+
+    def __le__(self, other: Any) -> Any:
+        return self._compare(other, "less_equal")
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(other, "greater")
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(other, "greater_equal")
+
+    def __eq__(self, other: Any) -> Any:
+        return self._compare(other, "equal")
+
+    def __ne__(self, other: Any) -> Any:
+        return self._compare(other, "not_equal")
+
+    __hash__ = None  # type: ignore[assignment]
+    __array_ufunc__ = None
+
+    def __bool__(self) -> bool:
+        raise ValueError(
+            "err_control_flow_condition_depending_on_arange: an index tensor has no single truth value"
+        )
+
+    def __repr__(self) -> str:
+        return f"<index of shape {self.shape}>"
+
+
+def as_index(value: Any) -> Index | None:
+    """An index, or a number as one; None for anything else."""
+    if isinstance(value, Index):
+        return value
+    return Index((), int(value), ()) if is_int(value) or isinstance(value, np.bool_) else None
+
+
+class Mask:
+    """Where an instruction runs: what comparing index tensors gives. `terms` are comparisons with 0."""
+
+    __slots__ = ("array", "terms")
+
+    def __init__(self, array: np.ndarray, terms: tuple[tuple[Index, str], ...] | None = None):
+        self.array = array
+        self.terms = terms
+
+    @classmethod
+    def compared(cls, difference: Index, name: str) -> Mask:
+        return cls(_COMPARE[name](difference.array, 0), ((difference, name),))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def __and__(self, other: Any) -> Mask:
+        if isinstance(other, (bool, np.bool_)):
+            return self if other else Mask(np.zeros(self.array.shape, np.bool_))
+        terms = None if self.terms is None or other.terms is None else self.terms + other.terms
+        return Mask(self.array & other.array, terms)
+
+    __rand__ = __and__
+
+    def __or__(self, other: Any) -> Mask:
+        if isinstance(other, (bool, np.bool_)):
+            return Mask(np.ones(self.array.shape, np.bool_)) if other else self
+        return Mask(self.array | other.array)
+
+    __ror__ = __or__
+
+    def __invert__(self) -> Mask:
+        return Mask(~self.array)
+
+    def __bool__(self) -> bool:
+        return True  # public code writes `a and b`, which the old tools took for its second half
+
+    def __repr__(self) -> str:
+        return f"<mask of shape {self.shape}>"
+
+
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+}
+
+
+class Where:
+    """A mask on a tile of some shape: nothing, everything, a box, or any positions."""
+
+    __slots__ = ("box", "array")
+
+    def __init__(self, box: Box | None, array: np.ndarray | None = None):
+        self.box = box  # the smallest that holds all positions; None for no position at all
+        self.array = array  # which of the tile's positions; None for all those of the box
+
+    def covers(self, shape: Sequence[int]) -> bool:
+        if self.box is None or self.array is not None:
+            return False
+        return all(cut.start == 0 and cut.stop == n for cut, n in zip(self.box, shape, strict=True))
+
+
+def where(mask: Any, shape: Sequence[int]) -> Where:
+    """What `mask=` means for a tile of this shape."""
+    if mask is None or mask is True or (isinstance(mask, np.bool_) and mask):
+        return Where(full(shape))
+    if isinstance(mask, (bool, np.bool_, int)):
+        return Where(full(shape) if mask else None)
+    if not isinstance(mask, Mask):
+        raise error("argument", f"mask= takes a comparison of index tensors, got {type(mask).__name__}")
+    array = _fitted(mask.array, tuple(shape))
+    if not array.any():
+        return Where(None)
+    cuts = []
+    for axis in range(array.ndim):
+        along = np.flatnonzero(array.any(axis=tuple(a for a in range(array.ndim) if a != axis)))
+        cuts.append(slice(int(along[0]), int(along[-1]) + 1))
+    box = tuple(cuts)
+    return Where(box, None if array[box].all() else array)
+
+
+def _fitted(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The mask at every position of a tile; unit axes may come and go."""
+    if array.ndim == len(shape):
+        fits = all(n in (1, m) for n, m in zip(array.shape, shape, strict=True))
+        if fits:
+            return np.broadcast_to(array, shape)
+    if array.size == 1:
+        return np.broadcast_to(array.reshape(()), shape)
+    own = [n for n in array.shape if n != 1]
+    places = [k for k, n in enumerate(shape) if n != 1]
+    if own == [shape[k] for k in places]:
+        return np.broadcast_to(array.reshape([n if n != 1 else 1 for n in shape]), shape)
+    try:
+        return np.broadcast_to(array, shape)
+    except ValueError:
+        raise error("shape", f"mask= has shape {array.shape}, the tile has {shape}") from None
+
+
+def full(shape: Sequence[int]) -> Box:
+    return tuple(slice(0, n) for n in shape)
+
+
+# ---- nl.arange, nl.mgrid -------------------------------------------------------------------------
+
+
+def arange(start: int, stop: int | None = None, step: int = 1) -> Index:
+    """The numbers from start to stop as an index tensor of one axis."""
+    if stop is None:
+        start, stop = 0, start
+    return Index((len(range(start, stop, step)),), start, (step,))
+
+
+class Grid(tuple):
+    """Dense indices, one per axis: unpacked, or as `.p`, `.x`, `.y`, `.z`, `.w`."""
+
+    p = property(lambda self: self[0])
+    x = property(lambda self: self[1])
+    y = property(lambda self: self[2])
+    z = property(lambda self: self[3])
+    w = property(lambda self: self[4])
+
+
+class _MGrid:
+    """`nl.mgrid[a:b, c:d]`."""
+
+    def __getitem__(self, key: Any) -> Grid:
+        cuts = key if isinstance(key, tuple) else (key,)
+        starts = [cut.start or 0 for cut in cuts]
+        shape = [cut.stop - start for cut, start in zip(cuts, starts, strict=True)]
+        unit = [[int(a == k) for a in range(len(cuts))] for k in range(len(cuts))]
+        return Grid(Index(shape, start, steps) for start, steps in zip(starts, unit, strict=True))
+
+
+mgrid = _MGrid()
+
+
+def rows_of(array: np.ndarray) -> Iterator[tuple[Box, np.ndarray]]:
+    """The boxes of single runs of a mask, row by row along its last axis."""
+    for place in np.ndindex(array.shape[:-1]):
+        row = np.flatnonzero(array[place])
+        if row.size:
+            cuts = tuple(slice(i, i + 1) for i in place)
+            for run in np.split(row, np.flatnonzero(np.diff(row) > 1) + 1):
+                yield (*cuts, slice(int(run[0]), int(run[-1]) + 1)), run
+
+
+def product(sizes: Sequence[int]) -> int:
+    return reduce(operator.mul, sizes, 1)

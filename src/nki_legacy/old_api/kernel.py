@@ -1,0 +1,268 @@
+"""Kernels of the old API: `jit`, `trace`, `simulate_kernel`, `baremetal`, `benchmark`, `profile`."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nki.errors import NkiError, error
+from nki.ir.context import running as running_core
+from nki.ir.tensor import NkiTensor
+from nki.ir.tree import leaves, replace_leaves
+from nki.kernel.bridges import TensorSpec
+from nki.kernel.calls import Call, Run
+from nki.kernel.jit import profile as model
+from nki.kernel.kernel import Kernel
+from nki.language.creation import allocate
+from nki.machine.generations import find
+from nki.machine.memories import SHARED_HBM
+
+from .. import sessions
+from . import state as run
+from .failures import failure
+from .regions import move
+from .tensor import Tensor, Whole
+from .typing import Placeholder
+
+DEFAULT_TARGET = "trn2"
+PERCENTILES = (0, 1, 10, 25, 50, 90, 99, 100)
+
+
+class OldKernel(Kernel):
+    """A function of the old API as a kernel; `kernel[4, 2]` runs it once for each place of the grid."""
+
+    def __init__(self, func: Any, programs: tuple[int, ...] = (), precise: bool = True, **state: Any):
+        plain = func.user if isinstance(func, OldKernel) else func
+        state.setdefault("target", getattr(func, "target", None) or DEFAULT_TARGET)
+        state = {k: v for k, v in state.items() if k in ("target", "returns")}
+        super().__init__(_body(plain, programs), **state)
+        self.__dict__.update(user=plain, programs=programs, precise=precise)
+        del self.__dict__["__wrapped__"]  # pytest would take a kernel called test_... for a test
+
+    user: Callable
+    programs: tuple[int, ...]
+    precise: bool  # False: narrow floats keep float32 values, as the old simulator did
+
+    def _again(self, **changes: Any) -> OldKernel:
+        before = {
+            "programs": self.programs,
+            "precise": self.precise,
+            "target": self.target,
+            "returns": self.returns,
+        }
+        return OldKernel(self.user, **{**before, **changes})
+
+    def _with(self, **changes: Any) -> Kernel:
+        return self._again(**{k: v for k, v in changes.items() if k in ("target", "returns")})
+
+    def __getitem__(self, grid: Any) -> OldKernel:
+        sizes = grid if isinstance(grid, (tuple, list)) else (grid,)
+        return self._again(programs=tuple(int(n) for n in sizes))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if run.running() is not None:
+            if self.programs:
+                raise failure(
+                    "err_nested_kernel_with_spmd_grid", f"{self.__name__} is called inside a kernel"
+                )
+            return self.user(*args, **kwargs)
+        if running_core() is not None:
+            raise error(
+                "argument", f"{self.__name__} is of the old API: call it from the host or an old kernel"
+            )
+        return super().__call__(*args, **kwargs)
+
+    def _prepare(self, args: tuple, kwargs: dict) -> Call:
+        args, kwargs = (replace_leaves(v, Placeholder, _described) for v in (args, kwargs))
+        call = super()._prepare(args, kwargs)
+        options = replace(call.options, precise_fp=call.options.precise_fp and self.precise, cache=False)
+        return replace(call, options=options, key=None, eager=True)
+
+    def run(self, *args: Any, **kwargs: Any) -> Run:
+        try:
+            return super().run(*args, **kwargs)
+        except NkiError as problem:
+            raise problem from None
+
+
+def _described(value: Placeholder) -> TensorSpec:
+    return TensorSpec(tuple(value.shape), value.dtype)
+
+
+def _body(function: Callable, programs: tuple[int, ...]) -> Callable:
+    """What a kernel of `nki` runs: the function, once for each place of the grid."""
+
+    @functools.wraps(function)
+    def body(*args: Any, **kwargs: Any) -> Any:
+        current = run.State(programs)
+        before = run.activate(current)
+        try:
+            args, kwargs = (replace_leaves(v, NkiTensor, Whole) for v in (args, kwargs))
+            results = []
+            for place in np.ndindex(programs):
+                current.enter(place)
+                results.append(function(*args, **kwargs))
+                current.settle()
+            return replace_leaves(results[0], Tensor, _exported)
+        finally:
+            run.activate(before)
+
+    return body
+
+
+def _exported(tensor: Tensor) -> NkiTensor:
+    """A result in HBM: a tile is copied there."""
+    view = tensor.tile()
+    if not view.on_chip:
+        return view
+    out = allocate("result", tuple(view.shape), view.dtype, SHARED_HBM)
+    move(out, view)
+    return out
+
+
+# ---- decorators ----------------------------------------------------------------------------------
+
+MODES = ("auto", "jax", "torchxla", "baremetal", "benchmark", "simulation", "trace")
+
+
+def _decorator(make: Callable[..., Any]) -> Callable[..., Any]:
+    """@d, @d(...), d(f) and d(f, k=v)."""
+
+    @functools.wraps(make)
+    def decorate(kernel: Any = None, /, *args: Any, **options: Any) -> Any:
+        kernel = options.pop("func", options.pop("kernel", kernel))
+        if kernel is None:
+            return lambda function: make(function, *args, **options)
+        return make(kernel, *args, **options)
+
+    return decorate
+
+
+@_decorator
+def jit(
+    func: Any, mode: str = "auto", platform_target: str | None = None, kernel_return: bool = True, **_: Any
+) -> Any:
+    """A kernel. It always runs here: mode="simulation" keeps narrow floats unrounded, as it did."""
+    if mode not in MODES:
+        raise error("argument", f"jit: mode={mode!r} is none of {', '.join(MODES)}")
+    if platform_target is not None:
+        find(platform_target)
+    state: dict[str, Any] = {"returns": kernel_return}
+    if platform_target is not None:
+        state["target"] = platform_target
+    made = OldKernel(func, getattr(func, "programs", ()), mode != "simulation", **state)
+    return Benchmark(made) if mode == "benchmark" else made
+
+
+def trace(func: Any = None, **options: Any) -> Any:
+    """A helper, or a kernel that writes to its arguments."""
+    return jit(func, mode="trace", **options)
+
+
+def simulate_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a kernel on this machine."""
+    made = kernel.kernel if isinstance(kernel, Benchmark) else kernel
+    made = made if isinstance(made, OldKernel) else OldKernel(made)
+    return made._again(precise=False)(*args, **kwargs)
+
+
+@_decorator
+def baremetal(
+    kernel: Any,
+    save_neff_name: str | None = None,
+    save_trace_name: str | None = None,
+    additional_compile_opt: Any = None,
+    artifacts_dir: str | None = None,
+    **_: Any,
+) -> Any:
+    """The kernel: there is no device to run it on, so it runs here."""
+    return kernel if isinstance(kernel, OldKernel) else OldKernel(kernel)
+
+
+@_decorator
+def benchmark(kernel: Any, warmup: int = 10, iters: int = 100, **_: Any) -> Any:
+    """A kernel that prices each call with the timing model."""
+    return Benchmark(kernel if isinstance(kernel, OldKernel) else OldKernel(kernel))
+
+
+class Latency(NamedTuple):
+    """Modelled, not measured: the model is deterministic, so every percentile is the same."""
+
+    microseconds: float
+
+    def get_latency_percentile(self, percentile: int) -> float:
+        if percentile not in PERCENTILES:
+            raise ValueError(f"there is no percentile {percentile}: {', '.join(map(str, PERCENTILES))}")
+        return self.microseconds
+
+    def __repr__(self) -> str:
+        return f"{self.microseconds:.3f} us (modelled, not measured)"
+
+
+class BenchmarkResult(NamedTuple):
+    nc_latency: Latency
+
+
+class Benchmark:
+    """A kernel whose calls leave `benchmark_result.nc_latency`; `b[grid]` keeps a result of its own."""
+
+    def __init__(self, kernel: OldKernel, of: Benchmark | None = None):
+        self.kernel, self.of = kernel, of
+        self.__name__ = kernel.__name__
+        self.benchmark_result: BenchmarkResult | None = None
+
+    def __getitem__(self, grid: Any) -> Benchmark:
+        return Benchmark(self.kernel[grid], self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if run.running() is not None:
+            return self.kernel(*args, **kwargs)
+        runs = not leaves([args, kwargs], Placeholder)
+        priced = model(self.kernel, run=runs)(*args, **kwargs)
+        result = BenchmarkResult(Latency(priced.total_us))
+        self.benchmark_result = result
+        if self.of is not None:
+            self.of.benchmark_result = result
+        return priced.result
+
+
+@_decorator
+def profile(
+    kernel: Any,
+    working_directory: str | None = None,
+    save_neff_name: str = "file.neff",
+    save_trace_name: str = "profile.ntff",
+    additional_compile_opt: Any = None,
+    overwrite: bool = False,
+    profile_nth: int = 1,
+    num_execs: int = 1,
+    **_: Any,
+) -> Any:
+    """A kernel whose calls leave a modelled profile in `working_directory`, and return None."""
+    made = kernel if isinstance(kernel, OldKernel) else OldKernel(kernel)
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        folder = os.path.abspath(working_directory or ".")
+        os.makedirs(folder, exist_ok=True)
+        program = made.trace(*args, **kwargs)
+        sessions.write(os.path.join(folder, save_neff_name), made.__name__, [program])
+        stem, suffix = os.path.splitext(save_trace_name)
+        names = [f"{stem}_exec_{n}{suffix}" for n in range(profile_nth, num_execs + 1, profile_nth)]
+        for name in names if profile_nth > 1 else [save_trace_name]:
+            sessions.write(os.path.join(folder, name), made.__name__, [program], modelled=True)
+
+    return call
+
+
+class FrameworkKernel:
+    """Kernels of other frameworks' making; its makers left no successor."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        raise failure(
+            "err_no_successor", "FrameworkKernel has no successor", "decorate the function with nki.jit"
+        )

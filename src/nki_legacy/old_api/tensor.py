@@ -1,0 +1,379 @@
+"""Tensors of the old API: whole ones, indexed ones, and values of expressions.
+
+Indexing never copies. An expression gives a Value; `dst[k] = value` lets its instruction write dst itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nki import isa
+from nki.ir.indexing import DynamicSlice
+from nki.ir.layout import Shape, is_int
+from nki.ir.tensor import NkiTensor
+from nki.language.operands import spread, stretch
+from nki.machine.dtypes import DType
+from nki.machine.memories import PSUM, SBUF, MemoryRegion
+
+from . import state as run
+from .failures import failure
+from .indices import Box, Grid, Index, Where, as_index, full, product, where
+from .operators import FUNCTIONS, Operators
+from .regions import Region, as_rows, empty_of, fitted, gather, move
+from .types import new_dtype, old_dtype
+
+Emit = Callable[[NkiTensor, Box | None], None]
+
+
+class Tensor(Operators):
+    """What kernels hold. `tile()` is the tensor of `nki` behind it."""
+
+    shape: tuple[int, ...]
+    kind: DType  # the dtype of `nki`
+    region: MemoryRegion
+
+    def tile(self) -> NkiTensor:
+        raise NotImplementedError
+
+    def parts(self, box: Box | None = None) -> list[tuple[Box, NkiTensor]]:
+        """Views that together are the positions of a box."""
+        view = fitted(self.tile(), self.shape) if self.tile().on_chip else self.tile()
+        return [(full(self.shape) if box is None else box, view if box is None else view[box])]
+
+    # ---- what one asks of it ---------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> np.dtype:
+        return old_dtype(self.kind)
+
+    @property
+    def buffer(self) -> MemoryRegion:
+        return self.region
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return self.kind.itemsize
+
+    @property
+    def on_chip(self) -> bool:
+        return self.region in (SBUF, PSUM)
+
+    def assert_shape(self, shape: Sequence[int]) -> Tensor:
+        if tuple(shape) != tuple(self.shape):
+            raise failure(
+                "err_num_partition_mismatch", f"the shape is {tuple(self.shape)}, not {tuple(shape)}"
+            )
+        return self
+
+    def __getitem__(self, key: Any) -> Tensor:
+        return index(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(value, Updated):  # t[key] += value has been done
+            return
+        FUNCTIONS["assign"](index(self, key), value)
+
+    def __bool__(self) -> bool:
+        if not self.on_chip:
+            return True  # presence of an argument
+        raise ValueError("err_ambiguous_tensor_truth_value: the values of a tile are not known here")
+
+    def __iter__(self) -> Any:
+        raise TypeError("a tensor cannot be iterated over: index it")
+
+    def __repr__(self) -> str:
+        return f"<{self.dtype}{list(self.shape)} {self.region.value}>"
+
+    # ---- views -----------------------------------------------------------------------------------
+
+    def reshape(self, *shape: Any) -> Tensor:
+        sizes = [int(n) for n in (shape[0] if len(shape) == 1 and not is_int(shape[0]) else shape)]
+        return Whole(self.tile().reshape(sizes))
+
+    def view(self, dtype: Any) -> Tensor:
+        return Whole(self.tile().view(new_dtype(dtype)))
+
+    def expand_dims(self, axis: Any) -> Tensor:
+        view = self.tile()
+        for a in sorted(axis if isinstance(axis, (tuple, list)) else (axis,)):
+            view = view.expand_dim(a if a >= 0 else a + view.ndim + 1)
+        return Whole(view)
+
+    def broadcast_to(self, *shape: Any) -> Tensor:
+        sizes = tuple(shape[0] if len(shape) == 1 and not is_int(shape[0]) else shape)
+        return broadcast(self, sizes)
+
+    def astype(self, dtype: Any) -> Tensor:
+        source, target = self.tile(), new_dtype(dtype)
+        return value(self.shape, target, lambda out, box: move(out, source if box is None else source[box]))
+
+
+class Whole(Tensor):
+    """A tensor of HBM, a tile, or tiles side by side: dimensions before the partition dimension."""
+
+    def __init__(self, tensor: NkiTensor | None, blocks: np.ndarray | None = None):
+        if blocks is None:
+            blocks = np.empty((), object)
+            blocks[()] = tensor
+        self.blocks = blocks
+        first = blocks.flat[0]
+        self.shape = Shape((*blocks.shape, *first.shape))
+        self.kind, self.region = first.dtype, first.buffer
+        self.filled = False  # holds what a matmul may be added to
+        self.owner: Whole | None = None  # of which this is a slice
+        self.where: Where | None = None  # of a result under a mask: what of it an assignment writes
+
+    def tile(self) -> NkiTensor:
+        if run.running() is not None:
+            run.state()
+        if self.blocks.size != 1:
+            raise failure(
+                "err_failed_to_infer_tile_from_local_tensor",
+                f"the tensor of shape {tuple(self.shape)} is {self.blocks.size} tiles",
+                "index all dimensions before the partition dimension with numbers",
+            )
+        return self.blocks.flat[0]
+
+
+class Part(Tensor):
+    """Positions of a tensor, picked by index tensors."""
+
+    def __init__(self, owner: Whole | None, region: Region):
+        self.owner = owner
+        self.places = region
+        self.shape = Shape(
+            region.shape if not region.tensor.on_chip or len(region.shape) > 1 else (*region.shape, 1)
+        )
+        self.kind, self.region = region.tensor.dtype, region.tensor.buffer
+
+    def tile(self) -> NkiTensor:
+        run.state()
+        view = gather(self.places)
+        return fitted(view, self.shape) if view.on_chip else view
+
+    def parts(self, box: Box | None = None) -> list[tuple[Box, NkiTensor]]:
+        if box is not None and len(box) > len(self.places.shape):
+            box = box[: len(self.places.shape)]
+        return self.places.pieces(box)
+
+
+class Value(Tensor):
+    """What an instruction gives: written where it is assigned to, or into a tile of its own."""
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: DType,
+        emit: Emit,
+        where: Where | None = None,
+        buffer: MemoryRegion = SBUF,
+        product: Callable[[NkiTensor, Any], None] | None = None,
+        by_dma: bool = False,
+    ):
+        self.shape = Shape(shape if len(shape) > 1 else (*shape, 1))
+        self.kind, self.region = dtype, buffer
+        self.emit, self.where, self.product, self.by_dma = emit, where, product, by_dma
+        self.fold: Any = None  # of nl.loop_reduce
+        self.own: NkiTensor | None = None
+
+    def settle(self) -> None:
+        """Compute it into a tile of its own."""
+        if self.own is not None:
+            return
+        self.own = empty_of(self.shape, self.kind, self.region)
+        if self.where is None or self.where.covers(self.shape):
+            self.emit(self.own, None)
+            return
+        isa.memset(self.own, 0)  # what a mask leaves out is undefined, but may be read
+        if self.where.box is not None:
+            box = self.where.box if self.where.array is None else None
+            self.emit(self.own if box is None else self.own[box], box)
+
+    def tile(self) -> NkiTensor:
+        run.state()
+        self.settle()
+        assert self.own is not None
+        return self.own
+
+
+class Updated(Tensor):
+    """The result of `t[key] += v`, which Python assigns to t[key] once more."""
+
+    def __init__(self, target: Tensor):
+        self.target = target
+        self.shape, self.kind, self.region = target.shape, target.kind, target.region
+
+    def tile(self) -> NkiTensor:
+        return self.target.tile()
+
+
+def value(shape: Sequence[int], dtype: DType, emit: Emit, mask: Any = None, **more: Any) -> Value:
+    """A new value; it waits for its place if the user's statement is about to give it one."""
+    current = run.state()
+    made = Value(shape, dtype, emit, None if mask is None else where(mask, shape), **more)
+    if run.about_to_be_assigned():
+        current.pending = made
+    else:
+        made.settle()
+    return made
+
+
+# ---- indexing ------------------------------------------------------------------------------------
+
+
+def index(tensor: Tensor, key: Any) -> Tensor:
+    """`tensor[key]`."""
+    if isinstance(key, Grid):
+        key = tuple(key)
+    key = tuple(_entry(k) for k in (key if isinstance(key, tuple) else (key,)))
+    if any(k is None for k in key):  # undocumented, and seen: a dimension of size 1
+        if len(key) == 2 and tuple(tensor.shape[1:]) == (1,) and key[0] == slice(None):
+            return tensor  # a reduction has kept two dimensions already
+        return index(tensor, tuple(k for k in key if k is not None)).expand_dims(
+            [position for position, k in enumerate(key) if k is None]
+        )
+    rank = len(tensor.shape)
+    if Ellipsis in [k for k in key if k is Ellipsis]:
+        at = next(i for i, k in enumerate(key) if k is Ellipsis)
+        key = (*key[:at], *[slice(None)] * (rank - len(key) + 1), *key[at + 1 :])
+    if len(key) > rank:
+        raise failure("err_tensor_access_out_of_bound", f"{len(key)} indices for {rank} dimensions")
+    owner = tensor if isinstance(tensor, Whole) else None
+    if owner is not None and owner.blocks.ndim:
+        outer, key = key[: owner.blocks.ndim], key[owner.blocks.ndim :]
+        chosen = owner.blocks[tuple(int(k) if is_int(k) else k for k in outer)]
+        if isinstance(chosen, np.ndarray):
+            if key:
+                raise failure(
+                    "err_failed_to_infer_tile_from_local_tensor",
+                    "dimensions before the partition dimension take numbers",
+                )
+            return Whole(None, chosen)
+        base = chosen
+    else:
+        base = owner.blocks.flat[0] if owner is not None else tensor.tile()
+    if not any(isinstance(k, (Index, Tensor)) for k in key):
+        return _sliced(owner, base, key)
+    return Part(owner, _region(base, key))
+
+
+def _entry(k: Any) -> Any:
+    """One entry of a key: a number, slice, index tensor, tile, or what stands for one."""
+    if isinstance(k, DynamicSlice):
+        if isinstance(k.start, (Index, Tensor)):
+            raise failure("err_unsupported_mixing_basic_advanced_tensor_indexing", "nl.ds takes a number")
+        return slice(k.start, k.start + k.size)
+    if isinstance(k, Index) and k.is_constant() and product(k.shape) == 1 and not k.shape:
+        return k.base
+    if isinstance(k, range):
+        return slice(k.start, k.stop, k.step)
+    if isinstance(k, np.integer):
+        return int(k)
+    if isinstance(k, slice):
+        return slice(*(_bound(b) for b in (k.start, k.stop, k.step)))
+    return k
+
+
+def _bound(bound: Any) -> Any:
+    return bound.base if isinstance(bound, Index) and bound.is_constant() else bound
+
+
+def _sliced(owner: Whole | None, base: NkiTensor, key: tuple) -> Tensor:
+    """Numbers and slices; one that reaches too far may still be masked."""
+    sizes = base.shape
+    inside = all(
+        -n <= k < n
+        if is_int(k)
+        else (k.start or 0) >= 0 and (n if k.stop is None else k.stop) <= n and (k.step or 1) > 0
+        for k, n in zip(key, sizes, strict=False)
+    )
+    kept = sum(not is_int(k) for k in key) + len(sizes) - len(key)
+    if inside and (base.on_chip or kept):
+        stepped = base.on_chip and key and isinstance(key[0], slice) and (key[0].step or 1) != 1
+        if not stepped:
+            made = Whole(base[key])
+            made.owner = owner
+            return made
+    return Part(owner, _region(base, tuple(key)))
+
+
+def _region(base: NkiTensor, key: tuple) -> Region:
+    """Index tensors, numbers and tiles of row numbers; slices get axes of their own behind these."""
+    key = (*key, *[slice(None)] * (base.ndim - len(key)))
+    rows = next(((d, k) for d, k in enumerate(key) if isinstance(k, Tensor)), None)
+    shapes = [k.shape for k in key if isinstance(k, Index)]
+    tiles = [tuple(rows[1].shape)] if rows is not None else []
+    slices = [d for d, k in enumerate(key) if isinstance(k, slice)]
+    shape: tuple[int, ...]
+    if shapes:
+        shape = np.broadcast_shapes(*shapes)
+        if tiles and len(shape) >= 1:
+            shape = np.broadcast_shapes(shape, (tiles[0][0], *[1] * (len(shape) - 1)))
+    elif tiles:
+        shape = (tiles[0][0],) if slices else tiles[0]
+    else:
+        shape = ()
+    lengths = {d: range(*_range(key[d], base.shape[d])) for d in slices}
+    whole = (*shape, *(len(r) for r in lengths.values()))
+    indices = []
+    for dim, k in enumerate(key):
+        if dim in lengths:
+            axis = len(shape) + slices.index(dim)
+            steps = [lengths[dim].step if a == axis else 0 for a in range(len(whole))]
+            indices.append(Index(whole, lengths[dim].start, steps))
+        elif isinstance(k, Tensor):
+            indices.append(Index(whole, 0, [0] * len(whole)))
+        else:
+            found = as_index(k)
+            if found is None:
+                raise failure(
+                    "err_unsupported_mixing_basic_advanced_tensor_indexing", f"an index cannot be {k!r}"
+                )
+            padded = found.spread(shape) if len(found.shape) <= len(shape) else found
+            indices.append(_with_axes(padded, len(lengths)).spread(whole))
+    if rows is None:
+        return Region(base, indices, whole)
+    return Region(base, indices, whole, (rows[0], as_rows(rows[1].tile())))
+
+
+def _with_axes(found: Index, count: int) -> Index:
+    behind: tuple = (Ellipsis,) + (None,) * count
+    return found[behind] if count and found.shape else found
+
+
+def _range(cut: slice, size: int) -> tuple[int, int, int]:
+    start = 0 if cut.start is None else cut.start if cut.start >= 0 else cut.start + size
+    stop = size if cut.stop is None else cut.stop if cut.stop >= 0 else cut.stop + size
+    return start, stop, cut.step or 1
+
+
+# ---- repeating -----------------------------------------------------------------------------------
+
+
+def broadcast(source: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The tensor with its unit dimensions repeated; partitions are copied."""
+    tile = source.tile()
+    if tuple(tile.shape) == shape:
+        return source
+    if not tile.on_chip:
+        return Whole(_stretch_hbm(tile, shape))
+    missing = len(shape) - tile.ndim
+    if missing > 0:
+        tile = fitted(tile, (tile.shape[0], *[1] * missing, *tile.shape[1:]))
+    elif missing < 0:
+        tile = fitted(tile, [n for n in tile.shape if n != 1] or shape)
+    return Whole(stretch(spread(tile, shape[0]), shape))
+
+
+def _stretch_hbm(tensor: NkiTensor, shape: tuple[int, ...]) -> NkiTensor:
+    for dim, size in enumerate(shape):
+        if tensor.shape[dim] != size:
+            tensor = tensor.broadcast(dim, size)
+    return tensor

@@ -1,0 +1,112 @@
+"""Files that stand where a device leaves `file.neff` and `profile.ntff`: kernels, and their modelled runs.
+
+Scripts move such files about and hand them to `neuron-profile`. Ours are JSON and say in their first key what
+they are. Each kernel comes as its Program, so that a report can be made of the file alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nki.ir.file import load, save
+from nki.ir.program import Program
+from nki.ir.tree import map_tree
+from nki.kernel.bridges import TensorSpec
+from nki.kernel.launches import listening
+from nki.kernel.profile import Profile, profile_program
+
+MARK = "open_nki_placeholder"
+
+
+class Calls:
+    """The kernels that are called while this listens, each once for each shape of its arguments."""
+
+    def __init__(self) -> None:
+        self.found: dict[Any, tuple[Any, tuple, dict]] = {}
+        self._listening: Any = None
+
+    def start(self) -> None:
+        self._listening = listening(self._heard)
+        self._listening.__enter__()
+
+    def stop(self) -> list[Program]:
+        """What was called, from shapes alone."""
+        if self._listening is None:
+            return []
+        self._listening.__exit__(None, None, None)
+        self._listening = None
+        return [kernel.trace(*args, **kwargs) for kernel, args, kwargs in self.found.values()]
+
+    def _heard(self, kernel: Any, args: tuple, kwargs: dict) -> None:
+        described = [map_tree(_described, list(args)), map_tree(_described, dict(kwargs))]
+        key = (kernel.__name__, kernel.grid, repr(described))
+        self.found.setdefault(key, (kernel, tuple(described[0]), described[1]))
+
+
+def _described(value: Any, path: str = "") -> Any:
+    """An array as its shape and dtype."""
+    if hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape):
+        return TensorSpec(tuple(value.shape), str(value.dtype).removeprefix("torch."))
+    return value
+
+
+def recorded(run: Callable[[], Any]) -> tuple[Any, list[Program]]:
+    """What a function gives, and the kernels that it called."""
+    calls = Calls()
+    calls.start()
+    try:
+        result = run()
+    finally:
+        programs = calls.stop()
+    return result, programs
+
+
+def write(path: str | os.PathLike, name: str, programs: Sequence[Program], modelled: bool = False) -> None:
+    """Write kernels; `modelled`: with the figures of their runs, as a session."""
+    kernels = []
+    for program in programs:
+        kernel: dict[str, Any] = {"name": program.name}
+        if modelled:
+            kernel["figures"] = profile_program(program).to_dict()
+        kernels.append({**kernel, "program": _packed(program)})
+    content = {MARK: name, "modelled": True, "kernels": kernels}
+    Path(path).write_text(json.dumps(content), encoding="utf-8")
+
+
+def read(path: str | os.PathLike) -> dict[str, Any]:
+    """What `write` wrote; ValueError for other files."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or MARK not in content or "kernels" not in content:
+        raise ValueError(f"{path} is no file of Open NKI; there is no device to profile: use nki profile")
+    return content
+
+
+def programs_of(content: dict[str, Any]) -> list[Program]:
+    return [_unpacked(kernel["program"]) for kernel in content["kernels"]]
+
+
+def profiles_of(content: dict[str, Any]) -> list[Profile]:
+    return [profile_program(program) for program in programs_of(content)]
+
+
+def _packed(program: Program) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program"
+        save(program, path)
+        return base64.b64encode(path.read_bytes()).decode("ascii")
+
+
+def _unpacked(text: str) -> Program:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program"
+        path.write_bytes(base64.b64decode(text))
+        return load(path)

@@ -1,0 +1,27 @@
+"""Import stubs for packages of other vendors that device scripts expect (docs/scripts.md).
+
+`install()` makes their names importable. A real package of the same name wins over its stub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from . import finder, profiler
+from .table import ROOTS
+
+
+def install(without: Collection[str] = ()) -> None:
+    """Make the stubs importable in this process, except those of the roots in `without`."""
+    finder.install({root: resolve for root, resolve in ROOTS.items() if root not in without})
+    profiler.install()
+
+
+def remove() -> None:
+    """Undo `install` for imports: the stubs are no longer importable."""
+    finder.remove()
+
+
+def used() -> list[str]:
+    """Return the roots of the stubs that were imported, in order."""
+    return list(finder.imported)

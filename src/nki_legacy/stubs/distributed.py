@@ -1,0 +1,65 @@
+"""`neuronx_distributed` of one rank: its layers are torch's, its groups are none."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+
+
+class ColumnParallelLinear(torch.nn.Linear):
+    def __init__(self, input_size: int, output_size: int, bias: bool = True, dtype: Any = None, **_: Any):
+        super().__init__(input_size, output_size, bias=bias, dtype=dtype)
+
+
+class RowParallelLinear(ColumnParallelLinear):
+    pass
+
+
+class ParallelEmbedding(torch.nn.Embedding):
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: Any = None, **_: Any):
+        super().__init__(num_embeddings, embedding_dim, padding_idx=padding_idx)
+
+
+def _one(*_: Any, **__: Any) -> int:
+    return 1
+
+
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def _none(*_: Any, **__: Any) -> None: ...
+
+
+get_tensor_model_parallel_size = get_data_parallel_size = get_pipeline_model_parallel_size = _one
+get_tensor_model_parallel_rank = get_data_parallel_rank = get_pipeline_model_parallel_rank = _zero
+get_tensor_model_parallel_group = get_data_parallel_group = get_world_group = _none
+initialize_model_parallel = destroy_model_parallel = _none
+
+
+def model_parallel_is_initialized() -> bool:
+    return True
+
+
+def _same(x: Any, *_: Any, **__: Any) -> Any:
+    return x
+
+
+copy_to_tensor_model_parallel_region = reduce_from_tensor_model_parallel_region = _same
+scatter_to_tensor_model_parallel_region = gather_from_tensor_model_parallel_region = _same
+
+
+def cpu_mode() -> bool:
+    return True
+
+
+class hardware(enum.Enum):
+    TRN1 = "trn1"
+    TRN2 = "trn2"
+    TRN3 = "trn3"
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"the stub of Open NKI for neuronx_distributed lacks {name}")

@@ -1,0 +1,114 @@
+"""`torch_xla.core.xla_model`: one replica on the CPU; steps run what waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import devices
+
+REDUCE_SUM, REDUCE_MAX, REDUCE_MIN, REDUCE_MUL = "sum", "max", "min", "mul"
+_waiting: list[tuple[Callable, tuple]] = []
+
+
+def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
+    return devices.device(n)
+
+
+def get_xla_supported_devices(*_: Any, **__: Any) -> list[str]:
+    return ["xla:0"]
+
+
+def xla_device_hw(device: Any) -> str:
+    return "NEURON"
+
+
+def mark_step(wait: bool = False, **_: Any) -> None:
+    while _waiting:
+        closure, args = _waiting.pop(0)
+        closure(*args)
+
+
+def wait_device_ops(devices: Sequence[Any] = ()) -> None:
+    mark_step()
+
+
+def add_step_closure(closure: Callable, args: tuple = (), **_: Any) -> None:
+    _waiting.append((closure, tuple(args)))
+
+
+def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> list[bytes]:
+    return [payload]
+
+
+def xrt_world_size(*_: Any) -> int:
+    return 1
+
+
+def get_ordinal(*_: Any) -> int:
+    return 0
+
+
+get_local_ordinal = get_ordinal
+
+
+def is_master_ordinal(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def master_print(*args: Any, **kwargs: Any) -> None:
+    kwargs.pop("local", None)
+    print(*args, **kwargs)
+
+
+def all_reduce(kind: str, inputs: Any, scale: float = 1.0, *_: Any, **__: Any) -> Any:
+    if isinstance(inputs, torch.Tensor):
+        return inputs * scale
+    for tensor in inputs:
+        tensor.mul_(scale)
+    return inputs
+
+
+def all_gather(value: Any, dim: int = 0, **_: Any) -> Any:
+    return value
+
+
+def reduce_scatter(kind: str, value: Any, scale: float, dim: int, shards: int, **_: Any) -> Any:
+    _alone(shards)
+    return value * scale
+
+
+def all_to_all(value: Any, split: int, concat: int, count: int, **_: Any) -> Any:
+    _alone(count)
+    return value
+
+
+def _alone(count: int) -> None:
+    if count != 1:
+        raise RuntimeError(f"the stub of Open NKI for torch_xla has one replica, not {count}")
+
+
+def mesh_reduce(tag: str, data: Any, reduce_fn: Callable) -> Any:
+    return reduce_fn([data])
+
+
+def optimizer_step(optimizer: Any, *_: Any, **kwargs: Any) -> Any:
+    return optimizer.step(**kwargs.get("optimizer_args", {}))
+
+
+def save(data: Any, path: Any, **_: Any) -> None:
+    torch.save(data, path)
+
+
+def set_rng_state(seed: int, device: Any = None) -> None:
+    torch.manual_seed(seed)
+
+
+def get_rng_state(device: Any = None) -> int:
+    return torch.initial_seed()
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"the stub of Open NKI for torch_xla lacks torch_xla.core.xla_model.{name}")
