@@ -1,13 +1,18 @@
 PYTHON ?= python3
 VENV := .venv
+ifeq ($(OS),Windows_NT)
+BIN := $(VENV)/Scripts
+else
 BIN := $(VENV)/bin
+endif
+EXTRAS ?= dev
 BARE := $(VENV)/.bare
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
-# the tests start hundreds of interpreters: what is compiled is kept
+# the tests start hundreds of interpreters: let them reuse compiled modules
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all test-gpu test-versions tiny bench bench-kernels accuracy compare figures docs site release \
+.PHONY: setup hooks demo test test-all coverage test-gpu test-versions tiny bench bench-kernels accuracy compare figures docs site release \
 	lint clean
 
 setup: $(STAMP)
@@ -18,11 +23,15 @@ $(BARE): pyproject.toml
 	$(BIN)/pip install --disable-pip-version-check -e .
 	touch $(BARE)
 
-# everything that tests, benchmarks and documents need
+# everything that tests, benchmarks and documents need; EXTRAS=test,torch,jax for the tests alone
 $(STAMP): $(BARE)
 	@echo "Installing what the tests need (PyTorch, JAX, SciPy, ...): once, some minutes"
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
 	touch $(STAMP)
+
+# ruff and mypy before each commit
+hooks: setup
+	$(BIN)/pre-commit install
 
 demo: $(BARE)
 	$(BIN)/python examples/matmul/demo.py
@@ -32,6 +41,13 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# lines and branches that `make test` runs, processes that tests start included
+coverage: setup
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 # programs on torch tensors: on the GPU of this machine, if it has one, and on the processor
 test-gpu: setup
@@ -99,4 +115,4 @@ lint: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
