@@ -23,30 +23,30 @@ PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 HEAD = """\
 # How accurate is the model?
 
-Written by `make accuracy`: every published figure that we may show, ours beside it. No device was used. What
-a figure did for the model says how much its row proves: on `fitted` ones a constant was fitted, from the
-profile behind `rule` ones a rule was read, `held back` ones did neither and only judge. Percentages are
+Written by `make accuracy`: published figures and ours. No device was used. How a figure was used for the model
+determines how much its row proves: a constant was fitted to `fitted` figures, a rule was derived from the
+profile of `rule` figures, `held back` figures were used only for this comparison. Percentages are
 compared in points, everything else as a ratio.
 
 """
 
 LEFT_OUT = {
     "the compiler's order of independent instructions": "an engine takes the first one that is ready; "
-    "the real order is decided when the kernel is compiled",
-    "fragmentation of SBUF": "tiles of any size find room while there are bytes: Mamba v2 spills from 1,024 "
-    "columns on with half of SBUF free, ours does not",
-    "how the compiler cuts wide loads and spills": "one transfer each, as the kernel asks",
+    "the compiler decides the real order",
+    "fragmentation of SBUF": "a tile of any size fits while there are enough free bytes: Mamba v2 spills from 1,024 "
+    "columns on with half of SBUF free, our model does not",
+    "how the compiler splits wide loads and spills": "one transfer each, as in the kernel",
     "depth of DMA queues, prefetch of descriptors, banks and rows of HBM": "transfers start in order, "
-    "without limit",
-    "collectives beside the DMA of a kernel": "they are priced by hops and bytes alone",
+    "in unlimited number",
+    "collectives at the same time as DMA of a kernel": "their time depends only on hops and bytes",
     "instruction fetch, semaphores as instructions of their own": "free",
     "throttling by temperature or power": "only the half-rate rule of the PE array",
     "trn3": "no measurement of any kind is published: its rows would be data-sheet rates",
 }
 
 TAIL = """\
-Numbers that no source gives are in the register of uncertainty: `nki profile --uncertainty` tells how far
-they move a kernel.
+Numbers without a public source have a range: `nki profile --uncertainty` reports how much
+they change a kernel's time.
 """
 
 
@@ -58,8 +58,8 @@ def left_out() -> str:
 FITTED = """\
 ## Numbers that were fitted
 
-No document gives them: each was chosen so that published figures come out, and on those figures it proves
-nothing. The range is the one of the register of uncertainty.
+No document gives these numbers: each was chosen so that the model reproduces published figures, so it proves nothing about
+those figures. The range is the one that `nki profile --uncertainty` uses.
 
 | number, of trn2 | value | range | on what |
 |---|---|---|---|

@@ -27,22 +27,22 @@ MISTAKES = {
 }
 ABILITIES = {
     "rounding": "rounds float32 to bfloat16 to nearest, ties to even",
-    "values": "Python sees the values in a kernel",
-    "device_time": "says what it takes on the device, without one",
-    "shapes_alone": "follows a kernel from shapes alone",
+    "values": "Python can read values in a kernel",
+    "device_time": "gives the time on the device, without one",
+    "shapes_alone": "traces a kernel from shapes alone",
     "cores": "two cores that wait for each other",
-    "picture": "keeps a picture of what a kernel did",
+    "picture": "stores a visualisation of what a kernel did",
 }
 QUESTIONS = {**MISTAKES, **ABILITIES}
 
-HEAD = """# Beside other interpreters
+HEAD = """# Comparison with other interpreters
 
 <!-- Written by `make compare` (`python -m benchmarks.compare`). Do not edit. -->
 
-Kernel languages for other machines have interpreters too, and triton-viz has one for NKI. This page runs the
-same three kernels and the same mistakes in each and shows what came of it. Nothing here is an opinion: every cell
-is what a program below `benchmarks/compare` answered, and a dash says that no program was found that would ask.
-`make compare` writes it anew, in environments of its own.
+Kernel languages for other machines have interpreters too, and triton-viz has one for NKI. This page compares the results of the
+same three kernels and the same mistakes in each. Every cell
+is the output of a program below `benchmarks/compare`; a dash means that there is no such program.
+`make compare` writes the page again, in separate environments.
 
 | system | versions |
 |---|---|
@@ -58,19 +58,19 @@ compiles, and the fastest of three after it. The kernels use the same tiles ({ro
 
 {times}
 
-All of them end in NumPy or in compiled code; the ratios say what each pays for looking. Open NKI's second call runs
-the recorded program, Pallas's what XLA compiled. Under triton-viz's sanitizer for
+All of them end in NumPy or in compiled code; the ratios show the overhead of each interpreter. Open NKI's second call runs
+the recorded program, Pallas's runs the code that XLA compiled. Under triton-viz's sanitizer for
 Triton the results differed from the kernel's: its times are those of a check, not of a run.
 
 ## What each finds
 
-A small kernel with one mistake. **Stops** is an error, **warns** a warning (in Open NKI `OPEN_NKI_STRICT=1`
-makes it an error); *at the line* says that the report names the line with the mistake. What **returns** was not
+Each row is a small kernel with one mistake. **Stops** is an error, **warns** a warning (in Open NKI `OPEN_NKI_STRICT=1`
+turns it into an error); *at the line* means that the report names the line with the mistake. **Returns** means that the mistake was not
 noticed.
 
 {mistakes}
 
-What they said:
+The messages:
 
 {said}
 
@@ -99,9 +99,9 @@ def written(found: dict) -> str:
 
 _VIZ = (
     "triton-viz needs AWS's `nki` package for the names of its NKI mode, and no public index of Python packages "
-    "has that; here Open NKI stands in for it: triton-viz puts functions of its own in the place of the "
-    "instructions. It would also ask AWS's compiler before it runs a kernel (`pre_trace`), which could not be "
-    "tried. It has an environment to itself, with the Triton it was tried with."
+    "has that; here Open NKI takes its place: triton-viz replaces the instructions with its own "
+    "functions. It would also call AWS's compiler before it runs a kernel (`pre_trace`), which could not be "
+    "tested. It has its own environment, with the Triton version that it was tested with."
 )
 _NO_VIZ = "triton-viz was not asked: no interpreter with it was given."
 
