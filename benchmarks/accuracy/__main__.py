@@ -23,9 +23,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 HEAD = """\
 # How accurate is the model?
 
-Written by `make accuracy`: published figures and ours. No device was used. How a figure was used for the model
-determines how much its row proves: a constant was fitted to `fitted` figures, a rule was derived from the
-profile of `rule` figures, `held back` figures were used only for this comparison. Percentages are
+Written by `make accuracy`: published figures and ours. No device was used. How a figure was used for the
+model determines how much its row proves: a constant was fitted to `fitted` figures, a rule was derived from
+the profile of `rule` figures, `held back` figures were used only for this comparison. Percentages are
 compared in points, everything else as a ratio.
 
 """
@@ -33,8 +33,8 @@ compared in points, everything else as a ratio.
 LEFT_OUT = {
     "the compiler's order of independent instructions": "an engine takes the first one that is ready; "
     "the compiler decides the real order",
-    "fragmentation of SBUF": "a tile of any size fits while there are enough free bytes: Mamba v2 spills from 1,024 "
-    "columns on with half of SBUF free, our model does not",
+    "fragmentation of SBUF": "a tile of any size fits while there are enough free bytes: Mamba v2 "
+    "spills from 1,024 columns on with half of SBUF free, our model does not",
     "how the compiler splits wide loads and spills": "one transfer each, as in the kernel",
     "depth of DMA queues, prefetch of descriptors, banks and rows of HBM": "transfers start in order, "
     "in unlimited number",
@@ -58,8 +58,8 @@ def left_out() -> str:
 FITTED = """\
 ## Numbers that were fitted
 
-No document gives these numbers: each was chosen so that the model reproduces published figures, so it proves nothing about
-those figures. The range is the one that `nki profile --uncertainty` uses.
+No document gives these numbers: each was chosen so that the model reproduces published figures, so it
+proves nothing about those figures. The range is the one that `nki profile --uncertainty` uses.
 
 | number, of trn2 | value | range | on what |
 |---|---|---|---|
