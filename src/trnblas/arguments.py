@@ -1,4 +1,4 @@
-"""What the levels share: checks of flags and shapes, triangles, sums of narrow floats."""
+"""Shared by all levels: checks of flags and shapes, triangles, sums of narrow floats."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_square(op: str, name: str, x: torch.Tensor) -> None:
 
 
 def check_inner(op: str, A: torch.Tensor, B: torch.Tensor) -> None:
-    """A @ B is possible."""
+    """Check that A @ B is possible."""
     if A.shape[-1] != B.shape[-2]:
         raise ValueError(
             f"{op}: op(A) is {tuple(A.shape)}, op(B) is {tuple(B.shape)}: {A.shape[-1]} != {B.shape[-2]}"
@@ -42,7 +42,7 @@ def check_inner(op: str, A: torch.Tensor, B: torch.Tensor) -> None:
 
 
 def check_added(op: str, name: str, C: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype) -> None:
-    """What beta multiplies has the shape and dtype of the result."""
+    """Check that the addend has the shape and dtype of the result."""
     if C is None:
         return
     if C.shape != shape:
@@ -51,13 +51,13 @@ def check_added(op: str, name: str, C: torch.Tensor | None, shape: torch.Size, d
         raise TypeError(f"{op}: {name} is {C.dtype}, the operands are {dtype}; cast one of them")
 
 
-def turned(x: torch.Tensor, trans: bool) -> torch.Tensor:
-    """op(x)"""
+def transposed_if(x: torch.Tensor, trans: bool) -> torch.Tensor:
+    """Return op(x): x, or its transpose."""
     return x.mT if trans else x
 
 
 def triangle(A: torch.Tensor, uplo: str, diag: str = "nonunit") -> torch.Tensor:
-    """The triangle of A that counts, zeros elsewhere; ones on the diagonal of a unit triangle."""
+    """Return one triangle of A, zeros elsewhere; ones on the diagonal of a unit triangle."""
     part = A.triu() if uplo == "upper" else A.tril()
     if diag == "unit":
         part.diagonal(dim1=-2, dim2=-1).fill_(1)
@@ -65,14 +65,14 @@ def triangle(A: torch.Tensor, uplo: str, diag: str = "nonunit") -> torch.Tensor:
 
 
 def symmetric(A: torch.Tensor, uplo: str) -> torch.Tensor:
-    """The symmetric matrix of which A stores one triangle."""
+    """Return the symmetric matrix of which A stores one triangle."""
     if uplo == "upper":
         return A.triu() + A.triu(1).mT
     return A.tril() + A.tril(-1).mT
 
 
 def rounded_once(compute: Callable[..., torch.Tensor], *operands: torch.Tensor | None) -> torch.Tensor:
-    """compute(*operands); narrow floats of the host in float32, and the result rounded once.
+    """Return compute(*operands); narrow floats on the host are computed in float32 and rounded once.
 
     torch itself sums them in float32 on some CPUs, in their own dtype on others (spec/decisions.md 24).
     """

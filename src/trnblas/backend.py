@@ -1,6 +1,6 @@
 """Which backend serves a call, why, and what happens when a kernel fails.
 
-`choose` is the one place that decides; every operation asks it, and `trnblas.explain` shows its answer.
+Only `choose` decides: every operation calls it, and `trnblas.explain` shows its result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def set_backend(name: str) -> None:
 
 
 def get_backend() -> str:
-    """The name given to `set_backend`, "auto" in the beginning."""
+    """Return the name given to `set_backend`, initially "auto"."""
     return _backend
 
 
@@ -51,7 +51,7 @@ class Choice(NamedTuple):
 
 
 def choose(dtype: torch.dtype, device: str = "cpu", precision: str | None = None) -> Choice:
-    """The backend of a call on tensors of this dtype and device."""
+    """Return the backend of a call on tensors of this dtype and device."""
     if _backend == "pytorch":
         return Choice(False, "the backend is pytorch")
     if _backend == "auto":
@@ -83,26 +83,26 @@ def _why_auto(device: str) -> Choice:
 
 @cache
 def has_neuron_device() -> bool:
-    """True on a machine with a Neuron device."""
+    """Return True on a machine with a Neuron device."""
     return Path("/dev/neuron0").exists()
 
 
 def flag(name: str, default: bool = False) -> bool:
-    """An environment variable that is on or off, read anew at each call."""
+    """Return an on/off environment variable, read at each call."""
     value = os.environ.get(name, "").strip().lower()
     return value not in ("0", "false", "no", "off") if value else default
 
 
 # ---- running -------------------------------------------------------------------------------------
 
-_said: set[str] = set()
+_reported: set[str] = set()
 
 
 def serve(op: str, kernel: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """What the kernel gives.
+    """Return the kernel's result, or fall back to PyTorch if the kernel fails.
 
-    If it fails: its error, where TRNBLAS_REQUIRE_NKI or TRNBLAS_USE_SIMULATOR asks for kernels; else a
-    warning, and PyTorch.
+    With TRNBLAS_REQUIRE_NKI or TRNBLAS_USE_SIMULATOR the kernel's error is raised; otherwise it becomes a
+    warning.
     """
     try:
         return kernel()
@@ -114,16 +114,16 @@ def serve(op: str, kernel: Callable[[], Any], otherwise: Callable[[], Any]) -> A
 
 
 def _warn_once(op: str, problem: Exception) -> None:
-    """Once for each distinct error."""
+    """Warn once for each distinct error."""
     error = f"{type(problem).__name__}: {problem}"
-    if error not in _said:
-        _said.add(error)
+    if error not in _reported:
+        _reported.add(error)
         text = f"{op}: the NKI kernel failed, PyTorch serves the call: {error}"
         warnings.warn(text, NkiFallbackWarning, stacklevel=_depth_of_caller())
 
 
 def _depth_of_caller() -> int:
-    """The stack level, for warnings.warn above, of the first frame outside this package."""
+    """Return the stack level, for warnings.warn above, of the first frame outside this package."""
     depth, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "trnblas":
         depth, frame = depth + 1, frame.f_back
@@ -131,12 +131,12 @@ def _depth_of_caller() -> int:
 
 
 def forget_fallbacks() -> None:
-    """Warn again about errors that were told before."""
-    _said.clear()
+    """Clear the record of reported errors, so that they warn again."""
+    _reported.clear()
 
 
 def launch(kernel: Any, *arguments: Any) -> Any:
-    """Run a kernel on tensors: in the simulator if asked, else where nki runs kernels of this machine."""
+    """Run a kernel on tensors: in the simulator if requested, else where nki runs kernels on this machine."""
     if flag("TRNBLAS_USE_SIMULATOR"):
         import nki
 

@@ -49,7 +49,7 @@ def explain(
     trans: bool = False,
     side: str = "left",
 ) -> Explanation:
-    """How `op` on operands of these shapes (or on these tensors) would be served now.
+    """Explain how `op` on operands of these shapes (or on these tensors) would be served now.
 
     The shapes are those of the operands in the order of the call: explain("gemm", (1000, 700), (700, 900)).
     """
@@ -107,17 +107,17 @@ def _up(size: int) -> int:
 
 
 def product_sizes(op: str, sizes: list[tuple], flags: Any) -> tuple[int, int, int]:
-    """(m, k, n) of the product an operation makes."""
+    """Return (m, k, n) of the product that an operation computes."""
     name = op.removeprefix("nki_")
     if name == "ger":
         return sizes[0][-1], 1, sizes[1][-1]
     if name == "syrk":
-        n, k = _turned(sizes[0], flags["trans"])
+        n, k = _matrix_size(sizes[0], flags["trans"])
         return n, k, n
-    left = _turned(sizes[0], flags["transA"] or flags["trans"])
+    left = _matrix_size(sizes[0], flags["transA"] or flags["trans"])
     if name in ("gemv", "symv", "trmv"):
         return *left, 1
-    right = _turned(sizes[1], flags["transB"])
+    right = _matrix_size(sizes[1], flags["transB"])
     if name in ("symm", "trmm") and flags["side"] == "right":
         left, right = right, left
     if left[1] != right[0]:
@@ -125,5 +125,5 @@ def product_sizes(op: str, sizes: list[tuple], flags: Any) -> tuple[int, int, in
     return *left, right[1]
 
 
-def _turned(size: tuple, trans: bool) -> tuple[int, int]:
+def _matrix_size(size: tuple, trans: bool) -> tuple[int, int]:
     return (size[-1], size[-2]) if trans else (size[-2], size[-1])

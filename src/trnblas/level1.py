@@ -8,26 +8,26 @@ from trnblas.arguments import NARROW, rounded_once
 
 
 def axpy(alpha: float, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """alpha x + y; x is not read when alpha is 0."""
+    """Return alpha x + y; x is not read when alpha is 0."""
     if alpha == 0:
         return y.clone()
     return rounded_once(lambda y, x: torch.add(y, x, alpha=alpha), y, x)
 
 
 def scal(alpha: float, x: torch.Tensor) -> torch.Tensor:
-    """alpha x"""
+    """Return alpha x."""
     return rounded_once(lambda x: torch.mul(x, alpha), x)
 
 
 def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The sum of x[i] y[i]; narrow floats are summed in float32."""
+    """Return the sum of x[i] y[i]; narrow floats are summed in float32."""
     if x.dtype in NARROW:
         return torch.dot(x.float(), y.float()).to(x.dtype)
     return torch.dot(x, y)
 
 
 def nrm2(x: torch.Tensor) -> torch.Tensor:
-    """The Euclidean norm, without overflow on the way."""
+    """Return the Euclidean norm, without intermediate overflow."""
     if x.dtype != torch.float64:
         return torch.linalg.vector_norm(x, dtype=torch.float64).to(x.dtype)
     norm = torch.linalg.vector_norm(x)
@@ -40,12 +40,12 @@ def nrm2(x: torch.Tensor) -> torch.Tensor:
 
 
 def asum(x: torch.Tensor) -> torch.Tensor:
-    """The sum of |x[i]|; narrow floats are summed in float32."""
+    """Return the sum of |x[i]|; narrow floats are summed in float32."""
     if x.dtype in NARROW:
         return x.abs().sum(dtype=torch.float32).to(x.dtype)
     return x.abs().sum()
 
 
 def iamax(x: torch.Tensor) -> int:
-    """The index, from 0, of the first element of largest magnitude; -1 of an empty vector."""
+    """Return the index, from 0, of the first element of largest magnitude; -1 for an empty vector."""
     return int(torch.argmax(x.abs())) if x.numel() else -1

@@ -14,8 +14,8 @@ from trnblas.arguments import (
     check_square,
     rounded_once,
     symmetric,
+    transposed_if,
     triangle,
-    turned,
 )
 from trnblas.backend import choose
 from trnblas.level3 import scaled_product
@@ -30,9 +30,9 @@ def gemv(
     trans: bool = False,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """alpha op(A) x + beta y"""
+    """Return alpha op(A) x + beta y."""
     check_matrix("gemv", "A", A)
-    return _times_vector("gemv", alpha, turned(A, trans), x, beta, y, precision)
+    return _times_vector("gemv", alpha, transposed_if(A, trans), x, beta, y, precision)
 
 
 def symv(
@@ -44,7 +44,7 @@ def symv(
     uplo: str = "upper",
     precision: str | None = None,
 ) -> torch.Tensor:
-    """alpha A x + beta y for a symmetric A, of which one triangle is read."""
+    """Return alpha A x + beta y for a symmetric A, of which one triangle is read."""
     check_flag("symv", "uplo", uplo, UPLO)
     check_square("symv", "A", A)
     return _times_vector("symv", alpha, symmetric(A, uplo), x, beta, y, precision)
@@ -58,15 +58,15 @@ def trmv(
     diag: str = "nonunit",
     precision: str | None = None,
 ) -> torch.Tensor:
-    """op(A) x for a triangle A."""
+    """Return op(A) x for a triangular A."""
     check_flag("trmv", "uplo", uplo, UPLO)
     check_flag("trmv", "diag", diag, DIAG)
     check_square("trmv", "A", A)
-    return _times_vector("trmv", 1.0, turned(triangle(A, uplo, diag), trans), x, 0.0, None, precision)
+    return _times_vector("trmv", 1.0, transposed_if(triangle(A, uplo, diag), trans), x, 0.0, None, precision)
 
 
 def ger(alpha: float, x: torch.Tensor, y: torch.Tensor, A: torch.Tensor | None = None) -> torch.Tensor:
-    """alpha x y^T + A"""
+    """Return alpha x y^T + A."""
     beta = 0.0 if A is None else 1.0
     if A is not None and A.shape != (*x.shape, y.shape[-1]):
         raise ValueError(f"ger: A has shape {tuple(A.shape)}, the product has {(*x.shape, y.shape[-1])}")
@@ -80,7 +80,7 @@ def ger(alpha: float, x: torch.Tensor, y: torch.Tensor, A: torch.Tensor | None =
 
 
 def _times_vector(op, alpha, A, x, beta, y, precision):
-    """alpha A x + beta y; leading dimensions are batches."""
+    """Return alpha A x + beta y; leading dimensions are batches."""
     if x.ndim == 1 and A.ndim == 2 and alpha != 0 and precision is None:
         fits = A.shape[1] == x.shape[0] and A.dtype == x.dtype
         fits_y = y is None or (y.shape == A.shape[:1] and y.dtype == A.dtype)
@@ -91,7 +91,7 @@ def _times_vector(op, alpha, A, x, beta, y, precision):
 
 
 def _torch_times_vector(alpha, beta, A, x, y):
-    """The common case, by one call of torch."""
+    """Compute the common case by one call of torch."""
     if y is None or beta == 0:
         return torch.mv(A, x) if alpha == 1 else torch.addmv(A.new_zeros(()), A, x, beta=0, alpha=alpha)
     return torch.addmv(y, A, x, beta=beta, alpha=alpha)

@@ -20,8 +20,8 @@ from trnblas.arguments import (
     check_square,
     rounded_once,
     symmetric,
+    transposed_if,
     triangle,
-    turned,
 )
 from trnblas.backend import choose, serve
 
@@ -36,13 +36,15 @@ def gemm(
     transB: bool = False,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """alpha op(A) op(B) + beta C
+    """Return alpha op(A) op(B) + beta C.
 
     precision="fp64" computes and returns float64, on the NKI backend from bfloat16 passes of TensorE.
     """
     check_matrix("gemm", "A", A)
     check_matrix("gemm", "B", B)
-    return scaled_product("gemm", alpha, turned(A, transA), turned(B, transB), beta, C, precision)
+    return scaled_product(
+        "gemm", alpha, transposed_if(A, transA), transposed_if(B, transB), beta, C, precision
+    )
 
 
 def batched_gemm(
@@ -55,13 +57,15 @@ def batched_gemm(
     transB: bool = False,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """alpha op(A[i]) op(B[i]) + beta C[i] for every i of the leading dimensions."""
+    """Return alpha op(A[i]) op(B[i]) + beta C[i] for every i of the leading dimensions."""
     for name, x in (("A", A), ("B", B)):
         if x.ndim < 3:
             raise ValueError(
                 f"batched_gemm: {name} must be a batch of matrices, it has shape {tuple(x.shape)}"
             )
-    return scaled_product("batched_gemm", alpha, turned(A, transA), turned(B, transB), beta, C, precision)
+    return scaled_product(
+        "batched_gemm", alpha, transposed_if(A, transA), transposed_if(B, transB), beta, C, precision
+    )
 
 
 def symm(
@@ -74,7 +78,7 @@ def symm(
     uplo: str = "upper",
     precision: str | None = None,
 ) -> torch.Tensor:
-    """alpha A B + beta C (B A with side="right") for a symmetric A, of which one triangle is read."""
+    """Return alpha A B + beta C (B A with side="right") for a symmetric A, of which one triangle is read."""
     check_flag("symm", "side", side, SIDE)
     check_flag("symm", "uplo", uplo, UPLO)
     check_square("symm", "A", A)
@@ -94,9 +98,9 @@ def trmm(
     diag: str = "nonunit",
     precision: str | None = None,
 ) -> torch.Tensor:
-    """alpha op(A) B (B op(A) with side="right") for a triangle A."""
+    """Return alpha op(A) B (B op(A) with side="right") for a triangular A."""
     check_triangular("trmm", A, B, side, uplo, diag)
-    full = turned(triangle(A, uplo, diag), trans)
+    full = transposed_if(triangle(A, uplo, diag), trans)
     left, right = (full, B) if side == "left" else (B, full)
     return scaled_product("trmm", alpha, left, right, 0.0, None, precision)
 
@@ -110,13 +114,13 @@ def syrk(
     uplo: str = "upper",
     precision: str | None = None,
 ) -> torch.Tensor:
-    """alpha A A^T + beta C (A^T A with trans) for a symmetric C, of which one triangle is read.
+    """Return alpha A A^T + beta C (A^T A with trans) for a symmetric C, of which one triangle is read.
 
     The result is filled on both sides of its diagonal.
     """
     check_flag("syrk", "uplo", uplo, UPLO)
     check_matrix("syrk", "A", A)
-    left = turned(A, trans)
+    left = transposed_if(A, trans)
     if C is not None and beta != 0:
         check_square("syrk", "C", C)
         C = symmetric(C, uplo)
@@ -140,7 +144,7 @@ def trsm(
     trans: bool = False,
     diag: str = "nonunit",
 ) -> torch.Tensor:
-    """The X of op(A) X = alpha B (X op(A) = alpha B with side="right") for a triangle A."""
+    """Return the X of op(A) X = alpha B (X op(A) = alpha B with side="right") for a triangular A."""
     check_triangular("trsm", A, B, side, uplo, diag)
     if alpha == 0:
         return torch.zeros_like(B)
@@ -169,7 +173,7 @@ def check_triangular(op: str, A: torch.Tensor, B: torch.Tensor, side: str, uplo:
 
 
 def scaled_product(op, alpha, A, B, beta, C, precision):
-    """alpha A B + beta C on the backend that serves it: where every product of levels 2 and 3 passes."""
+    """Return alpha A B + beta C on the backend that serves it: all products of levels 2 and 3 use it."""
     check_precision(op, precision)
     check_inner(op, A, B)
     if C is not None:
@@ -196,12 +200,12 @@ def product_shape(A: torch.Tensor, B: torch.Tensor) -> torch.Size:
 
 
 def torch_product(alpha, A, B, beta, C):
-    """The same by torch."""
+    """Compute the same by torch."""
     return rounded_once(lambda A, B, C: _torch_product(alpha, A, B, beta, C), A, B, C)
 
 
 def _torch_product(alpha, A, B, beta, C):
-    """One call of torch, where it has one."""
+    """Compute the same by one call of torch, where it has one."""
     if C is None or beta == 0:
         if alpha == 1:
             return torch.matmul(A, B)
@@ -223,7 +227,7 @@ def kernel_product(A: torch.Tensor, B: torch.Tensor, out: torch.dtype) -> torch.
 
 
 def scaled(alpha, product, beta, C, dtype):
-    """alpha product + beta C, rounded once: products that are worked on are asked for in float32."""
+    """Return alpha product + beta C, rounded once: a product that is scaled or added to is float32."""
     is_added = C is not None and beta != 0
     if alpha == 1 and not is_added:
         return product(dtype)
@@ -237,7 +241,7 @@ def scaled(alpha, product, beta, C, dtype):
 
 def torch_solve(A, B, side, uplo, trans, diag):
     return torch.linalg.solve_triangular(
-        turned(A, trans),
+        transposed_if(A, trans),
         B,
         upper=(uplo == "upper") != trans,
         left=side == "left",
@@ -246,14 +250,14 @@ def torch_solve(A, B, side, uplo, trans, diag):
 
 
 def kernel_solve(A, B, side, uplo, trans, diag):
-    """From the right: the transposed system."""
+    """Solve with the kernel; side="right" solves the transposed system."""
     if side == "left":
         return _kernels().solve(A, B, uplo, trans, diag)
     return _kernels().solve(A, B.mT, uplo, not trans, diag).mT.contiguous()
 
 
 def _kernels() -> Any:
-    """Imported when a kernel serves a call: without nki everything else works."""
+    """Import the kernels when one serves a call: everything else works without nki."""
     from trnblas.nki import launches
 
     return launches

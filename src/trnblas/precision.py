@@ -18,7 +18,7 @@ EXACT_TERMS = 1024  # 2**10 products of 2**7 * 2**7 are 2**24
 
 
 def split_product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
-    """A @ B of float64 matrices [..., m, k] and [..., k, n] with products on TensorE."""
+    """Return A @ B of float64 matrices [..., m, k] and [..., k, n] with products on TensorE."""
     if 0 in (*A.shape, *B.shape) or not (torch.isfinite(A).all() and torch.isfinite(B).all()):
         return torch.matmul(A, B)  # neither nothing nor infinity has slices
     rows, row_exponents = slices(A, dim=-1)
@@ -30,7 +30,7 @@ def split_product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
 
 
 def slices(x: torch.Tensor, dim: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """x = 2**exponent * sum of slice[i] * 2**(-8 i), with one exponent for each row or column."""
+    """Split x = 2**exponent * sum of slice[i] * 2**(-8 i), with one exponent for each row or column."""
     largest = x.abs().amax(dim=dim, keepdim=True)
     exponents = torch.frexp(largest).exponent - (BITS - 1)
     rest = scale(x, -exponents)
@@ -43,14 +43,14 @@ def slices(x: torch.Tensor, dim: int) -> tuple[list[torch.Tensor], torch.Tensor]
 
 
 def slice_products(rows: list[torch.Tensor], columns: list[torch.Tensor], order: int) -> torch.Tensor:
-    """The exact sum of rows[i] @ columns[order - i] over all i, in one launch."""
+    """Return the exact sum of rows[i] @ columns[order - i] over all i, in one launch."""
     left = torch.stack([in_chunks(rows[i], -1) for i in range(order + 1)])
     right = torch.stack([in_chunks(columns[order - i], -2) for i in range(order + 1)])
     return product(left, right, torch.float32).double().sum(dim=(0, 1))
 
 
 def in_chunks(part: torch.Tensor, dim: int) -> torch.Tensor:
-    """The slice cut along K into pieces that sum exactly: a new leading dimension."""
+    """Cut a slice along K into pieces that sum exactly: a new leading dimension."""
     count = max(1, -(-part.shape[dim] // EXACT_TERMS))
     size = -(-part.shape[dim] // count)
     missing = count * size - part.shape[dim]
@@ -60,12 +60,12 @@ def in_chunks(part: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def scale(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """x * 2**exponents in four steps: 2**exponents itself may be out of range."""
+    """Return x * 2**exponents in four steps: 2**exponents itself may be out of range."""
     quarter = torch.div(exponents, 4, rounding_mode="floor")
     step = power_of_two(quarter)
     return x * step * step * step * power_of_two(exponents - 3 * quarter)
 
 
 def power_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """2.0**exponents, made of its bits: torch's own pow and ldexp are not exact far from 1."""
+    """Return 2.0**exponents, built from its bits: torch's pow and ldexp are not exact far from 1."""
     return ((exponents.long() + 1023) << 52).view(torch.float64)

@@ -1,7 +1,7 @@
-"""Tile choice by the timing model, kept on disk by `nki.tune`.
+"""Tile choice by the timing model, cached on disk by `nki.tune`.
 
 A shape is tuned by its bucket (powers of two up to 2048): the blocks are chosen by modelling each candidate
-there. `TRNBLAS_AUTOTUNE=0` takes the default; `TRNBLAS_CACHE_DIR` says where the choices are kept.
+there. `TRNBLAS_AUTOTUNE=0` takes the default; `TRNBLAS_CACHE_DIR` is the directory of the cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _known: dict[tuple, tuple[int, int]] = {}
 
 
 def gemm_tiles(m: int, k: int, n: int, dtype: torch.dtype, layout: tuple[bool, bool]) -> tuple[int, int]:
-    """(block_m, block_n) for a product of [m, k] and [k, n], stored transposed or not as `layout` says."""
+    """Return (block_m, block_n) for a product of [m, k] and [k, n]; `layout` says which are transposed."""
     m, k, n = bucket(m), bucket(k), bucket(n)
     candidates = distinct(m, n)
     if len(candidates) == 1 or not flag("TRNBLAS_AUTOTUNE", default=True):
@@ -35,12 +35,12 @@ def gemm_tiles(m: int, k: int, n: int, dtype: torch.dtype, layout: tuple[bool, b
 
 
 def bucket(size: int) -> int:
-    """The next power of two, from 128 to 2048."""
+    """Return the next power of two, from 128 to 2048."""
     return min(LARGEST, max(SMALLEST, 1 << (max(1, size) - 1).bit_length()))
 
 
 def distinct(m: int, n: int) -> list[tuple[int, int]]:
-    """The candidates that cut these sizes differently."""
+    """Return the candidates that divide these sizes differently."""
     found: dict[tuple[int, int], tuple[int, int]] = {}
     for block_m, block_n in CANDIDATES:
         found.setdefault((min(m, block_m), min(n, block_n)), (block_m, block_n))
@@ -55,7 +55,7 @@ def fastest(
     layout: tuple[bool, bool],
     candidates: list[tuple[int, int]],
 ) -> tuple[int, int]:
-    """The candidate that is fastest by the model; nothing is computed."""
+    """Return the candidate that the model finds fastest; nothing is computed."""
     import nki
     from nki.tune import tune
     from trnblas.nki.gemm import gemm_kernel
@@ -76,5 +76,5 @@ def fastest(
 
 
 def forget() -> None:
-    """Forget what this process knows; the files stay."""
+    """Clear this process's choices; the files stay."""
     _known.clear()

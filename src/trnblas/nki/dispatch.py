@@ -1,7 +1,7 @@
 """The kernels as functions that users call.
 
-Each `nki_...` function does what the backend says: the kernel, or the same in PyTorch. Called with numpy
-arrays, or inside another kernel, it is the kernel.
+Each `nki_...` function runs the kernel or its PyTorch equivalent, as the backend setting selects. Called with
+numpy arrays, or inside another kernel, it is the kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trnblas.nki.gemm import batched_gemm_kernel, gemm_kernel, syrk_kernel
 from trnblas.nki.launches import mp2_partials, product, symmetric_product
 from trnblas.nki.mp2 import largest_divisor, mp2_energy_kernel
 
-PAIR_BYTES = 64 * 2**20  # of amplitudes that nki_batched_pair_energy makes at a time
+PAIR_BYTES = 64 * 2**20  # of amplitudes that nki_batched_pair_energy computes at a time
 
 
 def is_nki(*tensors: torch.Tensor) -> bool:
@@ -25,12 +25,12 @@ def is_nki(*tensors: torch.Tensor) -> bool:
 
 
 def _use_nki() -> bool:
-    """Whether float32 matrices go to a kernel now; the name that tests of the published package use."""
+    """Return whether float32 matrices go to a kernel now; tests of the published package use this name."""
     return choose(torch.float32).nki
 
 
 def _use_simulator() -> bool:
-    """Whether TRNBLAS_USE_SIMULATOR asks for the simulator."""
+    """Return whether TRNBLAS_USE_SIMULATOR requests the simulator."""
     return flag("TRNBLAS_USE_SIMULATOR")
 
 
@@ -38,7 +38,7 @@ def _use_simulator() -> bool:
 
 
 def nki_gemm(A: Any, B: Any) -> Any:
-    """A @ B of matrices."""
+    """Return A @ B of matrices."""
     if not isinstance(A, torch.Tensor):
         return gemm_kernel(A, B)
     if not is_nki(A):
@@ -47,7 +47,7 @@ def nki_gemm(A: Any, B: Any) -> Any:
 
 
 def nki_batched_gemm(A: Any, B: Any) -> Any:
-    """A[i] @ B[i] for every i of the leading dimension."""
+    """Return A[i] @ B[i] for every i of the leading dimension."""
     if not isinstance(A, torch.Tensor):
         return batched_gemm_kernel(A, B)
     if not is_nki(A):
@@ -56,7 +56,7 @@ def nki_batched_gemm(A: Any, B: Any) -> Any:
 
 
 def nki_syrk(A: Any) -> Any:
-    """A @ A.T, of which the kernel computes one triangle."""
+    """Return A @ A.T, of which the kernel computes one triangle."""
     if not isinstance(A, torch.Tensor):
         return syrk_kernel(A)
     if not is_nki(A):
@@ -74,7 +74,7 @@ def _torch_matmul(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
 def nki_trsm(
     A: Any, B: Any, uplo: str = "upper", trans: bool = False, diag: str = "nonunit", alpha: float = 1.0
 ) -> Any:
-    """The X of op(A) @ X = alpha B; A is a triangle."""
+    """Return the X of op(A) @ X = alpha B; A is triangular."""
     return trsm(alpha, A, B, "left", uplo, trans, diag)
 
 
@@ -84,10 +84,10 @@ def nki_trsm(
 def nki_mp2_energy(
     T_flat: Any, eps_occ_chunk: Any, eps_occ_full: Any, eps_vir: Any, partials: bool = False
 ) -> Any:
-    """sum T (2 T - T^t) / (e_i + e_j - e_a - e_b) with T[i, j, a, b] = T_flat[i * nvir + a, j * nvir + b].
+    """Return the sum of T (2 T - T^t) / (e_i + e_j - e_a - e_b).
 
-    With partials=True (and of arrays, always): partial sums [P_TILE, ic, nocc], P_TILE the largest divisor
-    of nvir up to 128.
+    T[i, j, a, b] = T_flat[i * nvir + a, j * nvir + b]. With partials=True, and always for arrays, return
+    partial sums [P_TILE, ic, nocc] instead; P_TILE is the largest divisor of nvir up to 128.
     """
     arguments = (T_flat, eps_occ_chunk, eps_occ_full, eps_vir)
     if not isinstance(T_flat, torch.Tensor):
@@ -104,7 +104,7 @@ def nki_mp2_energy(
 def torch_mp2_partials(
     T_flat: torch.Tensor, eps_occ_chunk: torch.Tensor, eps_occ_full: torch.Tensor, eps_vir: torch.Tensor
 ) -> torch.Tensor:
-    """The partial sums in PyTorch, written as the formula is; those of narrow floats in float32."""
+    """Return the partial sums in PyTorch, by the formula; those of narrow floats in float32."""
     if T_flat.dtype in NARROW:
         T_flat, eps_occ_chunk, eps_occ_full, eps_vir = (
             x.float() for x in (T_flat, eps_occ_chunk, eps_occ_full, eps_vir)
@@ -119,20 +119,20 @@ def torch_mp2_partials(
 
 
 def _torch_mp2_energy(*arguments: torch.Tensor) -> torch.Tensor:
-    """The energy in PyTorch. Callers of the published trnblas know it by this name."""
+    """Return the energy in PyTorch; callers of the published trnblas use this name."""
     return torch_mp2_partials(*arguments).sum()
 
 
 def nki_fused_gemm_energy(
     B_i: Any, B_j: Any, eps_i: float, eps_j: float, eps_vir: torch.Tensor
 ) -> torch.Tensor:
-    """The MP2 energy of one pair from its density-fitting factors [nvir, naux]."""
+    """Return the MP2 energy of one pair from its density-fitting factors [nvir, naux]."""
     e_i, e_j = (eps_vir.new_tensor([float(eps)]) for eps in (eps_i, eps_j))
     return nki_mp2_energy(nki_gemm(B_i, B_j.mT), e_i, e_j, eps_vir)
 
 
 def nki_batched_pair_energy(B: torch.Tensor, eps_occ: torch.Tensor, eps_vir: torch.Tensor) -> torch.Tensor:
-    """The MP2 energy of all pairs from the factors B [nocc, nvir, naux], some i's at a time."""
+    """Return the MP2 energy of all pairs from the factors B [nocc, nvir, naux], some i's at a time."""
     nocc, nvir, naux = B.shape
     flat = B.reshape(nocc * nvir, naux)
     step = max(1, PAIR_BYTES // max(1, 4 * nocc * nvir * nvir))

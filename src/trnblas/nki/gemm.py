@@ -1,7 +1,7 @@
 """Matrix products: one blocked kernel body for gemm, batched gemm and syrk.
 
 TensorE contracts over partitions, so both operands enter SBUF with K in their partitions: an operand stored
-the other way round is transposed on its way in. Sizes are free; edges are tiles cut to their size. On two
+the other way round is transposed when it is loaded. Sizes are free; edges are tiles cut to their size. On two
 cores (`gemm_kernel[2]`) each has half of the blocks of rows.
 """
 
@@ -14,9 +14,9 @@ import nki.language as nl
 TILE_K = nl.tile_size.pmax  # 128 partitions: rows contracted by one matmul
 TILE_M = nl.tile_size.gemm_stationary_fmax  # 128 columns of the stationary operand
 TILE_N = nl.tile_size.gemm_moving_fmax  # 512 columns of the moving operand
-WAVE = 4  # PSUM tiles filled side by side; the other four banks are drained meanwhile
+WAVE = 4  # PSUM tiles filled side by side, while the other four banks are drained
 RESIDENT_BYTES = 128 * 1024  # per partition: A up to this size is loaded once
-BLOCK_BYTES = 32 * 1024  # per partition: the depth of a block of K keeps one block of an operand below this
+BLOCK_BYTES = 32 * 1024  # per partition: limits one block of an operand, by the depth of a block of K
 NC_V3 = 3  # trn2: DMA transposes, hardware descriptor generation
 
 
@@ -38,7 +38,7 @@ def gemm_kernel(a, b, a_transposed=False, b_transposed=False, block_m=512, block
 
 
 def gemm_ref(a, b, a_transposed=False, b_transposed=False):
-    """gemm_kernel and batched_gemm_kernel in numpy, in float64."""
+    """Compute gemm_kernel and batched_gemm_kernel in numpy, in float64."""
     left = np.swapaxes(a, -1, -2) if a_transposed else a
     right = np.swapaxes(b, -1, -2) if b_transposed else b
     return np.matmul(left.astype(np.float64), right.astype(np.float64))
@@ -56,17 +56,17 @@ def batched_gemm_kernel(
     m, n = a.shape[2 if a_transposed else 1], b.shape[1 if b_transposed else 2]
     result = nl.ndarray((a.shape[0], m, n), out_dtype or a.dtype, buffer=nl.shared_hbm)
     cores = all_cores()
-    is_dealt = a.shape[0] >= cores[0]  # whole products to each core; else a core's part of each
+    is_divided = a.shape[0] >= cores[0]  # whole products for each core; else a part of each
     for i in range(a.shape[0]):
-        if not is_dealt or i % cores[0] == cores[1]:
-            share = (1, 0) if is_dealt else cores
+        if not is_divided or i % cores[0] == cores[1]:
+            share = (1, 0) if is_divided else cores
             multiply(result[i], a[i], b[i], a_transposed, b_transposed, block_m, block_n, False, share)
     return result
 
 
 @nki.jit
 def syrk_kernel(a, a_transposed=False, block_m=512, block_n=512, out_dtype=None):
-    """The lower triangle of a @ a.T (of a.T @ a with a_transposed); what lies above is not meant to be read.
+    """Lower triangle of a @ a.T (of a.T @ a with a_transposed); the tiles above it are not to be read.
 
     Each row of tiles ends with the tile that holds its diagonal, and zeros follow: 53 % of the work of gemm
     for 16 rows of tiles, ever closer to one half for more.
@@ -87,7 +87,7 @@ def syrk_kernel(a, a_transposed=False, block_m=512, block_n=512, out_dtype=None)
 
 
 def fill_right(result, rows, limit):
-    """Zeros in the columns right of a row of tiles of the triangle."""
+    """Clear the columns right of a row of tiles of the triangle."""
     zeros = nl.ndarray((rows[1] - rows[0], limit), result.dtype, buffer=nl.sbuf)
     nisa.memset(zeros, 0.0)
     for columns in pieces_of((rows[1], result.shape[1]), limit):
@@ -99,7 +99,10 @@ def fill_right(result, rows, limit):
 
 
 def multiply(result, a, b, a_transposed, b_transposed, block_m, block_n, lower, cores):
-    """result = a @ b, or its lower triangle: the loops over blocks. cores: how many, and which is this."""
+    """Set result = a @ b, or its lower triangle: the loops over blocks.
+
+    cores is (count, index of this one).
+    """
     m, n = result.shape
     block_m = per_core(m, block_m, cores)
     k = a.shape[0 if a_transposed else 1]
@@ -129,7 +132,7 @@ def multiply(result, a, b, a_transposed, b_transposed, block_m, block_n, lower, 
 
 
 def deep_block(result, a, b, a_transposed, b_transposed, m_block, n_block, k_blocks, lower):
-    """A block of the result whose K is too long for SBUF: partial sums wait in SBUF."""
+    """Compute a block of the result whose K is too long for SBUF: partial sums stay in SBUF."""
     sums = []
     for i in range(len(k_blocks)):
         a_block = load(a, a_transposed, k_blocks[i], m_block)
@@ -139,7 +142,7 @@ def deep_block(result, a, b, a_transposed, b_transposed, m_block, n_block, k_blo
 
 
 def multiply_block(result, a_block, b_block, m_block, n_block, lower, sums, is_last):
-    """One block of the result, in waves of PSUM tiles that share the moving operand.
+    """Compute one block of the result, in waves of PSUM tiles that share the moving operand.
 
     Inside a wave K is the outer loop, so that the first matmuls need only the first tiles of K.
     """
@@ -184,10 +187,10 @@ def finish(result, target, sums, tile, is_last):
         nisa.dma_copy(result[rows[0] : rows[1], columns[0] : columns[1]], total, dge_mode=mode)
 
 
-def drain(psum, dtype, turn):
-    """Copy a PSUM tile to SBUF; VectorE and ScalarE take turns."""
+def drain(psum, dtype, number):
+    """Copy a PSUM tile to SBUF, alternating between VectorE and ScalarE by number."""
     tile = nl.ndarray(psum.shape, dtype, buffer=nl.sbuf)
-    if turn % 2 == 0:
+    if number % 2 == 0:
         nisa.tensor_copy(tile, psum, engine=nisa.engine.vector)
     else:
         nisa.activation(tile, nl.copy, psum)
@@ -198,7 +201,7 @@ def drain(psum, dtype, turn):
 
 
 def check_operands(kernel, a, b, a_transposed, b_transposed, rank):
-    """Refuse what cannot be multiplied before anything is issued."""
+    """Reject operands that cannot be multiplied before anything is issued."""
     dtypes = (nl.float32, nl.bfloat16, nl.float16)
     assert a.dtype in dtypes, f"{kernel}: a is {a.dtype}; float32, bfloat16 and float16 are possible"
     assert a.dtype == b.dtype, f"{kernel}: a is {a.dtype}, b is {b.dtype}; they must be equal"
@@ -215,29 +218,29 @@ def check_operands(kernel, a, b, a_transposed, b_transposed, rank):
 
 
 def all_cores():
-    """(number of cores of the launch, index of this one)"""
+    """Return (number of cores of the launch, index of this one)."""
     return nl.num_programs(0), nl.program_id(0)
 
 
 def owner(block, cores):
-    """The core that has a block of rows: 0, 1, 1, 0, ..., which shares the rows of a triangle evenly."""
-    turn = block % cores[0]
-    return turn if block // cores[0] % 2 == 0 else cores[0] - 1 - turn
+    """Return the core of a block of rows, 0, 1, 1, 0, ...: the rows of a triangle are shared evenly."""
+    core = block % cores[0]
+    return core if block // cores[0] % 2 == 0 else cores[0] - 1 - core
 
 
 def per_core(size, block, cores):
-    """The block size, smaller where that gives every core a block."""
+    """Return the block size, reduced where that gives every core a block."""
     share = -(-size // cores[0])
     return min(block, -(-share // TILE_M) * TILE_M)
 
 
 def pieces(size, limit):
-    """(begin, end) of equal pieces of at most `limit`. Equal ones keep the PE array evenly filled."""
+    """Return (begin, end) of equal pieces of at most `limit`. Equal ones fill the PE array evenly."""
     return pieces_of((0, size), limit)
 
 
 def pieces_of(span, limit):
-    """`pieces` of a span (begin, end)."""
+    """Return the `pieces` of a span (begin, end)."""
     size = span[1] - span[0]
     step = max(1, -(-size // max(1, -(-size // limit))))
     found = []
@@ -247,22 +250,22 @@ def pieces_of(span, limit):
 
 
 def itemsize(dtype):
-    """Bytes of an element: float32 or one of the 16-bit floats."""
+    """Return the bytes of an element: float32 or one of the 16-bit floats."""
     return 4 if dtype == nl.float32 else 2
 
 
 def bytes_per_partition(k, columns, dtype):
-    """Of an operand of k rows in SBUF."""
+    """Return the bytes of an operand of k rows in each partition of SBUF."""
     return -(-k // TILE_K) * columns * itemsize(dtype)
 
 
 def depth(columns, dtype):
-    """Rows of K that a block of an operand may have."""
+    """Return how many rows of K a block of an operand may have."""
     return max(1, BLOCK_BYTES // (columns * itemsize(dtype))) * TILE_K
 
 
 def load(matrix, has_k_rows, k_block, columns):
-    """The tiles [K, columns] of a block of an operand, one for each piece of K."""
+    """Load the tiles [K, columns] of a block of an operand, one for each piece of K."""
     tiles = []
     for k in pieces_of(k_block, TILE_K):
         tile = nl.ndarray((k[1] - k[0], columns[1] - columns[0]), matrix.dtype, buffer=nl.sbuf)
@@ -275,23 +278,23 @@ def load(matrix, has_k_rows, k_block, columns):
 
 
 def fast_dge():
-    """Hardware descriptor generation leaves the software queue to the transposes, where there is one."""
+    """Return hardware descriptor generation, where available: transposes need the software queue."""
     return nisa.dge_mode.hwdge if has_dma_transpose() else nisa.dge_mode.unknown
 
 
 def has_dma_transpose():
-    """trn1 transposes element by element in DMA: there TensorE is faster."""
+    """Return True from trn2 on: trn1 transposes single elements in DMA, and TensorE is faster."""
     return nisa.get_nc_version() >= NC_V3
 
 
 def load_transposed(tile, matrix, k, columns):
-    """tile [K, columns] = the transpose of rows `columns` of a [rows, K] matrix."""
+    """Load tile [K, columns] = the transpose of rows `columns` of a [rows, K] matrix."""
     if has_dma_transpose():
         nisa.dma_transpose(tile, matrix[columns[0] : columns[1], k[0] : k[1]])
         return
     for rows in pieces_of(columns, TILE_M):
         straight = nl.ndarray((rows[1] - rows[0], k[1] - k[0]), matrix.dtype, buffer=nl.sbuf)
         nisa.dma_copy(straight, matrix[rows[0] : rows[1], k[0] : k[1]])
-        turned = nl.ndarray((k[1] - k[0], rows[1] - rows[0]), nl.float32, buffer=nl.psum)
-        nisa.nc_transpose(turned, straight)
-        nisa.tensor_copy(tile[:, rows[0] - columns[0] : rows[1] - columns[0]], turned)
+        transposed = nl.ndarray((k[1] - k[0], rows[1] - rows[0]), nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(transposed, straight)
+        nisa.tensor_copy(tile[:, rows[0] - columns[0] : rows[1] - columns[0]], transposed)

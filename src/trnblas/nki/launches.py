@@ -18,7 +18,7 @@ NL_DTYPES = {torch.float32: nl.float32, torch.bfloat16: nl.bfloat16, torch.float
 
 
 def product(A: torch.Tensor, B: torch.Tensor, out: torch.dtype | None = None) -> torch.Tensor:
-    """A @ B with the gemm kernel; leading dimensions are batches and broadcast."""
+    """Return A @ B with the gemm kernel; leading dimensions are batches and broadcast."""
     batch = np.broadcast_shapes(A.shape[:-2], B.shape[:-2])
     m, k, n = *A.shape[-2:], B.shape[-1]
     out = out or A.dtype
@@ -35,7 +35,7 @@ def product(A: torch.Tensor, B: torch.Tensor, out: torch.dtype | None = None) ->
 
 
 def symmetric_product(A: torch.Tensor, out: torch.dtype | None = None) -> torch.Tensor:
-    """A @ A.mT with the syrk kernel, one matrix of the batch after the other; both triangles are filled."""
+    """Return A @ A.mT with the syrk kernel, one matrix at a time; both triangles are filled."""
     n, k = A.shape[-2:]
     out = out or A.dtype
     if A.numel() == 0:
@@ -49,7 +49,7 @@ def symmetric_product(A: torch.Tensor, out: torch.dtype | None = None) -> torch.
 
 
 def stored(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """A dense tensor and whether it is x transposed: views by .T are not copied."""
+    """Return a dense tensor and whether it is x transposed: views by .T are not copied."""
     if not x.is_contiguous() and x.mT.is_contiguous():
         return x.mT, True
     return x.contiguous(), False
@@ -59,7 +59,7 @@ def stored(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
 
 
 def solve(A: torch.Tensor, B: torch.Tensor, uplo: str, trans: bool, diag: str) -> torch.Tensor:
-    """op(A) @ X = B with the trsm kernel, in float32; n is padded to a multiple of 128."""
+    """Solve op(A) @ X = B with the trsm kernel, in float32; n is padded to a multiple of 128."""
     batch = np.broadcast_shapes(A.shape[:-2], B.shape[:-2])
     n, columns = B.shape[-2:]
     if 0 in (*batch, n, columns):
@@ -69,13 +69,14 @@ def solve(A: torch.Tensor, B: torch.Tensor, uplo: str, trans: bool, diag: str) -
     left = torch.nn.functional.pad(A.float().expand(*batch, n, n), (0, missing, 0, missing))
     left, right = (x.reshape(-1, *x.shape[-2:]).contiguous() for x in (left, right))
     inverses = inverse_blocks(left, n, uplo, diag)
-    turned = inverses if trans else inverses.mT.contiguous()
-    x = launch(trsm_kernel, left, turned.float(), right, trans, (uplo == "upper") != trans)
+    oriented = inverses if trans else inverses.mT.contiguous()
+    x = launch(trsm_kernel, left, oriented.float(), right, trans, (uplo == "upper") != trans)
     return x[:, :n].reshape(*batch, n, columns).to(B.dtype)
 
 
 def inverse_blocks(A: torch.Tensor, n: int, uplo: str, diag: str) -> torch.Tensor:
-    """The inverses [batch, blocks, 128, 128] of the diagonal blocks, in float64; ones where n is padded."""
+    """Return the inverses [batch, blocks, 128, 128] of the diagonal blocks, in float64; ones where n is
+    padded."""
     blocks = A.reshape(A.shape[0], -1, TILE_K, A.shape[-1] // TILE_K, TILE_K)
     blocks = blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).double().contiguous()
     padded = torch.arange(A.shape[-1], device=A.device).reshape(-1, TILE_K) >= n
@@ -88,7 +89,7 @@ def inverse_blocks(A: torch.Tensor, n: int, uplo: str, diag: str) -> torch.Tenso
 
 
 def mp2_partials(*arguments: torch.Tensor) -> torch.Tensor:
-    """The partial sums by the kernel; narrow floats are widened, as its sums are float32."""
+    """Return the kernel's partial sums; narrow floats are widened, as its sums are float32."""
     ic, nocc, nvir = (len(energies) for energies in arguments[1:])
     if 0 in (ic, nocc, nvir):
         return arguments[0].new_zeros((largest_divisor(nvir), ic, nocc), dtype=torch.float32)

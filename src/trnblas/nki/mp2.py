@@ -1,7 +1,7 @@
 """The MP2 energy of a block of amplitudes in one pass over HBM.
 
 E = sum D[a, b] T[a, b] (2 T[a, b] - T[b, a]) for each pair (i, j), with D = 1 / (e_i + e_j - e_a - e_b). D is
-symmetric, so a block above the diagonal stands for its mirror too: with G = T[a, b] - T[b, a] / 2
+symmetric, so a block above the diagonal also covers its mirror: with G = T[a, b] - T[b, a] / 2
 
     D T[a, b] (2 T[a, b] - T[b, a]) + D T[b, a] (2 T[b, a] - T[a, b]) = 2 D (G**2 + 3/4 T[b, a]**2)
 
@@ -39,7 +39,7 @@ def mp2_energy_kernel(t_flat, eps_occ_chunk, eps_occ_full, eps_vir):
         "identity": nl.shared_identity_matrix(rows, dtype=nl.float32),
         "ones": filled((rows, 1), 1.0),
         "virtuals": virtual_sums(eps_vir, spans),
-        "fold": fold_matrix(rows, result.shape[0]),
+        "reduction": reduction_matrix(rows, result.shape[0]),
     }
     occupied, chunk = spread(eps_occ_full, rows), spread(eps_occ_chunk, rows)
     cores, me = all_cores()
@@ -55,12 +55,12 @@ def mp2_energy_kernel(t_flat, eps_occ_chunk, eps_occ_full, eps_vir):
                     pair = sums[:, :, j - js[0] : j - js[0] + 1]
                     add_pair(pair, strips, (j - first) * nvir, spans, shifts[:, j : j + 1], constants)
             mirrored_rows = spans[1][1] - spans[1][0] if len(spans) > 1 else 0
-            store_partials(result[:, i, js[0] : js[1]], sums, mirrored_rows, constants["fold"])
+            store_partials(result[:, i, js[0] : js[1]], sums, mirrored_rows, constants["reduction"])
     return result
 
 
 def mp2_energy_ref(t_flat, eps_occ_chunk, eps_occ_full, eps_vir):
-    """The energy [ic, nocc] of each pair in numpy, in float64: what the sum over partitions must be."""
+    """Return the energy [ic, nocc] of each pair in numpy, in float64: the expected sum over partitions."""
     chunk, full, virtual = (x.astype(np.float64) for x in (eps_occ_chunk, eps_occ_full, eps_vir))
     t = t_flat.astype(np.float64).reshape(len(chunk), len(virtual), len(full), len(virtual)).swapaxes(1, 2)
     denominators = chunk[:, None, None, None] + full[:, None, None] - np.add.outer(virtual, virtual)
@@ -71,7 +71,7 @@ def mp2_energy_ref(t_flat, eps_occ_chunk, eps_occ_full, eps_vir):
 
 
 def add_pair(sums, strips, first, spans, shift, constants):
-    """sums[:, 0] and sums[:, 1] = the partial sums of the diagonal blocks and of those above it."""
+    """Add the partial sums of the diagonal blocks to sums[:, 0], and of those above it to sums[:, 1]."""
     for i in range(len(spans)):
         together = max(1, TILE_N // TILE_M)
         for begin in range(i, len(spans), together):
@@ -88,7 +88,7 @@ def add_pair(sums, strips, first, spans, shift, constants):
 
 
 def weighted(strips, first, i, begin, blocks, spans, shift, constants):
-    """(G**2 + 3/4 T[b, a]**2) / (e_i + e_j - e_a - e_b) for the a's of span i and the b's of the blocks."""
+    """Return (G**2 + 3/4 T[b, a]**2) / (e_i + e_j - e_a - e_b) for a's of span i and b's of the blocks."""
     a, b = spans[i], (blocks[0][0], blocks[-1][1])
     shape = (a[1] - a[0], b[1] - b[0])
     mirrored = nl.ndarray(shape, nl.float32, buffer=nl.psum)
@@ -106,7 +106,7 @@ def weighted(strips, first, i, begin, blocks, spans, shift, constants):
 
 
 def transpose_block(mirrored, strip, first, a, b, origin, identity):
-    """mirrored[:, b] = T[b, a] transposed. Multiplying by a flagged identity is the fastest way on trn1."""
+    """Set mirrored[:, b] to T[b, a] transposed. A product with a flagged identity is fastest on trn1."""
     block = strip[:, first + a[0] : first + a[1]]
     target = mirrored[:, b[0] - origin : b[1] - origin]
     rows = b[1] - b[0]
@@ -114,7 +114,7 @@ def transpose_block(mirrored, strip, first, a, b, origin, identity):
 
 
 def reciprocals(virtuals, shift):
-    """1 / (virtuals + shift); the reciprocal of trn1 takes no bias."""
+    """Return 1 / (virtuals + shift); the reciprocal of trn1 takes no bias."""
     weights = sbuf_tile(virtuals.shape)
     if nisa.get_nc_version() >= NC_V3:
         nisa.activation(weights, nl.reciprocal, virtuals, bias=shift)
@@ -128,7 +128,7 @@ def reciprocals(virtuals, shift):
 
 
 def load_strips(t_flat, row, spans, first, last):
-    """Columns first to last of the rows of each span, counted from `row`."""
+    """Load columns first to last of the rows of each span, counted from `row`."""
     strips = []
     for span in spans:
         strip = sbuf_tile((span[1] - span[0], last - first))
@@ -138,7 +138,7 @@ def load_strips(t_flat, row, spans, first, last):
 
 
 def virtual_sums(eps_vir, spans):
-    """-e_a - e_b for the a's of each span and all b's from its first on."""
+    """Return -e_a - e_b for the a's of each span and all b's from its first on."""
     nvir = eps_vir.shape[0]
     row = spread(eps_vir, spans[0][1])
     tiles = []
@@ -154,15 +154,15 @@ def virtual_sums(eps_vir, spans):
 
 
 def spread(vector, rows):
-    """A vector of HBM in each of some partitions."""
+    """Load a vector of HBM into each of `rows` partitions."""
     size = vector.shape[0]
     tile = sbuf_tile((rows, size))
     nisa.dma_copy(tile, vector.ap([[0, rows], [1, size]]))
     return tile
 
 
-def store_partials(result, sums, mirrored_rows, fold):
-    """result = the diagonal sums + 2 x the others; folded where result has other rows than the sums."""
+def store_partials(result, sums, mirrored_rows, reduction):
+    """Store the diagonal sums + 2 x the others; reduced over partitions where result has fewer rows."""
     shape = (sums.shape[0], sums.shape[2])
     partials = sbuf_tile(shape)
     nisa.tensor_copy(partials, sums[:, 0])
@@ -170,18 +170,18 @@ def store_partials(result, sums, mirrored_rows, fold):
         target = partials[0:mirrored_rows]
         nisa.scalar_tensor_tensor(target, sums[0:mirrored_rows, 1], nl.multiply, 2.0, nl.add, target)
     if result.shape[0] != shape[0]:
-        folded = nl.ndarray(result.shape, nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(folded, fold, partials, is_stationary_onezero=True)
+        reduced = nl.ndarray(result.shape, nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(reduced, reduction, partials, is_stationary_onezero=True)
         partials = sbuf_tile(result.shape)
-        nisa.tensor_copy(partials, folded)
+        nisa.tensor_copy(partials, reduced)
     nisa.dma_copy(result, partials)
 
 
-def fold_matrix(rows, width):
-    """A stationary operand that sums all partitions into the first of `width`."""
-    fold = filled((rows, width), 0.0)
-    nisa.memset(fold[:, 0:1], 1.0)
-    return fold
+def reduction_matrix(rows, width):
+    """Return a stationary operand that sums all partitions into the first of `width`."""
+    reduction = filled((rows, width), 0.0)
+    nisa.memset(reduction[:, 0:1], 1.0)
+    return reduction
 
 
 def filled(shape, value):
@@ -195,7 +195,7 @@ def sbuf_tile(shape):
 
 
 def largest_divisor(size):
-    """The largest divisor of size up to 128."""
+    """Return the largest divisor of size up to 128."""
     best = 1
     for candidate in range(1, min(size, TILE_M) + 1):
         if size % candidate == 0:

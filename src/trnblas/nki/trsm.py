@@ -29,21 +29,21 @@ def trsm_kernel(a, inverses, b, a_transposed=False, backward=False):
     cores, me = all_cores()
     width = min(TILE_N, max(1, SOLVED_BYTES // (4 * n // TILE_K)), -(-columns // cores))
     spans = pieces(columns, width)
-    for turn in range(me, batch * len(spans), cores):  # systems and columns go round the cores
-        i, span = turn // len(spans), spans[turn % len(spans)]
+    for unit in range(me, batch * len(spans), cores):  # systems and columns are distributed over the cores
+        i, span = unit // len(spans), spans[unit % len(spans)]
         solve_columns(result[i], a[i], inverses[i], b[i], a_transposed, backward, span)
     return result
 
 
 def trsm_ref(a, b, a_transposed=False, backward=False):
-    """trsm_kernel in numpy, in float64."""
+    """Compute trsm_kernel in numpy, in float64."""
     full = np.swapaxes(a, -1, -2) if a_transposed else a
     triangle = np.triu(full) if backward else np.tril(full)
     return np.linalg.solve(triangle.astype(np.float64), b.astype(np.float64))
 
 
 def solve_columns(result, a, inverses, b, a_transposed, backward, columns):
-    """Row by row of blocks: take what the solved rows contribute from the right side, times the inverse."""
+    """Solve block by block: subtract the solved rows' contribution, then multiply by the inverse."""
     blocks = pieces(b.shape[0], TILE_K)
     solved = []
     for step in range(len(blocks)):
@@ -61,7 +61,7 @@ def solve_columns(result, a, inverses, b, a_transposed, backward, columns):
 
 
 def subtract_known(right, a, a_transposed, rows, solved):
-    """right - sum of op(a)[rows, known] @ x[known], summed in PSUM."""
+    """Return right - sum of op(a)[rows, known] @ x[known], summed in PSUM."""
     psum = nl.ndarray(right.shape, nl.float32, buffer=nl.psum)
     for known in solved:
         nisa.nc_matmul(psum, load(a, a_transposed, known[0], rows)[0], known[1])

@@ -1,4 +1,4 @@
-"""What ring attention's kernels share: the ring, and which worker's tokens a rank holds at a step."""
+"""Shared parts of ring attention: the ring, and which worker's tokens a rank holds at a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nkilib.core.utils.tile_sizes import PMAX
 
 
 class Ring(nl.NKIObject):
-    """The workers of each replica group, one after the other. At step i, worker w holds what w - i had."""
+    """The workers of each replica group in order. At step i, worker w holds the data of worker w - i."""
 
     def __init__(self, replica_groups, num_workers: int):
         groups = [list(range(num_workers))] if replica_groups is None else replica_groups
@@ -28,16 +28,16 @@ class Ring(nl.NKIObject):
         self.rank = ncc.rank_id() if num_workers > 1 else None
 
     def send_on(self, buffers: list, step: int) -> None:
-        """Every tensor of this step's buffers goes to the next worker, each on a channel of its own."""
+        """Send every tensor of this step's buffers to the next worker, each on its own channel."""
         here, there = buffers[step % 2], buffers[(step + 1) % 2]
         ncc.collective_permute_implicit(
             by_channel(here), by_channel(there), self.group, channel_ids=list(range(len(here)))
         )
 
     def offset_at(self, step: int, tokens: int, striped: bool) -> Any:
-        """[1, 1] int32: the position of this worker's first query, counted from the first key it holds.
+        """Return [1, 1] int32: the position of this worker's first query, relative to the first key it holds.
 
-        Contiguous: (w - w') tokens. Striped: 0, or -1 where the keys stand behind the queries.
+        Contiguous: (w - w') tokens. Striped: 0, or -1 where the keys come after the queries.
         """
         by_place: list = []
         for place in range(self.workers):
@@ -47,14 +47,14 @@ class Ring(nl.NKIObject):
         return self.own_entry(by_place)
 
     def first_key_at(self, step: int, tokens: int) -> Any:
-        """[1, 1] int32: the position of the first key this worker holds, of contiguous tokens."""
+        """Return [1, 1] int32: the position of the first key this worker holds, for contiguous tokens."""
         by_place: list = []
         for place in range(self.workers):
             by_place.append((place - step) % self.workers * tokens)
         return self.own_entry(by_place)
 
     def own_entry(self, by_place: list) -> Any:
-        """The entry of this worker's place in its group, [1, 1] int32 in HBM: a rank is known at run time."""
+        """Return this worker's entry of `by_place`, [1, 1] int32 in HBM; the rank is a run-time value."""
         ranks = 1
         for members in self.group:
             ranks = max(ranks, max(members) + 1)
@@ -68,10 +68,10 @@ class Ring(nl.NKIObject):
 
 
 class Bounds(nl.NKIObject):
-    """Sequences packed into one: the keys bound_min <= c < bound_max that each of a worker's queries sees.
+    """Packed sequences: each of a worker's queries sees keys bound_min <= c < bound_max.
 
-    A key is counted from the first of the whole sequence; of striped tokens, whose sequences begin at
-    multiples of num_workers, among the keys of a worker.
+    A key index counts from the start of the whole sequence. For striped tokens, whose sequences begin at
+    multiples of num_workers, it counts among the keys of a worker.
     """
 
     def __init__(self, bound_min: Any, bound_max: Any, batch: int, heads: int, tokens: int):
@@ -83,7 +83,7 @@ class Bounds(nl.NKIObject):
         self.high = for_heads(bound_max, "bound_max", batch, heads, tokens)
 
     def at(self, ring: Ring, step: int, tokens: int, striped: bool) -> tuple:
-        """Both, [1 or heads, S] in HBM, counted from the first key that this worker holds at a step."""
+        """Return both bounds, [1 or heads, S] in HBM, relative to the first key that this worker holds."""
         if striped or ring.workers == 1:
             return self.low, self.high
         first = ring.first_key_at(step, tokens)
@@ -91,11 +91,14 @@ class Bounds(nl.NKIObject):
 
 
 def for_heads(bound: Any, name: str, batch: int, heads: int, tokens: int) -> Any:
-    """[b, S] of sequences, [b h, S] of heads, or of all alike [1, S], [S] or [S, 1]: [1 or b h, S]."""
-    shape, alike = tuple(bound.shape), ((1, tokens), (tokens,), (tokens, 1))
-    allowed = alike + ((batch, tokens), (batch * heads, tokens), (batch, heads, tokens))
+    """Return a bound as [1 or b h, S].
+
+    It may come as [b, S], [b h, S], or shared as [1, S], [S] or [S, 1].
+    """
+    shape, common = tuple(bound.shape), ((1, tokens), (tokens,), (tokens, 1))
+    allowed = common + ((batch, tokens), (batch * heads, tokens), (batch, heads, tokens))
     kernel_assert(shape in allowed, f"{name}: got shape {shape}, allowed are {allowed}")
-    if shape in alike:
+    if shape in common:
         return bound.reshape((1, tokens))
     if bound.size == batch * heads * tokens:
         return bound.reshape((batch * heads, tokens))
@@ -105,7 +108,7 @@ def for_heads(bound: Any, name: str, batch: int, heads: int, tokens: int) -> Any
 
 
 def shifted(bound: Any, first: Any) -> Any:
-    """bound - first, which is one number, in HBM."""
+    """Return bound - first in HBM; `first` is a single number."""
     columns = bound.size // PMAX
     tile = nl.ndarray((PMAX, columns), nl.float32)
     nisa.dma_copy(tile, bound.reshape((PMAX, columns)))
@@ -118,7 +121,7 @@ def shifted(bound: Any, first: Any) -> Any:
 
 
 def by_channel(tensors: list) -> list:
-    """One channel for each tensor."""
+    """Return one list for each tensor: one channel each."""
     found = []
     for tensor in tensors:
         found.append([tensor])
@@ -130,7 +133,7 @@ def named(shape: Any, dtype: Any, name: str) -> Any:
 
 
 def copy_rows(dst: Any, src: Any) -> None:
-    """dst = src, [n, rows, columns]; each core copies its share of the rows."""
+    """Copy src to dst, [n, rows, columns]; each core copies its share of the rows."""
     count = src.shape[0] * src.shape[1]
     first, end = program_share(count)
     rows = (count, src.shape[2])

@@ -1,11 +1,11 @@
-"""Gradients of ring attention: every rank keeps its queries; keys, values and their gradients pass by.
+"""Gradients of ring attention: queries stay on their rank; keys, values and their gradients move around.
 
 With P = e^(scale Q K^T - lse) over the visible pairs and delta = sum over d of o dy,
 
     dS = P (dY V^T - delta),  dV = P^T dY,  dQ = scale dS K,  dK = scale dS^T Q
 
-A rank adds its queries' part to the gradients of the keys it holds and sends them on; after as many steps as
-there are workers they are home again. A tile is 128 queries, in the partitions, against up to 512 keys.
+A rank adds its queries' part to the gradients of the keys it holds and sends them on; after num_workers
+steps they are back at their owner. A tile is 128 queries, in the partitions, against up to 512 keys.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def ring_attention_spmd_bwd(
     bound_min=None,
     bound_max=None,
 ):
-    """(dq, dk, dv) of ring_attention_spmd_fwd, all [B, N, D, S] in float32.
+    """Return (dq, dk, dv) of ring_attention_spmd_fwd, all [B, N, D, S] in float32.
 
     q_ref, k_ref, v_ref, o_ref, dy_ref are [B, N, D, S], lse_ref is [B, N, 128, S / 128] as the forward kernel
-    returns it. Worker w holds tokens w S + i, or w + i num_workers where striped_attention, which needs
-    use_causal_mask. softmax_scale defaults to 1 / sqrt(D). mixed_precision multiplies in the dtype of the
-    inputs, else in float32. bound_min and bound_max are as the forward kernel takes them. Two cores share
-    the heads; lnc_size is how many there are.
+    returns it. Worker w holds tokens w S + i, or w + i num_workers with striped_attention, which needs
+    use_causal_mask. softmax_scale defaults to 1 / sqrt(D). With mixed_precision matmuls use the dtype of the
+    inputs, otherwise float32. bound_min and bound_max are as in the forward kernel. Two cores share the
+    heads; lnc_size is the number of cores.
 
     >>> from nki.ranks import run_ranks, split
     >>> q, k, v, dy = np.random.default_rng(0).standard_normal((4, 1, 1, 16, 256), dtype=np.float32)
@@ -140,12 +140,12 @@ class Visit(nl.NKIObject):
 
 
 def add_head(work: Work, visit: Visit, keys: list, grads: list) -> None:
-    """Add what a head's queries have to say to dq, and to the gradients of the keys."""
+    """Add the contribution of one head's queries to dq and to the gradients of the keys."""
     head, tokens = visit.head, work.q.shape[2]
     q, dy = load(work.q[head], work.dtype), load(work.dy[head], work.dtype)
     k, v = load(keys[0][head], work.dtype), load(keys[1][head], work.dtype)
-    by_query = [turned_over(q), turned_over(dy)]
-    by_key = turned_over(k)
+    by_query = [transposed_tokens(q), transposed_tokens(dy)]
+    by_key = transposed_tokens(k)
     neg_lse, delta = statistics(work, head, dy)
     seen = visible_keys(visit, tokens // PMAX)
     begun = visit.step > 0
@@ -167,8 +167,8 @@ def add_head(work: Work, visit: Visit, keys: list, grads: list) -> None:
     nisa.dma_copy(grads[1][head], dv)
 
 
-def turned_over(x: Any) -> Any:
-    """[128, S / 128, D] of x [D, S]: token 128 g + p at [p, g]."""
+def transposed_tokens(x: Any) -> Any:
+    """Return x [D, S] transposed, [128, S / 128, D]: token 128 g + p at [p, g]."""
     head_dim, tokens = x.shape
     found = nl.ndarray((PMAX, tokens // PMAX, head_dim), x.dtype)
     for tile in TiledRange(tokens, PMAX):
@@ -179,7 +179,7 @@ def turned_over(x: Any) -> Any:
 
 
 def statistics(work: Work, head: int, dy: Any) -> tuple:
-    """-lse and delta, both [128, S / 128] for query 128 g + p."""
+    """Return -lse and delta, both [128, S / 128], for query 128 g + p."""
     lse = load(work.lse[head], nl.float32)
     neg_lse = nl.ndarray(lse.shape, nl.float32)
     nisa.tensor_scalar(neg_lse, lse, nl.multiply, -1.0)
@@ -196,7 +196,7 @@ def statistics(work: Work, head: int, dy: Any) -> tuple:
 
 
 def visible_keys(visit: Visit, tiles: int) -> Any:
-    """(first, first no more) of the keys that query 128 g + p sees, each [128, tiles]; None if all."""
+    """Return (start, end) of the keys that query 128 g + p sees, each [128, tiles]; None if it sees all."""
     if not visit.causal and visit.limits is None:
         return None
     lower, upper = nl.ndarray((PMAX, tiles), nl.float32), nl.ndarray((PMAX, tiles), nl.float32)
@@ -216,7 +216,7 @@ def visible_keys(visit: Visit, tiles: int) -> Any:
 
 
 def of_queries(bound: Any, head: int) -> Any:
-    """[128, tiles] of a head's row: query 128 g + p at [p, g]."""
+    """Return a head's row as [128, tiles]: query 128 g + p at [p, g]."""
     row = bound[head if bound.shape[0] > 1 else 0]
     tiles = bound.shape[1] // PMAX
     tile = nl.ndarray((PMAX, tiles), nl.float32)
@@ -225,7 +225,7 @@ def of_queries(bound: Any, head: int) -> Any:
 
 
 def start_sum(place: Any, begun: bool) -> Any:
-    """A sum in SBUF: what was found so far, or 0."""
+    """Return a sum in SBUF: the previous partial sum, or 0."""
     if begun:
         return load(place)
     total = nl.ndarray(place.shape, nl.float32)
@@ -234,7 +234,7 @@ def start_sum(place: Any, begun: bool) -> Any:
 
 
 def probabilities(work: Work, q: Any, k: Any, neg_lse: Any, seen: Any, row: int, block: Any) -> Any:
-    """P [128 queries, keys]; 0 where the mask hides a key."""
+    """Return P [128 queries, keys]; 0 where the mask hides a key."""
     scores = nl.ndarray((PMAX, block.size), nl.float32, buffer=nl.psum)
     nisa.nc_matmul(scores, q, k)
     if seen is not None:
@@ -255,7 +255,7 @@ def probabilities(work: Work, q: Any, k: Any, neg_lse: Any, seen: Any, row: int,
 
 
 def score_gradient(work: Work, dy: Any, v: Any, p: Any, delta: Any, row: int) -> Any:
-    """dS = P (dY V^T - delta)."""
+    """Return dS = P (dY V^T - delta)."""
     products = nl.ndarray(p.shape, nl.float32, buffer=nl.psum)
     nisa.nc_matmul(products, dy, v)
     ds = nl.ndarray(p.shape, work.dtype)
@@ -275,10 +275,10 @@ def add_queries(sums: Any, by_key: Any, ds: Any, block: Any) -> None:
     for part in TiledRange(block.size, PMAX):
         bank = nl.ndarray((PMAX, PMAX), ds.dtype, buffer=nl.psum)
         nisa.nc_transpose(bank, ds[:, part.start_offset : part.end_offset])
-        turned = nl.ndarray((PMAX, PMAX), ds.dtype)
-        nisa.tensor_copy(turned, bank)
+        transposed = nl.ndarray((PMAX, PMAX), ds.dtype)
+        nisa.tensor_copy(transposed, bank)
         first = (block.start_offset + part.start_offset) // PMAX
-        nisa.nc_matmul(sums, by_key[:, first, :], turned, accumulate=first > 0)
+        nisa.nc_matmul(sums, by_key[:, first, :], transposed, accumulate=first > 0)
 
 
 def check(q: Any, others: tuple, lse: Any, causal: bool, striped: bool) -> None:
@@ -295,7 +295,7 @@ def check(q: Any, others: tuple, lse: Any, causal: bool, striped: bool) -> None:
 def ring_attention_spmd_bwd_ref(
     q, k, v, dy, softmax_scale=None, use_causal_mask=False, bound_min=None, bound_max=None
 ):
-    """(o, lse, dq, dk, dv) of the whole sequence in float64; tensors are [B, N, D, S], lse [B, N, S].
+    """Return (o, lse, dq, dk, dv) of the whole sequence in float64; tensors [B, N, D, S], lse [B, N, S].
 
     bound_min and bound_max [B, S] are positions in the whole sequence.
     """

@@ -1,12 +1,12 @@
-"""Ring attention: every rank keeps its queries, and the keys and values of all ranks pass by.
+"""Ring attention: queries stay on their rank, and the keys and values of all ranks move around the ring.
 
-While a rank attends to the keys it holds (attention_cte, without the division), they are on their way to the
-next rank. What each step found is joined at the end by the online softmax:
+A rank attends to the keys it holds (attention_cte, without the division) while they are sent to the next
+rank. The online softmax joins the partial results of all steps at the end:
 
     M = max m_i,  w_i = e^(m_i - M),  out = sum w_i o_i / sum w_i l_i
 
-Which keys a query may see depends on whose they are, which is known at run time: a table of offsets has an
-entry for each step and rank.
+Which keys a query may see depends on their owner, which is known only at run time: a table of offsets has
+an entry for each step and rank.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def ring_attention_spmd_fwd(
     """out [b, h, S, d] = softmax(scale q k^T) v over the keys of all workers of a ring.
 
     Shapes: q is [b, h, S, d] if tp_q else [b, h, d, S], k likewise with tp_k, v is [b, h, S, d]; as many
-    key heads as query heads. Worker w, its place in its replica group, holds tokens w S + i, or w + i
-    num_workers where striped_input. With use_causal_mask a query sees tokens up to its own, q is scaled by
-    the caller, and softmax_scale must be 1.0; else it defaults to 1 / sqrt(d).
+    key heads as query heads. Worker w, its index in its replica group, holds tokens w S + i, or w + i
+    num_workers with striped_input. With use_causal_mask a query sees tokens up to its own, the caller scales
+    q, and softmax_scale must be 1.0; otherwise it defaults to 1 / sqrt(d).
 
-    Sequences packed into one: bound_min and bound_max, [b, S], [b h, S] or [1, S] for this worker's queries,
-    say that a query sees keys bound_min <= c < bound_max and no others. Of contiguous tokens c counts from
-    the first of the whole sequence; of striped ones among the keys of a worker, and sequences begin at
-    multiples of num_workers. The page has the arguments, but not their units: these are ours.
+    Packed sequences: bound_min and bound_max, [b, S], [b h, S] or [1, S] for this worker's queries, let a
+    query see only keys bound_min <= c < bound_max. For contiguous tokens c counts from the start of the whole
+    sequence. For striped tokens it counts among the keys of a worker, and sequences begin at multiples of
+    num_workers. The published page names the arguments but not their units; these are our choice.
 
     training also returns lse [b, h, 128, S / 128], element [.., p, g] for query 128 g + p.
 
@@ -120,7 +120,7 @@ def ring_attention_spmd_fwd(
 
 
 def flat(x: Any, both: int) -> Any:
-    """Batches and heads as one dimension."""
+    """Return x with batches and heads as one dimension."""
     return x.reshape((both, x.shape[2], x.shape[3]))
 
 
@@ -146,7 +146,7 @@ def check(
 def ring_attention_spmd_fwd_ref(
     q, k, v, softmax_scale=None, use_causal_mask=False, training=False, bound_min=None, bound_max=None
 ):
-    """The same for all workers at once: q, k, v [b, h, S, d] of the whole sequence, in its order.
+    """Compute the same for all workers at once: q, k, v [b, h, S, d] of the whole sequence, in order.
 
     bound_min and bound_max [b, S] are positions in the whole sequence.
     """

@@ -42,13 +42,13 @@ def ring_attention_unpermute(x, replica_groups=None, num_workers=1):
     for b in range(first, end):  # part w of x, tokens w S / n on, is for worker w
         nisa.dma_copy(src[:, b], x[b].reshape((num_workers, each, width)))
     ncc.all_to_all([src], [dst], groups, 0)
-    for b in range(first, end):  # of each worker's part every token stands num_workers from the next
+    for b in range(first, end):  # a worker's tokens are num_workers apart in the sequence
         nisa.dma_copy(out[b].reshape((each, num_workers, width)), dst[:, b].permute((1, 0, 2)))
     return out
 
 
 def ring_attention_unpermute_ref(parts: list) -> list:
-    """The results of the workers for their x."""
+    """Return the results of all workers for their x."""
     whole: Any = np.stack(parts, axis=2)  # [bs, S, workers, d]: token w + i n at [i, w]
     batch, tokens, workers, width = whole.shape
     return np.split(whole.reshape(batch, tokens * workers, width), workers, axis=1)

@@ -63,7 +63,7 @@ def all_to_all_hbm_kernel(input, replica_group):
 
 @nki.jit
 def rank_id_kernel(in_tensor):
-    """out = in_tensor[rank], [1, ...]: the rank's number is a run-time offset."""
+    """out = in_tensor[rank], [1, ...]: the rank is a run-time offset."""
     out = named(with_rows(in_tensor, 1), in_tensor.dtype, "out")
     nisa.dma_copy(out, in_tensor[nl.ds(ncc.rank_id(), 1)])
     return out
@@ -71,7 +71,7 @@ def rank_id_kernel(in_tensor):
 
 @nki.jit
 def dma_copy_rank_id_kernel(in_tensor, rank_id_lookup):
-    """out = in_tensor[rank_id_lookup[rank]], [1, ...]; the entry of the table passes through SBUF."""
+    """out = in_tensor[rank_id_lookup[rank]], [1, ...]; the table entry passes through SBUF."""
     entries = rank_id_lookup.reshape((rank_id_lookup.shape[0], 1))
     entry = nl.ndarray((1, 1), rank_id_lookup.dtype)
     nisa.dma_copy(entry, entries[nl.ds(ncc.rank_id(), 1)])
@@ -93,26 +93,26 @@ def named(shape: Any, dtype: Any, name: str) -> Any:
 
 
 def with_rows(tensor: Any, rows: int) -> Any:
-    """The shape of a tensor with another number of rows."""
+    """Return the shape of a tensor with another number of rows."""
     return (rows,) + tuple(tensor.shape[1:])
 
 
 def source_of(input: Any) -> Any:
-    """A named copy of an argument."""
+    """Copy an argument to a named tensor."""
     src = named(input.shape, input.dtype, "src")
     copy_share(src, input)
     return src
 
 
 def result_of(dst: Any) -> Any:
-    """What arrived, as a result."""
+    """Copy the received tensor to the result."""
     out = named(dst.shape, dst.dtype, "out")
     copy_share(out, dst)
     return out
 
 
 def copy_share(dst: Any, src: Any) -> None:
-    """dst = src between HBM tensors; each core copies its share of the rows."""
+    """Copy src to dst between HBM tensors; each core copies its share of the rows."""
     first, end = program_share(dst.shape[0])
     if first < end:
         nisa.dma_copy(dst[first:end], src[first:end])
@@ -122,17 +122,17 @@ def copy_share(dst: Any, src: Any) -> None:
 
 
 def all_reduce_hbm_kernel_ref(inputs: list, group: Any) -> list:
-    """The results of the ranks for their inputs."""
+    """Return the results of all ranks for their inputs."""
     return [sum_over(inputs, members_of(group, rank)) for rank in range(len(inputs))]
 
 
 def all_gather_hbm_kernel_ref(inputs: list, group: Any) -> list:
-    """The results of the ranks for their inputs."""
+    """Return the results of all ranks for their inputs."""
     return [np.concatenate([inputs[r] for r in members_of(group, rank)]) for rank in range(len(inputs))]
 
 
 def reduce_scatter_hbm_kernel_ref(inputs: list, group: Any) -> list:
-    """The results of the ranks for their inputs."""
+    """Return the results of all ranks for their inputs."""
     found = []
     for rank in range(len(inputs)):
         members = members_of(group, rank)
@@ -141,7 +141,7 @@ def reduce_scatter_hbm_kernel_ref(inputs: list, group: Any) -> list:
 
 
 def all_to_all_hbm_kernel_ref(inputs: list, group: Any) -> list:
-    """The results of the ranks for their inputs."""
+    """Return the results of all ranks for their inputs."""
     found = []
     for rank in range(len(inputs)):
         members = members_of(group, rank)

@@ -1,4 +1,4 @@
-"""A fine-grained all-gather: a ring whose buffers go to the result while they travel on."""
+"""A fine-grained all-gather: a ring whose buffers are stored to the result while they are sent on."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ BUFFER_BYTES = 64 * 1024  # of a partition, for each of the two buffers
 def fine_grained_allgather(lhs, tp_degree, num_groups, force_hbm_cc=False):
     """out [tp_degree, m, K] = lhs [m, K] of all ranks, by a ring; out.reshape(M, K) is the gathered matrix.
 
-    The ranks form num_groups rings of tp_degree (4, 8, ..., 128) that follow one another. Buffers are in
-    SBUF where they fit, else, and with `force_hbm_cc`, in HBM. Two cores move half of the rows each.
+    The ranks form num_groups rings of tp_degree (4, 8, ..., 128) consecutive ranks. Buffers are in SBUF
+    where they fit, otherwise or with `force_hbm_cc` in HBM. Two cores move half of the rows each.
 
     >>> from nki.ranks import run_ranks
     >>> x = np.arange(4 * 6 * 2, dtype=np.float32).reshape(4, 6, 2)
@@ -51,7 +51,7 @@ def fine_grained_allgather(lhs, tp_degree, num_groups, force_hbm_cc=False):
 
 
 def tile_rows(rows: int) -> int:
-    """The partitions over which rows are spread: as many as divide them."""
+    """Return over how many partitions the rows are spread: the largest divisor up to 128."""
     for partitions in range(min(rows, PMAX), 0, -1):
         if rows % partitions == 0:
             return partitions
@@ -59,7 +59,7 @@ def tile_rows(rows: int) -> int:
 
 
 def ring_in_sbuf(out: Any, lhs: Any, first: int, count: int, group: Any, numbers: Any) -> None:
-    """Each core has buffers of its own for its rows, of which a partition has several."""
+    """Run the ring in SBUF: each core has its own buffers, with several rows in each partition."""
     degree, _, columns = out.shape
     partitions = tile_rows(count)
     each = count // partitions
@@ -77,7 +77,7 @@ def ring_in_sbuf(out: Any, lhs: Any, first: int, count: int, group: Any, numbers
 
 
 def ring_in_hbm(out: Any, lhs: Any, first: int, count: int, group: Any, numbers: Any) -> None:
-    """Both cores fill and empty their halves of buffers that they share."""
+    """Run the ring in HBM: the cores share the buffers, and each fills and empties its half."""
     degree, rows, columns = out.shape
     channels = 2 if rows % 2 == 0 else 1
     buffers = ring_buffers((rows, columns), lhs.dtype)
@@ -91,6 +91,6 @@ def ring_in_hbm(out: Any, lhs: Any, first: int, count: int, group: Any, numbers:
 
 
 def fine_grained_allgather_ref(inputs: list, tp_degree: int, num_groups: int) -> list:
-    """The results of the ranks for their inputs."""
+    """Return the results of all ranks for their inputs."""
     rings = [np.stack(inputs[g * tp_degree : (g + 1) * tp_degree]) for g in range(num_groups)]
     return [rings[rank // tp_degree] for rank in range(len(inputs))]

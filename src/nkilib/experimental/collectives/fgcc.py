@@ -1,8 +1,7 @@
-"""All-gather and matmul at once: the chunk that has just arrived is multiplied while it travels on.
+"""All-gather fused with a matmul: a rank multiplies the chunk it has received while sending it on.
 
-Each rank turns its rows over once, so that what goes round the ring is what TensorE takes: tiles
-[128 of K, rows]. The columns of rhs stay in SBUF where they fit. On two cores each has half of every
-chunk's rows.
+Each rank transposes its rows once, so that the ring carries what TensorE takes: tiles [128 of K, rows].
+The columns of rhs stay in SBUF where they fit. On two cores each has half of every chunk's rows.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ SBUF_BYTES = 176 * 1024  # of a partition, for rhs and both buffers
 def allgather_compute_matmul(lhs, rhs, tp_degree, num_groups, force_hbm_cc=False):
     """out [tp_degree, m, N] = (lhs [m, K] of all ranks) rhs [K, N], sums in float32.
 
-    The ranks form num_groups rings of tp_degree (4, 8, ..., 128) that follow one another. Buffers are in
-    SBUF where they fit beside rhs, else, and with `force_hbm_cc`, in HBM. The result has the dtype of lhs.
+    The ranks form num_groups rings of tp_degree (4, 8, ..., 128) consecutive ranks. Buffers are in SBUF
+    where they fit together with rhs, otherwise or with `force_hbm_cc` in HBM. The result has lhs's dtype.
 
     >>> from nki.ranks import run_ranks
     >>> rng = np.random.default_rng(0)
@@ -80,7 +79,7 @@ class Job(nl.NKIObject):
         return self.rows // self.tile
 
     def ring_bytes(self) -> int:
-        """Of a partition, for a chunk."""
+        """Return the bytes of a chunk in each partition."""
         return self.depth * self.rows * sizeinbytes(self.lhs.dtype)
 
     def weight_bytes(self) -> int:
@@ -88,7 +87,7 @@ class Job(nl.NKIObject):
 
 
 def load_weights(job: Job, first: int, end: int) -> Any:
-    """[128, depth, columns] of rhs; what lies behind K is 0."""
+    """Load columns of rhs as [128, depth, columns]; rows beyond K are 0."""
     tile = nl.ndarray((PMAX, job.depth, end - first), job.rhs.dtype)
     clear_tail(tile, job.lhs.shape[1])
     for k in TiledRange(job.lhs.shape[1], PMAX):
@@ -101,21 +100,21 @@ def clear_tail(tile: Any, contraction: int) -> None:
         nisa.memset(tile[:, tile.shape[1] - 1, :], 0.0)
 
 
-def turned_over(job: Job, index: int, dst: Any) -> None:
-    """dst [128, depth, rows] = a row tile of lhs, turned over."""
+def transpose_row_tile(job: Job, index: int, dst: Any) -> None:
+    """Transpose a row tile of lhs into dst [128, depth, rows]."""
     first = job.first + index * job.tile
     clear_tail(dst, job.lhs.shape[1])
     transpose_rows(dst, 0, 0, load(job.lhs[first : first + job.tile]))
 
 
 def ring_in_sbuf(job: Job) -> None:
-    """The buffers are what TensorE reads."""
+    """Run the ring in SBUF: TensorE reads the ring's buffers directly."""
     width = job.depth * job.tile
     shape = (PMAX, job.tiles() * width)
     buffers = [nl.ndarray(shape, job.lhs.dtype), nl.ndarray(shape, job.lhs.dtype)]
     chunk = by_tile(buffers[0], job)
     for i in range(job.tiles()):
-        turned_over(job, i, chunk[:, i])
+        transpose_row_tile(job, i, chunk[:, i])
     channels = 2 if job.tiles() * width % 2 == 0 else 1
     for step in range(job.degree):
         if step < job.degree - 1:
@@ -131,13 +130,13 @@ def by_tile(buffer: Any, job: Job) -> Any:
 
 
 def ring_in_hbm(job: Job) -> None:
-    """Row tiles come to SBUF one after the other; both cores have their parts of buffers that they share."""
+    """Run the ring in HBM: row tiles are loaded one by one, and the cores share the buffers."""
     width, mine = job.depth * job.tile, job.tiles() * PMAX
     shape = (job.cores * mine, width)
     buffers = ring_buffers(shape, job.lhs.dtype)
     for i in range(job.tiles()):
         tile = nl.ndarray((PMAX, job.depth, job.tile), job.lhs.dtype)
-        turned_over(job, i, tile)
+        transpose_row_tile(job, i, tile)
         nisa.dma_copy(rows_of(buffers[0], job, i), tile.reshape((PMAX, width)))
     channels = 2 if shape[0] % 2 == 0 else 1
     for step in range(job.degree):
@@ -155,7 +154,7 @@ def rows_of(buffer: Any, job: Job, index: int) -> Any:
 
 
 def multiply(job: Job, tile: Any, slot: Any, index: int) -> None:
-    """Rows `index` of the chunk of a rank, times all columns of rhs."""
+    """Multiply row tile `index` of a rank's chunk by all columns of rhs."""
     first = job.first + index * job.tile
     for columns in TiledRange(job.rhs.shape[1], BANKS * BANK):
         weights = columns_of(job, columns)
@@ -194,7 +193,7 @@ def check(lhs: Any, rhs: Any) -> None:
 
 
 def allgather_compute_matmul_ref(lhs: list, rhs: list, tp_degree: int, num_groups: int) -> list:
-    """The results of the ranks for their operands."""
+    """Return the results of all ranks for their operands."""
     found = []
     for rank in range(tp_degree * num_groups):
         first = rank // tp_degree * tp_degree

@@ -1,6 +1,6 @@
-"""Rings: every rank sends what it holds to the next one, until all have seen everything.
+"""Rings: every rank sends its buffer to the next rank, until all ranks have received everything.
 
-While a buffer travels on, the kernel works on it: that is what hides the communication.
+A kernel works on a buffer while it is sent on, which hides the communication.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def check_degree(tp_degree: int) -> None:
 
 
 def consecutive_groups(tp_degree: int, num_groups: int) -> Any:
-    """num_groups rings of tp_degree ranks that follow one another."""
+    """Return num_groups rings of tp_degree consecutive ranks."""
     kernel_assert(num_groups >= 1, f"num_groups: got {num_groups}, allowed are 1 and more")
     groups = []
     for g in range(num_groups):
@@ -29,7 +29,7 @@ def consecutive_groups(tp_degree: int, num_groups: int) -> Any:
 
 
 def slot_numbers(tp_degree: int, num_groups: int) -> Any:
-    """[1, ranks]: the place of each rank in its ring. None where it is the rank's own number."""
+    """Return [1, ranks]: the index of each rank in its ring. None where it equals the rank."""
     if num_groups == 1:
         return None
     numbers = nl.ndarray((1, num_groups * tp_degree), nl.int32)
@@ -38,7 +38,7 @@ def slot_numbers(tp_degree: int, num_groups: int) -> Any:
 
 
 def slot_at(step: int, group: Any, numbers: Any) -> Any:
-    """A register with the place in the ring of the rank whose data is here after some steps."""
+    """Return a register: the index in the ring of the rank whose data is here after `step` steps."""
     rank = ncc.collective_permute_implicit_current_processing_rank_id(step, group)
     if numbers is None:
         return rank
@@ -48,7 +48,7 @@ def slot_at(step: int, group: Any, numbers: Any) -> Any:
 
 
 def ring_buffers(shape: Any, dtype: Any) -> list:
-    """Two buffers in HBM: what a rank holds, and what arrives."""
+    """Allocate two buffers in HBM: one holds the rank's data, the other receives."""
     found = []
     for i in range(2):
         found.append(nl.ndarray(shape, dtype, buffer=nl.shared_hbm, name=f"ring{i}"))
@@ -56,7 +56,7 @@ def ring_buffers(shape: Any, dtype: Any) -> list:
 
 
 def send_on(buffers: list, step: int, channels: int, group: Any) -> None:
-    """Send the buffer of this step to the next rank, whose next buffer it fills; rows or columns in channels.
+    """Send this step's buffer to the next rank's next buffer, split by rows or columns over the channels.
 
     A buffer is [rows, columns]; in SBUF the columns are split, since partitions stay where they are.
     """
@@ -67,7 +67,7 @@ def send_on(buffers: list, step: int, channels: int, group: Any) -> None:
 
 
 def pieces(buffer: Any, channels: int) -> list:
-    """A list of one piece for each channel."""
+    """Return a list of one piece for each channel."""
     found = []
     if buffer.buffer == nl.sbuf:
         width = buffer.shape[1] // channels

@@ -1,4 +1,4 @@
-"""All-gather along columns, from SBUF to SBUF: rank r's columns stand at r * W of every row."""
+"""All-gather along columns, from SBUF to SBUF: rank r's columns begin at r * W of every row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def allgather_sb2sb(inp, replica_groups, tp_degree):
     check(inp, replica_groups, tp_degree)
     kernel_assert(inp.shape[0] <= PMAX, f"inp: got {inp.shape[0]} rows, allowed are at most {PMAX}")
     out = result_of(inp, tp_degree)
-    if nl.program_id(0) == 0:  # the tile is not worth sharing
+    if nl.program_id(0) == 0:  # one tile is not worth dividing
         gather(out, inp, 0, inp.shape[0], replica_groups)
     return out
 
@@ -43,7 +43,7 @@ def allgather_sb2sb(inp, replica_groups, tp_degree):
 def allgather_sb2sb_tiled(inp, replica_groups, tp_degree):
     """out [M, K * tp_degree] = the columns of inp [M, K] of all ranks, a tile of 128 rows at a time.
 
-    Two cores share the tiles, and each meets the same core of the other ranks.
+    Two cores share the tiles, and each communicates with the same core of the other ranks.
     """
     check(inp, replica_groups, tp_degree)
     rows = inp.shape[0]
@@ -60,11 +60,11 @@ def allgather_sb2sb_tiled(inp, replica_groups, tp_degree):
 
 
 def gather(out: Any, inp: Any, first: int, rows: int, groups: Any) -> None:
-    """The rows of all ranks, by way of SBUF."""
+    """Gather the rows of all ranks by way of SBUF."""
     mine = load(inp[first : first + rows])
-    everyone = nl.ndarray((rows, out.shape[1]), inp.dtype)
-    ncc.all_gather([mine], [everyone], groups, collective_dim=1)
-    nisa.dma_copy(out[first : first + rows], everyone)
+    gathered = nl.ndarray((rows, out.shape[1]), inp.dtype)
+    ncc.all_gather([mine], [gathered], groups, collective_dim=1)
+    nisa.dma_copy(out[first : first + rows], gathered)
 
 
 def result_of(inp: Any, tp_degree: int) -> Any:
@@ -85,7 +85,7 @@ def check(inp: Any, groups: Any, tp_degree: int) -> None:
 
 
 def allgather_sb2sb_ref(inputs: list, replica_groups: Any, tp_degree: int) -> list:
-    """The results of the ranks for their inputs."""
+    """Return the results of all ranks for their inputs."""
     found = []
     for rank in range(len(inputs)):
         members = next(group for group in replica_groups if rank in group)

@@ -36,7 +36,7 @@ def conv1d(
     x_in [B, C_in, L], filters [K, C_in, C_out], bias [C_out] of one dtype: bfloat16, float16 or float32; out
     [B, C_out, L_out] of the same, L_out = (L + left + right - dilation * (K - 1) - 1) // stride + 1. Sums are
     float32. padding is (left, right) zeros. activation_fn: SiLU, GELU, GELU_Tanh_Approx, Swish (here SiLU) or
-    ReLU. lnc_shard: cores share the work; without it the first of them does all.
+    ReLU. lnc_shard: cores share the work; without it core 0 does all.
 
     >>> x, f = np.ones((1, 2, 5), np.float32), np.ones((3, 2, 4), np.float32)
     >>> conv1d(x, f, padding=(1, 1))[0, 0]
@@ -74,7 +74,7 @@ def conv1d_ref(
     dilation: int = 1,
     activation_fn: ActFnType | None = None,
 ) -> np.ndarray:
-    """The same in float64."""
+    """Compute the same in float64."""
     x, f = np.asarray(x_in)[:, :, None, None], np.asarray(filters)[None, None]
     pads = (0, 0, 0, 0, *padding)
     return convolution_ref(x, f, bias, (1, 1, stride), pads, (1, 1, dilation), activation_fn)[:, :, 0, 0]

@@ -31,12 +31,12 @@ def conv3d(
     """3-D convolution: act(sum over taps and input channels of x_in * filters + bias), as torch's conv3d.
 
     out[b, o, d, h, w] = act(sum over i, j, k, c of filters[i, j, k, c, o] * x[b, c, d', h', w'] + bias[o]),
-    d' = d * stride[0] + i * dilation[0] - d_left, h' and w' alike, x being 0 outside.
+    d' = d * stride[0] + i * dilation[0] - d_left, h' and w' in the same way, x being 0 outside.
 
     x_in [B, C_in, D, H, W], filters [K_d, K_h, K_w, C_in, C_out] and bias [C_out] have one dtype: bfloat16,
     float16 or float32; out [B, C_out, D_out, H_out, W_out] has the same. Sums are float32. padding is
     (d_left, d_right, h_top, h_bottom, w_left, w_right). activation_fn: SiLU, GELU, GELU_Tanh_Approx, Swish
-    (here SiLU) or ReLU. lnc_shard: cores share the work; without it the first of them does all.
+    (here SiLU) or ReLU. lnc_shard: cores share the work; without it core 0 does all.
 
     >>> x, f = np.ones((1, 2, 3, 3, 3), np.float32), np.ones((3, 3, 3, 2, 4), np.float32)
     >>> conv3d(x, f, padding=(1, 1, 1, 1, 0, 0))[0, 0, :, :, 0]
@@ -75,5 +75,5 @@ def conv3d_ref(
     dilation: tuple[int, int, int] = (1, 1, 1),
     activation_fn: ActFnType | None = None,
 ) -> np.ndarray:
-    """The same in float64."""
+    """Compute the same in float64."""
     return convolution_ref(x_in, filters, bias, stride, padding, dilation, activation_fn)

@@ -1,8 +1,8 @@
 """Convolution as matmuls: out[o, i] = act(sum over taps k and channels c of f[k, c, o] x[c, i + k] + b[o]).
 
-Filters are stationary, [channels, 128 output channels]; inputs move past them, [channels, 512 positions]. The
-sums of a box of outputs stay in a PSUM bank until all taps and channels are in; bias and activation follow on
-the way out. A tap that meets padding is multiplied for the other outputs alone.
+Filters are stationary, [channels, 128 output channels]; inputs are moving, [channels, 512 positions]. The
+sums of a box of outputs stay in a PSUM bank until all taps and channels are added; bias and activation are
+applied as they are drained. A tap that meets padding is multiplied only for the other outputs.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ ACTIVATIONS = (
     ActFnType.Swish,
     ActFnType.ReLU,
 )
-SUM_BANKS = 4  # one group of sums: half of PSUM, so that the other half can be drained meanwhile
+SUM_BANKS = 4  # one group of sums: half of PSUM, so that the other half can be drained at the same time
 CHUNK_BYTES = 8 * 1024  # of filters in each partition: 1 MiB for one transfer
-FILTER_BYTES = 64 * 1024  # in each partition: filters that fit stay, others come for every group of sums
+FILTER_BYTES = 64 * 1024  # in each partition: filters up to this size stay, larger ones are streamed
 
 
 def convolve(c: Convolution, lnc_shard: bool) -> None:
-    """Fill c.out, with lnc_shard on all cores."""
+    """Fill c.out; with lnc_shard all cores share the work."""
     plan = make_plan(c, nl.num_programs(0) if lnc_shard else 1)
     share = core_share(c, regions_of(c, plan), lnc_shard)
     if not share.regions or share.first == share.end:
         return
-    inputs = load_inputs(c, plan, share.regions[0])  # before the filters, of which the first few will do
+    inputs = load_inputs(c, plan, share.regions[0])  # before the filters, of which the first few suffice
     filters = Filters(c, plan, share.first, share.end)
     for i in range(len(share.regions)):
         region = share.regions[i]
@@ -64,12 +64,12 @@ def convolve(c: Convolution, lnc_shard: bool) -> None:
                 finish(c, sums[number], filters, number)
 
 
-# ---- who does what ------------------------------------------------------------------------------------
+# ---- division of the work ------------------------------------------------------------------------------
 
 
 @dataclass
 class Share(nl.NKIObject):
-    """What a core computes: output channels first ... end - 1 of these regions."""
+    """The work of a core: output channels first ... end - 1 of these regions."""
 
     first: int
     end: int
@@ -77,7 +77,7 @@ class Share(nl.NKIObject):
 
 
 def core_share(c: Convolution, regions: list, lnc_shard: bool) -> Share:
-    """Output channels or regions, whichever leaves a core less; without lnc_shard the first does all."""
+    """Divide output channels or regions, whichever leaves a core less; without lnc_shard core 0 does all."""
     cores, columns = nl.num_programs(0), c.out.shape[1]
     if not lnc_shard:
         return Share(0, columns, regions if nl.program_id(0) == 0 else [])
@@ -102,7 +102,7 @@ class Sums(nl.NKIObject):
 
 
 def sum_groups(region: list, share: Share, filters_stay: bool) -> list:
-    """The sums of a region, in groups. Filters that do not stay serve two boxes, one after the other."""
+    """Return the sums of a region in groups. Streamed filters serve two boxes, one after the other."""
     boxes = split(region, block_sizes(region))
     groups = []
     sums = []
@@ -147,7 +147,7 @@ class Filters(nl.NKIObject):
 
 
 def filter_bytes(parts: list, columns: int) -> int:
-    """What all filters of so many output channels take of each partition."""
+    """Return the bytes that the filters of so many output channels take in each partition."""
     total = 0
     for part in parts:
         total = total + part.rows.shape[0] * part.tiles * columns * sizeinbytes(part.rows.dtype)
@@ -155,7 +155,7 @@ def filter_bytes(parts: list, columns: int) -> int:
 
 
 def make_chunks(parts: list, lead: int, columns: int) -> list:
-    """All steps of all parts, those numbered `lead` first: they start the sums."""
+    """Return all steps of all parts as chunks; step `lead` comes first, as it starts the sums."""
     chunks = []
     for i in range(len(parts)):
         if lead < parts[i].rows.shape[0]:
@@ -165,7 +165,7 @@ def make_chunks(parts: list, lead: int, columns: int) -> list:
         at_once = max(1, CHUNK_BYTES // (part.tiles * columns * sizeinbytes(part.rows.dtype)))
         for span in ((0, min(lead, part.rows.shape[0])), (lead + 1, part.rows.shape[0])):
             first = span[0]
-            while first < span[1]:  # small ones to begin with: what waits for them need not wait long
+            while first < span[1]:  # small chunks first, so that the first matmuls start early
                 end = min(first + min(at_once, div_ceil(len(chunks), len(parts))), span[1])
                 chunks.append(Chunk(i, first, end))
                 first = end
@@ -173,7 +173,7 @@ def make_chunks(parts: list, lead: int, columns: int) -> list:
 
 
 def load_filters(part: Part, chunk: Chunk, first: int, end: int) -> Any:
-    """A chunk of the filters of output channels first ... end - 1, [partitions, steps, tiles, columns]."""
+    """Load a chunk of filters for output channels first ... end - 1, [partitions, steps, tiles, columns]."""
     shape = (part.partitions, chunk.end - chunk.first, part.tiles, end - first)
     tile = nl.ndarray(shape, part.rows.dtype, buffer=nl.sbuf)
     rows = part.rows[chunk.first : chunk.end, :, first:end]
@@ -183,7 +183,7 @@ def load_filters(part: Part, chunk: Chunk, first: int, end: int) -> Any:
 
 
 def load_bias(bias: Any, first: int, end: int) -> Any:
-    """bias[first + 128 t + p] at tile[p, t], in float32."""
+    """Load the bias in float32: bias[first + 128 t + p] at tile[p, t]."""
     full = (end - first) // PMAX
     rest = (end - first) % PMAX
     tile = nl.ndarray((PMAX, full + 1), nl.float32, buffer=nl.sbuf)
@@ -199,7 +199,7 @@ def load_bias(bias: Any, first: int, end: int) -> Any:
 
 
 def accumulate(c: Convolution, plan: Plan, inputs: list, filters: Filters, sums: list) -> None:
-    """The sums of all steps. Filters that do not stay are loaded for the output channels of these sums."""
+    """Add the products of all steps. Streamed filters are loaded for the output channels of these sums."""
     for one in sums:
         box = one.box
         shape = (one.columns, size_of(box[0]), size_of(box[1]), size_of(box[2]), size_of(box[3]))
@@ -214,7 +214,7 @@ def accumulate(c: Convolution, plan: Plan, inputs: list, filters: Filters, sums:
         steps = []
         for step in range(chunk.first, chunk.end):
             steps.append(input_tile(c, plan, source, step))
-        last = i == len(filters.chunks) - 1  # in which sums are completed one after the other
+        last = i == len(filters.chunks) - 1  # it completes the sums one after the other
         for some in by_one(sums) if last else [sums]:
             for step in range(chunk.first, chunk.end):
                 x = steps[step - chunk.first]
@@ -229,7 +229,7 @@ def accumulate(c: Convolution, plan: Plan, inputs: list, filters: Filters, sums:
 
 
 def by_one(sums: list) -> list:
-    """A list for each of them."""
+    """Return one list for each element."""
     groups = []
     for one in sums:
         groups.append([one])
@@ -237,7 +237,7 @@ def by_one(sums: list) -> list:
 
 
 def columns_of(sums: list) -> tuple[int, int]:
-    """The output channels from the first of these sums to the last."""
+    """Return the range of output channels that these sums cover."""
     first, end = sums[0].column, sums[0].column
     for one in sums:
         first, end = min(first, one.column), max(end, one.column + one.columns)
@@ -245,14 +245,14 @@ def columns_of(sums: list) -> tuple[int, int]:
 
 
 def input_tile(c: Convolution, plan: Plan, inputs: Inputs, step: int) -> Any:
-    """The tile that holds the inputs of a step."""
+    """Return the tile that holds the inputs of a step."""
     if inputs.part.taps_below == 0:
         return inputs.tiles[0]
-    return inputs.tiles[step] if plan.kept else load_gathered(c, inputs.part, inputs.region, step)
+    return inputs.tiles[step] if plan.resident else load_gathered(c, inputs.part, inputs.region, step)
 
 
 def add(c: Convolution, inputs: Inputs, x: Any, step: int, j: int, sums: Sums, stationary: Any) -> None:
-    """The products of one step, for the outputs where it meets input."""
+    """Add the products of one step, for the outputs where its tap meets input."""
     box = covered(c.axes, step, sums.box) if inputs.part.taps_below == 0 else sums.box
     if box is None:
         return
@@ -267,7 +267,7 @@ def add(c: Convolution, inputs: Inputs, x: Any, step: int, j: int, sums: Sums, s
 
 
 def start_with_zeros(c: Convolution, sums: Sums) -> None:
-    """PSUM adds up only where a matmul has written before."""
+    """Set the sums to 0: PSUM accumulates only where a matmul has already written."""
     zeros = nl.ndarray((1, positions(sums.box) + PMAX), c.x.dtype, buffer=nl.sbuf)
     nisa.memset(zeros, 0.0)
     nisa.nc_matmul(sums.tile, zeros[:, 0 : sums.columns], zeros[:, PMAX:], accumulate=False)
@@ -278,7 +278,7 @@ def start_with_zeros(c: Convolution, sums: Sums) -> None:
 
 
 def finish(c: Convolution, sums: Sums, filters: Filters, index: int) -> None:
-    """Bias, activation, and the way to HBM."""
+    """Apply bias and activation, and store the result to HBM."""
     box = sums.box
     result = nl.ndarray(sums.tile.shape, c.out.dtype, buffer=nl.sbuf)
     t = (sums.column - filters.first) // PMAX
@@ -291,12 +291,12 @@ def finish(c: Convolution, sums: Sums, filters: Filters, index: int) -> None:
         box[2].start : box[2].end,
         box[3].start : box[3].end,
     ]
-    queue = hardware_queue() if index % 2 == 1 else nisa.dge_mode.unknown  # by turns
+    queue = hardware_queue() if index % 2 == 1 else nisa.dge_mode.unknown  # alternate the queues
     nisa.dma_copy(place.permute((1, 0, 2, 3, 4)), result, dge_mode=queue)
 
 
 def apply(result: Any, sums: Any, activation: Any, bias: Any, on_vector: bool) -> None:
-    """result = activation(sums + bias), on VectorE where it can and is asked to."""
+    """Set result = activation(sums + bias), on VectorE where that is possible and `on_vector` is set."""
     linear = activation is None or activation == ActFnType.ReLU
     if on_vector and linear:
         shift = 0.0 if bias is None else bias
@@ -309,7 +309,7 @@ def apply(result: Any, sums: Any, activation: Any, bias: Any, on_vector: bool) -
 
 
 def activation_function(activation: Any) -> Any:
-    """Of the Scalar engine. Swish is SiLU here, elsewhere x * sigmoid(1.702 x)."""
+    """Return the ScalarE function of an activation. Swish is SiLU here, elsewhere x * sigmoid(1.702 x)."""
     if activation is None:
         return nl.copy
     if activation == ActFnType.ReLU:
@@ -321,7 +321,7 @@ def activation_function(activation: Any) -> Any:
 
 
 def check_operands(x: Any, filters: Any, bias: Any, activation: Any) -> None:
-    """x [B, Ci, ...] and filters [..., Ci, Co] of as many axes, bias [Co], all of one dtype."""
+    """Check that x [B, Ci, ...], filters [..., Ci, Co] of equal rank and bias [Co] agree, with one dtype."""
     rank = len(filters.shape)
     channels, columns = filters.shape[rank - 2], filters.shape[rank - 1]
     kernel_assert(
@@ -340,7 +340,7 @@ def check_operands(x: Any, filters: Any, bias: Any, activation: Any) -> None:
 
 
 def check_axis(size: int, taps: int, stride: int, dilation: int, before: int, after: int) -> Axis:
-    """One spatial axis, after checking what it is made of."""
+    """Check the parameters of one spatial axis and return it."""
     kernel_assert(stride >= 1, f"stride: got {stride}, allowed are 1 and more")
     kernel_assert(dilation >= 1, f"dilation: got {dilation}, allowed are 1 and more")
     kernel_assert(

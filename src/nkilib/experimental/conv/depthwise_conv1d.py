@@ -1,8 +1,8 @@
 """Depthwise 1-D convolution: every channel with its own taps.
 
-Channels stand in the partitions, so a tap is one view of all of them, shifted. TensorE multiplies by the
-tap's filters on a diagonal and PSUM adds up the taps; VectorE takes a share of the outputs, multiplying and
-adding tap by tap, as large as keeps both engines busy alike.
+Channels are in the partitions, so a tap is one shifted view of all of them. TensorE multiplies by the tap's
+filters on a diagonal, and PSUM accumulates the taps. VectorE takes a share of the outputs, multiplying and
+adding tap by tap; the share keeps both engines equally busy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from nkilib.experimental.conv.geometry import (
 UNIT_OUTPUTS = BANK_POSITIONS  # of each channel, computed by one engine
 ROW_OUTPUTS = 4 * BANK_POSITIONS  # of each channel, loaded at once
 ROW_BYTES = 32 * 1024  # in each partition, of inputs loaded at once
-KEPT_DIAGONALS = 64  # taps whose diagonals stay for all batches; more are made again
+CACHED_DIAGONALS = 64  # taps whose diagonals are reused for all batches; the others are recomputed
 
 
 @nki.jit
@@ -59,7 +59,7 @@ def depthwise_conv1d_implicit_gemm(
 
     img_ref [N, C, 1, W] and filter_ref [C, 1, 1, S] have one dtype, bfloat16, float16 or float32; out
     [N, C, 1, Q] has the same, Q = (W + left + right - S) // stride_w + 1. Sums are float32. padding is
-    ((0, 0), (left, right)) and stride (1, stride_w): the page has neither, the release notes have both.
+    ((0, 0), (left, right)) and stride (1, stride_w); both come from the release notes, not from the page.
     Dilations and batch groups are 1, permutations None, feature_group_count is C (or 1: not given). Cores
     share the channels.
 
@@ -128,11 +128,11 @@ class Taps(nl.NKIObject):
     values: Any
     identity: Any
     diagonals: list
-    first: bool  # of all: they are waited for
+    first: bool  # of all: the first matmuls wait for them
 
 
 def convolve_rows(x: Any, f: Any, y: Any, axis: Axis, channel: int, partitions: int, tiles: int) -> None:
-    """Channels channel + p * tiles + j in tile j; of few channels, several batches below each other."""
+    """Convolve channels channel + p * tiles + j in tile j; small tiles hold several batches."""
     batches = x.shape[0]
     below = min(batches, PMAX // partitions) if tiles == 1 else 1
     identity = nl.shared_identity_matrix(below * partitions, x.dtype)
@@ -157,16 +157,16 @@ def convolve_rows(x: Any, f: Any, y: Any, axis: Axis, channel: int, partitions: 
 
 
 def row_outputs(axis: Axis, dtype: Any) -> int:
-    """How many outputs of a channel are worked on with one load."""
+    """Return how many outputs of a channel are computed from one load."""
     room = (ROW_BYTES // sizeinbytes(dtype) - axis.taps) // axis.stride
     return max(BANK_POSITIONS, min(ROW_OUTPUTS, room))
 
 
 def convolve_span(rows: list, places: list, taps: Taps, axis: Axis, span: Span, unit: int, last: bool) -> int:
-    """Outputs of a span of all rows; returns the number of the next unit of work.
+    """Compute the outputs of a span of all rows and return the number of the next unit of work.
 
-    The first inputs come in a queue of their own, the `last` outputs leave as they become ready: nothing else
-    is done meanwhile.
+    The first inputs use a separate queue, and the `last` outputs are stored as they become ready, as there is
+    no other work to overlap with them.
     """
     x = load_span(rows, axis, span, unit == 0)
     result = nl.ndarray((x.shape[0], size_of(span)), x.dtype, buffer=nl.sbuf)
@@ -184,17 +184,17 @@ def convolve_span(rows: list, places: list, taps: Taps, axis: Axis, span: Span, 
     return unit
 
 
-def store_rows(places: list, result: Any, start: int, first: int, end: int, beside: bool) -> None:
-    """Outputs first ... end - 1 of the span from `start` on; `beside` other transfers, in a second queue."""
+def store_rows(places: list, result: Any, start: int, first: int, end: int, second_queue: bool) -> None:
+    """Store outputs first ... end - 1 of the span that begins at `start`."""
     partitions = places[0].shape[0]
-    queue = hardware_queue() if beside else nisa.dge_mode.unknown
+    queue = hardware_queue() if second_queue else nisa.dge_mode.unknown
     for b in range(len(places)):
         rows = result[b * partitions : (b + 1) * partitions, first:end]
         nisa.dma_copy(places[b][:, start + first : start + end], rows, dge_mode=queue)
 
 
 def on_vector(unit: int, taps: int, dtype: Any) -> bool:
-    """VectorE takes that share of the units which it finishes while TensorE does the others."""
+    """Return whether VectorE computes this unit; its share takes as long as TensorE's."""
     clock = 1.2 if nisa.get_nc_version() >= nisa.nc_version.gen4 else 0.96  # GHz; ScalarE does the first tap
     vector = (taps - 1) / clock
     tensor = taps * (4 if dtype == nl.float32 else 1) / 2.4
@@ -202,9 +202,9 @@ def on_vector(unit: int, taps: int, dtype: Any) -> bool:
     return int((unit + 1) * share) > int(unit * share)
 
 
-def load_span(rows: list, axis: Axis, span: Span, beside: bool) -> Any:
-    """The inputs that the outputs of a span meet, zero where that is padding."""
-    queue = hardware_queue() if beside else nisa.dge_mode.unknown
+def load_span(rows: list, axis: Axis, span: Span, second_queue: bool) -> Any:
+    """Load the inputs that the outputs of a span meet, 0 where that is padding."""
+    queue = hardware_queue() if second_queue else nisa.dge_mode.unknown
     first, end = input_of(axis, span.start, 0), input_of(axis, span.end - 1, axis.taps - 1) + 1
     partitions = rows[0].shape[0]
     tile = nl.ndarray((len(rows) * partitions, end - first), rows[0].dtype, buffer=nl.sbuf)
@@ -220,16 +220,16 @@ def load_span(rows: list, axis: Axis, span: Span, beside: bool) -> Any:
 
 
 def tap_view(x: Any, axis: Axis, tap: int, start: int, outputs: int) -> Any:
-    """What a tap meets for outputs start ... of the tile."""
+    """Return the inputs that a tap meets for outputs start ... of the tile."""
     at = start * axis.stride + tap
     return x[:, at : at + (outputs - 1) * axis.stride + 1 : axis.stride]
 
 
-# ---- the two ways ---------------------------------------------------------------------------------------
+# ---- the two engines ------------------------------------------------------------------------------------
 
 
 def multiply_taps(out: Any, x: Any, taps: Taps, axis: Axis, start: int) -> None:
-    """TensorE: out = sum over taps of diagonal(filter) @ x, [partitions, outputs]."""
+    """Compute out = sum over taps of diagonal(filter) @ x, [partitions, outputs], on TensorE."""
     partitions, outputs = out.shape
     sums = nl.ndarray((partitions, outputs), nl.float32, buffer=nl.psum)
     for s in range(axis.taps):
@@ -242,20 +242,20 @@ def multiply_taps(out: Any, x: Any, taps: Taps, axis: Axis, start: int) -> None:
 
 
 def tap_diagonal(taps: Taps, s: int, partitions: int) -> Any:
-    """The filters of a tap on the diagonal of a square."""
+    """Return the filters of a tap on the diagonal of a square."""
     if s < len(taps.diagonals):
         return taps.diagonals[s][0:partitions, 0:partitions]
     diagonal = nl.ndarray(taps.identity.shape, taps.identity.dtype, buffer=nl.sbuf)
-    engine = nisa.vector_engine if taps.first else nisa.gpsimd_engine  # slow, but it has nothing else to do
+    engine = nisa.vector_engine if taps.first else nisa.gpsimd_engine  # slow but otherwise idle
     values = taps.values[:, s : s + 1].broadcast(1, diagonal.shape[1])
     nisa.tensor_tensor(diagonal, taps.identity, values, op=nl.multiply, engine=engine)
-    if s < KEPT_DIAGONALS:
+    if s < CACHED_DIAGONALS:
         taps.diagonals.append(diagonal)
     return diagonal[0:partitions, 0:partitions]
 
 
 def add_taps(out: Any, x: Any, taps: Taps, axis: Axis, start: int) -> None:
-    """VectorE: out = x * filter + out tap by tap, in float32; ScalarE does the first tap."""
+    """Compute out = x * filter + out tap by tap in float32 on VectorE; ScalarE does the first tap."""
     partitions, outputs = out.shape
     sums = out
     for s in range(axis.taps):
@@ -277,7 +277,7 @@ def add_taps(out: Any, x: Any, taps: Taps, axis: Axis, start: int) -> None:
 def depthwise_conv1d_implicit_gemm_ref(
     img_ref: np.ndarray, filter_ref: np.ndarray, padding: tuple = ((0, 0), (0, 0)), stride: tuple = (1, 1)
 ) -> np.ndarray:
-    """The same in float64."""
+    """Compute the same in float64."""
     x = np.pad(np.asarray(img_ref, np.float64), ((0, 0), (0, 0), *padding))
     f = np.asarray(filter_ref, np.float64)
     windows = np.lib.stride_tricks.sliding_window_view(x, f.shape[3], axis=3)

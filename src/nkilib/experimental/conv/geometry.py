@@ -1,4 +1,4 @@
-"""Which input a tap of a convolution meets for which output, by boxes [batch, depth, height, width]."""
+"""Which input a tap of a convolution meets for which output, in boxes [batch, depth, height, width]."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Axis(nl.NKIObject):
 
 
 def output_size(axis: Axis) -> int:
-    """Positions where all taps lie inside the padded input."""
+    """Count the positions where all taps lie inside the padded input."""
     reach = axis.dilation * (axis.taps - 1) + 1
     return (axis.size + axis.before + axis.after - reach) // axis.stride + 1
 
 
 def input_of(axis: Axis, output: int, tap: int) -> int:
-    """Where the tap meets the input; outside of 0 ... size it meets padding."""
+    """Return the input index that a tap meets; outside 0 ... size - 1 it meets padding."""
     return output * axis.stride + tap * axis.dilation - axis.before
 
 
@@ -49,14 +49,14 @@ def size_of(span: Span) -> int:
 
 
 def inside(axis: Axis, tap: int, span: Span) -> Span:
-    """The outputs of a span for which the tap meets input, not padding. May be empty: end <= start."""
+    """Return the outputs of a span for which the tap meets input, not padding; empty if end <= start."""
     first = div_ceil(-input_of(axis, 0, tap), axis.stride)
     last = (axis.size - 1 - input_of(axis, 0, tap)) // axis.stride
     return Span(max(span.start, first), min(span.end, last + 1))
 
 
 def inputs_for(axis: Axis, span: Span) -> Span:
-    """The inputs that the outputs of a span need, at least one."""
+    """Return the inputs that the outputs of a span need, at least one."""
     first = min(max(0, input_of(axis, span.start, 0)), axis.size - 1)
     end = min(axis.size, input_of(axis, span.end - 1, axis.taps - 1) + 1)
     return Span(first, max(end, first + 1))
@@ -75,7 +75,7 @@ class ChannelTiles(nl.NKIObject):
 
 
 def channel_tiles(channels: int) -> list:
-    """All channels in tiles of at most 128, alike if they can be."""
+    """Divide all channels into tiles of at most 128, of equal size where possible."""
     tiles = div_ceil(channels, PMAX)
     if channels % tiles == 0:
         return [ChannelTiles(0, channels // tiles, tiles)]
@@ -95,7 +95,7 @@ def positions(box: list) -> int:
 
 
 def split(box: list, sizes: list) -> list:
-    """The boxes of at most these sizes that make up a box."""
+    """Return the boxes of at most these sizes that make up a box."""
     boxes: list[list] = [[]]
     for i in range(len(box)):
         longer = []
@@ -107,13 +107,16 @@ def split(box: list, sizes: list) -> list:
 
 
 def even_parts(size: int, most: int) -> int:
-    """Sizes of equal parts, none above `most`."""
+    """Return the size of equal parts, at most `most`."""
     return div_ceil(size, div_ceil(size, min(size, most)))
 
 
 def block_sizes(box: list) -> list:
-    """Boxes whose sums fill a PSUM bank. Planes and batches are joined only where one has few positions:
-    a box in one plane can leave out the taps that meet nothing but padding there."""
+    """Return the sizes of boxes whose sums fill a PSUM bank.
+
+    Planes and batches are joined only where one has few positions: a box in one plane can skip the taps that
+    meet nothing but padding there.
+    """
     sizes = [1, 1, 1, 1]
     filled = 1
     for i in range(3, -1, -1):
@@ -129,7 +132,7 @@ def block_sizes(box: list) -> list:
 
 
 def tap_of(axes: list, number: int) -> list:
-    """[depth, height, width] of a tap: width runs fastest, as in the filters."""
+    """Return [depth, height, width] of a tap; width varies fastest, as in the filters."""
     rows = number // axes[2].taps
     return [rows // axes[1].taps, rows % axes[1].taps, number % axes[2].taps]
 
@@ -139,7 +142,7 @@ def taps_of(axes: list) -> int:
 
 
 def covered(axes: list, number: int, box: list) -> Any:
-    """The outputs of a box for which the tap meets input in all axes, or None."""
+    """Return the outputs of a box for which the tap meets input in all axes, or None."""
     tap = tap_of(axes, number)
     part = [box[0]]
     for i in range(3):
@@ -151,7 +154,7 @@ def covered(axes: list, number: int, box: list) -> Any:
 
 
 def whole_tap(axes: list, box: list) -> int:
-    """A tap that meets input for all outputs of a box; the middle one where there is none."""
+    """Return a tap that meets input for all outputs of a box; the middle one if there is none."""
     for number in range(taps_of(axes)):
         part = covered(axes, number, box)
         if part is not None and positions(part) == positions(box):

@@ -1,7 +1,8 @@
 """The moving operands of a convolution: inputs with the contracted channels in the partitions.
 
-Many channels fill the partitions by themselves: a box of inputs is loaded once and every tap is a view of it.
-Few channels are loaded once for each tap, several taps below each other, for one matmul to contract them all.
+Many channels fill the partitions alone: a box of inputs is loaded once and every tap is a view of it. Few
+channels are loaded once for each tap, several taps in neighbouring partitions, so that one matmul contracts
+them all.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from nkilib.experimental.conv.geometry import (
 )
 
 DENSE_BYTES = 64 * 1024  # in each partition, of one region's inputs: the steps of a view have 16 bits
-GATHERED_BYTES = 72 * 1024  # the same of all steps, a tile each: room for the next region beside them
-REGION_POSITIONS = 1024  # outputs worked on at once: they start early, the next are loaded meanwhile
+GATHERED_BYTES = 72 * 1024  # the same of all steps, a tile each: the next region fits too
+REGION_POSITIONS = 1024  # outputs computed at once: they start early, and loads of the next overlap
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Convolution(nl.NKIObject):
 
 @dataclass
 class Part(nl.NKIObject):
-    """Contracted rows that are loaded alike: `tiles` rows in each of some partitions.
+    """Contracted rows with the same layout: `tiles` rows in each of `partitions` partitions.
 
     `rows` is [steps, partitions * tiles, Co] in HBM; partition p has rows p * tiles ... of a step. A step is
     a tap of all these channels, or (taps_below > 0) that many taps of `channels` channels from first_tap on.
@@ -66,7 +67,7 @@ class Part(nl.NKIObject):
 
 
 def dense_parts(c: Convolution) -> list:
-    """Parts whose inputs are loaded once for all taps."""
+    """Return parts whose inputs are loaded once for all taps."""
     parts = []
     for channels in channel_tiles(c.x.shape[1]):
         end = channels.start + channels.partitions * channels.tiles
@@ -76,7 +77,7 @@ def dense_parts(c: Convolution) -> list:
 
 
 def gathered_parts(c: Convolution) -> list:
-    """Parts with a tile of inputs for each step."""
+    """Return parts with a tile of inputs for each step."""
     taps, channels, columns = c.filters.shape
     if channels > PMAX // 2:
         parts = []
@@ -100,15 +101,15 @@ def gathered_parts(c: Convolution) -> list:
 
 @dataclass
 class Plan(nl.NKIObject):
-    """How inputs are loaded. `kept`: all tiles of a region at once; otherwise each when it is multiplied."""
+    """How inputs are loaded. `resident`: all tiles of a region at once; otherwise each before its matmul."""
 
     parts: list
     sizes: list  # of a region
-    kept: bool = True
+    resident: bool = True
 
 
 def make_plan(c: Convolution, cores: int) -> Plan:
-    """Dense parts if there are channels enough and their inputs fit; else gathered, all or one by one."""
+    """Choose dense parts if there are enough channels and their inputs fit; else gathered ones."""
     outputs = [c.out.shape[0], c.out.shape[2], c.out.shape[3], c.out.shape[4]]
     total = product(outputs)
     room = div_ceil(total, cores * div_ceil(total, cores * REGION_POSITIONS))
@@ -121,21 +122,21 @@ def make_plan(c: Convolution, cores: int) -> Plan:
     return plans[0] if product(plans[0].sizes) >= wanted else plans[1]
 
 
-def region_sizes(c: Convolution, parts: list, outputs: list, room: int, kept: bool) -> list:
-    """How many outputs of each axis a region has; where inputs are many, outer axes are halved first."""
+def region_sizes(c: Convolution, parts: list, outputs: list, room: int, resident: bool) -> list:
+    """Return how many outputs of each axis a region has; outer axes are halved first until inputs fit."""
     sizes = [1, 1, 1, 1]
     for i in range(3, -1, -1):
         sizes[i] = even_parts(outputs[i], room)
         room = max(1, room // sizes[i])
     most = DENSE_BYTES if parts[0].taps_below == 0 else GATHERED_BYTES
     for i in range(4):
-        while sizes[i] > 1 and input_bytes(c, parts, sizes, kept) > most:
+        while sizes[i] > 1 and input_bytes(c, parts, sizes, resident) > most:
             sizes[i] = div_ceil(sizes[i], 2)
     return sizes
 
 
-def input_bytes(c: Convolution, parts: list, sizes: list, kept: bool) -> int:
-    """What the inputs of so many outputs take of each partition."""
+def input_bytes(c: Convolution, parts: list, sizes: list, resident: bool) -> int:
+    """Return the bytes that the inputs of so many outputs take in each partition."""
     total = 0
     for part in parts:
         count = sizes[0] * sizeinbytes(c.x.dtype)
@@ -147,7 +148,7 @@ def input_bytes(c: Convolution, parts: list, sizes: list, kept: bool) -> int:
             else:
                 count = count * ((sizes[i + 1] - 1) * axis.stride + 1 if i == 2 else sizes[i + 1])
         tiles = part.tiles if part.taps_below == 0 else part.rows.shape[0]
-        total = total + count * tiles if kept else max(total, count)
+        total = total + count * tiles if resident else max(total, count)
     return total
 
 
@@ -172,24 +173,24 @@ class Inputs(nl.NKIObject):
 
 
 def load_inputs(c: Convolution, plan: Plan, region: list) -> list:
-    """The Inputs of every part."""
+    """Return the Inputs of every part."""
     loaded = []
     for part in plan.parts:
         if part.taps_below == 0:
             loaded.append(load_dense(c, part, region))
         else:
             tiles = []
-            for step in range(part.rows.shape[0] if plan.kept else 0):
+            for step in range(part.rows.shape[0] if plan.resident else 0):
                 tiles.append(load_gathered(c, part, region, step))
             loaded.append(Inputs(part, region, tiles, []))
     return loaded
 
 
 def load_dense(c: Convolution, part: Part, region: list) -> Inputs:
-    """tile[p, b, j, :] = the box of inputs of channel p * tiles + j.
+    """Load tile[p, b, j, :] = the box of inputs of channel p * tiles + j.
 
-    One transfer for each j, so that the first products need not wait for all; the first of them beside the
-    filters, in a queue of its own.
+    One transfer for each j, so that the first products need not wait for all. The first uses a queue of its
+    own, in parallel with the filters.
     """
     d, h, w = (
         inputs_for(c.axes[0], region[1]),
@@ -214,7 +215,7 @@ def load_dense(c: Convolution, part: Part, region: list) -> Inputs:
 
 
 def load_gathered(c: Convolution, part: Part, region: list, step: int) -> Any:
-    """tile[t * channels + c, b, d, h, :] = the inputs that tap t of the step meets, zero where it is padding.
+    """Load tile[t * channels + c, b, d, h, :] = the inputs that tap t of the step meets, 0 for padding.
 
     Depth and height have the outputs' steps already; in width all inputs between the first and the last.
     """
@@ -236,8 +237,10 @@ def load_gathered(c: Convolution, part: Part, region: list, step: int) -> Any:
 
 
 def load_tap(c: Convolution, part: Part, tile: Any, region: list, box: list, number: int, lane: int) -> None:
-    """The inputs that one tap meets for the outputs of a box, from partition `lane` on. Many are small:
-    descriptors made beforehand can be triggered ten times as fast as others."""
+    """Load the inputs that one tap meets for the outputs of a box, from partition `lane` on.
+
+    Many of these transfers are small: precomputed descriptors are triggered ten times as fast as others.
+    """
     source = c.x[region[0].start : region[0].end, part.channel : part.channel + part.channels]
     place = tile[lane : lane + part.channels]
     tap = tap_of(c.axes, number)
@@ -258,7 +261,7 @@ def load_tap(c: Convolution, part: Part, tile: Any, region: list, box: list, num
 
 
 def moving(c: Convolution, inputs: Inputs, tile: Any, step: int, j: int, box: list) -> Any:
-    """The inputs of a step for the outputs of a box, [partitions, b, d, h, w]."""
+    """Return the inputs of a step for the outputs of a box, [partitions, b, d, h, w]."""
     region = inputs.region
     batch = box[0].start - region[0].start
     if inputs.part.taps_below == 0:
@@ -284,6 +287,6 @@ def regions_of(c: Convolution, plan: Plan) -> list:
 
 
 def whole_box(c: Convolution) -> list:
-    """All outputs."""
+    """Return the box of all outputs."""
     shape = c.out.shape
     return [Span(0, shape[0]), Span(0, shape[2]), Span(0, shape[3]), Span(0, shape[4])]

@@ -13,7 +13,7 @@ from nkilib.core.utils.common_types import ActFnType
 def convolution_ref(
     x: np.ndarray, filters: np.ndarray, bias: Any, stride: tuple, padding: tuple, dilation: tuple, act: Any
 ) -> np.ndarray:
-    """x [B, Ci, D, H, W] and filters [Kd, Kh, Kw, Ci, Co] in float64, tap by tap."""
+    """Convolve x [B, Ci, D, H, W] with filters [Kd, Kh, Kw, Ci, Co] in float64, tap by tap."""
     pads = [(0, 0), (0, 0)] + [(padding[2 * i], padding[2 * i + 1]) for i in range(3)]
     wide = np.pad(np.asarray(x, np.float64), pads)
     kernel = np.asarray(filters, np.float64)
@@ -31,7 +31,7 @@ def convolution_ref(
 
 
 def activation_ref(x: np.ndarray, activation: Any) -> np.ndarray:
-    """The activations of the convolutions in float64."""
+    """Apply an activation of the convolutions in float64."""
     if activation is None:
         return x
     if activation == ActFnType.ReLU:

@@ -1,4 +1,4 @@
-"""Kernels that learn at run time how much there is to do."""
+"""Kernels whose amount of work is known at run time."""
 
 from nkilib.experimental.dynamic_shapes.dynamic_elementwise_add import (
     dynamic_elementwise_add,

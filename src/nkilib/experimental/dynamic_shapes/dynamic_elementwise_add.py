@@ -1,4 +1,4 @@
-"""The sum of two matrices, as many rows of it as a tensor says at run time."""
+"""The sum of two matrices in a number of rows that a tensor gives at run time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nkilib.core.utils.tiled_range import TiledRange
 
 TILE_ROWS = nl.tile_size.pmax
 COLUMNS_UNIT = 512
-TILE_COLUMNS = 2048  # several transfers in each turn of the loop, so that they overlap with the sums
+TILE_COLUMNS = 2048  # several transfers in each iteration, so that they overlap with the sums
 
 
 @nki.jit
@@ -61,12 +61,12 @@ def check_arguments(input_a: Any, input_b: Any, num_m_tiles: Any) -> None:
 
 
 def by_row_tiles(matrix: Any) -> Any:
-    """[M, H] as [M / 128, 128, H]."""
+    """View [M, H] as [M / 128, 128, H]."""
     return matrix.reshape_dim(0, (matrix.shape[0] // TILE_ROWS, TILE_ROWS))
 
 
 def add_columns(total: Any, a: Any, b: Any) -> None:
-    """total = a + b: [128, H], this program's share of the columns."""
+    """Compute total = a + b, [128, H], for this core's share of the columns."""
     start, end = program_share(total.shape[1], COLUMNS_UNIT)
     for part in TiledRange(end - start, TILE_COLUMNS):
         first, last = start + part.start_offset, start + part.end_offset
@@ -82,7 +82,7 @@ def load(block: Any) -> Any:
 
 
 def dynamic_elementwise_add_ref(input_a, input_b, num_m_tiles):
-    """The rows that are written, and only those."""
+    """Return only the rows that are written."""
     rows = TILE_ROWS * int(np.asarray(num_m_tiles)[0, 0])
     total = input_a[:rows].astype(np.float32) + input_b[:rows].astype(np.float32)
     return total.astype(input_a.dtype)

@@ -34,13 +34,13 @@ from nkilib.experimental.foreach.flat_tiles import (
 TILE_COLUMNS = 4096  # transfers of 1 MiB (16-bit) keep the DMA engines busy
 
 
-# ---- the walk --------------------------------------------------------------------------------------
+# ---- all tiles of the tensors -----------------------------------------------------------------------
 
 
 def elementwise(
     operation: Any, data: tuple, names: tuple, numel: int, scalar_tensor: Any = None, scalar_name: str = ""
 ) -> Any:
-    """`operation(tiles, scalar)` leaves its result in tiles[0]; applied to all tiles of the tensors."""
+    """Apply `operation(tiles, scalar)`, which leaves its result in tiles[0], to all tiles of the tensors."""
     check_all(data, names, numel)
     scalar = None
     if scalar_tensor is not None:
@@ -67,11 +67,11 @@ def load_all(data: tuple, tile: FlatTile) -> list:
 
 
 def float32_like(tile: Any) -> Any:
-    """A tile for an intermediate result, which is not rounded to 16 bits."""
+    """Allocate a tile for an intermediate result, which is not rounded to 16 bits."""
     return nl.ndarray(tile.shape, nl.float32, buffer=nl.sbuf)
 
 
-# ---- what is done to one tile ----------------------------------------------------------------------
+# ---- operations on one tile ------------------------------------------------------------------------
 
 
 def add_scalar(tiles: list, scalar: Any) -> None:
@@ -124,7 +124,7 @@ def add_quotient(tiles: list, value: Any) -> None:
 
 
 def write_quotient(dst: Any, dividend: Any, divisor: Any) -> None:
-    """dst = dividend / divisor. VectorE is busy with the reciprocal, so the rest is for other engines."""
+    """Set dst = dividend / divisor. VectorE computes the reciprocal, so other engines do the rest."""
     inverse = float32_like(divisor)
     nisa.reciprocal(inverse, divisor)
     nisa.tensor_tensor(dst, dividend, inverse, op=nl.multiply, engine=nisa.engine.gpsimd)
@@ -243,7 +243,7 @@ def addcmul_kernel(data, data1, data2, value_tensor, numel):
 
 @nki.jit
 def sqrt_kernel(data, numel):
-    """The square root of data; NaN where it is negative."""
+    """Square root of data; NaN where it is negative."""
     return elementwise(square_root, (data,), ("data",), numel)
 
 
@@ -255,12 +255,12 @@ def wide(x: Any) -> np.ndarray:
 
 
 def first(scalar_tensor: Any) -> float:
-    """The value that a scalar tensor has in each row."""
+    """Return the value that a scalar tensor has in each row."""
     return float(np.asarray(scalar_tensor)[0, 0])
 
 
 def rounded(values: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """In the dtype of a tensor; what does not fit becomes infinite, as on the device."""
+    """Convert to the dtype of a tensor; values out of range become infinite, as on the device."""
     with np.errstate(over="ignore", invalid="ignore"):
         return values.astype(like.dtype)
 

@@ -21,7 +21,7 @@ import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.experimental.foreach.flat_tiles import check_data, flat_tiles, load_tile
 
-TILE_COLUMNS = 2048  # small enough that little is left to do after the last transfer
+TILE_COLUMNS = 2048  # small, so that little work remains after the last transfer
 
 
 @nki.jit
@@ -49,7 +49,7 @@ def linf_norm_kernel(data, numel):
 
 
 # ---- one tile: [P, F] to [P, 1], overwriting the tile ----------------------------------------------
-# A 16-bit tile arrives faster than one engine can reduce it, so tiles are dealt out by their number.
+# DMA loads 16-bit tiles faster than one engine can reduce them, so engines take tiles by their number.
 
 
 def sum_of_squares(dst: Any, tile: Any, number: int) -> None:
@@ -75,15 +75,15 @@ def largest_magnitude(dst: Any, tile: Any, number: int) -> None:
     columns = tile.shape[1]
     half = (columns + 1) // 2  # of an odd number the middle column is in both halves
     nisa.activation(tile, op=nl.abs, data=tile)
-    folded = nl.ndarray((tile.shape[0], half), tile.dtype, buffer=nl.sbuf)
+    larger = nl.ndarray((tile.shape[0], half), tile.dtype, buffer=nl.sbuf)
     nisa.tensor_tensor(
-        folded, tile[:, 0:half], tile[:, columns - half : columns], op=nl.maximum, engine=nisa.engine.gpsimd
+        larger, tile[:, 0:half], tile[:, columns - half : columns], op=nl.maximum, engine=nisa.engine.gpsimd
     )
-    nisa.tensor_reduce(dst, op=nl.maximum, data=folded, axis=1)
+    nisa.tensor_reduce(dst, op=nl.maximum, data=larger, axis=1)
 
 
 def reduce_magnitudes(dst: Any, tile: Any, op: Any) -> None:
-    """The fold of |tile| over each partition, on VectorE alone."""
+    """Reduce |tile| over each partition, on VectorE alone."""
     nisa.tensor_scalar_reduce(tile, data=tile, op0=nl.abs, operand0=0.0, reduce_op=op, reduce_res=dst)
 
 
@@ -91,7 +91,7 @@ def reduce_magnitudes(dst: Any, tile: Any, op: Any) -> None:
 
 
 def reduce_all(data: Any, numel: int, reduce_tile: Any, op: Any) -> Any:
-    """A [1, 1] tile: the fold by `op` of what reduce_tile leaves of each tile. 0 must be neutral."""
+    """Return [1, 1]: the reduction by `op` of what reduce_tile leaves of each tile. 0 must be neutral."""
     tiles = flat_tiles(numel, TILE_COLUMNS)
     parts = nl.ndarray((PMAX, max(len(tiles), 1)), nl.float32, buffer=nl.sbuf)
     nisa.memset(parts, 0.0)
@@ -104,7 +104,7 @@ def reduce_all(data: Any, numel: int, reduce_tile: Any, op: Any) -> Any:
 
 
 def across_partitions(lanes: Any, op: Any) -> Any:
-    """[128, 1] to [1, 1]."""
+    """Reduce [128, 1] to [1, 1]."""
     row = nl.ndarray((1, PMAX), nl.float32, buffer=nl.psum)
     nisa.nc_transpose(row, lanes)
     total = nl.ndarray((1, 1), nl.float32, buffer=nl.sbuf)
@@ -113,7 +113,7 @@ def across_partitions(lanes: Any, op: Any) -> Any:
 
 
 def across_cores(total: Any, op: Any) -> Any:
-    """The fold of both cores' totals, on both."""
+    """Reduce the totals of both cores, on both."""
     theirs = nl.ndarray((1, 1), nl.float32, buffer=nl.sbuf)
     other = 1 - nl.program_id(0)
     nisa.sendrecv(src=total, dst=theirs, send_to_rank=other, recv_from_rank=other, pipe_id=0)
@@ -123,7 +123,7 @@ def across_cores(total: Any, op: Any) -> Any:
 
 
 def as_result(total: Any, dtype: Any) -> Any:
-    """[1, 1] in HBM; one core is enough to write it."""
+    """Store a total as [1, 1] in HBM; core 0 writes it."""
     result = nl.ndarray((1, 1), dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) == 0:
         cast = nl.ndarray((1, 1), dtype, buffer=nl.sbuf)

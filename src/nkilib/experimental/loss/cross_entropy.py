@@ -1,13 +1,12 @@
 """Cross entropy of logits [N, V] with target indices [N], and its gradient, in chunks of the vocabulary.
 
-Positions stand in the partitions, a chunk of the vocabulary in the free dimension. Each chunk has its own
-maximum and its own sum of exponentials; they are brought together after the last chunk, so that no chunk
-waits for the one before. Reading a position's target logit, and writing its gradient, is one indirect DMA
-of single elements: no mask passes over the vocabulary.
+Positions are in the partitions, a chunk of the vocabulary in the free dimension. Each chunk has its own
+maximum and its own sum of exponentials, combined after the last chunk, so that no chunk waits for the one
+before. One indirect DMA of single elements reads the target logits of positions, or writes their gradients:
+no mask over the vocabulary is needed.
 
-On trn2 in bf16 the exponentials on the Scalar engine take the longest in the forward kernel (memory in the
-backward one). The maximum alone would take the Vector engine longer still, so GpSimd folds a part of each
-chunk in two first.
+On trn2 in bf16 the exponentials on ScalarE take the longest in the forward kernel (memory in the backward
+one). The maximum alone would take VectorE even longer, so GpSimdE first reduces a part of each chunk to half.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ MAX_TILE_BYTES = 32 * 1024  # of a chunk in each partition: several chunks are i
 MIN_CHUNK = 2048  # columns: DMA needs long rows
 MAX_BATCH_BYTES = 24 * 1024 * 1024
 MAX_CHUNK = 65535
-FOLDED_EIGHTHS = 6  # of a chunk: Vector and GpSimd then take equally long, and less than Scalar
-LOWEST = -3.4028234663852886e38  # a maximum that keeps chunks of nothing but -inf from making NaN
+HALVED_EIGHTHS = 6  # of a chunk: VectorE and GpSimdE then take equally long, and less than ScalarE
+LOWEST = -3.4028234663852886e38  # a maximum that prevents NaN in chunks of nothing but -inf
 LN_2 = 0.6931471805599453
 
 
@@ -48,8 +47,8 @@ def cross_entropy_forward(
     Args:
         logits_hbm: [N, V], bfloat16 or float32.
         targets_hbm: [N] int32 in [0, V).
-        positions_per_batch, chunk_size: how many logits are worked on at a time, at most 128 and at most
-            V and 65535. They are laid out over all partitions: 128 positions and so many fewer columns
+        positions_per_batch, chunk_size: how many logits are processed at a time, at most 128 and at most
+            V and 65535. They are spread over all partitions: 128 positions and proportionally fewer columns
             than chunk_size, though not below 2048.
         dtype: of loss and lse, bfloat16 or float32. Sums and maxima are float32 in any case.
 
@@ -121,17 +120,17 @@ def cross_entropy_backward(
         at_targets = target_gradients(shard, gather_targets(shard, addresses), exponents, log_factor)
         for rows in TiledRange(shard.positions, PMAX):
             scale_exponentials(grad, shard, rows, exponents)
-        # after all rows: the elements at the targets are written twice
+        # after all rows, as the elements at the targets are written twice
         for rows in TiledRange(shard.positions, PMAX):
             nisa.dma_copy(shard.targets_of(grad, addresses, rows), shard.column(at_targets, rows))
     return grad
 
 
 class Shard(nl.NKIObject):
-    """The positions of this core, and how they are cut into tiles.
+    """The positions of this core, and how they are divided into tiles.
 
-    Position i of the shard stands in partition i % 128 and column i // 128 of a tile with one value per
-    position ("column tile").
+    Position i of the shard is in partition i % 128 and column i // 128 of a tile with one value per position
+    ("column tile").
     """
 
     def __init__(self, logits: Any, positions_per_batch: int, chunk_size: int):
@@ -141,23 +140,23 @@ class Shard(nl.NKIObject):
         self.vocabulary = logits.shape[1]
         self.positions = div_ceil(logits.shape[0] - self.first, self.cores)
         self.partitions = min(self.positions, PMAX)
-        asked = positions_per_batch * chunk_size // max(self.partitions, 1)
-        self.chunk = min(chunk_size, MAX_TILE_BYTES // sizeinbytes(logits.dtype), max(asked, MIN_CHUNK))
+        requested = positions_per_batch * chunk_size // max(self.partitions, 1)
+        self.chunk = min(chunk_size, MAX_TILE_BYTES // sizeinbytes(logits.dtype), max(requested, MIN_CHUNK))
 
     def chunks(self):
         return TiledRange(self.vocabulary, self.chunk)
 
     def of(self, tensor: Any):
-        """The positions of this core, of a tensor [N] or [N, V]."""
+        """Return this core's positions of a tensor [N] or [N, V]."""
         return tensor[self.first :: self.cores]
 
     def piece(self, tensor: Any, rows: Any, columns: Any):
-        """A tile's place in a tensor [N, V]."""
+        """Return a tile's part of a tensor [N, V]."""
         mine = self.of(tensor)
         return mine[rows.start_offset : rows.end_offset, columns.start_offset : columns.end_offset]
 
     def column_tile(self, value: float):
-        """A float32 column tile; `value` is for the partitions that the last column does not use."""
+        """Allocate a float32 column tile; `value` fills the partitions that the last column does not use."""
         tile = nl.ndarray((self.partitions, div_ceil(self.positions, PMAX)), nl.float32, buffer=nl.sbuf)
         nisa.memset(tile, value)
         return tile
@@ -166,7 +165,7 @@ class Shard(nl.NKIObject):
         return tile[0 : rows.size, rows.index : rows.index + 1]
 
     def pairs(self, vector: Any, tile: Any):
-        """Parts of a vector [N] with their places in a column tile: the full columns, then the last."""
+        """Return parts of a vector [N] with their parts of a column tile: the full columns, then the last."""
         mine, full = self.of(vector), self.positions // PMAX
         first_of_rest, rest = full * PMAX, self.positions % PMAX
         pairs = []
@@ -178,7 +177,7 @@ class Shard(nl.NKIObject):
         return pairs
 
     def targets_of(self, tensor: Any, addresses: Any, rows: Any):
-        """The elements of [N, V] at the targets of up to 128 positions, for an indirect DMA."""
+        """Return the elements of [N, V] at the targets of up to 128 positions, for an indirect DMA."""
         elements = tensor.shape[0] * self.vocabulary
         start = (self.first + rows.start_offset * self.cores) * self.vocabulary
         flat = tensor.reshape((elements, 1))
@@ -186,32 +185,32 @@ class Shard(nl.NKIObject):
 
 
 def target_addresses(shard: Shard, targets: Any):
-    """Column tile: where the target elements are, counted from the first element of their column."""
+    """Return a column tile: the addresses of the target elements, relative to the start of their column."""
     shape = (shard.partitions, div_ceil(shard.positions, PMAX))
     row_starts = nl.ndarray(shape, nl.int32, buffer=nl.sbuf)
     nisa.iota(row_starts, [[0, shape[1]]], channel_multiplier=shard.cores * shard.vocabulary)
     addresses = nl.ndarray(shape, nl.int32, buffer=nl.sbuf)
     nisa.memset(addresses, 0)
     load_columns(shard, addresses, targets)
-    # GpSimd adds integers exactly; Vector would round them to 24 bits
+    # GpSimdE adds integers exactly; VectorE would round them to 24 bits
     nisa.tensor_tensor(addresses, addresses, row_starts, op=nl.add, engine=nisa.engine.gpsimd)
     return addresses
 
 
 def load_columns(shard: Shard, tile: Any, vector: Any):
-    """Column tile = vector [N]."""
+    """Load a vector [N] into a column tile."""
     for pair in shard.pairs(vector, tile):
         nisa.dma_copy(pair[1], pair[0])
 
 
 def store_columns(shard: Shard, vector: Any, tile: Any):
-    """Vector [N] = column tile."""
+    """Store a column tile to a vector [N]."""
     for pair in shard.pairs(vector, tile):
         nisa.dma_copy(pair[0], pair[1])
 
 
 def gather_targets(shard: Shard, addresses: Any):
-    """Column tile of the logits at the targets."""
+    """Return a column tile of the logits at the targets."""
     gathered = nl.ndarray(addresses.shape, shard.logits.dtype, buffer=nl.sbuf)
     nisa.memset(gathered, 0.0)
     for rows in TiledRange(shard.positions, PMAX):
@@ -248,16 +247,16 @@ def sum_exponentials(total: Any, negative_maximum: Any, shard: Shard, rows: Any)
 
 
 def maxima_of_parts(candidates: Any, x: Any):
-    """The largest of candidates[:, 0:2] is the maximum of x: Vector and GpSimd share the work."""
+    """Set candidates[:, 0:2], whose maximum is that of x: VectorE and GpSimdE share the work."""
     width = x.shape[1]
-    pairs = width * FOLDED_EIGHTHS // 16
+    pairs = width * HALVED_EIGHTHS // 16
     nisa.tensor_reduce(candidates[:, 0:1], nl.maximum, x[:, 2 * pairs : width], axis=1)
     if pairs > 0:
-        folded = nl.ndarray((x.shape[0], pairs), x.dtype, buffer=nl.sbuf)
+        larger = nl.ndarray((x.shape[0], pairs), x.dtype, buffer=nl.sbuf)
         nisa.tensor_tensor(
-            folded, x[:, 0:pairs], x[:, pairs : 2 * pairs], op=nl.maximum, engine=nisa.engine.gpsimd
+            larger, x[:, 0:pairs], x[:, pairs : 2 * pairs], op=nl.maximum, engine=nisa.engine.gpsimd
         )
-        nisa.tensor_reduce(candidates[:, 1:2], nl.maximum, folded, axis=1)
+        nisa.tensor_reduce(candidates[:, 1:2], nl.maximum, larger, axis=1)
 
 
 def store_losses(shard: Shard, loss: Any, lse: Any, sums: Any, negative_maxima: Any, target_logits: Any):
@@ -274,7 +273,7 @@ def store_losses(shard: Shard, loss: Any, lse: Any, sums: Any, negative_maxima: 
 
 
 def load_exponents(shard: Shard, lse: Any, log_factor: float):
-    """Column tile of log(g) - lse: added to a logit, its exponential is g times the probability."""
+    """Return a column tile of log(g) - lse; exp of a logit plus this is g times the probability."""
     loaded = nl.ndarray((shard.partitions, div_ceil(shard.positions, PMAX)), lse.dtype, buffer=nl.sbuf)
     nisa.memset(loaded, 0.0)
     load_columns(shard, loaded, lse)
@@ -284,7 +283,7 @@ def load_exponents(shard: Shard, lse: Any, log_factor: float):
 
 
 def target_gradients(shard: Shard, target_logits: Any, exponents: Any, log_factor: float):
-    """Column tile of g (exp(x_target - lse) - 1), in the dtype of the logits."""
+    """Return a column tile of g (exp(x_target - lse) - 1), in the dtype of the logits."""
     shape = exponents.shape
     exact = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(exact, target_logits, exponents, op=nl.add)
@@ -335,7 +334,7 @@ def check_chunk_size(logits: Any, positions_per_batch: int, chunk_size: int):
 
 
 def cross_entropy_forward_ref(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """loss and lse in float64, by numpy's pairwise logaddexp."""
+    """Return loss and lse in float64, by numpy's pairwise logaddexp."""
     x = np.asarray(logits, np.float64)
     lse = np.logaddexp.reduce(x, axis=1)
     return lse - x[np.arange(len(x)), targets], lse
@@ -344,7 +343,7 @@ def cross_entropy_forward_ref(logits: np.ndarray, targets: np.ndarray) -> tuple[
 def cross_entropy_backward_ref(
     logits: np.ndarray, targets: np.ndarray, lse: np.ndarray, reduction: str = "mean"
 ) -> np.ndarray:
-    """grad in float64."""
+    """Return grad in float64."""
     x = np.asarray(logits, np.float64)
     one_hot = np.arange(x.shape[1]) == np.asarray(targets)[:, None]
     factor = 1.0 / len(x) if reduction == "mean" else 1.0

@@ -1,6 +1,6 @@
-"""Tilings that callers of the MXFP8 kernels may ask for. They are hints: these kernels choose their own.
+"""Tilings that callers of the MXFP8 kernels may request. They are hints: these kernels choose their own.
 
-Values are checked, so that a tiling that could not be meant is refused; results never depend on one.
+Values are checked, so that an impossible tiling is an error; results never depend on one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MlpBwdMatmulConfig(nl.NKIObject):
 
 
 def check_config(name: str, config: Any) -> None:
-    """Counts of tiles are positive, loop orders are orders of m, n and k."""
+    """Check that tile counts are positive and loop orders are permutations of m, n and k."""
     if config is None:
         return
     counts = (

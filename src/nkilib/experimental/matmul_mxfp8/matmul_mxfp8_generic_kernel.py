@@ -61,9 +61,9 @@ def matmul_mxfp8(
         use_scale_packing: scales must be packed; without it either layout is known by its shape.
         quant_scheme: which k share a block: "wrapX" 512 t + 128 q + p, or "1x32" 32 neighbours. Swizzled or
             quantised operands must have been made so.
-        The rest are hints for the schedule, which this kernel chooses itself: tilings are checked and change
-        nothing, no more do spill_reload, load_with_PE_swizzle, fast_dma_transpose and enable_psum_copy_in.
-        Operands are loaded by DMA transposes of four dimensions and quantised once where they fit SBUF.
+        The rest are hints for the schedule, which this kernel chooses itself. Tilings are checked but have no
+        effect, like spill_reload, load_with_PE_swizzle, fast_dma_transpose and enable_psum_copy_in. Operands
+        are loaded by DMA transposes of four dimensions and quantised once where they fit SBUF.
 
     K is a multiple of 128 (best 512), M and N of 8. Returns [M, N].
 
@@ -116,7 +116,7 @@ def operand_of(
     tensor = given
     if isinstance(given, (tuple, list)):
         kernel_assert(len(given) == 2, f"{name}: got {len(given)} tensors, expected (data, scales)")
-        kernel_assert(scales is None, f"{name}_scales: given beside {name} = (data, scales)")
+        kernel_assert(scales is None, f"{name}_scales: given together with {name} = (data, scales)")
         tensor, scales = given[0], given[1]
     operand = describe(name, TensorDescriptor(tensor, scales, f_by_k, swizzled), dtype, scheme)
     if packing and scales is not None:
@@ -130,7 +130,7 @@ def operand_of(
 def matmul_mxfp8_ref(
     lhs: np.ndarray, rhs: np.ndarray, float8_dtype: str = "float8_e5m2", quant_scheme: str = "wrapX"
 ) -> np.ndarray:
-    """The product of plain lhs [M, K] and rhs [N, K] in float64, of operands quantised on the host."""
+    """Multiply plain lhs [M, K] and rhs [N, K] in float64, with operands quantised on the host."""
     from nki import mx
 
     values = [

@@ -45,7 +45,7 @@ def limits_of(clamp_limits: Any) -> Limits:
 
 
 def clamped(tile: Any, lower: Any, upper: Any) -> Any:
-    """A copy of a tile inside its bounds, float32; the tile itself when it has none."""
+    """Return a float32 copy of a tile clamped to its bounds; the tile itself if it has none."""
     if lower is None and upper is None:
         return tile
     inside = nl.ndarray(tile.shape, nl.float32, buffer=nl.sbuf)
@@ -86,14 +86,14 @@ class Gated(nl.NKIObject):
 
 
 def gate_up_rows(hidden: Operand, gate_up: Operand, places: Checkpoints, limits: Limits, row: int) -> None:
-    """m of all rows of `hidden`, which are row and on of the checkpoints."""
+    """Compute m for all rows of `hidden`, which are rows `row` and following of the checkpoints."""
     half = gate_up.features // 2
     gate, up = part_of(gate_up, 0, half), part_of(gate_up, half, half)
     multiply(hidden, [gate, up], Gated(places, limits, row))
 
 
 def check_checkpoint(name: str, tensor: Any, rows: int, columns: int) -> None:
-    """A matrix [S, I] of floats, if it is given."""
+    """Check that a checkpoint, if given, is a matrix [S, I] of floats."""
     if tensor is not None:
         assert_shape(tensor, (rows, columns), name)
         kernel_assert(

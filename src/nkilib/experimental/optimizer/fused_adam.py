@@ -10,7 +10,7 @@
 Tensors are float32, bfloat16 or float16 of any shape; `numel` is their number of elements. Step t has
 step_size = lr / (1 - beta1^t) and inv_bc2_sqrt = 1 / sqrt(1 - beta2^t); these and wd_factor are [128, 1] with
 the same value in each row. Arithmetic is float32; every output is a new tensor in the dtype of its input.
-max_exp_avg_sq_ptr is looked at with amsgrad only.
+max_exp_avg_sq_ptr is read with amsgrad only.
 
 >>> p, g, m, v = np.ones(3, np.float32), np.full(3, 0.5, np.float32), *np.zeros((2, 3), np.float32)
 >>> step_size, inv_bc2_sqrt, wd_factor = (
@@ -43,8 +43,8 @@ from nkilib.experimental.foreach.flat_tiles import (
 )
 
 TILE_COLUMNS = 1536  # small, so that the engines always have another tile to work on
-# ScalarE's sqrt is not specified below this. Its root, 2^-58, vanishes beside eps and any v that counts;
-# with eps = 0 it makes 0 / 0 a step of 0.
+# ScalarE's sqrt is not specified below this. Its root, 2^-58, is negligible compared to eps and to any v
+# that matters; with eps = 0 it makes 0 / 0 a step of 0.
 SMALLEST_ROOT_INPUT = 2.0**-116
 
 
@@ -92,14 +92,14 @@ def adamw_kernel(
     return adam_step(state, scalars, numel, beta1, beta2, eps, amsgrad, True)
 
 
-# ---- the walk --------------------------------------------------------------------------------------
+# ---- one step over all tiles ----------------------------------------------------------------------
 
 STATE_NAMES = ("param_ptr", "grad_ptr", "exp_avg_ptr", "exp_avg_sq_ptr", "max_exp_avg_sq_ptr")
 SCALAR_NAMES = ("step_size_ptr", "inv_bc2_sqrt_ptr", "wd_factor_ptr")
 
 
 class Rates(nl.NKIObject):
-    """What is the same for all tiles; tensors are [128, 1] in SBUF."""
+    """Values that all tiles share; tensors are [128, 1] in SBUF."""
 
     def __init__(
         self, beta1: float, beta2: float, eps: float, step_size: Any, variance_scale: Any, decay: Any
@@ -122,7 +122,7 @@ def adam_step(
     amsgrad: bool,
     decoupled: bool,
 ) -> tuple:
-    """Both kernels; `decoupled` weight decay is AdamW's."""
+    """Run one step of either kernel; AdamW has `decoupled` weight decay."""
     used = state if amsgrad else state[0:4]
     check_arguments(used, scalars, numel, beta1, beta2, eps)
     outputs = []
@@ -170,11 +170,11 @@ def update_tile(state: tuple, outputs: list, tile: FlatTile, rates: Rates, decou
     store_tile(outputs[0], tile, param)
 
 
-# ---- the terms of one tile, shared out so that no engine takes longer than the transfers ---------------
+# ---- the terms of one tile, divided so that no engine takes longer than the transfers --------------
 
 
 def decayed_gradient(tile: FlatTile, grad: Any, param: Any, rates: Rates) -> Any:
-    """g + wd * p: ScalarE and GpSimdE."""
+    """Return g + wd * p, on ScalarE and GpSimdE."""
     decayed = new_tile(tile, nl.float32)
     nisa.activation(decayed, op=nl.copy, data=param, scale=rates.decay[0 : tile.partitions])
     nisa.tensor_tensor(decayed, grad, decayed, op=nl.add, engine=nisa.engine.gpsimd)
@@ -182,7 +182,7 @@ def decayed_gradient(tile: FlatTile, grad: Any, param: Any, rates: Rates) -> Any
 
 
 def first_moment(tile: FlatTile, grad: Any, exp_avg: Any, rates: Rates) -> Any:
-    """beta1 * m + (1 - beta1) * g: ScalarE and VectorE."""
+    """Return beta1 * m + (1 - beta1) * g, on ScalarE and VectorE."""
     moment = new_tile(tile, nl.float32)
     nisa.activation(moment, op=nl.copy, data=grad, scale=1 - rates.beta1)
     decay_and_add(moment, exp_avg, rates.beta1)
@@ -190,7 +190,7 @@ def first_moment(tile: FlatTile, grad: Any, exp_avg: Any, rates: Rates) -> Any:
 
 
 def second_moment(tile: FlatTile, grad: Any, exp_avg_sq: Any, rates: Rates) -> Any:
-    """beta2 * v + (1 - beta2) * g^2: ScalarE and VectorE."""
+    """Return beta2 * v + (1 - beta2) * g^2, on ScalarE and VectorE."""
     moment = new_tile(tile, nl.float32)
     nisa.activation(moment, op=nl.square, data=grad, scale=(1 - rates.beta2) ** 0.5)
     decay_and_add(moment, exp_avg_sq, rates.beta2)
@@ -203,11 +203,11 @@ def decay_and_add(dst: Any, data: Any, beta: float) -> None:
 
 
 def step_of(tile: FlatTile, exp_avg: Any, variance: Any, rates: Rates) -> Any:
-    """step_size * m / (sqrt(V) * inv_bc2_sqrt + eps): ScalarE, GpSimdE and VectorE."""
+    """Return step_size * m / (sqrt(V) * inv_bc2_sqrt + eps), on ScalarE, GpSimdE and VectorE."""
     step = new_tile(tile, nl.float32)
     scale, step_size = rates.variance_scale[0 : tile.partitions], rates.step_size[0 : tile.partitions]
     nisa.activation(step, op=nl.sqrt, data=variance, scale=scale, bias=SMALLEST_ROOT_INPUT)
-    # the divisor is positive: power is as good as VectorE's reciprocal and takes no time there
+    # the divisor is positive: power is as accurate as VectorE's reciprocal and leaves VectorE free
     nisa.tensor_scalar(step, step, op0=nl.add, operand0=rates.eps, op1=nl.power, operand1=-1.0)
     nisa.scalar_tensor_tensor(
         step, data=exp_avg, op0=nl.multiply, operand0=step_size, op1=nl.multiply, operand1=step
@@ -227,7 +227,7 @@ def apply_step(tile: FlatTile, param: Any, step: Any, rates: Rates, decoupled: b
 
 
 def store_as(tensor: Any, tile: FlatTile, values: Any, engine: Any) -> None:
-    """Write float32 values in the dtype of the tensor; `engine` casts if it must."""
+    """Write float32 values in the dtype of the tensor; `engine` casts where needed."""
     if tensor.dtype != nl.float32:
         cast = new_tile(tile, tensor.dtype)
         nisa.tensor_copy(cast, values, engine=engine)
@@ -291,5 +291,5 @@ def _step_ref(state, scalars, beta1, beta2, eps, amsgrad, decoupled):
     largest = np.maximum(used[4].astype(np.float64), v) if amsgrad else v
     p = p - step_size * m / (np.sqrt(largest) * inv_bc2_sqrt + eps)
     results = (p, m, v, largest) if amsgrad else (p, m, v)
-    kept = [t for i, t in enumerate(used) if STATE_NAMES[i] != "grad_ptr"]
-    return tuple(r.astype(t.dtype) for r, t in zip(results, kept, strict=True))
+    updated = [t for i, t in enumerate(used) if STATE_NAMES[i] != "grad_ptr"]
+    return tuple(r.astype(t.dtype) for r, t in zip(results, updated, strict=True))

@@ -38,7 +38,7 @@ INTEGERS = (nl.bool_, nl.int8, nl.uint8, nl.int16, nl.uint16, nl.int32, nl.uint3
 
 @nki.jit
 def pad(x_ref, padding, mode="replicate", value=0):
-    """x_ref with its last dimensions extended: a new tensor of the same dtype.
+    """Return x_ref with its last dimensions extended: a new tensor of the same dtype.
 
     `padding` is (last_left, last_right, previous_left, previous_right, ...) for one to three dimensions.
     constant fills with `value`, and negative paddings crop; replicate repeats the edge; reflect mirrors
@@ -84,8 +84,8 @@ def check_arguments(x: Any, padding: tuple, mode: str, value: Any) -> None:
 def check_axis(size: int, left: int, right: int, mode: str, dim: int) -> None:
     got = f"padding: got ({left}, {right}) for dimension {dim} of size {size}"
     if mode == "constant":
-        kept = size - max(0, -left) - max(0, -right)
-        kernel_assert(kept > 0, f"{got}, allowed is to crop at most {size - 1} elements")
+        remaining = size - max(0, -left) - max(0, -right)
+        kernel_assert(remaining > 0, f"{got}, allowed is to crop at most {size - 1} elements")
         return
     kernel_assert(min(left, right) >= 0, f"{got}, negative paddings are allowed with mode constant only")
     if mode != "replicate":
@@ -106,7 +106,7 @@ def padded_shape(shape: tuple, padding: tuple) -> tuple:
 
 
 def lead_parts(axes: list, dtype: Any) -> list:
-    """[start, items, planes] of the leading axis: a partition takes several planes where they are small."""
+    """Return [start, items, planes] of the leading axis: small planes share a partition."""
     lead, planes = axes[0].size, 1
     if len(axes) < 4:
         plane = sizeinbytes(dtype)
@@ -120,7 +120,7 @@ def lead_parts(axes: list, dtype: Any) -> list:
 
 
 def four_axes(axes: list, part: list) -> list:
-    """Those of a part of the leading axis: its items, their planes if there is room, the other axes."""
+    """Return the axes of a part of the leading axis: items, planes if there is room, the other axes."""
     items, planes, others = [unpadded(part[1])], [unpadded(part[2])], axes[1:]
     if len(axes) == 4:
         return items + others
@@ -128,7 +128,7 @@ def four_axes(axes: list, part: list) -> list:
 
 
 def walk_order(four: list) -> tuple:
-    """The axis for the partitions first: one with 128 elements or more, else the longest."""
+    """Return the order of axes, the partitions' first: one of 128 elements or more, else the longest."""
     first = 0
     for i in range(3):
         if four[first].size < PMAX and four[i].size > four[first].size:
@@ -141,7 +141,7 @@ def walk_order(four: list) -> tuple:
 
 
 def block_of(tensor: Any, start: int, lead: int, four: list, padded: bool) -> Any:
-    """The four axes of a tensor that begin at item `start` of `lead`."""
+    """Return the four axes of a tensor that begin at item `start` of `lead`."""
     sizes, count = [], 1
     for axis in four:
         sizes.append(axis.output if padded else axis.size)
@@ -154,7 +154,7 @@ def block_of(tensor: Any, start: int, lead: int, four: list, padded: bool) -> An
 
 
 def copy_all(target: Any, source: Any, walk: list, value: Any) -> None:
-    """Every input to wherever it goes. Rows that fit into a tile are padded there, and so are planes."""
+    """Copy every input to all its outputs. Rows that fit into a tile are padded there, and so are planes."""
     parts, planes, rows, columns = walk[0], walk[1], walk[2], walk[3]
     if not row_fits(walk, source.dtype):
         copy_long_rows(target, source, walk)
@@ -182,7 +182,7 @@ def plane_fits(walk: list, dtype: Any) -> bool:
 
 
 def column_spans(walk: list, dtype: Any) -> list:
-    """[start, end] of outputs that are put together in SBUF: rows; the pads of rows that do not fit."""
+    """Return [start, end] of outputs that tiles hold: whole rows, or the pads of rows that do not fit."""
     columns = walk[3]
     if row_fits(walk, dtype):
         return [[0, columns.output]]
@@ -193,7 +193,7 @@ def column_spans(walk: list, dtype: Any) -> list:
 
 
 def spans(start: int, end: int, step: int) -> list:
-    """[start, end] of steps that cover a range."""
+    """Return [start, end] of steps that cover a range."""
     found = []
     for part in TiledRange(end - start, step):
         found.append([start + part.start_offset, start + part.end_offset])
@@ -201,7 +201,7 @@ def spans(start: int, end: int, step: int) -> list:
 
 
 def partition_spans(start: int, end: int) -> list:
-    """This program's share of the partition axis, in tiles as equal as can be."""
+    """Return this core's share of the partition axis, in tiles of nearly equal size."""
     share = program_share(end - start)
     count = share[1] - share[0]
     if count == 0:
@@ -210,7 +210,7 @@ def partition_spans(start: int, end: int) -> list:
 
 
 def padded_rows(block: Any, columns: Axis, c: list, value: Any) -> Any:
-    """The output columns c of a block of rows, in SBUF. One transfer brings the inputs they need."""
+    """Return output columns c of a block of rows in SBUF; one transfer loads the inputs they need."""
     low, high = columns.size, 0
     for piece in pieces_into(columns, c[0], c[1]):
         low = min(low, piece.source)
@@ -222,7 +222,7 @@ def padded_rows(block: Any, columns: Axis, c: list, value: Any) -> Any:
 
 
 def padded(tile: Any, dim: int, first: int, axis: Axis, span: list, value: Any) -> Any:
-    """The outputs of an axis in a span, along a dimension of a tile that has its inputs from `first` on."""
+    """Return the outputs of an axis in a span, along dimension `dim` of a tile of inputs from `first` on."""
     shape = []
     for i in range(4):
         shape.append(span[1] - span[0] if i == dim else tile.shape[i])
@@ -237,14 +237,14 @@ def padded(tile: Any, dim: int, first: int, axis: Axis, span: list, value: Any) 
 
 
 def spread(tile: Any, dim: int, piece: Piece) -> Any:
-    """What a piece takes from a tile along one dimension."""
+    """Return what a piece takes from a tile along one dimension."""
     if piece.repeat:
         return tile.slice(dim, piece.source, piece.source + 1).broadcast(dim, piece.length)
     return tile.slice(dim, piece.source, piece.source + piece.length)
 
 
 def store(target: Any, tile: Any, outer: list) -> None:
-    """A tile to every combination of its places along partitions, planes and rows."""
+    """Store a tile to every combination of its positions along partitions, planes and rows."""
     for p in one_by_one(outer[0]):
         for i in outer[1]:
             for r in outer[2]:
@@ -257,7 +257,7 @@ def store(target: Any, tile: Any, outer: list) -> None:
 
 
 def copy_long_rows(target: Any, source: Any, walk: list) -> None:
-    """The inputs of all rows, from HBM to HBM."""
+    """Copy the inputs of all rows from HBM to HBM."""
     parts, planes, rows, columns = walk[0], walk[1], walk[2], walk[3]
     source = source[:, :, :, columns.first : columns.last]
     target = target[:, :, :, columns.start : columns.start + columns.last - columns.first]
@@ -270,7 +270,7 @@ def copy_long_rows(target: Any, source: Any, walk: list) -> None:
 
 
 def copy_block(target: Any, block: Any, outer: list) -> None:
-    """A block [partitions, columns] of HBM to all its places."""
+    """Copy a block [partitions, columns] of HBM to all its positions."""
     for p in one_by_one(outer[0]):
         for i in one_by_one(outer[1]):
             for r in one_by_one(outer[2]):
@@ -279,7 +279,7 @@ def copy_block(target: Any, block: Any, outer: list) -> None:
 
 
 def copy_in_runs(place: Any, block: Any) -> None:
-    """Few rows are cut, that all DMA engines may take part."""
+    """Copy a block, splitting few rows so that all DMA engines take part."""
     count, length = block.shape[0], block.shape[1]
     runs = min(PMAX, length) if count < PMAX else 1
     cut = length // runs * runs
@@ -296,7 +296,8 @@ def copy_in_runs(place: Any, block: Any) -> None:
 
 
 def fill_all(target: Any, walk: list, value: Any) -> None:
-    """What is constant along the partitions; along the planes where partitions have inputs; and so on."""
+    """Fill what is constant along the partitions; then along the planes where partitions have inputs; and so
+    on."""
     in_tiles = [False, False, plane_fits(walk, target.dtype), row_fits(walk, target.dtype)]
     box = []
     for axis in walk:
@@ -310,7 +311,7 @@ def fill_all(target: Any, walk: list, value: Any) -> None:
 
 
 def fill_box(target: Any, box: list, value: Any) -> None:
-    """The value in target[box]: from one tile, again and again."""
+    """Fill target[box] with the value, from one tile."""
     elements = TILE_BYTES // sizeinbytes(target.dtype)
     width = min(box[3][1] - box[3][0], elements)
     height = min(box[2][1] - box[2][0], max(1, elements // width))
@@ -329,7 +330,7 @@ def fill_box(target: Any, box: list, value: Any) -> None:
 
 
 def pad_ref(x_ref, padding, mode="replicate", value=0):
-    """Each padded axis by the input index of every output, innermost first."""
+    """Pad each axis by the input index of every output, innermost first."""
     x = np.asarray(x_ref)
     for i in range(len(padding) // 2):
         axis, left, right = x.ndim - 1 - i, padding[2 * i], padding[2 * i + 1]

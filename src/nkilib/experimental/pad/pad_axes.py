@@ -16,7 +16,7 @@ class Piece(nl.NKIObject):
 
 
 class Axis(nl.NKIObject):
-    """One axis: inputs first .. last are kept and stand at `start`; pieces and fills make up the output."""
+    """One axis: inputs first .. last begin at output `start`; pieces and fills make up the output."""
 
     def __init__(self, size: int, left: int, right: int, mode: str):
         self.size = size
@@ -48,7 +48,7 @@ def fills_of(axis: Axis) -> list:
 
 
 def pads_of(size: int, left: int, right: int, mode: str) -> list:
-    """The pieces before and after the input."""
+    """Return the pieces before and after the input."""
     end, pieces = left + size, []
     if mode == "replicate":
         pieces = [Piece(0, 0, left, True), Piece(end, size - 1, right, True)]
@@ -63,15 +63,15 @@ def pads_of(size: int, left: int, right: int, mode: str) -> list:
 
 
 def not_empty(pieces: list) -> list:
-    kept = []
+    found = []
     for piece in pieces:
         if piece.length > 0:
-            kept.append(piece)
-    return kept
+            found.append(piece)
+    return found
 
 
 def pieces_from(axis: Axis, start: int, end: int) -> list:
-    """What the inputs start .. end become; sources count from `start`."""
+    """Return what the inputs start .. end become; sources count from `start`."""
     found = []
     for piece in axis.pieces:
         if piece.repeat:
@@ -85,7 +85,7 @@ def pieces_from(axis: Axis, start: int, end: int) -> list:
 
 
 def pieces_into(axis: Axis, start: int, end: int) -> list:
-    """What the outputs start .. end are made of; they count from `start`."""
+    """Return what the outputs start .. end are made of; they count from `start`."""
     found = []
     for piece in axis.pieces:
         low, high = max(piece.start, start), min(piece.start + piece.length, end)
@@ -96,7 +96,7 @@ def pieces_into(axis: Axis, start: int, end: int) -> list:
 
 
 def one_by_one(pieces: list) -> list:
-    """The same without repetition: one piece for each time."""
+    """Return the pieces without repetition: one piece for each repeat."""
     single = []
     for piece in pieces:
         if piece.repeat:
@@ -108,7 +108,7 @@ def one_by_one(pieces: list) -> list:
 
 
 def merged_axes(shape: tuple, padding: tuple, mode: str) -> list:
-    """The leading dimensions as one axis, then those from the first padded one on; the last by itself."""
+    """Merge the leading dimensions into one axis, followed by those from the first padded one on."""
     spatial, lead = len(padding) // 2, 1
     for dim in range(len(shape) - spatial):
         lead = lead * shape[dim]

@@ -75,7 +75,7 @@ def quantize_block_mxfp8_kernel(
 
 
 def quantize_features(data: Any, scales: Any, operand: Any, start: int, features: int, packed: bool) -> None:
-    """All of K of some features, a block of four tiles at a time: what packed scales have in common."""
+    """Quantise all of K for some features, four tiles at a time: they share a block of packed scales."""
     tiles = div_ceil(operand.contraction, TILE)
     columns = slice(start, start + features)
     for group in TiledRange(tiles, PACKED_TILES):
@@ -98,7 +98,7 @@ def quantize_features(data: Any, scales: Any, operand: Any, start: int, features
 
 
 def should_store_packed_scales(tile_k_idx: int, total_num_tiles: int) -> bool:
-    """True where a block of packed scales is complete: at each fourth tile of K, and at the last one.
+    """Return True where a block of packed scales is complete: at each fourth tile of K, and at the last.
 
     >>> [should_store_packed_scales(tile, 6) for tile in range(6)]
     [False, False, False, True, False, True]
@@ -112,7 +112,7 @@ def should_store_packed_scales(tile_k_idx: int, total_num_tiles: int) -> bool:
 def quantize_block_mxfp8_kernel_ref(
     src_tensor: np.ndarray, return_fp8_dtype: str, enable_scale_packing: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(data, scales) on the host."""
+    """Return (data, scales) computed on the host."""
     from nki import mx
 
     layout = "packed" if enable_scale_packing else "hardware"

@@ -1,7 +1,7 @@
-"""The random numbers of GpSimdE: reading and setting its state, drawing 32-bit words. trn2 and later.
+"""The random numbers of GpSimdE: reading and setting its state, generating 32-bit words. trn2 and later.
 
-Each of the 128 lanes has an XORWOW generator with six words of state, and steps it once for every word it
-draws. The state stays with the core between kernels:
+Each of the 128 lanes has an XORWOW generator with six words of state, which advances once for every word.
+The core retains the state between kernels:
 
 >>> set_rng_state_gpsimd(np.array([[1, 2, 3, 4, 5, 6]], np.uint32))
 array([[1, 2, 3, 4, 5, 6]], dtype=uint32)
@@ -30,7 +30,7 @@ WEYL_STEP = 362437  # what XORWOW adds to its counter
 
 @nki.jit
 def get_rng_state_gpsimd(tensor_state):
-    """The state of lane 0: [1, 6]. The argument, [1, 6] of uint32 or int32, only tells the dtype."""
+    """Return the state of lane 0, [1, 6]. The argument, [1, 6] of uint32 or int32, only gives the dtype."""
     check_state(tensor_state)
     state = nl.ndarray((1, NUM_RNG_SEEDS), nl.uint32, buffer=nl.sbuf)
     nisa.rand_get_state(state)
@@ -41,7 +41,7 @@ def get_rng_state_gpsimd(tensor_state):
 def set_rng_state_gpsimd(tensor_state):
     """Set the state of every lane to the words of tensor_state, [1, 6] of uint32 or int32; returns them.
 
-    Lanes with the same state draw the same words: see generate_random.
+    Lanes with the same state generate the same words: see generate_random.
     """
     check_state(tensor_state)
     states = nl.ndarray((PMAX, NUM_RNG_SEEDS), tensor_state.dtype, buffer=nl.sbuf)
@@ -52,17 +52,17 @@ def set_rng_state_gpsimd(tensor_state):
 
 @nki.jit
 def generate_random(output, n_elements):
-    """[1, n_elements] words, all bit patterns alike, in the dtype of `output`: [1, n] of int32 or uint32.
+    """Return [1, n_elements] uniform random words in the dtype of `output`, [1, n] of int32 or uint32.
 
-    Words are drawn tile by tile and stored lane by lane: 128 lanes with w words each fill 128 w consecutive
-    elements, the first w of them from lane 0, the next from lane 1; w is at most TILE_COLUMNS. The fewer than
-    128 words at the end come from lane 0. On two cores each draws a contiguous part by itself.
+    Words are generated tile by tile and stored lane by lane: 128 lanes with w words each fill 128 w
+    consecutive elements, the first w of them from lane 0, the next from lane 1; w is at most TILE_COLUMNS.
+    The fewer than 128 words at the end come from lane 0. On two cores each generates its own contiguous part.
     """
     check_version()
     kernel_assert(output.dtype in WORDS, f"output: got dtype {output.dtype}, allowed are int32 and uint32")
     assert_shape(output, (1, n_elements), "output")
     result = nl.ndarray((1, n_elements), output.dtype, buffer=nl.shared_hbm)
-    with nl.no_reorder():  # every draw changes the state for the next
+    with nl.no_reorder():  # each instruction changes the state for the next
         for tile in flat_tiles(n_elements, TILE_COLUMNS):
             words = new_tile(tile, output.dtype)
             nisa.rng(words, engine=nisa.engine.gpsimd)
@@ -88,7 +88,7 @@ def check_version() -> None:
 
 
 def as_result(state: Any, dtype: Any) -> Any:
-    """[1, 6] words in HBM; the state of the first core, if there are two."""
+    """Store [1, 6] words to HBM; on two cores the state of core 0."""
     result = nl.ndarray((1, NUM_RNG_SEEDS), dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) == 0:
         nisa.dma_copy(result, state.view(dtype))
@@ -99,7 +99,7 @@ def as_result(state: Any, dtype: Any) -> Any:
 
 
 def xorwow_ref(state: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(`count` words, the state afterwards) of a generator that starts with six words of state."""
+    """Return (`count` words, the state afterwards) of a generator that starts with six words of state."""
     x, y, z, w, v, d = (int(word) for word in np.asarray(state, np.uint32).ravel())
     words = []
     for _ in range(count):
@@ -112,7 +112,7 @@ def xorwow_ref(state: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def generate_random_ref(state: Any, n_elements: int) -> np.ndarray:
-    """generate_random as uint32, on one core whose lanes all have this state."""
+    """Compute generate_random as uint32, on one core whose lanes all have this state."""
     columns = n_elements // PMAX
     stream = xorwow_ref(state, columns + n_elements % PMAX)[0]
     cuts = range(TILE_COLUMNS, columns, TILE_COLUMNS)

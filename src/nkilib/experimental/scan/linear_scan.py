@@ -57,7 +57,7 @@ def check_arguments(decay: Any, data: Any, initial: Any):
 def linear_scan_ref(
     decay: np.ndarray, data: np.ndarray, initial: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """result and final_state in float64, one step after the other."""
+    """Return result and final_state in float64, step by step."""
     decay, data = np.asarray(decay, np.float64), np.asarray(data, np.float64)
     state = np.zeros(data.shape[:-1]) if initial is None else np.asarray(initial, np.float64)[..., 0]
     result = np.empty_like(data)

@@ -36,9 +36,9 @@ def selective_scan(x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any = None, initi
 
     On two cores the tiles of 128 channels of all batches are divided.
 
-    Channels stand in the partitions, time in the free dimension. Vector does nothing but scan, which takes
-    the longest. Scalar computes the decays and multiplies by C, GpSimd multiplies by B (spread over all
-    partitions), and the tensor engine sums over the states in PSUM.
+    Channels are in the partitions, time in the free dimension. VectorE only scans, which takes the longest.
+    ScalarE computes the decays and multiplies by C, GpSimdE multiplies by B (spread over all partitions), and
+    TensorE sums over the states in PSUM.
 
     >>> x = dt = np.ones((1, 2, 3), np.float32)
     >>> A, B = np.zeros((2, 4), np.float32), np.ones((1, 4, 3), np.float32)
@@ -79,7 +79,7 @@ class ChannelTile(nl.NKIObject):
 
 
 def my_channel_tiles(batch: int, batches: int, channels: int):
-    """The tiles of 128 channels of a batch that this core works on."""
+    """Return this core's tiles of 128 channels of a batch."""
     tiles = TiledRange(channels, PMAX)
     start, end = program_share(batches * len(tiles))
     mine = []
@@ -98,7 +98,7 @@ def identity_tile():
 
 
 def scan_batch(y: Any, x: Any, dt: Any, B: Any, C: Any, tiles: list, identity: Any):
-    """One batch: y, x, dt [c, L]; B, C [n, L]. A tile of B and C serves all tiles of channels."""
+    """Scan one batch: y, x, dt [c, L]; B, C [n, L]. A tile of B and C serves all tiles of channels."""
     states, length = B.shape
     for times in TiledRange(length, time_tile(states)):
         spread_B, columns_C = spread(B, times), columns_of(C, times)
@@ -113,7 +113,7 @@ def time_tile(states: int) -> int:
 
 
 def spread(matrix: Any, times: Any):
-    """Columns of a matrix [n, L] in every partition: [128, n, columns]."""
+    """Load columns of a matrix [n, L] into every partition: [128, n, columns]."""
     columns = matrix[:, times.start_offset : times.end_offset]
     tile = nl.ndarray((PMAX, matrix.shape[0], times.size), matrix.dtype, buffer=nl.sbuf)
     nisa.dma_copy(tile, columns.expand_dim(0).broadcast(0, PMAX))
@@ -121,7 +121,7 @@ def spread(matrix: Any, times: Any):
 
 
 def columns_of(C: Any, times: Any):
-    """Time in the partitions: for every 128 columns of C [n, L] a float32 tile [columns, n]."""
+    """Load C [n, L] with time in the partitions: a float32 tile [columns, n] for every 128 columns."""
     tiles = []
     for block in TiledRange(times, PMAX):
         tile = nl.ndarray((block.size, C.shape[0]), C.dtype, buffer=nl.sbuf)
@@ -133,7 +133,7 @@ def columns_of(C: Any, times: Any):
 
 
 def scan_tile(tile: ChannelTile, x: Any, dt: Any, spread_B: Any, columns_C: list, identity: Any):
-    """y of up to 128 channels and one tile of time, in PSUM. The tile's state moves on."""
+    """Return y of up to 128 channels and one tile of time, in PSUM, and advance the tile's state."""
     rows = x.shape[0]
     dtx = nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dtx, dt, x, op=nl.multiply, engine=nisa.engine.gpsimd)
@@ -150,22 +150,25 @@ def scan_tile(tile: ChannelTile, x: Any, dt: Any, spread_B: Any, columns_C: list
 
 
 def add_state(y: Any, h: Any, columns_C: list, n: int, identity: Any):
-    """y += C_n h, both [channels, time]. C scales h where time is in the partitions: on the way there
-    and back the tensor engine transposes, and the way back adds up in PSUM."""
+    """Set y += C_n h, both [channels, time].
+
+    C scales h where time is in the partitions: TensorE transposes h there and back, and the second product
+    accumulates in PSUM.
+    """
     channels, width = h.shape
     for times in TiledRange(width, PMAX):
         start, end = times.start_offset, times.end_offset
-        turned = nl.ndarray((times.size, channels), nl.float32, buffer=nl.psum)
-        nisa.nc_transpose(turned, h[:, start:end])
+        transposed = nl.ndarray((times.size, channels), nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(transposed, h[:, start:end])
         scaled = nl.ndarray((times.size, channels), nl.float32, buffer=nl.sbuf)
-        nisa.activation(scaled, nl.copy, turned, scale=columns_C[times.index][:, n : n + 1])
+        nisa.activation(scaled, nl.copy, transposed, scale=columns_C[times.index][:, n : n + 1])
         nisa.nc_matmul(
             y[:, start:end], scaled, identity[0 : times.size, 0 : times.size], is_moving_onezero=True
         )
 
 
 def scan_states(tile: ChannelTile, dt: Any, dtx: Any, B: Any, group: Any):
-    """h [rows, states, time] of a group of states; B is [rows, states, time]."""
+    """Return h [rows, states, time] of a group of states; B is [rows, states, time]."""
     rows, width = dt.shape
     decay = nl.ndarray((rows, group.size, width), nl.float32, buffer=nl.sbuf)
     h = nl.ndarray((rows, group.size, width), nl.float32, buffer=nl.sbuf)
@@ -206,7 +209,7 @@ def selective_scan_ref(
     D: np.ndarray | None = None,
     initial_state: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """y and final_state in float64, one step after the other."""
+    """Return y and final_state in float64, step by step."""
     x, dt, A, B, C = (np.asarray(value, np.float64) for value in (x, dt, A, B, C))
     shape = (x.shape[0], *A.shape)
     state = np.zeros(shape) if initial_state is None else np.asarray(initial_state, np.float64)

@@ -105,25 +105,25 @@ class HeadBlock(nl.NKIObject):
 
 
 def by_rows(tensor: Any, heads: Any):
-    """[heads, rows, columns] of an HBM tensor with the rows first."""
+    """View [heads, rows, columns] of an HBM tensor with the rows first."""
     return tensor[heads.start_offset : heads.end_offset].permute((1, 0, 2))
 
 
 def spread(vector: Any, heads: Any):
-    """Elements of a vector [h] in every partition, float32."""
+    """Load elements of a vector [h] into every partition, as float32."""
     row = vector[heads.start_offset : heads.end_offset].expand_dim(0)
     return load(row.broadcast(0, PMAX), nl.float32)
 
 
 def compared(ones: Any, compare: Any):
-    """[p, f]: 1 where compare(p, f) holds, else 0."""
+    """Return [p, f]: 1 where compare(p, f) holds, else 0."""
     result = nl.ndarray(ones.shape, nl.float32, buffer=nl.sbuf)
     nisa.affine_select(result, [[-1, ones.shape[1]]], 1, ones, 0.0, cmp_op=compare)
     return result
 
 
 def transposed(tile: Any):
-    """tile [p, f] as [f, p], in SBUF."""
+    """Return tile [p, f] as [f, p], in SBUF."""
     psum = nl.ndarray((tile.shape[1], tile.shape[0]), tile.dtype, buffer=nl.psum)
     nisa.nc_transpose(psum, tile)
     return drained(psum, tile.dtype)
@@ -136,7 +136,7 @@ def drained(psum: Any, dtype: Any):
 
 
 def scan_chunk(y: Any, x: Any, dt: Any, B: Any, C: Any, block: HeadBlock, chunk: Any, constants: Constants):
-    """y of one chunk for a block of heads; the block's state moves on to the end of the chunk."""
+    """Compute y of one chunk for a block of heads, and advance the block's state to the end of the chunk."""
     start, end, batch = chunk.start_offset, chunk.end_offset, block.batch
     keys = load(B[batch, start:end], block.dtype)
     keys_T, queries_T = transposed(keys), transposed(load(C[batch, start:end], block.dtype))
@@ -160,7 +160,7 @@ def scan_chunk(y: Any, x: Any, dt: Any, B: Any, C: Any, block: HeadBlock, chunk:
 
 
 def masked_scores(keys_T: Any, queries_T: Any, mask: Any):
-    """[j, i] = (C_i . B_j) mask_ij, float32: keys in the partitions."""
+    """Return [j, i] = (C_i . B_j) mask_ij in float32, keys in the partitions."""
     size = keys_T.shape[1]
     psum = nl.ndarray((size, size), nl.float32, buffer=nl.psum)
     nisa.nc_matmul(psum, keys_T, queries_T)
@@ -189,7 +189,7 @@ class Decays(nl.NKIObject):
 
 
 def summed_decay(selection: Any, logs: Any):
-    """exp of the sum over k of selection[k, m] logs[k, head]: [m, heads]."""
+    """Return exp of the sum over k of selection[k, m] logs[k, head], [m, heads]."""
     psum = nl.ndarray((selection.shape[1], logs.shape[1]), nl.float32, buffer=nl.psum)
     nisa.nc_matmul(psum, selection, logs, is_stationary_onezero=True)
     decay = nl.ndarray(psum.shape, nl.float32, buffer=nl.sbuf)
@@ -198,7 +198,7 @@ def summed_decay(selection: Any, logs: Any):
 
 
 def attend(values: Any, scores: Any, decays: Decays, group: Any, constants: Constants):
-    """PSUM [i, heads, d]: sum_j scores[j, i] exp(a_i - a_j) dt_j x_j."""
+    """Return PSUM [i, heads, d]: sum_j scores[j, i] exp(a_i - a_j) dt_j x_j."""
     size = scores.shape[0]
     exponents = nl.ndarray((size, group.size, size), nl.float32, buffer=nl.psum)
     for i in range(group.size):
@@ -220,7 +220,7 @@ def attend(values: Any, scores: Any, decays: Decays, group: Any, constants: Cons
 
 
 def read_state(state: Any, queries_T: Any, decays: Decays, group: Any):
-    """[i, heads, d] float32: exp(a_i) C_i . state."""
+    """Return exp(a_i) C_i . state, [i, heads, d] float32."""
     shape = (queries_T.shape[1], group.size, state.shape[2])
     psum = nl.ndarray(shape, nl.float32, buffer=nl.psum)
     nisa.nc_matmul(psum, queries_T, state[:, group.start_offset : group.end_offset])
@@ -232,7 +232,7 @@ def read_state(state: Any, queries_T: Any, decays: Decays, group: Any):
 
 
 def add_skipped(carried: Any, values: Any, D: Any, group: Any):
-    """carried += D x, on GpSimd: Vector and Scalar are busier."""
+    """Set carried += D x, on GpSimdE, as VectorE and ScalarE are busier."""
     size, heads, d = carried.shape
     first, last = group.start_offset, group.end_offset
     factors = D[0:size, first:last].expand_dim(2).broadcast(2, d)
@@ -304,7 +304,7 @@ def ssd_ref(
     D: np.ndarray | None = None,
     initial_state: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """y and final_state in float64, one step after the other, without chunks."""
+    """Return y and final_state in float64, step by step, without chunks."""
     x, dt, A, B, C = (np.asarray(value, np.float64) for value in (x, dt, A, B, C))
     b, h, length, d = x.shape
     state = (

@@ -1,6 +1,6 @@
-"""Argsort of a row by counting: what is larger, what is equal and stands earlier.
+"""Argsort of a row by counting the elements that are larger, and those that are equal and come earlier.
 
-Elements lie one in each partition, the whole row in all of them; counts are exact in float32.
+Each partition holds one element and a copy of the whole row; counts are exact in float32.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ BANK_COLUMNS = 512  # float32 of one PSUM bank
 
 @nki.jit
 def argsort_unstable(data, descending=False, output_in_sbuf=False):
-    """The indices that sort a row [1, N], with a fixed order of equal elements; [1, N] uint32.
+    """Return the indices that sort a row [1, N], with a fixed order of equal elements; [1, N] uint32.
 
     data is int32 or float32, in HBM or SBUF, and compared as float32 (int32 beyond 2^24 lose their order);
-    N is at most 8192, of any residue modulo 8. The order of equal elements is what passes of max8 and
-    nc_match_replace8 give: in each group of 8 of the order from the largest down, equal ones come in
-    descending position; ascending order is that one backwards.
+    N is at most 8192, of any residue modulo 8. Equal elements are ordered as by passes of max8 and
+    nc_match_replace8: in each group of 8 of the descending order, equal ones come in descending position.
+    Ascending order is its reverse.
 
     >>> argsort_unstable(np.array([[5, 2, 5, 3]], np.int32)).tolist()
     [[1, 3, 0, 2]]
@@ -62,7 +62,7 @@ def check(data: Any) -> None:
 
 
 def row_in_all_partitions(data: Any, partitions: int) -> Any:
-    """data as float32 in every partition."""
+    """Load data as float32 into every partition."""
     total = data.shape[1]
     row = nl.ndarray((partitions, total), nl.float32, buffer=nl.sbuf)
     if is_hbm_buffer(data):
@@ -75,7 +75,7 @@ def row_in_all_partitions(data: Any, partitions: int) -> Any:
 
 
 def put_places_of_tile(dst: Any, data: Any, row: Any, tile: Any, descending: bool) -> None:
-    """Places of one element in each partition: data[0, start + p]."""
+    """Set dst to the ranks of one element in each partition, data[0, start + p]."""
     count, total = tile.size, row.shape[1]
     value, greater = nl.ndarray(dst.shape, nl.float32, nl.sbuf), nl.ndarray(dst.shape, nl.float32, nl.sbuf)
     equal, before = nl.ndarray(dst.shape, nl.float32, nl.sbuf), nl.ndarray(dst.shape, nl.float32, nl.sbuf)
@@ -98,7 +98,7 @@ def put_places_of_tile(dst: Any, data: Any, row: Any, tile: Any, descending: boo
 
 
 def by_matmul(places: Any, tiles: Any, total: int, output_in_sbuf: bool, core: int) -> Any:
-    """index[places[i]] = i: the one-hot rows of the places, times the numbers of the rows."""
+    """Return index with index[places[i]] = i: one-hot rows of the places, times the row numbers."""
     columns = nl.ndarray((places.shape[0], total), nl.float32, buffer=nl.sbuf)
     nisa.iota(columns, [[1, total]])
     found = nl.ndarray((1, total), nl.float32, buffer=nl.psum)
@@ -121,7 +121,7 @@ def by_matmul(places: Any, tiles: Any, total: int, output_in_sbuf: bool, core: i
 
 
 def by_scatter(places: Any, tiles: Any, total: int, output_in_sbuf: bool, core: int) -> Any:
-    """The same by DMA, for long rows."""
+    """Compute the same by DMA, for long rows."""
     buffer = nl.private_hbm if output_in_sbuf else nl.shared_hbm
     result = nl.ndarray((1, total), nl.uint32, buffer=buffer)
     if core == 0 or output_in_sbuf:
@@ -139,7 +139,7 @@ def by_scatter(places: Any, tiles: Any, total: int, output_in_sbuf: bool, core: 
 
 
 def argsort_unstable_ref(data, descending=False):
-    """In numpy: passes of 8, each with its equal values backwards."""
+    """Sort in numpy: passes of 8, each with its equal values in reverse."""
     values = np.asarray(data, np.float32).ravel()
     order = np.argsort(-values, kind="stable")
     for start in range(0, len(order), PASS):

@@ -20,7 +20,7 @@ MAX_RANKS = 511  # one boundary more than ranks, in a PSUM bank
 def build_all_to_all_v_metadata(
     expert_index, replica_group_size, E, recv_counts_known=False, has_rdispls=False
 ):
-    """How many rows go to each rank, and where each rank's rows begin; [3, replica_group_size] uint32.
+    """Count the rows for each rank and find where they begin; [3, replica_group_size] uint32.
 
     expert_index [T, K] int32 holds the experts of each token; rank r has experts r E/R to (r + 1) E/R - 1.
     Row 0: (token, expert) pairs for each rank; row 1: their exclusive running sum; row 2: zeros, which the
@@ -73,7 +73,7 @@ def check(expert_index, ranks, experts, recv_counts_known, has_rdispls):
 
 
 def build_all_to_all_v_metadata_ref(expert_index, replica_group_size, E):
-    """In numpy."""
+    """Compute the same in numpy."""
     ranks = np.asarray(expert_index).ravel() // (E // replica_group_size)
     counts = np.array([(ranks == r).sum() for r in range(replica_group_size)])
     return np.stack([counts, np.cumsum(counts) - counts, 0 * counts]).astype(np.uint32)

@@ -1,8 +1,8 @@
-"""Tokens sorted by expert: a counting sort whose rows DMA writes straight to their places.
+"""Tokens sorted by expert: a counting sort whose rows DMA writes directly to their positions.
 
-The place of a (token, expert) pair follows from how many pairs have a larger expert, the same one, the same
-one earlier; TensorE sums one-hot rows for that, with a triangle of ones for running sums. Each token is read
-once.
+The position of a (token, expert) pair follows from how many pairs have a larger expert, the same one, and the
+same one earlier. TensorE sums one-hot rows for these counts, with a triangle of ones for running sums. Each
+token is read once.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ TAIL_WORDS = 3  # of 16 bits behind each row: the affinity, and the token's numb
 
 @nki.jit
 def permute_routed_tokens(hidden_input, expert_index, expert_affinities_masked):
-    """One row for each (token, expert) pair, sorted by expert: [hidden | affinity | token], [T K, C + c].
+    """Return rows [hidden | affinity | token] of all (token, expert) pairs, sorted by expert, [T K, C + c].
 
-    hidden_input is [T, C] in bfloat16 or FP8 (scales may stand in its last columns), expert_index [T, K]
+    hidden_input is [T, C] in bfloat16 or FP8 (its last columns may hold scales), expert_index [T, K]
     int32, expert_affinities_masked [T, E] (rounded to bfloat16 if it is float32). Behind hidden come the bits
     of the affinity in bfloat16 and of the token's number, from 0, in int32: c is 3 columns of bfloat16 or 6
     of FP8.
@@ -93,7 +93,7 @@ def check(hidden: Any, index: Any, affinities: Any) -> None:
 
 
 class ExpertOrder(nl.NKIObject):
-    """Places of all (token, expert) pairs, tile by tile of this core's tokens, which come in order."""
+    """Positions of all (token, expert) pairs; tiles of this core's tokens are processed in order."""
 
     def __init__(self, expert_index: Any, experts: int):
         self.tokens = expert_index.shape[0]
@@ -113,7 +113,7 @@ class ExpertOrder(nl.NKIObject):
         self.count_all()
 
     def own_tiles(self) -> list:
-        """Tiles of 128 tokens of this core."""
+        """Return this core's tiles of 128 tokens."""
         own = []
         for tile in TiledRange(self.tokens, PMAX):
             if self.start <= tile.start_offset and tile.start_offset < self.end:
@@ -124,7 +124,7 @@ class ExpertOrder(nl.NKIObject):
         return self.index[0 : tile.size, tile.index, :]
 
     def count_all(self) -> None:
-        """How often every expert is chosen: by all tokens, and by those before this core's."""
+        """Count how often every expert is chosen: by all tokens, and by those before this core's."""
         every = nl.ndarray((PMAX, self.experts), nl.float32, buffer=nl.psum)
         mine = nl.ndarray((PMAX, self.experts), nl.float32, buffer=nl.psum)
         for tile in TiledRange(self.tokens, PMAX):
@@ -148,7 +148,7 @@ class ExpertOrder(nl.NKIObject):
         nisa.tensor_scalar(self.greater, self.greater, nl.multiply, -1.0, op1=nl.add, operand1=total)
 
     def one_hot(self, tile: Any) -> list:
-        """[tokens, experts] for each of the K choices."""
+        """Return one-hot rows [tokens, experts] for each of the K choices."""
         hits = []
         for column in range(self.k):
             hit = nl.ndarray((tile.size, self.experts), nl.bfloat16, buffer=nl.sbuf)
@@ -158,7 +158,7 @@ class ExpertOrder(nl.NKIObject):
         return hits
 
     def places_of(self, tile: Any) -> Any:
-        """int32 [tokens, K], of the next tile."""
+        """Return the ranks of the next tile, int32 [tokens, K]."""
         above = nl.ndarray((tile.size, self.experts), nl.float32, buffer=nl.psum)
         whole = nl.ndarray((PMAX, self.experts), nl.float32, buffer=nl.psum)
         for hit in self.one_hot(tile):
@@ -177,7 +177,7 @@ class ExpertOrder(nl.NKIObject):
         return places
 
     def before_in_token(self, tile: Any) -> Any:
-        """How many earlier choices of the same token are the same expert."""
+        """Count the earlier choices of the same token that are the same expert."""
         k, numbers = self.k, self.numbers[0 : tile.size, tile.index, :]
         match = nl.ndarray((tile.size, k, k), nl.float32, buffer=nl.sbuf)
         own, other = numbers.expand_dim(2).broadcast(2, k), numbers.expand_dim(1).broadcast(1, k)
@@ -193,7 +193,7 @@ def new_tile(rows: int, columns: int) -> Any:
 
 
 def load_index(expert_index: Any) -> Any:
-    """expert_index[128 n + p, k] at [p, n, k], as uint32."""
+    """Load expert_index[128 n + p, k] at [p, n, k], as uint32."""
     tokens, k = expert_index.shape
     full, rest = tokens // PMAX, tokens % PMAX
     tile = nl.ndarray((PMAX, div_ceil(tokens, PMAX), k), expert_index.dtype, buffer=nl.sbuf)
@@ -207,7 +207,7 @@ def load_index(expert_index: Any) -> Any:
 
 
 def smaller_columns(k: int) -> Any:
-    """[128, K, K]: 1 at [i, j] where j < i, in every partition."""
+    """Return [128, K, K]: 1 at [i, j] where j < i, in every partition."""
     tile = nl.ndarray((PMAX, k, k), nl.float32, buffer=nl.sbuf)
     nisa.iota(tile, [[1, k], [-1, k]])
     nisa.tensor_scalar(tile, tile, nl.greater, 0.0)
@@ -215,7 +215,7 @@ def smaller_columns(k: int) -> Any:
 
 
 def pick(data: Any, index: Any) -> Any:
-    """data[p, index[p, k]], in the dtype of data."""
+    """Return data[p, index[p, k]], in the dtype of data."""
     rows = index.shape[0]
     dst = nl.ndarray(index.shape, data.dtype, buffer=nl.sbuf)
     nisa.nc_n_gather(dst, data[0:rows], index)
@@ -223,7 +223,8 @@ def pick(data: Any, index: Any) -> Any:
 
 
 def row_tails(affinities: Any, index: Any, first: int) -> Any:
-    """What stands behind each row, [tokens, K, 3] of 16 bits: the affinity, the two halves of the number."""
+    """Return the columns behind each row, [tokens, K, 3] of 16 bits: affinity, two halves of the token
+    number."""
     rows, k = index.shape
     tails = nl.ndarray((rows, k, TAIL_WORDS), nl.uint16, buffer=nl.sbuf)
     nisa.tensor_copy(tails[:, :, 0], pick(affinities, index).view(nl.uint16))
@@ -235,7 +236,7 @@ def row_tails(affinities: Any, index: Any, first: int) -> Any:
 
 
 def permute_routed_tokens_ref(hidden_input, expert_index, expert_affinities_masked):
-    """In numpy: sort, gather, put the bits side by side."""
+    """Sort, gather and concatenate the bits in numpy."""
     tokens, k = expert_index.shape
     order = argsort_unstable_ref(expert_index).ravel()
     token, expert = (order // k).astype(np.int32), expert_index.ravel()[order]

@@ -1,7 +1,7 @@
-"""Which rows of a buffer belong to which 128 tokens: a counting sort by token tile ("bin").
+"""Sort the rows of a buffer by tiles of 128 tokens ("bins"), with a counting sort.
 
-The rows' numbers lie in SBUF; the place of a row in its bin is a running count, along the free dimension by a
-scan and across partitions by a triangle of ones. One-hot matmuls then bring each row's number to that place.
+The row numbers are in SBUF. The position of a row in its bin is a running count: a scan along the free
+dimension, a triangle of ones across partitions. One-hot matmuls then move each row number to its position.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RowTable(nl.NKIObject):
 
 
 def token_numbers(data: Any, base: int) -> Any:
-    """The token of row R' p + n at [p, n], float32, R' rows in each partition; -1 behind the last row."""
+    """Load the token of row R' p + n at [p, n], float32, R' rows per partition; -1 behind the last row."""
     total = data.shape[0]
     each = div_ceil(total, PMAX)
     ids = nl.ndarray((PMAX, each, ID_WORDS), data.dtype, buffer=nl.sbuf)
@@ -63,14 +63,14 @@ def token_numbers(data: Any, base: int) -> Any:
 
 
 def row_numbers(each: int) -> Any:
-    """The row at [p, n] of token_numbers, float32."""
+    """Return the row at [p, n] of token_numbers, float32."""
     rows = nl.ndarray((PMAX, each), nl.float32, buffer=nl.sbuf)
     nisa.iota(rows, [[1, each]], channel_multiplier=each)
     return rows
 
 
 def inside(tokens: Any, end: int) -> Any:
-    """1 where 0 <= token < end, else 0."""
+    """Return 1 where 0 <= token < end, else 0."""
     flag, low = nl.ndarray(tokens.shape, nl.float32, nl.sbuf), nl.ndarray(tokens.shape, nl.float32, nl.sbuf)
     nisa.tensor_scalar(low, tokens, nl.greater_equal, 0.0)
     nisa.scalar_tensor_tensor(flag, tokens, nl.less, float(end), nl.multiply, low)
@@ -78,7 +78,7 @@ def inside(tokens: Any, end: int) -> Any:
 
 
 def where(flag: Any, values: Any) -> Any:
-    """values where the flag is 1, else -1, as int32."""
+    """Return values where the flag is 1, else -1, as int32."""
     chosen = nl.ndarray(values.shape, nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(chosen, values, nl.add, 1.0, nl.multiply, flag)
     whole = nl.ndarray(values.shape, nl.int32, buffer=nl.sbuf)
@@ -87,13 +87,13 @@ def where(flag: Any, values: Any) -> Any:
 
 
 def all_rows(data: Any, tokens: int, base: int) -> RowSet:
-    """Every row of the buffer that belongs to a token."""
+    """Return every row of the buffer that belongs to a token."""
     numbers = token_numbers(data, base)
     return RowSet(where(inside(numbers, tokens), row_numbers(numbers.shape[1])), numbers)
 
 
 def rows_by_bin(data: Any, tokens: int, k: int, base: int, n_prgs: int, core: int) -> RowTable:
-    """The table of all bins; a bin has K entries for each of its 128 tokens. Cores share the work."""
+    """Return the table of all bins, with K entries for each of a bin's 128 tokens. Cores share the work."""
     bins = div_ceil(tokens, PMAX)
     numbers = token_numbers(data, base)
     entries = Entries(numbers, tokens, bins, k)
@@ -111,7 +111,7 @@ def rows_by_bin(data: Any, tokens: int, k: int, base: int, n_prgs: int, core: in
 
 
 def unpack(found: Any) -> RowTable:
-    """Rows and tokens of what Entries added up."""
+    """Return rows and tokens from the sums of Entries."""
     shape = found.shape
     value, lane = nl.ndarray(shape, nl.int32, nl.sbuf), nl.ndarray(shape, nl.int32, nl.sbuf)
     places, used = nl.ndarray(shape, nl.int32, nl.sbuf), nl.ndarray(shape, nl.float32, nl.sbuf)
@@ -126,7 +126,7 @@ def unpack(found: Any) -> RowTable:
 
 
 class Entries(nl.NKIObject):
-    """What each row adds to the table, and where: entry e of a bin stands in partition e mod 128."""
+    """The value and position of each row's entry in the table: entry e of a bin is in partition e mod 128."""
 
     def __init__(self, numbers: Any, tokens: int, bins: int, k: int):
         shape = numbers.shape
@@ -155,7 +155,7 @@ class Entries(nl.NKIObject):
         nisa.iota(self.lanes, [[1, PMAX]])
 
     def add(self, sums: Any, columns: Any, n: int) -> None:
-        """The rows at [:, n], by one matmul of one-hot lanes with values in their columns."""
+        """Add the rows at [:, n] by one matmul of one-hot lanes with values in their columns."""
         lane = nl.ndarray((PMAX, PMAX), nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(lane, self.lanes, nl.equal, self.lane[:, n : n + 1])
         value = nl.ndarray(columns.shape, nl.float32, buffer=nl.sbuf)
@@ -171,7 +171,7 @@ class Entries(nl.NKIObject):
 
 
 def places_in_bins(bin_of: Any, valid: Any, bins: int) -> Any:
-    """How many rows of the same bin come before each row, float32 [128, n]."""
+    """Count the rows of the same bin before each row, float32 [128, n]."""
     each = bin_of.shape[1]
     number = nl.ndarray(bin_of.shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(number, where(valid, bin_of))
@@ -198,7 +198,7 @@ def places_in_bins(bin_of: Any, valid: Any, bins: int) -> Any:
 
 
 def earlier_partitions(totals: Any) -> Any:
-    """Sums over the partitions before each, in PSUM; exact, as float32 products are."""
+    """Return sums over the preceding partitions, in PSUM; exact, as float32 products are."""
     before = triangle(all_ones(nl.float32))
     sums = nl.ndarray(totals.shape, nl.float32, buffer=nl.psum)
     for part in TiledRange(totals.shape[1], BANK_COLUMNS):

@@ -1,7 +1,8 @@
-"""Where an element goes in the order of max8 and nc_match_replace8, from counts instead of passes.
+"""The rank of an element in the order of max8 and nc_match_replace8, from counts instead of passes.
 
-Those take the 8 largest that are left, again and again, and give equal values of one pass their positions
-backwards. So: sort stably, largest first, and reverse each run of equal values inside each eight.
+These instructions repeatedly take the 8 largest remaining values, and order equal values of one pass by
+descending position. That equals a stable descending sort with each run of equal values reversed inside each
+group of eight.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ PASS = 8  # values that one max8 finds
 
 
 def put_places(dst: Any, greater: Any, equal: Any, before: Any, total: int, descending: bool) -> None:
-    """dst = places in the order, int32, of elements whose counts are float32 tiles of one shape.
+    """Set dst to int32 ranks of elements whose counts are float32 tiles of one shape.
 
-    greater: how many are larger; equal: how many are equal, itself too; before: those of them that come
+    greater counts the larger elements, equal the equal ones including itself, before those of them that come
     earlier.
     """
     rank, first, start = new_counts(dst), new_counts(dst), new_counts(dst)

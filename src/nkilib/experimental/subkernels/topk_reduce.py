@@ -1,7 +1,7 @@
-"""The sum of each token's rows: gathered by DMA, summed by TensorE through a 0/1 selection matrix.
+"""The sum of each token's rows: gathered by DMA, summed by TensorE with a 0/1 selection matrix.
 
-Up to 128 tokens the rows are taken as they lie, and cores share the columns. More tokens are summed 128 at a
-time; a table says which rows belong to which 128 (row_table.py), and cores share the tokens.
+Up to 128 tokens the rows are read in order, and cores share the columns. More tokens are summed 128 at a
+time; a table lists which rows belong to which 128 (row_table.py), and cores share the tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nkilib.experimental.subkernels.row_table import (
 )
 
 BANKS = 8
-BUFFERS = 6  # gathered tiles of rows on their way
+BUFFERS = 6  # gathered tiles of rows in flight
 
 
 @nki.jit
@@ -89,7 +89,7 @@ def check(data: Any, tokens: int, k: int, n_prgs: int) -> None:
 
 
 class Gather(nl.NKIObject):
-    """Rows of HBM into SBUF, through a ring of tiles. They begin as 0: rows left out stay finite."""
+    """Gather rows of HBM into a ring of SBUF tiles, initially 0 so that skipped rows stay finite."""
 
     def __init__(self, data: Any, columns: int):
         self.data = data
@@ -101,7 +101,10 @@ class Gather(nl.NKIObject):
         self.next = 0
 
     def rows(self, places: Any, column: int, columns: int) -> Any:
-        """Columns column ... of the rows at these places, [128, columns]; places outside are skipped."""
+        """Gather columns column ...
+
+        of the rows at these indices, [128, columns]; indices outside are skipped.
+        """
         tile = self.tiles[self.next][:, 0:columns]
         self.next = (self.next + 1) % BUFFERS
         pattern = [[self.data.shape[1], PMAX], [1, columns]]
@@ -111,7 +114,7 @@ class Gather(nl.NKIObject):
 
 
 def reduce_tile(dst: Any, gather: Gather, rows: RowSet, column: int) -> None:
-    """dst [tokens <= 128, columns] in HBM = sums of rows, whose columns begin at `column`."""
+    """Set dst [tokens <= 128, columns] in HBM to sums of rows, whose columns begin at `column`."""
     tokens, width = dst.shape
     choices = selections(rows, tokens, dst.dtype)
     for part in TiledRange(width, BANK_COLUMNS * BANKS):
@@ -131,7 +134,7 @@ def reduce_tile(dst: Any, gather: Gather, rows: RowSet, column: int) -> None:
 
 
 def selections(rows: RowSet, tokens: int, dtype: Any) -> list:
-    """For each 128 rows [row, token]: 1 where the row is the token's."""
+    """Return [row, token] for each 128 rows: 1 where the row belongs to the token."""
     columns = nl.ndarray((PMAX, tokens), nl.float32, buffer=nl.sbuf)
     nisa.iota(columns, [[1, tokens]])
     choices = []
@@ -143,7 +146,7 @@ def selections(rows: RowSet, tokens: int, dtype: Any) -> list:
 
 
 def topk_reduce_ref(input, T, K, token_base_index=1):
-    """In numpy, in float64. K only bounds how many rows a token has."""
+    """Sum in numpy, in float64. K only bounds how many rows a token has."""
     values, ids = input[:, :-ID_WORDS], np.ascontiguousarray(input[:, -ID_WORDS:]).view(np.int32).ravel()
     out = np.zeros((T, values.shape[1]))
     for t in range(T):

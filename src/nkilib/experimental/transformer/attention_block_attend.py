@@ -12,7 +12,7 @@ from nkilib.experimental.transformer.attention_block_parameters import BlockCach
 
 
 class Masks(nl.NKIObject):
-    """What limits attention: a mask, or positions from which it follows; and how it is to be computed."""
+    """The mask of attention, or the positions that define it; and options of the computation."""
 
     def __init__(self, mask: Any, pos_ids: Any, start_pos_ids: Any, sink: Any, max_context_len: Any):
         self.mask = mask
@@ -23,13 +23,12 @@ class Masks(nl.NKIObject):
         self.tiled = True
         self.sbm = None
         self.dtype_mode = DtypeMode.NON_OCP
-        self.statistics: Any = (
-            None  # a dict that receives maxima and sums: the result is then float32, a part
-        )
+        self.statistics: Any = None  # a dict that receives maxima and sums of a partial float32 result
 
 
 def attend(q: Any, keys: Any, values: Any, n: BlockSizes, c: BlockCaches, masks: Masks) -> Any:
-    """softmax(q K^T) V as [d, B, N, S] in SBUF; q the same, keys [d, tokens], values [B, 1, S, d]."""
+    """Return softmax(q K^T) V as [d, B, N, S] in SBUF; q has that shape, keys [d, tokens], values [B, 1, S,
+    d]."""
     cfg = AttnTKGConfig(
         bs=n.batch,
         q_head=n.heads,
@@ -72,14 +71,14 @@ def attend(q: Any, keys: Any, values: Any, n: BlockSizes, c: BlockCaches, masks:
 
 
 def with_head(cache: Any, n: BlockSizes) -> Any:
-    """A flat cache with its dimension of one kv head."""
+    """Return a flat cache with its dimension of one kv head."""
     if n.block_len > 0 or len(cache.shape) == 4:
         return cache
     return cache.reshape((cache.shape[0], 1, cache.shape[1], cache.shape[2]))
 
 
 def causal_mask(n: BlockSizes) -> Any:
-    """Which of the new tokens each of them sees, [S, B, N, S] in HBM: those up to itself."""
+    """Return [S, B, N, S] in HBM: each new token sees the new tokens up to itself."""
     columns = n.batch * n.heads
     tile = nl.ndarray((n.active, columns, n.active), nl.float32, buffer=nl.sbuf)
     nisa.memset(tile, 1.0)

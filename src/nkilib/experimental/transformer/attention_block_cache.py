@@ -1,4 +1,4 @@
-"""The new keys and values on their way into the caches, each to the place that its sequence asks for."""
+"""Cache update: the new keys and values are written to the slots that their sequences give."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockSizes
 
-FAR_AWAY = 2**30  # a row that no cache has
+OUT_OF_RANGE = 2**30  # a row that no cache has
 
 
-class Places(nl.NKIObject):
+class CacheSlots(nl.NKIObject):
     """For each new token b, s: the row b Smax + index[b] + s of a flat cache, or its slot in blocks.
 
-    One that its cache has no room for, a negative index among them, is not written. `parts` neighbouring
-    partitions have the place of a token each.
+    Tokens outside the cache, among them those of a negative index, are not written. Each of `parts`
+    neighbouring partitions has the slot of one part of a token.
     """
 
     def __init__(self, n: BlockSizes, c: BlockCaches, first: int, tokens: int, parts: int = 1):
@@ -27,23 +27,23 @@ class Places(nl.NKIObject):
         self.count = tokens * parts
         self.start = token_starts(n, c, first, tokens)  # index[b] + s
         if parts > 1:
-            self.start = in_every_part(self.start, parts)
-        self.far = None
+            self.start = repeated_by_part(self.start, parts)
+        self.out_of_range = None
         self.batch = None
         if n.block_len == 0:
-            self.batch = divided(first * parts, self.count, n.active * parts)
-            self.far = beyond(self.start, n.room)
+            self.batch = quotients(first * parts, self.count, n.active * parts)
+            self.out_of_range = outside_bit(self.start, n.room)
 
     def rows(self, n: BlockSizes) -> Any:
-        """Rows of [B Smax, d], or of [blocks block_len, d]."""
+        """Return rows of [B Smax, d], or of [blocks block_len, d]."""
         if n.block_len > 0:
             return self.start
-        return self.placed(n.room, self.start)
+        return self.address(n.room, self.start)
 
     def elements(self, n: BlockSizes) -> Any:
-        """The first element of each part of each token in keys [B, d, Smax]."""
+        """Return the first element of each part of each token in keys [B, d, Smax]."""
         if self.parts == 1:
-            return self.placed(n.depth * n.room, self.start)
+            return self.address(n.depth * n.room, self.start)
         number, place = int_tile(self.count), int_tile(self.count)
         nisa.iota(number, [[0, 1]], 0, 1)
         nisa.tensor_scalar(number, number, nl.bitwise_and, self.parts - 1)
@@ -51,15 +51,15 @@ class Places(nl.NKIObject):
         nisa.memset(step, n.depth // self.parts * n.room)
         nisa.tensor_tensor(place, number, step, op=nl.multiply, engine=nisa.gpsimd_engine)
         nisa.tensor_tensor(place, place, self.start, op=nl.add, engine=nisa.gpsimd_engine)
-        return self.placed(n.depth * n.room, place)
+        return self.address(n.depth * n.room, place)
 
-    def placed(self, stride: int, start: Any) -> Any:
-        """batch * stride + start, far away where there is no room; exactly, on GpSimdE."""
+    def address(self, stride: int, start: Any) -> Any:
+        """Return batch * stride + start, OUT_OF_RANGE where the cache has no room; exact on GpSimdE."""
         step, base, place = int_tile(self.count), int_tile(self.count), int_tile(self.count)
         nisa.memset(step, stride)
         nisa.tensor_tensor(base, self.batch, step, op=nl.multiply, engine=nisa.gpsimd_engine)
         nisa.tensor_tensor(place, base, start, op=nl.add, engine=nisa.gpsimd_engine)
-        nisa.tensor_tensor(place, place, self.far, op=nl.bitwise_or)
+        nisa.tensor_tensor(place, place, self.out_of_range, op=nl.bitwise_or)
         return place
 
 
@@ -68,7 +68,7 @@ def int_tile(count: int) -> Any:
 
 
 def token_starts(n: BlockSizes, c: BlockCaches, first: int, tokens: int) -> Any:
-    """index[b] + s of tokens first ..., [tokens, 1] int32."""
+    """Return index[b] + s of tokens first ..., [tokens, 1] int32."""
     index = c.index.reshape((n.batch, 1))
     if index.dtype == nl.uint32:
         index = index.view(nl.int32)
@@ -80,14 +80,15 @@ def token_starts(n: BlockSizes, c: BlockCaches, first: int, tokens: int) -> Any:
         same = index[run.batch : run.batch + 1].broadcast(0, run.count)
         nisa.dma_copy(tile[run.row : run.row + run.count], same, dge_mode=hardware_queue())
     skipped, start = int_tile(tokens), int_tile(tokens)
-    nisa.tensor_scalar(skipped, tile, nl.less, 0.0, op1=nl.multiply, operand1=-1.0 * FAR_AWAY)
+    nisa.tensor_scalar(skipped, tile, nl.less, 0.0, op1=nl.multiply, operand1=-1.0 * OUT_OF_RANGE)
     nisa.tensor_tensor(start, tile, positions(n, first, tokens), op=nl.add, engine=nisa.gpsimd_engine)
     nisa.tensor_tensor(start, start, skipped, op=nl.add, engine=nisa.gpsimd_engine)
     return start
 
 
-def in_every_part(start: Any, parts: int) -> Any:
-    """[tokens, 1] as [tokens parts, 1], by a float32 matmul: numbers that this rounds have no room anyway."""
+def repeated_by_part(start: Any, parts: int) -> Any:
+    """Repeat [tokens, 1] as [tokens parts, 1], by a float32 matmul: values that it rounds are out of range
+    anyway."""
     tokens = start.shape[0]
     number = nl.ndarray((tokens, 1), nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(number, start)
@@ -101,8 +102,8 @@ def in_every_part(start: Any, parts: int) -> Any:
     return spread
 
 
-def divided(first: int, count: int, divisor: int) -> Any:
-    """(first + p) // divisor in partition p: the middle of a group has a whole quotient."""
+def quotients(first: int, count: int, divisor: int) -> Any:
+    """Return (first + p) // divisor in partition p; the middle of a group divides exactly."""
     number, quotient = int_tile(count), int_tile(count)
     nisa.iota(number, [[0, 1]], first, 1)
     middle = (divisor - 1) / 2
@@ -111,21 +112,23 @@ def divided(first: int, count: int, divisor: int) -> Any:
 
 
 def positions(n: BlockSizes, first: int, count: int) -> Any:
-    """s of tokens first ...."""
+    """Return the position s of tokens first ... in their sequences."""
     number, within = int_tile(count), int_tile(count)
     nisa.iota(number, [[0, 1]], first, 1)
     nisa.scalar_tensor_tensor(
-        within, divided(first, count, n.active), nl.multiply, -1.0 * n.active, nl.add, number
+        within, quotients(first, count, n.active), nl.multiply, -1.0 * n.active, nl.add, number
     )
     return within
 
 
-def beyond(start: Any, room: int) -> Any:
-    """A bit that takes a place out of the cache where start is not in 0 ... room - 1, else 0."""
+def outside_bit(start: Any, room: int) -> Any:
+    """Return a bit that moves an address out of the cache where start is not in 0 ... room - 1, else 0."""
     low = nl.ndarray(start.shape, nl.int32, buffer=nl.sbuf)
     high = nl.ndarray(start.shape, nl.int32, buffer=nl.sbuf)
-    nisa.tensor_scalar(low, start, nl.less, 0.0, op1=nl.multiply, operand1=1.0 * FAR_AWAY)
-    nisa.tensor_scalar(high, start, nl.greater_equal, 1.0 * room, op1=nl.multiply, operand1=1.0 * FAR_AWAY)
+    nisa.tensor_scalar(low, start, nl.less, 0.0, op1=nl.multiply, operand1=1.0 * OUT_OF_RANGE)
+    nisa.tensor_scalar(
+        high, start, nl.greater_equal, 1.0 * room, op1=nl.multiply, operand1=1.0 * OUT_OF_RANGE
+    )
     nisa.tensor_tensor(low, low, high, op=nl.bitwise_or)
     return low
 
@@ -134,7 +137,7 @@ def beyond(start: Any, room: int) -> Any:
 
 
 class Store(nl.NKIObject):
-    """A transfer that is ready but for the asking."""
+    """A prepared transfer, issued by `start`."""
 
     def __init__(self, target: Any, rows: Any):
         self.target = target
@@ -144,23 +147,23 @@ class Store(nl.NKIObject):
         nisa.dma_copy(self.target, self.rows, oob_mode=nisa.oob_mode.skip)
 
 
-def store_of_rows(cache: Any, rows: Any, n: BlockSizes, places: Places) -> Store:
-    """Rows [tokens, d] into a flat cache [B, (1,) Smax, d], or into blocks."""
+def row_store(cache: Any, rows: Any, n: BlockSizes, places: CacheSlots) -> Store:
+    """Prepare the store of rows [tokens, d] to a flat cache [B, (1,) Smax, d], or to blocks."""
     flat = cache.reshape((cache.size // n.depth, n.depth))
     return Store(flat.ap([[n.depth, places.count], [1, n.depth]], vector_offset=places.rows(n)), rows)
 
 
-def store_of_columns(c: BlockCaches, keys: Any, columns: Any, n: BlockSizes, first: int) -> Store:
-    """Keys [tokens, d], and as columns [d, tokens], into a flat cache [B, (1,) d, Smax].
+def column_store(c: BlockCaches, keys: Any, columns: Any, n: BlockSizes, first: int) -> Store:
+    """Prepare the store of keys [tokens, d], also given as columns [d, tokens], to a cache [B, (1,) d, Smax].
 
-    Their elements lie Smax apart, a descriptor each: DMA engines share them by partitions, so each token is
-    cut into as many parts as there are partitions for.
+    Their elements are Smax apart, with a descriptor each. DMA engines divide them by partitions, so each
+    token is split into as many parts as there are partitions for.
     """
     tokens = keys.shape[0]
     parts = 1
     while 2 * parts * tokens <= PMAX and n.depth % (2 * parts) == 0:
         parts = 2 * parts
-    places = Places(n, c, first, tokens, parts)
+    places = CacheSlots(n, c, first, tokens, parts)
     rows = keys if parts == 1 else rows_by_part(columns, parts)
     flat = c.keys.reshape((c.keys.size, 1))
     pattern = [[1, places.count], [n.room, n.depth // parts]]
@@ -168,7 +171,7 @@ def store_of_columns(c: BlockCaches, keys: Any, columns: Any, n: BlockSizes, fir
 
 
 def rows_by_part(columns: Any, parts: int) -> Any:
-    """[d, tokens] as [tokens parts, d / parts]: part j of token t in partition parts t + j.
+    """Return [d, tokens] as [tokens parts, d / parts]: part j of token t in partition parts t + j.
 
     With w = d / parts: the sum over i of (columns[i, t] where i // w == j) * (1 where i % w == e).
     """
@@ -194,10 +197,10 @@ def rows_by_part(columns: Any, parts: int) -> Any:
 
 
 class CacheUpdate(nl.NKIObject):
-    """New keys and values, tiles of 128 tokens each, on their way to the caches; `columns`: keys [d, tokens].
+    """Stores of new keys and values, tiles of 128 tokens each, to the caches; `columns`: keys [d, tokens].
 
-    A store waits in its queue behind all loads that run ahead, and so does whoever gets its tile's space.
-    It is therefore made ready at once, but asked for when these loads are past.
+    A store waits in its queue behind all earlier loads, and so does the next user of its tile's memory. It is
+    therefore prepared at once, but issued after these loads.
     """
 
     def __init__(
@@ -208,11 +211,11 @@ class CacheUpdate(nl.NKIObject):
             first, tokens = i * PMAX, keys[i].shape[0]
             if core == 0 and c.keys_transposed:
                 own = columns[:, first : first + tokens]
-                self.stores.append(store_of_columns(c, keys[i], own, n, first))
+                self.stores.append(column_store(c, keys[i], own, n, first))
             elif core == 0:
-                self.stores.append(store_of_rows(c.keys, keys[i], n, Places(n, c, first, tokens)))
+                self.stores.append(row_store(c.keys, keys[i], n, CacheSlots(n, c, first, tokens)))
             if core == n_prgs - 1:
-                self.stores.append(store_of_rows(c.values, values[i], n, Places(n, c, first, tokens)))
+                self.stores.append(row_store(c.values, values[i], n, CacheSlots(n, c, first, tokens)))
 
     def write(self) -> None:
         for store in self.stores:

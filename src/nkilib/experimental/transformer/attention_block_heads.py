@@ -1,4 +1,4 @@
-"""Queries, keys and values of the new tokens: projection, norms of heads, RoPE; as attention takes them."""
+"""Queries, keys and values of the new tokens: projection, head norms, RoPE, and attention's layouts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from nkilib.experimental.transformer.attention_block_parameters import BlockCach
 
 
 def projected_rows(p: QKVParameters, n_prgs: int, core: int) -> list:
-    """Tiles [tokens <= 128, (N + 2) d] in float32, whole in every core; in parts that fit into PSUM."""
+    """Return tiles [tokens <= 128, (N + 2) d] in float32, complete on every core; in parts that fit into
+    PSUM."""
     x, rows = p.input, []
     whole = x if input_in_sbuf(p) else x.reshape((1, token_count(p), hidden_size(p)))
     for tokens in TiledRange(token_count(p), MOST_DECODED):
@@ -46,15 +47,15 @@ def rows_of_part(p: QKVParameters, n_prgs: int, core: int) -> list:
 
 
 def hidden_tile(x: Any) -> Any:
-    """X of the transposed layout, [128, cores, H / 128 / cores, T] in HBM, as [128, T, H / 128] in SBUF."""
+    """Load X of the transposed layout, [128, cores, H / 128 / cores, T] in HBM, as [128, T, H / 128]."""
     tiles, tokens = x.shape[1] * x.shape[2], x.shape[3]
     tile = nl.ndarray((x.shape[0], tiles, tokens), x.dtype, buffer=nl.sbuf)
     nisa.dma_copy(tile, x.reshape((x.shape[0], tiles, tokens)))
     return tile.permute((0, 2, 1))
 
 
-class Turns(nl.NKIObject):
-    """cos and sin of new tokens first ..., [tokens, d / 2]; from tables [d / 2, B, S]."""
+class RotaryRows(nl.NKIObject):
+    """Rows of cos and sin for new tokens first ..., [tokens, d / 2], from tables [d / 2, B, S]."""
 
     def __init__(self, cos: Any, sin: Any, contiguous: bool, first: int, tokens: int):
         self.cos = table_rows(cos, first, tokens)
@@ -63,7 +64,7 @@ class Turns(nl.NKIObject):
 
 
 def table_rows(table: Any, first: int, tokens: int) -> Any:
-    """[tokens, d / 2]: loaded as it stands and turned over by TensorE, as DMA would move single elements."""
+    """Load [tokens, d / 2] and transpose on TensorE, as DMA would move single elements."""
     half, total = table.shape[0], table.shape[1] * table.shape[2]
     tile = nl.ndarray((half, tokens), table.dtype, buffer=nl.sbuf)
     nisa.dma_copy(tile, table.reshape((half, total))[:, first : first + tokens])
@@ -75,22 +76,22 @@ def table_rows(table: Any, first: int, tokens: int) -> Any:
 
 
 def head_norm(enabled: bool, eps: float, q_gamma: Any, k_gamma: Any, depth: int) -> Any:
-    """RMSNorm of queries and keys, or None."""
+    """Return the RMSNorm of queries and keys, or None."""
     if not enabled:
         return None
     norms = (NormType.RMS_NORM, NormType.RMS_NORM)
     return NormRows(HeadNorm(norms, (q_gamma, k_gamma), (None, None), eps), depth)
 
 
-def change_section(rows: Any, depth: int, section: int, before: Any, turns: Any, after: Any) -> Any:
-    """norm(RoPE(norm(rows))) of one section, [tokens, heads, d] in float32."""
+def change_section(rows: Any, depth: int, section: int, before: Any, rotary: Any, after: Any) -> Any:
+    """Return norm(RoPE(norm(rows))) of one section, [tokens, heads, d] in float32."""
     value = by_head(rows, depth)
     if before is not None:
         value = norm_section(value, section, before)
-    if turns is not None:
-        turned = fresh(value)
-        rotate(turned, value, turns)
-        value = turned
+    if rotary is not None:
+        rotated = fresh(value)
+        rotate(rotated, value, rotary)
+        value = rotated
     return value if after is None else norm_section(value, section, after)
 
 
@@ -100,18 +101,18 @@ def norm_section(value: Any, section: int, norm: NormRows) -> Any:
     return out
 
 
-def rotate(dst: Any, x: Any, turns: Turns) -> None:
-    """RoPE of pairs (i, i + d / 2), or (2 i, 2 i + 1)."""
+def rotate(dst: Any, x: Any, rotary: RotaryRows) -> None:
+    """Apply RoPE to pairs (i, i + d / 2), or (2 i, 2 i + 1)."""
     half = x.shape[2] // 2
-    if turns.contiguous:
-        both = nl.ndarray((x.shape[0], 2 * half), turns.cos.dtype, buffer=nl.sbuf)
-        nisa.tensor_copy(both[:, 0:half], turns.cos)
-        nisa.tensor_copy(both[:, half:], turns.cos)
-        turn_heads(dst, x, both, turns.sin)
+    if rotary.contiguous:
+        both = nl.ndarray((x.shape[0], 2 * half), rotary.cos.dtype, buffer=nl.sbuf)
+        nisa.tensor_copy(both[:, 0:half], rotary.cos)
+        nisa.tensor_copy(both[:, half:], rotary.cos)
+        turn_heads(dst, x, both, rotary.sin)
         return
     pairs, out = x.reshape_dim(2, (half, 2)), dst.reshape_dim(2, (half, 2))
     lower, upper = pairs[:, :, :, 0], pairs[:, :, :, 1]
-    cos, sin = over_heads(turns.cos, lower), over_heads(turns.sin, lower)
+    cos, sin = over_heads(rotary.cos, lower), over_heads(rotary.sin, lower)
     lower_cos, lower_sin, upper_cos, upper_sin = fresh(lower), fresh(lower), fresh(lower), fresh(lower)
     nisa.tensor_tensor(lower_cos, lower, cos, op=nl.multiply)
     nisa.tensor_tensor(upper_sin, upper, sin, op=nl.multiply)
@@ -121,28 +122,28 @@ def rotate(dst: Any, x: Any, turns: Turns) -> None:
     nisa.tensor_tensor(out[:, :, :, 1], upper_cos, lower_sin, op=nl.add)
 
 
-# ---- as attention takes them ---------------------------------------------------------------------
+# ---- layouts of attention ------------------------------------------------------------------------
 
 
-def queries_by_batch(turned: Any, n: BlockSizes) -> Any:
-    """[d, N, tokens] as [d, B, N, S]."""
+def queries_by_batch(transposed: Any, n: BlockSizes) -> Any:
+    """Return [d, N, tokens] as [d, B, N, S]."""
     if n.tokens() == 1:
-        return turned.reshape((n.depth, 1, n.heads, 1))
-    out = nl.ndarray((n.depth, n.batch, n.heads, n.active), turned.dtype, buffer=nl.sbuf)
-    by_batch = turned.reshape_dim(2, (n.batch, n.active))
+        return transposed.reshape((n.depth, 1, n.heads, 1))
+    out = nl.ndarray((n.depth, n.batch, n.heads, n.active), transposed.dtype, buffer=nl.sbuf)
+    by_batch = transposed.reshape_dim(2, (n.batch, n.active))
     nisa.tensor_copy(out, by_batch.permute((0, 2, 1, 3)))
     return out
 
 
-def turn_queries(turned: Any, q: Any, scale: float) -> None:
-    """turned = q of some tokens, [tokens, N, d], times the scale of the softmax, as [d, N, tokens]."""
-    rounded = nl.ndarray(q.shape, turned.dtype, buffer=nl.sbuf)
+def transpose_queries(transposed: Any, q: Any, scale: float) -> None:
+    """Write q [tokens, N, d], times the softmax scale, as [d, N, tokens]."""
+    rounded = nl.ndarray(q.shape, transposed.dtype, buffer=nl.sbuf)
     nisa.activation(rounded, nl.copy, q, scale=scale)
-    turn(rounded, turned)
+    turn(rounded, transposed)
 
 
 def cache_values(rows: Any, scale: Any, cache: Any, dtype: Any) -> Any:
-    """Keys or values [tokens, d] as the cache holds them: FP8(clip(rows * scale)), or in `dtype`."""
+    """Return keys or values [tokens, d] as the cache stores them: FP8(clip(rows * scale)), or in `dtype`."""
     tokens = rows.shape[0]
     if scale is None:
         ready = nl.ndarray(rows.shape, dtype, buffer=nl.sbuf)
@@ -158,5 +159,5 @@ def cache_values(rows: Any, scale: Any, cache: Any, dtype: Any) -> Any:
 
 
 def new_keys_and_values(k: Any, v: Any, c: BlockCaches, dtype: Any) -> tuple:
-    """(keys [tokens, d], values [tokens, d]) of float32 rows, rounded or quantised."""
+    """Return (keys [tokens, d], values [tokens, d]) of float32 rows, rounded or quantised."""
     return cache_values(k, c.scales[0], c.keys, dtype), cache_values(v, c.scales[1], c.values, dtype)

@@ -1,4 +1,4 @@
-"""Sizes of the attention block of decode, and what is demanded of its caches."""
+"""Sizes of the attention block of decode, and checks of its caches."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class BlockCaches(nl.NKIObject):
     keys_transposed: bool
     table: Any = None  # [B, blocks of a sequence]
     update: bool = False
-    index: Any = None  # [B, 1]: where the new tokens go
+    index: Any = None  # [B, 1]: the slots of the new tokens
     scales: tuple = (None, None)
 
 
 @dataclass
 class BlockSizes(nl.NKIObject):
-    """B, S, N, d; keys to look at, keys the caches have room for; tokens of a cache block, 0 if flat."""
+    """B, S, N, d; keys to attend to, capacity of the caches; tokens of a cache block, 0 if flat."""
 
     batch: int
     active: int
@@ -46,9 +46,10 @@ class BlockSizes(nl.NKIObject):
 def sizes_of(
     x: Any, transposed_in: bool, w_qkv: Any, c: BlockCaches, hints: tuple, s_ctx: Any, ranks: tuple
 ) -> BlockSizes:
-    """What the arguments say together. `hints`: (attention_mask, cos, pos_ids), which tell B and the window.
+    """Return the sizes that the arguments give together.
 
-    `ranks`: how many share the batches, and how many the keys.
+    `hints` is (attention_mask, cos, pos_ids), which give B and the window. `ranks` is how many ranks share
+    the batches, and how many the keys.
     """
     depth = c.values.shape[len(c.values.shape) - 1]
     heads = w_qkv.shape[1] // depth - 2
@@ -73,7 +74,7 @@ def sizes_of(
 
 
 def batch_of(mask: Any, cos: Any, c: BlockCaches, tokens: int, ranks: int) -> int:
-    """B of tokens that do not tell it themselves; `ranks` share the batches."""
+    """Return B for tokens whose shape does not give it; `ranks` share the batches."""
     if mask is not None:
         return mask.shape[1] * ranks
     if cos is not None:

@@ -1,7 +1,7 @@
-"""Several ranks share the caches of the attention block of decode: by sequences (KVDP), or by keys (CP).
+"""Ranks that share the caches of the attention block of decode, by sequences (KVDP) or by keys (CP).
 
-Every rank projects all tokens with the weights of its own N heads. Attention is then computed where the keys
-are, for the heads of all ranks, and every rank gets back what belongs to its own heads.
+Every rank projects all tokens with the weights of its own N heads. Each rank then attends to its own keys for
+the heads of all ranks, and receives the results of its own heads.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.transformer.attention_block_parameters import BlockSizes
 from nkilib.experimental.transformer.attention_block_tkg_sharding import CPCollectiveMode, KVDPCollectiveMode
 
-LARGEST_EXPONENT = 80.0  # e^80 is finite, and beside it every sum of probabilities is nothing
+LARGEST_EXPONENT = 80.0  # e^80 is finite, and every sum of probabilities is negligible compared to it
 SMALLEST_SUM = 1.0e-30
 
 
 class Sharing(nl.NKIObject):
-    """The ranks of a group, and what each has of the caches: some sequences, or some keys of all."""
+    """The ranks of a group and their share of the caches: some sequences, or some keys of all sequences."""
 
     def __init__(self, kvdp: tuple, cp: tuple, n_prgs: int, core: int):
         self.by_batch = kvdp[0] > 1
@@ -48,7 +48,7 @@ class Sharing(nl.NKIObject):
         self.place: Any = None  # [1, 1] int32 in SBUF: the number of this rank in its group
 
     def find_place(self, given: Any) -> Any:
-        """From a tensor that says it, or from the rank's number in the world."""
+        """Load the rank's index in its group from a tensor, or look it up by the rank's global number."""
         if self.place is None:
             self.place = nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf)
             if given is not None:
@@ -65,7 +65,7 @@ class Sharing(nl.NKIObject):
         return self.place
 
     def attended_here(self, n: BlockSizes) -> BlockSizes:
-        """The sizes of attention on one rank: the heads of all, and of the batches its own."""
+        """Return the sizes of attention on one rank: the heads of all ranks, and its own batches."""
         kernel_assert(
             not self.by_batch or n.batch % self.ranks == 0,
             f"KVDP: got {self.ranks} ranks for a batch of {n.batch}, allowed are divisors of it",
@@ -76,7 +76,7 @@ class Sharing(nl.NKIObject):
     # ---- sequences over ranks ----------------------------------------------------------------------
 
     def own_rows(self, tiles: list, count: int, given: Any) -> list:
-        """Of rows of all tokens, tiles [<= 128, d], those `count` of this rank's sequences."""
+        """Return the `count` rows of this rank's sequences from rows of all tokens, tiles [<= 128, d]."""
         depth, total = tiles[0].shape[1], count * self.ranks
         stored = nl.ndarray((total, depth), tiles[0].dtype, buffer=nl.private_hbm)
         store_rows(stored, tiles, 0, 0, 0, depth)
@@ -95,7 +95,8 @@ class Sharing(nl.NKIObject):
         return found
 
     def queries_of_batches(self, q: Any, inner: BlockSizes, given: Any) -> Any:
-        """Own heads of all sequences, [d, B, N, S], as all heads of the own, [d, B / ranks, N ranks, S]."""
+        """Exchange own heads of all sequences, [d, B, N, S], for all heads of its own, [d, B / ranks, N
+        ranks, S]."""
         batch, heads, active = inner.batch, inner.heads // self.ranks, inner.active
         came = self.swapped(q.reshape((inner.depth, self.ranks, batch * heads * active)), given, "queries")
         found = nl.ndarray((inner.depth, batch, self.ranks, heads, active), q.dtype, buffer=nl.sbuf)
@@ -104,7 +105,7 @@ class Sharing(nl.NKIObject):
         return found.reshape((inner.depth, batch, inner.heads, active))
 
     def results_of_batches(self, attended: Any, inner: BlockSizes, given: Any) -> Any:
-        """The way back: all heads of the own sequences to the own heads of all, [d, B, N, S]."""
+        """Exchange all heads of its own sequences for own heads of all, [d, B, N, S]."""
         batch, heads, active = inner.batch, inner.heads // self.ranks, inner.active
         columns = batch * heads * active
         by_rank = by_owner(attended, self.ranks)
@@ -112,7 +113,7 @@ class Sharing(nl.NKIObject):
         return came.reshape((inner.depth, batch * self.ranks, heads, active))
 
     def swapped(self, parts: Any, given: Any, name: str) -> Any:
-        """parts [d, ranks, columns]: part j of rank i becomes part i of rank j."""
+        """Exchange parts [d, ranks, columns]: part j of rank i becomes part i of rank j."""
         depth, ranks, columns = parts.shape
         came = nl.ndarray((depth, ranks, columns), parts.dtype, buffer=nl.sbuf)
         if self.mode == KVDPCollectiveMode.ALL_GATHER_SLICE:
@@ -138,20 +139,20 @@ class Sharing(nl.NKIObject):
         return came
 
     def gathered_sinks(self, sink: Any, heads: int) -> Any:
-        """The sinks of all heads, [N ranks, 1], of the own ones; or as they are, if they are all."""
+        """Gather the sinks of all heads, [N ranks, 1]; return them unchanged if they are complete."""
         if sink is None or sink.shape[0] != heads:
             return sink
         mine = shared((heads, 1), sink.dtype, "kvdp_sinks")
-        everyone = shared((heads * self.ranks, 1), sink.dtype, "kvdp_all_sinks")
+        gathered = shared((heads * self.ranks, 1), sink.dtype, "kvdp_all_sinks")
         if self.core == 0:
             nisa.dma_copy(mine, sink)
-        ncc.all_gather([mine], [everyone], self.group, 0)
-        return everyone
+        ncc.all_gather([mine], [gathered], self.group, 0)
+        return gathered
 
     # ---- keys over ranks ---------------------------------------------------------------------------
 
     def queries_of_all(self, q: Any, inner: BlockSizes) -> Any:
-        """[d, B, N, S] of the own heads as [d, B, N ranks, S] of all."""
+        """Gather [d, B, N, S] of this rank's heads as [d, B, N ranks, S] of all."""
         batch, heads, active = inner.batch, inner.heads // self.ranks, inner.active
         columns = batch * heads * active
         came = nl.ndarray((inner.depth, self.ranks * columns), q.dtype, buffer=nl.sbuf)
@@ -162,7 +163,7 @@ class Sharing(nl.NKIObject):
         return found.reshape((inner.depth, batch, inner.heads, active))
 
     def joined(self, part: Partial, inner: BlockSizes, sink: Any, dtype: Any) -> Any:
-        """What all ranks have found for the own heads, [d, B, N, S]."""
+        """Return the combined result of all ranks for this rank's heads, [d, B, N, S]."""
         if self.mode == CPCollectiveMode.REDUCE_SCATTER:
             found = self.summed(part, inner, sink is not None)
         else:
@@ -173,7 +174,8 @@ class Sharing(nl.NKIObject):
         return out
 
     def merged(self, part: Partial, inner: BlockSizes) -> tuple:
-        """(results, sums, -maxima) of the own heads: the parts of all ranks come here and are joined here."""
+        """Return (results, sums, -maxima) of this rank's heads: it receives and merges the parts of all
+        ranks."""
         depth, columns = inner.depth, inner.tokens() * inner.heads // self.ranks
         shape = (self.ranks, depth + 2, inner.batch, inner.heads // self.ranks, inner.active)
         sent, arrived = shared(shape, nl.float32, "cp_sent"), shared(shape, nl.float32, "cp_arrived")
@@ -199,7 +201,7 @@ class Sharing(nl.NKIObject):
         return found[0], found[1], least
 
     def summed(self, part: Partial, inner: BlockSizes, keep_maxima: bool) -> tuple:
-        """The same, where every rank brings its parts to the maxima of all, and the network adds them."""
+        """Compute the same by scaling parts to the common maxima before a reduce-scatter."""
         depth, columns = inner.depth, inner.tokens() * inner.heads // self.ranks
         least = nl.ndarray(part.neg_max.shape, nl.float32, buffer=nl.sbuf)
         ncc.all_reduce([part.neg_max], [least], self.group, nl.minimum)
@@ -234,23 +236,23 @@ class Sharing(nl.NKIObject):
 
 
 class Partial(nl.NKIObject):
-    """Attention over the keys of one rank, not normalised: of the batches that this core is to speak for."""
+    """Attention over the keys of one rank, not normalised, for the batches that this core reports."""
 
     def __init__(self, out: Any, statistics: dict, inner: BlockSizes, core: int):
         width = inner.heads * inner.active
-        told = statistics["sum"].shape[1]  # the columns of this core's batches; out has all
+        columns_here = statistics["sum"].shape[1]  # the columns of this core's batches; out has all
         self.sums = statistics["sum"]
         self.neg_max = statistics["neg_max"]
-        split = told < inner.batch * width
-        self.first = core * told // width if split else 0
-        self.batches = told // width if split or core == 0 else 0  # else the other core has the same
+        split = columns_here < inner.batch * width
+        self.first = core * columns_here // width if split else 0
+        self.batches = columns_here // width if split or core == 0 else 0  # else the other core has the same
         columns = out.reshape((inner.depth, inner.batch * width))
-        self.out = columns[:, self.first * width : self.first * width + told]
+        self.out = columns[:, self.first * width : self.first * width + columns_here]
         self.heads = inner.heads
         self.active = inner.active
 
     def store(self, place: Any, row: int, rows: int, columns: Any, ranks: int) -> None:
-        """Partitions 0 ... of columns [d, B, N ranks, S] to rows of place [ranks, rows, B, N, S]."""
+        """Store partitions 0 ... of columns [d, B, N ranks, S] to rows of place [ranks, rows, B, N, S]."""
         by_batch = columns[0:rows].reshape_dim(1, (self.batches, self.heads, self.active))
         by_rank = by_owner(by_batch, ranks)
         last = self.first + self.batches
@@ -259,7 +261,7 @@ class Partial(nl.NKIObject):
 
 
 def by_owner(x: Any, ranks: int) -> Any:
-    """[d, B, N ranks, S] as [d, ranks, B, N, S]."""
+    """Return [d, B, N ranks, S] as [d, ranks, B, N, S]."""
     depth, batch, heads, active = x.shape
     found = nl.ndarray((depth, ranks, batch, heads // ranks, active), x.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(found, x.reshape_dim(2, (ranks, heads // ranks)).permute((0, 2, 1, 3, 4)))
@@ -267,7 +269,7 @@ def by_owner(x: Any, ranks: int) -> Any:
 
 
 def in_every_partition(rows: Any, row: int, partitions: int) -> Any:
-    """One row of each rank, of [ranks, rows, columns], as [partitions, ranks, columns]."""
+    """Return one row of each rank, of [ranks, rows, columns], as [partitions, ranks, columns]."""
     ranks, height, columns = rows.shape
     tile = nl.ndarray((partitions, ranks, columns), rows.dtype, buffer=nl.sbuf)
     pattern = [[0, partitions], [height * columns, ranks], [1, columns]]

@@ -36,7 +36,7 @@ def attention_block_tkg_ref(X: np.ndarray, W_qkv: np.ndarray, V_cache: np.ndarra
 
 
 def new_tokens(X: np.ndarray, W_qkv: np.ndarray, depth: int, heads: int, o: dict) -> tuple:
-    """q [B, S, N d], k and v [B, S, d] of the new tokens."""
+    """Return q [B, S, N d], k and v [B, S, d] of the new tokens."""
     norm = NormType.RMS_NORM if o.get("rmsnorm_X_enabled") else NormType.NO_NORM
     options = {
         "fused_norm_type": norm,
@@ -64,9 +64,8 @@ def new_tokens(X: np.ndarray, W_qkv: np.ndarray, depth: int, heads: int, o: dict
             "sin_cache": tables[1],
         }
     order = np.arange(depth)
-    if (
-        o.get("cos") is not None and not contiguous
-    ):  # pairs (2 i, 2 i + 1): reorder, rotate halves, reorder back
+    if o.get("cos") is not None and not contiguous:
+        # pairs (2 i, 2 i + 1): reorder, rotate halves, reorder back
         order = np.concatenate([order[0::2], order[1::2]])
     return permuted(X, W_qkv, options, order, heads)
 
@@ -79,7 +78,7 @@ QUANTISED = (
 
 
 def permuted(X: np.ndarray, W_qkv: np.ndarray, options: dict, order: np.ndarray, heads: int) -> tuple:
-    """qkv_ref with the elements of query and key heads in another order; results in the old one."""
+    """Run qkv_ref with elements of query and key heads in another order; results are in the old order."""
     depth = len(order)
     columns = np.concatenate([depth * head + order for head in range(heads + 1)])
     columns = np.concatenate([columns, np.arange(depth) + (heads + 1) * depth])
@@ -97,7 +96,7 @@ def permuted(X: np.ndarray, W_qkv: np.ndarray, options: dict, order: np.ndarray,
 
 
 def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, V_cache: np.ndarray, o: dict) -> np.ndarray:
-    """softmax(q K^T) V, [B, N, S, d]: the new tokens are the last of the window."""
+    """Return softmax(q K^T) V, [B, N, S, d]; the new tokens are the last of the window."""
     batch, sequence, depth = k.shape
     mask = np.asarray(o["attention_mask"]) != 0
     window = mask.shape[0]

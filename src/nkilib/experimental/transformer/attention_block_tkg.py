@@ -20,14 +20,14 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.experimental.transformer.attention_block_attend import Masks, attend
 from nkilib.experimental.transformer.attention_block_cache import CacheUpdate
 from nkilib.experimental.transformer.attention_block_heads import (
-    Turns,
+    RotaryRows,
     change_section,
     head_norm,
     hidden_tile,
     new_keys_and_values,
     projected_rows,
     queries_by_batch,
-    turn_queries,
+    transpose_queries,
 )
 from nkilib.experimental.transformer.attention_block_parameters import (
     DEFAULT_EPS,
@@ -119,7 +119,7 @@ def attention_block_tkg(
     attention_mask [S_ctx, B, N, S], or pos_ids (and swa_start_pos_ids) as `attention_tkg` takes them; sink
     [N, 1]. W_out [N d, H].
 
-    The new tokens stand for the last S of the S_ctx keys. update_cache writes them in place, sequence b from
+    The new tokens are the last S of the S_ctx keys. update_cache writes them in place, sequence b from
     kv_cache_update_idx[b] on (in blocks: from that slot), nothing if that is negative or 2^32 - 1; K and V
     are then the caches, else the new tokens, K [d, B, S] and V [B, S, d]. k_scale and v_scale multiply what
     FP8 caches get. rmsnorm_X_eps None is 1e-6, softmax_scale None is 1 / sqrt(d).
@@ -130,16 +130,17 @@ def attention_block_tkg(
     KVDP ranks share the sequences: each rank has X and cos of all B, the weights of its own N heads, and of
     caches, mask [S_ctx, B / KVDP, N KVDP, S], positions, table and index those of its sequences; sink [N, 1]
     of its heads, or of all. Heads are ordered by rank. KVDP_rank, one int32, is the rank's number in its
-    group; None finds it from the groups. CP ranks share the keys: each has S_ctx / CP of them, mask
+    group; None derives it from the groups. CP ranks share the keys: each has S_ctx / CP of them, mask
     [S_ctx / CP, B, N CP, S], positions that count its own keys, and -1 as the index of tokens that another
-    rank keeps. The new tokens are the last of every rank's keys, so the mask says which rank sees them; it is
-    [S, B, N CP, S] with pos_ids. Either way out is of the own heads and all B: add up what ranks return.
+    rank stores. The new tokens are the last of every rank's keys, so the mask selects the rank that sees
+    them; it is [S, B, N CP, S] with pos_ids. Either way out has this rank's heads and all B: add up what
+    ranks return.
 
     MX weights (trn3): W_qkv as `qkv` takes them, is_h_transposed_by_4 being its is_h_dim_4h_transposed, and
-    W_out as `output_projection_tkg` does: X and the result of attention become MXFP8 for them.
-    pending_updates, which is ours alone: a list of a kernel around this one that receives the update of the
-    caches, a CacheUpdate to be written later, instead of it being done here.
-    Published tests pass more than the 128 queries B S N of the page: up to 4096 tokens are taken.
+    W_out as `output_projection_tkg` does: X and the result of attention are quantised to MXFP8 for them.
+    pending_updates, our own addition: a list of an enclosing kernel that receives the CacheUpdate, to be
+    written later instead of here. Published tests pass more than the 128 queries B S N of the page: up to
+    4096 tokens are accepted.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -180,7 +181,7 @@ def attention_block_tkg(
         inner = ranks.attended_here(n)
         kernel_assert(
             CP == 1 or pos_ids is None or attention_mask is not None or skip_attention,
-            "attention_mask: got None with pos_ids, CP needs one to say which rank sees the new tokens",
+            "attention_mask: got None with pos_ids, CP needs one to select the rank that sees the new tokens",
         )
     check_caches(inner, c)
     p = QKVParameters(
@@ -218,18 +219,18 @@ def attention_block_tkg(
         n.depth,
     )
     scale = n.depth**-0.5 if softmax_scale is None else softmax_scale
-    turned = nl.ndarray((n.depth, n.heads, n.tokens()), X.dtype, buffer=nl.sbuf)
+    transposed = nl.ndarray((n.depth, n.heads, n.tokens()), X.dtype, buffer=nl.sbuf)
     keys, values = [], []
     rows = projected_rows(p, n_prgs, core)
     for i in range(len(rows)):
         first, count = i * PMAX, rows[i].shape[0]
-        turns = None
+        rotary = None
         if cos is not None:
-            turns = Turns(cos, sin, bool(rope_contiguous_layout), first, count)
+            rotary = RotaryRows(cos, sin, bool(rope_contiguous_layout), first, count)
         q_end = n.heads * n.depth
-        q = change_section(rows[i][:, 0:q_end], n.depth, Q, before, turns, after)
-        k = change_section(rows[i][:, q_end : q_end + n.depth], n.depth, K, before, turns, after)
-        turn_queries(turned[:, :, first : first + count], q, scale)
+        q = change_section(rows[i][:, 0:q_end], n.depth, Q, before, rotary, after)
+        k = change_section(rows[i][:, q_end : q_end + n.depth], n.depth, K, before, rotary, after)
+        transpose_queries(transposed[:, :, first : first + count], q, scale)
         v = rows[i][:, q_end + n.depth :]
         new = new_keys_and_values(k.reshape((count, n.depth)), v, c, X.dtype)
         keys.append(new[0])
@@ -237,7 +238,7 @@ def attention_block_tkg(
     if KVDP > 1:
         keys = ranks.own_rows(keys, inner.tokens(), KVDP_rank)
         values = ranks.own_rows(values, inner.tokens(), KVDP_rank)
-    attended = queries_by_batch(turned, n)
+    attended = queries_by_batch(transposed, n)
     columns = key_columns(keys, inner)
     if not skip_attention:
         masks = Masks(attention_mask, pos_ids, swa_start_pos_ids, sink, max_context_len)
@@ -253,7 +254,7 @@ def attention_block_tkg(
             found = attend(queries, new[0], new[1], inner, c, masks)
             attended = ranks.results_of_batches(found, inner, KVDP_rank)
         else:
-            masks.sink = None  # it counts once, where the parts are joined
+            masks.sink = None  # it counts once, when the parts are joined
             masks.statistics = {}
             queries = ranks.queries_of_all(attended, inner)
             found = attend(queries, new[0], new[1], inner, c, masks)
@@ -281,16 +282,16 @@ def attention_block_tkg(
 
 
 def key_columns(keys: list, n: BlockSizes) -> Any:
-    """Tiles [tokens <= 128, d] as [d, tokens]."""
-    turned = nl.ndarray((n.depth, 1, n.tokens()), keys[0].dtype, buffer=nl.sbuf)
+    """Return tiles [tokens <= 128, d] as [d, tokens]."""
+    transposed = nl.ndarray((n.depth, 1, n.tokens()), keys[0].dtype, buffer=nl.sbuf)
     for i in range(len(keys)):
         first = i * PMAX
-        turn(keys[i].expand_dim(1), turned[:, :, first : first + keys[i].shape[0]])
-    return turned.reshape((n.depth, n.tokens()))
+        turn(keys[i].expand_dim(1), transposed[:, :, first : first + keys[i].shape[0]])
+    return transposed.reshape((n.depth, n.tokens()))
 
 
 def attended_values(values: list, n: BlockSizes) -> Any:
-    """Tiles [tokens <= 128, d] as attention takes them: one as it is, several as [B, 1, S, d] in HBM."""
+    """Return values as attention takes them: a single tile unchanged, several as [B, 1, S, d] in HBM."""
     if len(values) == 1:
         return values[0]
     stored = nl.ndarray((n.batch, 1, n.active, n.depth), values[0].dtype, buffer=nl.private_hbm)
@@ -299,7 +300,7 @@ def attended_values(values: list, n: BlockSizes) -> Any:
 
 
 def new_tokens(keys: list, values: list, columns: Any, n: BlockSizes, n_prgs: int, core: int) -> tuple:
-    """The new keys [d, B, S] and values [B, S, d] in HBM."""
+    """Store the new keys [d, B, S] and values [B, S, d] to HBM."""
     new_keys = nl.ndarray((n.depth, n.batch, n.active), keys[0].dtype, buffer=nl.shared_hbm)
     new_values = nl.ndarray((n.batch, n.active, n.depth), values[0].dtype, buffer=nl.shared_hbm)
     if core == 0:
@@ -312,7 +313,7 @@ def new_tokens(keys: list, values: list, columns: Any, n: BlockSizes, n_prgs: in
 def projected(
     attended: Any, n: BlockSizes, core: int, w_out: Any, bias: Any, quantized: tuple, form: tuple, mode: Any
 ) -> Any:
-    """The output projection of [d, B, N, S], or that itself: a tile if in_sbuf, else [B, N, d, S] in HBM."""
+    """Return the output projection of [d, B, N, S], or without weights that itself."""
     transposed, in_sbuf = form
     if w_out is not None:
         kind, w_scale, in_scale = quantized

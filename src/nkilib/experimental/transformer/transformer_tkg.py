@@ -1,4 +1,4 @@
-"""Layers of a transformer, decoded in one kernel: hidden states stay in SBUF from the first to the last."""
+"""Transformer layers decoded in one kernel: hidden states stay in SBUF from the first to the last."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def transformer_tkg(
     Lists of at least num_layers tensors: W_qkv [H, (N + 2) d], W_out [N d, H], W_gate and W_up [H, I],
     W_down [I, H], gammas [1, H], key caches [B, 1, d, Smax], value caches [B, 1, Smax, d]. For all layers:
     cos and sin [d / 2, B, S] of pairs (i, i + d / 2), attention_mask [S_ctx, B, N, S] of 0 and 1 whose last S
-    keys are the new tokens, position_ids [B, 1]: where these go in the caches, which are written in place, or
-    None: nowhere. The mask hides those places, as two cores write while they read. The softmax scale is
+    keys are the new tokens, position_ids [B, 1]: their slots in the caches, which are updated in place; None
+    writes nothing. The mask hides those slots, as two cores write while they read. The softmax scale is
     1 / sqrt(d). Every sum is rounded to the dtype of X.
 
     With scales of the weights, [128, I], [128, I] and [128, H], lists too, all layers but the first and the
@@ -79,9 +79,9 @@ def transformer_tkg(
 
     Ranks of a group of replica_groups have different heads (W_qkv, W_out, caches) and different columns I
     (W_gate, W_up, W_down): what they add to x is summed over the group, in the dtype of X, from SBUF to SBUF.
-    None or groups of one: nothing to sum. sbuf_residual_and_cc changes nothing here, as hidden states and
-    sums stay in SBUF anyway. mask_cache is the former name of attention_mask; mask_active, which came with
-    it, has no effect, as mask_cache has its keys already.
+    None or groups of one: nothing to sum. sbuf_residual_and_cc has no effect, as hidden states and sums stay
+    in SBUF anyway. mask_cache is the former name of attention_mask; mask_active, which came with it, has no
+    effect, as mask_cache already has its keys.
 
     >>> import numpy as np
     >>> shapes = [(128, 6 * 32), (128, 128), (128, 64), (128, 64), (64, 128), (1, 128), (1, 128)]
@@ -182,7 +182,7 @@ def rows_of(hidden: Any) -> Any:
 
 
 def loaded(hidden: Any, n_prgs: int) -> Any:
-    """[B, S, H] as [128, B S, H / 128]: neighbours in a partition, for two cores by halves of H."""
+    """Load [B, S, H] as [128, B S, H / 128]: neighbours share a partition, by halves of H on two cores."""
     rows = rows_of(hidden)
     tile = nl.ndarray((PMAX, rows.shape[0], rows.shape[1] // PMAX), rows.dtype, buffer=nl.sbuf)
     nisa.dma_copy(by_parts(tile, n_prgs), spread(rows, n_prgs), dge_mode=hardware_queue())
@@ -190,14 +190,14 @@ def loaded(hidden: Any, n_prgs: int) -> Any:
 
 
 def plus(x: Any, update: Any) -> Any:
-    """x + update, of which the latter is [128, H / 128, tokens], in the dtype of x."""
+    """Return x + update in the dtype of x; the update is [128, H / 128, tokens]."""
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
     nisa.tensor_tensor(out, x, update.permute((0, 2, 1)), op=nl.add)
     return out
 
 
 def summed(update: Any, replica_groups: Any) -> Any:
-    """The sum of what the ranks of a group add to x, [128, columns, tokens], from SBUF to SBUF."""
+    """Return the sum of the ranks' updates of x, [128, columns, tokens], from SBUF to SBUF."""
     if replica_groups is None or len(replica_groups[0]) == 1:
         return update
     flat = (PMAX, update.shape[1] * update.shape[2])
@@ -207,7 +207,7 @@ def summed(update: Any, replica_groups: Any) -> Any:
 
 
 def both_halves(own: Any, core: int) -> Any:
-    """The columns of both cores, [128, H / 128, tokens], of this core's half of them."""
+    """Return the columns of both cores, [128, H / 128, tokens], from this core's half."""
     width, tokens = own.shape[1], own.shape[2]
     out = nl.ndarray((PMAX, 2 * width, tokens), own.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(out[:, core * width : (core + 1) * width, :], own)
@@ -216,9 +216,9 @@ def both_halves(own: Any, core: int) -> Any:
 
 
 def attended(
-    x: Any, weights: tuple, cached: tuple, turns: tuple, eps: float, dtype_mode: DtypeMode, updates: list
+    x: Any, weights: tuple, cached: tuple, rotary: tuple, eps: float, dtype_mode: DtypeMode, updates: list
 ) -> Any:
-    """What the attention block adds to x, this core's columns as [128, H / 128 / cores, tokens]."""
+    """Return the attention block's update of x, this core's columns as [128, H / 128 / cores, tokens]."""
     w_qkv, w_out, gamma = weights
     keys, values, mask, position_ids = cached
     result = attention_block_tkg(
@@ -236,8 +236,8 @@ def attended(
         rmsnorm_QK_pre_rope_eps=eps,
         rmsnorm_QK_pre_rope_W_Q=None,
         rmsnorm_QK_pre_rope_W_K=None,
-        cos=turns[0],
-        sin=turns[1],
+        cos=rotary[0],
+        sin=rotary[1],
         rope_contiguous_layout=True,
         rmsnorm_QK_post_rope_enabled=False,
         rmsnorm_QK_post_rope_eps=eps,

@@ -1,4 +1,4 @@
-"""From the gradient of m = silu(g) * u to those of g and u, as the sums of phase 1 come out of PSUM."""
+"""Gradients of g and u from that of m = silu(g) * u, computed as phase 1 drains its sums from PSUM."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class GateGradients(nl.NKIObject):
         nisa.dma_copy(self.gradients[place[0], inner + column : inner + column + columns], d_up)
 
     def activated(self, gate: Any, place: Any) -> Any:
-        """silu(g): the checkpoint, or computed."""
+        """Return silu(g): load the checkpoint, or compute it."""
         if self.gate_act is not None:
             return load(self.gate_act[place[0], place[1]])
         act = nl.ndarray(gate.shape, nl.float32, buffer=nl.sbuf)
@@ -64,21 +64,21 @@ class GateGradients(nl.NKIObject):
         return act
 
     def product(self, sums: Any, factor: Any, value: Any, lower: Any, upper: Any) -> Any:
-        """sums * factor, 0 where the value is not inside its open interval."""
-        kept = factor
+        """Return sums * factor, 0 where the value is not inside its open interval."""
+        masked_factor = factor
         bounds = ((lower, nl.greater), (upper, nl.less))
         for bound in bounds:
             if bound[0] is not None:
                 masked = nl.ndarray(sums.shape, nl.float32, buffer=nl.sbuf)
-                nisa.scalar_tensor_tensor(masked, value, bound[1], bound[0], nl.multiply, kept)
-                kept = masked
+                nisa.scalar_tensor_tensor(masked, value, bound[1], bound[0], nl.multiply, masked_factor)
+                masked_factor = masked
         result = nl.ndarray(sums.shape, self.gradients.dtype, buffer=nl.sbuf)
-        nisa.tensor_tensor(result, sums, kept, nl.multiply)
+        nisa.tensor_tensor(result, sums, masked_factor, nl.multiply)
         return result
 
 
 def transpose_rows_to(dst: Any, source: Any, row: int, rows: int) -> None:
-    """dst[c, row + r] = source[row + r, c], through SBUF, 128 columns at a time."""
+    """Set dst[c, row + r] = source[row + r, c], through SBUF, 128 columns at a time."""
     for columns in TiledRange(source.shape[1], PMAX):
         for part in TiledRange(rows, 2048):
             first = row + part.start_offset

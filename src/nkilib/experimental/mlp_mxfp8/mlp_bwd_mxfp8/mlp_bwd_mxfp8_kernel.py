@@ -73,8 +73,8 @@ def mlp_backward_mxfp8_nki(
         gate_up_weights: [2I, H]. gate_up_weight_T: [H, 2I]; not needed unless the former has scales.
         output_grad_T, hidden_states_T: [H, S], not needed.
         *_scales: that operand is quantised, as quantize_block_mxfp8_kernel gives it.
-        gate_pre, gate_act, up, intermediate: checkpoints [S, I] of the forward pass. silu(g) and m are made
-            of g and u when missing; g and u are recomputed from hidden_states and gate_up_weights.
+        gate_pre, gate_act, up, intermediate: checkpoints [S, I] of the forward pass. Missing silu(g) and m
+            are computed from g and u; missing g and u from hidden_states and gate_up_weights.
         clamp_limits: an object with {linear,non_linear}_clamp_{upper,lower}_limit; g and u are clamped to it,
             and have no gradient where they are not inside the open interval.
         run_with_lnc2: on a grid of two cores, share the rows (dX) and the rows of the weights.
@@ -82,8 +82,8 @@ def mlp_backward_mxfp8_nki(
         matmul_config (MlpBwdMatmulConfig), spill_reload, use_scale_packing: hints for the schedule, which
             this kernel chooses itself.
 
-    S, H and I are multiples of 128 (best 512). Nothing is transposed on the way: operands that contract their
-    first dimension are quantised as they come.
+    S, H and I are multiples of 128 (best 512). Nothing is transposed: operands that contract their first
+    dimension are quantised in place.
 
     >>> import ml_dtypes, os
     >>> os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = "trn3"
@@ -116,7 +116,7 @@ def mlp_backward_mxfp8_nki(
         recompute(
             places, hidden_states, gate_up_weights, gate_up_weights_scales, fp8, clamp_limits, run_with_lnc2
         )
-    kept = gate_pre is not None and up is not None  # then phase 1 makes m, if it is missing
+    has_inputs = gate_pre is not None and up is not None  # then phase 1 computes m, if it is missing
     weights_td = TensorDescriptor(gate_up_weights, None, False)
     if gate_up_weight_T is not None:
         weights_td = TensorDescriptor(gate_up_weight_T, gate_up_weight_T_scales)
@@ -137,7 +137,7 @@ def mlp_backward_mxfp8_nki(
         hidden_states_grad=TensorDescriptor(hidden_grad),
         weight_grad=TensorDescriptor(weight_grad),
         down_weight_grad=TensorDescriptor(down_grad),
-        missing_products=places.products[0] if kept and intermediate is None else None,
+        missing_products=places.products[0] if has_inputs and intermediate is None else None,
     )
     run_phases(tensors, run_with_lnc2, matmul_config, fp8, clamp_limits)
     return hidden_grad, weight_grad, down_grad
@@ -146,7 +146,7 @@ def mlp_backward_mxfp8_nki(
 def checkpoints(
     gate_pre: Any, gate_act: Any, up: Any, intermediate: Any, rows: int, columns: int
 ) -> Checkpoints:
-    """What is given, and room for what is not. silu(g) alone is computed where it is used."""
+    """Return the given checkpoints, and new tensors for the missing ones except silu(g)."""
     check_checkpoint("gate_pre", gate_pre, rows, columns)
     check_checkpoint("gate_act", gate_act, rows, columns)
     check_checkpoint("up", up, rows, columns)
@@ -175,7 +175,7 @@ def recompute(
     clamp_limits: Any,
     run_with_lnc2: bool,
 ) -> None:
-    """g, u and m of this core's rows, again."""
+    """Recompute g, u and m of this core's rows."""
     x = describe("hidden_states", TensorDescriptor(hidden), fp8)
     gate_up = describe("gate_up_weights", TensorDescriptor(weights, scales), fp8)
     inner = places.gate_pre.shape[1]
@@ -189,13 +189,13 @@ def recompute(
 
 
 def transposed(given: Any, scales: Any, plain: Any) -> TensorDescriptor:
-    """[H, S] if it is given; else [S, H], of which a product contracts the first dimension."""
+    """Return [H, S] if it is given; else [S, H], whose first dimension a product contracts."""
     if given is None:
         return TensorDescriptor(plain, None, False)
     return TensorDescriptor(given, scales)
 
 
-# ---- the phases in turn ---------------------------------------------------------------------------
+# ---- the phases -----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -214,8 +214,8 @@ class Backward(nl.NKIObject):
     hidden_states_grad: TensorDescriptor
     weight_grad: TensorDescriptor
     down_weight_grad: TensorDescriptor
-    scratch: Any = None  # the transpose of d_gate_up, if it is wanted
-    missing_products: Any = None  # m, if phase 1 has to make it
+    scratch: Any = None  # receives the transpose of d_gate_up
+    missing_products: Any = None  # receives m, if phase 1 has to compute it
 
 
 def mlp_backward_mxfp8_base_nki(
@@ -240,7 +240,7 @@ def mlp_backward_mxfp8_base_nki(
     use_scale_packing: bool = True,
     clamp_limits: Any = None,
 ) -> tuple:
-    """The four phases inside a kernel, on descriptors whose tensors the caller has allocated in shared HBM.
+    """Run the four phases inside a kernel, on descriptors of tensors that the caller allocated in shared HBM.
 
     Shapes: output_grad, hidden_states_grad [S, H]; gate_pre, gate_act, up [S, I]; gate_up_weight_T [H, 2I];
     down_weight_T [I, H]; d_gate_up [S, 2I] and scratch [2I, S] receive [dg | du] and its transpose;
@@ -271,7 +271,7 @@ def mlp_backward_mxfp8_base_nki(
 
 
 def run_phases(t: Backward, run_with_lnc2: bool, matmul_config: Any, fp8: Any, clamp_limits: Any) -> None:
-    """Phases 1 and 2 have rows of their own in each core; 3 and 4 read what both cores have written."""
+    """Run the phases. In 1 and 2 each core has its own rows; 3 and 4 read what both cores have written."""
     configs = MlpBwdMatmulConfig() if matmul_config is None else matmul_config
     check_config("recompute_config.", configs.recompute_config)
     tokens, width = t.hidden_states_grad.tensor.shape
@@ -333,7 +333,7 @@ def mlp_backward_mxfp8_nki_ref(
     gate_up_weights: np.ndarray,
     fp8_dtype: str = "float8_e4m3fn",
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The gradients on the host in float64: operands quantised and checkpoints rounded as the kernel does."""
+    """Compute the gradients on the host in float64, with the kernel's quantisation and rounding."""
     from nkilib.experimental.mlp_mxfp8.mlp_fwd_mxfp8.mlp_fwd_mxfp8_kernel import mlp_forward_mxfp8_nki_ref
 
     return host_gradients(

@@ -38,7 +38,7 @@ from nkilib.experimental.mxfp_utils.mxfp8_utils.sharding import core_share
 
 
 def get_program_sharding_info(run_with_lnc2: bool) -> tuple:
-    """(cores that share the work, number of this one): (1, 0) unless run_with_lnc2 on a grid of two.
+    """Return (cores that share the work, index of this one): (1, 0) unless run_with_lnc2 on a grid of two.
 
     >>> get_program_sharding_info(False)
     (1, 0)
@@ -49,7 +49,7 @@ def get_program_sharding_info(run_with_lnc2: bool) -> tuple:
 
 
 def rows_from(base: int, size: int, run_with_lnc2: bool) -> int:
-    """How many rows of `size` from `base` on are this core's."""
+    """Return how many of `size` rows, from `base` on, belong to this core."""
     start, end = core_share(size, 8, run_with_lnc2)
     return min(end - start, size - base)
 
@@ -109,7 +109,7 @@ def gate_gradients(
     run_with_lnc2: bool,
     clamp_limits: Any,
 ) -> None:
-    """Phase 1. missing_products [S, I]: where m goes if the caller has none."""
+    """Run phase 1. missing_products [S, I] receives m if the caller has none."""
     check_config("phase1_config.", config)
     grad = describe("output_grad", output_grad_td, fp8)
     down = describe("down_weight_T", down_weight_td, fp8)

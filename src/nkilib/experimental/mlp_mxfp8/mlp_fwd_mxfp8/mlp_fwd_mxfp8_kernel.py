@@ -114,7 +114,7 @@ def compute_fused_gate_up_down_mxfp8(
     use_scale_packing: bool = True,
     run_with_lnc2: bool = True,
 ) -> None:
-    """mlp_forward_mxfp8_nki inside a kernel: rows s_base_offset and on become output_td, as many as it has.
+    """Run mlp_forward_mxfp8_nki inside a kernel: output_td receives the rows from s_base_offset on.
 
     Descriptors (mxfp8_utils.TensorDescriptor) hold hidden [S, H], gate_up [2I, H], down [H, I], the place of
     m [S, I], and the output [S_local, H] of dtype `dtype`. Numbers are quantised to hidden_td.fp8_x4_dtype,
@@ -154,7 +154,7 @@ def fused_rows(
     gate_up_config: Any,
     down_config: Any,
 ) -> None:
-    """Some rows of the MLP: gate and up, then down. `saved.products`: one more place of m."""
+    """Compute some rows of the MLP: gate and up, then down. `saved.products` is a second destination of m."""
     fp8 = packed_dtype("fp8_x4_dtype", hidden_td.fp8_x4_dtype or nl.float8_e4m3fn_x4)
     check_config("gate_up ", gate_up_config)
     check_config("down ", down_config)
@@ -194,7 +194,7 @@ def mlp_forward_mxfp8_nki_ref(
     down_weights: np.ndarray,
     fp8_dtype: str = "float8_e4m3fn",
 ) -> dict[str, np.ndarray]:
-    """What the kernel computes of plain operands, on the host in float64: gate_pre, gate_act, up, m, y."""
+    """Compute gate_pre, gate_act, up, m and y of plain operands on the host in float64."""
     from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_generic_kernel import matmul_mxfp8_ref
 
     inner = down_weights.shape[1]

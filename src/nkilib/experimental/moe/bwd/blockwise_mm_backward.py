@@ -82,9 +82,10 @@ def blockwise_mm_bwd(
     padding and dtypes are as in `moe_cte`: hidden [T + 1, H], with skip_dma.skip_token [T, H]. Positions of
     one block that name the same token have the same checkpoints.
 
-    Not accumulating: a token stands in one block, whose dX is stored. The *_grad_out are written instead of
-    new tensors; with skip_grad_initialization what they hold (zeros, says the manual) is added to. With
-    accumulation_dtype the sums over blocks are kept in that dtype, and rounded at the end.
+    Without is_tensor_update_accumulating a token occurs in one block, whose dX is stored. The *_grad_out are
+    written instead of new tensors; with skip_grad_initialization gradients are added to their contents
+    (zeros, by the manual). With accumulation_dtype the sums over blocks use that dtype and are rounded at the
+    end.
 
     Every shard_option gives the same result: two cores have half of H each, and exchange the one sum over H.
     block_tile_size and blocking_params are tile sizes of other implementations and change nothing.
@@ -140,7 +141,7 @@ def blockwise_mm_bwd(
 
 
 def check_choices(shard_option: Any, affinity_option: Any, kernel_type_option: Any) -> None:
-    """Options are told by name: those of another library's enumerations are understood."""
+    """Check the options by name, so that another library's enumerations are accepted too."""
     kernel_assert(
         shard_option.name in SHARD_OPTIONS, f"shard_option: got {shard_option}, allowed are {SHARD_OPTIONS}"
     )
@@ -176,8 +177,11 @@ def routing_source(p: BackwardParameters, cores: int) -> RoutingSource:
 
 
 def run_units(p: BackwardParameters, routing: Routing, repeats: Repeats, gradients: Gradients) -> None:
-    """All units. The first half of the next stands before the second half of this one: TensorE works on it
-    while the cores exchange the gradient of the middle."""
+    """Run all units.
+
+    The first half of a unit is issued before the second half of the previous one: TensorE works on it while
+    the cores exchange the gradient of the middle.
+    """
     units: list = []
     middles: list = []
     rows: Any = None
@@ -195,7 +199,7 @@ def run_units(p: BackwardParameters, routing: Routing, repeats: Repeats, gradien
 
 
 def real_unit(routing: Routing, block: int, number: int) -> Unit:
-    """A unit in which the affinity of padding is 0."""
+    """Return a unit in which the affinity of padding is 0."""
     unit = routing.unit(block, number)
     nisa.tensor_tensor(unit.affinity, unit.affinity, unit.is_real, op=nl.multiply)
     return unit
@@ -205,7 +209,7 @@ def real_unit(routing: Routing, block: int, number: int) -> Unit:
 
 
 def slope_ref(act_fn: ActFnType, x: np.ndarray) -> np.ndarray:
-    """The derivative of an activation function, by the formula or by a central difference."""
+    """Return the derivative of an activation function, by the formula or by a central difference."""
     if act_fn in (ActFnType.SiLU, ActFnType.Swish):
         z = 1.702 * x if act_fn == ActFnType.Swish else x
         return sigmoid(z) * (1.0 + z * (1.0 - sigmoid(z)))
@@ -235,7 +239,7 @@ def blockwise_mm_bwd_ref(
     act_fn: ActFnType = ActFnType.SiLU,
     skip_gate: bool = False,
 ) -> tuple[np.ndarray, ...]:
-    """(dX, dAff, dWgu, dWd, dbgu, dbd) in float64."""
+    """Return (dX, dAff, dWgu, dWd, dbgu, dbd) in float64."""
     limits = limits or ClampLimits()
     experts = len(gate_up)
     tokens = hidden.shape[0] - (not skip_token)

@@ -1,4 +1,4 @@
-"""The gradients in HBM: made, cleared, added to block by block, and handed over in their own dtype."""
+"""The gradients in HBM: allocated, cleared, accumulated block by block, and returned in their own dtype."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Given(nl.NKIObject):
 
 
 class Gradient(nl.NKIObject):
-    """One gradient: `out` is returned, `total` is added to; they differ if their dtypes do.
+    """One gradient: `out` is returned, `total` accumulates; they differ if their dtypes do.
 
-    `holds_values`: the caller allocated it, and says that there is something in it to be added to.
+    `holds_values`: the caller allocated it and initialised it with values to add to.
     """
 
     def __init__(self, shape: Any, dtype: Any, given: Any, wide: Any, initialized: bool):
@@ -76,7 +76,7 @@ class Gradients(nl.NKIObject):
             self.down_bias = Gradient((experts, size), p.down.dtype, None, wide, False)
 
     def weight_parts(self, gradient: Gradient) -> list:
-        """A core's part of the gradient of a weight, expert by expert."""
+        """Return this core's part of the gradient of a weight, expert by expert."""
         parts = []
         for e in range(gradient.out.shape[0]):
             total, out = gradient.total[e], gradient.out[e]
@@ -87,27 +87,27 @@ class Gradients(nl.NKIObject):
         return parts
 
     def row_parts(self, gradient: Gradient) -> list:
-        """A core's part of rows [n, H]."""
+        """Return this core's part of rows [n, H]."""
         return [Part(self.of_row(gradient.total), self.of_row(gradient.out))]
 
     def side_parts(self, gradient: Gradient) -> list:
-        """The gradient of the bias of gate and up, which core 0 has."""
+        """Return the gradient of the bias of gate and up, which core 0 computes."""
         if self.core != 0:
             return []
         shape = (gradient.out.shape[0], gradient.out.shape[1] * gradient.out.shape[2])
         return [Part(gradient.total.reshape(shape), gradient.out.reshape(shape))]
 
     def of_row(self, rows: Any) -> Any:
-        """This core's columns of rows [n, H]."""
+        """Return this core's columns of rows [n, H]."""
         return rows[:, self.first : self.first + self.columns]
 
     def of_column(self, weight: Any) -> Any:
-        """This core's rows of a gate/up weight [H, 2, I], as a matrix."""
+        """Return this core's rows of a gate/up weight [H, 2, I], as a matrix."""
         own = weight[self.first : self.first + self.columns]
         return own.reshape((self.columns, weight.shape[1] * weight.shape[2]))
 
     def start(self, p: BackwardParameters) -> None:
-        """What the caller has put there goes to the totals; so do zeros, of what is small."""
+        """Initialise totals that hold the caller's values, and clear the small ones."""
         if self.core == 0 and not self.affinities.holds_values:
             clear_vector(self.affinities.total)
         if p.bias:
@@ -130,7 +130,7 @@ class Gradients(nl.NKIObject):
         start_parts(self.down, self.weight_parts(self.down))
 
     def finish(self, p: BackwardParameters) -> None:
-        """The totals, rounded."""
+        """Round the totals to the dtype of the results."""
         finish_parts(self.row_parts(self.hidden))
         finish_parts(self.weight_parts(self.gate_up))
         finish_parts(self.weight_parts(self.down))
@@ -147,7 +147,7 @@ class Gradients(nl.NKIObject):
 
 
 def start_parts(gradient: Gradient, parts: list) -> None:
-    """Zeros in the totals, or what the caller has put there."""
+    """Clear the totals, or copy the caller's values to them."""
     zeros = None
     for part in parts:
         if gradient.holds_values:
@@ -165,7 +165,7 @@ def finish_parts(parts: list) -> None:
 
 
 def clear_vector(vector: Any) -> None:
-    """Zeros in a column of HBM."""
+    """Clear a column in HBM."""
     size = vector.size
     full = size // PMAX * PMAX
     flat = vector.reshape((size,))
@@ -180,11 +180,11 @@ def clear_vector(vector: Any) -> None:
 
 
 def add_products(place: Any, stationary: list, moving: list, start: Any = None) -> None:
-    """place[i, j] += sum over tokens of stationary[:, i] * moving[:, j]; both are rows of tokens.
+    """Set place[i, j] += sum over tokens of stationary[:, i] * moving[:, j]; both are rows of tokens.
 
-    Which part of HBM it is, only the device knows, so that a load waits for all stores before it: much is
-    loaded at once, and stored at once. With `start` it holds nothing yet, and is started before the first
-    store: while zeros are written everywhere, matmuls already run.
+    The address in HBM is known only at run time, so a load waits for all earlier stores: much is loaded at
+    once, and stored at once. With `start` the place holds nothing yet; `start` runs before the first store,
+    so that matmuls overlap with writing zeros.
     """
     rows, columns = place.shape
     width = 4 if place.dtype == nl.float32 else 2
@@ -201,7 +201,7 @@ def add_products(place: Any, stationary: list, moving: list, start: Any = None) 
 
 
 def new_tiles(matrix: Any) -> Any:
-    """Room for matrix[128 k + p, j] at [p, k, j]."""
+    """Allocate a tile for matrix[128 k + p, j] at [p, k, j]."""
     rows, columns = matrix.shape
     return nl.ndarray((PMAX, div_ceil(rows, PMAX), columns), matrix.dtype, buffer=nl.sbuf)
 
@@ -214,13 +214,13 @@ def load_tiles(matrix: Any) -> Any:
 
 
 def store_tiles(matrix: Any, tile: Any) -> None:
-    """The other way."""
+    """Store a tile to the matrix that load_tiles reads."""
     for piece in tile_pieces(matrix, tile):
         nisa.dma_copy(piece[0], piece[1])
 
 
 def tile_pieces(matrix: Any, tile: Any) -> list:
-    """(part of the matrix, part of the tile) that a transfer moves: full tiles together, then a short one."""
+    """Return (part of the matrix, part of the tile) for each transfer: full tiles first, then a short one."""
     rows = matrix.shape[0]
     full, rest = rows // PMAX, rows % PMAX
     pieces = []
@@ -233,7 +233,7 @@ def tile_pieces(matrix: Any, tile: Any) -> list:
 
 
 def add_product(dst: Any, stationary: list, moving: list, at: int, count: int, is_zero: bool) -> None:
-    """dst[i, j] += sum over tokens of stationary[:, at + i] * moving[:, j]"""
+    """Set dst[i, j] += sum over tokens of stationary[:, at + i] * moving[:, j]."""
     for span in TiledRange(moving[0].shape[1], BANK_COLUMNS):
         bank = nl.ndarray((count, span.size), nl.float32, buffer=nl.psum)
         for c in range(len(moving)):

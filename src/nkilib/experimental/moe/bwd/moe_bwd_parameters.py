@@ -1,4 +1,4 @@
-"""The options and arguments of the backward pass of blockwise experts, and what is demanded of them."""
+"""The options and arguments of the backward pass of blockwise experts, and their checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nkilib.core.utils.tile_sizes import PMAX
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 BLOCK_SIZES = (128, 256, 512, 1024)
 MAX_INDEX = 1 << 24  # indices are computed in float32
-SBUF_BYTES = 140 * 1024  # of each partition, for tokens and what becomes of them; the rest is for weights
+SBUF_BYTES = 140 * 1024  # of each partition, for tokens and intermediate results; the rest is for weights
 
 _DERIVATIVES = (
     (ActFnType.SiLU, nl.silu_dx),
@@ -26,7 +26,7 @@ ACTIVATIONS = (ActFnType.SiLU, ActFnType.GELU, ActFnType.Swish, ActFnType.Square
 
 
 class ShardOption(Enum):
-    """The documented ways to divide the work. All give the same result, and here are one."""
+    """The documented ways to divide the work. All give the same result and run the same code here."""
 
     AUTO = 0
     SHARD_ON_HIDDEN = 1
@@ -61,14 +61,14 @@ class ClampLimits(nl.NKIObject):
 
 @dataclass
 class MOEBwdDroplessBlockingParams(nl.NKIObject):
-    """Tile sizes of another implementation; the kernel has its own, and takes no notice."""
+    """Tile sizes of another implementation; this kernel ignores them."""
 
     block_tile_size: Any = None
 
 
 @dataclass
 class BackwardParameters(nl.NKIObject):
-    """What the caller asked for."""
+    """The arguments of the backward pass."""
 
     hidden: Any  # [T, H], or [T + 1, H] without skip_token
     affinities: Any
@@ -112,19 +112,19 @@ def block_count(p: BackwardParameters) -> int:
 
 
 def token_count(p: BackwardParameters) -> int:
-    """T: without skip_token the last row of hidden is the padding token's."""
+    """Return T; without skip_token the last row of hidden belongs to the padding token."""
     return p.hidden.shape[0] if p.skip_token else p.hidden.shape[0] - 1
 
 
 def matmul_dtype(p: BackwardParameters) -> Any:
-    """16-bit tensors are multiplied in their own dtype, float32 ones in compute_dtype; or all in float32."""
+    """Return the dtype of matmuls: 16-bit tensors use their own, float32 ones compute_dtype."""
     if p.compute_dtype == nl.float32 or p.hidden.dtype == nl.float32:
         return p.compute_dtype
     return p.hidden.dtype
 
 
 def derivative(act_fn: ActFnType) -> Any:
-    """The function of ScalarE that is the derivative of an activation, or None."""
+    """Return the ScalarE function that is the derivative of an activation, or None."""
     for known in _DERIVATIVES:
         if act_fn == known[0]:
             return known[1]
@@ -132,7 +132,7 @@ def derivative(act_fn: ActFnType) -> Any:
 
 
 def tokens_per_pass(p: BackwardParameters, columns: int) -> int:
-    """How many tokens of a block are worked on together, when a core has so many columns of H."""
+    """Return how many tokens of a block are processed together, when a core has so many columns of H."""
     width = 2 if matmul_dtype(p) == nl.float32 else 1
     each = width * (8 * columns + 22 * intermediate_size(p)) // PMAX
     tokens = min(BANK_COLUMNS, p.block_size)
@@ -141,11 +141,11 @@ def tokens_per_pass(p: BackwardParameters, columns: int) -> int:
     return tokens
 
 
-# ---- what is demanded ----------------------------------------------------------------------------
+# ---- checks --------------------------------------------------------------------------------------
 
 
 def check(p: BackwardParameters, cores: int) -> None:
-    """Everything that can be told from shapes, dtypes and options."""
+    """Check everything that follows from shapes, dtypes and options."""
     kernel_assert(
         len(p.gate_up.shape) == 4 and p.gate_up.shape[2] == 2,
         f"gate_up_proj_weight: got shape {tuple(p.gate_up.shape)}, expected (E, H, 2, I)",

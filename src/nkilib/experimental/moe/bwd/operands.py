@@ -16,7 +16,7 @@ from nkilib.core.utils.transposes import bank_room, transpose_rows
 
 
 def as_dtype(tile: Any, dtype: Any) -> Any:
-    """The tile, or a copy in another dtype."""
+    """Return the tile, or a copy in another dtype."""
     if tile.dtype == dtype:
         return tile
     cast = nl.ndarray(tile.shape, dtype, buffer=nl.sbuf)
@@ -25,7 +25,7 @@ def as_dtype(tile: Any, dtype: Any) -> Any:
 
 
 def gather_rows(table: Any, unit: Unit, dtype: Any) -> list:
-    """Rows of the unit's tokens, [128, columns] a tile; padding has those of token 0."""
+    """Gather the rows of the unit's tokens into tiles [128, columns]; padding gets the row of token 0."""
     rows = new_rows(unit.size, table.shape[1], dtype)
     for c in range(len(rows)):
         nisa.dma_copy(rows[c], table.vector_select(0, unit.valid_rows[:, c : c + 1]))
@@ -33,7 +33,7 @@ def gather_rows(table: Any, unit: Unit, dtype: Any) -> list:
 
 
 def gather_columns(table: Any, unit: Unit, rows: list) -> Activations:
-    """The same with columns in the partitions: straight from HBM, or from the rows by TensorE."""
+    """Gather the same with columns in the partitions: directly from HBM, or from the rows by TensorE."""
     size, dtype = table.shape[1], rows[0].dtype
     full, rest = size // PMAX, size % PMAX
     tile = nl.ndarray((PMAX, div_ceil(size, PMAX), unit.size), dtype, buffer=nl.sbuf)
@@ -53,7 +53,7 @@ def gather_columns(table: Any, unit: Unit, rows: list) -> Activations:
 
 
 def load_transposed(matrix: Any, dtype: Any) -> Any:
-    """matrix[r, 128 k + p] at [p, k, r]: rows of HBM with their columns in the partitions."""
+    """Load rows of HBM with their columns in the partitions: matrix[r, 128 k + p] at [p, k, r]."""
     rows, size = matrix.shape
     full, rest = size // PMAX, size % PMAX
     tile = nl.ndarray((PMAX, div_ceil(size, PMAX), rows), matrix.dtype, buffer=nl.sbuf)
@@ -82,7 +82,7 @@ def multiply_all(blocks: list, x: Activations, weights: Any, feature_major: bool
 
 
 def token_rows(rows: list, at: int, x: Activations, factors: Any = None) -> None:
-    """Columns at ... of the rows = the tile's, tokens in the partitions; times a factor for each token."""
+    """Write a tile's tokens into the rows, from column `at` on; scaled by a factor for each token."""
     for c in range(len(rows)):
         tokens = x.tile[:, :, c * PMAX : (c + 1) * PMAX]
         for group in TiledRange(div_ceil(x.size, PMAX), bank_room(rows[c], PMAX)):

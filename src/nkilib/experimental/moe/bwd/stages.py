@@ -1,7 +1,7 @@
 """The backward pass of one unit of tokens, in the order of the formulas.
 
 Each core has half of the columns of H: of tokens, of their gradients, of both weights. Only the gradient of
-the middle is a sum over all of H, which the cores exchange; everything after it they both have whole.
+the middle is a sum over all of H, which the cores exchange; both cores compute everything after it in full.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from nkilib.experimental.moe.bwd.operands import (
 
 @dataclass
 class Middle(nl.NKIObject):
-    """What a unit has in feature-major tiles [128, tiles, tokens], and the rows of its gradient."""
+    """The feature-major tiles [128, tiles, tokens] of a unit, and the rows of its gradient."""
 
     gate: Any  # as checkpointed
     up: Any
@@ -51,7 +51,7 @@ class Middle(nl.NKIObject):
 
 
 def first_half(p: BackwardParameters, unit: Unit, gradients: Gradients) -> Middle:
-    """From the gradient of the output to that of the middle: dm' = dy Wd^T."""
+    """Compute the gradient of the middle from that of the output: dm' = dy Wd^T."""
     dtype = matmul_dtype(p)
     table = gradients.of_row(p.out_grad)
     rows = gather_rows(table, unit, dtype)
@@ -64,7 +64,7 @@ def first_half(p: BackwardParameters, unit: Unit, gradients: Gradients) -> Middl
 
 @dataclass
 class BlockRows(nl.NKIObject):
-    """What the gradients of an expert's weights are products of, [128 tokens, columns] each."""
+    """The factors of the gradients of an expert's weights, [128 tokens, columns] each."""
 
     weighted: list  # act(gate) * up * affinity
     grads: list  # dy
@@ -82,9 +82,9 @@ def second_half(
     rows: BlockRows,
     is_first: bool,
 ) -> None:
-    """From the middle to the gradients of tokens and affinities, and to the `rows` of the others.
+    """Compute the gradients of tokens and affinities, and collect the `rows` that the others need.
 
-    The first unit finds zeros.
+    The gradients are 0 before the first unit.
     """
     dtype, inner = matmul_dtype(p), intermediate_size(p)
     weighted = new_rows(unit.size, inner, dtype)
@@ -116,7 +116,7 @@ def second_half(
 def weight_grads(
     p: BackwardParameters, expert: Any, rows: BlockRows, gradients: Gradients, is_first: bool
 ) -> None:
-    """The sums over all tokens of a block: an expert's gradients are loaded and stored once for it."""
+    """Add the products of all tokens of a block: an expert's gradients are loaded and stored once for it."""
     down = gradients.of_row(gradients.down.total.select(0, expert))
     starts = is_first and not gradients.down.holds_values
     add_products(down, rows.weighted, rows.grads, gradients.start_down if starts else None)
@@ -131,7 +131,7 @@ def weight_grads(
 
 
 def load_features(p: BackwardParameters, side: int, unit: Unit) -> Any:
-    """Gate or up of the checkpoint, [128, tiles, tokens]."""
+    """Load gate or up of the checkpoint, [128, tiles, tokens]."""
     inner = intermediate_size(p)
     full, rest = inner // PMAX, inner % PMAX
     tile = nl.ndarray((PMAX, div_ceil(inner, PMAX), unit.size), matmul_dtype(p), buffer=nl.sbuf)
@@ -145,7 +145,7 @@ def load_features(p: BackwardParameters, side: int, unit: Unit) -> Any:
 
 
 def activations(p: BackwardParameters, gate: Any, up: Any) -> tuple:
-    """(act(gate), act(gate) * up, act'(gate)); without a gate (None, act(up), act'(up))."""
+    """Return (act(gate), act(gate) * up, act'(gate)); without a gate (None, act(up), act'(up))."""
     source = up if gate is None else gate
     active, slope = like(source), like(source)
     product = active if gate is None else like(source)
@@ -166,7 +166,7 @@ def like(tile: Any) -> Any:
 
 
 def put_slope(act_fn: ActFnType, dst: Any, x: Any) -> None:
-    """dst = act'(x)"""
+    """Set dst = act'(x)."""
     if act_fn == ActFnType.SquaredReLU:
         nisa.tensor_scalar(dst, x, nl.maximum, 0.0, op1=nl.multiply, operand1=2.0)
     else:
@@ -174,7 +174,7 @@ def put_slope(act_fn: ActFnType, dst: Any, x: Any) -> None:
 
 
 def middle_grad(p: BackwardParameters, unit: Unit, dy: Activations, gradients: Gradients) -> Any:
-    """dy Wd^T of all of H, [128, tiles, tokens] float32: the cores add theirs."""
+    """Return dy Wd^T over all of H, [128, tiles, tokens] float32: the cores exchange their sums."""
     inner = intermediate_size(p)
     own = nl.ndarray((PMAX, div_ceil(inner, PMAX), unit.size), nl.float32, buffer=nl.sbuf)
     weight = gradients.of_row(p.down.select(0, unit.expert))
@@ -196,7 +196,7 @@ def middle_grad(p: BackwardParameters, unit: Unit, dy: Activations, gradients: G
 
 
 def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:
-    """(dg, du) as they are contracted: dm * up * act'(gate), dm * act(gate), 0 where a limit was reached."""
+    """Return (dg, du): dm * up * act'(gate) and dm * act(gate), 0 where a limit was reached."""
     inner = intermediate_size(p)
     row = affinity_row(unit)
     gate_grad: Any = None if p.skip_gate else like(middle.up)
@@ -224,7 +224,7 @@ def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:
 
 
 def stop_at(grad: Any, value: Any, upper: Any, lower: Any) -> None:
-    """grad = 0 where the value is not strictly inside its limits."""
+    """Set grad = 0 where the value is not strictly inside its limits."""
     if upper is not None:
         nisa.scalar_tensor_tensor(grad, value, nl.less, float(upper), nl.multiply, grad)
     if lower is not None:
@@ -237,7 +237,7 @@ def stop_at(grad: Any, value: Any, upper: Any, lower: Any) -> None:
 def affinity_grad(
     p: BackwardParameters, unit: Unit, sums: Any, gradients: Gradients, counts: Any, targets: Any
 ) -> None:
-    """dAff[t, e] += the sums, which over H are the cores' together. Core 0 writes it."""
+    """Set dAff[t, e] += the sums; sums over H are exchanged by the cores. Core 0 writes it."""
     if p.on_hidden and gradients.cores == 2:
         other = like(sums)
         swap(sums, other, gradients.core, 1)
@@ -254,7 +254,7 @@ def affinity_grad(
 
 
 def affinity_targets(unit: Unit, targets: Any) -> Any:
-    """Where the affinities of the rows to write stand; -1 where no row is written."""
+    """Return the addresses of the affinities to write; -1 where no row is written."""
     is_written = nl.ndarray(targets.shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(is_written, targets, nl.greater_equal, 0.0)
     shifted = nl.ndarray(targets.shape, nl.float32, buffer=nl.sbuf)
@@ -265,21 +265,21 @@ def affinity_targets(unit: Unit, targets: Any) -> Any:
 
 
 def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: Middle, gradients: Gradients) -> Any:
-    """sum of dy * down over the columns of this core, [128, columns of tokens]."""
+    """Return the sum of dy * down over this core's columns, [128, columns of tokens]."""
     tiles = unit.size // PMAX
     sums = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
     for c in range(tiles):
         start = unit.first + c * PMAX
-        kept = gradients.of_row(p.down_checkpoint[unit.block, start : start + PMAX])
-        rows = nl.ndarray(kept.shape, matmul_dtype(p), buffer=nl.sbuf)
-        nisa.dma_copy(rows, kept)
+        saved = gradients.of_row(p.down_checkpoint[unit.block, start : start + PMAX])
+        rows = nl.ndarray(saved.shape, matmul_dtype(p), buffer=nl.sbuf)
+        nisa.dma_copy(rows, saved)
         nisa.tensor_tensor(rows, rows, middle.grad_rows[c], op=nl.multiply)
         nisa.activation_reduce(rows, nl.copy, rows, nl.add, sums[:, c : c + 1])
     return sums
 
 
 def sums_over_middle(p: BackwardParameters, unit: Unit, middle: Middle) -> Any:
-    """sum of dm' * m over I, [128, columns of tokens]: I lies in the partitions, which TensorE sums."""
+    """Return the sum of dm' * m over I, [128, columns of tokens]: TensorE sums over the partitions."""
     tiles = unit.size // PMAX
     ones = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
     nisa.memset(ones, 1.0)
@@ -309,7 +309,7 @@ def hidden_grad(
     targets: Any,
     is_first: bool,
 ) -> None:
-    """dX[t] += [dg | du] Wgu^T"""
+    """Set dX[t] += [dg | du] Wgu^T."""
     starts = is_first and not gradients.hidden.holds_values
     adds = p.accumulating and not starts
     rows = new_rows(unit.size, gradients.columns, gradients.hidden.total.dtype)
@@ -336,7 +336,7 @@ def hidden_grad(
 
 
 def bias_grads(expert: Any, rows: BlockRows, gradients: Gradients) -> None:
-    """dbd[e] += sum over tokens of dy * affinity; dbgu[e] += that of [dg | du], which core 0 writes."""
+    """Set dbd[e] += sum over tokens of dy * affinity, and dbgu[e] += that of [dg | du], on core 0."""
     down = gradients.of_row(as_rows(gradients.down_bias.total).select(0, expert))
     add_products(down, rows.factors, rows.grads)
     if gradients.core == 0:
@@ -347,5 +347,5 @@ def bias_grads(expert: Any, rows: BlockRows, gradients: Gradients) -> None:
 
 
 def as_rows(bias: Any) -> Any:
-    """[E, 1, columns]"""
+    """View a bias as [E, 1, columns]."""
     return bias.reshape((bias.shape[0], 1, bias.size // bias.shape[0]))

@@ -1,4 +1,4 @@
-"""A tensor in HBM, and how it lies there."""
+"""A tensor in HBM and its layout."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class TensorDescriptor(nl.NKIObject):
     """A matrix [F, K] in HBM that a product contracts over K, or one that a kernel writes.
 
     tensor: [F, K]; [K, F] without is_f_by_k; [K/4, 4F] with is_swizzled; with scales, elements [K/4, 4F] of
-    FP8 or [K/4, F] four-packed. is_col_parallel_sharded: two cores share the work along F. fp8_x4_dtype: what
-    numbers are quantised to where a function does not say it; float8_e4m3fn_x4 when None.
+    FP8 or [K/4, F] four-packed. is_col_parallel_sharded: two cores share the work along F. fp8_x4_dtype: the
+    dtype to quantise to where a function takes none; None means float8_e4m3fn_x4.
     """
 
     tensor: Any

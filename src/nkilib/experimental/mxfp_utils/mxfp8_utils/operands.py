@@ -1,7 +1,7 @@
 """Matrices [F, K] of any form as MXFP8 in SBUF: K over partitions and lanes, one scale for 8 x 4 elements.
 
 A tile of the contraction is 128 partitions x 4 lanes: k = 512 t + 128 q + p ("wrapX") or 512 t + 4 p + q
-("1x32"). What K leaves over 512 makes one tile of fewer partitions, with sub-tiles of 256 and 128 in wrapX.
+("1x32"). The remainder of K by 512 is one tile of fewer partitions, with sub-tiles of 256 and 128 in wrapX.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import Tensor
 PMAX, LANES = 128, 4
 TILE = PMAX * LANES  # of the contraction
 PACKED_TILES, PACKED_STEP = 4, 4  # tiles that share a block of scales, and the partitions between them
-STAGE_BYTES = 16 * 1024  # of 16-bit numbers in each partition on their way to quantize_mx
+STAGE_BYTES = 16 * 1024  # of 16-bit numbers in each partition, the input of quantize_mx
 WIDE = (nl.bfloat16, nl.float16)
 FP8 = ((nl.float8_e4m3fn, nl.float8_e4m3fn_x4), (nl.float8_e5m2, nl.float8_e5m2_x4))
 SCHEMES = ("wrapX", "1x32")
@@ -52,11 +52,11 @@ class Quantized(nl.NKIObject):
     contraction: int
 
 
-# ---- what is given -------------------------------------------------------------------------------
+# ---- arguments -----------------------------------------------------------------------------------
 
 
 def describe(name: str, td: TensorDescriptor, dtype: Any, scheme: str = "wrapX") -> Operand:
-    """The operand of a descriptor, checked. dtype: four-packed, what numbers are quantised to."""
+    """Check a descriptor and return its operand. dtype is the four-packed dtype to quantise to."""
     shape = tuple(td.tensor.shape)
     kernel_assert(len(shape) == 2, f"{name}: got shape {shape}, expected a matrix")
     if td.scales is not None:
@@ -79,7 +79,7 @@ def describe(name: str, td: TensorDescriptor, dtype: Any, scheme: str = "wrapX")
 
 
 def quantized_operand(name: str, td: TensorDescriptor, dtype: Any, scheme: str) -> Operand:
-    """Elements that come with their scales, packed or not: their rows tell it."""
+    """Return the operand of elements that come with scales, packed or not, as their shape says."""
     data = as_packed(name, td.tensor, dtype)
     features, contraction = data.shape[1], data.shape[0] * LANES
     tiles = div_ceil(contraction, TILE)
@@ -101,7 +101,7 @@ def quantized_operand(name: str, td: TensorDescriptor, dtype: Any, scheme: str) 
 
 
 def as_packed(name: str, tensor: Any, dtype: Any) -> Any:
-    """Elements seen as four-packed: they are so, one to a byte, or words of four without a type."""
+    """View elements as four-packed: they are packed, one to a byte, or untyped words of four."""
     if tensor.dtype == nl.uint32:
         return tensor.view(dtype)
     for known in FP8:
@@ -131,7 +131,7 @@ def check_sizes(name: str, operand: Operand) -> None:
 
 
 def packed_dtype(name: str, dtype: Any) -> Any:
-    """The four-packed dtype of "float8_e4m3fn" or "float8_e5m2", packed or not."""
+    """Return the four-packed dtype of "float8_e4m3fn" or "float8_e5m2", packed or not."""
     text = str(dtype)
     for known in FP8:
         if text == str(known[0]) or text == str(known[1]):
@@ -140,12 +140,12 @@ def packed_dtype(name: str, dtype: Any) -> Any:
 
 
 def element_dtype(packed: Any) -> Any:
-    """The dtype of one element of a four-packed dtype."""
+    """Return the dtype of one element of a four-packed dtype."""
     return FP8[0][0] if packed == FP8[0][1] else FP8[1][0]
 
 
 def part_of(operand: Operand, first: int, features: int) -> Operand:
-    """Some features of an operand as an operand of its own."""
+    """Return some features of an operand as an operand."""
     return Operand(
         operand.source,
         operand.scales,
@@ -167,9 +167,9 @@ def tile_count(operand: Operand) -> int:
 
 
 def load_quantized(operand: Operand, start: int, features: int, tiles: Any = None) -> Quantized:
-    """Features [start, start + features) in SBUF as MXFP8; all tiles of the contraction, or a range of them.
+    """Load features [start, start + features) as MXFP8: all tiles of the contraction, or a range of them.
 
-    A range begins at a multiple of four tiles, so that its packed scales are blocks of their own.
+    A range begins at a multiple of four tiles, so that it has whole blocks of packed scales.
     """
     if tiles is None:
         tiles = TiledRange(tile_count(operand), tile_count(operand))[0]
@@ -191,7 +191,7 @@ def load_quantized(operand: Operand, start: int, features: int, tiles: Any = Non
 
 
 def new_block(operand: Operand, start: int, features: int, tiles: int, contraction: int) -> Quantized:
-    """Room for a block. Numbers quantised here have their scales packed: a quarter of the space."""
+    """Allocate a block. Scales of numbers quantised here are packed: a quarter of the space."""
     packed = operand.packed_scales or operand.form != "quantized"
     blocks = div_ceil(tiles, PACKED_TILES) if packed else tiles
     data = nl.ndarray((PMAX, tiles, features), operand.dtype, buffer=nl.sbuf)
@@ -200,19 +200,19 @@ def new_block(operand: Operand, start: int, features: int, tiles: int, contracti
 
 
 def tile_rows(block: Quantized, tile: int) -> int:
-    """Partitions that a tile of the contraction fills."""
+    """Return how many partitions a tile of the contraction fills."""
     return min(TILE, block.contraction - tile * TILE) // LANES
 
 
 def scale_view(block: Quantized, tile: int) -> Any:
-    """The scales of a tile, beginning at the partition of its first one."""
+    """Return the scales of a tile, from the partition of its first one on."""
     if not block.packed_scales:
         return block.scales[:, tile, :]
     return block.scales[PACKED_STEP * (tile % PACKED_TILES) : PMAX, tile // PACKED_TILES, :]
 
 
 def load_elements(block: Quantized, operand: Operand, first_tile: int) -> None:
-    """Elements and scales as they are."""
+    """Load elements and scales unchanged."""
     columns = slice(operand.first + block.start, operand.first + block.start + block.features)
     copy_rows(block.data, operand.source, first_tile * PMAX, block.contraction // LANES, columns)
     if block.packed_scales:
@@ -223,7 +223,7 @@ def load_elements(block: Quantized, operand: Operand, first_tile: int) -> None:
 
 
 def copy_rows(dst: Any, source: Any, row: int, rows: int, columns: Any) -> None:
-    """dst[p, t] = source[row + 128 t + p], bytes as they are; the last tile may be short."""
+    """Copy bytes: dst[p, t] = source[row + 128 t + p]; the last tile may be short."""
     full = rows // PMAX
     if source.dtype != dst.dtype:
         source = source.view(dst.dtype)
@@ -235,11 +235,11 @@ def copy_rows(dst: Any, source: Any, row: int, rows: int, columns: Any) -> None:
         nisa.dma_copy(dst[0:rest, full], source[row + full * PMAX : row + rows, columns])
 
 
-# ---- numbers on their way ------------------------------------------------------------------------
+# ---- numbers to quantise -------------------------------------------------------------------------
 
 
 def load_stage(operand: Operand, start: int, features: int, tiles: Any) -> Any:
-    """16-bit numbers of some tiles: [128, tiles, 4 features], of k_by_f [128, tiles, 4, features]."""
+    """Load 16-bit numbers of some tiles: [128, tiles, 4 features], for k_by_f [128, tiles, 4, features]."""
     first = operand.first + start
     columns = slice(first, first + features)
     end = min(tiles.end_offset * TILE, operand.contraction)
@@ -264,7 +264,7 @@ def load_stage(operand: Operand, start: int, features: int, tiles: Any) -> Any:
 
 
 def remainders(operand: Operand, k: int) -> list:
-    """Partitions of the sub-tiles of a short tile."""
+    """Return the partitions of the sub-tiles of a short tile."""
     if operand.scheme == "1x32":
         return [k // LANES] if k > 0 else []
     sizes = []
@@ -276,7 +276,7 @@ def remainders(operand: Operand, k: int) -> list:
 
 
 def load_lanes(dst: Any, operand: Operand, columns: Any, k: int, tiles: int, rows: int) -> None:
-    """Tiles of `rows` partitions from contraction index k on, lanes by the scheme of the operand."""
+    """Load tiles of `rows` partitions from contraction index k on; the operand's scheme orders the lanes."""
     neighbours = operand.scheme == "1x32"
     split = (tiles, rows, LANES) if neighbours else (tiles, LANES, rows)
     end = k + tiles * rows * LANES

@@ -1,10 +1,10 @@
 """Products of MXFP8 operands: sums over k of lhs[m, k] rhs[n, k].
 
-One operand, or as much of it as fits, stays in SBUF; the other passes by in blocks, each quantised once on
-its way. All of K is summed in PSUM.
+One operand, or as much of it as fits, stays in SBUF; the other is streamed in blocks, each quantised once.
+All of K is summed in PSUM.
 
-What becomes of sums is told by an object with `finish(sums, row, rows, column, columns)`: sums holds a PSUM
-tile [rows, columns] for each rhs operand.
+`finish(sums, row, rows, column, columns)` of a results object processes the sums: a PSUM tile
+[rows, columns] for each rhs operand.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import (
 )
 
 RESIDENT_BYTES = 112 * 1024  # in each partition, of the operand that stays
-BLOCK_BYTES = 32 * 1024  # of a block that passes by; two of them are there at a time
-CHUNK = 512  # features of what stays that come at once: work begins with the first
+BLOCK_BYTES = 32 * 1024  # of a streamed block; two of them are in SBUF at a time
+CHUNK = 512  # resident features loaded at once: work begins with the first chunk
 MOVING = 1024  # columns of a matmul: two PSUM banks
-LONG_TILES = 64  # of the contraction: beyond that K passes by in chunks, and nothing stays
-CHUNK_TILES = 16  # of a chunk of K: a multiple of four, whose packed scales are blocks of their own
+LONG_TILES = 64  # of the contraction: beyond that K is streamed in chunks, and neither operand stays
+CHUNK_TILES = 16  # of a chunk of K: a multiple of four, so that it has whole blocks of packed scales
 
 
 @dataclass
 class Stored(nl.NKIObject):
-    """The sums go to out[row0 + row, column0 + column], rounded to its dtype."""
+    """Stores sums to out[self.row + row, self.column + column], rounded to its dtype."""
 
     out: Any
     row: int = 0
@@ -52,18 +52,18 @@ class Stored(nl.NKIObject):
 
 
 def evict(tile: Any, sums: Any, index: int) -> None:
-    """Copy sums out of PSUM, on the Scalar and the Vector engine by turns."""
+    """Copy sums out of PSUM, alternating between ScalarE and VectorE."""
     if index % 2 == 0:
         nisa.activation(tile, nl.copy, sums)
     else:
         nisa.tensor_copy(tile, sums, engine=nisa.vector_engine)
 
 
-# ---- the walk ------------------------------------------------------------------------------------
+# ---- loops over blocks -----------------------------------------------------------------------------
 
 
 def multiply(lhs: Operand, rhs: list, results: Any) -> None:
-    """results.finish for every tile of lhs x rhs[i]; operands of the list have equal sizes."""
+    """Call results.finish for every tile of lhs x rhs[i]; all rhs operands have the same size."""
     if lhs.features == 0 or rhs[0].features == 0:
         return
     if tile_count(lhs) > LONG_TILES:
@@ -78,26 +78,26 @@ def multiply(lhs: Operand, rhs: list, results: Any) -> None:
 
 
 def cost_of(stays: Operand, passes: Operand, staying: int, passing: int) -> int:
-    """How much travels when `stays` is loaded once, in groups, and `passes` once for each group."""
+    """Return the bytes moved when `stays` is loaded once, in groups, and `passes` once for each group."""
     once = staying * stays.features * weight_of(stays)
     each_time = passing * passes.features * weight_of(passes)
     return once + len(groups_of(stays, staying)) * each_time
 
 
 def weight_of(operand: Operand) -> int:
-    """Bytes that an element travels with."""
+    """Return the bytes that are loaded for each element."""
     return 1 if operand.form == "quantized" else 2
 
 
 def groups_of(operand: Operand, operands: int) -> Any:
-    """As many features as fit and stay, in groups of about one size."""
+    """Divide the features into groups of similar size, each small enough to stay in SBUF."""
     most = max(1, RESIDENT_BYTES // (operands * tile_count(operand) * 4) // PMAX)
     tiles = div_ceil(operand.features, PMAX)
     return TiledRange(operand.features, div_ceil(tiles, div_ceil(tiles, most)) * PMAX)
 
 
 def block_columns(operand: Operand, operands: int) -> int:
-    """Features of a block that passes by."""
+    """Return the number of features of a streamed block."""
     columns = MOVING
     while columns > PMAX and operands * columns * tile_count(operand) * 4 > BLOCK_BYTES:
         columns = columns // 2
@@ -105,7 +105,7 @@ def block_columns(operand: Operand, operands: int) -> int:
 
 
 def multiply_resident_lhs(lhs: Operand, rhs: list, results: Any, group: Any) -> None:
-    """A group of rows stays, columns pass by."""
+    """Hold a group of rows in SBUF and stream the columns."""
     resident = []
     for columns in TiledRange(rhs[0].features, block_columns(rhs[0], len(rhs))):
         moving = []
@@ -118,7 +118,7 @@ def multiply_resident_lhs(lhs: Operand, rhs: list, results: Any, group: Any) -> 
 
 
 def multiply_resident_rhs(lhs: Operand, rhs: list, results: Any, group: Any) -> None:
-    """A group of columns stays, rows pass by."""
+    """Hold a group of columns in SBUF and stream the rows."""
     resident = []
     width = block_columns(rhs[0], len(rhs))
     for rows in TiledRange(lhs.features, min(CHUNK, block_columns(lhs, 1))):
@@ -133,7 +133,7 @@ def multiply_resident_rhs(lhs: Operand, rhs: list, results: Any, group: Any) -> 
 
 
 def multiply_blocks(stationary: Quantized, moving: list, results: Any) -> None:
-    """All products of two blocks that are in SBUF."""
+    """Compute all products of two blocks that are in SBUF."""
     for rows in TiledRange(stationary.features, PMAX):
         for columns in TiledRange(moving[0].features, MOVING // len(moving)):
             sums = []
@@ -146,7 +146,7 @@ def multiply_blocks(stationary: Quantized, moving: list, results: Any) -> None:
 
 
 def add_products(sums: Any, stationary: Quantized, rows: Any, moving: Quantized, columns: Any) -> None:
-    """sums += stationary[rows] x moving[columns], tile by tile of the contraction."""
+    """Set sums += stationary[rows] x moving[columns], tile by tile of the contraction."""
     m, n = slice(rows.start_offset, rows.end_offset), slice(columns.start_offset, columns.end_offset)
     for tile in range(stationary.data.shape[1]):
         partitions = tile_rows(stationary, tile)
@@ -159,11 +159,11 @@ def add_products(sums: Any, stationary: Quantized, rows: Any, moving: Quantized,
         )
 
 
-# ---- a contraction too long to stay ---------------------------------------------------------------
+# ---- a contraction too long for SBUF ---------------------------------------------------------------
 
 
 def multiply_long(lhs: Operand, rhs: list, results: Any) -> None:
-    """A block of sums at a time stays in PSUM while K passes by in chunks."""
+    """Hold one block of sums at a time in PSUM and stream K in chunks."""
     columns = CHUNK // len(rhs)
     for row in TiledRange(lhs.features, 4 * PMAX):
         for column in TiledRange(rhs[0].features, columns):
@@ -181,7 +181,7 @@ def multiply_long(lhs: Operand, rhs: list, results: Any) -> None:
 
 
 def new_sums(row: Any, column: Any, operands: int) -> list:
-    """PSUM tiles of a block, by rows and operands."""
+    """Allocate the PSUM tiles of a block, by rows and operands."""
     sums = []
     for rows in TiledRange(row.size, PMAX):
         tiles = []
