@@ -218,7 +218,7 @@ def ones(*shape, dtype=BF16):
             mx.quantize_operand(ones(8, 512)),
             ones(128, 32),
             {"lhs_scales": ones(128, 8, dtype=np.uint8)},
-            "lhs_scales: given beside lhs = (data, scales)",
+            "lhs_scales: given together with lhs = (data, scales)",
         ),
     ],
 )
