@@ -34,8 +34,8 @@ LAYERS = [
     ["language", "collectives"],
     ["kernel"],
     ["ranks"],
-    ["nki"],
     ["frameworks"],
+    ["nki"],
     ["tune", "testing"],
     ["cli"],
     ["__main__"],
@@ -43,9 +43,7 @@ LAYERS = [
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 
 # Imports inside functions that go upwards all the same, and why.
-LATE = {
-    ("kernel", "frameworks"): "torch and jax stage a kernel instead of running it",
-}
+LATE: dict[tuple[str, str], str] = {}
 
 # what a package never knows, whatever the order above allows
 NEVER = {

@@ -8,10 +8,11 @@ from .errors import NkiError, NkiValidationError, NkiWarning
 from .ir.context import provided_by as _provided_by
 from .ir.context import provides as _provides
 from .ir.program import Program
-from .kernel.bridges import TensorSpec
-from .kernel.calls import Run
+from .kernel.arrays import TensorSpec
+from .kernel.arrays import register_framework as _register_framework
 from .kernel.jit import jit, profile, simulate
 from .kernel.kernel import Kernel
+from .kernel.run import Run
 from .launch.observers import observe
 from .options import options
 from .version import __version__
@@ -84,6 +85,22 @@ def _vocabulary() -> None:
     """Every instruction and value that a listing can name is there."""
     for name in ("isa", "language", "collectives"):
         _importlib.import_module(f"nki.{name}")
+
+
+def _torch() -> _typing.Any:
+    from .frameworks import torch
+
+    return torch
+
+
+def _jax() -> _typing.Any:
+    from .frameworks import jax
+
+    return jax
+
+
+_register_framework(["torch"], _torch)
+_register_framework(["jax", "jaxlib"], _jax)
 
 
 def __getattr__(name: str) -> _typing.Any:

@@ -43,7 +43,7 @@ class Options:
     api: str = RELEASES[-1]  # OPEN_NKI_API: behave as this release of NKI is documented
     threads: int = 0  # OPEN_NKI_THREADS: of plans; 0: as many as the process may use
     device: str = ""  # OPEN_NKI_DEVICE: where kernels run; else where their tensors are
-    executor: str = "auto"  # OPEN_NKI_EXECUTOR: reference, one instruction at a time; plan, whatever it costs
+    executor: str = "auto"  # OPEN_NKI_EXECUTOR: the backend: reference, fused or torch; auto chooses
     plan_cache: str = ""  # OPEN_NKI_PLAN_CACHE: a folder that keeps plans for other processes
 
     def since(self, release: str) -> bool:
@@ -85,7 +85,7 @@ def _read() -> Options:
         threads=_number("OPEN_NKI_THREADS", 0),
         device=checked_device(os.environ.get("OPEN_NKI_DEVICE", "").strip(), "OPEN_NKI_DEVICE"),
         plan_cache=os.environ.get("OPEN_NKI_PLAN_CACHE", "").strip(),
-        executor=_choice("OPEN_NKI_EXECUTOR", ("auto", "plan", "reference")),
+        executor=_choice("OPEN_NKI_EXECUTOR", ("auto", "reference", "fused", "torch", "plan")),
     )
 
 

@@ -17,8 +17,8 @@ from typing import Any
 from nki.ir.file import load, save
 from nki.ir.program import Program
 from nki.ir.tree import map_tree
-from nki.kernel.bridges import TensorSpec
-from nki.kernel.launches import listening
+from nki.kernel.arrays import TensorSpec
+from nki.kernel.listeners import listening
 from nki.kernel.profile import Profile, profile_program
 
 MARK = "open_nki_placeholder"

@@ -50,7 +50,7 @@ def step(number, source, out, accumulator, register):
 
 
 def run(body, degree):
-    launch = Launch(find("trn2"), Options(), degree)
+    launch = Launch(find("trn2"), Options(), (degree,))
     launch.run(body)
     launch.statistics.finish()
     return launch

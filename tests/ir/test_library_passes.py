@@ -27,7 +27,7 @@ def checked(monkeypatch):
     def run_and_check(kernel, *args, **kwargs):
         if current_world().size > 1:  # a rank's program does not run without the others
             return run(kernel, *args, **kwargs)
-        call = kernel._prepare(args, kwargs)
+        call = kernel.prepare(args, kwargs)
         arrays = [leaf.value.copy() for leaf in call.leaves]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -108,7 +108,7 @@ def test_a_recorded_call_is_the_program_of_its_trace():
 
     nki.kernel.cache.clear()
     kernel(X.copy())
-    (kept,) = nki.kernel.cache.programs.kept.values()
+    (kept,) = nki.kernel.cache.programs.values()
     assert kept.program == kernel.trace(X)
 
 

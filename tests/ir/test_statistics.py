@@ -234,7 +234,7 @@ def test_a_program_too_long_to_record_is_counted_like_any_other(monkeypatch, lon
         scratch = nl.ndarray((4, 16), nl.float32, buffer=nl.hbm)
         nisa.dma_copy(scratch[:, 0:4], kept[:, 0:4])
 
-    monkeypatch.setattr("nki.kernel.kernel.LONGEST", longest)
+    monkeypatch.setattr("nki.launch.launch.LONGEST_TRACE", longest)
     programs.clear()
     found = kernel.run(X[:4, :4]).statistics
     monkeypatch.setenv("OPEN_NKI_CACHE", "0")

@@ -283,9 +283,9 @@ def test_looking_at_values_is_noted_and_never_reported_as_a_read(look):
     @nki.jit
     def kernel(x):
         fresh = nl.ndarray((1, 2), nl.float32)
-        assert not running().launch.looked_at_values  # such a trace can be replayed
+        assert not running().launch.python.read_values  # such a trace can be replayed
         look(fresh)
-        assert running().launch.looked_at_values
+        assert running().launch.python.read_values
 
     assert kernel.run(np.zeros(1, np.int8)).diagnostics == []
 

@@ -357,8 +357,8 @@ def test_repr_shows_the_value_and_counts_as_looking():
     def body():
         launch = core_module.current().launch
         register = nisa.register_alloc(12)
-        before = launch.looked_at_values
-        return before, repr(register), launch.looked_at_values, repr(nisa.register_alloc())
+        before = launch.python.read_values
+        return before, repr(register), launch.python.read_values, repr(nisa.register_alloc())
 
     before, text, after, unset = in_kernel(body)
     assert (before, after) == (False, True)
@@ -375,7 +375,7 @@ def test_while_register_runs_and_counts_as_looking():
             trips += 1
             nisa.tensor_scalar(tile, tile, nl.subtract, 1)
             nisa.register_load(register, tile)
-        return trips, core_module.current().launch.looked_at_values
+        return trips, core_module.current().launch.python.read_values
 
     with pytest.warns(DeprecationWarning, match="dynamic-while") as said:
         assert in_kernel(body) == (3, True)

@@ -532,7 +532,7 @@ def test_an_edge_does_not_keep_tiles_alive():
 
     @nki.jit
     def kernel():
-        running().look()  # from now on each instruction runs as it is issued
+        running().read_back()  # from now on each instruction runs as it is issued
         previous = None
         for _ in range(4):
             tile = nl.ndarray((128, 64), nl.float32)

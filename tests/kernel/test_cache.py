@@ -346,8 +346,9 @@ def test_a_kernel_that_prints_prints_at_every_call(body, capsys):
     assert capsys.readouterr().out == "hello\n" * 3
 
 
-def looks_at_tile(x):
-    ran(repr(x))
+def reads_tile(x):
+    ran(0)
+    repr(x)
 
 
 def asks_register(x):
@@ -360,12 +361,13 @@ def loops(x):
     nl.fori_loop(0, 3, lambda i: None)
 
 
-@pytest.mark.parametrize("body", [looks_at_tile, asks_register], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("body", [reads_tile, asks_register], ids=lambda f: f.__name__)
 def test_run_time_values_are_not_cached(body):
     kernel = nki.jit(body)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert runs_of(lambda: kernel(X), lambda: kernel(X)) == 2
+        # the first call is traced, then starts again; the second is eager at once
+        assert runs_of(lambda: kernel(X), lambda: kernel(X)) == 3
 
 
 def test_two_cores_are_cached():
@@ -409,7 +411,7 @@ def test_a_failed_call_is_not_cached():
     for _ in range(2):
         with pytest.raises(ValueError, match="not today"):
             kernel(X)
-    assert len(RUNS) == 2 and not nki.kernel.cache.programs.kept
+    assert len(RUNS) == 2 and not nki.kernel.cache.programs
 
 
 def test_the_switch_turns_the_cache_off(monkeypatch):
@@ -464,25 +466,32 @@ def repeats(x, count):
         nisa.memset(tile, 0.0)
 
 
-def test_long_programs_are_not_kept(monkeypatch):
-    monkeypatch.setattr("nki.kernel.kernel.LONGEST", 10)
-    kernel = nki.jit(repeats)
-    assert runs_of(lambda: kernel(X, 10), lambda: kernel(X, 10)) == 1
-    assert runs_of(lambda: kernel(X, 11), lambda: kernel(X, 11)) == 2
-
-
 def small_cache(monkeypatch, **limits):
     cache = nki.kernel.cache.ProgramCache(**limits)
     monkeypatch.setattr("nki.kernel.kernel.programs", cache)
     return cache
 
 
-def test_the_least_recently_used_program_is_forgotten_first(monkeypatch):
+def test_long_programs_are_not_cached(monkeypatch):
+    small_cache(monkeypatch, instructions=11)
+    kernel = nki.jit(repeats)
+    assert runs_of(lambda: kernel(X, 10), lambda: kernel(X, 10)) == 1
+    assert runs_of(lambda: kernel(X, 11), lambda: kernel(X, 11)) == 2
+
+
+def test_a_trace_that_is_too_long_starts_again_in_eager_mode(monkeypatch):
+    monkeypatch.setattr("nki.launch.launch.LONGEST_TRACE", 10)
+    kernel = nki.jit(repeats)
+    assert runs_of(lambda: kernel(X, 10)) == 1
+    assert runs_of(lambda: kernel(X, 11)) == 2
+
+
+def test_the_least_recently_used_program_is_evicted_first(monkeypatch):
     cache = small_cache(monkeypatch, programs=2)
     kernel = nki.jit(repeats)
     for count in (1, 2, 1, 3):
         kernel(X, count)
-    assert RUNS == [1, 2, 3] and len(cache.kept) == 2
+    assert RUNS == [1, 2, 3] and len(cache) == 2
     assert runs_of(lambda: kernel(X, 1), lambda: kernel(X, 3)) == 0
     assert runs_of(lambda: kernel(X, 2)) == 1
 
@@ -492,7 +501,7 @@ def test_the_instructions_of_all_programs_are_bounded(monkeypatch):
     kernel = nki.jit(repeats)
     for count in (5, 6, 7, 8):
         kernel(X, count)
-    assert cache.weight <= 25 and cache.weight == sum(kept.weight for kept in cache.kept.values())
+    assert 0 < cache.weight <= 25
     assert runs_of(lambda: kernel(X, 7), lambda: kernel(X, 8)) == 0
     kernel(X, 30)
     assert runs_of(lambda: kernel(X, 30)) == 1
@@ -506,7 +515,7 @@ def test_big_constants_weigh(monkeypatch):
         ran(0)
         nisa.dma_copy(x, nl.shared_constant(np.zeros((4, 6, 300), np.float32))[:, :, 0])
 
-    assert runs_of(lambda: kernel(X.copy()), lambda: kernel(X.copy())) == 2 and not cache.kept
+    assert runs_of(lambda: kernel(X.copy()), lambda: kernel(X.copy())) == 2 and not cache
 
 
 def test_programs_of_functions_that_are_gone_are_forgotten(monkeypatch):
@@ -515,7 +524,7 @@ def test_programs_of_functions_that_are_gone_are_forgotten(monkeypatch):
         nki.jit(lambda x, f=factor: scaled(x, f))(X)
     gc.collect()
     nki.jit(scaled)(X)
-    assert len(cache.kept) <= 2
+    assert len(cache) <= 2
 
 
 # ---- threads and processes -----------------------------------------------------------------------
@@ -535,7 +544,7 @@ def test_threads_share_the_cache():
         thread.start()
     for thread in threads:
         thread.join()
-    assert wrong == [] and len(nki.kernel.cache.programs.kept) == 3
+    assert wrong == [] and len(nki.kernel.cache.programs) == 3
 
 
 def in_a_child(queue):

@@ -18,7 +18,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 import nki.typing as nt
-from nki.kernel.calls import _said_once
+from nki.kernel.run import _warned
 from support import refused, target
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -244,7 +244,7 @@ def test_other_launch_grids_are_type_errors(grid):
 
 @pytest.mark.parametrize("variable", ["NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"])
 def test_a_launch_unlike_the_configured_one_warns_once_per_process(monkeypatch, variable):
-    _said_once.discard("lnc-config")
+    _warned.discard("lnc-config")
     monkeypatch.setenv(variable, "2")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -162,7 +162,7 @@ def grow(x, count):
 
 def test_loops_run_as_often_as_the_data_say():
     staged = grow.stage(SPEC, nki.TensorSpec((1,), nl.int32))
-    assert staged.fixed and len(staged.program.loops) == 1
+    assert staged.is_fixed and len(staged.program.loops) == 1
     for count in (0, 3, 2, 5, 5):
         np.testing.assert_array_equal(staged.run([X, np.array([count], np.int32)]).result, X + count)
 
@@ -211,7 +211,7 @@ def looks(x):
 def test_programs_that_depend_on_values_are_the_same_only_when_their_calls_are():
     first, second = (looks.stage(SPEC) for _ in range(2))
     other = nki.jit(lambda x: looks(x)).stage(SPEC)
-    assert not first.fixed and first.is_same(second) and not first.is_same(other)
+    assert not first.is_fixed and first.is_same(second) and not first.is_same(other)
 
 
 @dataclass

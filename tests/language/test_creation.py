@@ -474,7 +474,7 @@ def test_identities_of_one_dtype_share_a_constant(n):
         nl.shared_identity_matrix(n=n, dtype=nl.uint8)
         from nki.ir.context import current
 
-        assert len(current().launch.constants) == 1
+        assert len(current().launch.shared.constants) == 1
 
     run(body)
 

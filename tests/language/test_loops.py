@@ -262,7 +262,7 @@ def test_the_body_is_a_function(loop):
 def test_break_ends_a_dynamic_range():
     def body():
         core = core_module.current()
-        core.look()
+        core.read_back()
         before = list(core.sinks)
         for index in nl.dynamic_range(10):
             tile = tile_of(1)
@@ -293,7 +293,7 @@ def test_dynamic_loops_run_only_in_kernels():
 def test_a_loop_does_not_count_as_looking_whatever_its_bounds(form):
     def body(upper):
         count(form, 0, upper, lambda i: None)
-        return core_module.current().launch.looked_at_values
+        return core_module.current().launch.python.read_values
 
     assert run(lambda: body(3)) is False
     assert run(lambda: body(nisa.register_alloc(3))) is False
@@ -672,7 +672,7 @@ def test_no_reorder_in_a_body_and_static_loops_in_no_reorder_are_fine():
                     tile_of(0)
 
         nl.fori_loop(0, 2, step)
-        return core_module.current().ordered
+        return core_module.current().ordering.blocks
 
     assert run(body) == [(2, 3), (5, 6)]
 
@@ -682,11 +682,11 @@ def test_no_reorder_nests_binds_none_and_closes_on_errors():
         core = core_module.current()
         depths = []
         with nl.no_reorder() as bound, nl.no_reorder():
-            depths.append(core.no_reorder_depth)
+            depths.append(core.ordering.depth)
             tile_of(1)
         with pytest.raises(KeyError), nl.no_reorder():
             raise KeyError
-        return bound, depths, core.no_reorder_depth, core.ordered
+        return bound, depths, core.ordering.depth, core.ordering.blocks
 
     assert run(body) == (None, [2], 0, [(1, 1)])
 

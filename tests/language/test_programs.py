@@ -182,7 +182,7 @@ def test_device_print_shows_the_value_of_that_moment(capsys):
 def test_device_print_does_not_count_as_looking():
     def body():
         nl.device_print("t", nl.zeros((1, 1), nl.int32))
-        return core_module.current().launch.looked_at_values
+        return core_module.current().launch.python.read_values
 
     assert inside(body) == [False]
 

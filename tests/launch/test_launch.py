@@ -488,7 +488,7 @@ def test_meetings_pair_the_nth_visit_of_each_core(monkeypatch):
     def kernel(x):
         core = core_module.current()
         for visit in range(3):
-            offers = core.launch.meet(core, "here", "a test", (core.index, visit))
+            offers = core.execution.barriers.meet(core.state, "here", "a test", (core.index, visit))
             offered.append(dict(offers))
 
     monkeypatch.setenv("OPEN_NKI_CACHE", "0")

@@ -1,68 +1,59 @@
-"""The seam for executors: what runs a Program and holds its values.
+"""The protocol of backends: what runs a Program on the memory of an execution.
 
-numpy, one instruction at a time, is the definition; others are held to it by random programs. A launch
-hands its backend the caller's bytes, lets it run a Program on the cores of the launch, and reads values.
+`reference` runs instructions one by one in numpy; it is the definition of what a Program computes. `fused`
+and `torch` are faster and are tested against it with random programs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
-from ..ir.program import Program
-from ..ir.storage import Storage
-from ..ir.view import View
-from ..machine.machine import Machine
+from ..ir.context import RunningCore
+from ..ir.program import Diagnostic, Program
+from ..options import Options
 from .reference.memories import Memories
-from .reference.prepared import Prepared, prepare
+
+
+class Reports(Protocol):
+    """Where a backend reports diagnostics."""
+
+    found: list[Diagnostic]
+
+    def report(self, diagnostic: Diagnostic) -> None: ...
+
+
+class ExecutionContext(Protocol):
+    """What a backend may use of an execution. Each attempt has a new one; a failed one is dropped."""
+
+    @property
+    def memories(self) -> Memories:
+        """The bytes of all storages; those of parameters and constants are there already."""
+
+    @property
+    def cores(self) -> Sequence[Any]:
+        """One state for each core: registers, accumulators, `run_one` for a single instruction."""
+
+    @property
+    def diagnostics(self) -> Reports: ...
+
+    @property
+    def options(self) -> Options: ...
+
+    def run_cores(self, jobs: Sequence[tuple[RunningCore, Callable[[], Any]]]) -> list[Any]:
+        """Run a job on each core; several cores take turns at barriers."""
+
+    def report_divergent_loops(self) -> None:
+        """Report dynamic loops that the two cores ran differently often."""
 
 
 class Backend(Protocol):
-    """What a launch asks of an executor. Arrays are numpy's; where the bytes live is its own business."""
+    """Runs Programs."""
 
-    def borrow(self, storage: Storage, raw: np.ndarray) -> None:
-        """Put the caller's bytes behind a storage. They must not change: the first write copies them."""
+    name: str
 
-    def fill(self, storage: Storage, raw: np.ndarray) -> None:
-        """Put bytes behind a storage that the caller lends for its results."""
+    def refusal(self, program: Program, options: Options) -> str:
+        """Return why this backend leaves a program to the next one, or "" if it runs it."""
 
-    def run(self, program: Program, core: Any) -> None:
-        """Run one core's part of a program; `core` has its registers, state and meetings."""
-
-    def values(self, view: View) -> np.ndarray:
-        """What a view holds. What nobody wrote is poison."""
-
-    def is_written(self, view: View) -> bool:
-        """Somebody wrote all of it."""
-
-    def changed(self, storage: Storage) -> bool:
-        """Somebody wrote to it since it was lent."""
-
-
-class NumpyBackend:
-    """The definition: instructions one by one, in program order, on numpy arrays."""
-
-    def __init__(
-        self, machine: Machine, precise: bool, call: object, released: Callable[[Storage], None] | None
-    ):
-        self.memories = Memories(machine, precise, call, released)
-        self.borrow = self.memories.borrow
-        self.fill = self.memories.fill
-
-    def run(self, program: Program, core: Any) -> None:
-        self.prepared(program).run(core, core.index)
-
-    def prepared(self, program: Program) -> Prepared:
-        """What was made of the program before, or now; it is kept with the program."""
-        return prepare(program)
-
-    def values(self, view: View) -> np.ndarray:
-        return self.memories[view.storage].array(view)
-
-    def is_written(self, view: View) -> bool:
-        return self.memories[view.storage].is_written(view)
-
-    def changed(self, storage: Storage) -> bool:
-        return storage in self.memories and self.memories[storage].changed
+    def run(self, program: Program, execution: ExecutionContext) -> bool:
+        """Run all cores of a program. False: the attempt is to be dropped, and the next backend runs it."""

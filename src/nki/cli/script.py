@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import NkiError, nearest
-from ..kernel.bridges import TensorSpec
+from ..kernel.arrays import TensorSpec
 from ..kernel.kernel import Kernel
 from ..options import choose_machine
 from ..typing import check_shapes

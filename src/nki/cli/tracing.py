@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backends.fused.describing import described, lines
 from ..ir.program import Program
-from ..kernel.bridges import TensorSpec
+from ..kernel.arrays import TensorSpec
 from . import script
 from .command import Command, add_kernel
 from .settings import settings

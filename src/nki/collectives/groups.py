@@ -76,7 +76,7 @@ def as_group(group: Any, function: str) -> ReplicaGroup:
 def world() -> World:
     """The world of the running kernel, or the one a call would belong to."""
     core = running()
-    return current_world() if core is None else core.launch.world
+    return current_world() if core is None else core.execution.world
 
 
 def check_ranks(function: str, ranks: list[int]) -> None:

@@ -9,14 +9,13 @@ import numpy as np
 
 from ..backends.reference.memories import memory_of
 from ..errors import error
-from ..ir.context import current, warn
+from ..ir.context import RunningCore, current, warn
 from ..ir.instruction import Cost, State, Wire
 from ..ir.view import View
 from ..isa import rules
 from ..isa.dma import DmaInstruction, transfer
 from ..isa.sync import refuse_overlap
-from ..launch.core import Core
-from ..launch.scheduler import Patience, table
+from ..launch.scheduler import GivesUp, table
 from ..launch.world import Parts
 from ..machine import operators
 from ..machine.machine import Machine
@@ -117,11 +116,11 @@ class Collective(DmaInstruction):
 
     def compute(self: Any, *arrays: np.ndarray) -> None:
         """Shared tensors: once per rank, when both cores have come. Others: each core by itself."""
-        core: Core = current()
-        rank = core.launch.world.rank
+        core = current()
+        rank = core.execution.world.rank
         if not self.members(rank):
             self.left_out(rank)
-        elif core.launch.degree == 1 or self.dst.buffer is not SHARED_HBM:
+        elif core.execution.degree == 1 or self.dst.buffer is not SHARED_HBM:
             self.perform(core, core.index)
         else:
             self._perform_jointly(core)
@@ -129,25 +128,27 @@ class Collective(DmaInstruction):
     def left_out(self, rank: int) -> None:
         warn("not-a-member", f"{self.public}: rank {rank} is in no list of the group; nothing happens there")
 
-    def _perform_jointly(self: Any, core: Core) -> None:
+    def _perform_jointly(self: Any, core: RunningCore) -> None:
         point = (self.public, id(self.dst.storage))
         act = partial(self.perform, core, JOINT)
-        came = core.launch.meet(core, point, self.shown(), act=lambda offers: act(), patience=Patience.MUCH)
-        if len(came) < core.launch.degree:
+        came = core.execution.barriers.meet(
+            core, point, self.shown(), act=lambda offers: act(), gives_up=GivesUp.LAST
+        )
+        if len(came) < core.execution.degree:
             warn(
                 "lnc-one-sided",
                 f"{self.public}: only core {core.index} calls it, on tensors both cores share",
             )
 
-    def perform(self: Any, core: Core, lane: int) -> None:
+    def perform(self: Any, core: RunningCore, lane: int) -> None:
         """Send what this rank has, and store what comes of all that was sent."""
-        world = core.launch.world
+        world = core.execution.world
         members = self.members(world.rank)
         sent = self.sources(world.rank, members)
         if len(members) == 1:
             self.receive(world.rank, members, Received(Parts(), [0], [sent]))
             return
-        core.launch.met_ranks = True
+        core.execution.side_effects.sent = True
         head = {"same": self.agreement(), "rank": world.rank, "core": core.index, "line": str(self.site)}
         shown = f"{self.shown()} of ranks {', '.join(map(str, members))}"
         parts = world.meet(members, lane, shown, str(self.site), pack(head, sent))

@@ -26,7 +26,7 @@ class RankId(RegisterInstruction):
     register: RegisterOut
 
     def compute(self) -> None:
-        self.register.set(current().launch.world.rank)
+        self.register.set(current().execution.world.rank)
 
 
 def collective_permute_implicit_current_processing_rank_id(
@@ -51,7 +51,7 @@ class ProcessingRank(RegisterInstruction):
     replica_group: Any
 
     def compute(self) -> None:
-        rank = current().launch.world.rank
+        rank = current().execution.world.rank
         ring = self.replica_group.members(rank)
         if not ring:
             warn("not-a-member", f"{self.public}: rank {rank} is in no list of the group")

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ..ir.tree import leaves
-from ..kernel.kernel import Kernel
 from ..kernel.staged import Returned, Staged
 from ..options import framework_debug
 from ..version import __version__
@@ -116,9 +115,6 @@ class KeepForDebugging:
 
     def wanted(self) -> bool:
         return framework_debug()
-
-    def __call__(self, kernel: Kernel, args: tuple, kwargs: dict) -> None:
-        self.keep(kernel.stage(*args, **kwargs))
 
     def keep(self, staged: Staged) -> None:
         key, name = programs.add(staged), staged.kernel.__name__

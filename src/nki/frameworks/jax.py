@@ -14,6 +14,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -22,8 +23,8 @@ import numpy as np
 from ..errors import NkiError, emit_warning, error, user_site
 from ..ir.tree import leaves
 from ..ir.tree import replace_leaves as replaced
-from ..kernel.bridges import TensorSpec
 from ..kernel.kernel import Kernel
+from ..kernel.run import Call
 from ..kernel.staged import Returned, Staged
 from ..ranks.rendezvous import described, gatherings
 from .custom_call import PRIMITIVE, TARGET, backend_config, keep_for_debugging, program_key, read_config
@@ -88,18 +89,17 @@ def from_numpy(array: np.ndarray, like: jax.Array | None = None) -> jax.Array:
 # ---- calls ---------------------------------------------------------------------------------------
 
 
-def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
+def call(kernel: Kernel, call: Call, args: tuple, kwargs: dict) -> Any:
     """Call a kernel with arrays: at once, or as a primitive if some are traced."""
-    if kernel.simulated or not any(isinstance(leaf, Tracer) for leaf in leaves((args, kwargs), _ARRAYS)):
+    values = [value for _, value, _ in call.arguments.tensors]
+    if kernel.simulated or not any(isinstance(value, Tracer) for value in values):
         if keep_for_debugging.wanted() and not kernel.simulated:
-            keep_for_debugging.keep(_stage(kernel, args, kwargs)[0])
-        found = (
-            [] if kernel.simulated or not _is_on_gpu(args, kwargs) else through_torch(kernel, args, kwargs)
-        )
-        return found[0] if found else kernel.run(*args, **kwargs).result
+            keep_for_debugging.keep(_stage(kernel, call))
+        found = [] if kernel.simulated or not _is_on_gpu(values) else through_torch(kernel, call, values)
+        return found[0] if found else kernel.run_call(call).result
     axes, world = _mesh()
-    with described(world):
-        staged, values = _stage(kernel, args, kwargs)
+    with described(world):  # the key of a call depends on the world
+        staged = _stage(kernel, kernel.prepare(args, kwargs))
     if keep_for_debugging.wanted():
         keep_for_debugging.keep(staged)
     _warn_lost_writes(staged)
@@ -108,44 +108,32 @@ def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
     return replaced(staged.outline.result, Returned, lambda returned: next(results))
 
 
-def _is_on_gpu(args: tuple, kwargs: dict) -> bool:
-    arrays = leaves((args, kwargs), jax.Array)
+def _is_on_gpu(values: Sequence[Any]) -> bool:
+    arrays = [value for value in values if isinstance(value, jax.Array)]
     return bool(arrays) and all(d.platform in ("gpu", "cuda") for array in arrays for d in array.devices())
 
 
-def through_torch(kernel: Kernel, args: tuple, kwargs: dict) -> list[Any]:
-    """What a call returns, computed by PyTorch on the same memory, in a list; an empty one: it cannot."""
+def through_torch(kernel: Kernel, call: Call, values: Sequence[Any]) -> list[Any]:
+    """Return what a call returns, computed by PyTorch on the same memory, in a list; [] if it cannot."""
     try:
         import torch
 
-        from .torch_devices import run_there, say_host
+        from ..kernel.devices import run_staged
+        from .torch_devices import warn_host
     except (ImportError, NkiError):
         return []
-    tensors: list[Any] = []
-
-    def lent(array: jax.Array) -> Any:
-        tensors.append(torch.from_dlpack(array))
-        return tensors[-1]
-
     try:
-        given, named = replaced((args, kwargs), jax.Array, lent)
-    except (TypeError, RuntimeError, BufferError):  # a dtype that does not travel so
+        tensors = [torch.from_dlpack(value) for value in values]
+    except (TypeError, RuntimeError, BufferError):  # a dtype that cannot be shared
         return []
-    staged = kernel.stage(*replaced(args, jax.Array, _described), **replaced(kwargs, jax.Array, _described))
+    staged = kernel.stage_call(replace(call, arguments=call.arguments.described()))
     if staged.outline.written:
         return []  # arrays never change
-    found = run_there(kernel, given, named, tensors)
+    found = run_staged(staged, tensors, tensors[0].device)
     if isinstance(found, str):
-        say_host(kernel.__name__, tensors[0].device, found)
+        warn_host(kernel.__name__, tensors[0].device, found)
         return []
     return [replaced(found[0], torch.Tensor, lambda t: jnp.from_dlpack(t.contiguous()))]
-
-
-def _described(array: jax.Array) -> TensorSpec:
-    return TensorSpec(tuple(array.shape), array.dtype)
-
-
-_ARRAYS = (jax.Array, Tracer, np.ndarray)
 
 
 def _mesh() -> tuple[tuple[str, ...], int]:
@@ -155,30 +143,17 @@ def _mesh() -> tuple[tuple[str, ...], int]:
     return tuple(mesh.manual_axes), prod(sizes[axis] for axis in mesh.manual_axes)
 
 
-def _stage(kernel: Kernel, args: tuple, kwargs: dict) -> tuple[Staged, list[Any]]:
-    """The call traced on shapes, and its arrays in the order of the kernel's parameters."""
-    values: dict[int, Any] = {}
-    specs = []  # keeps the ids alive
-
-    def describe(value: Any) -> TensorSpec:
+def _stage(kernel: Kernel, call: Call) -> Staged:
+    """Trace a call on shapes."""
+    for name, value, _ in call.arguments.tensors:
         if isinstance(value, Tracer) and not value.shape:
             raise jax.errors.ConcretizationTypeError(
                 value,
-                f"argument {_argument(kernel, args, kwargs, value)} of kernel {kernel.__name__} is a traced "
+                f"argument {name!r} of kernel {kernel.__name__} is a traced "
                 "scalar, and a kernel needs its value while it is traced; make it a static argument with "
                 "static_argnums or static_argnames of jax.jit, or pass an array of shape (1,)",
             )
-        specs.append(TensorSpec(tuple(value.shape), value.dtype))
-        values[id(specs[-1])] = value
-        return specs[-1]
-
-    staged = kernel.stage(*replaced(args, _ARRAYS, describe), **replaced(kwargs, _ARRAYS, describe))
-    return staged, [values[id(spec)] for _, spec in staged.described]
-
-
-def _argument(kernel: Kernel, args: tuple, kwargs: dict, value: Any) -> str:
-    bound = kernel.__signature__.bind(*args, **kwargs).arguments
-    return next((repr(name) for name, held in bound.items() if held is value), "")
+    return kernel.stage_call(replace(call, arguments=call.arguments.described()))
 
 
 def _warn_lost_writes(staged: Staged) -> None:
@@ -421,7 +396,7 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
     def function(*arguments: Any, **keywords: Any) -> Any:
         values, rest, given = in_order(names, arguments, keywords)
         everything, count = [*values, *given], len(values)
-        is_array = [isinstance(value, _ARRAYS) for value in everything]
+        is_array = [isinstance(value, (jax.Array, Tracer, np.ndarray)) for value in everything]
         every = (*names[:count], *rest) if count <= len(names) else ()
         labels = [label(every, i) for i, found in enumerate(is_array) if found]
 

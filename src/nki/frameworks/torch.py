@@ -12,6 +12,7 @@ import ctypes
 import enum
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
 
@@ -19,14 +20,14 @@ import numpy as np
 
 from ..errors import error
 from ..ir.tree import is_record, leaves, possible_fields, record_fields
-from ..ir.tree import replace_leaves as replaced
-from ..kernel.bridges import TensorSpec
-from ..kernel.devices import run_there as staged_there
+from ..kernel.arrays import TensorSpec
+from ..kernel.devices import run_on_device, run_staged
 from ..kernel.kernel import Kernel
+from ..kernel.run import Call
 from ..kernel.staged import Returned, Staged
 from .custom_call import keep_for_debugging
 from .programs import programs
-from .torch_devices import describe, place_of, run_there, say_host
+from .torch_devices import device_of_call, warn_host
 from .torch_gradients import differentiable, is_wrapped
 from .torch_tensors import _TORCH, _check_dense, _no_backward, torch
 from .torch_tensors import check_writable as check_writable  # what a call asks of a framework
@@ -43,24 +44,24 @@ name = "torch"
 # ---- calls ---------------------------------------------------------------------------------------
 
 
-def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
-    """Call a kernel with tensors: at once, or as an operator where somebody watches operators."""
-    tensors = _tensors(args, kwargs)
+def call(kernel: Kernel, call: Call, args: tuple, kwargs: dict) -> Any:
+    """Call a kernel with tensors: at once, or as an operator where operators are traced."""
+    tensors = [value for _, value, _ in call.arguments.tensors if isinstance(value, torch.Tensor)]
     if _dispatch_depth() or not all(map(_is_ordinary, tensors)):
         for tensor in tensors:
             _check_dense(tensor)
         if _dispatch_depth() or any(map(_is_symbolic, tensors)):
             return staged(kernel, args, kwargs)
     if keep_for_debugging.wanted():
-        keep_for_debugging(kernel, *replaced((args, kwargs), torch.Tensor, describe))
+        keep_for_debugging.keep(kernel.stage_call(replace(call, arguments=call.arguments.described())))
     with _recorded(kernel.__name__):
-        where = place_of(tensors)
-        if where is not None:
-            found = run_there(kernel, args, kwargs, tensors, where)
+        device = device_of_call(tensors)
+        if device is not None:
+            found = run_on_device(kernel, call, tensors)
             if isinstance(found, list):
-                return found[0]
-            say_host(kernel.__name__, where, found)
-        return kernel.run(*args, **kwargs).result
+                return connect(found[0], tensors, kernel.__name__)
+            warn_host(kernel.__name__, device, found)
+        return kernel.run_call(call).result
 
 
 _is_profiling = torch._C._autograd._profiler_enabled
@@ -70,16 +71,6 @@ _not_recorded = contextlib.nullcontext()
 def _recorded(kernel: str) -> Any:
     """torch.profiler shows the kernel by its name."""
     return torch.autograd.profiler.record_function(f"nki::{kernel}") if _is_profiling() else _not_recorded
-
-
-_SIMPLE = {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)}
-
-
-def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """All tensors of a call. Most calls have nothing but tensors and numbers."""
-    if not kwargs and _SIMPLE.issuperset(map(type, args)):
-        return [value for value in args if isinstance(value, torch.Tensor)]
-    return leaves((args, kwargs), torch.Tensor)
 
 
 _dispatch_depth = torch._C._len_torch_dispatch_stack
@@ -238,14 +229,11 @@ class _Operator:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         ordered = [tensors[i] for i in self.order]
-        where = place_of(ordered)
-        found: Any = "" if where is None else staged_there(self.staged, ordered, where)
-        if isinstance(found, str):
-            result = self.staged.run(ordered).result
-        else:
-            result = replaced(found[0], torch.Tensor, lambda tensor: tensor.to(ordered[0].device))
+        device = device_of_call(ordered)
+        there = "" if device is None else run_staged(self.staged, ordered, device)
+        result = self.staged.run(ordered).result if isinstance(there, str) else there[0]
         arguments = {id(tensor) for tensor in tensors}
-        found = []
+        found: list[torch.Tensor] = []
         for given, outline in zip(
             leaves(result, torch.Tensor), leaves(self.staged.outline.result, Returned), strict=True
         ):

@@ -20,7 +20,7 @@ except ImportError as problem:
         "missing-package", "nki.frameworks.torch needs PyTorch", help="pip install 'open-nki[torch]'"
     ) from problem
 
-_said_devices: set[str] = set()
+_warned_devices: set[str] = set()
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -51,7 +51,7 @@ def to_numpy(value: torch.Tensor) -> np.ndarray:
     _check_dense(value)
     plain = value.detach() if value.requires_grad else value
     if not value.is_cpu:
-        _say_device(value.device.type)
+        _warn_device(value.device.type)
         plain = plain.cpu()
     if value.is_neg():
         plain = plain.resolve_neg()
@@ -98,15 +98,15 @@ def _check_dense(value: torch.Tensor) -> None:
         )
 
 
-def no_more_word_of(device: str) -> None:
-    """Somebody has said already what happens to tensors there."""
-    _said_devices.add(device)
+def mark_device_warned(device: str) -> None:
+    """Note that a warning about tensors of a device was shown."""
+    _warned_devices.add(device)
 
 
-def _say_device(device: str) -> None:
-    """One warning: what does not run on this machine's processor is copied there and back."""
-    if device not in ("cpu", "meta", "xla") and not _said_devices:
-        _said_devices.add(device)
+def _warn_device(device: str) -> None:
+    """Warn once that tensors of another device are copied to the processor and back."""
+    if device not in ("cpu", "meta", "xla") and not _warned_devices:
+        _warned_devices.add(device)
         emit_warning(
             "device-copy",
             f"kernels run on the CPU: tensors on {device} are copied there, and the results back",

@@ -19,22 +19,27 @@ from ..options import choose_machine
 
 
 class RunningCore(Protocol):
-    """What everybody may know of the core that runs a kernel."""
+    """What any code may ask of the core that runs on this thread."""
 
-    machine: Machine
-    index: int
     pending_warnings: list[tuple] | None
 
     @property
-    def launch(self) -> Any: ...
+    def machine(self) -> Machine: ...
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def execution(self) -> Any:
+        """What the cores of a call share while they execute: memory, barriers, options, diagnostics."""
+
+    @property
+    def instruction(self) -> Any:
+        """The instruction of a Program that runs; None while the kernel's Python runs."""
 
     def diagnose(
         self, kind: str, message: str, notes: Iterable[str], help: str | None, site: Site | None
     ) -> None: ...
-
-    def look(self, storage: Any = None) -> bool: ...
-
-    def add_dependencies(self, later: Any, producers: Iterable[Any]) -> None: ...
 
 
 class _Running(threading.local):

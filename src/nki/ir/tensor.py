@@ -88,7 +88,7 @@ class NkiTensor(View):
         label = f" '{self.name}'" if self.name else ""
         text = f"NkiTensor {self.dtype}{list(self.shape)} {self.buffer.value}{label}"
         core = running()
-        if core is None or self.indirection is not None or not core.look(self.storage):
+        if core is None or self.indirection is not None or not core.read_back(self.storage):
             return text
         return f"{text}\n{core.values(self)}"
 
@@ -109,7 +109,7 @@ class NkiTensor(View):
                 notes=[self.describe()],
                 help="allocate it with nl.ndarray",
             )
-        if core is None or not core.look(self.storage):
+        if core is None or not core.read_back(self.storage):
             raise error("abstract-value", "only shapes are known here, not values", notes=[self.describe()])
         if self.indirection is not None:
             self._refuse("np.asarray()", "copy the selection to a tile first")

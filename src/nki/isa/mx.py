@@ -97,7 +97,7 @@ def check_quadrants(ins: Instruction, name: str) -> None:
 
 def quantize_mx(dst, src, dst_scale, name=None):
     """dst = src in packed MXFP8, dst_scale = a power of two for each group of 8 partitions x 4 elements."""
-    doubled = current().launch.options.since("0.5")
+    doubled = current().execution.options.since("0.5")
     return issue((QuantizeMx if doubled else QuantizeMxOcp)(dst, src, dst_scale, name))
 
 

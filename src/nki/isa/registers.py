@@ -55,9 +55,10 @@ class VirtualRegister:
     @property
     def _value(self) -> int | float | None:
         core = running()
-        if core is not None and core.defers:
-            core.look()
-        if core is None or core.registers is None:
+        if core is None:
+            return self._now
+        if core.registers is None:
+            core.require_values()
             return self._now
         return core.registers.get(self, self._first)
 
@@ -93,9 +94,9 @@ class VirtualRegister:
         core = running()
         self._asked += 1
         if core is not None:
-            if not core.look():
+            if not core.read_back():
                 return self._asked % 2 == 1  # without values, a body is traced once
-            self._stop_endless(core.launch.options.max_iterations)
+            self._stop_endless(core.execution.options.max_iterations)
         return self.read() != 0
 
     def _stop_endless(self, limit: int) -> None:
@@ -109,7 +110,7 @@ class VirtualRegister:
     def __repr__(self) -> str:
         core = running()
         if core is not None:
-            core.look()
+            core.read_back()
         shown = "uninitialised" if self._value is None else repr(self._value)
         return f"VirtualRegister({shown}{', frozen' if self.frozen else ''})"
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import error
-from ..ir.context import current, warn
+from ..ir.context import RunningCore, current, warn
 from ..ir.instruction import Cost, In, Instruction, Out, State
 from ..ir.layout import is_int
 from ..ir.view import View
-from ..launch.core import Core, issue
+from ..launch.core import issue
 from ..machine.machine import Machine
 from ..machine.memories import SHARED_HBM
 from . import rules
@@ -25,7 +25,7 @@ CORES = (0, 1)
 
 def _need_two_cores(function: str, what: str) -> None:
     """Judged at each call: the degree of a launch is no part of an instruction's signature."""
-    degree = current().launch.degree
+    degree = current().execution.degree
     if degree < 2:
         raise error(
             "lnc",
@@ -94,11 +94,11 @@ class CoreBarrier(Instruction):
     def compute(self, data: np.ndarray) -> None:
         if len(self.cores) == 1:
             return
-        core: Core = current()
+        core = current()
         storage = self.data.storage
         tensor = id(storage) if storage.buffer is SHARED_HBM else storage.name
         what = f"core_barrier on {storage.name or 'a tensor'} {self.data.dtype}{list(self.data.shape)}"
-        core.launch.meet(core, ("core_barrier", tensor, self.cores), what)
+        core.execution.barriers.meet(core, ("core_barrier", tensor, self.cores), what)
 
     def cost(self, machine: Machine) -> Cost:
         if len(self.cores) == 1:
@@ -173,18 +173,18 @@ class SendRecv(DmaInstruction):
             rules.at_most(self, "src", self.src.free_elements, limit, "elements per partition", help)
 
     def compute(self, src: np.ndarray, dst: np.ndarray) -> None:
-        core: Core = current()
+        core = current()
         dtype = self.src.dtype
         if self.send_to_rank == self.recv_from_rank == core.index:
             transfer(dst, src.copy(), dtype, dtype)
             return
         what = f"core {self.recv_from_rank} to send on pipe {self.pipe_id} of sendrecv"
-        offers = core.launch.meet(core, ("sendrecv", self.pipe_id), what, (self, src.copy()))
+        offers = core.execution.barriers.meet(core, ("sendrecv", self.pipe_id), what, (self, src.copy()))
         sender, data = offers[self.recv_from_rank]
         self._check_pair(core, sender)
         transfer(dst, data, dtype, dtype)
 
-    def _check_pair(self, core: Core, sender: SendRecv) -> None:
+    def _check_pair(self, core: RunningCore, sender: SendRecv) -> None:
         """What arrives must be meant for this core and fit its dst."""
         if sender.send_to_rank != core.index:
             raise rules.fail(

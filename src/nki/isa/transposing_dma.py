@@ -33,7 +33,7 @@ def dma_transpose(
     dge_mode = member(dge_mode, enums.dge_mode, "dma_transpose", "dge_mode")
     oob_mode = member(oob_mode, enums.oob_mode, "dma_transpose", "oob_mode")
     axes = tuple(axes) if isinstance(axes, (list, tuple)) else axes
-    if not current().launch.options.since("0.4"):
+    if not current().execution.options.since("0.4"):
         dst = _padded(dst, src, axes)
     return issue(DmaTranspose(dst, src, axes, priority, dge_mode, oob_mode, name))
 

@@ -1,62 +1,69 @@
-"""Calls whose tensors are on a device: run there, where every instruction can."""
+"""Calls whose tensors are on a GPU: run there, where every instruction can."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..backends.torch.runner import part_of, run
 from ..backends.torch.schedule import Refused
 from ..backends.torch.steps import device_plan_of
+from ..ir.storage import Storage
 from ..ir.tree import leaves, replace_leaves
 from ..ir.view import View
-from ..launch.launch import speak
+from ..launch.diagnostics import show
 from ..machine.dtypes import DType
-from ..options import from_environment
-from .arguments import is_whole
-from .bridges import TensorSpec
+from .run import Call
 from .staged import Staged
+from .transfer import is_whole
 
-SEEN_AS = {"tfloat32": "float32", "float8_e4m3": "float8_e4m3fn"}  # dtypes that torch does not have
+TORCH_NAMES = {"tfloat32": "float32", "float8_e4m3": "float8_e4m3fn"}  # dtypes that torch does not have
 
 
-def on_device(kernel: Any, args: tuple, kwargs: dict, tensors: Sequence[Any], where: Any) -> list[Any] | str:
-    """What a call returns, in a list; or why it does not run there, and nothing was done.
-
-    `args` and `kwargs` have descriptions in place of the torch tensors, which are given beside them.
-    """
-    options = from_environment()
+def run_on_device(kernel: Any, call: Call, tensors: Sequence[Any]) -> list[Any] | str:
+    """Return what a call returns, in a list; or why it does not run on the device of its tensors."""
+    options = call.options
     if options.executor == "reference" or options.strict or not options.precise_fp:
-        return "the reference executor is asked for"  # in which everything is said at its line
+        return "the reference backend is asked for"  # which reports everything at its line
+    home = tensors[0].device
+    if any(tensor.device != home for tensor in tensors) or not all(map(_is_dense, tensors)):
+        return "its tensors are not all dense, on one device"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # said below, or by the call itself if it runs on the host
-        staged: Staged = kernel.stage(*args, **kwargs)
-    by_spec = {id(s): t for s, t in zip(leaves((args, kwargs), TensorSpec), tensors, strict=True)}
-    found = run_there(staged, [by_spec[id(spec)] for _, spec in staged.described], where)
-    if isinstance(found, list):
-        for diagnostic in staged.program.said:  # about shapes: what is said about values, the host says
-            speak(diagnostic)
+        warnings.simplefilter("ignore")  # shown below, or by the call itself if it runs on the host
+        staged = kernel.stage_call(replace(call, arguments=call.arguments.described()))
+    found = run_staged(staged, tensors, home)
+    if isinstance(found, str):
+        return found
+    for diagnostic in staged.program.said:  # about shapes; the host reports what depends on values
+        show(diagnostic)
     return found
 
 
-def run_there(staged: Staged, tensors: Sequence[Any], where: Any) -> list[Any] | str:
-    """The same for a staged call, with its tensors in order. Arguments that it writes are changed."""
+def _is_dense(tensor: Any) -> bool:
+    import torch
+
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_neg())
+
+
+def run_staged(staged: Staged, tensors: Sequence[Any], device: Any) -> list[Any] | str:
+    """Run a staged call on tensors of a device, in the order of its parameters. Written ones are changed.
+
+    Returns the result in a list, or why the call does not run there; then nothing was done.
+    """
+    import torch
+
     program, kernel = staged.program, staged.kernel
-    if not staged.fixed:
-        return "its Python looks at values"
+    if not staged.is_fixed:
+        return "its Python reads values"
     plan = device_plan_of(program)
     if isinstance(plan, Refused):
         return str(plan)
-    import torch
-
-    given: dict[Any, Any] = {}
-    originals: dict[Any, Any] = {}
-    for (_, storage), tensor in zip(program.parameters, tensors, strict=True):
-        originals[storage] = tensor
-        given[storage] = tensor.detach().contiguous().to(where)
+    originals = {s: tensor for (_, s), tensor in zip(program.parameters, tensors, strict=True)}
+    given: dict[Storage, Any] = {s: t.detach().contiguous().to(device) for s, t in originals.items()}
     for storage, raw in program.constants:
-        given[storage] = torch.from_numpy(raw.copy()).to(where)
+        given[storage] = torch.from_numpy(raw.copy()).to(device)
     changed = [storage for storage in plan.written if storage in originals]
     views = leaves(program.result, View)
     partly = {s for s in plan.partly if s not in originals}
@@ -64,19 +71,19 @@ def run_there(staged: Staged, tensors: Sequence[Any], where: Any) -> list[Any] |
         return "it returns a tensor of which a part was never written"
     if not _may_change([originals[s] for s in changed], tensors):
         return "it writes an argument that may not be written"
-    found = run(plan, given, where)
+    found = run(plan, given, device)
     if found is None:
-        return "there is something to say about its values"
+        return "an instruction reports something about its values"
     for storage in changed:
         target = originals[storage]
-        new = _seen(torch, found[storage], storage.dtype).reshape(target.shape)
+        new = _as_dtype(found[storage], storage.dtype).reshape(target.shape)
         target.copy_(new if new.dtype == target.dtype else new.view(target.dtype))
 
     def returned(view: View) -> Any:
         own = originals.get(view.storage)
         if own is None:
-            memory = found.get(view.storage, given.get(view.storage))
-            part = part_of(_seen(torch, memory, view.dtype), view)
+            memory = found[view.storage] if view.storage in found else given[view.storage]
+            part = part_of(_as_dtype(memory, view.dtype), view)
             return part if view.storage in found else part.clone()
         if is_whole(view) and tuple(view.shape) == tuple(own.shape):
             return own
@@ -98,11 +105,14 @@ def _may_change(written: Sequence[Any], tensors: Sequence[Any]) -> bool:
     return True
 
 
-def _seen(torch: Any, tensor: Any, dtype: DType) -> Any:
-    """A tensor that holds elements, as one of their dtype."""
+def _as_dtype(tensor: Any, dtype: DType) -> Any:
+    """Return a tensor that holds elements as one of their dtype."""
+    import torch
+
     wanted = getattr(torch, torch_name(dtype))
     return tensor if tensor.dtype == wanted else tensor.view(wanted)
 
 
 def torch_name(dtype: DType) -> str:
-    return SEEN_AS.get(dtype, str(dtype))
+    """Return the name of a dtype in torch."""
+    return TORCH_NAMES.get(dtype, str(dtype))  # type: ignore[call-overload]

@@ -10,8 +10,8 @@ from typing import Any, overload
 from ..errors import error, nearest
 from ..machine.generations import find
 from ..options import from_environment
-from .calls import launch_grid
 from .kernel import Kernel, P
+from .run import launch_grid
 
 _IGNORED_WITH_WARNING = ("mode", "experimental_flags", "additional_compile_opt")
 _IGNORED = ("debug_kernel", "show_compiler_tb")

@@ -1,8 +1,8 @@
 """Kernel: a Python function that issues instructions, and the ways to call it (spec/language.md 2-4).
 
-A call looks for its program in the cache. Where there is none, the Python runs: its instructions are
-recorded and then run as one Program. Where that cannot be (Python looks at values, a dynamic loop is to be
-watched, an instruction fails and the kernel may catch it), each instruction runs as it is issued.
+A call runs the Program that an equal call has left in the cache. Else its Python is traced, and the recorded
+Program runs. Where Python reads a value, an instruction fails, or a dynamic loop must be watched, the call
+starts again in eager mode.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pickle
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec
 
@@ -22,40 +22,46 @@ import numpy as np
 
 from ..backends.reference.blas import one_blas_thread
 from ..backends.reference.collector import fewer_collections
+from ..check.capacity import counted
+from ..check.program import findings
 from ..errors import NkiError, NkiWarning, error, without_our_frames
 from ..ir import tree
 from ..ir.context import running, warn
-from ..ir.program import Program
+from ..ir.program import Diagnostic, Program
 from ..ir.schedule_edges import check_names, checked_edges
 from ..ir.statistics import Statistics
+from ..ir.storage import Storage
+from ..ir.tensor import whole
 from ..launch import observers
 from ..launch.core import Core
-from ..launch.launch import Launch, Restart
+from ..launch.diagnostics import NeedsEager, SideEffects
+from ..launch.execution import Execution, execute
+from ..launch.launch import Launch, Mode
 from ..launch.world import current_world
 from ..machine.machine import Machine
 from ..options import Options, choose_machine, from_environment
 from ..options import options as nki_options
 from ..typing import check_shapes
-from . import launches
-from .arguments import Arguments
-from .bridges import TensorSpec, bridge_of, framework_of
-from .cache import LONGEST, Leaf, call_key, is_debugging, programs
-from .calls import ALIAS_SUFFIX, Call, Run, _warn_once, launch_grid
-from .device_option import elsewhere
+from . import output
+from .arguments import flatten
+from .arrays import TensorSpec, load_framework
+from .cache import call_key, is_debugging, programs, read_values
 from .explain import explain_call, suggest
-from .progress import LONG, told
+from .listeners import notify
+from .progress import LONG, shown
 from .reads import Reads
 from .results import (
     bare,
     check_results,
     is_plain,
-    report_replayed,
-    report_run,
+    report_executed,
     report_traced,
     tensors,
     warn_lost_writes,
 )
+from .run import ALIAS_SUFFIX, Call, Run, Traced, launch_grid, warn_once
 from .staged import Returned, Staged
+from .transfer import Transfer, parameter_storages
 from .user_function import is_users_error, named, plain, refuse_unfinished
 
 if TYPE_CHECKING:
@@ -67,7 +73,7 @@ MYPY = False  # checkers take it for True; jedi does not look behind it, and sho
 
 
 class _Typed(Generic[P]):
-    """A kernel as those see it who only read: a call takes the arguments of the function."""
+    """What type checkers and editors see: a call takes the arguments of the function."""
 
     if TYPE_CHECKING:
         __call__: Callable[P, Any]
@@ -146,11 +152,8 @@ class Kernel(_Typed[P]):
         return Kernel(**{**dict(zip(_STATE, self._state, strict=True)), **changes})
 
     def __getitem__(self, degree: Any) -> Kernel[P]:
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.compiler.is_dynamo_compiling():
-            from ..frameworks.torch import launched
-
-            return launched(self, degree)
+        if _is_compiling():
+            return load_framework("torch").launched(self, degree)
         return self._with(grid=launch_grid(degree))
 
     if MYPY or not TYPE_CHECKING:
@@ -167,19 +170,18 @@ class Kernel(_Typed[P]):
     # ---- calling ---------------------------------------------------------------------------------
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        torch = sys.modules.get("torch")
-        # torch.compile traces this very function
-        if torch is not None and torch.compiler.is_dynamo_compiling():
-            from ..frameworks.torch import staged
-
-            return staged(self, args, kwargs)
+        if _is_compiling():  # torch.compile traces this very function
+            return load_framework("torch").staged(self, args, kwargs)
         core = running()
         if core is not None:
             return self._inline(core, args, kwargs)
-        launches.tell(self, args, kwargs)
+        notify(self, args, kwargs)
         try:
-            bridge = bridge_of(args) or bridge_of(kwargs) or elsewhere()
-            return self.run(*args, **kwargs).result if bridge is None else bridge.call(self, args, kwargs)
+            call = self.prepare(args, kwargs)
+            framework = call.arguments.framework
+            if framework is None:
+                return self.run_call(call).result
+            return framework.call(self, call, args, kwargs)
         except NkiError as problem:
             raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__
         except Exception as problem:
@@ -216,32 +218,26 @@ class Kernel(_Typed[P]):
         if "target" in kwargs and "target" not in self.__signature__.parameters:
             with nki_options(target=kwargs.pop("target")):
                 return self.run(*args, **kwargs)
-        call = self._prepare(args, kwargs)
-        with one_blas_thread(), fewer_collections():
-            kept = programs.find(call.key) if call.key is not None else None
-            if kept is not None and (current_world().size == 1 or not kept.program.loops):
-                with told(self.__name__) if len(kept.program) > LONG else contextlib.nullcontext():
-                    return self._run_program(call, kept.program, verified=kept.verified)
-            self._note_reads(call)
-            with told(self.__name__):
-                return self._run_eagerly(call) if call.eager else self._run_deferred(call)
+        return self.run_call(self.prepare(args, kwargs))
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
-        """What a call does, as a Program. Arrays may be `nki.TensorSpec`s; nothing is computed."""
-        return self._trace(self._prepare(args, kwargs))[0]
+        """Return what a call does as a Program. Arrays may be `nki.TensorSpec`s; nothing is computed."""
+        return self._trace(self.prepare(args, kwargs), has_data=False).program
 
     def stage(self, *args: Any, **kwargs: Any) -> Staged:
         """Trace a call on `nki.TensorSpec`s now, to be run with data later."""
-        call = self._prepare(args, kwargs)
-        kept = programs.find(call.key) if call.key is not None else None
-        if kept is not None:
-            return Staged(self, call, kept.program, [(leaf.name, leaf.value) for leaf in call.leaves], True)
+        return self.stage_call(self.prepare(args, kwargs))
+
+    def stage_call(self, call: Call) -> Staged:
+        """Trace a prepared call now, to be run with data later."""
+        cached = programs.find(call.key) if call.key is not None else None
+        if cached is not None:
+            return Staged(self, call, cached.program, True)
         self._note_reads(call)
-        program, arguments, fixed = self._trace(call)
-        if fixed and call.key is not None and not program.loops:
-            self._keep(call, program, {}, arguments.launch.files)
-        said = replace(call, said=program.said)
-        return Staged(self, said, program, arguments.described, fixed)
+        traced = self._trace(call, has_data=False)
+        if traced.is_fixed and call.key is not None and not traced.program.loops:
+            self._cache(call, traced.program, {}, traced.files)
+        return Staged(self, replace(call, silenced=traced.program.said), traced.program, traced.is_fixed)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """What a call returns, with `nki.TensorSpec`s for its tensors. Takes TensorSpecs or arrays."""
@@ -254,217 +250,237 @@ class Kernel(_Typed[P]):
 
         return profile_call(self, args, kwargs)
 
-    def _prepare(self, args: tuple, kwargs: dict) -> Call:
+    def prepare(self, args: tuple, kwargs: dict) -> Call:
+        """Bind and flatten the arguments; the one place where that is done."""
         options = from_environment()
         machine = choose_machine(self.target)
         self._check_degree(machine, options)
         if self.simulated:
             self._lint()
         bound, aliased = self._bind(args, kwargs)
-        key: Any = None
-        leaves: list[Leaf] = []
+        arguments = flatten(bound)
         debugging = is_debugging()
+        key: Any = None
         if options.cache and not debugging and not observers.current():
-            key, leaves = call_key(
-                self.func, bound, (self.grid, self.schedule, machine.name, options, current_world().size)
-            )
-        return Call(options, machine, bound, aliased, key, leaves, eager=debugging or not options.cache)
+            context = (self.grid, self.schedule, machine.name, options, current_world().size)
+            key = call_key(self.func, arguments.key, context)
+        return Call(options, machine, arguments, aliased, key, eager=debugging or not options.cache)
 
-    # ---- the ways to run -------------------------------------------------------------------------
+    # ---- running ---------------------------------------------------------------------------------
 
-    def _trace(self, call: Call) -> tuple[Program, Arguments, bool]:
-        """Run the kernel's Python without data; also whether it is all there is to know."""
-        with self._launch(call, mode="trace") as launch:
-            arguments = Arguments(launch)
-            results = launch.run(lambda: self._python(arguments, call.bound))
-            check_results(self, launch, results)
-            program = report_traced(self, launch, self._recorded(launch, arguments, results))
-            fixed = not launch.looked_at_values and is_plain(results[0])
-        return program, arguments, fixed
+    def run_call(self, call: Call) -> Run:
+        """Execute the cached Program of a call, or trace it and execute that; where neither can be: eager."""
+        with one_blas_thread(), fewer_collections():
+            cached = programs.find(call.key) if call.key is not None else None
+            if cached is not None and (current_world().size == 1 or not cached.program.loops):
+                with shown(self.__name__) if len(cached.program) > LONG else contextlib.nullcontext():
+                    return self._execute_or_eager(call, cached.program, cached.verified)
+            self._note_reads(call)
+            with shown(self.__name__):
+                if call.eager or (call.key is not None and read_values.find(call.key)):
+                    return self._run_eagerly(call)
+                return self._run_traced(call)
 
-    def _recorded(self, launch: Launch, arguments: Arguments, results: list[Any]) -> Program:
-        program = launch.recorded(self.__name__, arguments.parameters(), bare(results[0]), self.schedule)
-        if self.schedule:
-            check_names(program)
-        return program
-
-    def _run_deferred(self, call: Call) -> Run:
-        """Run the kernel's Python, then what it issued; keep that for the next call."""
-        with self._launch(call, mode="deferred", limit=LONGEST) as launch:
-            try:
-                arguments = Arguments(launch)
-                results = self._recording(launch, arguments, call)
-                if launch.mode == "eager":  # it needed values on the way
-                    return self._finish_eager(call, arguments, results)
-                check_results(self, launch, results)
-                program = self._recorded(launch, arguments, results)
-                again = is_plain(results[0])
-                del results
-                if again and call.key is not None and launch.world.size > 1:  # the next rank finds it
-                    self._keep(call, program, {}, launch.files)
-                run = self._replay(call, arguments, program)
-            except Restart:
-                run = None
-            prints = launch.prints
-            if run is not None:
-                report_replayed(self, arguments, program)
-                if again and call.key is not None:
-                    self._keep(call, program, {}, launch.files)
-                return self._deliver(arguments, run)
-        return self._run_eagerly(call, prints)
-
-    def _recording(self, launch: Launch, arguments: Arguments, call: Call) -> list[Any]:
-        """Run the kernel's Python. If it fails, what it said until then is said now."""
+    def _run_traced(self, call: Call) -> Run:
+        """Trace the kernel's Python, then execute the Program; cache it for the next call."""
+        printed, side_effects = output.Printed(), SideEffects()
+        may_print = call.reads is None
         try:
-            return launch.run(lambda: self._python(arguments, call.bound))
-        except Exception:
-            for diagnostic in launch.diagnostics if launch.mode == "deferred" else ():
-                launch.speak(diagnostic)
-            raise
+            with output.recorded(printed) if may_print else contextlib.nullcontext():
+                traced = self._trace(call, has_data=True)
+            is_cached = traced.is_fixed and call.key is not None
+            if is_cached and current_world().size > 1:  # the next rank finds it
+                self._cache(call, traced.program, {}, traced.files)
+            run = self._execute(call, traced.program, traced.transfer, side_effects)
+        except NeedsEager:
+            return self._run_eagerly(call, side_effects.prints, printed)
+        if is_cached:
+            self._cache(call, traced.program, {}, traced.files)
+        return run
 
-    def _run_eagerly(self, call: Call, prints_done: int = 0, raced: Launch | None = None) -> Run:
-        """Run the kernel's Python, each instruction as it is issued; again, in turns, if cores raced."""
-        with self._launch(call, mode="eager", alternates=raced is not None) as launch:
-            launch.prints_done = prints_done
-            if raced is not None:
-                launch.go_on_from(raced)
-            arguments = Arguments(launch)
-            results = launch.run(lambda: self._python(arguments, call.bound))
-            if launch.turns is not None or not launch.races:
-                return self._finish_eager(call, arguments, results)
-        return self._run_eagerly(call, max(prints_done, launch.prints), launch)
+    def _trace(self, call: Call, has_data: bool) -> Traced:
+        """Run the kernel's Python without executing instructions."""
+        with self._launch(call, "trace", has_data=has_data) as launch:
+            storages = parameter_storages(call.arguments.tensors, launch)
+            transfer = Transfer(call.arguments.tensors, storages, call.machine, call.options)
+            diagnostics = launch.execution.diagnostics
+            try:
+                results = self._python(call, launch, storages)
+            except Exception:
+                diagnostics.show()
+                raise
+            check_results(self, launch.execution, results, executed=False)
+            parameters = [(storage.name, storage) for storage in storages]
+            program = launch.recorded(self.__name__, parameters, bare(results[0]), self.schedule)
+            if self.schedule:
+                check_names(program)
+            if not has_data:
+                program = report_traced(self, launch, program)
+            is_fixed = not launch.python.read_values and is_plain(results[0])
+            return Traced(program, transfer, is_fixed, launch.python.files)
 
-    def _finish_eager(self, call: Call, arguments: Arguments, results: list[Any]) -> Run:
-        launch = arguments.launch
-        check_results(self, launch, results)
-        statistics = launch.statistics
-        assert statistics is not None
-        statistics.finish()
-        run = self._received(call, arguments, results[0], lambda: statistics)
-        report_run(self, arguments, results[0], statistics)
-        run.trips = {n: counts for core in launch.cores for n, counts in core.trips.items()}
-        trips = {n: max(counts) for n, counts in run.trips.items()}
-        if trips and call.key is not None and not launch.looked_at_values and not launch.diverged:
-            self._keep_traced(call, trips, launch)
-        return self._deliver(arguments, run)
-
-    def _keep_traced(self, call: Call, trips: dict[int, int], launch: Launch) -> None:
-        """A dynamic loop ran, the same in every iteration: keep the program for as many of them."""
-        if call.reads is None or not call.reads.still_hold():  # do not run the Python again for nothing
-            return
-        with warnings.catch_warnings(), contextlib.suppress(Exception):
-            warnings.simplefilter("ignore")  # it was said already
-            program, _, fixed = self._trace(replace(call, said=launch.diagnostics))
-            if not fixed or {loop.number for loop in program.loops} != set(trips):
-                return
-            self._keep(call, program, trips, launch.files)
-
-    def _run_program(
+    def _execute_or_eager(
         self,
         call: Call,
         program: Program,
-        into: Sequence[np.ndarray] = (),
         verified: dict[int, int] | None = None,
+        into: Sequence[np.ndarray] = (),
     ) -> Run:
-        """Run a program that an earlier call left on the tensors of this one."""
-        with self._launch(call, mode="replay") as launch:
-            launch.verified = verified if program.loops else None
-            arguments = Arguments(launch)
-            for leaf, (_, storage) in zip(call.leaves, program.parameters, strict=True):
-                arguments.attach(leaf.value, leaf.framework, storage)
-            if into:
-                arguments.place(tensors(program.result), into)
-            try:
-                run = self._replay(call, arguments, program)
-                report_replayed(self, arguments, program)
-                return self._deliver(arguments, run)
-            except Restart:
-                prints = launch.prints
-        self._note_reads(call)
-        return self._run_eagerly(call, prints)
+        """Execute a Program that was traced before on the tensors of this call."""
+        side_effects = SideEffects()
+        storages = [storage for _, storage in program.parameters]
+        transfer = Transfer(call.arguments.tensors, storages, call.machine, call.options)
+        try:
+            return self._execute(call, program, transfer, side_effects, verified, into)
+        except NeedsEager:
+            self._note_reads(call)
+            return self._run_eagerly(call, side_effects.prints)
+
+    def _execute(
+        self,
+        call: Call,
+        program: Program,
+        transfer: Transfer,
+        side_effects: SideEffects,
+        verified: dict[int, int] | None = None,
+        into: Sequence[np.ndarray] = (),
+    ) -> Run:
+        """Execute a Program. An instruction that fails does so again in eager mode: Python may catch it."""
+        results = transfer.lent_for(tensors(program.result), into) if into else None
+        with _restarting(side_effects):
+            execution = execute(
+                program,
+                call.options,
+                transfer.inputs,
+                results,
+                side_effects=side_effects,
+                silenced=call.silenced,
+                verified=verified,
+            )
+        with execution:
+            with _restarting(side_effects):
+                check_results(self, execution, [program.result], executed=True)
+                counted = replace(program, trips=execution.trips) if execution.trips else program
+                run = self._received(call, transfer, execution, program.result, counted.statistics)
+            execution.diagnostics.show()
+            report_executed(self, transfer, execution, program.result, findings(program, call.options))
+            return self._deliver(transfer, execution, run)
+
+    def _run_eagerly(
+        self,
+        call: Call,
+        prints: int = 0,
+        printed: output.Printed | None = None,
+        raced: Launch | None = None,
+    ) -> Run:
+        """Run the kernel's Python, each instruction as it is issued; again, interleaved, if cores raced.
+
+        What an earlier attempt printed (`prints` of device_print, `printed` by Python) is not printed again.
+        """
+        found = [] if raced is None else raced.execution.diagnostics.found
+        silenced = [*call.silenced, *found]
+        with (
+            output.without(printed),
+            self._launch(
+                call, "eager", silenced=silenced, prints_before=prints, interleaved=raced is not None
+            ) as launch,
+        ):
+            launch.execution.diagnostics.found += found
+            storages = parameter_storages(call.arguments.tensors, launch)
+            transfer = Transfer(call.arguments.tensors, storages, call.machine, call.options)
+            for storage, raw in transfer.inputs.items():
+                launch.execution.memories.borrow(storage, raw)
+            results = self._python(call, launch, storages)
+            races = launch.races()
+            if not races or launch.execution.barriers.interleaving is not None:
+                return self._finish_eagerly(call, transfer, launch, results, races)
+        return self._run_eagerly(call, max(prints, launch.execution.side_effects.prints), printed, launch)
+
+    def _finish_eagerly(
+        self,
+        call: Call,
+        transfer: Transfer,
+        launch: Launch,
+        results: list[Any],
+        races: list[Diagnostic],
+    ) -> Run:
+        execution, statistics, python = launch.execution, launch.statistics, launch.python
+        assert statistics is not None
+        check_results(self, execution, results, executed=True)
+        statistics.finish()
+        run = self._received(call, transfer, execution, results[0], lambda: statistics)
+        found = [*races, *counted(statistics)]
+        report_executed(self, transfer, execution, results[0], found, python.read_values)
+        if call.key is not None and python.read_values:
+            read_values.put(call.key, call)
+        elif call.key is not None and run.trips and not python.diverged:
+            self._cache_loops(call, run, python.files)
+        return self._deliver(transfer, execution, run)
+
+    def _cache_loops(self, call: Call, run: Run, files: list[tuple[str, str]]) -> None:
+        """Cache a program whose dynamic loops did the same in every iteration, for as many iterations."""
+        if call.reads is None or not call.reads.still_hold():  # tracing again would be of no use
+            return
+        trips = {number: max(counts) for number, counts in run.trips.items()}
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")  # the eager run has shown them
+            traced = self._trace(replace(call, silenced=run.diagnostics), has_data=False)
+            if traced.is_fixed and {loop.number for loop in traced.program.loops} == set(trips):
+                self._cache(call, traced.program, trips, files)
 
     def run_staged(self, staged: Staged, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Run:
         """Run a staged call on the values of its tensors."""
-        leaves = [
-            Leaf(name, tensor, framework_of(tensor))
-            for (name, _), tensor in zip(staged.described, tensors, strict=True)
-        ]
-        call = replace(staged.call, leaves=leaves, bound=staged.bound(tensors), key=None)
+        call = replace(staged.call, arguments=staged.call.arguments.with_tensors(tensors), key=None)
         with one_blas_thread():
-            if staged.fixed:
-                run = self._run_program(call, staged.program, into, staged.verified)
+            if staged.is_fixed:
+                run = self._execute_or_eager(call, staged.program, staged.verified, into)
             else:
                 run = self._run_eagerly(call)
-        staged.heard(run.diagnostics)
-        if staged.fixed and not any(d.kind == "loop-divergence" for d in run.diagnostics):
+        staged.silence(run.diagnostics)
+        if staged.is_fixed and not any(d.kind == "loop-divergence" for d in run.diagnostics):
             for number, counts in run.trips.items():
                 staged.verified[number] = max(staged.verified.get(number, 0), *counts)
         return run
 
-    def _replay(self, call: Call, arguments: Arguments, program: Program) -> Run:
-        """Run a program. An instruction that fails does so in the kernel's Python, which may catch it."""
-        launch = arguments.launch
-        try:
-            if launch.mode == "deferred":
-                launch.begin_replay()
-            launch.replay(program)
-            trips = {n: counts for core in launch.cores for n, counts in core.trips.items()}
-            check_results(self, launch, [program.result])
-            counted = replace(program, trips=trips) if trips else program
-            run = self._received(call, arguments, program.result, counted.statistics)
-            run.trips = trips
-        except Exception:
-            if launch.met_ranks:
-                raise
-            raise Restart from None
-        for diagnostic in launch.diagnostics:
-            launch.speak(diagnostic)
-        return run
-
     def _received(
-        self, call: Call, arguments: Arguments, result: Any, count: Callable[[], Statistics]
+        self,
+        call: Call,
+        transfer: Transfer,
+        execution: Execution,
+        result: Any,
+        count: Callable[[], Statistics],
     ) -> Run:
-        """What the caller will get, before anything of the caller's is changed."""
-        returned = arguments.result(result) if self.returns else None
-        warn_lost_writes(self, arguments, result, call.aliased)
-        arguments.check_write_back()
-        returned = arguments.connect(returned, self.__name__)
-        return Run(returned, call.machine, count, arguments.launch.diagnostics)
+        """Return what the caller will get, before anything of the caller's is changed."""
+        returned = transfer.result(result, execution.memories, self.__name__) if self.returns else None
+        warn_lost_writes(self, transfer, execution, result, call.aliased)
+        transfer.check_write_back(execution.memories)
+        return Run(returned, call.machine, count, execution.diagnostics.found, execution.trips)
 
-    def _deliver(self, arguments: Arguments, run: Run) -> Run:
-        """The last thing a call does: what it wrote goes to the caller."""
-        run.written = arguments.write_back(self.__name__)
-        if arguments.launch.world.keeps_random_state:
-            arguments.launch.generators.keep()
+    def _deliver(self, transfer: Transfer, execution: Execution, run: Run) -> Run:
+        """Write the caller's arrays and random state: the last thing a call does."""
+        run.written = transfer.write_back(execution.memories, self.__name__)
+        if execution.world.keeps_random_state:
+            execution.generators.keep()
         return run
 
-    def _keep(self, call: Call, program: Program, verified: dict[int, int], files: Any) -> None:
-        programs.keep(call.key, self.func, call.reads, program, verified, files)
+    def _cache(
+        self, call: Call, program: Program, verified: dict[int, int], files: list[tuple[str, str]]
+    ) -> None:
+        programs.add(call.key, self.func, call.reads, program, verified, files)
 
     def _note_reads(self, call: Call) -> None:
-        """Look at what the Python can read before it runs: what it changes itself is then seen to change."""
+        """Note what the Python can read before it runs: what it changes itself then counts as a change."""
         if call.key is not None:
-            call.reads = Reads.of(self.func, dict(call.bound.arguments))
+            call.reads = Reads.of(self.func, call.arguments.values)
 
-    def _launch(self, call: Call, **settings: Any) -> Launch:
-        launch = Launch(call.machine, call.options, self.lnc, bracketed=bool(self.grid), **settings)
-        launch.hush(call.said)
-        return launch
+    def _launch(self, call: Call, mode: Mode, **settings: Any) -> Launch:
+        silenced = settings.pop("silenced", call.silenced)
+        return Launch(call.machine, call.options, self.grid, mode, silenced=silenced, **settings)
 
-    def _python(self, arguments: Arguments, bound: inspect.BoundArguments) -> Any:
-        signature = self.__signature__
-        args, kwargs = [], {}
-        for name, value in bound.arguments.items():
-            parameter = signature.parameters[name]
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                args += [arguments.convert(v, f"{name}[{i}]") for i, v in enumerate(value)]
-            elif parameter.kind is parameter.VAR_KEYWORD:
-                kwargs.update({k: arguments.convert(v, k) for k, v in value.items()})
-            elif parameter.kind is parameter.KEYWORD_ONLY:
-                kwargs[name] = arguments.convert(value, name)
-            else:
-                args.append(arguments.convert(value, name))
-        return self.func(*args, **kwargs)
+    def _python(self, call: Call, launch: Launch, storages: list[Storage]) -> list[Any]:
+        """Run the kernel's function on every core and return what each returned."""
+        given = [whole(storage, None) for storage in storages]
+        return launch.run(lambda: call.arguments.call(self.func, given))
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[inspect.BoundArguments, set[str]]:
         aliased = {key.removesuffix(ALIAS_SUFFIX) for key in kwargs if key.endswith(ALIAS_SUFFIX)}
@@ -496,14 +512,14 @@ class Kernel(_Typed[P]):
             )
         configured = options.logical_nc_config
         if configured is not None and configured != self.lnc:
-            _warn_once(
+            warn_once(
                 "lnc-config",
                 f"NEURON_LOGICAL_NC_CONFIG is {configured}, but {self.__name__} is launched on {self.lnc} "
                 "core(s); hardware would refuse",
             )
 
     def _lint(self) -> None:
-        """Say what the real compiler would reject; a function is looked at once."""
+        """Warn about what the real compiler would reject; a function is checked once."""
         from ..check.python import lint
 
         if self.func not in _findings:
@@ -514,6 +530,23 @@ class Kernel(_Typed[P]):
 
 _STATE = tuple(f.name for f in fields(Kernel))
 _findings: weakref.WeakKeyDictionary[Callable, list[Any]] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def _restarting(side_effects: SideEffects) -> Iterator[None]:
+    """Start the call again in eager mode if something fails, unless other ranks have received data."""
+    try:
+        yield
+    except Exception:
+        if side_effects.sent:
+            raise
+        raise NeedsEager from None
+
+
+def _is_compiling() -> bool:
+    """Return True while torch.compile traces the caller."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_dynamo_compiling()
 
 
 # ---- helpers -------------------------------------------------------------------------------------

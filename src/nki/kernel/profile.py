@@ -24,7 +24,7 @@ from ..timing.links import Communication, communication
 from ..timing.schedule import schedule_ranks
 from ..timing.uncertainty import Uncertainty
 from ..timing.uncertainty import uncertainty as interval
-from .bridges import TensorSpec
+from .arrays import TensorSpec
 from .explain import explain_call
 
 

@@ -7,58 +7,51 @@ from dataclasses import replace
 from typing import Any
 
 from ..backends.reference.blas import one_blas_thread
-from ..backends.reference.memory import uninitialised
-from ..errors import error, error_class
+from ..errors import error
 from ..ir.context import provides
-from ..ir.program import Diagnostic, Program
-from ..launch.launch import Launch, speak
+from ..ir.program import Program
+from ..ir.tree import leaves
+from ..ir.view import View
+from ..launch.diagnostics import as_error
+from ..launch.execution import execute
 from ..machine import dtypes
 from ..options import from_environment
-from .arguments import Arguments
-from .bridges import framework_of
-from .results import tensors
+from .arguments import TensorArgument
+from .arrays import framework_of
+from .results import report_unwritten
+from .transfer import Transfer
 
 
 @provides("program.run")
 def run(program: Program, arrays: Sequence[Any]) -> Any:
-    """What the kernel returns for these values of its tensor parameters, in their order.
+    """Return what the kernel returns for these values of its tensor parameters, in their order.
 
     Arrays that the program writes are written. Errors and diagnostics are those of its instructions.
     """
     _check(program, arrays)
-    options, degree = from_environment(), len(program.cores)
-    later = replace(options, strict=False)  # there is no Python that could catch an error on the way
-    with (
-        one_blas_thread(),
-        Launch(program.machine, later, degree, bracketed=degree > 1, mode="replay") as launch,
-    ):
-        arguments = Arguments(launch)
-        for value, (_, storage) in zip(arrays, program.parameters, strict=True):
-            arguments.attach(value, framework_of(value), storage)
-        launch.replay(program)
-        for view in tensors(program.result):
-            if not launch.backend.is_written(view):
-                launch.diagnose(*uninitialised(view), None)
-        result = arguments.result(program.result)
-        arguments.check_write_back()
-        result = arguments.connect(result, program.name)
-        _speak(launch.diagnostics, options.strict)
-        arguments.write_back(program.name)
-        launch.generators.keep()
+    options = from_environment()
+    lenient = replace(options, strict=False)  # there is no Python that could catch an error on the way
+    tensors = [
+        TensorArgument(name, value, framework_of(value))
+        for value, (name, _) in zip(arrays, program.parameters, strict=True)
+    ]
+    storages = [storage for _, storage in program.parameters]
+    transfer = Transfer(tensors, storages, program.machine, lenient)
+    with one_blas_thread(), execute(program, lenient, transfer.inputs) as execution:
+        for view in leaves(program.result, View):
+            report_unwritten(view, execution, None)
+        result = transfer.result(program.result, execution.memories, program.name)
+        transfer.check_write_back(execution.memories)
+        if options.strict and execution.diagnostics.found:
+            raise as_error(execution.diagnostics.found[0])
+        execution.diagnostics.show()
+        transfer.write_back(execution.memories, program.name)
+        execution.generators.keep()
     return result
 
 
-def _speak(diagnostics: list[Diagnostic], strict: bool) -> None:
-    """Say what was noticed; in strict mode the first is an error, and nothing of the caller's is changed."""
-    for diagnostic in diagnostics:
-        if strict:
-            d = diagnostic
-            raise error_class(d.kind)(d.message, notes=d.notes, help=d.help, site=d.site)
-        speak(diagnostic)
-
-
 def _check(program: Program, arrays: Sequence[Any]) -> None:
-    """There is an array of the right shape and dtype for each parameter."""
+    """Check that there is an array of the right shape and dtype for each parameter."""
     if len(arrays) != len(program.parameters):
         names = ", ".join(name for name, _ in program.parameters) or "none"
         raise error("argument", f"{program.name}: {len(arrays)} arrays for the parameters {names}")

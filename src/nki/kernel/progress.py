@@ -1,4 +1,4 @@
-"""Calls that take long say so after two seconds, on a terminal or in a notebook: which kernel, since when."""
+"""Progress of long calls: after two seconds a terminal or notebook shows which kernel runs, and how long."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-PATIENCE = 2.0  # seconds before anything is said
-EVERY = 0.5  # seconds between looks
+DELAY = 2.0  # seconds before anything is shown
+EVERY = 0.5  # seconds between updates
 LONG = 5000  # instructions of a known program that may take so long
 
 _calls: list[tuple[str, float]] = []  # the outermost calls of all threads: name, begin
@@ -19,7 +19,7 @@ _watcher: threading.Thread | None = None
 
 
 def is_watched() -> bool:
-    """Somebody looks: a terminal, or a notebook."""
+    """Return True on a terminal or in a notebook."""
     shell = sys.modules.get("IPython")
     if shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell":
         return True
@@ -27,8 +27,8 @@ def is_watched() -> bool:
 
 
 @contextlib.contextmanager
-def told(name: str) -> Iterator[None]:
-    """The calls in this block are told of, if they take long and somebody looks."""
+def shown(name: str) -> Iterator[None]:
+    """Show the progress of the calls in this block, if they take long."""
     if not is_watched():
         yield
         return
@@ -45,24 +45,24 @@ def _start() -> None:
     """One thread watches all calls, for as long as there are any; it holds no lock."""
     global _watcher
     if _watcher is None or not _watcher.is_alive():
-        _watcher = threading.Thread(target=_watch, args=(sys.stderr,), name="nki-waiting", daemon=True)
+        _watcher = threading.Thread(target=_watch, args=(sys.stderr,), name="nki-progress", daemon=True)
         _watcher.start()
 
 
 def _watch(stream: Any) -> None:
-    shown = idle = 0
-    while idle < 2 * PATIENCE / EVERY:
+    width = idle = 0
+    while idle < 2 * DELAY / EVERY:
         time.sleep(EVERY)
         calls = list(_calls)
         idle = 0 if calls else idle + 1
         lasting = [(name, time.monotonic() - begin) for name, begin in calls]
-        lasting = [(name, seconds) for name, seconds in lasting if seconds >= PATIENCE]
+        lasting = [(name, seconds) for name, seconds in lasting if seconds >= DELAY]
         text = f"{lasting[0][0]}: running, {lasting[0][1]:.0f} s" if lasting else ""
-        if text or shown:
-            with contextlib.suppress(OSError, ValueError):  # a closed stream: nobody looks any more
-                stream.write("\r" + text.ljust(shown) + ("\r" if not text else ""))
+        if text or width:
+            with contextlib.suppress(OSError, ValueError):  # a closed stream
+                stream.write("\r" + text.ljust(width) + ("\r" if not text else ""))
                 stream.flush()
-            shown = len(text)
+            width = len(text)
 
 
 def _after_fork() -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from ..ir import tree
 from ..machine.dtypes import DType
 from ..machine.operators import Operator
-from .bridges import is_dtype
+from .arrays import is_dtype
 from .global_names import names_in
 
 

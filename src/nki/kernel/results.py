@@ -7,25 +7,25 @@ from dataclasses import replace
 from typing import Any
 
 from ..backends.reference.memory import uninitialised
-from ..check.capacity import counted
 from ..check.program import findings
-from ..errors import error, error_class
+from ..errors import Site, error
 from ..ir.instruction import State
 from ..ir.program import Diagnostic, Program
-from ..ir.statistics import Statistics
 from ..ir.tree import flatten, is_record, leaves, map_tree, replace_leaves
 from ..ir.view import View
-from ..launch.launch import Launch, speak
+from ..launch.diagnostics import Diagnostics, as_error
+from ..launch.execution import Execution
+from ..launch.launch import Launch
 from ..machine.memories import PRIVATE_HBM
-from .arguments import Arguments
+from .transfer import Transfer
 from .user_function import return_site
 
 
-def check_results(kernel: Any, launch: Launch, results: list[Any]) -> None:
-    """What the programs returned can be given to the caller."""
+def check_results(kernel: Any, execution: Execution, results: list[Any], executed: bool) -> None:
+    """Check that what the cores returned can be given to the caller."""
     for core, result in enumerate(results):
         for view in tensors(result):
-            _check_output(kernel, launch, view)
+            _check_output(kernel, execution, view, executed)
         if core and _layout(result) != _layout(results[0]):
             raise error(
                 "lnc-outputs",
@@ -36,7 +36,7 @@ def check_results(kernel: Any, launch: Launch, results: list[Any]) -> None:
             )
 
 
-def _check_output(kernel: Any, launch: Launch, view: View) -> None:
+def _check_output(kernel: Any, execution: Execution, view: View, executed: bool) -> None:
     site = return_site(kernel.func)
     if view.storage.loop:
         raise error(
@@ -57,7 +57,7 @@ def _check_output(kernel: Any, launch: Launch, view: View) -> None:
     if view.buffer is PRIVATE_HBM and not view.storage.parameter:
         text = f"{kernel.__name__} returns a private HBM tensor"
         help = "allocate outputs with buffer=nl.shared_hbm"
-        if launch.degree > 1:
+        if execution.degree > 1:
             raise error(
                 "output-buffer",
                 f"{text}; each core has its own",
@@ -65,84 +65,88 @@ def _check_output(kernel: Any, launch: Launch, view: View) -> None:
                 help=help,
                 site=site,
             )
-        launch.diagnose("output-buffer", text, [view.describe()], help, site)
-    if launch.mode in ("eager", "replay") and not launch.backend.is_written(view):
-        launch.diagnose(*uninitialised(view), site)
+        execution.diagnostics.report(Diagnostic("output-buffer", text, [view.describe()], help, site))
+    if executed:
+        report_unwritten(view, execution, site)
 
 
-def warn_lost_writes(kernel: Any, arguments: Arguments, result: Any, aliased: set[str]) -> None:
-    """Say which arguments the kernel wrote to no effect, because their framework cannot change them."""
+def report_unwritten(view: View, execution: Execution, site: Site | None) -> None:
+    """Report a returned tensor of which a part was never written."""
+    if not execution.memories.is_written(view):
+        execution.diagnostics.report(Diagnostic(*uninitialised(view), site))
+
+
+def warn_lost_writes(
+    kernel: Any, transfer: Transfer, execution: Execution, result: Any, aliased: set[str]
+) -> None:
+    """Report arguments that the kernel wrote to no effect, because their framework cannot change them."""
     returned = {id(view.storage) for view in tensors(result)}
-    for name, _, framework, storage in arguments.written():
+    for name, _, framework, storage in transfer.written(execution.memories):
         if id(storage) not in returned and name not in aliased and not hasattr(framework, "write_back"):
-            arguments.launch.diagnose(
-                "lost-write",
-                f"{kernel.__name__} wrote argument '{name}', but {framework.name} arrays cannot change",
-                [],
-                "return the tensor from the kernel",
-                return_site(kernel.func),
+            execution.diagnostics.report(
+                Diagnostic(
+                    "lost-write",
+                    f"{kernel.__name__} wrote argument '{name}', but {framework.name} arrays cannot change",
+                    [],
+                    "return the tensor from the kernel",
+                    return_site(kernel.func),
+                )
             )
 
 
 def report_traced(kernel: Any, launch: Launch, program: Program) -> Program:
-    """Say what the whole of a traced program shows; the program, which says it too."""
-    known = len(launch.diagnostics)
+    """Report what the whole of a traced program shows; returns the program with these diagnostics."""
+    diagnostics = launch.execution.diagnostics
+    known = len(diagnostics.found)
     is_seen = State.output in program.state or any(s in program.written for _, s in program.parameters)
-    in_vain = [] if is_seen or not program.parameters else _in_vain(kernel, program.result)
-    _report(kernel, launch, findings(program, launch.options))
-    _mention(kernel, launch, in_vain)
-    return program if len(launch.diagnostics) == known else replace(program, said=tuple(launch.diagnostics))
+    no_effect = [] if is_seen or not program.parameters else _without_effect(kernel, program.result)
+    _report(kernel, diagnostics, findings(program, launch.options))
+    _mention(kernel, diagnostics, no_effect)
+    return program if len(diagnostics.found) == known else replace(program, said=tuple(diagnostics.found))
 
 
-def report_replayed(kernel: Any, arguments: Arguments, program: Program) -> None:
-    """Say what the whole of a program shows that has run."""
-    launch = arguments.launch
-    _report(kernel, launch, findings(program, launch.options))
-    _mention(kernel, launch, _without_effect(kernel, arguments, program.result))
+def report_executed(
+    kernel: Any,
+    transfer: Transfer,
+    execution: Execution,
+    result: Any,
+    found: Iterable[Diagnostic],
+    has_effect: bool = False,
+) -> None:
+    """Report what the whole of a program shows that has run."""
+    _report(kernel, execution.diagnostics, found)
+    has_effect = has_effect or bool(execution.side_effects.prints or transfer.written(execution.memories))
+    if not has_effect and transfer.tensors:
+        _mention(kernel, execution.diagnostics, _without_effect(kernel, result))
 
 
-def report_run(kernel: Any, arguments: Arguments, result: Any, statistics: Statistics) -> None:
-    """The same of a run whose program nobody kept."""
-    launch = arguments.launch
-    _report(kernel, launch, [*launch.races, *counted(statistics)])
-    _mention(kernel, launch, _without_effect(kernel, arguments, result))
-
-
-def _report(kernel: Any, launch: Launch, found: Iterable[Diagnostic]) -> None:
-    """Say it, each once. In strict mode the first is an error, before anything of the caller's is changed."""
+def _report(kernel: Any, diagnostics: Diagnostics, found: Iterable[Diagnostic]) -> None:
+    """Report each once. In strict mode the first raises, before the caller's arrays are changed."""
     for d in found:
         d = d if d.site is not None else replace(d, site=return_site(kernel.func))
-        if launch.heard(d.line):
+        if diagnostics.is_repeat(d.line):
             continue
-        if launch.options.strict:
-            raise error_class(d.kind)(d.message, notes=d.notes, help=d.help, site=d.site)
-        launch.diagnostics.append(d)
-        speak(d)
+        if diagnostics.strict:
+            raise as_error(d)
+        diagnostics.add(d)
 
 
-def _mention(kernel: Any, launch: Launch, found: Iterable[Diagnostic]) -> None:
-    """Say it where there is nothing worse to say: no compiler minds, so it is no error in strict mode."""
+def _mention(kernel: Any, diagnostics: Diagnostics, found: Iterable[Diagnostic]) -> None:
+    """Report what no compiler refuses: only if there is nothing else, and never as an error."""
     for d in found:
         d = replace(d, site=return_site(kernel.func))
-        if not launch.diagnostics and not launch.heard(d.line):
-            launch.diagnostics.append(d)
-            speak(d)
+        if not diagnostics.found and not diagnostics.is_repeat(d.line):
+            diagnostics.add(d)
 
 
-def _without_effect(kernel: Any, arguments: Arguments, result: Any) -> list[Diagnostic]:
-    launch = arguments.launch
-    is_seen = launch.prints or launch.looked_at_values or any(True for _ in arguments.written())
-    return [] if is_seen or not arguments.tensors else _in_vain(kernel, result)
-
-
-def _in_vain(kernel: Any, result: Any) -> list[Diagnostic]:
-    """A kernel that got tensors, returns nothing and wrote nothing of the caller's worked for nobody."""
+def _without_effect(kernel: Any, result: Any) -> list[Diagnostic]:
+    """Return a diagnostic for a kernel that got tensors, returns nothing and wrote none of them."""
     if any(leaf is not None for leaf in flatten(result, lambda v: isinstance(v, View))):
         return []
     return [
         Diagnostic(
             "no-effect",
-            f"{kernel.__name__} returns nothing and writes none of its arguments: nobody sees what it does",
+            f"{kernel.__name__} returns nothing and writes none of its arguments: it has no effect",
             [],
             "return the shared_hbm tensor that holds the result",
         )
@@ -150,17 +154,17 @@ def _in_vain(kernel: Any, result: Any) -> list[Diagnostic]:
 
 
 def tensors(value: Any) -> list[View]:
-    """All tensors of a returned value, in order."""
+    """Return all tensors of a returned value, in order."""
     return leaves(value, View)
 
 
 def bare(value: Any) -> Any:
-    """The returned value with views that claim no bytes."""
+    """Return the value with views that claim no bytes."""
     return replace_leaves(value, View, lambda view: view.bare())
 
 
 def is_plain(value: Any) -> bool:
-    """True for tensors and plain values: what a replay can return once more."""
+    """Return True for tensors and plain values: what a cached program can return again."""
     return all(
         leaf is None or isinstance(leaf, (View, bool, int, float, str))
         for leaf in flatten(value, lambda v: isinstance(v, View))
@@ -168,7 +172,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _layout(value: Any) -> Any:
-    """Structure, shapes, dtypes and storages of a result, to compare the cores'."""
+    """Return structure, shapes, dtypes and storages of a result, to compare those of the cores."""
     found = map_tree(_described, value, is_leaf=lambda v: isinstance(v, View))
     return tuple(flatten(found)) if is_record(found) else found
 

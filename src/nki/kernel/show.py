@@ -9,7 +9,7 @@ from ..ir.context import current
 from ..ir.tree import leaves
 from ..launch.observers import observe
 from ..report.steps import Steps
-from .bridges import TensorSpec
+from .arrays import TensorSpec
 from .jit import as_kernel
 
 
@@ -29,7 +29,7 @@ def show(kernel: Any) -> Callable[..., Steps]:
             return steps
         steps = Steps(made.__name__, lambda view: current().values(view))
         with observe(lambda instruction: steps(instruction) if current().index == 0 else None):
-            made._run_eagerly(made._prepare(args, kwargs))
+            made._run_eagerly(made.prepare(args, kwargs))
         return steps
 
     return call

@@ -6,8 +6,6 @@ descriptions of its tensors; the Program then runs on data, as often as the comp
 
 from __future__ import annotations
 
-import copy
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,8 +18,7 @@ from ..ir.tree import replace_leaves
 from ..ir.view import View
 from ..machine import dtypes
 from ..machine.dtypes import DType
-from .arguments import is_whole
-from .bridges import TensorSpec
+from .transfer import is_whole
 
 
 class Returned(NamedTuple):
@@ -76,35 +73,37 @@ def outline(program: Program, returns: bool, relabelled: bool) -> Outline:
 class Staged:
     """A call that was traced without data. `outline` says what it does, `run` does it."""
 
-    def __init__(
-        self, kernel: Any, call: Any, program: Program, described: list[tuple[str, Any]], fixed: bool
-    ):
+    def __init__(self, kernel: Any, call: Any, program: Program, is_fixed: bool):
         self.kernel, self.call, self.program = kernel, call, program
-        self.described = described  # the tensors by name, as they were given to `stage`
-        self.fixed = fixed  # False: the Python looked at values, so the program is one of many
+        self.is_fixed = is_fixed  # False: the Python read values, so the program is one of many
         self.verified: dict[int, int] = {}  # how often each loop may run: the Python was seen to allow it
-        specs = [dtypes.resolve(spec.dtype) for _, spec in described]
+        specs = [dtypes.resolve(spec.dtype) for _, spec in self.described]
         relabelled = dtypes.float8_e4m3fn in specs and call.machine.generation < 4
         self.outline = outline(program, kernel.returns, relabelled)
+
+    @property
+    def described(self) -> list[tuple[str, Any]]:
+        """The tensors by name, as they were given to `stage`."""
+        return [(tensor.name, tensor.value) for tensor in self.call.arguments.tensors]
 
     def run(self, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Any:
         """Run on the values of the tensors, in the order of `outline.arguments`.
 
         `into` may offer dense memory for each returned tensor; it is used where that saves a copy.
-        A program that depends on values its Python looked at runs that Python again.
+        A program that depends on values its Python read runs that Python again.
         """
         return self.kernel.run_staged(self, tensors, into)
 
-    def heard(self, said: Sequence[Diagnostic]) -> None:
-        """A compiled function runs many times; what one run said is not said again."""
-        if said:
-            self.call = replace(self.call, said=(*self.call.said, *said))
+    def silence(self, diagnostics: Sequence[Diagnostic]) -> None:
+        """Silence what one run reported: a compiled function runs many times."""
+        if diagnostics:
+            self.call = replace(self.call, silenced=(*self.call.silenced, *diagnostics))
 
     def describe(self) -> str:
-        """All that tells this program from others, the same in every process."""
+        """Return everything that tells this program from others, the same in every process."""
         call = self.call
         circumstances = (call.machine.name, call.options, self.kernel.grid, self.kernel.schedule)
-        if self.fixed:
+        if self.is_fixed:
             what = self.program.text(constants=False)
         else:
             what = f"{self.kernel.__module__} {self.kernel.__qualname__} {self.outline.result!r}"
@@ -112,16 +111,7 @@ class Staged:
         return f"{self.kernel.__name__} {circumstances!r} {tensors!r}\n{what}"
 
     def is_same(self, other: Staged) -> bool:
-        """True when both do the same, given that their descriptions are equal."""
-        if self.fixed or other.fixed:
-            return self.fixed and other.fixed
+        """Return True when both do the same, given that their descriptions are equal."""
+        if self.is_fixed or other.is_fixed:
+            return self.is_fixed and other.is_fixed
         return self is other or (self.call.key is not None and self.call.key == other.call.key)
-
-    def bound(self, tensors: Sequence[Any]) -> inspect.BoundArguments:
-        """The arguments with the values in place of their descriptions."""
-        values = {id(spec): tensor for (_, spec), tensor in zip(self.described, tensors, strict=True)}
-        bound = copy.copy(self.call.bound)
-        bound.arguments = replace_leaves(
-            dict(bound.arguments), TensorSpec, lambda spec: values.get(id(spec), spec)
-        )
-        return bound

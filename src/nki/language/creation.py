@@ -377,7 +377,7 @@ def _constant_array(constant: Any) -> np.ndarray:
             with open(constant, "rb") as file:
                 content = file.read()
             digest = hashlib.blake2b(content).hexdigest()
-            current().launch.files.append((os.path.abspath(constant), digest))
+            current().launch.python.files.append((os.path.abspath(constant), digest))
             return np.load(io.BytesIO(content), allow_pickle=False)
         except (OSError, ValueError) as problem:
             raise error(
@@ -395,9 +395,9 @@ def _constant_array(constant: Any) -> np.ndarray:
 
 def _check_same_constant(core: Core, key: tuple) -> None:
     """The n-th constant of every core holds the same data."""
-    number = core.constants
-    core.constants += 1
-    order = core.launch.constant_order
+    number = core.counts.constants
+    core.counts.constants += 1
+    order = core.launch.shared.constant_order
     if number == len(order):
         order.append(key)
     elif order[number] != key:
@@ -411,22 +411,22 @@ def _check_same_constant(core: Core, key: tuple) -> None:
 def _constant(core: Core, key: tuple, dtype: DType, make: Callable[[], np.ndarray]) -> NkiTensor:
     """The tensor of some constant data; equal data is stored once."""
     launch = core.launch
-    found = launch.constants.get(key)
+    found = launch.shared.constants.get(key)
     if found is None:
         array = make()
-        core.storages += 1
+        core.counts.storages += 1
         storage = Storage(
             SHARED_HBM,
             array.shape,
             dtype,
             site=user_site(2),
-            number=core.storages,
+            number=core.counts.storages,
             constant=True,
             call=launch.call,
         )
         raw = np.array(array).reshape(-1).view(np.uint8)
-        launch.memories.borrow(storage, raw)
-        found = launch.constants[key] = (storage, Lease(storage, launch.memories), raw)
+        core.memories.borrow(storage, raw)
+        found = launch.shared.constants[key] = (storage, Lease(storage, core.memories), raw)
     return whole(*found[:2])
 
 

@@ -289,7 +289,7 @@ def _reciprocal(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
 
 
 def _rsqrt(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
-    if not current().launch.options.since("0.5"):  # by the scalar engine until then, which reaches PSUM
+    if not current().execution.options.since("0.5"):  # by the scalar engine until then, which reaches PSUM
         _by_activation(out, op, x)
         return
     if x.buffer is PSUM:

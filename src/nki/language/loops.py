@@ -115,7 +115,7 @@ def while_loop(init, body_fun):
     seen: deque = deque(maxlen=4)
     with DynamicLoop(core, "while_loop", init, None, 1) as loop:
         executes = core.launch.executes  # entering the loop made it so, if there is data
-        limit = core.launch.options.max_iterations if executes else 1
+        limit = core.execution.options.max_iterations if executes else 1
         while not executes or condition.read() != 0:
             if loop.trips == limit:
                 if not executes:  # without values, the body is traced once
@@ -199,8 +199,8 @@ class DynamicLoop:
         self.lower, self.upper, self.by = lower, upper, step
         self.index: VirtualRegister | None = None
         self.site = user_site(2)
-        core.loops_met += 1
-        self.number = core.loops_met
+        core.counts.loops += 1
+        self.number = core.counts.loops
         self.trips = 0
         self.path: tuple = ()
         self.around: tuple = core.loops[-1].path if core.loops else ()
@@ -213,14 +213,14 @@ class DynamicLoop:
 
     def __enter__(self) -> DynamicLoop:
         core = self.core
-        if core.no_reorder_depth:
+        if core.ordering.depth:
             raise error(
                 "loop-in-no-reorder",
                 f"{self.function}: a dynamic loop cannot stand inside nl.no_reorder()",
                 help="put the no_reorder block into the body, or unroll the loop with range()",
             )
-        if core.recorder is not None:
-            core.launch.drain(core)  # with data, the loop runs as often as they say
+        if core.recorder is not None and core.launch.has_data:
+            core.launch.restart()  # the loop runs as often as the data says
         if core.loops:
             core.loops[-1].record((self.function,))  # a loop of its own, whatever its trip count
         core.loops.append(self)
@@ -240,11 +240,11 @@ class DynamicLoop:
         if kind is None:
             self._end_iteration()
         elif kind is GeneratorExit:  # `break`: Python steers what no instruction does
-            core.launch.mark_looked()
+            core.launch.python.read_values = True
         if core.recorder is not None:
             core.recorder.end_loop(None if kind is not None else self._region(core.recorder.items))
-        core.trips.setdefault(self.number, []).append(self.trips)
-        core.loop_sites[self.number] = self.site
+        core.state.trips.setdefault(self.number, []).append(self.trips)
+        core.state.loop_sites[self.number] = self.site
 
     def _region(self, body: list) -> Loop:
         """The loop as a Program has it."""
@@ -289,7 +289,7 @@ class DynamicLoop:
     def _diverge(self, note: str) -> None:
         if self.diverged:
             return
-        self.diverged = self.core.launch.diverged = True
+        self.diverged = self.core.launch.python.diverged = True
         self.core.diagnose(
             "loop-divergence",
             f"{self.function}: the iterations do not issue the same instructions",
@@ -324,7 +324,7 @@ class DynamicLoop:
     def _new(self, shape, dtype, buffer, name, address) -> tuple[Storage, Lease]:
         core = self.core
         if buffer is SHARED_HBM and core.launch.degree > 1:  # belongs to both cores, not to this loop
-            return core.launch.shared_storage(core, name, shape, dtype)
+            return core.launch.shared.tensor(core, name, shape, dtype)
         return core.new_storage(shape, dtype, buffer, name, address, self.number)
 
 
@@ -368,13 +368,13 @@ def no_reorder():
     """Instructions issued in this block, in any function called, stay in program order."""
     core = current()
     first = core.issued + 1
-    core.no_reorder_depth += 1
+    core.ordering.depth += 1
     try:
         yield
     finally:
-        core.no_reorder_depth -= 1
-        if not core.no_reorder_depth and core.issued >= first:
-            core.ordered.append((first, core.issued))
+        core.ordering.depth -= 1
+        if not core.ordering.depth and core.issued >= first:
+            core.ordering.blocks.append((first, core.issued))
 
 
 __all__ = [

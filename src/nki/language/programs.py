@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import error
-from ..ir.context import current, warn
+from ..ir.context import RunningCore, current, warn
 from ..ir.indexing import DynamicSlice
 from ..ir.instruction import Cost, In, Instruction, State
 from ..ir.layout import is_int
-from ..launch.core import Core, issue
+from ..launch.core import issue
 from ..machine import dtypes
 from ..machine.machine import Machine
 from ..machine.memories import PSUM
@@ -33,12 +33,12 @@ def num_programs(axes=0):
     core = current()
     for axis in () if axes is None else axes if isinstance(axes, (tuple, list)) else (axes,):
         _check_axis("num_programs", "axes", axis)
-    return core.launch.degree
+    return core.execution.degree
 
 
 def program_ndim():
     """Dimensions of the launch grid: 0 for kernel(...), 1 for kernel[n](...)."""
-    return int(current().launch.bracketed)
+    return int(bool(current().launch.grid))
 
 
 def _check_axis(function: str, argument: str, axis: Any) -> None:
@@ -92,24 +92,25 @@ class DevicePrint(Instruction):
             )
 
     def compute(self, tensor: np.ndarray) -> None:
-        core: Core = current()
-        core.launch.prints += 1
-        if core.launch.prints <= core.launch.prints_done:  # an attempt before this one printed it
+        core = current()
+        execution = core.execution
+        if not execution.side_effects.count_print():
             return
         view = self.tensor
-        who = f"[core {core.index}] " if core.launch.degree > 1 else ""
+        who = f"[core {core.index}] " if execution.degree > 1 else ""
         with np.printoptions(threshold=1000):
             values = f"{np.asarray(tensor)}"
         headline = f"{who}{self.print_prefix} {view.dtype}{list(view.shape)} {view.buffer.value}"
         sys.stdout.write(f"{headline}\n{values}\n")
-        directory = core.launch.options.debug_output_dir
+        directory = execution.options.debug_output_dir
         if directory:
             self._save(core, directory, tensor)
 
-    def _save(self, core: Core, directory: str, tensor: np.ndarray) -> None:
+    def _save(self, core: RunningCore, directory: str, tensor: np.ndarray) -> None:
         """<directory>/<prefix>/core_<k>/<n>/tensor.npy, n counting this prefix's prints on this core."""
-        count = core.printed.get(self.print_prefix, 0)
-        core.printed[self.print_prefix] = count + 1
+        files = core.execution.side_effects.files
+        count = files.get((core.index, self.print_prefix), 0)
+        files[core.index, self.print_prefix] = count + 1
         folder = os.path.join(
             directory, self.print_prefix.replace(os.sep, "_"), f"core_{core.index}", str(count)
         )

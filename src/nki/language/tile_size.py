@@ -27,7 +27,7 @@ class _TileSize(NKIObject):
     def psum_num_banks(self) -> int:
         """PSUM banks a kernel may use."""
         core = running()
-        options = from_environment() if core is None else core.launch.options
+        options = from_environment() if core is None else core.execution.options
         machine = current_machine()
         return machine.psum_banks_pe_dma_transpose if options.reserve_psum_bank else machine.psum_banks
 
@@ -65,7 +65,7 @@ class _TileSize(NKIObject):
 
 def _deprecated(name: str, instead: str) -> None:
     core, user = running(), sys._getframe(2)
-    if core is not None and core.launch.heard((name, id(user.f_code), user.f_lineno)):
+    if core is not None and core.execution.diagnostics.is_repeat((name, id(user.f_code), user.f_lineno)):
         return  # kernels read sizes in their inner loops
     warnings.warn(
         f"nl.tile_size.{name} is deprecated, use nl.tile_size.{instead}",

@@ -1,24 +1,24 @@
 """The core: one door for every instruction.
 
-`issue` checks an instruction and hands it to the sinks of the run: a recorder, the executor, an observer.
-Instructions know none of them. What validation finds depends on shapes, dtypes, buffers and options
-alone, so it is cached per signature.
+`issue` validates an instruction and hands it to the sinks of the launch: a recorder, the executor, an
+observer. Instructions know none of them. What validation finds depends on shapes, dtypes, buffers and
+options alone, so it is cached per signature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..backends.reference.executor import Executor
 from ..backends.reference.memories import Memories
 from ..errors import Site, error, user_site
 from ..ir.context import _local, current
 from ..ir.engine_state import EngineState
 from ..ir.instruction import Instruction, NkiInstruction, ProgramPosition
 from ..ir.operand_access import OperandAccess
+from ..ir.program import Diagnostic
 from ..ir.recorder import Recorder
 from ..ir.storage import Lease, Storage
 from ..ir.validation import shifted_pairs, validate
@@ -26,6 +26,10 @@ from ..ir.view import View
 from ..machine.engines import engine
 from ..machine.machine import Machine
 from ..machine.memories import SHARED_HBM, MemoryRegion
+from .execution import CoreState, Execution
+
+if TYPE_CHECKING:
+    from .launch import Launch
 
 Sink = Callable[[Instruction], None]
 
@@ -50,56 +54,84 @@ class Validation:
         self.warned = warned
 
 
-class Core:
-    """One NeuronCore of a launch: its registers, sinks, and what its Python has open."""
+class Counts:
+    """How many of each thing a core's Python has made: the n-th of one core matches the n-th of the other."""
 
-    def __init__(self, launch: Any, index: int):
-        self.launch: Any = launch
-        self.index = index
-        self.machine: Machine = launch.machine
-        self.memories: Memories = launch.memories
-        self.validations = _VALIDATIONS.setdefault(self.machine.name, {})
-        self.executor = Executor(self, self.memories)
-        self.run_one: Sink = self.executor  # what runs an instruction: the executor, where cores race in turn
-        self.recorder: Recorder | None = None
-        self.sinks: list[Sink] = []
+    def __init__(self) -> None:
         self.storages = 0
-        self.pending_warnings: list[tuple] | None = None
-        self.no_reorder_depth = 0
-        self.ordered: list[tuple[int, int]] = []  # closed no_reorder blocks: first and last instruction
+        self.loops = 0  # dynamic loops
+        self.constants = 0  # calls of nl.shared_constant
+        self.shared: dict[str, int] = {}  # shared_hbm tensors, by name
+
+
+class Ordering:
+    """The no_reorder blocks of a core: first and last instruction of each that has ended."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.blocks: list[tuple[int, int]] = []
+
+
+class Core:
+    """One NeuronCore of a launch, as the kernel's Python sees it."""
+
+    registers = None  # while Python runs, registers hold their own values
+    instruction = None  # of a Program: there is none here
+
+    def __init__(self, launch: Launch, state: CoreState):
+        self.launch = launch
+        self.state = state
+        self.index = state.index
+        self.validations = _VALIDATIONS.setdefault(launch.machine.name, {})
+        self.recorder: Recorder | None = None  # while tracing
+        self.sinks: list[Sink] = []
+        self.counts = Counts()
+        self.ordering = Ordering()
         self.loops: list[Any] = []  # open dynamic loop bodies, innermost last
-        self.loops_met = 0
-        self.trips: dict[int, list[int]] = {}  # how often each dynamic loop ran, each time, by its number
-        self.loop_sites: dict[int, Site | None] = {}
-        self.meetings: dict[Any, int] = {}  # how often this core came to each meeting point
-        self.printed: dict[str, int] = {}  # device_prints so far, by prefix
-        self.allocation_counts: dict[str, int] = {}
-        self.constants = 0  # calls of nl.shared_constant so far
-        # values of the registers of a recorded program; while Python runs, they hold their own
-        self.registers: dict[Any, int | float | None] | None = {} if launch.mode == "replay" else None
-        self.engine_state = EngineState(self.machine.partitions)
         self.issued = 0
-        self.executing = False  # an instruction runs: what is said now, it says
-        self.replayed: Instruction | None = None  # runs without the kernel's Python: its line counts
+        self.executing = False  # an instruction runs: diagnostics are its own
+        self.pending_warnings: list[tuple] | None = None  # of the instruction that is being validated
+
+    @property
+    def machine(self) -> Machine:
+        return self.launch.machine
+
+    @property
+    def execution(self) -> Execution:
+        return self.state.execution
+
+    @property
+    def engine_state(self) -> EngineState:
+        return self.state.engine_state
+
+    @property
+    def memories(self) -> Memories:
+        return self.state.memories
 
     # ---- instructions ----------------------------------------------------------------------------
 
     def validate(self, instruction: Instruction, key: tuple | None) -> Validation:
-        """Validate an instruction in full; cache the result unless something raised."""
+        """Validate an instruction in full; cache what was found unless something raised."""
         outer, self.pending_warnings = self.pending_warnings, []
         try:
             chosen = validate(instruction, self.machine)
-            said = self.pending_warnings
+            warnings = self.pending_warnings
         finally:
             self.pending_warnings = outer
-        for kind, message, notes, help in said:
+        for kind, message, notes, help in warnings:
             self.diagnose(kind, message, notes, help, instruction.site)
-        validation = Validation(chosen, OperandAccess.of(instruction), shifted_pairs(instruction), bool(said))
+        validation = Validation(
+            chosen, OperandAccess.of(instruction), shifted_pairs(instruction), bool(warnings)
+        )
         if key is not None:
             if len(self.validations) >= _VALIDATION_LIMIT:
                 self.validations.clear()
             self.validations[key] = validation
         return validation
+
+    def has_warned(self, validation: Validation, site: Site | None) -> bool:
+        """Return True from the second time on that a validation with warnings is used on a line."""
+        return self.execution.diagnostics.is_repeat((id(validation), site))
 
     def warn_shifted(self, instruction: Instruction, pairs: Iterable[tuple[str, str]]) -> None:
         """Hardware streams: what it has written already may come back as input (spec/isa.md 1.2)."""
@@ -116,10 +148,10 @@ class Core:
                 )
 
     def add_dependencies(self, later: NkiInstruction, producers: Iterable[NkiInstruction]) -> None:
-        """`later` waits for each producer; both are issued already, so only going back is possible."""
+        """Make `later` wait for each producer; both are issued already, so the edge can only point back."""
         for earlier in producers:
             check_dependency(later, earlier)
-            self.launch.add_dependency(self, later, earlier)
+            self.launch.add_dependency(self.index, later, earlier)
 
     # ---- memory ----------------------------------------------------------------------------------
 
@@ -131,14 +163,14 @@ class Core:
         name: str = "",
         address: tuple[int, int] | None = None,
     ) -> tuple[Storage, Lease]:
-        """A storage of its own, or the one that all cores or all iterations of a loop share.
+        """Return a new storage, or the one that all cores or all iterations of a loop share.
 
-        The arguments are already checked.
+        The arguments are already validated.
         """
         if self.loops:
             return self.loops[-1].allocate(shape, dtype, buffer, name, address)
         if buffer is SHARED_HBM and self.launch.degree > 1:
-            return self.launch.shared_storage(self, name, shape, dtype)
+            return self.launch.shared.tensor(self, name, shape, dtype)
         return self.new_storage(shape, dtype, buffer, name, address)
 
     def new_storage(
@@ -150,41 +182,38 @@ class Core:
         address: tuple[int, int] | None = None,
         loop: int = 0,
     ) -> tuple[Storage, Lease]:
-        self.storages += 1
-        storage = Storage(
-            buffer, shape, dtype, name, address, user_site(2), self.storages, loop=loop, call=self.launch.call
-        )
+        self.counts.storages += 1
+        number, call = self.counts.storages, self.launch.call
+        storage = Storage(buffer, shape, dtype, name, address, user_site(2), number, loop=loop, call=call)
         return storage, Lease(storage, self.memories)
 
     def end_storage(self, storage: Storage) -> None:
-        """From now on the tensor of a loop's body cannot be used."""
+        """End the tensor of a loop's body: it cannot be used afterwards."""
         self.memories.end(storage)
         if self.recorder is not None:
             self.recorder.known.discard(storage)
 
     # ---- values ----------------------------------------------------------------------------------
 
-    @property
-    def defers(self) -> bool:
-        """Instructions wait to be run until the Python has ended, or looks at a value."""
-        return self.launch.mode == "deferred"
+    def read_back(self, storage: Storage | None = None) -> bool:
+        """Let Python read values. A call that is being traced starts again in eager mode.
 
-    def look(self, storage: Storage | None = None) -> bool:
-        """The one door through which Python looks at values: what waits is run first.
-
-        False where there is none to see: the kernel is traced without data, or the storage has ended.
+        Returns False where there are none: the kernel is traced for shapes alone, or the storage has ended.
         """
-        self.launch.mark_looked()
+        self.launch.python.read_values = True
         if not self.launch.has_data:
             return False
-        if self.recorder is not None:
-            self.launch.drain(self)
-        if storage is None:
-            return True
-        return storage.call is self.launch.call and storage not in self.memories.ended
+        if self.launch.mode == "trace":
+            self.launch.restart()
+        return storage is None or (storage.call is self.launch.call and storage not in self.memories.ended)
+
+    def require_values(self) -> None:
+        """Start a call that is being traced again in eager mode: a value is needed."""
+        if self.launch.mode == "trace" and self.launch.has_data:
+            self.launch.restart()
 
     def values(self, view: View) -> np.ndarray:
-        """What a view holds, for those who looked."""
+        """Return what a view holds, after `read_back`."""
         return self.memories[view.storage].peek(view)
 
     # ---- diagnostics -----------------------------------------------------------------------------
@@ -192,26 +221,26 @@ class Core:
     def diagnose(
         self, kind: str, message: str, notes: Iterable[str], help: str | None, site: Site | None
     ) -> None:
-        """A W diagnostic: once per kind and line in a call; an error in strict mode."""
-        if self.replayed is not None:
-            site = self.replayed.site
+        """Report a diagnostic: once per kind and line in a call; an error in strict mode."""
         before = None if self.executing else self.issued
-        self.launch.diagnose(kind, message, list(notes), help, site, self.index, before)
+        self.execution.diagnostics.report(
+            Diagnostic(kind, message, list(notes), help, site, self.index, before)
+        )
 
 
 def issue(instruction: Instruction) -> Instruction:
-    """Check an instruction and hand it to the sinks."""
+    """Validate an instruction and hand it to the sinks."""
     core = _local.core or current()
     site = instruction.site = user_site(3)
     try:
         key: tuple | None = instruction.key()
         validation = core.validations.get(key)
-    except (AttributeError, TypeError):  # not a tensor, or an unhashable option: let the check say it
+    except (AttributeError, TypeError):  # not a tensor, or an unhashable option: validation reports it
         key = validation = None
-    if validation is None or (validation.warned and not core.launch.warned_before(validation, site)):
+    if validation is None or (validation.warned and not core.has_warned(validation, site)):
         validation = core.validate(instruction, key)
         if validation.warned:
-            core.launch.warned_before(validation, site)
+            core.has_warned(validation, site)
     if validation.shifted:
         core.warn_shifted(instruction, validation.shifted)
     instruction.runs_on = validation.engine

@@ -18,10 +18,10 @@ from ..errors import error
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """What members agree on before they exchange: the number-th meeting of these ranks on this lane.
+class Rendezvous:
+    """The key of one exchange: the number-th of these ranks on this lane.
 
-    `what` and `line` say, in a table of who waits for what, what this rank is doing and where.
+    `what` and `line` describe the exchange in the table of a deadlock.
     """
 
     members: tuple[int, ...]  # rank numbers, ascending
@@ -32,42 +32,42 @@ class Meeting:
 
 
 class Parts(list[np.ndarray]):
-    """What the members of a meeting sent, in index order. Members in one process share the object."""
+    """What the members of an exchange sent, in index order. Members in one process share the object."""
 
     def __init__(self, parts: Sequence[np.ndarray] = ()):
         super().__init__(parts)
         self.made: dict[str, Any] = {}
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """What is made of the parts: by the first of those who share them, for all."""
+        """Return `make()`, computed by the first member that asks and shared by all."""
         if name not in self.made:
             self.made[name] = make()
         return self.made[name]
 
 
 class World:
-    """What a running rank belongs to. This one has a single rank, as a plain call of a kernel has."""
+    """The ranks that a running rank belongs to. This class has a single rank, as a plain call has."""
 
     backend = "alone"
-    baton: Any = None  # that hands the turn from rank to rank, where one process runs them all
-    keeps_random_state = True  # the next call goes on with the random numbers of this one
+    scheduler: Any = None  # of all ranks, where one process runs them
+    keeps_random_state = True  # the next call continues the random sequence of this one
 
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size = rank, size
-        self.said: set[Any] | None = None  # what some rank of this process has said already
-        self.numbers: Counter[tuple[tuple[int, ...], int]] = Counter()  # meetings so far
+        self.shown: set[Any] | None = None  # diagnostics that a rank of this process has shown
+        self.numbers: Counter[tuple[tuple[int, ...], int]] = Counter()  # exchanges so far
 
     def meet(self, members: Sequence[int], lane: int, what: str, line: str, data: np.ndarray) -> Parts:
-        """The n-th meeting of some ranks on a lane; their bytes in ascending order of ranks."""
+        """Exchange bytes with some ranks on a lane; returns theirs in ascending order of ranks."""
         place = (tuple(sorted(members)), lane)
         self.numbers[place] += 1
-        parts = self.exchange(Meeting(*place, self.numbers[place], what, line), data)
+        parts = self.exchange(Rendezvous(*place, self.numbers[place], what, line), data)
         return parts if isinstance(parts, Parts) else Parts(parts)
 
-    def exchange(self, key: Meeting, data: np.ndarray) -> Sequence[np.ndarray]:
-        """Every member's bytes, in the order of `key.members`, when all of them have come with theirs.
+    def exchange(self, key: Rendezvous, data: np.ndarray) -> Sequence[np.ndarray]:
+        """Return every member's bytes, in the order of `key.members`, once all members have sent theirs.
 
-        `data` is a flat uint8 array that nobody changes any more.
+        `data` is a flat uint8 array that is not changed afterwards.
         """
         raise error(
             "rank-out-of-world", f"{key.what}: ranks {list(key.members)} take part, and this world has one"
@@ -78,7 +78,7 @@ class World:
 
 
 class Described(World):
-    """A world that is only talked about: kernels are traced and priced for it, none runs."""
+    """A world that exists as a description: kernels are traced and timed for it, none runs."""
 
     backend = "described"
 
@@ -89,13 +89,13 @@ _attached: list[World] = []  # of the whole process, the innermost last: see nki
 
 
 def current_world() -> World:
-    """The world of this thread, else that of this process, else one of a single rank."""
+    """Return the world of this thread, else that of this process, else one of a single rank."""
     return _world.get() or (_attached[-1] if _attached else ALONE)
 
 
 @contextlib.contextmanager
 def using(world: World) -> Iterator[World]:
-    """Kernels that are called in this block, on this thread, belong to the world."""
+    """Make kernels that this thread calls in the block belong to the world."""
     token = _world.set(world)
     try:
         yield world
@@ -105,7 +105,7 @@ def using(world: World) -> Iterator[World]:
 
 @contextlib.contextmanager
 def attached(world: World) -> Iterator[World]:
-    """Kernels that are called in this block, on any thread, belong to the world."""
+    """Make kernels that any thread calls in the block belong to the world."""
     _attached.append(world)
     try:
         yield world

@@ -1,6 +1,7 @@
 """nki.ranks: kernels on many ranks, in one process, in several or across machines (spec/collectives.md 6)."""
 
-from ..launch.world import Meeting, World
+from ..launch.world import Rendezvous as Meeting
+from ..launch.world import World
 from .attached import attach
 from .inputs import per_rank
 from .launching import run_ranks

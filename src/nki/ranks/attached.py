@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import error
-from ..launch.world import Meeting, World, attached
+from ..launch.world import Rendezvous, World, attached
 from .errors import first_of, packed, raised_on, unpacked
 
 BYTES, FAILED = 0, 1  # what a message is
@@ -74,7 +74,7 @@ class GlooWorld(World):
         self.store = distributed.distributed_c10d._get_default_store()  # outlives the connections
         self.key = f"nki/{self.tag}/failed"
 
-    def exchange(self, key: Meeting, data: np.ndarray) -> Sequence[np.ndarray]:
+    def exchange(self, key: Rendezvous, data: np.ndarray) -> Sequence[np.ndarray]:
         others = [rank for rank in key.members if rank != self.rank]
         sends = [work for rank in others for work in self._send(rank, BYTES, key.number, data)]
         received = {self.rank: data}
@@ -113,7 +113,7 @@ class GlooWorld(World):
         send = self.distributed.isend
         return [(rank, send(t, target, group=self.group, tag=self.tag), t) for t in (head, body)]
 
-    def _receive(self, rank: int, key: Meeting) -> tuple[int, np.ndarray]:
+    def _receive(self, rank: int, key: Rendezvous) -> tuple[int, np.ndarray]:
         import torch
 
         head = torch.empty(3, dtype=torch.int64)
@@ -129,7 +129,7 @@ class GlooWorld(World):
     def _global(self, rank: int) -> int:
         return rank if self.group is None else self.distributed.get_global_rank(self.group, rank)
 
-    def _wait(self, work: Any, rank: int, key: Meeting) -> None:
+    def _wait(self, work: Any, rank: int, key: Rendezvous) -> None:
         try:
             work.wait(datetime.timedelta(seconds=self.timeout))
         except RuntimeError as problem:
@@ -143,7 +143,7 @@ class GlooWorld(World):
         rank, told = pickle.loads(base64.b64decode(said))
         return unpacked(told, rank)
 
-    def _lost(self, rank: int, key: Meeting, text: str) -> Exception:
+    def _lost(self, rank: int, key: Rendezvous, text: str) -> Exception:
         said = self._first_failure()
         if said is not None:
             return said

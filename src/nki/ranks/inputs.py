@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..errors import error
 from ..ir import tree
-from ..kernel.bridges import framework_of, is_description
+from ..kernel.arrays import framework_of, is_description
 from ..kernel.kernel import Kernel
 
 

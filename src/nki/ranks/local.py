@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..kernel.kernel import Kernel
-from ..launch.scheduler import HOST, Baton, Place
-from ..launch.world import Meeting, Parts, World, using
+from ..launch.scheduler import HOST, Scheduler, TaskId
+from ..launch.world import Parts, Rendezvous, World, using
 from .errors import raised_on
 from .inputs import CallOf
 
@@ -21,10 +21,10 @@ class Room:
     """Where the ranks of one process meet."""
 
     def __init__(self) -> None:
-        self.baton = Baton()
-        self.arrived: dict[Meeting, dict[int, np.ndarray]] = {}
-        self.taken: dict[Meeting, tuple[Parts, set[int]]] = {}  # what was exchanged, who has it
-        self.said: set[Any] = set()
+        self.scheduler = Scheduler()
+        self.arrived: dict[Rendezvous, dict[int, np.ndarray]] = {}
+        self.taken: dict[Rendezvous, tuple[Parts, set[int]]] = {}  # what was exchanged, who has it
+        self.shown: set[Any] = set()
 
 
 class LocalWorld(World):
@@ -35,13 +35,13 @@ class LocalWorld(World):
 
     def __init__(self, rank: int, size: int, room: Room):
         super().__init__(rank, size)
-        self.room, self.baton, self.said = room, room.baton, room.said
+        self.room, self.scheduler, self.shown = room, room.scheduler, room.shown
 
-    def exchange(self, key: Meeting, data: np.ndarray) -> Sequence[np.ndarray]:
+    def exchange(self, key: Rendezvous, data: np.ndarray) -> Sequence[np.ndarray]:
         room, count = self.room, len(key.members)
         arrived = room.arrived.setdefault(key, {})
         arrived[self.rank] = data
-        room.baton.wait(key.what, lambda: len(arrived) == count, line=key.line)
+        room.scheduler.wait(key.what, lambda: len(arrived) == count, line=key.line)
         if key not in room.taken:
             room.taken[key] = Parts([arrived[rank] for rank in key.members]), set()
         parts, taken = room.taken[key]
@@ -64,10 +64,10 @@ def run_together(parts: Sequence[Callable[[], Any]]) -> list[Any]:
     """What each rank's part gives, in rank order."""
     room, size = Room(), len(parts)
     jobs = [
-        (Place(rank, HOST), partial(_rank, part, LocalWorld(rank, size, room)))
+        (TaskId(rank, HOST), partial(_rank, part, LocalWorld(rank, size, room)))
         for rank, part in enumerate(parts)
     ]
-    return room.baton.run(jobs)
+    return room.scheduler.run(jobs)
 
 
 def _rank(part: Callable[[], Any], world: World) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from ..backends.fused.threads import available
 from ..ir.tree import map_tree
 from ..kernel.kernel import Kernel
-from ..launch.world import Meeting, World, attached
+from ..launch.world import Rendezvous, World, attached
 from .errors import packed
 from .inputs import CallOf, is_tensor
 from .memory import Arena, Mapped
@@ -37,7 +37,7 @@ class ProcessWorld(World):
         self.others = [Mapped(file) for file in files]
         self.sent = 0
 
-    def exchange(self, key: Meeting, data: np.ndarray) -> Sequence[np.ndarray]:
+    def exchange(self, key: Rendezvous, data: np.ndarray) -> Sequence[np.ndarray]:
         start = self.arena.put(self.sent, data)
         self.sent += 1
         self.pipe.send(("meet", (key, start, data.nbytes)))

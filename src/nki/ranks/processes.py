@@ -17,11 +17,11 @@ from typing import Any
 
 from ..errors import SourceLine, error, error_class
 from ..ir.tree import map_tree
-from ..kernel.bridges import NumpyFramework, framework_of
+from ..kernel.arrays import NumpyFramework, framework_of
 from ..kernel.kernel import Kernel
-from ..launch.launch import speak
+from ..launch.diagnostics import show
 from ..launch.scheduler import table
-from ..launch.world import Meeting
+from ..launch.world import Rendezvous
 from .errors import first_of, unpacked
 from .inputs import CallOf, is_tensor
 from .member import run_member, tensors_of
@@ -38,7 +38,7 @@ class Member:
     pid: int
     pipe: Connection
     file: int
-    waits: Meeting | None = None
+    waits: Rendezvous | None = None
     at: tuple[int, int] = (0, 0)  # start and size of what it sent
     sent: int = 0
     unread: dict[int, set[int]] = field(default_factory=dict)  # who may still read the n-th message
@@ -103,7 +103,7 @@ class _Watch:
         self.members = members
         self.until = None if timeout is None else time.monotonic() + timeout
         self.timeout = timeout
-        self.arrived: dict[Meeting, set[int]] = {}
+        self.arrived: dict[Rendezvous, set[int]] = {}
 
     def run(self) -> None:
         while any(not member.ended for member in self.members):
@@ -151,7 +151,7 @@ class _Watch:
         else:
             self._arrived(member, content)
 
-    def _arrived(self, member: Member, content: tuple[Meeting, int, int]) -> None:
+    def _arrived(self, member: Member, content: tuple[Rendezvous, int, int]) -> None:
         meeting, start, size = content
         member.waits, member.at = meeting, (start, size)
         here = self.arrived.setdefault(meeting, set())
@@ -223,7 +223,7 @@ def _result(member: Member, call: CallOf) -> Any:
     returned, written, said = pickle.loads(outcome["content"], buffers=buffers)
     for diagnostic in said:
         if isinstance(diagnostic.site, (SourceLine, type(None))):
-            speak(diagnostic)
+            show(diagnostic)
     given = tensors_of(call)
     for index, array in written.items():
         framework = framework_of(given[index])

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import error
 from ..ir.tree import replace_leaves
-from ..kernel.bridges import TensorSpec
+from ..kernel.arrays import TensorSpec
 from ..kernel.jit import profile
 from ..kernel.kernel import Kernel
 from .close import _ARRAYS

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..kernel.bridges import TensorSpec
+from ..kernel.arrays import TensorSpec
 from ..options import cache_folder
 from ..version import __version__
 from .model import Job

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import error
 from ..ir.tree import replace_leaves
-from ..kernel.bridges import TensorSpec
+from ..kernel.arrays import TensorSpec
 from ..kernel.kernel import Kernel
 from ..options import choose_machine
 from . import stored as kept

@@ -16,7 +16,7 @@ from nki.cli import script
 from nki.cli.command import Command, add_json
 from nki.cli.script import UsageError
 from nki.cli.terminal import complain, show
-from nki.kernel.bridges import TensorSpec
+from nki.kernel.arrays import TensorSpec
 
 from .migrations import Finding, findings, is_old, rewritten
 

@@ -14,10 +14,10 @@ from nki.errors import NkiError, error
 from nki.ir.context import running as running_core
 from nki.ir.tensor import NkiTensor
 from nki.ir.tree import leaves, replace_leaves
-from nki.kernel.bridges import TensorSpec
-from nki.kernel.calls import Call, Run
+from nki.kernel.arrays import TensorSpec
 from nki.kernel.jit import profile as model
 from nki.kernel.kernel import Kernel
+from nki.kernel.run import Call, Run
 from nki.language.creation import allocate
 from nki.machine.generations import find
 from nki.machine.memories import SHARED_HBM
@@ -77,9 +77,9 @@ class OldKernel(Kernel):
             )
         return super().__call__(*args, **kwargs)
 
-    def _prepare(self, args: tuple, kwargs: dict) -> Call:
+    def prepare(self, args: tuple, kwargs: dict) -> Call:
         args, kwargs = (replace_leaves(v, Placeholder, _described) for v in (args, kwargs))
-        call = super()._prepare(args, kwargs)
+        call = super().prepare(args, kwargs)
         options = replace(call.options, precise_fp=call.options.precise_fp and self.precise, cache=False)
         return replace(call, options=options, key=None, eager=True)
 

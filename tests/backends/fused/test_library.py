@@ -24,7 +24,7 @@ def checked(monkeypatch):
     run = Kernel.run
 
     def run_and_check(kernel, *args, **kwargs):
-        call = kernel._prepare(args, kwargs)
+        call = kernel.prepare(args, kwargs)
         arrays = [leaf.value.copy() for leaf in call.leaves]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

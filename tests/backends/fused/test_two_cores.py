@@ -11,7 +11,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from both_ways import assert_same, outcome
-from nki.backends.fused import running
+from nki.backends.fused import backend
 from nki.backends.fused.planner import plan_of
 from nki.backends.fused.running import Runner
 from support import target
@@ -110,12 +110,12 @@ def test_cores_that_need_too_much_memory_together_take_turns(monkeypatch):
     def never(*_):
         raise AssertionError("both at once")
 
-    monkeypatch.setattr(running, "beside", never)
+    monkeypatch.setattr(backend, "beside", never)
     need = sum(part.arena + part.packed for part in plan_of(program, forced=True).cores)
     assert need > 0
     seen, run = [], Runner.run
     monkeypatch.setattr(Runner, "run", lambda self: (seen.append(self.core.index), run(self))[1])
-    monkeypatch.setattr(running, "MOST", need - 1)
+    monkeypatch.setattr(backend, "LARGEST", need - 1)
     found = outcome(program, given, "plan", OPEN_NKI_THREADS="2")
     assert seen == [0, 1] and found[0][0].tobytes() == wanted[0][0].tobytes()
 

@@ -384,7 +384,7 @@ def test_a_write_looks_only_at_tensors_that_hold_bytes_there():
 
     def body():
         slots = [fill(placed((32, 8), byte=(i % 4) * 4096), float(i)) for i in range(64)]
-        running().look()
+        running().read_back()
         memories = [running().memories[tile.storage] for tile in slots]
         left = [memory for memory in memories if memory.holds]
         return left == memories[-4:], sum(map(len, memories[0].chip.holders)), left[0].rivals()
@@ -837,7 +837,7 @@ def test_a_contiguous_input_is_not_copied_before_it_is_written():
         memories = running().memories
         before = np.shares_memory(memories[t.storage].raw, x)
         nisa.dma_copy(t[0:1], t[1:2])
-        running().look()
+        running().read_back()
         return before, np.shares_memory(memories[t.storage].raw, x)
 
     assert run(body, x)[0] == (True, False)
@@ -879,7 +879,7 @@ def test_a_loop_of_tiles_takes_no_more_bytes_than_a_few():
 
 def test_kept_tiles_live_and_dropped_ones_do_not():
     def body():
-        running().look()  # from now on each instruction runs as it is issued
+        running().read_back()  # from now on each instruction runs as it is issued
         kept = [fill(nl.ndarray((4, 4), nl.float32), float(i)) for i in range(20)]
         with_kept = live_memories()
         views = [tile[0:1] for tile in kept]

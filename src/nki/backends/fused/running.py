@@ -1,8 +1,8 @@
 """Running a plan on numpy arrays.
 
 Values lie in one array, an arena that the next call of the plan uses again. What is no product is computed by
-the instruction itself, on the arrays of its operands; a fence goes to the numpy executor. If anything has
-something to say (a warning, an error), the launch runs the program again, one instruction at a time.
+the instruction itself, on the arrays of its operands; a fence goes to the numpy executor. If anything is
+reported (a warning, an error), the attempt is dropped and the reference backend runs the program.
 """
 
 from __future__ import annotations
@@ -15,82 +15,20 @@ import numpy as np
 
 from ...ir.layout import Shape
 from ...ir.program import Diagnostic, Loop, Program, walk
-from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine import dtypes
 from ...machine.dtypes import DType, bfloat16, f32
-from ..protocol import NumpyBackend
 from ..reference.memory import FULL, aligned
 from ..reference.prepared import prepare
 from .arrays import pool
-from .planner import NoPlan, plan_of
 from .steps import ARENA, Made, Matrix, Plan, Product, Spot, Step, Work
-from .threads import available, beside, together
-
-MOST = 448 << 20  # bytes that cores which run at the same time may need together
-
-
-class PlannedBackend(NumpyBackend):
-    """Runs a program by its plan where it has one, and else as numpy does, one instruction at a time."""
-
-    def __init__(self, machine: Any, precise: bool, call: object, released: Any):
-        super().__init__(machine, precise, call, released)
-        self.lent: list[tuple[Any, Storage, np.ndarray]] = []
-        self.borrow = lambda storage, raw: self._lend(self.memories.borrow, storage, raw)  # type: ignore[method-assign]
-        self.fill = lambda storage, raw: self._lend(self.memories.fill, storage, raw)  # type: ignore[method-assign]
-        self.plan: Plan | None = None
-        self.program: Program | None = None
-
-    def _lend(self, how: Any, storage: Storage, raw: np.ndarray) -> None:
-        self.lent.append((how, storage, raw))
-        how(storage, raw)
-
-    def choose(self, program: Program, executor: str, folder: str = "") -> bool:
-        """Decide how a program will be run; True: by its plan."""
-        self.plan = None
-        if executor != "reference" and self.memories.precise:
-            found = plan_of(program, executor == "plan", folder)
-            self.plan = None if isinstance(found, NoPlan) else found
-            self.program = program
-        return self.plan is not None
-
-    def start_again(self) -> None:
-        """Everything is as it was lent; from now on one instruction runs at a time."""
-        self.plan = None
-        self.memories.clear()
-        self.memories.chips.clear()
-        for how, storage, raw in self.lent:
-            how(storage, raw)
-
-    def run(self, program: Program, core: Any) -> None:
-        if self.plan is None:
-            super().run(program, core)
-        else:
-            runner = Runner(self.plan, program, core)
-            runner.open_results()
-            runner.run()
-
-    def side_by_side(self, cores: Sequence[Any], on: Callable[[Any, Callable[[], None]], Any]) -> bool:
-        """Run the cores of a plan at the same time. False: they are to take turns, and nothing was done."""
-        program = self.program
-        if self.plan is None or program is None or len(cores) < 2 or not self.plan.independent:
-            return False
-        if program.said:  # in their order
-            return False
-        threads = cores[0].launch.options.threads or available()
-        if threads < 2 or sum(part.arena + part.packed for part in self.plan.cores) > MOST:
-            return False
-        runners = [Runner(self.plan, program, core, max(1, threads // len(cores))) for core in cores]
-        for runner in runners:
-            runner.open_results()
-        beside([partial(on, runner.core, runner.run) for runner in runners])
-        return True
+from .threads import together
 
 
 class Runner:
     """Runs one core's part of a plan."""
 
-    def __init__(self, plan: Plan, program: Program, core: Any, threads: int | None = None):
+    def __init__(self, plan: Plan, program: Program, core: Any, threads: int):
         self.plan, self.program, self.core = plan, program, core
         self.part = plan.cores[core.index]
         self.items = program.cores[core.index]
@@ -98,7 +36,7 @@ class Runner:
         self.arena = np.empty(0, np.uint8)
         self.packs = np.empty(0, np.float32)
         self.raws: dict[int, np.ndarray] = {}
-        self.threads = threads or core.launch.options.threads or available()
+        self.threads = threads
 
     def run(self) -> None:
         self.arena, packs = pool.take(self.part.arena), pool.take(self.part.packed)
@@ -116,7 +54,7 @@ class Runner:
                 else:
                     self._work(step)
         finally:
-            self.core.replayed = None
+            self.core.instruction = None
             for array in (self.arena, packs):
                 pool.give_back(array)
 
@@ -171,7 +109,7 @@ class Runner:
             return
         fence = next((s for s in steps[number:] if s.__class__ is Work and s.kind == "fence"), None)
         while said and (fence is None or said[0].before <= fence.position):  # type: ignore[operator]
-            self.core.launch.say(said.pop(0))
+            self.core.execution.diagnostics.report(said.pop(0))
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -183,7 +121,7 @@ class Runner:
             step = next(s for s in prepared.cores[core.index] if _is(s.item, item))
             prepared._repeat(core, step.item)  # type: ignore[arg-type]
         else:
-            core.replayed = item
+            core.instruction = item
             core.executor(item)
 
     def _work(self, work: Work) -> None:
@@ -191,7 +129,7 @@ class Runner:
             for target, source in work.parts:
                 _copy_bits(self.array(target), self.array(source))
             return
-        instruction = self.core.replayed = self.items[work.item]
+        instruction = self.core.instruction = self.items[work.item]
         if work.kind == "memory":
             self.core.executor(instruction)
         elif work.kind == "move":
@@ -316,4 +254,4 @@ def _is(prepared: Any, loop: Loop) -> bool:
     return getattr(prepared, "loop", None) is loop
 
 
-__all__ = ["PlannedBackend", "Runner"]
+__all__ = ["Runner"]

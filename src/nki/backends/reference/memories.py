@@ -35,7 +35,6 @@ class Memories(dict[Storage, Memory]):
         self.call = call  # whose storages these are; None: those of any recorded program
         self.released = released  # told of storages whose bytes are given up
         self.ended: weakref.WeakSet[Storage] = weakref.WeakSet()  # of dynamic loops that are over
-        self.deferred: set[Storage] | None = None  # given up by Python, but instructions still wait to run
         self.chips: dict[tuple[int, MemoryRegion], ChipMemory] = {}
 
     def __missing__(self, storage: Storage) -> Memory:
@@ -67,12 +66,26 @@ class Memories(dict[Storage, Memory]):
         memory = self[storage] = Memory(storage, raw)
         memory.state, memory.borrowed = FRESH, False
 
+    def adopt(self, storage: Storage, raw: np.ndarray) -> None:
+        """Put bytes behind a storage that a backend has computed in full."""
+        memory = self[storage] = Memory(storage, raw)
+        memory.borrowed, memory.changed = False, True
+
+    def array(self, view: View) -> np.ndarray:
+        """Return what a view holds. Bytes that were never written are poison."""
+        return self[view.storage].array(view)
+
+    def is_written(self, view: View) -> bool:
+        """Return True if all of a view was written."""
+        return self[view.storage].is_written(view)
+
+    def changed(self, storage: Storage) -> bool:
+        """Return True if a storage was written since its bytes were lent."""
+        return storage in self and self[storage].changed
+
     def let_go(self, storage: Storage) -> None:
-        """No tensor of the kernel's Python refers to a storage any more."""
-        if self.deferred is not None:
-            self.deferred.add(storage)
-        else:
-            self.close(storage)
+        """Release the bytes of a storage: no tensor of the kernel's Python refers to it any more."""
+        self.close(storage)
 
     def close(self, storage: Storage) -> None:
         """Give up the bytes of a storage."""

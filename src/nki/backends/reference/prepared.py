@@ -84,31 +84,34 @@ class Prepared:
             found[position] = found[position]._replace(closes=tuple(storages))
         return found, dict.fromkeys(last)
 
-    def run(self, core: Any, index: int) -> None:
+    def run(self, core: Any) -> None:
         """Run the steps of a core; the memories of the parameters are there already."""
         try:
-            self._run(core, self.cores[index])
+            self._run(core, self.cores[core.index])
         except NkiError as problem:
-            if core.replayed is not None:
-                problem.site = core.replayed.site
+            if core.instruction is not None:
+                problem.site = core.instruction.site
             raise
+        finally:
+            core.instruction = None
 
     def _run(self, core: Any, steps: list[Step]) -> None:
-        execute, close, say = core.run_one, core.memories.close, core.launch.say
+        execute, close, report = core.run_one, core.memories.close, core.execution.diagnostics.report
         for said, item, closes in steps:
             for diagnostic in said:
-                say(diagnostic)
+                report(diagnostic)
             if item.__class__ is PreparedLoop:
                 self._repeat(core, item)  # type: ignore[arg-type]
             else:
-                core.replayed = item
+                core.instruction = item
                 execute(item)  # type: ignore[arg-type]
             for storage in closes:
                 close(storage)
 
     def _repeat(self, core: Any, prepared: PreparedLoop) -> None:
         loop, steps = prepared
-        limit = None if core.launch.verified is None else core.launch.verified.get(loop.number, 0)
+        verified = core.execution.verified
+        limit = None if verified is None else verified.get(loop.number, 0)
         count = 0
         for value in _values(core, loop):
             count += 1
@@ -128,7 +131,7 @@ def _values(core: Any, loop: Loop) -> Any:
 
 
 def _while(core: Any, loop: Loop) -> Any:
-    limit = core.launch.options.max_iterations
+    limit = core.execution.options.max_iterations
     value, count = loop.lower.read(), 0
     while value != 0:
         count += 1

@@ -120,7 +120,7 @@ _left: dict[tuple[int, str], np.ndarray] = {}  # the words of every generator th
 
 def generator(core: Any, engine: str) -> Generator:
     """The generator of an engine of a running core."""
-    return core.launch.generators.of(core.index, engine)
+    return core.execution.generators.of(core.index, engine)
 
 
 def reset() -> None:

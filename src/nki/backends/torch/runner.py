@@ -83,7 +83,7 @@ def _exact_products(torch: Any) -> Any:
 class _Core:
     """What an instruction may ask of its core: the machine, and its accumulator registers."""
 
-    index, pending_warnings, launch, replayed = 0, None, None, None
+    index, pending_warnings, registers = 0, None, None
 
     def __init__(self, machine: Any):
         self.machine = machine

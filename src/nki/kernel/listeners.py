@@ -1,4 +1,4 @@
-"""Who is told of every call of a kernel: the profilers that scripts switch on around their work."""
+"""Listeners that are notified of every call of a kernel: the profilers that scripts start and stop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _listeners: list[Listener] = []
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell `listener(kernel, args, kwargs)` of every call in this block, before it runs."""
+    """Call `listener(kernel, args, kwargs)` before every kernel call in this block."""
     _listeners.append(listener)
     try:
         yield
@@ -20,6 +20,7 @@ def listening(listener: Listener) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def tell(kernel: Any, args: tuple, kwargs: dict) -> None:
+def notify(kernel: Any, args: tuple, kwargs: dict) -> None:
+    """Notify all listeners of a call."""
     for listener in tuple(_listeners):
         listener(kernel, args, kwargs)

@@ -1,27 +1,27 @@
-"""A call before it runs, a finished one, and what both are launched on."""
+"""A call before it runs, and a finished one."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import emit_warning, error, user_site
 from ..ir.layout import is_int
-from ..ir.program import Diagnostic
+from ..ir.program import Diagnostic, Program
 from ..ir.statistics import Statistics
 from ..machine.machine import Machine
 from ..options import Options
-from .cache import Leaf
+from .arguments import Arguments
+from .transfer import Transfer
 
 ALIAS_SUFFIX = ".must_alias_input"
 
 
 @dataclass
 class Run:
-    """A finished call: what it returned and what was seen on the way."""
+    """A finished call: what it returned, and its diagnostics."""
 
     result: Any
     machine: Machine = field(repr=False)
@@ -32,7 +32,7 @@ class Run:
 
     @cached_property
     def statistics(self) -> Statistics:
-        """What the call did; counted when somebody asks."""
+        """Count what the call did."""
         return self.count()
 
     def _repr_html_(self) -> str:
@@ -53,23 +53,31 @@ class Run:
         return f"<table>{cells}</table>"
 
 
+class Traced(NamedTuple):
+    """A call whose Python was traced."""
+
+    program: Program
+    transfer: Transfer
+    is_fixed: bool  # the Program follows from the arguments' shapes: the Python read no values
+    files: list[tuple[str, str]]  # that the Python read through nki: path, content hash
+
+
 @dataclass
 class Call:
-    """A call before it runs. Without a key it is neither cached nor replayed."""
+    """A call before it runs. Without a key it is not cached."""
 
     options: Options
     machine: Machine
-    bound: inspect.BoundArguments
+    arguments: Arguments
     aliased: set[str]  # arguments given as name.must_alias_input
     key: Any
-    leaves: list[Leaf]
-    said: Iterable[Diagnostic] = ()  # said already, when the call was staged
+    silenced: Iterable[Diagnostic] = ()  # shown already, when the call was staged
     eager: bool = False  # every instruction runs as it is issued
-    reads: Any = None  # what the Python can read, as it was before it ran; None: not all is known
+    reads: Any = None  # what the Python can read, as it was before it ran; None: not everything is known
 
 
 def launch_grid(degree: Any) -> tuple[int, ...]:
-    """The (n,) of `kernel[degree]`."""
+    """Return the (n,) of `kernel[degree]`."""
     sizes = tuple(degree) if isinstance(degree, (tuple, list)) else (degree,)
     for size in sizes:
         if not is_int(size):
@@ -83,10 +91,11 @@ def launch_grid(degree: Any) -> tuple[int, ...]:
     return (int(sizes[0]),)
 
 
-_said_once: set[str] = set()
+_warned: set[str] = set()
 
 
-def _warn_once(kind: str, message: str) -> None:
-    if kind not in _said_once:
-        _said_once.add(kind)
+def warn_once(kind: str, message: str) -> None:
+    """Warn about a kind once in this process."""
+    if kind not in _warned:
+        _warned.add(kind)
         emit_warning(kind, message, user_site(2))

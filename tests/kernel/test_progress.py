@@ -27,7 +27,7 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch):
     made = Terminal()
     monkeypatch.setattr(waiting, "sys", SimpleNamespace(stderr=made, modules={}))  # pytest has its own
-    monkeypatch.setattr(waiting, "PATIENCE", 0.1)
+    monkeypatch.setattr(waiting, "DELAY", 0.1)
     monkeypatch.setattr(waiting, "EVERY", 0.02)
     monkeypatch.setattr(waiting, "_watcher", None)
     return made

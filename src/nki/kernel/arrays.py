@@ -1,21 +1,30 @@
-"""Arrays of numpy and of the frameworks: whose a value is, and what converts it."""
+"""Arrays of numpy and of frameworks: which framework a value belongs to, and what converts it."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from ..errors import error
-from ..ir import tree
 from ..machine import dtypes
 
-# packages whose tensors a module of nki.frameworks converts; the module is imported when one is met
-FRAMEWORKS = {"torch": "nki.frameworks.torch", "jax": "nki.frameworks.jax", "jaxlib": "nki.frameworks.jax"}
+_frameworks: dict[str, Callable[[], Any]] = {}  # what loads the converter of a package's tensors
+
+
+def register_framework(packages: Iterable[str], load: Callable[[], Any]) -> None:
+    """Register a converter for tensors of these packages. `load` is called when the first one is passed."""
+    _frameworks.update(dict.fromkeys(packages, load))
+
+
+def load_framework(package: str) -> Any:
+    """Return the converter of a package's tensors."""
+    return _frameworks[package]()
+
 
 # what people write for a dtype where they describe a tensor in words
 SHORT = {
@@ -82,43 +91,29 @@ class NumpyFramework:
 
 
 def framework_of(value: Any) -> Any:
-    """The converter of an array-like argument, or None for anything else."""
+    """Return the converter of an array-like argument, or None for anything else."""
     if isinstance(value, np.ndarray):
         return NumpyFramework
     kind: Any = type(value)
-    framework = _bridge(kind)
+    framework = _converter(kind)
     return framework if framework is not None and framework.is_tensor(value) else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _bridge(kind: type) -> Any:
-    """The module for values of a type, if one of its bases belongs to a framework."""
+def _converter(kind: type) -> Any:
+    """Return the converter for values of a type, if one of its bases belongs to a framework."""
     roots = (base.__module__.partition(".")[0] for base in kind.__mro__)
-    module = next((FRAMEWORKS[root] for root in roots if root in FRAMEWORKS), None)
-    return None if module is None else importlib.import_module(module)
-
-
-def bridge_of(value: Any) -> Any:
-    """The framework, other than numpy, that a call with these arguments belongs to; None for numpy."""
-    if value is None or value.__class__ in (int, float, bool, str, np.ndarray):
-        return None
-    framework = framework_of(value)
-    if framework is not None:
-        return None if framework is NumpyFramework else framework
-    kind = tree.container_of(value)
-    if kind is None:
-        return None
-    children = (bridge_of(child) for _, child in kind.children(value))
-    return next((bridge for bridge in children if bridge is not None), None)
+    package = next((root for root in roots if root in _frameworks), None)
+    return None if package is None else load_framework(package)
 
 
 def is_description(value: Any) -> bool:
-    """nki.TensorSpec, jax.ShapeDtypeStruct and their like."""
+    """Return True for nki.TensorSpec, jax.ShapeDtypeStruct and similar classes."""
     return type(value).__name__ in ("TensorSpec", "ShapeDtypeStruct") and hasattr(value, "shape")
 
 
 def is_dtype(value: Any) -> bool:
-    """A dtype object of nki, numpy, ml_dtypes, torch or JAX."""
+    """Return True for a dtype object of nki, numpy, ml_dtypes, torch or JAX."""
     if isinstance(value, (dtypes.DType, np.dtype)):
         return True
     if isinstance(value, type):  # np.float32, or jnp.float32, which knows its numpy dtype

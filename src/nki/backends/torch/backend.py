@@ -1,0 +1,77 @@
+"""The torch backend: a Program as steps of many equal instructions on torch tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import error
+from ...ir.program import Program
+from ...ir.tree import leaves
+from ...ir.view import View
+from ...options import Options, checked_device
+from ..protocol import ExecutionContext
+from .runner import run
+from .schedule import Refused
+from .steps import DevicePlan, device_plan_of
+
+
+class TorchBackend:
+    """Runs a program on torch tensors: on the device that the options name, else on the processor."""
+
+    name = "torch"
+
+    def refusal(self, program: Program, options: Options) -> str:
+        torch_device(options.device)
+        if not options.precise_fp or options.strict:
+            return "the reference backend is asked for"
+        plan = device_plan_of(program)
+        if isinstance(plan, Refused):
+            return str(plan)
+        parameters = {storage for _, storage in program.parameters}
+        incomplete = plan.partly - parameters
+        if any(view.storage in incomplete for view in leaves(program.result, View)):
+            return "it returns a tensor of which a part was never written"
+        return ""
+
+    def run(self, program: Program, execution: ExecutionContext) -> bool:
+        """Run the steps. False if an instruction reports something: the reference reports it at its line."""
+        import torch
+
+        plan = device_plan_of(program)
+        assert isinstance(plan, DevicePlan)
+        device = torch_device(execution.options.device)
+        given = [storage for _, storage in program.parameters] + [s for s, _ in program.constants]
+        tensors = {
+            storage: torch.from_numpy(execution.memories[storage].raw.copy()).to(device) for storage in given
+        }
+        found = run(plan, tensors, device)
+        if found is None:
+            return False
+        for storage, tensor in found.items():
+            execution.memories.adopt(storage, _bytes(tensor.cpu()))
+        for diagnostic in program.said:
+            execution.diagnostics.report(diagnostic)
+        return True
+
+
+def torch_device(name: str) -> Any:
+    """Return the torch device that the option `device` names."""
+    import torch
+
+    checked_device(name, "OPEN_NKI_DEVICE")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise error(
+            "device",
+            f"OPEN_NKI_DEVICE is {name!r}, and PyTorch finds no GPU here",
+            notes=[f"PyTorch {torch.__version__}"],
+            help="install a PyTorch with CUDA, or leave OPEN_NKI_DEVICE out",
+        )
+    return torch.device(name if name.startswith("cuda") else "cpu")
+
+
+def _bytes(tensor: Any) -> np.ndarray:
+    import torch
+
+    return tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
