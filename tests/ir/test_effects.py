@@ -12,6 +12,7 @@ import nki
 from nki.ir import effects as module
 from nki.ir import reordering
 from nki.ir.instruction import State
+from nki.ir.instruction_class import READS, WRITES
 from nki.ir.view import View
 from random_programs import MEETINGS, MORE, PLAIN, assert_unchanged, nested, rich_programs
 
@@ -139,8 +140,8 @@ MUTANTS = {
 
 def test_every_kind_of_effect_has_its_mutant():
     assert {f"state {state.name}" for state in State} <= set(MUTANTS)
-    assert {f"read {kind}" for kind in nki.ir.instruction.READS} <= set(MUTANTS)
-    assert {f"write {kind}" for kind in nki.ir.instruction.WRITES} <= set(MUTANTS)
+    assert {f"read {kind}" for kind in READS} <= set(MUTANTS)
+    assert {f"write {kind}" for kind in WRITES} <= set(MUTANTS)
 
 
 def is_noticed(operations, cores, most=200):

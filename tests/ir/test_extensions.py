@@ -8,7 +8,8 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.ir.instruction import INSTRUCTIONS, Cost, In, Instruction, Out
+from nki.ir.instruction import Cost, In, Instruction, MatmulInstruction, Out
+from nki.ir.instruction_class import INSTRUCTIONS
 from nki.isa import rules
 from nki.isa.dma import DmaInstruction, transfer
 from nki.isa.enums import GPSIMD, SCALAR, TENSOR, VECTOR
@@ -21,7 +22,9 @@ X = np.linspace(-2, 2, 32, dtype=np.float32).reshape(4, 8)
 
 
 class Twice(Instruction):
-    """dst = 2 data, on whichever engine a subclass names."""
+    """dst = 2 data, on the engine that a subclass names."""
+
+    cost_source = "spec/machine.md 6.2"
 
     def check(self, machine):
         rules.matching(self, "dst", "data")
@@ -54,13 +57,18 @@ class TwiceOnGpsimd(Twice):
     data: In
 
 
-class TwiceOnTensor(Twice):
+class TwiceOnTensor(Twice, MatmulInstruction):
     public = "twice_on_tensor"
     engines = (TENSOR,)
     dst: Out
     data: In
 
-    def flops(self):
+    is_transpose = False
+
+    def adds_to_dst(self):
+        return False
+
+    def array_flops(self):
         return 2 * self.data.size
 
     def array_operand(self):

@@ -15,7 +15,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 import support
-from nki.isa.descriptors import Descriptors, contiguous_run, elem_bytes, pieces
+from nki.ir.descriptors import Descriptors, contiguous_run, elem_bytes, pieces
 from nki.machine import dtypes
 from nki.machine.generations import find
 from support import target, to_tile

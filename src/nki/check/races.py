@@ -61,9 +61,9 @@ class Watch:
         self.count = 0
 
     def __call__(self, instruction: Instruction) -> None:
-        if instruction.on_chip and not instruction.anywhere:
+        if not instruction.reaches_hbm:
             return
-        point = instruction.meeting(self.core)
+        point = instruction.rendezvous_of(self.core)
         if point is not None:
             number = self.visits[point] = self.visits.get(point, 0) + 1
             self.meetings.append(Meeting(point, number, instruction.site, instruction.public))

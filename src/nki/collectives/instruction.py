@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from ..backends.reference.memories import memory_of
 from ..errors import error
 from ..ir.context import RunningCore, current, warn
-from ..ir.instruction import Cost, State, Wire
+from ..ir.instruction import Cost, State
+from ..ir.transfer_instruction import Wire
 from ..ir.view import View
 from ..isa import rules
 from ..isa.dma import DmaInstruction, transfer
@@ -33,7 +35,6 @@ class Collective(DmaInstruction):
     """Operands are read and written when all who take part have come, so `perform` fetches the bytes."""
 
     state = (State.peer, State.ranks)
-    partial: ClassVar[tuple[int, ...]] = (0, 1)
     cost_formula = "hops x collective_hop_ns + bytes / collective_link_gbs, + the DMA of its operands"
     cost_source = "spec/machine.md 11"
 
@@ -44,7 +45,7 @@ class Collective(DmaInstruction):
         """The rank's other core takes part where both share dst."""
         return self.state if self.dst.buffer is SHARED_HBM else (State.ranks,)
 
-    def meeting(self: Any, core: int) -> Any:
+    def rendezvous_of(self: Any, core: int) -> Hashable | None:
         return (self.public, self.dst.storage) if State.peer in self.touches() else None
 
     def check_operands(self: Any, machine: Machine, *names: str) -> None:
@@ -206,7 +207,7 @@ class Collective(DmaInstruction):
     def generated_by(self, machine: Machine) -> str:
         return machine.dma_default_mode
 
-    # ---- what the timing model asks --------------------------------------------------------------
+    # ---- for the timing model --------------------------------------------------------------
 
     def groups(self: Any) -> Any:
         """All lists of ranks that exchange among themselves."""

@@ -333,7 +333,6 @@ def collective_permute_implicit_reduce(
 
 class CollectivePermuteImplicitReduce(Collective):
     public = "collective_permute_implicit_reduce"
-    partial = (0, 1, 2)
 
     dst: Out
     src0: In

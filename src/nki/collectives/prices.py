@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..ir.instruction import Wire
+from ..ir.transfer_instruction import Wire
 from ..machine.machine import Machine
 
 MESH_BYTES, HALVING_BYTES = 1 << 20, 56 << 20  # 11 [D]: from these sizes on the algorithm changes

@@ -55,7 +55,6 @@ class AllGatherV(Collective):
     """Flat buffers of elements; rows of the metadata: send count, send displacement, receive counts."""
 
     public = "all_gather_v"
-    partial = (0, 1, 2)
 
     dst: Out
     src: In

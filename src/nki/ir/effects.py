@@ -81,7 +81,7 @@ def effects(instruction: Instruction) -> Effects:
             if view.indirection is not None:
                 return _effects(instruction)
         added: tuple[View, ...] = ()
-        if instruction.accumulates and instruction.adds():
+        if instruction.accumulates and instruction.adds_to_dst():  # type: ignore[attr-defined]
             added, made = made[:1], made[1:]
         return tuple.__new__(Effects, (given, made, added, (), (), instruction.touches()))
     return _effects(instruction)
@@ -97,8 +97,8 @@ def _effects(instruction: Instruction) -> Effects:
         reads += _touched(instruction, i, operands[i])
     for i in instruction.write_at:
         views = _touched(instruction, i, operands[i])
-        target = added if i == 0 and instruction.accumulates and instruction.adds() else writes
-        target += views
+        adds = i == 0 and instruction.accumulates and instruction.adds_to_dst()  # type: ignore[attr-defined]
+        (added if adds else writes).extend(views)
     read: list[Any] = []
     written: list[Any] = []
     for name in instruction.registers:
@@ -119,8 +119,9 @@ def _effects(instruction: Instruction) -> Effects:
 def _touched(instruction: Instruction, index: int, value: Any) -> list[View]:
     if not isinstance(value, View):
         return []
-    if index in instruction.partial and instruction.state == () and value.indirection is None:
-        return list(instruction.parts(index))
+    if instruction.partial and instruction.state == () and value.indirection is None:
+        parts = instruction.parts(index)
+        return [value] if parts is None else list(parts)
     return [value]
 
 

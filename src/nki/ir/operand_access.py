@@ -1,15 +1,15 @@
-"""How an executor reads and writes the operands of an instruction. A signature decides it."""
+"""How a backend reads and writes the operands of an instruction: the same for all of one signature."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from .instruction import Instruction
+from .instruction import Instruction, MatmulInstruction
 from .view import View
 
 
 class OperandAccess(NamedTuple):
-    """The operands of an instruction as an executor meets them."""
+    """The operands of an instruction as a backend sees them."""
 
     views: tuple[str, ...]  # the operands that are tensors
     reads: tuple[tuple[int, bool], ...]  # operand, and whether it is widened to float32
@@ -20,7 +20,8 @@ class OperandAccess(NamedTuple):
     @staticmethod
     def of(instruction: Instruction) -> OperandAccess:
         views = {i: v for i, v in enumerate(instruction.operands()) if isinstance(v, View)}
-        reads = tuple((i, i in instruction.widened) for i in instruction.read_at if i in views)
+        widened = instruction.float32_inputs if isinstance(instruction, MatmulInstruction) else ()
+        reads = tuple((i, i in widened) for i in instruction.read_at if i in views)
         writes = () if instruction.lazy_output else tuple(i for i in instruction.write_at if i in views)
         fixed = (
             not instruction.partial

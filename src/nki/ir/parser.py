@@ -25,7 +25,8 @@ from ..machine.machine import Machine
 from ..machine.memories import MemoryRegion
 from ..machine.operators import OPERATORS
 from .context import provides, service
-from .instruction import INSTRUCTIONS, Instruction
+from .instruction import Instruction
+from .instruction_class import INSTRUCTIONS
 from .layout import Indirection, Shape, row_major
 from .operand_access import OperandAccess
 from .printer import FORMAT

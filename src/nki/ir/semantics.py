@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 class Move(NamedTuple):
     """dst = src, element by element in stream order; cast through float32 where the dtypes differ.
 
-    `order` permutes the dimensions of src first; "turn" takes src as [P, F] and dst as [F, P].
+    `order` permutes the dimensions of src first; "transpose" takes src as [P, F] and dst as [F, P].
     """
 
     order: Any = None
 
 
-class Product(NamedTuple):
+class MatrixProduct(NamedTuple):
     """dst[M, N] = stationary[K, M].T @ moving[K, N], or added to what matmuls left in dst."""
 
     accumulate: bool | None
@@ -34,4 +34,4 @@ class Sum(NamedTuple):
     """dst = data1 + data2 in float32."""
 
 
-Meaning = Move | Product | Fill | Sum
+Meaning = Move | MatrixProduct | Fill | Sum

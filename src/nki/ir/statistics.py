@@ -12,6 +12,7 @@ from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF, MemoryRegion
 from .instruction import Instruction
 from .storage import Storage
+from .transfer_instruction import TransferInstruction
 from .view import View
 
 LIVES_KEPT = 512
@@ -38,7 +39,7 @@ class Statistics:
         living, counts = tiles.open, self.by_instruction
 
         def sink(instruction: Instruction) -> None:  # runs once per instruction: straight-line on purpose
-            if not instruction.counted:
+            if instruction.simulator_only:
                 return
             self.instructions = now = self.instructions + 1
             counts[instruction.public] += 1
@@ -49,7 +50,7 @@ class Statistics:
                         life[2] = now
                     else:
                         tiles.use(view, now)
-            if not instruction.on_chip:
+            if isinstance(instruction, TransferInstruction):
                 self._count_dma(instruction)
 
         return sink

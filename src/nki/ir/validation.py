@@ -104,7 +104,7 @@ def _check_operand(ins: Instruction, name: str, view: View, machine: Machine) ->
             [name],
             "a slice holds at least one element; leave the instruction out when there is none",
         )
-    if not ins.on_chip or ins.anywhere:
+    if ins.reaches_hbm:
         _check_reach(ins, name, view)
         return
     if not view.on_chip:
@@ -154,8 +154,17 @@ def _check_access(ins: Instruction, name: str, view: View, machine: Machine) -> 
             f"{ins.public}: {name} needs more than {machine.access_max_dims} free dimensions to address",
             notes=[f"{name}: {view.describe_layout()}"],
         )
-    if name in ins.places:
-        return
+    if not ins.partial:  # else only `check` knows which partitions count
+        start_partition(ins, machine, name)
+
+
+def start_partition(ins: Instruction, machine: Machine, *names: str) -> None:
+    """Warn of operands that start at a partition where the engines cannot address so many."""
+    for name in names:
+        _check_start(ins, name, getattr(ins, name), machine)
+
+
+def _check_start(ins: Instruction, name: str, view: View, machine: Machine) -> None:
     start, count = view.start_partition, view.shape[0]
     step = 128 if count > 64 else 64 if count > 32 else 32
     if start % step:
@@ -216,7 +225,7 @@ def _resolve_engine(ins: Instruction, machine: Machine) -> engine | None:
         names = ", ".join(f"nisa.engine.{e.name}" for e in ins.engines)
         shown = "unknown" if chosen is None else chosen.name
         raise fail(ins, "engine", f"cannot run on the {shown} engine", [], f"use {names}")
-    if chosen is GPSIMD and ins.on_chip:
+    if chosen is GPSIMD:
         for name, value in zip(ins.operand_names, ins.operands(), strict=True):
             if isinstance(value, View) and value.buffer is PSUM:
                 raise fail(

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import error
 from ..ir.context import warn
+from ..ir.descriptors import kind
 from ..ir.instruction import In, OptionalIn, Out
 from ..ir.view import View
 from ..launch.core import issue
@@ -16,7 +17,6 @@ from ..machine.memories import SBUF
 from ..machine.operators import Operator
 from . import enums, rules
 from .deprecated import deprecated_order
-from .descriptors import kind
 from .dma import MAX_SOURCES, SKIP, DmaInstruction, deliver, fetch
 from .enums import member, oob_mode
 

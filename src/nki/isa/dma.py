@@ -9,9 +9,11 @@ import numpy as np
 from ..backends.reference.indirect import Rows, scalar_shift
 from ..backends.reference.memories import memory_of
 from ..ir.context import warn
-from ..ir.instruction import Cost, In, Instruction, Out
+from ..ir.descriptors import kind
+from ..ir.instruction import In, Instruction, Out
 from ..ir.layout import is_int
 from ..ir.semantics import Move
+from ..ir.transfer_instruction import TransferInstruction
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import dtypes
@@ -19,7 +21,6 @@ from ..machine.dtypes import DType, f32
 from ..machine.machine import Machine
 from ..machine.memories import PSUM
 from . import enums, rules
-from .descriptors import Descriptors, kind, pieces
 from .enums import SCALAR, SYNC, UNKNOWN, dge_mode, engine, member, oob_mode
 from .numerics import moves_bits, shaped
 
@@ -27,11 +28,9 @@ SKIP = oob_mode.skip
 DGE = {dge_mode.swdge: "software", dge_mode.hwdge: "hardware", dge_mode.none: "static"}
 
 
-class DmaInstruction(Instruction):
-    """What all transfers share: HBM or SBUF on each side, never PSUM."""
+class DmaInstruction(TransferInstruction):
+    """A transfer with HBM or SBUF on each side, never PSUM."""
 
-    on_chip = False
-    lazy_output = True
     dge_mode = dge_mode.unknown  # of transfers that leave no choice
     cost_source = "spec/machine.md 9"
 
@@ -88,35 +87,15 @@ class DmaInstruction(Instruction):
                 f"pass one index per partition, a tile of shape ({view.shape[0]}, 1)",
             )
 
-    # ---- what a timing model asks ----------------------------------------------------------------
-
-    def engine_name(self) -> str:
-        return "dma"
+    # ---- for the timing model --------------------------------------------------------------------
 
     def uses_default_dge(self) -> bool:
         return self.dge_mode is dge_mode.unknown
 
-    def transfers(self: Any) -> list[tuple[View, View]]:
-        """(destination, source) of every stream of elements."""
-        return [(self.dst, self.src)]
-
-    def descriptors(self, machine: Machine) -> list[Descriptors]:
-        """The contiguous pieces it is cut into (spec/machine.md 9.1)."""
-        return [piece for dst, src in self.transfers() for piece in pieces(dst, src)]
-
-    def rate_fraction(self, machine: Machine) -> float:
-        """Of the throughput of a plain copy (spec/machine.md 9.5)."""
-        return 1.0
-
-    def generated_by(self: Any, machine: Machine) -> str:
-        """Who makes the descriptors: "software", "hardware" or "static" (spec/machine.md 9.3)."""
+    def generated_by(self, machine: Machine) -> str:
         if "vector" in (kind(self.dst), kind(self.src)):
             return "software"
         return DGE.get(self.dge_mode, machine.dma_default_mode)
-
-    def cost(self, machine: Machine) -> Cost:
-        """Time on a queue is the timing model's business (spec/machine.md 9); no engine is held here."""
-        return Cost(0, 0.0)
 
 
 # ---- moving elements -----------------------------------------------------------------------------

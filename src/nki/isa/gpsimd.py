@@ -315,7 +315,6 @@ def nonzero_with_count(dst, src, index_offset=0, padding_val=-1, name=None):
 class NonzeroWithCount(GpsimdInstruction):
     public = "nonzero_with_count"
     since = 3
-    partial = (0, 1)
     cost_formula = "150 + 4 N (assumed)"
 
     dst: Out
@@ -324,6 +323,7 @@ class NonzeroWithCount(GpsimdInstruction):
     padding_val: Any
 
     def check(self, machine: Machine) -> None:
+        rules.start_partition(self, machine, "dst", "src")
         self.check_tiles()
         rules.dtype_in(self, "dst", ("int32",))
         rules.dtype_in(self, "src", ("float32", "int32"))

@@ -22,7 +22,7 @@ from ..machine.machine import Machine
 from . import rules
 from .enums import VECTOR
 from .numerics import flat, shaped
-from .tensor import MatmulInstruction
+from .tensor import TiledMatmul
 
 PACKED = ("float8_e5m2_x4", "float8_e4m3fn_x4", "float4_e2m1fn_x4")
 PACKED_FP8 = {"float8_e4m3fn_x4": 8, "float8_e5m2_x4": 15}  # the largest exponent of a lane
@@ -105,9 +105,7 @@ class QuantizeMx(Instruction):
     public = "quantize_mx"
     engines = (VECTOR,)
     since = 4
-    partial = (2,)
-    places = ("dst_scale",)
-    zeroed = (2,)
+    zero_fills = True
     doubling = 1  # the scale is 2^doubling times that of OCP
     cost_formula = "max(64, N/4)"
     cost_source = "spec/machine.md 6.2"
@@ -117,6 +115,7 @@ class QuantizeMx(Instruction):
     dst_scale: Out
 
     def check(self, machine: Machine) -> None:
+        rules.start_partition(self, machine, "dst", "src")
         rules.in_sbuf(self, "src", "dst")
         rules.dtype_in(self, "src", ("bfloat16", "float16"), "convert it with nisa.tensor_copy")
         rules.dtype_in(self, "dst", PACKED_FP8, "the engine quantizes to MXFP8 only")
@@ -145,8 +144,8 @@ class QuantizeMx(Instruction):
         """Packed elements per partition."""
         return self.src.free_elements // LANES
 
-    def parts(self, index: int) -> list[View]:
-        return scale_parts(self.dst_scale, self.src.shape[0])
+    def parts(self, index: int) -> list[View] | None:
+        return scale_parts(self.dst_scale, self.src.shape[0]) if index == 2 else None
 
     def compute(self, dst: np.ndarray, src: np.ndarray, dst_scale: np.ndarray) -> None:
         values = flat(dtypes.f32(src, self.src.dtype))
@@ -237,12 +236,10 @@ def _index_tile(view: Any) -> Any:
     return indirection.index if indirection is not None and indirection.kind == "tensor" else None
 
 
-class NcMatmulMx(MatmulInstruction):
+class NcMatmulMx(TiledMatmul):
     public = "nc_matmul_mx"
     since = 4
     indirect = ("dst", "stationary", "moving", "stationary_scale", "moving_scale")
-    partial = (3, 4)
-    places = ("stationary_scale", "moving_scale")
     is_transpose = is_stationary_onezero = is_moving_onezero = False
     cost_formula = "max(N, 64) cycles"
     cost_source = "spec/machine.md 5.2"
@@ -257,6 +254,7 @@ class NcMatmulMx(MatmulInstruction):
     accumulate: bool | None
 
     def check(self, machine: Machine) -> None:
+        rules.start_partition(self, machine, "dst", "stationary", "moving")
         rules.in_sbuf(self, "stationary", "moving")
         rules.in_psum(self, "dst")
         rules.dtype_in(self, "stationary", PACKED, "quantize it with nisa.quantize_mx")
@@ -293,8 +291,8 @@ class NcMatmulMx(MatmulInstruction):
                 f"tile_position is {self.tile_position}, an operand gathered by an index tile needs (0, 0)",
             )
 
-    def parts(self, index: int) -> list[View]:
-        return scale_parts(self.operands()[index], self.stationary.shape[0])
+    def parts(self, index: int) -> list[View] | None:
+        return scale_parts(self.operands()[index], self.stationary.shape[0]) if index > 2 else None
 
     def compute(
         self,

@@ -265,7 +265,7 @@ def register_move(dst, src):
 class RegisterInstruction(Instruction):
     """What the sequencers do by themselves."""
 
-    anywhere = True
+    reaches_hbm = True
     cost_formula = "register_ns"
     cost_source = "spec/machine.md 10"
 

@@ -18,6 +18,7 @@ from ..ir.validation import fail as fail
 from ..ir.validation import generation as generation
 from ..ir.validation import is_gathered as is_gathered
 from ..ir.validation import not_a_tensor as not_a_tensor
+from ..ir.validation import start_partition as start_partition
 from ..ir.view import View
 from ..machine.memories import PSUM, SBUF, MemoryRegion
 

@@ -61,7 +61,7 @@ class ActivationInstruction(Instruction):
     def dst_is_byproduct(self) -> bool:
         return self.reduces
 
-    def table(self: Any) -> str | None:
+    def activation_table(self: Any) -> str:
         return self.op.name
 
     def activate(self: Any, dst: np.ndarray, z: np.ndarray, reduce_res: Any, **options: Any) -> None:

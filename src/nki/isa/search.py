@@ -212,8 +212,6 @@ class NcStreamShuffle(Instruction):
     engines = (VECTOR,)
     cost_formula = "max(64, N)"
     cost_source = "spec/machine.md 6.2"
-    partial = (0, 1)
-    places = ("dst", "src")
 
     dst: Out
     src: In

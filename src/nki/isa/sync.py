@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -62,9 +62,8 @@ class CoreBarrier(Instruction):
     public = "core_barrier"
     engines = (GPSIMD, TENSOR, VECTOR, SCALAR, SYNC)
     since = 3
-    anywhere = True
+    reaches_hbm = True
     state = (State.peer,)
-    partial = (0,)
     cost_formula = "core_barrier_ns"
     cost_source = "spec/machine.md 8"
 
@@ -82,13 +81,13 @@ class CoreBarrier(Instruction):
             )
 
     def parts(self, index: int) -> list[View]:
-        """None: a barrier names the tensor, it reads nothing of it."""
+        """Return none: a barrier names the tensor and reads nothing of it."""
         return []
 
     def touches(self) -> tuple[State, ...]:
         return self.state if len(self.cores) > 1 else ()
 
-    def meets(self) -> Any:
+    def rendezvous(self) -> Hashable | None:
         return ("core_barrier", None) if len(self.cores) > 1 else None
 
     def compute(self, data: np.ndarray) -> None:
@@ -214,11 +213,11 @@ class SendRecv(DmaInstruction):
         """GpSimdE's own DMA is none of the sixteen engines."""
         return "gpsimd" if self.dma_engine is dma_engine.gpsimd_dma else "dma"
 
-    def meets(self) -> Any:
+    def rendezvous(self) -> Hashable:
         return ("sendrecv", self.pipe_id)
 
-    def meeting(self, core: int) -> Any:
-        return None if self.send_to_rank == self.recv_from_rank == core else self.meets()
+    def rendezvous_of(self, core: int) -> Hashable | None:
+        return None if self.send_to_rank == self.recv_from_rank == core else self.rendezvous()
 
     def generated_by(self, machine: Machine) -> str:
         return machine.dma_default_mode

@@ -8,9 +8,9 @@ import numpy as np
 
 from ..backends.reference.blas import add_product
 from ..ir.context import current, current_machine, warn
-from ..ir.instruction import WHOLE_ARRAY, Accumulated, Cost, In, Instruction, PeTile
+from ..ir.instruction import WHOLE_ARRAY, Accumulated, Cost, In, MatmulInstruction, PeTile
 from ..ir.layout import is_int
-from ..ir.semantics import Product
+from ..ir.semantics import MatrixProduct
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import dtypes
@@ -19,9 +19,9 @@ from ..machine.machine import Machine
 from . import rules
 from .banks import check_bank
 from .deprecated import deprecated_keywords
-from .enums import TENSOR, matmul_perf_mode, member
+from .enums import matmul_perf_mode, member
 from .numerics import all_hold, flat, scratch
-from .transpose import is_identity, move_transposed, transposed_dtypes, turning_flops, warn_not_finite
+from .transpose import is_identity, move_transposed, transpose_flops, transposed_dtypes, warn_not_finite
 
 FLOAT_INPUTS = ("float8_e4m3", "float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "tfloat32", "float32")
 FP8 = ("float8_e4m3", "float8_e5m2", "float8_e4m3fn")
@@ -36,10 +36,9 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, (tuple, list)) else value
 
 
-class MatmulInstruction(Instruction):
+class TiledMatmul(MatmulInstruction):
     """What nc_matmul and nc_matmul_mx share: PE tiling, the PSUM side, accumulation."""
 
-    engines = (TENSOR,)
     halves: ClassVar[Any] = 1  # rows of the contraction that one partition holds
 
     def check_tiling(self: Any, machine: Machine) -> tuple[int, int]:
@@ -105,11 +104,8 @@ class MatmulInstruction(Instruction):
         )
         check_bank(self, machine)
 
-    def adds(self: Any) -> bool:
+    def adds_to_dst(self: Any) -> bool:
         return self.accumulate is not False
-
-    def turns_over(self: Any) -> bool:
-        return self.is_transpose
 
     def is_onezero(self: Any) -> bool:
         return self.is_stationary_onezero or self.is_moving_onezero
@@ -123,12 +119,9 @@ class MatmulInstruction(Instruction):
         (row, column), (rows, columns) = self.tile_position, self.tile_size
         return PeTile(range(row, row + rows), range(column, column + columns))
 
-    def flops(self: Any) -> int:
-        return 0 if self.is_transpose else self.array_flops()
-
     def array_flops(self: Any) -> int:
         if self.is_transpose:
-            return turning_flops(self.stationary)
+            return transpose_flops(self.stationary)
         lanes = 4 if self.stationary.dtype.is_packed else 1
         rows = self.stationary.shape[0] * lanes * self.halves
         return (
@@ -221,10 +214,10 @@ def nc_matmul(
     )
 
 
-class NcMatmul(MatmulInstruction):
+class NcMatmul(TiledMatmul):
     public = "nc_matmul"
     indirect: ClassVar[tuple[str, ...]] = ("dst", "stationary", "moving")
-    widened: ClassVar[tuple[int, ...]] = (1, 2)
+    float32_inputs: ClassVar[tuple[int, ...]] = (1, 2)
     cost_formula = "max(N, 64) cycles; fp32 x4 (x2 with a one/zero operand); pairs overlap"
     cost_source = "spec/machine.md 5.2"
 
@@ -344,10 +337,10 @@ class NcMatmul(MatmulInstruction):
 
     # ---- meaning ---------------------------------------------------------------------------------
 
-    def meaning(self, machine: Machine) -> Product | None:
+    def meaning(self, machine: Machine) -> MatrixProduct | None:
         plain = self.perf_mode is matmul_perf_mode.none and self.dst.dtype is dtypes.float32
         hinted = self.is_stationary_onezero or self.is_moving_onezero  # somebody must look at the values
-        return Product(self.accumulate) if plain and not hinted else None
+        return MatrixProduct(self.accumulate) if plain and not hinted else None
 
     def compute(self, dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray) -> None:
         stationary, moving = self._contraction(stationary), self._contraction(moving)
@@ -397,7 +390,7 @@ class MatmulTranspose(NcMatmul):
     """nc_matmul(is_transpose=True): stationary passes through an identity. Bits move from trn2 on."""
 
     indirect = ("dst", "stationary")
-    widened = ()
+    float32_inputs = ()
 
     def meaning(self, machine: Machine) -> None:
         return None  # whether moving is the identity, its values say

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import current_machine, warn
-from ..ir.instruction import Cost, In, Instruction, Out
+from ..ir.instruction import Cost, In, MatmulInstruction, Out
 from ..ir.semantics import Move
 from ..ir.view import View
 from ..launch.core import issue
@@ -22,7 +22,7 @@ from .enums import TENSOR, UNKNOWN, VECTOR, engine
 from .numerics import all_hold, flat, moves_bits
 
 
-def turning_flops(source: View) -> int:
+def transpose_flops(source: View) -> int:
     """2 x MACs of a transpose, which is a product with an identity."""
     return 2 * source.shape[0] * source.shape[0] * source.free_elements
 
@@ -56,13 +56,15 @@ def transposed_dtypes(source: dtypes.DType, machine: Machine) -> tuple[str, ...]
 
 def move_transposed(dst: np.ndarray, target: dtypes.DType, data: np.ndarray, source: dtypes.DType) -> None:
     """dst = data.T: bits of equal dtypes, codes of bytes into 16-bit slots, else values."""
-    turned = data.T.reshape(dst.shape)
-    if moves_bits(dst, target, turned, source):
-        dtypes.bits(dst)[...] = dtypes.bits(turned)
+    transposed = data.T.reshape(dst.shape)
+    if moves_bits(dst, target, transposed, source):
+        dtypes.bits(dst)[...] = dtypes.bits(transposed)
     elif source.itemsize == 1 and target.is_integer:
-        dst[...] = dtypes.bits(dtypes.cast(turned, source) if turned.dtype == np.float32 else turned)
+        dst[...] = dtypes.bits(
+            dtypes.cast(transposed, source) if transposed.dtype == np.float32 else transposed
+        )
     else:
-        dtypes.store(dst, f32(turned, source), target)
+        dtypes.store(dst, f32(transposed, source), target)
 
 
 def warn_not_finite(ins: Any, name: str) -> None:
@@ -79,7 +81,7 @@ def nc_transpose(dst, data, engine=engine.unknown, name=None):
     return issue(NcTranspose(dst, data, engine, name))
 
 
-class NcTranspose(Instruction):
+class NcTranspose(MatmulInstruction):
     public = "nc_transpose"
     engines = (TENSOR, VECTOR)
     cost_formula = "Tensor max(P, min(64, F)), fp32 x4 trn1, x2 trn2+; Vector max(64, F)"
@@ -87,16 +89,18 @@ class NcTranspose(Instruction):
 
     dst: Out
     data: In
-    engine: Any
+    engine: engine
 
-    def turns_over(self) -> bool:
-        return True
+    is_transpose = True
+
+    def adds_to_dst(self) -> bool:
+        return False
 
     def array_operand(self) -> View:
         return self.data
 
     def array_flops(self) -> int:
-        return turning_flops(self.data)
+        return transpose_flops(self.data)
 
     def choose_engine(self, machine: Machine) -> Any:
         """By the destination buffer (spec/isa.md 1.8)."""
@@ -151,7 +155,7 @@ class NcTranspose(Instruction):
     def meaning(self, machine: Machine) -> Move | None:
         """Bits and values move; bytes in 16-bit slots, and products of trn1, are another matter."""
         exact = self.runs_on is not TENSOR or machine.transpose_exact
-        return Move("turn") if exact and self.dst.dtype.is_float == self.data.dtype.is_float else None
+        return Move("transpose") if exact and self.dst.dtype.is_float == self.data.dtype.is_float else None
 
     def compute(self, dst: np.ndarray, data: np.ndarray) -> None:
         data = flat(data)

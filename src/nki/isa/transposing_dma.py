@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..ir.context import current, warn
+from ..ir.descriptors import Descriptors, contiguous_run, kind
 from ..ir.instruction import In, Out
 from ..ir.semantics import Move
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine.machine import Machine
 from . import enums, rules
-from .descriptors import Descriptors, contiguous_run, kind
 from .dma import SKIP, DmaInstruction, check_mode, deliver, fetch
 from .enums import dge_mode, member, oob_mode
 

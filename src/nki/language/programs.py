@@ -76,7 +76,7 @@ def device_print(print_prefix, tensor):
 
 class DevicePrint(Instruction):
     public = "device_print"
-    anywhere = True
+    reaches_hbm = True
     state = (State.output,)
 
     print_prefix: str

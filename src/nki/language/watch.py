@@ -17,8 +17,8 @@ class WatchIntegers(Instruction):
     """No instruction of the hardware: says when 32-bit integers meet float32 arithmetic."""
 
     public = "watch_integers"
-    anywhere = True
-    counted = False
+    reaches_hbm = True
+    simulator_only = True
     state = (State.output,)
     cost_formula = "0"
     cost_source = "not on hardware"

@@ -25,7 +25,7 @@ class Interleaving:
         done = self.done
 
         def in_turn(instruction: Instruction) -> None:
-            if instruction.anywhere or not instruction.on_chip:
+            if instruction.reaches_hbm:
                 self.scheduler.wait(
                     "its turn", lambda: self._is_turn_of(core), GivesUp.FIRST, instruction.site
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..errors import Site
+from ..ir.instruction import MatmulInstruction
 from ..ir.view import View
 from ..timing.operations import engine_clocks
 from ..timing.timeline import Bar, Timeline
@@ -35,11 +36,11 @@ def stationary_loads(timeline: Timeline) -> Iterator[Bar]:
     clock = engine_clocks(m)["tensor"]
     for number, core in enumerate(timeline.cores):
         until = 0.0
-        matmuls = [op for op in core.operations if op.kind == "tensor" and op.instruction is not None]
+        matmuls = [op for op in core.operations if op.kind == "tensor"]
         for op in sorted(matmuls, key=lambda op: core.start[op.index]):
-            operand = op.instruction.array_operand()  # type: ignore[union-attr]
-            if operand is None:
+            if not isinstance(op.instruction, MatmulInstruction):
                 continue
+            operand = op.instruction.array_operand()
             cycles = operand.free_elements / m.load_stationary_columns
             if operand.dtype == "float32":
                 cycles *= m.fp32_load_stationary_factor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ..ir.transfer_instruction import TransferInstruction
 from .html import page as page_of_rank
 
 
@@ -61,7 +62,9 @@ def _assumed(world: Any) -> list[tuple[str, ...]]:
     found = []
     for planner in timeline.planners:
         for op in planner.operations:
-            wire = op.instruction.wire(timeline.machine, len(timeline.cores)) if op.instruction else None
+            if not isinstance(op.instruction, TransferInstruction):
+                continue
+            wire = op.instruction.wire(timeline.machine, len(timeline.cores))
             if wire is not None:
                 found.append(tuple(name for name in wire.rests_on if name in timeline.machine.assumptions))
     return found

@@ -25,9 +25,10 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from ..ir.effects import Effects
-from ..ir.instruction import Instruction
+from ..ir.instruction import Instruction, MatmulInstruction
 from ..ir.renaming import with_storages
 from ..ir.storage import Storage
+from ..ir.transfer_instruction import TransferInstruction
 from ..ir.view import View
 from ..machine.engines import engine
 from ..machine.machine import Machine
@@ -73,7 +74,11 @@ def _may_repeat(items: Sequence[Placed]) -> bool:
     """Two instructions that are alike compute on the same tiles: without them nothing is repeated."""
     seen: set[tuple] = set()
     for instruction, _, done, alike in items:
-        if instruction.on_chip and not instruction.accumulates and len(done.writes) == 1:
+        if (
+            not isinstance(instruction, TransferInstruction)
+            and not instruction.accumulates
+            and len(done.writes) == 1
+        ):
             asked = (alike, instruction.runs_on, *[view.storage for view in done.reads])
             if asked in seen:
                 return True
@@ -108,7 +113,7 @@ def without_repeats(
 
 def _is_pure(instruction: Instruction, done: Effects, uses: _Uses) -> bool:
     """It writes one whole SBUF tile from on-chip tiles, and touches nothing else."""
-    if not instruction.on_chip or instruction.accumulates or len(done.writes) != 1:
+    if isinstance(instruction, TransferInstruction) or instruction.accumulates or len(done.writes) != 1:
         return False
     out = done.writes[0]
     return (
@@ -154,7 +159,11 @@ def with_broadcasts_in_psum(
 
 def _is_broadcast(instruction: Instruction) -> bool:
     """A matmul of one row with ones."""
-    return instruction.is_onezero() and instruction.array_rows() == 1
+    return (
+        isinstance(instruction, MatmulInstruction)
+        and instruction.is_onezero()
+        and instruction.array_rows() == 1
+    )
 
 
 def _copies_broadcast(items: Sequence[Placed], uses: _Uses, item: Placed) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..ir.instruction import Instruction, PeTile
+from ..ir.instruction import Instruction, PeTile, array_use
 from ..ir.view import View
 from ..machine.machine import Machine
 from ..machine.memories import PSUM
@@ -21,12 +21,13 @@ class Facts(NamedTuple):
 
 
 def facts_of(instruction: Instruction, engine: str, machine: Machine) -> Facts:
+    rows, tile = array_use(instruction)
     return Facts(
-        instruction.meets() is not None,
-        instruction.table() if engine == "scalar" else None,
+        instruction.rendezvous() is not None,
+        instruction.activation_table() if engine == "scalar" else None,
         1.0 if engine in ("tensor", "sync") else stride_slowdown(instruction, machine),
-        instruction.array_rows(),
-        instruction.pe_tile(),
+        rows,
+        tile,
     )
 
 

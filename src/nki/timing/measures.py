@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..ir.effects import effects
+from ..ir.instruction import MatmulInstruction
 from ..ir.storage import Storage
+from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
 from ..machine.memories import PRIVATE_HBM
 from .regions import RAW, Operation
@@ -21,13 +23,15 @@ from .timeline import Timeline
 
 
 def is_transpose(op: Operation) -> bool:
-    """True for what the PE array only turns over."""
-    return op.kind == "tensor" and op.instruction is not None and op.instruction.turns_over()
+    """Return True for what the PE array only transposes."""
+    return (
+        op.kind == "tensor" and isinstance(op.instruction, MatmulInstruction) and op.instruction.is_transpose
+    )
 
 
 def array_flops(op: Operation) -> int:
     """2 x MACs the PE array does, transposes included."""
-    return 0 if op.instruction is None else op.instruction.array_flops()
+    return op.instruction.array_flops() if isinstance(op.instruction, MatmulInstruction) else 0
 
 
 def hfu_percent(timeline: Timeline) -> float:
@@ -47,11 +51,10 @@ def adjusted_flops(timeline: Timeline, transposes: bool = True) -> float:
 
 def bf16_equivalents(op: Operation, m: Machine) -> float:
     """How many bf16 FLOPs take as long as one of this instruction's."""
-    ins: Any = op.instruction
-    operand = ins.array_operand()
-    if operand is None:
+    ins = op.instruction
+    if not isinstance(ins, MatmulInstruction):
         return 1.0
-    dtype = operand.dtype
+    dtype = ins.array_operand().dtype
     if is_transpose(op):
         return m.fp32_transpose_factor if dtype.itemsize == 4 else 1.0
     if dtype.is_packed:
@@ -243,7 +246,7 @@ def _transfer_fields(op: Operation, transfer: Any, m: Machine) -> Iterator[str]:
     way = "load" if load else "store"
     yield from ("dma_descriptor_ns", "dma_bytes_per_ns", "dma_skew_ns")
     yield from (f"dma_dispatch_{way}_ns", f"dma_notify_{way}_ns", ISSUE_FIELDS[transfer.mode])
-    if op.instruction is None or op.instruction.uses_default_dge():
+    if not isinstance(op.instruction, TransferInstruction) or op.instruction.uses_default_dge():
         yield "dma_default_mode"
     tiny = (m.dma_min_descriptor_ns - m.dma_descriptor_ns) * m.dma_bytes_per_ns
     if transfer.nbytes < tiny * transfer.descriptors:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..ir.instruction import Cost
 from ..ir.storage import Storage
+from ..ir.transfer_instruction import TransferInstruction
 from ..ir.view import View
 from ..machine.machine import Machine
 from ..machine.memories import SBUF
@@ -121,7 +122,8 @@ class Planner:
         found: dict[int, Storage] = {}
         uses, silent = self.uses.sbuf, self.silent
         for position, (reads, writes) in enumerate(self.accesses):
-            movable = not self.instructions[position].on_chip and position not in self.block_of
+            transfer = isinstance(self.instructions[position], TransferInstruction)
+            movable = transfer and position not in self.block_of
             if movable and len(reads) == len(writes) == 1:
                 source, target = reads[0].storage, writes[0].storage
                 if (

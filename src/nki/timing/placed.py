@@ -33,7 +33,7 @@ class Numbers:
         return [
             make(Placed, (i, at, done[at], known.setdefault(i.key(), len(known))))
             for i, at in items
-            if i.counted
+            if not i.simulator_only
         ]
 
     def elsewhere(self, item: Placed, instruction: Instruction) -> Placed:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import error
 from ..ir.instruction import WHOLE_ARRAY, Cost, Instruction, PeTile, State
+from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
 from .banks import Banks
 from .facts import Facts, facts_of, psum_tiles
@@ -64,7 +65,7 @@ class Simulation:
         """core_barrier and sendrecv: both cores go on when the second has come."""
         instruction = core.operations[index].instruction
         assert instruction is not None
-        point = (core.of_rank, instruction.meets(), core.met(instruction))
+        point = (core.of_rank, instruction.rendezvous(), core.met(instruction))
         if core.sharers == 1:
             core.finish(index, now)
         elif point in self.arrived:
@@ -182,8 +183,9 @@ class CoreSimulation:
 
     def _meets_at(self, instruction: Instruction, ranks: int) -> tuple | None:
         """sendrecv meets the other core on its pipe; a collective all ranks, by core or with both."""
-        if instruction.meets() is not None:
-            return ("transfer", self.of_rank, instruction.meets()) if self.sharers > 1 else None
+        if instruction.rendezvous() is not None:
+            return ("transfer", self.of_rank, instruction.rendezvous()) if self.sharers > 1 else None
+        assert isinstance(instruction, TransferInstruction)
         members = tuple(sorted(instruction.members(self.of_rank))) if ranks > 1 else ()
         joint = self.sharers > 1 and State.ranks in instruction.state and State.peer in instruction.touches()
         if not joint and len(members) < 2:
@@ -236,7 +238,7 @@ class CoreSimulation:
 
     def met(self, instruction: Instruction) -> int:
         """How often this core came to a meeting of this kind before."""
-        key = instruction.meets()
+        key = instruction.rendezvous()
         self.meetings[key] = self.meetings.get(key, 0) + 1
         return self.meetings[key]
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import Site
+from ..ir.instruction import MatmulInstruction
 from ..ir.storage import Storage
 from ..ir.view import View
 from ..machine.machine import Machine
@@ -278,7 +279,8 @@ def union_length(intervals: np.ndarray) -> float:
 
 def matmul_flops(op: Operation) -> int:
     """2 x MACs of a product on the PE array."""
-    return op.instruction.flops() if op.kind == "tensor" and op.instruction is not None else 0
+    instruction = op.instruction if op.kind == "tensor" else None
+    return instruction.flops() if isinstance(instruction, MatmulInstruction) else 0
 
 
 def _hbm_bytes(value: Any) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from ..ir.instruction import WHOLE_ARRAY, Instruction, PeTile
+from ..ir.instruction import WHOLE_ARRAY, Instruction, PeTile, array_use
 from ..machine.engines import engine
 from .regions import Operation
 from .rules import DONE, FREE, SEEN, Activity, deal, releases
@@ -125,7 +125,7 @@ class Replay:
                 yield self._transfer(op)
                 continue
             assert op.instruction is not None
-            if op.instruction.meets() is not None:
+            if op.instruction.rendezvous() is not None:
                 yield self._meeting(op, op.instruction, met)
             elif op.kind == "tensor":
                 yield self._matmul(op, op.instruction, on_tile[c])
@@ -155,7 +155,7 @@ class Replay:
         return payload[0][1] if alike else payload
 
     def _meeting(self, op: Operation, instruction: Instruction, met: Counter[tuple]) -> tuple:
-        point = (op.core, instruction.meets())
+        point = (op.core, instruction.rendezvous())
         met[point] += 1
         lasts = self.cores[op.core].planner.cost_of(op).fix_ns
         place = self._place(op.core, op.kind)
@@ -173,11 +173,10 @@ class Replay:
     def _matmul(self, op: Operation, instruction: Instruction, on_tile: dict[PeTile, int]) -> tuple:
         """Parts of the PE array are places of their own; a matmul waits for those it overlaps."""
         core, links = self.cores[op.core], self._links(op)
-        tile = instruction.pe_tile()
+        rows, tile = array_use(instruction)
         before = tuple(4 * i + FREE for other, i in on_tile.items() if other != tile and other.overlaps(tile))
         on_tile[tile] = self.number(op)
         cost = core.planner.cost_of(op)
-        rows = instruction.array_rows()
         place = self._place(op.core, "tensor" if tile == WHOLE_ARRAY else f"tensor {tile}")
         lead = self.machine.matmul_after_load_ns
         times = (lead, cost.cycles / core.clocks["tensor"], cost.fix_ns)

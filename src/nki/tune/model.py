@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..check.findings import MILD
 from ..errors import NkiError
-from ..ir.instruction import WHOLE_ARRAY
+from ..ir.instruction import WHOLE_ARRAY, array_use
 from ..ir.program import Program
 from ..kernel.kernel import Kernel
 from ..kernel.profile import profile_program
@@ -67,11 +67,11 @@ def bound_us(program: Program) -> float:
     for items in program.unrolled():
         busy: defaultdict[str, float] = defaultdict(float)
         for instruction, _ in items:
-            if instruction.on_chip and instruction.counted and instruction.runs_on is not None:
+            if instruction.runs_on is not None:
                 name = instruction.runs_on.name
                 if name in clocks:
                     busy[name] += instruction.cost(machine).cycles / clocks[name]
-                elif name == "tensor" and instruction.pe_tile() == WHOLE_ARRAY:
+                elif name == "tensor" and array_use(instruction)[1] == WHOLE_ARRAY:
                     busy[name] += instruction.cost(machine).cycles / machine.tensor_ghz
         longest = max([longest, *busy.values()])
     return SAFE * longest / 1e3

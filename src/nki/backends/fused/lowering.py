@@ -79,7 +79,7 @@ class Settler:
             tuple([self._made(task, *out) for out in task.outs]) if task.kind != "gather" else (),
             tuple(self._pieces(task)) if task.kind == "gather" else (),
             task.written if accumulates else False,
-            task.order if task.order is None or task.order == "turn" else tuple(task.order),
+            task.order if task.order is None or task.order == "transpose" else tuple(task.order),
             sum([v.nbytes for _, v, _ in task.outs if v.__class__ is Value and v.sunk is None]),
         )
 

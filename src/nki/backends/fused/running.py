@@ -141,7 +141,7 @@ class Runner:
         operands = instruction.operands()
         ((index, source),) = work.reads
         src = self._input(source, operands[index], False)
-        if work.order == "turn":
+        if work.order == "transpose":
             src = src.reshape(src.shape[0], -1).T
         elif work.order is not None:
             src = src.transpose(work.order)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...ir.instruction import Instruction, State
 from ...ir.program import Item, Loop
-from ...ir.semantics import Meaning, Product
+from ...ir.semantics import MatrixProduct, Meaning
 from ...ir.view import View
 from ...machine.machine import Machine
 
@@ -37,7 +37,7 @@ class Kind:
         self.memory = (
             instruction.lazy_output and self.meaning is None
         )  # its compute asks for the memory itself
-        self.flops = _flops(instruction) if self.meaning.__class__ is Product else 0
+        self.flops = _flops(instruction) if self.meaning.__class__ is MatrixProduct else 0
         names, operands = instruction.operand_names, instruction.operands()
         reads = [i for i, _ in access.reads]
         written = [i for i in instruction.write_at if isinstance(operands[i], View)]

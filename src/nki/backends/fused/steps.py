@@ -96,7 +96,7 @@ class Work(NamedTuple):
     outs: tuple[Made, ...]
     parts: tuple[tuple[Spot, Spot], ...]  # gather: where each piece goes, and whence it comes
     written: bool | None  # a matmul: dst holds a sum; None: its memory knows
-    order: Any  # move: how the dimensions of src are permuted; None, "turn" or numbers
+    order: Any  # move: how the dimensions of src are permuted; None, "transpose" or numbers
     nbytes: int  # of what it makes in the arena
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...ir.instruction import Instruction
 from ...ir.program import Item, Loop
-from ...ir.semantics import Fill, Move, Product, Sum
+from ...ir.semantics import Fill, MatrixProduct, Move, Sum
 from ...ir.view import View
 from ...machine.dtypes import float32
 from .signatures import Kind, Kinds
@@ -76,7 +76,7 @@ class Tracker:
                 continue
             meaning = kind.meaning
             if not (
-                (meaning.__class__ is Product and self._product(item, meaning, position))  # type: ignore[arg-type]
+                (meaning.__class__ is MatrixProduct and self._product(item, meaning, position))  # type: ignore[arg-type]
                 or (meaning.__class__ is Move and self._move(item, meaning, position))  # type: ignore[arg-type]
             ):
                 self._instruction(item, kind, position)  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ class Tracker:
 
     # ---- matmuls ---------------------------------------------------------------------------------
 
-    def _product(self, instruction: Any, meaning: Product, position: int) -> bool:
+    def _product(self, instruction: Any, meaning: MatrixProduct, position: int) -> bool:
         dst, stationary, moving = instruction.dst, instruction.stationary, instruction.moving
         in_place = self.storages.in_place  # all three are on chip
         if in_place and (

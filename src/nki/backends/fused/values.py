@@ -318,7 +318,7 @@ def as_matrix(place: Place, rows: int) -> tuple[int, int] | None:
 
 def moved(place: Place, order: Any, shape: Sequence[int]) -> Place | None:
     """The elements of a place permuted as a Move says, in the shape of its dst; None: no strided view."""
-    if order == "turn":
+    if order == "transpose":
         rows = place.shape[0]
         found = as_matrix(place, rows)
         if found is None:

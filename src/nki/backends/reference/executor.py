@@ -49,18 +49,17 @@ class Executor:
         operands = instruction.operands()
         arrays: list[Any] = list(operands)
         after = None
-        for i in instruction.read_at:
+        for i, widened in instruction.access.reads:
             view = operands[i]
-            if isinstance(view, View):
-                memory: Any = self.memories[view.storage]
-                if view.indirection is not None:
-                    arrays[i] = self._read_indirect(view, instruction, i in instruction.widened)
-                elif i in instruction.widened:
-                    arrays[i] = memory.read_float32(view)
-                elif i in instruction.partial:
-                    arrays[i] = self._in_parts(view, instruction.parts(i))
-                else:
-                    arrays[i] = memory.read(view)
+            memory: Any = self.memories[view.storage]
+            if view.indirection is not None:
+                arrays[i] = self._read_indirect(view, instruction, widened)
+            elif widened:
+                arrays[i] = memory.read_float32(view)
+            elif instruction.partial:
+                arrays[i] = self._in_parts(view, instruction.parts(i))
+            else:
+                arrays[i] = memory.read(view)
         for i in () if instruction.lazy_output else instruction.write_at:
             view = operands[i]
             if isinstance(view, View):
@@ -71,10 +70,10 @@ class Executor:
                 elif view.indirection is not None:
                     arrays[i], done = self._write_indirect(view, instruction, arrays[i])
                     after = done or after
-                elif i in instruction.partial:
-                    if i in instruction.zeroed:
+                elif instruction.partial and (parts := instruction.parts(i)) is not None:
+                    if instruction.zero_fills:
                         self.memories[view.storage].clear_unwritten()
-                    arrays[i] = self._in_parts(view, instruction.parts(i), written=True)
+                    arrays[i] = self._in_parts(view, parts, written=True)
                 elif 0 in view.strides and view.repeats():
                     arrays[i], after = self._write_repeated(view)
                 else:
@@ -84,10 +83,10 @@ class Executor:
         if after is not None:
             after()
 
-    def _in_parts(self, view: View, parts: list[View], written: bool = False) -> np.ndarray:
-        """The array of a view of which only some parts count as read or written."""
+    def _in_parts(self, view: View, parts: list[View] | None, written: bool = False) -> np.ndarray:
+        """Return the array of a view of which only some parts count as read or written."""
         memory = self.memories[view.storage]
-        for part in parts:
+        for part in [view] if parts is None else parts:
             memory.write(part) if written else memory.read(part)
         return memory.array(view)
 

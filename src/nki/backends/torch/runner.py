@@ -200,7 +200,7 @@ class _Runner:
         memories = [grid.pattern.memory for grid in (step.outs[0][1], step.reads[0][1])]
         if memories[0] is not None and memories[0] is memories[1]:
             source = source.copy()  # the two may overlap
-        if order == "turn":
+        if order == "transpose":
             source = source.reshape(len(source), -1).T
         elif order is not None:
             source = source.transpose(tuple(order))

@@ -155,7 +155,7 @@ def table_reload(study: Study) -> Iterator[Finding]:
         known = set()
         for _, _, index in core.table_loads:
             op = core.operations[index]
-            function = op.instruction.table()  # type: ignore[union-attr]
+            function = op.instruction.activation_table()  # type: ignore[union-attr]
             if function in known:
                 again[study.replay.number(op)] = op
                 functions.add(function)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from ...ir.instruction import MatmulInstruction
 from ...machine.memories import SBUF
 from ..measures import is_transpose
 from ..regions import SPACE, Operation
@@ -23,8 +24,8 @@ WORTH = 0.01  # of the time: a smaller gain is not told
 
 
 def _is_float32(op: Operation) -> bool:
-    operand = None if op.instruction is None else op.instruction.array_operand()
-    return operand is not None and operand.dtype == "float32"
+    matmul = op.instruction if isinstance(op.instruction, MatmulInstruction) else None
+    return matmul is not None and matmul.array_operand().dtype == "float32"
 
 
 @dataclass(frozen=True)

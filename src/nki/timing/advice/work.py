@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ...ir.effects import effects
+from ...ir.instruction import MatmulInstruction
 from ...ir.view import View
 from ...machine.machine import Machine
 from ..measures import is_transpose
@@ -139,7 +140,7 @@ def _used(op: Operation, m: Machine) -> float:
 def _array(op: Operation, m: Machine) -> tuple[int, int]:
     """(rows, columns) of the PE array that a matmul uses; a transpose is as it is."""
     instruction = op.instruction
-    if instruction is None or is_transpose(op) or instruction.array_operand() is None:
+    if is_transpose(op) or not isinstance(instruction, MatmulInstruction):
         return m.partitions, m.matmul_stationary_max
     return instruction.array_rows(), effects(instruction).written[0].shape[0]
 

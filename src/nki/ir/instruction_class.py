@@ -1,0 +1,111 @@
+"""How an instruction's class is made from its annotations: its slots, initialiser, key and operand tables.
+
+An annotation names what happens to an operand; `nki.ir.instruction` lists them. Everything else that is
+annotated is an option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from .view import View
+
+if TYPE_CHECKING:
+    from .instruction import Instruction
+
+READS = ("In", "InOut", "Operand", "OptionalIn")
+WRITES = ("Out", "InOut", "OptionalOut", "Accumulated")
+REGISTERS = ("RegisterOut", "RegisterIn")
+TILES = ("In", "Out", "InOut", "Accumulated")  # never a number or None
+
+INSTRUCTIONS: dict[str, type[Instruction]] = {}  # by the name a listing gives them
+
+
+class InstructionType(type):
+    """Gives an instruction's class what follows from its annotations."""
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        fields = {
+            k: v for k, v in namespace.get("__annotations__", {}).items() if not v.startswith("ClassVar")
+        }
+        namespace["__slots__"] = tuple(fields)
+        cls: Any = super().__new__(mcls, name, bases, namespace)
+        if cls.public:
+            known = INSTRUCTIONS.get(cls.public)
+            taken = known is not None and (known.__module__, known.__qualname__) != (
+                cls.__module__,
+                cls.__qualname__,
+            )
+            cls.listed_as = f"{cls.public}.{name}" if taken else cls.public
+            INSTRUCTIONS[cls.listed_as] = cls
+        if not fields:  # a variant that shares its parent's operands
+            return cls
+        cls.fields = tuple(fields)
+        kinds = {k: v for k, v in fields.items() if v in READS or v in WRITES}
+        cls.operand_names = tuple(kinds)
+        cls.read_at = tuple(i for i, kind in enumerate(kinds.values()) if kind in READS)
+        cls.write_at = tuple(i for i, kind in enumerate(kinds.values()) if kind in WRITES)
+        cls.accumulates = "Accumulated" in kinds.values()
+        cls.registers = tuple(k for k, v in fields.items() if v in REGISTERS)
+        cls.registers_written = tuple(k for k, v in fields.items() if v == "RegisterOut")
+        cls.required = frozenset(k for k, v in kinds.items() if v in TILES)
+        if name != "Instruction":
+            for method in _GENERATED:
+                setattr(cls, method, _generated_on_use(cls, method, fields, kinds))
+        return cls
+
+
+_GENERATED = ("__init__", "key", "operands")
+
+
+def _generated_on_use(cls: Any, method: str, fields: dict[str, str], kinds: dict[str, str]) -> Any:
+    """Return a method that generates the real one at its first call: few programs use every instruction."""
+
+    def first(self: Any, *args: Any, **named: Any) -> Any:
+        _generate(cls, fields, kinds)
+        return getattr(cls, method)(self, *args, **named)
+
+    return first
+
+
+def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
+    """Write `__init__`, `key` and `operands` as straight-line code: they run once per instruction."""
+    parts = []
+    for field in fields:
+        if field in cls.required:
+            parts.append(f"self.{field}._sig or self.{field}.sig")
+        elif field in kinds:
+            parts.append(f"_signature(self.{field})")
+        elif field in cls.registers:  # a run-time value: no check may depend on it
+            parts.append(f"self.{field}.__class__")
+        elif fields[field].startswith(("tuple", "Any")):
+            given = f"self.{field}"
+            parts.append(f"{given} if {given} is None or {given} is _NONE else _typed({given})")
+        else:
+            parts.append(f"self.{field}.__class__, self.{field}")
+    lines = [
+        f"def __init__(self, {', '.join(fields)}{', ' if fields else ''}name=None):",
+        *(f"    self.{field} = {field}" for field in fields),
+        "    self.name = name",
+        "def key(self):",
+        f"    return (self.__class__, {', '.join(parts)})",
+        "def operands(self):",
+        f"    return ({''.join(f'self.{k}, ' for k in kinds)})",
+    ]
+    scope: dict[str, Any] = {"_signature": _signature, "_typed": _typed, "_NONE": ()}
+    exec("\n".join(lines), scope)
+    for method in _GENERATED:
+        scope[method].__qualname__ = f"{cls.__qualname__}.{method}"
+        setattr(cls, method, scope[method])
+
+
+def _signature(value: Hashable) -> Hashable:
+    return value.sig if isinstance(value, View) else (value.__class__, value)
+
+
+def _typed(value: Hashable) -> Hashable:
+    """Return an option for a key: 1, 1.0 and True are different options, inside tuples too."""
+    if value.__class__ is tuple:
+        return tuple([_typed(v) for v in value])  # type: ignore[attr-defined]
+    return value.__class__, value
