@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from ..machine import dtypes
 from .indexing import Indexed
-from .layout import as_list, is_int, shown
+from .layout import Int, as_list, is_int, shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Dimensioned(Indexed):
@@ -12,26 +18,26 @@ class Dimensioned(Indexed):
 
     __slots__ = ()
 
-    def permute(self, dims):
+    def permute(self, dims: Sequence[Int]) -> Self:
         """Reorder the dimensions; the partition dimension stays first."""
-        dims = [self._dim(d, "permute") for d in as_list(dims, "permute: dims")]
-        if sorted(dims) != list(range(self.ndim)):
+        order = [self._dim(d, "permute") for d in as_list(dims, "permute: dims")]
+        if sorted(order) != list(range(self.ndim)):
             self._fail(
-                "pattern", f"permute: {tuple(dims)} is not a permutation of the {self.ndim} dimensions"
+                "pattern", f"permute: {tuple(order)} is not a permutation of the {self.ndim} dimensions"
             )
-        if self._guards_dim0() and dims[0] != 0:
+        if self._guards_dim0() and order[0] != 0:
             self._fail(
                 "partition-dim",
                 "permute: dimension 0 must stay first",
                 help="nisa.nc_transpose or nisa.dma_transpose moves data between partitions",
             )
         ind = self.indirection
-        moved = dims.index(ind.dim) if ind is not None and ind.dim is not None else -1
+        moved = order.index(ind.dim) if ind is not None and ind.dim is not None else -1
         return self._same(
-            shape=[self.shape[d] for d in dims], strides=[self.strides[d] for d in dims], indirect_dim=moved
+            shape=[self.shape[d] for d in order], strides=[self.strides[d] for d in order], indirect_dim=moved
         )
 
-    def broadcast(self, dim, size):
+    def broadcast(self, dim: Int, size: Int) -> Self:
         """Repeat a size-1 dimension without copying: its stride becomes 0."""
         dim = self._dim(dim, "broadcast")
         self._guard_partition_dim(dim, "broadcast", "nl.broadcast_to copies one partition to many")
@@ -44,7 +50,7 @@ class Dimensioned(Indexed):
         shape[dim], strides[dim] = int(size), 0
         return self._same(shape=shape, strides=strides)
 
-    def expand_dim(self, dim):
+    def expand_dim(self, dim: Int) -> Self:
         """Insert a size-1 dimension before `dim`."""
         dim = self._dim(dim, "expand_dim", extra=1)
         self._guard_partition_dim(dim, "expand_dim", "the partition dimension stays first")
@@ -56,7 +62,7 @@ class Dimensioned(Indexed):
         strides.insert(dim, stride)
         return self._same(shape=shape, strides=strides, indirect_dim=self._shifted(dim, +1))
 
-    def squeeze_dim(self, dim):
+    def squeeze_dim(self, dim: Int) -> Self:
         """Remove a size-1 dimension."""
         dim = self._dim(dim, "squeeze_dim")
         self._guard_partition_dim(dim, "squeeze_dim", "a tile keeps its partition dimension")
@@ -68,8 +74,8 @@ class Dimensioned(Indexed):
         del shape[dim], strides[dim]
         return self._same(shape=shape, strides=strides, indirect_dim=self._shifted(dim, -1))
 
-    def view(self, dtype):
-        """The same bytes read as another dtype; the last dimension grows or shrinks."""
+    def view(self, dtype: dtypes.DTypeLike) -> Self:
+        """Return the same bytes as another dtype; the last dimension grows or shrinks."""
         target = dtypes.resolve(dtype)
         if self.indirection is not None:
             self._fail(

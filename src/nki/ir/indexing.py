@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard, Union
 
 from ..errors import error
 from ..machine.memories import PSUM
-from .layout import Indirection, Layout, is_int, shown
+from .layout import Indirection, Int, Layout, Register, is_int, shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class DynamicSlice:
@@ -14,10 +18,10 @@ class DynamicSlice:
 
     __slots__ = ("start", "size")
 
-    def __init__(self, start: Any, size: int):
+    def __init__(self, start: Int | Register | Layout, size: Int):
         if not is_int(size):
             raise error("argument", f"nl.ds: size must be an int, got {shown(size)}")
-        if size < 0:  # an empty range may be made; whoever uses it is told
+        if size < 0:  # an empty range may be made; using it is an error
             raise error("index", f"nl.ds: size must not be negative, got {size}")
         if not is_int(start) and not is_dynamic_index(start):
             raise error(
@@ -25,7 +29,7 @@ class DynamicSlice:
             )
         if is_int(start) and start < 0:
             raise error("index", f"nl.ds: start must not be negative, got {start}")
-        self.start = int(start) if is_int(start) else start
+        self.start: int | Register | Layout = int(start) if is_int(start) else start
         self.size = int(size)
 
     def __eq__(self, other: object) -> bool:
@@ -40,8 +44,12 @@ class DynamicSlice:
         return f"nl.ds({self.start!r}, {self.size})"
 
 
-def is_dynamic_index(value: Any) -> bool:
-    """A register, or a tensor used as an index."""
+Index: TypeAlias = Union[Int, slice, range, DynamicSlice, Register, Layout, EllipsisType, None]  # noqa: UP007
+Key: TypeAlias = Index | tuple[Index, ...] | list[Index]  # what stands in the brackets of `t[key]`
+
+
+def is_dynamic_index(value: object) -> TypeGuard[Register | Layout]:
+    """Whether a value is a register, or a tensor used as an index."""
     return isinstance(value, Layout) or getattr(value, "is_register", False)
 
 
@@ -62,8 +70,8 @@ def check_index_tile(index: Layout, method: str) -> None:
         )
 
 
-def _as_slice(index: Any) -> Any:
-    """`t[nl.affine_range(n)]` names the elements that the range runs through."""
+def _as_slice(index: Index) -> Index:
+    """Return a range as a slice: `t[nl.affine_range(n)]` selects the elements of the range."""
     return slice(index.start, index.stop, index.step) if index.__class__ is range else index
 
 
@@ -72,8 +80,8 @@ class Indexed(Layout):
 
     __slots__ = ()
 
-    def __getitem__(self, key):
-        """`t[a:b, i, c:d]` is most of what kernels write, so it goes first; all else is `_index`."""
+    def __getitem__(self, key: Key) -> Self:
+        """Handle `t[a:b, i, c:d]`, most of what kernels write, inline; `_index` handles all else."""
         parts = key if key.__class__ is tuple else (key,)
         shape, strides = self.shape, self.strides
         if self.indirection is None and len(parts) <= len(shape):
@@ -113,7 +121,8 @@ class Indexed(Layout):
                     return self._make(offset, sizes, steps, self.dtype, None)
         return self._index(key)
 
-    def _index(self, key):
+    def _index(self, where: Key) -> Self:
+        key: Any = where
         if key.__class__ is not tuple:
             key = tuple(key) if key.__class__ is list else (key,)
         shape, strides, offset, ind = self.shape, self.strides, self.offset, self.indirection
@@ -151,7 +160,7 @@ class Indexed(Layout):
                     last_dropped = dim
                     continue
             elif index.__class__ is DynamicSlice:
-                if index.start.__class__ is int:
+                if isinstance(index.start, int):
                     self._not_indirect_dim(dim, "indexing")
                     offset += stride * self._resolve_slice(dim, index.start, index.start + index.size, 1)[0]
                 else:
@@ -180,8 +189,8 @@ class Indexed(Layout):
             ind = self.indirection.at(moved)  # type: ignore[union-attr]
         return self._make(offset, new_shape, new_strides, self.dtype, ind)
 
-    def _written_out(self, key: tuple) -> tuple:
-        """Ranges and the ellipsis as slices; None is refused."""
+    def _written_out(self, key: tuple[Index, ...]) -> tuple[Index, ...]:
+        """Return ranges and the ellipsis as slices; refuse None."""
         key = tuple(_as_slice(index) for index in key)
         if any(index is Ellipsis for index in key):
             key = self._without_ellipsis(key)
@@ -194,16 +203,18 @@ class Indexed(Layout):
             )
         return key
 
-    def _without_ellipsis(self, key: tuple) -> tuple:
-        """The ellipsis written out as full slices."""
+    def _without_ellipsis(self, key: tuple[Index, ...]) -> tuple[Index, ...]:
+        """Return the key with the ellipsis replaced by full slices."""
         places = [i for i, index in enumerate(key) if index is Ellipsis]
         if len(places) > 1:
             self._fail("index", "an index may hold only one ellipsis (...)")
         missing = (slice(None),) * (len(self.shape) - len(key) + 1)
         return key[: places[0]] + missing + key[places[0] + 1 :]
 
-    def _resolve_slice(self, dim: int, start, stop, step) -> tuple[int, int, int]:
-        """(start, count, step) of a slice, strictly inside the dimension: nothing is clamped."""
+    def _resolve_slice(
+        self, dim: int, start: Int | None, stop: Int | None, step: Int | None
+    ) -> tuple[int, int, int]:
+        """Return (start, count, step) of a slice, strictly inside the dimension: nothing is clamped."""
         size = self.shape[dim]
         if step is None and start.__class__ is int and stop.__class__ is int and 0 <= start < stop <= size:
             return start, stop - start, 1
@@ -244,7 +255,7 @@ class Indexed(Layout):
             help=f"slices are not clamped; bound it yourself: min({stop}, {size})" if stop > size else None,
         )
 
-    def _bad_index(self, index: Any) -> NoReturn:
+    def _bad_index(self, index: object) -> NoReturn:
         raise error(
             "argument",
             f"an index must be an int, slice, nl.ds, register or one-element tile, got {shown(index)}",
@@ -254,9 +265,9 @@ class Indexed(Layout):
         )
 
     def _scalar_indirection(
-        self, index: Any, dim: int, kept: int | None, before: Indirection | None
+        self, index: Register | Layout, dim: int, new_dim: int | None, before: Indirection | None
     ) -> Indirection:
-        """A run-time start in dimension `dim`, which stays as dimension `kept` of the result or goes."""
+        """Return a run-time start in dimension `dim`; in the result it is `new_dim`, None if dropped."""
         if before is not None:
             self._indirect_twice("indexing")
         if dim == 0 and self.on_chip:
@@ -268,10 +279,10 @@ class Indexed(Layout):
         if self.strides[dim] == 0 and self.shape[dim] > 1:
             self._fail("indirect-dim", f"indexing: dimension {dim} is a broadcast (stride 0)")
         self._check_index(index, "indexing")
-        return Indirection("scalar", index, self.strides[dim] * self.dtype.itemsize, kept)
+        return Indirection("scalar", index, self.strides[dim] * self.dtype.itemsize, new_dim)
 
-    def _check_index(self, index: Any, method: str) -> None:
-        """A run-time scalar index: a register, or a one-element 32-bit integer tile in SBUF."""
+    def _check_index(self, index: Register | Layout, method: str) -> None:
+        """Check a run-time scalar index: a register, or a one-element 32-bit integer tile in SBUF."""
         if not isinstance(index, Layout):
             return
         if index.size != 1:
@@ -283,8 +294,8 @@ class Indexed(Layout):
             )
         check_index_tile(index, method)
 
-    def slice(self, dim, start, end, step=1):
-        """Elements start, start+step, ... below end of one dimension."""
+    def slice(self, dim: Int, start: Int, end: Int, step: Int = 1) -> Self:
+        """Return elements start, start+step, ... below end of one dimension."""
         dim = self._dim(dim, "slice")
         self._not_indirect_dim(dim, "slice")
         start, count, step = self._resolve_slice(dim, start, end, step)
@@ -294,7 +305,7 @@ class Indexed(Layout):
         strides[dim] *= step
         return self._same(offset, shape, strides)
 
-    def select(self, dim, index):
+    def select(self, dim: Int, index: Int | Register | Layout) -> Self:
         """Drop a dimension by picking one index: an int, a register or a one-element tile."""
         dim = self._dim(dim, "select")
         if not is_int(index) and not is_dynamic_index(index):

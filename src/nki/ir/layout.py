@@ -7,18 +7,32 @@ Offsets and strides count elements of the view's dtype. On chip the offset of pa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
 from ..errors import error
 from ..machine.dtypes import DType
+from ..machine.memories import MemoryRegion
 from .storage import Storage
 
+if TYPE_CHECKING:
+    from typing_extensions import Self, TypeIs
 
-class Shape(tuple):
+    from .view import View
+
+Int: TypeAlias = int | np.integer
+
+
+class Register(Protocol):
+    """A scalar register of a sequencer; `nki.isa.VirtualRegister` is one."""
+
+    is_register: bool
+
+
+class Shape(tuple[int, ...]):
     """A tuple that also equals a list of the same sizes, as the documentation compares them."""
 
     __slots__ = ()
@@ -43,9 +57,11 @@ class Indirection:
 
     __slots__ = ("kind", "index", "scale", "dim", "base")
 
-    def __init__(self, kind: str, index: Any, scale: int, dim: int | None, base: Any = None):
+    def __init__(
+        self, kind: str, index: Register | Layout, scale: int, dim: int | None, base: View | None = None
+    ):
         self.kind = kind
-        self.index = index
+        self.index: Any = index  # a View; of kind "scalar" it may be a register
         self.scale = scale
         self.dim = dim
         self.base = base  # kind "tensor": the view whose columns are gathered
@@ -54,23 +70,24 @@ class Indirection:
         return Indirection(self.kind, self.index, self.scale, dim, self.base)
 
     def bare(self) -> Indirection:
-        """The same without a claim on bytes."""
+        """Return the same indirection without a lease on its tensors."""
         base = None if self.base is None else self.base.bare()
         index = self.index.bare() if hasattr(self.index, "bare") else self.index
         return Indirection(self.kind, index, self.scale, self.dim, base)
 
 
-def is_int(value: Any) -> bool:
-    """A Python or numpy integer; bools, arrays and registers are none."""
+def is_int(value: object) -> TypeIs[Int]:
+    """Whether a value is a Python or numpy integer; bools, arrays and registers are not."""
     return value.__class__ is int or (isinstance(value, (int, np.integer)) and not isinstance(value, bool))
 
 
-def shown(value: Any) -> str:
-    """A value somebody passed, for a message: short, and without looking into tensors."""
+def shown(value: object) -> str:
+    """Return a short text of an argument for a message, without reading the values of tensors."""
     return f"a tensor {value.dtype}{list(value.shape)}" if isinstance(value, Layout) else repr(value)[:60]
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a dense tensor of this shape."""
     strides = []
     step = 1
     for size in reversed(shape):
@@ -79,7 +96,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def as_list(value: Any, what: str) -> list[Any]:
+def as_list(value: object, what: str) -> list[object]:
     if not isinstance(value, (tuple, list)):
         raise error("argument", f"{what} must be a tuple or list, got {shown(value)}")
     return list(value)
@@ -91,7 +108,7 @@ _numbers = itertools.count(1)  # never reused, so clearing the table is safe
 
 
 def _intern(key: tuple) -> int:
-    """A small number for a view signature."""
+    """Return a small number for a view signature."""
     found = _SIGNATURES.get(key)
     if found is None:
         if len(_SIGNATURES) >= _SIGNATURE_LIMIT:
@@ -107,24 +124,32 @@ class Layout:
 
     storage: Storage
     offset: int
-    shape: Shape
+    shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: DType
     indirection: Indirection | None
 
-    def __init__(self, storage, offset, shape, strides, dtype, indirection=None):
+    def __init__(
+        self,
+        storage: Storage,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: DType,
+        indirection: Indirection | None = None,
+    ):
         self.storage = storage
         self.offset = offset
         self.shape = shape
         self.strides = strides
         self.dtype = dtype
         self.indirection = indirection
-        self._sig = None
+        self._sig: int | None = None
 
-    # ---- what a view knows of itself -------------------------------------------------------------
+    # ---- properties ------------------------------------------------------------------------------
 
     @property
-    def buffer(self):
+    def buffer(self) -> MemoryRegion:
         return self.storage.buffer
 
     @property
@@ -173,7 +198,7 @@ class Layout:
 
     @property
     def sig(self) -> int:
-        """All that a check may look at, as one number: buffer, placement, layout, dtype."""
+        """One number for all that a check may depend on: buffer, placement, layout, dtype."""
         sig = self._sig
         if sig is None:
             s = self.storage
@@ -243,11 +268,24 @@ class Layout:
 
     # ---- for the methods that make another view --------------------------------------------------
 
-    def _make(self, offset, shape, strides, dtype, indirection):
+    def _make(
+        self,
+        offset: int,
+        shape: Iterable[int],
+        strides: Iterable[int],
+        dtype: DType,
+        indirection: Indirection | None,
+    ) -> Self:
         return self.__class__(self.storage, offset, Shape(shape), tuple(strides), dtype, indirection)
 
-    def _same(self, offset=None, shape=None, strides=None, indirect_dim=-1):
-        """A view that differs in the given parts; `indirect_dim` is where the indirect dim went."""
+    def _same(
+        self,
+        offset: int | None = None,
+        shape: Iterable[int] | None = None,
+        strides: Iterable[int] | None = None,
+        indirect_dim: int | None = -1,
+    ) -> Self:
+        """Return a view that differs in the given parts; `indirect_dim` is where the indirect dim went."""
         ind = self.indirection
         if ind is not None and indirect_dim != -1 and indirect_dim != ind.dim:
             ind = ind.at(indirect_dim)
@@ -262,8 +300,8 @@ class Layout:
     def _fail(self, kind: str, message: str, help: str | None = None) -> NoReturn:
         raise error(kind, message, notes=[self.describe_layout()], help=help)
 
-    def _dim(self, dim: Any, method: str, extra: int = 0) -> int:
-        """A dimension number, negatives counted from the end."""
+    def _dim(self, dim: object, method: str, extra: int = 0) -> int:
+        """Return the dimension number; negative numbers count from the end."""
         if not is_int(dim):
             raise error(
                 "argument", f"{method}: dim must be an int, got {shown(dim)}", notes=[self.describe()]
@@ -274,7 +312,7 @@ class Layout:
         return int(dim) % n
 
     def _guards_dim0(self) -> bool:
-        """Dim 0 is special on chip (partitions) and after vector_select (index rows)."""
+        """Whether dim 0 is special: on chip (partitions) and after vector_select (index rows)."""
         return self.on_chip or (self.indirection is not None and self.indirection.kind == "vector")
 
     def _not_indirect_dim(self, dim: int, method: str) -> None:
@@ -313,7 +351,7 @@ class Layout:
             self._fail("partition-dim", f"{method}: not possible on dimension 0", help=help)
 
     def _shifted(self, dim: int, by: int) -> int | None:
-        """Where the indirect dim goes when `by` dimensions appear (or vanish) at `dim`."""
+        """Return where the indirect dim goes when `by` dimensions appear (or vanish) at `dim`."""
         ind = self.indirection
         if ind is None or ind.dim is None:
             return -1

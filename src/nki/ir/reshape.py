@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 from ..errors import error
 from .context import running, service
 from .dimensions import Dimensioned
-from .layout import as_list, is_int, row_major, shown
+from .layout import Int, as_list, is_int, row_major, shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Reshaped(Dimensioned):
@@ -15,13 +20,13 @@ class Reshaped(Dimensioned):
 
     __slots__ = ()
 
-    def reshape_dim(self, dim, shape):
+    def reshape_dim(self, dim: Int, shape: Int | Sequence[Int]) -> Self:
         """Split one dimension into several; one size may be -1."""
         view = self._split(dim, shape)
         view._check_rank(view.ndim, "reshape_dim")
         return view
 
-    def _split(self, dim, shape):
+    def _split(self, dim: Int, shape: Int | Sequence[Int]) -> Self:
         dim = self._dim(dim, "reshape_dim")
         sizes = self._with_inferred(shape, self.shape[dim], "reshape_dim")
         if len(sizes) != 1:
@@ -34,15 +39,15 @@ class Reshaped(Dimensioned):
             shape=new_shape, strides=new_strides, indirect_dim=self._shifted(dim + 1, len(sizes) - 1)
         )
 
-    def _with_inferred(self, shape, total: int, method: str) -> list[int]:
-        """The sizes of `shape` with one -1 worked out, checked to hold `total` elements."""
-        sizes = [shape] if is_int(shape) else as_list(shape, f"{method}: shape")
-        for size in sizes:
+    def _with_inferred(self, shape: Int | Sequence[Int], total: int, method: str) -> list[int]:
+        """Return the sizes of `shape` with one -1 worked out, checked to hold `total` elements."""
+        sizes: list[int] = []
+        for size in [shape] if is_int(shape) else as_list(shape, f"{method}: shape"):
             if not is_int(size):
                 raise error(
                     "argument", f"{method}: sizes must be ints, got {shown(size)}", notes=[self.describe()]
                 )
-        sizes = [int(size) for size in sizes]
+            sizes.append(int(size))
         if sizes.count(-1) == 1:
             known = -prod(sizes)
             if known <= 0 or total % known:
@@ -56,7 +61,7 @@ class Reshaped(Dimensioned):
             )
         return sizes
 
-    def flatten_dims(self, start_dim, end_dim):
+    def flatten_dims(self, start_dim: Int, end_dim: Int) -> Self:
         """Merge neighbouring dimensions start_dim..end_dim (inclusive) into one."""
         first, last = self._dim(start_dim, "flatten_dims"), self._dim(end_dim, "flatten_dims")
         if first > last:
@@ -79,12 +84,14 @@ class Reshaped(Dimensioned):
         strides = [*self.strides[:first], stride, *self.strides[last + 1 :]]
         return self._same(shape=shape, strides=strides, indirect_dim=self._shifted(last + 1, first - last))
 
-    def reshape(self, shape):
-        """The same elements in another shape, where the layout allows it without a copy."""
+    def reshape(self, shape: Int | Sequence[Int]) -> Self:
+        """Return the same elements in another shape, where the layout allows it without a copy."""
         sizes = self._with_inferred(shape, self.size, "reshape")
         self._not_gathered("reshape")
         if self._guards_dim0() and sizes[0] != self.shape[0]:
-            copied = service("tensor.across_partitions")(self, sizes) if running() is not None else None
+            copied: Self | None = (
+                service("tensor.across_partitions")(self, sizes) if running() is not None else None
+            )
             if copied is not None:
                 return copied
             self._fail(
@@ -109,7 +116,7 @@ class Reshaped(Dimensioned):
         return self._same(shape=sizes, strides=strides, indirect_dim=moved)
 
     def _place_of(self, dim: int, sizes: list[int]) -> int:
-        """Where dimension `dim`, which must stay as it is, stands among the new sizes."""
+        """Return the index among the new sizes of dimension `dim`, which must not change."""
         before = prod(self.shape[:dim])
         for place, size in enumerate(sizes):
             if size == self.shape[dim] and prod(sizes[:place]) == before:
@@ -117,8 +124,8 @@ class Reshaped(Dimensioned):
         self._not_indirect_dim(dim, "reshape")
         raise AssertionError("the partition dimension is compared before")
 
-    def _regroup(self, shape, strides, sizes) -> list[int]:
-        """Strides of `sizes` over the memory that (shape, strides) describe (spec/tensor.md 5.10)."""
+    def _regroup(self, shape: Sequence[int], strides: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        """Return strides of `sizes` over the memory that (shape, strides) describe (spec/tensor.md 5.10)."""
         blocks: list[tuple[int, int]] = []  # (elements, innermost stride), outermost first
         for count, stride in zip(shape, strides, strict=True):
             if count == 1:
@@ -143,7 +150,12 @@ class Reshaped(Dimensioned):
             left //= count
         return new_strides[::-1]
 
-    def rearrange(self, src_pattern, dst_pattern, fixed_sizes=None):
+    def rearrange(
+        self,
+        src_pattern: Sequence[str | Sequence[str]],
+        dst_pattern: Sequence[str | Sequence[str]],
+        fixed_sizes: Mapping[str, int] | None = None,
+    ) -> Self:
         """Split, permute and merge by named axes: ("b", ("h", "w")) -> ("b", "w", "h"), {"h": 4}."""
         fixed = dict(fixed_sizes or {})
         src, dst = self._axis_groups(src_pattern), self._axis_groups(dst_pattern)
@@ -173,8 +185,8 @@ class Reshaped(Dimensioned):
         view._check_rank(view.ndim, "rearrange")
         return view
 
-    def _axis_groups(self, pattern) -> list[tuple[str, ...]]:
-        """A pattern of rearrange as one tuple of names per dimension."""
+    def _axis_groups(self, pattern: Sequence[str | Sequence[str]]) -> list[tuple[str, ...]]:
+        """Return a pattern of rearrange as one tuple of names per dimension."""
         if not isinstance(pattern, (tuple, list)):
             self._fail(
                 "pattern",

@@ -1,19 +1,24 @@
-"""NkiTensor: the tensor a kernel holds. A view that keeps its bytes alive, and Python manners."""
+"""NkiTensor: the tensor a kernel holds, a view that keeps its storage alive."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from ..errors import error
 from ..machine import dtypes
-from ..machine.memories import SBUF
+from ..machine.memories import SBUF, MemoryRegion
 from .context import running, service
-from .layout import Layout, Shape, row_major
+from .indexing import Key
+from .layout import Indirection, Int, Layout, Shape, row_major
 from .storage import Lease, Storage
 from .view import View
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike as NumpyDTypeLike
 
 _slots = vars(Layout)
 _set_shape, _set_strides = _slots["shape"].__set__, _slots["strides"].__set__
@@ -26,21 +31,29 @@ class NkiTensor(View):
 
     __slots__ = ("lease", "is_comparison", "recorded")
 
-    # read-only to users; set through the slots of Layout
-    shape = property(_slots["shape"].__get__, doc="Sizes of the view.")
-    strides = property(_slots["strides"].__get__, doc="Steps in elements.")
-    offset = property(_slots["offset"].__get__, doc="Elements from the start of the storage.")
-    dtype = property(_slots["dtype"].__get__, doc="Data type of the view.")
+    # Users cannot set them; we set them through the slots of Layout, which also declares their types.
+    if not TYPE_CHECKING:
+        shape = property(_slots["shape"].__get__, doc="Sizes of the view.")
+        strides = property(_slots["strides"].__get__, doc="Steps in elements.")
+        offset = property(_slots["offset"].__get__, doc="Elements from the start of the storage.")
+        dtype = property(_slots["dtype"].__get__, doc="Data type of the view.")
 
-    def __init__(self, shape, dtype, storage, buffer=SBUF, name=""):
+    def __init__(
+        self,
+        shape: Sequence[Int],
+        dtype: dtypes.DTypeLike,
+        storage: Storage | View | None,
+        buffer: MemoryRegion = SBUF,
+        name: str = "",
+    ):
         """Bind an existing storage, or None for a placeholder without data."""
         dtype = dtypes.resolve(dtype)
         shape = Shape(int(s) for s in shape)
         if not shape or min(shape) < 1:
             raise error("shape", f"NkiTensor: sizes must be positive, got {tuple(shape)}")
-        lease = None
+        lease: Lease | None = None
         if storage is None:
-            storage = Storage(buffer, shape, dtype, name)  # of no call: whoever uses it is told
+            storage = Storage(buffer, shape, dtype, name)  # belongs to no call: using it is an error
         elif isinstance(storage, View):
             storage, lease = storage.storage, getattr(storage, "lease", None)
         strides = row_major(shape)
@@ -52,7 +65,16 @@ class NkiTensor(View):
             raise error("shape", f"NkiTensor: {dtype}{list(shape)} does not fit {storage!r}")
         self._fill(storage, lease, 0, shape, strides, dtype, None)
 
-    def _fill(self, storage, lease, offset, shape, strides, dtype, indirection) -> None:
+    def _fill(
+        self,
+        storage: Storage,
+        lease: Lease | None,
+        offset: int,
+        shape: Shape,
+        strides: tuple[int, ...],
+        dtype: dtypes.DType,
+        indirection: Indirection | None,
+    ) -> None:
         self.storage = storage
         self.lease = lease
         _set_offset(self, offset)
@@ -64,15 +86,22 @@ class NkiTensor(View):
         self.is_comparison = False
         self.recorded: View | None = None  # stands for this tensor in a recording
 
-    def _make(self, offset, shape, strides, dtype, indirection):
+    def _make(
+        self,
+        offset: int,
+        shape: Iterable[int],
+        strides: Iterable[int],
+        dtype: dtypes.DType,
+        indirection: Indirection | None,
+    ) -> NkiTensor:
         return _new(self.storage, self.lease, offset, Shape(shape), tuple(strides), dtype, indirection)
 
     @property
     def base_tensor(self) -> NkiTensor:
-        """The whole tensor of which this is a view; public code also takes tensors for TensorViews."""
+        """The whole tensor of which this is a view; public code passes tensors where it takes TensorViews."""
         return whole(self.storage, self.lease)
 
-    # ---- Python manners (spec/tensor.md 2) ------------------------------------------------------------
+    # ---- Python protocols (spec/tensor.md 2) ------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -80,11 +109,11 @@ class NkiTensor(View):
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
-        """Presence (`if bias:`); for the result of an nl comparison, whether all elements hold."""
+        """Return True (`if bias:` tests presence); for an nl comparison, whether it holds everywhere."""
         return bool(np.asarray(self).all()) if self.is_comparison else True
 
     def __repr__(self) -> str:
-        """What it is and, while a kernel runs, what it holds."""
+        """Describe the tensor and, while a kernel runs, show its values."""
         label = f" '{self.name}'" if self.name else ""
         text = f"NkiTensor {self.dtype}{list(self.shape)} {self.buffer.value}{label}"
         core = running()
@@ -99,8 +128,8 @@ class NkiTensor(View):
 
     __array_ufunc__ = None  # numpy leaves `array + tensor` to __radd__, which explains
 
-    def __array__(self, dtype=None, copy=None):
-        """A copy of the values, for debugging inside a run."""
+    def __array__(self, dtype: NumpyDTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        """Return a copy of the values, for debugging inside a run."""
         core = running()
         if self.storage.call is None:
             raise error(
@@ -117,18 +146,18 @@ class NkiTensor(View):
             raise ValueError("the values of a tensor cannot be seen without a copy")
         return np.array(core.values(self), dtype=dtype)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: Key, value: object) -> None:
         service("tensor.assign")(self[key], value)
 
-    def __copy__(self):
+    def __copy__(self) -> NoReturn:
         raise error(
             "operator", "a tensor cannot be copied by copy.copy", notes=[self.describe()], help="use nl.copy"
         )
 
-    def __deepcopy__(self, memo):
-        return self.__copy__()
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self.__copy__()
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise error(
             "operator",
             "a tensor cannot be pickled",
@@ -147,10 +176,10 @@ class NkiTensor(View):
     def __len__(self) -> int:
         self._refuse("len()", "use t.shape[0]")
 
-    def __iter__(self):
+    def __iter__(self) -> NoReturn:
         self._refuse("iteration", "loop over range(t.shape[d]) and slice")
 
-    def __contains__(self, item):
+    def __contains__(self, item: object) -> NoReturn:
         self._refuse("`in`", "compare with nl.equal and reduce")
 
     def __float__(self) -> float:
@@ -162,8 +191,17 @@ class NkiTensor(View):
     __index__ = __int__
 
 
-def _new(storage, lease, offset, shape, strides, dtype, indirection=None, sig=None) -> NkiTensor:
-    """As `_fill` does, without the call: a kernel makes one for every tile and every slice."""
+def _new(
+    storage: Storage,
+    lease: Lease | None,
+    offset: int,
+    shape: Shape,
+    strides: tuple[int, ...],
+    dtype: dtypes.DType,
+    indirection: Indirection | None = None,
+    sig: int | None = None,
+) -> NkiTensor:
+    """Return what `_fill` makes, without the call: a kernel makes one for every tile and every slice."""
     tensor = _blank(NkiTensor)
     tensor.storage = storage
     tensor.lease = lease
@@ -179,12 +217,12 @@ def _new(storage, lease, offset, shape, strides, dtype, indirection=None, sig=No
 
 
 def whole(storage: Storage, lease: Lease | None) -> NkiTensor:
-    """The tensor that covers a storage, row-major."""
+    """Return the tensor that covers a storage, row-major."""
     return _new(storage, lease, 0, Shape(storage.shape), row_major(storage.shape), storage.dtype)
 
 
 class Template:
-    """What all tensors of one shape, dtype and buffer have in common: loops allocate the same again."""
+    """The common parts of all tensors of one shape, dtype and buffer, which loops allocate repeatedly."""
 
     __slots__ = ("shape", "strides", "dtype", "sig")
 
@@ -195,7 +233,7 @@ class Template:
         self.sig: int | None = None
 
     def tensor(self, storage: Storage, lease: Lease) -> NkiTensor:
-        """The tensor that covers a storage to which no address was given."""
+        """Return the tensor that covers a storage without a chosen address."""
         tensor = _new(storage, lease, 0, self.shape, self.strides, self.dtype, None, self.sig)
         if self.sig is None:
             self.sig = tensor.sig
@@ -226,7 +264,7 @@ _ARITHMETIC = {
 
 
 def _refuse_operator(method: str, symbol: str, nl_name: str, isa_name: str) -> None:
-    def refuse(self, *others):
+    def refuse(self: NkiTensor, *others: object) -> NoReturn:
         raise error(
             "operator",
             f"unsupported operand: tensors have no operator {symbol}",
@@ -239,7 +277,7 @@ def _refuse_operator(method: str, symbol: str, nl_name: str, isa_name: str) -> N
 
 
 def _refuse_comparison(method: str, name: str) -> None:
-    def refuse(self, other):
+    def refuse(self: NkiTensor, other: object) -> NoReturn:
         self._refuse(
             "a Python comparison",
             f"nl.{name} compares on the engine; a register (nisa.register_load) can steer a loop",

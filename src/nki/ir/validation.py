@@ -130,7 +130,7 @@ def _check_operand(ins: Instruction, name: str, view: View, machine: Machine) ->
 def _check_reach(ins: Instruction, name: str, view: View) -> None:
     """Access patterns stay inside their partitions; one that does not may exist, but not be used."""
     ind = view.indirection
-    parts = {name: view}
+    parts: dict[str, Any] = {name: view}
     if ind is not None:
         gathered = ind.kind == "tensor"  # the shape is that of the index, the reach that of the data
         parts = {name: ind.base if gathered else view, f"the index of {name}": ind.index}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from ..errors import error
 from ..machine import dtypes
 from ..machine.memories import SBUF
 from .indexing import check_index_tile, is_dynamic_index
-from .layout import Indirection, is_int, shown
+from .layout import Indirection, Int, Layout, Register, is_int, shown
 from .reshape import Reshaped
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class View(Reshaped):
@@ -16,7 +22,7 @@ class View(Reshaped):
     __slots__ = ()
 
     def bare(self) -> View:
-        """The same view without a claim on the bytes."""
+        """Return the same view without a lease on its storage."""
         if self.__class__ is View and self.indirection is None:
             return self
         ind = self.indirection
@@ -31,7 +37,15 @@ class View(Reshaped):
         view._sig = self._sig
         return view
 
-    def ap(self, pattern, offset=None, scalar_offset=None, vector_offset=None, indirect_dim=0, dtype=None):
+    def ap(
+        self,
+        pattern: Sequence[Sequence[Int]],
+        offset: Int | None = None,
+        scalar_offset: Int | Register | Layout | None = None,
+        vector_offset: View | None = None,
+        indirect_dim: Int = 0,
+        dtype: dtypes.DTypeLike | None = None,
+    ) -> Self:
         """Replace shape and strides by [[step, count], ...]; optionally index at run time."""
         steps, counts = self._pattern(pattern)
         if self.on_chip and counts[0] > 1 and steps[0] != self.row_pitch and steps[0] == self.free_elements:
@@ -64,12 +78,12 @@ class View(Reshaped):
 
             warn("ap-drops-indirection", "ap: the run-time index of this view is dropped by a new pattern")
         view = self._make(start, counts, steps, target, ind)
-        # A loop may make a pattern that starts too far along and skip its use: on chip `rules` judges that.
+        # A loop may make a pattern that starts too far along and skip its use: on chip `rules` checks that.
         late = self.on_chip and extra > 0
         (self._make(start - int(extra), counts, steps, target, ind) if late else view)._check_reach()
         return view
 
-    def _pattern(self, pattern) -> tuple[list[int], list[int]]:
+    def _pattern(self, pattern: Sequence[Sequence[Int]]) -> tuple[list[int], list[int]]:
         if not isinstance(pattern, (list, tuple)) or not all(
             isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pattern
         ):
@@ -82,7 +96,14 @@ class View(Reshaped):
                 self._fail("pattern", f"ap: [{step!r}, {count!r}]: a step is >= 0 and a count >= 1")
         return [int(step) for step, _ in pattern], [int(count) for _, count in pattern]
 
-    def _ap_indirection(self, scalar, vector, dim, stride_bytes, counts) -> Indirection:
+    def _ap_indirection(
+        self,
+        scalar: Int | Register | Layout | None,
+        vector: View | None,
+        dim: int,
+        stride_bytes: int,
+        counts: Sequence[int],
+    ) -> Indirection:
         if vector is not None:
             if self.on_chip:
                 self._fail(
@@ -104,7 +125,7 @@ class View(Reshaped):
         return Indirection("scalar", scalar, stride_bytes, None)
 
     def _check_reach(self) -> None:
-        """An access pattern stays inside its storage and, on chip, inside its partitions."""
+        """Check that the pattern stays inside its storage and, on chip, inside its partitions."""
         if self.offset < 0:
             self._fail("index", f"ap: begins {-self.offset} elements before the tensor")
         spans = [(count - 1) * step for step, count in zip(self.strides, self.shape, strict=True)]
@@ -127,7 +148,7 @@ class View(Reshaped):
             self._fail("index", f"ap: {beyond}")
 
     def beyond_partitions(self) -> str:
-        """What an on-chip view reaches outside its partitions, in words; empty when it stays inside."""
+        """Describe what an on-chip view reaches outside its partitions; return "" if it stays inside."""
         pitch = self.row_pitch
         first, free = divmod(self.offset, pitch)
         if first + self.shape[0] > self.storage.partitions:
@@ -135,8 +156,8 @@ class View(Reshaped):
         free += sum((n - 1) * step for n, step in zip(self.shape[1:], self.strides[1:], strict=True))
         return f"reaches element {free} of a partition that holds {pitch}" if free >= pitch else ""
 
-    def vector_select(self, dim, vector_offset):
-        """Rows of an HBM tensor picked by a tile of indices, one per partition."""
+    def vector_select(self, dim: Int, vector_offset: View) -> Self:
+        """Return the rows of an HBM tensor selected by a tile of indices, one per partition."""
         if self._dim(dim, "vector_select") != 0:
             self._fail(
                 "indirect-dim", "vector_select: only dimension 0 can be selected by a vector of indices"
@@ -156,8 +177,8 @@ class View(Reshaped):
         pattern = [[self.strides[0], vector_offset.size], *self.get_pattern()[1:]]
         return self.ap(pattern, vector_offset=vector_offset)
 
-    def indirect(self, index, num_elem=None):
-        """Columns gathered (or scattered) by an index tile shared by groups of partitions (trn3)."""
+    def indirect(self, index: View, num_elem: Int | None = None) -> Self:
+        """Return columns gathered (or scattered) by an index tile shared by groups of partitions (trn3)."""
         from .context import current_machine
 
         machine = current_machine()
@@ -182,7 +203,7 @@ class View(Reshaped):
 
 
 def _check_index_rows(index: View, rows: int, method: str) -> None:
-    """Row indices: one for each of `rows` rows; dma_transpose reads the first of a larger tile."""
+    """Check that there is one index per row; dma_transpose reads the first of a larger tile."""
     check_index_tile(index, method)
     if index.size < rows if method == "ap" else index.size != rows:
         raise error(

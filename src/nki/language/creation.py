@@ -15,7 +15,7 @@ import numpy as np
 from .. import isa
 from ..errors import error, user_site
 from ..ir.context import current, warn
-from ..ir.layout import is_int
+from ..ir.layout import Int, is_int
 from ..ir.storage import Lease, Storage
 from ..ir.tensor import NkiTensor, Template, whole
 from ..ir.view import View
@@ -452,7 +452,7 @@ def _identity(dtype: DType) -> np.ndarray:
     return dtypes.cast(np.eye(Machine.partitions, dtype=np.float32), dtype)
 
 
-def _check_identity_target(n: int, dst: Any) -> None:
+def _check_identity_target(n: Int, dst: object) -> None:
     if not isinstance(dst, View):
         raise error("argument", f"shared_identity_matrix: dst must be a tile, got {type(dst).__name__}")
     if not dst.on_chip:

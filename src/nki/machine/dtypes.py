@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -41,6 +41,16 @@ class DType(str):
     def __reduce__(self) -> tuple[Callable, tuple[str]]:
         return resolve, (str(self),)  # copies and pickles are the same object
 
+
+class _ForeignDType(Protocol):
+    """A dtype object of numpy or torch."""
+
+    @property
+    def itemsize(self) -> int: ...
+
+
+# Whatever `resolve` takes: a DType or its name, a dtype object, or a scalar type such as np.float32.
+DTypeLike: TypeAlias = str | type | _ForeignDType
 
 NAMES: dict[str, DType] = {}
 
@@ -93,8 +103,8 @@ np.sctypeDict.setdefault("tfloat32", np.float32)
 # --- which dtype is meant -------------------------------------------------------------------------------
 
 
-def resolve(dtype: Any, what: str = "dtype") -> DType:
-    """The canonical dtype for a name, or for a dtype object of numpy, ml_dtypes, torch or jax."""
+def resolve(dtype: object, what: str = "dtype") -> DType:
+    """Return the canonical dtype for a name, or for a dtype object of numpy, ml_dtypes, torch or jax."""
     if type(dtype) is DType:
         return dtype
     found = None if _is_big_endian(dtype) else _ACCEPTED.get(_name(dtype))

@@ -45,7 +45,7 @@ def trsm_ref(a, b, a_transposed=False, backward=False):
 def solve_columns(result, a, inverses, b, a_transposed, backward, columns):
     """Solve block by block: subtract the solved rows' contribution, then multiply by the inverse."""
     blocks = pieces(b.shape[0], TILE_K)
-    solved = []
+    solved: list[tuple[tuple[int, int], nl.NkiTensor]] = []
     for step in range(len(blocks)):
         block = len(blocks) - 1 - step if backward else step
         rows = blocks[block]

@@ -133,12 +133,12 @@ def columns_of(input_tensor: Any, chunk: Any, first: int, columns: int, start: A
         nisa.tensor_scalar(spread[:, :, 0 : group.size, group.index], some, nl.not_equal, 0.0)
     result = nl.ndarray((PMAX, PMAX, tiles), nl.float32, buffer=nl.sbuf)
     flat = spread.flatten_dims(2, 3)
-    for some in TiledRange(tiles, BANK_TILES):
-        bank = nl.ndarray((PMAX, some.size, PMAX), nl.bfloat16, buffer=nl.psum)
-        for i in range(some.size):
-            nisa.nc_transpose(bank[:, i, :], flat[:, some.start_offset + i, :], engine=nisa.tensor_engine)
-        place = result[:, :, some.start_offset : some.end_offset].permute((0, 2, 1))
-        interleave_copy(place, bank, some.index)
+    for group in TiledRange(tiles, BANK_TILES):
+        bank = nl.ndarray((PMAX, group.size, PMAX), nl.bfloat16, buffer=nl.psum)
+        for i in range(group.size):
+            nisa.nc_transpose(bank[:, i, :], flat[:, group.start_offset + i, :], engine=nisa.tensor_engine)
+        place = result[:, :, group.start_offset : group.end_offset].permute((0, 2, 1))
+        interleave_copy(place, bank, group.index)
     return result.flatten_dims(1, 2)
 
 
