@@ -167,6 +167,7 @@ def _parameters(value: Any) -> str:
         signature = str(inspect.signature(value))
     except (TypeError, ValueError):
         return "(...)"
+    signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature)  # annotations without quotes
     return re.sub(r"<([\w.]+)[^<>]*>", r"\1", re.sub(r" at 0x\w+", "", signature))
 
 

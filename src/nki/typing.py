@@ -7,8 +7,16 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, Union
 
+import numpy as np
+
 from .errors import error
 from .ir.tensor import NkiTensor
+from .machine.dtypes import DTypeLike as DTypeLike
+from .machine.operators import Operator
+
+Number: TypeAlias = int | float | np.generic
+TileOrNumber: TypeAlias = NkiTensor | Number
+OperatorLike: TypeAlias = Operator | Callable[..., Any]  # nl.add, nl.max, or np.add
 
 # The type of a kernel's tensor parameter: inside the kernel an `NkiTensor`, for its caller any array. A type
 # checker finds a misspelt attribute of a `Tensor`, and accepts whatever array is passed for one.

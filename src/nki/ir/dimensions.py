@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from ..machine import dtypes
 from .indexing import Indexed
 from .layout import Int, as_list, is_int, shown
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+V = TypeVar("V", bound="Dimensioned")  # jedi knows it, but not typing.Self
 
 
 class Dimensioned(Indexed):
@@ -18,7 +17,7 @@ class Dimensioned(Indexed):
 
     __slots__ = ()
 
-    def permute(self, dims: Sequence[Int]) -> Self:
+    def permute(self: V, dims: Sequence[Int]) -> V:
         """Reorder the dimensions; the partition dimension stays first."""
         order = [self._dim(d, "permute") for d in as_list(dims, "permute: dims")]
         if sorted(order) != list(range(self.ndim)):
@@ -37,7 +36,7 @@ class Dimensioned(Indexed):
             shape=[self.shape[d] for d in order], strides=[self.strides[d] for d in order], indirect_dim=moved
         )
 
-    def broadcast(self, dim: Int, size: Int) -> Self:
+    def broadcast(self: V, dim: Int, size: Int) -> V:
         """Repeat a size-1 dimension without copying: its stride becomes 0."""
         dim = self._dim(dim, "broadcast")
         self._guard_partition_dim(dim, "broadcast", "nl.broadcast_to copies one partition to many")
@@ -50,7 +49,7 @@ class Dimensioned(Indexed):
         shape[dim], strides[dim] = int(size), 0
         return self._same(shape=shape, strides=strides)
 
-    def expand_dim(self, dim: Int) -> Self:
+    def expand_dim(self: V, dim: Int) -> V:
         """Insert a size-1 dimension before `dim`."""
         dim = self._dim(dim, "expand_dim", extra=1)
         self._guard_partition_dim(dim, "expand_dim", "the partition dimension stays first")
@@ -62,7 +61,7 @@ class Dimensioned(Indexed):
         strides.insert(dim, stride)
         return self._same(shape=shape, strides=strides, indirect_dim=self._shifted(dim, +1))
 
-    def squeeze_dim(self, dim: Int) -> Self:
+    def squeeze_dim(self: V, dim: Int) -> V:
         """Remove a size-1 dimension."""
         dim = self._dim(dim, "squeeze_dim")
         self._guard_partition_dim(dim, "squeeze_dim", "a tile keeps its partition dimension")
@@ -74,7 +73,7 @@ class Dimensioned(Indexed):
         del shape[dim], strides[dim]
         return self._same(shape=shape, strides=strides, indirect_dim=self._shifted(dim, -1))
 
-    def view(self, dtype: dtypes.DTypeLike) -> Self:
+    def view(self: V, dtype: dtypes.DTypeLike) -> V:
         """Return the same bytes as another dtype; the last dimension grows or shrinks."""
         target = dtypes.resolve(dtype)
         if self.indirection is not None:

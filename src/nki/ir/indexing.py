@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard, Union
+from typing import Any, NoReturn, TypeAlias, TypeGuard, TypeVar, Union
 
 from ..errors import error
 from ..machine.memories import PSUM
 from .layout import Indirection, Int, Layout, Register, is_int, shown
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class DynamicSlice:
@@ -75,12 +72,15 @@ def _as_slice(index: Index) -> Index:
     return slice(index.start, index.stop, index.step) if index.__class__ is range else index
 
 
+V = TypeVar("V", bound="Indexed")  # jedi knows it, but not typing.Self
+
+
 class Indexed(Layout):
     """Views that can be indexed; nothing is ever clamped."""
 
     __slots__ = ()
 
-    def __getitem__(self, key: Key) -> Self:
+    def __getitem__(self: V, key: Key) -> V:
         """Handle `t[a:b, i, c:d]`, most of what kernels write, inline; `_index` handles all else."""
         parts = key if key.__class__ is tuple else (key,)
         shape, strides = self.shape, self.strides
@@ -121,7 +121,7 @@ class Indexed(Layout):
                     return self._make(offset, sizes, steps, self.dtype, None)
         return self._index(key)
 
-    def _index(self, where: Key) -> Self:
+    def _index(self: V, where: Key) -> V:
         key: Any = where
         if key.__class__ is not tuple:
             key = tuple(key) if key.__class__ is list else (key,)
@@ -294,7 +294,7 @@ class Indexed(Layout):
             )
         check_index_tile(index, method)
 
-    def slice(self, dim: Int, start: Int, end: Int, step: Int = 1) -> Self:
+    def slice(self: V, dim: Int, start: Int, end: Int, step: Int = 1) -> V:
         """Return elements start, start+step, ... below end of one dimension."""
         dim = self._dim(dim, "slice")
         self._not_indirect_dim(dim, "slice")
@@ -305,7 +305,7 @@ class Indexed(Layout):
         strides[dim] *= step
         return self._same(offset, shape, strides)
 
-    def select(self, dim: Int, index: Int | Register | Layout) -> Self:
+    def select(self: V, dim: Int, index: Int | Register | Layout) -> V:
         """Drop a dimension by picking one index: an int, a register or a one-element tile."""
         dim = self._dim(dim, "select")
         if not is_int(index) and not is_dynamic_index(index):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from ..errors import error
 from .context import running, service
 from .dimensions import Dimensioned
 from .layout import Int, as_list, is_int, row_major, shown
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+V = TypeVar("V", bound="Reshaped")  # jedi knows it, but not typing.Self
 
 
 class Reshaped(Dimensioned):
@@ -20,13 +19,13 @@ class Reshaped(Dimensioned):
 
     __slots__ = ()
 
-    def reshape_dim(self, dim: Int, shape: Int | Sequence[Int]) -> Self:
+    def reshape_dim(self: V, dim: Int, shape: Int | Sequence[Int]) -> V:
         """Split one dimension into several; one size may be -1."""
         view = self._split(dim, shape)
         view._check_rank(view.ndim, "reshape_dim")
         return view
 
-    def _split(self, dim: Int, shape: Int | Sequence[Int]) -> Self:
+    def _split(self: V, dim: Int, shape: Int | Sequence[Int]) -> V:
         dim = self._dim(dim, "reshape_dim")
         sizes = self._with_inferred(shape, self.shape[dim], "reshape_dim")
         if len(sizes) != 1:
@@ -61,7 +60,7 @@ class Reshaped(Dimensioned):
             )
         return sizes
 
-    def flatten_dims(self, start_dim: Int, end_dim: Int) -> Self:
+    def flatten_dims(self: V, start_dim: Int, end_dim: Int) -> V:
         """Merge neighbouring dimensions start_dim..end_dim (inclusive) into one."""
         first, last = self._dim(start_dim, "flatten_dims"), self._dim(end_dim, "flatten_dims")
         if first > last:
@@ -84,12 +83,12 @@ class Reshaped(Dimensioned):
         strides = [*self.strides[:first], stride, *self.strides[last + 1 :]]
         return self._same(shape=shape, strides=strides, indirect_dim=self._shifted(last + 1, first - last))
 
-    def reshape(self, shape: Int | Sequence[Int]) -> Self:
+    def reshape(self: V, shape: Int | Sequence[Int]) -> V:
         """Return the same elements in another shape, where the layout allows it without a copy."""
         sizes = self._with_inferred(shape, self.size, "reshape")
         self._not_gathered("reshape")
         if self._guards_dim0() and sizes[0] != self.shape[0]:
-            copied: Self | None = (
+            copied: V | None = (
                 service("tensor.across_partitions")(self, sizes) if running() is not None else None
             )
             if copied is not None:
@@ -151,11 +150,11 @@ class Reshaped(Dimensioned):
         return new_strides[::-1]
 
     def rearrange(
-        self,
+        self: V,
         src_pattern: Sequence[str | Sequence[str]],
         dst_pattern: Sequence[str | Sequence[str]],
         fixed_sizes: Mapping[str, int] | None = None,
-    ) -> Self:
+    ) -> V:
         """Split, permute and merge by named axes: ("b", ("h", "w")) -> ("b", "w", "h"), {"h": 4}."""
         fixed = dict(fixed_sizes or {})
         src, dst = self._axis_groups(src_pattern), self._axis_groups(dst_pattern)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from ..errors import error
 from ..machine import dtypes
@@ -12,8 +12,7 @@ from .indexing import check_index_tile, is_dynamic_index
 from .layout import Indirection, Int, Layout, Register, is_int, shown
 from .reshape import Reshaped
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+V = TypeVar("V", bound="View")  # jedi knows it, but not typing.Self
 
 
 class View(Reshaped):
@@ -38,14 +37,14 @@ class View(Reshaped):
         return view
 
     def ap(
-        self,
+        self: V,
         pattern: Sequence[Sequence[Int]],
         offset: Int | None = None,
         scalar_offset: Int | Register | Layout | None = None,
         vector_offset: View | None = None,
         indirect_dim: Int = 0,
         dtype: dtypes.DTypeLike | None = None,
-    ) -> Self:
+    ) -> V:
         """Replace shape and strides by [[step, count], ...]; optionally index at run time."""
         steps, counts = self._pattern(pattern)
         if self.on_chip and counts[0] > 1 and steps[0] != self.row_pitch and steps[0] == self.free_elements:
@@ -156,7 +155,7 @@ class View(Reshaped):
         free += sum((n - 1) * step for n, step in zip(self.shape[1:], self.strides[1:], strict=True))
         return f"reaches element {free} of a partition that holds {pitch}" if free >= pitch else ""
 
-    def vector_select(self, dim: Int, vector_offset: View) -> Self:
+    def vector_select(self: V, dim: Int, vector_offset: View) -> V:
         """Return the rows of an HBM tensor selected by a tile of indices, one per partition."""
         if self._dim(dim, "vector_select") != 0:
             self._fail(
@@ -177,7 +176,7 @@ class View(Reshaped):
         pattern = [[self.strides[0], vector_offset.size], *self.get_pattern()[1:]]
         return self.ap(pattern, vector_offset=vector_offset)
 
-    def indirect(self, index: View, num_elem: Int | None = None) -> Self:
+    def indirect(self: V, index: View, num_elem: Int | None = None) -> V:
         """Return columns gathered (or scattered) by an index tile shared by groups of partitions (trn3)."""
         from .context import current_machine
 

@@ -3,8 +3,6 @@
 Written by `make docs` (`python tools/signatures.py`). Do not edit.
 """
 
-from typing import Any
-
 from nki.errors import NkiValidationError as NkiValidationError
 from nki.ir.instruction import NkiInstruction as NkiInstruction
 from nki.isa import constants as constants
@@ -88,5 +86,3 @@ tensor_engine: engine
 unknown_engine: engine
 
 vector_engine: engine
-
-def __getattr__(name: str) -> Any: ...  # older names

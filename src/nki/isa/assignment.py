@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..errors import error
@@ -18,8 +16,8 @@ __all__: list[str] = []
 
 
 @provides("tensor.assign")
-def assign(target: NkiTensor, value: Any) -> None:
-    """`t[key] = value`, by the instruction that fits the two buffers (spec/tensor.md 4.6)."""
+def assign(target: NkiTensor, value: object) -> None:
+    """Issue `t[key] = value`, by the instruction that fits the two buffers (spec/tensor.md 4.6)."""
     if isinstance(value, (bool, int, float, np.generic)):
         if not target.on_chip:
             raise error(
@@ -30,7 +28,7 @@ def assign(target: NkiTensor, value: Any) -> None:
             )
         memset(target, value)
         return
-    if not isinstance(value, View):
+    if not isinstance(value, NkiTensor):
         raise error(
             "argument",
             f"assignment: expected a tensor or a number, got {type(value).__name__}",

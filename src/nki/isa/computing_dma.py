@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import error
 from ..ir.context import warn
 from ..ir.descriptors import kind
-from ..ir.instruction import In, OptionalIn, Out
+from ..ir.instruction import In, NkiInstruction, OptionalIn, Out
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import dtypes, operators
@@ -15,6 +17,7 @@ from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from ..machine.memories import SBUF
 from ..machine.operators import Operator
+from ..typing import Number, OperatorLike
 from . import enums, rules
 from .deprecated import deprecated_order
 from .dma import MAX_SOURCES, SKIP, DmaInstruction, deliver, fetch
@@ -28,14 +31,14 @@ def _is_old_dma_compute(args: tuple) -> bool:
 
 @deprecated_order(("dst", "srcs", "scales", "reduce_op"), _is_old_dma_compute)
 def dma_compute(
-    dst,
-    srcs,
-    reduce_op,
-    scales=None,
-    unique_indices=True,
-    oob_mode=oob_mode.error,
-    name=None,
-):
+    dst: NkiTensor,
+    srcs: Sequence[NkiTensor],
+    reduce_op: OperatorLike,
+    scales: Sequence[Number] | None = None,
+    unique_indices: bool = True,
+    oob_mode: oob_mode = oob_mode.error,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = the sum of up to 16 sources, in float32; with a vector of indices, add to or from HBM rows."""
     oob_mode = member(oob_mode, enums.oob_mode, "dma_compute", "oob_mode")
     reduce_op = operators.resolve(reduce_op, "dma_compute", "reduce_op")

@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import current_machine, warn
-from ..ir.instruction import Cost, In, InOut, Instruction, Operand, Out
+from ..ir.instruction import Cost, In, InOut, Instruction, NkiInstruction, Operand, Out
 from ..ir.semantics import Fill, Move
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import dtypes
 from ..machine.dtypes import DType, f32
 from ..machine.machine import Machine
 from ..machine.memories import PSUM
+from ..typing import Number, TileOrNumber
 from . import rules
 from .costs import gpsimd_cost, shortest, vector_cost
 from .deprecated import deprecated_dtype
@@ -25,7 +27,9 @@ from .numerics import shaped
 
 
 @deprecated_dtype
-def tensor_copy(dst, src, engine=engine.unknown, name=None):
+def tensor_copy(
+    dst: NkiTensor, src: NkiTensor, engine: engine = engine.unknown, name: str | None = None
+) -> NkiInstruction:
     """dst = src, cast to the dtype of dst. Equal dtypes are copied bit by bit."""
     return issue(TensorCopy(dst, src, engine, name))
 
@@ -125,7 +129,9 @@ def copy_mode(m: Machine, dst: In, src: In) -> str:
 # ---- memset --------------------------------------------------------------------------------------
 
 
-def memset(dst, value, engine=engine.unknown, name=None):
+def memset(
+    dst: NkiTensor, value: Number, engine: engine = engine.unknown, name: str | None = None
+) -> NkiInstruction:
     """Fill every element of dst with a compile-time number."""
     return issue(Memset(dst, value, engine, name))
 
@@ -193,7 +199,13 @@ class Memset(Instruction):
 # ---- tensor_copy_predicated ----------------------------------------------------------------------
 
 
-def tensor_copy_predicated(dst, src, predicate, reverse_pred=False, name=None):
+def tensor_copy_predicated(
+    dst: NkiTensor,
+    src: TileOrNumber,
+    predicate: NkiTensor,
+    reverse_pred: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = src where predicate is not 0 (or is 0, with reverse_pred); elsewhere dst stays as it is."""
     return issue(TensorCopyPredicated(dst, src, predicate, reverse_pred, name))
 

@@ -11,7 +11,6 @@ from ..machine import dtypes
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Decorator = Callable[[Callable[P, R]], Callable[P, R]]
 
 REMOVED = dict.fromkeys(
     ("tensor_copy_dynamic_src", "tensor_copy_dynamic_dst"),
@@ -39,7 +38,9 @@ def deprecated_dtype(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-def deprecated_order(names: tuple[str, ...], is_old: Callable[[tuple[Any, ...]], bool]) -> Decorator:
+def deprecated_order(
+    names: tuple[str, ...], is_old: Callable[[tuple[Any, ...]], bool]
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Accept positional arguments in an older release's order; `is_old` recognises it by their kinds."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -59,7 +60,7 @@ def deprecated_order(names: tuple[str, ...], is_old: Callable[[tuple[Any, ...]],
     return decorate
 
 
-def deprecated_keywords(**names: str | None) -> Decorator:
+def deprecated_keywords(**names: str | None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Accept old keywords under their new names; one whose new name is None is ignored."""
     renamed = names.keys()
 

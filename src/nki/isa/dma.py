@@ -10,9 +10,10 @@ from ..backends.reference.indirect import Rows, scalar_shift
 from ..backends.reference.memories import memory_of
 from ..ir.context import warn
 from ..ir.descriptors import kind
-from ..ir.instruction import In, Instruction, Out
-from ..ir.layout import is_int
+from ..ir.instruction import In, Instruction, NkiInstruction, Out
+from ..ir.layout import Int, is_int
 from ..ir.semantics import Move
+from ..ir.tensor import NkiTensor
 from ..ir.transfer_instruction import TransferInstruction
 from ..ir.view import View
 from ..launch.core import issue
@@ -144,14 +145,14 @@ def fetch(src: Any) -> tuple[np.ndarray, Any]:
 
 
 def dma_copy(
-    dst,
-    src,
-    priority=None,
-    oob_mode=oob_mode.error,
-    dge_mode=dge_mode.unknown,
-    engine=engine.unknown,
-    name=None,
-):
+    dst: NkiTensor,
+    src: NkiTensor,
+    priority: Int | None = None,
+    oob_mode: oob_mode = oob_mode.error,
+    dge_mode: dge_mode = dge_mode.unknown,
+    engine: engine = engine.unknown,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = src between HBM and SBUF, in any combination; casts when the dtypes differ."""
     if oob_mode.__class__ is not enums.oob_mode:
         oob_mode = member(oob_mode, enums.oob_mode, "dma_copy", "oob_mode")

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import warn
-from ..ir.instruction import Cost, Instruction, Operand, Out
+from ..ir.instruction import Cost, Instruction, NkiInstruction, Operand, Out
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import activations as special
 from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from ..machine.operators import Operator
+from ..typing import OperatorLike, TileOrNumber
 from . import rules
 from .enums import VECTOR
 from .numerics import column, emit, shaped
@@ -28,7 +30,9 @@ _REDUCED = {"sin": special.sin, "cos": special.cos, "tan": special.tan}
 _PASSES = {"divide": (1, 1), "mod": (4, 1), "fmod": (4, 1), "tan": (7, 1), "sin": (3, 0), "cos": (3, 0)}
 
 
-def function(dst, op, x, y=None, name=None):
+def function(
+    dst: NkiTensor, op: OperatorLike, x: TileOrNumber, y: TileOrNumber | None = None, name: str | None = None
+) -> NkiInstruction:
     """dst = op(x) or op(x, y) in float32; x and y are tiles like dst, [P, 1] tiles or numbers."""
     return issue(Function(dst, x, y, op, name))
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import warn
-from ..ir.instruction import Cost, In, Out
-from ..ir.layout import is_int
+from ..ir.instruction import Cost, In, NkiInstruction, Out
+from ..ir.layout import Int, is_int
+from ..ir.tensor import NkiTensor
 from ..launch.core import issue
 from ..machine.machine import Machine
 from . import rules
@@ -19,7 +20,14 @@ from .partition_groups import GROUP, snake, whole_groups
 # ---- gathers -------------------------------------------------------------------------------------
 
 
-def local_gather(dst, src_buffer, index, num_elem_per_idx=1, num_valid_indices=None, name=None):
+def local_gather(
+    dst: NkiTensor,
+    src_buffer: NkiTensor,
+    index: NkiTensor,
+    num_elem_per_idx: Int = 1,
+    num_valid_indices: Int | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
     """Gather runs of elements by offsets that the 16 partitions of a processor share."""
     return issue(LocalGather(dst, src_buffer, index, num_elem_per_idx, num_valid_indices, name))
 
@@ -98,7 +106,9 @@ class LocalGather(GpsimdInstruction):
         return Cost(cycles, m.fix_gpsimd_ns, ("local_gather_latency", "local_gather_threads"))
 
 
-def nc_n_gather(dst, data, indices, name=None):
+def nc_n_gather(
+    dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str | None = None
+) -> NkiInstruction:
     """dst[p, k] = data[p, indices[p, k]], free dimensions flattened."""
     return issue(NcNGather(dst, data, indices, name))
 

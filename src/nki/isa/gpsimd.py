@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -9,20 +10,22 @@ from typing import Any
 import numpy as np
 
 from ..errors import error
-from ..ir.instruction import Cost, In, Instruction, Out, RegisterIn
-from ..ir.layout import is_int
+from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Out, RegisterIn
+from ..ir.layout import Int, is_int
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import dtypes, operators
 from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from ..machine.operators import OPERATORS, Operator
+from ..typing import Number, OperatorLike
 from . import rules
 from .deprecated import deprecated_order
 from .enums import GPSIMD
 from .numerics import flat, moves_bits, shaped
 from .partition_groups import GROUP, snake, whole_groups
-from .registers import is_register
+from .registers import VirtualRegister, is_register
 
 COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
 
@@ -102,7 +105,13 @@ def _check_affine(ins: Any) -> None:
         )
 
 
-def iota(dst, pattern, offset=0, channel_multiplier=0, name=None):
+def iota(
+    dst: NkiTensor,
+    pattern: Sequence[Sequence[Int]],
+    offset: Int | VirtualRegister = 0,
+    channel_multiplier: Int = 0,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst[p, w, z, y, x] = offset + p * channel_multiplier + w * step_w + ... + x * step_x."""
     return issue(Iota(dst, affine_pattern(pattern, "iota"), offset, channel_multiplier, name))
 
@@ -156,15 +165,15 @@ _OLD_AFFINE_SELECT = (
 
 @deprecated_order(_OLD_AFFINE_SELECT, _is_old_affine_select)
 def affine_select(
-    dst,
-    pattern,
-    channel_multiplier,
-    on_true_tile,
-    on_false_value,
-    cmp_op=OPERATORS["equal"],
-    offset=0,
-    name=None,
-):
+    dst: NkiTensor,
+    pattern: Sequence[Sequence[Int]],
+    channel_multiplier: Int,
+    on_true_tile: NkiTensor,
+    on_false_value: Number,
+    cmp_op: OperatorLike = OPERATORS["equal"],
+    offset: Int | VirtualRegister = 0,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = on_true_tile where cmp_op(a, 0) holds, else on_false_value; a is the value iota would write."""
     cmp_op = operators.resolve(cmp_op, "affine_select", "cmp_op")
     pattern = affine_pattern(pattern, "affine_select")
@@ -217,7 +226,9 @@ class AffineSelect(GpsimdInstruction):
 # ---- tensor_partition_reduce ---------------------------------------------------------------------
 
 
-def tensor_partition_reduce(dst, op, data, name=None):
+def tensor_partition_reduce(
+    dst: NkiTensor, op: OperatorLike, data: NkiTensor, name: str | None = None
+) -> NkiInstruction:
     """dst[0] = the rows of data folded by op."""
     return issue(TensorPartitionReduce(dst, operators.resolve(op, "tensor_partition_reduce"), data, name))
 
@@ -269,7 +280,7 @@ class TensorPartitionReduce(GpsimdInstruction):
 # ---- runs, nonzeros, largest ---------------------------------------------------------------------
 
 
-def sequence_bounds(dst, segment_ids, name=None):
+def sequence_bounds(dst: NkiTensor, segment_ids: NkiTensor, name: str | None = None) -> NkiInstruction:
     """dst[0, 0] and dst[0, 1]: where the run of equal ids around each element starts and ends."""
     return issue(SequenceBounds(dst, segment_ids, name))
 
@@ -307,7 +318,9 @@ class SequenceBounds(GpsimdInstruction):
         return self.cost_of(m, "gpsimd_gather", self.segment_ids.free_elements, ("gpsimd_gather",))
 
 
-def nonzero_with_count(dst, src, index_offset=0, padding_val=-1, name=None):
+def nonzero_with_count(
+    dst: NkiTensor, src: NkiTensor, index_offset: Int = 0, padding_val: Int = -1, name: str | None = None
+) -> NkiInstruction:
     """Positions of nonzero elements, padding, and their count, in partitions 0, 16, 32, ... only."""
     return issue(NonzeroWithCount(dst, src, index_offset, padding_val, name))
 
@@ -350,7 +363,9 @@ class NonzeroWithCount(GpsimdInstruction):
         return self.cost_of(m, "gpsimd_gather", self.src.free_elements, ("gpsimd_gather",))
 
 
-def topk(val_dst, idx_dst, src, n, name=None):
+def topk(
+    val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: Int, name: str | None = None
+) -> NkiInstruction:
     """The K largest of the n elements in each group of 16 partitions, ascending, and where they were."""
     return issue(Topk(val_dst, idx_dst, src, n, name))
 

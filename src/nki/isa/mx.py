@@ -6,6 +6,7 @@ the first four partitions of the quadrant that holds the group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +14,9 @@ import numpy as np
 
 from ..errors import error
 from ..ir.context import current, warn
-from ..ir.instruction import Accumulated, Cost, In, Instruction, Out
+from ..ir.instruction import Accumulated, Cost, In, Instruction, NkiInstruction, Out
+from ..ir.layout import Int
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import dtypes
@@ -95,7 +98,9 @@ def check_quadrants(ins: Instruction, name: str) -> None:
 # ---- quantize_mx ---------------------------------------------------------------------------------
 
 
-def quantize_mx(dst, src, dst_scale, name=None):
+def quantize_mx(
+    dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str | None = None
+) -> NkiInstruction:
     """dst = src in packed MXFP8, dst_scale = a power of two for each group of 8 partitions x 4 elements."""
     doubled = current().execution.options.since("0.5")
     return issue((QuantizeMx if doubled else QuantizeMxOcp)(dst, src, dst_scale, name))
@@ -188,16 +193,16 @@ class QuantizeMxOcp(QuantizeMx):
 
 
 def nc_matmul_mx(
-    dst,
-    stationary,
-    moving,
-    stationary_scale,
-    moving_scale,
-    tile_position=None,
-    tile_size=None,
-    accumulate=None,
-    name=None,
-):
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    stationary_scale: NkiTensor,
+    moving_scale: NkiTensor,
+    tile_position: Sequence[Int] | None = None,
+    tile_size: Sequence[Int] | None = None,
+    accumulate: bool | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst[M, N] = stationary[K, M].T @ moving[K, N] of packed MX elements times their scales, into PSUM."""
     _check_same_index("stationary", stationary, stationary_scale)
     _check_same_index("moving", moving, moving_scale)

@@ -8,11 +8,13 @@ import numpy as np
 
 from ..backends.reference.random import STATES, WORDS, generator, is_dead
 from ..ir.context import current, warn
-from ..ir.instruction import Cost, In, Instruction, Operand, Out, State
+from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Operand, Out, State
+from ..ir.tensor import NkiTensor
 from ..launch.core import issue
 from ..machine import dtypes
 from ..machine.dtypes import bits, f32
 from ..machine.machine import Machine
+from ..typing import TileOrNumber
 from . import rules
 from .enums import GPSIMD, VECTOR, engine
 from .numerics import column, moves_bits, shaped
@@ -29,7 +31,7 @@ def _random_state(ins: Instruction) -> tuple[State, ...]:
 # ---- rng -----------------------------------------------------------------------------------------
 
 
-def rng(dst, engine=engine.vector, name=None):
+def rng(dst: NkiTensor, engine: engine = engine.vector, name: str | None = None) -> NkiInstruction:
     """Fill dst with random bits; a narrow dtype takes the low bits of a 32-bit word per element."""
     return issue(Rng(dst, engine, name))
 
@@ -66,7 +68,7 @@ class Rng(Instruction):
 # ---- rand2 ---------------------------------------------------------------------------------------
 
 
-def rand2(dst, min, max, name=None):
+def rand2(dst: NkiTensor, min: TileOrNumber, max: TileOrNumber, name: str | None = None) -> NkiInstruction:
     """Fill dst with numbers drawn evenly between min and max."""
     return issue(Rand2(dst, min, max, name))
 
@@ -112,7 +114,7 @@ class Rand2(Instruction):
 # ---- dropout -------------------------------------------------------------------------------------
 
 
-def dropout(dst, data, prob, name=None):
+def dropout(dst: NkiTensor, data: NkiTensor, prob: TileOrNumber, name: str | None = None) -> NkiInstruction:
     """dst = data with each element zeroed with probability prob; the others are not rescaled."""
     return issue(Dropout(dst, data, prob, name))
 
@@ -164,7 +166,7 @@ class Dropout(Instruction):
 # ---- set_rng_seed --------------------------------------------------------------------------------
 
 
-def set_rng_seed(src_seeds, name=None):
+def set_rng_seed(src_seeds: NkiTensor, name: str | None = None) -> NkiInstruction:
     """Seed all lanes of the vector engine's generator with the 32 bits of a [1, 1] tile."""
     return issue(SetRngSeed(src_seeds, name))
 
@@ -224,7 +226,9 @@ class StateInstruction(Instruction):
         return Cost(m.min_ii_cycles, m.fix_gpsimd_ns if self.runs_on is GPSIMD else m.fix_vector_ns)
 
 
-def rand_set_state(src_seeds, engine=engine.gpsimd, name=None):
+def rand_set_state(
+    src_seeds: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None
+) -> NkiInstruction:
     """Set the generator of each lane to the words in that partition of src_seeds."""
     return issue(RandSetState(src_seeds, engine, name))
 
@@ -251,7 +255,7 @@ class RandSetState(StateInstruction):
         generator(current(), self.engine_name()).set_state(words)
 
 
-def rand_get_state(dst, engine=engine.gpsimd, name=None):
+def rand_get_state(dst: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None) -> NkiInstruction:
     """dst = the words of the generator of each lane."""
     return issue(RandGetState(dst, engine, name))
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..ir.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
-from ..ir.layout import is_int
+from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Operand, OptionalOut, Out, State
+from ..ir.layout import Int, is_int
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import dtypes, operators
 from ..machine.dtypes import f32, store
 from ..machine.machine import Machine
 from ..machine.operators import OPERATORS, Operator
+from ..typing import OperatorLike, TileOrNumber
 from . import accumulators, alu, rules
 from .alu import BINARY, BITWISE, FOLDS, LOGICAL, MAGNITUDES
 from .costs import vector_cost
@@ -30,7 +33,15 @@ RESET_REDUCE, LOAD_REDUCE = reduce_cmd.reset_reduce, reduce_cmd.load_reduce
 # ---- tensor_reduce -------------------------------------------------------------------------------
 
 
-def tensor_reduce(dst, op, data, axis, negate=False, keepdims=False, name=None):
+def tensor_reduce(
+    dst: NkiTensor,
+    op: OperatorLike,
+    data: NkiTensor,
+    axis: Int | Sequence[Int],
+    negate: bool = False,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = data folded by op over its trailing axes; negate turns the sign of the result."""
     if op.__class__ is not Operator:
         op = operators.resolve(op, "tensor_reduce")
@@ -131,18 +142,18 @@ class TensorReduce(Instruction):
 
 
 def tensor_scalar_reduce(
-    dst,
-    data,
-    op0,
-    operand0,
-    reduce_op,
-    reduce_res=None,
-    reverse0=False,
-    reduce_cmd=reduce_cmd.reset_reduce,
-    reduce_init=None,
-    reduce_res_negate=False,
-    name=None,
-):
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: OperatorLike,
+    operand0: TileOrNumber | None,
+    reduce_op: OperatorLike,
+    reduce_res: NkiTensor | None = None,
+    reverse0: bool = False,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    reduce_init: TileOrNumber | None = None,
+    reduce_res_negate: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = data <op0> operand0, and its fold by reduce_op over all free elements."""
     if op0.__class__ is not Operator:
         op0 = operators.resolve(op0, "tensor_scalar_reduce", "op0")
@@ -234,8 +245,15 @@ def _read_out(ins: Any, acc: np.ndarray, reduce_res: Any, negate: Any = False) -
 
 
 def tensor_scalar_cumulative(
-    dst, src, op0, op1, imm0, imm1=None, reduce_cmd=reduce_cmd.reset_reduce, name=None
-):
+    dst: NkiTensor,
+    src: NkiTensor,
+    op0: OperatorLike,
+    op1: OperatorLike,
+    imm0: TileOrNumber,
+    imm1: TileOrNumber | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = the running fold of src <op0> imm0: acc = op1(value, acc)."""
     if op0.__class__ is not Operator:
         op0 = operators.resolve(op0, "tensor_scalar_cumulative", "op0")
@@ -318,7 +336,17 @@ def _running_fold(op: Operator, values: np.ndarray, acc: np.ndarray) -> np.ndarr
 # ---- tensor_tensor_scan --------------------------------------------------------------------------
 
 
-def tensor_tensor_scan(dst, data0, data1, initial, op0, op1, reverse0=False, reverse1=False, name=None):
+def tensor_tensor_scan(
+    dst: NkiTensor,
+    data0: NkiTensor,
+    data1: NkiTensor,
+    initial: TileOrNumber,
+    op0: OperatorLike,
+    op1: OperatorLike,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst[i] = (data0[i] <op0> dst[i-1]) <op1> data1[i] along the free axis, in float32."""
     if op0.__class__ is not Operator:
         op0 = operators.resolve(op0, "tensor_tensor_scan", "op0")
@@ -413,8 +441,14 @@ def _fold_of(op: Operator, carry_is_left: bool) -> tuple[str, np.float32] | None
 
 
 def exponential(
-    dst, src, max_value=0.0, reduce_res=None, reduce_cmd=reduce_cmd.idle, reduce_init=0.0, name=None
-):
+    dst: NkiTensor,
+    src: NkiTensor,
+    max_value: TileOrNumber = 0.0,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_init: TileOrNumber = 0.0,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = exp(src - max_value), and its sum over all free elements (trn3)."""
     return issue(Exponential(dst, src, max_value, reduce_res, reduce_cmd, reduce_init, name))
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 
 from ..errors import error
 from ..ir.context import current_machine, running, warn
-from ..ir.instruction import Cost, In, Instruction, Out, RegisterIn, RegisterOut
+from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Out, RegisterIn, RegisterOut
+from ..ir.layout import Int
 from ..ir.parser import REGISTER
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine.machine import Machine
 from ..machine.memories import PRIVATE_HBM, SBUF, SHARED_HBM
 from . import rules
+from .deprecated import P, R
 from .enums import nc_version
 
 LOWEST, HIGHEST = -(1 << 31), (1 << 32) - 1  # what a register_move takes; values wrap to signed 32 bits
@@ -192,7 +194,7 @@ def _listed(first: Any = None) -> VirtualRegister:
 REGISTER.append(_listed)
 
 
-def is_register(value: Any) -> bool:
+def is_register(value: object) -> TypeGuard[VirtualRegister]:
     return isinstance(value, VirtualRegister)
 
 
@@ -229,7 +231,7 @@ def writable(register: Any, function: str) -> VirtualRegister:
 # ---- register_alloc ------------------------------------------------------------------------------
 
 
-def register_alloc(x=None):
+def register_alloc(x: Int | VirtualRegister | NkiTensor | None = None) -> VirtualRegister:
     """A register: uninitialised, or holding an int, a copy of a register, or a one-element tensor's value."""
     register = VirtualRegister()
     if isinstance(x, View):
@@ -242,7 +244,7 @@ def register_alloc(x=None):
 # ---- register_move -------------------------------------------------------------------------------
 
 
-def _accepts_imm(function: Callable) -> Callable:
+def _accepts_imm(function: Callable[P, R]) -> Callable[P, R]:
     """The old keyword `imm` of register_move."""
 
     @functools.wraps(function)
@@ -256,7 +258,7 @@ def _accepts_imm(function: Callable) -> Callable:
 
 
 @_accepts_imm
-def register_move(dst, src):
+def register_move(dst: VirtualRegister, src: Int | VirtualRegister) -> NkiInstruction:
     """dst = src, a compile-time int or another register."""
     writable(dst, "register_move")
     return issue(RegisterMove(dst, src if is_register(src) else as_value(src, "register_move")))
@@ -291,7 +293,7 @@ class RegisterMove(RegisterInstruction):
 # ---- register_load -------------------------------------------------------------------------------
 
 
-def register_load(dst, src):
+def register_load(dst: VirtualRegister, src: NkiTensor) -> NkiInstruction:
     """dst = the value of a one-element tensor in HBM or SBUF."""
     writable(dst, "register_load")
     return issue(RegisterLoad(dst, src))
@@ -345,7 +347,7 @@ def check_element(ins: Any, name: str) -> None:
 # ---- register_store ------------------------------------------------------------------------------
 
 
-def register_store(dst, src):
+def register_store(dst: NkiTensor, src: Int | VirtualRegister) -> NkiInstruction:
     """A one-element tensor in HBM or SBUF = the value of a register; integer dtypes keep its low bits."""
     if not is_register(src):
         raise error(
@@ -385,12 +387,12 @@ class RegisterStore(RegisterInstruction):
 # ---- target queries ------------------------------------------------------------------------------
 
 
-def get_nc_version():
+def get_nc_version() -> nc_version:
     """The NeuronCore generation of the running kernel, or of the platform a call would choose."""
     return nc_version(current_machine().generation)
 
 
-def get_nc_sub_version():
+def get_nc_sub_version() -> int:
     """The silicon revision: 0, the first."""
     return 0
 

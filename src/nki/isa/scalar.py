@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..ir.context import current, warn
-from ..ir.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
+from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Operand, OptionalOut, Out, State
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import activations as special
@@ -16,6 +17,7 @@ from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from ..machine.memories import PSUM
 from ..machine.operators import OPERATORS, Operator
+from ..typing import OperatorLike, TileOrNumber
 from . import accumulators, rules
 from .enums import SCALAR, reduce_cmd
 from .numerics import apply, column, scratch, shaped
@@ -142,16 +144,16 @@ def _reduction(op: Any, public: str) -> Operator:
 
 
 def activation(
-    dst,
-    op,
-    data,
-    bias=None,
-    scale=1.0,
-    reduce_op=None,
-    reduce_res=None,
-    reduce_cmd=reduce_cmd.idle,
-    name=None,
-):
+    dst: NkiTensor,
+    op: OperatorLike,
+    data: NkiTensor,
+    bias: TileOrNumber | None = None,
+    scale: TileOrNumber = 1.0,
+    reduce_op: OperatorLike | None = None,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = op(data * scale + bias); the sum over each partition may go to the registers and reduce_res."""
     op, reduce_op = _function(op, "activation"), _reduction(reduce_op, "activation")
     return issue(Activation(dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd, name))
@@ -209,7 +211,16 @@ class Activation(ActivationInstruction):
 # ---- activation_reduce ---------------------------------------------------------------------------
 
 
-def activation_reduce(dst, op, data, reduce_op, reduce_res, bias=None, scale=1.0, name=None):
+def activation_reduce(
+    dst: NkiTensor,
+    op: OperatorLike,
+    data: NkiTensor,
+    reduce_op: OperatorLike,
+    reduce_res: NkiTensor | None,
+    bias: TileOrNumber | None = None,
+    scale: TileOrNumber = 1.0,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = op(data * scale + bias), reduce_res = its sum over each partition."""
     op, reduce_op = _function(op, "activation_reduce"), _reduction(reduce_op, "activation_reduce")
     command = reduce_cmd.reset_reduce
@@ -224,21 +235,21 @@ class ActivationReduce(Activation):
 
 
 def activate2(
-    dst,
-    op,
-    data,
-    imm0,
-    imm1,
-    op0,
-    op1,
-    relu_param=0.0,
-    reverse0=False,
-    reverse1=False,
-    reduce_op=None,
-    reduce_res=None,
-    reduce_cmd=reduce_cmd.idle,
-    name=None,
-):
+    dst: NkiTensor,
+    op: OperatorLike,
+    data: NkiTensor,
+    imm0: TileOrNumber | None,
+    imm1: TileOrNumber | None,
+    op0: OperatorLike | None,
+    op1: OperatorLike | None,
+    relu_param: TileOrNumber = 0.0,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    reduce_op: OperatorLike | None = None,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = op((data <op0> imm0) <op1> imm1); its reduction may go to the registers and reduce_res."""
     return issue(
         Activate2(

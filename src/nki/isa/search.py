@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ..ir.context import warn
-from ..ir.instruction import Cost, In, Instruction, OptionalOut, Out
-from ..ir.layout import is_int
+from ..ir.instruction import Cost, In, Instruction, NkiInstruction, OptionalOut, Out
+from ..ir.layout import Int, is_int
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import dtypes
 from ..machine.dtypes import bits, f32
 from ..machine.machine import Machine
+from ..typing import Number
 from . import rules
 from .enums import VECTOR
 from .numerics import flat, moves_bits, shaped
@@ -48,7 +50,7 @@ def _searchable(ins: Instruction, name: str, least: int = EIGHT) -> None:
 # ---- max8 ----------------------------------------------------------------------------------------
 
 
-def max8(dst, src, name=None):
+def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> NkiInstruction:
     """dst[P, 8] = the 8 largest elements of each partition of src, largest first."""
     return issue(Max8(dst, src, name))
 
@@ -81,7 +83,9 @@ class Max8(Instruction):
 # ---- nc_find_index8 ------------------------------------------------------------------------------
 
 
-def nc_find_index8(dst, data, vals, name=None):
+def nc_find_index8(
+    dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None
+) -> NkiInstruction:
     """dst[P, 8] = where in data each of the 8 vals first occurs; a value given again takes its next place."""
     return issue(NcFindIndex8(dst, data, vals, name))
 
@@ -145,7 +149,14 @@ def find_positions(data: np.ndarray, vals: np.ndarray, order: Iterable[int]) -> 
 # ---- nc_match_replace8 ---------------------------------------------------------------------------
 
 
-def nc_match_replace8(dst, data, vals, imm, dst_idx=None, name=None):
+def nc_match_replace8(
+    dst: NkiTensor,
+    data: NkiTensor,
+    vals: NkiTensor,
+    imm: Number,
+    dst_idx: NkiTensor | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = data with imm in the place of the 8 vals; dst_idx[P, 8] = where they were.
 
     The columns of vals take turns from 7 down to 0, so of equal ones the last gets the first place.
@@ -201,7 +212,9 @@ class NcMatchReplace8(Instruction):
 # ---- nc_stream_shuffle ---------------------------------------------------------------------------
 
 
-def nc_stream_shuffle(dst, src, shuffle_mask, name=None):
+def nc_stream_shuffle(
+    dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[Int] | np.ndarray, name: str | None = None
+) -> NkiInstruction:
     """Partition i of a quadrant of dst = partition shuffle_mask[i] of that quadrant of src; 255 keeps it."""
     mask = tuple(shuffle_mask) if isinstance(shuffle_mask, (list, tuple, np.ndarray, range)) else shuffle_mask
     return issue(NcStreamShuffle(dst, src, mask, name))

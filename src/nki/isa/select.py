@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import warn
-from ..ir.instruction import Cost, In, Instruction, Operand, OptionalOut, Out, State
+from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Operand, OptionalOut, Out, State
 from ..ir.layout import is_int
+from ..ir.tensor import NkiTensor
 from ..launch.core import issue
 from ..machine import operators
 from ..machine.dtypes import f32, store
 from ..machine.machine import Machine
 from ..machine.operators import Operator
+from ..typing import Number, OperatorLike, TileOrNumber
 from . import accumulators, alu, rules
 from .copies import predicated_cost
 from .costs import vector_cost
@@ -25,19 +27,19 @@ from .reduce import FP32_MIN, IDLE, REDUCE, RESET_REDUCE, _read_out, maximum
 
 
 def range_select(
-    dst,
-    on_true_tile,
-    comp_op0,
-    comp_op1,
-    bound0,
-    bound1,
-    reduce_cmd=reduce_cmd.reset_reduce,
-    reduce_res=None,
-    reduce_op=maximum,
-    range_start=0,
-    on_false_value=FP32_MIN,
-    name=None,
-):
+    dst: NkiTensor,
+    on_true_tile: NkiTensor,
+    comp_op0: OperatorLike,
+    comp_op1: OperatorLike,
+    bound0: NkiTensor,
+    bound1: NkiTensor,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    reduce_res: NkiTensor | None = None,
+    reduce_op: OperatorLike = maximum,
+    range_start: TileOrNumber = 0,
+    on_false_value: Number = FP32_MIN,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = on_true_tile where the index satisfies both bounds, else FP32_MIN; and the maximum (trn2)."""
     if comp_op0.__class__ is not Operator:
         comp_op0 = operators.resolve(comp_op0, "range_select", "comp_op0")
@@ -163,16 +165,16 @@ class RangeSelect(Instruction):
 
 
 def select_reduce(
-    dst,
-    predicate,
-    on_true,
-    on_false,
-    reduce_res=None,
-    reduce_cmd=reduce_cmd.idle,
-    reduce_op=maximum,
-    reverse_pred=False,
-    name=None,
-):
+    dst: NkiTensor,
+    predicate: NkiTensor,
+    on_true: NkiTensor,
+    on_false: TileOrNumber,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_op: OperatorLike = maximum,
+    reverse_pred: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = on_true where predicate is not 0, else on_false (a number or column); and the maximum."""
     if reduce_op.__class__ is not Operator:
         reduce_op = operators.resolve(reduce_op, "select_reduce", "reduce_op")

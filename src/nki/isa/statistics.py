@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.instruction import Cost, In, Instruction, Out
+from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Out
+from ..ir.tensor import NkiTensor
 from ..launch.core import issue
 from ..machine.dtypes import f32, store
 from ..machine.machine import Machine
@@ -18,7 +19,7 @@ from .numerics import flat
 # ---- bn_stats, bn_aggr ---------------------------------------------------------------------------
 
 
-def bn_stats(dst, data, name=None):
+def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
     """dst = count, mean and variance * count of the even elements of each partition, then of the odd ones."""
     return issue(BnStats(dst, data, name))
 
@@ -60,7 +61,7 @@ class BnStats(Instruction):
         return vector_cost(self, m, "vector_bn_stats", self.data.free_elements)
 
 
-def bn_aggr(dst, data, name=None):
+def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
     """dst = mean and population variance of what the (count, mean, M2) triples in data describe."""
     return issue(BnAggr(dst, data, name))
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import error
 from ..ir.context import RunningCore, current, warn
-from ..ir.instruction import Cost, In, Instruction, Out, State
-from ..ir.layout import is_int
+from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Out, State
+from ..ir.layout import Int, is_int
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine.machine import Machine
 from ..machine.memories import SHARED_HBM
 from . import rules
+from .deprecated import P, R
 from .dma import DmaInstruction, transfer
 from .enums import GPSIMD, SCALAR, SYNC, TENSOR, VECTOR, dma_engine, engine, member
 
@@ -37,7 +39,9 @@ def _need_two_cores(function: str, what: str) -> None:
 # ---- core_barrier --------------------------------------------------------------------------------
 
 
-def core_barrier(data, cores, engine=engine.gpsimd, name=None):
+def core_barrier(
+    data: NkiTensor, cores: Int | Sequence[Int], engine: engine = engine.gpsimd, name: str | None = None
+) -> NkiInstruction:
     """Wait until all listed cores are here; then what each wrote to `data` is visible to all."""
     cores = _as_cores(cores)
     barrier = CoreBarrier(data, cores, engine, name)
@@ -108,7 +112,7 @@ class CoreBarrier(Instruction):
 # ---- sendrecv ------------------------------------------------------------------------------------
 
 
-def _accepts_use_gpsimd_dma(function: Callable) -> Callable:
+def _accepts_use_gpsimd_dma(function: Callable[P, R]) -> Callable[P, R]:
     """The old keyword `use_gpsimd_dma` of sendrecv."""
 
     @functools.wraps(function)
@@ -127,7 +131,15 @@ def _accepts_use_gpsimd_dma(function: Callable) -> Callable:
 
 
 @_accepts_use_gpsimd_dma
-def sendrecv(src, dst, send_to_rank, recv_from_rank, pipe_id, dma_engine=dma_engine.dma, name=None):
+def sendrecv(
+    src: NkiTensor,
+    dst: NkiTensor,
+    send_to_rank: Int,
+    recv_from_rank: Int,
+    pipe_id: Int,
+    dma_engine: dma_engine = dma_engine.dma,
+    name: str | None = None,
+) -> NkiInstruction:
     """Send my `src` to a core and store in my `dst` what a core sent to me."""
     instruction = SendRecv(src, dst, send_to_rank, recv_from_rank, pipe_id, dma_engine, name)
     if current().machine.generation >= SendRecv.since:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ..backends.reference.blas import add_product
 from ..ir.context import current, current_machine, warn
-from ..ir.instruction import WHOLE_ARRAY, Accumulated, Cost, In, MatmulInstruction, PeTile
-from ..ir.layout import is_int
+from ..ir.instruction import WHOLE_ARRAY, Accumulated, Cost, In, MatmulInstruction, NkiInstruction, PeTile
+from ..ir.layout import Int, is_int
 from ..ir.semantics import MatrixProduct
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import dtypes
@@ -182,18 +184,18 @@ class TiledMatmul(MatmulInstruction):
 
 @deprecated_keywords(is_moving_zero="is_moving_onezero", psumAccumulateFlag=None)
 def nc_matmul(
-    dst,
-    stationary,
-    moving,
-    is_stationary_onezero=False,
-    is_moving_onezero=False,
-    is_transpose=False,
-    accumulate=None,
-    tile_position=(),
-    tile_size=(),
-    perf_mode=matmul_perf_mode.none,
-    name=None,
-):
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
+    is_transpose: bool = False,
+    accumulate: bool | None = None,
+    tile_position: Sequence[Int] = (),
+    tile_size: Sequence[Int] = (),
+    perf_mode: matmul_perf_mode = matmul_perf_mode.none,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst[M, N] = stationary[K, M].T @ moving[K, N] into PSUM, overwriting or accumulating."""
     if perf_mode.__class__ is not matmul_perf_mode:
         perf_mode = member(perf_mode, matmul_perf_mode, "nc_matmul", "perf_mode")

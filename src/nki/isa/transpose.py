@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import current_machine, warn
-from ..ir.instruction import Cost, In, MatmulInstruction, Out
+from ..ir.instruction import Cost, In, MatmulInstruction, NkiInstruction, Out
 from ..ir.semantics import Move
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import dtypes
@@ -76,7 +77,9 @@ def warn_not_finite(ins: Any, name: str) -> None:
     )
 
 
-def nc_transpose(dst, data, engine=engine.unknown, name=None):
+def nc_transpose(
+    dst: NkiTensor, data: NkiTensor, engine: engine = engine.unknown, name: str | None = None
+) -> NkiInstruction:
     """dst[j, i] = data[i, j], the free dimensions of data taken as one."""
     return issue(NcTranspose(dst, data, engine, name))
 

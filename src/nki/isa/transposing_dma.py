@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..ir.context import current, warn
 from ..ir.descriptors import Descriptors, contiguous_run, kind
-from ..ir.instruction import In, Out
+from ..ir.instruction import In, NkiInstruction, Out
+from ..ir.layout import Int
 from ..ir.semantics import Move
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine.machine import Machine
@@ -21,14 +24,14 @@ AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
 def dma_transpose(
-    dst,
-    src,
-    axes=None,
-    priority=None,
-    dge_mode=dge_mode.unknown,
-    oob_mode=oob_mode.error,
-    name=None,
-):
+    dst: NkiTensor,
+    src: NkiTensor,
+    axes: Sequence[Int] | None = None,
+    priority: Int | None = None,
+    dge_mode: dge_mode = dge_mode.unknown,
+    oob_mode: oob_mode = oob_mode.error,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = src with its first and last dimensions exchanged."""
     dge_mode = member(dge_mode, enums.dge_mode, "dma_transpose", "dge_mode")
     oob_mode = member(oob_mode, enums.oob_mode, "dma_transpose", "oob_mode")

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.instruction import Cost, In, Instruction, Operand, Out
+from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Operand, Out
 from ..ir.semantics import Sum
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import operators
@@ -15,6 +16,7 @@ from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from ..machine.memories import PSUM
 from ..machine.operators import Operator
+from ..typing import OperatorLike, TileOrNumber
 from . import alu, rules
 from .alu import BINARY, BITWISE, INTEGER_32, MAGNITUDES, SHIFTS, bitwise
 from .copies import copy_cost, move
@@ -26,7 +28,14 @@ from .numerics import column, emit, scratch, shaped
 # ---- tensor_tensor -------------------------------------------------------------------------------
 
 
-def tensor_tensor(dst, data1, data2, op, engine=engine.unknown, name=None):
+def tensor_tensor(
+    dst: NkiTensor,
+    data1: NkiTensor,
+    data2: NkiTensor,
+    op: OperatorLike,
+    engine: engine = engine.unknown,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = data1 <op> data2, element by element."""
     if op.__class__ is not Operator:
         op = operators.resolve(op, "tensor_tensor")
@@ -108,17 +117,17 @@ class TensorTensor(Instruction):
 
 
 def tensor_scalar(
-    dst,
-    data,
-    op0,
-    operand0,
-    reverse0=False,
-    op1=None,
-    operand1=None,
-    reverse1=False,
-    engine=engine.unknown,
-    name=None,
-):
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: OperatorLike | None,
+    operand0: TileOrNumber | None,
+    reverse0: bool = False,
+    op1: OperatorLike | None = None,
+    operand1: TileOrNumber | None = None,
+    reverse1: bool = False,
+    engine: engine = engine.unknown,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = (data <op0> operand0) <op1> operand1, where an operand is a number or one value per partition."""
     if op0.__class__ is not Operator or op0 is alu.BYPASS:
         op0 = alu.optional(op0, "tensor_scalar", "op0")
@@ -281,7 +290,17 @@ class TensorScalar(Instruction):
 
 
 @deprecated_dtype
-def scalar_tensor_tensor(dst, data, op0, operand0, op1, operand1, reverse0=False, reverse1=False, name=None):
+def scalar_tensor_tensor(
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: OperatorLike,
+    operand0: TileOrNumber | None,
+    op1: OperatorLike,
+    operand1: NkiTensor,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
     """dst = (data <op0> operand0) <op1> operand1: a number or column first, then a tile."""
     if op0.__class__ is not Operator:
         op0 = operators.resolve(op0, "scalar_tensor_tensor", "op0")
@@ -329,7 +348,7 @@ class ScalarTensorTensor(Instruction):
 # ---- reciprocal ----------------------------------------------------------------------------------
 
 
-def reciprocal(dst, data, name=None):
+def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
     """dst = 1 / data, accurate in float32."""
     return issue(Reciprocal(dst, data, name))
 

@@ -35,8 +35,6 @@ from .creation import (
     ndarray,
     ones,
     rand,
-    shared_constant,
-    shared_identity_matrix,
     zeros,
     zeros_like,
 )
@@ -79,6 +77,7 @@ from .regions import (
     sbuf,
     shared_hbm,
 )
+from .shared_constants import shared_constant, shared_identity_matrix
 from .tile_size import _TileSize, tile_size
 
 globals().update(_OPERATORS)  # nl.add and its kind, which the import of `elementwise` made callable

@@ -1,4 +1,4 @@
-"""Element-wise functions: the first life of every operator (spec/language.md 13).
+"""Element-wise functions: what a call of an operator does (spec/language.md 13).
 
 Called, `nl.add(x, y)` issues the instruction that adds and returns a new SBUF tile; passed as `op=`, the
 same object is the operator token.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from .. import isa
 from ..errors import error
@@ -16,10 +16,11 @@ from ..ir.context import current, warn
 from ..ir.tensor import NkiTensor
 from ..isa.function import function as issue_function
 from ..machine import dtypes
-from ..machine.dtypes import DType
+from ..machine.dtypes import DType, DTypeLike
 from ..machine.memories import PSUM
 from ..machine.operators import OPERATORS, Operator
-from .creation import allocate
+from ..typing import TileOrNumber
+from .allocation import allocate
 from .operands import (
     cast,
     check_operand,
@@ -33,6 +34,8 @@ from .operands import (
     watch_integers,
     wrong_argument,
 )
+
+_Operand: TypeAlias = NkiTensor | int | float  # as check_operand returns it
 
 BINARY = {
     "add": "x + y",
@@ -118,7 +121,7 @@ _INTEGER_32 = (dtypes.int32, dtypes.uint32)
 # ---- two operands --------------------------------------------------------------------------------
 
 
-def _binary(op: Operator, x: Any, y: Any, dtype: Any) -> NkiTensor:
+def _binary(op: Operator, x: TileOrNumber, y: TileOrNumber, dtype: DTypeLike | None) -> NkiTensor:
     name = op.name
     x, y = check_operand(name, "x", x), check_operand(name, "y", y)
     tiles = {key: value for key, value in (("x", x), ("y", y)) if not is_number(value)}
@@ -132,19 +135,19 @@ def _binary(op: Operator, x: Any, y: Any, dtype: Any) -> NkiTensor:
     else:
         out = allocate(name, shape, target)
         x, y = (value if is_number(value) else spread(value, shape[0]) for value in (x, y))
-        _carry_out(out, op, x, y)
+        binary_into(out, op, x, y)
     watch_integers(name, out, x, y)
     out.is_comparison = op.kind in ("comparison", "logical")
     return out
 
 
-def _target_dtype(op: Operator, dtype: Any, *tiles: NkiTensor) -> DType:
+def _target_dtype(op: Operator, dtype: DTypeLike | None, *tiles: NkiTensor) -> DType:
     if op.kind in ("comparison", "logical"):
         tiles = tiles[:1]
     return result_dtype(op.name, dtype, *tiles)
 
 
-def _check_pair(op: Operator, x: Any, y: Any, dtype: Any) -> None:
+def _check_pair(op: Operator, x: _Operand, y: _Operand, dtype: DTypeLike | None) -> None:
     if op.name in _NOT_ON_HARDWARE or (op.name == "power" and is_number(y)):
         warn(
             "not-on-hardware",
@@ -155,8 +158,9 @@ def _check_pair(op: Operator, x: Any, y: Any, dtype: Any) -> None:
         _check_bits(op, x, y)
         return
     tile, number = (y, x) if is_number(x) else (x, y)
-    rounds = dtype is None and op.kind == "arithmetic" and is_number(number)
-    if rounds and tile.dtype.is_integer and not _is_whole(number):
+    if dtype is not None or op.kind != "arithmetic" or is_number(tile) or not is_number(number):
+        return
+    if tile.dtype.is_integer and not _is_whole(number):
         warn(
             "weak-scalar",
             f"{op.name}: {number} meets a tile of {tile.dtype}, and the result is rounded to {tile.dtype}",
@@ -173,7 +177,7 @@ _INSTEAD = {
 }
 
 
-def _is_whole(number: Any) -> bool:
+def _is_whole(number: int | float) -> bool:
     return isinstance(number, int) or number.is_integer()
 
 
@@ -181,7 +185,7 @@ def _holds_bits(dtype: DType) -> bool:
     return dtype.is_integer or dtype.is_bool
 
 
-def _check_bits(op: Operator, *values: Any) -> None:
+def _check_bits(op: Operator, *values: _Operand) -> None:
     tiles = [value for value in values if not is_number(value)]
     for value in values:
         wrong = not isinstance(value, int) if is_number(value) else not _holds_bits(value.dtype)
@@ -202,32 +206,34 @@ def _check_bits(op: Operator, *values: Any) -> None:
         )
 
 
-def _carry_out(out: NkiTensor, op: Operator, x: Any, y: Any) -> None:
-    """By tensor_scalar where one operand is a number or (P, 1), else by tensor_tensor."""
+def binary_into(out: NkiTensor, op: Operator, x: _Operand, y: _Operand) -> None:
+    """Issue out = x <op> y of tiles that broadcast to out, or numbers; partitions are equal.
+
+    By tensor_scalar where one operand is a number or (P, 1), else by tensor_tensor.
+    """
     if op.name in _NOT_ON_HARDWARE:
-        x, y = _one_in_psum(*(_stretched(value, out) for value in (x, y)))
-        issue_function(out, op, x, y)
+        issue_function(out, op, *_one_in_psum(_stretched(x, out), _stretched(y, out)))
     elif _is_column(y, out) and not is_number(x):
         isa.tensor_scalar(out, _stretched(x, out), op, _column(y, x, out, op))
     elif _is_column(x, out) and not is_number(y):
         isa.tensor_scalar(out, _stretched(y, out), op, _column(x, y, out, op), reverse0=True)
     else:
-        x, y = _one_in_psum(stretch(x, out.shape), stretch(y, out.shape))
+        left, right = _one_in_psum(_stretched(x, out), _stretched(y, out))
         if op.name == "power":  # on GpSimd, which cannot reach PSUM
-            x, y = in_sbuf(x), in_sbuf(y)
-        isa.tensor_tensor(out, x, y, op)
+            left, right = in_sbuf(left), in_sbuf(right)
+        isa.tensor_tensor(out, left, right, op)
 
 
-def _is_column(value: Any, out: NkiTensor) -> bool:
+def _is_column(value: _Operand, out: NkiTensor) -> bool:
     return is_number(value) or (value.free_elements == 1 and out.free_elements > 1)
 
 
-def _stretched(value: Any, out: NkiTensor) -> Any:
+def _stretched(value: _Operand, out: NkiTensor) -> Any:
     return value if is_number(value) else stretch(value, out.shape)
 
 
-def _column(value: Any, data: NkiTensor, out: NkiTensor, op: Operator) -> Any:
-    """A number or (P, 1) tile as tensor_scalar reads it: float32, or integers where those are exact."""
+def _column(value: _Operand, data: NkiTensor, out: NkiTensor, op: Operator) -> _Operand:
+    """Return a number or (P, 1) tile as tensor_scalar reads it: float32, or integers where exact."""
     if is_number(value) or op.is_bitwise or value.dtype == dtypes.float32:
         return value
     integers = all(tile.dtype in _INTEGER_32 for tile in (value, data, out))
@@ -236,8 +242,8 @@ def _column(value: Any, data: NkiTensor, out: NkiTensor, op: Operator) -> Any:
     return cast(value, dtypes.float32)
 
 
-def _one_in_psum(x: Any, y: Any) -> tuple[Any, Any]:
-    """The engine reads one PSUM operand; a second one is copied to SBUF."""
+def _one_in_psum(x: _Operand, y: _Operand) -> tuple[Any, Any]:
+    """Return both operands; if both are in PSUM, copy the second to SBUF, for the engine reads one."""
     if not is_number(x) and not is_number(y) and x.buffer is PSUM and y.buffer is PSUM:
         return x, in_sbuf(y)
     return x, y
@@ -246,7 +252,7 @@ def _one_in_psum(x: Any, y: Any) -> tuple[Any, Any]:
 # ---- one operand ---------------------------------------------------------------------------------
 
 
-def _unary(op: Operator, x: Any, dtype: Any) -> NkiTensor:
+def _unary(op: Operator, x: TileOrNumber, dtype: DTypeLike | None) -> NkiTensor:
     name = op.name
     x = check_tile(name, "x", x)
     target = result_dtype(name, dtype, x)
@@ -326,13 +332,8 @@ _UNARY_BY: dict[str, Callable[[NkiTensor, Operator, NkiTensor], None]] = {
 
 
 def unary_into(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
-    """out = op(x), by the instruction that has it."""
+    """Issue out = op(x), by the instruction that has it."""
     _UNARY_BY.get(op.name, _by_activation)(out, op, x)
-
-
-def binary_into(out: NkiTensor, op: Operator, x: Any, y: Any) -> None:
-    """out = x <op> y of tiles that broadcast to out, or numbers; partitions are equal."""
-    _carry_out(out, op, x, y)
 
 
 # ---- giving the tokens their functions -----------------------------------------------------------
@@ -346,14 +347,14 @@ def _give(op: Operator, function: Callable, doc: str) -> None:
 
 
 def _give_binary(op: Operator, doc: str) -> None:
-    def function(x, y, dtype=None):
+    def function(x: TileOrNumber, y: TileOrNumber, dtype: DTypeLike | None = None) -> NkiTensor:
         return _binary(op, x, y, dtype)
 
     _give(op, function, f"{doc}; element by element, in a new SBUF tile.")
 
 
 def _give_unary(op: Operator, doc: str) -> None:
-    def function(x, dtype=None):
+    def function(x: NkiTensor, dtype: DTypeLike | None = None) -> NkiTensor:
         return _unary(op, x, dtype)
 
     _give(op, function, f"{doc}; element by element, in a new SBUF tile.")

@@ -1,15 +1,16 @@
-"""Names of older releases: a few still work, the others say what took their place (spec/language.md 1.2)."""
+"""Names of older releases: some work, the others raise an error with a replacement (spec/language.md 1.2)."""
 
 from __future__ import annotations
 
 from math import prod
 from types import SimpleNamespace
-from typing import Any
 
 from ..ir.context import warn
+from ..ir.tensor import NkiTensor
 from ..machine import dtypes
+from ..machine.dtypes import DTypeLike
 from . import operands
-from .creation import ParDim
+from .allocation import ParDim
 
 fp32 = SimpleNamespace(min=-3.4028235e38, max=3.4028235e38)
 
@@ -27,30 +28,30 @@ REMOVED = {
 }
 
 
-def par_dim(size):
-    """Marks the partition dimension of a shape in old code; today it is always the first one."""
+def par_dim(size: int) -> ParDim:
+    """Mark the partition dimension of a shape in old code; today it is always the first one."""
     warn(
         "legacy", "nl.par_dim is an old form", help="the first dimension of a tile is the partition dimension"
     )
     return ParDim(size)
 
 
-def nc(cores):
+def nc(cores: int) -> int:
     """A number of cores in old launches: kernel[nl.nc(2)] is kernel[2]."""
     warn("legacy", "nl.nc is an old form", help="write kernel[2]; nl.program_id(0) tells the cores apart")
     return int(cores)
 
 
-def spmd_dim(*sizes):
+def spmd_dim(*sizes: int) -> int:
     """An axis of an old launch grid: the product of its sizes, which is the number of cores today."""
     warn("legacy", "nl.spmd_dim is an old form", help="write kernel[2]; a kernel runs once per core")
     return prod(int(size) for size in sizes)
 
 
-def cast(x, dtype):
-    """A copy of a tile in another dtype; nl.copy(x, dtype=dtype) today."""
+def cast(x: NkiTensor, dtype: DTypeLike) -> NkiTensor:
+    """Return a copy of a tile in another dtype; nl.copy(x, dtype=dtype) today."""
     warn("legacy", "nl.cast is an old form", help="write nl.copy(x, dtype=...)")
     return operands.cast(operands.check_tile("cast", "x", x), dtypes.resolve(dtype, "cast: dtype"))
 
 
-__all__: list[Any] = ["cast", "fp32", "nc", "par_dim", "spmd_dim"]
+__all__ = ["cast", "fp32", "nc", "par_dim", "spmd_dim"]

@@ -6,23 +6,26 @@ import contextlib
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 
 from ..errors import error, user_site
 from ..ir.context import current, warn
 from ..ir.instruction import Cost, Instruction, ProgramPosition, RegisterOut, State
-from ..ir.layout import is_int
+from ..ir.layout import Int, is_int
 from ..ir.program import Loop
 from ..ir.storage import Lease, Storage
 from ..ir.view import View
 from ..isa.registers import RegisterInstruction, VirtualRegister, is_register
 from ..launch.core import Core
 from ..launch.core import issue as _issue
+from ..machine.dtypes import DType
 from ..machine.machine import Machine
-from ..machine.memories import SHARED_HBM
+from ..machine.memories import SHARED_HBM, MemoryRegion
+
+Bound: TypeAlias = Int | VirtualRegister
 
 _LOWEST, _HIGHEST = -(1 << 31), (1 << 31) - 1
 
@@ -30,25 +33,25 @@ _LOWEST, _HIGHEST = -(1 << 31), (1 << 31) - 1
 # ---- static ranges -------------------------------------------------------------------------------
 
 
-def affine_range(start, stop=None, step=1):
+def affine_range(start: Int, stop: Int | None = None, step: Int = 1) -> range:
     """Python's range: the loop is unrolled."""
     return _static_range("affine_range", start, stop, step)
 
 
-def sequential_range(start, stop=None, step=1):
+def sequential_range(start: Int, stop: Int | None = None, step: Int = 1) -> range:
     """Python's range: the loop is unrolled."""
     return _static_range("sequential_range", start, stop, step)
 
 
-def static_range(start, stop=None, step=1):
+def static_range(start: Int, stop: Int | None = None, step: Int = 1) -> range:
     """Python's range: the loop is unrolled."""
     return _static_range("static_range", start, stop, step)
 
 
-_deprecated: set[str] = set()  # what was said once in this process
+_deprecated: set[str] = set()  # functions whose warning was shown in this process
 
 
-def _static_range(function: str, start: Any, stop: Any, step: Any) -> range:
+def _static_range(function: str, start: Int, stop: Int | None, step: Int) -> range:
     if function not in _deprecated:
         _deprecated.add(function)
         warnings.warn(f"nl.{function} is deprecated, use range()", PendingDeprecationWarning, stacklevel=3)
@@ -65,7 +68,7 @@ def _static_range(function: str, start: Any, stop: Any, step: Any) -> range:
 # ---- dynamic loops -------------------------------------------------------------------------------
 
 
-def dynamic_range(start, stop=None, step=1):
+def dynamic_range(start: Bound, stop: Bound | None = None, step: Int = 1) -> Iterator[VirtualRegister]:
     """Iterate at run time over start, start + step, ... below stop, which may be registers."""
     warnings.warn("nl.dynamic_range is deprecated, use nl.fori_loop", DeprecationWarning, stacklevel=2)
     if stop is None:
@@ -74,7 +77,7 @@ def dynamic_range(start, stop=None, step=1):
     return _iterate(start, stop, int(step))
 
 
-def _iterate(start: Any, stop: Any, step: int) -> Iterator[VirtualRegister]:
+def _iterate(start: Bound, stop: Bound, step: int) -> Iterator[VirtualRegister]:
     core = current()
     if core.loops:
         warn("nested-dynamic-range", "dynamic_range inside a dynamic loop fails in real compilers up to 0.4")
@@ -86,7 +89,7 @@ def _iterate(start: Any, stop: Any, step: int) -> Iterator[VirtualRegister]:
             yield index
 
 
-def fori_loop(lower, upper, body_fun, step=1):
+def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[VirtualRegister], None], step: Int = 1) -> None:
     """Call body_fun(i) for i = lower, lower + step, ... below upper; i is a register, passed by value."""
     _check_step("fori_loop", step)
     _check_body("fori_loop", body_fun)
@@ -96,12 +99,12 @@ def fori_loop(lower, upper, body_fun, step=1):
         for value in _values(core, "fori_loop", lower, upper, int(step)):
             index = VirtualRegister()
             loop.step(index, value)
-            returned = body_fun(index)
+            returned = body_fun(index)  # type: ignore[func-returns-value]
             if returned is not None:
                 _wrong_body("fori_loop", returned, "None", "carry state through SBUF or HBM tensors")
 
 
-def while_loop(init, body_fun):
+def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
     """Call r = body_fun(r) while the register r is not zero; r is passed by value."""
     if not is_register(init):
         raise error(
@@ -141,37 +144,37 @@ def _endless(limit: int, seen: deque) -> NoReturn:
     )
 
 
-def _wrong_body(function: str, returned: Any, wanted: str, help: str) -> NoReturn:
+def _wrong_body(function: str, returned: object, wanted: str, help: str) -> NoReturn:
     raise error(
         "loop-body", f"{function}: the body must return {wanted}, got {type(returned).__name__}", help=help
     )
 
 
-def _check_step(function: str, step: Any) -> None:
+def _check_step(function: str, step: object) -> None:
     if not is_int(step) or step < 1:
         shown = "a register" if is_register(step) else repr(step)
         raise error("loop-step", f"{function}: step must be a compile-time int of at least 1, got {shown}")
 
 
-def _check_body(function: str, body: Any) -> None:
+def _check_body(function: str, body: object) -> None:
     if not callable(body):
         raise error("argument", f"{function}: body_fun must be a function, got {type(body).__name__}")
 
 
-def _check_bounds(function: str, lower: Any, upper: Any) -> None:
+def _check_bounds(function: str, lower: Bound, upper: Bound) -> None:
     for name, bound in (("lower", lower), ("upper", upper)):
         if not is_register(bound):
             _bound(function, name, bound)
 
 
-def _values(core: Core, function: str, lower: Any, upper: Any, step: int) -> range:
-    """The induction values; bounds are read once, when the loop starts."""
+def _values(core: Core, function: str, lower: Bound, upper: Bound, step: int) -> range:
+    """Return the induction values; bounds are read once, when the loop starts."""
     if not core.launch.executes:
         return range(1)  # without values, the body is traced once
     return range(_bound(function, "lower", lower), _bound(function, "upper", upper), step)
 
 
-def _bound(function: str, name: str, bound: Any) -> int:
+def _bound(function: str, name: str, bound: object) -> int:
     if is_register(bound):
         return bound.as_index()
     if not isinstance(bound, (int, np.integer)):
@@ -193,7 +196,7 @@ class DynamicLoop:
     and finds its tensors in the same storages, as poison; they end with the loop.
     """
 
-    def __init__(self, core: Core, function: str, lower: Any, upper: Any, step: int):
+    def __init__(self, core: Core, function: str, lower: Bound, upper: Bound | None, step: int):
         self.core = core
         self.function = function
         self.lower, self.upper, self.by = lower, upper, step
@@ -247,7 +250,7 @@ class DynamicLoop:
         core.state.loop_sites[self.number] = self.site
 
     def _region(self, body: list) -> Loop:
-        """The loop as a Program has it."""
+        """Return the loop as a Program has it."""
         return Loop(
             self.function, self.number, self.index, self.lower, self.upper, self.by, tuple(body), self.site
         )
@@ -266,7 +269,7 @@ class DynamicLoop:
     # ---- the same instructions in every iteration ------------------------------------------------
 
     def see(self, instruction: Instruction) -> None:
-        """A sink: note where an instruction of this body stands, compare it with the first iteration's."""
+        """Set the position of an instruction, and compare it with the first iteration's. A sink."""
         loops = self.core.loops
         if not loops or loops[-1] is not self:
             return
@@ -300,8 +303,15 @@ class DynamicLoop:
 
     # ---- the same storages in every iteration ----------------------------------------------------
 
-    def allocate(self, shape, dtype, buffer, name, address) -> tuple[Storage, Lease]:
-        """The storage of the n-th allocation of an iteration. Whoever held it before sees poison again."""
+    def allocate(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        buffer: MemoryRegion,
+        name: str,
+        address: tuple[int, int] | None,
+    ) -> tuple[Storage, Lease]:
+        """Return the storage of the n-th allocation of an iteration; an earlier holder reads poison again."""
         number, self.allocations = self.allocations, self.allocations + 1
         description = (shape, dtype, buffer, name, address)
         known = self.allocated[number] if number < len(self.allocated) else None
@@ -321,7 +331,14 @@ class DynamicLoop:
             self.allocated[number] = made
         return storage, lease
 
-    def _new(self, shape, dtype, buffer, name, address) -> tuple[Storage, Lease]:
+    def _new(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        buffer: MemoryRegion,
+        name: str,
+        address: tuple[int, int] | None,
+    ) -> tuple[Storage, Lease]:
         core = self.core
         if buffer is SHARED_HBM and core.launch.degree > 1:  # belongs to both cores, not to this loop
             return core.launch.shared.tensor(core, name, shape, dtype)
@@ -329,7 +346,7 @@ class DynamicLoop:
 
 
 def _signature(instruction: Instruction) -> tuple:
-    """What must not differ between iterations: kind, shapes, options, static offsets; not registers."""
+    """Return what must be equal in all iterations: kind, shapes, options, static offsets; no registers."""
     values = [None if is_register(part) else part for part in instruction.key()]
     values += [v.offset for v in instruction.operands() if isinstance(v, View) and not v.on_chip]
     values += [v for v in (getattr(instruction, r) for r in instruction.registers) if not is_register(v)]
@@ -344,7 +361,7 @@ def _equal(a: tuple, b: tuple) -> bool:
 
 
 class LoopIteration(RegisterInstruction):
-    """The head of a dynamic loop: all engines meet, and the induction register gets its value."""
+    """The head of a dynamic loop: a barrier of all engines, which sets the induction register."""
 
     public = "dynamic_loop"
     state = (State.loop,)
@@ -364,7 +381,7 @@ class LoopIteration(RegisterInstruction):
 
 
 @contextlib.contextmanager
-def no_reorder():
+def no_reorder() -> Iterator[None]:
     """Instructions issued in this block, in any function called, stay in program order."""
     core = current()
     first = core.issued + 1

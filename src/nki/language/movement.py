@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from .. import isa
 from ..errors import error
 from ..ir.context import current, warn
-from ..ir.layout import is_int
+from ..ir.layout import Int, is_int
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..machine import dtypes
-from ..machine.dtypes import DType
+from ..machine.dtypes import DType, DTypeLike
 from ..machine.memories import PSUM, SBUF
 from ..machine.operators import OPERATORS
-from .creation import allocate
+from ..typing import TileOrNumber
+from .allocation import allocate
 from .operands import (
     cast,
     check_operand,
@@ -35,7 +36,9 @@ _TRANSPOSED_BY_DMA = (2, 4)  # bytes of the elements dma_transpose takes
 # ---- selection -----------------------------------------------------------------------------------
 
 
-def where(condition, x, y, dtype=None):
+def where(
+    condition: NkiTensor, x: TileOrNumber, y: TileOrNumber, dtype: DTypeLike | None = None
+) -> NkiTensor:
     """x where condition is non-zero, else y; x and y are tiles or numbers."""
     condition = check_tile("where", "condition", condition)
     x, y = check_operand("where", "x", x), check_operand("where", "y", y)
@@ -58,8 +61,8 @@ def where(condition, x, y, dtype=None):
     return out
 
 
-def _as_constant(number: Any, dtype: DType) -> Any:
-    """A number as memset takes it: rounded to an int for integer dtypes."""
+def _as_constant(number: int | float, dtype: DType) -> int | float:
+    """Return a number as memset takes it: rounded to an int for integer dtypes."""
     if dtype.is_bool:
         return int(number != 0)
     if isinstance(number, float) and dtype.is_integer:
@@ -77,7 +80,7 @@ def _with_dtype(tile: NkiTensor, dtype: DType) -> NkiTensor:
     return tile if tile.dtype == dtype else cast(tile, dtype)
 
 
-def dropout(x, rate, dtype=None):
+def dropout(x: NkiTensor, rate: TileOrNumber, dtype: DTypeLike | None = None) -> NkiTensor:
     """Each element of x becomes 0 with probability `rate`: a number in [0, 1], or a (P, 1) tile."""
     x = check_tile("dropout", "x", x)
     rate = check_operand("dropout", "rate", rate)
@@ -89,7 +92,9 @@ def dropout(x, rate, dtype=None):
     return _with_dtype(out, target)
 
 
-def gather_flattened(data, indices, axis=0, dtype=None):
+def gather_flattened(
+    data: NkiTensor, indices: NkiTensor, axis: Int = 0, dtype: DTypeLike | None = None
+) -> NkiTensor:
     """out[p, j] = data[p] flattened, at indices[p, j]; the shape is that of the indices."""
     data = check_tile("gather_flattened", "data", data)
     indices = check_tile("gather_flattened", "indices", indices)
@@ -113,7 +118,7 @@ def gather_flattened(data, indices, axis=0, dtype=None):
 
 
 def _as_uint32(indices: NkiTensor) -> NkiTensor:
-    """The same bits where that is the same number; a negative index stays out of range."""
+    """Return the same bits where that is the same number; a negative index stays out of range."""
     if indices.dtype == dtypes.int32 and (indices.strides[-1] == 1 or indices.shape[-1] == 1):
         return indices.view(dtypes.uint32)
     return _with_dtype(indices, dtypes.uint32)
@@ -122,14 +127,14 @@ def _as_uint32(indices: NkiTensor) -> NkiTensor:
 # ---- shape ---------------------------------------------------------------------------------------
 
 
-def expand_dims(x, axis):
+def expand_dims(x: NkiTensor, axis: Int) -> NkiTensor:
     """A view of x with a dimension of size 1 at `axis`."""
     if not isinstance(x, View):
         raise wrong_argument(f"expand_dims: x must be a tensor, got {type(x).__name__}")
     return x.expand_dim(axis)
 
 
-def broadcast_to(x, shape, dtype=None):
+def broadcast_to(x: NkiTensor, shape: Int | Sequence[Int], dtype: DTypeLike | None = None) -> NkiTensor:
     """x with its size-1 dimensions repeated, in a new SBUF tile; x itself if nothing changes."""
     x = check_tile("broadcast_to", "x", x)
     target = result_dtype("broadcast_to", dtype, x)
@@ -153,7 +158,7 @@ def broadcast_to(x, shape, dtype=None):
 # ---- TensorE -------------------------------------------------------------------------------------
 
 
-def transpose(x, dtype=None):
+def transpose(x: NkiTensor, dtype: DTypeLike | None = None) -> NkiTensor:
     """The transpose of a 2-D tile of at most 128 x 128, in PSUM."""
     x = _matrix("transpose", "x", check_tile("transpose", "x", x))
     _check_columns("transpose", "x", x, current().machine.matmul_stationary_max)
@@ -169,7 +174,7 @@ def transpose(x, dtype=None):
     return result
 
 
-def matmul(x, y, transpose_x=False):
+def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
     """x @ y, or x.T @ y with transpose_x, as float32 in PSUM; x and y are 2-D tiles in SBUF."""
     x, y = (_matrix("matmul", name, check_tile("matmul", name, v)) for name, v in (("x", x), ("y", y)))
     for name, tile in (("x", x), ("y", y)):
@@ -204,7 +209,7 @@ def matmul(x, y, transpose_x=False):
 
 
 def _matrix(function: str, name: str, tile: NkiTensor) -> NkiTensor:
-    """The tensor with two dimensions; trailing ones of size 1 are left out, with a warning."""
+    """Return the tensor with two dimensions; trailing ones of size 1 are left out, with a warning."""
     if tile.ndim > 2 and all(size == 1 for size in tile.shape[2:]):
         warn(
             "rank",
@@ -237,7 +242,7 @@ def _check_columns(function: str, name: str, tile: NkiTensor, limit: int) -> Non
 # ---- HBM -----------------------------------------------------------------------------------------
 
 
-def load(src, dtype=None):
+def load(src: NkiTensor, dtype: DTypeLike | None = None) -> NkiTensor:
     """A new SBUF tile with the contents of an HBM tensor."""
     src = _check_hbm("load", "src", src)
     shape = src.shape if src.ndim > 1 else (*src.shape, 1)
@@ -246,7 +251,7 @@ def load(src, dtype=None):
     return out
 
 
-def load_transpose2d(src, dtype=None):
+def load_transpose2d(src: NkiTensor, dtype: DTypeLike | None = None) -> NkiTensor:
     """A new SBUF tile with the transpose of a 2-D HBM tensor."""
     src = _matrix("load_transpose2d", "src", _check_hbm("load_transpose2d", "src", src))
     target = result_dtype("load_transpose2d", dtype, src)
@@ -260,7 +265,7 @@ def load_transpose2d(src, dtype=None):
     return out
 
 
-def store(dst, value):
+def store(dst: NkiTensor, value: NkiTensor) -> None:
     """Write an SBUF tile to an HBM tensor."""
     dst = _check_hbm("store", "dst", dst)
     value = check_tile("store", "value", value)
@@ -281,7 +286,7 @@ def store(dst, value):
     isa.dma_copy(dst, value)
 
 
-def _check_hbm(function: str, name: str, tensor: Any) -> NkiTensor:
+def _check_hbm(function: str, name: str, tensor: object) -> NkiTensor:
     if not isinstance(tensor, NkiTensor):
         raise wrong_argument(f"{function}: {name} must be an HBM tensor, got {type(tensor).__name__}")
     if tensor.on_chip:
@@ -301,7 +306,7 @@ def _without_ones(view: View) -> tuple[int, ...]:
 # ---- random numbers ------------------------------------------------------------------------------
 
 
-def random_seed(seed):
+def random_seed(seed: NkiTensor) -> None:
     """Seed the generator behind nl.rand and nl.dropout with a (1, 1) tile of a 32-bit dtype."""
     if is_number(seed):
         raise wrong_argument(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,16 +13,19 @@ from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine import dtypes
-from ..machine.dtypes import DType
+from ..machine.dtypes import DType, DTypeLike
 from ..machine.memories import PSUM
-from .creation import allocate
+from .allocation import allocate
 from .watch import INTEGERS, WatchIntegers
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 _QUADRANT = 32  # partitions nc_stream_shuffle serves at a time
 
 
-def check_tile(function: str, name: str, value: Any) -> NkiTensor:
-    """`value`, if it is a tile in SBUF or PSUM; a tensor in HBM is loaded, with a warning."""
+def check_tile(function: str, name: str, value: object) -> NkiTensor:
+    """Return `value`, if it is a tile in SBUF or PSUM; load a tensor in HBM, with a warning."""
     if not isinstance(value, NkiTensor):
         shown = repr(value) if is_number(value) else type(value).__name__
         help = "fill a tile with nl.full" if is_number(value) else None
@@ -31,7 +34,7 @@ def check_tile(function: str, name: str, value: Any) -> NkiTensor:
 
 
 def _loaded(function: str, name: str, tensor: NkiTensor) -> NkiTensor:
-    """A copy of an HBM tensor in SBUF: simulators forgive what compilers refuse."""
+    """Return a copy of an HBM tensor in SBUF: simulators accept what compilers refuse."""
     warn(
         "buffer",
         f"{function}: {name} is in HBM, nl.{function} works on tiles in SBUF or PSUM; it is loaded first",
@@ -44,30 +47,30 @@ def _loaded(function: str, name: str, tensor: NkiTensor) -> NkiTensor:
 
 
 def wrong_argument(message: str, help: str | None = None) -> NkiError:
-    """The error of a wrong argument; outside a kernel every argument is wrong, and that is said instead."""
+    """Return the error of a wrong argument; outside a kernel, raise the error that there is no kernel."""
     current()
     return error("argument", message, help=help)
 
 
-def check_operand(function: str, name: str, value: Any) -> Any:
-    """`value`, if it is a tile or a number; numbers become Python's."""
+def check_operand(function: str, name: str, value: object) -> NkiTensor | int | float:
+    """Return `value`, if it is a tile or a number; numbers become Python's."""
     if not is_number(value):
         return check_tile(function, name, value)
-    value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, int) and not -(2**31) <= value < 2**32:
-        raise wrong_argument(f"{function}: {name}={value} does not fit 32 bits")
-    return value
+    number: int | float = value.item() if isinstance(value, np.generic) else value
+    if isinstance(number, int) and not -(2**31) <= number < 2**32:
+        raise wrong_argument(f"{function}: {name}={number} does not fit 32 bits")
+    return number
 
 
 _NUMBERS = (bool, int, float, np.floating, np.integer, np.bool_)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeIs[int | float | np.floating | np.integer | np.bool_]:
     return value.__class__ is not NkiTensor and isinstance(value, _NUMBERS)
 
 
 def common_shape(function: str, **tiles: NkiTensor) -> tuple[int, ...]:
-    """The shape all tiles broadcast to: equal ranks, equal sizes or 1."""
+    """Return the shape all tiles broadcast to: equal ranks, equal sizes or 1."""
     shapes = {name: tuple(tile.shape) for name, tile in tiles.items()}
     first, *others = shapes.values()
     if all(shape == first for shape in others):
@@ -97,12 +100,12 @@ def common_shape(function: str, **tiles: NkiTensor) -> tuple[int, ...]:
 
 
 def _is_served(tile: NkiTensor, sizes: list[int]) -> bool:
-    """Has the full shape, or is the (P, 1) operand that tensor_scalar takes."""
+    """Whether a tile has the full shape, or is the (P, 1) operand that tensor_scalar takes."""
     return list(tile.shape) == sizes or (tile.free_elements == 1 and tile.shape[0] == sizes[0])
 
 
 def stretch(x: NkiTensor, shape: tuple[int, ...]) -> NkiTensor:
-    """A view of x with its size-1 free dimensions repeated."""
+    """Return a view of x with its size-1 free dimensions repeated."""
     for dim in range(1, len(shape)):
         if x.shape[dim] != shape[dim]:
             x = x.broadcast(dim, shape[dim])
@@ -110,7 +113,7 @@ def stretch(x: NkiTensor, shape: tuple[int, ...]) -> NkiTensor:
 
 
 def spread(x: NkiTensor, partitions: int) -> NkiTensor:
-    """x itself, or a copy of its single partition on many."""
+    """Return x itself, or a copy of its single partition on many."""
     if x.shape[0] == partitions:
         return x
     out = allocate("broadcast_to", (partitions, *x.shape[1:]), x.dtype)
@@ -133,14 +136,14 @@ def spread_into(out: NkiTensor, x: NkiTensor) -> None:
 
 
 def _multiplies(x: NkiTensor) -> bool:
-    """TensorE can take x: a float that float32 sums keep exactly, in rows that can be cut."""
+    """Whether TensorE can take x: a float that float32 sums keep exactly, in rows that can be split."""
     known = x.dtype in ("float32", "bfloat16", "float16")
     small = x.free_elements <= current().machine.gemm_moving_fmax
     return known and x.indirection is None and (x.ndim == 2 or small or x.is_contiguous())
 
 
 def _multiplied(out: NkiTensor, x: NkiTensor) -> None:
-    """ones.T @ x in PSUM, bank by bank, then a copy to SBUF by whichever engine has time."""
+    """Compute ones.T @ x in PSUM, bank by bank, then copy it to SBUF on the least busy engine."""
     most, first = current().machine.gemm_moving_fmax, x.start_partition
     ones = allocate("broadcast_to", (first + 1, out.shape[0]), x.dtype)[first : first + 1]
     isa.memset(ones, 1.0)
@@ -156,19 +159,19 @@ def _multiplied(out: NkiTensor, x: NkiTensor) -> None:
 
 
 def in_sbuf(x: NkiTensor) -> NkiTensor:
-    """x itself, or a copy of it in SBUF."""
+    """Return x itself, or a copy of it in SBUF."""
     return cast(x, x.dtype) if x.buffer is PSUM else x
 
 
 def cast(x: NkiTensor, dtype: DType) -> NkiTensor:
-    """A copy of x in SBUF with another dtype."""
+    """Return a copy of x in SBUF with another dtype."""
     out = allocate("copy", x.shape, dtype)
     isa.tensor_copy(out, x)
     return out
 
 
-def result_dtype(function: str, dtype: Any, *tiles: NkiTensor) -> DType:
-    """`dtype` if given, else the promoted dtype of the tiles (spec/language.md 6.2)."""
+def result_dtype(function: str, dtype: DTypeLike | None, *tiles: NkiTensor) -> DType:
+    """Return `dtype` if given, else the promoted dtype of the tiles (spec/language.md 6.2)."""
     if dtype is not None:
         return dtypes.resolve(dtype, f"{function}: dtype")
     result = tiles[0].dtype
@@ -177,8 +180,8 @@ def result_dtype(function: str, dtype: Any, *tiles: NkiTensor) -> DType:
     return result
 
 
-def watch_integers(function: str, *values: Any) -> None:
-    """W int-precision: 32-bit integers beyond 2^24 met an `nl` function (spec/language.md 6.1)."""
+def watch_integers(function: str, *values: object) -> None:
+    """Warn (int-precision) if an `nl` function gets 32-bit integers beyond 2^24 (spec/language.md 6.1)."""
     tiles = [v for v in values if isinstance(v, View) and v.dtype in INTEGERS and v.indirection is None]
     if not tiles or running() is None:
         return

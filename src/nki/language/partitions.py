@@ -1,4 +1,4 @@
-"""Shapes that take elements from one partition to another: no view can, so the elements are moved."""
+"""Reshapes that move elements from one partition to another: no view can, so the elements are copied."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from .. import isa
 from ..ir.context import current, provides, warn
 from ..ir.tensor import NkiTensor
 from ..machine.memories import PRIVATE_HBM, PSUM
-from .creation import allocate
+from .allocation import allocate
 
 __all__: list[str] = []
 
 
 @provides("tensor.across_partitions")
 def across_partitions(tile: NkiTensor, sizes: Sequence[int]) -> NkiTensor | None:
-    """The elements of a tile in order, in a tile of another number of partitions: a copy, and a warning.
+    """Copy the elements of a tile in order to a tile of another number of partitions, with a warning.
 
-    None where no tile has that shape.
+    Return None if no tile has that shape.
     """
     if len(sizes) < 2 or sizes[0] > current().machine.partitions or tile.indirection is not None:
         return None

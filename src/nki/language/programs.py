@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from ..errors import error
 from ..ir.context import RunningCore, current, warn
 from ..ir.indexing import DynamicSlice
 from ..ir.instruction import Cost, In, Instruction, State
-from ..ir.layout import is_int
+from ..ir.layout import Int, Layout, Register, is_int
+from ..ir.tensor import NkiTensor
 from ..launch.core import issue
 from ..machine import dtypes
 from ..machine.machine import Machine
@@ -21,14 +22,14 @@ from ..machine.memories import PSUM
 # ---- which program is this -----------------------------------------------------------------------
 
 
-def program_id(axis=0):
+def program_id(axis: Int = 0) -> int:
     """The number of this program in the launch grid: 0 or 1."""
     core = current()
     _check_axis("program_id", "axis", axis)
     return core.index
 
 
-def num_programs(axes=0):
+def num_programs(axes: Int | Sequence[Int] | None = 0) -> int:
     """How many programs run: the launch degree, 1 without brackets. `None` or several axes: all of them."""
     core = current()
     for axis in () if axes is None else axes if isinstance(axes, (tuple, list)) else (axes,):
@@ -36,12 +37,12 @@ def num_programs(axes=0):
     return core.execution.degree
 
 
-def program_ndim():
+def program_ndim() -> int:
     """Dimensions of the launch grid: 0 for kernel(...), 1 for kernel[n](...)."""
     return int(bool(current().launch.grid))
 
 
-def _check_axis(function: str, argument: str, axis: Any) -> None:
+def _check_axis(function: str, argument: str, axis: object) -> None:
     if not is_int(axis):
         raise error("launch-grid-type", f"{function}: {argument} must be 0, got {axis!r}")
     if axis != 0:
@@ -55,7 +56,7 @@ def _check_axis(function: str, argument: str, axis: Any) -> None:
 # ---- ds ------------------------------------------------------------------------------------------
 
 
-def ds(start, size):
+def ds(start: Int | Register | Layout, size: Int) -> DynamicSlice:
     """The index range start : start + size; start may be an int, a register or a one-element tile."""
     return DynamicSlice(start, size)
 
@@ -63,7 +64,7 @@ def ds(start, size):
 # ---- device_print --------------------------------------------------------------------------------
 
 
-def device_print(print_prefix, tensor):
+def device_print(print_prefix: str, tensor: NkiTensor) -> None:
     """Print a tensor's values from the device, when the program gets there."""
     if not isinstance(print_prefix, str):
         raise error(

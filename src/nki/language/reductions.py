@@ -6,20 +6,24 @@ The functions carry the names of Python's own; this module uses none of those.
 from __future__ import annotations
 
 from builtins import all as builtins_all
+from collections.abc import Sequence
 from math import prod as product
-from typing import Any
+from typing import TypeAlias
 
 from .. import isa
 from ..errors import error
 from ..ir.context import warn
-from ..ir.layout import is_int
+from ..ir.layout import Int, is_int
 from ..ir.tensor import NkiTensor
 from ..isa.function import function as issue_function
 from ..machine import dtypes
-from ..machine.dtypes import DType
+from ..machine.dtypes import DType, DTypeLike
 from ..machine.operators import OPERATORS, Operator
-from .creation import allocate
+from ..typing import Number, TileOrNumber
+from .allocation import allocate
 from .operands import check_tile, common_shape, is_number, result_dtype, stretch, watch_integers
+
+Axis: TypeAlias = Int | Sequence[Int]
 
 _ADD, _MULTIPLY, _SUBTRACT = OPERATORS["add"], OPERATORS["multiply"], OPERATORS["subtract"]
 _MAXIMUM, _MINIMUM = OPERATORS["maximum"], OPERATORS["minimum"]
@@ -27,34 +31,34 @@ _DIVIDE, _LOGICAL_AND = OPERATORS["divide"], OPERATORS["logical_and"]
 _EXP, _SQUARE, _RSQRT = OPERATORS["exp"], OPERATORS["square"], OPERATORS["rsqrt"]
 
 
-def sum(x, axis, dtype=None, keepdims=False):
+def sum(x: NkiTensor, axis: Axis, dtype: DTypeLike | None = None, keepdims: bool = False) -> NkiTensor:
     """The sum over trailing free dimensions."""
     return _public("sum", _ADD, x, axis, dtype, keepdims)
 
 
-def prod(x, axis, dtype=None, keepdims=False):
+def prod(x: NkiTensor, axis: Axis, dtype: DTypeLike | None = None, keepdims: bool = False) -> NkiTensor:
     """The product over trailing free dimensions."""
     return _public("prod", _MULTIPLY, x, axis, dtype, keepdims)
 
 
-def max(x, axis, dtype=None, keepdims=False):
+def max(x: NkiTensor, axis: Axis, dtype: DTypeLike | None = None, keepdims: bool = False) -> NkiTensor:
     """The largest element over trailing free dimensions; NaN if one is NaN."""
     return _public("max", _MAXIMUM, x, axis, dtype, keepdims)
 
 
-def min(x, axis, dtype=None, keepdims=False):
+def min(x: NkiTensor, axis: Axis, dtype: DTypeLike | None = None, keepdims: bool = False) -> NkiTensor:
     """The smallest element over trailing free dimensions; NaN if one is NaN."""
     return _public("min", _MINIMUM, x, axis, dtype, keepdims)
 
 
-def all(x, axis, dtype=None):
+def all(x: NkiTensor, axis: Axis, dtype: DTypeLike | None = None) -> NkiTensor:
     """1 where every element over trailing free dimensions is non-zero, else 0."""
     out = _public("all", _LOGICAL_AND, x, axis, dtype, False)
     out.is_comparison = True
     return out
 
 
-def mean(x, axis, dtype=None, keepdims=False):
+def mean(x: NkiTensor, axis: Axis, dtype: DTypeLike | None = None, keepdims: bool = False) -> NkiTensor:
     """The mean over trailing free dimensions."""
     x, axes = _operand("mean", x, axis)
     out = allocate("mean", _shape(x, axes, keepdims), result_dtype("mean", dtype, x))
@@ -63,7 +67,7 @@ def mean(x, axis, dtype=None, keepdims=False):
     return out
 
 
-def var(x, axis, dtype=None, keepdims=False):
+def var(x: NkiTensor, axis: Axis, dtype: DTypeLike | None = None, keepdims: bool = False) -> NkiTensor:
     """The variance (divisor n) over trailing free dimensions, which stay with size 1 whatever keepdims."""
     x, axes = _operand("var", x, axis)
     out = allocate("var", _shape(x, axes, True), result_dtype("var", dtype, x))
@@ -76,7 +80,7 @@ def var(x, axis, dtype=None, keepdims=False):
     return out
 
 
-def softmax(x, axis=-1, dtype=None):
+def softmax(x: NkiTensor, axis: Axis = -1, dtype: DTypeLike | None = None) -> NkiTensor:
     """exp(x - max) / sum(exp(x - max)) over trailing free dimensions."""
     x, axes = _operand("softmax", x, axis)
     target = result_dtype("softmax", dtype, x)
@@ -88,7 +92,15 @@ def softmax(x, axis=-1, dtype=None):
     return _against(_MULTIPLY, powers, total, target)
 
 
-def rms_norm(x, w, axis, n, epsilon=1e-06, dtype=None, compute_dtype=None):
+def rms_norm(
+    x: NkiTensor,
+    w: NkiTensor,
+    axis: Axis,
+    n: Number,
+    epsilon: TileOrNumber = 1e-06,
+    dtype: DTypeLike | None = None,
+    compute_dtype: DTypeLike | None = None,
+) -> NkiTensor:
     """x / sqrt(sum(x * x) / n + epsilon) * w over trailing free dimensions; w is broadcast to x."""
     x, axes = _operand("rms_norm", x, axis)
     w = check_tile("rms_norm", "w", w)
@@ -108,15 +120,17 @@ def rms_norm(x, w, axis, n, epsilon=1e-06, dtype=None, compute_dtype=None):
     return _MULTIPLY(_against(_MULTIPLY, x, scale, inside), w, target)
 
 
-# as op= these are the operators they fold with
+# as op= these are the operators they reduce with
 sum.operator = _ADD  # type: ignore[attr-defined]
 prod.operator = _MULTIPLY  # type: ignore[attr-defined]
 max.operator = _MAXIMUM  # type: ignore[attr-defined]
 min.operator = _MINIMUM  # type: ignore[attr-defined]
 
 
-def _public(function: str, op: Operator, x: Any, axis: Any, dtype: Any, keepdims: Any) -> NkiTensor:
-    """One tensor_reduce; another engine folds partitions, where somebody asks for that."""
+def _public(
+    function: str, op: Operator, x: NkiTensor, axis: Axis, dtype: DTypeLike | None, keepdims: bool
+) -> NkiTensor:
+    """Issue one tensor_reduce; if axis 0 is among the axes, another engine reduces the partitions."""
     across = _partitions_too(function, op, x, axis)
     if across is not None:
         return _across(function, op, *across, dtype, keepdims)
@@ -127,8 +141,10 @@ def _public(function: str, op: Operator, x: Any, axis: Any, dtype: Any, keepdims
     return out
 
 
-def _partitions_too(function: str, op: Operator, x: Any, axis: Any) -> tuple[NkiTensor, list[int]] | None:
-    """The tile and its free axes to fold, where axis 0 is one of the axes and an instruction can fold it."""
+def _partitions_too(
+    function: str, op: Operator, x: NkiTensor, axis: Axis
+) -> tuple[NkiTensor, list[int]] | None:
+    """Return the tile and its free axes to reduce, if axis 0 is given and an instruction can reduce it."""
     given = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     if op not in (_ADD, _MAXIMUM) or not given or not builtins_all(is_int(a) for a in given):
         return None
@@ -139,16 +155,19 @@ def _partitions_too(function: str, op: Operator, x: Any, axis: Any) -> tuple[Nki
     warn(
         "axis",
         f"{function}: axis={axis!r}: only the last dimensions can be reduced together",
-        [f"x: {x.describe()}", "here tensor_partition_reduce folds the partitions; a compiler would refuse"],
+        [
+            f"x: {x.describe()}",
+            "tensor_partition_reduce reduces the partitions here; a compiler would refuse",
+        ],
         "reduce the free dimensions, then use nisa.tensor_partition_reduce, or a matmul with ones",
     )
     return x, axes[1:]
 
 
 def _across(
-    function: str, op: Operator, x: NkiTensor, free: list[int], dtype: Any, keepdims: Any
+    function: str, op: Operator, x: NkiTensor, free: list[int], dtype: DTypeLike | None, keepdims: bool
 ) -> NkiTensor:
-    """Folds the free axes, then the partitions: the result stands on one of them."""
+    """Reduce the free axes, then the partitions: the result is in one of them."""
     rows = _reduce(op, x, tuple(free)) if free else x
     kept = tuple(rows.shape[1:]) if keepdims or not free else tuple(rows.shape[1 : free[0]]) or (1,)
     out = allocate(function, (1, *kept), result_dtype(function, dtype, x))
@@ -157,20 +176,20 @@ def _across(
 
 
 def _reduce(op: Operator, x: NkiTensor, axes: tuple[int, ...]) -> NkiTensor:
-    """A fold in float32 with the reduced dimensions kept, to be broadcast against x."""
+    """Reduce in float32 and keep the reduced dimensions with size 1, to be broadcast against x."""
     out = allocate(op.name, _shape(x, axes, True), dtypes.float32)
     isa.tensor_reduce(out, op, x, axes, keepdims=True)
     return out
 
 
 def _mean_into(out: NkiTensor, x: NkiTensor, axes: tuple[int, ...]) -> None:
-    """float32 sum, then one division."""
+    """Issue a float32 sum, then one division."""
     total = _reduce(_ADD, x, axes)
     issue_function(out, _DIVIDE, total, float(product(x.shape[a] for a in axes)))
 
 
 def _against(op: Operator, x: NkiTensor, statistic: NkiTensor, dtype: DType) -> NkiTensor:
-    """x <op> a reduction of it."""
+    """Return x <op> a reduction of x."""
     out = allocate(op.name, x.shape, dtype)
     if statistic.free_elements == 1:
         isa.tensor_scalar(out, x, op, statistic)
@@ -179,8 +198,8 @@ def _against(op: Operator, x: NkiTensor, statistic: NkiTensor, dtype: DType) -> 
     return out
 
 
-def _operand(function: str, x: Any, axis: Any) -> tuple[NkiTensor, tuple[int, ...]]:
-    """The tile, and its axes checked to be the trailing ones."""
+def _operand(function: str, x: NkiTensor, axis: Axis) -> tuple[NkiTensor, tuple[int, ...]]:
+    """Return the tile, and its axes checked to be the trailing ones."""
     x = check_tile(function, "x", x)
     given = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     axes = []
@@ -205,8 +224,8 @@ def _operand(function: str, x: Any, axis: Any) -> tuple[NkiTensor, tuple[int, ..
     return x, tuple(axes)
 
 
-def _shape(x: NkiTensor, axes: tuple[int, ...], keepdims: Any) -> tuple[int, ...]:
-    """Reduced dimensions go, or stay with size 1; a tile keeps two dimensions."""
+def _shape(x: NkiTensor, axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+    """Return the shape of a reduction: the axes go, or stay with size 1; a tile keeps two dimensions."""
     kept = tuple(x.shape[: axes[0]])
     if keepdims:
         return kept + (1,) * len(axes)

@@ -7,6 +7,7 @@ import inspect
 from functools import cache
 from typing import Any
 
+from ..ir.tensor import NkiTensor
 from ..machine.memories import PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, MemoryRegion
 
 sbuf, psum = SBUF, PSUM
@@ -16,31 +17,31 @@ shared_hbm = SHARED_HBM
 _BY_NAME: dict[str, MemoryRegion] = {region.value: region for region in MemoryRegion}
 
 
-def _region(buffer: Any) -> MemoryRegion | None:
-    """The region meant by a region, its name, or a tensor; None for anything else."""
+def _region(buffer: object) -> MemoryRegion | None:
+    """Return the region meant by a region, its name, or a tensor; None for anything else."""
     if isinstance(buffer, str):
         return _BY_NAME.get(buffer)
     region = getattr(buffer, "buffer", buffer)
     return region if isinstance(region, MemoryRegion) else None
 
 
-def is_hbm(buffer):
-    """True for HBM, private or shared: of a region, its name, or a tensor."""
+def is_hbm(buffer: MemoryRegion | str | NkiTensor) -> bool:
+    """Whether it is HBM, private or shared: of a region, its name, or a tensor."""
     return _region(buffer) in (PRIVATE_HBM, SHARED_HBM)
 
 
-def is_sbuf(buffer):
-    """True for SBUF: of a region, its name, or a tensor."""
+def is_sbuf(buffer: MemoryRegion | str | NkiTensor) -> bool:
+    """Whether it is SBUF: of a region, its name, or a tensor."""
     return _region(buffer) is SBUF
 
 
-def is_psum(buffer):
-    """True for PSUM: of a region, its name, or a tensor."""
+def is_psum(buffer: MemoryRegion | str | NkiTensor) -> bool:
+    """Whether it is PSUM: of a region, its name, or a tensor."""
     return _region(buffer) is PSUM
 
 
-def is_on_chip(buffer):
-    """True for SBUF and PSUM: of a region, its name, or a tensor."""
+def is_on_chip(buffer: MemoryRegion | str | NkiTensor) -> bool:
+    """Whether it is SBUF and PSUM: of a region, its name, or a tensor."""
     return _region(buffer) in (SBUF, PSUM)
 
 
@@ -53,7 +54,7 @@ class NKIObject:
 
     is_nki_object = True
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         derived = any("InitVar" in str(a) for a in cls.__dict__.get("__annotations__", {}).values())
         if cls.__init__ is NKIObject.__init__ and not derived:
@@ -90,7 +91,7 @@ NKIObject.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defin
 
 @cache
 def _fields(cls: type) -> dict[str, dataclasses.Field]:
-    """The annotated fields of a class and its bases, in order of definition."""
+    """Return the annotated fields of a class and its bases, in order of definition."""
     found: dict[str, dataclasses.Field] = {}
     for base in reversed(cls.__mro__):
         decorated = base.__dict__.get("__dataclass_fields__", {})
@@ -101,14 +102,14 @@ def _fields(cls: type) -> dict[str, dataclasses.Field]:
 
 
 def _described(value: Any) -> dataclasses.Field:
-    """The field of a class attribute: what `dataclasses.field` made, or a plain default."""
+    """Return the field of a class attribute: what `dataclasses.field` made, or a plain default."""
     return value if isinstance(value, dataclasses.Field) else dataclasses.field(default=value)
 
 
 def _bound(
     cls: type, fields: dict[str, dataclasses.Field], args: tuple, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """A value for every field: positional, by keyword, its default, or None."""
+    """Return a value for every field: positional, by keyword, its default, or None."""
     accepted = [name for name, field in fields.items() if field.init]
     if len(args) > len(accepted):
         raise TypeError(

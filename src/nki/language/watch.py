@@ -1,4 +1,4 @@
-"""Watching values while a program runs: what an `nl` function warns of, said whenever the data are such."""
+"""Watching values while a program runs: warnings of `nl` functions that depend on the data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTEGERS = (dtypes.int32, dtypes.uint32)
 
 
 class WatchIntegers(Instruction):
-    """No instruction of the hardware: says when 32-bit integers meet float32 arithmetic."""
+    """Not an instruction of the hardware: warns when 32-bit integers meet float32 arithmetic."""
 
     public = "watch_integers"
     reaches_hbm = True

@@ -9,7 +9,7 @@ import numpy as np
 
 from nki import isa
 from nki.ir.tensor import NkiTensor
-from nki.language.creation import shared_constant
+from nki.language.shared_constants import shared_constant
 from nki.machine.memories import PSUM
 from nki.machine.operators import OPERATORS
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from nki import isa
 from nki.language import creation as new
-from nki.language.creation import ParDim, allocate
+from nki.language.allocation import ParDim, allocate
+from nki.language.shared_constants import shared_constant as new_shared_constant
 from nki.machine import dtypes
 from nki.machine.memories import PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, MemoryRegion
 
@@ -113,7 +114,7 @@ def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Whole:
     run.state()
     array = np.asarray(constant)
     target = new_dtype(dtype if dtype is not None else _narrow(array.dtype))
-    return Whole(new.shared_constant(array.astype(target.storage)))
+    return Whole(new_shared_constant(array.astype(target.storage)))
 
 
 def _narrow(dtype: np.dtype) -> Any:

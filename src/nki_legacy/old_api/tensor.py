@@ -25,7 +25,7 @@ from .operators import FUNCTIONS, Operators
 from .regions import Region, as_rows, empty_of, fitted, gather, move
 from .types import new_dtype, old_dtype
 
-Emit = Callable[[NkiTensor, Box | None], None]
+Emit = Callable[[NkiTensor, Box | None], object]
 
 
 class Tensor(Operators):

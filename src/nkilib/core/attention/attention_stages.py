@@ -393,7 +393,7 @@ def finish_row(row: Row, product: Any) -> None:
 def write_row(row: Row, product: Any, factor: Any) -> None:
     """product * factor (* v_scale) to the group's results, transposed if the caller wants it."""
     call, out, head_dim, start = row.group.call, row.group.out, product.shape[1], row.index * PMAX
-    tile = out[0 : row.size, row.index, :] if not call.tp_out else None
+    tile: Any = out if call.tp_out else out[0 : row.size, row.index, :]
     if call.tp_out:
         tile = nl.ndarray((row.size, head_dim), out.dtype, buffer=nl.sbuf)
     if call.v_scale is not None:

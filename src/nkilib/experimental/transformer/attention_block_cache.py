@@ -28,8 +28,8 @@ class CacheSlots(nl.NKIObject):
         self.start = token_starts(n, c, first, tokens)  # index[b] + s
         if parts > 1:
             self.start = repeated_by_part(self.start, parts)
-        self.out_of_range = None
-        self.batch = None
+        self.out_of_range: Any = None
+        self.batch: Any = None
         if n.block_len == 0:
             self.batch = quotients(first * parts, self.count, n.active * parts)
             self.out_of_range = outside_bit(self.start, n.room)
