@@ -200,7 +200,7 @@ PRIVATE_OF_LEGACY = {
     "ir": "context file indexing layout program tensor tree",
     "isa": "enums",
     "kernel": "bridges calls jit kernel launches profile",
-    "language": "creation elementwise operands",
+    "language": "allocation creation elementwise operands shared_constants",
     "machine": "dtypes generations machine memories operators",
     "options": "",
     "report": "text",

@@ -18,9 +18,12 @@ from .options import options
 from .version import __version__
 
 if _typing.TYPE_CHECKING:
+    from . import collectives, dtype, isa, language, mx, ranks, testing, tune  # noqa: F401
+    from .kernel import cache  # noqa: F401
     from .kernel.notebook import load_ipython_extension
     from .kernel.profile import Profile
     from .kernel.show import show
+    from .tune import autotune  # noqa: F401
 
 __all__ = [
     "Kernel",
@@ -103,7 +106,7 @@ _register_framework(["torch"], _torch)
 _register_framework(["jax", "jaxlib"], _jax)
 
 
-def __getattr__(name: str) -> _typing.Any:
+def _attribute(name: str) -> _typing.Any:
     """Import a module when it is first named (`dtype: nki.dtype` needs no other import), or ask plugins."""
     if name in _LATER:
         return getattr(_importlib.import_module(_LATER[name]), name)
@@ -112,6 +115,10 @@ def __getattr__(name: str) -> _typing.Any:
     if name == "cache":
         return _importlib.import_module("nki.kernel.cache")
     return _plugins.attribute(name)
+
+
+if not _typing.TYPE_CHECKING:  # a type checker finds misspelt names
+    __getattr__ = _attribute
 
 
 _plugins.install()

@@ -133,7 +133,7 @@ def multiply(result, a, b, a_transposed, b_transposed, block_m, block_n, lower, 
 
 def deep_block(result, a, b, a_transposed, b_transposed, m_block, n_block, k_blocks, lower):
     """Compute a block of the result whose K is too long for SBUF: partial sums stay in SBUF."""
-    sums = []
+    sums: list[nl.NkiTensor] = []
     for i in range(len(k_blocks)):
         a_block = load(a, a_transposed, k_blocks[i], m_block)
         b_block = load(b, not b_transposed, k_blocks[i], n_block)
