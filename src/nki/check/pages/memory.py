@@ -4,15 +4,15 @@ from .page import Page
 
 PAGES: dict[str, Page] = {
     "partition-limit": Page(
-        "SBUF and PSUM have 128 partitions, and the first dimension of a tile lies across them.",
+        "SBUF and PSUM have 128 partitions, and the first dimension of a tile is its partition.",
         "big = nl.ndarray((256, 8), x.dtype)",
         "big = [nl.ndarray((128, 8), x.dtype) for _ in range(2)]",
     ),
     "capacity": Page(
-        "A tile that no SBUF or PSUM can hold, or more tiles live at once than fit. A tile lives from the first "
-        "instruction that uses it to the last. The device's compiler spills SBUF to HBM, which costs time, or "
-        "refuses; the notes name the lines that fill the memory. A warning, an error in strict mode and in "
-        "`nki check`.",
+        "A tile is larger than SBUF or PSUM, or more tiles are live at once than fit. A tile is live from "
+        "the first instruction that uses it to the last. The device's compiler spills SBUF to HBM, which "
+        "costs time, or refuses the kernel; the notes name the lines that fill the memory. A warning; an "
+        "error in strict mode and in `nki check`.",
         """
         tiles = [nl.ndarray((128, 16384), x.dtype) for _ in range(4)]  # 4 x 64 KiB of each partition
         for t in tiles:
@@ -28,29 +28,30 @@ PAGES: dict[str, Page] = {
         """,
     ),
     "memory": Page(
-        "A tensor larger than the HBM of a core.",
+        "A tensor is larger than the HBM of a core.",
         "nl.ndarray((1 << 20, 1 << 20), nl.float32, buffer=nl.private_hbm)",
         "nl.ndarray((1 << 10, 1 << 10), nl.float32, buffer=nl.private_hbm)",
     ),
     "address": Page(
-        "An explicit address (partition, byte) that is out of range, misaligned, or of a tensor in HBM.",
+        "An explicit address (partition, byte) is out of range, misaligned, or given for a tensor in HBM.",
         "nl.ndarray((128, 512), x.dtype, address=(0, 1 << 20))",
         "nl.ndarray((128, 512), x.dtype, address=(0, 4096))",
     ),
     "psum-bank-start": Page(
-        "PSUM is eight banks of 2 KiB in each partition, and a tile should start where a bank does.",
+        "PSUM has eight banks of 2 KiB in each partition, and a tile should start at the beginning of a "
+        "bank.",
         "nl.ndarray((128, 64), nl.float32, buffer=nl.psum, address=(0, 1024))",
         "nl.ndarray((128, 64), nl.float32, buffer=nl.psum, address=(0, 2048))",
     ),
     "buffer": Page(
-        "An operand lies in a memory that the instruction cannot reach. Engines work on SBUF and PSUM; "
-        "`nisa.dma_copy` moves HBM.",
+        "The instruction cannot access the memory of this operand. Engines work on SBUF and PSUM; "
+        "`nisa.dma_copy` accesses HBM.",
         "nisa.tensor_tensor(tile, x, x, nl.add)",
         "nisa.tensor_tensor(tile, tile, tile, nl.add)",
     ),
     "output-buffer": Page(
-        "A kernel returns tensors in HBM that outlive it: SBUF and PSUM end with the kernel, and private HBM "
-        "belongs to one core.",
+        "A kernel must return tensors in HBM that outlive it: SBUF and PSUM end with the kernel, and "
+        "private HBM belongs to one core.",
         """
         @nki.jit
         def kernel(x):
@@ -63,7 +64,7 @@ PAGES: dict[str, Page] = {
         "nisa.tensor_scalar(tile, tile, nl.add, 1.0)",
     ),
     "no-effect": Page(
-        "The kernel got tensors, returns nothing and writes none of them: what it computes is lost.",
+        "The kernel has tensor arguments, returns nothing and writes none of them, so its results are lost.",
         """
         @nki.jit
         def kernel(x):
@@ -83,12 +84,13 @@ PAGES: dict[str, Page] = {
         """,
     ),
     "uninitialised": Page(
-        "Memory is read that nothing has written. Here it reads as NaN; on the device it holds what was there.",
+        "An instruction reads memory that was never written. Here it reads as NaN; on the device it holds "
+        "old data.",
         "nisa.tensor_copy(tile, nl.ndarray((128, 512), nl.float32))",
         "nisa.tensor_copy(tile, nl.zeros((128, 512), nl.float32))",
     ),
     "stale-read": Page(
-        "Two tiles have one address, and this one is read after the other was written.",
+        "Two tiles have the same address, and this one is read after the other was written.",
         """
         a = nl.ndarray((128, 512), nl.float32, address=(0, 0))
         b = nl.ndarray((128, 512), nl.float32, address=(0, 0))
@@ -105,8 +107,8 @@ PAGES: dict[str, Page] = {
         """,
     ),
     "alias-shift": Page(
-        "An instruction writes a tile that it also reads, at another offset. Here all is read first; an engine "
-        "streams, and may read back what it has just written.",
+        "An instruction writes a tile that it also reads, at another offset. Here everything is read "
+        "first; an engine streams, and may read back what it has just written.",
         "nisa.tensor_copy(tile[:, 1:512], tile[:, 0:511])",
         """
         shifted = nl.ndarray((128, 511), x.dtype)
@@ -120,7 +122,7 @@ PAGES: dict[str, Page] = {
         "nisa.memset(tile.ap([[512, 128], [1, 4]]), 1.0)",
     ),
     "constant-write": Page(
-        "A shared constant holds the same data for every call; nothing can write it.",
+        "A shared constant holds the same data for every call and cannot be written.",
         """
         ones = nl.shared_constant(np.ones((128, 512), np.float32))
         nisa.dma_copy(ones, tile)
@@ -131,29 +133,29 @@ PAGES: dict[str, Page] = {
         """,
     ),
     "untested-on-hardware": Page(
-        "Constants of this dtype are accepted, but not among those that are tested on devices.",
+        "Constants of this dtype are accepted, but they are not among those that are tested on devices.",
     ),
     "block-dimension": Page(
-        "Older kernels gave tiles dimensions before the partition dimension (`nl.par_dim`). The first dimension "
-        "is the partition dimension now.",
+        "Older kernels gave tiles dimensions before the partition dimension (`nl.par_dim`). Now the first "
+        "dimension is the partition dimension.",
         "nl.ndarray((4, nl.par_dim(128), 512), x.dtype)",
         "nl.ndarray((128, 4, 512), x.dtype)",
     ),
     "one-dimensional-tile": Page(
-        "A tile has a partition dimension and at least one free dimension.",
+        "A tile must have a partition dimension and at least one free dimension.",
         "nl.ndarray((128,), x.dtype)",
         "nl.ndarray((128, 1), x.dtype)",
     ),
     "rank": Page(
-        "Too many dimensions, or too few.",
+        "The tensor has too many dimensions, or too few.",
         "nl.ndarray((128, 2, 2, 2, 2, 2), x.dtype)",
         "nl.ndarray((128, 2, 2, 2, 4), x.dtype)",
     ),
     "placeholder": Page(
-        "A tensor that was described without data, as old code did, is used as an operand.",
+        "A tensor that was described without data, as in old code, is used as an operand.",
     ),
     "other-call": Page(
-        "A tensor belongs to the call that made it; it was kept in a variable and used by another call.",
+        "A tensor belongs to the call that made it; it was stored in a variable and used in another call.",
         """
         kept = []
 
@@ -202,8 +204,8 @@ PAGES: dict[str, Page] = {
         """,
     ),
     "psum-mixed": Page(
-        "A matmul writes a region of which a part was written by a matmul before, and a part was not: hardware "
-        "has one flag for the whole instruction.",
+        "A matmul writes a region that was only partly written by a matmul before: hardware has one "
+        "accumulate flag for the whole instruction.",
         """
         sums = nl.ndarray((128, 512), nl.float32, buffer=nl.psum)
         nisa.nc_matmul(sums[:, 0:256], tile[:, 0:128], tile[:, 0:256])

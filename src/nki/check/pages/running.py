@@ -44,9 +44,10 @@ ALL_REDUCE = "ncc.all_reduce([sent], [out], ncc.ReplicaGroup([[0]]), nl.add)"
 PAGES: dict[str, Page] = {
     # ---- two cores
     "race": Page(
-        "Two cores touch the same bytes of HBM, one of them writes, and no meeting (`core_barrier`, `sendrecv`, a "
-        "collective) stands between them: which one comes first is chance; here such cores take turns, one "
-        "instruction each. A warning, an error in strict mode and in `nki check`.",
+        "Two cores access the same bytes of HBM, at least one of them writes, and no synchronisation "
+        "point (`core_barrier`, `sendrecv`, a collective) separates the accesses, so their order is "
+        "undefined. Here such cores take turns, one instruction each. A warning; an error in strict mode "
+        "and in `nki check`.",
         """
         @nki.jit
         def kernel(x):
@@ -59,38 +60,40 @@ PAGES: dict[str, Page] = {
         two_cores("pass"),
     ),
     "deadlock": Page(
-        "No core can go on: each waits for a meeting to which the other does not come.",
+        "No core can continue: each waits at a synchronisation point that the other does not reach.",
         two_cores("if me == 0:\n        nisa.core_barrier(out, (0, 1))"),
         two_cores("nisa.core_barrier(out, (0, 1))"),
     ),
     "not-a-member": Page(
-        "A collective names groups of ranks, and this rank is in none of them: nothing happens there."
+        "A collective names groups of ranks, and this rank is in none of them, so it does nothing on this "
+        "rank."
     ),
     "rank-lost": Page(
-        "Another rank has ended or its connection is gone, so that nobody can meet it. Its own error, if it had "
-        "one, stands above."
+        "Another rank has ended or its connection is lost, so this rank cannot exchange data with it. Its "
+        "own error, if it had one, is shown above."
     ),
     "rank-timeout": Page(
-        "Ranks have waited for each other longer than run_ranks(timeout=) or attach(timeout=) allows. The table says "
-        "what each of them waits for."
+        "Ranks have waited for each other longer than run_ranks(timeout=) or attach(timeout=) allows. The "
+        "table shows what each of them waits for."
     ),
     "lnc": Page(
-        "A meeting of two cores in a launch on one, or with a core that does not exist.",
+        "A barrier or `sendrecv` of two cores is used in a launch on one core, or names a core that does "
+        "not exist.",
         "nisa.core_barrier(out, (0, 1))",
         two_cores("nisa.core_barrier(out, (0, 1))"),
     ),
     "barrier-buffer": Page(
-        "A barrier names the shared HBM tensor that is handed over.",
+        "A barrier must name the shared HBM tensor that one core passes to the other.",
         two_cores("nisa.core_barrier(nl.zeros((1, 1), nl.float32), (0, 1))"),
         two_cores("nisa.core_barrier(out, (0, 1))"),
     ),
     "shared-mismatch": Page(
-        "Both cores must make the same shared_hbm tensors in the same order.",
+        "Both cores must allocate the same shared_hbm tensors in the same order.",
         two_cores('nl.ndarray((128, 8 + me), x.dtype, buffer=nl.shared_hbm, name="s")'),
         two_cores('nl.ndarray((128, 8), x.dtype, buffer=nl.shared_hbm, name="s")'),
     ),
     "shared-one-sided": Page(
-        "One core alone makes a tensor that both should share.",
+        "Only one core allocates a tensor that both should share.",
         two_cores('if me == 0:\n        nl.ndarray((128, 8), x.dtype, buffer=nl.shared_hbm, name="s")'),
         two_cores('nl.ndarray((128, 8), x.dtype, buffer=nl.shared_hbm, name="s")'),
     ),
@@ -100,15 +103,16 @@ PAGES: dict[str, Page] = {
         two_cores("pass"),
     ),
     "lnc-divergence": Page(
-        "The cores pass different data to `nl.shared_constant`, or a dynamic loop runs differently often on them.",
+        "The cores pass different data to `nl.shared_constant`, or a dynamic loop has different numbers "
+        "of iterations on them.",
         two_cores("nl.shared_constant(np.full((128, 8), me, np.float32))"),
         two_cores("nl.shared_constant(np.ones((128, 8), np.float32))"),
     ),
     "lnc-config": Page(
-        "`NEURON_LOGICAL_NC_CONFIG` says another number of cores than the kernel is launched on.",
+        "`NEURON_LOGICAL_NC_CONFIG` differs from the number of cores of the launch.",
     ),
     "launch-grid": Page(
-        "`kernel[n]` takes the number of cores, and the platform must have as many.",
+        "`kernel[n]` takes the number of cores, which the platform must have.",
         """
         @nki.jit
         def kernel(x):
@@ -120,7 +124,7 @@ PAGES: dict[str, Page] = {
     ),
     # ---- collectives
     "replica-group": Page(
-        "A group lists each rank once.",
+        "A group must list each rank once.",
         collective("ncc.all_reduce([sent], [out], ncc.ReplicaGroup([[0, 0]]), nl.add)"),
         collective(ALL_REDUCE),
     ),
@@ -137,7 +141,7 @@ PAGES: dict[str, Page] = {
         "Hardware has four channels.",
     ),
     "collective-overlap": Page(
-        "Source and destination of a collective may not share bytes.",
+        "Source and destination of a collective must not share bytes.",
         collective(
             "nisa.dma_copy(out, x)\n    ncc.all_reduce([out], [out], ncc.ReplicaGroup([[0]]), nl.add)"
         ),
@@ -157,19 +161,23 @@ PAGES: dict[str, Page] = {
         collective(ALL_REDUCE),
     ),
     "permute-not-circular": Page(
-        "The runtime permutes in rings: every rank that sends also receives.",
+        "The runtime permutes in rings: every rank that sends must also receive.",
     ),
     "priority-ignored": Page(
         "This generation has no DMA priorities.",
         collective("ncc.all_reduce([sent], [out], ncc.ReplicaGroup([[0]]), nl.add, priority=1)"),
         collective(ALL_REDUCE),
     ),
-    "lnc-one-sided": Page("A collective on tensors that both cores share is called by one core alone."),
-    "collective-mismatch": Page("The ranks of a group call different collectives, or with other shapes."),
-    "rank-out-of-world": Page("A rank that the world does not have."),
-    "rank-arguments": Page("The ranks of a launch were given different numbers of arguments."),
-    "hardware-limit": Page("Hardware runs this collective with two cores and four ranks or more alone."),
-    "not-supported": Page("An option that no device has yet, or that this operating system has not."),
+    "lnc-one-sided": Page("Only one core calls a collective on tensors that both cores share."),
+    "collective-mismatch": Page(
+        "The ranks of a group call different collectives, or call them with different shapes."
+    ),
+    "rank-out-of-world": Page("The world does not have this rank."),
+    "rank-arguments": Page("The ranks of a launch got different numbers of arguments."),
+    "hardware-limit": Page("Hardware runs this collective only with two cores and at least four ranks."),
+    "not-supported": Page(
+        "An option that no device supports yet, or that this operating system does not support."
+    ),
     # ---- Python in kernels
     "tensor-value": Page(
         "Values are not known while a kernel is traced, so Python cannot branch on them.",
@@ -177,7 +185,7 @@ PAGES: dict[str, Page] = {
         "nl.greater(tile, 0)",
     ),
     "abstract-value": Page(
-        "The kernel is traced from shapes alone, and its Python asks for values.",
+        "The kernel is traced from shapes alone, and its Python reads a value.",
         """
         @nki.jit
         def kernel(x):
@@ -195,7 +203,7 @@ PAGES: dict[str, Page] = {
         """,
     ),
     "no-kernel": Page(
-        "`nl` and `nisa` work inside a kernel alone.",
+        "`nl` and `nisa` work only inside a kernel.",
         """
         nl.zeros((128, 512), nl.float32)  # in no kernel
         """,
@@ -203,12 +211,12 @@ PAGES: dict[str, Page] = {
     ),
     "not-implemented-yet": Page("A part of NKI that Open NKI does not have yet."),
     "removed": Page(
-        "A name that NKI had once; the help says what took its place.",
+        "A name of an older NKI; the help names its replacement.",
         "nisa.tensor_copy_dynamic_src(tile, tile)",
         "nisa.tensor_copy(nl.ndarray((128, 512), nl.float32), tile)",
     ),
     "platform": Page(
-        "There is no such platform.",
+        "This platform does not exist.",
         """
         import os
 
@@ -233,7 +241,7 @@ PAGES: dict[str, Page] = {
     "inner-target": Page("A kernel called by a kernel runs on the caller's platform."),
     # ---- loops and registers
     "register-value": Page(
-        "A register has its value at run time: Python cannot compute with it.",
+        "A register has a value only at run time, so Python cannot compute with it.",
         "nisa.register_alloc(3) + 1",
         "nisa.memset(tile[:, nl.ds(nisa.register_alloc(3), 4)], 0.0)",
     ),
@@ -243,32 +251,33 @@ PAGES: dict[str, Page] = {
         "nisa.register_alloc(1 << 20)",
     ),
     "register-float": Page(
-        "A float in a register can be tested and stored, not used as an index.",
+        "A float in a register can be tested and stored, but not used as an index.",
         "nisa.register_alloc(nl.zeros((1, 1), nl.float32))",
         "nisa.register_alloc(nl.zeros((1, 1), nl.int32))",
     ),
     "uninitialized": Page(
-        "A register is read before anything was written to it.",
+        "A register is read before it was written.",
         "nisa.memset(tile[:, nl.ds(nisa.register_alloc(), 4)], 0.0)",
         "nisa.memset(tile[:, nl.ds(nisa.register_alloc(0), 4)], 0.0)",
     ),
     "frozen-register": Page(
-        "The counter of a loop belongs to the loop.",
+        "The kernel writes the counter of a loop, which only the loop may change.",
         "for i in nl.dynamic_range(2):\n    nisa.register_move(i, 5)",
         "counter = nisa.register_alloc(0)\nnisa.register_move(counter, 5)",
     ),
     "loop-step": Page(
-        "The step of a dynamic loop is an int of at least 1.",
+        "The step of a dynamic loop must be an int of at least 1.",
         "for i in nl.dynamic_range(0, 8, 0):\n    pass",
         "for i in nl.dynamic_range(0, 8, 2):\n    pass",
     ),
     "loop-body": Page(
-        "The body of a dynamic loop returns nothing, or of a while loop the next condition.",
+        "The body of a dynamic loop must return nothing; that of a while loop returns the next condition.",
         "nl.fori_loop(0, 2, lambda i: tile)",
         "nl.fori_loop(0, 2, lambda i: nisa.memset(tile, 0.0) and None)",
     ),
     "loop-divergence": Page(
-        "The body of a dynamic loop is one piece of code: it must issue the same instructions each time.",
+        "The body of a dynamic loop is one piece of code: it must issue the same instructions in each "
+        "iteration.",
         """
         seen = []
 
@@ -287,12 +296,12 @@ PAGES: dict[str, Page] = {
         """,
     ),
     "loop-in-no-reorder": Page(
-        "A dynamic loop cannot stand inside `nl.no_reorder()`.",
+        "A dynamic loop cannot be inside `nl.no_reorder()`.",
         "with nl.no_reorder():\n    nl.fori_loop(0, 2, lambda i: None)",
         "with nl.no_reorder():\n    nisa.memset(tile, 0.0)",
     ),
     "loop-local-tensor": Page(
-        "A tensor made in the body of a dynamic loop ends with the iteration.",
+        "A tensor made in the body of a dynamic loop exists only in that iteration.",
         """
         @nki.jit
         def kernel(x):
@@ -315,13 +324,13 @@ PAGES: dict[str, Page] = {
         """,
     ),
     "endless-loop": Page(
-        "A while loop whose condition never becomes 0; `OPEN_NKI_MAX_ITERATIONS` is the limit.",
+        "The condition of a while loop never becomes 0; `OPEN_NKI_MAX_ITERATIONS` is the limit.",
     ),
     "deprecated": Page(
-        "`while register:` steers Python by a run-time value; `nl.while_loop` works in every front end.",
+        "`while register:` controls Python by a run-time value; `nl.while_loop` works in every front end.",
     ),
     "loop-trips": Page(
-        "A profile from shapes alone cannot know how often this loop runs: it is priced as if it ran once.",
+        "A profile from shapes alone cannot know how often this loop runs: it is timed with one iteration.",
     ),
     # ---- arguments and results
     "scalar-argument": Page(
@@ -360,7 +369,7 @@ PAGES: dict[str, Page] = {
         kernel(x, x.copy())
         """,
     ),
-    "lost-write": Page("The kernel wrote an argument whose framework cannot change arrays (JAX)."),
+    "lost-write": Page("The kernel wrote an argument of a framework whose arrays cannot change (JAX)."),
     "fp8-range": Page(
         "float8_e4m3fn values beyond 240 do not fit the e4m3 of trn1 and trn2.",
         """
@@ -382,36 +391,37 @@ PAGES: dict[str, Page] = {
         kernel(np.full((128, 512), 240, ml_dtypes.float8_e4m3fn))
         """,
     ),
-    "framework": Page("A framework's tensor of a kind that a kernel cannot run on: traced, sparse, nested."),
-    "framework-mix": Page("Tensors of PyTorch and arrays of NumPy or JAX in one call."),
-    "device": Page("Arguments on different devices, or on one that kernels do not run on."),
-    "device-copy": Page("Kernels run on the processor: tensors elsewhere are copied there and back."),
+    "framework": Page("A kernel cannot run on this kind of framework tensor: traced, sparse or nested."),
+    "framework-mix": Page("One call has tensors of PyTorch and arrays of NumPy or JAX."),
+    "device": Page("Arguments are on different devices, or on one that kernels do not run on."),
+    "device-copy": Page("Kernels run on the CPU: tensors on other devices are copied there and back."),
     "plan-cache": Page(
         "A file of the folder that OPEN_NKI_PLAN_CACHE names is damaged, or the folder cannot be written to. The call "
         "goes on with a plan of its own (docs/performance.md)."
     ),
     "no-backward": Page(
-        "A kernel has no gradient by itself: `differentiable(forward, backward)` gives it one (docs/torch.md)."
+        "A kernel has no gradient of its own: `differentiable(forward, backward)` defines one "
+        "(docs/torch.md)."
     ),
     "gradient": Page(
-        "A backward returned too few gradients, too many, or one of another shape than its argument."
+        "A backward returned too few gradients, too many, or one whose shape differs from its argument's."
     ),
-    "missing-package": Page("A package that is not installed; the help says which command installs it."),
-    "no-compiler": Page("A function that drives the vendor's compiler, which Open NKI does not have."),
+    "missing-package": Page("A package is not installed; the help shows the command that installs it."),
+    "no-compiler": Page("The function calls the vendor's compiler, which Open NKI does not have."),
     "baseline-file": Page(
-        "The file is no baseline: write it with `nki check --baseline FILE --update-baseline`."
+        "The file is not a baseline: write it with `nki check --baseline FILE --update-baseline`."
     ),
-    "costs-file": Page("The file holds no costs of kernels: write it again with `pytest --nki-update`."),
+    "costs-file": Page("The file does not hold costs of kernels: write it again with `pytest --nki-update`."),
     "tune-space": Page(
-        "A space of configurations is empty, or its condition is no arithmetic over its names."
+        "A space of configurations is empty, or its condition is not arithmetic on its names."
     ),
     "python-error": Page(
         "Python itself failed in a kernel that `nki check` traced; the message is Python's."
     ),
     "profile-file": Page(
-        "The file is no saved profile, or it was changed: write it again with `nki profile --save`."
+        "The file is not a saved profile, or it was changed: write it again with `nki profile --save`."
     ),
     "program-file": Page(
-        "The file is no saved program, or it is damaged: write it again with `nki trace --save`."
+        "The file is not a saved program, or it is damaged: write it again with `nki trace --save`."
     ),
 }

@@ -22,61 +22,61 @@ def gather(lines: str) -> str:
 
 PAGES: dict[str, Page] = {
     "shape": Page(
-        "Shapes do not fit each other, or an entry of a shape is no positive number.",
+        "Shapes do not match, or an entry of a shape is not a positive number.",
         "nisa.tensor_tensor(tile, tile, tile[:, 0:256], nl.add)",
         "nisa.tensor_tensor(tile, tile, tile, nl.add)",
     ),
     "axis": Page(
-        "An axis that the tensor does not have, or over which the instruction cannot go. "
-        "`nl.sum` and `nl.max` fold partitions too, with a warning.",
+        "The tensor does not have this axis, or the instruction cannot reduce it. `nl.sum` and `nl.max` "
+        "also reduce partitions, with a warning.",
         "nisa.tensor_reduce(nl.ndarray((128, 1), x.dtype), nl.add, tile, axis=3)",
         "nisa.tensor_reduce(nl.ndarray((128, 1), x.dtype), nl.add, tile, axis=1)",
     ),
     "index": Page(
-        "An index or a slice outside the tensor. Nothing is clamped.",
+        "An index or a slice is outside the tensor. Nothing is clamped.",
         "nisa.memset(tile[:, 500:600], 0.0)",
         "nisa.memset(tile[:, 500:512], 0.0)",
     ),
     "free-limit": Page(
-        "More elements per partition than the instruction takes.",
+        "The operand has more elements per partition than the instruction accepts.",
         "nisa.nc_matmul(nl.ndarray((128, 512), nl.float32, buffer=nl.psum), tile[:, 0:256], tile)",
         "nisa.nc_matmul(nl.ndarray((128, 512), nl.float32, buffer=nl.psum), tile[:, 0:128], tile)",
     ),
     "layout": Page(
-        "A view that needs its elements in another order than they lie in.",
+        "The view would need its elements in another order than they have in memory.",
         "tile[:, 0:512:2].view(nl.bfloat16)",
         "tile.view(nl.bfloat16)",
     ),
     "pattern": Page(
-        "A pattern of steps and counts, or a permutation, that is not well formed.",
+        "A pattern of steps and counts, or a permutation, is malformed.",
         "tile.ap([[512, 128], [1, 0]])",
         "tile.ap([[512, 128], [1, 256]])",
     ),
     "ap-dims": Page(
-        "An operand needs more than four free dimensions to address, even after dimensions that follow each "
-        "other in memory were joined.",
+        "An operand needs more than four free dimensions to address, even after dimensions that are "
+        "contiguous in memory were merged.",
     ),
     "alignment": Page(
-        "Bytes that do not begin where elements of the dtype may begin.",
+        "The bytes do not start at an address that is aligned for the dtype.",
         "tile.view(nl.uint8)[:, 1:5].view(nl.float32)",
         "tile.view(nl.uint8)[:, 4:8].view(nl.float32)",
     ),
     "partition-dim": Page(
-        "Dimension 0 of a tile is the partition dimension: it cannot be moved or merged. "
-        "`reshape` copies the elements to a new tile where it would have to, with a warning.",
+        "Dimension 0 of a tile is the partition dimension: it cannot be moved or merged. `reshape` copies "
+        "the elements to a new tile if it must, with a warning.",
         "tile.permute((1, 0))",
         "tile.reshape((128, 2, 256)).permute((0, 2, 1))",
     ),
     "partition-step": Page(
-        "Partitions are taken one after the other: a slice of dimension 0 has step 1.",
+        "A slice of dimension 0 must have step 1: partitions cannot be skipped.",
         "nisa.memset(tile[0:128:2], 0.0)",
         "nisa.memset(tile[0:64], 0.0)",
     ),
     "partition-stride": Page(
-        "The partitions of an operand are not a stretch with step 1.",
+        "The partitions of an operand are not consecutive.",
     ),
     "partition-dynamic": Page(
-        "On chip a run-time index selects in a free dimension, not among partitions.",
+        "On chip, a run-time index selects in a free dimension, not among partitions.",
         """
         number = nisa.register_alloc(3)
         nisa.memset(tile[nl.ds(number, 4), 0:4], 0.0)
@@ -87,8 +87,8 @@ PAGES: dict[str, Page] = {
         """,
     ),
     "start-partition": Page(
-        "Engines reach partitions in groups: an operand of more than 32 partitions starts at 0 or 64, of more "
-        "than 64 at 0.",
+        "Engines access partitions in groups: an operand of more than 32 partitions starts at 0 or 64, "
+        "one of more than 64 at 0.",
         "nisa.memset(tile[32:96], 0.0)",
         "nisa.memset(tile[64:128], 0.0)",
     ),
@@ -98,12 +98,12 @@ PAGES: dict[str, Page] = {
         gather("nisa.dma_copy(tile, x.ap([[512, 4], [1, 512]], vector_offset=places, indirect_dim=0))"),
     ),
     "indirect-twice": Page(
-        "A view takes one run-time index.",
+        "A view can have only one run-time index.",
         gather("x.vector_select(0, places).vector_select(0, places)"),
         gather("nisa.dma_copy(tile, x.vector_select(0, places))"),
     ),
     "indirect-view": Page(
-        "The instruction takes no operand with a run-time index.",
+        "The instruction does not accept an operand with a run-time index.",
         """
         @nki.jit
         def kernel(x, columns):
@@ -155,18 +155,18 @@ PAGES: dict[str, Page] = {
         target="trn3",
     ),
     "ap-drops-indirection": Page(
-        "`.ap` makes a new pattern over the whole tensor; the run-time index that the view had is lost.",
+        "`.ap` makes a new pattern over the whole tensor and drops the view's run-time index.",
         gather("nisa.dma_copy(tile, x.vector_select(0, places).ap([[512, 4], [1, 512]]))"),
         gather("nisa.dma_copy(tile, x.ap([[512, 4], [1, 512]], vector_offset=places))"),
     ),
     "oob-skip": Page(
-        "`oob_mode.skip` leaves out rows whose run-time index is out of bounds; without such an index there is "
+        "`oob_mode.skip` skips rows whose run-time index is out of bounds; without such an index there is "
         "nothing to skip.",
         "nisa.dma_copy(tile, x, oob_mode=nisa.oob_mode.skip)",
         "nisa.dma_copy(tile, x)",
     ),
     "scatter-dup": Page(
-        "Two rows of a scatter have one target. Here the last one wins; DMA queues promise no order.",
+        "Two rows of a scatter have the same target. Here the last one wins; DMA queues guarantee no order.",
         """
         @nki.jit
         def kernel(x, rows):
@@ -193,8 +193,8 @@ PAGES: dict[str, Page] = {
         """,
     ),
     "broadcast": Page(
-        "An `nl` function repeats an operand to the shape of the other one, which costs a copy that the code "
-        "does not show.",
+        "An `nl` function repeats an operand to the shape of the other one, which needs a copy that the "
+        "code does not show.",
         "nl.add(tile, nl.zeros((1, 512), nl.float32))",
         "nl.add(tile, nl.zeros((128, 1), nl.float32))",
     ),
