@@ -29,7 +29,7 @@ class MLP(nn.Module):
 
 
 class KernelMLP(MLP):
-    """The same weights. The kernel contracts rows, so it takes each matrix as [inputs, outputs]."""
+    """The MLP as a kernel, with the same weights. The kernel takes each matrix as [inputs, outputs]."""
 
     def forward(self, x):
         return fused_mlp_isa_kernel[LNC](
@@ -45,7 +45,7 @@ class KernelMLP(MLP):
 
 
 def modelled_us(batch, sequence, hidden_size, intermediate_size):
-    """What the kernel would take on a device."""
+    """Return the kernel's modelled time on a device."""
     shapes = {
         "hidden": (batch, sequence, hidden_size),
         "gate_w": (hidden_size, intermediate_size),
@@ -58,7 +58,7 @@ def modelled_us(batch, sequence, hidden_size, intermediate_size):
 
 @torch.no_grad()
 def compare(batch, sequence, hidden_size, intermediate_size):
-    """The largest difference between the two, which rtol = atol = 1e-2 must cover."""
+    """Return the largest difference between the two; assert that it is within rtol = atol = 1e-2."""
     torch.manual_seed(0)
     plain = MLP(hidden_size, intermediate_size).to(torch.bfloat16)
     ours = KernelMLP(hidden_size, intermediate_size).to(torch.bfloat16)

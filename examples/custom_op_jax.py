@@ -1,4 +1,4 @@
-"""a * b * (a + b) in JAX, with the addition as a kernel: eager, jitted, then trained through.
+"""a * b * (a + b) in JAX, with the addition as a kernel: eager, jitted, and in training.
 
 python examples/custom_op_jax.py
 """
@@ -15,7 +15,7 @@ from nki.frameworks.jax import differentiable, hlo
 
 @nki.jit
 def tensor_add(a, b):
-    """a + b for matrices of any number of rows, 128 at a time."""
+    """Return a + b for matrices with any number of rows, 128 at a time."""
     out = nl.ndarray(a.shape, a.dtype, buffer=nl.shared_hbm)
     rows, columns = a.shape
     for first in range(0, rows, nl.tile_size.pmax):
@@ -31,13 +31,13 @@ def tensor_add(a, b):
 
 @jax.custom_vjp
 def long_add(a, b):
-    """The long way to a gradient: JAX's own decorator around the kernel."""
+    """Define the gradient with JAX's own decorator."""
     return tensor_add(a, b)
 
 
 long_add.defvjp(lambda a, b: (long_add(a, b), (a, b)), lambda saved, dy: (dy, dy))
 
-add = differentiable(tensor_add, lambda dy, a, b: (dy, dy))  # the short way
+add = differentiable(tensor_add, lambda dy, a, b: (dy, dy))  # the same with differentiable
 
 
 def sum_product(a, b):
@@ -46,7 +46,7 @@ def sum_product(a, b):
 
 @jax.jit
 def step(a, b, rate):
-    """One step of gradient descent towards a * b * (a + b) == 2."""
+    """Do one step of gradient descent towards a * b * (a + b) == 2."""
 
     def loss(a, b):
         return ((sum_product(a, b) - 2) ** 2).mean()

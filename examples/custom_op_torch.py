@@ -1,4 +1,4 @@
-"""a * b * (a + b) in PyTorch, with the addition as a kernel: forward, compiled, then trained through.
+"""a * b * (a + b) in PyTorch, with the addition as a kernel: forward, compiled, and in training.
 
 python examples/custom_op_torch.py
 """
@@ -13,7 +13,7 @@ from nki.frameworks.torch import differentiable
 
 @nki.jit
 def tensor_add(a, b):
-    """a + b for matrices of any number of rows, 128 at a time."""
+    """Return a + b for matrices with any number of rows, 128 at a time."""
     out = nl.ndarray(a.shape, a.dtype, buffer=nl.shared_hbm)
     rows, columns = a.shape
     for first in range(0, rows, nl.tile_size.pmax):
@@ -28,7 +28,7 @@ def tensor_add(a, b):
 
 
 class Add(torch.autograd.Function):
-    """The long way to a gradient: PyTorch's own class around the kernel."""
+    """Define the gradient with PyTorch's own class."""
 
     @staticmethod
     def forward(ctx, a, b):
@@ -39,7 +39,7 @@ class Add(torch.autograd.Function):
         return dy, dy
 
 
-add = differentiable(tensor_add, lambda dy, a, b: (dy, dy))  # the short way
+add = differentiable(tensor_add, lambda dy, a, b: (dy, dy))  # the same with differentiable
 
 
 def sum_product(a, b):
@@ -47,7 +47,7 @@ def sum_product(a, b):
 
 
 def train(steps=60):
-    """Find a and b for which a * b * (a + b) is 2 everywhere; returns the losses."""
+    """Find a and b for which a * b * (a + b) is 2 everywhere. Return the losses."""
     torch.manual_seed(0)
     a, b = (torch.rand(256, 1024).requires_grad_() for _ in range(2))
     optimizer = torch.optim.Adam([a, b], lr=0.03)

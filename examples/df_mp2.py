@@ -1,7 +1,7 @@
 """The MP2 correlation energy of a closed-shell molecule, with density fitting, in BLAS calls.
 
 python examples/df_mp2.py --demo                           synthetic integrals
-python examples/df_mp2.py --mol h2o --basis sto-3g         integrals of PySCF, and its own energy beside ours
+python examples/df_mp2.py --mol h2o --basis sto-3g         integrals of PySCF, and also its own energy
 python examples/df_mp2.py --demo --fused-energy            the last step as one NKI kernel, in float32
 
 PySCF: pip install 'open-nki[chemistry]'
@@ -30,7 +30,7 @@ ROWS_AT_ONCE = 4096  # rows of amplitudes (i, a) in one product
 
 @dataclass
 class Problem:
-    """What a mean-field calculation leaves to be done. float64 tensors."""
+    """The result of a mean-field calculation, as float64 tensors."""
 
     three_center: torch.Tensor  # (mu nu|P), [nbf, nbf, naux]
     metric: torch.Tensor  # (P|Q), [naux, naux]
@@ -41,7 +41,7 @@ class Problem:
 
 
 def df_mp2_energy(problem, fused=False, progress=lambda done, total: None):
-    """The correlation energy. `fused` leaves the sum over amplitudes to the NKI kernel, in float32."""
+    """Return the correlation energy. With `fused` the NKI kernel sums the amplitudes, in float32."""
     B = fitting_factors(problem)  # [nocc, nvir, naux]
     nocc, nvir, naux = B.shape
     flat = B.reshape(nocc * nvir, naux)
@@ -56,7 +56,7 @@ def df_mp2_energy(problem, fused=False, progress=lambda done, total: None):
 
 
 def fitting_factors(problem):
-    """B with (ia|jb) = sum over P of B[i, a, P] B[j, b, P]: two half transforms, then the metric."""
+    """Return B with (ia|jb) = sum over P of B[i, a, P] B[j, b, P]: two half transforms, then the metric."""
     nbf, naux = problem.three_center.shape[1:]
     nocc, nvir = problem.occupied.shape[1], problem.virtual.shape[1]
     half = trnblas.gemm(  # (i nu|P)
@@ -81,7 +81,7 @@ def amplitude_sum(T, eps_chunk, eps_occ, eps_vir, fused):
 
 
 def synthetic(nbf, nocc, naux, seed=0):
-    """Integrals of no molecule, with a metric and orbital energies as real ones have."""
+    """Return random integrals, with a realistic metric and realistic orbital energies."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape):
@@ -104,7 +104,7 @@ def synthetic(nbf, nocc, naux, seed=0):
 
 
 def direct_energy(problem):
-    """The same energy, written down in one line of einsum each: for small synthetic problems."""
+    """Return the same energy by einsum, for small synthetic problems."""
     integrals = np.einsum(
         "mnp,mi,na->iap", *(x.numpy() for x in (problem.three_center, problem.occupied, problem.virtual))
     )
@@ -117,7 +117,7 @@ def direct_energy(problem):
 
 
 def from_pyscf(molecule, basis):
-    """A problem and PySCF's own DF-MP2 energy."""
+    """Return a problem and PySCF's own DF-MP2 energy."""
     from pyscf import df, gto, mp, scf
 
     mol = gto.M(atom=MOLECULES.get(molecule, molecule), basis=basis, verbose=0)

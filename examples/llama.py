@@ -1,9 +1,9 @@
 """A Llama model of Hugging Face generates on library kernels, prefill and decode; compared with the model.
 
-python examples/llama.py [--tokens 8 --prompt 12 --layers 2]       the same tokens as the model, near logits
-python examples/llama.py --profile [--html FILE --json FILE --context 2048]    an 8B model on Trainium
+python examples/llama.py [--tokens 8 --prompt 12 --layers 2]       compares tokens and logits with the model
+python examples/llama.py --profile [--html FILE --json FILE --context 2048]    models an 8B model on Trainium
 
-The weights are random and nothing is downloaded; of the 8B model there are shapes alone.
+The weights are random and nothing is downloaded; the 8B model has only shapes.
 """
 
 import argparse
@@ -27,34 +27,36 @@ from nkilib.core.qkv.qkv_tkg import qkv_tkg
 from nkilib.core.utils.common_types import ComputationMode, NormType, QKVOutputLayout
 from nkilib.experimental.foreach.foreach_elementwise import add_tensor_kernel
 
-HEAD_COLUMNS = 32768  # of the vocabulary in one call: their logits fit into SBUF
+HEAD_COLUMNS = 32768  # rows of the vocabulary in one call: their logits fit into SBUF
 
 # ---- the model on kernels ------------------------------------------------------------------------
 
 
-def turned(linear):
-    """Kernels take weights as [inputs, outputs]."""
+def transposed(linear):
+    """Return the weights as [inputs, outputs], the layout that kernels take."""
     return linear.weight.T.contiguous()
 
 
 class Layer:
-    """The weights of a decoder layer as the kernels take them, and its cache."""
+    """The weights of a decoder layer in the layouts of the kernels, and its cache."""
 
-    def __init__(self, layer, sizes, batch, room):
+    def __init__(self, layer, sizes, batch, capacity):
         attention, inner = layer.self_attn, layer.mlp
         self.sizes = sizes
         heads = (attention.q_proj, attention.k_proj, attention.v_proj)
         self.qkv = torch.cat([projection.weight for projection in heads]).T.contiguous()
-        self.out = turned(attention.o_proj)
-        self.gate, self.up, self.down = (turned(w) for w in (inner.gate_proj, inner.up_proj, inner.down_proj))
+        self.out = transposed(attention.o_proj)
+        self.gate, self.up, self.down = (
+            transposed(w) for w in (inner.gate_proj, inner.up_proj, inner.down_proj)
+        )
         self.gamma_qkv = layer.input_layernorm.weight[None].contiguous()
         self.gamma_mlp = layer.post_attention_layernorm.weight[None].contiguous()
         caches = batch * sizes.kv_heads
-        self.keys = torch.zeros(caches, 1, sizes.depth, room, dtype=self.qkv.dtype)
-        self.values = torch.zeros(caches, 1, room, sizes.depth, dtype=self.qkv.dtype)
+        self.keys = torch.zeros(caches, 1, sizes.depth, capacity, dtype=self.qkv.dtype)
+        self.values = torch.zeros(caches, 1, capacity, sizes.depth, dtype=self.qkv.dtype)
 
     def prefill(self, x, cos, sin):
-        """x [B, S, H] through the layer; keys and values of all tokens go to the cache."""
+        """Run the layer on x [B, S, H]; keys and values of all tokens go to the cache."""
         n, (batch, tokens, _) = self.sizes, x.shape
         qkv = qkv_cte(
             x,
@@ -80,9 +82,9 @@ class Layer:
         return self.finish(x, update, ComputationMode.PREFILL)
 
     def decode(self, x, position, inv_freqs):
-        """x [B, 1, H], the token at a position, through the layer. A kv head is a batch to attention."""
+        """Run the layer on x [B, 1, H], the token at a position. A kv head is a batch entry of attention."""
         n, batch, caches = self.sizes, len(x), len(self.keys)
-        group, room = n.heads // n.kv_heads, self.keys.shape[-1]
+        group, capacity = n.heads // n.kv_heads, self.keys.shape[-1]
         qkv = qkv_tkg(x, self.qkv, self.gamma_qkv, eps=n.eps).to(x.dtype)
         q, k, v = qkv.reshape(batch, -1, n.depth).split((n.heads, n.kv_heads, n.kv_heads), 1)
         k, v = (part.reshape(caches, 1, 1, n.depth) for part in (k, v))
@@ -94,7 +96,7 @@ class Layer:
             self.values,
             torch.ones(1, caches, group, 1, dtype=torch.uint8),
             torch.empty(caches, group, n.depth, 1, dtype=x.dtype),
-            decode_config(n, caches, room),
+            decode_config(n, caches, capacity),
             None,
             inv_freqs=inv_freqs,
             rope_pos_ids=torch.full((caches, 1), float(position)),
@@ -108,7 +110,7 @@ class Layer:
         )
 
     def finish(self, x, update, mode):
-        """x + update, and what the MLP adds to that."""
+        """Return x + update plus the MLP of that sum."""
         added, x = mlp(
             x,
             self.gate,
@@ -126,7 +128,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model: hidden states, MLP, heads of queries and of keys, size of a head, layers, vocabulary."""
+    """Sizes of a model: hidden states, MLP, query and key heads, size of a head, layers, vocabulary."""
 
     hidden: int
     inner: int
@@ -141,28 +143,28 @@ class Sizes:
         return (self.heads + 2 * self.kv_heads) * self.depth
 
 
-def decode_config(n, caches, room):
+def decode_config(n, caches, capacity):
     return AttnTKGConfig(
-        caches, n.heads // n.kv_heads, 1, room, room, n.depth, fuse_rope=True, use_pos_id=True
+        caches, n.heads // n.kv_heads, 1, capacity, capacity, n.depth, fuse_rope=True, use_pos_id=True
     )
 
 
 class Llama:
-    """A LlamaForCausalLM whose layers and head are kernels; embeddings are looked up by the model."""
+    """A LlamaForCausalLM whose layers and head are kernels; the model looks up the embeddings."""
 
-    def __init__(self, model, batch, room):
+    def __init__(self, model, batch, capacity):
         c = model.config
         heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
         self.sizes = Sizes(
             c.hidden_size, c.intermediate_size, *heads, c.num_hidden_layers, c.vocab_size, c.rms_norm_eps
         )
         self.model = model.model
-        self.layers = [Layer(layer, self.sizes, batch, room) for layer in self.model.layers]
+        self.layers = [Layer(layer, self.sizes, batch, capacity) for layer in self.model.layers]
         self.gamma = self.model.norm.weight[None].contiguous()
         self.head = [part.T.contiguous() for part in model.lm_head.weight.split(HEAD_COLUMNS)]
 
     def logits(self, x):
-        """Norm and projection of the last token, [B, V]."""
+        """Return norm and projection of the last token, [B, V]."""
         last = x[:, -1:].contiguous()
         parts = [qkv_tkg(last, part, self.gamma, eps=self.sizes.eps) for part in self.head]
         return torch.cat(parts, -1)[:, 0].float()
@@ -183,9 +185,9 @@ class Llama:
 
 
 def generate(model, prompt, count):
-    """`count` tokens after the prompt [B, S], the likeliest each time, and the logits of each."""
-    room = -(-(prompt.shape[1] + count) // 128) * 128
-    llama = Llama(model, len(prompt), room)
+    """Return the `count` most likely tokens after the prompt [B, S], and the logits of each."""
+    capacity = -(-(prompt.shape[1] + count) // 128) * 128
+    llama = Llama(model, len(prompt), capacity)
     logits = [llama.prefill(prompt)]
     tokens = [logits[0].argmax(-1)]
     for position in range(prompt.shape[1], prompt.shape[1] + count - 1):
@@ -211,7 +213,7 @@ def random_model(layers):
 
 @torch.no_grad()
 def compare(layers, batch, prompt, count):
-    """(same tokens in float32, largest error of the logits in bfloat16 as a part of the largest logit)."""
+    """Return (same tokens in float32, largest error of the bfloat16 logits relative to the largest logit)."""
     model = random_model(layers)
     text = torch.randint(0, model.config.vocab_size, (batch, prompt))
     tokens, _ = generate(model, text, count)
@@ -226,14 +228,14 @@ def compare(layers, batch, prompt, count):
     return torch.equal(tokens, expected), ((logits - exact).abs().max() / exact.abs().max()).item(), tokens
 
 
-# ---- what a full-size model would take -----------------------------------------------------------
+# ---- modelled times of a full-size model ---------------------------------------------------------
 
 LLAMA_8B = Sizes(4096, 14336, 32, 8, 128, 32, 128256)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A kernel with the shapes it gets: `times` in a pass, with matmuls and results of this size."""
+    """A kernel and the shapes of its arguments: called `times` in a pass, with these flops and result bytes."""
 
     name: str
     kernel: object
@@ -278,7 +280,7 @@ def head_part(n):
 
 
 def prefill_parts(n, tokens):
-    """What Layer.prefill and the head call for a prompt."""
+    """Return the kernels that Layer.prefill and the head call for a prompt."""
     tables, columns = spec(1, tokens, n.depth), n.columns()
     qkv = {"input": spec(1, tokens, n.hidden), "fused_qkv_weights": spec(n.hidden, columns)}
     qkv |= {"output_layout": QKVOutputLayout.NBSd, "fused_norm_type": NormType.RMS_NORM, "fused_rope": True}
@@ -306,20 +308,20 @@ def prefill_parts(n, tokens):
     ]
 
 
-def decode_parts(n, room):
-    """What Layer.decode and the head call for one token that sees `room` keys."""
+def decode_parts(n, capacity):
+    """Return the kernels that Layer.decode and the head call for one token with `capacity` keys."""
     kv, group, columns, wide = n.kv_heads, n.heads // n.kv_heads, n.columns(), n.heads * n.depth
     qkv = {"hidden": spec(1, 1, n.hidden), "qkv_w": spec(n.hidden, columns), "norm_w": row(n.hidden)}
     new = spec(kv, 1, 1, n.depth)
     attention = {"q": spec(kv, group, 1, n.depth), "k_active": new, "v_active": new, "sbm": None}
-    attention |= {"k_prior": spec(kv, 1, n.depth, room), "v_prior": spec(kv, 1, room, n.depth)}
+    attention |= {"k_prior": spec(kv, 1, n.depth, capacity), "v_prior": spec(kv, 1, capacity, n.depth)}
     attention |= {"mask": spec(1, kv, group, 1, dtype="uint8"), "out": spec(kv, group, n.depth, 1)}
-    attention |= {"cfg": decode_config(n, kv, room), "inv_freqs": spec(n.depth // 2, 1, dtype="float32")}
+    attention |= {"cfg": decode_config(n, kv, capacity), "inv_freqs": spec(n.depth // 2, 1, dtype="float32")}
     attention |= {"rope_pos_ids": spec(kv, 1, dtype="float32"), "k_out": spec(kv, 1, n.depth, 1)}
     out = {"attention": spec(n.depth, 1, n.heads, 1), "weight": spec(wide, n.hidden)}
     return [
         Part("qkv_tkg", qkv_tkg, qkv, n.layers, 2 * n.hidden * columns, 2 * columns),
-        Part("attention_tkg", attention_tkg, attention, n.layers, 4 * wide * room, 0),
+        Part("attention_tkg", attention_tkg, attention, n.layers, 4 * wide * capacity, 0),
         Part(
             "output_projection_tkg", output_projection_tkg, out, n.layers, 2 * wide * n.hidden, 2 * n.hidden
         ),
@@ -331,7 +333,7 @@ def decode_parts(n, room):
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a part: microseconds of one call, of all of a pass, the bound of one call and what sets it."""
+    """Costs of a part: microseconds of one call and of a whole pass, the bound of one call and its kind."""
 
     name: str
     times: int
@@ -344,7 +346,7 @@ class Cost:
 
 
 def cost(part, lnc, known):
-    """Of a part on so many cores; parts that are alike, as the head is in both passes, are timed once."""
+    """Return the cost of a part on so many cores; equal parts, as the head, are timed once."""
     key = (part.name, repr(part.arguments))
     if key not in known:
         known[key] = timed(part, lnc)

@@ -16,7 +16,7 @@ def place(target, lnc):
 
 
 def headline(target, lnc, passes, context):
-    """Time to the first token, tokens per second."""
+    """Return the time to the first token and the tokens per second, as text."""
     first, each = seconds(passes[0]), seconds(passes[1])
     return (
         f"{place(target, lnc)}: first token after {1e3 * first:,.1f} ms ({context} tokens of prompt), "
@@ -80,7 +80,7 @@ NOTE = (
 
 
 def page(found, sizes, context):
-    """The same numbers in HTML: what decides, and a bar for every part, with its bound."""
+    """Return the same numbers as HTML: the dominant kernels, and a bar for every part, with its bound."""
     title = f"Llama, {sizes.layers} layers of {sizes.hidden}, {context} tokens: modelled time by kernel"
     body = [f"<h1>{title}</h1><p class=note>{NOTE}</p>", summary(found)]
     for (target, lnc), passes in found.items():
@@ -91,22 +91,22 @@ def page(found, sizes, context):
 
 
 def summary(found):
-    """A line for every target: the figures, and the kernels that decide."""
+    """Return a line for every target: the figures, and the dominant kernels."""
     rows = [
         "<tr><th><th>first token<th>tokens per second<th class=word>prefill decided by"
         "<th class=word>decode decided by</tr>"
     ]
     for (target, lnc), passes in found.items():
         first, each = seconds(passes[0]), seconds(passes[1])
-        deciding = "".join(f"<td class=word>{deciders(costs)}" for costs in passes)
+        deciding = "".join(f"<td class=word>{dominant_parts(costs)}" for costs in passes)
         rows.append(
             f"<tr><td>{place(target, lnc)}<td>{1e3 * first:,.1f} ms<td>{1 / each:,.1f}{deciding}</tr>"
         )
     return f"<table>{''.join(rows)}</table>"
 
 
-def deciders(costs):
-    """The parts that take more than a tenth of a pass, the longest first."""
+def dominant_parts(costs):
+    """Return the parts that take more than a tenth of a pass, the longest first."""
     total = sum(cost.total() for cost in costs)
     ranked = sorted(costs, key=lambda cost: -cost.total())
     return ", ".join(f"{c.name} {c.total() / total:.0%}" for c in ranked if c.total() > total / 10)
@@ -128,6 +128,6 @@ def section(name, costs):
         )
     head = "<tr><th>kernel<th>us<th>times<th>share<th class=part>time and bound<th>bound, us<th>met</tr>"
     return (
-        f"<h3>{name}: {total / 1e3:,.1f} ms, decided by {deciders(costs)}</h3>"
+        f"<h3>{name}: {total / 1e3:,.1f} ms, decided by {dominant_parts(costs)}</h3>"
         f"<div class=bar>{''.join(parts)}</div><table>{head}{''.join(rows)}</table>"
     )

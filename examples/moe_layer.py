@@ -1,10 +1,10 @@
 """A mixture-of-experts layer that trains on library kernels, compared with the same layer in plain PyTorch.
 
 python examples/moe_layer.py [--tokens 256 --hidden 512 --inner 128 --steps 10]
-python examples/moe_layer.py --profile      # what layers of real models would take, from their shapes alone
+python examples/moe_layer.py --profile      # modelled times of layers of real models, from their shapes alone
 
-Router, permutation, experts and the experts' way back are kernels. The library has none for the router's way
-back, two small products.
+Router, permutation, experts and the backward of the experts are kernels. The library has no kernel for the
+backward of the router, which is two small products.
 """
 
 import argparse
@@ -32,8 +32,8 @@ from nkilib.experimental.subkernels.permute_routed_tokens import permute_routed_
 LNC = 2  # physical cores of a logical one
 EXPERTS, K, BLOCK = 8, 2, 256  # experts, those of a token, tokens of a block
 SPEC = MoECTESpec(MoECTEImplementation.shard_on_i, shard_on_I=ShardOnIConfig(checkpoint_activation=True))
-SKIP = SkipMode(skip_token=True)  # positions without a token name the token after the last
-ROUTED = 2048  # tokens that the router takes at once
+SKIP = SkipMode(skip_token=True)  # padding has index T, one past the last token
+ROUTED = 2048  # tokens per call of the router
 ROUTER = {
     "act_fn": RouterActFnType.SOFTMAX,  # of the K chosen logits
     "router_pre_norm": False,
@@ -47,7 +47,7 @@ ROUTER = {
 
 
 def route(x, router, k):
-    """The experts of each token [T, K] and their affinities [T, E], 0 for all others."""
+    """Return the experts of each token [T, K] and their affinities [T, E], 0 for all others."""
     tokens, experts = len(x), router.shape[1]
     logits, affinities = torch.empty(tokens, experts), torch.empty(tokens, experts, dtype=x.dtype)
     index = torch.empty(tokens, k, dtype=torch.int32)
@@ -57,9 +57,9 @@ def route(x, router, k):
 
 
 def fill_blocks(x, index, affinities, block):
-    """Tokens sorted by expert, each expert's in blocks of their own: ids [N B], and the expert of each block.
+    """Sort tokens by expert into blocks with one expert each: return ids [N B], and the expert of each block.
 
-    How many blocks there are depends on the shapes alone. Those that are left over name no expert.
+    The number of blocks depends only on the shapes. Unused blocks have no expert.
     """
     tokens, experts = affinities.shape
     column = x[:, :1].to(torch.bfloat16)  # the experts gather whole tokens themselves
@@ -85,7 +85,7 @@ def kernel_dtype(tensor):
 
 
 def forward(x, router, gate_up, down, k, block):
-    """The layer's result [T, H] and what the way back needs, for gate_up [E, H, 2, I] and down [E, I, H]."""
+    """Return the result [T, H] and what backward needs, for gate_up [E, H, 2, I], down [E, I, H]."""
     index, affinities = route(x, router, k)
     ids, block_to_expert = fill_blocks(x, index, affinities, block)
     weights = affinities.reshape(-1, 1)
@@ -133,7 +133,7 @@ def plain_mixture(x, router, gate_up, down, k=K):
 
 
 class Mixture(nn.Module):
-    """A layer whose weights are kept in float32 and used in the dtype of the tokens."""
+    """A layer whose weights are stored in float32 and used in the dtype of the tokens."""
 
     def __init__(self, hidden, inner, function):
         super().__init__()
@@ -175,7 +175,7 @@ def check_gradients(tokens, hidden, inner):
 
 
 def train(tokens, hidden, inner, steps):
-    """Both layers learn what a third one does. Losses of both, and how far the first outputs are apart."""
+    """Train both layers to imitate a third; return their losses and the distance of the first outputs."""
     with torch.no_grad():
         x = torch.randn(tokens, hidden).to(torch.bfloat16)
         target = Mixture(hidden, inner, plain_mixture)(x)
@@ -195,11 +195,11 @@ def train(tokens, hidden, inner, steps):
     return losses, relative_error(*outputs)
 
 
-# ---- what layers of real models take -------------------------------------------------------------
+# ---- modelled times of real models' layers -------------------------------------------------------
 
 
 class Layer(NamedTuple):
-    """Sizes of a model's layer, and of its blocks: those of one expert when all have as many tokens."""
+    """Sizes of a model's layer, and of its blocks if all experts have the same number of tokens."""
 
     name: str
     hidden: int
@@ -223,7 +223,7 @@ TRANSFERS = {
 
 
 def shapes(layer, tokens):
-    """Arguments of the three kernels of the way there, and of the one back, without values."""
+    """Return the arguments of the three forward kernels and of the backward kernel, without values."""
     _, hidden, inner, experts, k, block = layer
     blocks = tokens * k // block
 
@@ -251,8 +251,10 @@ def shapes(layer, tokens):
 
 
 def exposed(profile):
-    """Time of each stage of moe_cte on the first core, in us: a moment with several belongs to the experts,
-    else to the scatter; the ids that come first, and the fixed cost of a run, to routing."""
+    """Return the time of each stage of moe_cte on the first core, in us.
+
+    Time in which stages overlap counts for the experts, else for the scatter. Loading the ids and the fixed
+    cost of a run count for routing."""
     edges = []
     for bar in profile.timeline.bars:
         if bar.core == 0:
@@ -270,7 +272,7 @@ def exposed(profile):
 
 
 def experts_times(layer, tokens):
-    """Modelled us of each stage of moe_cte, and of the way back."""
+    """Return the modelled us of each stage of moe_cte, and of the backward."""
     arguments = shapes(layer, tokens)
     times = exposed(nki.profile(moe_cte[LNC])(*arguments["experts"], skip_dma=SKIP))
     back = nki.profile(blockwise_mm_bwd[LNC])(*arguments["backward"], skip_dma=SKIP).total_us
@@ -278,9 +280,9 @@ def experts_times(layer, tokens):
 
 
 def modelled(layer, tokens):
-    """Modelled us of each stage on the way there, and of the way back of the experts.
+    """Return the modelled us of each forward stage, and of the backward of the experts.
 
-    Blocks are alike: what a few and what some more of them take tells what all do.
+    All blocks cost the same: the times of two numbers of blocks are extrapolated.
     """
     few, more = (count // layer.k for count in POSITIONS)
     if tokens <= more:

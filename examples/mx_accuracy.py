@@ -2,8 +2,8 @@
 
 python examples/mx_accuracy.py [--plot mx_accuracy.svg]
 
-Errors are those of simulated kernels against float64, on random weights; times are modelled at the size of
-one rank of a large language model, for a prompt and for the decoding of four tokens.
+Errors compare simulated kernels with float64, on random weights; times are modelled at the size of
+one rank of a large language model, for a prompt and for decoding four tokens.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def in_bfloat16(x, *weights):
 
 
 def in_fp8(x, *weights):
-    """A scale for each column of the weights; the kernel gives each token its own."""
+    """FP8 with one scale per column of the weights; the kernel computes one scale per token."""
     scales = [np.abs(w.astype(np.float32)).max(0, keepdims=True) / 448 for w in weights]
     narrow = [(w.astype(np.float32) / s).astype(FP8) for w, s in zip(weights, scales, strict=True)]
     names = ("gate_w_scale", "up_w_scale", "down_w_scale")
@@ -55,7 +55,7 @@ def in_fp8(x, *weights):
 
 
 def in_mx(weight_format, rule):
-    """MX weights, MXFP8 activations. FP4 numbers are FP8 numbers too: one kernel multiplies either."""
+    """MX weights, MXFP8 activations. FP4 numbers are also FP8 numbers: one kernel multiplies both."""
 
     def layer(x, gate, up, down):
         stacked = np.concatenate([gate.T, up.T]).astype(np.float32)
@@ -79,7 +79,7 @@ LAYERS = (in_bfloat16, in_fp8, in_mx("float8_e4m3fn", "hardware"), in_mx("float4
 
 
 def errors(tokens, width, inner):
-    """Of each format, as the norm of the error in per cent of that of the result."""
+    """Return the norm of each format's error, in per cent of the result's norm."""
     layer = random_layer(tokens, width, inner)
     wanted = exact(*layer)
     results = [np.asarray(compute(*layer), np.float64) for compute in LAYERS]
@@ -90,7 +90,7 @@ def errors(tokens, width, inner):
 
 
 def modelled(kernel, *specs, **options):
-    """Microseconds, or None where the library has no such kernel yet."""
+    """Return microseconds, or None if the library has no such kernel yet."""
     try:
         return nki.profile(kernel)(*specs, **options).total_us
     except NotImplementedError:
@@ -98,7 +98,7 @@ def modelled(kernel, *specs, **options):
 
 
 def plain_times(tokens, width, inner):
-    """mlp with weights of bfloat16, and of FP8 with scales."""
+    """Return the times of mlp with bfloat16 weights and with scaled FP8 weights."""
     hidden = TensorSpec((1, tokens, width), "bfloat16")
     shapes = ((width, inner), (width, inner), (inner, width))
     bf16 = modelled(mlp, hidden, *(TensorSpec(s, "bfloat16") for s in shapes))
@@ -134,7 +134,7 @@ def prompt_times(tokens, width, inner):
 
 
 def four_packed_time(packed, tokens, width, inner):
-    """mlp with MX weights: four-packed, and a scale for 8 x 4 of them."""
+    """Return the time of mlp with MX weights: four-packed, one scale for 8 x 4 elements."""
     rows, tiles = (inner // 4 if inner <= 512 else 128), -(-inner // 512)
     weights = [TensorSpec((128, width // 512, inner), packed)] * 2
     weights.append(TensorSpec((rows, tiles, width), packed))
@@ -165,7 +165,7 @@ def table(columns):
 
 
 def plot(columns):
-    """The columns as bars, side by side, in SVG."""
+    """Return the columns as a bar chart in SVG."""
     parts = []
     for n, (heading, unit, values) in enumerate(columns):
         left, most = 140 + 260 * n, max(v for v in values if v is not None)

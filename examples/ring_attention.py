@@ -23,7 +23,7 @@ HEADS, HEAD_DIM = 2, 64
 
 
 def worst(parts: list, whole: np.ndarray) -> float:
-    """The largest difference, as a part of the largest value."""
+    """Return the largest difference, relative to the largest value."""
     return float(np.abs(join(parts, axis=3) - whole).max() / np.abs(whole).max())
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     ranks, tokens = args.ranks, args.tokens
 
-    # [batch, heads, d, tokens] of the whole sequence; q is scaled beforehand, as causal rings want it
+    # [batch, heads, d, tokens] of the whole sequence; q is scaled beforehand, as causal rings require
     rng = np.random.default_rng(0)
     q, k, v, dy = rng.standard_normal((4, 1, HEADS, HEAD_DIM, ranks * tokens), dtype=np.float32)
     q *= HEAD_DIM**-0.5

@@ -1,7 +1,7 @@
-"""One layer of a Llama on 1, 2, 4 and 8 ranks: the same result, and what the ranks gain.
+"""One layer of a Llama on 1, 2, 4 and 8 ranks: the same result, and the speed-up.
 
-Each rank has some of the query heads and some of the columns of the MLP; what the ranks add to the hidden
-states is summed over them, twice a layer. Run it as it is, or as ranks of torch.distributed:
+Each rank has some of the query heads and some of the columns of the MLP; the updates of the hidden
+states are summed over the ranks, twice a layer. Run it directly, or as ranks of torch.distributed:
 
     python examples/tensor_parallel.py
     torchrun --nproc-per-node 2 examples/tensor_parallel.py
@@ -53,7 +53,7 @@ def layer(hidden: int, inner: int) -> dict:
 
 
 def shard(whole: dict, rank: int, ranks: int) -> dict:
-    """A rank's query heads and columns of the MLP; the key head and the cache are everybody's."""
+    """Return a rank's query heads and columns of the MLP; all ranks share the key head and the cache."""
     heads, inner = HEADS // ranks, whole["W_gates"][0].shape[1] // ranks
     mine = slice(rank * heads * HEAD_DIM, (rank + 1) * heads * HEAD_DIM)
     columns = slice(rank * inner, (rank + 1) * inner)
@@ -72,13 +72,13 @@ def shard(whole: dict, rank: int, ranks: int) -> dict:
 
 
 def difference(result: np.ndarray, reference: np.ndarray) -> float:
-    """The largest one, as a part of the largest value."""
+    """Return the largest difference, relative to the largest value."""
     a, b = result.astype(np.float64), reference.astype(np.float64)
     return float(np.abs(a - b).max() / np.abs(b).max())
 
 
 def compare(hidden: int, inner: int, most: int) -> None:
-    """A line for each number of ranks: how far from one rank, how fast, how much of the links is hidden."""
+    """Print a line for each number of ranks: difference from one rank, speed-up, overlap of communication."""
     whole = layer(hidden, inner)
     (alone,) = run_ranks(transformer_tkg, 1, [shard(whole, 0, 1)])
     one_us = None
@@ -101,7 +101,7 @@ def compare(hidden: int, inner: int, most: int) -> None:
 
 
 def attached(hidden: int, inner: int) -> None:
-    """This process is one rank of those torchrun started."""
+    """Run this process as one of the ranks that torchrun started."""
     import torch.distributed as distributed
 
     distributed.init_process_group("gloo")

@@ -2,8 +2,8 @@
 
 python examples/whisper_encoder.py [--frames 3000 --width 384 --heads 6 --layers 4]
 
-The weights are random; nothing is downloaded. One kernel is written here: the library has no layer norm that
-stands alone.
+The weights are random; nothing is downloaded. One kernel is defined here: the library has no separate layer
+norm.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def attended(normed, attention):
 
 
 def encoded(encoder, features):
-    """What encoder(features) computes, [B, S, H] for features [B, mels, 2 S]."""
+    """Return what encoder(features) returns: [B, S, H] for features [B, mels, 2 S]."""
     x = convolved(convolved(features, encoder.conv1), encoder.conv2).transpose(1, 2).contiguous()
     update = encoder.embed_positions.weight[None].expand_as(x).contiguous()
     norms = [layer.self_attn_layer_norm for layer in encoder.layers] + [encoder.layer_norm]
@@ -125,7 +125,7 @@ def relative_error(found, exact):
 
 @torch.no_grad()
 def compare(batches, frames, width, heads, layers):
-    """How far ours and the model are from the model in float32: both round to bfloat16 on the way."""
+    """Return the distances of our encoder and of the bfloat16 model from the float32 model."""
     encoder = random_encoder(frames, width, heads, layers)
     features = torch.randn(batches, encoder.config.num_mel_bins, frames).to(torch.bfloat16)
     ours, theirs = encoded(encoder, features), encoder(features).last_hidden_state

@@ -1,6 +1,6 @@
 """`make site`: the documentation as pages, in build/site. Works without a network.
 
-The sources are docs/ as they are, reference pages written from the code, and the tutorial as notebooks.
+The sources are docs/, reference pages generated from the code, and the tutorial as notebooks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SOURCES, SITE = ROOT / "build" / "site-sources", ROOT / "build" / "site"
 
 
 def prepare(target: Path = SOURCES) -> None:
-    """All Markdown of the site below `target`."""
+    """Write all Markdown of the site below `target`."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(ROOT / "docs", target)
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
@@ -35,7 +35,7 @@ def prepare(target: Path = SOURCES) -> None:
 def main() -> int:
     prepare()
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(SITE)]
-    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an advertisement
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # hides an advertisement
     done = subprocess.run([*command, "--config-file", str(ROOT / "mkdocs.yml")], cwd=ROOT, env=quiet)
     if done.returncode == 0:
         print(f"wrote {SITE.relative_to(ROOT)}: open {SITE.relative_to(ROOT)}/index.html")

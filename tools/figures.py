@@ -1,6 +1,6 @@
-"""`make figures`: what the first hour costs, measured. On an idle machine; some minutes.
+"""`make figures`: measure what a new user waits for. Needs an idle machine and some minutes.
 
-python tools/figures.py [name ...]      those named alone
+python tools/figures.py [name ...]      only these figures
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(*command: object, cwd: Path = ROOT) -> str:
 
 
 def demo() -> float:
-    """Seconds from `make demo` in a new clone to the last line of its first table."""
+    """Return the seconds from `make demo` in a new clone to the last line of its first table."""
     with tempfile.TemporaryDirectory() as folder:
         run("git", "clone", "--quiet", ROOT, Path(folder) / "clone")
         start = time.perf_counter()
@@ -69,13 +69,13 @@ def wheel() -> float:
 
 
 def importing() -> float:
-    """Seconds, in a new process, the fastest of some."""
+    """Return the seconds of `import nki` in a new process, the fastest of several."""
     code = "import time; t = time.perf_counter(); import nki; print(time.perf_counter() - t)"
     return min(float(run(sys.executable, "-c", code)) for _ in range(ROUNDS))
 
 
 def command() -> float:
-    """Seconds of `nki --help`, the interpreter's start included."""
+    """Return the seconds of `nki --help`, including the start of the interpreter."""
 
     def once() -> float:
         start = time.perf_counter()
@@ -86,14 +86,14 @@ def command() -> float:
 
 
 def tutorial() -> float:
-    """Seconds of every chapter's code, as tests."""
+    """Return the seconds of all chapters' code, as tests."""
     start = time.perf_counter()
     run(sys.executable, "-m", "pytest", "-n", "2", "tests/test_site.py", "-k", "chapter")
     return time.perf_counter() - start
 
 
 def names() -> int:
-    """Public names without a place in the reference."""
+    """Return the number of public names that the reference lacks."""
     import reference
 
     texts, missing = reference.pages(), 0
@@ -104,12 +104,12 @@ def names() -> int:
 
 
 def links() -> int:
-    """Broken links and other warnings: the site is built strictly."""
+    """Return the number of broken links and other warnings of a strict build."""
     return 0 if build_site.main() == 0 else 1
 
 
 def pages() -> int:
-    """Pages with an error in the browser's console, or wider than a telephone. `links` builds them."""
+    """Return how many pages (built by `links`) have an error in the browser's console or are too wide."""
     wrong = [f"{page} ({look}): {what}" for page, look, what in seen(build_site.SITE)]
     for line in wrong:
         print(line)
@@ -128,7 +128,7 @@ OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clie
 
 
 def seen(site: Path, pictures: Path | None = None) -> Iterator[tuple[str, str, str]]:
-    """(page, look, what is wrong) of every page in headless Chromium; with screenshots where wanted."""
+    """Return (page, viewport, problem) for every page in headless Chromium; write screenshots on request."""
     from playwright.sync_api import sync_playwright
 
     with served(site) as address, sync_playwright() as playwright:
@@ -157,12 +157,12 @@ def seen(site: Path, pictures: Path | None = None) -> Iterator[tuple[str, str, s
 
 
 class served:
-    """A folder on a port of this machine."""
+    """Serve a folder on a local port."""
 
     def __init__(self, folder: Path):
         handler = functools.partial(_Silent, directory=str(folder))
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a browser that left early
+        self.server.handle_error = lambda *_: None  # type: ignore[method-assign]  # the browser closed the connection early
 
     def __enter__(self) -> str:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -198,7 +198,7 @@ def main() -> int:
         parser.error(f"no figure named {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if options.pictures:
-        print("\n".join(map(str, seen(build_site.SITE, options.pictures))) or "no fault seen")
+        print("\n".join(map(str, seen(build_site.SITE, options.pictures))) or "no problems found")
         return 0
     late = False
     for name in options.names or FIGURES:

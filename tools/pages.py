@@ -1,6 +1,6 @@
-"""Pages whose code runs: the outputs shown in them are those of the run, and each page is a notebook too.
+"""Run the code of pages, write its output into them, and convert them to notebooks.
 
-python tools/pages.py [--check] page.md ...     write what the blocks print below them, or say that it differs
+python tools/pages.py [--check] page.md ...     write what the blocks print below them, or report differences
 python tools/pages.py --notebooks DIR page.md ...
 
 A block ```output shows what the ```python block before it prints. The blocks of a page are one program.
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TARGET = {"NEURON_PLATFORM_TARGET_OVERRIDE": "trn3"}  # whatever the reader's environment says
+TARGET = {"NEURON_PLATFORM_TARGET_OVERRIDE": "trn3"}  # independent of the reader's environment
 MOST_RUNS = 4  # outputs move the lines below them, and a page may print its own lines
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
 
@@ -32,7 +32,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """The page, cut at its fences."""
+    """Split a page at its fences."""
     end = 0
     for match in _FENCE.finditer(page):
         yield Block("", page[end : match.start()], page.count("\n", 0, end) + 1)
@@ -42,7 +42,7 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def outputs(path: Path) -> Iterator[str]:
-    """What each Python block prints. Lines of errors are those of the page."""
+    """Return what each Python block prints. Line numbers of errors are those of the page."""
     names: dict[str, Any] = {"__name__": "__main__"}
     before = {name: os.environ.get(name) for name in TARGET}
     os.environ.update(TARGET)
@@ -62,7 +62,7 @@ def outputs(path: Path) -> Iterator[str]:
 
 
 def written(path: Path) -> str:
-    """The page with the outputs of a run."""
+    """Return the page with the outputs of a run."""
     printed, last, parts = outputs(path), "", []
     for block in blocks(path.read_text(encoding="utf-8")):
         if block.kind == "python":
@@ -73,7 +73,7 @@ def written(path: Path) -> str:
 
 
 def notebook(page: str) -> dict[str, Any]:
-    """The page as a Jupyter notebook with its outputs."""
+    """Return the page as a Jupyter notebook with its outputs."""
     cells: list[dict[str, Any]] = []
     for number, block in enumerate(blocks(page)):
         if block.kind == "output":
@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
                 break
             path.write_text(new, encoding="utf-8")
         else:
-            print(f"{path} prints something else in every run", file=sys.stderr)
+            print(f"{path} prints different text in every run", file=sys.stderr)
             return 1
     differing = list(dict.fromkeys(differing))
     print(f"{'differing' if options.check else 'written'}: {', '.join(differing) or 'none'}")

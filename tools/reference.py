@@ -1,4 +1,4 @@
-"""Reference pages, written from the code: every public name with its signature, its text and its facts."""
+"""Write reference pages from the code: every public name with its signature, docstring and facts."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _text(value: Any) -> str:
 
 
 def _escaped(line: str) -> str:
-    """Plain text stays plain; what stands in backquotes is left alone."""
+    """Escape Markdown outside backquotes."""
     parts = line.split("`")
     parts[::2] = [part.replace("<", "&lt;").replace("*", "&#42;") for part in parts[::2]]
     return "`".join(parts)
@@ -250,12 +250,13 @@ _FIELD = re.compile(r"^    (?:# --- (?P<title>.*)|(?P<name>\w+): .*?  # (?P<note
 
 
 def _machine_page() -> str:
-    """Every number of the timing model, as src/nki/hardware/machine.py comments it."""
+    """Return every number of the timing model, with its comment in src/nki/machine/machine.py."""
     parts = [
         "# Numbers of the machine\n",
-        "One core. The source is a section of the machine specification with its evidence: [D] documents, "
-        "[S] pictures of its profiler, [X] arithmetic on those, [T] measurements by others, [C] convention, "
-        "[U] unknown. *Italic* values are assumed on that generation.\n",
+        "One core. The source is a section of the [machine specification](../spec/machine.md) with its "
+        "evidence: [D] documents, [S] screenshots of the profiler, [X] arithmetic on those, [T] measurements by "
+        "others, [C] public source of the compiler's front end, [U] unknown. *Italic* values are assumed on "
+        "that generation.\n",
     ]
     for match in _FIELD.finditer(inspect.getsource(Machine)):
         if match["title"]:

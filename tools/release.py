@@ -1,4 +1,4 @@
-"""`make release`: wheel and sdist in dist/, checked as a user would meet them. Uploads nothing."""
+"""`make release`: build wheel and sdist in dist/ and check them in a new environment. Uploads nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(*command: object, cwd: Path = ROOT) -> str:
 
 
 def check_versions() -> str:
-    """One version everywhere."""
+    """Check that all files have the same version."""
     version = re.search(r'PACKAGE = "(.*)"', (ROOT / "src/nki/version.py").read_text())[1]  # type: ignore[index]
     for name, pattern in (("CITATION.cff", rf"^version: {version}$"), ("CHANGELOG.md", rf"^## {version}\b")):
         if not re.search(pattern, (ROOT / name).read_text(), re.MULTILINE):
@@ -49,7 +49,7 @@ def check_wheel(wheel: Path) -> None:
 
 
 def check_installed(artefact: Path) -> None:
-    """In an empty environment, away from the sources: import, command, demo."""
+    """Check import, command and demo in an empty environment, away from the sources."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         run(sys.executable, "-m", "venv", home / "env")

@@ -1,4 +1,4 @@
-"""Run the five matmul kernels, check each against numpy, and show what each would take on Trainium.
+"""Run the five matmul kernels, check each against numpy, and show their modelled times on Trainium.
 
 python examples/matmul/demo.py [--size M K N] [--model-size M K N] [--target trn2] [--html FILE] [--json]
 """
@@ -52,7 +52,7 @@ def measure(kernel, lhsT, rhs):
 
 
 def model(kernel, m, k, n):
-    """What the timing model says of the kernel at a size: no arithmetic is done."""
+    """Return the kernel's modelled figures at a size, without arithmetic."""
     lhsT, rhs = nki.TensorSpec((k, m), "float32"), nki.TensorSpec((k, n), "float32")
     profile = nki.profile(kernel)(lhsT, rhs)
     timeline = profile.timeline
@@ -115,7 +115,7 @@ def modelled_table(rows, target):
 
 
 def main():
-    # what overflows SBUF is starred in the tables
+    # the tables mark kernels that overflow SBUF with a star
     warnings.filterwarnings("ignore", message="SBUF overflows", category=nki.NkiWarning)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

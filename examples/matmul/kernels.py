@@ -1,7 +1,7 @@
 """C = A @ B in five steps, from one tile to a kernel that keeps the tensor engine busy.
 
 Every kernel takes A transposed (lhsT, [K, M]) and B (rhs, [K, N]): both then hold the contraction
-dimension K in their partitions, which is how the tensor engine wants them. The edges of the matrices
+dimension K in their partitions, as the tensor engine requires. The edges of the matrices
 need not be multiples of the tile sizes.
 """
 
@@ -15,7 +15,7 @@ TILE_N = nl.tile_size.gemm_moving_fmax  # 512 columns of the moving operand
 
 
 def load(matrix, row, rows, column, columns):
-    """A tile of an HBM matrix in SBUF, cut at the edges of the matrix."""
+    """Load a tile of an HBM matrix into SBUF, smaller at the edges of the matrix."""
     rows = min(rows, matrix.shape[0] - row)
     columns = min(columns, matrix.shape[1] - column)
     tile = nl.ndarray((rows, columns), matrix.dtype, buffer=nl.sbuf)
@@ -39,7 +39,7 @@ def drain(psum, dtype):
 def single_tile(lhsT, rhs):
     """Step 1: one nc_matmul. K and M are at most 128, N at most 512.
 
-    The shortest path through the machine: HBM to SBUF by DMA, SBUF to PSUM by the tensor engine,
+    Data takes the shortest path through the machine: HBM to SBUF by DMA, SBUF to PSUM by the tensor engine,
     PSUM to SBUF by the vector engine, SBUF to HBM by DMA.
     """
     result = nl.ndarray((lhsT.shape[1], rhs.shape[1]), lhsT.dtype, buffer=nl.shared_hbm)
@@ -55,8 +55,8 @@ def single_tile(lhsT, rhs):
 def tiled(lhsT, rhs):
     """Step 2: three loops over tiles; the products of one output tile add up in PSUM.
 
-    Right for any size, and slow: both operands are loaded again for every matmul. Each tile of lhsT
-    travels N/512 times, each tile of rhs M/128 times, and the tensor engine waits for them.
+    Correct for any size, and slow: both operands are loaded again for every matmul. Each tile of lhsT
+    is loaded N/512 times, each tile of rhs M/128 times, and the tensor engine waits for them.
     """
     (K, M), N = lhsT.shape, rhs.shape[1]
     result = nl.ndarray((M, N), lhsT.dtype, buffer=nl.shared_hbm)
@@ -73,9 +73,9 @@ def tiled(lhsT, rhs):
 
 @nki.jit
 def hoisted(lhsT, rhs):
-    """Step 3: loads leave the inner loop. A column of lhsT tiles stays while rhs passes by.
+    """Step 3: loads leave the inner loop. A column of lhsT tiles stays in SBUF while rhs is loaded.
 
-    lhsT is now loaded once. rhs still travels M/128 times, so the kernel remains bound by DMA, but
+    lhsT is now loaded once. rhs is still loaded M/128 times, so the kernel remains bound by DMA, but
     loads run ahead of the matmuls instead of between them.
     """
     (K, M), N = lhsT.shape, rhs.shape[1]
@@ -97,9 +97,9 @@ def hoisted(lhsT, rhs):
 
 @nki.jit
 def blocked_mn(lhsT, rhs, tiles_m=2, tiles_n=2):
-    """Step 4: blocks of tiles in M and N. What is loaded serves several output tiles.
+    """Step 4: blocks of tiles in M and N. Each loaded tile is used for several output tiles.
 
-    With 2 x 2 tiles rhs travels half as often. The price is SBUF: a block keeps all of K for both
+    With 2 x 2 tiles rhs is loaded half as often. The cost is SBUF: a block holds all of K for both
     operands, so it cannot grow much further.
     """
     (K, M), N = lhsT.shape, rhs.shape[1]
@@ -132,8 +132,8 @@ def blocked_mn(lhsT, rhs, tiles_m=2, tiles_n=2):
 def blocked_mnk(lhsT, rhs, tiles_m=16, tiles_n=2, tiles_k=8):
     """Step 5: blocks in K too. Partial sums wait in SBUF, so the blocks of M and N can be large.
 
-    A load now brings a whole row of tiles (8 KiB per partition instead of 2), rhs travels once, and
-    the vector engine adds each block's sums to the running ones while the tensor engine goes on.
+    A load now covers a whole row of tiles (8 KiB per partition instead of 2), rhs is loaded once, and
+    the vector engine adds each block's sums to the running ones while the tensor engine continues.
     """
     (K, M), N = lhsT.shape, rhs.shape[1]
     block_m, block_n, block_k = tiles_m * TILE_M, tiles_n * TILE_N, tiles_k * TILE_K
