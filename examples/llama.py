@@ -235,7 +235,7 @@ LLAMA_8B = Sizes(4096, 14336, 32, 8, 128, 32, 128256)
 
 @dataclass(frozen=True)
 class Part:
-    """A kernel and the shapes of its arguments: called `times` in a pass, with these flops and result bytes."""
+    """A kernel and the shapes of its arguments, called `times` in a pass."""
 
     name: str
     kernel: object

@@ -254,9 +254,9 @@ def _machine_page() -> str:
     parts = [
         "# Numbers of the machine\n",
         "One core. The source is a section of the [machine specification](../spec/machine.md) with its "
-        "evidence: [D] documents, [S] screenshots of the profiler, [X] arithmetic on those, [T] measurements by "
-        "others, [C] public source of the compiler's front end, [U] unknown. *Italic* values are assumed on "
-        "that generation.\n",
+        "evidence: [D] documents, [S] screenshots of the profiler, [X] arithmetic on those, [T] measurements "
+        "by others, [C] public source of the compiler's front end, [U] unknown. *Italic* values are assumed "
+        "on that generation.\n",
     ]
     for match in _FIELD.finditer(inspect.getsource(Machine)):
         if match["title"]:
