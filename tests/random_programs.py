@@ -19,10 +19,10 @@ import nki.language as nl
 from nki.backends.reference import random as random_state
 from nki.check.races import races
 from nki.collectives.instruction import Collective
-from nki.ir.dead_code import without_dead_code
-from nki.ir.renaming import renamed
-from nki.ir.reordering import reordered
 from nki.language.loops import LoopIteration
+from passes.dead_code import without_dead_code
+from passes.renaming import renamed
+from passes.reordering import reordered
 from support import target
 
 ROWS, COLUMNS, TILES = 8, 16, 4

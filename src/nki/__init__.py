@@ -6,7 +6,7 @@ import typing as _typing
 from . import plugins as _plugins
 from .errors import NkiError, NkiValidationError, NkiWarning
 from .ir.context import provided_by as _provided_by
-from .ir.context import provides as _provides
+from .ir.instruction_class import LIBRARIES as _LIBRARIES
 from .ir.program import Program
 from .kernel.arrays import TensorSpec
 from .kernel.arrays import register_framework as _register_framework
@@ -70,24 +70,21 @@ _LATER = {
 
 _provided_by(
     {
-        "program.load": "nki.ir.file",
-        "program.parse": "nki.ir.parser",
         "program.profile": "nki.kernel.profile",
         "program.run": "nki.kernel.programs",
-        "program.save": "nki.ir.file",
-        "program.text": "nki.ir.printer",
-        "program.to_dict": "nki.ir.printer",
         "tensor.across_partitions": "nki.language.partitions",
         "tensor.assign": "nki.isa.assignment",
     }
 )
 
 
-@_provides("program.vocabulary")
-def _vocabulary() -> None:
-    """Every instruction and value that a listing can name is there."""
+def _import_instructions() -> None:
+    """Define every instruction and value that a listing can name."""
     for name in ("isa", "language", "collectives"):
         _importlib.import_module(f"nki.{name}")
+
+
+_LIBRARIES.append(_import_instructions)
 
 
 def _torch() -> _typing.Any:

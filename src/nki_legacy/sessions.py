@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nki.ir.file import load, save
 from nki.ir.program import Program
 from nki.ir.tree import map_tree
 from nki.kernel.arrays import TensorSpec
@@ -101,7 +100,7 @@ def profiles_of(content: dict[str, Any]) -> list[Profile]:
 def _packed(program: Program) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program"
-        save(program, path)
+        program.save(path)
         return base64.b64encode(path.read_bytes()).decode("ascii")
 
 
@@ -109,4 +108,4 @@ def _unpacked(text: str) -> Program:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program"
         path.write_bytes(base64.b64decode(text))
-        return load(path)
+        return Program.load(path)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import nki
 from nki.ir import effects as module
-from nki.ir import reordering
 from nki.ir.instruction import State
 from nki.ir.instruction_class import READS, WRITES
 from nki.ir.view import View
+from passes import reordering
 from random_programs import MEETINGS, MORE, PLAIN, assert_unchanged, nested, rich_programs
 
 ALL = {**PLAIN, **MORE, **MEETINGS}
@@ -173,8 +173,8 @@ def is_noticed(operations, cores, most=200):
 @pytest.fixture
 def declare(monkeypatch):
     def patch(mutant):
-        for where in ("effects", "dead_code", "dependences"):
-            monkeypatch.setattr(sys.modules[f"nki.ir.{where}"], "effects", mutant)
+        for where in ("nki.ir.effects", "passes.dead_code", "passes.dependences"):
+            monkeypatch.setattr(sys.modules[where], "effects", mutant)
 
     return patch
 

@@ -13,13 +13,13 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.errors import SourceLine
-from nki.ir import dependences
-from nki.ir.dead_code import without_dead_code
-from nki.ir.dependences import Reason
+from nki.ir.dependences import RAW, WAR, WAW
 from nki.ir.program import Block, Diagnostic, Edge
-from nki.ir.renaming import renamed
-from nki.ir.reordering import reordered
 from nki.ir.schedule_edges import declared
+from passes.dead_code import without_dead_code
+from passes.dependences import FENCE, REGISTER, dependences
+from passes.renaming import renamed
+from passes.reordering import reordered
 from random_programs import assert_unchanged, outcome, rich_programs, traced
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
@@ -237,10 +237,10 @@ def test_dependences_say_why():
 
     found = dependences(of(kernel).cores[0])
     assert found[:2] == [{}, {}]
-    assert found[2] == {0: Reason.raw, 1: Reason.raw}
-    assert found[3] == {1: Reason.waw, 2: Reason.war}
-    assert found[5] == {0: Reason.raw, 4: Reason.register}
-    assert found[6] == {2: Reason.raw, 5: Reason.waw}
+    assert found[2] == {0: RAW, 1: RAW}
+    assert found[3] == {1: WAW, 2: WAR}
+    assert found[5] == {0: RAW, 4: REGISTER}
+    assert found[6] == {2: RAW, 5: WAW}
 
 
 def test_tiles_at_one_address_depend_on_each_other_whatever_their_dtype():
@@ -252,7 +252,7 @@ def test_tiles_at_one_address_depend_on_each_other_whatever_their_dtype():
         nisa.memset(b, 2.0)
         nisa.memset(c, 3.0)
 
-    assert dependences(of(kernel).cores[0]) == [{}, {0: Reason.waw}, {1: Reason.waw}]
+    assert dependences(of(kernel).cores[0]) == [{}, {0: WAW}, {1: WAW}]
 
 
 def test_everything_stays_on_its_side_of_a_meeting():
@@ -263,7 +263,7 @@ def test_everything_stays_on_its_side_of_a_meeting():
         nisa.memset(b, 1.0)
 
     found = dependences(of(kernel, degree=2).cores[0])
-    assert found[1] == {0: Reason.fence} and found[2] == {1: Reason.fence}
+    assert found[1] == {0: FENCE} and found[2] == {1: FENCE}
 
 
 def test_an_order_is_the_same_for_the_same_seed_and_many_are_possible():

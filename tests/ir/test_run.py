@@ -11,10 +11,10 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.backends.reference import random as random_state
-from nki.ir.dead_code import without_dead_code
 from nki.ir.program import Program
-from nki.ir.renaming import renamed
-from nki.ir.reordering import reordered
+from passes.dead_code import without_dead_code
+from passes.renaming import renamed
+from passes.reordering import reordered
 from random_programs import outcome, rich_arguments, rich_kernel, traced
 from support import target
 

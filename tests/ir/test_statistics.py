@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.ir.statistics import _Tiles
+from nki.ir.liveness import TileLifetimes
 from nki.ir.storage import Storage
 from nki.kernel.cache import programs
 from nki.machine.generations import find
@@ -189,17 +189,17 @@ def test_the_peak_is_the_largest_sum_of_overlapping_lives(uses):
 def test_what_is_forgotten_of_dead_tiles_never_changes_the_peak(steps, kept):
     """Tiles are used and given up in any order; one list of lives is condensed all the time, one never."""
 
-    def peak(lives_kept):
-        tiles, living = _Tiles(find("trn2")), {}
-        tiles.room = dict.fromkeys(tiles.room, lives_kept)
-        with mock.patch("nki.ir.statistics.LIVES_KEPT", lives_kept):
+    def peak(condense_at):
+        tiles, living = TileLifetimes(find("trn2")), {}
+        tiles.limit = dict.fromkeys(tiles.limit, condense_at)
+        with mock.patch("nki.ir.liveness.CONDENSE_AT", condense_at):
             for now, (slot, gone, size) in enumerate(steps):
                 storage = living.setdefault(slot, Storage(nl.sbuf, (128, size), nl.uint8))
                 tiles.use(mock.Mock(storage=storage, indirection=None), now)
                 if gone:
-                    tiles.retire(living.pop(slot))
+                    tiles.close(living.pop(slot))
             for storage in living.values():
-                tiles.retire(storage)
+                tiles.close(storage)
         return tiles.peak(nl.sbuf)
 
     assert peak(kept) == peak(10**9)
@@ -217,7 +217,7 @@ def test_a_long_kernel_keeps_no_record_of_each_tile(monkeypatch):
 
     stats = kernel.run(X[:4, :4]).statistics
     assert stats.sbuf_peak_bytes == 128 * 16 // 4
-    assert len(stats._cores[0].lives[nl.sbuf]) < 600 and len(stats._hbm) == 1
+    assert len(stats._cores[0].closed[nl.sbuf]) < 600 and len(stats._hbm) == 1
     assert stats.reloads == {"x": 2000.0}
 
 

@@ -14,7 +14,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.timing.advisor import Finding, advise
-from nki.timing.what_if import Replay
+from nki.timing.replay import Replay
 from support import target
 
 KINDS = {

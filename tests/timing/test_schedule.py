@@ -6,7 +6,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.timing.what_if import Replay
+from nki.timing.replay import Replay
 from support import target
 
 

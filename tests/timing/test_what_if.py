@@ -10,8 +10,9 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.machine.generations import find
+from nki.timing.change import Change
+from nki.timing.replay import DmaEngines, Replay
 from nki.timing.schedule import schedule
-from nki.timing.what_if import Change, DmaEngines, Replay
 from support import target
 
 X = nki.TensorSpec((1024, 2048), "float32")
@@ -213,7 +214,7 @@ def test_a_load_that_is_gone_takes_its_data_from_the_one_before():
     first, second = sorted(
         (n for n, op in enumerate(timeline.operations) if op.is_dma), key=replay.at.__getitem__
     )
-    changed = replay.run(Change(gone={second: first}))
+    changed = replay.run(Change(removed={second: first}))
     result = 2 * (512 * 0.5 / 0.96) + 156  # two instructions, the data of both there at once
     assert changed == pytest.approx(core.done[first] + result)
 

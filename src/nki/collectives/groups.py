@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import NkiError, error
 from ..ir.context import running
 from ..ir.layout import is_int
-from ..ir.parser import register_value
+from ..ir.parser_values import register_value
 from ..launch.world import World, current_world
 
 

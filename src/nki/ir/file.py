@@ -7,27 +7,23 @@ import io
 import os
 import zipfile
 import zlib
+from collections.abc import Iterable
 
 import numpy as np
 
-from ..errors import NkiError, error
-from .context import provides
-from .parser import parse
-from .program import Program
+from ..errors import error
 
 TEXT, DATA = "program.txt", "constants"
 LARGEST_TEXT = 1 << 32
 DAMAGE = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError, NotImplementedError)
 
 
-@provides("program.save")
-def save(program: Program, path: str | os.PathLike) -> None:
-    """Write a program."""
+def write(path: str | os.PathLike, text: str, constants: Iterable[np.ndarray]) -> None:
+    """Write the text of a program, and its constants by digest."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        _add(archive, TEXT, program.text(constants=False).encode())
-        for _, raw in program.constants:
-            digest = hashlib.sha256(raw.tobytes()).hexdigest()
-            name = f"{DATA}/{digest}.npy"
+        _add(archive, TEXT, text.encode())
+        for raw in constants:
+            name = f"{DATA}/{hashlib.sha256(raw.tobytes()).hexdigest()}.npy"
             if name not in archive.namelist():
                 buffer = io.BytesIO()
                 np.save(buffer, raw, allow_pickle=False)
@@ -40,9 +36,8 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     archive.writestr(info, content)
 
 
-@provides("program.load")
-def load(path: str | os.PathLike) -> Program:
-    """Read a program; nothing in it is executed."""
+def read(path: str | os.PathLike) -> tuple[str, dict[str, np.ndarray]]:
+    """Return the text of a program and its constants by digest; nothing is executed."""
     try:
         with zipfile.ZipFile(path) as archive:
             if archive.getinfo(TEXT).file_size > LARGEST_TEXT:
@@ -54,20 +49,10 @@ def load(path: str | os.PathLike) -> Program:
                     raw = np.load(io.BytesIO(archive.read(name)), allow_pickle=False)
                     raw = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
                     constants[f"sha256:{hashlib.sha256(raw.tobytes()).hexdigest()}"] = raw
-        return parse(text, constants)
-    except NkiError:
-        raise
+        return text, constants
     except FileNotFoundError:
         raise
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        KeyError,
-        ValueError,
-        OSError,
-        EOFError,
-        NotImplementedError,
-    ) as problem:
+    except DAMAGE as problem:
         what = str(problem) or type(problem).__name__
     except (RuntimeError, MemoryError, OverflowError) as problem:
         what = f"{type(problem).__name__}: {problem}"

@@ -6,7 +6,7 @@ annotated is an option.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from .view import View
@@ -20,6 +20,7 @@ REGISTERS = ("RegisterOut", "RegisterIn")
 TILES = ("In", "Out", "InOut", "Accumulated")  # never a number or None
 
 INSTRUCTIONS: dict[str, type[Instruction]] = {}  # by the name a listing gives them
+LIBRARIES: list[Callable[[], None]] = []  # each imports packages that define instructions
 
 
 class InstructionType(type):

@@ -1,6 +1,6 @@
 """A Program as text: one statement a line, in Python's syntax, the same in every process.
 
-`nki.ir.parser` is its inverse: what one writes the other reads.
+`nki.ir.parser` reads it back.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ import json
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..machine.dtypes import DType
 from ..machine.operators import Operator
-from .context import provides
 from .instruction import Instruction
+from .items import Item, Loop
 from .layout import row_major
-from .program import Item, Loop, Program
 from .storage import Storage
 from .tree import is_record, record_fields
 from .view import View
+
+if TYPE_CHECKING:
+    from .program import Program
 
 FORMAT = "# nki program 1"
 INDENT = "    "
 
 
 class Listing:
-    """Writes a program line by line. Storages and registers are numbered as they come."""
+    """Writes a program line by line. Storages and registers are numbered in order of appearance."""
 
     def __init__(self, program: Program, constants: bool = True):
         self.program = program
@@ -179,15 +181,13 @@ def _is_whole(view: View) -> bool:
     return same and view.offset == 0 and tuple(view.strides) == row_major(storage.shape)
 
 
-@provides("program.text")
 def text(program: Program, constants: bool) -> str:
-    """The listing. Without `constants`, their contents are named by their digests alone."""
+    """Return the listing of a program; without `constants`, only the digests of their contents."""
     return "\n".join(Listing(program, constants).lines()) + "\n"
 
 
-@provides("program.to_dict")
 def as_dict(program: Program) -> dict[str, Any]:
-    """The program as plain data: the lines of its text, taken apart."""
+    """Return a program as plain data: the parts of the lines of its listing."""
     listing = Listing(program, constants=False)
     cores = []
     for core in range(len(program.cores)):

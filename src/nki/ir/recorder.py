@@ -1,21 +1,20 @@
-"""The recorder: a sink that turns what a core issues into the items of a Program."""
+"""The recorder: a sink that turns the instructions of a core into the items of a Program."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from .instruction import Instruction
-from .program import Item, Loop, walk
+from .items import Item, Loop
 from .storage import Storage
 from .tensor import NkiTensor
 from .view import View
 
 
 class Recorder:
-    """Keeps the instructions of a core in order, without keeping its tiles alive.
+    """Records the instructions of a core in order, without keeping its tiles alive.
 
-    `admit` judges a storage that is met for the first time; `limit` instructions are kept, then `full` is
-    called once.
+    `admit` is called with each storage before its first use. After `limit` instructions `full` is called.
     """
 
     def __init__(
@@ -29,9 +28,9 @@ class Recorder:
         self.full = full
         self.count = 0
         self.items: list[Item] = []
-        self.open: list[list[Item]] = []  # the items around the open loops
-        self.known: set[Storage] = set()  # storages that may be used
-        self.used: dict[Storage, None] = {}  # all that were used, in order
+        self.open: list[list[Item]] = []  # the items around each open loop
+        self.known: set[Storage] = set()  # storages that were admitted
+        self.used: dict[Storage, None] = {}  # the same in order of first use
 
     def __call__(self, instruction: Instruction) -> None:
         known = self.known
@@ -53,7 +52,7 @@ class Recorder:
             self.full()
 
     def _bare(self, view: View) -> View:
-        """The same view without a claim on bytes, of a storage that may be used."""
+        """Return the view without a claim on bytes; its storage was admitted."""
         self._use(view)
         bare = view.bare()
         bare._sig = view._sig
@@ -73,24 +72,12 @@ class Recorder:
     # ---- dynamic loops ---------------------------------------------------------------------------
 
     def begin_loop(self) -> None:
-        """What comes now is the body of a loop."""
+        """Record what follows as the body of a loop."""
         self.open.append(self.items)
         self.items = []
 
     def end_loop(self, loop: Loop | None) -> None:
-        """The body is complete; None: the loop was given up."""
+        """Add the loop whose body is complete; None: drop the body."""
         self.items = self.open.pop()
         if loop is not None:
             self.items.append(loop)
-
-
-def last_uses(items: list[Item]) -> dict[int, list[Storage]]:
-    """Which storages are used for the last time at each position."""
-    last: dict[Storage, int] = {}
-    for position, instruction in enumerate(walk(items)):
-        for view in instruction.views():
-            last[view.storage] = position
-    found: dict[int, list[Storage]] = {}
-    for storage, position in last.items():
-        found.setdefault(position, []).append(storage)
-    return found

@@ -12,7 +12,7 @@ from ..errors import error
 from ..ir.context import current_machine, running, warn
 from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Out, RegisterIn, RegisterOut
 from ..ir.layout import Int
-from ..ir.parser import REGISTER
+from ..ir.parser_values import REGISTER
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue

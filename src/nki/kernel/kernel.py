@@ -22,8 +22,8 @@ import numpy as np
 
 from ..backends.reference.blas import one_blas_thread
 from ..backends.reference.collector import fewer_collections
-from ..check.capacity import counted
-from ..check.program import findings
+from ..check.capacity import capacity_of_counts
+from ..check.whole_program import findings
 from ..errors import NkiError, NkiWarning, error, without_our_frames
 from ..ir import tree
 from ..ir.context import running, warn
@@ -409,7 +409,7 @@ class Kernel(_Typed[P]):
         check_results(self, execution, results, executed=True)
         statistics.finish()
         run = self._received(call, transfer, execution, results[0], lambda: statistics)
-        found = [*races, *counted(statistics)]
+        found = [*races, *capacity_of_counts(statistics)]
         report_executed(self, transfer, execution, results[0], found, python.read_values)
         if call.key is not None and python.read_values:
             read_values.put(call.key, call)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..backends.reference.memory import uninitialised
-from ..check.program import findings
+from ..check.whole_program import findings
 from ..errors import Site, error
 from ..ir.instruction import State
 from ..ir.program import Diagnostic, Program

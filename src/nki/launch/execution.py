@@ -17,7 +17,7 @@ from ..backends.reference.backend import ReferenceBackend
 from ..backends.reference.executor import Executor
 from ..backends.reference.memories import Memories
 from ..backends.reference.random import Generators
-from ..check.program import findings
+from ..check.whole_program import findings
 from ..errors import NkiError, Site
 from ..ir.context import RunningCore, activate
 from ..ir.engine_state import EngineState

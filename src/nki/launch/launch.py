@@ -14,8 +14,7 @@ import numpy as np
 
 from ..backends.reference.collector import fewer_collections
 from ..backends.reference.memories import check_usable
-from ..check.races import Watch
-from ..check.races import found as races_between
+from ..check.races import Watch, races_between
 from ..errors import NkiError, error
 from ..ir.instruction import NkiInstruction, ProgramPosition
 from ..ir.program import Block, Diagnostic, Edge, Program

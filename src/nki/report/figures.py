@@ -23,9 +23,9 @@ from ..timing.measures import (
     instruction_ns,
 )
 from ..timing.names import TileNames
-from ..timing.regions import Operation
-from ..timing.rules import ENGINES
+from ..timing.operation import Operation
 from ..timing.timeline import Timeline, matmul_flops
+from ..timing.timing_rules import ENGINES
 from ..timing.uncertainty import Uncertainty
 
 TRACKS = (*ENGINES, "dma")

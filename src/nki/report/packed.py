@@ -18,8 +18,8 @@ from ..errors import Site
 from ..ir.storage import Storage
 from ..machine.memories import PSUM, SBUF
 from ..timing.names import QUEUES, TileNames
-from ..timing.rules import ENGINES
 from ..timing.timeline import Bar, Timeline, Turn
+from ..timing.timing_rules import ENGINES
 from .background import STATIONARY, background
 from .slices import MOST_OPERANDS, Slices
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import error
+from ..ir.dependences import RAW
 from ..timing.names import QUEUES, queue_of
-from ..timing.regions import RAW
-from ..timing.rules import ENGINES
 from ..timing.timeline import Bar, Timeline
+from ..timing.timing_rules import ENGINES
 from .figures import Profiled
 
 SEQUENCE = 1  # of packets: they share one table of strings

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from .advice.engine_choice import dma_transpose, other_engine
 from .advice.engines import engine_idle, psum_serial, table_reload
 from .advice.fusion import short_instructions, two_passes
-from .advice.placing import dma_transpose, other_engine
+from .advice.limits import compute_bound, memory_bound
 from .advice.ranks import exposed_communication
-from .advice.room import spill
+from .advice.sbuf import spill
 from .advice.study import Finding, Study
 from .advice.transfers import dma_issue, reloaded_data, small_dma
-from .advice.verdict import compute_bound, memory_bound
 from .advice.work import fp32_matmul, unused_partitions
 from .timeline import Timeline
 

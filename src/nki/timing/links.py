@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .rules import ENGINES
 from .timeline import Timeline, union_length
+from .timing_rules import ENGINES
 from .transfer import RANKS
 
 

@@ -9,15 +9,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ..ir.dependences import RAW
 from ..ir.effects import effects
 from ..ir.instruction import MatmulInstruction
 from ..ir.storage import Storage
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
 from ..machine.memories import PRIVATE_HBM
-from .regions import RAW, Operation
-from .rules import ENGINES
+from .operation import Operation
 from .timeline import Timeline
+from .timing_rules import ENGINES
 
 # ---- work ----------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..ir.storage import Storage
-from .regions import Operation
+from .operation import Operation
 from .transfer import RANKS, Transfer
 
 # From top to bottom in reports. A queue belongs to who triggers its transfers and how their descriptors are

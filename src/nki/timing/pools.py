@@ -5,48 +5,21 @@ from __future__ import annotations
 import itertools
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from ..ir.statistics import union
+from ..ir.boxes import whole_box
+from ..ir.dependences import RAW
+from ..ir.liveness import Lifetime, RangeMaximum, live_bytes, union_size
 from ..ir.storage import Storage
-from .regions import RAW, SPACE, WHOLE, Operation
+from .operation import SPACE, Operation
 from .uses import TileUses
-
-
-class Demand:
-    """How many bytes the program itself keeps live at each position, and the most over a stretch."""
-
-    def __init__(self, lives: Mapping[Storage, tuple[int, int]], sizes: Mapping[Storage, int]):
-        last = max((last for _, last in lives.values()), default=0)
-        changes = [0] * (last + 2)
-        for tile, (first, last) in lives.items():
-            size = sizes[tile]
-            changes[first] += size
-            changes[last + 1] -= size
-        below = np.cumsum(np.array(changes, np.int64))
-        self.levels = [below.tolist()]  # level k: the highest of 2**k positions
-        step = 1
-        while len(below) > step:
-            below = np.maximum(below[:-step], below[step:])
-            self.levels.append(below.tolist())
-            step *= 2
-
-    def highest(self, begin: int, end: int) -> int:
-        """The most live bytes at any position from begin to end."""
-        end = min(max(begin, end), len(self.levels[0]) - 1)
-        begin = min(begin, end)
-        level = (end - begin + 1).bit_length() - 1
-        table = self.levels[level]
-        return max(table[begin], table[end - (1 << level) + 1])
 
 
 class Ahead:
     """Space taken ahead of its place in the program, and whether it takes it from what comes before."""
 
-    def __init__(self, demand: Demand, capacity: int):
+    def __init__(self, demand: RangeMaximum, capacity: int):
         self.demand = demand
         self.capacity = capacity
         self.early: list[tuple[int, int]] = []  # (position, size), sorted
@@ -80,11 +53,6 @@ class Ahead:
         )
 
 
-def lives_of(uses: Mapping[Storage, Sequence[int]]) -> dict[Storage, tuple[int, int]]:
-    """Where each tile is used first and last."""
-    return {tile: (positions[0], positions[-1]) for tile, positions in uses.items()}
-
-
 class Pool:
     """SBUF handed out in program order; what is full evicts the tile needed last."""
 
@@ -93,7 +61,7 @@ class Pool:
         self.read, self.written, self.touched = uses.read, uses.written, uses.touched  # tiles by position
         self.uses = {tile: positions[::-1] for tile, positions in uses.sbuf.items()}  # to come, next one last
         self.sizes = {tile: tile.taken(planner.machine) for tile in uses.sbuf}  # bytes of all partitions
-        self.capacity = max(0, capacity - union(uses.sbuf_placed))
+        self.capacity = max(0, capacity - union_size(uses.sbuf_placed))
         self.free: deque[tuple[int, tuple[int, ...]]] = deque([(self.capacity, ())])
         self.free_bytes = self.capacity
         self.resident: dict[Storage, int] = {}  # tile -> bytes taken
@@ -104,8 +72,8 @@ class Pool:
         self.clean: dict[Storage, int] = {}  # tile that holds what was loaded -> position of the load
         self.spilled: dict[Storage, int] = {}  # tile -> its spill operation, or -1: HBM has it anyway
         self.deferred: dict[Storage, int] = {}  # tile -> position of the load that was put off
-        self.lives = lives_of(uses.sbuf)
-        self.demand = Demand(self.lives, self.sizes)
+        self.lives = {tile: Lifetime(at[0], at[-1]) for tile, at in uses.sbuf.items()}
+        self.demand = RangeMaximum(live_bytes((life, self.sizes[tile]) for tile, life in self.lives.items()))
         self.ahead = Ahead(self.demand, self.capacity)  # loads done early
         self.over_committed = 0
 
@@ -262,7 +230,7 @@ class Pool:
         elif best in self.dirty or best not in self.spilled:
             op = self.planner.new(-1, "spill")
             op.tile = best
-            self.planner.space(best).read(op, WHOLE)
+            self.planner.space(best).read(op.index, whole_box(best), op.waits)
             self.dirty.discard(best)
             self.spilled[best] = op.index
             self.planner.spill_bytes += best.nbytes
@@ -286,7 +254,7 @@ class Pool:
         if self.spilled[tile] >= 0:
             op.wait_for(self.spilled[tile], RAW)
         else:
-            op.again = self.planner.instructions[self.clean[tile]]
-        self.planner.space(tile).write(op, WHOLE)
+            op.reloads = self.planner.instructions[self.clean[tile]]
+        self.planner.space(tile).write(op.index, whole_box(tile), op.waits)
         self.last[tile] = [op.index]
         self.planner.spill_bytes += tile.nbytes

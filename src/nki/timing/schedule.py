@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..ir.dependences import RAW
 from ..ir.program import Edge, Program
 from ..ir.schedule_edges import declared
-from .compiled import compiled
-from .operations import Planner
-from .placed import Numbers
-from .regions import RAW, Operation
+from .compiler_model import compiled
+from .core_plan import CorePlan
+from .entries import SignatureNumbers
+from .operation import Operation
 from .simulation import Simulation
 from .timeline import Timeline
 
@@ -32,14 +33,14 @@ def schedule_ranks(program: Program, starts: Sequence[float]) -> list[Timeline]:
     return [Timeline(program.machine, planners, cores) for cores in ranks]
 
 
-def plan(program: Program) -> list[Planner]:
+def plan(program: Program) -> list[CorePlan]:
     """The operations of each core, and what they wait for."""
     planners, places = [], []
     edges = declared(program)
     first = 0  # of the core, among the effects of the program
     for core, items in enumerate(program.unrolled()):
-        numbers = Numbers()
-        asked = numbers.placed(items, program.effects[first : first + program.length_of(core)])
+        numbers = SignatureNumbers()
+        asked = numbers.entries(items, program.effects[first : first + program.length_of(core)])
         counted = compiled(program.machine, asked, numbers, _as_they_are(program, edges, core))
         first += program.length_of(core)
         where = [item.at for item in counted]
@@ -49,7 +50,7 @@ def plan(program: Program) -> list[Planner]:
             for position, at in enumerate(where)
             if block.core == core and block.first <= at <= block.last
         }
-        planners.append(Planner(program.machine, counted, core, blocks))
+        planners.append(CorePlan(program.machine, counted, core, blocks))
         places.append(where)
     for planner in planners:
         planner.plan()
@@ -66,7 +67,7 @@ def _as_they_are(program: Program, edges: Sequence[Edge], core: int) -> set[int]
     return named
 
 
-def add_declared(planners: list[Planner], places: list[list[int]], edges: Sequence[Edge]) -> None:
+def add_declared(planners: list[CorePlan], places: list[list[int]], edges: Sequence[Edge]) -> None:
     """Edges of depends_on and with_schedule; in a loop, between instructions of one iteration."""
     if not edges:
         return

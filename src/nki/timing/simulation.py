@@ -1,35 +1,23 @@
-"""A discrete-event simulation of the engines and the DMA system (spec/machine.md 4-11).
-
-An engine takes the first instruction of the program whose operands are ready. Transfers are triggered
-in the order of their first use, so loads run ahead as far as SBUF space allows. Deterministic.
-"""
+"""The simulation of a launch: its cores on one clock, and where they wait for each other."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heappop
 from itertools import count
 from typing import Any
 
-from ..errors import error
-from ..ir.instruction import WHOLE_ARRAY, Cost, Instruction, PeTile, State
-from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
-from .banks import Banks
-from .facts import Facts, facts_of, psum_tiles
-from .operations import Planner, engine_clocks
-from .regions import ORDER, SPACE, Operation
-from .rules import BEGUN, ENGINES, FREE, Activity, deal, release_table, span
-from .transfer import RANKS, Transfer, transfer_of
+from .core_plan import CorePlan
+from .core_simulation import CoreSimulation
 
 
 class Simulation:
     """The cores of a launch on one clock. Times of all operations are filled by `run`."""
 
-    def __init__(self, machine: Machine, planners: list[Planner], starts: Sequence[float] = (0.0,)):
-        self.starts = starts  # of each rank, in ns; a single one stands for all, since they do the same
+    def __init__(self, machine: Machine, planners: list[CorePlan], starts: Sequence[float] = (0.0,)):
+        self.starts = starts  # of each rank, in ns; one stands for all if they do the same
         self.events: list[tuple[float, int, CoreSimulation, int, Any]] = []
         self.ticks = count()  # events of one moment are handled as they were posted
         self.cores: list[CoreSimulation] = []
@@ -37,19 +25,19 @@ class Simulation:
             order: list[tuple[int, int]] = []
             self.cores += [self.core(machine, p, len(planners), rank, order) for p in planners]
         self.expected = self._expected(len(starts))
-        self.arrived: dict[tuple, tuple[CoreSimulation, int]] = {}  # first of two cores at a meeting point
-        self.gathered: dict[tuple, list[tuple[CoreSimulation, int]]] = {}  # those who begin together
+        self.arrived: dict[tuple, tuple[CoreSimulation, int]] = {}  # first of two cores at a barrier
+        self.arrivals: dict[tuple, list[tuple[CoreSimulation, int]]] = {}  # transfers that begin together
         self.partners: dict[tuple[int, int], tuple[int, int]] = {}  # transfers that began together
 
     def core(
-        self, machine: Machine, planner: Planner, sharers: int, rank: int, order: list[tuple[int, int]]
+        self, machine: Machine, planner: CorePlan, sharers: int, rank: int, order: list[tuple[int, int]]
     ) -> CoreSimulation:
-        """What a simulation notes in operations is of one rank: others have copies."""
+        """Return a core of a rank; it changes its operations, so that other ranks get copies."""
         own = planner.operations if rank == 0 else [op.copy() for op in planner.operations]
         return CoreSimulation(self, machine, planner, own, sharers, rank, order)
 
     def run(self) -> list[CoreSimulation]:
-        """The cores of each rank, run to their end."""
+        """Run all events, and return the cores of each rank."""
         for core in self.cores:
             core.begin(self.starts[core.of_rank])
         events = self.events
@@ -58,14 +46,14 @@ class Simulation:
             core.handle(now, what, which)
         for core in self.cores:
             core.check_all_ran()
-        cores, self.cores = self.cores, []  # nothing refers to itself: what is dropped goes at once
+        cores, self.cores = self.cores, []  # no reference cycle: what is dropped is freed at once
         return cores
 
-    def meet(self, core: CoreSimulation, index: int, now: float) -> None:
-        """core_barrier and sendrecv: both cores go on when the second has come."""
+    def arrive(self, core: CoreSimulation, index: int, now: float) -> None:
+        """Arrive at a barrier: both cores go on when the second has arrived."""
         instruction = core.operations[index].instruction
         assert instruction is not None
-        point = (core.of_rank, instruction.rendezvous(), core.met(instruction))
+        point = (core.of_rank, instruction.rendezvous(), core.visit(instruction))
         if core.sharers == 1:
             core.finish(index, now)
         elif point in self.arrived:
@@ -76,13 +64,13 @@ class Simulation:
             self.arrived[point] = (core, index)
 
     def begin_together(self, core: CoreSimulation, index: int, now: float) -> None:
-        """A sendrecv by DMA moves when the tiles of both cores are ready, a collective when all ranks are."""
-        point = core.swaps[index]
-        here = self.gathered.setdefault(point, [])
+        """Begin a sendrecv by DMA when the tiles of both cores are ready, a collective when all ranks are."""
+        point = core.joint[index]
+        here = self.arrivals.setdefault(point, [])
         here.append((core, index))
         if len(here) < self.expected[point]:
             return
-        del self.gathered[point]
+        del self.arrivals[point]
         if len(here) == 2 and len(self.starts) == 1:
             mine, theirs = ((c.planner.core, i) for c, i in here)
             self.partners[mine], self.partners[theirs] = theirs, mine
@@ -90,390 +78,5 @@ class Simulation:
             one.enqueue(waiting, now)
 
     def _expected(self, ranks: int) -> Counter[tuple]:
-        """How many come to each point; a call that only one core of a rank makes waits for nobody there."""
-        return Counter(point for core in self.cores for point in core.swaps.values())
-
-
-DONE, READ, READY, IDLE, ROOM = range(5)  # what happens at an event
-MODES = ("software", "hardware", "static", RANKS)  # the DMA triggers
-RIVALS = {"vector": ("gpsimd", "scalar"), "gpsimd": ("vector",), "scalar": ("vector",)}
-
-
-class CoreSimulation:
-    """One core: five engines, a DMA trigger per mode, sixteen DMA engines.
-
-    An engine that becomes idle takes the earliest instruction of the program whose operands are ready,
-    which is what the compiler's list scheduling arranges.
-    """
-
-    def __init__(
-        self,
-        simulation: Simulation,
-        machine: Machine,
-        planner: Planner,
-        operations: list[Operation],
-        sharers: int,
-        rank: int = 0,
-        order: list[tuple[int, int]] | None = None,
-    ):
-        self.simulation = simulation
-        self.events, self.tick = simulation.events, simulation.ticks.__next__
-        self.sharers, self.of_rank = sharers, rank
-        self.order = [] if order is None else order  # (core, operation) of the rank as they were begun
-        self.machine = machine
-        self.planner = planner
-        self.operations = operations
-        size = len(self.operations)
-        self.start = [0.0] * size  # ns
-        self.free = [0.0] * size  # the engine can take the next one; operands have been read
-        self.done = [0.0] * size  # a consumer sees the result
-        self.end = [0.0] * size  # end of the bar a profiler draws
-        self.blocked_by: list[int] = [-1] * size  # the operation that decided the start
-        self.transfers: dict[int, Transfer] = {}
-        self.table_loads: list[tuple[float, float, int]] = []
-        self.meetings: dict[Any, int] = {}
-        self.ready = [0.0] * size
-        self.loadable = [0.0] * size  # the same, but for the order of its own engine
-        self.missing = [len(op.waits) for op in self.operations]
-        self.users: list[list[int]] = [[] for _ in range(size)]
-        for op in self.operations:
-            for other in op.waits:
-                self.users[other].append(op.index)
-        self.swaps = self._swaps(len(simulation.starts))
-        self.rank = self._ranks()
-        self.clocks = engine_clocks(machine)
-        self.waiting: dict[str, list[tuple[int, int]]] = {name: [] for name in (*ENGINES, *MODES)}
-        self.idle_at = dict.fromkeys((*ENGINES, *MODES), 0.0)
-        self.last_on: dict[str, int] = {}
-        self.table: str | None = None
-        self.activity = Activity(machine)
-        self.pe_tiles: dict[PeTile, int] = {}  # the last matmul on each part of the PE array
-        self.banks = Banks(machine, planner.uses)
-        self.law = release_table(machine)
-        self.facts: dict[tuple[int, str], Facts] = {}  # by Planner.alike and engine
-        self.starved: list[tuple[str, int]] = []  # operations without a PSUM bank, by engine
-        self.bank_waits: set[tuple[int, int]] = set()  # (operation, the one that freed its bank)
-        self.dma_free = [0.0] * (machine.dma_engines + 1)  # and the link to other ranks
-        self.bandwidth_share = self._bandwidth_share(sharers)
-        self.made: dict[int, Transfer] = {}  # by Planner.alike
-
-    def _bandwidth_share(self, sharers: int) -> float:
-        """Cores on one HBM stack share it: what is left of the DMA engines' own rate."""
-        wanted = self.machine.dma_engines * self.machine.dma_bytes_per_ns * sharers
-        return min(1.0, self.machine.hbm_gbs / wanted)
-
-    def _ranks(self) -> list[int]:
-        """Program order; a transfer is as urgent as the first engine instruction that waits for it."""
-        rank = list(range(len(self.operations)))
-        for op in reversed(self.operations):
-            if op.is_dma and self.users[op.index]:
-                rank[op.index] = min(rank[user] for user in self.users[op.index])
-        return rank
-
-    def _swaps(self, ranks: int) -> dict[int, tuple]:
-        """The transfers that begin together with others', by what they meet at and how often."""
-        found: dict[int, tuple] = {}
-        turns: Counter[Any] = Counter()
-        for op in self.operations:
-            point = self._meets_at(op.instruction, ranks) if op.is_dma and op.instruction else None
-            if point is not None:
-                turns[point] += 1
-                found[op.index] = (*point, turns[point])
-        return found
-
-    def _meets_at(self, instruction: Instruction, ranks: int) -> tuple | None:
-        """sendrecv meets the other core on its pipe; a collective all ranks, by core or with both."""
-        if instruction.rendezvous() is not None:
-            return ("transfer", self.of_rank, instruction.rendezvous()) if self.sharers > 1 else None
-        assert isinstance(instruction, TransferInstruction)
-        members = tuple(sorted(instruction.members(self.of_rank))) if ranks > 1 else ()
-        joint = self.sharers > 1 and State.ranks in instruction.state and State.peer in instruction.touches()
-        if not joint and len(members) < 2:
-            return None
-        lane = -1 if joint else self.planner.core
-        return ("ranks", lane, members or (self.of_rank,))
-
-    # ---- the event loop --------------------------------------------------------------------------
-
-    def begin(self, moment: float) -> None:
-        for op in self.operations:
-            if not op.waits:
-                if moment > 0:
-                    self._post(moment, READY, op.index)
-                else:
-                    self._queue(op.index, 0.0)
-
-    def handle(self, now: float, what: int, which: Any) -> None:
-        if what == DONE:
-            self._release(which, now, DONE)
-            position = self.operations[which].position
-            if position in self.banks.tiles:
-                freed = self.banks.used(position)
-                if freed:
-                    self._post(now + self.machine.semaphore_ns, ROOM, (which, freed))
-        elif what == READ:
-            self._release(which, now, READ)
-        elif what == READY:
-            self._queue(which, now)
-        elif what == ROOM:
-            freed_by, banks = which
-            self._find_banks(freed_by, banks, now)
-        else:
-            self._take_next(which, now)
-
-    def check_all_ran(self) -> None:
-        """Declared edges may contradict the data: then something waits for ever."""
-        stuck = [op for op in self.operations if self.done[op.index] == 0.0 and self.missing[op.index] > 0]
-        if stuck:
-            waits = [self.operations[i] for i in stuck[0].waits if self.done[i] == 0.0]
-            raise error(
-                "schedule",
-                "the declared order contradicts the data: an instruction would wait for ever",
-                notes=[f"{stuck[0].instruction!r}", *(f"waits for {op.instruction!r}" for op in waits[:2])],
-                help="check the edges of with_schedule and depends_on",
-            )
-
-    def _post(self, time: float, what: int, which: Any) -> None:
-        heappush(self.events, (time, self.tick(), self, what, which))
-
-    def met(self, instruction: Instruction) -> int:
-        """How often this core came to a meeting of this kind before."""
-        key = instruction.rendezvous()
-        self.meetings[key] = self.meetings.get(key, 0) + 1
-        return self.meetings[key]
-
-    def _release(self, index: int, now: float, what: int) -> None:
-        """Tell the operations that waited for this one, as far as this moment concerns them."""
-        operations, loadable = self.operations, self.loadable
-        rules = self.law[operations[index].kind]
-        for user in self.users[index]:
-            consumer = operations[user]
-            moment, wait, same_engine = rules[consumer.kind][consumer.waits[index]]
-            if moment == BEGUN or (moment == FREE) != (what == READ):
-                continue  # BEGUN: released when it was triggered
-            until = now + wait
-            if not same_engine and until > loadable[user]:
-                loadable[user] = until
-            self._satisfied(user, index, until, now)
-
-    def _satisfied(self, user: int, by: int, moment: float, now: float) -> None:
-        ready, missing = self.ready, self.missing
-        if moment >= ready[user]:
-            ready[user] = moment
-            self.blocked_by[user] = by
-        missing[user] -= 1
-        if missing[user] == 0:
-            if ready[user] <= now:
-                self._queue(user, now)
-            else:
-                self._post(ready[user], READY, user)
-
-    def _queue(self, index: int, now: float) -> None:
-        """Ready: wait for the other core, where two must begin together, then for the engine."""
-        if index in self.swaps:
-            self.simulation.begin_together(self, index, now)
-        else:
-            self.enqueue(index, now)
-
-    def enqueue(self, index: int, now: float) -> None:
-        """Wait for the engine or the DMA trigger."""
-        op = self.operations[index]
-        place = op.kind
-        if op.is_dma:
-            transfer = self.transfers[index] = self.transfer(op)
-            place = transfer.mode
-        heappush(self.waiting[place], (self.rank[index], index))
-        self._take_next(place, now)
-
-    def _find_banks(self, freed_by: int, banks: int, now: float) -> None:
-        """PSUM banks are free: those that wait for some look again."""
-        self.banks.give_back(freed_by, banks, now)
-        woken, self.starved = self.starved, []
-        for place, index in woken:
-            self.ready[index], self.blocked_by[index] = now, freed_by
-            heappush(self.waiting[place], (self.rank[index], index))
-        for place in dict.fromkeys(place for place, _ in woken):
-            self._take_next(place, now)
-
-    def _wake_next(self, taker: int, now: float) -> None:
-        """Banks were taken: who needs none any more looks again, and who is next in the program."""
-        still: list[tuple[str, int]] = []
-        for place, index in self.starved:
-            if self.banks.is_next(self.operations[index].position):
-                self.ready[index], self.blocked_by[index] = now, taker
-                heappush(self.waiting[place], (self.rank[index], index))
-                self._post(now, IDLE, place)
-            else:
-                still.append((place, index))
-        self.starved = still
-
-    def transfer(self, op: Operation) -> Transfer:
-        """What a DMA costs; those alike are worked out once."""
-        if op.instruction is None:
-            return transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
-        number = self.planner.alike[op.position]
-        made = self.made.get(number)
-        if made is None:
-            made = self.made[number] = transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
-        return made.copy()
-
-    def cost_of(self, op: Operation) -> Cost:
-        return self.planner.cost_of(op)
-
-    def _take_next(self, place: str, now: float) -> None:
-        """The engine or trigger begins the first that waits, if it is idle and nothing stands in the way."""
-        if self.idle_at[place] > now:
-            return
-        waiting, of_tiles = self.waiting[place], self.banks.tiles
-        while waiting:
-            index = waiting[0][1]
-            position = self.operations[index].position
-            if position not in of_tiles or self.banks.has_room(position):
-                break
-            self.starved.append((place, heappop(waiting)[1]))
-        else:
-            return
-        transfer = self.transfers.get(index)
-        if transfer is None:
-            until = self._must_wait(place, index, now)
-            if until > now:
-                self._post(until, IDLE, place)
-                return
-        heappop(waiting)
-        if position in of_tiles:
-            self._take_banks(index, position, now)
-        last_on = self.last_on
-        if self.ready[index] < now and place in last_on:
-            self.blocked_by[index] = last_on[place]
-        last_on[place] = index
-        self.order.append((self.planner.core, index))
-        if transfer is not None:
-            self.idle_at[place] = until = now + transfer.issue_ns
-            self._move(index, transfer, now)
-        else:
-            self.idle_at[place] = until = self._compute(index, place, now)
-        if until < math.inf:
-            self._post(until, IDLE, place)
-
-    def _take_banks(self, index: int, position: int, now: float) -> None:
-        """An instruction takes PSUM banks, and waits for those who had them before."""
-        taken = self.banks.take(position)
-        for freed_by, when in taken:
-            if freed_by >= 0:
-                self.operations[index].wait_for(freed_by, SPACE)
-                self.bank_waits.add((index, freed_by))
-                self.loadable[index] = max(self.loadable[index], when)
-        if taken and self.starved:
-            self._wake_next(index, now)
-
-    # ---- compute engines -------------------------------------------------------------------------
-
-    def _must_wait(self, engine: str, index: int, now: float) -> float:
-        """When those have finished with which it cannot run at the same time.
-
-        Engines that share a port take turns (spec/machine.md 3.1), and so do matmuls on one part of the
-        PE array (spec/machine.md 5.2).
-        """
-        if engine == "tensor":
-            tile, whole = self._facts(self.operations[index]).pe_tile, WHOLE_ARRAY
-            busy = [i for t, i in self.pe_tiles.items() if tile is whole or t is whole or t.overlaps(tile)]
-            return max([self.free[i] for i in busy], default=0.0)
-        for rival in RIVALS.get(engine, ()):
-            other = self.last_on.get(rival)
-            if other is not None and now < self.free[other] < math.inf and self._collide(index, other):
-                return self.free[other]
-        return 0.0
-
-    def _collide(self, index: int, other: int) -> bool:
-        m = self.machine
-        a, b = self.operations[index].instruction, self.operations[other].instruction
-        assert a is not None and b is not None
-        if "gpsimd" in (self.operations[index].kind, self.operations[other].kind):
-            return m.vector_gpsimd_serial
-        mine, theirs = psum_tiles(a), psum_tiles(b)
-        if m.vector_scalar_psum_serial:
-            return bool(mine and theirs)
-        return m.psum_bank_serial and bool(mine & theirs)
-
-    def _compute(self, index: int, engine: str, now: float) -> float:
-        """Start an instruction; returns when its engine can take the next."""
-        op = self.operations[index]
-        facts = self._facts(op)
-        if facts.meets:
-            self.start[index] = now
-            self.idle_at[engine] = math.inf
-            self.simulation.meet(self, index, now)
-            return self.idle_at[engine]
-        start, slow, cost = now, facts.slowdown, self.cost_of(op)
-        cycles = cost.cycles
-        if engine == "tensor":  # the stationary operand is loaded meanwhile, once it is there
-            start = max(now, self.loadable[index] + self.machine.matmul_after_load_ns)
-            slow = self.activity.slowdown(facts.array_rows, start)
-        elif engine == "scalar":
-            start = self._load_table(index, facts.table, now)
-        elif engine == "vector" and self._shares_bus(now):
-            cycles = max(cycles, self._instruction(index).operands()[0].free_elements)
-        done = span(self.machine, engine, cost, cycles, self.clocks[engine], slow, start)
-        self.start[index] = start
-        self.free[index], self.end[index], self.done[index] = done
-        self._post(done.free, READ, index)
-        self._post(done.done, DONE, index)
-        if engine != "tensor":
-            return done.free
-        self.activity.add(start, done.free)
-        self.pe_tiles[facts.pe_tile] = index
-        if facts.pe_tile != WHOLE_ARRAY:  # the next may be for another tile
-            return min(done.free, start + self.machine.matmul_min_cycles / self.clocks[engine])
-        return done.free
-
-    def _instruction(self, index: int) -> Instruction:
-        instruction = self.operations[index].instruction
-        assert instruction is not None
-        return instruction
-
-    def _shares_bus(self, now: float) -> bool:
-        """While GpSimdE works, VectorE has no fast modes (spec/machine.md 3.1)."""
-        other = self.last_on.get("gpsimd")
-        return self.machine.shared_bus_stops_fast_modes and other is not None and self.free[other] > now
-
-    def _facts(self, op: Operation) -> Facts:
-        """What is the same for all instructions that are alike; worked out once."""
-        key = (self.planner.alike[op.position], op.kind)
-        facts = self.facts.get(key)
-        if facts is None:
-            facts = self.facts[key] = facts_of(self._instruction(op.index), op.kind, self.machine)
-        return facts
-
-    def finish(self, index: int, now: float) -> None:
-        """A meeting took place: its engine goes on."""
-        place = self.operations[index].kind
-        until = now + self.planner.cost_of(self.operations[index]).fix_ns
-        self.free[index] = self.end[index] = self.done[index] = self.idle_at[place] = until
-        self._post(until, READ, index)
-        self._post(until, DONE, index)
-        self._post(until, IDLE, place)
-
-    def _load_table(self, index: int, function: str | None, start: float) -> float:
-        """ScalarE loads a table before the first activation and when the function changes."""
-        if function is None or function in self.machine.activation_table_free or function == self.table:
-            return start
-        self.table = function
-        self.table_loads.append((start, start + self.machine.activation_table_ns, index))
-        return start + self.machine.activation_table_ns
-
-    # ---- DMA -------------------------------------------------------------------------------------
-
-    def _move(self, index: int, transfer: Transfer, now: float) -> None:
-        """Each DMA engine works through its descriptors in order of arrival."""
-        arrival = now + transfer.dispatch_ns
-        skew, share = self.machine.dma_skew_ns, self.bandwidth_share
-        first, last = deal(self.dma_free, arrival, transfer.payload_ns, skew, share)
-        self.start[index] = first
-        self.end[index] = self.free[index] = last
-        self.done[index] = done = last + transfer.notify_ns
-        transfer.triggered_ns = now
-        operations = self.operations
-        for user in self.users[index]:
-            if operations[user].waits[index] == ORDER:
-                self._satisfied(user, index, now, now)
-        self._post(done, DONE, index)
+        """Return how many transfers begin together at each point."""
+        return Counter(point for core in self.cores for point in core.joint.values())

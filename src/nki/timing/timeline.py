@@ -14,9 +14,9 @@ from ..ir.storage import Storage
 from ..ir.view import View
 from ..machine.machine import Machine
 from ..machine.memories import MemoryRegion
+from .core_plan import CorePlan
 from .names import TileNames, queue_of
-from .operations import Planner
-from .regions import Operation
+from .operation import Operation
 
 Turn = tuple[tuple[str, Any], ...]  # the variables of the loops around an instruction, outermost first
 
@@ -63,7 +63,7 @@ class Occupancy(NamedTuple):
 class Timeline:
     """The modelled run of a kernel. Times are ns from its first instruction."""
 
-    def __init__(self, machine: Machine, planners: list[Planner], cores: list[Any]):
+    def __init__(self, machine: Machine, planners: list[CorePlan], cores: list[Any]):
         self.machine = machine
         self.planners = planners
         self.cores = cores  # CoreSimulations, run to their end

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..ir.instruction import State
 from ..ir.storage import Storage
 from ..machine.machine import Machine
-from .regions import Operation
+from .operation import Operation
 
 
 class Transfer:
@@ -39,7 +39,7 @@ class Transfer:
         self._packet_ns: float | None = None
 
     def copy(self) -> Transfer:
-        """The same again, not triggered yet."""
+        """Return a copy that is not triggered yet."""
         rest = (self.notify_ns, self.payload_ns, self.nbytes, self.descriptors)
         made = Transfer(self.mode, self.issue_ns, self.dispatch_ns, *rest)
         made._packet_ns = self.packet_ns
@@ -47,7 +47,7 @@ class Transfer:
 
     @property
     def packet_ns(self) -> float:
-        """What the DMA engines work on it, all together; added up once for all that are alike."""
+        """The work of all DMA engines on it; added up once for all transfers of one signature."""
         if self._packet_ns is None:
             moved = self.payload_ns[:-1] if self.mode == RANKS else self.payload_ns
             self._packet_ns = sum(ns for _, ns in moved)
@@ -59,7 +59,7 @@ RANKS = "ranks"  # the queue of what travels between ranks
 
 def transfer_of(op: Operation, machine: Machine, cores: int = 1, share: float = 1.0) -> Transfer:
     """A DMA of one of so many cores, whose engines have this share of their rate."""
-    instruction: Any = op.instruction or op.again
+    instruction: Any = op.instruction or op.reloads
     if instruction is None:
         assert op.tile is not None
         return _spill(op.tile, machine, load=op.kind == "reload")

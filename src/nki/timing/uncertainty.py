@@ -1,30 +1,28 @@
-"""How far the time of a kernel rests on assumptions: it is timed again with each of them at its ends.
+"""How much the time of a kernel depends on assumptions: it is timed again with each of them at its limits.
 
-One after another, every assumed number that the timeline uses (measures.assumptions) takes the least and the
-most that the register allows (hardware/ranges.py). The interval is the time with all of them at the ends that
-made the kernel faster, and at those that made it slower.
+Every assumed number that the timeline uses (measures.assumptions) takes in turn the least and the most that
+machine/ranges.py allows. The interval is the time with all of them at the limits that made the kernel faster,
+and at those that made it slower.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..ir.program import Program
-from ..machine.machine import Machine
 from ..machine.ranges import ends
 from .measures import assumptions
-from .schedule import schedule
 from .timeline import Timeline
+from .what_if import retimed_us
 
 
 class Mover(NamedTuple):
-    """An assumption and the time of the kernel at its ends. Times in us."""
+    """An assumption, and the time of the kernel at its limits. Times in us."""
 
     field: str
     value: Any
-    low: Any  # the least it may be
+    low: Any  # the least it can be
     high: Any
     low_us: float  # of the kernel then
     high_us: float
@@ -32,12 +30,12 @@ class Mover(NamedTuple):
 
     @property
     def moves_us(self) -> float:
-        """Between the fastest and the slowest."""
+        """The difference between the fastest and the slowest."""
         return abs(self.high_us - self.low_us)
 
 
 class Uncertainty(NamedTuple):
-    """The time of a kernel as an interval; what moves it, most first."""
+    """The time of a kernel as an interval, and the assumptions that move it, most first."""
 
     low_us: float
     total_us: float
@@ -48,25 +46,18 @@ class Uncertainty(NamedTuple):
 def uncertainty(
     program: Program, timeline: Timeline, stage: Callable[[str], None] = lambda what: None
 ) -> Uncertainty:
-    """The interval of a program's time, given its timeline."""
+    """Return the interval of a program's time, given its timeline."""
     machine, total = program.machine, timeline.total_us
     movers = []
     fields = list(assumptions(timeline))
     for number, field in enumerate(fields):
         stage(f"timing again with {field} ({number + 1} of {len(fields)})")
-        low, high = ends(machine, field)
-        sooner, later = (_time(program, replace(machine, **{field: end}), total) for end in (low, high))
-        why = machine.assumptions[field]
-        movers.append(Mover(field, getattr(machine, field), low, high, sooner, later, why))
+        value, (low, high) = getattr(machine, field), ends(machine, field)
+        early, late = (total if end == value else retimed_us(program, **{field: end}) for end in (low, high))
+        movers.append(Mover(field, value, low, high, early, late, machine.assumptions[field]))
     movers.sort(key=lambda mover: (-mover.moves_us, mover.field))
     fast = {m.field: m.low if m.low_us <= m.high_us else m.high for m in movers if m.moves_us}
     slow = {m.field: m.high if m.low_us <= m.high_us else m.low for m in movers if m.moves_us}
     stage("timing again with all of them")
-    low, high = (_time(program, replace(machine, **all_of), total) for all_of in (fast, slow))
+    low, high = (retimed_us(program, **limits) if limits else total for limits in (fast, slow))
     return Uncertainty(min(low, total), total, max(high, total), tuple(movers))
-
-
-def _time(program: Program, machine: Machine, total_us: float) -> float:
-    if machine == program.machine:
-        return total_us
-    return schedule(replace(program, machine=machine)).total_us

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..ir.effects import Effects
+from ..ir.liveness import address_range
 from ..ir.storage import Storage
 from ..ir.view import View
 from ..machine.memories import PSUM, SBUF
@@ -65,7 +66,7 @@ class TileUses:
             else:
                 continue
             if tile.address is not None:
-                placed.add((tile.address[1], tile.address[1] + tile.pitch))
+                placed.add(address_range(tile))
             elif tile not in tiles:
                 tiles.append(tile)
                 _note(uses, tile, position)

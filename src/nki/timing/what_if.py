@@ -1,289 +1,143 @@
-"""What if? The schedule of a Timeline run again with a few things changed.
+"""What if? The one engine that times a modelled run again with something changed.
 
-Every engine and DMA trigger keeps the order in which it took its operations, so a replay is one pass over
-them instead of a simulation. With nothing changed it gives the times of the Timeline again; what a change
-gains is a little understated, because a new order might use it better.
+It has three levels. `same_order_ns` replays the timeline: fast, and a gain is a little understated, because
+another order might use the change better. `new_order_ns` simulates again on the same plan of SBUF.
+`retimed_us` plans and simulates a whole program with other machine numbers.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
-from ..ir.instruction import WHOLE_ARRAY, Instruction, PeTile, array_use
-from ..machine.engines import engine
-from .regions import Operation
-from .rules import DONE, FREE, SEEN, Activity, deal, releases
-from .simulation import RIVALS
+from ..ir.dependences import RAW
+from ..ir.instruction import Cost
+from ..ir.program import Program
+from ..ir.rewriting import replace_engine
+from ..machine.machine import Machine
+from .change import Change
+from .core_plan import CorePlan
+from .core_simulation import DONE, READ, CoreSimulation
+from .operation import ORDER, Operation
+from .replay import Replay
+from .schedule import schedule
+from .simulation import Simulation
 from .timeline import Timeline
 from .transfer import Transfer
 
-ENGINE, TENSOR, DMA, MEETING, GONE = range(5)  # how an operation runs
 
-Links = tuple[int, ...]  # moments of other operations
-Payload = float | list[tuple[int, float]]  # ns, equal on all DMA engines, or [(engine, ns)]
-
-
-@dataclass(frozen=True)
-class Change:
-    """What is different in a what-if. Operations are numbered over all cores; the rest stays as it was."""
-
-    gone: Mapping[int, int] = field(default_factory=dict)  # -> whose result serves instead; itself: its own
-    work: Mapping[int, float] = field(default_factory=dict)  # -> times its work on the engine
-    tables: Mapping[int, float] = field(default_factory=dict)  # -> ns of the table load before it
-    issue: Mapping[int, float] = field(default_factory=dict)  # -> ns that the trigger is held
-    payload: Mapping[int, Payload] = field(default_factory=dict)  # -> what the DMA engines have to do
-    dropped: Mapping[int, Collection[int]] = field(default_factory=dict)  # -> what it no longer waits for
-    on: Mapping[int, engine] = field(default_factory=dict)  # -> the engine that does it; for a new schedule
-
-    def __or__(self, other: Change) -> Change:
-        """Both; where they speak of the same, the other."""
-        return Change(*({**getattr(self, f.name), **getattr(other, f.name)} for f in fields(self)))
-
-
-class Steps(NamedTuple):
-    """The operations in the order in which they were begun: a list for each thing about them. Times in ns."""
-
-    moment: list[int]  # where their moments stand
-    links: list[Links]  # not before these
-    across: list[Links]  # not before these and the latency between engines
-    place: list[int]  # the engine or DMA trigger
-    way: list[int]
-    before: list[float]  # from begin to work: a table load, a LoadStationary, the dispatch of a transfer
-    held: list[float]  # work that keeps the place from the next one
-    result: list[float]  # from the end of the work until a consumer sees the result
-    extra: list[Any]  # partitions of a matmul, payload of a transfer, what names a meeting
-
-    def changed(self, change: Change, at: list[int]) -> Steps:
-        """The same with a change; `at` says where each operation stands."""
-        new = Steps(*(list(column) for column in self))
-        for number, dropped in change.dropped.items():
-            i = at[number]
-            new.links[i] = tuple(moment for moment in self.links[i] if moment // 4 not in dropped)
-            new.across[i] = tuple(moment for moment in self.across[i] if moment // 4 not in dropped)
-        for number, times in change.work.items():
-            new.held[at[number]] *= times
-        for number, ns in change.tables.items():
-            new.before[at[number]] = ns
-        for number, ns in change.issue.items():
-            new.held[at[number]] = ns
-        for number, payload in change.payload.items():
-            new.extra[at[number]] = payload
-        for number, instead in change.gone.items():
-            new.way[at[number]] = GONE
-            if instead != number:
-                new.links[at[number]], new.across[at[number]] = (4 * instead + DONE,), ()
-        return new
-
-
-class Replay:
-    """The timeline as steps, ready to be run again."""
+class WhatIf:
+    """Times a timeline again with changes."""
 
     def __init__(self, timeline: Timeline):
         self.timeline = timeline
-        self.machine = timeline.machine
-        self.cores = timeline.cores
-        self.operations = timeline.operations
-        self.first: list[int] = []  # the number of each core's operation 0
-        self.tables: dict[int, tuple[float, float]] = {}  # table loads before operations: (start, ns)
-        count = 0
-        for core in self.cores:
-            self.first.append(count)
-            self.tables.update({count + i: (start, end - start) for start, end, i in core.table_loads})
-            count += len(core.operations)
-        self.is_dma = [op.is_dma for op in self.operations]
-        self.places: dict[tuple[int, str], int] = {}
-        self.payloads: dict[int, Payload] = {}
-        columns: list[list[Any]] = [[] for _ in Steps._fields]
-        for row in self._rows():
-            for column, value in zip(columns, row, strict=True):
-                column.append(value)
-        self.steps = Steps(*columns)
-        self.at = [0] * count  # where an operation stands
-        for i, moment in enumerate(self.steps.moment):
-            self.at[moment // 4] = i
+        self.replay = Replay(timeline)
 
-    def number(self, op: Operation) -> int:
-        return self.first[op.core] + op.index
+    @cached_property
+    def unchanged_ns(self) -> float:
+        """The replay without a change: what `same_order_ns` is compared with."""
+        return self.replay.run()
 
-    def payload(self, number: int) -> Payload:
-        """What a transfer asks of the DMA engines."""
-        return self.steps.extra[self.at[number]]
+    def same_order_ns(self, change: Change) -> float:
+        """Return ns until the last result, with a change, each engine in the order it had."""
+        return self.replay.run(change)
 
-    # ---- from the timeline -----------------------------------------------------------------------
-
-    def _rows(self) -> Iterator[tuple]:
-        """What Steps holds, operation by operation."""
-        met: Counter[tuple] = Counter()
-        free: dict[tuple[int, str, float], int] = {}
-        on_tile: dict[int, dict[PeTile, int]] = {c: {} for c in range(len(self.cores))}
-        for c, index in self.cores[0].order if self.cores else ():
-            op = self.cores[c].operations[index]
-            if self.is_dma[self.first[c] + index]:
-                yield self._transfer(op)
-                continue
-            assert op.instruction is not None
-            if op.instruction.rendezvous() is not None:
-                yield self._meeting(op, op.instruction, met)
-            elif op.kind == "tensor":
-                yield self._matmul(op, op.instruction, on_tile[c])
-            else:
-                yield self._compute(op, self._rivals(op, free) if op.kind in RIVALS else ())
-
-    def _place(self, core: int, name: str) -> int:
-        return self.places.setdefault((core, name), len(self.places))
-
-    def _transfer(self, op: Operation) -> tuple:
-        core = self.cores[op.core]
-        moved = core.transfers[op.index]
-        payload = self.payloads.get(id(moved.payload_ns))  # transfers of one shape share it
-        if payload is None:
-            payload = self.payloads[id(moved.payload_ns)] = self._payload(moved, core.bandwidth_share)
-        times = (moved.dispatch_ns, moved.issue_ns, moved.notify_ns)
-        links, across = self._links(op)
-        partner = core.simulation.partners.get((op.core, op.index))
-        if partner is not None:  # the other half of a sendrecv: both wait for what either waits for
-            more = self._links(self.cores[partner[0]].operations[partner[1]])
-            links, across = links + more[0], across + more[1]
-        return (4 * self.number(op), links, across, self._place(op.core, moved.mode), DMA, *times, payload)
-
-    def _payload(self, moved: Transfer, share: float) -> Payload:
-        payload = [(engine, ns / share) for engine, ns in moved.payload_ns]
-        alike = len(payload) == self.machine.dma_engines and len({ns for _, ns in payload}) == 1
-        return payload[0][1] if alike else payload
-
-    def _meeting(self, op: Operation, instruction: Instruction, met: Counter[tuple]) -> tuple:
-        point = (op.core, instruction.rendezvous())
-        met[point] += 1
-        lasts = self.cores[op.core].planner.cost_of(op).fix_ns
-        place = self._place(op.core, op.kind)
-        named = (point[1], met[point])
-        return (4 * self.number(op), *self._links(op), place, MEETING, 0.0, lasts, 0.0, named)
-
-    def _compute(self, op: Operation, rivals: Links) -> tuple:
-        core, i, number = self.cores[op.core], op.index, self.number(op)
-        links, across = self._links(op)
-        head = (4 * number, links + rivals, across, self._place(op.core, op.kind))
-        held, result = core.free[i] - core.start[i], core.done[i] - core.free[i]
-        _, table = self.tables.get(number, (0.0, 0.0))
-        return (*head, ENGINE, table, held, result, None)
-
-    def _matmul(self, op: Operation, instruction: Instruction, on_tile: dict[PeTile, int]) -> tuple:
-        """Parts of the PE array are places of their own; a matmul waits for those it overlaps."""
-        core, links = self.cores[op.core], self._links(op)
-        rows, tile = array_use(instruction)
-        before = tuple(4 * i + FREE for other, i in on_tile.items() if other != tile and other.overlaps(tile))
-        on_tile[tile] = self.number(op)
-        cost = core.planner.cost_of(op)
-        place = self._place(op.core, "tensor" if tile == WHOLE_ARRAY else f"tensor {tile}")
-        lead = self.machine.matmul_after_load_ns
-        times = (lead, cost.cycles / core.clocks["tensor"], cost.fix_ns)
-        return (4 * self.number(op), links[0] + before, links[1], place, TENSOR, *times, rows)
-
-    def _links(self, op: Operation) -> tuple[Links, Links]:
-        """The moments an operation waits for, as the simulation releases it."""
-        operations, base, is_dma = self.cores[op.core].operations, self.first[op.core], self.is_dma
-        links, across = [], []
-        for index, why in op.waits.items():
-            same = operations[index].kind == op.kind
-            moment = releases(is_dma[base + index], same, why)
-            if is_dma[base + index] or moment == SEEN:
-                links.append(4 * (base + index) + moment)
-            elif not same:  # else the order of the engine says it
-                across.append(4 * (base + index) + moment)
-        return tuple(links), tuple(across)
-
-    def _rivals(self, op: Operation, free: dict[tuple[int, str, float], int]) -> Links:
-        """The operation on a shared port whose end this one waited for, if it did.
-
-        `free` says which operation of an engine ended when.
-        """
-        core, i, number = self.cores[op.core], op.index, self.number(op)
-        begun, _ = self.tables.get(number, (core.start[i], 0.0))
-        found: Links = ()
-        if core.ready[i] < begun and (op.core, op.kind, begun) not in free:  # not its data, not its engine
-            others = (free.get((op.core, rival, begun)) for rival in RIVALS[op.kind])
-            found = tuple(4 * other + FREE for other in others if other is not None)
-        free[op.core, op.kind, core.free[i]] = number
-        return found
-
-    # ---- the replay ------------------------------------------------------------------------------
-
-    def run(self, change: Change | None = None) -> float:
-        """ns until the last result, with the change."""
-        steps = self.steps if change is None else self.steps.changed(change, self.at)
-        moments = [0.0] * (4 * len(self.operations))
-        idle = [0.0] * len(self.places)
-        engines = [DmaEngines(self.machine) for _ in self.cores]
-        arrays = [Activity(self.machine) for _ in self.cores]
-        move = [engines[core].move for core, _ in self.places]
-        array_of = [arrays[core] for core, _ in self.places]
-        to_engine, to_dma = self.machine.semaphore_ns, self.machine.compute_to_dma_ns
-        gap = self.machine.same_engine_gap_ns
-        arrived: dict[tuple, tuple[int, int, float]] = {}  # first of two cores at a meeting point
-        # One loop without calls: it passes over every operation for every what-if.
-        for moment, links, across, place, way, before, held, result, extra in zip(*steps, strict=True):
-            begin = 0.0 if way in (GONE, TENSOR) else idle[place]
-            for other in links:
-                if moments[other] > begin:
-                    begin = moments[other]
-            for other in across:
-                ready = moments[other] + (to_dma if way == DMA else to_engine)
-                if ready > begin:
-                    begin = ready
-            if way == TENSOR:  # the stationary operand is loaded while the array works on
-                begin = max(begin + before, idle[place])
-                before = 0.0
-            moments[moment] = begin
-            if way == DMA:
-                idle[place] = begin + held
-                moments[moment + 2] = move[place](begin + before, extra) + result
-                continue
-            if way == GONE:
-                moments[moment + 1] = moments[moment + 2] = moments[moment + 3] = begin
-                continue
-            if way == TENSOR:
-                array = array_of[place]
-                held *= array.slowdown(extra, begin)
-                array.add(begin, begin + held)
-            elif way == MEETING and len(self.cores) > 1:
-                if extra not in arrived:
-                    arrived[extra] = (moment, place, begin)
-                    continue
-                there, where, came = arrived.pop(extra)
-                begin = max(begin, came)
-                moments[there + 1] = moments[there + 2] = idle[where] = begin + held
-                moments[there + 3] = begin + held + gap
-            idle[place] = moments[moment + 1] = end = begin + before + held
-            moments[moment + 2] = end + result
-            moments[moment + 3] = end + result + gap
-        return max(moments[DONE::4], default=0.0)
+    def new_order_ns(self, change: Change) -> float:
+        """Return ns until the last result, with a change, in the order that suits it best."""
+        cores = _ChangedSimulation(self.timeline, change).run()
+        return max((t for core in cores for t in core.done), default=0.0)
 
 
-class DmaEngines:
-    """The DMA engines of a core: each works through what is dealt to it, in order of arrival."""
+def retimed_us(program: Program, **numbers: Any) -> float:
+    """Return the time of a program with other numbers of its machine, planned and scheduled anew."""
+    return schedule(replace(program, machine=replace(program.machine, **numbers))).total_us
 
-    def __init__(self, machine: Any):
-        self.skew = machine.dma_skew_ns
-        self.count = machine.dma_engines
-        self.free = [0.0] * (self.count + 1)  # of each engine, and of the link to other ranks
-        self.level: float | None = 0.0  # engine 0 is free then, each other its skew later; `free` is not kept
 
-    def move(self, arrival: float, payload: Payload) -> float:
-        """When the last engine has moved its part."""
-        if isinstance(payload, float):
-            if self.level is not None:
-                begin = arrival if arrival > self.level else self.level
-                self.level = begin + payload
-                return self.level + (self.count - 1) * self.skew
-            payload = [(engine, payload) for engine in range(self.count)]
-        return self._deal(arrival, payload)
+# ---- a new order ---------------------------------------------------------------------------------
 
-    def _deal(self, arrival: float, payload: list[tuple[int, float]]) -> float:
-        free, skew = self.free, self.skew
-        if self.level is not None:
-            free[: self.count] = [self.level + engine * skew for engine in range(self.count)]
-            self.level = None
-        return deal(free, arrival, payload, skew)[1]
+
+class _ChangedSimulation(Simulation):
+    def __init__(self, timeline: Timeline, change: Change):
+        self.timeline = timeline
+        self.change = change
+        super().__init__(timeline.machine, timeline.planners)
+
+    def core(
+        self, machine: Machine, planner: CorePlan, sharers: int, rank: int, order: list[tuple[int, int]]
+    ) -> CoreSimulation:
+        before = self.timeline.cores[planner.core]
+        first = sum(len(p.operations) for p in self.timeline.planners[: planner.core])
+        operations = _copies(before, first, self.change)
+        return _ChangedCore(self, machine, planner, operations, sharers, first, before.transfers)
+
+
+def _copies(core: CoreSimulation, first: int, change: Change) -> list[Operation]:
+    """Return the operations of a core as planned, with the waits that the change leaves."""
+    copies = []
+    took_banks = {index for index, _ in core.bank_waits}
+    for op in core.operations:
+        instruction, kind, other = op.instruction, op.kind, change.on.get(first + op.index)
+        if other is not None and instruction is not None:
+            instruction, kind = replace_engine(instruction, other), other.name
+        copy = Operation(op.index, instruction, kind, op.core, op.position)
+        copy.tile, copy.reloads = op.tile, op.reloads
+        dropped = change.dropped.get(first + op.index, ())
+        if dropped or op.index in took_banks:
+            copy.waits = {
+                other: why
+                for other, why in op.waits.items()
+                if (op.index, other) not in core.bank_waits and first + other not in dropped
+            }
+        else:
+            copy.waits = dict(op.waits)
+        instead = change.removed.get(first + op.index, first + op.index)
+        if instead != first + op.index:
+            copy.waits = {instead - first: RAW}
+        copies.append(copy)
+    return copies
+
+
+class _ChangedCore(CoreSimulation):
+    def __init__(
+        self,
+        simulation: _ChangedSimulation,
+        machine: Machine,
+        planner: CorePlan,
+        operations: list[Operation],
+        sharers: int,
+        first: int,
+        known: Mapping[int, Transfer],
+    ):
+        self.change, self.first, self.known = simulation.change, first, known
+        super().__init__(simulation, machine, planner, operations, sharers)
+
+    def transfer(self, op: Operation) -> Transfer:
+        made, number = self.known[op.index], self.first + op.index
+        times = (self.change.issue.get(number, made.issue_ns), made.dispatch_ns, made.notify_ns)
+        work, payload = made.payload_ns, self.change.payload.get(number)
+        if payload is not None:  # of a replay: with the share of the bandwidth in it
+            engines = range(self.machine.dma_engines)
+            parts = [(e, payload) for e in engines] if isinstance(payload, float) else payload
+            work = tuple((engine, ns * self.bandwidth_share) for engine, ns in parts)
+        return Transfer(made.mode, *times, work, made.nbytes, made.descriptors)
+
+    def cost_of(self, op: Operation) -> Cost:
+        number = self.first + op.index
+        cost = super().cost_of(op)
+        if number in self.change.on and op.instruction is not None:
+            cost = op.instruction.cost(self.machine)
+        times = self.change.work.get(number, 1.0)
+        return cost if times == 1.0 else cost._replace(cycles=max(cost.cycles, cost.shortest) * times)
+
+    def enqueue(self, index: int, now: float) -> None:
+        if self.first + index not in self.change.removed:
+            super().enqueue(index, now)
+            return
+        self.start[index] = self.free[index] = self.end[index] = self.done[index] = now
+        for user in self.users[index]:
+            if self.operations[user].waits[index] == ORDER:
+                self._satisfied(user, index, now, now)
+        self._post(now, READ, index)
+        self._post(now, DONE, index)

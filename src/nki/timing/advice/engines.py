@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..regions import SPACE, WAR, WAW, Operation
-from ..what_if import Change
+from ...ir.dependences import WAR, WAW
+from ..change import Change
+from ..operation import SPACE, Operation
+from .formatting import NAMES, count, duration, joined, lines, lines_of, percent, site_of
+from .limits import is_memory_bound
 from .study import WORTH, Finding, Gain, Study
-from .verdict import is_memory_bound
-from .words import NAMES, count, duration, joined, lines, lines_of, percent, site_of
 
 # ---- engine-idle ---------------------------------------------------------------------------------
 

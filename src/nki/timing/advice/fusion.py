@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from ...ir.instruction import Instruction
 from ...ir.view import View
 from ...machine.memories import SBUF
-from ..operations import Planner
-from ..regions import Operation
-from ..what_if import Change
+from ..change import Change
+from ..core_plan import CorePlan
+from ..operation import Operation
+from .formatting import NAMES, count, duration, lines, place_of, site_of
 from .study import WORTH, Finding, Study
-from .words import NAMES, count, duration, lines, place_of, site_of
 
 # ---- two-passes ----------------------------------------------------------------------------------
 
@@ -29,7 +29,7 @@ class Pair(NamedTuple):
 class Tiles:
     """Who writes and reads each automatic SBUF tile of a core."""
 
-    def __init__(self, planner: Planner):
+    def __init__(self, planner: CorePlan):
         self.writers: dict[int, list[Operation]] = defaultdict(list)
         self.readers: dict[int, list[Operation]] = defaultdict(list)
         for op in planner.operations:
@@ -164,7 +164,7 @@ def _without(study: Study, group: list[Pair]) -> Change:
         if pair.gone.instruction is not None and pair.gone.instruction.public == "tensor_reduce":
             held = study.held_ns(kept)
             work[kept] = (held + study.machine.accumulator_read_ns) / held
-    return Change(gone=gone, work=work)
+    return Change(removed=gone, work=work)
 
 
 # ---- short-instructions --------------------------------------------------------------------------
@@ -210,4 +210,4 @@ def _together(study: Study, groups: Any) -> Change:
         cost = study.timeline.planners[op.core].cost_of(op)
         gone.update({number: number for number in numbers[1:]})
         work[numbers[0]] = max(1.0, len(numbers) * cost.cycles / cost.shortest)
-    return Change(gone=gone, work=work)
+    return Change(removed=gone, work=work)

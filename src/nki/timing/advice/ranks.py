@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..links import communication
 from ..transfer import RANKS
+from .formatting import amount, duration, lines, percent
 from .study import WORTH, Finding, Study
-from .words import amount, duration, lines, percent
 
 
 def exposed_communication(study: Study) -> Iterator[Finding]:

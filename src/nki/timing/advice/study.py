@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from ...ir.instruction import MatmulInstruction
 from ...machine.memories import SBUF
+from ..change import Change
 from ..measures import is_transpose
-from ..regions import SPACE, Operation
-from ..resimulation import rescheduled_ns
-from ..rules import ENGINES
+from ..operation import SPACE, Operation
 from ..timeline import Timeline
+from ..timing_rules import ENGINES
 from ..transfer import Transfer
-from ..what_if import Change, Replay
-from .words import duration
+from ..what_if import WhatIf
+from .formatting import duration
 
 BUSY = 0.9  # of the time: an engine that has nothing left to give
 LONG = 20_000  # operations
@@ -69,7 +69,8 @@ class Study:
         self.timeline = timeline
         self.machine = timeline.machine
         self.total_us = timeline.total_us
-        self.replay = Replay(timeline)
+        self.what_if = WhatIf(timeline)
+        self.replay = self.what_if.replay
         self.rescheduled = 0  # for findings about transfers
 
     # ---- engines ---------------------------------------------------------------------------------
@@ -119,12 +120,7 @@ class Study:
     # ---- what-ifs --------------------------------------------------------------------------------
 
     def gain_us(self, change: Change) -> float:
-        return max(0.0, self.unchanged_ns - self.replay.run(change)) / 1e3
-
-    @cached_property
-    def unchanged_ns(self) -> float:
-        """The replay without a change: what a what-if is compared with."""
-        return self.replay.run()
+        return max(0.0, self.what_if.unchanged_ns - self.what_if.same_order_ns(change)) / 1e3
 
     def gain(self, change: Change) -> Gain:
         us = self.gain_us(change)
@@ -132,7 +128,7 @@ class Study:
 
     def gain_of_new_schedule(self, change: Change) -> Gain:
         """The gain when everything may take another order."""
-        us = max(0.0, self.timeline.work_ns - rescheduled_ns(self.timeline, change)) / 1e3
+        us = max(0.0, self.timeline.work_ns - self.what_if.new_order_ns(change)) / 1e3
         return Gain(us, us, self.total_us)
 
     def may_reschedule(self) -> bool:
@@ -151,8 +147,8 @@ class Study:
             gain = max(gain, self.gain_of_new_schedule(change))
         if not (self.is_busy("dma") and self.is_busy("tensor") and self.float32_matmuls):
             return gain
-        beyond = (self.with_faster_matmuls_ns - self.replay.run(self.faster_matmuls | change)) / 1e3
-        return gain._replace(us=max(gain.us, beyond))
+        beyond = self.with_faster_matmuls_ns - self.what_if.same_order_ns(self.faster_matmuls | change)
+        return gain._replace(us=max(gain.us, beyond / 1e3))
 
     @cached_property
     def float32_matmuls(self) -> dict[int, Operation]:
@@ -170,19 +166,19 @@ class Study:
 
     @cached_property
     def with_faster_matmuls_ns(self) -> float:
-        return self.replay.run(self.faster_matmuls)
+        return self.what_if.same_order_ns(self.faster_matmuls)
 
     @cached_property
     def without_spills(self) -> Change:
         """SBUF without end: nothing is spilled, nothing waits for its room."""
-        gone, dropped = {}, {}
+        removed, dropped = {}, {}
         for number, op in enumerate(self.timeline.operations):
             if op.instruction is None:
-                gone[number] = number
+                removed[number] = number
             if SPACE in op.waits.values() and self._writes_sbuf(op):
                 base = self.replay.first[op.core]
                 dropped[number] = tuple(base + other for other, why in op.waits.items() if why == SPACE)
-        return Change(gone=gone, dropped=dropped)
+        return Change(removed=removed, dropped=dropped)
 
     def _writes_sbuf(self, op: Operation) -> bool:
         if op.instruction is None:

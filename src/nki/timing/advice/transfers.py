@@ -11,11 +11,11 @@ from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.machine import Machine
 from ...machine.memories import SBUF
+from ..change import Change
 from ..transfer import Transfer
-from ..what_if import Change
-from .room import sbuf_peak_bytes, sbuf_usable_bytes
+from .formatting import NAMES, amount, count, duration, joined, lines, percent, place_of, tensor_name
+from .sbuf import sbuf_peak_bytes, sbuf_usable_bytes
 from .study import Finding, Study
-from .words import NAMES, amount, count, duration, joined, lines, percent, place_of, tensor_name
 
 # ---- reloaded-data -------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ def reloaded_data(study: Study) -> Iterator[Finding]:
     if not tensors:
         return
     again = {number: first for tensor in tensors for number, first in tensor.again.items()}
-    gain = study.gain_of_moving_less(Change(gone=again))
+    gain = study.gain_of_moving_less(Change(removed=again))
     if not gain.worth:
         return
     often = [f"{t.name} {'' if i else 'is loaded '}{_times(t)}" for i, t in enumerate(tensors[:3])]
@@ -153,11 +153,11 @@ def small_dma(study: Study) -> Iterator[Finding]:
     }
     if not small:
         return
-    alike = Counter((place_of(operations[n]), t.nbytes) for n, t in small.items())  # could be moved together
+    equal = Counter((place_of(operations[n]), t.nbytes) for n, t in small.items())  # could be moved together
     issue, payload = {}, {}
     for number, transfer in small.items():
         part = transfer.nbytes / (m.dma_efficient_bytes * m.partitions)  # of one that is large enough
-        many = alike[place_of(operations[number]), transfer.nbytes]
+        many = equal[place_of(operations[number]), transfer.nbytes]
         issue[number] = min(1.0, math.ceil(many * part) / many) * transfer.issue_ns
         payload[number] = min(part * _large_ns(m), transfer.packet_ns / m.dma_engines) / study.bandwidth_share
     gain = study.gain_of_moving_less(Change(issue=issue, payload=payload))

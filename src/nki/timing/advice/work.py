@@ -10,13 +10,13 @@ from ...ir.effects import effects
 from ...ir.instruction import MatmulInstruction
 from ...ir.view import View
 from ...machine.machine import Machine
+from ..change import Change, Payload
 from ..measures import is_transpose
-from ..regions import Operation
+from ..operation import Operation
 from ..transfer import Transfer
-from ..what_if import Change, Payload
-from .room import operand_tiles, peak
+from .formatting import NAMES, count, duration, lines, lines_of, place_of, site_of
+from .sbuf import operand_tiles, sbuf_peak
 from .study import WORTH, Finding, Study
-from .words import NAMES, count, duration, lines, lines_of, place_of, site_of
 
 # ---- fp32-matmul ---------------------------------------------------------------------------------
 
@@ -26,7 +26,7 @@ def fp32_matmul(study: Study) -> Iterator[Finding]:
     matmuls, total = study.float32_matmuls, study.total_us
     if not matmuls:
         return
-    faster = (study.unchanged_ns - study.with_faster_matmuls_ns) / 1e3
+    faster = (study.what_if.unchanged_ns - study.with_faster_matmuls_ns) / 1e3
     beside_dma = study.is_busy("dma")  # then the loads decide what faster matmuls gain
     if beside_dma and faster < WORTH * total:
         return
@@ -67,7 +67,7 @@ def half_as_large(study: Study) -> Change:
             payload[number] = halves[key]
     change = Change(payload=payload)
     if study.timeline.spill_bytes:
-        fits = all(peak(p, operands).nbytes <= p.sbuf.capacity for p in study.timeline.planners)
+        fits = all(sbuf_peak(p, operands).nbytes <= p.sbuf.capacity for p in study.timeline.planners)
         return study.without_spills | change if fits else change
     return change
 

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Set
-from typing import NamedTuple
 
 from ...ir.effects import effects
+from ...ir.liveness import Peak, peak
 from ...ir.storage import Storage
-from ..operations import Planner
-from ..regions import Operation
+from ..core_plan import CorePlan
+from ..operation import Operation
+from .formatting import amount, count, joined, lines
 from .study import Finding, Study
-from .words import amount, count, joined, lines
 
 
-class Peak(NamedTuple):
-    """The moment when most of SBUF is needed."""
-
-    nbytes: int  # per partition
-    live: list[Storage]  # then
-
-
-def peak(planner: Planner, halved: Set[Storage] = frozenset()) -> Peak:
-    """The most that automatic tiles need at once, in the order of the program; `halved` ones half as much."""
-    lives = planner.sbuf.lives
-    changes: Counter[int] = Counter()
-    for tile, (first, last) in lives.items():
-        size = planner.sbuf.size(tile) // (2 if tile in halved else 1)
-        changes[first] += size
-        changes[last + 1] -= size
-    most = now = at = 0
-    for position in sorted(changes):
-        now += changes[position]
-        if now > most:
-            most, at = now, position
-    return Peak(most, [tile for tile, (first, last) in lives.items() if first <= at <= last])
+def sbuf_peak(plan: CorePlan, halved: Set[Storage] = frozenset()) -> Peak:
+    """Return the peak of automatic tiles in program order; those of `halved` take half their size."""
+    sizes = plan.sbuf.sizes
+    return peak(plan.sbuf.lives, lambda tile: sizes[tile] // (2 if tile in halved else 1))
 
 
 def sbuf_usable_bytes(study: Study) -> int:
@@ -60,7 +42,7 @@ def spill(study: Study) -> Iterator[Finding]:
     if not timeline.spill_bytes:
         return
     gain = study.gain_of_moving_less(study.without_spills)
-    fullest = max((peak(planner) for planner in timeline.planners), key=lambda p: p.nbytes)
+    fullest = max((sbuf_peak(planner) for planner in timeline.planners), key=lambda p: p.nbytes)
     moved = [op for op in timeline.operations if op.instruction is None]
     where = lines((tile.site, tile.pitch) for tile in fullest.live)
     live = amount(sbuf_peak_bytes(study))

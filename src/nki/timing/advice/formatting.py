@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ...errors import Site
 from ...ir.storage import Storage
-from ..regions import Operation
+from ..operation import Operation
 
 NAMES = {
     "tensor": "TensorE",

@@ -11,21 +11,22 @@ at instructions of that very region; an inner loop uses one version throughout.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from .effects import overwrites
-from .effects import storages as storages_of
-from .instruction import Instruction
-from .layout import Indirection
-from .program import Item, Loop, Program, rebuilt, walk, with_body
-from .storage import Storage
-from .view import View
+from nki.ir.effects import overwrites
+from nki.ir.effects import storages as storages_of
+from nki.ir.instruction import Instruction
+from nki.ir.items import Item, Loop, walk
+from nki.ir.program import Program
+from nki.ir.rewriting import replace_storages
+from nki.ir.storage import Storage
+
+from .rebuilding import rebuilt, with_body
 
 Versions = dict[Storage, Storage]  # which storage holds a tile now
 
 
 def renamed(program: Program) -> Program:
-    """The program with a storage for every version of a tile."""
+    """Return the program with a storage for every version of a tile."""
     stands_for: dict[Instruction, Instruction] = {}
     cores = [_Renaming(stands_for).region(items, 0, {}) for items in program.cores]
     return rebuilt(program, cores, stands_for)
@@ -39,7 +40,7 @@ class _Renaming:
         self.seen: set[Storage] = set()  # tiles that have a first version
 
     def region(self, items: Sequence[Item], loop: int, now: Versions) -> tuple[Item, ...]:
-        """The items of a region; `now` has the versions of tiles that belong to regions around it."""
+        """Return the items of a region; `now` has the versions of tiles that belong to regions around it."""
         found: list[Item] = []
         now = dict(now)
         for item in items:
@@ -58,34 +59,16 @@ class _Renaming:
     def _moved(self, instruction: Instruction, now: Versions) -> Instruction:
         if not any(storage in now for storage in storages_of([instruction])):
             return instruction
-        copy = with_storages(instruction, now)
+        copy = replace_storages(instruction, now)
         self.stands_for[copy] = instruction
         return copy
 
 
 def _may_change(storage: Storage, loop: int) -> bool:
-    """A tile on chip, without an address, that belongs to this region."""
+    """True for a tile on chip, without an address, that belongs to this region."""
     return storage.on_chip and storage.address is None and storage.loop == loop
 
 
 def _version(storage: Storage) -> Storage:
     s = storage
     return Storage(s.buffer, s.shape, s.dtype, s.name, None, s.site, s.number, loop=s.loop, call=s.call)
-
-
-def with_storages(instruction: Instruction, now: Versions) -> Instruction:
-    """A copy of an instruction whose views are of other storages of the same shape and dtype."""
-    copy = type(instruction).__new__(type(instruction))
-    for name in (*instruction.fields, "name", "site", "runs_on", "access", "handle"):
-        value = getattr(instruction, name)
-        setattr(copy, name, _in_place(value, now) if isinstance(value, View) else value)
-    return copy
-
-
-def _in_place(view: View, now: Versions) -> View:
-    storage, ind = now.get(view.storage, view.storage), view.indirection
-    if ind is not None:
-        index: Any = _in_place(ind.index, now) if isinstance(ind.index, View) else ind.index
-        base = None if ind.base is None else _in_place(ind.base, now)
-        ind = Indirection(ind.kind, index, ind.scale, ind.dim, base)
-    return View(storage, view.offset, view.shape, view.strides, view.dtype, ind)

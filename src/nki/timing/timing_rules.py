@@ -1,7 +1,6 @@
-"""The timing law: when an operation may begin, how long it holds its engine, when its result is seen.
+"""The timing rules: when an operation may begin, how long it holds its engine, when its result is visible.
 
-Pure functions of machine numbers (spec/machine.md 4, 5, 9). The simulation that makes a schedule
-and the replay that answers what-ifs both use them.
+Pure functions of machine numbers (spec/machine.md 4, 5, 9). The simulation and the replay share them.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
+from ..ir.dependences import RAW, WAR, WAW
 from ..ir.instruction import Cost
 from ..machine.machine import Machine
-from .regions import ORDER, RAW, SPACE, TRANSFERS, WAR, WAW
+from .operation import ORDER, SPACE, TRANSFERS
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
 
@@ -21,7 +21,7 @@ BEGUN, FREE, DONE, SEEN = range(4)  # moments of an operation; SEEN: its own eng
 
 
 def releases(producer_is_dma: bool, same_engine: bool, why: str) -> int:
-    """The moment of a producer at which it stands in the way of a consumer no more."""
+    """Return the moment of a producer from which it no longer blocks a consumer."""
     if producer_is_dma:
         return BEGUN if why == ORDER else DONE
     if same_engine:
@@ -30,7 +30,7 @@ def releases(producer_is_dma: bool, same_engine: bool, why: str) -> int:
 
 
 def latency(machine: Machine, moment: int, producer_is_dma: bool, same_engine: bool, to_dma: bool) -> float:
-    """From that moment to the consumer's start."""
+    """Return ns from that moment to the consumer's start."""
     if producer_is_dma:
         return 0.0  # the notification is part of its own time
     if same_engine:
@@ -39,7 +39,7 @@ def latency(machine: Machine, moment: int, producer_is_dma: bool, same_engine: b
 
 
 class Release(NamedTuple):
-    """How a producer lets a consumer go."""
+    """How a producer releases a consumer."""
 
     moment: int
     wait: float  # ns from then on
@@ -47,17 +47,18 @@ class Release(NamedTuple):
 
 
 def release_table(machine: Machine) -> dict[str, dict[str, dict[str, Release]]]:
-    """The rule for every kind of producer, kind of consumer and reason to wait."""
+    """Return the rule for every kind of producer, kind of consumer and reason to wait."""
     kinds = (*ENGINES, *TRANSFERS)
     return {
         producer: {
-            consumer: {why: _release(machine, producer, consumer, why) for why in WHYS} for consumer in kinds
+            consumer: {why: _release(machine, producer, consumer, why) for why in REASONS}
+            for consumer in kinds
         }
         for producer in kinds
     }
 
 
-WHYS = (RAW, WAR, WAW, SPACE, ORDER)
+REASONS = (RAW, WAR, WAW, SPACE, ORDER)
 
 
 def _release(machine: Machine, producer: str, consumer: str, why: str) -> Release:
@@ -66,28 +67,28 @@ def _release(machine: Machine, producer: str, consumer: str, why: str) -> Releas
     return Release(moment, latency(machine, moment, from_dma, same, to_dma), same)
 
 
-class Span(NamedTuple):
-    """The moments of an engine's operation, in ns."""
+class OperationTimes(NamedTuple):
+    """When an engine's operation ends, in ns."""
 
     free: float  # the engine can take the next one; operands have been read
     end: float  # of the bar a profiler draws
     done: float  # a consumer sees the result
 
 
-def span(
+def operation_times(
     machine: Machine, engine: str, cost: Cost, cycles: float, clock: float, slow: float, start: float
-) -> Span:
-    """When an operation of `cycles` cycles that begins at `start` is over."""
+) -> OperationTimes:
+    """Return when an operation of `cycles` cycles that begins at `start` ends."""
     service = slow * cycles / clock
     held = max(service + cost.gap / clock, cost.shortest / clock)
     drain = machine.tensor_drain_ns if engine == "tensor" else cost.fix_ns
-    return Span(start + held, start + service + drain, start + service + cost.fix_ns)
+    return OperationTimes(start + held, start + service + drain, start + service + cost.fix_ns)
 
 
 def deal(
     free: list[float], arrival: float, payload: Sequence[tuple[int, float]], skew: float, share: float = 1.0
 ) -> tuple[float, float]:
-    """Each DMA engine works through its part in order of arrival: the first begin and the last end."""
+    """Return the first begin and the last end of a transfer; each DMA engine works in order of arrival."""
     first, last = inf, arrival
     for engine, ns in payload:
         begin = arrival + engine * skew
@@ -102,7 +103,7 @@ def deal(
 
 
 class Activity:
-    """How busy the PE array was lately: below half it streams at half rate (spec/machine.md 5.3)."""
+    """The recent load of the PE array: below half it streams at half rate (spec/machine.md 5.3)."""
 
     def __init__(self, machine: Machine):
         self.machine = machine

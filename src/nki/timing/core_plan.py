@@ -1,8 +1,8 @@
-"""Operations: what the scheduler places in time, and what each must wait for.
+"""The operations of a core: what the simulation places in time, and what each must wait for.
 
-A program becomes operations in three steps: every access of every tile is a region; overlapping
-regions give dependencies (RAW, WAR, WAW); and SBUF is planned in program order, which adds the waits
-for reused space and, when live tiles exceed it, spills to HBM (spec/machine.md 4).
+A program becomes operations in two steps: accesses of the same bytes give dependences (`ir.dependences`),
+and SBUF is allocated in program order. That adds waits for reused space and, when live tiles exceed SBUF,
+spills to HBM (spec/machine.md 4).
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..ir.boxes import box, space_of
+from ..ir.dependences import AccessHistory
 from ..ir.instruction import Cost
 from ..ir.storage import Storage
 from ..ir.transfer_instruction import TransferInstruction
-from ..ir.view import View
 from ..machine.machine import Machine
 from ..machine.memories import SBUF
-from .placed import Placed
+from .entries import Entry
+from .operation import ORDER, Operation
 from .pools import Pool
-from .regions import ORDER, Operation, Region, Space, region
 from .uses import TileUses, accesses
 
 
-class Planner:
+class CorePlan:
     """Turns the instructions of one core into operations."""
 
     def __init__(
         self,
         machine: Machine,
-        items: Sequence[Placed],
+        items: Sequence[Entry],
         core: int = 0,
         block_of: Mapping[int, int] | None = None,
     ):
@@ -40,12 +41,11 @@ class Planner:
         self.block_of = block_of or {}  # position -> its no_reorder block
         self.last_in_block: dict[tuple[int, str], int] = {}
         self.operations: list[Operation] = []
-        self.spaces: dict[Any, Space] = defaultdict(Space)
+        self.spaces: dict[Any, AccessHistory] = defaultdict(AccessHistory)
         self.accesses = [accesses(item.done) for item in items]
         self.uses = TileUses(self.accesses)
-        self.alike = [item.alike for item in items]
+        self.signatures = [item.signature for item in items]
         self.costs = self._price()
-        self.regions: dict[int, Region] = {}  # of on-chip views, by signature
         self.silent = self._one_sided_hbm()
         self.plain_loads = self._plain_loads()
         self.load_of = {tile: position for position, tile in self.plain_loads.items()}
@@ -54,21 +54,12 @@ class Planner:
         self.spill_bytes = 0
 
     def _price(self) -> list[Cost]:
-        """What each instruction costs; those alike are priced once."""
+        """Return what each instruction costs; those with the same signature are priced once."""
         prices: dict[int, Cost] = {}
-        for instruction, number in zip(self.instructions, self.alike, strict=True):
+        for instruction, number in zip(self.instructions, self.signatures, strict=True):
             if number not in prices:
                 prices[number] = instruction.cost(self.machine)
-        return [prices[number] for number in self.alike]
-
-    def region(self, view: View) -> Region:
-        if not view.storage.on_chip:
-            return region(view)
-        sig = view.sig
-        box = self.regions.get(sig)
-        if box is None:
-            box = self.regions[sig] = region(view)
-        return box
+        return [prices[number] for number in self.signatures]
 
     def _keep_order(self, op: Operation) -> None:
         """Inside no_reorder, instructions of one queue keep the order of the program."""
@@ -111,10 +102,10 @@ class Planner:
         silent, (reads, writes) = self.silent, self.accesses[position]
         for view in reads:
             if view.storage not in silent:
-                self.space(view.storage).read(op, self.region(view))
+                self.space(view.storage).read(op.index, box(view), op.waits)
         for view in writes:
             if view.storage not in silent:
-                self.space(view.storage).write(op, self.region(view))
+                self.space(view.storage).write(op.index, box(view), op.waits)
         self.sbuf.used(position, op)
 
     def _plain_loads(self) -> dict[int, Storage]:
@@ -139,8 +130,8 @@ class Planner:
     def cost_of(self, op: Operation) -> Cost:
         return self.costs[op.position]
 
-    def space(self, storage: Storage) -> Space:
-        return self.spaces[storage if storage.address is None else storage.buffer]
+    def space(self, storage: Storage) -> AccessHistory:
+        return self.spaces[space_of(storage)]
 
     def new(self, position: int, kind: str) -> Operation:
         instruction = self.instructions[position] if position >= 0 else None
@@ -156,7 +147,7 @@ class Lookahead:
     Time here is the work of the busiest engine so far: what the kernel would take if data were there.
     """
 
-    def __init__(self, planner: Planner):
+    def __init__(self, planner: CorePlan):
         self.planner = planner
         clocks = engine_clocks(planner.machine)
         work = dict.fromkeys(clocks, 0.0)

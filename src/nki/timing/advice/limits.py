@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..measures import adjusted_flops, necessary_bytes
+from .formatting import NAMES, amount, lines, percent, site_of
 from .study import Finding, Study
-from .words import NAMES, amount, lines, percent, site_of
 
 FULL = 0.75  # of the rate DMA can reach
 

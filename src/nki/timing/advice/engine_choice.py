@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from ...ir.view import View
 from ...machine.engines import SCALAR, VECTOR, engine
 from ...machine.memories import PSUM
-from ..regions import Operation
-from ..what_if import Change
+from ..change import Change
+from ..operation import Operation
+from .formatting import NAMES, count, lines, percent, site_of
 from .study import WORTH, Finding, Study
-from .words import NAMES, count, lines, percent, site_of
 
 # ---- other-engine, psum-eviction -----------------------------------------------------------------
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..ir.statistics import union
+from ..ir.liveness import Lifetime, RangeMaximum, live_bytes, union_size
 from ..ir.storage import Storage
 from ..machine.machine import Machine
-from .pools import Ahead, Demand, lives_of
+from .pools import Ahead
 from .uses import TileUses
 
 
@@ -25,15 +25,15 @@ class Banks:
         self.tiles = uses.in_psum  # position -> the tiles its instruction uses
         self.sizes = {tile: -(-tile.pitch // unit) for tile in uses.psum}  # banks
         self.left = {tile: len(positions) for tile, positions in uses.psum.items()}  # uses to come
-        lives = lives_of(uses.psum)
-        self.first = {tile: first for tile, (first, _) in lives.items()}  # where the program uses it first
+        self.first = {tile: at[0] for tile, at in uses.psum.items()}  # where the program uses it first
         self.wanted: dict[int, int] = {}  # position -> banks of tiles that begin there and have none yet
         for tile, first in self.first.items():
             self.wanted[first] = self.wanted.get(first, 0) + self.sizes[tile]
         self.order = deque(sorted(self.wanted))  # those positions, as in the program
         self.held: set[Storage] = set()  # tiles that have their banks
-        demand = Demand(lives, self.sizes)
-        banks = machine.psum_banks - -(-union(uses.psum_placed) // unit)
+        lives = [(Lifetime(at[0], at[-1]), self.sizes[tile]) for tile, at in uses.psum.items()]
+        demand = RangeMaximum(live_bytes(lives))
+        banks = machine.psum_banks - -(-union_size(uses.psum_placed) // unit)
         self.ahead = Ahead(demand, max(banks, max(demand.levels[0], default=0)))
         # who freed them and when, longest free first
         self.free: deque[tuple[int, float]] = deque([(-1, 0.0)] * self.ahead.capacity)

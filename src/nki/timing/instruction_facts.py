@@ -1,4 +1,4 @@
-"""What the schedule asks of an instruction, beside its cost and its operands."""
+"""What the simulation needs of an instruction, beside its cost and its operands."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..machine.memories import PSUM
 
 
 class Facts(NamedTuple):
-    """The same for all instructions that are alike, whatever data they are about."""
+    """The same for all instructions of one signature, whatever their data."""
 
-    meets: bool  # the other core
+    is_barrier: bool
     table: str | None  # the activation function whose table ScalarE needs
     slowdown: float  # of its work, by the strides of its operands
     array_rows: int
@@ -32,7 +32,7 @@ def facts_of(instruction: Instruction, engine: str, machine: Machine) -> Facts:
 
 
 def stride_slowdown(instruction: Instruction, machine: Machine) -> float:
-    """A long step between elements halves the rate of the memory interface (spec/machine.md 3)."""
+    """Return the slowdown by a long step between elements (spec/machine.md 3)."""
     for view in instruction.operands():
         if isinstance(view, View) and view.on_chip:
             steps = [s for n, s in zip(view.shape[1:], view.strides[1:], strict=True) if n > 1]
@@ -42,7 +42,7 @@ def stride_slowdown(instruction: Instruction, machine: Machine) -> float:
 
 
 def psum_tiles(instruction: Instruction) -> set[Any]:
-    """The PSUM allocations an instruction touches; explicit addresses count by bank."""
+    """Return the PSUM allocations an instruction touches; explicit addresses count by bank."""
     return {
         id(v.storage) if v.storage.address is None else v.storage.address[1] // 2048
         for v in instruction.operands()

@@ -1,8 +1,8 @@
-"""Dead code: leaves out instructions whose writes nobody sees.
+"""Dead code elimination: leaves out instructions whose writes are not visible.
 
-Seen from outside are parameters, results, storages that both cores use, and the states below. Accumulator
-registers, scalar registers and all other storages count while somebody who stays reads them later. A
-diagnostic that an instruction would have given while it ran is lost with it, an error too.
+Visible are parameters, results, storages that both cores use, and all states but the internal ones below.
+Accumulator registers, scalar registers and all other storages count while an instruction that stays reads
+them later. A diagnostic or an error that a removed instruction would have given is lost with it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .boxes import whole_box
-from .effects import effects, overwrites
-from .effects import storages as storages_of
-from .instruction import Instruction, State
-from .program import Item, Loop, Program, rebuilt, rewritten, walk, with_body
-from .storage import Storage
-from .tree import leaves
-from .view import View
+from nki.ir.boxes import space_of, whole_box
+from nki.ir.effects import effects, overwrites
+from nki.ir.effects import storages as storages_of
+from nki.ir.instruction import Instruction, State
+from nki.ir.items import Item, Loop, walk
+from nki.ir.program import Program
+from nki.ir.storage import Storage
+from nki.ir.tree import leaves
+from nki.ir.view import View
+
+from .rebuilding import rebuilt, rewritten, with_body
 
 INTERNAL = frozenset((State.vector_accumulator, State.scalar_accumulator))  # they end with the kernel
 
 
 def without_dead_code(program: Program) -> Program:
-    """The program without the instructions, and the loops, that change nothing anybody sees."""
+    """Return the program without the instructions, and the loops, that change nothing visible."""
     shared = _shared(program)
     outside = {storage for _, storage in program.parameters}
     outside.update(view.storage for view in leaves(program.result, View))
@@ -32,18 +35,18 @@ def without_dead_code(program: Program) -> Program:
     for items in program.cores:
         sweep = _Sweep(shared)
         sweep.back(items, Live(outside | shared))
-        cores.append(_kept(items, sweep.kept))
+        cores.append(_only(items, sweep.needed))
     return rebuilt(program, cores)
 
 
 def _shared(program: Program) -> set[Storage]:
-    """Storages that both cores use: the other may look at any time."""
+    """Return the storages that both cores use: the other core may read them at any time."""
     used = [set(storages_of(walk(items))) for items in program.cores]
     return set.intersection(*used) if len(used) > 1 else set()
 
 
-def _kept(items: Sequence[Item], kept: set[Instruction]) -> tuple[Item, ...]:
-    left = rewritten(items, lambda instruction: [instruction] if instruction in kept else [])
+def _only(items: Sequence[Item], needed: set[Instruction]) -> tuple[Item, ...]:
+    left = rewritten(items, lambda instruction: [instruction] if instruction in needed else [])
     return _without_empty_loops(left)
 
 
@@ -54,7 +57,7 @@ def _without_empty_loops(items: Sequence[Item]) -> tuple[Item, ...]:
 
 @dataclass
 class Live:
-    """What somebody will see: storages, registers, states."""
+    """What is read later: storages, registers, states."""
 
     storages: set[Storage] = field(default_factory=set)
     registers: set[Any] = field(default_factory=set)
@@ -64,7 +67,7 @@ class Live:
         return Live(set(self.storages), set(self.registers), set(self.states))
 
     def add(self, other: Live) -> bool:
-        """Take in another; True when it was not all known."""
+        """Add another; True when something in it is new."""
         before = len(self.storages), len(self.registers), len(self.states)
         self.storages |= other.storages
         self.registers |= other.registers
@@ -72,22 +75,23 @@ class Live:
         return before != (len(self.storages), len(self.registers), len(self.states))
 
     def holds(self, storage: Storage) -> bool:
-        """Somebody will read it, or a storage that shares its addresses."""
+        """True when the storage is read later, or one that shares its addresses."""
         if storage in self.storages or storage.address is None:
             return storage in self.storages
         place = whole_box(storage)
-        return any(s.address is not None and place.overlaps(whole_box(s)) for s in self.storages)
+        space = space_of(storage)
+        return any(space_of(s) is space and place.overlaps(whole_box(s)) for s in self.storages)
 
 
 class _Sweep:
-    """Goes backwards through a core, from what is seen at its end, and collects what must stay."""
+    """Walks a core backwards, from what is visible at its end, and collects what must stay."""
 
     def __init__(self, shared: set[Storage]):
         self.shared = shared
-        self.kept: set[Instruction] = set()
+        self.needed: set[Instruction] = set()
 
     def back(self, items: Sequence[Item], live: Live) -> Live:
-        """What is live before the items, given what is live after them."""
+        """Return what is live before the items, given what is live after them."""
         for item in reversed(items):
             live = self._loop(item, live) if isinstance(item, Loop) else self._instruction(item, live)
         return live
@@ -100,7 +104,7 @@ class _Sweep:
             or any(register in live.registers for register in done.registers_written)
         ):
             return live
-        self.kept.add(instruction)
+        self.needed.add(instruction)
         for view in done.writes:
             if view.storage not in self.shared and overwrites(instruction, view.storage):
                 live.storages.discard(view.storage)
@@ -114,8 +118,8 @@ class _Sweep:
         """The body may run any number of times: what its start needs is live at its end."""
         trial = _Sweep(self.shared)
         trial._until_stable(loop, live.copy(), ())
-        if all(State.loop in effects(instruction).state for instruction in trial.kept):
-            return live  # nobody sees what it does, so nobody needs its heads
+        if all(State.loop in effects(instruction).state for instruction in trial.needed):
+            return live  # nothing it does is visible, so its heads can go too
         bounds = [bound for bound in (loop.lower, loop.upper) if not isinstance(bound, int)]
         live = self._until_stable(loop, live, bounds[1:] if loop.is_while else ())
         live.registers |= set(bounds)

@@ -1,26 +1,24 @@
 """Reordering: one of the orders that the dependences allow, chosen by a seed.
 
-A schedule of no use but to try whether the dependences are all there: then every order gives the same.
-A `no_reorder` block stays together, in its order.
+If the dependences are complete, every such order gives the same results. A `no_reorder` block stays together,
+in its order.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from nki.ir.items import Block, Edge, Item, Loop
+from nki.ir.program import Program
+from nki.ir.schedule_edges import declared
 
 from .dependences import dependences, item_of
-from .program import Block, Edge, Item, Loop, Program, rebuilt, with_body
-from .schedule_edges import declared
-
-if TYPE_CHECKING:
-    import random
+from .rebuilding import rebuilt, with_body
 
 
 def reordered(program: Program, seed: int) -> Program:
-    """The program with the items of each region in another order."""
-    import random
-
+    """Return the program with the items of each region in another order."""
     chance = random.Random(seed)
     edges = declared(program)
     cores = []
@@ -52,7 +50,7 @@ def _region(
 
 
 def _units(items: Sequence[Item], first: int, blocks: list[Block]) -> list[list[int]]:
-    """What moves as one: a block that stands in this region, or a single item."""
+    """Return what moves as one: the items of a block in this region, or a single item."""
     where = item_of(items, first)
     block_of: dict[int, int] = {}
     for number, block in enumerate(blocks):
@@ -67,7 +65,7 @@ def _units(items: Sequence[Item], first: int, blocks: list[Block]) -> list[list[
 
 
 def _topological(before: list[set[int]], chance: random.Random) -> list[int]:
-    """The units, each after those it waits for, otherwise by chance."""
+    """Return the units in a random order, each after those it waits for."""
     waits = [len(earlier) for earlier in before]
     after: list[list[int]] = [[] for _ in before]
     for unit, earlier in enumerate(before):

@@ -22,24 +22,23 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
-import numpy as np
-
 from ..ir.effects import Effects
 from ..ir.instruction import Instruction, MatmulInstruction
-from ..ir.renaming import with_storages
+from ..ir.liveness import Lifetime, live_bytes
+from ..ir.rewriting import replace_engine, replace_storages
 from ..ir.storage import Storage
 from ..ir.transfer_instruction import TransferInstruction
 from ..ir.view import View
 from ..machine.engines import engine
 from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF
-from .operations import engine_clocks
-from .placed import Numbers, Placed
+from .core_plan import engine_clocks
+from .entries import Entry, SignatureNumbers
 
 
 def compiled(
-    machine: Machine, items: Sequence[Placed], numbers: Numbers, kept: Collection[int]
-) -> Sequence[Placed]:
+    machine: Machine, items: Sequence[Entry], numbers: SignatureNumbers, kept: Collection[int]
+) -> Sequence[Entry]:
     """The instructions that run, on the engines that run them. `kept`: positions to leave as they are."""
     if _may_repeat(items):
         items = without_repeats(items, numbers, kept)
@@ -53,7 +52,7 @@ def compiled(
 class _Uses:
     """Who writes and who reads each automatic on-chip storage."""
 
-    def __init__(self, items: Sequence[Placed]):
+    def __init__(self, items: Sequence[Entry]):
         self.writers: dict[Storage, list[int]] = defaultdict(list)
         self.readers: dict[Storage, list[int]] = defaultdict(list)
         for number, item in enumerate(items):
@@ -70,16 +69,16 @@ class _Uses:
         return s.address is None and len(self.writers[s]) == 1 and view.covers_storage()
 
 
-def _may_repeat(items: Sequence[Placed]) -> bool:
-    """Two instructions that are alike compute on the same tiles: without them nothing is repeated."""
+def _may_repeat(items: Sequence[Entry]) -> bool:
+    """True when two instructions of one signature read the same tiles; otherwise nothing is repeated."""
     seen: set[tuple] = set()
-    for instruction, _, done, alike in items:
+    for instruction, _, done, signature in items:
         if (
             not isinstance(instruction, TransferInstruction)
             and not instruction.accumulates
             and len(done.writes) == 1
         ):
-            asked = (alike, instruction.runs_on, *[view.storage for view in done.reads])
+            asked = (signature, instruction.runs_on, *[view.storage for view in done.reads])
             if asked in seen:
                 return True
             seen.add(asked)
@@ -87,26 +86,26 @@ def _may_repeat(items: Sequence[Placed]) -> bool:
 
 
 def without_repeats(
-    items: Sequence[Placed], numbers: Numbers, kept: Collection[int] = ()
-) -> Sequence[Placed]:
+    items: Sequence[Entry], numbers: SignatureNumbers, kept: Collection[int] = ()
+) -> Sequence[Entry]:
     """Without instructions that compute what a tile holds that nobody has changed; somebody reads both."""
     uses = _Uses(items)
     now: dict[Storage, Storage] = {}  # a tile that is computed no more -> the one that holds the same
     versions: Counter[Storage] = Counter()
     known: dict[tuple, Storage] = {}
-    left: list[Placed] = []
+    left: list[Entry] = []
     for item in items:
         instruction, done = item.instruction, item.done
         if _is_pure(instruction, done, uses) and item.at not in kept:
             seen = tuple((now.get(v.storage, v.storage), versions[v.storage]) for v in done.reads)
-            holder = known.setdefault((item.alike, instruction.runs_on, seen), done.writes[0].storage)
+            holder = known.setdefault((item.signature, instruction.runs_on, seen), done.writes[0].storage)
             if holder is not done.writes[0].storage:
                 now[done.writes[0].storage] = holder
                 continue
         for view in done.written:
             versions[view.storage] += 1
         if now and any(view.storage in now for view in done.seen):
-            item = numbers.instead(item, with_storages(instruction, now))
+            item = numbers.replaced(item, replace_storages(instruction, now))
         left.append(item)
     return left
 
@@ -130,8 +129,8 @@ def _is_pure(instruction: Instruction, done: Effects, uses: _Uses) -> bool:
 
 
 def with_broadcasts_in_psum(
-    machine: Machine, items: Sequence[Placed], numbers: Numbers, kept: Collection[int] = ()
-) -> Sequence[Placed]:
+    machine: Machine, items: Sequence[Entry], numbers: SignatureNumbers, kept: Collection[int] = ()
+) -> Sequence[Entry]:
     """Without copies of broadcasts whose readers can all take them from PSUM, as far as it has banks."""
     if not any(_is_broadcast(item.instruction) for item in items):
         return items
@@ -149,7 +148,7 @@ def with_broadcasts_in_psum(
             now[copy] = bank
             gone.add(number)
     return [
-        numbers.instead(item, with_storages(item.instruction, now))
+        numbers.replaced(item, replace_storages(item.instruction, now))
         if any(v.storage in now for v in item.done.reads)
         else item
         for number, item in enumerate(items)
@@ -166,7 +165,7 @@ def _is_broadcast(instruction: Instruction) -> bool:
     )
 
 
-def _copies_broadcast(items: Sequence[Placed], uses: _Uses, item: Placed) -> bool:
+def _copies_broadcast(items: Sequence[Entry], uses: _Uses, item: Entry) -> bool:
     """One nl call made both: TensorE's product in a bank, and this copy of all of it."""
     instruction, done = item.instruction, item.done
     source, out = done.reads[0], done.writes[0]
@@ -184,7 +183,7 @@ def _same_call(one: Instruction, other: Instruction) -> bool:
     return a is not None and b is not None and a.key == b.key
 
 
-def _takes_psum(item: Placed, tile: Storage, kept: Collection[int]) -> bool:
+def _takes_psum(item: Entry, tile: Storage, kept: Collection[int]) -> bool:
     """VectorE or ScalarE reads the tile, once, beside nothing else in PSUM."""
     instruction = item.instruction
     views = [v for v in instruction.operands() if isinstance(v, View)]
@@ -202,12 +201,13 @@ class _Banks:
 
     def __init__(self, machine: Machine, uses: _Uses, length: int):
         self.most = machine.psum_banks
-        self.taken = np.zeros(length + 1, np.int64)
         bank = machine.psum_bank_bytes
+        lives = []
         for storage in {*uses.writers, *uses.readers}:
             if storage.buffer is PSUM:
                 where = [*uses.writers.get(storage, ()), *uses.readers.get(storage, ())]
-                self.taken[min(where) : max(where) + 1] += -(-storage.pitch // bank)
+                lives.append((Lifetime(min(where), max(where)), -(-storage.pitch // bank)))
+        self.taken = live_bytes(lives, length + 1)
 
     def take(self, first: int, last: int) -> bool:
         """Keep one bank from `first` to `last`, if there is one."""
@@ -221,8 +221,8 @@ class _Banks:
 
 
 def with_shared_copies(
-    machine: Machine, items: Sequence[Placed], numbers: Numbers, kept: Collection[int] = ()
-) -> Sequence[Placed]:
+    machine: Machine, items: Sequence[Entry], numbers: SignatureNumbers, kept: Collection[int] = ()
+) -> Sequence[Entry]:
     """With some copies on another engine, where the one that has them is the busiest of the kernel."""
     movable = [
         number
@@ -242,7 +242,7 @@ def with_shared_copies(
         if work[default.name] < max(work.values()):
             continue  # something else decides
         here = sum(_held(machine, items[n].instruction) for n in copies)
-        there = sum(_held(machine, on_engine(items[n].instruction, other)) for n in copies)
+        there = sum(_held(machine, replace_engine(items[n].instruction, other)) for n in copies)
         part = min(1.0, (work[default.name] - work[other.name]) / (here + there))
         owed = 0.0  # spread evenly, so that both engines have some of it all the time
         for number in copies:
@@ -250,19 +250,19 @@ def with_shared_copies(
             if owed >= 1:
                 owed -= 1
                 item = items[number]
-                found[number] = numbers.elsewhere(item, on_engine(item.instruction, other))
+                found[number] = numbers.moved(item, replace_engine(item.instruction, other))
     return found
 
 
-def _work(machine: Machine, items: Sequence[Placed]) -> Counter[str]:
+def _work(machine: Machine, items: Sequence[Entry]) -> Counter[str]:
     """ns that each engine is held, all in all; of DMA, what its bytes and its triggers take at the least."""
     work: Counter[str] = Counter()
     issued: Counter[str] = Counter()
     rate = machine.dma_engines * machine.dma_bytes_per_ns
     known: dict[tuple, tuple[str, float]] = {}
     by_software = machine.dma_default_mode == "software"
-    for instruction, _, _, alike in items:
-        key = (alike, instruction.runs_on)
+    for instruction, _, _, signature in items:
+        key = (signature, instruction.runs_on)
         if key not in known:
             known[key] = _work_of(machine, instruction, rate)
         name, ns = known[key]
@@ -283,10 +283,3 @@ def _work_of(machine: Machine, instruction: Instruction, rate: float) -> tuple[s
 def _held(machine: Machine, instruction: Instruction) -> float:
     clock = engine_clocks(machine).get(instruction.engine_name())
     return 0.0 if clock is None else instruction.cost(machine).interval / clock
-
-
-def on_engine(instruction: Instruction, other: engine) -> Instruction:
-    """A copy of an instruction that runs elsewhere."""
-    copy = with_storages(instruction, {})
-    copy.runs_on = other
-    return copy

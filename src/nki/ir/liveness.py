@@ -1,0 +1,283 @@
+"""Liveness: from when to when something is in use, and how many bytes are live at once.
+
+A tile is live from the first instruction that uses it to the last, both included. Positions count the
+instructions of a core in program order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..machine.machine import Machine
+from ..machine.memories import PSUM, SBUF, MemoryRegion
+from .instruction import Instruction
+from .items import Item, Loop
+from .storage import Storage
+from .view import View
+
+CONDENSE_AT = 512  # closed lifetimes that a TileLifetimes holds before it condenses them
+CACHE_LINE = 64  # bytes
+
+T = TypeVar("T")
+
+
+class Lifetime(NamedTuple):
+    """The first and the last position at which something is used."""
+
+    first: int
+    last: int
+
+
+def last_uses(used: Iterable[Iterable[T]]) -> dict[int, list[T]]:
+    """Return what is used for the last time at each position, given what is used at each position."""
+    last = {thing: position for position, things in enumerate(used) for thing in things}
+    found: dict[int, list[T]] = {}
+    for thing, position in last.items():
+        found.setdefault(position, []).append(thing)
+    return found
+
+
+def lifetimes(items: Sequence[Item]) -> dict[Storage, Lifetime]:
+    """Return when each on-chip storage is live; positions start at 1.
+
+    A tile that a loop uses, and that was allocated outside of it, is live as long as the loop.
+    """
+    around: dict[Storage, Lifetime] = {}  # the loops that a tile outlives
+    position = 0
+
+    def walk(items: Sequence[Item]) -> Iterator[Instruction]:
+        nonlocal position
+        for item in items:
+            if not isinstance(item, Loop):
+                position += 1
+                yield item
+                continue
+            begin = position + 1
+            inside: set[Storage] = set()
+            for instruction in walk(item.body):
+                inside.update(v.storage for v in instruction.views() if v.storage.on_chip)
+                yield instruction
+            for storage in inside:
+                if storage.loop != item.number:
+                    first, last = around.get(storage, (begin, position))
+                    around[storage] = Lifetime(min(first, begin), max(last, position))
+
+    begins: dict[Storage, int] = {}
+    ends: dict[Storage, int] = {}
+    for instruction in walk(items):
+        access = instruction.access
+        if access.fixed:  # its views are its operands, and nothing else
+            for name in access.views:
+                storage = getattr(instruction, name).storage
+                if storage not in begins:
+                    begins[storage] = position
+                ends[storage] = position
+            continue
+        for view in instruction.views():
+            begins.setdefault(view.storage, position)
+            ends[view.storage] = position
+    for storage, begin in begins.items():
+        if storage.on_chip:
+            first, last = around.get(storage, (begin, begin))
+            around[storage] = Lifetime(min(first, begin), max(last, ends[storage]))
+    return around
+
+
+# ---- live bytes ----------------------------------------------------------------------------------
+
+
+def levels(lives: Iterable[tuple[Lifetime, int]], also: Iterable[int] = ()) -> list[tuple[int, int]]:
+    """Return the positions where the number of live bytes changes, and the number from there on.
+
+    `lives` holds lifetimes and sizes; the positions of `also` are among the results in any case.
+    """
+    changes: Counter[int] = Counter(dict.fromkeys(also, 0))
+    for (first, last), size in lives:
+        changes[first] += size
+        changes[last + 1] -= size
+    positions = sorted(changes)
+    return list(zip(positions, accumulate(changes[p] for p in positions), strict=True))
+
+
+def live_bytes(lives: Iterable[tuple[Lifetime, int]], length: int = 0) -> np.ndarray:
+    """Return the number of live bytes at each of at least `length` positions, given lifetimes and sizes."""
+    lives = list(lives)
+    changes = [0] * max(length, max((last for (_, last), _ in lives), default=0) + 2)
+    for (first, last), size in lives:
+        changes[first] += size
+        changes[last + 1] -= size
+    return np.cumsum(np.array(changes, np.int64))
+
+
+class RangeMaximum:
+    """Answers what the most live bytes are between two positions."""
+
+    def __init__(self, live: np.ndarray):
+        self.levels: list[list[int]] = [live.tolist()]  # level k: the highest of 2**k positions
+        step = 1
+        while len(live) > step:
+            live = np.maximum(live[:-step], live[step:])
+            self.levels.append(live.tolist())
+            step *= 2
+
+    def highest(self, begin: int, end: int) -> int:
+        """Return the most live bytes at any position from begin to end."""
+        end = min(max(begin, end), len(self.levels[0]) - 1)
+        begin = min(begin, end)
+        level = (end - begin + 1).bit_length() - 1
+        table = self.levels[level]
+        return max(table[begin], table[end - (1 << level) + 1])
+
+
+def address_range(storage: Storage) -> tuple[int, int]:
+    """Return the bytes of each partition that a storage with an explicit address takes."""
+    assert storage.address is not None
+    return storage.address[1], storage.address[1] + storage.pitch
+
+
+def union_size(ranges: Iterable[tuple[int, int]]) -> int:
+    """Return how many bytes some ranges cover, those that overlap counted once."""
+    total = reach = 0
+    for begin, end in sorted(ranges):
+        total += max(0, end - max(begin, reach))
+        reach = max(reach, end)
+    return total
+
+
+class Peak(NamedTuple):
+    """The most bytes per partition that are live at once, and the storages that are live then."""
+
+    nbytes: int
+    live: list[Storage]
+
+
+def peak(lives: Mapping[Storage, Lifetime], size: Callable[[Storage], int]) -> Peak:
+    """Return the peak of the storages of one memory; those with an explicit address are always live."""
+    placed = {address_range(s) for s in lives if s.address is not None}
+    automatic = [(life, size(s)) for s, life in lives.items() if s.address is None]
+    at, most = max(levels(automatic), key=lambda level: level[1], default=(0, 0))
+    live = [s for s, (first, last) in lives.items() if s.address is not None or first <= at <= last]
+    return Peak(most + union_size(placed), live)
+
+
+class TileLifetimes:
+    """The lifetimes of one core's tiles, collected while a kernel runs.
+
+    What it holds grows with the number of tiles that are live at once, not with the length of the run.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.open: dict[int, list[Any]] = {}  # id(storage) -> [storage, first use, last use]
+        self.closed: dict[MemoryRegion, list[tuple[Lifetime, int]]] = {SBUF: [], PSUM: []}
+        self.limit: dict[MemoryRegion, float] = {SBUF: CONDENSE_AT, PSUM: CONDENSE_AT}
+        self.placed: dict[MemoryRegion, set[tuple[int, int]]] = {SBUF: set(), PSUM: set()}
+
+    def use(self, view: View, now: int) -> None:
+        """Record a use of a view, and of its index tile."""
+        storage = view.storage
+        if storage.on_chip:
+            life = self.open.get(id(storage))
+            if life is None:
+                self.open[id(storage)] = [storage, now, now]
+            else:
+                life[2] = now
+        if view.indirection is not None and isinstance(view.indirection.index, View):
+            self.use(view.indirection.index, now)
+
+    def close(self, storage: Storage) -> None:
+        """End the lifetime of a storage."""
+        life = self.open.pop(id(storage), None)
+        if life is None:
+            return
+        memory = storage.buffer
+        if storage.address is not None:
+            self.placed[memory].add(address_range(storage))
+            return
+        size = storage.taken(self.machine) if memory is SBUF else storage.pitch
+        self.closed[memory].append((Lifetime(life[1], life[2]), size))
+        if len(self.closed[memory]) >= self.limit[memory]:
+            self._condense(memory)
+
+    def close_all(self) -> None:
+        """End all lifetimes."""
+        self.limit = dict.fromkeys(self.limit, math.inf)  # nothing follows, so condensing gains nothing
+        for storage, _, _ in list(self.open.values()):
+            self.close(storage)
+
+    def _condense(self, memory: MemoryRegion) -> None:
+        """Forget all but the peak between any two positions at which an open lifetime begins or may end.
+
+        An open lifetime adds the same number of bytes all the way between them, so only that peak can become
+        the highest.
+        """
+        uses = [(first, last + 1) for storage, first, last in self.open.values() if storage.buffer is memory]
+        edges = {position for use in uses for position in use}
+        changes = levels(self.closed[memory], edges)
+        stretches: list[list[int]] = []  # from, peak
+        for position, level in changes:
+            if position in edges or not stretches:
+                stretches.append([position, level])
+            stretches[-1][1] = max(stretches[-1][1], level)
+        ends = [begin for begin, _ in stretches[1:]] + [changes[-1][0]]
+        peaks = zip(stretches, ends, strict=True)
+        self.closed[memory] = [(Lifetime(begin, end - 1), peak) for (begin, peak), end in peaks if peak]
+        self.limit[memory] = max(CONDENSE_AT, 2 * len(self.closed[memory]))
+
+    def peak(self, memory: MemoryRegion) -> int:
+        """Return the most bytes per partition that are live at once, beside all explicit addresses."""
+        live = levels(self.closed[memory])
+        return max((level for _, level in live), default=0) + union_size(self.placed[memory])
+
+
+# ---- one array for many values -------------------------------------------------------------------
+
+
+class Arena:
+    """Hands out parts of one array; a part that was given back is handed out again."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.free: dict[int, list[int]] = {}  # offsets of free parts, by their size
+
+    def take(self, nbytes: int) -> int:
+        """Return the offset of a free part."""
+        nbytes = -(-nbytes // CACHE_LINE) * CACHE_LINE
+        fitting = self.free.get(nbytes)
+        if fitting:
+            return fitting.pop()
+        for size in sorted(self.free):  # a larger one is cut
+            if size > nbytes and self.free[size]:
+                at = self.free[size].pop()
+                self.free.setdefault(size - nbytes, []).append(at + nbytes)
+                return at
+        at = self.size
+        self.size += nbytes
+        return at
+
+    def give_back(self, at: int, nbytes: int) -> None:
+        self.free.setdefault(-(-nbytes // CACHE_LINE) * CACHE_LINE, []).append(at)
+
+
+def allocate(used: Sequence[Sequence[T]], nbytes: Callable[[T], int], place: Callable[[T, int], None]) -> int:
+    """Place what some steps use in one array, so that only what is live together lies apart.
+
+    `used` holds what each step uses, what it makes among it. `place` is called once for each thing, with its
+    offset. Returns the size of the array.
+    """
+    ends, arena = last_uses(used), Arena()
+    offsets: dict[T, int] = {}
+    for position, things in enumerate(used):
+        for thing in things:
+            if thing not in offsets:
+                offsets[thing] = arena.take(nbytes(thing))
+                place(thing, offsets[thing])
+        for thing in ends.get(position, ()):
+            arena.give_back(offsets[thing], nbytes(thing))
+    return arena.size

@@ -1,0 +1,39 @@
+"""Copies of instructions with something replaced. Instructions of a Program never change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
+from ..machine.engines import engine
+from .instruction import Instruction
+from .layout import Indirection
+from .storage import Storage
+from .view import View
+
+
+def replace_storages(instruction: Instruction, storages: Mapping[Storage, Storage]) -> Instruction:
+    """Return a copy whose views are of other storages of the same shape and dtype."""
+    new = copy(instruction)
+    for name in instruction.operand_names:
+        value = getattr(new, name)
+        if isinstance(value, View):
+            setattr(new, name, _replaced(value, storages))
+    return new
+
+
+def _replaced(view: View, storages: Mapping[Storage, Storage]) -> View:
+    storage, ind = storages.get(view.storage, view.storage), view.indirection
+    if ind is not None:
+        index: Any = _replaced(ind.index, storages) if isinstance(ind.index, View) else ind.index
+        base = None if ind.base is None else _replaced(ind.base, storages)
+        ind = Indirection(ind.kind, index, ind.scale, ind.dim, base)
+    return View(storage, view.offset, view.shape, view.strides, view.dtype, ind)
+
+
+def replace_engine(instruction: Instruction, other: engine) -> Instruction:
+    """Return a copy that runs on another engine."""
+    new = copy(instruction)
+    new.runs_on = other
+    return new

@@ -1,0 +1,46 @@
+"""The instructions of a core as the timing model reads them: with position, effects and signature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ..ir.effects import Effects, effects
+from ..ir.instruction import Instruction
+
+
+class Entry(NamedTuple):
+    """An instruction, with what is computed once for it."""
+
+    instruction: Instruction
+    at: int  # its position in the walk of its core
+    done: Effects
+    signature: int  # equal for instructions that differ in their data alone
+
+
+class SignatureNumbers:
+    """Numbers the signatures of instructions."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple, int] = {}
+
+    def of(self, instruction: Instruction) -> int:
+        return self._known.setdefault(instruction.key(), len(self._known))
+
+    def entries(self, items: Iterable[tuple[Instruction, int]], done: Sequence[Effects]) -> list[Entry]:
+        """Return the instructions that hardware has; `done` are the effects by position."""
+        known, make = self._known, tuple.__new__
+        return [
+            make(Entry, (i, at, done[at], known.setdefault(i.key(), len(known))))
+            for i, at in items
+            if not i.simulator_only
+        ]
+
+    def moved(self, item: Entry, instruction: Instruction) -> Entry:
+        """Return the entry of the same instruction on another engine."""
+        number = self._known.setdefault((item.signature, instruction.runs_on), len(self._known))
+        return item._replace(instruction=instruction, signature=number)
+
+    def replaced(self, item: Entry, instruction: Instruction) -> Entry:
+        """Return the entry of another instruction at the same position."""
+        return Entry(instruction, item.at, effects(instruction), self.of(instruction))

@@ -1,0 +1,40 @@
+"""An operation: one thing that an engine or a DMA queue does, and what it waits for."""
+
+from __future__ import annotations
+
+from ..ir.dependences import RAW, Waits
+from ..ir.instruction import Instruction
+from ..ir.storage import Storage
+
+TRANSFERS = ("dma", "spill", "reload")  # kinds of operations that DMA engines do
+SPACE, ORDER = "space", "order"  # why an operation waits, beside RAW, WAR and WAW
+
+
+class Operation:
+    """One thing an engine or a DMA queue does."""
+
+    __slots__ = (
+        "index", "position", "instruction", "kind", "is_dma", "waits", "tile", "reloads", "site", "core"
+    )  # fmt: skip
+
+    def __init__(self, index: int, instruction: Instruction | None, kind: str, core: int, position: int):
+        self.index = index
+        self.position = position  # in the program; -1 for spills
+        self.instruction = instruction  # None for spills
+        self.kind = kind  # the engine's name, "dma", "spill" or "reload"
+        self.is_dma = kind in TRANSFERS
+        self.waits: Waits = {}  # operation index -> why
+        self.tile: Storage | None = None  # spills: what is moved
+        self.reloads: Instruction | None = None  # reloads: the load that is repeated
+        self.site = instruction.site if instruction is not None else None
+        self.core = core
+
+    def copy(self) -> Operation:
+        """Return a copy with waits of its own."""
+        made = Operation(self.index, self.instruction, self.kind, self.core, self.position)
+        made.waits, made.tile, made.reloads = dict(self.waits), self.tile, self.reloads
+        return made
+
+    def wait_for(self, other: int, why: str) -> None:
+        if other != self.index and (other not in self.waits or why == RAW):
+            self.waits[other] = why
