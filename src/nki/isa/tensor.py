@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ..backends.reference.blas import add_product
-from ..ir.context import current, current_machine, warn
-from ..ir.instruction import WHOLE_ARRAY, Accumulated, Cost, In, MatmulInstruction, NkiInstruction, PeTile
+from ..ir.context import current_machine, warn
+from ..ir.instruction import WHOLE_ARRAY, Accumulated, Cost, In, NkiInstruction, PeTile
 from ..ir.layout import Int, is_int
 from ..ir.semantics import MatrixProduct
 from ..ir.tensor import NkiTensor
@@ -19,10 +19,10 @@ from ..machine import dtypes
 from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from . import rules
-from .banks import check_bank
 from .deprecated import deprecated_keywords
 from .enums import matmul_perf_mode, member
 from .numerics import all_hold, flat, scratch
+from .psum import AccumulatingMatmul, check_bank
 from .transpose import is_identity, move_transposed, transpose_flops, transposed_dtypes, warn_not_finite
 
 FLOAT_INPUTS = ("float8_e4m3", "float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "tfloat32", "float32")
@@ -38,12 +38,23 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, (tuple, list)) else value
 
 
-class TiledMatmul(MatmulInstruction):
-    """What nc_matmul and nc_matmul_mx share: PE tiling, the PSUM side, accumulation."""
+class TiledMatmul(AccumulatingMatmul):
+    """A product of two tiles in SBUF, on a part of the PE array."""
 
-    halves: ClassVar[Any] = 1  # rows of the contraction that one partition holds
+    if TYPE_CHECKING:
+        stationary: View
+        moving: View
+        is_stationary_onezero: bool
+        is_moving_onezero: bool
+        tile_position: tuple[int, ...]
+        tile_size: tuple[int, ...]
 
-    def check_tiling(self: Any, machine: Machine) -> tuple[int, int]:
+    @property
+    def halves(self) -> int:
+        """Rows of the contraction that one partition holds."""
+        return 1
+
+    def check_tiling(self, machine: Machine) -> tuple[int, int]:
         """(rows, columns) of the PE tile in use."""
         position, size = self.tile_position, self.tile_size
         if not position and not size:
@@ -69,7 +80,7 @@ class TiledMatmul(MatmulInstruction):
         self._warn_physical_tile(position)
         return size
 
-    def _warn_physical_tile(self: Any, position: tuple[int, int]) -> None:
+    def _warn_physical_tile(self, position: tuple[int, int]) -> None:
         for name, wanted in (("stationary", position[0]), ("moving", position[0]), ("dst", position[1])):
             view = getattr(self, name)
             placed = view.storage.address is not None or view.start_partition
@@ -82,12 +93,9 @@ class TiledMatmul(MatmulInstruction):
                     help="stationary and moving start at the tile's row, dst at its column",
                 )
 
-    def check_destination(self: Any, machine: Machine, rows: int, columns: int) -> None:
+    def check_destination(self, machine: Machine, rows: int, columns: int) -> None:
         """dst is [M, N] in PSUM, within the bank and size limits of the generation."""
-        if self.accumulate is not None and not isinstance(self.accumulate, (bool, np.bool_, int)):
-            raise rules.fail(
-                self, "argument", f"accumulate must be True, False or None, got {self.accumulate!r}"
-            )
+        self.check_accumulate()
         if self.dst.shape[0] != rows or self.dst.free_elements != columns:
             raise rules.fail(
                 self,
@@ -106,77 +114,24 @@ class TiledMatmul(MatmulInstruction):
         )
         check_bank(self, machine)
 
-    def adds_to_dst(self: Any) -> bool:
-        return self.accumulate is not False
-
-    def is_onezero(self: Any) -> bool:
+    def is_onezero(self) -> bool:
         return self.is_stationary_onezero or self.is_moving_onezero
 
-    def array_operand(self: Any) -> View:
+    def array_operand(self) -> View:
         return self.stationary
 
-    def pe_tile(self: Any) -> PeTile:
+    def pe_tile(self) -> PeTile:
         if not self.tile_size:
             return WHOLE_ARRAY
         (row, column), (rows, columns) = self.tile_position, self.tile_size
         return PeTile(range(row, row + rows), range(column, column + columns))
 
-    def array_flops(self: Any) -> int:
+    def array_flops(self) -> int:
         if self.is_transpose:
             return transpose_flops(self.stationary)
-        lanes = 4 if self.stationary.dtype.is_packed else 1
-        rows = self.stationary.shape[0] * lanes * self.halves
-        return (
-            2
-            * rows
-            * (self.stationary.free_elements // self.halves)
-            * (self.moving.free_elements // self.halves)
-        )
-
-    def overwrites(self: Any, written: Any) -> bool:
-        return written is False if self.accumulate is None else not self.accumulate
-
-    @staticmethod
-    def written_before() -> np.ndarray | bool | None:
-        """Return which elements of dst matmuls wrote before this one; see `EngineState.matmul_written`."""
-        return current().engine_state.matmul_written  # type: ignore[no-any-return]
-
-    def accumulate_into(self: Any, dst: np.ndarray, product: np.ndarray) -> None:
-        """Overwrite dst or add to it, as `accumulate` and the earlier matmuls of the tile ask for."""
-        written = self.written_before()
-        if self.overwrites(written):
-            dtypes.store(dst, product, self.dst.dtype)
-            return
-        old = f32(dst, self.dst.dtype)
-        if self.accumulate:
-            self._warn_uninitialised(written)
-        elif written is not True:
-            warn(
-                "psum-mixed",
-                f"{self.public}: part of dst was written by a matmul before, part was not",
-                notes=[f"dst: {self.dst.describe()}"],
-                help="hardware has one flag per instruction; split the matmul",
-            )
-            old = np.where(written, old, np.float32(0))
-        if old is dst and self.dst.dtype == "float32":
-            np.add(dst, product, out=dst)
-        else:
-            dtypes.store(dst, old + product, self.dst.dtype)
-
-    def _warn_uninitialised(self: Any, written: Any) -> None:
-        machine = current_machine()
-        if written is None:
-            what = "a region nobody has written"
-        elif written is not True and machine.generation < 4:
-            what = f"a region no matmul has written, which {machine.name} does not define"
-        else:
-            return
-        warn(
-            "psum-uninit",
-            f"{self.public}: accumulate=True onto {what}",
-            notes=[f"dst: {self.dst.describe()}"],
-            help="let the first matmul of a group pass accumulate=False (or None)",
-        )
+        k = self.stationary.shape[0] * (4 if self.stationary.dtype.is_packed else 1) * self.halves
+        m, n = self.stationary.free_elements // self.halves, self.moving.free_elements // self.halves
+        return 2 * k * m * n
 
 
 # ---- nc_matmul -----------------------------------------------------------------------------------

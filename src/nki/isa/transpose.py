@@ -18,9 +18,9 @@ from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF
 from . import rules
-from .banks import check_bank
 from .enums import TENSOR, UNKNOWN, VECTOR, engine
 from .numerics import all_hold, flat, moves_bits
+from .psum import check_bank
 
 
 def transpose_flops(source: View) -> int:
