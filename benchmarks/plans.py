@@ -13,10 +13,9 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.backends.fused import cache as keeping
-from nki.backends.fused import writing
-from nki.backends.fused.content import content_key
+from nki.backends.fused.cache import Content, plans
 from nki.backends.fused.planner import made
+from nki.backends.lowered import Lowered
 from nki.backends.reference.blas import one_blas_thread
 from nki.backends.reference.collector import fewer_collections
 from nki.kernel.cache import programs
@@ -51,7 +50,7 @@ def wall(call):
 
 def first_and_warm(call):
     programs.clear()
-    keeping.plans.clear()
+    plans.clear()
     return cpu(call), min(cpu(call) for _ in range(2))
 
 
@@ -139,17 +138,15 @@ def planning_rows():
         program = kernel.trace(*(np.empty(shape, dtype) for shape in shapes))
         count = len(program)
         with fewer_collections():
-            plan, key = (min(cpu(lambda: f(program)) for _ in range(5)) for f in (made, content_key))  # noqa: B023
-            text = writing.text(made(program))
-            read = min(cpu(lambda: writing.parsed(text)) for _ in range(5))  # noqa: B023
+            planning, key = (min(cpu(lambda: f(Lowered(program))) for _ in range(5)) for f in (made, Content))  # noqa: B023
         gc.collect()
         tracemalloc.start()
-        kept = made(program)
+        plan = made(Lowered(program))
         gc.collect()
         size, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        del kept
-        rows = {"planning": plan, "its key": key, "reading its plan from text": read}
+        del plan
+        rows = {"planning": planning, "its key": key}
         for what, seconds in rows.items():
             yield f"{what}, {name}, per instruction", f"{seconds / count * 1e6:.1f} us", "15 us"
         yield f"its plan in memory, {name}, per instruction", f"{size / count:.0f} B", "1024 B"

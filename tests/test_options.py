@@ -28,7 +28,6 @@ VARIABLES = [
     "NEURON_PLATFORM_TARGET_OVERRIDE",
     "NKI_NC_VERSION",
     "OPEN_NKI_API",
-    "OPEN_NKI_PLAN_CACHE",
 ]
 
 
@@ -112,8 +111,6 @@ def test_framework_debugging_is_no_option_of_a_call(monkeypatch):
 def test_text_and_numbers(monkeypatch, tmp_path):
     monkeypatch.setenv("OPEN_NKI_MAX_ITERATIONS", "12")
     monkeypatch.setenv("NEURON_RT_DEBUG_OUTPUT_DIR", str(tmp_path))
-    monkeypatch.setenv("OPEN_NKI_PLAN_CACHE", str(tmp_path))
-    assert from_environment().plan_cache == str(tmp_path)
     assert from_environment().max_iterations == 12 and from_environment().debug_output_dir == str(tmp_path)
 
 

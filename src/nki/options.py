@@ -44,7 +44,6 @@ class Options:
     threads: int = 0  # OPEN_NKI_THREADS: of plans; 0: as many as the process may use
     device: str = ""  # OPEN_NKI_DEVICE: where kernels run; else where their tensors are
     executor: str = "auto"  # OPEN_NKI_EXECUTOR: the backend: reference, fused or torch; auto chooses
-    plan_cache: str = ""  # OPEN_NKI_PLAN_CACHE: a folder that keeps plans for other processes
 
     def since(self, release: str) -> bool:
         """Whether what this release changed holds."""
@@ -84,7 +83,6 @@ def _read() -> Options:
         api=_release(),
         threads=_number("OPEN_NKI_THREADS", 0),
         device=checked_device(os.environ.get("OPEN_NKI_DEVICE", "").strip(), "OPEN_NKI_DEVICE"),
-        plan_cache=os.environ.get("OPEN_NKI_PLAN_CACHE", "").strip(),
         executor=_choice("OPEN_NKI_EXECUTOR", ("auto", "reference", "fused", "torch", "plan")),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import weakref
@@ -91,6 +92,7 @@ def per_program(make: Callable[Concatenate[Program, P], V]) -> Callable[Concaten
 
     The value goes when the Program does, so it must not refer to the Program.
     """
+    signature = inspect.signature(make)
     known: dict[int, tuple[weakref.ref[Program], dict[tuple, V]]] = {}
 
     @wraps(make)
@@ -101,7 +103,7 @@ def per_program(make: Callable[Concatenate[Program, P], V]) -> Callable[Concaten
             forget = weakref.ref(program, lambda _: known.pop(number, None) and None)
             entry = known.setdefault(number, (forget, {}))
         values = entry[1]
-        key = (*args, *kwargs.items())
+        key = signature.bind(program, *args, **kwargs).args[1:] if kwargs else args
         if key not in values:
             values.setdefault(key, make(program, *args, **kwargs))
         return values[key]

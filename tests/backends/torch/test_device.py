@@ -17,7 +17,7 @@ from support import target
 from tile_programs import program_of
 
 torch = pytest.importorskip("torch")
-from nki.frameworks.torch import run_there  # noqa: E402
+from nki.kernel.devices import run_on_device  # noqa: E402
 from there import assert_same_there  # noqa: E402
 
 MATMUL = Path(__file__).parents[3] / "examples" / "matmul" / "kernels.py"
@@ -35,6 +35,12 @@ def on_trn2():
         yield
 
 
+def run_there(kernel, *args, **kwargs):
+    """Run a call on the device of its tensors; a list of what it returns, or why it does not run there."""
+    call = kernel.prepare(args, kwargs)
+    return run_on_device(kernel, call, [tensor.value for tensor in call.arguments.tensors])
+
+
 def factors(dtype, device, k=300, m=260, n=1100):
     chance = torch.Generator().manual_seed(0)
     made = [torch.randint(-3, 4, shape, generator=chance).to(dtype) for shape in ((k, m), (k, n))]
@@ -46,7 +52,7 @@ def factors(dtype, device, k=300, m=260, n=1100):
 @on_every_device
 def test_a_matmul_runs_where_its_tensors_are_and_gives_the_bits_of_the_host(kernel, dtype, device):
     tensors = factors(dtype, device)
-    (found,) = run_there(kernel, tuple(tensors), {}, tensors)
+    (found,) = run_there(kernel, *tensors)
     assert found.device.type == device and found.dtype == dtype
     assert torch.equal(found.cpu(), kernel(*(tensor.cpu() for tensor in tensors)))
 
@@ -97,7 +103,7 @@ def test_kernels_of_the_library_run_there_from_end_to_end(number, device, monkey
     monkeypatch.setattr(_Runner, "_on_host", refuse)
     _, kernel, tensors, options = list(library_cases())[number]
     there = [tensor.to(device) for tensor in tensors]
-    (found,) = run_there(kernel, tuple(there), options, there)
+    (found,) = run_there(kernel, *there, **options)
     with nki.options(executor="reference"):
         wanted = kernel(*tensors, **options)
     found = found[0] if isinstance(found, (tuple, list)) else found
@@ -146,21 +152,21 @@ def scanned(x, y):
 def test_tensors_that_are_no_dense_rows_are_read_right(device):
     left, right = factors(torch.float32, device)
     turned = left.T.contiguous().T
-    (found,) = run_there(kernels.tiled, (turned, right), {}, [turned, right])
+    (found,) = run_there(kernels.tiled, turned, right)
     assert torch.equal(found, left.T @ right)
 
 
 @on_every_device
 def test_a_part_of_a_larger_tensor_is_read_where_it_is(device):
     whole = torch.arange(96, dtype=torch.float32, device=device).reshape(3, 4, 8)
-    (found,) = run_there(twice, (whole[1],), {}, [whole[1]])
+    (found,) = run_there(twice, whole[1])
     assert torch.equal(found, 2 * whole[1])
 
 
 @on_every_device
 def test_keywords_in_another_order_find_their_parameters(device):
     x, y = torch.ones(4, 8, device=device), torch.full((4, 8), 3.0, device=device)
-    (found,) = run_there(add_to, (), {"y": y, "x": x}, [y, x])
+    (found,) = run_there(add_to, y=y, x=x)
     assert found is x and (x == 4).all() and (y == 3).all()
 
 
@@ -168,13 +174,13 @@ def test_keywords_in_another_order_find_their_parameters(device):
 def test_an_argument_that_is_written_changes_and_its_version_counts(device):
     base = torch.ones(8, 4, device=device)
     x, y, version = base.T, torch.ones(4, 8, device=device), base._version
-    (found,) = run_there(add_to, (x, y), {}, [x, y])
+    (found,) = run_there(add_to, x, y)
     assert found is x and (base == 2).all() and base._version > version
 
 
 def test_an_argument_that_shares_its_memory_is_not_written_there():
     x = torch.ones(4, 8)
-    assert run_there(add_to, (x, x), {}, [x, x]) == "it writes an argument that may not be written"
+    assert run_there(add_to, x, x) == "it writes an argument that may not be written"
 
 
 @on_every_device
@@ -182,8 +188,8 @@ def test_an_instruction_without_a_form_goes_through_the_host_and_says_so_once(de
     monkeypatch.setattr("nki.backends.torch.runner._told", set())
     x, y = torch.rand(4, 8, device=device), torch.rand(4, 8, device=device)
     with pytest.warns(nki.NkiWarning, match="tensor_tensor_scan has no form"):
-        (found,) = run_there(scanned, (x, y), {}, [x, y])
-    (again,) = run_there(scanned, (x, y), {}, [x, y])  # warnings are errors here
+        (found,) = run_there(scanned, x, y)
+    (again,) = run_there(scanned, x, y)  # warnings are errors here
     assert torch.equal(found.cpu(), scanned(x.cpu(), y.cpu())) and torch.equal(found, again)
 
 
@@ -198,13 +204,13 @@ def test_what_is_said_about_shapes_is_said_there_too():
 
     x = torch.ones(4, 8)
     with pytest.warns(nki.NkiWarning, match="private HBM"):
-        (found,) = run_there(kept, (x,), {}, [x])
+        (found,) = run_there(kept, x)
     assert torch.equal(found, x)
 
 
 def test_the_gradient_of_a_result_is_an_error_as_on_the_host():
     x = torch.ones(4, 8, requires_grad=True)
-    (found,) = run_there(twice, (x,), {}, [x])
+    (found,) = run_there(twice, x)
     assert found.requires_grad
     with pytest.raises(nki.NkiError, match="gradient|backward"):
         found.sum().backward()
@@ -214,7 +220,7 @@ def test_threads_share_a_plan_and_not_its_memory():
     found, inputs = {}, [torch.full((16, 32), float(i)) for i in range(6)]
 
     def work(i):
-        found[i] = [run_there(twice, (inputs[i],), {}, [inputs[i]])[0] for _ in range(5)]
+        found[i] = [run_there(twice, inputs[i])[0] for _ in range(5)]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
     for thread in threads:
@@ -229,7 +235,7 @@ def test_float32_products_are_exact_again_whatever_was_set():
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
         left, right = factors(torch.float32, "cpu")
-        run_there(kernels.tiled, (left, right), {}, [left, right])
+        run_there(kernels.tiled, left, right)
         assert torch.backends.cuda.matmul.allow_tf32
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before

@@ -1,59 +1,50 @@
-"""Plans that were made before, in memory, under the content of their programs (`content`).
+"""Plans in memory, by the content of their programs: equal programs share one.
 
-So a kernel whose Python runs at every call is planned once. `files` keeps plans for other processes.
+So a kernel whose Python runs at every call is planned once.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import OrderedDict
+from array import array
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
 
+from ...ir.caches import LRUCache
+from ...ir.instruction import Instruction
+from ...ir.operand_access import OperandAccess
+from ...ir.program import Item, Loop
+from ...ir.view import View
+from ..lowered import Lowered
 from .steps import CorePlan, Plan, Product
 
 PLANS = 256
 WEIGHT = 100_000  # operands of all plans; about 300 bytes each
+LOOP, END = -1, -2  # in the place of an instruction's signature
+
+Key = tuple[Any, ...]
 
 
 class PlanCache:
-    """Plans by key, the least recently used forgotten first. Safe under threads and after a fork."""
+    """Plans by the content of their programs."""
 
     def __init__(self, plans: int = PLANS, weight: int = WEIGHT):
-        self.plans, self.limit = plans, weight
-        self.kept: OrderedDict[bytes, tuple[Plan, int]] = OrderedDict()
-        self.weight = 0
-        self.hits = self.misses = 0
-        self.lock = threading.Lock()
+        # the accesses stay alive with a plan, so that no other object gets their identity
+        self.plans: LRUCache[Key, tuple[Plan, list[OperandAccess]]] = LRUCache(plans, weight)
 
-    def find(self, key: bytes) -> Plan | None:
-        with self.lock:
-            found = self.kept.get(key)
-            if found is None:
-                self.misses += 1
-                return None
-            self.hits += 1
-            self.kept.move_to_end(key)
-            return found[0]
+    def find(self, content: Content) -> Plan | None:
+        found = self.plans.find(content.key)
+        return None if found is None else found[0]
 
-    def keep(self, key: bytes, plan: Plan) -> None:
-        weight = sum(map(_weight, plan.cores))
-        with self.lock:
-            if weight > self.limit or key in self.kept:
-                return
-            self.kept[key] = plan, weight
-            self.weight += weight
-            while self.weight > self.limit or len(self.kept) > self.plans:
-                self.weight -= self.kept.popitem(last=False)[1][1]
+    def put(self, content: Content, plan: Plan) -> None:
+        self.plans.put(content.key, (plan, content.accesses), sum(map(_weight, plan.cores)))
 
     def clear(self) -> None:
-        """Forget every plan."""
-        with self.lock:
-            self.kept.clear()
-            self.weight = 0
+        self.plans.clear()
 
 
 def _weight(core: CorePlan) -> int:
-    """The operands that a core's part of a plan names."""
+    """Count the operands in a core's part of a plan."""
     found = 0
     for step in core.steps:
         if isinstance(step, Product):
@@ -63,15 +54,75 @@ def _weight(core: CorePlan) -> int:
     return found
 
 
+class Content:
+    """The key of a program: programs with equal plans have equal keys, within a process.
+
+    It is made of the machine, the storages, and of every instruction its signature (the identity of its
+    `access`), storages and offsets. Lines, names and the numbers in constants do not count.
+    """
+
+    def __init__(self, lowered: Lowered):
+        from hashlib import sha256  # few programs are planned
+
+        self.accesses: list[OperandAccess] = []
+        self._storages = lowered.storage_numbers
+        self._views: dict[
+            int, Any
+        ] = {}  # by the identity of an access: what gets the views of an instruction
+        self._numbers: list[int] = []
+        known: dict[tuple, int] = {}
+        for s in lowered.storages:
+            described = s.buffer, tuple(s.shape), s.dtype, s.address, s.parameter, s.constant, s.loop
+            self._numbers.append(known.setdefault(described, len(known)))
+        for items in lowered.items:
+            self._numbers.append(END)
+            self._items(items)
+        digest = sha256(array("q", self._numbers).tobytes()).digest()
+        self.key: Key = (lowered.machine, tuple(known), digest)
+
+    def _items(self, items: Sequence[Item]) -> None:
+        known, number, numbers = self._views, self._storages, self._numbers
+        for item in items:
+            if isinstance(item, Loop):
+                numbers.append(LOOP)
+                self._items(item.body)
+                numbers.append(END)
+                continue
+            signature = id(item.access)
+            views = known.get(signature)
+            if views is None:
+                views = known[signature] = self._getter(item)
+            parts = views(item)
+            if len(parts) == 3:  # most have two or three
+                a, b, c = parts
+                numbers += (
+                    signature,
+                    number[a.storage],
+                    a.offset,
+                    number[b.storage],
+                    b.offset,
+                    number[c.storage],
+                    c.offset,
+                )
+            else:
+                numbers.append(signature)
+                for view in parts:
+                    numbers += number[view.storage], view.offset
+
+    def _getter(self, instruction: Instruction) -> Any:
+        access = instruction.access
+        self.accesses.append(access)
+        if access.fixed and len(access.views) > 1:
+            return attrgetter(*access.views)
+        return _touched_views
+
+
+def _touched_views(instruction: Instruction) -> list[View]:
+    """Return the operands, and what the addresses of indirect ones are computed from."""
+    views = instruction.views()
+    return views + [v.indirection.base for v in views if v.indirection is not None and v.indirection.base]
+
+
 plans = PlanCache()
 
-
-def _after_fork() -> None:
-    plans.lock = threading.Lock()  # another thread may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-__all__ = ["PlanCache", "plans"]
+__all__ = ["Content", "PlanCache", "plans"]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...ir.layout import row_major
-from ...ir.program import Program
 from ...ir.storage import Storage
+from ..lowered import Lowered
 from .products import Factor, Gemm
 from .steps import ARENA, Made, Matrix, Operand, Packing, Part, Product, Spot, Step, Work
 from .tracking import Task
@@ -54,9 +54,9 @@ def made_at(value: Value) -> Place:
 class Settler:
     """Settles the steps of one core."""
 
-    def __init__(self, program: Program, core: int):
-        self.storages = {storage: number for number, storage in enumerate(program.storages)}
-        self.items = {id(item): number for number, item in enumerate(program.cores[core])}
+    def __init__(self, lowered: Lowered, core: int):
+        self.storages = lowered.storage_numbers
+        self.items = {id(item): number for number, item in enumerate(lowered.items[core])}
 
     def settled(self, steps: Sequence[Any]) -> tuple[Step, ...]:
         return tuple([self._gemm(s) if s.__class__ is Gemm else self._work(s) for s in steps])

@@ -1,25 +1,25 @@
-"""The planner: a Program in, a Plan out, kept with the Program and under its content.
+"""The planner: a lowered Program in, a Plan out.
 
-A plan is made where it can pay: the products of the program are large, and there are many of them.
+A plan is made where it can pay: the products of the program are large, and there are many of them. It is
+cached with the Program, and by its content.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from ...ir.caches import per_program
 from ...ir.effects import effects
-from ...ir.instruction import Instruction, State
-from ...ir.program import Item, Loop, Program
+from ...ir.instruction import State
+from ...ir.program import Loop, Program
 from ...ir.storage import Storage
-from . import cache as keeping
-from .content import content_key
+from ..lowered import UNPLANNED, Lowered, lower
+from . import cache
 from .fusion import folded
 from .lowering import Settler
 from .products import Gemm
-from .signatures import Kinds
 from .stages import in_stages, laid_out
 from .steps import CorePlan, Plan, Result, Work
 from .storages import Storages, touched
@@ -29,7 +29,6 @@ WORTH = 1 << 28  # floating-point operations of matmuls from which a plan is mad
 WORTH_EACH = 1 << 20  # and so many for each instruction, which all have to be looked at
 WORTH_SHARE = 0.5  # of them that must have become large products: what runs by itself is slower by a plan
 ATTEMPTS = 24  # times that a storage may turn out to be no sequence of values
-UNPLANNED = (State.output, State.ranks, State.vector_random, State.gpsimd_random)
 
 
 class NoPlan(NamedTuple):
@@ -38,141 +37,104 @@ class NoPlan(NamedTuple):
     why: str
 
 
-def plan_of(program: Program, forced: bool = False, folder: str = "") -> Plan | NoPlan:
-    """The plan of a program: the one it has, one that was made for its content, or a new one.
-
-    `forced`: also where it does not pay. `folder`: keeps plans for other processes.
-    """
-    name = "_forced_plan" if forced else "_plan"
-    found = program.__dict__.get(name)
-    if found is None:
-        found = program.__dict__[name] = _found_or_made(program, forced, folder)
-    return found
-
-
-def _found_or_made(program: Program, forced: bool, folder: str) -> Plan | NoPlan:
-    kinds = Kinds(program.machine)
-    flops, why = _weighed(program, kinds, forced)
+@per_program
+def plan_of(program: Program, forced: bool = False) -> Plan | NoPlan:
+    """Return the plan of a program, or why it has none. `forced`: also where it does not pay."""
+    lowered = lower(program)
+    flops, why = _weighed(lowered, forced)
     if why:
         return NoPlan(why)
-    found = _kept(program, kinds, folder)
+    found = _shared(lowered)
     if not forced and isinstance(found, Plan) and found.flops < WORTH_SHARE * flops:
         return NoPlan(f"{found.flops / flops:.0%} of its matmuls become large products, which does not pay")
     return found
 
 
-def _kept(program: Program, kinds: Kinds, folder: str) -> Plan | NoPlan:
-    """The plan for a program's content: from memory, from the folder, or made and kept there."""
-    key = content_key(program)
-    if key is None:
-        return made(program, kinds)
-    kept = keeping.plans.find(key)
-    found: Plan | NoPlan = kept or _in_folder(key, folder) or made(program, kinds)
+def _shared(lowered: Lowered) -> Plan | NoPlan:
+    """Return the plan of an equal program, or a new one."""
+    try:
+        content = cache.Content(lowered)
+    except KeyError:  # a storage that the program does not list
+        return made(lowered)
+    found: Plan | NoPlan = cache.plans.find(content) or made(lowered)
     if isinstance(found, Plan):
-        if kept is None:
-            keeping.plans.keep(key, found)
-        if folder:
-            _put_into(folder, key, found)
+        cache.plans.put(content, found)
     return found
 
 
-def _in_folder(key: bytes, folder: str) -> Plan | None:
-    if not folder:
-        return None
-    from . import files  # what it imports is needed by few
-
-    return files.read(key, folder)
-
-
-def _put_into(folder: str, key: bytes, plan: Plan) -> None:
-    from . import files
-
-    if not files.has(key, folder):
-        files.write(key, plan, folder)
-
-
-def _weighed(program: Program, kinds: Kinds, forced: bool) -> tuple[int, str]:
-    """The work of a program's matmuls, and why it has no plan, as far as that is seen at once; "" else."""
+def _weighed(lowered: Lowered, forced: bool) -> tuple[int, str]:
+    """Return the work of a program's matmuls, and why it has no plan, as far as that is seen at once."""
     flops, count = 0, 0
     states: set[State] = set()
-    for items in program.cores:
-        straight = _straight(items)
+    for core in range(len(lowered.items)):
+        straight = lowered.straight(core)
         first = {id(instruction.access): instruction for instruction in straight}
         for access, often in Counter(map(id, map(attrgetter("access"), straight))).items():
-            kind = kinds.of(first[access])
-            states.update(kind.states)
-            flops += kind.flops * often
+            signature = lowered.signature(first[access])
+            states.update(signature.states)
+            flops += signature.flops * often
         count += len(straight)
     for state in UNPLANNED:
         if state in states:
             return flops, f"it touches {state.value}"
     if flops < max(WORTH, WORTH_EACH * count) and not forced:
         return flops, f"its matmuls are {flops / 1e6:.0f} MFLOP in {count} instructions, which does not pay"
-    apart = 0 if forced else _apart(program, kinds)
+    apart = 0 if forced else _apart(lowered)
     if flops - apart < WORTH_SHARE * flops:
         return flops, f"{apart / flops:.0%} of its matmuls' work is on tiles that are addressed at run time"
-    if any(isinstance(item, Loop) for items in program.cores for item in items) and _touches(program):
+    loops = any(isinstance(item, Loop) for items in lowered.items for item in items)
+    if loops and not lowered.states.isdisjoint(UNPLANNED):
         return flops, "a dynamic loop touches what only the numpy executor knows"
     return flops, ""
 
 
-def _straight(items: Sequence[Item]) -> list[Instruction]:
-    """The instructions that stand in no dynamic loop."""
-    return [item for item in items if not isinstance(item, Loop)]
+def _apart(lowered: Lowered) -> int:
+    """Return the work of matmuls on tiles that fences touch: they become no large products."""
+    known = [(lowered.signature(i), i) for core in range(len(lowered.items)) for i in lowered.straight(core)]
+    kept = {storage for signature, i in known if signature.fence for storage in touched(i)}
+    return sum([s.flops for s, i in known if s.flops and not kept.isdisjoint(touched(i))])
 
 
-def _apart(program: Program, kinds: Kinds) -> int:
-    """The work of matmuls on tiles that fences touch: they become no large products."""
-    known = [(kinds.of(i), i) for items in program.cores for i in _straight(items)]
-    kept = {storage for kind, i in known if kind.fence for storage in touched(i)}
-    return sum([kind.flops for kind, i in known if kind.flops and not kept.isdisjoint(touched(i))])
-
-
-def _touched(program: Program, core: int) -> tuple[set[Storage], set[Storage]]:
-    """What a core reads, and what it writes."""
+def _touched(lowered: Lowered, core: int) -> tuple[set[Storage], set[Storage]]:
+    """Return what a core reads, and what it writes."""
     read: set[Storage] = set()
     written: set[Storage] = set()
-    for instruction in program.walk(core):
+    for instruction in lowered.walk(core):
         done = effects(instruction)
         read.update(view.storage for view in done.reads)
         written.update(view.storage for view in done.written)
     return read, written
 
 
-def _touches(program: Program) -> bool:
-    return bool(program.state & frozenset(UNPLANNED))
-
-
-def made(program: Program, kinds: Kinds | None = None) -> Plan | NoPlan:
-    """A new plan, whatever it costs."""
-    kinds = kinds or Kinds(program.machine)
+def made(lowered: Lowered) -> Plan | NoPlan:
+    """Return a new plan, whatever it costs."""
     kept: dict[Storage, str] = {}
     for _ in range(ATTEMPTS):
-        storages = Storages(program, kinds, kept)
+        storages = Storages(lowered, kept)
         try:
-            cores = [_core(program, core, storages, kinds) for core in range(len(program.cores))]
+            cores = [_core(lowered, core, storages) for core in range(len(lowered.items))]
         except InPlace as problem:
             kept[problem.storage] = problem.why
             continue
-        return _plan(program, cores, storages, kept)
+        return _plan(lowered, cores, storages, kept)
     return NoPlan("too many of its tiles are no sequences of values")
 
 
-def _core(program: Program, core: int, storages: Storages, kinds: Kinds) -> CorePlan:
-    tracker = Tracker(storages, kinds)
-    tracker.follow(program.cores[core])
+def _core(lowered: Lowered, core: int, storages: Storages) -> CorePlan:
+    tracker = Tracker(storages, lowered)
+    tracker.follow(lowered.items[core])
     tasks = folded(tracker.tasks, tracker.folded)
     steps = in_stages(tasks, storages)
     arena = laid_out(steps)
     packed = max((s.left.nbytes + s.right.nbytes for s in steps if s.__class__ is Gemm), default=0)
-    settled = Settler(program, core).settled(steps)
+    settled = Settler(lowered, core).settled(steps)
     for task in tracker.tasks:
         task.forget()
     return CorePlan(settled, arena, packed, tracker.folded)
 
 
-def _plan(program: Program, cores: list[CorePlan], storages: Storages, kept: dict[Storage, str]) -> Plan:
-    numbers = {storage: number for number, storage in enumerate(program.storages)}
+def _plan(lowered: Lowered, cores: list[CorePlan], storages: Storages, kept: dict[Storage, str]) -> Plan:
+    numbers = lowered.storage_numbers
     results = []
     for storage, views in storages.stores.items():
         if storage in storages.once:
@@ -183,15 +145,15 @@ def _plan(program: Program, cores: list[CorePlan], storages: Storages, kept: dic
         tuple(results),
         tuple([(numbers[storage], why) for storage, why in kept.items()]),
         sum([storage.on_chip for storage in storages.in_place]),
-        len(cores) < 2 or _independent(program, cores, storages),
+        len(cores) < 2 or _independent(lowered, cores, storages),
     )
 
 
-def _independent(program: Program, cores: list[CorePlan], storages: Storages) -> bool:
+def _independent(lowered: Lowered, cores: list[CorePlan], storages: Storages) -> bool:
     """Nothing that one core writes matters to another, so that they need not take turns."""
     if any(step.__class__ is Work and step.kind == "fence" for core in cores for step in core.steps):
         return False
-    used = [_touched(program, core) for core in range(len(cores))]
+    used = [_touched(lowered, core) for core in range(len(cores))]
     free = storages.once  # every element of these is written by one of them, and read by nobody
     return not any(
         (written & (read | others)) - free

@@ -16,24 +16,24 @@ import numpy as np
 
 from ...ir.effects import effects
 from ...ir.instruction import Instruction
-from ...ir.program import Loop, Program, walk
+from ...ir.program import Loop, walk
 from ...ir.storage import Storage
 from ...ir.view import View
-from .signatures import Kind, Kinds
+from ..lowered import Lowered, Signature
 
 
 class Storages:
     """What is known of the storages of a program before its values are followed."""
 
-    def __init__(self, program: Program, kinds: Kinds, in_place: Iterable[Storage] = ()):
+    def __init__(self, lowered: Lowered, in_place: Iterable[Storage] = ()):
         self.in_place: set[Storage] = set(in_place)  # on chip, and not followed
         self.written: set[Storage] = set()  # in HBM, by any core
         self.read: set[Storage] = set()
         self.stores: dict[Storage, list[View]] = {}
-        for items in program.cores:
+        for items in lowered.items:
             for item in items:
-                kind = None if item.__class__ is Loop else kinds.of(item)  # type: ignore[arg-type]
-                if kind is None or kind.fence or kind.memory:
+                kind = None if item.__class__ is Loop else lowered.signature(item)  # type: ignore[arg-type]
+                if kind is None or kind.fence or kind.lazy:
                     for instruction in walk([item]):
                         self._keep(instruction)
                 elif kind.hbm_reads or kind.hbm_writes:
@@ -48,7 +48,7 @@ class Storages:
                     if complete:
                         self.complete.add(storage)
 
-    def _look(self, instruction: Any, kind: Kind) -> None:
+    def _look(self, instruction: Any, kind: Signature) -> None:
         for name in kind.hbm_reads:
             self.read.add(getattr(instruction, name).storage)
         for name, is_read in kind.hbm_writes:

@@ -13,7 +13,7 @@ from ...ir.program import Item, Loop
 from ...ir.semantics import Fill, MatrixProduct, Move, Sum
 from ...ir.view import View
 from ...machine.dtypes import float32
-from .signatures import Kind, Kinds
+from ..lowered import Lowered, Signature
 from .storages import Storages
 from .tiles import InPlace, Tiles, rectangle
 from .values import Place, Value, moved, of_storage
@@ -59,17 +59,17 @@ class Task:
 class Tracker:
     """Makes the tasks of one core."""
 
-    def __init__(self, storages: Storages, kinds: Kinds):
+    def __init__(self, storages: Storages, lowered: Lowered):
         self.storages = storages
-        self.kinds = kinds
+        self.lowered = lowered
         self.tasks: list[Task] = []
         self.tiles = Tiles()
         self.folded: dict[str, int] = {"copies": 0, "matmuls": 0}
 
     def follow(self, items: Sequence[Item]) -> None:
-        position, known = 0, self.kinds
+        position, signature = 0, self.lowered.signature
         for item in items:
-            kind = None if item.__class__ is Loop else known.of(item)  # type: ignore[arg-type]
+            kind = None if item.__class__ is Loop else signature(item)  # type: ignore[arg-type]
             if kind is None or kind.fence:
                 self.tasks.append(Task("fence", item, position))
                 position += _length(item)
@@ -86,10 +86,10 @@ class Tracker:
 
     # ---- one instruction -------------------------------------------------------------------------
 
-    def _instruction(self, instruction: Instruction, kind: Kind, position: int) -> None:
+    def _instruction(self, instruction: Instruction, kind: Signature, position: int) -> None:
         task = Task("compute", instruction, position)
         meaning, access, operands = kind.meaning, kind.access, instruction.operands()
-        if kind.memory:
+        if kind.lazy:
             task.kind = "memory"  # its compute looks for the memory by itself
             task.reads = [(i, operands[i]) for i in instruction.read_at if isinstance(operands[i], View)]
             task.outs = [

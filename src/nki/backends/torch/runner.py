@@ -97,7 +97,7 @@ class _Runner:
     def __init__(self, torch: Any, plan: DevicePlan, given: Mapping[Storage, Any], where: Any):
         self.torch, self.plan, self.where = torch, plan, where
         self.device = Device(torch, where)
-        self.core = _Core(plan.program.machine)
+        self.core = _Core(plan.machine)
         self.memories: dict[Any, Any] = {}
         for storage, tensor in given.items():
             self.memories[storage] = self._held(tensor.reshape(-1), storage)

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...ir.caches import per_program
 from ...ir.program import Loop, Program
 from ...ir.storage import Storage
 from ...machine.dtypes import float32
+from ...machine.machine import Machine
 from ..fused.fusion import folded
 from ..fused.lowering import made_at
-from ..fused.planner import UNPLANNED
 from ..fused.products import Factor, Gemm
-from ..fused.signatures import Kinds
 from ..fused.stages import Arena
 from ..fused.storages import Storages
 from ..fused.tiles import InPlace
 from ..fused.tracking import Task, Tracker
 from ..fused.values import Place, Value, of_storage
+from ..lowered import UNPLANNED, Lowered, lower
 from .grids import Grid, Pattern, common_lead, pattern_of
 from .schedule import Member, Ordered, Refused, Registers, groups
 
@@ -227,45 +228,41 @@ class DevicePlan:
     """A program as steps on a device. It never changes; calls share it."""
 
     def __init__(
-        self, program: Program, steps: list[Any], arena: int, written: list[Storage], partly: set[Storage]
+        self, machine: Machine, steps: list[Any], arena: int, written: list[Storage], partly: set[Storage]
     ):
-        self.program, self.steps, self.arena = program, steps, arena
+        self.machine, self.steps, self.arena = machine, steps, arena
         self.written = written  # in HBM
         self.partly = partly  # of these, where what was there before matters
 
 
+@per_program
 def device_plan_of(program: Program) -> DevicePlan | Refused:
-    """The steps of a program on a device, or why it has none; kept with the program."""
-    found = program.__dict__.get("_device_plan")
-    if found is None:
-        try:
-            found = _planned(program)
-        except Refused as why:
-            found = why
-        program.__dict__["_device_plan"] = found
-    return found  # type: ignore[no-any-return]
+    """Return the steps of a program on a device, or why it has none."""
+    try:
+        return _planned(lower(program))
+    except Refused as why:
+        return Refused(*why.args)  # without its traceback, which refers to the program
 
 
-def _planned(program: Program) -> DevicePlan:
-    if len(program.cores) > 1:
+def _planned(lowered: Lowered) -> DevicePlan:
+    if len(lowered.items) > 1:
         raise Refused("it runs on two cores")
-    kinds = Kinds(program.machine)
-    for item in program.cores[0]:
-        if kinds.is_fence(item):
+    for item in lowered.items[0]:
+        if lowered.is_fence(item):
             what = "a dynamic loop" if isinstance(item, Loop) else item.public
             raise Refused(f"{what} depends on values at run time")
-    if program.state & frozenset(UNPLANNED):
+    if not lowered.states.isdisjoint(UNPLANNED):
         raise Refused("it prints, draws random numbers or talks to other ranks")
-    storages = Storages(program, kinds)
-    tracker = Tracker(storages, kinds)
+    storages = Storages(lowered)
+    tracker = Tracker(storages, lowered)
     try:
-        tracker.follow(program.cores[0])
+        tracker.follow(lowered.items[0])
     except InPlace as problem:
         raise Refused(f"a tile is not followed value by value: {problem.why}") from None
-    return _steps(program, storages, folded(tracker.tasks, tracker.folded))
+    return _steps(lowered, storages, folded(tracker.tasks, tracker.folded))
 
 
-def _steps(program: Program, storages: Storages, tasks: Sequence[Task]) -> DevicePlan:
+def _steps(lowered: Lowered, storages: Storages, tasks: Sequence[Task]) -> DevicePlan:
     order = Ordered(storages)
     steps: list[Any] = []
     open_tasks: list[Any] = []
@@ -292,7 +289,7 @@ def _steps(program: Program, storages: Storages, tasks: Sequence[Task]) -> Devic
     for step in steps:
         step.settle()
     partly = {s for s in written if not order.is_complete(s) or (s.parameter and s in storages.read)}
-    return DevicePlan(program, steps, arena, written, partly)
+    return DevicePlan(lowered.machine, steps, arena, written, partly)
 
 
 def _laid_out(steps: Sequence[Step]) -> int:

@@ -395,10 +395,6 @@ PAGES: dict[str, Page] = {
     "framework-mix": Page("One call has tensors of PyTorch and arrays of NumPy or JAX."),
     "device": Page("Arguments are on different devices, or on one that kernels do not run on."),
     "device-copy": Page("Kernels run on the CPU: tensors on other devices are copied there and back."),
-    "plan-cache": Page(
-        "A file of the folder that OPEN_NKI_PLAN_CACHE names is damaged, or the folder cannot be written to. The call "
-        "goes on with a plan of its own (docs/performance.md)."
-    ),
     "no-backward": Page(
         "A kernel has no gradient of its own: `differentiable(forward, backward)` defines one "
         "(docs/torch.md)."

@@ -1,0 +1,194 @@
+"""The lowered form of a Program: what every backend takes (`lower`).
+
+`reference` runs its steps, `fused` plans large products from it, `torch` schedules it on a device. It is
+derived once for a Program, holds no values, and is shared by all executions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+from ..ir.caches import per_program
+from ..ir.instruction import Instruction, State
+from ..ir.program import Diagnostic, Item, Loop, Program, walk
+from ..ir.semantics import MatrixProduct, Meaning
+from ..ir.storage import Storage
+from ..ir.tree import leaves
+from ..ir.view import View
+from ..machine.machine import Machine
+
+ORDERED = frozenset((State.vector_accumulator, State.scalar_accumulator))  # states that plans keep in order
+UNPLANNED = (State.output, State.ranks, State.vector_random, State.gpsimd_random)  # reference only
+
+
+class LoweredLoop(NamedTuple):
+    """A dynamic loop and the steps of its body."""
+
+    loop: Loop
+    steps: list[LoweredStep]
+
+
+class LoweredStep(NamedTuple):
+    """An instruction or a loop, and what happens around it."""
+
+    diagnostics: tuple[Diagnostic, ...]  # reported before it runs
+    item: Instruction | LoweredLoop
+    frees: tuple[Storage, ...]  # used here for the last time
+
+
+class Signature:
+    """What all instructions of one signature have in common. They share their `access`."""
+
+    __slots__ = ("access", "fence", "lazy", "meaning", "flops", "states", "hbm_reads", "hbm_writes")
+
+    def __init__(self, instruction: Instruction, machine: Machine):
+        self.access = access = instruction.access
+        self.states = instruction.touches() if instruction.state else ()
+        # the reference backend runs a fence, and nothing is moved across it
+        self.fence = (
+            not access.fixed
+            or not ORDERED.issuperset(self.states)
+            or any(
+                getattr(getattr(instruction, name), "is_register", False) for name in instruction.registers
+            )
+        )
+        self.meaning: Meaning | None = instruction.meaning(machine)
+        self.lazy = instruction.lazy_output and self.meaning is None  # its compute accesses memory by itself
+        self.flops = _flops(instruction) if self.meaning.__class__ is MatrixProduct else 0
+        names, operands = instruction.operand_names, instruction.operands()
+        reads = [i for i, _ in access.reads]
+        written = [i for i in instruction.write_at if isinstance(operands[i], View)]
+        self.hbm_reads = tuple(names[i] for i in reads if not operands[i].storage.on_chip)
+        self.hbm_writes = tuple(
+            (names[i], i in instruction.read_at) for i in written if not operands[i].storage.on_chip
+        )
+
+
+def _flops(product: Any) -> int:
+    (k, *m), n = product.stationary.shape, product.moving.shape
+    return 2 * k * prod(m) * prod(n[1:])
+
+
+class Lowered:
+    """A Program as backends take it."""
+
+    def __init__(self, program: Program):
+        self.machine = program.machine
+        self.items = program.cores
+        self.storages = program.storages
+        self.diagnostics = program.said
+        self._signatures: dict[int, Signature] = {}  # by the identity of an `access`, which is in the value
+        self._outside = {storage for _, storage in program.parameters}
+        self._outside.update(storage for storage, _ in program.constants)
+        self._outside.update(view.storage for view in leaves(program.result, View))
+
+    # ---- facts for planning ----------------------------------------------------------------------
+
+    def signature(self, instruction: Instruction) -> Signature:
+        """Return what is known of all instructions with the signature of this one."""
+        found = self._signatures.get(id(instruction.access))
+        if found is None:
+            found = self._signatures[id(instruction.access)] = Signature(instruction, self.machine)
+        return found
+
+    def is_fence(self, item: Item) -> bool:
+        """True if the reference backend runs the item, and nothing is moved across it."""
+        return isinstance(item, Loop) or self.signature(item).fence
+
+    def straight(self, core: int) -> list[Instruction]:
+        """Return the instructions of a core that stand in no dynamic loop."""
+        return [item for item in self.items[core] if not isinstance(item, Loop)]
+
+    def walk(self, core: int) -> Iterator[Instruction]:
+        """Iterate over the instructions of a core, each loop's body once."""
+        return walk(self.items[core])
+
+    @cached_property
+    def states(self) -> frozenset[State]:
+        """All that the program touches beside its storages."""
+        every = (self.signature(i) for core in range(len(self.items)) for i in self.walk(core))
+        return frozenset(state for signature in every for state in signature.states)
+
+    @cached_property
+    def storage_numbers(self) -> dict[Storage, int]:
+        return {storage: number for number, storage in enumerate(self.storages)}
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    @cached_property
+    def outliving(self) -> set[Storage]:
+        """The storages whose bytes are needed when the program ends, or by another core."""
+        return self._outside | self.shared
+
+    @cached_property
+    def shared(self) -> set[Storage]:
+        """The storages that every one of several cores uses."""
+        if len(self.items) == 1:
+            return set()
+        cores = range(len(self.items))
+        used = [{view.storage for i in self.walk(core) for view in i.views()} for core in cores]
+        return set.intersection(*used)
+
+    @cached_property
+    def cores(self) -> list[list[LoweredStep]]:
+        """The steps of each core."""
+        before: dict[tuple[int, int], tuple[Diagnostic, ...]] = {}
+        for diagnostic in self.diagnostics:
+            if diagnostic.before is not None:
+                position = (diagnostic.core, diagnostic.before)
+                before[position] = (*before.get(position, ()), diagnostic)
+        return [_Steps(self, core, before).of(items, 0)[0] for core, items in enumerate(self.items)]
+
+
+_NOTHING: tuple = ()
+_step = LoweredStep._make
+
+
+class _Steps:
+    """Makes the steps of one core."""
+
+    def __init__(self, lowered: Lowered, core: int, diagnostics: dict[tuple[int, int], tuple]):
+        self.outliving = lowered.outliving
+        self.core, self.diagnostics = core, diagnostics
+        self.position = 0  # of the next instruction, bodies counted once
+
+    def of(self, items: Sequence[Item], loop: int) -> tuple[list[LoweredStep], dict[Storage, None]]:
+        """Return the steps of a body, and the storages it uses; its own are freed after their last use."""
+        found: list[LoweredStep] = []
+        last: dict[Storage, int] = {}
+        for position, item in enumerate(items):
+            if isinstance(item, Loop):
+                steps, used = self.of(item.body, item.number)
+                found.append(_step((_NOTHING, LoweredLoop(item, steps), _NOTHING)))
+                last.update(dict.fromkeys(used, position))
+                continue
+            diagnostics = (
+                self.diagnostics.get((self.core, self.position), _NOTHING) if self.diagnostics else _NOTHING
+            )
+            self.position += 1
+            found.append(_step((diagnostics, item, _NOTHING)))
+            if item.access.fixed:
+                for name in item.access.views:
+                    last[getattr(item, name).storage] = position
+            else:
+                for view in item.views():
+                    last[view.storage] = position
+        frees: dict[int, list[Storage]] = {}
+        for storage, position in last.items():
+            if storage.loop == loop and storage not in self.outliving:
+                frees.setdefault(position, []).append(storage)
+        for position, storages in frees.items():
+            found[position] = found[position]._replace(frees=tuple(storages))
+        return found, dict.fromkeys(last)
+
+
+@per_program
+def lower(program: Program) -> Lowered:
+    """Return the lowered form of a program."""
+    return Lowered(program)
+
+
+__all__ = ["UNPLANNED", "Lowered", "LoweredLoop", "LoweredStep", "Signature", "lower"]
