@@ -270,6 +270,10 @@ class Kernel(_Typed[P]):
 
     def run_call(self, call: Call) -> Run:
         """Execute the cached Program of a call, or trace it and execute that; where neither can be: eager."""
+        if call.options.device not in ("", "cpu"):
+            from ..backends.torch.backend import torch_device  # few calls name a device
+
+            torch_device(call.options.device)  # an error here, not an execution that starts again
         with one_blas_thread(), fewer_collections():
             cached = programs.find(call.key) if call.key is not None else None
             if cached is not None and (current_world().size == 1 or not cached.program.loops):

@@ -17,6 +17,7 @@ from support import target
 from tile_programs import program_of
 
 torch = pytest.importorskip("torch")
+from nki.frameworks.torch import connect  # noqa: E402
 from nki.kernel.devices import run_on_device  # noqa: E402
 from there import assert_same_there  # noqa: E402
 
@@ -38,7 +39,9 @@ def on_trn2():
 def run_there(kernel, *args, **kwargs):
     """Run a call on the device of its tensors; a list of what it returns, or why it does not run there."""
     call = kernel.prepare(args, kwargs)
-    return run_on_device(kernel, call, [tensor.value for tensor in call.arguments.tensors])
+    tensors = [tensor.value for tensor in call.arguments.tensors]
+    found = run_on_device(kernel, call, tensors)
+    return found if isinstance(found, str) else [connect(found[0], tensors, kernel.__name__)]
 
 
 def factors(dtype, device, k=300, m=260, n=1100):
@@ -281,9 +284,9 @@ def test_jax_arrays_travel_through_torch():
     from nki.frameworks.jax import through_torch
 
     x = jax.numpy.arange(32, dtype=jax.numpy.float32).reshape(4, 8)
-    (found,) = through_torch(twice, (x,), {})
+    (found,) = through_torch(twice, twice.prepare((x,), {}), [x])
     assert isinstance(found, jax.Array) and (found == 2 * x).all()
-    assert through_torch(add_to, (x, x), {}) == []  # arrays of JAX never change
+    assert through_torch(add_to, add_to.prepare((x, x), {}), [x, x]) == []  # arrays of JAX never change
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
