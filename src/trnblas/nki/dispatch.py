@@ -6,6 +6,7 @@ numpy arrays, or inside another kernel, it is the kernel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,20 +40,21 @@ def _use_simulator() -> bool:
 
 def nki_gemm(A: Any, B: Any) -> Any:
     """Return A @ B of matrices."""
-    if not isinstance(A, torch.Tensor):
-        return gemm_kernel(A, B)
-    if not is_nki(A):
-        return _torch_matmul(A, B)
-    return serve("nki_gemm", lambda: product(A, B), lambda: _torch_matmul(A, B))
+    return _served_product("nki_gemm", gemm_kernel, A, B)
 
 
 def nki_batched_gemm(A: Any, B: Any) -> Any:
     """Return A[i] @ B[i] for every i of the leading dimension."""
+    return _served_product("nki_batched_gemm", batched_gemm_kernel, A, B)
+
+
+def _served_product(op: str, kernel: Callable[..., Any], A: Any, B: Any) -> Any:
+    """Return A @ B: of arrays by the kernel, of torch tensors on the backend that serves them."""
     if not isinstance(A, torch.Tensor):
-        return batched_gemm_kernel(A, B)
+        return kernel(A, B)
     if not is_nki(A):
         return _torch_matmul(A, B)
-    return serve("nki_batched_gemm", lambda: product(A, B), lambda: _torch_matmul(A, B))
+    return serve(op, lambda: product(A, B), lambda: _torch_matmul(A, B))
 
 
 def nki_syrk(A: Any) -> Any:

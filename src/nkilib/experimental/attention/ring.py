@@ -12,6 +12,7 @@ import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.experimental.collectives.rings import rank_table
 
 
 class Ring(nl.NKIObject):
@@ -55,15 +56,8 @@ class Ring(nl.NKIObject):
 
     def own_entry(self, by_place: list) -> Any:
         """Return this worker's entry of `by_place`, [1, 1] int32 in HBM; the rank is a run-time value."""
-        ranks = 1
-        for members in self.group:
-            ranks = max(ranks, max(members) + 1)
-        table = np.zeros((1, ranks), np.int32)
-        for members in self.group:
-            for place in range(self.workers):
-                table[0, members[place]] = by_place[place]
         entry = nl.ndarray((1, 1), nl.int32, buffer=nl.private_hbm)
-        nisa.dma_copy(entry, nl.shared_constant(table)[:, nl.ds(self.rank, 1)])
+        nisa.dma_copy(entry, rank_table(self.group, by_place)[:, nl.ds(self.rank, 1)])
         return entry
 
 
@@ -128,10 +122,6 @@ def by_channel(tensors: list) -> list:
     return found
 
 
-def named(shape: Any, dtype: Any, name: str) -> Any:
-    return nl.ndarray(shape, dtype, buffer=nl.shared_hbm, name=name)
-
-
 def copy_rows(dst: Any, src: Any) -> None:
     """Copy src to dst, [n, rows, columns]; each core copies its share of the rows."""
     count = src.shape[0] * src.shape[1]
@@ -139,3 +129,21 @@ def copy_rows(dst: Any, src: Any) -> None:
     rows = (count, src.shape[2])
     if first < end:
         nisa.dma_copy(dst.reshape(rows)[first:end], src.reshape(rows)[first:end])
+
+
+def visible_scores_ref(
+    q: np.ndarray,
+    k: np.ndarray,
+    scale: float,
+    causal: bool,
+    bound_min: np.ndarray | None,
+    bound_max: np.ndarray | None,
+) -> np.ndarray:
+    """Return scale q k^T of [b, h, S, d], -inf where a query does not see a key; bounds are [b, S]."""
+    scores = scale * q @ k.swapaxes(2, 3)
+    if causal:
+        scores = np.where(np.tri(q.shape[2], dtype=bool), scores, -np.inf)
+    if bound_min is not None and bound_max is not None:
+        key, low, high = np.arange(q.shape[2]), bound_min[:, None, :, None], bound_max[:, None, :, None]
+        scores = np.where((low <= key) & (key < high), scores, -np.inf)
+    return scores

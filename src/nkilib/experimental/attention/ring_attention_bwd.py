@@ -22,8 +22,9 @@ from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.experimental.collectives.rings import named_tensor
 
-from .ring import Bounds, Ring, copy_rows, named
+from .ring import Bounds, Ring, copy_rows, visible_scores_ref
 
 KEYS = 512  # of a tile: a PSUM bank of float32
 UNBOUNDED = 1.0e9  # beyond every key
@@ -82,8 +83,12 @@ def ring_attention_spmd_bwd(
     buffers, grads = [], []
     for i in range(2):
         if num_workers > 1:
-            buffers.append([named(flat, k_ref.dtype, f"ring_k{i}"), named(flat, v_ref.dtype, f"ring_v{i}")])
-        grads.append([named(flat, nl.float32, f"ring_dk{i}"), named(flat, nl.float32, f"ring_dv{i}")])
+            buffers.append(
+                [named_tensor(flat, k_ref.dtype, f"ring_k{i}"), named_tensor(flat, v_ref.dtype, f"ring_v{i}")]
+            )
+        grads.append(
+            [named_tensor(flat, nl.float32, f"ring_dk{i}"), named_tensor(flat, nl.float32, f"ring_dv{i}")]
+        )
     if num_workers > 1:
         copy_rows(buffers[0][0], keys[0])
         copy_rows(buffers[0][1], keys[1])
@@ -106,7 +111,7 @@ def ring_attention_spmd_bwd(
     home = grads[num_workers % 2 if num_workers > 1 else 0]
     if num_workers == 1 and nl.num_programs(0) > 1:  # else the last exchange has joined the cores
         nisa.core_barrier(home[0], (0, 1))
-    dk, dv = named(k_ref.shape, nl.float32, "dk"), named(v_ref.shape, nl.float32, "dv")
+    dk, dv = named_tensor(k_ref.shape, nl.float32, "dk"), named_tensor(v_ref.shape, nl.float32, "dv")
     copy_rows(dk.reshape(flat), home[0])
     copy_rows(dv.reshape(flat), home[1])
     return work.dq.reshape(q_ref.shape), dk, dv
@@ -122,7 +127,7 @@ class Work(nl.NKIObject):
         self.o = o.reshape(flat)
         self.dy = dy.reshape(flat)
         self.lse = lse.reshape((batch * heads, PMAX, tokens // PMAX))
-        self.dq = named(flat, nl.float32, "dq")
+        self.dq = named_tensor(flat, nl.float32, "dq")
         self.scale = scale if scale is not None else head_dim**-0.5
         self.dtype = q.dtype if mixed_precision else nl.float32
 
@@ -301,12 +306,7 @@ def ring_attention_spmd_bwd_ref(
     """
     q, k, v, dy = (x.astype(np.float64).swapaxes(2, 3) for x in (q, k, v, dy))
     scale = softmax_scale if softmax_scale is not None else q.shape[3] ** -0.5
-    scores = scale * q @ k.swapaxes(2, 3)
-    if use_causal_mask:
-        scores = np.where(np.tri(q.shape[2], dtype=bool), scores, -np.inf)
-    if bound_min is not None:
-        key, low, high = np.arange(q.shape[2]), bound_min[:, None, :, None], bound_max[:, None, :, None]
-        scores = np.where((low <= key) & (key < high), scores, -np.inf)
+    scores = visible_scores_ref(q, k, scale, use_causal_mask, bound_min, bound_max)
     lse = np.log(np.exp(scores - scores.max(-1, keepdims=True)).sum(-1)) + scores.max(-1)
     p = np.exp(scores - lse[..., None])
     o = p @ v

@@ -21,8 +21,9 @@ from nkilib.core.attention.attention_cte import attention_cte
 from nkilib.core.attention.attention_merge import join_parts
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.experimental.collectives.rings import named_tensor
 
-from .ring import Bounds, Ring, copy_rows, named
+from .ring import Bounds, Ring, copy_rows, visible_scores_ref
 
 
 @nki.jit
@@ -82,7 +83,10 @@ def ring_attention_spmd_fwd(
     if num_workers > 1:
         for i in range(2):
             buffers.append(
-                [named(keys.shape, k.dtype, f"ring_k{i}"), named(values.shape, v.dtype, f"ring_v{i}")]
+                [
+                    named_tensor(keys.shape, k.dtype, f"ring_k{i}"),
+                    named_tensor(values.shape, v.dtype, f"ring_v{i}"),
+                ]
             )
         copy_rows(buffers[0][0], keys)
         copy_rows(buffers[0][1], values)
@@ -113,8 +117,8 @@ def ring_attention_spmd_fwd(
             skip_output_normalization=True,
         )
         found.append(part)
-    out = named(v.shape, q.dtype, "out")
-    lse = named((batch, heads, PMAX, queries // PMAX), lse_dtype, "lse")
+    out = named_tensor(v.shape, q.dtype, "out")
+    lse = named_tensor((batch, heads, PMAX, queries // PMAX), lse_dtype, "lse")
     join_parts(found, out.reshape((both, queries, head_dim)), lse.reshape((both, PMAX, queries // PMAX)))
     return (out, lse) if training else out
 
@@ -152,12 +156,7 @@ def ring_attention_spmd_fwd_ref(
     """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     scale = softmax_scale if softmax_scale is not None else q.shape[3] ** -0.5
-    scores = scale * q @ k.swapaxes(2, 3)
-    if use_causal_mask:
-        scores = np.where(np.tri(q.shape[2], dtype=bool), scores, -np.inf)
-    if bound_min is not None:
-        key, low, high = np.arange(q.shape[2]), bound_min[:, None, :, None], bound_max[:, None, :, None]
-        scores = np.where((low <= key) & (key < high), scores, -np.inf)
+    scores = visible_scores_ref(q, k, scale, use_causal_mask, bound_min, bound_max)
     largest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - largest)
     total = weights.sum(-1, keepdims=True)

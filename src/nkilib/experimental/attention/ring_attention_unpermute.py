@@ -11,8 +11,7 @@ import nki.collectives as ncc
 import nki.isa as nisa
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
-
-from .ring import named
+from nkilib.experimental.collectives.rings import named_tensor
 
 
 @nki.jit
@@ -36,8 +35,8 @@ def ring_attention_unpermute(x, replica_groups=None, num_workers=1):
     each = tokens // num_workers
     groups = [list(range(num_workers))] if replica_groups is None else replica_groups
     shape = (num_workers, batch, each, width)
-    src, dst = named(shape, x.dtype, "src"), named(shape, x.dtype, "dst")
-    out = named(x.shape, x.dtype, "out")
+    src, dst = named_tensor(shape, x.dtype, "src"), named_tensor(shape, x.dtype, "dst")
+    out = named_tensor(x.shape, x.dtype, "out")
     first, end = program_share(batch)
     for b in range(first, end):  # part w of x, tokens w S / n on, is for worker w
         nisa.dma_copy(src[:, b], x[b].reshape((num_workers, each, width)))

@@ -17,6 +17,8 @@ import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 
+from .rings import named_tensor
+
 
 @nki.jit
 def all_reduce_hbm_kernel(input, replica_group):
@@ -28,7 +30,7 @@ def all_reduce_hbm_kernel(input, replica_group):
     >>> out[1].tolist()
     [[2.0], [4.0]]
     """
-    src, dst = source_of(input), named(input.shape, input.dtype, "dst")
+    src, dst = source_of(input), named_tensor(input.shape, input.dtype, "dst")
     ncc.all_reduce([src], [dst], replica_group, nl.add)
     return result_of(dst)
 
@@ -37,7 +39,7 @@ def all_reduce_hbm_kernel(input, replica_group):
 def all_gather_hbm_kernel(input, replica_group, num_ranks):
     """out = the inputs of the ranks, one after the other along dimension 0."""
     src = source_of(input)
-    dst = named(with_rows(input, input.shape[0] * num_ranks), input.dtype, "dst")
+    dst = named_tensor(with_rows(input, input.shape[0] * num_ranks), input.dtype, "dst")
     ncc.all_gather([src], [dst], replica_group, 0)
     return result_of(dst)
 
@@ -47,7 +49,7 @@ def reduce_scatter_hbm_kernel(input, replica_group, num_ranks):
     """out = this rank's part, of num_ranks along dimension 0, of the sum of input over the ranks."""
     check_parts(input, num_ranks)
     src = source_of(input)
-    dst = named(with_rows(input, input.shape[0] // num_ranks), input.dtype, "dst")
+    dst = named_tensor(with_rows(input, input.shape[0] // num_ranks), input.dtype, "dst")
     ncc.reduce_scatter([src], [dst], replica_group, 0, nl.add)
     return result_of(dst)
 
@@ -56,7 +58,7 @@ def reduce_scatter_hbm_kernel(input, replica_group, num_ranks):
 def all_to_all_hbm_kernel(input, replica_group):
     """Part j of out = this rank's part of the input of rank j, along dimension 0."""
     check_parts(input, len(replica_group[0]))
-    src, dst = source_of(input), named(input.shape, input.dtype, "dst")
+    src, dst = source_of(input), named_tensor(input.shape, input.dtype, "dst")
     ncc.all_to_all([src], [dst], replica_group, 0)
     return result_of(dst)
 
@@ -64,7 +66,7 @@ def all_to_all_hbm_kernel(input, replica_group):
 @nki.jit
 def rank_id_kernel(in_tensor):
     """out = in_tensor[rank], [1, ...]: the rank is a run-time offset."""
-    out = named(with_rows(in_tensor, 1), in_tensor.dtype, "out")
+    out = named_tensor(with_rows(in_tensor, 1), in_tensor.dtype, "out")
     nisa.dma_copy(out, in_tensor[nl.ds(ncc.rank_id(), 1)])
     return out
 
@@ -77,7 +79,7 @@ def dma_copy_rank_id_kernel(in_tensor, rank_id_lookup):
     nisa.dma_copy(entry, entries[nl.ds(ncc.rank_id(), 1)])
     row = nisa.register_alloc()
     nisa.register_load(row, entry)
-    out = named(with_rows(in_tensor, 1), in_tensor.dtype, "out")
+    out = named_tensor(with_rows(in_tensor, 1), in_tensor.dtype, "out")
     nisa.dma_copy(out, in_tensor[nl.ds(row, 1)])
     return out
 
@@ -88,10 +90,6 @@ def check_parts(input: Any, ranks: int) -> None:
     )
 
 
-def named(shape: Any, dtype: Any, name: str) -> Any:
-    return nl.ndarray(shape, dtype, buffer=nl.shared_hbm, name=name)
-
-
 def with_rows(tensor: Any, rows: int) -> Any:
     """Return the shape of a tensor with another number of rows."""
     return (rows,) + tuple(tensor.shape[1:])
@@ -99,14 +97,14 @@ def with_rows(tensor: Any, rows: int) -> Any:
 
 def source_of(input: Any) -> Any:
     """Copy an argument to a named tensor."""
-    src = named(input.shape, input.dtype, "src")
+    src = named_tensor(input.shape, input.dtype, "src")
     copy_share(src, input)
     return src
 
 
 def result_of(dst: Any) -> Any:
     """Copy the received tensor to the result."""
-    out = named(dst.shape, dst.dtype, "out")
+    out = named_tensor(dst.shape, dst.dtype, "out")
     copy_share(out, dst)
     return out
 

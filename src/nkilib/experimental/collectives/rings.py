@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
@@ -47,11 +49,28 @@ def slot_at(step: int, group: Any, numbers: Any) -> Any:
     return slot
 
 
+def rank_table(group: Any, by_place: list) -> Any:
+    """Return a constant [1, ranks] int32: for each rank the entry of its index in its group."""
+    ranks = 1
+    for members in group:
+        ranks = max(ranks, max(members) + 1)
+    table = np.zeros((1, ranks), np.int32)
+    for members in group:
+        for i in range(len(by_place)):
+            table[0, members[i]] = by_place[i]
+    return nl.shared_constant(table)
+
+
+def named_tensor(shape: Any, dtype: Any, name: str) -> Any:
+    """Allocate a tensor in shared HBM that collectives find by its name."""
+    return nl.ndarray(shape, dtype, buffer=nl.shared_hbm, name=name)
+
+
 def ring_buffers(shape: Any, dtype: Any) -> list:
     """Allocate two buffers in HBM: one holds the rank's data, the other receives."""
     found = []
     for i in range(2):
-        found.append(nl.ndarray(shape, dtype, buffer=nl.shared_hbm, name=f"ring{i}"))
+        found.append(named_tensor(shape, dtype, f"ring{i}"))
     return found
 
 

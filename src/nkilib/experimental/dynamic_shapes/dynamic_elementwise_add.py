@@ -10,6 +10,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import assert_shape, kernel_assert, program_share
+from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tiled_range import TiledRange
 
 TILE_ROWS = nl.tile_size.pmax
@@ -73,12 +74,6 @@ def add_columns(total: Any, a: Any, b: Any) -> None:
         x, y = load(a[:, first:last]), load(b[:, first:last])
         nisa.tensor_tensor(x, x, y, op=nl.add)
         nisa.dma_copy(total[:, first:last], x)
-
-
-def load(block: Any) -> Any:
-    tile = nl.ndarray(block.shape, block.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(tile, block)
-    return tile
 
 
 def dynamic_elementwise_add_ref(input_a, input_b, num_m_tiles):

@@ -27,8 +27,6 @@ from nkilib.experimental.foreach.flat_tiles import (
     check_scalar,
     flat_tiles,
     load_scalar,
-    load_tile,
-    store_tile,
 )
 
 TILE_COLUMNS = 4096  # transfers of 1 MiB (16-bit) keep the DMA engines busy
@@ -50,7 +48,7 @@ def elementwise(
     for tile in flat_tiles(numel, TILE_COLUMNS):
         tiles = load_all(data, tile)
         operation(tiles, scalar[0 : tile.partitions] if scalar is not None else None)
-        store_tile(result, tile, tiles[0])
+        tile.store(result, tiles[0])
     return result
 
 
@@ -62,7 +60,7 @@ def check_all(data: tuple, names: tuple, numel: int) -> None:
 def load_all(data: tuple, tile: FlatTile) -> list:
     tiles = []
     for tensor in data:
-        tiles.append(load_tile(tensor, tile))
+        tiles.append(tile.load(tensor))
     return tiles
 
 

@@ -19,7 +19,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.experimental.foreach.flat_tiles import check_data, flat_tiles, load_tile
+from nkilib.experimental.foreach.flat_tiles import check_data, flat_tiles
 
 TILE_COLUMNS = 2048  # small, so that little work remains after the last transfer
 
@@ -96,7 +96,7 @@ def reduce_all(data: Any, numel: int, reduce_tile: Any, op: Any) -> Any:
     parts = nl.ndarray((PMAX, max(len(tiles), 1)), nl.float32, buffer=nl.sbuf)
     nisa.memset(parts, 0.0)
     for i in range(len(tiles)):
-        reduce_tile(parts[0 : tiles[i].partitions, i : i + 1], load_tile(data, tiles[i]), i)
+        reduce_tile(parts[0 : tiles[i].partitions, i : i + 1], tiles[i].load(data), i)
     lanes = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(lanes, op=op, data=parts, axis=1)
     total = across_partitions(lanes, op)

@@ -8,6 +8,7 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.experimental.clamp_limits import Bounds, ClampLimits, gate_bounds, up_bounds
 from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import Operand, part_of
 from nkilib.experimental.mxfp_utils.mxfp8_utils.products import multiply
 
@@ -22,30 +23,9 @@ class Checkpoints(nl.NKIObject):
     products: Any = None  # a list: m may go to several places
 
 
-@dataclass
-class Limits(nl.NKIObject):
-    """Bounds (lower, upper) of gate and up before the activation; None for an end that is open."""
-
-    gate_lower: Any = None
-    gate_upper: Any = None
-    up_lower: Any = None
-    up_upper: Any = None
-
-
-def limits_of(clamp_limits: Any) -> Limits:
-    """From an object with the four fields of ClampLimits, or None."""
-    if clamp_limits is None:
-        return Limits()
-    return Limits(
-        clamp_limits.non_linear_clamp_lower_limit,
-        clamp_limits.non_linear_clamp_upper_limit,
-        clamp_limits.linear_clamp_lower_limit,
-        clamp_limits.linear_clamp_upper_limit,
-    )
-
-
-def clamped(tile: Any, lower: Any, upper: Any) -> Any:
+def clamped(tile: Any, bounds: Bounds) -> Any:
     """Return a float32 copy of a tile clamped to its bounds; the tile itself if it has none."""
+    lower, upper = bounds
     if lower is None and upper is None:
         return tile
     inside = nl.ndarray(tile.shape, nl.float32, buffer=nl.sbuf)
@@ -63,14 +43,14 @@ class Gated(nl.NKIObject):
     """Sums of gate and up become m = silu(gate) * up in rows first_row + row of the checkpoints."""
 
     places: Checkpoints
-    limits: Limits
+    limits: ClampLimits | None
     first_row: int
 
     def finish(self, sums: list, row: int, rows: int, column: int, columns: int) -> None:
         first = self.first_row + row
         place = (slice(first, first + rows), slice(column, column + columns))
-        gate = clamped(sums[0], self.limits.gate_lower, self.limits.gate_upper)
-        up = clamped(sums[1], self.limits.up_lower, self.limits.up_upper)
+        gate = clamped(sums[0], gate_bounds(self.limits))
+        up = clamped(sums[1], up_bounds(self.limits))
         act = nl.ndarray((rows, columns), nl.float32, buffer=nl.sbuf)
         nisa.activation(act, nl.silu, gate)
         wanted = ((self.places.gate_pre, gate), (self.places.gate_act, act), (self.places.up, up))
@@ -85,7 +65,9 @@ class Gated(nl.NKIObject):
             nisa.dma_copy(target[place[0], place[1]], product)
 
 
-def gate_up_rows(hidden: Operand, gate_up: Operand, places: Checkpoints, limits: Limits, row: int) -> None:
+def gate_up_rows(
+    hidden: Operand, gate_up: Operand, places: Checkpoints, limits: ClampLimits | None, row: int
+) -> None:
     """Compute m for all rows of `hidden`, which are rows `row` and following of the checkpoints."""
     half = gate_up.features // 2
     gate, up = part_of(gate_up, 0, half), part_of(gate_up, half, half)

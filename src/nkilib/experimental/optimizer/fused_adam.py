@@ -37,9 +37,6 @@ from nkilib.experimental.foreach.flat_tiles import (
     check_scalar,
     flat_tiles,
     load_scalar,
-    load_tile,
-    new_tile,
-    store_tile,
 )
 
 TILE_COLUMNS = 1536  # small, so that the engines always have another tile to work on
@@ -153,21 +150,21 @@ def load_rates(scalars: tuple, beta1: float, beta2: float, eps: float) -> Rates:
 
 
 def update_tile(state: tuple, outputs: list, tile: FlatTile, rates: Rates, decoupled: bool) -> None:
-    param, grad = load_tile(state[0], tile), load_tile(state[1], tile)
+    param, grad = tile.load(state[0]), tile.load(state[1])
     if not decoupled:
         grad = decayed_gradient(tile, grad, param, rates)
-    exp_avg = first_moment(tile, grad, load_tile(state[2], tile), rates)
+    exp_avg = first_moment(tile, grad, tile.load(state[2]), rates)
     store_as(outputs[1], tile, exp_avg, nisa.engine.scalar)
-    exp_avg_sq = second_moment(tile, grad, load_tile(state[3], tile), rates)
+    exp_avg_sq = second_moment(tile, grad, tile.load(state[3]), rates)
     store_as(outputs[2], tile, exp_avg_sq, nisa.engine.gpsimd)
     if len(state) > 4:
-        largest = new_tile(tile, nl.float32)
-        nisa.tensor_tensor(largest, load_tile(state[4], tile), exp_avg_sq, op=nl.maximum)
+        largest = tile.new(nl.float32)
+        nisa.tensor_tensor(largest, tile.load(state[4]), exp_avg_sq, op=nl.maximum)
         store_as(outputs[3], tile, largest, nisa.engine.scalar)
         exp_avg_sq = largest
     change = step_of(tile, exp_avg, exp_avg_sq, rates)
     apply_step(tile, param, change, rates, decoupled)
-    store_tile(outputs[0], tile, param)
+    tile.store(outputs[0], param)
 
 
 # ---- the terms of one tile, divided so that no engine takes longer than the transfers --------------
@@ -175,7 +172,7 @@ def update_tile(state: tuple, outputs: list, tile: FlatTile, rates: Rates, decou
 
 def decayed_gradient(tile: FlatTile, grad: Any, param: Any, rates: Rates) -> Any:
     """Return g + wd * p, on ScalarE and GpSimdE."""
-    decayed = new_tile(tile, nl.float32)
+    decayed = tile.new(nl.float32)
     nisa.activation(decayed, op=nl.copy, data=param, scale=rates.decay[0 : tile.partitions])
     nisa.tensor_tensor(decayed, grad, decayed, op=nl.add, engine=nisa.engine.gpsimd)
     return decayed
@@ -183,7 +180,7 @@ def decayed_gradient(tile: FlatTile, grad: Any, param: Any, rates: Rates) -> Any
 
 def first_moment(tile: FlatTile, grad: Any, exp_avg: Any, rates: Rates) -> Any:
     """Return beta1 * m + (1 - beta1) * g, on ScalarE and VectorE."""
-    moment = new_tile(tile, nl.float32)
+    moment = tile.new(nl.float32)
     nisa.activation(moment, op=nl.copy, data=grad, scale=1 - rates.beta1)
     decay_and_add(moment, exp_avg, rates.beta1)
     return moment
@@ -191,7 +188,7 @@ def first_moment(tile: FlatTile, grad: Any, exp_avg: Any, rates: Rates) -> Any:
 
 def second_moment(tile: FlatTile, grad: Any, exp_avg_sq: Any, rates: Rates) -> Any:
     """Return beta2 * v + (1 - beta2) * g^2, on ScalarE and VectorE."""
-    moment = new_tile(tile, nl.float32)
+    moment = tile.new(nl.float32)
     nisa.activation(moment, op=nl.square, data=grad, scale=(1 - rates.beta2) ** 0.5)
     decay_and_add(moment, exp_avg_sq, rates.beta2)
     return moment
@@ -204,7 +201,7 @@ def decay_and_add(dst: Any, data: Any, beta: float) -> None:
 
 def step_of(tile: FlatTile, exp_avg: Any, variance: Any, rates: Rates) -> Any:
     """Return step_size * m / (sqrt(V) * inv_bc2_sqrt + eps), on ScalarE, GpSimdE and VectorE."""
-    step = new_tile(tile, nl.float32)
+    step = tile.new(nl.float32)
     scale, step_size = rates.variance_scale[0 : tile.partitions], rates.step_size[0 : tile.partitions]
     nisa.activation(step, op=nl.sqrt, data=variance, scale=scale, bias=SMALLEST_ROOT_INPUT)
     # the divisor is positive: power is as accurate as VectorE's reciprocal and leaves VectorE free
@@ -229,10 +226,10 @@ def apply_step(tile: FlatTile, param: Any, step: Any, rates: Rates, decoupled: b
 def store_as(tensor: Any, tile: FlatTile, values: Any, engine: Any) -> None:
     """Write float32 values in the dtype of the tensor; `engine` casts where needed."""
     if tensor.dtype != nl.float32:
-        cast = new_tile(tile, tensor.dtype)
+        cast = tile.new(tensor.dtype)
         nisa.tensor_copy(cast, values, engine=engine)
         values = cast
-    store_tile(tensor, tile, values)
+    tile.store(tensor, values)
 
 
 # ---- reference in float64 --------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import assert_shape, kernel_assert
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.experimental.foreach.flat_tiles import flat_tiles, new_tile, store_tile
+from nkilib.experimental.foreach.flat_tiles import flat_tiles
 
 NUM_RNG_SEEDS = 6
 WORDS = (nl.uint32, nl.int32)
@@ -64,9 +64,9 @@ def generate_random(output, n_elements):
     result = nl.ndarray((1, n_elements), output.dtype, buffer=nl.shared_hbm)
     with nl.no_reorder():  # each instruction changes the state for the next
         for tile in flat_tiles(n_elements, TILE_COLUMNS):
-            words = new_tile(tile, output.dtype)
+            words = tile.new(output.dtype)
             nisa.rng(words, engine=nisa.engine.gpsimd)
-            store_tile(result, tile, words)
+            tile.store(result, words)
     return result
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
@@ -17,6 +15,7 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.projection_results import store_rows
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.experimental.collectives.rings import named_tensor, rank_table
 from nkilib.experimental.transformer.attention_block_parameters import BlockSizes
 from nkilib.experimental.transformer.attention_block_tkg_sharding import CPCollectiveMode, KVDPCollectiveMode
 
@@ -54,14 +53,8 @@ class Sharing(nl.NKIObject):
             if given is not None:
                 nisa.dma_copy(self.place, given.reshape((1, 1)).view(nl.int32))
             else:
-                ranks = 1
-                for members in self.group:
-                    ranks = max(ranks, max(members) + 1)
-                table = np.zeros((1, ranks), np.int32)
-                for members in self.group:
-                    for i in range(self.ranks):
-                        table[0, members[i]] = i
-                nisa.dma_copy(self.place, nl.shared_constant(table)[:, nl.ds(ncc.rank_id(), 1)])
+                table = rank_table(self.group, list(range(self.ranks)))
+                nisa.dma_copy(self.place, table[:, nl.ds(ncc.rank_id(), 1)])
         return self.place
 
     def attended_here(self, n: BlockSizes) -> BlockSizes:
@@ -117,8 +110,8 @@ class Sharing(nl.NKIObject):
         depth, ranks, columns = parts.shape
         came = nl.ndarray((depth, ranks, columns), parts.dtype, buffer=nl.sbuf)
         if self.mode == KVDPCollectiveMode.ALL_GATHER_SLICE:
-            mine = shared((depth, ranks, columns), parts.dtype, f"kvdp_{name}")
-            everything = shared((ranks * depth, ranks, columns), parts.dtype, f"kvdp_all_{name}")
+            mine = named_tensor((depth, ranks, columns), parts.dtype, f"kvdp_{name}")
+            everything = named_tensor((ranks * depth, ranks, columns), parts.dtype, f"kvdp_all_{name}")
             if self.core == 0:
                 nisa.dma_copy(mine, parts)
             ncc.all_gather([mine], [everything], self.group, 0)
@@ -130,8 +123,8 @@ class Sharing(nl.NKIObject):
             )
             nisa.dma_copy(came, own)
             return came
-        sent = shared((ranks, depth, columns), parts.dtype, f"kvdp_{name}_sent")
-        arrived = shared((ranks, depth, columns), parts.dtype, f"kvdp_{name}_arrived")
+        sent = named_tensor((ranks, depth, columns), parts.dtype, f"kvdp_{name}_sent")
+        arrived = named_tensor((ranks, depth, columns), parts.dtype, f"kvdp_{name}_arrived")
         if self.core == 0:
             nisa.dma_copy(sent.permute((1, 0, 2)), parts)
         ncc.all_to_all([sent], [arrived], self.group, 0)
@@ -142,8 +135,8 @@ class Sharing(nl.NKIObject):
         """Gather the sinks of all heads, [N ranks, 1]; return them unchanged if they are complete."""
         if sink is None or sink.shape[0] != heads:
             return sink
-        mine = shared((heads, 1), sink.dtype, "kvdp_sinks")
-        gathered = shared((heads * self.ranks, 1), sink.dtype, "kvdp_all_sinks")
+        mine = named_tensor((heads, 1), sink.dtype, "kvdp_sinks")
+        gathered = named_tensor((heads * self.ranks, 1), sink.dtype, "kvdp_all_sinks")
         if self.core == 0:
             nisa.dma_copy(mine, sink)
         ncc.all_gather([mine], [gathered], self.group, 0)
@@ -178,7 +171,10 @@ class Sharing(nl.NKIObject):
         ranks."""
         depth, columns = inner.depth, inner.tokens() * inner.heads // self.ranks
         shape = (self.ranks, depth + 2, inner.batch, inner.heads // self.ranks, inner.active)
-        sent, arrived = shared(shape, nl.float32, "cp_sent"), shared(shape, nl.float32, "cp_arrived")
+        sent, arrived = (
+            named_tensor(shape, nl.float32, "cp_sent"),
+            named_tensor(shape, nl.float32, "cp_arrived"),
+        )
         if part.batches > 0:
             part.store(sent, 0, depth, part.out, self.ranks)
             part.store(sent, depth, 1, part.sums, self.ranks)
@@ -210,9 +206,9 @@ class Sharing(nl.NKIObject):
         nisa.activation(factor, nl.exp, factor)
         heads = inner.heads // self.ranks
         shape = (self.ranks, depth + 1, inner.batch, heads, inner.active)
-        sent = shared(shape, nl.float32, "cp_sent")
-        arrived = shared((1,) + shape[1:], nl.float32, "cp_arrived")
-        maxima = shared((self.ranks, 1) + shape[2:], nl.float32, "cp_maxima")
+        sent = named_tensor(shape, nl.float32, "cp_sent")
+        arrived = named_tensor((1,) + shape[1:], nl.float32, "cp_arrived")
+        maxima = named_tensor((self.ranks, 1) + shape[2:], nl.float32, "cp_maxima")
         if part.batches > 0:
             scaled = nl.ndarray(factor.shape, nl.float32, buffer=nl.sbuf)
             nisa.tensor_tensor(scaled, part.out, factor, nl.multiply)
@@ -294,7 +290,3 @@ def normalise(out: Any, results: Any, sums: Any, neg_max: Any, sink: Any) -> Non
     nisa.tensor_scalar(factor, sums, nl.maximum, SMALLEST_SUM)
     nisa.reciprocal(factor, factor)
     nisa.tensor_tensor(out, results.reshape_dim(1, by_head), factor.reshape_dim(1, by_head), op=nl.multiply)
-
-
-def shared(shape: Any, dtype: Any, name: str) -> Any:
-    return nl.ndarray(shape, dtype, buffer=nl.shared_hbm, name=name)

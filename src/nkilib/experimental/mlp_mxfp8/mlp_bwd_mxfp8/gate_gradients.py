@@ -10,7 +10,8 @@ import nki.language as nl
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.experimental.mlp_mxfp8.gate_up import Limits, clamped
+from nkilib.experimental.clamp_limits import Bounds, ClampLimits, gate_bounds, up_bounds
+from nkilib.experimental.mlp_mxfp8.gate_up import clamped
 
 PIECE = 512  # columns of a step, so that engines work on different pieces
 
@@ -26,7 +27,7 @@ class GateGradients(nl.NKIObject):
     gate_act: Any
     up: Any
     gradients: Any  # [S, 2I]
-    limits: Limits
+    limits: ClampLimits | None
     first_row: int
     products: Any = None
 
@@ -40,8 +41,8 @@ class GateGradients(nl.NKIObject):
         place = (slice(row, row + rows), slice(column, column + columns))
         inner = self.gradients.shape[1] // 2
         gate, up = load(self.gate_pre[place[0], place[1]]), load(self.up[place[0], place[1]])
-        inside = clamped(gate, self.limits.gate_lower, self.limits.gate_upper)
-        factor = clamped(up, self.limits.up_lower, self.limits.up_upper)
+        inside = clamped(gate, gate_bounds(self.limits))
+        factor = clamped(up, up_bounds(self.limits))
         act = self.activated(inside, place)
         if self.products is not None:
             m = nl.ndarray((rows, columns), self.products.dtype, buffer=nl.sbuf)
@@ -50,9 +51,9 @@ class GateGradients(nl.NKIObject):
         slope = nl.ndarray((rows, columns), nl.float32, buffer=nl.sbuf)
         nisa.activation(slope, nl.silu_dx, inside)
         nisa.tensor_tensor(slope, slope, factor, nl.multiply, engine=nisa.gpsimd_engine)
-        d_gate = self.product(sums, slope, gate, self.limits.gate_lower, self.limits.gate_upper)
+        d_gate = self.product(sums, slope, gate, gate_bounds(self.limits))
         nisa.dma_copy(self.gradients[place[0], place[1]], d_gate)
-        d_up = self.product(sums, act, up, self.limits.up_lower, self.limits.up_upper)
+        d_up = self.product(sums, act, up, up_bounds(self.limits))
         nisa.dma_copy(self.gradients[place[0], inner + column : inner + column + columns], d_up)
 
     def activated(self, gate: Any, place: Any) -> Any:
@@ -63,11 +64,10 @@ class GateGradients(nl.NKIObject):
         nisa.activation(act, nl.silu, gate)
         return act
 
-    def product(self, sums: Any, factor: Any, value: Any, lower: Any, upper: Any) -> Any:
+    def product(self, sums: Any, factor: Any, value: Any, bounds: Bounds) -> Any:
         """Return sums * factor, 0 where the value is not inside its open interval."""
         masked_factor = factor
-        bounds = ((lower, nl.greater), (upper, nl.less))
-        for bound in bounds:
+        for bound in ((bounds[0], nl.greater), (bounds[1], nl.less)):
             if bound[0] is not None:
                 masked = nl.ndarray(sums.shape, nl.float32, buffer=nl.sbuf)
                 nisa.scalar_tensor_tensor(masked, value, bound[1], bound[0], nl.multiply, masked_factor)

@@ -12,7 +12,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import MlpBwdMatmulConfig, check_config
-from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints, check_checkpoint, gate_up_rows, limits_of
+from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints, check_checkpoint, gate_up_rows
 from nkilib.experimental.mlp_mxfp8.mlp_bwd_mxfp8.phases import (
     compute_phase1_down_proj_mm_grad_mxfp8,
     compute_phase2_hidden_states_grad_mxfp8,
@@ -185,7 +185,7 @@ def recompute(
         f"expected [{2 * inner}, {x.contraction}]",
     )
     start, end = core_share(x.features, 8, run_with_lnc2)
-    gate_up_rows(part_of(x, start, end - start), gate_up, places, limits_of(clamp_limits), start)
+    gate_up_rows(part_of(x, start, end - start), gate_up, places, clamp_limits, start)
 
 
 def transposed(given: Any, scales: Any, plain: Any) -> TensorDescriptor:

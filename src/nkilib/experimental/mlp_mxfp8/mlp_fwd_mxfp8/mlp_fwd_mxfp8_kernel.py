@@ -10,7 +10,7 @@ import nki
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import MatmulMxfp8KernelConfig, check_config
-from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints, Limits, check_checkpoint, gate_up_rows
+from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints, check_checkpoint, gate_up_rows
 from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
 from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import WIDE, describe, packed_dtype, part_of
 from nkilib.experimental.mxfp_utils.mxfp8_utils.products import Stored, multiply
@@ -183,7 +183,7 @@ def fused_rows(
         return
     products = [intermediate] if saved.products is None else [intermediate, saved.products]
     places = Checkpoints(saved.gate_pre, saved.gate_act, saved.up, products)
-    gate_up_rows(part_of(hidden, row, rows), gate_up, places, Limits(), row)
+    gate_up_rows(part_of(hidden, row, rows), gate_up, places, None, row)
     m = describe("intermediate_hbm", TensorDescriptor(intermediate), fp8)
     multiply(part_of(m, row, rows), [down], Stored(out))
 

@@ -14,12 +14,12 @@ from nkilib.core.moe.moe_cte.routing import Repeats, Routing, RoutingSource, Uni
 from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
+from nkilib.experimental.clamp_limits import Bounds, ClampLimits, gate_bounds, up_bounds
 from nkilib.experimental.moe.bwd.gradients import Given, Gradients
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
     ACTIVATIONS,
     AffinityOption,
     BackwardParameters,
-    ClampLimits,
     KernelTypeOption,
     ShardOption,
     block_count,
@@ -116,7 +116,7 @@ def blockwise_mm_bwd(
         accumulating=is_tensor_update_accumulating,
         initialized=skip_grad_initialization,
         on_hidden=affinity_option.name == "AFFINITY_ON_H",
-        limits=ClampLimits() if clamp_limits is None else clamp_limits,
+        limits=clamp_limits,
         bias=bias,
         act_fn=known_activation(activation_type),
         accumulation_dtype=accumulation_dtype,
@@ -217,9 +217,10 @@ def slope_ref(act_fn: ActFnType, x: np.ndarray) -> np.ndarray:
     return (activation_ref(act_fn, x + step) - activation_ref(act_fn, x - step)) / (2.0 * step)
 
 
-def inside_ref(x: np.ndarray, upper: Any, lower: Any) -> np.ndarray:
-    low = -np.inf if lower is None else lower
-    return (x > low) & (x < (np.inf if upper is None else upper))
+def inside_ref(x: np.ndarray, bounds: Bounds) -> np.ndarray:
+    """Return True where x is strictly inside its bounds."""
+    lower, upper = bounds
+    return (x > (-np.inf if lower is None else lower)) & (x < (np.inf if upper is None else upper))
 
 
 def blockwise_mm_bwd_ref(
@@ -240,7 +241,6 @@ def blockwise_mm_bwd_ref(
     skip_gate: bool = False,
 ) -> tuple[np.ndarray, ...]:
     """Return (dX, dAff, dWgu, dWd, dbgu, dbd) in float64."""
-    limits = limits or ClampLimits()
     experts = len(gate_up)
     tokens = hidden.shape[0] - (not skip_token)
     shapes = (hidden, affinities, gate_up, down, gate_up[:, 0], down[:, 0])
@@ -268,9 +268,8 @@ def blockwise_mm_bwd_ref(
         dm = dm * w
         du, dg = dm * slope if skip_gate else dm * active, np.zeros_like(dm)
         if not skip_gate:
-            du = du * inside_ref(u, limits.linear_clamp_upper_limit, limits.linear_clamp_lower_limit)
-            ends = limits.non_linear_clamp_upper_limit, limits.non_linear_clamp_lower_limit
-            dg = dm * u * slope * inside_ref(g, *ends)
+            du = du * inside_ref(u, up_bounds(limits))
+            dg = dm * u * slope * inside_ref(g, gate_bounds(limits))
         both = np.stack([dg, du], 1)
         dwgu[e] += np.einsum("th,tgi->hgi", x, both)
         dbgu[e] += both.sum(0)

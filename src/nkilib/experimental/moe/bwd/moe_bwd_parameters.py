@@ -11,6 +11,7 @@ from nkilib.core.utils.common_types import ActFnType, Enum
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.experimental.clamp_limits import ClampLimits
 
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 BLOCK_SIZES = (128, 256, 512, 1024)
@@ -50,16 +51,6 @@ class KernelTypeOption(Enum):
 
 
 @dataclass
-class ClampLimits(nl.NKIObject):
-    """The limits that the forward pass had: of up (linear) and of gate (non-linear)."""
-
-    linear_clamp_upper_limit: Any = None
-    linear_clamp_lower_limit: Any = None
-    non_linear_clamp_upper_limit: Any = None
-    non_linear_clamp_lower_limit: Any = None
-
-
-@dataclass
 class MOEBwdDroplessBlockingParams(nl.NKIObject):
     """Tile sizes of another implementation; this kernel ignores them."""
 
@@ -85,7 +76,7 @@ class BackwardParameters(nl.NKIObject):
     accumulating: bool
     initialized: bool
     on_hidden: bool  # affinities were multiplied in rows of H
-    limits: ClampLimits
+    limits: ClampLimits | None
     bias: bool
     act_fn: ActFnType
     accumulation_dtype: Any

@@ -20,6 +20,7 @@ from nkilib.core.utils.projection import BANK_COLUMNS, Activations, feature_majo
 from nkilib.core.utils.projection_results import new_rows
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.experimental.clamp_limits import Bounds, gate_bounds, up_bounds
 from nkilib.experimental.moe.bwd.gradients import Gradients, add_products
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
     BackwardParameters,
@@ -201,7 +202,6 @@ def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:
     row = affinity_row(unit)
     gate_grad: Any = None if p.skip_gate else like(middle.up)
     up_grad = like(middle.up)
-    limits = p.limits
     for tile in TiledRange(inner, PMAX):
         rows, k = tile.size, tile.index
         grad = nl.ndarray((rows, unit.size), middle.up.dtype, buffer=nl.sbuf)
@@ -215,16 +215,17 @@ def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:
             nisa.tensor_tensor(for_gate, grad, up, op=nl.multiply)
             dst = gate_grad[0:rows, k, :]
             nisa.tensor_tensor(dst, for_gate, slope, op=nl.multiply)
-            stop_at(dst, gate, limits.non_linear_clamp_upper_limit, limits.non_linear_clamp_lower_limit)
+            stop_at(dst, gate, gate_bounds(p.limits))
             dst = up_grad[0:rows, k, :]
             nisa.tensor_tensor(dst, grad, middle.active[0:rows, k, :], op=nl.multiply)
-            stop_at(dst, up, limits.linear_clamp_upper_limit, limits.linear_clamp_lower_limit)
+            stop_at(dst, up, up_bounds(p.limits))
     gates = None if p.skip_gate else Activations(gate_grad, inner)
     return gates, Activations(up_grad, inner)
 
 
-def stop_at(grad: Any, value: Any, upper: Any, lower: Any) -> None:
-    """Set grad = 0 where the value is not strictly inside its limits."""
+def stop_at(grad: Any, value: Any, bounds: Bounds) -> None:
+    """Set grad = 0 where the value is not strictly inside its bounds."""
+    lower, upper = bounds
     if upper is not None:
         nisa.scalar_tensor_tensor(grad, value, nl.less, float(upper), nl.multiply, grad)
     if lower is not None:
