@@ -10,8 +10,6 @@ steps they are back at their owner. A tile is 128 queries, in the partitions, ag
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -21,8 +19,9 @@ from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.experimental.collectives.rings import named_tensor
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
 
 from .ring import Bounds, Ring, copy_rows, visible_scores_ref
 
@@ -32,22 +31,22 @@ UNBOUNDED = 1.0e9  # beyond every key
 
 @nki.jit
 def ring_attention_spmd_bwd(
-    q_ref,
-    k_ref,
-    v_ref,
-    o_ref,
-    dy_ref,
-    lse_ref,
-    use_causal_mask=False,
-    mixed_precision=True,
-    softmax_scale=None,
-    num_workers=1,
-    lnc_size=1,
-    replica_groups=None,
-    striped_attention=False,
-    bound_min=None,
-    bound_max=None,
-):
+    q_ref: Tensor,
+    k_ref: Tensor,
+    v_ref: Tensor,
+    o_ref: Tensor,
+    dy_ref: Tensor,
+    lse_ref: Tensor,
+    use_causal_mask: bool = False,
+    mixed_precision: bool = True,
+    softmax_scale: float | None = None,
+    num_workers: int = 1,
+    lnc_size: int = 1,
+    replica_groups: ReplicaGroups | None = None,
+    striped_attention: bool = False,
+    bound_min: Tensor | None = None,
+    bound_max: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dq, dk, dv) of ring_attention_spmd_fwd, all [B, N, D, S] in float32.
 
     q_ref, k_ref, v_ref, o_ref, dy_ref are [B, N, D, S], lse_ref is [B, N, 128, S / 128] as the forward kernel
@@ -120,7 +119,9 @@ def ring_attention_spmd_bwd(
 class Work(nl.NKIObject):
     """What stays with this rank, [heads, D, S]."""
 
-    def __init__(self, q, o, dy, lse, scale, mixed_precision: bool):
+    def __init__(
+        self, q: Tensor, o: Tensor, dy: Tensor, lse: Tensor, scale: float | None, mixed_precision: bool
+    ):
         batch, heads, head_dim, tokens = q.shape
         flat = (batch * heads, head_dim, tokens)
         self.q = q.reshape(flat)
@@ -135,13 +136,13 @@ class Work(nl.NKIObject):
 class Visit(nl.NKIObject):
     """One head of the queries, at the keys of one step."""
 
-    def __init__(self, head: int, step: int, causal: bool, diagonal: bool, offset):
+    def __init__(self, head: int, step: int, causal: bool, diagonal: bool, offset: Tensor | None):
         self.head = head
         self.step = step
         self.causal = causal
         self.diagonal = diagonal  # no query sees keys of a later column than its own
         self.offset = offset
-        self.limits: Any = None  # bound_min and bound_max, [1 or heads, S]
+        self.limits: tuple[Tensor, Tensor] | None = None  # bound_min and bound_max, [1 or heads, S]
 
 
 def add_head(work: Work, visit: Visit, keys: list, grads: list) -> None:
@@ -172,7 +173,7 @@ def add_head(work: Work, visit: Visit, keys: list, grads: list) -> None:
     nisa.dma_copy(grads[1][head], dv)
 
 
-def transposed_tokens(x: Any) -> Any:
+def transposed_tokens(x: Tensor) -> Tensor:
     """Return x [D, S] transposed, [128, S / 128, D]: token 128 g + p at [p, g]."""
     head_dim, tokens = x.shape
     found = nl.ndarray((PMAX, tokens // PMAX, head_dim), x.dtype)
@@ -183,7 +184,7 @@ def transposed_tokens(x: Any) -> Any:
     return found
 
 
-def statistics(work: Work, head: int, dy: Any) -> tuple:
+def statistics(work: Work, head: int, dy: Tensor) -> tuple:
     """Return -lse and delta, both [128, S / 128], for query 128 g + p."""
     lse = load(work.lse[head], nl.float32)
     neg_lse = nl.ndarray(lse.shape, nl.float32)
@@ -200,7 +201,7 @@ def statistics(work: Work, head: int, dy: Any) -> tuple:
     return neg_lse, delta
 
 
-def visible_keys(visit: Visit, tiles: int) -> Any:
+def visible_keys(visit: Visit, tiles: int) -> tuple[Tensor, Tensor] | None:
     """Return (start, end) of the keys that query 128 g + p sees, each [128, tiles]; None if it sees all."""
     if not visit.causal and visit.limits is None:
         return None
@@ -220,7 +221,7 @@ def visible_keys(visit: Visit, tiles: int) -> Any:
     return lower, upper
 
 
-def of_queries(bound: Any, head: int) -> Any:
+def of_queries(bound: Tensor, head: int) -> Tensor:
     """Return a head's row as [128, tiles]: query 128 g + p at [p, g]."""
     row = bound[head if bound.shape[0] > 1 else 0]
     tiles = bound.shape[1] // PMAX
@@ -229,7 +230,7 @@ def of_queries(bound: Any, head: int) -> Any:
     return tile
 
 
-def start_sum(place: Any, begun: bool) -> Any:
+def start_sum(place: Tensor, begun: bool) -> Tensor:
     """Return a sum in SBUF: the previous partial sum, or 0."""
     if begun:
         return load(place)
@@ -238,7 +239,15 @@ def start_sum(place: Any, begun: bool) -> Any:
     return total
 
 
-def probabilities(work: Work, q: Any, k: Any, neg_lse: Any, seen: Any, row: int, block: Any) -> Any:
+def probabilities(
+    work: Work,
+    q: Tensor,
+    k: Tensor,
+    neg_lse: Tensor,
+    seen: tuple[Tensor, Tensor] | None,
+    row: int,
+    block: TiledRangeIterator,
+) -> Tensor:
     """Return P [128 queries, keys]; 0 where the mask hides a key."""
     scores = nl.ndarray((PMAX, block.size), nl.float32, buffer=nl.psum)
     nisa.nc_matmul(scores, q, k)
@@ -259,7 +268,7 @@ def probabilities(work: Work, q: Any, k: Any, neg_lse: Any, seen: Any, row: int,
     return p
 
 
-def score_gradient(work: Work, dy: Any, v: Any, p: Any, delta: Any, row: int) -> Any:
+def score_gradient(work: Work, dy: Tensor, v: Tensor, p: Tensor, delta: Tensor, row: int) -> Tensor:
     """Return dS = P (dY V^T - delta)."""
     products = nl.ndarray(p.shape, nl.float32, buffer=nl.psum)
     nisa.nc_matmul(products, dy, v)
@@ -268,14 +277,14 @@ def score_gradient(work: Work, dy: Any, v: Any, p: Any, delta: Any, row: int) ->
     return ds
 
 
-def add_product(total: Any, by_query: Any, tile: Any, scale: float) -> None:
+def add_product(total: Tensor, by_query: Tensor, tile: Tensor, scale: float) -> None:
     """total [D, keys] += scale by_query^T tile."""
     bank = nl.ndarray(total.shape, nl.float32, buffer=nl.psum)
     nisa.nc_matmul(bank, by_query, tile)
     nisa.scalar_tensor_tensor(total, bank, nl.multiply, scale, nl.add, total)
 
 
-def add_queries(sums: Any, by_key: Any, ds: Any, block: Any) -> None:
+def add_queries(sums: Tensor, by_key: Tensor, ds: Tensor, block: TiledRangeIterator) -> None:
     """sums [D, 128 queries] += K dS^T, 128 keys at a time."""
     for part in TiledRange(block.size, PMAX):
         bank = nl.ndarray((PMAX, PMAX), ds.dtype, buffer=nl.psum)
@@ -286,7 +295,7 @@ def add_queries(sums: Any, by_key: Any, ds: Any, block: Any) -> None:
         nisa.nc_matmul(sums, by_key[:, first, :], transposed, accumulate=first > 0)
 
 
-def check(q: Any, others: tuple, lse: Any, causal: bool, striped: bool) -> None:
+def check(q: Tensor, others: tuple, lse: Tensor, causal: bool, striped: bool) -> None:
     kernel_assert(len(q.shape) == 4, f"q_ref: got {len(q.shape)} dimensions, allowed are 4: [B, N, D, S]")
     batch, heads, head_dim, tokens = q.shape
     for i in range(4):
@@ -298,8 +307,15 @@ def check(q: Any, others: tuple, lse: Any, causal: bool, striped: bool) -> None:
 
 
 def ring_attention_spmd_bwd_ref(
-    q, k, v, dy, softmax_scale=None, use_causal_mask=False, bound_min=None, bound_max=None
-):
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    dy: np.ndarray,
+    softmax_scale: float | None = None,
+    use_causal_mask: bool = False,
+    bound_min: np.ndarray | None = None,
+    bound_max: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return (o, lse, dq, dk, dv) of the whole sequence in float64; tensors [B, N, D, S], lse [B, N, S].
 
     bound_min and bound_max [B, S] are positions in the whole sequence.

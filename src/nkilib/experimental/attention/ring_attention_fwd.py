@@ -11,8 +11,6 @@ an entry for each step and rank.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -21,28 +19,29 @@ from nkilib.core.attention.attention_cte import attention_cte
 from nkilib.core.attention.attention_merge import join_parts
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.experimental.collectives.rings import named_tensor
+from nkilib.core.utils.types import DTypeLike, Tensor
+from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
 
 from .ring import Bounds, Ring, copy_rows, visible_scores_ref
 
 
 @nki.jit
 def ring_attention_spmd_fwd(
-    q,
-    k,
-    v,
-    replica_groups=None,
-    num_workers=1,
-    softmax_scale=None,
-    use_causal_mask=False,
-    striped_input=False,
-    training=False,
-    lse_dtype=nl.float32,
-    tp_q=False,
-    tp_k=False,
-    bound_min=None,
-    bound_max=None,
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    replica_groups: ReplicaGroups | None = None,
+    num_workers: int = 1,
+    softmax_scale: float | None = None,
+    use_causal_mask: bool = False,
+    striped_input: bool = False,
+    training: bool = False,
+    lse_dtype: DTypeLike = nl.float32,
+    tp_q: bool = False,
+    tp_k: bool = False,
+    bound_min: Tensor | None = None,
+    bound_max: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """out [b, h, S, d] = softmax(scale q k^T) v over the keys of all workers of a ring.
 
     Shapes: q is [b, h, S, d] if tp_q else [b, h, d, S], k likewise with tp_k, v is [b, h, S, d]; as many
@@ -123,13 +122,21 @@ def ring_attention_spmd_fwd(
     return (out, lse) if training else out
 
 
-def flat(x: Any, both: int) -> Any:
+def flat(x: Tensor, both: int) -> Tensor:
     """Return x with batches and heads as one dimension."""
     return x.reshape((both, x.shape[2], x.shape[3]))
 
 
 def check(
-    q: Any, k: Any, v: Any, tp_q: bool, tp_k: bool, workers: int, scale: Any, causal: bool, striped: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tp_q: bool,
+    tp_k: bool,
+    workers: int,
+    scale: float | None,
+    causal: bool,
+    striped: bool,
 ) -> None:
     kernel_assert(len(v.shape) == 4, f"v: got {len(v.shape)} dimensions, allowed are 4: [b, h, S, d]")
     batch, heads, queries, head_dim = v.shape
@@ -148,8 +155,15 @@ def check(
 
 
 def ring_attention_spmd_fwd_ref(
-    q, k, v, softmax_scale=None, use_causal_mask=False, training=False, bound_min=None, bound_max=None
-):
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    softmax_scale: float | None = None,
+    use_causal_mask: bool = False,
+    training: bool = False,
+    bound_min: np.ndarray | None = None,
+    bound_max: np.ndarray | None = None,
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """Compute the same for all workers at once: q, k, v [b, h, S, d] of the whole sequence, in order.
 
     bound_min and bound_max [b, S] are positions in the whole sequence.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -11,11 +9,14 @@ import nki.collectives as ncc
 import nki.isa as nisa
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
-from nkilib.experimental.collectives.rings import named_tensor
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
 
 
 @nki.jit
-def ring_attention_unpermute(x, replica_groups=None, num_workers=1):
+def ring_attention_unpermute(
+    x: Tensor, replica_groups: ReplicaGroups | None = None, num_workers: int = 1
+) -> Tensor:
     """out [bs, S, d] = this worker's contiguous tokens, from x [bs, S, d], its striped ones.
 
     Token i of worker w is token w + i num_workers of the sequence before, and w S + i after. S must be a
@@ -48,6 +49,6 @@ def ring_attention_unpermute(x, replica_groups=None, num_workers=1):
 
 def ring_attention_unpermute_ref(parts: list) -> list:
     """Return the results of all workers for their x."""
-    whole: Any = np.stack(parts, axis=2)  # [bs, S, workers, d]: token w + i n at [i, w]
+    whole: np.ndarray = np.stack(parts, axis=2)  # [bs, S, workers, d]: token w + i n at [i, w]
     batch, tokens, workers, width = whole.shape
     return np.split(whole.reshape(batch, tokens * workers, width), workers, axis=1)

@@ -7,8 +7,8 @@ applied as they are drained. A tap that meets padding is multiplied only for the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
@@ -19,6 +19,7 @@ from nkilib.core.utils.kernel_helpers import div_ceil, get_nl_act_fn_from_type, 
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import Tensor
 from nkilib.experimental.conv.geometry import Axis, block_sizes, covered, positions, size_of, split, whole_tap
 from nkilib.experimental.conv.inputs import (
     Convolution,
@@ -97,7 +98,7 @@ class Sums(nl.NKIObject):
     box: list
     column: int
     columns: int
-    tile: Any = None
+    tile: Tensor = None
     started: bool = False
 
 
@@ -172,7 +173,7 @@ def make_chunks(parts: list, lead: int, columns: int) -> list:
     return chunks
 
 
-def load_filters(part: Part, chunk: Chunk, first: int, end: int) -> Any:
+def load_filters(part: Part, chunk: Chunk, first: int, end: int) -> Tensor:
     """Load a chunk of filters for output channels first ... end - 1, [partitions, steps, tiles, columns]."""
     shape = (part.partitions, chunk.end - chunk.first, part.tiles, end - first)
     tile = nl.ndarray(shape, part.rows.dtype, buffer=nl.sbuf)
@@ -182,7 +183,7 @@ def load_filters(part: Part, chunk: Chunk, first: int, end: int) -> Any:
     return tile
 
 
-def load_bias(bias: Any, first: int, end: int) -> Any:
+def load_bias(bias: Tensor, first: int, end: int) -> Tensor:
     """Load the bias in float32: bias[first + 128 t + p] at tile[p, t]."""
     full = (end - first) // PMAX
     rest = (end - first) % PMAX
@@ -244,14 +245,14 @@ def columns_of(sums: list) -> tuple[int, int]:
     return first, end
 
 
-def input_tile(c: Convolution, plan: Plan, inputs: Inputs, step: int) -> Any:
+def input_tile(c: Convolution, plan: Plan, inputs: Inputs, step: int) -> Tensor:
     """Return the tile that holds the inputs of a step."""
     if inputs.part.taps_below == 0:
         return inputs.tiles[0]
     return inputs.tiles[step] if plan.resident else load_gathered(c, inputs.part, inputs.region, step)
 
 
-def add(c: Convolution, inputs: Inputs, x: Any, step: int, j: int, sums: Sums, stationary: Any) -> None:
+def add(c: Convolution, inputs: Inputs, x: Tensor, step: int, j: int, sums: Sums, stationary: Tensor) -> None:
     """Add the products of one step, for the outputs where its tap meets input."""
     box = covered(c.axes, step, sums.box) if inputs.part.taps_below == 0 else sums.box
     if box is None:
@@ -295,7 +296,9 @@ def finish(c: Convolution, sums: Sums, filters: Filters, index: int) -> None:
     nisa.dma_copy(place.permute((1, 0, 2, 3, 4)), result, dge_mode=queue)
 
 
-def apply(result: Any, sums: Any, activation: Any, bias: Any, on_vector: bool) -> None:
+def apply(
+    result: Tensor, sums: Tensor, activation: ActFnType | None, bias: Tensor | None, on_vector: bool
+) -> None:
     """Set result = activation(sums + bias), on VectorE where that is possible and `on_vector` is set."""
     linear = activation is None or activation == ActFnType.ReLU
     if on_vector and linear:
@@ -308,7 +311,7 @@ def apply(result: Any, sums: Any, activation: Any, bias: Any, on_vector: bool) -
     nisa.activation(result, activation_function(activation), sums, bias=bias)
 
 
-def activation_function(activation: Any) -> Any:
+def activation_function(activation: ActFnType | None) -> Callable[..., Tensor]:
     """Return the ScalarE function of an activation. Swish is SiLU here, elsewhere x * sigmoid(1.702 x)."""
     if activation is None:
         return nl.copy
@@ -320,7 +323,7 @@ def activation_function(activation: Any) -> Any:
 # ---- arguments ----------------------------------------------------------------------------------------
 
 
-def check_operands(x: Any, filters: Any, bias: Any, activation: Any) -> None:
+def check_operands(x: Tensor, filters: Tensor, bias: Tensor | None, activation: ActFnType | None) -> None:
     """Check that x [B, Ci, ...], filters [..., Ci, Co] of equal rank and bias [Co] agree, with one dtype."""
     rank = len(filters.shape)
     channels, columns = filters.shape[rank - 2], filters.shape[rank - 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import div_ceil
@@ -141,7 +140,7 @@ def taps_of(axes: list) -> int:
     return axes[0].taps * axes[1].taps * axes[2].taps
 
 
-def covered(axes: list, number: int, box: list) -> Any:
+def covered(axes: list, number: int, box: list) -> list | None:
     """Return the outputs of a box for which the tap meets input in all axes, or None."""
     tap = tap_of(axes, number)
     part = [box[0]]

@@ -8,15 +8,16 @@ them all.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
+from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import Tensor
 from nkilib.experimental.conv.geometry import (
     ENOUGH_POSITIONS,
     Span,
@@ -41,12 +42,12 @@ REGION_POSITIONS = 1024  # outputs computed at once: they start early, and loads
 class Convolution(nl.NKIObject):
     """x [B, Ci, D, H, W], filters [taps, Ci, Co], out [B, Co, Do, Ho, Wo] in HBM; bias [Co] or None."""
 
-    x: Any
-    filters: Any
-    bias: Any
-    out: Any
+    x: Tensor
+    filters: Tensor
+    bias: Tensor | None
+    out: Tensor
     axes: list  # depth, height, width
-    activation: Any  # ActFnType or None
+    activation: ActFnType | None  # ActFnType or None
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Part(nl.NKIObject):
     a tap of all these channels, or (taps_below > 0) that many taps of `channels` channels from first_tap on.
     """
 
-    rows: Any
+    rows: Tensor
     partitions: int
     tiles: int
     channel: int = 0
@@ -214,7 +215,7 @@ def load_dense(c: Convolution, part: Part, region: list) -> Inputs:
     return Inputs(part, region, [tile], [d, h, w])
 
 
-def load_gathered(c: Convolution, part: Part, region: list, step: int) -> Any:
+def load_gathered(c: Convolution, part: Part, region: list, step: int) -> Tensor:
     """Load tile[t * channels + c, b, d, h, :] = the inputs that tap t of the step meets, 0 for padding.
 
     Depth and height have the outputs' steps already; in width all inputs between the first and the last.
@@ -236,7 +237,9 @@ def load_gathered(c: Convolution, part: Part, region: list, step: int) -> Any:
     return tile
 
 
-def load_tap(c: Convolution, part: Part, tile: Any, region: list, box: list, number: int, lane: int) -> None:
+def load_tap(
+    c: Convolution, part: Part, tile: Tensor, region: list, box: list, number: int, lane: int
+) -> None:
     """Load the inputs that one tap meets for the outputs of a box, from partition `lane` on.
 
     Many of these transfers are small: precomputed descriptors are triggered ten times as fast as others.
@@ -260,7 +263,7 @@ def load_tap(c: Convolution, part: Part, tile: Any, region: list, box: list, num
 # ---- views for one matmul -----------------------------------------------------------------------------
 
 
-def moving(c: Convolution, inputs: Inputs, tile: Any, step: int, j: int, box: list) -> Any:
+def moving(c: Convolution, inputs: Inputs, tile: Tensor, step: int, j: int, box: list) -> Tensor:
     """Return the inputs of a step for the outputs of a box, [partitions, b, d, h, w]."""
     region = inputs.region
     batch = box[0].start - region[0].start

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import kernel_assert, program_share
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 DTYPES = (nl.float32, nl.bfloat16, nl.float16)
 
@@ -22,23 +22,23 @@ class FlatTile(nl.NKIObject):
     partitions: int
     columns: int
 
-    def of(self, tensor: Any) -> Any:
+    def of(self, tensor: Tensor) -> Tensor:
         """Return this tile's part of an HBM tensor, [partitions, columns]."""
         flat = tensor.reshape((tensor.size,))
         end = self.start + self.partitions * self.columns
         return flat[self.start : end].reshape((self.partitions, self.columns))
 
-    def new(self, dtype: Any) -> Any:
+    def new(self, dtype: DTypeLike) -> Tensor:
         """Allocate an SBUF tile of this size."""
         return nl.ndarray((self.partitions, self.columns), dtype, buffer=nl.sbuf)
 
-    def load(self, tensor: Any) -> Any:
+    def load(self, tensor: Tensor) -> Tensor:
         """Load this tile's part of a tensor."""
         loaded = self.new(tensor.dtype)
         nisa.dma_copy(loaded, self.of(tensor))
         return loaded
 
-    def store(self, tensor: Any, values: Any) -> None:
+    def store(self, tensor: Tensor, values: Tensor) -> None:
         """Store values to this tile's part of a tensor."""
         nisa.dma_copy(self.of(tensor), values)
 
@@ -60,14 +60,14 @@ def flat_tiles(numel: int, columns: int) -> list[FlatTile]:
     return tiles
 
 
-def load_scalar(tensor: Any) -> Any:
+def load_scalar(tensor: Tensor) -> Tensor:
     """Load a [128, 1] scalar of any float dtype as float32, which the engines take as an operand."""
     scalar = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(scalar, tensor)
     return scalar
 
 
-def check_data(tensor: Any, like: Any, numel: int, name: str) -> None:
+def check_data(tensor: Tensor, like: Tensor, numel: int, name: str) -> None:
     """Check that a tensor has a float dtype, numel elements and the shape of the first one."""
     kernel_assert(
         tensor.dtype in DTYPES, f"{name}: got dtype {tensor.dtype}, allowed are float32, bfloat16 and float16"
@@ -79,7 +79,7 @@ def check_data(tensor: Any, like: Any, numel: int, name: str) -> None:
     kernel_assert(numel == tensor.size, f"numel: got {numel}, expected {tensor.size}, the size of {name}")
 
 
-def check_scalar(tensor: Any, name: str) -> None:
+def check_scalar(tensor: Tensor, name: str) -> None:
     """Check that a tensor is a float [128, 1]."""
     kernel_assert(
         tensor.dtype in DTYPES, f"{name}: got dtype {tensor.dtype}, allowed are float32, bfloat16 and float16"

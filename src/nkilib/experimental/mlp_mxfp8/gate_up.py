@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.types import Tensor
 from nkilib.experimental.clamp_limits import Bounds, ClampLimits, gate_bounds, up_bounds
 from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import Operand, part_of
 from nkilib.experimental.mxfp_utils.mxfp8_utils.products import multiply
@@ -17,13 +17,13 @@ from nkilib.experimental.mxfp_utils.mxfp8_utils.products import multiply
 class Checkpoints(nl.NKIObject):
     """Matrices [S, I] in HBM that receive what the gate and up projections give; None where not wanted."""
 
-    gate_pre: Any = None
-    gate_act: Any = None
-    up: Any = None
-    products: Any = None  # a list: m may go to several places
+    gate_pre: Tensor = None
+    gate_act: Tensor = None
+    up: Tensor = None
+    products: list[Tensor] = field(default_factory=list)  # m may have several destinations
 
 
-def clamped(tile: Any, bounds: Bounds) -> Any:
+def clamped(tile: Tensor, bounds: Bounds) -> Tensor:
     """Return a float32 copy of a tile clamped to its bounds; the tile itself if it has none."""
     lower, upper = bounds
     if lower is None and upper is None:
@@ -74,7 +74,7 @@ def gate_up_rows(
     multiply(hidden, [gate, up], Gated(places, limits, row))
 
 
-def check_checkpoint(name: str, tensor: Any, rows: int, columns: int) -> None:
+def check_checkpoint(name: str, tensor: Tensor | None, rows: int, columns: int) -> None:
     """Check that a checkpoint, if given, is a matrix [S, I] of floats."""
     if tensor is not None:
         assert_shape(tensor, (rows, columns), name)

@@ -24,11 +24,11 @@ use_scale_packing are hints for the schedule, which is chosen here; dtype is tha
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
-from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import check_config
+from nkilib.core.utils.types import DTypeLike, Tensor
+from nkilib.experimental.clamp_limits import ClampLimits
+from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import MatmulMxfp8KernelConfig, check_config
 from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints
 from nkilib.experimental.mlp_mxfp8.mlp_bwd_mxfp8.gate_gradients import GateGradients, transpose_rows_to
 from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
@@ -63,13 +63,13 @@ def compute_phase1_down_proj_mm_grad_mxfp8(
     scratch_td: TensorDescriptor,
     down_weight_td: TensorDescriptor,
     s_base: int,
-    dtype: Any,
-    fp8_x4_dtype: Any,
-    config: Any = None,
+    dtype: DTypeLike,
+    fp8_x4_dtype: DTypeLike,
+    config: MatmulMxfp8KernelConfig | None = None,
     spill_reload: bool = True,
     use_scale_packing: bool = True,
     run_with_lnc2: bool = True,
-    clamp_limits: Any = None,
+    clamp_limits: ClampLimits | None = None,
 ) -> None:
     """d_gate_up [S, 2I] = [dg | du] of dm = dY Wd, and its transpose in scratch [2I, S].
 
@@ -99,15 +99,15 @@ def compute_phase1_down_proj_mm_grad_mxfp8(
 def gate_gradients(
     output_grad_td: TensorDescriptor,
     places: Checkpoints,
-    missing_products: Any,
+    missing_products: Tensor | None,
     d_gate_up_td: TensorDescriptor,
-    scratch_td: Any,
+    scratch_td: TensorDescriptor | None,
     down_weight_td: TensorDescriptor,
     row: int,
-    fp8: Any,
-    config: Any,
+    fp8: DTypeLike,
+    config: MatmulMxfp8KernelConfig | None,
     run_with_lnc2: bool,
-    clamp_limits: Any,
+    clamp_limits: ClampLimits | None,
 ) -> None:
     """Run phase 1. missing_products [S, I] receives m if the caller has none."""
     check_config("phase1_config.", config)
@@ -136,9 +136,9 @@ def compute_phase2_hidden_states_grad_mxfp8(
     gate_up_weight_td: TensorDescriptor,
     d_gate_up_td: TensorDescriptor,
     s_base: int,
-    dtype: Any,
-    fp8_x4_dtype: Any,
-    config: Any = None,
+    dtype: DTypeLike,
+    fp8_x4_dtype: DTypeLike,
+    config: MatmulMxfp8KernelConfig | None = None,
     spill_reload: bool = True,
     use_scale_packing: bool = True,
     run_with_lnc2: bool = True,
@@ -157,9 +157,9 @@ def compute_phase3_gate_up_weight_grad_mxfp8(
     weight_grad_td: TensorDescriptor,
     hidden_states_T_td: TensorDescriptor,
     grad_T_td: TensorDescriptor,
-    dtype: Any,
-    fp8_x4_dtype: Any,
-    config: Any = None,
+    dtype: DTypeLike,
+    fp8_x4_dtype: DTypeLike,
+    config: MatmulMxfp8KernelConfig | None = None,
     spill_reload: bool = True,
     use_scale_packing: bool = True,
     run_with_lnc2: bool = True,
@@ -177,9 +177,9 @@ def compute_phase4_down_weight_grad_mxfp8(
     output_grad_T_td: TensorDescriptor,
     intermediate_T_td: TensorDescriptor,
     h_base: int,
-    dtype: Any,
-    fp8_x4_dtype: Any,
-    config: Any = None,
+    dtype: DTypeLike,
+    fp8_x4_dtype: DTypeLike,
+    config: MatmulMxfp8KernelConfig | None = None,
     spill_reload: bool = True,
     use_scale_packing: bool = True,
     run_with_lnc2: bool = True,
@@ -195,7 +195,7 @@ def compute_phase4_down_weight_grad_mxfp8(
 
 
 def operands_of(
-    left: tuple[str, TensorDescriptor], right: tuple[str, TensorDescriptor], fp8_x4_dtype: Any
+    left: tuple[str, TensorDescriptor], right: tuple[str, TensorDescriptor], fp8_x4_dtype: DTypeLike
 ) -> tuple[Operand, Operand]:
     """Return both operands of a product, given as (name, descriptor); they contract the same size."""
     fp8 = packed_dtype("fp8_x4_dtype", fp8_x4_dtype)
@@ -204,7 +204,7 @@ def operands_of(
     return first, second
 
 
-def check_result(name: str, td: TensorDescriptor, dtype: Any, left: Operand, right: Operand) -> None:
+def check_result(name: str, td: TensorDescriptor, dtype: DTypeLike, left: Operand, right: Operand) -> None:
     """Check that a tensor can receive the product of two operands."""
     check_dtype(name, td, dtype)
     assert_shape(td.tensor, (left.features, right.features), name)
@@ -217,5 +217,5 @@ def check_contraction(name: str, operand: Operand, other: Operand) -> None:
     )
 
 
-def check_dtype(name: str, td: TensorDescriptor, dtype: Any) -> None:
+def check_dtype(name: str, td: TensorDescriptor, dtype: DTypeLike) -> None:
     kernel_assert(td.tensor.dtype == dtype, f"dtype: got {dtype}, {name} has {td.tensor.dtype}")

@@ -7,7 +7,6 @@ the middle is a sum over all of H, which the cores exchange; both cores compute 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
@@ -20,6 +19,7 @@ from nkilib.core.utils.projection import BANK_COLUMNS, Activations, feature_majo
 from nkilib.core.utils.projection_results import new_rows
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import Tensor
 from nkilib.experimental.clamp_limits import Bounds, gate_bounds, up_bounds
 from nkilib.experimental.moe.bwd.gradients import Gradients, add_products
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
@@ -42,13 +42,13 @@ from nkilib.experimental.moe.bwd.operands import (
 class Middle(nl.NKIObject):
     """The feature-major tiles [128, tiles, tokens] of a unit, and the rows of its gradient."""
 
-    gate: Any  # as checkpointed
-    up: Any
-    active: Any  # act(gate); without a gate, 1
-    product: Any  # act(gate) * up
-    slope: Any  # act'(gate)
+    gate: Tensor  # as checkpointed, or None
+    up: Tensor
+    active: Tensor  # act(gate); without a gate, 1
+    product: Tensor  # act(gate) * up
+    slope: Tensor  # act'(gate)
     grad_rows: list  # dy, [128 tokens, columns] each
-    grad: Any  # dy Wd^T, float32: before affinities
+    grad: Tensor  # dy Wd^T, float32: before affinities
 
 
 def first_half(p: BackwardParameters, unit: Unit, gradients: Gradients) -> Middle:
@@ -115,7 +115,7 @@ def second_half(
 
 
 def weight_grads(
-    p: BackwardParameters, expert: Any, rows: BlockRows, gradients: Gradients, is_first: bool
+    p: BackwardParameters, expert: nisa.VirtualRegister, rows: BlockRows, gradients: Gradients, is_first: bool
 ) -> None:
     """Add the products of all tokens of a block: an expert's gradients are loaded and stored once for it."""
     down = gradients.of_row(gradients.down.total.select(0, expert))
@@ -131,7 +131,7 @@ def weight_grads(
 # ---- the middle ----------------------------------------------------------------------------------
 
 
-def load_features(p: BackwardParameters, side: int, unit: Unit) -> Any:
+def load_features(p: BackwardParameters, side: int, unit: Unit) -> Tensor:
     """Load gate or up of the checkpoint, [128, tiles, tokens]."""
     inner = intermediate_size(p)
     full, rest = inner // PMAX, inner % PMAX
@@ -145,7 +145,7 @@ def load_features(p: BackwardParameters, side: int, unit: Unit) -> Any:
     return tile
 
 
-def activations(p: BackwardParameters, gate: Any, up: Any) -> tuple:
+def activations(p: BackwardParameters, gate: Tensor | None, up: Tensor) -> tuple:
     """Return (act(gate), act(gate) * up, act'(gate)); without a gate (None, act(up), act'(up))."""
     source = up if gate is None else gate
     active, slope = like(source), like(source)
@@ -162,11 +162,11 @@ def activations(p: BackwardParameters, gate: Any, up: Any) -> tuple:
     return active, product, slope
 
 
-def like(tile: Any) -> Any:
+def like(tile: Tensor) -> Tensor:
     return nl.ndarray(tile.shape, tile.dtype, buffer=nl.sbuf)
 
 
-def put_slope(act_fn: ActFnType, dst: Any, x: Any) -> None:
+def put_slope(act_fn: ActFnType, dst: Tensor, x: Tensor) -> None:
     """Set dst = act'(x)."""
     if act_fn == ActFnType.SquaredReLU:
         nisa.tensor_scalar(dst, x, nl.maximum, 0.0, op1=nl.multiply, operand1=2.0)
@@ -174,7 +174,7 @@ def put_slope(act_fn: ActFnType, dst: Any, x: Any) -> None:
         nisa.activation(dst, derivative(act_fn), x)
 
 
-def middle_grad(p: BackwardParameters, unit: Unit, dy: Activations, gradients: Gradients) -> Any:
+def middle_grad(p: BackwardParameters, unit: Unit, dy: Activations, gradients: Gradients) -> Tensor:
     """Return dy Wd^T over all of H, [128, tiles, tokens] float32: the cores exchange their sums."""
     inner = intermediate_size(p)
     own = nl.ndarray((PMAX, div_ceil(inner, PMAX), unit.size), nl.float32, buffer=nl.sbuf)
@@ -200,7 +200,7 @@ def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:
     """Return (dg, du): dm * up * act'(gate) and dm * act(gate), 0 where a limit was reached."""
     inner = intermediate_size(p)
     row = affinity_row(unit)
-    gate_grad: Any = None if p.skip_gate else like(middle.up)
+    gate_grad: Tensor = None if p.skip_gate else like(middle.up)
     up_grad = like(middle.up)
     for tile in TiledRange(inner, PMAX):
         rows, k = tile.size, tile.index
@@ -223,7 +223,7 @@ def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:
     return gates, Activations(up_grad, inner)
 
 
-def stop_at(grad: Any, value: Any, bounds: Bounds) -> None:
+def stop_at(grad: Tensor, value: Tensor, bounds: Bounds) -> None:
     """Set grad = 0 where the value is not strictly inside its bounds."""
     lower, upper = bounds
     if upper is not None:
@@ -236,7 +236,7 @@ def stop_at(grad: Any, value: Any, bounds: Bounds) -> None:
 
 
 def affinity_grad(
-    p: BackwardParameters, unit: Unit, sums: Any, gradients: Gradients, counts: Any, targets: Any
+    p: BackwardParameters, unit: Unit, sums: Tensor, gradients: Gradients, counts: Tensor, targets: Tensor
 ) -> None:
     """Set dAff[t, e] += the sums; sums over H are exchanged by the cores. Core 0 writes it."""
     if p.on_hidden and gradients.cores == 2:
@@ -254,7 +254,7 @@ def affinity_grad(
         nisa.dma_compute(place, [place, values[:, c : c + 1]], nl.add, oob_mode=nisa.oob_mode.skip)
 
 
-def affinity_targets(unit: Unit, targets: Any) -> Any:
+def affinity_targets(unit: Unit, targets: Tensor) -> Tensor:
     """Return the addresses of the affinities to write; -1 where no row is written."""
     is_written = nl.ndarray(targets.shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(is_written, targets, nl.greater_equal, 0.0)
@@ -265,7 +265,7 @@ def affinity_targets(unit: Unit, targets: Any) -> Any:
     return index
 
 
-def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: Middle, gradients: Gradients) -> Any:
+def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: Middle, gradients: Gradients) -> Tensor:
     """Return the sum of dy * down over this core's columns, [128, columns of tokens]."""
     tiles = unit.size // PMAX
     sums = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
@@ -279,7 +279,7 @@ def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: Middle, gradient
     return sums
 
 
-def sums_over_middle(p: BackwardParameters, unit: Unit, middle: Middle) -> Any:
+def sums_over_middle(p: BackwardParameters, unit: Unit, middle: Middle) -> Tensor:
     """Return the sum of dm' * m over I, [128, columns of tokens]: TensorE sums over the partitions."""
     tiles = unit.size // PMAX
     ones = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
@@ -306,8 +306,8 @@ def hidden_grad(
     unit: Unit,
     sides: list,
     gradients: Gradients,
-    counts: Any,
-    targets: Any,
+    counts: Tensor,
+    targets: Tensor,
     is_first: bool,
 ) -> None:
     """Set dX[t] += [dg | du] Wgu^T."""
@@ -336,7 +336,7 @@ def hidden_grad(
         nisa.dma_copy(place, rows[c], oob_mode=nisa.oob_mode.skip)
 
 
-def bias_grads(expert: Any, rows: BlockRows, gradients: Gradients) -> None:
+def bias_grads(expert: nisa.VirtualRegister, rows: BlockRows, gradients: Gradients) -> None:
     """Set dbd[e] += sum over tokens of dy * affinity, and dbgu[e] += that of [dg | du], on core 0."""
     down = gradients.of_row(as_rows(gradients.down_bias.total).select(0, expert))
     add_products(down, rows.factors, rows.grads)
@@ -347,6 +347,6 @@ def bias_grads(expert: Any, rows: BlockRows, gradients: Gradients) -> None:
         add_products(as_rows(gradients.gate_up_bias.total).select(0, expert), ones, rows.sides)
 
 
-def as_rows(bias: Any) -> Any:
+def as_rows(bias: Tensor) -> Tensor:
     """View a bias as [E, 1, columns]."""
     return bias.reshape((bias.shape[0], 1, bias.size // bias.shape[0]))
