@@ -1,4 +1,4 @@
-"""The mixture-of-experts block with MX weights that come as whole numbers."""
+"""The mixture-of-experts block with MX weights that come as untyped words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode, R
 from nkilib.core.utils.mx_projection import as_words
 from nkilib.core.utils.types import DTypeLike, Tensor
 
-mx_moe_block_tkg_wrapper_ref = moe_block_tkg_ref  # of weights that are unpacked
+mx_moe_block_tkg_wrapper_ref = moe_block_tkg_ref  # takes unpacked weights
 
 
 @nki.jit

@@ -295,7 +295,7 @@ def copy_in_runs(place: Tensor, block: Tensor) -> None:
 
 
 def fill_all(target: Tensor, walk: list, value: float) -> None:
-    """Fill what is constant along the partitions; then along the planes where partitions have inputs; and so
+    """Fill the constants: along the partitions, then along the planes where partitions have inputs, and so
     on."""
     in_tiles = [False, False, plane_fits(walk, target.dtype), row_fits(walk, target.dtype)]
     box = []

@@ -224,8 +224,7 @@ def pick(data: Tensor, index: Tensor) -> Tensor:
 
 
 def row_tails(affinities: Tensor, index: Tensor, first: int) -> Tensor:
-    """Return the columns behind each row, [tokens, K, 3] of 16 bits: affinity, two halves of the token
-    number."""
+    """Return the tail of each row, [tokens, K, 3] of 16 bits: affinity, token number in two halves."""
     rows, k = index.shape
     tails = nl.ndarray((rows, k, TAIL_WORDS), nl.uint16, buffer=nl.sbuf)
     nisa.tensor_copy(tails[:, :, 0], pick(affinities, index).view(nl.uint16))

@@ -86,8 +86,7 @@ def token_starts(n: BlockSizes, c: BlockCaches, first: int, tokens: int) -> Tens
 
 
 def repeated_by_part(start: Tensor, parts: int) -> Tensor:
-    """Repeat [tokens, 1] as [tokens parts, 1], by a float32 matmul: values that it rounds are out of range
-    anyway."""
+    """Repeat [tokens, 1] as [tokens parts, 1] by a float32 matmul: values it rounds are out of range."""
     tokens = start.shape[0]
     number = nl.ndarray((tokens, 1), nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(number, start)

@@ -30,8 +30,10 @@ from nkilib.experimental.transformer.attention_block_parameters import (
 
 
 def projected_rows(p: QKVParameters, n_prgs: int, core: int) -> list:
-    """Return tiles [tokens <= 128, (N + 2) d] in float32, complete on every core; in parts that fit into
-    PSUM."""
+    """Return tiles [tokens <= 128, (N + 2) d] in float32, complete on every core.
+
+    Tokens are projected in parts that fit into PSUM.
+    """
     x, rows = p.input, []
     whole = x if input_in_sbuf(p) else x.reshape((1, token_count(p), hidden_size(p)))
     for tokens in TiledRange(token_count(p), MOST_DECODED):

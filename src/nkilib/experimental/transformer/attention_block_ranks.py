@@ -90,8 +90,10 @@ class Sharing(nl.NKIObject):
         return found
 
     def queries_of_batches(self, q: Tensor, inner: BlockSizes) -> Tensor:
-        """Exchange own heads of all sequences, [d, B, N, S], for all heads of its own, [d, B / ranks, N
-        ranks, S]."""
+        """Exchange queries of own heads, [d, B, N, S], for all heads of own sequences.
+
+        The result is [d, B / ranks, N ranks, S].
+        """
         batch, heads, active = inner.batch, inner.heads // self.ranks, inner.active
         came = self.swapped(q.reshape((inner.depth, self.ranks, batch * heads * active)), "queries")
         found = nl.ndarray((inner.depth, batch, self.ranks, heads, active), q.dtype, buffer=nl.sbuf)
@@ -169,8 +171,7 @@ class Sharing(nl.NKIObject):
         return out
 
     def merged(self, part: Partial, inner: BlockSizes) -> tuple:
-        """Return (results, sums, -maxima) of this rank's heads: it receives and merges the parts of all
-        ranks."""
+        """Return (results, sums, -maxima) of this rank's heads, merged from the parts of all ranks."""
         depth, columns = inner.depth, inner.tokens() * inner.heads // self.ranks
         shape = (self.ranks, depth + 2, inner.batch, inner.heads // self.ranks, inner.active)
         sent, arrived = (
