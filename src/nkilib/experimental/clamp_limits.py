@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import nki.language as nl
 
-Bounds: TypeAlias = tuple[float | None, float | None]  # (lower, upper); None for an end that is open
+ClampBounds: TypeAlias = tuple[float | None, float | None]  # (lower, upper); None for an end that is open
 
 
 @dataclass
@@ -20,14 +20,14 @@ class ClampLimits(nl.NKIObject):
     non_linear_clamp_lower_limit: float | None = None
 
 
-def gate_bounds(limits: ClampLimits | None) -> Bounds:
+def gate_bounds(limits: ClampLimits | None) -> ClampBounds:
     """Return the bounds of the gate."""
     if limits is None:
         return None, None
     return limits.non_linear_clamp_lower_limit, limits.non_linear_clamp_upper_limit
 
 
-def up_bounds(limits: ClampLimits | None) -> Bounds:
+def up_bounds(limits: ClampLimits | None) -> ClampBounds:
     """Return the bounds of up."""
     if limits is None:
         return None, None

@@ -23,7 +23,7 @@ from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
 
-from .ring import Bounds, Ring, copy_rows, visible_scores_ref
+from .ring import Ring, SequenceBounds, copy_rows, visible_scores_ref
 
 KEYS = 512  # of a tile: a PSUM bank of float32
 UNBOUNDED = 1.0e9  # beyond every key
@@ -70,13 +70,13 @@ def ring_attention_spmd_bwd(
     batch, heads, head_dim, tokens = q_ref.shape
     bounds = None
     if bound_min is not None or bound_max is not None:
-        bounds = Bounds(bound_min, bound_max, batch, heads, tokens)
+        bounds = SequenceBounds(bound_min, bound_max, batch, heads, tokens)
     kernel_assert(
         lnc_size in (1, nl.num_programs(0)),
         f"lnc_size: got {lnc_size}, allowed is the number of cores, {nl.num_programs(0)}",
     )
     ring = Ring(replica_groups, num_workers)
-    work = Work(q_ref, o_ref, dy_ref, lse_ref, softmax_scale, mixed_precision)
+    work = LocalTensors(q_ref, o_ref, dy_ref, lse_ref, softmax_scale, mixed_precision)
     flat = (batch * heads, head_dim, tokens)
     keys = [k_ref.reshape(flat), v_ref.reshape(flat)]
     buffers, grads = [], []
@@ -116,7 +116,7 @@ def ring_attention_spmd_bwd(
     return work.dq.reshape(q_ref.shape), dk, dv
 
 
-class Work(nl.NKIObject):
+class LocalTensors(nl.NKIObject):
     """What stays with this rank, [heads, D, S]."""
 
     def __init__(
@@ -145,7 +145,7 @@ class Visit(nl.NKIObject):
         self.limits: tuple[Tensor, Tensor] | None = None  # bound_min and bound_max, [1 or heads, S]
 
 
-def add_head(work: Work, visit: Visit, keys: list, grads: list) -> None:
+def add_head(work: LocalTensors, visit: Visit, keys: list, grads: list) -> None:
     """Add the contribution of one head's queries to dq and to the gradients of the keys."""
     head, tokens = visit.head, work.q.shape[2]
     q, dy = load(work.q[head], work.dtype), load(work.dy[head], work.dtype)
@@ -184,7 +184,7 @@ def transposed_tokens(x: Tensor) -> Tensor:
     return found
 
 
-def statistics(work: Work, head: int, dy: Tensor) -> tuple:
+def statistics(work: LocalTensors, head: int, dy: Tensor) -> tuple:
     """Return -lse and delta, both [128, S / 128], for query 128 g + p."""
     lse = load(work.lse[head], nl.float32)
     neg_lse = nl.ndarray(lse.shape, nl.float32)
@@ -240,7 +240,7 @@ def start_sum(place: Tensor, begun: bool) -> Tensor:
 
 
 def probabilities(
-    work: Work,
+    work: LocalTensors,
     q: Tensor,
     k: Tensor,
     neg_lse: Tensor,
@@ -268,7 +268,7 @@ def probabilities(
     return p
 
 
-def score_gradient(work: Work, dy: Tensor, v: Tensor, p: Tensor, delta: Tensor, row: int) -> Tensor:
+def score_gradient(work: LocalTensors, dy: Tensor, v: Tensor, p: Tensor, delta: Tensor, row: int) -> Tensor:
     """Return dS = P (dY V^T - delta)."""
     products = nl.ndarray(p.shape, nl.float32, buffer=nl.psum)
     nisa.nc_matmul(products, dy, v)

@@ -48,7 +48,7 @@ def allgather_compute_matmul(
     """
     check_degree(tp_degree)
     check(lhs, rhs)
-    job = Job(lhs, rhs, tp_degree, num_groups)
+    job = GatherMatmul(lhs, rhs, tp_degree, num_groups)
     if force_hbm_cc or job.ring_bytes() * 2 + job.weight_bytes() > SBUF_BYTES:
         ring_in_hbm(job)
     else:
@@ -56,7 +56,7 @@ def allgather_compute_matmul(
     return job.out
 
 
-class Job(nl.NKIObject):
+class GatherMatmul(nl.NKIObject):
     """Sizes, the group, the weights and the result of a call."""
 
     def __init__(self, lhs: Tensor, rhs: Tensor, tp_degree: int, num_groups: int):
@@ -87,7 +87,7 @@ class Job(nl.NKIObject):
         return self.depth * self.rhs.shape[1] * sizeinbytes(self.rhs.dtype)
 
 
-def load_weights(job: Job, first: int, end: int) -> Tensor:
+def load_weights(job: GatherMatmul, first: int, end: int) -> Tensor:
     """Load columns of rhs as [128, depth, columns]; rows beyond K are 0."""
     tile = nl.ndarray((PMAX, job.depth, end - first), job.rhs.dtype)
     clear_tail(tile, job.lhs.shape[1])
@@ -101,14 +101,14 @@ def clear_tail(tile: Tensor, contraction: int) -> None:
         nisa.memset(tile[:, tile.shape[1] - 1, :], 0.0)
 
 
-def transpose_row_tile(job: Job, index: int, dst: Tensor) -> None:
+def transpose_row_tile(job: GatherMatmul, index: int, dst: Tensor) -> None:
     """Transpose a row tile of lhs into dst [128, depth, rows]."""
     first = job.first + index * job.tile
     clear_tail(dst, job.lhs.shape[1])
     transpose_rows(dst, 0, 0, load(job.lhs[first : first + job.tile]))
 
 
-def ring_in_sbuf(job: Job) -> None:
+def ring_in_sbuf(job: GatherMatmul) -> None:
     """Run the ring in SBUF: TensorE reads the ring's buffers directly."""
     width = job.depth * job.tile
     shape = (PMAX, job.tiles() * width)
@@ -126,11 +126,11 @@ def ring_in_sbuf(job: Job) -> None:
             multiply(job, chunk[:, i], slot, i)
 
 
-def by_tile(buffer: Tensor, job: Job) -> Tensor:
+def by_tile(buffer: Tensor, job: GatherMatmul) -> Tensor:
     return buffer.reshape((PMAX, job.tiles(), job.depth, job.tile))
 
 
-def ring_in_hbm(job: Job) -> None:
+def ring_in_hbm(job: GatherMatmul) -> None:
     """Run the ring in HBM: row tiles are loaded one by one, and the cores share the buffers."""
     width, mine = job.depth * job.tile, job.tiles() * PMAX
     shape = (job.cores * mine, width)
@@ -149,12 +149,12 @@ def ring_in_hbm(job: Job) -> None:
             multiply(job, tile.reshape((PMAX, job.depth, job.tile)), slot, i)
 
 
-def rows_of(buffer: Tensor, job: Job, index: int) -> Tensor:
+def rows_of(buffer: Tensor, job: GatherMatmul, index: int) -> Tensor:
     first = (job.core * job.tiles() + index) * PMAX
     return buffer[first : first + PMAX]
 
 
-def multiply(job: Job, tile: Tensor, slot: nisa.VirtualRegister, index: int) -> None:
+def multiply(job: GatherMatmul, tile: Tensor, slot: nisa.VirtualRegister, index: int) -> None:
     """Multiply row tile `index` of a rank's chunk by all columns of rhs."""
     first = job.first + index * job.tile
     for columns in TiledRange(job.rhs.shape[1], BANKS * BANK):
@@ -172,7 +172,7 @@ def multiply(job: Job, tile: Tensor, slot: nisa.VirtualRegister, index: int) -> 
         nisa.dma_copy(place, rows)
 
 
-def columns_of(job: Job, columns: TiledRangeIterator) -> Tensor:
+def columns_of(job: GatherMatmul, columns: TiledRangeIterator) -> Tensor:
     if job.weights is None:
         return load_weights(job, columns.start_offset, columns.end_offset)
     return job.weights[:, :, columns.start_offset : columns.end_offset]

@@ -11,7 +11,7 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.conv.convolve import check_axis, check_operands, convolve
-from nkilib.experimental.conv.geometry import Axis, output_size
+from nkilib.experimental.conv.geometry import ConvAxis, output_size
 from nkilib.experimental.conv.inputs import Convolution
 from nkilib.experimental.conv.reference import convolution_ref
 
@@ -57,7 +57,7 @@ def conv1d(
         filters,
         bias,
         out.reshape((batches, columns, 1, 1, output_size(axis))),
-        [Axis(1, 1), Axis(1, 1), axis],
+        [ConvAxis(1, 1), ConvAxis(1, 1), axis],
         activation_fn,
     )
     convolve(convolution, lnc_shard)

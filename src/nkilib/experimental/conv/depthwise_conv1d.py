@@ -24,8 +24,8 @@ from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.conv.convolve import DTYPES, check_axis
 from nkilib.experimental.conv.geometry import (
     BANK_POSITIONS,
-    Axis,
-    Span,
+    ConvAxis,
+    OutputSpan,
     channel_tiles,
     even_parts,
     input_of,
@@ -132,7 +132,7 @@ class Taps(nl.NKIObject):
 
 
 def convolve_rows(
-    x: Tensor, f: Tensor, y: Tensor, axis: Axis, channel: int, partitions: int, tiles: int
+    x: Tensor, f: Tensor, y: Tensor, axis: ConvAxis, channel: int, partitions: int, tiles: int
 ) -> None:
     """Convolve channels channel + p * tiles + j in tile j; small tiles hold several batches."""
     batches = x.shape[0]
@@ -148,7 +148,7 @@ def convolve_rows(
         taps = Taps(filters[:, j], identity, [], j == 0)
         for batch in TiledRange(batches, below):
             for q in TiledRange(y.shape[2], row_outputs(axis, x.dtype)):
-                span = Span(q.start_offset, q.end_offset)
+                span = OutputSpan(q.start_offset, q.end_offset)
                 rows = []  # of HBM, [partitions, W] and [partitions, Q]
                 places = []
                 for b in range(batch.start_offset, batch.end_offset):
@@ -158,13 +158,15 @@ def convolve_rows(
                 unit = convolve_span(rows, places, taps, axis, span, unit, last)
 
 
-def row_outputs(axis: Axis, dtype: DTypeLike) -> int:
+def row_outputs(axis: ConvAxis, dtype: DTypeLike) -> int:
     """Return how many outputs of a channel are computed from one load."""
     room = (ROW_BYTES // sizeinbytes(dtype) - axis.taps) // axis.stride
     return max(BANK_POSITIONS, min(ROW_OUTPUTS, room))
 
 
-def convolve_span(rows: list, places: list, taps: Taps, axis: Axis, span: Span, unit: int, last: bool) -> int:
+def convolve_span(
+    rows: list, places: list, taps: Taps, axis: ConvAxis, span: OutputSpan, unit: int, last: bool
+) -> int:
     """Compute the outputs of a span of all rows and return the number of the next unit of work.
 
     The first inputs use a separate queue, and the `last` outputs are stored as they become ready, as there is
@@ -204,7 +206,7 @@ def on_vector(unit: int, taps: int, dtype: DTypeLike) -> bool:
     return int((unit + 1) * share) > int(unit * share)
 
 
-def load_span(rows: list, axis: Axis, span: Span, second_queue: bool) -> Tensor:
+def load_span(rows: list, axis: ConvAxis, span: OutputSpan, second_queue: bool) -> Tensor:
     """Load the inputs that the outputs of a span meet, 0 where that is padding."""
     queue = hardware_queue() if second_queue else nisa.dge_mode.unknown
     first, end = input_of(axis, span.start, 0), input_of(axis, span.end - 1, axis.taps - 1) + 1
@@ -221,7 +223,7 @@ def load_span(rows: list, axis: Axis, span: Span, second_queue: bool) -> Tensor:
     return tile
 
 
-def tap_view(x: Tensor, axis: Axis, tap: int, start: int, outputs: int) -> Tensor:
+def tap_view(x: Tensor, axis: ConvAxis, tap: int, start: int, outputs: int) -> Tensor:
     """Return the inputs that a tap meets for outputs start ... of the tile."""
     at = start * axis.stride + tap
     return x[:, at : at + (outputs - 1) * axis.stride + 1 : axis.stride]
@@ -230,7 +232,7 @@ def tap_view(x: Tensor, axis: Axis, tap: int, start: int, outputs: int) -> Tenso
 # ---- the two engines ------------------------------------------------------------------------------------
 
 
-def multiply_taps(out: Tensor, x: Tensor, taps: Taps, axis: Axis, start: int) -> None:
+def multiply_taps(out: Tensor, x: Tensor, taps: Taps, axis: ConvAxis, start: int) -> None:
     """Compute out = sum over taps of diagonal(filter) @ x, [partitions, outputs], on TensorE."""
     partitions, outputs = out.shape
     sums = nl.ndarray((partitions, outputs), nl.float32, buffer=nl.psum)
@@ -256,7 +258,7 @@ def tap_diagonal(taps: Taps, s: int, partitions: int) -> Tensor:
     return diagonal[0:partitions, 0:partitions]
 
 
-def add_taps(out: Tensor, x: Tensor, taps: Taps, axis: Axis, start: int) -> None:
+def add_taps(out: Tensor, x: Tensor, taps: Taps, axis: ConvAxis, start: int) -> None:
     """Compute out = x * filter + out tap by tap in float32 on VectorE; ScalarE does the first tap."""
     partitions, outputs = out.shape
     sums = out

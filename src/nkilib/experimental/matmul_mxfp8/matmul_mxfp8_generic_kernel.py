@@ -10,7 +10,7 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import MatmulMxfp8KernelConfig, check_config
 from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
-from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import Operand, describe, packed_dtype, part_of
+from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import MxOperand, describe, packed_dtype, part_of
 from nkilib.experimental.mxfp_utils.mxfp8_utils.products import Stored, multiply
 from nkilib.experimental.mxfp_utils.mxfp8_utils.sharding import core_share
 
@@ -117,7 +117,7 @@ def operand_of(
     packing: bool,
     dtype: DTypeLike,
     scheme: str,
-) -> Operand:
+) -> MxOperand:
     """The operand of an argument: a tensor, or (data, scales)."""
     tensor = given
     if isinstance(given, (tuple, list)):

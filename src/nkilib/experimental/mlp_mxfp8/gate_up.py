@@ -8,8 +8,8 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.types import Tensor
-from nkilib.experimental.clamp_limits import Bounds, ClampLimits, gate_bounds, up_bounds
-from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import Operand, part_of
+from nkilib.experimental.clamp_limits import ClampBounds, ClampLimits, gate_bounds, up_bounds
+from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import MxOperand, part_of
 from nkilib.experimental.mxfp_utils.mxfp8_utils.products import multiply
 
 
@@ -23,7 +23,7 @@ class Checkpoints(nl.NKIObject):
     products: list[Tensor] = field(default_factory=list)  # m may have several destinations
 
 
-def clamped(tile: Tensor, bounds: Bounds) -> Tensor:
+def clamped(tile: Tensor, bounds: ClampBounds) -> Tensor:
     """Return a float32 copy of a tile clamped to its bounds; the tile itself if it has none."""
     lower, upper = bounds
     if lower is None and upper is None:
@@ -66,7 +66,7 @@ class Gated(nl.NKIObject):
 
 
 def gate_up_rows(
-    hidden: Operand, gate_up: Operand, places: Checkpoints, limits: ClampLimits | None, row: int
+    hidden: MxOperand, gate_up: MxOperand, places: Checkpoints, limits: ClampLimits | None, row: int
 ) -> None:
     """Compute m for all rows of `hidden`, which are rows `row` and following of the checkpoints."""
     half = gate_up.features // 2

@@ -21,8 +21,8 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.pad.pad_axes import (
-    Axis,
-    Piece,
+    AxisPiece,
+    PaddedAxis,
     merged_axes,
     one_by_one,
     pieces_from,
@@ -167,7 +167,7 @@ def copy_all(target: Tensor, source: Tensor, walk: list, value: float) -> None:
                     tile, places = padded_rows(block, columns, c, value), pieces_from(rows, r[0], r[1])
                     if rows.padded and plane_fits(walk, source.dtype):
                         tile = padded(tile, 2, rows.first, rows, [0, rows.output], value)
-                        places = [Piece(0, 0, rows.output)]
+                        places = [AxisPiece(0, 0, rows.output)]
                     outer = [pieces_from(parts, p[0], p[1]), pieces_from(planes, i[0], i[1]), places]
                     store(target[:, :, :, c[0] : c[1]], tile, outer)
 
@@ -208,7 +208,7 @@ def partition_spans(start: int, end: int) -> list:
     return spans(start + share[0], start + share[1], div_ceil(count, div_ceil(count, PMAX)))
 
 
-def padded_rows(block: Tensor, columns: Axis, c: list, value: float) -> Tensor:
+def padded_rows(block: Tensor, columns: PaddedAxis, c: list, value: float) -> Tensor:
     """Return output columns c of a block of rows in SBUF; one transfer loads the inputs they need."""
     low, high = columns.size, 0
     for piece in pieces_into(columns, c[0], c[1]):
@@ -220,14 +220,14 @@ def padded_rows(block: Tensor, columns: Axis, c: list, value: float) -> Tensor:
     return padded(tile, 3, low, columns, c, value) if columns.padded else tile
 
 
-def padded(tile: Tensor, dim: int, first: int, axis: Axis, span: list, value: float) -> Tensor:
+def padded(tile: Tensor, dim: int, first: int, axis: PaddedAxis, span: list, value: float) -> Tensor:
     """Return the outputs of an axis in a span, along dimension `dim` of a tile of inputs from `first` on."""
     shape = []
     for i in range(4):
         shape.append(span[1] - span[0] if i == dim else tile.shape[i])
     result = nl.ndarray(tuple(shape), tile.dtype, buffer=nl.sbuf)
     for piece in pieces_into(axis, span[0], span[1]):
-        taken = Piece(0, piece.source - first, piece.length, piece.repeat)
+        taken = AxisPiece(0, piece.source - first, piece.length, piece.repeat)
         place = result.slice(dim, piece.start, piece.start + piece.length)
         nisa.tensor_copy(place, spread(tile, dim, taken))
     for fill in axis.fills:
@@ -235,7 +235,7 @@ def padded(tile: Tensor, dim: int, first: int, axis: Axis, span: list, value: fl
     return result
 
 
-def spread(tile: Tensor, dim: int, piece: Piece) -> Tensor:
+def spread(tile: Tensor, dim: int, piece: AxisPiece) -> Tensor:
     """Return what a piece takes from a tile along one dimension."""
     if piece.repeat:
         return tile.slice(dim, piece.source, piece.source + 1).broadcast(dim, piece.length)

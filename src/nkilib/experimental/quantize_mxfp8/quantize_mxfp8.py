@@ -17,8 +17,8 @@ from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import (
     LANES,
     PACKED_TILES,
     TILE,
-    Operand,
-    Quantized,
+    MxBlock,
+    MxOperand,
     describe,
     element_dtype,
     load_stage,
@@ -78,7 +78,7 @@ def quantize_block_mxfp8_kernel(
 
 
 def quantize_features(
-    data: Tensor, scales: Tensor, operand: Operand, start: int, features: int, packed: bool
+    data: Tensor, scales: Tensor, operand: MxOperand, start: int, features: int, packed: bool
 ) -> None:
     """Quantise all of K for some features, four tiles at a time: they share a block of packed scales."""
     tiles = div_ceil(operand.contraction, TILE)
@@ -88,7 +88,7 @@ def quantize_features(
         elements = nl.ndarray((PMAX, group.size, features), operand.dtype, buffer=nl.sbuf)
         found = nl.ndarray((PMAX, 1 if packed else group.size, features), nl.uint8, buffer=nl.sbuf)
         nisa.memset(found, 0)
-        block = Quantized(elements, found, packed, start, features, rest)
+        block = MxBlock(elements, found, packed, start, features, rest)
         stage = load_stage(operand, start, features, group)
         for i in range(group.size):
             rows = tile_rows(block, i)

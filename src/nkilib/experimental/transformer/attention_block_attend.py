@@ -7,11 +7,11 @@ import nki.language as nl
 from nkilib.core.attention.attention_tkg import AttnTKGConfig, attention_tkg
 from nkilib.core.utils.common_types import DtypeMode
 from nkilib.core.utils.types import Tensor
-from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockSizes, Masks
+from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockMasks, BlockSizes
 
 
 def attend(
-    q: Tensor, keys: Tensor, values: Tensor, n: BlockSizes, c: BlockCaches, masks: Masks, mode: DtypeMode
+    q: Tensor, keys: Tensor, values: Tensor, n: BlockSizes, c: BlockCaches, masks: BlockMasks, mode: DtypeMode
 ) -> Tensor:
     """Return softmax(q K^T) V as [d, B, N, S] in SBUF.
 

@@ -48,7 +48,7 @@ class BlockSizes(nl.NKIObject):
 
 
 @dataclass
-class Quantized(nl.NKIObject):
+class QuantizedWeights(nl.NKIObject):
     """The quantisation of weights, with the scales of weights and inputs."""
 
     kind: QuantizationType = QuantizationType.NONE
@@ -74,7 +74,7 @@ class BlockInput(nl.NKIObject):
     w_qkv: Tensor
     bias: Tensor | None = None
     norm: InputNorm = field(default_factory=InputNorm)
-    quantized: Quantized = field(default_factory=Quantized)
+    quantized: QuantizedWeights = field(default_factory=QuantizedWeights)
     transposed: bool = False  # x is [128, n, H / (128 n), B S]
     transposed_by_4: bool = False
 
@@ -99,7 +99,7 @@ class RotaryTables(nl.NKIObject):
 
 
 @dataclass
-class Masks(nl.NKIObject):
+class BlockMasks(nl.NKIObject):
     """The mask of attention, or the positions that define it; and options of the computation."""
 
     mask: Tensor | None
@@ -118,7 +118,7 @@ class BlockOutput(nl.NKIObject):
 
     weights: Tensor | None
     bias: Tensor | None = None
-    quantized: Quantized = field(default_factory=Quantized)
+    quantized: QuantizedWeights = field(default_factory=QuantizedWeights)
     transposed: bool = False
     in_sbuf: bool = False
 
@@ -139,7 +139,7 @@ class AttentionBlock(nl.NKIObject):
 
     input: BlockInput
     caches: BlockCaches
-    masks: Masks
+    masks: BlockMasks
     output: BlockOutput
     rotary: RotaryTables
     norm_before: HeadNormOptions = field(default_factory=HeadNormOptions)  # before RoPE

@@ -37,12 +37,12 @@ from nkilib.experimental.transformer.attention_block_parameters import (
     AttentionBlock,
     BlockCaches,
     BlockInput,
+    BlockMasks,
     BlockOutput,
     BlockSizes,
     HeadNormOptions,
     InputNorm,
-    Masks,
-    Quantized,
+    QuantizedWeights,
     RankShare,
     RotaryTables,
     check_block,
@@ -175,9 +175,9 @@ def attention_block_tkg(
         (k_scale, v_scale),
     )
     norm = InputNorm(rmsnorm_X_enabled, rmsnorm_X_eps, rmsnorm_X_gamma, X_hidden_dim_actual)
-    w_qkv = Quantized(quantization_type_qkv, weight_dequant_scale_qkv, input_dequant_scale_qkv)
+    w_qkv = QuantizedWeights(quantization_type_qkv, weight_dequant_scale_qkv, input_dequant_scale_qkv)
     kind_out = QuantizationType.NONE if quantization_type_out is None else quantization_type_out
-    w_out = Quantized(kind_out, weight_dequant_scale_out, input_dequant_scale_out)
+    w_out = QuantizedWeights(kind_out, weight_dequant_scale_out, input_dequant_scale_out)
     before = HeadNormOptions(
         rmsnorm_QK_pre_rope_enabled, rmsnorm_QK_pre_rope_eps, rmsnorm_QK_pre_rope_W_Q, rmsnorm_QK_pre_rope_W_K
     )
@@ -187,7 +187,7 @@ def attention_block_tkg(
         rmsnorm_QK_post_rope_W_Q,
         rmsnorm_QK_post_rope_W_K,
     )
-    masks = Masks(
+    masks = BlockMasks(
         attention_mask, pos_ids, swa_start_pos_ids, sink, max_context_len, enable_fa_s_prior_tiling, sbm
     )
     block = AttentionBlock(
@@ -252,7 +252,7 @@ def run_block(b: AttentionBlock) -> tuple[Tensor, Tensor, Tensor, CacheUpdate | 
 
 
 @dataclass
-class NewTokens(nl.NKIObject):
+class ProjectedTokens(nl.NKIObject):
     """Queries [d, N, tokens] of the new tokens; their keys and values in tiles [tokens <= 128, d]."""
 
     queries: Tensor
@@ -260,13 +260,13 @@ class NewTokens(nl.NKIObject):
     values: list
 
 
-def project_tokens(b: AttentionBlock, n: BlockSizes, n_prgs: int, core: int) -> NewTokens:
+def project_tokens(b: AttentionBlock, n: BlockSizes, n_prgs: int, core: int) -> ProjectedTokens:
     """Project the new tokens, and apply norms of heads and RoPE."""
     p = projection_of(b.input, n, b.dtype_mode)
     before, after = head_norm(b.norm_before, n.depth), head_norm(b.norm_after, n.depth)
     scale = n.depth**-0.5 if b.softmax_scale is None else b.softmax_scale
     dtype = b.input.x.dtype
-    new = NewTokens(nl.ndarray((n.depth, n.heads, n.tokens()), dtype, buffer=nl.sbuf), [], [])
+    new = ProjectedTokens(nl.ndarray((n.depth, n.heads, n.tokens()), dtype, buffer=nl.sbuf), [], [])
     rows = projected_rows(p, n_prgs, core)
     for i in range(len(rows)):
         first, count = i * PMAX, rows[i].shape[0]

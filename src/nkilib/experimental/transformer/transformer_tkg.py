@@ -22,9 +22,9 @@ from nkilib.experimental.transformer.attention_block_parameters import (
     AttentionBlock,
     BlockCaches,
     BlockInput,
+    BlockMasks,
     BlockOutput,
     InputNorm,
-    Masks,
     RotaryTables,
 )
 from nkilib.experimental.transformer.attention_block_tkg import run_block
@@ -246,7 +246,7 @@ def attended(
     tokens = BlockInput(x, w_qkv, norm=InputNorm(True, eps, gamma))
     caches = BlockCaches(keys, values, True, update=position_ids is not None, index=position_ids)
     output = BlockOutput(w_out, transposed=True, in_sbuf=True)
-    block = AttentionBlock(tokens, caches, Masks(mask), output, rotary, dtype_mode=dtype_mode)
+    block = AttentionBlock(tokens, caches, BlockMasks(mask), output, rotary, dtype_mode=dtype_mode)
     result = run_block(block)
     if result[3] is not None:
         updates.append(result[3])

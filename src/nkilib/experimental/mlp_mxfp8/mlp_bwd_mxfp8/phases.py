@@ -32,7 +32,7 @@ from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import MatmulMxfp8Kern
 from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints
 from nkilib.experimental.mlp_mxfp8.mlp_bwd_mxfp8.gate_gradients import GateGradients, transpose_rows_to
 from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
-from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import Operand, describe, packed_dtype, part_of
+from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import MxOperand, describe, packed_dtype, part_of
 from nkilib.experimental.mxfp_utils.mxfp8_utils.products import Stored, multiply
 from nkilib.experimental.mxfp_utils.mxfp8_utils.sharding import core_share
 
@@ -196,7 +196,7 @@ def compute_phase4_down_weight_grad_mxfp8(
 
 def operands_of(
     left: tuple[str, TensorDescriptor], right: tuple[str, TensorDescriptor], fp8_x4_dtype: DTypeLike
-) -> tuple[Operand, Operand]:
+) -> tuple[MxOperand, MxOperand]:
     """Return both operands of a product, given as (name, descriptor); they contract the same size."""
     fp8 = packed_dtype("fp8_x4_dtype", fp8_x4_dtype)
     first, second = describe(left[0], left[1], fp8), describe(right[0], right[1], fp8)
@@ -204,13 +204,15 @@ def operands_of(
     return first, second
 
 
-def check_result(name: str, td: TensorDescriptor, dtype: DTypeLike, left: Operand, right: Operand) -> None:
+def check_result(
+    name: str, td: TensorDescriptor, dtype: DTypeLike, left: MxOperand, right: MxOperand
+) -> None:
     """Check that a tensor can receive the product of two operands."""
     check_dtype(name, td, dtype)
     assert_shape(td.tensor, (left.features, right.features), name)
 
 
-def check_contraction(name: str, operand: Operand, other: Operand) -> None:
+def check_contraction(name: str, operand: MxOperand, other: MxOperand) -> None:
     kernel_assert(
         operand.contraction == other.contraction,
         f"{name}: contracts {operand.contraction}, the other operand {other.contraction}",

@@ -14,7 +14,7 @@ from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.types import DTypeLike, Tensor
-from nkilib.experimental.clamp_limits import Bounds, ClampLimits, gate_bounds, up_bounds
+from nkilib.experimental.clamp_limits import ClampBounds, ClampLimits, gate_bounds, up_bounds
 from nkilib.experimental.moe.bwd.gradients import Given, Gradients
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
     ACTIVATIONS,
@@ -223,7 +223,7 @@ def slope_ref(act_fn: ActFnType, x: np.ndarray) -> np.ndarray:
     return (activation_ref(act_fn, x + step) - activation_ref(act_fn, x - step)) / (2.0 * step)
 
 
-def inside_ref(x: np.ndarray, bounds: Bounds) -> np.ndarray:
+def inside_ref(x: np.ndarray, bounds: ClampBounds) -> np.ndarray:
     """Return True where x is strictly inside its bounds."""
     lower, upper = bounds
     return (x > (-np.inf if lower is None else lower)) & (x < (np.inf if upper is None else upper))

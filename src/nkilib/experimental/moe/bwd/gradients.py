@@ -55,7 +55,7 @@ class Gradient(nl.NKIObject):
 
 
 @dataclass
-class Part(nl.NKIObject):
+class GradientPart(nl.NKIObject):
     """A part of a gradient, as matrices [rows, columns]."""
 
     total: Tensor
@@ -87,21 +87,21 @@ class Gradients(nl.NKIObject):
         for e in range(gradient.out.shape[0]):
             total, out = gradient.total[e], gradient.out[e]
             if len(gradient.out.shape) == 4:
-                parts.append(Part(self.of_column(total), self.of_column(out)))
+                parts.append(GradientPart(self.of_column(total), self.of_column(out)))
             else:
-                parts.append(Part(self.of_row(total), self.of_row(out)))
+                parts.append(GradientPart(self.of_row(total), self.of_row(out)))
         return parts
 
     def row_parts(self, gradient: Gradient) -> list:
         """Return this core's part of rows [n, H]."""
-        return [Part(self.of_row(gradient.total), self.of_row(gradient.out))]
+        return [GradientPart(self.of_row(gradient.total), self.of_row(gradient.out))]
 
     def side_parts(self, gradient: Gradient) -> list:
         """Return the gradient of the bias of gate and up, which core 0 computes."""
         if self.core != 0:
             return []
         shape = (gradient.out.shape[0], gradient.out.shape[1] * gradient.out.shape[2])
-        return [Part(gradient.total.reshape(shape), gradient.out.reshape(shape))]
+        return [GradientPart(gradient.total.reshape(shape), gradient.out.reshape(shape))]
 
     def of_row(self, rows: Tensor) -> Tensor:
         """Return this core's columns of rows [n, H]."""

@@ -20,7 +20,7 @@ from nkilib.core.utils.projection_results import new_rows
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import Tensor
-from nkilib.experimental.clamp_limits import Bounds, gate_bounds, up_bounds
+from nkilib.experimental.clamp_limits import ClampBounds, gate_bounds, up_bounds
 from nkilib.experimental.moe.bwd.gradients import Gradients, add_products
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
     BackwardParameters,
@@ -39,7 +39,7 @@ from nkilib.experimental.moe.bwd.operands import (
 
 
 @dataclass
-class Middle(nl.NKIObject):
+class MiddleTiles(nl.NKIObject):
     """The feature-major tiles [128, tiles, tokens] of a unit, and the rows of its gradient."""
 
     gate: Tensor  # as checkpointed, or None
@@ -51,7 +51,7 @@ class Middle(nl.NKIObject):
     grad: Tensor  # dy Wd^T, float32: before affinities
 
 
-def first_half(p: BackwardParameters, unit: Unit, gradients: Gradients) -> Middle:
+def first_half(p: BackwardParameters, unit: Unit, gradients: Gradients) -> MiddleTiles:
     """Compute the gradient of the middle from that of the output: dm' = dy Wd^T."""
     dtype = matmul_dtype(p)
     table = gradients.of_row(p.out_grad)
@@ -60,7 +60,7 @@ def first_half(p: BackwardParameters, unit: Unit, gradients: Gradients) -> Middl
     gate = None if p.skip_gate else load_features(p, 0, unit)
     up = load_features(p, 1, unit)
     active, product, slope = activations(p, gate, up)
-    return Middle(gate, up, active, product, slope, rows, middle_grad(p, unit, dy, gradients))
+    return MiddleTiles(gate, up, active, product, slope, rows, middle_grad(p, unit, dy, gradients))
 
 
 @dataclass
@@ -77,7 +77,7 @@ class BlockRows(nl.NKIObject):
 def second_half(
     p: BackwardParameters,
     unit: Unit,
-    middle: Middle,
+    middle: MiddleTiles,
     gradients: Gradients,
     repeats: Repeats,
     rows: BlockRows,
@@ -196,7 +196,7 @@ def middle_grad(p: BackwardParameters, unit: Unit, dy: Activations, gradients: G
     return own
 
 
-def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:
+def split_grad(p: BackwardParameters, unit: Unit, middle: MiddleTiles) -> tuple:
     """Return (dg, du): dm * up * act'(gate) and dm * act(gate), 0 where a limit was reached."""
     inner = intermediate_size(p)
     row = affinity_row(unit)
@@ -223,7 +223,7 @@ def split_grad(p: BackwardParameters, unit: Unit, middle: Middle) -> tuple:
     return gates, Activations(up_grad, inner)
 
 
-def stop_at(grad: Tensor, value: Tensor, bounds: Bounds) -> None:
+def stop_at(grad: Tensor, value: Tensor, bounds: ClampBounds) -> None:
     """Set grad = 0 where the value is not strictly inside its bounds."""
     lower, upper = bounds
     if upper is not None:
@@ -265,7 +265,7 @@ def affinity_targets(unit: Unit, targets: Tensor) -> Tensor:
     return index
 
 
-def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: Middle, gradients: Gradients) -> Tensor:
+def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: MiddleTiles, gradients: Gradients) -> Tensor:
     """Return the sum of dy * down over this core's columns, [128, columns of tokens]."""
     tiles = unit.size // PMAX
     sums = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
@@ -279,7 +279,7 @@ def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: Middle, gradient
     return sums
 
 
-def sums_over_middle(p: BackwardParameters, unit: Unit, middle: Middle) -> Tensor:
+def sums_over_middle(p: BackwardParameters, unit: Unit, middle: MiddleTiles) -> Tensor:
     """Return the sum of dm' * m over I, [128, columns of tokens]: TensorE sums over the partitions."""
     tiles = unit.size // PMAX
     ones = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)

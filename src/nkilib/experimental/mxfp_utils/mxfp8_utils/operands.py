@@ -26,7 +26,7 @@ SCHEMES = ("wrapX", "1x32")
 
 
 @dataclass
-class Operand(nl.NKIObject):
+class MxOperand(nl.NKIObject):
     """[features, contraction] in HBM. form: "f_by_k", "k_by_f", "swizzled" or "quantized"."""
 
     source: Tensor
@@ -41,7 +41,7 @@ class Operand(nl.NKIObject):
 
 
 @dataclass
-class Quantized(nl.NKIObject):
+class MxBlock(nl.NKIObject):
     """Some features of an operand in SBUF: data [128, tiles, features] four-packed, and their scales."""
 
     data: Tensor
@@ -55,7 +55,7 @@ class Quantized(nl.NKIObject):
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-def describe(name: str, td: TensorDescriptor, dtype: DTypeLike, scheme: str = "wrapX") -> Operand:
+def describe(name: str, td: TensorDescriptor, dtype: DTypeLike, scheme: str = "wrapX") -> MxOperand:
     """Check a descriptor and return its operand. dtype is the four-packed dtype to quantise to."""
     shape = tuple(td.tensor.shape)
     kernel_assert(len(shape) == 2, f"{name}: got shape {shape}, expected a matrix")
@@ -69,16 +69,16 @@ def describe(name: str, td: TensorDescriptor, dtype: DTypeLike, scheme: str = "w
         kernel_assert(
             columns % LANES == 0, f"{name}: got shape {shape}, expected [K/4, 4F] as it is swizzled"
         )
-        operand = Operand(td.tensor, None, "swizzled", False, columns // LANES, rows * LANES, dtype, scheme)
+        operand = MxOperand(td.tensor, None, "swizzled", False, columns // LANES, rows * LANES, dtype, scheme)
     elif td.is_f_by_k:
-        operand = Operand(td.tensor, None, "f_by_k", False, rows, columns, dtype, scheme)
+        operand = MxOperand(td.tensor, None, "f_by_k", False, rows, columns, dtype, scheme)
     else:
-        operand = Operand(td.tensor, None, "k_by_f", False, columns, rows, dtype, scheme)
+        operand = MxOperand(td.tensor, None, "k_by_f", False, columns, rows, dtype, scheme)
     check_sizes(name, operand)
     return operand
 
 
-def quantized_operand(name: str, td: TensorDescriptor, dtype: DTypeLike, scheme: str) -> Operand:
+def quantized_operand(name: str, td: TensorDescriptor, dtype: DTypeLike, scheme: str) -> MxOperand:
     """Return the operand of elements that come with scales, packed or not, as their shape says."""
     data = as_packed(name, td.tensor, dtype)
     features, contraction = data.shape[1], data.shape[0] * LANES
@@ -95,7 +95,7 @@ def quantized_operand(name: str, td: TensorDescriptor, dtype: DTypeLike, scheme:
         f"{name}: got scales of dtype {td.scales.dtype}, expected uint8 or float8_e8m0fnu",
     )
     packed = rows == packed_rows
-    operand = Operand(data, td.scales, "quantized", packed, features, contraction, data.dtype, scheme)
+    operand = MxOperand(data, td.scales, "quantized", packed, features, contraction, data.dtype, scheme)
     check_sizes(name, operand)
     return operand
 
@@ -115,7 +115,7 @@ def as_packed(name: str, tensor: Tensor, dtype: DTypeLike) -> Tensor:
     return tensor if tensor.dtype == packed else tensor.view(packed)
 
 
-def check_sizes(name: str, operand: Operand) -> None:
+def check_sizes(name: str, operand: MxOperand) -> None:
     kernel_assert(
         operand.contraction % PMAX == 0 and operand.contraction > 0,
         f"{name}: the contraction K is {operand.contraction}, it must be a multiple of {PMAX}",
@@ -143,9 +143,9 @@ def element_dtype(packed: DTypeLike) -> DTypeLike:
     return FP8[0][0] if packed == FP8[0][1] else FP8[1][0]
 
 
-def part_of(operand: Operand, first: int, features: int) -> Operand:
+def part_of(operand: MxOperand, first: int, features: int) -> MxOperand:
     """Return some features of an operand as an operand."""
-    return Operand(
+    return MxOperand(
         operand.source,
         operand.scales,
         operand.form,
@@ -161,13 +161,13 @@ def part_of(operand: Operand, first: int, features: int) -> Operand:
 # ---- into SBUF -----------------------------------------------------------------------------------
 
 
-def tile_count(operand: Operand) -> int:
+def tile_count(operand: MxOperand) -> int:
     return div_ceil(operand.contraction, TILE)
 
 
 def load_quantized(
-    operand: Operand, start: int, features: int, tiles: TiledRangeIterator | None = None
-) -> Quantized:
+    operand: MxOperand, start: int, features: int, tiles: TiledRangeIterator | None = None
+) -> MxBlock:
     """Load features [start, start + features) as MXFP8: all tiles of the contraction, or a range of them.
 
     A range begins at a multiple of four tiles, so that it has whole blocks of packed scales.
@@ -191,28 +191,28 @@ def load_quantized(
     return block
 
 
-def new_block(operand: Operand, start: int, features: int, tiles: int, contraction: int) -> Quantized:
+def new_block(operand: MxOperand, start: int, features: int, tiles: int, contraction: int) -> MxBlock:
     """Allocate a block. Scales of numbers quantised here are packed: a quarter of the space."""
     packed = operand.packed_scales or operand.form != "quantized"
     blocks = div_ceil(tiles, PACKED_TILES) if packed else tiles
     data = nl.ndarray((PMAX, tiles, features), operand.dtype, buffer=nl.sbuf)
     scales = nl.ndarray((PMAX, blocks, features), nl.uint8, buffer=nl.sbuf)
-    return Quantized(data, scales, packed, start, features, contraction)
+    return MxBlock(data, scales, packed, start, features, contraction)
 
 
-def tile_rows(block: Quantized, tile: int) -> int:
+def tile_rows(block: MxBlock, tile: int) -> int:
     """Return how many partitions a tile of the contraction fills."""
     return min(TILE, block.contraction - tile * TILE) // LANES
 
 
-def scale_view(block: Quantized, tile: int) -> Tensor:
+def scale_view(block: MxBlock, tile: int) -> Tensor:
     """Return the scales of a tile, from the partition of its first one on."""
     if not block.packed_scales:
         return block.scales[:, tile, :]
     return block.scales[PACKED_STEP * (tile % PACKED_TILES) : PMAX, tile // PACKED_TILES, :]
 
 
-def load_elements(block: Quantized, operand: Operand, first_tile: int) -> None:
+def load_elements(block: MxBlock, operand: MxOperand, first_tile: int) -> None:
     """Load elements and scales unchanged."""
     columns = slice(operand.first + block.start, operand.first + block.start + block.features)
     copy_rows(block.data, operand.source, first_tile * PMAX, block.contraction // LANES, columns)
@@ -239,7 +239,7 @@ def copy_rows(dst: Tensor, source: Tensor, row: int, rows: int, columns: slice) 
 # ---- numbers to quantise -------------------------------------------------------------------------
 
 
-def load_stage(operand: Operand, start: int, features: int, tiles: TiledRangeIterator) -> Tensor:
+def load_stage(operand: MxOperand, start: int, features: int, tiles: TiledRangeIterator) -> Tensor:
     """Load 16-bit numbers of some tiles: [128, tiles, 4 features], for k_by_f [128, tiles, 4, features]."""
     first = operand.first + start
     columns = slice(first, first + features)
@@ -264,7 +264,7 @@ def load_stage(operand: Operand, start: int, features: int, tiles: TiledRangeIte
     return stage if operand.form == "k_by_f" else stage.reshape((PMAX, tiles.size, LANES * features))
 
 
-def remainders(operand: Operand, k: int) -> list:
+def remainders(operand: MxOperand, k: int) -> list:
     """Return the partitions of the sub-tiles of a short tile."""
     if operand.scheme == "1x32":
         return [k // LANES] if k > 0 else []
@@ -276,7 +276,7 @@ def remainders(operand: Operand, k: int) -> list:
     return sizes
 
 
-def load_lanes(dst: Tensor, operand: Operand, columns: slice, k: int, tiles: int, rows: int) -> None:
+def load_lanes(dst: Tensor, operand: MxOperand, columns: slice, k: int, tiles: int, rows: int) -> None:
     """Load tiles of `rows` partitions from contraction index k on; the operand's scheme orders the lanes."""
     neighbours = operand.scheme == "1x32"
     split = (tiles, rows, LANES) if neighbours else (tiles, LANES, rows)
