@@ -25,7 +25,8 @@ class Ring(nl.NKIObject):
             len(self.group[0]) == num_workers,
             f"num_workers: got {num_workers}, allowed is the size of the groups, {len(self.group[0])}",
         )
-        self.rank: Any = ncc.rank_id() if num_workers > 1 else None
+        if num_workers > 1:
+            self.rank = ncc.rank_id()
 
     def send_on(self, buffers: list, step: int) -> None:
         """Send every tensor of this step's buffers to the next worker, each on its own channel."""

@@ -27,8 +27,8 @@ class CacheSlots(nl.NKIObject):
         self.start = token_starts(n, c, first, tokens)  # index[b] + s
         if parts > 1:
             self.start = repeated_by_part(self.start, parts)
-        self.out_of_range: Any = None
-        self.batch: Any = None
+        self.out_of_range: Tensor = None
+        self.batch: Tensor = None
         if n.block_len == 0:
             self.batch = quotients(first * parts, self.count, n.active * parts)
             self.out_of_range = outside_bit(self.start, n.room)

@@ -168,10 +168,11 @@ def like(tile: Tensor) -> Tensor:
 
 def put_slope(act_fn: ActFnType, dst: Tensor, x: Tensor) -> None:
     """Set dst = act'(x)."""
-    if act_fn == ActFnType.SquaredReLU:
+    slope = derivative(act_fn)
+    if slope is None:  # SquaredReLU
         nisa.tensor_scalar(dst, x, nl.maximum, 0.0, op1=nl.multiply, operand1=2.0)
     else:
-        nisa.activation(dst, derivative(act_fn), x)
+        nisa.activation(dst, slope, x)
 
 
 def middle_grad(p: BackwardParameters, unit: Unit, dy: Activations, gradients: Gradients) -> Tensor:

@@ -104,7 +104,7 @@ def as_packed(name: str, tensor: Tensor, dtype: DTypeLike) -> Tensor:
     """View elements as four-packed: they are packed, one to a byte, or untyped words of four."""
     if tensor.dtype == nl.uint32 or tensor.dtype == nl.uint8:
         return tensor.view(dtype)
-    packed = None
+    packed: DTypeLike = None
     for known in FP8:
         if tensor.dtype == known[0] or tensor.dtype == known[1]:
             packed = known[1]
@@ -130,7 +130,7 @@ def check_sizes(name: str, operand: MxOperand) -> None:
 
 def packed_dtype(name: str, dtype: DTypeLike) -> DTypeLike:
     """Return the four-packed dtype of "float8_e4m3fn" or "float8_e5m2", packed or not."""
-    packed = None
+    packed: DTypeLike = None
     for known in FP8:
         if str(dtype) == str(known[0]) or str(dtype) == str(known[1]):
             packed = known[1]
