@@ -24,12 +24,12 @@ def is_array(value: object) -> TypeGuard[Array]:
 
 
 def as_specs(tree: Any) -> Any:
-    """Return the tree with every array replaced by its TensorSpec."""
+    """Return the tree with every array replaced by its TensorSpec; numbers of a framework stay."""
     return map_tree(_as_spec, tree, is_leaf=is_array)
 
 
 def _as_spec(value: object, path: str) -> object:
-    if isinstance(value, TensorSpec) or not is_array(value):
+    if isinstance(value, TensorSpec) or not is_array(value) or not len(value.shape):
         return value
     return TensorSpec(tuple(value.shape), value.dtype)
 

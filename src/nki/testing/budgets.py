@@ -15,6 +15,7 @@ from ..errors import error
 from ..kernel.arrays import TensorSpec
 from ..kernel.jit import profile
 from ..kernel.kernel import Kernel
+from ..kernel.listeners import listening
 from ..kernel.specs import as_specs, label
 
 FORMAT = "open-nki costs 1"
@@ -46,18 +47,13 @@ def measured() -> Iterator[list[Cost]]:
     """
     calls: dict[str, tuple[Kernel, tuple, dict]] = {}
     costs: list[Cost] = []
-    run = Kernel.run
 
-    def watched(self: Kernel, *args: Any, **kwargs: Any) -> Any:
+    def note(kernel: Kernel, args: tuple, kwargs: dict) -> None:
         specs, named = as_specs(args), as_specs(kwargs)
-        calls.setdefault(_label(self, specs, named), (self, specs, named))
-        return run(self, *args, **kwargs)
+        calls.setdefault(_label(kernel, specs, named), (kernel, specs, named))
 
-    Kernel.run = watched  # type: ignore[method-assign]
-    try:
+    with listening(note):
         yield costs
-    finally:
-        Kernel.run = run  # type: ignore[method-assign]
     for call, (kernel, args, kwargs) in calls.items():
         costs.append(_cost(call, kernel, args, kwargs))
 
