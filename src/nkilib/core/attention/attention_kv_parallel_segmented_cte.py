@@ -14,6 +14,7 @@ import nki
 import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.attention.attention_intervals import broadcast_number
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_sizes import PMAX
@@ -22,7 +23,6 @@ from .attention_checks import check_number
 from .attention_merge import join_parts
 from .attention_pages import Pages
 from .attention_segmented_cte import check_cache, check_options, check_tables, load_scales, partial_results
-from .attention_stages import broadcast_number
 from .attention_units import Call, Mask
 from .attention_whole_numbers import RoundRobin
 

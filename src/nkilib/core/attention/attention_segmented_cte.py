@@ -13,12 +13,13 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.attention.attention_intervals import broadcast_number
+from nkilib.core.attention.attention_stages import run_stages
 from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from .attention_checks import DTYPES, MAX_HEAD_DIM, MAX_HEADS, check_number
 from .attention_pages import Chunk, KeyLayout, Pages, load_keys
-from .attention_stages import broadcast_number, run_stages
 from .attention_units import Call, Mask, plan_units
 from .attention_whole_numbers import RoundRobin, ceil_nisa_kernel, floor_nisa_kernel
 

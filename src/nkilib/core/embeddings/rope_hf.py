@@ -9,12 +9,13 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.embeddings.rope import DTYPES, STEP_COLUMNS
+from nkilib.core.embeddings.rope_rotation import Loads, add, like, product
 from nkilib.core.utils.tile_sizes import PMAX
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from ..utils.kernel_helpers import get_program_sharding_info
 from ..utils.tiled_range import TiledRange
-from .rope import DTYPES, STEP_COLUMNS, Loads, add, like, product
 
 NEIGHBOURS = 8  # positions in a partition: 2 KiB in one piece for 128 bf16 elements each
 TILE_HEADS = 4  # heads that are loaded and stored together

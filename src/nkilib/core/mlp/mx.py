@@ -38,15 +38,9 @@ from nkilib.core.mlp.rows import RowSource, add_residual, castable, load_rows, n
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.fp8 import load_scalar, product_of, reciprocal_of
 from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.mx_layout import LANES, TILE, block_column, filled, lane_columns
 from nkilib.core.utils.mx_projection import (
-    LANES,
-    TILE,
     MxTokens,
-    MxWeights,
-    block_column,
-    filled,
-    lane_columns,
-    load_scales,
     narrow_tokens,
     ones_tile,
     project_features_mx,
@@ -55,6 +49,7 @@ from nkilib.core.utils.mx_projection import (
     round_tokens,
     sums_of_features,
 )
+from nkilib.core.utils.mx_weight_loads import MxWeights, load_scales
 from nkilib.core.utils.projection import BANK_COLUMNS, SUM_BANKS, token_major_blocks
 from nkilib.core.utils.projection_results import Terms, broadcast_row, finish_into, new_rows, store_rows
 from nkilib.core.utils.tile_sizes import PMAX

@@ -16,7 +16,9 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.mlp.rows import castable
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.fp8 import largest_of, quantize_rows, reciprocal_of, row_maximum, row_scale
-from nkilib.core.utils.mx_projection import LARGEST_FP8, ONE, SHARING, TILE, MxTokens, as_words
+from nkilib.core.utils.mx_layout import ONE, TILE, as_words
+from nkilib.core.utils.mx_projection import LARGEST_FP8, MxTokens
+from nkilib.core.utils.mx_weight_loads import SHARING
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange

@@ -19,13 +19,8 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.mlp.mx_parameters import INNERMOST
 from nkilib.core.mlp.rows import castable
 from nkilib.core.utils.common_types import NormType, QuantizationType
-from nkilib.core.utils.mx_projection import (
-    MxTokens,
-    MxWeights,
-    WeightStream,
-    project_features_mx,
-    sums_of_features,
-)
+from nkilib.core.utils.mx_projection import MxTokens, project_features_mx, sums_of_features
+from nkilib.core.utils.mx_weight_loads import MxWeights, WeightStream
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange

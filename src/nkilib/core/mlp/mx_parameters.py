@@ -22,7 +22,7 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.utils.common_types import MLPGateUpWeightLayout, QuantizationType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.mx_projection import (
+from nkilib.core.utils.mx_layout import (
     GROUP,
     LANES,
     SCALE_DTYPES,

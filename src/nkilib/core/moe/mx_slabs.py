@@ -7,7 +7,8 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.moe.mx_weights import mx_intermediate_size
-from nkilib.core.utils.mx_projection import LANES, SCALE_ROWS, SHARING, lane_columns, sorted_rows, word_bytes
+from nkilib.core.utils.mx_layout import LANES, lane_columns
+from nkilib.core.utils.mx_weight_loads import SCALE_ROWS, SHARING, sorted_rows, word_bytes
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 

@@ -15,25 +15,16 @@ from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.fp8 import load_scalar, product_of, reciprocal_of
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
+from nkilib.core.utils.mx_layout import GROUP, LANES, ONE, QUADRANT, SCALE_DTYPES, WORDS, as_words, filled
 from nkilib.core.utils.mx_projection import (
-    BLOCK,
-    GROUP,
-    LANES,
-    ONE,
-    QUADRANT,
-    SCALE_DTYPES,
-    SCALE_ROWS,
-    WORDS,
     MxTokens,
-    MxWeights,
-    as_words,
-    filled,
     narrow_tokens,
     ones_tile,
     project_rows_mx,
     quantize_tokens,
     round_tokens,
 )
+from nkilib.core.utils.mx_weight_loads import BLOCK, SCALE_ROWS, MxWeights
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8, SUM_BANKS, token_major_blocks
 from nkilib.core.utils.projection_results import Terms, broadcast_row, finish_into
 from nkilib.core.utils.tile_sizes import PMAX

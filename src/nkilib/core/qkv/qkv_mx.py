@@ -28,20 +28,16 @@ from nkilib.core.qkv.qkv_tokens import Rows, RowSource, in_scale_of, load_rows, 
 from nkilib.core.utils.common_types import QKVWeightLayout, QuantizationType
 from nkilib.core.utils.fp8 import reciprocal_of
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, value_assert
+from nkilib.core.utils.mx_layout import GROUP, LANES, SCALE_DTYPES, TILE, as_words
 from nkilib.core.utils.mx_projection import (
-    GROUP,
-    LANES,
-    SCALE_DTYPES,
-    TILE,
     MxTokens,
-    MxWeights,
-    as_words,
     narrow_tokens,
     ones_tile,
     project_rows_mx,
     quantize_tokens,
     round_tokens,
 )
+from nkilib.core.utils.mx_weight_loads import MxWeights
 from nkilib.core.utils.norms import CHUNK_COLUMNS
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8, SUM_BANKS, token_major_blocks
 from nkilib.core.utils.projection_results import finish_into, new_rows

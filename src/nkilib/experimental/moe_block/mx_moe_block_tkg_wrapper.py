@@ -5,7 +5,7 @@ from __future__ import annotations
 import nki
 from nkilib.core.moe_block.moe_block_tkg import moe_block_tkg, moe_block_tkg_ref
 from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode, RouterActFnType
-from nkilib.core.utils.mx_projection import as_words
+from nkilib.core.utils.mx_layout import as_words
 from nkilib.core.utils.types import DTypeLike, Tensor
 
 mx_moe_block_tkg_wrapper_ref = moe_block_tkg_ref  # takes unpacked weights

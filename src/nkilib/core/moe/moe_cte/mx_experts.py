@@ -12,16 +12,9 @@ from nkilib.core.moe.moe_cte.outputs import Outputs
 from nkilib.core.moe.moe_cte.routing import Unit
 from nkilib.core.moe.mx_weights import expert_mlp
 from nkilib.core.utils.common_types import GateUpDim
-from nkilib.core.utils.mx_projection import (
-    LANES,
-    TILE,
-    MxTokens,
-    MxWeights,
-    load_scales,
-    ones_tile,
-    project_rows_mx,
-    quantize_tokens,
-)
+from nkilib.core.utils.mx_layout import LANES, TILE
+from nkilib.core.utils.mx_projection import MxTokens, ones_tile, project_rows_mx, quantize_tokens
+from nkilib.core.utils.mx_weight_loads import MxWeights, load_scales
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
 

@@ -16,7 +16,8 @@ from nkilib.core.moe.moe_tkg.parameters import MoEParameters
 from nkilib.core.moe.moe_tkg.tokens import exchange
 from nkilib.core.moe.mx_slabs import Slab, SlabStream, fits_slab
 from nkilib.core.moe.mx_weights import expert_mlp
-from nkilib.core.utils.mx_projection import MxTokens, MxWeights, WeightStream, token_scales
+from nkilib.core.utils.mx_projection import MxTokens, token_scales
+from nkilib.core.utils.mx_weight_loads import MxWeights, WeightStream
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange

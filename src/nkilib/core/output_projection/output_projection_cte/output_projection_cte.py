@@ -32,7 +32,7 @@ from nkilib.core.output_projection.operands import (
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info
-from nkilib.core.utils.mx_projection import WORDS
+from nkilib.core.utils.mx_layout import WORDS
 from nkilib.core.utils.projection import (
     BANK_COLUMNS,
     MAX_CHUNK_TILES,
