@@ -9,6 +9,7 @@ import nki.language as nl
 from nkilib.core.attention.attention_transfers import move_rows
 from nkilib.core.attention.attention_units import Group
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 UNBOUNDED = 1.0e9  # beyond every column index
 
@@ -24,7 +25,7 @@ class Interval(nl.NKIObject):
 # ---- masks: the interval of keys each query sees -------------------------------------------------
 
 
-def query_positions(group: Group) -> Any:
+def query_positions(group: Group) -> Tensor:
     """The position of query 128 t + p of a group at [p, t]."""
     mask = group.call.mask
     step = mask.query_step
@@ -36,7 +37,7 @@ def query_positions(group: Group) -> Any:
     return positions
 
 
-def broadcast_number(number: Any) -> Any:
+def broadcast_number(number: Tensor | None) -> Any:
     """A one-element HBM tensor in every partition, as float32; None stays None."""
     if number is None:
         return None
@@ -45,7 +46,7 @@ def broadcast_number(number: Any) -> Any:
     return tile
 
 
-def visible_keys(group: Group, positions: Any, used: Any, prior: bool) -> Interval:
+def visible_keys(group: Group, positions: Tensor, used: Tensor | None, prior: bool) -> Interval:
     """Columns of the prior, or of the active keys, that each query sees.
 
     Active key c stands at position c and in column used + c of the bounds; prior key c at c - used.
@@ -73,13 +74,13 @@ def visible_keys(group: Group, positions: Any, used: Any, prior: bool) -> Interv
     return Interval(lower, upper)
 
 
-def filled(tiles: int, value: float) -> Any:
+def filled(tiles: int, value: float) -> Tensor:
     tile = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
     nisa.memset(tile, value)
     return tile
 
 
-def load_bounds(group: Group, bounds: Any) -> Any:
+def load_bounds(group: Group, bounds: Tensor) -> Any:
     """The bounds of a group's queries as float32 [128, tiles]; 0 for the queries a short tile lacks."""
     tile = nl.ndarray((PMAX, group.tiles, 1), nl.float32, buffer=nl.sbuf)
     nisa.memset(tile, 0.0)

@@ -18,6 +18,7 @@ from nkilib.core.attention.attention_intervals import broadcast_number
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 from .attention_checks import check_number
 from .attention_merge import join_parts
@@ -115,7 +116,7 @@ def attention_kv_parallel_segmented_cte(
     return turned_over(joined) if tp_out else joined
 
 
-def turned_over(rows: Any) -> Any:
+def turned_over(rows: Tensor) -> Any:
     """[BS, D, S] of [BS, S, D]; two cores share the heads."""
     out = named((rows.shape[0], rows.shape[2], rows.shape[1]), rows.dtype, "out")
     if nl.num_programs(0) > 1:
@@ -126,12 +127,19 @@ def turned_over(rows: Any) -> Any:
     return out
 
 
-def named(shape: Any, dtype: Any, name: str) -> Any:
+def named(shape: tuple, dtype: DTypeLike, name: str) -> Tensor:
     return nl.ndarray(shape, dtype, buffer=nl.shared_hbm, name=name)
 
 
 def check(
-    q: Any, size: int, groups: Any, block: int, segment: int, rank: Any, dealt: int, offset: int
+    q: Tensor,
+    size: int,
+    groups: tuple,
+    block: int,
+    segment: int,
+    rank: Tensor | None,
+    dealt: int,
+    offset: int,
 ) -> None:
     kernel_assert(len(q.shape) == 3, f"q: got {len(q.shape)} dimensions, allowed are 3: [BS, S, D]")
     kernel_assert(q.shape[1] % PMAX == 0, f"q: got {q.shape[1]} queries, allowed are multiples of {PMAX}")
@@ -146,7 +154,7 @@ def check(
     kernel_assert(offset >= 0, f"global_q_offset: got {offset}, allowed are 0 and more")
 
 
-def check_prefix(apc_mode: bool, prior: Any, offset: int) -> None:
+def check_prefix(apc_mode: bool, prior: Tensor | None, offset: int) -> None:
     kernel_assert(
         apc_mode == (prior is not None),
         f"valid_num_prior_tokens: got {'None' if prior is None else 'a tensor'} with apc_mode={apc_mode}",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.attention.attention_intervals import broadcast_number, query_positions, visible_keys
 from nkilib.core.attention.attention_transfers import load_transposed, move_rows
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_helpers import div_ceil
 from ..utils.tiled_range import TiledRange
 from .attention_units import KEY_BLOCK, Call, Group, Row, Section, Unit
+
+if TYPE_CHECKING:
+    from nkilib.core.attention.attention_units import Unit
 
 BLOCK_TILES = KEY_BLOCK // PMAX  # tiles of keys of one block of scores
 AHEAD = 2  # units whose operands are requested before their first stage begins
@@ -45,7 +49,7 @@ def run_stages(units: list) -> None:
             finish_unit(valuing)
 
 
-def blocks_of(unit: Any) -> int:
+def blocks_of(unit: Unit | None) -> int:
     return 0 if unit is None else len(unit.blocks)
 
 
@@ -101,7 +105,7 @@ def load_section(section: Section, tp_k: bool) -> None:
         move_rows(section.v[:, tile:tiles, 0:head_dim], section.v_hbm, start, part.size, False)
 
 
-def load_bias(unit: Unit) -> Any:
+def load_bias(unit: Unit) -> Tensor:
     """position_bias of the unit's queries and keys."""
     group, bias = unit.row.group, unit.row.group.call.bias
     row = group.start + unit.row.index * PMAX
@@ -112,7 +116,7 @@ def load_bias(unit: Unit) -> Any:
     return tile
 
 
-def negated_sinks(call: Call) -> Any:
+def negated_sinks(call: Call) -> Tensor:
     """-sink of every head, the same in all partitions."""
     tile = nl.ndarray((PMAX, call.heads), nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(tile, call.sink.ap([[0, PMAX], [1, call.heads]]))
@@ -150,7 +154,7 @@ def score_block(unit: Unit, block: int) -> None:
     )
 
 
-def add_bias(scores: Any, scale: float, bias: Any) -> Any:
+def add_bias(scores: Tensor, scale: float, bias: Tensor) -> Tensor:
     """scale * scores + bias, in SBUF."""
     biased = nl.ndarray(scores.shape, nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(biased, scores, nl.multiply, scale, nl.add, bias)
@@ -239,7 +243,7 @@ def tiles_of(unit: Unit) -> list:
     return tiles
 
 
-def turn_over(unit: Unit, first: int, count: int, block: int) -> Any:
+def turn_over(unit: Unit, first: int, count: int, block: int) -> Tensor:
     """The probabilities of some tiles with the keys in the partitions: [128, tiles, queries]."""
     rows, probabilities = unit.row.size, unit.probabilities
     psum = nl.ndarray((PMAX, count, rows), probabilities.dtype, buffer=nl.psum)
@@ -274,7 +278,7 @@ def finish_unit(unit: Unit) -> None:
             finish_row(row, row.product)
 
 
-def finish_row(row: Row, product: Any) -> None:
+def finish_row(row: Row, product: Tensor) -> None:
     """The result of a query tile, and its softmax statistics if the caller wants them."""
     group, call = row.group, row.group.call
     total, reciprocal = softmax_sum(row, product[:, call.head_dim : call.head_dim + 1])
@@ -289,7 +293,7 @@ def finish_row(row: Row, product: Any) -> None:
         store_group(group)
 
 
-def write_row(row: Row, product: Any, factor: Any) -> None:
+def write_row(row: Row, product: Tensor, factor: Tensor) -> None:
     """product * factor (* v_scale) to the group's results, transposed if the caller wants it."""
     call, out, head_dim, start = row.group.call, row.group.out, product.shape[1], row.index * PMAX
     tile: Any = out if call.tp_out else out[0 : row.size, row.index, :]
@@ -306,7 +310,7 @@ def write_row(row: Row, product: Any, factor: Any) -> None:
         nisa.tensor_copy(out[:, start : start + row.size], psum)
 
 
-def softmax_sum(row: Row, summed: Any) -> tuple[Any, Any]:
+def softmax_sum(row: Row, summed: Tensor) -> tuple[Any, Any]:
     """The sum of a row's probabilities, the sink included, and its reciprocal."""
     call = row.group.call
     total = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)

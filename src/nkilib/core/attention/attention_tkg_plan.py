@@ -13,6 +13,7 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 from ..utils.allocator import sizeinbytes
 from ..utils.tiled_range import TiledRange
@@ -88,7 +89,7 @@ class Call(nl.NKIObject):
         self.max_context_len = None
         self.statistics = None  # the caller's dict
 
-    def tile(self, shape: Any, dtype: Any) -> Any:
+    def tile(self, shape: tuple, dtype: DTypeLike) -> Any:
         """A tile in SBUF, where the caller's manager wants it."""
         if self.sbm is None or self.sbm.is_auto_alloc():
             return nl.ndarray(shape, dtype, buffer=nl.sbuf)
@@ -226,6 +227,6 @@ def active_runs(call: Call, section: Section) -> list:
     return runs
 
 
-def spot(place: Any, run: Run) -> Any:
+def spot(place: Tensor, run: Run) -> Any:
     """The partitions and tiles of a run of new tokens in [rows, tiles, ...]."""
     return place[run.partition : run.partition + run.partitions, run.tile : run.tile + run.tiles]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.isa as nisa
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 
-def load_transposed(tile: Any, hbm: Any, start: int, size: int, by_rows: bool) -> None:
+def load_transposed(tile: Tensor, hbm: Tensor, start: int, size: int, by_rows: bool) -> None:
     """Rows start .. start + size - 1 as the columns of a tile; by_rows: HBM holds them as rows."""
     if by_rows:
         nisa.dma_transpose(tile, hbm[start : start + size, :])
@@ -16,7 +15,7 @@ def load_transposed(tile: Any, hbm: Any, start: int, size: int, by_rows: bool) -
         nisa.dma_copy(tile, hbm[:, start : start + size])
 
 
-def move_rows(tile: Any, hbm: Any, start: int, rows: int, to_hbm: bool) -> None:
+def move_rows(tile: Tensor, hbm: Tensor, start: int, rows: int, to_hbm: bool) -> None:
     """Between [128, tiles, columns] in SBUF and rows of an HBM matrix; the last tile may be short."""
     whole, columns = rows // PMAX, hbm.shape[1]
     if whole > 0:
@@ -26,7 +25,7 @@ def move_rows(tile: Any, hbm: Any, start: int, rows: int, to_hbm: bool) -> None:
         move(tile[0 : rows % PMAX, whole, :], hbm[start + whole * PMAX : start + rows, :], to_hbm)
 
 
-def move(tile: Any, hbm: Any, to_hbm: bool) -> None:
+def move(tile: Tensor, hbm: Tensor, to_hbm: bool) -> None:
     if to_hbm:
         nisa.dma_copy(hbm, tile)
     else:

@@ -17,7 +17,7 @@ and 16-bit pairs are turned with three products instead of four.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,11 +33,15 @@ from nkilib.core.embeddings.rope_rotation import (
     rotate,
 )
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from ..utils.kernel_helpers import get_program_sharding_info
 from ..utils.tensor_view import TensorView
 from ..utils.tiled_range import TiledRange
+
+if TYPE_CHECKING:
+    from nkilib.core.utils.tensor_view import TensorView
 
 TILE_COLUMNS = 2048  # pairs per partition that are loaded and stored together
 
@@ -119,7 +123,7 @@ def RoPE_sbuf(x_in_sb, cos_sb, sin_sb, x_out_sb, convert_from_interleaved=False)
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-def check_arguments(x: Any, cos: Any, sin: Any, name: str) -> None:
+def check_arguments(x: Tensor, cos: Tensor, sin: Tensor, name: str) -> None:
     kernel_assert(len(x.shape) == 4, f"{name}: got shape {tuple(x.shape)}, expected (d_head, B, n_heads, S)")
     kernel_assert(
         x.dtype in DTYPES, f"{name}: got dtype {x.dtype}, allowed are bfloat16, float16 and float32"
@@ -156,14 +160,14 @@ class Block(nl.NKIObject):
         self.position = position
         self.positions = positions
 
-    def of(self, x: Any) -> Any:
+    def of(self, x: Tensor) -> Any:
         """The block in [..., B, n_heads, S]."""
         axis = len(x.shape) - 3
         x = x.slice(axis, self.batch, self.batch + self.batches)
         x = x.slice(axis + 1, self.head, self.head + self.heads)
         return x.slice(axis + 2, self.position, self.position + self.positions)
 
-    def angles_of(self, cos: Any) -> Any:
+    def angles_of(self, cos: Tensor) -> Any:
         """The block in [d_head/2, B, S]."""
         cos = cos.slice(1, self.batch, self.batch + self.batches)
         return cos.slice(2, self.position, self.position + self.positions)
@@ -188,7 +192,7 @@ class Block(nl.NKIObject):
         return blocks
 
 
-def rotate_in_hbm(x: Any, cos: Any, sin: Any, out: Any, own: Block, contiguous: bool) -> None:
+def rotate_in_hbm(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, own: Block, contiguous: bool) -> None:
     """Tile by tile: equal blocks from each part of the tokens, one below the other in the partitions."""
     x, out = pairs_of(x, contiguous), pairs_of(out, contiguous)
     groups, axis = split_tokens(own, PMAX // cos.shape[0])
@@ -225,14 +229,14 @@ def split_tokens(own: Block, most: int) -> tuple[int, int]:
     return 1, 1
 
 
-def pairs_of(x: Any, contiguous: bool) -> Any:
+def pairs_of(x: Tensor, contiguous: bool) -> Any:
     """x [d_head, ...] as [d_head/2, 2, ...]: pair by pair, the lower element first."""
     if contiguous:
         return x.reshape_dim(0, (2, x.shape[0] // 2)).permute((1, 0, 2, 3, 4))
     return x.reshape_dim(0, (x.shape[0] // 2, 2))
 
 
-def store_from(blocks: list, tile: Any) -> None:
+def store_from(blocks: list, tile: Tensor) -> None:
     """The other way, and with the other trigger, so that loads do not queue behind stores."""
     rows = blocks[0].shape[0]
     for index in range(len(blocks)):
@@ -243,7 +247,7 @@ def store_from(blocks: list, tile: Any) -> None:
 # ---- interleaved pairs, brought together by matmuls ----------------------------------------------
 
 
-def rotate_with_relayout(x: Any, cos: Any, sin: Any, out: Any, own: Block) -> None:
+def rotate_with_relayout(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, own: Block) -> None:
     """Interleaved to interleaved: the permutation before, its inverse after."""
     half = x.shape[0] // 2
     tile = load_below([own.of(x)])
@@ -252,7 +256,7 @@ def rotate_with_relayout(x: Any, cos: Any, sin: Any, out: Any, own: Block) -> No
     store_from([own.of(out)], permuted(turned, [[-1, half], [-half, 2]]))
 
 
-def permuted(x: Any, pattern: list) -> Any:
+def permuted(x: Tensor, pattern: list) -> Any:
     """The partitions of x in another order: column j of the pattern is minus the row that comes j-th."""
     rows = x.shape[0]
     permutation = nl.ndarray((rows, rows), x.dtype, buffer=nl.sbuf)
@@ -265,7 +269,7 @@ def permuted(x: Any, pattern: list) -> Any:
     return moved
 
 
-def tile_of(tensor: Any) -> Any:
+def tile_of(tensor: Tensor | TensorView) -> Any:
     """The tensor below a TensorView, or itself."""
     return tensor.get_view() if isinstance(tensor, TensorView) else tensor
 

@@ -9,9 +9,10 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.embeddings.rope import DTYPES, STEP_COLUMNS
-from nkilib.core.embeddings.rope_rotation import Loads, add, like, product
+from nkilib.core.embeddings.rope import DTYPES
+from nkilib.core.embeddings.rope_rotation import STEP_COLUMNS, Loads, add, like, product
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from ..utils.kernel_helpers import get_program_sharding_info
@@ -58,7 +59,7 @@ class Run(nl.NKIObject):
         self.rows = rows
         self.neighbours = neighbours
 
-    def of(self, x: Any) -> Any:
+    def of(self, x: Tensor) -> Any:
         """[rows, neighbours, ...] of [S, ...]."""
         positions = x[self.start : self.start + self.rows * self.neighbours]
         return positions.reshape_dim(0, (self.rows, self.neighbours))
@@ -78,7 +79,15 @@ def own_runs(sequence: int, batch: int, neighbours: int) -> list:
     return runs
 
 
-def check_arguments(q: Any, k: Any, q_out: Any, k_out: Any, cos: Any, sin: Any, rope_cache: Any) -> None:
+def check_arguments(
+    q: Tensor,
+    k: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    rope_cache: Tensor | None,
+) -> None:
     kernel_assert(len(q.shape) == 4, f"q: got shape {tuple(q.shape)}, expected (B, heads, S, d)")
     kernel_assert(len(k.shape) == 4, f"k: got shape {tuple(k.shape)}, expected (B, heads, S, d)")
     batch, heads, sequence, d_head = q.shape
@@ -107,13 +116,13 @@ def check_arguments(q: Any, k: Any, q_out: Any, k_out: Any, cos: Any, sin: Any, 
         assert_shape(sin, (batch, sequence, d_head), "sin")
 
 
-def load(hbm: Any) -> Any:
+def load(hbm: Tensor) -> Tensor:
     tile = nl.ndarray(hbm.shape, hbm.dtype, buffer=nl.sbuf)
     nisa.dma_copy(tile, hbm)
     return tile
 
 
-def factors_of(cos: Any, sin: Any, backward: bool) -> tuple:
+def factors_of(cos: Tensor, sin: Tensor, backward: bool) -> tuple:
     """What x1 and x2 are multiplied by for the first half of the result, then for the second."""
     half = cos.shape[2] // 2
     neg_sin = like(sin[:, :, 0:half])
@@ -123,7 +132,7 @@ def factors_of(cos: Any, sin: Any, backward: bool) -> tuple:
     return cos[:, :, 0:half], crossed[0], crossed[1], cos[:, :, half : 2 * half]
 
 
-def turn_heads(x: Any, out: Any, run: Run, factors: tuple, loads: Loads) -> None:
+def turn_heads(x: Tensor, out: Tensor, run: Run, factors: tuple, loads: Loads) -> None:
     """All heads of x [heads, S, d] in a run."""
     for heads in TiledRange(x.shape[0], TILE_HEADS):
         sources = x[heads.start_offset : heads.end_offset].permute((1, 0, 2))
@@ -137,7 +146,7 @@ def turn_heads(x: Any, out: Any, run: Run, factors: tuple, loads: Loads) -> None
         nisa.dma_copy(run.of(targets).permute((0, 2, 1, 3)), turned, dge_mode=nisa.dge_mode.hwdge)
 
 
-def turn(x: Any, out: Any, factors: tuple, loads: Loads) -> None:
+def turn(x: Tensor, out: Tensor, factors: tuple, loads: Loads) -> None:
     """Some heads at once, which share the factors."""
     half = x.shape[3] // 2
     wide = []

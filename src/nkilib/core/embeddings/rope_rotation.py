@@ -7,7 +7,8 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 STEP_COLUMNS = nl.tile_size.gemm_moving_fmax  # 512 columns of one instruction: a PSUM bank of float32 sums
 
@@ -15,7 +16,7 @@ STEP_COLUMNS = nl.tile_size.gemm_moving_fmax  # 512 columns of one instruction: 
 VECTOR_NS, GPSIMD_NS, TENSOR_NS = 1.04, 1.92, 1.7
 
 
-def load_below(blocks: list, dge_mode: Any = nisa.dge_mode.unknown) -> Any:
+def load_below(blocks: list, dge_mode: Any = nisa.dge_mode.unknown) -> Tensor:
     """HBM blocks of equal shape one below the other: [blocks * rows, ...]."""
     rows, shape = blocks[0].shape[0], blocks[0].shape
     tile = nl.ndarray((rows * len(blocks),) + tuple(shape[1:]), blocks[0].dtype, buffer=nl.sbuf)
@@ -24,7 +25,7 @@ def load_below(blocks: list, dge_mode: Any = nisa.dge_mode.unknown) -> Any:
     return tile
 
 
-def like(tile: Any) -> Any:
+def like(tile: Tensor) -> Tensor:
     return nl.ndarray(tile.shape, tile.dtype, buffer=nl.sbuf)
 
 
@@ -56,7 +57,7 @@ class Loads(nl.NKIObject):
         return True
 
 
-def load_angles(cos: Any, sin: Any, blocks: list) -> tuple[Any, Any]:
+def load_angles(cos: Tensor, sin: Tensor, blocks: list) -> tuple[Any, Any]:
     cosines, sines = [], []
     for block in blocks:
         cosines.append(block.angles_of(cos))
@@ -64,7 +65,7 @@ def load_angles(cos: Any, sin: Any, blocks: list) -> tuple[Any, Any]:
     return load_below(cosines, nisa.dge_mode.hwdge), load_below(sines, nisa.dge_mode.hwdge)
 
 
-def angle_factors(cos: Any, sin: Any, shared: bool) -> tuple[Any, Any, Any]:
+def angle_factors(cos: Tensor, sin: Tensor, shared: bool) -> tuple[Any, Any, Any]:
     """What `turn` (cos, sin, -sin) or `turn_sharing` (cos, sin - cos, -cos - sin) multiplies by."""
     if not shared:
         neg_sin = like(sin)
@@ -80,7 +81,9 @@ def angle_factors(cos: Any, sin: Any, shared: bool) -> tuple[Any, Any, Any]:
 class Step(nl.NKIObject):
     """Some batches and heads of a tile: what one instruction works on."""
 
-    def __init__(self, pairs: tuple, factors: tuple, out: tuple, batch: Any, head: Any):
+    def __init__(
+        self, pairs: tuple, factors: tuple, out: tuple, batch: TiledRangeIterator, head: TiledRangeIterator
+    ):
         self.lower = part_of(pairs[0], batch, head)
         self.upper = part_of(pairs[1], batch, head)
         self.out_lower = part_of(out[0], batch, head)
@@ -104,11 +107,11 @@ def rotate(pairs: tuple, factors: tuple, out: tuple, shared: bool, loads: Loads)
                 turn(step, loads)
 
 
-def part_of(tile: Any, batch: Any, head: Any) -> Any:
+def part_of(tile: Tensor, batch: TiledRangeIterator, head: TiledRangeIterator) -> Any:
     return tile[:, batch.start_offset : batch.end_offset, head.start_offset : head.end_offset, :]
 
 
-def broadcast(factor: Any, batch: Any, heads: int) -> Any:
+def broadcast(factor: Tensor, batch: TiledRangeIterator, heads: int) -> Any:
     """Factors of some batches, the same for all heads."""
     return factor[:, batch.start_offset : batch.end_offset, :].expand_dim(2).broadcast(2, heads)
 
@@ -132,7 +135,7 @@ def turn_sharing(step: Step, loads: Loads) -> None:
     add(step.out_lower, both, product(step.upper, neg_sum, loads), loads)
 
 
-def product(x: Any, factor: Any, loads: Loads) -> Any:
+def product(x: Tensor, factor: Tensor, loads: Loads) -> Tensor:
     """x * factor in float32. GpSimd cannot read PSUM."""
     result = nl.ndarray(factor.shape, nl.float32, buffer=nl.sbuf)
     columns = factor.size // factor.shape[0]
@@ -145,14 +148,14 @@ def product(x: Any, factor: Any, loads: Loads) -> Any:
     return result
 
 
-def add(out: Any, first: Any, second: Any, loads: Loads) -> None:
+def add(out: Tensor, first: Tensor, second: Tensor, loads: Loads) -> None:
     if loads.tensor_sums(out.size // out.shape[0]):
         nisa.activation(out, nl.copy, tensor_sum(first, second, loads))
     else:
         nisa.tensor_tensor(out, first, second, nl.add)
 
 
-def tensor_sum(first: Any, second: Any, loads: Loads) -> Any:
+def tensor_sum(first: Tensor, second: Tensor, loads: Loads) -> Tensor:
     """first + second in PSUM: both times the identity, which is exact."""
     identity = identity_of(first.shape[0], first.dtype, loads)
     psum = nl.ndarray(first.shape, nl.float32, buffer=nl.psum)
@@ -161,7 +164,7 @@ def tensor_sum(first: Any, second: Any, loads: Loads) -> Any:
     return psum
 
 
-def identity_of(rows: int, dtype: Any, loads: Loads) -> Any:
+def identity_of(rows: int, dtype: DTypeLike, loads: Loads) -> Any:
     if str(dtype) not in loads.identities:
         identity = nl.ndarray((PMAX, PMAX), dtype, buffer=nl.sbuf)
         nisa.memset(identity, 1.0)

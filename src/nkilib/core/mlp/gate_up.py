@@ -33,8 +33,9 @@ from nkilib.core.utils.projection import Activations, Block, project, span_colum
 from nkilib.core.utils.projection_results import Terms, beside, finish, load_terms, new_rows
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
-from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
+from nkilib.core.utils.tiles import Tiles, close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import rows_in, transpose_rows
+from nkilib.core.utils.types import Tensor
 
 
 class StaticScales(nl.NKIObject):
@@ -89,7 +90,7 @@ def gate_up_features(
 
 
 def project_features(
-    p: MLPParameters, linear: Linear, scale: Any, x: Activations, column: int, columns: int
+    p: MLPParameters, linear: Linear, scale: Tensor | None, x: Activations, column: int, columns: int
 ) -> list[Block]:
     """The finished values of one projection, [columns <= 128, tokens] a block."""
     blocks = project(x, linear.weight, column, columns, feature_major=True)
@@ -106,7 +107,7 @@ def project_features(
     return blocks
 
 
-def load_bias_columns(bias: Any, column: int, columns: int, tiles: Any = None) -> Any:
+def load_bias_columns(bias: Tensor, column: int, columns: int, tiles: Tiles | None = None) -> Any:
     """bias[0, column + 128 k + p] at [p, k], float32."""
     full = columns // PMAX
     tile = new_tile(tiles, (PMAX, div_ceil(columns, PMAX)), nl.float32)
@@ -165,7 +166,7 @@ def all_maxima(p: MLPParameters, maxima: list) -> list:
 
 
 def project_rows(
-    p: MLPParameters, linear: Linear, scale: Any, x: Activations, column: int, columns: int
+    p: MLPParameters, linear: Linear, scale: Tensor | None, x: Activations, column: int, columns: int
 ) -> list[Block]:
     """The finished values of one projection, [tokens <= 128, columns <= 512] a block."""
     blocks = project(x, linear.weight, column, columns, feature_major=False)
@@ -180,7 +181,9 @@ def project_rows(
     return blocks
 
 
-def contract_rows(p: MLPParameters, scales: StaticScales, rows: list, first: int, maxima: Any) -> Activations:
+def contract_rows(
+    p: MLPParameters, scales: StaticScales, rows: list, first: int, maxima: list
+) -> Activations:
     """Rows of m, quantised if need be, as the down projection contracts them. `maxima`: max|m|, for ROW."""
     count, tokens = rows[0].shape[1], rows_in(rows)
     tile = new_tile(p.tiles, (PMAX, div_ceil(count, PMAX), tokens), matmul_dtype(p))
@@ -223,7 +226,7 @@ def activate_blocks(p: MLPParameters, blocks: list) -> None:
         block.sums = value
 
 
-def activate(dst: Any, x: Any, act_fn: ActFnType, tiles: Any = None) -> None:
+def activate(dst: Tensor, x: Tensor, act_fn: ActFnType, tiles: Tiles | None = None) -> None:
     """dst = act_fn(x)"""
     if act_fn == ActFnType.ReLU:
         nisa.activation(dst, nl.relu, x)
@@ -235,7 +238,9 @@ def activate(dst: Any, x: Any, act_fn: ActFnType, tiles: Any = None) -> None:
         nisa.activation(dst, get_nl_act_fn_from_type(act_fn), x)
 
 
-def combine(p: MLPParameters, scales: Any, dst: Any, gates: Any, ups: list, i: int) -> None:
+def combine(
+    p: MLPParameters, scales: StaticScales | None, dst: Tensor, gates: list | None, ups: list, i: int
+) -> None:
     """dst = gate * up of block i, or act(up) without a gate; quantised if `scales` are STATIC ones."""
     quantized = scales is not None and scales.inverse_m is not None
     out = beside(ups[i]) if quantized else dst
@@ -243,5 +248,5 @@ def combine(p: MLPParameters, scales: Any, dst: Any, gates: Any, ups: list, i: i
         activate(out, ups[i].sums, p.act_fn, p.tiles)
     else:
         nisa.tensor_tensor(out, gates[i].sums, ups[i].sums, op=nl.multiply)
-    if quantized:
+    if scales is not None and scales.inverse_m is not None:
         quantize_static(dst, out, scales.inverse_m, get_max_positive_value_for_dtype(dst.dtype), p.tiles)

@@ -22,6 +22,7 @@ from nkilib.core.utils.kernel_helpers import (
 )
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 TKG_BS_SEQLEN_THRESHOLD = 96  # tokens up to which AUTO is decode
 FEW_TOKENS = 256  # up to which two cores share the columns of the weights in prefill too
@@ -51,7 +52,7 @@ class Linear(nl.NKIObject):
     upper: Any = None
     lower: Any = None
     stream: Any = None  # MX: the weights, if they are in SBUF already
-    keep: Any = None  # MX: where the results are kept, [columns, tokens] in HBM
+    keep: Tensor = None  # MX: where the results are kept, [columns, tokens] in HBM
 
 
 @dataclass
@@ -75,7 +76,7 @@ class MLPParameters(nl.NKIObject):
     down_in_scale: Any
     clipping_bound: float
     dtype_mode: DtypeMode
-    output_dtype: Any
+    output_dtype: DTypeLike
     mode: ComputationMode
     output_in_sbuf: bool
     gate_up_column_tiling: bool
@@ -317,7 +318,7 @@ def check_scales(p: MLPParameters) -> None:
         check_scale("down_in_scale", p.down_in_scale, 1, p)
 
 
-def check_scale(name: str, scale: Any, columns: int, p: MLPParameters) -> None:
+def check_scale(name: str, scale: Tensor | None, columns: int, p: MLPParameters) -> None:
     if p.quantization == QuantizationType.NONE:
         return  # published tests pass scales all the same; they have no effect
     kernel_assert(scale is not None, f"{name}: got None, needed by {p.quantization}")

@@ -56,6 +56,7 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import spread_rows, transpose_rows
+from nkilib.core.utils.types import Tensor
 
 LAST_SPAN = 512  # columns of the down projection that come last: nothing hides what is done with them
 DOWN_BANKS = 8  # of sums; those of gate and up are few when tokens are
@@ -69,7 +70,7 @@ class MxScales(nl.NKIObject):
     STATIC_MX: [128, 1], with the scale of x or m in it. ROW_MX: of gate and up [128, blocks].
     """
 
-    def __init__(self, p: MLPParameters, ones: Any = None):
+    def __init__(self, p: MLPParameters, ones: Tensor | None = None):
         static, by_row = (
             p.quantization == QuantizationType.STATIC_MX,
             p.quantization == QuantizationType.ROW_MX,
@@ -86,7 +87,7 @@ class MxScales(nl.NKIObject):
         self.ones = ones_tile(BANK_COLUMNS, p.tiles) if ones is None else ones
 
 
-def mlp_mx(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> None:
+def mlp_mx(p: MLPParameters, n_prgs: int, core: int, out: Tensor, add_out: Tensor | None) -> None:
     """The MLP of all tokens into out: rows [T, H] in HBM, or what decode returns otherwise."""
     scales = MxScales(p)
     tokens = token_count(p)
@@ -147,7 +148,7 @@ def tokens_mx(p: MLPParameters, source: RowSource, scales: MxScales, first: int,
     return in_fp8(p, lanes, scales.inverse_x, scales.ones)
 
 
-def in_fp8(p: MLPParameters, lanes: Any, inverse: Any, ones: Any) -> MxTokens:
+def in_fp8(p: MLPParameters, lanes: Tensor, inverse: Tensor | None, ones: Tensor) -> MxTokens:
     if inverse is None:
         return quantize_tokens(lanes, ones, p.tiles)
     return round_tokens(lanes, inverse, ones, p.tiles)
@@ -173,7 +174,7 @@ def shared_middle(p: MLPParameters, scales: MxScales, x: MxTokens, n_prgs: int, 
     return quantize_middle(p, scales, m)
 
 
-def quantize_middle(p: MLPParameters, scales: MxScales, m: Any) -> MxTokens:
+def quantize_middle(p: MLPParameters, scales: MxScales, m: Tensor) -> MxTokens:
     """m [rows, blocks, tokens] in FP8, four blocks to a tile."""
     rows, blocks, tokens = m.shape
     factors = None
@@ -201,7 +202,7 @@ def middle(p: MLPParameters, scales: MxScales, x: MxTokens, first: int, count: i
     return m
 
 
-def put_blocks(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Any, first: int) -> None:
+def put_blocks(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Tensor, first: int) -> None:
     """The same of blocks of one width, into dst [rows, blocks, tokens]; the last one may have less."""
     inner, count, tokens = intermediate_size(p), dst.shape[1], dst.shape[2]
     width, column = lane_columns(inner, first // LANES), block_column(inner, first)
@@ -214,7 +215,7 @@ def put_blocks(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Any, first:
         put_middle(p, scales, x, dst[0:rest, full : full + 1, :], first + full)
 
 
-def put_middle(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Any, first: int) -> None:
+def put_middle(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Tensor, first: int) -> None:
     """dst [rows, blocks, tokens] = act(gate) * up of blocks first ..., which are in PSUM at once."""
     open_scope(p.tiles)
     gates = None
@@ -236,7 +237,9 @@ def put_middle(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Any, first:
     close_scope(p.tiles)
 
 
-def project_blocks(p: MLPParameters, x: MxTokens, linear: Linear, scale: Any, like: Any, first: int) -> list:
+def project_blocks(
+    p: MLPParameters, x: MxTokens, linear: Linear, scale: Tensor | None, like: Tensor, first: int
+) -> list:
     """The finished values of one projection, [rows, some blocks, tokens] each."""
     rows, count, tokens = like.shape
     banks = sums_of_features(rows, count, tokens)
@@ -259,7 +262,7 @@ def project_blocks(p: MLPParameters, x: MxTokens, linear: Linear, scale: Any, li
     return values
 
 
-def keep_features(p: MLPParameters, linear: Linear, value: Any, first: int) -> None:
+def keep_features(p: MLPParameters, linear: Linear, value: Tensor, first: int) -> None:
     """Store columns first ... of a projection, [rows, blocks, tokens], if they are to be kept."""
     if linear.keep is None:
         return
@@ -270,7 +273,14 @@ def keep_features(p: MLPParameters, linear: Linear, value: Any, first: int) -> N
     nisa.dma_copy(place.reshape_dim(0, (blocks, rows)).permute((1, 0, 2)), tile)
 
 
-def finished(p: MLPParameters, linear: Linear, scale: Any, sums: Any, first: int, factors: Any = None) -> Any:
+def finished(
+    p: MLPParameters,
+    linear: Linear,
+    scale: Tensor,
+    sums: Tensor,
+    first: int,
+    factors: Tensor | None = None,
+) -> Any:
     """Factors of tokens, scale, bias and limits of blocks first ..., in that order."""
     rows, blocks, tokens = sums.shape
     value = sums
@@ -311,8 +321,8 @@ def project_down(
     p: MLPParameters,
     scales: MxScales,
     m: MxTokens,
-    out: Any,
-    block: Any,
+    out: Tensor,
+    block: TiledRangeIterator,
     first: int,
     columns: int,
     n_prgs: int,

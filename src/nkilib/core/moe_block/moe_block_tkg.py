@@ -40,6 +40,7 @@ from nkilib.core.utils.tile_io import load, store
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import spread_rows_into
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 
 @nki.jit
@@ -169,7 +170,15 @@ def moe_block_tkg(
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def check(inp: Any, gamma: Any, residual: Any, router: Any, gate: Any, up: Any, down: Any) -> None:
+def check(
+    inp: Tensor,
+    gamma: Tensor,
+    residual: Tensor | None,
+    router: Tensor,
+    gate: Tensor | None,
+    up: Tensor | None,
+    down: Tensor | None,
+) -> None:
     shape = tuple(inp.shape)
     kernel_assert(
         len(shape) == 3 and shape[2] % PMAX == 0,
@@ -189,7 +198,7 @@ def check(inp: Any, gamma: Any, residual: Any, router: Any, gate: Any, up: Any, 
     )
 
 
-def as_row(bias: Any) -> Any:
+def as_row(bias: Tensor | None) -> Any:
     """A bias as [1, columns]; None stays None."""
     return bias if bias is None else bias.reshape((1, bias.size))
 
@@ -208,7 +217,13 @@ class Normalized(nl.NKIObject):
 
 
 def normalized(
-    inp: Any, residual: Any, gamma: Any, eps: float, actual: Any, core: int, rows_needed: bool
+    inp: Tensor,
+    residual: Tensor | None,
+    gamma: Tensor,
+    eps: float,
+    actual: int | None,
+    core: int,
+    rows_needed: bool,
 ) -> Normalized:
     """RMSNorm of all tokens."""
     batch, sequence, size = inp.shape
@@ -236,7 +251,7 @@ def normalized(
     return result
 
 
-def with_residual(rows: Any, residual: Any) -> Any:
+def with_residual(rows: Tensor, residual: Tensor) -> Tensor:
     """rows + residual in float32."""
     total = nl.ndarray(rows.shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(total, rows, load(residual), op=nl.add)
@@ -254,7 +269,7 @@ class Routing(nl.NKIObject):
     k: int
     pre_norm: bool
     norm_topk_prob: bool
-    dtype: Any
+    dtype: DTypeLike
 
 
 @dataclass
@@ -266,7 +281,7 @@ class Routed(nl.NKIObject):
     index: Any
 
 
-def route(n: Normalized, weights: Any, bias: Any, rule: Routing, store_logits: bool) -> Routed:
+def route(n: Normalized, weights: Tensor, bias: Tensor | None, rule: Routing, store_logits: bool) -> Routed:
     experts = weights.shape[1]
     buffer = nl.sbuf if n.tokens <= PMAX else nl.private_hbm
     routed = Routed(
@@ -293,7 +308,7 @@ def route(n: Normalized, weights: Any, bias: Any, rule: Routing, store_logits: b
     return routed
 
 
-def as_dtype(tensor: Any, dtype: Any) -> Any:
+def as_dtype(tensor: Tensor, dtype: DTypeLike) -> Any:
     """A tensor in another dtype, where it is: a copy, if it has not that already."""
     if tensor.dtype == dtype:
         return tensor
@@ -308,7 +323,7 @@ def as_dtype(tensor: Any, dtype: Any) -> Any:
     return copy
 
 
-def cast_tile(tile: Any, dtype: Any) -> Any:
+def cast_tile(tile: Tensor, dtype: DTypeLike) -> Tensor:
     copy = nl.ndarray(tile.shape, dtype, buffer=nl.sbuf)
     nisa.tensor_copy(copy, tile)
     return copy

@@ -30,6 +30,7 @@ from nkilib.core.utils.projection_results import Terms, broadcast_row, finish_in
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
+from nkilib.core.utils.types import Tensor
 
 
 def mx_heads(heads: int, depth: int, flat: bool, compact: bool) -> tuple[int, int]:
@@ -166,7 +167,7 @@ class MxProjection(nl.NKIObject):
             nisa.memset(lanes, 0.0)
         return lanes
 
-    def quantize(self, lanes: Any) -> MxTokens:
+    def quantize(self, lanes: Tensor) -> MxTokens:
         by_token = lanes.permute((0, 1, 3, 2))
         if self.p.attention.dtype in FP8:
             return narrow_tokens(by_token, self.ones, self.p.tiles)
@@ -194,7 +195,7 @@ class MxProjection(nl.NKIObject):
             close_scope(p.tiles)
 
 
-def prefill_tokens(mx: MxProjection, part: Any) -> MxTokens:
+def prefill_tokens(mx: MxProjection, part: Tensor) -> MxTokens:
     """Tokens of [N D, tokens] in HBM."""
     tokens = part.shape[1]
     lanes = mx.new_lanes(tokens)

@@ -9,6 +9,7 @@ import nki.language as nl
 from nkilib.core.utils.common_types import DtypeMode, NormType, QKVOutputLayout, QuantizationType
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer, resolve_fp8_dtype
 from nkilib.core.utils.projection import FP8
+from nkilib.core.utils.types import Tensor
 
 SCALE_BYTES = 4  # the float32 scale at the end of a row that is already quantised
 WORD = 4  # elements of H in a word of MX weights
@@ -77,7 +78,7 @@ class QKVParameters(nl.NKIObject):
     output_in_sbuf: bool = False
     output_hbm: Any = None
     dtype_mode: DtypeMode = DtypeMode.NON_OCP
-    mx_map: Any = None  # MX weights: words [H / 4, I], and where each element of H stands
+    mx_map: Tensor = None  # MX weights: words [H / 4, I], and where each element of H stands
 
 
 # ---- sizes ---------------------------------------------------------------------------------------

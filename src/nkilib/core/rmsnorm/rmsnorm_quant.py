@@ -7,8 +7,6 @@ sums, the Vector engine multiplies by gamma and finds the largest, the Scalar en
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -24,6 +22,7 @@ from nkilib.core.utils.kernel_helpers import (
     resolve_fp8_dtype,
 )
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import DTypeLike
 
 
 @nki.jit
@@ -89,13 +88,13 @@ def rmsnorm_quant_kernel(
 
 
 def rmsnorm_quant_kernel_ref(
-    hidden: Any,
-    ln_w: Any,
+    hidden: np.ndarray,
+    ln_w: np.ndarray,
     kargs: RmsNormQuantKernelArgs,
-    input_dequant_scale: Any = None,
-    pre_norm_gamma: Any = None,
-    residual: Any = None,
-    dtype: Any = nl.float8_e4m3,
+    input_dequant_scale: np.ndarray | None = None,
+    pre_norm_gamma: np.ndarray | None = None,
+    residual: np.ndarray | None = None,
+    dtype: DTypeLike = nl.float8_e4m3,
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """(q, s of each row or None, residual_out or None), in float64."""
 

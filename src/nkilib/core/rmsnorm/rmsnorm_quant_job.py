@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import DTypeLike, Tensor
+
+if TYPE_CHECKING:
+    from nkilib.core.rmsnorm.rmsnorm_quant_arguments import RmsNormQuantKernelArgs
 
 ROWS = nl.tile_size.pmax  # rows of a tile, one in each partition
 COLUMNS = 4096  # that an instruction and a load take; the rest of the row may still be under way
@@ -25,7 +29,9 @@ SCALE_BYTES = 4  # a float32 behind each row
 class Job(nl.NKIObject):
     """Tensors as rows, constants in SBUF and the choices made once."""
 
-    def __init__(self, hidden: Any, kargs: Any, fp8_dtype: Any, residual: Any):
+    def __init__(
+        self, hidden: Tensor, kargs: RmsNormQuantKernelArgs, fp8_dtype: DTypeLike, residual: Tensor | None
+    ):
         self.kargs = kargs
         self.is_row = kargs.quantization_type == QuantizationType.ROW
         self.fp8 = fp8_dtype
@@ -35,16 +41,18 @@ class Job(nl.NKIObject):
         self.out = nl.ndarray(with_last_size(hidden.shape, out_width), fp8_dtype, buffer=nl.shared_hbm)
         self.hidden = as_rows(hidden)
         self.out_rows = as_rows(self.out)
-        self.residual = None if residual is None else as_rows(residual)
-        self.residual_out = None
+        self.residual: Any = None if residual is None else as_rows(residual)
+        self.residual_out: Any = None
         if residual is not None:
             self.residual_out = nl.ndarray(hidden.shape, hidden.dtype, buffer=nl.shared_hbm)
 
-    def plan(self, ln_w: Any, pre_norm_gamma: Any, input_dequant_scale: Any) -> None:
-        """Choose what is kept in SBUF."""
+    def plan(
+        self, ln_w: Tensor | None, pre_norm_gamma: Tensor | None, input_dequant_scale: Tensor | None
+    ) -> None:
+        """Choose what stays in SBUF."""
         self._choose_sizes(pre_norm_gamma)
-        self.gamma = ln_w if self.kargs.needs_rms_normalization() else None
-        self.pre_gamma = pre_norm_gamma
+        self.gamma: Any = ln_w if self.kargs.needs_rms_normalization() else None
+        self.pre_gamma: Any = pre_norm_gamma
         gammas, tile = self._gamma_bytes(), self._tile_bytes()
         resident = gammas + tile <= RESIDENT_BYTES
         self.ahead = 1 if (gammas if resident else 0) + 2 * tile <= AHEAD_BYTES else 0
@@ -52,9 +60,9 @@ class Job(nl.NKIObject):
             self.gamma = Gamma(self.gamma, resident)
         if self.pre_gamma is not None:
             self.pre_gamma = Gamma(self.pre_gamma, resident)
-        self.quant_scale = None if self.is_row else reciprocal_of_first(input_dequant_scale)
+        self.quant_scale: Any = None if self.is_row else reciprocal_of_first(input_dequant_scale)
 
-    def _choose_sizes(self, pre_norm_gamma: Any) -> None:
+    def _choose_sizes(self, pre_norm_gamma: Tensor | None) -> None:
         """The dtype of the work, and how many columns instructions and transfers take."""
         is_plain = pre_norm_gamma is None and self.residual is None
         narrow = self.hidden.dtype == nl.bfloat16 and is_plain  # a scale stands one rounding, not two
@@ -85,12 +93,12 @@ class Job(nl.NKIObject):
 class Gamma(nl.NKIObject):
     """A vector of HBM in every partition. Parts are loaded when first needed, so behind the first rows."""
 
-    def __init__(self, vector: Any, resident: bool):
+    def __init__(self, vector: Tensor, resident: bool):
         self.row = vector.reshape((1, vector.shape[-1]))
         self.resident = resident
         self.tiles: list[Any] = []
 
-    def columns(self, part: Any, rows: int) -> Any:
+    def columns(self, part: TiledRangeIterator, rows: int) -> Any:
         """A part on so many partitions; no tile of rows is higher than the first."""
         if part.index < len(self.tiles):
             return self.tiles[part.index][0:rows]
@@ -101,27 +109,27 @@ class Gamma(nl.NKIObject):
         return tile
 
 
-def element_bytes(dtype: Any) -> int:
+def element_bytes(dtype: DTypeLike) -> int:
     return 4 if dtype == nl.float32 else 2
 
 
-def with_last_size(shape: Any, size: int) -> tuple[int, ...]:
+def with_last_size(shape: tuple, size: int) -> tuple[int, ...]:
     return tuple(list(shape[:-1]) + [size])
 
 
-def as_rows(tensor: Any) -> Any:
+def as_rows(tensor: Tensor) -> Any:
     """[..., H] as [R, H]."""
     return tensor.reshape((row_count(tensor), tensor.shape[-1]))
 
 
-def row_count(tensor: Any) -> int:
+def row_count(tensor: Tensor) -> int:
     rows = 1
     for size in tensor.shape[:-1]:
         rows = rows * size
     return rows
 
 
-def reciprocal_of_first(tensor: Any) -> Any:
+def reciprocal_of_first(tensor: Tensor) -> Tensor:
     """1 / the first element of an HBM tensor, in all partitions."""
     scale = nl.ndarray((ROWS, 1), nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(scale, as_rows(tensor)[0:1, 0:1].broadcast(0, ROWS))

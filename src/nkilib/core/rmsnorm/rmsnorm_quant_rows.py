@@ -8,8 +8,10 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.quantization.fp8_quantize import MINIMUM_SCALE
-from nkilib.core.rmsnorm.rmsnorm_quant_job import SCALE_BYTES, as_rows
+from nkilib.core.rmsnorm.rmsnorm_quant_job import SCALE_BYTES, Job, as_rows
 from nkilib.core.utils.tile_io import piece, store
+from nkilib.core.utils.tiled_range import TiledRangeIterator
+from nkilib.core.utils.types import Tensor
 
 # ---- one tile of rows: a list of tiles, one for each part of the columns
 
@@ -17,14 +19,14 @@ from nkilib.core.utils.tile_io import piece, store
 class PreparedRows(nl.NKIObject):
     """Rows ready to be cast: q = fp8(values * factor)."""
 
-    def __init__(self, rows: Any, values: Any, factor: Any, quantized: Any):
+    def __init__(self, rows: TiledRangeIterator, values: list[Tensor], factor: Tensor, quantized: Tensor):
         self.rows = rows
         self.values = values
         self.factor = factor
         self.quantized = quantized
 
 
-def prepare(job: Any, rows: Any) -> Any:
+def prepare(job: Job, rows: TiledRangeIterator) -> Any:
     """All that needs the Vector engine: the norms, the residual, and what the rows are scaled by."""
     x = loaded(job, rows)
     if job.pre_gamma is not None:
@@ -48,7 +50,7 @@ def prepare(job: Any, rows: Any) -> Any:
     return PreparedRows(rows, x, factor, quantized)
 
 
-def loaded(job: Any, rows: Any) -> list[Any]:
+def loaded(job: Job, rows: TiledRangeIterator) -> list[Any]:
     x = []
     for part in job.parts:
         tile = nl.ndarray((rows.size, part.size), job.hidden.dtype, buffer=nl.sbuf)
@@ -57,7 +59,7 @@ def loaded(job: Any, rows: Any) -> list[Any]:
     return x
 
 
-def finish(job: Any, prepared: Any) -> None:
+def finish(job: Job, prepared: PreparedRows) -> None:
     """Scale, cast and store; the scale of a row travels with its last columns."""
     quantized, rows = prepared.quantized, prepared.rows
     stored = 0
@@ -73,7 +75,7 @@ def finish(job: Any, prepared: Any) -> None:
 # ---- norms
 
 
-def inverse_rms(job: Any, x: list[Any], divisor: float) -> Any:
+def inverse_rms(job: Job, x: list[Tensor], divisor: float) -> Any:
     """1 / (divisor * sqrt(mean(x^2) + eps)) of each row."""
     sums = nl.ndarray((x[0].shape[0], len(x)), nl.float32, buffer=nl.sbuf)
     for i in range(len(x)):
@@ -99,7 +101,7 @@ def inverse_rms(job: Any, x: list[Any], divisor: float) -> Any:
     return inverse
 
 
-def normalised(job: Any, x: list[Any]) -> list[Any]:
+def normalised(job: Job, x: list[Tensor]) -> list[Any]:
     """The first norm, in float32."""
     inverse = inverse_rms(job, x, 1.0)
     out = working_tiles(job, x)
@@ -110,7 +112,7 @@ def normalised(job: Any, x: list[Any]) -> list[Any]:
     return out
 
 
-def with_residual(job: Any, x: list[Any], rows: Any) -> list[Any]:
+def with_residual(job: Job, x: list[Tensor], rows: TiledRangeIterator) -> list[Any]:
     """x + residual, which is also stored."""
     out = working_tiles(job, x)
     for part in job.parts:
@@ -122,7 +124,7 @@ def with_residual(job: Any, x: list[Any], rows: Any) -> list[Any]:
     return out
 
 
-def times_gamma(job: Any, x: list[Any]) -> list[Any]:
+def times_gamma(job: Job, x: list[Tensor]) -> list[Any]:
     """x * gamma, without the inverse RMS."""
     out = working_tiles(job, x)
     for part in job.parts:
@@ -132,7 +134,7 @@ def times_gamma(job: Any, x: list[Any]) -> list[Any]:
     return out
 
 
-def working_tiles(job: Any, x: list[Any]) -> list[Any]:
+def working_tiles(job: Job, x: list[Tensor]) -> list[Any]:
     """Tiles in the dtype of the work: x itself if it has that."""
     if x[0].dtype == job.work:
         return x
@@ -145,7 +147,7 @@ def working_tiles(job: Any, x: list[Any]) -> list[Any]:
 # ---- scales: columns [rows, 1]
 
 
-def row_scale(job: Any, values: Any, inverse: Any, quantized: Any) -> Any:
+def row_scale(job: Job, values: list[Tensor], inverse: Tensor, quantized: Tensor) -> Any:
     """s = max(min(max|n|, c) / F, 1e-5), also written behind the quantised row."""
     scale = largest_magnitude(job, values)
     in_units = 1.0 / job.largest if inverse is None else inverse
@@ -157,7 +159,7 @@ def row_scale(job: Any, values: Any, inverse: Any, quantized: Any) -> Any:
     return scale
 
 
-def row_factor(job: Any, scale: Any, inverse: Any) -> Any:
+def row_factor(job: Job, scale: Tensor, inverse: Tensor) -> Any:
     """What values are multiplied by: 1 / s, times the inverse RMS where they lack it."""
     if inverse is None:
         return reciprocals(scale, 1.0)
@@ -166,7 +168,7 @@ def row_factor(job: Any, scale: Any, inverse: Any) -> Any:
     return factor
 
 
-def static_factor(job: Any, inverse: Any, rows: int) -> Any:
+def static_factor(job: Job, inverse: Tensor, rows: int) -> Any:
     if inverse is None:
         return job.quant_scale[0:rows]
     factor = column(inverse)
@@ -174,7 +176,7 @@ def static_factor(job: Any, inverse: Any, rows: int) -> Any:
     return factor
 
 
-def bound_on_values(job: Any, values: Any, inverse: Any) -> Any:
+def bound_on_values(job: Job, values: list[Tensor], inverse: Tensor) -> Any:
     """Where |n| reaches the bound."""
     if inverse is not None:
         return reciprocals(inverse, job.kargs.lower_bound / job.largest)
@@ -183,7 +185,7 @@ def bound_on_values(job: Any, values: Any, inverse: Any) -> Any:
     return bound
 
 
-def clip(values: list[Any], bound: Any) -> None:
+def clip(values: list[Tensor], bound: Tensor) -> None:
     """values = max(min(values, bound), -bound), in place."""
     negative = column(bound)
     nisa.tensor_scalar(negative, bound, nl.multiply, -1.0)
@@ -191,7 +193,7 @@ def clip(values: list[Any], bound: Any) -> None:
         nisa.tensor_scalar(tile, tile, nl.minimum, bound, op1=nl.maximum, operand1=negative)
 
 
-def largest_magnitude(job: Any, values: list[Any]) -> Any:
+def largest_magnitude(job: Job, values: list[Tensor]) -> Any:
     """max|values| of each row."""
     found = nl.ndarray((values[0].shape[0], len(values)), nl.float32, buffer=nl.sbuf)
     for i in range(len(values)):
@@ -201,7 +203,7 @@ def largest_magnitude(job: Any, values: list[Any]) -> Any:
     return reduced_columns(found, nl.maximum)
 
 
-def reduced_columns(columns: Any, op: Any) -> Any:
+def reduced_columns(columns: Tensor, op: Any) -> Any:
     """Several columns as one."""
     if columns.shape[1] == 1:
         return columns
@@ -210,13 +212,13 @@ def reduced_columns(columns: Any, op: Any) -> Any:
     return result
 
 
-def reciprocals(columns: Any, numerator: float) -> Any:
+def reciprocals(columns: Tensor, numerator: float) -> Any:
     """numerator / columns."""
     result = column(columns)
     nisa.tensor_scalar(result, columns, nl.reciprocal, None, op1=nl.multiply, operand1=numerator)
     return result
 
 
-def column(like: Any) -> Any:
+def column(like: Tensor) -> Tensor:
     """A new float32 for each partition of a tile."""
     return nl.ndarray((like.shape[0], 1), nl.float32, buffer=nl.sbuf)

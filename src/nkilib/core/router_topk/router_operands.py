@@ -16,6 +16,7 @@ from nkilib.core.utils.kernel_helpers import get_program_sharding_info, is_hbm_b
 from nkilib.core.utils.projection import bytes_of
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import Tensor
 
 BLOCK_BYTES = 64 * 1024  # of tokens per partition that are loaded together
 CHUNK_BYTES = 8 * 1024  # per partition of one transfer: matmuls start before a block is complete
@@ -59,7 +60,7 @@ class Router(nl.NKIObject):
         self.divide_by_top = norm_topk_prob or (self.softmax and self.sparse)
 
 
-def tokens_of(x: Any, in_sbuf: bool, hbm_layout: int, sb_layout: int) -> int:
+def tokens_of(x: Tensor, in_sbuf: bool, hbm_layout: int, sb_layout: int) -> int:
     if in_sbuf:
         return x.shape[2] if sb_layout == XSBLayout__128_Hdiv128_T__3 else x.shape[1]
     return x.shape[1] if hbm_layout == XHBMLayout_H_T__0 else x.shape[0]
@@ -71,7 +72,7 @@ def tokens_of(x: Any, in_sbuf: bool, hbm_layout: int, sb_layout: int) -> int:
 class Bias(nl.NKIObject):
     """w_bias in SBUF: in every partition, or one row that a matmul brings to all of them."""
 
-    def __init__(self, w_bias: Any, by_matmul: bool):
+    def __init__(self, w_bias: Tensor | None, by_matmul: bool):
         self.rows = None  # [128, E], float32
         self.row = None  # [1, E]
         self.ones: Any = None  # [1, 128]
@@ -100,7 +101,7 @@ def hidden_parts(hidden: int, sb_layout: int) -> tuple:
     return TiledRange(hidden, hidden // 2 if sb_layout == XSBLayout_tp2013__1 else hidden)
 
 
-def load_columns(x: Any, hbm_layout: int, start: int, count: int) -> Any:
+def load_columns(x: Tensor, hbm_layout: int, start: int, count: int) -> Tensor:
     """Tokens start .. start + count - 1 in SBUF, [128, H/128, count]."""
     steps = x.shape[hbm_layout] // PMAX
     chunk = max(1, CHUNK_BYTES // (count * bytes_of(x)))
@@ -116,7 +117,7 @@ def load_columns(x: Any, hbm_layout: int, start: int, count: int) -> Any:
     return tile
 
 
-def copy_in_chunks(tile: Any, source: Any, chunk: int) -> None:
+def copy_in_chunks(tile: Tensor, source: Tensor, chunk: int) -> None:
     """[128, n, ...] in several transfers: matmuls start before the last has come."""
     for part in TiledRange(tile.shape[1], chunk):
         nisa.dma_copy(
@@ -124,7 +125,7 @@ def copy_in_chunks(tile: Any, source: Any, chunk: int) -> None:
         )
 
 
-def token_slice(tokens: Any, sb_layout: int, start: int, count: int) -> Any:
+def token_slice(tokens: Tensor, sb_layout: int, start: int, count: int) -> Any:
     """[128, H/128, count] of a tile of tokens."""
     if sb_layout == XSBLayout__128_Hdiv128_T__3:
         return tokens[:, :, start : start + count]

@@ -11,6 +11,7 @@ from nkilib.core.router_topk.router_checks import MAX_K
 from nkilib.core.router_topk.router_operands import Bias, Router
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 COLUMN_TILES = (32, 64)  # columns of the PE array that one of several small matmuls may take
 LOWEST = -3.0e38  # the logit of an expert that does not exist
@@ -20,7 +21,7 @@ MARK = 3.0e38  # in place of the top-K logits
 # ---- up to 128 tokens ----------------------------------------------------------------------------
 
 
-def route(router: Router, tokens: Any, weights: Any, bias: Bias, begin: int) -> None:
+def route(router: Router, tokens: Tensor, weights: Tensor, bias: Bias, begin: int) -> None:
     """All results of the tokens from `begin` on."""
     count, k = tokens.shape[2], router.k
     logits = compute_logits(router, tokens, weights, bias)
@@ -50,11 +51,11 @@ def route(router: Router, tokens: Any, weights: Any, bias: Bias, begin: int) -> 
         store(router.affinities, begin, affinities.of_all(router, logits, best))
 
 
-def new_tile(rows: int, columns: int) -> Any:
+def new_tile(rows: int, columns: int) -> Tensor:
     return nl.ndarray((rows, columns), nl.float32, buffer=nl.sbuf)
 
 
-def compute_logits(router: Router, tokens: Any, weights: Any, bias: Bias) -> Any:
+def compute_logits(router: Router, tokens: Tensor, weights: Tensor, bias: Bias) -> Any:
     """x w + bias, [tokens, experts]; at least 8 columns, which max8 needs."""
     steps, count = tokens.shape[1], tokens.shape[2]
     columns = tile_columns(count) if router.column_tiling else PMAX
@@ -95,7 +96,7 @@ def tile_columns(tokens: int) -> int:
 class Affinities(nl.NKIObject):
     """Of the top k [tokens, k], final; of all experts and what to multiply them by, before the selection."""
 
-    def __init__(self, router: Router, logits: Any, best: Any):
+    def __init__(self, router: Router, logits: Tensor, best: Tensor):
         count = logits.shape[0]
         shift = None
         if router.softmax:
@@ -113,7 +114,7 @@ class Affinities(nl.NKIObject):
             nisa.reciprocal(self.factor, total if router.divide_by_all else top_total)
             nisa.tensor_scalar(self.top, self.top, nl.multiply, self.factor)
 
-    def of_all(self, router: Router, logits: Any, best: Any) -> Any:
+    def of_all(self, router: Router, logits: Tensor, best: Tensor) -> Any:
         """Affinities of every expert; best is overwritten."""
         if router.sparse:
             if router.k < MAX_K:
@@ -126,7 +127,7 @@ class Affinities(nl.NKIObject):
         return self.all
 
 
-def store(target: Any, begin: int, values: Any) -> None:
+def store(target: Tensor | None, begin: int, values: Tensor) -> None:
     """values to rows begin .. of a result in HBM or SBUF, in its dtype; a target of None is left out."""
     if target is None:
         return
@@ -137,7 +138,7 @@ def store(target: Any, begin: int, values: Any) -> None:
         nisa.dma_copy(rows, cast_to(target.dtype, values))
 
 
-def cast_to(dtype: Any, values: Any) -> Any:
+def cast_to(dtype: DTypeLike, values: Tensor) -> Any:
     if values.dtype == dtype:
         return values
     tile = nl.ndarray(values.shape, dtype, buffer=nl.sbuf)
@@ -145,7 +146,7 @@ def cast_to(dtype: Any, values: Any) -> Any:
     return tile
 
 
-def scatter(router: Router, begin: int, top: Any, places: Any) -> None:
+def scatter(router: Router, begin: int, top: Tensor, places: Tensor) -> None:
     """Zeros to the rows of expert_affinities, then the top k by DMA to their places."""
     count, k, target = top.shape[0], router.k, router.affinities
     zeros = nl.ndarray((count, router.experts), target.dtype, buffer=nl.sbuf)

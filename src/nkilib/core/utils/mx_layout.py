@@ -8,6 +8,7 @@ import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 LANES, GROUP, QUADRANT = 4, 8, 32  # elements of a word; partitions that share a scale; a quadrant
 TILE = PMAX * LANES  # of the contraction
@@ -16,7 +17,7 @@ SCALE_DTYPES = (nl.uint8, nl.float8_e8m0fnu)
 WORDS = (nl.float8_e4m3fn_x4, nl.float8_e5m2_x4, nl.float4_e2m1fn_x4)
 
 
-def as_words(name: str, tensor: Any) -> Any:
+def as_words(name: str, tensor: Tensor) -> Any:
     """A tensor seen as four-packed: it is so, has words without a type, or FP8 with four lanes innermost."""
     if tensor.dtype in WORDS:
         return tensor

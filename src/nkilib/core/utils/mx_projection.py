@@ -13,11 +13,12 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.mx_layout import LANES, ONE
-from nkilib.core.utils.mx_weight_loads import SCALE_ROWS, MxWeights, WeightStream
+from nkilib.core.utils.mx_weight_loads import SCALE_ROWS, MxWeights, WeightScales, WeightStream
 from nkilib.core.utils.projection import BANK_COLUMNS, Block
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.tiles import new_tile
+from nkilib.core.utils.tiles import Tiles, new_tile
+from nkilib.core.utils.types import Tensor
 
 LARGEST_FP8 = 448.0
 
@@ -31,7 +32,7 @@ class MxTokens(nl.NKIObject):
 
     words: Any
     scales: Any
-    ones: Any  # [128, columns] of the scale 1, for the operand that has none
+    ones: Tensor  # [128, columns] of the scale 1, for the operand that has none
     tiles: Any = None  # where further tiles come from, see tiles.py
     factors: Any = None  # what every token is to be multiplied by still, as its caller wants them
     sharing: int = 1
@@ -40,13 +41,13 @@ class MxTokens(nl.NKIObject):
 # ---- tokens --------------------------------------------------------------------------------------
 
 
-def ones_tile(columns: int, tiles: Any = None) -> Any:
+def ones_tile(columns: int, tiles: Tiles | None = None) -> Any:
     tile = new_tile(tiles, (PMAX, columns), nl.uint8)
     nisa.memset(tile, ONE)
     return tile
 
 
-def quantize_tokens(lanes: Any, ones: Any, tiles: Any = None) -> MxTokens:
+def quantize_tokens(lanes: Tensor, ones: Tensor, tiles: Tiles | None = None) -> MxTokens:
     """lanes [rows, tiles, tokens, 4] in 16 bits, as MXFP8."""
     shape = (lanes.shape[0], lanes.shape[1], lanes.shape[2])
     words = new_tile(tiles, shape, nl.float8_e4m3fn_x4)
@@ -55,7 +56,7 @@ def quantize_tokens(lanes: Any, ones: Any, tiles: Any = None) -> MxTokens:
     return MxTokens(words, scales, ones, tiles)
 
 
-def round_tokens(lanes: Any, inverse: Any, ones: Any, tiles: Any = None) -> MxTokens:
+def round_tokens(lanes: Tensor, inverse: Tensor, ones: Tensor, tiles: Tiles | None = None) -> MxTokens:
     """lanes * inverse [128, 1], clipped, in FP8 whose scales are 1."""
     rows, count, tokens = lanes.shape[0], lanes.shape[1], lanes.shape[2]
     scaled = new_tile(tiles, lanes.shape, nl.bfloat16)
@@ -66,7 +67,7 @@ def round_tokens(lanes: Any, inverse: Any, ones: Any, tiles: Any = None) -> MxTo
     return MxTokens(narrow.view(nl.float8_e4m3fn_x4), None, ones, tiles)
 
 
-def narrow_tokens(lanes: Any, ones: Any, tiles: Any = None) -> MxTokens:
+def narrow_tokens(lanes: Tensor, ones: Tensor, tiles: Tiles | None = None) -> MxTokens:
     """lanes in 16 bits that hold FP8 numbers, as FP8 whose scales are 1."""
     rows, count, tokens = lanes.shape[0], lanes.shape[1], lanes.shape[2]
     narrow = new_tile(tiles, (rows, count, LANES * tokens), nl.float8_e4m3fn)
@@ -84,7 +85,7 @@ def token_scales(x: MxTokens, tile: int, start: int, end: int) -> Any:
 
 
 def project_features_mx(
-    x: MxTokens, weights: MxWeights, sums: list, column: int, width: int, stream: Any = None
+    x: MxTokens, weights: MxWeights, sums: list, column: int, width: int, stream: WeightStream | None = None
 ) -> None:
     """sums[i][c, t] = tokens x columns column + width i ...: weights stationary, so few tokens cost little.
 
@@ -111,7 +112,12 @@ def project_features_mx(
 
 
 def project_rows_mx(
-    x: MxTokens, weights: MxWeights, blocks: list, column: int, columns: int, scales: Any = None
+    x: MxTokens,
+    weights: MxWeights,
+    blocks: list,
+    column: int,
+    columns: int,
+    scales: WeightScales | None = None,
 ) -> None:
     """Token-major sums of columns column ... column + columns: tokens, an even number, stationary.
 

@@ -11,8 +11,9 @@ from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.mx_layout import GROUP, ONE, QUADRANT, filled
 from nkilib.core.utils.projection import CHUNK_BYTES
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.tiles import new_tile, stream_tile
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.tiles import Tiles, new_tile, stream_tile
+from nkilib.core.utils.types import Tensor
 
 SCALE_ROWS = QUADRANT // GROUP  # the first partitions of a quadrant hold its scales
 TAPERED_TILES, LAST_PIECES = 3, 4  # of weights: tiles that come alone at the end, and pieces of the last
@@ -37,7 +38,7 @@ class MxWeights(nl.NKIObject):
     compact: bool = False
 
 
-def word_bytes(words: Any) -> int:
+def word_bytes(words: Tensor) -> int:
     return 2 if words.dtype == nl.float4_e2m1fn_x4 else 4
 
 
@@ -62,7 +63,7 @@ class WeightScales(nl.NKIObject):
         return self.groups[place // SHARING][first:, tile % self.run, start - self.column : end - self.column]
 
 
-def load_scales(weights: MxWeights, column: int, columns: int, tiles: Any) -> Any:
+def load_scales(weights: MxWeights, column: int, columns: int, tiles: Tiles | None) -> Any:
     """Scales of all tiles in the first partitions of each quadrant, where instructions want them.
 
     DMA engines serve eight partitions each. So that all of them take part, rows come as they follow each
@@ -97,7 +98,7 @@ def load_scales(weights: MxWeights, column: int, columns: int, tiles: Any) -> An
     return WeightScales(groups, run, column)
 
 
-def load_scales_by_tile(source: Any, column: int, columns: int, tiles: Any) -> WeightScales:
+def load_scales_by_tile(source: Tensor, column: int, columns: int, tiles: Tiles | None) -> WeightScales:
     """Straight into their places, four rows at a time: of all tiles, or, if these are many, every fourth."""
     rows, count = source.shape[0], source.shape[1]
     if count * columns <= WIDE_BYTES:
@@ -118,7 +119,7 @@ def load_scales_by_tile(source: Any, column: int, columns: int, tiles: Any) -> W
     return WeightScales(by_group, 1, column)
 
 
-def load_wide_scales(source: Any, column: int, columns: int, tiles: Any) -> WeightScales:
+def load_wide_scales(source: Tensor, column: int, columns: int, tiles: Tiles | None) -> WeightScales:
     """All tiles side by side: the fewest transfers, small ones, in the queue that nothing else uses."""
     rows, count = source.shape[0], source.shape[1]
     wide = new_tile(tiles, (PMAX, count, columns), nl.uint8)
@@ -131,7 +132,7 @@ def load_wide_scales(source: Any, column: int, columns: int, tiles: Any) -> Weig
     return WeightScales([wide], count, column)
 
 
-def load_compact_scales(source: Any, column: int, columns: int, tiles: Any) -> WeightScales:
+def load_compact_scales(source: Tensor, column: int, columns: int, tiles: Tiles | None) -> WeightScales:
     """Each scale serves a quadrant, which holds 128 rows, and 128 columns: copied there on chip."""
     count, quadrants = source.shape[0], source.shape[1]
     first, last = column // BLOCK, div_ceil(column + columns, BLOCK)
@@ -156,7 +157,9 @@ def shortest_run(tiles: int) -> int:
     return run
 
 
-def sorted_rows(spread: Any, some: Any, places: int, partitions: int, tiles: Any) -> Any:
+def sorted_rows(
+    spread: Tensor, some: TiledRangeIterator, places: int, partitions: int, tiles: Tiles | None
+) -> Any:
     """Partition places r + v of each quadrant, for four of the v, in partition 4 (v % 4) + r."""
     mask = []
     for partition in range(QUADRANT):
@@ -168,7 +171,9 @@ def sorted_rows(spread: Any, some: Any, places: int, partitions: int, tiles: Any
     return tile
 
 
-def load_words(weights: MxWeights, first: int, count: int, column: int, columns: int, tiles: Any) -> Any:
+def load_words(
+    weights: MxWeights, first: int, count: int, column: int, columns: int, tiles: Tiles | None
+) -> Any:
     """Some tiles in SBUF, [whole quadrants, tiles, columns]; partitions that only pad hold zeros."""
     rows = weights.words.shape[0]
     tile = stream_tile(tiles, (filled(rows), count, columns), weights.words.dtype)
@@ -193,8 +198,8 @@ class WeightStream(nl.NKIObject):
         weights: MxWeights,
         column: int,
         columns: int,
-        tiles: Any,
-        scales: Any = None,
+        tiles: Tiles | None,
+        scales: WeightScales | None = None,
         taper: bool = False,
     ):
         self.weights = weights
@@ -231,7 +236,7 @@ class WeightStream(nl.NKIObject):
         at = part * self.width
         return self.words[part][:, tile - self.first, start - at : end - at]
 
-    def scales_of(self, tile: int, start: int, end: int, ones: Any) -> Any:
+    def scales_of(self, tile: int, start: int, end: int, ones: Tensor) -> Any:
         if self.scales is None:
             return ones[:, 0 : end - start]
         return self.scales.of(tile, self.column + start, self.column + end)

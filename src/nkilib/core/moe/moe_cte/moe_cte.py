@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -149,7 +147,7 @@ def moe_cte(
     return run_blocks(p, any_size=kind == MoECTEImplementation.shard_on_i_dropping)
 
 
-def check_mx(kind: MoECTEImplementation, gate_up: Any) -> None:
+def check_mx(kind: MoECTEImplementation, gate_up: Tensor) -> None:
     """MX implementations have MX weights, and no others have."""
     kernel_assert(
         (kind in MX) == has_words(gate_up),
@@ -187,11 +185,11 @@ def moe_cte_ref(
     position_to_id: np.ndarray,
     block_to_expert: np.ndarray,
     block_size: int,
-    conditions: Any = None,
-    gate_up_bias: Any = None,
-    down_bias: Any = None,
-    gate_up_scale: Any = None,
-    down_scale: Any = None,
+    conditions: np.ndarray | None = None,
+    gate_up_bias: np.ndarray | None = None,
+    down_bias: np.ndarray | None = None,
+    gate_up_scale: np.ndarray | None = None,
+    down_scale: np.ndarray | None = None,
     act_fn: ActFnType = ActFnType.SiLU,
     skip_token: bool = False,
     accumulating: bool = True,

@@ -117,8 +117,8 @@ class ExpertsParameters(nl.NKIObject):
     conditions: Tensor | None
     gate: Linear  # the limits of the gate; its weight, bias and scale stand in gate_up
     up: Linear
-    gate_up_bias: Tensor | None
-    down_bias: Tensor | None
+    gate_up_bias: Tensor  # or None
+    down_bias: Tensor  # or None
     gate_up_scale: Tensor  # or None
     down_scale: Tensor  # or None
     act_fn: ActFnType
@@ -364,7 +364,7 @@ def check_scales(p: ExpertsParameters) -> None:
         check_scale(p, p.down_scale, hidden_size(p), "down_proj_scale")
 
 
-def check_scale(p: ExpertsParameters, scale: Any, columns: int, name: str) -> None:
+def check_scale(p: ExpertsParameters, scale: Tensor, columns: int, name: str) -> None:
     """[E or 1, 1, columns], of static quantisation one number instead of the columns."""
     kernel_assert(
         scale.shape[0] in (1, expert_count(p)) and scale.size in (scale.shape[0] * columns, scale.shape[0]),

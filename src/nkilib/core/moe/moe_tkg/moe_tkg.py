@@ -47,7 +47,8 @@ from nkilib.core.utils.common_types import (
 from nkilib.core.utils.kernel_assert import not_built
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import Tensor
 
 FP8_TOKENS = "activations that arrive in FP8 are not built"
 BLOCK_BYTES = 96 * 1024  # of sums in each partition: how many tokens a pass over the weights serves
@@ -168,13 +169,15 @@ def moe_tkg(
     return experts_of(p, n_prgs, core, block_size=block_size if is_all_expert_dynamic else 0)
 
 
-def refuse(name: str, value: Any, why: str) -> None:
+def refuse(name: str, value: Tensor | None, why: str) -> None:
     """Of this argument only None is built."""
     if value is not None:
         not_built(name, why)
 
 
-def experts_of(p: MoEParameters, n_prgs: int, core: int, addend: Any = None, block_size: int = 0) -> Any:
+def experts_of(
+    p: MoEParameters, n_prgs: int, core: int, addend: Tensor | None = None, block_size: int = 0
+) -> Any:
     """The kernel, once its arguments are collected; addend [T, H] float32 in HBM is added to the result.
 
     With a block_size all experts take only the tokens that weigh something with them.
@@ -194,7 +197,9 @@ def experts_of(p: MoEParameters, n_prgs: int, core: int, addend: Any = None, blo
 # ---- who does what -------------------------------------------------------------------------------
 
 
-def selected_experts(p: MoEParameters, out: Any, cores: int, core: int, addend: Any) -> Any:
+def selected_experts(
+    p: MoEParameters, out: Tensor | None, cores: int, core: int, addend: Tensor | None
+) -> Any:
     """For each token its K experts, whose numbers address the weights."""
     tokens, k = p.index.shape
     index = nl.ndarray((1, tokens * k), nl.int32, buffer=nl.sbuf)
@@ -212,7 +217,7 @@ def selected_experts(p: MoEParameters, out: Any, cores: int, core: int, addend: 
     return run_items(p, out, total, x, items, core, 0)
 
 
-def all_experts(p: MoEParameters, out: Any, cores: int, core: int, addend: Any) -> Any:
+def all_experts(p: MoEParameters, out: Tensor | None, cores: int, core: int, addend: Tensor | None) -> Any:
     """For each block of tokens all local experts."""
     result = None
     for block in TiledRange(token_count(p), block_tokens(p)):
@@ -235,7 +240,7 @@ def block_tokens(p: MoEParameters) -> int:
     return fit if fit < PMAX else fit // PMAX * PMAX
 
 
-def expert_weights(p: MoEParameters, block: Any) -> Any:
+def expert_weights(p: MoEParameters, block: TiledRangeIterator) -> Tensor:
     """Affinities of the local experts, [128, E_L, tokens], the same in every partition."""
     result = nl.ndarray((PMAX, local_experts(p), block.size), nl.float32, buffer=nl.sbuf)
     broadcast = Broadcast(min(block.size, PMAX))
@@ -250,7 +255,9 @@ def expert_weights(p: MoEParameters, block: Any) -> Any:
 # ---- the work ------------------------------------------------------------------------------------
 
 
-def run_items(p: MoEParameters, out: Any, total: Any, x: Tokens, items: list, core: int, first: int) -> Any:
+def run_items(
+    p: MoEParameters, out: Tensor | None, total: Tensor, x: Tokens, items: list, core: int, first: int
+) -> Any:
     """All items, as many at once as there are cores. The next middle is computed before the last is used."""
     waiting: list = []
     for step in TiledRange(len(items), x.cores):

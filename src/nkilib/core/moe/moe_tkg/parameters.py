@@ -18,6 +18,7 @@ from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer, resolve_fp8_dtype
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 FLOATS = (nl.float32, nl.bfloat16, nl.float16)
 MAX_TOKENS = 128  # of a call that selects experts
@@ -48,7 +49,7 @@ class MoEParameters(nl.NKIObject):
     act_fn: ActFnType
     gate: Linear  # the limits alone
     up: Linear
-    output_dtype: Any
+    output_dtype: DTypeLike
     output_in_sbuf: bool
     layout: MoEBlockIOLayout
     output: Any
@@ -263,6 +264,6 @@ def check_scales(p: MoEParameters) -> None:
     check_scale("expert_down_weights_scale", p.down_scale, ((experts, size), (experts, 1)))
 
 
-def check_scale(name: str, scale: Any, allowed: tuple) -> None:
+def check_scale(name: str, scale: Tensor, allowed: tuple) -> None:
     shape = tuple(scale.shape)
     kernel_assert(shape in allowed, f"{name}: got shape {shape}, allowed are {allowed} (ROW, STATIC)")
