@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import nki.isa as nisa
@@ -14,12 +15,12 @@ from nkilib.core.utils.types import Tensor
 UNBOUNDED = 1.0e9  # beyond every column index
 
 
+@dataclass
 class Interval(nl.NKIObject):
     """Key columns lower <= c < upper are visible; both [128, tiles], query 128 t + p at [p, t]."""
 
-    def __init__(self, lower, upper):
-        self.lower = lower
-        self.upper = upper
+    lower: Tensor
+    upper: Tensor
 
 
 # ---- masks: the interval of keys each query sees -------------------------------------------------

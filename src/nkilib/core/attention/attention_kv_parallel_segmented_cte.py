@@ -30,26 +30,26 @@ from .attention_whole_numbers import RoundRobin
 
 @nki.jit
 def attention_kv_parallel_segmented_cte(
-    q,
-    k_cache,
-    v_cache,
-    block_tables,
-    kvp_q_offset,
-    replica_groups,
-    group_size,
-    block_size,
-    seg_size,
-    scale=1.0,
-    global_q_offset=0,
-    tp_out=False,
-    sliding_window=0,
-    kvp_rank_id=None,
-    kvp_group_size=0,
-    apc_mode=False,
-    valid_num_prior_tokens=None,
-    fp8_packed=False,
-    k_scale=None,
-    v_scale=None,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    kvp_q_offset: Tensor,
+    replica_groups: tuple,
+    group_size: int,
+    block_size: int,
+    seg_size: int,
+    scale: float = 1.0,
+    global_q_offset: int = 0,
+    tp_out: bool = False,
+    sliding_window: int = 0,
+    kvp_rank_id: Tensor | None = None,
+    kvp_group_size: int = 0,
+    apc_mode: bool = False,
+    valid_num_prior_tokens: Tensor | None = None,
+    fp8_packed: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ):
     """Causal attention of this rank's heads over the keys of all ranks of its group, bfloat16 [BS, S, D].
 
@@ -164,7 +164,14 @@ def check_prefix(apc_mode: bool, prior: Tensor | None, offset: int) -> None:
         kernel_assert(offset == 0, f"global_q_offset: got {offset}, allowed with apc_mode is 0")
 
 
-def attention_kv_parallel_segmented_cte_ref(q, keys, values, scale=1.0, global_q_offset=0, window=0):
+def attention_kv_parallel_segmented_cte_ref(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    scale: float = 1.0,
+    global_q_offset: int = 0,
+    window: int = 0,
+):
     """All ranks' heads q [.., S, D] over all keys [L, D], in their order, in float64."""
     q, keys, values = (x.astype(np.float64) for x in (q, keys, values))
     at = global_q_offset + np.arange(q.shape[-2])[:, None]

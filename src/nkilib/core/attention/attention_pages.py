@@ -6,6 +6,7 @@ Blocks are cut into pieces of `width` tokens so that every partition has one: to
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
@@ -25,15 +26,17 @@ CHUNK_KEYS = 2048  # of one gather, at most
 BANK_BYTES = 2048
 
 
+@dataclass
 class Chunk(nl.NKIObject):
     """Keys `key` to `key + rows * width - 1`, `width` in each of `rows` partitions."""
 
-    def __init__(self, index: int, key: int, rows: int, width: int):
-        self.index = index
-        self.key = key
-        self.rows = rows
-        self.width = width
-        self.keys = rows * width
+    index: int
+    key: int
+    rows: int
+    width: int
+
+    def __post_init__(self) -> None:
+        self.keys = self.rows * self.width
 
 
 class KeyLayout(nl.NKIObject):

@@ -172,20 +172,20 @@ def exchange_results(call: Call) -> None:
 
 
 def attention_tkg_ref(
-    q,
-    k_active,
-    v_active,
-    k_prior,
-    v_prior,
-    mask,
-    cfg,
-    inv_freqs=None,
-    rope_pos_ids=None,
-    start_pos_ids=None,
-    sink=None,
-    active_blocks_table=None,
-    max_context_len=None,
-    n_prgs=1,
+    q: np.ndarray,
+    k_active: np.ndarray,
+    v_active: np.ndarray,
+    k_prior: np.ndarray,
+    v_prior: np.ndarray,
+    mask: np.ndarray,
+    cfg: AttnTKGConfig,
+    inv_freqs: Any = None,
+    rope_pos_ids: Any = None,
+    start_pos_ids: np.ndarray | None = None,
+    sink: np.ndarray | None = None,
+    active_blocks_table: np.ndarray | None = None,
+    max_context_len: np.ndarray | None = None,
+    n_prgs: int = 1,
 ):
     """(out [B, H, d, s], new keys [B, 1, d, s]) in float64, from q [B, H, s, d] and k_active [B, 1, s, d]."""
     b, s, total = cfg.bs, cfg.s_active, cfg.curr_sprior

@@ -9,6 +9,7 @@ A unit of work is a section (some chunks) of a group of batches: its softmax is 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import nki.language as nl
@@ -133,15 +134,17 @@ class Section(nl.NKIObject):
         self.runs: list = []  # of the new tokens
 
 
+@dataclass
 class Unit(nl.NKIObject):
     """A section of the keys of `batches` batches from `first` on (of this core's), with its tiles in SBUF."""
 
-    def __init__(self, section: Section, first: int, batches: int, slot: Any):
-        self.section = section
-        self.first = first
-        self.batches = batches
-        self.slot = slot
-        self.tiles = section.tiles
+    section: Section
+    first: int
+    batches: int
+    slot: Any
+
+    def __post_init__(self) -> None:
+        self.tiles = self.section.tiles
         self.number = 0  # of the core's units
         self.values: Any = None  # [rows, batches, tiles, d]
         self.visible: Any = None  # [rows, batches, tiles, columns]

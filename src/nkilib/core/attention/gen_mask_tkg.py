@@ -175,16 +175,16 @@ def fill_mask(call: Call, mask_out: Tensor, offset: Tensor | None) -> None:
 
 
 def gen_mask_tkg_hbm_ref(
-    pos_ids_hbm,
-    bs,
-    q_head,
-    s_active,
-    s_prior,
-    start_pos_hbm=None,
-    block_len=0,
-    active_mask=None,
-    n_prgs=1,
-    cp_seq_offset=None,
+    pos_ids_hbm: np.ndarray,
+    bs: int,
+    q_head: int,
+    s_active: int,
+    s_prior: int,
+    start_pos_hbm: np.ndarray | None = None,
+    block_len: int = 0,
+    active_mask: np.ndarray | None = None,
+    n_prgs: int = 1,
+    cp_seq_offset: np.ndarray | None = None,
 ):
     """gen_mask_tkg_hbm in numpy."""
     cfg = AttnTKGConfig(bs, q_head, s_active, s_prior, s_prior, 1, block_len)

@@ -17,6 +17,7 @@ and 16-bit pairs are turned with three products instead of four.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +55,14 @@ DTYPES = (nl.bfloat16, nl.float16, nl.float32)
 
 
 @nki.jit
-def RoPE(x_in, cos, sin, lnc_shard=False, contiguous_layout=True, relayout_in_sbuf=False):
+def RoPE(
+    x_in: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    lnc_shard: bool = False,
+    contiguous_layout: bool = True,
+    relayout_in_sbuf: bool = False,
+):
     """Turn every pair of elements of x_in [d_head, B, n_heads, S] by the angle of its position.
 
     cos and sin are [d_head/2, B, S]; the result is like x_in. With h = d_head/2, i < h, in float32 and
@@ -94,7 +102,9 @@ def RoPE(x_in, cos, sin, lnc_shard=False, contiguous_layout=True, relayout_in_sb
 
 
 @nki.jit
-def RoPE_sbuf(x_in_sb, cos_sb, sin_sb, x_out_sb, convert_from_interleaved=False):
+def RoPE_sbuf(
+    x_in_sb: Tensor, cos_sb: Tensor, sin_sb: Tensor, x_out_sb: Tensor, convert_from_interleaved: bool = False
+):
     """RoPE of SBUF tiles, written to x_out_sb, which is returned and may be x_in_sb.
 
     Shapes are those of RoPE; cos and sin may be TensorViews.
@@ -149,16 +159,16 @@ def check_relayout(columns: int, option: str) -> None:
 # ---- HBM to HBM ----------------------------------------------------------------------------------
 
 
+@dataclass
 class Block(nl.NKIObject):
     """A box of tokens: batches, heads and positions from a start on."""
 
-    def __init__(self, batch: int, batches: int, head: int, heads: int, position: int, positions: int):
-        self.batch = batch
-        self.batches = batches
-        self.head = head
-        self.heads = heads
-        self.position = position
-        self.positions = positions
+    batch: int
+    batches: int
+    head: int
+    heads: int
+    position: int
+    positions: int
 
     def of(self, x: Tensor) -> Any:
         """The block in [..., B, n_heads, S]."""
@@ -274,7 +284,14 @@ def tile_of(tensor: Tensor | TensorView) -> Any:
     return tensor.get_view() if isinstance(tensor, TensorView) else tensor
 
 
-def RoPE_ref(x_in, cos, sin, lnc_shard=False, contiguous_layout=True, relayout_in_sbuf=False) -> np.ndarray:
+def RoPE_ref(
+    x_in: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    lnc_shard: bool = False,
+    contiguous_layout: bool = True,
+    relayout_in_sbuf: bool = False,
+) -> np.ndarray:
     """RoPE in numpy: pairs as complex numbers, times e^(i angle)."""
     d_head = x_in.shape[0]
     pair_axis = 0 if contiguous_layout else 1

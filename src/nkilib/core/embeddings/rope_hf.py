@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,16 @@ TILE_HEADS = 4  # heads that are loaded and stored together
 
 
 @nki.jit
-def rope_hf(q, k, q_out, k_out, cos=None, sin=None, rope_cache=None, backward=False):
+def rope_hf(
+    q: Tensor,
+    k: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    cos: Tensor = None,
+    sin: Tensor = None,
+    rope_cache: Tensor | None = None,
+    backward: bool = False,
+):
     """Write x cos + R(x) sin of q and k to q_out and k_out, and return the two.
 
     q is [B, Hq, S, d], k [B, Hk, S, d]; cos and sin are [B, S, d], or both are in rope_cache [S, 2 d],
@@ -51,13 +61,13 @@ def rope_hf(q, k, q_out, k_out, cos=None, sin=None, rope_cache=None, backward=Fa
     return q_out, k_out
 
 
+@dataclass
 class Run(nl.NKIObject):
     """Positions from a start on, some neighbours in each partition: they travel in one piece."""
 
-    def __init__(self, start: int, rows: int, neighbours: int):
-        self.start = start
-        self.rows = rows
-        self.neighbours = neighbours
+    start: int
+    rows: int
+    neighbours: int
 
     def of(self, x: Tensor) -> Any:
         """[rows, neighbours, ...] of [S, ...]."""
@@ -157,7 +167,14 @@ def turn(x: Tensor, out: Tensor, factors: tuple, loads: Loads) -> None:
     add(out[:, :, :, half : 2 * half], product(first, wide[2], loads), product(second, wide[3], loads), loads)
 
 
-def rope_hf_ref(q, k, cos=None, sin=None, rope_cache=None, backward=False) -> tuple[np.ndarray, np.ndarray]:
+def rope_hf_ref(
+    q: np.ndarray,
+    k: np.ndarray,
+    cos: Any = None,
+    sin: Any = None,
+    rope_cache: np.ndarray | None = None,
+    backward: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
     """rope_hf in numpy: R as a matrix, in float64."""
     d_head = q.shape[3]
     if rope_cache is not None:

@@ -7,6 +7,7 @@ over, and the factor of the norm is left to the sums: the first matmul need not 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import nki.isa as nisa
@@ -110,19 +111,23 @@ class Prefill(nl.NKIObject):
         self.writer: Any = None if p.cache is None else CacheWriter(p)
 
 
+@dataclass
 class Block(nl.NKIObject):
     """Tokens first ... first + count, prepared tile by tile."""
 
-    def __init__(self, p: QKVParameters, kernel: Prefill, first: int, count: int):
-        self.p = p
-        self.kernel = kernel
-        self.first = first
-        self.count = count
-        self.tiles = div_ceil(count, PMAX)
-        self.by_dma = kernel.by_dma
-        self.units = div_ceil(hidden_size(p) // PMAX, UNIT_TILES) if self.by_dma else self.tiles
+    p: QKVParameters
+    kernel: Prefill
+    first: int
+    count: int
+
+    def __post_init__(self) -> None:
+        self.tiles = div_ceil(self.count, PMAX)
+        self.by_dma = self.kernel.by_dma
+        self.units = div_ceil(hidden_size(self.p) // PMAX, UNIT_TILES) if self.by_dma else self.tiles
         self.prepared = 0
-        self.x = new_tokens(p, count) if kernel.mx is None else new_mx_tokens(p, count)
+        self.x = (
+            new_tokens(self.p, self.count) if self.kernel.mx is None else new_mx_tokens(self.p, self.count)
+        )
         self.scales: list = []
         self.angles: list = []
 

@@ -6,6 +6,7 @@ the partitions, which is how decode loads its few tokens, TensorE adds the squar
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import nki.isa as nisa
@@ -131,14 +132,14 @@ def new_tokens(p: QKVParameters, count: int) -> Tensor:
 # ---- tokens in rows ------------------------------------------------------------------------------
 
 
+@dataclass
 class Rows(nl.NKIObject):
     """Rows [tokens, H] with what their norm needs; `scale` [tokens, 1] if they come quantised."""
 
-    def __init__(self, tile: Tensor, scale: Tensor, mean: Tensor | None = None, factor: Tensor | None = None):
-        self.tile = tile
-        self.scale = scale
-        self.mean = mean
-        self.factor = factor
+    tile: Tensor
+    scale: Tensor
+    mean: Tensor | None = None
+    factor: Tensor | None = None
 
 
 def load_rows(p: QKVParameters, first: int, count: int) -> Rows:

@@ -22,19 +22,19 @@ from nkilib.core.utils.kernel_helpers import (
     resolve_fp8_dtype,
 )
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
-from nkilib.core.utils.types import DTypeLike
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 
 @nki.jit
 def rmsnorm_quant_kernel(
-    hidden,
-    ln_w,
-    kargs,
-    input_dequant_scale=None,
-    pre_norm_gamma=None,
-    residual=None,
-    dtype_mode=DtypeMode.NON_OCP,
-    auto_resolve_fp8_dtype=None,
+    hidden: Tensor,
+    ln_w: Tensor,
+    kargs: RmsNormQuantKernelArgs,
+    input_dequant_scale: Tensor | None = None,
+    pre_norm_gamma: Tensor | None = None,
+    residual: Tensor | None = None,
+    dtype_mode: DtypeMode = DtypeMode.NON_OCP,
+    auto_resolve_fp8_dtype: bool | None = None,
 ):
     """RMSNorm of every row, quantised to FP8, the scale of the row in the last four bytes.
 

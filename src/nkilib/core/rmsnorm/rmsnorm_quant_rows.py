@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import nki.isa as nisa
@@ -16,14 +17,14 @@ from nkilib.core.utils.types import Tensor
 # ---- one tile of rows: a list of tiles, one for each part of the columns
 
 
+@dataclass
 class PreparedRows(nl.NKIObject):
     """Rows ready to be cast: q = fp8(values * factor)."""
 
-    def __init__(self, rows: TiledRangeIterator, values: list[Tensor], factor: Tensor, quantized: Tensor):
-        self.rows = rows
-        self.values = values
-        self.factor = factor
-        self.quantized = quantized
+    rows: TiledRangeIterator
+    values: list[Tensor]
+    factor: Tensor
+    quantized: Tensor
 
 
 def prepare(job: Job, rows: TiledRangeIterator) -> Any:

@@ -141,7 +141,15 @@ class NoAuxAffinities(nl.NKIObject):
         return top
 
 
-def noaux_tc_ref(logits, bias, k, n_group=1, topk_group=1, routed_scaling_factor=1.0, normalize=False):
+def noaux_tc_ref(
+    logits: np.ndarray,
+    bias: Any,
+    k: int,
+    n_group: int = 1,
+    topk_group: int = 1,
+    routed_scaling_factor: float = 1.0,
+    normalize: bool = False,
+):
     """(index, affinities) of logits [T, E] in float64: sorts, group by group."""
     scores = 1.0 / (1.0 + np.exp(-np.asarray(logits, np.float64)))
     choice = scores + np.reshape(bias, (1, -1)).astype(np.float64)

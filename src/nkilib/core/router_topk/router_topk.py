@@ -25,6 +25,7 @@ from nkilib.core.router_topk.router_operands import (
 from nkilib.core.router_topk.router_tokens import route
 from nkilib.core.utils.projection import bytes_of
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 from ..utils.common_types import RouterActFnType
 from ..utils.kernel_helpers import is_hbm_buffer
@@ -62,31 +63,31 @@ __all__ = [
 
 @nki.jit
 def router_topk(
-    x,
-    w,
-    w_bias,
-    router_logits,
-    expert_affinities,
-    expert_index,
-    act_fn,
-    k,
-    x_hbm_layout,
-    x_sb_layout,
-    router_pre_norm=True,
-    norm_topk_prob=False,
-    use_column_tiling=False,
-    use_indirect_dma_scatter=False,
-    return_eager_affi=False,
-    use_PE_broadcast_w_bias=False,
-    shard_on_tokens=False,
-    skip_store_expert_index=False,
-    skip_store_router_logits=False,
-    output_in_sbuf=None,
-    x_input_in_sbuf=None,
-    expert_affin_in_sb=None,
-    n_group=1,
-    topk_group=1,
-    routed_scaling_factor=1.0,
+    x: Tensor,
+    w: Tensor,
+    w_bias: Tensor | None,
+    router_logits: Tensor,
+    expert_affinities: Tensor,
+    expert_index: Tensor,
+    act_fn: RouterActFnType,
+    k: int,
+    x_hbm_layout: int,
+    x_sb_layout: int,
+    router_pre_norm: bool = True,
+    norm_topk_prob: bool = False,
+    use_column_tiling: bool = False,
+    use_indirect_dma_scatter: bool = False,
+    return_eager_affi: bool = False,
+    use_PE_broadcast_w_bias: bool = False,
+    shard_on_tokens: bool = False,
+    skip_store_expert_index: bool = False,
+    skip_store_router_logits: bool = False,
+    output_in_sbuf: bool | None = None,
+    x_input_in_sbuf: bool | None = None,
+    expert_affin_in_sb: bool | None = None,
+    n_group: int = 1,
+    topk_group: int = 1,
+    routed_scaling_factor: float = 1.0,
 ):
     """logits = x w + w_bias in float32; the k largest of each token, and what they weigh.
 
@@ -159,7 +160,9 @@ def router_topk(
 
 
 @nki.jit
-def router_topk_input_x_load(x, hbm_layout=XHBMLayout_H_T__0, sb_layout=XSBLayout_tp2013__1):
+def router_topk_input_x_load(
+    x: Tensor, hbm_layout: int = XHBMLayout_H_T__0, sb_layout: int = XSBLayout_tp2013__1
+):
     """x in HBM as the SBUF tile of a layout. The page has (0, 3) and (1, 0), (1, 1), (1, 2) only."""
     check_layouts(hbm_layout, sb_layout)
     hidden, tokens = x.shape[hbm_layout], x.shape[1 - hbm_layout]
@@ -182,7 +185,7 @@ def router_topk_input_x_load(x, hbm_layout=XHBMLayout_H_T__0, sb_layout=XSBLayou
 
 
 @nki.jit
-def router_topk_input_w_load(w, x_sb_layout):
+def router_topk_input_w_load(w: Tensor, x_sb_layout: int):
     """w [H, E] in SBUF as [128, H/128, E], its rows in the order x has there."""
     hidden, experts = w.shape
     check_hidden(hidden, x_sb_layout, "w")
@@ -198,7 +201,15 @@ def router_topk_input_w_load(w, x_sb_layout):
 
 
 def router_topk_ref(
-    x, w, w_bias, act_fn, k, x_hbm_layout, router_pre_norm=True, norm_topk_prob=False, **groups
+    x: np.ndarray,
+    w: np.ndarray,
+    w_bias: np.ndarray | None,
+    act_fn: RouterActFnType,
+    k: int,
+    x_hbm_layout: int,
+    router_pre_norm: bool = True,
+    norm_topk_prob: bool = False,
+    **groups,
 ):
     """[logits, index, affinities, those of the top k] in numpy, in float64: sort, then apply the rule."""
     tokens = (x.T if x_hbm_layout == XHBMLayout_H_T__0 else x).astype(np.float64)

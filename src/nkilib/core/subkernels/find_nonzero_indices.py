@@ -7,6 +7,7 @@ GpSimd looks.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -162,15 +163,17 @@ def listed(by_column: Tensor, group: int, chunk: Any) -> Tensor:
     return result
 
 
+@dataclass
 class Found(nl.NKIObject):
     """What was found so far in this core's columns."""
 
-    def __init__(self, indices: Tensor, counts: Tensor, first: int, columns: int):
-        self.indices = indices
-        self.counts = counts
-        self.first = first
-        self.columns = columns
-        self.totals = nl.ndarray((PMAX, div_ceil(columns, AT_ONCE)), nl.float32, buffer=nl.sbuf)
+    indices: Tensor
+    counts: Tensor
+    first: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        self.totals = nl.ndarray((PMAX, div_ceil(self.columns, AT_ONCE)), nl.float32, buffer=nl.sbuf)
         nisa.memset(self.totals, 0.0)
 
     def fill(self) -> None:
@@ -219,11 +222,15 @@ class Found(nl.NKIObject):
 
 
 def find_nonzero_indices_ref(
-    input_tensor, col_start_id=None, n_cols=None, chunk_size=None, index_dtype=np.int32
-):
+    input_tensor: np.ndarray,
+    col_start_id: np.ndarray | None = None,
+    n_cols: int | None = None,
+    chunk_size: int | None = None,
+    index_dtype: DTypeLike = np.int32,
+) -> tuple[np.ndarray, np.ndarray]:
     """find_nonzero_indices in numpy."""
     x = np.asarray(input_tensor)
-    if col_start_id is not None:
+    if col_start_id is not None and n_cols is not None:
         start = int(np.ravel(col_start_id)[0])
         x = x[:, start : start + n_cols]
     indices = np.full((x.shape[1], x.shape[0]), -1, index_dtype)
