@@ -10,6 +10,7 @@ import nki.language as nl
 from nkilib.core.attention.attention_transfers import move_rows
 from nkilib.core.attention.attention_units import Group
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiles import new_column
 from nkilib.core.utils.types import Tensor
 
 UNBOUNDED = 1.0e9  # beyond every column index
@@ -42,7 +43,7 @@ def broadcast_number(number: Tensor | None) -> Any:
     """A one-element HBM tensor in every partition, as float32; None stays None."""
     if number is None:
         return None
-    tile = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
+    tile = new_column(PMAX)
     nisa.dma_copy(tile, number.reshape((1, 1)).ap([[0, PMAX], [1, 1]]))
     return tile
 

@@ -9,6 +9,7 @@ import nki.language as nl
 from nkilib.core.attention.attention_intervals import broadcast_number, query_positions, visible_keys
 from nkilib.core.attention.attention_transfers import load_transposed, move_rows
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiles import new_column
 from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_helpers import div_ceil
@@ -133,7 +134,7 @@ def score_block(unit: Unit, block: int) -> None:
     call = row.group.call
     if block == 0:
         unit.scores = nl.ndarray((row.size, unit.size), call.scores_dtype, buffer=nl.sbuf)
-        unit.maximum = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+        unit.maximum = new_column(row.size)
     first = unit.begin + tile.start_offset
     scores = nl.ndarray((row.size, tile.size), nl.float32, buffer=nl.psum)
     queries = row.group.q[:, row.index * PMAX : row.index * PMAX + row.size]
@@ -173,7 +174,7 @@ def start_softmax(unit: Unit) -> None:
     """The maximum of the row so far, and what the results of earlier sections are to be scaled by."""
     row, call = unit.row, unit.row.group.call
     before = row.neg_max
-    unit.neg_max = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+    unit.neg_max = new_column(row.size)
     ceiling = before
     if before is None:
         ceiling = NO_MAXIMUM
@@ -183,7 +184,7 @@ def start_softmax(unit: Unit) -> None:
         unit.neg_max, unit.maximum, nl.multiply, -score_scale(unit), op1=nl.minimum, operand1=ceiling
     )
     if before is not None:
-        unit.rescale = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+        unit.rescale = new_column(row.size)
         nisa.activation(unit.rescale, nl.exp, before, bias=unit.neg_max, scale=-1.0)
     row.neg_max = unit.neg_max
     unit.probabilities = nl.ndarray((row.size, unit.size), call.q.dtype, buffer=nl.sbuf)
@@ -313,7 +314,7 @@ def write_row(row: Row, product: Tensor, factor: Tensor) -> None:
 def softmax_sum(row: Row, summed: Tensor) -> tuple[Any, Any]:
     """The sum of a row's probabilities, the sink included, and its reciprocal."""
     call = row.group.call
-    total = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+    total = new_column(row.size)
     if call.sink is None and not call.mask.can_hide_all:
         total = summed
     elif call.sink is None:
@@ -322,7 +323,7 @@ def softmax_sum(row: Row, summed: Tensor) -> tuple[Any, Any]:
         neg_sink = call.neg_sinks[0 : row.size, row.group.head : row.group.head + 1]
         nisa.activation(total, nl.exp, neg_sink, bias=row.neg_max, scale=-1.0)
         nisa.tensor_tensor(total, total, summed, nl.add)
-    reciprocal = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+    reciprocal = new_column(row.size)
     nisa.reciprocal(reciprocal, total)
     return total, reciprocal
 

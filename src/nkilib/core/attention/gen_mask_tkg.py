@@ -9,6 +9,7 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.tiles import new_column
 from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import assert_shape, kernel_assert, not_built
@@ -166,7 +167,7 @@ def fill_mask(call: Call, mask_out: Tensor, offset: Tensor | None) -> None:
     masks = Masks(call, MaskSizes(call), section)
     masks.begin_section(section)
     if offset is not None:
-        shift = nl.ndarray((call.rows, 1), nl.float32, buffer=nl.sbuf)
+        shift = new_column(call.rows)
         nisa.dma_copy(shift, offset.reshape((1, 1)).ap([[0, call.rows], [1, 1]]))
         nisa.tensor_scalar(masks.numbers[0], masks.numbers[0], nl.add, shift)
     for batch in range(call.batches):

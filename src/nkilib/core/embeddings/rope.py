@@ -28,12 +28,12 @@ import nki.language as nl
 from nkilib.core.embeddings.rope_rotation import (
     Loads,
     angle_factors,
-    like,
     load_angles,
     load_below,
     rotate,
 )
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiles import like
 from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import assert_shape, kernel_assert

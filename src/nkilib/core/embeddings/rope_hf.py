@@ -11,8 +11,9 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.embeddings.rope import DTYPES
-from nkilib.core.embeddings.rope_rotation import STEP_COLUMNS, Loads, add, like, product
+from nkilib.core.embeddings.rope_rotation import STEP_COLUMNS, Loads, add, product
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiles import like
 from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import assert_shape, kernel_assert

@@ -8,6 +8,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.tiles import like
 from nkilib.core.utils.types import DTypeLike, Tensor
 
 STEP_COLUMNS = nl.tile_size.gemm_moving_fmax  # 512 columns of one instruction: a PSUM bank of float32 sums
@@ -23,10 +24,6 @@ def load_below(blocks: list, dge_mode: Any = nisa.dge_mode.unknown) -> Tensor:
     for index in range(len(blocks)):
         nisa.dma_copy(tile[index * rows : (index + 1) * rows], blocks[index], dge_mode=dge_mode)
     return tile
-
-
-def like(tile: Tensor) -> Tensor:
-    return nl.ndarray(tile.shape, tile.dtype, buffer=nl.sbuf)
 
 
 # ---- the rotation --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from nkilib.core.mlp.mlp_parameters import (
     quantizes_by_token,
 )
 from nkilib.core.mlp.rows import castable
+from nkilib.core.utils.clamping import clamp, has_limits
 from nkilib.core.utils.common_types import ActFnType, QuantizationType
 from nkilib.core.utils.fp8 import (
     largest_of,
@@ -103,7 +104,7 @@ def project_features(
             shift = 0.0 if bias is None else bias[0 : block.columns, tile : tile + 1]
             nisa.tensor_scalar(value, block.sums, nl.multiply, factor, op1=nl.add, operand1=shift)
             block.sums = value
-        clamp(linear, block)
+        clamp_block(linear, block)
     return blocks
 
 
@@ -177,7 +178,7 @@ def project_rows(
             value = beside(block)
             finish(value, block, terms, column, x.scales)
             block.sums = value
-        clamp(linear, block)
+        clamp_block(linear, block)
     return blocks
 
 
@@ -205,18 +206,12 @@ def contract_rows(
 # ---- element by element, the same in both orders -------------------------------------------------
 
 
-def clamp(linear: Linear, block: Block) -> None:
-    """The upper limit first, then the lower."""
-    if linear.upper is None and linear.lower is None:
-        return
-    value = beside(block)
-    if linear.lower is None:
-        nisa.tensor_scalar(value, block.sums, nl.minimum, linear.upper)
-    elif linear.upper is None:
-        nisa.tensor_scalar(value, block.sums, nl.maximum, linear.lower)
-    else:
-        nisa.tensor_scalar(value, block.sums, nl.minimum, linear.upper, op1=nl.maximum, operand1=linear.lower)
-    block.sums = value
+def clamp_block(linear: Linear, block: Block) -> None:
+    """Clamp the sums of a block to the limits of its projection."""
+    if has_limits(linear.upper, linear.lower):
+        value = beside(block)
+        clamp(value, block.sums, linear.upper, linear.lower)
+        block.sums = value
 
 
 def activate_blocks(p: MLPParameters, blocks: list) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import nki.language as nl
+from nkilib.core.utils import token_shapes
 from nkilib.core.utils.common_types import (
     ActFnType,
     ComputationMode,
@@ -22,6 +23,7 @@ from nkilib.core.utils.kernel_helpers import (
 )
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.token_shapes import is_in_sbuf, sixteen_bit_dtype
 from nkilib.core.utils.types import DTypeLike, Tensor
 
 TKG_BS_SEQLEN_THRESHOLD = 96  # tokens up to which AUTO is decode
@@ -101,14 +103,12 @@ def intermediate_size(p: MLPParameters) -> int:
 
 
 def input_in_sbuf(p: MLPParameters) -> bool:
-    return not is_hbm_buffer(p.hidden)
+    return is_in_sbuf(p.hidden)
 
 
 def token_count(p: MLPParameters) -> int:
     """B * S, whatever the layout of hidden."""
-    if p.transposed_in:
-        return p.hidden.shape[3]
-    return p.hidden.shape[1] if input_in_sbuf(p) else p.hidden.shape[0] * p.hidden.shape[1]
+    return p.hidden.shape[3] if p.transposed_in else token_shapes.token_count(p.hidden)
 
 
 def output_shape(p: MLPParameters) -> tuple[int, int, int]:
@@ -170,7 +170,7 @@ def matmul_dtype(p: MLPParameters) -> Any:
         return p.up.weight.dtype
     if quantizes_activations(p):
         return resolve_fp8_dtype(p.dtype_mode)
-    return nl.float16 if p.hidden.dtype == nl.float16 else nl.bfloat16
+    return sixteen_bit_dtype(p.hidden.dtype)
 
 
 def result_dtype(p: MLPParameters) -> Any:

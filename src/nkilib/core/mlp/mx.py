@@ -35,6 +35,7 @@ from nkilib.core.mlp.mx_factors import (
 from nkilib.core.mlp.mx_few import load_pieces, loads_pieces, project_down_turned, turns_results
 from nkilib.core.mlp.mx_parameters import INNERMOST, QUARTER, down_rows
 from nkilib.core.mlp.rows import RowSource, add_residual, castable, load_rows, normalize
+from nkilib.core.utils.clamping import clamp, has_limits
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.fp8 import load_scalar, product_of, reciprocal_of
 from nkilib.core.utils.kernel_helpers import div_ceil
@@ -302,15 +303,10 @@ def finished(
         spread = bias.reshape((rows, blocks, 1)).broadcast(2, tokens)
         nisa.tensor_tensor(shifted, value, spread, op=nl.add)
         value = shifted
-    if linear.upper is None and linear.lower is None:
+    if not has_limits(linear.upper, linear.lower):
         return value
     clamped = new_tile(p.tiles, sums.shape, nl.float32)
-    if linear.lower is None:
-        nisa.tensor_scalar(clamped, value, nl.minimum, linear.upper)
-    elif linear.upper is None:
-        nisa.tensor_scalar(clamped, value, nl.maximum, linear.lower)
-    else:
-        nisa.tensor_scalar(clamped, value, nl.minimum, linear.upper, op1=nl.maximum, operand1=linear.lower)
+    clamp(clamped, value, linear.upper, linear.lower)
     return clamped
 
 

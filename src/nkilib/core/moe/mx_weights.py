@@ -65,6 +65,20 @@ def mx_intermediate_size(p: ExpertsParameters | MoEParameters) -> int:
     return p.gate_up.shape[4]
 
 
+def is_mx(p: ExpertsParameters | MoEParameters) -> bool:
+    return has_words(p.gate_up)
+
+
+def hidden_size(p: ExpertsParameters | MoEParameters) -> int:
+    """Return H of expert weights, [E, H, 2, I] or words."""
+    return mx_hidden_size(p) if is_mx(p) else p.gate_up.shape[1]
+
+
+def intermediate_size(p: ExpertsParameters | MoEParameters) -> int:
+    """Return I of expert weights, [E, H, 2, I] or words."""
+    return mx_intermediate_size(p) if is_mx(p) else p.gate_up.shape[3]
+
+
 def middle_rows(p: ExpertsParameters | MoEParameters) -> int:
     """I_p: partitions that the contraction of the down projection fills."""
     return contraction_rows(mx_intermediate_size(p))

@@ -9,6 +9,7 @@ import nki.language as nl
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.tiles import new_column
 from nkilib.core.utils.types import DTypeLike, Tensor
 
 if TYPE_CHECKING:
@@ -131,8 +132,8 @@ def row_count(tensor: Tensor) -> int:
 
 def reciprocal_of_first(tensor: Tensor) -> Tensor:
     """1 / the first element of an HBM tensor, in all partitions."""
-    scale = nl.ndarray((ROWS, 1), nl.float32, buffer=nl.sbuf)
+    scale = new_column(ROWS)
     nisa.dma_copy(scale, as_rows(tensor)[0:1, 0:1].broadcast(0, ROWS))
-    inverse = nl.ndarray((ROWS, 1), nl.float32, buffer=nl.sbuf)
+    inverse = new_column(ROWS)
     nisa.reciprocal(inverse, scale)
     return inverse

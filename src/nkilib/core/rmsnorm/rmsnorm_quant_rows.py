@@ -12,6 +12,7 @@ from nkilib.core.quantization.fp8_quantize import MINIMUM_SCALE
 from nkilib.core.rmsnorm.rmsnorm_quant_job import SCALE_BYTES, Job, as_rows
 from nkilib.core.utils.tile_io import piece, store
 from nkilib.core.utils.tiled_range import TiledRangeIterator
+from nkilib.core.utils.tiles import new_column
 from nkilib.core.utils.types import Tensor
 
 # ---- one tile of rows: a list of tiles, one for each part of the columns
@@ -89,7 +90,7 @@ def inverse_rms(job: Job, x: list[Tensor], divisor: float) -> Any:
             scale=divisor / math.sqrt(job.width),
         )
     total = reduced_columns(sums, nl.add)
-    inverse = column(total)
+    inverse = new_column(total.shape[0])
     nisa.tensor_scalar(
         inverse,
         total,
@@ -172,7 +173,7 @@ def row_factor(job: Job, scale: Tensor, inverse: Tensor) -> Any:
 def static_factor(job: Job, inverse: Tensor, rows: int) -> Any:
     if inverse is None:
         return job.quant_scale[0:rows]
-    factor = column(inverse)
+    factor = new_column(inverse.shape[0])
     nisa.tensor_tensor(factor, inverse, job.quant_scale[0:rows], nl.multiply)
     return factor
 
@@ -181,14 +182,14 @@ def bound_on_values(job: Job, values: list[Tensor], inverse: Tensor) -> Any:
     """Where |n| reaches the bound."""
     if inverse is not None:
         return reciprocals(inverse, job.kargs.lower_bound / job.largest)
-    bound = column(values[0])
+    bound = new_column(values[0].shape[0])
     nisa.memset(bound, job.kargs.lower_bound)
     return bound
 
 
 def clip(values: list[Tensor], bound: Tensor) -> None:
     """values = max(min(values, bound), -bound), in place."""
-    negative = column(bound)
+    negative = new_column(bound.shape[0])
     nisa.tensor_scalar(negative, bound, nl.multiply, -1.0)
     for tile in values:
         nisa.tensor_scalar(tile, tile, nl.minimum, bound, op1=nl.maximum, operand1=negative)
@@ -208,18 +209,13 @@ def reduced_columns(columns: Tensor, op: Any) -> Any:
     """Several columns as one."""
     if columns.shape[1] == 1:
         return columns
-    result = column(columns)
+    result = new_column(columns.shape[0])
     nisa.tensor_reduce(result, op, columns, axis=1)
     return result
 
 
 def reciprocals(columns: Tensor, numerator: float) -> Any:
     """numerator / columns."""
-    result = column(columns)
+    result = new_column(columns.shape[0])
     nisa.tensor_scalar(result, columns, nl.reciprocal, None, op1=nl.multiply, operand1=numerator)
     return result
-
-
-def column(like: Tensor) -> Tensor:
-    """A new float32 for each partition of a tile."""
-    return nl.ndarray((like.shape[0], 1), nl.float32, buffer=nl.sbuf)

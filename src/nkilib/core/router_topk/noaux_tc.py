@@ -17,6 +17,7 @@ import numpy as np
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.tiles import new_column
 from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import kernel_assert
@@ -117,8 +118,8 @@ class NoAuxAffinities(nl.NKIObject):
         nisa.scalar_tensor_tensor(self.all, marked[:, 0:experts], nl.equal, MARK, nl.multiply, scores)
         self.factor = None
         if normalize:
-            total = nl.ndarray((count, 1), nl.float32, buffer=nl.sbuf)
-            self.factor = nl.ndarray((count, 1), nl.float32, buffer=nl.sbuf)
+            total = new_column(count)
+            self.factor = new_column(count)
             nisa.tensor_reduce(total, nl.add, self.all, 1)
             nisa.tensor_scalar(total, total, nl.add, SMALLEST_SUM)
             nisa.reciprocal(self.factor, total)

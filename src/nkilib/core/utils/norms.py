@@ -12,7 +12,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.tiles import Tiles, new_tile
+from nkilib.core.utils.tiles import Tiles, like, new_column, new_tile
 from nkilib.core.utils.types import Tensor
 
 STATISTICS_COLUMNS = 512  # of one bn_stats
@@ -41,7 +41,7 @@ def row_scale(rows: Tensor, size: int, eps: float) -> Any:
         nisa.activation_reduce(squares, nl.square, part, nl.add, place)
     total = sums
     if len(chunks) > 1:
-        total = nl.ndarray((rows.shape[0], 1), nl.float32, buffer=nl.sbuf)
+        total = new_column(rows.shape[0])
         nisa.tensor_reduce(total, nl.add, sums, 1)
     return inverse_root(total, 1.0 / size, eps)
 
@@ -64,7 +64,7 @@ def row_moments(rows: Tensor, size: int, eps: float) -> tuple:
 def without_padding(mean: Tensor, variance: Tensor, columns: int, size: int) -> tuple:
     """The moments of `size` elements, of those of all columns, where the others are 0."""
     ratio = columns / size
-    real_mean, power, squared = like(mean), like(mean), like(mean)
+    real_mean, power, squared = like(mean, nl.float32), like(mean, nl.float32), like(mean, nl.float32)
     nisa.tensor_scalar(real_mean, mean, nl.multiply, ratio)
     nisa.tensor_tensor(power, mean, mean, op=nl.multiply)
     nisa.tensor_tensor(power, power, variance, op=nl.add)
@@ -78,7 +78,7 @@ def without_padding(mean: Tensor, variance: Tensor, columns: int, size: int) -> 
 
 def column_scale(x: Tensor, size: int, eps: float, ones: Tensor) -> Any:
     """1 / sqrt(sum of squares / size + eps) of each token, the same in all partitions: [128, tokens]."""
-    squares = like(x)
+    squares = like(x, nl.float32)
     nisa.activation(squares, nl.square, x)
     return inverse_root(token_sums(squares, ones), 1.0 / size, eps)
 
@@ -87,19 +87,19 @@ def centred_columns(x: Tensor, size: int, ones: Tensor) -> tuple:
     """x less the mean of its token, and that mean [128, tokens]; padding becomes the negative mean."""
     mean = nl.ndarray(x.shape[0:2], nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(mean, token_sums(x, ones), nl.multiply, 1.0 / size)
-    centred = like(x)
+    centred = like(x, nl.float32)
     nisa.tensor_tensor(centred, x, over_tiles(mean, x), op=nl.subtract)
     return centred, mean
 
 
 def centred_scale(centred: Tensor, mean: Tensor, size: int, eps: float, ones: Tensor) -> Any:
     """1 / sqrt(variance + eps) of each token, [128, tokens]."""
-    squares = like(centred)
+    squares = like(centred, nl.float32)
     nisa.activation(squares, nl.square, centred)
     total = token_sums(squares, ones)
     padding = centred.shape[0] * centred.shape[2] - size
     if padding > 0:
-        power, real = like(mean), like(mean)
+        power, real = like(mean, nl.float32), like(mean, nl.float32)
         nisa.tensor_tensor(power, mean, mean, op=nl.multiply)
         nisa.scalar_tensor_tensor(real, power, nl.multiply, -1.0 * padding, nl.add, total)
         total = real
@@ -125,8 +125,3 @@ def ones_matrix() -> Tensor:
 def over_tiles(values: Tensor, x: Tensor) -> Any:
     """[128, tokens] as if it were [128, tokens, tiles], like x."""
     return values.expand_dim(2).broadcast(2, x.shape[2])
-
-
-def like(tile: Tensor) -> Tensor:
-    """A float32 tile of the same shape."""
-    return nl.ndarray(tile.shape, nl.float32, buffer=nl.sbuf)

@@ -1,4 +1,4 @@
-"""Where a kernel's tiles come from: the compiler, or the SBUF manager that its caller passes."""
+"""New tiles, placed by the compiler or by the SBUF manager that the caller passes."""
 
 from __future__ import annotations
 
@@ -40,27 +40,37 @@ class Tiles(nl.NKIObject):
         return nl.ndarray(shape, dtype, buffer=nl.sbuf, address=(0, address))
 
 
+def new_column(rows: int) -> Tensor:
+    """Return a new float32 tile [rows, 1]: a number for each partition."""
+    return nl.ndarray((rows, 1), nl.float32, buffer=nl.sbuf)
+
+
+def like(tile: Tensor, dtype: DTypeLike | None = None) -> Tensor:
+    """Return a new SBUF tile of the same shape and, unless `dtype` is given, the same dtype."""
+    return nl.ndarray(tile.shape, tile.dtype if dtype is None else dtype, buffer=nl.sbuf)
+
+
 def manual(sbm: BufferManager | None) -> bool:
-    """True for a manager that gives addresses."""
+    """Return whether a manager assigns addresses."""
     return sbm is not None and not sbm.is_auto_alloc()
 
 
 def new_tile(tiles: Tiles | None, shape: tuple, dtype: DTypeLike) -> Any:
-    """A tile in SBUF, of the compiler's choosing where `tiles` is None."""
+    """Return a tile in SBUF, placed by the compiler where `tiles` is None."""
     if tiles is None:
         return nl.ndarray(shape, dtype, buffer=nl.sbuf)
     return tiles.sbm.alloc_stack(shape, dtype)
 
 
 def stream_tile(tiles: Tiles | None, shape: tuple, dtype: DTypeLike) -> Any:
-    """The same for data that is used at once."""
+    """Return a tile for data that is used at once."""
     if tiles is None:
         return nl.ndarray(shape, dtype, buffer=nl.sbuf)
     return tiles.stream(shape, dtype)
 
 
 def open_scope(tiles: Tiles | None) -> None:
-    """What is new from here on is freed by close_scope."""
+    """Begin a scope: close_scope frees the tiles that are new from here on."""
     if tiles is not None:
         tiles.sbm.open_scope()
 

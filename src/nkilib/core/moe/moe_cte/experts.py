@@ -11,7 +11,7 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.mlp.gate_up import activate, clamp, load_bias_columns
+from nkilib.core.mlp.gate_up import activate, clamp_block, load_bias_columns
 from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     ExpertsParameters,
     hidden_size,
@@ -181,7 +181,7 @@ def complete(
         factor = None if scale is None else scale[0 : block.columns, tile : tile + 1]
         shift = None if bias is None else bias[0 : block.columns, tile : tile + 1]
         finish(block, factor, row, shift)
-        clamp(linear, block)
+        clamp_block(linear, block)
 
 
 def scale_columns(p: ExpertsParameters, side: int, unit: Unit, column: int, columns: int) -> Any:

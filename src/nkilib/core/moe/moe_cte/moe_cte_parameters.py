@@ -11,9 +11,9 @@ from nkilib.core.moe.moe_cte.moe_cte_utils import SkipMode
 from nkilib.core.moe.mx_weights import (
     MxNames,
     check_words,
-    has_words,
-    mx_hidden_size,
-    mx_intermediate_size,
+    hidden_size,
+    intermediate_size,
+    is_mx,
 )
 from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
@@ -194,19 +194,6 @@ def slices_of_cores(accumulating: bool) -> int:
 
 def expert_count(p: ExpertsParameters) -> int:
     return p.gate_up.shape[0]
-
-
-def is_mx(p: ExpertsParameters) -> bool:
-    """Weights are words of four elements, see mx_weights."""
-    return has_words(p.gate_up)
-
-
-def hidden_size(p: ExpertsParameters) -> int:
-    return mx_hidden_size(p) if is_mx(p) else p.gate_up.shape[1]
-
-
-def intermediate_size(p: ExpertsParameters) -> int:
-    return mx_intermediate_size(p) if is_mx(p) else p.gate_up.shape[3]
 
 
 def block_count(p: ExpertsParameters) -> int:

@@ -16,6 +16,7 @@ from nkilib.core.moe.moe_tkg.parameters import (
 )
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiles import new_column
 from nkilib.core.utils.types import DTypeLike, Tensor
 
 
@@ -90,7 +91,7 @@ def chosen_mask(p: MoEParameters, first: int, rows: int) -> Tensor:
     """1 where expert_index of a token has the local expert's global number, else 0."""
     local = local_experts(p)
     index = in_sbuf(p.index, nl.float32, first, rows)
-    rank = nl.ndarray((rows, 1), nl.float32, buffer=nl.sbuf)
+    rank = new_column(rows)
     nisa.dma_copy(rank, p.rank_id.reshape((1, 1)).broadcast(0, rows))
     numbers = nl.ndarray((rows, local), nl.float32, buffer=nl.sbuf)
     nisa.iota(numbers, [[1, local]])

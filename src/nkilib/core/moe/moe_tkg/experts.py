@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.mlp.gate_up import activate, clamp
+from nkilib.core.mlp.gate_up import activate, clamp_block
 from nkilib.core.moe.moe_tkg.parameters import MoEParameters, matmul_dtype, quantized
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.projection import BANK_COLUMNS, Block, bytes_of
@@ -192,7 +192,7 @@ def finished(bank: Tensor, terms: Terms, block: int, limits: Linear) -> Any:
         if terms.bias is not None:
             nisa.tensor_tensor(value, value, along(terms.bias, block, blocks, tokens), op=nl.add)
     clamped = Block(value.reshape((partitions, blocks * tokens)), 0, tokens, 0, partitions)
-    clamp(limits, clamped)
+    clamp_block(limits, clamped)
     return clamped.sums
 
 
