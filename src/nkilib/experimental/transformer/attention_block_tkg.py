@@ -154,15 +154,38 @@ def attention_block_tkg(
     written later instead of here. Published tests pass more than the 128 queries B S N of the page: up to
     4096 tokens are accepted.
 
+    A block of two sequences, 4 query heads of 32 elements and 64 keys, with a norm of X and an update of the
+    caches:
+
     >>> import numpy as np
+    >>> from nkilib.core.utils.common_types import QuantizationType
+    >>> from nkilib.kernels import attention_block_tkg
     >>> rng = np.random.default_rng(0)
-    >>> x, w, k, v = (rng.standard_normal(s, np.float32).astype(np.float16) for s in
-    ...               [(2, 1, 128), (128, 6 * 32), (2, 1, 64, 32), (2, 1, 64, 32)])
-    >>> options = dict.fromkeys(attention_block_tkg.func.__code__.co_varnames[:36])  # None, all of them
-    >>> options |= dict(X=x, W_qkv=w, K_cache=k, V_cache=v, quantization_type_qkv=QuantizationType.NONE)
-    >>> out, new_k, new_v = attention_block_tkg(**options, skip_attention=True)
+    >>> def random(*shape):
+    ...     return (rng.standard_normal(shape) / 4).astype(np.float16)
+    >>> x, k_cache, v_cache = random(2, 1, 128), random(2, 1, 64, 32), random(2, 1, 64, 32)
+    >>> projection = dict(
+    ...     X=x, X_hidden_dim_actual=None, W_qkv=random(128, 6 * 32), bias_qkv=None,
+    ...     rmsnorm_X_enabled=True, rmsnorm_X_eps=1e-6, rmsnorm_X_gamma=np.ones((1, 128), np.float16),
+    ...     quantization_type_qkv=QuantizationType.NONE,
+    ...     weight_dequant_scale_qkv=None, input_dequant_scale_qkv=None)
+    >>> heads = dict(
+    ...     rmsnorm_QK_pre_rope_enabled=False, rmsnorm_QK_pre_rope_eps=1e-6,
+    ...     rmsnorm_QK_pre_rope_W_Q=None, rmsnorm_QK_pre_rope_W_K=None,
+    ...     cos=None, sin=None, rope_contiguous_layout=True,
+    ...     rmsnorm_QK_post_rope_enabled=False, rmsnorm_QK_post_rope_eps=1e-6,
+    ...     rmsnorm_QK_post_rope_W_Q=None, rmsnorm_QK_post_rope_W_K=None)
+    >>> attention = dict(
+    ...     K_cache=k_cache, V_cache=v_cache, K_cache_transposed=False, active_blocks_table=None,
+    ...     attention_mask=np.ones((64, 2, 4, 1), np.uint8), sink=None,
+    ...     update_cache=True, kv_cache_update_idx=np.array([[63], [63]], np.int32))
+    >>> output = dict(
+    ...     W_out=random(4 * 32, 128), bias_out=None, quantization_type_out=QuantizationType.NONE,
+    ...     weight_dequant_scale_out=None, input_dequant_scale_out=None,
+    ...     transposed_out=False, out_in_sb=False)
+    >>> out, new_k, new_v = attention_block_tkg(**projection, **heads, **attention, **output)
     >>> out.shape, new_k.shape, new_v.shape
-    ((2, 4, 32, 1), (32, 2, 1), (2, 1, 32))
+    ((2, 128), (2, 1, 64, 32), (2, 1, 64, 32))
     """
     refuse_packing(fp8_packed)
     caches = BlockCaches(
