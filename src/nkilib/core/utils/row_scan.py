@@ -66,7 +66,7 @@ class RowBlock(nl.NKIObject):
         return self.of(matrix)[:, :, columns.start_offset : columns.end_offset]
 
 
-def row_blocks(shape: tuple[int, int]) -> list[RowBlock]:
+def row_blocks(shape: tuple[int, ...]) -> list[RowBlock]:
     """The blocks of this core's share. Short rows go several to a partition: DMA then moves more at once."""
     start, end = program_share(shape[0])
     rows = max(1, min(SCAN_TILE // shape[1], (end - start) // PMAX))
