@@ -17,6 +17,7 @@ from ..collectives import operations, ranks, varying
 from ..ir.instruction import Instruction
 from ..ir.validation import GENERATION_NAMES
 from ..isa import (
+    affine,
     computing_dma,
     copies,
     dma,
@@ -27,6 +28,7 @@ from ..isa import (
     reduce,
     registers,
     scalar,
+    scan,
     search,
     select,
     statistics,
@@ -43,8 +45,8 @@ PAGE = Path("docs/isa.md")
 DOCS = Path(__file__).parents[3] / "docs"
 FILES = {
     "nisa": (
-        *(tensor, transpose, mx, copies, vector, reduce, select, statistics, search, scalar),
-        *(gpsimd, gather, random, dma, transposing_dma, computing_dma, registers, sync),
+        *(tensor, transpose, mx, copies, vector, reduce, scan, select, statistics, search, scalar),
+        *(affine, gpsimd, gather, random, dma, transposing_dma, computing_dma, registers, sync),
     ),
     "ncc": (operations, varying, ranks),
 }

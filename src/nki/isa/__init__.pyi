@@ -19,8 +19,8 @@ from nki.isa.enums import oob_mode as oob_mode
 from nki.isa.enums import reduce_cmd as reduce_cmd
 from nki.isa.gather import local_gather as local_gather
 from nki.isa.gather import nc_n_gather as nc_n_gather
-from nki.isa.gpsimd import affine_select as affine_select
-from nki.isa.gpsimd import iota as iota
+from nki.isa.affine import affine_select as affine_select
+from nki.isa.affine import iota as iota
 from nki.isa.gpsimd import nonzero_with_count as nonzero_with_count
 from nki.isa.gpsimd import sequence_bounds as sequence_bounds
 from nki.isa.gpsimd import tensor_partition_reduce as tensor_partition_reduce
@@ -35,10 +35,10 @@ from nki.isa.random import rng as rng
 from nki.isa.random import set_rng_seed as set_rng_seed
 from nki.isa.reduce import exponential as exponential
 from nki.isa.reduce import tensor_reduce as tensor_reduce
-from nki.isa.reduce import tensor_scalar_cumulative as tensor_scalar_cumulative
+from nki.isa.scan import tensor_scalar_cumulative as tensor_scalar_cumulative
 from nki.isa.reduce import tensor_scalar_reduce as tensor_scalar_reduce
-from nki.isa.reduce import tensor_tensor_scan as tensor_tensor_scan
-from nki.isa.registers import VirtualRegister as VirtualRegister
+from nki.isa.scan import tensor_tensor_scan as tensor_tensor_scan
+from nki.isa.virtual_register import VirtualRegister as VirtualRegister
 from nki.isa.registers import get_nc_sub_version as get_nc_sub_version
 from nki.isa.registers import get_nc_version as get_nc_version
 from nki.isa.registers import register_alloc as register_alloc

@@ -31,6 +31,10 @@ class reduce_cmd(FastEnum):
     load_reduce = 4
 
 
+IDLE, REDUCE = reduce_cmd.idle, reduce_cmd.reduce
+RESET_REDUCE, LOAD_REDUCE = reduce_cmd.reset_reduce, reduce_cmd.load_reduce
+
+
 class dge_mode(FastEnum):
     """How DMA descriptors are generated."""
 

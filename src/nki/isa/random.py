@@ -16,6 +16,7 @@ from ..machine.dtypes import bits, f32
 from ..machine.machine import Machine
 from ..typing import TileOrNumber
 from . import rules
+from .costs import VectorInstruction
 from .enums import GPSIMD, VECTOR, engine
 from .numerics import column, moves_bits, shaped
 
@@ -73,13 +74,11 @@ def rand2(dst: NkiTensor, min: TileOrNumber, max: TileOrNumber, name: str | None
     return issue(Rand2(dst, min, max, name))
 
 
-class Rand2(Instruction):
+class Rand2(VectorInstruction):
     public = "rand2"
-    engines = (VECTOR,)
     since = 4
     state = (State.vector_random,)
     cost_formula = "max(64, N/4)"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     min: Operand
@@ -119,12 +118,10 @@ def dropout(dst: NkiTensor, data: NkiTensor, prob: TileOrNumber, name: str | Non
     return issue(Dropout(dst, data, prob, name))
 
 
-class Dropout(Instruction):
+class Dropout(VectorInstruction):
     public = "dropout"
-    engines = (VECTOR,)
     state = (State.vector_random,)
     cost_formula = "max(64, N)"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In
@@ -171,12 +168,10 @@ def set_rng_seed(src_seeds: NkiTensor, name: str | None = None) -> NkiInstructio
     return issue(SetRngSeed(src_seeds, name))
 
 
-class SetRngSeed(Instruction):
+class SetRngSeed(VectorInstruction):
     public = "set_rng_seed"
-    engines = (VECTOR,)
     state = (State.vector_random,)
     cost_formula = "64"
-    cost_source = "spec/machine.md 6.2"
 
     src_seeds: In
 
