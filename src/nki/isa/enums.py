@@ -1,4 +1,4 @@
-"""The enums of nki.isa (spec/isa.md 1.9). Kept apart so that `nki.isa.constants` is the same objects."""
+"""The enums of nki.isa (spec/isa.md 1.9), which `nki.isa.constants` has too."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class GpsimdInstruction(Instruction):
 def tensor_partition_reduce(
     dst: NkiTensor, op: OperatorLike, data: NkiTensor, name: str | None = None
 ) -> NkiInstruction:
-    """dst[0] = the rows of data folded by op."""
+    """dst[0] = the rows of data reduced by op."""
     return issue(TensorPartitionReduce(dst, operators.resolve(op, "tensor_partition_reduce"), data, name))
 
 

@@ -47,7 +47,7 @@ def scale_rows(partitions: int) -> np.ndarray:
 
 
 def scale_parts(scale: View, partitions: int) -> list[View]:
-    """The rows of a scale tile that hold scales; the others belong to somebody else, or to nobody."""
+    """Return the rows of a scale tile that hold the scales of these partitions."""
     return [scale[start : start + SCALE_ROWS] for start in range(0, partitions, QUADRANT)]
 
 

@@ -48,7 +48,7 @@ class Rng(Instruction):
     engine: engine
 
     def check(self, machine: Machine) -> None:
-        rules.dtype_in(self, "dst", INTEGERS, "draw uint32 words and convert them, or use nl.rand")
+        rules.dtype_in(self, "dst", INTEGERS, "generate uint32 words and convert them, or use nl.rand")
         if self.engine is GPSIMD:
             rules.generation(self, 3, machine, "engine.gpsimd")
 
@@ -70,7 +70,7 @@ class Rng(Instruction):
 
 
 def rand2(dst: NkiTensor, min: TileOrNumber, max: TileOrNumber, name: str | None = None) -> NkiInstruction:
-    """Fill dst with numbers drawn evenly between min and max."""
+    """Fill dst with uniform random numbers between min and max."""
     return issue(Rand2(dst, min, max, name))
 
 
@@ -150,8 +150,8 @@ class Dropout(VectorInstruction):
         drop = u < column(prob, self.prob, dst.ndim)
         data = shaped(data, dst)
         if moves_bits(dst, self.dst.dtype, data, self.data.dtype):
-            kept = bits(data)
-            bits(dst)[...] = np.where(drop, kept.dtype.type(0), kept)
+            values = bits(data)
+            bits(dst)[...] = np.where(drop, values.dtype.type(0), values)
         else:
             dtypes.store(dst, np.where(drop, np.float32(0), f32(data, self.data.dtype)), self.dst.dtype)
 

@@ -17,7 +17,7 @@ from ..machine.machine import Machine
 from ..machine.operators import OPERATORS, Operator
 from ..typing import OperatorLike, TileOrNumber
 from . import accumulators, alu, rules
-from .alu import BINARY, BITWISE, FOLDS, LOGICAL, MAGNITUDES
+from .alu import BINARY, BITWISE, LOGICAL, MAGNITUDES, REDUCERS
 from .costs import ReducingInstruction, VectorInstruction, vector_cost
 from .enums import IDLE, LOAD_REDUCE, REDUCE, RESET_REDUCE, reduce_cmd
 from .numerics import column, scratch, shaped
@@ -34,7 +34,7 @@ def tensor_reduce(
     keepdims: bool = False,
     name: str | None = None,
 ) -> NkiInstruction:
-    """dst = data folded by op over its trailing axes; negate turns the sign of the result."""
+    """dst = data reduced by op over its trailing axes; negate changes the sign of the result."""
     if op.__class__ is not Operator:
         op = operators.resolve(op, "tensor_reduce")
     if axis.__class__ is list:
@@ -93,15 +93,15 @@ class TensorReduce(VectorInstruction):
             )
 
     def _check_shape(self) -> None:
-        kept = self.data.shape[: self.data.ndim - len(self._axes())]
-        count = int(np.prod(kept[1:], dtype=int))
-        if self.dst.shape[0] != kept[0] or self.dst.free_elements != count:
+        rest = self.data.shape[: self.data.ndim - len(self._axes())]
+        count = int(np.prod(rest[1:], dtype=int))
+        if self.dst.shape[0] != rest[0] or self.dst.free_elements != count:
             raise rules.fail(
                 self,
                 "shape",
-                f"dst is {self.dst.shape[0]} x {self.dst.free_elements}, the result is {kept[0]} x {count}",
+                f"dst is {self.dst.shape[0]} x {self.dst.free_elements}, the result is {rest[0]} x {count}",
                 ["dst", "data"],
-                f"allocate dst as {(kept[0], *(kept[1:] or (1,)))}",
+                f"allocate dst as {(rest[0], *(rest[1:] or (1,)))}",
             )
 
     def compute(self, dst: np.ndarray, data: np.ndarray) -> None:
@@ -144,7 +144,7 @@ def tensor_scalar_reduce(
     reduce_res_negate: bool = False,
     name: str | None = None,
 ) -> NkiInstruction:
-    """dst = data <op0> operand0, and its fold by reduce_op over all free elements."""
+    """dst = data <op0> operand0, and its reduction by reduce_op over all free elements."""
     if op0.__class__ is not Operator:
         op0 = operators.resolve(op0, "tensor_scalar_reduce", "op0")
     if reduce_op.__class__ is not Operator:
@@ -187,7 +187,7 @@ class TensorScalarReduce(ReducingInstruction):
         rules.castable(self, "dst", "data")
         unary = ("abs", "square", "relu", "reciprocal")
         alu.check_stage(self, "op0", "operand0", (*BINARY, *MAGNITUDES, *unary), "data", machine)
-        rules.operator(self, "reduce_op", FOLDS)
+        rules.operator(self, "reduce_op", REDUCERS)
         accumulators.check(self, (RESET_REDUCE, REDUCE, LOAD_REDUCE), "data")
         accumulators.check_init(self, "reduce_init", "data")
         if self.reverse0:

@@ -16,7 +16,7 @@ from ..machine.machine import Machine
 from ..machine.operators import OPERATORS, Operator
 from ..typing import OperatorLike, TileOrNumber
 from . import accumulators, alu, rules
-from .alu import BINARY, FOLDS
+from .alu import BINARY, REDUCERS
 from .costs import VectorInstruction, vector_cost
 from .enums import LOAD_REDUCE, REDUCE, RESET_REDUCE, reduce_cmd
 from .numerics import column, flat
@@ -34,7 +34,7 @@ def tensor_scalar_cumulative(
     reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
     name: str | None = None,
 ) -> NkiInstruction:
-    """dst = the running fold of src <op0> imm0: acc = op1(value, acc)."""
+    """dst = the running reduction of src <op0> imm0: acc = op1(value, acc)."""
     if op0.__class__ is not Operator:
         op0 = operators.resolve(op0, "tensor_scalar_cumulative", "op0")
     if op1.__class__ is not Operator:
@@ -75,7 +75,7 @@ class TensorScalarCumulative(VectorInstruction):
         values = alu.evaluate(self.op0, x, column(imm0, self.imm0, 2), False, np.empty_like(x, np.float32))
         start = accumulators.start_value(imm1, self.imm1)
         acc = accumulators.begin("vector", self.reduce_cmd, self.op1, len(x), start, self.public)
-        running = _running_fold(self.op1, values, acc)
+        running = _running_reduction(self.op1, values, acc)
         acc[...] = running[:, -1]
         store(dst, running.reshape(dst.shape), self.dst.dtype)
 
@@ -98,12 +98,12 @@ _CUMULATIVE_DTYPES = (
 )
 
 
-def _running_fold(op: Operator, values: np.ndarray, acc: np.ndarray) -> np.ndarray:
+def _running_reduction(op: Operator, values: np.ndarray, acc: np.ndarray) -> np.ndarray:
     """acc = op(value, acc) along the last axis of `values` [P, F], which is overwritten."""
     if op.name == "subtract":
-        # value - acc is -(acc - value): with every second sign turned it is a running sum, rounded alike
+        # value - acc is -(acc - value): with every second sign changed, a running sum that rounds the same
         values[:, 1::2] *= np.float32(-1)
-        running = _running_fold(OPERATORS["add"], values, -acc)
+        running = _running_reduction(OPERATORS["add"], values, -acc)
         running[:, 1::2] *= np.float32(-1)
         return running
     ufunc: Any = op.formula
@@ -159,24 +159,24 @@ class TensorTensorScan(VectorInstruction):
         x0, x1 = flat(f32(data0, self.data0.dtype)), flat(f32(data1, self.data1.dtype))
         state = np.empty(len(x0), np.float32)
         state[...] = np.asarray(column(initial, self.initial, 1))
-        result = self._as_fold(x0, x1, state)
+        result = self._as_running_reduction(x0, x1, state)
         if result is None:
             result = self._step_by_step(x0, x1, state)
         store(dst, result.reshape(dst.shape), self.dst.dtype)
 
-    def _as_fold(self, x0: np.ndarray, x1: np.ndarray, state: np.ndarray) -> np.ndarray | None:
-        """The scan as one running fold of data0 and data1 taking turns, where that rounds the same."""
+    def _as_running_reduction(self, x0: np.ndarray, x1: np.ndarray, state: np.ndarray) -> np.ndarray | None:
+        """Return the scan as one running reduction of data0 and data1 in turn, if that rounds the same."""
         is_linear = self.op0.name == "multiply" and self.op1.name == "add"
         if is_linear and (x0 == 1).all():  # a running sum of data1
-            return _running_fold(self.op1, x1.copy(), state)
-        fold0 = _fold_of(self.op0, carry_is_left=bool(self.reverse0))
-        fold1 = _fold_of(self.op1, carry_is_left=not self.reverse1)
-        if fold0 is None or fold1 is None or fold0[0] != fold1[0]:
+            return _running_reduction(self.op1, x1.copy(), state)
+        reducer0 = _reducer_of(self.op0, carry_is_left=bool(self.reverse0))
+        reducer1 = _reducer_of(self.op1, carry_is_left=not self.reverse1)
+        if reducer0 is None or reducer1 is None or reducer0[0] != reducer1[0]:
             return None
         turns = np.empty((len(x0), x0.shape[1], 2), np.float32)
-        np.multiply(x0, fold0[1], out=turns[:, :, 0])
-        np.multiply(x1, fold1[1], out=turns[:, :, 1])
-        return _running_fold(OPERATORS[fold0[0]], turns.reshape(len(x0), -1), state)[:, 1::2]
+        np.multiply(x0, reducer0[1], out=turns[:, :, 0])
+        np.multiply(x1, reducer1[1], out=turns[:, :, 1])
+        return _running_reduction(OPERATORS[reducer0[0]], turns.reshape(len(x0), -1), state)[:, 1::2]
 
     def _step_by_step(self, x0: np.ndarray, x1: np.ndarray, state: np.ndarray) -> np.ndarray:
         """One step after the other, all partitions at once."""
@@ -204,9 +204,9 @@ class TensorTensorScan(VectorInstruction):
         return cost._replace(fix_ns=waits, rests_on=(*cost.rests_on, "vector_scan_initial_ns"))
 
 
-def _fold_of(op: Operator, carry_is_left: bool) -> tuple[str, np.float32] | None:
-    """(fold, sign) so that op with the carry is the fold of the carry and sign times the other operand."""
-    if op.name in FOLDS:
+def _reducer_of(op: Operator, carry_is_left: bool) -> tuple[str, np.float32] | None:
+    """Return (reducer, sign): op with the carry reduces the carry and sign times the other operand."""
+    if op.name in REDUCERS:
         return op.name, np.float32(1)
     if op.name == "subtract" and carry_is_left:
         return "add", np.float32(-1)

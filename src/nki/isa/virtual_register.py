@@ -74,7 +74,7 @@ class VirtualRegister:
             )
         return value
 
-    # ---- Python manners --------------------------------------------------------------------------
+    # ---- Python operators ------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
         """value != 0, so that `while register:` runs."""
