@@ -285,7 +285,7 @@ class Reads:
                 reads.visit(kind)
         except (Unknown, RecursionError):
             return None
-        reads._kept.clear()
+        reads._held.clear()
         return reads
 
     def watch(self, files: Iterable[tuple[str, str]]) -> None:
