@@ -6,7 +6,6 @@ from inspect import ismodule as _is_module
 from ..errors import NkiValidationError
 from ..errors import missing_name as _missing_name
 from ..ir.instruction import NkiInstruction
-from . import assignment as _assignment  # noqa: F401  provides it to tensors
 from . import constants
 from .affine import affine_select, iota
 from .computing_dma import dma_compute

@@ -11,7 +11,6 @@ from typing import Any
 
 from ..backends.reference.collector import fewer_collections, no_collections
 from ..errors import error, without_our_frames
-from ..ir.context import provides
 from ..ir.program import Diagnostic, Loop, Program
 from ..ir.statistics import Statistics
 from ..ir.tree import leaves
@@ -292,7 +291,6 @@ def profile_world(
     return WorldProfile(kernel.__name__, profiles, starts)
 
 
-@provides("program.profile")
 def profile_program(program: Program, stage: Callable[[str], None] = lambda what: None) -> Profile:
     """The modelled run of a program on its machine."""
     stage(f"scheduling {len(program):,} instructions")
