@@ -76,7 +76,7 @@ def current_machine() -> Machine:
 
 
 def warn(kind: str, message: str, notes: Iterable[str] = (), help: str | None = None) -> None:
-    """Report a diagnostic about the user's current line; the warnings of a validation are reported after it."""
+    """Report a diagnostic about the user's current line; during validation it is reported afterwards."""
     core = running()
     if core is None:
         emit_warning(kind, message, user_site(2), notes, help)
