@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -173,15 +172,7 @@ def check_triangular(op: str, A: torch.Tensor, B: torch.Tensor, side: str, uplo:
 # ---- products ------------------------------------------------------------------------------------
 
 
-def scaled_product(
-    op: str,
-    alpha: float,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    beta: float,
-    C: torch.Tensor | None,
-    precision: str | None,
-) -> torch.Tensor:
+def scaled_product(op, alpha, A, B, beta, C, precision):
     """Return alpha A B + beta C on the backend that serves it: all products of levels 2 and 3 use it."""
     check_precision(op, precision)
     check_inner(op, A, B)
@@ -208,16 +199,12 @@ def product_shape(A: torch.Tensor, B: torch.Tensor) -> torch.Size:
     return torch.Size((*batch, A.shape[-2], B.shape[-1]))
 
 
-def torch_product(
-    alpha: float, A: torch.Tensor, B: torch.Tensor, beta: float, C: torch.Tensor | None
-) -> torch.Tensor:
+def torch_product(alpha, A, B, beta, C):
     """Compute the same by torch."""
     return rounded_once(lambda A, B, C: _torch_product(alpha, A, B, beta, C), A, B, C)
 
 
-def _torch_product(
-    alpha: float, A: torch.Tensor, B: torch.Tensor, beta: float, C: torch.Tensor | None
-) -> torch.Tensor:
+def _torch_product(alpha, A, B, beta, C):
     """Compute the same by one call of torch, where it has one."""
     if C is None or beta == 0:
         if alpha == 1:
@@ -239,30 +226,20 @@ def kernel_product(A: torch.Tensor, B: torch.Tensor, out: torch.dtype) -> torch.
     return _kernels().product(A, B, out)
 
 
-def scaled(
-    alpha: float,
-    product: Callable[[torch.dtype], torch.Tensor],
-    beta: float,
-    C: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def scaled(alpha, product, beta, C, dtype):
     """Return alpha product + beta C, rounded once: a product that is scaled or added to is float32."""
-    addend = None if beta == 0 else C
-    if alpha == 1 and addend is None:
+    is_added = C is not None and beta != 0
+    if alpha == 1 and not is_added:
         return product(dtype)
     wide = dtype if dtype == torch.float64 else torch.float32
     result = product(wide) * alpha
-    if addend is not None:
-        result.add_(addend.to(wide), alpha=beta)
-    return result.to(dtype)
+    return (result.add_(C.to(wide), alpha=beta) if is_added else result).to(dtype)
 
 
 # ---- solves --------------------------------------------------------------------------------------
 
 
-def torch_solve(
-    A: torch.Tensor, B: torch.Tensor, side: str, uplo: str, trans: bool, diag: str
-) -> torch.Tensor:
+def torch_solve(A, B, side, uplo, trans, diag):
     return torch.linalg.solve_triangular(
         transposed_if(A, trans),
         B,
@@ -272,16 +249,14 @@ def torch_solve(
     )
 
 
-def kernel_solve(
-    A: torch.Tensor, B: torch.Tensor, side: str, uplo: str, trans: bool, diag: str
-) -> torch.Tensor:
+def kernel_solve(A, B, side, uplo, trans, diag):
     """Solve with the kernel; side="right" solves the transposed system."""
     if side == "left":
         return _kernels().solve(A, B, uplo, trans, diag)
     return _kernels().solve(A, B.mT, uplo, not trans, diag).mT.contiguous()
 
 
-def _kernels() -> ModuleType:
+def _kernels() -> Any:
     """Import the kernels when one serves a call: everything else works without nki."""
     from trnblas.nki import launches
 

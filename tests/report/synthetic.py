@@ -19,7 +19,7 @@ class SyntheticTimeline(Timeline):
 
     def __init__(self, machine: Machine, count: int, sites: list[Any], tile: Storage):
         self.machine = machine
-        self.planners = []
+        self.plans = []
         self.operations = []
         self.turns = {}
         self.cores = [SyntheticCore()]  # type: ignore[list-item]

@@ -21,7 +21,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.machine.generations import MACHINES
-from nki.timing.advisor import Finding
+from nki.timing.advisor import Advice
 from nki.timing.measures import adjusted_flops, critical_path
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma")
@@ -217,7 +217,7 @@ def test_diagnostics_are_told_with_kind_line_and_help():
 
 def test_findings_are_told_as_plain_data(monkeypatch):
     profile = matmul("hoisted")
-    found = Finding("reload", "rhs travels twice", "Keep it.", ("kernels.py:22",), 3.25)
+    found = Advice("reload", "rhs travels twice", "Keep it.", ("kernels.py:22",), 3.25)
     monkeypatch.setitem(profile.__dict__, "findings", [found])
     monkeypatch.delitem(profile.__dict__, "_figures", raising=False)
     assert profile.to_dict()["findings"] == [

@@ -22,7 +22,7 @@ from nki.report.compare import both
 from nki.report.figures import figures
 from nki.report.html import compose, embedded, page, places
 from nki.report.packed import flow, tick_ns
-from nki.timing.advisor import Finding
+from nki.timing.advisor import Advice
 from nkilib.core.attention.attention_cte import attention_cte
 from report.samples import (
     halves,
@@ -41,7 +41,7 @@ from support import target
 
 OUTSIDE = re.compile(r"https?://|<link|<img|<script[^>]+src=|@import|url\(|fetch\(|XMLHttpRequest|\bimport\(")
 SVG_NAMESPACE = "http://www.w3.org/2000/svg"  # a name, never fetched
-FINDINGS = [Finding("again", "rhs is loaded <twice>", "Keep it in SBUF & go on.", ("kernels.py:68",), 12.5)]
+FINDINGS = [Advice("again", "rhs is loaded <twice>", "Keep it in SBUF & go on.", ("kernels.py:68",), 12.5)]
 
 
 def sample():
@@ -216,7 +216,7 @@ def test_a_finding_with_many_lines_unfolds_them_all():
 def test_lines_of_findings_tell_tiles_and_loops():
     profile = matmul("tiled")
     line = next(str(bar.site) for bar in profile.timeline.bars if bar.engine == "tensor")
-    profile.findings = [Finding("again", "the matmuls", "", (line,), 1.0)]
+    profile.findings = [Advice("again", "the matmuls", "", (line,), 1.0)]
     assert "16 times, psum, m=0…128 n=0…512 k=0…384" in page(profile)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.timing.advisor import Finding, advise
+from nki.timing.advisor import Advice, advise
 from nki.timing.replay import Replay
 from support import target
 
@@ -454,7 +454,7 @@ def test_the_same_timeline_gets_the_same_advice():
 
 def test_a_profile_tells_its_findings():
     profile = nki.profile(matmul_kernels().tiled)(spec(512, 256), spec(512, 1024))
-    assert all(isinstance(finding, Finding) for finding in profile.findings)
+    assert all(isinstance(finding, Advice) for finding in profile.findings)
     assert profile.findings[0].title in profile.summary().replace("\n", " ")
 
 

@@ -201,7 +201,7 @@ def test_a_copy_costs_what_it_costs_on_the_engine_that_makes_it(platform):
     assert copies_on(timeline).keys() == {"vector", "scalar"}
     for op in timeline.operations:
         if not op.is_dma:
-            assert timeline.planners[0].cost_of(op) == op.instruction.cost(timeline.machine)
+            assert timeline.plans[0].cost_of(op) == op.instruction.cost(timeline.machine)
 
 
 def test_copies_stay_where_the_engine_is_not_the_bound():

@@ -9,7 +9,7 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 from nki.machine.generations import TRN2
-from nki.timing.transfer import RANKS
+from nki.timing.dma_transfer import RANKS
 from support import target
 
 MIB = 1 << 20

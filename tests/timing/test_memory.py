@@ -23,7 +23,7 @@ def test_a_dropped_profile_is_gone_at_once():
     profile = nki.profile(doubled)(nki.TensorSpec((512, 64), "float32"))
     assert profile.findings is not None
     timeline = profile.timeline
-    parts = [weakref.ref(part) for part in (timeline, timeline.planners[0], timeline.cores[0])]
+    parts = [weakref.ref(part) for part in (timeline, timeline.plans[0], timeline.cores[0])]
     gc.disable()
     try:
         del profile, timeline

@@ -1,4 +1,4 @@
-"""Would hardware and AWS's compilers forgive this kernel?"""
+"""Checks of kernels: what hardware or AWS's compilers would refuse."""
 
 import typing
 
@@ -9,7 +9,7 @@ __all__ = ["RULES", "Finding", "Rule", "lint"]
 
 
 def __getattr__(name: str) -> typing.Any:
-    """The checker of Python, when it is asked for: a call needs only what looks at programs."""
+    """Import the Python lint when it is first named: calls of kernels do without it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import python

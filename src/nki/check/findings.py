@@ -1,4 +1,4 @@
-"""Found: one thing that a check found, whoever found it; what a line or a baseline says to leave out."""
+"""The findings of all checks in one form, and which of them a comment or a baseline suppresses."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .python import Finding
 MILD = frozenset(
     ["legacy", "deprecated", "dtype-ignored", "loop-trips", "weak-scalar", "broadcast", "priority-ignored"]
     + ["untested-on-hardware", "matmul-transpose", "lnc-config", "device-copy", "int-precision"]
-)  # compilers and hardware take these, or nobody can know: warnings
+)  # compilers and hardware accept these, or it is unknown: warnings
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckFinding:
     """One finding. `line` and `column` count from 1; `targets` are the platforms on which it holds."""
 
     kind: str
@@ -45,7 +45,7 @@ class Found:
 
     @property
     def fingerprint(self) -> str:
-        """The same after lines were moved about in the file."""
+        """Stays the same when lines move within the file."""
         return "\t".join([relative(self.file), self.kind, self.text.strip()])
 
     def __str__(self) -> str:
@@ -67,33 +67,43 @@ class Found:
         return {**asdict(self), "notes": list(self.notes), "targets": list(self.targets)}
 
 
-def of_lint(finding: Finding, kernel: str) -> Found:
-    """What the supported-Python lint found."""
+def of_lint(finding: Finding, kernel: str) -> CheckFinding:
+    """Return a finding of the supported-Python lint."""
     level = "error" if finding.level == "E" else "warning"
     place = (finding.filename, finding.line, finding.column, finding.text)
-    return Found(finding.code, level, finding.message, *place, help=finding.help, kernel=kernel)
+    return CheckFinding(finding.code, level, finding.message, *place, help=finding.help, kernel=kernel)
 
 
-def of_diagnostic(said: Diagnostic, kernel: str, at: tuple[str, int], target: str) -> Found:
-    """What a traced program says; `at` is the line of the kernel, for what has none of its own."""
-    file, line = (said.site.filename, said.site.lineno) if said.site is not None else at
-    level = "warning" if said.kind in MILD else "error"
+def of_diagnostic(diagnostic: Diagnostic, kernel: str, at: tuple[str, int], target: str) -> CheckFinding:
+    """Return a diagnostic of a traced program; `at` is the line of the kernel, for one without a line."""
+    file, line = (diagnostic.site.filename, diagnostic.site.lineno) if diagnostic.site is not None else at
+    level = "warning" if diagnostic.kind in MILD else "error"
     text = linecache.getline(file, line).rstrip("\n")
-    notes = tuple(said.notes)
-    return Found(
-        said.kind, level, said.message, file, line, 1, text, notes, said.help or "", kernel, (target,)
+    notes = tuple(diagnostic.notes)
+    return CheckFinding(
+        diagnostic.kind,
+        level,
+        diagnostic.message,
+        file,
+        line,
+        1,
+        text,
+        notes,
+        diagnostic.help or "",
+        kernel,
+        (target,),
     )
 
 
-def of_error(problem: NkiError, kernel: str, at: tuple[str, int], target: str) -> Found:
-    """An error that ended the trace."""
-    said = Diagnostic(problem.kind, problem.message, problem.notes, problem.help, problem.site)
-    return replace(of_diagnostic(said, kernel, at, target), level="error")
+def of_error(problem: NkiError, kernel: str, at: tuple[str, int], target: str) -> CheckFinding:
+    """Return the error that ended a trace."""
+    diagnostic = Diagnostic(problem.kind, problem.message, problem.notes, problem.help, problem.site)
+    return replace(of_diagnostic(diagnostic, kernel, at, target), level="error")
 
 
-def merged(found: Iterable[Found]) -> list[Found]:
-    """Each once, with all the platforms on which it was found, in the order of files and lines."""
-    by_place: dict[tuple, Found] = {}
+def merged(found: Iterable[CheckFinding]) -> list[CheckFinding]:
+    """Return each finding once, with all platforms on which it holds, in the order of files and lines."""
+    by_place: dict[tuple, CheckFinding] = {}
     for one in found:
         known = by_place.get(one.place)
         targets = tuple(dict.fromkeys([*(known.targets if known else ()), *one.targets]))
@@ -101,13 +111,13 @@ def merged(found: Iterable[Found]) -> list[Found]:
     return [by_place[place] for place in sorted(by_place)]
 
 
-# ---- what is left out ----------------------------------------------------------------------------
+# ---- suppression ---------------------------------------------------------------------------------
 
 _IGNORE = re.compile(r"#\s*nki:\s*ignore(?:\[([\w\s,-]*)\])?")
 
 
-def ignored(found: Found) -> bool:
-    """The line says `# nki: ignore[kind, other]`, or `# nki: ignore` for all kinds."""
+def ignored(found: CheckFinding) -> bool:
+    """True when the line has `# nki: ignore[kind, other]`, or `# nki: ignore` for all kinds."""
     match = _IGNORE.search(found.text)
     if match is None:
         return False
@@ -119,7 +129,7 @@ FORMAT = "open-nki baseline 1"
 
 
 class Baseline:
-    """Findings that were there when it was written: they are counted, not reported."""
+    """Findings that existed when it was written: they are counted, not reported."""
 
     def __init__(self, known: Iterable[str] = ()):
         self.known = Counter(known)
@@ -140,28 +150,37 @@ class Baseline:
         return Baseline(known)
 
     @staticmethod
-    def save(path: str | os.PathLike, found: Iterable[Found]) -> None:
+    def save(path: str | os.PathLike, found: Iterable[CheckFinding]) -> None:
         content = {"format": FORMAT, "findings": sorted(one.fingerprint for one in found)}
         Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
-    def new(self, found: Iterable[Found]) -> list[Found]:
-        """Those that were not there; of several equal ones, as many as there are more."""
+    def new(self, found: Iterable[CheckFinding]) -> list[CheckFinding]:
+        """Return the findings that are not in the baseline; of several equal ones, the surplus."""
         left = Counter(self.known)
-        kept = []
+        new = []
         for one in found:
             if left[one.fingerprint] > 0:
                 left[one.fingerprint] -= 1
             else:
-                kept.append(one)
-        return kept
+                new.append(one)
+        return new
 
 
 def relative(file: str) -> str:
-    """As seen from here, with slashes: the same on every machine that checks the same tree."""
+    """Return a path relative to the current directory, with slashes: equal on all machines."""
     path = Path(file)
     with contextlib.suppress(ValueError):
         path = path.resolve().relative_to(Path.cwd().resolve())
     return path.as_posix()
 
 
-__all__ = ["Baseline", "Found", "ignored", "merged", "of_diagnostic", "of_error", "of_lint", "relative"]
+__all__ = [
+    "Baseline",
+    "CheckFinding",
+    "ignored",
+    "merged",
+    "of_diagnostic",
+    "of_error",
+    "of_lint",
+    "relative",
+]

@@ -1,4 +1,4 @@
-"""Findings for machines: JSON, SARIF 2.1.0, annotations of GitHub."""
+"""Findings in machine-readable forms: JSON, SARIF 2.1.0, annotations of GitHub."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..version import __version__
-from .findings import Found, relative
+from .findings import CheckFinding, relative
 from .pages import PAGES
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
-def as_json(found: Sequence[Found], known: int, kernels: Sequence[str]) -> dict[str, Any]:
-    """What `nki check --json` prints."""
+def as_json(found: Sequence[CheckFinding], known: int, kernels: Sequence[str]) -> dict[str, Any]:
+    """Return what `nki check --json` prints."""
     errors = sum(one.level == "error" for one in found)
     return {
         "kernels": list(kernels),
@@ -24,8 +24,8 @@ def as_json(found: Sequence[Found], known: int, kernels: Sequence[str]) -> dict[
     }
 
 
-def sarif(found: Sequence[Found]) -> dict[str, Any]:
-    """A SARIF log of one run (OASIS, Static Analysis Results Interchange Format 2.1.0)."""
+def sarif(found: Sequence[CheckFinding]) -> dict[str, Any]:
+    """Return a SARIF log of one run (OASIS, Static Analysis Results Interchange Format 2.1.0)."""
     kinds = sorted({one.kind for one in found})
     driver = {"name": "nki check", "version": __version__, "rules": [_rule(kind) for kind in kinds]}
     results = [_result(one, kinds.index(one.kind)) for one in found]
@@ -38,7 +38,7 @@ def _rule(kind: str) -> dict[str, Any]:
     return {"id": kind, "shortDescription": {"text": meaning}, "help": {"text": f"nki explain {kind}"}}
 
 
-def _result(one: Found, rule: int) -> dict[str, Any]:
+def _result(one: CheckFinding, rule: int) -> dict[str, Any]:
     region: dict[str, Any] = {"startLine": max(1, one.line), "startColumn": max(1, one.column)}
     if one.text:
         region["snippet"] = {"text": one.text}
@@ -47,21 +47,21 @@ def _result(one: Found, rule: int) -> dict[str, Any]:
         "ruleId": one.kind,
         "ruleIndex": rule,
         "level": one.level,
-        "message": {"text": told(one)},
+        "message": {"text": full_text(one)},
         "locations": [{"physicalLocation": location}],
         "partialFingerprints": {"lineText/v1": one.fingerprint},
         "properties": {"kernel": one.kernel, "targets": list(one.targets)},
     }
 
 
-def told(one: Found) -> str:
-    """Message, platforms, notes and help in one text."""
+def full_text(one: CheckFinding) -> str:
+    """Return message, platforms, notes and help as one text."""
     on = f" (on {', '.join(one.targets)})" if one.targets else ""
     return "\n".join([one.message + on, *one.notes, *([f"help: {one.help}"] if one.help else [])])
 
 
-def annotation(one: Found) -> str:
-    """A workflow command of GitHub, which shows the finding at its line of a pull request."""
+def annotation(one: CheckFinding) -> str:
+    """Return a workflow command of GitHub, which shows the finding at its line of a pull request."""
     place = {
         "file": relative(one.file),
         "line": str(one.line),
@@ -69,7 +69,7 @@ def annotation(one: Found) -> str:
         "title": f"nki {one.kind}",
     }
     properties = ",".join(f"{key}={_property(value)}" for key, value in place.items())
-    return f"::{one.level} {properties}::{_data(told(one))}"
+    return f"::{one.level} {properties}::{_data(full_text(one))}"
 
 
 def _data(text: str) -> str:

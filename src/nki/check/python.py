@@ -1,4 +1,4 @@
-"""The supported-Python lint: would AWS's front ends compile what the simulator happily runs?
+"""The supported-Python lint: finds Python that the simulator runs and AWS's front ends do not compile.
 
 `lint(kernel)` checks the kernel and every function and class of the same project that it reaches by name.
 It reads source and looks names up; it runs nothing.
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from nki.check.python_checker import Checker, Hit, Unit
+from nki.check.python_bindings import SourceFile
+from nki.check.python_checker import Checker, Hit, LintUnit
 from nki.check.python_rules import PROFILES, RULES, Level, Rule
-from nki.check.python_scope import Source
 from nki.errors import is_ours
 
 __all__ = ["RULES", "Finding", "Rule", "lint"]
@@ -54,10 +54,10 @@ class Finding:
 
 
 class Checked(NamedTuple):
-    """A function or class that was looked at: what it broke, and the objects it names."""
+    """A function or class that was checked: the rules it broke, and the objects it names."""
 
     thing: Any
-    unit: Unit | None
+    unit: LintUnit | None
     hits: list[Hit]
     reached: list[Any]
 
@@ -68,10 +68,10 @@ def lint(
     follow: bool = True,
     checked: dict[int, Checked] | None = None,
 ) -> list[Finding]:
-    """What the front end of `profile` would say of a kernel, sorted by file and line.
+    """Return what the front end of `profile` would refuse in a kernel, sorted by file and line.
 
-    `follow=False` looks at the kernel alone. A function without source gives an empty list. Kernels of one
-    library share their helpers: give the same `checked` for all of them, and each helper is looked at once.
+    `follow=False` checks the kernel alone. A function without source gives an empty list. Kernels of one
+    library share their helpers: give the same `checked` for all of them, and each helper is checked once.
     """
     if profile not in PROFILES:
         raise ValueError(f"profile {profile!r}: expected one of {', '.join(PROFILES)}")
@@ -87,8 +87,10 @@ def lint(
     return [findings[key] for key in sorted(findings)]
 
 
-def _check_all(kernel: Any, follow: bool, checked: dict[int, Checked]) -> Iterator[tuple[Unit, list[Hit]]]:
-    """The kernel and, if asked, everything of its project that it reaches, each once."""
+def _check_all(
+    kernel: Any, follow: bool, checked: dict[int, Checked]
+) -> Iterator[tuple[LintUnit, list[Hit]]]:
+    """Yield the kernel and, if `follow`, everything of its project that it reaches, each once."""
     waiting, seen = [kernel], set()
     while waiting:
         thing = waiting.pop()
@@ -113,7 +115,7 @@ def _check(thing: Any) -> Checked:
     return Checked(thing, unit, checker.hits, list(reached.values()))
 
 
-def _finding(hit: Hit, source: Source) -> Finding:
+def _finding(hit: Hit, source: SourceFile) -> Finding:
     line: int = getattr(hit.node, "lineno", 1)
     text = source.lines[line - 1]
     # ast counts columns in bytes
@@ -124,19 +126,19 @@ def _finding(hit: Hit, source: Source) -> Finding:
 
 
 def _unwrap(thing: Any) -> Any:
-    """The function below kernels, partials, bound methods and well-behaved decorators."""
+    """Return the function below kernels, partials, bound methods and well-behaved decorators."""
     seen = set()
     while not isinstance(thing, type) and id(thing) not in seen:
         seen.add(id(thing))
         for name in ("__wrapped__", "func", "__func__"):
-            if inspect.getattr_static(thing, name, None) is not None:  # asks no foreign __getattr__
+            if inspect.getattr_static(thing, name, None) is not None:  # calls no foreign __getattr__
                 thing = getattr(thing, name)
                 break
     return thing
 
 
-def _locate(thing: Any) -> Unit | None:
-    """A function or class found again in its source, or None."""
+def _locate(thing: Any) -> LintUnit | None:
+    """Return the definition of a function or class in its source, or None."""
     if not isinstance(thing, (types.FunctionType, type)):
         return None
     try:
@@ -152,17 +154,17 @@ def _locate(thing: Any) -> Unit | None:
     for node, enclosing in source.definitions:
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         if node.name == name and first <= start + 1 <= node.lineno:
-            return Unit(node, source, _namespace(thing), enclosing, owner)
+            return LintUnit(node, source, _namespace(thing), enclosing, owner)
     return None
 
 
 @functools.lru_cache(maxsize=512)
-def _parse(filename: str, text: str) -> Source:
-    return Source(filename, text.split("\n"), ast.parse(text))
+def _parse(filename: str, text: str) -> SourceFile:
+    return SourceFile(filename, text.split("\n"), ast.parse(text))
 
 
 def _namespace(thing: types.FunctionType | type) -> dict[str, Any]:
-    """What the free names of a function or class stand for."""
+    """Return the objects of the free names of a function or class."""
     if isinstance(thing, type):
         return dict(vars(sys.modules[thing.__module__])) if thing.__module__ in sys.modules else {}
     cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..check import formats, lint
-from ..check.findings import Baseline, Found, ignored, merged, of_diagnostic, of_error, of_lint
+from ..check.findings import Baseline, CheckFinding, ignored, merged, of_diagnostic, of_error, of_lint
 from ..check.python import Checked
 from ..errors import NkiError, is_ours
 from ..kernel.kernel import Kernel
@@ -46,7 +46,7 @@ def command_check(options: argparse.Namespace) -> int:
     if options.update_baseline and not options.baseline:
         raise UsageError("--update-baseline needs --baseline FILE")
     names: list[str] = []
-    found: list[Found] = []
+    found: list[CheckFinding] = []
     checked: dict[int, Checked] = {}
     with contextlib.redirect_stdout(sys.stderr), _quiet():
         for spec in options.kernel:
@@ -80,7 +80,7 @@ def _quiet() -> Iterator[None]:
 
 def _checked(
     target: script.Target, options: argparse.Namespace, checked: dict[int, Checked]
-) -> Iterator[tuple[str, list[Found]]]:
+) -> Iterator[tuple[str, list[CheckFinding]]]:
     """Each kernel of a target by name, with what was found."""
     with script.loaded(target.place) as module:
         kernels = script.kernels_of(module)
@@ -96,7 +96,7 @@ def _checked(
 
 def _check_kernel(
     kernel: Kernel, values: dict[str, Any], options: argparse.Namespace, checked: dict[int, Checked]
-) -> list[Found]:
+) -> list[CheckFinding]:
     name = kernel.__name__
     found = [of_lint(finding, name) for finding in lint(kernel, options.front_end, checked=checked)]
     found += _removed(kernel)
@@ -123,7 +123,7 @@ def _platforms(target: str | None, kernel: Kernel) -> list[str]:
     return [platform_named(target) if target else choose_machine(kernel.target).name]
 
 
-def _traced(kernel: Kernel, case: Case, platform_name: str) -> list[Found]:
+def _traced(kernel: Kernel, case: Case, platform_name: str) -> list[CheckFinding]:
     """Every rule of a platform, from shapes alone."""
     name, at = kernel.__name__, _line_of(kernel)
     bound = script.bind(kernel, case.values)
@@ -137,7 +137,7 @@ def _traced(kernel: Kernel, case: Case, platform_name: str) -> list[Found]:
     return [of_diagnostic(said, name, at, platform_name) for said in program.said]
 
 
-def _python_error(problem: Exception, kernel: str, at: tuple[str, int], platform_name: str) -> Found:
+def _python_error(problem: Exception, kernel: str, at: tuple[str, int], platform_name: str) -> CheckFinding:
     """An error of Python itself: the last line of the user's code."""
     file, line = at
     for frame, number in traceback.walk_tb(problem.__traceback__):
@@ -146,7 +146,7 @@ def _python_error(problem: Exception, kernel: str, at: tuple[str, int], platform
     text = "".join(traceback.format_exception_only(problem)).strip()
     lines = Path(file).read_text(encoding="utf-8").splitlines() if Path(file).exists() else []
     source = lines[line - 1] if 0 < line <= len(lines) else ""
-    return Found(
+    return CheckFinding(
         "python-error", "error", text, file, line, 1, source, kernel=kernel, targets=(platform_name,)
     )
 
@@ -156,7 +156,7 @@ def _line_of(kernel: Kernel) -> tuple[str, int]:
     return (code.co_filename, code.co_firstlineno) if code is not None else ("<unknown>", 1)
 
 
-def _removed(kernel: Kernel) -> list[Found]:
+def _removed(kernel: Kernel) -> list[CheckFinding]:
     """What the current compiler does not take of `nki.jit`."""
     if kernel.target is None:
         return []
@@ -164,7 +164,7 @@ def _removed(kernel: Kernel) -> list[Found]:
     lines = Path(file).read_text(encoding="utf-8").splitlines() if Path(file).exists() else []
     text = lines[line - 1] if 0 < line <= len(lines) else ""
     return [
-        Found(
+        CheckFinding(
             "removed",
             "error",
             "nki.jit: platform_target= was removed in NKI 0.3.0",
@@ -199,7 +199,7 @@ def _written_cases(kernel: Kernel, lnc: int | None) -> Iterator[Case]:
 # ---- what is printed -----------------------------------------------------------------------------
 
 
-def _print(options: argparse.Namespace, found: list[Found], known: int, names: list[str]) -> None:
+def _print(options: argparse.Namespace, found: list[CheckFinding], known: int, names: list[str]) -> None:
     if options.sarif:
         log = json.dumps(formats.sarif(found), indent=2)
         if options.sarif == "-":
@@ -217,7 +217,7 @@ def _print(options: argparse.Namespace, found: list[Found], known: int, names: l
         print(_summary(options, found, known, names))
 
 
-def _summary(options: argparse.Namespace, found: list[Found], known: int, names: list[str]) -> str:
+def _summary(options: argparse.Namespace, found: list[CheckFinding], known: int, names: list[str]) -> str:
     errors = sum(one.level == "error" for one in found)
     which = ", ".join(names) if len(names) <= 8 else f"{len(names)} kernels"
     before = f", {known} more in the baseline" if known else ""

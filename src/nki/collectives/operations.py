@@ -24,20 +24,14 @@ from .instruction import Collective, Received, check_tensors, paired, reading, r
 EXACT_IN_FLOAT32 = 1 << 24
 MAX_CHANNELS = 4  # for a group that holds all ranks of a node
 
-
-def issue_each(cls: type[Collective], srcs: Any, dsts: Any, *options: Any) -> None:
-    """Issue one instruction for each pair of the two lists of a call."""
-    for dst, src in paired(cls.public, srcs, dsts, several=True):
-        issue(cls(dst, src, *options))
-
-
 # ---- all_reduce ----------------------------------------------------------------------------------
 
 
 def all_reduce(srcs, dsts, replica_group, op, priority=None, name=None):
     """dst = op over the ranks of src."""
     group, op = as_group(replica_group, "all_reduce"), reduction(op, "all_reduce")
-    issue_each(AllReduce, srcs, dsts, group, op, priority, name)
+    for dst, src in paired("all_reduce", srcs, dsts, several=True):
+        issue(AllReduce(dst, src, group, op, priority, name))
 
 
 class AllReduce(Collective):
@@ -62,11 +56,11 @@ class AllReduce(Collective):
             self.land(self.dst, received.array(0))
             return
         arrays = [received.array(j) for j in range(len(members))]
-        result = received.parts.once("reduced", lambda: reduced(self, arrays, self.op))
+        result = received.parts.once("folded", lambda: folded(self, arrays, self.op))
         dtypes.store(writing(self.dst), result.reshape(self.dst.shape), self.dst.dtype)
 
 
-def reduced(ins: Collective, arrays: list[np.ndarray], op: Operator) -> np.ndarray:
+def folded(ins: Collective, arrays: list[np.ndarray], op: Operator) -> np.ndarray:
     """((a0 op a1) op a2) ... in float32."""
     formula, dtype = op.formula, ins.dst.dtype  # type: ignore[attr-defined]
     assert formula is not None
@@ -87,21 +81,18 @@ def reduced(ins: Collective, arrays: list[np.ndarray], op: Operator) -> np.ndarr
 def all_gather(srcs, dsts, replica_group, collective_dim, priority=None, name=None):
     """dst = the ranks' src, one after the other along collective_dim."""
     group = as_group(replica_group, "all_gather")
-    issue_each(AllGather, srcs, dsts, group, collective_dim, priority, name)
+    for dst, src in paired("all_gather", srcs, dsts, several=True):
+        issue(AllGather(dst, src, group, collective_dim, priority, name))
 
 
-class AlongDimension(Collective):
-    """Parts of a dimension of the operands belong to the members."""
+class AllGather(Collective):
+    public = "all_gather"
 
     dst: Out
     src: In
     replica_group: ReplicaGroup
     collective_dim: int
     priority: Any
-
-
-class AllGather(AlongDimension):
-    public = "all_gather"
 
     def check(self, machine: Machine) -> None:
         self.check_operands(machine, "src")
@@ -130,7 +121,8 @@ def chunks(view: View, dim: int, count: int) -> list[View]:
 def reduce_scatter(srcs, dsts, replica_group, collective_dim, op, priority=None, name=None):
     """dst = this rank's part, along collective_dim, of op over the ranks of src."""
     group, op = as_group(replica_group, "reduce_scatter"), reduction(op, "reduce_scatter")
-    issue_each(ReduceScatter, srcs, dsts, group, collective_dim, op, priority, name)
+    for dst, src in paired("reduce_scatter", srcs, dsts, several=True):
+        issue(ReduceScatter(dst, src, group, collective_dim, op, priority, name))
 
 
 class ReduceScatter(Collective):
@@ -158,7 +150,7 @@ class ReduceScatter(Collective):
         if len(arrays) == 1:
             self.land(self.dst, arrays[0])
         else:
-            result = reduced(self, arrays, self.op).reshape(self.dst.shape)
+            result = folded(self, arrays, self.op).reshape(self.dst.shape)
             dtypes.store(writing(self.dst), result, self.dst.dtype)
 
 
@@ -168,11 +160,18 @@ class ReduceScatter(Collective):
 def all_to_all(srcs, dsts, replica_group, collective_dim, priority=None, name=None):
     """Part j of dst = this rank's part of rank j's src, along collective_dim."""
     group = as_group(replica_group, "all_to_all")
-    issue_each(AllToAll, srcs, dsts, group, collective_dim, priority, name)
+    for dst, src in paired("all_to_all", srcs, dsts, several=True):
+        issue(AllToAll(dst, src, group, collective_dim, priority, name))
 
 
-class AllToAll(AlongDimension):
+class AllToAll(Collective):
     public = "all_to_all"
+
+    dst: Out
+    src: In
+    replica_group: ReplicaGroup
+    collective_dim: int
+    priority: Any
 
     def check(self, machine: Machine) -> None:
         self.check_operands(machine, "src")
@@ -246,7 +245,7 @@ class CollectivePermute(Collective):
         return ranks if rank in ranks else ()
 
     def left_out(self, rank: int) -> None:
-        """Do nothing: a rank in no pair does not take part."""
+        """A rank in no pair does not take part, which is nothing to wonder about."""
 
     def groups(self) -> Any:
         return self.source_target_pairs if any(s != t for s, t in self.source_target_pairs) else ((0,),)
@@ -355,7 +354,7 @@ class CollectivePermuteImplicitReduce(Collective):
 
     def sources(self, rank: int, members: tuple[int, ...]) -> list[np.ndarray]:
         """op(src0, src1), rounded to what is sent."""
-        result = reduced(self, [reading(self.src0), reading(self.src1)], self.op)
+        result = folded(self, [reading(self.src0), reading(self.src1)], self.op)
         sent = np.empty(self.dst.shape, self.dst.dtype.storage)
         dtypes.store(sent, result, self.dst.dtype)
         return [sent]

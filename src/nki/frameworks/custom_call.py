@@ -106,27 +106,27 @@ def hlo_text(staged: Staged) -> str:
 # ---- NEURON_FRAMEWORK_DEBUG ----------------------------------------------------------------------
 
 
-class DebugDumps:
+class KeepForDebugging:
     """With NEURON_FRAMEWORK_DEBUG=1, writes each new program and its HLO into the working directory."""
 
     def __init__(self) -> None:
-        self.written: set[str] = set()
+        self.kept: set[str] = set()
         self.numbers: Counter[str] = Counter()
 
     def wanted(self) -> bool:
         return framework_debug()
 
-    def write(self, staged: Staged) -> None:
+    def keep(self, staged: Staged) -> None:
         key, name = programs.add(staged), staged.kernel.__name__
-        if key in self.written:
+        if key in self.kept:
             return
-        self.written.add(key)
+        self.kept.add(key)
         stem = f"{name}.{self.numbers[name]}"
         self.numbers[name] += 1
         for ending, text in (("hlo.txt", hlo_text(staged)), ("program.txt", staged.describe() + "\n")):
             with open(f"{stem}.{ending}", "w", encoding="utf-8") as file:
                 file.write(text)
-        print(f"nki: wrote {stem}.hlo.txt and {stem}.program.txt in {os.getcwd()}", file=sys.stderr)
+        print(f"nki: kept {stem}.hlo.txt and {stem}.program.txt in {os.getcwd()}", file=sys.stderr)
 
 
-debug_dumps = DebugDumps()
+keep_for_debugging = KeepForDebugging()

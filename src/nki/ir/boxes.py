@@ -190,10 +190,10 @@ def _runs(dims: tuple[tuple[int, int], ...]) -> tuple[int, tuple[int, ...]] | No
 # ---- exact bytes ---------------------------------------------------------------------------------
 
 
-Layout = tuple[int, tuple[int, ...], tuple[int, ...], int, bool]  # what a ByteSet is made of
+ByteLayout = tuple[int, tuple[int, ...], tuple[int, ...], int, bool]  # what a ByteSet is made of
 
 
-def byte_layout(view: View, value_of: Callable[[Any], int | None]) -> Layout:
+def byte_layout(view: View, value_of: Callable[[Any], int | None]) -> ByteLayout:
     """Return the layout of a view in bytes; `value_of` returns a register's value, or None."""
     width = view.dtype.itemsize
     found, offset = view.indirection, view.offset * width
@@ -215,7 +215,7 @@ class ByteSet:
 
     __slots__ = ("storage", "offset", "repeats", "width", "unknown", "low", "high", "exact")
 
-    def __init__(self, storage: Storage, layout: Layout):
+    def __init__(self, storage: Storage, layout: ByteLayout):
         self.storage = storage
         self.offset, shape, strides, width, self.unknown = layout
         self.width = width

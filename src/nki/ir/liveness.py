@@ -7,9 +7,10 @@ instructions of a core in program order.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -82,11 +83,14 @@ def lifetimes(items: Sequence[Item]) -> dict[Storage, Lifetime]:
         for view in instruction.views():
             begins.setdefault(view.storage, position)
             ends[view.storage] = position
+    found: dict[Storage, Lifetime] = {}
     for storage, begin in begins.items():
         if storage.on_chip:
-            first, last = around.get(storage, (begin, begin))
-            around[storage] = Lifetime(min(first, begin), max(last, ends[storage]))
-    return around
+            end, outer = ends[storage], around.get(storage)
+            if outer is not None:
+                begin, end = min(outer.first, begin), max(outer.last, end)
+            found[storage] = tuple.__new__(Lifetime, (begin, end))  # there are many
+    return found
 
 
 # ---- live bytes ----------------------------------------------------------------------------------
@@ -97,7 +101,7 @@ def levels(lives: Iterable[tuple[Lifetime, int]], also: Iterable[int] = ()) -> l
 
     `lives` holds lifetimes and sizes; the positions of `also` are among the results in any case.
     """
-    changes: Counter[int] = Counter(dict.fromkeys(also, 0))
+    changes: defaultdict[int, int] = defaultdict(int, dict.fromkeys(also, 0))
     for (first, last), size in lives:
         changes[first] += size
         changes[last + 1] -= size
@@ -161,7 +165,7 @@ def peak(lives: Mapping[Storage, Lifetime], size: Callable[[Storage], int]) -> P
     """Return the peak of the storages of one memory; those with an explicit address are always live."""
     placed = {address_range(s) for s in lives if s.address is not None}
     automatic = [(life, size(s)) for s, life in lives.items() if s.address is None]
-    at, most = max(levels(automatic), key=lambda level: level[1], default=(0, 0))
+    at, most = max(levels(automatic), key=itemgetter(1), default=(0, 0))
     live = [s for s, (first, last) in lives.items() if s.address is not None or first <= at <= last]
     return Peak(most + union_size(placed), live)
 
@@ -239,7 +243,7 @@ class TileLifetimes:
 # ---- one array for many values -------------------------------------------------------------------
 
 
-class Arena:
+class ArrayAllocator:
     """Hands out parts of one array; a part that was given back is handed out again."""
 
     def __init__(self) -> None:
@@ -271,7 +275,7 @@ def allocate(used: Sequence[Sequence[T]], nbytes: Callable[[T], int], place: Cal
     `used` holds what each step uses, what it makes among it. `place` is called once for each thing, with its
     offset. Returns the size of the array.
     """
-    ends, arena = last_uses(used), Arena()
+    ends, arena = last_uses(used), ArrayAllocator()
     offsets: dict[T, int] = {}
     for position, things in enumerate(used):
         for thing in things:

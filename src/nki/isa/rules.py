@@ -1,6 +1,6 @@
-"""The rules that an instruction's `check` is made of.
+"""The vocabulary in which an instruction's `check` is written.
 
-Each names its operand, what it got, what is allowed and how to fix it. The rules of every instruction are in
+Each rule names its operand, what it got, what is allowed and the mend. What every instruction obeys is
 `nki.ir.validation`.
 """
 

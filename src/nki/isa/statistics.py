@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.instruction import Cost, In, NkiInstruction, Out
+from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Out
 from ..ir.tensor import NkiTensor
 from ..launch.core import issue
 from ..machine.dtypes import f32, store
 from ..machine.machine import Machine
 from . import rules
-from .costs import VectorInstruction, vector_cost
+from .costs import vector_cost
+from .enums import VECTOR
 from .numerics import flat
 
 # ---- bn_stats, bn_aggr ---------------------------------------------------------------------------
@@ -23,9 +24,11 @@ def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiIns
     return issue(BnStats(dst, data, name))
 
 
-class BnStats(VectorInstruction):
+class BnStats(Instruction):
     public = "bn_stats"
+    engines = (VECTOR,)
     cost_formula = "max(64, N)"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In
@@ -63,9 +66,11 @@ def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInst
     return issue(BnAggr(dst, data, name))
 
 
-class BnAggr(VectorInstruction):
+class BnAggr(Instruction):
     public = "bn_aggr"
+    engines = (VECTOR,)
     cost_formula = "max(64, 13 N/3)"
+    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..errors import Site
 from ..ir.instruction import MatmulInstruction
 from ..ir.view import View
-from ..timing.core_plan import engine_clocks
+from ..timing.operation_plan import engine_clocks
 from ..timing.timeline import Bar, Timeline
 
 STATIONARY = "stationary"  # the lane of LoadStationary, apart from TensorE's Matmult

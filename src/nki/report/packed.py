@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,12 +40,12 @@ class Names:
     """Distinct values, numbered as they come."""
 
     def __init__(self) -> None:
-        self.numbers: dict[Hashable, int] = {}
+        self.numbers: dict[Any, int] = {}
 
-    def __call__(self, value: Hashable) -> int:
+    def __call__(self, value: Any) -> int:
         return self.numbers.setdefault(value, len(self.numbers))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Any:
         return iter(self.numbers)
 
 

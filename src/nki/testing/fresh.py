@@ -1,4 +1,4 @@
-"""Clear what earlier tests left in this process: programs and random states."""
+"""Forgetting what earlier tests left: programs and random states."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from ..kernel.cache import programs
 
 
 def forget() -> None:
-    """Clear the cache of programs and reset the random states."""
+    """As if nothing had run in this process."""
     programs.clear()
     random.reset()

@@ -13,15 +13,15 @@ from .advice.fusion import short_instructions, two_passes
 from .advice.limits import compute_bound, memory_bound
 from .advice.ranks import exposed_communication
 from .advice.sbuf import spill
-from .advice.study import Finding, Study
+from .advice.study import Advice, Study
 from .advice.transfers import dma_issue, reloaded_data, small_dma
 from .advice.work import fp32_matmul, unused_partitions
 from .timeline import Timeline
 
-__all__ = ["Finding", "advise"]
+__all__ = ["Advice", "advise"]
 
 # In this order where they gain the same: causes before symptoms, verdicts last.
-LOOKED_FOR: tuple[Callable[[Study], Iterator[Finding]], ...] = (
+LOOKED_FOR: tuple[Callable[[Study], Iterator[Advice]], ...] = (
     reloaded_data,
     spill,
     dma_transpose,
@@ -41,7 +41,7 @@ LOOKED_FOR: tuple[Callable[[Study], Iterator[Finding]], ...] = (
 )
 
 
-def advise(timeline: Timeline) -> list[Finding]:
+def advise(timeline: Timeline) -> list[Advice]:
     """Findings about a timeline, most expensive first."""
     if not timeline.operations:
         return []

@@ -32,8 +32,8 @@ from ..ir.view import View
 from ..machine.engines import engine
 from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF
-from .core_plan import engine_clocks
 from .entries import Entry, SignatureNumbers
+from .operation_plan import engine_clocks
 
 
 def compiled(

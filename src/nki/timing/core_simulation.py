@@ -15,12 +15,12 @@ from ..errors import error
 from ..ir.instruction import WHOLE_ARRAY, Cost, Instruction, PeTile, State
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
-from .core_plan import CorePlan, engine_clocks
+from .dma_transfer import RANKS, DmaTransfer, transfer_of
 from .instruction_facts import Facts, facts_of, psum_tiles
 from .operation import ORDER, SPACE, Operation
+from .operation_plan import OperationPlan, engine_clocks
 from .psum_banks import Banks
 from .timing_rules import BEGUN, ENGINES, FREE, Activity, deal, operation_times, release_table
-from .transfer import RANKS, Transfer, transfer_of
 
 if TYPE_CHECKING:
     from .simulation import Simulation
@@ -41,7 +41,7 @@ class CoreSimulation:
         self,
         simulation: Simulation,
         machine: Machine,
-        planner: CorePlan,
+        plan: OperationPlan,
         operations: list[Operation],
         sharers: int,
         rank: int = 0,
@@ -52,7 +52,7 @@ class CoreSimulation:
         self.sharers, self.of_rank = sharers, rank
         self.order = [] if order is None else order  # (core, operation) of the rank as they were begun
         self.machine = machine
-        self.planner = planner
+        self.plan = plan
         self.operations = operations
         size = len(self.operations)
         self.start = [0.0] * size  # ns
@@ -60,7 +60,7 @@ class CoreSimulation:
         self.done = [0.0] * size  # a consumer sees the result
         self.end = [0.0] * size  # end of the bar a profiler draws
         self.blocked_by: list[int] = [-1] * size  # the operation that decided the start
-        self.transfers: dict[int, Transfer] = {}
+        self.transfers: dict[int, DmaTransfer] = {}
         self.table_loads: list[tuple[float, float, int]] = []
         self.barriers: dict[Any, int] = {}  # visits of each
         self.ready = [0.0] * size
@@ -79,14 +79,14 @@ class CoreSimulation:
         self.table: str | None = None
         self.activity = Activity(machine)
         self.pe_tiles: dict[PeTile, int] = {}  # the last matmul on each part of the PE array
-        self.banks = Banks(machine, planner.uses)
+        self.banks = Banks(machine, plan.uses)
         self.release_rules = release_table(machine)
         self.facts: dict[tuple[int, str], Facts] = {}  # by signature and engine
         self.starved: list[tuple[str, int]] = []  # operations that wait for a PSUM bank, by engine
         self.bank_waits: set[tuple[int, int]] = set()  # (operation, the one that freed its bank)
         self.dma_free = [0.0] * (machine.dma_engines + 1)  # and the link to other ranks
         self.bandwidth_share = self._bandwidth_share(sharers)
-        self.made: dict[int, Transfer] = {}  # by signature
+        self.made: dict[int, DmaTransfer] = {}  # by signature
 
     def _bandwidth_share(self, sharers: int) -> float:
         """Return the share of the DMA engines' rate that is left where cores share an HBM stack."""
@@ -121,7 +121,7 @@ class CoreSimulation:
         joint = self.sharers > 1 and State.ranks in instruction.state and State.peer in instruction.touches()
         if not joint and len(members) < 2:
             return None
-        lane = -1 if joint else self.planner.core
+        lane = -1 if joint else self.plan.core
         return ("ranks", lane, members or (self.of_rank,))
 
     # ---- the event loop --------------------------------------------------------------------------
@@ -238,18 +238,18 @@ class CoreSimulation:
                 still.append((place, index))
         self.starved = still
 
-    def transfer(self, op: Operation) -> Transfer:
+    def transfer(self, op: Operation) -> DmaTransfer:
         """Return the transfer of a DMA; those with the same signature are priced once."""
         if op.instruction is None:
             return transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
-        number = self.planner.signatures[op.position]
+        number = self.plan.signatures[op.position]
         made = self.made.get(number)
         if made is None:
             made = self.made[number] = transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
         return made.copy()
 
     def cost_of(self, op: Operation) -> Cost:
-        return self.planner.cost_of(op)
+        return self.plan.cost_of(op)
 
     def _take_next(self, place: str, now: float) -> None:
         """Begin the first operation that waits for an engine or trigger, if it is idle and not blocked."""
@@ -277,7 +277,7 @@ class CoreSimulation:
         if self.ready[index] < now and place in last_on:
             self.blocked_by[index] = last_on[place]
         last_on[place] = index
-        self.order.append((self.planner.core, index))
+        self.order.append((self.plan.core, index))
         if transfer is not None:
             self.idle_at[place] = until = now + transfer.issue_ns
             self._move(index, transfer, now)
@@ -369,7 +369,7 @@ class CoreSimulation:
 
     def _facts(self, op: Operation) -> Facts:
         """Return what is the same for all instructions of one signature."""
-        key = (self.planner.signatures[op.position], op.kind)
+        key = (self.plan.signatures[op.position], op.kind)
         facts = self.facts.get(key)
         if facts is None:
             facts = self.facts[key] = facts_of(self._instruction(op.index), op.kind, self.machine)
@@ -378,7 +378,7 @@ class CoreSimulation:
     def finish(self, index: int, now: float) -> None:
         """Finish a barrier: its engine goes on."""
         place = self.operations[index].kind
-        until = now + self.planner.cost_of(self.operations[index]).fix_ns
+        until = now + self.plan.cost_of(self.operations[index]).fix_ns
         self.free[index] = self.end[index] = self.done[index] = self.idle_at[place] = until
         self._post(until, READ, index)
         self._post(until, DONE, index)
@@ -394,7 +394,7 @@ class CoreSimulation:
 
     # ---- DMA -------------------------------------------------------------------------------------
 
-    def _move(self, index: int, transfer: Transfer, now: float) -> None:
+    def _move(self, index: int, transfer: DmaTransfer, now: float) -> None:
         """Move the data of a transfer: each DMA engine works in order of arrival."""
         arrival = now + transfer.dispatch_ns
         skew, share = self.machine.dma_skew_ns, self.bandwidth_share

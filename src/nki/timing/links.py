@@ -1,4 +1,4 @@
-"""What a rank spends on its links to others, and how much of it other work hides."""
+"""The time of a rank on its links to others, and how much of it compute hides."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .dma_transfer import RANKS
 from .timeline import Timeline, union_length
 from .timing_rules import ENGINES
-from .transfer import RANKS
 
 
 class Communication(NamedTuple):
-    """Of one rank, in ns. `waiting` is for ranks that come later; it is no part of `total`."""
+    """The times of one rank, in ns. `waiting` is for ranks that arrive later; it is not part of `total`."""
 
-    total: float  # something is on its way
+    total: float  # a transfer is under way
     exposed: float  # and no compute engine works meanwhile
     waiting: float
     nbytes: int
@@ -25,7 +25,7 @@ class Communication(NamedTuple):
 
 
 def communication(timeline: Timeline) -> Communication:
-    """What one rank's timeline says of its links."""
+    """Return the link times of one rank's timeline."""
     wires, works, waits = [], [], []
     nbytes = 0
     for number, core in enumerate(timeline.cores):

@@ -31,19 +31,19 @@ def is_transpose(op: Operation) -> bool:
 
 
 def array_flops(op: Operation) -> int:
-    """2 x MACs the PE array does, transposes included."""
+    """Return 2 x MACs of the PE array, transposes included."""
     return op.instruction.array_flops() if isinstance(op.instruction, MatmulInstruction) else 0
 
 
 def hfu_percent(timeline: Timeline) -> float:
-    """Like MFU, with transposes."""
+    """Return MFU with transposes included."""
     done = sum(array_flops(op) for op in timeline.operations if op.kind == "tensor")
     peak = timeline.machine.peak_flops() * len(timeline.cores)
     return 100 * done / (peak * timeline.total_ns * 1e-9) if timeline.total_ns else 0.0
 
 
 def adjusted_flops(timeline: Timeline, transposes: bool = True) -> float:
-    """FLOPs in bf16 equivalents: what each would cost at the best rate of its dtype."""
+    """Return FLOPs in bf16 equivalents: the cost of each at the best rate of its dtype."""
     wanted = (
         op for op in timeline.operations if op.kind == "tensor" and (transposes or not is_transpose(op))
     )
@@ -51,7 +51,7 @@ def adjusted_flops(timeline: Timeline, transposes: bool = True) -> float:
 
 
 def bf16_equivalents(op: Operation, m: Machine) -> float:
-    """How many bf16 FLOPs take as long as one of this instruction's."""
+    """Return how many bf16 FLOPs take as long as one of this instruction's."""
     ins = op.instruction
     if not isinstance(ins, MatmulInstruction):
         return 1.0
@@ -67,7 +67,7 @@ def bf16_equivalents(op: Operation, m: Machine) -> float:
 
 
 def hbm_traffic(timeline: Timeline) -> list[tuple[Storage, int, int]]:
-    """Every HBM tensor with the bytes transfers read and wrote; spills left out."""
+    """Return every HBM tensor with the bytes that transfers read and wrote, without spills."""
     read: Counter[int] = Counter()
     written: Counter[int] = Counter()
     storages: dict[int, Storage] = {}
@@ -84,7 +84,7 @@ def hbm_traffic(timeline: Timeline) -> list[tuple[Storage, int, int]]:
 
 
 def necessary_bytes(timeline: Timeline) -> int:
-    """HBM bytes that must travel: each input once, each result once, scratch not at all."""
+    """Return the HBM bytes that must move: each input once, each result once, scratch not at all."""
     total = 0
     for storage, read, written in hbm_traffic(timeline):
         if storage.parameter:
@@ -95,7 +95,7 @@ def necessary_bytes(timeline: Timeline) -> int:
 
 
 def instruction_ns(timeline: Timeline, engine: str, core: int) -> float:
-    """Sum of an engine's bars; overlapping ones count twice."""
+    """Return the sum of an engine's bars; overlapping ones count twice."""
     bars = timeline.intervals(engine, core)
     return float((bars[:, 1] - bars[:, 0]).sum())
 
@@ -103,7 +103,7 @@ def instruction_ns(timeline: Timeline, engine: str, core: int) -> float:
 # ---- bounds --------------------------------------------------------------------------------------
 
 
-class Bounds(NamedTuple):
+class TimeBounds(NamedTuple):
     """The ladders of spec/machine.md 12, in ns: each step is a lower bound of the one before it."""
 
     memory: tuple[float, float, float]  # DMA active, all bytes at full rate, necessary bytes at full rate
@@ -111,13 +111,13 @@ class Bounds(NamedTuple):
     pipeline: float  # the busiest engine
 
 
-def bounds(timeline: Timeline) -> Bounds:
+def bounds(timeline: Timeline) -> TimeBounds:
     m, cores = timeline.machine, range(len(timeline.cores))
     rate = m.dma_profiler_gbs * len(cores)
     peak = m.peak_flops() * 1e-9 * len(cores)
     moved = sum(t.nbytes for core in timeline.cores for t in core.transfers.values())
     active = {engine: max(timeline.active_ns(engine, c) for c in cores) for engine in (*ENGINES, "dma")}
-    return Bounds(
+    return TimeBounds(
         (active["dma"], moved / rate, min(moved, necessary_bytes(timeline)) / rate),
         (active["tensor"], adjusted_flops(timeline) / peak, adjusted_flops(timeline, False) / peak),
         max(active.values()),
@@ -132,7 +132,7 @@ class Ceiling(NamedTuple):
 
 
 def ceilings(timeline: Timeline) -> list[Ceiling]:
-    """What each engine, a core's DMA engines and HBM could not do faster, the longest first.
+    """Return the least time for the work of each engine, a core's DMA engines and HBM, the longest first.
 
     An engine's work is its cycles, without latencies and gaps; of several cores, that of the busiest.
     """
@@ -143,7 +143,7 @@ def ceilings(timeline: Timeline) -> list[Ceiling]:
         work: Counter[str] = Counter()
         for op in core.operations:
             if op.kind in LANES and op.instruction is not None:
-                work[LANES[op.kind]] += core.planner.cost_of(op).cycles / core.clocks[op.kind]
+                work[LANES[op.kind]] += core.plan.cost_of(op).cycles / core.clocks[op.kind]
         moved = sum(t.nbytes for t in core.transfers.values())
         work["DMA"] = moved / (m.dma_engines * m.dma_bytes_per_ns)  # type: ignore[assignment]
         for name, ns in work.items():
@@ -157,7 +157,7 @@ LANES = {"vector": "VectorE", "scalar": "ScalarE", "gpsimd": "GpSimdE"}
 # ---- the critical path ---------------------------------------------------------------------------
 
 
-class Step(NamedTuple):
+class PathStep(NamedTuple):
     """An operation on the critical path and the time it alone decides."""
 
     core: int
@@ -165,8 +165,8 @@ class Step(NamedTuple):
     ns: float
 
 
-def critical_path(timeline: Timeline) -> list[Step]:
-    """The chain of operations that ends with the kernel, each waiting for the one before it.
+def critical_path(timeline: Timeline) -> list[PathStep]:
+    """Return the chain of operations that ends with the kernel, each waiting for the one before it.
 
     The times of the steps add up to `work_ns`: from the moment an operation is begun (for a transfer: is
     triggered) to the moment the next one is.
@@ -183,7 +183,7 @@ def critical_path(timeline: Timeline) -> list[Step]:
         before = core.blocked_by[index]
         begun = core.start[index] if transfer is None else transfer.triggered_ns
         begun = min(moment, begun) if before >= 0 else 0.0
-        steps.append(Step(number, index, moment - begun))
+        steps.append(PathStep(number, index, moment - begun))
         moment, index = begun, before
     return steps[::-1]
 
@@ -192,7 +192,7 @@ def critical_path(timeline: Timeline) -> list[Step]:
 
 
 def assumptions(timeline: Timeline) -> dict[str, list[Operation]]:
-    """The assumed Machine fields the timeline rests on, each with the operations that use it."""
+    """Return the assumed Machine fields the timeline rests on, each with the operations that use it."""
     assumed = timeline.machine.assumed
     found: dict[str, list[Operation]] = defaultdict(list)
     for core in timeline.cores:
@@ -200,8 +200,8 @@ def assumptions(timeline: Timeline) -> dict[str, list[Operation]]:
         for op in core.operations:
             for field in {*_fields(core, op, op.index in loads)} & assumed:
                 found[field].append(op)
-    if "fetch_ahead_ns" in assumed and any(planner.loaded_early for planner in timeline.planners):
-        early = [(p, op) for p in timeline.planners for op in p.operations]
+    if "fetch_ahead_ns" in assumed and any(plan.loaded_early for plan in timeline.plans):
+        early = [(p, op) for p in timeline.plans for op in p.operations]
         found["fetch_ahead_ns"] = [op for p, op in early if op.position in p.loaded_early]
     moved = [op for op in timeline.operations if op.instruction is None]
     if "refetch_ahead_ns" in assumed and moved:
@@ -212,11 +212,11 @@ def assumptions(timeline: Timeline) -> dict[str, list[Operation]]:
 
 
 def _fields(core: Any, op: Operation, loads_table: bool) -> Iterator[str]:
-    """Every Machine field behind the time of one operation."""
+    """Yield every Machine field behind the time of one operation."""
     if op.is_dma:
         yield from _transfer_fields(op, core.transfers[op.index], core.machine)
     else:
-        yield from core.planner.cost_of(op).rests_on
+        yield from core.plan.cost_of(op).rests_on
         if op.kind == "tensor":
             yield from ("tensor_drain_ns", "matmul_after_load_ns")
         if _is_slowed(core, op):
@@ -231,8 +231,8 @@ STRIDE_FIELDS = ("stride_full_rate_bytes", "stride_slowdown")
 
 
 def _is_slowed(core: Any, op: Operation) -> bool:
-    """Took longer than its cycles: the PE array was cold, or an operand strides far."""
-    cost = core.planner.cost_of(op)
+    """True when it took longer than its cycles: the PE array was cold, or an operand has a long stride."""
+    cost = core.plan.cost_of(op)
     tail = core.machine.tensor_drain_ns if op.kind == "tensor" else cost.fix_ns
     service = core.end[op.index] - core.start[op.index] - tail
     return cost.cycles > 0 and service > 1.001 * cost.cycles / core.clocks[op.kind]
@@ -255,7 +255,7 @@ def _transfer_fields(op: Operation, transfer: Any, m: Machine) -> Iterator[str]:
 
 
 def _wait_fields(core: Any, op: Operation) -> Iterator[str]:
-    """The latency between the operation that decided the start and this one."""
+    """Yield the field of the latency between the operation that decided the start and this one."""
     before = core.blocked_by[op.index]
     if before not in op.waits or core.operations[before].is_dma:
         return

@@ -1,21 +1,21 @@
-"""What people call the parts of a run: the variable of a tile, the queue of a transfer."""
+"""Names for reports: the variable of a tile, the queue of a transfer."""
 
 from __future__ import annotations
 
 import re
 
 from ..ir.storage import Storage
+from .dma_transfer import RANKS, DmaTransfer
 from .operation import Operation
-from .transfer import RANKS, Transfer
 
-# From top to bottom in reports. A queue belongs to who triggers its transfers and how their descriptors are
+# From top to bottom in reports. A queue is given by what triggers its transfers and how their descriptors are
 # made (the DMA guide); spills have one of their own (spec/machine.md 9.5).
 SPILL_QUEUE = "spill"
 QUEUES = ("software", "hardware sync", "hardware scalar", "static", SPILL_QUEUE, RANKS)
 
 
-def queue_of(op: Operation, transfer: Transfer) -> str:
-    """The DMA queue of a transfer, one of QUEUES."""
+def queue_of(op: Operation, transfer: DmaTransfer) -> str:
+    """Return the DMA queue of a transfer, one of QUEUES."""
     if op.instruction is None:
         return SPILL_QUEUE
     if transfer.mode != "hardware":

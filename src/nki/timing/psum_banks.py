@@ -13,7 +13,7 @@ from collections import deque
 from ..ir.liveness import Lifetime, RangeMaximum, live_bytes, union_size
 from ..ir.storage import Storage
 from ..machine.machine import Machine
-from .pools import Ahead
+from .sbuf_pool import Ahead
 from .uses import TileUses
 
 

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 from ..ir.instruction import WHOLE_ARRAY, Instruction, PeTile, array_use
 from .change import Change, Payload
 from .core_simulation import RIVALS
+from .dma_transfer import DmaTransfer
 from .operation import Operation
 from .timeline import Timeline
 from .timing_rules import DONE, FREE, SEEN, Activity, deal, releases
-from .transfer import Transfer
 
 ENGINE, TENSOR, DMA, BARRIER, REMOVED = range(5)  # how an operation runs
 
 Links = tuple[int, ...]  # moments of other operations
 
 
-class Steps(NamedTuple):
+class ReplaySteps(NamedTuple):
     """The operations in the order in which they began, as one list per field. Times in ns."""
 
     moment: list[int]  # index of their first moment
@@ -36,9 +36,9 @@ class Steps(NamedTuple):
     result: list[float]  # from the end of the work until a consumer sees the result
     extra: list[Any]  # partitions of a matmul, payload of a transfer, what names a barrier
 
-    def changed(self, change: Change, at: list[int]) -> Steps:
+    def changed(self, change: Change, at: list[int]) -> ReplaySteps:
         """Return the steps with a change; `at` maps an operation to its index."""
-        new = Steps(*(list(column) for column in self))
+        new = ReplaySteps(*(list(column) for column in self))
         for number, dropped in change.dropped.items():
             i = at[number]
             new.links[i] = tuple(moment for moment in self.links[i] if moment // 4 not in dropped)
@@ -76,11 +76,11 @@ class Replay:
         self.is_dma = [op.is_dma for op in self.operations]
         self.places: dict[tuple[int, str], int] = {}
         self.payloads: dict[int, Payload] = {}
-        columns: list[list[Any]] = [[] for _ in Steps._fields]
+        columns: list[list[Any]] = [[] for _ in ReplaySteps._fields]
         for row in self._rows():
             for column, value in zip(columns, row, strict=True):
                 column.append(value)
-        self.steps = Steps(*columns)
+        self.steps = ReplaySteps(*columns)
         self.at = [0] * count  # index of each operation in the steps
         for i, moment in enumerate(self.steps.moment):
             self.at[moment // 4] = i
@@ -95,7 +95,7 @@ class Replay:
     # ---- from the timeline -----------------------------------------------------------------------
 
     def _rows(self) -> Iterator[tuple]:
-        """Yield the fields of Steps, operation by operation."""
+        """Yield the fields of ReplaySteps, operation by operation."""
         visits: Counter[tuple] = Counter()
         free: dict[tuple[int, str, float], int] = {}
         on_tile: dict[int, dict[PeTile, int]] = {c: {} for c in range(len(self.cores))}
@@ -129,7 +129,7 @@ class Replay:
             links, across = links + more[0], across + more[1]
         return (4 * self.number(op), links, across, self._place(op.core, moved.mode), DMA, *times, payload)
 
-    def _payload(self, moved: Transfer, share: float) -> Payload:
+    def _payload(self, moved: DmaTransfer, share: float) -> Payload:
         payload = [(engine, ns / share) for engine, ns in moved.payload_ns]
         equal = len(payload) == self.machine.dma_engines and len({ns for _, ns in payload}) == 1
         return payload[0][1] if equal else payload
@@ -137,7 +137,7 @@ class Replay:
     def _barrier(self, op: Operation, instruction: Instruction, visits: Counter[tuple]) -> tuple:
         point = (op.core, instruction.rendezvous())
         visits[point] += 1
-        lasts = self.cores[op.core].planner.cost_of(op).fix_ns
+        lasts = self.cores[op.core].plan.cost_of(op).fix_ns
         place = self._place(op.core, op.kind)
         named = (point[1], visits[point])
         return (4 * self.number(op), *self._links(op), place, BARRIER, 0.0, lasts, 0.0, named)
@@ -156,7 +156,7 @@ class Replay:
         rows, tile = array_use(instruction)
         before = tuple(4 * i + FREE for other, i in on_tile.items() if other != tile and other.overlaps(tile))
         on_tile[tile] = self.number(op)
-        cost = core.planner.cost_of(op)
+        cost = core.plan.cost_of(op)
         place = self._place(op.core, "tensor" if tile == WHOLE_ARRAY else f"tensor {tile}")
         lead = self.machine.matmul_after_load_ns
         times = (lead, cost.cycles / core.clocks["tensor"], cost.fix_ns)

@@ -1,4 +1,4 @@
-"""The schedule of a program: what is planned on each core, then simulated, as a Timeline."""
+"""Schedules a program: plans the operations of each core, then simulates them."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from ..ir.dependences import RAW
 from ..ir.program import Edge, Program
 from ..ir.schedule_edges import declared
 from .compiler_model import compiled
-from .core_plan import CorePlan
 from .entries import SignatureNumbers
 from .operation import Operation
+from .operation_plan import OperationPlan
 from .simulation import Simulation
 from .timeline import Timeline
 
 
 def schedule(program: Program) -> Timeline:
-    """When each instruction of each core starts and ends; bodies of loops as often as they run.
+    """Return when each instruction of each core starts and ends; bodies of loops as often as they run.
 
-    In a world of several ranks, which all do the same, that of one of them.
+    Of several ranks that all do the same, it is the timeline of one.
     """
-    planners = plan(program)
-    return Timeline(program.machine, planners, Simulation(program.machine, planners).run())
+    plans = plan(program)
+    return Timeline(program.machine, plans, Simulation(program.machine, plans).run())
 
 
 def schedule_ranks(program: Program, starts: Sequence[float]) -> list[Timeline]:
-    """The timelines of ranks that begin at these moments, in ns, on one clock: who is early waits."""
-    planners = plan(program)
-    ran = Simulation(program.machine, planners, starts).run()
-    count = len(planners)
+    """Return the timelines of ranks that start at these times, in ns, on one clock."""
+    plans = plan(program)
+    ran = Simulation(program.machine, plans, starts).run()
+    count = len(plans)
     ranks = [ran[i * count : (i + 1) * count] for i in range(len(starts))]
-    return [Timeline(program.machine, planners, cores) for cores in ranks]
+    return [Timeline(program.machine, plans, cores) for cores in ranks]
 
 
-def plan(program: Program) -> list[CorePlan]:
-    """The operations of each core, and what they wait for."""
-    planners, places = [], []
+def plan(program: Program) -> list[OperationPlan]:
+    """Return the operations of each core, and what they wait for."""
+    plans, places = [], []
     edges = declared(program)
     first = 0  # of the core, among the effects of the program
     for core, items in enumerate(program.unrolled()):
         numbers = SignatureNumbers()
         asked = numbers.entries(items, program.effects[first : first + program.length_of(core)])
-        counted = compiled(program.machine, asked, numbers, _as_they_are(program, edges, core))
+        counted = compiled(program.machine, asked, numbers, _pinned(program, edges, core))
         first += program.length_of(core)
         where = [item.at for item in counted]
         blocks = {
@@ -50,16 +50,16 @@ def plan(program: Program) -> list[CorePlan]:
             for position, at in enumerate(where)
             if block.core == core and block.first <= at <= block.last
         }
-        planners.append(CorePlan(program.machine, counted, core, blocks))
+        plans.append(OperationPlan(program.machine, counted, core, blocks))
         places.append(where)
-    for planner in planners:
-        planner.plan()
-    add_declared(planners, places, edges)
-    return planners
+    for plan in plans:
+        plan.plan()
+    add_declared(plans, places, edges)
+    return plans
 
 
-def _as_they_are(program: Program, edges: Sequence[Edge], core: int) -> set[int]:
-    """Positions of a core that a declared edge or a no_reorder block names."""
+def _pinned(program: Program, edges: Sequence[Edge], core: int) -> set[int]:
+    """Return the positions of a core that a declared edge or a no_reorder block names."""
     named = {at for edge in edges if edge.core == core for at in (edge.later, edge.earlier)}
     for block in program.blocks:
         if block.core == core:
@@ -67,13 +67,13 @@ def _as_they_are(program: Program, edges: Sequence[Edge], core: int) -> set[int]
     return named
 
 
-def add_declared(planners: list[CorePlan], places: list[list[int]], edges: Sequence[Edge]) -> None:
-    """Edges of depends_on and with_schedule; in a loop, between instructions of one iteration."""
+def add_declared(plans: list[OperationPlan], places: list[list[int]], edges: Sequence[Edge]) -> None:
+    """Add the edges of depends_on and with_schedule; in a loop, between instructions of one iteration."""
     if not edges:
         return
-    for core, (planner, where) in enumerate(zip(planners, places, strict=True)):
+    for core, (plan, where) in enumerate(zip(plans, places, strict=True)):
         found: dict[int, list[Operation]] = {}
-        for op in sorted(planner.operations, key=lambda op: op.position):
+        for op in sorted(plan.operations, key=lambda op: op.position):
             if op.position >= 0:
                 found.setdefault(where[op.position], []).append(op)
         for edge in edges:

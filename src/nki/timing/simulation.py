@@ -9,32 +9,32 @@ from itertools import count
 from typing import Any
 
 from ..machine.machine import Machine
-from .core_plan import CorePlan
 from .core_simulation import CoreSimulation
+from .operation_plan import OperationPlan
 
 
 class Simulation:
     """The cores of a launch on one clock. Times of all operations are filled by `run`."""
 
-    def __init__(self, machine: Machine, planners: list[CorePlan], starts: Sequence[float] = (0.0,)):
+    def __init__(self, machine: Machine, plans: list[OperationPlan], starts: Sequence[float] = (0.0,)):
         self.starts = starts  # of each rank, in ns; one stands for all if they do the same
         self.events: list[tuple[float, int, CoreSimulation, int, Any]] = []
         self.ticks = count()  # events of one moment are handled as they were posted
         self.cores: list[CoreSimulation] = []
         for rank in range(len(starts)):
             order: list[tuple[int, int]] = []
-            self.cores += [self.core(machine, p, len(planners), rank, order) for p in planners]
+            self.cores += [self.core(machine, p, len(plans), rank, order) for p in plans]
         self.expected = self._expected(len(starts))
         self.arrived: dict[tuple, tuple[CoreSimulation, int]] = {}  # first of two cores at a barrier
         self.arrivals: dict[tuple, list[tuple[CoreSimulation, int]]] = {}  # transfers that begin together
         self.partners: dict[tuple[int, int], tuple[int, int]] = {}  # transfers that began together
 
     def core(
-        self, machine: Machine, planner: CorePlan, sharers: int, rank: int, order: list[tuple[int, int]]
+        self, machine: Machine, plan: OperationPlan, sharers: int, rank: int, order: list[tuple[int, int]]
     ) -> CoreSimulation:
         """Return a core of a rank; it changes its operations, so that other ranks get copies."""
-        own = planner.operations if rank == 0 else [op.copy() for op in planner.operations]
-        return CoreSimulation(self, machine, planner, own, sharers, rank, order)
+        own = plan.operations if rank == 0 else [op.copy() for op in plan.operations]
+        return CoreSimulation(self, machine, plan, own, sharers, rank, order)
 
     def run(self) -> list[CoreSimulation]:
         """Run all events, and return the cores of each rank."""
@@ -72,7 +72,7 @@ class Simulation:
             return
         del self.arrivals[point]
         if len(here) == 2 and len(self.starts) == 1:
-            mine, theirs = ((c.planner.core, i) for c, i in here)
+            mine, theirs = ((c.plan.core, i) for c, i in here)
             self.partners[mine], self.partners[theirs] = theirs, mine
         for one, waiting in here:
             one.enqueue(waiting, now)

@@ -14,9 +14,9 @@ from ..ir.storage import Storage
 from ..ir.view import View
 from ..machine.machine import Machine
 from ..machine.memories import MemoryRegion
-from .core_plan import CorePlan
 from .names import TileNames, queue_of
 from .operation import Operation
+from .operation_plan import OperationPlan
 
 Turn = tuple[tuple[str, Any], ...]  # the variables of the loops around an instruction, outermost first
 
@@ -44,16 +44,16 @@ class Bar(NamedTuple):
 
 
 class Stay(NamedTuple):
-    """A tile in SBUF or PSUM. A reload after a spill begins a new stay."""
+    """The time of a tile in SBUF or PSUM. A reload after a spill begins a new stay."""
 
     start: float
     end: float
-    nbytes: int  # of all partitions that it keeps from others
+    nbytes: int  # of all partitions that it takes
     tile: Storage
 
 
 class Occupancy(NamedTuple):
-    """How full SBUF or PSUM was: `nbytes[i]` from `times[i]` on; and whose tiles those were."""
+    """How full SBUF or PSUM was: `nbytes[i]` from `times[i]` on; and the tiles."""
 
     times: np.ndarray
     nbytes: np.ndarray
@@ -63,15 +63,15 @@ class Occupancy(NamedTuple):
 class Timeline:
     """The modelled run of a kernel. Times are ns from its first instruction."""
 
-    def __init__(self, machine: Machine, planners: list[CorePlan], cores: list[Any]):
+    def __init__(self, machine: Machine, plans: list[OperationPlan], cores: list[Any]):
         self.machine = machine
-        self.planners = planners
+        self.plans = plans
         self.cores = cores  # CoreSimulations, run to their end
-        self.operations: list[Operation] = [op for p in planners for op in p.operations]
-        self.turns: Mapping[tuple[int, int], Turn] = {}  # by core and handle, where somebody noted them
+        self.operations: list[Operation] = [op for p in plans for op in p.operations]
+        self.turns: Mapping[tuple[int, int], Turn] = {}  # by core and handle, where they were recorded
 
     def turn(self, op: Operation) -> Turn:
-        """The loops in which an instruction was issued, and where they stood."""
+        """Return the loops in which an instruction was issued, with the values of their variables."""
         if op.instruction is None or not self.turns:
             return ()
         handle = op.instruction.handle
@@ -93,7 +93,7 @@ class Timeline:
         return self.total_ns / 1e3
 
     def intervals(self, engine: str, core: int = 0) -> np.ndarray:
-        """(start, end) of every bar on an engine, or of every transfer for "dma"."""
+        """Return (start, end) of every bar on an engine, or of every transfer for "dma"."""
         c = self.cores[core]
         wanted = [op.index for op in c.operations if (op.is_dma if engine == "dma" else op.kind == engine)]
         bars = [(c.start[i], c.end[i]) for i in wanted]
@@ -102,7 +102,7 @@ class Timeline:
         return np.array(sorted(bars), np.float64).reshape(-1, 2)
 
     def active_ns(self, engine: str, core: int = 0) -> float:
-        """Length of the union of an engine's bars."""
+        """Return the length of the union of an engine's bars."""
         return union_length(self.intervals(engine, core))
 
     @cached_property
@@ -185,12 +185,12 @@ class Timeline:
 
     @property
     def spill_bytes(self) -> int:
-        return sum(p.spill_bytes for p in self.planners)
+        return sum(p.spill_bytes for p in self.plans)
 
     # ---- memory ----------------------------------------------------------------------------------
 
     def occupancy(self, buffer: MemoryRegion, core: int = 0) -> Occupancy:
-        """What SBUF or PSUM held over time: each tile from its first start to its last use."""
+        """Return what SBUF or PSUM held over time: each tile from its first start to its last use."""
         lines = self.machine.partitions
         found = [
             Stay(start, end, tile.taken(self.machine) * lines, tile)
@@ -200,8 +200,8 @@ class Timeline:
         return Occupancy(*steps(owners), owners)
 
     def _stays(self, buffer: MemoryRegion, core: int) -> list[list[Any]]:
-        """[start, end, tile] of each stay, in program order."""
-        c, accesses = self.cores[core], self.planners[core].accesses
+        """Return [start, end, tile] of each stay, in program order."""
+        c, accesses = self.cores[core], self.plans[core].accesses
         found: list[list[Any]] = []
         present: dict[int, list[Any]] = {}
         for op in c.operations:
@@ -223,7 +223,7 @@ class Timeline:
 
 
 def describe(op: Operation, name: TileNames) -> str:
-    """`dst sums float32[128, 512] sbuf, src ...`, each with the name of its tile where it has one"""
+    """Return `dst sums float32[128, 512] sbuf, src ...`, each with the name of its tile if it has one."""
     if op.instruction is None:
         assert op.tile is not None
         return f"{_spaced(name(op.tile))}{op.tile.dtype}{list(op.tile.shape)} {op.tile.where}"
@@ -240,14 +240,14 @@ def _spaced(name: str) -> str:
 
 
 def views_of(op: Operation) -> tuple[View, ...]:
-    """The operands of an instruction in memory, in the order of `describe`."""
+    """Return the operands of an instruction in memory, in the order of `describe`."""
     if op.instruction is None:
         return ()
     return tuple(v for v in op.instruction.operands() if isinstance(v, View))
 
 
 def without_overlap(stays: list[Stay]) -> list[Stay]:
-    """Tiles that the user placed at one address count once, also while their times overlap."""
+    """Return the stays with those at one explicit address cut, so that they do not overlap in time."""
     found = []
     taken_until: dict[tuple[int, int], float] = {}
     for stay in stays:
@@ -261,7 +261,7 @@ def without_overlap(stays: list[Stay]) -> list[Stay]:
 
 
 def steps(stays: list[Stay]) -> tuple[np.ndarray, np.ndarray]:
-    """(times, bytes from then on) of overlapping stays."""
+    """Return (times, bytes from then on) of overlapping stays."""
     moments = np.array([moment for stay in stays for moment in stay[:2]], np.float64)
     changes = np.array([change for stay in stays for change in (stay.nbytes, -stay.nbytes)], np.float64)
     times, where = np.unique(moments, return_inverse=True)
@@ -269,7 +269,7 @@ def steps(stays: list[Stay]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def union_length(intervals: np.ndarray) -> float:
-    """Total length covered by sorted (start, end) pairs."""
+    """Return the total length covered by sorted (start, end) pairs."""
     if len(intervals) == 0:
         return 0.0
     starts, ends = intervals[:, 0], np.maximum.accumulate(intervals[:, 1])
@@ -278,7 +278,7 @@ def union_length(intervals: np.ndarray) -> float:
 
 
 def matmul_flops(op: Operation) -> int:
-    """2 x MACs of a product on the PE array."""
+    """Return 2 x MACs of a product on the PE array."""
     instruction = op.instruction if op.kind == "tensor" else None
     return instruction.flops() if isinstance(instruction, MatmulInstruction) else 0
 

@@ -1,4 +1,4 @@
-"""Who uses which tile: one pass over what the instructions of a core read and write."""
+"""Which instructions use which tile: one pass over the accesses of a core."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def accesses(done: Effects) -> Accesses:
 class TileUses:
     """The automatic tiles of each instruction, each once; and the instructions of each tile.
 
-    Positions are those of the instructions. Tiles at addresses that the user chose are only summed up.
+    Positions are those of the instructions. Of tiles with an explicit address only their bytes are recorded.
     """
 
     def __init__(self, done: Sequence[Accesses]):
         self.read: list[Tiles] = []  # of SBUF, by position
         self.written: list[Tiles] = []
-        self.touched: list[Tiles] = []  # both, those that are read first
-        self.in_psum: dict[int, Tiles] = {}  # the same in PSUM, where there are any
+        self.touched: list[Tiles] = []  # both, read ones first
+        self.in_psum: dict[int, Tiles] = {}  # of PSUM, where there are any
         self.sbuf: dict[Storage, list[int]] = {}  # tile -> positions, ascending
         self.psum: dict[Storage, list[int]] = {}
-        self.sbuf_placed: set[tuple[int, int]] = set()  # (begin, end) of addresses that the user chose
+        self.sbuf_placed: set[tuple[int, int]] = set()  # (begin, end) of explicit addresses
         self.psum_placed: set[tuple[int, int]] = set()
         for position, (reads, writes) in enumerate(done):
             banks: list[Storage] = []
@@ -55,7 +55,7 @@ class TileUses:
                 self.in_psum[position] = tuple(banks)
 
     def _tiles(self, views: tuple[View, ...], position: int, banks: list[Storage]) -> Tiles:
-        """The SBUF tiles of some views, each once; `banks` gets those in PSUM."""
+        """Return the SBUF tiles of some views, each once; `banks` gets those in PSUM."""
         found: list[Storage] = []
         for view in views:
             tile = view.storage
@@ -69,11 +69,11 @@ class TileUses:
                 placed.add(address_range(tile))
             elif tile not in tiles:
                 tiles.append(tile)
-                _note(uses, tile, position)
+                _add_use(uses, tile, position)
         return tuple(found)
 
 
-def _note(uses: dict[Storage, list[int]], tile: Storage, position: int) -> None:
+def _add_use(uses: dict[Storage, list[int]], tile: Storage, position: int) -> None:
     positions = uses.get(tile)
     if positions is None:
         uses[tile] = [position]

@@ -18,14 +18,14 @@ from ..ir.program import Program
 from ..ir.rewriting import replace_engine
 from ..machine.machine import Machine
 from .change import Change
-from .core_plan import CorePlan
 from .core_simulation import DONE, READ, CoreSimulation
+from .dma_transfer import DmaTransfer
 from .operation import ORDER, Operation
+from .operation_plan import OperationPlan
 from .replay import Replay
 from .schedule import schedule
 from .simulation import Simulation
 from .timeline import Timeline
-from .transfer import Transfer
 
 
 class WhatIf:
@@ -62,15 +62,15 @@ class _ChangedSimulation(Simulation):
     def __init__(self, timeline: Timeline, change: Change):
         self.timeline = timeline
         self.change = change
-        super().__init__(timeline.machine, timeline.planners)
+        super().__init__(timeline.machine, timeline.plans)
 
     def core(
-        self, machine: Machine, planner: CorePlan, sharers: int, rank: int, order: list[tuple[int, int]]
+        self, machine: Machine, plan: OperationPlan, sharers: int, rank: int, order: list[tuple[int, int]]
     ) -> CoreSimulation:
-        before = self.timeline.cores[planner.core]
-        first = sum(len(p.operations) for p in self.timeline.planners[: planner.core])
+        before = self.timeline.cores[plan.core]
+        first = sum(len(p.operations) for p in self.timeline.plans[: plan.core])
         operations = _copies(before, first, self.change)
-        return _ChangedCore(self, machine, planner, operations, sharers, first, before.transfers)
+        return _ChangedCore(self, machine, plan, operations, sharers, first, before.transfers)
 
 
 def _copies(core: CoreSimulation, first: int, change: Change) -> list[Operation]:
@@ -104,16 +104,16 @@ class _ChangedCore(CoreSimulation):
         self,
         simulation: _ChangedSimulation,
         machine: Machine,
-        planner: CorePlan,
+        plan: OperationPlan,
         operations: list[Operation],
         sharers: int,
         first: int,
-        known: Mapping[int, Transfer],
+        known: Mapping[int, DmaTransfer],
     ):
         self.change, self.first, self.known = simulation.change, first, known
-        super().__init__(simulation, machine, planner, operations, sharers)
+        super().__init__(simulation, machine, plan, operations, sharers)
 
-    def transfer(self, op: Operation) -> Transfer:
+    def transfer(self, op: Operation) -> DmaTransfer:
         made, number = self.known[op.index], self.first + op.index
         times = (self.change.issue.get(number, made.issue_ns), made.dispatch_ns, made.notify_ns)
         work, payload = made.payload_ns, self.change.payload.get(number)
@@ -121,7 +121,7 @@ class _ChangedCore(CoreSimulation):
             engines = range(self.machine.dma_engines)
             parts = [(e, payload) for e in engines] if isinstance(payload, float) else payload
             work = tuple((engine, ns * self.bandwidth_share) for engine, ns in parts)
-        return Transfer(made.mode, *times, work, made.nbytes, made.descriptors)
+        return DmaTransfer(made.mode, *times, work, made.nbytes, made.descriptors)
 
     def cost_of(self, op: Operation) -> Cost:
         number = self.first + op.index

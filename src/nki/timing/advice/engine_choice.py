@@ -10,7 +10,7 @@ from ...machine.memories import PSUM
 from ..change import Change
 from ..operation import Operation
 from .formatting import NAMES, count, lines, percent, site_of
-from .study import WORTH, Finding, Study
+from .study import WORTH, Advice, Study
 
 # ---- other-engine, psum-eviction -----------------------------------------------------------------
 
@@ -18,7 +18,7 @@ ROOM = 0.75  # of the work of the busiest engine: with more, another one has no 
 OTHER = {"vector": SCALAR, "scalar": VECTOR}
 
 
-def other_engine(study: Study) -> Iterator[Finding]:
+def other_engine(study: Study) -> Iterator[Advice]:
     """The busiest engine does what another one could, which has room."""
     busiest = study.busiest
     if busiest not in OTHER:
@@ -40,11 +40,11 @@ def other_engine(study: Study) -> Iterator[Finding]:
             yield _finding(study, evicts, busiest, other, change, gain)
 
 
-def _finding(study: Study, evicts: bool, busiest: str, other: engine, change: Change, gain) -> Finding:  # type: ignore[no-untyped-def]
+def _finding(study: Study, evicts: bool, busiest: str, other: engine, change: Change, gain) -> Advice:  # type: ignore[no-untyped-def]
     operations = study.timeline.operations
     moved = count(len(change.on), "instruction")
     what = "read PSUM" if evicts else "could run elsewhere"
-    return Finding(
+    return Advice(
         "psum-eviction" if evicts else "other-engine",
         f"{moved} of {NAMES[busiest]} {what}: {NAMES[other.name]} has time for them",
         f"{NAMES[busiest]} is busy {percent(study.active[busiest])} of the time, {NAMES[other.name]} "
@@ -96,7 +96,7 @@ def _shared(study: Study, movable: list[tuple[int, Operation]], busiest: str, ot
 # ---- dma-transpose -------------------------------------------------------------------------------
 
 
-def dma_transpose(study: Study) -> Iterator[Finding]:
+def dma_transpose(study: Study) -> Iterator[Advice]:
     """Transfers that turn data over piece by piece, where TensorE would after a plain load."""
     m, operations = study.machine, study.timeline.operations
     turning = {
@@ -119,7 +119,7 @@ def dma_transpose(study: Study) -> Iterator[Finding]:
     gain = study.gain_of_new_schedule(Change(payload=payload))
     if gain.worth:
         worst = max(turning, key=lambda number: turning[number].packet_ns)
-        yield Finding(
+        yield Advice(
             "dma-transpose",
             f"{count(len(turning), 'transfer')} turn data over: TensorE would do it sooner",
             f"{site_of(operations[worst])} moves {count(turning[worst].descriptors, 'piece')}. "

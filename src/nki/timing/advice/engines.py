@@ -11,7 +11,7 @@ from ..change import Change
 from ..operation import SPACE, Operation
 from .formatting import NAMES, count, duration, joined, lines, lines_of, percent, site_of
 from .limits import is_memory_bound
-from .study import WORTH, Finding, Gain, Study
+from .study import WORTH, Advice, Gain, Study
 
 # ---- engine-idle ---------------------------------------------------------------------------------
 
@@ -19,7 +19,7 @@ IDLE = 0.05  # of the time: less is not told
 ROOM = (SPACE, WAR, WAW)  # why one waits that has its data
 
 
-class Wait(NamedTuple):
+class EngineWait(NamedTuple):
     """A gap before an instruction, and the operation that ended it."""
 
     ns: float
@@ -27,7 +27,7 @@ class Wait(NamedTuple):
     why: str
 
 
-def waits(study: Study, engine: str, behind: str = "end") -> list[Wait]:
+def waits(study: Study, engine: str, behind: str = "end") -> list[EngineWait]:
     """When an engine waited for another or for DMA, on all cores: from the `end` of what it did before,
     as a profiler draws it, or from the moment it was `free`.
     """
@@ -41,12 +41,14 @@ def waits(study: Study, engine: str, behind: str = "end") -> list[Wait]:
             gap = core.start[index] - tables.get(index, 0.0) - reach
             blocker = core.operations[core.blocked_by[index]]
             if gap > 0 and core.blocked_by[index] >= 0 and blocker.kind != engine:
-                found.append(Wait(gap, blocker, core.operations[index].waits.get(blocker.index, "engine")))
+                found.append(
+                    EngineWait(gap, blocker, core.operations[index].waits.get(blocker.index, "engine"))
+                )
             reach = max(reach, ends[index])
     return found
 
 
-def engine_idle(study: Study) -> Iterator[Finding]:
+def engine_idle(study: Study) -> Iterator[Advice]:
     """The busiest engine waits for others."""
     engine = study.busiest
     if engine is None or study.active[engine] > 1 - IDLE:
@@ -63,7 +65,7 @@ def engine_idle(study: Study) -> Iterator[Finding]:
         return  # DMA decides
     idle, cores = percent(1 - study.active[engine]), len(study.timeline.cores)
     parts = [f"{duration(waited[source] / cores / 1e3)} for {NAMES[source]}" for source in gains]
-    yield Finding(
+    yield Advice(
         "engine-idle",
         f"{NAMES[engine]} is idle {idle} of the time: it waits for {NAMES[worst]}",
         f"It waits {joined(parts)}. {_overlap(study, engine, worst, gains[worst])}{_overhead(study)}",
@@ -108,7 +110,7 @@ def _overhead(study: Study) -> str:
 # ---- psum-serial ---------------------------------------------------------------------------------
 
 
-def psum_serial(study: Study) -> Iterator[Finding]:
+def psum_serial(study: Study) -> Iterator[Advice]:
     """TensorE waits until PSUM has been read."""
     blocked = [wait for wait in waits(study, "tensor", behind="free") if wait.why in ROOM]
     if sum(wait.ns for wait in blocked) < WORTH * 1e3 * study.total_us:
@@ -123,7 +125,7 @@ def psum_serial(study: Study) -> Iterator[Finding]:
         readers = sorted({NAMES[_source(wait.blocker)] for wait in blocked})
         read = f"{joined(readers)} {'has' if len(readers) == 1 else 'have'} read PSUM"
         full = sum(wait.ns for wait in blocked if wait.why == SPACE) > 0.5 * sum(wait.ns for wait in blocked)
-        yield Finding(
+        yield Advice(
             "psum-serial",
             f"TensorE waits until {read}",
             f"{_banks(study, full)} {gain.told('With room for every result')}",
@@ -148,7 +150,7 @@ def _banks(study: Study, full: bool) -> str:
 # ---- table-reload --------------------------------------------------------------------------------
 
 
-def table_reload(study: Study) -> Iterator[Finding]:
+def table_reload(study: Study) -> Iterator[Advice]:
     """ScalarE loads tables of functions that it had before."""
     again: dict[int, Operation] = {}
     functions = set()
@@ -166,7 +168,7 @@ def table_reload(study: Study) -> Iterator[Finding]:
     gain = study.gain(Change(tables=dict.fromkeys(again, 0.0)))
     if gain.worth:
         each = duration(study.machine.activation_table_ns / 1e3)
-        yield Finding(
+        yield Advice(
             "table-reload",
             f"ScalarE loads {count(len(again), 'table')} that it had before",
             f"It holds the table of one function and needs {each} to load another; "

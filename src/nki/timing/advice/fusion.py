@@ -10,10 +10,10 @@ from ...ir.instruction import Instruction
 from ...ir.view import View
 from ...machine.memories import SBUF
 from ..change import Change
-from ..core_plan import CorePlan
 from ..operation import Operation
+from ..operation_plan import OperationPlan
 from .formatting import NAMES, count, duration, lines, place_of, site_of
-from .study import WORTH, Finding, Study
+from .study import WORTH, Advice, Study
 
 # ---- two-passes ----------------------------------------------------------------------------------
 
@@ -26,16 +26,16 @@ class Pair(NamedTuple):
     stays: Operation
 
 
-class Tiles:
+class TileUsers:
     """Who writes and reads each automatic SBUF tile of a core."""
 
-    def __init__(self, planner: CorePlan):
+    def __init__(self, plan: OperationPlan):
         self.writers: dict[int, list[Operation]] = defaultdict(list)
         self.readers: dict[int, list[Operation]] = defaultdict(list)
-        for op in planner.operations:
+        for op in plan.operations:
             if op.instruction is None:
                 continue
-            access = planner.accesses[op.position]
+            access = plan.accesses[op.position]
             for view in access.writes:
                 self.writers[id(view.storage)].append(op)
             for view in access.reads:
@@ -60,7 +60,7 @@ class Tiles:
         return max(before, key=lambda op: op.position, default=None)
 
 
-def _scale_into_activation(op: Operation, tiles: Tiles) -> Pair | None:
+def _scale_into_activation(op: Operation, tiles: TileUsers) -> Pair | None:
     act: Any = op.instruction
     made: Any = tiles.made_for(act.data, op)
     plain = act.bias is None and isinstance(act.scale, (int, float)) and act.scale == 1
@@ -74,7 +74,7 @@ def _scale_into_activation(op: Operation, tiles: Tiles) -> Pair | None:
     return Pair("nisa.activation(scale=, bias=) scales and shifts its input on the way", gone, op)
 
 
-def _sum_into_activation(op: Operation, tiles: Tiles) -> Pair | None:
+def _sum_into_activation(op: Operation, tiles: TileUsers) -> Pair | None:
     reduce: Any = op.instruction
     source = tiles.last_writer(reduce.data, op)
     act: Any = None if source is None else source.instruction
@@ -87,7 +87,7 @@ def _sum_into_activation(op: Operation, tiles: Tiles) -> Pair | None:
     return Pair("nisa.activation(reduce_op=nl.add, reduce_res=) adds up what it writes", op, source)
 
 
-def _cast_at_the_source(op: Operation, tiles: Tiles) -> Pair | None:
+def _cast_at_the_source(op: Operation, tiles: TileUsers) -> Pair | None:
     copy: Any = op.instruction
     made = tiles.made_for(copy.src, op)
     if copy.src.dtype == copy.dst.dtype or made is None or made.engine_name() not in ENGINES:
@@ -97,7 +97,7 @@ def _cast_at_the_source(op: Operation, tiles: Tiles) -> Pair | None:
     return Pair("every engine casts what it writes: give the first one a dst of the dtype wanted", op, source)
 
 
-def _scale_into_sum(op: Operation, tiles: Tiles) -> Pair | None:
+def _scale_into_sum(op: Operation, tiles: TileUsers) -> Pair | None:
     total: Any = op.instruction
     if total.op.name not in ("add", "subtract", "multiply", "maximum", "minimum"):
         return None
@@ -111,7 +111,7 @@ def _scale_into_sum(op: Operation, tiles: Tiles) -> Pair | None:
 
 
 ENGINES = ("vector", "scalar", "gpsimd")
-RULES: dict[str, Callable[[Operation, Tiles], Pair | None]] = {
+RULES: dict[str, Callable[[Operation, TileUsers], Pair | None]] = {
     "activation": _scale_into_activation,
     "tensor_reduce": _sum_into_activation,
     "tensor_copy": _cast_at_the_source,
@@ -122,9 +122,9 @@ RULES: dict[str, Callable[[Operation, Tiles], Pair | None]] = {
 def pairs(study: Study) -> dict[str, list[Pair]]:
     """Pairs of instructions that one can do, by how."""
     found: dict[str, list[Pair]] = defaultdict(list)
-    for planner in study.timeline.planners:
-        tiles = Tiles(planner)
-        for op in planner.operations:
+    for plan in study.timeline.plans:
+        tiles = TileUsers(plan)
+        for op in plan.operations:
             rule = RULES.get(op.instruction.public) if op.instruction is not None else None
             pair = rule(op, tiles) if rule is not None and op.kind in ENGINES else None
             if pair is not None:
@@ -132,7 +132,7 @@ def pairs(study: Study) -> dict[str, list[Pair]]:
     return found
 
 
-def two_passes(study: Study) -> Iterator[Finding]:
+def two_passes(study: Study) -> Iterator[Advice]:
     """Two instructions go over the same data, and one could do their work."""
     for how, group in pairs(study).items():
         gone = {study.replay.number(pair.gone): pair for pair in group}
@@ -145,7 +145,7 @@ def two_passes(study: Study) -> Iterator[Finding]:
             first, second = sorted(
                 (site_of(gone[worst].gone), site_of(gone[worst].stays)), key=lambda s: s.lineno if s else 0
             )
-            yield Finding(
+            yield Advice(
                 "two-passes",
                 f"{count(len(group), 'instruction')} could be part of another one",
                 f"{first} and {second} go over the same data: {how}. {gain.told('In one pass')}",
@@ -172,12 +172,12 @@ def _without(study: Study, group: list[Pair]) -> Change:
 SHORT = 0.5  # of the time an instruction takes at the least
 
 
-def short_instructions(study: Study) -> Iterator[Finding]:
+def short_instructions(study: Study) -> Iterator[Advice]:
     """Instructions on so few elements that their fixed cost is most of them."""
     for engine in ("vector", "scalar"):
         groups: dict[tuple, list[int]] = defaultdict(list)
         for number, op in study.on(engine):
-            cost = study.timeline.planners[op.core].cost_of(op)
+            cost = study.timeline.plans[op.core].cost_of(op)
             if cost.cycles < SHORT * cost.shortest:
                 groups[op.core, place_of(op)].append(number)
         many = {numbers[0]: numbers for numbers in groups.values() if len(numbers) > 3}
@@ -190,7 +190,7 @@ def short_instructions(study: Study) -> Iterator[Finding]:
             worst = max(wasted, key=wasted.__getitem__)
             view = next(v for v in operations[worst].instruction.operands() if isinstance(v, View))  # type: ignore[union-attr]
             least = duration(study.held_ns(worst) / 1e3)
-            yield Finding(
+            yield Advice(
                 "short-instructions",
                 f"{count(sum(map(len, many.values())), 'instruction')} of {NAMES[engine]} are too short",
                 f"{site_of(operations[worst])} works on {count(view.free_elements, 'element')} of a "
@@ -207,7 +207,7 @@ def _together(study: Study, groups: Any) -> Change:
     gone, work = {}, {}
     for numbers in groups:
         op = study.timeline.operations[numbers[0]]
-        cost = study.timeline.planners[op.core].cost_of(op)
+        cost = study.timeline.plans[op.core].cost_of(op)
         gone.update({number: number for number in numbers[1:]})
         work[numbers[0]] = max(1.0, len(numbers) * cost.cycles / cost.shortest)
     return Change(removed=gone, work=work)

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 from ..measures import adjusted_flops, necessary_bytes
 from .formatting import NAMES, amount, lines, percent, site_of
-from .study import Finding, Study
+from .study import Advice, Study
 
 FULL = 0.75  # of the rate DMA can reach
 
 
-def compute_bound(study: Study) -> Iterator[Finding]:
+def compute_bound(study: Study) -> Iterator[Advice]:
     """One engine works all the time, and DMA does not."""
     engine = study.busiest
     if engine is None or not study.is_busy(engine) or study.is_busy("dma"):
         return
     weights = ((op.site, study.held_ns(number)) for number, op in study.on(engine))
-    yield Finding(
+    yield Advice(
         "compute-bound",
         f"Compute-bound: {NAMES[engine]} is busy {percent(study.active[engine])} of the time",
         _roof(study) if engine == "tensor" else _less_work(engine),
@@ -59,7 +59,7 @@ def is_memory_bound(study: Study) -> bool:
     return study.is_busy("dma") and rate >= FULL * reachable
 
 
-def memory_bound(study: Study) -> Iterator[Finding]:
+def memory_bound(study: Study) -> Iterator[Advice]:
     """DMA moves bytes as fast as it can."""
     if not is_memory_bound(study):
         return
@@ -70,7 +70,7 @@ def memory_bound(study: Study) -> Iterator[Finding]:
         (site_of(core.operations[i]), t.nbytes) for core in timeline.cores for i, t in core.transfers.items()
     )
     needed = min(moved, necessary_bytes(timeline))
-    yield Finding(
+    yield Advice(
         "memory-bound",
         f"Memory-bound: DMA moves {rate:.0f} of the {reachable:.0f} GB/s it can reach",
         f"{amount(moved)} travel. {_needed(needed, moved)}",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..dma_transfer import RANKS
 from ..links import communication
-from ..transfer import RANKS
 from .formatting import amount, duration, lines, percent
-from .study import WORTH, Finding, Study
+from .study import WORTH, Advice, Study
 
 
-def exposed_communication(study: Study) -> Iterator[Finding]:
+def exposed_communication(study: Study) -> Iterator[Advice]:
     """Ranks wait for what is on its way, with nothing else to do."""
     spent = communication(study.timeline)
     exposed_us = spent.exposed / 1e3
@@ -22,7 +22,7 @@ def exposed_communication(study: Study) -> Iterator[Finding]:
         for i, t in core.transfers.items()
         if t.mode == RANKS
     )
-    yield Finding(
+    yield Advice(
         "exposed-communication",
         f"Communication is exposed: {duration(exposed_us)} of the {duration(spent.total / 1e3)} "
         "that data is on its way between ranks, nothing is computed",

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Set
 from ...ir.effects import effects
 from ...ir.liveness import Peak, peak
 from ...ir.storage import Storage
-from ..core_plan import CorePlan
 from ..operation import Operation
+from ..operation_plan import OperationPlan
 from .formatting import amount, count, joined, lines
-from .study import Finding, Study
+from .study import Advice, Study
 
 
-def sbuf_peak(plan: CorePlan, halved: Set[Storage] = frozenset()) -> Peak:
+def sbuf_peak(plan: OperationPlan, halved: Set[Storage] = frozenset()) -> Peak:
     """Return the peak of automatic tiles in program order; those of `halved` take half their size."""
     sizes = plan.sbuf.sizes
     return peak(plan.sbuf.lives, lambda tile: sizes[tile] // (2 if tile in halved else 1))
@@ -25,7 +25,7 @@ def sbuf_usable_bytes(study: Study) -> int:
 
 def sbuf_peak_bytes(study: Study) -> int:
     """Of the core that needs most, explicit addresses included."""
-    m, pools = study.machine, [planner.sbuf for planner in study.timeline.planners]
+    m, pools = study.machine, [plan.sbuf for plan in study.timeline.plans]
     needed = [max(pool.demand.levels[0]) + m.sbuf_usable_bytes - pool.capacity for pool in pools]
     return max(needed, default=0) * m.partitions
 
@@ -36,17 +36,17 @@ def operand_tiles(matmuls: Iterable[Operation]) -> set[Storage]:
     return {view.storage for views in read for view in views}
 
 
-def spill(study: Study) -> Iterator[Finding]:
+def spill(study: Study) -> Iterator[Advice]:
     """More is live than SBUF holds."""
     timeline = study.timeline
     if not timeline.spill_bytes:
         return
     gain = study.gain_of_moving_less(study.without_spills)
-    fullest = max((sbuf_peak(planner) for planner in timeline.planners), key=lambda p: p.nbytes)
+    fullest = max((sbuf_peak(plan) for plan in timeline.plans), key=lambda p: p.nbytes)
     moved = [op for op in timeline.operations if op.instruction is None]
     where = lines((tile.site, tile.pitch) for tile in fullest.live)
     live = amount(sbuf_peak_bytes(study))
-    yield Finding(
+    yield Advice(
         "spill",
         f"SBUF overflows: {amount(timeline.spill_bytes)} are {_how(moved)}",
         f"Up to {live} are live at once, in {count(len(fullest.live), 'tile')} from "

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from ...ir.instruction import MatmulInstruction
 from ...machine.memories import SBUF
 from ..change import Change
+from ..dma_transfer import DmaTransfer
 from ..measures import is_transpose
 from ..operation import SPACE, Operation
 from ..timeline import Timeline
 from ..timing_rules import ENGINES
-from ..transfer import Transfer
 from ..what_if import WhatIf
 from .formatting import duration
 
@@ -29,7 +29,7 @@ def _is_float32(op: Operation) -> bool:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Advice:
     """One thing to change, in plain words."""
 
     kind: str  # a stable name
@@ -101,7 +101,7 @@ class Study:
         """The instructions of an engine, each with its number."""
         return ((n, op) for n, op in enumerate(self.timeline.operations) if op.kind == engine)
 
-    def transfers(self) -> Iterable[tuple[int, Transfer]]:
+    def transfers(self) -> Iterable[tuple[int, DmaTransfer]]:
         """Every DMA with its number, spills included."""
         for first, core in zip(self.replay.first, self.timeline.cores, strict=True):
             yield from ((first + index, transfer) for index, transfer in core.transfers.items())
@@ -160,7 +160,7 @@ class Study:
         bf16 = replace(self.machine, fp32_matmul_factor=1, fp32_onezero_factor=1, fp32_matmul_pairs=1)
         work: dict[int, float] = {}
         for n, op in self.float32_matmuls.items():
-            cost = self.timeline.planners[op.core].cost_of(op)
+            cost = self.timeline.plans[op.core].cost_of(op)
             work[n] = op.instruction.cost(bf16).cycles / cost.cycles  # type: ignore[union-attr]
         return Change(work=work)
 
@@ -183,5 +183,5 @@ class Study:
     def _writes_sbuf(self, op: Operation) -> bool:
         if op.instruction is None:
             return True
-        writes = self.timeline.planners[op.core].accesses[op.position].writes
+        writes = self.timeline.plans[op.core].accesses[op.position].writes
         return any(view.buffer is SBUF for view in writes)

@@ -12,15 +12,15 @@ from ...ir.view import View
 from ...machine.machine import Machine
 from ...machine.memories import SBUF
 from ..change import Change
-from ..transfer import Transfer
+from ..dma_transfer import DmaTransfer
 from .formatting import NAMES, amount, count, duration, joined, lines, percent, place_of, tensor_name
 from .sbuf import sbuf_peak_bytes, sbuf_usable_bytes
-from .study import Finding, Study
+from .study import Advice, Study
 
 # ---- reloaded-data -------------------------------------------------------------------------------
 
 
-class Loads:
+class TensorLoads:
     """How an HBM tensor comes to the SBUF of the cores."""
 
     def __init__(self, storage: Storage):
@@ -36,7 +36,7 @@ class Loads:
         return self.nbytes - self.bytes_again
 
 
-class History:
+class LoadHistory:
     """What one core has loaded and written so far."""
 
     def __init__(self, begun: list[int]) -> None:
@@ -45,7 +45,7 @@ class History:
         self.came: Counter[int] = Counter()  # bytes of each storage
         self.seen: dict[tuple, tuple[int, int]] = {}  # region -> (its first load, bytes come before the last)
 
-    def load(self, tensor: Loads, number: int, source: View, kind: tuple) -> None:
+    def load(self, tensor: TensorLoads, number: int, source: View, kind: tuple) -> None:
         key, nbytes = id(source.storage), source.nbytes
         region = (key, self.versions[key], kind, source.offset, tuple(source.shape), source.strides)
         first, before = self.seen.get(region, (number, 0))
@@ -60,21 +60,21 @@ class History:
         tensor.nbytes += nbytes
 
 
-def loads(study: Study) -> list[Loads]:
+def loads(study: Study) -> list[TensorLoads]:
     """The loads of every HBM tensor, the most repeated first."""
-    found: dict[int, Loads] = {}
-    for planner in study.timeline.planners:
-        history = History(study.replay.at)
-        moves = [op for op in planner.operations if op.kind == "dma"]
+    found: dict[int, TensorLoads] = {}
+    for plan in study.timeline.plans:
+        history = LoadHistory(study.replay.at)
+        moves = [op for op in plan.operations if op.kind == "dma"]
         for op in sorted(moves, key=lambda op: op.position):
-            reads, writes = planner.accesses[op.position]
+            reads, writes = plan.accesses[op.position]
             for view in writes:
                 if not view.on_chip:
                     history.versions[id(view.storage)] += 1
             if _is_load(reads, writes):
                 key, kind = id(reads[0].storage), (op.instruction.public, writes[0].dtype)  # type: ignore[union-attr]
                 if key not in found:
-                    found[key] = Loads(reads[0].storage)
+                    found[key] = TensorLoads(reads[0].storage)
                 history.load(found[key], study.replay.number(op), reads[0], kind)
     return sorted(found.values(), key=lambda tensor: -tensor.bytes_again)
 
@@ -86,7 +86,7 @@ def _is_load(reads: Sequence[View], writes: Sequence[View]) -> bool:
     return not reads[0].on_chip and reads[0].indirection is None and writes[0].buffer is SBUF
 
 
-def reloaded_data(study: Study) -> Iterator[Finding]:
+def reloaded_data(study: Study) -> Iterator[Advice]:
     """The same bytes are loaded more than once."""
     tensors = [tensor for tensor in loads(study) if tensor.again]
     if not tensors:
@@ -96,7 +96,7 @@ def reloaded_data(study: Study) -> Iterator[Finding]:
     if not gain.worth:
         return
     often = [f"{t.name} {'' if i else 'is loaded '}{_times(t)}" for i, t in enumerate(tensors[:3])]
-    yield Finding(
+    yield Advice(
         "reloaded-data",
         f"{joined(often)}: {_who_waits(study)}",
         " ".join([gain.told("Loaded once"), *(_keep(study, t) for t in tensors[:3])]),
@@ -115,7 +115,7 @@ def _longest(study: Study, numbers: Iterable[int]) -> tuple[str, ...]:
     )
 
 
-def _times(tensor: Loads) -> str:
+def _times(tensor: TensorLoads) -> str:
     times = tensor.nbytes / tensor.bytes_once
     return "twice" if times == 2 else f"{times:.3g} times"
 
@@ -127,7 +127,7 @@ def _who_waits(study: Study) -> str:
     return f"{NAMES[engine]} waits for DMA"
 
 
-def _keep(study: Study, tensor: Loads) -> str:
+def _keep(study: Study, tensor: TensorLoads) -> str:
     """What it would take to load a tensor once."""
     needed, usable = median_low(tensor.passed), sbuf_usable_bytes(study)
     travel = f"Of {tensor.name} {amount(tensor.nbytes)} travel instead of {amount(tensor.bytes_once)}"
@@ -143,7 +143,7 @@ def _keep(study: Study, tensor: Loads) -> str:
 # ---- small-dma -----------------------------------------------------------------------------------
 
 
-def small_dma(study: Study) -> Iterator[Finding]:
+def small_dma(study: Study) -> Iterator[Advice]:
     """Transfers that are too short for the DMA engines, or leave some of them without work."""
     m, operations = study.machine, study.timeline.operations
     small = {
@@ -162,7 +162,7 @@ def small_dma(study: Study) -> Iterator[Finding]:
         payload[number] = min(part * _large_ns(m), transfer.packet_ns / m.dma_engines) / study.bandwidth_share
     gain = study.gain_of_moving_less(Change(issue=issue, payload=payload))
     if gain.worth:
-        yield Finding(
+        yield Advice(
             "small-dma",
             f"{count(len(small), 'transfer')} are too small for DMA",
             f"{_most_common(small.values(), m)} {amount(m.dma_efficient_bytes)} in each of {m.partitions} "
@@ -174,7 +174,7 @@ def small_dma(study: Study) -> Iterator[Finding]:
         )
 
 
-def _is_small(transfer: Transfer, m: Machine) -> bool:
+def _is_small(transfer: DmaTransfer, m: Machine) -> bool:
     short = transfer.nbytes < m.dma_efficient_bytes * transfer.descriptors
     return bool(transfer.payload_ns) and (short or len(transfer.payload_ns) < m.dma_engines)
 
@@ -184,7 +184,7 @@ def _large_ns(m: Machine) -> float:
     return m.dma_partitions_per_engine * (m.dma_descriptor_ns + m.dma_efficient_bytes / m.dma_bytes_per_ns)
 
 
-def _most_common(small: Collection[Transfer], m: Machine) -> str:
+def _most_common(small: Collection[DmaTransfer], m: Machine) -> str:
     shapes = Counter((t.nbytes // t.descriptors, len(t.payload_ns)) for t in small)
     (piece, engines), many = shapes.most_common(1)[0]
     which = f"All {many:,}" if many == len(small) else f"{many:,} of them"
@@ -197,7 +197,7 @@ def _most_common(small: Collection[Transfer], m: Machine) -> str:
 STARTERS = {"software": "Software DGE", "hardware": "Hardware DGE", "static": "A queue"}
 
 
-def dma_issue(study: Study) -> Iterator[Finding]:
+def dma_issue(study: Study) -> Iterator[Advice]:
     """Transfers wait for their turn to be started."""
     for mode, starter in STARTERS.items():
         started = {number: t.issue_ns for number, t in study.transfers() if t.mode == mode}
@@ -207,7 +207,7 @@ def dma_issue(study: Study) -> Iterator[Finding]:
         gain = study.gain_of_moving_less(Change(issue=dict.fromkeys(started, 0.0)))
         if gain.worth:
             each = duration(max(started.values()) / 1e3)
-            yield Finding(
+            yield Advice(
                 "dma-issue",
                 f"Starting {count(len(started), 'transfer')} takes {duration(held)}",
                 f"{starter} needs {each} for each, however little it moves. {gain.told('Started at once')} "

@@ -11,17 +11,17 @@ from ...ir.instruction import MatmulInstruction
 from ...ir.view import View
 from ...machine.machine import Machine
 from ..change import Change, Payload
+from ..dma_transfer import DmaTransfer
 from ..measures import is_transpose
 from ..operation import Operation
-from ..transfer import Transfer
 from .formatting import NAMES, count, duration, lines, lines_of, place_of, site_of
 from .sbuf import operand_tiles, sbuf_peak
-from .study import WORTH, Finding, Study
+from .study import WORTH, Advice, Study
 
 # ---- fp32-matmul ---------------------------------------------------------------------------------
 
 
-def fp32_matmul(study: Study) -> Iterator[Finding]:
+def fp32_matmul(study: Study) -> Iterator[Advice]:
     """Matmuls in float32 take four times as long as in bfloat16."""
     matmuls, total = study.float32_matmuls, study.total_us
     if not matmuls:
@@ -37,7 +37,7 @@ def fp32_matmul(study: Study) -> Iterator[Finding]:
         ratio = sum(study.faster_matmuls.work.values()) / len(matmuls)
         part = "a quarter" if ratio < 0.35 else "half"  # with a hint that one operand is ones and zeros
         alone = f" While the loads stay as they are, it gains {duration(faster)}." if beside_dma else ""
-        yield Finding(
+        yield Advice(
             "fp32-matmul",
             f"{count(len(matmuls), 'matmul')} in float32: bfloat16 takes {part} of the time",
             f"With operands in bfloat16 the kernel would take {duration(left)} instead of {duration(total)}, "
@@ -67,12 +67,12 @@ def half_as_large(study: Study) -> Change:
             payload[number] = halves[key]
     change = Change(payload=payload)
     if study.timeline.spill_bytes:
-        fits = all(sbuf_peak(p, operands).nbytes <= p.sbuf.capacity for p in study.timeline.planners)
+        fits = all(sbuf_peak(p, operands).nbytes <= p.sbuf.capacity for p in study.timeline.plans)
         return study.without_spills | change if fits else change
     return change
 
 
-def _halved(whole: Payload, transfer: Transfer, study: Study) -> Payload:
+def _halved(whole: Payload, transfer: DmaTransfer, study: Study) -> Payload:
     """What half the bytes ask of the DMA engines."""
     moving = transfer.nbytes / study.machine.dma_bytes_per_ns / study.bandwidth_share
     saved = moving / 2 / len(transfer.payload_ns)
@@ -84,14 +84,14 @@ def _halved(whole: Payload, transfer: Transfer, study: Study) -> Payload:
 # ---- unused-partitions ---------------------------------------------------------------------------
 
 
-def unused_partitions(study: Study) -> Iterator[Finding]:
+def unused_partitions(study: Study) -> Iterator[Advice]:
     """Instructions that leave lanes of their engine without work."""
     for engine in ("tensor", "vector", "scalar", "gpsimd"):
         if study.active.get(engine, 0.0) >= WORTH:
             yield from _unused(study, engine)
 
 
-def _unused(study: Study, engine: str) -> Iterator[Finding]:
+def _unused(study: Study, engine: str) -> Iterator[Advice]:
     groups: dict[tuple, list[int]] = defaultdict(list)  # instructions of one line and size
     for number, op in study.on(engine):
         used = _used(op, study.machine)
@@ -109,7 +109,7 @@ def _unused(study: Study, engine: str) -> Iterator[Finding]:
     if gain.worth:
         operations = study.timeline.operations
         worst = operations[max(wasted, key=wasted.__getitem__)]
-        yield Finding(
+        yield Advice(
             "unused-partitions",
             f"{count(len(work), 'instruction')} use a part of {NAMES[engine]}",
             f"{site_of(worst)} works on {_lanes(worst, study.machine)}, and takes as long as on all of them. "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -37,35 +37,31 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiles import Tiles, close_scope, manual
-from nkilib.core.utils.types import DTypeLike, Tensor
-
-if TYPE_CHECKING:
-    from nkilib.core.utils.allocator import BufferManager
 
 
 @nki.jit
 def mlp(
-    hidden_tensor: Tensor,
-    gate_proj_weights_tensor: Tensor,
-    up_proj_weights_tensor: Tensor,
-    down_proj_weights_tensor: Tensor,
-    normalization_weights_tensor: Tensor | None = None,
-    gate_proj_bias_tensor: Tensor | None = None,
-    up_proj_bias_tensor: Tensor | None = None,
-    down_proj_bias_tensor: Tensor | None = None,
-    normalization_bias_tensor: Tensor | None = None,
-    fused_add_tensor: Tensor | None = None,
+    hidden_tensor: Any,
+    gate_proj_weights_tensor: Any,
+    up_proj_weights_tensor: Any,
+    down_proj_weights_tensor: Any,
+    normalization_weights_tensor: Any = None,
+    gate_proj_bias_tensor: Any = None,
+    up_proj_bias_tensor: Any = None,
+    down_proj_bias_tensor: Any = None,
+    normalization_bias_tensor: Any = None,
+    fused_add_tensor: Any = None,
     store_fused_add_result: bool = False,
     activation_fn: ActFnType = ActFnType.SiLU,
     normalization_type: NormType = NormType.NO_NORM,
     quantization_type: QuantizationType = QuantizationType.NONE,
-    gate_w_scale: Tensor | None = None,
-    up_w_scale: Tensor | None = None,
-    down_w_scale: Tensor | None = None,
-    gate_up_in_scale: Tensor | None = None,
-    down_in_scale: Tensor | None = None,
+    gate_w_scale: Any = None,
+    up_w_scale: Any = None,
+    down_w_scale: Any = None,
+    gate_up_in_scale: Any = None,
+    down_in_scale: Any = None,
     quant_clipping_bound: float = 0.0,
-    output_dtype: DTypeLike | None = None,
+    output_dtype: Any = None,
     store_output_in_sbuf: bool = False,
     eps: float = 1e-6,
     skip_gate_proj: bool = False,
@@ -79,8 +75,8 @@ def mlp(
     up_clamp_lower_limit: float | None = None,
     force_cte_mode: bool = False,
     mode: ComputationMode = ComputationMode.AUTO,
-    sbm: BufferManager | None = None,
-    mx_dummy_scale_hbm: Tensor | None = None,
+    sbm: Any = None,
+    mx_dummy_scale_hbm: Any = None,
     transposed_in: bool = False,
     transposed_out: bool = False,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
@@ -190,7 +186,7 @@ def chosen_mode(mode: ComputationMode, force_cte_mode: bool) -> ComputationMode:
     return ComputationMode.PREFILL if force_cte_mode else mode
 
 
-def run(p: MLPParameters, sbm: BufferManager | None = None) -> list:
+def run(p: MLPParameters, sbm: Any = None) -> list:
     """Check, allocate the results, and compute them."""
     sharding = get_verified_program_sharding_info("mlp", (0, 1), 2)
     n_prgs, core = sharding[1], sharding[2]
@@ -227,19 +223,19 @@ def run(p: MLPParameters, sbm: BufferManager | None = None) -> list:
 
 @nki.jit
 def fused_mlp_isa_kernel(
-    hidden: Tensor,
-    gate_w: Tensor,
-    up_w: Tensor,
-    down_w: Tensor,
-    norm_w: Tensor | None = None,
-    attn_output: Tensor | None = None,
+    hidden: Any,
+    gate_w: Any,
+    up_w: Any,
+    down_w: Any,
+    norm_w: Any = None,
+    attn_output: Any = None,
     norm_type: NormType = NormType.NO_NORM,
-    dtype: DTypeLike | None = None,
+    dtype: Any = None,
     act_fn: ActFnType = ActFnType.SiLU,
-    norm_b: Tensor | None = None,
-    gate_b: Tensor | None = None,
-    up_b: Tensor | None = None,
-    down_b: Tensor | None = None,
+    norm_b: Any = None,
+    gate_b: Any = None,
+    up_b: Any = None,
+    down_b: Any = None,
     store_add: bool = False,
     eps: float = 1e-6,
 ) -> Any:
@@ -267,9 +263,7 @@ def fused_mlp_isa_kernel(
 # ---- reference -----------------------------------------------------------------------------------
 
 
-def mlp_ref(
-    hidden: np.ndarray, gate_w: np.ndarray, up_w: np.ndarray, down_w: np.ndarray, **options: Any
-) -> list:
+def mlp_ref(hidden: np.ndarray, gate_w: Any, up_w: np.ndarray, down_w: np.ndarray, **options: Any) -> list:
     """[y, hidden + fused_add] in float64, of hidden [B, S, H] or [B, S, H + 4] and the keywords of `mlp`."""
     x = np.asarray(hidden[..., : up_w.shape[0]], np.float64)
     given = None if x.shape == hidden.shape else hidden[..., -4:].copy().view(np.float32).astype(np.float64)
@@ -293,9 +287,7 @@ def mlp_ref(
     return [linear_ref(quantized_ref(m, options, "down_in_scale", by_token), down_w, "down", options), added]
 
 
-def norm_ref(
-    x: np.ndarray, norm: NormType, gamma: np.ndarray | None, beta: np.ndarray | None, eps: float
-) -> np.ndarray:
+def norm_ref(x: np.ndarray, norm: NormType, gamma: Any, beta: Any, eps: float) -> np.ndarray:
     if norm == NormType.NO_NORM:
         return x
     if norm == NormType.LAYER_NORM:

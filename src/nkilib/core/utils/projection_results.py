@@ -19,8 +19,7 @@ from nkilib.core.utils.projection import (
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.tiles import Tiles, new_tile
-from nkilib.core.utils.types import DTypeLike, Tensor
+from nkilib.core.utils.tiles import new_tile
 
 
 @dataclass
@@ -28,19 +27,13 @@ class Terms(nl.NKIObject):
     """What is applied to the sums of columns `column` onwards: a factor, one for each column, a bias."""
 
     column: int = 0
-    scale: Tensor = None  # [128, 1], the same in all partitions
-    column_scale: Tensor = None  # [128, columns], the same in all partitions
+    scale: Any = None  # [128, 1], the same in all partitions
+    column_scale: Any = None  # [128, columns], the same in all partitions
     bias: Any = None  # the same
 
 
 def load_terms(
-    scale: Tensor | None,
-    column_scale: Tensor | None,
-    bias: Tensor | None,
-    column: int,
-    columns: int,
-    x: Activations,
-    weight: Tensor,
+    scale: Any, column_scale: Any, bias: Any, column: int, columns: int, x: Activations, weight: Any
 ) -> Terms:
     """The terms of token-major sums of x and weight: rows of HBM, in every partition. None stays None."""
     tokens = x.tile.shape[2]
@@ -54,16 +47,14 @@ def load_terms(
     return terms
 
 
-def broadcast_row(
-    matrix: Tensor, column: int, columns: int, partitions: int, tiles: Tiles | None = None
-) -> Any:
+def broadcast_row(matrix: Any, column: int, columns: int, partitions: int, tiles: Any = None) -> Any:
     """Row 0 of a matrix, in every partition."""
     tile = new_tile(tiles, (partitions, columns), matrix.dtype)
     nisa.dma_copy(tile, matrix[0:1, column : column + columns].broadcast(0, partitions))
     return tile
 
 
-def pick(tile: Tensor, row: int, rows: int, column: int, columns: int, spread: int = 0) -> Any:
+def pick(tile: Any, row: int, rows: int, column: int, columns: int, spread: int = 0) -> Any:
     """A part of a tile. `spread` J: column 128 j + p of the sums stands for column J p + j of the tile."""
     part = tile[row : row + rows]
     if spread == 0:
@@ -73,7 +64,7 @@ def pick(tile: Tensor, row: int, rows: int, column: int, columns: int, spread: i
 
 
 def finish(
-    dst: Tensor, block: Block, terms: Terms, column: int, token_scales: Tensor | None = None, spread: int = 0
+    dst: Any, block: Block, terms: Terms, column: int, token_scales: Any = None, spread: int = 0
 ) -> None:
     """dst = sums * scales + bias of a token-major block, whose columns begin at `column` of the weights."""
     at = column + block.column - terms.column
@@ -94,12 +85,12 @@ def project_into(
     rows: list,
     at: int,
     parts: list,
-    weight: Tensor,
+    weight: Any,
     terms: Terms,
     column: int,
     columns: int,
     spread: int = 0,
-    dtype: DTypeLike | None = None,
+    dtype: Any = None,
     taper: bool = False,
 ) -> None:
     """Columns column ... of x W * scales + bias, into columns `at` ... of rows, [tokens <= 128, ...] each."""
@@ -113,7 +104,7 @@ def finish_into(
     blocks: list,
     terms: Terms,
     column: int,
-    token_scales: list[Tensor] | None = None,
+    token_scales: Any = None,
     spread: int = 0,
 ) -> None:
     """`finish` of every block, into its place in the rows."""
@@ -123,14 +114,14 @@ def finish_into(
         finish(dst, block, terms, column, token_scales, spread)
 
 
-def block_scale(block: Block, terms: Terms, token_scales: Tensor | None) -> Any:
+def block_scale(block: Block, terms: Terms, token_scales: Any) -> Any:
     """The factor of each partition of a token-major block, or None."""
     if token_scales is not None:
         return token_scales[block.token // PMAX]
     return None if terms.scale is None else terms.scale[block.lane : block.lane + block.tokens]
 
 
-def scale_sums(dst: Tensor, block: Block, scale: Tensor | None, terms: Terms, at: int, spread: int) -> None:
+def scale_sums(dst: Any, block: Block, scale: Any, terms: Terms, at: int, spread: int) -> None:
     """dst = sums * scale * column_scale, of which one may be None."""
     if terms.column_scale is None:
         nisa.tensor_scalar(dst, block.sums, nl.multiply, scale)
@@ -148,7 +139,7 @@ def beside(block: Block) -> Any:
     return tile[block.lane :, :]
 
 
-def new_rows(tokens: int, columns: int, dtype: DTypeLike, tiles: Tiles | None = None) -> list:
+def new_rows(tokens: int, columns: int, dtype: Any, tiles: Any = None) -> list:
     """Tiles for rows of a result, [tokens <= 128, columns] each."""
     rows = []
     for token in TiledRange(tokens, PMAX):
@@ -156,7 +147,7 @@ def new_rows(tokens: int, columns: int, dtype: DTypeLike, tiles: Tiles | None = 
     return rows
 
 
-def store_span(out: Tensor, rows: list, at: int, column: int, columns: int, taper: bool) -> None:
+def store_span(out: Any, rows: list, at: int, column: int, columns: int, taper: bool) -> None:
     """store_rows of all tokens; of tapered columns piece by piece, by turns in two queues."""
     for piece in tapered(columns) if taper else TiledRange(columns, columns):
         start = piece.start_offset
@@ -165,13 +156,7 @@ def store_span(out: Tensor, rows: list, at: int, column: int, columns: int, tape
 
 
 def store_rows(
-    out: Tensor,
-    rows: list,
-    at: int,
-    first: int,
-    column: int,
-    columns: int,
-    queue: Any = nisa.dge_mode.unknown,
+    out: Any, rows: list, at: int, first: int, column: int, columns: int, queue: Any = nisa.dge_mode.unknown
 ) -> None:
     """Columns `at` ... of the rows into columns `column` ... of tokens first ... of out, [T, H] in HBM."""
     for i in range(len(rows)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -10,13 +11,7 @@ from nkilib.core.utils.common_types import ActFnType
 
 
 def convolution_ref(
-    x: np.ndarray,
-    filters: np.ndarray,
-    bias: np.ndarray | None,
-    stride: tuple,
-    padding: tuple,
-    dilation: tuple,
-    act: ActFnType | None,
+    x: np.ndarray, filters: np.ndarray, bias: Any, stride: tuple, padding: tuple, dilation: tuple, act: Any
 ) -> np.ndarray:
     """Convolve x [B, Ci, D, H, W] with filters [Kd, Kh, Kw, Ci, Co] in float64, tap by tap."""
     pads = [(0, 0), (0, 0)] + [(padding[2 * i], padding[2 * i + 1]) for i in range(3)]
@@ -25,7 +20,7 @@ def convolution_ref(
     outputs = [
         (wide.shape[i + 2] - dilation[i] * (kernel.shape[i] - 1) - 1) // stride[i] + 1 for i in range(3)
     ]
-    total = np.zeros(())
+    total: Any = 0.0
     for tap in np.ndindex(kernel.shape[:3]):
         at = [tap[i] * dilation[i] for i in range(3)]
         cut = [slice(at[i], at[i] + (outputs[i] - 1) * stride[i] + 1, stride[i]) for i in range(3)]
@@ -35,7 +30,7 @@ def convolution_ref(
     return activation_ref(total, act)
 
 
-def activation_ref(x: np.ndarray, activation: ActFnType | None) -> np.ndarray:
+def activation_ref(x: np.ndarray, activation: Any) -> np.ndarray:
     """Apply an activation of the convolutions in float64."""
     if activation is None:
         return x

@@ -14,20 +14,21 @@ that its reciprocal overflows counts as 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.types import Tensor
 from nkilib.experimental.foreach.flat_tiles import (
     FlatTile,
     check_data,
     check_scalar,
     flat_tiles,
     load_scalar,
+    load_tile,
+    store_tile,
 )
 
 TILE_COLUMNS = 4096  # transfers of 1 MiB (16-bit) keep the DMA engines busy
@@ -37,13 +38,8 @@ TILE_COLUMNS = 4096  # transfers of 1 MiB (16-bit) keep the DMA engines busy
 
 
 def elementwise(
-    operation: Callable[[list, Tensor], None],
-    data: tuple,
-    names: tuple,
-    numel: int,
-    scalar_tensor: Tensor | None = None,
-    scalar_name: str = "",
-) -> Tensor:
+    operation: Any, data: tuple, names: tuple, numel: int, scalar_tensor: Any = None, scalar_name: str = ""
+) -> Any:
     """Apply `operation(tiles, scalar)`, which leaves its result in tiles[0], to all tiles of the tensors."""
     check_all(data, names, numel)
     scalar = None
@@ -54,7 +50,7 @@ def elementwise(
     for tile in flat_tiles(numel, TILE_COLUMNS):
         tiles = load_all(data, tile)
         operation(tiles, scalar[0 : tile.partitions] if scalar is not None else None)
-        tile.store(result, tiles[0])
+        store_tile(result, tile, tiles[0])
     return result
 
 
@@ -66,11 +62,11 @@ def check_all(data: tuple, names: tuple, numel: int) -> None:
 def load_all(data: tuple, tile: FlatTile) -> list:
     tiles = []
     for tensor in data:
-        tiles.append(tile.load(tensor))
+        tiles.append(load_tile(tensor, tile))
     return tiles
 
 
-def float32_like(tile: Tensor) -> Tensor:
+def float32_like(tile: Any) -> Any:
     """Allocate a tile for an intermediate result, which is not rounded to 16 bits."""
     return nl.ndarray(tile.shape, nl.float32, buffer=nl.sbuf)
 
@@ -78,29 +74,29 @@ def float32_like(tile: Tensor) -> Tensor:
 # ---- operations on one tile ------------------------------------------------------------------------
 
 
-def add_scalar(tiles: list, scalar: Tensor) -> None:
+def add_scalar(tiles: list, scalar: Any) -> None:
     nisa.tensor_scalar(tiles[0], tiles[0], op0=nl.add, operand0=scalar)
 
 
-def subtract_scalar(tiles: list, scalar: Tensor) -> None:
+def subtract_scalar(tiles: list, scalar: Any) -> None:
     nisa.tensor_scalar(tiles[0], tiles[0], op0=nl.subtract, operand0=scalar)
 
 
-def multiply_scalar(tiles: list, scalar: Tensor) -> None:
+def multiply_scalar(tiles: list, scalar: Any) -> None:
     nisa.tensor_scalar(tiles[0], tiles[0], op0=nl.multiply, operand0=scalar)
 
 
-def divide_scalar(tiles: list, scalar: Tensor) -> None:
+def divide_scalar(tiles: list, scalar: Any) -> None:
     inverse = float32_like(scalar)
     nisa.reciprocal(inverse, scalar)
     multiply_scalar(tiles, inverse)
 
 
-def add_scaled(tiles: list, alpha: Tensor) -> None:
+def add_scaled(tiles: list, alpha: Any) -> None:
     scale_and_add(tiles[0], tiles[1], alpha, tiles[0])
 
 
-def subtract_scaled(tiles: list, alpha: Tensor) -> None:
+def subtract_scaled(tiles: list, alpha: Any) -> None:
     nisa.scalar_tensor_tensor(
         tiles[0],
         data=tiles[1],
@@ -112,42 +108,42 @@ def subtract_scaled(tiles: list, alpha: Tensor) -> None:
     )
 
 
-def multiply(tiles: list, scalar: Tensor) -> None:
+def multiply(tiles: list, scalar: Any) -> None:
     nisa.tensor_tensor(tiles[0], tiles[0], tiles[1], op=nl.multiply)
 
 
-def divide(tiles: list, scalar: Tensor) -> None:
+def divide(tiles: list, scalar: Any) -> None:
     write_quotient(tiles[0], tiles[0], tiles[1])
 
 
-def add_quotient(tiles: list, value: Tensor) -> None:
+def add_quotient(tiles: list, value: Any) -> None:
     quotient = float32_like(tiles[0])
     write_quotient(quotient, tiles[1], tiles[2])
     nisa.activation(quotient, op=nl.copy, data=quotient, scale=value)
     nisa.tensor_tensor(tiles[0], tiles[0], quotient, op=nl.add, engine=nisa.engine.gpsimd)
 
 
-def write_quotient(dst: Tensor, dividend: Tensor, divisor: Tensor) -> None:
+def write_quotient(dst: Any, dividend: Any, divisor: Any) -> None:
     """Set dst = dividend / divisor. VectorE computes the reciprocal, so other engines do the rest."""
     inverse = float32_like(divisor)
     nisa.reciprocal(inverse, divisor)
     nisa.tensor_tensor(dst, dividend, inverse, op=nl.multiply, engine=nisa.engine.gpsimd)
 
 
-def add_product(tiles: list, value: Tensor) -> None:
+def add_product(tiles: list, value: Any) -> None:
     product = float32_like(tiles[0])
     nisa.tensor_tensor(product, tiles[1], tiles[2], op=nl.multiply)
     scale_and_add(tiles[0], product, value, tiles[0])
 
 
-def interpolate(tiles: list, weight: Tensor) -> None:
+def interpolate(tiles: list, weight: Any) -> None:
     difference = float32_like(tiles[0])
     # on VectorE alone the two instructions would take longer than the transfers
     nisa.tensor_tensor(difference, tiles[1], tiles[0], op=nl.subtract, engine=nisa.engine.gpsimd)
     scale_and_add(tiles[0], difference, weight, tiles[0])
 
 
-def square_root(tiles: list, scalar: Tensor) -> None:
+def square_root(tiles: list, scalar: Any) -> None:
     # power, because ScalarE's sqrt is not specified at 0; negative numbers become -1, whose power is NaN
     nisa.tensor_scalar(
         tiles[0],
@@ -160,7 +156,7 @@ def square_root(tiles: list, scalar: Tensor) -> None:
     )
 
 
-def scale_and_add(dst: Tensor, data: Tensor, scale: Tensor, addend: Tensor) -> None:
+def scale_and_add(dst: Any, data: Any, scale: Any, addend: Any) -> None:
     """dst = data * scale + addend."""
     nisa.scalar_tensor_tensor(dst, data=data, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=addend)
 
@@ -169,25 +165,25 @@ def scale_and_add(dst: Tensor, data: Tensor, scale: Tensor, addend: Tensor) -> N
 
 
 @nki.jit
-def add_scalar_kernel(data: Tensor, scalar_tensor: Tensor, numel: int) -> Tensor:
+def add_scalar_kernel(data, scalar_tensor, numel):
     """data + scalar."""
     return elementwise(add_scalar, (data,), ("data",), numel, scalar_tensor, "scalar_tensor")
 
 
 @nki.jit
-def sub_scalar_kernel(data: Tensor, scalar_tensor: Tensor, numel: int) -> Tensor:
+def sub_scalar_kernel(data, scalar_tensor, numel):
     """data - scalar."""
     return elementwise(subtract_scalar, (data,), ("data",), numel, scalar_tensor, "scalar_tensor")
 
 
 @nki.jit
-def mul_scalar_kernel(data: Tensor, scalar_tensor: Tensor, numel: int) -> Tensor:
+def mul_scalar_kernel(data, scalar_tensor, numel):
     """data * scalar."""
     return elementwise(multiply_scalar, (data,), ("data",), numel, scalar_tensor, "scalar_tensor")
 
 
 @nki.jit
-def div_scalar_kernel(data: Tensor, scalar_tensor: Tensor, numel: int) -> Tensor:
+def div_scalar_kernel(data, scalar_tensor, numel):
     """data / scalar."""
     return elementwise(divide_scalar, (data,), ("data",), numel, scalar_tensor, "scalar_tensor")
 
@@ -196,33 +192,33 @@ def div_scalar_kernel(data: Tensor, scalar_tensor: Tensor, numel: int) -> Tensor
 
 
 @nki.jit
-def add_tensor_kernel(data1: Tensor, data2: Tensor, alpha_tensor: Tensor, numel: int) -> Tensor:
+def add_tensor_kernel(data1, data2, alpha_tensor, numel):
     """data1 + alpha * data2."""
     data, names = (data1, data2), ("data1", "data2")
     return elementwise(add_scaled, data, names, numel, alpha_tensor, "alpha_tensor")
 
 
 @nki.jit
-def sub_tensor_kernel(data1: Tensor, data2: Tensor, alpha_tensor: Tensor, numel: int) -> Tensor:
+def sub_tensor_kernel(data1, data2, alpha_tensor, numel):
     """data1 - alpha * data2."""
     data, names = (data1, data2), ("data1", "data2")
     return elementwise(subtract_scaled, data, names, numel, alpha_tensor, "alpha_tensor")
 
 
 @nki.jit
-def mul_tensor_kernel(data1: Tensor, data2: Tensor, numel: int) -> Tensor:
+def mul_tensor_kernel(data1, data2, numel):
     """data1 * data2."""
     return elementwise(multiply, (data1, data2), ("data1", "data2"), numel)
 
 
 @nki.jit
-def div_tensor_kernel(data1: Tensor, data2: Tensor, numel: int) -> Tensor:
+def div_tensor_kernel(data1, data2, numel):
     """data1 / data2."""
     return elementwise(divide, (data1, data2), ("data1", "data2"), numel)
 
 
 @nki.jit
-def lerp_kernel(data: Tensor, end: Tensor, weight_tensor: Tensor, numel: int) -> Tensor:
+def lerp_kernel(data, end, weight_tensor, numel):
     """data + weight * (end - data)."""
     tensors, names = (data, end), ("data", "end")
     return elementwise(interpolate, tensors, names, numel, weight_tensor, "weight_tensor")
@@ -232,21 +228,21 @@ def lerp_kernel(data: Tensor, end: Tensor, weight_tensor: Tensor, numel: int) ->
 
 
 @nki.jit
-def addcdiv_kernel(data: Tensor, data1: Tensor, data2: Tensor, value_tensor: Tensor, numel: int) -> Tensor:
+def addcdiv_kernel(data, data1, data2, value_tensor, numel):
     """data + value * (data1 / data2)."""
     tensors, names = (data, data1, data2), ("data", "data1", "data2")
     return elementwise(add_quotient, tensors, names, numel, value_tensor, "value_tensor")
 
 
 @nki.jit
-def addcmul_kernel(data: Tensor, data1: Tensor, data2: Tensor, value_tensor: Tensor, numel: int) -> Tensor:
+def addcmul_kernel(data, data1, data2, value_tensor, numel):
     """data + value * (data1 * data2)."""
     tensors, names = (data, data1, data2), ("data", "data1", "data2")
     return elementwise(add_product, tensors, names, numel, value_tensor, "value_tensor")
 
 
 @nki.jit
-def sqrt_kernel(data: Tensor, numel: int) -> Tensor:
+def sqrt_kernel(data, numel):
     """Square root of data; NaN where it is negative."""
     return elementwise(square_root, (data,), ("data",), numel)
 
@@ -254,11 +250,11 @@ def sqrt_kernel(data: Tensor, numel: int) -> Tensor:
 # ---- references in float64 -------------------------------------------------------------------------
 
 
-def wide(x: np.ndarray) -> np.ndarray:
+def wide(x: Any) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
 
 
-def first(scalar_tensor: np.ndarray) -> float:
+def first(scalar_tensor: Any) -> float:
     """Return the value that a scalar tensor has in each row."""
     return float(np.asarray(scalar_tensor)[0, 0])
 
@@ -269,61 +265,53 @@ def rounded(values: np.ndarray, like: np.ndarray) -> np.ndarray:
         return values.astype(like.dtype)
 
 
-def add_scalar_kernel_ref(data: np.ndarray, scalar_tensor: np.ndarray, numel: int) -> np.ndarray:
+def add_scalar_kernel_ref(data, scalar_tensor, numel):
     return rounded(wide(data) + first(scalar_tensor), data)
 
 
-def sub_scalar_kernel_ref(data: np.ndarray, scalar_tensor: np.ndarray, numel: int) -> np.ndarray:
+def sub_scalar_kernel_ref(data, scalar_tensor, numel):
     return rounded(wide(data) - first(scalar_tensor), data)
 
 
-def mul_scalar_kernel_ref(data: np.ndarray, scalar_tensor: np.ndarray, numel: int) -> np.ndarray:
+def mul_scalar_kernel_ref(data, scalar_tensor, numel):
     return rounded(wide(data) * first(scalar_tensor), data)
 
 
-def div_scalar_kernel_ref(data: np.ndarray, scalar_tensor: np.ndarray, numel: int) -> np.ndarray:
+def div_scalar_kernel_ref(data, scalar_tensor, numel):
     with np.errstate(divide="ignore", invalid="ignore"):
         return rounded(wide(data) / first(scalar_tensor), data)
 
 
-def add_tensor_kernel_ref(
-    data1: np.ndarray, data2: np.ndarray, alpha_tensor: np.ndarray, numel: int
-) -> np.ndarray:
+def add_tensor_kernel_ref(data1, data2, alpha_tensor, numel):
     return rounded(wide(data1) + first(alpha_tensor) * wide(data2), data1)
 
 
-def sub_tensor_kernel_ref(
-    data1: np.ndarray, data2: np.ndarray, alpha_tensor: np.ndarray, numel: int
-) -> np.ndarray:
+def sub_tensor_kernel_ref(data1, data2, alpha_tensor, numel):
     return rounded(wide(data1) - first(alpha_tensor) * wide(data2), data1)
 
 
-def mul_tensor_kernel_ref(data1: np.ndarray, data2: np.ndarray, numel: int) -> np.ndarray:
+def mul_tensor_kernel_ref(data1, data2, numel):
     return rounded(wide(data1) * wide(data2), data1)
 
 
-def div_tensor_kernel_ref(data1: np.ndarray, data2: np.ndarray, numel: int) -> np.ndarray:
+def div_tensor_kernel_ref(data1, data2, numel):
     with np.errstate(divide="ignore", invalid="ignore"):
         return rounded(wide(data1) / wide(data2), data1)
 
 
-def lerp_kernel_ref(data: np.ndarray, end: np.ndarray, weight_tensor: np.ndarray, numel: int) -> np.ndarray:
+def lerp_kernel_ref(data, end, weight_tensor, numel):
     return rounded(wide(data) + first(weight_tensor) * (wide(end) - wide(data)), data)
 
 
-def addcdiv_kernel_ref(
-    data: np.ndarray, data1: np.ndarray, data2: np.ndarray, value_tensor: np.ndarray, numel: int
-) -> np.ndarray:
+def addcdiv_kernel_ref(data, data1, data2, value_tensor, numel):
     with np.errstate(divide="ignore", invalid="ignore"):
         return rounded(wide(data) + first(value_tensor) * (wide(data1) / wide(data2)), data)
 
 
-def addcmul_kernel_ref(
-    data: np.ndarray, data1: np.ndarray, data2: np.ndarray, value_tensor: np.ndarray, numel: int
-) -> np.ndarray:
+def addcmul_kernel_ref(data, data1, data2, value_tensor, numel):
     return rounded(wide(data) + first(value_tensor) * (wide(data1) * wide(data2)), data)
 
 
-def sqrt_kernel_ref(data: np.ndarray, numel: int) -> np.ndarray:
+def sqrt_kernel_ref(data, numel):
     with np.errstate(invalid="ignore"):
         return rounded(np.sqrt(wide(data)), data)

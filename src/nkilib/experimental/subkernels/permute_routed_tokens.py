@@ -7,6 +7,8 @@ token is read once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import nki
@@ -18,8 +20,7 @@ from nkilib.core.utils.masks import all_ones, triangle
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
-from nkilib.core.utils.types import Tensor
+from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.experimental.subkernels.argsort_unstable import argsort_unstable_ref
 from nkilib.experimental.subkernels.tie_order import put_places
 
@@ -28,9 +29,7 @@ TAIL_WORDS = 3  # of 16 bits behind each row: the affinity, and the token's numb
 
 
 @nki.jit
-def permute_routed_tokens(
-    hidden_input: Tensor, expert_index: Tensor, expert_affinities_masked: Tensor
-) -> Tensor:
+def permute_routed_tokens(hidden_input, expert_index, expert_affinities_masked):
     """Return rows [hidden | affinity | token] of all (token, expert) pairs, sorted by expert, [T K, C + c].
 
     hidden_input is [T, C] in bfloat16 or FP8 (its last columns may hold scales), expert_index [T, K]
@@ -69,7 +68,7 @@ def permute_routed_tokens(
     return result
 
 
-def check(hidden: Tensor, index: Tensor, affinities: Tensor) -> None:
+def check(hidden: Any, index: Any, affinities: Any) -> None:
     kernel_assert(
         len(index.shape) == 2 and index.dtype in (nl.int32, nl.uint32),
         f"expert_index: got {index.dtype} of shape {tuple(index.shape)}, expected int32 [T, K]",
@@ -96,7 +95,7 @@ def check(hidden: Tensor, index: Tensor, affinities: Tensor) -> None:
 class ExpertOrder(nl.NKIObject):
     """Positions of all (token, expert) pairs; tiles of this core's tokens are processed in order."""
 
-    def __init__(self, expert_index: Tensor, experts: int):
+    def __init__(self, expert_index: Any, experts: int):
         self.tokens = expert_index.shape[0]
         self.k = expert_index.shape[1]
         self.experts = experts
@@ -110,7 +109,7 @@ class ExpertOrder(nl.NKIObject):
         nisa.iota(self.columns, [[1, experts]])
         self.ones = all_ones(nl.bfloat16)
         self.earlier = triangle(self.ones)
-        self.same_token: Tensor = None if self.k == 1 else smaller_columns(self.k)
+        self.same_token: Any = None if self.k == 1 else smaller_columns(self.k)
         self.count_all()
 
     def own_tiles(self) -> list:
@@ -121,7 +120,7 @@ class ExpertOrder(nl.NKIObject):
                 own.append(tile)
         return own
 
-    def index_of(self, tile: TiledRangeIterator) -> Tensor:
+    def index_of(self, tile: Any) -> Any:
         return self.index[0 : tile.size, tile.index, :]
 
     def count_all(self) -> None:
@@ -148,7 +147,7 @@ class ExpertOrder(nl.NKIObject):
         total = float(self.tokens * self.k)
         nisa.tensor_scalar(self.greater, self.greater, nl.multiply, -1.0, op1=nl.add, operand1=total)
 
-    def one_hot(self, tile: TiledRangeIterator) -> list:
+    def one_hot(self, tile: Any) -> list:
         """Return one-hot rows [tokens, experts] for each of the K choices."""
         hits = []
         for column in range(self.k):
@@ -158,7 +157,7 @@ class ExpertOrder(nl.NKIObject):
             hits.append(hit)
         return hits
 
-    def places_of(self, tile: TiledRangeIterator) -> Tensor:
+    def places_of(self, tile: Any) -> Any:
         """Return the ranks of the next tile, int32 [tokens, K]."""
         above = nl.ndarray((tile.size, self.experts), nl.float32, buffer=nl.psum)
         whole = nl.ndarray((PMAX, self.experts), nl.float32, buffer=nl.psum)
@@ -177,7 +176,7 @@ class ExpertOrder(nl.NKIObject):
         put_places(places, greater, equal, chosen, self.tokens * self.k, descending=False)
         return places
 
-    def before_in_token(self, tile: TiledRangeIterator) -> Tensor:
+    def before_in_token(self, tile: Any) -> Any:
         """Count the earlier choices of the same token that are the same expert."""
         k, numbers = self.k, self.numbers[0 : tile.size, tile.index, :]
         match = nl.ndarray((tile.size, k, k), nl.float32, buffer=nl.sbuf)
@@ -189,11 +188,11 @@ class ExpertOrder(nl.NKIObject):
         return count
 
 
-def new_tile(rows: int, columns: int) -> Tensor:
+def new_tile(rows: int, columns: int) -> Any:
     return nl.ndarray((rows, columns), nl.float32, buffer=nl.sbuf)
 
 
-def load_index(expert_index: Tensor) -> Tensor:
+def load_index(expert_index: Any) -> Any:
     """Load expert_index[128 n + p, k] at [p, n, k], as uint32."""
     tokens, k = expert_index.shape
     full, rest = tokens // PMAX, tokens % PMAX
@@ -207,7 +206,7 @@ def load_index(expert_index: Tensor) -> Tensor:
     return tile.view(nl.uint32)
 
 
-def smaller_columns(k: int) -> Tensor:
+def smaller_columns(k: int) -> Any:
     """Return [128, K, K]: 1 at [i, j] where j < i, in every partition."""
     tile = nl.ndarray((PMAX, k, k), nl.float32, buffer=nl.sbuf)
     nisa.iota(tile, [[1, k], [-1, k]])
@@ -215,7 +214,7 @@ def smaller_columns(k: int) -> Tensor:
     return tile
 
 
-def pick(data: Tensor, index: Tensor) -> Tensor:
+def pick(data: Any, index: Any) -> Any:
     """Return data[p, index[p, k]], in the dtype of data."""
     rows = index.shape[0]
     dst = nl.ndarray(index.shape, data.dtype, buffer=nl.sbuf)
@@ -223,8 +222,9 @@ def pick(data: Tensor, index: Tensor) -> Tensor:
     return dst
 
 
-def row_tails(affinities: Tensor, index: Tensor, first: int) -> Tensor:
-    """Return the tail of each row, [tokens, K, 3] of 16 bits: affinity, token number in two halves."""
+def row_tails(affinities: Any, index: Any, first: int) -> Any:
+    """Return the columns behind each row, [tokens, K, 3] of 16 bits: affinity, two halves of the token
+    number."""
     rows, k = index.shape
     tails = nl.ndarray((rows, k, TAIL_WORDS), nl.uint16, buffer=nl.sbuf)
     nisa.tensor_copy(tails[:, :, 0], pick(affinities, index).view(nl.uint16))
@@ -235,9 +235,7 @@ def row_tails(affinities: Tensor, index: Tensor, first: int) -> Tensor:
     return tails
 
 
-def permute_routed_tokens_ref(
-    hidden_input: np.ndarray, expert_index: np.ndarray, expert_affinities_masked: np.ndarray
-) -> np.ndarray:
+def permute_routed_tokens_ref(hidden_input, expert_index, expert_affinities_masked):
     """Sort, gather and concatenate the bits in numpy."""
     tokens, k = expert_index.shape
     order = argsort_unstable_ref(expert_index).ravel()

@@ -22,8 +22,7 @@ def trn2():
 
 
 def derived(q, k, v, dy, causal, documents=None):
-    """Return o, lse and gradients for [B, N, D, S], by torch in float64; `documents` [B, S] see only
-    themselves."""
+    """o, lse and gradients for [B, N, D, S], by torch in float64; `documents` [B, S] see only themselves."""
     q, k, v, dy = (torch.tensor(x.astype(np.float64)).transpose(2, 3) for x in (q, k, v, dy))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     scores = leaves[0] @ leaves[1].transpose(2, 3) * q.shape[3] ** -0.5
@@ -45,7 +44,7 @@ def shards(x, workers, striped):
 
 
 def packed(lengths, batch, workers, striped):
-    """Return the documents of all tokens, and the bounds of each worker's tokens."""
+    """The documents of all tokens, and the bounds of each worker's."""
     ends = np.cumsum(lengths)
     documents, low, high = (np.repeat(x, lengths) for x in (np.arange(len(ends)), ends - lengths, ends))
     bounds = []
@@ -96,7 +95,7 @@ def test_gradients_are_those_of_plain_attention(workers, b, n, d, tokens, causal
     check(workers, b, n, d, tokens, causal, striped, lnc)
 
 
-def test_more_keys_than_a_psum_bank_holds():
+def test_more_keys_than_a_bank():
     check(2, 1, 1, 16, 640, True, False)
 
 
@@ -112,6 +111,6 @@ def test_documents_packed_into_one_sequence(causal, striped, b, n, lnc):
     check(2, b, n, 32, 128, causal, striped, lnc, lengths=[50, 30, 16, 160])
 
 
-def test_striped_attention_without_a_causal_mask_raises():
+def test_stripes_need_a_causal_mask():
     with invalid("striped_attention"):
         check(2, 1, 1, 16, 128, False, True)

@@ -53,14 +53,14 @@ class Ahead:
         )
 
 
-class Pool:
+class SbufPool:
     """SBUF handed out in program order; what is full evicts the tile needed last."""
 
-    def __init__(self, planner: Any, uses: TileUses, capacity: int):
-        self.planner = planner
+    def __init__(self, plan: Any, uses: TileUses, capacity: int):
+        self.plan = plan
         self.read, self.written, self.touched = uses.read, uses.written, uses.touched  # tiles by position
         self.uses = {tile: positions[::-1] for tile, positions in uses.sbuf.items()}  # to come, next one last
-        self.sizes = {tile: tile.taken(planner.machine) for tile in uses.sbuf}  # bytes of all partitions
+        self.sizes = {tile: tile.taken(plan.machine) for tile in uses.sbuf}  # bytes of all partitions
         self.capacity = max(0, capacity - union_size(uses.sbuf_placed))
         self.free: deque[tuple[int, tuple[int, ...]]] = deque([(self.capacity, ())])
         self.free_bytes = self.capacity
@@ -96,7 +96,7 @@ class Pool:
         """Do a load that was put off."""
         position = self.deferred.pop(tile)
         self.uses[tile].append(position)
-        self.planner._add(position)
+        self.plan._add(position)
 
     def prepare(self, position: int) -> None:
         """Make room for every tile of the instruction, reloading the ones that were spilled."""
@@ -105,7 +105,7 @@ class Pool:
             if self.deferred and self.deferred.get(tile, position) != position:
                 self._load_now(tile)
             if tile not in self.resident:
-                writer = self.planner.instructions[position].engine_name()
+                writer = self.plan.instructions[position].engine_name()
                 size = self.sizes[tile]
                 waits = self._take(size, tiles, writer)
                 self.resident[tile] = size
@@ -130,13 +130,13 @@ class Pool:
         for tile in self.read[position]:
             if tile in self.resident or not self.uses[tile]:
                 continue
-            load = self.planner.load_of.get(tile, -1)
+            load = self.plan.load_of.get(tile, -1)
             if load > now and tile not in self.deferred and tile not in self.spilled:
                 size = self.sizes[tile]
                 if self.free_bytes < size or not self.ahead.has_room(now, load, size):
                     return False
                 self.ahead.take(load, size)
-                self.planner.load_early(load)
+                self.plan.load_early(load)
         return True
 
     def refetch(self, position: int) -> None:
@@ -171,7 +171,7 @@ class Pool:
                     op.wait_for(waited, SPACE)
                 self.last[tile] = [op.index]
                 self.dirty.add(tile)
-                if self.planner.load_of.get(tile) == position:
+                if self.plan.load_of.get(tile) == position:
                     self.clean[tile] = position
                 else:
                     self.clean.pop(tile, None)
@@ -213,7 +213,7 @@ class Pool:
 
     def _own(self, writer: str) -> int:
         """Where in the free list a chunk is that `writer` freed, or that nobody ever used; else its head."""
-        operations = self.planner.operations
+        operations = self.plan.operations
         for i, (_, after) in enumerate(itertools.islice(self.free, 64)):
             if all(operations[a].kind == writer for a in after):
                 return i
@@ -228,12 +228,12 @@ class Pool:
         if best in self.clean:
             self.spilled[best] = -1
         elif best in self.dirty or best not in self.spilled:
-            op = self.planner.new(-1, "spill")
+            op = self.plan.new(-1, "spill")
             op.tile = best
-            self.planner.space(best).read(op.index, whole_box(best), op.waits)
+            self.plan.space(best).read(op.index, whole_box(best), op.waits)
             self.dirty.discard(best)
             self.spilled[best] = op.index
-            self.planner.spill_bytes += best.nbytes
+            self.plan.spill_bytes += best.nbytes
             after = (*after, op.index)
         self._release(best, after)
         return True
@@ -247,14 +247,14 @@ class Pool:
         return best, distance
 
     def _reload(self, tile: Storage, waits: tuple[int, ...]) -> None:
-        op = self.planner.new(-1, "reload")
+        op = self.plan.new(-1, "reload")
         op.tile = tile
         for waited in waits:
             op.wait_for(waited, SPACE)
         if self.spilled[tile] >= 0:
             op.wait_for(self.spilled[tile], RAW)
         else:
-            op.reloads = self.planner.instructions[self.clean[tile]]
-        self.planner.space(tile).write(op.index, whole_box(tile), op.waits)
+            op.reloads = self.plan.instructions[self.clean[tile]]
+        self.plan.space(tile).write(op.index, whole_box(tile), op.waits)
         self.last[tile] = [op.index]
-        self.planner.spill_bytes += tile.nbytes
+        self.plan.spill_bytes += tile.nbytes

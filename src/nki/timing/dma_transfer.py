@@ -1,4 +1,4 @@
-"""What a DMA costs: who triggers it, how long each of the sixteen engines works (spec/machine.md 9)."""
+"""What a DMA costs: its trigger, and how long each of the sixteen engines works (spec/machine.md 9)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..machine.machine import Machine
 from .operation import Operation
 
 
-class Transfer:
-    """One DMA, as the schedule sees it."""
+class DmaTransfer:
+    """One DMA in the simulation."""
 
     __slots__ = (
         "mode",
@@ -38,10 +38,10 @@ class Transfer:
         self.triggered_ns = 0.0
         self._packet_ns: float | None = None
 
-    def copy(self) -> Transfer:
+    def copy(self) -> DmaTransfer:
         """Return a copy that is not triggered yet."""
         rest = (self.notify_ns, self.payload_ns, self.nbytes, self.descriptors)
-        made = Transfer(self.mode, self.issue_ns, self.dispatch_ns, *rest)
+        made = DmaTransfer(self.mode, self.issue_ns, self.dispatch_ns, *rest)
         made._packet_ns = self.packet_ns
         return made
 
@@ -54,11 +54,11 @@ class Transfer:
         return self._packet_ns
 
 
-RANKS = "ranks"  # the queue of what travels between ranks
+RANKS = "ranks"  # the queue of transfers between ranks
 
 
-def transfer_of(op: Operation, machine: Machine, cores: int = 1, share: float = 1.0) -> Transfer:
-    """A DMA of one of so many cores, whose engines have this share of their rate."""
+def transfer_of(op: Operation, machine: Machine, cores: int = 1, share: float = 1.0) -> DmaTransfer:
+    """Return a DMA of one of `cores` cores, whose engines have this share of their rate."""
     instruction: Any = op.instruction or op.reloads
     if instruction is None:
         assert op.tile is not None
@@ -69,7 +69,7 @@ def transfer_of(op: Operation, machine: Machine, cores: int = 1, share: float = 
     payload, count, nbytes = _payload(pieces, engine_numbers(machine), instruction.rate_fraction(machine))
     found = _make(mode, payload, nbytes, count, load, machine)
     wire = instruction.wire(machine, cores)
-    if wire is not None:  # the link works beside the DMA engines, and is their last
+    if wire is not None:  # the link works in parallel to the DMA engines, and is listed last
         parts = cores if State.peer in instruction.touches() else 1  # both cores move it
         moved = ((engine, ns / parts) for engine, ns in payload)
         found.mode, found.nbytes, found.issue_ns = RANKS, nbytes // parts, machine.static_trigger_ns
@@ -78,15 +78,15 @@ def transfer_of(op: Operation, machine: Machine, cores: int = 1, share: float = 
     return found
 
 
-def _make(mode, payload, nbytes, count, load, m: Machine) -> Transfer:
+def _make(mode, payload, nbytes, count, load, m: Machine) -> DmaTransfer:
     issue = {"software": m.swdge_spacing_ns, "hardware": m.hwdge_ns, "static": m.static_trigger_ns}[mode]
     dispatch = m.dma_dispatch_load_ns if load else m.dma_dispatch_store_ns
     notify = m.dma_notify_load_ns if load else m.dma_notify_store_ns
-    return Transfer(mode, issue, dispatch, notify, payload, nbytes, count)
+    return DmaTransfer(mode, issue, dispatch, notify, payload, nbytes, count)
 
 
 class EngineNumbers(NamedTuple):
-    """What decides how long the DMA engines work on a descriptor."""
+    """The machine numbers that decide how long the DMA engines work on a descriptor."""
 
     dma_engines: int
     dma_partitions_per_engine: int
@@ -103,7 +103,7 @@ def engine_numbers(machine: Machine) -> EngineNumbers:
 def _payload(
     pieces: tuple, m: EngineNumbers, fraction: float
 ) -> tuple[tuple[tuple[int, float], ...], int, int]:
-    """Time per DMA engine: engine e moves partitions 8e to 8e+7; HBM rows are dealt round."""
+    """Return the time per DMA engine: engine e moves partitions 8e to 8e+7; HBM rows go round robin."""
     work = [0.0] * m.dma_engines
     count = nbytes = 0
     for first, partitions, size, per_partition, joined in pieces:
@@ -120,8 +120,8 @@ def _payload(
     return tuple((e, ns) for e, ns in enumerate(work) if ns), count, nbytes
 
 
-def _spill(tile: Storage, machine: Machine, load: bool) -> Transfer:
-    """A spilled tile travels row by row to HBM or back, at the cost of a store or a load."""
+def _spill(tile: Storage, machine: Machine, load: bool) -> DmaTransfer:
+    """Return the transfer of a spilled tile: row by row, at the cost of a store or a load."""
     pieces = ((0, tile.partitions, tile.pitch, 1, 1),)
     payload, count, nbytes = _payload(pieces, engine_numbers(machine), 1.0)
     return _make(machine.dma_default_mode, payload, nbytes, count, load, machine)

@@ -20,11 +20,11 @@ from ..machine.machine import Machine
 from ..machine.memories import SBUF
 from .entries import Entry
 from .operation import ORDER, Operation
-from .pools import Pool
+from .sbuf_pool import SbufPool
 from .uses import TileUses, accesses
 
 
-class CorePlan:
+class OperationPlan:
     """Turns the instructions of one core into operations."""
 
     def __init__(
@@ -50,7 +50,7 @@ class CorePlan:
         self.plain_loads = self._plain_loads()
         self.load_of = {tile: position for position, tile in self.plain_loads.items()}
         self.loaded_early: set[int] = set()
-        self.sbuf = Pool(self, self.uses, machine.sbuf_usable_bytes)
+        self.sbuf = SbufPool(self, self.uses, machine.sbuf_usable_bytes)
         self.spill_bytes = 0
 
     def _price(self) -> list[Cost]:
@@ -86,7 +86,7 @@ class CorePlan:
             if target is not None and self.sbuf.defers(position, target):
                 continue
             self._add(position)
-        del self.sbuf.planner  # neither keeps the other alive
+        del self.sbuf.plan  # neither keeps the other alive
         return self.operations
 
     def load_early(self, position: int) -> None:
@@ -147,13 +147,13 @@ class Lookahead:
     Time here is the work of the busiest engine so far: what the kernel would take if data were there.
     """
 
-    def __init__(self, planner: CorePlan):
-        self.planner = planner
-        clocks = engine_clocks(planner.machine)
+    def __init__(self, plan: OperationPlan):
+        self.plan = plan
+        clocks = engine_clocks(plan.machine)
         work = dict.fromkeys(clocks, 0.0)
         self.moments: list[float] = []
         longest = 0.0
-        for name, cost in zip(planner.engines, planner.costs, strict=True):
+        for name, cost in zip(plan.engines, plan.costs, strict=True):
             self.moments.append(longest)
             if name in work:
                 work[name] += cost.interval / clocks[name]
@@ -161,7 +161,7 @@ class Lookahead:
         self.loads = self.again = 0  # how far both have looked
 
     def fetch(self, position: int) -> None:
-        m, sbuf, moments = self.planner.machine, self.planner.sbuf, self.moments
+        m, sbuf, moments = self.plan.machine, self.plan.sbuf, self.moments
         horizon = moments[position] + m.fetch_ahead_ns
         ahead, last = max(self.loads, position), len(moments)
         while ahead < last and moments[ahead] <= horizon and sbuf.fetch(position, ahead):
