@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(STAMP)
 
-# what `import nki` needs, and no more
+# only what `import nki` needs
 $(BARE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -e .
@@ -42,23 +42,23 @@ test: setup
 test-all: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# lines and branches that `make test` runs, processes that tests start included
+# the share of lines and branches that `make test` runs, also in processes that tests start
 coverage: setup
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-# programs on torch tensors: on the GPU of this machine, if it has one, and on the processor
+# the torch backend, on this machine's GPU, if it has one, and on the CPU
 test-gpu: setup
 	$(BIN)/python -m pytest -p no:xdist tests/backends/torch
 
-# the oldest and the newest of everything, an environment after the other, in build/versions
+# with the oldest and the newest dependencies, in environments in build/versions
 test-versions: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	$(BIN)/python tests/versions.py -n auto
 
-# one file per part, and no plugin: collecting the suite and loading those would take longer than these tests
+# one file per part, without plugins: collecting the suite and loading plugins would take longer than the tests
 TINY := tests/machine/test_machine.py tests/machine/test_dtypes.py tests/ir/test_view.py tests/test_errors.py \
 	tests/backends/reference/test_memory.py tests/isa/test_vector.py tests/isa/test_tensor.py \
 	tests/language/test_creation.py tests/timing/test_schedule.py tests/nkilib/core/rmsnorm/test_rmsnorm_quant.py
@@ -72,11 +72,11 @@ bench: setup
 bench-kernels: setup
 	$(BIN)/python -m benchmarks.kernels
 
-# the model against every published figure, as docs/accuracy.md has it (minutes)
+# compares the model with published figures, for docs/accuracy.md (minutes)
 accuracy: setup
 	$(BIN)/python -m benchmarks.accuracy
 
-# other interpreters beside this one, as docs/comparison.md has it: two environments in build/ (a gigabyte), minutes
+# compares other interpreters, for docs/comparison.md: two environments in build/ (a gigabyte), minutes
 TRITON_VIZ ?= git+https://github.com/Deep-Learning-Profiling-Tools/triton-viz@203b0c7cbb35448d53f3cf5359db55e0d4fb3522
 
 compare: build/compare/.installed build/compare-viz/.installed
@@ -101,11 +101,11 @@ docs: setup
 site: setup
 	$(BIN)/python tools/build_site.py
 
-# what the first hour costs; on an idle machine
+# measures what a new user waits for; needs an idle machine
 figures: setup
 	$(BIN)/python tools/figures.py
 
-# builds and checks what would be published; publishes nothing
+# builds and checks the release; publishes nothing
 release: setup
 	$(BIN)/python tools/release.py
 

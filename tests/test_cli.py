@@ -183,7 +183,7 @@ def test_diagnostics_stand_in_the_report_and_not_between(run, write):
     )
     code, out, err = run("profile", path, "--arg", "x=float32[128,128]", *TRN2)
     assert (code, err) == (0, "")
-    assert "What hardware may not forgive" in out and "[dma-shape]" in out
+    assert "What hardware may reject" in out and "[dma-shape]" in out
 
 
 def test_a_plain_function_and_a_neighbouring_module_are_found(run, write):

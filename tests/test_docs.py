@@ -1,4 +1,4 @@
-"""The documents tell the truth: docs/isa.md is what the code says, and every Python snippet runs."""
+"""The documents match the code: docs/isa.md is up to date, and every Python snippet runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FRAMEWORKS = {
     "torch.md": "torch",
     "jax.md": "jax",
     "trnblas.md": "torch",
-}  # pages that need a package beside ours
+}  # pages that need another package
 
 
 # ---- docs/isa.md ---------------------------------------------------------------------------------
 
 
 @pytest.mark.tiny
-def test_the_page_of_instructions_is_what_the_code_says():
+def test_the_page_of_instructions_matches_the_code():
     assert (ROOT / nki.cli.docs.PAGE).read_text() == nki.cli.docs.page(), (
         "docs/isa.md is stale: run `make docs`"
     )
@@ -46,7 +46,7 @@ def test_every_documented_instruction_has_one_row():
     assert len(rows) == len(set(rows))
 
 
-def test_no_fact_of_an_instruction_is_missing():
+def test_every_cell_of_the_table_of_instructions_is_filled():
     rows = [
         line.strip("| ").split(" | ") for line in nki.cli.docs.page().splitlines() if line.startswith("| `")
     ]
@@ -54,7 +54,7 @@ def test_no_fact_of_an_instruction_is_missing():
     assert all(cell.strip() for row in rows for cell in row)
 
 
-def test_generations_and_engines_are_those_of_the_instruction():
+def test_the_page_shows_generations_and_engines_of_each_instruction():
     page = nki.cli.docs.page()
     assert re.search(r"`nisa.nc_matmul_mx` \| tensor \| trn3 \|", page)
     assert re.search(r"`nisa.sendrecv` \| DMA \| trn2, trn3 \|", page)
@@ -66,7 +66,7 @@ def test_generations_and_engines_are_those_of_the_instruction():
 
 
 def snippets(text: str) -> str:
-    """The Python blocks of a Markdown text as one program, every line where it stands in the text."""
+    """Return the Python blocks of a Markdown text as one program with the same line numbers."""
     program: list[str] = []
     indent: int | None = None  # of the block we are in
     before = ""
@@ -88,14 +88,14 @@ def snippets(text: str) -> str:
 def test_every_snippet_runs(document, tmp_path, monkeypatch):
     if document.name in FRAMEWORKS:
         pytest.importorskip(FRAMEWORKS[document.name], reason=f"{document.name} needs it installed")
-    monkeypatch.chdir(tmp_path)  # what a snippet writes is not left behind
+    monkeypatch.chdir(tmp_path)  # files that a snippet writes are removed
     monkeypatch.setenv("TRNBLAS_CACHE_DIR", str(tmp_path))
     program = compile(snippets(document.read_text()), str(document), "exec", dont_inherit=True)
     exec(program, {"__name__": "snippet"})
 
 
 @pytest.mark.tiny
-def test_snippets_keep_their_lines_and_the_marked_ones_are_left_out():
+def test_snippets_keep_their_line_numbers_and_skip_marked_blocks():
     shown = "one\n\n   ```python\n   x = 1\n     + 1\n   ```\n"
     hidden = "<!-- not run -->\n\n```python\nboom\n```\n```\ntext\n```\n"
     lines = snippets(shown + hidden).split("\n")

@@ -1,4 +1,4 @@
-"""What a newcomer meets first."""
+"""First steps: warnings, options, the command line and shell completion."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_trnblas_without_torch_names_the_extra():
     "text, dtype",
     [("bf16", nl.bfloat16), ("f32", nl.float32), ("fp16", nl.float16), ("int8", nl.int8), ("i32", nl.int32)],
 )
-def test_dtypes_may_be_written_as_people_write_them(text, dtype):
+def test_tensor_specs_accept_short_names_of_dtypes(text, dtype):
     assert nki.TensorSpec.parse(f"{text}[3,4]") == nki.TensorSpec((3, 4), dtype)
 
 
@@ -42,15 +42,15 @@ for _ in range(3):
 """
 
 
-def test_a_warning_is_printed_once_and_shows_its_line_once(tmp_path):
+def test_a_repeated_warning_is_printed_once_with_its_line(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PRIVATE)
-    said = subprocess.run([sys.executable, script], capture_output=True, text=True).stderr
-    assert said.count("output-buffer") == 1
-    assert said.count("return out") == 1
+    printed = subprocess.run([sys.executable, script], capture_output=True, text=True).stderr
+    assert printed.count("output-buffer") == 1
+    assert printed.count("return out") == 1
 
 
-def test_filters_of_python_decide_whether_it_is_said_again():
+def test_warning_filters_can_repeat_a_warning():
     @nki.jit
     def kernel(x):
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.hbm)
@@ -82,7 +82,7 @@ def test_the_platform_can_be_given_in_the_call():
     assert platform_of.run(X).machine.name != "trn1"
 
 
-def test_a_kernel_with_a_parameter_named_target_keeps_it():
+def test_run_passes_target_to_a_kernel_with_such_a_parameter():
     @nki.jit
     def kernel(x, target):
         assert target == "mine"
@@ -93,7 +93,7 @@ def test_a_kernel_with_a_parameter_named_target_keeps_it():
     assert kernel.run(X, target="mine").machine.name != "mine"
 
 
-def test_options_hold_in_their_block_and_nest():
+def test_options_apply_inside_their_block_and_nest():
     with nki.options(target="trn2"):
         assert platform_of.run(X).machine.name == "trn2"
         with nki.options(target="trn1", strict=True):
@@ -113,13 +113,15 @@ def test_strict_is_an_option():
         kernel(X)
 
 
-@pytest.mark.parametrize("wrong, said", [({"targte": "trn1"}, "did you mean target"), ({"x": 1}, "accepted")])
-def test_unknown_options_are_named(wrong, said):
-    with pytest.raises(nki.NkiError, match=said), nki.options(**wrong):
+@pytest.mark.parametrize(
+    "wrong, message", [({"targte": "trn1"}, "did you mean target"), ({"x": 1}, "accepted")]
+)
+def test_unknown_options_raise_an_error_with_a_suggestion(wrong, message):
+    with pytest.raises(nki.NkiError, match=message), nki.options(**wrong):
         pass
 
 
-def test_options_are_those_of_one_thread():
+def test_options_apply_to_one_thread():
     import threading
 
     names = []
@@ -137,18 +139,18 @@ def command(*words):
     return subprocess.run([sys.executable, "-m", "nki", *words], capture_output=True, text=True)
 
 
-def test_the_command_alone_says_what_can_be_done():
+def test_the_command_without_arguments_lists_what_it_can_do():
     done = command()
     assert done.returncode == 0 and "nki profile script.py:kernel" in done.stdout
 
 
-def test_kernels_with_a_word():
+def test_kernels_filters_by_a_word():
     done = command("kernels", "conv")
     assert "conv1d" in done.stdout and "attention_cte" not in done.stdout
     assert command("kernels", "nothing-like-it").returncode == 2
 
 
-def test_info_for_machines():
+def test_info_prints_json():
     import json
 
     found = json.loads(command("info", "--json").stdout)
@@ -178,10 +180,10 @@ def test_bash_completes_commands_options_and_files(tmp_path):
     COMP_WORDS=(nki profile --per); COMP_CWORD=2; _nki; echo "${COMPREPLY[@]}"
     COMP_WORDS=(nki profile ker); COMP_CWORD=2; _nki; echo "${COMPREPLY[@]}"
     """
-    said = subprocess.run([bash, "-c", script + ask], capture_output=True, text=True, cwd=tmp_path).stdout
-    assert said.splitlines() == ["profile", "--perfetto", "kernel.py"]
+    printed = subprocess.run([bash, "-c", script + ask], capture_output=True, text=True, cwd=tmp_path).stdout
+    assert printed.splitlines() == ["profile", "--perfetto", "kernel.py"]
 
 
 def test_fish_has_a_line_for_every_option():
-    said = command("completion", "fish").stdout
-    assert "-a profile" in said and "-l fail-if-slower" in said
+    printed = command("completion", "fish").stdout
+    assert "-a profile" in printed and "-l fail-if-slower" in printed

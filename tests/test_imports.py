@@ -199,7 +199,7 @@ PRIVATE_OF_LEGACY = {
     "frameworks": "torch",
     "ir": "context file indexing layout program tensor tree",
     "isa": "enums",
-    "kernel": "bridges calls jit kernel launches profile",
+    "kernel": "arrays jit kernel listeners profile run specs",
     "language": "allocation creation elementwise operands shared_constants",
     "machine": "dtypes generations machine memories operators",
     "options": "",

@@ -1,4 +1,4 @@
-"""The site: its tutorial shows what its code prints, and every public name has its place in the reference."""
+"""The site: the tutorial shows what its code prints, and the reference has every public name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHAPTERS = sorted((ROOT / "docs" / "tutorial").glob("[0-9]*.md"))
 # ---- tutorial ------------------------------------------------------------------------------------
 
 
-def test_there_are_eight_chapters_and_each_names_the_next():
+def test_there_are_eight_chapters_and_each_links_to_the_next():
     assert len(CHAPTERS) == 8
     for chapter, following in zip(CHAPTERS, CHAPTERS[1:], strict=False):
         assert f"]({following.name})" in chapter.read_text()
@@ -31,7 +31,7 @@ def test_a_chapter_shows_what_its_code_prints(chapter, monkeypatch):
     assert pages.written(relative) == chapter.read_text(), "the page is stale: run `make docs`"
 
 
-def test_the_check_of_a_page_sees_a_wrong_output(tmp_path, capsys):
+def test_check_reports_a_page_with_wrong_output(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text("```python\nprint(1 + 1)\n```\n\n```output\n3\n```\n")
     assert pages.main(["--check", str(page)]) == 1
@@ -41,7 +41,7 @@ def test_the_check_of_a_page_sees_a_wrong_output(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
-def test_a_chapter_is_a_notebook_of_the_same_code(chapter, tmp_path):
+def test_a_chapter_converts_to_a_notebook_with_the_same_code(chapter, tmp_path):
     pages.main(["--notebooks", str(tmp_path), str(chapter)])
     made = json.loads((tmp_path / f"{chapter.stem}.ipynb").read_text())
     cells = [cell for cell in made["cells"] if cell["cell_type"] == "code"]
@@ -55,7 +55,7 @@ def test_a_chapter_is_a_notebook_of_the_same_code(chapter, tmp_path):
 # ---- reference -----------------------------------------------------------------------------------
 
 
-def test_every_public_name_has_its_place():
+def test_the_reference_has_every_public_name():
     pytest.importorskip("torch")  # trnblas
     import reference
 
@@ -67,7 +67,7 @@ def test_every_public_name_has_its_place():
         assert not re.search(r" at 0x[0-9a-f]+", text), "an address differs in every run"
 
 
-def test_every_kernel_of_the_library_has_its_place():
+def test_the_reference_has_every_kernel_of_the_library():
     pytest.importorskip("torch")
     import reference
 
@@ -76,7 +76,7 @@ def test_every_kernel_of_the_library_has_its_place():
         assert f"### {kernel.name}\n" in text
 
 
-def test_dir_shows_public_names_alone():
+def test_dir_lists_only_public_names():
     import nki.collectives
     import nki.isa
     import nki.language
@@ -99,7 +99,7 @@ VARIABLE = re.compile(r"^(?:OPEN_NKI|NKI|NEURON|TRNBLAS|UNSAFE|XDG)_[A-Z0-9_]+$"
 ANYWHERE = re.compile(VARIABLE.pattern.strip("^$"))
 
 
-def test_every_environment_variable_is_on_the_page():
+def test_the_page_lists_every_environment_variable():
     page = (ROOT / "docs" / "environment.md").read_text()
     for path in (ROOT / "src").rglob("*.py"):
         text = path.read_text()

@@ -27,7 +27,7 @@ class Case:
     `arguments` are what the kernel is called with (`nki.TensorSpec`s for tensors); a tuple of positional
     ones or a mapping of keywords. `flops` counts 2 per multiply-add of matmuls, by the dtype of the operands
     ({"bfloat16": 2 * M * N * K}; "mxfp8" for nc_matmul_mx); `hbm_bytes` what must be read and written at
-    least once. A kernel held by another engine names it and the time that engine needs at its full rate:
+    least once. A kernel bound by another engine names it and the time that engine needs at its full rate:
     other=("Scalar", 123.4).
     """
 
@@ -40,13 +40,13 @@ class Case:
     other: tuple[str, float] | None = None  # engine, microseconds
     lnc: int = 1
     platform: str = PLATFORM
-    ranks: int = 1  # of a world: the slowest is shown; `link_bytes` is what each has to receive
+    ranks: int = 1  # the slowest one is shown; `link_bytes` is what each has to receive
     link_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a case took, and what it could not do without."""
+    """The modelled time of a case, and its lower bound."""
 
     kernel: str
     size: str
@@ -63,7 +63,7 @@ class Figures:
 
 
 def cases() -> Iterator[Case]:
-    """The cases of every module here, by kernel."""
+    """Return the cases of every module here, by kernel."""
     for module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
         yield from importlib.import_module(f"{__name__}.{module}").CASES
 
@@ -96,7 +96,7 @@ def measure(case: Case) -> Figures:
 
 
 def profiled(kernel: Callable, ranks: int, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-    """The modelled run; of a world, that of its slowest rank."""
+    """Return the modelled run; for several ranks that of the slowest."""
     if ranks == 1:
         return nki.profile(kernel)(*args, **kwargs)
     world = nki.profile(kernel, ranks=ranks)(*args, **kwargs)
@@ -104,7 +104,7 @@ def profiled(kernel: Callable, ranks: int, args: tuple, kwargs: Mapping[str, Any
 
 
 def roofline(case: Case, machine: Machine) -> tuple[str, float]:
-    """What no schedule can beat, in microseconds, and its name."""
+    """Return the lower bound of any schedule in microseconds, and the resource that sets it."""
     gbs = min(machine.hbm_gbs, case.lnc * machine.dma_engines * machine.dma_bytes_per_ns)
     compute = sum(flops / machine.peak_flops(speed(dtype, machine)) for dtype, flops in case.flops.items())
     bounds = [("memory", case.hbm_bytes / gbs / 1e3), ("compute", compute / case.lnc * 1e6)]
@@ -114,7 +114,7 @@ def roofline(case: Case, machine: Machine) -> tuple[str, float]:
 
 
 def speed(dtype: str, machine: Machine) -> float:
-    """The rate of matmuls of a dtype, of that of bfloat16."""
+    """Return the rate of matmuls of a dtype, relative to bfloat16."""
     if dtype == "float32":
         return machine.fp32_multiplier
     if dtype.startswith("mx"):

@@ -41,9 +41,9 @@ NUMBERS = ("modelled us", "bound us", "ratio", "SBUF MiB")
 
 
 def table(found: list[Figures]) -> Table:
-    """The sizes of each kernel below its name."""
+    """Return a table with the sizes of each kernel below its name."""
     shown = Table(
-        title=f"Library kernels on {PLATFORM}: modelled time and what no schedule can beat",
+        title=f"Library kernels on {PLATFORM}: modelled time and lower bound of any schedule",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )

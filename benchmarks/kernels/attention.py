@@ -12,7 +12,7 @@ TENSOR_GHZ = 2.4  # columns per nanosecond, trn2
 
 
 def causal(heads: int, key_heads: int, sequence: int, head_dim: int, window: int = 0, lnc: int = 1) -> Case:
-    """Held by the Tensor engine: scores, transposed probabilities and values of every pair of tiles it sees.
+    """Bound by TensorE: scores, transposed probabilities and values of every visible pair of tiles.
 
     A matmul or transpose of two tiles streams 128 columns; the value product streams head_dim of them.
     """

@@ -20,7 +20,7 @@ GPSIMD_GHZ = 1.2
 
 @nki.jit
 def decode(q, k_active, v_active, k_prior, v_prior, mask, cfg, more):
-    """attention_tkg as a larger kernel calls it: queries and new keys are in SBUF already."""
+    """Call attention_tkg as a larger kernel does: queries and new keys are already in SBUF."""
     out = nl.ndarray((cfg.bs, cfg.q_head, cfg.d_head, cfg.s_active), q.dtype, buffer=nl.shared_hbm)
     queries = nl.ndarray(q.shape, q.dtype, buffer=nl.sbuf)
     keys = nl.ndarray(k_active.shape, k_active.dtype, buffer=nl.sbuf)
@@ -30,7 +30,7 @@ def decode(q, k_active, v_active, k_prior, v_prior, mask, cfg, more):
 
 
 def cached(batch: int, heads: int, keys: int, head_dim: int, block_len: int = 0, lnc: int = 1) -> Case:
-    """Held by DMA: the cache, and the mask where it is not made of positions."""
+    """Bound by DMA: the cache, and the mask where positions do not define it."""
     cfg = AttnTKGConfig(
         batch, heads, 1, keys, keys, head_dim, block_len, qk_in_sb=True, tp_k_prior=block_len > 0
     )
@@ -65,7 +65,7 @@ def cached(batch: int, heads: int, keys: int, head_dim: int, block_len: int = 0,
 def paged(
     heads: int, key_heads: int, queries: int, prior: int, head_dim: int, block: int, lnc: int = 1
 ) -> Case:
-    """Held by the Tensor engine like attention_cte.
+    """Bound by TensorE, like attention_cte.
 
     Scores, transposed probabilities and values of all pairs of tiles that see each other.
     """
@@ -93,7 +93,7 @@ def paged(
 
 
 def nonzero(rows: int, columns: int, lnc: int = 2) -> Case:
-    """Held by GpSimd, which looks at eight columns at a time, four cycles an element."""
+    """Bound by GpSimdE, which processes eight columns at a time, four cycles an element."""
     groups = -(-columns // lnc // 8)
     return Case(
         "find_nonzero_indices",

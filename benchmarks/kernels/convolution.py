@@ -25,7 +25,7 @@ def dense(
 ) -> Case:
     """x [B, C_in, ...]; `inside` counts the outputs of all taps that meet input, not padding."""
     channels, filters = x[1], (*taps, x[1], columns)
-    lost = 0 if "padding" in options else 1  # padding keeps the size
+    lost = 0 if "padding" in options else 1  # padding preserves the size
     outputs = prod((n - lost * (k - 1)) // options.get("stride", 1) for n, k in zip(x[2:], taps, strict=True))
     sizes = prod(x) + prod(filters) + x[0] * columns * outputs
     arguments = {"x_in": spec(*x), "filters": spec(*filters), "bias": spec(columns), **options}

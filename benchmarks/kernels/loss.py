@@ -11,7 +11,7 @@ SCALAR_GHZ = 1.2  # elements per nanosecond in each partition, trn2
 
 
 def forward(positions: int, vocabulary: int, chunk_size: int) -> Case:
-    """Bound by the exponentials: the maximum is shared by Vector and GpSimd, and takes less."""
+    """Bound by the exponentials: VectorE and GpSimdE share the maximum, which takes less time."""
     return Case(
         "cross_entropy_forward",
         f"{positions} x {vocabulary} bf16",

@@ -12,7 +12,7 @@ from . import Case
 
 
 def sized(shape: tuple[int, int, int, int], label: str, lnc: int = 1, **options: Any) -> Case:
-    """hidden [B, S, H] and weights of intermediate size I in bfloat16, or in FP8 with scales by column."""
+    """Time hidden [B, S, H] with weights of intermediate size I in bfloat16, or in FP8 with column scales."""
     b, s, h, i = shape
     fp8 = options.get("quantization_type") == QuantizationType.ROW
     dtype, width = ("float8_e4m3", 1) if fp8 else ("bfloat16", 2)
@@ -37,7 +37,7 @@ def sized(shape: tuple[int, int, int, int], label: str, lnc: int = 1, **options:
 
 
 def microscaled(shape: tuple[int, int, int, int], words: str, lnc: int = 1) -> Case:
-    """MX weights of FP8 or FP4, four-packed, with a scale for 32 of them, on trn3."""
+    """Time MX weights of FP8 or FP4, four-packed, with a scale for every 32, on trn3."""
     b, s, h, i = shape
     shapes = {"gate": (128, h // 512, i), "up": (128, h // 512, i), "down": (128, i // 512, h)}
     tensors: dict[str, Any] = {"hidden_tensor": TensorSpec((b, s, h), "bfloat16")}

@@ -10,7 +10,7 @@ from . import Case
 
 
 def forward(tokens: int, h: int, i: int, experts: int, k: int, block: int) -> Case:
-    """T tokens go to k experts each, and fill their blocks: the routed work is all there is."""
+    """T tokens go to k experts each and fill their blocks: all work is routed work."""
     blocks = tokens * k // block
     arguments = {
         "hidden_states": TensorSpec((tokens + 1, h), "bfloat16"),
@@ -34,7 +34,7 @@ def forward(tokens: int, h: int, i: int, experts: int, k: int, block: int) -> Ca
 
 
 def backward(tokens: int, h: int, i: int, experts: int, k: int, block: int) -> Case:
-    """The same layer on the way back: twice the work."""
+    """Time the backward pass of the same layer: twice the work."""
     blocks = tokens * k // block
     arguments = {
         "hidden_states": TensorSpec((tokens + 1, h), "bfloat16"),
@@ -48,13 +48,13 @@ def backward(tokens: int, h: int, i: int, experts: int, k: int, block: int) -> C
         "output_hidden_states_grad": TensorSpec((tokens + 1, h), "bfloat16"),
         "block_size": block,
     }
-    kept = tokens * k * (2 * i + h)
+    saved = tokens * k * (2 * i + h)
     return Case(
         "blockwise_mm_bwd",
         f"T {tokens}, H {h}, I {i}, E {experts}, K {k}, B {block} bf16",
         blockwise_mm_bwd,
         arguments,
-        hbm_bytes=2 * (2 * 3 * experts * h * i + 3 * tokens * h + kept),
+        hbm_bytes=2 * (2 * 3 * experts * h * i + 3 * tokens * h + saved),
         flops={"bfloat16": 12.0 * tokens * k * h * i},
         lnc=2,
     )

@@ -12,18 +12,18 @@ from nkilib.core.utils.common_types import ExpertAffinityScaleMode, RouterActFnT
 from . import Case
 
 
-def decode(shape: tuple[int, int, int, int, int], label: str, everyone: bool, fp8: bool = False) -> Case:
-    """T tokens of H, experts of I, E of them here, K for each token; every choice differs."""
+def decode(shape: tuple[int, int, int, int, int], label: str, all_experts: bool, fp8: bool = False) -> Case:
+    """T tokens of H, E local experts of I, K for each token; all choices differ."""
     t, h, i, e, k = shape
     dtype, width = ("float8_e4m3", 1) if fp8 else ("bfloat16", 2)
-    used, passes = (e, e * t) if everyone else (t * k, t * k)
+    used, passes = (e, e * t) if all_experts else (t * k, t * k)
     arguments: dict[str, Any] = {
         "hidden_input": TensorSpec((t, h), "bfloat16"),
         "expert_gate_up_weights": TensorSpec((e, h, 2, i), dtype),
         "expert_down_weights": TensorSpec((e, i, h), dtype),
         "expert_affinities": TensorSpec((t, e), "bfloat16"),
         "expert_index": TensorSpec((t, k), "int32"),
-        "is_all_expert": everyone,
+        "is_all_expert": all_experts,
         "rank_id": TensorSpec((1, 1), "int32"),
         "expert_affinities_scaling_mode": ExpertAffinityScaleMode.POST_SCALE,
     }
@@ -42,7 +42,7 @@ def decode(shape: tuple[int, int, int, int, int], label: str, everyone: bool, fp
 
 
 def block(t: int, h: int, i: int, e: int, k: int, shared: int = 0) -> Case:
-    """Norm, router over E experts, K of them for each token, and shared ones of so many columns."""
+    """Norm, router over E experts, K for each token, and shared experts of so many columns."""
     arguments: dict[str, Any] = {
         "inp": TensorSpec((t, 1, h), "bfloat16"),
         "gamma": TensorSpec((1, h), "bfloat16"),
@@ -71,9 +71,9 @@ def block(t: int, h: int, i: int, e: int, k: int, shared: int = 0) -> Case:
 
 
 CASES = [
-    decode((4, 4096, 768, 128, 8), "8 of 128 experts, bf16", everyone=False),
-    decode((4, 4096, 768, 128, 8), "8 of 128 experts, fp8 rows", everyone=False, fp8=True),
-    decode((128, 7168, 256, 8, 8), "all 8 experts, bf16", everyone=True),
+    decode((4, 4096, 768, 128, 8), "8 of 128 experts, bf16", all_experts=False),
+    decode((4, 4096, 768, 128, 8), "8 of 128 experts, fp8 rows", all_experts=False, fp8=True),
+    decode((128, 7168, 256, 8, 8), "all 8 experts, bf16", all_experts=True),
     block(4, 2048, 768, 128, 8),  # Qwen3-30B-A3B
     block(4, 4096, 384, 128, 8, shared=384),
 ]

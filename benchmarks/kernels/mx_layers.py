@@ -45,7 +45,7 @@ def projection(tokens: int, h: int, columns: int, lnc: int = 1) -> Case:
 
 
 def layer(tokens: int, h: int, i: int, lnc: int = 1) -> Case:
-    """A gated MLP."""
+    """Time a gated MLP."""
     w = expert_weights(1, h, i)
     half, down = TensorSpec((128, h // 512, i), FP4), TensorSpec(w["down"].shape[1:], FP4)
     return Case(
@@ -79,12 +79,12 @@ def expert_weights(e: int, h: int, i: int) -> dict[str, TensorSpec]:
     }
 
 
-def decode(t: int, h: int, i: int, e: int, k: int, everyone: bool, lnc: int) -> Case:
-    """T tokens of H, experts of I, E of them here, K for each token; every choice differs."""
-    w, used = expert_weights(e, h, i), e if everyone else t * k
+def decode(t: int, h: int, i: int, e: int, k: int, all_experts: bool, lnc: int) -> Case:
+    """T tokens of H, E local experts of I, K for each token; all choices differ."""
+    w, used = expert_weights(e, h, i), e if all_experts else t * k
     return Case(
         "moe_tkg",
-        f"{t}x{h}, I {i}, {'all' if everyone else k} of {e} experts, mxfp4",
+        f"{t}x{h}, I {i}, {'all' if all_experts else k} of {e} experts, mxfp4",
         moe_tkg,
         {
             "hidden_input": bf16(t, h),
@@ -94,19 +94,19 @@ def decode(t: int, h: int, i: int, e: int, k: int, everyone: bool, lnc: int) -> 
             "expert_down_weights_scale": w["down_scale"],
             "expert_affinities": bf16(t, e),
             "expert_index": TensorSpec((t, k), "int32"),
-            "is_all_expert": everyone,
+            "is_all_expert": all_experts,
             "rank_id": TensorSpec((1, 1), "int32"),
             "expert_affinities_scaling_mode": ExpertAffinityScaleMode.POST_SCALE,
         },
         hbm_bytes=int(used * 3 * h * i * BITS / 8) + 2 * 2 * t * h,
-        flops={"mxfp8": 2.0 * (e * t if everyone else t * k) * 3 * h * i},
+        flops={"mxfp8": 2.0 * (e * t if all_experts else t * k) * 3 * h * i},
         lnc=lnc,
         platform="trn3",
     )
 
 
 def block(t: int, h: int, i: int, e: int, k: int, lnc: int) -> Case:
-    """Norm, router over E experts, K of them for each token."""
+    """Norm, router over E experts, K for each token."""
     w = expert_weights(e, h, i)
     return Case(
         "mx_moe_block_tkg_wrapper",
@@ -131,7 +131,7 @@ def block(t: int, h: int, i: int, e: int, k: int, lnc: int) -> Case:
 
 
 def prefill(t: int, h: int, i: int, e: int, blocks: int, lnc: int) -> Case:
-    """Blocks of 512 positions."""
+    """Time blocks of 512 positions."""
     w, b = expert_weights(e, h, i), 512
     arguments: dict[str, Any] = {
         "hidden_states": bf16(t + 1, h),
@@ -162,9 +162,9 @@ CASES = [
     projection(4, 4096, 1536),
     layer(4, 4096, 3584),
     layer(4, 4096, 3584, lnc=2),
-    decode(4, 3072, 384, 128, 4, everyone=False, lnc=1),  # GPT-OSS 120B, one rank of eight
-    decode(4, 3072, 384, 128, 4, everyone=False, lnc=2),
-    decode(128, 3072, 384, 16, 4, everyone=True, lnc=2),
+    decode(4, 3072, 384, 128, 4, all_experts=False, lnc=1),  # GPT-OSS 120B, one rank of eight
+    decode(4, 3072, 384, 128, 4, all_experts=False, lnc=2),
+    decode(128, 3072, 384, 16, 4, all_experts=True, lnc=2),
     block(4, 3072, 384, 128, 4, lnc=1),
     block(4, 3072, 384, 128, 4, lnc=2),
     prefill(4096, 4096, 768, 8, 16, lnc=1),

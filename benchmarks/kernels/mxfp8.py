@@ -20,7 +20,7 @@ def bf16(*shape: int) -> TensorSpec:
 
 
 def quantized(features: int, k: int) -> tuple[TensorSpec, TensorSpec]:
-    """Elements and packed scales."""
+    """Return elements and packed scales."""
     return TensorSpec((k // 4, 4 * features), FP8), TensorSpec((128 * -(-k // 2048), features), "uint8")
 
 
@@ -37,7 +37,7 @@ def quantise(features: int, k: int, lnc: int = 1) -> Case:
 
 
 def matmul(m: int, k: int, n: int, form: str, lnc: int = 1) -> Case:
-    """form: "quantised", "swizzled", "plain" or "K by F"."""
+    """Time one form of operands: "quantised", "swizzled", "plain" or "K by F"."""
     flags: dict[str, Any] = {"float8_dtype": FP8}
     if form == "quantised":
         operands: tuple = (quantized(m, k), quantized(n, k))

@@ -11,7 +11,7 @@ SCALAR_GHZ = 1.2  # elements per nanosecond in each partition, trn2
 
 
 def rows(tokens: int, hidden: int, lnc: int = 1) -> Case:
-    """Held by the Scalar engine: it squares every element and casts it."""
+    """Bound by ScalarE, which squares and casts every element."""
     return Case(
         "rmsnorm_quant_kernel",
         f"{tokens}x{hidden} bf16",

@@ -14,7 +14,7 @@ SHORT = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def step(name: str, shape: tuple[int, ...], dtype: str, amsgrad: bool = False, lnc: int = 1) -> Case:
-    """Four tensors in, three out; one more of each with amsgrad."""
+    """Read four tensors and write three; one more of each with amsgrad."""
     tensor, rate = TensorSpec(shape, dtype), TensorSpec((128, 1), "float32")
     state = (*[tensor] * 4, tensor if amsgrad else None)
     return Case(

@@ -37,8 +37,8 @@ def words(count: int) -> Case:
     )
 
 
-def one_turn(rows: int, columns: int) -> Case:
-    """A loop whose number of turns is known at run time is priced once: 128 rows."""
+def one_iteration(rows: int, columns: int) -> Case:
+    """A loop whose trip count is known at run time is timed for one iteration: 128 rows."""
     matrix = TensorSpec((rows, columns), "bfloat16")
     return Case(
         "dynamic_elementwise_add",
@@ -54,6 +54,6 @@ CASES = [
     padding((16, 256, 56, 56), (1, 1, 1, 1), "constant"),  # a residual network
     words(1 << 22),
     words(1 << 24),
-    one_turn(512, 4096),
-    one_turn(2048, 8192),
+    one_iteration(512, 4096),
+    one_iteration(2048, 8192),
 ]

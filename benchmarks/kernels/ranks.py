@@ -26,7 +26,7 @@ def group(ranks: int) -> tuple:
 
 
 def ring(ranks: int, heads: int, tokens: int) -> Case:
-    """Keys and values of all others pass by; every query meets every key."""
+    """Keys and values of all other ranks arrive in order; every query attends to every key."""
     rows = (1, heads, tokens, D)
     part = heads * tokens * D * BF16
     return Case(
@@ -43,7 +43,7 @@ def ring(ranks: int, heads: int, tokens: int) -> Case:
 
 
 def ring_backward(ranks: int, heads: int, tokens: int) -> Case:
-    """Five products; keys and values pass by, and so do their gradients, in float32."""
+    """Compute five products; keys, values and their float32 gradients move around the ring."""
     columns = (1, heads, D, tokens)
     part = heads * tokens * D * BF16
     names = ("q_ref", "k_ref", "v_ref", "o_ref", "dy_ref")
@@ -102,7 +102,7 @@ def on_chip(kernel, ranks: int, rows: int, columns: int, lnc: int = 1) -> Case:
 
 
 def prefill(ranks: int, queries: int, prior: int, block: int = 32) -> Case:
-    """One head of each rank over the keys of all; queries travel there, float32 results back."""
+    """Each rank has one head over the keys of all ranks; queries and float32 results are exchanged."""
     blocks = (prior + queries) // block // ranks
     cache, number = tensor(blocks, 1, block, D), tensor(1, 1, dtype="int32")
     keys = blocks * block

@@ -14,7 +14,7 @@ VECTOR_GHZ = 0.96  # trn2; a scan takes two cycles per element
 
 
 def scan_us(rows: int, length: int) -> float:
-    """What the Vector engine needs to scan so many rows."""
+    """Return the time VectorE needs to scan so many rows."""
     return -(-rows // 128) * 2 * length / VECTOR_GHZ / 1e3
 
 
@@ -42,7 +42,7 @@ def linear(batch: int, channels: int, length: int, dtype: str) -> Case:
 
 
 def selective(batch: int, channels: int, states: int, length: int, dtype: str) -> Case:
-    """The bound counts the scan alone; Vector and GpSimd also multiply by B and C."""
+    """The bound counts the scan alone; VectorE and GpSimdE also multiply by B and C."""
     x = TensorSpec((batch, channels, length), dtype)
     b = TensorSpec((batch, states, length), dtype)
     elements = 3 * batch * channels * length + 2 * batch * states * length + channels * (states + 1)
@@ -57,7 +57,7 @@ def selective(batch: int, channels: int, states: int, length: int, dtype: str) -
 
 
 def chunked(batch: int, heads: int, length: int, d: int, n: int, dtype: str, q: int = 128) -> Case:
-    """The other bound: Vector forms the weights, y and the new state, a cycle for each of their columns."""
+    """The other bound: VectorE computes the weights, y and the new state, a cycle for each column."""
     x, b = TensorSpec((batch, heads, length, d), dtype), TensorSpec((batch, length, n), dtype)
     head, mask = TensorSpec((heads,), dtype), TensorSpec((q, q), "float32")
     elements = batch * (heads * length * (2 * d + 1) + 2 * length * n) + 2 * heads

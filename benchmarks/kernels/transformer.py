@@ -20,15 +20,15 @@ def tensor(*shape: int, dtype: str = "bfloat16") -> TensorSpec:
 
 
 def cached_bytes(batch: int, heads: int, context: int) -> int:
-    """Keys, values and the mask."""
+    """Return the bytes of keys, values and the mask."""
     return 2 * 2 * batch * context * D + context * batch * heads
 
 
 def block(batch: int, h: int, heads: int, context: int, lnc: int = 1) -> Case:
-    """Bound by the sum of its parts, all of memory: QKV weights, caches and mask, output weights.
+    """Bound by the sum of its parts, all memory-bound: QKV weights, caches and mask, output weights.
 
     Of the first case below, on sixteen DMA engines: 16.1, 43.1 and 10.7 us, and 0.2 us for hidden states.
-    A launch has a fixed cost beside it, which no schedule beats either: 9.4 us on trn2.
+    A launch adds a fixed cost that no schedule avoids: 9.4 us on trn2.
     """
     arguments = dict.fromkeys(REQUIRED) | {
         "X": tensor(batch, 1, h),
@@ -59,7 +59,7 @@ def block(batch: int, h: int, heads: int, context: int, lnc: int = 1) -> Case:
 
 
 def block_of_ranks(kind: str, ranks: int, batch: int, h: int, heads: int, context: int) -> Case:
-    """The same on ranks that share the sequences (KVDP), or the keys of all (CP)."""
+    """Time the same on ranks that share the sequences (KVDP), or the keys of all (CP)."""
     whole = block(batch, h, heads, context)
     own, keys = (batch // ranks, context) if kind == "KVDP" else (batch, context // ranks)
     changed = {

@@ -5,7 +5,7 @@ import typing as _typing
 
 from . import plugins as _plugins
 from .errors import NkiError, NkiValidationError, NkiWarning
-from .ir.context import provided_by as _provided_by
+from .ir.hooks import hooks as _hooks
 from .ir.instruction_class import LIBRARIES as _LIBRARIES
 from .ir.program import Program
 from .kernel.arrays import TensorSpec
@@ -68,15 +68,6 @@ _LATER = {
     "show": "nki.kernel.show",
 }
 
-_provided_by(
-    {
-        "program.profile": "nki.kernel.profile",
-        "program.run": "nki.kernel.programs",
-        "tensor.across_partitions": "nki.language.partitions",
-        "tensor.assign": "nki.isa.assignment",
-    }
-)
-
 
 def _import_instructions() -> None:
     """Define every instruction and value that a listing can name."""
@@ -85,6 +76,36 @@ def _import_instructions() -> None:
 
 
 _LIBRARIES.append(_import_instructions)
+
+
+def _run_program(program: Program, arrays: _typing.Sequence[_typing.Any]) -> _typing.Any:
+    from .kernel.programs import run
+
+    return run(program, arrays)
+
+
+def _profile_program(program: Program) -> _typing.Any:
+    from .kernel.profile import profile_program
+
+    return profile_program(program)
+
+
+def _assign(tile: _typing.Any, value: _typing.Any) -> None:
+    from .isa.assignment import assign
+
+    assign(tile, value)
+
+
+def _move_across_partitions(tile: _typing.Any, sizes: _typing.Sequence[int]) -> _typing.Any:
+    from .language.partitions import across_partitions
+
+    return across_partitions(tile, sizes)
+
+
+_hooks.run_program = _run_program
+_hooks.profile_program = _profile_program
+_hooks.assign = _assign
+_hooks.move_across_partitions = _move_across_partitions
 
 
 def _torch() -> _typing.Any:

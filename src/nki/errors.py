@@ -1,4 +1,4 @@
-"""Errors that teach: what was asked, what is wrong, where, and what to do.
+"""Errors: what was asked, what is wrong, where, and how to fix it.
 
 `raise error("partition-limit", "tensor_tensor: data1 has 256 partitions, ...", help="...")` finds the
 user's line by itself. Every kind is a class of its own, derived from NkiError and from the built-in
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 class Site(NamedTuple):
     """A place in the user's code: a code object and the instruction inside it.
 
-    The line number is worked out on demand, because a trace remembers a site per instruction.
+    The line number is computed on demand, because a trace stores a site per instruction.
     """
 
     code: types.CodeType
@@ -27,7 +27,7 @@ class Site(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, int]:
-        """What tells places apart; cheaper than the hash of a code object."""
+        """A key that identifies the place; cheaper than the hash of a code object."""
         return id(self.code), self.lasti
 
     @property
@@ -54,7 +54,7 @@ class Site(NamedTuple):
 
 
 class SourceLine(NamedTuple):
-    """A place in the user's code that was written down: what a pickled or saved `Site` becomes."""
+    """A place in the user's code as text: what a pickled or saved `Site` becomes."""
 
     filename: str
     lineno: int
@@ -86,23 +86,23 @@ def add_own_package(name: str) -> None:
 
 
 def is_ours(module_name: str | None) -> bool:
-    """True for modules of `nki` itself; `nkilib` and `trnblas` are users like any other."""
+    """Whether a module belongs to `nki` itself; `nkilib` and `trnblas` are users like any other."""
     return module_name is not None and module_name.partition(".")[0] in _OWN_PACKAGES
 
 
-class _Ours(dict[Any, bool]):
-    """`is_ours`, remembered by module name: every instruction and tile asks for its line."""
+class _OursCache(dict[str | None, bool]):
+    """`is_ours`, cached by module name: it is called for every instruction and tile."""
 
-    def __missing__(self, module_name: Any) -> bool:
+    def __missing__(self, module_name: str | None) -> bool:
         self[module_name] = found = is_ours(module_name)
         return found
 
 
-_OURS = _Ours()
+_OURS = _OursCache()
 
 
 def user_site(depth: int = 1) -> Site | None:
-    """The innermost frame outside `nki`, counted from `depth` callers above this call."""
+    """Return the innermost frame outside `nki`, counted from `depth` callers above this call."""
     frame: types.FrameType | None = sys._getframe(depth)
     while frame is not None and _OURS[frame.f_globals.get("__name__")]:
         frame = frame.f_back
@@ -134,7 +134,7 @@ class NkiError(Exception):
         headline = self.message if self.rank is None else f"rank={self.rank}: {self.message}"
         return show(headline, self.site, self.notes, self.help)
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return (_rebuild, (self.key, self.message, self.notes, self.help))
 
 
@@ -143,13 +143,13 @@ class NkiValidationError(NkiError):
 
 
 class NkiWarning(UserWarning):
-    """A diagnostic: the kernel runs here, but hardware or the real compiler may not forgive it."""
+    """A diagnostic: the kernel runs here, but may fail on hardware or in the real compiler."""
 
     kind = "warning"
 
 
 def show(headline: str, site: Site | None, notes: Iterable[str] = (), help: str | None = None) -> str:
-    """The four-part text shared by errors and warnings."""
+    """Return the four-part text shared by errors and warnings."""
     lines = [headline]
     if site is not None:
         lines.append(f"  --> {site.filename}:{site.lineno}")
@@ -221,7 +221,7 @@ KINDS: dict[str, tuple[type, ...]] = {
 
 @cache
 def error_class(kind: str) -> type[NkiError]:
-    """The class of a kind. Diagnostics without a base of their own become ValueErrors in strict mode."""
+    """Return the class of a kind. Diagnostics without an own base become ValueErrors in strict mode."""
     shown = {"launch-grid-type": "launch-grid", "removed-name": "removed"}.get(kind, kind)
     # a traceback of a class of `builtins` begins with NkiError[kind], without a module
     body = {"kind": shown, "key": kind, "__module__": "builtins"}
@@ -241,7 +241,7 @@ def error(
 
 
 def _rebuild(key: str, message: str, notes: list[str], help: str | None) -> NkiError:
-    """An unpickled error; the user's line stays in the process that raised it."""
+    """Return an unpickled error; the user's line stays in the process that raised it."""
     return error_class(key)(message, notes=notes, help=help)
 
 
@@ -252,7 +252,7 @@ def warning_class(kind: str) -> type[NkiWarning]:
 
 
 def __getattr__(name: str) -> type:
-    """`NkiWarning[kind]`, the class of a diagnostic, by its name."""
+    """Return `NkiWarning[kind]`, the class of a diagnostic, by its name."""
     if name.startswith("NkiWarning[") and name.endswith("]"):
         return warning_class(name[len("NkiWarning[") : -1])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -267,16 +267,18 @@ def emit_warning(
     if site is None:
         warnings.warn(text, cls, stacklevel=2)
     else:
-        registry = _spoken.setdefault(site.filename, {})  # Python's filters decide; by default, once
+        registry = _registries.setdefault(site.filename, {})  # Python's filters decide; by default, once
         warnings.warn_explicit(text, cls, site.filename, site.lineno, registry=registry)
 
 
-_spoken: dict[str, dict] = {}
+_registries: dict[str, dict] = {}  # of the warnings shown, by file
 _format_plainly = warnings.formatwarning
 
 
-def _format_warning(message, category, filename, lineno, line=None):  # type: ignore[no-untyped-def]
-    """As Python does it; but our messages show their line themselves."""
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Format as Python does, without the source line for our messages, which contain it."""
     line = "" if issubclass(category, NkiWarning) else line
     return _format_plainly(message, category, filename, lineno, line)
 
@@ -285,7 +287,7 @@ warnings.formatwarning = _format_warning
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
-    """The allowed name closest to a mistyped one, if any is close."""
+    """Return the allowed name closest to a misspelt one, if any is close."""
     import difflib
 
     found = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
@@ -295,7 +297,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str | None:
 def missing_name(
     module: str, short: str, name: str, removed: Mapping[str, str], known: Iterable[str]
 ) -> Exception:
-    """The AttributeError for `short.name`: what took the place of a removed name, or the nearest one."""
+    """Return the AttributeError for `short.name`; it suggests a replacement or the nearest name."""
     if name in removed:
         return error("removed-name", f"{short}.{name} has been removed from NKI", help=removed[name])
     close = None if name.startswith("_") else nearest(name, known)
@@ -304,13 +306,13 @@ def missing_name(
 
 
 def without_our_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback with the frames of `nki` left out, so that the user's line is the last one shown."""
+    """Return the traceback without the frames of `nki`, so that the user's line is the last one shown."""
     frames = []
     while traceback is not None:
         if not is_ours(traceback.tb_frame.f_globals.get("__name__")):
             frames.append(traceback)
         traceback = traceback.tb_next
-    kept: types.TracebackType | None = None
+    shown: types.TracebackType | None = None
     for tb in reversed(frames):
-        kept = types.TracebackType(kept, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
-    return kept
+        shown = types.TracebackType(shown, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+    return shown

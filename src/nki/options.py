@@ -46,11 +46,11 @@ class Options:
     executor: str = "auto"  # OPEN_NKI_EXECUTOR: the backend: reference, fused or torch; auto chooses
 
     def since(self, release: str) -> bool:
-        """Whether what this release changed holds."""
+        """Whether the changes of this release apply."""
         return RELEASES.index(self.api) >= RELEASES.index(release)
 
 
-def _number(name: str, default: Any = None) -> Any:
+def _number(name: str, default: int | None = None) -> Any:
     value = os.environ.get(name, "").strip()
     if value and not value.isdigit():
         raise error("argument", f"{name} must be a number, it is {value!r}")
@@ -65,7 +65,7 @@ def _choice(name: str, allowed: tuple[str, ...]) -> str:
 
 
 def from_environment() -> Options:
-    """The options as `nki.options` or else the environment sets them now."""
+    """Return the options as `nki.options` or else the environment sets them now."""
     chosen = {name: value for name, value in _chosen.get().items() if name != "target"}
     return replace(_read(), **chosen) if chosen else _read()
 
@@ -97,7 +97,7 @@ def _release() -> str:
 
 
 def checked_device(name: str, what: str) -> str:
-    """The name of a place where kernels can run."""
+    """Return the name of a device that can run kernels; raise an error for any other name."""
     if name and not re.fullmatch(r"cpu|torch-cpu|cuda(:\d+)?", name):
         raise error(
             "device",
@@ -109,18 +109,18 @@ def checked_device(name: str, what: str) -> str:
 
 
 def chosen_device() -> str:
-    """`device` alone, without reading everything else."""
+    """Return the option `device` alone, without reading the others."""
     found = _chosen.get().get("device")
     return (os.environ.get("OPEN_NKI_DEVICE", "").strip() if found is None else found) or ""
 
 
 def framework_debug() -> bool:
-    """NEURON_FRAMEWORK_DEBUG: the bridges of frameworks keep what they stage. No property of a call."""
+    """NEURON_FRAMEWORK_DEBUG: whether torch and jax keep the programs they stage. Not an option."""
     return _flag("NEURON_FRAMEWORK_DEBUG")
 
 
 def cache_folder() -> Path:
-    """OPEN_NKI_CACHE_DIR, or a folder in the user's cache: what is worth keeping between processes."""
+    """Return OPEN_NKI_CACHE_DIR, or a folder in the user's cache, for files that later processes reuse."""
     from pathlib import Path
 
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -128,7 +128,7 @@ def cache_folder() -> Path:
 
 
 def choose_machine(kernel_target: str | None = None) -> Machine:
-    """The platform of a call: nki.options, override, the kernel's own target, NKI_NC_VERSION, trn3."""
+    """Return the platform of a call: nki.options, override, the kernel's own target, NKI_NC_VERSION, trn3."""
     env = os.environ
     return find(
         _chosen.get().get("target")
@@ -144,10 +144,10 @@ def choose_machine(kernel_target: str | None = None) -> Machine:
 
 @contextmanager
 def options(**settings: Any) -> Iterator[None]:
-    """Calls in this block run so, whatever the environment says.
+    """Set options for the calls in this block; they take precedence over the environment.
 
     `with nki.options(target="trn2", strict=True):`. `target` names a platform; the others are the fields of
-    `Options`, and docs/environment.md tells them all.
+    `Options`; docs/environment.md lists them.
     """
     known = ["target", *(field.name for field in fields(Options))]
     for name in settings:

@@ -29,20 +29,20 @@ class tensor:
     def __init__(self, shape: tuple | None = None):
         self.shape = shape
 
-    def __class_getitem__(cls, shape: Any) -> Any:
+    def __class_getitem__(cls, shape: object) -> Any:
         shape = shape if isinstance(shape, tuple) else (shape,)
         for size in shape:
             if size is not None and not isinstance(size, (int, str)):
                 raise error("argument", f"nt.tensor: a size is an int, None or a name, got {size!r}")
         return cls(shape)
 
-    def __or__(self, other: Any) -> Any:
+    def __or__(self, other: object) -> Any:
         return self
 
     __ror__ = __or__
 
     def __call__(self) -> None:
-        """Lets typing constructs such as Optional accept the annotation."""
+        """Let typing constructs such as Optional accept the annotation."""
 
     def __repr__(self) -> str:
         return f"nt.tensor[{', '.join(map(repr, self.shape))}]" if self.shape else "nt.tensor"
@@ -72,8 +72,8 @@ def _differs(name: str, shape: tuple[int, ...], declared: tensor, notes: Iterabl
     return error("shape", f"argument '{name}' has shape {shape}, declared {declared!r}", notes=notes)
 
 
-def _declared(annotation: Any, func: Callable) -> tensor | None:
-    """The nt.tensor[...] of an annotation, also inside Optional and in its string form."""
+def _declared(annotation: object, func: Callable) -> tensor | None:
+    """Return the nt.tensor[...] of an annotation, also inside Optional and in its string form."""
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, getattr(func, "__globals__", {}))

@@ -1,7 +1,7 @@
-"""Files that stand where a device leaves `file.neff` and `profile.ntff`: kernels, and their modelled runs.
+"""Placeholders for the `file.neff` and `profile.ntff` of a device: kernels, and their modelled runs.
 
-Scripts move such files about and hand them to `neuron-profile`. Ours are JSON and say in their first key what
-they are. Each kernel comes as its Program, so that a report can be made of the file alone.
+Scripts move such files and pass them to `neuron-profile`. Ours are JSON; the first key marks them. Each
+kernel is stored as its Program, so that a report can be made from the file alone.
 """
 
 from __future__ import annotations
@@ -11,52 +11,46 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from nki.ir.program import Program
-from nki.ir.tree import map_tree
-from nki.kernel.arrays import TensorSpec
+from nki.kernel.kernel import Kernel
 from nki.kernel.listeners import listening
 from nki.kernel.profile import Profile, profile_program
+from nki.kernel.specs import as_specs
 
 MARK = "open_nki_placeholder"
 
 
 class Calls:
-    """The kernels that are called while this listens, each once for each shape of its arguments."""
+    """Records the kernels called between `start` and `stop`, once for each shape of their arguments."""
 
     def __init__(self) -> None:
-        self.found: dict[Any, tuple[Any, tuple, dict]] = {}
-        self._listening: Any = None
+        self.found: dict[tuple, tuple[Kernel, tuple, dict]] = {}
+        self._listening: AbstractContextManager[None] | None = None
 
     def start(self) -> None:
-        self._listening = listening(self._heard)
+        self._listening = listening(self._note)
         self._listening.__enter__()
 
     def stop(self) -> list[Program]:
-        """What was called, from shapes alone."""
+        """Return the programs of the calls, from shapes alone."""
         if self._listening is None:
             return []
         self._listening.__exit__(None, None, None)
         self._listening = None
         return [kernel.trace(*args, **kwargs) for kernel, args, kwargs in self.found.values()]
 
-    def _heard(self, kernel: Any, args: tuple, kwargs: dict) -> None:
-        described = [map_tree(_described, list(args)), map_tree(_described, dict(kwargs))]
-        key = (kernel.__name__, kernel.grid, repr(described))
-        self.found.setdefault(key, (kernel, tuple(described[0]), described[1]))
-
-
-def _described(value: Any, path: str = "") -> Any:
-    """An array as its shape and dtype."""
-    if hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape):
-        return TensorSpec(tuple(value.shape), str(value.dtype).removeprefix("torch."))
-    return value
+    def _note(self, kernel: Kernel, args: tuple, kwargs: dict) -> None:
+        specs, named = as_specs(args), as_specs(kwargs)
+        key = (kernel.__name__, kernel.grid, repr([specs, named]))
+        self.found.setdefault(key, (kernel, specs, named))
 
 
 def recorded(run: Callable[[], Any]) -> tuple[Any, list[Program]]:
-    """What a function gives, and the kernels that it called."""
+    """Return what a function returns, and the programs of the kernels that it called."""
     calls = Calls()
     calls.start()
     try:
@@ -79,7 +73,7 @@ def write(path: str | os.PathLike, name: str, programs: Sequence[Program], model
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
-    """What `write` wrote; ValueError for other files."""
+    """Return what `write` wrote; ValueError for other files."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,9 @@ TARGETS = ("trn1", "trn2", "trn3")
 OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 
 
-def pytest_addoption(parser: Any) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("nki", "Open NKI")
-    group.addoption("--nki-update", action="store_true", help="write the snapshots of modelled costs anew")
+    group.addoption("--nki-update", action="store_true", help="write the snapshots of modelled costs again")
     group.addoption("--nki-strict", action="store_true", help="run every test in strict mode")
     group.addoption(
         "--nki-targets", metavar="LIST", help="platforms of the fixture nki_target (default: trn1,trn2,trn3)"
@@ -26,7 +27,7 @@ def pytest_addoption(parser: Any) -> None:
     )
 
 
-def pytest_configure(config: Any) -> None:
+def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "nki_budget(us, sbuf, psum): fail when a kernel that the test calls costs more by the model",
         'nki_snapshot(slower="3%"): fail when a kernel that the test calls got slower than its snapshot',
@@ -39,32 +40,32 @@ def pytest_configure(config: Any) -> None:
         stubs.install()
 
 
-def pytest_generate_tests(metafunc: Any) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "nki_target" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("nki_targets")
-        asked = metafunc.config.getoption("--nki-targets")
-        names = mark.args if mark else tuple(asked.split(",")) if asked else TARGETS
+        listed = metafunc.config.getoption("--nki-targets")
+        names = mark.args if mark else tuple(listed.split(",")) if listed else TARGETS
         metafunc.parametrize("nki_target", names, indirect=True)
     if "nki_cores" in metafunc.fixturenames:
         metafunc.parametrize("nki_cores", (1, 2))
 
 
 @pytest.fixture
-def nki_target(request: Any, monkeypatch: Any) -> str:
-    """Runs the test once for each platform, with kernels on it; the value is its name."""
+def nki_target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the test once for each platform, with kernels on it; the value is its name."""
     monkeypatch.setenv(OVERRIDE, request.param)
     return request.param
 
 
 @pytest.fixture
-def nki_strict(monkeypatch: Any) -> None:
+def nki_strict(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warnings of kernels are errors in this test."""
     monkeypatch.setenv("OPEN_NKI_STRICT", "1")
 
 
 @pytest.fixture
-def nki_fresh_caches(monkeypatch: Any, tmp_path: Any) -> Any:
-    """The test finds no program, no tuned configuration and no random state of an earlier one."""
+def nki_fresh_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Hide programs, tuned configurations and random states of earlier tests."""
     from nki.testing.fresh import forget
 
     monkeypatch.setenv("OPEN_NKI_CACHE_DIR", str(tmp_path / "nki-cache"))
@@ -74,8 +75,8 @@ def nki_fresh_caches(monkeypatch: Any, tmp_path: Any) -> Any:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: Any) -> Any:
-    """Holds what the test calls to its budget and its snapshot."""
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test whose kernels exceed its budget or its snapshot."""
     strict = item.config.getoption("--nki-strict")
     before = os.environ.get("OPEN_NKI_STRICT")
     if strict:
@@ -90,12 +91,12 @@ def pytest_runtest_call(item: Any) -> Any:
             result = yield
         wrong = over_budget(costs, *budget.args, **budget.kwargs) if budget is not None else []
         if snapshot is not None:
-            kept = Snapshots(item.path)
+            snapshots = Snapshots(item.path)
             name = item.nodeid.partition("::")[2]
             if item.config.getoption("--nki-update"):
-                kept.write(name, costs)
+                snapshots.write(name, costs)
             else:
-                wrong += kept.slower(name, costs, as_part(snapshot.kwargs.get("slower", "3%")))
+                wrong += snapshots.slower(name, costs, as_part(snapshot.kwargs.get("slower", "3%")))
         if wrong:
             pytest.fail("\n".join(wrong), pytrace=False)
         return result

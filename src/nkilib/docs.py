@@ -17,9 +17,9 @@ _INTRODUCTION = """\
 <!-- Written by `make docs` (`python -m nkilib.docs`). Do not edit: change the code and run it again. -->
 
 `nkilib` holds kernels under the import paths of AWS's kernel library, written from its public documentation.
-They use the public API of `nki` alone. This page is generated from `src/nkilib/catalogue.py` and the
+They use only the public API of `nki`. This page is generated from `src/nkilib/catalogue.py` and the
 docstrings, and `tests/nkilib/test_docs.py` fails when page and code differ. `nki kernels` prints the same
-list, `make bench-kernels` what each kernel takes on the timing model.
+list, `make bench-kernels` the modelled time of each kernel.
 
 ```python
 import numpy as np
@@ -32,11 +32,11 @@ packed_on_two_cores = rmsnorm_quant_kernel[2](hidden, gamma, RmsNormQuantKernelA
 assert packed.shape == (1, 7, 512 + 4)  # FP8 values, and the scale of each row in its last four bytes
 ```
 
-`help(rmsnorm_quant_kernel)` tells shapes, formula and options. Every kernel also has a numpy reference beside
-it, is found in `nkilib.kernels` by its name, and after `nki_legacy.stubs.install()` below the older roots
-`nkilib_src.nkilib` and `nkilib_standalone.nkilib`, unless a real package has their name. Wrong arguments fail
-before any instruction is issued, with an `AssertionError` that names the argument; an option that is not
-built yet raises a `NotImplementedError` that names it.
+`help(rmsnorm_quant_kernel)` shows shapes, formula and options. Every kernel has a numpy reference next to it.
+`nkilib.kernels` has all kernels by name; after `nki_legacy.stubs.install()` they can also be imported from
+the older roots `nkilib_src.nkilib` and `nkilib_standalone.nkilib`, unless a real package has that name. Wrong
+arguments fail before any instruction is issued, with an `AssertionError` that names the argument; an option
+that is not implemented yet raises a `NotImplementedError` that names it.
 """
 
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -97,8 +97,10 @@ def flag(name: str, default: bool = False) -> bool:
 
 _reported: set[str] = set()
 
+Result = TypeVar("Result")
 
-def serve(op: str, kernel: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+
+def serve(op: str, kernel: Callable[[], Result], otherwise: Callable[[], Result]) -> Result:
     """Return the kernel's result, or fall back to PyTorch if the kernel fails.
 
     With TRNBLAS_REQUIRE_NKI or TRNBLAS_USE_SIMULATOR the kernel's error is raised; otherwise it becomes a
@@ -135,7 +137,7 @@ def forget_fallbacks() -> None:
     _reported.clear()
 
 
-def launch(kernel: Any, *arguments: Any) -> Any:
+def launch(kernel: Callable[..., torch.Tensor], *arguments: object) -> torch.Tensor:
     """Run a kernel on tensors: in the simulator if requested, else where nki runs kernels on this machine."""
     if flag("TRNBLAS_USE_SIMULATOR"):
         import nki

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -39,9 +40,18 @@ class Explanation:
         return f"{self.op}: {self.kernel} on {self.backend}{tiles}; padding: {self.padding}. {self.why}"
 
 
+class Flags(NamedTuple):
+    """The flags of a call that change the sizes of its product."""
+
+    transA: bool = False
+    transB: bool = False
+    trans: bool = False
+    side: str = "left"
+
+
 def explain(
     op: str,
-    *shapes: Any,
+    *shapes: torch.Tensor | Sequence[int],
     dtype: torch.dtype = torch.float32,
     precision: str | None = None,
     transA: bool = False,
@@ -66,7 +76,7 @@ def explain(
         return _in_torch(op, choice.why)
     if any(0 in size for size in sizes):
         return _in_torch(op, "an operand is empty: the result is zeros, or scaled C")
-    flags = {"transA": transA, "transB": transB, "trans": trans, "side": side}
+    flags = Flags(transA, transB, trans, side)
     return _by_kernel(op, sizes, dtype, precision, flags, choice.why)
 
 
@@ -75,7 +85,7 @@ def _in_torch(op: str, why: str) -> Explanation:
 
 
 def _by_kernel(
-    op: str, sizes: list[tuple], dtype: Any, precision: str | None, flags: Any, why: str
+    op: str, sizes: list[tuple], dtype: torch.dtype, precision: str | None, flags: Flags, why: str
 ) -> Explanation:
     kernel = KERNELS[op] or ""
     if kernel == "mp2_energy_kernel":
@@ -84,7 +94,7 @@ def _by_kernel(
         n = sizes[0][-1]
         return Explanation(op, "nki", kernel, None, f"n {n} -> {_up(n)} in HBM, result sliced back", why)
     m, k, n = product_sizes(op, sizes, flags)
-    layout = (flags["transA"] or (flags["trans"] and flags["side"] == "left"), flags["transB"])
+    layout = (flags.transA or (flags.trans and flags.side == "left"), flags.transB)
     array = f"{_up(m)} x {_up(k)} x {n}"
     padding = f"none in HBM: edge tiles are cut; the PE array computes {array} for {m} x {k} x {n}"
     if precision == "fp64":
@@ -106,19 +116,19 @@ def _up(size: int) -> int:
     return -(-size // TILE) * TILE
 
 
-def product_sizes(op: str, sizes: list[tuple], flags: Any) -> tuple[int, int, int]:
+def product_sizes(op: str, sizes: list[tuple], flags: Flags) -> tuple[int, int, int]:
     """Return (m, k, n) of the product that an operation computes."""
     name = op.removeprefix("nki_")
     if name == "ger":
         return sizes[0][-1], 1, sizes[1][-1]
     if name == "syrk":
-        n, k = _matrix_size(sizes[0], flags["trans"])
+        n, k = _matrix_size(sizes[0], flags.trans)
         return n, k, n
-    left = _matrix_size(sizes[0], flags["transA"] or flags["trans"])
+    left = _matrix_size(sizes[0], flags.transA or flags.trans)
     if name in ("gemv", "symv", "trmv"):
         return *left, 1
-    right = _matrix_size(sizes[1], flags["transB"])
-    if name in ("symm", "trmm") and flags["side"] == "right":
+    right = _matrix_size(sizes[1], flags.transB)
+    if name in ("symm", "trmm") and flags.side == "right":
         left, right = right, left
     if left[1] != right[0]:
         raise ValueError(f"explain: {op} of {sizes[0]} and {sizes[1]}: {left[1]} != {right[0]}")

@@ -79,7 +79,15 @@ def ger(alpha: float, x: torch.Tensor, y: torch.Tensor, A: torch.Tensor | None =
     return rounded_once(lambda x, y: torch.outer(x, y).mul_(alpha), x, y)
 
 
-def _times_vector(op, alpha, A, x, beta, y, precision):
+def _times_vector(
+    op: str,
+    alpha: float,
+    A: torch.Tensor,
+    x: torch.Tensor,
+    beta: float,
+    y: torch.Tensor | None,
+    precision: str | None,
+) -> torch.Tensor:
     """Return alpha A x + beta y; leading dimensions are batches."""
     if x.ndim == 1 and A.ndim == 2 and alpha != 0 and precision is None:
         fits = A.shape[1] == x.shape[0] and A.dtype == x.dtype
@@ -90,7 +98,9 @@ def _times_vector(op, alpha, A, x, beta, y, precision):
     return scaled_product(op, alpha, A, x[..., None], beta, column, precision)[..., 0]
 
 
-def _torch_times_vector(alpha, beta, A, x, y):
+def _torch_times_vector(
+    alpha: float, beta: float, A: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None
+) -> torch.Tensor:
     """Compute the common case by one call of torch."""
     if y is None or beta == 0:
         return torch.mv(A, x) if alpha == 1 else torch.addmv(A.new_zeros(()), A, x, beta=0, alpha=alpha)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -172,7 +173,15 @@ def check_triangular(op: str, A: torch.Tensor, B: torch.Tensor, side: str, uplo:
 # ---- products ------------------------------------------------------------------------------------
 
 
-def scaled_product(op, alpha, A, B, beta, C, precision):
+def scaled_product(
+    op: str,
+    alpha: float,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    beta: float,
+    C: torch.Tensor | None,
+    precision: str | None,
+) -> torch.Tensor:
     """Return alpha A B + beta C on the backend that serves it: all products of levels 2 and 3 use it."""
     check_precision(op, precision)
     check_inner(op, A, B)
@@ -199,12 +208,16 @@ def product_shape(A: torch.Tensor, B: torch.Tensor) -> torch.Size:
     return torch.Size((*batch, A.shape[-2], B.shape[-1]))
 
 
-def torch_product(alpha, A, B, beta, C):
+def torch_product(
+    alpha: float, A: torch.Tensor, B: torch.Tensor, beta: float, C: torch.Tensor | None
+) -> torch.Tensor:
     """Compute the same by torch."""
     return rounded_once(lambda A, B, C: _torch_product(alpha, A, B, beta, C), A, B, C)
 
 
-def _torch_product(alpha, A, B, beta, C):
+def _torch_product(
+    alpha: float, A: torch.Tensor, B: torch.Tensor, beta: float, C: torch.Tensor | None
+) -> torch.Tensor:
     """Compute the same by one call of torch, where it has one."""
     if C is None or beta == 0:
         if alpha == 1:
@@ -226,20 +239,30 @@ def kernel_product(A: torch.Tensor, B: torch.Tensor, out: torch.dtype) -> torch.
     return _kernels().product(A, B, out)
 
 
-def scaled(alpha, product, beta, C, dtype):
+def scaled(
+    alpha: float,
+    product: Callable[[torch.dtype], torch.Tensor],
+    beta: float,
+    C: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
     """Return alpha product + beta C, rounded once: a product that is scaled or added to is float32."""
-    is_added = C is not None and beta != 0
-    if alpha == 1 and not is_added:
+    addend = None if beta == 0 else C
+    if alpha == 1 and addend is None:
         return product(dtype)
     wide = dtype if dtype == torch.float64 else torch.float32
     result = product(wide) * alpha
-    return (result.add_(C.to(wide), alpha=beta) if is_added else result).to(dtype)
+    if addend is not None:
+        result.add_(addend.to(wide), alpha=beta)
+    return result.to(dtype)
 
 
 # ---- solves --------------------------------------------------------------------------------------
 
 
-def torch_solve(A, B, side, uplo, trans, diag):
+def torch_solve(
+    A: torch.Tensor, B: torch.Tensor, side: str, uplo: str, trans: bool, diag: str
+) -> torch.Tensor:
     return torch.linalg.solve_triangular(
         transposed_if(A, trans),
         B,
@@ -249,14 +272,16 @@ def torch_solve(A, B, side, uplo, trans, diag):
     )
 
 
-def kernel_solve(A, B, side, uplo, trans, diag):
+def kernel_solve(
+    A: torch.Tensor, B: torch.Tensor, side: str, uplo: str, trans: bool, diag: str
+) -> torch.Tensor:
     """Solve with the kernel; side="right" solves the transposed system."""
     if side == "left":
         return _kernels().solve(A, B, uplo, trans, diag)
     return _kernels().solve(A, B.mT, uplo, not trans, diag).mT.contiguous()
 
 
-def _kernels() -> Any:
+def _kernels() -> ModuleType:
     """Import the kernels when one serves a call: everything else works without nki."""
     from trnblas.nki import launches
 

@@ -244,16 +244,16 @@ def test_all_tensors_are_on_one_device(monkeypatch):
 
 
 def test_tensors_of_other_devices_are_copied_with_one_warning(monkeypatch):
-    monkeypatch.setattr(torch_tensors, "_said_devices", set())
+    monkeypatch.setattr(torch_tensors, "_warned_devices", set())
     with pytest.warns(nki.NkiWarning, match="copied") as caught:
-        torch_tensors._say_device("cuda")
-        torch_tensors._say_device("cuda")
-        torch_tensors._say_device("mps")
+        torch_tensors._warn_device("cuda")
+        torch_tensors._warn_device("cuda")
+        torch_tensors._warn_device("mps")
     assert len(caught) == 1 and caught[0].category.kind == "device-copy"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        torch_tensors._say_device("cpu")
-        torch_tensors._say_device("xla")
+        torch_tensors._warn_device("cpu")
+        torch_tensors._warn_device("xla")
 
 
 def test_expanded_and_overlapping_tensors_cannot_be_written():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.isa import gpsimd
+from nki.isa import affine
 from nki.machine import dtypes
 from nki.machine.generations import find
 from support import refused_tiles as refused
@@ -164,7 +164,7 @@ def test_iota_reads_a_register_when_it_runs():
 )
 def test_iota_equals_its_definition(pattern, partitions, offset, channel_multiplier):
     count = int(np.prod([num for _, num in pattern]))
-    got = gpsimd.affine_values(tuple(pattern), partitions, channel_multiplier, offset)
+    got = affine.affine_values(tuple(pattern), partitions, channel_multiplier, offset)
     assert got.shape == (partitions, count)
     np.testing.assert_array_equal(
         got, wrapped(iota_in_turns(pattern, partitions, offset, channel_multiplier))

@@ -268,7 +268,7 @@ def test_the_ocp_rule_is_the_floor_mode_of_torchao(form):
     "call, text",
     [
         (lambda: mx.quantize(np.ones(33)), "axis -1 has 33 elements, a multiple of 32"),
-        (lambda: mx.quantize(np.ones(32), "fp7"), "fp7 is no MX format, use one of float8_e4m3fn"),
+        (lambda: mx.quantize(np.ones(32), "fp7"), "fp7 is not an MX format, use one of float8_e4m3fn"),
         (lambda: mx.quantize(np.ones(32), rule="up"), "'up' is none of ocp, hardware"),
         (lambda: mx.dequantize(np.zeros(32, np.uint8), np.zeros(1, np.uint8)), "could be of any format"),
         (lambda: mx.dequantize(np.zeros(32), np.zeros(1, np.uint8), format="mxfp4"), "one element in a byte"),

@@ -23,7 +23,7 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 from nki.ranks import run_ranks, split
-from nki.ranks.rendezvous import gatherings
+from nki.ranks.rendezvous import thread_rendezvous
 from nkilib.experimental.attention.ring_attention_fwd import ring_attention_spmd_fwd
 from nkilib.experimental.collectives.fgcc import allgather_compute_matmul
 
@@ -184,7 +184,7 @@ def groups_beyond_the_mesh_are_refused():
 
 
 def devices_that_stay_away_are_named():
-    gatherings.timeout = 1.0
+    thread_rendezvous.timeout = 1.0
 
     def some(x):
         first = jax.lax.axis_index("ranks") == 0
@@ -195,7 +195,7 @@ def devices_that_stay_away_are_named():
     except Exception as problem:
         return "ranks [0] have not come after 1 s" in str(problem)
     finally:
-        gatherings.timeout = 300.0
+        thread_rendezvous.timeout = 300.0
     return False
 
 

@@ -40,7 +40,7 @@ def test_every_section_is_there():
     text = summary(saved("tiled"))
     for title in ("engine", "DMA", "SBUF", "PSUM", "roofline", "bounds", "line", "assumed"):
         assert title in text
-    assert "What would help" in text and "What hardware may not forgive" in text
+    assert "What would help" in text and "What hardware may reject" in text
     assert "nl.exp(y) # [bold]bracket" in text  # source is never markup
 
 

@@ -16,7 +16,7 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path_factory, monkeypatch):
-    """trn2, kernels that must not fail, no tile cache of the user."""
+    """Set up trn2, kernels that must not fail, and no tile cache of the user."""
     pytest.importorskip("torch", reason="torch is not installed")
     import trnblas
 
@@ -41,7 +41,7 @@ def backend(request):
 
 @pytest.fixture
 def near():
-    """near(found, expected, scale, terms): equal up to roundings.
+    """Return near(found, expected, scale, terms), which checks equality up to roundings.
 
     Of the result, relative to itself; of float32 (float64) sums of that many terms, relative to `scale`, the
     same sum of magnitudes.

@@ -1,4 +1,4 @@
-"""Which backend serves a call, and what is said when a kernel fails."""
+"""Which backend serves a call, and what is reported when a kernel fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trnblas.nki import dispatch  # noqa: E402
 
 @pytest.fixture
 def launches(monkeypatch):
-    """The names of the kernels that ran."""
+    """Return the names of the kernels that ran."""
     names = []
     launch = chosen.launch
 
@@ -30,7 +30,7 @@ def launches(monkeypatch):
 
 @pytest.fixture
 def broken(monkeypatch):
-    """Kernels fail with the message in this list."""
+    """Make kernels fail with the message in this list."""
     message = ["no queue"]
 
     def fail(kernel, *arguments):
@@ -77,7 +77,7 @@ def test_auto_is_nki_on_a_neuron_device(launches, monkeypatch):
     assert chosen.choose(torch.float32, "cpu") == (True, "auto: there is a Neuron device")
 
 
-def test_the_simulator_variable_turns_kernels_on(launches, monkeypatch):
+def test_the_simulator_variable_enables_kernels(launches, monkeypatch):
     simulated = []
     import nki
 
@@ -124,7 +124,7 @@ def test_each_operation_has_its_kernel(call, kernel, launches):
 
 
 @pytest.mark.parametrize("variable", ["TRNBLAS_REQUIRE_NKI", "TRNBLAS_USE_SIMULATOR"])
-def test_a_failing_kernel_raises_when_kernels_are_asked_for(broken, monkeypatch, variable):
+def test_a_failing_kernel_raises_when_kernels_are_required(broken, monkeypatch, variable):
     for name in ("TRNBLAS_REQUIRE_NKI", "TRNBLAS_USE_SIMULATOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, "1")
@@ -134,7 +134,7 @@ def test_a_failing_kernel_raises_when_kernels_are_asked_for(broken, monkeypatch,
 
 
 @pytest.mark.parametrize("op", ["gemm", "syrk", "trsm"])
-def test_else_pytorch_serves_it_with_one_warning_for_each_error(op, broken, monkeypatch):
+def test_a_failing_kernel_falls_back_to_pytorch_with_one_warning_per_error(op, broken, monkeypatch):
     monkeypatch.delenv("TRNBLAS_REQUIRE_NKI")
     trnblas.set_backend("nki")
     x = 2 * torch.eye(3)
@@ -164,7 +164,7 @@ def test_the_warning_points_at_the_caller(broken, monkeypatch):
         assert caught[0].filename == __file__
 
 
-def test_one_error_is_told_once_whatever_operation_meets_it(broken, monkeypatch):
+def test_an_error_is_reported_once_for_all_operations(broken, monkeypatch):
     monkeypatch.delenv("TRNBLAS_REQUIRE_NKI")
     trnblas.set_backend("nki")
     with pytest.warns(trnblas.NkiFallbackWarning):
@@ -174,7 +174,7 @@ def test_one_error_is_told_once_whatever_operation_meets_it(broken, monkeypatch)
         trnblas.syrk(1.0, torch.eye(3))
 
 
-def test_mistakes_of_the_caller_are_no_failures_of_the_kernel(monkeypatch):
+def test_caller_errors_are_not_reported_as_kernel_failures(monkeypatch):
     monkeypatch.delenv("TRNBLAS_REQUIRE_NKI")
     trnblas.set_backend("nki")
     with warnings.catch_warnings():

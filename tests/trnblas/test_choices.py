@@ -1,4 +1,4 @@
-"""explain tells what would serve a call, and it is what does."""
+"""explain returns what would serve a call, and the call is served so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import trnblas  # noqa: E402
 from trnblas.choices import KERNELS  # noqa: E402
 
 
-def test_on_pytorch_it_says_why():
+def test_explain_gives_the_reason_on_pytorch():
     found = trnblas.explain("gemm", (4, 5), (5, 6))
     assert (found.backend, found.kernel, found.tiles) == ("pytorch", "PyTorch", None)
     assert "no Neuron device" in found.why
@@ -17,7 +17,7 @@ def test_on_pytorch_it_says_why():
     assert trnblas.explain("trsm", (4, 4), (4, 6)).why == "the backend is pytorch"
 
 
-def test_on_nki_it_names_kernel_tiles_and_padding():
+def test_explain_names_kernel_tiles_and_padding_on_nki():
     trnblas.set_backend("nki")
     found = trnblas.explain("gemm", (1000, 700), (700, 900), dtype=torch.bfloat16)
     assert (found.backend, found.kernel, found.tiles) == ("nki", "gemm_kernel", (512, 512))
@@ -28,7 +28,7 @@ def test_on_nki_it_names_kernel_tiles_and_padding():
     assert "n 200 -> 256 in HBM" in trnblas.explain("trsm", (200, 200), (200, 9)).padding
 
 
-def test_tensors_stand_for_their_shape_and_dtype():
+def test_explain_takes_shape_and_dtype_of_tensors():
     trnblas.set_backend("nki")
     A = torch.ones(4, 5, dtype=torch.float64)
     found = trnblas.explain("gemm", A, A, transB=True)
@@ -58,14 +58,14 @@ def test_level_1_and_empty_operands_are_pytorch_everywhere():
         ("trmm", [(5, 5), (5, 3)], {}, "5 x 5 x 3"),
     ],
 )
-def test_the_product_behind_an_operation(op, shapes, flags, sizes):
+def test_explain_gives_the_product_of_an_operation(op, shapes, flags, sizes):
     trnblas.set_backend("nki")
     assert trnblas.explain(op, *shapes, **flags).padding.endswith(f"for {sizes}")
 
 
 @pytest.mark.parametrize("transA", [False, True])
 @pytest.mark.parametrize("transB", [False, True])
-def test_the_tiles_told_are_the_tiles_used(transA, transB, monkeypatch, tmp_path):
+def test_explained_tiles_are_the_tiles_used(transA, transB, monkeypatch, tmp_path):
     from trnblas import tuning
     from trnblas.nki import launches
 
@@ -97,7 +97,7 @@ def test_every_operation_is_explained():
     assert public <= set(KERNELS)
 
 
-def test_mistakes_are_named():
+def test_wrong_arguments_of_explain_raise():
     with pytest.raises(ValueError, match="explain: 'gem' is not an operation; there are axpy"):
         trnblas.explain("gem", (1, 1))
     trnblas.set_backend("nki")

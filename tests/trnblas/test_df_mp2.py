@@ -57,7 +57,7 @@ def test_the_backend_is_left_as_it_was(example):
     assert trnblas.get_backend() == "pytorch"
 
 
-def test_without_pyscf_it_says_what_to_install(example, monkeypatch, capsys):
+def test_without_pyscf_the_error_names_the_package_to_install(example, monkeypatch, capsys):
     import sys
 
     monkeypatch.setitem(sys.modules, "pyscf", None)

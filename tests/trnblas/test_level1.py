@@ -43,7 +43,7 @@ def test_strided_vectors_are_read_at_their_places(backend, near):
     near(trnblas.axpy(0.5, x, y), 0.5 * a + b, np.abs(a) + np.abs(b))
 
 
-def test_arguments_stay_as_they_are(backend):
+def test_arguments_are_unchanged(backend):
     x, y = vectors(9, torch.float32)
     before = x.clone(), y.clone()
     results = [trnblas.axpy(0.0, x, y), trnblas.axpy(1.0, x, y), trnblas.scal(1.0, x)]
@@ -78,9 +78,9 @@ def test_axpy_with_alpha_zero_does_not_read_x(backend):
     assert torch.equal(trnblas.axpy(0.0, torch.full((3,), torch.nan), y), y)
 
 
-def test_of_equal_magnitudes_the_first_counts(backend):
+def test_iamax_returns_the_first_of_equal_magnitudes(backend):
     assert trnblas.iamax(torch.tensor([1.0, -3.0, 3.0])) == 1
 
 
-def test_sums_of_narrow_floats_do_not_stall(backend):
+def test_sums_of_narrow_floats_do_not_lose_small_terms(backend):
     assert float(trnblas.asum(torch.ones(5000, dtype=torch.bfloat16))) == pytest.approx(5000, rel=4e-3)

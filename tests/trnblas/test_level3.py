@@ -28,7 +28,7 @@ def wide(*tensors):
 
 
 def triangular(n, dtype, batch=()):
-    """Well conditioned both ways, with something on either side of the diagonal."""
+    """Return a matrix whose triangles are both well conditioned."""
     return (random(*batch, n, n, dtype=torch.float64) / (2 * n**0.5) + 2 * torch.eye(n)).to(dtype)
 
 
@@ -67,7 +67,7 @@ def test_both_backends_agree_on_strided_operands_of_any_size(sizes, alpha, beta,
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-4)
 
 
-def test_results_are_new_and_arguments_stay(backend):
+def test_results_are_new_tensors_and_arguments_are_unchanged(backend):
     A, C = random(4, 4), random(4, 4, seed=1)
     before = A.clone(), C.clone()
     for result in (trnblas.gemm(1.0, A, A, 1.0, C), trnblas.gemm(0.0, A, A, 1.0, C), trnblas.trsm(1.0, A, C)):

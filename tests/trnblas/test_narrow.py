@@ -15,7 +15,7 @@ K = 300  # terms: every sum has 10 to 12 bits, float16 has 11 and bfloat16 has 8
 
 
 def integers(*shape, seed=0):
-    """Whole numbers of three bits: exact in every dtype, their products and sums exact in float32."""
+    """Return integers of three bits: exact in every dtype, their products and sums exact in float32."""
     return torch.randint(-7, 8, shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
@@ -112,7 +112,7 @@ class NarrowSums(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("name", CALLS)
-def test_torch_is_never_asked_to_sum_narrow_floats(name, dtype):
+def test_torch_never_sums_narrow_floats(name, dtype):
     call, operands, _ = CALLS[name]
     operands = [operand.to(dtype) for operand in operands]
     widened = {"nrm2": ["linalg_vector_norm"], "asum": ["sum"]}  # asked for with a wide dtype
@@ -123,8 +123,8 @@ def test_torch_is_never_asked_to_sum_narrow_floats(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["gemv", "gemm", "ger", "dot", "axpy"])
-def test_without_widening_torch_would_be_asked(name, monkeypatch):
-    """So that the test above can fail on a CPU that sums well, too."""
+def test_without_widening_torch_would_sum_narrow_floats(name, monkeypatch):
+    """Ensure that the test above can fail, also on a CPU that sums in float32."""
     call, operands, _ = CALLS[name]
     operands = [operand.bfloat16() for operand in operands]
     monkeypatch.setattr("trnblas.level1.NARROW", ())

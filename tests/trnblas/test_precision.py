@@ -20,7 +20,7 @@ def random(*shape, seed=0):
 
 
 def error(found, A, B):
-    """The largest error relative to |A| |B|, judged by numpy's extended precision."""
+    """Return the largest error relative to |A| |B|, measured in numpy's extended precision."""
     exact = A.numpy().astype(np.longdouble) @ B.numpy().astype(np.longdouble)
     return float((np.abs(found.numpy() - exact) / (A.abs() @ B.abs()).numpy()).max())
 

@@ -1,4 +1,4 @@
-"""Tiles are chosen by the timing model once for a bucket of shapes, and kept on disk by nki.tune."""
+"""Tiles are chosen by the timing model once for a bucket of shapes, and cached on disk by nki.tune."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fresh(tmp_path, monkeypatch):
 
 @pytest.fixture
 def modelled(monkeypatch):
-    """The questions that were asked of the model; it answers (512, 1024)."""
+    """Record the calls of the model, which returns (512, 1024)."""
     asked = []
 
     def fastest(*question):

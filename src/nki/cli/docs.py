@@ -9,15 +9,15 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from .. import collectives, isa
 from ..collectives import operations, ranks, varying
 from ..ir.instruction import Instruction
 from ..ir.validation import GENERATION_NAMES
 from ..isa import (
+    affine,
     computing_dma,
     copies,
     dma,
@@ -28,6 +28,7 @@ from ..isa import (
     reduce,
     registers,
     scalar,
+    scan,
     search,
     select,
     statistics,
@@ -44,12 +45,12 @@ PAGE = Path("docs/isa.md")
 DOCS = Path(__file__).parents[3] / "docs"
 FILES = {
     "nisa": (
-        *(tensor, transpose, mx, copies, vector, reduce, select, statistics, search, scalar),
-        *(gpsimd, gather, random, dma, transposing_dma, computing_dma, registers, sync),
+        *(tensor, transpose, mx, copies, vector, reduce, scan, select, statistics, search, scalar),
+        *(affine, gpsimd, gather, random, dma, transposing_dma, computing_dma, registers, sync),
     ),
     "ncc": (operations, varying, ranks),
 }
-_HOMES = {"nisa": isa, "ncc": collectives}
+_HOMES: dict[str, types.ModuleType] = {"nisa": isa, "ncc": collectives}
 
 _INTRODUCTION = """\
 # Instructions
@@ -88,10 +89,11 @@ def instructions(module: types.ModuleType) -> dict[str, type[Instruction]]:
     return found
 
 
-def _functions(module: types.ModuleType, prefix: str) -> Iterator[tuple[str, Any]]:
+def _functions(module: types.ModuleType, prefix: str) -> Iterator[tuple[str, Callable[..., object]]]:
     """The public functions that a module defines, in its order."""
+    public = vars(_HOMES[prefix])
     for name, value in vars(module).items():
-        if inspect.isfunction(value) and getattr(_HOMES[prefix], name, None) is value:
+        if isinstance(value, types.FunctionType) and value == public.get(name):
             yield name, value
 
 
@@ -104,7 +106,7 @@ def _section(module: types.ModuleType, prefix: str) -> str:
     return "\n".join([f"## {title}\n", f"`{file}`\n", _line(_HEADINGS), _line(["---"] * 6), *rows, ""])
 
 
-def _row(prefix: str, name: str, function: Any, cls: type[Instruction]) -> str:
+def _row(prefix: str, name: str, function: Callable[..., object], cls: type[Instruction]) -> str:
     cost = re.sub(r"\b\w+_\w+\b", r"`\g<0>`", cls.cost_formula)  # fields of Machine, other instructions
     facts = [_engines(cls), _generations(cls), cost, source_links(cls.cost_source)]
     label = f"`{prefix}.{name}`{' (extension)' if cls.extension else ''}"
@@ -148,7 +150,7 @@ def _helpers() -> str:
     return "\n".join([*lines, ""])
 
 
-def _summary(documented: Any) -> str:
+def _summary(documented: object) -> str:
     return (inspect.getdoc(documented) or "").split("\n")[0]
 
 

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import plugins
 from ..machine.generations import MACHINES
@@ -89,7 +89,7 @@ def command_info(options: argparse.Namespace) -> int:
     return 0
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return a field of a Machine for JSON."""
     return sorted(value) if isinstance(value, frozenset) else value
 

@@ -208,7 +208,7 @@ def _no_exit(file: Path | str) -> Iterator[None]:
         ) from None
 
 
-def _lies_in(module: Any, folder: str) -> bool:
+def _lies_in(module: types.ModuleType, folder: str) -> bool:
     path = getattr(module, "__file__", None) or ""
     return path.startswith(folder + "/") and "site-packages" not in path[len(folder) :]
 
@@ -216,8 +216,8 @@ def _lies_in(module: Any, folder: str) -> bool:
 # ---- the kernel ----------------------------------------------------------------------------------
 
 
-def _untuned(value: Any) -> Any:
-    """The kernel below @nki.autotune; whatever else as it is."""
+def _untuned(value: object) -> object:
+    """Return the kernel below @nki.autotune; other values unchanged."""
     from ..tune import Tuned
 
     return value.kernel if isinstance(value, Tuned) else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import is_ours
 
@@ -57,7 +57,7 @@ def user_traceback(problem: BaseException) -> str:
 
 
 class Stages:
-    """Says on stderr what is being done, once it takes longer than DELAY seconds.
+    """Report on stderr what is being done, once it takes longer than DELAY seconds.
 
     On a terminal it is a bar that goes away; in a log, a line per stage.
     """
@@ -76,7 +76,7 @@ class Stages:
         self.timer.start()
         return self
 
-    def __exit__(self, *problem: Any) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.timer.cancel()
         with self.lock:
             self.visible, self.over = False, True
@@ -88,7 +88,7 @@ class Stages:
             self.done += bool(self.current)
             self.current = what
             if self.visible:
-                self._tell()
+                self._show()
 
     def _appear(self) -> None:
         with self.lock:
@@ -104,9 +104,9 @@ class Stages:
                 self.bar = Progress(*columns, console=console, transient=True)
                 self.bar.add_task("", total=self.total)
                 self.bar.start()
-            self._tell()
+            self._show()
 
-    def _tell(self) -> None:
+    def _show(self) -> None:
         if self.bar is None:
             print(f"nki: {self.current} ...", file=sys.stderr, flush=True)
         else:

@@ -32,7 +32,7 @@ REDUCTIONS = ("add", "minimum", "maximum")
 
 
 class Collective(DmaInstruction):
-    """Operands are read and written when all who take part have come, so `perform` fetches the bytes."""
+    """Operands are read and written when all members have arrived, so `perform` reads the bytes."""
 
     state = (State.peer, State.ranks)
     cost_formula = "hops x collective_hop_ns + bytes / collective_link_gbs, + the DMA of its operands"
@@ -109,14 +109,14 @@ class Collective(DmaInstruction):
                 ["dst", smaller if smaller != "dst" else larger],
             )
 
-    # ---- meeting ---------------------------------------------------------------------------------
+    # ---- the exchange ----------------------------------------------------------------------------
 
     def members(self: Any, rank: int) -> tuple[int, ...]:
         """The ranks that take part with this one, in index order; none: it takes no part."""
         return self.replica_group.members(rank)
 
     def compute(self: Any, *arrays: np.ndarray) -> None:
-        """Shared tensors: once per rank, when both cores have come. Others: each core by itself."""
+        """Exchange shared tensors once per rank, when both cores have arrived; others on each core."""
         core = current()
         rank = core.execution.world.rank
         if not self.members(rank):
@@ -153,10 +153,10 @@ class Collective(DmaInstruction):
         head = {"same": self.agreement(), "rank": world.rank, "core": core.index, "line": str(self.site)}
         shown = f"{self.shown()} of ranks {', '.join(map(str, members))}"
         parts = world.meet(members, lane, shown, str(self.site), pack(head, sent))
-        everyone = parts.once("unpacked", lambda: [unpack(part) for part in parts])
-        parts.once("agreed", lambda: self._check_agreement([h for h, _ in everyone]))
+        received = parts.once("unpacked", lambda: [unpack(part) for part in parts])
+        parts.once("agreed", lambda: self._check_agreement([h for h, _ in received]))
         ascending = sorted(members)
-        arrays = [everyone[ascending.index(member)][1] for member in members]
+        arrays = [received[ascending.index(member)][1] for member in members]
         self.receive(world.rank, members, Received(parts, [a.dtype for a in sent], arrays))
 
     def shown(self: Any) -> str:
@@ -164,19 +164,19 @@ class Collective(DmaInstruction):
         return f"{self.public} into {name} {self.dst.dtype}{list(self.dst.shape)}"
 
     def agreement(self: Any) -> str:
-        """What all members must say alike."""
-        said = []
+        """Return what must be the same for all members."""
+        parts = []
         for name in self.fields:
             value = getattr(self, name)
             if isinstance(value, View):
-                said.append(
+                parts.append(
                     f"{name} {value.dtype}{list(value.shape)} in {'sbuf' if value.on_chip else 'hbm'}"
                 )
             elif isinstance(value, Operator):
-                said.append(f"op {value.name}")
+                parts.append(f"op {value.name}")
             elif name != "priority":
-                said.append(f"{name} {list(map(list, value)) if name == 'replica_group' else value}")
-        return f"{self.public}: {', '.join(said)}"
+                parts.append(f"{name} {list(map(list, value)) if name == 'replica_group' else value}")
+        return f"{self.public}: {', '.join(parts)}"
 
     def _check_agreement(self, heads: list[dict[str, Any]]) -> bool:
         if len({head["same"] for head in heads}) > 1:
@@ -188,7 +188,7 @@ class Collective(DmaInstruction):
                 help="all members make the same calls, in one order, with equal shapes, dtypes and options",
                 site=self.site,
             )
-            problem.rank = min(head["rank"] for head in heads)  # whoever notices it
+            problem.rank = min(head["rank"] for head in heads)  # the same on every rank
             raise problem
         return True
 
@@ -294,7 +294,7 @@ def check_tensors(function: str, argument: str, views: Any) -> None:
 
 
 def _hint(function: str, view: View) -> None:
-    """What hardware asks of HBM operands beyond this simulator; about identity, so said at each call."""
+    """Warn of HBM operands that hardware would refuse. Checked at each call: it depends on identity."""
     if view.on_chip:
         return
     if view.storage.parameter:

@@ -1,4 +1,4 @@
-"""What a rank sends: a head that says what it calls, and the bytes of its arrays."""
+"""What a rank sends: a header that describes its call, and the bytes of its arrays."""
 
 from __future__ import annotations
 

@@ -24,14 +24,20 @@ from .instruction import Collective, Received, check_tensors, paired, reading, r
 EXACT_IN_FLOAT32 = 1 << 24
 MAX_CHANNELS = 4  # for a group that holds all ranks of a node
 
+
+def issue_each(cls: type[Collective], srcs: Any, dsts: Any, *options: Any) -> None:
+    """Issue one instruction for each pair of the two lists of a call."""
+    for dst, src in paired(cls.public, srcs, dsts, several=True):
+        issue(cls(dst, src, *options))
+
+
 # ---- all_reduce ----------------------------------------------------------------------------------
 
 
 def all_reduce(srcs, dsts, replica_group, op, priority=None, name=None):
     """dst = op over the ranks of src."""
     group, op = as_group(replica_group, "all_reduce"), reduction(op, "all_reduce")
-    for dst, src in paired("all_reduce", srcs, dsts, several=True):
-        issue(AllReduce(dst, src, group, op, priority, name))
+    issue_each(AllReduce, srcs, dsts, group, op, priority, name)
 
 
 class AllReduce(Collective):
@@ -56,11 +62,11 @@ class AllReduce(Collective):
             self.land(self.dst, received.array(0))
             return
         arrays = [received.array(j) for j in range(len(members))]
-        result = received.parts.once("folded", lambda: folded(self, arrays, self.op))
+        result = received.parts.once("reduced", lambda: reduced(self, arrays, self.op))
         dtypes.store(writing(self.dst), result.reshape(self.dst.shape), self.dst.dtype)
 
 
-def folded(ins: Collective, arrays: list[np.ndarray], op: Operator) -> np.ndarray:
+def reduced(ins: Collective, arrays: list[np.ndarray], op: Operator) -> np.ndarray:
     """((a0 op a1) op a2) ... in float32."""
     formula, dtype = op.formula, ins.dst.dtype  # type: ignore[attr-defined]
     assert formula is not None
@@ -81,18 +87,21 @@ def folded(ins: Collective, arrays: list[np.ndarray], op: Operator) -> np.ndarra
 def all_gather(srcs, dsts, replica_group, collective_dim, priority=None, name=None):
     """dst = the ranks' src, one after the other along collective_dim."""
     group = as_group(replica_group, "all_gather")
-    for dst, src in paired("all_gather", srcs, dsts, several=True):
-        issue(AllGather(dst, src, group, collective_dim, priority, name))
+    issue_each(AllGather, srcs, dsts, group, collective_dim, priority, name)
 
 
-class AllGather(Collective):
-    public = "all_gather"
+class AlongDimension(Collective):
+    """Parts of a dimension of the operands belong to the members."""
 
     dst: Out
     src: In
     replica_group: ReplicaGroup
     collective_dim: int
     priority: Any
+
+
+class AllGather(AlongDimension):
+    public = "all_gather"
 
     def check(self, machine: Machine) -> None:
         self.check_operands(machine, "src")
@@ -121,8 +130,7 @@ def chunks(view: View, dim: int, count: int) -> list[View]:
 def reduce_scatter(srcs, dsts, replica_group, collective_dim, op, priority=None, name=None):
     """dst = this rank's part, along collective_dim, of op over the ranks of src."""
     group, op = as_group(replica_group, "reduce_scatter"), reduction(op, "reduce_scatter")
-    for dst, src in paired("reduce_scatter", srcs, dsts, several=True):
-        issue(ReduceScatter(dst, src, group, collective_dim, op, priority, name))
+    issue_each(ReduceScatter, srcs, dsts, group, collective_dim, op, priority, name)
 
 
 class ReduceScatter(Collective):
@@ -150,7 +158,7 @@ class ReduceScatter(Collective):
         if len(arrays) == 1:
             self.land(self.dst, arrays[0])
         else:
-            result = folded(self, arrays, self.op).reshape(self.dst.shape)
+            result = reduced(self, arrays, self.op).reshape(self.dst.shape)
             dtypes.store(writing(self.dst), result, self.dst.dtype)
 
 
@@ -160,18 +168,11 @@ class ReduceScatter(Collective):
 def all_to_all(srcs, dsts, replica_group, collective_dim, priority=None, name=None):
     """Part j of dst = this rank's part of rank j's src, along collective_dim."""
     group = as_group(replica_group, "all_to_all")
-    for dst, src in paired("all_to_all", srcs, dsts, several=True):
-        issue(AllToAll(dst, src, group, collective_dim, priority, name))
+    issue_each(AllToAll, srcs, dsts, group, collective_dim, priority, name)
 
 
-class AllToAll(Collective):
+class AllToAll(AlongDimension):
     public = "all_to_all"
-
-    dst: Out
-    src: In
-    replica_group: ReplicaGroup
-    collective_dim: int
-    priority: Any
 
     def check(self, machine: Machine) -> None:
         self.check_operands(machine, "src")
@@ -245,7 +246,7 @@ class CollectivePermute(Collective):
         return ranks if rank in ranks else ()
 
     def left_out(self, rank: int) -> None:
-        """A rank in no pair does not take part, which is nothing to wonder about."""
+        """Do nothing: a rank in no pair does not take part."""
 
     def groups(self) -> Any:
         return self.source_target_pairs if any(s != t for s, t in self.source_target_pairs) else ((0,),)
@@ -354,7 +355,7 @@ class CollectivePermuteImplicitReduce(Collective):
 
     def sources(self, rank: int, members: tuple[int, ...]) -> list[np.ndarray]:
         """op(src0, src1), rounded to what is sent."""
-        result = folded(self, [reading(self.src0), reading(self.src1)], self.op)
+        result = reduced(self, [reading(self.src0), reading(self.src1)], self.op)
         sent = np.empty(self.dst.shape, self.dst.dtype.storage)
         dtypes.store(sent, result, self.dst.dtype)
         return [sent]

@@ -1,6 +1,6 @@
 """What a collective costs on the links between ranks (spec/machine.md 11).
 
-A rank has one link to the others. Whoever spans chips or nodes goes at the pace of the slowest part. The
+A rank has one link to the others. A group that spans chips or nodes is as slow as its slowest link. The
 algorithm follows the documents: mesh below 1 MB, recursive halving up to 56 MB, KangaRing beyond.
 """
 

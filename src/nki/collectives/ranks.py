@@ -8,7 +8,8 @@ from ..errors import error
 from ..ir.context import current, warn
 from ..ir.instruction import RegisterOut
 from ..ir.layout import is_int
-from ..isa.registers import RegisterInstruction, VirtualRegister
+from ..isa.registers import RegisterInstruction
+from ..isa.virtual_register import VirtualRegister
 from ..launch.core import issue
 from .groups import as_group
 

@@ -29,10 +29,9 @@ def all_gather_v(
     priority=None,
     name=None,
 ):
-    """Slot j of dst = what rank j sends; how much and from where, the metadata says at run time."""
-    group = as_group(replica_group, "all_gather_v")
-    for dst, src in paired("all_gather_v", srcs, dsts):
-        issue(AllGatherV(dst, src, group, metadata_tensor, recv_counts_known, has_rdispls, priority, name))
+    """Slot j of dst = what rank j sends; the metadata has counts and displacements, at run time."""
+    options = (metadata_tensor, recv_counts_known, has_rdispls, priority, name)
+    _issue(AllGatherV, srcs, dsts, replica_group, options)
 
 
 def all_to_all_v(
@@ -45,10 +44,15 @@ def all_to_all_v(
     priority=None,
     name=None,
 ):
-    """What rank j sends to this one lands in dst; how much, from and to where, the metadata says."""
-    group = as_group(replica_group, "all_to_all_v")
-    for dst, src in paired("all_to_all_v", srcs, dsts):
-        issue(AllToAllV(dst, src, group, metadata_tensor, recv_counts_known, has_rdispls, priority, name))
+    """dst = what each rank sends to this one; the metadata has counts and displacements, at run time."""
+    options = (metadata_tensor, recv_counts_known, has_rdispls, priority, name)
+    _issue(AllToAllV, srcs, dsts, replica_group, options)
+
+
+def _issue(cls: type[AllGatherV], srcs: Any, dsts: Any, replica_group: Any, options: tuple[Any, ...]) -> None:
+    group = as_group(replica_group, cls.public)
+    for dst, src in paired(cls.public, srcs, dsts):
+        issue(cls(dst, src, group, *options))
 
 
 class AllGatherV(Collective):
@@ -183,7 +187,7 @@ class AllGatherV(Collective):
 
 
 class AllToAllV(AllGatherV):
-    """Like AllGatherV, with counts and displacements per destination; row 3 says where chunks land."""
+    """Like AllGatherV, with counts and displacements per destination; row 3 has the places of the chunks."""
 
     public = "all_to_all_v"
 

@@ -106,27 +106,27 @@ def hlo_text(staged: Staged) -> str:
 # ---- NEURON_FRAMEWORK_DEBUG ----------------------------------------------------------------------
 
 
-class KeepForDebugging:
+class DebugDumps:
     """With NEURON_FRAMEWORK_DEBUG=1, writes each new program and its HLO into the working directory."""
 
     def __init__(self) -> None:
-        self.kept: set[str] = set()
+        self.written: set[str] = set()
         self.numbers: Counter[str] = Counter()
 
     def wanted(self) -> bool:
         return framework_debug()
 
-    def keep(self, staged: Staged) -> None:
+    def write(self, staged: Staged) -> None:
         key, name = programs.add(staged), staged.kernel.__name__
-        if key in self.kept:
+        if key in self.written:
             return
-        self.kept.add(key)
+        self.written.add(key)
         stem = f"{name}.{self.numbers[name]}"
         self.numbers[name] += 1
         for ending, text in (("hlo.txt", hlo_text(staged)), ("program.txt", staged.describe() + "\n")):
             with open(f"{stem}.{ending}", "w", encoding="utf-8") as file:
                 file.write(text)
-        print(f"nki: kept {stem}.hlo.txt and {stem}.program.txt in {os.getcwd()}", file=sys.stderr)
+        print(f"nki: wrote {stem}.hlo.txt and {stem}.program.txt in {os.getcwd()}", file=sys.stderr)
 
 
-keep_for_debugging = KeepForDebugging()
+debug_dumps = DebugDumps()

@@ -10,7 +10,7 @@ from ..errors import error
 
 
 def parameter_names(forward: Callable) -> tuple[str, ...]:
-    """The parameters of a function that can be given by position; () where nobody can know."""
+    """The parameters of a function that can be given by position; () where they are not known."""
     try:
         parameters = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):

@@ -4,7 +4,7 @@ A call with arrays runs at once. A call with tracers becomes one primitive, `nki
 a custom call with the documented name and configuration. XLA calls it back with pointers.
 
 Inside shard_map the devices of the mesh are ranks, numbered along its axes. A kernel with collectives gets
-its rank as one more operand, and the calls of all devices meet before they run (nki.ranks.rendezvous).
+its rank as one more operand, and all devices wait for each other before they run (nki.ranks.rendezvous).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ..ir.tree import replace_leaves as replaced
 from ..kernel.kernel import Kernel
 from ..kernel.run import Call
 from ..kernel.staged import Returned, Staged
-from ..ranks.rendezvous import described, gatherings
-from .custom_call import PRIMITIVE, TARGET, backend_config, keep_for_debugging, program_key, read_config
+from ..ranks.rendezvous import described, thread_rendezvous
+from .custom_call import PRIMITIVE, TARGET, backend_config, debug_dumps, program_key, read_config
 from .gradients import checked, in_order, label, parameter_names
 from .programs import programs
 
@@ -93,15 +93,15 @@ def call(kernel: Kernel, call: Call, args: tuple, kwargs: dict) -> Any:
     """Call a kernel with arrays: at once, or as a primitive if some are traced."""
     values = [value for _, value, _ in call.arguments.tensors]
     if kernel.simulated or not any(isinstance(value, Tracer) for value in values):
-        if keep_for_debugging.wanted() and not kernel.simulated:
-            keep_for_debugging.keep(_stage(kernel, call))
+        if debug_dumps.wanted() and not kernel.simulated:
+            debug_dumps.write(_stage(kernel, call))
         found = [] if kernel.simulated or not _is_on_gpu(values) else through_torch(kernel, call, values)
         return found[0] if found else kernel.run_call(call).result
     axes, world = _mesh()
     with described(world):  # the key of a call depends on the world
         staged = _stage(kernel, kernel.prepare(args, kwargs))
-    if keep_for_debugging.wanted():
-        keep_for_debugging.keep(staged)
+    if debug_dumps.wanted():
+        debug_dumps.write(staged)
     _warn_lost_writes(staged)
     with jax.named_scope(kernel.__name__):
         results = iter(_bind(staged, values, axes if staged.outline.has_collectives else (), world))
@@ -261,7 +261,7 @@ ad.primitive_jvps[nki_call_p] = _no_derivative
 
 
 class _Target:
-    """A staged call as XLA calls it: with pointers. Devices of a world meet before it runs."""
+    """A staged call as XLA calls it: with pointers. Devices of a world wait for each other before it runs."""
 
     def __init__(self, staged: Staged, key: str, world: int, site: int):
         self.staged, self.place, self.world = staged, (key, site), world
@@ -289,7 +289,7 @@ class _Target:
         def part() -> list[np.ndarray]:
             return leaves(self.staged.run(given, into).result, np.ndarray)
 
-        return gatherings.run(self.place, rank, self.world, part) if self.world else part()
+        return thread_rendezvous.run(self.place, rank, self.world, part) if self.world else part()
 
 
 def _array(pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

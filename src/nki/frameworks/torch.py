@@ -25,7 +25,7 @@ from ..kernel.devices import run_on_device, run_staged
 from ..kernel.kernel import Kernel
 from ..kernel.run import Call
 from ..kernel.staged import Returned, Staged
-from .custom_call import keep_for_debugging
+from .custom_call import debug_dumps
 from .programs import programs
 from .torch_devices import device_of_call, warn_host
 from .torch_gradients import differentiable, is_wrapped
@@ -52,8 +52,8 @@ def call(kernel: Kernel, call: Call, args: tuple, kwargs: dict) -> Any:
             _check_dense(tensor)
         if _dispatch_depth() or any(map(_is_symbolic, tensors)):
             return staged(kernel, args, kwargs)
-    if keep_for_debugging.wanted():
-        keep_for_debugging.keep(kernel.stage_call(replace(call, arguments=call.arguments.described())))
+    if debug_dumps.wanted():
+        debug_dumps.write(kernel.stage_call(replace(call, arguments=call.arguments.described())))
     with _recorded(kernel.__name__):
         device = device_of_call(tensors)
         if device is not None:
@@ -151,7 +151,7 @@ def _flatten(value: Any, tensors: list[Any], constants: list[Any]) -> tuple:
 
 
 # torch.compile before 2.12 hands nothing else to `_stage`. Other objects go by address, so that it compiles
-# again for another one; whoever calls holds them meanwhile
+# again for another one; the caller holds them meanwhile
 _PLAIN_CONSTANTS = (NoneType, bool, int, float, complex, str, bytes, torch.dtype, torch.device, np.ndarray)
 _NAMED_CONSTANTS = (
     *(type, FunctionType, BuiltinFunctionType, functools.partial, enum.Enum, np.dtype),
@@ -168,7 +168,7 @@ _LISTS_ATTRIBUTES = _VERSION >= (2, 13)
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    """The fields of a record; before 2.13 torch.compile does not list them, but says whether there is one."""
+    """Return the fields of a record; before 2.13 torch.compile cannot list them, but can test for one."""
     if _LISTS_ATTRIBUTES:
         return tuple(record_fields(value))
     return tuple([name for name in _names_at(id(value)) if hasattr(value, name)])
@@ -316,7 +316,7 @@ for _function in _constants:
 
 def _find(key: str) -> _Operator:
     if key not in _operators:
-        programs.find(key.rpartition(":")[2])  # says what is missing
+        programs.find(key.rpartition(":")[2])  # raises an error that names it
     return _operators[key]
 
 

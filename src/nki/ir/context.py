@@ -1,17 +1,13 @@
-"""What those below may ask of those above: the core that runs on this thread, and services.
+"""The core that runs on this thread, and warnings about the user's current line.
 
-A kernel is ordinary Python, so its functions cannot be handed the core they run on. They ask here. And
-`program.run()` or `tile[...] = x` are written above Program and NkiTensor, which may not import them:
-whoever does such a thing provides it here under a name. Who that is, `nki` says when it is imported; the
-module itself is imported when the service is first asked for.
+A kernel is ordinary Python, so its functions cannot be handed the core they run on. They ask here.
 """
 
 from __future__ import annotations
 
-import importlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from ..errors import Site, emit_warning, error, user_site
 from ..machine.machine import Machine
@@ -80,7 +76,7 @@ def current_machine() -> Machine:
 
 
 def warn(kind: str, message: str, notes: Iterable[str] = (), help: str | None = None) -> None:
-    """Say a diagnostic about the user's current line. While an instruction is validated, it waits."""
+    """Report a diagnostic about the user's current line; during validation it is reported afterwards."""
     core = running()
     if core is None:
         emit_warning(kind, message, user_site(2), notes, help)
@@ -88,32 +84,3 @@ def warn(kind: str, message: str, notes: Iterable[str] = (), help: str | None = 
         core.pending_warnings.append((kind, message, list(notes), help))
     else:
         core.diagnose(kind, message, notes, help, user_site(2))
-
-
-# ---- services ------------------------------------------------------------------------------------
-
-_Service = TypeVar("_Service", bound=Callable[..., Any])
-_services: dict[str, Callable[..., Any]] = {}
-_providers: dict[str, str] = {}  # the module that provides a service, by the service's name
-
-
-def provides(name: str) -> Callable[[_Service], _Service]:
-    """Make a function the one that `service(name)` finds."""
-
-    def register(function: _Service) -> _Service:
-        _services[name] = function
-        return function
-
-    return register
-
-
-def service(name: str) -> Callable[..., Any]:
-    """The function that a room above provides under this name."""
-    if name not in _services:
-        importlib.import_module(_providers[name])
-    return _services[name]
-
-
-def provided_by(modules: Mapping[str, str]) -> None:
-    """Name the module that provides each service."""
-    _providers.update(modules)

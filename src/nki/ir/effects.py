@@ -1,6 +1,6 @@
-"""The truth about effects: what an instruction reads, writes, adds to, and which state it touches.
+"""Effects: what an instruction reads, writes and adds to, and which state it touches.
 
-Executor, timing, staging, checks and passes all ask here; nobody keeps a second opinion.
+Backends, timing, staging, checks and passes all ask here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FENCES = (State.peer, State.ranks, State.loop)  # everything stays on its side o
 
 
 class _Plain(NamedTuple):
-    """How the operands of a class are fetched whose effects are those of its annotations."""
+    """How the operands of a class are fetched, if its effects are those of its annotations."""
 
     reads: Callable[[Instruction], tuple[Any, ...]]
     writes: Callable[[Instruction], tuple[Any, ...]]
@@ -49,7 +49,7 @@ class _Plain(NamedTuple):
 
 @cache
 def _plain(cls: type[Instruction]) -> _Plain | None:
-    """None for a class whose effects are not so plain."""
+    """Return None for a class whose effects depend on more than its annotations."""
     if cls.partial or cls.registers:
         return None
     names = cls.operand_names
@@ -67,7 +67,7 @@ def _fetcher(names: list[str]) -> Callable[[Instruction], tuple[Any, ...]]:
 
 
 def effects(instruction: Instruction) -> Effects:
-    """What an instruction does, from its annotations, `state` and `parts`."""
+    """Return what an instruction does, from its annotations, `state` and `parts`."""
     plain = _plain(instruction.__class__)
     if plain is not None:  # most are: this runs several times for each of many instructions
         given, made = plain.reads(instruction), plain.writes(instruction)
@@ -88,7 +88,7 @@ def effects(instruction: Instruction) -> Effects:
 
 
 def _effects(instruction: Instruction) -> Effects:
-    """The same where parts of operands count, registers, or addresses known at run time."""
+    """Return the same for parts of operands, registers, or addresses known at run time."""
     operands = instruction.operands()
     reads: list[View] = []
     writes: list[View] = []
@@ -130,7 +130,7 @@ def _is_register(value: Any) -> bool:
 
 
 def overwrites(instruction: Instruction, storage: Storage) -> bool:
-    """True when the instruction gives every byte of a storage a new value without looking at the old one."""
+    """Return True if the instruction gives every byte of a storage a new value and does not read it."""
     done = effects(instruction)
     begins_sum = instruction.accumulates and not done.adds_to
     if not (instruction.writes_all() or begins_sum or _moves_whole(instruction)):
@@ -141,7 +141,7 @@ def overwrites(instruction: Instruction, storage: Storage) -> bool:
 
 
 def _moves_whole(instruction: Instruction) -> bool:
-    """A transfer without run-time addresses writes all of its dst."""
+    """Return True for a transfer without run-time addresses: it writes all of its dst."""
     return (
         instruction.lazy_output
         and not instruction.partial
@@ -150,7 +150,7 @@ def _moves_whole(instruction: Instruction) -> bool:
 
 
 def storages(instructions: Iterable[Instruction]) -> Iterator[Storage]:
-    """Every storage the instructions refer to, in order of first appearance."""
+    """Yield every storage the instructions refer to, in order of first appearance."""
     seen: set[Storage] = set()
     for instruction in instructions:
         for view in instruction.views():

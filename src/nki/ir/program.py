@@ -17,8 +17,8 @@ import numpy as np
 
 from ..machine.generations import find
 from ..machine.machine import Machine
-from .context import service
 from .effects import Effects, effects
+from .hooks import hooks
 from .instruction import Instruction, State
 from .items import Block, Diagnostic, Edge, Item, Loop, loops_in, unrolled, walk
 from .statistics import Statistics
@@ -154,11 +154,11 @@ class Program:
 
     def run(self, *arrays: Any) -> Any:
         """Return what the kernel returns for these values of its tensor parameters, in order."""
-        return service("program.run")(self, arrays)
+        return hooks.run_program(self, arrays)
 
     def profile(self) -> Any:
         """Return the modelled run on its machine."""
-        return service("program.profile")(self)
+        return hooks.profile_program(self)
 
     def unrolled(self) -> list[list[tuple[Instruction, int]]]:
         """Return each core's instructions as hardware meets them, with their positions in the walk.

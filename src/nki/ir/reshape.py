@@ -7,8 +7,9 @@ from math import prod
 from typing import TypeVar
 
 from ..errors import error
-from .context import running, service
+from .context import running
 from .dimensions import Dimensioned
+from .hooks import hooks
 from .layout import Int, as_list, is_int, row_major, shown
 
 V = TypeVar("V", bound="Reshaped")  # jedi knows it, but not typing.Self
@@ -88,9 +89,7 @@ class Reshaped(Dimensioned):
         sizes = self._with_inferred(shape, self.size, "reshape")
         self._not_gathered("reshape")
         if self._guards_dim0() and sizes[0] != self.shape[0]:
-            copied: V | None = (
-                service("tensor.across_partitions")(self, sizes) if running() is not None else None
-            )
+            copied: V | None = hooks.move_across_partitions(self, sizes) if running() is not None else None
             if copied is not None:
                 return copied
             self._fail(

@@ -1,7 +1,7 @@
-"""What a planner may know of an instruction beyond its effects: that it moves, fills, adds or multiplies.
+"""What a backend may know of an instruction beyond its effects: that it moves, fills, adds or multiplies.
 
-An instruction with none of these is run by its `compute`, whatever it means. Operands stand in the order of
-the annotations: dst first.
+An instruction with none of these is run by its `compute`. Operands are in the order of the annotations: dst
+first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Storages: what a tensor's bytes belong to. A description only; the bytes are an executor's."""
+"""Storages: the allocations that tensors are views of. Descriptions only; a backend holds the bytes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Storage:
 
     HBM is flat: `partitions` is 1 and `pitch` the whole size. On chip, `pitch` is the number of bytes
     the allocation takes in each of its partitions, and `address` the (partition, byte) the user chose.
-    `loop` is the number of the dynamic loop in whose body it was allocated, 0 for none. `call` tells whose
-    it is: a tensor kept in some variable is of no use to a later call.
+    `loop` is the number of the dynamic loop in whose body it was allocated, 0 for none. `call` is
+    the call that allocated it: a tensor that outlives its call cannot be used by a later one.
     """
 
     __slots__ = (
@@ -76,8 +76,8 @@ class Storage:
         return self.partitions * self.pitch
 
     def taken(self, machine: Machine) -> int:
-        """Bytes of each partition that it keeps from other tiles: whole banks of PSUM; of SBUF, where no
-        address was chosen, its part of what tiles of few partitions share, that lie side by side.
+        """Return the bytes of each partition that it occupies: whole banks of PSUM; in SBUF, without a chosen
+        address, tiles of few partitions lie side by side and each counts for its part.
 
         Up to 32 partitions may start at any quadrant, up to 64 at any half (spec/machine.md 3).
         """
@@ -111,7 +111,7 @@ class Home(Protocol):
 
 
 class Lease:
-    """Shared by all tensors of one storage; its death tells the home of the bytes.
+    """Shared by all tensors of one storage; when it is deleted, the memory of the bytes is told.
 
     Recorded instructions hold views without a lease, so a long program does not keep its tiles alive.
     """

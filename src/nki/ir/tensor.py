@@ -11,7 +11,8 @@ import numpy as np
 from ..errors import error
 from ..machine import dtypes
 from ..machine.memories import SBUF, MemoryRegion
-from .context import running, service
+from .context import running
+from .hooks import hooks
 from .indexing import Key
 from .layout import Indirection, Int, Layout, Shape, row_major
 from .storage import Lease, Storage
@@ -147,7 +148,7 @@ class NkiTensor(View):
         return np.array(core.values(self), dtype=dtype)
 
     def __setitem__(self, key: Key, value: object) -> None:
-        service("tensor.assign")(self[key], value)
+        hooks.assign(self[key], value)
 
     def __copy__(self) -> NoReturn:
         raise error(

@@ -1,4 +1,4 @@
-"""Trees: containers that kernels receive and return, and the leaves in them.
+"""Trees: containers that kernels receive and return, and their leaves.
 
 Tuples, named tuples, lists, dicts and records (dataclasses, NKIObjects) are containers; everything else is
 a leaf. `register` adds a kind of container.
@@ -13,27 +13,27 @@ from typing import Any, NamedTuple
 
 
 class Container(NamedTuple):
-    """How one kind of container is taken apart and put together."""
+    """How to get the children of one kind of container, and how to rebuild it."""
 
     matches: Callable[[Any], bool]
     children: Callable[[Any], Iterable[tuple[str, Any]]]  # (how the child is reached, child)
     rebuild: Callable[[Any, list[Any]], Any]  # the same container around other children
 
 
-def is_record(value: Any) -> bool:
-    """An instance of a dataclass or NKIObject."""
+def is_record(value: object) -> bool:
+    """Whether a value is an instance of a dataclass or NKIObject."""
     if isinstance(value, type) or getattr(value, "is_leaf", False) is True:
         return False
     return dataclasses.is_dataclass(value) or getattr(value, "is_nki_object", False) is True
 
 
 def record_fields(value: Any) -> list[str]:
-    """The names of the fields a record has."""
+    """Return the names of the fields that a record has."""
     return [name for name in possible_fields(value) if hasattr(value, name)]
 
 
 def possible_fields(value: Any) -> dict[str, Any]:
-    """Those and, as keys, the names of fields of its dataclass that it lacks."""
+    """Return the fields of a record by name, those of its dataclass that it lacks included."""
     slots = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
     return {**dict.fromkeys(slots), **getattr(value, "__dict__", {})}
 
@@ -80,8 +80,8 @@ def register(container: Container) -> None:
     _containers.insert(0, container)
 
 
-def container_of(value: Any) -> Container | None:
-    """How to take a value apart; None for a leaf."""
+def container_of(value: object) -> Container | None:
+    """Return the kind of container a value is; None for a leaf."""
     if value.__class__ in _PLAIN:
         return None
     return next((kind for kind in _containers if kind.matches(value)), None)
@@ -93,7 +93,7 @@ def map_tree(
     path: str = "",
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
-    """The tree with every leaf changed by `change(leaf, path)`; `is_leaf` stops at more than the leaves."""
+    """Return the tree with `change(leaf, path)` for every leaf; `is_leaf` makes more values leaves."""
     kind = None if is_leaf is not None and is_leaf(value) else container_of(value)
     if kind is None:
         return change(value, path)
@@ -102,7 +102,7 @@ def map_tree(
 
 
 def flatten(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """All leaves in order."""
+    """Return all leaves in order."""
     found: list[Any] = []
     _collect(value, found, is_leaf)
     return found
@@ -118,18 +118,18 @@ def _collect(value: Any, found: list[Any], is_leaf: Callable[[Any], bool] | None
 
 
 def unflatten(like: Any, items: Iterable[Any], is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """A tree of the structure of `like` with other leaves, in order."""
+    """Return a tree of the structure of `like` with other leaves, in order."""
     following = iter(items)
     return map_tree(lambda leaf, path: next(following), like, is_leaf=is_leaf)
 
 
 def leaves(value: Any, kind: type | tuple[type, ...]) -> list[Any]:
-    """All leaves of a kind, in order."""
+    """Return all leaves of a kind, in order."""
     return [leaf for leaf in flatten(value, lambda v: isinstance(v, kind)) if isinstance(leaf, kind)]
 
 
 def replace_leaves(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
-    """The tree with every leaf of a kind changed; the others stay."""
+    """Return the tree with every leaf of a kind changed; the others stay."""
     return map_tree(
         lambda leaf, path: change(leaf) if isinstance(leaf, kind) else leaf,
         value,

@@ -1,7 +1,7 @@
-"""The rules every instruction obeys (spec/isa.md 1.2): universal checks first, then the instruction's own.
+"""The rules of every instruction (spec/isa.md 1.2), checked before its own.
 
-`fail`, `not_a_tensor` and `generation` word a broken rule; the vocabulary of the instructions' own rules
-is `nki.isa.rules`.
+`fail`, `not_a_tensor` and `generation` make the errors. The rules that instructions choose from are in
+`nki.isa.rules`.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ def _misaligned(ins: Instruction, name: str, index: View, partner: View, message
     warn("indirect-align", f"{ins.public}: {message}", notes=[f"index: {index.describe()}"])
 
 
-# ---- how a broken rule is told -------------------------------------------------------------------
+# ---- the error of a broken rule ------------------------------------------------------------------
 
 
 def fail(

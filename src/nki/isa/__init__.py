@@ -6,8 +6,8 @@ from inspect import ismodule as _is_module
 from ..errors import NkiValidationError
 from ..errors import missing_name as _missing_name
 from ..ir.instruction import NkiInstruction
-from . import assignment as _assignment  # noqa: F401  provides it to tensors
 from . import constants
+from .affine import affine_select, iota
 from .computing_dma import dma_compute
 from .copies import memset, tensor_copy, tensor_copy_predicated
 from .deprecated import REMOVED as _REMOVED
@@ -28,8 +28,6 @@ from .enums import (
 )
 from .gather import local_gather, nc_n_gather
 from .gpsimd import (
-    affine_select,
-    iota,
     nonzero_with_count,
     sequence_bounds,
     tensor_partition_reduce,
@@ -40,12 +38,9 @@ from .random import dropout, rand2, rand_get_state, rand_set_state, rng, set_rng
 from .reduce import (
     exponential,
     tensor_reduce,
-    tensor_scalar_cumulative,
     tensor_scalar_reduce,
-    tensor_tensor_scan,
 )
 from .registers import (
-    VirtualRegister,
     get_nc_sub_version,
     get_nc_version,
     register_alloc,
@@ -54,6 +49,7 @@ from .registers import (
     register_store,
 )
 from .scalar import activate2, activation, activation_reduce
+from .scan import tensor_scalar_cumulative, tensor_tensor_scan
 from .search import max8, nc_find_index8, nc_match_replace8, nc_stream_shuffle
 from .select import range_select, select_reduce
 from .statistics import bn_aggr, bn_stats
@@ -62,6 +58,7 @@ from .tensor import nc_matmul
 from .transpose import nc_transpose
 from .transposing_dma import dma_transpose
 from .vector import reciprocal, scalar_tensor_tensor, tensor_scalar, tensor_tensor
+from .virtual_register import VirtualRegister
 
 tensor_engine, vector_engine, scalar_engine = TENSOR, VECTOR, SCALAR
 gpsimd_engine, unknown_engine = GPSIMD, UNKNOWN

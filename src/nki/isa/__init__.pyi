@@ -6,6 +6,8 @@ Written by `make docs` (`python tools/signatures.py`). Do not edit.
 from nki.errors import NkiValidationError as NkiValidationError
 from nki.ir.instruction import NkiInstruction as NkiInstruction
 from nki.isa import constants as constants
+from nki.isa.affine import affine_select as affine_select
+from nki.isa.affine import iota as iota
 from nki.isa.computing_dma import dma_compute as dma_compute
 from nki.isa.copies import memset as memset
 from nki.isa.copies import tensor_copy as tensor_copy
@@ -19,8 +21,6 @@ from nki.isa.enums import oob_mode as oob_mode
 from nki.isa.enums import reduce_cmd as reduce_cmd
 from nki.isa.gather import local_gather as local_gather
 from nki.isa.gather import nc_n_gather as nc_n_gather
-from nki.isa.gpsimd import affine_select as affine_select
-from nki.isa.gpsimd import iota as iota
 from nki.isa.gpsimd import nonzero_with_count as nonzero_with_count
 from nki.isa.gpsimd import sequence_bounds as sequence_bounds
 from nki.isa.gpsimd import tensor_partition_reduce as tensor_partition_reduce
@@ -35,10 +35,7 @@ from nki.isa.random import rng as rng
 from nki.isa.random import set_rng_seed as set_rng_seed
 from nki.isa.reduce import exponential as exponential
 from nki.isa.reduce import tensor_reduce as tensor_reduce
-from nki.isa.reduce import tensor_scalar_cumulative as tensor_scalar_cumulative
 from nki.isa.reduce import tensor_scalar_reduce as tensor_scalar_reduce
-from nki.isa.reduce import tensor_tensor_scan as tensor_tensor_scan
-from nki.isa.registers import VirtualRegister as VirtualRegister
 from nki.isa.registers import get_nc_sub_version as get_nc_sub_version
 from nki.isa.registers import get_nc_version as get_nc_version
 from nki.isa.registers import register_alloc as register_alloc
@@ -48,6 +45,8 @@ from nki.isa.registers import register_store as register_store
 from nki.isa.scalar import activate2 as activate2
 from nki.isa.scalar import activation as activation
 from nki.isa.scalar import activation_reduce as activation_reduce
+from nki.isa.scan import tensor_scalar_cumulative as tensor_scalar_cumulative
+from nki.isa.scan import tensor_tensor_scan as tensor_tensor_scan
 from nki.isa.search import max8 as max8
 from nki.isa.search import nc_find_index8 as nc_find_index8
 from nki.isa.search import nc_match_replace8 as nc_match_replace8
@@ -65,6 +64,7 @@ from nki.isa.vector import reciprocal as reciprocal
 from nki.isa.vector import scalar_tensor_tensor as scalar_tensor_tensor
 from nki.isa.vector import tensor_scalar as tensor_scalar
 from nki.isa.vector import tensor_tensor as tensor_tensor
+from nki.isa.virtual_register import VirtualRegister as VirtualRegister
 from nki.machine.engines import engine as engine
 
 GPSIMD: engine

@@ -14,6 +14,7 @@ from ..ir.context import current, warn
 from ..ir.engine_state import Accumulators, EngineState
 from ..ir.instruction import Instruction
 from ..ir.view import View
+from ..machine import dtypes
 from ..machine.operators import Operator
 from . import rules
 from .enums import member, reduce_cmd
@@ -103,11 +104,6 @@ def check_init(ins: Instruction, name: str, like: str, unset: Any = None) -> Non
     rules.float32_column(ins, name, like)
 
 
-def takes_result(ins: Any) -> bool:
-    """The reduction goes to the accumulator registers or to reduce_res."""
-    return ins.reduce_res is not None or ins.reduce_cmd is not _IDLE
-
-
 # ---- what the registers do -----------------------------------------------------------------------
 
 
@@ -192,3 +188,15 @@ def reduced(op: Operator, values: np.ndarray) -> np.ndarray:
         pairs = combine(op, values[:, 0:-1:2], values[:, 1::2])
         values = np.concatenate([pairs, odd], axis=1)
     return values[:, 0]
+
+
+def start_value(value: Any, view: Any) -> Any:
+    """The start value of load_reduce, copied: dst may lie over its tile."""
+    return dtypes.f32(value, view.dtype).copy() if isinstance(view, View) else value
+
+
+def read_out(ins: Any, acc: np.ndarray, reduce_res: Any, negate: Any = False) -> None:
+    """reduce_res = the registers, as the last thing the instruction writes."""
+    if reduce_res is not None:
+        values = -acc if negate else acc
+        dtypes.store(reduce_res, values.reshape(reduce_res.shape), ins.reduce_res.dtype)

@@ -19,7 +19,7 @@ from ..machine.operators import OPERATORS, Operator, resolve
 from . import rules
 from .numerics import all_hold, is_array, scratch
 
-FOLDS = ("add", "multiply", "maximum", "minimum")
+REDUCERS = ("add", "multiply", "maximum", "minimum")
 ARITHMETIC = ("add", "subtract", "multiply", "maximum", "minimum")
 COMPARISONS = ("equal", "not_equal", "greater_equal", "greater", "less_equal", "less")
 LOGICAL = ("logical_and", "logical_or", "logical_xor")

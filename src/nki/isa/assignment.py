@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import error
-from ..ir.context import provides
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..machine.memories import PSUM
@@ -15,7 +14,6 @@ from .dma import dma_copy
 __all__: list[str] = []
 
 
-@provides("tensor.assign")
 def assign(target: NkiTensor, value: object) -> None:
     """Issue `t[key] = value`, by the instruction that fits the two buffers (spec/tensor.md 4.6)."""
     if isinstance(value, (bool, int, float, np.generic)):

@@ -71,7 +71,7 @@ def same_place(a: Any, b: Any) -> bool:
 
 
 class DmaCompute(DmaInstruction):
-    """`own_source` tells which source is dst itself: the form of a read-modify-write."""
+    """`own_source` is the number of the source that is dst itself: a read-modify-write."""
 
     public = "dma_compute"
     cost_formula = "as a copy of every source, at 50 % of its rate before trn3"

@@ -18,7 +18,7 @@ from ..machine.machine import Machine
 from ..machine.memories import PSUM
 from ..typing import Number, TileOrNumber
 from . import rules
-from .costs import gpsimd_cost, shortest, vector_cost
+from .costs import VectorInstruction, gpsimd_cost, shortest, vector_cost
 from .deprecated import deprecated_dtype
 from .enums import GPSIMD, SCALAR, UNKNOWN, VECTOR, engine
 from .numerics import shaped
@@ -210,12 +210,10 @@ def tensor_copy_predicated(
     return issue(TensorCopyPredicated(dst, src, predicate, reverse_pred, name))
 
 
-class TensorCopyPredicated(Instruction):
+class TensorCopyPredicated(VectorInstruction):
     public = "tensor_copy_predicated"
-    engines = (VECTOR,)
     indirect = ("dst", "predicate")
     cost_formula = "2N; N with src or predicate in PSUM; about N for a scalar src"
-    cost_source = "spec/machine.md 6.2"
 
     dst: InOut
     src: Operand

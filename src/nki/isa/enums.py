@@ -1,4 +1,4 @@
-"""The enums of nki.isa (spec/isa.md 1.9). Kept apart so that `nki.isa.constants` is the same objects."""
+"""The enums of nki.isa (spec/isa.md 1.9), which `nki.isa.constants` has too."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ class reduce_cmd(FastEnum):
     reduce = 2
     reset_reduce = 3
     load_reduce = 4
+
+
+IDLE, REDUCE = reduce_cmd.idle, reduce_cmd.reduce
+RESET_REDUCE, LOAD_REDUCE = reduce_cmd.reset_reduce, reduce_cmd.load_reduce
 
 
 class dge_mode(FastEnum):

@@ -23,7 +23,7 @@ from ..machine import dtypes
 from ..machine.dtypes import DType, bits
 from ..machine.machine import Machine
 from . import rules
-from .enums import VECTOR
+from .costs import VectorInstruction
 from .numerics import flat, shaped
 from .tensor import TiledMatmul
 
@@ -47,7 +47,7 @@ def scale_rows(partitions: int) -> np.ndarray:
 
 
 def scale_parts(scale: View, partitions: int) -> list[View]:
-    """The rows of a scale tile that hold scales; the others belong to somebody else, or to nobody."""
+    """Return the rows of a scale tile that hold the scales of these partitions."""
     return [scale[start : start + SCALE_ROWS] for start in range(0, partitions, QUADRANT)]
 
 
@@ -106,14 +106,12 @@ def quantize_mx(
     return issue((QuantizeMx if doubled else QuantizeMxOcp)(dst, src, dst_scale, name))
 
 
-class QuantizeMx(Instruction):
+class QuantizeMx(VectorInstruction):
     public = "quantize_mx"
-    engines = (VECTOR,)
     since = 4
     zero_fills = True
     doubling = 1  # the scale is 2^doubling times that of OCP
     cost_formula = "max(64, N/4)"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     src: In

@@ -16,6 +16,7 @@ from ..machine.dtypes import bits, f32
 from ..machine.machine import Machine
 from ..typing import TileOrNumber
 from . import rules
+from .costs import VectorInstruction
 from .enums import GPSIMD, VECTOR, engine
 from .numerics import column, moves_bits, shaped
 
@@ -47,7 +48,7 @@ class Rng(Instruction):
     engine: engine
 
     def check(self, machine: Machine) -> None:
-        rules.dtype_in(self, "dst", INTEGERS, "draw uint32 words and convert them, or use nl.rand")
+        rules.dtype_in(self, "dst", INTEGERS, "generate uint32 words and convert them, or use nl.rand")
         if self.engine is GPSIMD:
             rules.generation(self, 3, machine, "engine.gpsimd")
 
@@ -69,17 +70,15 @@ class Rng(Instruction):
 
 
 def rand2(dst: NkiTensor, min: TileOrNumber, max: TileOrNumber, name: str | None = None) -> NkiInstruction:
-    """Fill dst with numbers drawn evenly between min and max."""
+    """Fill dst with uniform random numbers between min and max."""
     return issue(Rand2(dst, min, max, name))
 
 
-class Rand2(Instruction):
+class Rand2(VectorInstruction):
     public = "rand2"
-    engines = (VECTOR,)
     since = 4
     state = (State.vector_random,)
     cost_formula = "max(64, N/4)"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     min: Operand
@@ -119,12 +118,10 @@ def dropout(dst: NkiTensor, data: NkiTensor, prob: TileOrNumber, name: str | Non
     return issue(Dropout(dst, data, prob, name))
 
 
-class Dropout(Instruction):
+class Dropout(VectorInstruction):
     public = "dropout"
-    engines = (VECTOR,)
     state = (State.vector_random,)
     cost_formula = "max(64, N)"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In
@@ -153,8 +150,8 @@ class Dropout(Instruction):
         drop = u < column(prob, self.prob, dst.ndim)
         data = shaped(data, dst)
         if moves_bits(dst, self.dst.dtype, data, self.data.dtype):
-            kept = bits(data)
-            bits(dst)[...] = np.where(drop, kept.dtype.type(0), kept)
+            values = bits(data)
+            bits(dst)[...] = np.where(drop, values.dtype.type(0), values)
         else:
             dtypes.store(dst, np.where(drop, np.float32(0), f32(data, self.data.dtype)), self.dst.dtype)
 
@@ -171,12 +168,10 @@ def set_rng_seed(src_seeds: NkiTensor, name: str | None = None) -> NkiInstructio
     return issue(SetRngSeed(src_seeds, name))
 
 
-class SetRngSeed(Instruction):
+class SetRngSeed(VectorInstruction):
     public = "set_rng_seed"
-    engines = (VECTOR,)
     state = (State.vector_random,)
     cost_formula = "64"
-    cost_source = "spec/machine.md 6.2"
 
     src_seeds: In
 

@@ -1,6 +1,6 @@
-"""The vocabulary in which an instruction's `check` is written.
+"""The rules that an instruction's `check` is made of.
 
-Each rule names its operand, what it got, what is allowed and the mend. What every instruction obeys is
+Each names its operand, what it got, what is allowed and how to fix it. The rules of every instruction are in
 `nki.ir.validation`.
 """
 

@@ -19,7 +19,7 @@ from ..machine.dtypes import bits, f32
 from ..machine.machine import Machine
 from ..typing import Number
 from . import rules
-from .enums import VECTOR
+from .costs import VectorInstruction
 from .numerics import flat, moves_bits, shaped
 
 EIGHT = 8  # values the engine finds, matches or replaces at once
@@ -55,11 +55,9 @@ def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> NkiInstruct
     return issue(Max8(dst, src, name))
 
 
-class Max8(Instruction):
+class Max8(VectorInstruction):
     public = "max8"
-    engines = (VECTOR,)
     cost_formula = "max(64, N)"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     src: In
@@ -90,11 +88,9 @@ def nc_find_index8(
     return issue(NcFindIndex8(dst, data, vals, name))
 
 
-class NcFindIndex8(Instruction):
+class NcFindIndex8(VectorInstruction):
     public = "nc_find_index8"
-    engines = (VECTOR,)
     cost_formula = "max(64, N)"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In
@@ -164,11 +160,9 @@ def nc_match_replace8(
     return issue(NcMatchReplace8(dst, data, vals, imm, dst_idx, name))
 
 
-class NcMatchReplace8(Instruction):
+class NcMatchReplace8(VectorInstruction):
     public = "nc_match_replace8"
-    engines = (VECTOR,)
     cost_formula = "max(64, N)"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In
@@ -220,11 +214,9 @@ def nc_stream_shuffle(
     return issue(NcStreamShuffle(dst, src, mask, name))
 
 
-class NcStreamShuffle(Instruction):
+class NcStreamShuffle(VectorInstruction):
     public = "nc_stream_shuffle"
-    engines = (VECTOR,)
     cost_formula = "max(64, N)"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     src: In

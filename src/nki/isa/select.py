@@ -7,21 +7,24 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import warn
-from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Operand, OptionalOut, Out, State
+from ..ir.instruction import Cost, In, NkiInstruction, Operand, OptionalOut, Out
 from ..ir.layout import is_int
 from ..ir.tensor import NkiTensor
 from ..launch.core import issue
 from ..machine import operators
 from ..machine.dtypes import f32, store
 from ..machine.machine import Machine
-from ..machine.operators import Operator
+from ..machine.operators import OPERATORS, Operator
 from ..typing import Number, OperatorLike, TileOrNumber
 from . import accumulators, alu, rules
 from .copies import predicated_cost
-from .costs import vector_cost
-from .enums import VECTOR, reduce_cmd
+from .costs import ReducingInstruction, vector_cost
+from .enums import IDLE, REDUCE, RESET_REDUCE, reduce_cmd
 from .numerics import column, flat, scratch, shaped
-from .reduce import FP32_MIN, IDLE, REDUCE, RESET_REDUCE, _read_out, maximum
+
+maximum = OPERATORS["maximum"]
+FP32_MIN = float(np.finfo(np.float32).min)
+
 
 # ---- range_select --------------------------------------------------------------------------------
 
@@ -65,13 +68,10 @@ def range_select(
     )
 
 
-class RangeSelect(Instruction):
+class RangeSelect(ReducingInstruction):
     public = "range_select"
-    engines = (VECTOR,)
     since = 3
-    state = (State.vector_accumulator,)
     cost_formula = "max(64, N)"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     on_true_tile: In
@@ -84,9 +84,6 @@ class RangeSelect(Instruction):
     reduce_op: Operator
     range_start: Any
     on_false_value: Any
-
-    def dst_is_byproduct(self) -> bool:
-        return accumulators.takes_result(self)
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "on_true_tile")
@@ -147,7 +144,7 @@ class RangeSelect(Instruction):
             np.copyto(values, x, where=mask)
         acc = accumulators.step("vector", self.reduce_cmd, maximum, values, user=self.public)
         store(dst, values.reshape(dst.shape), self.dst.dtype)
-        _read_out(self, acc, reduce_res)
+        accumulators.read_out(self, acc, reduce_res)
 
     def _takes_all(self, index: np.ndarray, bound0: np.ndarray, bound1: np.ndarray) -> bool:
         """Both comparisons hold for every element: those with an order do if they hold at both ends."""
@@ -183,12 +180,9 @@ def select_reduce(
     )
 
 
-class SelectReduce(Instruction):
+class SelectReduce(ReducingInstruction):
     public = "select_reduce"
-    engines = (VECTOR,)
-    state = (State.vector_accumulator,)
     cost_formula = "as tensor_copy_predicated: 2N; N with on_true or predicate in PSUM"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     predicate: In
@@ -198,9 +192,6 @@ class SelectReduce(Instruction):
     reduce_cmd: reduce_cmd
     reduce_op: Operator
     reverse_pred: bool
-
-    def dst_is_byproduct(self) -> bool:
-        return accumulators.takes_result(self)
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "predicate", "on_true")
@@ -234,7 +225,7 @@ class SelectReduce(Instruction):
         np.copyto(values, f32(shaped(on_true, dst), self.on_true.dtype), where=mask)
         acc = accumulators.step("vector", self.reduce_cmd, maximum, values, user=self.public)
         store(dst, values, self.dst.dtype)
-        _read_out(self, acc, reduce_res)
+        accumulators.read_out(self, acc, reduce_res)
 
     def cost(self, m: Machine) -> Cost:
         return predicated_cost(self, m, self.on_true, self.predicate)

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Out
+from ..ir.instruction import Cost, In, NkiInstruction, Out
 from ..ir.tensor import NkiTensor
 from ..launch.core import issue
 from ..machine.dtypes import f32, store
 from ..machine.machine import Machine
 from . import rules
-from .costs import vector_cost
-from .enums import VECTOR
+from .costs import VectorInstruction, vector_cost
 from .numerics import flat
 
 # ---- bn_stats, bn_aggr ---------------------------------------------------------------------------
@@ -24,11 +23,9 @@ def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiIns
     return issue(BnStats(dst, data, name))
 
 
-class BnStats(Instruction):
+class BnStats(VectorInstruction):
     public = "bn_stats"
-    engines = (VECTOR,)
     cost_formula = "max(64, N)"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In
@@ -66,11 +63,9 @@ def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInst
     return issue(BnAggr(dst, data, name))
 
 
-class BnAggr(Instruction):
+class BnAggr(VectorInstruction):
     public = "bn_aggr"
-    engines = (VECTOR,)
     cost_formula = "max(64, 13 N/3)"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In

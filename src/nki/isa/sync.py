@@ -1,4 +1,4 @@
-"""Meeting the other core: core_barrier and sendrecv (spec/isa_registers_sync.md)."""
+"""Synchronising with the other core: core_barrier and sendrecv (spec/isa_registers_sync.md)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CORES = (0, 1)
 
 
 def _need_two_cores(function: str, what: str) -> None:
-    """Judged at each call: the degree of a launch is no part of an instruction's signature."""
+    """Checked at each call: the degree of a launch is no part of an instruction's signature."""
     degree = current().execution.degree
     if degree < 2:
         raise error(
@@ -240,7 +240,7 @@ class SendRecv(DmaInstruction):
 
 
 def refuse_overlap(function: str, kind: str, first: tuple[str, Any], second: tuple[str, Any]) -> None:
-    """Two operands of one exchange may not share bytes. Judged at each call: it is about identity."""
+    """Refuse operands of one exchange that share bytes. Checked at each call: it depends on identity."""
     (name, a), (other, b) = first, second
     if isinstance(a, View) and isinstance(b, View) and _overlap(a, b):
         raise error(
@@ -252,16 +252,16 @@ def refuse_overlap(function: str, kind: str, first: tuple[str, Any], second: tup
 
 
 def _overlap(a: View, b: View) -> bool:
-    """Two views share bytes, as far as their descriptions say."""
+    """Return True if two views share bytes, run-time addresses aside."""
     if a.is_indirect() or b.is_indirect() or a.buffer is not b.buffer:
         return False
     if a.storage is not b.storage and (a.storage.address is None or b.storage.address is None):
         return False
-    return np.shares_memory(np.asarray(_Shadow(a)), np.asarray(_Shadow(b)))
+    return np.shares_memory(np.asarray(_AddressRange(a)), np.asarray(_AddressRange(b)))
 
 
-class _Shadow:
-    """Lies in an address space as a view lies in its memory. There is nothing at that address."""
+class _AddressRange:
+    """The addresses of a view as an array. There is nothing at that address."""
 
     def __init__(self, view: View):
         width, storage = view.dtype.itemsize, view.storage

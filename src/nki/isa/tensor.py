@@ -296,7 +296,7 @@ class NcMatmul(TiledMatmul):
 
     def meaning(self, machine: Machine) -> MatrixProduct | None:
         plain = self.perf_mode is matmul_perf_mode.none and self.dst.dtype is dtypes.float32
-        hinted = self.is_stationary_onezero or self.is_moving_onezero  # somebody must look at the values
+        hinted = self.is_stationary_onezero or self.is_moving_onezero  # `compute` checks the values
         return MatrixProduct(self.accumulate) if plain and not hinted else None
 
     def compute(self, dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray) -> None:
@@ -350,7 +350,7 @@ class MatmulTranspose(NcMatmul):
     float32_inputs = ()
 
     def meaning(self, machine: Machine) -> None:
-        return None  # whether moving is the identity, its values say
+        return None  # it depends on the values of moving
 
     def refuse_mixture(self, message: str) -> None:
         warn(

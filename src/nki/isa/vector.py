@@ -20,7 +20,7 @@ from ..typing import OperatorLike, TileOrNumber
 from . import alu, rules
 from .alu import BINARY, BITWISE, INTEGER_32, MAGNITUDES, SHIFTS, bitwise
 from .copies import copy_cost, move
-from .costs import gpsimd_cost, vector_cost
+from .costs import VectorInstruction, gpsimd_cost, vector_cost
 from .deprecated import deprecated_dtype
 from .enums import GPSIMD, SCALAR, UNKNOWN, VECTOR, engine
 from .numerics import column, emit, scratch, shaped
@@ -309,11 +309,9 @@ def scalar_tensor_tensor(
     return issue(ScalarTensorTensor(dst, data, op0, operand0, op1, operand1, reverse0, reverse1, name))
 
 
-class ScalarTensorTensor(Instruction):
+class ScalarTensorTensor(VectorInstruction):
     public = "scalar_tensor_tensor"
-    engines = (VECTOR,)
     cost_formula = "2N trn1, N trn2+; N for bf16 subtract then multiply of an even N"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In
@@ -353,11 +351,9 @@ def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiI
     return issue(Reciprocal(dst, data, name))
 
 
-class Reciprocal(Instruction):
+class Reciprocal(VectorInstruction):
     public = "reciprocal"
-    engines = (VECTOR,)
     cost_formula = "8N trn1, 6N trn2+"
-    cost_source = "spec/machine.md 6.2"
 
     dst: Out
     data: In

@@ -133,8 +133,7 @@ class _Flattening:
         framework = framework_of(value)
         if framework is not None or is_description(value):
             self.tensors.append(TensorArgument(name, value, framework))
-            key = ("tensor", tuple(value.shape), self._dtype(value.dtype))
-            return key, _Slot(len(self.tensors) - 1)
+            return self._tensor_key(value), _Slot(len(self.tensors) - 1)
         if is_dtype(value):
             return (dtypes.DType, self._dtype(value)), dtypes.resolve(value, f"argument '{name}'")
         container = tree.container_of(value)
@@ -147,6 +146,13 @@ class _Flattening:
             children.append(node)
         names = tuple(map(self._frozen, value)) if isinstance(value, dict) else ()
         return (kind, tuple(keys), names), _Branch(container, value, children)
+
+    def _tensor_key(self, value: Any) -> Any:
+        try:
+            return "tensor", tuple(value.shape), self._dtype(value.dtype)
+        except RuntimeError:  # a nested tensor: its framework refuses it
+            self.is_known = False
+            return None
 
     def _frozen(self, value: Any) -> Any:
         try:

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..backends.torch.runner import part_of, run
-from ..backends.torch.schedule import Refused
-from ..backends.torch.steps import device_plan_of
 from ..ir.storage import Storage
 from ..ir.tree import leaves, replace_leaves
 from ..ir.view import View
@@ -20,6 +17,14 @@ from .staged import Staged
 from .transfer import is_whole
 
 TORCH_NAMES = {"tfloat32": "float32", "float8_e4m3": "float8_e4m3fn"}  # dtypes that torch does not have
+
+
+def check_device(name: str) -> None:
+    """Check that the device which the options name is there."""
+    if name not in ("", "cpu"):
+        from ..backends.torch.backend import torch_device
+
+        torch_device(name)
 
 
 def run_on_device(kernel: Any, call: Call, tensors: Sequence[Any]) -> list[Any] | str:
@@ -53,6 +58,10 @@ def run_staged(staged: Staged, tensors: Sequence[Any], device: Any) -> list[Any]
     Returns the result in a list, or why the call does not run there; then nothing was done.
     """
     import torch
+
+    from ..backends.torch.runner import part_of, run
+    from ..backends.torch.schedule import Refused
+    from ..backends.torch.steps import device_plan_of
 
     program, kernel = staged.program, staged.kernel
     if not staged.is_fixed:

@@ -1,4 +1,4 @@
-"""Python's complaints about the arguments of a call, told with the user's line and the accepted names."""
+"""Errors for wrong arguments of a call, with the user's line and the accepted names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_RESULT = "instructions return no tile: allocate the result with nl.ndarray an
 
 
 def explain_call(problem: TypeError) -> NkiError | None:
-    """The error of a wrong call of an nl, nisa or ncc function; None when it is something else."""
+    """Return the error of a wrong call of an nl, nisa or ncc function; None for other problems."""
     match = _CALL_PROBLEM.match(str(problem))
     frames = _frames(problem.__traceback__)
     from .. import language
@@ -55,7 +55,7 @@ def explain_call(problem: TypeError) -> NkiError | None:
 
 
 def suggest(keyword: str, accepted: list[str]) -> str | None:
-    """What to write for a keyword nobody takes."""
+    """Return what to write instead of an unknown keyword."""
     close = nearest(keyword, accepted)
     return f"did you mean {close}?" if close else REPLACED_KEYWORDS.get(keyword)
 
@@ -69,7 +69,7 @@ def _frames(traceback: types.TracebackType | None) -> list[types.TracebackType]:
 
 
 def _public_function(name: str, caller: types.FrameType) -> Callable[..., Any] | None:
-    """The nisa, nl or ncc function of a name, unless the caller means a function of their own."""
+    """Return the nisa, nl or ncc function of a name, unless the caller has one of that name."""
     own = caller.f_locals.get(name, caller.f_globals.get(name))
     if own is not None and not is_ours(getattr(own, "__module__", None)):
         return None

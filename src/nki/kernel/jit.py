@@ -83,7 +83,7 @@ def profile(
     `target` names another platform and `lnc` another number of cores than the kernel's. With
     `uncertainty=True` the kernel is timed again with each assumption at its ends: `profile.uncertainty`.
     `ranks` gives a WorldProfile of so many, which begin together or at `starts_us`. Given arrays, a kernel
-    with dynamic loops is run to count their trips. `stage` is told what is being done, for those who wait.
+    with dynamic loops is run to count their trips. `stage` is called with each step, to show progress.
     """
     from .profile import profile_call, profile_world
 

@@ -218,6 +218,7 @@ class Kernel(_Typed[P]):
         if "target" in kwargs and "target" not in self.__signature__.parameters:
             with nki_options(target=kwargs.pop("target")):
                 return self.run(*args, **kwargs)
+        notify(self, args, kwargs)
         return self.run_call(self.prepare(args, kwargs))
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:

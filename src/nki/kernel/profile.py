@@ -11,7 +11,6 @@ from typing import Any
 
 from ..backends.reference.collector import fewer_collections, no_collections
 from ..errors import error, without_our_frames
-from ..ir.context import provides
 from ..ir.program import Diagnostic, Loop, Program
 from ..ir.statistics import Statistics
 from ..ir.tree import leaves
@@ -30,13 +29,13 @@ from .explain import explain_call
 
 @dataclass
 class Profile:
-    """A modelled run: the Timeline, the counts of the trace, and what was said on the way."""
+    """A modelled run: the Timeline, the counts of the trace, and its diagnostics."""
 
     kernel: str
     timeline: Timeline
     statistics: Statistics
     diagnostics: list[Diagnostic] = field(default_factory=list)
-    assumed_loops: Sequence[Loop] = ()  # dynamic loops taken to run once, since nobody knows how often
+    assumed_loops: Sequence[Loop] = ()  # dynamic loops whose trip count is unknown: assumed to run once
     result: Any = None  # what the kernel returned, when it was also run
     uncertainty: Uncertainty | None = None  # the time as an interval, when it was asked for
 
@@ -65,7 +64,7 @@ class Profile:
     def save(self, path: str | os.PathLike) -> None:
         """Write `x.html`, the page; `x.pftrace`, the trace for Perfetto; any other name, the figures as JSON.
 
-        `load` reads the last kind, which keeps no single instructions.
+        `load` reads the last kind, which has no single instructions.
         """
         kind = os.path.splitext(os.fspath(path))[1]
         if kind == ".html":
@@ -166,7 +165,7 @@ class SavedProfile:
 
 @dataclass
 class WorldProfile:
-    """The modelled run of a world: a Profile for each rank, on one clock, joined where they meet.
+    """The modelled run of a world: a Profile for each rank, on one clock, joined where they exchange data.
 
     Ranks that begin together do the same at the same time, so that they share one Profile.
     """
@@ -231,7 +230,7 @@ def profile_call(
     target: str | None = None,
     uncertain: bool = False,
 ) -> Profile:
-    """The modelled run of a call. `stage` is told what is being done, for those who wait.
+    """Return the modelled run of a call. `stage` is called with what is being done, to show progress.
 
     Arguments are arrays or TensorSpecs; given arrays, dynamic loops are run to count their trips.
     """
@@ -292,18 +291,17 @@ def profile_world(
     return WorldProfile(kernel.__name__, profiles, starts)
 
 
-@provides("program.profile")
 def profile_program(program: Program, stage: Callable[[str], None] = lambda what: None) -> Profile:
     """The modelled run of a program on its machine."""
     stage(f"scheduling {len(program):,} instructions")
     with no_collections():
         timeline, counts = schedule(program), program.statistics()
-    said = [*program.said, *map(_assumed, program.assumed_loops)]
-    return Profile(program.name, timeline, counts, said, program.assumed_loops)
+    diagnostics = [*program.said, *map(_assumed, program.assumed_loops)]
+    return Profile(program.name, timeline, counts, diagnostics, program.assumed_loops)
 
 
 def _assumed(loop: Loop) -> Diagnostic:
-    """Nobody knows how often the loop runs."""
+    """Return the diagnostic of a loop whose trip count is unknown."""
     return Diagnostic(
         "loop-trips",
         f"{loop.function} is priced as if it ran once: its trip count depends on data",

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..backends.reference.blas import one_blas_thread
 from ..errors import error
-from ..ir.context import provides
 from ..ir.program import Program
 from ..ir.tree import leaves
 from ..ir.view import View
@@ -22,7 +21,6 @@ from .results import report_unwritten
 from .transfer import Transfer
 
 
-@provides("program.run")
 def run(program: Program, arrays: Sequence[Any]) -> Any:
     """Return what the kernel returns for these values of its tensor parameters, in their order.
 

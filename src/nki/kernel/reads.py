@@ -55,7 +55,7 @@ _MISSING = object()
 
 
 class Unknown(Exception):
-    """Something that the Python may read cannot be told from another one like it."""
+    """The Python may read something whose changes cannot be detected."""
 
 
 # ---- values --------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def frozen(value: Any, open: tuple[int, ...] = ()) -> Any:
     if kind in _PLAIN:
         return (kind, value)
     if kind is float:
-        return (kind, value.hex())  # tells -0.0 from 0.0, and NaN equals NaN
+        return (kind, value.hex())  # -0.0 differs from 0.0, and NaN equals NaN
     if kind is complex:
         return (kind, value.real.hex(), value.imag.hex())
     if isinstance(value, np.generic):
@@ -102,7 +102,7 @@ def _check_size(value: Any) -> None:
 
 
 class Same:
-    """Compares by identity and keeps the object alive, so that its id stays its own."""
+    """Compares by identity and holds the object, so that its id is not used again."""
 
     __slots__ = ("value",)
 
@@ -271,7 +271,7 @@ class Reads:
     def __init__(self) -> None:
         self.checks: list[Any] = []
         self._seen: set[int] = set()
-        self._kept: list[Any] = []  # keeps ids their own
+        self._held: list[Any] = []  # so that their ids are not used again
 
     @staticmethod
     def of(function: Any, values: Any = ()) -> Reads | None:
@@ -285,7 +285,7 @@ class Reads:
                 reads.visit(kind)
         except (Unknown, RecursionError):
             return None
-        reads._kept.clear()
+        reads._held.clear()
         return reads
 
     def watch(self, files: Iterable[tuple[str, str]]) -> None:
@@ -307,7 +307,7 @@ class Reads:
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
-        self._kept.append(value)
+        self._held.append(value)
         if isinstance(value, type):
             self._class(value)
         elif isinstance(value, types.FunctionType):
@@ -392,7 +392,7 @@ class Reads:
                 raise Unknown(f"global {name} is changed")
 
     def _global(self, name: str, namespace: dict[str, Any], attributes: list[str]) -> None:
-        if name.startswith("@"):  # no Python can say it: pytest's, in the asserts that it rewrites
+        if name.startswith("@"):  # not a Python name: pytest's, in the asserts that it rewrites
             return
         value = namespace.get(name, _MISSING)
         if value is _MISSING:

@@ -71,7 +71,7 @@ def outline(program: Program, returns: bool, relabelled: bool) -> Outline:
 
 
 class Staged:
-    """A call that was traced without data. `outline` says what it does, `run` does it."""
+    """A call that was traced without data. `outline` describes what it does, `run` does it."""
 
     def __init__(self, kernel: Any, call: Any, program: Program, is_fixed: bool):
         self.kernel, self.call, self.program = kernel, call, program

@@ -54,10 +54,10 @@ class Transfer:
         self.relabelled: set[Storage] = set()  # whose e4m3fn bits are labelled e4m3
         self.packed: dict[dtypes.DType, np.dtype] = {}  # the caller's own packed types
         self.given: set[Storage] = set()  # storages whose bytes the caller received as a result
-        met: set[str] = set()  # names of the frameworks
+        frameworks: set[str] = set()  # names of the frameworks
         for (name, value, framework), storage in zip(tensors, storages, strict=True):
             if framework is not None:
-                self._check_framework(value, framework, name, met)
+                self._check_framework(value, framework, name, frameworks)
                 self._lend(value, framework, storage)
 
     # ---- in --------------------------------------------------------------------------------------
@@ -72,11 +72,11 @@ class Transfer:
         self.inputs[storage] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self.tensors.append(Lent(storage.name, value, framework, storage))
 
-    def _check_framework(self, value: Any, framework: Any, name: str, met: set[str]) -> None:
+    def _check_framework(self, value: Any, framework: Any, name: str, frameworks: set[str]) -> None:
         """One framework and one device per call; numpy arrays may stand beside JAX ones."""
-        met.add(framework.name)
-        if "torch" in met and len(met) > 1:
-            others = " and ".join(sorted(f"{other} ones" for other in met - {framework.name}))
+        frameworks.add(framework.name)
+        if "torch" in frameworks and len(frameworks) > 1:
+            others = " and ".join(sorted(f"{other} ones" for other in frameworks - {framework.name}))
             raise error(
                 "framework-mix",
                 f"argument '{name}' is a {framework.name} array, beside {others}",

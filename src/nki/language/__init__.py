@@ -1,34 +1,27 @@
 """nki.language (nl): tensors, loops, operators and functions built on instructions."""
-# ruff: noqa: F401
+# ruff: noqa: F401, F403, F405
 
 import builtins as _builtins
 
+from ..dtype import *
 from ..errors import missing_name as _missing_name
 from ..ir.tensor import NkiTensor
-from ..machine.dtypes import (
-    DType,
-    bfloat16,
-    bool_,
-    float4_e2m1fn_x4,
-    float8_e4m3,
-    float8_e4m3fn,
-    float8_e4m3fn_x4,
-    float8_e5m2,
-    float8_e5m2_x4,
-    float8_e8m0fnu,
-    float16,
-    float32,
-    int8,
-    int16,
-    int32,
-    tfloat32,
-    uint8,
-    uint16,
-    uint32,
-)
+from ..machine.dtypes import DType
 from ..machine.operators import OPERATORS as _OPERATORS
 from . import elementwise as _elementwise
 from . import partitions as _partitions
+from .buffers import (
+    MemoryRegion,
+    hbm,
+    is_hbm,
+    is_on_chip,
+    is_psum,
+    is_sbuf,
+    private_hbm,
+    psum,
+    sbuf,
+    shared_hbm,
+)
 from .creation import (
     empty_like,
     full,
@@ -62,21 +55,9 @@ from .movement import (
     transpose,
     where,
 )
+from .nki_object import NKIObject
 from .programs import device_print, ds, num_programs, program_id, program_ndim
 from .reductions import all, max, mean, min, prod, rms_norm, softmax, sum, var
-from .regions import (
-    MemoryRegion,
-    NKIObject,
-    hbm,
-    is_hbm,
-    is_on_chip,
-    is_psum,
-    is_sbuf,
-    private_hbm,
-    psum,
-    sbuf,
-    shared_hbm,
-)
 from .shared_constants import shared_constant, shared_identity_matrix
 from .tile_size import _TileSize, tile_size
 

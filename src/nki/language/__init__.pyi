@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from nki.ir.tensor import Int
 from nki.ir.tensor import MemoryRegion
 from nki.ir.tensor import NkiTensor as NkiTensor
+from nki.language.buffers import is_hbm as is_hbm
+from nki.language.buffers import is_on_chip as is_on_chip
+from nki.language.buffers import is_psum as is_psum
+from nki.language.buffers import is_sbuf as is_sbuf
 from nki.language.creation import empty_like as empty_like
 from nki.language.creation import full as full
 from nki.language.creation import ones as ones
@@ -36,6 +40,7 @@ from nki.language.movement import random_seed as random_seed
 from nki.language.movement import store as store
 from nki.language.movement import transpose as transpose
 from nki.language.movement import where as where
+from nki.language.nki_object import NKIObject as NKIObject
 from nki.language.programs import device_print as device_print
 from nki.language.programs import ds as ds
 from nki.language.programs import num_programs as num_programs
@@ -50,11 +55,6 @@ from nki.language.reductions import rms_norm as rms_norm
 from nki.language.reductions import softmax as softmax
 from nki.language.reductions import sum as sum
 from nki.language.reductions import var as var
-from nki.language.regions import NKIObject as NKIObject
-from nki.language.regions import is_hbm as is_hbm
-from nki.language.regions import is_on_chip as is_on_chip
-from nki.language.regions import is_psum as is_psum
-from nki.language.regions import is_sbuf as is_sbuf
 from nki.language.shared_constants import shared_constant as shared_constant
 from nki.language.shared_constants import shared_identity_matrix as shared_identity_matrix
 from nki.language.tile_size import _TileSize

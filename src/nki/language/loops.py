@@ -18,7 +18,8 @@ from ..ir.layout import Int, is_int
 from ..ir.program import Loop
 from ..ir.storage import Lease, Storage
 from ..ir.view import View
-from ..isa.registers import RegisterInstruction, VirtualRegister, is_register
+from ..isa.registers import RegisterInstruction
+from ..isa.virtual_register import VirtualRegister, is_register
 from ..launch.core import Core
 from ..launch.core import issue as _issue
 from ..machine.dtypes import DType

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import isa
-from ..ir.context import current, provides, warn
+from ..ir.context import current, warn
 from ..ir.tensor import NkiTensor
 from ..machine.memories import PRIVATE_HBM, PSUM
 from .allocation import allocate
@@ -13,7 +13,6 @@ from .allocation import allocate
 __all__: list[str] = []
 
 
-@provides("tensor.across_partitions")
 def across_partitions(tile: NkiTensor, sizes: Sequence[int]) -> NkiTensor | None:
     """Copy the elements of a tile in order to a tile of another number of partitions, with a warning.
 

@@ -8,7 +8,7 @@ import warnings
 from ..ir.context import current_machine, running
 from ..machine.machine import Machine
 from ..options import from_environment
-from .regions import NKIObject
+from .nki_object import NKIObject
 
 
 class _TileSize(NKIObject):

@@ -1,1 +1,1 @@
-"""A launch: the cores of a call, the one door for instructions, meetings, observers."""
+"""Launches: the cores of a call, Core.issue, executions, barriers, the scheduler, observers."""

@@ -1,7 +1,7 @@
-"""Which turn of which loops each instruction was issued in: an observer that looks at the kernel's frames.
+"""In which iteration of which loops each instruction was issued: an observer that reads the kernel's frames.
 
 A kernel's loops are Python's own, so nothing of them is in a Program. While a kernel is traced for a profile,
-the variables of the `for` loops around each call are noted: what a report says instead of "one of 4,096".
+the variables of the `for` loops around each call are recorded for its reports.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class Iterations:
         if not turn or core is None:
             return
         if turn == self.last:
-            turn = self.last  # most instructions share their turn with the one before
+            turn = self.last  # most instructions are of the same iteration as the one before
         self.last = turn
         self.turns[core.index, core.issued] = turn
 
 
 class Places:
-    """What the places of the code that issue instructions have around them; each is looked at once."""
+    """The loops around each place of the code that issues instructions; each place is analysed once."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, int], tuple[str, ...]] = {}  # by code and offset: the variables
-        self.codes: list[CodeType] = []  # kept: nothing else may get their ids
+        self.codes: list[CodeType] = []  # held, so that their ids are not used again
 
     def turn(self, frame: FrameType | None) -> Turn:
         """The variables of all loops that are open in the kernel's frames, the innermost frame given."""
@@ -134,7 +134,7 @@ def _stored(steps: list[dis.Instruction]) -> tuple[str, ...]:
 
 
 def _shown(value: Any) -> Any:
-    """A number or a short word that tells the turn; None for everything else."""
+    """Return a number or a short word that identifies the iteration; None for everything else."""
     if isinstance(value, (bool, str)):
         return str(value) if len(str(value)) <= LONGEST_WORD else None
     if isinstance(value, int):

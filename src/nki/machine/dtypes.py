@@ -21,7 +21,7 @@ UNSIGNED: dict[int, np.dtype] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 
 
 
 class DType(str):
-    """The name of a data type, with what one needs to know about it. Only this module makes them."""
+    """The name of a data type, with its properties. Only this module makes them."""
 
     itemsize: int  # bytes
     storage: np.dtype  # in memory
@@ -55,7 +55,9 @@ DTypeLike: TypeAlias = str | type | _ForeignDType
 NAMES: dict[str, DType] = {}
 
 
-def _dtype(name: str, storage: Any, largest: float, castable: bool = True, lane: Any = None) -> DType:
+def _dtype(
+    name: str, storage: type, largest: float, castable: bool = True, lane: DType | type | None = None
+) -> DType:
     dtype = DType(name)
     dtype.storage = np.dtype(storage)
     dtype.itemsize = dtype.storage.itemsize
@@ -114,8 +116,8 @@ def resolve(dtype: object, what: str = "dtype") -> DType:
     return found
 
 
-def _name(dtype: Any) -> str:
-    """What somebody's dtype object is called, without importing their package."""
+def _name(dtype: object) -> str:
+    """Return the name of a dtype object of another package, without importing that package."""
     if isinstance(dtype, str):
         return str(dtype)
     if isinstance(dtype, type):
@@ -136,7 +138,7 @@ def _void_name(dtype: np.dtype) -> str:
     return dtype.names[0] if is_packed else "void"
 
 
-def _is_big_endian(dtype: Any) -> bool:
+def _is_big_endian(dtype: object) -> bool:
     return isinstance(dtype, np.dtype) and not dtype.isnative
 
 
@@ -148,8 +150,8 @@ _TOO_WIDE = {
 }
 
 
-def _refusal(dtype: Any, name: str) -> tuple[str, str]:
-    """Why this is no dtype, and what to write instead."""
+def _refusal(dtype: object, name: str) -> tuple[str, str]:
+    """Return why this is not a dtype, and what to write instead."""
     if _is_big_endian(dtype):
         return f"{name} is big-endian here, NKI is little-endian", 'use x.astype(x.dtype.newbyteorder("="))'
     reason = f"{name} is not an NKI dtype"
@@ -172,13 +174,13 @@ def _refusal(dtype: Any, name: str) -> tuple[str, str]:
 # --- casting --------------------------------------------------------------------------------------------
 
 
-def _table(storage: Any, count: int = 256) -> np.ndarray:
-    """The float32 value of every code of a small float."""
+def _table(storage: np.dtype | type, count: int = 256) -> np.ndarray:
+    """Return the float32 value of every code of a small float."""
     return np.arange(count, dtype=np.uint8).view(storage).astype(np.float32)
 
 
-def _codes(storage: Any) -> np.ndarray:
-    """The code of every float32 whose low 16 bits are 0, indexed by its high 16 bits."""
+def _codes(storage: np.dtype) -> np.ndarray:
+    """Return the code of every float32 whose low 16 bits are 0, indexed by its high 16 bits."""
     highs = np.arange(2**16, dtype=np.uint32) << 16
     with np.errstate(all="ignore"):
         return highs.view(np.float32).astype(storage).view(np.uint8)
@@ -199,7 +201,7 @@ _INTEGER_RANGE = {
 
 
 def f32(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """The values as float32; the array itself if it holds float32 already."""
+    """Return the values as float32; the array itself if it holds float32 already."""
     if array.dtype == FLOAT32:
         return array
     if dtype in _FP8_VALUES:
@@ -213,20 +215,20 @@ def f32(array: np.ndarray, dtype: DType) -> np.ndarray:
     raise _not_castable(dtype)
 
 
-def _is_scattered(array: Any) -> bool:
-    """No two elements are neighbours: there ml_dtypes takes four times as long as numpy."""
+def _is_scattered(array: object) -> bool:
+    """Whether no two elements are neighbours: there ml_dtypes takes four times as long as numpy."""
     return isinstance(array, np.ndarray) and array.size > 64 and array.itemsize not in array.strides
 
 
 def _entries(table: np.ndarray, numbers: Any) -> np.ndarray:
-    """table[numbers]; arrays of another kind know how they do it."""
+    """Return table[numbers]; other kinds of arrays have their own method."""
     if isinstance(numbers, (np.ndarray, np.generic)):
         return table.take(numbers)
     return numbers.entries_of(table)  # type: ignore[no-any-return]
 
 
 def cast(x: np.ndarray, dtype: DType) -> np.ndarray:
-    """float32 to any castable dtype; float32 itself is not copied."""
+    """Cast float32 to any castable dtype; float32 itself is not copied."""
     if dtype is float32:
         return x
     out = np.empty_like(x, dtype=dtype.storage)
@@ -235,7 +237,7 @@ def cast(x: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def store(dst: np.ndarray, x: np.ndarray, dtype: DType) -> None:
-    """dst[...] = cast(x, dtype), straight into dst."""
+    """Write cast(x, dtype) into dst, without a temporary array."""
     if dtype is bfloat16 and dst.dtype != FLOAT32 and _is_scattered(dst):
         bits(dst)[...] = bits(np.asarray(x).astype(bfloat16.storage))
     elif dtype is float32 or dtype is bfloat16:
@@ -263,7 +265,7 @@ def _store_float16(dst: np.ndarray, x: np.ndarray) -> None:
 
 @np.errstate(all="ignore")
 def _store_integer(dst: np.ndarray, x: np.ndarray, dtype: DType) -> None:
-    """Nearest even, saturating, NaN to 0."""
+    """Round to nearest even, saturate, and turn NaN into 0."""
     low, high = _INTEGER_RANGE[dtype]
     rounded = x.clip(low, high, out=np.empty_like(x))
     np.rint(rounded, out=rounded)
@@ -277,7 +279,7 @@ def _store_integer(dst: np.ndarray, x: np.ndarray, dtype: DType) -> None:
 
 
 def _round_to_odd(x: np.ndarray) -> np.ndarray:
-    """The high 16 bits of each float32, the last one set if any below is: rounds on like x itself."""
+    """Return the high 16 bits of each float32, the last one set if any below is: rounds later as x does."""
     source = x.view(np.uint32)
     index = source & np.uint32(0xFFFF)
     index += np.uint32(0xFFFF)
@@ -300,7 +302,7 @@ def _tfloat32_bits(x: np.ndarray) -> np.ndarray:
 
 
 def convert(array: np.ndarray, source: DType, target: DType) -> np.ndarray:
-    """What a copy between two dtypes does: equal dtypes keep their bits, others go through float32."""
+    """Convert as a copy between two dtypes does: equal dtypes keep their bits, others go through float32."""
     return array if source is target else cast(f32(array, source), target)
 
 
@@ -314,7 +316,7 @@ def _not_castable(dtype: DType) -> NkiError:
 
 @cache
 def promote(a: DType, b: DType) -> DType:
-    """The dtype of an `nl` result whose two tiles have these dtypes (spec/language.md 6.2)."""
+    """Return the dtype of an `nl` result whose two tiles have these dtypes (spec/language.md 6.2)."""
     if a is b:
         return a
     if not (a.castable and b.castable):
@@ -332,13 +334,13 @@ def promote(a: DType, b: DType) -> DType:
 
 
 def bits(array: np.ndarray) -> np.ndarray:
-    """The same memory as unsigned integers of the same size, for copies that keep every bit."""
+    """Return the same memory as unsigned integers of the same size, for copies that keep every bit."""
     return array.view(UNSIGNED[array.itemsize])
 
 
 @cache
 def poison(dtype: DType) -> Any:
-    """The content of fresh memory: NaN, 4, or all ones (spec/language.md 4)."""
+    """Return the contents of fresh memory: NaN, 4, or all ones (spec/language.md 4)."""
     if dtype.is_integer or dtype.is_bool:
         return dtype.storage.type(4)
     if dtype.castable:
@@ -346,8 +348,8 @@ def poison(dtype: DType) -> Any:
     return np.full((), 2 ** (8 * dtype.itemsize) - 1, dtype.bits).view(dtype.storage)[()]
 
 
-def scalar(value: Any, dtype: DType) -> Any:
-    """A number in the storage type. Integers stay exact; other numbers are float32 constants first."""
+def scalar(value: int | float | np.generic, dtype: DType) -> Any:
+    """Return a number in the storage type. Integers stay exact; other numbers are float32 constants first."""
     if dtype.is_integer and isinstance(value, (int, np.integer)):
         smallest = -dtype.largest - 1 if dtype.is_signed else 0
         if not smallest <= value <= dtype.largest:
@@ -362,7 +364,7 @@ def scalar(value: Any, dtype: DType) -> Any:
 
 
 def unpack_x4(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """The float32 values of the lanes in a new last axis of 4, lowest bits first."""
+    """Return the float32 values of the lanes in a new last axis of 4, lowest bits first."""
     if dtype is float4_e2m1fn_x4:
         return _FP4_VALUES.take((array[..., None] >> _FP4_SHIFTS) & np.uint16(0xF))
     return f32(array[..., None].view(np.uint8), dtype.lane)

@@ -6,7 +6,8 @@ import re
 from dataclasses import replace
 
 from ..errors import error, nearest
-from .machine import _ASSUMED_TRN1, _ASSUMED_TRN2, _ASSUMED_TRN3, GIB, KIB, Machine
+from .assumptions import ASSUMED_TRN1, ASSUMED_TRN2, ASSUMED_TRN3
+from .machine import GIB, KIB, Machine
 
 # fmt: on
 
@@ -15,7 +16,7 @@ TRN1 = Machine(
     name="trn1",
     aliases=("inf2", "gen2", "2"),
     generation=2,
-    assumed=_ASSUMED_TRN1,
+    assumed=ASSUMED_TRN1,
     # device
     cores_per_device=2,
     lnc_degrees=(1,),
@@ -109,7 +110,7 @@ TRN2 = Machine(
     name="trn2",
     aliases=("gen3", "3"),
     generation=3,
-    assumed=_ASSUMED_TRN2,
+    assumed=ASSUMED_TRN2,
     # device
     cores_per_device=8,
     lnc_degrees=(1, 2),
@@ -205,7 +206,7 @@ TRN3 = replace(
     name="trn3",
     aliases=("gen4", "4"),
     generation=4,
-    assumed=_ASSUMED_TRN3,
+    assumed=ASSUMED_TRN3,
     # device
     hbm_bytes_per_core=36 * GIB,
     hbm_gbs=1175.0,

@@ -3,7 +3,7 @@
 Beside every field stands the section of spec/machine.md that gives it and the evidence there:
 [D] AWS documents, [S] AWS profiler pictures, [X] arithmetic on those, [T] one-instruction measurements by
 others, [U] unknown, assumed. The tag is the best one found on any generation; where a generation rests on
-an assumption its `assumed` set names the field, and `ASSUMPTIONS` says why.
+an assumption its `assumed` set names the field, and `ASSUMPTIONS` gives the reason.
 
 Units are in the names: `_bytes` per partition unless said, `_ns`, `_ghz`, `_gbs` (GB/s = bytes per ns),
 `_cycles` of the engine named. Rates of the engines are cycles per element of one partition.
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
+
+from .assumptions import ASSUMPTIONS
 
 KIB = 1024
 GIB = 1024**3
@@ -282,159 +284,3 @@ class Machine:
     def assumptions(self) -> dict[str, str]:
         """The fields that are assumed on this machine, each with the reason."""
         return {field: ASSUMPTIONS[field] for field in sorted(self.assumed)}
-
-
-# Why a field is assumed. Which machines it concerns is in their `assumed`.
-# fmt: on
-# documented numbers that nothing computes with: for readers, and for rules and models to come
-INFORMATIVE = frozenset(
-    [
-        "cores_per_hbm_stack",
-        "dma_ghz",
-        "sbuf_partition_stride_bytes",
-        "access_max_size",
-        "access_max_stride",
-        "mx_contraction_multiple",
-        "transpose_issue_slots",
-        "vector_scalar_tensor_tensor_fast",
-        "vector_transpose_first_ns",
-        "gpsimd_processors",
-        "dma_queues",
-        "dma_semaphore_ns",
-        "dma_saturating_bytes",
-        "hwdge_units",
-        "swdge_instruction_ns",
-        "dma_transpose_partitions",
-        "dma_transpose_free",
-        "semaphore_wait_ns",
-    ]
-)
-
-# fmt: off
-ASSUMPTIONS: dict[str, str] = {
-    "accumulator_read_ns": "trn3: as measured on trn2",
-    "activation_table_free": "which functions share a table is not published",
-    "activation_table_ns": "trn3: as measured on trn2",
-    "collective_chip_hop_ns": "lower end of the documented 1-2 us",
-    "collective_hop_ns": "middle of the documented 1-2 us",
-    "collective_link_gbs": "no figure per pair of ranks is published",
-    "devices_per_node": "16 chips of a trn1 or trn2 instance; other sizes are not modelled",
-    "compute_to_dma_ns": "two AWS profiles disagree (30 and 880 ns)",
-    "core_barrier_ns": "not published",
-    "dma_bytes_per_ns": "fitted on trn2; trn1: one picture, 32 KiB in 1,810 ns; trn3: the documented peak",
-    "dma_default_mode": "the compiler's choice is not documented; read off AWS profiles",
-    "dma_descriptor_ns": "fitted on trn2, used for trn1 and trn3 too",
-    "dma_dispatch_load_ns": "trn1: static rings fetch descriptors from HBM; trn3: as trn2",
-    "dma_dispatch_store_ns": "trn1: static rings fetch descriptors from HBM; trn3: as trn2",
-    "dma_ghz": "trn3: as trn2",
-    "dma_min_descriptor_ns": "the fitted law over-predicts tiny descriptors; no floor is published",
-    "dma_notify_load_ns": "trn1: rounded from trn2; trn3: as trn2",
-    "dma_notify_store_ns": "trn1: rounded from trn2; trn3: as trn2",
-    "dma_profiler_gbs": "trn1 and trn3: 16 x the theoretical rate of one engine",
-    "dma_semaphore_ns": "trn3: as earlier generations",
-    "dma_skew_ns": "trn1 and trn3: as seen on trn2",
-    "double_row_multiplier": "trn3: the ISA allows double_row, the table of rates omits it",
-    "dynamic_loop_ns": "not published",
-    "fetch_ahead_ns": "not published: several DMA latencies",
-    "fix_accumulator_read_ns": "trn1: as every ScalarE instruction; trn3: as trn2",
-    "fix_activation_ns": "trn1: from a 1-element ACTIVATE; trn3: as many cycles as trn2",
-    "fix_gpsimd_ns": "trn1 and trn3: as many cycles as trn2",
-    "fix_memset_ns": "trn1 and trn3: as many cycles as trn2",
-    "fix_scalar_copy_ns": "trn1: as every ScalarE instruction; trn3: as many cycles as trn2",
-    "fix_scalar_psum_copy_ns": "trn1: as every ScalarE instruction; trn3: as many cycles as trn2",
-    "fix_tensor_ns": "trn1: from one MATMUL bar; trn3: as many cycles as trn2",
-    "fix_vector_ns": "trn1: trn2 scaled by the clock; trn3: as many cycles as trn2",
-    "fp32_load_stationary_factor": "not documented; as float32 matmul",
-    "gpsimd_copy": "not documented; as iota",
-    "gpsimd_dma_gbs": "trn3: as trn2",
-    "gpsimd_gather": "not documented",
-    "gpsimd_partition_reduce": "documented as slow, without a figure",
-    "gpsimd_two_inputs": "not documented",
-    "half_rate_rule": "inferred from two trn2 measurements; no evidence on trn1, where it is off",
-    "half_rate_slowdown": "inferred from two trn2 measurements",
-    "half_rate_threshold": "inferred from two trn2 measurements",
-    "half_rate_window_ns": "the window of the throttle is not published",
-    "hbm_gbs": "trn3: 4.7 TB/s of the device over four stacks",
-    "kernel_overhead_ns": "trn3: as measured on trn2",
-    "local_gather_latency": "the printed formula looks inverted; used as a cost factor",
-    "local_gather_threads": "the printed formula looks inverted; used as a cost factor",
-    "matmul_after_load_ns": "trn2 and trn3: part of the measured latency of a matmul",
-    "matmul_gap_cycles": "trn3: as measured on trn2",
-    "psum_bank_serial": "what a conflict in one bank costs is not published",
-    "refetch_ahead_ns": "fitted on one kernel, AWS's blocked matmul, which overflows SBUF",
-    "register_move_ns": "trn1 and trn3: as measured on trn2",
-    "register_ns": "not published",
-    "same_engine_gap_ns": "trn3: as measured on trn2",
-    "sbuf_partition_stride_bytes": "trn1 and trn3: as seen on trn2",
-    "scalar_activation": "trn3: the wide 16-bit path is promised for copies only",
-    "scalar_operand_ns": "trn1: none seen; trn3: as measured on trn2",
-    "semaphore_ns": "not published",
-    "semaphore_wait_ns": "trn2 and trn3: as seen on trn1",
-    "sendrecv_ns": "not published",
-    "shared_bus_stops_fast_modes": "how the shared bus is arbitrated is not published",
-    "static_trigger_ns": "documented as cheap, without a figure",
-    "stride_full_rate_bytes": "documented for trn1 alone, used for trn2 and trn3 too",
-    "stride_slowdown": "documented for trn1 alone, used for trn2 and trn3 too",
-    "swdge_instruction_ns": "trn1 and trn3: as seen on trn2",
-    "swdge_spacing_ns": "trn1 and trn3: as measured on trn2",
-    "tensor_drain_ns": "trn1: from one MATMUL bar; trn3: as trn2",
-    "transpose_issue_slots": "trn3: 'close to 2x' on chains, modelled as a second slot",
-    "vector_access_cycles": "trn1: about 60, engines hide some of it; trn2 and trn3: taken to be hidden",
-    "vector_bn_aggr": "trn2 and trn3: as trn1",
-    "vector_bn_stats": "trn2 and trn3: as trn1",
-    "vector_copy_16bit_to_fp32": "trn3: as measured on trn2",
-    "vector_copy_fp32_to_16bit": "trn3: as measured on trn2",
-    "vector_cumulative": "not documented; a serial scan",
-    "vector_dropout": "trn2 and trn3: as trn1",
-    "vector_memset": "trn3: as many cycles as measured on trn2",
-    "vector_predicated": "select_reduce is undocumented; as tensor_copy_predicated",
-    "vector_predicated_scalar": "trn3: as measured on trn2",
-    "vector_psum_fp32": "trn3: as measured on trn2",
-    "vector_reciprocal": "trn3: as measured on trn2",
-    "vector_reduce_16bit": "trn3: as measured on trn2",
-    "vector_rng": "not documented",
-    "vector_scalar_tensor_tensor": "trn2 and trn3: as tensor_tensor",
-    "vector_scan_initial_ns": "trn1: none known; trn3: as measured on trn2",
-    "vector_transpose_first_ns": "trn3: as many cycles as measured on trn2",
-    "vector_transpose_next_ns": "trn3: as many cycles as measured on trn2",
-}
-
-# fmt: off
-_ASSUMED_ALWAYS = frozenset({
-    "activation_table_free", "collective_chip_hop_ns", "collective_hop_ns", "collective_link_gbs",
-    "compute_to_dma_ns", "devices_per_node",
-    "core_barrier_ns", "dma_default_mode", "dma_min_descriptor_ns", "dynamic_loop_ns",
-    "fetch_ahead_ns", "refetch_ahead_ns",
-    "fp32_load_stationary_factor", "gpsimd_copy", "gpsimd_gather", "gpsimd_partition_reduce",
-    "gpsimd_two_inputs", "half_rate_rule", "local_gather_latency", "local_gather_threads", "register_ns",
-    "semaphore_ns", "static_trigger_ns", "vector_cumulative", "vector_predicated", "vector_rng",
-})
-_ASSUMED_TRN1 = _ASSUMED_ALWAYS | {
-    "dma_bytes_per_ns", "dma_descriptor_ns", "dma_dispatch_load_ns", "dma_dispatch_store_ns",
-    "dma_notify_load_ns", "dma_notify_store_ns", "dma_profiler_gbs", "dma_skew_ns",
-    "fix_accumulator_read_ns", "fix_activation_ns", "fix_gpsimd_ns", "fix_memset_ns", "fix_scalar_copy_ns",
-    "fix_scalar_psum_copy_ns", "fix_tensor_ns", "fix_vector_ns", "register_move_ns",
-    "sbuf_partition_stride_bytes", "scalar_operand_ns", "swdge_instruction_ns", "swdge_spacing_ns",
-    "tensor_drain_ns", "vector_access_cycles", "vector_scan_initial_ns",
-}
-_ASSUMED_TRN2 = _ASSUMED_ALWAYS | {
-    "half_rate_slowdown", "half_rate_threshold", "half_rate_window_ns", "matmul_after_load_ns",
-    "psum_bank_serial",
-    "semaphore_wait_ns", "sendrecv_ns", "shared_bus_stops_fast_modes", "stride_full_rate_bytes",
-    "stride_slowdown", "vector_access_cycles", "vector_bn_aggr", "vector_bn_stats", "vector_dropout",
-    "vector_scalar_tensor_tensor",
-}
-# No measurement of trn3 is published (15): whatever was measured on trn2 is an assumption here.
-_ASSUMED_TRN3 = _ASSUMED_TRN2 | {
-    "accumulator_read_ns", "activation_table_ns", "dma_bytes_per_ns", "dma_descriptor_ns",
-    "dma_dispatch_load_ns", "dma_dispatch_store_ns", "dma_ghz", "dma_notify_load_ns",
-    "dma_notify_store_ns", "dma_profiler_gbs", "dma_semaphore_ns", "dma_skew_ns",
-    "double_row_multiplier", "fix_accumulator_read_ns", "fix_activation_ns", "fix_gpsimd_ns",
-    "fix_memset_ns", "fix_scalar_copy_ns", "fix_scalar_psum_copy_ns", "fix_tensor_ns", "fix_vector_ns",
-    "gpsimd_dma_gbs", "hbm_gbs", "kernel_overhead_ns", "matmul_gap_cycles", "register_move_ns",
-    "same_engine_gap_ns", "sbuf_partition_stride_bytes", "scalar_activation", "scalar_operand_ns",
-    "swdge_instruction_ns", "swdge_spacing_ns", "tensor_drain_ns", "transpose_issue_slots",
-    "vector_copy_16bit_to_fp32", "vector_copy_fp32_to_16bit", "vector_memset", "vector_predicated_scalar",
-    "vector_psum_fp32", "vector_reciprocal", "vector_reduce_16bit", "vector_scan_initial_ns",
-    "vector_transpose_first_ns", "vector_transpose_next_ns",
-}

@@ -1,7 +1,7 @@
-"""Operators: the `nl` functions in their second life, as `op=` tokens of instructions.
+"""Operators: the `nl` functions as `op=` arguments of instructions.
 
-Each has its formula here, on float32 arrays (spec/isa.md 2 and 3). `nki.language` gives it its first life:
-the function that runs when a kernel calls `nl.add(x, y)`.
+Each has its formula here, on float32 arrays (spec/isa.md 2 and 3). `nki.language` adds the function that runs
+when a kernel calls `nl.add(x, y)`.
 """
 
 from __future__ import annotations
@@ -57,47 +57,47 @@ class Operator:
         """Takes part in float32 arithmetic of the vector engine."""
         return self.kind in ("arithmetic", "comparison", "logical", "unary")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         if self.function is None:
             raise TypeError(f"{self!r} is an operator token: pass it as op=, it cannot be called")
         return self.function(*args, **kwargs)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Operator:
+    def __get__(self, instance: object, owner: type | None = None) -> Operator:
         return self  # like a static function on a class; with it help() shows a function
 
     def __repr__(self) -> str:
         return f"nl.{self.name}"
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Callable[[str], Operator], tuple[str]]:
         return (find, (self.name,))
 
-    def __copy__(self):
+    def __copy__(self) -> Operator:
         return self
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: object) -> Operator:
         return self
 
 
-def _abs_max(a, b):
+def _abs_max(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(np.abs(a) > np.abs(b), a, b)
 
 
-def _abs_min(a, b):
+def _abs_min(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(np.abs(a) < np.abs(b), a, b)
 
 
-def _rsqrt(x):
+def _rsqrt(x: np.ndarray) -> np.ndarray:
     return np.float32(1) / np.sqrt(x)
 
 
-def _relu(x):
+def _relu(x: np.ndarray) -> np.ndarray:
     return np.maximum(x, np.float32(0))
 
 
 OPERATORS: dict[str, Operator] = {}
 
 
-def _define(kind: str, **formulas: Any) -> None:
+def _define(kind: str, **formulas: Formula | None) -> None:
     for name, formula in formulas.items():
         OPERATORS[name] = Operator(name, kind, formula)
 
@@ -188,15 +188,15 @@ def find(name: str) -> Operator:
     return OPERATORS[name]
 
 
-def resolve(op: Any, function: str, argument: str = "op") -> Operator:
-    """The operator a user passed: an nl function, the numpy ufunc of the same meaning, nl.max for maximum."""
-    if op.__class__ is Operator:
+def resolve(op: object, function: str, argument: str = "op") -> Operator:
+    """Return the operator for an nl function, the numpy ufunc of the same meaning, or nl.max for maximum."""
+    if isinstance(op, Operator):
         return op
     reduction = getattr(op, "operator", None)
     if isinstance(reduction, Operator):
         return reduction
     try:
-        name = _NUMPY.get(op)
+        name = _NUMPY.get(op)  # type: ignore[call-overload]
     except TypeError:
         name = None
     if name is not None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeAlias, TypeVar, Union
 
 import ml_dtypes
 import numpy as np
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# What the functions of nki.mx take: a NumPy array or a torch tensor, which they see as a NumPy array.
+Array: TypeAlias = Union[np.ndarray, Any]  # noqa: UP007  Python 3.10 has no `|` for Any
 
 # dtypes that torch cannot exchange with numpy: the same bytes go as unsigned integers
 _EXCHANGED = {"bfloat16": ml_dtypes.bfloat16} | {
@@ -15,12 +21,12 @@ _EXCHANGED = {"bfloat16": ml_dtypes.bfloat16} | {
 }
 
 
-def is_torch(value: Any) -> bool:
+def is_torch(value: object) -> bool:
     return type(value).__module__.split(".")[0] == "torch" and hasattr(value, "numpy")
 
 
 def to_numpy(value: Any) -> Any:
-    """A tensor as an array that shares its bytes where it can; other values as they are."""
+    """Return a tensor as an array that shares its bytes where it can; other values as they are."""
     if not is_torch(value):
         return value
     import torch
@@ -36,7 +42,7 @@ def to_numpy(value: Any) -> Any:
 
 
 def to_torch(value: Any, like: Any) -> Any:
-    """Arrays, also in tuples, as tensors on the device of `like`. FP4 elements become their codes, uint8."""
+    """Return arrays, also in tuples, as tensors on the device of `like`; FP4 elements as codes, uint8."""
     import torch
 
     if isinstance(value, tuple):
@@ -54,15 +60,15 @@ def to_torch(value: Any, like: Any) -> Any:
     return tensor.to(like.device)
 
 
-def either(function: Callable) -> Callable:
-    """A function of arrays that also takes torch tensors, and then returns them."""
+def either(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function of arrays also take torch tensors, and then return them."""
 
     @functools.wraps(function)
-    def serve(*args: Any, **kwargs: Any) -> Any:
+    def serve(*args: P.args, **kwargs: P.kwargs) -> R:
         tensors = [value for value in (*args, *kwargs.values()) if is_torch(value)]
         if not tensors:
             return function(*args, **kwargs)
         named = {name: to_numpy(value) for name, value in kwargs.items()}
-        return to_torch(function(*map(to_numpy, args), **named), tensors[0])
+        return to_torch(function(*map(to_numpy, args), **named), tensors[0])  # type: ignore[arg-type, no-any-return]
 
     return serve

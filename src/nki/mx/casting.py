@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from .arrays import either
-from .formats import BLOCK, Format, find_format, format_of, rounded, scale_codes, scale_values, values
+from .arrays import Array, either
+from .formats import (
+    BLOCK,
+    Format,
+    FormatLike,
+    find_format,
+    format_of,
+    rounded,
+    scale_codes,
+    scale_values,
+    values,
+)
 
 ROWS, LANES = 8, 4  # of a hardware block
 
 
 @either
-def quantize(x: Any, format: Any = "float8_e4m3fn", axis: int = -1, rule: str = "ocp") -> tuple[Any, Any]:
+def quantize(
+    x: Array, format: FormatLike = "float8_e4m3fn", axis: int = -1, rule: str = "ocp"
+) -> tuple[Array, Array]:
     """(elements, scales) of x: each 32 neighbours along `axis` share a power of two.
 
     x is any float array. Elements have its shape: float8_e4m3fn, float8_e5m2, or float4_e2m1fn, one to a byte
@@ -36,7 +46,7 @@ def quantize(x: Any, format: Any = "float8_e4m3fn", axis: int = -1, rule: str = 
 
 
 @either
-def dequantize(elements: Any, scales: Any, axis: int = -1, format: Any = None) -> Any:
+def dequantize(elements: Array, scales: Array, axis: int = -1, format: FormatLike | None = None) -> Array:
     """The float32 numbers of `quantize`. Codes in uint8 need their format; scales may be float8_e8m0fnu."""
     numbers = np.moveaxis(values(elements, format_of(elements, format)), axis, -1)
     factors = np.repeat(np.moveaxis(scale_values(scales), axis, -1), BLOCK, axis=-1)
@@ -50,7 +60,7 @@ def dequantize(elements: Any, scales: Any, axis: int = -1, format: Any = None) -
 
 @either
 def quantize_lanes(
-    x: Any, format: Any = "float8_e4m3fn", rule: str = "hardware"
+    x: Array, format: FormatLike = "float8_e4m3fn", rule: str = "hardware"
 ) -> tuple[np.ndarray, np.ndarray]:
     """(elements [P, 4N], scales [P/8, N]) of a tile x [P, 4N]: blocks are 8 rows x 4 neighbours.
 
@@ -66,7 +76,7 @@ def quantize_lanes(
 
 
 @either
-def dequantize_lanes(elements: Any, scales: Any, format: Any = None) -> Any:
+def dequantize_lanes(elements: Array, scales: Array, format: FormatLike | None = None) -> Array:
     """The float32 numbers of `quantize_lanes`."""
     numbers = values(elements, format_of(elements, format))
     factors = np.repeat(np.repeat(scale_values(scales), ROWS, axis=0), LANES, axis=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -29,6 +29,8 @@ class Format:
     largest: float
 
 
+FormatLike: TypeAlias = Format | dtypes.DTypeLike
+
 FORMATS = {
     f.name: f
     for f in (
@@ -46,37 +48,39 @@ _SPELLINGS = {
 }
 
 
-def find_format(name: Any) -> Format:
-    """The format of a name ("float8_e4m3fn", "mxfp4", ...) or of a dtype of its elements, packed or not."""
+def find_format(name: FormatLike) -> Format:
+    """Return the format of a name ("float8_e4m3fn", "mxfp4", ...) or a dtype of elements, packed or not."""
     if isinstance(name, Format):
         return name
     text = name if isinstance(name, str) else getattr(name, "__name__", str(name))
     text = text.removeprefix("torch.").removesuffix("_x4")
     found = FORMATS.get(_SPELLINGS.get(text, text))
     if found is None:
-        raise ValueError(f"format: {text} is no MX format, use one of {', '.join([*FORMATS, *_SPELLINGS])}")
+        raise ValueError(
+            f"format: {text} is not an MX format, use one of {', '.join([*FORMATS, *_SPELLINGS])}"
+        )
     return found
 
 
-def format_of(array: np.ndarray, name: Any) -> Format:
-    """The format of an array of elements; one that holds codes in plain bytes must be told it."""
+def format_of(array: np.ndarray, name: FormatLike | None) -> Format:
+    """Return the format of an array of elements; codes in plain bytes need its name."""
     if name is not None:
         return find_format(name)
     for known in FORMATS.values():
         if array.dtype == known.dtype:
             return known
-    raise ValueError(f"format: elements of dtype {array.dtype} could be of any format, say which one")
+    raise ValueError(f"format: elements of dtype {array.dtype} could be of any format: pass format=")
 
 
 def values(elements: np.ndarray, form: Format) -> np.ndarray:
-    """Elements, or their codes in bytes, as float32."""
+    """Return elements, or their codes in bytes, as float32."""
     if elements.itemsize != 1:
         raise ValueError(f"elements: got dtype {elements.dtype}, expected {form.name}, one element in a byte")
     return np.ascontiguousarray(elements).view(form.dtype).astype(np.float32)
 
 
 def rounded(numbers: np.ndarray, form: Format, rule: str) -> np.ndarray:
-    """float32 numbers as elements: nearest, ties to even.
+    """Return float32 numbers as elements: nearest, ties to even.
 
     "ocp" saturates; "hardware" has nothing to saturate but infinities, which FP8 casts to its own or to NaN.
     """
@@ -87,7 +91,7 @@ def rounded(numbers: np.ndarray, form: Format, rule: str) -> np.ndarray:
 
 
 def scale_codes(largest: np.ndarray, form: Format, rule: str) -> np.ndarray:
-    """The codes of the scales of blocks whose largest magnitudes are these."""
+    """Return the codes of the scales of blocks with these largest magnitudes."""
     if rule not in RULES:
         raise ValueError(f"rule: {rule!r} is none of {', '.join(RULES)}")
     _, exponent = np.frexp(largest)

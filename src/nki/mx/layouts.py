@@ -6,13 +6,11 @@ layout says which k they are.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..machine import dtypes
-from .arrays import either
-from .formats import find_format, format_of
+from .arrays import Array, either
+from .formats import FormatLike, find_format, format_of
 
 LANES = 4
 TILE = 512  # contraction indices that one matmul takes: 128 rows x 4 lanes
@@ -65,7 +63,7 @@ def contraction_index(k: int, layout: str = "wrapX") -> np.ndarray:
 
 
 @either
-def swizzle(x: Any, layout: str = "wrapX") -> Any:
+def swizzle(x: Array, layout: str = "wrapX") -> Array:
     """[F, K] as [K/4, 4F]: result[r, 4 f + q] = x[f, k] with k in row r and lane q of the layout."""
     x = np.asarray(x)
     if x.ndim != 2:
@@ -75,7 +73,7 @@ def swizzle(x: Any, layout: str = "wrapX") -> Any:
 
 
 @either
-def unswizzle(z: Any, layout: str = "wrapX") -> Any:
+def unswizzle(z: Array, layout: str = "wrapX") -> Array:
     """[K/4, 4F] as [F, K]: `swizzle` undone."""
     z = np.asarray(z)
     if z.ndim != 2 or z.shape[1] % LANES:
@@ -90,7 +88,7 @@ def unswizzle(z: Any, layout: str = "wrapX") -> Any:
 
 
 @either
-def pack_x4(elements: Any, format: Any = None) -> Any:
+def pack_x4(elements: Array, format: FormatLike | None = None) -> Array:
     """Elements [..., 4N] as words [..., N]: uint32 of FP8, uint16 of FP4; the first lane is lowest."""
     form = format_of(elements, format)
     if elements.shape[-1] % LANES:
@@ -100,7 +98,7 @@ def pack_x4(elements: Any, format: Any = None) -> Any:
 
 
 @either
-def unpack_x4(words: Any, format: Any) -> Any:
+def unpack_x4(words: Array, format: FormatLike) -> Array:
     """Words [..., N] as elements [..., 4N]."""
     form = find_format(format)
     words = np.ascontiguousarray(words).view(form.packed.storage)
@@ -110,14 +108,14 @@ def unpack_x4(words: Any, format: Any) -> Any:
     return nibbles.astype(np.uint8).view(form.dtype).reshape(*words.shape[:-1], -1)
 
 
-def x4_dtype(format: Any) -> np.dtype:
+def x4_dtype(format: FormatLike) -> np.dtype:
     """The NumPy dtype that makes a kernel see words as four-packed: `words.view(x4_dtype("mxfp4"))`."""
     packed = find_format(format).packed
     return np.dtype([(str(packed), packed.storage)])
 
 
 @either
-def pack_pairs(elements: Any) -> Any:
+def pack_pairs(elements: Array) -> Array:
     """FP4 elements [..., 2N] as bytes [..., N], the first one lowest: the bits of torch.float4_e2m1fn_x2."""
     codes = np.ascontiguousarray(elements).view(np.uint8)
     if codes.shape[-1] % 2:
@@ -126,7 +124,7 @@ def pack_pairs(elements: Any) -> Any:
 
 
 @either
-def unpack_pairs(pairs: Any) -> Any:
+def unpack_pairs(pairs: Array) -> Array:
     """Bytes [..., N] of FP4 pairs as elements [..., 2N]."""
     pairs = np.ascontiguousarray(pairs).view(np.uint8)
     codes = np.stack([pairs & 0xF, pairs >> 4], axis=-1)

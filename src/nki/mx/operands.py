@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from .arrays import either
+from .arrays import Array, either
 from .casting import dequantize_lanes, quantize_lanes
+from .formats import FormatLike
 from .layouts import swizzle, unswizzle
 from .scales import from_hardware_scales, pack_scales, to_hardware_scales, unpack_scales
 
@@ -16,12 +15,12 @@ SCALE_LAYOUTS = ("packed", "hardware", "dense")
 
 @either
 def quantize_operand(
-    x: Any,
-    format: Any = "float8_e4m3fn",
+    x: Array,
+    format: FormatLike = "float8_e4m3fn",
     layout: str = "wrapX",
     scale_layout: str = "packed",
     rule: str = "hardware",
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array]:
     """(data [K/4, 4F], scales) of x [F, K]: what quantize_block_mxfp8_kernel returns and matmul_mxfp8 takes.
 
     scale_layout: "packed" [128 ceil(K/2048), F], "hardware" [K/4, F] (unpacked) or "dense" [K/32, F].
@@ -36,8 +35,12 @@ def quantize_operand(
 
 @either
 def dequantize_operand(
-    data: Any, scales: Any, layout: str = "wrapX", scale_layout: str = "packed", format: Any = None
-) -> Any:
+    data: Array,
+    scales: Array,
+    layout: str = "wrapX",
+    scale_layout: str = "packed",
+    format: FormatLike | None = None,
+) -> Array:
     """The float32 matrix [F, K] of `quantize_operand`."""
     if scale_layout not in SCALE_LAYOUTS:
         raise ValueError(f"scale_layout: {scale_layout!r} is none of {', '.join(SCALE_LAYOUTS)}")

@@ -5,11 +5,9 @@ Dense scales are [K/32, F]: row r belongs to rows 8r to 8r+7 of the elements [K/
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from .arrays import either
+from .arrays import Array, either
 
 QUADRANT, SCALES = 32, 4  # rows of a quadrant, and how many of them hold its scales
 TILE_ROWS = 128  # of elements that one matmul takes
@@ -28,7 +26,7 @@ def _packed_rows(dense_rows: int) -> np.ndarray:
     return TILE_ROWS * block + SCALES * place + _hardware_rows(per_tile)[row]
 
 
-def _checked(dense: Any) -> np.ndarray:
+def _checked(dense: Array) -> np.ndarray:
     dense = np.asarray(dense)
     if dense.ndim != 2 or dense.shape[0] % SCALES:
         raise ValueError(f"scales: got shape {dense.shape}, expected [K/32, F] with K a multiple of 128")
@@ -42,21 +40,21 @@ def _spread(dense: np.ndarray, rows: np.ndarray, total: int) -> np.ndarray:
 
 
 @either
-def to_hardware_scales(dense: Any) -> Any:
+def to_hardware_scales(dense: Array) -> Array:
     """Dense [K/32, F] as [K/4, F]: row r at 32 (r // 4) + r % 4, zeros between; as an SBUF tile has them."""
     dense = _checked(dense)
     return _spread(dense, _hardware_rows(dense.shape[0]), 8 * dense.shape[0])
 
 
 @either
-def from_hardware_scales(scales: Any) -> Any:
+def from_hardware_scales(scales: Array) -> Array:
     """[K/4, F] as dense [K/32, F]."""
     scales = np.asarray(scales)
     return scales[_hardware_rows(scales.shape[0] // 8)]
 
 
 @either
-def pack_scales(dense: Any) -> Any:
+def pack_scales(dense: Array) -> Array:
     """Dense [K/32, F] as [128 ceil(tiles/4), F]: tile t in block t // 4, 4 (t % 4) rows further down."""
     dense = _checked(dense)
     tiles = -(-dense.shape[0] // (TILE_ROWS // 8))
@@ -65,6 +63,6 @@ def pack_scales(dense: Any) -> Any:
 
 
 @either
-def unpack_scales(packed: Any, k: int) -> Any:
+def unpack_scales(packed: Array, k: int) -> Array:
     """Packed scales of a contraction of k as dense [K/32, F]."""
     return np.asarray(packed)[_packed_rows(k // 32)]

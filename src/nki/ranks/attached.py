@@ -1,6 +1,6 @@
-"""attach: a process that torchrun (or any user of torch.distributed) started is one rank.
+"""attach: make a process that torchrun (or any user of torch.distributed) started one rank.
 
-Bytes go from process to process by the given group, gloo. Torch is imported here alone.
+Bytes travel between processes through the given gloo group. Only this module imports torch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .errors import first_of, packed, raised_on, unpacked
 
 BYTES, FAILED = 0, 1  # what a message is
 TIMEOUT_S = 300.0
-LAST_WORDS_S = 0.2  # until a message has left this process, which may be about to end
+SEND_FAILURE_S = 0.2  # until a message has left this process, which may be about to end
 STORE_S = 2.0  # for the store, which may be on a host that cannot be reached any more
-_unheard: list[Any] = []  # messages that nobody may ever receive; gloo needs their memory
+_pending_sends: list[Any] = []  # messages that may never be received; gloo needs their memory
 
 
 @contextlib.contextmanager
 def attach(group: Any = None, timeout: float = TIMEOUT_S) -> Iterator[World]:
-    """Inside the block every kernel call is this process's part as a rank of `torch.distributed`.
+    """Make every kernel call in the block this process's part as a rank of `torch.distributed`.
 
     `group` is a process group of gloo, None the default one. A rank that is waited for longer than
     `timeout` seconds is an error.
@@ -55,15 +55,15 @@ def attach(group: Any = None, timeout: float = TIMEOUT_S) -> Iterator[World]:
     except Exception as problem:
         if world.size > 1:
             raised_on(problem, world.rank)
-            world.tell_failure(problem)
+            world.send_failure(problem)
         raise
 
 
 class GlooWorld(World):
-    """A rank of torch.distributed. Members send their bytes to each other, in order of the meetings."""
+    """A rank of torch.distributed. Members send their bytes to each other, in the order of exchanges."""
 
     backend = "gloo"
-    opened = 0  # attach blocks so far: their messages are told apart
+    opened = 0  # attach blocks so far: each has a message tag of its own
 
     def __init__(self, distributed: Any, group: Any, timeout: float):
         super().__init__(distributed.get_rank(group), distributed.get_world_size(group))
@@ -82,8 +82,8 @@ class GlooWorld(World):
         for rank in others:
             kind, content = self._receive(rank, key)
             if kind == FAILED:
-                told = pickle.loads(content.tobytes())
-                problems[rank] = unpacked(told, rank)
+                packed_failure = pickle.loads(content.tobytes())
+                problems[rank] = unpacked(packed_failure, rank)
             received[rank] = content
         if problems:
             raise first_of(problems)
@@ -91,16 +91,16 @@ class GlooWorld(World):
             self._wait(work, rank, key)
         return [received[rank] for rank in key.members]
 
-    def tell_failure(self, problem: Exception) -> None:
-        """Whoever waits for this rank learns why it does not come; who comes late finds it in the store."""
-        told = np.frombuffer(pickle.dumps(packed(problem)), np.uint8)
-        words = base64.b64encode(pickle.dumps((self.rank, packed(problem)))).decode()
-        _in_time(lambda: self.store.compare_set(self.key, "", words))
+    def send_failure(self, problem: Exception) -> None:
+        """Send the failure to ranks that wait for this one, and store it for ranks that come late."""
+        packed_failure = np.frombuffer(pickle.dumps(packed(problem)), np.uint8)
+        stored = base64.b64encode(pickle.dumps((self.rank, packed(problem)))).decode()
+        _in_time(lambda: self.store.compare_set(self.key, "", stored))
         for rank in range(self.size):
             if rank != self.rank:
                 with contextlib.suppress(Exception):
-                    _unheard.extend(self._send(rank, FAILED, 0, told))
-        time.sleep(LAST_WORDS_S)  # a wait that times out would close the connections
+                    _pending_sends.extend(self._send(rank, FAILED, 0, packed_failure))
+        time.sleep(SEND_FAILURE_S)  # a wait that times out would close the connections
 
     # ---- messages --------------------------------------------------------------------------------
 
@@ -136,17 +136,17 @@ class GlooWorld(World):
             raise self._lost(rank, key, str(problem)) from None
 
     def _first_failure(self) -> Exception | None:
-        """What some rank has said before its connections were gone."""
-        said = _in_time(lambda: self.store.get(self.key) if self.store.check([self.key]) else None)
-        if said is None:
+        """Return the failure that a rank stored before its connections were lost."""
+        failure = _in_time(lambda: self.store.get(self.key) if self.store.check([self.key]) else None)
+        if failure is None:
             return None
-        rank, told = pickle.loads(base64.b64decode(said))
-        return unpacked(told, rank)
+        rank, packed_failure = pickle.loads(base64.b64decode(failure))
+        return unpacked(packed_failure, rank)
 
     def _lost(self, rank: int, key: Rendezvous, text: str) -> Exception:
-        said = self._first_failure()
-        if said is not None:
-            return said
+        failure = self._first_failure()
+        if failure is not None:
+            return failure
         notes = [f"rank {self.rank} waits for {key.what} at {key.line}"]
         if "imed out" in text or "imeout" in text:
             return error(
@@ -164,7 +164,7 @@ class GlooWorld(World):
 
 
 def _in_time(ask: Callable[[], Any]) -> Any:
-    """What the store answers, or None if it does not: its own patience is half an hour."""
+    """Return the store's answer, or None if it takes too long: its own timeout is half an hour."""
     answer: list[Any] = []
 
     def run() -> None:

@@ -10,7 +10,7 @@ from ..errors import NkiError, SourceLine, error_class
 
 
 def raised_on(problem: Exception, rank: int) -> Exception:
-    """The same error, which now says on which rank it was raised."""
+    """Return the same error, with the rank on which it was raised."""
     if isinstance(problem, NkiError):
         if problem.rank is None:
             problem.rank = rank
@@ -62,11 +62,11 @@ def first_of(problems: dict[int, Exception]) -> Exception:
     first = problems[lowest]
     for rank in sorted(problems):
         if rank != lowest:
-            told = f"rank {rank} also failed: {_headline(problems[rank])}"
+            note = f"rank {rank} also failed: {_headline(problems[rank])}"
             if isinstance(first, NkiError):
-                first.notes.append(told)
+                first.notes.append(note)
             elif hasattr(first, "add_note"):
-                first.add_note(told)
+                first.add_note(note)
     return first
 
 

@@ -65,7 +65,7 @@ def _of_rank(name: str, value: Any, rank: int, world_size: int) -> Any:
 
 
 def check_alike(kernel: Kernel, calls: list[CallOf]) -> None:
-    """One compiled program serves all ranks: what is no tensor is equal, and tensors are alike."""
+    """Check that one program serves all ranks: equal values, and tensors of equal shape and dtype."""
     first = _described(kernel, calls[0])
     for rank, call in enumerate(calls[1:], 1):
         found = _described(kernel, call)

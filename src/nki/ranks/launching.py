@@ -25,7 +25,7 @@ def run_ranks(
 ) -> list[Any]:
     """What the kernel returns on each rank of a world, in rank order.
 
-    `inputs` says what each rank is called with: a function of the rank, a sequence with an entry for each, or
+    `inputs` is what each rank is called with: a function of the rank, a sequence with an entry for each, or
     a dict whose `per_rank([...])` values differ. A tuple is positional arguments, a dict keywords, anything
     else the only argument. Backend "local" runs all ranks in this process, one at a time; "processes" gives
     each a process, which `timeout` limits in seconds.

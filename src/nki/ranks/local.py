@@ -1,4 +1,4 @@
-"""All ranks in this process, one at a time: they hand over where they meet, in rank order."""
+"""All ranks in this process, one at a time: they switch where they wait for each other, in rank order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .inputs import CallOf
 LARGEST = 128  # ranks
 
 
-class Room:
-    """Where the ranks of one process meet."""
+class LocalExchange:
+    """What the ranks of one process exchange."""
 
     def __init__(self) -> None:
         self.scheduler = Scheduler()
@@ -33,26 +33,26 @@ class LocalWorld(World):
     backend = "local"
     keeps_random_state = False  # every rank begins as the process stands
 
-    def __init__(self, rank: int, size: int, room: Room):
+    def __init__(self, rank: int, size: int, shared: LocalExchange):
         super().__init__(rank, size)
-        self.room, self.scheduler, self.shown = room, room.scheduler, room.shown
+        self.shared, self.scheduler, self.shown = shared, shared.scheduler, shared.shown
 
     def exchange(self, key: Rendezvous, data: np.ndarray) -> Sequence[np.ndarray]:
-        room, count = self.room, len(key.members)
-        arrived = room.arrived.setdefault(key, {})
+        shared, count = self.shared, len(key.members)
+        arrived = shared.arrived.setdefault(key, {})
         arrived[self.rank] = data
-        room.scheduler.wait(key.what, lambda: len(arrived) == count, line=key.line)
-        if key not in room.taken:
-            room.taken[key] = Parts([arrived[rank] for rank in key.members]), set()
-        parts, taken = room.taken[key]
+        shared.scheduler.wait(key.what, lambda: len(arrived) == count, line=key.line)
+        if key not in shared.taken:
+            shared.taken[key] = Parts([arrived[rank] for rank in key.members]), set()
+        parts, taken = shared.taken[key]
         taken.add(self.rank)
         if len(taken) == count:
-            del room.taken[key], room.arrived[key]
+            del shared.taken[key], shared.arrived[key]
         return parts
 
 
 def run_local(kernel: Kernel, calls: list[CallOf], timeout: float | None) -> list[Any]:
-    """What each rank returns. There is nothing to wait for without end: a deadlock is seen at once."""
+    """Return what each rank returns. A timeout is not needed: a deadlock is detected at once."""
     return run_together([partial(_called, kernel, call) for call in calls])
 
 
@@ -61,13 +61,13 @@ def _called(kernel: Kernel, call: CallOf) -> Any:
 
 
 def run_together(parts: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What each rank's part gives, in rank order."""
-    room, size = Room(), len(parts)
+    """Return the result of each rank's part, in rank order."""
+    shared, size = LocalExchange(), len(parts)
     jobs = [
-        (TaskId(rank, HOST), partial(_rank, part, LocalWorld(rank, size, room)))
+        (TaskId(rank, HOST), partial(_rank, part, LocalWorld(rank, size, shared)))
         for rank, part in enumerate(parts)
     ]
-    return room.scheduler.run(jobs)
+    return shared.scheduler.run(jobs)
 
 
 def _rank(part: Callable[[], Any], world: World) -> Any:

@@ -40,14 +40,14 @@ class ProcessWorld(World):
     def exchange(self, key: Rendezvous, data: np.ndarray) -> Sequence[np.ndarray]:
         start = self.arena.put(self.sent, data)
         self.sent += 1
-        self.pipe.send(("meet", (key, start, data.nbytes)))
+        self.pipe.send(("exchange", (key, start, data.nbytes)))
         places, free = self.pipe.recv()  # EOFError: the parent has gone
         self.arena.free(free)
         return [self.others[rank].bytes(begin, size) for rank, begin, size in places]
 
 
 def run_member(kernel: Kernel, call: CallOf, rank: int, files: list[int], pipe: Connection) -> NoReturn:
-    """Run a rank, tell the parent how it ended, and leave without the parent's own endings."""
+    """Run a rank, send the parent its outcome, and exit without the parent's exit handlers."""
     code = 1
     try:
         _die_with_parent()
@@ -56,7 +56,7 @@ def run_member(kernel: Kernel, call: CallOf, rank: int, files: list[int], pipe: 
         os.environ.setdefault("OPEN_NKI_THREADS", str(max(1, available() // world.size)))
         try:
             with attached(world), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the parent says it, once for all ranks
+                warnings.simplefilter("ignore")  # the parent shows it, once for all ranks
                 message: tuple[str, Any] = ("done", _outcome(kernel, call, world))
         except Exception as problem:
             message = ("failed", packed(problem))

@@ -34,7 +34,7 @@ class Mapped:
 
 
 class Arena:
-    """A process's own file: what it sends lies there until everybody has read it."""
+    """A process's own file: what it sends stays there until every receiver has read it."""
 
     PAGE = 1 << 16
 

@@ -1,6 +1,6 @@
 """One process per rank on this machine: started here, watched until the last has ended.
 
-The parent hears of every meeting, so it knows who waits for whom: a deadlock is seen at once, and a process
+The parent sees every rendezvous, so it knows who waits for whom: a deadlock is seen at once, and a process
 that was killed is named. Bytes lie in memory that the processes share.
 """
 
@@ -152,21 +152,21 @@ class _Watch:
             self._arrived(member, content)
 
     def _arrived(self, member: Member, content: tuple[Rendezvous, int, int]) -> None:
-        meeting, start, size = content
-        member.waits, member.at = meeting, (start, size)
-        here = self.arrived.setdefault(meeting, set())
+        rendezvous, start, size = content
+        member.waits, member.at = rendezvous, (start, size)
+        here = self.arrived.setdefault(rendezvous, set())
         here.add(member.rank)
-        if len(here) < len(meeting.members) or any(self.members[r].problem for r in meeting.members):
+        if len(here) < len(rendezvous.members) or any(self.members[r].problem for r in rendezvous.members):
             return
-        del self.arrived[meeting]
-        places = [(rank, *self.members[rank].at) for rank in meeting.members]
-        for rank in meeting.members:
+        del self.arrived[rendezvous]
+        places = [(rank, *self.members[rank].at) for rank in rendezvous.members]
+        for rank in rendezvous.members:
             one = self.members[rank]
             one.waits = None
             free = [number for number, unread in one.unread.items() if not unread]
             for number in free:
                 del one.unread[number]
-            one.unread[one.sent] = set(meeting.members) - {rank}
+            one.unread[one.sent] = set(rendezvous.members) - {rank}
             one.sent += 1
             try:
                 one.pipe.send((places, free))
@@ -220,8 +220,8 @@ def _result(member: Member, call: CallOf) -> Any:
     assert member.outcome is not None
     outcome, mapped = member.outcome, Mapped(member.file)
     buffers = [mapped.bytes(start, size) for start, size in outcome["places"]]
-    returned, written, said = pickle.loads(outcome["content"], buffers=buffers)
-    for diagnostic in said:
+    returned, written, diagnostics = pickle.loads(outcome["content"], buffers=buffers)
+    for diagnostic in diagnostics:
         if isinstance(diagnostic.site, (SourceLine, type(None))):
             show(diagnostic)
     given = tensors_of(call)

@@ -1,7 +1,7 @@
-"""Ranks that others' threads bring: the last to come runs all of them, in rank order, as "local" does.
+"""Rendezvous of ranks that run on threads of a framework: the last to arrive runs all of them, in rank order.
 
-A program of JAX has a thread for each device. A kernel with collectives is called on each; all wait here
-until every rank of the world has come, so that results are those of run_ranks.
+A JAX program has a thread for each device. A kernel with collectives is called on each; all wait here until
+every rank of the world has arrived, so that results are those of run_ranks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ TIMEOUT_S = 300.0
 
 
 def described(size: int) -> contextlib.AbstractContextManager[Any]:
-    """Kernels that are traced in this block are those of a world of so many ranks."""
+    """Trace kernels in this block as those of a world of so many ranks."""
     return using(Described(0, size))
 
 
-class Gathering:
-    """One meeting: the parts of its ranks, and how it ended."""
+class Arrivals:
+    """The ranks that have arrived at one rendezvous, and the results of all."""
 
     def __init__(self, size: int):
         self.parts: dict[int, Callable[[], Any]] = {}
@@ -46,21 +46,21 @@ class Gathering:
         return [rank for rank in range(self.size) if rank not in self.parts]
 
 
-class Gatherings:
-    """The n-th call of a rank at a place meets the n-th call there of all others."""
+class ThreadRendezvous:
+    """Runs ranks together: the n-th call of a rank at a place waits for the n-th call of all others there."""
 
     def __init__(self, timeout: float = TIMEOUT_S) -> None:
         self.timeout = timeout
         self.lock = threading.Lock()
-        self.open: dict[Hashable, list[Gathering]] = {}  # by place, those that still wait for somebody
+        self.open: dict[Hashable, list[Arrivals]] = {}  # by place, those that still wait for a rank
 
     def run(self, place: Hashable, rank: int, size: int, part: Callable[[], Any]) -> Any:
-        """What a rank's part gives, once all ranks have come to this place with theirs."""
+        """Return the result of a rank's part, once all ranks have arrived at this place with theirs."""
         with self.lock:
             waiting = self.open.setdefault(place, [])
             mine = next((g for g in waiting if rank not in g.parts), None)
             if mine is None:
-                mine = Gathering(size)
+                mine = Arrivals(size)
                 waiting.append(mine)
             mine.parts[rank] = part
             complete = not mine.missing()
@@ -74,11 +74,11 @@ class Gatherings:
             raise mine.problem
         return mine.results[rank]
 
-    def _late(self, place: Hashable, gathering: Gathering) -> Exception:
+    def _late(self, place: Hashable, arrivals: Arrivals) -> Exception:
         with self.lock:
-            missing = gathering.missing()
-            if gathering in self.open.get(place, []):
-                self.open[place].remove(gathering)
+            missing = arrivals.missing()
+            if arrivals in self.open.get(place, []):
+                self.open[place].remove(arrivals)
         return error(
             "rank-timeout",
             f"ranks {missing} have not come after {self.timeout:g} s",
@@ -86,12 +86,12 @@ class Gatherings:
         )
 
 
-gatherings = Gatherings()
+thread_rendezvous = ThreadRendezvous()
 
 
 def _after_fork() -> None:
-    gatherings.lock = threading.Lock()  # another thread may have held it
-    gatherings.open = {}
+    thread_rendezvous.lock = threading.Lock()  # another thread may have held it
+    thread_rendezvous.open = {}
 
 
 if hasattr(os, "register_at_fork"):

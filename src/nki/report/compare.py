@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from html import escape
 from string import Template
-from typing import Any
 
-from .figures import Profiled, figures
+from .figures import Figures, Profiled, figures
 from .html import asset, compose, engine_name, time
 from .text import compared, verdict
 
 
 def both(a: Profiled, b: Profiled) -> str:
-    """One page that needs nothing else. A click on a heading folds a profile away."""
+    """One page that needs nothing else. A click on a heading collapses a profile."""
     profiles = {"a": (a, figures(a)), "b": (b, figures(b))}
     of_a, of_b = (f for _, f in profiles.values())
     frames = "".join(
@@ -32,13 +31,13 @@ def both(a: Profiled, b: Profiled) -> str:
     )
 
 
-def described(f: dict[str, Any]) -> str:
+def described(f: Figures) -> str:
     cores = f", {f['cores']} cores" if f["cores"] > 1 else ""
     return f"{f['kernel']} on {f['target']}{cores}, {time(f['total_us'])}"
 
 
-def table(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """A row per figure."""
+def table(a: Figures, b: Figures) -> str:
+    """Return a table with a row per figure."""
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in compared(a, b)
     )
@@ -46,8 +45,8 @@ def table(a: dict[str, Any], b: dict[str, Any]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def engines(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """The whole time, and what each engine was active, a above b on one scale."""
+def engines(a: Figures, b: Figures) -> str:
+    """Return bars of the total time and of each engine's active time, a above b on one scale."""
     longest = max(a["total_us"], b["total_us"]) or 1.0
     rows = [_pair("total", "total", a["total_us"], b["total_us"], longest)]
     for name in a["engines"]:
@@ -57,8 +56,8 @@ def engines(a: dict[str, Any], b: dict[str, Any]) -> str:
     return "".join(rows)
 
 
-def findings(letter: str, f: dict[str, Any]) -> str:
-    """What the advisor says of one of the two, in titles."""
+def findings(letter: str, f: Figures) -> str:
+    """List the titles of the advisor's findings for one of the two."""
     rows = "".join(
         f"<li><span>{escape(one['title'])}</span>"
         + (f"<b>saves {time(one['gain_us'])}</b>" if one["gain_us"] > 0 else "")

@@ -7,12 +7,14 @@ Times are microseconds, sizes bytes. With several cores `active_us` is the mean 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
 
 from ..errors import Site
 from ..ir.program import Diagnostic
 from ..ir.statistics import Statistics
 from ..ir.view import View
+from ..timing.advice.study import Advice
 from ..timing.measures import (
     assumptions,
     bounds,
@@ -28,8 +30,10 @@ from ..timing.timeline import Timeline, matmul_flops
 from ..timing.timing_rules import ENGINES
 from ..timing.uncertainty import Uncertainty
 
+Figures: TypeAlias = dict[str, Any]  # JSON: numbers, texts, lists and further figures, by name
+
 TRACKS = (*ENGINES, "dma")
-MOST_TILES = 4  # of a line, whose names are kept
+MOST_TILES = 4  # of a line, whose names are listed
 
 
 class Profiled(Protocol):
@@ -42,11 +46,11 @@ class Profiled(Protocol):
     uncertainty: Uncertainty | None
 
     @property
-    def findings(self) -> list[Any]: ...
+    def findings(self) -> list[Advice]: ...
 
 
-def figures(profile: Profiled) -> dict[str, Any]:
-    """Everything a report says about a profile, without the single instructions."""
+def figures(profile: Profiled) -> Figures:
+    """Return everything that a report shows of a profile, except the single instructions."""
     timeline = profile.timeline
     read, written = timeline.hbm_bytes
     found = {
@@ -86,7 +90,7 @@ def figures(profile: Profiled) -> dict[str, Any]:
     return _rounded(found)
 
 
-def _engine(timeline: Timeline, name: str, cores: Any) -> dict[str, Any]:
+def _engine(timeline: Timeline, name: str, cores: Sequence[int]) -> Figures:
     active = sum(timeline.active_ns(name, core) for core in cores) / len(cores)
     return {
         "active_percent": 100 * active / timeline.total_ns if timeline.total_ns else 0.0,
@@ -100,7 +104,7 @@ def _runs_on(op: Operation, name: str) -> bool:
     return op.is_dma if name == "dma" else op.kind == name
 
 
-def _dma(timeline: Timeline) -> dict[str, Any]:
+def _dma(timeline: Timeline) -> Figures:
     transfers = [t for core in timeline.cores for t in core.transfers.values()]
     moved, descriptors = sum(t.nbytes for t in transfers), sum(t.descriptors for t in transfers)
     queues: dict[str, int] = defaultdict(int)
@@ -116,8 +120,8 @@ def _dma(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _roofline(timeline: Timeline) -> dict[str, Any]:
-    """Where the kernel stands under the roof, and the MFU its HBM traffic allows at most."""
+def _roofline(timeline: Timeline) -> Figures:
+    """Return the kernel's place in the roofline, and the highest MFU that its HBM traffic allows."""
     peak = timeline.machine.peak_flops() * len(timeline.cores)
     ridge = peak / (timeline.machine.hbm_gbs * 1e9)
     moved = sum(timeline.hbm_bytes)
@@ -139,8 +143,8 @@ def _roofline(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _tensors(timeline: Timeline) -> list[dict[str, Any]]:
-    """HBM tensors and how often their bytes travel."""
+def _tensors(timeline: Timeline) -> list[Figures]:
+    """List HBM tensors and how often their bytes are read and written."""
     return [
         {
             "name": storage.name or (str(storage.site) if storage.site else "hbm"),
@@ -157,7 +161,7 @@ def _limits(timeline: Timeline) -> dict[str, int]:
     return {"sbuf_usable_bytes": m.sbuf_usable_bytes * m.partitions, "psum_bytes": m.psum_size_bytes}
 
 
-def _bounds(timeline: Timeline) -> dict[str, Any]:
+def _bounds(timeline: Timeline) -> Figures:
     ladder = bounds(timeline)
     memory, compute = ([ns / 1e3 for ns in steps] for steps in (ladder.memory, ladder.compute))
     return {
@@ -178,7 +182,7 @@ def _bounds(timeline: Timeline) -> dict[str, Any]:
 # ---- by source line ------------------------------------------------------------------------------
 
 
-def lines(timeline: Timeline) -> list[dict[str, Any]]:
+def lines(timeline: Timeline) -> list[Figures]:
     """Time and work of every source line, those that decide the kernel's time first.
 
     `critical_us` is the line's part of the critical path and adds up to the time of the work;
@@ -186,8 +190,8 @@ def lines(timeline: Timeline) -> list[dict[str, Any]]:
     count for the line that allocated the tile.
     """
     critical = {(step.core, step.operation): step.ns for step in critical_path(timeline)}
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    of_site: dict[tuple, dict[str, Any]] = {}
+    rows: dict[tuple[str, int], Figures] = {}
+    of_site: dict[tuple, Figures] = {}
     names = TileNames()
     for number, core in enumerate(timeline.cores):
         for op in core.operations:
@@ -197,7 +201,7 @@ def lines(timeline: Timeline) -> list[dict[str, Any]]:
             if row is None:
                 row = of_site[key] = rows.setdefault(_place(site), _new_line(site))
             _count(row, op, core, critical.get((number, op.index), 0.0))
-            _note_turn(row, timeline, op, names)
+            _note_iteration(row, timeline, op, names)
     total = timeline.work_ns / 1e3
     for row in rows.values():
         row["instruction_us"] = sum(row["engines"].values())
@@ -218,7 +222,7 @@ def _place(site: Site | None) -> tuple[str, int]:
     return (site.filename, site.lineno) if site is not None else ("", 0)
 
 
-def _new_line(site: Site | None) -> dict[str, Any]:
+def _new_line(site: Site | None) -> Figures:
     file, number = _place(site)
     return {
         "line": str(site) if site is not None else "unknown",
@@ -236,7 +240,7 @@ def _new_line(site: Site | None) -> dict[str, Any]:
     }
 
 
-def _count(row: dict[str, Any], op: Operation, core: Any, critical_ns: float) -> None:
+def _count(row: Figures, op: Operation, core: Any, critical_ns: float) -> None:
     row["instructions"] += op.instruction is not None
     row["critical_us"] += critical_ns / 1e3
     row["engines"]["dma" if op.is_dma else op.kind] += (core.end[op.index] - core.start[op.index]) / 1e3
@@ -246,8 +250,8 @@ def _count(row: dict[str, Any], op: Operation, core: Any, critical_ns: float) ->
         row["flops"] += matmul_flops(op)
 
 
-def _note_turn(row: dict[str, Any], timeline: Timeline, op: Operation, name: TileNames) -> None:
-    """Through which loops a line went, and which tiles it wrote."""
+def _note_iteration(row: Figures, timeline: Timeline, op: Operation, name: TileNames) -> None:
+    """Note the values of the loop variables around a line, and which tiles it writes."""
     for variable, value in timeline.turn(op):
         if isinstance(value, int):
             ends = row["loops"].setdefault(variable, (value, value))
@@ -261,10 +265,10 @@ def _note_turn(row: dict[str, Any], timeline: Timeline, op: Operation, name: Til
                 row["tiles"][written] = None
 
 
-# ---- what was said -------------------------------------------------------------------------------
+# ---- diagnostics and assumptions -----------------------------------------------------------------
 
 
-def _assumptions(timeline: Timeline) -> list[dict[str, Any]]:
+def _assumptions(timeline: Timeline) -> list[Figures]:
     """The assumed constants behind the times, with the lines that rest on each."""
     reasons = timeline.machine.assumptions
     return [
@@ -279,7 +283,7 @@ def _assumptions(timeline: Timeline) -> list[dict[str, Any]]:
     ]
 
 
-def _uncertainty(found: Any) -> dict[str, Any]:
+def _uncertainty(found: Uncertainty) -> Figures:
     movers = [{k: _plain(v) for k, v in m._asdict().items()} for m in found.movers if m.moves_us]
     return {"low_us": found.low_us, "high_us": found.high_us, "movers": movers}
 
@@ -290,7 +294,7 @@ def _lines_of(operations: list[Operation]) -> list[str]:
     return [places[key] for key in sorted(places)]
 
 
-def _diagnostic(diagnostic: Any) -> dict[str, Any]:
+def _diagnostic(diagnostic: Diagnostic) -> Figures:
     return {
         "kind": diagnostic.kind,
         "message": diagnostic.message,
@@ -300,7 +304,7 @@ def _diagnostic(diagnostic: Any) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Any) -> dict[str, Any]:
+def _finding(finding: Advice) -> Figures:
     return {
         "kind": finding.kind,
         "title": finding.title,
@@ -310,7 +314,7 @@ def _finding(finding: Any) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -12,10 +12,9 @@ from functools import cache
 from html import escape
 from importlib.resources import files as package_files
 from string import Template
-from typing import Any
 
 from ..timing.timeline import Timeline
-from .figures import Profiled, figures
+from .figures import Figures, Profiled, figures
 from .packed import Files, pack
 from .text import count, size
 from .text import time as plain_time
@@ -42,7 +41,7 @@ def embedded(profile: Profiled) -> str:
     )
 
 
-def compose(f: dict[str, Any], timeline: Timeline) -> str:
+def compose(f: Figures, timeline: Timeline) -> str:
     """The page of a timeline and its figures."""
     files = Files()
     packed = pack(timeline, files)
@@ -91,13 +90,13 @@ def asset(name: str) -> str:
     return (package_files(__package__) / "page" / name).read_text("utf-8")
 
 
-def source(path: str) -> dict[str, Any]:
+def source(path: str) -> Figures:
     """A file of the user's, as far as its text is at hand."""
     lines = [line.rstrip("\n") for line in linecache.getlines(path)]
     return {"name": path.rsplit("/", 1)[-1], "path": path, "lines": lines}
 
 
-def roofs(timeline: Timeline) -> list[dict[str, Any]]:
+def roofs(timeline: Timeline) -> list[Figures]:
     """What the arrays of all cores can do, by dtype."""
     m = timeline.machine
     kinds = {"MX": m.mx_multiplier, "fp8": m.double_row_multiplier, "bf16": 1.0, "fp32": m.fp32_multiplier}
@@ -111,12 +110,12 @@ def roofs(timeline: Timeline) -> list[dict[str, Any]]:
 # ---- the figures as HTML -------------------------------------------------------------------------
 
 
-def subtitle(f: dict[str, Any]) -> str:
+def subtitle(f: Figures) -> str:
     cores = f"{f['cores']} cores" if f["cores"] > 1 else "1 core"
     return escape(f"{f['target']}, {cores} · {f['instructions']:,} instructions · modelled, not measured")
 
 
-def tiles(f: dict[str, Any]) -> str:
+def tiles(f: Figures) -> str:
     """The few numbers to see first."""
     busiest = max(f["engines"], key=lambda name: f["engines"][name]["active_percent"])
     possible = f"of {f['mfu_max_achievable_percent']:.0f} possible" if f["flops"] else ""
@@ -147,7 +146,7 @@ TABS = {
 }
 
 
-def tabs(f: dict[str, Any], opened: str) -> str:
+def tabs(f: Figures, opened: str) -> str:
     counts = {"findings": len(f["findings"]) + len(f["diagnostics"]), "assumptions": len(f["assumptions"])}
     shown = []
     for name, title in TABS.items():
@@ -160,7 +159,7 @@ def tabs(f: dict[str, Any], opened: str) -> str:
     return "\n".join(shown)
 
 
-def findings(f: dict[str, Any]) -> str:
+def findings(f: Figures) -> str:
     """What the advisor says, then what the kernel was warned of."""
     told = {line["line"]: turns(line) for line in f["lines"]}
     shown = [
@@ -183,7 +182,7 @@ def engine_name(name: str) -> str:
     return {"dma": "DMA", "gpsimd": "GpSimd"}.get(name, name.capitalize())
 
 
-def engines(f: dict[str, Any]) -> str:
+def engines(f: Figures) -> str:
     rows = [
         f"<tr><td>{engine_name(name)}</td><td>{engine['active_percent']:.1f} %</td>"
         f"<td class='bar {name}'><i style='width:{engine['active_percent']:.2f}%'></i></td>"
@@ -202,7 +201,7 @@ def engines(f: dict[str, Any]) -> str:
     return f"{table}<p>{escape(note)}</p>{bounds(f)}"
 
 
-def bounds(f: dict[str, Any]) -> str:
+def bounds(f: Figures) -> str:
     """What the run would take if one thing alone decided."""
     memory, compute = f["bounds"]["memory"], f["bounds"]["compute"]
     rows = [
@@ -217,7 +216,7 @@ def bounds(f: dict[str, Any]) -> str:
     )
 
 
-def assumptions(f: dict[str, Any]) -> str:
+def assumptions(f: Figures) -> str:
     """The constants nobody publishes, and the lines whose time rests on them."""
     if not f["assumptions"]:
         return '<p class="faint">Every constant behind these times is documented or measured.</p>'
@@ -248,7 +247,7 @@ def places(lines: Iterable[str], told: Mapping[str, str] | None = None) -> str:
     return f'<div class="places">{"".join(shown[:MOST_PLACES])}{further}</div>'
 
 
-def turns(line: dict[str, Any]) -> str:
+def turns(line: Figures) -> str:
     """`512 times, psum, m=0…896 k=0…7`: how often a line runs, what it writes, through which loops."""
     loops = [
         f"{name}={low}" if low == high else f"{name}={low}…{high}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import re
 import zlib
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,12 +41,12 @@ class Names:
     """Distinct values, numbered as they come."""
 
     def __init__(self) -> None:
-        self.numbers: dict[Any, int] = {}
+        self.numbers: dict[Hashable, int] = {}
 
-    def __call__(self, value: Any) -> int:
+    def __call__(self, value: Hashable) -> int:
         return self.numbers.setdefault(value, len(self.numbers))
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.numbers)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import error
 from ..ir.dependences import RAW
@@ -16,6 +17,9 @@ from ..timing.names import QUEUES, queue_of
 from ..timing.timeline import Bar, Timeline
 from ..timing.timing_rules import ENGINES
 from .figures import Profiled
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 SEQUENCE = 1  # of packets: they share one table of strings
 
@@ -31,7 +35,7 @@ def trace(profile: Profiled) -> bytes:
     return b"".join([_packet(protos, strings.packet(protos)), *packets, *events])
 
 
-def _protos() -> Any:
+def _protos() -> ModuleType:
     try:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2
     except ImportError as problem:
@@ -43,7 +47,7 @@ def _protos() -> Any:
     return perfetto_trace_pb2
 
 
-def _packet(protos: Any, packet: Any) -> bytes:
+def _packet(protos: ModuleType, packet: Message) -> bytes:
     """A trace of one packet; traces can be strung together."""
     return protos.Trace(packet=[packet]).SerializeToString(deterministic=True)
 
@@ -159,7 +163,7 @@ def _arrows(timeline: Timeline) -> tuple[dict, dict]:
 # ---- packets -------------------------------------------------------------------------------------
 
 
-def _descriptors(protos: Any, profile: Profiled, lanes: list[Lane]) -> Iterator[Any]:
+def _descriptors(protos: ModuleType, profile: Profiled, lanes: list[Lane]) -> Iterator[Message]:
     """A group per core, and below it the tracks in the order of the machine."""
     cores = len(profile.timeline.cores)
     for core in range(cores):
@@ -183,26 +187,26 @@ def _uuid(lane: int) -> int:
     return 1000 + lane
 
 
-def _events(protos: Any, lanes: list[Lane], strings: Strings) -> Iterator[Any]:
+def _events(protos: ModuleType, lanes: list[Lane], strings: Strings) -> Iterator[Message]:
     """Beginnings and ends by time; what happens at one moment of a lane keeps its order."""
     moments: list[tuple[int, int, Slice | None]] = []
     for number, lane in enumerate(lanes):
-        for drawn in lane.slices:
-            moments += [(drawn.begin, number, drawn), (drawn.end, number, None)]
+        for piece in lane.slices:
+            moments += [(piece.begin, number, piece), (piece.end, number, None)]
     moments.sort(key=lambda moment: moment[0])
-    for time, number, piece in moments:
+    for time, number, started in moments:
         packet = protos.TracePacket(timestamp=time, trusted_packet_sequence_id=SEQUENCE)
         packet.sequence_flags = protos.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
         event = packet.track_event
         event.track_uuid = _uuid(number)
-        if piece is None:
+        if started is None:
             event.type = protos.TrackEvent.TYPE_SLICE_END
         else:
-            _begin(protos, event, piece, strings)
+            _begin(protos, event, started, strings)
         yield packet
 
 
-def _begin(protos: Any, event: Any, piece: Slice, strings: Strings) -> None:
+def _begin(protos: ModuleType, event: Message, piece: Slice, strings: Strings) -> None:
     event.type = protos.TrackEvent.TYPE_SLICE_BEGIN
     event.name = piece.name
     event.flow_ids.extend(piece.leaving)
@@ -219,7 +223,7 @@ def _begin(protos: Any, event: Any, piece: Slice, strings: Strings) -> None:
 
 
 class Strings:
-    """The table of argument names and values: a kernel says the same few a hundred thousand times."""
+    """The table of argument names and values: a kernel repeats the same few a hundred thousand times."""
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
@@ -231,7 +235,7 @@ class Strings:
     def value(self, text: str) -> int:
         return self.values.setdefault(text, len(self.values) + 1)
 
-    def packet(self, protos: Any) -> Any:
+    def packet(self, protos: ModuleType) -> Message:
         """The first packet of the sequence; made last, when the table is complete."""
         packet = protos.TracePacket(trusted_packet_sequence_id=SEQUENCE)
         packet.sequence_flags = protos.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED

@@ -6,8 +6,8 @@ Everything here reads `profile.to_dict()` alone, so a saved profile prints like 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -15,23 +15,31 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from .figures import Figures
+
 WIDTH = 100
 MOST_LINES = 10  # of the table of source lines
 BAR = 20  # columns of 100 %
 
 
-def summary(profile: Any) -> str:
-    """The whole report of one profile."""
+class HasFigures(Protocol):
+    """A profile, fresh or saved."""
+
+    def to_dict(self) -> Figures: ...
+
+
+def summary(profile: HasFigures) -> str:
+    """Return the whole report of one profile."""
     return plain(document(profile.to_dict()))
 
 
-def comparison(a: Any, b: Any) -> str:
-    """Two profiles side by side."""
+def comparison(a: HasFigures, b: HasFigures) -> str:
+    """Return two profiles side by side."""
     return plain(side_by_side(a.to_dict(), b.to_dict()))
 
 
 def plain(shown: RenderableType) -> str:
-    """A renderable as text without colour, WIDTH columns wide."""
+    """Return a renderable as text without colour, WIDTH columns wide."""
     out = io.StringIO()
     console = Console(  # in a notebook rich would show it instead of writing it
         file=out,
@@ -50,7 +58,7 @@ def plain(shown: RenderableType) -> str:
 # ---- one profile ---------------------------------------------------------------------------------
 
 
-def document(f: dict[str, Any]) -> RenderableType:
+def document(f: Figures) -> RenderableType:
     """The report of a figures object, for a rich console."""
     parts = [
         headline(f),
@@ -65,7 +73,7 @@ def document(f: dict[str, Any]) -> RenderableType:
     return Group(*(part for part in parts if part is not None))
 
 
-def headline(f: dict[str, Any]) -> Text:
+def headline(f: Figures) -> Text:
     cores = f"{f['cores']} cores" if f["cores"] > 1 else "1 core"
     text = Text.assemble(
         (f["kernel"], "bold"), f" on {f['target']}, {cores}: ", (time(f["total_us"]), "bold")
@@ -73,7 +81,7 @@ def headline(f: dict[str, Any]) -> Text:
     return text.append(f" modelled, {f['instructions']:,} instructions")
 
 
-def engine_table(f: dict[str, Any]) -> Table:
+def engine_table(f: Figures) -> Table:
     table = ruled("engine", "active", "", "", "instructions", "their time", right=(1, 2, 4, 5))
     for name, e in f["engines"].items():
         share = e["active_percent"]
@@ -89,7 +97,7 @@ def engine_table(f: dict[str, Any]) -> Table:
     return table
 
 
-def facts(f: dict[str, Any]) -> Table:
+def facts(f: Figures) -> Table:
     """DMA, memory, roofline and bounds, a line each."""
     dma, roof, limits = f["dma"], f["roofline"], f["limits"]
     queues = ", ".join(f"{count:,} {mode}" for mode, count in dma["queues"].items()) or "none"
@@ -130,19 +138,19 @@ def facts(f: dict[str, Any]) -> Table:
     return grid
 
 
-def _ceilings(roof: dict[str, Any]) -> str:
-    """What each resource needs for this work at the least: the longest is the bound."""
+def _ceilings(roof: Figures) -> str:
+    """Return the least time that each resource needs for this work: the longest is the bound."""
     roofs = roof["ceilings_us"]
     least = ", ".join(f"{name} {us}" for name, us in zip(roofs, times(*roofs.values()), strict=True))
-    return f"{roof['bound']} is the bound; at the least {least}"
+    return f"{roof['bound']} is the bound; at least {least}"
 
 
-def _read_again(f: dict[str, Any]) -> list[dict[str, Any]]:
-    """Tensors whose bytes travel more than once."""
+def _read_again(f: Figures) -> list[Figures]:
+    """Return tensors whose bytes are read more than once."""
     return [t for t in f["tensors"] if t["read_bytes"] > 1.01 * t["bytes"]][:3]
 
 
-def bounds(f: dict[str, Any]) -> Iterable[tuple[str, str]]:
+def bounds(f: Figures) -> Iterable[tuple[str, str]]:
     """The ladders: each step could not be faster than the next."""
     memory, compute = (times(*f["bounds"][kind].values()) for kind in ("memory", "compute"))
     busiest = time(f["bounds"]["pipeline"]["busiest_engine_us"])
@@ -151,12 +159,12 @@ def bounds(f: dict[str, Any]) -> Iterable[tuple[str, str]]:
     yield "", f"pipeline: {busiest} busiest engine"
 
 
-def line_table(f: dict[str, Any]) -> Table | None:
+def line_table(f: Figures) -> Table | None:
     if not f["lines"]:
         return None
     table = ruled("line", "critical", "share", "run time", "instr.", "engine", "source", right=(1, 2, 3, 4))
     for column in table.columns[:-1]:
-        column.no_wrap = True  # the source gives way
+        column.no_wrap = True  # the source is shortened instead
     for row in f["lines"][:MOST_LINES]:
         engine = max(row["engines"], key=row["engines"].get)
         critical, together = times(row["critical_us"], row["instruction_us"])
@@ -175,7 +183,7 @@ def line_table(f: dict[str, Any]) -> Table | None:
     return table
 
 
-def findings(f: dict[str, Any]) -> RenderableType | None:
+def findings(f: Figures) -> RenderableType | None:
     if not f["findings"]:
         return None
     parts: list[RenderableType] = [_title("What would help")]
@@ -187,10 +195,10 @@ def findings(f: dict[str, Any]) -> RenderableType | None:
     return Group(*parts)
 
 
-def diagnostics(f: dict[str, Any]) -> RenderableType | None:
+def diagnostics(f: Figures) -> RenderableType | None:
     if not f["diagnostics"]:
         return None
-    parts: list[RenderableType] = [_title("What hardware may not forgive")]
+    parts: list[RenderableType] = [_title("What hardware may reject")]
     for d in f["diagnostics"]:
         where = f"{d['line']}: " if d["line"] else ""
         help = f"; {d['help']}" if d["help"] else ""
@@ -199,7 +207,7 @@ def diagnostics(f: dict[str, Any]) -> RenderableType | None:
     return Group(*parts)
 
 
-def assumption_table(f: dict[str, Any]) -> RenderableType | None:
+def assumption_table(f: Figures) -> RenderableType | None:
     """No source publishes these constants: the lines that rest on them are less certain."""
     if not f["assumptions"]:
         return None
@@ -212,7 +220,7 @@ def assumption_table(f: dict[str, Any]) -> RenderableType | None:
 MOST_MOVERS = 5  # of the table of what moves the time
 
 
-def uncertainty(f: dict[str, Any]) -> RenderableType | None:
+def uncertainty(f: Figures) -> RenderableType | None:
     """The time as an interval, and the assumptions that move it most."""
     if "uncertainty" not in f:
         return None
@@ -232,7 +240,7 @@ def uncertainty(f: dict[str, Any]) -> RenderableType | None:
 # ---- two profiles --------------------------------------------------------------------------------
 
 
-def side_by_side(a: dict[str, Any], b: dict[str, Any]) -> RenderableType:
+def side_by_side(a: Figures, b: Figures) -> RenderableType:
     """A row per figure, with what changed from a to b."""
     names = [f"{f['kernel']} {f['target']}" + (f" x{f['cores']}" if f["cores"] > 1 else "") for f in (a, b)]
     if names[0] == names[1]:
@@ -243,7 +251,7 @@ def side_by_side(a: dict[str, Any], b: dict[str, Any]) -> RenderableType:
     return Group(table, Text(f"  {verdict(a, b)}", style="bold"))
 
 
-def compared(a: dict[str, Any], b: dict[str, Any]) -> Iterable[tuple[str, str, str, str]]:
+def compared(a: Figures, b: Figures) -> Iterable[tuple[str, str, str, str]]:
     """(name, figure of a, figure of b, change) of what one of them has, as texts"""
     for name, x, y, shown in _compared(a, b):
         if x or y:
@@ -251,10 +259,13 @@ def compared(a: dict[str, Any], b: dict[str, Any]) -> Iterable[tuple[str, str, s
             yield name, both[0], both[1], _change(name, x, y)
 
 
-def _compared(a: dict[str, Any], b: dict[str, Any]) -> Iterable[tuple[str, float, float, Any]]:
+Shown = Callable[[float], str]
+
+
+def _compared(a: Figures, b: Figures) -> Iterable[tuple[str, float, float, Shown]]:
     """(name, figure of a, figure of b, how to show it)"""
 
-    def row(name: str, shown: Any, *path: str) -> tuple[str, float, float, Any]:
+    def row(name: str, shown: Shown, *path: str) -> tuple[str, float, float, Shown]:
         return name, _at(a, path), _at(b, path), shown
 
     yield row("total", time, "total_us")
@@ -277,7 +288,7 @@ def _compared(a: dict[str, Any], b: dict[str, Any]) -> Iterable[tuple[str, float
     yield row("MBU %", percent, "mbu_percent")
 
 
-def _at(f: dict[str, Any], path: tuple[str, ...]) -> Any:
+def _at(f: Figures, path: tuple[str, ...]) -> Any:
     for key in path:
         f = f[key]
     return f
@@ -292,7 +303,7 @@ def _change(name: str, x: float, y: float) -> str:
     return f"x{y / x:.3g}" if x else "new"
 
 
-def verdict(a: dict[str, Any], b: dict[str, Any]) -> str:
+def verdict(a: Figures, b: Figures) -> str:
     """Which of two is faster, in a sentence."""
     first, second = a["total_us"], b["total_us"]
     if abs(first - second) <= 0.0005 * max(first, second):
@@ -326,7 +337,7 @@ def _some(lines: list[str], most: int = 4) -> str:
     return ", ".join(shown) + (f" and {len(lines) - most} more" if len(lines) > most else "")
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..ir.transfer_instruction import TransferInstruction
+from .figures import Figures
 from .html import page as page_of_rank
 
+if TYPE_CHECKING:
+    from ..kernel.profile import WorldProfile
 
-def figures(world: Any) -> dict[str, Any]:
+
+def figures(world: WorldProfile) -> Figures:
     """The figures of a WorldProfile as plain data."""
     rows = []
     for rank, (profile, spent) in enumerate(zip(world.ranks, world.communication, strict=True)):
@@ -28,12 +32,12 @@ def figures(world: Any) -> dict[str, Any]:
     return {"kernel": world.kernel, "total_us": world.total_us, "ranks": rows}
 
 
-def _start(world: Any, rank: int) -> float:
+def _start(world: WorldProfile, rank: int) -> float:
     return 0.0 if world.starts_us is None else world.starts_us[rank]
 
 
-def summary(world: Any) -> str:
-    """A table of the ranks; of those that do the same, one line."""
+def summary(world: WorldProfile) -> str:
+    """Return a table of the ranks; ranks that do the same share a line."""
     machine = world.ranks[0].timeline.machine
     cores = len(world.ranks[0].timeline.cores)
     each = f"{cores} cores" if cores > 1 else "1 core"
@@ -56,8 +60,8 @@ def summary(world: Any) -> str:
     return "\n".join(lines)
 
 
-def _assumed(world: Any) -> list[tuple[str, ...]]:
-    """The fields of the machine that links rest on and nobody has published."""
+def _assumed(world: WorldProfile) -> list[tuple[str, ...]]:
+    """Return the fields of the machine that the links rest on and that no source publishes."""
     timeline = world.ranks[0].timeline
     found = []
     for plan in timeline.plans:
@@ -70,13 +74,13 @@ def _assumed(world: Any) -> list[tuple[str, ...]]:
     return found
 
 
-def page(world: Any) -> str:
-    """The pages of the ranks one below the other, each under its own heading; ranks that are alike once."""
+def page(world: WorldProfile) -> str:
+    """The pages of the ranks one below the other, each under its own heading; equal ranks once."""
     text = summary(world).replace("&", "&amp;").replace("<", "&lt;")
     parts = [f"<!doctype html><meta charset=utf-8><title>{world.kernel}</title><pre>{text}</pre>"]
     profiles = world.ranks if world.starts_us is not None else world.ranks[:1]
     for rank, profile in enumerate(profiles):
-        who = f"rank {rank}" if len(profiles) > 1 else f"ranks 0 to {len(world.ranks) - 1}, all alike"
+        who = f"rank {rank}" if len(profiles) > 1 else f"ranks 0 to {len(world.ranks) - 1}, all equal"
         inner = page_of_rank(profile).replace("&", "&amp;").replace('"', "&quot;")
         parts.append(
             f"<h2>{who}</h2><iframe style='width:100%;height:90vh;border:0' "

@@ -1,4 +1,4 @@
-"""nki.testing: kernels against references, drawn sizes, gradients, budgets (docs/testing.md)."""
+"""nki.testing: kernels against references, random sizes, gradients, budgets (docs/testing.md)."""
 
 from .budgets import Cost, measured
 from .close import assert_close, sum_length, tolerance

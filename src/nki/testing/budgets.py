@@ -1,4 +1,4 @@
-"""Budgets: what the kernels that a test called cost by the model, against numbers and earlier snapshots."""
+"""Budgets: the modelled costs of the kernels that a test calls, against numbers and earlier snapshots."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import error
-from ..ir.tree import replace_leaves
 from ..kernel.arrays import TensorSpec
 from ..kernel.jit import profile
 from ..kernel.kernel import Kernel
-from .close import _ARRAYS
+from ..kernel.listeners import listening
+from ..kernel.specs import as_specs, label
 
 FORMAT = "open-nki costs 1"
+
+
+Line = dict[str, Any]  # place, source, us
 
 
 @dataclass
@@ -29,7 +32,7 @@ class Cost:
     us: float
     sbuf: int
     psum: int
-    lines: list[dict[str, Any]]  # place, source, us: of the critical path
+    lines: list[Line]  # of the critical path
 
     def to_dict(self) -> dict[str, Any]:
         lines = [{"source": line["source"], "us": line["us"]} for line in self.lines]
@@ -38,30 +41,21 @@ class Cost:
 
 @contextmanager
 def measured() -> Iterator[list[Cost]]:
-    """The costs of all kernels that are called inside, each distinct call once; filled at the end.
+    """Yield the costs of all kernels that are called inside, each distinct call once; filled at the end.
 
     They are modelled from the shapes of the arguments, on the platform of the call.
     """
     calls: dict[str, tuple[Kernel, tuple, dict]] = {}
     costs: list[Cost] = []
-    run = Kernel.run
 
-    def watched(self: Kernel, *args: Any, **kwargs: Any) -> Any:
-        shapes = [_described(value) for value in (args, kwargs)]
-        calls.setdefault(_label(self, *shapes), (self, shapes[0], shapes[1]))
-        return run(self, *args, **kwargs)
+    def note(kernel: Kernel, args: tuple, kwargs: dict) -> None:
+        specs, named = as_specs(args), as_specs(kwargs)
+        calls.setdefault(_label(kernel, specs, named), (kernel, specs, named))
 
-    Kernel.run = watched  # type: ignore[method-assign]
-    try:
+    with listening(note):
         yield costs
-    finally:
-        Kernel.run = run  # type: ignore[method-assign]
-    for label, (kernel, args, kwargs) in calls.items():
-        costs.append(_cost(label, kernel, args, kwargs))
-
-
-def _described(value: Any) -> Any:
-    return replace_leaves(value, _ARRAYS, lambda array: TensorSpec(tuple(array.shape), array.dtype))
+    for call, (kernel, args, kwargs) in calls.items():
+        costs.append(_cost(call, kernel, args, kwargs))
 
 
 def _label(kernel: Kernel, args: tuple, kwargs: dict) -> str:
@@ -71,33 +65,36 @@ def _label(kernel: Kernel, args: tuple, kwargs: dict) -> str:
     return f"{kernel.__name__}{bracket}({', '.join(given)}) on {machine}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, TensorSpec):
-        return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+        return str(label(value))
     text = repr(value)
     return text if len(text) <= 40 and " at 0x" not in text else type(value).__name__
 
 
-def _cost(label: str, kernel: Kernel, args: tuple, kwargs: dict) -> Cost:
+def _cost(call: str, kernel: Kernel, args: tuple, kwargs: dict) -> Cost:
     figures = profile(kernel)(*args, **kwargs).to_dict()
     lines = [
         {"place": line["line"], "source": line["source"], "us": line["critical_us"]}
         for line in figures["lines"]
         if line["critical_us"] > 0
     ]
-    return Cost(label, figures["total_us"], figures["sbuf_peak_bytes"], figures["psum_peak_bytes"], lines)
+    return Cost(call, figures["total_us"], figures["sbuf_peak_bytes"], figures["psum_peak_bytes"], lines)
 
 
 # ---- budgets -------------------------------------------------------------------------------------
 
 
+Bytes = int | str | None  # 4096 or "12 MiB"
+
+
 def over_budget(
-    costs: Sequence[Cost], us: float | None = None, sbuf: Any = None, psum: Any = None
+    costs: Sequence[Cost], us: float | None = None, sbuf: Bytes = None, psum: Bytes = None
 ) -> list[str]:
-    """What is said of calls that cost more than a budget allows."""
+    """Return a message for each call that costs more than its budget."""
     wrong = []
     if not costs:
-        wrong.append("the test calls no kernel, so there is nothing to hold to its budget")
+        wrong.append("the test calls no kernel, so its budget applies to nothing")
     for cost in costs:
         if us is not None and cost.us > us:
             wrong.append(f"{cost.call} takes {cost.us:.2f} us, its budget is {us:g} us\n{_slowest(cost)}")
@@ -117,16 +114,16 @@ def _slowest(cost: Cost) -> str:
 UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "kb": 1000, "mb": 1_000_000}
 
 
-def as_bytes(amount: Any) -> int:
-    """A number of bytes, or a text like "12 MiB"."""
+def as_bytes(amount: int | str) -> int:
+    """Return a number of bytes, from a number or a text like "12 MiB"."""
     match = re.fullmatch(r"\s*([\d.]+)\s*([a-zA-Z]*)\s*", str(amount))
     if match is None or match.group(2).lower() not in UNITS:
         raise error("argument", f"{amount!r} is no number of bytes", help='write 4096 or "12 MiB"')
     return int(float(match.group(1)) * UNITS[match.group(2).lower()])
 
 
-def as_part(text: Any) -> float:
-    """0.03 of "3%"."""
+def as_part(text: str | float) -> float:
+    """Return 0.03 for "3%"."""
     match = re.fullmatch(r"\s*([\d.]+)\s*%\s*", str(text))
     if match is not None:
         return float(match.group(1)) / 100
@@ -140,7 +137,7 @@ def as_part(text: Any) -> float:
 
 
 class Snapshots:
-    """The costs of the tests of one file, kept beside it as JSON."""
+    """The costs of the tests of one file, stored beside it as JSON."""
 
     def __init__(self, test_file: str | os.PathLike):
         file = Path(test_file)
@@ -169,13 +166,13 @@ class Snapshots:
         new.replace(self.path)
 
     def slower(self, test: str, costs: Sequence[Cost], allowed: float) -> list[str]:
-        """What is said of calls that cost more than they did, by more than the part that is allowed."""
-        kept = self.read().get(test)
-        if kept is None:
+        """Return a message for each call that costs more than its snapshot, by more than `allowed`."""
+        snapshot = self.read().get(test)
+        if snapshot is None:
             return [f"there is no snapshot of {test} in {self.path}\n  help: pytest --nki-update writes it"]
         wrong = []
         for cost in costs:
-            before = kept.get(cost.call)
+            before = snapshot.get(cost.call)
             if before is None:
                 wrong.append(f"there is no snapshot of {cost.call}\n  help: pytest --nki-update writes it")
             elif cost.us > before["us"] * (1 + allowed):
@@ -187,8 +184,8 @@ class Snapshots:
         return wrong
 
 
-def _grown(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> str:
-    """The lines whose part of the critical path has grown, most first. A line is known by its text."""
+def _grown(before: Sequence[Line], now: Sequence[Line]) -> str:
+    """List the lines whose part of the critical path has grown, most first; a line is matched by its text."""
     old: dict[str, float] = {}
     for line in before:
         old[line["source"]] = old.get(line["source"], 0.0) + line["us"]

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod, sqrt
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..ir.tree import leaves
+from ..ir.tree import flatten
+from ..kernel.specs import Array, is_array
+
+DTypeLike: TypeAlias = object  # a name, or a dtype object of nki, NumPy, ml_dtypes, torch or jax
 
 FLOAT32 = 2.0**-24  # unit roundoff
 # of the other dtypes: half the step between neighbours, relative to them
@@ -37,10 +40,10 @@ class Tolerance(NamedTuple):
     absolute: float
 
 
-def tolerance(dtype: Any, terms: int = 1, through: Any = None) -> Tolerance:
-    """What a float32 computation over sums of `terms`, rounded to `dtype`, may be off by.
+def tolerance(dtype: DTypeLike, terms: int = 1, through: DTypeLike = None) -> Tolerance:
+    """Return the error that a float32 computation over sums of `terms`, rounded to `dtype`, may have.
 
-    `through` names a narrower dtype that the kernel keeps values in on the way.
+    `through` names a narrower dtype of the kernel's intermediate values.
     """
     own = ROUNDOFF[_name(dtype)]
     sums = STEPS * FLOAT32 * sqrt(max(1, terms))
@@ -49,7 +52,7 @@ def tolerance(dtype: Any, terms: int = 1, through: Any = None) -> Tolerance:
 
 
 def sum_length(result: tuple[int, ...], inputs: Sequence[tuple[int, ...]]) -> int:
-    """How many terms the sums of a result have, as far as shapes tell.
+    """Return how many terms the sums of a result have, as far as shapes show.
 
     Two matrices with a common side whose product has the shape of the result: that side. Else what the
     largest input has beside the dimensions of the result.
@@ -72,24 +75,24 @@ def sum_length(result: tuple[int, ...], inputs: Sequence[tuple[int, ...]]) -> in
 
 
 def assert_close(
-    kernel_result: Any,
-    reference: Any,
-    inputs: Sequence[Any] = (),
+    kernel_result: object,
+    reference: object,
+    inputs: Sequence[object] = (),
     *,
     terms: int | None = None,
-    through: Any = None,
+    through: DTypeLike = None,
 ) -> None:
     """Fail unless a kernel's result agrees with a reference as well as its dtype and its sums allow.
 
     `reference` is what the result should be, or a function of the inputs, which is then called with them as
-    float64 arrays. The length of the sums is `terms`, or what the shapes of the inputs tell (`sum_length`).
+    float64 arrays. The length of the sums is `terms`, or follows from the shapes (`sum_length`).
     Several results are compared one by one. Integers must be equal.
     """
-    given = [np.asarray(_numpy(value)) for value in leaves(list(inputs), _ARRAYS)]
+    given = [np.asarray(_numpy(value)) for value in _arrays(list(inputs))]
     if callable(reference):
         reference = reference(*(_as_float64(value) for value in inputs))
-    results = [_numpy(value) for value in leaves(kernel_result, _ARRAYS)]
-    wanted = [_numpy(value) for value in leaves(reference, _ARRAYS)]
+    results = [_numpy(value) for value in _arrays(kernel_result)]
+    wanted = [_numpy(value) for value in _arrays(reference)]
     assert len(results) == len(wanted), f"{len(results)} results, the reference has {len(wanted)}"
     for number, (got, expected) in enumerate(zip(results, wanted, strict=True)):
         length = terms or sum_length(got.shape, [value.shape for value in given])
@@ -97,7 +100,7 @@ def assert_close(
         _compare(got, np.asarray(expected), length, through, label)
 
 
-def _compare(got: np.ndarray, expected: np.ndarray, terms: int, through: Any, label: str) -> None:
+def _compare(got: np.ndarray, expected: np.ndarray, terms: int, through: DTypeLike, label: str) -> None:
     assert got.shape == expected.shape, f"{label}shape {got.shape}, the reference has {expected.shape}"
     if got.dtype.kind in "iub":
         wrong = got != expected
@@ -129,19 +132,19 @@ def _where(got: np.ndarray, expected: np.ndarray, wrong: np.ndarray) -> str:
     )
 
 
-def _smallest(dtype: Any) -> float:
-    """The step between the smallest numbers of a dtype: nothing below it can be told apart."""
+def _smallest(dtype: DTypeLike) -> float:
+    """Return the step between the smallest numbers of a dtype: smaller differences are not visible."""
     return {"float16": 2.0**-24, "float8_e4m3": 2.0**-9, "float8_e4m3fn": 2.0**-9}.get(
         _name(dtype), 2.0**-16 if _name(dtype) == "float8_e5m2" else 2.0**-126
     )
 
 
-def _largest(dtype: Any) -> float:
+def _largest(dtype: DTypeLike) -> float:
     sizes = {"float16": 65504.0, "float8_e4m3": 240.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
     return sizes.get(_name(dtype), 3.38e38)
 
 
-def _name(dtype: Any) -> str:
+def _name(dtype: DTypeLike) -> str:
     name = getattr(dtype, "name", None) or str(dtype)
     return name.removeprefix("torch.")
 
@@ -149,17 +152,12 @@ def _name(dtype: Any) -> str:
 # ---- arrays of any framework ---------------------------------------------------------------------
 
 
-class _Array(type):
-    def __instancecheck__(cls, value: Any) -> bool:
-        return hasattr(value, "shape") and hasattr(value, "dtype")
-
-
-class _ARRAYS(metaclass=_Array):
-    """Whatever has a shape and a dtype."""
+def _arrays(tree: object) -> list[Array]:
+    return [leaf for leaf in flatten(tree, is_array) if is_array(leaf)]
 
 
 def _numpy(value: Any) -> np.ndarray:
-    """The values of an array of NumPy, PyTorch or JAX, in a dtype that NumPy knows."""
+    """Return an array of NumPy, PyTorch or JAX as a NumPy array, in a dtype that NumPy knows."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         if _name(value.dtype) in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
@@ -169,8 +167,8 @@ def _numpy(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def _as_float64(value: Any) -> Any:
-    if not isinstance(value, _ARRAYS):
+def _as_float64(value: object) -> object:
+    if not is_array(value):
         return value
     array = _numpy(value)
     return array if array.dtype.kind in "iub" else array.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Forgetting what earlier tests left: programs and random states."""
+"""Clear what earlier tests left in this process: programs and random states."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from ..kernel.cache import programs
 
 
 def forget() -> None:
-    """As if nothing had run in this process."""
+    """Clear the cache of programs and reset the random states."""
     programs.clear()
     random.reset()

@@ -9,27 +9,32 @@ from typing import Any
 import numpy as np
 
 from ..errors import error
+from ..kernel.specs import Array, is_array
 
 
 def gradcheck(
-    function: Callable, inputs: Sequence[Any], *, step: float = 2e-2, directions: int = 4, rtol: float = 2e-2
+    function: Callable[..., Any],
+    inputs: Sequence[object],
+    *,
+    step: float = 2e-2,
+    directions: int = 4,
+    rtol: float = 2e-2,
 ) -> None:
     """Fail unless the gradients of `function` agree with differences of its values.
 
-    Kernels compute in float32, so single derivatives cannot be told from noise: the slope along random
+    Kernels compute in float32, so single derivatives drown in noise: the slope along random
     directions is compared, from steps of `step` on both sides. `inputs` are float32 tensors of PyTorch or
     arrays of JAX; other arguments are passed on as they are.
     """
-    is_array = [hasattr(value, "shape") and hasattr(value, "dtype") for value in inputs]
-    arrays = [value for value, given in zip(inputs, is_array, strict=True) if given]
+    arrays = [value for value in inputs if is_array(value)]
     if not arrays:
         raise error("argument", "gradcheck: there is no array among the inputs")
     torch = sys.modules.get("torch")
     frame = _Torch if torch is not None and isinstance(arrays[0], torch.Tensor) else _Jax
 
-    def called(values: Sequence[Any]) -> Any:
+    def called(values: Sequence[Array]) -> Any:
         rest = iter(values)
-        return function(*(next(rest) if given else v for v, given in zip(inputs, is_array, strict=True)))
+        return function(*(next(rest) if is_array(v) else v for v in inputs))
 
     values = [np.asarray(frame.numpy(value), np.float64) for value in arrays]
     random = np.random.default_rng(0)
@@ -44,15 +49,19 @@ def gradcheck(
         slope = sum(float((w * (p - q)).sum()) for w, p, q in zip(weights, ahead, behind, strict=True)) / (
             2 * step
         )
-        told = sum(float((g * a).sum()) for g, a in zip(gradients, along, strict=True))
+        predicted = sum(float((g * a).sum()) for g, a in zip(gradients, along, strict=True))
         size = np.sqrt(sum(float((g * g).sum()) for g in gradients)) or 1.0
         length = np.sqrt(sum(float((a * a).sum()) for a in along))
         noise = 2.0**-20 / step * sum(float(np.abs(w * p).sum()) for w, p in zip(weights, ahead, strict=True))
         limit = rtol * (abs(slope) + size * length / np.sqrt(max(1, sum(a.size for a in along)))) + noise
-        assert abs(told - slope) <= limit, (
-            f"the gradients say {told:.6g} along direction {number}, differences of values say {slope:.6g} "
+        assert abs(predicted - slope) <= limit, (
+            f"the gradients give {predicted:.6g} along direction {number}, differences of values {slope:.6g} "
             f"(allowed: {limit:.3g})"
         )
+
+
+Arrays = Sequence[np.ndarray]
+Called = Callable[[Sequence[Array]], Any]  # the function, of its arrays alone
 
 
 class _Torch:
@@ -63,17 +72,17 @@ class _Torch:
         return value.detach().cpu().float().numpy()
 
     @staticmethod
-    def _tensors(values: Sequence[np.ndarray], needs: bool) -> list[Any]:
+    def _tensors(values: Arrays, needs: bool) -> list[Any]:
         torch = sys.modules["torch"]
         return [torch.tensor(v, dtype=torch.float32, requires_grad=needs) for v in values]
 
     @classmethod
-    def results(cls, called: Callable, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def results(cls, called: Called, values: Arrays) -> list[np.ndarray]:
         found = called(cls._tensors(values, False))
         return [cls.numpy(r).astype(np.float64) for r in _tuple(found)]
 
     @classmethod
-    def gradients(cls, called: Callable, values: Sequence[np.ndarray], weights: Any) -> list[np.ndarray]:
+    def gradients(cls, called: Called, values: Arrays, weights: Sequence[np.ndarray]) -> list[np.ndarray]:
         torch = sys.modules["torch"]
         tensors = cls._tensors(values, True)
         total = sum(
@@ -92,18 +101,18 @@ class _Jax:
         return np.asarray(value, np.float32)
 
     @classmethod
-    def results(cls, called: Callable, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def results(cls, called: Called, values: Arrays) -> list[np.ndarray]:
         import jax.numpy as jnp
 
         found = called([jnp.asarray(v, jnp.float32) for v in values])
         return [np.asarray(r, np.float64) for r in _tuple(found)]
 
     @classmethod
-    def gradients(cls, called: Callable, values: Sequence[np.ndarray], weights: Any) -> list[np.ndarray]:
+    def gradients(cls, called: Called, values: Arrays, weights: Sequence[np.ndarray]) -> list[np.ndarray]:
         import jax
         import jax.numpy as jnp
 
-        def total(*arrays: Any) -> Any:
+        def total(*arrays: jax.Array) -> jax.Array:
             pairs = zip(weights, _tuple(called(arrays)), strict=True)
             return sum((jnp.asarray(w, jnp.float32) * r).sum() for w, r in pairs)
 
@@ -112,5 +121,5 @@ class _Jax:
         return [np.asarray(g, np.float64) for g in found]
 
 
-def _tuple(value: Any) -> tuple:
+def _tuple(value: object) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)

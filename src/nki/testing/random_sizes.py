@@ -1,9 +1,10 @@
-"""check_kernel: a kernel against its reference, with sizes that hypothesis draws and shrinks."""
+"""check_kernel: a kernel against its reference, with random sizes that hypothesis chooses and shrinks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +13,10 @@ from ..errors import NkiError, error
 from ..kernel.kernel import Kernel
 from ..options import choose_machine
 from ..options import options as on
-from .close import assert_close
+from .close import DTypeLike, assert_close
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
 
 EDGES = (1, 2, 31, 32, 33, 127, 128, 129, 255, 256, 257, 511, 512, 513)  # where tiles end
 Dimension = int | str
@@ -20,9 +24,9 @@ Dimension = int | str
 
 def check_kernel(
     kernel: Kernel,
-    reference: Callable,
+    reference: Callable[..., object],
     shapes: Sequence[Sequence[Dimension]],
-    dtypes: Sequence[Any] = ("float32", "bfloat16"),
+    dtypes: Sequence[DTypeLike] = ("float32", "bfloat16"),
     *,
     sizes: Mapping[str, tuple[int, int] | Sequence[int]] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -30,16 +34,16 @@ def check_kernel(
     targets: Sequence[str] = (),
     examples: int = 25,
     terms: int | None = None,
-    through: Any = None,
+    through: DTypeLike = None,
     refuses: Sequence[str] = (),
     scale: float = 1.0,
 ) -> None:
-    """Compare `kernel(*arrays, **options)` with `reference(*arrays in float64)` for sizes that are drawn.
+    """Compare `kernel(*arrays, **options)` with `reference(*arrays in float64)` for random sizes.
 
-    `shapes` has a shape for each array; an entry is a number, or a letter whose size is drawn: one letter is
+    `shapes` has a shape for each array; an entry is a number, or a letter whose size is random: one letter is
     one size. `sizes` gives the range of a letter, (lowest, highest) as a tuple or a list to choose from;
-    (1, 300) without. Sizes beside multiples of 32, 128 and 512 are drawn more often. A case that fails is
-    shrunk: the smallest sizes are told. `refuses` names kinds of errors with which the kernel may refuse.
+    (1, 300) without. Sizes beside multiples of 32, 128 and 512 are more frequent. A case that fails is
+    shrunk: the smallest sizes are reported. `refuses` names kinds of errors with which the kernel may refuse.
     """
     hypothesis, st = _hypothesis()
     letters = list(dict.fromkeys(d for shape in shapes for d in shape if isinstance(d, str)))
@@ -61,10 +65,10 @@ def check_kernel(
         st.sampled_from(platforms),
         st.integers(0, 3),
     )
-    def case(drawn: dict[str, int], dtype: Any, lnc: int, platform: str, seed: int) -> None:
-        arrays = _arrays(shapes, drawn, dtype, seed, scale)
-        told = ", ".join(f"{letter}={size}" for letter, size in drawn.items())
-        what = f"{kernel.__name__} with {told or 'fixed sizes'}, {_label(dtype)}, {lnc} core(s), {platform}"
+    def case(chosen: dict[str, int], dtype: DTypeLike, lnc: int, platform: str, seed: int) -> None:
+        arrays = _arrays(shapes, chosen, dtype, seed, scale)
+        named = ", ".join(f"{letter}={size}" for letter, size in chosen.items())
+        what = f"{kernel.__name__} with {named or 'fixed sizes'}, {_label(dtype)}, {lnc} core(s), {platform}"
         launched = kernel if lnc == 1 else kernel[lnc]
         with on(target=platform):
             try:
@@ -82,7 +86,7 @@ def check_kernel(
     case()
 
 
-def _hypothesis() -> tuple[Any, Any]:
+def _hypothesis() -> tuple[ModuleType, ModuleType]:
     try:
         import hypothesis
         from hypothesis import strategies
@@ -93,7 +97,7 @@ def _hypothesis() -> tuple[Any, Any]:
     return hypothesis, strategies
 
 
-def _sizes(st: Any, given: Any) -> Any:
+def _sizes(st: ModuleType, given: Sequence[int]) -> SearchStrategy[int]:
     if isinstance(given, tuple) and len(given) == 2:
         low, high = given
         edges = [size for size in EDGES if low <= size <= high]
@@ -103,20 +107,24 @@ def _sizes(st: Any, given: Any) -> Any:
 
 
 def _arrays(
-    shapes: Sequence[Sequence[Dimension]], drawn: Mapping[str, int], dtype: Any, seed: int, scale: float
+    shapes: Sequence[Sequence[Dimension]],
+    chosen: Mapping[str, int],
+    dtype: DTypeLike,
+    seed: int,
+    scale: float,
 ) -> list[np.ndarray]:
     random = np.random.default_rng(seed)
     found = []
     for shape in shapes:
-        size = tuple(drawn[d] if isinstance(d, str) else d for d in shape)
+        size = tuple(chosen[d] if isinstance(d, str) else d for d in shape)
         values = (scale * random.standard_normal(size)).astype(np.float32)
         found.append(values.astype(_numpy_dtype(dtype)))
     return found
 
 
-def _numpy_dtype(dtype: Any) -> Any:
-    return getattr(ml_dtypes, dtype, None) or np.dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, dtype, dtype) if isinstance(dtype, str) else dtype)
 
 
-def _label(dtype: Any) -> str:
-    return np.dtype(_numpy_dtype(dtype)).name
+def _label(dtype: DTypeLike) -> str:
+    return _numpy_dtype(dtype).name

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import error
 from ..kernel.kernel import Kernel
+from ..kernel.specs import as_specs, label
 from ..options import choose_machine
 from .space import Space, Where
 from .tuning import Tuning, tune
@@ -21,20 +22,18 @@ class Tuned:
         self.known: dict[str, Tuning] = {}
         functools.update_wrapper(self, kernel, updated=())
 
-    def __getitem__(self, degree: Any) -> Tuned:
+    def __getitem__(self, degree: int | Sequence[int]) -> Tuned:
         return Tuned(self.kernel[degree], self.space, self.where, self.settings)
 
     def tune(self, *args: Any, **kwargs: Any) -> Tuning:
-        """The best configuration for these arguments (or `nki.TensorSpec`s) on the platform of a call."""
-        from .tuning import _described
-
-        shapes = repr([_label(_described(value)) for value in (args, kwargs)])
-        asked = f"{choose_machine(self.kernel.target).name} {shapes}"
-        if asked not in self.known:
-            self.known[asked] = tune(
+        """Return the best configuration for arguments (or `nki.TensorSpec`s) on the platform of a call."""
+        shapes = repr(label([as_specs(args), as_specs(kwargs)]))
+        call = f"{choose_machine(self.kernel.target).name} {shapes}"
+        if call not in self.known:
+            self.known[call] = tune(
                 self.kernel, args, kwargs, vary=self.space.vary, where=self.where, **self.settings
             )
-        return self.known[asked]
+        return self.known[call]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         missing = self.space.vary.keys() - kwargs.keys()
@@ -45,20 +44,12 @@ class Tuned:
             raise error(
                 "argument",
                 f"{self.kernel.__name__}: {given} is given, {', '.join(sorted(missing))} is not",
-                help="give all that is varied, or nothing of it",
+                help="give all varied arguments, or none of them",
             )
         return self.kernel(*args, **kwargs, **self.tune(*args, **kwargs).best)
 
     def __repr__(self) -> str:
         return f"<nki.autotune {self.kernel!r} over {', '.join(self.space.vary)}>"
-
-
-def _label(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _label(part) for name, part in sorted(value.items())}
-    if isinstance(value, (tuple, list)):
-        return [_label(part) for part in value]
-    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else repr(value)
 
 
 def autotune(
@@ -68,15 +59,15 @@ def autotune(
     budget: int = 500,
     jobs: int | None = None,
     cache: bool = True,
-) -> Callable[[Any], Tuned]:
+) -> Callable[[Callable[..., Any]], Tuned]:
     """Over `@nki.jit`: vary these arguments, and run the configuration that is fastest by the model.
 
-    The choice depends on shapes, dtypes and the platform, is made at the first call with them, and is kept
-    in a cache of plain JSON files.
+    The choice depends on shapes, dtypes and the platform. It is made at the first call with them, and cached
+    in JSON files.
     """
     space = Space(vary, where)
 
-    def make(kernel: Any) -> Tuned:
+    def make(kernel: Callable[..., Any]) -> Tuned:
         kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
         unknown = space.vary.keys() - kernel.__signature__.parameters.keys()
         if unknown:

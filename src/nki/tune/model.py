@@ -1,4 +1,4 @@
-"""What one configuration costs: traced from shapes, checked, and timed unless that cannot pay."""
+"""The cost of one configuration: traced from shapes, checked, and timed unless it cannot be the best."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SAFE = 0.98  # of what the bound says: engines may overlap the ends of their ins
 
 
 class Outcome(NamedTuple):
-    """How one configuration came out. `us` is None where it was dropped or cannot be the best."""
+    """The result of one configuration. `us` is None where it was dropped or cannot be the best."""
 
     config: Config
     us: float | None
-    why: str = ""  # the kind of what is wrong, "bound", or "same" as an earlier one
+    why: str = ""  # the kind of error, "bound", or "same" as an earlier one
     message: str = ""
 
 
@@ -37,8 +37,8 @@ class Job(NamedTuple):
     target: str
 
 
-def judge(job: Job, config: Config, known: MutableMapping[str, float], best: float) -> Outcome:
-    """Trace a configuration and time it. `known` has the times of programs by their digests."""
+def evaluate(job: Job, config: Config, known: MutableMapping[str, float], best: float) -> Outcome:
+    """Trace a configuration and time it. `known` has the times of programs by their hashes."""
     with options(target=job.target), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -47,9 +47,9 @@ def judge(job: Job, config: Config, known: MutableMapping[str, float], best: flo
             return Outcome(config, None, problem.kind, problem.message)
         except Exception as problem:  # a kernel may refuse sizes with an assert of its own
             return Outcome(config, None, type(problem).__name__, str(problem))
-        for said in program.said:
-            if said.kind not in MILD:
-                return Outcome(config, None, said.kind, said.message)
+        for diagnostic in program.said:
+            if diagnostic.kind not in MILD:
+                return Outcome(config, None, diagnostic.kind, diagnostic.message)
         if bound_us(program) > best:
             return Outcome(config, None, "bound")
         digest = program.digest
@@ -60,7 +60,7 @@ def judge(job: Job, config: Config, known: MutableMapping[str, float], best: flo
 
 
 def bound_us(program: Program) -> float:
-    """No schedule is faster: what the busiest engine must do, one instruction after the other."""
+    """Return a time that no schedule beats: that of the busiest engine, one instruction after the other."""
     machine = program.machine
     clocks = {"vector": machine.vector_ghz, "scalar": machine.scalar_ghz, "gpsimd": machine.scalar_ghz}
     longest = 0.0

@@ -1,4 +1,4 @@
-"""The order in which configurations are tried: all of them, or those that a search asks for.
+"""The order in which configurations are tried: all of them, or those that a search chooses.
 
 A search of a large space spends a quarter of its budget on random configurations, then walks from the best
 ones to neighbours: the same configuration with one value, or two, a step further along its list. Neighbours
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from .space import Config, Space
 
@@ -31,7 +30,7 @@ class _Walk:
         self.space, self.left, self.batch, self.ask, self.chance = space, budget, max(1, batch), ask, chance
         self.names = list(space.vary)
         self.sizes = [len(values) for values in space.vary.values()]
-        self.times: dict[tuple[int, ...], float] = {}  # of places that came out
+        self.times: dict[tuple[int, ...], float] = {}  # of places that could be used
         self.tried: set[tuple[int, ...]] = set()
 
     def run(self) -> None:
@@ -95,7 +94,7 @@ class _Walk:
             yield self._moved(place, [a, b])
 
     @staticmethod
-    def _moved(place: tuple[int, ...], steps: Sequence[Any]) -> tuple[int, ...]:
+    def _moved(place: tuple[int, ...], steps: Sequence[tuple[int, int]]) -> tuple[int, ...]:
         there = list(place)
         for d, step in steps:
             there[d] += step

@@ -34,7 +34,7 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Combinations, those that `where` refuses included."""
+        """Return the number of combinations, including those that `where` refuses."""
         return prod(len(values) for values in self.vary.values())
 
     def __iter__(self) -> Iterator[Config]:
@@ -46,9 +46,9 @@ class Space:
     def allows(self, config: Config) -> bool:
         return self.where is None or bool(self.where(config))
 
-    def key(self) -> Any:
-        """What a cache knows the space by."""
-        condition = self.text if self.text is not None else self.where and [c for c in self]
+    def key(self) -> tuple[list[list[Any]], str | list[Config] | None]:
+        """Return what identifies the space in a cache."""
+        condition = self.text if self.text is not None else None if self.where is None else list(self)
         return [[name, values] for name, values in self.vary.items()], condition
 
 
@@ -72,7 +72,7 @@ def _values(part: str, text: str) -> list[Any]:
     if match is not None:
         low, high, step = int(match[1]), int(match[2]), int(match[3] or 1)
         if high < low or step < 1:
-            raise error("tune-space", f"--vary {text}: {part} counts nothing")
+            raise error("tune-space", f"--vary {text}: {part} is an empty range")
         return list(range(low, high + 1, step))
     try:
         return [ast.literal_eval(part)]
@@ -102,7 +102,7 @@ _COMPARE = {
 
 
 class Condition:
-    """An expression over the names of a space: arithmetic, comparisons, and, or, not. Nothing else runs."""
+    """An expression over the names of a space: arithmetic, comparisons, and, or, not; nothing else runs."""
 
     def __init__(self, text: str, names: set[str]):
         self.text, self.names = text, names
@@ -131,7 +131,7 @@ class Condition:
         except (TypeError, ZeroDivisionError, KeyError) as problem:
             raise self._wrong(str(problem)) from None
 
-    def _value(self, node: Any, config: Config) -> Any:
+    def _value(self, node: ast.expr, config: Config) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
@@ -144,6 +144,7 @@ class Condition:
         if isinstance(node, ast.BoolOp):
             values = (self._value(part, config) for part in node.values)
             return all(values) if isinstance(node.op, ast.And) else any(values)
+        assert isinstance(node, ast.Compare)
         left = self._value(node.left, config)
         for op, part in zip(node.ops, node.comparators, strict=True):
             right = self._value(part, config)

@@ -1,4 +1,4 @@
-"""What was tuned before: a JSON file for each question, named by its content. Loading executes nothing."""
+"""Tuned configurations on disk: a JSON file for each call, named by a hash. Loading executes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..kernel.arrays import TensorSpec
+from ..kernel.kernel import Kernel
+from ..kernel.specs import label
 from ..options import cache_folder
 from ..version import __version__
 from .model import Job
@@ -26,7 +27,7 @@ def folder() -> Path:
 
 
 def key(job: Job, space: Space, budget: int) -> str:
-    """A digest of the kernel's file, the call, the platform, the space and the version of the model."""
+    """Return a hash of the kernel's file, the call, the platform, the space and the version of the model."""
     kernel = job.kernel
     content = {
         "version": __version__,
@@ -34,32 +35,24 @@ def key(job: Job, space: Space, budget: int) -> str:
         "kernel": [kernel.__module__.partition("_")[0], kernel.__qualname__, kernel.lnc],
         "schedule": repr(kernel.schedule),
         "source": _source(kernel),
-        "args": [_shown(value) for value in job.args],
-        "kwargs": {name: _shown(value) for name, value in sorted(job.kwargs.items())},
+        "args": label(job.args),
+        "kwargs": label(job.kwargs),
         "space": repr(space.key()),
         "budget": budget,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _source(kernel: Any) -> str:
-    """The text of the file in which the kernel stands."""
+def _source(kernel: Kernel) -> str:
+    """Return a hash of the file that defines the kernel."""
     try:
         return hashlib.sha256(Path(inspect.getfile(inspect.unwrap(kernel.func))).read_bytes()).hexdigest()
     except (OSError, TypeError):
         return hashlib.sha256(kernel.func.__code__.co_code).hexdigest()
 
 
-def _shown(value: Any) -> Any:
-    if isinstance(value, TensorSpec):
-        return f"{value.dtype}{list(value.shape)}"
-    if isinstance(value, (tuple, list)):
-        return [_shown(part) for part in value]
-    return repr(value)
-
-
 def read(name: str, space: Space, place: Path) -> dict[str, Any] | None:
-    """What was kept under a key. A file that is not ours to understand is told of and made anew."""
+    """Return what was stored under a key, or None. A file that cannot be read is logged and written again."""
     file = place / f"{name}.json"
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -68,17 +61,17 @@ def read(name: str, space: Space, place: Path) -> dict[str, Any] | None:
         config, us = content["config"], content["us"]
         known = config.keys() == space.vary.keys() and all(config[n] in space.vary[n] for n in config)
         if not known or not isinstance(us, (int, float)):
-            raise ValueError("its configuration is none of the space")
+            raise ValueError("its configuration is not in the space")
         return content
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
-        log.warning("the tuned configuration %s cannot be used (%s); it is made anew", file, problem)
+        log.warning("the tuned configuration %s cannot be used (%s); tuning again", file, problem)
         return None
 
 
 def write(name: str, content: dict[str, Any], place: Path) -> None:
-    """Write a new file and put it in place at once: readers see the old file or the new."""
+    """Write a file and move it into place: readers see the old file or the new one."""
     file = place / f"{name}.json"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""tune: try the configurations of a space by the timing model, and keep the best."""
+"""tune: try the configurations of a space by the timing model, and cache the best."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import error
-from ..ir.tree import replace_leaves
-from ..kernel.arrays import TensorSpec
 from ..kernel.kernel import Kernel
+from ..kernel.specs import as_specs
 from ..options import choose_machine
-from . import stored as kept
+from . import stored
 from .model import Job, Outcome
 from .search import EXHAUSTIVE, exhaustive, search
-from .space import Config, Space
+from .space import Config, Space, Where
 from .workers import workers
+
+Progress = Callable[[int, int, float], None]  # configurations done, in all, the best time so far
 
 
 @dataclass
 class Tuning:
-    """What came of tuning a call."""
+    """The result of tuning a call."""
 
     kernel: str
     target: str
@@ -32,7 +33,7 @@ class Tuning:
     us: float  # modelled, of the best
     outcomes: list[Outcome] = field(default_factory=list, repr=False)  # best first; those dropped last
     tried: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)  # by the kind of what was wrong
+    dropped: Counter[str] = field(default_factory=Counter)  # by the kind of error
     pruned: int = 0  # could not have been the best
     same: int = 0  # were the same program as another
     seconds: float = 0.0
@@ -64,29 +65,32 @@ def tune(
     kwargs: Mapping[str, Any] | None = None,
     *,
     vary: Mapping[str, Sequence[Any]],
-    where: str | Callable[[Config], bool] | None = None,
+    where: Where = None,
     target: str | None = None,
     budget: int = EXHAUSTIVE,
     jobs: int | None = None,
     ray: str | bool | None = None,
     cache: bool | str | os.PathLike = True,
     seed: int = 0,
-    progress: Callable[[int, int, float], None] = lambda done, total, best: None,
+    progress: Progress = lambda done, total, best: None,
 ) -> Tuning:
-    """The configuration of `vary` with which `kernel(*args, **kwargs, **configuration)` is fastest.
+    """Return the configuration of `vary` with which `kernel(*args, **kwargs, **configuration)` is fastest.
 
     By the timing model: arrays may be `nki.TensorSpec`s, nothing is computed. All configurations are tried if
     there are at most `budget`, else a search tries as many. `jobs` is the number of processes: all cores
     without it. `ray` is the address of a Ray cluster, or True for one on this machine. `cache` may name the
-    folder in which the best is kept.
+    folder in which the best is stored.
     """
     space = Space(vary, where)
-    described = [_described(value) for value in args]
-    named = {name: _described(value) for name, value in (kwargs or {}).items()}
-    job = Job(kernel, tuple(described), named, target or choose_machine(kernel.target).name)
-    name = kept.key(job, space, budget)
-    place = kept.folder() if cache is True else Path(cache or "")
-    known = kept.read(name, space, place) if cache else None
+    job = Job(
+        kernel,
+        as_specs(tuple(args)),
+        as_specs(dict(kwargs or {})),
+        target or choose_machine(kernel.target).name,
+    )
+    name = stored.key(job, space, budget)
+    place = stored.folder() if cache is True else Path(cache or "")
+    known = stored.read(name, space, place) if cache else None
     if known is not None:
         return Tuning(kernel.__name__, job.target, known["config"], known["us"], from_cache=True)
     begin = time.perf_counter()
@@ -94,25 +98,18 @@ def tune(
     found = _summed(job, outcomes, time.perf_counter() - begin)
     if cache:
         facts = {"kernel": found.kernel, "target": found.target, "config": found.best, "us": found.us}
-        kept.write(name, {**facts, "tried": found.tried}, place)
+        stored.write(name, {**facts, "tried": found.tried}, place)
     return found
 
 
-def _described(value: Any) -> Any:
-    return replace_leaves(value, _ARRAYS, lambda array: TensorSpec(tuple(array.shape), array.dtype))
-
-
-class _Array(type):
-    def __instancecheck__(cls, value: Any) -> bool:
-        return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, TensorSpec)
-
-
-class _ARRAYS(metaclass=_Array):
-    """Whatever has a shape and a dtype."""
-
-
 def _tried(
-    job: Job, space: Space, budget: int, jobs: int | None, ray: Any, seed: int, progress: Callable
+    job: Job,
+    space: Space,
+    budget: int,
+    jobs: int | None,
+    ray: str | bool | None,
+    seed: int,
+    progress: Progress,
 ) -> list[Outcome]:
     whole = list(exhaustive(space)) if space.size <= max(budget, EXHAUSTIVE) else None
     if whole is not None and not whole:

@@ -1,17 +1,20 @@
-"""Who models configurations: this process, one for each core, or a Ray cluster. Nothing is lost."""
+"""Where configurations are modelled: in this process, in one process per core, or on a Ray cluster."""
 
 from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..backends.fused.threads import available
 from ..errors import error
-from .model import Job, Outcome, judge
+from .model import Job, Outcome, evaluate
 from .space import Config
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
 
 CHUNK = 4
 
@@ -27,9 +30,9 @@ class Workers:
         self.best = float("inf")
 
     def outcomes(self, configs: Iterable[Config]) -> Iterator[Outcome]:
-        """The outcomes of configurations, in any order."""
+        """Yield the outcomes of configurations, in any order."""
         for config in configs:
-            yield self._noted(judge(self.job, config, self.known, self.best))
+            yield self._noted(evaluate(self.job, config, self.known, self.best))
 
     def _noted(self, outcome: Outcome) -> Outcome:
         if outcome.us is not None:
@@ -45,19 +48,19 @@ class Workers:
 
 # ---- a process for each core ---------------------------------------------------------------------
 
-_job: Job | None = None  # of the pool's processes, which begin as copies of this one
-_known: Any = None
-_best: Any = None
+_job: Job | None = None  # in the processes of the pool
+_known: MutableMapping[str, float] = {}
+_best: Synchronized[float] | None = None
 
 
-def _begin(job: Job, known: Any, best: Any) -> None:
+def _begin(job: Job, known: MutableMapping[str, float], best: Synchronized[float]) -> None:
     global _job, _known, _best
     _job, _known, _best = job, known, best
 
 
 def _model(config: Config) -> Outcome:
-    assert _job is not None
-    outcome = judge(_job, config, _known, _best.value)
+    assert _job is not None and _best is not None
+    outcome = evaluate(_job, config, _known, _best.value)
     if outcome.us is not None:
         with _best.get_lock():
             _best.value = min(_best.value, outcome.us)
@@ -65,7 +68,7 @@ def _model(config: Config) -> Outcome:
 
 
 class Processes(Workers):
-    """Models on all cores. The processes are forked: whatever the kernel needs is there."""
+    """Models on all cores. The processes are forked, so they have everything that the kernel needs."""
 
     def __init__(self, job: Job, count: int):
         super().__init__(job)
@@ -89,7 +92,7 @@ class Processes(Workers):
 
 
 class Cluster(Workers):
-    """Models on a Ray cluster. A task whose worker dies is done again by another."""
+    """Models on a Ray cluster. A task whose worker dies is repeated by another."""
 
     def __init__(self, job: Job, address: str | None):
         super().__init__(job)
@@ -122,8 +125,8 @@ class Cluster(Workers):
     def _received(self, done: Any, part: Sequence[Config]) -> list[Outcome]:
         try:
             found, known = self.ray.get(done)
-        except self.ray.exceptions.RayError:  # workers died again and again: it is done here
-            return [judge(self.job, config, self.known, self.best) for config in part]
+        except self.ray.exceptions.RayError:  # workers died repeatedly: evaluate here
+            return [evaluate(self.job, config, self.known, self.best) for config in part]
         self.known.update(known)
         return found
 
@@ -132,17 +135,19 @@ class Cluster(Workers):
             self.ray.shutdown()
 
 
-def _chunk(job: Job, configs: Sequence[Config], best: float, known: dict[str, float]) -> Any:
-    """What a worker of the cluster does."""
-    found = [judge(job, config, known, best) for config in configs]
+def _chunk(
+    job: Job, configs: Sequence[Config], best: float, known: dict[str, float]
+) -> tuple[list[Outcome], dict[str, float]]:
+    """Evaluate configurations in a worker of the cluster."""
+    found = [evaluate(job, config, known, best) for config in configs]
     return found, known
 
 
 def workers(job: Job, jobs: int | None, ray: str | bool | None) -> Workers:
-    """A cluster where one was asked for, else as many processes as there are cores."""
+    """Return a cluster if `ray` is set, else as many processes as there are cores."""
     if ray:
         return Cluster(job, ray if isinstance(ray, str) else None)
-    forks_safely = sys.platform != "darwin"  # its own libraries do not survive a fork: on demand alone
+    forks_safely = sys.platform != "darwin"  # its libraries do not survive a fork: only if `jobs` is given
     count = jobs or (available() if forks_safely else 1)
     if count > 1 and "fork" in multiprocessing.get_all_start_methods():
         return Processes(job, count)

@@ -6,10 +6,12 @@ numpy arrays, or inside another kernel, it is the kernel.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias, Union
 
 import torch
 
+from nki.typing import Tensor
 from trnblas.arguments import NARROW
 from trnblas.backend import HAS_NKI, choose, flag, serve
 from trnblas.level3 import torch_product, trsm
@@ -17,6 +19,7 @@ from trnblas.nki.gemm import batched_gemm_kernel, gemm_kernel, syrk_kernel
 from trnblas.nki.launches import mp2_partials, product, symmetric_product
 from trnblas.nki.mp2 import largest_divisor, mp2_energy_kernel
 
+Matrix: TypeAlias = Union[torch.Tensor, Any]  # noqa: UP007  of torch, or any array that the kernel takes
 PAIR_BYTES = 64 * 2**20  # of amplitudes that nki_batched_pair_energy computes at a time
 
 
@@ -37,25 +40,26 @@ def _use_simulator() -> bool:
 # ---- products ------------------------------------------------------------------------------------
 
 
-def nki_gemm(A: Any, B: Any) -> Any:
+def nki_gemm(A: Matrix, B: Matrix) -> Matrix:
     """Return A @ B of matrices."""
-    if not isinstance(A, torch.Tensor):
-        return gemm_kernel(A, B)
-    if not is_nki(A):
-        return _torch_matmul(A, B)
-    return serve("nki_gemm", lambda: product(A, B), lambda: _torch_matmul(A, B))
+    return _served_product("nki_gemm", gemm_kernel, A, B)
 
 
-def nki_batched_gemm(A: Any, B: Any) -> Any:
+def nki_batched_gemm(A: Matrix, B: Matrix) -> Matrix:
     """Return A[i] @ B[i] for every i of the leading dimension."""
+    return _served_product("nki_batched_gemm", batched_gemm_kernel, A, B)
+
+
+def _served_product(op: str, kernel: Callable[..., Tensor], A: Matrix, B: Matrix) -> Matrix:
+    """Return A @ B: of arrays by the kernel, of torch tensors on the backend that serves them."""
     if not isinstance(A, torch.Tensor):
-        return batched_gemm_kernel(A, B)
+        return kernel(A, B)
     if not is_nki(A):
         return _torch_matmul(A, B)
-    return serve("nki_batched_gemm", lambda: product(A, B), lambda: _torch_matmul(A, B))
+    return serve(op, lambda: product(A, B), lambda: _torch_matmul(A, B))
 
 
-def nki_syrk(A: Any) -> Any:
+def nki_syrk(A: Matrix) -> Matrix:
     """Return A @ A.T, of which the kernel computes one triangle."""
     if not isinstance(A, torch.Tensor):
         return syrk_kernel(A)
@@ -72,8 +76,8 @@ def _torch_matmul(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
 
 
 def nki_trsm(
-    A: Any, B: Any, uplo: str = "upper", trans: bool = False, diag: str = "nonunit", alpha: float = 1.0
-) -> Any:
+    A: Matrix, B: Matrix, uplo: str = "upper", trans: bool = False, diag: str = "nonunit", alpha: float = 1.0
+) -> torch.Tensor:
     """Return the X of op(A) @ X = alpha B; A is triangular."""
     return trsm(alpha, A, B, "left", uplo, trans, diag)
 
@@ -82,8 +86,8 @@ def nki_trsm(
 
 
 def nki_mp2_energy(
-    T_flat: Any, eps_occ_chunk: Any, eps_occ_full: Any, eps_vir: Any, partials: bool = False
-) -> Any:
+    T_flat: Matrix, eps_occ_chunk: Matrix, eps_occ_full: Matrix, eps_vir: Matrix, partials: bool = False
+) -> Matrix:
     """Return the sum of T (2 T - T^t) / (e_i + e_j - e_a - e_b).
 
     T[i, j, a, b] = T_flat[i * nvir + a, j * nvir + b]. With partials=True, and always for arrays, return
@@ -124,7 +128,7 @@ def _torch_mp2_energy(*arguments: torch.Tensor) -> torch.Tensor:
 
 
 def nki_fused_gemm_energy(
-    B_i: Any, B_j: Any, eps_i: float, eps_j: float, eps_vir: torch.Tensor
+    B_i: Matrix, B_j: Matrix, eps_i: float, eps_j: float, eps_vir: torch.Tensor
 ) -> torch.Tensor:
     """Return the MP2 energy of one pair from its density-fitting factors [nvir, naux]."""
     e_i, e_j = (eps_vir.new_tensor([float(eps)]) for eps in (eps_i, eps_j))

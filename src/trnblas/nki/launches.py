@@ -75,8 +75,7 @@ def solve(A: torch.Tensor, B: torch.Tensor, uplo: str, trans: bool, diag: str) -
 
 
 def inverse_blocks(A: torch.Tensor, n: int, uplo: str, diag: str) -> torch.Tensor:
-    """Return the inverses [batch, blocks, 128, 128] of the diagonal blocks, in float64; ones where n is
-    padded."""
+    """Return inverses [batch, blocks, 128, 128] of the diagonal blocks in float64; 1 where n is padded."""
     blocks = A.reshape(A.shape[0], -1, TILE_K, A.shape[-1] // TILE_K, TILE_K)
     blocks = blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).double().contiguous()
     padded = torch.arange(A.shape[-1], device=A.device).reshape(-1, TILE_K) >= n

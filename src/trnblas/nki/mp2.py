@@ -8,19 +8,22 @@ symmetric, so a block above the diagonal also covers its mirror: with G = T[a, b
 TensorE transposes T[b, a] and sums over partitions, ScalarE squares and inverts, VectorE does the rest.
 """
 
+from __future__ import annotations
+
 import numpy as np
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from trnblas.nki.gemm import NC_V3, TILE_M, TILE_N, all_cores, pieces
+from nki.typing import Tensor
+from trnblas.nki.gemm import NC_V3, TILE_M, TILE_N, Span, all_cores, pieces
 
 PAIRS_TOGETHER = 4  # j's of one load: a DMA of several KiB per partition
 SUMS_TOGETHER = nl.tile_size.psum_bank_fmax // 2  # pairs whose two sums fit into a PSUM bank
 
 
 @nki.jit
-def mp2_energy_kernel(t_flat, eps_occ_chunk, eps_occ_full, eps_vir):
+def mp2_energy_kernel(t_flat: Tensor, eps_occ_chunk: Tensor, eps_occ_full: Tensor, eps_vir: Tensor) -> Tensor:
     """Partial sums [p_tile, ic, nocc] of T (2 T - T^t) / (e_i + e_j - e_a - e_b); their sum is the energy.
 
     T[i, j, a, b] = t_flat[i * nvir + a, j * nvir + b]: t_flat is [ic * nvir, nocc * nvir] float32, and the
@@ -59,7 +62,9 @@ def mp2_energy_kernel(t_flat, eps_occ_chunk, eps_occ_full, eps_vir):
     return result
 
 
-def mp2_energy_ref(t_flat, eps_occ_chunk, eps_occ_full, eps_vir):
+def mp2_energy_ref(
+    t_flat: np.ndarray, eps_occ_chunk: np.ndarray, eps_occ_full: np.ndarray, eps_vir: np.ndarray
+) -> np.ndarray:
     """Return the energy [ic, nocc] of each pair in numpy, in float64: the expected sum over partitions."""
     chunk, full, virtual = (x.astype(np.float64) for x in (eps_occ_chunk, eps_occ_full, eps_vir))
     t = t_flat.astype(np.float64).reshape(len(chunk), len(virtual), len(full), len(virtual)).swapaxes(1, 2)
@@ -70,7 +75,9 @@ def mp2_energy_ref(t_flat, eps_occ_chunk, eps_occ_full, eps_vir):
 # ---- one pair ------------------------------------------------------------------------------------
 
 
-def add_pair(sums, strips, first, spans, shift, constants):
+def add_pair(
+    sums: Tensor, strips: list[Tensor], first: int, spans: list[Span], shift: Tensor, constants: dict
+) -> None:
     """Add the partial sums of the diagonal blocks to sums[:, 0], and of those above it to sums[:, 1]."""
     for i in range(len(spans)):
         together = max(1, TILE_N // TILE_M)
@@ -87,7 +94,16 @@ def add_pair(sums, strips, first, spans, shift, constants):
                 )
 
 
-def weighted(strips, first, i, begin, blocks, spans, shift, constants):
+def weighted(
+    strips: list[Tensor],
+    first: int,
+    i: int,
+    begin: int,
+    blocks: list[Span],
+    spans: list[Span],
+    shift: Tensor,
+    constants: dict,
+) -> Tensor:
     """Return (G**2 + 3/4 T[b, a]**2) / (e_i + e_j - e_a - e_b) for a's of span i and b's of the blocks."""
     a, b = spans[i], (blocks[0][0], blocks[-1][1])
     shape = (a[1] - a[0], b[1] - b[0])
@@ -105,7 +121,9 @@ def weighted(strips, first, i, begin, blocks, spans, shift, constants):
     return square
 
 
-def transpose_block(mirrored, strip, first, a, b, origin, identity):
+def transpose_block(
+    mirrored: Tensor, strip: Tensor, first: int, a: Span, b: Span, origin: int, identity: Tensor
+) -> None:
     """Set mirrored[:, b] to T[b, a] transposed. A product with a flagged identity is fastest on trn1."""
     block = strip[:, first + a[0] : first + a[1]]
     target = mirrored[:, b[0] - origin : b[1] - origin]
@@ -113,7 +131,7 @@ def transpose_block(mirrored, strip, first, a, b, origin, identity):
     nisa.nc_matmul(target, block, identity[0:rows, 0:rows], is_moving_onezero=True)
 
 
-def reciprocals(virtuals, shift):
+def reciprocals(virtuals: Tensor, shift: Tensor) -> Tensor:
     """Return 1 / (virtuals + shift); the reciprocal of trn1 takes no bias."""
     weights = sbuf_tile(virtuals.shape)
     if nisa.get_nc_version() >= NC_V3:
@@ -127,7 +145,7 @@ def reciprocals(virtuals, shift):
 # ---- loads and stores ----------------------------------------------------------------------------
 
 
-def load_strips(t_flat, row, spans, first, last):
+def load_strips(t_flat: Tensor, row: int, spans: list[Span], first: int, last: int) -> list[Tensor]:
     """Load columns first to last of the rows of each span, counted from `row`."""
     strips = []
     for span in spans:
@@ -137,7 +155,7 @@ def load_strips(t_flat, row, spans, first, last):
     return strips
 
 
-def virtual_sums(eps_vir, spans):
+def virtual_sums(eps_vir: Tensor, spans: list[Span]) -> list[Tensor]:
     """Return -e_a - e_b for the a's of each span and all b's from its first on."""
     nvir = eps_vir.shape[0]
     row = spread(eps_vir, spans[0][1])
@@ -153,7 +171,7 @@ def virtual_sums(eps_vir, spans):
     return tiles
 
 
-def spread(vector, rows):
+def spread(vector: Tensor, rows: int) -> Tensor:
     """Load a vector of HBM into each of `rows` partitions."""
     size = vector.shape[0]
     tile = sbuf_tile((rows, size))
@@ -161,7 +179,7 @@ def spread(vector, rows):
     return tile
 
 
-def store_partials(result, sums, mirrored_rows, reduction):
+def store_partials(result: Tensor, sums: Tensor, mirrored_rows: int, reduction: Tensor) -> None:
     """Store the diagonal sums + 2 x the others; reduced over partitions where result has fewer rows."""
     shape = (sums.shape[0], sums.shape[2])
     partials = sbuf_tile(shape)
@@ -177,24 +195,24 @@ def store_partials(result, sums, mirrored_rows, reduction):
     nisa.dma_copy(result, partials)
 
 
-def reduction_matrix(rows, width):
+def reduction_matrix(rows: int, width: int) -> Tensor:
     """Return a stationary operand that sums all partitions into the first of `width`."""
     reduction = filled((rows, width), 0.0)
     nisa.memset(reduction[:, 0:1], 1.0)
     return reduction
 
 
-def filled(shape, value):
+def filled(shape: tuple[int, ...], value: float) -> Tensor:
     tile = sbuf_tile(shape)
     nisa.memset(tile, value)
     return tile
 
 
-def sbuf_tile(shape):
+def sbuf_tile(shape: tuple[int, ...]) -> Tensor:
     return nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
 
 
-def largest_divisor(size):
+def largest_divisor(size: int) -> int:
     """Return the largest divisor of size up to 128."""
     best = 1
     for candidate in range(1, min(size, TILE_M) + 1):

@@ -1,17 +1,22 @@
 """Triangular solves by blocks of 128 rows: all but the inversion of the diagonal blocks is matmuls."""
 
+from __future__ import annotations
+
 import numpy as np
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from trnblas.nki.gemm import TILE_K, TILE_N, all_cores, drain, load, pieces
+from nki.typing import Tensor
+from trnblas.nki.gemm import TILE_K, TILE_N, Span, all_cores, drain, load, pieces
 
 SOLVED_BYTES = 64 * 1024  # per partition: what the solved blocks of some columns may take of SBUF
 
 
 @nki.jit
-def trsm_kernel(a, inverses, b, a_transposed=False, backward=False):
+def trsm_kernel(
+    a: Tensor, inverses: Tensor, b: Tensor, a_transposed: bool = False, backward: bool = False
+) -> Tensor:
     """The x of op(a[i]) @ x[i] = b[i] for every i, where op(a) is a triangle, in float32.
 
     a is [batch, n, n] with n a multiple of 128, b is [batch, n, columns]. op transposes with a_transposed;
@@ -35,17 +40,19 @@ def trsm_kernel(a, inverses, b, a_transposed=False, backward=False):
     return result
 
 
-def trsm_ref(a, b, a_transposed=False, backward=False):
+def trsm_ref(a: np.ndarray, b: np.ndarray, a_transposed: bool = False, backward: bool = False) -> np.ndarray:
     """Compute trsm_kernel in numpy, in float64."""
     full = np.swapaxes(a, -1, -2) if a_transposed else a
     triangle = np.triu(full) if backward else np.tril(full)
     return np.linalg.solve(triangle.astype(np.float64), b.astype(np.float64))
 
 
-def solve_columns(result, a, inverses, b, a_transposed, backward, columns):
+def solve_columns(
+    result: Tensor, a: Tensor, inverses: Tensor, b: Tensor, a_transposed: bool, backward: bool, columns: Span
+) -> None:
     """Solve block by block: subtract the solved rows' contribution, then multiply by the inverse."""
     blocks = pieces(b.shape[0], TILE_K)
-    solved: list[tuple[tuple[int, int], nl.NkiTensor]] = []
+    solved: list[tuple[Span, Tensor]] = []
     for step in range(len(blocks)):
         block = len(blocks) - 1 - step if backward else step
         rows = blocks[block]
@@ -60,7 +67,9 @@ def solve_columns(result, a, inverses, b, a_transposed, backward, columns):
         nisa.dma_copy(result[rows[0] : rows[1], columns[0] : columns[1]], x)
 
 
-def subtract_known(right, a, a_transposed, rows, solved):
+def subtract_known(
+    right: Tensor, a: Tensor, a_transposed: bool, rows: Span, solved: list[tuple[Span, Tensor]]
+) -> Tensor:
     """Return right - sum of op(a)[rows, known] @ x[known], summed in PSUM."""
     psum = nl.ndarray(right.shape, nl.float32, buffer=nl.psum)
     for known in solved:

@@ -59,7 +59,7 @@ def test_a_long_k_is_summed_in_blocks(monkeypatch):
     np.testing.assert_allclose(np.tril(triangle), np.tril(a @ a.T), rtol=2e-5, atol=1e-3)
 
 
-def test_an_operand_too_large_to_stay_is_loaded_again(monkeypatch):
+def test_an_operand_too_large_for_sbuf_is_reloaded(monkeypatch):
     monkeypatch.setattr(gemm, "RESIDENT_BYTES", 0)
     a, b = random(140, 100), random(100, 200, seed=1)
     with target("trn2"):

@@ -22,7 +22,7 @@ def amplitudes(nocc, nvir, ic, dtype=np.float32):
 
 
 def energies(T, chunk, full, virtual):
-    """[ic, nocc] in float64, pair by pair."""
+    """Return [ic, nocc] in float64, pair by pair."""
     n = len(virtual)
     found = np.empty((len(chunk), len(full)))
     for i, j in np.ndindex(*found.shape):
@@ -71,7 +71,7 @@ def test_the_function_sums_the_partials(dtype, backend):
         assert found.dtype == dtype, "float64 stays float64"
 
 
-def test_nothing_to_sum_is_zero(backend):
+def test_the_energy_of_no_orbitals_is_zero(backend):
     assert nki_mp2_energy(torch.empty(0, 0), torch.empty(0), torch.empty(0), torch.ones(3)) == 0
 
 

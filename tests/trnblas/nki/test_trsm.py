@@ -19,7 +19,7 @@ def system(n, columns, backward):
 
 
 def inverses(a):
-    """Of the diagonal blocks, transposed."""
+    """Return the transposed inverses of the diagonal blocks."""
     blocks = [np.linalg.inv(a[i : i + 128, i : i + 128]).T for i in range(0, len(a), 128)]
     return np.stack(blocks)[None].astype(np.float32)
 

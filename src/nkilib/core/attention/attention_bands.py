@@ -10,11 +10,12 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.clearing import clear, zero_tile
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import Tensor
 
 ZERO_COLUMNS = 2048  # stored at a time
 
 
-def spread_band(band: Any, lower: int, keys: int) -> Any:
+def spread_band(band: Tensor, lower: int, keys: int) -> Any:
     """[heads, queries, keys] in HBM with band[b, i, c] for key i - lower + c of query i, zeros elsewhere.
 
     Rows are long enough for a band that hangs over either end. So the band moves in one piece: a step down

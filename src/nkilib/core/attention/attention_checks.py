@@ -6,6 +6,7 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
 
@@ -16,7 +17,7 @@ DTYPES = (nl.bfloat16, nl.float16, nl.float32)
 SCORE_DTYPES = (nl.float32, nl.bfloat16)
 
 
-def check_operands(q: Any, k: Any, v: Any, tp_q: bool, tp_k: bool) -> None:
+def check_operands(q: Tensor, k: Tensor, v: Tensor, tp_q: bool, tp_k: bool) -> None:
     check_tensor(q, "q", q)
     check_tensor(k, "k", q)
     check_tensor(v, "v", q)
@@ -36,7 +37,7 @@ def check_operands(q: Any, k: Any, v: Any, tp_q: bool, tp_k: bool) -> None:
     assert_shape(k, (key_heads, keys, head_dim) if tp_k else (key_heads, head_dim, keys), "k")
 
 
-def check_tensor(tensor: Any, name: str, like: Any) -> None:
+def check_tensor(tensor: Tensor, name: str, like: Tensor) -> None:
     kernel_assert(len(tensor.shape) == 3, f"{name}: got shape {tuple(tensor.shape)}, expected 3 dimensions")
     kernel_assert(
         tensor.dtype in DTYPES,
@@ -53,13 +54,15 @@ def check_length(length: int, name: str) -> None:
     )
 
 
-def check_prior(v: Any, k_prior: Any, v_prior: Any, prior_used_len: Any, tp_k: bool) -> None:
+def check_prior(
+    v: Tensor, k_prior: Tensor | None, v_prior: Tensor | None, prior_used_len: Tensor | None, tp_k: bool
+) -> None:
     given = (k_prior is not None, v_prior is not None, prior_used_len is not None)
     kernel_assert(
         given in ((True, True, True), (False, False, False)),
         f"k_prior, v_prior, prior_used_len: got {given} (True: given), allowed are all three or none",
     )
-    if k_prior is not None:
+    if k_prior is not None and v_prior is not None:
         check_tensor(k_prior, "k_prior", v)
         check_tensor(v_prior, "v_prior", v)
         heads, keys, head_dim = v.shape[0], v_prior.shape[1], v.shape[2]
@@ -68,7 +71,7 @@ def check_prior(v: Any, k_prior: Any, v_prior: Any, prior_used_len: Any, tp_k: b
         check_number(prior_used_len, "prior_used_len")
 
 
-def check_number(tensor: Any, name: str) -> None:
+def check_number(tensor: Tensor, name: str) -> None:
     """A run-time int32."""
     kernel_assert(
         tensor.size == 1 and tensor.dtype in (nl.int32, nl.uint32),
@@ -76,7 +79,7 @@ def check_number(tensor: Any, name: str) -> None:
     )
 
 
-def check_scale(scale: float, window: int, parallel: bool, k_prior: Any) -> None:
+def check_scale(scale: float, window: int, parallel: bool, k_prior: Tensor | None) -> None:
     kernel_assert(scale > 0, f"scale: got {scale}, allowed are positive numbers")
     for use in (
         (window > 0, "sliding_window"),
@@ -90,7 +93,12 @@ def check_scale(scale: float, window: int, parallel: bool, k_prior: Any) -> None
 
 
 def check_mask(
-    causal_mask: bool, window: int, heads: int, queries: int, bound_min: Any, bound_max: Any
+    causal_mask: bool,
+    window: int,
+    heads: int,
+    queries: int,
+    bound_min: Tensor | None,
+    bound_max: Tensor | None,
 ) -> None:
     kernel_assert(window >= 0, f"sliding_window: got {window}, allowed are None, 0 and positive numbers")
     kernel_assert(
@@ -106,7 +114,7 @@ def check_mask(
         check_bound(bound_max, "bound_max", heads, queries)
 
 
-def check_bound(bound: Any, name: str, heads: int, queries: int) -> None:
+def check_bound(bound: Tensor, name: str, heads: int, queries: int) -> None:
     allowed = ((heads, queries), (1, queries), (queries,), (queries, 1))
     kernel_assert(
         tuple(bound.shape) in allowed, f"{name}: got shape {tuple(bound.shape)}, allowed are {allowed}"
@@ -117,9 +125,9 @@ def check_context_parallel(
     parallel: bool,
     causal_mask: bool,
     window: int,
-    k_prior: Any,
-    cp_offset: Any,
-    degree: Any,
+    k_prior: Tensor | None,
+    cp_offset: Tensor | None,
+    degree: int | None,
     strided: bool,
     striped: bool,
 ) -> None:
@@ -146,7 +154,13 @@ def check_context_parallel(
 
 
 def check_softmax(
-    heads: int, queries: int, sink: Any, cached: bool, dtype: Any, scores_dtype: Any, unnormalized: bool
+    heads: int,
+    queries: int,
+    sink: Tensor | None,
+    cached: bool,
+    dtype: DTypeLike,
+    scores_dtype: DTypeLike,
+    unnormalized: bool,
 ) -> None:
     if sink is not None:
         assert_shape(sink, (heads, 1), "sink")
@@ -165,7 +179,13 @@ def check_softmax(
 
 
 def check_bias(
-    heads: int, queries: int, keys: int, k_prior: Any, bias: Any, layout: str, band_params: Any
+    heads: int,
+    queries: int,
+    keys: int,
+    k_prior: Tensor | None,
+    bias: Tensor | None,
+    layout: str,
+    band_params: Any,
 ) -> None:
     kernel_assert(
         layout in ("dense", "banded"), f"bias_layout: got {layout!r}, allowed are 'dense' and 'banded'"

@@ -23,6 +23,7 @@ import numpy as np
 import nki
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 from .attention_bands import spread_band, spread_band_ref
 from .attention_checks import (
@@ -40,32 +41,32 @@ from .attention_units import Call, Mask, plan_units
 
 @nki.jit
 def attention_cte(
-    q,
-    k,
-    v,
-    scale=1.0,
-    causal_mask=True,
-    k_prior=None,
-    v_prior=None,
-    prior_used_len=None,
-    sink=None,
-    sliding_window=None,
-    tp_q=True,
-    tp_k=False,
-    tp_out=False,
-    cache_softmax=False,
-    softmax_dtype=nl.float32,
-    mm_out_dtype=nl.float32,
-    cp_offset=None,
-    global_cp_deg=None,
-    cp_strided_q_slicing=False,
-    bound_min=None,
-    bound_max=None,
-    cp_striped_input=False,
-    skip_output_normalization=False,
-    position_bias=None,
-    bias_layout="dense",
-    bias_band_params=None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float = 1.0,
+    causal_mask: bool = True,
+    k_prior: Tensor | None = None,
+    v_prior: Tensor | None = None,
+    prior_used_len: Tensor | None = None,
+    sink: Tensor | None = None,
+    sliding_window: int | None = None,
+    tp_q: bool = True,
+    tp_k: bool = False,
+    tp_out: bool = False,
+    cache_softmax: bool = False,
+    softmax_dtype: DTypeLike = nl.float32,
+    mm_out_dtype: DTypeLike = nl.float32,
+    cp_offset: Tensor | None = None,
+    global_cp_deg: int | None = None,
+    cp_strided_q_slicing: bool = False,
+    bound_min: Tensor | None = None,
+    bound_max: Tensor | None = None,
+    cp_striped_input: bool = False,
+    skip_output_normalization: bool = False,
+    position_bias: Tensor | None = None,
+    bias_layout: str = "dense",
+    bias_band_params: dict | None = None,
 ):
     """out = softmax(scale q k^T + position_bias + mask) v for every head; the scores stay on the chip.
 
@@ -125,7 +126,7 @@ def attention_cte(
     )
     check_bias(q.shape[0], queries, v.shape[1], k_prior, position_bias, bias_layout, bias_band_params)
 
-    if bias_layout == "banded":
+    if bias_layout == "banded" and bias_band_params is not None:
         position_bias = spread_band(position_bias, bias_band_params["lower"], v.shape[1])
     query_step = global_cp_deg if cp_strided_q_slicing else 1
     mask = Mask(
@@ -145,30 +146,30 @@ def attention_cte(
 
 
 def attention_cte_ref(
-    q,
-    k,
-    v,
-    scale=1.0,
-    causal_mask=True,
-    k_prior=None,
-    v_prior=None,
-    prior_used_len=None,
-    sink=None,
-    sliding_window=None,
-    tp_q=True,
-    tp_k=False,
-    tp_out=False,
-    cache_softmax=False,
-    softmax_dtype=np.float32,
-    cp_offset=None,
-    global_cp_deg=None,
-    cp_strided_q_slicing=False,
-    bound_min=None,
-    bound_max=None,
-    skip_output_normalization=False,
-    position_bias=None,
-    bias_layout="dense",
-    bias_band_params=None,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float = 1.0,
+    causal_mask: bool = True,
+    k_prior: np.ndarray | None = None,
+    v_prior: Any = None,
+    prior_used_len: Any = None,
+    sink: np.ndarray | None = None,
+    sliding_window: int | None = None,
+    tp_q: bool = True,
+    tp_k: bool = False,
+    tp_out: bool = False,
+    cache_softmax: bool = False,
+    softmax_dtype: DTypeLike = np.float32,
+    cp_offset: np.ndarray | int | None = None,
+    global_cp_deg: Any = None,
+    cp_strided_q_slicing: bool = False,
+    bound_min: np.ndarray | None = None,
+    bound_max: Any = None,
+    skip_output_normalization: bool = False,
+    position_bias: Any = None,
+    bias_layout: str = "dense",
+    bias_band_params: Any = None,
     **options_without_effect: Any,
 ):
     """attention_cte in numpy: whole score matrices in float64, masked by comparing positions."""

@@ -14,41 +14,42 @@ import nki
 import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.attention.attention_intervals import broadcast_number
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 from .attention_checks import check_number
 from .attention_merge import join_parts
 from .attention_pages import Pages
 from .attention_segmented_cte import check_cache, check_options, check_tables, load_scales, partial_results
-from .attention_stages import broadcast_number
 from .attention_units import Call, Mask
 from .attention_whole_numbers import RoundRobin
 
 
 @nki.jit
 def attention_kv_parallel_segmented_cte(
-    q,
-    k_cache,
-    v_cache,
-    block_tables,
-    kvp_q_offset,
-    replica_groups,
-    group_size,
-    block_size,
-    seg_size,
-    scale=1.0,
-    global_q_offset=0,
-    tp_out=False,
-    sliding_window=0,
-    kvp_rank_id=None,
-    kvp_group_size=0,
-    apc_mode=False,
-    valid_num_prior_tokens=None,
-    fp8_packed=False,
-    k_scale=None,
-    v_scale=None,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    kvp_q_offset: Tensor,
+    replica_groups: tuple,
+    group_size: int,
+    block_size: int,
+    seg_size: int,
+    scale: float = 1.0,
+    global_q_offset: int = 0,
+    tp_out: bool = False,
+    sliding_window: int = 0,
+    kvp_rank_id: Tensor | None = None,
+    kvp_group_size: int = 0,
+    apc_mode: bool = False,
+    valid_num_prior_tokens: Tensor | None = None,
+    fp8_packed: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ):
     """Causal attention of this rank's heads over the keys of all ranks of its group, bfloat16 [BS, S, D].
 
@@ -115,7 +116,7 @@ def attention_kv_parallel_segmented_cte(
     return turned_over(joined) if tp_out else joined
 
 
-def turned_over(rows: Any) -> Any:
+def turned_over(rows: Tensor) -> Any:
     """[BS, D, S] of [BS, S, D]; two cores share the heads."""
     out = named((rows.shape[0], rows.shape[2], rows.shape[1]), rows.dtype, "out")
     if nl.num_programs(0) > 1:
@@ -126,12 +127,19 @@ def turned_over(rows: Any) -> Any:
     return out
 
 
-def named(shape: Any, dtype: Any, name: str) -> Any:
+def named(shape: tuple, dtype: DTypeLike, name: str) -> Tensor:
     return nl.ndarray(shape, dtype, buffer=nl.shared_hbm, name=name)
 
 
 def check(
-    q: Any, size: int, groups: Any, block: int, segment: int, rank: Any, dealt: int, offset: int
+    q: Tensor,
+    size: int,
+    groups: tuple,
+    block: int,
+    segment: int,
+    rank: Tensor | None,
+    dealt: int,
+    offset: int,
 ) -> None:
     kernel_assert(len(q.shape) == 3, f"q: got {len(q.shape)} dimensions, allowed are 3: [BS, S, D]")
     kernel_assert(q.shape[1] % PMAX == 0, f"q: got {q.shape[1]} queries, allowed are multiples of {PMAX}")
@@ -146,7 +154,7 @@ def check(
     kernel_assert(offset >= 0, f"global_q_offset: got {offset}, allowed are 0 and more")
 
 
-def check_prefix(apc_mode: bool, prior: Any, offset: int) -> None:
+def check_prefix(apc_mode: bool, prior: Tensor | None, offset: int) -> None:
     kernel_assert(
         apc_mode == (prior is not None),
         f"valid_num_prior_tokens: got {'None' if prior is None else 'a tensor'} with apc_mode={apc_mode}",
@@ -156,7 +164,14 @@ def check_prefix(apc_mode: bool, prior: Any, offset: int) -> None:
         kernel_assert(offset == 0, f"global_q_offset: got {offset}, allowed with apc_mode is 0")
 
 
-def attention_kv_parallel_segmented_cte_ref(q, keys, values, scale=1.0, global_q_offset=0, window=0):
+def attention_kv_parallel_segmented_cte_ref(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    scale: float = 1.0,
+    global_q_offset: int = 0,
+    window: int = 0,
+):
     """All ranks' heads q [.., S, D] over all keys [L, D], in their order, in float64."""
     q, keys, values = (x.astype(np.float64) for x in (q, keys, values))
     at = global_q_offset + np.arange(q.shape[-2])[:, None]

@@ -12,12 +12,13 @@ import nki.language as nl
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 SMALLEST_SUM = 1.0e-19  # a query that sees a key has a sum of about 1 or more; the logarithm takes no less
 TILES = 8  # of 128 queries whose parts are joined at a time
 
 
-def join_parts(found: list, out: Any, lse: Any = None, negated: bool = True) -> None:
+def join_parts(found: list, out: Tensor, lse: Tensor | None = None, negated: bool = True) -> None:
     """out [heads, queries, d] and lse [heads, 128, queries / 128] of what was found about parts of the keys.
 
     An entry of `found` is (out, max, sum): unnormalised rows, and for query 128 g + p at [head, p, g] the
@@ -33,7 +34,9 @@ def join_parts(found: list, out: Any, lse: Any = None, negated: bool = True) -> 
             join_head(found, out, lse, negated, head, begin - head * tiles, stop - head * tiles)
 
 
-def join_head(found: list, out: Any, lse: Any, negated: bool, head: int, first: int, end: int) -> None:
+def join_head(
+    found: list, out: Tensor, lse: Tensor | None, negated: bool, head: int, first: int, end: int
+) -> None:
     """Tiles first to end of a head."""
     weights = join_statistics(found, lse, negated, head, first, end)
     head_dim = out.shape[2]
@@ -56,13 +59,13 @@ def join_head(found: list, out: Any, lse: Any, negated: bool, head: int, first: 
         nisa.dma_copy(by_tile(out, head, begin, count), joined)
 
 
-def by_tile(rows: Any, head: int, first: int, count: int) -> Any:
+def by_tile(rows: Tensor, head: int, first: int, count: int) -> Any:
     """[128, count, d]: query 128 g + p of a head at [p, g]."""
     found = rows[head, first * PMAX : (first + count) * PMAX, :]
     return found.reshape((count, PMAX, rows.shape[2])).permute((1, 0, 2))
 
 
-def join_statistics(found: list, lse: Any, negated: bool, head: int, first: int, end: int) -> list:
+def join_statistics(found: list, lse: Tensor | None, negated: bool, head: int, first: int, end: int) -> list:
     """The factor of each step's rows, [128, tiles]; writes lse."""
     count = end - first
     neg_max, sums = [], []
@@ -98,7 +101,7 @@ def join_statistics(found: list, lse: Any, negated: bool, head: int, first: int,
     return weights
 
 
-def write_lse(lse: Any, lowest: Any, total: Any, head: int, first: int, end: int) -> None:
+def write_lse(lse: Tensor, lowest: Tensor, total: Tensor, head: int, first: int, end: int) -> None:
     """lse = M + ln sum."""
     logarithm = nl.ndarray(total.shape, nl.float32)
     nisa.activation(logarithm, nl.log, total)

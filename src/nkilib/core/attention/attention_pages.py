@@ -6,36 +6,43 @@ Blocks are cut into pieces of `width` tokens so that every partition has one: to
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 from ..utils.allocator import sizeinbytes
 from ..utils.kernel_helpers import interleave_copy
 from ..utils.tiled_range import TiledRange
 from .attention_units import Section
 
+if TYPE_CHECKING:
+    from nkilib.core.utils.tiled_range import TiledRangeIterator
+
 CHUNK_KEYS = 2048  # of one gather, at most
 BANK_BYTES = 2048
 
 
+@dataclass
 class Chunk(nl.NKIObject):
     """Keys `key` to `key + rows * width - 1`, `width` in each of `rows` partitions."""
 
-    def __init__(self, index: int, key: int, rows: int, width: int):
-        self.index = index
-        self.key = key
-        self.rows = rows
-        self.width = width
-        self.keys = rows * width
+    index: int
+    key: int
+    rows: int
+    width: int
+
+    def __post_init__(self) -> None:
+        self.keys = self.rows * self.width
 
 
 class KeyLayout(nl.NKIObject):
     """How the keys of a block lie in the cache."""
 
-    def __init__(self, k_cache: Any, kv_heads: int, head_dim: int, pre_transposed: bool, packed: bool):
+    def __init__(self, k_cache: Tensor, kv_heads: int, head_dim: int, pre_transposed: bool, packed: bool):
         self.cache = k_cache
         self.kv_heads = kv_heads
         self.head_dim = head_dim
@@ -56,7 +63,7 @@ class KeyLayout(nl.NKIObject):
             return self.cache.reshape((count, width // 2, self.head_dim, 2))
         return self.cache.reshape((count, width, self.head_dim))
 
-    def token(self, rows: Any, number: int) -> Any:
+    def token(self, rows: Tensor, number: int) -> Any:
         """[partitions, d] of one token of each piece, from what pieces() has given."""
         if self.pre_transposed:
             return rows[:, :, number]
@@ -66,7 +73,9 @@ class KeyLayout(nl.NKIObject):
 class Pages(nl.NKIObject):
     """A paged cache as sections of keys: sequence s, kv head h is key head s * kv_heads + h."""
 
-    def __init__(self, layout: KeyLayout, v_cache: Any, block_tables: Any, block_size: int, dtype: Any):
+    def __init__(
+        self, layout: KeyLayout, v_cache: Tensor, block_tables: Tensor, block_size: int, dtype: DTypeLike
+    ):
         self.layout = layout
         self.v_cache = v_cache
         self.v_dtype = v_cache.dtype  # next to float32 queries FP8 values are widened as they arrive
@@ -125,14 +134,14 @@ class Pages(nl.NKIObject):
             nisa.dma_copy(place, values.vector_select(0, self.of_head(index, head, False)))
             tile += chunk.width
 
-    def indices(self, chunk: Chunk, sequence: int) -> Any:
+    def indices(self, chunk: Chunk, sequence: int) -> Tensor:
         """block * factor + part for each partition of a chunk, [rows, 1] int32."""
         index = nl.ndarray((chunk.rows, 1), nl.int32, buffer=nl.sbuf)
         first = chunk.index * PMAX
         nisa.dma_copy(index, self.table[sequence, first : first + chunk.rows].expand_dim(1))
         return index
 
-    def of_head(self, index: Any, head: int, heads_inside: bool) -> Any:
+    def of_head(self, index: Tensor, head: int, heads_inside: bool) -> Any:
         """The piece of a kv head: (block * kv_heads + head) * factor + part."""
         kv_heads, factor = self.layout.kv_heads, self.factor
         if kv_heads == 1 or heads_inside:
@@ -164,7 +173,7 @@ def cut(blocks: int, block_size: int, layout: KeyLayout) -> int:
     return factor
 
 
-def compacted(block_tables: Any, factor: int) -> Any:
+def compacted(block_tables: Tensor, factor: int) -> Tensor:
     """block * factor + part for all parts of the blocks of each sequence, without the -1: HBM [sequences, n].
 
     What lies beyond the last block points to block 0: no query sees that far.
@@ -176,7 +185,7 @@ def compacted(block_tables: Any, factor: int) -> Any:
     return table
 
 
-def compact_some(table: Any, block_tables: Any, group: Any, factor: int) -> None:
+def compact_some(table: Tensor, block_tables: Tensor, group: TiledRangeIterator, factor: int) -> None:
     sequences, blocks = group.size, block_tables.shape[1]
     span = slice(group.start_offset, group.end_offset)
     blank = nl.ndarray((sequences, blocks * factor), nl.int32, buffer=nl.sbuf)
@@ -204,7 +213,7 @@ def compact_some(table: Any, block_tables: Any, group: Any, factor: int) -> None
             nisa.dma_copy(row.vector_select(0, places[:, i : i + 1]), pieces, oob_mode=nisa.oob_mode.skip)
 
 
-def turned(rows: Any, shift: float) -> Any:
+def turned(rows: Tensor, shift: float) -> Tensor:
     """rows + shift with its columns in the partitions, as int32."""
     psum = nl.ndarray((rows.shape[1], rows.shape[0]), nl.float32, buffer=nl.psum)
     nisa.nc_transpose(psum, rows, engine=nisa.tensor_engine)
@@ -214,7 +223,7 @@ def turned(rows: Any, shift: float) -> Any:
 
 
 def load_keys(
-    keys: Any, layout: KeyLayout, index: Any, head: int, chunk: Chunk, skipped: bool = False
+    keys: Tensor, layout: KeyLayout, index: Tensor, head: int, chunk: Chunk, skipped: bool = False
 ) -> None:
     """keys [d, rows * width]: the pieces that `index` names, token width p + j in column width p + j.
 

@@ -13,12 +13,14 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.attention.attention_intervals import broadcast_number
+from nkilib.core.attention.attention_stages import run_stages
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from .attention_checks import DTYPES, MAX_HEAD_DIM, MAX_HEADS, check_number
 from .attention_pages import Chunk, KeyLayout, Pages, load_keys
-from .attention_stages import broadcast_number, run_stages
 from .attention_units import Call, Mask, plan_units
 from .attention_whole_numbers import RoundRobin, ceil_nisa_kernel, floor_nisa_kernel
 
@@ -35,25 +37,25 @@ __all__ = [
 
 @nki.jit
 def attention_segmented_cte(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    block_tables: Any,
-    prior_tokens: Any,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    prior_tokens: Tensor,
     block_size: int,
     prior_seg_size: int,
     scale: float = 1.0,
     tp_q: bool = True,
     tp_out: bool = False,
-    sliding_window: Any = None,
-    sink: Any = None,
+    sliding_window: int | None = None,
+    sink: Tensor | None = None,
     num_q_heads: int = 1,
     k_pre_transposed: bool = False,
     fp8_packed: bool = False,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    kvp_q_offset: Any = None,
-    kvp_rank_id: Any = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    kvp_q_offset: Tensor | None = None,
+    kvp_rank_id: Tensor | None = None,
     kvp_group_size: int = 0,
     kvp_cp_offset_int: int = 0,
     kvp_seg_block_offset_int: int = 0,
@@ -117,7 +119,7 @@ def attention_segmented_cte(
     return call.out
 
 
-def load_scales(call: Call, k_scale: Any, v_scale: Any) -> None:
+def load_scales(call: Call, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
     """Factors of keys and values, of which either may be None."""
     if k_scale is not None:
         call.k_scale = nl.ndarray((call.head_dim, 1), nl.float32, buffer=nl.sbuf)
@@ -145,7 +147,13 @@ def partial_results(call: Call) -> tuple:
 
 
 def check_cache(
-    q: Any, k_cache: Any, v_cache: Any, block_size: int, tp_q: bool, pre_transposed: bool, packed: bool
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_size: int,
+    tp_q: bool,
+    pre_transposed: bool,
+    packed: bool,
 ) -> KeyLayout:
     kernel_assert(len(q.shape) == 3, f"q: got shape {tuple(q.shape)}, expected 3 dimensions")
     kernel_assert(q.dtype in DTYPES, f"q: got dtype {q.dtype}, allowed are bfloat16, float16 and float32")
@@ -187,7 +195,7 @@ def check_cache(
 
 
 def check_tables(
-    q: Any, tables: Any, prior: Any, block_size: int, segment: int, num_q_heads: int, kv_heads: int
+    q: Tensor, tables: Tensor, prior: Tensor, block_size: int, segment: int, num_q_heads: int, kv_heads: int
 ) -> None:
     heads = q.shape[0]
     kernel_assert(heads <= MAX_HEADS, f"q: got {heads} heads in all, allowed are at most {MAX_HEADS}")
@@ -211,14 +219,14 @@ def check_tables(
 
 
 def check_options(
-    q: Any,
-    sink: Any,
+    q: Tensor,
+    sink: Tensor | None,
     scale: float,
     window: int,
-    k_scale: Any,
-    v_scale: Any,
-    kvp_q_offset: Any,
-    kvp_rank_id: Any,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    kvp_q_offset: Tensor | None,
+    kvp_rank_id: Tensor | None,
     kvp_group_size: int,
     tp_q: bool,
 ) -> None:
@@ -247,16 +255,16 @@ def check_options(
 
 
 def load_kv_cache(
-    k_cache: Any,
-    v_cache: Any,
-    block_tables: Any,
-    k_sbuf: Any,
-    v_sbuf: Any,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    k_sbuf: Tensor,
+    v_sbuf: Tensor,
     b_i: int,
     h_i: int,
-    block_table_offset: Any,
+    block_table_offset: Tensor,
     num_blocks: int,
-    allocator: Any,
+    allocator: Tensor | None,
     k_pre_transposed: bool = False,
     fp8_packed: bool = False,
 ) -> None:
@@ -288,23 +296,23 @@ def load_kv_cache(
 
 
 def attention_segmented_cte_ref(
-    q,
-    k_cache,
-    v_cache,
-    block_tables,
-    prior_tokens,
-    block_size,
-    prior_seg_size=None,
-    scale=1.0,
-    tp_q=True,
-    tp_out=False,
-    sliding_window=None,
-    sink=None,
-    num_q_heads=1,
-    k_pre_transposed=False,
-    fp8_packed=False,
-    k_scale=None,
-    v_scale=None,
+    q: np.ndarray,
+    k_cache: np.ndarray,
+    v_cache: np.ndarray,
+    block_tables: np.ndarray,
+    prior_tokens: np.ndarray,
+    block_size: int,
+    prior_seg_size: int | None = None,
+    scale: float = 1.0,
+    tp_q: bool = True,
+    tp_out: bool = False,
+    sliding_window: int | None = None,
+    sink: np.ndarray | None = None,
+    num_q_heads: int = 1,
+    k_pre_transposed: bool = False,
+    fp8_packed: bool = False,
+    k_scale: np.ndarray | None = None,
+    v_scale: np.ndarray | None = None,
 ):
     """attention_segmented_cte in numpy: whole score matrices in float64, masked by comparing positions."""
     dtype, kv_heads, d = q.dtype, v_cache.shape[1], v_cache.shape[3]
@@ -335,7 +343,9 @@ def attention_segmented_cte_ref(
     return (out.swapaxes(1, 2) if tp_out else out).astype(dtype)
 
 
-def _blocks(k_cache: Any, kv_heads: int, block_size: int, d: int, transposed: bool, packed: bool) -> Any:
+def _blocks(
+    k_cache: np.ndarray, kv_heads: int, block_size: int, d: int, transposed: bool, packed: bool
+) -> Any:
     """Keys as [blocks, kv heads, block_size, d] in float64."""
     k = k_cache.astype(np.float64)
     if transposed:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.attention.attention_intervals import broadcast_number, query_positions, visible_keys
+from nkilib.core.attention.attention_transfers import load_transposed, move_rows
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiles import new_column
+from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_helpers import div_ceil
 from ..utils.tiled_range import TiledRange
 from .attention_units import KEY_BLOCK, Call, Group, Row, Section, Unit
 
+if TYPE_CHECKING:
+    from nkilib.core.attention.attention_units import Unit
+
 BLOCK_TILES = KEY_BLOCK // PMAX  # tiles of keys of one block of scores
 AHEAD = 2  # units whose operands are requested before their first stage begins
 LOAD_KEYS = 1024  # keys of one transfer: the first units need not wait for the whole section
-UNBOUNDED = 1.0e9  # beyond every column index
 NO_MAXIMUM = 1.0e30  # -max of a row without visible keys: finite, so that e^(masked - max) is 0 and not NaN
 SMALLEST_SUM = 1.0e-30  # a row with a visible key has a sum of about 1 or more
-
-
-class Interval(nl.NKIObject):
-    """Key columns lower <= c < upper are visible; both [128, tiles], query 128 t + p at [p, t]."""
-
-    def __init__(self, lower, upper):
-        self.lower = lower
-        self.upper = upper
 
 
 def run_stages(units: list) -> None:
@@ -52,7 +50,7 @@ def run_stages(units: list) -> None:
             finish_unit(valuing)
 
 
-def blocks_of(unit: Any) -> int:
+def blocks_of(unit: Unit | None) -> int:
     return 0 if unit is None else len(unit.blocks)
 
 
@@ -108,32 +106,7 @@ def load_section(section: Section, tp_k: bool) -> None:
         move_rows(section.v[:, tile:tiles, 0:head_dim], section.v_hbm, start, part.size, False)
 
 
-def load_transposed(tile: Any, hbm: Any, start: int, size: int, by_rows: bool) -> None:
-    """Rows start .. start + size - 1 as the columns of a tile; by_rows: HBM holds them as rows."""
-    if by_rows:
-        nisa.dma_transpose(tile, hbm[start : start + size, :])
-    else:
-        nisa.dma_copy(tile, hbm[:, start : start + size])
-
-
-def move_rows(tile: Any, hbm: Any, start: int, rows: int, to_hbm: bool) -> None:
-    """Between [128, tiles, columns] in SBUF and rows of an HBM matrix; the last tile may be short."""
-    whole, columns = rows // PMAX, hbm.shape[1]
-    if whole > 0:
-        matrix = hbm[start : start + whole * PMAX, :].reshape((whole, PMAX, columns)).permute((1, 0, 2))
-        move(tile[:, 0:whole, :], matrix, to_hbm)
-    if rows % PMAX > 0:
-        move(tile[0 : rows % PMAX, whole, :], hbm[start + whole * PMAX : start + rows, :], to_hbm)
-
-
-def move(tile: Any, hbm: Any, to_hbm: bool) -> None:
-    if to_hbm:
-        nisa.dma_copy(hbm, tile)
-    else:
-        nisa.dma_copy(tile, hbm)
-
-
-def load_bias(unit: Unit) -> Any:
+def load_bias(unit: Unit) -> Tensor:
     """position_bias of the unit's queries and keys."""
     group, bias = unit.row.group, unit.row.group.call.bias
     row = group.start + unit.row.index * PMAX
@@ -144,81 +117,12 @@ def load_bias(unit: Unit) -> Any:
     return tile
 
 
-def negated_sinks(call: Call) -> Any:
+def negated_sinks(call: Call) -> Tensor:
     """-sink of every head, the same in all partitions."""
     tile = nl.ndarray((PMAX, call.heads), nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(tile, call.sink.ap([[0, PMAX], [1, call.heads]]))
     nisa.tensor_scalar(tile, tile, nl.multiply, -1.0)
     return tile
-
-
-# ---- masks: the interval of keys each query sees -------------------------------------------------
-
-
-def query_positions(group: Group) -> Any:
-    """The position of query 128 t + p of a group at [p, t]."""
-    mask = group.call.mask
-    step = mask.query_step
-    positions = nl.ndarray((PMAX, group.tiles), nl.float32, buffer=nl.sbuf)
-    nisa.iota(positions, [[PMAX * step, group.tiles]], offset=group.start * step, channel_multiplier=step)
-    offset = broadcast_number(mask.offset)
-    if offset is not None:
-        nisa.tensor_scalar(positions, positions, nl.add, offset)
-    return positions
-
-
-def broadcast_number(number: Any) -> Any:
-    """A one-element HBM tensor in every partition, as float32; None stays None."""
-    if number is None:
-        return None
-    tile = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(tile, number.reshape((1, 1)).ap([[0, PMAX], [1, 1]]))
-    return tile
-
-
-def visible_keys(group: Group, positions: Any, used: Any, prior: bool) -> Interval:
-    """Columns of the prior, or of the active keys, that each query sees.
-
-    Active key c stands at position c and in column used + c of the bounds; prior key c at c - used.
-    """
-    mask = group.call.mask
-    lower, upper = filled(group.tiles, -1.0), filled(group.tiles, UNBOUNDED)
-    if mask.causal and not prior:
-        nisa.tensor_scalar(upper, positions, nl.add, 1.0)
-    if mask.window > 0:
-        nisa.tensor_scalar(lower, positions, nl.add, 1.0 - mask.window)
-        if prior:
-            nisa.tensor_scalar(lower, lower, nl.add, used)
-    if prior:
-        nisa.tensor_scalar(upper, upper, nl.minimum, used)
-    if mask.bound_min is not None:
-        shift = 0.0 if prior or used is None else used
-        bound_min, bound_max = load_bounds(group, mask.bound_min), load_bounds(group, mask.bound_max)
-        nisa.scalar_tensor_tensor(lower, bound_min, nl.subtract, shift, nl.maximum, lower)
-        nisa.scalar_tensor_tensor(upper, bound_max, nl.subtract, shift, nl.minimum, upper)
-    if mask.numbering is not None:
-        mask.numbering.local(lower)
-        mask.numbering.local(upper)
-    if mask.always is not None:
-        nisa.tensor_scalar(upper, upper, nl.maximum, broadcast_number(mask.always))
-    return Interval(lower, upper)
-
-
-def filled(tiles: int, value: float) -> Any:
-    tile = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
-    nisa.memset(tile, value)
-    return tile
-
-
-def load_bounds(group: Group, bounds: Any) -> Any:
-    """The bounds of a group's queries as float32 [128, tiles]; 0 for the queries a short tile lacks."""
-    tile = nl.ndarray((PMAX, group.tiles, 1), nl.float32, buffer=nl.sbuf)
-    nisa.memset(tile, 0.0)
-    queries = group.call.queries
-    head = group.head if bounds.size > queries else 0
-    rows = bounds.reshape((bounds.size // queries, queries, 1))[head]
-    move_rows(tile, rows, group.start, group.rows, False)
-    return tile.reshape((PMAX, group.tiles))
 
 
 # ---- stage 1: scores -----------------------------------------------------------------------------
@@ -230,7 +134,7 @@ def score_block(unit: Unit, block: int) -> None:
     call = row.group.call
     if block == 0:
         unit.scores = nl.ndarray((row.size, unit.size), call.scores_dtype, buffer=nl.sbuf)
-        unit.maximum = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+        unit.maximum = new_column(row.size)
     first = unit.begin + tile.start_offset
     scores = nl.ndarray((row.size, tile.size), nl.float32, buffer=nl.psum)
     queries = row.group.q[:, row.index * PMAX : row.index * PMAX + row.size]
@@ -251,7 +155,7 @@ def score_block(unit: Unit, block: int) -> None:
     )
 
 
-def add_bias(scores: Any, scale: float, bias: Any) -> Any:
+def add_bias(scores: Tensor, scale: float, bias: Tensor) -> Tensor:
     """scale * scores + bias, in SBUF."""
     biased = nl.ndarray(scores.shape, nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(biased, scores, nl.multiply, scale, nl.add, bias)
@@ -270,7 +174,7 @@ def start_softmax(unit: Unit) -> None:
     """The maximum of the row so far, and what the results of earlier sections are to be scaled by."""
     row, call = unit.row, unit.row.group.call
     before = row.neg_max
-    unit.neg_max = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+    unit.neg_max = new_column(row.size)
     ceiling = before
     if before is None:
         ceiling = NO_MAXIMUM
@@ -280,7 +184,7 @@ def start_softmax(unit: Unit) -> None:
         unit.neg_max, unit.maximum, nl.multiply, -score_scale(unit), op1=nl.minimum, operand1=ceiling
     )
     if before is not None:
-        unit.rescale = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+        unit.rescale = new_column(row.size)
         nisa.activation(unit.rescale, nl.exp, before, bias=unit.neg_max, scale=-1.0)
     row.neg_max = unit.neg_max
     unit.probabilities = nl.ndarray((row.size, unit.size), call.q.dtype, buffer=nl.sbuf)
@@ -340,7 +244,7 @@ def tiles_of(unit: Unit) -> list:
     return tiles
 
 
-def turn_over(unit: Unit, first: int, count: int, block: int) -> Any:
+def turn_over(unit: Unit, first: int, count: int, block: int) -> Tensor:
     """The probabilities of some tiles with the keys in the partitions: [128, tiles, queries]."""
     rows, probabilities = unit.row.size, unit.probabilities
     psum = nl.ndarray((PMAX, count, rows), probabilities.dtype, buffer=nl.psum)
@@ -375,7 +279,7 @@ def finish_unit(unit: Unit) -> None:
             finish_row(row, row.product)
 
 
-def finish_row(row: Row, product: Any) -> None:
+def finish_row(row: Row, product: Tensor) -> None:
     """The result of a query tile, and its softmax statistics if the caller wants them."""
     group, call = row.group, row.group.call
     total, reciprocal = softmax_sum(row, product[:, call.head_dim : call.head_dim + 1])
@@ -390,7 +294,7 @@ def finish_row(row: Row, product: Any) -> None:
         store_group(group)
 
 
-def write_row(row: Row, product: Any, factor: Any) -> None:
+def write_row(row: Row, product: Tensor, factor: Tensor) -> None:
     """product * factor (* v_scale) to the group's results, transposed if the caller wants it."""
     call, out, head_dim, start = row.group.call, row.group.out, product.shape[1], row.index * PMAX
     tile: Any = out if call.tp_out else out[0 : row.size, row.index, :]
@@ -407,10 +311,10 @@ def write_row(row: Row, product: Any, factor: Any) -> None:
         nisa.tensor_copy(out[:, start : start + row.size], psum)
 
 
-def softmax_sum(row: Row, summed: Any) -> tuple[Any, Any]:
+def softmax_sum(row: Row, summed: Tensor) -> tuple[Any, Any]:
     """The sum of a row's probabilities, the sink included, and its reciprocal."""
     call = row.group.call
-    total = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+    total = new_column(row.size)
     if call.sink is None and not call.mask.can_hide_all:
         total = summed
     elif call.sink is None:
@@ -419,7 +323,7 @@ def softmax_sum(row: Row, summed: Any) -> tuple[Any, Any]:
         neg_sink = call.neg_sinks[0 : row.size, row.group.head : row.group.head + 1]
         nisa.activation(total, nl.exp, neg_sink, bias=row.neg_max, scale=-1.0)
         nisa.tensor_tensor(total, total, summed, nl.add)
-    reciprocal = nl.ndarray((row.size, 1), nl.float32, buffer=nl.sbuf)
+    reciprocal = new_column(row.size)
     nisa.reciprocal(reciprocal, total)
     return total, reciprocal
 

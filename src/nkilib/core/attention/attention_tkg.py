@@ -14,13 +14,14 @@ as [d, queries], the layout of what follows.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.types import Tensor
 
 from ..utils.common_types import DtypeMode
 from ..utils.kernel_assert import not_built
@@ -32,27 +33,31 @@ from .attention_tkg_queries import Rope, new_keys_of, queries_of
 from .attention_tkg_stages import Joined, State, find_factor, give, run_units, swap
 from .attention_tkg_utils import AttnTKGConfig, resize_cache_block_len_for_attention_tkg_kernel
 
+if TYPE_CHECKING:
+    from nkilib.core.attention.attention_tkg_utils import AttnTKGConfig
+    from nkilib.core.utils.allocator import BufferManager
+
 
 @nki.jit
 def attention_tkg(
-    q: Any,
-    k_active: Any,
-    v_active: Any,
-    k_prior: Any,
-    v_prior: Any,
-    mask: Any,
-    out: Any,
+    q: Tensor,
+    k_active: Tensor,
+    v_active: Tensor,
+    k_prior: Tensor,
+    v_prior: Tensor,
+    mask: Tensor,
+    out: Tensor,
     cfg: AttnTKGConfig,
-    sbm: Any,
-    inv_freqs: Any = None,
-    rope_pos_ids: Any = None,
-    start_pos_ids: Any = None,
-    sink: Any = None,
-    active_blocks_table: Any = None,
-    k_out: Any = None,
-    cp_softmax_stats_out: Any = None,
-    DBG_TENSORS: Any = None,
-    max_context_len: Any = None,
+    sbm: BufferManager | None,
+    inv_freqs: Tensor | None = None,
+    rope_pos_ids: Tensor | None = None,
+    start_pos_ids: Tensor | None = None,
+    sink: Tensor | None = None,
+    active_blocks_table: Tensor | None = None,
+    k_out: Tensor | None = None,
+    cp_softmax_stats_out: dict | None = None,
+    DBG_TENSORS: Tensor | None = None,
+    max_context_len: Tensor | None = None,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
 ) -> Any:
     """Decode attention: out = softmax(masked q K^T) V over a cache, flat or of blocks, and some new tokens.
@@ -118,7 +123,7 @@ def attention_tkg(
     if DBG_TENSORS is not None:
         not_built("DBG_TENSORS", "intermediate values stay in SBUF; run a smaller case and print them")
     scoped = sbm is not None and not sbm.is_auto_alloc()
-    if scoped:
+    if sbm is not None and scoped:
         sbm.open_scope(name="attention_tkg")
     rope = Rope(call) if cfg.fuse_rope else None
     queries = queries_of(call, rope)
@@ -127,7 +132,7 @@ def attention_tkg(
         give_all(call, state)
     if cfg.out_in_sb and call.splits_batch:
         exchange_results(call)
-    if scoped:
+    if sbm is not None and scoped:
         sbm.close_scope()
     return out, k_out
 
@@ -167,20 +172,20 @@ def exchange_results(call: Call) -> None:
 
 
 def attention_tkg_ref(
-    q,
-    k_active,
-    v_active,
-    k_prior,
-    v_prior,
-    mask,
-    cfg,
-    inv_freqs=None,
-    rope_pos_ids=None,
-    start_pos_ids=None,
-    sink=None,
-    active_blocks_table=None,
-    max_context_len=None,
-    n_prgs=1,
+    q: np.ndarray,
+    k_active: np.ndarray,
+    v_active: np.ndarray,
+    k_prior: np.ndarray,
+    v_prior: np.ndarray,
+    mask: np.ndarray,
+    cfg: AttnTKGConfig,
+    inv_freqs: Any = None,
+    rope_pos_ids: Any = None,
+    start_pos_ids: np.ndarray | None = None,
+    sink: np.ndarray | None = None,
+    active_blocks_table: np.ndarray | None = None,
+    max_context_len: np.ndarray | None = None,
+    n_prgs: int = 1,
 ):
     """(out [B, H, d, s], new keys [B, 1, d, s]) in float64, from q [B, H, s, d] and k_active [B, 1, s, d]."""
     b, s, total = cfg.bs, cfg.s_active, cfg.curr_sprior
@@ -208,7 +213,9 @@ def _rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
     return np.concatenate([lower * cos - upper * sin, upper * cos + lower * sin], axis=-1)
 
 
-def _window(k_prior: Any, v_prior: Any, cfg: Any, table: Any) -> tuple[np.ndarray, np.ndarray]:
+def _window(
+    k_prior: np.ndarray, v_prior: np.ndarray, cfg: AttnTKGConfig, table: np.ndarray | None
+) -> tuple[np.ndarray, ...]:
     """The keys and values [B, curr_sprior, d] of a cache."""
     if cfg.block_len > 0:
         blocks = np.maximum(np.asarray(table).astype(np.int64), 0)
@@ -219,7 +226,14 @@ def _window(k_prior: Any, v_prior: Any, cfg: Any, table: Any) -> tuple[np.ndarra
     return keys.astype(np.float64), values.astype(np.float64)
 
 
-def _visible(mask: Any, cfg: Any, end: Any, start: Any, limit: Any, n_prgs: int) -> np.ndarray:
+def _visible(
+    mask: np.ndarray,
+    cfg: AttnTKGConfig,
+    end: Any,
+    start: np.ndarray | None,
+    limit: np.ndarray | None,
+    n_prgs: int,
+) -> np.ndarray:
     """[B, H, s, keys]"""
     key, total, s = np.arange(cfg.curr_sprior), cfg.curr_sprior, cfg.s_active
     visible = np.ones((cfg.bs, cfg.q_head, s, total), bool)

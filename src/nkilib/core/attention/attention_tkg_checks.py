@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from ..utils.kernel_helpers import is_hbm_buffer
 from .attention_tkg_plan import BANK, Call
 
+if TYPE_CHECKING:
+    from nkilib.core.attention.attention_tkg_utils import AttnTKGConfig
+
 WIDE = (nl.bfloat16, nl.float16, nl.float32)
 NARROW = (nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)
 
 
-def check_attention_tkg(call: Call, k_out: Any, debug: Any) -> None:
+def check_attention_tkg(call: Call, k_out: Tensor, debug: Tensor | None) -> None:
     check_dtypes(call)
     check_operands(call)
     check_cache(call)
@@ -26,7 +30,7 @@ def check_attention_tkg(call: Call, k_out: Any, debug: Any) -> None:
         kernel_assert(len(debug) == expected, f"DBG_TENSORS: got {len(debug)} tensors, expected {expected}")
 
 
-def check_config(cfg: Any) -> None:
+def check_config(cfg: AttnTKGConfig) -> None:
     for field in (
         ("bs", cfg.bs),
         ("q_head", cfg.q_head),
@@ -112,12 +116,12 @@ def check_operands(call: Call) -> None:
         assert_shape(call.sink, (cfg.q_head, 1), "sink")
 
 
-def check_on_chip(tensor: Any, shape: Any, name: str) -> None:
+def check_on_chip(tensor: Tensor, shape: tuple, name: str) -> None:
     kernel_assert(not is_hbm_buffer(tensor), f"{name}: got a tensor in HBM, cfg asks for one in SBUF")
     assert_shape(tensor, shape, name)
 
 
-def check_one_of(tensor: Any, shapes: Any, name: str) -> None:
+def check_one_of(tensor: Tensor, shapes: tuple, name: str) -> None:
     kernel_assert(is_hbm_buffer(tensor), f"{name}: got a tile on chip, cfg asks for a tensor in HBM")
     kernel_assert(
         tuple(tensor.shape) in shapes, f"{name}: got shape {tuple(tensor.shape)}, allowed are {shapes}"
@@ -159,7 +163,7 @@ def check_masks(call: Call) -> None:
         )
 
 
-def check_rope(call: Call, k_out: Any) -> None:
+def check_rope(call: Call, k_out: Tensor) -> None:
     cfg = call.cfg
     if not cfg.fuse_rope:
         return

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 from ..utils.allocator import sizeinbytes
 from ..utils.kernel_helpers import div_ceil, interleave_copy
 from ..utils.tiled_range import TiledRange
 from .attention_tkg_plan import Call, Chunk, Run, Sizes, Unit, key_dtype, probability_dtype, spot
+
+if TYPE_CHECKING:
+    from nkilib.core.attention.attention_tkg_new_values import NewValues
 
 PSUM_BYTES = 2048  # of a bank
 LAST_PARTS = 4
@@ -72,7 +76,7 @@ class BlockTable(nl.NKIObject):
                 nisa.tensor_tensor(self.pieces[:, batch, span], psum, parts[:, span], nl.add)
 
 
-def load_blocks(call: Call, blocks: Any, first: int) -> None:
+def load_blocks(call: Call, blocks: Tensor, first: int) -> None:
     """Block a of chunk c at [a, batch, c]; where blocks are longer than chunks, the block of chunk c."""
     # read bit by bit: a cast would turn the -1 of an unsigned table into a large number
     table = call.table.reinterpret_cast(nl.int32)[call.first_batch : call.first_batch + call.batches]
@@ -96,7 +100,7 @@ def block_of_partition(call: Call, step: int) -> Any:
     return tile
 
 
-def load_keys(call: Call, unit: Unit, table: Any, k_active: Any) -> None:
+def load_keys(call: Call, unit: Unit, table: BlockTable | None, k_active: Tensor) -> None:
     """Keys as [d, batches, tokens], the new ones in their places."""
     section = unit.section
     for chunk in section.chunks:
@@ -116,7 +120,9 @@ def load_keys(call: Call, unit: Unit, table: Any, k_active: Any) -> None:
         nisa.tensor_copy(new_key_columns(call, unit, run), new)
 
 
-def load_values(call: Call, unit: Unit, table: Any, last: bool, new_values: Any) -> None:
+def load_values(
+    call: Call, unit: Unit, table: BlockTable | None, last: bool, new_values: NewValues | None
+) -> None:
     """Values as [rows, batches, tiles, d], the new ones in their places: from `new_values`, or by DMA.
 
     The very last ones come in parts: the matmuls of a part need not wait for the next.
@@ -147,14 +153,21 @@ def token_range(chunk: Chunk) -> Any:
     return slice(chunk.token, chunk.token + chunk.tokens)
 
 
-def by_batch(cache: Any, call: Call, unit: Unit) -> Any:
+def by_batch(cache: Tensor, call: Call, unit: Unit) -> Any:
     """A flat cache without its dimension of kv heads: the batches of a unit."""
     first = call.first_batch + unit.first
     return cache[first : first + unit.batches, 0]
 
 
 def load_rows(
-    call: Call, unit: Unit, chunk: Chunk, tile: Any, cache: Any, table: Any, tokens: int, parts: int = 1
+    call: Call,
+    unit: Unit,
+    chunk: Chunk,
+    tile: Tensor,
+    cache: Tensor,
+    table: BlockTable | None,
+    tokens: int,
+    parts: int = 1,
 ) -> None:
     """The first tokens of a chunk as [rows, batches, width, d]: whole partitions, and the one that is not."""
     at, width = chunk.tile - unit.section.tile, chunk.width
@@ -178,9 +191,9 @@ def load_part(
     call: Call,
     unit: Unit,
     chunk: Chunk,
-    place: Any,
-    cache: Any,
-    table: Any,
+    place: Tensor,
+    cache: Tensor,
+    table: BlockTable | None,
     first: int,
     token: int,
     batch: int = 0,

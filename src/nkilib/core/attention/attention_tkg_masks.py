@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 from .attention_tkg_plan import Call, Section, Unit, spot
+
+if TYPE_CHECKING:
+    from nkilib.core.attention.attention_tkg_plan import Sizes
+    from nkilib.core.attention.gen_mask_tkg import MaskSizes
 
 PREDICATES = (nl.uint8, nl.int8, nl.uint16, nl.int16)  # dtypes that select as they are
 TURNS = 2  # sections whose masks are in SBUF
@@ -17,7 +22,7 @@ TURNS = 2  # sections whose masks are in SBUF
 class Masks(nl.NKIObject):
     """Makes the masks of units, [rows, batches, tiles, columns] of 0 and 1."""
 
-    def __init__(self, call: Call, sizes: Any, last: Section):
+    def __init__(self, call: Call, sizes: Sizes | MaskSizes, last: Section):
         self.call = call
         self.limit = None  # keys from this number on, which is known at run time, do not count
         if call.max_context_len is not None:
@@ -104,7 +109,7 @@ class Masks(nl.NKIObject):
             self.fresh.replace(visible, unit)
         return visible
 
-    def before_end(self, visible: Any, numbers: Any, unit: Unit) -> None:
+    def before_end(self, visible: Tensor, numbers: Tensor, unit: Unit) -> None:
         """Keys below the position of the first new token."""
         columns, rows = self.call.columns, self.call.rows
         keys = numbers.expand_dim(2).broadcast(2, columns)
@@ -112,7 +117,7 @@ class Masks(nl.NKIObject):
             end = self.positions.end[0:rows, unit.first + batch, 0:1]
             nisa.tensor_scalar(visible[:, batch], keys, nl.less, end)
 
-    def in_window(self, visible: Any, numbers: Any, unit: Unit) -> None:
+    def in_window(self, visible: Tensor, numbers: Tensor, unit: Unit) -> None:
         """Keys in [start, end) of each new token; where start > end, those from start on or before end."""
         call, positions, last = self.call, self.positions, unit.first + unit.batches
         tokens, tiles = call.cfg.s_active, unit.tiles
@@ -157,13 +162,13 @@ class NewTokens(nl.NKIObject):
             tiles = slice(run.tile - self.first, run.tile - self.first + run.tiles)
             nisa.dma_copy(self.tile[rows, tiles], mask[run.active : run.active + run.count])
 
-    def find_old(self, numbers: Any) -> None:
+    def find_old(self, numbers: Tensor) -> None:
         """1 for keys of the cache, 0 for new tokens."""
         call, tiles = self.call, slice(self.first, self.first + self.tile.shape[1])
         least = float(call.cfg.curr_sprior - call.cfg.s_active)
         nisa.tensor_scalar(self.old, numbers[:, tiles], nl.less, least)
 
-    def replace(self, visible: Any, unit: Unit) -> None:
+    def replace(self, visible: Tensor, unit: Unit) -> None:
         """In a unit that has the new tokens: what the positions say of them does not count."""
         call, tiles = self.call, slice(self.first, self.first + self.tile.shape[1])
         place = visible[:, :, tiles, :]
@@ -187,7 +192,7 @@ class Positions(nl.NKIObject):
             nisa.tensor_scalar(self.needed, self.needed, nl.add, 1.0)
 
 
-def load_positions(call: Call, positions: Any) -> Any:
+def load_positions(call: Call, positions: Tensor) -> Any:
     """Positions [B, s] of this core's batches in every partition, as float32."""
     tokens = call.cfg.s_active
     tile = call.tile((PMAX, call.batches, tokens), nl.float32)
@@ -198,7 +203,7 @@ def load_positions(call: Call, positions: Any) -> Any:
     return tile
 
 
-def number_keys(numbers: Any, section: Section) -> None:
+def number_keys(numbers: Tensor, section: Section) -> None:
     """The number of each key of a section, at its partition and tile."""
     for chunk in section.chunks:
         at, width = chunk.tile - section.tile, chunk.width

@@ -11,6 +11,7 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 from ..utils.allocator import sizeinbytes
 from ..utils.kernel_helpers import interleave_copy, is_hbm_buffer
@@ -39,7 +40,7 @@ class NewValues(nl.NKIObject):
             self.rows.append(self.moved(run, chooser))
             self.here.append(partitions_of(call, run))
 
-    def moved(self, run: Run, chooser: Any) -> Any:
+    def moved(self, run: Run, chooser: Tensor) -> Any:
         """The tokens of a run, of all batches: rows of v_active that a matmul with ones and zeros picks."""
         call = self.call
         depth, tokens = call.cfg.d_head, call.cfg.s_active
@@ -80,7 +81,7 @@ def diagonal(call: Call) -> Any:
     return tile
 
 
-def chosen_rows(call: Call, chooser: Any, run: Run, token: int) -> Any:
+def chosen_rows(call: Call, chooser: Tensor, run: Run, token: int) -> Any:
     """[B s, 128], the stationary operand: `token` for every partition, or from the run's partition on."""
     if not run.down:
         return chooser[:, PMAX + token : PMAX + token + 1].broadcast(1, PMAX)

@@ -9,10 +9,12 @@ A unit of work is a section (some chunks) of a group of batches: its softmax is 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 from ..utils.allocator import sizeinbytes
 from ..utils.tiled_range import TiledRange
@@ -88,7 +90,7 @@ class Call(nl.NKIObject):
         self.max_context_len = None
         self.statistics = None  # the caller's dict
 
-    def tile(self, shape: Any, dtype: Any) -> Any:
+    def tile(self, shape: tuple, dtype: DTypeLike) -> Any:
         """A tile in SBUF, where the caller's manager wants it."""
         if self.sbm is None or self.sbm.is_auto_alloc():
             return nl.ndarray(shape, dtype, buffer=nl.sbuf)
@@ -132,15 +134,17 @@ class Section(nl.NKIObject):
         self.runs: list = []  # of the new tokens
 
 
+@dataclass
 class Unit(nl.NKIObject):
     """A section of the keys of `batches` batches from `first` on (of this core's), with its tiles in SBUF."""
 
-    def __init__(self, section: Section, first: int, batches: int, slot: Any):
-        self.section = section
-        self.first = first
-        self.batches = batches
-        self.slot = slot
-        self.tiles = section.tiles
+    section: Section
+    first: int
+    batches: int
+    slot: Any
+
+    def __post_init__(self) -> None:
+        self.tiles = self.section.tiles
         self.number = 0  # of the core's units
         self.values: Any = None  # [rows, batches, tiles, d]
         self.visible: Any = None  # [rows, batches, tiles, columns]
@@ -226,6 +230,6 @@ def active_runs(call: Call, section: Section) -> list:
     return runs
 
 
-def spot(place: Any, run: Run) -> Any:
+def spot(place: Tensor, run: Run) -> Any:
     """The partitions and tiles of a run of new tokens in [rows, tiles, ...]."""
     return place[run.partition : run.partition + run.partitions, run.tile : run.tile + run.tiles]

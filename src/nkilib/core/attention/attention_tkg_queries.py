@@ -8,6 +8,7 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 from ..utils.tiled_range import TiledRange
 from .attention_tkg_plan import Call, key_dtype
@@ -17,7 +18,7 @@ TURN_HIGH = 6.28125  # of 2 pi: so few bits that multiples of it are exact in fl
 TURN_LOW = TURN - TURN_HIGH
 
 
-def queries_of(call: Call, rope: Any) -> Any:
+def queries_of(call: Call, rope: Rope | None) -> Any:
     """q as [d, B * H * s] in a dtype that meets the keys'."""
     q = call.q
     if not call.cfg.qk_in_sb:
@@ -31,7 +32,7 @@ def queries_of(call: Call, rope: Any) -> Any:
     return q
 
 
-def new_keys_of(call: Call, rope: Any, k_out: Any) -> Any:
+def new_keys_of(call: Call, rope: Rope | None, k_out: Tensor) -> Any:
     """k_active as [d, B * s]; rotated, it is also written to k_out."""
     keys = call.k_active
     if not call.cfg.qk_in_sb:
@@ -44,7 +45,7 @@ def new_keys_of(call: Call, rope: Any, k_out: Any) -> Any:
     return keys
 
 
-def load_columns(call: Call, tensor: Any, heads: int) -> Any:
+def load_columns(call: Call, tensor: Tensor, heads: int) -> Any:
     """[B, d, H, s] or [B, H, s, d] in HBM to [d, B * H * s]."""
     cfg = call.cfg
     head_dim, count = cfg.d_head, cfg.bs * heads * cfg.s_active
@@ -68,7 +69,9 @@ def load_columns(call: Call, tensor: Any, heads: int) -> Any:
     return tile
 
 
-def store_columns(call: Call, out: Any, tile: Any, heads: int, first: int, batches: int, turns: list) -> None:
+def store_columns(
+    call: Call, out: Tensor, tile: Tensor, heads: int, first: int, batches: int, turns: list
+) -> None:
     """Columns of [d, B * H * s] to out [B, H, d, s]: batches first to first + batches - 1.
 
     Transposed before they leave, into one of two tiles: a row of out is then one run of memory.
@@ -107,7 +110,7 @@ class Rope(nl.NKIObject):
         self.half_turn = call.tile((head_dim, head_dim), call.q.dtype)
         make_half_turn(call, self.half_turn)
 
-    def rotate(self, call: Call, x: Any, heads: int, scale: float, place: Any) -> Any:
+    def rotate(self, call: Call, x: Tensor, heads: int, scale: float, place: Tensor | None) -> Any:
         """scale * rotated x [d, B * heads * s], in its dtype; to `place` if given."""
         cfg = call.cfg
         head_dim, count = x.shape
@@ -129,7 +132,7 @@ class Rope(nl.NKIObject):
         return result
 
 
-def sine(call: Call, dst: Any, angles: Any, turns: float) -> None:
+def sine(call: Call, dst: Tensor, angles: Tensor, turns: float) -> None:
     """sin(angles + 2 pi turns), after whole turns are taken off: the Scalar engine knows [-pi, pi]."""
     whole = call.tile(angles.shape, nl.int32)
     number = call.tile(angles.shape, nl.float32)
@@ -142,7 +145,7 @@ def sine(call: Call, dst: Any, angles: Any, turns: float) -> None:
     nisa.activation(dst, nl.sin, dst)
 
 
-def make_half_turn(call: Call, tile: Any) -> None:
+def make_half_turn(call: Call, tile: Tensor) -> None:
     """The matrix that takes (x1, x2) to (-x2, x1), as the stationary operand of a matmul."""
     head_dim = tile.shape[0]
     half = head_dim // 2

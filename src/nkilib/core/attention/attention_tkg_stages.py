@@ -7,11 +7,12 @@ partition, next to the results [d, columns].
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 from ..utils.tiled_range import TiledRange
 from ..utils.tiles import manual
@@ -20,6 +21,10 @@ from .attention_tkg_masks import Masks
 from .attention_tkg_new_values import NewValues, values_on_chip
 from .attention_tkg_plan import BANK, SLOTS, VALUE_SLOTS, Call, Sizes, Unit, plan_sections
 from .attention_tkg_queries import store_columns
+
+if TYPE_CHECKING:
+    from nkilib.core.attention.attention_tkg_loads import BlockTable
+    from nkilib.core.attention.attention_tkg_new_values import NewValues
 
 KEYS_AHEAD = 2  # units whose keys have come before the values of one
 MASKED = -3.0e38  # the score of a key that is not seen
@@ -65,7 +70,7 @@ class State(nl.NKIObject):
         return by_head.expand_dim(3).broadcast(3, call.cfg.s_active)
 
 
-def run_units(call: Call, q: Any, k_active: Any) -> State:
+def run_units(call: Call, q: Tensor, k_active: Tensor) -> State:
     """All units of this core. Keys arrive ahead of values: softmax runs while values arrive."""
     state, sizes = State(call), Sizes(call)
     table = BlockTable(call) if call.block_len > 0 else None
@@ -122,7 +127,7 @@ class Room(nl.NKIObject):
         return self.value_tiles[count % VALUE_SLOTS]
 
 
-def score(call: Call, unit: Unit, q: Any) -> None:
+def score(call: Call, unit: Unit, q: Tensor) -> None:
     """Scores [rows, batches, tiles, columns] out of PSUM, those of unseen keys replaced."""
     columns, tiles = call.columns, unit.tiles
     width = min(tiles, BANK // columns)  # tiles of a bank
@@ -170,7 +175,7 @@ def soften(call: Call, unit: Unit, state: State) -> None:
     nisa.tensor_reduce(sums, nl.add, probabilities.permute((0, 1, 3, 2)), axis=3)
 
 
-def spread_maximum(call: Call, slot: Slot, count: int, identity: Any) -> None:
+def spread_maximum(call: Call, slot: Slot, count: int, identity: Tensor) -> None:
     """The maximum over partitions of each column, to every partition."""
     for part in TiledRange(count, PMAX):
         columns = slot.column_max[:, part.start_offset : part.end_offset]
@@ -184,7 +189,9 @@ def spread_maximum(call: Call, slot: Slot, count: int, identity: Any) -> None:
         nisa.tensor_copy(slot.fresh[:, part.start_offset : part.end_offset], spread)
 
 
-def add_values(call: Call, unit: Unit, state: State, table: Any, last: bool, new_values: Any) -> None:
+def add_values(
+    call: Call, unit: Unit, state: State, table: BlockTable | None, last: bool, new_values: NewValues | None
+) -> None:
     """Values times probabilities, [d, columns], and the sums of the probabilities in every partition."""
     slot, columns = unit.slot, call.columns
     first, count = unit.first * columns, unit.batches * columns
@@ -214,7 +221,7 @@ def add_values(call: Call, unit: Unit, state: State, table: Any, last: bool, new
         give(call, state, unit.first, unit.batches, state.out[:, first : first + count], factor)
 
 
-def join(kept: Any, new: Any, unit: Unit) -> None:
+def join(kept: Tensor, new: Tensor, unit: Unit) -> None:
     """What a section adds to what earlier ones left."""
     if unit.section.index == 0:
         nisa.tensor_copy(kept, new)
@@ -254,7 +261,7 @@ class Joined(nl.NKIObject):
 GPSIMD_ELEMENTS = 256  # of each partition, that GpSimd sends in one go
 
 
-def swap(call: Call, mine: Any, theirs: Any) -> None:
+def swap(call: Call, mine: Tensor, theirs: Tensor) -> None:
     """What each core has goes to the other."""
     other = 1 - call.core
     engine = nisa.dma_engine.gpsimd_dma if call.cfg.use_gpsimd_sb2sb else nisa.dma_engine.dma
@@ -280,7 +287,7 @@ def find_factor(call: Call, state: State, first: int, batches: int, turn: int) -
     return factor
 
 
-def give(call: Call, state: State, first: int, batches: int, product: Any, factor: Any) -> None:
+def give(call: Call, state: State, first: int, batches: int, product: Tensor, factor: Tensor) -> None:
     """The results of some batches: to SBUF, and from there to HBM if wanted. A query that saw nothing: 0."""
     start = (call.first_batch + first) * call.columns
     place = state.result[:, start : start + batches * call.columns]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
@@ -36,24 +35,24 @@ class AttnTKGConfig(nl.NKIObject):
     enable_fa_s_prior_tiling: bool = True  # *
 
 
-def is_batch_sharded(cfg: Any, n_prgs: int) -> bool:
+def is_batch_sharded(cfg: AttnTKGConfig, n_prgs: int) -> bool:
     """True when each of two cores takes half of the batch."""
     columns = cfg.bs * cfg.q_head * cfg.s_active
     return n_prgs > 1 and cfg.bs % n_prgs == 0 and (cfg.curr_sprior < SHARDED_KEYS or columns > PMAX)
 
 
-def is_s_prior_sharded(cfg: Any, n_prgs: int) -> bool:
+def is_s_prior_sharded(cfg: AttnTKGConfig, n_prgs: int) -> bool:
     """True when each of two cores takes half of the keys."""
     return n_prgs > 1 and cfg.curr_sprior >= SHARDED_KEYS and not is_batch_sharded(cfg, n_prgs)
 
 
-def uses_batch_tiling(cfg: Any, n_prgs: int = 1) -> bool:
+def uses_batch_tiling(cfg: AttnTKGConfig, n_prgs: int = 1) -> bool:
     """True when a core has more query columns than partitions."""
     share = cfg.bs // n_prgs if is_batch_sharded(cfg, n_prgs) else cfg.bs
     return share * cfg.q_head * cfg.s_active > PMAX
 
 
-def uses_flash_attention(cfg: Any, n_prgs: int = 1) -> bool:
+def uses_flash_attention(cfg: AttnTKGConfig, n_prgs: int = 1) -> bool:
     """True when a core has so many keys that it looks at them in sections."""
     keys = cfg.curr_sprior // n_prgs if is_s_prior_sharded(cfg, n_prgs) else cfg.curr_sprior
     return keys > FLASH_KEYS

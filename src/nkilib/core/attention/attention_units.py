@@ -6,6 +6,7 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_helpers import div_ceil
 from ..utils.tiled_range import TiledRange
@@ -205,7 +206,7 @@ def sections_of(call: Call, key_head: int) -> list:
     return sections
 
 
-def add_sections(sections: list, k_hbm: Any, v_hbm: Any, keys: int, is_prior: bool) -> None:
+def add_sections(sections: list, k_hbm: Tensor, v_hbm: Tensor, keys: int, is_prior: bool) -> None:
     for part in TiledRange(v_hbm.shape[0], keys):
         sections.append(Section(k_hbm, v_hbm, part.start_offset, part.size, is_prior))
 

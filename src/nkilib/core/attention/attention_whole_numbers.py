@@ -20,13 +20,17 @@ from typing import Any
 import nki  # noqa: F401  for the example
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.allocator import BufferManager
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 
-def scratch(allocator: Any, shape: Any, dtype: Any) -> Any:
+def scratch(allocator: BufferManager | None, shape: tuple, dtype: DTypeLike) -> Any:
     return nl.ndarray(shape, dtype, buffer=nl.sbuf) if allocator is None else allocator.alloc(shape, dtype)
 
 
-def floor_nisa_kernel(src_t: Any, dst_t: Any, p_size: int, f_size: int, allocator: Any) -> None:
+def floor_nisa_kernel(
+    src_t: Tensor, dst_t: Tensor, p_size: int, f_size: int, allocator: BufferManager | None
+) -> None:
     """dst_t = the largest whole number not above src_t: float32 to int32, both [p_size, f_size] in SBUF.
 
     A cast rounds to the nearest: where that is above src_t, 1 is taken off. `allocator` (alloc(shape, dtype))
@@ -39,7 +43,9 @@ def floor_nisa_kernel(src_t: Any, dst_t: Any, p_size: int, f_size: int, allocato
     nisa.tensor_tensor(dst_t, nearest, above, nl.subtract)
 
 
-def ceil_nisa_kernel(src_t: Any, dst_t: Any, p_size: int, f_size: int, allocator: Any) -> None:
+def ceil_nisa_kernel(
+    src_t: Tensor, dst_t: Tensor, p_size: int, f_size: int, allocator: BufferManager | None
+) -> None:
     """dst_t = the smallest whole number not below src_t, -floor(-src_t). Arguments as floor_nisa_kernel."""
     negated = scratch(allocator, (p_size, f_size), nl.float32)
     below = scratch(allocator, (p_size, f_size), nl.int32)
@@ -51,12 +57,12 @@ def ceil_nisa_kernel(src_t: Any, dst_t: Any, p_size: int, f_size: int, allocator
 class RoundRobin(nl.NKIObject):
     """Block j of a rank is block j * ranks + rank of all: how many of its keys stand before a position."""
 
-    def __init__(self, rank: Any, ranks: int, block_size: int):
+    def __init__(self, rank: Tensor, ranks: int, block_size: int):
         self.rank = rank  # [128, 1] float32
         self.ranks = ranks
         self.block_size = block_size
 
-    def local(self, positions: Any) -> None:
+    def local(self, positions: Tensor) -> None:
         """positions [128, n], in place: x to the number of this rank's keys at positions below x."""
         shape, size = positions.shape, float(self.block_size)
         every = size * self.ranks

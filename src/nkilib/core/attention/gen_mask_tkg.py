@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.tiles import new_column
+from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import assert_shape, kernel_assert, not_built
 from ..utils.kernel_helpers import get_verified_program_sharding_info
@@ -17,21 +19,24 @@ from .attention_tkg_masks import Masks
 from .attention_tkg_plan import Call, Chunk, Section, Unit, active_runs
 from .attention_tkg_utils import AttnTKGConfig, resize_cache_block_len_for_attention_tkg_kernel
 
+if TYPE_CHECKING:
+    from nkilib.core.attention.attention_tkg_utils import AttnTKGConfig
+
 
 @nki.jit
 def gen_mask_tkg_hbm(
-    pos_ids_hbm: Any,
+    pos_ids_hbm: Tensor,
     bs: int,
     q_head: int,
     s_active: int,
     s_prior: int,
-    start_pos_hbm: Any = None,
+    start_pos_hbm: Tensor | None = None,
     block_len: int = 0,
-    active_mask: Any = None,
+    active_mask: Tensor | None = None,
     enable_fa_s_prior_tiling: bool = True,
     transposed_out: bool = False,
-    cp_seq_offset: Any = None,
-) -> Any:
+    cp_seq_offset: Tensor | None = None,
+) -> Tensor:
     """The mask [s_prior, B, H, s] of 0 and 1 (uint8) that gen_mask_tkg makes, in HBM.
 
     Row 128 f + p is tile f, partition p: token n p + f of a flat cache with n tiles, of blocks token
@@ -77,18 +82,18 @@ def gen_mask_tkg_hbm(
 
 
 def gen_mask_tkg(
-    pos_ids: Any,
-    mask_out: Any,
+    pos_ids: Tensor,
+    mask_out: Tensor,
     bs: int,
     q_head: int,
     s_active: int,
     s_prior: int,
-    start_pos: Any = None,
+    start_pos: Tensor | None = None,
     block_len: int = 0,
-    active_mask: Any = None,
+    active_mask: Tensor | None = None,
     enable_fa_s_prior_tiling: bool = True,
     transposed_out: bool = False,
-    cp_seq_offset: Any = None,
+    cp_seq_offset: Tensor | None = None,
 ) -> Any:
     """Fill mask_out, a tile [128, tiles, B, H, s] in SBUF, with 1 where a new token sees a key, else 0.
 
@@ -114,9 +119,9 @@ def mask_call(
     s_active: int,
     s_prior: int,
     block_len: int,
-    pos_ids: Any,
-    start_pos: Any,
-    active: Any,
+    pos_ids: Tensor,
+    start_pos: Tensor | None,
+    active: Tensor | None,
     tiling: bool,
 ) -> Call:
     for pair in (("pos_ids", pos_ids), ("start_pos", start_pos)):
@@ -138,7 +143,7 @@ def mask_call(
     return call
 
 
-class Sizes(nl.NKIObject):
+class MaskSizes(nl.NKIObject):
     """One batch at a time, all its keys."""
 
     def __init__(self, call: Call):
@@ -147,40 +152,40 @@ class Sizes(nl.NKIObject):
         self.mask_batches = 1
 
 
-class Slot(nl.NKIObject):
-    def __init__(self, visible: Any):
+class MaskSlot(nl.NKIObject):
+    def __init__(self, visible: Tensor):
         self.visible = visible
 
 
-def fill_mask(call: Call, mask_out: Any, offset: Any) -> None:
+def fill_mask(call: Call, mask_out: Tensor, offset: Tensor | None) -> None:
     """mask_out [rows, tiles, batches, columns]"""
     chunks: list = []
     for part in TiledRange(call.tiles, call.block_len if call.block_len > 0 else call.tiles):
         chunks.append(Chunk(call, part.start_offset, part.size))
     section = Section(chunks)
     section.runs = active_runs(call, section) if call.mask is not None else []
-    masks = Masks(call, Sizes(call), section)
+    masks = Masks(call, MaskSizes(call), section)
     masks.begin_section(section)
     if offset is not None:
-        shift = nl.ndarray((call.rows, 1), nl.float32, buffer=nl.sbuf)
+        shift = new_column(call.rows)
         nisa.dma_copy(shift, offset.reshape((1, 1)).ap([[0, call.rows], [1, 1]]))
         nisa.tensor_scalar(masks.numbers[0], masks.numbers[0], nl.add, shift)
     for batch in range(call.batches):
         place = mask_out[:, :, batch].expand_dim(1)
-        masks.of_unit(Unit(section, batch, 1, Slot(place)))
+        masks.of_unit(Unit(section, batch, 1, MaskSlot(place)))
 
 
 def gen_mask_tkg_hbm_ref(
-    pos_ids_hbm,
-    bs,
-    q_head,
-    s_active,
-    s_prior,
-    start_pos_hbm=None,
-    block_len=0,
-    active_mask=None,
-    n_prgs=1,
-    cp_seq_offset=None,
+    pos_ids_hbm: np.ndarray,
+    bs: int,
+    q_head: int,
+    s_active: int,
+    s_prior: int,
+    start_pos_hbm: np.ndarray | None = None,
+    block_len: int = 0,
+    active_mask: np.ndarray | None = None,
+    n_prgs: int = 1,
+    cp_seq_offset: np.ndarray | None = None,
 ):
     """gen_mask_tkg_hbm in numpy."""
     cfg = AttnTKGConfig(bs, q_head, s_active, s_prior, s_prior, 1, block_len)
@@ -197,7 +202,7 @@ def gen_mask_tkg_hbm_ref(
     return seen[token_order(cfg, n_prgs)].astype(np.uint8)
 
 
-def token_order(cfg: Any, n_prgs: int) -> np.ndarray:
+def token_order(cfg: AttnTKGConfig, n_prgs: int) -> np.ndarray:
     """The token of every row of a mask."""
     call = Call(None, None, None, None, None, None, None, cfg, None, n_prgs, 0)
     row = np.arange(cfg.curr_sprior)

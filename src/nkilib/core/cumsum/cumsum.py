@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.row_scan import scan_rows
+from nkilib.core.utils.types import Tensor
 
 MAX_B, MAX_S, MAX_H = 2048, 10, 8192
 FLOATS = (nl.float32, nl.bfloat16, nl.float16, nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)
 
 
 @nki.jit
-def cumsum(x: Any, axis: int = -1):
+def cumsum(x: Tensor, axis: int = -1):
     """out[..., i] = sum of x[..., j] over j <= i: summed in float32, each element rounded once.
 
     Args:
@@ -38,7 +37,7 @@ def cumsum(x: Any, axis: int = -1):
     return out
 
 
-def check_arguments(x: Any, axis: int):
+def check_arguments(x: Tensor, axis: int):
     shape, last = tuple(x.shape), len(x.shape) - 1
     kernel_assert(last in (1, 2), f"x: got shape {shape}, expected [B, H] or [B, S, H]")
     kernel_assert(x.dtype in FLOATS, f"x: got dtype {x.dtype}, allowed are float dtypes")

@@ -17,22 +17,34 @@ and 16-bit pairs are turned with three products instead of four.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.embeddings.rope_rotation import (
+    Loads,
+    angle_factors,
+    load_angles,
+    load_below,
+    rotate,
+)
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiles import like
+from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from ..utils.kernel_helpers import get_program_sharding_info
 from ..utils.tensor_view import TensorView
 from ..utils.tiled_range import TiledRange
 
+if TYPE_CHECKING:
+    from nkilib.core.utils.tensor_view import TensorView
+
 TILE_COLUMNS = 2048  # pairs per partition that are loaded and stored together
-STEP_COLUMNS = nl.tile_size.gemm_moving_fmax  # 512 columns of one instruction: a PSUM bank of float32 sums
 
 MAX_BATCH = 64
 MAX_HEADS = 16
@@ -41,12 +53,16 @@ MAX_RELAYOUT = 512  # columns of one permutation matmul
 HEAD_DIMS = (64, 128)
 DTYPES = (nl.bfloat16, nl.float16, nl.float32)
 
-# Nanoseconds per column, by which work is shared: a product or sum of float32 tiles.
-VECTOR_NS, GPSIMD_NS, TENSOR_NS = 1.04, 1.92, 1.7
-
 
 @nki.jit
-def RoPE(x_in, cos, sin, lnc_shard=False, contiguous_layout=True, relayout_in_sbuf=False):
+def RoPE(
+    x_in: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    lnc_shard: bool = False,
+    contiguous_layout: bool = True,
+    relayout_in_sbuf: bool = False,
+):
     """Turn every pair of elements of x_in [d_head, B, n_heads, S] by the angle of its position.
 
     cos and sin are [d_head/2, B, S]; the result is like x_in. With h = d_head/2, i < h, in float32 and
@@ -86,7 +102,9 @@ def RoPE(x_in, cos, sin, lnc_shard=False, contiguous_layout=True, relayout_in_sb
 
 
 @nki.jit
-def RoPE_sbuf(x_in_sb, cos_sb, sin_sb, x_out_sb, convert_from_interleaved=False):
+def RoPE_sbuf(
+    x_in_sb: Tensor, cos_sb: Tensor, sin_sb: Tensor, x_out_sb: Tensor, convert_from_interleaved: bool = False
+):
     """RoPE of SBUF tiles, written to x_out_sb, which is returned and may be x_in_sb.
 
     Shapes are those of RoPE; cos and sin may be TensorViews.
@@ -115,7 +133,7 @@ def RoPE_sbuf(x_in_sb, cos_sb, sin_sb, x_out_sb, convert_from_interleaved=False)
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-def check_arguments(x: Any, cos: Any, sin: Any, name: str) -> None:
+def check_arguments(x: Tensor, cos: Tensor, sin: Tensor, name: str) -> None:
     kernel_assert(len(x.shape) == 4, f"{name}: got shape {tuple(x.shape)}, expected (d_head, B, n_heads, S)")
     kernel_assert(
         x.dtype in DTYPES, f"{name}: got dtype {x.dtype}, allowed are bfloat16, float16 and float32"
@@ -141,25 +159,25 @@ def check_relayout(columns: int, option: str) -> None:
 # ---- HBM to HBM ----------------------------------------------------------------------------------
 
 
+@dataclass
 class Block(nl.NKIObject):
     """A box of tokens: batches, heads and positions from a start on."""
 
-    def __init__(self, batch: int, batches: int, head: int, heads: int, position: int, positions: int):
-        self.batch = batch
-        self.batches = batches
-        self.head = head
-        self.heads = heads
-        self.position = position
-        self.positions = positions
+    batch: int
+    batches: int
+    head: int
+    heads: int
+    position: int
+    positions: int
 
-    def of(self, x: Any) -> Any:
+    def of(self, x: Tensor) -> Any:
         """The block in [..., B, n_heads, S]."""
         axis = len(x.shape) - 3
         x = x.slice(axis, self.batch, self.batch + self.batches)
         x = x.slice(axis + 1, self.head, self.head + self.heads)
         return x.slice(axis + 2, self.position, self.position + self.positions)
 
-    def angles_of(self, cos: Any) -> Any:
+    def angles_of(self, cos: Tensor) -> Any:
         """The block in [d_head/2, B, S]."""
         cos = cos.slice(1, self.batch, self.batch + self.batches)
         return cos.slice(2, self.position, self.position + self.positions)
@@ -184,7 +202,7 @@ class Block(nl.NKIObject):
         return blocks
 
 
-def rotate_in_hbm(x: Any, cos: Any, sin: Any, out: Any, own: Block, contiguous: bool) -> None:
+def rotate_in_hbm(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, own: Block, contiguous: bool) -> None:
     """Tile by tile: equal blocks from each part of the tokens, one below the other in the partitions."""
     x, out = pairs_of(x, contiguous), pairs_of(out, contiguous)
     groups, axis = split_tokens(own, PMAX // cos.shape[0])
@@ -221,23 +239,14 @@ def split_tokens(own: Block, most: int) -> tuple[int, int]:
     return 1, 1
 
 
-def pairs_of(x: Any, contiguous: bool) -> Any:
+def pairs_of(x: Tensor, contiguous: bool) -> Any:
     """x [d_head, ...] as [d_head/2, 2, ...]: pair by pair, the lower element first."""
     if contiguous:
         return x.reshape_dim(0, (2, x.shape[0] // 2)).permute((1, 0, 2, 3, 4))
     return x.reshape_dim(0, (x.shape[0] // 2, 2))
 
 
-def load_below(blocks: list, dge_mode: Any = nisa.dge_mode.unknown) -> Any:
-    """HBM blocks of equal shape one below the other: [blocks * rows, ...]."""
-    rows, shape = blocks[0].shape[0], blocks[0].shape
-    tile = nl.ndarray((rows * len(blocks),) + tuple(shape[1:]), blocks[0].dtype, buffer=nl.sbuf)
-    for index in range(len(blocks)):
-        nisa.dma_copy(tile[index * rows : (index + 1) * rows], blocks[index], dge_mode=dge_mode)
-    return tile
-
-
-def store_from(blocks: list, tile: Any) -> None:
+def store_from(blocks: list, tile: Tensor) -> None:
     """The other way, and with the other trigger, so that loads do not queue behind stores."""
     rows = blocks[0].shape[0]
     for index in range(len(blocks)):
@@ -245,14 +254,10 @@ def store_from(blocks: list, tile: Any) -> None:
         nisa.dma_copy(blocks[index], part, dge_mode=nisa.dge_mode.hwdge)
 
 
-def like(tile: Any) -> Any:
-    return nl.ndarray(tile.shape, tile.dtype, buffer=nl.sbuf)
-
-
 # ---- interleaved pairs, brought together by matmuls ----------------------------------------------
 
 
-def rotate_with_relayout(x: Any, cos: Any, sin: Any, out: Any, own: Block) -> None:
+def rotate_with_relayout(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, own: Block) -> None:
     """Interleaved to interleaved: the permutation before, its inverse after."""
     half = x.shape[0] // 2
     tile = load_below([own.of(x)])
@@ -261,7 +266,7 @@ def rotate_with_relayout(x: Any, cos: Any, sin: Any, out: Any, own: Block) -> No
     store_from([own.of(out)], permuted(turned, [[-1, half], [-half, 2]]))
 
 
-def permuted(x: Any, pattern: list) -> Any:
+def permuted(x: Tensor, pattern: list) -> Any:
     """The partitions of x in another order: column j of the pattern is minus the row that comes j-th."""
     rows = x.shape[0]
     permutation = nl.ndarray((rows, rows), x.dtype, buffer=nl.sbuf)
@@ -274,154 +279,19 @@ def permuted(x: Any, pattern: list) -> Any:
     return moved
 
 
-# ---- the rotation --------------------------------------------------------------------------------
-
-
-class Loads(nl.NKIObject):
-    """Nanoseconds of work given to each engine so far; the next piece goes where it ends first."""
-
-    def __init__(self):
-        self.vector = 0.0
-        self.gpsimd = 0.0
-        self.tensor = 0.0
-        self.identities = {}  # by dtype, made for the first sum of TensorE
-
-    def product_engine(self, columns: int) -> Any:
-        if self.vector + VECTOR_NS * columns <= self.gpsimd + GPSIMD_NS * columns:
-            self.vector += VECTOR_NS * columns
-            return nisa.vector_engine
-        self.gpsimd += GPSIMD_NS * columns
-        return nisa.gpsimd_engine
-
-    def tensor_sums(self, columns: int) -> bool:
-        """True when TensorE is to do the next sum, else VectorE."""
-        if self.vector + VECTOR_NS * columns <= self.tensor + TENSOR_NS * columns:
-            self.vector += VECTOR_NS * columns
-            return False
-        self.tensor += TENSOR_NS * columns
-        return True
-
-
-def load_angles(cos: Any, sin: Any, blocks: list) -> tuple[Any, Any]:
-    cosines, sines = [], []
-    for block in blocks:
-        cosines.append(block.angles_of(cos))
-        sines.append(block.angles_of(sin))
-    return load_below(cosines, nisa.dge_mode.hwdge), load_below(sines, nisa.dge_mode.hwdge)
-
-
-def angle_factors(cos: Any, sin: Any, shared: bool) -> tuple[Any, Any, Any]:
-    """What `turn` (cos, sin, -sin) or `turn_sharing` (cos, sin - cos, -cos - sin) multiplies by."""
-    if not shared:
-        neg_sin = like(sin)
-        nisa.activation(neg_sin, nl.copy, sin, scale=-1.0)
-        return cos, sin, neg_sin
-    difference = nl.ndarray(cos.shape, nl.float32, buffer=nl.sbuf)
-    neg_sum = nl.ndarray(cos.shape, nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(difference, sin, cos, nl.subtract)
-    nisa.scalar_tensor_tensor(neg_sum, cos, nl.multiply, -1.0, nl.subtract, sin)
-    return cos, difference, neg_sum
-
-
-class Step(nl.NKIObject):
-    """Some batches and heads of a tile: what one instruction works on."""
-
-    def __init__(self, pairs: tuple, factors: tuple, out: tuple, batch: Any, head: Any):
-        self.lower = part_of(pairs[0], batch, head)
-        self.upper = part_of(pairs[1], batch, head)
-        self.out_lower = part_of(out[0], batch, head)
-        self.out_upper = part_of(out[1], batch, head)
-        self.factors = []
-        for factor in factors:
-            self.factors.append(broadcast(factor, batch, head.size))
-
-
-def rotate(pairs: tuple, factors: tuple, out: tuple, shared: bool, loads: Loads) -> None:
-    """Turn the (lower, upper) tiles [partitions, batches, heads, positions] of pairs into those of out."""
-    batches, heads, positions = pairs[0].shape[1:]
-    head_step = min(heads, max(1, STEP_COLUMNS // positions))
-    batch_step = max(1, STEP_COLUMNS // (heads * positions))
-    for batch in TiledRange(batches, batch_step):
-        for head in TiledRange(heads, head_step):
-            step = Step(pairs, factors, out, batch, head)
-            if shared:
-                turn_sharing(step, loads)
-            else:
-                turn(step, loads)
-
-
-def part_of(tile: Any, batch: Any, head: Any) -> Any:
-    return tile[:, batch.start_offset : batch.end_offset, head.start_offset : head.end_offset, :]
-
-
-def broadcast(factor: Any, batch: Any, heads: int) -> Any:
-    """Factors of some batches, the same for all heads."""
-    return factor[:, batch.start_offset : batch.end_offset, :].expand_dim(2).broadcast(2, heads)
-
-
-def turn(step: Step, loads: Loads) -> None:
-    """The formula as it stands. The result may lie over the lower elements."""
-    cos, sin, neg_sin = step.factors
-    add(step.out_upper, product(step.upper, cos, loads), product(step.lower, sin, loads), loads)
-    add(step.out_lower, product(step.lower, cos, loads), product(step.upper, neg_sin, loads), loads)
-
-
-def turn_sharing(step: Step, loads: Loads) -> None:
-    """The same with three products instead of four: cos * (lower + upper) is part of both results.
-
-    Errors are a few units in the last float32 place of the larger element, far below those of 16-bit results.
-    """
-    cos, difference, neg_sum = step.factors
-    loads.tensor += TENSOR_NS / 2 * (cos.size // cos.shape[0])  # a sum of 16-bit tiles takes half of the time
-    both = product(tensor_sum(step.lower, step.upper, loads), cos, loads)
-    add(step.out_upper, both, product(step.lower, difference, loads), loads)
-    add(step.out_lower, both, product(step.upper, neg_sum, loads), loads)
-
-
-def product(x: Any, factor: Any, loads: Loads) -> Any:
-    """x * factor in float32. GpSimd cannot read PSUM."""
-    result = nl.ndarray(factor.shape, nl.float32, buffer=nl.sbuf)
-    columns = factor.size // factor.shape[0]
-    if x.buffer == nl.psum:
-        loads.vector += VECTOR_NS * columns
-        engine = nisa.vector_engine
-    else:
-        engine = loads.product_engine(columns)
-    nisa.tensor_tensor(result, x, factor, nl.multiply, engine=engine)
-    return result
-
-
-def add(out: Any, first: Any, second: Any, loads: Loads) -> None:
-    if loads.tensor_sums(out.size // out.shape[0]):
-        nisa.activation(out, nl.copy, tensor_sum(first, second, loads))
-    else:
-        nisa.tensor_tensor(out, first, second, nl.add)
-
-
-def tensor_sum(first: Any, second: Any, loads: Loads) -> Any:
-    """first + second in PSUM: both times the identity, which is exact."""
-    identity = identity_of(first.shape[0], first.dtype, loads)
-    psum = nl.ndarray(first.shape, nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(psum, identity, first, is_stationary_onezero=True)
-    nisa.nc_matmul(psum, identity, second, is_stationary_onezero=True)
-    return psum
-
-
-def identity_of(rows: int, dtype: Any, loads: Loads) -> Any:
-    if str(dtype) not in loads.identities:
-        identity = nl.ndarray((PMAX, PMAX), dtype, buffer=nl.sbuf)
-        nisa.memset(identity, 1.0)
-        nisa.affine_select(identity, [[-1, PMAX]], 1, identity, 0.0, cmp_op=nl.equal)
-        loads.identities[str(dtype)] = identity
-    return loads.identities[str(dtype)][0:rows, 0:rows]
-
-
-def tile_of(tensor: Any) -> Any:
+def tile_of(tensor: Tensor | TensorView) -> Any:
     """The tensor below a TensorView, or itself."""
     return tensor.get_view() if isinstance(tensor, TensorView) else tensor
 
 
-def RoPE_ref(x_in, cos, sin, lnc_shard=False, contiguous_layout=True, relayout_in_sbuf=False) -> np.ndarray:
+def RoPE_ref(
+    x_in: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    lnc_shard: bool = False,
+    contiguous_layout: bool = True,
+    relayout_in_sbuf: bool = False,
+) -> np.ndarray:
     """RoPE in numpy: pairs as complex numbers, times e^(i angle)."""
     d_head = x_in.shape[0]
     pair_axis = 0 if contiguous_layout else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,19 +10,31 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.embeddings.rope import DTYPES
+from nkilib.core.embeddings.rope_rotation import STEP_COLUMNS, Loads, add, product
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiles import like
+from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from ..utils.kernel_helpers import get_program_sharding_info
 from ..utils.tiled_range import TiledRange
-from .rope import DTYPES, STEP_COLUMNS, Loads, add, like, product
 
 NEIGHBOURS = 8  # positions in a partition: 2 KiB in one piece for 128 bf16 elements each
 TILE_HEADS = 4  # heads that are loaded and stored together
 
 
 @nki.jit
-def rope_hf(q, k, q_out, k_out, cos=None, sin=None, rope_cache=None, backward=False):
+def rope_hf(
+    q: Tensor,
+    k: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    cos: Tensor = None,
+    sin: Tensor = None,
+    rope_cache: Tensor | None = None,
+    backward: bool = False,
+):
     """Write x cos + R(x) sin of q and k to q_out and k_out, and return the two.
 
     q is [B, Hq, S, d], k [B, Hk, S, d]; cos and sin are [B, S, d], or both are in rope_cache [S, 2 d],
@@ -49,15 +62,15 @@ def rope_hf(q, k, q_out, k_out, cos=None, sin=None, rope_cache=None, backward=Fa
     return q_out, k_out
 
 
+@dataclass
 class Run(nl.NKIObject):
     """Positions from a start on, some neighbours in each partition: they travel in one piece."""
 
-    def __init__(self, start: int, rows: int, neighbours: int):
-        self.start = start
-        self.rows = rows
-        self.neighbours = neighbours
+    start: int
+    rows: int
+    neighbours: int
 
-    def of(self, x: Any) -> Any:
+    def of(self, x: Tensor) -> Any:
         """[rows, neighbours, ...] of [S, ...]."""
         positions = x[self.start : self.start + self.rows * self.neighbours]
         return positions.reshape_dim(0, (self.rows, self.neighbours))
@@ -77,7 +90,15 @@ def own_runs(sequence: int, batch: int, neighbours: int) -> list:
     return runs
 
 
-def check_arguments(q: Any, k: Any, q_out: Any, k_out: Any, cos: Any, sin: Any, rope_cache: Any) -> None:
+def check_arguments(
+    q: Tensor,
+    k: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    rope_cache: Tensor | None,
+) -> None:
     kernel_assert(len(q.shape) == 4, f"q: got shape {tuple(q.shape)}, expected (B, heads, S, d)")
     kernel_assert(len(k.shape) == 4, f"k: got shape {tuple(k.shape)}, expected (B, heads, S, d)")
     batch, heads, sequence, d_head = q.shape
@@ -106,13 +127,13 @@ def check_arguments(q: Any, k: Any, q_out: Any, k_out: Any, cos: Any, sin: Any, 
         assert_shape(sin, (batch, sequence, d_head), "sin")
 
 
-def load(hbm: Any) -> Any:
+def load(hbm: Tensor) -> Tensor:
     tile = nl.ndarray(hbm.shape, hbm.dtype, buffer=nl.sbuf)
     nisa.dma_copy(tile, hbm)
     return tile
 
 
-def factors_of(cos: Any, sin: Any, backward: bool) -> tuple:
+def factors_of(cos: Tensor, sin: Tensor, backward: bool) -> tuple:
     """What x1 and x2 are multiplied by for the first half of the result, then for the second."""
     half = cos.shape[2] // 2
     neg_sin = like(sin[:, :, 0:half])
@@ -122,7 +143,7 @@ def factors_of(cos: Any, sin: Any, backward: bool) -> tuple:
     return cos[:, :, 0:half], crossed[0], crossed[1], cos[:, :, half : 2 * half]
 
 
-def turn_heads(x: Any, out: Any, run: Run, factors: tuple, loads: Loads) -> None:
+def turn_heads(x: Tensor, out: Tensor, run: Run, factors: tuple, loads: Loads) -> None:
     """All heads of x [heads, S, d] in a run."""
     for heads in TiledRange(x.shape[0], TILE_HEADS):
         sources = x[heads.start_offset : heads.end_offset].permute((1, 0, 2))
@@ -136,7 +157,7 @@ def turn_heads(x: Any, out: Any, run: Run, factors: tuple, loads: Loads) -> None
         nisa.dma_copy(run.of(targets).permute((0, 2, 1, 3)), turned, dge_mode=nisa.dge_mode.hwdge)
 
 
-def turn(x: Any, out: Any, factors: tuple, loads: Loads) -> None:
+def turn(x: Tensor, out: Tensor, factors: tuple, loads: Loads) -> None:
     """Some heads at once, which share the factors."""
     half = x.shape[3] // 2
     wide = []
@@ -147,7 +168,14 @@ def turn(x: Any, out: Any, factors: tuple, loads: Loads) -> None:
     add(out[:, :, :, half : 2 * half], product(first, wide[2], loads), product(second, wide[3], loads), loads)
 
 
-def rope_hf_ref(q, k, cos=None, sin=None, rope_cache=None, backward=False) -> tuple[np.ndarray, np.ndarray]:
+def rope_hf_ref(
+    q: np.ndarray,
+    k: np.ndarray,
+    cos: Any = None,
+    sin: Any = None,
+    rope_cache: np.ndarray | None = None,
+    backward: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
     """rope_hf in numpy: R as a matrix, in float64."""
     d_head = q.shape[3]
     if rope_cache is not None:

@@ -6,7 +6,7 @@ so, too.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
@@ -26,13 +26,17 @@ from nkilib.core.utils.projection import Activations, span_columns
 from nkilib.core.utils.projection_results import new_rows, project_into, store_rows, store_span
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
+from nkilib.core.utils.tiles import Tiles, close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import spread_rows
+from nkilib.core.utils.types import Tensor
+
+if TYPE_CHECKING:
+    from nkilib.core.utils.allocator import BufferManager
 
 SWAP_ELEMENTS = 256  # in each partition, what GpSimdE's DMA takes of any dtype
 
 
-def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> None:
+def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Tensor, add_out: Tensor | None) -> None:
     """The MLP of all tokens, into out, in HBM or, [T, H] or [128, H / 128, T], in SBUF."""
     tokens = token_count(p)
     scales = StaticScales(p)
@@ -99,7 +103,7 @@ def exchanged(p: MLPParameters, own: Activations, tiles: int, core: int) -> Acti
     return Activations(swap(sent, core, 0, p.tiles), own.size, 0, own.scales, tiles=p.tiles)
 
 
-def swap(sent: Any, core: int, pipe: int, tiles: Any = None) -> Any:
+def swap(sent: Tensor, core: int, pipe: int, tiles: Tiles | None = None) -> Any:
     """What the other core sends for this tile. GpSimdE's own DMA does it: queues are full of weights."""
     received = new_tile(tiles, sent.shape, sent.dtype)
     columns = sent.size // sent.shape[0]
@@ -125,7 +129,7 @@ def share_maxima(p: MLPParameters, maxima: list, core: int) -> None:
 # ---- results that are not rows in HBM ------------------------------------------------------------
 
 
-def result_tile(p: MLPParameters, sbm: Any) -> Any:
+def result_tile(p: MLPParameters, sbm: BufferManager | None) -> Any:
     """All columns, in every core: [T, H], or [128, H / 128, T] without column tiling."""
     tokens, size = token_count(p), hidden_size(p)
     shape = (tokens, size) if p.down_column_tiling else (PMAX, size // PMAX, tokens)
@@ -134,7 +138,7 @@ def result_tile(p: MLPParameters, sbm: Any) -> Any:
     return nl.ndarray(shape, result_dtype(p), buffer=nl.sbuf)
 
 
-def put_in_sbuf(p: MLPParameters, out: Any, rows: list, n_prgs: int, core: int) -> None:
+def put_in_sbuf(p: MLPParameters, out: Tensor, rows: list, n_prgs: int, core: int) -> None:
     """The columns of this core, and those of the other, into the result."""
     own = rows[0] if p.down_column_tiling else spread_rows(rows, p.tiles)
     width = own.shape[1]

@@ -14,6 +14,7 @@ from nkilib.core.mlp.mlp_parameters import (
     quantizes_by_token,
 )
 from nkilib.core.mlp.rows import castable
+from nkilib.core.utils.clamping import clamp, has_limits
 from nkilib.core.utils.common_types import ActFnType, QuantizationType
 from nkilib.core.utils.fp8 import (
     largest_of,
@@ -33,8 +34,9 @@ from nkilib.core.utils.projection import Activations, Block, project, span_colum
 from nkilib.core.utils.projection_results import Terms, beside, finish, load_terms, new_rows
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
-from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
+from nkilib.core.utils.tiles import Tiles, close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import rows_in, transpose_rows
+from nkilib.core.utils.types import Tensor
 
 
 class StaticScales(nl.NKIObject):
@@ -89,7 +91,7 @@ def gate_up_features(
 
 
 def project_features(
-    p: MLPParameters, linear: Linear, scale: Any, x: Activations, column: int, columns: int
+    p: MLPParameters, linear: Linear, scale: Tensor | None, x: Activations, column: int, columns: int
 ) -> list[Block]:
     """The finished values of one projection, [columns <= 128, tokens] a block."""
     blocks = project(x, linear.weight, column, columns, feature_major=True)
@@ -102,11 +104,11 @@ def project_features(
             shift = 0.0 if bias is None else bias[0 : block.columns, tile : tile + 1]
             nisa.tensor_scalar(value, block.sums, nl.multiply, factor, op1=nl.add, operand1=shift)
             block.sums = value
-        clamp(linear, block)
+        clamp_block(linear, block)
     return blocks
 
 
-def load_bias_columns(bias: Any, column: int, columns: int, tiles: Any = None) -> Any:
+def load_bias_columns(bias: Tensor, column: int, columns: int, tiles: Tiles | None = None) -> Any:
     """bias[0, column + 128 k + p] at [p, k], float32."""
     full = columns // PMAX
     tile = new_tile(tiles, (PMAX, div_ceil(columns, PMAX)), nl.float32)
@@ -165,7 +167,7 @@ def all_maxima(p: MLPParameters, maxima: list) -> list:
 
 
 def project_rows(
-    p: MLPParameters, linear: Linear, scale: Any, x: Activations, column: int, columns: int
+    p: MLPParameters, linear: Linear, scale: Tensor | None, x: Activations, column: int, columns: int
 ) -> list[Block]:
     """The finished values of one projection, [tokens <= 128, columns <= 512] a block."""
     blocks = project(x, linear.weight, column, columns, feature_major=False)
@@ -176,11 +178,13 @@ def project_rows(
             value = beside(block)
             finish(value, block, terms, column, x.scales)
             block.sums = value
-        clamp(linear, block)
+        clamp_block(linear, block)
     return blocks
 
 
-def contract_rows(p: MLPParameters, scales: StaticScales, rows: list, first: int, maxima: Any) -> Activations:
+def contract_rows(
+    p: MLPParameters, scales: StaticScales, rows: list, first: int, maxima: list
+) -> Activations:
     """Rows of m, quantised if need be, as the down projection contracts them. `maxima`: max|m|, for ROW."""
     count, tokens = rows[0].shape[1], rows_in(rows)
     tile = new_tile(p.tiles, (PMAX, div_ceil(count, PMAX), tokens), matmul_dtype(p))
@@ -202,18 +206,12 @@ def contract_rows(p: MLPParameters, scales: StaticScales, rows: list, first: int
 # ---- element by element, the same in both orders -------------------------------------------------
 
 
-def clamp(linear: Linear, block: Block) -> None:
-    """The upper limit first, then the lower."""
-    if linear.upper is None and linear.lower is None:
-        return
-    value = beside(block)
-    if linear.lower is None:
-        nisa.tensor_scalar(value, block.sums, nl.minimum, linear.upper)
-    elif linear.upper is None:
-        nisa.tensor_scalar(value, block.sums, nl.maximum, linear.lower)
-    else:
-        nisa.tensor_scalar(value, block.sums, nl.minimum, linear.upper, op1=nl.maximum, operand1=linear.lower)
-    block.sums = value
+def clamp_block(linear: Linear, block: Block) -> None:
+    """Clamp the sums of a block to the limits of its projection."""
+    if has_limits(linear.upper, linear.lower):
+        value = beside(block)
+        clamp(value, block.sums, linear.upper, linear.lower)
+        block.sums = value
 
 
 def activate_blocks(p: MLPParameters, blocks: list) -> None:
@@ -223,7 +221,7 @@ def activate_blocks(p: MLPParameters, blocks: list) -> None:
         block.sums = value
 
 
-def activate(dst: Any, x: Any, act_fn: ActFnType, tiles: Any = None) -> None:
+def activate(dst: Tensor, x: Tensor, act_fn: ActFnType, tiles: Tiles | None = None) -> None:
     """dst = act_fn(x)"""
     if act_fn == ActFnType.ReLU:
         nisa.activation(dst, nl.relu, x)
@@ -235,7 +233,9 @@ def activate(dst: Any, x: Any, act_fn: ActFnType, tiles: Any = None) -> None:
         nisa.activation(dst, get_nl_act_fn_from_type(act_fn), x)
 
 
-def combine(p: MLPParameters, scales: Any, dst: Any, gates: Any, ups: list, i: int) -> None:
+def combine(
+    p: MLPParameters, scales: StaticScales | None, dst: Tensor, gates: list | None, ups: list, i: int
+) -> None:
     """dst = gate * up of block i, or act(up) without a gate; quantised if `scales` are STATIC ones."""
     quantized = scales is not None and scales.inverse_m is not None
     out = beside(ups[i]) if quantized else dst
@@ -243,5 +243,5 @@ def combine(p: MLPParameters, scales: Any, dst: Any, gates: Any, ups: list, i: i
         activate(out, ups[i].sums, p.act_fn, p.tiles)
     else:
         nisa.tensor_tensor(out, gates[i].sums, ups[i].sums, op=nl.multiply)
-    if quantized:
+    if scales is not None and scales.inverse_m is not None:
         quantize_static(dst, out, scales.inverse_m, get_max_positive_value_for_dtype(dst.dtype), p.tiles)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -37,31 +37,35 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiles import Tiles, close_scope, manual
+from nkilib.core.utils.types import DTypeLike, Tensor
+
+if TYPE_CHECKING:
+    from nkilib.core.utils.allocator import BufferManager
 
 
 @nki.jit
 def mlp(
-    hidden_tensor: Any,
-    gate_proj_weights_tensor: Any,
-    up_proj_weights_tensor: Any,
-    down_proj_weights_tensor: Any,
-    normalization_weights_tensor: Any = None,
-    gate_proj_bias_tensor: Any = None,
-    up_proj_bias_tensor: Any = None,
-    down_proj_bias_tensor: Any = None,
-    normalization_bias_tensor: Any = None,
-    fused_add_tensor: Any = None,
+    hidden_tensor: Tensor,
+    gate_proj_weights_tensor: Tensor,
+    up_proj_weights_tensor: Tensor,
+    down_proj_weights_tensor: Tensor,
+    normalization_weights_tensor: Tensor | None = None,
+    gate_proj_bias_tensor: Tensor | None = None,
+    up_proj_bias_tensor: Tensor | None = None,
+    down_proj_bias_tensor: Tensor | None = None,
+    normalization_bias_tensor: Tensor | None = None,
+    fused_add_tensor: Tensor | None = None,
     store_fused_add_result: bool = False,
     activation_fn: ActFnType = ActFnType.SiLU,
     normalization_type: NormType = NormType.NO_NORM,
     quantization_type: QuantizationType = QuantizationType.NONE,
-    gate_w_scale: Any = None,
-    up_w_scale: Any = None,
-    down_w_scale: Any = None,
-    gate_up_in_scale: Any = None,
-    down_in_scale: Any = None,
+    gate_w_scale: Tensor | None = None,
+    up_w_scale: Tensor | None = None,
+    down_w_scale: Tensor | None = None,
+    gate_up_in_scale: Tensor | None = None,
+    down_in_scale: Tensor | None = None,
     quant_clipping_bound: float = 0.0,
-    output_dtype: Any = None,
+    output_dtype: DTypeLike | None = None,
     store_output_in_sbuf: bool = False,
     eps: float = 1e-6,
     skip_gate_proj: bool = False,
@@ -75,8 +79,8 @@ def mlp(
     up_clamp_lower_limit: float | None = None,
     force_cte_mode: bool = False,
     mode: ComputationMode = ComputationMode.AUTO,
-    sbm: Any = None,
-    mx_dummy_scale_hbm: Any = None,
+    sbm: BufferManager | None = None,
+    mx_dummy_scale_hbm: Tensor | None = None,
     transposed_in: bool = False,
     transposed_out: bool = False,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
@@ -186,7 +190,7 @@ def chosen_mode(mode: ComputationMode, force_cte_mode: bool) -> ComputationMode:
     return ComputationMode.PREFILL if force_cte_mode else mode
 
 
-def run(p: MLPParameters, sbm: Any = None) -> list:
+def run(p: MLPParameters, sbm: BufferManager | None = None) -> list:
     """Check, allocate the results, and compute them."""
     sharding = get_verified_program_sharding_info("mlp", (0, 1), 2)
     n_prgs, core = sharding[1], sharding[2]
@@ -223,19 +227,19 @@ def run(p: MLPParameters, sbm: Any = None) -> list:
 
 @nki.jit
 def fused_mlp_isa_kernel(
-    hidden: Any,
-    gate_w: Any,
-    up_w: Any,
-    down_w: Any,
-    norm_w: Any = None,
-    attn_output: Any = None,
+    hidden: Tensor,
+    gate_w: Tensor,
+    up_w: Tensor,
+    down_w: Tensor,
+    norm_w: Tensor | None = None,
+    attn_output: Tensor | None = None,
     norm_type: NormType = NormType.NO_NORM,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     act_fn: ActFnType = ActFnType.SiLU,
-    norm_b: Any = None,
-    gate_b: Any = None,
-    up_b: Any = None,
-    down_b: Any = None,
+    norm_b: Tensor | None = None,
+    gate_b: Tensor | None = None,
+    up_b: Tensor | None = None,
+    down_b: Tensor | None = None,
     store_add: bool = False,
     eps: float = 1e-6,
 ) -> Any:
@@ -263,7 +267,9 @@ def fused_mlp_isa_kernel(
 # ---- reference -----------------------------------------------------------------------------------
 
 
-def mlp_ref(hidden: np.ndarray, gate_w: Any, up_w: np.ndarray, down_w: np.ndarray, **options: Any) -> list:
+def mlp_ref(
+    hidden: np.ndarray, gate_w: np.ndarray, up_w: np.ndarray, down_w: np.ndarray, **options: Any
+) -> list:
     """[y, hidden + fused_add] in float64, of hidden [B, S, H] or [B, S, H + 4] and the keywords of `mlp`."""
     x = np.asarray(hidden[..., : up_w.shape[0]], np.float64)
     given = None if x.shape == hidden.shape else hidden[..., -4:].copy().view(np.float32).astype(np.float64)
@@ -287,7 +293,9 @@ def mlp_ref(hidden: np.ndarray, gate_w: Any, up_w: np.ndarray, down_w: np.ndarra
     return [linear_ref(quantized_ref(m, options, "down_in_scale", by_token), down_w, "down", options), added]
 
 
-def norm_ref(x: np.ndarray, norm: NormType, gamma: Any, beta: Any, eps: float) -> np.ndarray:
+def norm_ref(
+    x: np.ndarray, norm: NormType, gamma: np.ndarray | None, beta: np.ndarray | None, eps: float
+) -> np.ndarray:
     if norm == NormType.NO_NORM:
         return x
     if norm == NormType.LAYER_NORM:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import nki.language as nl
+from nkilib.core.utils import token_shapes
 from nkilib.core.utils.common_types import (
     ActFnType,
     ComputationMode,
@@ -22,6 +23,8 @@ from nkilib.core.utils.kernel_helpers import (
 )
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.token_shapes import is_in_sbuf, sixteen_bit_dtype
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 TKG_BS_SEQLEN_THRESHOLD = 96  # tokens up to which AUTO is decode
 FEW_TOKENS = 256  # up to which two cores share the columns of the weights in prefill too
@@ -51,7 +54,7 @@ class Linear(nl.NKIObject):
     upper: Any = None
     lower: Any = None
     stream: Any = None  # MX: the weights, if they are in SBUF already
-    keep: Any = None  # MX: where the results are kept, [columns, tokens] in HBM
+    keep: Tensor = None  # MX: where the results are kept, [columns, tokens] in HBM
 
 
 @dataclass
@@ -75,7 +78,7 @@ class MLPParameters(nl.NKIObject):
     down_in_scale: Any
     clipping_bound: float
     dtype_mode: DtypeMode
-    output_dtype: Any
+    output_dtype: DTypeLike
     mode: ComputationMode
     output_in_sbuf: bool
     gate_up_column_tiling: bool
@@ -100,14 +103,12 @@ def intermediate_size(p: MLPParameters) -> int:
 
 
 def input_in_sbuf(p: MLPParameters) -> bool:
-    return not is_hbm_buffer(p.hidden)
+    return is_in_sbuf(p.hidden)
 
 
 def token_count(p: MLPParameters) -> int:
     """B * S, whatever the layout of hidden."""
-    if p.transposed_in:
-        return p.hidden.shape[3]
-    return p.hidden.shape[1] if input_in_sbuf(p) else p.hidden.shape[0] * p.hidden.shape[1]
+    return p.hidden.shape[3] if p.transposed_in else token_shapes.token_count(p.hidden)
 
 
 def output_shape(p: MLPParameters) -> tuple[int, int, int]:
@@ -169,7 +170,7 @@ def matmul_dtype(p: MLPParameters) -> Any:
         return p.up.weight.dtype
     if quantizes_activations(p):
         return resolve_fp8_dtype(p.dtype_mode)
-    return nl.float16 if p.hidden.dtype == nl.float16 else nl.bfloat16
+    return sixteen_bit_dtype(p.hidden.dtype)
 
 
 def result_dtype(p: MLPParameters) -> Any:
@@ -317,7 +318,7 @@ def check_scales(p: MLPParameters) -> None:
         check_scale("down_in_scale", p.down_in_scale, 1, p)
 
 
-def check_scale(name: str, scale: Any, columns: int, p: MLPParameters) -> None:
+def check_scale(name: str, scale: Tensor | None, columns: int, p: MLPParameters) -> None:
     if p.quantization == QuantizationType.NONE:
         return  # published tests pass scales all the same; they have no effect
     kernel_assert(scale is not None, f"{name}: got None, needed by {p.quantization}")

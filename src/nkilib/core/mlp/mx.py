@@ -35,18 +35,13 @@ from nkilib.core.mlp.mx_factors import (
 from nkilib.core.mlp.mx_few import load_pieces, loads_pieces, project_down_turned, turns_results
 from nkilib.core.mlp.mx_parameters import INNERMOST, QUARTER, down_rows
 from nkilib.core.mlp.rows import RowSource, add_residual, castable, load_rows, normalize
+from nkilib.core.utils.clamping import clamp, has_limits
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.fp8 import load_scalar, product_of, reciprocal_of
 from nkilib.core.utils.kernel_helpers import div_ceil
+from nkilib.core.utils.mx_layout import LANES, TILE, block_column, filled, lane_columns
 from nkilib.core.utils.mx_projection import (
-    LANES,
-    TILE,
     MxTokens,
-    MxWeights,
-    block_column,
-    filled,
-    lane_columns,
-    load_scales,
     narrow_tokens,
     ones_tile,
     project_features_mx,
@@ -55,12 +50,14 @@ from nkilib.core.utils.mx_projection import (
     round_tokens,
     sums_of_features,
 )
+from nkilib.core.utils.mx_weight_loads import MxWeights, load_scales
 from nkilib.core.utils.projection import BANK_COLUMNS, SUM_BANKS, token_major_blocks
 from nkilib.core.utils.projection_results import Terms, broadcast_row, finish_into, new_rows, store_rows
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import spread_rows, transpose_rows
+from nkilib.core.utils.types import Tensor
 
 LAST_SPAN = 512  # columns of the down projection that come last: nothing hides what is done with them
 DOWN_BANKS = 8  # of sums; those of gate and up are few when tokens are
@@ -74,7 +71,7 @@ class MxScales(nl.NKIObject):
     STATIC_MX: [128, 1], with the scale of x or m in it. ROW_MX: of gate and up [128, blocks].
     """
 
-    def __init__(self, p: MLPParameters, ones: Any = None):
+    def __init__(self, p: MLPParameters, ones: Tensor | None = None):
         static, by_row = (
             p.quantization == QuantizationType.STATIC_MX,
             p.quantization == QuantizationType.ROW_MX,
@@ -91,7 +88,7 @@ class MxScales(nl.NKIObject):
         self.ones = ones_tile(BANK_COLUMNS, p.tiles) if ones is None else ones
 
 
-def mlp_mx(p: MLPParameters, n_prgs: int, core: int, out: Any, add_out: Any) -> None:
+def mlp_mx(p: MLPParameters, n_prgs: int, core: int, out: Tensor, add_out: Tensor | None) -> None:
     """The MLP of all tokens into out: rows [T, H] in HBM, or what decode returns otherwise."""
     scales = MxScales(p)
     tokens = token_count(p)
@@ -152,7 +149,7 @@ def tokens_mx(p: MLPParameters, source: RowSource, scales: MxScales, first: int,
     return in_fp8(p, lanes, scales.inverse_x, scales.ones)
 
 
-def in_fp8(p: MLPParameters, lanes: Any, inverse: Any, ones: Any) -> MxTokens:
+def in_fp8(p: MLPParameters, lanes: Tensor, inverse: Tensor | None, ones: Tensor) -> MxTokens:
     if inverse is None:
         return quantize_tokens(lanes, ones, p.tiles)
     return round_tokens(lanes, inverse, ones, p.tiles)
@@ -178,7 +175,7 @@ def shared_middle(p: MLPParameters, scales: MxScales, x: MxTokens, n_prgs: int, 
     return quantize_middle(p, scales, m)
 
 
-def quantize_middle(p: MLPParameters, scales: MxScales, m: Any) -> MxTokens:
+def quantize_middle(p: MLPParameters, scales: MxScales, m: Tensor) -> MxTokens:
     """m [rows, blocks, tokens] in FP8, four blocks to a tile."""
     rows, blocks, tokens = m.shape
     factors = None
@@ -206,7 +203,7 @@ def middle(p: MLPParameters, scales: MxScales, x: MxTokens, first: int, count: i
     return m
 
 
-def put_blocks(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Any, first: int) -> None:
+def put_blocks(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Tensor, first: int) -> None:
     """The same of blocks of one width, into dst [rows, blocks, tokens]; the last one may have less."""
     inner, count, tokens = intermediate_size(p), dst.shape[1], dst.shape[2]
     width, column = lane_columns(inner, first // LANES), block_column(inner, first)
@@ -219,7 +216,7 @@ def put_blocks(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Any, first:
         put_middle(p, scales, x, dst[0:rest, full : full + 1, :], first + full)
 
 
-def put_middle(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Any, first: int) -> None:
+def put_middle(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Tensor, first: int) -> None:
     """dst [rows, blocks, tokens] = act(gate) * up of blocks first ..., which are in PSUM at once."""
     open_scope(p.tiles)
     gates = None
@@ -241,7 +238,9 @@ def put_middle(p: MLPParameters, scales: MxScales, x: MxTokens, dst: Any, first:
     close_scope(p.tiles)
 
 
-def project_blocks(p: MLPParameters, x: MxTokens, linear: Linear, scale: Any, like: Any, first: int) -> list:
+def project_blocks(
+    p: MLPParameters, x: MxTokens, linear: Linear, scale: Tensor | None, like: Tensor, first: int
+) -> list:
     """The finished values of one projection, [rows, some blocks, tokens] each."""
     rows, count, tokens = like.shape
     banks = sums_of_features(rows, count, tokens)
@@ -264,7 +263,7 @@ def project_blocks(p: MLPParameters, x: MxTokens, linear: Linear, scale: Any, li
     return values
 
 
-def keep_features(p: MLPParameters, linear: Linear, value: Any, first: int) -> None:
+def keep_features(p: MLPParameters, linear: Linear, value: Tensor, first: int) -> None:
     """Store columns first ... of a projection, [rows, blocks, tokens], if they are to be kept."""
     if linear.keep is None:
         return
@@ -275,7 +274,14 @@ def keep_features(p: MLPParameters, linear: Linear, value: Any, first: int) -> N
     nisa.dma_copy(place.reshape_dim(0, (blocks, rows)).permute((1, 0, 2)), tile)
 
 
-def finished(p: MLPParameters, linear: Linear, scale: Any, sums: Any, first: int, factors: Any = None) -> Any:
+def finished(
+    p: MLPParameters,
+    linear: Linear,
+    scale: Tensor,
+    sums: Tensor,
+    first: int,
+    factors: Tensor | None = None,
+) -> Any:
     """Factors of tokens, scale, bias and limits of blocks first ..., in that order."""
     rows, blocks, tokens = sums.shape
     value = sums
@@ -297,15 +303,10 @@ def finished(p: MLPParameters, linear: Linear, scale: Any, sums: Any, first: int
         spread = bias.reshape((rows, blocks, 1)).broadcast(2, tokens)
         nisa.tensor_tensor(shifted, value, spread, op=nl.add)
         value = shifted
-    if linear.upper is None and linear.lower is None:
+    if not has_limits(linear.upper, linear.lower):
         return value
     clamped = new_tile(p.tiles, sums.shape, nl.float32)
-    if linear.lower is None:
-        nisa.tensor_scalar(clamped, value, nl.minimum, linear.upper)
-    elif linear.upper is None:
-        nisa.tensor_scalar(clamped, value, nl.maximum, linear.lower)
-    else:
-        nisa.tensor_scalar(clamped, value, nl.minimum, linear.upper, op1=nl.maximum, operand1=linear.lower)
+    clamp(clamped, value, linear.upper, linear.lower)
     return clamped
 
 
@@ -316,8 +317,8 @@ def project_down(
     p: MLPParameters,
     scales: MxScales,
     m: MxTokens,
-    out: Any,
-    block: Any,
+    out: Tensor,
+    block: TiledRangeIterator,
     first: int,
     columns: int,
     n_prgs: int,

@@ -16,12 +16,15 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.mlp.rows import castable
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.fp8 import largest_of, quantize_rows, reciprocal_of, row_maximum, row_scale
-from nkilib.core.utils.mx_projection import LARGEST_FP8, ONE, SHARING, TILE, MxTokens, as_words
+from nkilib.core.utils.mx_layout import ONE, TILE, as_words
+from nkilib.core.utils.mx_projection import LARGEST_FP8, MxTokens
+from nkilib.core.utils.mx_weight_loads import SHARING
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
+from nkilib.core.utils.tiles import Tiles, close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import transpose_rows
+from nkilib.core.utils.types import Tensor
 
 
 def has_factors(p: MLPParameters) -> bool:
@@ -35,7 +38,7 @@ def new_factors(p: MLPParameters, tokens: int) -> Any:
     return factors
 
 
-def narrow_rows(p: MLPParameters, rows: Any, factors: Any, token: int) -> Any:
+def narrow_rows(p: MLPParameters, rows: Tensor, factors: Tensor, token: int) -> Any:
     """Rows in 16 bits that FP8 holds, given so or made so; what undoes it goes into `factors`."""
     if arrives_quantized(p):
         size = hidden_size(p)
@@ -49,7 +52,7 @@ def narrow_rows(p: MLPParameters, rows: Any, factors: Any, token: int) -> Any:
     return castable(narrow, matmul_dtype(p), p.tiles)
 
 
-def spread_tokens(dst: Any, token: int, column: Any) -> None:
+def spread_tokens(dst: Tensor, token: int, column: Tensor) -> None:
     """dst[:, token ...] = a column [tokens, 1], turned over into every partition."""
     count = column.shape[0]
     bank = nl.ndarray((dst.shape[0], count), nl.float32, buffer=nl.psum)
@@ -57,7 +60,7 @@ def spread_tokens(dst: Any, token: int, column: Any) -> None:
     nisa.tensor_copy(dst[:, token : token + count], bank)
 
 
-def scaled_middle(p: MLPParameters, m: Any) -> tuple:
+def scaled_middle(p: MLPParameters, m: Tensor) -> tuple:
     """m [rows, blocks, tokens] in numbers that FP8 holds, and what undoes it, [tokens <= 128, 1] each."""
     rows, blocks, tokens = m.shape
     inverse = new_tile(p.tiles, (rows, tokens), nl.float32)
@@ -86,7 +89,7 @@ def scaled_middle(p: MLPParameters, m: Any) -> tuple:
     return scaled, factors
 
 
-def column_factors(scale: Any, first: int, columns: int, tiles: Any) -> Any:
+def column_factors(scale: Tensor, first: int, columns: int, tiles: Tiles | None) -> Any:
     """Columns first ... of scales [128, H / 128], column 128 j + p at [p, j], in every partition."""
     row = new_tile(tiles, (PMAX, columns), nl.float32)
     open_scope(tiles)
@@ -103,7 +106,7 @@ def column_factors(scale: Any, first: int, columns: int, tiles: Any) -> Any:
     return row
 
 
-def packed_tokens(p: MLPParameters, first: int, count: int, ones: Any) -> MxTokens:
+def packed_tokens(p: MLPParameters, first: int, count: int, ones: Tensor) -> MxTokens:
     """Tokens of rows [H | scales], which have word 128 t + p in partition p of tile t, an even number.
 
     Of scales there are 128 bytes for each tile, as instructions want them in the partitions; or for four

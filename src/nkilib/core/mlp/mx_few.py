@@ -19,17 +19,13 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.mlp.mx_parameters import INNERMOST
 from nkilib.core.mlp.rows import castable
 from nkilib.core.utils.common_types import NormType, QuantizationType
-from nkilib.core.utils.mx_projection import (
-    MxTokens,
-    MxWeights,
-    WeightStream,
-    project_features_mx,
-    sums_of_features,
-)
+from nkilib.core.utils.mx_projection import MxTokens, project_features_mx, sums_of_features
+from nkilib.core.utils.mx_weight_loads import MxWeights, WeightStream
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
+from nkilib.core.utils.types import Tensor
 
 FEW_TOKENS = 16  # rows of 128 elements are then few enough to be turned over one after the other
 
@@ -41,7 +37,7 @@ def loads_pieces(p: MLPParameters) -> bool:
     return plain and given and token_count(p) <= FEW_TOKENS and p.mx_map != INNERMOST
 
 
-def load_pieces(p: MLPParameters, tile: Any) -> None:
+def load_pieces(p: MLPParameters, tile: Tensor) -> None:
     """tile[p, k, t] = hidden[t, 128 k + p]: 128 elements to a partition are loaded, and turned by TensorE.
 
     In a queue of their own: the weights need not wait.
@@ -70,7 +66,9 @@ def turns_results(p: MLPParameters, m: MxTokens, columns: int) -> bool:
     return rows and few and p.quantization != QuantizationType.ROW_MX
 
 
-def project_down_turned(p: MLPParameters, scale: Any, m: MxTokens, out: Any, block: Any) -> None:
+def project_down_turned(
+    p: MLPParameters, scale: Tensor | None, m: MxTokens, out: Tensor, block: TiledRangeIterator
+) -> None:
     """The down projection with the weights stationary, which few tokens pass sooner than the other way round.
 
     Sums have 128 columns in the partitions; TensorE turns them into rows of 128 when they are complete.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.isa as nisa
 from nkilib.core.mlp.mlp_parameters import (
     Linear,
@@ -22,7 +20,7 @@ from nkilib.core.mlp.mlp_parameters import (
 from nkilib.core.utils.common_types import MLPGateUpWeightLayout, QuantizationType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.mx_projection import (
+from nkilib.core.utils.mx_layout import (
     GROUP,
     LANES,
     SCALE_DTYPES,
@@ -36,7 +34,7 @@ from nkilib.core.utils.tile_sizes import PMAX
 QUARTER, WRAPPED, INNERMOST = "quarter", "wrapX", "innermost"  # which h stands in tile t, row p and lane q
 
 
-def refuse_mx_options(contiguous_x4: bool, w_layout: Any) -> None:
+def refuse_mx_options(contiguous_x4: bool, w_layout: MLPGateUpWeightLayout) -> None:
     """Without MX weights, what speaks of their layout has no meaning."""
     kernel_assert(
         not contiguous_x4, "use_contiguous_x4_gate_up: got True, allowed only with an MX quantization_type"
@@ -47,7 +45,7 @@ def refuse_mx_options(contiguous_x4: bool, w_layout: Any) -> None:
     )
 
 
-def as_mx(p: MLPParameters, contiguous_x4: bool, w_layout: Any) -> None:
+def as_mx(p: MLPParameters, contiguous_x4: bool, w_layout: MLPGateUpWeightLayout) -> None:
     """Give p its weights as words, their scales of the same shape, and the place of each h (`p.mx_map`)."""
     kernel_assert(
         nisa.get_nc_version() >= nisa.nc_version.gen4,
@@ -60,7 +58,7 @@ def as_mx(p: MLPParameters, contiguous_x4: bool, w_layout: Any) -> None:
     p.down = tiled(p, "down_proj_weights_tensor", p.down)
 
 
-def chosen_map(p: MLPParameters, contiguous_x4: bool, w_layout: Any) -> str:
+def chosen_map(p: MLPParameters, contiguous_x4: bool, w_layout: MLPGateUpWeightLayout) -> str:
     """MX weights of decode have quarters of H in the lanes; the others say which they have."""
     if contiguous_x4 or w_layout == MLPGateUpWeightLayout.H_X4_INNERMOST:
         return INNERMOST

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nkilib.core.mlp.gate_up import StaticScales, contract_rows, down_terms, gate_up_features, gate_up_rows
 from nkilib.core.mlp.mlp_parameters import (
     MLPParameters,
@@ -20,9 +18,10 @@ from nkilib.core.utils.projection_results import new_rows, project_into, store_r
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import close_scope, open_scope
+from nkilib.core.utils.types import Tensor
 
 
-def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
+def mlp_prefill(p: MLPParameters, out: Tensor, add_out: Tensor | None) -> None:
     """out[T, H] = MLP of the tokens of this core. Cores share the tokens."""
     start, end = program_share(token_count(p))
     if start == end:
@@ -46,7 +45,7 @@ def mlp_prefill(p: MLPParameters, out: Any, add_out: Any) -> None:
 
 
 def run_in_turn(
-    p: MLPParameters, source: RowSource, scales: StaticScales, out: Any, start: int, blocks: Any
+    p: MLPParameters, source: RowSource, scales: StaticScales, out: Tensor, start: int, blocks: tuple
 ) -> None:
     """One block after the other, on the stack of a manual manager."""
     for block in blocks:
@@ -57,7 +56,7 @@ def run_in_turn(
         close_scope(p.tiles)
 
 
-def project_block(p: MLPParameters, m: Activations, scales: StaticScales, out: Any, first: int) -> None:
+def project_block(p: MLPParameters, m: Activations, scales: StaticScales, out: Tensor, first: int) -> None:
     """The down projection of one block of tokens, stored."""
     tokens = m.tile.shape[2]
     for span in TiledRange(hidden_size(p), span_columns(m, p.down.weight)):

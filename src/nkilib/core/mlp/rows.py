@@ -27,8 +27,9 @@ from nkilib.core.utils.projection import FP8, Activations, adjacent_tiles
 from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
+from nkilib.core.utils.tiles import Tiles, close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import rows_from_spread, transpose_rows
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 STATISTICS_COLUMNS = 512  # of one bn_stats
 
@@ -36,7 +37,7 @@ STATISTICS_COLUMNS = 512  # of one bn_stats
 class RowSource(nl.NKIObject):
     """hidden and what is added to it, with the rows that every token is multiplied by or shifted by."""
 
-    def __init__(self, p: MLPParameters, n_prgs: int, add_out: Any, inverse_scale: Any):
+    def __init__(self, p: MLPParameters, n_prgs: int, add_out: Tensor | None, inverse_scale: Tensor | None):
         size = hidden_size(p)
         uses_gamma = p.norm in (NormType.RMS_NORM, NormType.LAYER_NORM)
         self.parts = n_prgs  # of the hidden dimension, where a layout tells them apart
@@ -72,7 +73,7 @@ def token_activations(
     return Activations(tile, size, 0, scales, adjacent=adjacent, tiles=p.tiles)
 
 
-def castable(rows: Any, dtype: Any, tiles: Any = None) -> Any:
+def castable(rows: Tensor, dtype: DTypeLike, tiles: Tiles | None = None) -> Any:
     """The rows in a dtype that TensorE transposes: FP8 values go there as bfloat16, which holds them all."""
     wanted = nl.bfloat16 if dtype in FP8 else dtype
     if rows.dtype == wanted:
@@ -82,7 +83,7 @@ def castable(rows: Any, dtype: Any, tiles: Any = None) -> Any:
     return cast
 
 
-def load_rows(p: MLPParameters, source: RowSource, tensor: Any, first: int, count: int) -> Any:
+def load_rows(p: MLPParameters, source: RowSource, tensor: Tensor, first: int, count: int) -> Any:
     """Rows of hidden, or of what is added to it, from any of the layouts."""
     if not (p.transposed_in or input_in_sbuf(p)):
         width = tensor.shape[2]
@@ -99,7 +100,7 @@ def load_rows(p: MLPParameters, source: RowSource, tensor: Any, first: int, coun
     return rows
 
 
-def load_columns(p: MLPParameters, tensor: Any, first: int, count: int) -> Any:
+def load_columns(p: MLPParameters, tensor: Tensor, first: int, count: int) -> Any:
     """[128, H / 128, tokens] of a tensor that is laid out by partition."""
     if not p.transposed_in:
         return tensor.permute((0, 2, 1))[:, :, first : first + count]
@@ -109,7 +110,7 @@ def load_columns(p: MLPParameters, tensor: Any, first: int, count: int) -> Any:
     return columns
 
 
-def add_residual(p: MLPParameters, source: RowSource, rows: Any, first: int) -> Any:
+def add_residual(p: MLPParameters, source: RowSource, rows: Tensor, first: int) -> Any:
     """rows + fused_add in float32; stored if asked for, in the dtype of hidden."""
     if p.fused_add is None:
         return rows
@@ -126,7 +127,7 @@ def add_residual(p: MLPParameters, source: RowSource, rows: Any, first: int) -> 
 # ---- norms ---------------------------------------------------------------------------------------
 
 
-def normalize(p: MLPParameters, source: RowSource, rows: Any) -> Any:
+def normalize(p: MLPParameters, source: RowSource, rows: Tensor) -> Any:
     """The norm of each row, in the dtype of the matmul, or in float32 where it is quantised next."""
     if p.norm == NormType.NO_NORM:
         return rows
@@ -139,7 +140,14 @@ def normalize(p: MLPParameters, source: RowSource, rows: Any) -> Any:
     return out
 
 
-def rms_norm(out: Any, rows: Any, gamma: Any, eps: float, actual: Any = None, tiles: Any = None) -> None:
+def rms_norm(
+    out: Tensor,
+    rows: Tensor,
+    gamma: Tensor | None,
+    eps: float,
+    actual: int | None = None,
+    tiles: Tiles | None = None,
+) -> None:
     """out = rows / sqrt(mean of squares + eps) * gamma; `actual`: how many are not padding."""
     count, size = rows.shape
     size = size if actual is None else actual
@@ -153,7 +161,9 @@ def rms_norm(out: Any, rows: Any, gamma: Any, eps: float, actual: Any = None, ti
         nisa.scalar_tensor_tensor(out, rows, nl.multiply, scale, nl.multiply, gamma[0:count])
 
 
-def layer_norm(out: Any, rows: Any, gamma: Any, beta: Any, eps: float, tiles: Any = None) -> None:
+def layer_norm(
+    out: Tensor, rows: Tensor, gamma: Tensor, beta: Tensor | None, eps: float, tiles: Tiles | None = None
+) -> None:
     """out = (rows - mean) / sqrt(variance + eps) * gamma + beta"""
     count, size = rows.shape
     parts = TiledRange(size, STATISTICS_COLUMNS)
@@ -175,7 +185,7 @@ def layer_norm(out: Any, rows: Any, gamma: Any, beta: Any, eps: float, tiles: An
 # ---- quantisation --------------------------------------------------------------------------------
 
 
-def quantize(p: MLPParameters, source: RowSource, rows: Any, scales: Any) -> Any:
+def quantize(p: MLPParameters, source: RowSource, rows: Tensor, scales: list) -> Any:
     """The rows in FP8, if the matmul wants them so; the scales of ROW are appended to `scales`."""
     if not quantizes_activations(p):
         return rows

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.moe.mx_weights import mx_intermediate_size
-from nkilib.core.utils.mx_projection import LANES, SCALE_ROWS, SHARING, lane_columns, sorted_rows, word_bytes
+from nkilib.core.utils.mx_layout import LANES, lane_columns
+from nkilib.core.utils.mx_weight_loads import SCALE_ROWS, SHARING, sorted_rows, word_bytes
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import Tensor
+
+if TYPE_CHECKING:
+    from nkilib.core.moe.moe_tkg.parameters import MoEParameters
 
 SLAB_BYTES = 32 * 1024  # of words in each partition
 PIECES = 8  # into which the scales of a row are cut, so that 16 rows fill all partitions
 
 
-def fits_slab(p: Any) -> bool:
+def fits_slab(p: MoEParameters) -> bool:
     """Words are few, and no block of columns has its scales in two pieces."""
     size = p.gate_up.size // (p.gate_up.shape[0] * PMAX) * word_bytes(p.gate_up)
     inner = mx_intermediate_size(p)
@@ -26,7 +31,7 @@ class Slab(nl.NKIObject):
     """Words [128, 2, tiles, I] in SBUF. Scales stand in pieces of a row (gate and up, tiles, I), four of them
     in the partitions of a quadrant in each of two tiles."""
 
-    def __init__(self, p: Any, expert: Any):
+    def __init__(self, p: MoEParameters, expert: Tensor | int):
         experts, _, _, tiles, inner = p.gate_up.shape
         self.tiles = tiles
         self.inner = inner
@@ -67,5 +72,5 @@ class SlabStream(nl.NKIObject):
     def words_of(self, tile: int, start: int, end: int) -> Any:
         return self.slab.words[:, self.half, tile, self.column + start : self.column + end]
 
-    def scales_of(self, tile: int, start: int, end: int, ones: Any) -> Any:
+    def scales_of(self, tile: int, start: int, end: int, ones: Tensor) -> Any:
         return self.slab.scales(self.half, tile, self.column + start, self.column + end)

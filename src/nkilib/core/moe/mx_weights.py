@@ -8,7 +8,7 @@ kernel was asked for, with the fields that these have in common: hidden, gate_up
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
@@ -17,7 +17,7 @@ from nkilib.core.mlp.mx_parameters import QUARTER
 from nkilib.core.utils.common_types import ComputationMode, DtypeMode, NormType, QuantizationType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.mx_projection import (
+from nkilib.core.utils.mx_layout import (
     GROUP,
     LANES,
     SCALE_DTYPES,
@@ -30,6 +30,12 @@ from nkilib.core.utils.mx_projection import (
 )
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
+
+if TYPE_CHECKING:
+    from nkilib.core.moe.moe_cte.moe_cte_parameters import ExpertsParameters
+    from nkilib.core.moe.moe_tkg.parameters import MoEParameters
+    from nkilib.core.moe.mx_slabs import SlabStream
 
 WORD_AXES = (5, 4)  # of gate and up, of down; FP8 has its four lanes as one more
 
@@ -46,25 +52,39 @@ class MxNames(nl.NKIObject):
     down_bias: str
 
 
-def has_words(gate_up: Any) -> bool:
+def has_words(gate_up: Tensor) -> bool:
     """Weights of gate and up are MX."""
     return len(gate_up.shape) >= WORD_AXES[0]
 
 
-def mx_hidden_size(p: Any) -> int:
+def mx_hidden_size(p: ExpertsParameters | MoEParameters) -> int:
     return TILE * p.gate_up.shape[3]
 
 
-def mx_intermediate_size(p: Any) -> int:
+def mx_intermediate_size(p: ExpertsParameters | MoEParameters) -> int:
     return p.gate_up.shape[4]
 
 
-def middle_rows(p: Any) -> int:
+def is_mx(p: ExpertsParameters | MoEParameters) -> bool:
+    return has_words(p.gate_up)
+
+
+def hidden_size(p: ExpertsParameters | MoEParameters) -> int:
+    """Return H of expert weights, [E, H, 2, I] or words."""
+    return mx_hidden_size(p) if is_mx(p) else p.gate_up.shape[1]
+
+
+def intermediate_size(p: ExpertsParameters | MoEParameters) -> int:
+    """Return I of expert weights, [E, H, 2, I] or words."""
+    return mx_intermediate_size(p) if is_mx(p) else p.gate_up.shape[3]
+
+
+def middle_rows(p: ExpertsParameters | MoEParameters) -> int:
     """I_p: partitions that the contraction of the down projection fills."""
     return contraction_rows(mx_intermediate_size(p))
 
 
-def check_words(p: Any, names: MxNames) -> None:
+def check_words(p: ExpertsParameters | MoEParameters, names: MxNames) -> None:
     """Give p its weights as words, and check all that belongs to them."""
     kernel_assert(
         nisa.get_nc_version() >= nisa.nc_version.gen4,
@@ -92,7 +112,7 @@ def check_words(p: Any, names: MxNames) -> None:
         assert_shape(p.down_bias, (experts, size), names.down_bias)
 
 
-def words_of(name: str, weight: Any, axes: int) -> Any:
+def words_of(name: str, weight: Tensor, axes: int) -> Any:
     """Four-packed weights of so many axes; FP8 may have the lanes as its last one."""
     words = as_words(name, weight)
     if weight.dtype in FP8 and len(words.shape) == axes + 1:
@@ -101,7 +121,7 @@ def words_of(name: str, weight: Any, axes: int) -> Any:
     return words
 
 
-def check_scale(name: str, scale: Any, shape: tuple) -> None:
+def check_scale(name: str, scale: Tensor, shape: tuple) -> None:
     kernel_assert(scale is not None, f"{name}: got None, needed by MX weights")
     assert_shape(scale, shape, name)
     kernel_assert(
@@ -112,7 +132,12 @@ def check_scale(name: str, scale: Any, shape: tuple) -> None:
 # ---- one expert ----------------------------------------------------------------------------------
 
 
-def expert_mlp(p: Any, expert: Any, skip_gate: bool = False, streams: Any = None) -> MLPParameters:
+def expert_mlp(
+    p: ExpertsParameters | MoEParameters,
+    expert: Tensor | int,
+    skip_gate: bool = False,
+    streams: tuple | None = None,
+) -> MLPParameters:
     """Gate and up of an expert, a number or a tile [1, 1] that holds it, as the MLP's MX path takes them.
 
     `streams`: of gate and up, if these are in SBUF already.
@@ -149,7 +174,13 @@ def expert_mlp(p: Any, expert: Any, skip_gate: bool = False, streams: Any = None
     )
 
 
-def linear_of(p: Any, expert: Any, half: int, limits: Linear, stream: Any = None) -> Linear:
+def linear_of(
+    p: ExpertsParameters | MoEParameters,
+    expert: Tensor,
+    half: int,
+    limits: Linear,
+    stream: SlabStream | None = None,
+) -> Linear:
     """Gate (half 0) or up (1) of an expert: weights, bias, scales, limits."""
     return Linear(
         p.gate_up.select(0, expert)[:, half],
@@ -161,7 +192,7 @@ def linear_of(p: Any, expert: Any, half: int, limits: Linear, stream: Any = None
     )
 
 
-def bias_of(p: Any, expert: Any, half: int) -> Any:
+def bias_of(p: ExpertsParameters | MoEParameters, expert: Tensor | int, half: int) -> Any:
     """[I_p, blocks], a column for each block of columns of the words. [E, 2, I] has it by columns."""
     rows, blocks = middle_rows(p), LANES * div_ceil(mx_intermediate_size(p), TILE)
     if len(p.gate_up_bias.shape) == 5:
@@ -178,7 +209,7 @@ def bias_of(p: Any, expert: Any, half: int) -> Any:
     return tile
 
 
-def load_blocks(tile: Any, row: Any, width: int) -> None:
+def load_blocks(tile: Tensor, row: Tensor, width: int) -> None:
     """So many elements of a row to each column of a tile; the last one may get fewer."""
     full, rest = row.shape[0] // width, row.shape[0] % width
     if full > 0:

@@ -40,48 +40,49 @@ from nkilib.core.utils.tile_io import load, store
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import spread_rows_into
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 
 @nki.jit
 def moe_block_tkg(
-    inp,
-    gamma,
-    router_weights,
-    expert_gate_up_weights,
-    expert_down_weights,
-    shared_expert_gate_w=None,
-    shared_expert_up_w=None,
-    shared_expert_down_w=None,
-    expert_gate_up_weights_scale=None,
-    expert_down_weights_scale=None,
-    router_bias=None,
-    expert_gate_up_bias=None,
-    expert_down_bias=None,
-    shared_expert_gate_bias=None,
-    shared_expert_up_bias=None,
-    shared_expert_down_bias=None,
-    eps=1e-6,
-    top_k=1,
-    router_act_fn=RouterActFnType.SIGMOID,
-    router_pre_norm=True,
-    norm_topk_prob=False,
-    expert_affinities_scaling_mode=ExpertAffinityScaleMode.NO_SCALE,
-    hidden_act_fn=ActFnType.SiLU,
-    hidden_act_scale_factor=None,
-    hidden_act_bias=None,
-    gate_clamp_upper_limit=None,
-    gate_clamp_lower_limit=None,
-    up_clamp_upper_limit=None,
-    up_clamp_lower_limit=None,
-    router_mm_dtype=nl.bfloat16,
-    hidden_actual=None,
-    skip_router_logits=False,
-    is_all_expert=False,
-    rank_id=None,
-    residual=None,
-    expert_gate_up_input_scale=None,
-    expert_down_input_scale=None,
-    dtype_mode=DtypeMode.NON_OCP,
+    inp: Tensor,
+    gamma: Tensor,
+    router_weights: Tensor,
+    expert_gate_up_weights: Tensor,
+    expert_down_weights: Tensor,
+    shared_expert_gate_w: Tensor | None = None,
+    shared_expert_up_w: Tensor | None = None,
+    shared_expert_down_w: Tensor | None = None,
+    expert_gate_up_weights_scale: Tensor | None = None,
+    expert_down_weights_scale: Tensor | None = None,
+    router_bias: Tensor | None = None,
+    expert_gate_up_bias: Tensor | None = None,
+    expert_down_bias: Tensor | None = None,
+    shared_expert_gate_bias: Tensor | None = None,
+    shared_expert_up_bias: Tensor | None = None,
+    shared_expert_down_bias: Tensor | None = None,
+    eps: float = 1e-6,
+    top_k: int = 1,
+    router_act_fn: RouterActFnType | None = RouterActFnType.SIGMOID,
+    router_pre_norm: bool = True,
+    norm_topk_prob: bool = False,
+    expert_affinities_scaling_mode: ExpertAffinityScaleMode | None = ExpertAffinityScaleMode.NO_SCALE,
+    hidden_act_fn: ActFnType | None = ActFnType.SiLU,
+    hidden_act_scale_factor: float | None = None,
+    hidden_act_bias: float | None = None,
+    gate_clamp_upper_limit: float | None = None,
+    gate_clamp_lower_limit: float | None = None,
+    up_clamp_upper_limit: float | None = None,
+    up_clamp_lower_limit: float | None = None,
+    router_mm_dtype: DTypeLike | None = nl.bfloat16,
+    hidden_actual: int | None = None,
+    skip_router_logits: bool = False,
+    is_all_expert: bool = False,
+    rank_id: Tensor | None = None,
+    residual: Tensor | None = None,
+    expert_gate_up_input_scale: Tensor | None = None,
+    expert_down_input_scale: Tensor | None = None,
+    dtype_mode: DtypeMode = DtypeMode.NON_OCP,
 ):
     """Norm, router, experts: out = sum of w[t, e] f_e(n_t) + shared(n_t), n = RMSNorm(inp + residual) gamma.
 
@@ -169,7 +170,15 @@ def moe_block_tkg(
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def check(inp: Any, gamma: Any, residual: Any, router: Any, gate: Any, up: Any, down: Any) -> None:
+def check(
+    inp: Tensor,
+    gamma: Tensor,
+    residual: Tensor | None,
+    router: Tensor,
+    gate: Tensor | None,
+    up: Tensor | None,
+    down: Tensor | None,
+) -> None:
     shape = tuple(inp.shape)
     kernel_assert(
         len(shape) == 3 and shape[2] % PMAX == 0,
@@ -189,7 +198,7 @@ def check(inp: Any, gamma: Any, residual: Any, router: Any, gate: Any, up: Any, 
     )
 
 
-def as_row(bias: Any) -> Any:
+def as_row(bias: Tensor | None) -> Any:
     """A bias as [1, columns]; None stays None."""
     return bias if bias is None else bias.reshape((1, bias.size))
 
@@ -208,7 +217,13 @@ class Normalized(nl.NKIObject):
 
 
 def normalized(
-    inp: Any, residual: Any, gamma: Any, eps: float, actual: Any, core: int, rows_needed: bool
+    inp: Tensor,
+    residual: Tensor | None,
+    gamma: Tensor,
+    eps: float,
+    actual: int | None,
+    core: int,
+    rows_needed: bool,
 ) -> Normalized:
     """RMSNorm of all tokens."""
     batch, sequence, size = inp.shape
@@ -236,7 +251,7 @@ def normalized(
     return result
 
 
-def with_residual(rows: Any, residual: Any) -> Any:
+def with_residual(rows: Tensor, residual: Tensor) -> Tensor:
     """rows + residual in float32."""
     total = nl.ndarray(rows.shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(total, rows, load(residual), op=nl.add)
@@ -254,7 +269,7 @@ class Routing(nl.NKIObject):
     k: int
     pre_norm: bool
     norm_topk_prob: bool
-    dtype: Any
+    dtype: DTypeLike
 
 
 @dataclass
@@ -266,7 +281,7 @@ class Routed(nl.NKIObject):
     index: Any
 
 
-def route(n: Normalized, weights: Any, bias: Any, rule: Routing, store_logits: bool) -> Routed:
+def route(n: Normalized, weights: Tensor, bias: Tensor | None, rule: Routing, store_logits: bool) -> Routed:
     experts = weights.shape[1]
     buffer = nl.sbuf if n.tokens <= PMAX else nl.private_hbm
     routed = Routed(
@@ -293,7 +308,7 @@ def route(n: Normalized, weights: Any, bias: Any, rule: Routing, store_logits: b
     return routed
 
 
-def as_dtype(tensor: Any, dtype: Any) -> Any:
+def as_dtype(tensor: Tensor, dtype: DTypeLike) -> Any:
     """A tensor in another dtype, where it is: a copy, if it has not that already."""
     if tensor.dtype == dtype:
         return tensor
@@ -308,7 +323,7 @@ def as_dtype(tensor: Any, dtype: Any) -> Any:
     return copy
 
 
-def cast_tile(tile: Any, dtype: Any) -> Any:
+def cast_tile(tile: Tensor, dtype: DTypeLike) -> Tensor:
     copy = nl.ndarray(tile.shape, dtype, buffer=nl.sbuf)
     nisa.tensor_copy(copy, tile)
     return copy
@@ -318,24 +333,24 @@ def cast_tile(tile: Any, dtype: Any) -> Any:
 
 
 def moe_block_tkg_ref(
-    inp,
-    gamma,
-    router_weights,
-    expert_gate_up_weights,
-    expert_down_weights,
-    shared_expert_gate_w=None,
-    shared_expert_up_w=None,
-    shared_expert_down_w=None,
-    router_bias=None,
-    eps=1e-6,
-    top_k=1,
-    router_act_fn=RouterActFnType.SIGMOID,
-    router_pre_norm=True,
-    norm_topk_prob=False,
-    hidden_act_fn=ActFnType.SiLU,
-    hidden_actual=None,
-    residual=None,
-    is_all_expert=False,
+    inp: np.ndarray,
+    gamma: np.ndarray,
+    router_weights: np.ndarray,
+    expert_gate_up_weights: np.ndarray,
+    expert_down_weights: np.ndarray,
+    shared_expert_gate_w: np.ndarray | None = None,
+    shared_expert_up_w: np.ndarray | None = None,
+    shared_expert_down_w: np.ndarray | None = None,
+    router_bias: np.ndarray | None = None,
+    eps: float = 1e-6,
+    top_k: int = 1,
+    router_act_fn: RouterActFnType = RouterActFnType.SIGMOID,
+    router_pre_norm: bool = True,
+    norm_topk_prob: bool = False,
+    hidden_act_fn: ActFnType = ActFnType.SiLU,
+    hidden_actual: int | None = None,
+    residual: np.ndarray | None = None,
+    is_all_expert: bool = False,
     **experts,
 ):
     """(out, logits, inp + residual) in numpy, in float64; n is rounded to the dtype of inp."""

@@ -15,30 +15,22 @@ from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.fp8 import load_scalar, product_of, reciprocal_of
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
+from nkilib.core.utils.mx_layout import GROUP, LANES, ONE, QUADRANT, SCALE_DTYPES, WORDS, as_words, filled
 from nkilib.core.utils.mx_projection import (
-    BLOCK,
-    GROUP,
-    LANES,
-    ONE,
-    QUADRANT,
-    SCALE_DTYPES,
-    SCALE_ROWS,
-    WORDS,
     MxTokens,
-    MxWeights,
-    as_words,
-    filled,
     narrow_tokens,
     ones_tile,
     project_rows_mx,
     quantize_tokens,
     round_tokens,
 )
+from nkilib.core.utils.mx_weight_loads import BLOCK, SCALE_ROWS, MxWeights
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8, SUM_BANKS, token_major_blocks
 from nkilib.core.utils.projection_results import Terms, broadcast_row, finish_into
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
+from nkilib.core.utils.types import Tensor
 
 
 def mx_heads(heads: int, depth: int, flat: bool, compact: bool) -> tuple[int, int]:
@@ -175,7 +167,7 @@ class MxProjection(nl.NKIObject):
             nisa.memset(lanes, 0.0)
         return lanes
 
-    def quantize(self, lanes: Any) -> MxTokens:
+    def quantize(self, lanes: Tensor) -> MxTokens:
         by_token = lanes.permute((0, 1, 3, 2))
         if self.p.attention.dtype in FP8:
             return narrow_tokens(by_token, self.ones, self.p.tiles)
@@ -203,7 +195,7 @@ class MxProjection(nl.NKIObject):
             close_scope(p.tiles)
 
 
-def prefill_tokens(mx: MxProjection, part: Any) -> MxTokens:
+def prefill_tokens(mx: MxProjection, part: Tensor) -> MxTokens:
     """Tokens of [N D, tokens] in HBM."""
     tokens = part.shape[1]
     lanes = mx.new_lanes(tokens)

@@ -15,6 +15,8 @@ from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype, resolve_fp8_dtype
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiles import Tiles
+from nkilib.core.utils.types import Tensor
 
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 
@@ -122,7 +124,7 @@ class StaticScales(nl.NKIObject):
         self.sums = product_of(scale, load_scalar(p.weight_scale, p.tiles), p.tiles) if static else None
 
 
-def quantize(dst: Any, x: Any, scales: StaticScales, tiles: Any = None) -> None:
+def quantize(dst: Tensor, x: Tensor, scales: StaticScales, tiles: Tiles | None = None) -> None:
     """dst = fp8(x / input scale)"""
     quantize_static(dst, x, scales.inverse, get_max_positive_value_for_dtype(dst.dtype), tiles)
 
@@ -131,7 +133,13 @@ def quantize(dst: Any, x: Any, scales: StaticScales, tiles: Any = None) -> None:
 
 
 def projected_ref(
-    x: np.ndarray, weight: np.ndarray, bias: Any, kind: Any, input_scale: Any, weight_scale: Any, mode: Any
+    x: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    kind: QuantizationType,
+    input_scale: Any,
+    weight_scale: Any,
+    mode: DtypeMode,
 ):
     """x [tokens, N D] times weight in float64, with what STATIC and ROW do."""
     fp8, largest = (

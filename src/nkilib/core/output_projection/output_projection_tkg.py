@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,8 +29,12 @@ from nkilib.core.utils.projection import BANK_COLUMNS, SUM_BANKS, Activations, s
 from nkilib.core.utils.projection_results import load_terms, new_rows, project_into, store_rows, store_span
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
-from nkilib.core.utils.tiles import Tiles, close_scope, manual, new_tile, open_scope
+from nkilib.core.utils.tiles import Tiles, close_scope, new_tile, open_scope
 from nkilib.core.utils.transposes import spread_rows, spread_rows_into
+from nkilib.core.utils.types import Tensor
+
+if TYPE_CHECKING:
+    from nkilib.core.utils.allocator import BufferManager
 
 MAX_TOKENS = 4096  # attention stays in SBUF
 ROW_BYTES = 64 * 1024  # in each partition, of rows that wait for their last columns
@@ -39,15 +43,15 @@ MAX_TRANSPOSED = 163840  # N * H of 16-bit weights with TRANSPOSE_OUT; of float3
 
 @nki.jit
 def output_projection_tkg(
-    attention: Any,
-    weight: Any,
-    bias: Any = None,
+    attention: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     quantization_type: QuantizationType = QuantizationType.NONE,
-    weight_scale: Any = None,
-    input_scale: Any = None,
+    weight_scale: Tensor | None = None,
+    input_scale: Tensor | None = None,
     TRANSPOSE_OUT: bool = False,
     OUT_IN_SB: bool = False,
-    sbm: Any = None,
+    sbm: BufferManager | None = None,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
 ) -> Any:
     """out[b S + s, :] = sum over n, d of attention[d, b, n, s] * weight[n D + d, :] + bias
@@ -94,7 +98,7 @@ def output_projection_tkg(
     check(p, sharding[1], TRANSPOSE_OUT, OUT_IN_SB and not TRANSPOSE_OUT)
     columns = p.weight.shape[1] // sharding[1]
     share = Share(sharding[2] * columns, columns)
-    if not manual(sbm):
+    if sbm is None or sbm.is_auto_alloc():
         return project_all(p, share, new_result(p, share, TRANSPOSE_OUT, OUT_IN_SB, None), TRANSPOSE_OUT)
     result = new_result(p, share, TRANSPOSE_OUT, OUT_IN_SB, sbm)  # stays where it is; all else goes
     sbm.open_scope(name="output_projection_tkg")
@@ -112,7 +116,7 @@ class Share(nl.NKIObject):
     columns: int
 
 
-def new_result(p: Operands, share: Share, transposed: bool, in_sbuf: bool, sbm: Any) -> Any:
+def new_result(p: Operands, share: Share, transposed: bool, in_sbuf: bool, sbm: BufferManager | None) -> Any:
     """All columns in HBM, or those of this core in SBUF."""
     tokens, tiles = p.attention.shape[1] * p.attention.shape[3], share.columns // PMAX
     n_prgs = p.weight.shape[1] // share.columns
@@ -125,7 +129,7 @@ def new_result(p: Operands, share: Share, transposed: bool, in_sbuf: bool, sbm: 
     return nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
 
 
-def project_all(p: Operands, share: Share, result: Any, transposed: bool) -> Any:
+def project_all(p: Operands, share: Share, result: Tensor, transposed: bool) -> Any:
     """Blocks of tokens; the weights pass by once for each, which is once in decode proper."""
     if p.quantization.is_mx():
         return project_all_mx(p, share, result, transposed)
@@ -148,7 +152,7 @@ def project_all(p: Operands, share: Share, result: Any, transposed: bool) -> Any
     return result
 
 
-def project_all_mx(p: Operands, share: Share, result: Any, transposed: bool) -> Any:
+def project_all_mx(p: Operands, share: Share, result: Tensor, transposed: bool) -> Any:
     """The same with MX weights, all tokens at once."""
     mx = MxProjection(p, p.attention.shape[2], p.attention.shape[0])
     tokens = p.attention.shape[1] * p.attention.shape[3]
@@ -166,7 +170,7 @@ def project_all_mx(p: Operands, share: Share, result: Any, transposed: bool) -> 
     return result
 
 
-def put_spread(p: Operands, share: Share, result: Any, rows: list, block: TiledRangeIterator) -> None:
+def put_spread(p: Operands, share: Share, result: Tensor, rows: list, block: TiledRangeIterator) -> None:
     """The rows of a block of tokens in the transposed result, [128, J, T] in SBUF or [128, cores, J, T]."""
     if is_hbm_buffer(result):
         place = result[:, share.first // share.columns, :, block.start_offset : block.end_offset]
@@ -188,7 +192,7 @@ def some_tokens(x: Activations, block: TiledRangeIterator) -> Activations:
 
 
 def project_rows(
-    p: Operands, x: Activations, scales: StaticScales, share: Share, rows: list, out: Any
+    p: Operands, x: Activations, scales: StaticScales, share: Share, rows: list, out: Tensor
 ) -> None:
     """The columns of this core in rows, [tokens, columns]; stored as they become ready, if out is given."""
     terms = load_terms(scales.sums, column_scale(p), p.bias, share.first, share.columns, x, p.weight)
@@ -257,7 +261,7 @@ def fold_heads(p: Operands, fold: int) -> Any:
     return folded.reshape((fold * depth, batches, heads, tokens))
 
 
-def convert(p: Operands, dst: Any, src: Any, scales: StaticScales) -> None:
+def convert(p: Operands, dst: Tensor, src: Tensor, scales: StaticScales) -> None:
     """The heads of one group, dense, in the dtype of the matmul."""
     if quantizes(p):
         quantize(dst, src, scales, p.tiles)
@@ -268,10 +272,10 @@ def convert(p: Operands, dst: Any, src: Any, scales: StaticScales) -> None:
 def output_projection_tkg_ref(
     attention: np.ndarray,
     weight: np.ndarray,
-    bias: Any = None,
+    bias: np.ndarray | None = None,
     quantization_type: QuantizationType = QuantizationType.NONE,
-    weight_scale: Any = None,
-    input_scale: Any = None,
+    weight_scale: np.ndarray | None = None,
+    input_scale: np.ndarray | None = None,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
 ) -> np.ndarray:
     """[B S, H] in float64."""

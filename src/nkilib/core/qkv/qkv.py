@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki
 from nkilib.core.mlp.mlp_parameters import TKG_BS_SEQLEN_THRESHOLD
-from nkilib.core.qkv.qkv_cte import qkv_cte
+from nkilib.core.qkv.qkv_arguments import (
+    InputNorm,
+    Projection,
+    Quantization,
+    cache_of,
+    check_unsupported,
+    head_norm,
+    projection_parameters,
+    rope_of,
+)
+from nkilib.core.qkv.qkv_cte import run_prefill
+from nkilib.core.qkv.qkv_mx import as_mx
+from nkilib.core.qkv.qkv_parameters import (
+    QKVParameters,
+    arrives_quantized,
+    input_in_sbuf,
+    token_count,
+    touches_heads,
+)
 from nkilib.core.qkv.qkv_ref import qkv_ref
-from nkilib.core.qkv.qkv_tkg import qkv_tkg
+from nkilib.core.qkv.qkv_tkg import run_decode
+from nkilib.core.utils.allocator import BufferManager
 from nkilib.core.utils.common_types import (
     DtypeMode,
     NormType,
@@ -16,54 +33,51 @@ from nkilib.core.utils.common_types import (
     QKVOutputLayout,
     QKVWeightLayout,
     QuantizationType,
-    check_strided_input,
 )
-from nkilib.core.utils.kernel_assert import kernel_assert
-from nkilib.core.utils.kernel_helpers import is_hbm_buffer
-from nkilib.core.utils.projection import FP8
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 __all__ = ["qkv", "qkv_ref"]
 
 
 @nki.jit
 def qkv(
-    input: Any,
-    fused_qkv_weights: Any,
+    input: Tensor,
+    fused_qkv_weights: Tensor,
     output_layout: QKVOutputLayout = QKVOutputLayout.BSD,
-    bias: Any = None,
+    bias: Tensor | None = None,
     quantization_type: QuantizationType = QuantizationType.NONE,
-    qkv_w_scale: Any = None,
-    qkv_in_scale: Any = None,
+    qkv_w_scale: Tensor | None = None,
+    qkv_in_scale: Tensor | None = None,
     fused_residual_add: bool = False,
-    mlp_prev: Any = None,
-    attention_prev: Any = None,
+    mlp_prev: Tensor | None = None,
+    attention_prev: Tensor | None = None,
     fused_norm_type: NormType = NormType.NO_NORM,
-    gamma_norm_weights: Any = None,
-    layer_norm_bias: Any = None,
+    gamma_norm_weights: Tensor | None = None,
+    layer_norm_bias: Tensor | None = None,
     norm_eps: float = 1e-6,
     hidden_actual: int | None = None,
     fused_rope: bool = False,
-    cos_cache: Any = None,
-    sin_cache: Any = None,
-    k_cos_cache: Any = None,
-    k_sin_cache: Any = None,
+    cos_cache: Tensor | None = None,
+    sin_cache: Tensor | None = None,
+    k_cos_cache: Tensor | None = None,
+    k_sin_cache: Tensor | None = None,
     d_head: int | None = None,
     num_q_heads: int | None = None,
     num_kv_heads: int | None = None,
-    k_cache: Any = None,
-    v_cache: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
+    k_cache: Tensor | None = None,
+    v_cache: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     fp8_max: float | None = None,
     fp8_min: float | None = None,
-    kv_dtype: Any = None,
+    kv_dtype: DTypeLike | None = None,
     use_block_kv: bool = False,
     transpose_k_cache: bool = False,
     fp8_packed: bool = False,
     block_size: int | None = None,
-    slot_mapping: Any = None,
+    slot_mapping: Tensor | None = None,
     store_output_in_sbuf: bool = False,
-    sbm: Any = None,
+    sbm: BufferManager | None = None,
     use_auto_allocation: bool = False,
     load_input_with_DMA_transpose: bool = True,
     is_h_dim_4h_transposed: bool = False,
@@ -71,22 +85,22 @@ def qkv(
     transposed_in: bool = False,
     qk_norm_pre_rope: QKNormConfig | None = None,
     qk_norm_post_rope: QKNormConfig | None = None,
-    qk_norm_pre_rope_q_gamma: Any = None,
-    qk_norm_pre_rope_k_gamma: Any = None,
-    qk_norm_post_rope_q_gamma: Any = None,
-    qk_norm_post_rope_k_gamma: Any = None,
-    qk_norm_pre_rope_q_beta: Any = None,
-    qk_norm_pre_rope_k_beta: Any = None,
-    qk_norm_post_rope_q_beta: Any = None,
-    qk_norm_post_rope_k_beta: Any = None,
-    strided_input_config: Any = None,
-    output_hbm: Any = None,
+    qk_norm_pre_rope_q_gamma: Tensor | None = None,
+    qk_norm_pre_rope_k_gamma: Tensor | None = None,
+    qk_norm_post_rope_q_gamma: Tensor | None = None,
+    qk_norm_post_rope_k_gamma: Tensor | None = None,
+    qk_norm_pre_rope_q_beta: Tensor | None = None,
+    qk_norm_pre_rope_k_beta: Tensor | None = None,
+    qk_norm_post_rope_q_beta: Tensor | None = None,
+    qk_norm_post_rope_k_beta: Tensor | None = None,
+    strided_input_config: object = None,
+    output_hbm: Tensor | None = None,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
-    q_squared_sum_out: Any = None,
-    k_squared_sum_out: Any = None,
-    v_squared_sum_out: Any = None,
+    q_squared_sum_out: Tensor | None = None,
+    k_squared_sum_out: Tensor | None = None,
+    v_squared_sum_out: Tensor | None = None,
     is_input_swizzled: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ...]:
     """QKV projection, y = norm(x) W + bias, with norms of heads, RoPE and the KV cache.
 
         x = norm(input + mlp_prev + attention_prev)                 # residuals with fused_residual_add
@@ -103,7 +117,7 @@ def qkv(
     Up to 96 tokens are decoded, unless an option needs prefill: RoPE, norms of heads, caches, squared sums,
     transposed_in. Decode wants H to be a multiple of 128 for each core, and returns (y, input + mlp_prev +
     attention_prev) if there are residuals. The compiler places all tiles, beside those of a manager `sbm`.
-    Prefill turns tokens over by DMA if it may (load_input_with_DMA_transpose), if nothing but an RMSNorm of
+    Prefill transposes tokens by DMA if it may (load_input_with_DMA_transpose), if nothing but an RMSNorm of
     bfloat16 comes first and a core has a multiple of 16 tokens, else on TensorE.
 
     FP8 weights: ROW has qkv_w_scale [1, I] or [128, I] (row 0 counts), and takes input also as [B, S, H + 4],
@@ -131,100 +145,39 @@ def qkv(
     >>> qkv(x, w, QKVOutputLayout.NBSd, d_head=128).shape
     (3, 2, 3, 128)
     """
-    check_strided_input(strided_input_config)
-    kernel_assert(not store_output_in_sbuf, "store_output_in_sbuf: got True, allowed is False")
-    after = fused_rope or qk_norm_pre_rope is not None or qk_norm_post_rope is not None
-    sums = q_squared_sum_out is not None or k_squared_sum_out is not None or v_squared_sum_out is not None
-    cached = k_cache is not None or v_cache is not None or k_scale is not None or use_block_kv
-    if input.dtype in FP8 or transposed_in or after or sums or cached or not is_decoded(input):
-        return qkv_cte(
-            input=input,
-            fused_qkv_weights=fused_qkv_weights,
-            output_layout=output_layout,
-            bias=bias,
-            quantization_type=quantization_type,
-            qkv_w_scale=qkv_w_scale,
-            qkv_in_scale=qkv_in_scale,
-            fused_residual_add=fused_residual_add,
-            mlp_prev=mlp_prev,
-            attention_prev=attention_prev,
-            fused_norm_type=fused_norm_type,
-            gamma_norm_weights=gamma_norm_weights,
-            layer_norm_bias=layer_norm_bias,
-            norm_eps=norm_eps,
-            hidden_actual=hidden_actual,
-            fused_rope=fused_rope,
-            cos_cache=cos_cache,
-            sin_cache=sin_cache,
-            k_cos_cache=k_cos_cache,
-            k_sin_cache=k_sin_cache,
-            d_head=d_head,
-            num_q_heads=num_q_heads,
-            num_kv_heads=num_kv_heads,
-            k_cache=k_cache,
-            v_cache=v_cache,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            fp8_max=fp8_max,
-            fp8_min=fp8_min,
-            kv_dtype=kv_dtype,
-            use_block_kv=use_block_kv,
-            transpose_k_cache=transpose_k_cache,
-            fp8_packed=fp8_packed,
-            block_size=block_size,
-            slot_mapping=slot_mapping,
-            store_output_in_sbuf=store_output_in_sbuf,
-            sbm=sbm,
-            use_auto_allocation=use_auto_allocation,
-            load_input_with_DMA_transpose=load_input_with_DMA_transpose,
-            is_h_dim_4h_transposed=is_h_dim_4h_transposed,
-            weight_layout=weight_layout,
-            transposed_in=transposed_in,
-            qk_norm_pre_rope=qk_norm_pre_rope,
-            qk_norm_post_rope=qk_norm_post_rope,
-            qk_norm_pre_rope_q_gamma=qk_norm_pre_rope_q_gamma,
-            qk_norm_pre_rope_k_gamma=qk_norm_pre_rope_k_gamma,
-            qk_norm_post_rope_q_gamma=qk_norm_post_rope_q_gamma,
-            qk_norm_post_rope_k_gamma=qk_norm_post_rope_k_gamma,
-            qk_norm_pre_rope_q_beta=qk_norm_pre_rope_q_beta,
-            qk_norm_pre_rope_k_beta=qk_norm_pre_rope_k_beta,
-            qk_norm_post_rope_q_beta=qk_norm_post_rope_q_beta,
-            qk_norm_post_rope_k_beta=qk_norm_post_rope_k_beta,
-            strided_input_config=strided_input_config,
-            output_hbm=output_hbm,
-            dtype_mode=dtype_mode,
-            q_squared_sum_out=q_squared_sum_out,
-            k_squared_sum_out=k_squared_sum_out,
-            v_squared_sum_out=v_squared_sum_out,
-            is_input_swizzled=is_input_swizzled,
-        )
-    return qkv_tkg(
-        input,
-        fused_qkv_weights,
-        norm_w=gamma_norm_weights,
-        fused_add=fused_residual_add,
-        mlp_prev=mlp_prev,
-        attn_prev=attention_prev,
-        d_head=d_head,
-        num_kv_heads=num_kv_heads,
-        num_q_heads=num_q_heads,
-        output_layout=output_layout,
-        eps=norm_eps,
-        norm_type=fused_norm_type,
-        quantization_type=quantization_type,
-        is_h_dim_4h_transposed=is_h_dim_4h_transposed or is_input_swizzled,
-        qkv_w_scale=qkv_w_scale,
-        qkv_in_scale=qkv_in_scale,
-        qkv_bias=bias,
-        norm_bias=layer_norm_bias,
-        hidden_actual=hidden_actual,
-        sbm=sbm,
-        weight_layout=weight_layout,
-        dtype_mode=dtype_mode,
-        output_hbm=output_hbm,
+    check_unsupported(strided_input_config, store_output_in_sbuf)
+    p = projection_parameters(
+        Projection(input, fused_qkv_weights, bias, output_layout, output_hbm, transposed_in),
+        Quantization(quantization_type, qkv_w_scale, qkv_in_scale, dtype_mode),
+        InputNorm(fused_norm_type, gamma_norm_weights, layer_norm_bias, norm_eps, hidden_actual),
+        (mlp_prev, attention_prev) if fused_residual_add else (),
+        (d_head, num_q_heads, num_kv_heads),
     )
+    p.rope = rope_of(fused_rope, (cos_cache, sin_cache), (k_cos_cache, k_sin_cache))
+    p.before_rope = head_norm(
+        qk_norm_pre_rope,
+        (qk_norm_pre_rope_q_gamma, qk_norm_pre_rope_k_gamma),
+        (qk_norm_pre_rope_q_beta, qk_norm_pre_rope_k_beta),
+    )
+    p.after_rope = head_norm(
+        qk_norm_post_rope,
+        (qk_norm_post_rope_q_gamma, qk_norm_post_rope_k_gamma),
+        (qk_norm_post_rope_q_beta, qk_norm_post_rope_k_beta),
+    )
+    p.cache = cache_of(
+        (k_cache, v_cache),
+        (k_scale, v_scale),
+        (fp8_max, fp8_min, kv_dtype),
+        (transpose_k_cache, fp8_packed),
+        (use_block_kv, block_size, slot_mapping),
+    )
+    p.square_sums = (q_squared_sum_out, k_squared_sum_out, v_squared_sum_out)
+    p.dma_transpose = load_input_with_DMA_transpose
+    as_mx(p, is_h_dim_4h_transposed or is_input_swizzled, weight_layout)
+    return run_prefill(p) if needs_prefill(p) else run_decode(p)
 
 
-def is_decoded(x: Any) -> bool:
-    """Few tokens."""
-    return not is_hbm_buffer(x) or x.shape[0] * x.shape[1] <= TKG_BS_SEQLEN_THRESHOLD
+def needs_prefill(p: QKVParameters) -> bool:
+    """Return whether decode lacks an option that is asked for, or there are too many tokens for it."""
+    few = input_in_sbuf(p) or token_count(p) <= TKG_BS_SEQLEN_THRESHOLD
+    return arrives_quantized(p) or p.transposed_in or touches_heads(p) or not few

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.language as nl
 from nkilib.core.qkv.qkv_parameters import (
     SCALE_BYTES,
@@ -29,6 +27,7 @@ from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_bui
 from nkilib.core.utils.kernel_helpers import normalization_uses_weights
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 NORMS = (NormType.NO_NORM, NormType.RMS_NORM, NormType.LAYER_NORM, NormType.RMS_NORM_SKIP_GAMMA)
@@ -115,7 +114,7 @@ def check_norm(p: QKVParameters) -> None:
         )
 
 
-def check_vector(vector: Any, size: int, name: str) -> None:
+def check_vector(vector: Tensor, size: int, name: str) -> None:
     kernel_assert(vector.size == size, f"{name}: got shape {tuple(vector.shape)}, expected (1, {size})")
 
 

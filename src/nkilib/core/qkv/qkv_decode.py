@@ -27,6 +27,7 @@ from nkilib.core.utils.projection import Activations, span_columns
 from nkilib.core.utils.projection_results import Terms, new_rows, project_into
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 # when cores share rows of the weights instead of columns:
 LEAST_ROWS = 5120
@@ -35,7 +36,9 @@ MOST_SHARED_COLUMNS = 2048  # half of them are a long run already
 MOST_SHARED_TOKENS = 32  # which come in shorter runs, in halves
 
 
-def decode(p: QKVParameters, n_prgs: int, core: int, out: Any, add_out: Any, dtype: Any = None) -> list:
+def decode(
+    p: QKVParameters, n_prgs: int, core: int, out: Tensor, add_out: Tensor, dtype: DTypeLike | None = None
+) -> list:
     """Columns of this core as tiles [tokens <= 128, columns]; stored when ready, if out is given.
 
     add_out receives the input with its residuals; `dtype` is that of the tiles, by default of the result.
@@ -60,7 +63,9 @@ def decode(p: QKVParameters, n_prgs: int, core: int, out: Any, add_out: Any, dty
     return rows
 
 
-def decode_whole(p: QKVParameters, n_prgs: int, core: int, add_out: Any, dtype: Any = None) -> list:
+def decode_whole(
+    p: QKVParameters, n_prgs: int, core: int, add_out: Tensor, dtype: DTypeLike | None = None
+) -> list:
     """All columns in every core, as tiles [tokens <= 128, I]."""
     if not shares_rows(p, n_prgs, LEAST_ROWS_OF_WHOLE):
         tiles = []
@@ -74,7 +79,7 @@ def decode_whole(p: QKVParameters, n_prgs: int, core: int, add_out: Any, dtype: 
     return rows
 
 
-def hidden_parts(p: QKVParameters, parts: int, add_out: Any) -> list:
+def hidden_parts(p: QKVParameters, parts: int, add_out: Tensor) -> list:
     """The tokens as they are contracted, the hidden dimension in so many parts."""
     size, tokens = hidden_size(p), token_count(p)
     x = new_tokens(p, tokens)
@@ -100,7 +105,7 @@ def shares_rows(p: QKVParameters, n_prgs: int, least: int) -> bool:
     return n_prgs == 2 and short and hidden_size(p) >= least
 
 
-def half_sums(p: QKVParameters, core: int, add_out: Any) -> Any:
+def half_sums(p: QKVParameters, core: int, add_out: Tensor) -> Any:
     """What this core's half of the hidden dimension adds to every column, [tokens, I] in float32."""
     half = hidden_parts(p, 2, add_out)[core]
     rows = new_rows(token_count(p), columns_of(p), nl.float32)
@@ -110,7 +115,7 @@ def half_sums(p: QKVParameters, core: int, add_out: Any) -> Any:
     return rows[0]
 
 
-def received_sums(p: QKVParameters, sums: Any, core: int) -> Any:
+def received_sums(p: QKVParameters, sums: Tensor, core: int) -> Any:
     """The other core's sums of this core's columns; each sends as many, the last ones may have no meaning."""
     first, columns = own_columns(p, 2, 1 - core)
     width = own_columns(p, 2, 0)[1]
@@ -125,7 +130,7 @@ def received_sums(p: QKVParameters, sums: Any, core: int) -> Any:
     return received[:, 0 : own_columns(p, 2, core)[1]]
 
 
-def settle_sums(dst: Any, own: Any, other: Any, terms: Terms) -> None:
+def settle_sums(dst: Tensor, own: Tensor, other: Tensor, terms: Terms) -> None:
     """dst = (own + other) * column_scale + bias, each [tokens, columns]; the last step rounds."""
     tokens = own.shape[0]
     plain = terms.column_scale is None and terms.bias is None
@@ -141,7 +146,7 @@ def settle_sums(dst: Any, own: Any, other: Any, terms: Terms) -> None:
 # ---- two cores that share the columns ------------------------------------------------------------
 
 
-def all_columns(p: QKVParameters, n_prgs: int, core: int, own: Any) -> Any:
+def all_columns(p: QKVParameters, n_prgs: int, core: int, own: Tensor) -> Any:
     """[tokens, I] in every core, of the columns that each has computed."""
     if n_prgs == 1:
         return own

@@ -14,6 +14,7 @@ from nkilib.core.utils.common_types import NormType
 from nkilib.core.utils.norms import inverse_root
 from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 
 class HeadTables(nl.NKIObject):
@@ -33,11 +34,11 @@ class NormRows(nl.NKIObject):
         self.betas = (row_of(norm.betas[Q], depth), row_of(norm.betas[K], depth))
 
 
-def norm_rows(norm: Any, depth: int) -> Any:
+def norm_rows(norm: HeadNorm, depth: int) -> Any:
     return None if norm is None else NormRows(norm, depth)
 
 
-def row_of(vector: Any, depth: int) -> Any:
+def row_of(vector: Tensor, depth: int) -> Any:
     return None if vector is None else broadcast_row(vector.reshape((1, depth)), 0, depth, PMAX)
 
 
@@ -53,7 +54,7 @@ class Angles(nl.NKIObject):
         self.sin = (sin, load_table(p.rope.sin[K], first, count) if own else sin)
 
 
-def load_table(table: Any, first: int, count: int) -> Any:
+def load_table(table: Tensor, first: int, count: int) -> Tensor:
     depth = table.shape[2]
     tile = nl.ndarray((count, depth), table.dtype, buffer=nl.sbuf)
     nisa.dma_copy(tile, table.reshape((table.shape[0] * table.shape[1], depth))[first : first + count])
@@ -74,7 +75,7 @@ def normed(rows: Any, section: int) -> bool:
     return rows is not None and rows.norm.norms[section] not in (None, NormType.NO_NORM)
 
 
-def change_heads(dst: Any, x: Any, depth: int, section: int, tables: HeadTables, angles: Any) -> None:
+def change_heads(dst: Tensor, x: Tensor, depth: int, section: int, tables: HeadTables, angles: Any) -> None:
     """dst = norm(RoPE(norm(x))) of each head, x and dst [tokens, heads d]. The last step writes to dst."""
     value, target = by_head(x, depth), by_head(dst, depth)
     last = normed(tables.after, section)
@@ -90,16 +91,16 @@ def change_heads(dst: Any, x: Any, depth: int, section: int, tables: HeadTables,
         norm_heads(target, value, section, tables.after)
 
 
-def by_head(x: Any, depth: int) -> Any:
+def by_head(x: Tensor, depth: int) -> Any:
     """[tokens, heads, d]"""
     return x.reshape_dim(1, (x.shape[1] // depth, depth))
 
 
-def fresh(x: Any) -> Any:
+def fresh(x: Tensor) -> Tensor:
     return nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
 
 
-def norm_heads(dst: Any, x: Any, section: int, rows: NormRows) -> None:
+def norm_heads(dst: Tensor, x: Tensor, section: int, rows: NormRows) -> None:
     """dst = x / rms(x) * gamma + beta of each head; LAYER_NORM takes the mean off first."""
     tokens, heads, depth = x.shape
     gamma, beta = rows.gammas[section], rows.betas[section]
@@ -120,7 +121,7 @@ def norm_heads(dst: Any, x: Any, section: int, rows: NormRows) -> None:
         nisa.tensor_tensor(dst, value, over_heads(beta, x), op=nl.add)
 
 
-def centred(x: Any) -> Any:
+def centred(x: Tensor) -> Any:
     tokens, heads, depth = x.shape
     mean = nl.ndarray((tokens, heads), nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(mean, nl.add, x, 2)
@@ -130,12 +131,12 @@ def centred(x: Any) -> Any:
     return out
 
 
-def over_heads(row: Any, x: Any) -> Any:
+def over_heads(row: Tensor, x: Tensor) -> Any:
     """[tokens, d] of a table as if it were [tokens, heads, d], like x."""
     return row[0 : x.shape[0]].expand_dim(1).broadcast(1, x.shape[1])
 
 
-def turn_heads(dst: Any, x: Any, cos: Any, sin: Any) -> None:
+def turn_heads(dst: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """RoPE of the halves of each head: lower cos - upper sin, upper cos + lower sin. Half of sin counts."""
     half = x.shape[2] // 2
     straight, crossed = fresh(x), fresh(x)

@@ -28,20 +28,16 @@ from nkilib.core.qkv.qkv_tokens import Rows, RowSource, in_scale_of, load_rows, 
 from nkilib.core.utils.common_types import QKVWeightLayout, QuantizationType
 from nkilib.core.utils.fp8 import reciprocal_of
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, value_assert
+from nkilib.core.utils.mx_layout import GROUP, LANES, SCALE_DTYPES, TILE, as_words
 from nkilib.core.utils.mx_projection import (
-    GROUP,
-    LANES,
-    SCALE_DTYPES,
-    TILE,
     MxTokens,
-    MxWeights,
-    as_words,
     narrow_tokens,
     ones_tile,
     project_rows_mx,
     quantize_tokens,
     round_tokens,
 )
+from nkilib.core.utils.mx_weight_loads import MxWeights
 from nkilib.core.utils.norms import CHUNK_COLUMNS
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8, SUM_BANKS, token_major_blocks
 from nkilib.core.utils.projection_results import finish_into, new_rows
@@ -49,6 +45,7 @@ from nkilib.core.utils.tile_io import store
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import transpose_rows
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 # which element of the hidden dimension stands in lane q of row r = 128 t + p
 INNERMOST = "innermost"  # 4 r + q
@@ -97,7 +94,7 @@ def given_size(p: QKVParameters) -> int:
     return size - SCALE_BYTES if arrives_quantized(p) and size % LANES == 0 and size % TILE != 0 else size
 
 
-def words_of(weight: Any, size: int) -> Any:
+def words_of(weight: Tensor, size: int) -> Any:
     """Weights [H / 4, I] of four-packed words, [H / 4, I, 4] of FP8, or [H, I], a view of that."""
     words = weight
     if weight.dtype in FP8:
@@ -129,7 +126,7 @@ def check_tokens(p: QKVParameters) -> None:
 # ---- tokens --------------------------------------------------------------------------------------
 
 
-def new_mx_tokens(p: QKVParameters, count: int) -> Any:
+def new_mx_tokens(p: QKVParameters, count: int) -> Tensor:
     """A tile [128, H / 128, tokens, an even number] in 16 bits; a last one that only pads is zero."""
     even = count + count % 2
     tile = nl.ndarray((PMAX, hidden_size(p) // PMAX, even), sixteen_bits(p), buffer=nl.sbuf)
@@ -138,7 +135,7 @@ def new_mx_tokens(p: QKVParameters, count: int) -> Any:
     return tile
 
 
-def turn_rows_mx(p: QKVParameters, source: RowSource, x: Any, token: int, rows: Rows) -> None:
+def turn_rows_mx(p: QKVParameters, source: RowSource, x: Tensor, token: int, rows: Rows) -> None:
     """Normalised rows into tokens `token` ... of x, as the weights have the hidden dimension."""
     for chunk in TiledRange(rows.tile.shape[1], CHUNK_COLUMNS):
         part = normalized(p, source, rows, chunk.start_offset, chunk.size)
@@ -150,7 +147,7 @@ def turn_rows_mx(p: QKVParameters, source: RowSource, x: Any, token: int, rows: 
             transpose_rows(x, chunk.start_offset // PMAX, token, values, adjacent)
 
 
-def turn_pairs(p: QKVParameters, x: Any, token: int, values: Any, column: int) -> None:
+def turn_pairs(p: QKVParameters, x: Tensor, token: int, values: Tensor, column: int) -> None:
     """Of each half of the hidden dimension neighbours are two lanes of a row."""
     half = hidden_size(p) // 2
     for run in TiledRange(values.shape[1], PAIR * PMAX):
@@ -173,7 +170,7 @@ class MxProjection(nl.NKIObject):
         self.inverse = reciprocal_of(in_scale_of(p)) if static else None
         self.ones = ones_tile(BANK_COLUMNS)
 
-    def quantized(self, x: Any) -> MxTokens:
+    def quantized(self, x: Tensor) -> MxTokens:
         """Tokens [128, H / 128, tokens] in FP8."""
         tiles, even = x.shape[1] // LANES, x.shape[2]
         if self.p.mx_map == QUARTER:
@@ -204,7 +201,9 @@ def span_columns_mx(tokens: int) -> int:
 # ---- decode --------------------------------------------------------------------------------------
 
 
-def decode_mx(p: QKVParameters, n_prgs: int, core: int, out: Any, add_out: Any, dtype: Any = None) -> list:
+def decode_mx(
+    p: QKVParameters, n_prgs: int, core: int, out: Tensor, add_out: Tensor, dtype: DTypeLike | None = None
+) -> list:
     """Columns of this core as tiles [tokens <= 128, columns]; stored when ready, if out is given.
 
     add_out receives the input with its residuals; `dtype` is that of the tiles, by default of the result.

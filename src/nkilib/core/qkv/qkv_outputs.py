@@ -7,13 +7,14 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.qkv.qkv_parameters import K, QKVParameters, batch_shape
+from nkilib.core.qkv.qkv_parameters import Cache, K, QKVParameters, batch_shape
 from nkilib.core.utils.common_types import QKVOutputLayout
 from nkilib.core.utils.fp8 import reciprocal_of
 from nkilib.core.utils.kernel_helpers import interleave_copy
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 FAR_AWAY = 2**30  # a row that no cache has
 
@@ -70,7 +71,7 @@ def head_runs(column: int, columns: int, depth: int) -> list:
 # ---- results -------------------------------------------------------------------------------------
 
 
-def store_result(p: QKVParameters, out: Any, rows: Any, first: int, column: int) -> None:
+def store_result(p: QKVParameters, out: Tensor, rows: Tensor, first: int, column: int) -> None:
     """Rows of tokens first ..., [tokens, columns], into columns column ... of the result."""
     count, columns = rows.shape
     batches, sequence = batch_shape(p)
@@ -96,7 +97,7 @@ def store_result(p: QKVParameters, out: Any, rows: Any, first: int, column: int)
                 nisa.dma_copy(place.permute((1, 0, 2)), turned[:, :, run.row : run.row + run.count])
 
 
-def turn(heads: Any, turned: Any = None) -> Any:
+def turn(heads: Tensor, turned: Tensor | None = None) -> Tensor:
     """[tokens, heads, d] as [d, heads, tokens], through PSUM; into `turned` if that is given."""
     tokens, count, depth = heads.shape
     source = heads
@@ -122,7 +123,7 @@ class CacheWriter(nl.NKIObject):
         cache = p.cache
         self.inverse = (inverse_scale(cache.scales[0]), inverse_scale(cache.scales[1]))
 
-    def write(self, p: QKVParameters, values: Any, section: int, first: int, column: int) -> None:
+    def write(self, p: QKVParameters, values: Tensor, section: int, first: int, column: int) -> None:
         """Keys or values of tokens first ..., float32 [tokens, columns], of columns column ... of theirs."""
         cache = p.cache
         index = section - K
@@ -141,7 +142,7 @@ class CacheWriter(nl.NKIObject):
         else:
             write_slots(p, ready, cache.tensors[index], first, column)
 
-    def quantize(self, cache: Any, dst: Any, values: Any, inverse: Any) -> None:
+    def quantize(self, cache: Cache, dst: Tensor, values: Tensor, inverse: Tensor) -> None:
         """dst = fp8(clip(values / scale))"""
         scaled = nl.ndarray(values.shape, nl.float32, buffer=nl.sbuf)
         factor, largest = inverse[0 : values.shape[0]], cache.largest
@@ -149,7 +150,7 @@ class CacheWriter(nl.NKIObject):
         nisa.tensor_scalar(dst, scaled, nl.maximum, cache.smallest)
 
 
-def inverse_scale(scale: Any) -> Any:
+def inverse_scale(scale: Tensor) -> Any:
     """1 / element 0 of a scale, in every partition; None stays None."""
     if scale is None:
         return None
@@ -162,7 +163,9 @@ def inverse_scale(scale: Any) -> Any:
     return reciprocal_of(tile)
 
 
-def write_rows(p: QKVParameters, rows: Any, cache: Any, first: int, column: int, transposed: bool) -> None:
+def write_rows(
+    p: QKVParameters, rows: Tensor, cache: Tensor, first: int, column: int, transposed: bool
+) -> None:
     """Flat: position s of batch b at [b, s, :], or [b, :, s]."""
     count, columns = rows.shape
     batches, sequence = batch_shape(p)
@@ -186,7 +189,7 @@ def write_rows(p: QKVParameters, rows: Any, cache: Any, first: int, column: int,
 # ---- blocks: slot = block * block_size + position ------------------------------------------------
 
 
-def load_slots(p: QKVParameters, first: int, count: int) -> Any:
+def load_slots(p: QKVParameters, first: int, count: int) -> Tensor:
     """The slots of tokens first ..., [tokens, 1] int32. One outside the cache is not written."""
     tokens = p.cache.slots.size
     tile = nl.ndarray((count, 1), nl.int32, buffer=nl.sbuf)
@@ -197,7 +200,7 @@ def load_slots(p: QKVParameters, first: int, count: int) -> Any:
     return tile
 
 
-def write_slots(p: QKVParameters, rows: Any, cache: Any, first: int, column: int) -> None:
+def write_slots(p: QKVParameters, rows: Tensor, cache: Tensor, first: int, column: int) -> None:
     """[n_blocks, block_size, Nkv d]: a row for each slot."""
     count, columns = rows.shape
     width = cache.shape[2]
@@ -206,7 +209,7 @@ def write_slots(p: QKVParameters, rows: Any, cache: Any, first: int, column: int
     nisa.dma_copy(place, rows, oob_mode=nisa.oob_mode.skip)
 
 
-def write_packed_slots(p: QKVParameters, rows: Any, cache: Any, first: int, column: int) -> None:
+def write_packed_slots(p: QKVParameters, rows: Tensor, cache: Tensor, first: int, column: int) -> None:
     """[n_blocks, block_size / 2, Nkv d, 2]: even slots first, then odd ones; the others' row is far away."""
     count, columns = rows.shape
     width = cache.shape[2]
@@ -223,7 +226,7 @@ def write_packed_slots(p: QKVParameters, rows: Any, cache: Any, first: int, colu
         nisa.dma_copy(place, rows, oob_mode=nisa.oob_mode.skip)
 
 
-def write_turned_slots(p: QKVParameters, rows: Any, cache: Any, first: int, column: int) -> None:
+def write_turned_slots(p: QKVParameters, rows: Tensor, cache: Tensor, first: int, column: int) -> None:
     """[n_blocks Nkv, d, block_size] at [block Nkv + head, :, position]: elements far apart, one by one."""
     count, columns = rows.shape
     depth, size = cache.shape[1], cache.shape[2]
@@ -238,7 +241,7 @@ def write_turned_slots(p: QKVParameters, rows: Any, cache: Any, first: int, colu
         nisa.dma_copy(target, source, oob_mode=nisa.oob_mode.skip)
 
 
-def turned_places(slots: Any, block_size: int, block_elements: int) -> Any:
+def turned_places(slots: Tensor, block_size: int, block_elements: int) -> Any:
     """slot // block_size * block_elements + slot % block_size, exactly; negative where the slot is."""
     count = slots.shape[0]
     block, start, step, place = int_tile(count), int_tile(count), int_tile(count), int_tile(count)
@@ -250,5 +253,5 @@ def turned_places(slots: Any, block_size: int, block_elements: int) -> Any:
     return place
 
 
-def int_tile(count: int) -> Any:
+def int_tile(count: int) -> Tensor:
     return nl.ndarray((count, 1), nl.int32, buffer=nl.sbuf)

@@ -7,8 +7,10 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.utils.common_types import DtypeMode, NormType, QKVOutputLayout, QuantizationType
-from nkilib.core.utils.kernel_helpers import is_hbm_buffer, resolve_fp8_dtype
+from nkilib.core.utils.kernel_helpers import resolve_fp8_dtype
 from nkilib.core.utils.projection import FP8
+from nkilib.core.utils.token_shapes import is_in_sbuf, sixteen_bit_dtype
+from nkilib.core.utils.types import Tensor
 
 SCALE_BYTES = 4  # the float32 scale at the end of a row that is already quantised
 WORD = 4  # elements of H in a word of MX weights
@@ -77,7 +79,7 @@ class QKVParameters(nl.NKIObject):
     output_in_sbuf: bool = False
     output_hbm: Any = None
     dtype_mode: DtypeMode = DtypeMode.NON_OCP
-    mx_map: Any = None  # MX weights: words [H / 4, I], and where each element of H stands
+    mx_map: Tensor = None  # MX weights: words [H / 4, I], and where each element of H stands
 
 
 # ---- sizes ---------------------------------------------------------------------------------------
@@ -97,7 +99,7 @@ def normalized_size(p: QKVParameters) -> int:
 
 
 def input_in_sbuf(p: QKVParameters) -> bool:
-    return not is_hbm_buffer(p.input)
+    return is_in_sbuf(p.input)
 
 
 def batch_shape(p: QKVParameters) -> tuple[int, int]:
@@ -175,7 +177,7 @@ def matmul_dtype(p: QKVParameters) -> Any:
         return p.input.dtype
     if quantizes(p):
         return p.weight.dtype if p.weight.dtype in FP8 else resolve_fp8_dtype(p.dtype_mode)
-    return nl.float16 if p.input.dtype == nl.float16 else nl.bfloat16
+    return sixteen_bit_dtype(p.input.dtype)
 
 
 def weight_dtype(p: QKVParameters) -> Any:
@@ -186,7 +188,7 @@ def weight_dtype(p: QKVParameters) -> Any:
 def result_dtype(p: QKVParameters) -> Any:
     if p.output_hbm is not None:
         return p.output_hbm.dtype
-    return nl.float16 if p.input.dtype == nl.float16 else nl.bfloat16
+    return sixteen_bit_dtype(p.input.dtype)
 
 
 # ---- what has to be done -------------------------------------------------------------------------

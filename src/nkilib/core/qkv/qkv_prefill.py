@@ -7,6 +7,7 @@ over, and the factor of the norm is left to the sums: the first matmul need not 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import nki.isa as nisa
@@ -55,14 +56,15 @@ from nkilib.core.utils.projection import (
 )
 from nkilib.core.utils.projection_results import finish_into, new_rows
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import Tensor
 
 UNIT_TILES = 8  # of the contraction, that DMA turns over at once: 1 MiB for 512 tokens
 TURNED_TOKENS = 16  # what DMA turns over fast are multiples
 TOKEN_BYTES = 80 * 1024  # in each partition, of a block of tokens; the next one is prepared beside it
 
 
-def prefill(p: QKVParameters, out: Any) -> None:
+def prefill(p: QKVParameters, out: Tensor) -> None:
     """The projection of this core's tokens, into out and the caches. Cores share the tokens."""
     start, end = program_share(token_count(p))
     if start == end:
@@ -94,7 +96,7 @@ def block_tokens(p: QKVParameters, tokens: int) -> int:
 class Prefill(nl.NKIObject):
     """What all blocks share."""
 
-    def __init__(self, p: QKVParameters, out: Any, by_dma: bool):
+    def __init__(self, p: QKVParameters, out: Tensor, by_dma: bool):
         self.out = out
         self.by_dma = by_dma
         self.gamma = gamma_columns(p) if by_dma and p.norm == NormType.RMS_NORM else None
@@ -109,19 +111,23 @@ class Prefill(nl.NKIObject):
         self.writer: Any = None if p.cache is None else CacheWriter(p)
 
 
+@dataclass
 class Block(nl.NKIObject):
     """Tokens first ... first + count, prepared tile by tile."""
 
-    def __init__(self, p: QKVParameters, kernel: Prefill, first: int, count: int):
-        self.p = p
-        self.kernel = kernel
-        self.first = first
-        self.count = count
-        self.tiles = div_ceil(count, PMAX)
-        self.by_dma = kernel.by_dma
-        self.units = div_ceil(hidden_size(p) // PMAX, UNIT_TILES) if self.by_dma else self.tiles
+    p: QKVParameters
+    kernel: Prefill
+    first: int
+    count: int
+
+    def __post_init__(self) -> None:
+        self.tiles = div_ceil(self.count, PMAX)
+        self.by_dma = self.kernel.by_dma
+        self.units = div_ceil(hidden_size(self.p) // PMAX, UNIT_TILES) if self.by_dma else self.tiles
         self.prepared = 0
-        self.x = new_tokens(p, count) if kernel.mx is None else new_mx_tokens(p, count)
+        self.x = (
+            new_tokens(self.p, self.count) if self.kernel.mx is None else new_mx_tokens(self.p, self.count)
+        )
         self.scales: list = []
         self.angles: list = []
 
@@ -179,7 +185,7 @@ def project_block(p: QKVParameters, kernel: Prefill, block: Block, upcoming: Any
     sums.store(p, block)
 
 
-def project_span(p: QKVParameters, block: Block, x: Any, span: Any) -> list:
+def project_span(p: QKVParameters, block: Block, x: Activations, span: TiledRangeIterator) -> list:
     """The sums of some columns. Tokens that DMA has yet to turn over come with the weights they meet."""
     if p.mx_map is not None:
         return block.kernel.mx.project(x, block.count, span.start_offset, span.size)
@@ -192,7 +198,7 @@ def project_span(p: QKVParameters, block: Block, x: Any, span: Any) -> list:
     return blocks
 
 
-def span_size(p: QKVParameters, x: Any, tokens: int) -> int:
+def span_size(p: QKVParameters, x: Activations, tokens: int) -> int:
     """How many columns to work on at once: spans are alike, and of whole heads where these matter."""
     unit = 1 if p.d_head is None else p.d_head
     most = span_columns(x, p.weight) if p.mx_map is None else span_columns_mx(tokens)
@@ -202,7 +208,13 @@ def span_size(p: QKVParameters, x: Any, tokens: int) -> int:
 
 
 def put_tile(
-    p: QKVParameters, kernel: Prefill, block: Block, i: int, rows: Any, span: Any, sums: SquareSums
+    p: QKVParameters,
+    kernel: Prefill,
+    block: Block,
+    i: int,
+    rows: Tensor,
+    span: TiledRangeIterator,
+    sums: SquareSums,
 ) -> None:
     """Columns of 128 tokens, finished but for norms and RoPE, to where they go."""
     first = block.first + i * PMAX
@@ -226,7 +238,7 @@ def put_tile(
 
 
 def put_piece(
-    p: QKVParameters, kernel: Prefill, angles: Any, piece: Piece, part: Any, place: Any, first: int
+    p: QKVParameters, kernel: Prefill, angles: Any, piece: Piece, part: Tensor, place: Tensor, first: int
 ) -> None:
     """One section of some columns: into its place among the results, or, if that is None, into the cache."""
     changed = changes(kernel.tables, angles, piece.section)
@@ -255,7 +267,7 @@ class SquareSums(nl.NKIObject):
                 nisa.memset(tile, 0.0)
             self.sums.append(rows)
 
-    def add(self, i: int, section: int, span: int, part: Any) -> None:
+    def add(self, i: int, section: int, span: int, part: Tensor) -> None:
         """The columns that one span has of a section."""
         if self.wanted[section]:
             squares = nl.ndarray(part.shape, nl.bfloat16, buffer=nl.sbuf)

@@ -7,7 +7,13 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from nkilib.core.utils.common_types import DtypeMode, NormType, QKVOutputLayout, QuantizationType
+from nkilib.core.utils.common_types import (
+    DtypeMode,
+    NormType,
+    QKNormConfig,
+    QKVOutputLayout,
+    QuantizationType,
+)
 
 
 class Result(NamedTuple):
@@ -101,8 +107,12 @@ def heads(y: np.ndarray, name: str, options: dict) -> np.ndarray:
     return x.reshape(y.shape)
 
 
-def head_norm(x: np.ndarray, prefix: str, name: str, config: Any, options: dict) -> np.ndarray:
-    norm = None if config is None else getattr(config, f"{name}_norm")
+def head_norm(
+    x: np.ndarray, prefix: str, name: str, config: QKNormConfig | None, options: dict
+) -> np.ndarray:
+    if config is None:
+        return x
+    norm = getattr(config, f"{name}_norm")
     if norm in (None, NormType.NO_NORM):
         return x
     if norm == NormType.LAYER_NORM:
@@ -124,7 +134,9 @@ def laid_out(y: np.ndarray, options: dict) -> np.ndarray:
     return by_head.transpose(2, 0, 1, 3) if layout == QKVOutputLayout.NBSd else by_head.transpose(2, 0, 3, 1)
 
 
-def cached_ref(cache: np.ndarray, values: np.ndarray, slots: Any = None, **options: Any) -> np.ndarray:
+def cached_ref(
+    cache: np.ndarray, values: np.ndarray, slots: np.ndarray | None = None, **options: Any
+) -> np.ndarray:
     """A copy of a cache with k or v, [B, S, Nkv d], written to it. `scale`, `limits`, `depth`, `form`.
 
     form: "rows", or for keys "transposed" or "packed".

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.qkv.qkv_parameters import QKVParameters, pieces
 from nkilib.core.qkv.qkv_tokens import in_scale_of
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.projection_results import Terms, broadcast_row
+from nkilib.core.utils.types import Tensor
 
 
 def load_terms(p: QKVParameters, column: int, columns: int, partitions: int) -> Terms:
@@ -24,7 +23,7 @@ def load_terms(p: QKVParameters, column: int, columns: int, partitions: int) -> 
     return terms
 
 
-def static_scales(p: QKVParameters, column: int, columns: int, partitions: int) -> Any:
+def static_scales(p: QKVParameters, column: int, columns: int, partitions: int) -> Tensor:
     """in_scale * w_scale of its section for every column, [partitions, columns]."""
     by_section = broadcast_row(p.w_scale, 0, p.w_scale.shape[1], partitions)
     products = nl.ndarray(by_section.shape, nl.float32, buffer=nl.sbuf)

@@ -8,6 +8,7 @@ import numpy as np
 
 import nki
 import nki.language as nl
+from nkilib.core.qkv.qkv_arguments import InputNorm, Projection, Quantization, projection_parameters
 from nkilib.core.qkv.qkv_checks import MOST_DECODED, check
 from nkilib.core.qkv.qkv_decode import all_columns, decode, decode_whole
 from nkilib.core.qkv.qkv_mx import as_mx, decode_mx
@@ -22,6 +23,7 @@ from nkilib.core.qkv.qkv_parameters import (
     token_count,
 )
 from nkilib.core.qkv.qkv_ref import qkv_ref
+from nkilib.core.utils.allocator import BufferManager
 from nkilib.core.utils.common_types import (
     DtypeMode,
     NormType,
@@ -32,16 +34,17 @@ from nkilib.core.utils.common_types import (
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 
 @nki.jit
 def qkv_tkg(
-    hidden: Any,
-    qkv_w: Any,
-    norm_w: Any = None,
+    hidden: Tensor,
+    qkv_w: Tensor,
+    norm_w: Tensor | None = None,
     fused_add: bool = False,
-    mlp_prev: Any = None,
-    attn_prev: Any = None,
+    mlp_prev: Tensor | None = None,
+    attn_prev: Tensor | None = None,
     d_head: int | None = None,
     num_kv_heads: int | None = None,
     num_q_heads: int | None = None,
@@ -50,17 +53,17 @@ def qkv_tkg(
     norm_type: NormType = NormType.RMS_NORM,
     quantization_type: QuantizationType = QuantizationType.NONE,
     is_h_dim_4h_transposed: bool = False,
-    qkv_w_scale: Any = None,
-    qkv_in_scale: Any = None,
+    qkv_w_scale: Tensor | None = None,
+    qkv_in_scale: Tensor | None = None,
     output_in_sbuf: bool = False,
-    qkv_bias: Any = None,
-    norm_bias: Any = None,
+    qkv_bias: Tensor | None = None,
+    norm_bias: Tensor | None = None,
     hidden_actual: int | None = None,
-    sbm: Any = None,
+    sbm: BufferManager | None = None,
     weight_layout: QKVWeightLayout = QKVWeightLayout.CONTIGUOUS,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
-    output_hbm: Any = None,
-) -> Any:
+    output_hbm: Tensor | None = None,
+) -> Tensor | tuple[Tensor, ...]:
     """QKV projection of decode: y = norm(hidden + mlp_prev + attn_prev) W + bias.
 
     hidden [B, S, H] in HBM, or [128, T, H / 128] in SBUF; W [H, I]; up to 512 tokens. y is [B, S, I], [N, B,
@@ -74,32 +77,19 @@ def qkv_tkg(
     >>> qkv_tkg(x, w, norm_type=NormType.NO_NORM)[3, 0, :2]
     array([128., 128.], dtype=float16)
     """
-    p = QKVParameters(
-        hidden,
-        qkv_w,
-        output_layout,
-        qkv_bias,
-        quantization_type,
-        qkv_w_scale,
-        qkv_in_scale,
+    p = projection_parameters(
+        Projection(hidden, qkv_w, qkv_bias, output_layout, output_hbm),
+        Quantization(quantization_type, qkv_w_scale, qkv_in_scale, dtype_mode),
+        InputNorm(norm_type, norm_w, norm_bias, eps, hidden_actual),
         (mlp_prev, attn_prev) if fused_add else (),
-        norm_type,
-        norm_w,
-        norm_bias,
-        eps,
-        hidden_actual,
-        d_head,
-        num_q_heads,
-        num_kv_heads,
+        (d_head, num_q_heads, num_kv_heads),
     )
     p.output_in_sbuf = output_in_sbuf
-    p.output_hbm = output_hbm
-    p.dtype_mode = dtype_mode
     as_mx(p, is_h_dim_4h_transposed, weight_layout)
-    return run(p)
+    return run_decode(p)
 
 
-def run(p: QKVParameters) -> Any:
+def run_decode(p: QKVParameters) -> Tensor | tuple[Tensor, ...]:
     """Check, allocate the results, and compute them."""
     sharding = get_verified_program_sharding_info("qkv_tkg", (0, 1), 2)
     n_prgs, core = sharding[1], sharding[2]

@@ -6,6 +6,7 @@ the partitions, which is how decode loads its few tokens, TensorE adds the squar
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import nki.isa as nisa
@@ -46,6 +47,7 @@ from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import rows_from_spread, transpose_rows
+from nkilib.core.utils.types import Tensor
 
 RESIDENT_COLUMNS = 8192  # of gamma and beta, in every partition
 GROUP_ELEMENTS = 4096  # of tokens that stand along the partitions, in each partition at a time
@@ -54,7 +56,7 @@ GROUP_ELEMENTS = 4096  # of tokens that stand along the partitions, in each part
 class RowVector(nl.NKIObject):
     """Gamma or beta in every partition; of a long one parts are loaded when they are wanted."""
 
-    def __init__(self, vector: Any, size: int):
+    def __init__(self, vector: Tensor, size: int):
         self.vector = vector.reshape((1, size))
         self.tile = None
         if size <= RESIDENT_COLUMNS:
@@ -108,7 +110,7 @@ def in_scale_of(p: QKVParameters) -> Any:
     return broadcast_row(p.in_scale, 0, 1, PMAX)
 
 
-def by_partition(vector: Any, size: int, parts: int) -> Any:
+def by_partition(vector: Tensor, size: int, parts: int) -> Tensor:
     """[1, H] as [128, H / 128], like the tokens."""
     tiles = size // PMAX
     tile = nl.ndarray((PMAX, tiles), vector.dtype, buffer=nl.sbuf)
@@ -122,7 +124,7 @@ def by_partition(vector: Any, size: int, parts: int) -> Any:
     return tile
 
 
-def new_tokens(p: QKVParameters, count: int) -> Any:
+def new_tokens(p: QKVParameters, count: int) -> Tensor:
     """A tile for tokens as they are multiplied: [128, H / 128, tokens]."""
     return nl.ndarray((PMAX, hidden_size(p) // PMAX, count), matmul_dtype(p), buffer=nl.sbuf)
 
@@ -130,14 +132,14 @@ def new_tokens(p: QKVParameters, count: int) -> Any:
 # ---- tokens in rows ------------------------------------------------------------------------------
 
 
+@dataclass
 class Rows(nl.NKIObject):
     """Rows [tokens, H] with what their norm needs; `scale` [tokens, 1] if they come quantised."""
 
-    def __init__(self, tile: Any, scale: Any, mean: Any = None, factor: Any = None):
-        self.tile = tile
-        self.scale = scale
-        self.mean = mean
-        self.factor = factor
+    tile: Tensor
+    scale: Tensor
+    mean: Tensor | None = None
+    factor: Tensor | None = None
 
 
 def load_rows(p: QKVParameters, first: int, count: int) -> Rows:
@@ -160,7 +162,7 @@ def load_rows(p: QKVParameters, first: int, count: int) -> Rows:
     return Rows(rows, None, None, row_scale(rows, normalized_size(p), p.eps))
 
 
-def load_tensor_rows(p: QKVParameters, tensor: Any, first: int, count: int) -> Any:
+def load_tensor_rows(p: QKVParameters, tensor: Tensor, first: int, count: int) -> Any:
     """Rows of the input or a residual. Only MX wants those that lie along the partitions as rows."""
     if not is_hbm_buffer(tensor):
         return rows_of_spread(tensor, first, count)
@@ -172,7 +174,7 @@ def load_tensor_rows(p: QKVParameters, tensor: Any, first: int, count: int) -> A
     return tile
 
 
-def rows_of_spread(tensor: Any, first: int, count: int) -> Any:
+def rows_of_spread(tensor: Tensor, first: int, count: int) -> Tensor:
     """Of [128, T, H / 128] in SBUF, which has a part of H for each core."""
     parts, size = nl.num_programs(0), PMAX * tensor.shape[2]
     rows = nl.ndarray((count, size), tensor.dtype, buffer=nl.sbuf)
@@ -183,7 +185,7 @@ def rows_of_spread(tensor: Any, first: int, count: int) -> Any:
     return rows
 
 
-def rows_of_columns(p: QKVParameters, tensor: Any, first: int, count: int) -> Any:
+def rows_of_columns(p: QKVParameters, tensor: Tensor, first: int, count: int) -> Tensor:
     """Of [B, H, S] in HBM."""
     tiles = hidden_size(p) // PMAX
     columns = nl.ndarray((PMAX, tiles, count), tensor.dtype, buffer=nl.sbuf)
@@ -199,7 +201,7 @@ def rows_of_columns(p: QKVParameters, tensor: Any, first: int, count: int) -> An
     return rows
 
 
-def turn_rows(p: QKVParameters, source: RowSource, x: Any, token: int, rows: Rows) -> None:
+def turn_rows(p: QKVParameters, source: RowSource, x: Tensor, token: int, rows: Rows) -> None:
     """x[p, k, token + t] = norm(rows)[t, 128 k + p], quantised if need be."""
     for chunk in TiledRange(rows.tile.shape[1], CHUNK_COLUMNS):
         values = normalized(p, source, rows, chunk.start_offset, chunk.size)
@@ -233,7 +235,7 @@ def normalized(p: QKVParameters, source: RowSource, rows: Rows, column: int, col
     return out
 
 
-def centred_rows(out: Any, part: Any, rows: Rows, gamma: Any, beta: Any) -> None:
+def centred_rows(out: Tensor, part: Tensor, rows: Rows, gamma: Tensor, beta: Tensor) -> None:
     """out = (part - mean) * factor * gamma + beta"""
     centred = nl.ndarray(part.shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(centred, part, nl.subtract, rows.mean, op1=nl.multiply, operand1=rows.factor)
@@ -260,7 +262,7 @@ def turns_by_dma(p: QKVParameters) -> bool:
     return p.norm != NormType.LAYER_NORM and p.input.dtype == nl.bfloat16
 
 
-def turn_by_dma(p: QKVParameters, place: Any, first: int, tile: int, gamma: Any) -> None:
+def turn_by_dma(p: QKVParameters, place: Tensor, first: int, tile: int, gamma: Tensor) -> None:
     """place = input * gamma of tokens first ... and tiles tile ..., [128, tiles, tokens]."""
     size = hidden_size(p)
     tiles, count = place.shape[1], place.shape[2]
@@ -272,7 +274,7 @@ def turn_by_dma(p: QKVParameters, place: Any, first: int, tile: int, gamma: Any)
             nisa.tensor_scalar(part, part, nl.multiply, gamma[:, tile + k : tile + k + 1])
 
 
-def gamma_columns(p: QKVParameters) -> Any:
+def gamma_columns(p: QKVParameters) -> Tensor:
     """Gamma as [128, H / 128] in float32, 128 k + p at [p, k]: loaded in rows, turned over by TensorE."""
     tiles = hidden_size(p) // PMAX
     out = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
@@ -289,7 +291,7 @@ def gamma_columns(p: QKVParameters) -> Any:
 # ---- tokens along the partitions -----------------------------------------------------------------
 
 
-def token_columns(p: QKVParameters, source: ColumnSource, x: Any, first: int, add_out: Any) -> None:
+def token_columns(p: QKVParameters, source: ColumnSource, x: Tensor, first: int, add_out: Tensor) -> None:
     """Fill x, [128, H / 128, tokens], with tokens first ...; add_out [T, H] receives their sums."""
     tiles, count = x.shape[1], x.shape[2]
     for group in TiledRange(count, max(1, GROUP_ELEMENTS // tiles)):
@@ -307,7 +309,7 @@ def token_columns(p: QKVParameters, source: ColumnSource, x: Any, first: int, ad
         settle(source, place, values.permute((0, 2, 1)), group.index)
 
 
-def settle(source: ColumnSource, place: Any, x: Any, turn: int) -> None:
+def settle(source: ColumnSource, place: Tensor, x: Tensor, turn: int) -> None:
     """place = quantised(x * gamma + beta), both [128, tiles, tokens]."""
     value, tokens = x, x.shape[2]
     if source.gamma is not None:
@@ -325,12 +327,12 @@ def settle(source: ColumnSource, place: Any, x: Any, turn: int) -> None:
         interleave_copy(place, value, turn)
 
 
-def over_tokens(vector: Any, tokens: int) -> Any:
+def over_tokens(vector: Tensor, tokens: int) -> Any:
     """[128, tiles] as if it were [128, tiles, tokens]."""
     return vector.expand_dim(2).broadcast(2, tokens)
 
 
-def load_columns(p: QKVParameters, source: ColumnSource, tensor: Any, first: int, count: int) -> Any:
+def load_columns(p: QKVParameters, source: ColumnSource, tensor: Tensor, first: int, count: int) -> Any:
     """[128, tokens, H / 128] of any input."""
     if input_in_sbuf(p) and tensor.buffer == nl.sbuf:
         return tensor[:, first : first + count, :]
@@ -349,18 +351,18 @@ def load_columns(p: QKVParameters, source: ColumnSource, tensor: Any, first: int
     return tile
 
 
-def by_parts(tile: Any, parts: int) -> Any:
+def by_parts(tile: Tensor, parts: int) -> Any:
     """[128, tokens, tiles] as [128, tokens, parts, tiles of one part]"""
     return tile.reshape_dim(2, (parts, tile.shape[2] // parts))
 
 
-def spread(rows: Any, parts: int) -> Any:
+def spread(rows: Tensor, parts: int) -> Any:
     """[T, H] in HBM as [128, tokens, parts, tiles]: neighbours in a part share a partition."""
     tokens, size = rows.shape
     return rows.reshape_dim(1, (parts, PMAX, size // parts // PMAX)).permute((2, 0, 1, 3))
 
 
-def store_sums(source: ColumnSource, add_out: Any, values: Any, first: int) -> None:
+def store_sums(source: ColumnSource, add_out: Tensor, values: Tensor, first: int) -> None:
     """The sums of residuals, in the dtype of add_out."""
     stored = nl.ndarray(values.shape, add_out.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(stored, values)
@@ -368,7 +370,7 @@ def store_sums(source: ColumnSource, add_out: Any, values: Any, first: int) -> N
     nisa.dma_copy(spread(rows, source.parts), by_parts(stored, source.parts))
 
 
-def normalized_columns(p: QKVParameters, source: ColumnSource, values: Any) -> Any:
+def normalized_columns(p: QKVParameters, source: ColumnSource, values: Tensor) -> Any:
     """[128, tokens, H / 128] normalised but for gamma, float32 if it is."""
     if p.norm == NormType.NO_NORM:
         return values

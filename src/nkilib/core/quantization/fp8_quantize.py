@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -13,18 +13,22 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import DTypeLike, Tensor
+
+if TYPE_CHECKING:
+    from nkilib.core.utils.allocator import BufferManager
 
 MINIMUM_SCALE = 1e-5  # of a row: one of zeros stays zeros
 PIECE = 1024  # elements of a partition at a time, so that engines work on different pieces
 
 
 def static_quantization(
-    hidden_state: Any,
-    input_dequant_scale: Any,
-    quant_scale: Any = None,
-    dtype: Any = nl.float8_e4m3fn,
-    sbm: Any = None,
-    quantized: Any = None,
+    hidden_state: Tensor,
+    input_dequant_scale: Tensor,
+    quant_scale: Tensor | None = None,
+    dtype: DTypeLike = nl.float8_e4m3fn,
+    sbm: BufferManager | None = None,
+    quantized: Tensor | None = None,
 ) -> Any:
     """q = dtype(clip(x * quant_scale, -F, F)), one scale for the whole tile; F is the largest dtype.
 
@@ -64,12 +68,12 @@ def static_quantization(
 
 
 def row_quantization(
-    hidden_state: Any,
-    dtype: Any = nl.float8_e4m3fn,
-    sbm: Any = None,
-    output_dtype: Any = None,
-    quantized: Any = None,
-    dequant_scale: Any = None,
+    hidden_state: Tensor,
+    dtype: DTypeLike = nl.float8_e4m3fn,
+    sbm: BufferManager | None = None,
+    output_dtype: DTypeLike | None = None,
+    quantized: Tensor | None = None,
+    dequant_scale: Tensor | None = None,
 ) -> tuple[Any, Any]:
     """q = dtype(clip(bfloat16(x / s), -F, F)) and s = max(max|x| / F, 1e-5), one scale for each token.
 
@@ -120,7 +124,9 @@ def row_quantization(
     return (quantized if output_dtype is None else quantized.view(output_dtype)), dequant_scale
 
 
-def pre_combine_dequant_scales(input_dequant_scale: Any, weight_dequant_scale: Any, sbm: Any = None) -> Any:
+def pre_combine_dequant_scales(
+    input_dequant_scale: Tensor, weight_dequant_scale: Tensor, sbm: BufferManager | None = None
+) -> Any:
     """combined = input_dequant_scale * weight_dequant_scale, element by element, float32.
 
     Both are SBUF tiles of one shape, or one of them is a column [P, 1] that meets every element of the other.
@@ -159,7 +165,12 @@ def pre_combine_dequant_scales(input_dequant_scale: Any, weight_dequant_scale: A
 
 
 def _quantize_tokens(
-    quantized: Any, scaled: Any, dequant_scale: Any, hidden: Any, largest: float, sbm: Any
+    quantized: Tensor,
+    scaled: Tensor,
+    dequant_scale: Tensor,
+    hidden: Tensor,
+    largest: float,
+    sbm: BufferManager | None,
 ) -> None:
     """Tokens that lie across the partitions: [rows, T, J]."""
     rows, tokens, columns = hidden.shape
@@ -174,7 +185,7 @@ def _quantize_tokens(
     nisa.activation(quantized, nl.copy, scaled)  # nothing to clip: F * (1 + 2^-22) rounds to F in bfloat16
 
 
-def _scales(dequant_scale: Any, magnitude: Any, largest: float, sbm: Any) -> Any:
+def _scales(dequant_scale: Tensor, magnitude: Tensor, largest: float, sbm: BufferManager | None) -> Any:
     """dequant_scale = max(magnitude / F, 1e-5); its reciprocal is returned."""
     nisa.tensor_scalar(
         dequant_scale, magnitude, nl.multiply, 1.0 / largest, op1=nl.maximum, operand1=MINIMUM_SCALE
@@ -184,7 +195,7 @@ def _scales(dequant_scale: Any, magnitude: Any, largest: float, sbm: Any) -> Any
     return quant_scale
 
 
-def _scale_and_clip(quantized: Any, scaled: Any, hidden: Any, scale: Any, largest: float) -> None:
+def _scale_and_clip(quantized: Tensor, scaled: Tensor, hidden: Tensor, scale: Tensor, largest: float) -> None:
     """scaled = hidden * scale on the Scalar engine, quantized = clip(scaled) on the Vector engine."""
     for piece in _pieces(hidden):
         part = slice(piece.start_offset, piece.end_offset)
@@ -194,7 +205,7 @@ def _scale_and_clip(quantized: Any, scaled: Any, hidden: Any, scale: Any, larges
         )
 
 
-def _pieces(tile: Any) -> Any:
+def _pieces(tile: Tensor) -> Any:
     """Ranges of dimension 1 with about PIECE elements per partition; of tokens, as many as partitions."""
     columns = 1
     for size in tile.shape[2:]:
@@ -203,7 +214,7 @@ def _pieces(tile: Any) -> Any:
     return TiledRange(tile.shape[1], min(limit, max(1, PIECE // columns)))
 
 
-def _spread_maximum(dst: Any, data: Any, sbm: Any) -> None:
+def _spread_maximum(dst: Tensor, data: Tensor, sbm: BufferManager | None) -> None:
     """dst[p, t] = max over partitions of data[:, t]: transpose, reduce, and multiply ones by the diagonal.
 
     dst is in PSUM.
@@ -226,11 +237,11 @@ def _spread_maximum(dst: Any, data: Any, sbm: Any) -> None:
     nisa.nc_matmul(dst, ones, diagonal)
 
 
-def _new(shape: Any, dtype: Any, sbm: Any) -> Any:
+def _new(shape: tuple, dtype: DTypeLike, sbm: BufferManager | None) -> Any:
     return nl.ndarray(shape, dtype, buffer=nl.sbuf) if sbm is None else sbm.alloc_stack(shape, dtype)
 
 
-def _destination(name: str, given: Any, shape: Any, dtype: Any, sbm: Any) -> Any:
+def _destination(name: str, given: Tensor, shape: tuple, dtype: DTypeLike, sbm: BufferManager | None) -> Any:
     """The tile given for a result, seen as `dtype`, or a new one."""
     if given is None:
         return _new(shape, dtype, sbm)
@@ -242,16 +253,16 @@ def _destination(name: str, given: Any, shape: Any, dtype: Any, sbm: Any) -> Any
     return tile
 
 
-def _rounded_dtype(tile: Any) -> Any:
+def _rounded_dtype(tile: Tensor) -> Any:
     return tile.dtype if tile.dtype in (nl.bfloat16, nl.float16) else nl.float32
 
 
-def _check_tile(name: str, tile: Any) -> None:
+def _check_tile(name: str, tile: Tensor) -> None:
     kernel_assert(tile is not None, f"{name}: got None, expected a tile in SBUF")
     kernel_assert(tile.buffer == nl.sbuf, f"{name}: got a tensor in {tile.buffer}, expected a tile in SBUF")
 
 
-def _check_column(name: str, tile: Any, rows: int) -> None:
+def _check_column(name: str, tile: Tensor, rows: int) -> None:
     _check_tile(name, tile)
     kernel_assert(
         len(tile.shape) == 2 and tile.shape[0] >= rows and tile.shape[1] == 1,
@@ -262,19 +273,21 @@ def _check_column(name: str, tile: Any, rows: int) -> None:
 # ---- references
 
 
-def fp8(values: np.ndarray, dtype: Any) -> np.ndarray:
+def fp8(values: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     """Numbers clipped to the range of an FP8 dtype and rounded to it."""
     largest = get_max_positive_value_for_dtype(dtype)
     return np.clip(values, -largest, largest).astype(np.dtype(dtype))
 
 
-def static_quantization_ref(hidden_state: Any, input_dequant_scale: Any, dtype: Any) -> np.ndarray:
+def static_quantization_ref(
+    hidden_state: np.ndarray, input_dequant_scale: np.ndarray, dtype: DTypeLike
+) -> np.ndarray:
     """static_quantization in float64."""
     scaled = hidden_state.astype(np.float64) / np.asarray(input_dequant_scale, np.float64).flat[0]
     return fp8(scaled.astype(hidden_state.dtype).astype(np.float64), dtype)
 
 
-def row_quantization_ref(hidden_state: Any, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+def row_quantization_ref(hidden_state: np.ndarray, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
     """row_quantization in float64; scales without the copies in other partitions."""
     x = hidden_state.astype(np.float64)
     magnitude = np.abs(x).max(axis=(0, 2) if x.ndim == 3 else 1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.language as nl
 from nkilib.core.utils.common_types import NormType, QuantizationType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.types import Tensor
 
 MAX_BATCH, MAX_SEQUENCE, MAX_HIDDEN = 32, 32768, 16384
 _FLOATS = (nl.bfloat16, nl.float16, nl.float32)
@@ -45,7 +45,12 @@ class RmsNormQuantKernelArgs(nl.NKIObject):
 
 
 def check_arguments(
-    hidden: Any, ln_w: Any, kargs: Any, input_dequant_scale: Any, pre_norm_gamma: Any, residual: Any
+    hidden: Tensor,
+    ln_w: Tensor,
+    kargs: RmsNormQuantKernelArgs,
+    input_dequant_scale: Tensor,
+    pre_norm_gamma: Tensor,
+    residual: Tensor,
 ) -> None:
     """Refuse what is not documented, before any instruction."""
     kernel_assert(
@@ -84,7 +89,7 @@ def _check_sizes(shape: tuple[int, ...]) -> None:
     kernel_assert(rows <= limit, f"hidden: got {rows} rows, allowed are at most {limit}")
 
 
-def _check_gamma(name: str, gamma: Any, width: int) -> None:
+def _check_gamma(name: str, gamma: Tensor, width: int) -> None:
     kernel_assert(
         tuple(gamma.shape) in ((width,), (1, width)),
         f"{name}: got shape {tuple(gamma.shape)}, expected ({width},) or (1, {width})",

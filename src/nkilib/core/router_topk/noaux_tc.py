@@ -17,6 +17,8 @@ import numpy as np
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.tiles import new_column
+from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import kernel_assert
 
@@ -36,7 +38,7 @@ class NoAux(nl.NKIObject):
         self.bias: Any = None
 
 
-def check_noaux(rule: NoAux, experts: int, k: int, w_bias: Any) -> None:
+def check_noaux(rule: NoAux, experts: int, k: int, w_bias: Tensor) -> None:
     kernel_assert(w_bias is not None, "w_bias: got None, NOAUX_TC needs the e_score_correction_bias")
     groups, kept = rule.groups, rule.kept_groups
     kernel_assert(
@@ -55,7 +57,7 @@ def check_noaux(rule: NoAux, experts: int, k: int, w_bias: Any) -> None:
     )
 
 
-def choices(rule: NoAux, scores: Any) -> Any:
+def choices(rule: NoAux, scores: Tensor) -> Tensor:
     """What the top k are taken of, [tokens, at least 8]: score + bias; LOWEST in groups that are left out."""
     count, experts = scores.shape
     size = experts // rule.groups
@@ -80,7 +82,7 @@ def choices(rule: NoAux, scores: Any) -> Any:
     return choice
 
 
-def group_penalties(rule: NoAux, by_group: Any) -> Any:
+def group_penalties(rule: NoAux, by_group: Tensor) -> Tensor:
     """0 for the best groups, LOWEST for the others; of equal groups the first stay."""
     count, groups = by_group.shape[0], rule.groups
     best = nl.ndarray((count, groups, MAX8), nl.float32, buffer=nl.sbuf)
@@ -97,7 +99,7 @@ def group_penalties(rule: NoAux, by_group: Any) -> Any:
     return penalty
 
 
-def mark_first(values: Any, best: Any, k: int) -> Any:
+def mark_first(values: Tensor, best: Tensor, k: int) -> Tensor:
     """values with MARK in the places of the first k of `best`, which is overwritten behind them."""
     marked = nl.ndarray(values.shape, nl.float32, buffer=nl.sbuf)
     if k < MAX8:
@@ -109,22 +111,22 @@ def mark_first(values: Any, best: Any, k: int) -> Any:
 class NoAuxAffinities(nl.NKIObject):
     """Of all experts, 0 where not chosen, and, if wanted, of the top k in order."""
 
-    def __init__(self, rule: NoAux, scores: Any, choice: Any, best: Any, k: int, normalize: bool):
+    def __init__(self, rule: NoAux, scores: Tensor, choice: Tensor, best: Tensor, k: int, normalize: bool):
         count, experts = scores.shape
         marked = mark_first(choice, best, k)
         self.all = nl.ndarray((count, experts), nl.float32, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(self.all, marked[:, 0:experts], nl.equal, MARK, nl.multiply, scores)
         self.factor = None
         if normalize:
-            total = nl.ndarray((count, 1), nl.float32, buffer=nl.sbuf)
-            self.factor = nl.ndarray((count, 1), nl.float32, buffer=nl.sbuf)
+            total = new_column(count)
+            self.factor = new_column(count)
             nisa.tensor_reduce(total, nl.add, self.all, 1)
             nisa.tensor_scalar(total, total, nl.add, SMALLEST_SUM)
             nisa.reciprocal(self.factor, total)
         scale = 1.0 if self.factor is None else self.factor
         nisa.tensor_scalar(self.all, self.all, nl.multiply, scale, op1=nl.multiply, operand1=rule.factor)
 
-    def of_top(self, places: Any, k: int) -> Any:
+    def of_top(self, places: Tensor, k: int) -> Tensor:
         """[tokens, k]: the affinity in each of the places, found by comparing them with a row of numbers."""
         count, experts = self.all.shape
         numbers = nl.ndarray((count, experts), nl.float32, buffer=nl.sbuf)
@@ -140,7 +142,15 @@ class NoAuxAffinities(nl.NKIObject):
         return top
 
 
-def noaux_tc_ref(logits, bias, k, n_group=1, topk_group=1, routed_scaling_factor=1.0, normalize=False):
+def noaux_tc_ref(
+    logits: np.ndarray,
+    bias: Any,
+    k: int,
+    n_group: int = 1,
+    topk_group: int = 1,
+    routed_scaling_factor: float = 1.0,
+    normalize: bool = False,
+):
     """(index, affinities) of logits [T, E] in float64: sorts, group by group."""
     scores = 1.0 / (1.0 + np.exp(-np.asarray(logits, np.float64)))
     choice = scores + np.reshape(bias, (1, -1)).astype(np.float64)

@@ -7,6 +7,7 @@ GpSimd looks.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, interleave_copy
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 AT_ONCE = 8  # columns that GpSimd looks at
 APART = 16  # partitions from one of them to the next
@@ -30,11 +32,11 @@ BANK_TILES = 8  # transposed tiles of bfloat16 in a PSUM bank
 
 @nki.jit
 def find_nonzero_indices(
-    input_tensor: Any,
-    col_start_id: Any = None,
-    n_cols: Any = None,
-    chunk_size: Any = None,
-    index_dtype: Any = nl.int32,
+    input_tensor: Tensor,
+    col_start_id: Tensor | None = None,
+    n_cols: int | None = None,
+    chunk_size: int | None = None,
+    index_dtype: DTypeLike = nl.int32,
 ) -> Any:
     """Row indices of the nonzero elements of each column, ascending, then -1; and how many there are.
 
@@ -73,8 +75,10 @@ def find_nonzero_indices(
     return indices, counts
 
 
-def check(input_tensor: Any, col_start_id: Any, n_cols: Any, chunk_size: Any, cores: int) -> int:
-    """The number of columns to look at."""
+def check(
+    input_tensor: Tensor, col_start_id: Tensor | None, n_cols: int | None, chunk_size: int | None, cores: int
+) -> int:
+    """Return the number of columns to search."""
     shape = tuple(input_tensor.shape)
     kernel_assert(len(shape) == 2, f"input_tensor: got shape {shape}, expected (T, C)")
     kernel_assert(
@@ -95,7 +99,7 @@ def check(input_tensor: Any, col_start_id: Any, n_cols: Any, chunk_size: Any, co
         chunk_size is None or (chunk_size > 0 and chunk_size % PMAX == 0 and shape[0] % chunk_size == 0),
         f"chunk_size: got {chunk_size}, allowed are multiples of {PMAX} that divide T = {shape[0]}",
     )
-    columns = shape[1] if col_start_id is None else n_cols
+    columns = shape[1] if col_start_id is None or n_cols is None else n_cols
     kernel_assert(
         0 < columns <= shape[1], f"n_cols: got {columns}, allowed are 1 to the {shape[1]} columns there are"
     )
@@ -114,7 +118,7 @@ def chunk_rows(rows: int) -> int:
     return best
 
 
-def columns_of(input_tensor: Any, chunk: Any, first: int, columns: int, start: Any) -> Any:
+def columns_of(input_tensor: Tensor, chunk: Any, first: int, columns: int, start: Any) -> Any:
     """1 where a column is not zero, [128, rows] float32: column 8 g + k in partition 16 k + g."""
     tiles, width = chunk.size // PMAX, input_tensor.shape[1]
     loaded = nl.ndarray((PMAX, tiles, columns), input_tensor.dtype, buffer=nl.sbuf)
@@ -142,7 +146,7 @@ def columns_of(input_tensor: Any, chunk: Any, first: int, columns: int, start: A
     return result.flatten_dims(1, 2)
 
 
-def listed(by_column: Any, group: int, chunk: Any) -> Any:
+def listed(by_column: Tensor, group: int, chunk: Any) -> Tensor:
     """What GpSimd finds in eight columns: [128, rows + 1] int32, in partitions 0, 16, ..., 112."""
     source = by_column
     if group > 0:
@@ -159,15 +163,17 @@ def listed(by_column: Any, group: int, chunk: Any) -> Any:
     return result
 
 
+@dataclass
 class Found(nl.NKIObject):
     """What was found so far in this core's columns."""
 
-    def __init__(self, indices: Any, counts: Any, first: int, columns: int):
-        self.indices = indices
-        self.counts = counts
-        self.first = first
-        self.columns = columns
-        self.totals = nl.ndarray((PMAX, div_ceil(columns, AT_ONCE)), nl.float32, buffer=nl.sbuf)
+    indices: Tensor
+    counts: Tensor
+    first: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        self.totals = nl.ndarray((PMAX, div_ceil(self.columns, AT_ONCE)), nl.float32, buffer=nl.sbuf)
         nisa.memset(self.totals, 0.0)
 
     def fill(self) -> None:
@@ -179,7 +185,7 @@ class Found(nl.NKIObject):
         for part in range(PMAX):
             nisa.dma_copy(place[:, part * (rows // PMAX) : (part + 1) * (rows // PMAX)], blank)
 
-    def add(self, result: Any, chunk: Any, group: Any) -> None:
+    def add(self, result: Tensor, chunk: Any, group: Any) -> None:
         """Append what a chunk has to what the ones before it had, and count."""
         place = self.totals[:, group.index : group.index + 1]
         before = None
@@ -216,11 +222,15 @@ class Found(nl.NKIObject):
 
 
 def find_nonzero_indices_ref(
-    input_tensor, col_start_id=None, n_cols=None, chunk_size=None, index_dtype=np.int32
-):
+    input_tensor: np.ndarray,
+    col_start_id: np.ndarray | None = None,
+    n_cols: int | None = None,
+    chunk_size: int | None = None,
+    index_dtype: DTypeLike = np.int32,
+) -> tuple[np.ndarray, np.ndarray]:
     """find_nonzero_indices in numpy."""
     x = np.asarray(input_tensor)
-    if col_start_id is not None:
+    if col_start_id is not None and n_cols is not None:
         start = int(np.ravel(col_start_id)[0])
         x = x[:, start : start + n_cols]
     indices = np.full((x.shape[1], x.shape[0]), -1, index_dtype)

@@ -7,6 +7,7 @@ from typing import Any
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.logging import Logger
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 _SIZES = (
     (1, (nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2, nl.float8_e8m0fnu, nl.int8, nl.uint8, nl.bool_)),
@@ -15,7 +16,7 @@ _SIZES = (
 )
 
 
-def sizeinbytes(dtype: Any) -> Any:
+def sizeinbytes(dtype: DTypeLike) -> Any:
     """Bytes of an element; of a packed one, of its four lanes together."""
     for known in _SIZES:
         if dtype in known[1]:
@@ -23,7 +24,7 @@ def sizeinbytes(dtype: Any) -> Any:
     kernel_assert(False, f"sizeinbytes: got {dtype}, expected a dtype of nki.language")
 
 
-def bytes_per_partition(shape: Any, dtype: Any) -> int:
+def bytes_per_partition(shape: tuple, dtype: DTypeLike) -> int:
     """What a tile of this shape takes in each of its partitions."""
     size = sizeinbytes(dtype)
     for dim in range(1, len(shape)):
@@ -54,7 +55,7 @@ class BufferManager(nl.NKIObject):
         self,
         sb_lower_bound: int,
         sb_upper_bound: int,
-        logger: Any = None,
+        logger: Logger | None = None,
         use_auto_alloc: bool = False,
         default_stack_alloc: bool = True,
     ):
@@ -112,8 +113,8 @@ class BufferManager(nl.NKIObject):
 
     def alloc_stack(
         self,
-        shape: Any,
-        dtype: Any,
+        shape: tuple,
+        dtype: DTypeLike,
         buffer: Any = nl.sbuf,
         name: str | None = None,
         base_partition: int = 0,
@@ -133,8 +134,8 @@ class BufferManager(nl.NKIObject):
 
     def alloc_heap(
         self,
-        shape: Any,
-        dtype: Any,
+        shape: tuple,
+        dtype: DTypeLike,
         buffer: Any = nl.sbuf,
         name: str | None = None,
         base_partition: int = 0,
@@ -154,8 +155,8 @@ class BufferManager(nl.NKIObject):
 
     def alloc(
         self,
-        shape: Any,
-        dtype: Any,
+        shape: tuple,
+        dtype: DTypeLike,
         buffer: Any = nl.sbuf,
         name: str | None = None,
         base_partition: int = 0,
@@ -221,8 +222,8 @@ class BufferManager(nl.NKIObject):
         return top
 
     def _place(
-        self, shape: Any, dtype: Any, name: str | None, base_partition: int, start: int, kind: str
-    ) -> Any:
+        self, shape: tuple, dtype: DTypeLike, name: str | None, base_partition: int, start: int, kind: str
+    ) -> Tensor:
         full = self._named(name)
         self._note(f"{kind} {start}: {full} {shape} {dtype}")
         return nl.ndarray(shape, dtype, buffer=nl.sbuf, name=full, address=(base_partition, start))
@@ -259,6 +260,6 @@ def _aligned_up(address: int, align: int) -> int:
     return -(-address // align) * align
 
 
-def create_auto_alloc_manager(logger: Any = None) -> BufferManager:
+def create_auto_alloc_manager(logger: Logger | None = None) -> BufferManager:
     """A manager that leaves placement to the compiler."""
     return BufferManager(0, 0, logger, use_auto_alloc=True)

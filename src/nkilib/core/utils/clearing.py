@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 ZERO_BYTES = 16 * 1024  # of zeros that each partition stores at a time
 
 
-def zero_tile(columns: int, dtype: Any) -> Any:
+def zero_tile(columns: int, dtype: DTypeLike) -> Tensor:
     """Zeros to `clear` rows of up to so many columns with."""
     zeros = nl.ndarray((PMAX, columns), dtype, buffer=nl.sbuf)
     nisa.memset(zeros, 0.0)
     return zeros
 
 
-def clear(rows: Any, zeros: Any) -> None:
+def clear(rows: Tensor, zeros: Tensor) -> None:
     """Zeros in all rows of a part of HBM."""
     count, columns = rows.shape
     source = zeros[:, 0:columns]

@@ -158,7 +158,7 @@ class QKNormConfig(nl.NKIObject):
     k_gamma_norm_weights: Any = None
 
 
-def check_strided_input(strided_input_config: Any) -> None:
+def check_strided_input(strided_input_config: object) -> None:
     """StridedInputConfig is named in the documentation but not described: only None is accepted."""
     kernel_assert(
         strided_input_config is None,

@@ -6,12 +6,13 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.tiles import new_tile
+from nkilib.core.utils.tiles import Tiles, new_tile
+from nkilib.core.utils.types import Tensor
 
 MIN_ROW_SCALE = 1e-5
 
 
-def load_scalar(scale: Any, tiles: Any = None) -> Any:
+def load_scalar(scale: Tensor, tiles: Tiles | None = None) -> Any:
     """A scale [128, 1] in SBUF, float32; None stays None."""
     if scale is None:
         return None
@@ -20,14 +21,14 @@ def load_scalar(scale: Any, tiles: Any = None) -> Any:
     return tile
 
 
-def reciprocal_of(scale: Any, tiles: Any = None) -> Any:
+def reciprocal_of(scale: Tensor, tiles: Tiles | None = None) -> Any:
     """1 / scale."""
     tile = new_tile(tiles, scale.shape, nl.float32)
     nisa.reciprocal(tile, scale)
     return tile
 
 
-def product_of(a: Any, b: Any, tiles: Any = None) -> Any:
+def product_of(a: Tensor | None, b: Tensor, tiles: Tiles | None = None) -> Any:
     """a * b of two scales; one that is None counts as 1."""
     if a is None or b is None:
         return b if a is None else a
@@ -36,7 +37,9 @@ def product_of(a: Any, b: Any, tiles: Any = None) -> Any:
     return tile
 
 
-def quantize_static(dst: Any, x: Any, inverse: Any, largest: float, tiles: Any = None) -> None:
+def quantize_static(
+    dst: Tensor, x: Tensor, inverse: Tensor, largest: float, tiles: Tiles | None = None
+) -> None:
     """dst = fp8(clip(x * inverse, -largest, largest)), inverse [128, 1]."""
     scaled = new_tile(tiles, x.shape, nl.float32)
     factor = inverse[0 : x.shape[0]]
@@ -44,27 +47,29 @@ def quantize_static(dst: Any, x: Any, inverse: Any, largest: float, tiles: Any =
     nisa.tensor_scalar(dst, scaled, op0=nl.maximum, operand0=-largest)
 
 
-def row_maximum(x: Any, tiles: Any = None) -> Any:
+def row_maximum(x: Tensor, tiles: Tiles | None = None) -> Any:
     """max|x| of each row, [rows, 1]."""
     largest = new_tile(tiles, (x.shape[0], 1), nl.float32)
     put_row_maximum(largest, x, tiles)
     return largest
 
 
-def put_row_maximum(dst: Any, x: Any, tiles: Any = None) -> None:
+def put_row_maximum(dst: Tensor, x: Tensor, tiles: Tiles | None = None) -> None:
     """dst[:, 0] = max|x| of each row."""
     magnitude = new_tile(tiles, x.shape, nl.bfloat16)
     nisa.tensor_scalar_reduce(magnitude, x, nl.abs, None, nl.maximum, reduce_res=dst)
 
 
-def largest_of(maxima: Any, tiles: Any = None) -> Any:
+def largest_of(maxima: Tensor, tiles: Tiles | None = None) -> Any:
     """The largest of some maxima of each row, [rows, 1]."""
     largest = new_tile(tiles, (maxima.shape[0], 1), nl.float32)
     nisa.tensor_reduce(largest, nl.maximum, maxima, 1)
     return largest
 
 
-def row_scale(dst: Any, maximum: Any, largest: float, bound: float = 0.0, tiles: Any = None) -> None:
+def row_scale(
+    dst: Tensor, maximum: Tensor, largest: float, bound: float = 0.0, tiles: Tiles | None = None
+) -> None:
     """dst = max(maximum / largest, 1e-5); a bound > 0 is the most that a maximum counts."""
     bounded = maximum
     if bound > 0.0:
@@ -74,7 +79,7 @@ def row_scale(dst: Any, maximum: Any, largest: float, bound: float = 0.0, tiles:
 
 
 def quantize_rows(
-    dst: Any, x: Any, maximum: Any, largest: float, bound: float = 0.0, tiles: Any = None
+    dst: Tensor, x: Tensor, maximum: Tensor, largest: float, bound: float = 0.0, tiles: Tiles | None = None
 ) -> Any:
     """dst = fp8(x / s), s = max(maximum / largest, 1e-5) a row, which is returned. A bound > 0 clips x."""
     scale = new_tile(tiles, maximum.shape, nl.float32)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from typing import Any, NoReturn
 
+from nkilib.core.utils.types import Tensor
 
-def kernel_assert(condition: Any, error_text: str) -> None:
+
+def kernel_assert(condition: bool, error_text: str) -> None:
     """Fail at trace time. The text names the argument, what it got and what is allowed."""
     assert condition, f"[NCC_INKI016] Kernel validation exception: {error_text}"
 
 
-def assert_shape(tensor: Any, shape: Any, name: str) -> None:
+def assert_shape(tensor: Tensor, shape: tuple, name: str) -> None:
     """The tensor has exactly this shape."""
     got, wanted = tuple(tensor.shape), tuple(shape)
     kernel_assert(got == wanted, f"{name}: got shape {got}, expected {wanted}")
@@ -20,7 +22,7 @@ def assert_shape(tensor: Any, shape: Any, name: str) -> None:
 class _ValueCheck:
     """Callable object instead of a function: the NKI compiler reads functions, and knows no `raise`."""
 
-    def __call__(self, condition: Any, error_text: str) -> None:
+    def __call__(self, condition: object, error_text: str) -> None:
         """kernel_assert for what is documented to be a ValueError."""
         if not condition:
             raise ValueError(f"[NCC_INKI016] Kernel validation exception: {error_text}")

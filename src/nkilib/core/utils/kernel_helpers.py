@@ -8,6 +8,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.common_types import ActFnType, DtypeMode, NormType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 NUM_HW_PSUM_BANKS = 8
 PSUM_BANK_SIZE = 2048  # bytes in each partition
@@ -73,7 +74,7 @@ def program_share(size: int, multiple: int = 1) -> tuple[int, int]:
     return prg_id * part, size if prg_id == n_prgs - 1 else (prg_id + 1) * part
 
 
-def get_max_positive_value_for_dtype(dtype: Any) -> Any:
+def get_max_positive_value_for_dtype(dtype: DTypeLike) -> Any:
     """The largest finite value of an FP8 dtype."""
     for known in _LARGEST:
         if dtype == known[0]:
@@ -81,7 +82,7 @@ def get_max_positive_value_for_dtype(dtype: Any) -> Any:
     kernel_assert(False, f"dtype: got {dtype}, allowed are float8_e4m3, float8_e4m3fn and float8_e5m2")
 
 
-def resolve_dtype_to_nki(dtype: Any) -> Any:
+def resolve_dtype_to_nki(dtype: DTypeLike) -> Any:
     """The nki.language dtype of a torch or numpy dtype, or of a name; those of nki.language stay."""
     text = str(dtype)
     for known in _DTYPES:
@@ -108,7 +109,7 @@ def get_nl_act_fn_from_type(act_fn: ActFnType) -> Any:
     kernel_assert(False, f"act_fn: got {act_fn}, allowed are SiLU, GELU, GELU_Tanh_Approx and Swish")
 
 
-def is_hbm_buffer(tensor: Any) -> bool:
+def is_hbm_buffer(tensor: Tensor) -> bool:
     """True for a tensor in HBM of any kind."""
     return tensor.buffer in (nl.hbm, nl.shared_hbm, nl.private_hbm)
 
@@ -123,7 +124,7 @@ def normalization_uses_weights(norm_type: NormType) -> bool:
     return norm_type in (NormType.RMS_NORM, NormType.LAYER_NORM, NormType.RMS_NORM_ACROSS_HEADS)
 
 
-def interleave_copy(dst: Any, src: Any, index: int) -> None:
+def interleave_copy(dst: Tensor, src: Tensor, index: int) -> None:
     """Copy (and cast) a tile, on the Vector engine for even indices and the Scalar engine for odd ones."""
     if index % 2 == 0:
         nisa.tensor_copy(dst, src, engine=nisa.vector_engine)
@@ -131,7 +132,7 @@ def interleave_copy(dst: Any, src: Any, index: int) -> None:
         nisa.activation(dst, nl.copy, src)
 
 
-def cross_partition_copy(dst: Any, src: Any) -> None:
+def cross_partition_copy(dst: Tensor, src: Tensor) -> None:
     """Copy between tiles in any partitions of SBUF: engines keep data in its partition, DMA does not."""
     kernel_assert(
         tuple(dst.shape) == tuple(src.shape),
@@ -140,7 +141,7 @@ def cross_partition_copy(dst: Any, src: Any) -> None:
     nisa.dma_copy(dst, src)
 
 
-def tp_broadcast(src: Any, dst_sbuf: Any, src_offset: int = 0) -> None:
+def tp_broadcast(src: Tensor, dst_sbuf: Tensor, src_offset: int = 0) -> None:
     """A part of a row [1, N], one element in each partition: dst_sbuf[p, 0] = src[0, src_offset + p]."""
     rows = dst_sbuf.shape[0]
     kernel_assert(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import nki.language as nl
 
@@ -14,16 +13,16 @@ class Logger(nl.NKIObject):
     def __init__(self, name: str = "nkilib"):
         self.name = name
 
-    def debug(self, message: Any) -> None:
+    def debug(self, message: object) -> None:
         logging.getLogger(self.name).debug(message)
 
-    def info(self, message: Any) -> None:
+    def info(self, message: object) -> None:
         logging.getLogger(self.name).info(message)
 
-    def warn(self, message: Any) -> None:
+    def warn(self, message: object) -> None:
         logging.getLogger(self.name).warning(message)
 
-    def error(self, message: Any) -> None:
+    def error(self, message: object) -> None:
         logging.getLogger(self.name).error(message)
 
 

@@ -12,13 +12,14 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.tiles import new_tile
+from nkilib.core.utils.tiles import Tiles, like, new_column, new_tile
+from nkilib.core.utils.types import Tensor
 
 STATISTICS_COLUMNS = 512  # of one bn_stats
 CHUNK_COLUMNS = 4096  # of a row at a time, so that what lies between does not fill SBUF
 
 
-def inverse_root(total: Any, factor: float, eps: float, tiles: Any = None) -> Any:
+def inverse_root(total: Tensor, factor: float, eps: float, tiles: Tiles | None = None) -> Any:
     """1 / sqrt(total * factor + eps), on GpSimdE: ScalarE would load a table for it, and another after it."""
     root = new_tile(tiles, total.shape, nl.float32)
     nisa.tensor_scalar(root, total, nl.multiply, factor, op1=nl.add, operand1=eps)
@@ -29,7 +30,7 @@ def inverse_root(total: Any, factor: float, eps: float, tiles: Any = None) -> An
 # ---- tokens in the partitions: rows [tokens, columns] --------------------------------------------
 
 
-def row_scale(rows: Any, size: int, eps: float) -> Any:
+def row_scale(rows: Tensor, size: int, eps: float) -> Any:
     """1 / sqrt(sum of squares / size + eps) of each row, [tokens, 1]."""
     chunks = TiledRange(rows.shape[1], CHUNK_COLUMNS)
     sums = nl.ndarray((rows.shape[0], len(chunks)), nl.float32, buffer=nl.sbuf)
@@ -40,12 +41,12 @@ def row_scale(rows: Any, size: int, eps: float) -> Any:
         nisa.activation_reduce(squares, nl.square, part, nl.add, place)
     total = sums
     if len(chunks) > 1:
-        total = nl.ndarray((rows.shape[0], 1), nl.float32, buffer=nl.sbuf)
+        total = new_column(rows.shape[0])
         nisa.tensor_reduce(total, nl.add, sums, 1)
     return inverse_root(total, 1.0 / size, eps)
 
 
-def row_moments(rows: Any, size: int, eps: float) -> tuple:
+def row_moments(rows: Tensor, size: int, eps: float) -> tuple:
     """The mean of each row and 1 / sqrt(variance + eps), [tokens, 1] both."""
     count, columns = rows.shape
     parts = TiledRange(columns, STATISTICS_COLUMNS)
@@ -60,10 +61,10 @@ def row_moments(rows: Any, size: int, eps: float) -> tuple:
     return mean, inverse_root(variance, 1.0, eps)
 
 
-def without_padding(mean: Any, variance: Any, columns: int, size: int) -> tuple:
+def without_padding(mean: Tensor, variance: Tensor, columns: int, size: int) -> tuple:
     """The moments of `size` elements, of those of all columns, where the others are 0."""
     ratio = columns / size
-    real_mean, power, squared = like(mean), like(mean), like(mean)
+    real_mean, power, squared = like(mean, nl.float32), like(mean, nl.float32), like(mean, nl.float32)
     nisa.tensor_scalar(real_mean, mean, nl.multiply, ratio)
     nisa.tensor_tensor(power, mean, mean, op=nl.multiply)
     nisa.tensor_tensor(power, power, variance, op=nl.add)
@@ -75,37 +76,37 @@ def without_padding(mean: Any, variance: Any, columns: int, size: int) -> tuple:
 # ---- tokens along the partitions: columns [128, tokens, tiles] -----------------------------------
 
 
-def column_scale(x: Any, size: int, eps: float, ones: Any) -> Any:
+def column_scale(x: Tensor, size: int, eps: float, ones: Tensor) -> Any:
     """1 / sqrt(sum of squares / size + eps) of each token, the same in all partitions: [128, tokens]."""
-    squares = like(x)
+    squares = like(x, nl.float32)
     nisa.activation(squares, nl.square, x)
     return inverse_root(token_sums(squares, ones), 1.0 / size, eps)
 
 
-def centred_columns(x: Any, size: int, ones: Any) -> tuple:
+def centred_columns(x: Tensor, size: int, ones: Tensor) -> tuple:
     """x less the mean of its token, and that mean [128, tokens]; padding becomes the negative mean."""
     mean = nl.ndarray(x.shape[0:2], nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(mean, token_sums(x, ones), nl.multiply, 1.0 / size)
-    centred = like(x)
+    centred = like(x, nl.float32)
     nisa.tensor_tensor(centred, x, over_tiles(mean, x), op=nl.subtract)
     return centred, mean
 
 
-def centred_scale(centred: Any, mean: Any, size: int, eps: float, ones: Any) -> Any:
+def centred_scale(centred: Tensor, mean: Tensor, size: int, eps: float, ones: Tensor) -> Any:
     """1 / sqrt(variance + eps) of each token, [128, tokens]."""
-    squares = like(centred)
+    squares = like(centred, nl.float32)
     nisa.activation(squares, nl.square, centred)
     total = token_sums(squares, ones)
     padding = centred.shape[0] * centred.shape[2] - size
     if padding > 0:
-        power, real = like(mean), like(mean)
+        power, real = like(mean, nl.float32), like(mean, nl.float32)
         nisa.tensor_tensor(power, mean, mean, op=nl.multiply)
         nisa.scalar_tensor_tensor(real, power, nl.multiply, -1.0 * padding, nl.add, total)
         total = real
     return inverse_root(total, 1.0 / size, eps)
 
 
-def token_sums(x: Any, ones: Any) -> Any:
+def token_sums(x: Tensor, ones: Tensor) -> Tensor:
     """The sum of all elements of a token in every partition, [128, tokens] in PSUM: TensorE adds across."""
     partial = nl.ndarray(x.shape[0:2], nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(partial, nl.add, x, 2)
@@ -114,18 +115,13 @@ def token_sums(x: Any, ones: Any) -> Any:
     return total
 
 
-def ones_matrix() -> Any:
+def ones_matrix() -> Tensor:
     """[128, 128] of 1.0, by which TensorE adds up partitions."""
     ones = nl.ndarray((PMAX, PMAX), nl.float32, buffer=nl.sbuf)
     nisa.memset(ones, 1.0)
     return ones
 
 
-def over_tiles(values: Any, x: Any) -> Any:
+def over_tiles(values: Tensor, x: Tensor) -> Any:
     """[128, tokens] as if it were [128, tokens, tiles], like x."""
     return values.expand_dim(2).broadcast(2, x.shape[2])
-
-
-def like(tile: Any) -> Any:
-    """A float32 tile of the same shape."""
-    return nl.ndarray(tile.shape, nl.float32, buffer=nl.sbuf)

@@ -16,7 +16,8 @@ from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
-from nkilib.core.utils.tiles import stream_tile
+from nkilib.core.utils.tiles import Tiles, stream_tile
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 BANK_COLUMNS = 512  # float32 in one PSUM bank, and the most columns of a moving operand
 SUM_BANKS = 4  # one set of sums: half of PSUM, so that the other half can be drained meanwhile
@@ -38,7 +39,7 @@ class Activations(nl.NKIObject):
     tile: Any
     size: int
     row: int = 0
-    scales: Any = None  # what a token was divided by when quantised: [tokens, 1] for each 128 tokens
+    scales: Tensor = None  # what a token was divided by when quantised: [tokens, 1] for each 128 tokens
     partitions: int = PMAX  # that a tile of the contraction fills
     spread: int = 0  # K: x[t, K p + k] at tile[p, k, t] instead, K tiles of 128: rows of a partition adjacent
     adjacent: int = 1
@@ -60,7 +61,7 @@ class Block(nl.NKIObject):
     bank: int = 0
 
 
-def span_columns(x: Activations, weight: Any) -> int:
+def span_columns(x: Activations, weight: Tensor) -> int:
     """How many columns of sums to work on at once, so that a set fits into SUM_BANKS."""
     return span_of(x.tile.shape[2], not doubles(x.tile, weight))
 
@@ -129,7 +130,12 @@ def feature_major_blocks(tokens: int, columns: int) -> list[Block]:
 
 
 def project(
-    x: Activations, weight: Any, column: int, columns: int, feature_major: bool, dtype: Any = None
+    x: Activations,
+    weight: Tensor,
+    column: int,
+    columns: int,
+    feature_major: bool,
+    dtype: DTypeLike | None = None,
 ) -> list[Block]:
     """The sums of all tokens and some columns; each chunk of weights serves every block and is gone."""
     return project_parts([x], weight, column, columns, feature_major, dtype)
@@ -137,11 +143,11 @@ def project(
 
 def project_parts(
     parts: list,
-    weight: Any,
+    weight: Tensor,
     column: int,
     columns: int,
     feature_major: bool,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     taper: bool = False,
 ) -> list[Block]:
     """The same of activations that come in parts, each with its own rows of the weights.
@@ -191,7 +197,7 @@ class Chunk(nl.NKIObject):
     spread: int = 0  # K: row + K p + tile + k at [p, k] instead
 
 
-def weight_chunks(x: Activations, columns: int, weight: Any, most: int = MAX_CHUNK_TILES) -> list[Chunk]:
+def weight_chunks(x: Activations, columns: int, weight: Tensor, most: int = MAX_CHUNK_TILES) -> list[Chunk]:
     """What is loaded at once of the rows that x is contracted with; `most` tiles of them."""
     chunks = []
     full = x.size // x.partitions
@@ -212,7 +218,7 @@ def weight_chunks(x: Activations, columns: int, weight: Any, most: int = MAX_CHU
     return chunks
 
 
-def adjacent_tiles(tokens: int, dtype: Any, weight: Any, columns: int) -> int:
+def adjacent_tiles(tokens: int, dtype: DTypeLike, weight: Tensor, columns: int) -> int:
     """`adjacent` for activations of this dtype: where whole rows of the weights are loaded, as in a chunk."""
     packed = not (dtype in FP8 and weight.dtype in FP8)
     if columns < weight.shape[1] or columns > span_of(tokens, packed):
@@ -228,13 +234,18 @@ def chunk_tiles(tile_bytes: int) -> int:
     return tiles
 
 
-def matching_dtype(weight: Any, x: Any) -> Any:
+def matching_dtype(weight: Tensor, x: Tensor) -> Any:
     """The dtype in which weights are multiplied with x: that of x, unless they are FP8."""
     return weight.dtype if weight.dtype in FP8 else x.dtype
 
 
 def load_weights(
-    weight: Any, chunk: Chunk, column: int, columns: int, tiles: Any = None, dtype: Any = None
+    weight: Tensor,
+    chunk: Chunk,
+    column: int,
+    columns: int,
+    tiles: Tiles | None = None,
+    dtype: DTypeLike | None = None,
 ) -> Any:
     """A chunk in SBUF, [partitions, tiles, columns], in the dtype of the weights unless another is given."""
     dtype = weight.dtype if dtype is None else dtype
@@ -251,7 +262,9 @@ def load_weights(
     return tile
 
 
-def multiply(blocks: list, x: Any, weights: Any, first: int, feature_major: bool, origin: int = 0) -> None:
+def multiply(
+    blocks: list, x: Tensor, weights: Tensor, first: int, feature_major: bool, origin: int = 0
+) -> None:
     """Add the products of one chunk, whose first tile is `first`, to every block; it begins at `origin`."""
     partitions, tiles = weights.shape[0], weights.shape[1]
     step = 2 if doubles(x, weights) else 1
@@ -267,7 +280,7 @@ def multiply(blocks: list, x: Any, weights: Any, first: int, feature_major: bool
                 add_product(block, tokens, features)
 
 
-def add_product(block: Block, stationary: Any, moving: Any) -> None:
+def add_product(block: Block, stationary: Tensor, moving: Tensor) -> None:
     """One matmul: of two tiles of FP8 rows at once, or in the columns of the PE array that the block has."""
     if stationary.shape[1] == 2:
         double_row = nisa.matmul_perf_mode.double_row
@@ -279,11 +292,11 @@ def add_product(block: Block, stationary: Any, moving: Any) -> None:
         nisa.nc_matmul(block.sums, stationary, moving)
 
 
-def doubles(x: Any, weights: Any) -> bool:
+def doubles(x: Tensor, weights: Tensor) -> bool:
     """TensorE takes two FP8 rows in the time of one, when both operands are FP8."""
     return x.dtype in FP8 and weights.dtype in FP8 and nisa.get_nc_version() >= nisa.nc_version.gen3
 
 
-def bytes_of(tensor: Any) -> int:
+def bytes_of(tensor: Tensor) -> int:
     """Bytes of one element."""
     return sizeinbytes(tensor.dtype)

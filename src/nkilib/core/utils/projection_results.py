@@ -19,7 +19,8 @@ from nkilib.core.utils.projection import (
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.tiles import new_tile
+from nkilib.core.utils.tiles import Tiles, new_tile
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 
 @dataclass
@@ -27,13 +28,19 @@ class Terms(nl.NKIObject):
     """What is applied to the sums of columns `column` onwards: a factor, one for each column, a bias."""
 
     column: int = 0
-    scale: Any = None  # [128, 1], the same in all partitions
-    column_scale: Any = None  # [128, columns], the same in all partitions
+    scale: Tensor = None  # [128, 1], the same in all partitions
+    column_scale: Tensor = None  # [128, columns], the same in all partitions
     bias: Any = None  # the same
 
 
 def load_terms(
-    scale: Any, column_scale: Any, bias: Any, column: int, columns: int, x: Activations, weight: Any
+    scale: Tensor | None,
+    column_scale: Tensor | None,
+    bias: Tensor | None,
+    column: int,
+    columns: int,
+    x: Activations,
+    weight: Tensor,
 ) -> Terms:
     """The terms of token-major sums of x and weight: rows of HBM, in every partition. None stays None."""
     tokens = x.tile.shape[2]
@@ -47,14 +54,16 @@ def load_terms(
     return terms
 
 
-def broadcast_row(matrix: Any, column: int, columns: int, partitions: int, tiles: Any = None) -> Any:
+def broadcast_row(
+    matrix: Tensor, column: int, columns: int, partitions: int, tiles: Tiles | None = None
+) -> Any:
     """Row 0 of a matrix, in every partition."""
     tile = new_tile(tiles, (partitions, columns), matrix.dtype)
     nisa.dma_copy(tile, matrix[0:1, column : column + columns].broadcast(0, partitions))
     return tile
 
 
-def pick(tile: Any, row: int, rows: int, column: int, columns: int, spread: int = 0) -> Any:
+def pick(tile: Tensor, row: int, rows: int, column: int, columns: int, spread: int = 0) -> Any:
     """A part of a tile. `spread` J: column 128 j + p of the sums stands for column J p + j of the tile."""
     part = tile[row : row + rows]
     if spread == 0:
@@ -64,7 +73,7 @@ def pick(tile: Any, row: int, rows: int, column: int, columns: int, spread: int 
 
 
 def finish(
-    dst: Any, block: Block, terms: Terms, column: int, token_scales: Any = None, spread: int = 0
+    dst: Tensor, block: Block, terms: Terms, column: int, token_scales: Tensor | None = None, spread: int = 0
 ) -> None:
     """dst = sums * scales + bias of a token-major block, whose columns begin at `column` of the weights."""
     at = column + block.column - terms.column
@@ -85,12 +94,12 @@ def project_into(
     rows: list,
     at: int,
     parts: list,
-    weight: Any,
+    weight: Tensor,
     terms: Terms,
     column: int,
     columns: int,
     spread: int = 0,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     taper: bool = False,
 ) -> None:
     """Columns column ... of x W * scales + bias, into columns `at` ... of rows, [tokens <= 128, ...] each."""
@@ -104,7 +113,7 @@ def finish_into(
     blocks: list,
     terms: Terms,
     column: int,
-    token_scales: Any = None,
+    token_scales: list[Tensor] | None = None,
     spread: int = 0,
 ) -> None:
     """`finish` of every block, into its place in the rows."""
@@ -114,14 +123,14 @@ def finish_into(
         finish(dst, block, terms, column, token_scales, spread)
 
 
-def block_scale(block: Block, terms: Terms, token_scales: Any) -> Any:
+def block_scale(block: Block, terms: Terms, token_scales: Tensor | None) -> Any:
     """The factor of each partition of a token-major block, or None."""
     if token_scales is not None:
         return token_scales[block.token // PMAX]
     return None if terms.scale is None else terms.scale[block.lane : block.lane + block.tokens]
 
 
-def scale_sums(dst: Any, block: Block, scale: Any, terms: Terms, at: int, spread: int) -> None:
+def scale_sums(dst: Tensor, block: Block, scale: Tensor | None, terms: Terms, at: int, spread: int) -> None:
     """dst = sums * scale * column_scale, of which one may be None."""
     if terms.column_scale is None:
         nisa.tensor_scalar(dst, block.sums, nl.multiply, scale)
@@ -139,7 +148,7 @@ def beside(block: Block) -> Any:
     return tile[block.lane :, :]
 
 
-def new_rows(tokens: int, columns: int, dtype: Any, tiles: Any = None) -> list:
+def new_rows(tokens: int, columns: int, dtype: DTypeLike, tiles: Tiles | None = None) -> list:
     """Tiles for rows of a result, [tokens <= 128, columns] each."""
     rows = []
     for token in TiledRange(tokens, PMAX):
@@ -147,7 +156,7 @@ def new_rows(tokens: int, columns: int, dtype: Any, tiles: Any = None) -> list:
     return rows
 
 
-def store_span(out: Any, rows: list, at: int, column: int, columns: int, taper: bool) -> None:
+def store_span(out: Tensor, rows: list, at: int, column: int, columns: int, taper: bool) -> None:
     """store_rows of all tokens; of tapered columns piece by piece, by turns in two queues."""
     for piece in tapered(columns) if taper else TiledRange(columns, columns):
         start = piece.start_offset
@@ -156,7 +165,13 @@ def store_span(out: Any, rows: list, at: int, column: int, columns: int, taper: 
 
 
 def store_rows(
-    out: Any, rows: list, at: int, first: int, column: int, columns: int, queue: Any = nisa.dge_mode.unknown
+    out: Tensor,
+    rows: list,
+    at: int,
+    first: int,
+    column: int,
+    columns: int,
+    queue: Any = nisa.dge_mode.unknown,
 ) -> None:
     """Columns `at` ... of the rows into columns `column` ... of tokens first ... of out, [T, H] in HBM."""
     for i in range(len(rows)):

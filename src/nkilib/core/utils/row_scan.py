@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 from .kernel_helpers import program_share
 from .tile_io import load, store
 from .tiled_range import TiledRange
 
+if TYPE_CHECKING:
+    from nkilib.core.utils.tiled_range import TiledRangeIterator
+
 SCAN_TILE = 2048  # columns: half a mebibyte and more for each DMA, and short enough to begin early
 
 
-def scan_rows(result: Any, data: Any, decay: Any = None, initial: Any = None, final: Any = None) -> None:
+def scan_rows(
+    result: Tensor,
+    data: Tensor,
+    decay: Tensor | None = None,
+    initial: Tensor | None = None,
+    final: Tensor | None = None,
+) -> None:
     """result[r, t] = decay[r, t] * result[r, t - 1] + data[r, t], for this core's share of the rows.
 
     Args:
@@ -48,15 +58,15 @@ class RowBlock(nl.NKIObject):
         self.rows = rows
         self.end = start + partitions * rows
 
-    def of(self, matrix: Any) -> Any:
+    def of(self, matrix: Tensor) -> Any:
         """[partitions, rows, columns]"""
         return matrix[self.start : self.end].reshape_dim(0, (self.partitions, self.rows))
 
-    def piece(self, matrix: Any, columns: Any) -> Any:
+    def piece(self, matrix: Tensor, columns: TiledRangeIterator) -> Any:
         return self.of(matrix)[:, :, columns.start_offset : columns.end_offset]
 
 
-def row_blocks(shape: tuple[int, int]) -> list[RowBlock]:
+def row_blocks(shape: tuple[int, ...]) -> list[RowBlock]:
     """The blocks of this core's share. Short rows go several to a partition: DMA then moves more at once."""
     start, end = program_share(shape[0])
     rows = max(1, min(SCAN_TILE // shape[1], (end - start) // PMAX))
@@ -69,7 +79,7 @@ def row_blocks(shape: tuple[int, int]) -> list[RowBlock]:
     return blocks
 
 
-def scan_block(result: Any, factors: Any, x: Any, before: Any) -> Any:
+def scan_block(result: Tensor, factors: Tensor, x: Tensor, before: Tensor | None) -> Any:
     """Scan each row of a tile [partitions, rows, columns] and store it; returns its last column."""
     columns = x.shape[2]
     sums = nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
@@ -82,7 +92,7 @@ def scan_block(result: Any, factors: Any, x: Any, before: Any) -> Any:
     return sums[:, :, columns - 1 : columns]
 
 
-def store_last(final: Any, last: Any) -> None:
+def store_last(final: Tensor, last: Tensor) -> None:
     """Collect the last column first: DMA would move it element by element."""
     collected = nl.ndarray(last.shape, nl.float32, buffer=nl.sbuf)
     nisa.activation(collected, nl.copy, last)

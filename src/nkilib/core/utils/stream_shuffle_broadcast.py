@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import Tensor
 
 QUADRANT = 32  # partitions that a shuffle reaches from one of them
 
 
-def stream_shuffle_broadcast(src: Any, dst: Any) -> None:
+def stream_shuffle_broadcast(src: Tensor, dst: Tensor) -> None:
     """dst[p, :] = src[0, :] for every partition p. Both are 2-D in SBUF, and may be the same tile."""
     _check_tile("src", src)
     _check_tile("dst", dst)
@@ -25,6 +24,6 @@ def stream_shuffle_broadcast(src: Any, dst: Any) -> None:
         nisa.nc_stream_shuffle(rows, src[0:1, :], shuffle_mask=[0] * QUADRANT)
 
 
-def _check_tile(name: str, tile: Any) -> None:
+def _check_tile(name: str, tile: Tensor) -> None:
     kernel_assert(len(tile.shape) == 2, f"{name}: got {len(tile.shape)} dimensions, expected 2")
     kernel_assert(tile.buffer == nl.sbuf, f"{name}: got buffer {tile.buffer}, expected nl.sbuf")

@@ -6,6 +6,7 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 
 class TensorView(nl.NKIObject):
@@ -14,7 +15,7 @@ class TensorView(nl.NKIObject):
     Dimensions count from 0; on chip, dimension 0 is the partitions and stays where it is.
     """
 
-    def __init__(self, base_tensor: Any):
+    def __init__(self, base_tensor: Tensor):
         self.tensor = base_tensor
         self.shape = tuple(base_tensor.shape)
         self.strides = tuple(base_tensor.strides)
@@ -42,7 +43,7 @@ class TensorView(nl.NKIObject):
         )
         return TensorView(self.tensor.slice(dim, start, end, step))
 
-    def permute(self, dims: Any) -> TensorView:
+    def permute(self, dims: tuple) -> TensorView:
         """Dimensions in another order."""
         given = list(dims)
         for dim in range(len(self.shape)):
@@ -63,7 +64,7 @@ class TensorView(nl.NKIObject):
         self._check_free("broadcast", dim)
         return TensorView(self.tensor.broadcast(dim, size))
 
-    def reshape_dim(self, dim: int, shape: Any) -> TensorView:
+    def reshape_dim(self, dim: int, shape: tuple) -> TensorView:
         """A dimension split into several; one size may be -1."""
         self._check_dim("reshape_dim", dim)
         product, unknown = 1, 0
@@ -135,11 +136,11 @@ class TensorView(nl.NKIObject):
         )
         return TensorView(self.tensor.rearrange(src_pattern, dst_pattern, fixed_sizes))
 
-    def reshape(self, new_shape: Any) -> TensorView:
+    def reshape(self, new_shape: tuple) -> TensorView:
         """Another shape, where the layout allows it without a copy."""
         return TensorView(self.tensor.reshape(new_shape))
 
-    def reinterpret_cast(self, dtype: Any) -> TensorView:
+    def reinterpret_cast(self, dtype: DTypeLike) -> TensorView:
         """The same bytes read as another dtype; the last dimension grows or shrinks."""
         return TensorView(self.tensor.reinterpret_cast(dtype))
 

@@ -6,21 +6,22 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 
-def piece(matrix: Any, rows: Any, columns: Any) -> Any:
+def piece(matrix: Tensor, rows: Any, columns: Any) -> Any:
     """The place of a tile in a matrix; rows and columns are tiles of a TiledRange."""
     return matrix[rows.start_offset : rows.end_offset, columns.start_offset : columns.end_offset]
 
 
-def load(view: Any, dtype: Any = None) -> Any:
+def load(view: Tensor, dtype: DTypeLike | None = None) -> Tensor:
     """A copy of a view of HBM in SBUF. DMA casts it where `dtype` is another than the view's."""
     tile = nl.ndarray(view.shape, view.dtype if dtype is None else dtype, buffer=nl.sbuf)
     nisa.dma_copy(tile, view)
     return tile
 
 
-def store(view: Any, tile: Any) -> None:
+def store(view: Tensor, tile: Tensor) -> None:
     """Write a tile in SBUF or PSUM to a view of HBM. Casts and PSUM pass through the Scalar engine."""
     ready = tile
     if view.dtype != tile.dtype or tile.buffer == nl.psum:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.language as nl
 
 
@@ -17,15 +15,16 @@ class TiledRangeIterator(nl.NKIObject):
         self.end_offset = end_offset
 
 
-def TiledRange(size: Any, tile_size: int) -> tuple[TiledRangeIterator, ...]:
-    """The tiles that cover `size` elements, or another tile: then offsets stay absolute.
+def TiledRange(size: int | TiledRangeIterator, tile_size: int) -> tuple[TiledRangeIterator, ...]:
+    """Return the tiles that cover `size` elements, or another tile: then offsets stay absolute.
 
     >>> [(t.size, t.index, t.start_offset, t.end_offset) for t in TiledRange(300, 128)]
     [(128, 0, 0, 128), (128, 1, 128, 256), (44, 2, 256, 300)]
     """
-    start, end = 0, size
     if isinstance(size, TiledRangeIterator):
         start, end = size.start_offset, size.end_offset
+    else:
+        start, end = 0, size
     tiles: list[TiledRangeIterator] = []
     for offset in range(start, end, tile_size):
         stop = min(offset + tile_size, end)

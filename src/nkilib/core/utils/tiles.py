@@ -1,12 +1,13 @@
-"""Where a kernel's tiles come from: the compiler, or the SBUF manager that its caller passes."""
+"""New tiles, placed by the compiler or by the SBUF manager that the caller passes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import nki.language as nl
-from nkilib.core.utils.allocator import bytes_per_partition
+from nkilib.core.utils.allocator import BufferManager, bytes_per_partition
 from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 STREAM_BYTES = 64 * 1024  # in each partition, for what is used once and is gone
 
@@ -18,7 +19,7 @@ class Tiles(nl.NKIObject):
     before the bytes of the first come up again.
     """
 
-    def __init__(self, sbm: Any):
+    def __init__(self, sbm: BufferManager):
         self.sbm = sbm
         size = min(STREAM_BYTES, sbm.get_free_space() // 2)
         reserved = sbm.alloc_stack((nl.tile_size.pmax, max(1, size)), nl.uint8, align=64)
@@ -26,7 +27,7 @@ class Tiles(nl.NKIObject):
         self.start = self.end - reserved.shape[1]
         self.next = self.start
 
-    def stream(self, shape: Any, dtype: Any) -> Any:
+    def stream(self, shape: tuple, dtype: DTypeLike) -> Tensor:
         size = (bytes_per_partition(shape, dtype) + 63) // 64 * 64
         kernel_assert(
             size <= self.end - self.start,
@@ -39,31 +40,41 @@ class Tiles(nl.NKIObject):
         return nl.ndarray(shape, dtype, buffer=nl.sbuf, address=(0, address))
 
 
-def manual(sbm: Any) -> bool:
-    """True for a manager that gives addresses."""
+def new_column(rows: int) -> Tensor:
+    """Return a new float32 tile [rows, 1]: a number for each partition."""
+    return nl.ndarray((rows, 1), nl.float32, buffer=nl.sbuf)
+
+
+def like(tile: Tensor, dtype: DTypeLike | None = None) -> Tensor:
+    """Return a new SBUF tile of the same shape and, unless `dtype` is given, the same dtype."""
+    return nl.ndarray(tile.shape, tile.dtype if dtype is None else dtype, buffer=nl.sbuf)
+
+
+def manual(sbm: BufferManager | None) -> bool:
+    """Return whether a manager assigns addresses."""
     return sbm is not None and not sbm.is_auto_alloc()
 
 
-def new_tile(tiles: Any, shape: Any, dtype: Any) -> Any:
-    """A tile in SBUF, of the compiler's choosing where `tiles` is None."""
+def new_tile(tiles: Tiles | None, shape: tuple, dtype: DTypeLike) -> Any:
+    """Return a tile in SBUF, placed by the compiler where `tiles` is None."""
     if tiles is None:
         return nl.ndarray(shape, dtype, buffer=nl.sbuf)
     return tiles.sbm.alloc_stack(shape, dtype)
 
 
-def stream_tile(tiles: Any, shape: Any, dtype: Any) -> Any:
-    """The same for data that is used at once."""
+def stream_tile(tiles: Tiles | None, shape: tuple, dtype: DTypeLike) -> Any:
+    """Return a tile for data that is used at once."""
     if tiles is None:
         return nl.ndarray(shape, dtype, buffer=nl.sbuf)
     return tiles.stream(shape, dtype)
 
 
-def open_scope(tiles: Any) -> None:
-    """What is new from here on is freed by close_scope."""
+def open_scope(tiles: Tiles | None) -> None:
+    """Begin a scope: close_scope frees the tiles that are new from here on."""
     if tiles is not None:
         tiles.sbm.open_scope()
 
 
-def close_scope(tiles: Any) -> None:
+def close_scope(tiles: Tiles | None) -> None:
     if tiles is not None:
         tiles.sbm.close_scope()

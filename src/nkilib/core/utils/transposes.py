@@ -10,10 +10,11 @@ from nkilib.core.utils.kernel_helpers import interleave_copy
 from nkilib.core.utils.projection import BANK_COLUMNS, bytes_of
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.tiles import new_tile
+from nkilib.core.utils.tiles import Tiles, new_tile
+from nkilib.core.utils.types import Tensor
 
 
-def transpose_rows(dst: Any, tile: int, token: int, rows: Any, adjacent: int = 1) -> None:
+def transpose_rows(dst: Tensor, tile: int, token: int, rows: Tensor, adjacent: int = 1) -> None:
     """dst[p, tile + k, token + t] = rows[t, 128 k + p], through PSUM, a bank at a time; dst casts.
 
     With `adjacent` a, of every a tiles each partition has a neighbouring columns, see projection.Activations.
@@ -33,7 +34,7 @@ def transpose_rows(dst: Any, tile: int, token: int, rows: Any, adjacent: int = 1
         nisa.tensor_copy(dst[0:rest, tile + full, token : token + tokens], bank)
 
 
-def tile_of_columns(rows: Any, k: int, adjacent: int) -> Any:
+def tile_of_columns(rows: Tensor, k: int, adjacent: int) -> Any:
     """The columns of tile k, [tokens, 128]."""
     first = k // adjacent * adjacent
     width = min(adjacent, rows.shape[1] // PMAX - first)  # the last group may be smaller
@@ -41,7 +42,7 @@ def tile_of_columns(rows: Any, k: int, adjacent: int) -> Any:
     return run.reshape_dim(1, (PMAX, width))[:, :, k - first]
 
 
-def spread_rows(rows: list, tiles: Any = None) -> Any:
+def spread_rows(rows: list, tiles: Tiles | None = None) -> Any:
     """[128, J, tokens], J = columns / 128: each partition has J adjacent columns, J p + j at [p, j]."""
     shape = (PMAX, rows[0].shape[1] // PMAX, rows_in(rows))
     tile = new_tile(tiles, shape, rows[0].dtype)
@@ -49,7 +50,7 @@ def spread_rows(rows: list, tiles: Any = None) -> Any:
     return tile
 
 
-def spread_rows_into(tile: Any, rows: list) -> None:
+def spread_rows_into(tile: Tensor, rows: list) -> None:
     """The same into a tile, or a part of one, [128, J, tokens]."""
     tiles = tile.shape[1]
     for i in range(len(rows)):
@@ -68,12 +69,12 @@ def rows_in(rows: list) -> int:
     return (len(rows) - 1) * PMAX + rows[len(rows) - 1].shape[0]
 
 
-def bank_room(tensor: Any, width: int) -> int:
+def bank_room(tensor: Tensor, width: int) -> int:
     """How many transposes of this width a PSUM bank holds, in the dtype of the tensor."""
     return BANK_COLUMNS * 4 // (width * bytes_of(tensor))
 
 
-def rows_from_spread(dst: Any, source: Any) -> None:
+def rows_from_spread(dst: Tensor, source: Tensor) -> None:
     """The other way: dst[t, J p + j] = source[p, j, t]."""
     tiles, tokens = source.shape[1], source.shape[2]
     by_tile = dst.reshape_dim(1, (PMAX, tiles)).permute((0, 2, 1))

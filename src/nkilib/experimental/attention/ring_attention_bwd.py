@@ -10,8 +10,6 @@ steps they are back at their owner. A tile is 128 queries, in the partitions, ag
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -21,9 +19,11 @@ from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
 
-from .ring import Bounds, Ring, copy_rows, named
+from .ring import Ring, SequenceBounds, copy_rows, visible_scores_ref
 
 KEYS = 512  # of a tile: a PSUM bank of float32
 UNBOUNDED = 1.0e9  # beyond every key
@@ -31,22 +31,22 @@ UNBOUNDED = 1.0e9  # beyond every key
 
 @nki.jit
 def ring_attention_spmd_bwd(
-    q_ref,
-    k_ref,
-    v_ref,
-    o_ref,
-    dy_ref,
-    lse_ref,
-    use_causal_mask=False,
-    mixed_precision=True,
-    softmax_scale=None,
-    num_workers=1,
-    lnc_size=1,
-    replica_groups=None,
-    striped_attention=False,
-    bound_min=None,
-    bound_max=None,
-):
+    q_ref: Tensor,
+    k_ref: Tensor,
+    v_ref: Tensor,
+    o_ref: Tensor,
+    dy_ref: Tensor,
+    lse_ref: Tensor,
+    use_causal_mask: bool = False,
+    mixed_precision: bool = True,
+    softmax_scale: float | None = None,
+    num_workers: int = 1,
+    lnc_size: int = 1,
+    replica_groups: ReplicaGroups | None = None,
+    striped_attention: bool = False,
+    bound_min: Tensor | None = None,
+    bound_max: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dq, dk, dv) of ring_attention_spmd_fwd, all [B, N, D, S] in float32.
 
     q_ref, k_ref, v_ref, o_ref, dy_ref are [B, N, D, S], lse_ref is [B, N, 128, S / 128] as the forward kernel
@@ -70,20 +70,24 @@ def ring_attention_spmd_bwd(
     batch, heads, head_dim, tokens = q_ref.shape
     bounds = None
     if bound_min is not None or bound_max is not None:
-        bounds = Bounds(bound_min, bound_max, batch, heads, tokens)
+        bounds = SequenceBounds(bound_min, bound_max, batch, heads, tokens)
     kernel_assert(
         lnc_size in (1, nl.num_programs(0)),
         f"lnc_size: got {lnc_size}, allowed is the number of cores, {nl.num_programs(0)}",
     )
     ring = Ring(replica_groups, num_workers)
-    work = Work(q_ref, o_ref, dy_ref, lse_ref, softmax_scale, mixed_precision)
+    work = LocalTensors(q_ref, o_ref, dy_ref, lse_ref, softmax_scale, mixed_precision)
     flat = (batch * heads, head_dim, tokens)
     keys = [k_ref.reshape(flat), v_ref.reshape(flat)]
     buffers, grads = [], []
     for i in range(2):
         if num_workers > 1:
-            buffers.append([named(flat, k_ref.dtype, f"ring_k{i}"), named(flat, v_ref.dtype, f"ring_v{i}")])
-        grads.append([named(flat, nl.float32, f"ring_dk{i}"), named(flat, nl.float32, f"ring_dv{i}")])
+            buffers.append(
+                [named_tensor(flat, k_ref.dtype, f"ring_k{i}"), named_tensor(flat, v_ref.dtype, f"ring_v{i}")]
+            )
+        grads.append(
+            [named_tensor(flat, nl.float32, f"ring_dk{i}"), named_tensor(flat, nl.float32, f"ring_dv{i}")]
+        )
     if num_workers > 1:
         copy_rows(buffers[0][0], keys[0])
         copy_rows(buffers[0][1], keys[1])
@@ -106,23 +110,25 @@ def ring_attention_spmd_bwd(
     home = grads[num_workers % 2 if num_workers > 1 else 0]
     if num_workers == 1 and nl.num_programs(0) > 1:  # else the last exchange has joined the cores
         nisa.core_barrier(home[0], (0, 1))
-    dk, dv = named(k_ref.shape, nl.float32, "dk"), named(v_ref.shape, nl.float32, "dv")
+    dk, dv = named_tensor(k_ref.shape, nl.float32, "dk"), named_tensor(v_ref.shape, nl.float32, "dv")
     copy_rows(dk.reshape(flat), home[0])
     copy_rows(dv.reshape(flat), home[1])
     return work.dq.reshape(q_ref.shape), dk, dv
 
 
-class Work(nl.NKIObject):
+class LocalTensors(nl.NKIObject):
     """What stays with this rank, [heads, D, S]."""
 
-    def __init__(self, q, o, dy, lse, scale, mixed_precision: bool):
+    def __init__(
+        self, q: Tensor, o: Tensor, dy: Tensor, lse: Tensor, scale: float | None, mixed_precision: bool
+    ):
         batch, heads, head_dim, tokens = q.shape
         flat = (batch * heads, head_dim, tokens)
         self.q = q.reshape(flat)
         self.o = o.reshape(flat)
         self.dy = dy.reshape(flat)
         self.lse = lse.reshape((batch * heads, PMAX, tokens // PMAX))
-        self.dq = named(flat, nl.float32, "dq")
+        self.dq = named_tensor(flat, nl.float32, "dq")
         self.scale = scale if scale is not None else head_dim**-0.5
         self.dtype = q.dtype if mixed_precision else nl.float32
 
@@ -130,16 +136,16 @@ class Work(nl.NKIObject):
 class Visit(nl.NKIObject):
     """One head of the queries, at the keys of one step."""
 
-    def __init__(self, head: int, step: int, causal: bool, diagonal: bool, offset):
+    def __init__(self, head: int, step: int, causal: bool, diagonal: bool, offset: Tensor | None):
         self.head = head
         self.step = step
         self.causal = causal
         self.diagonal = diagonal  # no query sees keys of a later column than its own
         self.offset = offset
-        self.limits: Any = None  # bound_min and bound_max, [1 or heads, S]
+        self.limits: tuple[Tensor, Tensor] | None = None  # bound_min and bound_max, [1 or heads, S]
 
 
-def add_head(work: Work, visit: Visit, keys: list, grads: list) -> None:
+def add_head(work: LocalTensors, visit: Visit, keys: list, grads: list) -> None:
     """Add the contribution of one head's queries to dq and to the gradients of the keys."""
     head, tokens = visit.head, work.q.shape[2]
     q, dy = load(work.q[head], work.dtype), load(work.dy[head], work.dtype)
@@ -167,7 +173,7 @@ def add_head(work: Work, visit: Visit, keys: list, grads: list) -> None:
     nisa.dma_copy(grads[1][head], dv)
 
 
-def transposed_tokens(x: Any) -> Any:
+def transposed_tokens(x: Tensor) -> Tensor:
     """Return x [D, S] transposed, [128, S / 128, D]: token 128 g + p at [p, g]."""
     head_dim, tokens = x.shape
     found = nl.ndarray((PMAX, tokens // PMAX, head_dim), x.dtype)
@@ -178,7 +184,7 @@ def transposed_tokens(x: Any) -> Any:
     return found
 
 
-def statistics(work: Work, head: int, dy: Any) -> tuple:
+def statistics(work: LocalTensors, head: int, dy: Tensor) -> tuple:
     """Return -lse and delta, both [128, S / 128], for query 128 g + p."""
     lse = load(work.lse[head], nl.float32)
     neg_lse = nl.ndarray(lse.shape, nl.float32)
@@ -195,7 +201,7 @@ def statistics(work: Work, head: int, dy: Any) -> tuple:
     return neg_lse, delta
 
 
-def visible_keys(visit: Visit, tiles: int) -> Any:
+def visible_keys(visit: Visit, tiles: int) -> tuple[Tensor, Tensor] | None:
     """Return (start, end) of the keys that query 128 g + p sees, each [128, tiles]; None if it sees all."""
     if not visit.causal and visit.limits is None:
         return None
@@ -215,7 +221,7 @@ def visible_keys(visit: Visit, tiles: int) -> Any:
     return lower, upper
 
 
-def of_queries(bound: Any, head: int) -> Any:
+def of_queries(bound: Tensor, head: int) -> Tensor:
     """Return a head's row as [128, tiles]: query 128 g + p at [p, g]."""
     row = bound[head if bound.shape[0] > 1 else 0]
     tiles = bound.shape[1] // PMAX
@@ -224,7 +230,7 @@ def of_queries(bound: Any, head: int) -> Any:
     return tile
 
 
-def start_sum(place: Any, begun: bool) -> Any:
+def start_sum(place: Tensor, begun: bool) -> Tensor:
     """Return a sum in SBUF: the previous partial sum, or 0."""
     if begun:
         return load(place)
@@ -233,7 +239,15 @@ def start_sum(place: Any, begun: bool) -> Any:
     return total
 
 
-def probabilities(work: Work, q: Any, k: Any, neg_lse: Any, seen: Any, row: int, block: Any) -> Any:
+def probabilities(
+    work: LocalTensors,
+    q: Tensor,
+    k: Tensor,
+    neg_lse: Tensor,
+    seen: tuple[Tensor, Tensor] | None,
+    row: int,
+    block: TiledRangeIterator,
+) -> Tensor:
     """Return P [128 queries, keys]; 0 where the mask hides a key."""
     scores = nl.ndarray((PMAX, block.size), nl.float32, buffer=nl.psum)
     nisa.nc_matmul(scores, q, k)
@@ -254,7 +268,7 @@ def probabilities(work: Work, q: Any, k: Any, neg_lse: Any, seen: Any, row: int,
     return p
 
 
-def score_gradient(work: Work, dy: Any, v: Any, p: Any, delta: Any, row: int) -> Any:
+def score_gradient(work: LocalTensors, dy: Tensor, v: Tensor, p: Tensor, delta: Tensor, row: int) -> Tensor:
     """Return dS = P (dY V^T - delta)."""
     products = nl.ndarray(p.shape, nl.float32, buffer=nl.psum)
     nisa.nc_matmul(products, dy, v)
@@ -263,14 +277,14 @@ def score_gradient(work: Work, dy: Any, v: Any, p: Any, delta: Any, row: int) ->
     return ds
 
 
-def add_product(total: Any, by_query: Any, tile: Any, scale: float) -> None:
+def add_product(total: Tensor, by_query: Tensor, tile: Tensor, scale: float) -> None:
     """total [D, keys] += scale by_query^T tile."""
     bank = nl.ndarray(total.shape, nl.float32, buffer=nl.psum)
     nisa.nc_matmul(bank, by_query, tile)
     nisa.scalar_tensor_tensor(total, bank, nl.multiply, scale, nl.add, total)
 
 
-def add_queries(sums: Any, by_key: Any, ds: Any, block: Any) -> None:
+def add_queries(sums: Tensor, by_key: Tensor, ds: Tensor, block: TiledRangeIterator) -> None:
     """sums [D, 128 queries] += K dS^T, 128 keys at a time."""
     for part in TiledRange(block.size, PMAX):
         bank = nl.ndarray((PMAX, PMAX), ds.dtype, buffer=nl.psum)
@@ -281,7 +295,7 @@ def add_queries(sums: Any, by_key: Any, ds: Any, block: Any) -> None:
         nisa.nc_matmul(sums, by_key[:, first, :], transposed, accumulate=first > 0)
 
 
-def check(q: Any, others: tuple, lse: Any, causal: bool, striped: bool) -> None:
+def check(q: Tensor, others: tuple, lse: Tensor, causal: bool, striped: bool) -> None:
     kernel_assert(len(q.shape) == 4, f"q_ref: got {len(q.shape)} dimensions, allowed are 4: [B, N, D, S]")
     batch, heads, head_dim, tokens = q.shape
     for i in range(4):
@@ -293,20 +307,22 @@ def check(q: Any, others: tuple, lse: Any, causal: bool, striped: bool) -> None:
 
 
 def ring_attention_spmd_bwd_ref(
-    q, k, v, dy, softmax_scale=None, use_causal_mask=False, bound_min=None, bound_max=None
-):
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    dy: np.ndarray,
+    softmax_scale: float | None = None,
+    use_causal_mask: bool = False,
+    bound_min: np.ndarray | None = None,
+    bound_max: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return (o, lse, dq, dk, dv) of the whole sequence in float64; tensors [B, N, D, S], lse [B, N, S].
 
     bound_min and bound_max [B, S] are positions in the whole sequence.
     """
     q, k, v, dy = (x.astype(np.float64).swapaxes(2, 3) for x in (q, k, v, dy))
     scale = softmax_scale if softmax_scale is not None else q.shape[3] ** -0.5
-    scores = scale * q @ k.swapaxes(2, 3)
-    if use_causal_mask:
-        scores = np.where(np.tri(q.shape[2], dtype=bool), scores, -np.inf)
-    if bound_min is not None:
-        key, low, high = np.arange(q.shape[2]), bound_min[:, None, :, None], bound_max[:, None, :, None]
-        scores = np.where((low <= key) & (key < high), scores, -np.inf)
+    scores = visible_scores_ref(q, k, scale, use_causal_mask, bound_min, bound_max)
     lse = np.log(np.exp(scores - scores.max(-1, keepdims=True)).sum(-1)) + scores.max(-1)
     p = np.exp(scores - lse[..., None])
     o = p @ v

@@ -11,8 +11,6 @@ an entry for each step and rank.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -21,27 +19,29 @@ from nkilib.core.attention.attention_cte import attention_cte
 from nkilib.core.attention.attention_merge import join_parts
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import DTypeLike, Tensor
+from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
 
-from .ring import Bounds, Ring, copy_rows, named
+from .ring import Ring, SequenceBounds, copy_rows, visible_scores_ref
 
 
 @nki.jit
 def ring_attention_spmd_fwd(
-    q,
-    k,
-    v,
-    replica_groups=None,
-    num_workers=1,
-    softmax_scale=None,
-    use_causal_mask=False,
-    striped_input=False,
-    training=False,
-    lse_dtype=nl.float32,
-    tp_q=False,
-    tp_k=False,
-    bound_min=None,
-    bound_max=None,
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    replica_groups: ReplicaGroups | None = None,
+    num_workers: int = 1,
+    softmax_scale: float | None = None,
+    use_causal_mask: bool = False,
+    striped_input: bool = False,
+    training: bool = False,
+    lse_dtype: DTypeLike = nl.float32,
+    tp_q: bool = False,
+    tp_k: bool = False,
+    bound_min: Tensor | None = None,
+    bound_max: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """out [b, h, S, d] = softmax(scale q k^T) v over the keys of all workers of a ring.
 
     Shapes: q is [b, h, S, d] if tp_q else [b, h, d, S], k likewise with tp_k, v is [b, h, S, d]; as many
@@ -72,7 +72,7 @@ def ring_attention_spmd_fwd(
     check(q, k, v, tp_q, tp_k, num_workers, softmax_scale, use_causal_mask, striped_input)
     bounds = None
     if bound_min is not None or bound_max is not None:
-        bounds = Bounds(bound_min, bound_max, batch, heads, queries)
+        bounds = SequenceBounds(bound_min, bound_max, batch, heads, queries)
     ring = Ring(replica_groups, num_workers)
     scale = softmax_scale if softmax_scale is not None else head_dim**-0.5
     both = batch * heads
@@ -82,7 +82,10 @@ def ring_attention_spmd_fwd(
     if num_workers > 1:
         for i in range(2):
             buffers.append(
-                [named(keys.shape, k.dtype, f"ring_k{i}"), named(values.shape, v.dtype, f"ring_v{i}")]
+                [
+                    named_tensor(keys.shape, k.dtype, f"ring_k{i}"),
+                    named_tensor(values.shape, v.dtype, f"ring_v{i}"),
+                ]
             )
         copy_rows(buffers[0][0], keys)
         copy_rows(buffers[0][1], values)
@@ -113,19 +116,27 @@ def ring_attention_spmd_fwd(
             skip_output_normalization=True,
         )
         found.append(part)
-    out = named(v.shape, q.dtype, "out")
-    lse = named((batch, heads, PMAX, queries // PMAX), lse_dtype, "lse")
+    out = named_tensor(v.shape, q.dtype, "out")
+    lse = named_tensor((batch, heads, PMAX, queries // PMAX), lse_dtype, "lse")
     join_parts(found, out.reshape((both, queries, head_dim)), lse.reshape((both, PMAX, queries // PMAX)))
     return (out, lse) if training else out
 
 
-def flat(x: Any, both: int) -> Any:
+def flat(x: Tensor, both: int) -> Tensor:
     """Return x with batches and heads as one dimension."""
     return x.reshape((both, x.shape[2], x.shape[3]))
 
 
 def check(
-    q: Any, k: Any, v: Any, tp_q: bool, tp_k: bool, workers: int, scale: Any, causal: bool, striped: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tp_q: bool,
+    tp_k: bool,
+    workers: int,
+    scale: float | None,
+    causal: bool,
+    striped: bool,
 ) -> None:
     kernel_assert(len(v.shape) == 4, f"v: got {len(v.shape)} dimensions, allowed are 4: [b, h, S, d]")
     batch, heads, queries, head_dim = v.shape
@@ -144,20 +155,22 @@ def check(
 
 
 def ring_attention_spmd_fwd_ref(
-    q, k, v, softmax_scale=None, use_causal_mask=False, training=False, bound_min=None, bound_max=None
-):
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    softmax_scale: float | None = None,
+    use_causal_mask: bool = False,
+    training: bool = False,
+    bound_min: np.ndarray | None = None,
+    bound_max: np.ndarray | None = None,
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """Compute the same for all workers at once: q, k, v [b, h, S, d] of the whole sequence, in order.
 
     bound_min and bound_max [b, S] are positions in the whole sequence.
     """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     scale = softmax_scale if softmax_scale is not None else q.shape[3] ** -0.5
-    scores = scale * q @ k.swapaxes(2, 3)
-    if use_causal_mask:
-        scores = np.where(np.tri(q.shape[2], dtype=bool), scores, -np.inf)
-    if bound_min is not None:
-        key, low, high = np.arange(q.shape[2]), bound_min[:, None, :, None], bound_max[:, None, :, None]
-        scores = np.where((low <= key) & (key < high), scores, -np.inf)
+    scores = visible_scores_ref(q, k, scale, use_causal_mask, bound_min, bound_max)
     largest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - largest)
     total = weights.sum(-1, keepdims=True)

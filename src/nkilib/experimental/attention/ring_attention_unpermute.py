@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -11,12 +9,14 @@ import nki.collectives as ncc
 import nki.isa as nisa
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
-
-from .ring import named
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
 
 
 @nki.jit
-def ring_attention_unpermute(x, replica_groups=None, num_workers=1):
+def ring_attention_unpermute(
+    x: Tensor, replica_groups: ReplicaGroups | None = None, num_workers: int = 1
+) -> Tensor:
     """out [bs, S, d] = this worker's contiguous tokens, from x [bs, S, d], its striped ones.
 
     Token i of worker w is token w + i num_workers of the sequence before, and w S + i after. S must be a
@@ -36,8 +36,8 @@ def ring_attention_unpermute(x, replica_groups=None, num_workers=1):
     each = tokens // num_workers
     groups = [list(range(num_workers))] if replica_groups is None else replica_groups
     shape = (num_workers, batch, each, width)
-    src, dst = named(shape, x.dtype, "src"), named(shape, x.dtype, "dst")
-    out = named(x.shape, x.dtype, "out")
+    src, dst = named_tensor(shape, x.dtype, "src"), named_tensor(shape, x.dtype, "dst")
+    out = named_tensor(x.shape, x.dtype, "out")
     first, end = program_share(batch)
     for b in range(first, end):  # part w of x, tokens w S / n on, is for worker w
         nisa.dma_copy(src[:, b], x[b].reshape((num_workers, each, width)))
@@ -49,6 +49,6 @@ def ring_attention_unpermute(x, replica_groups=None, num_workers=1):
 
 def ring_attention_unpermute_ref(parts: list) -> list:
     """Return the results of all workers for their x."""
-    whole: Any = np.stack(parts, axis=2)  # [bs, S, workers, d]: token w + i n at [i, w]
+    whole: np.ndarray = np.stack(parts, axis=2)  # [bs, S, workers, d]: token w + i n at [i, w]
     batch, tokens, workers, width = whole.shape
     return np.split(whole.reshape(batch, tokens * workers, width), workers, axis=1)

@@ -6,8 +6,6 @@ On two cores each copies half of the rows, and both make the call.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -16,10 +14,14 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.collectives.rings import ReplicaGroups
+
+from .rings import named_tensor
 
 
 @nki.jit
-def all_reduce_hbm_kernel(input, replica_group):
+def all_reduce_hbm_kernel(input: Tensor, replica_group: ReplicaGroups) -> Tensor:
     """out = the sum of input over the ranks of the group, on each of them.
 
     >>> from nki.ranks import run_ranks
@@ -28,90 +30,86 @@ def all_reduce_hbm_kernel(input, replica_group):
     >>> out[1].tolist()
     [[2.0], [4.0]]
     """
-    src, dst = source_of(input), named(input.shape, input.dtype, "dst")
+    src, dst = source_of(input), named_tensor(input.shape, input.dtype, "dst")
     ncc.all_reduce([src], [dst], replica_group, nl.add)
     return result_of(dst)
 
 
 @nki.jit
-def all_gather_hbm_kernel(input, replica_group, num_ranks):
+def all_gather_hbm_kernel(input: Tensor, replica_group: ReplicaGroups, num_ranks: int) -> Tensor:
     """out = the inputs of the ranks, one after the other along dimension 0."""
     src = source_of(input)
-    dst = named(with_rows(input, input.shape[0] * num_ranks), input.dtype, "dst")
+    dst = named_tensor(with_rows(input, input.shape[0] * num_ranks), input.dtype, "dst")
     ncc.all_gather([src], [dst], replica_group, 0)
     return result_of(dst)
 
 
 @nki.jit
-def reduce_scatter_hbm_kernel(input, replica_group, num_ranks):
+def reduce_scatter_hbm_kernel(input: Tensor, replica_group: ReplicaGroups, num_ranks: int) -> Tensor:
     """out = this rank's part, of num_ranks along dimension 0, of the sum of input over the ranks."""
     check_parts(input, num_ranks)
     src = source_of(input)
-    dst = named(with_rows(input, input.shape[0] // num_ranks), input.dtype, "dst")
+    dst = named_tensor(with_rows(input, input.shape[0] // num_ranks), input.dtype, "dst")
     ncc.reduce_scatter([src], [dst], replica_group, 0, nl.add)
     return result_of(dst)
 
 
 @nki.jit
-def all_to_all_hbm_kernel(input, replica_group):
+def all_to_all_hbm_kernel(input: Tensor, replica_group: ReplicaGroups) -> Tensor:
     """Part j of out = this rank's part of the input of rank j, along dimension 0."""
     check_parts(input, len(replica_group[0]))
-    src, dst = source_of(input), named(input.shape, input.dtype, "dst")
+    src, dst = source_of(input), named_tensor(input.shape, input.dtype, "dst")
     ncc.all_to_all([src], [dst], replica_group, 0)
     return result_of(dst)
 
 
 @nki.jit
-def rank_id_kernel(in_tensor):
+def rank_id_kernel(in_tensor: Tensor) -> Tensor:
     """out = in_tensor[rank], [1, ...]: the rank is a run-time offset."""
-    out = named(with_rows(in_tensor, 1), in_tensor.dtype, "out")
+    out = named_tensor(with_rows(in_tensor, 1), in_tensor.dtype, "out")
     nisa.dma_copy(out, in_tensor[nl.ds(ncc.rank_id(), 1)])
     return out
 
 
 @nki.jit
-def dma_copy_rank_id_kernel(in_tensor, rank_id_lookup):
+def dma_copy_rank_id_kernel(in_tensor: Tensor, rank_id_lookup: Tensor) -> Tensor:
     """out = in_tensor[rank_id_lookup[rank]], [1, ...]; the table entry passes through SBUF."""
     entries = rank_id_lookup.reshape((rank_id_lookup.shape[0], 1))
     entry = nl.ndarray((1, 1), rank_id_lookup.dtype)
     nisa.dma_copy(entry, entries[nl.ds(ncc.rank_id(), 1)])
     row = nisa.register_alloc()
     nisa.register_load(row, entry)
-    out = named(with_rows(in_tensor, 1), in_tensor.dtype, "out")
+    out = named_tensor(with_rows(in_tensor, 1), in_tensor.dtype, "out")
     nisa.dma_copy(out, in_tensor[nl.ds(row, 1)])
     return out
 
 
-def check_parts(input: Any, ranks: int) -> None:
+def check_parts(input: Tensor, ranks: int) -> None:
     kernel_assert(
         input.shape[0] % ranks == 0, f"input: got {input.shape[0]} rows, allowed are multiples of {ranks}"
     )
 
 
-def named(shape: Any, dtype: Any, name: str) -> Any:
-    return nl.ndarray(shape, dtype, buffer=nl.shared_hbm, name=name)
-
-
-def with_rows(tensor: Any, rows: int) -> Any:
+def with_rows(tensor: Tensor, rows: int) -> tuple[int, ...]:
     """Return the shape of a tensor with another number of rows."""
     return (rows,) + tuple(tensor.shape[1:])
 
 
-def source_of(input: Any) -> Any:
+def source_of(input: Tensor) -> Tensor:
     """Copy an argument to a named tensor."""
-    src = named(input.shape, input.dtype, "src")
+    src = named_tensor(input.shape, input.dtype, "src")
     copy_share(src, input)
     return src
 
 
-def result_of(dst: Any) -> Any:
+def result_of(dst: Tensor) -> Tensor:
     """Copy the received tensor to the result."""
-    out = named(dst.shape, dst.dtype, "out")
+    out = named_tensor(dst.shape, dst.dtype, "out")
     copy_share(out, dst)
     return out
 
 
-def copy_share(dst: Any, src: Any) -> None:
+def copy_share(dst: Tensor, src: Tensor) -> None:
     """Copy src to dst between HBM tensors; each core copies its share of the rows."""
     first, end = program_share(dst.shape[0])
     if first < end:
@@ -121,17 +119,17 @@ def copy_share(dst: Any, src: Any) -> None:
 # ---- references: what every rank has, in a list --------------------------------------------------
 
 
-def all_reduce_hbm_kernel_ref(inputs: list, group: Any) -> list:
+def all_reduce_hbm_kernel_ref(inputs: list, group: ReplicaGroups) -> list:
     """Return the results of all ranks for their inputs."""
     return [sum_over(inputs, members_of(group, rank)) for rank in range(len(inputs))]
 
 
-def all_gather_hbm_kernel_ref(inputs: list, group: Any) -> list:
+def all_gather_hbm_kernel_ref(inputs: list, group: ReplicaGroups) -> list:
     """Return the results of all ranks for their inputs."""
     return [np.concatenate([inputs[r] for r in members_of(group, rank)]) for rank in range(len(inputs))]
 
 
-def reduce_scatter_hbm_kernel_ref(inputs: list, group: Any) -> list:
+def reduce_scatter_hbm_kernel_ref(inputs: list, group: ReplicaGroups) -> list:
     """Return the results of all ranks for their inputs."""
     found = []
     for rank in range(len(inputs)):
@@ -140,7 +138,7 @@ def reduce_scatter_hbm_kernel_ref(inputs: list, group: Any) -> list:
     return found
 
 
-def all_to_all_hbm_kernel_ref(inputs: list, group: Any) -> list:
+def all_to_all_hbm_kernel_ref(inputs: list, group: ReplicaGroups) -> list:
     """Return the results of all ranks for their inputs."""
     found = []
     for rank in range(len(inputs)):
@@ -150,11 +148,11 @@ def all_to_all_hbm_kernel_ref(inputs: list, group: Any) -> list:
     return found
 
 
-def members_of(group: Any, rank: int) -> list:
+def members_of(group: ReplicaGroups, rank: int) -> list:
     return next(list(members) for members in group if rank in members)
 
 
-def sum_over(inputs: list, members: list) -> Any:
+def sum_over(inputs: list, members: list) -> np.ndarray:
     total = inputs[members[0]].astype(np.float32)
     for rank in members[1:]:
         total = total + inputs[rank].astype(np.float32)

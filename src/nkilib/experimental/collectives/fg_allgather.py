@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -13,6 +11,8 @@ from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.collectives.rings import ReplicaGroups
 
 from .rings import check_degree, consecutive_groups, ring_buffers, send_on, slot_at, slot_numbers
 
@@ -20,7 +20,9 @@ BUFFER_BYTES = 64 * 1024  # of a partition, for each of the two buffers
 
 
 @nki.jit
-def fine_grained_allgather(lhs, tp_degree, num_groups, force_hbm_cc=False):
+def fine_grained_allgather(
+    lhs: Tensor, tp_degree: int, num_groups: int, force_hbm_cc: bool = False
+) -> Tensor:
     """out [tp_degree, m, K] = lhs [m, K] of all ranks, by a ring; out.reshape(M, K) is the gathered matrix.
 
     The ranks form num_groups rings of tp_degree (4, 8, ..., 128) consecutive ranks. Buffers are in SBUF
@@ -58,7 +60,9 @@ def tile_rows(rows: int) -> int:
     return 1
 
 
-def ring_in_sbuf(out: Any, lhs: Any, first: int, count: int, group: Any, numbers: Any) -> None:
+def ring_in_sbuf(
+    out: Tensor, lhs: Tensor, first: int, count: int, group: ReplicaGroups, numbers: Tensor | None
+) -> None:
     """Run the ring in SBUF: each core has its own buffers, with several rows in each partition."""
     degree, _, columns = out.shape
     partitions = tile_rows(count)
@@ -76,7 +80,9 @@ def ring_in_sbuf(out: Any, lhs: Any, first: int, count: int, group: Any, numbers
         nisa.dma_copy(places[nl.ds(slot, 1), begin : begin + partitions, :], buffers[step % 2])
 
 
-def ring_in_hbm(out: Any, lhs: Any, first: int, count: int, group: Any, numbers: Any) -> None:
+def ring_in_hbm(
+    out: Tensor, lhs: Tensor, first: int, count: int, group: ReplicaGroups, numbers: Tensor | None
+) -> None:
     """Run the ring in HBM: the cores share the buffers, and each fills and empties its half."""
     degree, rows, columns = out.shape
     channels = 2 if rows % 2 == 0 else 1

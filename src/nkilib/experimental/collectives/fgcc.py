@@ -6,8 +6,6 @@ The columns of rhs stay in SBUF where they fit. On two cores each has half of ev
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -18,8 +16,9 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.transposes import transpose_rows
+from nkilib.core.utils.types import Tensor
 
 from .fg_allgather import tile_rows
 from .rings import check_degree, consecutive_groups, ring_buffers, send_on, slot_at, slot_numbers
@@ -31,7 +30,9 @@ SBUF_BYTES = 176 * 1024  # of a partition, for rhs and both buffers
 
 
 @nki.jit
-def allgather_compute_matmul(lhs, rhs, tp_degree, num_groups, force_hbm_cc=False):
+def allgather_compute_matmul(
+    lhs: Tensor, rhs: Tensor, tp_degree: int, num_groups: int, force_hbm_cc: bool = False
+) -> Tensor:
     """out [tp_degree, m, N] = (lhs [m, K] of all ranks) rhs [K, N], sums in float32.
 
     The ranks form num_groups rings of tp_degree (4, 8, ..., 128) consecutive ranks. Buffers are in SBUF
@@ -47,7 +48,7 @@ def allgather_compute_matmul(lhs, rhs, tp_degree, num_groups, force_hbm_cc=False
     """
     check_degree(tp_degree)
     check(lhs, rhs)
-    job = Job(lhs, rhs, tp_degree, num_groups)
+    job = GatherMatmul(lhs, rhs, tp_degree, num_groups)
     if force_hbm_cc or job.ring_bytes() * 2 + job.weight_bytes() > SBUF_BYTES:
         ring_in_hbm(job)
     else:
@@ -55,10 +56,10 @@ def allgather_compute_matmul(lhs, rhs, tp_degree, num_groups, force_hbm_cc=False
     return job.out
 
 
-class Job(nl.NKIObject):
+class GatherMatmul(nl.NKIObject):
     """Sizes, the group, the weights and the result of a call."""
 
-    def __init__(self, lhs, rhs, tp_degree: int, num_groups: int):
+    def __init__(self, lhs: Tensor, rhs: Tensor, tp_degree: int, num_groups: int):
         self.lhs = lhs
         self.rhs = rhs
         self.degree = tp_degree
@@ -86,7 +87,7 @@ class Job(nl.NKIObject):
         return self.depth * self.rhs.shape[1] * sizeinbytes(self.rhs.dtype)
 
 
-def load_weights(job: Job, first: int, end: int) -> Any:
+def load_weights(job: GatherMatmul, first: int, end: int) -> Tensor:
     """Load columns of rhs as [128, depth, columns]; rows beyond K are 0."""
     tile = nl.ndarray((PMAX, job.depth, end - first), job.rhs.dtype)
     clear_tail(tile, job.lhs.shape[1])
@@ -95,19 +96,19 @@ def load_weights(job: Job, first: int, end: int) -> Any:
     return tile
 
 
-def clear_tail(tile: Any, contraction: int) -> None:
+def clear_tail(tile: Tensor, contraction: int) -> None:
     if contraction % PMAX != 0:
         nisa.memset(tile[:, tile.shape[1] - 1, :], 0.0)
 
 
-def transpose_row_tile(job: Job, index: int, dst: Any) -> None:
+def transpose_row_tile(job: GatherMatmul, index: int, dst: Tensor) -> None:
     """Transpose a row tile of lhs into dst [128, depth, rows]."""
     first = job.first + index * job.tile
     clear_tail(dst, job.lhs.shape[1])
     transpose_rows(dst, 0, 0, load(job.lhs[first : first + job.tile]))
 
 
-def ring_in_sbuf(job: Job) -> None:
+def ring_in_sbuf(job: GatherMatmul) -> None:
     """Run the ring in SBUF: TensorE reads the ring's buffers directly."""
     width = job.depth * job.tile
     shape = (PMAX, job.tiles() * width)
@@ -125,11 +126,11 @@ def ring_in_sbuf(job: Job) -> None:
             multiply(job, chunk[:, i], slot, i)
 
 
-def by_tile(buffer: Any, job: Job) -> Any:
+def by_tile(buffer: Tensor, job: GatherMatmul) -> Tensor:
     return buffer.reshape((PMAX, job.tiles(), job.depth, job.tile))
 
 
-def ring_in_hbm(job: Job) -> None:
+def ring_in_hbm(job: GatherMatmul) -> None:
     """Run the ring in HBM: row tiles are loaded one by one, and the cores share the buffers."""
     width, mine = job.depth * job.tile, job.tiles() * PMAX
     shape = (job.cores * mine, width)
@@ -148,12 +149,12 @@ def ring_in_hbm(job: Job) -> None:
             multiply(job, tile.reshape((PMAX, job.depth, job.tile)), slot, i)
 
 
-def rows_of(buffer: Any, job: Job, index: int) -> Any:
+def rows_of(buffer: Tensor, job: GatherMatmul, index: int) -> Tensor:
     first = (job.core * job.tiles() + index) * PMAX
     return buffer[first : first + PMAX]
 
 
-def multiply(job: Job, tile: Any, slot: Any, index: int) -> None:
+def multiply(job: GatherMatmul, tile: Tensor, slot: nisa.VirtualRegister, index: int) -> None:
     """Multiply row tile `index` of a rank's chunk by all columns of rhs."""
     first = job.first + index * job.tile
     for columns in TiledRange(job.rhs.shape[1], BANKS * BANK):
@@ -171,13 +172,13 @@ def multiply(job: Job, tile: Any, slot: Any, index: int) -> None:
         nisa.dma_copy(place, rows)
 
 
-def columns_of(job: Job, columns: Any) -> Any:
+def columns_of(job: GatherMatmul, columns: TiledRangeIterator) -> Tensor:
     if job.weights is None:
         return load_weights(job, columns.start_offset, columns.end_offset)
     return job.weights[:, :, columns.start_offset : columns.end_offset]
 
 
-def check(lhs: Any, rhs: Any) -> None:
+def check(lhs: Tensor, rhs: Tensor) -> None:
     kernel_assert(
         len(lhs.shape) == 2 and len(rhs.shape) == 2,
         f"lhs, rhs: got {len(lhs.shape)} and {len(rhs.shape)} dimensions, allowed are 2",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -15,12 +13,14 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.collectives.rings import ReplicaGroups
 
 SBUF_BYTES = 128 * 1024  # of a partition, for what is sent and what arrives
 
 
 @nki.jit
-def allgather_sb2sb(inp, replica_groups, tp_degree):
+def allgather_sb2sb(inp: Tensor, replica_groups: ReplicaGroups, tp_degree: int) -> Tensor:
     """out [H, W * tp_degree] = the columns of inp [H, W] of all ranks, for tensors that fit in SBUF.
 
     `replica_groups` is a ReplicaGroup or a list of lists of tp_degree ranks; all of them get the same.
@@ -40,7 +40,7 @@ def allgather_sb2sb(inp, replica_groups, tp_degree):
 
 
 @nki.jit
-def allgather_sb2sb_tiled(inp, replica_groups, tp_degree):
+def allgather_sb2sb_tiled(inp: Tensor, replica_groups: ReplicaGroups, tp_degree: int) -> Tensor:
     """out [M, K * tp_degree] = the columns of inp [M, K] of all ranks, a tile of 128 rows at a time.
 
     Two cores share the tiles, and each communicates with the same core of the other ranks.
@@ -59,7 +59,7 @@ def allgather_sb2sb_tiled(inp, replica_groups, tp_degree):
     return out
 
 
-def gather(out: Any, inp: Any, first: int, rows: int, groups: Any) -> None:
+def gather(out: Tensor, inp: Tensor, first: int, rows: int, groups: ReplicaGroups) -> None:
     """Gather the rows of all ranks by way of SBUF."""
     mine = load(inp[first : first + rows])
     gathered = nl.ndarray((rows, out.shape[1]), inp.dtype)
@@ -67,11 +67,11 @@ def gather(out: Any, inp: Any, first: int, rows: int, groups: Any) -> None:
     nisa.dma_copy(out[first : first + rows], gathered)
 
 
-def result_of(inp: Any, tp_degree: int) -> Any:
+def result_of(inp: Tensor, tp_degree: int) -> Tensor:
     return nl.ndarray((inp.shape[0], inp.shape[1] * tp_degree), inp.dtype, buffer=nl.shared_hbm, name="out")
 
 
-def check(inp: Any, groups: Any, tp_degree: int) -> None:
+def check(inp: Tensor, groups: ReplicaGroups, tp_degree: int) -> None:
     kernel_assert(len(inp.shape) == 2, f"inp: got {len(inp.shape)} dimensions, allowed are 2")
     kernel_assert(
         len(groups[0]) == tp_degree,
@@ -84,7 +84,7 @@ def check(inp: Any, groups: Any, tp_degree: int) -> None:
     )
 
 
-def allgather_sb2sb_ref(inputs: list, replica_groups: Any, tp_degree: int) -> list:
+def allgather_sb2sb_ref(inputs: list, replica_groups: ReplicaGroups, tp_degree: int) -> list:
     """Return the results of all ranks for their inputs."""
     found = []
     for rank in range(len(inputs)):

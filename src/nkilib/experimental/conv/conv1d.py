@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -11,23 +9,24 @@ import nki.language as nl
 from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
+from nkilib.core.utils.types import Tensor
 from nkilib.experimental.conv.convolve import check_axis, check_operands, convolve
-from nkilib.experimental.conv.geometry import Axis, output_size
+from nkilib.experimental.conv.geometry import ConvAxis, output_size
 from nkilib.experimental.conv.inputs import Convolution
 from nkilib.experimental.conv.reference import convolution_ref
 
 
 @nki.jit
 def conv1d(
-    x_in: Any,
-    filters: Any,
-    bias: Any = None,
+    x_in: Tensor,
+    filters: Tensor,
+    bias: Tensor | None = None,
     stride: int = 1,
     padding: tuple[int, int] = (0, 0),
     dilation: int = 1,
     activation_fn: ActFnType | None = None,
     lnc_shard: bool = False,
-) -> Any:
+) -> Tensor:
     """1-D convolution: act(sum over taps and input channels of x_in * filters + bias), as torch's conv1d.
 
     out[b, o, i] = act(sum over k, c of filters[k, c, o] * x[b, c, i stride + k dilation - left] + bias[o]),
@@ -58,7 +57,7 @@ def conv1d(
         filters,
         bias,
         out.reshape((batches, columns, 1, 1, output_size(axis))),
-        [Axis(1, 1), Axis(1, 1), axis],
+        [ConvAxis(1, 1), ConvAxis(1, 1), axis],
         activation_fn,
     )
     convolve(convolution, lnc_shard)
@@ -68,7 +67,7 @@ def conv1d(
 def conv1d_ref(
     x_in: np.ndarray,
     filters: np.ndarray,
-    bias: Any = None,
+    bias: np.ndarray | None = None,
     stride: int = 1,
     padding: tuple[int, int] = (0, 0),
     dilation: int = 1,

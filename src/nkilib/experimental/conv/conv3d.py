@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -11,6 +9,7 @@ import nki.language as nl
 from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
+from nkilib.core.utils.types import Tensor
 from nkilib.experimental.conv.convolve import check_axis, check_operands, convolve
 from nkilib.experimental.conv.geometry import output_size, taps_of
 from nkilib.experimental.conv.inputs import Convolution
@@ -19,15 +18,15 @@ from nkilib.experimental.conv.reference import convolution_ref
 
 @nki.jit
 def conv3d(
-    x_in: Any,
-    filters: Any,
-    bias: Any = None,
+    x_in: Tensor,
+    filters: Tensor,
+    bias: Tensor | None = None,
     stride: tuple[int, int, int] = (1, 1, 1),
     padding: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0),
     dilation: tuple[int, int, int] = (1, 1, 1),
     activation_fn: ActFnType | None = None,
     lnc_shard: bool = False,
-) -> Any:
+) -> Tensor:
     """3-D convolution: act(sum over taps and input channels of x_in * filters + bias), as torch's conv3d.
 
     out[b, o, d, h, w] = act(sum over i, j, k, c of filters[i, j, k, c, o] * x[b, c, d', h', w'] + bias[o]),
@@ -69,7 +68,7 @@ def conv3d(
 def conv3d_ref(
     x_in: np.ndarray,
     filters: np.ndarray,
-    bias: Any = None,
+    bias: np.ndarray | None = None,
     stride: tuple[int, int, int] = (1, 1, 1),
     padding: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0),
     dilation: tuple[int, int, int] = (1, 1, 1),

@@ -7,8 +7,8 @@ applied as they are drained. A tap that meets padding is multiplied only for the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
@@ -19,12 +19,21 @@ from nkilib.core.utils.kernel_helpers import div_ceil, get_nl_act_fn_from_type, 
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.experimental.conv.geometry import Axis, block_sizes, covered, positions, size_of, split, whole_tap
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.conv.geometry import (
+    ConvAxis,
+    block_sizes,
+    covered,
+    positions,
+    size_of,
+    split,
+    whole_tap,
+)
 from nkilib.experimental.conv.inputs import (
+    ChannelPart,
     Convolution,
+    InputPlan,
     Inputs,
-    Part,
-    Plan,
     load_gathered,
     load_inputs,
     make_plan,
@@ -68,7 +77,7 @@ def convolve(c: Convolution, lnc_shard: bool) -> None:
 
 
 @dataclass
-class Share(nl.NKIObject):
+class CoreShare(nl.NKIObject):
     """The work of a core: output channels first ... end - 1 of these regions."""
 
     first: int
@@ -76,18 +85,18 @@ class Share(nl.NKIObject):
     regions: list
 
 
-def core_share(c: Convolution, regions: list, lnc_shard: bool) -> Share:
+def core_share(c: Convolution, regions: list, lnc_shard: bool) -> CoreShare:
     """Divide output channels or regions, whichever leaves a core less; without lnc_shard core 0 does all."""
     cores, columns = nl.num_programs(0), c.out.shape[1]
     if not lnc_shard:
-        return Share(0, columns, regions if nl.program_id(0) == 0 else [])
+        return CoreShare(0, columns, regions if nl.program_id(0) == 0 else [])
     by_columns = div_ceil(div_ceil(columns, cores), PMAX) * len(regions)
     by_regions = div_ceil(columns, PMAX) * div_ceil(len(regions), cores)
     if by_columns <= by_regions:
         first, end = program_share(columns)
-        return Share(first, end, regions)
+        return CoreShare(first, end, regions)
     first, end = program_share(len(regions))
-    return Share(0, columns, regions[first:end])
+    return CoreShare(0, columns, regions[first:end])
 
 
 @dataclass
@@ -97,11 +106,11 @@ class Sums(nl.NKIObject):
     box: list
     column: int
     columns: int
-    tile: Any = None
+    tile: Tensor = None
     started: bool = False
 
 
-def sum_groups(region: list, share: Share, filters_stay: bool) -> list:
+def sum_groups(region: list, share: CoreShare, filters_stay: bool) -> list:
     """Return the sums of a region in groups. Streamed filters serve two boxes, one after the other."""
     boxes = split(region, block_sizes(region))
     groups = []
@@ -121,7 +130,7 @@ def sum_groups(region: list, share: Share, filters_stay: bool) -> list:
 
 
 @dataclass
-class Chunk(nl.NKIObject):
+class FilterChunk(nl.NKIObject):
     """Steps first ... end - 1 of part number `part`, loaded at once."""
 
     part: int
@@ -132,7 +141,7 @@ class Chunk(nl.NKIObject):
 class Filters(nl.NKIObject):
     """The stationary operands of a core, and its biases."""
 
-    def __init__(self, c: Convolution, plan: Plan, first: int, end: int):
+    def __init__(self, c: Convolution, plan: InputPlan, first: int, end: int):
         self.first = first
         self.end = end
         self.parts = plan.parts
@@ -159,7 +168,7 @@ def make_chunks(parts: list, lead: int, columns: int) -> list:
     chunks = []
     for i in range(len(parts)):
         if lead < parts[i].rows.shape[0]:
-            chunks.append(Chunk(i, lead, lead + 1))
+            chunks.append(FilterChunk(i, lead, lead + 1))
     for i in range(len(parts)):
         part = parts[i]
         at_once = max(1, CHUNK_BYTES // (part.tiles * columns * sizeinbytes(part.rows.dtype)))
@@ -167,12 +176,12 @@ def make_chunks(parts: list, lead: int, columns: int) -> list:
             first = span[0]
             while first < span[1]:  # small chunks first, so that the first matmuls start early
                 end = min(first + min(at_once, div_ceil(len(chunks), len(parts))), span[1])
-                chunks.append(Chunk(i, first, end))
+                chunks.append(FilterChunk(i, first, end))
                 first = end
     return chunks
 
 
-def load_filters(part: Part, chunk: Chunk, first: int, end: int) -> Any:
+def load_filters(part: ChannelPart, chunk: FilterChunk, first: int, end: int) -> Tensor:
     """Load a chunk of filters for output channels first ... end - 1, [partitions, steps, tiles, columns]."""
     shape = (part.partitions, chunk.end - chunk.first, part.tiles, end - first)
     tile = nl.ndarray(shape, part.rows.dtype, buffer=nl.sbuf)
@@ -182,7 +191,7 @@ def load_filters(part: Part, chunk: Chunk, first: int, end: int) -> Any:
     return tile
 
 
-def load_bias(bias: Any, first: int, end: int) -> Any:
+def load_bias(bias: Tensor, first: int, end: int) -> Tensor:
     """Load the bias in float32: bias[first + 128 t + p] at tile[p, t]."""
     full = (end - first) // PMAX
     rest = (end - first) % PMAX
@@ -198,7 +207,7 @@ def load_bias(bias: Any, first: int, end: int) -> Any:
 # ---- sums ---------------------------------------------------------------------------------------------
 
 
-def accumulate(c: Convolution, plan: Plan, inputs: list, filters: Filters, sums: list) -> None:
+def accumulate(c: Convolution, plan: InputPlan, inputs: list, filters: Filters, sums: list) -> None:
     """Add the products of all steps. Streamed filters are loaded for the output channels of these sums."""
     for one in sums:
         box = one.box
@@ -244,14 +253,14 @@ def columns_of(sums: list) -> tuple[int, int]:
     return first, end
 
 
-def input_tile(c: Convolution, plan: Plan, inputs: Inputs, step: int) -> Any:
+def input_tile(c: Convolution, plan: InputPlan, inputs: Inputs, step: int) -> Tensor:
     """Return the tile that holds the inputs of a step."""
     if inputs.part.taps_below == 0:
         return inputs.tiles[0]
     return inputs.tiles[step] if plan.resident else load_gathered(c, inputs.part, inputs.region, step)
 
 
-def add(c: Convolution, inputs: Inputs, x: Any, step: int, j: int, sums: Sums, stationary: Any) -> None:
+def add(c: Convolution, inputs: Inputs, x: Tensor, step: int, j: int, sums: Sums, stationary: Tensor) -> None:
     """Add the products of one step, for the outputs where its tap meets input."""
     box = covered(c.axes, step, sums.box) if inputs.part.taps_below == 0 else sums.box
     if box is None:
@@ -295,7 +304,9 @@ def finish(c: Convolution, sums: Sums, filters: Filters, index: int) -> None:
     nisa.dma_copy(place.permute((1, 0, 2, 3, 4)), result, dge_mode=queue)
 
 
-def apply(result: Any, sums: Any, activation: Any, bias: Any, on_vector: bool) -> None:
+def apply(
+    result: Tensor, sums: Tensor, activation: ActFnType | None, bias: Tensor | None, on_vector: bool
+) -> None:
     """Set result = activation(sums + bias), on VectorE where that is possible and `on_vector` is set."""
     linear = activation is None or activation == ActFnType.ReLU
     if on_vector and linear:
@@ -308,7 +319,7 @@ def apply(result: Any, sums: Any, activation: Any, bias: Any, on_vector: bool) -
     nisa.activation(result, activation_function(activation), sums, bias=bias)
 
 
-def activation_function(activation: Any) -> Any:
+def activation_function(activation: ActFnType | None) -> Callable[..., Tensor]:
     """Return the ScalarE function of an activation. Swish is SiLU here, elsewhere x * sigmoid(1.702 x)."""
     if activation is None:
         return nl.copy
@@ -320,7 +331,7 @@ def activation_function(activation: Any) -> Any:
 # ---- arguments ----------------------------------------------------------------------------------------
 
 
-def check_operands(x: Any, filters: Any, bias: Any, activation: Any) -> None:
+def check_operands(x: Tensor, filters: Tensor, bias: Tensor | None, activation: ActFnType | None) -> None:
     """Check that x [B, Ci, ...], filters [..., Ci, Co] of equal rank and bias [Co] agree, with one dtype."""
     rank = len(filters.shape)
     channels, columns = filters.shape[rank - 2], filters.shape[rank - 1]
@@ -339,7 +350,7 @@ def check_operands(x: Any, filters: Any, bias: Any, activation: Any) -> None:
     )
 
 
-def check_axis(size: int, taps: int, stride: int, dilation: int, before: int, after: int) -> Axis:
+def check_axis(size: int, taps: int, stride: int, dilation: int, before: int, after: int) -> ConvAxis:
     """Check the parameters of one spatial axis and return it."""
     kernel_assert(stride >= 1, f"stride: got {stride}, allowed are 1 and more")
     kernel_assert(dilation >= 1, f"dilation: got {dilation}, allowed are 1 and more")
@@ -352,4 +363,4 @@ def check_axis(size: int, taps: int, stride: int, dilation: int, before: int, af
         f"filters: got {taps} taps with dilation {dilation}, which reach over {reach} elements, "
         f"more than the {padded} of the padded input",
     )
-    return Axis(size, taps, stride, dilation, before, after)
+    return ConvAxis(size, taps, stride, dilation, before, after)

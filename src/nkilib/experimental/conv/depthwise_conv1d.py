@@ -8,7 +8,6 @@ adding tap by tap; the share keeps both engines equally busy.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,11 +20,12 @@ from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info,
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.conv.convolve import DTYPES, check_axis
 from nkilib.experimental.conv.geometry import (
     BANK_POSITIONS,
-    Axis,
-    Span,
+    ConvAxis,
+    OutputSpan,
     channel_tiles,
     even_parts,
     input_of,
@@ -41,18 +41,18 @@ CACHED_DIAGONALS = 64  # taps whose diagonals are reused for all batches; the ot
 
 @nki.jit
 def depthwise_conv1d_implicit_gemm(
-    img_ref: Any,
-    filter_ref: Any,
+    img_ref: Tensor,
+    filter_ref: Tensor,
     padding: tuple = ((0, 0), (0, 0)),
     stride: tuple = (1, 1),
     rhs_dilation: tuple = (1, 1),
     lhs_dilation: tuple = (1, 1),
     feature_group_count: int = 1,
     batch_group_count: int = 1,
-    in_perm: Any = None,
-    kern_perm: Any = None,
-    out_perm: Any = None,
-) -> Any:
+    in_perm: tuple[int, ...] | None = None,
+    kern_perm: tuple[int, ...] | None = None,
+    out_perm: tuple[int, ...] | None = None,
+) -> Tensor:
     """Depthwise 1-D convolution: every channel with its own filter, as torch's conv1d with groups = C.
 
     out[n, c, 0, q] = sum over s of img[n, c, 0, q * stride_w + s - left] * filter[c, 0, 0, s]
@@ -89,7 +89,7 @@ def depthwise_conv1d_implicit_gemm(
     return out
 
 
-def check_shapes(img: Any, filters: Any, cores: int) -> None:
+def check_shapes(img: Tensor, filters: Tensor, cores: int) -> None:
     kernel_assert(
         len(img.shape) == 4 and img.shape[2] == 1,
         f"img_ref: got shape {tuple(img.shape)}, expected (N, C, 1, W)",
@@ -125,13 +125,15 @@ def check_options(padding: tuple, stride: tuple, rhs: tuple, lhs: tuple, batch_g
 class Taps(nl.NKIObject):
     """The filters of the channels in the partitions: values [partitions, S] in float32, and diagonals."""
 
-    values: Any
-    identity: Any
+    values: Tensor
+    identity: Tensor
     diagonals: list
     first: bool  # of all: the first matmuls wait for them
 
 
-def convolve_rows(x: Any, f: Any, y: Any, axis: Axis, channel: int, partitions: int, tiles: int) -> None:
+def convolve_rows(
+    x: Tensor, f: Tensor, y: Tensor, axis: ConvAxis, channel: int, partitions: int, tiles: int
+) -> None:
     """Convolve channels channel + p * tiles + j in tile j; small tiles hold several batches."""
     batches = x.shape[0]
     below = min(batches, PMAX // partitions) if tiles == 1 else 1
@@ -146,7 +148,7 @@ def convolve_rows(x: Any, f: Any, y: Any, axis: Axis, channel: int, partitions: 
         taps = Taps(filters[:, j], identity, [], j == 0)
         for batch in TiledRange(batches, below):
             for q in TiledRange(y.shape[2], row_outputs(axis, x.dtype)):
-                span = Span(q.start_offset, q.end_offset)
+                span = OutputSpan(q.start_offset, q.end_offset)
                 rows = []  # of HBM, [partitions, W] and [partitions, Q]
                 places = []
                 for b in range(batch.start_offset, batch.end_offset):
@@ -156,13 +158,15 @@ def convolve_rows(x: Any, f: Any, y: Any, axis: Axis, channel: int, partitions: 
                 unit = convolve_span(rows, places, taps, axis, span, unit, last)
 
 
-def row_outputs(axis: Axis, dtype: Any) -> int:
+def row_outputs(axis: ConvAxis, dtype: DTypeLike) -> int:
     """Return how many outputs of a channel are computed from one load."""
     room = (ROW_BYTES // sizeinbytes(dtype) - axis.taps) // axis.stride
     return max(BANK_POSITIONS, min(ROW_OUTPUTS, room))
 
 
-def convolve_span(rows: list, places: list, taps: Taps, axis: Axis, span: Span, unit: int, last: bool) -> int:
+def convolve_span(
+    rows: list, places: list, taps: Taps, axis: ConvAxis, span: OutputSpan, unit: int, last: bool
+) -> int:
     """Compute the outputs of a span of all rows and return the number of the next unit of work.
 
     The first inputs use a separate queue, and the `last` outputs are stored as they become ready, as there is
@@ -184,7 +188,7 @@ def convolve_span(rows: list, places: list, taps: Taps, axis: Axis, span: Span, 
     return unit
 
 
-def store_rows(places: list, result: Any, start: int, first: int, end: int, second_queue: bool) -> None:
+def store_rows(places: list, result: Tensor, start: int, first: int, end: int, second_queue: bool) -> None:
     """Store outputs first ... end - 1 of the span that begins at `start`."""
     partitions = places[0].shape[0]
     queue = hardware_queue() if second_queue else nisa.dge_mode.unknown
@@ -193,7 +197,7 @@ def store_rows(places: list, result: Any, start: int, first: int, end: int, seco
         nisa.dma_copy(places[b][:, start + first : start + end], rows, dge_mode=queue)
 
 
-def on_vector(unit: int, taps: int, dtype: Any) -> bool:
+def on_vector(unit: int, taps: int, dtype: DTypeLike) -> bool:
     """Return whether VectorE computes this unit; its share takes as long as TensorE's."""
     clock = 1.2 if nisa.get_nc_version() >= nisa.nc_version.gen4 else 0.96  # GHz; ScalarE does the first tap
     vector = (taps - 1) / clock
@@ -202,7 +206,7 @@ def on_vector(unit: int, taps: int, dtype: Any) -> bool:
     return int((unit + 1) * share) > int(unit * share)
 
 
-def load_span(rows: list, axis: Axis, span: Span, second_queue: bool) -> Any:
+def load_span(rows: list, axis: ConvAxis, span: OutputSpan, second_queue: bool) -> Tensor:
     """Load the inputs that the outputs of a span meet, 0 where that is padding."""
     queue = hardware_queue() if second_queue else nisa.dge_mode.unknown
     first, end = input_of(axis, span.start, 0), input_of(axis, span.end - 1, axis.taps - 1) + 1
@@ -219,7 +223,7 @@ def load_span(rows: list, axis: Axis, span: Span, second_queue: bool) -> Any:
     return tile
 
 
-def tap_view(x: Any, axis: Axis, tap: int, start: int, outputs: int) -> Any:
+def tap_view(x: Tensor, axis: ConvAxis, tap: int, start: int, outputs: int) -> Tensor:
     """Return the inputs that a tap meets for outputs start ... of the tile."""
     at = start * axis.stride + tap
     return x[:, at : at + (outputs - 1) * axis.stride + 1 : axis.stride]
@@ -228,7 +232,7 @@ def tap_view(x: Any, axis: Axis, tap: int, start: int, outputs: int) -> Any:
 # ---- the two engines ------------------------------------------------------------------------------------
 
 
-def multiply_taps(out: Any, x: Any, taps: Taps, axis: Axis, start: int) -> None:
+def multiply_taps(out: Tensor, x: Tensor, taps: Taps, axis: ConvAxis, start: int) -> None:
     """Compute out = sum over taps of diagonal(filter) @ x, [partitions, outputs], on TensorE."""
     partitions, outputs = out.shape
     sums = nl.ndarray((partitions, outputs), nl.float32, buffer=nl.psum)
@@ -241,7 +245,7 @@ def multiply_taps(out: Any, x: Any, taps: Taps, axis: Axis, start: int) -> None:
     nisa.activation(out, nl.copy, sums)
 
 
-def tap_diagonal(taps: Taps, s: int, partitions: int) -> Any:
+def tap_diagonal(taps: Taps, s: int, partitions: int) -> Tensor:
     """Return the filters of a tap on the diagonal of a square."""
     if s < len(taps.diagonals):
         return taps.diagonals[s][0:partitions, 0:partitions]
@@ -254,7 +258,7 @@ def tap_diagonal(taps: Taps, s: int, partitions: int) -> Any:
     return diagonal[0:partitions, 0:partitions]
 
 
-def add_taps(out: Any, x: Any, taps: Taps, axis: Axis, start: int) -> None:
+def add_taps(out: Tensor, x: Tensor, taps: Taps, axis: ConvAxis, start: int) -> None:
     """Compute out = x * filter + out tap by tap in float32 on VectorE; ScalarE does the first tap."""
     partitions, outputs = out.shape
     sums = out

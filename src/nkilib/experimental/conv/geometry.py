@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import div_ceil
@@ -14,7 +13,7 @@ ENOUGH_POSITIONS = 128  # for one matmul to hide the load of its stationary oper
 
 
 @dataclass
-class Axis(nl.NKIObject):
+class ConvAxis(nl.NKIObject):
     """One spatial axis: output o meets input o * stride + tap * dilation - before."""
 
     size: int
@@ -25,41 +24,41 @@ class Axis(nl.NKIObject):
     after: int = 0
 
 
-def output_size(axis: Axis) -> int:
+def output_size(axis: ConvAxis) -> int:
     """Count the positions where all taps lie inside the padded input."""
     reach = axis.dilation * (axis.taps - 1) + 1
     return (axis.size + axis.before + axis.after - reach) // axis.stride + 1
 
 
-def input_of(axis: Axis, output: int, tap: int) -> int:
+def input_of(axis: ConvAxis, output: int, tap: int) -> int:
     """Return the input index that a tap meets; outside 0 ... size - 1 it meets padding."""
     return output * axis.stride + tap * axis.dilation - axis.before
 
 
 @dataclass
-class Span(nl.NKIObject):
+class OutputSpan(nl.NKIObject):
     """start ... end - 1"""
 
     start: int
     end: int
 
 
-def size_of(span: Span) -> int:
+def size_of(span: OutputSpan) -> int:
     return span.end - span.start
 
 
-def inside(axis: Axis, tap: int, span: Span) -> Span:
+def inside(axis: ConvAxis, tap: int, span: OutputSpan) -> OutputSpan:
     """Return the outputs of a span for which the tap meets input, not padding; empty if end <= start."""
     first = div_ceil(-input_of(axis, 0, tap), axis.stride)
     last = (axis.size - 1 - input_of(axis, 0, tap)) // axis.stride
-    return Span(max(span.start, first), min(span.end, last + 1))
+    return OutputSpan(max(span.start, first), min(span.end, last + 1))
 
 
-def inputs_for(axis: Axis, span: Span) -> Span:
+def inputs_for(axis: ConvAxis, span: OutputSpan) -> OutputSpan:
     """Return the inputs that the outputs of a span need, at least one."""
     first = min(max(0, input_of(axis, span.start, 0)), axis.size - 1)
     end = min(axis.size, input_of(axis, span.end - 1, axis.taps - 1) + 1)
-    return Span(first, max(end, first + 1))
+    return OutputSpan(first, max(end, first + 1))
 
 
 # ---- channels --------------------------------------------------------------------------------------
@@ -101,7 +100,7 @@ def split(box: list, sizes: list) -> list:
         longer = []
         for head in boxes:
             for start in range(box[i].start, box[i].end, sizes[i]):
-                longer.append(head + [Span(start, min(start + sizes[i], box[i].end))])
+                longer.append(head + [OutputSpan(start, min(start + sizes[i], box[i].end))])
         boxes = longer
     return boxes
 
@@ -141,7 +140,7 @@ def taps_of(axes: list) -> int:
     return axes[0].taps * axes[1].taps * axes[2].taps
 
 
-def covered(axes: list, number: int, box: list) -> Any:
+def covered(axes: list, number: int, box: list) -> list | None:
     """Return the outputs of a box for which the tap meets input in all axes, or None."""
     tap = tap_of(axes, number)
     part = [box[0]]

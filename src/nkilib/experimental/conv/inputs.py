@@ -8,18 +8,19 @@ them all.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
+from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import Tensor
 from nkilib.experimental.conv.geometry import (
     ENOUGH_POSITIONS,
-    Span,
+    OutputSpan,
     channel_tiles,
     covered,
     even_parts,
@@ -41,23 +42,23 @@ REGION_POSITIONS = 1024  # outputs computed at once: they start early, and loads
 class Convolution(nl.NKIObject):
     """x [B, Ci, D, H, W], filters [taps, Ci, Co], out [B, Co, Do, Ho, Wo] in HBM; bias [Co] or None."""
 
-    x: Any
-    filters: Any
-    bias: Any
-    out: Any
+    x: Tensor
+    filters: Tensor
+    bias: Tensor | None
+    out: Tensor
     axes: list  # depth, height, width
-    activation: Any  # ActFnType or None
+    activation: ActFnType | None  # ActFnType or None
 
 
 @dataclass
-class Part(nl.NKIObject):
+class ChannelPart(nl.NKIObject):
     """Contracted rows with the same layout: `tiles` rows in each of `partitions` partitions.
 
     `rows` is [steps, partitions * tiles, Co] in HBM; partition p has rows p * tiles ... of a step. A step is
     a tap of all these channels, or (taps_below > 0) that many taps of `channels` channels from first_tap on.
     """
 
-    rows: Any
+    rows: Tensor
     partitions: int
     tiles: int
     channel: int = 0
@@ -72,7 +73,7 @@ def dense_parts(c: Convolution) -> list:
     for channels in channel_tiles(c.x.shape[1]):
         end = channels.start + channels.partitions * channels.tiles
         rows = c.filters[:, channels.start : end]
-        parts.append(Part(rows, channels.partitions, channels.tiles, channels.start))
+        parts.append(ChannelPart(rows, channels.partitions, channels.tiles, channels.start))
     return parts
 
 
@@ -83,7 +84,7 @@ def gathered_parts(c: Convolution) -> list:
         parts = []
         for tile in TiledRange(channels, PMAX):
             rows = c.filters[:, tile.start_offset : tile.end_offset]
-            parts.append(Part(rows, tile.size, 1, tile.start_offset, tile.size, 1))
+            parts.append(ChannelPart(rows, tile.size, 1, tile.start_offset, tile.size, 1))
         return parts
     below = min(taps, PMAX // channels)
     parts = []
@@ -92,7 +93,7 @@ def gathered_parts(c: Convolution) -> list:
         height = min(below, taps - first)
         if height > 0:
             rows = c.filters[first : first + count * height].reshape((count, height * channels, columns))
-            parts.append(Part(rows, height * channels, 1, 0, channels, height, first))
+            parts.append(ChannelPart(rows, height * channels, 1, 0, channels, height, first))
     return parts
 
 
@@ -100,7 +101,7 @@ def gathered_parts(c: Convolution) -> list:
 
 
 @dataclass
-class Plan(nl.NKIObject):
+class InputPlan(nl.NKIObject):
     """How inputs are loaded. `resident`: all tiles of a region at once; otherwise each before its matmul."""
 
     parts: list
@@ -108,16 +109,16 @@ class Plan(nl.NKIObject):
     resident: bool = True
 
 
-def make_plan(c: Convolution, cores: int) -> Plan:
+def make_plan(c: Convolution, cores: int) -> InputPlan:
     """Choose dense parts if there are enough channels and their inputs fit; else gathered ones."""
     outputs = [c.out.shape[0], c.out.shape[2], c.out.shape[3], c.out.shape[4]]
     total = product(outputs)
     room = div_ceil(total, cores * div_ceil(total, cores * REGION_POSITIONS))
     dense, gathered = dense_parts(c), gathered_parts(c)
-    plans = [Plan(gathered, region_sizes(c, gathered, outputs, room, True))]
+    plans = [InputPlan(gathered, region_sizes(c, gathered, outputs, room, True))]
     if 2 * c.x.shape[1] > PMAX or taps_of(c.axes) == 1:
-        plans = [Plan(dense, region_sizes(c, dense, outputs, room, True))]
-    plans.append(Plan(gathered, region_sizes(c, gathered, outputs, room, False), False))
+        plans = [InputPlan(dense, region_sizes(c, dense, outputs, room, True))]
+    plans.append(InputPlan(gathered, region_sizes(c, gathered, outputs, room, False), False))
     wanted = min(ENOUGH_POSITIONS, product(outputs))
     return plans[0] if product(plans[0].sizes) >= wanted else plans[1]
 
@@ -166,13 +167,13 @@ def product(sizes: list) -> int:
 class Inputs(nl.NKIObject):
     """The inputs of one part for a region of outputs. Dense: one tile, of these spans; else one per step."""
 
-    part: Part
+    part: ChannelPart
     region: list
     tiles: list
     spans: list
 
 
-def load_inputs(c: Convolution, plan: Plan, region: list) -> list:
+def load_inputs(c: Convolution, plan: InputPlan, region: list) -> list:
     """Return the Inputs of every part."""
     loaded = []
     for part in plan.parts:
@@ -186,7 +187,7 @@ def load_inputs(c: Convolution, plan: Plan, region: list) -> list:
     return loaded
 
 
-def load_dense(c: Convolution, part: Part, region: list) -> Inputs:
+def load_dense(c: Convolution, part: ChannelPart, region: list) -> Inputs:
     """Load tile[p, b, j, :] = the box of inputs of channel p * tiles + j.
 
     One transfer for each j, so that the first products need not wait for all. The first uses a queue of its
@@ -214,7 +215,7 @@ def load_dense(c: Convolution, part: Part, region: list) -> Inputs:
     return Inputs(part, region, [tile], [d, h, w])
 
 
-def load_gathered(c: Convolution, part: Part, region: list, step: int) -> Any:
+def load_gathered(c: Convolution, part: ChannelPart, region: list, step: int) -> Tensor:
     """Load tile[t * channels + c, b, d, h, :] = the inputs that tap t of the step meets, 0 for padding.
 
     Depth and height have the outputs' steps already; in width all inputs between the first and the last.
@@ -236,7 +237,9 @@ def load_gathered(c: Convolution, part: Part, region: list, step: int) -> Any:
     return tile
 
 
-def load_tap(c: Convolution, part: Part, tile: Any, region: list, box: list, number: int, lane: int) -> None:
+def load_tap(
+    c: Convolution, part: ChannelPart, tile: Tensor, region: list, box: list, number: int, lane: int
+) -> None:
     """Load the inputs that one tap meets for the outputs of a box, from partition `lane` on.
 
     Many of these transfers are small: precomputed descriptors are triggered ten times as fast as others.
@@ -260,7 +263,7 @@ def load_tap(c: Convolution, part: Part, tile: Any, region: list, box: list, num
 # ---- views for one matmul -----------------------------------------------------------------------------
 
 
-def moving(c: Convolution, inputs: Inputs, tile: Any, step: int, j: int, box: list) -> Any:
+def moving(c: Convolution, inputs: Inputs, tile: Tensor, step: int, j: int, box: list) -> Tensor:
     """Return the inputs of a step for the outputs of a box, [partitions, b, d, h, w]."""
     region = inputs.region
     batch = box[0].start - region[0].start
@@ -282,11 +285,16 @@ def moving(c: Convolution, inputs: Inputs, tile: Any, step: int, j: int, box: li
     return view
 
 
-def regions_of(c: Convolution, plan: Plan) -> list:
+def regions_of(c: Convolution, plan: InputPlan) -> list:
     return split(whole_box(c), plan.sizes)
 
 
 def whole_box(c: Convolution) -> list:
     """Return the box of all outputs."""
     shape = c.out.shape
-    return [Span(0, shape[0]), Span(0, shape[2]), Span(0, shape[3]), Span(0, shape[4])]
+    return [
+        OutputSpan(0, shape[0]),
+        OutputSpan(0, shape[2]),
+        OutputSpan(0, shape[3]),
+        OutputSpan(0, shape[4]),
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,13 @@ from nkilib.core.utils.common_types import ActFnType
 
 
 def convolution_ref(
-    x: np.ndarray, filters: np.ndarray, bias: Any, stride: tuple, padding: tuple, dilation: tuple, act: Any
+    x: np.ndarray,
+    filters: np.ndarray,
+    bias: np.ndarray | None,
+    stride: tuple,
+    padding: tuple,
+    dilation: tuple,
+    act: ActFnType | None,
 ) -> np.ndarray:
     """Convolve x [B, Ci, D, H, W] with filters [Kd, Kh, Kw, Ci, Co] in float64, tap by tap."""
     pads = [(0, 0), (0, 0)] + [(padding[2 * i], padding[2 * i + 1]) for i in range(3)]
@@ -20,7 +25,7 @@ def convolution_ref(
     outputs = [
         (wide.shape[i + 2] - dilation[i] * (kernel.shape[i] - 1) - 1) // stride[i] + 1 for i in range(3)
     ]
-    total: Any = 0.0
+    total = np.zeros(())
     for tap in np.ndindex(kernel.shape[:3]):
         at = [tap[i] * dilation[i] for i in range(3)]
         cut = [slice(at[i], at[i] + (outputs[i] - 1) * stride[i] + 1, stride[i]) for i in range(3)]
@@ -30,7 +35,7 @@ def convolution_ref(
     return activation_ref(total, act)
 
 
-def activation_ref(x: np.ndarray, activation: Any) -> np.ndarray:
+def activation_ref(x: np.ndarray, activation: ActFnType | None) -> np.ndarray:
     """Apply an activation of the convolutions in float64."""
     if activation is None:
         return x

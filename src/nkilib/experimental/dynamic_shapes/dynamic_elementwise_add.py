@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import assert_shape, kernel_assert, program_share
+from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import Tensor
 
 TILE_ROWS = nl.tile_size.pmax
 COLUMNS_UNIT = 512
@@ -18,7 +18,7 @@ TILE_COLUMNS = 2048  # several transfers in each iteration, so that they overlap
 
 
 @nki.jit
-def dynamic_elementwise_add(input_a, input_b, num_m_tiles):
+def dynamic_elementwise_add(input_a: Tensor, input_b: Tensor, num_m_tiles: Tensor) -> Tensor:
     """input_a + input_b in the rows below 128 * num_m_tiles; the other rows of the result are not written.
 
     Inputs are [M, H] of bfloat16 with M % 128 == 0 and H % 512 == 0; num_m_tiles is [1, 1] of int32 in HBM,
@@ -34,14 +34,14 @@ def dynamic_elementwise_add(input_a, input_b, num_m_tiles):
     tiles = nisa.register_alloc()
     nisa.register_load(tiles, num_m_tiles)
 
-    def add_row_tile(m):
+    def add_row_tile(m: nisa.VirtualRegister) -> None:
         add_columns(total.select(0, m), a.select(0, m), b.select(0, m))
 
     nl.fori_loop(0, tiles, add_row_tile)
     return result
 
 
-def check_arguments(input_a: Any, input_b: Any, num_m_tiles: Any) -> None:
+def check_arguments(input_a: Tensor, input_b: Tensor, num_m_tiles: Tensor) -> None:
     kernel_assert(input_a.dtype == nl.bfloat16, f"input_a: got dtype {input_a.dtype}, allowed is bfloat16")
     kernel_assert(input_b.dtype == nl.bfloat16, f"input_b: got dtype {input_b.dtype}, allowed is bfloat16")
     kernel_assert(
@@ -60,12 +60,12 @@ def check_arguments(input_a: Any, input_b: Any, num_m_tiles: Any) -> None:
     )
 
 
-def by_row_tiles(matrix: Any) -> Any:
+def by_row_tiles(matrix: Tensor) -> Tensor:
     """View [M, H] as [M / 128, 128, H]."""
     return matrix.reshape_dim(0, (matrix.shape[0] // TILE_ROWS, TILE_ROWS))
 
 
-def add_columns(total: Any, a: Any, b: Any) -> None:
+def add_columns(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Compute total = a + b, [128, H], for this core's share of the columns."""
     start, end = program_share(total.shape[1], COLUMNS_UNIT)
     for part in TiledRange(end - start, TILE_COLUMNS):
@@ -75,13 +75,9 @@ def add_columns(total: Any, a: Any, b: Any) -> None:
         nisa.dma_copy(total[:, first:last], x)
 
 
-def load(block: Any) -> Any:
-    tile = nl.ndarray(block.shape, block.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(tile, block)
-    return tile
-
-
-def dynamic_elementwise_add_ref(input_a, input_b, num_m_tiles):
+def dynamic_elementwise_add_ref(
+    input_a: np.ndarray, input_b: np.ndarray, num_m_tiles: np.ndarray
+) -> np.ndarray:
     """Return only the rows that are written."""
     rows = TILE_ROWS * int(np.asarray(num_m_tiles)[0, 0])
     total = input_a[:rows].astype(np.float32) + input_b[:rows].astype(np.float32)

@@ -1,30 +1,50 @@
-"""Walking a tensor of any shape as tiles of 128 partitions, its ragged end included."""
+"""A tensor of any shape as tiles of 128 partitions, its ragged end included."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import kernel_assert, program_share
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 DTYPES = (nl.float32, nl.bfloat16, nl.float16)
 
 
+@dataclass
 class FlatTile(nl.NKIObject):
-    """Elements start .. start + partitions * columns of a flattened tensor, row by row."""
+    """Consecutive elements of a flattened tensor, from `start` on, as rows [partitions, columns]."""
 
-    def __init__(self, start: int, partitions: int, columns: int):
-        self.start = start
-        self.partitions = partitions
-        self.columns = columns
-        self.end = start + partitions * columns
+    start: int
+    partitions: int
+    columns: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return this tile's part of an HBM tensor, [partitions, columns]."""
+        flat = tensor.reshape((tensor.size,))
+        end = self.start + self.partitions * self.columns
+        return flat[self.start : end].reshape((self.partitions, self.columns))
+
+    def new(self, dtype: DTypeLike) -> Tensor:
+        """Allocate an SBUF tile of this size."""
+        return nl.ndarray((self.partitions, self.columns), dtype, buffer=nl.sbuf)
+
+    def load(self, tensor: Tensor) -> Tensor:
+        """Load this tile's part of a tensor."""
+        loaded = self.new(tensor.dtype)
+        nisa.dma_copy(loaded, self.of(tensor))
+        return loaded
+
+    def store(self, tensor: Tensor, values: Tensor) -> None:
+        """Store values to this tile's part of a tensor."""
+        nisa.dma_copy(self.of(tensor), values)
 
 
 def flat_tiles(numel: int, columns: int) -> list[FlatTile]:
-    """The tiles of this program's part of `numel` elements.
+    """Return the tiles of this core's part of `numel` elements.
 
     Each is one contiguous run of HBM: [128, columns] while that lasts, then one narrower tile, then a
     single partition with the fewer than 128 elements that are left.
@@ -40,35 +60,15 @@ def flat_tiles(numel: int, columns: int) -> list[FlatTile]:
     return tiles
 
 
-def elements(tensor: Any, tile: FlatTile) -> Any:
-    """The view [partitions, columns] of an HBM tensor that a tile stands for."""
-    flat = tensor.reshape((tensor.size,))
-    return flat[tile.start : tile.end].reshape((tile.partitions, tile.columns))
-
-
-def new_tile(tile: FlatTile, dtype: Any) -> Any:
-    return nl.ndarray((tile.partitions, tile.columns), dtype, buffer=nl.sbuf)
-
-
-def load_tile(tensor: Any, tile: FlatTile) -> Any:
-    loaded = new_tile(tile, tensor.dtype)
-    nisa.dma_copy(loaded, elements(tensor, tile))
-    return loaded
-
-
-def store_tile(tensor: Any, tile: FlatTile, values: Any) -> None:
-    nisa.dma_copy(elements(tensor, tile), values)
-
-
-def load_scalar(tensor: Any) -> Any:
-    """A [128, 1] scalar of any float dtype in SBUF, as float32: what the engines take as an operand."""
+def load_scalar(tensor: Tensor) -> Tensor:
+    """Load a [128, 1] scalar of any float dtype as float32, which the engines take as an operand."""
     scalar = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(scalar, tensor)
     return scalar
 
 
-def check_data(tensor: Any, like: Any, numel: int, name: str) -> None:
-    """A float tensor of numel elements, shaped as the first one."""
+def check_data(tensor: Tensor, like: Tensor, numel: int, name: str) -> None:
+    """Check that a tensor has a float dtype, numel elements and the shape of the first one."""
     kernel_assert(
         tensor.dtype in DTYPES, f"{name}: got dtype {tensor.dtype}, allowed are float32, bfloat16 and float16"
     )
@@ -79,8 +79,8 @@ def check_data(tensor: Any, like: Any, numel: int, name: str) -> None:
     kernel_assert(numel == tensor.size, f"numel: got {numel}, expected {tensor.size}, the size of {name}")
 
 
-def check_scalar(tensor: Any, name: str) -> None:
-    """The same float in each of 128 rows."""
+def check_scalar(tensor: Tensor, name: str) -> None:
+    """Check that a tensor is a float [128, 1]."""
     kernel_assert(
         tensor.dtype in DTYPES, f"{name}: got dtype {tensor.dtype}, allowed are float32, bfloat16 and float16"
     )

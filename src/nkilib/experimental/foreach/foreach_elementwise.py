@@ -14,21 +14,20 @@ that its reciprocal overflows counts as 0.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.types import Tensor
 from nkilib.experimental.foreach.flat_tiles import (
     FlatTile,
     check_data,
     check_scalar,
     flat_tiles,
     load_scalar,
-    load_tile,
-    store_tile,
 )
 
 TILE_COLUMNS = 4096  # transfers of 1 MiB (16-bit) keep the DMA engines busy
@@ -38,8 +37,13 @@ TILE_COLUMNS = 4096  # transfers of 1 MiB (16-bit) keep the DMA engines busy
 
 
 def elementwise(
-    operation: Any, data: tuple, names: tuple, numel: int, scalar_tensor: Any = None, scalar_name: str = ""
-) -> Any:
+    operation: Callable[[list, Tensor], None],
+    data: tuple,
+    names: tuple,
+    numel: int,
+    scalar_tensor: Tensor | None = None,
+    scalar_name: str = "",
+) -> Tensor:
     """Apply `operation(tiles, scalar)`, which leaves its result in tiles[0], to all tiles of the tensors."""
     check_all(data, names, numel)
     scalar = None
@@ -50,7 +54,7 @@ def elementwise(
     for tile in flat_tiles(numel, TILE_COLUMNS):
         tiles = load_all(data, tile)
         operation(tiles, scalar[0 : tile.partitions] if scalar is not None else None)
-        store_tile(result, tile, tiles[0])
+        tile.store(result, tiles[0])
     return result
 
 
@@ -62,11 +66,11 @@ def check_all(data: tuple, names: tuple, numel: int) -> None:
 def load_all(data: tuple, tile: FlatTile) -> list:
     tiles = []
     for tensor in data:
-        tiles.append(load_tile(tensor, tile))
+        tiles.append(tile.load(tensor))
     return tiles
 
 
-def float32_like(tile: Any) -> Any:
+def float32_like(tile: Tensor) -> Tensor:
     """Allocate a tile for an intermediate result, which is not rounded to 16 bits."""
     return nl.ndarray(tile.shape, nl.float32, buffer=nl.sbuf)
 
@@ -74,29 +78,29 @@ def float32_like(tile: Any) -> Any:
 # ---- operations on one tile ------------------------------------------------------------------------
 
 
-def add_scalar(tiles: list, scalar: Any) -> None:
+def add_scalar(tiles: list, scalar: Tensor) -> None:
     nisa.tensor_scalar(tiles[0], tiles[0], op0=nl.add, operand0=scalar)
 
 
-def subtract_scalar(tiles: list, scalar: Any) -> None:
+def subtract_scalar(tiles: list, scalar: Tensor) -> None:
     nisa.tensor_scalar(tiles[0], tiles[0], op0=nl.subtract, operand0=scalar)
 
 
-def multiply_scalar(tiles: list, scalar: Any) -> None:
+def multiply_scalar(tiles: list, scalar: Tensor) -> None:
     nisa.tensor_scalar(tiles[0], tiles[0], op0=nl.multiply, operand0=scalar)
 
 
-def divide_scalar(tiles: list, scalar: Any) -> None:
+def divide_scalar(tiles: list, scalar: Tensor) -> None:
     inverse = float32_like(scalar)
     nisa.reciprocal(inverse, scalar)
     multiply_scalar(tiles, inverse)
 
 
-def add_scaled(tiles: list, alpha: Any) -> None:
+def add_scaled(tiles: list, alpha: Tensor) -> None:
     scale_and_add(tiles[0], tiles[1], alpha, tiles[0])
 
 
-def subtract_scaled(tiles: list, alpha: Any) -> None:
+def subtract_scaled(tiles: list, alpha: Tensor) -> None:
     nisa.scalar_tensor_tensor(
         tiles[0],
         data=tiles[1],
@@ -108,42 +112,42 @@ def subtract_scaled(tiles: list, alpha: Any) -> None:
     )
 
 
-def multiply(tiles: list, scalar: Any) -> None:
+def multiply(tiles: list, scalar: Tensor) -> None:
     nisa.tensor_tensor(tiles[0], tiles[0], tiles[1], op=nl.multiply)
 
 
-def divide(tiles: list, scalar: Any) -> None:
+def divide(tiles: list, scalar: Tensor) -> None:
     write_quotient(tiles[0], tiles[0], tiles[1])
 
 
-def add_quotient(tiles: list, value: Any) -> None:
+def add_quotient(tiles: list, value: Tensor) -> None:
     quotient = float32_like(tiles[0])
     write_quotient(quotient, tiles[1], tiles[2])
     nisa.activation(quotient, op=nl.copy, data=quotient, scale=value)
     nisa.tensor_tensor(tiles[0], tiles[0], quotient, op=nl.add, engine=nisa.engine.gpsimd)
 
 
-def write_quotient(dst: Any, dividend: Any, divisor: Any) -> None:
+def write_quotient(dst: Tensor, dividend: Tensor, divisor: Tensor) -> None:
     """Set dst = dividend / divisor. VectorE computes the reciprocal, so other engines do the rest."""
     inverse = float32_like(divisor)
     nisa.reciprocal(inverse, divisor)
     nisa.tensor_tensor(dst, dividend, inverse, op=nl.multiply, engine=nisa.engine.gpsimd)
 
 
-def add_product(tiles: list, value: Any) -> None:
+def add_product(tiles: list, value: Tensor) -> None:
     product = float32_like(tiles[0])
     nisa.tensor_tensor(product, tiles[1], tiles[2], op=nl.multiply)
     scale_and_add(tiles[0], product, value, tiles[0])
 
 
-def interpolate(tiles: list, weight: Any) -> None:
+def interpolate(tiles: list, weight: Tensor) -> None:
     difference = float32_like(tiles[0])
     # on VectorE alone the two instructions would take longer than the transfers
     nisa.tensor_tensor(difference, tiles[1], tiles[0], op=nl.subtract, engine=nisa.engine.gpsimd)
     scale_and_add(tiles[0], difference, weight, tiles[0])
 
 
-def square_root(tiles: list, scalar: Any) -> None:
+def square_root(tiles: list, scalar: Tensor) -> None:
     # power, because ScalarE's sqrt is not specified at 0; negative numbers become -1, whose power is NaN
     nisa.tensor_scalar(
         tiles[0],
@@ -156,7 +160,7 @@ def square_root(tiles: list, scalar: Any) -> None:
     )
 
 
-def scale_and_add(dst: Any, data: Any, scale: Any, addend: Any) -> None:
+def scale_and_add(dst: Tensor, data: Tensor, scale: Tensor, addend: Tensor) -> None:
     """dst = data * scale + addend."""
     nisa.scalar_tensor_tensor(dst, data=data, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=addend)
 
@@ -165,25 +169,25 @@ def scale_and_add(dst: Any, data: Any, scale: Any, addend: Any) -> None:
 
 
 @nki.jit
-def add_scalar_kernel(data, scalar_tensor, numel):
+def add_scalar_kernel(data: Tensor, scalar_tensor: Tensor, numel: int) -> Tensor:
     """data + scalar."""
     return elementwise(add_scalar, (data,), ("data",), numel, scalar_tensor, "scalar_tensor")
 
 
 @nki.jit
-def sub_scalar_kernel(data, scalar_tensor, numel):
+def sub_scalar_kernel(data: Tensor, scalar_tensor: Tensor, numel: int) -> Tensor:
     """data - scalar."""
     return elementwise(subtract_scalar, (data,), ("data",), numel, scalar_tensor, "scalar_tensor")
 
 
 @nki.jit
-def mul_scalar_kernel(data, scalar_tensor, numel):
+def mul_scalar_kernel(data: Tensor, scalar_tensor: Tensor, numel: int) -> Tensor:
     """data * scalar."""
     return elementwise(multiply_scalar, (data,), ("data",), numel, scalar_tensor, "scalar_tensor")
 
 
 @nki.jit
-def div_scalar_kernel(data, scalar_tensor, numel):
+def div_scalar_kernel(data: Tensor, scalar_tensor: Tensor, numel: int) -> Tensor:
     """data / scalar."""
     return elementwise(divide_scalar, (data,), ("data",), numel, scalar_tensor, "scalar_tensor")
 
@@ -192,33 +196,33 @@ def div_scalar_kernel(data, scalar_tensor, numel):
 
 
 @nki.jit
-def add_tensor_kernel(data1, data2, alpha_tensor, numel):
+def add_tensor_kernel(data1: Tensor, data2: Tensor, alpha_tensor: Tensor, numel: int) -> Tensor:
     """data1 + alpha * data2."""
     data, names = (data1, data2), ("data1", "data2")
     return elementwise(add_scaled, data, names, numel, alpha_tensor, "alpha_tensor")
 
 
 @nki.jit
-def sub_tensor_kernel(data1, data2, alpha_tensor, numel):
+def sub_tensor_kernel(data1: Tensor, data2: Tensor, alpha_tensor: Tensor, numel: int) -> Tensor:
     """data1 - alpha * data2."""
     data, names = (data1, data2), ("data1", "data2")
     return elementwise(subtract_scaled, data, names, numel, alpha_tensor, "alpha_tensor")
 
 
 @nki.jit
-def mul_tensor_kernel(data1, data2, numel):
+def mul_tensor_kernel(data1: Tensor, data2: Tensor, numel: int) -> Tensor:
     """data1 * data2."""
     return elementwise(multiply, (data1, data2), ("data1", "data2"), numel)
 
 
 @nki.jit
-def div_tensor_kernel(data1, data2, numel):
+def div_tensor_kernel(data1: Tensor, data2: Tensor, numel: int) -> Tensor:
     """data1 / data2."""
     return elementwise(divide, (data1, data2), ("data1", "data2"), numel)
 
 
 @nki.jit
-def lerp_kernel(data, end, weight_tensor, numel):
+def lerp_kernel(data: Tensor, end: Tensor, weight_tensor: Tensor, numel: int) -> Tensor:
     """data + weight * (end - data)."""
     tensors, names = (data, end), ("data", "end")
     return elementwise(interpolate, tensors, names, numel, weight_tensor, "weight_tensor")
@@ -228,21 +232,21 @@ def lerp_kernel(data, end, weight_tensor, numel):
 
 
 @nki.jit
-def addcdiv_kernel(data, data1, data2, value_tensor, numel):
+def addcdiv_kernel(data: Tensor, data1: Tensor, data2: Tensor, value_tensor: Tensor, numel: int) -> Tensor:
     """data + value * (data1 / data2)."""
     tensors, names = (data, data1, data2), ("data", "data1", "data2")
     return elementwise(add_quotient, tensors, names, numel, value_tensor, "value_tensor")
 
 
 @nki.jit
-def addcmul_kernel(data, data1, data2, value_tensor, numel):
+def addcmul_kernel(data: Tensor, data1: Tensor, data2: Tensor, value_tensor: Tensor, numel: int) -> Tensor:
     """data + value * (data1 * data2)."""
     tensors, names = (data, data1, data2), ("data", "data1", "data2")
     return elementwise(add_product, tensors, names, numel, value_tensor, "value_tensor")
 
 
 @nki.jit
-def sqrt_kernel(data, numel):
+def sqrt_kernel(data: Tensor, numel: int) -> Tensor:
     """Square root of data; NaN where it is negative."""
     return elementwise(square_root, (data,), ("data",), numel)
 
@@ -250,11 +254,11 @@ def sqrt_kernel(data, numel):
 # ---- references in float64 -------------------------------------------------------------------------
 
 
-def wide(x: Any) -> np.ndarray:
+def wide(x: np.ndarray) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
 
 
-def first(scalar_tensor: Any) -> float:
+def first(scalar_tensor: np.ndarray) -> float:
     """Return the value that a scalar tensor has in each row."""
     return float(np.asarray(scalar_tensor)[0, 0])
 
@@ -265,53 +269,61 @@ def rounded(values: np.ndarray, like: np.ndarray) -> np.ndarray:
         return values.astype(like.dtype)
 
 
-def add_scalar_kernel_ref(data, scalar_tensor, numel):
+def add_scalar_kernel_ref(data: np.ndarray, scalar_tensor: np.ndarray, numel: int) -> np.ndarray:
     return rounded(wide(data) + first(scalar_tensor), data)
 
 
-def sub_scalar_kernel_ref(data, scalar_tensor, numel):
+def sub_scalar_kernel_ref(data: np.ndarray, scalar_tensor: np.ndarray, numel: int) -> np.ndarray:
     return rounded(wide(data) - first(scalar_tensor), data)
 
 
-def mul_scalar_kernel_ref(data, scalar_tensor, numel):
+def mul_scalar_kernel_ref(data: np.ndarray, scalar_tensor: np.ndarray, numel: int) -> np.ndarray:
     return rounded(wide(data) * first(scalar_tensor), data)
 
 
-def div_scalar_kernel_ref(data, scalar_tensor, numel):
+def div_scalar_kernel_ref(data: np.ndarray, scalar_tensor: np.ndarray, numel: int) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         return rounded(wide(data) / first(scalar_tensor), data)
 
 
-def add_tensor_kernel_ref(data1, data2, alpha_tensor, numel):
+def add_tensor_kernel_ref(
+    data1: np.ndarray, data2: np.ndarray, alpha_tensor: np.ndarray, numel: int
+) -> np.ndarray:
     return rounded(wide(data1) + first(alpha_tensor) * wide(data2), data1)
 
 
-def sub_tensor_kernel_ref(data1, data2, alpha_tensor, numel):
+def sub_tensor_kernel_ref(
+    data1: np.ndarray, data2: np.ndarray, alpha_tensor: np.ndarray, numel: int
+) -> np.ndarray:
     return rounded(wide(data1) - first(alpha_tensor) * wide(data2), data1)
 
 
-def mul_tensor_kernel_ref(data1, data2, numel):
+def mul_tensor_kernel_ref(data1: np.ndarray, data2: np.ndarray, numel: int) -> np.ndarray:
     return rounded(wide(data1) * wide(data2), data1)
 
 
-def div_tensor_kernel_ref(data1, data2, numel):
+def div_tensor_kernel_ref(data1: np.ndarray, data2: np.ndarray, numel: int) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         return rounded(wide(data1) / wide(data2), data1)
 
 
-def lerp_kernel_ref(data, end, weight_tensor, numel):
+def lerp_kernel_ref(data: np.ndarray, end: np.ndarray, weight_tensor: np.ndarray, numel: int) -> np.ndarray:
     return rounded(wide(data) + first(weight_tensor) * (wide(end) - wide(data)), data)
 
 
-def addcdiv_kernel_ref(data, data1, data2, value_tensor, numel):
+def addcdiv_kernel_ref(
+    data: np.ndarray, data1: np.ndarray, data2: np.ndarray, value_tensor: np.ndarray, numel: int
+) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         return rounded(wide(data) + first(value_tensor) * (wide(data1) / wide(data2)), data)
 
 
-def addcmul_kernel_ref(data, data1, data2, value_tensor, numel):
+def addcmul_kernel_ref(
+    data: np.ndarray, data1: np.ndarray, data2: np.ndarray, value_tensor: np.ndarray, numel: int
+) -> np.ndarray:
     return rounded(wide(data) + first(value_tensor) * (wide(data1) * wide(data2)), data)
 
 
-def sqrt_kernel_ref(data, numel):
+def sqrt_kernel_ref(data: np.ndarray, numel: int) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         return rounded(np.sqrt(wide(data)), data)

@@ -11,7 +11,7 @@ array([[5.]], dtype=float32)
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -19,13 +19,14 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.experimental.foreach.flat_tiles import check_data, flat_tiles, load_tile
+from nkilib.core.utils.types import DTypeLike, Tensor
+from nkilib.experimental.foreach.flat_tiles import check_data, flat_tiles
 
 TILE_COLUMNS = 2048  # small, so that little work remains after the last transfer
 
 
 @nki.jit
-def l2_norm_kernel(data, numel):
+def l2_norm_kernel(data: Tensor, numel: int) -> Tensor:
     """sqrt(sum(data^2)): [1, 1]."""
     check_data(data, data, numel, "data")
     total = reduce_all(data, numel, sum_of_squares, nl.add)
@@ -35,14 +36,14 @@ def l2_norm_kernel(data, numel):
 
 
 @nki.jit
-def l1_norm_kernel(data, numel):
+def l1_norm_kernel(data: Tensor, numel: int) -> Tensor:
     """sum(|data|): [1, 1]."""
     check_data(data, data, numel, "data")
     return as_result(reduce_all(data, numel, sum_of_magnitudes, nl.add), data.dtype)
 
 
 @nki.jit
-def linf_norm_kernel(data, numel):
+def linf_norm_kernel(data: Tensor, numel: int) -> Tensor:
     """max(|data|): [1, 1]."""
     check_data(data, data, numel, "data")
     return as_result(reduce_all(data, numel, largest_magnitude, nl.maximum), data.dtype)
@@ -52,7 +53,7 @@ def linf_norm_kernel(data, numel):
 # DMA loads 16-bit tiles faster than one engine can reduce them, so engines take tiles by their number.
 
 
-def sum_of_squares(dst: Any, tile: Any, number: int) -> None:
+def sum_of_squares(dst: Tensor, tile: Tensor, number: int) -> None:
     if number % 3 != 1:
         nisa.activation_reduce(tile, op=nl.square, data=tile, reduce_op=nl.add, reduce_res=dst)
         return
@@ -61,14 +62,14 @@ def sum_of_squares(dst: Any, tile: Any, number: int) -> None:
     nisa.tensor_reduce(dst, op=nl.add, data=squares, axis=1)
 
 
-def sum_of_magnitudes(dst: Any, tile: Any, number: int) -> None:
+def sum_of_magnitudes(dst: Tensor, tile: Tensor, number: int) -> None:
     if number % 2 == 1:
         nisa.activation_reduce(tile, op=nl.abs, data=tile, reduce_op=nl.add, reduce_res=dst)
     else:
         reduce_magnitudes(dst, tile, nl.add)
 
 
-def largest_magnitude(dst: Any, tile: Any, number: int) -> None:
+def largest_magnitude(dst: Tensor, tile: Tensor, number: int) -> None:
     if number % 4 == 0:
         reduce_magnitudes(dst, tile, nl.maximum)
         return
@@ -82,7 +83,7 @@ def largest_magnitude(dst: Any, tile: Any, number: int) -> None:
     nisa.tensor_reduce(dst, op=nl.maximum, data=larger, axis=1)
 
 
-def reduce_magnitudes(dst: Any, tile: Any, op: Any) -> None:
+def reduce_magnitudes(dst: Tensor, tile: Tensor, op: Callable[..., Tensor]) -> None:
     """Reduce |tile| over each partition, on VectorE alone."""
     nisa.tensor_scalar_reduce(tile, data=tile, op0=nl.abs, operand0=0.0, reduce_op=op, reduce_res=dst)
 
@@ -90,20 +91,22 @@ def reduce_magnitudes(dst: Any, tile: Any, op: Any) -> None:
 # ---- from tiles to one number ----------------------------------------------------------------------
 
 
-def reduce_all(data: Any, numel: int, reduce_tile: Any, op: Any) -> Any:
+def reduce_all(
+    data: Tensor, numel: int, reduce_tile: Callable[[Tensor, Tensor, int], None], op: Callable[..., Tensor]
+) -> Tensor:
     """Return [1, 1]: the reduction by `op` of what reduce_tile leaves of each tile. 0 must be neutral."""
     tiles = flat_tiles(numel, TILE_COLUMNS)
     parts = nl.ndarray((PMAX, max(len(tiles), 1)), nl.float32, buffer=nl.sbuf)
     nisa.memset(parts, 0.0)
     for i in range(len(tiles)):
-        reduce_tile(parts[0 : tiles[i].partitions, i : i + 1], load_tile(data, tiles[i]), i)
+        reduce_tile(parts[0 : tiles[i].partitions, i : i + 1], tiles[i].load(data), i)
     lanes = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(lanes, op=op, data=parts, axis=1)
     total = across_partitions(lanes, op)
     return across_cores(total, op) if nl.num_programs(0) > 1 else total
 
 
-def across_partitions(lanes: Any, op: Any) -> Any:
+def across_partitions(lanes: Tensor, op: Callable[..., Tensor]) -> Tensor:
     """Reduce [128, 1] to [1, 1]."""
     row = nl.ndarray((1, PMAX), nl.float32, buffer=nl.psum)
     nisa.nc_transpose(row, lanes)
@@ -112,7 +115,7 @@ def across_partitions(lanes: Any, op: Any) -> Any:
     return total
 
 
-def across_cores(total: Any, op: Any) -> Any:
+def across_cores(total: Tensor, op: Callable[..., Tensor]) -> Tensor:
     """Reduce the totals of both cores, on both."""
     theirs = nl.ndarray((1, 1), nl.float32, buffer=nl.sbuf)
     other = 1 - nl.program_id(0)
@@ -122,7 +125,7 @@ def across_cores(total: Any, op: Any) -> Any:
     return both
 
 
-def as_result(total: Any, dtype: Any) -> Any:
+def as_result(total: Tensor, dtype: DTypeLike) -> Tensor:
     """Store a total as [1, 1] in HBM; core 0 writes it."""
     result = nl.ndarray((1, 1), dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) == 0:
@@ -135,14 +138,14 @@ def as_result(total: Any, dtype: Any) -> Any:
 # ---- references in float64 -------------------------------------------------------------------------
 
 
-def l2_norm_kernel_ref(data, numel):
+def l2_norm_kernel_ref(data: np.ndarray, numel: int) -> np.ndarray:
     flat = np.asarray(data).astype(np.float64).ravel()
     return np.sqrt(flat @ flat).reshape(1, 1).astype(data.dtype)
 
 
-def l1_norm_kernel_ref(data, numel):
+def l1_norm_kernel_ref(data: np.ndarray, numel: int) -> np.ndarray:
     return np.abs(np.asarray(data).astype(np.float64)).sum().reshape(1, 1).astype(data.dtype)
 
 
-def linf_norm_kernel_ref(data, numel):
+def linf_norm_kernel_ref(data: np.ndarray, numel: int) -> np.ndarray:
     return np.abs(np.asarray(data).astype(np.float64)).max().reshape(1, 1).astype(data.dtype)

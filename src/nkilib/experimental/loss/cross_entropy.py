@@ -12,7 +12,6 @@ one). The maximum alone would take VectorE even longer, so GpSimdE first reduces
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,8 @@ from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 MAX_TILE_BYTES = 32 * 1024  # of a chunk in each partition: several chunks are in flight
 MIN_CHUNK = 2048  # columns: DMA needs long rows
@@ -36,12 +36,12 @@ LN_2 = 0.6931471805599453
 
 @nki.jit
 def cross_entropy_forward(
-    logits_hbm: Any,
-    targets_hbm: Any,
+    logits_hbm: Tensor,
+    targets_hbm: Tensor,
     positions_per_batch: int = 32,
     chunk_size: int = 32768,
-    dtype: Any = nl.bfloat16,
-):
+    dtype: DTypeLike = nl.bfloat16,
+) -> tuple[Tensor, Tensor]:
     """loss = lse - x_target and lse = log(sum_j exp(x_j)) of every position x.
 
     Args:
@@ -77,15 +77,15 @@ def cross_entropy_forward(
 
 @nki.jit
 def cross_entropy_backward(
-    logits_hbm: Any,
-    targets_hbm: Any,
-    lse_state_hbm: Any,
+    logits_hbm: Tensor,
+    targets_hbm: Tensor,
+    lse_state_hbm: Tensor,
     reduction: str = "mean",
     positions_per_batch: int = 32,
     chunk_size: int = 32768,
-    dtype: Any = nl.bfloat16,
+    dtype: DTypeLike = nl.bfloat16,
     inplace: bool = True,
-):
+) -> Tensor:
     """grad = g (exp(x - lse) - 1[j = target]), with g = 1 / N for "mean" and 1 for "sum".
 
     Args:
@@ -133,7 +133,7 @@ class Shard(nl.NKIObject):
     ("column tile").
     """
 
-    def __init__(self, logits: Any, positions_per_batch: int, chunk_size: int):
+    def __init__(self, logits: Tensor, positions_per_batch: int, chunk_size: int):
         self.logits = logits
         self.cores = nl.num_programs(0)
         self.first = nl.program_id(0)
@@ -143,28 +143,28 @@ class Shard(nl.NKIObject):
         requested = positions_per_batch * chunk_size // max(self.partitions, 1)
         self.chunk = min(chunk_size, MAX_TILE_BYTES // sizeinbytes(logits.dtype), max(requested, MIN_CHUNK))
 
-    def chunks(self):
+    def chunks(self) -> tuple[TiledRangeIterator, ...]:
         return TiledRange(self.vocabulary, self.chunk)
 
-    def of(self, tensor: Any):
+    def of(self, tensor: Tensor) -> Tensor:
         """Return this core's positions of a tensor [N] or [N, V]."""
         return tensor[self.first :: self.cores]
 
-    def piece(self, tensor: Any, rows: Any, columns: Any):
+    def piece(self, tensor: Tensor, rows: TiledRangeIterator, columns: TiledRangeIterator) -> Tensor:
         """Return a tile's part of a tensor [N, V]."""
         mine = self.of(tensor)
         return mine[rows.start_offset : rows.end_offset, columns.start_offset : columns.end_offset]
 
-    def column_tile(self, value: float):
+    def column_tile(self, value: float) -> Tensor:
         """Allocate a float32 column tile; `value` fills the partitions that the last column does not use."""
         tile = nl.ndarray((self.partitions, div_ceil(self.positions, PMAX)), nl.float32, buffer=nl.sbuf)
         nisa.memset(tile, value)
         return tile
 
-    def column(self, tile: Any, rows: Any):
+    def column(self, tile: Tensor, rows: TiledRangeIterator) -> Tensor:
         return tile[0 : rows.size, rows.index : rows.index + 1]
 
-    def pairs(self, vector: Any, tile: Any):
+    def pairs(self, vector: Tensor, tile: Tensor) -> list:
         """Return parts of a vector [N] with their parts of a column tile: the full columns, then the last."""
         mine, full = self.of(vector), self.positions // PMAX
         first_of_rest, rest = full * PMAX, self.positions % PMAX
@@ -176,7 +176,7 @@ class Shard(nl.NKIObject):
             pairs.append((mine[first_of_rest : self.positions].expand_dim(1), tile[0:rest, full : full + 1]))
         return pairs
 
-    def targets_of(self, tensor: Any, addresses: Any, rows: Any):
+    def targets_of(self, tensor: Tensor, addresses: Tensor, rows: TiledRangeIterator) -> Tensor:
         """Return the elements of [N, V] at the targets of up to 128 positions, for an indirect DMA."""
         elements = tensor.shape[0] * self.vocabulary
         start = (self.first + rows.start_offset * self.cores) * self.vocabulary
@@ -184,7 +184,7 @@ class Shard(nl.NKIObject):
         return flat[start:elements].vector_select(0, self.column(addresses, rows))
 
 
-def target_addresses(shard: Shard, targets: Any):
+def target_addresses(shard: Shard, targets: Tensor) -> Tensor:
     """Return a column tile: the addresses of the target elements, relative to the start of their column."""
     shape = (shard.partitions, div_ceil(shard.positions, PMAX))
     row_starts = nl.ndarray(shape, nl.int32, buffer=nl.sbuf)
@@ -197,19 +197,19 @@ def target_addresses(shard: Shard, targets: Any):
     return addresses
 
 
-def load_columns(shard: Shard, tile: Any, vector: Any):
+def load_columns(shard: Shard, tile: Tensor, vector: Tensor) -> None:
     """Load a vector [N] into a column tile."""
     for pair in shard.pairs(vector, tile):
         nisa.dma_copy(pair[1], pair[0])
 
 
-def store_columns(shard: Shard, vector: Any, tile: Any):
+def store_columns(shard: Shard, vector: Tensor, tile: Tensor) -> None:
     """Store a column tile to a vector [N]."""
     for pair in shard.pairs(vector, tile):
         nisa.dma_copy(pair[0], pair[1])
 
 
-def gather_targets(shard: Shard, addresses: Any):
+def gather_targets(shard: Shard, addresses: Tensor) -> Tensor:
     """Return a column tile of the logits at the targets."""
     gathered = nl.ndarray(addresses.shape, shard.logits.dtype, buffer=nl.sbuf)
     nisa.memset(gathered, 0.0)
@@ -218,13 +218,13 @@ def gather_targets(shard: Shard, addresses: Any):
     return gathered
 
 
-def load_chunk(shard: Shard, rows: Any, columns: Any):
+def load_chunk(shard: Shard, rows: TiledRangeIterator, columns: TiledRangeIterator) -> Tensor:
     chunk = nl.ndarray((rows.size, columns.size), shard.logits.dtype, buffer=nl.sbuf)
     nisa.dma_copy(chunk, shard.piece(shard.logits, rows, columns))
     return chunk
 
 
-def sum_exponentials(total: Any, negative_maximum: Any, shard: Shard, rows: Any):
+def sum_exponentials(total: Tensor, negative_maximum: Tensor, shard: Shard, rows: TiledRangeIterator) -> None:
     """total = sum_j exp(x_j + negative_maximum), negative_maximum = -max_j x_j, of up to 128 positions."""
     chunks = shard.chunks()
     shape = (rows.size, len(chunks))
@@ -246,7 +246,7 @@ def sum_exponentials(total: Any, negative_maximum: Any, shard: Shard, rows: Any)
     nisa.tensor_reduce(total, nl.add, sums, axis=1)
 
 
-def maxima_of_parts(candidates: Any, x: Any):
+def maxima_of_parts(candidates: Tensor, x: Tensor) -> None:
     """Set candidates[:, 0:2], whose maximum is that of x: VectorE and GpSimdE share the work."""
     width = x.shape[1]
     pairs = width * HALVED_EIGHTHS // 16
@@ -259,7 +259,9 @@ def maxima_of_parts(candidates: Any, x: Any):
         nisa.tensor_reduce(candidates[:, 1:2], nl.maximum, larger, axis=1)
 
 
-def store_losses(shard: Shard, loss: Any, lse: Any, sums: Any, negative_maxima: Any, target_logits: Any):
+def store_losses(
+    shard: Shard, loss: Tensor, lse: Tensor, sums: Tensor, negative_maxima: Tensor, target_logits: Tensor
+) -> None:
     """lse = log(sums) - negative_maxima, loss = lse - target_logits; all column tiles."""
     exact = nl.ndarray(sums.shape, nl.float32, buffer=nl.sbuf)
     nisa.activation(exact, nl.log, sums)
@@ -272,7 +274,7 @@ def store_losses(shard: Shard, loss: Any, lse: Any, sums: Any, negative_maxima: 
     store_columns(shard, loss, difference)
 
 
-def load_exponents(shard: Shard, lse: Any, log_factor: float):
+def load_exponents(shard: Shard, lse: Tensor, log_factor: float) -> Tensor:
     """Return a column tile of log(g) - lse; exp of a logit plus this is g times the probability."""
     loaded = nl.ndarray((shard.partitions, div_ceil(shard.positions, PMAX)), lse.dtype, buffer=nl.sbuf)
     nisa.memset(loaded, 0.0)
@@ -282,7 +284,7 @@ def load_exponents(shard: Shard, lse: Any, log_factor: float):
     return exponents
 
 
-def target_gradients(shard: Shard, target_logits: Any, exponents: Any, log_factor: float):
+def target_gradients(shard: Shard, target_logits: Tensor, exponents: Tensor, log_factor: float) -> Tensor:
     """Return a column tile of g (exp(x_target - lse) - 1), in the dtype of the logits."""
     shape = exponents.shape
     exact = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
@@ -293,7 +295,7 @@ def target_gradients(shard: Shard, target_logits: Any, exponents: Any, log_facto
     return rounded
 
 
-def scale_exponentials(grad: Any, shard: Shard, rows: Any, exponents: Any):
+def scale_exponentials(grad: Tensor, shard: Shard, rows: TiledRangeIterator, exponents: Tensor) -> None:
     """grad = exp(x + exponents) of up to 128 positions."""
     for columns in shard.chunks():
         x = load_chunk(shard, rows, columns)
@@ -301,7 +303,9 @@ def scale_exponentials(grad: Any, shard: Shard, rows: Any, exponents: Any):
         nisa.dma_copy(shard.piece(grad, rows, columns), x)
 
 
-def check_arguments(logits: Any, targets: Any, positions_per_batch: int, chunk_size: int, dtype: Any):
+def check_arguments(
+    logits: Tensor, targets: Tensor, positions_per_batch: int, chunk_size: int, dtype: DTypeLike
+) -> None:
     floats = (nl.bfloat16, nl.float32)
     kernel_assert(len(logits.shape) == 2, f"logits_hbm: got shape {logits.shape}, expected [N, V]")
     kernel_assert(
@@ -317,7 +321,7 @@ def check_arguments(logits: Any, targets: Any, positions_per_batch: int, chunk_s
     check_chunk_size(logits, positions_per_batch, chunk_size)
 
 
-def check_chunk_size(logits: Any, positions_per_batch: int, chunk_size: int):
+def check_chunk_size(logits: Tensor, positions_per_batch: int, chunk_size: int) -> None:
     vocabulary = logits.shape[1]
     kernel_assert(chunk_size > 0, f"chunk_size: got {chunk_size}, must be positive")
     kernel_assert(

@@ -6,7 +6,6 @@ Values are checked, so that an impossible tiling is an error; results never depe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
@@ -18,13 +17,13 @@ ORDERS = ("mnk", "mkn", "nmk", "nkm", "kmn", "knm")
 class MatmulMxfp8KernelConfig(nl.NKIObject):
     """The tiling arguments of matmul_mxfp8, in one object."""
 
-    TILES_IN_BLOCK_M: Any = None
-    TILES_IN_BLOCK_N: Any = None
-    TILES_IN_BLOCK_K: Any = None
-    TILES_IN_LOAD_M: Any = None
-    TILES_IN_LOAD_N: Any = None
-    lhs_matmul_tile_shape_logical: Any = None
-    rhs_matmul_tile_shape_logical: Any = None
+    TILES_IN_BLOCK_M: int | None = None
+    TILES_IN_BLOCK_N: int | None = None
+    TILES_IN_BLOCK_K: int | None = None
+    TILES_IN_LOAD_M: int | None = None
+    TILES_IN_LOAD_N: int | None = None
+    lhs_matmul_tile_shape_logical: tuple[int, int] | None = None
+    rhs_matmul_tile_shape_logical: tuple[int, int] | None = None
     block_loop_order: str = "mnk"
     tile_loop_order: str = "mnk"
 
@@ -33,14 +32,14 @@ class MatmulMxfp8KernelConfig(nl.NKIObject):
 class MlpBwdMatmulConfig(nl.NKIObject):
     """A tiling for each phase of mlp_backward_mxfp8_nki, and for what it recomputes."""
 
-    phase1_config: Any = None
-    phase2_config: Any = None
-    phase3_config: Any = None
-    phase4_config: Any = None
-    recompute_config: Any = None
+    phase1_config: MatmulMxfp8KernelConfig | None = None
+    phase2_config: MatmulMxfp8KernelConfig | None = None
+    phase3_config: MatmulMxfp8KernelConfig | None = None
+    phase4_config: MatmulMxfp8KernelConfig | None = None
+    recompute_config: MatmulMxfp8KernelConfig | None = None
 
 
-def check_config(name: str, config: Any) -> None:
+def check_config(name: str, config: MatmulMxfp8KernelConfig | None) -> None:
     """Check that tile counts are positive and loop orders are permutations of m, n and k."""
     if config is None:
         return

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import MatmulMxfp8KernelConfig, check_config
 from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
-from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import Operand, describe, packed_dtype, part_of
+from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import MxOperand, describe, packed_dtype, part_of
 from nkilib.experimental.mxfp_utils.mxfp8_utils.products import Stored, multiply
 from nkilib.experimental.mxfp_utils.mxfp8_utils.sharding import core_share
 
 
 @nki.jit
 def matmul_mxfp8(
-    lhs: Any,
-    rhs: Any,
+    lhs: Tensor | tuple[Tensor, Tensor],
+    rhs: Tensor | tuple[Tensor, Tensor],
     TILES_IN_BLOCK_M: int | None = None,
     TILES_IN_BLOCK_N: int | None = None,
     TILES_IN_BLOCK_K: int | None = None,
@@ -30,11 +29,11 @@ def matmul_mxfp8(
     block_loop_order: str = "mnk",
     tile_loop_order: str = "mnk",
     float8_dtype: str = "float8_e5m2",
-    output_dtype: Any = nl.bfloat16,
+    output_dtype: DTypeLike = nl.bfloat16,
     run_with_lnc2: bool = True,
     lnc_2_shard_rhs: bool | None = None,
-    lhs_scales: Any = None,
-    rhs_scales: Any = None,
+    lhs_scales: Tensor | None = None,
+    rhs_scales: Tensor | None = None,
     use_scale_packing: bool = False,
     spill_reload: bool = False,
     lhs_is_swizzled: bool = True,
@@ -45,7 +44,7 @@ def matmul_mxfp8(
     fast_dma_transpose: bool = False,
     enable_psum_copy_in: bool | None = None,
     quant_scheme: str = "wrapX",
-):
+) -> Tensor:
     """out[m, n] = sum over k of mx(lhs)[m, k] mx(rhs)[n, k], summed in float32; mx() quantises blocks of 32.
 
     lhs [M, K] and rhs [N, K], each in one of these forms (F is M or N):
@@ -110,8 +109,15 @@ def matmul_mxfp8(
 
 
 def operand_of(
-    name: str, given: Any, scales: Any, swizzled: bool, f_by_k: bool, packing: bool, dtype: Any, scheme: str
-) -> Operand:
+    name: str,
+    given: Tensor | tuple[Tensor, Tensor],
+    scales: Tensor | None,
+    swizzled: bool,
+    f_by_k: bool,
+    packing: bool,
+    dtype: DTypeLike,
+    scheme: str,
+) -> MxOperand:
     """The operand of an argument: a tensor, or (data, scales)."""
     tensor = given
     if isinstance(given, (tuple, list)):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
-from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import Operand, part_of
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.clamp_limits import ClampBounds, ClampLimits, gate_bounds, up_bounds
+from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import MxOperand, part_of
 from nkilib.experimental.mxfp_utils.mxfp8_utils.products import multiply
 
 
@@ -16,36 +17,15 @@ from nkilib.experimental.mxfp_utils.mxfp8_utils.products import multiply
 class Checkpoints(nl.NKIObject):
     """Matrices [S, I] in HBM that receive what the gate and up projections give; None where not wanted."""
 
-    gate_pre: Any = None
-    gate_act: Any = None
-    up: Any = None
-    products: Any = None  # a list: m may go to several places
+    gate_pre: Tensor = None
+    gate_act: Tensor = None
+    up: Tensor = None
+    products: list[Tensor] = field(default_factory=list)  # m may have several destinations
 
 
-@dataclass
-class Limits(nl.NKIObject):
-    """Bounds (lower, upper) of gate and up before the activation; None for an end that is open."""
-
-    gate_lower: Any = None
-    gate_upper: Any = None
-    up_lower: Any = None
-    up_upper: Any = None
-
-
-def limits_of(clamp_limits: Any) -> Limits:
-    """From an object with the four fields of ClampLimits, or None."""
-    if clamp_limits is None:
-        return Limits()
-    return Limits(
-        clamp_limits.non_linear_clamp_lower_limit,
-        clamp_limits.non_linear_clamp_upper_limit,
-        clamp_limits.linear_clamp_lower_limit,
-        clamp_limits.linear_clamp_upper_limit,
-    )
-
-
-def clamped(tile: Any, lower: Any, upper: Any) -> Any:
+def clamped(tile: Tensor, bounds: ClampBounds) -> Tensor:
     """Return a float32 copy of a tile clamped to its bounds; the tile itself if it has none."""
+    lower, upper = bounds
     if lower is None and upper is None:
         return tile
     inside = nl.ndarray(tile.shape, nl.float32, buffer=nl.sbuf)
@@ -63,14 +43,14 @@ class Gated(nl.NKIObject):
     """Sums of gate and up become m = silu(gate) * up in rows first_row + row of the checkpoints."""
 
     places: Checkpoints
-    limits: Limits
+    limits: ClampLimits | None
     first_row: int
 
     def finish(self, sums: list, row: int, rows: int, column: int, columns: int) -> None:
         first = self.first_row + row
         place = (slice(first, first + rows), slice(column, column + columns))
-        gate = clamped(sums[0], self.limits.gate_lower, self.limits.gate_upper)
-        up = clamped(sums[1], self.limits.up_lower, self.limits.up_upper)
+        gate = clamped(sums[0], gate_bounds(self.limits))
+        up = clamped(sums[1], up_bounds(self.limits))
         act = nl.ndarray((rows, columns), nl.float32, buffer=nl.sbuf)
         nisa.activation(act, nl.silu, gate)
         wanted = ((self.places.gate_pre, gate), (self.places.gate_act, act), (self.places.up, up))
@@ -85,14 +65,16 @@ class Gated(nl.NKIObject):
             nisa.dma_copy(target[place[0], place[1]], product)
 
 
-def gate_up_rows(hidden: Operand, gate_up: Operand, places: Checkpoints, limits: Limits, row: int) -> None:
+def gate_up_rows(
+    hidden: MxOperand, gate_up: MxOperand, places: Checkpoints, limits: ClampLimits | None, row: int
+) -> None:
     """Compute m for all rows of `hidden`, which are rows `row` and following of the checkpoints."""
     half = gate_up.features // 2
     gate, up = part_of(gate_up, 0, half), part_of(gate_up, half, half)
     multiply(hidden, [gate, up], Gated(places, limits, row))
 
 
-def check_checkpoint(name: str, tensor: Any, rows: int, columns: int) -> None:
+def check_checkpoint(name: str, tensor: Tensor | None, rows: int, columns: int) -> None:
     """Check that a checkpoint, if given, is a matrix [S, I] of floats."""
     if tensor is not None:
         assert_shape(tensor, (rows, columns), name)

@@ -1,54 +1,56 @@
-"""The mixture-of-experts block with MX weights that come as whole numbers."""
+"""The mixture-of-experts block with MX weights that come as untyped words."""
 
 from __future__ import annotations
 
 import nki
 from nkilib.core.moe_block.moe_block_tkg import moe_block_tkg, moe_block_tkg_ref
-from nkilib.core.utils.mx_projection import as_words
+from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode, RouterActFnType
+from nkilib.core.utils.mx_layout import as_words
+from nkilib.core.utils.types import DTypeLike, Tensor
 
-mx_moe_block_tkg_wrapper_ref = moe_block_tkg_ref  # of weights that are unpacked
+mx_moe_block_tkg_wrapper_ref = moe_block_tkg_ref  # takes unpacked weights
 
 
 @nki.jit
 def mx_moe_block_tkg_wrapper(
-    inp,
-    gamma,
-    router_weights,
-    expert_gate_up_weights,
-    expert_down_weights,
-    shared_expert_gate_w=None,
-    shared_expert_up_w=None,
-    shared_expert_down_w=None,
-    expert_gate_up_weights_scale=None,
-    expert_down_weights_scale=None,
-    router_bias=None,
-    expert_gate_up_bias=None,
-    expert_down_bias=None,
-    shared_expert_gate_bias=None,
-    shared_expert_up_bias=None,
-    shared_expert_down_bias=None,
-    eps=1e-6,
-    top_k=1,
-    router_act_fn=None,
-    router_pre_norm=True,
-    norm_topk_prob=False,
-    expert_affinities_scaling_mode=None,
-    hidden_act_fn=None,
-    hidden_act_scale_factor=None,
-    hidden_act_bias=None,
-    gate_clamp_upper_limit=None,
-    gate_clamp_lower_limit=None,
-    up_clamp_upper_limit=None,
-    up_clamp_lower_limit=None,
-    router_mm_dtype=None,
-    hidden_actual=None,
-    skip_router_logits=False,
-    is_all_expert=False,
-    rank_id=None,
-    residual=None,
-    expert_gate_up_input_scale=None,
-    expert_down_input_scale=None,
-):
+    inp: Tensor,
+    gamma: Tensor,
+    router_weights: Tensor,
+    expert_gate_up_weights: Tensor,
+    expert_down_weights: Tensor,
+    shared_expert_gate_w: Tensor | None = None,
+    shared_expert_up_w: Tensor | None = None,
+    shared_expert_down_w: Tensor | None = None,
+    expert_gate_up_weights_scale: Tensor | None = None,
+    expert_down_weights_scale: Tensor | None = None,
+    router_bias: Tensor | None = None,
+    expert_gate_up_bias: Tensor | None = None,
+    expert_down_bias: Tensor | None = None,
+    shared_expert_gate_bias: Tensor | None = None,
+    shared_expert_up_bias: Tensor | None = None,
+    shared_expert_down_bias: Tensor | None = None,
+    eps: float = 1e-6,
+    top_k: int = 1,
+    router_act_fn: RouterActFnType | None = None,
+    router_pre_norm: bool = True,
+    norm_topk_prob: bool = False,
+    expert_affinities_scaling_mode: ExpertAffinityScaleMode | None = None,
+    hidden_act_fn: ActFnType | None = None,
+    hidden_act_scale_factor: float | None = None,
+    hidden_act_bias: float | None = None,
+    gate_clamp_upper_limit: float | None = None,
+    gate_clamp_lower_limit: float | None = None,
+    up_clamp_upper_limit: float | None = None,
+    up_clamp_lower_limit: float | None = None,
+    router_mm_dtype: DTypeLike | None = None,
+    hidden_actual: int | None = None,
+    skip_router_logits: bool = False,
+    is_all_expert: bool = False,
+    rank_id: Tensor | None = None,
+    residual: Tensor | None = None,
+    expert_gate_up_input_scale: Tensor | None = None,
+    expert_down_input_scale: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     """Norm, router and experts whose MX weights come as words: uint16 is MXFP4, uint32 MXFP8 (E4M3).
 
         out = sum of w[t, e] f_e(n_t) + shared(n_t),  n = RMSNorm(inp + residual) gamma

@@ -23,7 +23,7 @@ array([0.899, 0.899, 0.899], dtype=float32)
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 import numpy as np
 
@@ -31,15 +31,13 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import kernel_assert
+from nkilib.core.utils.types import Tensor
 from nkilib.experimental.foreach.flat_tiles import (
     FlatTile,
     check_data,
     check_scalar,
     flat_tiles,
     load_scalar,
-    load_tile,
-    new_tile,
-    store_tile,
 )
 
 TILE_COLUMNS = 1536  # small, so that the engines always have another tile to work on
@@ -50,20 +48,20 @@ SMALLEST_ROOT_INPUT = 2.0**-116
 
 @nki.jit
 def adam_kernel(
-    param_ptr,
-    grad_ptr,
-    exp_avg_ptr,
-    exp_avg_sq_ptr,
-    max_exp_avg_sq_ptr,
-    step_size_ptr,
-    inv_bc2_sqrt_ptr,
-    wd_factor_ptr,
-    numel,
-    beta1,
-    beta2,
-    eps,
-    amsgrad=False,
-):
+    param_ptr: Tensor,
+    grad_ptr: Tensor,
+    exp_avg_ptr: Tensor,
+    exp_avg_sq_ptr: Tensor,
+    max_exp_avg_sq_ptr: Tensor,
+    step_size_ptr: Tensor,
+    inv_bc2_sqrt_ptr: Tensor,
+    wd_factor_ptr: Tensor,
+    numel: int,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    amsgrad: bool = False,
+) -> Tensor:
     """Adam, weight decay added to the gradient: (param, exp_avg, exp_avg_sq[, max_exp_avg_sq])."""
     state = (param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, max_exp_avg_sq_ptr)
     scalars = (step_size_ptr, inv_bc2_sqrt_ptr, wd_factor_ptr)
@@ -72,20 +70,20 @@ def adam_kernel(
 
 @nki.jit
 def adamw_kernel(
-    param_ptr,
-    grad_ptr,
-    exp_avg_ptr,
-    exp_avg_sq_ptr,
-    max_exp_avg_sq_ptr,
-    step_size_ptr,
-    inv_bc2_sqrt_ptr,
-    wd_factor_ptr,
-    numel,
-    beta1,
-    beta2,
-    eps,
-    amsgrad=False,
-):
+    param_ptr: Tensor,
+    grad_ptr: Tensor,
+    exp_avg_ptr: Tensor,
+    exp_avg_sq_ptr: Tensor,
+    max_exp_avg_sq_ptr: Tensor,
+    step_size_ptr: Tensor,
+    inv_bc2_sqrt_ptr: Tensor,
+    wd_factor_ptr: Tensor,
+    numel: int,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    amsgrad: bool = False,
+) -> Tensor:
     """AdamW, weight decay apart from the gradient: (param, exp_avg, exp_avg_sq[, max_exp_avg_sq])."""
     state = (param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, max_exp_avg_sq_ptr)
     scalars = (step_size_ptr, inv_bc2_sqrt_ptr, wd_factor_ptr)
@@ -102,7 +100,7 @@ class Rates(nl.NKIObject):
     """Values that all tiles share; tensors are [128, 1] in SBUF."""
 
     def __init__(
-        self, beta1: float, beta2: float, eps: float, step_size: Any, variance_scale: Any, decay: Any
+        self, beta1: float, beta2: float, eps: float, step_size: Tensor, variance_scale: Tensor, decay: Tensor
     ):
         self.beta1 = beta1
         self.beta2 = beta2
@@ -153,58 +151,58 @@ def load_rates(scalars: tuple, beta1: float, beta2: float, eps: float) -> Rates:
 
 
 def update_tile(state: tuple, outputs: list, tile: FlatTile, rates: Rates, decoupled: bool) -> None:
-    param, grad = load_tile(state[0], tile), load_tile(state[1], tile)
+    param, grad = tile.load(state[0]), tile.load(state[1])
     if not decoupled:
         grad = decayed_gradient(tile, grad, param, rates)
-    exp_avg = first_moment(tile, grad, load_tile(state[2], tile), rates)
+    exp_avg = first_moment(tile, grad, tile.load(state[2]), rates)
     store_as(outputs[1], tile, exp_avg, nisa.engine.scalar)
-    exp_avg_sq = second_moment(tile, grad, load_tile(state[3], tile), rates)
+    exp_avg_sq = second_moment(tile, grad, tile.load(state[3]), rates)
     store_as(outputs[2], tile, exp_avg_sq, nisa.engine.gpsimd)
     if len(state) > 4:
-        largest = new_tile(tile, nl.float32)
-        nisa.tensor_tensor(largest, load_tile(state[4], tile), exp_avg_sq, op=nl.maximum)
+        largest = tile.new(nl.float32)
+        nisa.tensor_tensor(largest, tile.load(state[4]), exp_avg_sq, op=nl.maximum)
         store_as(outputs[3], tile, largest, nisa.engine.scalar)
         exp_avg_sq = largest
     change = step_of(tile, exp_avg, exp_avg_sq, rates)
     apply_step(tile, param, change, rates, decoupled)
-    store_tile(outputs[0], tile, param)
+    tile.store(outputs[0], param)
 
 
 # ---- the terms of one tile, divided so that no engine takes longer than the transfers --------------
 
 
-def decayed_gradient(tile: FlatTile, grad: Any, param: Any, rates: Rates) -> Any:
+def decayed_gradient(tile: FlatTile, grad: Tensor, param: Tensor, rates: Rates) -> Tensor:
     """Return g + wd * p, on ScalarE and GpSimdE."""
-    decayed = new_tile(tile, nl.float32)
+    decayed = tile.new(nl.float32)
     nisa.activation(decayed, op=nl.copy, data=param, scale=rates.decay[0 : tile.partitions])
     nisa.tensor_tensor(decayed, grad, decayed, op=nl.add, engine=nisa.engine.gpsimd)
     return decayed
 
 
-def first_moment(tile: FlatTile, grad: Any, exp_avg: Any, rates: Rates) -> Any:
+def first_moment(tile: FlatTile, grad: Tensor, exp_avg: Tensor, rates: Rates) -> Tensor:
     """Return beta1 * m + (1 - beta1) * g, on ScalarE and VectorE."""
-    moment = new_tile(tile, nl.float32)
+    moment = tile.new(nl.float32)
     nisa.activation(moment, op=nl.copy, data=grad, scale=1 - rates.beta1)
     decay_and_add(moment, exp_avg, rates.beta1)
     return moment
 
 
-def second_moment(tile: FlatTile, grad: Any, exp_avg_sq: Any, rates: Rates) -> Any:
+def second_moment(tile: FlatTile, grad: Tensor, exp_avg_sq: Tensor, rates: Rates) -> Tensor:
     """Return beta2 * v + (1 - beta2) * g^2, on ScalarE and VectorE."""
-    moment = new_tile(tile, nl.float32)
+    moment = tile.new(nl.float32)
     nisa.activation(moment, op=nl.square, data=grad, scale=(1 - rates.beta2) ** 0.5)
     decay_and_add(moment, exp_avg_sq, rates.beta2)
     return moment
 
 
-def decay_and_add(dst: Any, data: Any, beta: float) -> None:
+def decay_and_add(dst: Tensor, data: Tensor, beta: float) -> None:
     """dst += beta * data."""
     nisa.scalar_tensor_tensor(dst, data=data, op0=nl.multiply, operand0=beta, op1=nl.add, operand1=dst)
 
 
-def step_of(tile: FlatTile, exp_avg: Any, variance: Any, rates: Rates) -> Any:
+def step_of(tile: FlatTile, exp_avg: Tensor, variance: Tensor, rates: Rates) -> Tensor:
     """Return step_size * m / (sqrt(V) * inv_bc2_sqrt + eps), on ScalarE, GpSimdE and VectorE."""
-    step = new_tile(tile, nl.float32)
+    step = tile.new(nl.float32)
     scale, step_size = rates.variance_scale[0 : tile.partitions], rates.step_size[0 : tile.partitions]
     nisa.activation(step, op=nl.sqrt, data=variance, scale=scale, bias=SMALLEST_ROOT_INPUT)
     # the divisor is positive: power is as accurate as VectorE's reciprocal and leaves VectorE free
@@ -215,7 +213,7 @@ def step_of(tile: FlatTile, exp_avg: Any, variance: Any, rates: Rates) -> Any:
     return step
 
 
-def apply_step(tile: FlatTile, param: Any, step: Any, rates: Rates, decoupled: bool) -> None:
+def apply_step(tile: FlatTile, param: Tensor, step: Tensor, rates: Rates, decoupled: bool) -> None:
     """param -= step, after the weight decay of AdamW."""
     if not decoupled:
         nisa.tensor_tensor(param, param, step, op=nl.subtract)
@@ -226,70 +224,53 @@ def apply_step(tile: FlatTile, param: Any, step: Any, rates: Rates, decoupled: b
     )
 
 
-def store_as(tensor: Any, tile: FlatTile, values: Any, engine: Any) -> None:
+def store_as(tensor: Tensor, tile: FlatTile, values: Tensor, engine: nisa.engine) -> None:
     """Write float32 values in the dtype of the tensor; `engine` casts where needed."""
     if tensor.dtype != nl.float32:
-        cast = new_tile(tile, tensor.dtype)
+        cast = tile.new(tensor.dtype)
         nisa.tensor_copy(cast, values, engine=engine)
         values = cast
-    store_tile(tensor, tile, values)
+    tile.store(tensor, values)
 
 
 # ---- reference in float64 --------------------------------------------------------------------------
 
 
 def adam_kernel_ref(
-    param_ptr,
-    grad_ptr,
-    exp_avg_ptr,
-    exp_avg_sq_ptr,
-    max_exp_avg_sq_ptr,
-    step_size_ptr,
-    inv_bc2_sqrt_ptr,
-    wd_factor_ptr,
-    numel,
-    beta1,
-    beta2,
-    eps,
-    amsgrad=False,
-):
-    state = (param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, max_exp_avg_sq_ptr)
-    scalars = (step_size_ptr, inv_bc2_sqrt_ptr, wd_factor_ptr)
-    return _step_ref(state, scalars, beta1, beta2, eps, amsgrad, False)
-
-
-def adamw_kernel_ref(
-    param_ptr,
-    grad_ptr,
-    exp_avg_ptr,
-    exp_avg_sq_ptr,
-    max_exp_avg_sq_ptr,
-    step_size_ptr,
-    inv_bc2_sqrt_ptr,
-    wd_factor_ptr,
-    numel,
-    beta1,
-    beta2,
-    eps,
-    amsgrad=False,
-):
-    state = (param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, max_exp_avg_sq_ptr)
-    scalars = (step_size_ptr, inv_bc2_sqrt_ptr, wd_factor_ptr)
-    return _step_ref(state, scalars, beta1, beta2, eps, amsgrad, True)
-
-
-def _step_ref(state, scalars, beta1, beta2, eps, amsgrad, decoupled):
-    used = state if amsgrad else state[:4]
-    p, g, m, v = (np.asarray(t).astype(np.float64) for t in used[:4])
-    step_size, inv_bc2_sqrt, wd_factor = (float(np.asarray(s)[0, 0]) for s in scalars)
+    param_ptr: np.ndarray,
+    grad_ptr: np.ndarray,
+    exp_avg_ptr: np.ndarray,
+    exp_avg_sq_ptr: np.ndarray,
+    max_exp_avg_sq_ptr: np.ndarray | None,
+    step_size_ptr: np.ndarray,
+    inv_bc2_sqrt_ptr: np.ndarray,
+    wd_factor_ptr: np.ndarray,
+    numel: int,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    amsgrad: bool = False,
+    decoupled: bool = False,
+) -> tuple[np.ndarray, ...]:
+    """Compute adam_kernel, or adamw_kernel with `decoupled` weight decay."""
+    p, g, m, v = (
+        np.asarray(t).astype(np.float64) for t in (param_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr)
+    )
+    step_size, inv_bc2_sqrt, wd_factor = (
+        float(np.asarray(s)[0, 0]) for s in (step_size_ptr, inv_bc2_sqrt_ptr, wd_factor_ptr)
+    )
     if decoupled:
         p = p * wd_factor
     else:
         g = g + wd_factor * p
     m = m + (1 - beta1) * (g - m)
     v = v + (1 - beta2) * (g * g - v)
-    largest = np.maximum(used[4].astype(np.float64), v) if amsgrad else v
-    p = p - step_size * m / (np.sqrt(largest) * inv_bc2_sqrt + eps)
-    results = (p, m, v, largest) if amsgrad else (p, m, v)
-    updated = [t for i, t in enumerate(used) if STATE_NAMES[i] != "grad_ptr"]
-    return tuple(r.astype(t.dtype) for r, t in zip(results, updated, strict=True))
+    inputs, results = [param_ptr, exp_avg_ptr, exp_avg_sq_ptr], [p, m, v]
+    if amsgrad and max_exp_avg_sq_ptr is not None:
+        v = np.maximum(np.asarray(max_exp_avg_sq_ptr).astype(np.float64), v)
+        inputs, results = inputs + [max_exp_avg_sq_ptr], results + [v]
+    results[0] = p - step_size * m / (np.sqrt(v) * inv_bc2_sqrt + eps)
+    return tuple(r.astype(t.dtype) for r, t in zip(results, inputs, strict=True))
+
+
+adamw_kernel_ref = functools.partial(adam_kernel_ref, decoupled=True)

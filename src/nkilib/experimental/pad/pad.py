@@ -10,8 +10,6 @@ array([[0., 0., 1., 1., 1.],
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -21,9 +19,10 @@ from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.kernel_helpers import div_ceil, kernel_assert, program_share
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.pad.pad_axes import (
-    Axis,
-    Piece,
+    AxisPiece,
+    PaddedAxis,
     merged_axes,
     one_by_one,
     pieces_from,
@@ -37,7 +36,7 @@ INTEGERS = (nl.bool_, nl.int8, nl.uint8, nl.int16, nl.uint16, nl.int32, nl.uint3
 
 
 @nki.jit
-def pad(x_ref, padding, mode="replicate", value=0):
+def pad(x_ref: Tensor, padding: tuple[int, ...], mode: str = "replicate", value: float = 0) -> Tensor:
     """Return x_ref with its last dimensions extended: a new tensor of the same dtype.
 
     `padding` is (last_left, last_right, previous_left, previous_right, ...) for one to three dimensions.
@@ -61,7 +60,7 @@ def pad(x_ref, padding, mode="replicate", value=0):
 # ---- arguments -------------------------------------------------------------------------------------
 
 
-def check_arguments(x: Any, padding: tuple, mode: str, value: Any) -> None:
+def check_arguments(x: Tensor, padding: tuple, mode: str, value: float) -> None:
     count = len(padding)
     kernel_assert(mode in MODES, f"mode: got {mode}, allowed are {MODES}")
     kernel_assert(count % 2 == 0, f"padding: got {count} numbers, allowed are pairs")
@@ -105,7 +104,7 @@ def padded_shape(shape: tuple, padding: tuple) -> tuple:
 # ---- four axes: partitions, planes and rows of a tile, columns --------------------------------------
 
 
-def lead_parts(axes: list, dtype: Any) -> list:
+def lead_parts(axes: list, dtype: DTypeLike) -> list:
     """Return [start, items, planes] of the leading axis: small planes share a partition."""
     lead, planes = axes[0].size, 1
     if len(axes) < 4:
@@ -140,7 +139,7 @@ def walk_order(four: list) -> tuple:
     return tuple(order)
 
 
-def block_of(tensor: Any, start: int, lead: int, four: list, padded: bool) -> Any:
+def block_of(tensor: Tensor, start: int, lead: int, four: list, padded: bool) -> Tensor:
     """Return the four axes of a tensor that begin at item `start` of `lead`."""
     sizes, count = [], 1
     for axis in four:
@@ -153,7 +152,7 @@ def block_of(tensor: Any, start: int, lead: int, four: list, padded: bool) -> An
 # ---- copies ----------------------------------------------------------------------------------------
 
 
-def copy_all(target: Any, source: Any, walk: list, value: Any) -> None:
+def copy_all(target: Tensor, source: Tensor, walk: list, value: float) -> None:
     """Copy every input to all its outputs. Rows that fit into a tile are padded there, and so are planes."""
     parts, planes, rows, columns = walk[0], walk[1], walk[2], walk[3]
     if not row_fits(walk, source.dtype):
@@ -168,20 +167,20 @@ def copy_all(target: Any, source: Any, walk: list, value: Any) -> None:
                     tile, places = padded_rows(block, columns, c, value), pieces_from(rows, r[0], r[1])
                     if rows.padded and plane_fits(walk, source.dtype):
                         tile = padded(tile, 2, rows.first, rows, [0, rows.output], value)
-                        places = [Piece(0, 0, rows.output)]
+                        places = [AxisPiece(0, 0, rows.output)]
                     outer = [pieces_from(parts, p[0], p[1]), pieces_from(planes, i[0], i[1]), places]
                     store(target[:, :, :, c[0] : c[1]], tile, outer)
 
 
-def row_fits(walk: list, dtype: Any) -> bool:
+def row_fits(walk: list, dtype: DTypeLike) -> bool:
     return walk[3].output * sizeinbytes(dtype) <= TILE_BYTES
 
 
-def plane_fits(walk: list, dtype: Any) -> bool:
+def plane_fits(walk: list, dtype: DTypeLike) -> bool:
     return walk[2].output * walk[3].output * sizeinbytes(dtype) <= TILE_BYTES
 
 
-def column_spans(walk: list, dtype: Any) -> list:
+def column_spans(walk: list, dtype: DTypeLike) -> list:
     """Return [start, end] of outputs that tiles hold: whole rows, or the pads of rows that do not fit."""
     columns = walk[3]
     if row_fits(walk, dtype):
@@ -209,7 +208,7 @@ def partition_spans(start: int, end: int) -> list:
     return spans(start + share[0], start + share[1], div_ceil(count, div_ceil(count, PMAX)))
 
 
-def padded_rows(block: Any, columns: Axis, c: list, value: Any) -> Any:
+def padded_rows(block: Tensor, columns: PaddedAxis, c: list, value: float) -> Tensor:
     """Return output columns c of a block of rows in SBUF; one transfer loads the inputs they need."""
     low, high = columns.size, 0
     for piece in pieces_into(columns, c[0], c[1]):
@@ -221,14 +220,14 @@ def padded_rows(block: Any, columns: Axis, c: list, value: Any) -> Any:
     return padded(tile, 3, low, columns, c, value) if columns.padded else tile
 
 
-def padded(tile: Any, dim: int, first: int, axis: Axis, span: list, value: Any) -> Any:
+def padded(tile: Tensor, dim: int, first: int, axis: PaddedAxis, span: list, value: float) -> Tensor:
     """Return the outputs of an axis in a span, along dimension `dim` of a tile of inputs from `first` on."""
     shape = []
     for i in range(4):
         shape.append(span[1] - span[0] if i == dim else tile.shape[i])
     result = nl.ndarray(tuple(shape), tile.dtype, buffer=nl.sbuf)
     for piece in pieces_into(axis, span[0], span[1]):
-        taken = Piece(0, piece.source - first, piece.length, piece.repeat)
+        taken = AxisPiece(0, piece.source - first, piece.length, piece.repeat)
         place = result.slice(dim, piece.start, piece.start + piece.length)
         nisa.tensor_copy(place, spread(tile, dim, taken))
     for fill in axis.fills:
@@ -236,14 +235,14 @@ def padded(tile: Any, dim: int, first: int, axis: Axis, span: list, value: Any) 
     return result
 
 
-def spread(tile: Any, dim: int, piece: Piece) -> Any:
+def spread(tile: Tensor, dim: int, piece: AxisPiece) -> Tensor:
     """Return what a piece takes from a tile along one dimension."""
     if piece.repeat:
         return tile.slice(dim, piece.source, piece.source + 1).broadcast(dim, piece.length)
     return tile.slice(dim, piece.source, piece.source + piece.length)
 
 
-def store(target: Any, tile: Any, outer: list) -> None:
+def store(target: Tensor, tile: Tensor, outer: list) -> None:
     """Store a tile to every combination of its positions along partitions, planes and rows."""
     for p in one_by_one(outer[0]):
         for i in outer[1]:
@@ -256,7 +255,7 @@ def store(target: Any, tile: Any, outer: list) -> None:
 # ---- rows that do not fit into a tile: their inputs need no SBUF ------------------------------------
 
 
-def copy_long_rows(target: Any, source: Any, walk: list) -> None:
+def copy_long_rows(target: Tensor, source: Tensor, walk: list) -> None:
     """Copy the inputs of all rows from HBM to HBM."""
     parts, planes, rows, columns = walk[0], walk[1], walk[2], walk[3]
     source = source[:, :, :, columns.first : columns.last]
@@ -269,7 +268,7 @@ def copy_long_rows(target: Any, source: Any, walk: list) -> None:
                 copy_block(target, source[p[0] : p[1], i, r], outer)
 
 
-def copy_block(target: Any, block: Any, outer: list) -> None:
+def copy_block(target: Tensor, block: Tensor, outer: list) -> None:
     """Copy a block [partitions, columns] of HBM to all its positions."""
     for p in one_by_one(outer[0]):
         for i in one_by_one(outer[1]):
@@ -278,7 +277,7 @@ def copy_block(target: Any, block: Any, outer: list) -> None:
                 copy_in_runs(place, block[p.source : p.source + p.length])
 
 
-def copy_in_runs(place: Any, block: Any) -> None:
+def copy_in_runs(place: Tensor, block: Tensor) -> None:
     """Copy a block, splitting few rows so that all DMA engines take part."""
     count, length = block.shape[0], block.shape[1]
     runs = min(PMAX, length) if count < PMAX else 1
@@ -295,8 +294,8 @@ def copy_in_runs(place: Any, block: Any) -> None:
 # ---- constants beyond the inputs -------------------------------------------------------------------
 
 
-def fill_all(target: Any, walk: list, value: Any) -> None:
-    """Fill what is constant along the partitions; then along the planes where partitions have inputs; and so
+def fill_all(target: Tensor, walk: list, value: float) -> None:
+    """Fill the constants: along the partitions, then along the planes where partitions have inputs, and so
     on."""
     in_tiles = [False, False, plane_fits(walk, target.dtype), row_fits(walk, target.dtype)]
     box = []
@@ -310,7 +309,7 @@ def fill_all(target: Any, walk: list, value: Any) -> None:
             box[i] = [walk[i].start, walk[i].start + walk[i].last - walk[i].first]
 
 
-def fill_box(target: Any, box: list, value: Any) -> None:
+def fill_box(target: Tensor, box: list, value: float) -> None:
     """Fill target[box] with the value, from one tile."""
     elements = TILE_BYTES // sizeinbytes(target.dtype)
     width = min(box[3][1] - box[3][0], elements)
@@ -329,7 +328,9 @@ def fill_box(target: Any, box: list, value: Any) -> None:
 # ---- reference -------------------------------------------------------------------------------------
 
 
-def pad_ref(x_ref, padding, mode="replicate", value=0):
+def pad_ref(
+    x_ref: np.ndarray, padding: tuple[int, ...], mode: str = "replicate", value: float = 0
+) -> np.ndarray:
     """Pad each axis by the input index of every output, innermost first."""
     x = np.asarray(x_ref)
     for i in range(len(padding) // 2):

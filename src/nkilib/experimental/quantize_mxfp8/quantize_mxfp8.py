@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -13,12 +11,14 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
 from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import (
     LANES,
     PACKED_TILES,
     TILE,
-    Quantized,
+    MxBlock,
+    MxOperand,
     describe,
     element_dtype,
     load_stage,
@@ -33,8 +33,11 @@ FEATURES = 512  # that one step quantises
 
 @nki.jit
 def quantize_block_mxfp8_kernel(
-    src_tensor: Any, return_fp8_dtype: Any, run_with_lnc2: bool = False, enable_scale_packing: bool = True
-):
+    src_tensor: Tensor,
+    return_fp8_dtype: DTypeLike,
+    run_with_lnc2: bool = False,
+    enable_scale_packing: bool = True,
+) -> tuple[Tensor, Tensor]:
     """(data, scales) of src [F, K]: FP8 elements in the wrapX layout, a power of two for each 32 of them.
 
     data[128 t + p, 4 f + q] = src[f, 512 t + 128 q + p] / 2^(scale - 127), as nisa.quantize_mx does it:
@@ -74,7 +77,9 @@ def quantize_block_mxfp8_kernel(
     return data, scales
 
 
-def quantize_features(data: Any, scales: Any, operand: Any, start: int, features: int, packed: bool) -> None:
+def quantize_features(
+    data: Tensor, scales: Tensor, operand: MxOperand, start: int, features: int, packed: bool
+) -> None:
     """Quantise all of K for some features, four tiles at a time: they share a block of packed scales."""
     tiles = div_ceil(operand.contraction, TILE)
     columns = slice(start, start + features)
@@ -83,7 +88,7 @@ def quantize_features(data: Any, scales: Any, operand: Any, start: int, features
         elements = nl.ndarray((PMAX, group.size, features), operand.dtype, buffer=nl.sbuf)
         found = nl.ndarray((PMAX, 1 if packed else group.size, features), nl.uint8, buffer=nl.sbuf)
         nisa.memset(found, 0)
-        block = Quantized(elements, found, packed, start, features, rest)
+        block = MxBlock(elements, found, packed, start, features, rest)
         stage = load_stage(operand, start, features, group)
         for i in range(group.size):
             rows = tile_rows(block, i)

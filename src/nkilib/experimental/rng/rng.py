@@ -11,8 +11,6 @@ array([[ 362529,  726208, 1109386]], dtype=int32)
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -20,7 +18,8 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import assert_shape, kernel_assert
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.experimental.foreach.flat_tiles import flat_tiles, new_tile, store_tile
+from nkilib.core.utils.types import DTypeLike, Tensor
+from nkilib.experimental.foreach.flat_tiles import flat_tiles
 
 NUM_RNG_SEEDS = 6
 WORDS = (nl.uint32, nl.int32)
@@ -29,7 +28,7 @@ WEYL_STEP = 362437  # what XORWOW adds to its counter
 
 
 @nki.jit
-def get_rng_state_gpsimd(tensor_state):
+def get_rng_state_gpsimd(tensor_state: Tensor) -> Tensor:
     """Return the state of lane 0, [1, 6]. The argument, [1, 6] of uint32 or int32, only gives the dtype."""
     check_state(tensor_state)
     state = nl.ndarray((1, NUM_RNG_SEEDS), nl.uint32, buffer=nl.sbuf)
@@ -38,7 +37,7 @@ def get_rng_state_gpsimd(tensor_state):
 
 
 @nki.jit
-def set_rng_state_gpsimd(tensor_state):
+def set_rng_state_gpsimd(tensor_state: Tensor) -> Tensor:
     """Set the state of every lane to the words of tensor_state, [1, 6] of uint32 or int32; returns them.
 
     Lanes with the same state generate the same words: see generate_random.
@@ -51,7 +50,7 @@ def set_rng_state_gpsimd(tensor_state):
 
 
 @nki.jit
-def generate_random(output, n_elements):
+def generate_random(output: Tensor, n_elements: int) -> Tensor:
     """Return [1, n_elements] uniform random words in the dtype of `output`, [1, n] of int32 or uint32.
 
     Words are generated tile by tile and stored lane by lane: 128 lanes with w words each fill 128 w
@@ -64,13 +63,13 @@ def generate_random(output, n_elements):
     result = nl.ndarray((1, n_elements), output.dtype, buffer=nl.shared_hbm)
     with nl.no_reorder():  # each instruction changes the state for the next
         for tile in flat_tiles(n_elements, TILE_COLUMNS):
-            words = new_tile(tile, output.dtype)
+            words = tile.new(output.dtype)
             nisa.rng(words, engine=nisa.engine.gpsimd)
-            store_tile(result, tile, words)
+            tile.store(result, words)
     return result
 
 
-def check_state(tensor_state: Any) -> None:
+def check_state(tensor_state: Tensor) -> None:
     check_version()
     assert_shape(tensor_state, (1, NUM_RNG_SEEDS), "tensor_state")
     kernel_assert(
@@ -87,7 +86,7 @@ def check_version() -> None:
     )
 
 
-def as_result(state: Any, dtype: Any) -> Any:
+def as_result(state: Tensor, dtype: DTypeLike) -> Tensor:
     """Store [1, 6] words to HBM; on two cores the state of core 0."""
     result = nl.ndarray((1, NUM_RNG_SEEDS), dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) == 0:
@@ -98,7 +97,7 @@ def as_result(state: Any, dtype: Any) -> Any:
 # ---- reference: one lane, in Python's integers ------------------------------------------------------
 
 
-def xorwow_ref(state: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+def xorwow_ref(state: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (`count` words, the state afterwards) of a generator that starts with six words of state."""
     x, y, z, w, v, d = (int(word) for word in np.asarray(state, np.uint32).ravel())
     words = []
@@ -111,7 +110,7 @@ def xorwow_ref(state: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array(words, np.uint32), np.array([x, y, z, w, v, d], np.uint32)
 
 
-def generate_random_ref(state: Any, n_elements: int) -> np.ndarray:
+def generate_random_ref(state: np.ndarray, n_elements: int) -> np.ndarray:
     """Compute generate_random as uint32, on one core whose lanes all have this state."""
     columns = n_elements // PMAX
     stream = xorwow_ref(state, columns + n_elements % PMAX)[0]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.row_scan import scan_rows
+from nkilib.core.utils.types import Tensor
 
 
 @nki.jit
-def linear_scan(decay: Any, data: Any, initial: Any = None):
+def linear_scan(decay: Tensor, data: Tensor, initial: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """result[..., t] = decay[..., t] * result[..., t - 1] + data[..., t], carried in float32.
 
     Args:
@@ -46,7 +45,7 @@ def linear_scan(decay: Any, data: Any, initial: Any = None):
     return result, final_state
 
 
-def check_arguments(decay: Any, data: Any, initial: Any):
+def check_arguments(decay: Tensor, data: Tensor, initial: Tensor | None) -> None:
     shape = tuple(data.shape)
     kernel_assert(len(shape) >= 2, f"data: got shape {shape}, expected [..., P, L]")
     assert_shape(decay, shape, "decay")

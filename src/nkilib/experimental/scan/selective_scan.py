@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -13,7 +11,8 @@ from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load, piece, store
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import Tensor
 
 TIME_TILE = nl.tile_size.gemm_moving_fmax  # columns of a PSUM bank
 SPREAD_BYTES = 32 * 1024  # of B, and of C, for all states in each partition
@@ -21,7 +20,15 @@ STATE_GROUP = 4  # states in one instruction
 
 
 @nki.jit
-def selective_scan(x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any = None, initial_state: Any = None):
+def selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    initial_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t and y_t = sum_n C_t h_t (+ D x_t), in float32.
 
     Args:
@@ -66,7 +73,9 @@ def selective_scan(x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any = None, initi
 class ChannelTile(nl.NKIObject):
     """Up to 128 channels of a batch: their A [rows, n], D [rows, 1] or None, and running state [rows, n]."""
 
-    def __init__(self, batch: int, rows: Any, A: Any, D: Any, initial_state: Any):
+    def __init__(
+        self, batch: int, rows: TiledRangeIterator, A: Tensor, D: Tensor | None, initial_state: Tensor | None
+    ):
         start, end = rows.start_offset, rows.end_offset
         self.rows = rows
         self.A = load(A[start:end], nl.float32)
@@ -78,7 +87,7 @@ class ChannelTile(nl.NKIObject):
             self.state = load(initial_state[batch, start:end], nl.float32)
 
 
-def my_channel_tiles(batch: int, batches: int, channels: int):
+def my_channel_tiles(batch: int, batches: int, channels: int) -> list:
     """Return this core's tiles of 128 channels of a batch."""
     tiles = TiledRange(channels, PMAX)
     start, end = program_share(batches * len(tiles))
@@ -90,14 +99,14 @@ def my_channel_tiles(batch: int, batches: int, channels: int):
     return mine
 
 
-def identity_tile():
+def identity_tile() -> Tensor:
     identity = nl.ndarray((PMAX, PMAX), nl.float32, buffer=nl.sbuf)
     nisa.memset(identity, 1.0)
     nisa.affine_select(identity, [[-1, PMAX]], 1, identity, 0.0, cmp_op=nl.equal)
     return identity
 
 
-def scan_batch(y: Any, x: Any, dt: Any, B: Any, C: Any, tiles: list, identity: Any):
+def scan_batch(y: Tensor, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, tiles: list, identity: Tensor) -> None:
     """Scan one batch: y, x, dt [c, L]; B, C [n, L]. A tile of B and C serves all tiles of channels."""
     states, length = B.shape
     for times in TiledRange(length, time_tile(states)):
@@ -112,7 +121,7 @@ def time_tile(states: int) -> int:
     return max(1, min(TIME_TILE, SPREAD_BYTES // (4 * states)))
 
 
-def spread(matrix: Any, times: Any):
+def spread(matrix: Tensor, times: TiledRangeIterator) -> Tensor:
     """Load columns of a matrix [n, L] into every partition: [128, n, columns]."""
     columns = matrix[:, times.start_offset : times.end_offset]
     tile = nl.ndarray((PMAX, matrix.shape[0], times.size), matrix.dtype, buffer=nl.sbuf)
@@ -120,7 +129,7 @@ def spread(matrix: Any, times: Any):
     return tile
 
 
-def columns_of(C: Any, times: Any):
+def columns_of(C: Tensor, times: TiledRangeIterator) -> list:
     """Load C [n, L] with time in the partitions: a float32 tile [columns, n] for every 128 columns."""
     tiles = []
     for block in TiledRange(times, PMAX):
@@ -132,7 +141,9 @@ def columns_of(C: Any, times: Any):
     return tiles
 
 
-def scan_tile(tile: ChannelTile, x: Any, dt: Any, spread_B: Any, columns_C: list, identity: Any):
+def scan_tile(
+    tile: ChannelTile, x: Tensor, dt: Tensor, spread_B: Tensor, columns_C: list, identity: Tensor
+) -> Tensor:
     """Return y of up to 128 channels and one tile of time, in PSUM, and advance the tile's state."""
     rows = x.shape[0]
     dtx = nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
@@ -149,7 +160,7 @@ def scan_tile(tile: ChannelTile, x: Any, dt: Any, spread_B: Any, columns_C: list
     return y
 
 
-def add_state(y: Any, h: Any, columns_C: list, n: int, identity: Any):
+def add_state(y: Tensor, h: Tensor, columns_C: list, n: int, identity: Tensor) -> None:
     """Set y += C_n h, both [channels, time].
 
     C scales h where time is in the partitions: TensorE transposes h there and back, and the second product
@@ -167,7 +178,7 @@ def add_state(y: Any, h: Any, columns_C: list, n: int, identity: Any):
         )
 
 
-def scan_states(tile: ChannelTile, dt: Any, dtx: Any, B: Any, group: Any):
+def scan_states(tile: ChannelTile, dt: Tensor, dtx: Tensor, B: Tensor, group: TiledRangeIterator) -> Tensor:
     """Return h [rows, states, time] of a group of states; B is [rows, states, time]."""
     rows, width = dt.shape
     decay = nl.ndarray((rows, group.size, width), nl.float32, buffer=nl.sbuf)
@@ -183,7 +194,9 @@ def scan_states(tile: ChannelTile, dt: Any, dtx: Any, B: Any, group: Any):
     return h
 
 
-def check_arguments(x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, initial_state: Any):
+def check_arguments(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, initial_state: Tensor | None
+) -> None:
     kernel_assert(len(x.shape) == 3, f"x: got shape {tuple(x.shape)}, expected [b, c, L]")
     batches, channels, length = x.shape
     assert_shape(dt, x.shape, "dt")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load, store
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 BANK = nl.tile_size.gemm_moving_fmax  # float32 columns of a PSUM bank
 MAX_CHUNK, MAX_N, MAX_D = 128, 128, 512
@@ -22,16 +23,16 @@ BLOCK_COLUMNS = 4096  # heads x d of the state in SBUF at a time
 
 @nki.jit
 def ssd(
-    x: Any,
-    dt: Any,
-    A: Any,
-    B: Any,
-    C: Any,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
     chunk_size: int = 128,
-    D: Any = None,
-    initial_state: Any = None,
-    causal_mask: Any = None,
-):
+    D: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    causal_mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """state_t = exp(dt_t A) state_{t-1} + B_t (dt_t x_t)^T and y_t = C_t state_t (+ D x_t), for each head.
 
     Args:
@@ -78,7 +79,7 @@ def ssd(
 class Constants(nl.NKIObject):
     """Matrices of zeros and ones, and the mask with keys in the partitions."""
 
-    def __init__(self, causal_mask: Any):
+    def __init__(self, causal_mask: Tensor):
         size = causal_mask.shape[0]
         self.ones = nl.ndarray((size, PMAX), nl.float32, buffer=nl.sbuf)
         nisa.memset(self.ones, 1.0)
@@ -91,7 +92,17 @@ class Constants(nl.NKIObject):
 class HeadBlock(nl.NKIObject):
     """Heads of one batch: A and D in every partition [128, heads], and their running state [n, heads, d]."""
 
-    def __init__(self, batch: int, heads: Any, x: Any, A: Any, B: Any, C: Any, D: Any, initial_state: Any):
+    def __init__(
+        self,
+        batch: int,
+        heads: TiledRangeIterator,
+        x: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None,
+        initial_state: Tensor | None,
+    ):
         self.batch = batch
         self.heads = heads
         self.A = spread(A, heads)
@@ -104,38 +115,47 @@ class HeadBlock(nl.NKIObject):
             self.state = load(by_rows(initial_state[batch], heads), nl.float32)
 
 
-def by_rows(tensor: Any, heads: Any):
+def by_rows(tensor: Tensor, heads: TiledRangeIterator) -> Tensor:
     """View [heads, rows, columns] of an HBM tensor with the rows first."""
     return tensor[heads.start_offset : heads.end_offset].permute((1, 0, 2))
 
 
-def spread(vector: Any, heads: Any):
+def spread(vector: Tensor, heads: TiledRangeIterator) -> Tensor:
     """Load elements of a vector [h] into every partition, as float32."""
     row = vector[heads.start_offset : heads.end_offset].expand_dim(0)
     return load(row.broadcast(0, PMAX), nl.float32)
 
 
-def compared(ones: Any, compare: Any):
+def compared(ones: Tensor, compare: Callable[..., Tensor]) -> Tensor:
     """Return [p, f]: 1 where compare(p, f) holds, else 0."""
     result = nl.ndarray(ones.shape, nl.float32, buffer=nl.sbuf)
     nisa.affine_select(result, [[-1, ones.shape[1]]], 1, ones, 0.0, cmp_op=compare)
     return result
 
 
-def transposed(tile: Any):
+def transposed(tile: Tensor) -> Tensor:
     """Return tile [p, f] as [f, p], in SBUF."""
     psum = nl.ndarray((tile.shape[1], tile.shape[0]), tile.dtype, buffer=nl.psum)
     nisa.nc_transpose(psum, tile)
     return drained(psum, tile.dtype)
 
 
-def drained(psum: Any, dtype: Any):
+def drained(psum: Tensor, dtype: DTypeLike) -> Tensor:
     tile = nl.ndarray(psum.shape, dtype, buffer=nl.sbuf)
     nisa.activation(tile, nl.copy, psum)
     return tile
 
 
-def scan_chunk(y: Any, x: Any, dt: Any, B: Any, C: Any, block: HeadBlock, chunk: Any, constants: Constants):
+def scan_chunk(
+    y: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    B: Tensor,
+    C: Tensor,
+    block: HeadBlock,
+    chunk: TiledRangeIterator,
+    constants: Constants,
+) -> None:
     """Compute y of one chunk for a block of heads, and advance the block's state to the end of the chunk."""
     start, end, batch = chunk.start_offset, chunk.end_offset, block.batch
     keys = load(B[batch, start:end], block.dtype)
@@ -159,7 +179,7 @@ def scan_chunk(y: Any, x: Any, dt: Any, B: Any, C: Any, block: HeadBlock, chunk:
     store(by_rows(y[batch], block.heads)[start:end], result)
 
 
-def masked_scores(keys_T: Any, queries_T: Any, mask: Any):
+def masked_scores(keys_T: Tensor, queries_T: Tensor, mask: Tensor) -> Tensor:
     """Return [j, i] = (C_i . B_j) mask_ij in float32, keys in the partitions."""
     size = keys_T.shape[1]
     psum = nl.ndarray((size, size), nl.float32, buffer=nl.psum)
@@ -176,7 +196,7 @@ class Decays(nl.NKIObject):
     partitions whole = exp(a_last), [n, heads].
     """
 
-    def __init__(self, dt: Any, block: HeadBlock, constants: Constants):
+    def __init__(self, dt: Tensor, block: HeadBlock, constants: Constants):
         size, heads = dt.shape
         states = block.state.shape[0]
         self.dt = dt
@@ -188,7 +208,7 @@ class Decays(nl.NKIObject):
         nisa.tensor_tensor(self.to_end, self.to_end, dt, op=nl.multiply)
 
 
-def summed_decay(selection: Any, logs: Any):
+def summed_decay(selection: Tensor, logs: Tensor) -> Tensor:
     """Return exp of the sum over k of selection[k, m] logs[k, head], [m, heads]."""
     psum = nl.ndarray((selection.shape[1], logs.shape[1]), nl.float32, buffer=nl.psum)
     nisa.nc_matmul(psum, selection, logs, is_stationary_onezero=True)
@@ -197,7 +217,9 @@ def summed_decay(selection: Any, logs: Any):
     return decay
 
 
-def attend(values: Any, scores: Any, decays: Decays, group: Any, constants: Constants):
+def attend(
+    values: Tensor, scores: Tensor, decays: Decays, group: TiledRangeIterator, constants: Constants
+) -> Tensor:
     """Return PSUM [i, heads, d]: sum_j scores[j, i] exp(a_i - a_j) dt_j x_j."""
     size = scores.shape[0]
     exponents = nl.ndarray((size, group.size, size), nl.float32, buffer=nl.psum)
@@ -219,7 +241,7 @@ def attend(values: Any, scores: Any, decays: Decays, group: Any, constants: Cons
     return result
 
 
-def read_state(state: Any, queries_T: Any, decays: Decays, group: Any):
+def read_state(state: Tensor, queries_T: Tensor, decays: Decays, group: TiledRangeIterator) -> Tensor:
     """Return exp(a_i) C_i . state, [i, heads, d] float32."""
     shape = (queries_T.shape[1], group.size, state.shape[2])
     psum = nl.ndarray(shape, nl.float32, buffer=nl.psum)
@@ -231,7 +253,7 @@ def read_state(state: Any, queries_T: Any, decays: Decays, group: Any):
     return carried
 
 
-def add_skipped(carried: Any, values: Any, D: Any, group: Any):
+def add_skipped(carried: Tensor, values: Tensor, D: Tensor, group: TiledRangeIterator) -> None:
     """Set carried += D x, on GpSimdE, as VectorE and ScalarE are busier."""
     size, heads, d = carried.shape
     first, last = group.start_offset, group.end_offset
@@ -241,7 +263,9 @@ def add_skipped(carried: Any, values: Any, D: Any, group: Any):
     nisa.tensor_tensor(carried, carried, skipped, op=nl.add, engine=nisa.engine.gpsimd)
 
 
-def advance_state(state: Any, keys: Any, values: Any, decays: Decays, group: Any):
+def advance_state(
+    state: Tensor, keys: Tensor, values: Tensor, decays: Decays, group: TiledRangeIterator
+) -> None:
     """state = exp(a_last) state + sum_j B_j (dt_j exp(a_last - a_j) x_j)^T."""
     weighted = nl.ndarray((values.shape[0], group.size, values.shape[2]), values.dtype, buffer=nl.sbuf)
     for i in range(group.size):
@@ -258,8 +282,16 @@ def advance_state(state: Any, keys: Any, values: Any, decays: Decays, group: Any
 
 
 def check_arguments(
-    x: Any, dt: Any, A: Any, B: Any, C: Any, chunk_size: int, D: Any, initial_state: Any, causal_mask: Any
-):
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor | None,
+    initial_state: Tensor | None,
+    causal_mask: Tensor,
+) -> None:
     kernel_assert(len(x.shape) == 4, f"x: got shape {tuple(x.shape)}, expected [b, h, S, d]")
     batches, heads, length, d = x.shape
     assert_shape(dt, (batches, heads, length), "dt")
@@ -277,7 +309,7 @@ def check_arguments(
     check_sizes(chunk_size, length, states, d, causal_mask)
 
 
-def check_sizes(chunk_size: int, length: int, states: int, d: int, causal_mask: Any):
+def check_sizes(chunk_size: int, length: int, states: int, d: int, causal_mask: Tensor) -> None:
     kernel_assert(
         chunk_size > 0 and chunk_size <= MAX_CHUNK,
         f"chunk_size: got {chunk_size}, allowed are 1 to {MAX_CHUNK}",

@@ -5,8 +5,6 @@ Each partition holds one element and a copy of the whole row; counts are exact i
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -16,7 +14,8 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info, is_hbm_buffer
 from nkilib.core.utils.stream_shuffle_broadcast import stream_shuffle_broadcast
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import Tensor
 from nkilib.experimental.subkernels.tie_order import PASS, put_places
 
 MAX_ELEMENTS = 8192
@@ -24,7 +23,7 @@ BANK_COLUMNS = 512  # float32 of one PSUM bank
 
 
 @nki.jit
-def argsort_unstable(data, descending=False, output_in_sbuf=False):
+def argsort_unstable(data: Tensor, descending: bool = False, output_in_sbuf: bool = False) -> Tensor:
     """Return the indices that sort a row [1, N], with a fixed order of equal elements; [1, N] uint32.
 
     data is int32 or float32, in HBM or SBUF, and compared as float32 (int32 beyond 2^24 lose their order);
@@ -50,7 +49,7 @@ def argsort_unstable(data, descending=False, output_in_sbuf=False):
     return by_scatter(places, tiles, total, output_in_sbuf, core)
 
 
-def check(data: Any) -> None:
+def check(data: Tensor) -> None:
     kernel_assert(
         len(data.shape) == 2 and data.shape[0] == 1, f"data: got shape {tuple(data.shape)}, expected (1, N)"
     )
@@ -61,7 +60,7 @@ def check(data: Any) -> None:
     kernel_assert(size <= MAX_ELEMENTS, f"data: got {size} elements, allowed are at most {MAX_ELEMENTS}")
 
 
-def row_in_all_partitions(data: Any, partitions: int) -> Any:
+def row_in_all_partitions(data: Tensor, partitions: int) -> Tensor:
     """Load data as float32 into every partition."""
     total = data.shape[1]
     row = nl.ndarray((partitions, total), nl.float32, buffer=nl.sbuf)
@@ -74,7 +73,9 @@ def row_in_all_partitions(data: Any, partitions: int) -> Any:
     return row
 
 
-def put_places_of_tile(dst: Any, data: Any, row: Any, tile: Any, descending: bool) -> None:
+def put_places_of_tile(
+    dst: Tensor, data: Tensor, row: Tensor, tile: TiledRangeIterator, descending: bool
+) -> None:
     """Set dst to the ranks of one element in each partition, data[0, start + p]."""
     count, total = tile.size, row.shape[1]
     value, greater = nl.ndarray(dst.shape, nl.float32, nl.sbuf), nl.ndarray(dst.shape, nl.float32, nl.sbuf)
@@ -97,7 +98,9 @@ def put_places_of_tile(dst: Any, data: Any, row: Any, tile: Any, descending: boo
     put_places(dst, greater, equal, before, total, descending)
 
 
-def by_matmul(places: Any, tiles: Any, total: int, output_in_sbuf: bool, core: int) -> Any:
+def by_matmul(
+    places: Tensor, tiles: tuple[TiledRangeIterator, ...], total: int, output_in_sbuf: bool, core: int
+) -> Tensor:
     """Return index with index[places[i]] = i: one-hot rows of the places, times the row numbers."""
     columns = nl.ndarray((places.shape[0], total), nl.float32, buffer=nl.sbuf)
     nisa.iota(columns, [[1, total]])
@@ -120,7 +123,9 @@ def by_matmul(places: Any, tiles: Any, total: int, output_in_sbuf: bool, core: i
     return result
 
 
-def by_scatter(places: Any, tiles: Any, total: int, output_in_sbuf: bool, core: int) -> Any:
+def by_scatter(
+    places: Tensor, tiles: tuple[TiledRangeIterator, ...], total: int, output_in_sbuf: bool, core: int
+) -> Tensor:
     """Compute the same by DMA, for long rows."""
     buffer = nl.private_hbm if output_in_sbuf else nl.shared_hbm
     result = nl.ndarray((1, total), nl.uint32, buffer=buffer)
@@ -138,7 +143,7 @@ def by_scatter(places: Any, tiles: Any, total: int, output_in_sbuf: bool, core: 
     return index
 
 
-def argsort_unstable_ref(data, descending=False):
+def argsort_unstable_ref(data: np.ndarray, descending: bool = False) -> np.ndarray:
     """Sort in numpy: passes of 8, each with its equal values in reverse."""
     values = np.asarray(data, np.float32).ravel()
     order = np.argsort(-values, kind="stable")

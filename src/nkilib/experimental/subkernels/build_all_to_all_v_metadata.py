@@ -12,14 +12,19 @@ from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import Tensor
 
 MAX_RANKS = 511  # one boundary more than ranks, in a PSUM bank
 
 
 @nki.jit
 def build_all_to_all_v_metadata(
-    expert_index, replica_group_size, E, recv_counts_known=False, has_rdispls=False
-):
+    expert_index: Tensor,
+    replica_group_size: int,
+    E: int,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+) -> Tensor:
     """Count the rows for each rank and find where they begin; [3, replica_group_size] uint32.
 
     expert_index [T, K] int32 holds the experts of each token; rank r has experts r E/R to (r + 1) E/R - 1.
@@ -57,7 +62,7 @@ def build_all_to_all_v_metadata(
     return result
 
 
-def check(expert_index, ranks, experts, recv_counts_known, has_rdispls):
+def check(expert_index: Tensor, ranks: int, experts: int, recv_counts_known: bool, has_rdispls: bool) -> None:
     kernel_assert(not recv_counts_known, "recv_counts_known: got True, allowed is False")
     kernel_assert(not has_rdispls, "has_rdispls: got True, allowed is False")
     kernel_assert(
@@ -72,7 +77,7 @@ def check(expert_index, ranks, experts, recv_counts_known, has_rdispls):
     kernel_assert(experts % ranks == 0, f"E: got {experts}, allowed are multiples of {ranks} ranks")
 
 
-def build_all_to_all_v_metadata_ref(expert_index, replica_group_size, E):
+def build_all_to_all_v_metadata_ref(expert_index: np.ndarray, replica_group_size: int, E: int) -> np.ndarray:
     """Compute the same in numpy."""
     ranks = np.asarray(expert_index).ravel() // (E // replica_group_size)
     counts = np.array([(ranks == r).sum() for r in range(replica_group_size)])

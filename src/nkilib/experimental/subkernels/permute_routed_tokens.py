@@ -7,8 +7,6 @@ token is read once.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -20,7 +18,8 @@ from nkilib.core.utils.masks import all_ones, triangle
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import Tensor
 from nkilib.experimental.subkernels.argsort_unstable import argsort_unstable_ref
 from nkilib.experimental.subkernels.tie_order import put_places
 
@@ -29,7 +28,9 @@ TAIL_WORDS = 3  # of 16 bits behind each row: the affinity, and the token's numb
 
 
 @nki.jit
-def permute_routed_tokens(hidden_input, expert_index, expert_affinities_masked):
+def permute_routed_tokens(
+    hidden_input: Tensor, expert_index: Tensor, expert_affinities_masked: Tensor
+) -> Tensor:
     """Return rows [hidden | affinity | token] of all (token, expert) pairs, sorted by expert, [T K, C + c].
 
     hidden_input is [T, C] in bfloat16 or FP8 (its last columns may hold scales), expert_index [T, K]
@@ -68,7 +69,7 @@ def permute_routed_tokens(hidden_input, expert_index, expert_affinities_masked):
     return result
 
 
-def check(hidden: Any, index: Any, affinities: Any) -> None:
+def check(hidden: Tensor, index: Tensor, affinities: Tensor) -> None:
     kernel_assert(
         len(index.shape) == 2 and index.dtype in (nl.int32, nl.uint32),
         f"expert_index: got {index.dtype} of shape {tuple(index.shape)}, expected int32 [T, K]",
@@ -95,7 +96,7 @@ def check(hidden: Any, index: Any, affinities: Any) -> None:
 class ExpertOrder(nl.NKIObject):
     """Positions of all (token, expert) pairs; tiles of this core's tokens are processed in order."""
 
-    def __init__(self, expert_index: Any, experts: int):
+    def __init__(self, expert_index: Tensor, experts: int):
         self.tokens = expert_index.shape[0]
         self.k = expert_index.shape[1]
         self.experts = experts
@@ -109,7 +110,7 @@ class ExpertOrder(nl.NKIObject):
         nisa.iota(self.columns, [[1, experts]])
         self.ones = all_ones(nl.bfloat16)
         self.earlier = triangle(self.ones)
-        self.same_token: Any = None if self.k == 1 else smaller_columns(self.k)
+        self.same_token: Tensor = None if self.k == 1 else smaller_columns(self.k)
         self.count_all()
 
     def own_tiles(self) -> list:
@@ -120,7 +121,7 @@ class ExpertOrder(nl.NKIObject):
                 own.append(tile)
         return own
 
-    def index_of(self, tile: Any) -> Any:
+    def index_of(self, tile: TiledRangeIterator) -> Tensor:
         return self.index[0 : tile.size, tile.index, :]
 
     def count_all(self) -> None:
@@ -147,7 +148,7 @@ class ExpertOrder(nl.NKIObject):
         total = float(self.tokens * self.k)
         nisa.tensor_scalar(self.greater, self.greater, nl.multiply, -1.0, op1=nl.add, operand1=total)
 
-    def one_hot(self, tile: Any) -> list:
+    def one_hot(self, tile: TiledRangeIterator) -> list:
         """Return one-hot rows [tokens, experts] for each of the K choices."""
         hits = []
         for column in range(self.k):
@@ -157,7 +158,7 @@ class ExpertOrder(nl.NKIObject):
             hits.append(hit)
         return hits
 
-    def places_of(self, tile: Any) -> Any:
+    def places_of(self, tile: TiledRangeIterator) -> Tensor:
         """Return the ranks of the next tile, int32 [tokens, K]."""
         above = nl.ndarray((tile.size, self.experts), nl.float32, buffer=nl.psum)
         whole = nl.ndarray((PMAX, self.experts), nl.float32, buffer=nl.psum)
@@ -176,7 +177,7 @@ class ExpertOrder(nl.NKIObject):
         put_places(places, greater, equal, chosen, self.tokens * self.k, descending=False)
         return places
 
-    def before_in_token(self, tile: Any) -> Any:
+    def before_in_token(self, tile: TiledRangeIterator) -> Tensor:
         """Count the earlier choices of the same token that are the same expert."""
         k, numbers = self.k, self.numbers[0 : tile.size, tile.index, :]
         match = nl.ndarray((tile.size, k, k), nl.float32, buffer=nl.sbuf)
@@ -188,11 +189,11 @@ class ExpertOrder(nl.NKIObject):
         return count
 
 
-def new_tile(rows: int, columns: int) -> Any:
+def new_tile(rows: int, columns: int) -> Tensor:
     return nl.ndarray((rows, columns), nl.float32, buffer=nl.sbuf)
 
 
-def load_index(expert_index: Any) -> Any:
+def load_index(expert_index: Tensor) -> Tensor:
     """Load expert_index[128 n + p, k] at [p, n, k], as uint32."""
     tokens, k = expert_index.shape
     full, rest = tokens // PMAX, tokens % PMAX
@@ -206,7 +207,7 @@ def load_index(expert_index: Any) -> Any:
     return tile.view(nl.uint32)
 
 
-def smaller_columns(k: int) -> Any:
+def smaller_columns(k: int) -> Tensor:
     """Return [128, K, K]: 1 at [i, j] where j < i, in every partition."""
     tile = nl.ndarray((PMAX, k, k), nl.float32, buffer=nl.sbuf)
     nisa.iota(tile, [[1, k], [-1, k]])
@@ -214,7 +215,7 @@ def smaller_columns(k: int) -> Any:
     return tile
 
 
-def pick(data: Any, index: Any) -> Any:
+def pick(data: Tensor, index: Tensor) -> Tensor:
     """Return data[p, index[p, k]], in the dtype of data."""
     rows = index.shape[0]
     dst = nl.ndarray(index.shape, data.dtype, buffer=nl.sbuf)
@@ -222,9 +223,8 @@ def pick(data: Any, index: Any) -> Any:
     return dst
 
 
-def row_tails(affinities: Any, index: Any, first: int) -> Any:
-    """Return the columns behind each row, [tokens, K, 3] of 16 bits: affinity, two halves of the token
-    number."""
+def row_tails(affinities: Tensor, index: Tensor, first: int) -> Tensor:
+    """Return the tail of each row, [tokens, K, 3] of 16 bits: affinity, token number in two halves."""
     rows, k = index.shape
     tails = nl.ndarray((rows, k, TAIL_WORDS), nl.uint16, buffer=nl.sbuf)
     nisa.tensor_copy(tails[:, :, 0], pick(affinities, index).view(nl.uint16))
@@ -235,7 +235,9 @@ def row_tails(affinities: Any, index: Any, first: int) -> Any:
     return tails
 
 
-def permute_routed_tokens_ref(hidden_input, expert_index, expert_affinities_masked):
+def permute_routed_tokens_ref(
+    hidden_input: np.ndarray, expert_index: np.ndarray, expert_affinities_masked: np.ndarray
+) -> np.ndarray:
     """Sort, gather and concatenate the bits in numpy."""
     tokens, k = expert_index.shape
     order = argsort_unstable_ref(expert_index).ravel()

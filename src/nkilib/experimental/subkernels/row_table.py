@@ -7,7 +7,6 @@ dimension, a triangle of ones across partitions. One-hot matmuls then move each 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
@@ -16,6 +15,7 @@ from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.masks import all_ones, triangle
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import Tensor
 
 ID_WORDS = 2  # 16-bit columns that hold a token's number
 TILES_BY_BINS = 8192  # running counts in each partition
@@ -28,23 +28,23 @@ BANK_COLUMNS = 512  # float32 of one PSUM bank
 class RowSet(nl.NKIObject):
     """Rows of at most 128 tokens: their places (int32, -1: none) and tokens (float32, from 0), [128, n]."""
 
-    places: Any
-    tokens: Any
+    places: Tensor
+    tokens: Tensor
 
 
 @dataclass
 class RowTable(nl.NKIObject):
     """[128, bins K] each: rows in int32, their tokens inside the bin in float32; -1 where there is none."""
 
-    places: Any
-    tokens: Any
+    places: Tensor
+    tokens: Tensor
 
     def of_bin(self, number: int, k: int) -> RowSet:
         first, last = number * k, (number + 1) * k
         return RowSet(self.places[:, first:last], self.tokens[:, first:last])
 
 
-def token_numbers(data: Any, base: int) -> Any:
+def token_numbers(data: Tensor, base: int) -> Tensor:
     """Load the token of row R' p + n at [p, n], float32, R' rows per partition; -1 behind the last row."""
     total = data.shape[0]
     each = div_ceil(total, PMAX)
@@ -62,14 +62,14 @@ def token_numbers(data: Any, base: int) -> Any:
     return tokens
 
 
-def row_numbers(each: int) -> Any:
+def row_numbers(each: int) -> Tensor:
     """Return the row at [p, n] of token_numbers, float32."""
     rows = nl.ndarray((PMAX, each), nl.float32, buffer=nl.sbuf)
     nisa.iota(rows, [[1, each]], channel_multiplier=each)
     return rows
 
 
-def inside(tokens: Any, end: int) -> Any:
+def inside(tokens: Tensor, end: int) -> Tensor:
     """Return 1 where 0 <= token < end, else 0."""
     flag, low = nl.ndarray(tokens.shape, nl.float32, nl.sbuf), nl.ndarray(tokens.shape, nl.float32, nl.sbuf)
     nisa.tensor_scalar(low, tokens, nl.greater_equal, 0.0)
@@ -77,7 +77,7 @@ def inside(tokens: Any, end: int) -> Any:
     return flag
 
 
-def where(flag: Any, values: Any) -> Any:
+def where(flag: Tensor, values: Tensor) -> Tensor:
     """Return values where the flag is 1, else -1, as int32."""
     chosen = nl.ndarray(values.shape, nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(chosen, values, nl.add, 1.0, nl.multiply, flag)
@@ -86,13 +86,13 @@ def where(flag: Any, values: Any) -> Any:
     return whole
 
 
-def all_rows(data: Any, tokens: int, base: int) -> RowSet:
+def all_rows(data: Tensor, tokens: int, base: int) -> RowSet:
     """Return every row of the buffer that belongs to a token."""
     numbers = token_numbers(data, base)
     return RowSet(where(inside(numbers, tokens), row_numbers(numbers.shape[1])), numbers)
 
 
-def rows_by_bin(data: Any, tokens: int, k: int, base: int, n_prgs: int, core: int) -> RowTable:
+def rows_by_bin(data: Tensor, tokens: int, k: int, base: int, n_prgs: int, core: int) -> RowTable:
     """Return the table of all bins, with K entries for each of a bin's 128 tokens. Cores share the work."""
     bins = div_ceil(tokens, PMAX)
     numbers = token_numbers(data, base)
@@ -110,7 +110,7 @@ def rows_by_bin(data: Any, tokens: int, k: int, base: int, n_prgs: int, core: in
     return unpack(found)
 
 
-def unpack(found: Any) -> RowTable:
+def unpack(found: Tensor) -> RowTable:
     """Return rows and tokens from the sums of Entries."""
     shape = found.shape
     value, lane = nl.ndarray(shape, nl.int32, nl.sbuf), nl.ndarray(shape, nl.int32, nl.sbuf)
@@ -128,7 +128,7 @@ def unpack(found: Any) -> RowTable:
 class Entries(nl.NKIObject):
     """The value and position of each row's entry in the table: entry e of a bin is in partition e mod 128."""
 
-    def __init__(self, numbers: Any, tokens: int, bins: int, k: int):
+    def __init__(self, numbers: Tensor, tokens: int, bins: int, k: int):
         shape = numbers.shape
         whole, bin_of = nl.ndarray(shape, nl.int32, nl.sbuf), nl.ndarray(shape, nl.int32, nl.sbuf)
         valid = inside(numbers, tokens)
@@ -154,7 +154,7 @@ class Entries(nl.NKIObject):
         self.lanes = nl.ndarray((PMAX, PMAX), nl.float32, buffer=nl.sbuf)
         nisa.iota(self.lanes, [[1, PMAX]])
 
-    def add(self, sums: Any, columns: Any, n: int) -> None:
+    def add(self, sums: Tensor, columns: Tensor, n: int) -> None:
         """Add the rows at [:, n] by one matmul of one-hot lanes with values in their columns."""
         lane = nl.ndarray((PMAX, PMAX), nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(lane, self.lanes, nl.equal, self.lane[:, n : n + 1])
@@ -170,7 +170,7 @@ class Entries(nl.NKIObject):
         nisa.nc_matmul(sums, lane, value)
 
 
-def places_in_bins(bin_of: Any, valid: Any, bins: int) -> Any:
+def places_in_bins(bin_of: Tensor, valid: Tensor, bins: int) -> Tensor:
     """Count the rows of the same bin before each row, float32 [128, n]."""
     each = bin_of.shape[1]
     number = nl.ndarray(bin_of.shape, nl.float32, buffer=nl.sbuf)
@@ -197,7 +197,7 @@ def places_in_bins(bin_of: Any, valid: Any, bins: int) -> Any:
     return counts
 
 
-def earlier_partitions(totals: Any) -> Any:
+def earlier_partitions(totals: Tensor) -> Tensor:
     """Return sums over the preceding partitions, in PSUM; exact, as float32 products are."""
     before = triangle(all_ones(nl.float32))
     sums = nl.ndarray(totals.shape, nl.float32, buffer=nl.psum)

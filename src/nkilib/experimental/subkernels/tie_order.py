@@ -7,15 +7,16 @@ group of eight.
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.types import Tensor
 
 PASS = 8  # values that one max8 finds
 
 
-def put_places(dst: Any, greater: Any, equal: Any, before: Any, total: int, descending: bool) -> None:
+def put_places(
+    dst: Tensor, greater: Tensor, equal: Tensor, before: Tensor, total: int, descending: bool
+) -> None:
     """Set dst to int32 ranks of elements whose counts are float32 tiles of one shape.
 
     greater counts the larger elements, equal the equal ones including itself, before those of them that come
@@ -39,5 +40,5 @@ def put_places(dst: Any, greater: Any, equal: Any, before: Any, total: int, desc
         nisa.tensor_scalar(dst, rank, nl.add, total - 1.0)
 
 
-def new_counts(like: Any) -> Any:
+def new_counts(like: Tensor) -> Tensor:
     return nl.ndarray(like.shape, nl.float32, buffer=nl.sbuf)

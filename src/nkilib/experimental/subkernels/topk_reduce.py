@@ -6,8 +6,6 @@ time; a table lists which rows belong to which 128 (row_table.py), and cores sha
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
@@ -22,6 +20,7 @@ from nkilib.core.utils.kernel_helpers import (
 )
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.subkernels.row_table import (
     BANK_COLUMNS,
     ID_WORDS,
@@ -37,7 +36,7 @@ BUFFERS = 6  # gathered tiles of rows in flight
 
 
 @nki.jit
-def topk_reduce(input, T, K, token_base_index=1):
+def topk_reduce(input: Tensor, T: int, K: int, token_base_index: int = 1) -> Tensor:
     """out[t] = sum of the rows whose packed token number is token_base_index + t; [T, H].
 
     input is [R, H + 2] in bfloat16 or float16; the last two columns of a row hold its token's number, the
@@ -68,7 +67,7 @@ def topk_reduce(input, T, K, token_base_index=1):
     return result
 
 
-def check(data: Any, tokens: int, k: int, n_prgs: int) -> None:
+def check(data: Tensor, tokens: int, k: int, n_prgs: int) -> None:
     kernel_assert(
         len(data.shape) == 2 and data.shape[1] > ID_WORDS,
         f"input: got shape {tuple(data.shape)}, expected (R, H + 2)",
@@ -91,7 +90,7 @@ def check(data: Any, tokens: int, k: int, n_prgs: int) -> None:
 class Gather(nl.NKIObject):
     """Gather rows of HBM into a ring of SBUF tiles, initially 0 so that skipped rows stay finite."""
 
-    def __init__(self, data: Any, columns: int):
+    def __init__(self, data: Tensor, columns: int):
         self.data = data
         self.tiles = []
         for i in range(BUFFERS):
@@ -100,7 +99,7 @@ class Gather(nl.NKIObject):
             self.tiles.append(tile)
         self.next = 0
 
-    def rows(self, places: Any, column: int, columns: int) -> Any:
+    def rows(self, places: Tensor, column: int, columns: int) -> Tensor:
         """Gather columns column ...
 
         of the rows at these indices, [128, columns]; indices outside are skipped.
@@ -113,7 +112,7 @@ class Gather(nl.NKIObject):
         return tile
 
 
-def reduce_tile(dst: Any, gather: Gather, rows: RowSet, column: int) -> None:
+def reduce_tile(dst: Tensor, gather: Gather, rows: RowSet, column: int) -> None:
     """Set dst [tokens <= 128, columns] in HBM to sums of rows, whose columns begin at `column`."""
     tokens, width = dst.shape
     choices = selections(rows, tokens, dst.dtype)
@@ -133,7 +132,7 @@ def reduce_tile(dst: Any, gather: Gather, rows: RowSet, column: int) -> None:
         nisa.dma_copy(dst[:, part.start_offset : part.end_offset], sums)
 
 
-def selections(rows: RowSet, tokens: int, dtype: Any) -> list:
+def selections(rows: RowSet, tokens: int, dtype: DTypeLike) -> list:
     """Return [row, token] for each 128 rows: 1 where the row belongs to the token."""
     columns = nl.ndarray((PMAX, tokens), nl.float32, buffer=nl.sbuf)
     nisa.iota(columns, [[1, tokens]])
@@ -145,7 +144,7 @@ def selections(rows: RowSet, tokens: int, dtype: Any) -> list:
     return choices
 
 
-def topk_reduce_ref(input, T, K, token_base_index=1):
+def topk_reduce_ref(input: np.ndarray, T: int, K: int, token_base_index: int = 1) -> np.ndarray:
     """Sum in numpy, in float64. K only bounds how many rows a token has."""
     values, ids = input[:, :-ID_WORDS], np.ascontiguousarray(input[:, -ID_WORDS:]).view(np.int32).ravel()
     out = np.zeros((T, values.shape[1]))

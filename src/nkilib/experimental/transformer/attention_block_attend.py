@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.attention.attention_tkg import AttnTKGConfig, attention_tkg
 from nkilib.core.utils.common_types import DtypeMode
-from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockSizes
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockMasks, BlockSizes
 
 
-class Masks(nl.NKIObject):
-    """The mask of attention, or the positions that define it; and options of the computation."""
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, n: BlockSizes, c: BlockCaches, masks: BlockMasks, mode: DtypeMode
+) -> Tensor:
+    """Return softmax(q K^T) V as [d, B, N, S] in SBUF.
 
-    def __init__(self, mask: Any, pos_ids: Any, start_pos_ids: Any, sink: Any, max_context_len: Any):
-        self.mask = mask
-        self.pos_ids = pos_ids
-        self.start_pos_ids = start_pos_ids
-        self.sink = sink
-        self.max_context_len = max_context_len
-        self.tiled = True
-        self.sbm = None
-        self.dtype_mode = DtypeMode.NON_OCP
-        self.statistics: Any = None  # a dict that receives maxima and sums of a partial float32 result
-
-
-def attend(q: Any, keys: Any, values: Any, n: BlockSizes, c: BlockCaches, masks: Masks) -> Any:
-    """Return softmax(q K^T) V as [d, B, N, S] in SBUF; q has that shape, keys [d, tokens], values [B, 1, S,
-    d]."""
+    q has that shape, keys are [d, tokens], values [B, 1, S, d].
+    """
     cfg = AttnTKGConfig(
         bs=n.batch,
         q_head=n.heads,
@@ -65,19 +53,19 @@ def attend(q: Any, keys: Any, values: Any, n: BlockSizes, c: BlockCaches, masks:
         active_blocks_table=c.table,
         cp_softmax_stats_out=masks.statistics,
         max_context_len=masks.max_context_len,
-        dtype_mode=masks.dtype_mode,
+        dtype_mode=mode,
     )
     return out.reshape((n.depth, n.batch, n.heads, n.active))
 
 
-def with_head(cache: Any, n: BlockSizes) -> Any:
+def with_head(cache: Tensor, n: BlockSizes) -> Tensor:
     """Return a flat cache with its dimension of one kv head."""
     if n.block_len > 0 or len(cache.shape) == 4:
         return cache
     return cache.reshape((cache.shape[0], 1, cache.shape[1], cache.shape[2]))
 
 
-def causal_mask(n: BlockSizes) -> Any:
+def causal_mask(n: BlockSizes) -> Tensor:
     """Return [S, B, N, S] in HBM: each new token sees the new tokens up to itself."""
     columns = n.batch * n.heads
     tile = nl.ndarray((n.active, columns, n.active), nl.float32, buffer=nl.sbuf)

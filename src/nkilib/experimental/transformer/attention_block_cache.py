@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.qkv.qkv_outputs import runs
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockSizes
 
 OUT_OF_RANGE = 2**30  # a row that no cache has
@@ -28,19 +27,19 @@ class CacheSlots(nl.NKIObject):
         self.start = token_starts(n, c, first, tokens)  # index[b] + s
         if parts > 1:
             self.start = repeated_by_part(self.start, parts)
-        self.out_of_range: Any = None
-        self.batch: Any = None
+        self.out_of_range: Tensor = None
+        self.batch: Tensor = None
         if n.block_len == 0:
             self.batch = quotients(first * parts, self.count, n.active * parts)
             self.out_of_range = outside_bit(self.start, n.room)
 
-    def rows(self, n: BlockSizes) -> Any:
+    def rows(self, n: BlockSizes) -> Tensor:
         """Return rows of [B Smax, d], or of [blocks block_len, d]."""
         if n.block_len > 0:
             return self.start
         return self.address(n.room, self.start)
 
-    def elements(self, n: BlockSizes) -> Any:
+    def elements(self, n: BlockSizes) -> Tensor:
         """Return the first element of each part of each token in keys [B, d, Smax]."""
         if self.parts == 1:
             return self.address(n.depth * n.room, self.start)
@@ -53,7 +52,7 @@ class CacheSlots(nl.NKIObject):
         nisa.tensor_tensor(place, place, self.start, op=nl.add, engine=nisa.gpsimd_engine)
         return self.address(n.depth * n.room, place)
 
-    def address(self, stride: int, start: Any) -> Any:
+    def address(self, stride: int, start: Tensor) -> Tensor:
         """Return batch * stride + start, OUT_OF_RANGE where the cache has no room; exact on GpSimdE."""
         step, base, place = int_tile(self.count), int_tile(self.count), int_tile(self.count)
         nisa.memset(step, stride)
@@ -63,11 +62,11 @@ class CacheSlots(nl.NKIObject):
         return place
 
 
-def int_tile(count: int) -> Any:
+def int_tile(count: int) -> Tensor:
     return nl.ndarray((count, 1), nl.int32, buffer=nl.sbuf)
 
 
-def token_starts(n: BlockSizes, c: BlockCaches, first: int, tokens: int) -> Any:
+def token_starts(n: BlockSizes, c: BlockCaches, first: int, tokens: int) -> Tensor:
     """Return index[b] + s of tokens first ..., [tokens, 1] int32."""
     index = c.index.reshape((n.batch, 1))
     if index.dtype == nl.uint32:
@@ -86,9 +85,8 @@ def token_starts(n: BlockSizes, c: BlockCaches, first: int, tokens: int) -> Any:
     return start
 
 
-def repeated_by_part(start: Any, parts: int) -> Any:
-    """Repeat [tokens, 1] as [tokens parts, 1], by a float32 matmul: values that it rounds are out of range
-    anyway."""
+def repeated_by_part(start: Tensor, parts: int) -> Tensor:
+    """Repeat [tokens, 1] as [tokens parts, 1] by a float32 matmul: values it rounds are out of range."""
     tokens = start.shape[0]
     number = nl.ndarray((tokens, 1), nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(number, start)
@@ -102,7 +100,7 @@ def repeated_by_part(start: Any, parts: int) -> Any:
     return spread
 
 
-def quotients(first: int, count: int, divisor: int) -> Any:
+def quotients(first: int, count: int, divisor: int) -> Tensor:
     """Return (first + p) // divisor in partition p; the middle of a group divides exactly."""
     number, quotient = int_tile(count), int_tile(count)
     nisa.iota(number, [[0, 1]], first, 1)
@@ -111,7 +109,7 @@ def quotients(first: int, count: int, divisor: int) -> Any:
     return quotient
 
 
-def positions(n: BlockSizes, first: int, count: int) -> Any:
+def positions(n: BlockSizes, first: int, count: int) -> Tensor:
     """Return the position s of tokens first ... in their sequences."""
     number, within = int_tile(count), int_tile(count)
     nisa.iota(number, [[0, 1]], first, 1)
@@ -121,7 +119,7 @@ def positions(n: BlockSizes, first: int, count: int) -> Any:
     return within
 
 
-def outside_bit(start: Any, room: int) -> Any:
+def outside_bit(start: Tensor, room: int) -> Tensor:
     """Return a bit that moves an address out of the cache where start is not in 0 ... room - 1, else 0."""
     low = nl.ndarray(start.shape, nl.int32, buffer=nl.sbuf)
     high = nl.ndarray(start.shape, nl.int32, buffer=nl.sbuf)
@@ -139,7 +137,7 @@ def outside_bit(start: Any, room: int) -> Any:
 class Store(nl.NKIObject):
     """A prepared transfer, issued by `start`."""
 
-    def __init__(self, target: Any, rows: Any):
+    def __init__(self, target: Tensor, rows: Tensor):
         self.target = target
         self.rows = rows
 
@@ -147,13 +145,13 @@ class Store(nl.NKIObject):
         nisa.dma_copy(self.target, self.rows, oob_mode=nisa.oob_mode.skip)
 
 
-def row_store(cache: Any, rows: Any, n: BlockSizes, places: CacheSlots) -> Store:
+def row_store(cache: Tensor, rows: Tensor, n: BlockSizes, places: CacheSlots) -> Store:
     """Prepare the store of rows [tokens, d] to a flat cache [B, (1,) Smax, d], or to blocks."""
     flat = cache.reshape((cache.size // n.depth, n.depth))
     return Store(flat.ap([[n.depth, places.count], [1, n.depth]], vector_offset=places.rows(n)), rows)
 
 
-def column_store(c: BlockCaches, keys: Any, columns: Any, n: BlockSizes, first: int) -> Store:
+def column_store(c: BlockCaches, keys: Tensor, columns: Tensor, n: BlockSizes, first: int) -> Store:
     """Prepare the store of keys [tokens, d], also given as columns [d, tokens], to a cache [B, (1,) d, Smax].
 
     Their elements are Smax apart, with a descriptor each. DMA engines divide them by partitions, so each
@@ -170,7 +168,7 @@ def column_store(c: BlockCaches, keys: Any, columns: Any, n: BlockSizes, first: 
     return Store(flat.ap(pattern, vector_offset=places.elements(n)), rows)
 
 
-def rows_by_part(columns: Any, parts: int) -> Any:
+def rows_by_part(columns: Tensor, parts: int) -> Tensor:
     """Return [d, tokens] as [tokens parts, d / parts]: part j of token t in partition parts t + j.
 
     With w = d / parts: the sum over i of (columns[i, t] where i // w == j) * (1 where i % w == e).
@@ -204,7 +202,7 @@ class CacheUpdate(nl.NKIObject):
     """
 
     def __init__(
-        self, keys: list, values: list, columns: Any, n: BlockSizes, c: BlockCaches, n_prgs: int, core: int
+        self, keys: list, values: list, columns: Tensor, n: BlockSizes, c: BlockCaches, n_prgs: int, core: int
     ):
         self.stores: list = []  # the first core writes keys, the last one values
         for i in range(len(keys)):

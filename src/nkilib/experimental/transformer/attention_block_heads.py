@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.qkv.qkv_checks import MOST_DECODED
@@ -22,12 +20,20 @@ from nkilib.core.utils.common_types import NormType
 from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype
 from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockSizes
+from nkilib.core.utils.types import DTypeLike, Tensor
+from nkilib.experimental.transformer.attention_block_parameters import (
+    BlockCaches,
+    BlockSizes,
+    HeadNormOptions,
+    RotaryTables,
+)
 
 
 def projected_rows(p: QKVParameters, n_prgs: int, core: int) -> list:
-    """Return tiles [tokens <= 128, (N + 2) d] in float32, complete on every core; in parts that fit into
-    PSUM."""
+    """Return tiles [tokens <= 128, (N + 2) d] in float32, complete on every core.
+
+    Tokens are projected in parts that fit into PSUM.
+    """
     x, rows = p.input, []
     whole = x if input_in_sbuf(p) else x.reshape((1, token_count(p), hidden_size(p)))
     for tokens in TiledRange(token_count(p), MOST_DECODED):
@@ -46,7 +52,7 @@ def rows_of_part(p: QKVParameters, n_prgs: int, core: int) -> list:
     return tiles
 
 
-def hidden_tile(x: Any) -> Any:
+def hidden_tile(x: Tensor) -> Tensor:
     """Load X of the transposed layout, [128, cores, H / 128 / cores, T] in HBM, as [128, T, H / 128]."""
     tiles, tokens = x.shape[1] * x.shape[2], x.shape[3]
     tile = nl.ndarray((x.shape[0], tiles, tokens), x.dtype, buffer=nl.sbuf)
@@ -55,15 +61,15 @@ def hidden_tile(x: Any) -> Any:
 
 
 class RotaryRows(nl.NKIObject):
-    """Rows of cos and sin for new tokens first ..., [tokens, d / 2], from tables [d / 2, B, S]."""
+    """Rows of cos and sin for new tokens first ..., [tokens, d / 2]."""
 
-    def __init__(self, cos: Any, sin: Any, contiguous: bool, first: int, tokens: int):
-        self.cos = table_rows(cos, first, tokens)
-        self.sin = table_rows(sin, first, tokens)
-        self.contiguous = contiguous
+    def __init__(self, tables: RotaryTables, first: int, tokens: int):
+        self.cos = table_rows(tables.cos, first, tokens)
+        self.sin = table_rows(tables.sin, first, tokens)
+        self.contiguous = tables.contiguous
 
 
-def table_rows(table: Any, first: int, tokens: int) -> Any:
+def table_rows(table: Tensor, first: int, tokens: int) -> Tensor:
     """Load [tokens, d / 2] and transpose on TensorE, as DMA would move single elements."""
     half, total = table.shape[0], table.shape[1] * table.shape[2]
     tile = nl.ndarray((half, tokens), table.dtype, buffer=nl.sbuf)
@@ -75,15 +81,22 @@ def table_rows(table: Any, first: int, tokens: int) -> Any:
     return rows
 
 
-def head_norm(enabled: bool, eps: float, q_gamma: Any, k_gamma: Any, depth: int) -> Any:
+def head_norm(o: HeadNormOptions, depth: int) -> NormRows | None:
     """Return the RMSNorm of queries and keys, or None."""
-    if not enabled:
+    if not o.enabled:
         return None
     norms = (NormType.RMS_NORM, NormType.RMS_NORM)
-    return NormRows(HeadNorm(norms, (q_gamma, k_gamma), (None, None), eps), depth)
+    return NormRows(HeadNorm(norms, (o.q_gamma, o.k_gamma), (None, None), o.eps), depth)
 
 
-def change_section(rows: Any, depth: int, section: int, before: Any, rotary: Any, after: Any) -> Any:
+def change_section(
+    rows: Tensor,
+    depth: int,
+    section: int,
+    before: NormRows | None,
+    rotary: RotaryRows | None,
+    after: NormRows | None,
+) -> Tensor:
     """Return norm(RoPE(norm(rows))) of one section, [tokens, heads, d] in float32."""
     value = by_head(rows, depth)
     if before is not None:
@@ -95,13 +108,13 @@ def change_section(rows: Any, depth: int, section: int, before: Any, rotary: Any
     return value if after is None else norm_section(value, section, after)
 
 
-def norm_section(value: Any, section: int, norm: NormRows) -> Any:
+def norm_section(value: Tensor, section: int, norm: NormRows) -> Tensor:
     out = fresh(value)
     norm_heads(out, value, section, norm)
     return out
 
 
-def rotate(dst: Any, x: Any, rotary: RotaryRows) -> None:
+def rotate(dst: Tensor, x: Tensor, rotary: RotaryRows) -> None:
     """Apply RoPE to pairs (i, i + d / 2), or (2 i, 2 i + 1)."""
     half = x.shape[2] // 2
     if rotary.contiguous:
@@ -125,7 +138,7 @@ def rotate(dst: Any, x: Any, rotary: RotaryRows) -> None:
 # ---- layouts of attention ------------------------------------------------------------------------
 
 
-def queries_by_batch(transposed: Any, n: BlockSizes) -> Any:
+def queries_by_batch(transposed: Tensor, n: BlockSizes) -> Tensor:
     """Return [d, N, tokens] as [d, B, N, S]."""
     if n.tokens() == 1:
         return transposed.reshape((n.depth, 1, n.heads, 1))
@@ -135,14 +148,14 @@ def queries_by_batch(transposed: Any, n: BlockSizes) -> Any:
     return out
 
 
-def transpose_queries(transposed: Any, q: Any, scale: float) -> None:
+def transpose_queries(transposed: Tensor, q: Tensor, scale: float) -> None:
     """Write q [tokens, N, d], times the softmax scale, as [d, N, tokens]."""
     rounded = nl.ndarray(q.shape, transposed.dtype, buffer=nl.sbuf)
     nisa.activation(rounded, nl.copy, q, scale=scale)
     turn(rounded, transposed)
 
 
-def cache_values(rows: Any, scale: Any, cache: Any, dtype: Any) -> Any:
+def cache_values(rows: Tensor, scale: Tensor | None, cache: Tensor, dtype: DTypeLike) -> Tensor:
     """Return keys or values [tokens, d] as the cache stores them: FP8(clip(rows * scale)), or in `dtype`."""
     tokens = rows.shape[0]
     if scale is None:
@@ -158,6 +171,6 @@ def cache_values(rows: Any, scale: Any, cache: Any, dtype: Any) -> Any:
     return ready
 
 
-def new_keys_and_values(k: Any, v: Any, c: BlockCaches, dtype: Any) -> tuple:
+def new_keys_and_values(k: Tensor, v: Tensor, c: BlockCaches, dtype: DTypeLike) -> tuple:
     """Return (keys [tokens, d], values [tokens, d]) of float32 rows, rounded or quantised."""
     return cache_values(k, c.scales[0], c.keys, dtype), cache_values(v, c.scales[1], c.values, dtype)

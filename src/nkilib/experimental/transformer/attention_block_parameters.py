@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import nki.language as nl
+from nkilib.core.utils.allocator import BufferManager
+from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.collectives.rings import ReplicaGroups
+from nkilib.experimental.transformer.attention_block_tkg_sharding import CPCollectiveMode, KVDPCollectiveMode
 
 DEFAULT_EPS = 1e-6
 MOST_TOKENS = 4096  # as output_projection_tkg
@@ -18,12 +22,12 @@ MOST_TOKENS = 4096  # as output_projection_tkg
 class BlockCaches(nl.NKIObject):
     """The caches: flat [B, (1,) Smax, d], keys also [B, (1,) d, Smax]; or blocks [n, block_len, d]."""
 
-    keys: Any
-    values: Any
+    keys: Tensor
+    values: Tensor
     keys_transposed: bool
-    table: Any = None  # [B, blocks of a sequence]
+    table: Tensor | None = None  # [B, blocks of a sequence]
     update: bool = False
-    index: Any = None  # [B, 1]: the slots of the new tokens
+    index: Tensor = None  # [B, 1]: the slots of the new tokens; None without update
     scales: tuple = (None, None)
 
 
@@ -43,42 +47,143 @@ class BlockSizes(nl.NKIObject):
         return self.batch * self.active
 
 
-def sizes_of(
-    x: Any, transposed_in: bool, w_qkv: Any, c: BlockCaches, hints: tuple, s_ctx: Any, ranks: tuple
-) -> BlockSizes:
-    """Return the sizes that the arguments give together.
+@dataclass
+class QuantizedWeights(nl.NKIObject):
+    """The quantisation of weights, with the scales of weights and inputs."""
 
-    `hints` is (attention_mask, cos, pos_ids), which give B and the window. `ranks` is how many ranks share
-    the batches, and how many the keys.
-    """
+    kind: QuantizationType = QuantizationType.NONE
+    w_scale: Tensor | None = None
+    in_scale: Tensor | None = None
+
+
+@dataclass
+class InputNorm(nl.NKIObject):
+    """RMSNorm of the new tokens; hidden_actual counts the elements that are not padding."""
+
+    enabled: bool = False
+    eps: float | None = None
+    gamma: Tensor | None = None
+    hidden_actual: int | None = None
+
+
+@dataclass
+class BlockInput(nl.NKIObject):
+    """The new tokens and their projection to queries, keys and values."""
+
+    x: Tensor
+    w_qkv: Tensor
+    bias: Tensor | None = None
+    norm: InputNorm = field(default_factory=InputNorm)
+    quantized: QuantizedWeights = field(default_factory=QuantizedWeights)
+    transposed: bool = False  # x is [128, n, H / (128 n), B S]
+    transposed_by_4: bool = False
+
+
+@dataclass
+class HeadNormOptions(nl.NKIObject):
+    """RMSNorm of the heads of queries and keys."""
+
+    enabled: bool = False
+    eps: float = DEFAULT_EPS
+    q_gamma: Tensor | None = None
+    k_gamma: Tensor | None = None
+
+
+@dataclass
+class RotaryTables(nl.NKIObject):
+    """cos and sin [d / 2, B, S], or None without RoPE; `contiguous`: of pairs (i, i + d / 2)."""
+
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    contiguous: bool = True
+
+
+@dataclass
+class BlockMasks(nl.NKIObject):
+    """The mask of attention, or the positions that define it; and options of the computation."""
+
+    mask: Tensor | None
+    pos_ids: Tensor | None = None
+    start_pos_ids: Tensor | None = None
+    sink: Tensor | None = None
+    max_context_len: Tensor | None = None
+    tiled: bool = True
+    sbm: BufferManager | None = None
+    statistics: dict[str, Tensor] | None = None  # receives maxima and sums of a partial float32 result
+
+
+@dataclass
+class BlockOutput(nl.NKIObject):
+    """The output projection, and the layout of the result."""
+
+    weights: Tensor | None
+    bias: Tensor | None = None
+    quantized: QuantizedWeights = field(default_factory=QuantizedWeights)
+    transposed: bool = False
+    in_sbuf: bool = False
+
+
+@dataclass
+class RankShare(nl.NKIObject):
+    """Ranks that share sequences or keys; `place`: a tensor with the rank's index in its group, or None."""
+
+    ranks: int = 1
+    groups: ReplicaGroups | None = None
+    mode: KVDPCollectiveMode | CPCollectiveMode | None = None
+    place: Tensor | None = None
+
+
+@dataclass
+class AttentionBlock(nl.NKIObject):
+    """The arguments of an attention block."""
+
+    input: BlockInput
+    caches: BlockCaches
+    masks: BlockMasks
+    output: BlockOutput
+    rotary: RotaryTables
+    norm_before: HeadNormOptions = field(default_factory=HeadNormOptions)  # before RoPE
+    norm_after: HeadNormOptions = field(default_factory=HeadNormOptions)
+    kvdp: RankShare = field(default_factory=RankShare)  # shares the sequences
+    cp: RankShare = field(default_factory=RankShare)  # shares the keys
+    softmax_scale: float | None = None
+    skip_attention: bool = False
+    s_ctx: int | None = None
+    dtype_mode: DtypeMode = DtypeMode.NON_OCP
+
+
+def sizes_of(b: AttentionBlock) -> BlockSizes:
+    """Return the sizes that the arguments give together."""
+    x, c, mask = b.input.x, b.caches, b.masks.mask
     depth = c.values.shape[len(c.values.shape) - 1]
-    heads = w_qkv.shape[1] // depth - 2
-    mask, cos, positions = hints
-    if is_hbm_buffer(x) and not transposed_in:
+    heads = b.input.w_qkv.shape[1] // depth - 2
+    if is_hbm_buffer(x) and not b.input.transposed:
         batch, active = x.shape[0], x.shape[1]
     else:
-        tokens = x.shape[3] if transposed_in else x.shape[1]
-        batch = batch_of(mask, cos, c, tokens, ranks[0])
+        tokens = x.shape[3] if b.input.transposed else x.shape[1]
+        batch = batch_of(b, tokens)
         active = tokens // batch
     block_len = 0 if c.table is None else c.values.shape[1]
     room = c.values.shape[len(c.values.shape) - 2] if c.table is None else c.table.shape[1] * block_len
     window = room
-    if c.table is None and s_ctx is not None:
+    if c.table is None and b.s_ctx is not None:
+        ranks = b.cp.ranks
         kernel_assert(
-            s_ctx % ranks[1] == 0, f"S_ctx: got {s_ctx}, allowed with CP={ranks[1]} are multiples of that"
+            b.s_ctx % ranks == 0, f"S_ctx: got {b.s_ctx}, allowed with CP={ranks} are multiples of that"
         )
-        window = s_ctx // ranks[1]
-    elif c.table is None and mask is not None and positions is None:
+        window = b.s_ctx // ranks
+    elif c.table is None and mask is not None and b.masks.pos_ids is None:
         window = mask.shape[0]
     return BlockSizes(batch, active, heads, depth, window, room, block_len)
 
 
-def batch_of(mask: Any, cos: Any, c: BlockCaches, tokens: int, ranks: int) -> int:
-    """Return B for tokens whose shape does not give it; `ranks` share the batches."""
-    if mask is not None:
-        return mask.shape[1] * ranks
-    if cos is not None:
-        return cos.shape[1]
+def batch_of(b: AttentionBlock, tokens: int) -> int:
+    """Return B for tokens whose shape does not give it; kvdp.ranks share the batches."""
+    ranks, c = b.kvdp.ranks, b.caches
+    if b.masks.mask is not None:
+        return b.masks.mask.shape[1] * ranks
+    if b.rotary.cos is not None:
+        return b.rotary.cos.shape[1]
     if c.index is not None:
         return c.index.shape[0] * ranks
     return tokens if c.table is None else c.table.shape[0] * ranks
@@ -92,7 +197,7 @@ def refuse_packing(fp8_packed: bool) -> None:
         not_built("fp8_packed=True", "attention over packed keys is not built")
 
 
-def check_block(n: BlockSizes, w_qkv: Any) -> None:
+def check_block(n: BlockSizes, w_qkv: Tensor) -> None:
     kernel_assert(n.depth % 2 == 0 and n.depth <= PMAX, f"V_cache: got d = {n.depth}, allowed: even <= 128")
     kernel_assert(
         n.heads > 0 and w_qkv.shape[1] == (n.heads + 2) * n.depth,
@@ -123,7 +228,7 @@ def check_caches(n: BlockSizes, c: BlockCaches) -> None:
     )
 
 
-def check_flat(cache: Any, n: BlockSizes, transposed: bool, name: str) -> None:
+def check_flat(cache: Tensor, n: BlockSizes, transposed: bool, name: str) -> None:
     shape, batch = tuple(cache.shape), cache.shape[0]
     inner = (n.depth, n.room) if transposed else (n.room, n.depth)
     kernel_assert(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import nki
 import nki.isa as nisa
@@ -12,12 +12,15 @@ from nkilib.core.qkv.qkv_checks import check as check_qkv
 from nkilib.core.qkv.qkv_mx import as_mx
 from nkilib.core.qkv.qkv_outputs import turn
 from nkilib.core.qkv.qkv_parameters import K, Q, QKVParameters
+from nkilib.core.utils.allocator import BufferManager
 from nkilib.core.utils.common_types import DtypeMode, NormType, QKVWeightLayout, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.projection_results import store_rows
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.experimental.transformer.attention_block_attend import Masks, attend
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.collectives.rings import ReplicaGroups
+from nkilib.experimental.transformer.attention_block_attend import attend
 from nkilib.experimental.transformer.attention_block_cache import CacheUpdate
 from nkilib.experimental.transformer.attention_block_heads import (
     RotaryRows,
@@ -31,8 +34,17 @@ from nkilib.experimental.transformer.attention_block_heads import (
 )
 from nkilib.experimental.transformer.attention_block_parameters import (
     DEFAULT_EPS,
+    AttentionBlock,
     BlockCaches,
+    BlockInput,
+    BlockMasks,
+    BlockOutput,
     BlockSizes,
+    HeadNormOptions,
+    InputNorm,
+    QuantizedWeights,
+    RankShare,
+    RotaryTables,
     check_block,
     check_caches,
     refuse_packing,
@@ -47,65 +59,65 @@ __all__ = ["CPCollectiveMode", "KVDPCollectiveMode", "attention_block_tkg", "att
 
 @nki.jit
 def attention_block_tkg(
-    X: Any,
+    X: Tensor,
     X_hidden_dim_actual: int | None,
     rmsnorm_X_enabled: bool,
     rmsnorm_X_eps: float | None,
-    rmsnorm_X_gamma: Any,
-    W_qkv: Any,
-    bias_qkv: Any,
+    rmsnorm_X_gamma: Tensor | None,
+    W_qkv: Tensor,
+    bias_qkv: Tensor | None,
     quantization_type_qkv: QuantizationType,
-    weight_dequant_scale_qkv: Any,
-    input_dequant_scale_qkv: Any,
+    weight_dequant_scale_qkv: Tensor | None,
+    input_dequant_scale_qkv: Tensor | None,
     rmsnorm_QK_pre_rope_enabled: bool,
     rmsnorm_QK_pre_rope_eps: float,
-    rmsnorm_QK_pre_rope_W_Q: Any,
-    rmsnorm_QK_pre_rope_W_K: Any,
-    cos: Any,
-    sin: Any,
+    rmsnorm_QK_pre_rope_W_Q: Tensor | None,
+    rmsnorm_QK_pre_rope_W_K: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
     rope_contiguous_layout: bool,
     rmsnorm_QK_post_rope_enabled: bool,
     rmsnorm_QK_post_rope_eps: float,
-    rmsnorm_QK_post_rope_W_Q: Any,
-    rmsnorm_QK_post_rope_W_K: Any,
+    rmsnorm_QK_post_rope_W_Q: Tensor | None,
+    rmsnorm_QK_post_rope_W_K: Tensor | None,
     K_cache_transposed: bool,
-    active_blocks_table: Any,
-    K_cache: Any,
-    V_cache: Any,
-    attention_mask: Any,
-    sink: Any,
+    active_blocks_table: Tensor | None,
+    K_cache: Tensor,
+    V_cache: Tensor,
+    attention_mask: Tensor | None,
+    sink: Tensor | None,
     update_cache: bool,
-    kv_cache_update_idx: Any,
-    W_out: Any,
-    bias_out: Any,
+    kv_cache_update_idx: Tensor | None,
+    W_out: Tensor | None,
+    bias_out: Tensor | None,
     quantization_type_out: QuantizationType,
-    weight_dequant_scale_out: Any,
-    input_dequant_scale_out: Any,
+    weight_dequant_scale_out: Tensor | None,
+    input_dequant_scale_out: Tensor | None,
     transposed_out: bool,
     out_in_sb: bool,
     transposed_in: bool = False,
     softmax_scale: float | None = None,
     enable_fa_s_prior_tiling: bool = True,
     fp8_packed: bool = False,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    sbm: Any = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    sbm: BufferManager | None = None,
     skip_attention: bool = False,
     is_h_transposed_by_4: bool = False,
     KVDP: int = 1,
-    KVDP_replica_group: Any = None,
-    KVDP_collective_mode: Any = None,
-    KVDP_rank: Any = None,
-    pos_ids: Any = None,
-    swa_start_pos_ids: Any = None,
+    KVDP_replica_group: ReplicaGroups | None = None,
+    KVDP_collective_mode: KVDPCollectiveMode | None = None,
+    KVDP_rank: Tensor | None = None,
+    pos_ids: Tensor | None = None,
+    swa_start_pos_ids: Tensor | None = None,
     S_ctx: int | None = None,
-    max_context_len: Any = None,
+    max_context_len: Tensor | None = None,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
     CP: int = 1,
-    CP_replica_group: Any = None,
-    CP_collective_mode: Any = None,
-    pending_updates: Any = None,
-) -> Any:
+    CP_replica_group: ReplicaGroups | None = None,
+    CP_collective_mode: CPCollectiveMode | None = None,
+    pending_updates: list[CacheUpdate] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The attention block of decode, from hidden states to what is added to them. Returns (out, K, V).
 
         q, k, v = norm(X) W_qkv + bias          # N query heads, one key and one value head
@@ -142,18 +154,41 @@ def attention_block_tkg(
     written later instead of here. Published tests pass more than the 128 queries B S N of the page: up to
     4096 tokens are accepted.
 
+    A block of two sequences, 4 query heads of 32 elements and 64 keys, with a norm of X and an update of the
+    caches:
+
     >>> import numpy as np
+    >>> from nkilib.core.utils.common_types import QuantizationType
+    >>> from nkilib.kernels import attention_block_tkg
     >>> rng = np.random.default_rng(0)
-    >>> x, w, k, v = (rng.standard_normal(s, np.float32).astype(np.float16) for s in
-    ...               [(2, 1, 128), (128, 6 * 32), (2, 1, 64, 32), (2, 1, 64, 32)])
-    >>> options = dict.fromkeys(attention_block_tkg.func.__code__.co_varnames[:36])  # None, all of them
-    >>> options |= dict(X=x, W_qkv=w, K_cache=k, V_cache=v, quantization_type_qkv=QuantizationType.NONE)
-    >>> out, new_k, new_v = attention_block_tkg(**options, skip_attention=True)
+    >>> def random(*shape):
+    ...     return (rng.standard_normal(shape) / 4).astype(np.float16)
+    >>> x, k_cache, v_cache = random(2, 1, 128), random(2, 1, 64, 32), random(2, 1, 64, 32)
+    >>> projection = dict(
+    ...     X=x, X_hidden_dim_actual=None, W_qkv=random(128, 6 * 32), bias_qkv=None,
+    ...     rmsnorm_X_enabled=True, rmsnorm_X_eps=1e-6, rmsnorm_X_gamma=np.ones((1, 128), np.float16),
+    ...     quantization_type_qkv=QuantizationType.NONE,
+    ...     weight_dequant_scale_qkv=None, input_dequant_scale_qkv=None)
+    >>> heads = dict(
+    ...     rmsnorm_QK_pre_rope_enabled=False, rmsnorm_QK_pre_rope_eps=1e-6,
+    ...     rmsnorm_QK_pre_rope_W_Q=None, rmsnorm_QK_pre_rope_W_K=None,
+    ...     cos=None, sin=None, rope_contiguous_layout=True,
+    ...     rmsnorm_QK_post_rope_enabled=False, rmsnorm_QK_post_rope_eps=1e-6,
+    ...     rmsnorm_QK_post_rope_W_Q=None, rmsnorm_QK_post_rope_W_K=None)
+    >>> attention = dict(
+    ...     K_cache=k_cache, V_cache=v_cache, K_cache_transposed=False, active_blocks_table=None,
+    ...     attention_mask=np.ones((64, 2, 4, 1), np.uint8), sink=None,
+    ...     update_cache=True, kv_cache_update_idx=np.array([[63], [63]], np.int32))
+    >>> output = dict(
+    ...     W_out=random(4 * 32, 128), bias_out=None, quantization_type_out=QuantizationType.NONE,
+    ...     weight_dequant_scale_out=None, input_dequant_scale_out=None,
+    ...     transposed_out=False, out_in_sb=False)
+    >>> out, new_k, new_v = attention_block_tkg(**projection, **heads, **attention, **output)
     >>> out.shape, new_k.shape, new_v.shape
-    ((2, 4, 32, 1), (32, 2, 1), (2, 1, 32))
+    ((2, 128), (2, 1, 64, 32), (2, 1, 64, 32))
     """
     refuse_packing(fp8_packed)
-    c = BlockCaches(
+    caches = BlockCaches(
         K_cache,
         V_cache,
         bool(K_cache_transposed),
@@ -162,126 +197,168 @@ def attention_block_tkg(
         kv_cache_update_idx,
         (k_scale, v_scale),
     )
-    n = sizes_of(X, transposed_in, W_qkv, c, (attention_mask, cos, pos_ids), S_ctx, (KVDP, CP))
-    check_block(n, W_qkv)
+    norm = InputNorm(rmsnorm_X_enabled, rmsnorm_X_eps, rmsnorm_X_gamma, X_hidden_dim_actual)
+    w_qkv = QuantizedWeights(quantization_type_qkv, weight_dequant_scale_qkv, input_dequant_scale_qkv)
+    kind_out = QuantizationType.NONE if quantization_type_out is None else quantization_type_out
+    w_out = QuantizedWeights(kind_out, weight_dequant_scale_out, input_dequant_scale_out)
+    before = HeadNormOptions(
+        rmsnorm_QK_pre_rope_enabled, rmsnorm_QK_pre_rope_eps, rmsnorm_QK_pre_rope_W_Q, rmsnorm_QK_pre_rope_W_K
+    )
+    after = HeadNormOptions(
+        rmsnorm_QK_post_rope_enabled,
+        rmsnorm_QK_post_rope_eps,
+        rmsnorm_QK_post_rope_W_Q,
+        rmsnorm_QK_post_rope_W_K,
+    )
+    masks = BlockMasks(
+        attention_mask, pos_ids, swa_start_pos_ids, sink, max_context_len, enable_fa_s_prior_tiling, sbm
+    )
+    block = AttentionBlock(
+        BlockInput(X, W_qkv, bias_qkv, norm, w_qkv, transposed_in, is_h_transposed_by_4),
+        caches,
+        masks,
+        BlockOutput(W_out, bias_out, w_out, bool(transposed_out), bool(out_in_sb)),
+        RotaryTables(cos, sin, bool(rope_contiguous_layout)),
+        before,
+        after,
+        RankShare(KVDP, KVDP_replica_group, KVDP_collective_mode, KVDP_rank),
+        RankShare(CP, CP_replica_group, CP_collective_mode),
+        softmax_scale,
+        skip_attention,
+        S_ctx,
+        dtype_mode,
+    )
+    out, keys, values, update = run_block(block)
+    if update is not None:
+        if pending_updates is None:
+            update.write()
+        else:
+            pending_updates.append(update)
+    return out, keys, values
+
+
+def run_block(b: AttentionBlock) -> tuple[Tensor, Tensor, Tensor, CacheUpdate | None]:
+    """Return (out, K, V, update) of an attention block; the caller writes the update of the caches."""
+    n, c = sizes_of(b), b.caches
+    check_block(n, b.input.w_qkv)
     kernel_assert(
-        W_out is not None or not transposed_out, "transposed_out: got True without W_out, allowed with it"
+        b.output.weights is not None or not b.output.transposed,
+        "transposed_out: got True without W_out, allowed with it",
     )
     sharding = get_verified_program_sharding_info("attention_block_tkg", (0, 1), 2)
     n_prgs, core = sharding[1], sharding[2]
-    ranks: Any = None
+    ranks: Sharing | None = None
     inner = n
-    if KVDP > 1 or CP > 1:
-        ranks = Sharing(
-            (KVDP, KVDP_replica_group, KVDP_collective_mode),
-            (CP, CP_replica_group, CP_collective_mode),
-            n_prgs,
-            core,
-        )
+    if b.kvdp.ranks > 1 or b.cp.ranks > 1:
+        ranks = Sharing(b.kvdp, b.cp, n_prgs, core)
         inner = ranks.attended_here(n)
         kernel_assert(
-            CP == 1 or pos_ids is None or attention_mask is not None or skip_attention,
+            b.cp.ranks == 1 or b.masks.pos_ids is None or b.masks.mask is not None or b.skip_attention,
             "attention_mask: got None with pos_ids, CP needs one to select the rank that sees the new tokens",
         )
     check_caches(inner, c)
+    new = project_tokens(b, n, n_prgs, core)
+    if ranks is not None and b.kvdp.ranks > 1:
+        new.keys = ranks.own_rows(new.keys, inner.tokens())
+        new.values = ranks.own_rows(new.values, inner.tokens())
+    attended = queries_by_batch(new.queries, n)
+    columns = key_columns(new.keys, inner)
+    if not b.skip_attention:
+        values = attended_values(new.values, inner)
+        attended = attend_here(b, n, inner, ranks, attended, columns, values, core)
+    update = CacheUpdate(new.keys, new.values, columns, inner, c, n_prgs, core) if c.update else None
+    out = projected(attended, n, core, b.output, b.dtype_mode)
+    if update is None:
+        stored = new_tokens(new.keys, new.values, columns, inner, n_prgs, core)
+        return out, stored[0], stored[1], None
+    return out, c.keys, c.values, update
+
+
+@dataclass
+class ProjectedTokens(nl.NKIObject):
+    """Queries [d, N, tokens] of the new tokens; their keys and values in tiles [tokens <= 128, d]."""
+
+    queries: Tensor
+    keys: list
+    values: list
+
+
+def project_tokens(b: AttentionBlock, n: BlockSizes, n_prgs: int, core: int) -> ProjectedTokens:
+    """Project the new tokens, and apply norms of heads and RoPE."""
+    p = projection_of(b.input, n, b.dtype_mode)
+    before, after = head_norm(b.norm_before, n.depth), head_norm(b.norm_after, n.depth)
+    scale = n.depth**-0.5 if b.softmax_scale is None else b.softmax_scale
+    dtype = b.input.x.dtype
+    new = ProjectedTokens(nl.ndarray((n.depth, n.heads, n.tokens()), dtype, buffer=nl.sbuf), [], [])
+    rows = projected_rows(p, n_prgs, core)
+    for i in range(len(rows)):
+        first, count = i * PMAX, rows[i].shape[0]
+        rotary = None if b.rotary.cos is None else RotaryRows(b.rotary, first, count)
+        q_end = n.heads * n.depth
+        q = change_section(rows[i][:, 0:q_end], n.depth, Q, before, rotary, after)
+        k = change_section(rows[i][:, q_end : q_end + n.depth], n.depth, K, before, rotary, after)
+        transpose_queries(new.queries[:, :, first : first + count], q, scale)
+        v = rows[i][:, q_end + n.depth :]
+        stored = new_keys_and_values(k.reshape((count, n.depth)), v, b.caches, dtype)
+        new.keys.append(stored[0])
+        new.values.append(stored[1])
+    return new
+
+
+def projection_of(i: BlockInput, n: BlockSizes, dtype_mode: DtypeMode) -> QKVParameters:
+    """Return the checked parameters of the projection."""
     p = QKVParameters(
-        hidden_tile(X) if transposed_in else X,
-        W_qkv,
-        bias=bias_qkv,
-        quantization=quantization_type_qkv,
-        w_scale=weight_dequant_scale_qkv,
-        in_scale=input_dequant_scale_qkv,
-        norm=NormType.RMS_NORM if rmsnorm_X_enabled else NormType.NO_NORM,
-        gamma=rmsnorm_X_gamma,
-        eps=DEFAULT_EPS if rmsnorm_X_eps is None else rmsnorm_X_eps,
-        hidden_actual=X_hidden_dim_actual,
+        hidden_tile(i.x) if i.transposed else i.x,
+        i.w_qkv,
+        bias=i.bias,
+        quantization=i.quantized.kind,
+        w_scale=i.quantized.w_scale,
+        in_scale=i.quantized.in_scale,
+        norm=NormType.RMS_NORM if i.norm.enabled else NormType.NO_NORM,
+        gamma=i.norm.gamma,
+        eps=DEFAULT_EPS if i.norm.eps is None else i.norm.eps,
+        hidden_actual=i.norm.hidden_actual,
         d_head=n.depth,
         q_heads=n.heads,
         kv_heads=1,
         dtype_mode=dtype_mode,
     )
-    if rmsnorm_X_enabled and rmsnorm_X_gamma is None:
+    if i.norm.enabled and i.norm.gamma is None:
         p.norm = NormType.RMS_NORM_SKIP_GAMMA
-    as_mx(p, is_h_transposed_by_4, QKVWeightLayout.CONTIGUOUS)
+    as_mx(p, i.transposed_by_4, QKVWeightLayout.CONTIGUOUS)
     check_qkv(p)
-    before = head_norm(
-        rmsnorm_QK_pre_rope_enabled,
-        rmsnorm_QK_pre_rope_eps,
-        rmsnorm_QK_pre_rope_W_Q,
-        rmsnorm_QK_pre_rope_W_K,
-        n.depth,
-    )
-    after = head_norm(
-        rmsnorm_QK_post_rope_enabled,
-        rmsnorm_QK_post_rope_eps,
-        rmsnorm_QK_post_rope_W_Q,
-        rmsnorm_QK_post_rope_W_K,
-        n.depth,
-    )
-    scale = n.depth**-0.5 if softmax_scale is None else softmax_scale
-    transposed = nl.ndarray((n.depth, n.heads, n.tokens()), X.dtype, buffer=nl.sbuf)
-    keys, values = [], []
-    rows = projected_rows(p, n_prgs, core)
-    for i in range(len(rows)):
-        first, count = i * PMAX, rows[i].shape[0]
-        rotary = None
-        if cos is not None:
-            rotary = RotaryRows(cos, sin, bool(rope_contiguous_layout), first, count)
-        q_end = n.heads * n.depth
-        q = change_section(rows[i][:, 0:q_end], n.depth, Q, before, rotary, after)
-        k = change_section(rows[i][:, q_end : q_end + n.depth], n.depth, K, before, rotary, after)
-        transpose_queries(transposed[:, :, first : first + count], q, scale)
-        v = rows[i][:, q_end + n.depth :]
-        new = new_keys_and_values(k.reshape((count, n.depth)), v, c, X.dtype)
-        keys.append(new[0])
-        values.append(new[1])
-    if KVDP > 1:
-        keys = ranks.own_rows(keys, inner.tokens(), KVDP_rank)
-        values = ranks.own_rows(values, inner.tokens(), KVDP_rank)
-    attended = queries_by_batch(transposed, n)
-    columns = key_columns(keys, inner)
-    if not skip_attention:
-        masks = Masks(attention_mask, pos_ids, swa_start_pos_ids, sink, max_context_len)
-        masks.tiled = enable_fa_s_prior_tiling
-        masks.sbm = sbm
-        masks.dtype_mode = dtype_mode
-        new = (columns, attended_values(values, inner))
-        if ranks is None:
-            attended = attend(attended, new[0], new[1], n, c, masks)
-        elif KVDP > 1:
-            masks.sink = ranks.gathered_sinks(sink, n.heads)
-            queries = ranks.queries_of_batches(attended, inner, KVDP_rank)
-            found = attend(queries, new[0], new[1], inner, c, masks)
-            attended = ranks.results_of_batches(found, inner, KVDP_rank)
-        else:
-            masks.sink = None  # it counts once, when the parts are joined
-            masks.statistics = {}
-            queries = ranks.queries_of_all(attended, inner)
-            found = attend(queries, new[0], new[1], inner, c, masks)
-            part = Partial(found, masks.statistics, inner, core)
-            attended = ranks.joined(part, inner, sink, X.dtype)
-    update = CacheUpdate(keys, values, columns, inner, c, n_prgs, core) if c.update else None
-    out = projected(
-        attended,
-        n,
-        core,
-        W_out,
-        bias_out,
-        (quantization_type_out, weight_dequant_scale_out, input_dequant_scale_out),
-        (bool(transposed_out), bool(out_in_sb)),
-        dtype_mode,
-    )
-    if update is None:
-        stored = new_tokens(keys, values, columns, inner, n_prgs, core)
-        return out, stored[0], stored[1]
-    if pending_updates is None:
-        update.write()
-    else:
-        pending_updates.append(update)
-    return out, c.keys, c.values
+    return p
 
 
-def key_columns(keys: list, n: BlockSizes) -> Any:
+def attend_here(
+    b: AttentionBlock,
+    n: BlockSizes,
+    inner: BlockSizes,
+    ranks: Sharing | None,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    core: int,
+) -> Tensor:
+    """Return the attention of this rank's heads, [d, B, N, S]; ranks exchange queries and results."""
+    masks, c, sink = b.masks, b.caches, b.masks.sink
+    if ranks is None:
+        return attend(q, keys, values, n, c, masks, b.dtype_mode)
+    if b.kvdp.ranks > 1:
+        masks.sink = ranks.gathered_sinks(sink, n.heads)
+        queries = ranks.queries_of_batches(q, inner)
+        found = attend(queries, keys, values, inner, c, masks, b.dtype_mode)
+        return ranks.results_of_batches(found, inner)
+    masks.sink = None  # it counts once, when the parts are joined
+    statistics: dict[str, Tensor] = {}
+    masks.statistics = statistics
+    queries = ranks.queries_of_all(q, inner)
+    found = attend(queries, keys, values, inner, c, masks, b.dtype_mode)
+    part = Partial(found, statistics, inner, core)
+    return ranks.joined(part, inner, sink, b.input.x.dtype)
+
+
+def key_columns(keys: list, n: BlockSizes) -> Tensor:
     """Return tiles [tokens <= 128, d] as [d, tokens]."""
     transposed = nl.ndarray((n.depth, 1, n.tokens()), keys[0].dtype, buffer=nl.sbuf)
     for i in range(len(keys)):
@@ -290,7 +367,7 @@ def key_columns(keys: list, n: BlockSizes) -> Any:
     return transposed.reshape((n.depth, n.tokens()))
 
 
-def attended_values(values: list, n: BlockSizes) -> Any:
+def attended_values(values: list, n: BlockSizes) -> Tensor:
     """Return values as attention takes them: a single tile unchanged, several as [B, 1, S, d] in HBM."""
     if len(values) == 1:
         return values[0]
@@ -299,7 +376,7 @@ def attended_values(values: list, n: BlockSizes) -> Any:
     return stored
 
 
-def new_tokens(keys: list, values: list, columns: Any, n: BlockSizes, n_prgs: int, core: int) -> tuple:
+def new_tokens(keys: list, values: list, columns: Tensor, n: BlockSizes, n_prgs: int, core: int) -> tuple:
     """Store the new keys [d, B, S] and values [B, S, d] to HBM."""
     new_keys = nl.ndarray((n.depth, n.batch, n.active), keys[0].dtype, buffer=nl.shared_hbm)
     new_values = nl.ndarray((n.batch, n.active, n.depth), values[0].dtype, buffer=nl.shared_hbm)
@@ -310,25 +387,21 @@ def new_tokens(keys: list, values: list, columns: Any, n: BlockSizes, n_prgs: in
     return new_keys, new_values
 
 
-def projected(
-    attended: Any, n: BlockSizes, core: int, w_out: Any, bias: Any, quantized: tuple, form: tuple, mode: Any
-) -> Any:
-    """Return the output projection of [d, B, N, S], or without weights that itself."""
-    transposed, in_sbuf = form
-    if w_out is not None:
-        kind, w_scale, in_scale = quantized
+def projected(attended: Tensor, n: BlockSizes, core: int, o: BlockOutput, mode: DtypeMode) -> Tensor:
+    """Return the output projection of [d, B, N, S]; without weights that itself, in SBUF or HBM."""
+    if o.weights is not None:
         return output_projection_tkg(
             attended,
-            w_out,
-            bias,
-            QuantizationType.NONE if kind is None else kind,
-            w_scale,
-            in_scale,
-            transposed,
-            in_sbuf,
+            o.weights,
+            o.bias,
+            o.quantized.kind,
+            o.quantized.w_scale,
+            o.quantized.in_scale,
+            o.transposed,
+            o.in_sbuf,
             dtype_mode=mode,
         )
-    if in_sbuf:
+    if o.in_sbuf:
         return attended
     out = nl.ndarray((n.batch, n.heads, n.depth, n.active), attended.dtype, buffer=nl.shared_hbm)
     if core == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import nki
 import nki.collectives as ncc
@@ -16,7 +16,18 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.experimental.transformer.attention_block_tkg import attention_block_tkg
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.collectives.rings import ReplicaGroups
+from nkilib.experimental.transformer.attention_block_parameters import (
+    AttentionBlock,
+    BlockCaches,
+    BlockInput,
+    BlockMasks,
+    BlockOutput,
+    InputNorm,
+    RotaryTables,
+)
+from nkilib.experimental.transformer.attention_block_tkg import run_block
 from nkilib.experimental.transformer.transformer_ref import transformer_tkg_ref
 
 __all__ = ["transformer_tkg", "transformer_tkg_ref"]
@@ -36,32 +47,32 @@ LISTS = (  # arguments that have a tensor for each layer
 
 @nki.jit
 def transformer_tkg(
-    X: Any,
-    W_qkvs: Any,
-    W_outs: Any,
-    W_gates: Any,
-    W_ups: Any,
-    W_downs: Any,
-    W_gamma_qkvs: Any,
-    W_gamma_mlps: Any,
-    K_caches: Any,
-    V_caches: Any,
-    RoPE_cos: Any,
-    RoPE_sin: Any,
-    attention_mask: Any = None,
-    position_ids: Any = None,
+    X: Tensor,
+    W_qkvs: Sequence[Tensor],
+    W_outs: Sequence[Tensor],
+    W_gates: Sequence[Tensor],
+    W_ups: Sequence[Tensor],
+    W_downs: Sequence[Tensor],
+    W_gamma_qkvs: Sequence[Tensor],
+    W_gamma_mlps: Sequence[Tensor],
+    K_caches: Sequence[Tensor],
+    V_caches: Sequence[Tensor],
+    RoPE_cos: Tensor,
+    RoPE_sin: Tensor,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
     num_layers: int = 0,
     eps: float = 1e-6,
-    replica_groups: Any = None,
+    replica_groups: ReplicaGroups | None = None,
     sbuf_residual_and_cc: bool = False,
     clamp_bound: float = 0.0,
-    W_gate_scales: Any = None,
-    W_up_scales: Any = None,
-    W_down_scales: Any = None,
+    W_gate_scales: Sequence[Tensor] | None = None,
+    W_up_scales: Sequence[Tensor] | None = None,
+    W_down_scales: Sequence[Tensor] | None = None,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
-    mask_cache: Any = None,
-    mask_active: Any = None,
-) -> Any:
+    mask_cache: Tensor | None = None,
+    mask_active: Tensor | None = None,
+) -> Tensor:
     """num_layers layers of a transformer for the new tokens X [B, S, H]. Returns hidden states [B, S, H].
 
         x = x + attention_block(x)      # RMSNorm, QKV, RoPE, attention over the cache, output projection
@@ -120,7 +131,7 @@ def transformer_tkg(
             x,
             (W_qkvs[layer], W_outs[layer], W_gamma_qkvs[layer]),
             (K_caches[layer], V_caches[layer], mask, position_ids),
-            (RoPE_cos, RoPE_sin),
+            RotaryTables(RoPE_cos, RoPE_sin),
             eps,
             dtype_mode,
             updates,
@@ -137,9 +148,9 @@ def transformer_tkg(
             normalization_type=NormType.RMS_NORM,
             activation_fn=ActFnType.SiLU,
             quantization_type=QuantizationType.ROW if quantized else QuantizationType.NONE,
-            gate_w_scale=W_gate_scales[layer] if quantized else None,
-            up_w_scale=W_up_scales[layer] if quantized else None,
-            down_w_scale=W_down_scales[layer] if quantized else None,
+            gate_w_scale=scale_of(W_gate_scales, layer, quantized),
+            up_w_scale=scale_of(W_up_scales, layer, quantized),
+            down_w_scale=scale_of(W_down_scales, layer, quantized),
             quant_clipping_bound=clamp_bound if quantized else 0.0,
             store_output_in_sbuf=True,
             use_tkg_down_proj_column_tiling=False,
@@ -153,6 +164,11 @@ def transformer_tkg(
     out = nl.ndarray(X.shape, X.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(spread(rows_of(out), n_prgs)[:, :, core], by_parts(x, n_prgs)[:, :, core])
     return out
+
+
+def scale_of(scales: Sequence[Tensor] | None, layer: int, quantized: bool) -> Tensor | None:
+    """Return the scale of a layer's weight, None if it is not quantised."""
+    return scales[layer] if quantized and scales is not None else None
 
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -177,11 +193,11 @@ def check_lists(num_layers: int, lists: tuple, scales: tuple) -> None:
 # ---- hidden states, [128, tokens, H / 128] in SBUF -----------------------------------------------
 
 
-def rows_of(hidden: Any) -> Any:
+def rows_of(hidden: Tensor) -> Tensor:
     return hidden.reshape((hidden.shape[0] * hidden.shape[1], hidden.shape[2]))
 
 
-def loaded(hidden: Any, n_prgs: int) -> Any:
+def loaded(hidden: Tensor, n_prgs: int) -> Tensor:
     """Load [B, S, H] as [128, B S, H / 128]: neighbours share a partition, by halves of H on two cores."""
     rows = rows_of(hidden)
     tile = nl.ndarray((PMAX, rows.shape[0], rows.shape[1] // PMAX), rows.dtype, buffer=nl.sbuf)
@@ -189,14 +205,14 @@ def loaded(hidden: Any, n_prgs: int) -> Any:
     return tile
 
 
-def plus(x: Any, update: Any) -> Any:
+def plus(x: Tensor, update: Tensor) -> Tensor:
     """Return x + update in the dtype of x; the update is [128, H / 128, tokens]."""
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
     nisa.tensor_tensor(out, x, update.permute((0, 2, 1)), op=nl.add)
     return out
 
 
-def summed(update: Any, replica_groups: Any) -> Any:
+def summed(update: Tensor, replica_groups: ReplicaGroups | None) -> Tensor:
     """Return the sum of the ranks' updates of x, [128, columns, tokens], from SBUF to SBUF."""
     if replica_groups is None or len(replica_groups[0]) == 1:
         return update
@@ -206,7 +222,7 @@ def summed(update: Any, replica_groups: Any) -> Any:
     return total
 
 
-def both_halves(own: Any, core: int) -> Any:
+def both_halves(own: Tensor, core: int) -> Tensor:
     """Return the columns of both cores, [128, H / 128, tokens], from this core's half."""
     width, tokens = own.shape[1], own.shape[2]
     out = nl.ndarray((PMAX, 2 * width, tokens), own.dtype, buffer=nl.sbuf)
@@ -216,49 +232,22 @@ def both_halves(own: Any, core: int) -> Any:
 
 
 def attended(
-    x: Any, weights: tuple, cached: tuple, rotary: tuple, eps: float, dtype_mode: DtypeMode, updates: list
-) -> Any:
+    x: Tensor,
+    weights: tuple,
+    cached: tuple,
+    rotary: RotaryTables,
+    eps: float,
+    dtype_mode: DtypeMode,
+    updates: list,
+) -> Tensor:
     """Return the attention block's update of x, this core's columns as [128, H / 128 / cores, tokens]."""
     w_qkv, w_out, gamma = weights
     keys, values, mask, position_ids = cached
-    result = attention_block_tkg(
-        X=x,
-        X_hidden_dim_actual=None,
-        rmsnorm_X_enabled=True,
-        rmsnorm_X_eps=eps,
-        rmsnorm_X_gamma=gamma,
-        W_qkv=w_qkv,
-        bias_qkv=None,
-        quantization_type_qkv=QuantizationType.NONE,
-        weight_dequant_scale_qkv=None,
-        input_dequant_scale_qkv=None,
-        rmsnorm_QK_pre_rope_enabled=False,
-        rmsnorm_QK_pre_rope_eps=eps,
-        rmsnorm_QK_pre_rope_W_Q=None,
-        rmsnorm_QK_pre_rope_W_K=None,
-        cos=rotary[0],
-        sin=rotary[1],
-        rope_contiguous_layout=True,
-        rmsnorm_QK_post_rope_enabled=False,
-        rmsnorm_QK_post_rope_eps=eps,
-        rmsnorm_QK_post_rope_W_Q=None,
-        rmsnorm_QK_post_rope_W_K=None,
-        K_cache_transposed=True,
-        active_blocks_table=None,
-        K_cache=keys,
-        V_cache=values,
-        attention_mask=mask,
-        sink=None,
-        update_cache=position_ids is not None,
-        kv_cache_update_idx=position_ids,
-        W_out=w_out,
-        bias_out=None,
-        quantization_type_out=QuantizationType.NONE,
-        weight_dequant_scale_out=None,
-        input_dequant_scale_out=None,
-        transposed_out=True,
-        out_in_sb=True,
-        dtype_mode=dtype_mode,
-        pending_updates=updates,
-    )
+    tokens = BlockInput(x, w_qkv, norm=InputNorm(True, eps, gamma))
+    caches = BlockCaches(keys, values, True, update=position_ids is not None, index=position_ids)
+    output = BlockOutput(w_out, transposed=True, in_sbuf=True)
+    block = AttentionBlock(tokens, caches, BlockMasks(mask), output, rotary, dtype_mode=dtype_mode)
+    result = run_block(block)
+    if result[3] is not None:
+        updates.append(result[3])
     return result[0]

@@ -90,7 +90,8 @@ def test_each_layout_in_hbm_gives_the_same(layouts):
 
 
 def test_several_blocks_of_tokens_are_loaded(monkeypatch):
-    monkeypatch.setattr("nkilib.core.router_topk.router_topk.BLOCK_BYTES", 1024)
+    monkeypatch.setattr("nkilib.core.router_topk.router_operands.BLOCK_BYTES", 1024)
+    monkeypatch.setattr("nkilib.core.router_topk.router_operands.CHUNK_BYTES", 512)
     monkeypatch.setattr("nkilib.core.router_topk.router_topk.CHUNK_BYTES", 512)
     check(*operands(301, 512, 24), 3)
 

@@ -22,7 +22,8 @@ def trn2():
 
 
 def derived(q, k, v, dy, causal, documents=None):
-    """o, lse and gradients for [B, N, D, S], by torch in float64; `documents` [B, S] see only themselves."""
+    """Return o, lse and gradients for [B, N, D, S], by torch in float64; `documents` [B, S] see only
+    themselves."""
     q, k, v, dy = (torch.tensor(x.astype(np.float64)).transpose(2, 3) for x in (q, k, v, dy))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     scores = leaves[0] @ leaves[1].transpose(2, 3) * q.shape[3] ** -0.5
@@ -44,7 +45,7 @@ def shards(x, workers, striped):
 
 
 def packed(lengths, batch, workers, striped):
-    """The documents of all tokens, and the bounds of each worker's."""
+    """Return the documents of all tokens, and the bounds of each worker's tokens."""
     ends = np.cumsum(lengths)
     documents, low, high = (np.repeat(x, lengths) for x in (np.arange(len(ends)), ends - lengths, ends))
     bounds = []
@@ -95,7 +96,7 @@ def test_gradients_are_those_of_plain_attention(workers, b, n, d, tokens, causal
     check(workers, b, n, d, tokens, causal, striped, lnc)
 
 
-def test_more_keys_than_a_bank():
+def test_more_keys_than_a_psum_bank_holds():
     check(2, 1, 1, 16, 640, True, False)
 
 
@@ -111,6 +112,6 @@ def test_documents_packed_into_one_sequence(causal, striped, b, n, lnc):
     check(2, b, n, 32, 128, causal, striped, lnc, lengths=[50, 30, 16, 160])
 
 
-def test_stripes_need_a_causal_mask():
+def test_striped_attention_without_a_causal_mask_raises():
     with invalid("striped_attention"):
         check(2, 1, 1, 16, 128, False, True)

@@ -22,7 +22,7 @@ def trn2():
 
 
 def plain_attention(q, k, v, scale, causal, documents=None):
-    """out and log-sum-exp of the whole sequence, [b, h, S, d], in float64.
+    """Return out and log-sum-exp of the whole sequence, [b, h, S, d], in float64.
 
     `documents` [b, S]: tokens see those of the same number.
     """
@@ -41,15 +41,15 @@ def shards(x, workers, striped):
 
 
 def ring(q, k, v, workers, causal, striped=False, rows=True, lnc=1, groups=None, **more):
-    """Each worker's (out, lse) for its part of the sequence."""
+    """Return each worker's (out, lse) for its part of the sequence."""
     parts = [shards(x, workers, striped) for x in (q, k, v)]
-    turned = (lambda x: x) if rows else (lambda x: np.ascontiguousarray(x.swapaxes(2, 3)))
+    oriented = (lambda x: x) if rows else (lambda x: np.ascontiguousarray(x.swapaxes(2, 3)))
 
     def inputs(rank):
         worker = rank if groups is None else next(g for g in groups if rank in g).index(rank)
         return {
-            "q": turned(parts[0][worker]),
-            "k": turned(parts[1][worker]),
+            "q": oriented(parts[0][worker]),
+            "k": oriented(parts[1][worker]),
             "v": parts[2][worker],
             "num_workers": workers,
             "replica_groups": groups,
@@ -114,7 +114,7 @@ def test_workers_are_places_in_their_group():
         np.testing.assert_allclose(results[rank][0], want, atol=1e-5)
 
 
-def test_one_worker_needs_nobody():
+def test_one_worker_needs_no_other_rank():
     q, k, v = (random((1, 1, 128, 32), seed=i) for i in range(3))
     check(ring(q, k, v, 1, False), q, k, v, False, False, 1e-5)
 
@@ -134,7 +134,7 @@ def test_wrong_calls_are_refused(changes, text):
 
 
 def packed(lengths, batch):
-    """(documents, first and first no more of each token's document), [b, S] each; batches differ."""
+    """Return (documents, start and end of each token's document), [b, S] each; batches differ."""
     found = []
     for b in range(batch):
         mine = lengths[b:] + lengths[:b]
@@ -179,7 +179,7 @@ def test_tokens_see_those_of_their_own_document(causal, striped, batch, heads, l
 
 
 @pytest.mark.parametrize("form", [(128,), (128, 1), (1, 128), (2, 128)])
-def test_every_form_of_bounds_and_queries_that_see_nothing(form):
+def test_all_shapes_of_bounds_and_queries_that_see_no_key(form):
     q, k, v = (random((1, 2, 256, 32), seed=i, scale=0.4) for i in range(3))
     wide = np.full(form, 256, np.float32)
     wide.reshape(-1, 128)[:, 96:] = 0  # the last 32 of each worker see nothing
@@ -205,7 +205,7 @@ def test_wrong_bounds_are_refused(bounds, text):
 
 @each_lnc
 @pytest.mark.parametrize("workers, shape", [(2, (1, 4, 8)), (3, (2, 6, 5)), (4, (3, 8, 16))])
-def test_stripes_become_chunks(workers, shape, lnc):
+def test_striped_tokens_become_contiguous(workers, shape, lnc):
     whole = random((shape[0], workers * shape[1], shape[2]), BF16)
     results = run_ranks(
         ring_attention_unpermute, workers, lambda r: (whole[:, r::workers], None, workers), lnc=lnc

@@ -38,7 +38,7 @@ def equal(results, references):
 
 @each_lnc
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
-def test_thin_kernels_do_what_they_are_called(name, lnc):
+def test_collective_kernels_match_their_references(name, lnc):
     x = random((4, 6, 5))
     kernel, reference = (getattr(thin, f"{name}_hbm_kernel{suffix}") for suffix in ("", "_ref"))
     more = (PAIRS, 2) if name in ("all_gather", "reduce_scatter") else (PAIRS,)
@@ -52,7 +52,7 @@ def test_a_rank_finds_its_slice():
     equal(found, [x[table[r]] for r in range(4)])
 
 
-def test_parts_must_be_equal():
+def test_unequal_parts_raise():
     with invalid("input: got 5 rows"):
         run_ranks(thin.reduce_scatter_hbm_kernel, 2, lambda r: (random((5, 2)), ((0, 1),), 2))
 
@@ -77,7 +77,7 @@ def test_allgather_sb2sb_tiled_takes_any_number_of_tiles(rows, columns, lnc):
     equal(results, [np.concatenate([x[a] for a in pair[r]], axis=1) for r in range(4)])
 
 
-def test_allgather_sb2sb_refuses():
+def test_allgather_sb2sb_raises_on_wrong_arguments():
     for shape, degree, text in (
         ((200, 4), 2, "200 rows"),
         ((4, 4), 4, "tp_degree"),
@@ -98,7 +98,7 @@ def test_the_ring_gathers_in_rank_order(degree, groups, rows, columns, hbm, lnc)
     equal(results, fine_grained_allgather_ref(list(x), degree, groups))
 
 
-def test_rings_have_documented_sizes():
+def test_undocumented_ring_sizes_raise():
     for degree in (2, 6, 256):
         with invalid("tp_degree"):
             run_ranks(fine_grained_allgather, 2, lambda r: (random((4, 4)), degree, 1))  # noqa: B023
@@ -131,7 +131,7 @@ def test_float32_matrices_keep_their_precision():
     close(results[2], x.astype(np.float64) @ w[2].astype(np.float64), terms=256)
 
 
-def test_operands_of_the_matmul_must_fit():
+def test_mismatched_matmul_operands_raise():
     with invalid("rhs: got 7 rows"):
         run_ranks(allgather_compute_matmul, 4, lambda r: (random((4, 8)), random((7, 4)), 4, 1))
     with invalid("lhs: got 5 rows"):

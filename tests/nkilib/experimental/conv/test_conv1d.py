@@ -103,7 +103,7 @@ def test_it_runs_on_every_generation():
         check((1, 80, 600, 3, 12), on=platform, dtype=BF16, padding=(1, 1))
 
 
-def test_filters_that_do_not_fit_into_sbuf_come_again(monkeypatch):
+def test_filters_that_do_not_fit_into_sbuf_are_reloaded(monkeypatch):
     from nkilib.experimental.conv import convolve
 
     monkeypatch.setattr(convolve, "FILTER_BYTES", 1000)
@@ -111,7 +111,7 @@ def test_filters_that_do_not_fit_into_sbuf_come_again(monkeypatch):
         check((1, channels, 1100, 3, 300), padding=(1, 1), dtype=BF16)  # three tiles of output channels
 
 
-def test_inputs_that_do_not_fit_into_sbuf_come_tap_by_tap(monkeypatch):
+def test_inputs_that_do_not_fit_into_sbuf_are_loaded_tap_by_tap(monkeypatch):
     from nkilib.experimental.conv import inputs
 
     monkeypatch.setattr(inputs, "DENSE_BYTES", 300)

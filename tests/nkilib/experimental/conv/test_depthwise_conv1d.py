@@ -61,7 +61,7 @@ def test_padding_and_stride_in_width(options):
         ((1, 3, 5, 2), {}),  # an odd number of channels on one core
         ((1, 2, 5000, 3), {}),  # several loads
         ((1, 2, 4500, 31), {"padding": (2000, 2100)}),  # the first one meets nothing but padding
-        ((1, 2, 300, 200), {}),  # more taps than diagonals are kept
+        ((1, 2, 300, 200), {}),  # more taps than cached diagonals
         ((40, 4, 12, 3), {}),  # batches below each other, the last ones fewer
     ],
     ids=str,

@@ -30,7 +30,7 @@ def check(rows, columns, tiles, lnc=1):
 
 @each_lnc
 @pytest.mark.parametrize("tiles", [0, 1, 4])
-def test_the_rows_asked_for_are_exact(tiles, lnc):
+def test_the_requested_rows_are_exact(tiles, lnc):
     check(512, 1024, tiles, lnc)
 
 
@@ -82,8 +82,8 @@ def test_wrong_arguments_are_refused_by_name(text):
     assert f"[NCC_INKI016] Kernel validation exception: {text}" in str(refusal.value)
 
 
-def test_a_turn_of_the_loop_is_bound_by_memory(monkeypatch):
-    """Without data the body is priced once: 6 MiB, and the fixed cost of a kernel and of a loop."""
+def test_an_iteration_of_the_loop_is_bound_by_memory(monkeypatch):
+    """Without data the body is timed once: 6 MiB, and the fixed cost of a kernel and of a loop."""
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     matrix = nki.TensorSpec((2048, 8192), "bfloat16")
     profile = nki.profile(dynamic_elementwise_add)(matrix, matrix, nki.TensorSpec((1, 1), "int32"))

@@ -25,7 +25,7 @@ each_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"]
 
 
 def signed(shape, low, high, dtype, seed):
-    """Of either sign, magnitudes between low and high."""
+    """Return random values of either sign, with magnitudes between low and high."""
     generator = np.random.default_rng(seed)
     values = generator.uniform(low, high, shape) * generator.choice([-1, 1], shape)
     return values.astype(np.float32).astype(dtype)
@@ -36,7 +36,7 @@ def scalar(value, dtype="float32"):
 
 
 def arguments(name, shape, dtype):
-    """What a kernel is called with; the first tensor outweighs the others, so that nothing cancels."""
+    """Return a kernel's arguments; the first tensor outweighs the others, so that nothing cancels."""
     data, size = signed(shape, 8, 16, dtype, 0), int(np.prod(shape))
     others = [signed(shape, 0.5, 2, dtype, seed) for seed in (1, 2)]
     if name in SCALAR:
@@ -196,7 +196,7 @@ def test_every_kernel_checks_the_number_of_elements(name):
 
 @pytest.mark.parametrize("name", [n for n in KERNELS if "div_tensor" not in n and "addcdiv" not in n])
 def test_16_million_elements_pass_at_the_rate_of_memory(name, monkeypatch):
-    """VectorE's reciprocal, six cycles per element, holds back the quotients of two tensors."""
+    """VectorE's reciprocal, six cycles per element, limits the quotients of two tensors."""
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     args = arguments(name, (1, 1), "bfloat16")
     size = 1 << 24

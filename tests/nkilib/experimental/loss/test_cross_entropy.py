@@ -22,7 +22,7 @@ def inputs(n, v, dtype="float32", scale=3.0):
 
 
 def blocks(n):
-    """Rows of which a float64 reference fits into memory, at any size."""
+    """Return blocks of rows whose float64 reference fits into memory."""
     return [slice(start, start + 64) for start in range(0, n, 64)]
 
 

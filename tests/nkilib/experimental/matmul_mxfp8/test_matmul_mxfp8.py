@@ -17,7 +17,7 @@ schemes = pytest.mark.parametrize("scheme", ["wrapX", "1x32"])
 
 
 def words(data_and_scales, fp8):
-    """The elements as one array of four-packed words."""
+    """Return the elements as one array of four-packed words."""
     data, scales = data_and_scales
     return mx.pack_x4(data).view(mx.x4_dtype(fp8)), scales
 
@@ -106,14 +106,14 @@ def test_without_sharing_the_first_core_does_all():
 
 
 @pytest.mark.parametrize("left, right", [("plain", "K by F"), ("packed scales", "unpacked scales")])
-def test_a_long_contraction_passes_by_in_chunks(left, right, monkeypatch):
+def test_a_long_contraction_is_streamed_in_chunks(left, right, monkeypatch):
     monkeypatch.setattr(products, "LONG_TILES", 10)
     monkeypatch.setattr(products, "CHUNK_TILES", 4)
     check(*operands(200, 5248, 72), left=left, right=right)
 
 
 @pytest.mark.parametrize("size", [(1064, 640, 600), (600, 640, 1064)])
-def test_an_operand_too_large_to_stay_comes_in_groups(size, monkeypatch):
+def test_an_operand_too_large_for_sbuf_is_loaded_in_groups(size, monkeypatch):
     monkeypatch.setattr(products, "RESIDENT_BYTES", 4096)
     check(*operands(*size))
 
@@ -134,7 +134,7 @@ def test_scales_come_beside_the_data_too():
     close(out, expected, terms=640)
 
 
-def test_bytes_and_words_without_a_type_are_taken_for_the_type_asked_for():
+def test_untyped_bytes_and_words_are_read_as_the_requested_dtype():
     a, b = operands(16, 512, 24)
     (lhs, lhs_scales), (rhs, rhs_scales) = (mx.quantize_operand(x, E5M2) for x in (a, b))
     out = run(

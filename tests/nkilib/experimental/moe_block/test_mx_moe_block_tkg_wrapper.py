@@ -19,12 +19,12 @@ WORDS = {"float4_e2m1fn": np.uint16, "float8_e4m3fn": np.uint32}
 class Block:
     """inp [B, S, H] and all that belongs to it; `outputs` is what the block computes of it."""
 
-    def __init__(self, batch, sequence, h, inner, experts, k, form="float4_e2m1fn", first=0, everyone=0):
+    def __init__(self, batch, sequence, h, inner, experts, k, form="float4_e2m1fn", first=0, all_experts=0):
         self.k, self.first = k, first
         self.layer = Experts(batch * sequence, h, inner, experts, 1, form)
         self.inp = random((batch, sequence, h), "bfloat16", 1)
         self.gamma = random((1, h), "bfloat16", 2)
-        self.router = random((h, max(experts, everyone)), "float32", 3, h**-0.5)
+        self.router = random((h, max(experts, all_experts)), "float32", 3, h**-0.5)
         self.arguments = {
             "inp": self.inp,
             "gamma": self.gamma,
@@ -46,7 +46,7 @@ class Block:
         return (x / np.sqrt(power + 1e-6) * np.asarray(self.gamma, np.float64)).astype(BF16)
 
     def outputs(self, n):
-        """(out, logits) of normalised tokens: softmax over all experts, the k largest count."""
+        """Return (out, logits) of normalised tokens: softmax over all experts, then the k largest."""
         logits = n.astype(np.float64) @ np.asarray(self.router, np.float64)
         a = np.exp(logits - logits.max(-1, keepdims=True))
         a /= a.sum(-1, keepdims=True)
@@ -72,7 +72,7 @@ def test_tokens_go_where_the_router_sends_them(lnc, form):
 @each_lnc
 @pytest.mark.parametrize("tokens", [3, 130])
 def test_a_rank_serves_the_tokens_that_chose_its_experts(lnc, tokens):
-    block = Block(tokens, 1, 512, 64, 2, 2, first=2, everyone=6)
+    block = Block(tokens, 1, 512, 64, 2, 2, first=2, all_experts=6)
     options = {"is_all_expert": True, "rank_id": np.array([[1]], np.int32), "skip_router_logits": True}
     got = run(mx_moe_block_tkg_wrapper, lnc=lnc, on="trn3", **block.arguments, **options)
     agree(got, block.outputs(block.normed())[0])

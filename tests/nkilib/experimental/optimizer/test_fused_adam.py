@@ -44,7 +44,7 @@ def check(name, args, lnc=1):
 
 
 def compare(actual, expected, absolute):
-    """Float32 but for rounding, 16-bit dtypes to one step."""
+    """Compare float32 up to rounding, 16-bit dtypes up to one step."""
     if expected.dtype == np.float32:
         assert actual.dtype == np.float32 and actual.shape == expected.shape
         np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=absolute)
@@ -99,7 +99,7 @@ def test_zero_gradients_leave_zero_state_and_the_parameter():
     assert not exp_avg.any() and not exp_avg_sq.any()
 
 
-def test_inputs_stay_as_they_were():
+def test_inputs_are_unchanged():
     args = arguments("adam_kernel", (300,), amsgrad=True)
     before = [a.copy() for a in args[:5]]
     run(fused_adam.adam_kernel, *args)

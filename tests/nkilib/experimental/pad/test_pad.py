@@ -87,7 +87,7 @@ def test_the_default_repeats_the_edges():
     np.testing.assert_array_equal(run(exported, x, (1, 2)), np.pad(x, ((0, 0), (1, 2)), mode="edge"))
 
 
-def test_calls_by_keyword_and_the_input_stays():
+def test_calls_by_keyword_leave_the_input_unchanged():
     x = random((3, 4))
     before = x.copy()
     actual = run(pad, x_ref=x, padding=(1, 1), mode="constant", value=float("-inf"))
@@ -97,7 +97,7 @@ def test_calls_by_keyword_and_the_input_stays():
 
 @each_mode
 @pytest.mark.parametrize(("shape", "padding"), [SPECIFIED[0], SPECIFIED[1], SPECIFIED[2]])
-def test_torch_pads_alike(shape, padding, mode):
+def test_padding_equals_torch(shape, padding, mode):
     torch = pytest.importorskip("torch")
     x = random(shape)
     theirs = torch.nn.functional.pad(
@@ -150,7 +150,7 @@ def test_wrong_arguments_are_refused_by_name(text):
 def test_integers_are_not_filled_with_floats():
     with pytest.raises(AssertionError, match="value: got 1.5, allowed is an int for dtype int32"):
         run(pad, np.ones((4, 5), np.int32), (1, 1), "constant", 1.5)
-    check(np.ones((4, 5), np.int32), (1, 1), "replicate", 1.5)  # other modes do not look at it
+    check(np.ones((4, 5), np.int32), (1, 1), "replicate", 1.5)  # other modes do not read it
 
 
 # ---- speed -----------------------------------------------------------------------------------------

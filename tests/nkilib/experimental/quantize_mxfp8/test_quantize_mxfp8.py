@@ -16,7 +16,7 @@ DTYPES = {"float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.flo
 
 
 def numbers(shape, dtype=ml_dtypes.bfloat16):
-    """Of many magnitudes, with a block of zeros."""
+    """Return numbers of many magnitudes, with a block of zeros."""
     rng = np.random.default_rng(0)
     x = (rng.standard_normal(shape) * 2.0 ** rng.integers(-8, 8, shape)).astype(dtype)
     x[:2, :] = 0

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 STATE = np.array([[0x12345678, 0x9ABCDEF0, 3, 0xFFFFFFFF, 0x80000000, 6]], np.uint32)
 
 
-def draw(size, lnc=1, dtype=np.int32):
+def generate(size, lnc=1, dtype=np.int32):
     return run(rng.generate_random, np.zeros((1, size), dtype), size, lnc=lnc)
 
 
@@ -41,9 +41,9 @@ def test_state_travels_as_int32_too(lnc):
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 1000, 300_000])
-def test_lanes_of_equal_state_draw_xorwow_words_in_the_documented_order(size):
+def test_lanes_of_equal_state_generate_xorwow_words_in_the_documented_order(size):
     set_state()
-    actual = draw(size)
+    actual = generate(size)
     assert actual.shape == (1, size) and actual.dtype == np.int32
     np.testing.assert_array_equal(actual.view(np.uint32), rng.generate_random_ref(STATE, size))
 
@@ -52,14 +52,14 @@ def test_lanes_of_equal_state_draw_xorwow_words_in_the_documented_order(size):
 @pytest.mark.parametrize("size", [1, 128, 1000, 100_000])
 def test_equal_state_gives_equal_words(size, lnc):
     set_state(lnc=lnc)
-    first = draw(size, lnc)
+    first = generate(size, lnc)
     set_state(lnc=lnc)
-    np.testing.assert_array_equal(draw(size, lnc), first)
+    np.testing.assert_array_equal(generate(size, lnc), first)
 
 
 def test_the_state_advances_by_one_step_for_each_word_of_a_lane():
     set_state()
-    first, second = draw(128 * 7), draw(128 * 7)
+    first, second = generate(128 * 7), generate(128 * 7)
     assert (first != second).all()
     np.testing.assert_array_equal(get_state()[0], rng.xorwow_ref(STATE, 14)[1])
 
@@ -72,7 +72,9 @@ def test_setting_one_core_alone_leaves_the_other():
 
 def test_words_of_one_lane_are_evenly_distributed():
     set_state()
-    words = np.concatenate([draw(1).ravel() for _ in range(3)] + [draw(127).ravel() for _ in range(80)])
+    words = np.concatenate(
+        [generate(1).ravel() for _ in range(3)] + [generate(127).ravel() for _ in range(80)]
+    )
     words = words.view(np.uint32)
     assert len(np.unique(words)) == len(words)
     ones = np.unpackbits(words.view(np.uint8)).reshape(-1, 32).mean(axis=0)
@@ -83,9 +85,9 @@ def test_words_of_one_lane_are_evenly_distributed():
 
 def test_words_may_be_unsigned():
     set_state()
-    signed = draw(1000)
+    signed = generate(1000)
     set_state()
-    unsigned = draw(1000, dtype=np.uint32)
+    unsigned = generate(1000, dtype=np.uint32)
     assert unsigned.dtype == np.uint32
     np.testing.assert_array_equal(unsigned, signed.view(np.uint32))
 
@@ -95,7 +97,7 @@ def test_the_compiler_would_accept_the_kernel(name):
     assert [str(finding) for finding in lint(getattr(rng, name))] == []
 
 
-def test_trn3_draws_the_same():
+def test_trn3_generates_the_same_words():
     run(rng.set_rng_state_gpsimd, STATE, on="trn3")
     actual = run(rng.generate_random, np.zeros((1, 500), np.uint32), 500, on="trn3")
     np.testing.assert_array_equal(actual, rng.generate_random_ref(STATE, 500))

@@ -9,7 +9,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def inputs(b, c, n, length, dtype="float32"):
-    """As in Mamba: steps from 0.001 to 0.1, decays from exp(-dt) to exp(-n dt)."""
+    """Return inputs as in Mamba: steps from 0.001 to 0.1, decays from exp(-dt) to exp(-n dt)."""
     rng = np.random.default_rng(3)
     arrays = {
         "x": random((b, c, length)),

@@ -9,7 +9,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def inputs(b, h, length, d, n, dtype="float32"):
-    """As in Mamba-2: steps from 0.001 to 0.1, A from -16 to -1."""
+    """Return inputs as in Mamba-2: steps from 0.001 to 0.1, A from -16 to -1."""
     rng = np.random.default_rng(3)
     arrays = {
         "x": random((b, h, length, d)),

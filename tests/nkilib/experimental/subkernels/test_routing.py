@@ -34,7 +34,7 @@ def test_compiles_and_the_example_runs(kernel):
 
 
 def passes_of_eight(row, descending):
-    """What max8 and nc_match_replace8 do, step by step."""
+    """Emulate max8 and nc_match_replace8 step by step."""
     left = {i: np.float32(v) for i, v in enumerate(row)}
     order = []
     while left:
@@ -102,7 +102,7 @@ def test_metadata_counts_what_every_rank_gets(tokens, k, ranks, experts, lnc):
 
 
 @pytest.mark.parametrize("option", ["recv_counts_known", "has_rdispls"])
-def test_metadata_says_which_options_do_not_exist(option):
+def test_metadata_raises_on_unsupported_options(option):
     with pytest.raises(AssertionError, match=option):
         run(build_all_to_all_v_metadata, np.zeros((2, 2), np.int32), 2, 4, **{option: True})
 
@@ -163,7 +163,7 @@ def test_an_expert_that_does_not_exist_is_an_error():
 
 
 def packed(tokens, k, rows, width, dtype=BF16, base=1, missing=0.2):
-    """Rows in random order, some of their tokens absent, padding between them."""
+    """Return rows in random order, with some tokens absent and padding in between."""
     rng = np.random.default_rng(tokens)
     data = random((rows, width + 2), dtype)
     ids = np.full(rows, -1, np.int32)

@@ -16,12 +16,12 @@ REQUIRED = attention_block_tkg.func.__code__.co_varnames[:36]
 
 
 def held(x, places):
-    """x as MXFP8 holds it; quantised again it stays."""
+    """Return x rounded to MXFP8; quantising it again changes nothing."""
     return by_blocks(x.reshape(-1, H).astype(np.float64), places).reshape(x.shape).astype(BF16)
 
 
 def inputs(**changed):
-    """Two sequences of one new token each, 256 keys of a cache."""
+    """Return two sequences of one new token each, with a cache of 256 keys."""
     mask = (np.random.default_rng(3).random((256, 2, N, 1)) < 0.7).astype(np.uint8)
     mask[-1] = 1
     given = dict.fromkeys(REQUIRED) | {
@@ -63,7 +63,7 @@ def test_both_projections_take_mx_weights(form, lnc):
 
 
 @each_lnc
-def test_hidden_states_may_have_their_quarters_apart(lnc):
+def test_hidden_states_may_be_transposed_by_four(lnc):
     words, scales, seen = rows_in_words(H, COLUMNS)
     arguments = inputs(W_qkv=words, weight_dequant_scale_qkv=scales)
     expected = attention_block_tkg_ref(
@@ -74,7 +74,7 @@ def test_hidden_states_may_have_their_quarters_apart(lnc):
     agree(run(attention_block_tkg, **arguments, lnc=lnc, on="trn3", is_h_transposed_by_4=True)[0], expected)
 
 
-def test_static_mx_and_what_is_refused():
+def test_static_mx_is_accepted_and_wrong_arguments_raise():
     weight = random((H, COLUMNS), "float32", 2, H**-0.5)
     narrow = (weight / 0.001).astype(FP8)
     arguments = inputs(quantization_type_qkv=QuantizationType.STATIC_MX)

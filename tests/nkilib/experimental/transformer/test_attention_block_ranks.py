@@ -30,14 +30,14 @@ class Block:
 
     def __init__(self, ranks, heads=2, batch=4, active=1, room=160, window=128, transposed=False):
         self.ranks, self.heads, self.batch, self.active, self.window = ranks, heads, batch, active, window
-        everyone = ranks * heads
+        all_heads = ranks * heads
         angle = np.random.default_rng(6).uniform(0, 6, (D // 2, batch, active))
         cache = (batch, 1, D, room) if transposed else (batch, 1, room, D)
-        mask = (np.random.default_rng(3).random((window, batch, everyone, active)) < 0.7).astype(np.uint8)
+        mask = (np.random.default_rng(3).random((window, batch, all_heads, active)) < 0.7).astype(np.uint8)
         mask[-active:] = np.triu(np.ones((active, active)))[:, None, None, :]
         self.whole = dict.fromkeys(REQUIRED) | {
             "X": random((batch, active, H), BF16),
-            "W_qkv": random((H, (everyone + 2) * D), BF16, 1, H**-0.5),
+            "W_qkv": random((H, (all_heads + 2) * D), BF16, 1, H**-0.5),
             "quantization_type_qkv": QuantizationType.NONE,
             "rmsnorm_X_enabled": True,
             "rmsnorm_X_gamma": random((1, H), BF16, 7),
@@ -51,7 +51,7 @@ class Block:
         }
 
     def own_heads(self, rank):
-        """W_qkv and W_out of a rank: its query heads, and the one of keys and values that all have."""
+        """Return W_qkv and W_out of a rank: its query heads, and the shared head of keys and values."""
         columns = np.arange(self.heads * D) + rank * self.heads * D
         shared = np.arange(2 * D) + self.ranks * self.heads * D
         given = {"W_qkv": np.ascontiguousarray(self.whole["W_qkv"][:, np.concatenate([columns, shared])])}
@@ -60,7 +60,7 @@ class Block:
         return given
 
     def own_sequences(self, rank):
-        """What a rank of KVDP has of caches and mask."""
+        """Return a KVDP rank's part of the caches and the mask."""
         some = slice(rank * self.batch // self.ranks, (rank + 1) * self.batch // self.ranks)
         given = {name: self.whole[name][some].copy() for name in NAMES}
         for name in ("kv_cache_update_idx", "active_blocks_table"):
@@ -71,7 +71,7 @@ class Block:
         return given
 
     def expected(self, rank, out):
-        """The heads of a rank."""
+        """Return the result for a rank's heads."""
         return out[:, rank * self.heads : (rank + 1) * self.heads]
 
 
@@ -154,9 +154,9 @@ def test_sinks_output_projections_that_add_up_and_groups_with_gaps(mode, of_all)
 
 
 def by_keys(block, given):
-    """What a rank of CP has; the whole cache is that of all ranks one after the other, then the new tokens.
+    """Return a CP rank's part of the arguments.
 
-    The last keys of each rank are the new tokens, which rank 1 sees.
+    The whole cache is that of all ranks in order, followed by the new tokens.
     """
     ranks, own, active = block.ranks, block.window - block.active, block.active
     room, total = block.whole["V_cache"].shape[2], ranks * own + active
@@ -198,7 +198,7 @@ def test_ranks_that_share_the_keys(ranks, batch, active, window, mode, lnc):
 
 
 @pytest.mark.parametrize("mode", list(CPCollectiveMode))
-def test_a_rank_whose_keys_nobody_sees_adds_nothing(mode):
+def test_a_rank_whose_keys_are_all_masked_adds_nothing(mode):
     block, given = Block(2, batch=2), []
     whole = by_keys(block, given)
     own = block.window - 1
@@ -213,7 +213,7 @@ def test_a_rank_whose_keys_nobody_sees_adds_nothing(mode):
 
 
 @each_lnc
-def test_the_rank_that_keeps_new_tokens_is_the_one_that_has_a_place_for_them(lnc):
+def test_new_tokens_are_stored_by_the_rank_that_has_an_index_for_them(lnc):
     block, given = Block(2, batch=2, transposed=True), []
     block.whole |= {"update_cache": True, "W_out": random((4 * D, H), BF16, 11, 0.1)}
     whole = by_keys(block, given)
@@ -263,7 +263,7 @@ def test_positions_count_the_keys_of_a_rank():
         ({"CP": 3, "CP_replica_group": in_groups(3), "S_ctx": 128}, "S_ctx: got 128"),
     ],
 )
-def test_what_is_wrong(changed, text):
+def test_wrong_arguments_raise(changed, text):
     with pytest.raises(AssertionError, match=text):
         run_ranks(attention_block_tkg, 4, lambda rank: Block(2).whole | changed)
 
@@ -271,7 +271,7 @@ def test_what_is_wrong(changed, text):
 @each_lnc
 @pytest.mark.parametrize("kind", ["KVDP", "CP"])
 def test_caches_of_blocks(kind, lnc):
-    """Each rank has 64 blocks of 16 tokens, of which its sequences use some, the first `filled` tokens."""
+    """Each rank has 64 blocks of 16 tokens; its sequences use some of them for the first `filled` tokens."""
     block, rng = Block(2, batch=4), np.random.default_rng(8)
     own = 2 if kind == "KVDP" else 4  # sequences of a rank
     tables = [rng.permutation(64)[: own * 8].reshape(own, 8).astype(np.int32) for _ in range(2)]

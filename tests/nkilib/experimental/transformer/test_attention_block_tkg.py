@@ -18,7 +18,7 @@ each_attention = pytest.mark.parametrize("skip", [True, pytest.param(False, mark
 
 
 def inputs(batch=2, active=1, room=320, window=256, transposed=False, dtype=BF16, **changed):
-    """Arguments by name: all that is required, None where nothing is asked for."""
+    """Return arguments by name: all required ones, None for those that are not used."""
     cache = (batch, 1, D, room) if transposed else (batch, 1, room, D)
     mask = (np.random.default_rng(3).random((window, batch, N, active)) < 0.7).astype(np.uint8)
     mask[-active:] = np.triu(np.ones((active, active)))[:, None, None, :]
@@ -35,7 +35,7 @@ def inputs(batch=2, active=1, room=320, window=256, transposed=False, dtype=BF16
 
 
 def everything(batch, active):
-    """Norms, bias and RoPE."""
+    """Return inputs with norms, bias and RoPE."""
     angle = np.random.default_rng(6).uniform(0, 6, (D // 2, batch, active))
     given = {"rmsnorm_X_enabled": True, "rmsnorm_X_gamma": random((1, H), BF16, 7)}
     given |= {"bias_qkv": random((1, (N + 2) * D), BF16, 8), "cos": np.cos(angle).astype(BF16)}
@@ -86,7 +86,7 @@ def test_output_projection_and_its_transposed_result(skip, lnc):
 @each_attention
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("active", [1, 3])
-def test_new_tokens_go_where_their_sequence_asks(active, transposed, skip, lnc):
+def test_new_tokens_are_written_at_the_index_of_their_sequence(active, transposed, skip, lnc):
     index = np.array([[7], [-1], [300]], np.int32).view(np.uint32)
     arguments = inputs(3, active, transposed=transposed, update_cache=True, kv_cache_update_idx=index)
     before = {name: arguments[name].copy() for name in ("K_cache", "V_cache")}
@@ -171,7 +171,7 @@ def test_hidden_states_by_partition(lnc):
     near(run(attention_block_tkg, **arguments, transposed_in=True, skip_attention=True, lnc=lnc)[0], expected)
 
 
-def test_what_is_not_built_and_what_is_wrong():
+def test_unsupported_and_wrong_arguments_raise():
     for name, value in (("fp8_packed", True),):
         with pytest.raises(NotBuilt, match=name):
             run(attention_block_tkg, **inputs(), **{name: value})

@@ -42,13 +42,13 @@ def inputs(layers=1, batch=2, active=1, window=128, dtype=BF16):
 
 
 def decoded(a, layer, x):
-    """One layer in float64, written without the library; x [B, S, H]."""
+    """Compute one layer in float64, written without the library; x [B, S, H]."""
     w = {name: np.asarray(a[name][layer], np.float64) for name in a if isinstance(a[name], list)}
 
     def normed(x, gamma):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * gamma
 
-    def turned(y):  # [B, S, heads, d]
+    def rotated(y):  # [B, S, heads, d]
         cos, sin = (
             np.asarray(a[f"RoPE_{f}"], np.float64).transpose(1, 2, 0)[:, :, None] for f in ("cos", "sin")
         )
@@ -58,7 +58,7 @@ def decoded(a, layer, x):
     batch, active = x.shape[:2]
     window = len(a["attention_mask"])
     qkv = (normed(x, w["W_gamma_qkvs"]) @ w["W_qkvs"]).reshape(batch, active, N + 2, D)
-    q, k, v = turned(qkv[:, :, :N]), turned(qkv[:, :, N : N + 1])[:, :, 0], qkv[:, :, N + 1]
+    q, k, v = rotated(qkv[:, :, :N]), rotated(qkv[:, :, N : N + 1])[:, :, 0], qkv[:, :, N + 1]
     keys = w["K_caches"][:, 0].swapaxes(1, 2)[:, :window].copy()
     values = w["V_caches"][:, 0, :window].copy()
     keys[:, -active:], values[:, -active:] = k, v
@@ -119,7 +119,7 @@ def test_layers_between_the_first_and_the_last_have_fp8_weights(bound, lnc):
     near(run(transformer_tkg, **a, lnc=lnc), expected)
 
 
-def test_caches_stay_as_they_are_without_positions():
+def test_caches_are_unchanged_without_positions():
     a = inputs()
     before = a["K_caches"][0].copy()
     expected = decoded(a, 0, a["X"].astype(np.float64))[0]
@@ -143,7 +143,7 @@ def test_the_former_name_of_the_mask_and_groups_of_one_rank():
 
 
 def shard(a, rank, ranks):
-    """What a rank has of the weights: its query heads, its columns of the MLP, and the one key head."""
+    """Return a rank's weights: its query heads, its columns of the MLP, and the one key head."""
     heads, inner = N // ranks, INNER // ranks
     mine = slice(rank * heads * D, (rank + 1) * heads * D)
     columns = slice(rank * inner, (rank + 1) * inner)
@@ -183,7 +183,7 @@ def test_ranks_of_a_group_sum_what_they_add(ranks, lnc):
         ({"W_up_scales": [np.ones((128, INNER), np.float32)]}, "W_gate_scales, W_up_scales"),
     ],
 )
-def test_what_is_refused(changed, message):
+def test_wrong_arguments_raise(changed, message):
     with pytest.raises(AssertionError, match=message):
         run(transformer_tkg, **inputs() | changed)
 

@@ -83,7 +83,7 @@ def routing_source(p: ExpertsParameters) -> RoutingSource:
 
 
 def run_static(
-    p: ExpertsParameters, share: Share, routing: Routing, repeats: Repeats, out: Outputs, blocks: Any
+    p: ExpertsParameters, share: Share, routing: Routing, repeats: Repeats, out: Outputs, blocks: range
 ) -> None:
     """The blocks of these numbers, unrolled. Gate and up of the next unit stand before down of this one, so
     that TensorE works while the cores exchange the middle."""

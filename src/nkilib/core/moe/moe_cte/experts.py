@@ -11,7 +11,7 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.mlp.gate_up import activate, clamp, load_bias_columns
+from nkilib.core.mlp.gate_up import activate, clamp_block, load_bias_columns
 from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     ExpertsParameters,
     hidden_size,
@@ -38,8 +38,9 @@ from nkilib.core.utils.projection import (
 )
 from nkilib.core.utils.projection_results import beside, new_rows
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.transposes import transpose_rows
+from nkilib.core.utils.types import Tensor
 
 BEFORE = (ExpertAffinityScaleMode.PRE_SCALE, ExpertAffinityScaleMode.PRE_SCALE_DELAYED)
 
@@ -84,7 +85,7 @@ def gather_tokens(p: ExpertsParameters, unit: Unit) -> Activations:
     return Activations(tile, size)
 
 
-def affinity_row(unit: Unit) -> Any:
+def affinity_row(unit: Unit) -> Tensor:
     """The affinities of a unit along the free dimension, in every partition: [128, tokens], float32."""
     row = nl.ndarray((PMAX, unit.size), nl.float32, buffer=nl.sbuf)
     identity = nl.shared_identity_matrix(PMAX, nl.float32)
@@ -160,7 +161,13 @@ def gate_and_up(p: ExpertsParameters, unit: Unit, x: Activations, column: int, c
 
 
 def complete(
-    p: ExpertsParameters, which: GateUpDim, unit: Unit, blocks: list, row: Any, column: int, columns: int
+    p: ExpertsParameters,
+    which: GateUpDim,
+    unit: Unit,
+    blocks: list,
+    row: Tensor | None,
+    column: int,
+    columns: int,
 ) -> None:
     """sums * row * scale + bias of gate or up, clamped."""
     side = which.value
@@ -174,7 +181,7 @@ def complete(
         factor = None if scale is None else scale[0 : block.columns, tile : tile + 1]
         shift = None if bias is None else bias[0 : block.columns, tile : tile + 1]
         finish(block, factor, row, shift)
-        clamp(linear, block)
+        clamp_block(linear, block)
 
 
 def scale_columns(p: ExpertsParameters, side: int, unit: Unit, column: int, columns: int) -> Any:
@@ -189,13 +196,13 @@ def scale_columns(p: ExpertsParameters, side: int, unit: Unit, column: int, colu
     return load_bias_columns(scale, side * intermediate_size(p) + column, columns)
 
 
-def scale_of(scale: Any, unit: Unit) -> Any:
+def scale_of(scale: Tensor, unit: Unit) -> Any:
     """The scales of the unit's expert, or of all: [1, columns or 1] in HBM."""
     by_expert = scale.reshape((scale.shape[0], 1, scale.size // scale.shape[0]))
     return by_expert[0] if scale.shape[0] == 1 else by_expert.select(0, unit.expert)
 
 
-def finish(block: Block, factor: Any, row: Any, shift: Any) -> None:
+def finish(block: Block, factor: Tensor | None, row: Tensor | None, shift: Tensor | None) -> None:
     """sums * factor * row + shift; None leaves one out."""
     if row is not None:
         value = beside(block)
@@ -234,7 +241,7 @@ def exchanged(own: Activations, share: Share) -> Activations:
     return Activations(other, own.size, (1 - share.core) * share.inner)
 
 
-def swap(give: Any, take: Any, core: int, pipe: int = 0) -> None:
+def swap(give: Tensor, take: Tensor, core: int, pipe: int = 0) -> None:
     """Give a tile to the other core, and take the one that it gives."""
     nisa.sendrecv(give, take, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=pipe)
 
@@ -285,7 +292,7 @@ class LoadedChunk(nl.NKIObject):
     x: Any
     tile: int
 
-    def add(self, blocks: list, span: Any) -> None:
+    def add(self, blocks: list, span: TiledRangeIterator) -> None:
         """Its products for some columns, to the sums."""
         weights = self.weights[:, :, span.start_offset : span.end_offset]
         multiply(blocks, self.x, weights, self.tile, feature_major=False)
@@ -324,14 +331,14 @@ def down_rows(p: ExpertsParameters, unit: Unit, column: int, columns: int) -> tu
     return scale, bias
 
 
-def broadcast(row: Any) -> Any:
+def broadcast(row: Tensor) -> Tensor:
     """A row of HBM in every partition."""
     tile = nl.ndarray((PMAX, row.shape[1]), row.dtype, buffer=nl.sbuf)
     nisa.dma_copy(tile, row.broadcast(0, PMAX))
     return tile
 
 
-def finish_down(block: Block, scale: Any, bias: Any, at: int) -> None:
+def finish_down(block: Block, scale: Tensor | None, bias: Tensor | None, at: int) -> None:
     """sums * scale + bias"""
     if scale is not None:
         value = beside(block)
@@ -343,7 +350,7 @@ def finish_down(block: Block, scale: Any, bias: Any, at: int) -> None:
         block.sums = value
 
 
-def row_factors(p: ExpertsParameters, unit: Unit, counts: Any) -> Any:
+def row_factors(p: ExpertsParameters, unit: Unit, counts: Tensor) -> Any:
     """What each token's result is multiplied by: its affinity, and how often it is in the unit."""
     scaled = p.scaling == ExpertAffinityScaleMode.POST_SCALE
     if not p.accumulating:
@@ -355,7 +362,7 @@ def row_factors(p: ExpertsParameters, unit: Unit, counts: Any) -> Any:
     return factors
 
 
-def combine(dst: Any, block: Block, factors: Any, c: int, adds: bool) -> None:
+def combine(dst: Tensor, block: Block, factors: Tensor, c: int, adds: bool) -> None:
     """dst = sums * factor, plus dst if it adds."""
     factor = 1.0 if factors is None else factors[:, c : c + 1]
     if adds:

@@ -2,121 +2,73 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 
 import nki
 import nki.language as nl
-from nkilib.core.mlp.mlp_parameters import Linear
 from nkilib.core.moe.moe_cte.blocks import run_blocks
 from nkilib.core.moe.moe_cte.experts import BEFORE
-from nkilib.core.moe.moe_cte.moe_cte_parameters import ExpertsParameters
+from nkilib.core.moe.moe_cte.moe_cte_parameters import (
+    Arithmetic,
+    BlockTables,
+    Checkpoints,
+    ExpertTensors,
+    Limits,
+    Rows,
+    Terms,
+    experts_parameters,
+    slices_of_cores,
+    static_block_count,
+)
+from nkilib.core.moe.moe_cte.moe_cte_spec import (
+    HYBRID,
+    MX,
+    MoECTEImplementation,
+    MoECTESpec,
+    QuantizationConfig,
+    ShardOnBlockConfig,
+    ShardOnIConfig,
+)
 from nkilib.core.moe.moe_cte.moe_cte_utils import BlockShardStrategy, SkipMode
 from nkilib.core.moe.moe_cte.moe_ref import activation_ref, clamp_ref
 from nkilib.core.moe.mx_weights import has_words
-from nkilib.core.utils.common_types import ActFnType, Enum, ExpertAffinityScaleMode
+from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode
 from nkilib.core.utils.kernel_assert import kernel_assert, not_built
-
-
-class MoECTEImplementation(Enum):
-    """The documented ways to divide the work. All give the same result, and here are one engine."""
-
-    shard_on_block = 0
-    shard_on_i = 1
-    shard_on_i_hybrid = 2
-    shard_on_i_dropping = 3
-    shard_on_block_mx = 4
-    shard_on_i_mx = 5
-    shard_on_i_mx_hybrid = 6
-
-
-MX = (
-    MoECTEImplementation.shard_on_block_mx,
-    MoECTEImplementation.shard_on_i_mx,
-    MoECTEImplementation.shard_on_i_mx_hybrid,
-)
-
-
-@dataclass
-class ShardOnBlockConfig(nl.NKIObject):
-    """How blocks are dealt to cores. Sizes decide here, so that the first two change nothing.
-
-    slice_per_core (ours): two cores that accumulate return [T, 2, H], to be summed over the second dimension,
-    as callers expect who give this configuration; the second slice is zeros. A spec without one returns
-    [T, H], as the manual says.
-    """
-
-    block_sharding_strategy: BlockShardStrategy = BlockShardStrategy.PING_PONG
-    n_block_per_iter: int = 1
-    slice_per_core: bool = True
-
-
-@dataclass
-class ShardOnIConfig(nl.NKIObject):
-    """What to keep for a backward pass, and how many blocks are unrolled (hybrid)."""
-
-    checkpoint_activation: bool = False
-    expert_affinity_multiply_on_I: bool = False
-    num_static_block: int | None = None
-
-
-@dataclass
-class QuantizationConfig(nl.NKIObject):
-    """Scales of FP8 weights, for those who pass them in one object."""
-
-    gate_up_proj_scale: Any = None
-    down_proj_scale: Any = None
-
-
-@dataclass
-class MoECTESpec(nl.NKIObject):
-    """Which implementation, and its configuration; one that is not given has its defaults."""
-
-    implementation: MoECTEImplementation
-    shard_on_block: Any = None
-    shard_on_I: Any = None
-
-    def __post_init__(self):
-        if self.shard_on_block is None:
-            self.shard_on_block = ShardOnBlockConfig(slice_per_core=False)
-        if self.shard_on_I is None:
-            self.shard_on_I = ShardOnIConfig()
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 
 @nki.jit
 def moe_cte(
-    hidden_states: Any,
-    expert_affinities_masked: Any,
-    gate_up_proj_weight: Any,
-    down_proj_weight: Any,
-    token_position_to_id: Any,
-    block_to_expert: Any,
+    hidden_states: Tensor,
+    expert_affinities_masked: Tensor,
+    gate_up_proj_weight: Tensor,
+    down_proj_weight: Tensor,
+    token_position_to_id: Tensor,
+    block_to_expert: Tensor,
     block_size: int,
     spec: MoECTESpec,
-    conditions: Any = None,
-    gate_and_up_proj_bias: Any = None,
-    down_proj_bias: Any = None,
-    quantization_config: Any = None,
-    gate_up_proj_scale: Any = None,
-    down_proj_scale: Any = None,
-    gate_up_activations_T: Any = None,
-    down_activations: Any = None,
+    conditions: Tensor | None = None,
+    gate_and_up_proj_bias: Tensor | None = None,
+    down_proj_bias: Tensor | None = None,
+    quantization_config: QuantizationConfig | None = None,
+    gate_up_proj_scale: Tensor | None = None,
+    down_proj_scale: Tensor | None = None,
+    gate_up_activations_T: Tensor | None = None,
+    down_activations: Tensor | None = None,
     activation_function: ActFnType = ActFnType.SiLU,
-    skip_dma: Any = None,
-    compute_dtype: Any = nl.bfloat16,
+    skip_dma: SkipMode | None = None,
+    compute_dtype: DTypeLike = nl.bfloat16,
     is_tensor_update_accumulating: bool = True,
     expert_affinities_scaling_mode: ExpertAffinityScaleMode = ExpertAffinityScaleMode.POST_SCALE,
     gate_clamp_upper_limit: float | None = None,
     gate_clamp_lower_limit: float | None = None,
     up_clamp_upper_limit: float | None = None,
     up_clamp_lower_limit: float | None = None,
-    gate_up_in_scale: Any = None,
-    down_in_scale: Any = None,
-    accumulation_dtype: Any = None,
+    gate_up_in_scale: Tensor | None = None,
+    down_in_scale: Tensor | None = None,
+    accumulation_dtype: DTypeLike | None = None,
     skip_gate_proj: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ...]:
     """Blockwise experts for prefill: out[t] = sum over t's blocks of affinity[t, e] * MLP_e(hidden[t]).
 
     Block n has the B positions token_position_to_id[n B ... n B + B - 1], and expert e = block_to_expert[n]:
@@ -162,44 +114,40 @@ def moe_cte(
     check_mx(kind, gate_up_proj_weight)
     refuse_undocumented(gate_up_in_scale, down_in_scale, accumulation_dtype)
     config = spec.shard_on_I
-    scales = QuantizationConfig() if quantization_config is None else quantization_config
-    hybrid = kind in (MoECTEImplementation.shard_on_i_hybrid, MoECTEImplementation.shard_on_i_mx_hybrid)
+    hybrid = kind in HYBRID
     kernel_assert(
         not hybrid or conditions is not None, f"conditions: got None, needed by implementation {kind.name}"
     )
-    p = ExpertsParameters(
-        hidden=hidden_states,
-        affinities=expert_affinities_masked,
-        gate_up=gate_up_proj_weight,
-        down=down_proj_weight,
-        position_to_id=token_position_to_id,
-        block_to_expert=block_to_expert,
-        block_size=block_size,
-        conditions=conditions,
-        gate=Linear(None, None, None, gate_clamp_upper_limit, gate_clamp_lower_limit),
-        up=Linear(None, None, None, up_clamp_upper_limit, up_clamp_lower_limit),
-        gate_up_bias=gate_and_up_proj_bias,
-        down_bias=down_proj_bias,
-        gate_up_scale=scales.gate_up_proj_scale if gate_up_proj_scale is None else gate_up_proj_scale,
-        down_scale=scales.down_proj_scale if down_proj_scale is None else down_proj_scale,
-        act_fn=activation_function,
-        skip_token=skip_dma is not None and skip_dma.skip_token,
-        compute_dtype=compute_dtype,
-        accumulating=is_tensor_update_accumulating,
-        scaling=expert_affinities_scaling_mode,
-        skip_gate=skip_gate_proj,
-        checkpoint=config.checkpoint_activation,
-        checkpoint_down=not config.expert_affinity_multiply_on_I,
-        gate_up_checkpoint=gate_up_activations_T,
-        down_checkpoint=down_activations,
-        static_blocks=static_blocks(config, block_to_expert, gate_up_proj_weight) if hybrid else None,
-        slices=result_slices(spec, is_tensor_update_accumulating),
+    static_blocks = None
+    if hybrid:
+        static_blocks = static_block_count(config.num_static_block, block_to_expert, gate_up_proj_weight)
+    if quantization_config is not None:
+        gate_up_proj_scale = (
+            quantization_config.gate_up_proj_scale if gate_up_proj_scale is None else gate_up_proj_scale
+        )
+        down_proj_scale = quantization_config.down_proj_scale if down_proj_scale is None else down_proj_scale
+    checkpoints = Checkpoints(
+        config.checkpoint_activation,
+        config.expert_affinity_multiply_on_I,
+        gate_up_activations_T,
+        down_activations,
     )
-    dropping = kind == MoECTEImplementation.shard_on_i_dropping
-    return run_blocks(p, any_size=dropping)
+    p = experts_parameters(
+        ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
+        BlockTables(token_position_to_id, block_to_expert, block_size, conditions),
+        Terms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
+        Arithmetic(activation_function, compute_dtype, expert_affinities_scaling_mode),
+        Limits(gate_clamp_upper_limit, gate_clamp_lower_limit, up_clamp_upper_limit, up_clamp_lower_limit),
+        Rows(skip_dma, is_tensor_update_accumulating),
+        checkpoints,
+        static_blocks,
+        slices=result_slices(spec, is_tensor_update_accumulating),
+        skip_gate=skip_gate_proj,
+    )
+    return run_blocks(p, any_size=kind == MoECTEImplementation.shard_on_i_dropping)
 
 
-def check_mx(kind: MoECTEImplementation, gate_up: Any) -> None:
+def check_mx(kind: MoECTEImplementation, gate_up: Tensor) -> None:
     """MX implementations have MX weights, and no others have."""
     kernel_assert(
         (kind in MX) == has_words(gate_up),
@@ -209,20 +157,15 @@ def check_mx(kind: MoECTEImplementation, gate_up: Any) -> None:
 
 
 def result_slices(spec: MoECTESpec, accumulating: bool) -> int:
-    """2 where the caller wants a slice for each of two cores."""
-    dealt = spec.implementation == MoECTEImplementation.shard_on_block and spec.shard_on_block.slice_per_core
-    return 2 if dealt and accumulating and nl.num_programs(0) == 2 else 1
+    """Return 2 where the caller wants a slice for each of two cores."""
+    sliced = spec.implementation == MoECTEImplementation.shard_on_block and spec.shard_on_block.slice_per_core
+    return slices_of_cores(accumulating) if sliced else 1
 
 
-def static_blocks(config: ShardOnIConfig, block_to_expert: Any, gate_up: Any) -> int:
-    """How many blocks are unrolled: as asked for, or all but one for each expert."""
-    if config.num_static_block is not None:
-        return config.num_static_block
-    return max(0, block_to_expert.size - gate_up.shape[0])
-
-
-def refuse_undocumented(gate_up_in_scale: Any, down_in_scale: Any, accumulation_dtype: Any) -> None:
-    """Arguments whose meaning no page tells."""
+def refuse_undocumented(
+    gate_up_in_scale: Tensor | None, down_in_scale: Tensor | None, accumulation_dtype: DTypeLike | None
+) -> None:
+    """Raise for arguments whose meaning is not documented."""
     if gate_up_in_scale is not None or down_in_scale is not None:
         not_built("gate_up_in_scale, down_in_scale", "FP8 activations are not documented for this kernel")
     kernel_assert(
@@ -242,11 +185,11 @@ def moe_cte_ref(
     position_to_id: np.ndarray,
     block_to_expert: np.ndarray,
     block_size: int,
-    conditions: Any = None,
-    gate_up_bias: Any = None,
-    down_bias: Any = None,
-    gate_up_scale: Any = None,
-    down_scale: Any = None,
+    conditions: np.ndarray | None = None,
+    gate_up_bias: np.ndarray | None = None,
+    down_bias: np.ndarray | None = None,
+    gate_up_scale: np.ndarray | None = None,
+    down_scale: np.ndarray | None = None,
     act_fn: ActFnType = ActFnType.SiLU,
     skip_token: bool = False,
     accumulating: bool = True,

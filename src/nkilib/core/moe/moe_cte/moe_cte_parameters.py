@@ -7,17 +7,19 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.mlp.mlp_parameters import Linear
+from nkilib.core.moe.moe_cte.moe_cte_utils import SkipMode
 from nkilib.core.moe.mx_weights import (
     MxNames,
     check_words,
-    has_words,
-    mx_hidden_size,
-    mx_intermediate_size,
+    hidden_size,
+    intermediate_size,
+    is_mx,
 )
 from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 MAX_TOKENS = 32 * 1024
@@ -33,36 +35,158 @@ MX_NAMES = MxNames(
 SBUF_BYTES = 144 * 1024  # of each partition, for tokens and what becomes of them; the rest is for weights
 
 
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+@dataclass
+class ExpertTensors(nl.NKIObject):
+    """Tokens, and the weights of all experts."""
+
+    hidden: Tensor  # [T + 1, H], or [T, H] with skip_token
+    affinities: Tensor  # [(T + 1) E, 1] or [T E, 1]
+    gate_up: Tensor  # [E, H, 2, I]
+    down: Tensor  # [E, I, H]
+
+
+@dataclass
+class BlockTables(nl.NKIObject):
+    """Which tokens and which expert each of N blocks has."""
+
+    position_to_id: Tensor  # [N B]
+    block_to_expert: Tensor  # [N, 1]
+    block_size: int  # B
+    conditions: Tensor | None = None  # [N + 1]
+
+
+@dataclass
+class Terms(nl.NKIObject):
+    """What is added to products, and what they are multiplied by."""
+
+    gate_up_bias: Tensor | None  # [E, 2, I]
+    down_bias: Tensor | None  # [E, H]
+    gate_up_scale: Tensor | None  # [E or 1, 1, 2 I]
+    down_scale: Tensor | None  # [E or 1, 1, H]
+
+
+@dataclass
+class Arithmetic(nl.NKIObject):
+    act_fn: ActFnType
+    compute_dtype: DTypeLike
+    scaling: ExpertAffinityScaleMode
+
+
+@dataclass
+class Limits(nl.NKIObject):
+    """To what gate and up are clamped."""
+
+    gate_upper: float | None
+    gate_lower: float | None
+    up_upper: float | None
+    up_lower: float | None
+
+
+@dataclass
+class Rows(nl.NKIObject):
+    """How rows are read and the result is written."""
+
+    skip_dma: SkipMode | None
+    accumulating: bool
+
+
+@dataclass
+class Checkpoints(nl.NKIObject):
+    """What is stored for a backward pass, and where."""
+
+    enabled: bool = False
+    multiply_on_I: bool = False  # then down is not stored
+    gate_up: Tensor | None = None  # pre-allocated [N, 2, I, B]
+    down: Tensor | None = None  # pre-allocated [N, B, H]
+
+
 @dataclass
 class ExpertsParameters(nl.NKIObject):
     """What the caller asked for. The weights of the projections are those of all experts."""
 
-    hidden: Any  # [T + 1, H], or [T, H] with skip_token
-    affinities: Any  # [(T + 1) E, 1] or [T E, 1]
-    gate_up: Any  # [E, H, 2, I]
-    down: Any  # [E, I, H]
-    position_to_id: Any  # [N B]
-    block_to_expert: Any  # [N, 1]
+    hidden: Tensor
+    affinities: Tensor
+    gate_up: Tensor
+    down: Tensor
+    position_to_id: Tensor
+    block_to_expert: Tensor
     block_size: int
-    conditions: Any  # [N + 1], or None
+    conditions: Tensor | None
     gate: Linear  # the limits of the gate; its weight, bias and scale stand in gate_up
     up: Linear
-    gate_up_bias: Any  # [E, 2, I], or None
-    down_bias: Any  # [E, H], or None
-    gate_up_scale: Any  # [E or 1, 1, 2 I], or None
-    down_scale: Any  # [E or 1, 1, H], or None
+    gate_up_bias: Tensor  # or None
+    down_bias: Tensor  # or None
+    gate_up_scale: Tensor  # or None
+    down_scale: Tensor  # or None
     act_fn: ActFnType
     skip_token: bool
-    compute_dtype: Any
+    compute_dtype: DTypeLike
     accumulating: bool
     scaling: ExpertAffinityScaleMode
     skip_gate: bool
-    checkpoint: bool = False
-    checkpoint_down: bool = False
-    gate_up_checkpoint: Any = None  # pre-allocated [N, 2, I, B], or None
-    down_checkpoint: Any = None  # pre-allocated [N, B, H], or None
-    static_blocks: Any = None  # the others are left to a dynamic loop; None: there are no others
-    slices: int = 1  # of the result: [T, 2, H] is asked for where cores would have one each
+    checkpoint: bool
+    checkpoint_down: bool
+    gate_up_checkpoint: Tensor | None
+    down_checkpoint: Tensor | None
+    static_blocks: int | None  # the others are left to a dynamic loop; None: there are no others
+    slices: int  # of the result: [T, 2, H] is asked for where cores would have one each
+
+
+def experts_parameters(
+    tensors: ExpertTensors,
+    tables: BlockTables,
+    terms: Terms,
+    arithmetic: Arithmetic,
+    limits: Limits,
+    rows: Rows,
+    checkpoints: Checkpoints | None = None,
+    static_blocks: int | None = None,
+    slices: int = 1,
+    skip_gate: bool = False,
+) -> ExpertsParameters:
+    """Return what an entry point was asked for, in one object."""
+    checkpoints = Checkpoints() if checkpoints is None else checkpoints
+    return ExpertsParameters(
+        hidden=tensors.hidden,
+        affinities=tensors.affinities,
+        gate_up=tensors.gate_up,
+        down=tensors.down,
+        position_to_id=tables.position_to_id,
+        block_to_expert=tables.block_to_expert,
+        block_size=tables.block_size,
+        conditions=tables.conditions,
+        gate=Linear(None, upper=limits.gate_upper, lower=limits.gate_lower),
+        up=Linear(None, upper=limits.up_upper, lower=limits.up_lower),
+        gate_up_bias=terms.gate_up_bias,
+        down_bias=terms.down_bias,
+        gate_up_scale=terms.gate_up_scale,
+        down_scale=terms.down_scale,
+        act_fn=arithmetic.act_fn,
+        skip_token=rows.skip_dma is not None and rows.skip_dma.skip_token,
+        compute_dtype=arithmetic.compute_dtype,
+        accumulating=rows.accumulating,
+        scaling=arithmetic.scaling,
+        skip_gate=skip_gate,
+        checkpoint=checkpoints.enabled,
+        checkpoint_down=not checkpoints.multiply_on_I,
+        gate_up_checkpoint=checkpoints.gate_up,
+        down_checkpoint=checkpoints.down,
+        static_blocks=static_blocks,
+        slices=slices,
+    )
+
+
+def static_block_count(asked: int | None, block_to_expert: Tensor, gate_up: Tensor) -> int:
+    """Return how many blocks are unrolled: as asked for, or all but one for each expert."""
+    return max(0, block_to_expert.size - gate_up.shape[0]) if asked is None else asked
+
+
+def slices_of_cores(accumulating: bool) -> int:
+    """Return 2 where each of two cores has a slice of the result: when they add to it."""
+    return 2 if accumulating and nl.num_programs(0) == 2 else 1
 
 
 # ---- sizes and dtypes ----------------------------------------------------------------------------
@@ -70,19 +194,6 @@ class ExpertsParameters(nl.NKIObject):
 
 def expert_count(p: ExpertsParameters) -> int:
     return p.gate_up.shape[0]
-
-
-def is_mx(p: ExpertsParameters) -> bool:
-    """Weights are words of four elements, see mx_weights."""
-    return has_words(p.gate_up)
-
-
-def hidden_size(p: ExpertsParameters) -> int:
-    return mx_hidden_size(p) if is_mx(p) else p.gate_up.shape[1]
-
-
-def intermediate_size(p: ExpertsParameters) -> int:
-    return mx_intermediate_size(p) if is_mx(p) else p.gate_up.shape[3]
 
 
 def block_count(p: ExpertsParameters) -> int:
@@ -240,7 +351,7 @@ def check_scales(p: ExpertsParameters) -> None:
         check_scale(p, p.down_scale, hidden_size(p), "down_proj_scale")
 
 
-def check_scale(p: ExpertsParameters, scale: Any, columns: int, name: str) -> None:
+def check_scale(p: ExpertsParameters, scale: Tensor, columns: int, name: str) -> None:
     """[E or 1, 1, columns], of static quantisation one number instead of the columns."""
     kernel_assert(
         scale.shape[0] in (1, expert_count(p)) and scale.size in (scale.shape[0] * columns, scale.shape[0]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,6 @@ def activation_ref(act_fn: ActFnType, x: np.ndarray) -> np.ndarray:
     return np.maximum(x, 0.0) ** (2 if act_fn == ActFnType.SquaredReLU else 1)
 
 
-def clamp_ref(x: np.ndarray, upper: Any, lower: Any) -> np.ndarray:
+def clamp_ref(x: np.ndarray, upper: float | None, lower: np.ndarray | None) -> np.ndarray:
     x = x if upper is None else np.minimum(x, upper)
     return x if lower is None else np.maximum(x, lower)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
@@ -12,22 +12,19 @@ from nkilib.core.moe.moe_cte.outputs import Outputs
 from nkilib.core.moe.moe_cte.routing import Unit
 from nkilib.core.moe.mx_weights import expert_mlp
 from nkilib.core.utils.common_types import GateUpDim
-from nkilib.core.utils.mx_projection import (
-    LANES,
-    TILE,
-    MxTokens,
-    MxWeights,
-    load_scales,
-    ones_tile,
-    project_rows_mx,
-    quantize_tokens,
-)
+from nkilib.core.utils.mx_layout import LANES, TILE
+from nkilib.core.utils.mx_projection import MxTokens, ones_tile, project_rows_mx, quantize_tokens
+from nkilib.core.utils.mx_weight_loads import MxWeights, load_scales
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
+
+if TYPE_CHECKING:
+    from nkilib.core.utils.tiled_range import TiledRangeIterator
 
 
 def mx_middle(
-    p: ExpertsParameters, unit: Unit, x: Any, row: Any, out: Outputs, cores: int, core: int
+    p: ExpertsParameters, unit: Unit, x: Tensor, row: Tensor | None, out: Outputs, cores: int, core: int
 ) -> MxTokens:
     """act(gate) * up of tokens x [128, H / 128, tokens], in FP8. Cores compute half of the blocks each.
 
@@ -62,13 +59,13 @@ def kept_features(out: Outputs, which: GateUpDim, unit: Unit) -> Any:
 class MxDown(nl.NKIObject):
     """Columns `column` ... of the down projection of an expert, to be contracted with its middle."""
 
-    def __init__(self, p: ExpertsParameters, expert: Any, m: MxTokens, column: int, columns: int):
+    def __init__(self, p: ExpertsParameters, expert: Tensor, m: MxTokens, column: int, columns: int):
         self.m = m
         self.column = column
         self.weights = MxWeights(p.down.select(0, expert), p.down_scale.select(0, expert), True)
         self.scales = load_scales(self.weights, column, columns, None)
 
-    def add(self, blocks: list, span: Any) -> None:
+    def add(self, blocks: list, span: TiledRangeIterator) -> None:
         """The products of some columns, to the sums."""
         first = self.column + span.start_offset
         project_rows_mx(self.m, self.weights, blocks, first, span.size, self.scales)

@@ -15,6 +15,7 @@ from nkilib.core.moe.moe_cte.moe_cte_parameters import (
 )
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import Tensor
 
 SUM_ROWS = 2  # neighbouring rows in a partition while parts are added: a long transfer
 
@@ -23,13 +24,13 @@ SUM_ROWS = 2  # neighbouring rows in a partition while parts are added: a long t
 class Outputs(nl.NKIObject):
     """Where results go. `gate_up` and `down` are checkpoints, or None."""
 
-    result: Any  # what is returned: the total, or [T, 2, H] of the total and of zeros
-    total: Any  # [T + 1, H] or [T, H]
+    result: Tensor  # what is returned: the total, or [T, 2, H] of the total and of zeros
+    total: Tensor  # [T + 1, H] or [T, H]
     zeros: Any  # the second slice of the result, or None
     rows: Any  # what this core adds to: the total, or its part of it
-    partial: Any  # [2, T + 1, H], a part of each core, to be added; or None
-    gate_up: Any  # [N, 2, I, B]
-    down: Any  # [N, B, H]
+    partial: Tensor  # [2, T + 1, H], a part of each core, to be added; or None
+    gate_up: Tensor  # [N, 2, I, B]
+    down: Tensor  # [N, B, H]
 
 
 def new_outputs(p: ExpertsParameters, dealt: bool, core: int) -> Outputs:

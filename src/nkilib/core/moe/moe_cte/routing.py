@@ -12,6 +12,7 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import Tensor
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Unit(nl.NKIObject):
     block: Any
     first: int  # position in the block
     size: int
-    expert: Any  # [1, 1] int32, always one that exists
+    expert: Tensor  # [1, 1] int32, always one that exists
     ids: Any  # float32, as they came
     rows: Any  # int32, rows of hidden: those of padding too, or -1 where there is no such row
     valid_rows: Any  # int32, rows that can always be read: 0 for padding
@@ -85,7 +86,7 @@ class Routing(nl.NKIObject):
             op=nl.multiply,
         )
 
-    def rows_of_hidden(self, padding: Any) -> Any:
+    def rows_of_hidden(self, padding: Tensor) -> Any:
         """Padding has a row of its own, or none: then -1, which a gather skips."""
         rows = int_tile(self.ids.shape)
         if self.source.skip_token:
@@ -99,7 +100,7 @@ class Routing(nl.NKIObject):
         first = (block * self.passes + number) * self.columns
         return self.make(block, number, self.expert[0:1, block : block + 1], first)
 
-    def make(self, block: Any, number: int, expert: Any, first: int) -> Unit:
+    def make(self, block: int, number: int, expert: Tensor, first: int) -> Unit:
         last = first + self.columns
         return Unit(
             block,
@@ -132,7 +133,7 @@ class Routing(nl.NKIObject):
             gather_affinities(self.source.affinities, index),
         )
 
-    def taken(self, tile: Any, block: Any, number: int) -> Any:
+    def taken(self, tile: Tensor, block: Any, number: int) -> Tensor:
         own = nl.ndarray((PMAX, self.columns), tile.dtype, buffer=nl.sbuf)
         nisa.tensor_copy(own, tile.reshape(self.shape)[:, block, number, :])
         return own
@@ -151,26 +152,26 @@ class Routing(nl.NKIObject):
 # ---- tiles ---------------------------------------------------------------------------------------
 
 
-def float_tile(shape: Any) -> Any:
+def float_tile(shape: tuple) -> Tensor:
     return nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
 
 
-def int_tile(shape: Any) -> Any:
+def int_tile(shape: tuple) -> Tensor:
     return nl.ndarray(shape, nl.int32, buffer=nl.sbuf)
 
 
-def by_block(tile: Any, blocks: int) -> Any:
+def by_block(tile: Tensor, blocks: int) -> Any:
     """[128, blocks, columns of a block]"""
     return tile.reshape_dim(1, (blocks, tile.shape[1] // blocks))
 
 
-def spread(per_block: Any, tile: Any) -> Any:
+def spread(per_block: Tensor, tile: Tensor) -> Any:
     """[128, blocks], the same for all columns of a block."""
     blocks = per_block.shape[1]
     return per_block.expand_dim(2).broadcast(2, tile.shape[1] // blocks)
 
 
-def load_ids(position_to_id: Any) -> Any:
+def load_ids(position_to_id: Tensor) -> Any:
     """position 128 c + p at [p, c], float32."""
     columns = position_to_id.size // PMAX
     raw = int_tile((PMAX, columns))
@@ -180,7 +181,7 @@ def load_ids(position_to_id: Any) -> Any:
     return ids
 
 
-def load_row(vector: Any, count: int) -> Any:
+def load_row(vector: Tensor, count: int) -> Any:
     """The first elements of a vector, float32, in every partition."""
     raw = nl.ndarray((PMAX, count), vector.dtype, buffer=nl.sbuf)
     nisa.dma_copy(raw, vector.reshape((1, vector.size))[:, 0:count].broadcast(0, PMAX))
@@ -192,7 +193,7 @@ def load_row(vector: Any, count: int) -> Any:
 # ---- meaning -------------------------------------------------------------------------------------
 
 
-def padding_of(source: RoutingSource, ids: Any) -> Any:
+def padding_of(source: RoutingSource, ids: Tensor) -> Any:
     """1 where no token stands: id T, with skip_token also -1."""
     padding = float_tile(ids.shape)
     nisa.tensor_scalar(padding, ids, nl.equal, float(source.tokens))
@@ -203,7 +204,7 @@ def padding_of(source: RoutingSource, ids: Any) -> Any:
     return padding
 
 
-def active_blocks(source: RoutingSource, experts: Any) -> Any:
+def active_blocks(source: RoutingSource, experts: Tensor) -> Any:
     """1 for blocks before the first condition that is 0, with an expert that exists: [128, blocks]."""
     exists = float_tile(experts.shape)
     nisa.tensor_scalar(exists, experts, nl.less, float(source.experts))
@@ -229,7 +230,7 @@ def started_blocks(source: RoutingSource) -> Any:
     return started
 
 
-def probe_affinities(affinities: Any, index: Any) -> None:
+def probe_affinities(affinities: Tensor, index: Tensor) -> None:
     """Read the affinity of the smallest and of the largest index of each partition: an id that is no token's
     is an index out of bounds, and fails here."""
     for op in (nl.minimum, nl.maximum):
@@ -241,7 +242,7 @@ def probe_affinities(affinities: Any, index: Any) -> None:
         nisa.dma_copy(found, table.vector_select(0, token_id_times_experts_plus_expert))
 
 
-def gather_affinities(affinities: Any, index: Any) -> Any:
+def gather_affinities(affinities: Tensor, index: Tensor) -> Any:
     """affinities[index], float32."""
     found = nl.ndarray(index.shape, affinities.dtype, buffer=nl.sbuf)
     table = affinities.reshape((affinities.size, 1))
@@ -284,7 +285,7 @@ class Repeats(nl.NKIObject):
         return counts, rows_to_write(unit, earlier)
 
 
-def rows_to_write(unit: Unit, earlier: Any) -> Any:
+def rows_to_write(unit: Unit, earlier: Tensor) -> Any:
     """The row of each position that is the first real one of its token, else -1."""
     chosen, rows = float_tile(earlier.shape), int_tile(earlier.shape)
     nisa.scalar_tensor_tensor(chosen, earlier, nl.equal, 0.0, nl.multiply, unit.is_real)

@@ -16,9 +16,11 @@ from nkilib.core.moe.moe_tkg.parameters import (
 )
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiles import new_column
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 
-def in_sbuf(tensor: Any, dtype: Any, first: int, rows: int) -> Any:
+def in_sbuf(tensor: Tensor, dtype: DTypeLike, first: int, rows: int) -> Tensor:
     """Some rows of a tensor in HBM or SBUF as a tile of this dtype."""
     part = tensor[first : first + rows]
     tile = nl.ndarray(part.shape, dtype, buffer=nl.sbuf)
@@ -37,7 +39,7 @@ class Broadcast(nl.NKIObject):
         nisa.iota(self.identity, [[1, rows]], channel_multiplier=-1)
         nisa.tensor_scalar(self.identity, self.identity, nl.equal, 0.0)
 
-    def put(self, dst: Any, column: Any) -> None:
+    def put(self, dst: Tensor, column: Tensor) -> None:
         """dst[p, t] = column[t, 0]"""
         rows = column.shape[0]
         bank = nl.ndarray((PMAX, rows), nl.float32, buffer=nl.psum)
@@ -45,7 +47,7 @@ class Broadcast(nl.NKIObject):
         nisa.tensor_copy(dst, bank)
 
 
-def selected_affinities(p: MoEParameters) -> Any:
+def selected_affinities(p: MoEParameters) -> Tensor:
     """Of the K chosen experts of each token, [128, K, T]."""
     tokens, k = p.index.shape
     if p.eager is not None:
@@ -85,11 +87,11 @@ def local_affinities(p: MoEParameters, first: int, rows: int) -> Any:
     return tile
 
 
-def chosen_mask(p: MoEParameters, first: int, rows: int) -> Any:
+def chosen_mask(p: MoEParameters, first: int, rows: int) -> Tensor:
     """1 where expert_index of a token has the local expert's global number, else 0."""
     local = local_experts(p)
     index = in_sbuf(p.index, nl.float32, first, rows)
-    rank = nl.ndarray((rows, 1), nl.float32, buffer=nl.sbuf)
+    rank = new_column(rows)
     nisa.dma_copy(rank, p.rank_id.reshape((1, 1)).broadcast(0, rows))
     numbers = nl.ndarray((rows, local), nl.float32, buffer=nl.sbuf)
     nisa.iota(numbers, [[1, local]])
@@ -106,7 +108,7 @@ def chosen_mask(p: MoEParameters, first: int, rows: int) -> Any:
 # ---- rows that an all-to-all brought -------------------------------------------------------------
 
 
-def row_tail(p: MoEParameters, first: int, rows: int) -> Any:
+def row_tail(p: MoEParameters, first: int, rows: int) -> Tensor:
     """What stands behind some rows, [rows, 3] of 16 bits."""
     tail = nl.ndarray((rows, PACKED_COLUMNS), p.hidden.dtype, buffer=nl.sbuf)
     nisa.dma_copy(tail, p.hidden[first : first + rows, hidden_size(p) :])
@@ -124,7 +126,7 @@ def token_numbers(p: MoEParameters, first: int, rows: int, first_number: int = 0
     return numbers
 
 
-def packed_affinities(p: MoEParameters, first: int, rows: int) -> Any:
+def packed_affinities(p: MoEParameters, first: int, rows: int) -> Tensor:
     """[rows, E_L]: the packed affinity in the column of the row's expert, else 0; padding rows have none."""
     local = local_experts(p)
     affinity, used = nl.ndarray((rows, 1), nl.float32, nl.sbuf), nl.ndarray((rows, 1), nl.float32, nl.sbuf)

@@ -32,13 +32,14 @@ from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.masks import all_ones, triangle
 from nkilib.core.utils.tile_io import load, store
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.transposes import rows_from_spread, spread_rows
+from nkilib.core.utils.types import Tensor
 
 PAIR = 2  # of a token and its affinity's bits
 
 
-def check_dynamic(p: MoEParameters, block_size: Any) -> None:
+def check_dynamic(p: MoEParameters, block_size: int | None) -> None:
     name = "is_all_expert_dynamic: got True"
     kernel_assert(p.all_expert, f"{name} without is_all_expert, allowed only with it")
     kernel_assert(
@@ -50,7 +51,7 @@ def check_dynamic(p: MoEParameters, block_size: Any) -> None:
     )
 
 
-def dynamic_experts(p: MoEParameters, out: Any, cores: int, core: int, block_size: int) -> Any:
+def dynamic_experts(p: MoEParameters, out: Tensor, cores: int, core: int, block_size: int) -> Any:
     """out = sums over the experts, this core's part of H."""
     tokens, width = token_count(p), hidden_size(p) // cores
     table = TokenTable(p, min(block_size, PMAX))
@@ -69,7 +70,13 @@ def dynamic_experts(p: MoEParameters, out: Any, cores: int, core: int, block_siz
 
 
 def add_blocks(
-    p: MoEParameters, sums: Any, table: TokenTable, broadcast: Broadcast, expert: int, cores: int, core: int
+    p: MoEParameters,
+    sums: Tensor,
+    table: TokenTable,
+    broadcast: Broadcast,
+    expert: int,
+    cores: int,
+    core: int,
 ) -> None:
     """sums += an expert's results, in as many turns as it has blocks."""
     trips = nisa.register_alloc()
@@ -122,7 +129,7 @@ class TokenTable(nl.NKIObject):
         half = 0.5 - 0.5 / block
         nisa.tensor_scalar(self.trips, self.counts, nl.multiply, 1.0 / block, op1=nl.add, operand1=half)
 
-    def clear(self, cells: Any, experts: int) -> None:
+    def clear(self, cells: Tensor, experts: int) -> None:
         """Entries of no token."""
         each = self.capacity * self.block
         empty = nl.ndarray((1, each, PAIR), nl.int32, buffer=nl.sbuf)
@@ -131,7 +138,7 @@ class TokenTable(nl.NKIObject):
         for expert in range(experts):
             nisa.dma_copy(cells[expert * each : (expert + 1) * each].expand_dim(0), empty)
 
-    def enter(self, p: MoEParameters, cells: Any, tile: Any) -> None:
+    def enter(self, p: MoEParameters, cells: Tensor, tile: TiledRangeIterator) -> None:
         """The tokens of a tile, behind those of earlier ones."""
         experts, rows = self.counts.shape[1], tile.size
         weights = nl.ndarray((rows, experts), nl.float32, buffer=nl.sbuf)
@@ -147,7 +154,7 @@ class TokenTable(nl.NKIObject):
             place = cells.ap([[PAIR, rows], [1, PAIR]], vector_offset=places[:, expert : expert + 1])
             nisa.dma_copy(place, pairs[:, expert, :], oob_mode=nisa.oob_mode.skip)
 
-    def places_of(self, weights: Any) -> Any:
+    def places_of(self, weights: Tensor) -> Tensor:
         """Rows of the table, int32 [tokens, E_L]; -1 where the weight is 0. Counts move on."""
         rows, experts = weights.shape
         hits = nl.ndarray((rows, experts), nl.bfloat16, buffer=nl.sbuf)

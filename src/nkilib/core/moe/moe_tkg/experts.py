@@ -8,16 +8,20 @@ x. A partition's weights then lie together in HBM, and what belongs to a feature
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.mlp.gate_up import activate, clamp
+from nkilib.core.mlp.gate_up import activate, clamp_block
 from nkilib.core.moe.moe_tkg.parameters import MoEParameters, matmul_dtype, quantized
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.projection import BANK_COLUMNS, Block, bytes_of
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import DTypeLike, Tensor
+
+if TYPE_CHECKING:
+    from nkilib.core.mlp.mlp_parameters import Linear
 
 CHUNK_BYTES = 32 * 1024  # of weights in each partition: 4 MiB for one transfer of gate and up, half for down
 SPAN_BANKS = 2  # of PSUM for the gates of one span, and as many for the ups
@@ -41,12 +45,12 @@ class Tokens(nl.NKIObject):
 class Item(nl.NKIObject):
     """A piece of work: columns first ... first + count of the middle of an expert, for some tokens."""
 
-    expert: Any  # a number, or a tile [1, 1] that holds it
+    expert: Tensor  # a number, or a tile [1, 1] that holds it
     first: int
     count: int
     token: int
     tokens: int
-    weight: Any = None  # affinities [128, tokens], the same in all partitions; None: 1
+    weight: Tensor = None  # affinities [128, tokens], the same in all partitions; None: 1
 
     def chosen(self) -> bool:
         """It was selected for a single token."""
@@ -72,7 +76,7 @@ def middles_of(p: MoEParameters, x: Tokens, item: Item) -> list[Middle]:
     return middles
 
 
-def add_expert(p: MoEParameters, total: Any, x: Tokens, item: Item, middles: list, part: int) -> None:
+def add_expert(p: MoEParameters, total: Tensor, x: Tokens, item: Item, middles: list, part: int) -> None:
     """total[128, J, T] += weight * down(middles) of one part of H, in float32."""
     for m in middles:
         add_down(p, total, x, item, m, part)
@@ -146,7 +150,7 @@ def stream_gate_up(
             add_products(sums[half], bias[:, half * columns : (half + 1) * columns], ones, partitions)
 
 
-def add_products(banks: list, stationary: Any, moving: Any, partitions: int) -> None:
+def add_products(banks: list, stationary: Tensor, moving: Tensor, partitions: int) -> None:
     """Each block of columns of the stationary operand, times the moving one."""
     block = 0
     for bank in banks:
@@ -156,7 +160,7 @@ def add_products(banks: list, stationary: Any, moving: Any, partitions: int) -> 
             block += 1
 
 
-def of_expert(weights: Any, item: Item) -> Any:
+def of_expert(weights: Tensor, item: Item) -> Any:
     """The slice of an item's expert."""
     return weights.select(0, item.expert)
 
@@ -178,7 +182,7 @@ class Terms(nl.NKIObject):
                 self.bias = blocks_of_row(bias, blocks, partitions)
 
 
-def finished(bank: Any, terms: Terms, block: int, limits: Any) -> Any:
+def finished(bank: Tensor, terms: Terms, block: int, limits: Linear) -> Any:
     """sums * scale + bias, clamped: [partitions, blocks tokens]."""
     partitions, blocks, tokens = bank.shape
     value = bank
@@ -188,18 +192,18 @@ def finished(bank: Any, terms: Terms, block: int, limits: Any) -> Any:
         if terms.bias is not None:
             nisa.tensor_tensor(value, value, along(terms.bias, block, blocks, tokens), op=nl.add)
     clamped = Block(value.reshape((partitions, blocks * tokens)), 0, tokens, 0, partitions)
-    clamp(limits, clamped)
+    clamp_block(limits, clamped)
     return clamped.sums
 
 
-def along(columns: Any, block: int, blocks: int, tokens: int) -> Any:
+def along(columns: Tensor, block: int, blocks: int, tokens: int) -> Any:
     """Numbers of each feature, the same for all tokens; a single one is that of all features."""
     if columns.shape[1] == 1:
         return columns.expand_dim(2).broadcast(1, blocks).broadcast(2, tokens)
     return columns[:, block : block + blocks].expand_dim(2).broadcast(2, tokens)
 
 
-def combine(p: MoEParameters, dst: Any, gate: Any, up: Any, item: Item) -> None:
+def combine(p: MoEParameters, dst: Tensor, gate: Tensor, up: Tensor, item: Item) -> None:
     """dst = act(gate) * up, times the affinity of each token where it differs between tokens."""
     partitions, blocks, tokens = dst.shape
     active = nl.ndarray(gate.shape, nl.float32, buffer=nl.sbuf)
@@ -216,7 +220,7 @@ def combine(p: MoEParameters, dst: Any, gate: Any, up: Any, item: Item) -> None:
 # ---- rows of parameters --------------------------------------------------------------------------
 
 
-def load_row(rows: Any, item: Item) -> Any:
+def load_row(rows: Tensor, item: Item) -> Tensor:
     """The row of an item's expert, [1, columns] in SBUF."""
     columns = rows.size // rows.shape[0]
     row = nl.ndarray((1, columns), rows.dtype, buffer=nl.sbuf)
@@ -225,21 +229,21 @@ def load_row(rows: Any, item: Item) -> Any:
     return row
 
 
-def constant_row(columns: int, dtype: Any) -> Any:
+def constant_row(columns: int, dtype: DTypeLike) -> Tensor:
     """[1, columns] of 1."""
     row = nl.ndarray((1, columns), dtype, buffer=nl.sbuf)
     nisa.memset(row, 1.0)
     return row
 
 
-def blocks_of_row(row: Any, blocks: int, partitions: int) -> Any:
+def blocks_of_row(row: Tensor, blocks: int, partitions: int) -> Any:
     """row[0, partitions b + p] at [p, b], float32; a single number goes everywhere."""
     if row.shape[1] == 1:
         return columns_of(row.broadcast(1, blocks * partitions).reshape_dim(1, (blocks, partitions)))
     return columns_of(row.reshape_dim(1, (blocks, partitions)))
 
 
-def columns_of(row: Any) -> Any:
+def columns_of(row: Tensor) -> Tensor:
     """row[0, b, p] at [p, b], float32, by matmuls with 1: exact."""
     blocks, partitions = row.shape[1], row.shape[2]
     one = constant_row(1, row.dtype)
@@ -254,7 +258,7 @@ def columns_of(row: Any) -> Any:
 # ---- down ----------------------------------------------------------------------------------------
 
 
-def add_down(p: MoEParameters, total: Any, x: Tokens, item: Item, m: Middle, part: int) -> None:
+def add_down(p: MoEParameters, total: Tensor, x: Tokens, item: Item, m: Middle, part: int) -> None:
     """total += m W of one part of H, some rows of W at a time."""
     partitions, blocks, tokens = m.tile.shape
     columns = p.down.shape[2] // x.cores
@@ -277,12 +281,12 @@ def add_down(p: MoEParameters, total: Any, x: Tokens, item: Item, m: Middle, par
             drain(total_of(total, item, group), bank, item, scale, group)
 
 
-def total_of(total: Any, item: Item, group: TiledRangeIterator) -> Any:
+def total_of(total: Tensor, item: Item, group: TiledRangeIterator) -> Any:
     """The place of a group of features and an item's tokens."""
     return total[:, group.start_offset : group.end_offset, item.token : item.token + item.tokens]
 
 
-def drain(dst: Any, bank: Any, item: Item, scale: Any, group: TiledRangeIterator) -> None:
+def drain(dst: Tensor, bank: Tensor, item: Item, scale: Tensor | None, group: TiledRangeIterator) -> None:
     """dst += bank, times the scale of each feature and the affinity of a single token."""
     value = bank
     if scale is not None:
@@ -295,7 +299,7 @@ def drain(dst: Any, bank: Any, item: Item, scale: Any, group: TiledRangeIterator
         nisa.tensor_tensor(dst, value, dst, op=nl.add)
 
 
-def part_columns(rows: Any, item: Item, part: int, parts: int) -> Any:
+def part_columns(rows: Tensor, item: Item, part: int, parts: int) -> Any:
     """Numbers of one part of H as they are spread over the partitions, [128, J]; or one number for all."""
     if rows.shape[1] == 1:
         number = blocks_of_row(load_row(rows, item), 1, PMAX)
@@ -303,14 +307,14 @@ def part_columns(rows: Any, item: Item, part: int, parts: int) -> Any:
     return columns_of(spread_row(rows, item, part, parts))
 
 
-def spread_row(rows: Any, item: Item, part: int, parts: int) -> Any:
+def spread_row(rows: Tensor, item: Item, part: int, parts: int) -> Any:
     """A row's part of H, [1, J, 128]: feature J p + j at [0, j, p]."""
     columns = rows.shape[1] // parts
     row = load_row(rows[:, part * columns : (part + 1) * columns], item)
     return row.reshape_dim(1, (PMAX, columns // PMAX)).permute((0, 2, 1))
 
 
-def add_down_bias(p: MoEParameters, total: Any, x: Tokens, item: Item, part: int) -> None:
+def add_down_bias(p: MoEParameters, total: Tensor, x: Tokens, item: Item, part: int) -> None:
     """total += bias times affinity: a matmul of the two rows."""
     row = spread_row(p.down_bias, item, part, x.cores)
     factors = constant_row(item.tokens, row.dtype)

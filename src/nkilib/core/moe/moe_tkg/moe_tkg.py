@@ -47,7 +47,8 @@ from nkilib.core.utils.common_types import (
 from nkilib.core.utils.kernel_assert import not_built
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 FP8_TOKENS = "activations that arrive in FP8 are not built"
 BLOCK_BYTES = 96 * 1024  # of sums in each partition: how many tokens a pass over the weights serves
@@ -55,40 +56,40 @@ BLOCK_BYTES = 96 * 1024  # of sums in each partition: how many tokens a pass ove
 
 @nki.jit
 def moe_tkg(
-    hidden_input,
-    expert_gate_up_weights,
-    expert_down_weights,
-    expert_affinities,
-    expert_index,
-    is_all_expert,
-    rank_id=None,
-    expert_gate_up_bias=None,
-    expert_down_bias=None,
-    expert_gate_up_weights_scale=None,
-    expert_down_weights_scale=None,
-    hidden_input_scale=None,
-    expert_gate_up_input_scale=None,
-    expert_down_input_scale=None,
-    mask_unselected_experts=False,
-    expert_affinities_eager=None,
-    expert_affinities_scaling_mode=ExpertAffinityScaleMode.NO_SCALE,
-    activation_fn=ActFnType.SiLU,
-    output_dtype=None,
-    gate_clamp_upper_limit=None,
-    gate_clamp_lower_limit=None,
-    up_clamp_upper_limit=None,
-    up_clamp_lower_limit=None,
-    output_in_sbuf=False,
-    is_all_expert_dynamic=False,
-    block_size=None,
-    input_dequant_scale=None,
-    all_to_all_v_strategy=MoEAllToAllVStrategy.DISABLED,
-    output_layout=MoEBlockIOLayout.B_S_H,
-    output=None,
-    dtype_mode=DtypeMode.NON_OCP,
-    gate_up_input_scale=None,
-    down_input_scale=None,
-    outp_layout=None,
+    hidden_input: Tensor,
+    expert_gate_up_weights: Tensor,
+    expert_down_weights: Tensor,
+    expert_affinities: Tensor,
+    expert_index: Tensor,
+    is_all_expert: bool,
+    rank_id: Tensor | None = None,
+    expert_gate_up_bias: Tensor | None = None,
+    expert_down_bias: Tensor | None = None,
+    expert_gate_up_weights_scale: Tensor | None = None,
+    expert_down_weights_scale: Tensor | None = None,
+    hidden_input_scale: Tensor | None = None,
+    expert_gate_up_input_scale: Tensor | None = None,
+    expert_down_input_scale: Tensor | None = None,
+    mask_unselected_experts: bool = False,
+    expert_affinities_eager: Tensor | None = None,
+    expert_affinities_scaling_mode: ExpertAffinityScaleMode = ExpertAffinityScaleMode.NO_SCALE,
+    activation_fn: ActFnType = ActFnType.SiLU,
+    output_dtype: DTypeLike | None = None,
+    gate_clamp_upper_limit: float | None = None,
+    gate_clamp_lower_limit: float | None = None,
+    up_clamp_upper_limit: float | None = None,
+    up_clamp_lower_limit: float | None = None,
+    output_in_sbuf: bool = False,
+    is_all_expert_dynamic: bool = False,
+    block_size: int | None = None,
+    input_dequant_scale: Tensor | None = None,
+    all_to_all_v_strategy: MoEAllToAllVStrategy = MoEAllToAllVStrategy.DISABLED,
+    output_layout: MoEBlockIOLayout = MoEBlockIOLayout.B_S_H,
+    output: Tensor | None = None,
+    dtype_mode: DtypeMode = DtypeMode.NON_OCP,
+    gate_up_input_scale: Tensor | None = None,
+    down_input_scale: Tensor | None = None,
+    outp_layout: MoEBlockIOLayout | None = None,
 ):
     """out[t] = sum over experts e of w[t, e] f_e(x_t), f(x) = down(act(gate(x)) * up(x)); [T, H].
 
@@ -165,16 +166,18 @@ def moe_tkg(
     n_prgs, core = get_verified_program_sharding_info("moe_tkg", (0, 1), 2)[1:]
     if is_all_expert_dynamic:
         check_dynamic(p, block_size)
-    return experts_of(p, n_prgs, core, block_size=block_size if is_all_expert_dynamic else 0)
+    return experts_of(p, n_prgs, core, block_size=block_size or 0 if is_all_expert_dynamic else 0)
 
 
-def refuse(name: str, value: Any, why: str) -> None:
+def refuse(name: str, value: Tensor | None, why: str) -> None:
     """Of this argument only None is built."""
     if value is not None:
         not_built(name, why)
 
 
-def experts_of(p: MoEParameters, n_prgs: int, core: int, addend: Any = None, block_size: int = 0) -> Any:
+def experts_of(
+    p: MoEParameters, n_prgs: int, core: int, addend: Tensor | None = None, block_size: int = 0
+) -> Any:
     """The kernel, once its arguments are collected; addend [T, H] float32 in HBM is added to the result.
 
     With a block_size all experts take only the tokens that weigh something with them.
@@ -194,7 +197,9 @@ def experts_of(p: MoEParameters, n_prgs: int, core: int, addend: Any = None, blo
 # ---- who does what -------------------------------------------------------------------------------
 
 
-def selected_experts(p: MoEParameters, out: Any, cores: int, core: int, addend: Any) -> Any:
+def selected_experts(
+    p: MoEParameters, out: Tensor | None, cores: int, core: int, addend: Tensor | None
+) -> Any:
     """For each token its K experts, whose numbers address the weights."""
     tokens, k = p.index.shape
     index = nl.ndarray((1, tokens * k), nl.int32, buffer=nl.sbuf)
@@ -212,7 +217,7 @@ def selected_experts(p: MoEParameters, out: Any, cores: int, core: int, addend: 
     return run_items(p, out, total, x, items, core, 0)
 
 
-def all_experts(p: MoEParameters, out: Any, cores: int, core: int, addend: Any) -> Any:
+def all_experts(p: MoEParameters, out: Tensor | None, cores: int, core: int, addend: Tensor | None) -> Any:
     """For each block of tokens all local experts."""
     result = None
     for block in TiledRange(token_count(p), block_tokens(p)):
@@ -235,7 +240,7 @@ def block_tokens(p: MoEParameters) -> int:
     return fit if fit < PMAX else fit // PMAX * PMAX
 
 
-def expert_weights(p: MoEParameters, block: Any) -> Any:
+def expert_weights(p: MoEParameters, block: TiledRangeIterator) -> Tensor:
     """Affinities of the local experts, [128, E_L, tokens], the same in every partition."""
     result = nl.ndarray((PMAX, local_experts(p), block.size), nl.float32, buffer=nl.sbuf)
     broadcast = Broadcast(min(block.size, PMAX))
@@ -250,7 +255,9 @@ def expert_weights(p: MoEParameters, block: Any) -> Any:
 # ---- the work ------------------------------------------------------------------------------------
 
 
-def run_items(p: MoEParameters, out: Any, total: Any, x: Tokens, items: list, core: int, first: int) -> Any:
+def run_items(
+    p: MoEParameters, out: Tensor | None, total: Tensor, x: Tokens, items: list, core: int, first: int
+) -> Any:
     """All items, as many at once as there are cores. The next middle is computed before the last is used."""
     waiting: list = []
     for step in TiledRange(len(items), x.cores):

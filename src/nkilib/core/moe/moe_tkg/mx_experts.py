@@ -16,10 +16,12 @@ from nkilib.core.moe.moe_tkg.parameters import MoEParameters
 from nkilib.core.moe.moe_tkg.tokens import exchange
 from nkilib.core.moe.mx_slabs import Slab, SlabStream, fits_slab
 from nkilib.core.moe.mx_weights import expert_mlp
-from nkilib.core.utils.mx_projection import MxTokens, MxWeights, WeightStream, token_scales
+from nkilib.core.utils.mx_projection import MxTokens, token_scales
+from nkilib.core.utils.mx_weight_loads import MxWeights, WeightStream
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import Tensor
 
 # ---- gate and up ---------------------------------------------------------------------------------
 
@@ -60,7 +62,7 @@ def item_middle(p: MoEParameters, x: Tokens, item: Item, part: int, parts: int) 
 # ---- down ----------------------------------------------------------------------------------------
 
 
-def add_mx_expert(p: MoEParameters, total: Any, x: Tokens, item: Item, middles: list, part: int) -> None:
+def add_mx_expert(p: MoEParameters, total: Tensor, x: Tokens, item: Item, middles: list, part: int) -> None:
     """total[128, J, T] += weight * down(middle) of one part of H, in float32."""
     mlp = expert_mlp(p, item.expert)
     m = quantize_middle(mlp, MxScales(mlp, x.mx.ones), middles[0].tile)
@@ -82,7 +84,7 @@ def add_mx_expert(p: MoEParameters, total: Any, x: Tokens, item: Item, middles: 
         add_down_bias(p, total, x, item, part)
 
 
-def add_features(sums: Any, m: MxTokens, stream: WeightStream, j: int, size: int) -> None:
+def add_features(sums: Tensor, m: MxTokens, stream: WeightStream, j: int, size: int) -> None:
     """sums[p, t] = the loaded tiles of the down projection, feature size p + j."""
     for tile in range(stream.first, stream.next):
         words = stream.words_of(tile, 0, stream.columns)
@@ -96,7 +98,7 @@ def add_features(sums: Any, m: MxTokens, stream: WeightStream, j: int, size: int
         )
 
 
-def drain(dst: Any, bank: Any, item: Item, turn: int) -> None:
+def drain(dst: Tensor, bank: Tensor, item: Item, turn: int) -> None:
     """dst += bank, times the affinity of each token. GpSimdE, which is slow, adds every third product."""
     if item.weight is None:
         nisa.tensor_tensor(dst, bank, dst, op=nl.add)

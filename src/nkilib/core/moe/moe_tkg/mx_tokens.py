@@ -6,7 +6,8 @@ import nki.language as nl
 from nkilib.core.moe.moe_tkg.experts import Tokens
 from nkilib.core.moe.moe_tkg.parameters import MoEParameters, hidden_size, matmul_dtype
 from nkilib.core.moe.mx_weights import MxNames, check_words, has_words
-from nkilib.core.utils.mx_projection import LANES, TILE, ones_tile, quantize_tokens
+from nkilib.core.utils.mx_layout import LANES, TILE
+from nkilib.core.utils.mx_projection import ones_tile, quantize_tokens
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange

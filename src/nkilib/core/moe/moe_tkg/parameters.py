@@ -7,7 +7,8 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.mlp.mlp_parameters import Linear
-from nkilib.core.moe.mx_weights import has_words, mx_hidden_size, mx_intermediate_size
+from nkilib.core.moe.mx_weights import hidden_size, intermediate_size, is_mx
+from nkilib.core.utils import token_shapes
 from nkilib.core.utils.common_types import (
     ActFnType,
     ExpertAffinityScaleMode,
@@ -15,9 +16,11 @@ from nkilib.core.utils.common_types import (
     MoEBlockIOLayout,
 )
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
-from nkilib.core.utils.kernel_helpers import is_hbm_buffer, resolve_fp8_dtype
+from nkilib.core.utils.kernel_helpers import resolve_fp8_dtype
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.token_shapes import is_in_sbuf
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 FLOATS = (nl.float32, nl.bfloat16, nl.float16)
 MAX_TOKENS = 128  # of a call that selects experts
@@ -48,7 +51,7 @@ class MoEParameters(nl.NKIObject):
     act_fn: ActFnType
     gate: Linear  # the limits alone
     up: Linear
-    output_dtype: Any
+    output_dtype: DTypeLike
     output_in_sbuf: bool
     layout: MoEBlockIOLayout
     output: Any
@@ -63,25 +66,12 @@ def local_experts(p: MoEParameters) -> int:
     return p.gate_up.shape[0]
 
 
-def is_mx(p: MoEParameters) -> bool:
-    """Weights are words of four elements, see mx_weights."""
-    return has_words(p.gate_up)
-
-
-def hidden_size(p: MoEParameters) -> int:
-    return mx_hidden_size(p) if is_mx(p) else p.gate_up.shape[1]
-
-
-def intermediate_size(p: MoEParameters) -> int:
-    return mx_intermediate_size(p) if is_mx(p) else p.gate_up.shape[3]
-
-
 def input_in_sbuf(p: MoEParameters) -> bool:
-    return not is_hbm_buffer(p.hidden)
+    return is_in_sbuf(p.hidden)
 
 
 def token_count(p: MoEParameters) -> int:
-    return p.hidden.shape[1] if input_in_sbuf(p) else p.hidden.shape[0]
+    return token_shapes.token_count(p.hidden)
 
 
 def shares_input(p: MoEParameters) -> bool:
@@ -263,6 +253,6 @@ def check_scales(p: MoEParameters) -> None:
     check_scale("expert_down_weights_scale", p.down_scale, ((experts, size), (experts, 1)))
 
 
-def check_scale(name: str, scale: Any, allowed: tuple) -> None:
+def check_scale(name: str, scale: Tensor, allowed: tuple) -> None:
     shape = tuple(scale.shape)
     kernel_assert(shape in allowed, f"{name}: got shape {shape}, allowed are {allowed} (ROW, STATIC)")

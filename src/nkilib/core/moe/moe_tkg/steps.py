@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.language as nl
 from nkilib.core.moe.moe_tkg.experts import Item, Middle, Tokens, add_expert, middles_of
 from nkilib.core.moe.moe_tkg.mx_experts import add_mx_expert, mx_middles
 from nkilib.core.moe.moe_tkg.parameters import MoEParameters, is_mx
 from nkilib.core.moe.moe_tkg.tokens import exchange
+from nkilib.core.utils.types import Tensor
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Ready(nl.NKIObject):
     middles: list
 
 
-def add_ready(p: MoEParameters, total: Any, x: Tokens, waiting: list, core: int) -> None:
+def add_ready(p: MoEParameters, total: Tensor, x: Tokens, waiting: list, core: int) -> None:
     for ready in waiting:
         add = add_mx_expert if is_mx(p) else add_expert
         add(p, total, x, ready.item, ready.middles, core)

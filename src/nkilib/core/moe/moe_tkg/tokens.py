@@ -28,6 +28,7 @@ from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import rows_from_spread, spread_rows, spread_rows_into
+from nkilib.core.utils.types import Tensor
 
 SMALL_SWAP = 1024  # elements of a partition up to which GpSimdE's own DMA exchanges them
 GPSIMD_ELEMENTS = 256  # that it takes at once
@@ -58,7 +59,7 @@ def load_tokens(p: MoEParameters, cores: int, first: int, count: int) -> Tokens:
     return Tokens(tile, 1, cores)
 
 
-def copy_parts(tile: Any, columns: Any) -> None:
+def copy_parts(tile: Tensor, columns: Tensor) -> None:
     """From SBUF, where each core has its part alone."""
     core = nl.program_id(0)
     step = columns.shape[1]
@@ -68,7 +69,7 @@ def copy_parts(tile: Any, columns: Any) -> None:
     nisa.tensor_copy(tile[:, (1 - core) * step : (2 - core) * step, :], exchange(own, core))
 
 
-def new_total(p: MoEParameters, x: Tokens, core: int, first: int, addend: Any) -> Any:
+def new_total(p: MoEParameters, x: Tokens, core: int, first: int, addend: Tensor | None) -> Tensor:
     """Where this core's part of H is summed, [128, J, T]: 0, or tokens first ... of addend [T, H] in HBM."""
     width, tokens = hidden_size(p) // x.cores, x.tile.shape[2]
     total = nl.ndarray((PMAX, width // PMAX, tokens), nl.float32, buffer=nl.sbuf)
@@ -84,7 +85,7 @@ def new_total(p: MoEParameters, x: Tokens, core: int, first: int, addend: Any) -
     return total
 
 
-def exchange(sent: Any, core: int) -> Any:
+def exchange(sent: Tensor, core: int) -> Tensor:
     """What the other core sends for a tile: by GpSimdE's DMA if it is small, else by the queues."""
     received = nl.ndarray(sent.shape, sent.dtype, buffer=nl.sbuf)
     columns = sent.size // sent.shape[0]
@@ -111,7 +112,7 @@ def new_output(p: MoEParameters, n_prgs: int) -> Any:
     return nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
 
 
-def store_result(p: MoEParameters, out: Any, total: Any, x: Tokens, core: int, first: int) -> None:
+def store_result(p: MoEParameters, out: Tensor, total: Tensor, x: Tokens, core: int, first: int) -> None:
     """The sums [128, J, T] of tokens first ... and this core's part of H into the result."""
     own = rounded(p, total)
     tokens = own.shape[2]
@@ -129,7 +130,7 @@ def store_result(p: MoEParameters, out: Any, total: Any, x: Tokens, core: int, f
             nisa.dma_copy(out[start : start + token.size, hidden_size(p) :], numbers)
 
 
-def rounded(p: MoEParameters, total: Any) -> Any:
+def rounded(p: MoEParameters, total: Tensor) -> Tensor:
     """The sums in the dtype of the result, some at a time, so that what follows begins early."""
     result = nl.ndarray(total.shape, result_dtype(p), buffer=nl.sbuf)
     for group in TiledRange(total.shape[1], FINISH_TILES):
@@ -138,7 +139,7 @@ def rounded(p: MoEParameters, total: Any) -> Any:
     return result
 
 
-def result_in_sbuf(p: MoEParameters, total: Any, x: Tokens, core: int) -> Any:
+def result_in_sbuf(p: MoEParameters, total: Tensor, x: Tokens, core: int) -> Tensor:
     """[128, T, H / 128] as hidden is laid out in SBUF: all of it in every core, or its part alone."""
     size, tokens = total.shape[1], total.shape[2]
     own = rounded(p, total)
@@ -153,7 +154,7 @@ def result_in_sbuf(p: MoEParameters, total: Any, x: Tokens, core: int) -> Any:
     return tile
 
 
-def whole_rows(own: Any, core: int) -> Any:
+def whole_rows(own: Tensor, core: int) -> Tensor:
     """Rows [T, H] of both cores' parts, [128, J, T] each."""
     width, tokens = own.shape[0] * own.shape[1], own.shape[2]
     half = nl.ndarray((tokens, width), own.dtype, buffer=nl.sbuf)

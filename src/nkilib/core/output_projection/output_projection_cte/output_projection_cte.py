@@ -32,7 +32,7 @@ from nkilib.core.output_projection.operands import (
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info
-from nkilib.core.utils.mx_projection import WORDS
+from nkilib.core.utils.mx_layout import WORDS
 from nkilib.core.utils.projection import (
     BANK_COLUMNS,
     MAX_CHUNK_TILES,
@@ -47,6 +47,7 @@ from nkilib.core.utils.projection_results import Terms, finish_into, load_terms,
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 MAX_COLUMNS = 32768
 MAX_TOKENS = 131072
@@ -59,16 +60,16 @@ WEIGHT_BYTES = 32 * 1024  # in each partition, of the columns that all tokens ar
 
 @nki.jit
 def output_projection_cte(
-    attention: Any,
-    weight: Any,
-    bias: Any = None,
+    attention: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     quantization_type: QuantizationType = QuantizationType.NONE,
-    input_scales: Any = None,
-    weight_scales: Any = None,
-    output_dtype: Any = None,
+    input_scales: Tensor | None = None,
+    weight_scales: Tensor | None = None,
+    output_dtype: DTypeLike | None = None,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
     compact_weight_scales: bool = False,
-) -> Any:
+) -> Tensor:
     """out[b, s, :] = sum over n, d of attention[b, n, d, s] * weight[n D + d, :] + bias
 
     attention [B, N, D, S], weight [N D, H], bias [1, H]; out [B, S, H] in output_dtype, by default that of
@@ -141,7 +142,7 @@ def check_columns(p: Operands, n_prgs: int) -> None:
     )
 
 
-def project_mx(mx: MxProjection, out: Any, first: int, columns: int) -> None:
+def project_mx(mx: MxProjection, out: Tensor, first: int, columns: int) -> None:
     """Columns first ... of all tokens, with MX weights."""
     batches, tokens = out.shape[0], out.shape[1]
     packed = mx.p.attention.dtype in WORDS
@@ -174,7 +175,7 @@ def span_banks(p: Operands) -> int:
     return 4 if banks >= 4 else (2 if banks >= 2 else 1)
 
 
-def load_attention(p: Operands, part: Any, scales: StaticScales) -> list:
+def load_attention(p: Operands, part: Tensor, scales: StaticScales) -> list:
     """[N D, tokens] of HBM, contraction in partitions as it stands there; quantised if need be.
 
     A tile for every LOAD_TOKENS: the first matmuls need not wait for all of them.
@@ -191,7 +192,7 @@ def load_attention(p: Operands, part: Any, scales: StaticScales) -> list:
     return parts
 
 
-def load_rows(p: Operands, dst: Any, rows: Any, scales: StaticScales) -> None:
+def load_rows(p: Operands, dst: Tensor, rows: Tensor, scales: StaticScales) -> None:
     """dst[p, k] = rows[128 k + p]; the last tile may be short."""
     full, rest = rows.shape[0] // PMAX, rows.shape[0] % PMAX
     if full > 0:
@@ -201,7 +202,7 @@ def load_rows(p: Operands, dst: Any, rows: Any, scales: StaticScales) -> None:
         load_tiles(p, dst[0:rest, full, :], rows[full * PMAX :], scales)
 
 
-def load_tiles(p: Operands, dst: Any, source: Any, scales: StaticScales) -> None:
+def load_tiles(p: Operands, dst: Tensor, source: Tensor, scales: StaticScales) -> None:
     if quantizes(p):
         quantize(dst, load(source), scales)
     else:
@@ -220,7 +221,9 @@ def first_pass_spans(columns: int, widest: int) -> list:
     return spans
 
 
-def project_block(p: Operands, parts: list, scales: StaticScales, out: Any, first: int, columns: int) -> None:
+def project_block(
+    p: Operands, parts: list, scales: StaticScales, out: Tensor, first: int, columns: int
+) -> None:
     """out[:, first ... first + columns] of one block of tokens, which stays while the weights pass by."""
     for span in first_pass_spans(columns, span_banks(p) * BANK_COLUMNS):
         column, x = first + span.start_offset, parts[0]
@@ -235,7 +238,7 @@ def project_block(p: Operands, parts: list, scales: StaticScales, out: Any, firs
 
 
 def project_part(
-    x: Any, chunks: list, weights: list, terms: Terms, out: Any, column: int, columns: int
+    x: Tensor, chunks: list, weights: list, terms: Terms, out: Tensor, column: int, columns: int
 ) -> None:
     """Columns column ... of some tokens and weights that are all in SBUF."""
     banks = div_ceil(columns, BANK_COLUMNS)
@@ -252,10 +255,10 @@ def project_part(
 def output_projection_cte_ref(
     attention: np.ndarray,
     weight: np.ndarray,
-    bias: Any = None,
+    bias: np.ndarray | None = None,
     quantization_type: QuantizationType = QuantizationType.NONE,
-    input_scales: Any = None,
-    weight_scales: Any = None,
+    input_scales: np.ndarray | None = None,
+    weight_scales: np.ndarray | None = None,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
 ) -> np.ndarray:
     """The same in float64."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.experimental.mlp_mxfp8.gate_up import Limits, clamped
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.clamp_limits import ClampBounds, ClampLimits, gate_bounds, up_bounds
+from nkilib.experimental.mlp_mxfp8.gate_up import clamped
 
 PIECE = 512  # columns of a step, so that engines work on different pieces
 
@@ -22,26 +23,26 @@ class GateGradients(nl.NKIObject):
     gate_act may be None: silu(g) is then computed. Where `products` is given it receives m.
     """
 
-    gate_pre: Any
-    gate_act: Any
-    up: Any
-    gradients: Any  # [S, 2I]
-    limits: Limits
+    gate_pre: Tensor
+    gate_act: Tensor | None
+    up: Tensor
+    gradients: Tensor  # [S, 2I]
+    limits: ClampLimits | None
     first_row: int
-    products: Any = None
+    products: Tensor | None = None
 
     def finish(self, sums: list, row: int, rows: int, column: int, columns: int) -> None:
         first = self.first_row + row
         for part in TiledRange(columns, PIECE):
             self.step(sums[0][:, part.start_offset : part.end_offset], first, column + part.start_offset)
 
-    def step(self, sums: Any, row: int, column: int) -> None:
+    def step(self, sums: Tensor, row: int, column: int) -> None:
         rows, columns = sums.shape
         place = (slice(row, row + rows), slice(column, column + columns))
         inner = self.gradients.shape[1] // 2
         gate, up = load(self.gate_pre[place[0], place[1]]), load(self.up[place[0], place[1]])
-        inside = clamped(gate, self.limits.gate_lower, self.limits.gate_upper)
-        factor = clamped(up, self.limits.up_lower, self.limits.up_upper)
+        inside = clamped(gate, gate_bounds(self.limits))
+        factor = clamped(up, up_bounds(self.limits))
         act = self.activated(inside, place)
         if self.products is not None:
             m = nl.ndarray((rows, columns), self.products.dtype, buffer=nl.sbuf)
@@ -50,12 +51,12 @@ class GateGradients(nl.NKIObject):
         slope = nl.ndarray((rows, columns), nl.float32, buffer=nl.sbuf)
         nisa.activation(slope, nl.silu_dx, inside)
         nisa.tensor_tensor(slope, slope, factor, nl.multiply, engine=nisa.gpsimd_engine)
-        d_gate = self.product(sums, slope, gate, self.limits.gate_lower, self.limits.gate_upper)
+        d_gate = self.product(sums, slope, gate, gate_bounds(self.limits))
         nisa.dma_copy(self.gradients[place[0], place[1]], d_gate)
-        d_up = self.product(sums, act, up, self.limits.up_lower, self.limits.up_upper)
+        d_up = self.product(sums, act, up, up_bounds(self.limits))
         nisa.dma_copy(self.gradients[place[0], inner + column : inner + column + columns], d_up)
 
-    def activated(self, gate: Any, place: Any) -> Any:
+    def activated(self, gate: Tensor, place: tuple[slice, slice]) -> Tensor:
         """Return silu(g): load the checkpoint, or compute it."""
         if self.gate_act is not None:
             return load(self.gate_act[place[0], place[1]])
@@ -63,11 +64,10 @@ class GateGradients(nl.NKIObject):
         nisa.activation(act, nl.silu, gate)
         return act
 
-    def product(self, sums: Any, factor: Any, value: Any, lower: Any, upper: Any) -> Any:
+    def product(self, sums: Tensor, factor: Tensor, value: Tensor, bounds: ClampBounds) -> Tensor:
         """Return sums * factor, 0 where the value is not inside its open interval."""
         masked_factor = factor
-        bounds = ((lower, nl.greater), (upper, nl.less))
-        for bound in bounds:
+        for bound in ((bounds[0], nl.greater), (bounds[1], nl.less)):
             if bound[0] is not None:
                 masked = nl.ndarray(sums.shape, nl.float32, buffer=nl.sbuf)
                 nisa.scalar_tensor_tensor(masked, value, bound[1], bound[0], nl.multiply, masked_factor)
@@ -77,7 +77,7 @@ class GateGradients(nl.NKIObject):
         return result
 
 
-def transpose_rows_to(dst: Any, source: Any, row: int, rows: int) -> None:
+def transpose_rows_to(dst: Tensor, source: Tensor, row: int, rows: int) -> None:
     """Set dst[c, row + r] = source[row + r, c], through SBUF, 128 columns at a time."""
     for columns in TiledRange(source.shape[1], PMAX):
         for part in TiledRange(rows, 2048):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -11,8 +10,10 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.types import DTypeLike, Tensor
+from nkilib.experimental.clamp_limits import ClampLimits
 from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import MlpBwdMatmulConfig, check_config
-from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints, check_checkpoint, gate_up_rows, limits_of
+from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints, check_checkpoint, gate_up_rows
 from nkilib.experimental.mlp_mxfp8.mlp_bwd_mxfp8.phases import (
     compute_phase1_down_proj_mm_grad_mxfp8,
     compute_phase2_hidden_states_grad_mxfp8,
@@ -41,30 +42,30 @@ __all__ = [
 
 @nki.jit
 def mlp_backward_mxfp8_nki(
-    output_grad: Any,
-    hidden_states: Any,
-    down_proj_weight: Any = None,
-    gate_up_weights: Any = None,
-    gate_up_weight_T: Any = None,
-    gate_up_weight_T_scales: Any = None,
-    gate_up_weights_scales: Any = None,
-    down_weight_T: Any = None,
-    down_weight_T_scales: Any = None,
-    output_grad_T: Any = None,
-    output_grad_T_scales: Any = None,
-    hidden_states_T: Any = None,
-    hidden_states_T_scales: Any = None,
-    gate_pre: Any = None,
-    gate_act: Any = None,
-    up: Any = None,
-    intermediate: Any = None,
+    output_grad: Tensor,
+    hidden_states: Tensor,
+    down_proj_weight: Tensor | None = None,
+    gate_up_weights: Tensor | None = None,
+    gate_up_weight_T: Tensor | None = None,
+    gate_up_weight_T_scales: Tensor | None = None,
+    gate_up_weights_scales: Tensor | None = None,
+    down_weight_T: Tensor | None = None,
+    down_weight_T_scales: Tensor | None = None,
+    output_grad_T: Tensor | None = None,
+    output_grad_T_scales: Tensor | None = None,
+    hidden_states_T: Tensor | None = None,
+    hidden_states_T_scales: Tensor | None = None,
+    gate_pre: Tensor | None = None,
+    gate_act: Tensor | None = None,
+    up: Tensor | None = None,
+    intermediate: Tensor | None = None,
     run_with_lnc2: bool = True,
-    matmul_config: Any = None,
-    fp8_x4_dtype: Any = nl.float8_e4m3fn_x4,
+    matmul_config: MlpBwdMatmulConfig | None = None,
+    fp8_x4_dtype: DTypeLike = nl.float8_e4m3fn_x4,
     spill_reload: bool = True,
     use_scale_packing: bool = True,
-    clamp_limits: Any = None,
-):
+    clamp_limits: ClampLimits | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """(dX [S, H], d[Wg; Wu] [2I, H], dWd [H, I]) of y = (silu(x Wg^T) * (x Wu^T)) Wd^T, bfloat16.
 
     Args:
@@ -144,7 +145,12 @@ def mlp_backward_mxfp8_nki(
 
 
 def checkpoints(
-    gate_pre: Any, gate_act: Any, up: Any, intermediate: Any, rows: int, columns: int
+    gate_pre: Tensor | None,
+    gate_act: Tensor | None,
+    up: Tensor | None,
+    intermediate: Tensor | None,
+    rows: int,
+    columns: int,
 ) -> Checkpoints:
     """Return the given checkpoints, and new tensors for the missing ones except silu(g)."""
     check_checkpoint("gate_pre", gate_pre, rows, columns)
@@ -162,17 +168,17 @@ def checkpoints(
     return places
 
 
-def scratch(rows: int, columns: int) -> Any:
+def scratch(rows: int, columns: int) -> Tensor:
     return nl.ndarray((rows, columns), nl.bfloat16, buffer=nl.shared_hbm)
 
 
 def recompute(
     places: Checkpoints,
-    hidden: Any,
-    weights: Any,
-    scales: Any,
-    fp8: Any,
-    clamp_limits: Any,
+    hidden: Tensor,
+    weights: Tensor,
+    scales: Tensor | None,
+    fp8: DTypeLike,
+    clamp_limits: ClampLimits | None,
     run_with_lnc2: bool,
 ) -> None:
     """Recompute g, u and m of this core's rows."""
@@ -185,10 +191,10 @@ def recompute(
         f"expected [{2 * inner}, {x.contraction}]",
     )
     start, end = core_share(x.features, 8, run_with_lnc2)
-    gate_up_rows(part_of(x, start, end - start), gate_up, places, limits_of(clamp_limits), start)
+    gate_up_rows(part_of(x, start, end - start), gate_up, places, clamp_limits, start)
 
 
-def transposed(given: Any, scales: Any, plain: Any) -> TensorDescriptor:
+def transposed(given: Tensor | None, scales: Tensor | None, plain: Tensor) -> TensorDescriptor:
     """Return [H, S] if it is given; else [S, H], whose first dimension a product contracts."""
     if given is None:
         return TensorDescriptor(plain, None, False)
@@ -214,8 +220,8 @@ class Backward(nl.NKIObject):
     hidden_states_grad: TensorDescriptor
     weight_grad: TensorDescriptor
     down_weight_grad: TensorDescriptor
-    scratch: Any = None  # receives the transpose of d_gate_up
-    missing_products: Any = None  # receives m, if phase 1 has to compute it
+    scratch: TensorDescriptor | None = None  # receives the transpose of d_gate_up
+    missing_products: Tensor | None = None  # receives m, if phase 1 has to compute it
 
 
 def mlp_backward_mxfp8_base_nki(
@@ -234,11 +240,11 @@ def mlp_backward_mxfp8_base_nki(
     weight_grad_td: TensorDescriptor,
     down_weight_grad_td: TensorDescriptor,
     run_with_lnc2: bool = True,
-    matmul_config: Any = None,
-    fp8_x4_dtype: Any = nl.float8_e4m3fn_x4,
+    matmul_config: MlpBwdMatmulConfig | None = None,
+    fp8_x4_dtype: DTypeLike = nl.float8_e4m3fn_x4,
     spill_reload: bool = True,
     use_scale_packing: bool = True,
-    clamp_limits: Any = None,
+    clamp_limits: ClampLimits | None = None,
 ) -> tuple:
     """Run the four phases inside a kernel, on descriptors of tensors that the caller allocated in shared HBM.
 
@@ -270,7 +276,13 @@ def mlp_backward_mxfp8_base_nki(
     return hidden_states_grad_td.tensor, weight_grad_td.tensor, down_weight_grad_td.tensor
 
 
-def run_phases(t: Backward, run_with_lnc2: bool, matmul_config: Any, fp8: Any, clamp_limits: Any) -> None:
+def run_phases(
+    t: Backward,
+    run_with_lnc2: bool,
+    matmul_config: MlpBwdMatmulConfig | None,
+    fp8: DTypeLike,
+    clamp_limits: ClampLimits | None,
+) -> None:
     """Run the phases. In 1 and 2 each core has its own rows; 3 and 4 read what both cores have written."""
     configs = MlpBwdMatmulConfig() if matmul_config is None else matmul_config
     check_config("recompute_config.", configs.recompute_config)

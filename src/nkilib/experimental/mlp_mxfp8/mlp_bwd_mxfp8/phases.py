@@ -24,15 +24,15 @@ use_scale_packing are hints for the schedule, which is chosen here; dtype is tha
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
-from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import check_config
-from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints, limits_of
+from nkilib.core.utils.types import DTypeLike, Tensor
+from nkilib.experimental.clamp_limits import ClampLimits
+from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import MatmulMxfp8KernelConfig, check_config
+from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints
 from nkilib.experimental.mlp_mxfp8.mlp_bwd_mxfp8.gate_gradients import GateGradients, transpose_rows_to
 from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
-from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import Operand, describe, packed_dtype, part_of
+from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import MxOperand, describe, packed_dtype, part_of
 from nkilib.experimental.mxfp_utils.mxfp8_utils.products import Stored, multiply
 from nkilib.experimental.mxfp_utils.mxfp8_utils.sharding import core_share
 
@@ -63,13 +63,13 @@ def compute_phase1_down_proj_mm_grad_mxfp8(
     scratch_td: TensorDescriptor,
     down_weight_td: TensorDescriptor,
     s_base: int,
-    dtype: Any,
-    fp8_x4_dtype: Any,
-    config: Any = None,
+    dtype: DTypeLike,
+    fp8_x4_dtype: DTypeLike,
+    config: MatmulMxfp8KernelConfig | None = None,
     spill_reload: bool = True,
     use_scale_packing: bool = True,
     run_with_lnc2: bool = True,
-    clamp_limits: Any = None,
+    clamp_limits: ClampLimits | None = None,
 ) -> None:
     """d_gate_up [S, 2I] = [dg | du] of dm = dY Wd, and its transpose in scratch [2I, S].
 
@@ -99,15 +99,15 @@ def compute_phase1_down_proj_mm_grad_mxfp8(
 def gate_gradients(
     output_grad_td: TensorDescriptor,
     places: Checkpoints,
-    missing_products: Any,
+    missing_products: Tensor | None,
     d_gate_up_td: TensorDescriptor,
-    scratch_td: Any,
+    scratch_td: TensorDescriptor | None,
     down_weight_td: TensorDescriptor,
     row: int,
-    fp8: Any,
-    config: Any,
+    fp8: DTypeLike,
+    config: MatmulMxfp8KernelConfig | None,
     run_with_lnc2: bool,
-    clamp_limits: Any,
+    clamp_limits: ClampLimits | None,
 ) -> None:
     """Run phase 1. missing_products [S, I] receives m if the caller has none."""
     check_config("phase1_config.", config)
@@ -121,7 +121,7 @@ def gate_gradients(
         places.gate_act,
         places.up,
         d_gate_up_td.tensor,
-        limits_of(clamp_limits),
+        clamp_limits,
         row,
         missing_products,
     )
@@ -136,21 +136,19 @@ def compute_phase2_hidden_states_grad_mxfp8(
     gate_up_weight_td: TensorDescriptor,
     d_gate_up_td: TensorDescriptor,
     s_base: int,
-    dtype: Any,
-    fp8_x4_dtype: Any,
-    config: Any = None,
+    dtype: DTypeLike,
+    fp8_x4_dtype: DTypeLike,
+    config: MatmulMxfp8KernelConfig | None = None,
     spill_reload: bool = True,
     use_scale_packing: bool = True,
     run_with_lnc2: bool = True,
 ) -> None:
     """hidden_states_grad [S, H] = d_gate_up [S, 2I] x gate_up_weight [H, 2I]: rows s_base and on."""
     check_config("phase2_config.", config)
-    fp8 = packed_dtype("fp8_x4_dtype", fp8_x4_dtype)
-    grads = describe("d_gate_up", d_gate_up_td, fp8)
-    weights = describe("gate_up_weight_T", gate_up_weight_td, fp8)
-    check_contraction("gate_up_weight_T", weights, grads)
-    check_dtype("hidden_states_grad", hidden_states_grad_td, dtype)
-    assert_shape(hidden_states_grad_td.tensor, (grads.features, weights.features), "hidden_states_grad")
+    grads, weights = operands_of(
+        ("d_gate_up", d_gate_up_td), ("gate_up_weight_T", gate_up_weight_td), fp8_x4_dtype
+    )
+    check_result("hidden_states_grad", hidden_states_grad_td, dtype, grads, weights)
     rows = rows_from(s_base, grads.features, run_with_lnc2)
     multiply(part_of(grads, s_base, rows), [weights], Stored(hidden_states_grad_td.tensor, s_base))
 
@@ -159,21 +157,17 @@ def compute_phase3_gate_up_weight_grad_mxfp8(
     weight_grad_td: TensorDescriptor,
     hidden_states_T_td: TensorDescriptor,
     grad_T_td: TensorDescriptor,
-    dtype: Any,
-    fp8_x4_dtype: Any,
-    config: Any = None,
+    dtype: DTypeLike,
+    fp8_x4_dtype: DTypeLike,
+    config: MatmulMxfp8KernelConfig | None = None,
     spill_reload: bool = True,
     use_scale_packing: bool = True,
     run_with_lnc2: bool = True,
 ) -> None:
     """weight_grad [2I, H] = grad_T [2I, S] x hidden_states_T [H, S]: this core's share of 2I."""
     check_config("phase3_config.", config)
-    fp8 = packed_dtype("fp8_x4_dtype", fp8_x4_dtype)
-    grads = describe("grad_T", grad_T_td, fp8)
-    hidden = describe("hidden_states_T", hidden_states_T_td, fp8)
-    check_contraction("hidden_states_T", hidden, grads)
-    check_dtype("weight_grad", weight_grad_td, dtype)
-    assert_shape(weight_grad_td.tensor, (grads.features, hidden.features), "weight_grad")
+    grads, hidden = operands_of(("grad_T", grad_T_td), ("hidden_states_T", hidden_states_T_td), fp8_x4_dtype)
+    check_result("weight_grad", weight_grad_td, dtype, grads, hidden)
     start, end = core_share(grads.features, 8, run_with_lnc2)
     multiply(part_of(grads, start, end - start), [hidden], Stored(weight_grad_td.tensor, start))
 
@@ -183,31 +177,47 @@ def compute_phase4_down_weight_grad_mxfp8(
     output_grad_T_td: TensorDescriptor,
     intermediate_T_td: TensorDescriptor,
     h_base: int,
-    dtype: Any,
-    fp8_x4_dtype: Any,
-    config: Any = None,
+    dtype: DTypeLike,
+    fp8_x4_dtype: DTypeLike,
+    config: MatmulMxfp8KernelConfig | None = None,
     spill_reload: bool = True,
     use_scale_packing: bool = True,
     run_with_lnc2: bool = True,
 ) -> None:
     """down_weight_grad [H, I] = output_grad_T [H, S] x intermediate_T [I, S]: rows h_base and on."""
     check_config("phase4_config.", config)
-    fp8 = packed_dtype("fp8_x4_dtype", fp8_x4_dtype)
-    grads = describe("output_grad_T", output_grad_T_td, fp8)
-    middle = describe("intermediate_T", intermediate_T_td, fp8)
-    check_contraction("intermediate_T", middle, grads)
-    check_dtype("down_weight_grad", down_weight_grad_td, dtype)
-    assert_shape(down_weight_grad_td.tensor, (grads.features, middle.features), "down_weight_grad")
+    grads, middle = operands_of(
+        ("output_grad_T", output_grad_T_td), ("intermediate_T", intermediate_T_td), fp8_x4_dtype
+    )
+    check_result("down_weight_grad", down_weight_grad_td, dtype, grads, middle)
     rows = rows_from(h_base, grads.features, run_with_lnc2)
     multiply(part_of(grads, h_base, rows), [middle], Stored(down_weight_grad_td.tensor, h_base))
 
 
-def check_contraction(name: str, operand: Operand, other: Operand) -> None:
+def operands_of(
+    left: tuple[str, TensorDescriptor], right: tuple[str, TensorDescriptor], fp8_x4_dtype: DTypeLike
+) -> tuple[MxOperand, MxOperand]:
+    """Return both operands of a product, given as (name, descriptor); they contract the same size."""
+    fp8 = packed_dtype("fp8_x4_dtype", fp8_x4_dtype)
+    first, second = describe(left[0], left[1], fp8), describe(right[0], right[1], fp8)
+    check_contraction(right[0], second, first)
+    return first, second
+
+
+def check_result(
+    name: str, td: TensorDescriptor, dtype: DTypeLike, left: MxOperand, right: MxOperand
+) -> None:
+    """Check that a tensor can receive the product of two operands."""
+    check_dtype(name, td, dtype)
+    assert_shape(td.tensor, (left.features, right.features), name)
+
+
+def check_contraction(name: str, operand: MxOperand, other: MxOperand) -> None:
     kernel_assert(
         operand.contraction == other.contraction,
         f"{name}: contracts {operand.contraction}, the other operand {other.contraction}",
     )
 
 
-def check_dtype(name: str, td: TensorDescriptor, dtype: Any) -> None:
+def check_dtype(name: str, td: TensorDescriptor, dtype: DTypeLike) -> None:
     kernel_assert(td.tensor.dtype == dtype, f"dtype: got {dtype}, {name} has {td.tensor.dtype}")

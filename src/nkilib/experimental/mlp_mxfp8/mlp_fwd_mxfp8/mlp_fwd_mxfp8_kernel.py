@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import MatmulMxfp8KernelConfig, check_config
-from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints, Limits, check_checkpoint, gate_up_rows
+from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints, check_checkpoint, gate_up_rows
 from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
 from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import WIDE, describe, packed_dtype, part_of
 from nkilib.experimental.mxfp_utils.mxfp8_utils.products import Stored, multiply
@@ -19,10 +18,10 @@ from nkilib.experimental.mxfp_utils.mxfp8_utils.sharding import core_share
 
 @nki.jit
 def mlp_forward_mxfp8_nki(
-    hidden: Any,
-    gate_up_weights: Any,
-    down_weights: Any,
-    intermediate_hbm: Any,
+    hidden: Tensor,
+    gate_up_weights: Tensor,
+    down_weights: Tensor,
+    intermediate_hbm: Tensor,
     run_with_lnc2: bool = True,
     gate_up_tiles_m: int = 8,
     gate_up_tiles_n: int = 1,
@@ -30,21 +29,21 @@ def mlp_forward_mxfp8_nki(
     down_tiles_m: int = 8,
     down_tiles_n: int = 1,
     down_tiles_k: int = 8,
-    fp8_x4_dtype: Any = nl.float8_e4m3fn_x4,
-    save_gate_pre: Any = None,
-    save_gate_act: Any = None,
-    save_up: Any = None,
-    save_hidden: Any = None,
-    dtype: Any = nl.bfloat16,
+    fp8_x4_dtype: DTypeLike = nl.float8_e4m3fn_x4,
+    save_gate_pre: Tensor | None = None,
+    save_gate_act: Tensor | None = None,
+    save_up: Tensor | None = None,
+    save_hidden: Tensor | None = None,
+    dtype: DTypeLike = nl.bfloat16,
     spill_reload: bool = True,
     use_scale_packing: bool = True,
-    hidden_scales: Any = None,
-    gate_up_scales: Any = None,
-    down_scales: Any = None,
+    hidden_scales: Tensor | None = None,
+    gate_up_scales: Tensor | None = None,
+    down_scales: Tensor | None = None,
     hidden_is_swizzled: bool = False,
     gate_up_is_swizzled: bool = False,
     down_is_swizzled: bool = False,
-):
+) -> Tensor:
     """y = mx(silu(g) * u) mx(Wd)^T with g = mx(x) mx(Wg)^T, u = mx(x) mx(Wu)^T: MXFP8 products, float32 sums.
 
     mx() quantises to fp8_x4_dtype in blocks of 32 along the contraction, wrapX layout. m = silu(g) * u is
@@ -86,7 +85,7 @@ def mlp_forward_mxfp8_nki(
         out[start:end] if end > start else None,
         start,
         end - start,
-        Checkpoints(save_gate_pre, save_gate_act, save_up, save_hidden),
+        Checkpoints(save_gate_pre, save_gate_act, save_up, [] if save_hidden is None else [save_hidden]),
         MatmulMxfp8KernelConfig(gate_up_tiles_m, gate_up_tiles_n, gate_up_tiles_k),
         MatmulMxfp8KernelConfig(down_tiles_m, down_tiles_n, down_tiles_k),
     )
@@ -100,16 +99,16 @@ def compute_fused_gate_up_down_mxfp8(
     int_td: TensorDescriptor,
     output_td: TensorDescriptor,
     s_base_offset: int,
-    dtype: Any,
+    dtype: DTypeLike,
     TILES_IN_BLOCK_M: int = 8,
     TILES_IN_BLOCK_N_GU: int = 1,
     TILES_IN_BLOCK_K_GU: int = 8,
     TILES_IN_BLOCK_M_DOWN: int = 8,
     TILES_IN_BLOCK_N_DOWN: int = 1,
     TILES_IN_BLOCK_K_DOWN: int = 8,
-    save_gate_pre_td: Any = None,
-    save_gate_act_td: Any = None,
-    save_up_td: Any = None,
+    save_gate_pre_td: TensorDescriptor | None = None,
+    save_gate_act_td: TensorDescriptor | None = None,
+    save_up_td: TensorDescriptor | None = None,
     spill_reload: bool = True,
     use_scale_packing: bool = True,
     run_with_lnc2: bool = True,
@@ -138,7 +137,7 @@ def compute_fused_gate_up_down_mxfp8(
     )
 
 
-def tensor_of(td: Any) -> Any:
+def tensor_of(td: TensorDescriptor | None) -> Tensor | None:
     return None if td is None else td.tensor
 
 
@@ -146,15 +145,15 @@ def fused_rows(
     hidden_td: TensorDescriptor,
     gate_up_td: TensorDescriptor,
     down_td: TensorDescriptor,
-    intermediate: Any,
-    out: Any,
+    intermediate: Tensor,
+    out: Tensor | None,
     row: int,
     rows: int,
     saved: Checkpoints,
-    gate_up_config: Any,
-    down_config: Any,
+    gate_up_config: MatmulMxfp8KernelConfig,
+    down_config: MatmulMxfp8KernelConfig,
 ) -> None:
-    """Compute some rows of the MLP: gate and up, then down. `saved.products` is a second destination of m."""
+    """Compute some rows of the MLP: gate and up, then down. `saved.products` also receive m."""
     fp8 = packed_dtype("fp8_x4_dtype", hidden_td.fp8_x4_dtype or nl.float8_e4m3fn_x4)
     check_config("gate_up ", gate_up_config)
     check_config("down ", down_config)
@@ -181,9 +180,8 @@ def fused_rows(
     check_checkpoint("save_up", saved.up, tokens, inner)
     if rows == 0:
         return
-    products = [intermediate] if saved.products is None else [intermediate, saved.products]
-    places = Checkpoints(saved.gate_pre, saved.gate_act, saved.up, products)
-    gate_up_rows(part_of(hidden, row, rows), gate_up, places, Limits(), row)
+    places = Checkpoints(saved.gate_pre, saved.gate_act, saved.up, [intermediate] + saved.products)
+    gate_up_rows(part_of(hidden, row, rows), gate_up, places, None, row)
     m = describe("intermediate_hbm", TensorDescriptor(intermediate), fp8)
     multiply(part_of(m, row, rows), [down], Stored(out))
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.moe.moe_cte.moe_cte_utils import SkipMode
 from nkilib.core.moe.moe_cte.moe_ref import activation_ref, sigmoid
 from nkilib.core.moe.moe_cte.routing import Repeats, Routing, RoutingSource, Unit
 from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
+from nkilib.core.utils.types import DTypeLike, Tensor
+from nkilib.experimental.clamp_limits import ClampBounds, ClampLimits, gate_bounds, up_bounds
 from nkilib.experimental.moe.bwd.gradients import Given, Gradients
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
     ACTIVATIONS,
     AffinityOption,
     BackwardParameters,
-    ClampLimits,
     KernelTypeOption,
+    MOEBwdDroplessBlockingParams,
     ShardOption,
     block_count,
     check,
@@ -36,33 +37,33 @@ SHARD_OPTIONS = ("AUTO", "SHARD_ON_HIDDEN", "SHARD_ON_INTERMEDIATE", "SHARD_ON_F
 
 @nki.jit
 def blockwise_mm_bwd(
-    hidden_states: Any,
-    expert_affinities_masked: Any,
-    gate_up_proj_weight: Any,
-    down_proj_weight: Any,
-    gate_up_proj_act_checkpoint_T: Any,
-    down_proj_act_checkpoint: Any,
-    token_position_to_id: Any,
-    block_to_expert: Any,
-    output_hidden_states_grad: Any,
+    hidden_states: Tensor,
+    expert_affinities_masked: Tensor,
+    gate_up_proj_weight: Tensor,
+    down_proj_weight: Tensor,
+    gate_up_proj_act_checkpoint_T: Tensor,
+    down_proj_act_checkpoint: Tensor | None,
+    token_position_to_id: Tensor,
+    block_to_expert: Tensor,
+    output_hidden_states_grad: Tensor,
     block_size: int,
-    skip_dma: Any = None,
-    compute_dtype: Any = nl.bfloat16,
+    skip_dma: SkipMode | None = None,
+    compute_dtype: DTypeLike = nl.bfloat16,
     is_tensor_update_accumulating: bool = True,
     skip_grad_initialization: bool = False,
     shard_option: ShardOption = ShardOption.SHARD_ON_HIDDEN,
     affinity_option: AffinityOption = AffinityOption.AFFINITY_ON_H,
     kernel_type_option: KernelTypeOption = KernelTypeOption.DROPLESS,
-    clamp_limits: Any = None,
+    clamp_limits: ClampLimits | None = None,
     bias: bool = False,
     activation_type: ActFnType = ActFnType.SiLU,
     block_tile_size: int | None = None,
-    blocking_params: Any = None,
-    hidden_states_grad_out: Any = None,
-    expert_affinities_masked_grad_out: Any = None,
-    gate_up_proj_weight_grad_out: Any = None,
-    down_proj_weight_grad_out: Any = None,
-    accumulation_dtype: Any = None,
+    blocking_params: MOEBwdDroplessBlockingParams | None = None,
+    hidden_states_grad_out: Tensor | None = None,
+    expert_affinities_masked_grad_out: Tensor | None = None,
+    gate_up_proj_weight_grad_out: Tensor | None = None,
+    down_proj_weight_grad_out: Tensor | None = None,
+    accumulation_dtype: DTypeLike | None = None,
     skip_gate_proj: bool = False,
 ) -> tuple:
     """Gradients of blockwise experts: of tokens, affinities, both weights and, with `bias`, both biases.
@@ -116,7 +117,7 @@ def blockwise_mm_bwd(
         accumulating=is_tensor_update_accumulating,
         initialized=skip_grad_initialization,
         on_hidden=affinity_option.name == "AFFINITY_ON_H",
-        limits=ClampLimits() if clamp_limits is None else clamp_limits,
+        limits=clamp_limits,
         bias=bias,
         act_fn=known_activation(activation_type),
         accumulation_dtype=accumulation_dtype,
@@ -140,7 +141,9 @@ def blockwise_mm_bwd(
     return gradients.results(p)
 
 
-def check_choices(shard_option: Any, affinity_option: Any, kernel_type_option: Any) -> None:
+def check_choices(
+    shard_option: ShardOption, affinity_option: AffinityOption, kernel_type_option: KernelTypeOption
+) -> None:
     """Check the options by name, so that another library's enumerations are accepted too."""
     kernel_assert(
         shard_option.name in SHARD_OPTIONS, f"shard_option: got {shard_option}, allowed are {SHARD_OPTIONS}"
@@ -155,11 +158,14 @@ def check_choices(shard_option: Any, affinity_option: Any, kernel_type_option: A
     )
 
 
-def known_activation(activation_type: Any) -> Any:
+def known_activation(activation_type: ActFnType) -> ActFnType:
+    """Return the activation of this name, so that another library's enumeration is accepted too."""
+    found = activation_type
     for known in ACTIVATIONS:
         if activation_type.name == known.name:
-            return known
-    kernel_assert(False, f"activation_type: got {activation_type}, allowed are {ACTIVATIONS}")
+            found = known
+    kernel_assert(found in ACTIVATIONS, f"activation_type: got {activation_type}, allowed are {ACTIVATIONS}")
+    return found
 
 
 def routing_source(p: BackwardParameters, cores: int) -> RoutingSource:
@@ -184,7 +190,7 @@ def run_units(p: BackwardParameters, routing: Routing, repeats: Repeats, gradien
     """
     units: list = []
     middles: list = []
-    rows: Any = None
+    rows = BlockRows([], [], [], [], [])
     for position in range(block_count(p) * routing.passes + 1):
         if position < block_count(p) * routing.passes:
             unit = real_unit(routing, position // routing.passes, position % routing.passes)
@@ -217,9 +223,10 @@ def slope_ref(act_fn: ActFnType, x: np.ndarray) -> np.ndarray:
     return (activation_ref(act_fn, x + step) - activation_ref(act_fn, x - step)) / (2.0 * step)
 
 
-def inside_ref(x: np.ndarray, upper: Any, lower: Any) -> np.ndarray:
-    low = -np.inf if lower is None else lower
-    return (x > low) & (x < (np.inf if upper is None else upper))
+def inside_ref(x: np.ndarray, bounds: ClampBounds) -> np.ndarray:
+    """Return True where x is strictly inside its bounds."""
+    lower, upper = bounds
+    return (x > (-np.inf if lower is None else lower)) & (x < (np.inf if upper is None else upper))
 
 
 def blockwise_mm_bwd_ref(
@@ -228,7 +235,7 @@ def blockwise_mm_bwd_ref(
     gate_up: np.ndarray,
     down: np.ndarray,
     gate_up_checkpoint: np.ndarray,
-    down_checkpoint: Any,
+    down_checkpoint: np.ndarray | None,
     position_to_id: np.ndarray,
     block_to_expert: np.ndarray,
     out_grad: np.ndarray,
@@ -240,7 +247,6 @@ def blockwise_mm_bwd_ref(
     skip_gate: bool = False,
 ) -> tuple[np.ndarray, ...]:
     """Return (dX, dAff, dWgu, dWd, dbgu, dbd) in float64."""
-    limits = limits or ClampLimits()
     experts = len(gate_up)
     tokens = hidden.shape[0] - (not skip_token)
     shapes = (hidden, affinities, gate_up, down, gate_up[:, 0], down[:, 0])
@@ -261,16 +267,17 @@ def blockwise_mm_bwd_ref(
         active, slope = activation_ref(act_fn, source), slope_ref(act_fn, source)
         m = active if skip_gate else active * u
         dm = dy @ wd.T
-        by_token = (dy * np.float64(down_checkpoint[n][real])).sum(1) if on_hidden else (dm * m).sum(1)
+        by_token = (dm * m).sum(1)
+        if on_hidden and down_checkpoint is not None:
+            by_token = (dy * np.float64(down_checkpoint[n][real])).sum(1)
         np.add.at(daff, (t, e), by_token)
         dwd[e] += (m * w).T @ dy
         dbd[e] += (dy * w).sum(0)
         dm = dm * w
         du, dg = dm * slope if skip_gate else dm * active, np.zeros_like(dm)
         if not skip_gate:
-            du = du * inside_ref(u, limits.linear_clamp_upper_limit, limits.linear_clamp_lower_limit)
-            ends = limits.non_linear_clamp_upper_limit, limits.non_linear_clamp_lower_limit
-            dg = dm * u * slope * inside_ref(g, *ends)
+            du = du * inside_ref(u, up_bounds(limits))
+            dg = dm * u * slope * inside_ref(g, gate_bounds(limits))
         both = np.stack([dg, du], 1)
         dwgu[e] += np.einsum("th,tgi->hgi", x, both)
         dbgu[e] += both.sum(0)

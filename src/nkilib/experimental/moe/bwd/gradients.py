@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
@@ -12,6 +12,7 @@ from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
     BackwardParameters,
     expert_count,
@@ -26,10 +27,10 @@ GROUP_BYTES = 48 * 1024  # of a gradient in each partition, between its load and
 class Given(nl.NKIObject):
     """Gradients that the caller allocated, or None."""
 
-    hidden: Any
-    affinities: Any
-    gate_up: Any
-    down: Any
+    hidden: Tensor | None
+    affinities: Tensor | None
+    gate_up: Tensor | None
+    down: Tensor | None
 
 
 class Gradient(nl.NKIObject):
@@ -38,7 +39,14 @@ class Gradient(nl.NKIObject):
     `holds_values`: the caller allocated it and initialised it with values to add to.
     """
 
-    def __init__(self, shape: Any, dtype: Any, given: Any, wide: Any, initialized: bool):
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: DTypeLike,
+        given: Tensor | None,
+        wide: DTypeLike | None,
+        initialized: bool,
+    ):
         self.out = nl.ndarray(shape, dtype, buffer=nl.shared_hbm) if given is None else given
         self.holds_values = given is not None and initialized
         self.total = self.out
@@ -47,11 +55,11 @@ class Gradient(nl.NKIObject):
 
 
 @dataclass
-class Part(nl.NKIObject):
+class GradientPart(nl.NKIObject):
     """A part of a gradient, as matrices [rows, columns]."""
 
-    total: Any
-    out: Any
+    total: Tensor
+    out: Tensor
 
 
 class Gradients(nl.NKIObject):
@@ -69,8 +77,6 @@ class Gradients(nl.NKIObject):
         self.affinities = Gradient(p.affinities.shape, p.affinities.dtype, given.affinities, None, early)
         self.gate_up = Gradient(p.gate_up.shape, p.gate_up.dtype, given.gate_up, wide, early)
         self.down = Gradient(p.down.shape, p.down.dtype, given.down, wide, early)
-        self.gate_up_bias: Any = None
-        self.down_bias: Any = None
         if p.bias:
             self.gate_up_bias = Gradient((experts, 2, inner), p.gate_up.dtype, None, wide, False)
             self.down_bias = Gradient((experts, size), p.down.dtype, None, wide, False)
@@ -81,27 +87,27 @@ class Gradients(nl.NKIObject):
         for e in range(gradient.out.shape[0]):
             total, out = gradient.total[e], gradient.out[e]
             if len(gradient.out.shape) == 4:
-                parts.append(Part(self.of_column(total), self.of_column(out)))
+                parts.append(GradientPart(self.of_column(total), self.of_column(out)))
             else:
-                parts.append(Part(self.of_row(total), self.of_row(out)))
+                parts.append(GradientPart(self.of_row(total), self.of_row(out)))
         return parts
 
     def row_parts(self, gradient: Gradient) -> list:
         """Return this core's part of rows [n, H]."""
-        return [Part(self.of_row(gradient.total), self.of_row(gradient.out))]
+        return [GradientPart(self.of_row(gradient.total), self.of_row(gradient.out))]
 
     def side_parts(self, gradient: Gradient) -> list:
         """Return the gradient of the bias of gate and up, which core 0 computes."""
         if self.core != 0:
             return []
         shape = (gradient.out.shape[0], gradient.out.shape[1] * gradient.out.shape[2])
-        return [Part(gradient.total.reshape(shape), gradient.out.reshape(shape))]
+        return [GradientPart(gradient.total.reshape(shape), gradient.out.reshape(shape))]
 
-    def of_row(self, rows: Any) -> Any:
+    def of_row(self, rows: Tensor) -> Tensor:
         """Return this core's columns of rows [n, H]."""
         return rows[:, self.first : self.first + self.columns]
 
-    def of_column(self, weight: Any) -> Any:
+    def of_column(self, weight: Tensor) -> Tensor:
         """Return this core's rows of a gate/up weight [H, 2, I], as a matrix."""
         own = weight[self.first : self.first + self.columns]
         return own.reshape((self.columns, weight.shape[1] * weight.shape[2]))
@@ -164,7 +170,7 @@ def finish_parts(parts: list) -> None:
             nisa.dma_copy(part.out, part.total)
 
 
-def clear_vector(vector: Any) -> None:
+def clear_vector(vector: Tensor) -> None:
     """Clear a column in HBM."""
     size = vector.size
     full = size // PMAX * PMAX
@@ -179,7 +185,9 @@ def clear_vector(vector: Any) -> None:
 # ---- sums over the tokens of a unit --------------------------------------------------------------
 
 
-def add_products(place: Any, stationary: list, moving: list, start: Any = None) -> None:
+def add_products(
+    place: Tensor, stationary: list, moving: list, start: Callable[[], None] | None = None
+) -> None:
     """Set place[i, j] += sum over tokens of stationary[:, i] * moving[:, j]; both are rows of tokens.
 
     The address in HBM is known only at run time, so a load waits for all earlier stores: much is loaded at
@@ -200,26 +208,26 @@ def add_products(place: Any, stationary: list, moving: list, start: Any = None) 
         store_tiles(part, sums)
 
 
-def new_tiles(matrix: Any) -> Any:
+def new_tiles(matrix: Tensor) -> Tensor:
     """Allocate a tile for matrix[128 k + p, j] at [p, k, j]."""
     rows, columns = matrix.shape
     return nl.ndarray((PMAX, div_ceil(rows, PMAX), columns), matrix.dtype, buffer=nl.sbuf)
 
 
-def load_tiles(matrix: Any) -> Any:
+def load_tiles(matrix: Tensor) -> Tensor:
     tile = new_tiles(matrix)
     for piece in tile_pieces(matrix, tile):
         nisa.dma_copy(piece[1], piece[0])
     return tile
 
 
-def store_tiles(matrix: Any, tile: Any) -> None:
+def store_tiles(matrix: Tensor, tile: Tensor) -> None:
     """Store a tile to the matrix that load_tiles reads."""
     for piece in tile_pieces(matrix, tile):
         nisa.dma_copy(piece[0], piece[1])
 
 
-def tile_pieces(matrix: Any, tile: Any) -> list:
+def tile_pieces(matrix: Tensor, tile: Tensor) -> list:
     """Return (part of the matrix, part of the tile) for each transfer: full tiles first, then a short one."""
     rows = matrix.shape[0]
     full, rest = rows // PMAX, rows % PMAX
@@ -232,7 +240,7 @@ def tile_pieces(matrix: Any, tile: Any) -> list:
     return pieces
 
 
-def add_product(dst: Any, stationary: list, moving: list, at: int, count: int, is_zero: bool) -> None:
+def add_product(dst: Tensor, stationary: list, moving: list, at: int, count: int, is_zero: bool) -> None:
     """Set dst[i, j] += sum over tokens of stationary[:, at + i] * moving[:, j]."""
     for span in TiledRange(moving[0].shape[1], BANK_COLUMNS):
         bank = nl.ndarray((count, span.size), nl.float32, buffer=nl.psum)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import nki.language as nl
 from nkilib.core.moe.moe_cte.moe_cte_utils import SkipMode
@@ -11,6 +11,8 @@ from nkilib.core.utils.common_types import ActFnType, Enum
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.types import DTypeLike, Tensor
+from nkilib.experimental.clamp_limits import ClampLimits
 
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 BLOCK_SIZES = (128, 256, 512, 1024)
@@ -50,45 +52,35 @@ class KernelTypeOption(Enum):
 
 
 @dataclass
-class ClampLimits(nl.NKIObject):
-    """The limits that the forward pass had: of up (linear) and of gate (non-linear)."""
-
-    linear_clamp_upper_limit: Any = None
-    linear_clamp_lower_limit: Any = None
-    non_linear_clamp_upper_limit: Any = None
-    non_linear_clamp_lower_limit: Any = None
-
-
-@dataclass
 class MOEBwdDroplessBlockingParams(nl.NKIObject):
     """Tile sizes of another implementation; this kernel ignores them."""
 
-    block_tile_size: Any = None
+    block_tile_size: int | None = None
 
 
 @dataclass
 class BackwardParameters(nl.NKIObject):
     """The arguments of the backward pass."""
 
-    hidden: Any  # [T, H], or [T + 1, H] without skip_token
-    affinities: Any
-    gate_up: Any  # [E, H, 2, I]
-    down: Any  # [E, I, H]
-    gate_up_checkpoint: Any  # [N, 2, I, B]
-    down_checkpoint: Any  # [N, B, H]
-    position_to_id: Any
-    block_to_expert: Any
-    out_grad: Any  # as hidden
+    hidden: Tensor  # [T, H], or [T + 1, H] without skip_token
+    affinities: Tensor
+    gate_up: Tensor  # [E, H, 2, I]
+    down: Tensor  # [E, I, H]
+    gate_up_checkpoint: Tensor  # [N, 2, I, B]
+    down_checkpoint: Tensor  # [N, B, H], or None
+    position_to_id: Tensor
+    block_to_expert: Tensor
+    out_grad: Tensor  # as hidden
     block_size: int
     skip_token: bool
-    compute_dtype: Any
+    compute_dtype: DTypeLike
     accumulating: bool
     initialized: bool
     on_hidden: bool  # affinities were multiplied in rows of H
-    limits: ClampLimits
+    limits: ClampLimits | None
     bias: bool
     act_fn: ActFnType
-    accumulation_dtype: Any
+    accumulation_dtype: DTypeLike | None
     skip_gate: bool
 
 
@@ -116,14 +108,14 @@ def token_count(p: BackwardParameters) -> int:
     return p.hidden.shape[0] if p.skip_token else p.hidden.shape[0] - 1
 
 
-def matmul_dtype(p: BackwardParameters) -> Any:
+def matmul_dtype(p: BackwardParameters) -> DTypeLike:
     """Return the dtype of matmuls: 16-bit tensors use their own, float32 ones compute_dtype."""
     if p.compute_dtype == nl.float32 or p.hidden.dtype == nl.float32:
         return p.compute_dtype
     return p.hidden.dtype
 
 
-def derivative(act_fn: ActFnType) -> Any:
+def derivative(act_fn: ActFnType) -> Callable[..., Tensor] | None:
     """Return the ScalarE function that is the derivative of an activation, or None."""
     for known in _DERIVATIVES:
         if act_fn == known[0]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.moe.moe_cte.routing import Unit
@@ -13,9 +11,10 @@ from nkilib.core.utils.projection_results import new_rows
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import bank_room, transpose_rows
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 
-def as_dtype(tile: Any, dtype: Any) -> Any:
+def as_dtype(tile: Tensor, dtype: DTypeLike) -> Tensor:
     """Return the tile, or a copy in another dtype."""
     if tile.dtype == dtype:
         return tile
@@ -24,7 +23,7 @@ def as_dtype(tile: Any, dtype: Any) -> Any:
     return cast
 
 
-def gather_rows(table: Any, unit: Unit, dtype: Any) -> list:
+def gather_rows(table: Tensor, unit: Unit, dtype: DTypeLike) -> list:
     """Gather the rows of the unit's tokens into tiles [128, columns]; padding gets the row of token 0."""
     rows = new_rows(unit.size, table.shape[1], dtype)
     for c in range(len(rows)):
@@ -32,7 +31,7 @@ def gather_rows(table: Any, unit: Unit, dtype: Any) -> list:
     return rows
 
 
-def gather_columns(table: Any, unit: Unit, rows: list) -> Activations:
+def gather_columns(table: Tensor, unit: Unit, rows: list) -> Activations:
     """Gather the same with columns in the partitions: directly from HBM, or from the rows by TensorE."""
     size, dtype = table.shape[1], rows[0].dtype
     full, rest = size // PMAX, size % PMAX
@@ -52,7 +51,7 @@ def gather_columns(table: Any, unit: Unit, rows: list) -> Activations:
     return Activations(tile, size)
 
 
-def load_transposed(matrix: Any, dtype: Any) -> Any:
+def load_transposed(matrix: Tensor, dtype: DTypeLike) -> Tensor:
     """Load rows of HBM with their columns in the partitions: matrix[r, 128 k + p] at [p, k, r]."""
     rows, size = matrix.shape
     full, rest = size // PMAX, size % PMAX
@@ -72,7 +71,7 @@ def load_transposed(matrix: Any, dtype: Any) -> Any:
     return cast
 
 
-def multiply_all(blocks: list, x: Activations, weights: Any, feature_major: bool) -> None:
+def multiply_all(blocks: list, x: Activations, weights: Tensor, feature_major: bool) -> None:
     """Add the products of all tiles of the contraction, of which the last may be short."""
     full, rest = x.size // PMAX, x.size % PMAX
     if full > 0:
@@ -81,7 +80,7 @@ def multiply_all(blocks: list, x: Activations, weights: Any, feature_major: bool
         multiply(blocks, x.tile, weights[0:rest, full : full + 1, :], full, feature_major)
 
 
-def token_rows(rows: list, at: int, x: Activations, factors: Any = None) -> None:
+def token_rows(rows: list, at: int, x: Activations, factors: Tensor | None = None) -> None:
     """Write a tile's tokens into the rows, from column `at` on; scaled by a factor for each token."""
     for c in range(len(rows)):
         tokens = x.tile[:, :, c * PMAX : (c + 1) * PMAX]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.language as nl
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 
 @dataclass
@@ -17,9 +17,9 @@ class TensorDescriptor(nl.NKIObject):
     dtype to quantise to where a function takes none; None means float8_e4m3fn_x4.
     """
 
-    tensor: Any
-    scales: Any = None
+    tensor: Tensor
+    scales: Tensor = None
     is_f_by_k: bool = True
     is_swizzled: bool = False
     is_col_parallel_sharded: bool = False
-    fp8_x4_dtype: Any = None
+    fp8_x4_dtype: DTypeLike | None = None

@@ -7,13 +7,13 @@ A tile of the contraction is 128 partitions x 4 lanes: k = 512 t + 128 q + p ("w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
 
 PMAX, LANES = 128, 4
@@ -26,26 +26,26 @@ SCHEMES = ("wrapX", "1x32")
 
 
 @dataclass
-class Operand(nl.NKIObject):
+class MxOperand(nl.NKIObject):
     """[features, contraction] in HBM. form: "f_by_k", "k_by_f", "swizzled" or "quantized"."""
 
-    source: Any
-    scales: Any
+    source: Tensor
+    scales: Tensor
     form: str
     packed_scales: bool
     features: int
     contraction: int
-    dtype: Any  # four-packed, of the elements in SBUF
+    dtype: DTypeLike  # four-packed, of the elements in SBUF
     scheme: str = "wrapX"
     first: int = 0  # where the features of this operand begin in the source
 
 
 @dataclass
-class Quantized(nl.NKIObject):
+class MxBlock(nl.NKIObject):
     """Some features of an operand in SBUF: data [128, tiles, features] four-packed, and their scales."""
 
-    data: Any
-    scales: Any  # [128, tiles, features], or four tiles to a block
+    data: Tensor
+    scales: Tensor  # [128, tiles, features], or four tiles to a block
     packed_scales: bool
     start: int
     features: int
@@ -55,7 +55,7 @@ class Quantized(nl.NKIObject):
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-def describe(name: str, td: TensorDescriptor, dtype: Any, scheme: str = "wrapX") -> Operand:
+def describe(name: str, td: TensorDescriptor, dtype: DTypeLike, scheme: str = "wrapX") -> MxOperand:
     """Check a descriptor and return its operand. dtype is the four-packed dtype to quantise to."""
     shape = tuple(td.tensor.shape)
     kernel_assert(len(shape) == 2, f"{name}: got shape {shape}, expected a matrix")
@@ -69,16 +69,16 @@ def describe(name: str, td: TensorDescriptor, dtype: Any, scheme: str = "wrapX")
         kernel_assert(
             columns % LANES == 0, f"{name}: got shape {shape}, expected [K/4, 4F] as it is swizzled"
         )
-        operand = Operand(td.tensor, None, "swizzled", False, columns // LANES, rows * LANES, dtype, scheme)
+        operand = MxOperand(td.tensor, None, "swizzled", False, columns // LANES, rows * LANES, dtype, scheme)
     elif td.is_f_by_k:
-        operand = Operand(td.tensor, None, "f_by_k", False, rows, columns, dtype, scheme)
+        operand = MxOperand(td.tensor, None, "f_by_k", False, rows, columns, dtype, scheme)
     else:
-        operand = Operand(td.tensor, None, "k_by_f", False, columns, rows, dtype, scheme)
+        operand = MxOperand(td.tensor, None, "k_by_f", False, columns, rows, dtype, scheme)
     check_sizes(name, operand)
     return operand
 
 
-def quantized_operand(name: str, td: TensorDescriptor, dtype: Any, scheme: str) -> Operand:
+def quantized_operand(name: str, td: TensorDescriptor, dtype: DTypeLike, scheme: str) -> MxOperand:
     """Return the operand of elements that come with scales, packed or not, as their shape says."""
     data = as_packed(name, td.tensor, dtype)
     features, contraction = data.shape[1], data.shape[0] * LANES
@@ -95,29 +95,27 @@ def quantized_operand(name: str, td: TensorDescriptor, dtype: Any, scheme: str) 
         f"{name}: got scales of dtype {td.scales.dtype}, expected uint8 or float8_e8m0fnu",
     )
     packed = rows == packed_rows
-    operand = Operand(data, td.scales, "quantized", packed, features, contraction, data.dtype, scheme)
+    operand = MxOperand(data, td.scales, "quantized", packed, features, contraction, data.dtype, scheme)
     check_sizes(name, operand)
     return operand
 
 
-def as_packed(name: str, tensor: Any, dtype: Any) -> Any:
+def as_packed(name: str, tensor: Tensor, dtype: DTypeLike) -> Tensor:
     """View elements as four-packed: they are packed, one to a byte, or untyped words of four."""
-    if tensor.dtype == nl.uint32:
+    if tensor.dtype == nl.uint32 or tensor.dtype == nl.uint8:
         return tensor.view(dtype)
+    packed: DTypeLike = None
     for known in FP8:
-        if tensor.dtype == known[1]:
-            return tensor
-        if tensor.dtype == known[0]:
-            return tensor.view(known[1])
-    if tensor.dtype == nl.uint8:
-        return tensor.view(dtype)
+        if tensor.dtype == known[0] or tensor.dtype == known[1]:
+            packed = known[1]
     kernel_assert(
-        False,
+        packed is not None,
         f"{name}: got dtype {tensor.dtype} with scales, expected float8_e4m3fn or float8_e5m2, packed or not",
     )
+    return tensor if tensor.dtype == packed else tensor.view(packed)
 
 
-def check_sizes(name: str, operand: Operand) -> None:
+def check_sizes(name: str, operand: MxOperand) -> None:
     kernel_assert(
         operand.contraction % PMAX == 0 and operand.contraction > 0,
         f"{name}: the contraction K is {operand.contraction}, it must be a multiple of {PMAX}",
@@ -130,23 +128,24 @@ def check_sizes(name: str, operand: Operand) -> None:
     )
 
 
-def packed_dtype(name: str, dtype: Any) -> Any:
+def packed_dtype(name: str, dtype: DTypeLike) -> DTypeLike:
     """Return the four-packed dtype of "float8_e4m3fn" or "float8_e5m2", packed or not."""
-    text = str(dtype)
+    packed: DTypeLike = None
     for known in FP8:
-        if text == str(known[0]) or text == str(known[1]):
-            return known[1]
-    kernel_assert(False, f"{name}: got {dtype}, allowed are float8_e4m3fn and float8_e5m2")
+        if str(dtype) == str(known[0]) or str(dtype) == str(known[1]):
+            packed = known[1]
+    kernel_assert(packed is not None, f"{name}: got {dtype}, allowed are float8_e4m3fn and float8_e5m2")
+    return packed
 
 
-def element_dtype(packed: Any) -> Any:
+def element_dtype(packed: DTypeLike) -> DTypeLike:
     """Return the dtype of one element of a four-packed dtype."""
     return FP8[0][0] if packed == FP8[0][1] else FP8[1][0]
 
 
-def part_of(operand: Operand, first: int, features: int) -> Operand:
+def part_of(operand: MxOperand, first: int, features: int) -> MxOperand:
     """Return some features of an operand as an operand."""
-    return Operand(
+    return MxOperand(
         operand.source,
         operand.scales,
         operand.form,
@@ -162,11 +161,13 @@ def part_of(operand: Operand, first: int, features: int) -> Operand:
 # ---- into SBUF -----------------------------------------------------------------------------------
 
 
-def tile_count(operand: Operand) -> int:
+def tile_count(operand: MxOperand) -> int:
     return div_ceil(operand.contraction, TILE)
 
 
-def load_quantized(operand: Operand, start: int, features: int, tiles: Any = None) -> Quantized:
+def load_quantized(
+    operand: MxOperand, start: int, features: int, tiles: TiledRangeIterator | None = None
+) -> MxBlock:
     """Load features [start, start + features) as MXFP8: all tiles of the contraction, or a range of them.
 
     A range begins at a multiple of four tiles, so that it has whole blocks of packed scales.
@@ -190,28 +191,28 @@ def load_quantized(operand: Operand, start: int, features: int, tiles: Any = Non
     return block
 
 
-def new_block(operand: Operand, start: int, features: int, tiles: int, contraction: int) -> Quantized:
+def new_block(operand: MxOperand, start: int, features: int, tiles: int, contraction: int) -> MxBlock:
     """Allocate a block. Scales of numbers quantised here are packed: a quarter of the space."""
     packed = operand.packed_scales or operand.form != "quantized"
     blocks = div_ceil(tiles, PACKED_TILES) if packed else tiles
     data = nl.ndarray((PMAX, tiles, features), operand.dtype, buffer=nl.sbuf)
     scales = nl.ndarray((PMAX, blocks, features), nl.uint8, buffer=nl.sbuf)
-    return Quantized(data, scales, packed, start, features, contraction)
+    return MxBlock(data, scales, packed, start, features, contraction)
 
 
-def tile_rows(block: Quantized, tile: int) -> int:
+def tile_rows(block: MxBlock, tile: int) -> int:
     """Return how many partitions a tile of the contraction fills."""
     return min(TILE, block.contraction - tile * TILE) // LANES
 
 
-def scale_view(block: Quantized, tile: int) -> Any:
+def scale_view(block: MxBlock, tile: int) -> Tensor:
     """Return the scales of a tile, from the partition of its first one on."""
     if not block.packed_scales:
         return block.scales[:, tile, :]
     return block.scales[PACKED_STEP * (tile % PACKED_TILES) : PMAX, tile // PACKED_TILES, :]
 
 
-def load_elements(block: Quantized, operand: Operand, first_tile: int) -> None:
+def load_elements(block: MxBlock, operand: MxOperand, first_tile: int) -> None:
     """Load elements and scales unchanged."""
     columns = slice(operand.first + block.start, operand.first + block.start + block.features)
     copy_rows(block.data, operand.source, first_tile * PMAX, block.contraction // LANES, columns)
@@ -222,7 +223,7 @@ def load_elements(block: Quantized, operand: Operand, first_tile: int) -> None:
         copy_rows(block.scales, operand.scales, first_tile * PMAX, block.contraction // LANES, columns)
 
 
-def copy_rows(dst: Any, source: Any, row: int, rows: int, columns: Any) -> None:
+def copy_rows(dst: Tensor, source: Tensor, row: int, rows: int, columns: slice) -> None:
     """Copy bytes: dst[p, t] = source[row + 128 t + p]; the last tile may be short."""
     full = rows // PMAX
     if source.dtype != dst.dtype:
@@ -238,7 +239,7 @@ def copy_rows(dst: Any, source: Any, row: int, rows: int, columns: Any) -> None:
 # ---- numbers to quantise -------------------------------------------------------------------------
 
 
-def load_stage(operand: Operand, start: int, features: int, tiles: Any) -> Any:
+def load_stage(operand: MxOperand, start: int, features: int, tiles: TiledRangeIterator) -> Tensor:
     """Load 16-bit numbers of some tiles: [128, tiles, 4 features], for k_by_f [128, tiles, 4, features]."""
     first = operand.first + start
     columns = slice(first, first + features)
@@ -263,7 +264,7 @@ def load_stage(operand: Operand, start: int, features: int, tiles: Any) -> Any:
     return stage if operand.form == "k_by_f" else stage.reshape((PMAX, tiles.size, LANES * features))
 
 
-def remainders(operand: Operand, k: int) -> list:
+def remainders(operand: MxOperand, k: int) -> list:
     """Return the partitions of the sub-tiles of a short tile."""
     if operand.scheme == "1x32":
         return [k // LANES] if k > 0 else []
@@ -275,7 +276,7 @@ def remainders(operand: Operand, k: int) -> list:
     return sizes
 
 
-def load_lanes(dst: Any, operand: Operand, columns: Any, k: int, tiles: int, rows: int) -> None:
+def load_lanes(dst: Tensor, operand: MxOperand, columns: slice, k: int, tiles: int, rows: int) -> None:
     """Load tiles of `rows` partitions from contraction index k on; the operand's scheme orders the lanes."""
     neighbours = operand.scheme == "1x32"
     split = (tiles, rows, LANES) if neighbours else (tiles, LANES, rows)

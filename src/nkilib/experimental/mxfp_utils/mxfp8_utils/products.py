@@ -10,16 +10,17 @@ All of K is summed in PSUM.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.types import Tensor
 from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import (
-    Operand,
-    Quantized,
+    MxBlock,
+    MxOperand,
     load_quantized,
     scale_view,
     tile_count,
@@ -34,11 +35,18 @@ LONG_TILES = 64  # of the contraction: beyond that K is streamed in chunks, and 
 CHUNK_TILES = 16  # of a chunk of K: a multiple of four, so that it has whole blocks of packed scales
 
 
+class Results(Protocol):
+    """Processes the sums of a product, tile by tile."""
+
+    def finish(self, sums: list, row: int, rows: int, column: int, columns: int) -> None:
+        """Process the PSUM tiles [rows, columns] of each rhs operand at (row, column) of the product."""
+
+
 @dataclass
 class Stored(nl.NKIObject):
     """Stores sums to out[self.row + row, self.column + column], rounded to its dtype."""
 
-    out: Any
+    out: Tensor
     row: int = 0
     column: int = 0
     count: int = 0
@@ -51,7 +59,7 @@ class Stored(nl.NKIObject):
         nisa.dma_copy(place[:, self.column + column : self.column + column + columns], tile)
 
 
-def evict(tile: Any, sums: Any, index: int) -> None:
+def evict(tile: Tensor, sums: Tensor, index: int) -> None:
     """Copy sums out of PSUM, alternating between ScalarE and VectorE."""
     if index % 2 == 0:
         nisa.activation(tile, nl.copy, sums)
@@ -62,7 +70,7 @@ def evict(tile: Any, sums: Any, index: int) -> None:
 # ---- loops over blocks -----------------------------------------------------------------------------
 
 
-def multiply(lhs: Operand, rhs: list, results: Any) -> None:
+def multiply(lhs: MxOperand, rhs: list, results: Results) -> None:
     """Call results.finish for every tile of lhs x rhs[i]; all rhs operands have the same size."""
     if lhs.features == 0 or rhs[0].features == 0:
         return
@@ -77,26 +85,26 @@ def multiply(lhs: Operand, rhs: list, results: Any) -> None:
             multiply_resident_rhs(lhs, rhs, results, part)
 
 
-def cost_of(stays: Operand, passes: Operand, staying: int, passing: int) -> int:
+def cost_of(stays: MxOperand, passes: MxOperand, staying: int, passing: int) -> int:
     """Return the bytes moved when `stays` is loaded once, in groups, and `passes` once for each group."""
     once = staying * stays.features * weight_of(stays)
     each_time = passing * passes.features * weight_of(passes)
     return once + len(groups_of(stays, staying)) * each_time
 
 
-def weight_of(operand: Operand) -> int:
+def weight_of(operand: MxOperand) -> int:
     """Return the bytes that are loaded for each element."""
     return 1 if operand.form == "quantized" else 2
 
 
-def groups_of(operand: Operand, operands: int) -> Any:
+def groups_of(operand: MxOperand, operands: int) -> tuple[TiledRangeIterator, ...]:
     """Divide the features into groups of similar size, each small enough to stay in SBUF."""
     most = max(1, RESIDENT_BYTES // (operands * tile_count(operand) * 4) // PMAX)
     tiles = div_ceil(operand.features, PMAX)
     return TiledRange(operand.features, div_ceil(tiles, div_ceil(tiles, most)) * PMAX)
 
 
-def block_columns(operand: Operand, operands: int) -> int:
+def block_columns(operand: MxOperand, operands: int) -> int:
     """Return the number of features of a streamed block."""
     columns = MOVING
     while columns > PMAX and operands * columns * tile_count(operand) * 4 > BLOCK_BYTES:
@@ -104,7 +112,7 @@ def block_columns(operand: Operand, operands: int) -> int:
     return columns
 
 
-def multiply_resident_lhs(lhs: Operand, rhs: list, results: Any, group: Any) -> None:
+def multiply_resident_lhs(lhs: MxOperand, rhs: list, results: Results, group: TiledRangeIterator) -> None:
     """Hold a group of rows in SBUF and stream the columns."""
     resident = []
     for columns in TiledRange(rhs[0].features, block_columns(rhs[0], len(rhs))):
@@ -117,7 +125,7 @@ def multiply_resident_lhs(lhs: Operand, rhs: list, results: Any, group: Any) -> 
             multiply_blocks(resident[chunk.index], moving, results)
 
 
-def multiply_resident_rhs(lhs: Operand, rhs: list, results: Any, group: Any) -> None:
+def multiply_resident_rhs(lhs: MxOperand, rhs: list, results: Results, group: TiledRangeIterator) -> None:
     """Hold a group of columns in SBUF and stream the rows."""
     resident = []
     width = block_columns(rhs[0], len(rhs))
@@ -132,7 +140,7 @@ def multiply_resident_rhs(lhs: Operand, rhs: list, results: Any, group: Any) -> 
             multiply_blocks(stationary, resident[chunk.index], results)
 
 
-def multiply_blocks(stationary: Quantized, moving: list, results: Any) -> None:
+def multiply_blocks(stationary: MxBlock, moving: list, results: Results) -> None:
     """Compute all products of two blocks that are in SBUF."""
     for rows in TiledRange(stationary.features, PMAX):
         for columns in TiledRange(moving[0].features, MOVING // len(moving)):
@@ -145,7 +153,13 @@ def multiply_blocks(stationary: Quantized, moving: list, results: Any) -> None:
             results.finish(sums, row, rows.size, column, columns.size)
 
 
-def add_products(sums: Any, stationary: Quantized, rows: Any, moving: Quantized, columns: Any) -> None:
+def add_products(
+    sums: Tensor,
+    stationary: MxBlock,
+    rows: TiledRangeIterator,
+    moving: MxBlock,
+    columns: TiledRangeIterator,
+) -> None:
     """Set sums += stationary[rows] x moving[columns], tile by tile of the contraction."""
     m, n = slice(rows.start_offset, rows.end_offset), slice(columns.start_offset, columns.end_offset)
     for tile in range(stationary.data.shape[1]):
@@ -162,7 +176,7 @@ def add_products(sums: Any, stationary: Quantized, rows: Any, moving: Quantized,
 # ---- a contraction too long for SBUF ---------------------------------------------------------------
 
 
-def multiply_long(lhs: Operand, rhs: list, results: Any) -> None:
+def multiply_long(lhs: MxOperand, rhs: list, results: Results) -> None:
     """Hold one block of sums at a time in PSUM and stream K in chunks."""
     columns = CHUNK // len(rhs)
     for row in TiledRange(lhs.features, 4 * PMAX):
@@ -180,7 +194,7 @@ def multiply_long(lhs: Operand, rhs: list, results: Any) -> None:
                 results.finish(sums[rows.index], first, rows.size, column.start_offset, column.size)
 
 
-def new_sums(row: Any, column: Any, operands: int) -> list:
+def new_sums(row: TiledRangeIterator, column: TiledRangeIterator, operands: int) -> list:
     """Allocate the PSUM tiles of a block, by rows and operands."""
     sums = []
     for rows in TiledRange(row.size, PMAX):

@@ -42,7 +42,7 @@ def rounded(x):
 
 
 def tensors(s, h, i):
-    """dY [S, H], x [S, H], the transpose of Wd [I, H], gate_up [2I, H]."""
+    """Return dY [S, H], x [S, H], the transpose of Wd [I, H] and gate_up [2I, H]."""
     return (
         random((s, h), BF16),
         random((s, h), BF16, seed=1),
@@ -52,7 +52,7 @@ def tensors(s, h, i):
 
 
 def forward(x, gate_up, multiply):
-    """Checkpoints g, silu(g), u and m, rounded as a forward pass stores them."""
+    """Return checkpoints g, silu(g), u and m, rounded as a forward pass stores them."""
     both = multiply(x, gate_up)
     gate, up = np.split(both, 2, axis=1)
     act = gate / (1 + np.exp(-gate))
@@ -70,7 +70,7 @@ def gate_gradients(dm, g, act, u):
 
 
 def gradients(dy, x, down_t, gate_up, saved, multiply):
-    """The three gradients from checkpoints; `multiply` gives A B^T of [M, K] and [N, K]."""
+    """Return the three gradients from checkpoints; `multiply` gives A B^T of [M, K] and [N, K]."""
     g, act, u = (saved[name].astype(np.float64) for name in ("gate_pre", "gate_act", "up"))
     both = rounded(gate_gradients(multiply(dy, down_t), g, act, u))
     return (
@@ -85,7 +85,7 @@ def exact(a, b):
 
 
 def near(found, expected, part=1e-2):
-    """Within a part of the largest gradient."""
+    """Check that errors are within a fraction of the largest gradient."""
     for got, wanted in zip(found, expected, strict=True):
         assert got.dtype == BF16
         np.testing.assert_allclose(got.astype(np.float64), wanted, atol=part * np.abs(wanted).max())
@@ -141,9 +141,9 @@ def test_the_reference_is_the_emulation():
 def test_what_is_missing_of_the_checkpoints_is_made_of_gate_and_up(lnc):
     dy, x, down_t, gate_up = tensors(*SIZE)
     saved = forward(x, gate_up, mx_emulation.product)
-    kept = {name: saved[name] for name in ("gate_pre", "up")}
-    found = run(mlp_backward_mxfp8_nki, dy, x, down_t, gate_up, lnc=lnc, on="trn3", **kept)
-    g, u = (saved[name].astype(np.float64) for name in kept)
+    given = {name: saved[name] for name in ("gate_pre", "up")}
+    found = run(mlp_backward_mxfp8_nki, dy, x, down_t, gate_up, lnc=lnc, on="trn3", **given)
+    g, u = (saved[name].astype(np.float64) for name in given)
     saved["gate_act"] = g / (1 + np.exp(-g))
     saved["intermediate"] = rounded(saved["gate_act"] * u)
     near(found, gradients(dy, x, down_t, gate_up, saved, mx_emulation.product))
@@ -186,9 +186,9 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("has_checkpoints", [True, False])
 @pytest.mark.parametrize("limits", LIMITS)
-def test_clamped_activations_have_no_gradient(limits, kept):
+def test_clamped_activations_have_no_gradient(limits, has_checkpoints):
     dy, x, down_t, gate_up = tensors(*SIZE)
     gate, up = np.split(mx_emulation.product(x, gate_up), 2, axis=1)
     gate_range = [limits.non_linear_clamp_lower_limit, limits.non_linear_clamp_upper_limit]
@@ -205,7 +205,7 @@ def test_clamped_activations_have_no_gradient(limits, kept):
     gate, up = (rounded(v).astype(np.float64) for v in (gate, up))
     g, u = clamped(gate, gate_range), clamped(up, up_range)
     act = g / (1 + np.exp(-g))
-    m = product_of(g, u) if kept else m
+    m = product_of(g, u) if has_checkpoints else m
 
     def inside(values, bounds):
         low, high = (
@@ -221,7 +221,7 @@ def test_clamped_activations_have_no_gradient(limits, kept):
         mx_emulation.product(both.T, x.T),
         mx_emulation.product(dy.T, m.T),
     ]
-    saved = {"gate_pre": rounded(gate), "up": rounded(up)} if kept else {}
+    saved = {"gate_pre": rounded(gate), "up": rounded(up)} if has_checkpoints else {}
     found = run(mlp_backward_mxfp8_nki, dy, x, down_t, gate_up, on="trn3", clamp_limits=limits, **saved)
     near(found, expected)
 
@@ -342,7 +342,7 @@ def shares(x):
     return out
 
 
-def test_sharding_information_tells_cores_and_number():
+def test_sharding_info_returns_core_count_and_index():
     assert run(shares, np.zeros((1, 1), np.float32), lnc=2, on="trn3").ravel().tolist() == [20, 21]
     assert run(shares, np.zeros((1, 1), np.float32), on="trn3")[0, 0] == 10
 

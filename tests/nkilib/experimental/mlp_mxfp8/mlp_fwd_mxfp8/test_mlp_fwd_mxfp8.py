@@ -21,7 +21,7 @@ SAVED = ("save_gate_pre", "save_gate_act", "save_up", "save_hidden")
 
 
 def tensors(s, h, i):
-    """hidden [S, H], gate_up [2I, H], down [H, I]."""
+    """Return hidden [S, H], gate_up [2I, H] and down [H, I]."""
     return (
         random((s, h), BF16),
         random((2 * i, h), BF16, seed=1, scale=h**-0.5),
@@ -34,7 +34,7 @@ def empty(s, i):
 
 
 def check(x, gate_up, down, y, m, fp8=E4M3, saved=None):
-    """Each product against the emulation, from the rounded numbers that went into it."""
+    """Check each product against the emulation, from the rounded numbers it was computed from."""
     inner = down.shape[1]
     both = mx_emulation.product(x, gate_up, fp8)
     gate, up = both[:, :inner], both[:, inner:]

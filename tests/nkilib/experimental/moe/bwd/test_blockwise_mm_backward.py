@@ -20,10 +20,10 @@ from nkilib.core.moe.moe_cte.moe_cte import (
     moe_cte,
 )
 from nkilib.core.utils.common_types import ActFnType
+from nkilib.experimental.clamp_limits import ClampLimits, gate_bounds, up_bounds
 from nkilib.experimental.moe.bwd.blockwise_mm_backward import blockwise_mm_bwd, blockwise_mm_bwd_ref
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
     AffinityOption,
-    ClampLimits,
     KernelTypeOption,
     MOEBwdDroplessBlockingParams,
     ShardOption,
@@ -80,21 +80,15 @@ class Layer:
         return np.concatenate(rows).astype(np.int32), np.array(owners, np.int32)[:, None]
 
     def expert(self, e: int, x: Any, v: dict) -> tuple:
-        """(gate and up before the activation, result) of one expert."""
+        """Return (gate and up before the activation, result) of one expert."""
         g, u = torch.einsum("th,hgi->gti", x, v["gate_up"][e]) + v["gate_up_bias"][e][:, None]
-        lim = self.limits
-        g = (
-            g.clamp(lim.non_linear_clamp_lower_limit, lim.non_linear_clamp_upper_limit)
-            if limited(g, lim)
-            else g
-        )
-        u = u.clamp(lim.linear_clamp_lower_limit, lim.linear_clamp_upper_limit) if limited(u, lim) else u
+        g, u = clamped(g, gate_bounds(self.limits)), clamped(u, up_bounds(self.limits))
         act = ACTIVATIONS[self.act_fn]
         m = act(u) if self.skip_gate else act(g) * u
         return g, u, m @ v["down"][e] + v["down_bias"][e]
 
     def gradients(self) -> list[np.ndarray]:
-        """By autograd: every expert on every token, weighted by chosen * affinity."""
+        """Compute gradients by autograd: every expert on every token, weighted by chosen * affinity."""
         tokens, experts = self.chosen.shape
         v = {n: torch.tensor(getattr(self, n).astype(np.float64), requires_grad=True) for n in NAMES}
         x, w = v["hidden"][:tokens], v["affinities"].reshape(-1, experts)[:tokens]
@@ -104,27 +98,27 @@ class Layer:
         return [v[n].grad.numpy() for n in NAMES]
 
     def checkpoints(self) -> tuple[np.ndarray, np.ndarray]:
-        """What a forward pass keeps, rounded to the dtype of the layer."""
+        """Return what a forward pass saves, rounded to the dtype of the layer."""
         ids, owners = self.blocks()
         tokens = len(self.chosen)
         v = {n: torch.tensor(getattr(self, n).astype(np.float64)) for n in NAMES}
-        kept, results = [], []
+        saved, results = [], []
         for row, e in zip(ids.reshape(-1, self.block), owners.ravel(), strict=True):
             g, u, d = self.expert(int(e), v["hidden"][np.clip(row, 0, tokens - 1)], v)
-            kept.append(torch.stack([g.T, u.T]).numpy())
+            saved.append(torch.stack([g.T, u.T]).numpy())
             results.append(d.numpy())
-        return np.stack(kept).astype(self.hidden.dtype), np.stack(results).astype(self.hidden.dtype)
+        return np.stack(saved).astype(self.hidden.dtype), np.stack(results).astype(self.hidden.dtype)
 
     def on(self, affinity: AffinityOption) -> dict[str, Any]:
-        """The option; the gradient of affinities on I knows of no bias of down."""
+        """Return the affinity option; the gradient of affinities on I does not include a bias of down."""
         if affinity == AffinityOption.AFFINITY_ON_I:
             self.down_bias[:] = 0.0
         return {"affinity_option": affinity}
 
     def launch(self, lnc: int = 1, **options: Any) -> tuple:
         ids, owners = self.blocks()
-        kept, results = self.checkpoints()
-        tensors = (self.hidden, self.affinities, self.gate_up, self.down, kept, results)
+        saved, results = self.checkpoints()
+        tensors = (self.hidden, self.affinities, self.gate_up, self.down, saved, results)
         own = {
             "skip_dma": SkipMode(skip_token=self.skip),
             "activation_type": self.act_fn,
@@ -136,8 +130,8 @@ class Layer:
         return run(blockwise_mm_bwd, *arguments, lnc=lnc, **{**own, **options})
 
 
-def limited(value: Any, limits: ClampLimits) -> bool:
-    return any(limit is not None for limit in vars(limits).values())
+def clamped(x: Any, bounds: tuple) -> Any:
+    return x if bounds == (None, None) else x.clamp(*bounds)
 
 
 def routed(tokens: int = 150, experts: int = 3, k: int = 2) -> np.ndarray:
@@ -154,7 +148,7 @@ def all_close(got: tuple, wanted: list, terms: int = 10**4) -> None:
 
 
 def near(got: tuple, wanted: list, part: float = 2e-2) -> None:
-    """Within a part of the largest gradient, as spec/library/moe.md says."""
+    """Check that errors are within a fraction of the largest gradient."""
     for mine, reference in zip(got, wanted[: len(got)], strict=True):
         assert np.abs(np.asarray(mine, np.float64) - reference).max() <= part * np.abs(reference).max()
 
@@ -241,7 +235,7 @@ def test_all_tokens_at_one_expert_and_experts_without_any(lnc):
 
 @each_lnc
 @each_affinity
-def test_a_token_that_stands_several_times_in_a_block_counts_so_often(lnc, affinity):
+def test_a_token_that_occurs_several_times_in_a_block_counts_each_time(lnc, affinity):
     chosen = routed(60, 2, 2)
     chosen[7, 0], chosen[30, 1] = 3, 2
     w = Layer(chosen, bias=True)
@@ -251,22 +245,22 @@ def test_a_token_that_stands_several_times_in_a_block_counts_so_often(lnc, affin
 def test_blocks_of_experts_beyond_the_last_are_left_out():
     w = Layer(routed(100, 3, 2))
     ids, owners = w.blocks()
-    kept, results = w.checkpoints()
+    saved, results = w.checkpoints()
     owners[1] = 7
-    tensors = (w.hidden, w.affinities, w.gate_up, w.down, kept, results)
+    tensors = (w.hidden, w.affinities, w.gate_up, w.down, saved, results)
     got = run(blockwise_mm_bwd, *tensors, ids, owners, w.out_grad, w.block, **EXACT)
     w.chosen[:, 1] = 0
     all_close(got, w.gradients())
 
 
 @pytest.mark.parametrize("wrong", [-1, 151])
-def test_an_id_that_is_no_tokens_fails_before_anything_is_written(wrong):
+def test_an_id_out_of_range_raises_before_anything_is_written(wrong):
     w = Layer(routed())
     ids, owners = w.blocks()
-    kept, results = w.checkpoints()
+    saved, results = w.checkpoints()
     ids[-w.block] = wrong
     mine = np.full_like(w.hidden, 5.0)
-    tensors = (w.hidden, w.affinities, w.gate_up, w.down, kept, results)
+    tensors = (w.hidden, w.affinities, w.gate_up, w.down, saved, results)
     with pytest.raises(IndexError, match="expert_affinities_masked"):
         run(blockwise_mm_bwd, *tensors, ids, owners, w.out_grad, w.block, hidden_states_grad_out=mine)
     assert (mine == 5.0).all()
@@ -313,7 +307,7 @@ def test_a_token_in_one_block_needs_no_accumulation():
 
 
 @each_lnc
-def test_sums_are_kept_in_the_accumulation_dtype(lnc):
+def test_sums_use_the_accumulation_dtype(lnc):
     chosen = np.zeros((1000, 2), int)
     chosen[:, 0] = 1
     w = Layer(chosen, dtype="bfloat16", h=128, i=16, bias=True)
@@ -335,13 +329,13 @@ def test_the_checkpoints_of_moe_cte_are_what_it_takes(lnc):
     spec = MoECTESpec(MoECTEImplementation.shard_on_i, shard_on_I=ShardOnIConfig(checkpoint_activation=True))
     limits = {"gate_clamp_upper_limit": 0.9, "up_clamp_upper_limit": 0.8, "up_clamp_lower_limit": -0.8}
     tensors = (w.hidden, w.affinities, w.gate_up, w.down)
-    _, kept, results = run(moe_cte, *tensors, ids, owners, 256, spec, lnc=lnc, **limits, **EXACT)
-    arguments = (*tensors, kept, results, ids, owners, w.out_grad, 256)
+    _, saved, results = run(moe_cte, *tensors, ids, owners, 256, spec, lnc=lnc, **limits, **EXACT)
+    arguments = (*tensors, saved, results, ids, owners, w.out_grad, 256)
     got = run(blockwise_mm_bwd, *arguments, clamp_limits=w.limits, lnc=lnc, **EXACT)
     all_close(got, w.gradients())
 
 
-# ---- refusals ------------------------------------------------------------------------------------
+# ---- wrong arguments -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -350,27 +344,24 @@ def test_the_checkpoints_of_moe_cte_are_what_it_takes(lnc):
         ({"block_size": 64}, r"block_size: got 64, allowed are \(128, 256, 512, 1024\)"),
         (
             {"kernel_type_option": KernelTypeOption.DROPPING},
-            "kernel_type_option: got .*DROPPING, allowed is DROP",
+            "kernel_type_option: .*DROPPING, allowed is DROP",
         ),
         ({"activation_type": ActFnType.ReLU}, "activation_type: got .*ReLU"),
         ({"down_proj_act_checkpoint": None}, "down_proj_act_checkpoint: got None, needed by AFFINITY_ON_H"),
-        (
-            {"output_hidden_states_grad": np.zeros((5, 256), np.float32)},
-            "output_hidden_states_grad: got shape",
-        ),
+        ({"output_hidden_states_grad": np.zeros((5, 256), "f4")}, "output_hidden_states_grad: got shape"),
         ({"token_position_to_id": np.zeros(64, np.int32)}, "token_position_to_id: got 64 elements"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(options, message):
     w = Layer(routed())
     ids, owners = w.blocks()
-    kept, results = w.checkpoints()
+    saved, results = w.checkpoints()
     arguments = {
         "hidden_states": w.hidden,
         "expert_affinities_masked": w.affinities,
         "gate_up_proj_weight": w.gate_up,
         "down_proj_weight": w.down,
-        "gate_up_proj_act_checkpoint_T": kept,
+        "gate_up_proj_act_checkpoint_T": saved,
         "down_proj_act_checkpoint": results,
         "token_position_to_id": ids,
         "block_to_expert": owners,

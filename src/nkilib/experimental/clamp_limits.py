@@ -1,0 +1,34 @@
+"""Limits of a gated MLP's gate and up before the activation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import nki.language as nl
+
+ClampBounds: TypeAlias = tuple[float | None, float | None]  # (lower, upper); None for an end that is open
+
+
+@dataclass
+class ClampLimits(nl.NKIObject):
+    """The limits of the forward pass: of up (linear) and of gate (non-linear)."""
+
+    linear_clamp_upper_limit: float | None = None
+    linear_clamp_lower_limit: float | None = None
+    non_linear_clamp_upper_limit: float | None = None
+    non_linear_clamp_lower_limit: float | None = None
+
+
+def gate_bounds(limits: ClampLimits | None) -> ClampBounds:
+    """Return the bounds of the gate."""
+    if limits is None:
+        return None, None
+    return limits.non_linear_clamp_lower_limit, limits.non_linear_clamp_upper_limit
+
+
+def up_bounds(limits: ClampLimits | None) -> ClampBounds:
+    """Return the bounds of up."""
+    if limits is None:
+        return None, None
+    return limits.linear_clamp_lower_limit, limits.linear_clamp_upper_limit
