@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ import pytest
 
 import nki
 import nki.language as nl
-from nki.ir import context
 
 SOURCES = Path(__file__).parent.parent / "src"
 
@@ -41,9 +39,6 @@ LAYERS = [
     ["__main__"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
-
-# Imports inside functions that go upwards all the same, and why.
-LATE: dict[tuple[str, str], str] = {}
 
 # what a package never knows, whatever the order above allows
 NEVER = {
@@ -144,29 +139,17 @@ def edge(found: Import) -> tuple[str, str]:
     return part_of(found.module), part_of(found.imported)
 
 
-def excused(found: Import) -> bool:
-    return found.late and edge(found) in LATE
-
-
 def goes_up(found: Import) -> bool:
     importer, imported = edge(found)
     return RANK.get(imported, -1) >= RANK.get(importer, len(RANK))  # unknown parts: the test above
 
 
-def test_imports_of_modules_point_downwards():
-    assert shown([i for i in between_parts() if goes_up(i) and not i.late]) == []
-
-
-def test_imports_inside_functions_that_go_upwards_have_a_reason():
-    upwards = [i for i in between_parts() if goes_up(i) and i.late]
-    assert shown([i for i in upwards if not excused(i)]) == []
-    assert set(LATE) - {edge(i) for i in upwards} == set(), "reasons for nothing"
+def test_imports_point_downwards_also_inside_functions():
+    assert shown([i for i in between_parts() if goes_up(i)]) == []
 
 
 def test_no_module_imports_one_that_imports_it_not_even_inside_a_function():
-    ahead = {
-        m: {i.imported for i in imports_of(m) if i.imported in MODULES and not excused(i)} for m in MODULES
-    }
+    ahead = {m: {i.imported for i in imports_of(m) if i.imported in MODULES} for m in MODULES}
     settled: set[str] = set()
     while True:
         free = {m for m in ahead if m not in settled and ahead[m] - {m} <= settled}
@@ -197,7 +180,7 @@ PRIVATE_OF_LEGACY = {
     "cli": "command script terminal",
     "errors": "",
     "frameworks": "torch",
-    "ir": "context file indexing layout program tensor tree",
+    "ir": "context indexing layout program tensor tree",
     "isa": "enums",
     "kernel": "arrays jit kernel listeners profile run specs",
     "language": "allocation creation elementwise operands shared_constants",
@@ -239,19 +222,6 @@ def is_public(found: Import) -> bool:
         return False
     home = importlib.import_module(found.imported)
     return not found.name or found.name == "*" or hasattr(home, found.name)
-
-
-PROVIDES, ASKS = (re.compile(rf'\b_?{word}\("([\w.]+)"\)') for word in ("provides", "service"))
-
-
-def test_every_service_is_where_nki_says_it_is():
-    """These are imported by name when they are first asked for, so that no import statement shows them."""
-    texts = {module: path.read_text() for module, path in MODULES.items() if module.split(".")[0] == "nki"}
-    provided = {name: module for module, text in texts.items() for name in PROVIDES.findall(text)}
-    asked = {name for text in texts.values() for name in ASKS.findall(text)}
-    assert provided.keys() == asked
-    here = {name for name, module in provided.items() if module == "nki"}
-    assert context._providers == {name: module for name, module in provided.items() if name not in here}
 
 
 # ---- weight --------------------------------------------------------------------------------------
