@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.clamping import clamp, has_limits
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.clamp_limits import ClampBounds, ClampLimits, gate_bounds, up_bounds
@@ -26,15 +27,10 @@ class Checkpoints(nl.NKIObject):
 def clamped(tile: Tensor, bounds: ClampBounds) -> Tensor:
     """Return a float32 copy of a tile clamped to its bounds; the tile itself if it has none."""
     lower, upper = bounds
-    if lower is None and upper is None:
+    if not has_limits(upper, lower):
         return tile
     inside = nl.ndarray(tile.shape, nl.float32, buffer=nl.sbuf)
-    if lower is None:
-        nisa.tensor_scalar(inside, tile, nl.minimum, upper)
-    elif upper is None:
-        nisa.tensor_scalar(inside, tile, nl.maximum, lower)
-    else:
-        nisa.tensor_scalar(inside, tile, nl.minimum, upper, op1=nl.maximum, operand1=lower)
+    clamp(inside, tile, upper, lower)
     return inside
 
 

@@ -2,56 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import nki
-import nki.isa as nisa
-import nki.language as nl
-from nkilib.core.output_projection.output_projection_tkg import output_projection_tkg
-from nkilib.core.qkv.qkv_checks import check as check_qkv
-from nkilib.core.qkv.qkv_mx import as_mx
-from nkilib.core.qkv.qkv_outputs import turn
-from nkilib.core.qkv.qkv_parameters import K, Q, QKVParameters
 from nkilib.core.utils.allocator import BufferManager
-from nkilib.core.utils.common_types import DtypeMode, NormType, QKVWeightLayout, QuantizationType
-from nkilib.core.utils.kernel_assert import kernel_assert
-from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
-from nkilib.core.utils.projection_results import store_rows
-from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.collectives.rings import ReplicaGroups
-from nkilib.experimental.transformer.attention_block_attend import attend
 from nkilib.experimental.transformer.attention_block_cache import CacheUpdate
-from nkilib.experimental.transformer.attention_block_heads import (
-    RotaryRows,
-    change_section,
-    head_norm,
-    hidden_tile,
-    new_keys_and_values,
-    projected_rows,
-    queries_by_batch,
-    transpose_queries,
-)
 from nkilib.experimental.transformer.attention_block_parameters import (
-    DEFAULT_EPS,
     AttentionBlock,
     BlockCaches,
     BlockInput,
     BlockMasks,
     BlockOutput,
-    BlockSizes,
     HeadNormOptions,
     InputNorm,
     QuantizedWeights,
     RankShare,
     RotaryTables,
-    check_block,
-    check_caches,
     refuse_packing,
-    sizes_of,
 )
-from nkilib.experimental.transformer.attention_block_ranks import Partial, Sharing
 from nkilib.experimental.transformer.attention_block_ref import attention_block_tkg_ref
+from nkilib.experimental.transformer.attention_block_run import run_block
 from nkilib.experimental.transformer.attention_block_tkg_sharding import CPCollectiveMode, KVDPCollectiveMode
 
 __all__ = ["CPCollectiveMode", "KVDPCollectiveMode", "attention_block_tkg", "attention_block_tkg_ref"]
@@ -235,175 +206,3 @@ def attention_block_tkg(
         else:
             pending_updates.append(update)
     return out, keys, values
-
-
-def run_block(b: AttentionBlock) -> tuple[Tensor, Tensor, Tensor, CacheUpdate | None]:
-    """Return (out, K, V, update) of an attention block; the caller writes the update of the caches."""
-    n, c = sizes_of(b), b.caches
-    check_block(n, b.input.w_qkv)
-    kernel_assert(
-        b.output.weights is not None or not b.output.transposed,
-        "transposed_out: got True without W_out, allowed with it",
-    )
-    sharding = get_verified_program_sharding_info("attention_block_tkg", (0, 1), 2)
-    n_prgs, core = sharding[1], sharding[2]
-    ranks: Sharing | None = None
-    inner = n
-    if b.kvdp.ranks > 1 or b.cp.ranks > 1:
-        ranks = Sharing(b.kvdp, b.cp, n_prgs, core)
-        inner = ranks.attended_here(n)
-        kernel_assert(
-            b.cp.ranks == 1 or b.masks.pos_ids is None or b.masks.mask is not None or b.skip_attention,
-            "attention_mask: got None with pos_ids, CP needs one to select the rank that sees the new tokens",
-        )
-    check_caches(inner, c)
-    new = project_tokens(b, n, n_prgs, core)
-    if ranks is not None and b.kvdp.ranks > 1:
-        new.keys = ranks.own_rows(new.keys, inner.tokens())
-        new.values = ranks.own_rows(new.values, inner.tokens())
-    attended = queries_by_batch(new.queries, n)
-    columns = key_columns(new.keys, inner)
-    if not b.skip_attention:
-        values = attended_values(new.values, inner)
-        attended = attend_here(b, n, inner, ranks, attended, columns, values, core)
-    update = CacheUpdate(new.keys, new.values, columns, inner, c, n_prgs, core) if c.update else None
-    out = projected(attended, n, core, b.output, b.dtype_mode)
-    if update is None:
-        stored = new_tokens(new.keys, new.values, columns, inner, n_prgs, core)
-        return out, stored[0], stored[1], None
-    return out, c.keys, c.values, update
-
-
-@dataclass
-class ProjectedTokens(nl.NKIObject):
-    """Queries [d, N, tokens] of the new tokens; their keys and values in tiles [tokens <= 128, d]."""
-
-    queries: Tensor
-    keys: list
-    values: list
-
-
-def project_tokens(b: AttentionBlock, n: BlockSizes, n_prgs: int, core: int) -> ProjectedTokens:
-    """Project the new tokens, and apply norms of heads and RoPE."""
-    p = projection_of(b.input, n, b.dtype_mode)
-    before, after = head_norm(b.norm_before, n.depth), head_norm(b.norm_after, n.depth)
-    scale = n.depth**-0.5 if b.softmax_scale is None else b.softmax_scale
-    dtype = b.input.x.dtype
-    new = ProjectedTokens(nl.ndarray((n.depth, n.heads, n.tokens()), dtype, buffer=nl.sbuf), [], [])
-    rows = projected_rows(p, n_prgs, core)
-    for i in range(len(rows)):
-        first, count = i * PMAX, rows[i].shape[0]
-        rotary = None if b.rotary.cos is None else RotaryRows(b.rotary, first, count)
-        q_end = n.heads * n.depth
-        q = change_section(rows[i][:, 0:q_end], n.depth, Q, before, rotary, after)
-        k = change_section(rows[i][:, q_end : q_end + n.depth], n.depth, K, before, rotary, after)
-        transpose_queries(new.queries[:, :, first : first + count], q, scale)
-        v = rows[i][:, q_end + n.depth :]
-        stored = new_keys_and_values(k.reshape((count, n.depth)), v, b.caches, dtype)
-        new.keys.append(stored[0])
-        new.values.append(stored[1])
-    return new
-
-
-def projection_of(i: BlockInput, n: BlockSizes, dtype_mode: DtypeMode) -> QKVParameters:
-    """Return the checked parameters of the projection."""
-    p = QKVParameters(
-        hidden_tile(i.x) if i.transposed else i.x,
-        i.w_qkv,
-        bias=i.bias,
-        quantization=i.quantized.kind,
-        w_scale=i.quantized.w_scale,
-        in_scale=i.quantized.in_scale,
-        norm=NormType.RMS_NORM if i.norm.enabled else NormType.NO_NORM,
-        gamma=i.norm.gamma,
-        eps=DEFAULT_EPS if i.norm.eps is None else i.norm.eps,
-        hidden_actual=i.norm.hidden_actual,
-        d_head=n.depth,
-        q_heads=n.heads,
-        kv_heads=1,
-        dtype_mode=dtype_mode,
-    )
-    if i.norm.enabled and i.norm.gamma is None:
-        p.norm = NormType.RMS_NORM_SKIP_GAMMA
-    as_mx(p, i.transposed_by_4, QKVWeightLayout.CONTIGUOUS)
-    check_qkv(p)
-    return p
-
-
-def attend_here(
-    b: AttentionBlock,
-    n: BlockSizes,
-    inner: BlockSizes,
-    ranks: Sharing | None,
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    core: int,
-) -> Tensor:
-    """Return the attention of this rank's heads, [d, B, N, S]; ranks exchange queries and results."""
-    masks, c, sink = b.masks, b.caches, b.masks.sink
-    if ranks is None:
-        return attend(q, keys, values, n, c, masks, b.dtype_mode)
-    if b.kvdp.ranks > 1:
-        masks.sink = ranks.gathered_sinks(sink, n.heads)
-        queries = ranks.queries_of_batches(q, inner)
-        found = attend(queries, keys, values, inner, c, masks, b.dtype_mode)
-        return ranks.results_of_batches(found, inner)
-    masks.sink = None  # it counts once, when the parts are joined
-    statistics: dict[str, Tensor] = {}
-    masks.statistics = statistics
-    queries = ranks.queries_of_all(q, inner)
-    found = attend(queries, keys, values, inner, c, masks, b.dtype_mode)
-    part = Partial(found, statistics, inner, core)
-    return ranks.joined(part, inner, sink, b.input.x.dtype)
-
-
-def key_columns(keys: list, n: BlockSizes) -> Tensor:
-    """Return tiles [tokens <= 128, d] as [d, tokens]."""
-    transposed = nl.ndarray((n.depth, 1, n.tokens()), keys[0].dtype, buffer=nl.sbuf)
-    for i in range(len(keys)):
-        first = i * PMAX
-        turn(keys[i].expand_dim(1), transposed[:, :, first : first + keys[i].shape[0]])
-    return transposed.reshape((n.depth, n.tokens()))
-
-
-def attended_values(values: list, n: BlockSizes) -> Tensor:
-    """Return values as attention takes them: a single tile unchanged, several as [B, 1, S, d] in HBM."""
-    if len(values) == 1:
-        return values[0]
-    stored = nl.ndarray((n.batch, 1, n.active, n.depth), values[0].dtype, buffer=nl.private_hbm)
-    store_rows(stored.reshape((n.tokens(), n.depth)), values, 0, 0, 0, n.depth)
-    return stored
-
-
-def new_tokens(keys: list, values: list, columns: Tensor, n: BlockSizes, n_prgs: int, core: int) -> tuple:
-    """Store the new keys [d, B, S] and values [B, S, d] to HBM."""
-    new_keys = nl.ndarray((n.depth, n.batch, n.active), keys[0].dtype, buffer=nl.shared_hbm)
-    new_values = nl.ndarray((n.batch, n.active, n.depth), values[0].dtype, buffer=nl.shared_hbm)
-    if core == 0:
-        nisa.dma_copy(new_keys.reshape((n.depth, n.tokens())), columns)
-    if core == n_prgs - 1:
-        store_rows(new_values.reshape((n.tokens(), n.depth)), values, 0, 0, 0, n.depth)
-    return new_keys, new_values
-
-
-def projected(attended: Tensor, n: BlockSizes, core: int, o: BlockOutput, mode: DtypeMode) -> Tensor:
-    """Return the output projection of [d, B, N, S]; without weights that itself, in SBUF or HBM."""
-    if o.weights is not None:
-        return output_projection_tkg(
-            attended,
-            o.weights,
-            o.bias,
-            o.quantized.kind,
-            o.quantized.w_scale,
-            o.quantized.in_scale,
-            o.transposed,
-            o.in_sbuf,
-            dtype_mode=mode,
-        )
-    if o.in_sbuf:
-        return attended
-    out = nl.ndarray((n.batch, n.heads, n.depth, n.active), attended.dtype, buffer=nl.shared_hbm)
-    if core == 0:
-        nisa.dma_copy(out.permute((2, 0, 1, 3)), attended)
-    return out

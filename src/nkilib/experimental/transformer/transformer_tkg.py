@@ -27,7 +27,7 @@ from nkilib.experimental.transformer.attention_block_parameters import (
     InputNorm,
     RotaryTables,
 )
-from nkilib.experimental.transformer.attention_block_tkg import run_block
+from nkilib.experimental.transformer.attention_block_run import run_block
 from nkilib.experimental.transformer.transformer_ref import transformer_tkg_ref
 
 __all__ = ["transformer_tkg", "transformer_tkg_ref"]
