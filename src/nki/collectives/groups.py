@@ -38,11 +38,11 @@ class ReplicaGroup:
     def __len__(self) -> int:
         return len(self.groups)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         return self.groups[index]
 
 
-def _checked(groups: Any) -> tuple[tuple[int, ...], ...]:
+def _checked(groups: object) -> tuple[tuple[int, ...], ...]:
     if not isinstance(groups, (list, tuple)) or not groups:
         raise _wrong(groups, "a group is a list of lists of ranks")
     for members in groups:
@@ -59,13 +59,13 @@ def _checked(groups: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(rank) for rank in members) for members in groups)
 
 
-def _wrong(groups: Any, why: str) -> NkiError:
+def _wrong(groups: object, why: str) -> NkiError:
     return error(
         "replica-group", f"ReplicaGroup({groups!r}): {why}", help="write ReplicaGroup([[0, 1], [2, 3]])"
     )
 
 
-def as_group(group: Any, function: str) -> ReplicaGroup:
+def as_group(group: object, function: str) -> ReplicaGroup:
     """A ReplicaGroup of ranks that exist."""
     if not isinstance(group, ReplicaGroup):
         group = ReplicaGroup(group)

@@ -87,7 +87,7 @@ class Collective(DmaInstruction):
         for name in names:
             rules.buffers(self, name, HBM, "copy it to a shared_hbm tensor first (nisa.dma_copy)")
 
-    def along(self: Any, dim: Any, allowed: tuple[int, ...]) -> None:
+    def along(self: Any, dim: object, allowed: tuple[int, ...]) -> None:
         """collective_dim is one the instruction can split or join."""
         if dim not in allowed or isinstance(dim, bool):
             where = "SBUF" if self.dst.buffer is SBUF else "HBM"
@@ -285,7 +285,7 @@ def paired(function: str, srcs: Any, dsts: Any, several: bool = False) -> list[t
     return list(zip(dsts, srcs, strict=True))
 
 
-def check_tensors(function: str, argument: str, views: Any) -> None:
+def check_tensors(function: str, argument: str, views: object) -> None:
     if not isinstance(views, (list, tuple)) or not views or not all(isinstance(v, View) for v in views):
         got = type(views).__name__ if isinstance(views, View) else f"{views!r}"
         raise error(
@@ -312,7 +312,7 @@ def _hint(function: str, view: View) -> None:
         )
 
 
-def reduction(op: Any, function: str) -> Operator:
+def reduction(op: object, function: str) -> Operator:
     resolved = operators.resolve(op, function)
     if resolved.name not in REDUCTIONS:
         raise error("operator", f"{function}: op={resolved!r}", help="use nl.add, nl.minimum or nl.maximum")

@@ -211,7 +211,7 @@ def collective_permute(srcs, dsts, source_target_pairs, priority=None, name=None
             issue(CollectivePermute(dst, src, pairs, priority, name))
 
 
-def _as_pairs(pairs: Any) -> tuple[tuple[int, int], ...]:
+def _as_pairs(pairs: object) -> tuple[tuple[int, int], ...]:
     if not isinstance(pairs, (list, tuple)) or not all(_is_pair(pair) for pair in pairs):
         raise error(
             "replica-group", f"collective_permute: pairs are (source, target) rank numbers, got {pairs!r}"
@@ -224,7 +224,7 @@ def _as_pairs(pairs: Any) -> tuple[tuple[int, int], ...]:
     return tuple((int(s), int(t)) for s, t in pairs)
 
 
-def _is_pair(pair: Any) -> bool:
+def _is_pair(pair: object) -> bool:
     return isinstance(pair, (list, tuple)) and len(pair) == 2 and all(is_int(r) and r >= 0 for r in pair)
 
 
@@ -277,7 +277,7 @@ def collective_permute_implicit(
             issue(CollectivePermuteImplicit(dst, src, group, int(channel), priority, name))
 
 
-def _check_channels(function: str, channel_ids: Any, *lists: Any) -> None:
+def _check_channels(function: str, channel_ids: object, *lists: object) -> None:
     if not isinstance(channel_ids, (list, tuple)) or list(channel_ids) != list(range(len(channel_ids))):
         raise error("channel", f"{function}: channel_ids must be 0, 1, 2, ..., got {channel_ids!r}")
     for tensors in lists:

@@ -53,7 +53,7 @@ source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)))
 # ---- arrays (what nki.arguments asks of a framework) ---------------------------------------------
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     return isinstance(value, (jax.Array, Tracer))
 
 
@@ -199,7 +199,7 @@ def _run_now(*operands: Any, key: str, world: int, site: int, **params: Any) -> 
 
 
 @nki_call_p.def_abstract_eval
-def _shapes(*operands: Any, key: str, **params: Any) -> list[Any]:
+def _shapes(*operands: object, key: str, **params: Any) -> list[Any]:
     returned = leaves(programs.find(key).outline.result, Returned)
     return [_varying(jax.core.ShapedArray(r.shape, r.dtype.storage), operands) for r in returned]
 
@@ -217,7 +217,7 @@ def _varying(result: Any, operands: Sequence[Any]) -> Any:
     )
 
 
-def _lower(ctx: Any, *operands: Any, key: str, world: int, site: int, **params: Any) -> Any:
+def _lower(ctx: object, *operands: object, key: str, world: int, site: int, **params: Any) -> Any:
     staged = programs.find(key)
     outline = staged.outline
     returned = leaves(outline.result, Returned)
@@ -245,7 +245,7 @@ def _batch(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
     return results, [0] * len(results)
 
 
-def _no_derivative(primals: Any, tangents: Any, *, kernel: str, **params: Any) -> Any:
+def _no_derivative(primals: object, tangents: object, *, kernel: str, **params: Any) -> Any:
     raise NotImplementedError(
         f"kernel {kernel} has no derivative: give it one with jax.custom_vjp, or in one line, "
         f"{kernel} = nki.frameworks.jax.differentiable({kernel}, backward), "
@@ -308,7 +308,7 @@ _targets: dict[bytes, _Target] = {}
     ctypes.c_size_t,
     ctypes.c_void_p,
 )
-def _called_by_xla(out: int, inputs: Any, opaque: int, length: int, status: int) -> None:
+def _called_by_xla(out: int, inputs: object, opaque: int, length: int, status: int) -> None:
     try:
         config = ctypes.string_at(opaque, length)
         target = _targets.get(config)
@@ -361,13 +361,13 @@ def _register() -> str:
     return "custom call"
 
 
-def _call_back(*operands: Any, key: str, world: int = 0, site: int = 0, **params: Any) -> Any:
+def _call_back(*operands: object, key: str, world: int = 0, site: int = 0, **params: Any) -> Any:
     """The lowering where the custom call cannot be had: slower, and without its text in the HLO."""
     target = _Target(programs.find(key), key, world, site)
     shapes = [jax.ShapeDtypeStruct(*spec) for spec in target.outputs]
     ranks = operands[target.rank_at :]
 
-    def run(*values: Any) -> list[np.ndarray]:
+    def run(*values: object) -> list[np.ndarray]:
         arrays = [np.asarray(value) for value in values[: len(target.inputs)]]
         return target.run(arrays, int(np.asarray(values[-1])[0]) if world else 0)
 
@@ -405,11 +405,11 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
             whole = [next(left) if found else v for v, found in zip(everything, is_array, strict=True)]
             return whole[:count], dict(zip(rest, whole[count:], strict=True))
 
-        def call(*arrays: Any) -> Any:
+        def call(*arrays: object) -> Any:
             positional, named = filled(arrays)
             return forward(*positional, **named)
 
-        def forwards(*arrays: Any) -> Any:
+        def forwards(*arrays: object) -> Any:
             result = call(*arrays)
             return result, (arrays, result if outputs else ())
 
@@ -426,11 +426,11 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
     return function
 
 
-def _tuple(value: Any) -> tuple:
+def _tuple(value: object) -> tuple:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def hlo(function: Callable, *args: Any, **kwargs: Any) -> str:
+def hlo(function: Callable, *args: object, **kwargs: Any) -> str:
     """The compiled HLO text of a function for these arguments, in which each kernel is one custom call."""
     compiled = jax.jit(function).lower(*args, **kwargs).compile()
     return compiled.runtime_executable().hlo_modules()[0].to_string()  # type: ignore[union-attr]

@@ -92,7 +92,7 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
     for cls in (Plain, Differentiable):
         cls.__name__ = cls.__qualname__ = called
 
-    def function(*arguments: Any, **keywords: Any) -> Any:
+    def function(*arguments: object, **keywords: Any) -> Any:
         if keywords or (not torch.compiler.is_compiling() and any(map(_is_transformed, arguments))):
             values, rest, given = in_order(names, arguments, keywords)
             everything = [*values, *given]
@@ -110,6 +110,6 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
     return function
 
 
-def _is_transformed(value: Any) -> bool:
+def _is_transformed(value: object) -> bool:
     """A tensor inside torch.func or torch.vmap."""
     return isinstance(value, torch.Tensor) and is_wrapped(value)

@@ -38,7 +38,7 @@ _TORCH[dtypes.float8_e4m3.storage] = torch.float8_e4m3fn
 # ---- tensors (what nki.arguments asks of a framework) --------------------------------------------
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
@@ -117,7 +117,7 @@ def _warn_device(device: str) -> None:
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-def connect(result: Any, inputs: Sequence[torch.Tensor], kernel: str) -> Any:
+def connect(result: object, inputs: Sequence[torch.Tensor], kernel: str) -> Any:
     """Let the gradient of every new tensor in a result be an error, if an input requires one."""
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in inputs):
         return result
@@ -150,5 +150,5 @@ class _NoBackward(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, *gradients: object) -> Any:
         raise _no_backward(*ctx.kernel)

@@ -116,7 +116,7 @@ def _effects(instruction: Instruction) -> Effects:
     return Effects(tuple(reads), tuple(writes), tuple(added), tuple(read), tuple(written), touched)
 
 
-def _touched(instruction: Instruction, index: int, value: Any) -> list[View]:
+def _touched(instruction: Instruction, index: int, value: object) -> list[View]:
     if not isinstance(value, View):
         return []
     if instruction.partial and instruction.state == () and value.indirection is None:
@@ -125,7 +125,7 @@ def _touched(instruction: Instruction, index: int, value: Any) -> list[View]:
     return [value]
 
 
-def _is_register(value: Any) -> bool:
+def _is_register(value: object) -> bool:
     return getattr(value, "is_register", False)
 
 

@@ -134,7 +134,7 @@ class Instruction(NkiInstruction, metaclass=InstructionType):
 
     if TYPE_CHECKING:
 
-        def __init__(self, *fields: Any) -> None: ...
+        def __init__(self, *fields: object) -> None: ...
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -248,7 +248,7 @@ class Instruction(NkiInstruction, metaclass=InstructionType):
         return _rebuilt, (type(self), self.handle, slots)
 
 
-def _rebuilt(cls: type[Instruction], handle: Any, slots: dict[str, Any]) -> Instruction:
+def _rebuilt(cls: type[Instruction], handle: object, slots: dict[str, Any]) -> Instruction:
     instruction = cls.__new__(cls)
     instruction.handle = handle
     for name, value in slots.items():

@@ -155,19 +155,19 @@ class _Enums(dict[str, Any]):
 ENUMS = _Enums()
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     return value if isinstance(value, str) else _wrong("a text", value)
 
 
-def as_count(value: Any) -> int:
+def as_count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < LARGEST:
         _wrong("a whole number", value)
     return value
 
 
-def as_size(value: Any) -> int:
+def as_size(value: object) -> int:
     return as_count(value) or _wrong("a size", value)
 
 
-def _wrong(wanted: str, value: Any) -> NoReturn:
+def _wrong(wanted: str, value: object) -> NoReturn:
     raise Damaged(f"{wanted} is missing, there is {str(value)[:40]!r}")

@@ -126,7 +126,7 @@ class Listing:
 
     # ---- values ----------------------------------------------------------------------------------
 
-    def show(self, value: Any) -> str:
+    def show(self, value: object) -> str:
         if isinstance(value, View):
             return self.view(value)
         if getattr(value, "is_register", False):
@@ -158,7 +158,7 @@ class Listing:
             return self._record(value, [f"{n}={self.show(getattr(value, n))}" for n in record_fields(value)])
         return f"other({json.dumps(repr(value))})"
 
-    def _record(self, value: Any, fields: list[str]) -> str:
+    def _record(self, value: object, fields: list[str]) -> str:
         return f"record({', '.join([json.dumps(type(value).__name__), *fields])})"
 
     def view(self, view: View) -> str:

@@ -152,7 +152,7 @@ class Program:
         """Count instructions, traffic and live bytes; a loop's body counts once, or its `trips`."""
         return Statistics.of(self.machine, [[i for i, _ in items] for items in self.unrolled()])
 
-    def run(self, *arrays: Any) -> Any:
+    def run(self, *arrays: object) -> Any:
         """Return what the kernel returns for these values of its tensor parameters, in order."""
         return hooks.run_program(self, arrays)
 

@@ -11,7 +11,7 @@ from .program import Edge, Program
 Names = tuple[str, tuple[str, ...]]
 
 
-def checked_edges(edges: Any) -> tuple[Names, ...]:
+def checked_edges(edges: object) -> tuple[Names, ...]:
     """The edges as (later, earlier names), or the error of a wrong one."""
     if not isinstance(edges, (tuple, list)):
         raise error("schedule", f"with_schedule: takes a list of (later, earlier) pairs, got {edges!r}")

@@ -65,7 +65,7 @@ def shifted_pairs(ins: Instruction) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _overlap_shifted(written: Any, read: Any) -> bool:
+def _overlap_shifted(written: object, read: object) -> bool:
     if not (isinstance(written, View) and isinstance(read, View)) or not written.on_chip:
         return False
     one, other = written.storage, read.storage
@@ -306,7 +306,7 @@ def fail(
     return error(kind, f"{ins.public}: {message}", notes=notes, help=help, site=ins.site)
 
 
-def not_a_tensor(ins: Instruction, name: str, value: Any) -> NkiError:
+def not_a_tensor(ins: Instruction, name: str, value: object) -> NkiError:
     if value is None:
         text = f"{name} is missing: it is None"
         help = f"{name} must be a tile; an argument that may be None is tested first: if w is not None: ..."
@@ -334,6 +334,6 @@ def generation(ins: Instruction, since: int, machine: Machine, what: str = "") -
         )
 
 
-def is_gathered(view: Any) -> bool:
+def is_gathered(view: object) -> bool:
     """Addressed by an index tile (`.indirect`)."""
     return isinstance(view, View) and view.indirection is not None and view.indirection.kind == "tensor"

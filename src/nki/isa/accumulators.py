@@ -86,7 +86,7 @@ def check_result(ins: Any, like: str, floats: bool = False) -> None:
         )
 
 
-def check_init(ins: Instruction, name: str, like: str, unset: Any = None) -> None:
+def check_init(ins: Instruction, name: str, like: str, unset: object = None) -> None:
     """The start value belongs to load_reduce; beside another command it is not read."""
     value = getattr(ins, name)
     given = isinstance(value, View) or not (value is unset or value == unset)
@@ -117,7 +117,7 @@ def step(
     command: reduce_cmd,
     op: Operator,
     values: np.ndarray,
-    init: Any = None,
+    init: object = None,
     user: str = "activation",
 ) -> np.ndarray:
     """Carry out one command with the float32 values [P, ...] of a tile; the registers afterwards, [P].

@@ -32,7 +32,7 @@ INTEGER_32 = ("int32", "uint32")
 BYPASS = OPERATORS["bypass"]
 
 
-def optional(op: Any, function: str, argument: str) -> Operator | None:
+def optional(op: object, function: str, argument: str) -> Operator | None:
     """The operator of a stage that may be left out."""
     if op is None or op is BYPASS:
         return None
@@ -100,14 +100,14 @@ def _check_pattern(ins: Any, op: Operator, name: str, like: str) -> None:
         raise rules.fail(ins, "op", f"{op!r} by {operand}: a shift count is at least 0", [name])
 
 
-def _is_whole(operand: Any) -> bool:
+def _is_whole(operand: object) -> bool:
     """An integer number, or a tile of 32-bit integers."""
     if isinstance(operand, View):
         return operand.dtype in INTEGER_32
     return isinstance(operand, (int, np.integer, np.bool_))
 
 
-def is_exact_stage(op: Operator | None, operand: Any) -> bool:
+def is_exact_stage(op: Operator | None, operand: object) -> bool:
     """The stage keeps 32-bit integers exact (spec/isa.md 1.6)."""
     return op is None or (op.name in EXACT and _is_whole(operand))
 
@@ -115,7 +115,7 @@ def is_exact_stage(op: Operator | None, operand: Any) -> bool:
 # ---- what a stage means --------------------------------------------------------------------------
 
 
-def evaluate(op: Operator, x: np.ndarray, operand: Any, reverse: Any, out: np.ndarray) -> np.ndarray:
+def evaluate(op: Operator, x: np.ndarray, operand: object, reverse: object, out: np.ndarray) -> np.ndarray:
     """op on float32 operands, into the float32 array `out`; unary operators ignore the operand."""
     formula: Any = op.formula
     if op.kind == "unary":
@@ -128,7 +128,7 @@ def evaluate(op: Operator, x: np.ndarray, operand: Any, reverse: Any, out: np.nd
 
 
 def evaluate_into(
-    dst: np.ndarray, dtype: DType, op: Operator, x: np.ndarray, operand: Any, reverse: Any = False
+    dst: np.ndarray, dtype: DType, op: Operator, x: np.ndarray, operand: object, reverse: object = False
 ) -> np.ndarray:
     """dst = cast(op(x, operand)); returns the float32 values before the cast."""
     if dst.dtype is dtypes.FLOAT32 and dtype is not dtypes.tfloat32:
@@ -148,7 +148,7 @@ def exact(op: Operator, x: np.ndarray, operand: Any, reverse: Any) -> np.ndarray
     return result.astype(x.dtype, copy=False)
 
 
-def bitwise(op: Operator, a: Any, b: Any, dtype: DType) -> np.ndarray:
+def bitwise(op: Operator, a: object, b: object, dtype: DType) -> np.ndarray:
     """Bit patterns at the width of `dtype`; shifts are logical, a count of the width or more gives 0."""
     bits = _pattern(a, dtype)
     if op.is_unary:

@@ -49,7 +49,7 @@ def dma_compute(
     return issue(DmaCompute(dst, *sources, *missing, reduce_op, scales, unique_indices, own, oob_mode, name))
 
 
-def _sources(srcs: Any) -> tuple[View, ...]:
+def _sources(srcs: object) -> tuple[View, ...]:
     if not isinstance(srcs, (list, tuple)) or not all(isinstance(source, View) for source in srcs):
         raise error("argument", f"dma_compute: srcs must be a list of tensors, got {srcs!r}")
     if not 1 <= len(srcs) <= MAX_SOURCES:
@@ -57,7 +57,7 @@ def _sources(srcs: Any) -> tuple[View, ...]:
     return tuple(srcs)
 
 
-def same_place(a: Any, b: Any) -> bool:
+def same_place(a: object, b: object) -> bool:
     """True when two views address the same elements in the same order, run-time index included."""
     if a is b or not (isinstance(a, View) and isinstance(b, View)):
         return a is b

@@ -272,7 +272,7 @@ class TensorCopyPredicated(VectorInstruction):
         return predicated_cost(self, m, self.src, self.predicate)
 
 
-def predicated_cost(ins: Instruction, m: Machine, src: Any, predicate: In) -> Cost:
+def predicated_cost(ins: Instruction, m: Machine, src: object, predicate: In) -> Cost:
     """tensor_copy_predicated and select_reduce."""
     if not isinstance(src, View):
         field = "vector_predicated_scalar"

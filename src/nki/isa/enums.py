@@ -89,7 +89,7 @@ class nc_version(FastEnum):
 _LEGACY_VALUES = (dge_mode, matmul_perf_mode)  # AWS's own library passes their plain values
 
 
-def member(value: Any, cls: type[Enum], function: str, argument: str) -> Any:
+def member(value: object, cls: type[Enum], function: str, argument: str) -> Any:
     """`value` as a member of `cls`; the plain value is accepted where public code passes it."""
     if value.__class__ is cls:
         return value

@@ -234,7 +234,7 @@ def _check_same_index(name: str, data: Any, scale: Any) -> None:
         )
 
 
-def _index_tile(view: Any) -> Any:
+def _index_tile(view: object) -> Any:
     indirection = view.indirection if isinstance(view, View) else None
     return indirection.index if indirection is not None and indirection.kind == "tensor" else None
 

@@ -31,7 +31,7 @@ def column(value: Any, view: Any, ndim: int) -> Any:
     return np.float32(value)
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """An array of any kind, and no number."""
     return getattr(value, "ndim", 0) > 0
 
@@ -81,7 +81,7 @@ def as_float32(values: Any) -> np.ndarray:
     return values if values.dtype == np.float32 else values.astype(np.float32)
 
 
-def apply(op: Operator, a: Any, b: Any, reverse: bool = False) -> np.ndarray:
+def apply(op: Operator, a: object, b: object, reverse: bool = False) -> np.ndarray:
     """op on float32 operands, as float32; unary operators ignore `b` and `reverse`."""
     assert op.formula is not None
     if op.is_unary:

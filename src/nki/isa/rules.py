@@ -7,7 +7,6 @@ Each names its operand, what it got, what is allowed and how to fix it. The rule
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
 
@@ -209,6 +208,6 @@ def operator(ins: Instruction, name: str, allowed: Collection[str]) -> None:
         raise fail(ins, "op", f"{name}={op!r} is not possible here", [], f"allowed: {', '.join(allowed)}")
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     text_or_complex = isinstance(value, (np.flexible, np.complexfloating))
     return isinstance(value, (bool, int, float, np.generic)) and not text_or_complex

@@ -129,11 +129,11 @@ def _check_column(ins: Any, name: str) -> None:
     rules.castable(ins, name)
 
 
-def _function(op: Any, public: str) -> Operator:
+def _function(op: object, public: str) -> Operator:
     return op if op.__class__ is Operator else operators.resolve(op, public)
 
 
-def _reduction(op: Any, public: str) -> Operator:
+def _reduction(op: object, public: str) -> Operator:
     """None means add."""
     if op is None:
         return ADD
@@ -271,7 +271,7 @@ def activate2(
     )
 
 
-def _stage(op: Any, argument: str) -> Operator:
+def _stage(op: object, argument: str) -> Operator:
     """None leaves the stage out."""
     if op is None:
         return BYPASS

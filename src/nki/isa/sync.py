@@ -50,7 +50,7 @@ def core_barrier(
     return issue(barrier)
 
 
-def _as_cores(cores: Any) -> tuple[int, ...]:
+def _as_cores(cores: object) -> tuple[int, ...]:
     listed = tuple(cores) if isinstance(cores, (tuple, list)) else (cores,)
     if not all(is_int(core) for core in listed):
         raise error("argument", f"core_barrier: cores must be a tuple of core numbers, got {cores!r}")

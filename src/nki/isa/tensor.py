@@ -31,7 +31,7 @@ FULL_PRECISION = ("float32", "tfloat32")
 GATHERED = ("float16", "bfloat16", *FP8)  # what an index tile may pick for TensorE
 
 
-def _as_tuple(value: Any) -> Any:
+def _as_tuple(value: object) -> Any:
     """Nothing, or a pair; what is no list is left to the checks."""
     if value is None:
         return ()

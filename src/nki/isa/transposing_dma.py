@@ -41,7 +41,7 @@ def dma_transpose(
     return issue(DmaTranspose(dst, src, axes, priority, dge_mode, oob_mode, name))
 
 
-def _padded(dst: Any, src: Any, axes: Any) -> Any:
+def _padded(dst: object, src: Any, axes: Any) -> Any:
     """Before NKI 0.4, a dst of lower rank whose missing dimensions have size 1 was taken."""
     if not isinstance(dst, View) or not isinstance(src, View) or dst.ndim >= src.ndim:
         return dst

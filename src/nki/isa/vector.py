@@ -253,7 +253,7 @@ class TensorScalar(Instruction):
         else:
             self._compute_floats(dst, f32(data, self.data.dtype), operand0, operand1)
 
-    def _compute_floats(self, dst: np.ndarray, x: np.ndarray, operand0: Any, operand1: Any) -> None:
+    def _compute_floats(self, dst: np.ndarray, x: np.ndarray, operand0: object, operand1: object) -> None:
         op0, op1, dtype = self.op0, self.op1, self.dst.dtype
         if op1 is None:
             alu.evaluate_into(dst, dtype, op0, x, column(operand0, self.operand0, dst.ndim), self.reverse0)
@@ -263,14 +263,14 @@ class TensorScalar(Instruction):
             x = alu.evaluate(op0, x, a, self.reverse0, scratch(dst.shape, dst))
         alu.evaluate_into(dst, dtype, op1, x, column(operand1, self.operand1, dst.ndim), self.reverse1)
 
-    def _compute_integers(self, dst: np.ndarray, x: np.ndarray, operand0: Any, operand1: Any) -> None:
+    def _compute_integers(self, dst: np.ndarray, x: np.ndarray, operand0: object, operand1: object) -> None:
         if self.op0 is not None:
             x = alu.exact(self.op0, x, operand0, self.reverse0)
         if self.op1 is not None:
             x = alu.exact(self.op1, x, operand1, self.reverse1)
         dst[...] = x.view(dst.dtype)
 
-    def _compute_bits(self, dst: np.ndarray, x: np.ndarray, operand0: Any, operand1: Any) -> None:
+    def _compute_bits(self, dst: np.ndarray, x: np.ndarray, operand0: object, operand1: object) -> None:
         if self.op0 is not None:
             x = alu.bitwise_stage(self.op0, x, operand0, self.reverse0, self.data.dtype)
         if self.op1 is not None:

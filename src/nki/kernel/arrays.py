@@ -73,7 +73,7 @@ class NumpyFramework:
         return np.asarray(value)
 
     @staticmethod
-    def from_numpy(array: np.ndarray, like: Any = None) -> np.ndarray:
+    def from_numpy(array: np.ndarray, like: object = None) -> np.ndarray:
         return array
 
     @staticmethod
@@ -90,7 +90,7 @@ class NumpyFramework:
         value[...] = array
 
 
-def framework_of(value: Any) -> Any:
+def framework_of(value: object) -> Any:
     """Return the converter of an array-like argument, or None for anything else."""
     if isinstance(value, np.ndarray):
         return NumpyFramework
@@ -107,12 +107,12 @@ def _converter(kind: type) -> Any:
     return None if package is None else load_framework(package)
 
 
-def is_description(value: Any) -> bool:
+def is_description(value: object) -> bool:
     """Return True for nki.TensorSpec, jax.ShapeDtypeStruct and similar classes."""
     return type(value).__name__ in ("TensorSpec", "ShapeDtypeStruct") and hasattr(value, "shape")
 
 
-def is_dtype(value: Any) -> bool:
+def is_dtype(value: object) -> bool:
     """Return True for a dtype object of nki, numpy, ml_dtypes, torch or JAX."""
     if isinstance(value, (dtypes.DType, np.dtype)):
         return True

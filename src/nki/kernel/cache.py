@@ -28,7 +28,7 @@ class SameFunction:
 
     __slots__ = ("ref", "number")
 
-    def __init__(self, function: Any):
+    def __init__(self, function: object):
         try:
             self.ref: Any = weakref.ref(function)
         except TypeError:
@@ -42,7 +42,7 @@ class SameFunction:
         return self.number
 
 
-def call_key(function: Any, arguments: Any, context: tuple) -> Any:
+def call_key(function: object, arguments: object, context: tuple) -> Any:
     """Return the key of a call, from its arguments' key; None when it cannot be told from others."""
     if arguments is None:
         return None
@@ -67,7 +67,7 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
     def __init__(self, programs: int = PROGRAMS, instructions: int = LARGEST):
         super().__init__(programs, instructions)
 
-    def find(self, key: Any) -> CachedProgram | None:
+    def find(self, key: object) -> CachedProgram | None:
         """Return the program of an equal call, unless something that its Python read has changed."""
         found = self.get(key)
         if found is not None and not found.reads.still_hold() and self.get(key) is found:
@@ -76,7 +76,7 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
 
     def add(
         self,
-        key: Any,
+        key: object,
         function: Any,
         reads: Reads | None,
         program: Program,
@@ -102,7 +102,7 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
 class ReadValues(LRUCache[Any, Any]):
     """Calls whose Python was seen to read values: the next equal call starts in eager mode at once."""
 
-    def find(self, key: Any) -> Any:
+    def find(self, key: object) -> Any:
         """Return the earlier call, unless something that its Python read has changed."""
         found = self.get(key)
         if found is not None and found.reads is not None and not found.reads.still_hold():

@@ -68,7 +68,7 @@ def simulate(kernel: Callable[P, Any] | Kernel[P]) -> Kernel[P]:
 
 
 def profile(
-    kernel: Any,
+    kernel: object,
     run: bool = False,
     stage: Callable[[str], None] = lambda what: None,
     ranks: int = 1,

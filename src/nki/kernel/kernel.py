@@ -151,14 +151,14 @@ class Kernel(_Typed[P]):
     def _with(self, **changes: Any) -> Any:
         return Kernel(**{**dict(zip(_STATE, self._state, strict=True)), **changes})
 
-    def __getitem__(self, degree: Any) -> Kernel[P]:
+    def __getitem__(self, degree: object) -> Kernel[P]:
         if _is_compiling():
             return load_framework("torch").launched(self, degree)
         return self._with(grid=launch_grid(degree))
 
     if MYPY or not TYPE_CHECKING:
 
-        def __get__(self, instance: Any, owner: type | None = None) -> Kernel[...]:
+        def __get__(self, instance: object, owner: type | None = None) -> Kernel[...]:
             if instance is None or not hasattr(type(self.func), "__get__"):
                 return self
             return self._with(func=self.func.__get__(instance, owner))
@@ -169,7 +169,7 @@ class Kernel(_Typed[P]):
 
     # ---- calling ---------------------------------------------------------------------------------
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, *args: object, **kwargs: Any) -> Any:
         if _is_compiling():  # torch.compile traces this very function
             return load_framework("torch").staged(self, args, kwargs)
         core = running()
@@ -210,7 +210,7 @@ class Kernel(_Typed[P]):
             )
         return self.func(*args, **kwargs)
 
-    def run(self, *args: Any, **kwargs: Any) -> Run:
+    def run(self, *args: object, **kwargs: Any) -> Run:
         """Like a call, but returns a Run: the result with statistics and diagnostics.
 
         `target=` names another platform, unless the kernel has a parameter of that name.
@@ -221,11 +221,11 @@ class Kernel(_Typed[P]):
         notify(self, args, kwargs)
         return self.run_call(self.prepare(args, kwargs))
 
-    def trace(self, *args: Any, **kwargs: Any) -> Program:
+    def trace(self, *args: object, **kwargs: Any) -> Program:
         """Return what a call does as a Program. Arrays may be `nki.TensorSpec`s; nothing is computed."""
         return self._trace(self.prepare(args, kwargs), has_data=False).program
 
-    def stage(self, *args: Any, **kwargs: Any) -> Staged:
+    def stage(self, *args: object, **kwargs: Any) -> Staged:
         """Trace a call on `nki.TensorSpec`s now, to be run with data later."""
         return self.stage_call(self.prepare(args, kwargs))
 
@@ -240,12 +240,12 @@ class Kernel(_Typed[P]):
             self._cache(call, traced.program, {}, traced.files)
         return Staged(self, replace(call, silenced=traced.program.said), traced.program, traced.is_fixed)
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, *args: object, **kwargs: Any) -> Any:
         """What a call returns, with `nki.TensorSpec`s for its tensors. Takes TensorSpecs or arrays."""
         outline = self.stage(*args, **kwargs).outline
         return tree.replace_leaves(outline.result, Returned, lambda r: TensorSpec(*r[:2]))
 
-    def profile(self, *args: Any, **kwargs: Any) -> Profile:
+    def profile(self, *args: object, **kwargs: Any) -> Profile:
         """The modelled run of the kernel on its platform: `nki.profile(kernel)(*args)`."""
         from .profile import profile_call
 
@@ -452,7 +452,7 @@ class Kernel(_Typed[P]):
         call: Call,
         transfer: Transfer,
         execution: Execution,
-        result: Any,
+        result: object,
         count: Callable[[], Statistics],
     ) -> Run:
         """Return what the caller will get, before anything of the caller's is changed."""

@@ -20,7 +20,7 @@ def listening(listener: Listener) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def notify(kernel: Any, args: tuple, kwargs: dict) -> None:
+def notify(kernel: object, args: tuple, kwargs: dict) -> None:
     """Notify all listeners of a call."""
     for listener in tuple(_listeners):
         listener(kernel, args, kwargs)

@@ -19,7 +19,7 @@ def load_ipython_extension(shell: Any) -> None:
         shell.register_magic_function(_magic(shell, name, what), "line_cell", name)
 
 
-def _magic(shell: Any, name: str, what: Any) -> Any:
+def _magic(shell: object, name: str, what: Any) -> Any:
     def magic(line: str, cell: str | None = None) -> Any:
         code, options = (line, "") if cell is None else (cell, line)
         kernel, args, kwargs = _last_call(shell, f"%{name}" if cell is None else f"%%{name}", code)

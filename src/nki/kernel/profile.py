@@ -222,7 +222,7 @@ def _is_whole(saved: SavedProfile) -> bool:
 
 
 def profile_call(
-    kernel: Any,
+    kernel: object,
     args: tuple,
     kwargs: dict,
     run: bool = False,

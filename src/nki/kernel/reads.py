@@ -106,7 +106,7 @@ class Same:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -116,7 +116,7 @@ class Same:
         return id(self.value)
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> bool:
     try:
         frozen(value)
     except (Unknown, RecursionError):
@@ -205,7 +205,7 @@ class EmptyAs(NamedTuple):
         return type(self.value) is self.cls and not getattr(self.value, "__dict__", None)
 
 
-def _is_empty(value: Any) -> bool:
+def _is_empty(value: object) -> bool:
     """An object that is all class, such as a callable that stands for a function."""
     cls = type(value)
     return (
@@ -255,7 +255,7 @@ def _contents(f: types.FunctionType) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _frozen_equal(now: Any, then: Any) -> bool:
+def _frozen_equal(now: object, then: object) -> bool:
     try:
         return frozen(now) == then
     except (Unknown, RecursionError):
@@ -274,7 +274,7 @@ class Reads:
         self._held: list[Any] = []  # so that their ids are not used again
 
     @staticmethod
-    def of(function: Any, values: Any = ()) -> Reads | None:
+    def of(function: object, values: object = ()) -> Reads | None:
         """Of a kernel's function and the values given to it; None when something is unknown."""
         reads = Reads()
         try:
@@ -295,7 +295,7 @@ class Reads:
     def still_hold(self) -> bool:
         return all(check.holds() for check in self.checks)
 
-    def visit_argument(self, value: Any) -> None:
+    def visit_argument(self, value: object) -> None:
         """Of the arguments, functions and classes are followed; tensors and plain values are in the key."""
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial, type)) or _is_kernel(
             value
@@ -333,14 +333,14 @@ class Reads:
         elif not _is_constant(value):
             self._object(value)
 
-    def _object(self, value: Any) -> None:
+    def _object(self, value: object) -> None:
         if _is_empty(value) and not tree.is_record(value):
             self.checks.append(EmptyAs(value, type(value)))
             self.visit(type(value))
         else:
             self._plain(value)
 
-    def _plain(self, value: Any) -> None:
+    def _plain(self, value: object) -> None:
         plain = frozen(value)
         if isinstance(value, _MUTABLE) or tree.is_record(value):
             self.checks.append(Held(value, plain))
@@ -359,7 +359,7 @@ class Reads:
         for base in cls.__mro__[1:]:
             self.visit(base)
 
-    def _named(self, namespace: Mapping[str, Any], name: str, value: Any) -> None:
+    def _named(self, namespace: Mapping[str, Any], name: str, value: object) -> None:
         plain = None
         if not isinstance(value, Enum) and is_plain(value):
             plain = frozen(value)
@@ -449,7 +449,7 @@ _DESCRIPTORS = (
 )
 
 
-def _is_constant(value: Any) -> bool:
+def _is_constant(value: object) -> bool:
     """Objects that hold no state: builtin functions, descriptors, things of dataclasses and typing."""
     if isinstance(value, (types.BuiltinFunctionType, np.ufunc)):
         owner = getattr(value, "__self__", None)
@@ -462,15 +462,15 @@ def _is_constant(value: Any) -> bool:
     return home in ("dataclasses", "typing", "abc", "_abc") or isinstance(value, (Enum, Operator, DType))
 
 
-def _is_kernel(value: Any) -> bool:
+def _is_kernel(value: object) -> bool:
     return hasattr(type(value), "with_schedule")
 
 
-def _classes_in(value: Any) -> list[type]:
+def _classes_in(value: object) -> list[type]:
     """The classes of all records and enum members in a value: their methods can be called."""
     found: list[type] = []
 
-    def look(value: Any, depth: int = 0) -> None:
+    def look(value: object, depth: int = 0) -> None:
         if tree.is_record(value) or isinstance(value, Enum):
             found.append(type(value))
         kind = tree.container_of(value)

@@ -94,7 +94,7 @@ def warn_lost_writes(
             )
 
 
-def report_traced(kernel: Any, launch: Launch, program: Program) -> Program:
+def report_traced(kernel: object, launch: Launch, program: Program) -> Program:
     """Report what the whole of a traced program shows; returns the program with these diagnostics."""
     diagnostics = launch.execution.diagnostics
     known = len(diagnostics.found)
@@ -106,10 +106,10 @@ def report_traced(kernel: Any, launch: Launch, program: Program) -> Program:
 
 
 def report_executed(
-    kernel: Any,
+    kernel: object,
     transfer: Transfer,
     execution: Execution,
-    result: Any,
+    result: object,
     found: Iterable[Diagnostic],
     has_effect: bool = False,
 ) -> None:
@@ -139,7 +139,7 @@ def _mention(kernel: Any, diagnostics: Diagnostics, found: Iterable[Diagnostic])
             diagnostics.add(d)
 
 
-def _without_effect(kernel: Any, result: Any) -> list[Diagnostic]:
+def _without_effect(kernel: Any, result: object) -> list[Diagnostic]:
     """Return a diagnostic for a kernel that got tensors, returns nothing and wrote none of them."""
     if any(leaf is not None for leaf in flatten(result, lambda v: isinstance(v, View))):
         return []
@@ -153,17 +153,17 @@ def _without_effect(kernel: Any, result: Any) -> list[Diagnostic]:
     ]
 
 
-def tensors(value: Any) -> list[View]:
+def tensors(value: object) -> list[View]:
     """Return all tensors of a returned value, in order."""
     return leaves(value, View)
 
 
-def bare(value: Any) -> Any:
+def bare(value: object) -> Any:
     """Return the value with views that claim no bytes."""
     return replace_leaves(value, View, lambda view: view.bare())
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> bool:
     """Return True for tensors and plain values: what a cached program can return again."""
     return all(
         leaf is None or isinstance(leaf, (View, bool, int, float, str))
@@ -171,13 +171,13 @@ def is_plain(value: Any) -> bool:
     )
 
 
-def _layout(value: Any) -> Any:
+def _layout(value: object) -> Any:
     """Return structure, shapes, dtypes and storages of a result, to compare those of the cores."""
     found = map_tree(_described, value, is_leaf=lambda v: isinstance(v, View))
     return tuple(flatten(found)) if is_record(found) else found
 
 
-def _described(leaf: Any, path: str) -> Any:
+def _described(leaf: object, path: str) -> Any:
     if isinstance(leaf, View):
         return f"{leaf.dtype}{list(leaf.shape)} {leaf.storage.name}@{id(leaf.storage)}"
     return type(leaf).__name__

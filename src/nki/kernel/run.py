@@ -76,7 +76,7 @@ class Call:
     reads: Any = None  # what the Python can read, as it was before it ran; None: not everything is known
 
 
-def launch_grid(degree: Any) -> tuple[int, ...]:
+def launch_grid(degree: object) -> tuple[int, ...]:
     """Return the (n,) of `kernel[degree]`."""
     sizes = tuple(degree) if isinstance(degree, (tuple, list)) else (degree,)
     for size in sizes:

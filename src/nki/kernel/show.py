@@ -13,7 +13,7 @@ from .arrays import TensorSpec
 from .jit import as_kernel
 
 
-def show(kernel: Any) -> Callable[..., Steps]:
+def show(kernel: object) -> Callable[..., Steps]:
     """`nki.show(kernel)(*args)`: a page with the tiles of HBM, SBUF and PSUM and what each step does to them.
 
     Given arrays, the kernel runs and the page has the values of small tiles; given TensorSpecs it is traced.
@@ -21,7 +21,7 @@ def show(kernel: Any) -> Callable[..., Steps]:
     """
     made = as_kernel(kernel)
 
-    def call(*args: Any, **kwargs: Any) -> Steps:
+    def call(*args: object, **kwargs: Any) -> Steps:
         if leaves([args, kwargs], TensorSpec):
             steps = Steps(made.__name__)
             for instruction in made.trace(*args, **kwargs).walk():

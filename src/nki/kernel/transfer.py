@@ -121,7 +121,7 @@ class Transfer:
 
     # ---- out -------------------------------------------------------------------------------------
 
-    def result(self, value: Any, memories: Memories, kernel: str) -> Any:
+    def result(self, value: object, memories: Memories, kernel: str) -> Any:
         """Return what the caller receives for a returned value."""
         returned = tree.replace_leaves(value, View, lambda view: self._array(view, memories))
         if not hasattr(self.framework, "connect"):
@@ -247,7 +247,7 @@ def _is_dense(value: Any) -> bool:
     return value.flags.c_contiguous if isinstance(value, np.ndarray) else value.is_contiguous()
 
 
-def _dtype_of(dtype: Any, name: str) -> dtypes.DType:
+def _dtype_of(dtype: object, name: str) -> dtypes.DType:
     try:
         return dtypes.resolve(dtype)
     except TypeError as problem:

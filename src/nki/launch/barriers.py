@@ -59,7 +59,7 @@ class Barriers:
         core: RunningCore,
         point: Hashable,
         what: str,
-        offer: Any = None,
+        offer: object = None,
         act: Callable[[dict[int, Any]], None] | None = None,
         gives_up: GivesUp = GivesUp.NEVER,
     ) -> dict[int, Any]:

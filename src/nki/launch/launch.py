@@ -215,7 +215,7 @@ class Launch:
             raise
 
     def recorded(
-        self, name: str, parameters: list[tuple[str, Storage]], result: Any, schedule: tuple
+        self, name: str, parameters: list[tuple[str, Storage]], result: object, schedule: tuple
     ) -> Program:
         """Return what the cores recorded as a Program. `result` has views without a claim on bytes."""
         recorders = [core.recorder for core in self.cores if core.recorder is not None]

@@ -29,7 +29,7 @@ class CallOf(NamedTuple):
     kwargs: dict[str, Any]
 
 
-def calls_of(inputs: Any, world_size: int) -> list[CallOf]:
+def calls_of(inputs: object, world_size: int) -> list[CallOf]:
     """The arguments of each rank: of a function, a sequence, or a dict with `per_rank` values."""
     if isinstance(inputs, dict):
         return [
@@ -48,13 +48,13 @@ def calls_of(inputs: Any, world_size: int) -> list[CallOf]:
     )
 
 
-def _call(given: Any) -> CallOf:
+def _call(given: object) -> CallOf:
     if isinstance(given, tuple):
         return CallOf(given, {})
     return CallOf((), given) if isinstance(given, dict) else CallOf((given,), {})
 
 
-def _of_rank(name: str, value: Any, rank: int, world_size: int) -> Any:
+def _of_rank(name: str, value: object, rank: int, world_size: int) -> Any:
     if not isinstance(value, PerRank):
         return value
     if len(value.values) != world_size:
@@ -95,5 +95,5 @@ def _described(kernel: Kernel, call: CallOf) -> dict[str, str]:
     return found
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     return is_description(value) or framework_of(value) is not None

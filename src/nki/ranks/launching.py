@@ -17,7 +17,7 @@ BACKENDS = {"local": run_local, "processes": run_processes}
 def run_ranks(
     kernel: Any,
     world_size: int,
-    inputs: Any,
+    inputs: object,
     *,
     backend: str = "local",
     lnc: int | None = None,

@@ -86,7 +86,7 @@ def tensors_of(call: CallOf) -> list[Any]:
     """The tensors of a call, in order."""
     found: list[Any] = []
 
-    def leaf(value: Any, name: str) -> Any:
+    def leaf(value: object, name: str) -> Any:
         if is_tensor(value):
             found.append(value)
         return value

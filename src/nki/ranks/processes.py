@@ -72,7 +72,7 @@ def run_processes(kernel: Kernel, calls: list[CallOf], timeout: float | None) ->
 def _as_numpy(call: CallOf) -> CallOf:
     """The tensors of a call as arrays: a forked process leaves frameworks alone."""
 
-    def leaf(value: Any, name: str) -> Any:
+    def leaf(value: object, name: str) -> Any:
         framework = framework_of(value)
         return value if framework is None else framework.to_numpy(value)
 
@@ -233,7 +233,7 @@ def _result(member: Member, call: CallOf) -> Any:
         return returned
     framework = framework_of(like)
 
-    def leaf(value: Any, name: str) -> Any:
+    def leaf(value: object, name: str) -> Any:
         return framework.from_numpy(value, like) if is_tensor(value) else value
 
     return map_tree(leaf, returned, "", is_leaf=is_tensor)

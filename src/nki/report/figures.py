@@ -318,7 +318,7 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: object) -> Any:
     """Plain dicts and lists, with floats of four decimals: a tenth of a nanosecond."""
     if isinstance(value, float):
         return round(value, 4)

@@ -97,7 +97,7 @@ class _Jax:
     """JAX."""
 
     @staticmethod
-    def numpy(value: Any) -> np.ndarray:
+    def numpy(value: object) -> np.ndarray:
         return np.asarray(value, np.float32)
 
     @classmethod

@@ -164,7 +164,7 @@ class CoreSimulation:
                 help="check the edges of with_schedule and depends_on",
             )
 
-    def _post(self, time: float, what: int, which: Any) -> None:
+    def _post(self, time: float, what: int, which: object) -> None:
         heappush(self.events, (time, self.tick(), self, what, which))
 
     def visit(self, instruction: Instruction) -> int:

@@ -283,5 +283,5 @@ def matmul_flops(op: Operation) -> int:
     return instruction.flops() if isinstance(instruction, MatmulInstruction) else 0
 
 
-def _hbm_bytes(value: Any) -> int:
+def _hbm_bytes(value: object) -> int:
     return value.nbytes if isinstance(value, View) and not value.on_chip else 0

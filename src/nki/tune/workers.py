@@ -122,7 +122,7 @@ class Cluster(Workers):
                 (done, *_), _ = self.ray.wait(list(waiting), num_returns=1)
                 yield from map(self._noted, self._received(done, waiting.pop(done)))
 
-    def _received(self, done: Any, part: Sequence[Config]) -> list[Outcome]:
+    def _received(self, done: object, part: Sequence[Config]) -> list[Outcome]:
         try:
             found, known = self.ray.get(done)
         except self.ray.exceptions.RayError:  # workers died repeatedly: evaluate here

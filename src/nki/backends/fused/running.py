@@ -250,7 +250,7 @@ def _copy_bits(target: np.ndarray, source: np.ndarray) -> None:
         target[...] = source
 
 
-def _is(prepared: Any, loop: Loop) -> bool:
+def _is(prepared: object, loop: Loop) -> bool:
     return getattr(prepared, "loop", None) is loop
 
 

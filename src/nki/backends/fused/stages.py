@@ -189,7 +189,7 @@ def _memories(step: Any) -> Iterator[Any]:
             yield from _memory_of(value)
 
 
-def _memory_of(base: Any) -> Iterator[Any]:
+def _memory_of(base: object) -> Iterator[Any]:
     if base.__class__ is Value:
         if base.placed is not None:
             yield base.placed[0]

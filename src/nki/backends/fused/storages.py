@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from math import gcd
-from typing import Any
 
 import numpy as np
 
@@ -48,7 +47,7 @@ class Storages:
                     if complete:
                         self.complete.add(storage)
 
-    def _look(self, instruction: Any, kind: Signature) -> None:
+    def _look(self, instruction: object, kind: Signature) -> None:
         for name in kind.hbm_reads:
             self.read.add(getattr(instruction, name).storage)
         for name, is_read in kind.hbm_writes:

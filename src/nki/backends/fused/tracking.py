@@ -317,7 +317,7 @@ def _length(item: Item) -> int:
     return sum(_length(i) for i in item.body) if isinstance(item, Loop) else 1
 
 
-def _beside(view: View, place: Place, order: Any) -> Value | None:
+def _beside(view: View, place: Place, order: object) -> Value | None:
     """The numbers of a view where they were before they were moved there."""
     found = moved(place, order, view.shape)
     if found is None:

@@ -31,7 +31,7 @@ def _reach(view: View, first_dim: int) -> int:
     return (sum((n - 1) * s for n, s in spans) + 1) * view.dtype.itemsize
 
 
-def _index_note(index: Any) -> list[str]:
+def _index_note(index: object) -> list[str]:
     return [f"index: {index.describe()}"] if isinstance(index, View) else []
 
 

@@ -158,7 +158,7 @@ class Memory:
         strides = [s * width for s in view.strides]
         return np.ndarray(view.shape, view.dtype.storage, self.raw, view.offset * width + shift, strides)
 
-    def read(self, view: View, shift: int = 0, where: Any = None) -> np.ndarray:
+    def read(self, view: View, shift: int = 0, where: object = None) -> np.ndarray:
         """The array to read a view through. `where` (a mask, or indices): only these elements count."""
         if self.state != FULL:
             self._check_written(view, shift, where)
@@ -176,7 +176,7 @@ class Memory:
             wide = self.floats[view.sig] = dtypes.f32(array, view.dtype)
         return wide
 
-    def write(self, view: View, shift: int = 0, by_matmul: bool = False, where: Any = None) -> np.ndarray:
+    def write(self, view: View, shift: int = 0, by_matmul: bool = False, where: object = None) -> np.ndarray:
         """The array to write a view through. The caller will write all of it.
 
         Or all of `where`: a mask, or indices without duplicates. The rest stays as it was.
@@ -241,7 +241,7 @@ class Memory:
         self.state, self.map, self.matmul = FRESH, None, False
         self.floats.clear()
 
-    def _mark_written(self, view: View, shift: int, where: Any = None) -> None:
+    def _mark_written(self, view: View, shift: int, where: object = None) -> None:
         if where is None and not shift and covers(view):
             self.state, self.map = FULL, None
             return
@@ -252,7 +252,7 @@ class Memory:
         if self.map.missing == 0:
             self.state, self.map = FULL, None
 
-    def _check_written(self, view: View, shift: int, where: Any) -> None:
+    def _check_written(self, view: View, shift: int, where: object) -> None:
         if not self.is_written(view, shift, where):
             warn(*uninitialised(view))
 
@@ -268,7 +268,7 @@ class Memory:
             return count != 0
         return region[..., 0].copy() if region.ndim > len(view.shape) else region.copy()
 
-    def set_matmul(self, view: View, flag: bool, where: Any = None, shift: int = 0) -> None:
+    def set_matmul(self, view: View, flag: bool, where: object = None, shift: int = 0) -> None:
         if self.matmul is flag:
             return
         if where is None and not shift and covers(view):

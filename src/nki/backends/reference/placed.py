@@ -52,7 +52,7 @@ class PlacedMemory(Memory):
         # other placed storages may share the bytes, so a widened copy could go stale
         return dtypes.f32(self.read(view, shift), view.dtype)
 
-    def write(self, view: View, shift: int = 0, by_matmul: bool = False, where: Any = None) -> np.ndarray:
+    def write(self, view: View, shift: int = 0, by_matmul: bool = False, where: object = None) -> np.ndarray:
         if not self.alone:
             self._take_over(view, shift)
         return super().write(view, shift, by_matmul, where)
@@ -159,7 +159,7 @@ class PlacedMemory(Memory):
         super()._mark_written(view, shift, where)
         self._ever_written(view, shift, where)[... if where is None else where] = True
 
-    def _ever_written(self, view: View, shift: int, where: Any) -> np.ndarray:
+    def _ever_written(self, view: View, shift: int, where: object) -> np.ndarray:
         """For each byte of a view, whether anybody ever wrote it."""
         start, strides = self._place(view, shift)
         width = view.dtype.itemsize
@@ -174,7 +174,7 @@ class PlacedMemory(Memory):
             return True
         return bool(self._ever_written(view, shift, where)[... if where is None else where].all())
 
-    def _check_written(self, view: View, shift: int, where: Any) -> None:
+    def _check_written(self, view: View, shift: int, where: object) -> None:
         if not self.is_written(view, shift, where):
             self._fill()
             warn(*uninitialised(view))

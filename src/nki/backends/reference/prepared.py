@@ -65,7 +65,7 @@ class Prepared:
         core.loop_sites[loop.number] = loop.site
 
 
-def _values(core: Any, loop: Loop) -> Any:
+def _values(core: object, loop: Loop) -> Any:
     """What the index of a loop is in each iteration; bounds are read once, when the loop starts."""
     if not loop.is_while:
         return range(_bound(core, loop.lower), _bound(core, loop.upper), loop.step)
@@ -83,7 +83,7 @@ def _while(core: Any, loop: Loop) -> Any:
         value = loop.upper.read()
 
 
-def _bound(core: Any, bound: Any) -> int:
+def _bound(core: object, bound: Any) -> int:
     return bound if isinstance(bound, int) else bound.as_index()
 
 

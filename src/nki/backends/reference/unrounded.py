@@ -46,7 +46,7 @@ class _Unrounded(Memory):
         self.face = (view.dtype, values, values.copy())
         return _part(values, view, shift)
 
-    def write(self, view: View, shift: int = 0, by_matmul: bool = False, where: Any = None) -> np.ndarray:
+    def write(self, view: View, shift: int = 0, by_matmul: bool = False, where: object = None) -> np.ndarray:
         if self.storage.dtype in NARROW:
             if view.dtype == self.storage.dtype:
                 self._load()

@@ -22,7 +22,7 @@ class _named:
     def __init__(self, name: str):
         self.name = name
 
-    def __call__(self, torch: Any, *args: Any) -> Any:
+    def __call__(self, torch: object, *args: object) -> Any:
         return getattr(torch, self.name)(*args)
 
 
@@ -139,7 +139,7 @@ FOLDS.update(
 # ---- functions that are no ufuncs ----------------------------------------------------------------
 
 
-def _among(*values: Any) -> Lanes:
+def _among(*values: object) -> Lanes:
     return next(value for value in values if isinstance(value, Lanes))
 
 
@@ -182,7 +182,7 @@ def _empty_like(array: Any, dtype: Any = None, shape: Any = None) -> Any:
     return Lanes(made, array.lead, target, array.device, lent=False)
 
 
-def _zeros_like(array: Any, dtype: Any = None, shape: Any = None) -> Any:
+def _zeros_like(array: object, dtype: object = None, shape: object = None) -> Any:
     made = _empty_like(array, dtype, shape)
     made.tensor.zero_()
     return made

@@ -91,7 +91,7 @@ class Lanes(NDArrayOperatorsMixin):
         self.tensor, self.lead, self.dtype, self.device = tensor, lead, dtype, device
         self.lent = lent  # others see its memory: a result is copied there
 
-    def like(self, tensor: Any, dtype: np.dtype) -> Lanes:
+    def like(self, tensor: object, dtype: np.dtype) -> Lanes:
         return Lanes(tensor, self.lead, dtype, self.device)
 
     # ---- what an array tells ---------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Lanes(NDArrayOperatorsMixin):
 
     __float__ = __int__ = __index__ = __bool__  # type: ignore[assignment]
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
+    def __array__(self, *_: object, **__: Any) -> Any:
         raise NoForm("numpy wants the values on the host")
 
     # ---- the same elements otherwise -------------------------------------------------------------
@@ -168,7 +168,7 @@ class Lanes(NDArrayOperatorsMixin):
         else:
             target.tensor.copy_(target.fitting(value))
 
-    def _key(self, key: Any) -> tuple:
+    def _key(self, key: object) -> tuple:
         parts = key if isinstance(key, tuple) else (key,)
         if any(isinstance(part, (Lanes, list, np.ndarray)) for part in parts):
             raise NoForm("indices that are arrays")
@@ -213,7 +213,7 @@ class Lanes(NDArrayOperatorsMixin):
         held = self.held(dtype)
         return tensor if tensor.dtype == held else tensor.to(held)
 
-    def fitting(self, value: Any) -> Any:
+    def fitting(self, value: object) -> Any:
         """What can be copied into this array: a tensor that holds elements of its dtype."""
         if isinstance(value, Lanes):
             value = aligned(value, self.ndim)
@@ -225,7 +225,7 @@ class Lanes(NDArrayOperatorsMixin):
         """The torch dtype of tensors that hold elements of `dtype`."""
         return getattr(self.device.torch, held_as(dtype))
 
-    def fill(self, value: Any) -> None:
+    def fill(self, value: object) -> None:
         self[...] = value
 
     def doubt(self, mask: Lanes) -> None:
@@ -238,13 +238,13 @@ class Lanes(NDArrayOperatorsMixin):
 
     # ---- as methods of numpy's arrays ------------------------------------------------------------
 
-    def clip(self, low: Any, high: Any, out: Any = None) -> Lanes:
+    def clip(self, low: Any, high: Any, out: object = None) -> Lanes:
         return self.like(self.numbers().clamp(float(low), float(high)), self.dtype)
 
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Lanes:
+    def sum(self, axis: object = None, keepdims: bool = False) -> Lanes:
         return np.add.reduce(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload, no-any-return]
 
-    def mean(self, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Lanes:
+    def mean(self, axis: object = None, keepdims: bool = False, dtype: object = None) -> Lanes:
         total = self.sum(axis, keepdims)
         return total / self.dtype.type(self.size // total.size)  # type: ignore[no-any-return]
 
@@ -256,10 +256,10 @@ class Lanes(NDArrayOperatorsMixin):
     def sort(self, axis: int = -1) -> None:
         self[...] = self.sorted(axis)
 
-    def all(self, axis: Any = None) -> Lanes:
+    def all(self, axis: object = None) -> Lanes:
         return np.logical_and.reduce(self, axis=axis)  # type: ignore[call-overload, no-any-return]
 
-    def any(self, axis: Any = None) -> Lanes:
+    def any(self, axis: object = None) -> Lanes:
         return np.logical_or.reduce(self, axis=axis)  # type: ignore[call-overload, no-any-return]
 
     # ---- numpy's functions -----------------------------------------------------------------------
@@ -293,7 +293,7 @@ class Lanes(NDArrayOperatorsMixin):
             return out  # type: ignore[no-any-return]
         return self.like(self.narrow(form(self.device.torch, *tensors), types[-1]), types[-1])
 
-    def _operand(self, value: Any, dtype: np.dtype, rank: int) -> Any:
+    def _operand(self, value: object, dtype: np.dtype, rank: int) -> Any:
         if isinstance(value, Lanes):
             return aligned(value, rank).as_type(dtype)
         if isinstance(value, np.ndarray) and value.ndim:
@@ -317,7 +317,7 @@ class Lanes(NDArrayOperatorsMixin):
         result = form(self.device.torch, array.numbers(), dims, keepdims)
         return self.like(result, np.dtype(np.bool_) if logical else array.dtype)
 
-    def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+    def __array_function__(self, function: Any, types: object, args: tuple, kwargs: dict) -> Any:
         form = FUNCTIONS.get(function)
         if form is None:
             raise NoForm(f"numpy.{function.__name__}")
@@ -339,7 +339,7 @@ def aligned(lanes: Lanes, rank: int) -> Lanes:
     return lanes.reshape(*(1,) * missing, *lanes.shape)
 
 
-def _type(value: Any) -> Any:
+def _type(value: object) -> Any:
     if isinstance(value, (Lanes, np.ndarray, np.generic)):
         return value.dtype
     return bool if isinstance(value, bool) else int if isinstance(value, int) else float

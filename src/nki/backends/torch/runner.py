@@ -89,7 +89,7 @@ class _Core:
         self.machine = machine
         self.engine_state = EngineState(0)
 
-    def diagnose(self, *_: Any) -> None:
+    def diagnose(self, *_: object) -> None:
         raise Said
 
 

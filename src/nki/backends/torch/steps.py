@@ -67,7 +67,7 @@ class Step:
         raise NotImplementedError
 
 
-def _owner(place: Any) -> Iterable[Any]:
+def _owner(place: object) -> Iterable[Any]:
     if place.__class__ is Place and place.base.__class__ is Value:
         value = place.base
         if value.placed is not None:
