@@ -156,6 +156,5 @@ def test_only_this_module_reads_the_environment():
     }
     others = {
         "ranks/member.py",  # the process of a rank says how many of the cores are its own
-        "check/pages/running.py",  # a wrong and a right script, as texts
     }
     assert readers - others == {"options.py"}

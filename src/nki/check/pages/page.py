@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 
 PRELUDE = """\
 import numpy as np
@@ -45,6 +47,24 @@ class Page:
     @property
     def right_code(self) -> str:
         return code(self.right)
+
+
+_PART = re.compile(r"^```python (wrong|right)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def read_pages(file: Path) -> dict[str, Page]:
+    """Read the pages of a Markdown file: a heading is a kind, and code blocks are marked wrong or right."""
+    _, *parts = re.split(r"^## (.+)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {kind: _read_page(text) for kind, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _read_page(text: str) -> Page:
+    samples = {label: lines for label, lines in _PART.findall(text)}
+    target, prose = "trn2", _PART.sub("", text)
+    named = re.search(r"^Target: (\w+)$", prose, re.MULTILINE)
+    if named is not None:
+        target, prose = named[1], prose.replace(named[0], "")
+    return Page(" ".join(prose.split()), samples.get("wrong", ""), samples.get("right", ""), target)
 
 
 def code(lines: str) -> str:
