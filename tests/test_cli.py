@@ -237,10 +237,10 @@ def test_something_else_of_that_name_is_no_kernel(run):
 
 
 def test_several_kernels_need_a_name(run):
-    refused(run("profile", MATMUL), "say which kernel, as in", ":single_tile", "blocked_mnk")
+    refused(run("profile", MATMUL), "name a kernel, as in", ":single_tile", "blocked_mnk")
 
 
-def test_a_script_without_kernels_is_told_so(run, write):
+def test_a_script_without_kernels_is_refused(run, write):
     refused(run("profile", write("x = 1\n")), "there is no kernel to take", "has no function with @nki.jit")
 
 
@@ -372,7 +372,7 @@ def test_traceback_shows_all(run, write):
     assert code == 1 and "Traceback (most recent call last)" in err and "nki/cli" in err
 
 
-def test_a_fault_of_ours_says_so_without_a_traceback(run, write, monkeypatch):
+def test_an_internal_error_is_reported_without_a_traceback(run, write, monkeypatch):
     monkeypatch.setattr("nki.cli.script.Path", None)
     refused(run("profile", write()), "TypeError", "fault of Open NKI itself", "--traceback", code=1)
 
@@ -516,7 +516,7 @@ def test_info_shows_version_platforms_and_limits(run):
 # ---- terminals -----------------------------------------------------------------------------------
 
 
-def test_progress_is_told_once_it_takes_long(run, write, monkeypatch):
+def test_progress_is_shown_once_it_takes_long(run, write, monkeypatch):
     monkeypatch.setattr(terminal, "DELAY", 0.0)
     slow = SCRIPT.replace("import nki\n", "import nki\n    import time\n    time.sleep(0.2)\n", 1)
     code, out, err = run("profile", write(slow), "--arg", "x=float32[128,64]")

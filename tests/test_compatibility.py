@@ -103,14 +103,14 @@ def test_packed_results_without_a_packed_argument_are_bits():
 
 
 @pytest.mark.parametrize("name", ["tensor_copy_dynamic_src", "tensor_copy_dynamic_dst"])
-def test_a_removed_instruction_tells_its_replacement(name):
+def test_a_removed_instruction_raises_with_its_replacement(name):
     with pytest.raises(AttributeError) as caught:
         getattr(nisa, name)
     assert caught.value.kind == "removed" and f"nisa.{name}" in str(caught.value)
     assert "scalar_offset" in caught.value.help and not hasattr(nisa, name)
 
 
-def test_a_mistyped_instruction_meets_its_neighbour():
+def test_a_mistyped_instruction_suggests_its_neighbour():
     with pytest.raises(AttributeError, match="did you mean nisa.tensor_tensor"):
         _ = nisa.tensor_tesnor
 
@@ -124,7 +124,7 @@ def test_a_mistyped_instruction_meets_its_neighbour():
         lambda t: nisa.nc_matmul(t, t),
     ],
 )
-def test_calls_in_the_style_of_returned_tiles_are_told_about_dst(call):
+def test_calls_in_the_style_of_returned_tiles_raise_with_dst_in_the_help(call):
     def kernel():
         call(nl.zeros((4, 4), nl.float32))
 

@@ -37,7 +37,7 @@ def configured(x, y=2):
 
 
 @pytest.mark.parametrize("path", signatures.files(), ids=str)
-def test_the_stubs_are_what_the_code_says(path):
+def test_the_stubs_match_the_code(path):
     made = signatures.files()[path]
     assert (signatures.SOURCES / path).read_text(encoding="utf-8") == made, "stale: run `make docs`"
 

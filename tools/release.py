@@ -40,7 +40,8 @@ def check_wheel(wheel: Path) -> None:
     unknown = {root for root in roots if root not in ROOTS and not root.startswith("nki_")}
     if unknown:
         raise SystemExit(f"the wheel would install {', '.join(sorted(unknown))}")
-    for needed in ("nki/py.typed", "nki/report/page/page.html", "nki/report/page/steps.html"):
+    pages = [f"nki/report/page/{name}.html" for name in ("page", "steps", "compare")]
+    for needed in ("nki/py.typed", *pages, "nki_legacy/stubs/children/sitecustomize.py"):
         if needed not in names:
             raise SystemExit(f"the wheel lacks {needed}")
     if wheel.stat().st_size > LARGEST:

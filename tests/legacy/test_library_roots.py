@@ -30,7 +30,7 @@ def test_the_distribution_has_no_package_of_another_vendor():
 
 
 @each_root
-def test_nothing_answers_before_the_hook_is_asked_for(root):
+def test_older_roots_are_not_found_before_install(root):
     code = f"""
 import nki, nkilib, nki_legacy.stubs
 try:

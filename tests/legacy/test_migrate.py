@@ -72,7 +72,7 @@ def test_a_file_of_today_has_nothing_old(capsys, file):
     assert main(["migrate", str(path)]) == 0 and "nothing of an older API" in capsys.readouterr().out
 
 
-def test_write_keeps_comments_and_gives_a_kernel_that_computes_the_same(capsys, file):
+def test_write_preserves_comments_and_results(capsys, file):
     path = file(SAFE)
     assert main(["migrate", str(path), "--write", *ARGUMENTS]) == 0
     capsys.readouterr()

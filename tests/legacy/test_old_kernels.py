@@ -246,7 +246,7 @@ def test_inner_kernels_are_part_of_the_outer_one():
         run(lambda t: inner[2](nl.load(t)), x)
 
 
-def test_benchmark_models_and_says_so():
+def test_benchmark_marks_its_times_as_modelled():
     @nki.benchmark(warmup=2, iters=3)
     def kernel(x):
         out = output(x.shape)

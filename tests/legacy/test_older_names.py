@@ -106,7 +106,7 @@ def test_benchmark_refuses_unknown_keywords():
         ("meta", "nl.shared_constant"),
     ],
 )
-def test_a_removed_name_tells_its_replacement(name, replacement):
+def test_a_removed_name_raises_with_its_replacement(name, replacement):
     with pytest.raises(AttributeError) as caught:
         getattr(nki, name)
     assert caught.value.kind == "removed"
@@ -114,7 +114,7 @@ def test_a_removed_name_tells_its_replacement(name, replacement):
     assert not hasattr(nki, name)
 
 
-def test_the_functions_of_nki_tensor_are_gone():
+def test_the_removed_functions_of_nki_tensor_raise():
     import nki.ir.tensor
 
     with pytest.raises(AttributeError) as caught:

@@ -62,7 +62,7 @@ def test_a_real_package_wins(tmp_path):
     assert done.stdout == "True\n" and "import stubs" not in done.stderr
 
 
-def test_what_a_stub_lacks_is_named(tmp_path):
+def test_a_name_that_a_stub_lacks_is_reported(tmp_path):
     done = nki_run(tmp_path, "import neuronxcc.nki.other")
     assert done.returncode == 1 and "the stub of Open NKI for neuronxcc lacks it" in done.stderr
 

@@ -133,7 +133,7 @@ def test_lines_add_up_to_the_kernel(step):
     assert rows == sorted(rows, key=lambda row: -row["critical_us"])
 
 
-def test_a_line_tells_its_place_its_source_and_its_engines():
+def test_a_line_has_its_place_its_source_and_its_engines():
     rows = {row["source"]: row for row in matmul().to_dict()["lines"]}
     product = rows["nisa.nc_matmul(psum, stationary, moving)"]
     assert product["line"] == f"kernels.py:{product['number']}"
@@ -154,7 +154,7 @@ def test_the_critical_path_is_a_chain_that_ends_with_the_kernel():
     assert sum(step.ns for step in path) == pytest.approx(timeline.work_ns)
 
 
-def test_spills_are_counted_and_told_at_the_line_of_the_tile():
+def test_spills_are_counted_at_the_line_of_the_tile():
     figures = profiled(spilling, spec(128, 1024)).to_dict()
     assert figures["spill_bytes"] > 0
     assert figures["sbuf_peak_bytes"] > figures["limits"]["sbuf_usable_bytes"]
@@ -187,7 +187,7 @@ def test_trn3_rests_on_more_assumptions_than_trn2():
     assert {"kernel_overhead_ns", "fix_vector_ns", "dma_bytes_per_ns"} <= trn3 - trn2
 
 
-def test_a_table_load_is_an_assumption_where_nobody_measured_it():
+def test_a_table_load_is_an_assumption_where_no_source_measures_it():
     def lines(on):
         figures = profiled(transposing, spec(128, 128), on=on).to_dict()
         return {a["field"]: a["lines"] for a in figures["assumptions"]}
@@ -207,15 +207,15 @@ def test_two_cores_are_averaged_and_shown_apart():
     assert "per_core" not in matmul().to_dict()
 
 
-def test_diagnostics_are_told_with_kind_line_and_help():
+def test_diagnostics_have_kind_line_and_help():
     with pytest.warns(nki.NkiWarning):
         figures = profiled(reshaping, spec(128, 128)).to_dict()
-    said = {d["kind"]: d for d in figures["diagnostics"]}
-    assert said["dma-shape"]["line"].startswith("samples.py:")
-    assert "reshape one side" in said["dma-shape"]["help"]
+    found = {d["kind"]: d for d in figures["diagnostics"]}
+    assert found["dma-shape"]["line"].startswith("samples.py:")
+    assert "reshape one side" in found["dma-shape"]["help"]
 
 
-def test_findings_are_told_as_plain_data(monkeypatch):
+def test_findings_are_plain_data(monkeypatch):
     profile = matmul("hoisted")
     found = Advice("reload", "rhs travels twice", "Keep it.", ("kernels.py:22",), 3.25)
     monkeypatch.setitem(profile.__dict__, "findings", [found])
@@ -244,7 +244,7 @@ def test_a_kernel_that_does_nothing_has_figures_too():
     assert figures["mfu_max_achievable_percent"] == 0
 
 
-def test_the_name_says_what_is_saved(tmp_path):
+def test_the_name_decides_what_is_saved(tmp_path):
     page, trace = tmp_path / "tiled.html", tmp_path / "tiled.pftrace"
     matmul().save(page)
     assert page.read_text(encoding="utf-8") == matmul().html()

@@ -77,7 +77,7 @@ def test_the_page_refers_to_nothing_outside_itself():
     assert "default-src 'none'" in text  # and the browser holds it to that
 
 
-def test_the_page_says_kernel_target_time_and_utilisation():
+def test_the_page_shows_kernel_target_time_and_utilisation():
     profile = sample()
     text = page(profile)
     assert "<h1>tiled</h1>" in text
@@ -164,7 +164,7 @@ def lane_rows(table: dict, name: str) -> slice:
     return slice(first, first + table["lanes"][number]["rows"])
 
 
-def test_the_turn_of_every_loop_comes_back():
+def test_the_iteration_of_every_loop_is_packed():
     profile = sample()
     table, columns = decoded(page(profile))
     values = [unwound(columns[f"turn{depth}"]).astype(np.int64) for depth in range(3)]
@@ -207,7 +207,7 @@ def test_every_dma_queue_has_a_lane():
     assert [lane["name"] for lane in table["lanes"] if lane["rows"]][-2:] == ["software", "spill"]
 
 
-def test_a_finding_with_many_lines_unfolds_them_all():
+def test_a_finding_with_many_lines_expands_to_all_of_them():
     text = places([f"kernel.py:{n}" for n in range(40)], {"kernel.py:0": "512 times, k=0…7"})
     assert text.count("data-place") == 40 and "28 further lines" in text
     assert "512 times, k=0…7" in text
@@ -378,7 +378,7 @@ def opened(chromium, report_file):
     assert shown.complaints == []
 
 
-def test_the_page_opens_without_a_complaint_and_asks_for_nothing(opened, report_file):
+def test_the_page_opens_without_errors_or_requests(opened, report_file):
     assert opened.requests == [f"file://{report_file}"]
     paint = opened.ask("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     print(f"first paint {paint:.0f} ms, drawn {opened.ask('report.milliseconds.drawn'):.0f} ms")
@@ -452,7 +452,7 @@ def test_keys_zoom_move_select_and_reset(opened):
     assert opened.ask("report.timeline.selected") == -1
 
 
-def test_hovering_tells_instruction_operands_times_wait_and_line(opened):
+def test_hovering_shows_instruction_operands_times_wait_and_line(opened):
     row = opened.row("tensor", 0)
     opened.page.mouse.move(*opened.point(row))
     text = opened.page.locator("#tooltip").inner_text()
@@ -465,20 +465,20 @@ def test_hovering_tells_instruction_operands_times_wait_and_line(opened):
     assert f"{bar.site}" in text and bar.site.text in text
 
 
-def test_hovering_over_a_transfer_tells_which_part_of_the_tensor_it_moves(opened):
+def test_hovering_over_a_transfer_shows_which_part_of_the_tensor_it_moves(opened):
     opened.page.mouse.move(*opened.point(opened.row("software", 5)))
     text = opened.page.locator("#tooltip").inner_text()
     assert re.search(r"src (rhs|lhsT)\[\d+:\d+, \d+:\d+\] float32 private_hbm", text)
 
 
-def test_long_chains_are_told_by_loops_and_tiles_and_not_by_a_number_alone(opened):
+def test_long_chains_are_described_by_loops_and_tiles_not_only_by_a_number(opened):
     opened.ask("report.select(report.data.lanes.find((lane) => lane.name === 'vector').first + 3)")
     text = opened.page.locator("#instruction").inner_text()
     assert not re.search(r"and [\d,]+ more", text)
     assert re.search(r"k=\d+", text) and re.search(r"rhs\[\d+:\d+", text)
 
 
-def test_hovering_over_memory_tells_the_owners(opened):
+def test_hovering_over_memory_shows_the_owners(opened):
     box = opened.page.locator("#overlay").bounding_box()
     y = opened.ask("report.timeline.layout.strips.find((s) => s.memory?.name === 'sbuf').y")
     opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + y + 20)
@@ -570,7 +570,7 @@ def test_a_range_that_is_dragged_with_shift_has_a_summary_of_its_own(opened):
     assert " from " in text and "Tensor" in text and "nc_matmul" in text
 
 
-def test_the_time_of_every_lane_is_told_whole(opened):
+def test_the_time_of_every_lane_is_accounted_for(opened):
     lanes = opened.ask(
         "standstill(report.data).map(({ parts }) => [...parts.values()].reduce((a, b) => a + b, 0))"
     )

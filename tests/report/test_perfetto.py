@@ -111,7 +111,7 @@ def test_arrows_join_each_datum_to_its_readers(name):
     assert len(leaves) >= data
 
 
-def test_a_slice_tells_line_operands_work_and_wait():
+def test_a_slice_has_line_operands_work_and_wait():
     read = Read(matmul().perfetto())
     products = [read.args(e) for *_, e in read.slices if e.name == "nc_matmul"]
     copies = [read.args(e) for *_, e in read.slices if e.name == "dma_copy"]

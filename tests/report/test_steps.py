@@ -50,7 +50,7 @@ def test_tiles_have_their_memory_and_the_users_name():
     ]
 
 
-def test_a_view_is_drawn_where_it_lies():
+def test_the_box_of_a_view_is_where_the_view_lies():
     step = data_of(nki.show(halves)(X))["steps"][1]
     assert {tuple(v["box"]) for v in step["views"]} == {(0.0, 1.0, 0.5, 1.0)}
     assert [v["role"] for v in step["views"]] == ["reads", "writes"]
@@ -67,7 +67,7 @@ def test_shapes_alone_show_no_values():
     assert steps.count == 3
 
 
-def test_a_long_kernel_says_what_it_leaves_out(monkeypatch):
+def test_a_long_kernel_reports_how_many_steps_are_left_out(monkeypatch):
     monkeypatch.setattr("nki.report.steps.MOST_STEPS", 2)
     assert data_of(nki.show(halves)(X))["left_out"] == 1
 

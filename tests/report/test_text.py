@@ -31,7 +31,7 @@ def test_a_profile_compared_with_itself_changes_nothing():
     assert "new" not in text and "+0.0 points" in text
 
 
-def test_the_comparison_says_which_is_faster():
+def test_the_comparison_names_the_faster_one():
     text = comparison(saved("blocked_mnk"), saved("tiled"))
     assert "The first is 1." in text
 

@@ -44,6 +44,8 @@ def matmul_float32(a, b, order):
 @given(st.integers(1, 6), LENGTHS, st.integers(1, 6), st.sampled_from(DTYPES[:3]), st.integers(0, 10**6))
 def test_a_product_rounded_honestly_passes_in_any_order_of_its_sums(rows, terms, columns, dtype, seed):
     a, b = operands(rows, terms, columns, dtype, seed)
+    largest = np.abs(a.astype(np.float64) @ b.astype(np.float64)).max()
+    assume(largest > 0.1 * np.sqrt(terms))  # the tolerance is relative to sums that do not all cancel
     order = np.random.default_rng(seed + 1).permutation(terms)
     result = matmul_float32(a, b, order).astype(numpy_dtype(dtype))
     assert_close(result, lambda x, y: x @ y, [a, b], terms=terms)
@@ -91,7 +93,7 @@ def test_one_element_that_is_off_by_four_tolerances_is_found(rows, columns, dtyp
         assert_close(result, exact)
 
 
-def test_a_narrower_computation_than_the_dtype_says_is_found():
+def test_a_computation_narrower_than_the_dtype_is_found():
     a, b = operands(8, 256, 8, "float32", 0)
     narrow = (a.astype(ml_dtypes.bfloat16).astype(np.float32)) @ b
     with pytest.raises(AssertionError):

@@ -95,11 +95,11 @@ def test_configurations_that_fail_a_check_are_dropped_and_counted():
     assert [o.why for o in found.outcomes if o.us is None and o.why != "bound"] == ["capacity"]
 
 
-def test_where_nothing_is_left_it_is_told_why():
+def test_an_empty_space_raises_with_the_reason():
     with pytest.raises(nki.NkiError, match="none of 1 configurations can be used") as caught:
         tune(doubled, [nki.TensorSpec((256, 65536), "float32")], vary={"columns": [65536]})
     assert any("1 x capacity" in note for note in caught.value.notes)
-    with pytest.raises(nki.NkiError, match="refuses all of them"):
+    with pytest.raises(nki.NkiError, match="refuses all configurations"):
         tune(doubled, [SPEC], vary={"columns": [512]}, where="columns < 0")
 
 
@@ -191,7 +191,7 @@ def files(tmp_path):
     return sorted((tmp_path / "cache" / "tuned").glob("*"))
 
 
-def test_the_best_is_kept_as_json_that_other_machines_can_read(tmp_path):
+def test_the_best_is_stored_as_json_that_other_machines_can_read(tmp_path):
     first = tune(doubled, [SPEC], vary={"columns": [512, 1024]}, jobs=1)
     (file,) = files(tmp_path)
     content = json.loads(file.read_text())
@@ -284,7 +284,7 @@ def test_the_command_prints_a_table_and_json(tmp_path, capsys):
     assert facts["tried"] == 2 and facts["best"]["TN"] in (256, 512), "the space of the decorator"
 
 
-def test_wrong_command_lines_are_told(tmp_path, capsys):
+def test_wrong_command_lines_are_refused(tmp_path, capsys):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
     spec, x = f"{tmp_path / 'script.py'}:copied", ["--arg", "x=float32[128,2048]"]
     assert main(["tune", spec, *x, "--vary", "TM=1"]) == 2

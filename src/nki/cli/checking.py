@@ -134,7 +134,7 @@ def _traced(kernel: Kernel, case: Case, platform_name: str) -> list[CheckFinding
         return [of_error(problem, name, at, platform_name)]
     except Exception as problem:
         return [_python_error(problem, name, at, platform_name)]
-    return [of_diagnostic(said, name, at, platform_name) for said in program.said]
+    return [of_diagnostic(diagnostic, name, at, platform_name) for diagnostic in program.said]
 
 
 def _python_error(problem: Exception, kernel: str, at: tuple[str, int], platform_name: str) -> CheckFinding:
@@ -182,7 +182,7 @@ _CASE = re.compile(r"^\s*#\s*nki:\s*check\s+(.*)$")
 
 
 def _written_cases(kernel: Kernel, lnc: int | None) -> Iterator[Case]:
-    """The calls that comments in the kernel's source ask for: `# nki: check x=float32[128,512] lnc=2`."""
+    """Yield the calls that comments in the source declare: `# nki: check x=float32[128,512] lnc=2`."""
     try:
         lines, _ = inspect.getsourcelines(inspect.unwrap(kernel.func))
     except (OSError, TypeError):

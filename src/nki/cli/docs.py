@@ -64,7 +64,7 @@ and cost stand together in the file named above its table; `help(nki.isa.tensor_
 - **engines**: those that may run it, the default first. *DMA* instructions run on the DMA engines,
   *sequencer* ones where instructions are issued.
 - **generations**: where it exists. trn1 is NeuronCore-v2 (`gen2`), trn2 is v3 (`gen3`), trn3 is v4 (`gen4`).
-- **cost**: how long the engine is held, in its cycles unless said otherwise. N and F are the elements per
+- **cost**: how long the engine is held, in its cycles unless stated otherwise. N and F are the elements per
   partition, P the partitions; a name in `code` is a field of `nki.machine.machine.Machine`. `nki.profile`
   uses it. *Assumed*: no public source gives it.
 - **source**: the sections of the [machine specification](spec/machine.md) that the cost comes from.

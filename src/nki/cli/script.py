@@ -24,7 +24,7 @@ from ..typing import check_shapes
 
 
 class UsageError(Exception):
-    """The command line asks for something that is not there; nothing was run."""
+    """The command line is wrong; nothing was run."""
 
 
 # ---- the file ------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def _package(dotted: str) -> Path | None:
 
 
 def _importable(file: Path) -> str | None:
-    """The dotted name by which anybody would import this very file: it need not be forgotten again."""
+    """The dotted name by which this file is imported elsewhere, if it has one: then it may stay imported."""
     _, dotted = _place(file.resolve())
     if "." not in dotted or not _is_module(dotted):
         return None
@@ -156,8 +156,8 @@ def loaded(place: Path | str) -> Iterator[types.ModuleType]:
 def _loaded_file(file: Path) -> Iterator[types.ModuleType]:
     """The module of a script, with its folder importable for as long as it is used.
 
-    A file of a package is imported as part of it. Afterwards its neighbours are forgotten: another
-    script may have neighbours of the same names.
+    A file of a package is imported as part of it. Afterwards its neighbours are removed from sys.modules:
+    another script may have neighbours of the same names.
     """
     root, name = _place(file.resolve())
     folder = str(root)
@@ -238,7 +238,7 @@ def find_kernel(module: types.ModuleType, file: Path | str, name: str | None) ->
     if name is None:
         if len(found) == 1:
             return next(iter(found.values()))
-        why = "say which kernel, as in" if found else "there is no kernel to take;"
+        why = "name a kernel, as in" if found else "there is no kernel to take;"
         raise UsageError(f"{why} {file}:{next(iter(found), 'kernel')}\n  {listed}")
     value = getattr(module, name, None)
     value = _untuned(value)
@@ -313,7 +313,7 @@ def _tensor(name: str, text: str) -> TensorSpec:
 
 
 def bind(kernel: Kernel, values: dict[str, Any]) -> inspect.BoundArguments:
-    """The arguments of the call; says what is missing, unknown or of another shape than declared."""
+    """Return the arguments of the call; UsageError if one is missing, unknown or of a wrong shape."""
     parameters = kernel.__signature__.parameters.values()
     named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     takes = f"\n  {kernel.__name__}{kernel.__signature__}"

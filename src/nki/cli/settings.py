@@ -1,4 +1,4 @@
-"""What every command sets for as long as it runs: the platform, warnings, where its output goes."""
+"""What every command sets while it runs: the platform, warnings, and where its output goes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .script import UsageError
 
 @contextlib.contextmanager
 def settings(options: argparse.Namespace) -> Iterator[None]:
-    """The platform asked for; warnings kept for the report; stdout kept for the JSON object."""
+    """Select the platform, silence warnings, and reserve stdout for the JSON object."""
     target = getattr(options, "target", None)
     with contextlib.ExitStack() as stack:
         if target is not None:

@@ -65,7 +65,7 @@ def _bar(
     operand: View | None = None,
 ) -> Bar:
     views = () if operand is None else (operand,)
-    told = (
+    text = (
         "" if operand is None else f"stationary {operand.dtype}{list(operand.shape)} {operand.buffer.value}"
     )
-    return Bar(core, -1, engine, queue, name, "", start, end, -1, "", 0.0, site, 0, 0, told, (), views)
+    return Bar(core, -1, engine, queue, name, "", start, end, -1, "", 0.0, site, 0, 0, text, (), views)

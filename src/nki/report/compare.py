@@ -7,7 +7,7 @@ from string import Template
 
 from .figures import Figures, Profiled, figures
 from .html import asset, compose, engine_name, time
-from .text import compared, verdict
+from .text import compared, which_is_faster
 
 
 def both(a: Profiled, b: Profiled) -> str:
@@ -23,7 +23,7 @@ def both(a: Profiled, b: Profiled) -> str:
     return Template(asset("compare.html")).substitute(
         title=escape(f"{a.kernel} and {b.kernel}"),
         style=asset("page.css"),
-        verdict=escape(verdict(of_a, of_b)),
+        faster=escape(which_is_faster(of_a, of_b)),
         table=table(of_a, of_b),
         engines=engines(of_a, of_b),
         findings=findings("a", of_a) + findings("b", of_b),

@@ -29,7 +29,7 @@ MOST_PLACES = 12
 
 
 def page(profile: Profiled) -> str:
-    """A page of its own, without any reference outside."""
+    """Return a complete page, without references to other files."""
     return compose(figures(profile), profile.timeline)
 
 
@@ -160,10 +160,10 @@ def tabs(f: Figures, opened: str) -> str:
 
 
 def findings(f: Figures) -> str:
-    """What the advisor says, then what the kernel was warned of."""
-    told = {line["line"]: turns(line) for line in f["lines"]}
+    """Return the findings of the advisor, then the diagnostics."""
+    notes = {line["line"]: turns(line) for line in f["lines"]}
     shown = [
-        article(one["title"], one["detail"], one["lines"], one["gain_us"], told) for one in f["findings"]
+        article(one["title"], one["detail"], one["lines"], one["gain_us"], notes) for one in f["findings"]
     ]
     for d in f["diagnostics"]:
         lines = [d["line"]] if d["line"] else []
@@ -172,10 +172,10 @@ def findings(f: Figures) -> str:
 
 
 def article(
-    title: str, detail: str, lines: list[str], gain_us: float = 0.0, told: Mapping[str, str] | None = None
+    title: str, detail: str, lines: list[str], gain_us: float = 0.0, notes: Mapping[str, str] | None = None
 ) -> str:
     gain = f'<span class="gain">saves {time(gain_us)}</span>' if gain_us > 0 else ""
-    return f"<article>{gain}<h3>{escape(title)}</h3><p>{escape(detail)}</p>{places(lines, told)}</article>"
+    return f"<article>{gain}<h3>{escape(title)}</h3><p>{escape(detail)}</p>{places(lines, notes)}</article>"
 
 
 def engine_name(name: str) -> str:
@@ -217,7 +217,7 @@ def bounds(f: Figures) -> str:
 
 
 def assumptions(f: Figures) -> str:
-    """The constants nobody publishes, and the lines whose time rests on them."""
+    """Return the constants that no source publishes, and the lines whose time rests on them."""
     if not f["assumptions"]:
         return '<p class="faint">Every constant behind these times is documented or measured.</p>'
     rows = [
@@ -231,11 +231,11 @@ def assumptions(f: Figures) -> str:
     )
 
 
-def places(lines: Iterable[str], told: Mapping[str, str] | None = None) -> str:
-    """Links to source lines, each with what is told of it; those behind the first few unfold."""
+def places(lines: Iterable[str], notes: Mapping[str, str] | None = None) -> str:
+    """Links to source lines, each with its note; those after the first few are collapsed."""
     shown = [
         f'<div><button class="link" data-place="{escape(line)}">{escape(line)}</button>'
-        f'<span class="faint">{escape((told or {}).get(line, ""))}</span></div>'
+        f'<span class="faint">{escape((notes or {}).get(line, ""))}</span></div>'
         for line in lines
     ]
     if not shown:

@@ -1,6 +1,6 @@
 """The timeline as columns of numbers, small enough to travel inside a page and quick to read there.
 
-Bars are rows, ordered by lane and start. What repeats (names, operands, lines) is said once, as a `kind`;
+Bars are rows, ordered by lane and start. What repeats (names, operands, lines) is stored once, as a `kind`;
 times are whole ticks, starts and blockers differences between neighbours, so that deflate finds the loops
 of the kernel again.
 """
@@ -25,7 +25,7 @@ from .background import STATIONARY, background
 from .slices import MOST_OPERANDS, Slices
 
 SHOWN_IDLE = ("tensor", "vector", "scalar", "gpsimd")  # lanes shown although nothing runs there
-MOST_OWNERS = 8  # of one memory, told apart; the rest are one
+MOST_OWNERS = 8  # of one memory, shown apart; the rest are one
 FINEST_TICK_NS = 0.01
 
 
@@ -249,7 +249,7 @@ def memory_columns(
 
 
 def largest_owners(owners: list[tuple], stays: np.ndarray) -> tuple[list[list[Any]], np.ndarray]:
-    """The owners to tell apart, largest first, and the number of each stay's owner among them."""
+    """Return the owners to show apart, largest first, and the number of each stay's owner among them."""
     start, end, nbytes, owner = stays.T
     held = np.bincount(owner.astype(np.int64), nbytes * (end - start), len(owners))
     order = np.argsort(-held, kind="stable")

@@ -1,4 +1,4 @@
-"""Which part of its tensor an operand is, told in few numbers: `rhs[256:384, 0:512]`.
+"""Which part of its tensor an operand is, in few numbers: `rhs[256:384, 0:512]`.
 
 The shapes belong to a kind of bar; where the part begins is one number for each bar.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from ..ir.view import View
 
-MOST_OPERANDS = 4  # of a bar, whose beginnings are kept
+MOST_OPERANDS = 4  # of a bar, whose beginnings are stored
 
 
 class Slices:
@@ -45,5 +45,5 @@ def extents(view: View) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ..
             return None
         taken[fits[0]] = size
     if tuple(taken) == tuple(storage.shape):
-        return None  # all of it: its shape says so
+        return None  # all of it: its shape is enough
     return tuple(strides), tuple(storage.shape), tuple(taken)

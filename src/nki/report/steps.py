@@ -24,12 +24,12 @@ from ..ir.view import View
 from ..machine.memories import PSUM, SBUF
 
 MOST_STEPS = 2000  # of a page; the rest is counted
-MOST_VALUES = 1024  # elements of a view whose values are kept
+MOST_VALUES = 1024  # elements of a view whose values are shown
 _ASSIGNED = re.compile(r"^\s*(\w+)\s*(?::[^=]+)?=[^=]")
 
 
 class Steps:
-    """Collects what a page shows. `values(view)` is what a view holds, or None where nobody computes."""
+    """Collects what a page shows. `values(view)` is what a view holds, or None if nothing is computed."""
 
     def __init__(self, name: str, values: Callable[[View], np.ndarray] | None = None):
         self.name = name
@@ -111,12 +111,12 @@ def _tile(storage: Storage) -> dict[str, Any]:
         "dtype": str(storage.dtype),
         "rows": rows,
         "columns": columns,
-        "kept": bool(storage.parameter or storage.constant),
+        "resident": bool(storage.parameter or storage.constant),
     }
 
 
 def _sizes(storage: Storage) -> tuple[int, int]:
-    """Rows and columns, in elements, as the storage is drawn."""
+    """Rows and columns, in elements, as the page shows the storage."""
     if storage.on_chip:
         return storage.partitions, max(1, storage.pitch // storage.dtype.itemsize)
     columns = storage.shape[-1]

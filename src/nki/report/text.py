@@ -248,7 +248,7 @@ def side_by_side(a: Figures, b: Figures) -> RenderableType:
     table = ruled("", *names, "change", right=(1, 2, 3))
     for row in compared(a, b):
         table.add_row(*row)
-    return Group(table, Text(f"  {verdict(a, b)}", style="bold"))
+    return Group(table, Text(f"  {which_is_faster(a, b)}", style="bold"))
 
 
 def compared(a: Figures, b: Figures) -> Iterable[tuple[str, str, str, str]]:
@@ -303,8 +303,8 @@ def _change(name: str, x: float, y: float) -> str:
     return f"x{y / x:.3g}" if x else "new"
 
 
-def verdict(a: Figures, b: Figures) -> str:
-    """Which of two is faster, in a sentence."""
+def which_is_faster(a: Figures, b: Figures) -> str:
+    """Return a sentence: which of the two is faster."""
     first, second = a["total_us"], b["total_us"]
     if abs(first - second) <= 0.0005 * max(first, second):
         return "Both take the same time."

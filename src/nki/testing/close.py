@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod, sqrt
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..ir.tree import flatten
 from ..kernel.specs import Array, is_array
-
-DTypeLike: TypeAlias = object  # a name, or a dtype object of nki, NumPy, ml_dtypes, torch or jax
+from ..machine.dtypes import DTypeLike
 
 FLOAT32 = 2.0**-24  # unit roundoff
 # of the other dtypes: half the step between neighbours, relative to them
@@ -40,7 +39,7 @@ class Tolerance(NamedTuple):
     absolute: float
 
 
-def tolerance(dtype: DTypeLike, terms: int = 1, through: DTypeLike = None) -> Tolerance:
+def tolerance(dtype: DTypeLike, terms: int = 1, through: DTypeLike | None = None) -> Tolerance:
     """Return the error that a float32 computation over sums of `terms`, rounded to `dtype`, may have.
 
     `through` names a narrower dtype of the kernel's intermediate values.
@@ -80,7 +79,7 @@ def assert_close(
     inputs: Sequence[object] = (),
     *,
     terms: int | None = None,
-    through: DTypeLike = None,
+    through: DTypeLike | None = None,
 ) -> None:
     """Fail unless a kernel's result agrees with a reference as well as its dtype and its sums allow.
 
@@ -100,7 +99,9 @@ def assert_close(
         _compare(got, np.asarray(expected), length, through, label)
 
 
-def _compare(got: np.ndarray, expected: np.ndarray, terms: int, through: DTypeLike, label: str) -> None:
+def _compare(
+    got: np.ndarray, expected: np.ndarray, terms: int, through: DTypeLike | None, label: str
+) -> None:
     assert got.shape == expected.shape, f"{label}shape {got.shape}, the reference has {expected.shape}"
     if got.dtype.kind in "iub":
         wrong = got != expected

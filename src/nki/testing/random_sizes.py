@@ -11,9 +11,10 @@ import numpy as np
 
 from ..errors import NkiError, error
 from ..kernel.kernel import Kernel
+from ..machine.dtypes import DTypeLike
 from ..options import choose_machine
 from ..options import options as on
-from .close import DTypeLike, assert_close
+from .close import assert_close
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -34,7 +35,7 @@ def check_kernel(
     targets: Sequence[str] = (),
     examples: int = 25,
     terms: int | None = None,
-    through: DTypeLike = None,
+    through: DTypeLike | None = None,
     refuses: Sequence[str] = (),
     scale: float = 1.0,
 ) -> None:

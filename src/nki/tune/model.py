@@ -16,7 +16,7 @@ from ..kernel.profile import profile_program
 from ..options import options
 from .space import Config
 
-SAFE = 0.98  # of what the bound says: engines may overlap the ends of their instructions
+SAFE = 0.98  # of the bound: engines may overlap the ends of their instructions
 
 
 class Outcome(NamedTuple):
@@ -45,7 +45,7 @@ def evaluate(job: Job, config: Config, known: MutableMapping[str, float], best: 
             program = job.kernel.trace(*job.args, **{**job.kwargs, **config})
         except NkiError as problem:
             return Outcome(config, None, problem.kind, problem.message)
-        except Exception as problem:  # a kernel may refuse sizes with an assert of its own
+        except Exception as problem:  # a kernel may refuse sizes with an assert
             return Outcome(config, None, type(problem).__name__, str(problem))
         for diagnostic in program.said:
             if diagnostic.kind not in MILD:

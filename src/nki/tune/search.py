@@ -20,14 +20,20 @@ def exhaustive(space: Space) -> Iterator[Config]:
     return iter(space)
 
 
-def search(space: Space, budget: int, batch: int, ask: Results, seed: int = 0) -> None:
-    """Ask for the times of at most `budget` configurations, `batch` at a time."""
-    _Walk(space, budget, batch, ask, random.Random(seed)).run()
+def search(space: Space, budget: int, batch: int, times: Results, seed: int = 0) -> None:
+    """Try at most `budget` configurations, `batch` at a time; `times` returns their times."""
+    _Walk(space, budget, batch, times, random.Random(seed)).run()
 
 
 class _Walk:
-    def __init__(self, space: Space, budget: int, batch: int, ask: Results, chance: random.Random):
-        self.space, self.left, self.batch, self.ask, self.chance = space, budget, max(1, batch), ask, chance
+    def __init__(self, space: Space, budget: int, batch: int, times: Results, chance: random.Random):
+        self.space, self.left, self.batch, self.results, self.chance = (
+            space,
+            budget,
+            max(1, batch),
+            times,
+            chance,
+        )
         self.names = list(space.vary)
         self.sizes = [len(values) for values in space.vary.values()]
         self.times: dict[tuple[int, ...], float] = {}  # of places that could be used
@@ -48,7 +54,7 @@ class _Walk:
                 return
             self.left -= len(part)
             self.tried.update(part)
-            for place, us in zip(part, self.ask([self._config(p) for p in part]), strict=True):
+            for place, us in zip(part, self.results([self._config(p) for p in part]), strict=True):
                 if us is not None:
                     self.times[place] = us
 

@@ -113,25 +113,25 @@ def _tried(
 ) -> list[Outcome]:
     whole = list(exhaustive(space)) if space.size <= max(budget, EXHAUSTIVE) else None
     if whole is not None and not whole:
-        raise error("tune-space", "no configuration is left: `where` refuses all of them")
+        raise error("tune-space", "`where` refuses all configurations")
     total = len(whole) if whole is not None else budget
     if whole is not None and len(whole) < 8 and not ray:
         jobs = 1
     outcomes: list[Outcome] = []
     with workers(job, jobs, ray) as busy:
 
-        def ask(configs: Iterable[Config]) -> None:
+        def evaluate(configs: Iterable[Config]) -> None:
             for outcome in busy.outcomes(configs):
                 outcomes.append(outcome)
                 progress(len(outcomes), total, busy.best)
 
         if whole is not None:
-            ask(whole)
+            evaluate(whole)
         else:
 
             def times(configs: Sequence[Config]) -> list[float | None]:
                 first = len(outcomes)
-                ask(configs)
+                evaluate(configs)
                 by_config = {repr(o.config): o.us for o in outcomes[first:]}
                 return [by_config[repr(config)] for config in configs]
 

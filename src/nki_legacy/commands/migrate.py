@@ -71,7 +71,7 @@ def write(
     hands = [f for f in found if f.edit is None]
     if hands:
         lines = ", ".join(str(f.line) for f in hands[:8])
-        complain(f"nki migrate: {file} is left as it is: lines {lines} need a person first")
+        complain(f"nki migrate: {file} is unchanged: lines {lines} need a person first")
         return OLD_REMAINS
     if not found:
         return 0
@@ -83,7 +83,7 @@ def write(
         )
     difference = compare(file, name, new, values, is_old(tree))
     if difference:
-        complain(f"nki migrate: {file} is left as it is: {difference}")
+        complain(f"nki migrate: {file} is unchanged: {difference}")
         return OLD_REMAINS
     file.write_bytes(new.encode("utf-8"))
     print(f"wrote {file}: old and new give the same on random inputs", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What `nki migrate` knows: names of older APIs and releases, what took their place, and safe rewrites."""
+"""The knowledge of `nki migrate`: names of older APIs and releases, their replacements, and safe rewrites."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Edit(NamedTuple):
-    """Text in the place of a node."""
+    """A replacement text for a node."""
 
     line: int
     column: int

@@ -1,8 +1,8 @@
-"""`neuron-profile` and `neuron-explorer`: reports of the modelled profiles that scripts left.
+"""`neuron-profile` and `neuron-explorer`: reports of the modelled profiles that scripts wrote.
 
 `capture -n file.neff -s profile.ntff` models the kernels of a placeholder that `torch_neuronx.trace`, a
 profiler or the old `nki.profile` wrote; `view` makes our report of a session, or prints its figures.
-Everything is modelled, and says so. What serves sessions is refused: `nki profile` does what can be done.
+All times are modelled, and marked as modelled. Commands that need a device are refused.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def parser(name: str) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None, name: str = "neuron-profile") -> int:
     try:
         options, rest = parser(name).parse_known_args(argv)
-    except SystemExit as stop:  # argparse has said why
+    except SystemExit as stop:  # argparse has printed why
         return int(stop.code or 0)
     if rest:
         print(f"{name} (Open NKI): {' '.join(rest)} has no effect here", file=sys.stderr)
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None, name: str = "neuron-profile") -> int
 
 
 def _capture(options: argparse.Namespace) -> int:
-    """A session of the kernels in a placeholder; executions are all alike."""
+    """A session of the kernels in a placeholder; all executions are equal."""
     content = files().read(options.neff)
     nth = options.profile_nth_exec
     path = Path(options.session_file)

@@ -1,4 +1,4 @@
-"""`neuronxcc.nki`, the NKI of SDK 2.20 to 2.27, on top of today's: a layer that nothing else knows.
+"""`neuronxcc.nki`, the NKI of SDK 2.20 to 2.27, as a layer on today's `nki`.
 
 It is importable under the old names where the import stubs are installed: in `nki run`, with pytest's
 `--nki-stubs`, and after `nki_legacy.stubs.install()`. Kernels run eagerly: loops are Python's, index tensors

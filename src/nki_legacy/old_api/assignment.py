@@ -15,13 +15,13 @@ from nki.machine.operators import OPERATORS
 
 from . import state as run
 from .failures import failure
-from .indices import Box, Index, Mask, Where, full, product, rows_of, where
+from .indices import Box, Index, Mask, MaskLike, Where, full, product, rows_of, where
 from .operators import FUNCTIONS
 from .regions import empty_of, fitted, move
 from .tensor import Tensor, Updated, Value, Whole, broadcast
 
 
-def assign(target: Tensor, source: Any, mask: Any = None) -> None:
+def assign(target: Tensor, source: Any, mask: MaskLike = None) -> None:
     """`target = source`: a tile, a value, or a number to fill it with."""
     current = run.running()
     if current is not None and current.pending is source and isinstance(source, Value):
@@ -34,8 +34,8 @@ def assign(target: Tensor, source: Any, mask: Any = None) -> None:
     if not isinstance(source, Tensor):
         fill(target, source, where(mask, target.shape))
         return
-    if isinstance(source, Value) and source.fold is not None:
-        _fold(target, source)
+    if isinstance(source, Value) and source.reduce_op is not None:
+        _reduce_into(target, source)
         return
     masked = where(mask, target.shape) if mask is not None else getattr(source, "where", None)
     write(target, source, masked)
@@ -49,7 +49,7 @@ def _receive(target: Tensor, source: Value) -> None:
     whole = masked is None or masked.array is None
     views = target.parts() if same and buffers and whole and not isinstance(target, Updated) else []
     direct = len(views) == 1 and not (source.by_dma and target.region is PSUM)
-    if not direct or source.fold is not None or target.kind != source.kind and source.region is PSUM:
+    if not direct or source.reduce_op is not None or target.kind != source.kind and source.region is PSUM:
         assign(target, source)
         return
     _mark(target, source.product is None and masked is None)
@@ -61,7 +61,7 @@ def _receive(target: Tensor, source: Value) -> None:
 
 
 def write(target: Tensor, source: Tensor, masked: Where | None = None) -> None:
-    """Copy a tile into a tensor, where the mask says."""
+    """Copy a tile into a tensor, where the mask is true."""
     tile = source.tile()
     if masked is not None and masked.box is None:
         return
@@ -74,7 +74,7 @@ def write(target: Tensor, source: Tensor, masked: Where | None = None) -> None:
     if masked is None or masked.covers(shape) or masked.covers(source.shape):
         _copy_parts(target, own, None)
     elif masked.array is None:
-        box = masked.box if len(masked.box or ()) == len(shape) else _boxed(masked, source.shape, shape)
+        box = masked.box if len(masked.box or ()) == len(shape) else _box_for(masked, source.shape, shape)
         _copy_parts(target, own, box)
     else:
         _copy_where(target, own, masked.array.reshape(shape))
@@ -106,7 +106,7 @@ def constant_tile(array: np.ndarray) -> NkiTensor:
     return out
 
 
-def _boxed(masked: Where, shape: Sequence[int], wanted: Sequence[int]) -> Box:
+def _box_for(masked: Where, shape: Sequence[int], wanted: Sequence[int]) -> Box:
     """A box of one shape as one of a shape that differs in unit dimensions."""
     cuts = iter([cut for cut, n in zip(masked.box or (), shape, strict=True) if n != 1])
     return tuple(slice(0, 1) if n == 1 else next(cuts) for n in wanted)
@@ -148,7 +148,7 @@ def fill(target: Tensor, number: Any, masked: Where) -> None:
 
 
 def _mark(target: Tensor, whole: bool) -> None:
-    """Somebody wrote a tile: a matmul is added to it from now on."""
+    """Note that a whole tile was written: from now on a matmul adds to it."""
     owner = _owner(target)
     if owner is not None and whole:
         owner.filled = True
@@ -162,14 +162,15 @@ def _owner(target: Tensor) -> Whole | None:
     return owner
 
 
-def _fold(target: Tensor, source: Value) -> None:
+def _reduce_into(target: Tensor, source: Value) -> None:
     """target = op(target, source), of nl.loop_reduce."""
+    assert source.reduce_op is not None
     view = target.tile()
-    isa.tensor_tensor(view, view, fitted(source.tile(), view.shape), source.fold)
+    isa.tensor_tensor(view, view, fitted(source.tile(), view.shape), source.reduce_op)
 
 
 def accumulate(target: Tensor, source: Any, name: str) -> Tensor:
-    """`target += source` and its like, in place."""
+    """Do `target += source`, or another operator, in place."""
     current = run.running()
     waits = current is not None and isinstance(source, Value) and current.pending is source
     if waits and source.product is not None and name == "add" and target.region is PSUM:

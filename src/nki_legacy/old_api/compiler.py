@@ -1,4 +1,4 @@
-"""`neuronxcc.nki.compiler`: where tiles are placed, which here is nobody's concern, and decorators."""
+"""`neuronxcc.nki.compiler`: the placement of tiles, which has no effect here, and decorators."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Buffer:
     def alloc(self, func: Callable | None = None) -> Buffer:
         return Buffer(self.region)
 
-    def mod_alloc(self, **_: Any) -> Buffer:
+    def mod_alloc(self, **_: object) -> Buffer:
         return Buffer(self.region)
 
-    def auto_alloc(self, **_: Any) -> Buffer:
+    def auto_alloc(self, **_: object) -> Buffer:
         return Buffer(self.region)
 
     def __eq__(self, other: object) -> bool:
@@ -34,7 +34,7 @@ class Buffer:
 sbuf, psum = Buffer(SBUF), Buffer(PSUM)
 
 
-def _unchanged(func: Any = None, **_: Any) -> Any:
+def _unchanged(func: Any = None, **_: object) -> Any:
     """A decorator for the compiler: the function itself."""
     return (lambda function: function) if func is None else func
 
@@ -43,7 +43,7 @@ skip_middle_end_transformations = enable_stack_allocator = force_auto_alloc = _u
 
 
 @contextlib.contextmanager
-def _scope(*_: Any, **__: Any) -> Iterator[None]:
+def _scope(*_: object, **__: object) -> Iterator[None]:
     yield
 
 

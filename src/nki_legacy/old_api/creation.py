@@ -16,10 +16,10 @@ from nki.machine.memories import PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, MemoryRegi
 from . import state as run
 from .assignment import fill
 from .failures import failure
-from .indices import where
+from .indices import MaskLike, where
 from .regions import new_tile
 from .tensor import Tensor, Whole
-from .types import float32, new_dtype
+from .types import DTypeLike, float32, new_dtype
 
 sbuf, psum = SBUF, PSUM
 hbm = private_hbm = PRIVATE_HBM
@@ -39,7 +39,7 @@ def region_of(buffer: Any) -> MemoryRegion:
     return found
 
 
-def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Whole:
+def ndarray(shape: Any, dtype: DTypeLike, *, buffer: Any = None, name: str = "", **_: object) -> Whole:
     """A new tensor with undefined contents."""
     current, region = run.state(), region_of(buffer)
     sizes, kind = tuple(shape), new_dtype(dtype)
@@ -72,7 +72,9 @@ def _in_hbm(current: run.State, region: MemoryRegion, shape: tuple[int, ...], ki
     return made
 
 
-def full(shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Whole:
+def full(
+    shape: Any, fill_value: Any, dtype: DTypeLike, *, buffer: Any = None, name: str = "", **_: object
+) -> Whole:
     """A new tile with every element `fill_value`."""
     made = ndarray(shape, dtype, buffer=buffer, name=name)
     if not made.on_chip:
@@ -87,29 +89,33 @@ def full(shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = None, name: s
     return made
 
 
-def zeros(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Whole:
+def zeros(shape: Any, dtype: DTypeLike, *, buffer: Any = None, name: str = "", **_: object) -> Whole:
     return full(shape, 0, dtype, buffer=buffer, name=name)
 
 
-def ones(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Whole:
+def ones(shape: Any, dtype: DTypeLike, *, buffer: Any = None, name: str = "", **_: object) -> Whole:
     return full(shape, 1, dtype, buffer=buffer, name=name)
 
 
-def empty_like(a: Tensor, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Whole:
+def empty_like(
+    a: Tensor, dtype: DTypeLike | None = None, *, buffer: Any = None, name: str = "", **_: object
+) -> Whole:
     return ndarray(a.shape, dtype or a.dtype, buffer=buffer or a.region, name=name)
 
 
-def zeros_like(a: Tensor, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Whole:
+def zeros_like(
+    a: Tensor, dtype: DTypeLike | None = None, *, buffer: Any = None, name: str = "", **_: object
+) -> Whole:
     chosen = buffer or (a.region if a.on_chip else SBUF)
     return zeros(a.shape, dtype or a.dtype, buffer=chosen, name=name)
 
 
-def rand(shape: Any, dtype: Any = float32, **_: Any) -> Whole:
+def rand(shape: Any, dtype: DTypeLike = float32, **_: object) -> Whole:
     run.state()
     return Whole(new.rand(tuple(int(n) for n in shape), new_dtype(dtype)))
 
 
-def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Whole:
+def shared_constant(constant: Any, dtype: DTypeLike | None = None, **_: object) -> Whole:
     """Numbers known before the run, in HBM."""
     run.state()
     array = np.asarray(constant)
@@ -123,12 +129,12 @@ def _narrow(dtype: np.dtype) -> Any:
     )
 
 
-def shared_identity_matrix(n: int, dtype: Any = np.uint8, **_: Any) -> Whole:
+def shared_identity_matrix(n: int, dtype: DTypeLike = np.uint8, **_: object) -> Whole:
     """An identity matrix in HBM."""
     return shared_constant(np.eye(n, dtype=np.float32), dtype)
 
 
-def random_seed(seed: Any, *, mask: Any = None, **_: Any) -> None:
+def random_seed(seed: Any, *, mask: MaskLike = None, **_: object) -> None:
     run.state()
     if not isinstance(seed, Tensor):
         tile = allocate("random_seed", (1, 1), dtypes.int32)

@@ -16,14 +16,15 @@ from nki.machine.operators import OPERATORS, Operator
 
 from . import state as run
 from .assignment import write
+from .indices import MaskLike
 from .operands import cast, common_shape, cut, in_sbuf, operand_of, ranked, result_dtype, tile_of
 from .operators import FUNCTIONS
 from .regions import fitted
 from .tensor import Part, Tensor, Whole, value
-from .types import new_dtype
+from .types import DTypeLike, new_dtype
 
 
-def _binary(op: Operator, x: Any, y: Any, dtype: Any, mask: Any) -> Any:
+def _binary(op: Operator, x: Any, y: Any, dtype: DTypeLike | None, mask: MaskLike) -> Any:
     if is_number(x) and is_number(y):
         return op.formula(x, y)  # type: ignore[misc]
     run.state()
@@ -70,7 +71,7 @@ def binary_into(target: Tensor, op: Operator, x: Any, y: Any) -> None:
 FUNCTIONS["binary_into"] = binary_into
 
 
-def _unary(op: Operator, x: Any, dtype: Any, mask: Any) -> Any:
+def _unary(op: Operator, x: Any, dtype: DTypeLike | None, mask: MaskLike) -> Any:
     run.state()
     tile = tile_of(x, op.name, "x")
     if op.name == "rsqrt":
@@ -83,14 +84,14 @@ def _unary(op: Operator, x: Any, dtype: Any, mask: Any) -> Any:
 
 
 def _make_binary(op: Operator) -> Callable:
-    def function(x: Any, y: Any, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
+    def function(x: Any, y: Any, dtype: DTypeLike | None = None, mask: MaskLike = None, **_: object) -> Any:
         return _binary(op, x, y, dtype, mask)
 
     return named(function, op, op.name)
 
 
 def _make_unary(op: Operator) -> Callable:
-    def function(x: Any, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
+    def function(x: Any, dtype: DTypeLike | None = None, mask: MaskLike = None, **_: object) -> Any:
         return _unary(op, x, dtype, mask)
 
     return named(function, op, op.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nki.errors import NkiError, error
 
-# old name -> the kind of ours that stands for it
+# old name -> the kind of NkiError
 KINDS = {
     "err_num_partition_exceed_arch_limit": "partition-limit",
     "err_size_of_dimension_exceed_arch_limit": "free-limit",
@@ -25,5 +25,5 @@ KINDS = {
 
 
 def failure(name: str, message: str, help: str | None = None, notes: list[str] | None = None) -> NkiError:
-    """The error with an old name."""
+    """Return the error with an old name."""
     return error(KINDS[name], f"{name}: {message}", notes=notes or [], help=help)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -93,16 +93,16 @@ class Index:
     # ---- Python manners --------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Index:
-        """`[:, None]` and its like give an index its axis."""
+        """Place an index on an axis: `[:, None]` and similar keys."""
         key = key if isinstance(key, tuple) else (key,)
-        kept = [k for k in key if k is not None]
-        if any(k is not Ellipsis and k != slice(None) for k in kept):
+        given = [k for k in key if k is not None]
+        if any(k is not Ellipsis and k != slice(None) for k in given):
             raise error("index", "an index tensor takes : and None alone, as in nl.arange(n)[:, None]")
-        if Ellipsis not in kept:
-            key = (*key, *[slice(None)] * (len(self.shape) - len(kept)))
+        if Ellipsis not in given:
+            key = (*key, *[slice(None)] * (len(self.shape) - len(given)))
         else:
             at = key.index(Ellipsis)
-            fill = [slice(None)] * (len(self.shape) - len(kept) + 1)
+            fill = [slice(None)] * (len(self.shape) - len(given) + 1)
             key = (*key[:at], *fill, *key[at + 1 :])
         if self.steps is None:
             return Index.of(self.array[key])
@@ -253,6 +253,9 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+MaskLike: TypeAlias = "Mask | bool | np.bool_ | int | None"
+
+
 class Where:
     """A mask on a tile of some shape: nothing, everything, a box, or any positions."""
 
@@ -268,7 +271,7 @@ class Where:
         return all(cut.start == 0 and cut.stop == n for cut, n in zip(self.box, shape, strict=True))
 
 
-def where(mask: Any, shape: Sequence[int]) -> Where:
+def where(mask: MaskLike, shape: Sequence[int]) -> Where:
     """What `mask=` means for a tile of this shape."""
     if mask is None or mask is True or (isinstance(mask, np.bool_) and mask):
         return Where(full(shape))

@@ -20,6 +20,7 @@ from .isa_gather import (
     tensor_copy_dynamic_dst,
     tensor_copy_dynamic_src,
 )
+from .scalar_engine import activation, activation_reduce
 from .selects import (
     affine_select,
     iota,
@@ -31,8 +32,6 @@ from .selects import (
 )
 from .tensor_engine import nc_matmul, nc_transpose
 from .vector_engine import (
-    activation,
-    activation_reduce,
     bn_aggr,
     bn_stats,
     dropout,

@@ -12,21 +12,22 @@ from nki.isa.enums import dge_mode, oob_mode
 from nki.machine import dtypes
 
 from . import state as run
+from .indices import Box, MaskLike
 from .indices import where as mask_of
 from .operands import cut, in_sbuf, operator_of, tile_of
 from .regions import Region, fitted, move
-from .tensor import Part, value
-from .types import new_dtype
+from .tensor import Part, Tensor, value
+from .types import DTypeLike, new_dtype
 
 
 def local_gather(
-    src_buffer: Any,
+    src_buffer: object,
     index: Any,
     num_elem_per_idx: int = 1,
     num_valid_indices: Any = None,
     *,
-    mask: Any = None,
-    **_: Any,
+    mask: MaskLike = None,
+    **_: object,
 ) -> Any:
     run.state()
     tile, rows = tile_of(src_buffer, "local_gather", "src_buffer"), tile_of(index, "local_gather", "index")
@@ -41,7 +42,7 @@ def local_gather(
     )
 
 
-def max8(*, src: Any, mask: Any = None, dtype: Any = None, **_: Any) -> Any:
+def max8(*, src: Tensor, mask: MaskLike = None, dtype: DTypeLike | None = None, **_: object) -> Any:
     run.state()
     tile = tile_of(src, "max8", "src")
     masked = mask_of(mask, tile.shape)
@@ -54,7 +55,9 @@ def max8(*, src: Any, mask: Any = None, dtype: Any = None, **_: Any) -> Any:
     )
 
 
-def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = None, **_: Any) -> Any:
+def nc_find_index8(
+    *, data: object, vals: object, mask: MaskLike = None, dtype: DTypeLike | None = None, **_: object
+) -> Any:
     run.state()
     tile, wanted = tile_of(data, "nc_find_index8", "data"), tile_of(vals, "nc_find_index8", "vals")
     target = dtypes.uint32 if dtype is None else new_dtype(dtype)
@@ -62,7 +65,14 @@ def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = None,
 
 
 def nc_match_replace8(
-    *, data: Any, vals: Any, imm: Any, dst_idx: Any = None, mask: Any = None, dtype: Any = None, **_: Any
+    *,
+    data: object,
+    vals: object,
+    imm: Any,
+    dst_idx: Tensor | None = None,
+    mask: MaskLike = None,
+    dtype: DTypeLike | None = None,
+    **_: object,
 ) -> Any:
     run.state()
     tile, wanted = tile_of(data, "nc_match_replace8", "data"), tile_of(vals, "nc_match_replace8", "vals")
@@ -70,7 +80,7 @@ def nc_match_replace8(
     imm = imm.item() if isinstance(imm, np.generic) else imm
     target = tile.dtype if dtype is None else new_dtype(dtype)
 
-    def emit(out: NkiTensor, box: Any) -> None:
+    def emit(out: NkiTensor, box: Box | None) -> None:
         rows = None if box is None else box[0]
         new.nc_match_replace8(
             out,
@@ -84,13 +94,19 @@ def nc_match_replace8(
 
 
 def nc_stream_shuffle(
-    src: Any, dst: Any, shuffle_mask: Any, *, dtype: Any = None, mask: Any = None, **_: Any
+    src: Tensor,
+    dst: Tensor,
+    shuffle_mask: Any,
+    *,
+    dtype: DTypeLike | None = None,
+    mask: MaskLike = None,
+    **_: object,
 ) -> None:
     run.state()
     new.nc_stream_shuffle(dst.tile(), tile_of(src, "nc_stream_shuffle", "src"), list(shuffle_mask))
 
 
-def sequence_bounds(*, segment_ids: Any, dtype: Any = None, **_: Any) -> Any:
+def sequence_bounds(*, segment_ids: object, dtype: DTypeLike | None = None, **_: object) -> Any:
     run.state()
     tile = tile_of(segment_ids, "sequence_bounds", "segment_ids")
     target = tile.dtype if dtype is None else new_dtype(dtype)
@@ -98,14 +114,14 @@ def sequence_bounds(*, segment_ids: Any, dtype: Any = None, **_: Any) -> Any:
 
 
 def dma_copy(
-    dst: Any = None,
-    src: Any = None,
+    dst: Tensor,
+    src: Tensor,
     *,
-    mask: Any = None,
-    dst_rmw_op: Any = None,
+    mask: MaskLike = None,
+    dst_rmw_op: object = None,
     oob_mode: Any = oob_mode.error,
     dge_mode: Any = dge_mode.unknown,
-    **_: Any,
+    **_: object,
 ) -> None:
     """dst = src; dst += src with dst_rmw_op=np.add."""
     run.state()
@@ -142,13 +158,13 @@ def _fits(a: NkiTensor, b: NkiTensor) -> bool:
 
 
 def dma_transpose(
-    src: Any,
+    src: Tensor,
     *,
     axes: Any = None,
     dge_mode: Any = dge_mode.unknown,
-    mask: Any = None,
-    dtype: Any = None,
-    **_: Any,
+    mask: MaskLike = None,
+    dtype: DTypeLike | None = None,
+    **_: object,
 ) -> Any:
     """A tile with the first and last dimensions of src exchanged."""
     run.state()
@@ -156,7 +172,7 @@ def dma_transpose(
     order = tuple(axes) if axes is not None else {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}[view.ndim]
     shape = [view.shape[a] for a in order]
 
-    def emit(out: NkiTensor, box: Any) -> None:
+    def emit(out: NkiTensor, box: Box | None) -> None:
         if view.indirection is None and (not view.on_chip and out.dtype == view.dtype) and shape[0] <= 128:
             new.dma_copy(out, view.permute(order))
         else:
@@ -165,7 +181,9 @@ def dma_transpose(
     return value(shape, view.dtype, emit, by_dma=True)
 
 
-def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Any:
+def tensor_copy_dynamic_src(
+    src: Tensor, *, mask: MaskLike = None, dtype: DTypeLike | None = None, **_: object
+) -> Any:
     """A copy of a tile whose index holds a tile of one number."""
     run.state()
     view = _moved(src)
@@ -173,7 +191,7 @@ def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None, **
     return value(view.shape, target, lambda out, box: new.tensor_copy(out, view), mask)
 
 
-def tensor_copy_dynamic_dst(*, dst: Any, src: Any, mask: Any = None, **_: Any) -> None:
+def tensor_copy_dynamic_dst(*, dst: Tensor, src: Tensor, mask: MaskLike = None, **_: object) -> None:
     run.state()
     new.tensor_copy(_moved(dst), tile_of(src, "tensor_copy_dynamic_dst", "src"))
 

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from nki.machine.generations import find
 from nki.machine.memories import SHARED_HBM
 
 from .. import sessions
+from ..older_names import BenchmarkResult, Latency
 from . import state as run
 from .failures import failure
 from .regions import move
@@ -46,7 +47,7 @@ class OldKernel(Kernel):
 
     user: Callable
     programs: tuple[int, ...]
-    precise: bool  # False: narrow floats keep float32 values, as the old simulator did
+    precise: bool  # False: narrow floats hold float32 values, as in the old simulator
 
     def _again(self, **changes: Any) -> OldKernel:
         before = {
@@ -95,7 +96,7 @@ def _described(value: Placeholder) -> TensorSpec:
 
 
 def _body(function: Callable, programs: tuple[int, ...]) -> Callable:
-    """What a kernel of `nki` runs: the function, once for each place of the grid."""
+    """Return what a kernel of `nki` runs: the function, once for each place of the grid."""
 
     @functools.wraps(function)
     def body(*args: Any, **kwargs: Any) -> Any:
@@ -107,7 +108,7 @@ def _body(function: Callable, programs: tuple[int, ...]) -> Callable:
             for place in np.ndindex(programs):
                 current.enter(place)
                 results.append(function(*args, **kwargs))
-                current.settle()
+                current.flush()
             return replace_leaves(results[0], Tensor, _exported)
         finally:
             run.activate(before)
@@ -116,7 +117,7 @@ def _body(function: Callable, programs: tuple[int, ...]) -> Callable:
 
 
 def _exported(tensor: Tensor) -> NkiTensor:
-    """A result in HBM: a tile is copied there."""
+    """Return a result in HBM; a tile is copied there."""
     view = tensor.tile()
     if not view.on_chip:
         return view
@@ -145,9 +146,9 @@ def _decorator(make: Callable[..., Any]) -> Callable[..., Any]:
 
 @_decorator
 def jit(
-    func: Any, mode: str = "auto", platform_target: str | None = None, kernel_return: bool = True, **_: Any
+    func: Any, mode: str = "auto", platform_target: str | None = None, kernel_return: bool = True, **_: object
 ) -> Any:
-    """A kernel. It always runs here: mode="simulation" keeps narrow floats unrounded, as it did."""
+    """Return a kernel. It always runs here; mode="simulation" does not round narrow floats."""
     if mode not in MODES:
         raise error("argument", f"jit: mode={mode!r} is none of {', '.join(MODES)}")
     if platform_target is not None:
@@ -156,17 +157,17 @@ def jit(
     if platform_target is not None:
         state["target"] = platform_target
     made = OldKernel(func, getattr(func, "programs", ()), mode != "simulation", **state)
-    return Benchmark(made) if mode == "benchmark" else made
+    return OldBenchmark(made) if mode == "benchmark" else made
 
 
 def trace(func: Any = None, **options: Any) -> Any:
-    """A helper, or a kernel that writes to its arguments."""
+    """Return a helper, or a kernel that writes to its arguments."""
     return jit(func, mode="trace", **options)
 
 
 def simulate_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a kernel on this machine."""
-    made = kernel.kernel if isinstance(kernel, Benchmark) else kernel
+    made = kernel.kernel if isinstance(kernel, OldBenchmark) else kernel
     made = made if isinstance(made, OldKernel) else OldKernel(made)
     return made._again(precise=False)(*args, **kwargs)
 
@@ -176,55 +177,46 @@ def baremetal(
     kernel: Any,
     save_neff_name: str | None = None,
     save_trace_name: str | None = None,
-    additional_compile_opt: Any = None,
+    additional_compile_opt: object = None,
     artifacts_dir: str | None = None,
-    **_: Any,
+    **_: object,
 ) -> Any:
-    """The kernel: there is no device to run it on, so it runs here."""
+    """Return the kernel: there is no device, so it runs here."""
     return kernel if isinstance(kernel, OldKernel) else OldKernel(kernel)
 
 
 @_decorator
-def benchmark(kernel: Any, warmup: int = 10, iters: int = 100, **_: Any) -> Any:
-    """A kernel that prices each call with the timing model."""
-    return Benchmark(kernel if isinstance(kernel, OldKernel) else OldKernel(kernel))
+def benchmark(kernel: Any, warmup: int = 10, iters: int = 100, **_: object) -> Any:
+    """Return a kernel that prices each call with the timing model."""
+    return OldBenchmark(kernel if isinstance(kernel, OldKernel) else OldKernel(kernel))
 
 
-class Latency(NamedTuple):
-    """Modelled, not measured: the model is deterministic, so every percentile is the same."""
+class OldLatency(Latency):
+    """A latency that has only the percentiles of the old API."""
 
-    microseconds: float
-
-    def get_latency_percentile(self, percentile: int) -> float:
+    def get_latency_percentile(self, percentile: float) -> float:
         if percentile not in PERCENTILES:
             raise ValueError(f"there is no percentile {percentile}: {', '.join(map(str, PERCENTILES))}")
         return self.microseconds
 
-    def __repr__(self) -> str:
-        return f"{self.microseconds:.3f} us (modelled, not measured)"
 
+class OldBenchmark:
+    """A kernel whose calls set `benchmark_result.nc_latency`; `b[grid]` has a separate result."""
 
-class BenchmarkResult(NamedTuple):
-    nc_latency: Latency
-
-
-class Benchmark:
-    """A kernel whose calls leave `benchmark_result.nc_latency`; `b[grid]` keeps a result of its own."""
-
-    def __init__(self, kernel: OldKernel, of: Benchmark | None = None):
+    def __init__(self, kernel: OldKernel, of: OldBenchmark | None = None):
         self.kernel, self.of = kernel, of
         self.__name__ = kernel.__name__
         self.benchmark_result: BenchmarkResult | None = None
 
-    def __getitem__(self, grid: Any) -> Benchmark:
-        return Benchmark(self.kernel[grid], self)
+    def __getitem__(self, grid: Any) -> OldBenchmark:
+        return OldBenchmark(self.kernel[grid], self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if run.running() is not None:
             return self.kernel(*args, **kwargs)
         runs = not leaves([args, kwargs], Placeholder)
         priced = model(self.kernel, run=runs)(*args, **kwargs)
-        result = BenchmarkResult(Latency(priced.total_us))
+        result = BenchmarkResult(OldLatency(priced.total_us))
         self.benchmark_result = result
         if self.of is not None:
             self.of.benchmark_result = result
@@ -237,13 +229,13 @@ def profile(
     working_directory: str | None = None,
     save_neff_name: str = "file.neff",
     save_trace_name: str = "profile.ntff",
-    additional_compile_opt: Any = None,
+    additional_compile_opt: object = None,
     overwrite: bool = False,
     profile_nth: int = 1,
     num_execs: int = 1,
-    **_: Any,
+    **_: object,
 ) -> Any:
-    """A kernel whose calls leave a modelled profile in `working_directory`, and return None."""
+    """Return a kernel whose calls write a modelled profile to `working_directory`, and return None."""
     made = kernel if isinstance(kernel, OldKernel) else OldKernel(kernel)
 
     def call(*args: Any, **kwargs: Any) -> None:
@@ -260,7 +252,7 @@ def profile(
 
 
 class FrameworkKernel:
-    """Kernels of other frameworks' making; its makers left no successor."""
+    """Was the base class of framework kernels; it has no successor."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         raise failure(

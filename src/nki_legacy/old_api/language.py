@@ -86,7 +86,7 @@ tile_size = SimpleNamespace(
 # ---- loops and programs --------------------------------------------------------------------------
 
 
-def affine_range(*args: Any, **_: Any) -> range:
+def affine_range(*args: Any, **_: object) -> range:
     """Python's range."""
     return range(*(int(a) for a in args))
 

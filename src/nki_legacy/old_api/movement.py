@@ -15,17 +15,17 @@ from nki.language.operands import is_number
 from . import state as run
 from .assignment import fill, write
 from .failures import failure
-from .indices import rows_of
+from .indices import Box, MaskLike, rows_of
 from .indices import where as mask_of
 from .operands import common_shape, in_sbuf, operand_of, operator_of, result_dtype, stretched, tile_of
 from .operators import FUNCTIONS
 from .regions import copy_pieces, empty_of, fitted, move
 from .tensor import Tensor, Value, Whole, broadcast, value
-from .types import new_dtype
+from .types import DTypeLike, new_dtype
 
 
-def load(src: Any, mask: Any = None, dtype: Any = None, **_: Any) -> Any:
-    """A tile with the contents of an HBM tensor, where the mask says."""
+def load(src: Tensor, mask: MaskLike = None, dtype: DTypeLike | None = None, **_: object) -> Any:
+    """A tile with the contents of an HBM tensor, where the mask is true."""
     run.state()
     shape = src.shape if len(src.shape) > 1 else (*src.shape, 1)
     if shape[0] > 128:
@@ -40,7 +40,7 @@ def load(src: Any, mask: Any = None, dtype: Any = None, **_: Any) -> Any:
     parts = src.parts(None if masked is None or masked.box is None else masked.box[: len(src.shape)])
     own = None if masked is None else masked.box
 
-    def emit(out: NkiTensor, box: Any) -> None:
+    def emit(out: NkiTensor, box: Box | None) -> None:
         if len(parts) == 1:
             move(out, parts[0][1])
         else:
@@ -49,7 +49,7 @@ def load(src: Any, mask: Any = None, dtype: Any = None, **_: Any) -> Any:
     return value(shape, target, emit, mask, by_dma=True)
 
 
-def _load_positions(src: Any, shape: Sequence[int], target: Any, masked: Any) -> Any:
+def _load_positions(src: Tensor, shape: Sequence[int], target: Any, masked: Any) -> Any:
     out = empty_of(shape, target)
     isa.memset(out, 0)
     for box, _ in rows_of(masked.array):
@@ -61,8 +61,8 @@ def _load_positions(src: Any, shape: Sequence[int], target: Any, masked: Any) ->
     return made
 
 
-def store(dst: Any, value: Any = None, mask: Any = None, **_: Any) -> None:
-    """Write a tile, or a number, to an HBM tensor, where the mask says."""
+def store(dst: Tensor, value: Any = None, mask: MaskLike = None, **_: object) -> None:
+    """Write a tile, or a number, to an HBM tensor, where the mask is true."""
     if isinstance(value, Tensor):
         run.state()
         masked = None if mask is None else mask_of(mask, dst.shape)
@@ -72,7 +72,7 @@ def store(dst: Any, value: Any = None, mask: Any = None, **_: Any) -> None:
         fill(dst, value, mask_of(mask, dst.shape))
 
 
-def load_transpose2d(src: Any, mask: Any = None, dtype: Any = None, **_: Any) -> Any:
+def load_transpose2d(src: Tensor, mask: MaskLike = None, dtype: DTypeLike | None = None, **_: object) -> Any:
     run.state()
     masked = mask_of(mask, src.shape)
     if masked.covers(src.shape):
@@ -87,7 +87,7 @@ def load_transpose2d(src: Any, mask: Any = None, dtype: Any = None, **_: Any) ->
     return Whole(out)
 
 
-def atomic_rmw(dst: Any, value: Any, op: Any, mask: Any = None, **_: Any) -> None:
+def atomic_rmw(dst: Tensor, value: Any, op: object, mask: MaskLike = None, **_: object) -> None:
     """dst = dst + value, row by row where dst has row numbers."""
     run.state()
     tile = in_sbuf(tile_of(value, "atomic_rmw", "value"))
@@ -102,7 +102,9 @@ def atomic_rmw(dst: Any, value: Any, op: Any, mask: Any = None, **_: Any) -> Non
 # ---- the rest ------------------------------------------------------------------------------------
 
 
-def where(condition: Any, x: Any, y: Any, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
+def where(
+    condition: Any, x: Any, y: Any, dtype: DTypeLike | None = None, mask: MaskLike = None, **_: object
+) -> Any:
     run.state()
     chosen = tile_of(condition, "where", "condition")
     a, b = operand_of(x, "where", "x"), operand_of(y, "where", "y")
@@ -113,7 +115,7 @@ def where(condition: Any, x: Any, y: Any, dtype: Any = None, mask: Any = None, *
     return Whole(new.where(condition, x, y, dtype=target))
 
 
-def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None, **_: Any) -> Any:
+def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: MaskLike = None, **_: object) -> Any:
     """x @ y, or x.T @ y, in PSUM."""
     if not transpose_x:
         run.state()
@@ -121,23 +123,30 @@ def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None, **_: 
     return FUNCTIONS["nc_matmul"](x, y, mask=mask)
 
 
-def transpose(x: Any, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
+def transpose(x: Any, dtype: DTypeLike | None = None, mask: MaskLike = None, **_: object) -> Any:
     return FUNCTIONS["nc_transpose"](x, mask=mask, dtype=dtype)
 
 
-def gather_flattened(data: Any, indices: Any, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
+def gather_flattened(
+    data: object, indices: Any, dtype: DTypeLike | None = None, mask: MaskLike = None, **_: object
+) -> Any:
     run.state()
     rows = tile_of(indices, "gather_flattened", "indices")
     tile = tile_of(data, "gather_flattened", "data")
     return Whole(new.gather_flattened(tile, rows, dtype=None if dtype is None else new_dtype(dtype)))
 
 
-def dropout(x: Any, rate: Any, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
+def dropout(x: Any, rate: Any, dtype: DTypeLike | None = None, mask: MaskLike = None, **_: object) -> Any:
     return FUNCTIONS["isa.dropout"](x, rate, dtype=dtype, mask=mask)
 
 
 def loop_reduce(
-    x: Any, op: Any, loop_indices: Any = None, dtype: Any = None, mask: Any = None, **_: Any
+    x: Any,
+    op: object,
+    loop_indices: object = None,
+    dtype: DTypeLike | None = None,
+    mask: MaskLike = None,
+    **_: object,
 ) -> Any:
     """In `dst[k] = nl.loop_reduce(...)`: dst[k] = op(dst[k], x)."""
     run.state()
@@ -145,12 +154,12 @@ def loop_reduce(
     made = Value(
         tile.shape, tile.dtype if dtype is None else new_dtype(dtype), lambda out, box: move(out, tile)
     )
-    made.fold = operator_of(op, "loop_reduce")
-    made.settle()
+    made.reduce_op = operator_of(op, "loop_reduce")
+    made.compute()
     return made
 
 
-def all_reduce(x: Any, op: Any, program_axes: Any, *_: Any, **__: Any) -> Any:
+def all_reduce(x: Any, op: object, program_axes: object, *_: object, **__: object) -> Any:
     raise failure(
         "err_no_successor",
         "nl.all_reduce has no successor",
@@ -158,16 +167,16 @@ def all_reduce(x: Any, op: Any, program_axes: Any, *_: Any, **__: Any) -> Any:
     )
 
 
-def expand_dims(data: Any, axis: Any, **_: Any) -> Any:
+def expand_dims(data: Tensor, axis: Any, **_: object) -> Any:
     return data.expand_dims(axis)
 
 
-def broadcast_to(src: Any, *, shape: Any, **_: Any) -> Any:
+def broadcast_to(src: Tensor, *, shape: Any, **_: object) -> Any:
     run.state()
     return Whole(in_sbuf(broadcast(src, tuple(int(n) for n in shape)).tile()))
 
 
-def device_print(prefix: str, x: Any = None, mask: Any = None, **_: Any) -> None:
+def device_print(prefix: str, x: Any = None, mask: MaskLike = None, **_: object) -> None:
     if isinstance(x, Tensor):
         run.state()
         new.device_print(prefix, x.tile())
@@ -175,9 +184,9 @@ def device_print(prefix: str, x: Any = None, mask: Any = None, **_: Any) -> None
         print(prefix, x)
 
 
-def static_cast(x: Any, dtype: Any) -> Any:
+def static_cast(x: Any, dtype: DTypeLike) -> Any:
     return x.astype(dtype)
 
 
-def finfo(dtype: Any) -> Any:
+def finfo(dtype: DTypeLike) -> Any:
     return ml_dtypes.finfo(new_dtype(dtype).storage)

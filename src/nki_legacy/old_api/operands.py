@@ -21,7 +21,7 @@ from .assignment import constant_tile
 from .indices import Box, Index, Where
 from .regions import empty_of, fitted
 from .tensor import Tensor
-from .types import dtype_of_number, new_dtype, promote
+from .types import DTypeLike, dtype_of_number, new_dtype, promote
 
 _NUMPY = {
     "divide": "divide",
@@ -44,7 +44,7 @@ _NUMPY = {
 }
 
 
-def operator_of(op: Any, function: str, argument: str = "op") -> Operator:
+def operator_of(op: object, function: str, argument: str = "op") -> Operator:
     """The operator that a user passed: an old nl function, or numpy's of the same meaning."""
     if isinstance(op, Operator):
         return op
@@ -59,7 +59,7 @@ def operator_of(op: Any, function: str, argument: str = "op") -> Operator:
     return OPERATORS[name] if name else resolve_new(op, function, argument)
 
 
-def operator_or_none(op: Any, function: str, argument: str) -> Operator | None:
+def operator_or_none(op: object, function: str, argument: str) -> Operator | None:
     return None if op is None else operator_of(op, function, argument)
 
 
@@ -128,13 +128,18 @@ def iota_into(out: NkiTensor, index: Index) -> None:
 
 
 def cut(operand: Any, box: Box | None, shape: Sequence[int]) -> Any:
-    """The part of an operand that a box of the result asks for; unit dimensions serve all."""
+    """Return the part of an operand for a box of the result; unit dimensions are repeated."""
     if box is None or is_number(operand) or operand is None:
         return operand
     cuts = tuple(
         slice(None) if operand.shape[d] == 1 and shape[d] != 1 else box[d] for d in range(operand.ndim)
     )
     return operand[cuts]
+
+
+def rows_in(operand: Any, box: Box | None) -> Any:
+    """Return the part of a value per partition for a box of the result."""
+    return operand if box is None or not isinstance(operand, NkiTensor) else operand[(box[0],)]
 
 
 def common_shape(tiles: Sequence[NkiTensor], function: str) -> tuple[int, ...]:
@@ -166,7 +171,7 @@ def stretched(operand: NkiTensor, shape: Sequence[int]) -> NkiTensor:
     return stretch(ranked(operand, shape), tuple(shape))
 
 
-def result_dtype(dtype: Any, *values: Any) -> DType:
+def result_dtype(dtype: DTypeLike | None, *values: Any) -> DType:
     """`dtype=` if given, else what the operands promote to, bare numbers included."""
     if dtype is not None:
         return new_dtype(dtype)
@@ -178,7 +183,7 @@ def result_dtype(dtype: Any, *values: Any) -> DType:
 
 
 def without(tile: NkiTensor, masked: Where, neutral: float) -> NkiTensor:
-    """A copy of a tile with a neutral number where the mask leaves positions out."""
+    """A copy of a tile with a neutral number where the mask is false."""
     out = empty_of(tile.shape, tile.dtype)
     isa.memset(out, int(neutral) if tile.dtype.is_integer else neutral)
     if masked.array is None:

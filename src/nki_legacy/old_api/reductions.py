@@ -12,12 +12,12 @@ from nki.machine.operators import OPERATORS, Operator
 from . import state as run
 from .elementwise import ELEMENTWISE, named
 from .failures import failure
-from .indices import Where
+from .indices import MaskLike, Where
 from .indices import where as mask_of
 from .operands import tile_of, without
 from .regions import empty_of, fitted
 from .tensor import Whole, value
-from .types import float32, new_dtype
+from .types import DTypeLike, float32, new_dtype
 
 add, subtract, multiply, divide = (ELEMENTWISE[n] for n in ("add", "subtract", "multiply", "divide"))
 exp, square, rsqrt = (ELEMENTWISE[n] for n in ("exp", "square", "rsqrt"))
@@ -28,9 +28,15 @@ def _axes(axis: Any, rank: int) -> list[int]:
 
 
 def reduce_tile(
-    op: Operator, tile: NkiTensor, axis: Any, dtype: Any, mask: Any, keepdims: bool, negate: bool = False
+    op: Operator,
+    tile: NkiTensor,
+    axis: Any,
+    dtype: DTypeLike | None,
+    mask: MaskLike,
+    keepdims: bool,
+    negate: bool = False,
 ) -> Any:
-    """A fold over any free axes; what a mask leaves out takes no part."""
+    """Reduce over any free axes; masked elements take no part."""
     axes = _axes(axis, tile.ndim)
     masked = mask_of(mask, tile.shape)
     if masked.array is not None:
@@ -38,27 +44,27 @@ def reduce_tile(
         masked = mask_of(None, tile.shape)
     box = masked.box
     part = tile if box is None or masked.covers(tile.shape) else tile[box]
-    kept = [d for d in range(tile.ndim) if d not in axes]
-    moved = part if kept == list(range(len(kept))) else part.permute([*kept, *axes])
-    inner = [tile.shape[d] for d in kept] + [1] * (len(kept) < 2)
+    outer = [d for d in range(tile.ndim) if d not in axes]
+    moved = part if outer == list(range(len(outer))) else part.permute([*outer, *axes])
+    inner = [tile.shape[d] for d in outer] + [1] * (len(outer) < 2)
     shown = [1 if d in axes else n for d, n in enumerate(tile.shape)] if keepdims else inner
-    if not kept or kept[0] != 0:
+    if not outer or outer[0] != 0:
         raise failure("err_unsupported_memory", "the partition dimension cannot be reduced over here")
 
     def emit(out: NkiTensor, _: Any) -> None:
-        target = fitted(out, [moved.shape[k] for k in range(len(kept))] + [1] * (len(kept) < 2))
-        isa.tensor_reduce(target, op, moved, tuple(range(len(kept), tile.ndim)), negate=negate)
+        target = fitted(out, [moved.shape[k] for k in range(len(outer))] + [1] * (len(outer) < 2))
+        isa.tensor_reduce(target, op, moved, tuple(range(len(outer), tile.ndim)), negate=negate)
 
     target = tile.dtype if dtype is None else new_dtype(dtype)
     if box is None or masked.covers(tile.shape):
         return value(shown, target, emit, None if box is not None else False)
     cuts = tuple(slice(0, 1) if d in axes else box[d] for d in range(tile.ndim))
-    cuts = cuts if keepdims else tuple(box[d] for d in kept) + (slice(0, 1),) * (len(kept) < 2)
+    cuts = cuts if keepdims else tuple(box[d] for d in outer) + (slice(0, 1),) * (len(outer) < 2)
     return boxed(shown, target, emit, cuts)
 
 
-def boxed(shape: Sequence[int], dtype: Any, emit: Any, cuts: Any) -> Any:
-    """A tile of which only a box is computed; only that is assigned."""
+def boxed(shape: Sequence[int], dtype: DTypeLike, emit: Any, cuts: Any) -> Any:
+    """Return a tile of which only a box is computed; an assignment writes only that box."""
     out = empty_of(shape, dtype)
     isa.memset(out, 0)
     emit(out[cuts], cuts)
@@ -80,7 +86,12 @@ _NEUTRAL = {
 
 def _make_reduction(name: str, op: Operator) -> Callable:
     def function(
-        x: Any, axis: Any = -1, dtype: Any = None, mask: Any = None, keepdims: bool = False, **_: Any
+        x: Any,
+        axis: Any = -1,
+        dtype: DTypeLike | None = None,
+        mask: MaskLike = None,
+        keepdims: bool = False,
+        **_: object,
     ) -> Any:
         run.state()
         return reduce_tile(op, tile_of(x, name, "x"), axis, dtype, mask, keepdims)
@@ -95,7 +106,14 @@ prod = _make_reduction("prod", OPERATORS["multiply"])
 all = _make_reduction("all", OPERATORS["logical_and"])
 
 
-def mean(x: Any, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool = False, **_: Any) -> Any:
+def mean(
+    x: Any,
+    axis: Any,
+    dtype: DTypeLike | None = None,
+    mask: MaskLike = None,
+    keepdims: bool = False,
+    **_: object,
+) -> Any:
     total = sum(x, axis, dtype=float32, mask=mask, keepdims=keepdims)
     tile = tile_of(x, "mean", "x")
     masked = mask_of(mask, tile.shape)
@@ -105,7 +123,14 @@ def mean(x: Any, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool 
     return multiply(total, 1.0 / count, dtype=dtype or x.dtype)
 
 
-def var(x: Any, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool = False, **_: Any) -> Any:
+def var(
+    x: Any,
+    axis: Any,
+    dtype: DTypeLike | None = None,
+    mask: MaskLike = None,
+    keepdims: bool = False,
+    **_: object,
+) -> Any:
     middle = mean(x, axis, dtype=float32, mask=mask, keepdims=True)
     apart = subtract(x, middle, dtype=float32)
     squares = multiply(apart, apart)
@@ -113,7 +138,12 @@ def var(x: Any, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool =
 
 
 def softmax(
-    x: Any, axis: Any = -1, dtype: Any = None, compute_dtype: Any = None, mask: Any = None, **_: Any
+    x: Any,
+    axis: Any = -1,
+    dtype: DTypeLike | None = None,
+    compute_dtype: object = None,
+    mask: MaskLike = None,
+    **_: object,
 ) -> Any:
     largest = max(x, axis, dtype=float32, mask=mask, keepdims=True)
     powers = exp(subtract(x, largest, dtype=float32))
@@ -127,10 +157,10 @@ def rms_norm(
     axis: Any,
     n: Any,
     epsilon: float = 1e-6,
-    dtype: Any = None,
-    compute_dtype: Any = None,
-    mask: Any = None,
-    **_: Any,
+    dtype: DTypeLike | None = None,
+    compute_dtype: object = None,
+    mask: MaskLike = None,
+    **_: object,
 ) -> Any:
     squares = square(x, dtype=float32)
     total = sum(squares, axis, dtype=float32, mask=mask, keepdims=True)

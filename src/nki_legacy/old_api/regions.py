@@ -1,4 +1,4 @@
-"""Where an indexed tensor lies: index tensors become access patterns, or several where one cannot say it."""
+"""The elements that index tensors pick: one access pattern, or several where one does not suffice."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from nki.machine.memories import SBUF
 
 from .failures import failure
 from .indices import Box, Index, full, product
+from .types import DTypeLike
 
 Piece = tuple[Box, NkiTensor]
 
@@ -35,7 +36,7 @@ class Region:
         self.shape = tuple(shape)
         self.indices = [index.spread(self.shape) for index in indices]
         self.rows = rows  # the dimension that a tile of row numbers indexes, and the tile
-        self.skips = False  # rows out of bounds are left out, not refused
+        self.skips = False  # rows out of bounds are skipped, not refused
 
     def pieces(self, box: Box | None = None) -> list[Piece]:
         """Views of the tensor that together are the positions of a box."""
@@ -55,7 +56,7 @@ class Region:
                 raise failure(
                     "err_tensor_access_out_of_bound",
                     f"dimension {dim} has size {size}, the index reaches {low if low < 0 else high}",
-                    "mask= leaves positions out: mask=(i_p < size)",
+                    "mask= excludes positions: mask=(i_p < size)",
                     [self.tensor.describe()],
                 )
 
@@ -129,8 +130,8 @@ class Region:
 
 
 def check_rows(rows: NkiTensor, tensor: NkiTensor, dim: int) -> None:
-    """Row numbers stay inside the tensor: numpy's words, which callers of the old simulator look for."""
-    if not current().look(rows.storage):
+    """Raise numpy's IndexError, which callers of the old simulator expect, if a row is outside the tensor."""
+    if not current().read_back(rows.storage):
         return
     values = np.asarray(rows).reshape(-1)
     outside = values[(values < 0) | (values >= tensor.shape[dim])]
@@ -155,7 +156,7 @@ def _pairs(steps: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 
 
 def gather(region: Region, box: Box | None = None) -> NkiTensor:
-    """The positions of a region as one view, copied together where no pattern says it."""
+    """Return the positions of a region as one view; where no pattern describes it, as a copy."""
     pieces = region.pieces(box)
     if len(pieces) == 1:
         return pieces[0][1]
@@ -194,7 +195,7 @@ def move(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def fitted(view: NkiTensor, shape: Sequence[int]) -> NkiTensor:
-    """The same elements with unit dimensions put in or left out, in the order they have."""
+    """Return the same elements in the same order, with unit dimensions added or removed."""
     if tuple(view.shape) == tuple(shape) or view.indirection is not None:
         return view
     pairs = view.get_pattern()
@@ -217,12 +218,12 @@ def as_rows(index: NkiTensor) -> NkiTensor:
     return out
 
 
-def empty_of(shape: Sequence[int], dtype: Any, buffer: Any = SBUF) -> NkiTensor:
+def empty_of(shape: Sequence[int], dtype: DTypeLike, buffer: Any = SBUF) -> NkiTensor:
     """A new tile for a result; one of one dimension is a column."""
     return new_tile(tuple(shape) if len(shape) > 1 else (*shape, 1), dtype, buffer)
 
 
-def new_tile(shape: tuple[int, ...], dtype: Any, buffer: Any, name: str = "") -> NkiTensor:
+def new_tile(shape: tuple[int, ...], dtype: DTypeLike, buffer: Any, name: str = "") -> NkiTensor:
     """A tile. Beyond five dimensions it is a row per partition, seen with all of them."""
     if len(shape) <= 5:
         return allocate("ndarray", shape, dtype, buffer, name)

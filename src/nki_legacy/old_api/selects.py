@@ -15,11 +15,11 @@ from nki.machine.operators import OPERATORS
 from . import state as run
 from .assignment import constant_tile
 from .creation import full
-from .indices import Index, Mask
-from .operands import cast, column_of, cut, in_sbuf, iota_into, operator_of, result_dtype, tile_of
-from .tensor import value
-from .types import new_dtype
-from .vector_engine import predicate_of, rows_of
+from .indices import Box, Index, Mask, MaskLike
+from .operands import cast, column_of, cut, in_sbuf, iota_into, operator_of, result_dtype, rows_in, tile_of
+from .tensor import Tensor, value
+from .types import DTypeLike, new_dtype
+from .vector_engine import predicate_of
 
 FP32_MIN = -3.4028235e38
 _out = result_dtype
@@ -27,15 +27,15 @@ _out = result_dtype
 
 def tensor_scalar_cumulative(
     *,
-    src: Any,
-    dst: Any,
-    op0: Any,
-    op1: Any,
-    imm0: Any,
-    imm1: Any = None,
-    reduce_cmd: Any = reduce_cmd.reset_reduce,
-    mask: Any = None,
-    **_: Any,
+    src: Tensor,
+    dst: Tensor,
+    op0: object,
+    op1: object,
+    imm0: object,
+    imm1: object = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    mask: MaskLike = None,
+    **_: object,
 ) -> None:
     run.state()
     tile = tile_of(src, "tensor_scalar_cumulative", "src")
@@ -47,17 +47,17 @@ def tensor_scalar_cumulative(
 
 
 def tensor_tensor_scan(
-    data0: Any,
-    data1: Any,
-    initial: Any,
-    op0: Any,
-    op1: Any,
+    data0: object,
+    data1: object,
+    initial: object,
+    op0: object,
+    op1: object,
     reverse0: bool = False,
     reverse1: bool = False,
     *,
-    dtype: Any = None,
-    mask: Any = None,
-    **_: Any,
+    dtype: DTypeLike | None = None,
+    mask: MaskLike = None,
+    **_: object,
 ) -> Any:
     run.state()
     a, b = tile_of(data0, "tensor_tensor_scan", "data0"), tile_of(data1, "tensor_tensor_scan", "data1")
@@ -65,13 +65,12 @@ def tensor_tensor_scan(
     ops = [operator_of(op, "tensor_tensor_scan") for op in (op0, op1)]
     start = column_of(initial, "tensor_tensor_scan", "initial", a.shape[0])
 
-    def emit(out: NkiTensor, box: Any) -> None:
-        column = None if box is None else (box[0],)
+    def emit(out: NkiTensor, box: Box | None) -> None:
         new.tensor_tensor_scan(
             out,
             cut(a, box, a.shape),
             cut(b, box, a.shape),
-            rows_of(start, column),
+            rows_in(start, box),
             ops[0],
             ops[1],
             reverse0,
@@ -83,16 +82,16 @@ def tensor_tensor_scan(
 
 def select_reduce(
     *,
-    dst: Any,
-    predicate: Any,
-    on_true: Any,
-    on_false: Any,
-    reduce_res: Any = None,
-    reduce_cmd: Any = reduce_cmd.idle,
-    reduce_op: Any = np.max,
+    dst: Tensor,
+    predicate: object,
+    on_true: object,
+    on_false: object,
+    reduce_res: Tensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_op: object = np.max,
     reverse_pred: bool = False,
-    mask: Any = None,
-    **_: Any,
+    mask: MaskLike = None,
+    **_: object,
 ) -> None:
     run.state()
     chosen, tile = (
@@ -115,26 +114,26 @@ def select_reduce(
 
 def range_select(
     *,
-    on_true_tile: Any,
-    comp_op0: Any,
-    comp_op1: Any,
-    bound0: Any,
-    bound1: Any,
-    reduce_cmd: Any = reduce_cmd.idle,
-    reduce_res: Any = None,
-    reduce_op: Any = np.max,
+    on_true_tile: object,
+    comp_op0: object,
+    comp_op1: object,
+    bound0: object,
+    bound1: object,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_res: Tensor | None = None,
+    reduce_op: object = np.max,
     range_start: Any = 0,
     on_false_value: Any = FP32_MIN,
-    mask: Any = None,
-    dtype: Any = None,
-    **_: Any,
+    mask: MaskLike = None,
+    dtype: DTypeLike | None = None,
+    **_: object,
 ) -> Any:
     run.state()
     tile = tile_of(on_true_tile, "range_select", "on_true_tile")
     ops = [operator_of(op, "range_select") for op in (comp_op0, comp_op1)]
     bounds = [column_of(b, "range_select", "bound", tile.shape[0]) for b in (bound0, bound1)]
     res = None if reduce_res is None else reduce_res.tile()
-    fold = operator_of(reduce_op, "range_select")
+    reduction = operator_of(reduce_op, "range_select")
     made = value(
         tile.shape,
         _out(dtype, tile),
@@ -147,7 +146,7 @@ def range_select(
             bounds[1],
             reduce_cmd,
             res,
-            fold,
+            reduction,
             int(range_start),
             on_false_value,
         ),
@@ -156,7 +155,7 @@ def range_select(
     return made
 
 
-def iota(expr: Any, dtype: Any, *, mask: Any = None, **_: Any) -> Any:
+def iota(expr: Any, dtype: DTypeLike, *, mask: MaskLike = None, **_: object) -> Any:
     run.state()
     index = expr if isinstance(expr, Index) else Index((1, 1), int(expr), (0, 0))
     shape = index.shape if len(index.shape) > 1 else (*index.shape, 1)
@@ -169,7 +168,13 @@ def iota(expr: Any, dtype: Any, *, mask: Any = None, **_: Any) -> Any:
 
 
 def affine_select(
-    pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None, **_: Any
+    pred: Any,
+    on_true_tile: object,
+    on_false_value: Any,
+    *,
+    mask: MaskLike = None,
+    dtype: DTypeLike | None = None,
+    **_: object,
 ) -> Any:
     run.state()
     tile = in_sbuf(tile_of(on_true_tile, "affine_select", "on_true_tile"))
@@ -200,6 +205,12 @@ def affine_select(
 
 
 def memset(
-    shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = engine.unknown, **_: Any
+    shape: Any,
+    value: Any,
+    dtype: DTypeLike,
+    *,
+    mask: MaskLike = None,
+    engine: Any = engine.unknown,
+    **_: object,
 ) -> Any:
     return full(tuple(int(n) for n in shape), value, dtype)

@@ -1,4 +1,4 @@
-"""What a run of an old kernel keeps: its grid, the tensors its programs share, and the value on its way."""
+"""The state of a run of an old kernel: its grid, the tensors its programs share, and the pending value."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import dis
 import threading
 from functools import lru_cache
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nki.errors import user_site
 
 from .failures import failure
+
+if TYPE_CHECKING:
+    from .tensor import Value, Whole
 
 
 class State:
@@ -20,20 +23,20 @@ class State:
     def __init__(self, grid: tuple[int, ...]):
         self.grid = grid
         self.place: tuple[int, ...] = (0,) * len(grid)
-        self.shared: list[Any] = []  # the shared_hbm tensors of the first program, in order
+        self.shared: list[Whole] = []  # the shared_hbm tensors of the first program, in order
         self.allocated = 0  # by the program that runs
-        self.pending: Any = None  # the value of an expression that is about to be assigned
+        self.pending: Value | None = None  # the value of an expression that is about to be assigned
 
     def enter(self, place: tuple[int, ...]) -> None:
         """The program at this place of the grid begins."""
-        self.settle()
+        self.flush()
         self.place, self.allocated = place, 0
 
-    def settle(self) -> None:
-        """Compute the value on its way, if somebody else comes first."""
+    def flush(self) -> None:
+        """Compute the pending value before another operation runs."""
         if self.pending is not None:
             value, self.pending = self.pending, None
-            value.settle()
+            value.compute()
 
 
 class _Local(threading.local):
@@ -48,11 +51,11 @@ def running() -> State | None:
 
 
 def state() -> State:
-    """The run on this thread. Whatever asks for it is an operation: what is on its way is computed first."""
+    """Return the run on this thread, for an operation; the pending value is computed first."""
     found = _local.state
     if found is None:
-        raise failure("err_nki_api_outside_of_nki_kernel", "this works inside a kernel alone")
-    found.settle()
+        raise failure("err_nki_api_outside_of_nki_kernel", "this works only inside a kernel")
+    found.flush()
     return found
 
 
@@ -61,7 +64,7 @@ def activate(new: State | None) -> State | None:
     return before
 
 
-# ---- is a value about to be assigned? ------------------------------------------------------------
+# ---- whether a value is about to be assigned -----------------------------------------------------
 
 _PASSED = (  # on the way from an expression to its target, by the beginnings of their names
     *("LOAD", "BUILD", "BINARY", "COPY", "SWAP", "PUSH", "CACHE", "PRECALL", "CALL", "KW", "RESUME", "ROT"),
@@ -70,7 +73,7 @@ _PASSED = (  # on the way from an expression to its target, by the beginnings of
 
 
 @lru_cache(maxsize=4096)
-def _instructions(code: CodeType) -> tuple[list[int], list[Any]]:
+def _instructions(code: CodeType) -> tuple[list[int], list[dis.Instruction]]:
     found = list(dis.get_instructions(code))
     return [i.offset for i in found], found
 
@@ -93,6 +96,6 @@ def _is_assigned(code: CodeType, lasti: int) -> bool:
 
 
 def about_to_be_assigned() -> bool:
-    """The user's expression is the right side of an assignment into a tensor."""
+    """True if the user's expression is the right side of an assignment into a tensor."""
     site = user_site(2)
     return site is not None and _is_assigned(site.code, site.lasti)

@@ -17,19 +17,20 @@ from nki.ir.tensor import NkiTensor
 from nki.language.operands import spread, stretch
 from nki.machine.dtypes import DType
 from nki.machine.memories import PSUM, SBUF, MemoryRegion
+from nki.machine.operators import Operator
 
 from . import state as run
 from .failures import failure
-from .indices import Box, Grid, Index, Where, as_index, full, product, where
+from .indices import Box, Grid, Index, MaskLike, Where, as_index, full, product, where
 from .operators import FUNCTIONS, Operators
 from .regions import Region, as_rows, empty_of, fitted, gather, move
-from .types import new_dtype, old_dtype
+from .types import DTypeLike, new_dtype, old_dtype
 
 Emit = Callable[[NkiTensor, Box | None], object]
 
 
 class Tensor(Operators):
-    """What kernels hold. `tile()` is the tensor of `nki` behind it."""
+    """A tensor as kernels see it. `tile()` is the tensor of `nki` behind it."""
 
     shape: tuple[int, ...]
     kind: DType  # the dtype of `nki`
@@ -43,7 +44,7 @@ class Tensor(Operators):
         view = fitted(self.tile(), self.shape) if self.tile().on_chip else self.tile()
         return [(full(self.shape) if box is None else box, view if box is None else view[box])]
 
-    # ---- what one asks of it ---------------------------------------------------------------------
+    # ---- properties ------------------------------------------------------------------------------
 
     @property
     def dtype(self) -> np.dtype:
@@ -97,7 +98,7 @@ class Tensor(Operators):
         sizes = [int(n) for n in (shape[0] if len(shape) == 1 and not is_int(shape[0]) else shape)]
         return Whole(self.tile().reshape(sizes))
 
-    def view(self, dtype: Any) -> Tensor:
+    def view(self, dtype: DTypeLike) -> Tensor:
         return Whole(self.tile().view(new_dtype(dtype)))
 
     def expand_dims(self, axis: Any) -> Tensor:
@@ -110,7 +111,7 @@ class Tensor(Operators):
         sizes = tuple(shape[0] if len(shape) == 1 and not is_int(shape[0]) else shape)
         return broadcast(self, sizes)
 
-    def astype(self, dtype: Any) -> Tensor:
+    def astype(self, dtype: DTypeLike) -> Tensor:
         source, target = self.tile(), new_dtype(dtype)
         return value(self.shape, target, lambda out, box: move(out, source if box is None else source[box]))
 
@@ -126,9 +127,9 @@ class Whole(Tensor):
         first = blocks.flat[0]
         self.shape = Shape((*blocks.shape, *first.shape))
         self.kind, self.region = first.dtype, first.buffer
-        self.filled = False  # holds what a matmul may be added to
+        self.filled = False  # a matmul may be added to its contents
         self.owner: Whole | None = None  # of which this is a slice
-        self.where: Where | None = None  # of a result under a mask: what of it an assignment writes
+        self.where: Where | None = None  # of a masked result: the part that an assignment writes
 
     def tile(self) -> NkiTensor:
         if run.running() is not None:
@@ -165,7 +166,7 @@ class Part(Tensor):
 
 
 class Value(Tensor):
-    """What an instruction gives: written where it is assigned to, or into a tile of its own."""
+    """The result of an instruction: written to its assignment's target, or into a new tile."""
 
     def __init__(
         self,
@@ -180,25 +181,25 @@ class Value(Tensor):
         self.shape = Shape(shape if len(shape) > 1 else (*shape, 1))
         self.kind, self.region = dtype, buffer
         self.emit, self.where, self.product, self.by_dma = emit, where, product, by_dma
-        self.fold: Any = None  # of nl.loop_reduce
+        self.reduce_op: Operator | None = None  # of nl.loop_reduce
         self.own: NkiTensor | None = None
 
-    def settle(self) -> None:
-        """Compute it into a tile of its own."""
+    def compute(self) -> None:
+        """Run the instruction into a new tile."""
         if self.own is not None:
             return
         self.own = empty_of(self.shape, self.kind, self.region)
         if self.where is None or self.where.covers(self.shape):
             self.emit(self.own, None)
             return
-        isa.memset(self.own, 0)  # what a mask leaves out is undefined, but may be read
+        isa.memset(self.own, 0)  # masked elements are undefined, but may be read
         if self.where.box is not None:
             box = self.where.box if self.where.array is None else None
             self.emit(self.own if box is None else self.own[box], box)
 
     def tile(self) -> NkiTensor:
         run.state()
-        self.settle()
+        self.compute()
         assert self.own is not None
         return self.own
 
@@ -214,14 +215,14 @@ class Updated(Tensor):
         return self.target.tile()
 
 
-def value(shape: Sequence[int], dtype: DType, emit: Emit, mask: Any = None, **more: Any) -> Value:
-    """A new value; it waits for its place if the user's statement is about to give it one."""
+def value(shape: Sequence[int], dtype: DType, emit: Emit, mask: MaskLike = None, **more: Any) -> Value:
+    """Return a new value; it is computed later if the user's statement is about to assign it."""
     current = run.state()
     made = Value(shape, dtype, emit, None if mask is None else where(mask, shape), **more)
     if run.about_to_be_assigned():
         current.pending = made
     else:
-        made.settle()
+        made.compute()
     return made
 
 
@@ -235,7 +236,7 @@ def index(tensor: Tensor, key: Any) -> Tensor:
     key = tuple(_entry(k) for k in (key if isinstance(key, tuple) else (key,)))
     if any(k is None for k in key):  # undocumented, and seen: a dimension of size 1
         if len(key) == 2 and tuple(tensor.shape[1:]) == (1,) and key[0] == slice(None):
-            return tensor  # a reduction has kept two dimensions already
+            return tensor  # a reduction already has two dimensions
         return index(tensor, tuple(k for k in key if k is not None)).expand_dims(
             [position for position, k in enumerate(key) if k is None]
         )
@@ -265,7 +266,7 @@ def index(tensor: Tensor, key: Any) -> Tensor:
 
 
 def _entry(k: Any) -> Any:
-    """One entry of a key: a number, slice, index tensor, tile, or what stands for one."""
+    """Return one entry of a key as a number, slice, index tensor or tile."""
     if isinstance(k, DynamicSlice):
         if not isinstance(k.start, int):
             raise failure("err_unsupported_mixing_basic_advanced_tensor_indexing", "nl.ds takes a number")
@@ -294,8 +295,8 @@ def _sliced(owner: Whole | None, base: NkiTensor, key: tuple) -> Tensor:
         else (k.start or 0) >= 0 and (n if k.stop is None else k.stop) <= n and (k.step or 1) > 0
         for k, n in zip(key, sizes, strict=False)
     )
-    kept = sum(not is_int(k) for k in key) + len(sizes) - len(key)
-    if inside and (base.on_chip or kept):
+    rank = sum(not is_int(k) for k in key) + len(sizes) - len(key)
+    if inside and (base.on_chip or rank):
         stepped = base.on_chip and key and isinstance(key[0], slice) and (key[0].step or 1) != 1
         if not stepped:
             made = Whole(base[key])

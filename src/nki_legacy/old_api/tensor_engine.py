@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from nki.machine.memories import PSUM, SBUF
 
 from . import state as run
 from .failures import failure
+from .indices import Box, Mask, MaskLike
 from .indices import where as mask_of
 from .operands import cast, in_sbuf, tile_of
 from .operators import FUNCTIONS
 from .reductions import boxed
 from .regions import empty_of
 from .tensor import Whole, value
-from .types import new_dtype
+from .types import DTypeLike, new_dtype
 
 tensor_engine, vector_engine = engine.tensor, engine.vector
 
@@ -35,9 +37,9 @@ def nc_matmul(
     is_transpose: bool = False,
     tile_position: Any = (),
     tile_size: Any = (),
-    perf_mode: Any = None,
-    mask: Any = None,
-    **_: Any,
+    perf_mode: object = None,
+    mask: MaskLike = None,
+    **_: object,
 ) -> Any:
     """stationary.T @ moving, in PSUM."""
     run.state()
@@ -85,11 +87,11 @@ def boxed_psum(shape: Any, product: Any, cuts: Any) -> Any:
     return Whole(out)
 
 
-def _matmul_mask(mask: Any, a: NkiTensor, b: NkiTensor) -> Any:
+def _matmul_mask(mask: MaskLike, a: NkiTensor, b: NkiTensor) -> Any:
     """Operands under a mask: its partition part is the contraction, its other part columns of moving."""
     if isinstance(mask, (bool, np.bool_)):
         return (a, b, None) if mask else None
-    fits = [t for t in (b, a) if _broadcasts(mask.shape, t.shape)]
+    fits = [t for t in (b, a) if isinstance(mask, Mask) and _broadcasts(mask.shape, t.shape)]
     tile = fits[0] if fits else b
     masked = mask_of(mask, tile.shape)
     if masked.box is None:
@@ -104,12 +106,17 @@ def _matmul_mask(mask: Any, a: NkiTensor, b: NkiTensor) -> Any:
     return a, b, None
 
 
-def _broadcasts(shape: Any, wanted: Any) -> bool:
+def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     return len(shape) == len(wanted) and all(n in (1, m) for n, m in zip(shape, wanted, strict=True))
 
 
 def nc_transpose(
-    data: Any, *, engine: Any = engine.unknown, mask: Any = None, dtype: Any = None, **_: Any
+    data: object,
+    *,
+    engine: Any = engine.unknown,
+    mask: MaskLike = None,
+    dtype: DTypeLike | None = None,
+    **_: object,
 ) -> Any:
     """The transpose of a tile, its free dimensions taken as one."""
     run.state()
@@ -124,7 +131,7 @@ def nc_transpose(
     else:
         chosen, buffer = tensor_engine, PSUM
 
-    def emit(out: NkiTensor, box: Any) -> None:
+    def emit(out: NkiTensor, box: Box | None) -> None:
         part = tile if masked.box is None or masked.covers(tile.shape) else tile[masked.box]
         _transpose_into(out, part, chosen)
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from nki.machine import dtypes
-from nki.machine.dtypes import DType
+from nki.machine.dtypes import DType, DTypeLike
 
 float32, float16 = np.float32, np.float16
 int8, int16, int32 = np.int8, np.int16, np.int32
@@ -20,13 +20,14 @@ float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
 tfloat32 = float32r = np.dtype("V4")
 
 
-def new_dtype(dtype: Any) -> DType:
+def new_dtype(dtype: DTypeLike) -> DType:
     """The dtype of `nki` for one of the old API."""
     if isinstance(dtype, np.dtype) and dtype == tfloat32:
         return dtypes.tfloat32
     if isinstance(dtype, str) and dtype.startswith("nki."):
         dtype = dtype.rsplit(".", 1)[-1]
-    return dtypes.resolve({float: np.float32, int: np.int32, bool: np.bool_}.get(dtype, dtype))
+    python: dict[object, DTypeLike] = {float: np.float32, int: np.int32, bool: np.bool_}
+    return dtypes.resolve(python.get(dtype, dtype))
 
 
 def old_dtype(dtype: DType) -> np.dtype:
@@ -77,5 +78,5 @@ def dtype_of_number(value: Any) -> DType:
     )
 
 
-def sizeinbytes(dtype: Any) -> int:
+def sizeinbytes(dtype: DTypeLike) -> int:
     return new_dtype(dtype).itemsize

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from .types import DTypeLike
+
 
 class Placeholder(NamedTuple):
     """`nt.tensor[[128, 512], nl.float32]`: an argument known by its shape and dtype."""
 
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: DTypeLike
 
 
 class tensor:
-    """`x: tensor[128, 512]` says what the author thinks; nothing is checked."""
+    """`x: tensor[128, 512]` documents a shape; nothing is checked."""
 
     def __class_getitem__(cls, key: Any) -> Any:
         if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], (list, tuple)):

@@ -1,21 +1,22 @@
-"""Instructions of ScalarE, VectorE and GpSimd of the old `nisa`, element by element and over free axes."""
+"""Instructions of VectorE and GpSimd of the old `nisa`, element by element and over free axes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from nki import isa as new
 from nki.ir.tensor import NkiTensor
-from nki.isa.enums import engine, reduce_cmd
-from nki.language.elementwise import unary_into
+from nki.isa.enums import engine
 from nki.language.operands import is_number
 from nki.machine import dtypes
+from nki.machine.dtypes import DType
 from nki.machine.memories import PSUM
-from nki.machine.operators import OPERATORS
 
 from . import state as run
+from .indices import Box, MaskLike
 from .indices import where as mask_of
 from .operands import (
     cast,
@@ -25,139 +26,42 @@ from .operands import (
     operator_of,
     operator_or_none,
     result_dtype,
+    rows_in,
     stretched,
     tile_of,
 )
 from .operators import FUNCTIONS
 from .reductions import boxed, reduce_tile
 from .regions import empty_of, fitted
-from .tensor import value
-from .types import new_dtype
+from .tensor import Tensor, value
+from .types import DTypeLike, new_dtype
 
-
-def _out(dtype: Any, *tiles: Any) -> Any:
-    return result_dtype(dtype, *tiles)
+_out = result_dtype
 
 
 def _engine(wanted: Any) -> Any:
     return wanted if wanted in (engine.vector, engine.scalar, engine.gpsimd) else engine.unknown
 
 
-# ---- ScalarE -------------------------------------------------------------------------------------
-
-
-def activation(
-    op: Any,
-    data: Any,
-    *,
-    bias: Any = None,
-    scale: Any = 1.0,
-    reduce_op: Any = None,
-    reduce_res: Any = None,
-    reduce_cmd: Any = reduce_cmd.idle,
-    mask: Any = None,
-    dtype: Any = None,
-    **_: Any,
-) -> Any:
-    """op(data * scale + bias)."""
-    run.state()
-    tile = tile_of(data, "activation", "data")
-    function = operator_of(op, "activation")
-    rows = tile.shape[0]
-    add = None if bias is None else column_of(bias, "activation", "bias", rows)
-    if add is not None and is_number(add):
-        add = _filled(rows, float(add))
-    factor = column_of(scale, "activation", "scale", rows)
-    folded = operator_or_none(reduce_op, "activation", "reduce_op")
-    result = None if reduce_res is None else reduce_res.tile()
-
-    def emit(out: NkiTensor, box: Any) -> None:
-        part = cut(tile, box, tile.shape)
-        column = None if box is None else (box[0],)
-        _activate(
-            out,
-            function,
-            part,
-            rows_of(add, column),
-            rows_of(factor, column),
-            folded,
-            rows_of(result, column),
-            reduce_cmd,
-        )
-
-    return value(tile.shape, _out(dtype, tile), emit, mask)
-
-
-def _activate(
-    out: NkiTensor, op: Any, data: NkiTensor, bias: Any, scale: Any, fold: Any, res: Any, cmd: Any
-) -> None:
-    if op.activation is not None:
-        new.activation(out, op, data, bias, scale, fold, res, cmd)
-        return
-    prepared = empty_of(data.shape, dtypes.float32)  # no table of ScalarE: in two steps
-    new.activation(prepared, OPERATORS["copy"], data, bias, scale)
-    unary_into(out, op, prepared)
-    if res is not None:
-        new.tensor_reduce(res, fold or OPERATORS["add"], out, tuple(range(1, out.ndim)))
-
-
-def rows_of(operand: Any, column: Any) -> Any:
-    return operand if column is None or not isinstance(operand, NkiTensor) else operand[column]
-
-
-def _filled(rows: int, number: float) -> NkiTensor:
-    out = empty_of((rows, 1), dtypes.float32)
-    new.memset(out, number)
-    return out
-
-
-def activation_reduce(
-    op: Any,
-    data: Any,
-    *,
-    reduce_op: Any,
-    reduce_res: Any,
-    bias: Any = None,
-    scale: Any = 1.0,
-    mask: Any = None,
-    dtype: Any = None,
-    **_: Any,
-) -> Any:
-    made = activation(
-        op,
-        data,
-        bias=bias,
-        scale=scale,
-        reduce_op=reduce_op,
-        reduce_res=reduce_res,
-        reduce_cmd=reduce_cmd.reset_reduce,
-        mask=mask,
-        dtype=dtype,
-    )
-    run.state()
-    return made
-
-
-# ---- VectorE -------------------------------------------------------------------------------------
-
-
 def tensor_reduce(
-    op: Any,
-    data: Any,
+    op: object,
+    data: object,
     axis: Any,
     *,
-    mask: Any = None,
-    dtype: Any = None,
+    mask: MaskLike = None,
+    dtype: DTypeLike | None = None,
     negate: bool = False,
     keepdims: bool = False,
-    **_: Any,
+    **_: object,
 ) -> Any:
     run.state()
     tile = tile_of(data, "tensor_reduce", "data")
     return reduce_tile(operator_of(op, "tensor_reduce"), tile, axis, dtype, mask, keepdims, negate)
 
 
-def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Any:
+def tensor_partition_reduce(
+    op: object, data: object, *, mask: MaskLike = None, dtype: DTypeLike | None = None, **_: object
+) -> Any:
     run.state()
     tile = in_sbuf(tile_of(data, "tensor_partition_reduce", "data"))
     masked = mask_of(mask, tile.shape)
@@ -168,14 +72,14 @@ def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any 
 
 
 def tensor_tensor(
-    data1: Any,
-    data2: Any,
-    op: Any,
+    data1: object,
+    data2: object,
+    op: object,
     *,
-    dtype: Any = None,
-    mask: Any = None,
+    dtype: DTypeLike | None = None,
+    mask: MaskLike = None,
     engine: Any = engine.unknown,
-    **_: Any,
+    **_: object,
 ) -> Any:
     run.state()
     a, b = tile_of(data1, "tensor_tensor", "data1"), tile_of(data2, "tensor_tensor", "data2")
@@ -194,25 +98,25 @@ def tensor_tensor(
         b = in_sbuf(b)
     target = _out(dtype, a, b)
 
-    def emit(out: NkiTensor, box: Any) -> None:
+    def emit(out: NkiTensor, box: Box | None) -> None:
         new.tensor_tensor(out, cut(a, box, shape), cut(b, box, shape), function, engine=_engine(engine))
 
     return value(shape, target, emit, mask)
 
 
 def tensor_scalar(
-    data: Any,
-    op0: Any,
-    operand0: Any,
+    data: object,
+    op0: object,
+    operand0: object,
     reverse0: bool = False,
-    op1: Any = None,
-    operand1: Any = None,
+    op1: object = None,
+    operand1: object = None,
     reverse1: bool = False,
     *,
-    dtype: Any = None,
-    mask: Any = None,
+    dtype: DTypeLike | None = None,
+    mask: MaskLike = None,
     engine: Any = engine.unknown,
-    **_: Any,
+    **_: object,
 ) -> Any:
     run.state()
     tile = tile_of(data, "tensor_scalar", "data")
@@ -221,16 +125,15 @@ def tensor_scalar(
     a = column_of(operand0, "tensor_scalar", "operand0", rows)
     b = None if operand1 is None else column_of(operand1, "tensor_scalar", "operand1", rows)
 
-    def emit(out: NkiTensor, box: Any) -> None:
-        column = None if box is None else (box[0],)
+    def emit(out: NkiTensor, box: Box | None) -> None:
         new.tensor_scalar(
             out,
             cut(tile, box, tile.shape),
             first,
-            rows_of(a, column),
+            rows_in(a, box),
             reverse0,
             second,
-            rows_of(b, column),
+            rows_in(b, box),
             reverse1,
             engine=_engine(engine),
         )
@@ -240,26 +143,26 @@ def tensor_scalar(
 
 def tensor_scalar_reduce(
     *,
-    data: Any,
-    op0: Any,
-    operand0: Any,
-    reduce_op: Any,
-    reduce_res: Any,
+    data: object,
+    op0: object,
+    operand0: object,
+    reduce_op: object,
+    reduce_res: Tensor,
     reverse0: bool = False,
-    dtype: Any = None,
-    mask: Any = None,
-    **_: Any,
+    dtype: DTypeLike | None = None,
+    mask: MaskLike = None,
+    **_: object,
 ) -> Any:
     run.state()
     tile = tile_of(data, "tensor_scalar_reduce", "data")
     first = operator_of(op0, "tensor_scalar_reduce", "op0")
-    fold = operator_of(reduce_op, "tensor_scalar_reduce", "reduce_op")
+    reduction = operator_of(reduce_op, "tensor_scalar_reduce", "reduce_op")
     a, res = column_of(operand0, "tensor_scalar_reduce", "operand0", tile.shape[0]), reduce_res.tile()
     return value(
         tile.shape,
         _out(dtype, tile),
         lambda out, box: new.tensor_scalar_reduce(
-            out, cut(tile, box, tile.shape), first, a, fold, res, reverse0
+            out, cut(tile, box, tile.shape), first, a, reduction, res, reverse0
         ),
         mask,
     )
@@ -267,16 +170,16 @@ def tensor_scalar_reduce(
 
 def scalar_tensor_tensor(
     *,
-    data: Any,
-    op0: Any,
-    operand0: Any,
-    op1: Any,
-    operand1: Any,
+    data: object,
+    op0: object,
+    operand0: object,
+    op1: object,
+    operand1: object,
     reverse0: bool = False,
     reverse1: bool = False,
-    dtype: Any = None,
-    mask: Any = None,
-    **_: Any,
+    dtype: DTypeLike | None = None,
+    mask: MaskLike = None,
+    **_: object,
 ) -> Any:
     run.state()
     tile, other = (
@@ -288,13 +191,12 @@ def scalar_tensor_tensor(
     other = in_sbuf(other) if tile.buffer is PSUM else other
     other = stretched(other, tile.shape) if other.free_elements != tile.free_elements else other
 
-    def emit(out: NkiTensor, box: Any) -> None:
-        column = None if box is None else (box[0],)
+    def emit(out: NkiTensor, box: Box | None) -> None:
         new.scalar_tensor_tensor(
             out,
             cut(tile, box, tile.shape),
             first,
-            rows_of(a, column),
+            rows_in(a, box),
             second,
             cut(other, box, tile.shape),
             reverse0,
@@ -310,7 +212,12 @@ def predicate_of(tile: NkiTensor) -> NkiTensor:
 
 
 def tensor_copy(
-    src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = engine.unknown, **_: Any
+    src: Tensor,
+    *,
+    mask: MaskLike = None,
+    dtype: DTypeLike | None = None,
+    engine: Any = engine.unknown,
+    **_: object,
 ) -> Any:
     run.state()
     tile = tile_of(src, "tensor_copy", "src")
@@ -323,7 +230,13 @@ def tensor_copy(
 
 
 def tensor_copy_predicated(
-    *, src: Any, dst: Any, predicate: Any, reverse_pred: bool = False, mask: Any = None, **_: Any
+    *,
+    src: Tensor,
+    dst: Tensor,
+    predicate: object,
+    reverse_pred: bool = False,
+    mask: MaskLike = None,
+    **_: object,
 ) -> None:
     run.state()
     source = src if is_number(src) else tile_of(src, "tensor_copy_predicated", "src")
@@ -334,7 +247,7 @@ def tensor_copy_predicated(
     new.tensor_copy_predicated(target, source, chosen, reverse_pred)
 
 
-def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
+def reciprocal(data: object, *, dtype: DTypeLike | None = None, mask: MaskLike = None, **_: object) -> Any:
     run.state()
     tile = tile_of(data, "reciprocal", "data")
     return value(
@@ -342,13 +255,15 @@ def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> A
     )
 
 
-def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Any:
+def dropout(
+    data: object, prob: object, *, mask: MaskLike = None, dtype: DTypeLike | None = None, **_: object
+) -> Any:
     run.state()
     tile = tile_of(data, "dropout", "data")
     rate = column_of(prob, "dropout", "prob", tile.shape[0])
     target = _out(dtype, tile)
 
-    def emit(out: NkiTensor, box: Any) -> None:
+    def emit(out: NkiTensor, box: Box | None) -> None:
         part = cut(tile, box, tile.shape)
         if out.dtype == part.dtype:
             new.dropout(out, part, rate)
@@ -360,34 +275,34 @@ def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None, **_: A
     return value(tile.shape, target, emit, mask)
 
 
-def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Any:
+def bn_stats(data: object, *, mask: MaskLike = None, dtype: DTypeLike | None = None, **_: object) -> Any:
     run.state()
     tile = tile_of(data, "bn_stats", "data")
-    masked = mask_of(mask, tile.shape)
-    part = tile if masked.box is None or masked.covers(tile.shape) else tile[masked.box]
-    if part.shape[0] != tile.shape[0]:
-        return boxed(
-            (tile.shape[0], 6),
-            dtypes.float32,
-            lambda out, box: new.bn_stats(out, part),
-            (masked.box[0], slice(0, 6)),  # type: ignore[index]
-        )
-    return value((tile.shape[0], 6), new_dtype(dtype or np.float32), lambda out, box: new.bn_stats(out, part))
+    return _statistics(new.bn_stats, tile, 6, dtypes.float32, new_dtype(dtype or np.float32), mask)
 
 
-def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> Any:
+def bn_aggr(data: object, *, mask: MaskLike = None, dtype: DTypeLike | None = None, **_: object) -> Any:
     run.state()
     tile = tile_of(data, "bn_aggr", "data")
+    return _statistics(new.bn_aggr, tile, 2, tile.dtype, _out(dtype, tile), mask)
+
+
+def _statistics(
+    instruction: Callable[..., object],
+    tile: NkiTensor,
+    count: int,
+    masked_dtype: DType,
+    dtype: DType,
+    mask: MaskLike,
+) -> Any:
+    """Return `count` statistics of each partition; of masked partitions none."""
     masked = mask_of(mask, tile.shape)
     part = tile if masked.box is None or masked.covers(tile.shape) else tile[masked.box]
-    if part.shape[0] != tile.shape[0]:
-        return boxed(
-            (tile.shape[0], 2),
-            tile.dtype,
-            lambda out, box: new.bn_aggr(out, part),
-            (masked.box[0], slice(0, 2)),  # type: ignore[index]
-        )
-    return value((tile.shape[0], 2), _out(dtype, tile), lambda out, box: new.bn_aggr(out, part))
+    shape = (tile.shape[0], count)
+    if masked.box is not None and part.shape[0] != tile.shape[0]:
+        cuts = (masked.box[0], slice(0, count))
+        return boxed(shape, masked_dtype, lambda out, box: instruction(out, part), cuts)
+    return value(shape, dtype, lambda out, box: instruction(out, part))
 
 
 FUNCTIONS["isa.dropout"] = dropout

@@ -15,8 +15,8 @@ _NAMES = ("xla", "neuron", "privateuseone")
 _mode: Any = None
 
 
-def is_ours(device: Any) -> bool:
-    """A name or a torch.device that stands for an accelerator here."""
+def is_accelerator(device: Any) -> bool:
+    """True for the name or the torch.device of an accelerator."""
     if isinstance(device, str):
         return device.partition(":")[0] in _NAMES
     return isinstance(device, torch.device) and device.type in _NAMES
@@ -25,17 +25,19 @@ def is_ours(device: Any) -> bool:
 class OnCpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.device or not (any(map(is_ours, args)) or any(map(is_ours, kwargs.values()))):
+        if func is torch.device or not (
+            any(map(is_accelerator, args)) or any(map(is_accelerator, kwargs.values()))
+        ):
             return func(*args, **kwargs)
-        new_args = [torch.device("cpu") if is_ours(a) else a for a in args]
-        new_kwargs = {k: torch.device("cpu") if is_ours(v) else v for k, v in kwargs.items()}
+        new_args = [torch.device("cpu") if is_accelerator(a) else a for a in args]
+        new_kwargs = {k: torch.device("cpu") if is_accelerator(v) else v for k, v in kwargs.items()}
         made = func(*new_args, **new_kwargs)
         moved = func is torch.Tensor.to and isinstance(made, torch.Tensor) and made is args[0]
         return made.clone() if moved else made
 
 
 def install() -> None:
-    """From now on, in this process."""
+    """Map accelerators to the CPU, from now on in this process."""
     global _mode
     if _mode is None:
         _mode = OnCpu()

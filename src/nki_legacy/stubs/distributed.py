@@ -9,7 +9,7 @@ import torch
 
 
 class ColumnParallelLinear(torch.nn.Linear):
-    def __init__(self, input_size: int, output_size: int, bias: bool = True, dtype: Any = None, **_: Any):
+    def __init__(self, input_size: int, output_size: int, bias: bool = True, dtype: Any = None, **_: object):
         super().__init__(input_size, output_size, bias=bias, dtype=dtype)
 
 
@@ -18,19 +18,19 @@ class RowParallelLinear(ColumnParallelLinear):
 
 
 class ParallelEmbedding(torch.nn.Embedding):
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: Any = None, **_: Any):
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: Any = None, **_: object):
         super().__init__(num_embeddings, embedding_dim, padding_idx=padding_idx)
 
 
-def _one(*_: Any, **__: Any) -> int:
+def _one(*_: object, **__: object) -> int:
     return 1
 
 
-def _zero(*_: Any, **__: Any) -> int:
+def _zero(*_: object, **__: object) -> int:
     return 0
 
 
-def _none(*_: Any, **__: Any) -> None: ...
+def _none(*_: object, **__: object) -> None: ...
 
 
 get_tensor_model_parallel_size = get_data_parallel_size = get_pipeline_model_parallel_size = _one
@@ -43,7 +43,7 @@ def model_parallel_is_initialized() -> bool:
     return True
 
 
-def _same(x: Any, *_: Any, **__: Any) -> Any:
+def _same(x: Any, *_: object, **__: object) -> Any:
     return x
 
 

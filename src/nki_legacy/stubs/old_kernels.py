@@ -1,7 +1,7 @@
 """`neuronxcc.nki.kernels`: kernels that came with the old compiler, where nkilib has such a kernel.
 
-Names below `_private_kernels`, `_private` and `nccl` can be imported, and say when they are called what
-took their place: their contracts were never published.
+Names below `_private_kernels`, `_private` and `nccl` can be imported; a call raises an error that
+names the replacement, because their contracts were never published.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ flash_fwd = FlashForward()
 
 def _absent(name: str, successor: str | None) -> Callable[..., Any]:
     def absent(*args: Any, **kwargs: Any) -> Any:
-        help = f"{successor} took its place" if successor else "nothing of nkilib takes its place"
+        help = f"use {successor}" if successor else "nkilib has no replacement"
         raise error("removed-name", f"the stub of Open NKI for neuronxcc lacks {name}", help=help)
 
     class Absent:

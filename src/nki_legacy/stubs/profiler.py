@@ -1,6 +1,6 @@
 """`torch_neuronx.experimental.profiler`: on exit, a modelled profile of each kernel launched inside.
 
-`jax.profiler` is JAX's own; inside `nki run` it leaves our profiles beside its trace.
+`jax.profiler` is JAX's own; inside `nki run` it also writes our profiles beside its trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class profile:
     """The context manager; its options are AWS's, of which output_dir has an effect."""
 
     def __init__(
-        self, *_: Any, output_dir: str | None = None, neuron_tensorboard_plugin_dir: str = "", **__: Any
+        self, *_: object, output_dir: str | None = None, neuron_tensorboard_plugin_dir: str = "", **__: object
     ):
         self.folder = output_dir or neuron_tensorboard_plugin_dir or "output"
         self.calls = Calls()
@@ -76,7 +76,7 @@ class AfterJaxProfiler(MetaPathFinder):
 
 
 def add_to(module: Any) -> None:
-    """`trace`, `start_trace` and `stop_trace` of JAX leave modelled profiles of kernels too."""
+    """`trace`, `start_trace` and `stop_trace` of JAX write modelled profiles of kernels too."""
     jax_trace, jax_start, jax_stop = module.trace, module.start_trace, module.stop_trace
     started: list[profile] = []
 
@@ -99,7 +99,7 @@ def add_to(module: Any) -> None:
 
 
 def install() -> None:
-    """From now on, in this process."""
+    """Extend `jax.profiler`, from now on in this process."""
     if not any(isinstance(finder, AfterJaxProfiler) for finder in sys.meta_path):
         if "jax.profiler" in sys.modules:
             add_to(sys.modules["jax.profiler"])

@@ -14,7 +14,7 @@ def static_cast(array: Any, dtype: Any) -> Any:
     return np.asarray(array).astype(dtype)
 
 
-def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, verbose: int = 0, **_: Any) -> bool:
+def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, verbose: int = 0, **_: object) -> bool:
     """Of any dtype, ml_dtypes' included."""
     return bool(np.allclose(np.asarray(a).astype(np.float64), np.asarray(b).astype(np.float64), rtol, atol))
 

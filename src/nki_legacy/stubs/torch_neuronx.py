@@ -43,9 +43,13 @@ class Traced(torch.nn.Module):
 
 
 def trace(
-    func: Any, example_inputs: Any, *_: Any, compiler_workdir: str | os.PathLike | None = None, **__: Any
+    func: Any,
+    example_inputs: Any,
+    *_: object,
+    compiler_workdir: str | os.PathLike | None = None,
+    **__: object,
 ) -> Traced:
-    """Calls the function; with a `compiler_workdir`, its kernels are left there as graph.neff."""
+    """Call the function; with a `compiler_workdir`, write its kernels there as graph.neff."""
     inputs = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
     made = Traced(func, inputs)
     if compiler_workdir is not None:
@@ -57,7 +61,7 @@ def trace(
 
 
 class DataParallel(torch.nn.Module):
-    def __init__(self, model: Any, device_ids: Any = None, dim: int = 0, **_: Any):
+    def __init__(self, model: Any, device_ids: Any = None, dim: int = 0, **_: object):
         super().__init__()
         self.model = model
 
@@ -65,14 +69,14 @@ class DataParallel(torch.nn.Module):
         return self.model(*args, **kwargs)
 
 
-def async_load(model: Any, *_: Any, **__: Any) -> Any:
+def async_load(model: Any, *_: object, **__: object) -> Any:
     return model
 
 
 lazy_load = async_load
 
 
-def synchronize(*_: Any) -> None: ...
+def synchronize(*_: object) -> None: ...
 
 
 def get_platform_target() -> str:

@@ -20,15 +20,15 @@ def real_devices() -> list[str]:
     return ["CPU:0"]
 
 
-def sync(wait: bool = False, **_: Any) -> None:
+def sync(wait: bool = False, **_: object) -> None:
     xla_model.mark_step()
 
 
-def manual_seed(seed: int, **_: Any) -> None:
+def manual_seed(seed: int, **_: object) -> None:
     torch.manual_seed(seed)
 
 
-def launch(fn: Any, args: tuple = (), **_: Any) -> Any:
+def launch(fn: Any, args: tuple = (), **_: object) -> Any:
     return fn(0, *args)
 
 

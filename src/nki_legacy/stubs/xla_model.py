@@ -17,7 +17,7 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
     return devices.device(n)
 
 
-def get_xla_supported_devices(*_: Any, **__: Any) -> list[str]:
+def get_xla_supported_devices(*_: object, **__: object) -> list[str]:
     return ["xla:0"]
 
 
@@ -25,7 +25,7 @@ def xla_device_hw(device: Any) -> str:
     return "NEURON"
 
 
-def mark_step(wait: bool = False, **_: Any) -> None:
+def mark_step(wait: bool = False, **_: object) -> None:
     while _waiting:
         closure, args = _waiting.pop(0)
         closure(*args)
@@ -35,7 +35,7 @@ def wait_device_ops(devices: Sequence[Any] = ()) -> None:
     mark_step()
 
 
-def add_step_closure(closure: Callable, args: tuple = (), **_: Any) -> None:
+def add_step_closure(closure: Callable, args: tuple = (), **_: object) -> None:
     _waiting.append((closure, tuple(args)))
 
 
@@ -43,18 +43,18 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
     return [payload]
 
 
-def xrt_world_size(*_: Any) -> int:
+def xrt_world_size(*_: object) -> int:
     return 1
 
 
-def get_ordinal(*_: Any) -> int:
+def get_ordinal(*_: object) -> int:
     return 0
 
 
 get_local_ordinal = get_ordinal
 
 
-def is_master_ordinal(*_: Any, **__: Any) -> bool:
+def is_master_ordinal(*_: object, **__: object) -> bool:
     return True
 
 
@@ -63,7 +63,7 @@ def master_print(*args: Any, **kwargs: Any) -> None:
     print(*args, **kwargs)
 
 
-def all_reduce(kind: str, inputs: Any, scale: float = 1.0, *_: Any, **__: Any) -> Any:
+def all_reduce(kind: str, inputs: Any, scale: float = 1.0, *_: object, **__: object) -> Any:
     if isinstance(inputs, torch.Tensor):
         return inputs * scale
     for tensor in inputs:
@@ -71,16 +71,16 @@ def all_reduce(kind: str, inputs: Any, scale: float = 1.0, *_: Any, **__: Any) -
     return inputs
 
 
-def all_gather(value: Any, dim: int = 0, **_: Any) -> Any:
+def all_gather(value: Any, dim: int = 0, **_: object) -> Any:
     return value
 
 
-def reduce_scatter(kind: str, value: Any, scale: float, dim: int, shards: int, **_: Any) -> Any:
+def reduce_scatter(kind: str, value: Any, scale: float, dim: int, shards: int, **_: object) -> Any:
     _alone(shards)
     return value * scale
 
 
-def all_to_all(value: Any, split: int, concat: int, count: int, **_: Any) -> Any:
+def all_to_all(value: Any, split: int, concat: int, count: int, **_: object) -> Any:
     _alone(count)
     return value
 
@@ -94,11 +94,11 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable) -> Any:
     return reduce_fn([data])
 
 
-def optimizer_step(optimizer: Any, *_: Any, **kwargs: Any) -> Any:
+def optimizer_step(optimizer: Any, *_: object, **kwargs: Any) -> Any:
     return optimizer.step(**kwargs.get("optimizer_args", {}))
 
 
-def save(data: Any, path: Any, **_: Any) -> None:
+def save(data: Any, path: Any, **_: object) -> None:
     torch.save(data, path)
 
 

@@ -35,22 +35,22 @@ def metrics_report() -> str:
     return "no device metrics: Open NKI runs on the CPU"
 
 
-def start_server(port: int, **_: Any) -> None: ...
+def start_server(port: int, **_: object) -> None: ...
 
 
 @contextlib.contextmanager
-def trace(*_: Any, **__: Any) -> Iterator[None]:
+def trace(*_: object, **__: object) -> Iterator[None]:
     yield
 
 
-def spawn(fn: Any, args: tuple = (), **_: Any) -> Any:
+def spawn(fn: Any, args: tuple = (), **_: object) -> Any:
     return fn(0, *args)
 
 
 class MpDeviceLoader:
     """A loader whose batches are on the device; a step after each."""
 
-    def __init__(self, loader: Any, device: Any, **_: Any):
+    def __init__(self, loader: Any, device: Any, **_: object):
         self.loader = loader
 
     def __iter__(self) -> Iterator[Any]:

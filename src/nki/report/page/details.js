@@ -1,7 +1,7 @@
 // The tooltip, and the panel about the selected instruction.
 
 const MOST_LINKS = 8; // groups of instructions that are seen at once
-const MOST_FURTHER = 200; // behind them, when they are asked for
+const MOST_FURTHER = 200; // after them, when the list is expanded
 
 class Details {
   constructor(data, actions) {
@@ -113,7 +113,7 @@ class Details {
   /** Links to instructions; neighbours that only differ in their turn of the loops are one entry. */
   #links(title, rows, note) {
     if (rows.length === 0) return [];
-    const groups = this.#alike(rows, rows.map(note));
+    const groups = this.#grouped(rows, rows.map(note));
     const shown = groups.slice(0, MOST_LINKS);
     const left = groups.slice(MOST_LINKS).flatMap(({ rows: some }) => some);
     return [
@@ -126,7 +126,7 @@ class Details {
   }
 
   /** Neighbours of one line and reason, together. */
-  #alike(rows, notes) {
+  #grouped(rows, notes) {
     const groups = [];
     rows.forEach((row, i) => {
       const reason = notes[i].replace(/^.*earlier: /, "");

@@ -86,7 +86,7 @@ class Overlay {
   #arrow(context, from, to, depth) {
     const a = this.#place(from);
     const b = this.#place(to);
-    if (Math.abs(a.y - b.y) < 1) return; // neighbours on one lane: their outlines say it
+    if (Math.abs(a.y - b.y) < 1) return; // neighbours on one lane: their outlines suffice
     const x0 = Math.min(a.left + a.width, Math.max(b.left, a.left));
     if (Math.max(x0, b.left) < -20 || Math.min(x0, b.left) > this.width + 20) return;
     context.globalAlpha = depth < 0 ? 0.45 : Math.max(0.25, 1 - depth / 12);

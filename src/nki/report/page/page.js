@@ -1,4 +1,4 @@
-// Puts the page together: one Report, told of every choice, tells the views.
+// Puts the page together: one Report receives every choice and updates the views.
 
 class Report {
   constructor(data) {
@@ -53,7 +53,7 @@ class Report {
     this.#open("instruction");
     const kind = this.data.kind_of(row);
     this.source.mark(kind.file, kind.line);
-    this.#say(`${kind.name}, ${timeText(this.data.end[row] - this.data.start[row])}, line ${placeText(this.data, kind)}`);
+    this.#announce(`${kind.name}, ${timeText(this.data.end[row] - this.data.start[row])}, line ${placeText(this.data, kind)}`);
   }
 
   focusLine(file, line) {
@@ -65,7 +65,7 @@ class Report {
     const wanted = this.data.kinds.map((kind) => kind.file === file && kind.line === line);
     const on = rowsWhere(this.data, (row) => wanted[this.data.kind[row]]);
     this.timeline.focus(on);
-    this.#say(`${countText(countRows(on), "instruction")} of ${placeText(this.data, { file, line })}`);
+    this.#announce(`${countText(countRows(on), "instruction")} of ${placeText(this.data, { file, line })}`);
   }
 
   /** Lights what matches every word: of a name, label, tile, line or engine, or `k=3` of a loop. Returns how many do. */
@@ -86,13 +86,13 @@ class Report {
     this.#light(name, on, `are ${name}`);
   }
 
-  /** Dims all but the bars that are `on`, and says how many those are. */
+  /** Dims all but the bars that are `on`, and announces how many those are. */
   #light(what, on, words) {
     this.focused = what;
     this.timeline.focus(on);
     this.matches = on;
     const count = countRows(on);
-    this.#say(`${countText(count, "instruction")} ${words}`);
+    this.#announce(`${countText(count, "instruction")} ${words}`);
     return count;
   }
 
@@ -122,7 +122,7 @@ class Report {
     for (let row = last; row >= 0; row = this.data.blocker[row]) on[row] = 1;
     this.timeline.focus(on);
     document.getElementById("critical").setAttribute("aria-pressed", "true");
-    this.#say("the chain of instructions that decides the time of the run");
+    this.#announce("the chain of instructions that decides the time of the run");
   }
 
   clear() {
@@ -132,7 +132,7 @@ class Report {
     this.timeline.focus(null);
     this.details.show(-1);
     this.source.mark(-1, 0);
-    this.#say("");
+    this.#announce("");
   }
 
   /** Selects the match after the selected one, in time. */
@@ -150,8 +150,8 @@ class Report {
 
   // ---- the rest of the page --------------------------------------------------------------------
 
-  #say(text) {
-    document.getElementById("said").textContent = text;
+  #announce(text) {
+    document.getElementById("status").textContent = text;
   }
 
   #range({ t0, t1, total }) {
@@ -256,6 +256,6 @@ async function main() {
 }
 
 main().catch((problem) => {
-  document.getElementById("said").textContent = `The timeline could not be read: ${problem.message}`;
+  document.getElementById("status").textContent = `The timeline could not be read: ${problem.message}`;
   throw problem;
 });

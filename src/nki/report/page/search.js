@@ -1,4 +1,4 @@
-// Which bars match what somebody types, and other choices of bars: a 0 or 1 per row.
+// Which bars match the search text, and other choices of bars: a 0 or 1 per row.
 
 /** The rows for which `wanted(row)`. */
 function rowsWhere(data, wanted) {
@@ -19,7 +19,7 @@ class Search {
     this.data = data;
   }
 
-  /** What is searched, made ready when somebody searches for the first time. */
+  /** What is searched, prepared at the first search. */
   get texts() {
     const { data } = this;
     return (this.made ||= {
@@ -43,9 +43,9 @@ class Search {
     const { kind, label, lane } = this.data;
     const has = (texts) => Uint8Array.from(texts, (text) => +text.includes(word));
     const [kinds, labels, lanes] = [has(this.texts.kinds), has(this.texts.labels), has(this.texts.lanes)];
-    const turned = this.#turn(word);
+    const inLoop = this.#turn(word);
     for (let row = 0; row < on.length; row++) {
-      if (on[row] && !(kinds[kind[row]] | labels[label[row]] | lanes[lane[row]]) && !turned?.(row)) on[row] = 0;
+      if (on[row] && !(kinds[kind[row]] | labels[label[row]] | lanes[lane[row]]) && !inLoop?.(row)) on[row] = 0;
     }
   }
 

@@ -64,9 +64,9 @@ function reasonText(data, row) {
   const before = data.blocker[row];
   if (before < 0) return "nothing: it could start at once";
   const why = data.why_of(row);
-  const said = why === "engine" && !COMPUTE.has(data.lane_of(row).name) ? QUEUE_BUSY : REASONS[why];
+  const reason = why === "engine" && !COMPUTE.has(data.lane_of(row).name) ? QUEUE_BUSY : REASONS[why];
   const name = data.kind_of(before).name;
-  return said ? said(name) : `${name} (${why})`;
+  return reason ? reason(name) : `${name} (${why})`;
 }
 
 /** The operands of a bar, one text each: `src rhs[256:384, 0:512] bfloat16 private_hbm`. */
