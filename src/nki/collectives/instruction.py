@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from ..machine import operators
 from ..machine.machine import Machine
 from ..machine.memories import PRIVATE_HBM, SBUF, SHARED_HBM
 from ..machine.operators import Operator
+from ..typing import OperatorLike
+from .groups import ReplicaGroup
 from .messages import pack, unpack
 from .prices import wire
 
@@ -38,17 +40,20 @@ class Collective(DmaInstruction):
     cost_formula = "hops x collective_hop_ns + bytes / collective_link_gbs, + the DMA of its operands"
     cost_source = "spec/machine.md 11"
 
+    if TYPE_CHECKING:
+        replica_group: ReplicaGroup
+
     def parts(self, index: int) -> list[View]:
         return []
 
-    def touches(self: Any) -> tuple[State, ...]:
+    def touches(self) -> tuple[State, ...]:
         """The rank's other core takes part where both share dst."""
         return self.state if self.dst.buffer is SHARED_HBM else (State.ranks,)
 
-    def rendezvous_of(self: Any, core: int) -> Hashable | None:
+    def rendezvous_of(self, core: int) -> Hashable | None:
         return (self.public, self.dst.storage) if State.peer in self.touches() else None
 
-    def check_operands(self: Any, machine: Machine, *names: str) -> None:
+    def check_operands(self, machine: Machine, *names: str) -> None:
         """The rules of every collective: one memory, no run-time addresses, equal dtypes."""
         self.check_transfer(machine)
         for name in names:
@@ -72,7 +77,7 @@ class Collective(DmaInstruction):
             if machine.dma_priorities == 1:
                 warn("priority-ignored", f"{self.public}: {machine.name} has no DMA priorities")
 
-    def equal_shapes(self: Any, *names: str) -> None:
+    def equal_shapes(self, *names: str) -> None:
         for name in names:
             view = getattr(self, name)
             if tuple(view.shape) != tuple(self.dst.shape):
@@ -87,7 +92,7 @@ class Collective(DmaInstruction):
         for name in names:
             rules.buffers(self, name, HBM, "copy it to a shared_hbm tensor first (nisa.dma_copy)")
 
-    def along(self: Any, dim: object, allowed: tuple[int, ...]) -> None:
+    def along(self, dim: object, allowed: tuple[int, ...]) -> None:
         """collective_dim is one the instruction can split or join."""
         if dim not in allowed or isinstance(dim, bool):
             where = "SBUF" if self.dst.buffer is SBUF else "HBM"
@@ -96,7 +101,7 @@ class Collective(DmaInstruction):
                 self, "axis", f"collective_dim is {dim!r}, in {where} it must be {shown}", ["dst"]
             )
 
-    def scaled(self: Any, dim: int, count: int, larger: str, smaller: str) -> None:
+    def scaled(self, dim: int, count: int, larger: str, smaller: str) -> None:
         """One operand is `count` times as long as the other along `dim`, and like it otherwise."""
         view = getattr(self, smaller)
         wanted = [n * count if i == dim else n for i, n in enumerate(view.shape)]
@@ -111,11 +116,11 @@ class Collective(DmaInstruction):
 
     # ---- the exchange ----------------------------------------------------------------------------
 
-    def members(self: Any, rank: int) -> tuple[int, ...]:
+    def members(self, rank: int) -> tuple[int, ...]:
         """The ranks that take part with this one, in index order; none: it takes no part."""
         return self.replica_group.members(rank)
 
-    def compute(self: Any, *arrays: np.ndarray) -> None:
+    def compute(self, *arrays: np.ndarray) -> None:
         """Exchange shared tensors once per rank, when both cores have arrived; others on each core."""
         core = current()
         rank = core.execution.world.rank
@@ -129,7 +134,7 @@ class Collective(DmaInstruction):
     def left_out(self, rank: int) -> None:
         warn("not-a-member", f"{self.public}: rank {rank} is in no list of the group; nothing happens there")
 
-    def _perform_jointly(self: Any, core: RunningCore) -> None:
+    def _perform_jointly(self, core: RunningCore) -> None:
         point = (self.public, id(self.dst.storage))
         act = partial(self.perform, core, JOINT)
         came = core.execution.barriers.meet(
@@ -141,7 +146,7 @@ class Collective(DmaInstruction):
                 f"{self.public}: only core {core.index} calls it, on tensors both cores share",
             )
 
-    def perform(self: Any, core: RunningCore, lane: int) -> None:
+    def perform(self, core: RunningCore, lane: int) -> None:
         """Send what this rank has, and store what comes of all that was sent."""
         world = core.execution.world
         members = self.members(world.rank)
@@ -159,11 +164,11 @@ class Collective(DmaInstruction):
         arrays = [received[ascending.index(member)][1] for member in members]
         self.receive(world.rank, members, Received(parts, [a.dtype for a in sent], arrays))
 
-    def shown(self: Any) -> str:
+    def shown(self) -> str:
         name = self.dst.storage.name or "a tensor"
         return f"{self.public} into {name} {self.dst.dtype}{list(self.dst.shape)}"
 
-    def agreement(self: Any) -> str:
+    def agreement(self) -> str:
         """Return what must be the same for all members."""
         parts = []
         for name in self.fields:
@@ -192,15 +197,15 @@ class Collective(DmaInstruction):
             raise problem
         return True
 
-    def sources(self: Any, rank: int, members: tuple[int, ...]) -> list[np.ndarray]:
+    def sources(self, rank: int, members: tuple[int, ...]) -> list[np.ndarray]:
         """What this rank sends."""
         return [reading(self.src)]
 
-    def receive(self: Any, rank: int, members: tuple[int, ...], received: Received) -> None:
+    def receive(self, rank: int, members: tuple[int, ...], received: Received) -> None:
         """Store what comes of what the members sent."""
         raise NotImplementedError
 
-    def land(self: Any, target: View, array: np.ndarray) -> None:
+    def land(self, target: View, array: np.ndarray) -> None:
         """Store a member's elements as they are."""
         transfer(writing(target), array.reshape(target.shape), self.dst.dtype, self.dst.dtype)
 
@@ -209,15 +214,15 @@ class Collective(DmaInstruction):
 
     # ---- for the timing model --------------------------------------------------------------
 
-    def groups(self: Any) -> Any:
+    def groups(self) -> Any:
         """All lists of ranks that exchange among themselves."""
         return self.replica_group
 
-    def traffic(self: Any) -> tuple[float, float, int]:
+    def traffic(self) -> tuple[float, float, int]:
         """(bytes that are exchanged, bytes that a rank's link carries, rounds over the members)."""
         return self.src.nbytes, self.src.nbytes, 0
 
-    def transfers(self: Any) -> list[tuple[View, View]]:
+    def transfers(self) -> list[tuple[View, View]]:
         """Beside the link: the larger operand is read or written at this rank."""
         larger = self.dst if self.dst.size >= self.src.size else self.src
         return [(self.dst, self.src)] if self.dst.size == self.src.size else [(larger, larger)]
@@ -312,7 +317,7 @@ def _hint(function: str, view: View) -> None:
         )
 
 
-def reduction(op: object, function: str) -> Operator:
+def reduction(op: OperatorLike, function: str) -> Operator:
     resolved = operators.resolve(op, function)
     if resolved.name not in REDUCTIONS:
         raise error("operator", f"{function}: op={resolved!r}", help="use nl.add, nl.minimum or nl.maximum")

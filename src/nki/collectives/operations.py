@@ -25,7 +25,7 @@ EXACT_IN_FLOAT32 = 1 << 24
 MAX_CHANNELS = 4  # for a group that holds all ranks of a node
 
 
-def issue_each(cls: type[Collective], srcs: Any, dsts: Any, *options: Any) -> None:
+def issue_each(cls: type[Collective], srcs: Any, dsts: Any, *options: object) -> None:
     """Issue one instruction for each pair of the two lists of a call."""
     for dst, src in paired(cls.public, srcs, dsts, several=True):
         issue(cls(dst, src, *options))

@@ -49,7 +49,9 @@ def all_to_all_v(
     _issue(AllToAllV, srcs, dsts, replica_group, options)
 
 
-def _issue(cls: type[AllGatherV], srcs: Any, dsts: Any, replica_group: Any, options: tuple[Any, ...]) -> None:
+def _issue(
+    cls: type[AllGatherV], srcs: Any, dsts: Any, replica_group: object, options: tuple[object, ...]
+) -> None:
     group = as_group(replica_group, cls.public)
     for dst, src in paired(cls.public, srcs, dsts):
         issue(cls(dst, src, group, *options))

@@ -6,17 +6,18 @@ Lane i holds the value of partition i of the operand, so the lanes that hold som
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..ir.context import current, warn
 from ..ir.engine_state import Accumulators, EngineState
-from ..ir.instruction import Instruction
+from ..ir.instruction import Instruction, OptionalOut, State
 from ..ir.view import View
 from ..machine import dtypes
 from ..machine.operators import Operator
 from . import rules
+from .costs import VectorInstruction
 from .enums import member, reduce_cmd
 from .numerics import is_array
 
@@ -36,11 +37,37 @@ _IDENTITIES = {
 _REDUCTIONS = {"add": np.add, "multiply": np.multiply, "maximum": np.maximum, "minimum": np.minimum}
 
 
-# ---- what an instruction demands -----------------------------------------------------------------
+class ReducingInstruction(Instruction):
+    """An instruction that may reduce its results into accumulator registers, and into `reduce_res`."""
+
+    if TYPE_CHECKING:
+        reduce_cmd: reduce_cmd
+        reduce_res: OptionalOut
+
+    @property
+    def reduces(self) -> bool:
+        """The registers take part: they are changed, or read out."""
+        return self.reduce_cmd is not _IDLE or self.reduce_res is not None
+
+    def dst_is_byproduct(self) -> bool:
+        return self.reduces
+
+
+class VectorReduction(ReducingInstruction, VectorInstruction):
+    """One of VectorE."""
+
+    state = (State.vector_accumulator,)
+
+
+# ---- the rules of an instruction -----------------------------------------------------------------
 
 
 def check(
-    ins: Any, allowed: Collection[reduce_cmd], like: str, idle_reads: bool = False, res_floats: bool = False
+    ins: ReducingInstruction,
+    allowed: Collection[reduce_cmd],
+    like: str,
+    idle_reads: bool = False,
+    res_floats: bool = False,
 ) -> None:
     """The command is accepted here, and `reduce_res` is a [P, 1] tile that it fills.
 
@@ -60,7 +87,7 @@ def check(
         )
 
 
-def check_command(ins: Any, allowed: Collection[reduce_cmd]) -> reduce_cmd:
+def check_command(ins: ReducingInstruction, allowed: Collection[reduce_cmd]) -> reduce_cmd:
     """The command is one of reduce_cmd's, and accepted here."""
     command = member(ins.reduce_cmd, reduce_cmd, ins.public, "reduce_cmd")
     if command not in allowed:
@@ -69,7 +96,7 @@ def check_command(ins: Any, allowed: Collection[reduce_cmd]) -> reduce_cmd:
     return command
 
 
-def check_result(ins: Any, like: str, floats: bool = False) -> None:
+def check_result(ins: ReducingInstruction, like: str, floats: bool = False) -> None:
     """`reduce_res` is a [P, 1] tile of a dtype that float32 converts to."""
     res = ins.reduce_res
     if not isinstance(res, View):
@@ -86,11 +113,11 @@ def check_result(ins: Any, like: str, floats: bool = False) -> None:
         )
 
 
-def check_init(ins: Instruction, name: str, like: str, unset: object = None) -> None:
+def check_init(ins: ReducingInstruction, name: str, like: str, unset: object = None) -> None:
     """The start value belongs to load_reduce; beside another command it is not read."""
     value = getattr(ins, name)
     given = isinstance(value, View) or not (value is unset or value == unset)
-    loads = ins.reduce_cmd is _LOAD_REDUCE  # type: ignore[attr-defined]
+    loads = ins.reduce_cmd is _LOAD_REDUCE
     if loads and value is None:
         raise rules.fail(ins, "reduce-cmd", f"reduce_cmd.load_reduce starts from {name}, which is missing")
     if given and not loads:
@@ -104,7 +131,7 @@ def check_init(ins: Instruction, name: str, like: str, unset: object = None) -> 
     rules.float32_column(ins, name, like)
 
 
-# ---- what the registers do -----------------------------------------------------------------------
+# ---- the registers ---------------------------------------------------------------------------------
 
 
 def identity(op: Operator) -> np.float32:
@@ -195,7 +222,9 @@ def start_value(value: Any, view: Any) -> Any:
     return dtypes.f32(value, view.dtype).copy() if isinstance(view, View) else value
 
 
-def read_out(ins: Any, acc: np.ndarray, reduce_res: Any, negate: Any = False) -> None:
+def read_out(
+    ins: ReducingInstruction, acc: np.ndarray, reduce_res: np.ndarray | None, negate: bool = False
+) -> None:
     """reduce_res = the registers, as the last thing the instruction writes."""
     if reduce_res is not None:
         values = -acc if negate else acc

@@ -30,7 +30,7 @@ from .virtual_register import VirtualRegister, is_register
 # ---- affine values -------------------------------------------------------------------------------
 
 
-def affine_pattern(pattern: Any, function: str) -> tuple[tuple[int, int], ...]:
+def affine_pattern(pattern: Sequence[Sequence[Int]], function: str) -> tuple[tuple[int, int], ...]:
     """[[step, num], ...] as a tuple, outermost first."""
     is_list = isinstance(pattern, (list, tuple)) and 1 <= len(pattern) <= 4
     if not is_list or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pattern):
@@ -52,12 +52,12 @@ def affine_values(pattern: tuple, partitions: int, channel_multiplier: int, offs
     return np.add.outer(channels.astype(np.int32), row.reshape(-1).astype(np.int32))
 
 
-def _int32(value: Any) -> int:
+def _int32(value: Int) -> int:
     """A Python int wrapped to 32 bits."""
     return (int(value) + 2**31) % 2**32 - 2**31
 
 
-def _now(offset: Any) -> int:
+def _now(offset: Int | VirtualRegister) -> int:
     """The value of an offset when its instruction runs."""
     return offset.as_index() if is_register(offset) else int(offset)
 
@@ -68,7 +68,7 @@ def _fails(cmp_op: Operator, *affine: Any) -> np.ndarray:
     return np.logical_not(cmp_op.formula(affine_values(*affine), 0))  # type: ignore[misc]
 
 
-def _check_affine(ins: Any) -> None:
+def _check_affine(ins: Iota | AffineSelect) -> None:
     """The numbers of iota and affine_select, and that they fill dst."""
     if is_register(ins.channel_multiplier) or not is_int(ins.channel_multiplier):
         raise rules.fail(

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import error
+from ..ir.instruction import Instruction
 from ..ir.view import View
 from ..machine import dtypes
 from ..machine.dtypes import DType
 from ..machine.machine import Machine
 from ..machine.operators import OPERATORS, Operator, resolve
 from . import rules
-from .numerics import all_hold, is_array, scratch
+from .numerics import Values, all_hold, is_array, scratch
 
 REDUCERS = ("add", "multiply", "maximum", "minimum")
 ARITHMETIC = ("add", "subtract", "multiply", "maximum", "minimum")
@@ -43,7 +44,7 @@ def optional(op: object, function: str, argument: str) -> Operator | None:
 
 
 def check_stage(
-    ins: Any,
+    ins: Instruction,
     op_name: str,
     name: str,
     allowed: tuple[str, ...],
@@ -69,13 +70,13 @@ def check_stage(
         raise rules.fail(ins, "argument", f"{name} is too large for float32", [name])
 
 
-def check_operator(ins: Any, name: str, allowed: tuple[str, ...], machine: Machine) -> None:
+def check_operator(ins: Instruction, name: str, allowed: tuple[str, ...], machine: Machine) -> None:
     op = getattr(ins, name)
     rules.operator(ins, name, allowed)
     rules.generation(ins, op.since, machine, f"{name}={op!r}")
 
 
-def _check_no_operand(ins: Any, op: Operator, name: str) -> None:
+def _check_no_operand(ins: Instruction, op: Operator, name: str) -> None:
     operand = getattr(ins, name)
     if isinstance(operand, View) or not (operand is None or (rules.is_number(operand) and operand == 0)):
         raise rules.fail(
@@ -83,12 +84,12 @@ def _check_no_operand(ins: Any, op: Operator, name: str) -> None:
         )
 
 
-def check_given(ins: Any, name: str) -> None:
+def check_given(ins: Instruction, name: str) -> None:
     if getattr(ins, name) is None:
         raise rules.fail(ins, "argument", f"{name} is missing", [], "pass a number or a [P, 1] tile")
 
 
-def _check_pattern(ins: Any, op: Operator, name: str, like: str) -> None:
+def _check_pattern(ins: Instruction, op: Operator, name: str, like: str) -> None:
     """A bitwise operator's operand is an integer, as number or as tile."""
     operand = getattr(ins, name)
     rules.column(ins, name, like)
@@ -115,7 +116,7 @@ def is_exact_stage(op: Operator | None, operand: object) -> bool:
 # ---- what a stage means --------------------------------------------------------------------------
 
 
-def evaluate(op: Operator, x: np.ndarray, operand: object, reverse: object, out: np.ndarray) -> np.ndarray:
+def evaluate(op: Operator, x: np.ndarray, operand: Values, reverse: bool, out: np.ndarray) -> np.ndarray:
     """op on float32 operands, into the float32 array `out`; unary operators ignore the operand."""
     formula: Any = op.formula
     if op.kind == "unary":
@@ -128,7 +129,7 @@ def evaluate(op: Operator, x: np.ndarray, operand: object, reverse: object, out:
 
 
 def evaluate_into(
-    dst: np.ndarray, dtype: DType, op: Operator, x: np.ndarray, operand: object, reverse: object = False
+    dst: np.ndarray, dtype: DType, op: Operator, x: np.ndarray, operand: Values, reverse: bool = False
 ) -> np.ndarray:
     """dst = cast(op(x, operand)); returns the float32 values before the cast."""
     if dst.dtype is dtypes.FLOAT32 and dtype is not dtypes.tfloat32:
@@ -138,12 +139,12 @@ def evaluate_into(
     return values
 
 
-def exact(op: Operator, x: np.ndarray, operand: Any, reverse: Any) -> np.ndarray:
+def exact(op: Operator, x: np.ndarray, operand: Values, reverse: bool) -> np.ndarray:
     """op on 32-bit integers of the dtype of `x`, modulo 2^32; comparisons give 1 and 0."""
     if is_array(operand):
         b = operand.view(x.dtype).reshape(len(operand), *(1,) * (x.ndim - 1))
     else:
-        b = np.asarray(int(operand) & 0xFFFFFFFF, np.uint32).view(x.dtype)
+        b = np.asarray(int(operand) & 0xFFFFFFFF, np.uint32).view(x.dtype)  # type: ignore[arg-type]
     result = op.formula(b, x) if reverse else op.formula(x, b)  # type: ignore[misc]
     return result.astype(x.dtype, copy=False)
 
@@ -188,7 +189,7 @@ def store_pattern(dst: np.ndarray, values: np.ndarray) -> None:
     dst[...] = values if dst.dtype == values.dtype else values.astype(dst.dtype)
 
 
-def bitwise_stage(op: Operator, x: np.ndarray, operand: Any, reverse: Any, dtype: DType) -> np.ndarray:
+def bitwise_stage(op: Operator, x: np.ndarray, operand: Values, reverse: bool, dtype: DType) -> np.ndarray:
     """`bitwise` with a number or a [P, 1] tile as the second operand, or as the first with `reverse`."""
     if is_array(operand):
         operand = operand.reshape(len(operand), *(1,) * (x.ndim - 1))

@@ -97,7 +97,7 @@ def move(dst: np.ndarray, src: np.ndarray, target: DType, source: DType) -> None
         dtypes.bits(dst)[...] = dtypes.bits(src)
 
 
-def copy_cost(ins: Any, m: Machine, dst: In, src: In) -> Cost:
+def copy_cost(ins: Instruction, m: Machine, dst: In, src: In) -> Cost:
     """tensor_copy and tensor_scalar on VectorE (the fast modes of spec/machine.md 6.1) and ScalarE."""
     n = src.free_elements
     if ins.runs_on is SCALAR:
@@ -159,7 +159,7 @@ class Memset(Instruction):
         elif isinstance(value, int) and abs(value) > 2**127:
             raise self._refuse(f"{value} is too large for {dtype}")
 
-    def _check_integer(self, value: Any, dtype: DType) -> None:
+    def _check_integer(self, value: float, dtype: DType) -> None:
         if not isinstance(value, (int, np.integer, np.bool_)):
             whole = int(value) if np.isfinite(value) else 0
             if value != 0:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..ir.instruction import Cost, Instruction, OptionalOut, State
+from ..ir.instruction import Cost, Instruction
 from ..ir.view import View
 from ..machine.machine import Machine
-from .enums import IDLE, VECTOR, reduce_cmd
+from .enums import VECTOR
 
 
 class VectorInstruction(Instruction):
@@ -15,19 +13,6 @@ class VectorInstruction(Instruction):
 
     engines = (VECTOR,)
     cost_source = "spec/machine.md 6.2"
-
-
-class ReducingInstruction(VectorInstruction):
-    """One that may reduce what it writes into the accumulator registers and `reduce_res`."""
-
-    state = (State.vector_accumulator,)
-
-    if TYPE_CHECKING:
-        reduce_cmd: reduce_cmd
-        reduce_res: OptionalOut
-
-    def dst_is_byproduct(self) -> bool:
-        return self.reduce_res is not None or self.reduce_cmd is not IDLE
 
 
 def vector_cost(ins: Instruction, m: Machine, field: str, n: int, extra: float = 0.0) -> Cost:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,9 @@ class DmaInstruction(TransferInstruction):
     dge_mode = dge_mode.unknown  # of transfers that leave no choice
     cost_source = "spec/machine.md 9"
 
+    if TYPE_CHECKING:
+        priority: int | None
+
     def check_transfer(self, machine: Machine) -> None:
         for name, value in zip(self.operand_names, self.operands(), strict=True):
             if isinstance(value, View) and value.buffer is PSUM:
@@ -53,7 +56,7 @@ class DmaInstruction(TransferInstruction):
                     [name],
                 )
 
-    def check_priority(self: Any, machine: Machine) -> None:
+    def check_priority(self, machine: Machine) -> None:
         if self.priority is None:
             return
         if not is_int(self.priority) or not 0 <= self.priority <= 3:
@@ -61,7 +64,7 @@ class DmaInstruction(TransferInstruction):
         if machine.dma_priorities == 1:
             warn("priority", f"{self.public}: {machine.name} has no DMA priorities; it is ignored")
 
-    def check_count(self: Any, name: str) -> None:
+    def check_count(self, name: str) -> None:
         """The operand has as many elements as dst."""
         view = getattr(self, name)
         if self.dst.size != view.size:
@@ -253,7 +256,7 @@ class DmaCopy(DmaInstruction):
             deliver(self, dst, values, self.src.dtype, where)
 
 
-def check_mode(ins: Any, what: str, *allowed: dge_mode) -> None:
+def check_mode(ins: DmaInstruction, what: str, *allowed: dge_mode) -> None:
     """The descriptor generation asked for can do this; `unknown` always can."""
     if ins.dge_mode not in (dge_mode.unknown, *allowed):
         names = " or ".join(f"nisa.dge_mode.{mode.name}" for mode in allowed)

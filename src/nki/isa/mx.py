@@ -219,7 +219,7 @@ def nc_matmul_mx(
     )
 
 
-def _check_same_index(name: str, data: Any, scale: Any) -> None:
+def _check_same_index(name: str, data: NkiTensor, scale: NkiTensor) -> None:
     """Elements and scales are one tensor: an index tile that gathers one gathers the other."""
     index, scale_index = _index_tile(data), _index_tile(scale)
     same = index is scale_index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from ..backends.reference.memory import aligned
 from ..ir.view import View
 from ..machine.dtypes import DType, f32, store
 from ..machine.operators import Operator
+
+Values: TypeAlias = "np.ndarray | float | None"  # an operand as `compute` gets it: of a tile, or a number
 
 
 def shaped(array: np.ndarray, like: np.ndarray) -> np.ndarray:
@@ -24,14 +26,15 @@ def flat(array: np.ndarray) -> np.ndarray:
     return array if array.ndim == 2 else array.reshape(array.shape[0], -1)
 
 
-def column(value: Any, view: Any, ndim: int) -> Any:
+def column(value: Values, view: object, ndim: int) -> Any:
     """A number as float32, or a [P, 1] tile widened and shaped to broadcast against `ndim` dimensions."""
     if isinstance(view, View):
-        return f32(value, view.dtype).reshape(value.shape[0], *(1,) * (ndim - 1))
-    return np.float32(value)
+        array: Any = value
+        return f32(array, view.dtype).reshape(array.shape[0], *(1,) * (ndim - 1))
+    return np.float32(value)  # type: ignore[arg-type]
 
 
-def is_array(value: object) -> bool:
+def is_array(value: object) -> TypeGuard[np.ndarray]:
     """An array of any kind, and no number."""
     return getattr(value, "ndim", 0) > 0
 
@@ -76,7 +79,7 @@ def emit(dst: np.ndarray, dtype: DType, formula: Any, *args: Any) -> None:
         store(dst, as_float32(formula(*args)), dtype)
 
 
-def as_float32(values: Any) -> np.ndarray:
+def as_float32(values: np.ndarray) -> np.ndarray:
     """Comparison results become 1.0 and 0.0."""
     return values if values.dtype == np.float32 else values.astype(np.float32)
 

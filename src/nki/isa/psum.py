@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..ir.context import current, current_machine, warn
-from ..ir.instruction import MatmulInstruction
+from ..ir.instruction import Instruction, MatmulInstruction
 from ..ir.view import View
 from ..machine import dtypes
 from ..machine.dtypes import f32
@@ -15,9 +15,9 @@ from ..machine.machine import Machine
 from . import rules
 
 
-def check_bank(ins: Any, machine: Machine) -> None:
+def check_bank(ins: Instruction, dst: View, machine: Machine) -> None:
     """Before trn3, TensorE writes one PSUM bank per instruction."""
-    if machine.matmul_bank_limited and crosses_bank(ins.dst, machine):
+    if machine.matmul_bank_limited and crosses_bank(dst, machine):
         raise rules.fail(
             ins,
             "psum-bank",

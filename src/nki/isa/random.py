@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ..typing import TileOrNumber
 from . import rules
 from .costs import VectorInstruction
 from .enums import GPSIMD, VECTOR, engine
-from .numerics import column, moves_bits, shaped
+from .numerics import Values, column, moves_bits, shaped
 
 INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
 WORD_TYPES = ("uint32", "int32", "float32", "tfloat32")
@@ -94,7 +94,7 @@ class Rand2(VectorInstruction):
         if rules.is_number(self.min) and rules.is_number(self.max) and not self.min < self.max:
             raise rules.fail(self, "rand-range", f"min {self.min} must be below max {self.max}")
 
-    def compute(self, dst: np.ndarray, low: Any, high: Any) -> None:
+    def compute(self, dst: np.ndarray, low: Values, high: Values) -> None:
         low, high = column(low, self.min, dst.ndim), column(high, self.max, dst.ndim)
         if not np.less(low, high).all():
             warn(
@@ -145,7 +145,7 @@ class Dropout(VectorInstruction):
         elif not self.prob.dtype.is_float or not self.prob.dtype.castable:
             raise rules.fail(self, "dtype", f"prob has dtype {self.prob.dtype}, it must be a float", ["prob"])
 
-    def compute(self, dst: np.ndarray, data: np.ndarray, prob: Any) -> None:
+    def compute(self, dst: np.ndarray, data: np.ndarray, prob: Values) -> None:
         u = shaped(generator(current(), "vector").uniform(dst.shape[0], self.dst.free_elements), dst)
         drop = u < column(prob, self.prob, dst.ndim)
         data = shaped(data, dst)
@@ -205,7 +205,10 @@ class StateInstruction(Instruction):
     cost_formula = "64"
     cost_source = "spec/machine.md 6.2"
 
-    def check_state(self: Any, name: str, machine: Machine) -> None:
+    if TYPE_CHECKING:
+        engine: engine
+
+    def check_state(self, name: str, machine: Machine) -> None:
         """A uint32 tile with the words of the engine's generator: 6, or 24 on VectorE."""
         which = "gpsimd"
         if self.engine is VECTOR:

@@ -17,10 +17,11 @@ from ..machine.machine import Machine
 from ..machine.operators import OPERATORS, Operator
 from ..typing import OperatorLike, TileOrNumber
 from . import accumulators, alu, rules
+from .accumulators import VectorReduction
 from .alu import BINARY, BITWISE, LOGICAL, MAGNITUDES, REDUCERS
-from .costs import ReducingInstruction, VectorInstruction, vector_cost
+from .costs import VectorInstruction, vector_cost
 from .enums import IDLE, LOAD_REDUCE, REDUCE, RESET_REDUCE, reduce_cmd
-from .numerics import column, scratch, shaped
+from .numerics import Values, column, scratch, shaped
 
 # ---- tensor_reduce -------------------------------------------------------------------------------
 
@@ -166,7 +167,7 @@ def tensor_scalar_reduce(
     )
 
 
-class TensorScalarReduce(ReducingInstruction):
+class TensorScalarReduce(VectorReduction):
     public = "tensor_scalar_reduce"
     indirect = ("dst", "data")
     cost_formula = "max(64, N) + 64"
@@ -200,7 +201,12 @@ class TensorScalarReduce(ReducingInstruction):
             )
 
     def compute(
-        self, dst: np.ndarray, data: np.ndarray, operand0: Any, reduce_res: Any, reduce_init: Any
+        self,
+        dst: np.ndarray,
+        data: np.ndarray,
+        operand0: Values,
+        reduce_res: np.ndarray | None,
+        reduce_init: Any,
     ) -> None:
         x = f32(shaped(data, dst), self.data.dtype)
         operand0 = column(operand0, self.operand0, dst.ndim)
@@ -229,7 +235,7 @@ def exponential(
     return issue(Exponential(dst, src, max_value, reduce_res, reduce_cmd, reduce_init, name))
 
 
-class Exponential(ReducingInstruction):
+class Exponential(VectorReduction):
     public = "exponential"
     since = 4
     indirect = ("dst", "src")
@@ -257,7 +263,12 @@ class Exponential(ReducingInstruction):
         accumulators.check_init(self, "reduce_init", "src", unset=0.0)
 
     def compute(
-        self, dst: np.ndarray, src: np.ndarray, max_value: Any, reduce_res: Any, reduce_init: Any
+        self,
+        dst: np.ndarray,
+        src: np.ndarray,
+        max_value: Values,
+        reduce_res: np.ndarray | None,
+        reduce_init: Any,
     ) -> None:
         x = f32(shaped(src, dst), self.src.dtype)
         values = np.subtract(x, column(max_value, self.max_value, dst.ndim), out=scratch(dst.shape, dst))

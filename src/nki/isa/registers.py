@@ -116,7 +116,7 @@ class RegisterLoad(RegisterInstruction):
         self.dst.set(float(value) if src.dtype.kind == "f" else int(value))
 
 
-def check_element(ins: Any, name: str) -> None:
+def check_element(ins: Instruction, name: str) -> None:
     """The operand is one integer, bool or float32 in HBM or SBUF."""
     view = getattr(ins, name)
     rules.buffers(ins, name, (SBUF, PRIVATE_HBM, SHARED_HBM), "copy it to SBUF first (nisa.tensor_copy)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ..machine.memories import PSUM
 from ..machine.operators import OPERATORS, Operator
 from ..typing import OperatorLike, TileOrNumber
 from . import accumulators, rules
+from .accumulators import ReducingInstruction
 from .enums import SCALAR, reduce_cmd
 from .numerics import apply, column, scratch, shaped
 
@@ -26,7 +27,7 @@ ADD, BYPASS, COPY = OPERATORS["add"], OPERATORS["bypass"], OPERATORS["copy"]
 COMMANDS = (reduce_cmd.idle, reduce_cmd.reset, reduce_cmd.reduce, reduce_cmd.reset_reduce)
 
 
-class ActivationInstruction(Instruction):
+class ActivationInstruction(ReducingInstruction):
     """What the three share: the function, the registers it may reduce into, and the cost."""
 
     engines = (SCALAR,)
@@ -37,7 +38,13 @@ class ActivationInstruction(Instruction):
     REDUCTIONS: ClassVar[tuple[str, ...]] = ("add",)
     columns: ClassVar[tuple[str, ...]] = ()  # operands that are numbers or [P, 1] tiles
 
-    def check_activation(self: Any, machine: Machine) -> None:
+    if TYPE_CHECKING:
+        dst: View
+        op: Operator
+        data: View
+        reduce_op: Operator
+
+    def check_activation(self, machine: Machine) -> None:
         rules.matching(self, "dst", "data")
         rules.castable(self, "dst", "data")
         if self.op.activation is None:
@@ -52,24 +59,16 @@ class ActivationInstruction(Instruction):
         if self.reduces:
             rules.operator(self, "reduce_op", self.REDUCTIONS)
 
-    @property
-    def reduces(self: Any) -> bool:
-        """The registers take part: they are changed, or read out."""
-        return self.reduce_cmd is not reduce_cmd.idle or self.reduce_res is not None
-
     def touches(self) -> tuple[State, ...]:
         return self.state if self.reduces else ()
 
-    def dst_is_byproduct(self) -> bool:
-        return self.reduces
-
-    def activation_table(self: Any) -> str:
+    def activation_table(self) -> str:
         return self.op.name
 
-    def activate(self: Any, dst: np.ndarray, z: np.ndarray, reduce_res: Any, **options: Any) -> None:
+    def activate(self, dst: np.ndarray, z: np.ndarray, reduce_res: np.ndarray | None, **options: Any) -> None:
         """dst = op(z); the registers see the float32 results before the cast."""
         self._warn_range(z)
-        function = self.op.activation
+        function: Any = self.op.activation
         straight = dst.dtype == np.float32 and self.dst.dtype != "tfloat32" and isinstance(function, np.ufunc)
         values = function(z, out=dst) if straight else function(z, **options)
         lanes = self._reduce(values) if self.reduces else None
@@ -79,7 +78,7 @@ class ActivationInstruction(Instruction):
             assert lanes is not None
             dtypes.store(reduce_res, lanes.reshape(reduce_res.shape), self.reduce_res.dtype)
 
-    def _reduce(self: Any, values: np.ndarray) -> np.ndarray:
+    def _reduce(self, values: np.ndarray) -> np.ndarray:
         idle = self.reduce_cmd is reduce_cmd.idle
         defined = current().engine_state.scalar.defined
         if idle and defined < len(values):
@@ -91,7 +90,7 @@ class ActivationInstruction(Instruction):
             )
         return accumulators.step("scalar", self.reduce_cmd, self.reduce_op, values, user=self.public)
 
-    def _warn_range(self: Any, z: np.ndarray) -> None:
+    def _warn_range(self, z: np.ndarray) -> None:
         outside = special.outside_valid_range(self.op.name, z)
         if outside is None:
             return
@@ -104,7 +103,7 @@ class ActivationInstruction(Instruction):
             help="bring the inputs into range first; hardware gives other results than the exact ones here",
         )
 
-    def cost(self: Any, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> Cost:
         rests_on = ["scalar_activation"]
         cycles, shortest = m.scalar_activation * self.data.free_elements, float(m.min_ii_cycles)
         fix = m.fix_activation_ns
@@ -121,7 +120,7 @@ class ActivationInstruction(Instruction):
         return Cost(cycles, fix + tiles * m.scalar_operand_ns, tuple(rests_on), shortest)
 
 
-def _check_column(ins: Any, name: str) -> None:
+def _check_column(ins: Instruction, name: str) -> None:
     """A number, or a [P, 1] tile of any dtype that converts to float32."""
     if getattr(ins, name) is None:
         raise rules.fail(ins, "argument", f"{name} must be a number or a [P, 1] tile, got None")
@@ -129,11 +128,11 @@ def _check_column(ins: Any, name: str) -> None:
     rules.castable(ins, name)
 
 
-def _function(op: object, public: str) -> Operator:
+def _function(op: OperatorLike, public: str) -> Operator:
     return op if op.__class__ is Operator else operators.resolve(op, public)
 
 
-def _reduction(op: object, public: str) -> Operator:
+def _reduction(op: OperatorLike | None, public: str) -> Operator:
     """None means add."""
     if op is None:
         return ADD
@@ -170,7 +169,7 @@ class Activation(ActivationInstruction):
     scale: Operand
     reduce_op: Operator
     reduce_res: OptionalOut
-    reduce_cmd: Any
+    reduce_cmd: reduce_cmd
 
     def check(self, machine: Machine) -> None:
         self.check_activation(machine)
@@ -271,7 +270,7 @@ def activate2(
     )
 
 
-def _stage(op: object, argument: str) -> Operator:
+def _stage(op: OperatorLike | None, argument: str) -> Operator:
     """None leaves the stage out."""
     if op is None:
         return BYPASS
@@ -304,7 +303,7 @@ class Activate2(ActivationInstruction):
     reverse1: bool
     reduce_op: Operator
     reduce_res: OptionalOut
-    reduce_cmd: Any
+    reduce_cmd: reduce_cmd
 
     def check(self, machine: Machine) -> None:
         self.check_activation(machine)

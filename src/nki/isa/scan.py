@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.instruction import Cost, In, NkiInstruction, Operand, Out, State
+from ..ir.instruction import Cost, In, NkiInstruction, Operand, Out
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
@@ -16,10 +16,11 @@ from ..machine.machine import Machine
 from ..machine.operators import OPERATORS, Operator
 from ..typing import OperatorLike, TileOrNumber
 from . import accumulators, alu, rules
+from .accumulators import VectorReduction
 from .alu import BINARY, REDUCERS
 from .costs import VectorInstruction, vector_cost
 from .enums import LOAD_REDUCE, REDUCE, RESET_REDUCE, reduce_cmd
-from .numerics import column, flat
+from .numerics import Values, column, flat
 
 # ---- tensor_scalar_cumulative --------------------------------------------------------------------
 
@@ -42,9 +43,8 @@ def tensor_scalar_cumulative(
     return issue(TensorScalarCumulative(dst, src, op0, op1, imm0, imm1, reduce_cmd, name))
 
 
-class TensorScalarCumulative(VectorInstruction):
+class TensorScalarCumulative(VectorReduction):
     public = "tensor_scalar_cumulative"
-    state = (State.vector_accumulator,)
     indirect = ("dst", "src")
     cost_formula = "2N"
 
@@ -70,7 +70,7 @@ class TensorScalarCumulative(VectorInstruction):
         accumulators.check_command(self, (RESET_REDUCE, REDUCE, LOAD_REDUCE))
         accumulators.check_init(self, "imm1", "src")
 
-    def compute(self, dst: np.ndarray, src: np.ndarray, imm0: Any, imm1: Any) -> None:
+    def compute(self, dst: np.ndarray, src: np.ndarray, imm0: Values, imm1: Values) -> None:
         x = flat(f32(src, self.src.dtype))
         values = alu.evaluate(self.op0, x, column(imm0, self.imm0, 2), False, np.empty_like(x, np.float32))
         start = accumulators.start_value(imm1, self.imm1)
@@ -155,7 +155,7 @@ class TensorTensorScan(VectorInstruction):
         alu.check_given(self, "initial")
         rules.column(self, "initial", "data0")
 
-    def compute(self, dst: np.ndarray, data0: np.ndarray, data1: np.ndarray, initial: Any) -> None:
+    def compute(self, dst: np.ndarray, data0: np.ndarray, data1: np.ndarray, initial: Values) -> None:
         x0, x1 = flat(f32(data0, self.data0.dtype)), flat(f32(data1, self.data1.dtype))
         state = np.empty(len(x0), np.float32)
         state[...] = np.asarray(column(initial, self.initial, 1))

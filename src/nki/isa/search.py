@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -183,7 +182,9 @@ class NcMatchReplace8(VectorInstruction):
         if self.dst_idx is not None and not isinstance(self.dst_idx, View):
             raise rules.not_a_tensor(self, "dst_idx", self.dst_idx)
 
-    def compute(self, dst: np.ndarray, data: np.ndarray, vals: np.ndarray, dst_idx: Any) -> None:
+    def compute(
+        self, dst: np.ndarray, data: np.ndarray, vals: np.ndarray, dst_idx: np.ndarray | None
+    ) -> None:
         original, wanted = flat(f32(data, self.data.dtype)), flat(f32(vals, self.vals.dtype))
         positions, matched = find_positions(original, wanted, reversed(range(EIGHT)))
         self._replace(dst, shaped(data, dst), shaped(matched, dst))

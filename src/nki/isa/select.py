@@ -17,10 +17,11 @@ from ..machine.machine import Machine
 from ..machine.operators import OPERATORS, Operator
 from ..typing import Number, OperatorLike, TileOrNumber
 from . import accumulators, alu, rules
+from .accumulators import VectorReduction
 from .copies import predicated_cost
-from .costs import ReducingInstruction, vector_cost
+from .costs import vector_cost
 from .enums import IDLE, REDUCE, RESET_REDUCE, reduce_cmd
-from .numerics import column, flat, scratch, shaped
+from .numerics import Values, column, flat, scratch, shaped
 
 maximum = OPERATORS["maximum"]
 FP32_MIN = float(np.finfo(np.float32).min)
@@ -68,7 +69,7 @@ def range_select(
     )
 
 
-class RangeSelect(ReducingInstruction):
+class RangeSelect(VectorReduction):
     public = "range_select"
     since = 3
     cost_formula = "max(64, N)"
@@ -131,7 +132,7 @@ class RangeSelect(ReducingInstruction):
         on_true_tile: np.ndarray,
         bound0: np.ndarray,
         bound1: np.ndarray,
-        reduce_res: Any,
+        reduce_res: np.ndarray | None,
     ) -> None:
         x = flat(f32(on_true_tile, self.on_true_tile.dtype))
         index = np.arange(self.range_start, self.range_start + x.shape[1]).astype(np.float32)
@@ -180,7 +181,7 @@ def select_reduce(
     )
 
 
-class SelectReduce(ReducingInstruction):
+class SelectReduce(VectorReduction):
     public = "select_reduce"
     cost_formula = "as tensor_copy_predicated: 2N; N with on_true or predicate in PSUM"
 
@@ -216,8 +217,8 @@ class SelectReduce(ReducingInstruction):
         dst: np.ndarray,
         predicate: np.ndarray,
         on_true: np.ndarray,
-        on_false: Any,
-        reduce_res: Any,
+        on_false: Values,
+        reduce_res: np.ndarray | None,
     ) -> None:
         mask = (np.equal if self.reverse_pred else np.not_equal)(shaped(predicate, dst), 0)
         values = scratch(dst.shape, dst)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..ir.instruction import Cost, In, NkiInstruction, Out
@@ -95,7 +93,7 @@ class BnAggr(VectorInstruction):
         return vector_cost(self, m, "vector_bn_aggr", self.data.free_elements)
 
 
-def _check_statistics(ins: Any, count: int, what: str) -> None:
+def _check_statistics(ins: BnStats | BnAggr, count: int, what: str) -> None:
     if ins.dst.shape[0] != ins.data.shape[0]:
         raise rules.fail(
             ins,

@@ -239,7 +239,7 @@ class SendRecv(DmaInstruction):
         return Cost(0, machine.sendrecv_ns + wire, ("sendrecv_ns", "gpsimd_dma_gbs"))
 
 
-def refuse_overlap(function: str, kind: str, first: tuple[str, Any], second: tuple[str, Any]) -> None:
+def refuse_overlap(function: str, kind: str, first: tuple[str, object], second: tuple[str, object]) -> None:
     """Refuse operands of one exchange that share bytes. Checked at each call: it depends on identity."""
     (name, a), (other, b) = first, second
     if isinstance(a, View) and isinstance(b, View) and _overlap(a, b):

@@ -112,7 +112,7 @@ class TiledMatmul(AccumulatingMatmul):
             "columns",
             f"tile the free dimension by nl.tile_size.gemm_moving_fmax ({machine.gemm_moving_fmax})",
         )
-        check_bank(self, machine)
+        check_bank(self, self.dst, machine)
 
     def is_onezero(self) -> bool:
         return self.is_stationary_onezero or self.is_moving_onezero

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import current_machine, warn
-from ..ir.instruction import Cost, In, MatmulInstruction, NkiInstruction, Out
+from ..ir.instruction import Cost, In, Instruction, MatmulInstruction, NkiInstruction, Out
 from ..ir.semantics import Move
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
@@ -68,7 +68,7 @@ def move_transposed(dst: np.ndarray, target: dtypes.DType, data: np.ndarray, sou
         dtypes.store(dst, f32(transposed, source), target)
 
 
-def warn_not_finite(ins: Any, name: str) -> None:
+def warn_not_finite(ins: Instruction, name: str) -> None:
     warn(
         "nan-transpose",
         f"{ins.public}: {name} holds NaN or infinity, which trn1 spreads over whole rows of the transpose",
@@ -141,7 +141,7 @@ class NcTranspose(MatmulInstruction):
                 if source.itemsize > 1 and allowed
                 else "cast to bf16 first",
             )
-        check_bank(self, machine)
+        check_bank(self, self.dst, machine)
 
     def _check_size(self, name: str, limit: int) -> None:
         p, f = self.data.shape[0], self.data.free_elements

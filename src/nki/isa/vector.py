@@ -23,7 +23,7 @@ from .copies import copy_cost, move
 from .costs import VectorInstruction, gpsimd_cost, vector_cost
 from .deprecated import deprecated_dtype
 from .enums import GPSIMD, SCALAR, UNKNOWN, VECTOR, engine
-from .numerics import column, emit, scratch, shaped
+from .numerics import Values, column, emit, scratch, shaped
 
 # ---- tensor_tensor -------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class TensorScalar(Instruction):
         in_psum = any(isinstance(v, View) and v.buffer is PSUM for v in self.operands())
         return VECTOR if in_psum else GPSIMD
 
-    def compute(self, dst: np.ndarray, data: np.ndarray, operand0: Any, operand1: Any) -> None:
+    def compute(self, dst: np.ndarray, data: np.ndarray, operand0: Values, operand1: Values) -> None:
         if data.shape != dst.shape:
             data = data.reshape(dst.shape)
         first = self.op0 or self.op1
@@ -253,7 +253,7 @@ class TensorScalar(Instruction):
         else:
             self._compute_floats(dst, f32(data, self.data.dtype), operand0, operand1)
 
-    def _compute_floats(self, dst: np.ndarray, x: np.ndarray, operand0: object, operand1: object) -> None:
+    def _compute_floats(self, dst: np.ndarray, x: np.ndarray, operand0: Values, operand1: Values) -> None:
         op0, op1, dtype = self.op0, self.op1, self.dst.dtype
         if op1 is None:
             alu.evaluate_into(dst, dtype, op0, x, column(operand0, self.operand0, dst.ndim), self.reverse0)
@@ -263,14 +263,14 @@ class TensorScalar(Instruction):
             x = alu.evaluate(op0, x, a, self.reverse0, scratch(dst.shape, dst))
         alu.evaluate_into(dst, dtype, op1, x, column(operand1, self.operand1, dst.ndim), self.reverse1)
 
-    def _compute_integers(self, dst: np.ndarray, x: np.ndarray, operand0: object, operand1: object) -> None:
+    def _compute_integers(self, dst: np.ndarray, x: np.ndarray, operand0: Values, operand1: Values) -> None:
         if self.op0 is not None:
             x = alu.exact(self.op0, x, operand0, self.reverse0)
         if self.op1 is not None:
             x = alu.exact(self.op1, x, operand1, self.reverse1)
         dst[...] = x.view(dst.dtype)
 
-    def _compute_bits(self, dst: np.ndarray, x: np.ndarray, operand0: object, operand1: object) -> None:
+    def _compute_bits(self, dst: np.ndarray, x: np.ndarray, operand0: Values, operand1: Values) -> None:
         if self.op0 is not None:
             x = alu.bitwise_stage(self.op0, x, operand0, self.reverse0, self.data.dtype)
         if self.op1 is not None:
@@ -329,7 +329,7 @@ class ScalarTensorTensor(VectorInstruction):
         alu.check_stage(self, "op0", "operand0", (*BINARY, "abs"), "data", machine)
         alu.check_operator(self, "op1", BINARY, machine)
 
-    def compute(self, dst: np.ndarray, data: np.ndarray, operand0: Any, operand1: np.ndarray) -> None:
+    def compute(self, dst: np.ndarray, data: np.ndarray, operand0: Values, operand1: np.ndarray) -> None:
         x = f32(shaped(data, dst), self.data.dtype)
         a = column(operand0, self.operand0, dst.ndim)
         b = f32(shaped(operand1, dst), self.operand1.dtype)

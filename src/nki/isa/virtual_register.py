@@ -172,7 +172,7 @@ for _name, _symbol in _OTHERS.items():
     _refuse_operator(f"__{_name}__", _symbol)
 
 
-def _listed(first: Any = None) -> VirtualRegister:
+def _listed(first: int | float | None = None) -> VirtualRegister:
     """The register of a listing."""
     register = VirtualRegister()
     if not isinstance(first, (type(None), int, float)):
@@ -188,7 +188,7 @@ def is_register(value: object) -> TypeGuard[VirtualRegister]:
     return isinstance(value, VirtualRegister)
 
 
-def as_value(value: Any, function: str, argument: str = "src") -> int:
+def as_value(value: object, function: str, argument: str = "src") -> int:
     """A compile-time integer that fits a register."""
     if not isinstance(value, (bool, int, np.integer, np.bool_)):
         raise error(
@@ -201,7 +201,7 @@ def as_value(value: Any, function: str, argument: str = "src") -> int:
     return int(value)
 
 
-def writable(register: Any, function: str) -> VirtualRegister:
+def writable(register: object, function: str) -> VirtualRegister:
     """The register, if it may be written."""
     if not is_register(register):
         raise error(
