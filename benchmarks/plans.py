@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -14,7 +15,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.backends.fused.cache import Content, plans
-from nki.backends.fused.planner import made
+from nki.backends.fused.planner import make_plan
 from nki.backends.lowered import Lowered
 from nki.backends.reference.blas import one_blas_thread
 from nki.backends.reference.collector import fewer_collections
@@ -138,10 +139,11 @@ def planning_rows():
         program = kernel.trace(*(np.empty(shape, dtype) for shape in shapes))
         count = len(program)
         with fewer_collections():
-            planning, key = (min(cpu(lambda: f(Lowered(program))) for _ in range(5)) for f in (made, Content))  # noqa: B023
+            planning = min(cpu(partial(make_plan, Lowered(program))) for _ in range(5))
+            key = min(cpu(partial(Content, Lowered(program))) for _ in range(5))
         gc.collect()
         tracemalloc.start()
-        plan = made(Lowered(program))
+        plan = make_plan(Lowered(program))
         gc.collect()
         size, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()

@@ -6,13 +6,14 @@ derived once for a Program, holds no values, and is shared by all executions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
 from ..ir.caches import per_program
 from ..ir.instruction import Instruction, State
+from ..ir.liveness import last_uses
 from ..ir.program import Diagnostic, Item, Loop, Program, walk
 from ..ir.semantics import MatrixProduct, Meaning
 from ..ir.storage import Storage
@@ -81,9 +82,7 @@ class Lowered:
         self.storages = program.storages
         self.diagnostics = program.said
         self._signatures: dict[int, Signature] = {}  # by the identity of an `access`, which is in the value
-        self._outside = {storage for _, storage in program.parameters}
-        self._outside.update(storage for storage, _ in program.constants)
-        self._outside.update(view.storage for view in leaves(program.result, View))
+        self.parameters, self.constants, self.result = program.parameters, program.constants, program.result
 
     # ---- facts for planning ----------------------------------------------------------------------
 
@@ -121,7 +120,10 @@ class Lowered:
     @cached_property
     def outliving(self) -> set[Storage]:
         """The storages whose bytes are needed when the program ends, or by another core."""
-        return self._outside | self.shared
+        found = {storage for _, storage in self.parameters}
+        found.update(storage for storage, _ in self.constants)
+        found.update(view.storage for view in leaves(self.result, View))
+        return found | self.shared
 
     @cached_property
     def shared(self) -> set[Storage]:
@@ -158,12 +160,12 @@ class _Steps:
     def of(self, items: Sequence[Item], loop: int) -> tuple[list[LoweredStep], dict[Storage, None]]:
         """Return the steps of a body, and the storages it uses; its own are freed after their last use."""
         found: list[LoweredStep] = []
-        last: dict[Storage, int] = {}
-        for position, item in enumerate(items):
+        used: list[Collection[Storage]] = []  # by each item
+        for item in items:
             if isinstance(item, Loop):
-                steps, used = self.of(item.body, item.number)
+                steps, inside = self.of(item.body, item.number)
                 found.append(_step((_NOTHING, LoweredLoop(item, steps), _NOTHING)))
-                last.update(dict.fromkeys(used, position))
+                used.append(inside)
                 continue
             diagnostics = (
                 self.diagnostics.get((self.core, self.position), _NOTHING) if self.diagnostics else _NOTHING
@@ -171,18 +173,14 @@ class _Steps:
             self.position += 1
             found.append(_step((diagnostics, item, _NOTHING)))
             if item.access.fixed:
-                for name in item.access.views:
-                    last[getattr(item, name).storage] = position
+                used.append([getattr(item, name).storage for name in item.access.views])
             else:
-                for view in item.views():
-                    last[view.storage] = position
-        frees: dict[int, list[Storage]] = {}
-        for storage, position in last.items():
-            if storage.loop == loop and storage not in self.outliving:
-                frees.setdefault(position, []).append(storage)
-        for position, storages in frees.items():
-            found[position] = found[position]._replace(frees=tuple(storages))
-        return found, dict.fromkeys(last)
+                used.append([view.storage for view in item.views()])
+        for position, storages in last_uses(used).items():
+            frees = tuple([s for s in storages if s.loop == loop and s not in self.outliving])
+            if frees:
+                found[position] = found[position]._replace(frees=frees)
+        return found, dict.fromkeys(storage for storages in used for storage in storages)
 
 
 @per_program

@@ -1,4 +1,4 @@
-"""The protocol of backends: what runs a Program on the memory of an execution.
+"""The protocol of backends: a backend runs a lowered Program on the memory of an execution.
 
 `reference` runs instructions one by one in numpy; it is the definition of what a Program computes. `fused`
 and `torch` are faster and are tested against it with random programs.
@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..ir.context import RunningCore
-from ..ir.program import Diagnostic, Program
+from ..ir.program import Diagnostic
 from ..options import Options
+from .lowered import Lowered
 from .reference.memories import Memories
 
 
@@ -44,7 +45,7 @@ class ExecutionContext(Protocol):
         """Run a job on each core; several cores take turns at barriers."""
 
     def report_divergent_loops(self) -> None:
-        """Report dynamic loops that the two cores ran differently often."""
+        """Report dynamic loops that the two cores ran a different number of times."""
 
 
 class Backend(Protocol):
@@ -52,8 +53,8 @@ class Backend(Protocol):
 
     name: str
 
-    def refusal(self, program: Program, options: Options) -> str:
+    def refusal(self, lowered: Lowered, options: Options) -> str:
         """Return why this backend leaves a program to the next one, or "" if it runs it."""
 
-    def run(self, program: Program, execution: ExecutionContext) -> bool:
-        """Run all cores of a program. False: the attempt is to be dropped, and the next backend runs it."""
+    def run(self, lowered: Lowered, execution: ExecutionContext) -> bool:
+        """Run all cores of a program. False: drop the attempt and try the next backend."""

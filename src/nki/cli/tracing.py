@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.fused.describing import described, lines
+from ..backends.fused.describing import describe, lines
 from ..ir.program import Program
 from ..kernel.arrays import TensorSpec
 from . import script
@@ -64,7 +64,7 @@ examples:
 
 def command_plan(options: argparse.Namespace) -> int:
     """nki plan"""
-    facts = described(traced(options))
+    facts = describe(traced(options))
     print(json.dumps(facts, indent=2) if options.json else "\n".join(lines(facts)))
     return 0
 

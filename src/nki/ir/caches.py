@@ -9,12 +9,10 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, TypeVar
-
-if TYPE_CHECKING:
-    from .program import Program
+from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 K = TypeVar("K")
+T = TypeVar("T")
 V = TypeVar("V")
 P = ParamSpec("P")
 
@@ -87,16 +85,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def per_program(make: Callable[Concatenate[Program, P], V]) -> Callable[Concatenate[Program, P], V]:
-    """Cache what a function derives from a Program, by its identity and the other arguments.
+def per_program(make: Callable[Concatenate[T, P], V]) -> Callable[Concatenate[T, P], V]:
+    """Cache what a function derives from a Program or its lowered form, by identity and other arguments.
 
     The value goes when the Program does, so it must not refer to the Program.
     """
     signature = inspect.signature(make)
-    known: dict[int, tuple[weakref.ref[Program], dict[tuple, V]]] = {}
+    known: dict[int, tuple[weakref.ref[T], dict[tuple, V]]] = {}
 
     @wraps(make)
-    def cached(program: Program, *args: P.args, **kwargs: P.kwargs) -> V:
+    def cached(program: T, *args: P.args, **kwargs: P.kwargs) -> V:
         number = id(program)
         entry = known.get(number)
         if entry is None:

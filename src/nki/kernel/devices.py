@@ -59,6 +59,7 @@ def run_staged(staged: Staged, tensors: Sequence[Any], device: Any) -> list[Any]
     """
     import torch
 
+    from ..backends.lowered import lower
     from ..backends.torch.runner import part_of, run
     from ..backends.torch.schedule import Refused
     from ..backends.torch.steps import device_plan_of
@@ -66,7 +67,7 @@ def run_staged(staged: Staged, tensors: Sequence[Any], device: Any) -> list[Any]
     program, kernel = staged.program, staged.kernel
     if not staged.is_fixed:
         return "its Python reads values"
-    plan = device_plan_of(program)
+    plan = device_plan_of(lower(program))
     if isinstance(plan, Refused):
         return str(plan)
     originals = {s: tensor for (_, s), tensor in zip(program.parameters, tensors, strict=True)}

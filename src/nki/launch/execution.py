@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.lowered import lower
 from ..backends.protocol import Backend
 from ..backends.reference.backend import ReferenceBackend
 from ..backends.reference.executor import Executor
@@ -181,9 +182,10 @@ def execute(
     """
     side_effects = side_effects or SideEffects()
     world = current_world()
+    lowered = lower(program)
     races = any(found.kind == "race" for found in findings(program, options))
     for backend in _backends(options, races):
-        if backend.refusal(program, options):
+        if backend.refusal(lowered, options):
             continue
         diagnostics = Diagnostics(options.strict, world, side_effects, deferred=True, silenced=silenced)
         execution = Execution(program.machine, options, len(program.cores), diagnostics)
@@ -194,7 +196,7 @@ def execute(
             execution.memories.fill(storage, raw)
         if races:
             execution.interleave()
-        if backend.run(program, execution):
+        if backend.run(lowered, execution):
             break
         execution.close()
     for diagnostic in program.said:  # after the last instruction, or about none of them

@@ -13,10 +13,10 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from both_ways import outcome
+from backend_agreement import outcome
 from nki.backends.fused import cache
 from nki.backends.fused.cache import Content, PlanCache
-from nki.backends.fused.planner import made, plan_of
+from nki.backends.fused.planner import make_plan, plan_of
 from nki.backends.lowered import Lowered, lower
 from nki.ir.program import Program
 from nki.kernel.cache import programs
@@ -66,7 +66,7 @@ def content_key(program):
 
 
 def new_plan(program):
-    return made(Lowered(program))
+    return make_plan(Lowered(program))
 
 
 # ---- keys ----------------------------------------------------------------------------------------
@@ -75,10 +75,10 @@ def new_plan(program):
 @pytest.mark.tiny
 def test_programs_of_equal_content_share_a_plan():
     one, other = traced(), traced()
-    assert one is not other and plan_of(one, forced=True) is plan_of(other, forced=True)
+    assert one is not other and plan_of(lower(one), forced=True) is plan_of(lower(other), forced=True)
     assert (cache.plans.plans.hits, cache.plans.plans.misses) == (1, 1)
     assert (
-        outcome(other, arrays(), "plan")[0][0].tobytes()
+        outcome(other, arrays(), "fused")[0][0].tobytes()
         == outcome(one, arrays(), "reference")[0][0].tobytes()
     )
 
@@ -153,14 +153,14 @@ def test_random_programs_that_differ_have_different_keys():
 def test_a_cached_plan_keeps_its_key_from_being_used_by_other_instructions():
     """The key has identities of objects in it: they stay alive as long as the plan is cached."""
     program = traced()
-    plan_of(program, forced=True)
+    plan_of(lower(program), forced=True)
     ((_, accesses),) = cache.plans.plans.values()
     assert {id(i.access) for i in program.walk(0)} == {id(access) for access in accesses}
 
 
 def test_a_program_is_freed_although_its_plan_is_cached():
     program = traced()
-    outcome(program, arrays(), "plan")
+    outcome(program, arrays(), "fused")
     gone = weakref.ref(program)
     del program
     gc.collect()
@@ -171,7 +171,7 @@ def test_a_program_is_freed_although_its_plan_is_cached():
 
 
 def test_a_kernel_whose_python_runs_at_every_call_is_planned_once(monkeypatch):
-    monkeypatch.setenv("OPEN_NKI_EXECUTOR", "plan")
+    monkeypatch.setenv("OPEN_NKI_EXECUTOR", "fused")
     kernel, given = kernel_of(), arrays()
     first = kernel(*given)
     programs.clear()
@@ -204,7 +204,7 @@ def test_threads_that_plan_the_same_content_get_one_plan():
 
     def plan(number):
         ready.wait()
-        found[number] = plan_of(programs[number], forced=True)
+        found[number] = plan_of(lower(programs[number]), forced=True)
 
     workers = [threading.Thread(target=plan, args=(n,)) for n in range(4)]
     for worker in workers:

@@ -22,7 +22,7 @@ def test_a_plan_is_a_table_of_steps(capsys):
     text = printed(capsys, "plan", f"{MATMUL}:blocked_mnk", *SIZES)
     assert text.splitlines() == [
         "blocked_mnk for trn2: 400 instructions",
-        "  1 steps; folded: 64 copies, 224 matmuls, 32 sums, 16 stores",
+        "  1 steps; fused: 64 copies, 224 matmuls, 32 sums, 16 stores",
         "  memory: 0 B of values, 0 B of packed factors",
         "     1      256  product 1024 x 2048 x 1024   32 tiles of 8 terms",
         "                 stationary where it is, moving where it is, result in place",

@@ -8,16 +8,16 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.backends.fused.running import Runner
+from nki.backends.fused.runner import PlanRunner
 from support import target
 
 
 @pytest.fixture(autouse=True)
 def planned(monkeypatch):
-    """Every call goes by a plan; how many did."""
+    """Every call runs by a plan; the cores that did."""
     monkeypatch.setenv("OPEN_NKI_EXECUTOR", "plan")
-    seen, run = [], Runner.run
-    monkeypatch.setattr(Runner, "run", lambda self: (seen.append(self.program.name), run(self))[1])
+    seen, run = [], PlanRunner.run
+    monkeypatch.setattr(PlanRunner, "run", lambda self: (seen.append(self.core.index), run(self))[1])
     with target("trn2"):
         yield seen
 

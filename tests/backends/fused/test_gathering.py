@@ -8,8 +8,8 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from both_ways import assert_same
-from nki.backends.fused.describing import described
+from backend_agreement import assert_agrees
+from nki.backends.fused.describing import describe
 from support import target
 
 
@@ -52,23 +52,23 @@ def turned_in_parts(columns, also_stored=False):
 
 
 def steps_of(program):
-    found = [step.get("what", {"product": 1}) for step in described(program)["cores"][0]["steps"]]
+    found = [step.get("what", {"product": 1}) for step in describe(program)["cores"][0]["steps"]]
     return {name for step in found for name in step}
 
 
 def test_a_part_is_multiplied_where_it_was_before_it_was_turned():
     program, arrays = turned_in_parts(128)
     assert steps_of(program) == {"product"}
-    assert assert_same(program, arrays, exact=True)
+    assert assert_agrees(program, arrays, exact=True)
 
 
 def test_what_somebody_else_reads_is_gathered():
     program, arrays = turned_in_parts(128, also_stored=True)
     assert {"product", "nc_transpose"} <= steps_of(program)
-    assert assert_same(program, arrays, exact=True)
+    assert assert_agrees(program, arrays, exact=True)
 
 
 def test_a_factor_that_spans_two_parts_is_gathered():
     program, arrays = turned_in_parts(64)
     assert "gather" in steps_of(program)
-    assert assert_same(program, arrays, exact=True)
+    assert assert_agrees(program, arrays, exact=True)

@@ -10,18 +10,16 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from both_ways import assert_same, outcome
-from nki.backends.fused import running
-from nki.backends.fused.arrays import Pool
+from backend_agreement import assert_agrees, outcome
+from nki.backends.fused import runner
+from nki.backends.fused.arrays import ArrayPool
 from nki.backends.fused.planner import NoPlan, plan_of
-from random_programs import rich_programs
+from nki.backends.lowered import lower
 from support import target
-from tile_programs import program_of
 
 MATMUL = Path(__file__).parents[3] / "examples" / "matmul" / "kernels.py"
 spec = importlib.util.spec_from_file_location("matmul_kernels", MATMUL)
@@ -43,40 +41,18 @@ def factors(k=300, m=260, n=1100, dtype=np.float32):
 # ---- the same answers ----------------------------------------------------------------------------
 
 
-def woven(seed):
-    rare = (0.0, 0.15, 0.4)[seed % 3]
-    return program_of(seed, rare, 2 if seed % 7 == 0 else 1, "trn3" if seed % 5 == 0 else "trn2")
-
-
-@pytest.mark.parametrize("first", range(0, 60, 20))
-def test_tile_programs_give_the_same(first):
-    assert all(assert_same(*woven(seed)) for seed in range(first, first + 20))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 20_000, 1000))
-def test_many_tile_programs_give_the_same(first):
-    assert all(assert_same(*woven(seed)) for seed in range(first, first + 1000))
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(rich_programs())
-def test_programs_with_everything_in_them_give_the_same(case):
-    assert_same(*case)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("kernel", kernels.STEPS[1:], ids=lambda k: k.__name__)
 def test_ragged_matmuls_give_the_same_bits(kernel, dtype):
     arrays = factors(dtype=dtype)
-    assert assert_same(kernel.trace(*arrays), arrays, exact=True)
+    assert assert_agrees(kernel.trace(*arrays), arrays, exact=True)
 
 
 def test_sums_stay_within_the_bound_of_float32_summation():
     chance = np.random.default_rng(1)
     left, right = (chance.standard_normal((512, n), dtype=np.float32) for n in (128, 512))
     program = kernels.tiled.trace(left, right)
-    (found, _), _ = outcome(program, [left, right], "plan")
+    (found, _), _ = outcome(program, [left, right], "fused")
     exact = left.T.astype(np.float64) @ right
     bound = 512 * np.finfo(np.float32).eps * (np.abs(left).T.astype(np.float64) @ np.abs(right))
     assert (np.abs(found - exact) <= bound).all()
@@ -88,10 +64,10 @@ def test_sums_stay_within_the_bound_of_float32_summation():
 @pytest.mark.tiny
 @pytest.mark.parametrize("kernel", kernels.STEPS[1:], ids=lambda k: k.__name__)
 def test_a_matmul_of_many_tiles_is_one_product_without_copies(kernel):
-    plan = plan_of(kernel.trace(*factors(384, 256, 1024)), forced=True)
+    plan = plan_of(lower(kernel.trace(*factors(384, 256, 1024))), forced=True)
     (step,) = plan.cores[0].steps
     assert (step.left.columns, step.right.columns, step.left.rows) == (256, 1024, 384)
-    assert step.left.there is not None and step.right.there is not None and step.target is not None
+    assert step.left.view is not None and step.right.view is not None and step.target is not None
     assert plan.cores[0].arena == plan.cores[0].packed == 0
 
 
@@ -118,13 +94,13 @@ def turned_products(x):
 def test_a_transpose_is_folded_into_the_product_that_reads_it():
     x = np.random.default_rng(2).integers(-2, 3, (128, 128)).astype(np.float32)
     program = turned_products.trace(x)
-    assert assert_same(program, [x], exact=True)
-    steps = plan_of(program, forced=True).cores[0].steps
+    assert assert_agrees(program, [x], exact=True)
+    steps = plan_of(lower(program), forced=True).cores[0].steps
     assert [getattr(step, "kind", "product") for step in steps] == ["product", "compute", "product"]
 
 
 def test_programs_that_do_not_pay_are_not_planned():
-    found = plan_of(kernels.tiled.trace(*factors(128, 128, 512)))
+    found = plan_of(lower(kernels.tiled.trace(*factors(128, 128, 512))))
     assert isinstance(found, NoPlan) and "does not pay" in found.why
 
 
@@ -153,9 +129,9 @@ def test_products_of_what_is_addressed_at_run_time_stay_apart_and_are_not_planne
     x, weights = rng.integers(-2, 3, (4096, 128)), rng.integers(-2, 3, (4096, 1024))
     arrays = [x.astype(np.float32), weights.astype(np.float32), np.array([[512]], np.int32)]
     program = chosen_weights.trace(*arrays)
-    found = plan_of(program)
+    found = plan_of(lower(program))
     assert isinstance(found, NoPlan) and "addressed at run time" in found.why
-    assert assert_same(program, arrays, exact=True)
+    assert assert_agrees(program, arrays, exact=True)
 
 
 @nki.jit
@@ -167,7 +143,7 @@ def shows(x):
 
 
 def test_kernels_that_print_run_one_by_one():
-    found = plan_of(shows.trace(np.ones((4, 4), np.float32)), forced=True)
+    found = plan_of(lower(shows.trace(np.ones((4, 4), np.float32))), forced=True)
     assert isinstance(found, NoPlan) and "printed" in found.why
 
 
@@ -190,7 +166,7 @@ def test_a_warning_is_given_at_its_line_and_the_answer_is_the_reference():
     x = np.ones((128, 128), np.float32)
     program = careless.trace(x)
     wanted, beside = outcome(program, [x], "reference")
-    found, too = outcome(program, [x], "plan")
+    found, too = outcome(program, [x], "fused")
     assert beside == too and any("never written" in text and "careless" not in text for text in too[1])
     assert wanted[0].tobytes() == found[0].tobytes()
 
@@ -207,7 +183,7 @@ def shifts(x, count):
 def test_an_error_that_the_data_makes_is_the_same():
     arrays = [np.ones((4, 8), np.int32), np.full((4, 1), -1, np.int32)]
     program = shifts.trace(*arrays)
-    assert outcome(program, arrays, "plan") == outcome(program, arrays, "reference")
+    assert outcome(program, arrays, "fused") == outcome(program, arrays, "reference")
 
 
 def test_an_executor_that_does_not_exist_is_refused(monkeypatch):
@@ -223,12 +199,12 @@ def test_the_bits_do_not_depend_on_the_number_of_threads():
     chance = np.random.default_rng(3)
     arrays = [chance.standard_normal((256, n), dtype=np.float32) for n in (128, 2100)]
     program = kernels.tiled.trace(*arrays)
-    found = [outcome(program, arrays, "plan", OPEN_NKI_THREADS=str(n))[0][0].tobytes() for n in (1, 2, 3)]
+    found = [outcome(program, arrays, "fused", OPEN_NKI_THREADS=str(n))[0][0].tobytes() for n in (1, 2, 3)]
     assert found[0] == found[1] == found[2]
 
 
 def test_calls_of_several_threads_share_a_plan_and_not_its_memory(monkeypatch):
-    monkeypatch.setenv("OPEN_NKI_EXECUTOR", "plan")
+    monkeypatch.setenv("OPEN_NKI_EXECUTOR", "fused")
     found = {}
     inputs = {i: [a + i for a in factors(256, 128, 512)] for i in range(4)}
 
@@ -249,24 +225,24 @@ def test_calls_of_several_threads_share_a_plan_and_not_its_memory(monkeypatch):
 @pytest.mark.parametrize("shared", [False, True])
 def test_calls_in_the_middle_of_one_plan_have_memory_of_their_own(monkeypatch, shared):
     """With one memory for both, what one call has packed would be another's: this test would see it."""
-    monkeypatch.setenv("OPEN_NKI_EXECUTOR", "plan")
+    monkeypatch.setenv("OPEN_NKI_EXECUTOR", "fused")
     monkeypatch.setenv("OPEN_NKI_THREADS", "1")
     given = [[(a + i).astype(ml_dtypes.bfloat16) for a in factors(256, 128, 512)] for i in range(2)]
     program = kernels.tiled.trace(*given[0])
-    plan_of(program, forced=True)
+    plan_of(lower(program), forced=True)
     packed, multiplied = threading.Barrier(2, timeout=60), threading.Barrier(2, timeout=60)
-    blocks = running._blocks
+    blocks = runner._blocks
 
     def met(*factors):
         packed.wait()  # both have packed their factors
         parts = blocks(*factors)
         return [lambda part=part: (part(), multiplied.wait()) for part in parts]
 
-    monkeypatch.setattr(running, "_blocks", met)
+    monkeypatch.setattr(runner, "_blocks", met)
     if shared:
         one = {}
-        monkeypatch.setattr(Pool, "take", lambda self, n: one.setdefault(n, np.empty(n, np.uint8)))
-        monkeypatch.setattr(Pool, "give_back", lambda self, array: None)
+        monkeypatch.setattr(ArrayPool, "take", lambda self, n: one.setdefault(n, np.empty(n, np.uint8)))
+        monkeypatch.setattr(ArrayPool, "give_back", lambda self, array: None)
     found = [None, None]
     workers = [
         threading.Thread(target=lambda i=i: found.__setitem__(i, program.run(*given[i]))) for i in (0, 1)
@@ -282,7 +258,7 @@ def test_calls_in_the_middle_of_one_plan_have_memory_of_their_own(monkeypatch, s
 
 
 def test_the_first_call_and_the_next_ones_give_the_same_bits(monkeypatch):
-    monkeypatch.setenv("OPEN_NKI_EXECUTOR", "plan")
+    monkeypatch.setenv("OPEN_NKI_EXECUTOR", "fused")
     chance = np.random.default_rng(4)
     arrays = [chance.standard_normal((256, n), dtype=np.float32) for n in (128, 512)]
     with warnings.catch_warnings():

@@ -10,10 +10,11 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from both_ways import assert_same, outcome
+from backend_agreement import assert_agrees, outcome
 from nki.backends.fused import backend
 from nki.backends.fused.planner import plan_of
-from nki.backends.fused.running import Runner
+from nki.backends.fused.runner import PlanRunner
+from nki.backends.lowered import lower
 from support import target
 
 COLUMNS = 256
@@ -80,24 +81,24 @@ def arrays():
 def test_cores_are_independent_where_neither_needs_the_other(kernel, independent):
     given = arrays()
     program = kernel[2].trace(*given)
-    assert plan_of(program, forced=True).independent is independent
-    assert assert_same(program, given, exact=True)
+    assert plan_of(lower(program), forced=True).independent is independent
+    assert assert_agrees(program, given, exact=True)
 
 
 def test_independent_cores_run_at_the_same_time_and_give_the_same_bits(monkeypatch):
     given, inside = arrays(), []
     program = halves[2].trace(*given)
     meeting = threading.Barrier(2, timeout=60)
-    run = Runner.run
+    run = PlanRunner.run
 
     def met(self):
         inside.append(self.core.index)
         meeting.wait()  # both are here before either goes on
         run(self)
 
-    alone = outcome(program, given, "plan", OPEN_NKI_THREADS="1")
-    monkeypatch.setattr(Runner, "run", met)
-    both = outcome(program, given, "plan", OPEN_NKI_THREADS="2")
+    alone = outcome(program, given, "fused", OPEN_NKI_THREADS="1")
+    monkeypatch.setattr(PlanRunner, "run", met)
+    both = outcome(program, given, "fused", OPEN_NKI_THREADS="2")
     assert sorted(inside) == [0, 1] and not meeting.broken
     assert alone[0][0].tobytes() == both[0][0].tobytes()
 
@@ -110,13 +111,13 @@ def test_cores_that_need_too_much_memory_together_take_turns(monkeypatch):
     def never(*_):
         raise AssertionError("both at once")
 
-    monkeypatch.setattr(backend, "beside", never)
-    need = sum(part.arena + part.packed for part in plan_of(program, forced=True).cores)
+    monkeypatch.setattr(backend, "run_concurrently", never)
+    need = sum(part.arena + part.packed for part in plan_of(lower(program), forced=True).cores)
     assert need > 0
-    seen, run = [], Runner.run
-    monkeypatch.setattr(Runner, "run", lambda self: (seen.append(self.core.index), run(self))[1])
-    monkeypatch.setattr(backend, "LARGEST", need - 1)
-    found = outcome(program, given, "plan", OPEN_NKI_THREADS="2")
+    seen, run = [], PlanRunner.run
+    monkeypatch.setattr(PlanRunner, "run", lambda self: (seen.append(self.core.index), run(self))[1])
+    monkeypatch.setattr(backend, "MAX_PARALLEL_BYTES", need - 1)
+    found = outcome(program, given, "fused", OPEN_NKI_THREADS="2")
     assert seen == [0, 1] and found[0][0].tobytes() == wanted[0][0].tobytes()
 
 
@@ -124,13 +125,13 @@ def test_an_error_of_one_core_is_told_as_when_they_take_turns(monkeypatch):
     given = arrays()
     program = halves[2].trace(*given)
     wanted = outcome(program, given, "reference")
-    run = Runner.run
+    run = PlanRunner.run
 
     def fails(self):
         if self.core.index == 1:
             raise RuntimeError("stop")
         run(self)
 
-    monkeypatch.setattr(Runner, "run", fails)  # then everything runs again, one by one
-    found = outcome(program, given, "plan", OPEN_NKI_THREADS="2")
+    monkeypatch.setattr(PlanRunner, "run", fails)  # then everything runs again, one by one
+    found = outcome(program, given, "fused", OPEN_NKI_THREADS="2")
     assert found[0][0].tobytes() == wanted[0][0].tobytes()

@@ -12,14 +12,12 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.backends.torch.runner import _Runner
+from nki.backends.torch.runner import _DeviceRunner
 from support import target
-from tile_programs import program_of
 
 torch = pytest.importorskip("torch")
 from nki.frameworks.torch import connect  # noqa: E402
 from nki.kernel.devices import run_on_device  # noqa: E402
-from there import assert_same_there  # noqa: E402
 
 MATMUL = Path(__file__).parents[3] / "examples" / "matmul" / "kernels.py"
 spec = importlib.util.spec_from_file_location("matmul_kernels_of_devices", MATMUL)
@@ -60,26 +58,6 @@ def test_a_matmul_runs_where_its_tensors_are_and_gives_the_bits_of_the_host(kern
     assert torch.equal(found.cpu(), kernel(*(tensor.cpu() for tensor in tensors)))
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
-@on_every_device
-def test_tile_programs_give_the_same(first, device):
-    why = [
-        assert_same_there(*program_of(seed, 0.15 * (seed % 2), 1, "trn2"), device)
-        for seed in range(first, first + 20)
-    ]
-    assert why.count(None) >= 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 5000, 250))
-@on_every_device
-def test_many_tile_programs_give_the_same(first, device):
-    for seed in range(first, first + 250):
-        assert_same_there(
-            *program_of(seed, (0.0, 0.15, 0.4)[seed % 3], 1, "trn3" if seed % 5 == 0 else "trn2"), device
-        )
-
-
 # ---- kernels of the library ----------------------------------------------------------------------
 
 
@@ -101,9 +79,9 @@ def library_cases():
 @on_every_device
 def test_kernels_of_the_library_run_there_from_end_to_end(number, device, monkeypatch):
     def refuse(runner, step, arrays, why):
-        raise AssertionError(f"{step.task.instruction.public}: {why}")
+        raise AssertionError(f"{step.node.instruction.public}: {why}")
 
-    monkeypatch.setattr(_Runner, "_on_host", refuse)
+    monkeypatch.setattr(_DeviceRunner, "_on_host", refuse)
     _, kernel, tensors, options = list(library_cases())[number]
     there = [tensor.to(device) for tensor in tensors]
     (found,) = run_there(kernel, *there, **options)
@@ -188,7 +166,7 @@ def test_an_argument_that_shares_its_memory_is_not_written_there():
 
 @on_every_device
 def test_an_instruction_without_a_form_goes_through_the_host_and_says_so_once(device, monkeypatch):
-    monkeypatch.setattr("nki.backends.torch.runner._told", set())
+    monkeypatch.setattr("nki.backends.torch.runner._warned", set())
     x, y = torch.rand(4, 8, device=device), torch.rand(4, 8, device=device)
     with pytest.warns(nki.NkiWarning, match="tensor_tensor_scan has no form"):
         (found,) = run_there(scanned, x, y)
@@ -249,8 +227,8 @@ def test_float32_products_are_exact_again_whatever_was_set():
 
 def test_numpy_arrays_run_on_the_device_of_the_options(monkeypatch):
     seen = []
-    run = _Runner.run
-    monkeypatch.setattr(_Runner, "run", lambda self: (seen.append(self.where.type), run(self))[1])
+    run = _DeviceRunner.run
+    monkeypatch.setattr(_DeviceRunner, "run", lambda self: (seen.append(self.where.type), run(self))[1])
     x = np.arange(32, dtype=np.float32).reshape(4, 8)
     with nki.options(device="torch-cpu"):
         found = twice(x)

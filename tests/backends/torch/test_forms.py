@@ -13,8 +13,8 @@ from nki.machine.operators import OPERATORS
 from support import target
 
 torch = pytest.importorskip("torch")
-from nki.backends.torch.runner import _Runner  # noqa: E402
-from there import assert_same_there, results_there  # noqa: E402
+from backend_agreement import assert_agrees, torch_results  # noqa: E402
+from nki.backends.torch.runner import _DeviceRunner  # noqa: E402
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 FLOATS = (nl.float32, nl.bfloat16, nl.float16, nl.float8_e4m3, nl.float8_e5m2)
@@ -29,9 +29,9 @@ def all_there(monkeypatch):
     """No step goes through the host; the newest machine, which has every operator."""
 
     def refuse(runner, step, arrays, why):
-        raise AssertionError(f"{step.task.instruction.public} has no form: {why}")
+        raise AssertionError(f"{step.node.instruction.public} has no form: {why}")
 
-    monkeypatch.setattr(_Runner, "_on_host", refuse)
+    monkeypatch.setattr(_DeviceRunner, "_on_host", refuse)
     with target("trn3"):
         yield
 
@@ -73,7 +73,7 @@ def tiles_of(body, out=nl.float32, columns=F):
 def same(kernel, arrays, device, ulps=0):
     """The same bits, or numbers that are so many units of the last place apart; NaN is NaN."""
     program = kernel.trace(*arrays)
-    found = results_there(program, arrays, device)
+    found = torch_results(program, arrays, device)
     assert not isinstance(found, str), found
     with nki.options(executor="reference"):
         wanted = program.run(*arrays)
@@ -188,7 +188,7 @@ def test_activation_functions_stay_within_two_units_of_the_last_place(op, device
     if op not in DIFFER:
         same(kernel, [x, bias], device)
         return
-    found = results_there(kernel.trace(x, bias), [x, bias], device)
+    found = torch_results(kernel.trace(x, bias), [x, bias], device)
     exact = getattr(np, op)((x * np.float32(0.9) + bias).astype(np.float64))
     assert (np.abs(found - exact) <= 2 * np.spacing(np.abs(exact).astype(np.float32))).all()
 
@@ -196,7 +196,7 @@ def test_activation_functions_stay_within_two_units_of_the_last_place(op, device
 def test_a_value_out_of_the_range_of_a_function_goes_to_the_host_who_says_so(device):
     kernel = tiles_of(lambda dst, t: nisa.activation(dst, nl.log, t))
     x = np.full((N * P, F), 1e30, np.float32)
-    assert results_there(kernel.trace(x), [x], device) == "something is to be said"
+    assert torch_results(kernel.trace(x), [x], device) == "a diagnostic is to be reported"
 
 
 # ---- reductions and registers --------------------------------------------------------------------
@@ -236,7 +236,9 @@ def test_statistics(device):
         nisa.bn_aggr(dst, found)
 
     x = numbers(nl.bfloat16)
-    assert assert_same_there(tiles_of(body, columns=2).trace(x), [x], device, 1e-6) is None
+    name = {"cuda": "cuda", "cpu": "torch-cpu"}[device]
+    program = tiles_of(body, columns=2).trace(x)
+    assert assert_agrees(program, [x], "torch", tolerance=1e-6, OPEN_NKI_DEVICE=name)
 
 
 def test_the_eight_largest(device):

@@ -1,4 +1,4 @@
-"""Arrays of runs that are over, for the next ones: their pages are there already."""
+"""A pool of arrays that finished runs used: their pages are mapped already."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ import numpy as np
 
 from ..reference.memory import aligned
 
-KEPT = 384 << 20  # bytes that wait in all
+LIMIT = 384 << 20  # bytes in the pool
 
 
-class Pool:
-    """Gives out arrays of bytes; who has one has it alone until it is given back."""
+class ArrayPool:
+    """Lends arrays of bytes; each has one user until it is given back."""
 
-    def __init__(self, limit: int = KEPT):
+    def __init__(self, limit: int = LIMIT):
         self.limit = limit
-        self.waiting: list[np.ndarray] = []
+        self.free: list[np.ndarray] = []
         self.lock = threading.Lock()
 
     def take(self, nbytes: int) -> np.ndarray:
-        """At least so many bytes, and not many more."""
+        """Return an array of at least so many bytes, and at most twice as many."""
         with self.lock:
-            fitting = [i for i, a in enumerate(self.waiting) if nbytes <= a.size <= 2 * nbytes]
+            fitting = [i for i, a in enumerate(self.free) if nbytes <= a.size <= 2 * nbytes]
             if fitting:
-                return self.waiting.pop(min(fitting, key=lambda i: self.waiting[i].size))
-            while self.waiting and sum(a.size for a in self.waiting) + nbytes > self.limit:
-                self.waiting.pop(0)  # what waits and what is new stay within the limit together
+                return self.free.pop(min(fitting, key=lambda i: self.free[i].size))
+            while self.free and sum(a.size for a in self.free) + nbytes > self.limit:
+                self.free.pop(0)  # what is free and what is new stay within the limit together
         return aligned(nbytes)
 
     def give_back(self, array: np.ndarray) -> None:
         if array.size == 0:
             return
         with self.lock:
-            self.waiting.append(array)
-            while sum(a.size for a in self.waiting) > self.limit:
-                self.waiting.pop(0)
+            self.free.append(array)
+            while sum(a.size for a in self.free) > self.limit:
+                self.free.pop(0)
 
 
-pool = Pool()
+pool = ArrayPool()
 
 
 def _after_fork() -> None:
     pool.lock = threading.Lock()  # another thread may have held it
-    pool.waiting.clear()  # a page that both processes have is copied when it is written: new ones cost less
+    pool.free.clear()  # writing to a page that both processes share copies it: a new one costs less
 
 
 if hasattr(os, "register_at_fork"):

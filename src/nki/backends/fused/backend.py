@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...ir.program import Program
 from ...options import Options
+from ..lowered import Lowered
 from ..protocol import ExecutionContext
 from .planner import NoPlan, plan_of
-from .running import Runner
-from .steps import Plan
-from .threads import available, beside
+from .runner import PlanRunner
+from .steps import FusedPlan
+from .threads import available, run_concurrently
 
-LARGEST = 448 << 20  # bytes that cores which run at the same time may need together
+MAX_PARALLEL_BYTES = 448 << 20  # that cores which run at the same time may use together
 
 
 class FusedBackend:
@@ -20,52 +20,52 @@ class FusedBackend:
 
     name = "fused"
 
-    def refusal(self, program: Program, options: Options) -> str:
+    def refusal(self, lowered: Lowered, options: Options) -> str:
         if not options.precise_fp:
             return "NKI_PRECISE_FP=0 keeps narrow floats as float32 values"
-        found = _plan(program, options)
+        found = _plan(lowered, options)
         return found.why if isinstance(found, NoPlan) else ""
 
-    def run(self, program: Program, execution: ExecutionContext) -> bool:
+    def run(self, lowered: Lowered, execution: ExecutionContext) -> bool:
         """Run the plan. False if anything was reported: the reference reports it at its line."""
-        plan = _plan(program, execution.options)
-        assert isinstance(plan, Plan)
-        known = {id(diagnostic) for diagnostic in program.said}
+        plan = _plan(lowered, execution.options)
+        assert isinstance(plan, FusedPlan)
+        known = {id(diagnostic) for diagnostic in lowered.diagnostics}
         try:
-            self._run(plan, program, execution)
+            self._run(plan, lowered, execution)
         except Exception:  # the reference raises it at its line
             return False
         return all(id(diagnostic) in known for diagnostic in execution.diagnostics.found)
 
-    def _run(self, plan: Plan, program: Program, execution: ExecutionContext) -> None:
+    def _run(self, plan: FusedPlan, lowered: Lowered, execution: ExecutionContext) -> None:
         cores = execution.cores
         threads = execution.options.threads or available()
-        parallel = len(cores) > 1 and _can_run_in_parallel(plan, program, threads)
+        parallel = len(cores) > 1 and _can_run_in_parallel(plan, lowered, threads)
         share = max(1, threads // len(cores)) if parallel else threads
-        runners = [Runner(plan, program, core, share) for core in cores]
+        runners = [PlanRunner(plan, lowered, core, share) for core in cores]
         if parallel:
             for runner in runners:
                 runner.open_results()
-            beside([partial(_run_alone, execution, runner) for runner in runners])
+            run_concurrently([partial(_run_alone, execution, runner) for runner in runners])
         else:
             execution.run_cores([(runner.core, partial(_run_core, runner)) for runner in runners])
             execution.report_divergent_loops()
 
 
-def _run_alone(execution: ExecutionContext, runner: Runner) -> None:
+def _run_alone(execution: ExecutionContext, runner: PlanRunner) -> None:
     execution.run_cores([(runner.core, runner.run)])
 
 
-def _run_core(runner: Runner) -> None:
+def _run_core(runner: PlanRunner) -> None:
     runner.open_results()
     runner.run()
 
 
-def _can_run_in_parallel(plan: Plan, program: Program, threads: int) -> bool:
+def _can_run_in_parallel(plan: FusedPlan, lowered: Lowered, threads: int) -> bool:
     """Cores that share nothing, report nothing in an order, and fit memory together."""
     needed = sum(part.arena + part.packed for part in plan.cores)
-    return plan.independent and not program.said and threads > 1 and needed <= LARGEST
+    return plan.independent and not lowered.diagnostics and threads > 1 and needed <= MAX_PARALLEL_BYTES
 
 
-def _plan(program: Program, options: Options) -> Plan | NoPlan:
-    return plan_of(program, options.executor in ("fused", "plan"))
+def _plan(lowered: Lowered, options: Options) -> FusedPlan | NoPlan:
+    return plan_of(lowered, options.executor in ("fused", "plan"))

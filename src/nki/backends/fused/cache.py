@@ -16,11 +16,11 @@ from ...ir.operand_access import OperandAccess
 from ...ir.program import Item, Loop
 from ...ir.view import View
 from ..lowered import Lowered
-from .steps import CorePlan, Plan, Product
+from .steps import CorePlan, FusedPlan, GemmStep
 
 PLANS = 256
 WEIGHT = 100_000  # operands of all plans; about 300 bytes each
-LOOP, END = -1, -2  # in the place of an instruction's signature
+LOOP, END = -1, -2  # in the elements of an instruction's signature
 
 Key = tuple[Any, ...]
 
@@ -30,13 +30,13 @@ class PlanCache:
 
     def __init__(self, plans: int = PLANS, weight: int = WEIGHT):
         # the accesses stay alive with a plan, so that no other object gets their identity
-        self.plans: LRUCache[Key, tuple[Plan, list[OperandAccess]]] = LRUCache(plans, weight)
+        self.plans: LRUCache[Key, tuple[FusedPlan, list[OperandAccess]]] = LRUCache(plans, weight)
 
-    def find(self, content: Content) -> Plan | None:
+    def find(self, content: Content) -> FusedPlan | None:
         found = self.plans.find(content.key)
         return None if found is None else found[0]
 
-    def put(self, content: Content, plan: Plan) -> None:
+    def put(self, content: Content, plan: FusedPlan) -> None:
         self.plans.put(content.key, (plan, content.accesses), sum(map(_weight, plan.cores)))
 
     def clear(self) -> None:
@@ -47,10 +47,10 @@ def _weight(core: CorePlan) -> int:
     """Count the operands in a core's part of a plan."""
     found = 0
     for step in core.steps:
-        if isinstance(step, Product):
+        if isinstance(step, GemmStep):
             found += 4 + len(step.left.tiles) + len(step.right.tiles) + len(step.copies)
         else:
-            found += 1 + len(step.reads) + len(step.outs) + 2 * len(step.parts)
+            found += 1 + len(step.reads) + len(step.outputs) + 2 * len(step.parts)
     return found
 
 
@@ -72,8 +72,8 @@ class Content:
         self._numbers: list[int] = []
         known: dict[tuple, int] = {}
         for s in lowered.storages:
-            described = s.buffer, tuple(s.shape), s.dtype, s.address, s.parameter, s.constant, s.loop
-            self._numbers.append(known.setdefault(described, len(known)))
+            describe = s.buffer, tuple(s.shape), s.dtype, s.address, s.parameter, s.constant, s.loop
+            self._numbers.append(known.setdefault(describe, len(known)))
         for items in lowered.items:
             self._numbers.append(END)
             self._items(items)

@@ -1,4 +1,4 @@
-"""What a plan looks like: as plain data (`nki plan --json`), and as lines of text."""
+"""Describes a plan: as plain data (`nki plan --json`), and as lines of text."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...ir.program import Item, Loop, Program, walk
+from ..lowered import lower
 from .planner import NoPlan, plan_of
-from .steps import CorePlan, Matrix, Product, Work
+from .steps import CorePlan, GemmStep, InstructionStep, Matrix
 
 WIDTH = 100
 
 
-def described(program: Program, forced: bool = True) -> dict[str, Any]:
-    """The plan of a program as plain data; `why` says it where there is none."""
-    plan = plan_of(program, forced)
+def describe(program: Program, forced: bool = True) -> dict[str, Any]:
+    """Return the plan of a program as plain data; `why` is the reason where there is none."""
+    lowered = lower(program)
+    plan = plan_of(lowered, forced)
     facts: dict[str, Any] = {
         "kernel": program.name,
         "platform": program.machine.name,
         "instructions": len(program),
-        "by_default": not isinstance(plan_of(program), NoPlan),
+        "by_default": not isinstance(plan_of(lowered), NoPlan),
     }
     if isinstance(plan, NoPlan):
         return facts | {"planned": False, "why": plan.why}
-    unplanned = plan_of(program)
+    unplanned = plan_of(lowered)
     facts["planned"] = True
     facts["why"] = unplanned.why if isinstance(unplanned, NoPlan) else ""
     facts["cores"] = [_core(part, items) for part, items in zip(plan.cores, program.cores, strict=True)]
-    kept = [(program.storages[number], why) for number, why in plan.in_place]
-    facts["in_place"] = [{"storage": f"{s.dtype}{list(s.shape)} {s.where}", "why": why} for s, why in kept]
+    untracked = [(program.storages[number], why) for number, why in plan.in_place]
+    facts["in_place"] = [
+        {"storage": f"{s.dtype}{list(s.shape)} {s.where}", "why": why} for s, why in untracked
+    ]
     facts["parts"] = plan.parts
     return facts
 
@@ -37,16 +41,16 @@ def described(program: Program, forced: bool = True) -> dict[str, Any]:
 def _core(part: CorePlan, items: Sequence[Item]) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     for step in part.steps:
-        steps.append(_product(step) if isinstance(step, Product) else _work(step, items))
+        steps.append(_product(step) if isinstance(step, GemmStep) else _work(step, items))
     return {
-        "steps": _joined(steps),
+        "steps": _merged(steps),
         "bytes": part.arena,
         "packed_bytes": part.packed,
-        "folded": {name: count for name, count in part.folded.items() if count},
+        "fused": {name: count for name, count in part.fused.items() if count},
     }
 
 
-def _product(product: Product) -> dict[str, Any]:
+def _product(product: GemmStep) -> dict[str, Any]:
     rows, columns = product.left.columns, product.right.columns
     return {
         "step": "product",
@@ -64,10 +68,10 @@ def _product(product: Product) -> dict[str, Any]:
 
 
 def _factor(factor: Matrix) -> str:
-    return "where it is" if factor.there is not None else f"packed from {len(factor.tiles)}"
+    return "where it is" if factor.view is not None else f"packed from {len(factor.tiles)}"
 
 
-def _work(work: Work, items: Sequence[Item]) -> dict[str, Any]:
+def _work(work: InstructionStep, items: Sequence[Item]) -> dict[str, Any]:
     item = None if work.kind == "gather" else items[work.item]
     if item is None:
         name, count = "gather", 0
@@ -83,8 +87,8 @@ def _work(work: Work, items: Sequence[Item]) -> dict[str, Any]:
     }
 
 
-def _joined(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbours of one kind that are no products are shown as one row."""
+def _merged(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Merge neighbouring steps of one kind, except products, into one row."""
     found: list[dict[str, Any]] = []
     for step in steps:
         if found and step["step"] == found[-1]["step"] != "product":
@@ -101,7 +105,7 @@ def _joined(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def lines(facts: dict[str, Any]) -> list[str]:
-    """The plan for a person, at most 100 columns wide."""
+    """Return the plan as text, at most 100 columns wide."""
     head = f"{facts['kernel']} for {facts['platform']}: {facts['instructions']:,} instructions"
     if not facts["planned"]:
         return [f"{head}, run one by one", f"  why: {facts['why']}"]
@@ -111,16 +115,16 @@ def lines(facts: dict[str, Any]) -> list[str]:
     for index, core in enumerate(facts["cores"]):
         if len(facts["cores"]) > 1:
             found.append(f"core {index}")
-        folded = ", ".join(f"{count:,} {name}" for name, count in core["folded"].items()) or "nothing"
-        found.append(f"  {len(core['steps'])} steps; folded: {folded}")
+        fused = ", ".join(f"{count:,} {name}" for name, count in core["fused"].items()) or "nothing"
+        found.append(f"  {len(core['steps'])} steps; fused: {fused}")
         memory = (
             f"  memory: {_bytes(core['bytes'])} of values, {_bytes(core['packed_bytes'])} of packed factors"
         )
         found.append(memory)
         for number, step in enumerate(core["steps"], 1):
             found += _row(number, step)
-    for kept in facts["in_place"]:
-        found.append(f"  in place: {kept['storage']}: {kept['why']}"[:WIDTH])
+    for untracked in facts["in_place"]:
+        found.append(f"  in place: {untracked['storage']}: {untracked['why']}"[:WIDTH])
     return [line.rstrip()[:WIDTH] for line in found]
 
 
@@ -146,4 +150,4 @@ def _bytes(count: int) -> str:
     return f"{count} B"
 
 
-__all__ = ["described", "lines"]
+__all__ = ["describe", "lines"]

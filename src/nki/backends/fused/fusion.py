@@ -1,7 +1,7 @@
-"""Folding: what needs no work of its own once everybody who reads a value is known.
+"""Fusion: removes nodes that need no work of their own, once all readers of every value are known.
 
-Sums of products that an addition goes on with are one sum of products; a result that is only stored is made
-where it is stored; moves, fills and gatherings that nobody reads are left out.
+Sums of products that are added to each other become one sum of products. A result that is only stored is
+computed where it is stored. Moves, fills and gathers without readers are removed.
 """
 
 from __future__ import annotations
@@ -9,144 +9,144 @@ from __future__ import annotations
 from math import prod
 
 from ...machine.dtypes import float32
-from .tracking import Task
-from .values import Place, Value, reshaped
+from .tracking import Node
+from .values import Elements, SSAValue, reshape_strides
 
-IDLE = ("move", "gather")  # without readers they do nothing that anybody notices
+PURE = ("move", "gather")  # without readers they have no effect
 
 
-def folded(tasks: list[Task], counts: dict[str, int]) -> list[Task]:
-    """The tasks that are left."""
-    gone: set[Task] = set()
-    for task in tasks:
-        if task.written == "sum":
-            _continue_sum(task, gone, counts)
-    _drop_unread(tasks, gone)
-    for task in reversed(tasks):
-        if task not in gone and task.kind in ("move", "compute") and task.store is not None:
-            _sink(task, gone, counts)
-    _drop_unread(tasks, gone)
-    return [task for task in tasks if task not in gone]
+def fuse(nodes: list[Node], counts: dict[str, int]) -> list[Node]:
+    """Return the nodes that are left."""
+    removed: set[Node] = set()
+    for node in nodes:
+        if node.written == "sum":
+            _fuse_sum(node, removed, counts)
+    _drop_unread(nodes, removed)
+    for node in reversed(nodes):
+        if node not in removed and node.kind in ("move", "compute") and node.store is not None:
+            _fuse_store(node, removed, counts)
+    _drop_unread(nodes, removed)
+    return [node for node in nodes if node not in removed]
 
 
 # ---- sums of products ----------------------------------------------------------------------------
 
 
-def _continue_sum(task: Task, gone: set[Task], counts: dict[str, int]) -> None:
-    """running = running + product: its terms join those that running is made of."""
-    out = task.outs[0][1]
-    if out.__class__ is not Value or out.dtype is not float32:
+def _fuse_sum(node: Node, removed: set[Node], counts: dict[str, int]) -> None:
+    """Fuse running = running + product: its terms join those of `running`."""
+    out = node.outputs[0][1]
+    if out.__class__ is not SSAValue or out.dtype is not float32:
         return
-    (_, first), (_, second) = task.reads
-    if first.__class__ is not Place or second.__class__ is not Place:
+    (_, first), (_, second) = node.reads
+    if first.__class__ is not Elements or second.__class__ is not Elements:
         return
-    sums = [_sum_of(place, task) for place in (first, second)]
+    sums = [_sum_of(elements, node) for elements in (first, second)]
     if None in sums or first.base is second.base or all(value.terms is None for value in sums):  # type: ignore[union-attr]
         return
     rows = out.view.shape[0]
     if any(value.view.shape[0] != rows for value in sums):  # type: ignore[union-attr]
         return
     out.terms = [term for value in sums for term in (value.terms or ())]  # type: ignore[union-attr]
-    task.kind = "product"
+    node.kind = "product"
     for value in sums:
         assert value is not None
-        value.readers.remove(task)
+        value.readers.remove(node)
         if value.terms is not None:
-            gone.add(value.makers[0])
+            removed.add(value.producers[0])
             for term in value.terms:
-                for place in term:
-                    if place.base.__class__ is Value:
-                        place.base.readers.remove(value.makers[0])
-                        place.base.readers.append(task)
-    task.reads = []
+                for elements in term:
+                    if elements.base.__class__ is SSAValue:
+                        elements.base.readers.remove(value.producers[0])
+                        elements.base.readers.append(node)
+    node.reads = []
     counts["sums"] = counts.get("sums", 0) + 1
 
 
-def _sum_of(place: Place, task: Task) -> Value | None:
-    """The value that an addition reads as a whole: zeros, or a sum of products that nobody else reads."""
-    value = place.base
-    if value.__class__ is not Value or place.dtype is not float32 or not _is_whole(place, value):
+def _sum_of(elements: Elements, node: Node) -> SSAValue | None:
+    """Return the value that an addition reads whole: zeros, or a sum of products with no other reader."""
+    value = elements.base
+    if value.__class__ is not SSAValue or elements.dtype is not float32 or not _is_whole(elements, value):
         return None
-    if value.zero and value.terms is None:
+    if value.is_zero and value.terms is None:
         return value
     return value if value.terms is not None and len(value.readers) == 1 else None
 
 
-def _is_whole(place: Place, value: Value) -> bool:
-    """All elements, in the order in which they were written."""
-    if place.offset or value.base is not value or prod(place.shape) != value.size:
+def _is_whole(elements: Elements, value: SSAValue) -> bool:
+    """Return whether these are all elements of a value, in the order in which they were written."""
+    if elements.offset or value.base is not value or prod(elements.shape) != value.size:
         return False
-    dense = reshaped(place.shape, place.strides, (value.size,))
+    dense = reshape_strides(elements.shape, elements.strides, (value.size,))
     return dense is not None and dense[0] in (0, 1)
 
 
 # ---- stores --------------------------------------------------------------------------------------
 
 
-def _sink(task: Task, gone: set[Task], counts: dict[str, int]) -> None:
-    """What is only stored is made where it is stored."""
-    if task.kind != "move":
+def _fuse_store(node: Node, removed: set[Node], counts: dict[str, int]) -> None:
+    """Compute a value that is only stored directly where it is stored."""
+    if node.kind != "move":
         return
-    place, store = task.reads[0][1], task.store
+    elements, store = node.reads[0][1], node.store
     assert store is not None
-    if task.order is not None or place.__class__ is not Place or place.dtype is not store.dtype:
+    if node.order is not None or elements.__class__ is not Elements or elements.dtype is not store.dtype:
         return
-    if _sink_place(place, store, task, gone):
-        gone.add(task)
+    if _store_directly(elements, store, node, removed):
+        removed.add(node)
         counts["stores"] = counts.get("stores", 0) + 1
 
 
-def _sink_place(place: Place, store: Place, task: Task, gone: set[Task]) -> bool:
-    value = place.base
-    if value.__class__ is not Value or not _is_whole(place, value) or value.readers != [task]:
+def _store_directly(elements: Elements, store: Elements, node: Node, removed: set[Node]) -> bool:
+    value = elements.base
+    if value.__class__ is not SSAValue or not _is_whole(elements, value) or value.readers != [node]:
         return False
-    if value.sunk is not None or value.dtype is not store.dtype or len(value.makers) != 1:
+    if value.stored_at is not None or value.dtype is not store.dtype or len(value.producers) != 1:
         return False
-    strides = reshaped(store.shape, store.strides, tuple(value.view.shape))
+    strides = reshape_strides(store.shape, store.strides, tuple(value.view.shape))
     if strides is None:
         return False
-    maker = value.makers[0]
-    if len(maker.outs) != 1 or maker.outs[0][2] is not None:
+    producer = value.producers[0]
+    if len(producer.outputs) != 1 or producer.outputs[0][2] is not None:
         return False
-    value.sunk = store._replace(shape=tuple(value.view.shape), strides=strides)
-    if maker.kind == "gather":
-        _sink_parts(maker, value, gone)
+    value.stored_at = store._replace(shape=tuple(value.view.shape), strides=strides)
+    if producer.kind == "gather":
+        _store_parts(producer, value, removed)
     return True
 
 
-def _sink_parts(gather: Task, value: Value, gone: set[Task]) -> None:
-    """The pieces of a gathering that nobody else reads are made where it is stored, too."""
-    sunk = value.sunk
-    assert sunk is not None
+def _store_parts(gather: Node, value: SSAValue, removed: set[Node]) -> None:
+    """Compute the parts of a gather that have no other reader where it is stored, too."""
+    stored_at = value.stored_at
+    assert stored_at is not None
     left = []
-    there = value.within(sunk)
-    apart = sum(view.size for view, _ in gather.parts) <= value.size  # no piece hides another
-    for view, place in gather.parts:
-        part = there.part(view)
-        if apart and part is not None and _sink_place(place, part, gather, gone):
+    there = value.relocated(stored_at)
+    apart = sum(view.size for view, _ in gather.parts) <= value.size  # no part covers another
+    for view, elements in gather.parts:
+        part = there.locate(view)
+        if apart and part is not None and _store_directly(elements, part, gather, removed):
             continue
-        left.append((view, place))
+        left.append((view, elements))
     gather.parts = left
     if not left:
-        gone.add(gather)
+        removed.add(gather)
 
 
-# ---- what nobody reads ---------------------------------------------------------------------------
+# ---- unread values ---------------------------------------------------------------------------
 
 
-def _drop_unread(tasks: list[Task], gone: set[Task]) -> None:
-    for task in reversed(tasks):
-        if task in gone or not _is_idle(task):
+def _drop_unread(nodes: list[Node], removed: set[Node]) -> None:
+    for node in reversed(nodes):
+        if node in removed or not _is_pure(node):
             continue
-        value = task.outs[0][1]
-        if value.__class__ is Value and not value.readers and value.sunk is None:
-            gone.add(task)
-            for place in [p for _, p in task.reads] + [p for _, p in task.parts]:
-                if place.__class__ is Place and place.base.__class__ is Value:
-                    place.base.readers.remove(task)
+        value = node.outputs[0][1]
+        if value.__class__ is SSAValue and not value.readers and value.stored_at is None:
+            removed.add(node)
+            for elements in [p for _, p in node.reads] + [p for _, p in node.parts]:
+                if elements.__class__ is Elements and elements.base.__class__ is SSAValue:
+                    elements.base.readers.remove(node)
 
 
-def _is_idle(task: Task) -> bool:
-    if task.kind in IDLE:
+def _is_pure(node: Node) -> bool:
+    if node.kind in PURE:
         return True
-    return task.kind == "compute" and bool(task.outs) and getattr(task.outs[0][1], "zero", False)
+    return node.kind == "compute" and bool(node.outputs) and getattr(node.outputs[0][1], "is_zero", False)

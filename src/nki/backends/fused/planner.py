@@ -1,4 +1,4 @@
-"""The planner: a lowered Program in, a Plan out.
+"""The planner: a lowered Program in, a FusedPlan out.
 
 A plan is made where it can pay: the products of the program are large, and there are many of them. It is
 cached with the Program, and by its content.
@@ -13,22 +13,22 @@ from typing import NamedTuple
 from ...ir.caches import per_program
 from ...ir.effects import effects
 from ...ir.instruction import State
-from ...ir.program import Loop, Program
+from ...ir.program import Loop
 from ...ir.storage import Storage
-from ..lowered import UNPLANNED, Lowered, lower
+from ..lowered import UNPLANNED, Lowered
 from . import cache
-from .fusion import folded
-from .lowering import Settler
+from .emission import StepEmitter
+from .fusion import fuse
 from .products import Gemm
-from .stages import in_stages, laid_out
-from .steps import CorePlan, Plan, Result, Work
+from .stages import allocate_values, schedule
+from .steps import CorePlan, FusedPlan, InstructionStep, WriteOnceResult
 from .storages import Storages, touched
-from .tracking import InPlace, Tracker
+from .tracking import Tracker, Untrackable
 
-WORTH = 1 << 28  # floating-point operations of matmuls from which a plan is made
-WORTH_EACH = 1 << 20  # and so many for each instruction, which all have to be looked at
-WORTH_SHARE = 0.5  # of them that must have become large products: what runs by itself is slower by a plan
-ATTEMPTS = 24  # times that a storage may turn out to be no sequence of values
+MIN_FLOPS = 1 << 28  # of the matmuls of a program that is planned
+MIN_FLOPS_PER_INSTRUCTION = 1 << 20  # planning takes time for each of them
+MIN_FUSED_SHARE = 0.5  # of the work that must become large products; the rest is slower by a plan
+ATTEMPTS = 24  # each finds a storage that is not a sequence of values
 
 
 class NoPlan(NamedTuple):
@@ -38,32 +38,31 @@ class NoPlan(NamedTuple):
 
 
 @per_program
-def plan_of(program: Program, forced: bool = False) -> Plan | NoPlan:
+def plan_of(lowered: Lowered, forced: bool = False) -> FusedPlan | NoPlan:
     """Return the plan of a program, or why it has none. `forced`: also where it does not pay."""
-    lowered = lower(program)
-    flops, why = _weighed(lowered, forced)
+    flops, why = _assess(lowered, forced)
     if why:
         return NoPlan(why)
     found = _shared(lowered)
-    if not forced and isinstance(found, Plan) and found.flops < WORTH_SHARE * flops:
+    if not forced and isinstance(found, FusedPlan) and found.flops < MIN_FUSED_SHARE * flops:
         return NoPlan(f"{found.flops / flops:.0%} of its matmuls become large products, which does not pay")
     return found
 
 
-def _shared(lowered: Lowered) -> Plan | NoPlan:
+def _shared(lowered: Lowered) -> FusedPlan | NoPlan:
     """Return the plan of an equal program, or a new one."""
     try:
         content = cache.Content(lowered)
     except KeyError:  # a storage that the program does not list
-        return made(lowered)
-    found: Plan | NoPlan = cache.plans.find(content) or made(lowered)
-    if isinstance(found, Plan):
+        return make_plan(lowered)
+    found: FusedPlan | NoPlan = cache.plans.find(content) or make_plan(lowered)
+    if isinstance(found, FusedPlan):
         cache.plans.put(content, found)
     return found
 
 
-def _weighed(lowered: Lowered, forced: bool) -> tuple[int, str]:
-    """Return the work of a program's matmuls, and why it has no plan, as far as that is seen at once."""
+def _assess(lowered: Lowered, forced: bool) -> tuple[int, str]:
+    """Return the work of a program's matmuls, and why it has no plan, if that is decided without planning."""
     flops, count = 0, 0
     states: set[State] = set()
     for core in range(len(lowered.items)):
@@ -77,10 +76,10 @@ def _weighed(lowered: Lowered, forced: bool) -> tuple[int, str]:
     for state in UNPLANNED:
         if state in states:
             return flops, f"it touches {state.value}"
-    if flops < max(WORTH, WORTH_EACH * count) and not forced:
+    if flops < max(MIN_FLOPS, MIN_FLOPS_PER_INSTRUCTION * count) and not forced:
         return flops, f"its matmuls are {flops / 1e6:.0f} MFLOP in {count} instructions, which does not pay"
     apart = 0 if forced else _apart(lowered)
-    if flops - apart < WORTH_SHARE * flops:
+    if flops - apart < MIN_FUSED_SHARE * flops:
         return flops, f"{apart / flops:.0%} of its matmuls' work is on tiles that are addressed at run time"
     loops = any(isinstance(item, Loop) for items in lowered.items for item in items)
     if loops and not lowered.states.isdisjoint(UNPLANNED):
@@ -91,8 +90,8 @@ def _weighed(lowered: Lowered, forced: bool) -> tuple[int, str]:
 def _apart(lowered: Lowered) -> int:
     """Return the work of matmuls on tiles that fences touch: they become no large products."""
     known = [(lowered.signature(i), i) for core in range(len(lowered.items)) for i in lowered.straight(core)]
-    kept = {storage for signature, i in known if signature.fence for storage in touched(i)}
-    return sum([s.flops for s, i in known if s.flops and not kept.isdisjoint(touched(i))])
+    untracked = {storage for signature, i in known if signature.fence for storage in touched(i)}
+    return sum([s.flops for s, i in known if s.flops and not untracked.isdisjoint(touched(i))])
 
 
 def _touched(lowered: Lowered, core: int) -> tuple[set[Storage], set[Storage]]:
@@ -106,55 +105,61 @@ def _touched(lowered: Lowered, core: int) -> tuple[set[Storage], set[Storage]]:
     return read, written
 
 
-def made(lowered: Lowered) -> Plan | NoPlan:
+def make_plan(lowered: Lowered) -> FusedPlan | NoPlan:
     """Return a new plan, whatever it costs."""
-    kept: dict[Storage, str] = {}
+    untracked: dict[Storage, str] = {}
     for _ in range(ATTEMPTS):
-        storages = Storages(lowered, kept)
+        storages = Storages(lowered, untracked)
         try:
             cores = [_core(lowered, core, storages) for core in range(len(lowered.items))]
-        except InPlace as problem:
-            kept[problem.storage] = problem.why
+        except Untrackable as problem:
+            untracked[problem.storage] = problem.why
             continue
-        return _plan(lowered, cores, storages, kept)
+        return _plan(lowered, cores, storages, untracked)
     return NoPlan("too many of its tiles are no sequences of values")
 
 
 def _core(lowered: Lowered, core: int, storages: Storages) -> CorePlan:
     tracker = Tracker(storages, lowered)
-    tracker.follow(lowered.items[core])
-    tasks = folded(tracker.tasks, tracker.folded)
-    steps = in_stages(tasks, storages)
-    arena = laid_out(steps)
+    tracker.track(lowered.items[core])
+    nodes = fuse(tracker.nodes, tracker.fused)
+    steps = schedule(nodes, storages)
+    arena = allocate_values(steps)
     packed = max((s.left.nbytes + s.right.nbytes for s in steps if s.__class__ is Gemm), default=0)
-    settled = Settler(lowered, core).settled(steps)
-    for task in tracker.tasks:
-        task.forget()
-    return CorePlan(settled, arena, packed, tracker.folded)
+    emitted = StepEmitter(lowered, core).emit(steps)
+    for node in tracker.nodes:
+        node.unlink()
+    return CorePlan(emitted, arena, packed, tracker.fused)
 
 
-def _plan(lowered: Lowered, cores: list[CorePlan], storages: Storages, kept: dict[Storage, str]) -> Plan:
+def _plan(
+    lowered: Lowered, cores: list[CorePlan], storages: Storages, untracked: dict[Storage, str]
+) -> FusedPlan:
     numbers = lowered.storage_numbers
     results = []
     for storage, views in storages.stores.items():
-        if storage in storages.once:
-            shown = tuple([(v.offset, tuple(v.shape), tuple(v.strides)) for v in views])
-            results.append(Result(numbers[storage], None if storage in storages.complete else shown))
-    return Plan(
+        if storage in storages.write_once:
+            written = tuple([(v.offset, tuple(v.shape), tuple(v.strides)) for v in views])
+            results.append(
+                WriteOnceResult(numbers[storage], None if storage in storages.complete else written)
+            )
+    return FusedPlan(
         tuple(cores),
         tuple(results),
-        tuple([(numbers[storage], why) for storage, why in kept.items()]),
+        tuple([(numbers[storage], why) for storage, why in untracked.items()]),
         sum([storage.on_chip for storage in storages.in_place]),
         len(cores) < 2 or _independent(lowered, cores, storages),
     )
 
 
 def _independent(lowered: Lowered, cores: list[CorePlan], storages: Storages) -> bool:
-    """Nothing that one core writes matters to another, so that they need not take turns."""
-    if any(step.__class__ is Work and step.kind == "fence" for core in cores for step in core.steps):
+    """Return whether no core writes what another one uses, so that they can run in parallel."""
+    if any(
+        step.__class__ is InstructionStep and step.kind == "fence" for core in cores for step in core.steps
+    ):
         return False
     used = [_touched(lowered, core) for core in range(len(cores))]
-    free = storages.once  # every element of these is written by one of them, and read by nobody
+    free = storages.write_once  # every element of these is written by one core, and never read
     return not any(
         (written & (read | others)) - free
         for i, (_, written) in enumerate(used)
@@ -163,4 +168,4 @@ def _independent(lowered: Lowered, cores: list[CorePlan], storages: Storages) ->
     )
 
 
-__all__ = ["NoPlan", "made", "plan_of"]
+__all__ = ["NoPlan", "make_plan", "plan_of"]

@@ -1,9 +1,9 @@
-"""Products: tile products of one stage that make up a large one.
+"""Products: merges the tile products of one stage into large ones.
 
 Every sum of products has a column of stationary tiles and a column of moving ones. Where all pairs of some
-stationary and some moving columns are asked for, they are one product: side by side the stationary tiles make
-M, the moving ones N, and the terms make K. A factor whose tiles lie so in memory is used where it is; others
-are packed first, and widened to float32 on the way.
+stationary and some moving columns occur, they are one product: the stationary tiles side by side are M, the
+moving ones N, and the terms K. A factor whose tiles already lie so in memory is used as it is; others are
+packed first, and widened to float32 on the way.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...machine.dtypes import FLOAT32
-from .tracking import Task
-from .values import Place, Value, as_matrix, reshaped
+from .tracking import Node
+from .values import Elements, SSAValue, matrix_strides, reshape_strides
 
-PACKED = 96 << 20  # bytes of one packed factor; larger products are cut
+PACKED = 96 << 20  # bytes of one packed factor; larger products are split
 
 
-class Buffer:
+class ProductBuffer:
     """Memory for a large product, or for a packed factor."""
 
     __slots__ = ("nbytes", "at")
@@ -28,56 +28,56 @@ class Buffer:
         self.nbytes, self.at = nbytes, -1
 
 
-class Tile(NamedTuple):
-    """Part of a factor: rows and columns of it, and where they come from; None: as its shape says."""
+class FactorTile(NamedTuple):
+    """A block of a factor, and the elements it is packed from; `strides` None: in their own shape."""
 
     row: int
     rows: int
     column: int
     columns: int
-    place: Place
+    elements: Elements
     strides: tuple[int, int] | None
 
 
 class Factor(NamedTuple):
-    """[K, M]: a strided view of memory that is there, or tiles to be packed."""
+    """A matrix [K, M]: a strided view of existing memory, or tiles to be packed."""
 
     rows: int
     columns: int
-    there: Place | None
-    tiles: list[Tile]
-    terms: int  # packed with the terms of a partition side by side: so many; 1: one behind the other
+    view: Elements | None
+    tiles: list[FactorTile]
+    terms: int  # that are interleaved row by row when packed; 1: one after the other
 
     @property
     def nbytes(self) -> int:
-        return 0 if self.there is not None else 4 * self.rows * self.columns
+        return 0 if self.view is not None else 4 * self.rows * self.columns
 
-    def packed(self) -> Iterator[tuple[Tile, int, Place]]:
-        """Each tile, the row it begins in when it is packed, and where it comes from."""
+    def packed(self) -> Iterator[tuple[FactorTile, int, Elements]]:
+        """Iterate over the tiles: each with its first row when packed, and its source."""
         term = 0
         for tile in self.tiles:
             if tile.column == 0 and tile.row > 0:
                 term += 1
-            place = tile.place
+            elements = tile.elements
             if tile.strides is not None:
-                place = place._replace(shape=(tile.rows, tile.columns), strides=tile.strides)
-            yield tile, term if self.terms > 1 else tile.row, place
+                elements = elements._replace(shape=(tile.rows, tile.columns), strides=tile.strides)
+            yield tile, term if self.terms > 1 else tile.row, elements
 
 
 class Gemm(NamedTuple):
-    """left.T @ right, for the products of many tasks."""
+    """left.T @ right, for the products of many nodes."""
 
-    tasks: list[Task]
+    nodes: list[Node]
     left: Factor
     right: Factor
-    target: Place | None  # where the result goes, if it is one matrix there
-    result: Buffer | None  # else its memory
-    copies: list[tuple[Value, int, int]]  # values that are stored elsewhere: row and column
+    target: Elements | None  # the result in HBM, if it is one matrix there
+    result: ProductBuffer | None  # else its buffer
+    copies: list[tuple[SSAValue, int, int]]  # values that are stored elsewhere: row and column
     products: int  # of tiles
 
 
 class Column(tuple):
-    """The tiles that one side of a sum of products takes its terms from. Equal ones are one object."""
+    """The tiles of one side of a sum of products, term by term. Equal columns are one object."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -85,21 +85,21 @@ class Column(tuple):
 
 
 class _Columns:
-    """Finds equal columns. Tiles are numbered first: most are met many times, as the same object."""
+    """Finds equal columns. Tiles are numbered first: most occur many times, as the same object."""
 
     def __init__(self) -> None:
         self.by_object: dict[int, int] = {}
-        self.by_place: dict[Place, int] = {}
+        self.by_elements: dict[Elements, int] = {}
         self.columns: dict[tuple[int, ...], Column] = {}
 
-    def _number(self, place: Place) -> int:
-        found = self.by_object.get(id(place))
+    def _number(self, elements: Elements) -> int:
+        found = self.by_object.get(id(elements))
         if found is None:
-            found = self.by_place.setdefault(place, len(self.by_place))
-            self.by_object[id(place)] = found
+            found = self.by_elements.setdefault(elements, len(self.by_elements))
+            self.by_object[id(elements)] = found
         return found
 
-    def of(self, places: list[Place]) -> Column:
+    def of(self, places: list[Elements]) -> Column:
         known, number = self.by_object, self._number
         key = tuple([known[id(p)] if id(p) in known else number(p) for p in places])
         found = self.columns.get(key)
@@ -108,66 +108,66 @@ class _Columns:
         return found
 
 
-def merged(tasks: Sequence[Task]) -> list[Gemm]:
-    """The products of a stage as large ones."""
-    families: dict[Any, dict[tuple, Task]] = {}
+def merge_products(nodes: Sequence[Node]) -> list[Gemm]:
+    """Return the products of a stage as large ones."""
+    families: dict[Any, dict[tuple, Node]] = {}
     columns = _Columns()
-    extra: list[Task] = []
-    for task in tasks:
-        terms = task.outs[0][1].terms
+    extra: list[Node] = []
+    for node in nodes:
+        terms = node.outputs[0][1].terms
         left, right = columns.of([a for a, _ in terms]), columns.of([b for _, b in terms])
         family = families.setdefault(tuple([a.shape[0] for a in left]), {})
         if (left, right) in family:
-            extra.append(task)
+            extra.append(node)
         else:
-            family[left, right] = task
+            family[left, right] = node
     found = [gemm for family in families.values() for gemm in _cover(family)]
-    return found + (merged(extra) if extra else [])
+    return found + (merge_products(extra) if extra else [])
 
 
-def single(task: Task) -> Gemm:
-    """The product of one task, by itself."""
-    value = task.outs[0][1]
-    value.placed = None
+def single_product(node: Node) -> Gemm:
+    """Return the product of one node by itself."""
+    value = node.outputs[0][1]
+    value.in_product = None
     left, right = (tuple([term[side] for term in value.terms]) for side in (0, 1))
-    (gemm,) = _gemms([left], [right], {(left, right): task})
+    (gemm,) = _gemms([left], [right], {(left, right): node})
     return gemm
 
 
-def _cover(family: dict[tuple, Task]) -> list[Gemm]:
-    """Groups of products in which every stationary column meets every moving one."""
+def _cover(family: dict[tuple, Node]) -> list[Gemm]:
+    """Return groups of products that contain every pair of their stationary and moving columns."""
     rows: dict[Any, dict[Any, None]] = {}
     columns: dict[Any, dict[Any, None]] = {}
     for left, right in family:
         rows.setdefault(left, {})[right] = None
         columns.setdefault(right, {})[left] = None
-    by_row = _classes(rows)
-    by_column = _classes(columns)
+    by_row = _group(rows)
+    by_column = _group(columns)
     groups = by_row if len(by_row) <= len(by_column) else [(left, right) for right, left in by_column]
     return [
         gemm
         for left, right in groups
-        for gemm in _gemms(sorted_by_place(left), sorted_by_place(right), family)
+        for gemm in _gemms(sorted_by_offset(left), sorted_by_offset(right), family)
     ]
 
 
-def _classes(met: dict[Any, dict[Any, None]]) -> list[tuple[list, list]]:
-    """Those that meet the same others, with these others; everything in the order in which it was met."""
+def _group(paired: dict[Any, dict[Any, None]]) -> list[tuple[list, list]]:
+    """Group columns that are paired with the same others, in order of occurrence."""
     found: dict[frozenset, tuple[list, list]] = {}
-    for one, others in met.items():
+    for one, others in paired.items():
         found.setdefault(frozenset(others), ([], list(others)))[0].append(one)
     return list(found.values())
 
 
-def sorted_by_place(columns: list[tuple[Place, ...]]) -> list[tuple[Place, ...]]:
-    """By base, in the order in which they are met, and then by offset."""
+def sorted_by_offset(columns: list[tuple[Elements, ...]]) -> list[tuple[Elements, ...]]:
+    """Sort columns by base, in order of occurrence, and then by offset."""
     bases: dict[Any, int] = {}
     for column in columns:
         bases.setdefault(column[0].base, len(bases))
     return sorted(columns, key=lambda column: (bases[column[0].base], column[0].offset))
 
 
-def _gemms(left: list[tuple], right: list[tuple], family: dict[tuple, Task]) -> list[Gemm]:
+def _gemms(left: list[tuple], right: list[tuple], family: dict[tuple, Node]) -> list[Gemm]:
     ways = _modes(left), _modes(right)
     modes = ways[0].keys() & ways[1].keys() or ways[0] or ways[1] or {"outer"}
     mode = "outer" if "outer" in modes else "inner"
@@ -184,19 +184,19 @@ def _gemms(left: list[tuple], right: list[tuple], family: dict[tuple, Task]) -> 
 # ---- factors -------------------------------------------------------------------------------------
 
 
-def _strided(columns: Sequence[tuple[Place, ...]]) -> tuple[int, int] | None:
-    """The strides that all tiles share, as matrices [K, M] of float32 of one base; None: they differ."""
+def _strided(columns: Sequence[tuple[Elements, ...]]) -> tuple[int, int] | None:
+    """Return the strides of all tiles as matrices [K, M] of float32 in one base; None: they differ."""
     base = columns[0][0].base
     layouts: dict[tuple, None] = {}
     for column in columns:
-        for place in column:
-            if place.base is not base or place.dtype.storage != FLOAT32:
+        for elements in column:
+            if elements.base is not base or elements.dtype.storage != FLOAT32:
                 return None
-            layouts[place.shape, place.strides] = None
+            layouts[elements.shape, elements.strides] = None
     shared = None
     for shape, own in layouts:
         rows, width = shape[0], prod(shape) // shape[0]
-        found = reshaped(shape, own, (rows, width))
+        found = reshape_strides(shape, own, (rows, width))
         if found is None:
             return None
         strides = (found[0] if rows > 1 else 0, found[1] if width > 1 else 1)
@@ -207,12 +207,12 @@ def _strided(columns: Sequence[tuple[Place, ...]]) -> tuple[int, int] | None:
     return shared
 
 
-def _width(column: tuple[Place, ...]) -> int:
+def _width(column: tuple[Elements, ...]) -> int:
     return prod(column[0].shape) // column[0].shape[0]
 
 
-def _modes(columns: Sequence[tuple[Place, ...]]) -> dict[str, tuple[int, int]]:
-    """How the terms of a factor may follow each other without being moved, and its strides then."""
+def _modes(columns: Sequence[tuple[Elements, ...]]) -> dict[str, tuple[int, int]]:
+    """Return the orders of terms in which a factor needs no packing, and its strides in each."""
     strides = _strided(columns)
     if strides is None:
         return {}
@@ -224,7 +224,7 @@ def _modes(columns: Sequence[tuple[Place, ...]]) -> dict[str, tuple[int, int]]:
     first = columns[0]
     depth, width = sum(p.shape[0] for p in first), sum(map(_width, columns))
     steps = [b.offset - a.offset for a, b in zip(first, first[1:], strict=False)]
-    # the other columns lie as far from the first at every term, so their terms follow as its own do
+    # other columns have the same distance to the first at every term, so their terms follow as its own do
     found = {}
     if all(step == p.shape[0] * rs for p, step in zip(first, steps, strict=False)) and _is_blas(
         rs, cs, depth, width
@@ -238,47 +238,47 @@ def _modes(columns: Sequence[tuple[Place, ...]]) -> dict[str, tuple[int, int]]:
 
 
 def _is_blas(rs: int, cs: int, depth: int, width: int) -> bool:
-    """A matrix that BLAS takes as it is: one of its strides is 1."""
+    """Return whether BLAS takes a matrix as it is: one of its strides is 1."""
     if depth == 1:
         return cs == 1
     return (cs == 1 and rs >= width) or (rs == 1 and cs >= depth)
 
 
-def _factor(columns: Sequence[tuple[Place, ...]], mode: str, strides: tuple[int, int] | None) -> Factor:
-    """With strides it lies so in memory; without, its tiles are packed."""
+def _factor(columns: Sequence[tuple[Elements, ...]], mode: str, strides: tuple[int, int] | None) -> Factor:
+    """Return a factor: a view of memory with these strides; None: its tiles are packed."""
     first = columns[0]
     depth, width = sum(p.shape[0] for p in first), sum(map(_width, columns))
     if strides is not None:
-        there = Place(first[0].base, first[0].offset, (depth, width), strides, first[0].dtype)
-        return Factor(depth, width, there, [], 1)
+        view = Elements(first[0].base, first[0].offset, (depth, width), strides, first[0].dtype)
+        return Factor(depth, width, view, [], 1)
     inner = mode == "inner" and len({p.shape[0] for p in first}) == 1
     return Factor(depth, width, None, _tiles(columns), len(first) if inner else 1)
 
 
-def _tiles(columns: Sequence[tuple[Place, ...]]) -> list[Tile]:
-    """What is packed: neighbours in memory together."""
-    found: list[Tile] = []
+def _tiles(columns: Sequence[tuple[Elements, ...]]) -> list[FactorTile]:
+    """Return the tiles to pack; adjacent ones are merged."""
+    found: list[FactorTile] = []
     row = 0
     for term in range(len(columns[0])):
         rows = columns[0][term].shape[0]
         begin = column = following = 0
-        first: Place | None = None
+        first: Elements | None = None
         strides: tuple[int, int] | None = None
         for places in columns:
-            place = places[term]
-            own = as_matrix(place, rows)
+            elements = places[term]
+            own = matrix_strides(elements, rows)
             if (
                 first is None
                 or own is None
                 or own != strides
-                or place.offset != following
-                or place.base is not first.base
-                or place.dtype is not first.dtype
+                or elements.offset != following
+                or elements.base is not first.base
+                or elements.dtype is not first.dtype
             ):
                 if first is not None:
                     found.append(_tile(row, rows, begin, column, first, strides))
-                first, strides, begin = place, own, column
-            column += prod(place.shape) // rows
+                first, strides, begin = elements, own, column
+            column += prod(elements.shape) // rows
             if strides is not None:
                 following = first.offset + (column - begin) * strides[1]
         assert first is not None
@@ -287,62 +287,64 @@ def _tiles(columns: Sequence[tuple[Place, ...]]) -> list[Tile]:
     return found
 
 
-def _tile(row: int, rows: int, begin: int, end: int, first: Place, strides: tuple[int, int] | None) -> Tile:
-    if strides is not None and prod(first.shape) != rows * (end - begin):  # several in a row
+def _tile(
+    row: int, rows: int, begin: int, end: int, first: Elements, strides: tuple[int, int] | None
+) -> FactorTile:
+    if strides is not None and prod(first.shape) != rows * (end - begin):  # several merged
         first = first._replace(shape=(rows, end - begin), strides=strides)
-    return Tile(row, rows, begin, end - begin, first, strides)
+    return FactorTile(row, rows, begin, end - begin, first, strides)
 
 
 # ---- the result ----------------------------------------------------------------------------------
 
 
-def _gemm(left: list[tuple], right: list[tuple], a: Factor, b: Factor, family: dict[tuple, Task]) -> Gemm:
-    tasks: list[Task] = []
-    spots: list[tuple[Value, int, int, int, int]] = []
+def _gemm(left: list[tuple], right: list[tuple], a: Factor, b: Factor, family: dict[tuple, Node]) -> Gemm:
+    nodes: list[Node] = []
+    blocks: list[tuple[SSAValue, int, int, int, int]] = []
     row = 0
     for one in left:
         rows, column = _width(one), 0
         for other in right:
             columns = _width(other)
-            task = family[one, other]
-            tasks.append(task)
-            spots.append((task.outs[0][1], row, column, rows, columns))
+            node = family[one, other]
+            nodes.append(node)
+            blocks.append((node.outputs[0][1], row, column, rows, columns))
             column += columns
         row += rows
-    count = len(tasks) * len(left[0])
-    target = _target(spots, a.columns, b.columns)
+    count = len(nodes) * len(left[0])
+    target = _target(blocks, a.columns, b.columns)
     if target is not None:
-        return Gemm(tasks, a, b, target, None, [], count)
-    result = Buffer(4 * a.columns * b.columns)
+        return Gemm(nodes, a, b, target, None, [], count)
+    result = ProductBuffer(4 * a.columns * b.columns)
     copies = []
-    for value, row, column, _, _ in spots:
-        value.placed = (result, row * b.columns + column, b.columns)
-        if value.sunk is not None:
+    for value, row, column, _, _ in blocks:
+        value.in_product = (result, row * b.columns + column, b.columns)
+        if value.stored_at is not None:
             copies.append((value, row, column))
-    return Gemm(tasks, a, b, None, result, copies, count)
+    return Gemm(nodes, a, b, None, result, copies, count)
 
 
-def _target(spots: list[tuple[Value, int, int, int, int]], rows: int, columns: int) -> Place | None:
-    """One matrix in HBM that all values of a product are stored in."""
-    first = spots[0][0].sunk
+def _target(blocks: list[tuple[SSAValue, int, int, int, int]], rows: int, columns: int) -> Elements | None:
+    """Return the matrix in HBM that all values of a product are stored in, or None."""
+    first = blocks[0][0].stored_at
     if first is None:
         return None
-    strides = reshaped(first.shape, first.strides, (spots[0][3], spots[0][4]))
+    strides = reshape_strides(first.shape, first.strides, (blocks[0][3], blocks[0][4]))
     if strides is None:
         return None
     rs, cs = strides
-    if spots[0][3] == 1:  # a single row has no stride
+    if blocks[0][3] == 1:  # a single row has no stride
         if rows > 1:
             return None
         rs = columns
-    for value, row, column, height, width in spots:
-        if value.sunk is None or value.sunk.base is not first.base:
+    for value, row, column, height, width in blocks:
+        if value.stored_at is None or value.stored_at.base is not first.base:
             return None
-        own = reshaped(value.sunk.shape, value.sunk.strides, (height, width))
-        if own is None or value.sunk.offset != first.offset + row * rs + column:
+        own = reshape_strides(value.stored_at.shape, value.stored_at.strides, (height, width))
+        if own is None or value.stored_at.offset != first.offset + row * rs + column:
             return None
         if (own[0] != rs and height > 1) or (own[1] != 1 and width > 1):
             return None
-    if rs < columns or (cs != 1 and spots[0][4] > 1):
+    if rs < columns or (cs != 1 and blocks[0][4] > 1):
         return None
-    return Place(first.base, first.offset, (rows, columns), (rs, 1), first.dtype)
+    return Elements(first.base, first.offset, (rows, columns), (rs, 1), first.dtype)

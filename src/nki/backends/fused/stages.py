@@ -1,8 +1,8 @@
-"""Stages: the order of everything, and where in one array the values lie.
+"""Stages: the order of all nodes, and the address of every value in the arena.
 
-Between two fences the tasks are cut into windows, so that what they make stays within a budget of memory. A
-window runs in stages: first the products that wait for no other product of the window, then all that needs no
-more than them, in the order of the program, then the products that wait for those, and so on.
+Between two fences the nodes are split into windows, so that the values of a window stay within a budget of
+memory. A window runs in stages: first the products that depend on no other product of the window, then the
+nodes that depend on these alone, in program order, then the products that depend on those, and so on.
 """
 
 from __future__ import annotations
@@ -10,136 +10,122 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...ir.storage import Storage
-from .products import Gemm, merged
+from ...ir.dependences import AccessLevels
+from ...ir.instruction import State
+from ...ir.liveness import last_uses
+from .products import Gemm, merge_products
 from .storages import Storages
-from .tracking import Task
-from .values import Place, Value
+from .tracking import Node
+from .values import Elements, SSAValue
 
 WINDOW = 96 << 20  # bytes of the values of a window
 LINE = 64
 
 
-def in_stages(tasks: Sequence[Task], storages: Storages, window: int = WINDOW) -> list[Any]:
-    """What is done, in order: Gemms and Tasks."""
+def schedule(nodes: Sequence[Node], storages: Storages, window: int = WINDOW) -> list[Any]:
+    """Return what to do, in order: Gemms and Nodes."""
     steps: list[Any] = []
-    number, held = 0, 0
-    open_tasks: list[Task] = []
+    number, nbytes = 0, 0
+    open_nodes: list[Node] = []
     depths = _Depths(storages)
-    for task in tasks:
-        if task.kind == "fence":
-            steps += _staged(open_tasks)
-            steps.append(task)
-            open_tasks, held, number = [], 0, number + 1
+    for node in nodes:
+        if node.kind == "fence":
+            steps += _staged(open_nodes)
+            steps.append(node)
+            open_nodes, nbytes, number = [], 0, number + 1
             depths = _Depths(storages)
             continue
-        made = sum(v.nbytes for _, v, _ in task.outs if v.__class__ is Value and v.sunk is None)
-        if held + made > window and open_tasks:
-            steps += _staged(open_tasks)
-            open_tasks, held, number = [], 0, number + 1
+        new = sum(v.nbytes for _, v, _ in node.outputs if v.__class__ is SSAValue and v.stored_at is None)
+        if nbytes + new > window and open_nodes:
+            steps += _staged(open_nodes)
+            open_nodes, nbytes, number = [], 0, number + 1
             depths = _Depths(storages)
-        held += made
-        depths.set(task, number)
-        open_tasks.append(task)
-    steps += _staged(open_tasks)
+        nbytes += new
+        depths.set(node, number)
+        open_nodes.append(node)
+    steps += _staged(open_nodes)
     return steps
 
 
 class _Depths:
-    """How many products each task of a window comes after, one after the other."""
+    """Sets the depth of nodes: the length of the longest chain of products before them in the window."""
 
     def __init__(self, storages: Storages):
         self.storages = storages
-        self.written: dict[Any, int] = {}  # memory in place: the depth of its last writer
-        self.touched: dict[Any, int] = {}
-        self.states: dict[Any, int] = {}
+        self.memory: AccessLevels[int] = AccessLevels()  # what is written in place
+        self.states: dict[State, int] = {}
 
-    def set(self, task: Task, window: int) -> None:
+    def set(self, node: Node, window: int) -> None:
         depth = 0
-        if task.kind == "product":
-            for left, right in task.outs[0][1].terms:
-                for value in (left.base, right.base):
-                    if value.__class__ is Value and value.stage == window and value.depth > depth:
-                        depth = value.depth
+        for elements in node_inputs(node):
+            value = elements.base
+            if value.__class__ is SSAValue and value.window == window and value.depth > depth:
+                depth = value.depth
+        if node.kind == "product":
             depth += 1
         else:
-            for place in _places(task):
-                value = place.base
-                if value.__class__ is Value and value.stage == window and value.depth > depth:
-                    depth = value.depth
-            reads = [v.storage for _, v in task.reads if v.__class__ is not Place]
-            writes = [v.storage for _, v, _ in task.outs if v.__class__ is not Value]
-            writes = [s for s in writes if s not in self.storages.once]
-            instruction = task.instruction
-            states = instruction.touches() if instruction is not None and instruction.state else ()
-            for storage in reads:
-                depth = max(depth, self.written.get(_space(storage), 0))
-            for storage in writes:
-                depth = max(depth, self.touched.get(_space(storage), 0))
-            for state in states:
-                depth = max(depth, self.states.get(state, 0))
-                self.states[state] = depth
-            for storage in (*reads, *writes):
-                self.touched[_space(storage)] = max(depth, self.touched.get(_space(storage), 0))
-            for storage in writes:
-                self.written[_space(storage)] = depth
-        task.depth = depth
-        for _, value, _ in task.outs:
-            if value.__class__ is Value:
-                value.depth, value.stage = depth, window
+            reads = [v.storage for _, v in node.reads if v.__class__ is not Elements]
+            writes = [v.storage for _, v, _ in node.outputs if v.__class__ is not SSAValue]
+            writes = [s for s in writes if s not in self.storages.write_once]
+            depth = self.memory.after(reads, writes, depth)
+            instruction = node.instruction
+            if instruction is not None and instruction.state:
+                for state in instruction.touches():
+                    depth = self.states[state] = max(depth, self.states.get(state, 0))
+            self.memory.add(reads, writes, depth)
+        node.depth = depth
+        for _, value, _ in node.outputs:
+            if value.__class__ is SSAValue:
+                value.depth, value.window = depth, window
 
 
-def _space(storage: Storage) -> Any:
-    return storage if storage.address is None else storage.buffer
-
-
-def _places(task: Task) -> Iterator[Place]:
-    """Everything that a task reads, but memory in place."""
-    if task.kind == "product":
-        for left, right in task.outs[0][1].terms:
+def node_inputs(node: Node) -> Iterator[Elements]:
+    """Iterate over everything that a node reads, except memory in place."""
+    if node.kind == "product":
+        for left, right in node.outputs[0][1].terms:
             yield left
             yield right
         return
-    for _, place in task.reads:
-        if place.__class__ is Place:
-            yield place
-    for _, _, before in task.outs:
+    for _, elements in node.reads:
+        if elements.__class__ is Elements:
+            yield elements
+    for _, _, before in node.outputs:
         if before is not None:
             yield before
-    for _, place in task.parts:
-        yield place
+    for _, elements in node.parts:
+        yield elements
 
 
-def _staged(tasks: list[Task]) -> list[Any]:
+def _staged(nodes: list[Node]) -> list[Any]:
     steps: list[Any] = []
-    stages: dict[int, tuple[list[Task], list[Task]]] = {}
-    for task in tasks:
-        products, others = stages.setdefault(task.depth, ([], []))
-        (products if task.kind == "product" else others).append(task)
+    stages: dict[int, tuple[list[Node], list[Node]]] = {}
+    for node in nodes:
+        products, others = stages.setdefault(node.depth, ([], []))
+        (products if node.kind == "product" else others).append(node)
     for depth in sorted(stages):
         products, others = stages[depth]
         if products:
-            steps += merged(products)
+            steps += merge_products(products)
         steps += others
     return steps
 
 
-# ---- where the values lie ------------------------------------------------------------------------
+# ---- addresses -----------------------------------------------------------------------------------
 
 
-class Arena:
-    """Gives out parts of one array; a part that nobody needs any more is given out again."""
+class ArenaAllocator:
+    """Allocates parts of one array; freed parts are allocated again."""
 
     def __init__(self) -> None:
         self.size = 0
         self.free: dict[int, list[int]] = {}
 
-    def take(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int) -> int:
         nbytes = -(-nbytes // LINE) * LINE
-        waiting = self.free.get(nbytes)
-        if waiting:
-            return waiting.pop()
-        for size in sorted(self.free):  # a larger one is cut
+        reusable = self.free.get(nbytes)
+        if reusable:
+            return reusable.pop()
+        for size in sorted(self.free):  # a larger one is split
             if size > nbytes and self.free[size]:
                 at = self.free[size].pop()
                 self.free.setdefault(size - nbytes, []).append(at + nbytes)
@@ -148,53 +134,47 @@ class Arena:
         self.size += nbytes
         return at
 
-    def give_back(self, at: int, nbytes: int) -> None:
+    def free_bytes(self, at: int, nbytes: int) -> None:
         self.free.setdefault(-(-nbytes // LINE) * LINE, []).append(at)
 
 
-def laid_out(steps: Sequence[Any]) -> int:
-    """Give every value its place in the array; the bytes that the array needs."""
-    last: dict[Any, int] = {}
-    for number, step in enumerate(steps):
-        for memory in _memories(step):
-            last[memory] = number
-    ends: dict[int, list[Any]] = {}
-    for memory, number in last.items():
-        ends.setdefault(number, []).append(memory)
-    arena = Arena()
+def allocate_values(steps: Sequence[Any]) -> int:
+    """Set the address of every value in the arena; return the bytes that it needs."""
+    ends = last_uses(map(_memories, steps))
+    arena = ArenaAllocator()
     for number, step in enumerate(steps):
         for memory in _memories(step):
             if memory.at < 0:
-                memory.at = arena.take(memory.nbytes)
+                memory.at = arena.allocate(memory.nbytes)
         for memory in ends.get(number, ()):
-            arena.give_back(memory.at, memory.nbytes)
+            arena.free_bytes(memory.at, memory.nbytes)
     return arena.size
 
 
 def _memories(step: Any) -> Iterator[Any]:
-    """Every value and buffer that a step touches and that has memory in the array."""
+    """Iterate over the values and buffers in the arena that a step touches."""
     if step.__class__ is Gemm:
         if step.result is not None:
             yield step.result
         for factor in (step.left, step.right):
-            if factor.there is not None:
-                yield from _memory_of(factor.there.base)
+            if factor.view is not None:
+                yield from _memory_of(factor.view.base)
             for tile in factor.tiles:
-                yield from _memory_of(tile.place.base)
+                yield from _memory_of(tile.elements.base)
         return
-    for place in _places(step):
-        yield from _memory_of(place.base)
-    for _, value, _ in step.outs:
-        if value.__class__ is Value:
+    for elements in node_inputs(step):
+        yield from _memory_of(elements.base)
+    for _, value, _ in step.outputs:
+        if value.__class__ is SSAValue:
             yield from _memory_of(value)
 
 
 def _memory_of(base: object) -> Iterator[Any]:
-    if base.__class__ is Value:
-        if base.placed is not None:
-            yield base.placed[0]
-        elif base.sunk is None:
+    if base.__class__ is SSAValue:
+        if base.in_product is not None:
+            yield base.in_product[0]
+        elif base.stored_at is None:
             yield base
 
 
-__all__ = ["Arena", "in_stages", "laid_out"]
+__all__ = ["ArenaAllocator", "allocate_values", "node_inputs", "schedule"]

@@ -1,7 +1,7 @@
-"""Steps: what a finished plan says, in numbers alone.
+"""The steps of a plan, in numbers alone.
 
-Storages and instructions are counted as the Program counts them, and everything else is bytes, so a plan
-belongs to every Program of equal content, in this process or in another one.
+Storages and instructions are the numbers that the Program gives them, and everything else is bytes, so
+Programs of equal content share a plan.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from ...machine.dtypes import DType
 
-ARENA = -1  # in the place of a storage's number: the array of the values
+ARENA = -1  # instead of a storage's number: the array of the values
 
 
-class Spot(NamedTuple):
+class ArrayRef(NamedTuple):
     """An array: elements of a storage, or of the arena. Offset and strides are in bytes."""
 
     storage: int
@@ -24,7 +24,7 @@ class Spot(NamedTuple):
     dtype: DType
 
 
-class Packing(NamedTuple):
+class PackedTile(NamedTuple):
     """A tile of a packed factor: rows `row`, `row + step`, ... and columns from `column` on."""
 
     row: int
@@ -32,124 +32,124 @@ class Packing(NamedTuple):
     rows: int
     column: int
     columns: int
-    source: Spot
+    source: ArrayRef
 
 
 class Matrix(NamedTuple):
-    """A factor [K, M] of a product: float32 that is there, or tiles to be packed side by side."""
+    """A factor [K, M] of a product: a view of float32, or tiles to be packed side by side."""
 
     rows: int
     columns: int
-    there: Spot | None
-    tiles: tuple[Packing, ...]
-    turned: bool  # packed column by column: the tiles lie so
+    view: ArrayRef | None
+    tiles: tuple[PackedTile, ...]
+    transposed: bool  # packed column by column, as most of the tiles lie
 
     @property
     def nbytes(self) -> int:
-        return 0 if self.there is not None else 4 * self.rows * self.columns
+        return 0 if self.view is not None else 4 * self.rows * self.columns
 
 
-class Part(NamedTuple):
+class StoredBlock(NamedTuple):
     """Rows and columns of a product, and where else they are stored."""
 
     row: int
     rows: int
     column: int
     columns: int
-    target: Spot
+    target: ArrayRef
 
 
-class Product(NamedTuple):
+class GemmStep(NamedTuple):
     """left.T @ right, for the products of many tiles."""
 
     left: Matrix
     right: Matrix
-    target: Spot | None  # where the result goes, if it is one matrix in HBM
-    result: int  # else its byte in the arena
-    copies: tuple[Part, ...]
+    target: ArrayRef | None  # where the result goes, if it is one matrix in HBM
+    result: int  # else its byte offset in the arena
+    copies: tuple[StoredBlock, ...]
     tiles: int
-    terms: int  # products of tiles in all
+    terms: int  # tile products in all
 
 
-class Operand(NamedTuple):
+class InputRef(NamedTuple):
     """An operand that is read: its number, and where it is; None: in the memory of its storage."""
 
     number: int
-    source: Spot | None
+    source: ArrayRef | None
 
 
-class Made(NamedTuple):
-    """An operand that is written, and where what it held before is, where that counts."""
+class OutputRef(NamedTuple):
+    """An operand that is written; `before`: what it held, where the instruction keeps a part of that."""
 
     number: int
-    target: Spot | None
-    before: Spot | None
+    target: ArrayRef | None
+    before: ArrayRef | None
 
 
-class Work(NamedTuple):
-    """What is done by itself: an instruction, a gathering of pieces, or a fence."""
+class InstructionStep(NamedTuple):
+    """An instruction, a gather of parts, or a fence."""
 
     kind: str  # "compute", "move", "memory", "gather" or "fence"
     item: int  # among the items of the core; -1: none
     position: int  # in the walk of the core
-    reads: tuple[Operand, ...]
-    outs: tuple[Made, ...]
-    parts: tuple[tuple[Spot, Spot], ...]  # gather: where each piece goes, and whence it comes
-    written: bool | None  # a matmul: dst holds a sum; None: its memory knows
+    reads: tuple[InputRef, ...]
+    outputs: tuple[OutputRef, ...]
+    parts: tuple[tuple[ArrayRef, ArrayRef], ...]  # gather: target and source of each part
+    written: bool | None  # a matmul: dst holds a sum; None: ask its memory
     order: Any  # move: how the dimensions of src are permuted; None, "transpose" or numbers
-    nbytes: int  # of what it makes in the arena
+    nbytes: int  # of its outputs in the arena
 
 
-Step = Product | Work
+PlanStep = GemmStep | InstructionStep
 
 
 class CorePlan(NamedTuple):
     """What one core does, in order."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     arena: int  # bytes of the values
     packed: int  # bytes of the largest pair of packed factors
-    folded: dict[str, int]
+    fused: dict[str, int]
 
 
-class Result(NamedTuple):
-    """HBM that is written once everywhere and read by nobody."""
+class WriteOnceResult(NamedTuple):
+    """HBM of which every element is written at most once, and never read."""
 
     storage: int
     views: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...] | None  # None: all of it is written
 
 
-class Plan(NamedTuple):
+class FusedPlan(NamedTuple):
     """A program as a few large operations. It never changes; calls of equal programs share it."""
 
     cores: tuple[CorePlan, ...]
-    results: tuple[Result, ...]
-    in_place: tuple[tuple[int, str], ...]  # storages that are not followed value by value, and why
-    parts: int  # tiles that are not
-    independent: bool  # nothing that one core writes matters to another
+    results: tuple[WriteOnceResult, ...]
+    in_place: tuple[tuple[int, str], ...]  # storages that are not tracked, and why
+    parts: int  # tiles that are not tracked
+    independent: bool  # no core writes what another one uses
 
     @property
-    def products(self) -> Iterator[Product]:
-        return (step for core in self.cores for step in core.steps if step.__class__ is Product)  # type: ignore[misc]
+    def products(self) -> Iterator[GemmStep]:
+        return (step for core in self.cores for step in core.steps if step.__class__ is GemmStep)  # type: ignore[misc]
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of its large products."""
+        """Floating-point operations of the large products."""
         return sum(2 * p.left.rows * p.left.columns * p.right.columns for p in self.products)
 
 
 __all__ = [
     "ARENA",
     "CorePlan",
-    "Made",
+    "OutputRef",
     "Matrix",
-    "Operand",
-    "Packing",
-    "Part",
-    "Plan",
-    "Product",
-    "Result",
-    "Spot",
-    "Step",
-    "Work",
+    "InputRef",
+    "PackedTile",
+    "StoredBlock",
+    "FusedPlan",
+    "GemmStep",
+    "WriteOnceResult",
+    "ArrayRef",
+    "PlanStep",
+    "InstructionStep",
 ]

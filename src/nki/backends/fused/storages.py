@@ -1,9 +1,9 @@
-"""Which storages are followed value by value, and which stay memory that is written in place.
+"""Which storages are tracked value by value, and which stay memory that is written in place.
 
-Tiles on chip are followed. In place stay: HBM, and whatever an instruction touches whose addresses are known
-at run time only (or that a dynamic loop, a register, the other core or a rank is about): `Fence`s, which
-everything else stays on its side of. HBM that nobody writes needs no order; nor does HBM that is written once
-everywhere and read by nobody.
+Tiles on chip are tracked. HBM stays in place, and so does everything that a fence touches: an instruction
+whose addresses are known at run time only, or that depends on a dynamic loop, a register, the other core or
+a rank. HBM that is never written needs no order; nor does HBM of which every element is written once and
+never read.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..lowered import Lowered, Signature
 
 
 class Storages:
-    """What is known of the storages of a program before its values are followed."""
+    """What is known of the storages of a program before its values are tracked."""
 
     def __init__(self, lowered: Lowered, in_place: Iterable[Storage] = ()):
-        self.in_place: set[Storage] = set(in_place)  # on chip, and not followed
+        self.in_place: set[Storage] = set(in_place)  # on chip, and not tracked
         self.written: set[Storage] = set()  # in HBM, by any core
         self.read: set[Storage] = set()
         self.stores: dict[Storage, list[View]] = {}
@@ -34,20 +34,20 @@ class Storages:
                 kind = None if item.__class__ is Loop else lowered.signature(item)  # type: ignore[arg-type]
                 if kind is None or kind.fence or kind.lazy:
                     for instruction in walk([item]):
-                        self._keep(instruction)
+                        self._keep_in_place(instruction)
                 elif kind.hbm_reads or kind.hbm_writes:
-                    self._look(item, kind)
-        self.once: set[Storage] = set()  # written once everywhere, and never read
+                    self._note(item, kind)
+        self.write_once: set[Storage] = set()  # each element at most once, and never read
         self.complete: set[Storage] = set()  # of these, written as a whole
         for storage, views in self.stores.items():
             if storage not in self.read:
                 once, complete = _written_once(storage, views)
                 if once:
-                    self.once.add(storage)
+                    self.write_once.add(storage)
                     if complete:
                         self.complete.add(storage)
 
-    def _look(self, instruction: object, kind: Signature) -> None:
+    def _note(self, instruction: object, kind: Signature) -> None:
         for name in kind.hbm_reads:
             self.read.add(getattr(instruction, name).storage)
         for name, is_read in kind.hbm_writes:
@@ -57,23 +57,23 @@ class Storages:
             if is_read:
                 self.read.add(view.storage)
 
-    def _keep(self, instruction: Instruction) -> None:
-        """All that the instruction touches stays in place."""
+    def _keep_in_place(self, instruction: Instruction) -> None:
+        """Keep everything that an instruction touches in place."""
         for storage in touched(instruction):
             (self.in_place if storage.on_chip else self.read).add(storage)
         for view in effects(instruction).written:
             self.written.add(view.storage)
 
-    def is_followed(self, storage: Storage) -> bool:
+    def is_tracked(self, storage: Storage) -> bool:
         return storage.on_chip and storage not in self.in_place
 
     def is_constant(self, storage: Storage) -> bool:
-        """In HBM, and nobody writes it."""
+        """Return whether a storage is in HBM and never written."""
         return not storage.on_chip and storage not in self.written
 
 
 def touched(instruction: Instruction) -> Iterator[Storage]:
-    """All storages of its operands, and of the indices in them."""
+    """Iterate over the storages of the operands, and of the indices in them."""
     for view in instruction.views():
         if view.indirection is not None and view.indirection.base is not None:
             yield view.indirection.base.storage
@@ -81,7 +81,7 @@ def touched(instruction: Instruction) -> Iterator[Storage]:
 
 
 def _written_once(storage: Storage, views: list[View]) -> tuple[bool, bool]:
-    """No element is written twice; every element is written."""
+    """Return whether no element is written twice, and whether every element is written."""
     if any(v.dtype is not storage.dtype or v.indirection is not None or v.repeats() for v in views):
         return False, False
     if any(stride < 0 for v in views for stride in v.strides):
@@ -103,7 +103,7 @@ def _written_once(storage: Storage, views: list[View]) -> tuple[bool, bool]:
 
 
 def _grain(storage: Storage, views: list[View]) -> int:
-    """Elements that are always written together."""
+    """Return how many neighbouring elements are always written together."""
     found = storage.nbytes // storage.dtype.itemsize
     for view in views:
         if view.strides[-1] != 1:

@@ -1,6 +1,6 @@
-"""Threads: the parts of a step that do not wait for each other, on the cores that the process may use.
+"""Threads: runs the independent parts of a step on the cores that the process may use.
 
-How a step is cut does not depend on how many threads there are, so its bits do not either.
+How a step is split does not depend on the number of threads, so its bits do not either.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 
 
 def available() -> int:
-    """Cores that the process may use."""
+    """Return how many cores the process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on every system
         return os.cpu_count() or 1
 
 
-def together(parts: Sequence[Callable[[], None]], threads: int) -> None:
-    """Do all parts; the first error is raised when all have ended."""
+def run_parts(parts: Sequence[Callable[[], None]], threads: int) -> None:
+    """Run all parts; raise the first error when all have ended."""
     if threads < 2 or len(parts) < 2:
         for part in parts:
             part()
@@ -44,8 +44,8 @@ def together(parts: Sequence[Callable[[], None]], threads: int) -> None:
             raise problem
 
 
-def beside(programs: Sequence[Callable[[], None]]) -> None:
-    """Run programs at the same time, each on a thread of its own; the first one's error is raised."""
+def run_concurrently(programs: Sequence[Callable[[], None]]) -> None:
+    """Run programs at the same time, each on its own thread; raise the first error when all have ended."""
     problems: list[BaseException | None] = [None] * len(programs)
 
     def run(number: int) -> None:

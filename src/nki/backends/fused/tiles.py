@@ -1,8 +1,9 @@
-"""Tiles: which values a tile's memory holds, as instructions write and read it.
+"""Which values a tile's memory holds, as instructions write and read it.
 
-A tile's memory is a table of pieces, the newest last: a write adds some and hides what it covers. A read that
-lies in one piece is a strided view of its value; one that spans several gathers them into a new value. What
-a read found is remembered until somebody writes there. Tiles that the user placed may share their memory.
+A tile's memory is a list of segments, the newest last: a write adds some and removes what it covers. A read
+that lies in one segment is a strided selection of its value; one that spans several gathers them into a new
+value. What a read found is cached until the next write there. Tiles with an `address=` may share their
+memory.
 """
 
 from __future__ import annotations
@@ -12,90 +13,93 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...ir.boxes import Box, exact_boxes, rectangle, whole_box
 from ...ir.layout import Shape
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.memories import MemoryRegion
-from .values import Place, Region, Value, region, runs
+from .values import Elements, SSAValue
 
 
-class InPlace(Exception):
-    """A storage whose values cannot be followed."""
+class Untrackable(Exception):
+    """A storage whose values cannot be tracked: it stays memory that is written in place."""
 
     def __init__(self, storage: Storage, why: str):
         super().__init__(why)
         self.storage, self.why = storage, why
 
 
-class Piece(NamedTuple):
-    value: Value
-    where: Region
-    written: int  # when, counted in writes
+class Segment(NamedTuple):
+    """A box of a tile, and the value that it holds."""
+
+    value: SSAValue
+    where: Box
+    written: int  # number of the write
 
 
-class Tile:
+class TileContents:
     """What the memory of one storage holds."""
 
-    __slots__ = ("storage", "pieces", "exact", "places", "factors")
+    __slots__ = ("storage", "segments", "exact", "places", "factors")
 
     def __init__(self, storage: Storage):
         self.storage = storage
-        self.pieces: list[Piece] = []
-        self.exact: dict[int, Value] = {}  # by signature: what was written through such a view, and holds
-        self.places: dict[int, Place] = {}  # by signature: where a view was found
-        self.factors: dict[int, Place] = {}  # the same for operands of products
+        self.segments: list[Segment] = []
+        self.exact: dict[int, SSAValue] = {}  # by signature of the view it was written through
+        self.places: dict[int, Elements] = {}  # by signature: where a view was located
+        self.factors: dict[int, Elements] = {}  # the same for operands of products
 
-    def hide(self, pieces: list[Region], where: Region) -> None:
-        """Somebody writes these rectangles, which lie in `where`."""
+    def overwrite(self, boxes: list[Box], where: Box) -> None:
+        """Remove what a write to these boxes, which lie in `where`, covers."""
         first, last, start, stop, _ = where
-        kept = []
-        for piece in self.pieces:
-            value, (top, bottom, left, right, _), _ = piece
-            if top < last and first < bottom and left < stop and start < right:
-                hits = [new for new in pieces if piece.where.overlaps(new)]
+        remaining = []
+        for segment in self.segments:
+            value, box, _ = segment
+            if box.first < last and first < box.last and box.start < stop and start < box.stop:
+                hits = [new for new in boxes if box.overlaps(new)]
                 if hits:
                     self.exact.pop(value.view.sig, None)
                     if self.places:
                         self.places = {}
                     if self.factors:
                         self.factors = {}
-                    if any(new.covers(piece.where) for new in hits):
+                    if any(new.covers(box) for new in hits):
                         continue
-            kept.append(piece)
-        self.pieces = kept
+            remaining.append(segment)
+        self.segments = remaining
 
 
-class Tiles(dict[Storage, Tile]):
+class CoreTiles(dict[Storage, TileContents]):
     """The tiles of a core."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.placed: dict[MemoryRegion, dict[Storage, Tile]] = {}  # those that hold something
+        self.placed: dict[MemoryRegion, dict[Storage, TileContents]] = {}  # those that hold something
         self.writes = 0
 
-    def __missing__(self, storage: Storage) -> Tile:
-        found = self[storage] = Tile(storage)
+    def __missing__(self, storage: Storage) -> TileContents:
+        found = self[storage] = TileContents(storage)
         return found
 
-    def define(self, view: View, value: Value) -> None:
-        """From now on a view of a tile holds a value."""
+    def define(self, view: View, value: SSAValue) -> None:
+        """Record that a view of a tile holds a value from now on."""
         storage = view.storage
-        where = rectangle(view)
-        pieces = [where] if where.exact else runs(view, where)
-        if pieces is None:
-            raise InPlace(storage, "a write of very many pieces")
+        where = box_of(view)
+        boxes = [where] if where.exact else exact_boxes(view, where)
+        if boxes is None:
+            raise Untrackable(storage, "a write of very many pieces")
         tile = self[storage]
         if storage.address is not None:
-            self._hide_placed(tile, pieces, where)
-        elif tile.pieces:
-            tile.hide(pieces, where)
+            self._overwrite_placed(tile, boxes, where)
+        elif tile.segments:
+            tile.overwrite(boxes, where)
         self.writes += 1
-        for piece in pieces:
-            tile.pieces.append(Piece(value, piece, self.writes))
+        for box in boxes:
+            tile.segments.append(Segment(value, box, self.writes))
         tile.exact[view.sig] = value
 
-    def _hide_placed(self, tile: Tile, pieces: list[Region], where: Region) -> None:
-        """Tiles that were placed here before lose what is written now."""
+    def _overwrite_placed(self, tile: TileContents, boxes: list[Box], where: Box) -> None:
+        """Remove what is written now from tiles that share the memory."""
         space = self.placed.setdefault(tile.storage.buffer, {})
         first, last, start, stop, _ = where
         gone = []
@@ -107,109 +111,105 @@ class Tiles(dict[Storage, Tile]):
                 and byte < stop
                 and start < byte + storage.pitch
             ):
-                other.hide(pieces, where)
-                if not other.pieces:
+                other.overwrite(boxes, where)
+                if not other.segments:
                     gone.append(storage)
         for storage in gone:
             del space[storage]
         space[tile.storage] = tile
 
-    def beside(self, storage: Storage) -> Iterator[Tile]:
-        """The tiles whose memory a view of this storage may lie in; its own last."""
+    def sharing(self, storage: Storage) -> Iterator[TileContents]:
+        """Iterate over the tiles that may share memory with a storage; its own comes last."""
         if storage.address is not None:
             for other in self.placed.get(storage.buffer, {}).values():
                 if other.storage is not storage:
                     yield other
         yield self[storage]
 
-    def single(self, view: View) -> Value | None:
-        """The value that holds all of a view."""
+    def holder(self, view: View) -> SSAValue | None:
+        """Return the value that holds all of a view, or None."""
         storage = view.storage
-        where = rectangle(view)
-        found: Value | None = None
+        where = box_of(view)
+        found: SSAValue | None = None
         first, last, start, stop, _ = where
-        for value, (top, bottom, left, right, exact), written in reversed(self[storage].pieces):
+        for value, (top, bottom, left, right, exact), written in reversed(self[storage].segments):
             if top < last and first < bottom and left < stop and start < right:
                 around = top <= first and last <= bottom and left <= start and stop <= right
                 if found is None and exact and around:
-                    self._nobody_else(storage, where, written)
+                    self._check_exclusive(storage, where, written)
                     return value
                 if found is not None and found is not value:
-                    self._nobody_else(storage, where, 0)
+                    self._check_exclusive(storage, where, 0)
                     return None
                 found = value
-        self._nobody_else(storage, where, 0)
-        return None if found is None or found.part(view) is None else found
+        self._check_exclusive(storage, where, 0)
+        return None if found is None or found.locate(view) is None else found
 
-    def _nobody_else(self, storage: Storage, where: Region, since: int) -> None:
-        """No other tile was written here since then."""
+    def _check_exclusive(self, storage: Storage, where: Box, since: int) -> None:
+        """Raise Untrackable if another tile was written here since then."""
         if storage.address is not None:
             for other in self.placed.get(storage.buffer, {}).values():
                 if other.storage is not storage and any(
-                    piece.written > since and piece.where.overlaps(where) for piece in other.pieces
+                    segment.written > since and segment.where.overlaps(where) for segment in other.segments
                 ):
-                    raise InPlace(storage, "read through another tile's memory")
+                    raise Untrackable(storage, "read through another tile's memory")
 
     def written_by_matmul(self, view: View) -> set[bool]:
-        """Whether the pieces that a view meets are sums of products; False: there are none."""
-        where = rectangle(view)
+        """Return whether the segments that a view overlaps are sums of products; {False} for none."""
+        where = box_of(view)
         return {
-            piece.value.by_matmul
-            for tile in self.beside(view.storage)
-            for piece in tile.pieces
-            if piece.where.overlaps(where)
+            segment.value.by_matmul
+            for tile in self.sharing(view.storage)
+            for segment in tile.segments
+            if segment.where.overlaps(where)
         } or {False}
 
     # ---- gathering -------------------------------------------------------------------------------
 
-    def frame(self, view: View) -> tuple[View, list[Region]]:
-        """What to gather for a read: the whole tile, the rectangle around the view, or the view alone."""
-        storage, where = view.storage, rectangle(view)
-        table = [piece for tile in self.beside(storage) for piece in tile.pieces]
-        whole = Region(*_origin(storage), exact=True)
+    def frame(self, view: View) -> tuple[View, list[Box]]:
+        """Return what to gather for a read: the whole tile, the box around the view, or the view alone."""
+        storage, where = view.storage, box_of(view)
+        table = [segment for tile in self.sharing(storage) for segment in tile.segments]
+        whole = whole_box(storage)
         for inside in (whole, where) if storage.address is None else (where,):
-            if _in_a_row(table, inside) or _covered(table, inside):
-                return framed(storage, inside), [inside._replace(exact=True)]
-        pieces = runs(view, where)
-        if where.exact or pieces is None or not all(_covered(table, piece) for piece in pieces):
-            raise InPlace(storage, "read before it was written")
-        return view, pieces
+            if _are_adjacent(table, inside) or _cover(table, inside):
+                return box_view(storage, inside), [inside._replace(exact=True)]
+        boxes = exact_boxes(view, where)
+        if where.exact or boxes is None or not all(_cover(table, box) for box in boxes):
+            raise Untrackable(storage, "read before it was written")
+        return view, boxes
 
-    def parts(self, view: View, wanted: list[Region]) -> Iterator[tuple[View, Place, Value]]:
-        """The pieces that the rectangles of a view consist of, in order."""
+    def parts(self, view: View, wanted: list[Box]) -> Iterator[tuple[View, Elements, SSAValue]]:
+        """Iterate over the parts of values that make up the boxes of a view, in order."""
         storage = view.storage
         for inside in wanted:
-            for tile in self.beside(storage):
-                for value, where, _ in tile.pieces:
+            for tile in self.sharing(storage):
+                for value, where, _ in tile.segments:
                     if not where.overlaps(inside):
                         continue
                     if tile.storage is not storage or value.view.dtype is not view.dtype:
-                        raise InPlace(storage, "parts that cannot be put together")
+                        raise Untrackable(storage, "parts that cannot be put together")
                     own = value.view
-                    if len(own.shape) == 2 and where == region(own) and inside.covers(where):
+                    if len(own.shape) == 2 and where == rectangle(own) and inside.covers(where):
                         part = own  # all of what was written
                     else:
-                        part = framed(storage, _common(where, inside))
-                    place = value.part(part)
-                    if place is None:
-                        raise InPlace(storage, "parts that cannot be put together")
-                    yield part, place, value
+                        part = box_view(storage, where.common(inside))
+                    elements = value.locate(part)
+                    if elements is None:
+                        raise Untrackable(storage, "parts that cannot be put together")
+                    yield part, elements, value
 
 
-def rectangle(view: View) -> Region:
-    found = region(view)
+def box_of(view: View) -> Box:
+    """Return the smallest box of a view; raise Untrackable where its partitions do not simply count up."""
+    found = rectangle(view)
     if found is None:
-        raise InPlace(view.storage, "partitions in another order")
+        raise Untrackable(view.storage, "partitions in another order")
     return found
 
 
-def _origin(storage: Storage) -> tuple[int, int, int, int]:
-    partition, byte = storage.address or (0, 0)
-    return partition, partition + storage.partitions, byte, byte + storage.pitch
-
-
-def framed(storage: Storage, where: Region) -> View:
-    """A rectangle of a tile as a view [partitions, elements]."""
+def box_view(storage: Storage, where: Box) -> View:
+    """Return a box of a tile as a view [partitions, elements]."""
     partition, byte = storage.address or (0, 0)
     width = storage.dtype.itemsize
     pitch = storage.pitch // width
@@ -218,38 +218,28 @@ def framed(storage: Storage, where: Region) -> View:
     return View(storage, offset, shape, (pitch, 1), storage.dtype)
 
 
-def _common(a: Region, b: Region) -> Region:
-    return Region(
-        max(a.first, b.first), min(a.last, b.last), max(a.start, b.start), min(a.stop, b.stop), True
-    )
-
-
-def _in_a_row(pieces: list[Piece], where: Region) -> bool:
-    """The pieces stand side by side and make up the rectangle: the usual case, seen at once."""
+def _are_adjacent(segments: list[Segment], where: Box) -> bool:
+    """Return whether the segments are adjacent and make up the box: the usual case, decided fast."""
     following = where.start
-    for _, piece, _ in pieces:
-        if piece.first != where.first or piece.last != where.last or piece.start != following:
+    for _, box, _ in segments:
+        if box.first != where.first or box.last != where.last or box.start != following:
             return False
-        following = piece.stop
+        following = box.stop
     return following == where.stop
 
 
-def _covered(pieces: list[Piece], where: Region) -> bool:
-    """Every byte of a rectangle is in some piece."""
-    parts = [_common(piece.where, where) for piece in pieces if piece.where.overlaps(where)]
-    if sum(_area(part) for part in parts) < _area(where):
+def _cover(segments: list[Segment], where: Box) -> bool:
+    """Return whether every byte of a box is in some segment."""
+    parts = [s.where.common(where) for s in segments if s.where.overlaps(where)]
+    if sum(part.nbytes for part in parts) < where.nbytes:
         return False
     rows = sorted({where.first, where.last, *(p.first for p in parts), *(p.last for p in parts)})
     bytes_ = sorted({where.start, where.stop, *(p.start for p in parts), *(p.stop for p in parts)})
     row_of, byte_of = ({edge: i for i, edge in enumerate(edges)} for edges in (rows, bytes_))
-    flags = np.zeros((len(rows) - 1, len(bytes_) - 1), np.bool_)  # one for each field between the edges
+    flags = np.zeros((len(rows) - 1, len(bytes_) - 1), np.bool_)  # one for each cell between the edges
     for p in parts:
         flags[row_of[p.first] : row_of[p.last], byte_of[p.start] : byte_of[p.stop]] = True
     return bool(flags.all())
 
 
-def _area(where: Region) -> int:
-    return (where.last - where.first) * (where.stop - where.start)
-
-
-__all__ = ["InPlace", "Piece", "Tile", "Tiles", "rectangle"]
+__all__ = ["Untrackable", "Segment", "TileContents", "CoreTiles", "box_of"]

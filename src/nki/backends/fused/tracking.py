@@ -1,6 +1,7 @@
-"""Tracking: goes through the instructions of a core and finds the values each of them reads and makes.
+"""Tracking: walks the instructions of a core and makes a dataflow node for what each of them does.
 
-What cannot be followed so (`InPlace`) stays memory that is written in place, and the tracking starts again.
+A node reads and writes SSA values. A storage that is not a sequence of values (`Untrackable`) stays memory
+that is written in place, and the tracking starts again.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from ...ir.view import View
 from ...machine.dtypes import float32
 from ..lowered import Lowered, Signature
 from .storages import Storages
-from .tiles import InPlace, Tiles, rectangle
-from .values import Place, Value, moved, of_storage
+from .tiles import CoreTiles, Untrackable, box_of
+from .values import Elements, SSAValue, permuted, storage_elements
 
 WIDENED = ("bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")  # exact in float32
 
 
-class Task:
-    """Something to do: an instruction, a product of many of them, a gathering of pieces, or a fence."""
+class Node:
+    """An instruction, a sum of products of many of them, a gather of parts, or a fence."""
 
     __slots__ = (
         "kind",
         "instruction",
         "position",
         "reads",
-        "outs",
+        "outputs",
         "parts",
         "written",
         "store",
@@ -38,40 +39,40 @@ class Task:
     )
 
     def __init__(self, kind: str, instruction: Any, position: int):
-        self.kind = kind  # "compute", "move", "product", "gather" or "fence"
+        self.kind = kind  # "compute", "memory", "move", "product", "gather" or "fence"
         self.instruction = instruction
         self.position = position
-        self.reads: list[tuple[int, Any]] = []  # operand, and its Place; or a View of memory in place
-        self.outs: list[tuple[int, Any, Any]] = []  # operand, Value or View, Place of what it held before
-        self.parts: list[tuple[View, Place]] = []  # gather: each piece in order
+        self.reads: list[tuple[int, Any]] = []  # operand, and its Elements or a View of memory in place
+        self.outputs: list[tuple[int, Any, Any]] = []  # operand, SSAValue or View, what it held before
+        self.parts: list[tuple[View, Elements]] = []  # gather: each part in order
         self.written: Any = False  # a matmul: dst holds a sum
-        self.store: Place | None = None  # move: into HBM that is written once
+        self.store: Elements | None = None  # move: into HBM that is written once
         self.order: Any = None  # move: how the dimensions of src are permuted
         self.depth = 0
 
-    def forget(self) -> None:
-        """Let go of what refers back: then no collector is needed to free a task."""
-        for _, value, _ in self.outs:
-            if value.__class__ is Value:
-                value.forget()
+    def unlink(self) -> None:
+        """Drop the references that form cycles, so that nodes are freed without the garbage collector."""
+        for _, value, _ in self.outputs:
+            if value.__class__ is SSAValue:
+                value.unlink()
 
 
 class Tracker:
-    """Makes the tasks of one core."""
+    """Makes the nodes of one core."""
 
     def __init__(self, storages: Storages, lowered: Lowered):
         self.storages = storages
         self.lowered = lowered
-        self.tasks: list[Task] = []
-        self.tiles = Tiles()
-        self.folded: dict[str, int] = {"copies": 0, "matmuls": 0}
+        self.nodes: list[Node] = []
+        self.tiles = CoreTiles()
+        self.fused: dict[str, int] = {"copies": 0, "matmuls": 0}
 
-    def follow(self, items: Sequence[Item]) -> None:
+    def track(self, items: Sequence[Item]) -> None:
         position, signature = 0, self.lowered.signature
         for item in items:
             kind = None if item.__class__ is Loop else signature(item)  # type: ignore[arg-type]
             if kind is None or kind.fence:
-                self.tasks.append(Task("fence", item, position))
+                self.nodes.append(Node("fence", item, position))
                 position += _length(item)
                 continue
             meaning = kind.meaning
@@ -81,102 +82,102 @@ class Tracker:
             ):
                 self._instruction(item, kind, position)  # type: ignore[arg-type]
             position += 1
-        # a sum of products stands where its last term does, after what was gathered for it
-        self.tasks.sort(key=lambda task: (task.position, task.kind != "gather"))
+        # a sum of products comes where its last term does, after what was gathered for it
+        self.nodes.sort(key=lambda node: (node.position, node.kind != "gather"))
 
     # ---- one instruction -------------------------------------------------------------------------
 
     def _instruction(self, instruction: Instruction, kind: Signature, position: int) -> None:
-        task = Task("compute", instruction, position)
+        node = Node("compute", instruction, position)
         meaning, access, operands = kind.meaning, kind.access, instruction.operands()
         if kind.lazy:
-            task.kind = "memory"  # its compute looks for the memory by itself
-            task.reads = [(i, operands[i]) for i in instruction.read_at if isinstance(operands[i], View)]
-            task.outs = [
+            node.kind = "memory"  # its compute accesses memory by itself
+            node.reads = [(i, operands[i]) for i in instruction.read_at if isinstance(operands[i], View)]
+            node.outputs = [
                 (i, operands[i], None) for i in instruction.write_at if isinstance(operands[i], View)
             ]
-            self.tasks.append(task)
+            self.nodes.append(node)
             return
         if meaning.__class__ is Move and instruction.lazy_output:
-            task.kind, task.order = "move", meaning.order  # type: ignore[union-attr]
+            node.kind, node.order = "move", meaning.order  # type: ignore[union-attr]
         for i, _ in access.reads:
-            task.reads.append((i, self._read(operands[i], task)))
+            node.reads.append((i, self._read(operands[i], node)))
         if access.accumulates:
-            self._accumulates(instruction, task, operands[0])
+            self._accumulates(instruction, node, operands[0])
         else:
-            for i in (0,) if task.kind == "move" else access.writes:
-                self._write(task, i, operands[i], i in instruction.read_at)
-        if meaning.__class__ is Fill and meaning.value == 0 and task.outs[0][1].__class__ is Value:  # type: ignore[union-attr]
-            task.outs[0][1].zero = True
+            for i in (0,) if node.kind == "move" else access.writes:
+                self._write(node, i, operands[i], i in instruction.read_at)
+        if meaning.__class__ is Fill and meaning.value == 0 and node.outputs[0][1].__class__ is SSAValue:  # type: ignore[union-attr]
+            node.outputs[0][1].is_zero = True
         if meaning.__class__ is Sum:
-            task.written = "sum"
-        self.tasks.append(task)
+            node.written = "sum"
+        self.nodes.append(node)
 
-    def _read(self, view: View, task: Task) -> Any:
+    def _read(self, view: View, node: Node) -> Any:
         storage = view.storage
-        if self.storages.is_followed(storage):
-            place = self._place(view, task.position)
-            if place.base.__class__ is Value:
-                place.base.readers.append(task)
-            return place
-        return of_storage(view) if self.storages.is_constant(storage) else view
+        if self.storages.is_tracked(storage):
+            elements = self._locate(view, node.position)
+            if elements.base.__class__ is SSAValue:
+                elements.base.readers.append(node)
+            return elements
+        return storage_elements(view) if self.storages.is_constant(storage) else view
 
-    def _write(self, task: Task, index: int, view: View, keeps: bool) -> None:
+    def _write(self, node: Node, index: int, view: View, keeps: bool) -> None:
         storage = view.storage
-        if not self.storages.is_followed(storage):
-            task.outs.append((index, view, None))
-            if storage in self.storages.once:
-                task.store = of_storage(view)
+        if not self.storages.is_tracked(storage):
+            node.outputs.append((index, view, None))
+            if storage in self.storages.write_once:
+                node.store = storage_elements(view)
             return
         before = None
         if keeps:
-            before = self._place(view, task.position)
-            if before.base.__class__ is Value:
-                before.base.readers.append(task)
-        value = Value(view)
-        value.makers.append(task)
-        task.outs.append((index, value, before))
+            before = self._locate(view, node.position)
+            if before.base.__class__ is SSAValue:
+                before.base.readers.append(node)
+        value = SSAValue(view)
+        value.producers.append(node)
+        node.outputs.append((index, value, before))
         self.tiles.define(view, value)
 
     def _move(self, instruction: Instruction, meaning: Move, position: int) -> bool:
-        """A copy of what never changes is another name for it. False: somebody must move the elements."""
+        """Make a copy of a value an alias of it. False: the elements have to be moved."""
         dst, src, *_ = instruction.operands()
         storages, source = self.storages, src.storage
         if not dst.storage.on_chip or dst.storage in storages.in_place:
             return False
-        wide: Place | None = None
+        wide: Elements | None = None
         if source.on_chip:
             if source in storages.in_place:
                 return False
-            place = self._place(src, position)
-            wide = self._elsewhere(src)
+            elements = self._locate(src, position)
+            wide = self._origin_of(src)
         elif source not in storages.written:
-            place = of_storage(src)
+            elements = storage_elements(src)
         else:
             return False
         same = dst.dtype is src.dtype
         if not same and not (dst.dtype is float32 and src.dtype in WIDENED):
             return False
-        alias = moved(place, None, dst.shape) if same and meaning.order is None else None
+        alias = permuted(elements, None, dst.shape) if same and meaning.order is None else None
         if same and meaning.order is None and alias is None:
             return False
         if alias is not None and (alias.strides[-1] <= 1 or dst.shape[-1] == 1):
-            value = Value(dst, alias)
-            value.wide = None if wide is None else _beside(dst, wide, None)
+            value = SSAValue(dst, alias)
+            value.origin = None if wide is None else _origin_value(dst, wide, None)
             self.tiles.define(dst, value)
-            self.folded["copies"] += 1
+            self.fused["copies"] += 1
             return True
-        # products take it where it is; for everybody else it is moved, if there is anybody
-        task = Task("move", instruction, position)
-        task.order = meaning.order
-        value = Value(dst)
-        value.makers.append(task)
-        value.wide = _beside(dst, wide or place, meaning.order)
-        task.reads.append((1, place))
-        if place.base.__class__ is Value:
-            place.base.readers.append(task)
-        task.outs.append((0, value, None))
-        self.tasks.append(task)
+        # products read the origin; other readers, if there are any, read what is moved
+        node = Node("move", instruction, position)
+        node.order = meaning.order
+        value = SSAValue(dst)
+        value.producers.append(node)
+        value.origin = _origin_value(dst, wide or elements, meaning.order)
+        node.reads.append((1, elements))
+        if elements.base.__class__ is SSAValue:
+            elements.base.readers.append(node)
+        node.outputs.append((0, value, None))
+        self.nodes.append(node)
         self.tiles.define(dst, value)
         return True
 
@@ -190,126 +191,126 @@ class Tracker:
         ):
             return False
         adds, old = self._adds(dst, meaning.accumulate)
-        if adds and (old is None or old.terms is None or old.closed):
+        if adds and (old is None or old.terms is None or old.sealed):
             return False
         left, right = self._factor(stationary, position), self._factor(moving, position)
         if adds:
             assert old is not None and old.terms is not None
-            task, value = old.makers[0], old
-            task.position = position
-            self.folded["matmuls"] += 1
+            node, value = old.producers[0], old
+            node.position = position
+            self.fused["matmuls"] += 1
         else:
-            task, value = Task("product", instruction, position), Value(dst)
+            node, value = Node("product", instruction, position), SSAValue(dst)
             value.terms, value.by_matmul = [], True
-            value.makers.append(task)
-            task.outs.append((0, value, None))
-            self.tasks.append(task)
+            value.producers.append(node)
+            node.outputs.append((0, value, None))
+            self.nodes.append(node)
             self.tiles.define(dst, value)
         value.terms.append((left, right))  # type: ignore[union-attr]
-        if left.base.__class__ is Value:
-            left.base.readers.append(task)
-        if right.base.__class__ is Value:
-            right.base.readers.append(task)
+        if left.base.__class__ is SSAValue:
+            left.base.readers.append(node)
+        if right.base.__class__ is SSAValue:
+            right.base.readers.append(node)
         return True
 
-    def _factor(self, view: View, position: int) -> Place:
-        """An operand of a product: as it stands, or where it was moved from."""
+    def _factor(self, view: View, position: int) -> Elements:
+        """Locate an operand of a product: the origin that it was moved from, or the operand itself."""
         sig = view._sig or view.sig
         tile = self.tiles[view.storage]
         found = tile.factors.get(sig)
         if found is None:
-            found = self._elsewhere(view) or tile.places.get(sig) or self._find(view, sig, position)
-            if found.base.__class__ is Value and found.base.gathered is not None:
-                found = found.base.ungathered(found) or found
+            found = self._origin_of(view) or tile.places.get(sig) or self._find(view, sig, position)
+            if found.base.__class__ is SSAValue and found.base.pieces is not None:
+                found = found.base.in_single_piece(found) or found
             tile.factors[sig] = found
         return found
 
-    def _elsewhere(self, view: View) -> Place | None:
-        """The same numbers where they were before somebody turned or widened them."""
-        value = self.tiles[view.storage].exact.get(view.sig) or self.tiles.single(view)
-        if value is None or value.wide is None or value.dtype is not view.dtype:
+    def _origin_of(self, view: View) -> Elements | None:
+        """Locate the same numbers before they were transposed or widened."""
+        value = self.tiles[view.storage].exact.get(view.sig) or self.tiles.holder(view)
+        if value is None or value.origin is None or value.dtype is not view.dtype:
             return None
-        place = value.wide.part(view)
-        return None if place is None else place._replace(dtype=value.wide.dtype)
+        elements = value.origin.locate(view)
+        return None if elements is None else elements._replace(dtype=value.origin.dtype)
 
-    def _adds(self, dst: View, accumulate: bool | None) -> tuple[bool, Value | None]:
-        """Whether a matmul adds to dst, and to which value; None: to parts of several."""
+    def _adds(self, dst: View, accumulate: bool | None) -> tuple[bool, SSAValue | None]:
+        """Return whether a matmul adds to dst, and to which value; None: to parts of several."""
         value = self.tiles[dst.storage].exact.get(dst._sig or dst.sig)
         if value is not None:
             if accumulate is None:
                 return value.by_matmul, value
             if accumulate and not value.by_matmul:
-                raise InPlace(dst.storage, "a matmul adds to what no matmul wrote")
+                raise Untrackable(dst.storage, "a matmul adds to what no matmul wrote")
             return accumulate, value
         flags = self.tiles.written_by_matmul(dst)
         if accumulate is None:
             if len(flags) > 1:
-                raise InPlace(dst.storage, "a matmul into parts of other sums")
+                raise Untrackable(dst.storage, "a matmul into parts of other sums")
             return flags == {True}, value
         if accumulate and flags != {True}:
-            raise InPlace(dst.storage, "a matmul adds to what no matmul wrote")
+            raise Untrackable(dst.storage, "a matmul adds to what no matmul wrote")
         if accumulate:
-            raise InPlace(dst.storage, "a matmul adds to a part of a tile")
+            raise Untrackable(dst.storage, "a matmul adds to a part of a tile")
         return False, value
 
-    def _accumulates(self, instruction: Any, task: Task, dst: View) -> None:
-        """A matmul that is no plain product."""
-        if not self.storages.is_followed(dst.storage):
-            task.outs.append((0, dst, None))
-            task.written = None
+    def _accumulates(self, instruction: Any, node: Node, dst: View) -> None:
+        """Record the output of a matmul that is not a plain product."""
+        if not self.storages.is_tracked(dst.storage):
+            node.outputs.append((0, dst, None))
+            node.written = None
             return
         adds, old = self._adds(dst, instruction.accumulate)
         if adds and old is None:
-            raise InPlace(dst.storage, "a matmul adds to a part of a tile")
-        self._write(task, 0, dst, adds)
-        task.written = adds
-        task.outs[-1][1].by_matmul = not instruction.is_transpose
+            raise Untrackable(dst.storage, "a matmul adds to a part of a tile")
+        self._write(node, 0, dst, adds)
+        node.written = adds
+        node.outputs[-1][1].by_matmul = not instruction.is_transpose
 
     # ---- what tiles hold -------------------------------------------------------------------------
 
-    def _place(self, view: View, position: int) -> Place:
-        """Where the elements of a view of a tile are."""
+    def _locate(self, view: View, position: int) -> Elements:
+        """Locate the elements of a view of a tile."""
         tile, sig = self.tiles[view.storage], view._sig or view.sig
-        place = tile.places.get(sig)
-        if place is None:
-            place = self._find(view, sig, position)
-            tile.places[sig] = place
-        elif place.base.__class__ is Value:
-            place.base.closed = True
-        return place
+        elements = tile.places.get(sig)
+        if elements is None:
+            elements = self._find(view, sig, position)
+            tile.places[sig] = elements
+        elif elements.base.__class__ is SSAValue:
+            elements.base.sealed = True
+        return elements
 
-    def _find(self, view: View, sig: int, position: int) -> Place:
+    def _find(self, view: View, sig: int, position: int) -> Elements:
         tile = self.tiles[view.storage]
-        value = tile.exact.get(sig) or self.tiles.single(view) or self._gathered(view, position)
-        place = value.part(view)
-        if place is None:
-            raise InPlace(view.storage, "a view that is none of what was written")
-        if place.base.__class__ is Value:
-            place.base.closed = True  # somebody sees it as it is now: nothing is added to it any more
-        return place
+        value = tile.exact.get(sig) or self.tiles.holder(view) or self._gather(view, position)
+        elements = value.locate(view)
+        if elements is None:
+            raise Untrackable(view.storage, "a view that is none of what was written")
+        if elements.base.__class__ is SSAValue:
+            elements.base.sealed = True  # it is read as it is now: nothing may be added to it any more
+        return elements
 
-    def _gathered(self, view: View, position: int) -> Value:
-        """A new value made of all pieces of a tile, or of those that a view spans."""
+    def _gather(self, view: View, position: int) -> SSAValue:
+        """Make a value from all segments of a tile, or from those that a view spans."""
         storage = view.storage
         if view.dtype is not storage.dtype:
-            raise InPlace(storage, "parts are read as another dtype")
+            raise Untrackable(storage, "parts are read as another dtype")
         frame, wanted = self.tiles.frame(view)
-        task, value = Task("gather", None, position), Value(frame)
-        value.makers.append(task)
+        node, value = Node("gather", None, position), SSAValue(frame)
+        value.producers.append(node)
         flags = set()
-        value.gathered = []
-        for part, place, whole in self.tiles.parts(view, wanted):
-            task.parts.append((part, place))
-            value.gathered.append((rectangle(part), whole))
+        value.pieces = []
+        for part, elements, whole in self.tiles.parts(view, wanted):
+            node.parts.append((part, elements))
+            value.pieces.append((box_of(part), whole))
             flags.add(whole.by_matmul)
-            if place.base.__class__ is Value:
-                place.base.closed = True
-                place.base.readers.append(task)
-        task.outs.append((0, value, None))
+            if elements.base.__class__ is SSAValue:
+                elements.base.sealed = True
+                elements.base.readers.append(node)
+        node.outputs.append((0, value, None))
         value.by_matmul = flags == {True}
         if len(flags) == 1:
             self.tiles.define(frame, value)
-        self.tasks.append(task)
+        self.nodes.append(node)
         return value
 
 
@@ -317,14 +318,14 @@ def _length(item: Item) -> int:
     return sum(_length(i) for i in item.body) if isinstance(item, Loop) else 1
 
 
-def _beside(view: View, place: Place, order: object) -> Value | None:
-    """The numbers of a view where they were before they were moved there."""
-    found = moved(place, order, view.shape)
+def _origin_value(view: View, elements: Elements, order: object) -> SSAValue | None:
+    """Return the value of a view before it was moved there."""
+    found = permuted(elements, order, view.shape)
     if found is None:
         return None
-    value = Value(view, found)
-    value.dtype = place.dtype
+    value = SSAValue(view, found)
+    value.dtype = elements.dtype
     return value
 
 
-__all__ = ["InPlace", "Task", "Tracker"]
+__all__ = ["Untrackable", "Node", "Tracker"]

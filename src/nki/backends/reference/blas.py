@@ -14,7 +14,7 @@ import numpy as np
 from .settings import WhileKernelsRun
 
 _libraries: list[Any] | None = None
-_sgemm: Any = None  # of the wheels of numpy, once looked for; its name says that it counts with 64 bits
+_sgemm: Any = None  # of numpy's wheels, once it was looked up; it takes 64-bit integers
 SGEMM = ("scipy_cblas_sgemm64_", "cblas_sgemm64_")  # of numpy 2, of numpy 1.26
 
 
@@ -48,9 +48,9 @@ def _blas_libraries() -> list[Any]:
 
 
 def _find_sgemm(libraries: list[Any]) -> Any:
-    """cblas_sgemm as numpy's wheels have it, or None."""
+    """Return cblas_sgemm of numpy's wheels, or None."""
     for library in libraries:
-        loaded = ctypes.CDLL(library.filepath)  # which it is already: this is its handle
+        loaded = ctypes.CDLL(library.filepath)  # loaded already: this returns its handle
         function = next((getattr(loaded, name) for name in SGEMM if hasattr(loaded, name)), None)
         if function is not None:
             integer, pointer = ctypes.c_int64, ctypes.c_void_p
@@ -69,7 +69,7 @@ ROW_MAJOR, NORMAL, TRANSPOSED = 101, 111, 112
 
 
 def add_product(dst: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
-    """dst += left.T @ right in one pass. False: not possible here, nothing was done."""
+    """Compute dst += left.T @ right in one pass. False: not possible here, nothing was done."""
     if _sgemm is None or not (_has_rows(dst) and _has_rows(left) and _has_rows(right)):
         return False
     (k, m), n = left.shape, right.shape[1]
@@ -85,7 +85,7 @@ def add_product(dst: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _has_rows(array: np.ndarray) -> bool:
-    """A float32 matrix whose rows are dense and lie one after the other, as BLAS takes them."""
+    """Return whether BLAS takes a float32 matrix as it is: its rows are dense and do not overlap."""
     if array.__class__ is not np.ndarray or array.ndim != 2 or array.dtype != np.float32:
         return False
     pitch, step = array.strides

@@ -1,8 +1,8 @@
 """Python's cycle collector, while kernels run.
 
 A kernel makes many small objects that live as long as its program is recorded, and next to no cycles:
-tiles are freed by reference counts. Walking all of them again and again took a tenth of the time; and of a
-profile, where all that is made stays, even walking each of them once does.
+tiles are freed by reference counts. Repeated collections took a tenth of the time; in a profile, where all
+objects stay alive, even one collection does.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ YOUNG = 200_000  # new objects between two collections, instead of Python's 700
 
 
 class fewer_collections(WhileKernelsRun):
-    """Context: cycles are looked for less often while any kernel runs."""
+    """Context: the collector runs less often while any kernel runs."""
 
     before: ClassVar[tuple[int, int, int]]
 
     @classmethod
     def begin(cls) -> None:
         cls.before = gc.get_threshold()
-        if 0 < cls.before[0] < YOUNG:  # 0: somebody switched it off
+        if 0 < cls.before[0] < YOUNG:  # 0: it is disabled
             gc.set_threshold(YOUNG, *cls.before[1:])
 
     @classmethod
     def end(cls) -> None:
-        if gc.get_threshold()[0] == YOUNG:  # else somebody chose another meanwhile
+        if gc.get_threshold()[0] == YOUNG:  # else it was changed meanwhile
             gc.set_threshold(*cls.before)
 
 
 class no_collections(WhileKernelsRun):
-    """Context: cycles are not looked for while any kernel is profiled.
+    """Context: the collector does not run while any kernel is profiled.
 
-    What was made meanwhile is old at once: the next look at all there is will find it, none before.
+    New objects go to the oldest generation at once: only a full collection visits them.
     """
 
     before: ClassVar[bool]
@@ -47,7 +47,7 @@ class no_collections(WhileKernelsRun):
 
     @classmethod
     def end(cls) -> None:
-        if gc.get_freeze_count() == 0:  # else somebody wants things frozen
+        if gc.get_freeze_count() == 0:  # else objects are frozen on purpose
             gc.freeze()
             gc.unfreeze()
         if cls.before:

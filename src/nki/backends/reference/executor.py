@@ -1,6 +1,6 @@
 """The numpy executor: the definition of what a program computes.
 
-It hands each instruction the arrays of its operands and lets `compute` fill the outputs.
+It passes each instruction the arrays of its operands, and `compute` fills the outputs.
 Indirect operands are resolved here, when the instruction runs (spec/tensor.md 7).
 """
 
@@ -45,7 +45,7 @@ class Executor:
         instruction.compute(*arrays)
 
     def _run_dynamic(self, instruction: Instruction) -> None:
-        """The same for instructions whose operands are not simply read and written whole."""
+        """Run an instruction whose operands are not simply read and written whole."""
         operands = instruction.operands()
         arrays: list[Any] = list(operands)
         after = None
@@ -91,7 +91,7 @@ class Executor:
         return memory.array(view)
 
     def _write_repeated(self, view: View) -> tuple[np.ndarray, Any]:
-        """An array for a view that repeats elements, and what keeps the last value of each."""
+        """Return an array for a view that repeats elements, and what stores the last value of each."""
         memory = self.memories[view.storage]
         once = tuple(
             1 if stride == 0 else count for count, stride in zip(view.shape, view.strides, strict=True)
@@ -116,10 +116,10 @@ class Executor:
         return memory.read_float32(view, shift) if widened else memory.read(view, shift)
 
     def _accumulate(self, view: View, instruction: Any) -> tuple[np.ndarray, Any, Any]:
-        """The array of a matmul's dst, which of it matmuls wrote before (None: nobody), what to do after."""
+        """Return the array of a matmul's dst, which of it matmuls wrote (None: none), what to do after."""
         if view.indirection is not None and view.indirection.kind == "tensor":
             return accumulate_columns(view, instruction)
-        return *self._accumulate_at(self._settled(view, instruction), instruction), None
+        return *self._accumulate_at(self._shifted(view, instruction), instruction), None
 
     def _accumulate_at(self, view: View, instruction: Any) -> tuple[np.ndarray, Any]:
         memory: Any = self.memories[view.storage]
@@ -131,8 +131,8 @@ class Executor:
         return array, written
 
     @staticmethod
-    def _settled(view: View, instruction: Instruction) -> View:
-        """The view at the place its run-time index moved it to."""
+    def _shifted(view: View, instruction: Instruction) -> View:
+        """Return the view shifted by its run-time index."""
         if view.indirection is None:
             return view
         shift = scalar_shift(view, instruction)

@@ -14,7 +14,7 @@ from .memory import FULL
 
 
 def index_values(index: Any) -> np.ndarray:
-    """The values of an index operand, as Python-sized integers in stream order."""
+    """Return the values of an index operand as 64-bit integers in stream order."""
     if isinstance(index, View):
         return memory_of(index).read(index).astype(np.int64)
     return np.asarray([index.as_index()], np.int64)
@@ -26,7 +26,7 @@ def skips_out_of_bounds(instruction: Instruction) -> bool:
 
 
 def _reach(view: View, first_dim: int) -> int:
-    """Bytes from the start of the view's (row's) first element to the end of its last."""
+    """Return the bytes from the start of the view's (row's) first element to the end of its last."""
     spans = zip(view.shape[first_dim:], view.strides[first_dim:], strict=True)
     return (sum((n - 1) * s for n, s in spans) + 1) * view.dtype.itemsize
 
@@ -35,11 +35,11 @@ def _index_note(index: object) -> list[str]:
     return [f"index: {index.describe()}"] if isinstance(index, View) else []
 
 
-# ---- one index moves the whole view --------------------------------------------------------------
+# ---- one index shifts the whole view -------------------------------------------------------------
 
 
 def scalar_shift(view: View, instruction: Instruction) -> int | None:
-    """Bytes by which a scalar index moves a view; None when it is out of bounds and may be skipped."""
+    """Return by how many bytes a scalar index shifts a view; None: it is out of bounds and skipped."""
     ind = view.indirection
     assert ind is not None
     value = int(index_values(ind.index).reshape(-1)[0])
@@ -63,11 +63,11 @@ def scalar_shift(view: View, instruction: Instruction) -> int | None:
     )
 
 
-# ---- a vector of indices names rows --------------------------------------------------------------
+# ---- a vector of indices selects rows ------------------------------------------------------------
 
 
 class Rows:
-    """The rows of an HBM tensor that a vector of indices names; `valid` tells which are in bounds."""
+    """The rows of an HBM tensor that a vector of indices selects; `valid`: which are in bounds."""
 
     def __init__(self, view: View, instruction: Instruction):
         ind = view.indirection
@@ -76,7 +76,7 @@ class Rows:
         self.shape = tuple(view.shape)
         self.table = _table(view)
         ids = _down_the_partitions(index_values(ind.index))[: view.shape[0]]
-        self.ids = ids if ind.scale else np.minimum(ids, 0)  # a broadcast row serves every index
+        self.ids = ids if ind.scale else np.minimum(ids, 0)  # every index selects a broadcast row
         self.valid = (self.ids >= 0) & (self.ids < self.table.shape[0])
         self.complete = bool(self.valid.all())
         if not self.complete and not skips_out_of_bounds(instruction):
@@ -96,7 +96,7 @@ class Rows:
         )
 
     def load(self) -> np.ndarray:
-        """All rows; skipped ones hold zeros and must be left out by the caller (`valid`)."""
+        """Return all rows; skipped ones are zeros, and the caller leaves them out (`valid`)."""
         ids = self.ids if self.complete else self.ids[self.valid]
         if not ids.size:
             return np.zeros(self.shape, self.view.dtype.storage)
@@ -108,7 +108,7 @@ class Rows:
         return rows
 
     def store(self, values: np.ndarray) -> None:
-        """Write the valid rows in order; of equal indices the last wins."""
+        """Write the valid rows in order; of equal indices the last one wins."""
         values = values.reshape(self.shape)
         ids = self.ids
         if not self.complete:
@@ -121,24 +121,24 @@ class Rows:
         target[ids] = values
 
     def _open(self, ids: np.ndarray) -> np.ndarray:
-        """The table, ready to be written in these rows, which may repeat or overlap."""
+        """Return the table to write to these rows, which may repeat or overlap."""
         memory, table = self._memory, self.table
         if memory.state == FULL:
             return memory.write(table)
         rows = np.unique(ids)
-        if table.shape[0] * table.strides[0] and self._apart():
+        if table.shape[0] * table.strides[0] and self._is_disjoint():
             memory.write(table, where=rows)  # whole rows, none of them twice
             return memory.array(table)
-        places = rows * table.strides[0]
+        offsets = rows * table.strides[0]
         for count, stride in zip(table.shape[1:], table.strides[1:], strict=True):
-            places = np.add.outer(places, np.arange(count) * stride)
-        places = np.unique(places)
-        flat = View(table.storage, table.offset, (int(places[-1]) + 1,), (1,), table.dtype)
-        memory.write(flat, where=places)
+            offsets = np.add.outer(offsets, np.arange(count) * stride)
+        offsets = np.unique(offsets)
+        flat = View(table.storage, table.offset, (int(offsets[-1]) + 1,), (1,), table.dtype)
+        memory.write(flat, where=offsets)
         return memory.array(table)
 
-    def _apart(self) -> bool:
-        """Different indices name different bytes, and a row none of its own twice."""
+    def _is_disjoint(self) -> bool:
+        """Return whether different indices select different bytes, and no row has a byte twice."""
         table = self.table
         reach = 1
         for stride, count in sorted(zip(table.strides[1:], table.shape[1:], strict=True)):
@@ -158,7 +158,7 @@ class Rows:
 
 
 def _table(view: View) -> View:
-    """What every index in bounds addresses: row i belongs to index i."""
+    """Return a view of all that indices in bounds address: row i belongs to index i."""
     ind, width = view.indirection, view.dtype.itemsize
     assert ind is not None
     room = view.storage.nbytes - view.offset * width - _reach(view, 1)
@@ -168,15 +168,15 @@ def _table(view: View) -> View:
 
 
 def _down_the_partitions(ids: np.ndarray) -> np.ndarray:
-    """An index tile as one list, partition by partition of its first column, then of the next."""
+    """Return an index tile as one list: the partitions of its first column, then of the next."""
     return ids.reshape(-1) if ids.ndim == 1 else ids.reshape(ids.shape[0], -1).T.reshape(-1)
 
 
-# ---- an index tile picks columns (trn3) ----------------------------------------------------------
+# ---- an index tile selects columns (trn3) --------------------------------------------------------
 
 
 def _columns(view: View, instruction: Instruction) -> np.ndarray:
-    """Free offsets (P, num_elem) that a tensor indirection addresses (spec/tensor.md 7.5)."""
+    """Return the free offsets (P, num_elem) that a tensor indirection addresses (spec/tensor.md 7.5)."""
     ind = view.indirection
     assert ind is not None and ind.base is not None
     group = 32 if instruction.runs_on is not None and instruction.runs_on.name == "tensor" else 16
@@ -226,7 +226,7 @@ def _base(view: View) -> Any:
 
 
 def _elements(view: View, instruction: Instruction) -> tuple[np.ndarray, ...]:
-    """One index array per dimension of the base view, in stream order of the indirect one."""
+    """Return one index array per dimension of the base view, in stream order of the indirect one."""
     columns = _columns(view, instruction)
     base = _base(view)
     partition = np.repeat(np.arange(columns.shape[0]), columns.shape[1])
@@ -234,38 +234,38 @@ def _elements(view: View, instruction: Instruction) -> tuple[np.ndarray, ...]:
 
 
 def gather_columns(view: View, instruction: Instruction) -> np.ndarray:
-    """The elements an indirect input names, as a new array of the view's shape."""
+    """Return the elements that an indirect input selects, as a new array of the view's shape."""
     base = _base(view)
-    picked = _elements(view, instruction)
-    return memory_of(base).read(base, where=picked)[picked].reshape(view.shape)
+    selected = _elements(view, instruction)
+    return memory_of(base).read(base, where=selected)[selected].reshape(view.shape)
 
 
 def scatter_columns(view: View, instruction: Instruction, values: np.ndarray) -> None:
-    """Write elements where an indirect dst names; of equal offsets the highest position wins."""
+    """Write elements to those that an indirect dst selects; of equal offsets the last one wins."""
     base = _base(view)
-    picked = _elements(view, instruction)
+    selected = _elements(view, instruction)
     touched = np.zeros(base.shape, np.bool_)
-    touched[picked] = True
-    memory_of(base).write(base, where=touched)[picked] = values.reshape(-1)
+    touched[selected] = True
+    memory_of(base).write(base, where=touched)[selected] = values.reshape(-1)
 
 
 def accumulate_columns(view: View, instruction: Any) -> tuple[np.ndarray, Any, Any]:
-    """For a matmul: what dst holds now, which of it matmuls wrote before (None: nobody), and the store."""
+    """Return what the dst of a matmul holds, which of it matmuls wrote (None: none), and the store."""
     base = _base(view)
-    memory, picked = memory_of(base), _elements(view, instruction)
-    initialised = memory.is_written(base, where=picked)
+    memory, selected = memory_of(base), _elements(view, instruction)
+    initialised = memory.is_written(base, where=selected)
     written = memory.matmul_written(base)
     if not isinstance(written, bool):
-        written = written[picked].reshape(view.shape)
+        written = written[selected].reshape(view.shape)
         written = bool(written.all()) if written.all() or not written.any() else written
     if instruction.accumulate and written is not True and not initialised:
         written = None
-    values = memory.array(base)[picked].reshape(view.shape)
+    values = memory.array(base)[selected].reshape(view.shape)
 
     def store() -> None:
         touched = np.zeros(base.shape, np.bool_)
-        touched[picked] = True
-        memory.write(base, by_matmul=True, where=touched)[picked] = values.reshape(-1)
+        touched[selected] = True
+        memory.write(base, by_matmul=True, where=touched)[selected] = values.reshape(-1)
         memory.set_matmul(base, not instruction.is_transpose, where=touched)
 
     return values, written, store

@@ -1,4 +1,4 @@
-"""The bytes of all storages of a launch: opened at the first use, closed when nobody needs them."""
+"""The bytes of all storages of a launch: allocated at the first use, freed after the last."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .unrounded import UnroundedMemory, UnroundedPlacedMemory
 
 
 class Memories(dict[Storage, Memory]):
-    """The memory of each storage in use. Asking for one that is not there yet opens it."""
+    """The memory of each storage in use. Looking one up that does not exist yet allocates it."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Memories(dict[Storage, Memory]):
         self.machine = machine
         self.precise = precise
         self.call = call  # whose storages these are; None: those of any recorded program
-        self.released = released  # told of storages whose bytes are given up
+        self.released = released  # called with storages whose bytes are freed
         self.ended: weakref.WeakSet[Storage] = weakref.WeakSet()  # of dynamic loops that are over
         self.chips: dict[tuple[int, MemoryRegion], ChipMemory] = {}
 
@@ -48,7 +48,7 @@ class Memories(dict[Storage, Memory]):
         return memory
 
     def _chip(self, storage: Storage) -> ChipMemory:
-        """The physical memory of the running core that an address is about."""
+        """Return the physical memory of the running core that an address refers to."""
         key = (running().index, storage.buffer)
         chip = self.chips.get(key)
         if chip is None:
@@ -58,11 +58,11 @@ class Memories(dict[Storage, Memory]):
         return chip
 
     def borrow(self, storage: Storage, raw: np.ndarray) -> None:
-        """Put the caller's bytes behind a storage; they are copied at the first write."""
+        """Use the caller's bytes for a storage; they are copied at the first write."""
         self[storage] = (Memory if self.precise else UnroundedMemory)(storage, raw)
 
     def fill(self, storage: Storage, raw: np.ndarray) -> None:
-        """Put fresh bytes behind a storage that the caller lends for good."""
+        """Use bytes that the caller lends for a storage; they count as fresh."""
         memory = self[storage] = Memory(storage, raw)
         memory.state, memory.borrowed = FRESH, False
 
@@ -88,7 +88,7 @@ class Memories(dict[Storage, Memory]):
         self.close(storage)
 
     def close(self, storage: Storage) -> None:
-        """Give up the bytes of a storage."""
+        """Free the bytes of a storage."""
         memory = self.pop(storage, None)
         if memory is not None:
             memory.released()
@@ -96,24 +96,24 @@ class Memories(dict[Storage, Memory]):
             self.released(storage)
 
     def renew(self, storage: Storage) -> None:
-        """The next iteration of a loop finds its tile as poison."""
+        """Make the tile of a loop poison for the next iteration."""
         memory = self.get(storage)
         if memory is not None:
             memory.renew()
 
     def end(self, storage: Storage) -> None:
-        """From now on the tensor of a loop's body cannot be used."""
+        """Forbid the use of a tensor of a loop's body from now on."""
         self.close(storage)
         self.ended.add(storage)
 
 
 def memory_of(view: View) -> Memory:
-    """The memory of a view of the running core."""
+    """Return the memory of a view of the running core."""
     return running().memories[view.storage]
 
 
 def check_usable(storage: Storage, call: object, ended: Container[Storage]) -> None:
-    """A storage belongs to this call and, if to a loop's body, to one that is still open."""
+    """Raise unless a storage belongs to this call and, if to a loop's body, to one that still runs."""
     if storage in ended:
         _refuse(
             storage,

@@ -1,8 +1,8 @@
 """The bytes of a storage while a kernel runs, and what is known about them.
 
 A memory starts as poison. It knows which elements were written (for `uninitialised`), and for PSUM
-which were written by a matmul (for `accumulate=None`). Both are kept lazily: most tiles are written
-whole at once and never need a map.
+which were written by a matmul (for `accumulate=None`). Both maps are made on demand: most tiles are written
+whole at once and never need one.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.caches import LRUCache
 from ...ir.context import warn
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine import dtypes
 
 FRESH, PARTIAL, FULL = 0, 1, 2
-_COVERS: dict[int, bool] = {}
+_COVERS: LRUCache[int, bool] = LRUCache(1 << 16)
 
 
 def covers(view: View) -> bool:
-    """`view.covers_storage()`, remembered per signature."""
+    """Return `view.covers_storage()`, cached per signature."""
     if not view.storage.on_chip:
         return view.covers_storage()
     found = _COVERS.get(view.sig)
     if found is None:
-        if len(_COVERS) > 1 << 16:
-            _COVERS.clear()
-        found = _COVERS[view.sig] = view.covers_storage()
+        found = view.covers_storage()
+        _COVERS.put(view.sig, found)
     return found
 
 
 # Freed tiles, by size, with the arrays of the views that were used: a loop that allocates a tile per
-# iteration keeps using the same warm pages. A signature says all that an array depends on.
+# iteration keeps using the same warm pages. An array depends on nothing but the signature of its view.
 _free: dict[int, list[tuple[np.ndarray, dict[int, np.ndarray]]]] = {}
 _FREE_PER_SIZE = 16
 _FREE_SIZES = 32
@@ -52,7 +52,7 @@ def _take(storage: Storage) -> tuple[np.ndarray, dict[int, np.ndarray]]:
 
 
 def _fresh(nbytes: int, on_chip: bool) -> np.ndarray:
-    """New bytes. Large tiles are cut from a slab, and the rest of it waits for the next ones."""
+    """Return new bytes. Large tiles are cut from a slab; the rest of it is free for the next ones."""
     step = -(-nbytes // _LINE) * _LINE
     pieces = _SLAB // step if on_chip and nbytes >= 1 << 16 else 1
     slab = aligned(max(pieces, 1) * step)
@@ -62,7 +62,7 @@ def _fresh(nbytes: int, on_chip: bool) -> np.ndarray:
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """New bytes that begin with a cache line."""
+    """Return new bytes, aligned to a cache line."""
     raw = np.empty(nbytes + _LINE, np.uint8)
     first = -raw.ctypes.data % _LINE
     return raw[first : first + nbytes]
@@ -92,7 +92,7 @@ class ElementMap:
         self.missing = 0 if value else self.flags.size
 
     def region(self, view: View, shift: int = 0) -> np.ndarray:
-        """The flags of a view. Views of another width get a trailing axis of bytes."""
+        """Return the flags of a view. Views of another width get a trailing axis of bytes."""
         width = view.dtype.itemsize
         if width == self.granule:
             return np.ndarray(view.shape, np.bool_, self.flags, view.offset + shift // width, view.strides)
@@ -112,7 +112,7 @@ class ElementMap:
         region[... if where is None else where] = flag
 
     def clear_bytes(self, rows: slice, start: int, touched: np.ndarray) -> None:
-        """Clear the flags of some partitions where bytes are touched; the first stands at `start`."""
+        """Clear the flags of some partitions where bytes are touched; the first is at `start`."""
         pitch = self.flags.size // self.rows * self.granule
         part = touched[max(0, -start) : max(0, pitch - start)]
         first, last = max(0, start), max(0, start) + part.size
@@ -133,7 +133,7 @@ class Memory:
 
     def __init__(self, storage: Storage, raw: np.ndarray | None = None):
         self.storage = storage
-        self.borrowed = raw is not None  # the bytes are the caller's until the first write
+        self.borrowed = raw is not None  # the bytes belong to the caller; the first write copies them
         self.changed = False
         self.arrays: dict[int, np.ndarray]
         self.raw, self.arrays = _take(storage) if raw is None else (raw, {})
@@ -145,7 +145,7 @@ class Memory:
     # ---- arrays ----------------------------------------------------------------------------------
 
     def array(self, view: View, shift: int = 0) -> np.ndarray:
-        """The numpy array of a view, `shift` bytes further on (run-time offsets)."""
+        """Return the numpy array of a view, shifted by a run-time offset of `shift` bytes."""
         if shift or not view.storage.on_chip:
             return self._build(view, shift)
         array = self.arrays.get(view._sig or view.sig)
@@ -159,13 +159,13 @@ class Memory:
         return np.ndarray(view.shape, view.dtype.storage, self.raw, view.offset * width + shift, strides)
 
     def read(self, view: View, shift: int = 0, where: object = None) -> np.ndarray:
-        """The array to read a view through. `where` (a mask, or indices): only these elements count."""
+        """Return the array to read a view through. `where` (a mask, or indices): only these are read."""
         if self.state != FULL:
             self._check_written(view, shift, where)
         return self.array(view, shift)
 
     def read_float32(self, view: View, shift: int = 0) -> np.ndarray:
-        """Like `read`, widened to float32. The widened copy serves until the next write."""
+        """Return what `read` does, widened to float32. The widened copy is cached until the next write."""
         array = self.read(view, shift)
         if array.dtype == np.float32:
             return array
@@ -177,9 +177,9 @@ class Memory:
         return wide
 
     def write(self, view: View, shift: int = 0, by_matmul: bool = False, where: object = None) -> np.ndarray:
-        """The array to write a view through. The caller will write all of it.
+        """Return the array to write a view through. The caller writes all of it.
 
-        Or all of `where`: a mask, or indices without duplicates. The rest stays as it was.
+        Or all of `where`: a mask, or indices without duplicates. The other elements keep their values.
         """
         if self.state != FULL:
             self._mark_written(view, shift, where)
@@ -193,26 +193,26 @@ class Memory:
         return self.array(view, shift)
 
     def peek(self, view: View) -> np.ndarray:
-        """The values for a person to look at: nothing is reported, poison shows as poison."""
+        """Return the values for display: nothing is reported, poison shows as poison."""
         if self.state == FRESH:
             self.poison()
         return self.array(view)
 
     def _own(self) -> None:
-        """Leave the caller's bytes alone from the first write on."""
+        """Copy the caller's bytes before the first write."""
         self.raw = self.raw.copy()
         self.borrowed = False
         self.arrays.clear()
 
     def released(self) -> None:
-        """No tensor refers to the bytes any more."""
+        """Free the bytes: no tensor refers to them any more."""
         if self.storage.on_chip and not self.borrowed:
             _give_back(self.raw, self.arrays)
 
     # ---- what was written ------------------------------------------------------------------------
 
     def is_written(self, view: View, shift: int = 0, where: Any = None) -> bool:
-        """True when somebody wrote all of it; what nobody wrote reads as poison from now on."""
+        """Return whether all of a view was written; the rest reads as poison from now on."""
         if self.state == FULL:
             return True
         if self.state == FRESH:
@@ -222,14 +222,14 @@ class Memory:
         return bool((region if where is None else region[where]).all())
 
     def poison(self) -> None:
-        """Fill everything with what fresh memory reads as."""
+        """Fill everything with poison."""
         whole = self.raw.view(self.storage.dtype.storage)
         whole[...] = dtypes.poison(self.storage.dtype)
         self.map = ElementMap(self.storage)
         self.state = PARTIAL
 
     def clear_unwritten(self) -> None:
-        """What nobody wrote is zero from now on, and counts as written."""
+        """Fill what was never written with zeros; it counts as written."""
         if self.state == FRESH:
             self.raw[...] = 0
         elif self.map is not None:
@@ -237,7 +237,7 @@ class Memory:
         self.state, self.map = FULL, None
 
     def renew(self) -> None:
-        """Be fresh memory again: poison until the next write."""
+        """Become fresh memory again: poison until the next write."""
         self.state, self.map, self.matmul = FRESH, None, False
         self.floats.clear()
 
@@ -259,7 +259,7 @@ class Memory:
     # ---- PSUM accumulation (spec/isa_tensor.md) -------------------------------------------------------
 
     def matmul_written(self, view: View) -> Any:
-        """True or False where all elements agree, else a mask: which elements a matmul wrote."""
+        """Return which elements of a view a matmul wrote: True or False where all agree, else a mask."""
         if self.matmul is False or self.matmul is True:
             return self.matmul
         region = self.matmul.region(view)
@@ -283,7 +283,7 @@ class Memory:
 
 
 def uninitialised(view: View) -> tuple[str, str, list[str], str]:
-    """Kind, message, notes and help of the diagnostic."""
+    """Return kind, message, notes and help of the diagnostic."""
     what = f"'{view.storage.name}'" if view.storage.name else "a tensor"
     return (
         "uninitialised",

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.boxes import whole_box
 from ...ir.context import warn
 from ...ir.layout import Shape, row_major
 from ...ir.storage import Storage
@@ -19,27 +20,28 @@ BAND = 2048  # bytes of every partition: tensors are looked up by the bands they
 class PlacedMemory(Memory):
     """A storage with an explicit `address=`: a rectangle of the core's physical memory.
 
-    `state` and `map` say which elements this tensor wrote last: it loses them when another tensor at the
-    same place writes. Contents survive; only what nobody ever wrote is poison.
+    `state` and `map` tell which elements this tensor wrote last: it loses them when another tensor at the
+    same address writes. Contents survive; only what was never written is poison.
     """
 
-    __slots__ = ("chip", "alone", "bands", "holds")
+    __slots__ = ("chip", "box", "alone", "bands", "holds")
 
     def __init__(self, storage: Storage, chip: ChipMemory):
         super().__init__(storage, chip.raw)
         self.chip = chip
+        self.box = whole_box(storage)
         self.borrowed = False
         self.state = FRESH
         self.alone = False  # no other tensor wrote any of these bytes last
         self.bands = chip.bands(storage)
-        self.holds = False  # it wrote some of its bytes last: the bands know it
+        self.holds = False  # it wrote some of its bytes last, and is in its bands
 
     def _build(self, view: View, shift: int) -> np.ndarray:
         start, strides = self._place(view, shift)
         return np.ndarray(view.shape, view.dtype.storage, self.raw, start, strides)
 
     def _place(self, view: View, shift: int) -> tuple[int, list[int]]:
-        """Where a view lies in the physical memory: first byte and strides in bytes."""
+        """Return where a view lies in the physical memory: first byte and strides in bytes."""
         assert self.storage.address is not None
         width = view.dtype.itemsize
         partition, free = divmod(view.offset, view.row_pitch)
@@ -63,7 +65,7 @@ class PlacedMemory(Memory):
     # ---- sharing bytes with other tensors --------------------------------------------------------
 
     def rivals(self) -> list[PlacedMemory]:
-        """The other tensors that hold bytes at this place."""
+        """Return the other tensors that hold bytes at this address."""
         found = {other: None for band in self.bands for other in band if other is not self}
         return [other for other in found if other._overlaps(self)]
 
@@ -80,12 +82,10 @@ class PlacedMemory(Memory):
                 del band[self]
 
     def _overlaps(self, other: PlacedMemory) -> bool:
-        (p0, b0), (p1, b1) = self.storage.address, other.storage.address  # type: ignore[misc]
-        a, b = self.storage, other.storage
-        return p0 < p1 + b.partitions and p1 < p0 + a.partitions and b0 < b1 + b.pitch and b1 < b0 + a.pitch
+        return self.box.overlaps(other.box)
 
     def _take_over(self, view: View, shift: int) -> None:
-        """The bytes of a view are now this tensor's and nobody else's."""
+        """Make this tensor the only one that holds the bytes of a view."""
         self.alone = True
         self._hold()
         rivals = self.rivals()
@@ -102,7 +102,7 @@ class PlacedMemory(Memory):
             self.alone = self.alone and not other.holds
 
     def _lose(self, first: int, last: int, byte: int, touched: np.ndarray) -> None:
-        """Another tensor wrote partitions first:last, and of each the touched bytes, from `byte` on."""
+        """Lose the touched bytes, from `byte` on, of partitions first:last: another tensor wrote them."""
         assert self.storage.address is not None
         partition, start = self.storage.address
         rows = slice(max(0, first - partition), max(0, last - partition))
@@ -121,7 +121,7 @@ class PlacedMemory(Memory):
             self._drop()
 
     def _is_inside(self, rows: slice, start: int, touched: np.ndarray) -> bool:
-        """The touched bytes of these partitions are all that this tensor has."""
+        """Return whether the touched bytes of these partitions are all that this tensor has."""
         s = self.storage
         whole = (
             rows.start == 0 and rows.stop >= s.partitions and start <= 0 and start + touched.size >= s.pitch
@@ -131,7 +131,7 @@ class PlacedMemory(Memory):
     # ---- what was written ------------------------------------------------------------------------
 
     def clear_unwritten(self) -> None:
-        """Only where the bytes are nobody else's."""
+        """Fill fresh memory with zeros if no other tensor holds its bytes."""
         if self.state == FRESH and not self.rivals():
             storage = self.storage
             whole = View(storage, 0, Shape(storage.shape), row_major(storage.shape), storage.dtype)
@@ -147,7 +147,7 @@ class PlacedMemory(Memory):
         return super().peek(view)
 
     def _fill(self) -> None:
-        """Poison what nobody ever wrote; what others left here stays, but not the poison of their dtype."""
+        """Poison what was never written. What other tensors wrote stays, except poison of their dtype."""
         assert self.storage.address is not None
         (partition, byte), s = self.storage.address, self.storage
         where = np.s_[partition : partition + s.partitions, byte : byte + s.pitch]
@@ -160,12 +160,12 @@ class PlacedMemory(Memory):
         self._ever_written(view, shift, where)[... if where is None else where] = True
 
     def _ever_written(self, view: View, shift: int, where: object) -> np.ndarray:
-        """For each byte of a view, whether anybody ever wrote it."""
+        """Return for each byte of a view whether it was ever written."""
         start, strides = self._place(view, shift)
         width = view.dtype.itemsize
         shape: tuple[int, ...] = (*view.shape, width)
         strides.append(1)
-        if where is None and strides[-2] == width:  # one long run per row is much faster
+        if where is None and strides[-2] == width:  # one long run per row is faster
             shape, strides = (*view.shape[:-1], view.shape[-1] * width), [*strides[:-2], 1]
         return np.ndarray(shape, np.bool_, self.chip.written, start, strides)
 
@@ -194,11 +194,11 @@ class ChipMemory:
     def __init__(self, partitions: int, pitch: int):
         self.pitch = pitch
         self.raw = np.empty(partitions * pitch, np.uint8)
-        self.written = np.zeros((partitions, pitch), np.bool_)  # bytes that anybody wrote
+        self.written = np.zeros((partitions, pitch), np.bool_)  # bytes that were ever written
         self.holders: list[dict[PlacedMemory, None]] = [{} for _ in range(-(-pitch // BAND))]
 
     def bands(self, storage: Storage) -> list[dict[PlacedMemory, None]]:
-        """Who holds bytes in the columns of a storage."""
+        """Return the holders of bytes in the columns of a storage, band by band."""
         assert storage.address is not None
         byte = storage.address[1]
         return self.holders[byte // BAND : (byte + storage.pitch - 1) // BAND + 1]

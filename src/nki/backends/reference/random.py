@@ -14,8 +14,8 @@ import numpy as np
 LANES = 128
 WORDS = 6  # x, y, z, w, v and the counter d
 STATES = {"vector": 4, "gpsimd": 1}  # per lane
-_SHIFTED = WORDS - 1  # the words that are one history of v; d stands apart
-_WEYL = 362437  # what the counter grows by
+_SHIFTED = WORDS - 1  # the words that are one history of v; d is separate
+_WEYL = 362437  # increment of the counter
 
 
 class Generator:
@@ -26,21 +26,21 @@ class Generator:
         self.words = np.zeros((WORDS, LANES, states), np.uint32)
 
     def seed(self, seed: int, skip: int = 0) -> None:
-        """Fill all lanes from a 32-bit seed; `skip` leaves out the first words of each lane's stream."""
+        """Fill all lanes from a 32-bit seed; `skip` omits the first words of each lane's stream."""
         words = seed_words(seed, skip + WORDS * self.states)[:, skip:]
         self.set_state(words | np.uint32(is_dead(words)))
 
     def set_state(self, words: np.ndarray) -> None:
-        """Words of the first lanes, [lanes, states * 6]; the other lanes keep theirs."""
+        """Set the words of the first lanes, [lanes, states * 6]; the other lanes keep theirs."""
         lanes = words.shape[0]
         self.words[:, :lanes] = words.reshape(lanes, self.states, WORDS).transpose(2, 0, 1)
 
     def state(self, lanes: int) -> np.ndarray:
-        """[lanes, states * 6], one state after the other."""
+        """Return the words of the first lanes, [lanes, states * 6], one state after the other."""
         return self.words[:, :lanes].transpose(1, 2, 0).reshape(lanes, -1)
 
     def bits(self, lanes: int, count: int) -> np.ndarray:
-        """The next `count` words of each of the first lanes, [lanes, count]."""
+        """Return the next `count` words of each of the first lanes, [lanes, count]."""
         steps = -(-count // self.states)
         history = self._history(lanes, steps)
         counter = np.arange(1, steps + 1, dtype=np.uint32)[:, None, None] * np.uint32(_WEYL)
@@ -49,15 +49,15 @@ class Generator:
         return out.transpose(1, 0, 2).reshape(lanes, -1)[:, :count]
 
     def uniform(self, lanes: int, count: int) -> np.ndarray:
-        """The next numbers in [0, 1) of each lane: the upper 24 bits of its words."""
+        """Return the next numbers in [0, 1) of each lane: the upper 24 bits of its words."""
         return (self.bits(lanes, count) >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
 
     def _history(self, lanes: int, steps: int) -> np.ndarray:
-        """x, y, z, w, v and then the v of each step: [5 + steps, lanes, states]."""
+        """Return x, y, z, w, v and then the v of each step: [5 + steps, lanes, states]."""
         history = np.empty((_SHIFTED + steps, lanes, self.states), np.uint32)
         history[:_SHIFTED] = self.words[:_SHIFTED, :lanes]
         for first in range(0, steps, _SHIFTED):
-            # five steps at a time: the x of each is there already
+            # five steps at a time: the x of each is known already
             x = history[first : first + min(_SHIFTED, steps - first)]
             fresh = x ^ (x >> np.uint32(2))
             fresh ^= fresh << np.uint32(1)
@@ -76,7 +76,7 @@ class Generator:
 
 
 def seed_words(seed: int, count: int) -> np.ndarray:
-    """The low halves of each lane's splitmix64 stream, started at seed << 32 | lane << 8: [lanes, count]."""
+    """Return the low halves of each lane's splitmix64 stream from seed << 32 | lane << 8: [lanes, count]."""
     start = np.uint64(seed << 32) | np.arange(LANES, dtype=np.uint64)[:, None] << np.uint64(8)
     z = start + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
@@ -85,33 +85,33 @@ def seed_words(seed: int, count: int) -> np.ndarray:
 
 
 def is_dead(words: np.ndarray) -> bool:
-    """True when some state has only zeros in x to v, from which XORWOW never leaves."""
+    """Return whether some state has only zeros in x to v, which XORWOW never leaves."""
     return not words.reshape(-1, WORDS)[:, :_SHIFTED].any(axis=1).all()
 
 
 class Generators:
-    """The generators of a launch, by core and engine: copies, from which no other thread's kernel draws.
+    """The generators of a launch, by core and engine: copies that no kernel of another thread uses.
 
-    They begin as the process left them, and the process goes on with them when the launch has ended well.
+    They start with the state of the process, which takes over theirs when the launch has succeeded.
     """
 
     def __init__(self) -> None:
         self.taken: dict[tuple[int, str], Generator] = {}
 
     def of(self, core: int, engine: str) -> Generator:
-        """The generator of the "vector" or "gpsimd" engine of a simulated core."""
+        """Return the generator of the "vector" or "gpsimd" engine of a simulated core."""
         found = self.taken.get((core, engine))
         if found is None:
             found = self.taken[core, engine] = Generator(STATES[engine])
             left = _left.get((core, engine))
             if left is not None:
                 found.words = left.copy()
-            else:  # GpSimdE starts behind the words VectorE takes, so that the two streams differ
+            else:  # GpSimdE starts after the words that VectorE uses, so that the two streams differ
                 found.seed(0, skip=0 if engine == "vector" else WORDS * STATES["vector"])
         return found
 
     def keep(self) -> None:
-        """The launch ended well: what it left is where the next one begins."""
+        """Make this the state of the process: the launch has succeeded."""
         _left.update({key: generator.words for key, generator in self.taken.items()})
 
 
@@ -119,10 +119,10 @@ _left: dict[tuple[int, str], np.ndarray] = {}  # the words of every generator th
 
 
 def generator(core: Any, engine: str) -> Generator:
-    """The generator of an engine of a running core."""
+    """Return the generator of an engine of a running core."""
     return core.execution.generators.of(core.index, engine)
 
 
 def reset() -> None:
-    """Put all generators of the process back to how it started. For tests."""
+    """Reset all generators of the process to their first state. For tests."""
     _left.clear()

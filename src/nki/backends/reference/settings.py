@@ -47,7 +47,7 @@ class WhileKernelsRun:
 
     @classmethod
     def after_fork(cls) -> None:
-        """The child has one thread: the others' kernels are gone, and perhaps they held the lock."""
+        """Reset the lock and the count: the child has one thread, and others may have held the lock."""
         cls._lock = threading.Lock()
         left, cls._users = cls._users, cls._mine.count
         if left and not cls._users:

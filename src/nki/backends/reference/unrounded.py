@@ -1,9 +1,9 @@
 """NKI_PRECISE_FP=0: narrow floats keep float32 values (spec/language.md 6.5).
 
-Every view of a narrow float dtype is handed out as float32, every other view as its real bits. A storage
-of a narrow dtype holds its values beside the bytes: a view of another dtype sees them rounded, and
-what is written through one comes back into the values. The whole storage is converted each time: this
-mode is for looking at rounding, not for speed.
+Every view of a narrow float dtype is float32, every other view is the real bits. A storage of a narrow dtype
+holds its values beside the bytes: a view of another dtype reads them rounded, and what is written through
+one is converted back into the values. The whole storage is converted each time: this mode is for studying
+rounding, not for speed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NARROW = ("float16", "bfloat16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")
 
 
 class _Unrounded(Memory):
-    """A storage of any dtype; `values` is the truth for views of a narrow storage dtype."""
+    """A storage of any dtype; `values` is authoritative for views of a narrow storage dtype."""
 
     values: np.ndarray | None  # float32, one per element of the storage
     synced: np.ndarray  # the bits when values and bytes last agreed
@@ -36,7 +36,7 @@ class _Unrounded(Memory):
         self.values, self.synced, self.ahead, self.face = None, np.empty(0), False, None
 
     def array(self, view: View, shift: int = 0) -> np.ndarray:
-        self.settle()
+        self.merge_face()
         if view.dtype == self.storage.dtype and view.dtype in NARROW:
             return _part(self._load(), view, shift)
         self._round()
@@ -52,7 +52,7 @@ class _Unrounded(Memory):
                 self._load()
                 self.ahead = True
             else:
-                self._forget(view, shift)
+                self._round_part(view, shift)
         return super().write(view, shift, by_matmul, where)
 
     def poison(self) -> None:
@@ -63,8 +63,8 @@ class _Unrounded(Memory):
         super().renew()
         self.values, self.ahead, self.face = None, False, None
 
-    def settle(self) -> None:
-        """Take over what was written through a view that is no narrow float of its storage."""
+    def merge_face(self) -> None:
+        """Store what was written through a view of another narrow float dtype."""
         if self.face is not None:
             dtype, values, before = self.face
             self.face = None
@@ -74,12 +74,12 @@ class _Unrounded(Memory):
                 whole[changed] = dtypes.cast(values[changed], dtype)
 
     def flush(self) -> None:
-        """Make the bytes say what this tensor holds."""
-        self.settle()
+        """Write the values to the bytes, rounded."""
+        self.merge_face()
         self._round()
 
     def _load(self) -> np.ndarray:
-        """The values, with what was written into the bytes since."""
+        """Return the values, updated with what was written to the bytes since."""
         bits = dtypes.bits(self._whole(self.storage.dtype))
         if self.values is None:
             self.values = dtypes.f32(self._whole(self.storage.dtype), self.storage.dtype).copy()
@@ -98,8 +98,8 @@ class _Unrounded(Memory):
             dtypes.store(whole, self.values, self.storage.dtype)
             self.synced = dtypes.bits(whole).copy()
 
-    def _forget(self, view: View, shift: int) -> None:
-        """A view of another dtype will be written: its elements keep no more than their bits."""
+    def _round_part(self, view: View, shift: int) -> None:
+        """Round the elements of a view of another dtype that is about to be written."""
         self.flush()
         if self.values is not None:
             flags = ElementMap(self.storage)
@@ -108,7 +108,7 @@ class _Unrounded(Memory):
             self.values[touched] = dtypes.f32(self._whole(self.storage.dtype)[touched], self.storage.dtype)
 
     def _whole(self, dtype: DType) -> np.ndarray:
-        """Every element of the storage, as real bits."""
+        """Return every element of the storage, as real bits."""
         shape = (self.storage.partitions, self.storage.pitch // dtype.itemsize)
         return self._build(View(self.storage, 0, shape, row_major(shape), dtype), 0)
 
@@ -118,7 +118,7 @@ class UnroundedMemory(_Unrounded):
 
 
 class UnroundedPlacedMemory(_Unrounded, PlacedMemory):
-    """With an explicit address, other tensors may share the bytes: they see them rounded."""
+    """With an explicit address. Other tensors may share the bytes: they read them rounded."""
 
     def array(self, view: View, shift: int = 0) -> np.ndarray:
         for other in self.rivals():
@@ -136,6 +136,6 @@ class UnroundedPlacedMemory(_Unrounded, PlacedMemory):
 
 
 def _part(values: np.ndarray, view: View, shift: int) -> np.ndarray:
-    """A view's part of the float32 values of a whole storage."""
+    """Return a view of the float32 values of a whole storage."""
     start = (view.offset + shift // view.dtype.itemsize) * 4
     return np.ndarray(view.shape, np.float32, values, start, [s * 4 for s in view.strides])

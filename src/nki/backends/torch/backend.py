@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import error
-from ...ir.program import Program
 from ...ir.tree import leaves
 from ...ir.view import View
 from ...options import Options, checked_device
+from ..lowered import Lowered
 from ..protocol import ExecutionContext
 from .runner import run
 from .schedule import Refused
@@ -22,27 +22,27 @@ class TorchBackend:
 
     name = "torch"
 
-    def refusal(self, program: Program, options: Options) -> str:
+    def refusal(self, lowered: Lowered, options: Options) -> str:
         torch_device(options.device)
         if not options.precise_fp or options.strict:
             return "the reference backend is asked for"
-        plan = device_plan_of(program)
+        plan = device_plan_of(lowered)
         if isinstance(plan, Refused):
             return str(plan)
-        parameters = {storage for _, storage in program.parameters}
+        parameters = {storage for _, storage in lowered.parameters}
         incomplete = plan.partly - parameters
-        if any(view.storage in incomplete for view in leaves(program.result, View)):
+        if any(view.storage in incomplete for view in leaves(lowered.result, View)):
             return "it returns a tensor of which a part was never written"
         return ""
 
-    def run(self, program: Program, execution: ExecutionContext) -> bool:
+    def run(self, lowered: Lowered, execution: ExecutionContext) -> bool:
         """Run the steps. False if an instruction reports something: the reference reports it at its line."""
         import torch
 
-        plan = device_plan_of(program)
+        plan = device_plan_of(lowered)
         assert isinstance(plan, DevicePlan)
         device = torch_device(execution.options.device)
-        given = [storage for _, storage in program.parameters] + [s for s, _ in program.constants]
+        given = [storage for _, storage in lowered.parameters] + [s for s, _ in lowered.constants]
         tensors = {
             storage: torch.from_numpy(execution.memories[storage].raw.copy()).to(device) for storage in given
         }
@@ -51,7 +51,7 @@ class TorchBackend:
             return False
         for storage, tensor in found.items():
             execution.memories.adopt(storage, _bytes(tensor.cpu()))
-        for diagnostic in program.said:
+        for diagnostic in lowered.diagnostics:
             execution.diagnostics.report(diagnostic)
         return True
 

@@ -1,7 +1,7 @@
-"""The forms that numpy's functions have on tensors, in one table.
+"""numpy's functions on tensors, in one table.
 
-Where torch's function gives numpy's bits it stands here by name. Functions that the two libraries
-approximate differently are computed in float64 and rounded once, so that they are good to the last place;
+Where torch's function gives numpy's bits, it is listed by name. Functions that the two libraries
+approximate differently are computed in float64 and rounded once, so that they are exact to the last place;
 `exp` is torch's own in float32. Sums are torch's: their order differs from numpy's, within the bound of
 float32 summation.
 """
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from .lanes import FOLDS, FORMS, FUNCTIONS, Lanes, NoForm
+from .lanes import FUNCTIONS, REDUCTIONS, UFUNCS, Lanes, Unsupported
 
 
 class _named:
-    """torch's function of this name, which may also write straight into a tensor."""
+    """torch's function of this name, which can also write directly to a tensor."""
 
     def __init__(self, name: str):
         self.name = name
@@ -27,7 +27,7 @@ class _named:
 
 
 def _rounded_once(name: str) -> Callable[..., Any]:
-    """In float64, and one rounding."""
+    """Return torch's function computed in float64 and rounded once."""
 
     def form(torch: Any, *args: Any) -> Any:
         result = getattr(torch, name)(*(a.to(torch.float64) for a in args))
@@ -37,11 +37,11 @@ def _rounded_once(name: str) -> Callable[..., Any]:
 
 
 def _sign(torch: Any, x: Any) -> Any:
-    return torch.where(torch.isnan(x), x, torch.sign(x))  # torch calls the sign of NaN 0
+    return torch.where(torch.isnan(x), x, torch.sign(x))  # in torch the sign of NaN is 0
 
 
 def _mod(torch: Any, a: Any, b: Any) -> Any:
-    """The remainder with the sign of the divisor, exact as numpy's."""
+    """Return the remainder with the sign of the divisor, bit for bit numpy's."""
     rest = torch.fmod(a, b)
     other = (rest != 0) & ((b < 0) != (rest < 0))
     zero = torch.copysign(torch.zeros_like(rest), b)
@@ -52,7 +52,7 @@ def _matmul(torch: Any, a: Any, b: Any) -> Any:
     return torch.matmul(a, b)
 
 
-FORMS.update(
+UFUNCS.update(
     {
         np.add: _named("add"),
         np.subtract: _named("subtract"),
@@ -106,7 +106,7 @@ FORMS.update(
 )
 
 
-# ---- folds ---------------------------------------------------------------------------------------
+# ---- reductions ---------------------------------------------------------------------------------------
 
 
 def _prod(torch: Any, x: Any, dims: list[int], keep: bool) -> Any:
@@ -116,14 +116,14 @@ def _prod(torch: Any, x: Any, dims: list[int], keep: bool) -> Any:
 
 
 def _differences(torch: Any, x: Any, dims: list[int], keep: bool) -> Any:
-    """x0 - x1 - x2 ..."""
+    """Return x0 - x1 - x2 - ..."""
     (dim,) = dims
     rest = x.narrow(dim, 1, x.shape[dim] - 1).sum(dim, keepdim=keep)
     first = x.narrow(dim, 0, 1)
     return (first if keep else first.squeeze(dim)) - rest
 
 
-FOLDS.update(
+REDUCTIONS.update(
     {
         np.add: lambda torch, x, dims, keep: torch.sum(x, dims, keepdim=keep),
         np.subtract: _differences,
@@ -136,7 +136,7 @@ FOLDS.update(
 )
 
 
-# ---- functions that are no ufuncs ----------------------------------------------------------------
+# ---- functions that are not ufuncs ----------------------------------------------------------------
 
 
 def _among(*values: object) -> Lanes:
@@ -154,7 +154,7 @@ def _where(mask: Any, a: Any, b: Any) -> Any:
 
 def _copyto(target: Any, source: Any, where: Any = True) -> None:
     if not isinstance(target, Lanes):
-        raise NoForm("a copy to the host")
+        raise Unsupported("a copy to the host")
     if where is True:
         target[...] = source
         return
@@ -169,7 +169,7 @@ def _copyto(target: Any, source: Any, where: Any = True) -> None:
 def _concatenate(parts: Any, axis: int = 0) -> Any:
     one = _among(*parts)
     if any(not isinstance(part, Lanes) or part.dtype != one.dtype for part in parts):
-        raise NoForm("numpy.concatenate of different arrays")
+        raise Unsupported("numpy.concatenate of different arrays")
     dim = one.lead + axis % one.ndim
     return one.like(one.device.torch.cat([part.tensor for part in parts], dim), one.dtype)
 

@@ -1,8 +1,8 @@
 """Grids: equal operands of many instructions as one strided or gathered part of memory.
 
-A `Grid` says where an operand of each instruction of a step lies: elements of one memory (the arena, a
-storage), the same shape and strides for all, and an offset for each. Offsets that count up regularly in one
-to three dimensions are strides of a view; others are an index, and their elements are gathered.
+An `OperandGrid` has the location of one operand of each instruction of a step: elements of one memory (the
+arena, a storage), with the same shape and strides for all, and an offset for each. Offsets that are regular
+in one to three dimensions are strides of a view; others are an index, and their elements are gathered.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...machine.dtypes import DType
-from ..fused.lowering import located
-from ..fused.values import Place
+from ..fused.emission import locate
+from ..fused.values import Elements
 
 
-class Pattern(NamedTuple):
-    """What the operands of one step have in common: the memory (None: the arena) and how it is seen."""
+class OperandLayout(NamedTuple):
+    """What the operands of one step have in common: memory (None: the arena), shape, strides and dtype."""
 
     memory: Any
     shape: tuple[int, ...]
@@ -26,43 +26,43 @@ class Pattern(NamedTuple):
     dtype: DType
 
 
-class Grid:
+class OperandGrid:
     """An operand of every member of a step."""
 
-    __slots__ = ("pattern", "offsets", "count", "steps", "_index")
+    __slots__ = ("layout", "offsets", "count", "steps", "_index")
 
-    def __init__(self, pattern: Pattern, offsets: Sequence[int]):
-        self.pattern = pattern
+    def __init__(self, layout: OperandLayout, offsets: Sequence[int]):
+        self.layout = layout
         self.offsets = np.asarray(offsets, np.int64)
         self.count = len(self.offsets)
         self.steps: dict[tuple[int, ...], tuple[int, ...] | None] = {}
         self._index: dict[Any, Any] = {}
 
     @staticmethod
-    def of(places: Sequence[Place]) -> Grid:
-        """The grid of places of one pattern."""
-        return Grid(pattern_of(places[0]), [offset_of(place) for place in places])
+    def of(operands: Sequence[Elements]) -> OperandGrid:
+        """Return the grid of operands of one layout."""
+        return OperandGrid(layout_of(operands[0]), [offset_of(elements) for elements in operands])
 
     def regular(self, lead: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The strides of the members as an array of this shape; None: they lie otherwise."""
+        """Return the strides of the members as an array of this shape; None: they are not regular."""
         if lead not in self.steps:
             self.steps[lead] = _strides(self.offsets.reshape(lead))
         return self.steps[lead]
 
     def factors(self) -> tuple[int, ...] | None:
-        """A shape of up to three dimensions in which the members lie regularly."""
+        """Return a shape of up to three dimensions in which the members are regular, or None."""
         return _factors(self.offsets, 3)
 
     def index(self, torch: Any, device: Any) -> Any:
-        """The offsets as a tensor there."""
+        """Return the offsets as a tensor on a device."""
         found = self._index.get(device)
         if found is None:
             found = self._index[device] = torch.from_numpy(self.offsets).to(device)
         return found
 
     def read(self, torch: Any, memory: Any, lead: tuple[int, ...]) -> Any:
-        """A tensor [*lead, *shape] of all members: a view where that is possible."""
-        shape, strides = self.pattern.shape, self.pattern.strides
+        """Return a tensor [*lead, *shape] of all members: a view where that is possible."""
+        shape, strides = self.layout.shape, self.layout.strides
         front = self.regular(lead)
         if front is not None:
             start = memory.storage_offset() + int(self.offsets[0])
@@ -71,24 +71,26 @@ class Grid:
         return found.reshape(*lead, *shape)
 
     def write(self, torch: Any, memory: Any, values: Any) -> None:
-        """Put a tensor [*lead, *shape] where the members lie."""
-        shape = self.pattern.shape
+        """Write a tensor [*lead, *shape] to the members."""
+        shape = self.layout.shape
         self._windows(memory)[self.index(torch, memory.device)] = values.reshape(self.count, *shape)
 
     def _windows(self, memory: Any) -> Any:
-        """Every place in memory where a member could begin."""
-        shape = (int(self.offsets.max()) + 1, *self.pattern.shape)
-        return memory.as_strided(shape, (1, *self.pattern.strides), memory.storage_offset())
+        """Return a view of the memory with one row for every offset at which a member could begin."""
+        shape = (int(self.offsets.max()) + 1, *self.layout.shape)
+        return memory.as_strided(shape, (1, *self.layout.strides), memory.storage_offset())
 
 
-def pattern_of(place: Place) -> Pattern:
-    where = located(place)
-    width = place.dtype.itemsize
-    return Pattern(where.storage, where.shape, tuple([s // width for s in where.strides]), place.dtype)
+def layout_of(elements: Elements) -> OperandLayout:
+    where = locate(elements)
+    width = elements.dtype.itemsize
+    return OperandLayout(
+        where.storage, where.shape, tuple([s // width for s in where.strides]), elements.dtype
+    )
 
 
-def offset_of(place: Place) -> int:
-    return located(place).offset // place.dtype.itemsize
+def offset_of(elements: Elements) -> int:
+    return locate(elements).offset // elements.dtype.itemsize
 
 
 def _strides(offsets: np.ndarray) -> tuple[int, ...] | None:
@@ -122,8 +124,8 @@ def _factors(offsets: np.ndarray, most: int) -> tuple[int, ...] | None:
     return None if outer is None else (*outer, run)
 
 
-def common_lead(grids: Sequence[Grid], count: int) -> tuple[int, ...]:
-    """The shape for the members of a step in which most operands need no gathering."""
+def common_lead(grids: Sequence[OperandGrid], count: int) -> tuple[int, ...]:
+    """Return the shape for the members of a step in which most operands are regular."""
     best: tuple[int, ...] = (count,)
     most = sum(grid.regular((count,)) is not None for grid in grids)
     if most == len(grids):
@@ -137,4 +139,4 @@ def common_lead(grids: Sequence[Grid], count: int) -> tuple[int, ...]:
     return best
 
 
-__all__ = ["Grid", "Pattern", "common_lead", "offset_of", "pattern_of"]
+__all__ = ["OperandGrid", "OperandLayout", "common_lead", "offset_of", "layout_of"]

@@ -18,26 +18,26 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 
-class NoForm(Exception):
-    """What numpy is asked for has no form on tensors: the host must do it."""
+class Unsupported(Exception):
+    """A numpy function that tensors do not support: the host must run it."""
 
 
 class Device:
-    """A torch device, with the constants that are there and what the run found out on the way."""
+    """A torch device, with its cached constants and the masks to check at the end of a run."""
 
-    KEPT = 512  # constants
+    CONSTANTS = 512  # cached
 
     def __init__(self, torch: Any, where: Any):
         self.torch, self.where = torch, where
         self.constants = _constants.setdefault(where, {})
-        self.doubts: list[Any] = []  # masks that must be empty, or the host has something to say
+        self.doubts: list[Any] = []  # masks; if one is not empty, the host runs the program
 
     def constant(self, array: np.ndarray) -> Any:
-        """The tensor of a small array that every run needs again."""
+        """Return a small array as a tensor on the device; it is cached."""
         key = (array.dtype.str, array.shape, array.tobytes())
         found = self.constants.get(key)
         if found is None:
-            if len(self.constants) > self.KEPT:
+            if len(self.constants) > self.CONSTANTS:
                 self.constants.clear()
             array = np.ascontiguousarray(array).reshape(array.shape)
             held = getattr(self.torch, held_as(array.dtype))
@@ -49,15 +49,15 @@ class Device:
         return found
 
     def number(self, value: Any, dtype: Any) -> Any:
-        """A number as a tensor without dimensions."""
-        key = (repr(value), dtype)  # which tells the two zeros apart
+        """Return a number as a tensor without dimensions."""
+        key = (repr(value), dtype)  # 0.0 and -0.0 differ
         found = self.constants.get(key)
         if found is None:
             found = self.constants[key] = self.torch.tensor(value, dtype=dtype).to(self.where)
         return found
 
     def is_clean(self) -> bool:
-        """Nobody has anything to say about the values. The one question that waits for the device."""
+        """Return whether every mask is empty. This alone waits for the device."""
         doubts, self.doubts = self.doubts, []
         return not doubts or not bool(self.torch.stack(doubts).any())
 
@@ -74,7 +74,7 @@ _BY_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 @cache
 def held_as(dtype: np.dtype) -> str:
-    """The torch dtype whose tensors hold the elements: the same one, or integers of the same size."""
+    """Return the torch dtype that holds the elements: the same one, or integers of the same size."""
     return dtype.name if dtype in _SAME else _BY_SIZE[dtype.itemsize]
 
 
@@ -83,18 +83,18 @@ FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 class Lanes(NDArrayOperatorsMixin):
-    """An array with dimensions in front that whoever computes with it does not see."""
+    """An array with leading dimensions that the code which computes with it does not see."""
 
     __slots__ = ("tensor", "lead", "dtype", "device", "lent")
 
     def __init__(self, tensor: Any, lead: int, dtype: np.dtype, device: Device, lent: bool = True):
         self.tensor, self.lead, self.dtype, self.device = tensor, lead, dtype, device
-        self.lent = lent  # others see its memory: a result is copied there
+        self.lent = lent  # its memory is shared: results are copied there
 
     def like(self, tensor: object, dtype: np.dtype) -> Lanes:
         return Lanes(tensor, self.lead, dtype, self.device)
 
-    # ---- what an array tells ---------------------------------------------------------------------
+    # ---- properties of arrays --------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -122,17 +122,17 @@ class Lanes(NDArrayOperatorsMixin):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise NoForm(f"numpy.ndarray.{name}")
+        raise Unsupported(f"numpy.ndarray.{name}")
 
     def __bool__(self) -> bool:
-        raise NoForm("Python looks at a value")
+        raise Unsupported("Python looks at a value")
 
     __float__ = __int__ = __index__ = __bool__  # type: ignore[assignment]
 
     def __array__(self, *_: object, **__: Any) -> Any:
-        raise NoForm("numpy wants the values on the host")
+        raise Unsupported("numpy wants the values on the host")
 
-    # ---- the same elements otherwise -------------------------------------------------------------
+    # ---- views -----------------------------------------------------------------------------------
 
     @property
     def front(self) -> tuple[int, ...]:
@@ -151,7 +151,7 @@ class Lanes(NDArrayOperatorsMixin):
     def view(self, dtype: Any) -> Lanes:
         target = np.dtype(dtype)
         if target.itemsize != self.dtype.itemsize:
-            raise NoForm("a view of elements of another size")
+            raise Unsupported("a view of elements of another size")
         held = self.held(target)
         return self.like(self.tensor if self.tensor.dtype == held else self.tensor.view(held), target)
 
@@ -171,24 +171,24 @@ class Lanes(NDArrayOperatorsMixin):
     def _key(self, key: object) -> tuple:
         parts = key if isinstance(key, tuple) else (key,)
         if any(isinstance(part, (Lanes, list, np.ndarray)) for part in parts):
-            raise NoForm("indices that are arrays")
+            raise Unsupported("indices that are arrays")
         if any(isinstance(part, slice) and (part.step or 1) < 0 for part in parts):
-            raise NoForm("a slice that goes backwards")
+            raise Unsupported("a slice that goes backwards")
         return (*[slice(None)] * self.lead, *parts)
 
     # ---- values ----------------------------------------------------------------------------------
 
     def numbers(self) -> Any:
-        """A tensor to compute with: small unsigned integers in a wider signed type."""
+        """Return a tensor to compute with: small unsigned integers in a wider signed type."""
         wider = _UNSIGNED.get(self.dtype)
         if wider is not None:
             return self.tensor.to(getattr(self.device.torch, wider[0])) & wider[1]
         if self.dtype not in _SAME:
-            raise NoForm(f"arithmetic of {self.dtype.name}")
+            raise Unsupported(f"arithmetic of {self.dtype.name}")
         return self.tensor
 
     def as_type(self, dtype: np.dtype) -> Any:
-        """A tensor to compute with whose numbers are those of `dtype`."""
+        """Return a tensor to compute with whose numbers are those of `dtype`."""
         if dtype == self.dtype:
             return self.numbers()
         return self._to(self.numbers(), dtype)
@@ -197,7 +197,7 @@ class Lanes(NDArrayOperatorsMixin):
         wider = _UNSIGNED.get(dtype)
         name = held_as(dtype) if wider is None else wider[0]
         if dtype not in _SAME and wider is None:
-            raise NoForm(f"arithmetic of {dtype.name}")
+            raise Unsupported(f"arithmetic of {dtype.name}")
         if tensor.is_floating_point() and dtype.kind in "iu" and dtype.itemsize < 8:
             tensor = tensor.to(self.device.torch.int64)  # C casts of what fits, as numpy does them
         return tensor.to(getattr(self.device.torch, name))
@@ -209,12 +209,12 @@ class Lanes(NDArrayOperatorsMixin):
         return self.like(self.narrow(self.as_type(target), target), target)
 
     def narrow(self, tensor: Any, dtype: np.dtype) -> Any:
-        """A tensor that was computed with, as one that holds elements of `dtype`."""
+        """Return a computed tensor as one that holds elements of `dtype`."""
         held = self.held(dtype)
         return tensor if tensor.dtype == held else tensor.to(held)
 
     def fitting(self, value: object) -> Any:
-        """What can be copied into this array: a tensor that holds elements of its dtype."""
+        """Return a value as a tensor of elements of this dtype, to be copied into the array."""
         if isinstance(value, Lanes):
             value = aligned(value, self.ndim)
             return value.tensor if value.dtype == self.dtype else value.astype(self.dtype, False).tensor
@@ -222,18 +222,18 @@ class Lanes(NDArrayOperatorsMixin):
         return self.device.constant(array if array.dtype == self.dtype else array.astype(self.dtype))
 
     def held(self, dtype: np.dtype) -> Any:
-        """The torch dtype of tensors that hold elements of `dtype`."""
+        """Return the torch dtype of tensors that hold elements of `dtype`."""
         return getattr(self.device.torch, held_as(dtype))
 
     def fill(self, value: object) -> None:
         self[...] = value
 
     def doubt(self, mask: Lanes) -> None:
-        """If the mask holds anywhere, the host has something to say."""
+        """Record a mask; if it holds anywhere, the host runs the program and reports why."""
         self.device.doubts.append(mask.tensor.any())
 
     def entries_of(self, table: np.ndarray) -> Lanes:
-        """table[self], for a small table."""
+        """Return table[self], for a small table."""
         return self.like(self.device.constant(table)[self.numbers().long()], table.dtype)
 
     # ---- as methods of numpy's arrays ------------------------------------------------------------
@@ -249,7 +249,7 @@ class Lanes(NDArrayOperatorsMixin):
         return total / self.dtype.type(self.size // total.size)  # type: ignore[no-any-return]
 
     def sorted(self, axis: int = -1) -> Lanes:
-        """In ascending order, NaN last."""
+        """Return the elements in ascending order, NaN last."""
         dim = self.lead + axis % self.ndim
         return self.like(self.device.torch.sort(self.numbers(), dim).values, self.dtype)
 
@@ -271,7 +271,7 @@ class Lanes(NDArrayOperatorsMixin):
         elif method == "reduce":
             result = self._reduce(ufunc, *inputs, **options)
         else:
-            raise NoForm(f"{ufunc.__name__}.{method}")
+            raise Unsupported(f"{ufunc.__name__}.{method}")
         if out is None or result is out[0]:
             return result
         if out[0].lent:
@@ -281,9 +281,9 @@ class Lanes(NDArrayOperatorsMixin):
         return out[0]
 
     def _call(self, ufunc: Any, inputs: Sequence[Any], out: Any, dtype: Any = None, **options: Any) -> Lanes:
-        form = FORMS.get(ufunc)
+        form = UFUNCS.get(ufunc)
         if form is None or options:
-            raise NoForm(f"numpy.{ufunc.__name__}")
+            raise Unsupported(f"numpy.{ufunc.__name__}")
         types = resolved(ufunc, tuple(_type(x) for x in inputs), None if dtype is None else np.dtype(dtype))
         rank = max(x.ndim for x in inputs if isinstance(x, Lanes))
         rank = max(rank, *(x.ndim for x in inputs if isinstance(x, np.ndarray)), 0)
@@ -306,33 +306,33 @@ class Lanes(NDArrayOperatorsMixin):
     def _reduce(
         self, ufunc: Any, array: Lanes, axis: Any = 0, keepdims: bool = False, dtype: Any = None
     ) -> Lanes:
-        form = FOLDS.get(ufunc)
+        form = REDUCTIONS.get(ufunc)
         if form is None or dtype is not None:
-            raise NoForm(f"numpy.{ufunc.__name__}.reduce")
+            raise Unsupported(f"numpy.{ufunc.__name__}.reduce")
         axes = range(array.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
         dims = [self.lead + a % array.ndim for a in axes]
         logical = ufunc in (np.logical_and, np.logical_or)
         if array.dtype.kind != "f" and not logical:
-            raise NoForm(f"numpy.{ufunc.__name__}.reduce of integers")
+            raise Unsupported(f"numpy.{ufunc.__name__}.reduce of integers")
         result = form(self.device.torch, array.numbers(), dims, keepdims)
         return self.like(result, np.dtype(np.bool_) if logical else array.dtype)
 
     def __array_function__(self, function: Any, types: object, args: tuple, kwargs: dict) -> Any:
         form = FUNCTIONS.get(function)
         if form is None:
-            raise NoForm(f"numpy.{function.__name__}")
+            raise Unsupported(f"numpy.{function.__name__}")
         return form(*args, **kwargs)
 
 
 def _takes(out: Any, form: Any, dtype: np.dtype, tensors: Sequence[Any]) -> bool:
-    """A result may be written straight into the memory of `out`."""
+    """Return whether a result may be written directly to the memory of `out`."""
     if not out.lent or out.dtype != dtype or dtype not in _SAME or not hasattr(form, "name"):
         return False
     return any(tensor.shape == out.tensor.shape for tensor in tensors)
 
 
 def aligned(lanes: Lanes, rank: int) -> Lanes:
-    """With so many dimensions, new ones right behind those in front: numpy adds them on the left."""
+    """Add dimensions after the leading ones up to a rank: numpy adds them on the left."""
     missing = rank - lanes.ndim
     if missing <= 0:
         return lanes
@@ -347,7 +347,7 @@ def _type(value: object) -> Any:
 
 @lru_cache(maxsize=4096)
 def resolved(ufunc: Any, types: tuple, dtype: np.dtype | None) -> tuple[np.dtype, ...]:
-    """The dtypes in which numpy computes, and of the result."""
+    """Return the dtypes in which numpy computes, and of the result."""
     types = tuple(np.dtype(np.bool_) if t is bool else t for t in types)
     if ufunc is np.matmul:
         return FLOAT32, FLOAT32, FLOAT32
@@ -356,9 +356,19 @@ def resolved(ufunc: Any, types: tuple, dtype: np.dtype | None) -> tuple[np.dtype
     return ufunc.resolve_dtypes((*types, None), signature=(None,) * len(types) + (dtype,))
 
 
-# filled by `forms`
-FORMS: dict[Any, Any] = {}
-FOLDS: dict[Any, Any] = {}
+# filled by `functions`
+UFUNCS: dict[Any, Any] = {}
+REDUCTIONS: dict[Any, Any] = {}
 FUNCTIONS: dict[Any, Any] = {}
 
-__all__ = ["FLOAT32", "FOLDS", "FORMS", "FUNCTIONS", "Lanes", "NoForm", "Device", "aligned", "held_as"]
+__all__ = [
+    "FLOAT32",
+    "REDUCTIONS",
+    "UFUNCS",
+    "FUNCTIONS",
+    "Lanes",
+    "Unsupported",
+    "Device",
+    "aligned",
+    "held_as",
+]

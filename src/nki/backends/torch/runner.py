@@ -1,9 +1,8 @@
-"""Running the steps of a program on a torch device: a GPU, or the processor by the same code.
+"""Runs the steps of a program on a torch device: a GPU, or the CPU by the same code.
 
-An instruction's own `compute` does the work of a whole step, on `Lanes`. What it asks of numpy that has no
-form on tensors sends that step through the host, and a warning says so once. Nothing here looks at values on
-the way: whoever would have something to say leaves a mask, and if one of them holds at the end, the host does
-it all again.
+An instruction's own `compute` does the work of a whole step, on `Lanes`. A step whose numpy functions tensors
+do not support runs on the host, with a warning the first time. No value is read back on the way: checks of
+values leave masks, and if one of them is not empty at the end, the host runs the program again.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ from ...ir.view import View
 from ...machine import dtypes
 from ...machine.dtypes import f32
 from . import functions as functions  # fills the table
-from .grids import Grid
-from .lanes import Device, Lanes, NoForm, held_as
-from .steps import Batch, DevicePlan, Products, Side
+from .grids import OperandGrid
+from .lanes import Device, Lanes, Unsupported, held_as
+from .steps import Batch, BatchedFactor, BatchedGemm, DevicePlan
 
 
-class Said(Exception):
-    """An instruction has something to say about values: the reference says it, with lines."""
+class Diagnosed(Exception):
+    """An instruction reports a diagnostic about values: the reference reports it, with lines."""
 
 
 def run(plan: DevicePlan, given: Mapping[Storage, Any], where: Any) -> dict[Storage, Any] | None:
-    """Run on the tensors of its parameters; the tensors of what it writes, or None: run it on the host."""
+    """Run on the tensors of the parameters; return those of what is written, or None: run it on the host."""
     import torch
 
-    runner = _Runner(torch, plan, given, torch.device(where))
+    runner = _DeviceRunner(torch, plan, given, torch.device(where))
     try:
         with torch.no_grad(), _exact_products(torch), np.errstate(all="ignore"):
             return runner.run()
-    except (Said, NkiError):
+    except (Diagnosed, NkiError):
         return None
 
 
 def part_of(tensor: Any, view: View) -> Any:
-    """The tensor of a view of a storage."""
+    """Return the tensor of a view of a storage."""
     start = tensor.storage_offset() + view.offset
     return tensor.as_strided(tuple(view.shape), tuple(view.strides), start)
 
@@ -59,7 +58,7 @@ _before: Any = None
 
 @contextmanager
 def _exact_products(torch: Any) -> Any:
-    """While any thread runs a plan, float32 products are not rounded to TF32."""
+    """Context: float32 products are not rounded to TF32 while any thread runs a plan."""
     global _users, _before
     settings = torch.backends.cuda.matmul
     name, exact = ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
@@ -81,7 +80,7 @@ def _exact_products(torch: Any) -> Any:
 
 
 class _Core:
-    """What an instruction may ask of its core: the machine, and its accumulator registers."""
+    """What an instruction may use of its core: the machine, and its accumulator registers."""
 
     index, pending_warnings, registers = 0, None, None
 
@@ -90,10 +89,10 @@ class _Core:
         self.engine_state = EngineState(0)
 
     def diagnose(self, *_: object) -> None:
-        raise Said
+        raise Diagnosed
 
 
-class _Runner:
+class _DeviceRunner:
     def __init__(self, torch: Any, plan: DevicePlan, given: Mapping[Storage, Any], where: Any):
         self.torch, self.plan, self.where = torch, plan, where
         self.device = Device(torch, where)
@@ -102,12 +101,12 @@ class _Runner:
         for storage, tensor in given.items():
             self.memories[storage] = self._held(tensor.reshape(-1), storage)
         for storage in plan.written:
-            self.memories[storage] = self._opened(storage)
+            self.memories[storage] = self._new_memory(storage)
         self.arena = torch.empty(-(-plan.arena // 8) * 8, dtype=torch.uint8, device=where)
         self.views: dict[Any, Any] = {}
 
-    def _opened(self, storage: Storage) -> Any:
-        """New memory for what is written; with what was there before, where that matters."""
+    def _new_memory(self, storage: Storage) -> Any:
+        """Return new memory for what is written; with the old contents, where they matter."""
         before = self.memories.get(storage)
         if before is not None and storage in self.plan.partly:
             return before.clone()
@@ -129,7 +128,7 @@ class _Runner:
         outer = activate(self.core)  # type: ignore[arg-type]
         try:
             for step in self.plan.steps:
-                if step.__class__ is Products:
+                if step.__class__ is BatchedGemm:
                     self._products(step)
                 else:
                     self._batch(step)
@@ -141,44 +140,44 @@ class _Runner:
 
     # ---- memory ----------------------------------------------------------------------------------
 
-    def memory(self, grid: Grid) -> Any:
-        key = (grid.pattern.memory, grid.pattern.dtype)
+    def memory(self, grid: OperandGrid) -> Any:
+        key = (grid.layout.memory, grid.layout.dtype)
         found = self.views.get(key)
         if found is None:
-            wanted = self._held_dtype(grid.pattern.dtype)
+            wanted = self._held_dtype(grid.layout.dtype)
             base = self.arena if key[0] is None else self.memories[key[0]]
             found = self.views[key] = base if base.dtype == wanted else base.view(wanted)
         return found
 
-    def read(self, grid: Grid, lead: tuple[int, ...]) -> Any:
+    def read(self, grid: OperandGrid, lead: tuple[int, ...]) -> Any:
         return grid.read(self.torch, self.memory(grid), lead)
 
-    def lanes(self, grid: Grid, lead: tuple[int, ...]) -> Lanes:
-        return Lanes(self.read(grid, lead), len(lead), grid.pattern.dtype.storage, self.device)
+    def lanes(self, grid: OperandGrid, lead: tuple[int, ...]) -> Lanes:
+        return Lanes(self.read(grid, lead), len(lead), grid.layout.dtype.storage, self.device)
 
     # ---- instructions ----------------------------------------------------------------------------
 
     def _batch(self, step: Batch) -> None:
-        if step.task.kind == "gather":
+        if step.node.kind == "gather":
             for target, source in step.copies:
                 self._copy(target, self.read(source, (source.count,)))
             return
-        after: list[tuple[Grid, Any]] = []
-        outs = [self._output(grid, old, step, after) for _, grid, old in step.outs]
+        after: list[tuple[OperandGrid, Any]] = []
+        outputs = [self._output(grid, old, step, after) for _, grid, old in step.outputs]
         reads = [self.lanes(grid, step.lead) for _, grid in step.reads]
-        if step.task.kind == "move":
-            self._move(step, reads[0], outs[0])
+        if step.node.kind == "move":
+            self._move(step, reads[0], outputs[0])
         else:
-            self._compute(step, reads, outs)
+            self._compute(step, reads, outputs)
         for grid, made in after:
             grid.write(self.torch, self.memory(grid), made.tensor)
 
-    def _output(self, grid: Grid, old: Grid | None, step: Batch, after: list[Any]) -> Lanes:
+    def _output(self, grid: OperandGrid, old: OperandGrid | None, step: Batch, after: list[Any]) -> Lanes:
         if grid.regular(step.lead) is not None:
             made = self.lanes(grid, step.lead)
         else:
-            shape = (*step.lead, *grid.pattern.shape)
-            dtype = grid.pattern.dtype
+            shape = (*step.lead, *grid.layout.shape)
+            dtype = grid.layout.dtype
             tensor = self.torch.empty(shape, dtype=self._held_dtype(dtype), device=self.where)
             made = Lanes(tensor, len(step.lead), dtype.storage, self.device)
             after.append((grid, made))
@@ -186,8 +185,8 @@ class _Runner:
             made.tensor.copy_(self.read(old, step.lead).reshape(made.tensor.shape))
         return made
 
-    def _copy(self, target: Grid, values: Any) -> None:
-        """Elements of one dtype, as they are."""
+    def _copy(self, target: OperandGrid, values: Any) -> None:
+        """Copy elements of one dtype."""
         lead = (target.count,)
         if target.regular(lead) is None:
             target.write(self.torch, self.memory(target), values)
@@ -196,8 +195,8 @@ class _Runner:
             into.copy_(values.reshape(into.shape))
 
     def _move(self, step: Batch, source: Lanes, target: Lanes) -> None:
-        order = step.task.order
-        memories = [grid.pattern.memory for grid in (step.outs[0][1], step.reads[0][1])]
+        order = step.node.order
+        memories = [grid.layout.memory for grid in (step.outputs[0][1], step.reads[0][1])]
         if memories[0] is not None and memories[0] is memories[1]:
             source = source.copy()  # the two may overlap
         if order == "transpose":
@@ -205,29 +204,29 @@ class _Runner:
         elif order is not None:
             source = source.transpose(tuple(order))
         source = source.reshape(target.shape)
-        wanted, given = step.outs[0][1].pattern.dtype, step.reads[0][1].pattern.dtype
+        wanted, given = step.outputs[0][1].layout.dtype, step.reads[0][1].layout.dtype
         if wanted is given:
             target.tensor.copy_(source.tensor)
         else:
             dtypes.store(target, f32(source, given), wanted)  # type: ignore[arg-type]
 
-    def _compute(self, step: Batch, reads: list[Lanes], outs: list[Lanes]) -> None:
-        instruction = step.task.instruction
+    def _compute(self, step: Batch, reads: list[Lanes], outputs: list[Lanes]) -> None:
+        instruction = step.node.instruction
         arrays: list[Any] = list(instruction.operands())
         widened = dict(instruction.access.reads)
         for (i, grid), lanes in zip(step.reads, reads, strict=True):
-            arrays[i] = f32(lanes, grid.pattern.dtype) if widened[i] else lanes  # type: ignore[arg-type]
-        for (i, _, _), lanes in zip(step.outs, outs, strict=True):
+            arrays[i] = f32(lanes, grid.layout.dtype) if widened[i] else lanes  # type: ignore[arg-type]
+        for (i, _, _), lanes in zip(step.outputs, outputs, strict=True):
             arrays[i] = lanes
         if instruction.accumulates:
-            self.core.engine_state.matmul_written = step.task.written
-        self._open_registers(step)
+            self.core.engine_state.matmul_written = step.node.written
+        self._set_registers(step)
         try:
             instruction.compute(*arrays)
-        except NoForm as why:
+        except Unsupported as why:
             self._on_host(step, arrays, str(why))
 
-    def _open_registers(self, step: Batch) -> None:
+    def _set_registers(self, step: Batch) -> None:
         if step.after is None:
             return
         lanes = self.lanes(step.after, step.lead)
@@ -238,14 +237,14 @@ class _Runner:
         state = self.core.engine_state
         state.vector = state.scalar = opened
 
-    # ---- what has no form here -------------------------------------------------------------------
+    # ---- what tensors do not support -------------------------------------------------------------
 
     def _on_host(self, step: Batch, arrays: list[Any], why: str) -> None:
-        """One instruction of the step after the other, by numpy."""
-        instruction = step.task.instruction
+        """Run the instructions of a step one by one, with numpy."""
+        instruction = step.node.instruction
         name = instruction.public
-        if (self.where.type, name) not in _told:
-            _told.add((self.where.type, name))
+        if (self.where.type, name) not in _warned:
+            _warned.add((self.where.type, name))
             emit_warning(
                 "device-copy",
                 f"{name} has no form on {self.where.type} ({why}): its tiles are copied to the host and back",
@@ -257,20 +256,20 @@ class _Runner:
         opened = state.vector
         registers: Any = opened.values if step.after is not None else None
         copies = [to_host(a, count) if isinstance(a, Lanes) else None for a in arrays]
-        kept = None if registers is None else to_host(registers, count)
+        host_registers = None if registers is None else to_host(registers, count)
         for j in range(count):
             one = [a if c is None else c[j] for a, c in zip(arrays, copies, strict=True)]
-            if kept is not None:
-                state.vector = state.scalar = Accumulators(kept[j], opened.defined, opened.user)
+            if host_registers is not None:
+                state.vector = state.scalar = Accumulators(host_registers[j], opened.defined, opened.user)
             instruction.compute(*one)
-        for i, _, _ in step.outs:
+        for i, _, _ in step.outputs:
             to_device(arrays[i], copies[i])
         if registers is not None:
-            to_device(registers, kept)
+            to_device(registers, host_registers)
 
     # ---- products --------------------------------------------------------------------------------
 
-    def _products(self, step: Products) -> None:
+    def _products(self, step: BatchedGemm) -> None:
         torch, count = self.torch, step.count
         left, right = self._side(step.left), self._side(step.right)
         out, target = None, step.target or step.result
@@ -283,11 +282,11 @@ class _Runner:
             made = torch.bmm(left.transpose(1, 2), right, out=out)
         if out is None:
             target.write(torch, self.memory(target), made)
-        for (rows, columns), sunk in step.copies:
-            self._copy(sunk, made[:, rows, columns])
+        for (rows, columns), stored_at in step.copies:
+            self._copy(stored_at, made[:, rows, columns])
 
-    def _side(self, side: Side) -> Any:
-        """[count, K, M] of float32."""
+    def _side(self, side: BatchedFactor) -> Any:
+        """Return a factor as float32 [count, K, M]."""
         shape = (side.count, side.rows, side.columns)
         if side.stack is not None:
             lead = (side.count, side.tiles)
@@ -301,24 +300,24 @@ class _Runner:
         for target, source in side.pieces:
             count = (target.count,)
             straight = target.regular(count) is not None
-            plain = source.pattern.dtype in ("bfloat16", "float16")  # which a copy widens on the way
+            plain = source.layout.dtype in ("bfloat16", "float16")  # which a copy widens
             tiles = self.read(source, count) if straight and plain else self._wide(source, count)
-            tiles = tiles.reshape(*count, *target.pattern.shape)
+            tiles = tiles.reshape(*count, *target.layout.shape)
             if straight:
                 target.read(self.torch, memory, count).copy_(tiles)
             else:
                 target.write(self.torch, memory, tiles)
         return packed
 
-    def _wide(self, grid: Grid, lead: tuple[int, ...]) -> Any:
-        return f32(self.lanes(grid, lead), grid.pattern.dtype).tensor  # type: ignore[arg-type, attr-defined]
+    def _wide(self, grid: OperandGrid, lead: tuple[int, ...]) -> Any:
+        return f32(self.lanes(grid, lead), grid.layout.dtype).tensor  # type: ignore[arg-type, attr-defined]
 
 
-_told: set[tuple[str, str]] = set()
+_warned: set[tuple[str, str]] = set()
 
 
 def to_host(lanes: Lanes, count: int) -> np.ndarray:
-    """The arrays of all members, one behind the other."""
+    """Return the arrays of all members as one, [count, ...]."""
     tensor = lanes.tensor.reshape(count, *lanes.shape)
     if tensor.dtype == lanes.device.torch.bfloat16:
         tensor = tensor.view(lanes.device.torch.int16)

@@ -1,8 +1,8 @@
-"""The order of a program on a device: steps of many equal instructions that do not wait for each other.
+"""The order of a program on a device: steps of many equal instructions that do not depend on each other.
 
-Products come as early as the products before them allow, so that many of them meet; between two such stages
-the other instructions go in levels. What equals another in everything but addresses is done in the same step.
-The accumulator registers are values like any other: who goes on with them waits for their maker.
+Products come as early as the products before them allow, so that many of them share a step; between two such
+stages the other instructions go in levels. Instructions that differ in addresses alone are in one step. The
+accumulator registers are values like any other: what reads them waits for what wrote them.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...ir.dependences import AccessLevels
 from ...ir.instruction import State
 from ...ir.storage import Storage
 from ...ir.view import View
-from ..fused.products import Factor, Gemm, merged, single
-from ..fused.stages import _places
+from ..fused.products import Factor, Gemm, merge_products, single_product
+from ..fused.stages import node_inputs
 from ..fused.storages import Storages
-from ..fused.tracking import Task
-from ..fused.values import Place, Value, of_storage
+from ..fused.tracking import Node
+from ..fused.values import Elements, SSAValue, storage_elements
 
-MERGED = 4.0  # a large product is worth its packing if its factors are so many times smaller than its tiles'
-RESETS = ("reset", "reset_reduce", "load_reduce")  # commands that do not look at the registers
+MERGED = 4.0  # how many times smaller than all its tiles the factors of a merged product must be
+RESETS = ("reset", "reset_reduce", "load_reduce")  # commands that do not read the registers
 SETS = {State.vector_accumulator: "vector", State.scalar_accumulator: "scalar"}
 
 
 class Refused(Exception):
-    """The program runs on the host, and why."""
+    """Why a program runs on the host."""
 
 
-class Registers:
+class AccumulatorValue:
     """A set of accumulator registers after an instruction: a value of 128 float32 numbers."""
 
     __slots__ = ("size", "lanes", "user", "at", "order", "stage")
@@ -38,119 +39,109 @@ class Registers:
 
     def __init__(self, size: int, lanes: int, user: str):
         self.size = size  # lanes that this value holds
-        self.lanes, self.user = lanes, user  # lanes that hold something, whoever wrote them
+        self.lanes, self.user = lanes, user  # lanes that hold a value, and who wrote them
         self.at = -1
         self.order, self.stage = (0, 0), -1
 
 
-class Member(NamedTuple):
-    """An instruction of a step, with the registers it goes on with and leaves."""
+class StepMember(NamedTuple):
+    """An instruction of a step, with the accumulator registers before and after it."""
 
-    task: Task
-    before: Registers | None
-    after: Registers | None
+    node: Node
+    before: AccumulatorValue | None
+    after: AccumulatorValue | None
 
 
-class Ordered:
-    """Gives every task its place: (products before it, level), and its step."""
+class LevelScheduler:
+    """Gives every node its order: (products before it, level)."""
 
     def __init__(self, storages: Storages):
         self.storages = storages
-        self.registers: dict[str, Registers | None] = {}
-        self.orders: dict[Value, tuple[int, tuple[int, int]]] = {}  # window and order of who makes it
-        self.writers: dict[Storage, tuple[int, int]] = {}
-        self.touched: dict[Storage, tuple[int, int]] = {}
+        self.registers: dict[str, AccumulatorValue | None] = {}
+        self.orders: dict[SSAValue, tuple[int, tuple[int, int]]] = {}  # window and order of its producer
+        self.memory: AccessLevels[tuple[int, int]] = AccessLevels()
         self.written: dict[Storage, np.ndarray] = {}
         self.window = 0
 
     def next_window(self) -> None:
         self.window += 1
-        self.writers, self.touched = {}, {}
+        self.memory = AccessLevels()
 
-    def place(self, task: Task) -> tuple[tuple[int, int], Member]:
-        before, after = self._registers(task)
+    def elements(self, node: Node) -> tuple[tuple[int, int], StepMember]:
+        before, after = self._registers(node)
         depth, level = 0, 0
-        for place in _places(task):
-            if place.base.__class__ is Value:
-                window, order = self.orders.get(place.base, (-1, (0, 0)))
+        for elements in node_inputs(node):
+            if elements.base.__class__ is SSAValue:
+                window, order = self.orders.get(elements.base, (-1, (0, 0)))
                 if window == self.window and order > (depth, level):
                     depth, level = order
         if before is not None and before.stage == self.window:
             depth, level = max((depth, level), before.order)
-        if task.kind == "product":
-            order = (depth + 1, 0)
-        else:
-            order = self._after_memory(task, (depth, level))
-            order = (order[0], order[1] + 1)
-            self._touch(task, order)
-        for _, value, _ in task.outs:
-            if value.__class__ is Value:
+        order = (depth + 1, 0) if node.kind == "product" else self._after_memory(node, (depth, level))
+        for _, value, _ in node.outputs:
+            if value.__class__ is SSAValue:
                 self.orders[value] = self.window, order
         if after is not None:
             after.order, after.stage = order, self.window
-        return order, Member(task, before, after)
+        return order, StepMember(node, before, after)
 
     # ---- registers -------------------------------------------------------------------------------
 
-    def _registers(self, task: Task) -> tuple[Registers | None, Registers | None]:
-        if task.instruction is None or task.kind == "product" or not task.instruction.state:
+    def _registers(self, node: Node) -> tuple[AccumulatorValue | None, AccumulatorValue | None]:
+        if node.instruction is None or node.kind == "product" or not node.instruction.state:
             return None, None
-        touched = task.instruction.touches()
+        touched = node.instruction.touches()
         if not touched:
             return None, None
         (state,) = touched
         which = SETS.get(state)
         if which is None:
-            raise Refused(f"{task.instruction.public} touches {state.value}")
-        instruction = task.instruction
+            raise Refused(f"{node.instruction.public} touches {state.value}")
+        instruction = node.instruction
         command = getattr(instruction, "reduce_cmd", None)
         lanes = instruction.operands()[0].shape[0]
         known, name = self.registers.get(which), getattr(command, "name", "")
         defined = 0 if known is None else known.lanes
         user = "" if known is None else known.user
         if name in RESETS:
-            after = Registers(lanes, max(defined, lanes), instruction.public)
+            after = AccumulatorValue(lanes, max(defined, lanes), instruction.public)
             self.registers[which] = after
             return None, after
         if name == "idle" and which == "vector":
-            after = Registers(lanes, 0, user)
+            after = AccumulatorValue(lanes, 0, user)
             self.registers[which] = after
             return None, after
         if known is None or known.size < lanes:
-            raise Refused(f"{instruction.public} goes on with registers of several instructions")
-        after = Registers(known.size, defined, instruction.public if which == "vector" else user)
+            raise Refused(f"{instruction.public} continues registers of several instructions")
+        after = AccumulatorValue(known.size, defined, instruction.public if which == "vector" else user)
         self.registers[which] = after
         return known, after
 
     # ---- HBM that is read and written ------------------------------------------------------------
 
-    def _after_memory(self, task: Task, order: tuple[int, int]) -> tuple[int, int]:
-        for view in self._read_views(task):
+    def _after_memory(self, node: Node, order: tuple[int, int]) -> tuple[int, int]:
+        """Return the order of a node that comes after `order` and after what it depends on in HBM."""
+        reads, writes = self._read_views(node), self._written_views(node)
+        for view in reads:
             self._check_written(view)
-            order = max(order, self.writers.get(view.storage, order))
-        for view in self._written_views(task):
-            order = max(order, self.touched.get(view.storage, order))
-        return order
-
-    def _touch(self, task: Task, order: tuple[int, int]) -> None:
-        written = self._written_views(task)
-        for view in (*self._read_views(task), *written):
-            self.touched[view.storage] = max(order, self.touched.get(view.storage, order))
-        for view in written:
-            self.writers[view.storage] = order
+        storages = [view.storage for view in reads], [view.storage for view in writes]
+        depth, level = self.memory.after(*storages, order)
+        self.memory.add(*storages, (depth, level + 1))
+        for view in writes:
             self._mark(view)
+        return depth, level + 1
 
-    def _read_views(self, task: Task) -> list[View]:
-        found = [source for _, source in task.reads if source.__class__ is not Place]
+    def _read_views(self, node: Node) -> list[View]:
+        found = [source for _, source in node.reads if source.__class__ is not Elements]
         if any(view.storage.on_chip for view in found):
-            raise Refused("a tile is not followed value by value")
+            raise Refused("a tile is not tracked value by value")
         return found
 
-    def _written_views(self, task: Task) -> list[View]:
-        found = [out for _, out, _ in task.outs if out.__class__ is not Value]
+    def _written_views(self, node: Node) -> list[View]:
+        found = [out for _, out, _ in node.outputs if out.__class__ is not SSAValue]
         if any(view.storage.on_chip for view in found):
-            raise Refused("a tile is not followed value by value")
-        return [view for view in found if view.storage not in self.storages.once]
+            raise Refused("a tile is not tracked value by value")
+        return [view for view in found if view.storage not in self.storages.write_once]
 
     def _flags(self, view: View) -> np.ndarray:
         storage = view.storage
@@ -170,8 +161,8 @@ class Ordered:
             raise Refused("HBM is read before it was written")
 
     def is_complete(self, storage: Storage) -> bool:
-        """Everything of it was written."""
-        if storage in self.storages.once:
+        """Return whether every element of a storage was written."""
+        if storage in self.storages.write_once:
             return storage in self.storages.complete
         flags = self.written.get(storage)
         return flags is not None and bool(flags.all())
@@ -180,24 +171,24 @@ class Ordered:
 # ---- what may be done together -------------------------------------------------------------------
 
 
-def signature(member: Member) -> tuple:
-    """What the members of a step share."""
-    task = member.task
+def signature(member: StepMember) -> tuple:
+    """Return what the members of a step have in common."""
+    node = member.node
     registers = member.before and (member.before.lanes, member.before.user)
-    parts = tuple([_seen(part) for _, part in task.parts])
-    reads = tuple([(i, _seen(source)) for i, source in task.reads])
-    outs = tuple([(i, _made(out), before and _seen(before)) for i, out, before in task.outs])
-    if task.instruction is None:
+    parts = tuple([_layout(part) for _, part in node.parts])
+    reads = tuple([(i, _layout(source)) for i, source in node.reads])
+    outputs = tuple([(i, _output_layout(out), before and _layout(before)) for i, out, before in node.outputs])
+    if node.instruction is None:
         frames = tuple(
-            [(v.offset - task.outs[0][1].view.offset, tuple(v.shape), v.strides) for v, _ in task.parts]
+            [(v.offset - node.outputs[0][1].view.offset, tuple(v.shape), v.strides) for v, _ in node.parts]
         )
-        return task.kind, frames, parts, outs
-    options = instruction_options(task.instruction) if task.kind == "compute" else ()
-    return task.kind, task.order, task.written, options, reads, outs, registers
+        return node.kind, frames, parts, outputs
+    options = instruction_options(node.instruction) if node.kind == "compute" else ()
+    return node.kind, node.order, node.written, options, reads, outputs, registers
 
 
 def instruction_options(instruction: Any) -> tuple:
-    """All but the tensors."""
+    """Return everything about an instruction except the addresses of its tensors."""
     found: list[Any] = [instruction.__class__, instruction.runs_on]
     for field in instruction.fields:
         value = getattr(instruction, field)
@@ -208,44 +199,46 @@ def instruction_options(instruction: Any) -> tuple:
     return tuple(found)
 
 
-def _seen(source: Any) -> tuple:
-    place = source if source.__class__ is Place else of_storage(source)
+def _layout(source: Any) -> tuple:
+    elements = source if source.__class__ is Elements else storage_elements(source)
     base: Any = "arena"
-    strides = place.strides
-    if place.base.__class__ is not Value:
-        base = id(place.base)
-    elif place.base.placed is not None:
-        base = ("arena", place.base.placed[2], place.base.size // place.base.view.shape[0])
-    return base, place.shape, strides, place.dtype
+    strides = elements.strides
+    if elements.base.__class__ is not SSAValue:
+        base = id(elements.base)
+    elif elements.base.in_product is not None:
+        base = ("arena", elements.base.in_product[2], elements.base.size // elements.base.view.shape[0])
+    return base, elements.shape, strides, elements.dtype
 
 
-def _made(out: Any) -> tuple:
-    if out.__class__ is not Value:
+def _output_layout(out: Any) -> tuple:
+    if out.__class__ is not SSAValue:
         return (id(out.storage), tuple(out.shape), out.strides, out.dtype)
-    if out.sunk is not None:
-        return ("sunk", id(out.sunk.base), out.sunk.shape, out.sunk.strides, out.dtype)
+    if out.stored_at is not None:
+        return ("stored_at", id(out.stored_at.base), out.stored_at.shape, out.stored_at.strides, out.dtype)
     return ("value", tuple(out.view.shape), out.dtype)
 
 
 def gemm_signature(gemm: Gemm) -> tuple:
-    target = None if gemm.target is None else _seen(gemm.target)
-    copies = tuple([(row, column, _made(value)) for value, row, column in gemm.copies])
+    target = None if gemm.target is None else _layout(gemm.target)
+    copies = tuple([(row, column, _output_layout(value)) for value, row, column in gemm.copies])
     return _factor_signature(gemm.left), _factor_signature(gemm.right), target, copies
 
 
 def _factor_signature(factor: Factor) -> tuple:
-    if factor.there is not None:
-        return factor.rows, factor.columns, _seen(factor.there)
-    tiles = tuple([(t.row, t.rows, t.column, t.columns, t.strides, _seen(t.place)) for t in factor.tiles])
+    if factor.view is not None:
+        return factor.rows, factor.columns, _layout(factor.view)
+    tiles = tuple(
+        [(t.row, t.rows, t.column, t.columns, t.strides, _layout(t.elements)) for t in factor.tiles]
+    )
     return factor.rows, factor.columns, factor.terms, tiles
 
 
-def products_of(tasks: Sequence[Task]) -> list[Gemm]:
-    """The products of a stage: large ones where that saves reading, else tile by tile, to be batched."""
+def products_of(nodes: Sequence[Node]) -> list[Gemm]:
+    """Return the products of a stage: merged where that saves reading, else tile by tile, to be batched."""
     found: list[Gemm] = []
-    for gemm in merged(tasks):
-        if len(gemm.tasks) > 1 and _saved(gemm) < MERGED:
-            found += [single(task) for task in gemm.tasks]
+    for gemm in merge_products(nodes):
+        if len(gemm.nodes) > 1 and _saved(gemm) < MERGED:
+            found += [single_product(node) for node in gemm.nodes]
         else:
             found.append(gemm)
     return found
@@ -253,37 +246,37 @@ def products_of(tasks: Sequence[Task]) -> list[Gemm]:
 
 def _saved(gemm: Gemm) -> float:
     tiles = 0
-    for task in gemm.tasks:
-        for left, right in task.outs[0][1].terms:
+    for node in gemm.nodes:
+        for left, right in node.outputs[0][1].terms:
             tiles += _elements(left) + _elements(right)
     return tiles / (gemm.left.rows * (gemm.left.columns + gemm.right.columns))
 
 
-def _elements(place: Place) -> int:
+def _elements(elements: Elements) -> int:
     found = 1
-    for n in place.shape:
+    for n in elements.shape:
         found *= n
     return found
 
 
-def groups(ordered: Sequence[tuple[tuple[int, int], Member]]) -> Iterator[list[Any]]:
-    """Gemms, or members, that are one step."""
-    stages: dict[tuple[int, int], list[Member]] = {}
+def groups(ordered: Sequence[tuple[tuple[int, int], StepMember]]) -> Iterator[list[Any]]:
+    """Iterate over the steps: lists of Gemms, or of members."""
+    stages: dict[tuple[int, int], list[StepMember]] = {}
     for order, member in ordered:
         stages.setdefault(order, []).append(member)
     for order in sorted(stages):
         members = stages[order]
         if order[1] == 0:
-            yield from _alike(products_of([m.task for m in members]), gemm_signature)
+            yield from _equal(products_of([m.node for m in members]), gemm_signature)
         else:
-            yield from _alike(members, signature)
+            yield from _equal(members, signature)
 
 
-def _alike(items: Sequence[Any], key: Any) -> Iterator[list[Any]]:
+def _equal(items: Sequence[Any], key: Any) -> Iterator[list[Any]]:
     found: dict[tuple, list[Any]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)
     yield from found.values()
 
 
-__all__ = ["Member", "Ordered", "Refused", "Registers", "groups"]
+__all__ = ["StepMember", "LevelScheduler", "Refused", "AccumulatorValue", "groups"]

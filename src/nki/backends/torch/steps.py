@@ -1,7 +1,7 @@
-"""Steps: what is done on a device at once, with the memory of its operands.
+"""Steps: what a device does at once, with the memory of its operands.
 
-`planned` makes the steps of a program. The values of a step lie side by side in one arena (a slab for each
-output), so that the next step finds them at regular distances.
+`device_plan_of` makes the steps of a program. The values of a step lie side by side in one arena (a buffer
+for each output), so that the next step finds them at regular distances.
 """
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...ir.caches import per_program
-from ...ir.program import Loop, Program
+from ...ir.liveness import last_uses
+from ...ir.program import Loop
 from ...ir.storage import Storage
 from ...machine.dtypes import float32
 from ...machine.machine import Machine
-from ..fused.fusion import folded
-from ..fused.lowering import made_at
+from ..fused.emission import output_elements
+from ..fused.fusion import fuse
 from ..fused.products import Factor, Gemm
-from ..fused.stages import Arena
+from ..fused.stages import ArenaAllocator
 from ..fused.storages import Storages
-from ..fused.tiles import InPlace
-from ..fused.tracking import Task, Tracker
-from ..fused.values import Place, Value, of_storage
-from ..lowered import UNPLANNED, Lowered, lower
-from .grids import Grid, Pattern, common_lead, pattern_of
-from .schedule import Member, Ordered, Refused, Registers, groups
+from ..fused.tiles import Untrackable
+from ..fused.tracking import Node, Tracker
+from ..fused.values import Elements, SSAValue, storage_elements
+from ..lowered import UNPLANNED, Lowered
+from .grids import OperandGrid, OperandLayout, common_lead, layout_of
+from .schedule import AccumulatorValue, LevelScheduler, Refused, StepMember, groups
 
-WINDOW = 8 << 30  # bytes of the values that are made between two points at which everything is over
+WINDOW = 8 << 30  # bytes of the values of a window
 
 
-class Slab:
+class StepBuffer:
     """Memory for one output of all members of a step."""
 
     __slots__ = ("nbytes", "at", "owners")
@@ -39,14 +40,14 @@ class Slab:
         self.nbytes = sum(owner.nbytes for owner in owners)
         self.at = -1
 
-    def settle(self, at: int) -> None:
+    def finish(self, at: int) -> None:
         self.at = at
         for owner in self.owners:
             owner.at = at
             at += owner.nbytes
 
 
-class Step:
+class DeviceStep:
     """Equal instructions, or equal products."""
 
     def __init__(self, items: Sequence[Any]):
@@ -54,171 +55,176 @@ class Step:
         self.count = len(items)
         self.lead: tuple[int, ...] = (self.count,)
 
-    def slabs(self) -> list[Slab]:
-        """New memory for what is made."""
+    def buffers(self) -> list[StepBuffer]:
+        """Return new buffers for the outputs."""
         raise NotImplementedError
 
     def owners(self) -> Iterable[Any]:
-        """Everything in the arena that it reads."""
+        """Iterate over the values and buffers in the arena that the step reads."""
         raise NotImplementedError
 
-    def settle(self) -> None:
-        """Now everything has its memory: find out how it lies."""
+    def finish(self) -> None:
+        """Find the grids of the operands, once everything has its address."""
         raise NotImplementedError
 
 
-def _owner(place: object) -> Iterable[Any]:
-    if place.__class__ is Place and place.base.__class__ is Value:
-        value = place.base
-        if value.placed is not None:
-            yield value.placed[0]
-        elif value.sunk is None:
+def _owner(elements: object) -> Iterable[Any]:
+    if elements.__class__ is Elements and elements.base.__class__ is SSAValue:
+        value = elements.base
+        if value.in_product is not None:
+            yield value.in_product[0]
+        elif value.stored_at is None:
             yield value
 
 
-class Batch(Step):
-    """The same instruction, move or gathering of pieces for many operands."""
+class Batch(DeviceStep):
+    """The same instruction, move or gather for many operands."""
 
-    items: Sequence[Member]
+    items: Sequence[StepMember]
 
-    def slabs(self) -> list[Slab]:
+    def buffers(self) -> list[StepBuffer]:
         found = []
-        for k, (_, out, _) in enumerate(self.items[0].task.outs):
-            if out.__class__ is Value and out.sunk is None:
-                found.append(Slab([m.task.outs[k][1] for m in self.items]))
+        for k, (_, out, _) in enumerate(self.items[0].node.outputs):
+            if out.__class__ is SSAValue and out.stored_at is None:
+                found.append(StepBuffer([m.node.outputs[k][1] for m in self.items]))
         if self.items[0].after is not None:
-            found.append(Slab([m.after for m in self.items]))
+            found.append(StepBuffer([m.after for m in self.items]))
         return found
 
     def owners(self) -> Iterable[Any]:
-        for task, before, _ in self.items:
-            for _, source in (*task.reads, *task.parts):
+        for node, before, _ in self.items:
+            for _, source in (*node.reads, *node.parts):
                 yield from _owner(source)
-            for _, _, old in task.outs:
+            for _, _, old in node.outputs:
                 yield from _owner(old)
             if before is not None:
                 yield before
 
-    def settle(self) -> None:
-        tasks = [m.task for m in self.items]
-        first: Task = tasks[0]
-        self.task = first
+    def finish(self) -> None:
+        nodes = [m.node for m in self.items]
+        first: Node = nodes[0]
+        self.node = first
         self.reads = [
-            (i, Grid.of([_place(t.reads[k][1]) for t in tasks])) for k, (i, _) in enumerate(first.reads)
+            (i, OperandGrid.of([_elements(t.reads[k][1]) for t in nodes]))
+            for k, (i, _) in enumerate(first.reads)
         ]
-        self.outs = []
-        for k, (i, _, old) in enumerate(first.outs):
-            grid = Grid.of([_made_at(t.outs[k][1]) for t in tasks])
-            self.outs.append((i, grid, None if old is None else Grid.of([t.outs[k][2] for t in tasks])))
+        self.outputs = []
+        for k, (i, _, old) in enumerate(first.outputs):
+            grid = OperandGrid.of([_written_elements(t.outputs[k][1]) for t in nodes])
+            self.outputs.append(
+                (i, grid, None if old is None else OperandGrid.of([t.outputs[k][2] for t in nodes]))
+            )
         self.before = self._registers([m.before for m in self.items])
         self.after = self._registers([m.after for m in self.items])
         self.lanes = self.items[0].before
-        self.copies = _copies(tasks) if first.kind == "gather" else []
-        grids = [grid for _, grid in self.reads] + [grid for _, grid, _ in self.outs]
+        self.copies = _copies(nodes) if first.kind == "gather" else []
+        grids = [grid for _, grid in self.reads] + [grid for _, grid, _ in self.outputs]
         self.lead = common_lead(grids, self.count)
-        self.items = self.items[:1]  # all the rest is in the grids
+        self.items = self.items[:1]  # the others are in the grids
 
     @staticmethod
-    def _registers(found: Sequence[Registers | None]) -> Grid | None:
+    def _registers(found: Sequence[AccumulatorValue | None]) -> OperandGrid | None:
         if found[0] is None:
             return None
-        return Grid(Pattern(None, (128,), (1,), float32), [r.at // 4 for r in found if r is not None])
+        return OperandGrid(
+            OperandLayout(None, (128,), (1,), float32), [r.at // 4 for r in found if r is not None]
+        )
 
 
-def _place(source: Any) -> Place:
-    return source if source.__class__ is Place else of_storage(source)
+def _elements(source: Any) -> Elements:
+    return source if source.__class__ is Elements else storage_elements(source)
 
 
-def _made_at(out: Any) -> Place:
-    return made_at(out) if out.__class__ is Value else of_storage(out)
+def _written_elements(out: Any) -> Elements:
+    return output_elements(out) if out.__class__ is SSAValue else storage_elements(out)
 
 
-def _copies(tasks: Sequence[Task]) -> list[tuple[Grid, Grid]]:
-    """The pieces of gatherings, those that lie alike together; later ones hide earlier ones."""
-    found: dict[Any, tuple[list[Place], list[Place]]] = {}
-    for task in tasks:
-        value: Value = task.outs[0][1]
-        there = value if value.sunk is None else value.within(value.sunk)
-        apart = sum(view.size for view, _ in task.parts) <= value.size  # no piece hides another
-        for number, (view, source) in enumerate(task.parts):
-            target = there.part(view)
+def _copies(nodes: Sequence[Node]) -> list[tuple[OperandGrid, OperandGrid]]:
+    """Return the parts of gathers, those of equal layout together; later ones overwrite earlier ones."""
+    found: dict[Any, tuple[list[Elements], list[Elements]]] = {}
+    for node in nodes:
+        value: SSAValue = node.outputs[0][1]
+        there = value if value.stored_at is None else value.relocated(value.stored_at)
+        apart = sum(view.size for view, _ in node.parts) <= value.size  # no part covers another
+        for number, (view, source) in enumerate(node.parts):
+            target = there.locate(view)
             assert target is not None
-            key = (0 if apart else number, pattern_of(target), pattern_of(source))
+            key = (0 if apart else number, layout_of(target), layout_of(source))
             targets, sources = found.setdefault(key, ([], []))
             targets.append(target)
             sources.append(source)
-    return [(Grid.of(targets), Grid.of(sources)) for targets, sources in found.values()]
+    return [(OperandGrid.of(targets), OperandGrid.of(sources)) for targets, sources in found.values()]
 
 
 # ---- products ------------------------------------------------------------------------------------
 
 
-class Products(Step):
-    """Products of one shape, with factors that lie alike."""
+class BatchedGemm(DeviceStep):
+    """Products of one shape, with factors of equal layouts."""
 
     items: Sequence[Gemm]
 
-    def slabs(self) -> list[Slab]:
-        return [] if self.items[0].result is None else [Slab([g.result for g in self.items])]
+    def buffers(self) -> list[StepBuffer]:
+        return [] if self.items[0].result is None else [StepBuffer([g.result for g in self.items])]
 
     def owners(self) -> Iterable[Any]:
         for gemm in self.items:
             for factor in (gemm.left, gemm.right):
-                yield from _owner(factor.there)
+                yield from _owner(factor.view)
                 for tile in factor.tiles:
-                    yield from _owner(tile.place)
+                    yield from _owner(tile.elements)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         gemms = self.items
         first = gemms[0]
-        self.left = Side([g.left for g in gemms])
-        self.right = Side([g.right for g in gemms])
+        self.left = BatchedFactor([g.left for g in gemms])
+        self.right = BatchedFactor([g.right for g in gemms])
         self.rows, self.columns = first.left.columns, first.right.columns
-        self.target: Grid | None = None
+        self.target: OperandGrid | None = None
         if first.target is not None:
-            self.target = Grid.of([g.target for g in gemms if g.target is not None])
-        self.result: Grid | None = None
+            self.target = OperandGrid.of([g.target for g in gemms if g.target is not None])
+        self.result: OperandGrid | None = None
         if first.result is not None:
-            pattern = Pattern(None, (self.rows, self.columns), (self.columns, 1), float32)
-            self.result = Grid(pattern, [g.result.at // 4 for g in gemms if g.result is not None])
+            layout = OperandLayout(None, (self.rows, self.columns), (self.columns, 1), float32)
+            self.result = OperandGrid(layout, [g.result.at // 4 for g in gemms if g.result is not None])
         self.copies = []
         for k, (value, row, column) in enumerate(first.copies):
             height = value.view.shape[0]
             window = slice(row, row + height), slice(column, column + value.size // height)
-            places = [place for g in gemms if (place := g.copies[k][0].sunk) is not None]
-            self.copies.append((window, Grid.of(places)))
+            places = [elements for g in gemms if (elements := g.copies[k][0].stored_at) is not None]
+            self.copies.append((window, OperandGrid.of(places)))
         self.products = sum(g.products for g in gemms)
         self.items = gemms[:1]
 
 
-class Side:
-    """A factor of every product of a step: a view, tiles one behind the other, or tiles put together."""
+class BatchedFactor:
+    """A factor of every product of a step: a view, a stack of tiles, or packed tiles."""
 
     def __init__(self, factors: Sequence[Factor]):
         first = factors[0]
         self.count, self.rows, self.columns = len(factors), first.rows, first.columns
         self.terms, self.tiles = 1, 1
-        self.stack: Grid | None = None
-        self.pieces: list[tuple[Grid, Grid]] = []
-        if first.there is not None:
-            self.stack = Grid.of([f.there for f in factors if f.there is not None])
+        self.stack: OperandGrid | None = None
+        self.pieces: list[tuple[OperandGrid, OperandGrid]] = []
+        if first.view is not None:
+            self.stack = OperandGrid.of([f.view for f in factors if f.view is not None])
             return
-        kinds: dict[Any, tuple[list[int], list[Place]]] = {}
+        kinds: dict[Any, tuple[list[int], list[Elements]]] = {}
         for number, factor in enumerate(factors):
             base = number * factor.rows * factor.columns
-            for tile, row, place in factor.packed():
-                key = (tile.rows, tile.columns, pattern_of(place))
+            for tile, row, elements in factor.packed():
+                key = (tile.rows, tile.columns, layout_of(elements))
                 offsets, places = kinds.setdefault(key, ([], []))
                 offsets.append(base + row * factor.columns + tile.column)
-                places.append(place)
+                places.append(elements)
         if len(kinds) == 1 and all(t.columns == first.columns for t in first.tiles):
             ((_, places),) = kinds.values()
-            self.stack, self.terms, self.tiles = Grid.of(places), first.terms, len(first.tiles)
+            self.stack, self.terms, self.tiles = OperandGrid.of(places), first.terms, len(first.tiles)
             return
         pitch = first.columns * first.terms
         for (rows, columns, _), (offsets, places) in kinds.items():
-            pattern = Pattern("pack", (rows, columns), (pitch, 1), float32)
-            self.pieces.append((Grid(pattern, offsets), Grid.of(places)))
+            layout = OperandLayout("pack", (rows, columns), (pitch, 1), float32)
+            self.pieces.append((OperandGrid(layout, offsets), OperandGrid.of(places)))
 
 
 # ---- all of a program ----------------------------------------------------------------------------
@@ -232,14 +238,14 @@ class DevicePlan:
     ):
         self.machine, self.steps, self.arena = machine, steps, arena
         self.written = written  # in HBM
-        self.partly = partly  # of these, where what was there before matters
+        self.partly = partly  # of these, those whose old contents matter
 
 
 @per_program
-def device_plan_of(program: Program) -> DevicePlan | Refused:
+def device_plan_of(lowered: Lowered) -> DevicePlan | Refused:
     """Return the steps of a program on a device, or why it has none."""
     try:
-        return _planned(lower(program))
+        return _planned(lowered)
     except Refused as why:
         return Refused(*why.args)  # without its traceback, which refers to the program
 
@@ -252,70 +258,65 @@ def _planned(lowered: Lowered) -> DevicePlan:
             what = "a dynamic loop" if isinstance(item, Loop) else item.public
             raise Refused(f"{what} depends on values at run time")
     if not lowered.states.isdisjoint(UNPLANNED):
-        raise Refused("it prints, draws random numbers or talks to other ranks")
+        raise Refused("it prints, generates random numbers or communicates with other ranks")
     storages = Storages(lowered)
     tracker = Tracker(storages, lowered)
     try:
-        tracker.follow(lowered.items[0])
-    except InPlace as problem:
-        raise Refused(f"a tile is not followed value by value: {problem.why}") from None
-    return _steps(lowered, storages, folded(tracker.tasks, tracker.folded))
+        tracker.track(lowered.items[0])
+    except Untrackable as problem:
+        raise Refused(f"a tile is not tracked value by value: {problem.why}") from None
+    return _steps(lowered, storages, fuse(tracker.nodes, tracker.fused))
 
 
-def _steps(lowered: Lowered, storages: Storages, tasks: Sequence[Task]) -> DevicePlan:
-    order = Ordered(storages)
+def _steps(lowered: Lowered, storages: Storages, nodes: Sequence[Node]) -> DevicePlan:
+    order = LevelScheduler(storages)
     steps: list[Any] = []
-    open_tasks: list[Any] = []
+    open_nodes: list[Any] = []
     held = 0
 
     def close() -> None:
-        nonlocal open_tasks, held
-        for group in groups(open_tasks):
-            steps.append(Products(group) if group[0].__class__ is Gemm else Batch(group))
-        open_tasks, held = [], 0
+        nonlocal open_nodes, held
+        for group in groups(open_nodes):
+            steps.append(BatchedGemm(group) if group[0].__class__ is Gemm else Batch(group))
+        open_nodes, held = [], 0
         order.next_window()
 
-    for task in tasks:
-        if task.kind == "memory":
-            raise Refused(f"{task.instruction.public} has no form there")
-        made = sum(v.nbytes for _, v, _ in task.outs if v.__class__ is Value and v.sunk is None)
-        if held + made > WINDOW and open_tasks:
+    for node in nodes:
+        if node.kind == "memory":
+            raise Refused(f"{node.instruction.public} is not supported there")
+        new = sum(v.nbytes for _, v, _ in node.outputs if v.__class__ is SSAValue and v.stored_at is None)
+        if held + new > WINDOW and open_nodes:
             close()
-        held += made
-        open_tasks.append(order.place(task))
+        held += new
+        open_nodes.append(order.elements(node))
     close()
     written = sorted(storages.written, key=lambda storage: storage.number)
-    arena = _laid_out(steps)
+    arena = _allocate_slabs(steps)
     for step in steps:
-        step.settle()
+        step.finish()
     partly = {s for s in written if not order.is_complete(s) or (s.parameter and s in storages.read)}
     return DevicePlan(lowered.machine, steps, arena, written, partly)
 
 
-def _laid_out(steps: Sequence[Step]) -> int:
-    """Give every value its memory; the bytes of all."""
-    slab_of: dict[Any, Slab] = {}
-    made: list[list[Slab]] = []
-    last: dict[Slab, int] = {}
-    for number, step in enumerate(steps):
-        slabs = step.slabs()
-        made.append(slabs)
-        for slab in slabs:
-            last[slab] = number
-            for owner in slab.owners:
-                slab_of[owner] = slab
-        for owner in step.owners():
-            last[slab_of[owner]] = number
-    ends: dict[int, list[Slab]] = {}
-    for slab, number in last.items():
-        ends.setdefault(number, []).append(slab)
-    arena = Arena()
+def _allocate_slabs(steps: Sequence[DeviceStep]) -> int:
+    """Set the address of every buffer in the arena; return the bytes that it needs."""
+    buffer_of: dict[Any, StepBuffer] = {}
+    new = [step.buffers() for step in steps]
+    for buffers in new:
+        for buffer in buffers:
+            buffer_of.update(dict.fromkeys(buffer.owners, buffer))
+    used = (
+        (*buffers, *[buffer_of[owner] for owner in step.owners()])
+        for step, buffers in zip(steps, new, strict=True)
+    )
+    ends = last_uses(used)
+    arena = ArenaAllocator()
     for number in range(len(steps)):
-        for slab in made[number]:
-            slab.settle(arena.take(slab.nbytes))
-        for slab in ends.get(number, ()):
-            arena.give_back(slab.at, slab.nbytes)
+        for buffer in new[number]:
+            buffer.finish(arena.allocate(buffer.nbytes))
+        for buffer in ends.get(number, ()):
+            arena.free_bytes(buffer.at, buffer.nbytes)
     return arena.size
 
 
-__all__ = ["Batch", "DevicePlan", "Products", "Side", "Step", "device_plan_of"]
+__all__ = ["Batch", "DevicePlan", "BatchedGemm", "BatchedFactor", "DeviceStep", "device_plan_of"]

@@ -1,8 +1,8 @@
 """Running a plan on numpy arrays.
 
-Values lie in one array, an arena that the next call of the plan uses again. What is no product is computed by
-the instruction itself, on the arrays of its operands; a fence goes to the numpy executor. If anything is
-reported (a warning, an error), the attempt is dropped and the reference backend runs the program.
+Values lie in one array, an arena that the next call of the plan reuses. Instructions that are not part of a
+product compute on the arrays of their operands; a fence goes to the numpy executor. If anything is reported
+(a warning, an error), the attempt is dropped and the reference backend runs the program.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from typing import Any
 import numpy as np
 
 from ...ir.layout import Shape
-from ...ir.program import Diagnostic, Loop, Program, walk
+from ...ir.program import Diagnostic, Loop
 from ...ir.view import View
 from ...machine import dtypes
 from ...machine.dtypes import DType, bfloat16, f32
+from ..lowered import Lowered
+from ..reference.backend import run_loop
 from ..reference.memory import FULL, aligned
-from ..reference.prepared import prepare
 from .arrays import pool
-from .steps import ARENA, Made, Matrix, Plan, Product, Spot, Step, Work
-from .threads import together
+from .steps import ARENA, ArrayRef, FusedPlan, GemmStep, InstructionStep, Matrix, OutputRef, PlanStep
+from .threads import run_parts
 
 
-class Runner:
+class PlanRunner:
     """Runs one core's part of a plan."""
 
-    def __init__(self, plan: Plan, program: Program, core: Any, threads: int):
-        self.plan, self.program, self.core = plan, program, core
+    def __init__(self, plan: FusedPlan, lowered: Lowered, core: Any, threads: int):
+        self.plan, self.lowered, self.core = plan, lowered, core
         self.part = plan.cores[core.index]
-        self.items = program.cores[core.index]
+        self.items = lowered.items[core.index]
         self.memories = core.memories
         self.arena = np.empty(0, np.uint8)
         self.packs = np.empty(0, np.float32)
@@ -41,18 +42,18 @@ class Runner:
     def run(self) -> None:
         self.arena, packs = pool.take(self.part.arena), pool.take(self.part.packed)
         self.packs = packs[: packs.size // 4 * 4].view(np.float32)
-        steps, said = self.part.steps, self._said()
+        steps, pending = self.part.steps, self._diagnostics()
         self.raws[ARENA] = self.arena
         try:
-            self._say(said, 0, steps)
+            self._report(pending, 0, steps)
             for number, step in enumerate(steps):
-                if isinstance(step, Product):
-                    self._product(step)
+                if isinstance(step, GemmStep):
+                    self._gemm(step)
                 elif step.kind == "fence":
                     self._fence(step)
-                    self._say(said, number + 1, steps)
+                    self._report(pending, number + 1, steps)
                 else:
-                    self._work(step)
+                    self._instruction(step)
         finally:
             self.core.instruction = None
             for array in (self.arena, packs):
@@ -61,9 +62,9 @@ class Runner:
     # ---- memory ----------------------------------------------------------------------------------
 
     def open_results(self) -> None:
-        """Memory that is written once everywhere: nobody asks on the way what of it is written."""
+        """Mark the write-once results as written: the run does not track which elements are."""
         for number, views in self.plan.results:
-            storage = self.program.storages[number]
+            storage = self.lowered.storages[number]
             memory = self.memories[storage]
             if views is not None:
                 for offset, shape, strides in views:
@@ -74,110 +75,96 @@ class Runner:
                     memory.arrays.clear()
                 memory.state, memory.map, memory.changed = FULL, None, True
 
-    def array(self, spot: Spot) -> np.ndarray:
-        storage, offset, shape, strides, dtype = spot
+    def array(self, ref: ArrayRef) -> np.ndarray:
+        storage, offset, shape, strides, dtype = ref
         raw = self.raws.get(storage)
         if raw is None:
-            raw = self.raws[storage] = self.memories[self.program.storages[storage]].raw
+            raw = self.raws[storage] = self.memories[self.lowered.storages[storage]].raw
         return np.ndarray(shape, dtype.storage, raw, offset, strides)
 
-    # ---- what the kernel's Python said -----------------------------------------------------------
+    # ---- diagnostics -----------------------------------------------------------------------------
 
-    def _said(self) -> list[Diagnostic]:
-        """What is to be said before an instruction that stands in no loop."""
-        index = self.core.index
-        found: dict[int | None, list[Diagnostic]] = {
-            d.before: [] for d in self.program.said if d.core == index
-        }
-        if not found:
+    def _diagnostics(self) -> list[Diagnostic]:
+        """Return what to report before an instruction that is in no loop, in order."""
+        if not self.lowered.diagnostics:
             return []
-        for diagnostic in self.program.said:
-            if diagnostic.core == index:
-                found[diagnostic.before].append(diagnostic)
-        position, ordered = 0, []
-        for item in self.program.cores[index]:
-            if isinstance(item, Loop):
-                position += sum(1 for _ in walk(item.body))
-            else:
-                ordered += found.get(position, [])
-                position += 1
-        return ordered
+        return [d for step in self.lowered.cores[self.core.index] for d in step.diagnostics]
 
-    def _say(self, said: list[Diagnostic], number: int, steps: Sequence[Step]) -> None:
-        """Say all that comes before the next fence is over."""
-        if not said:
+    def _report(self, pending: list[Diagnostic], number: int, steps: Sequence[PlanStep]) -> None:
+        """Report everything that comes before the end of the next fence."""
+        if not pending:
             return
-        fence = next((s for s in steps[number:] if s.__class__ is Work and s.kind == "fence"), None)
-        while said and (fence is None or said[0].before <= fence.position):  # type: ignore[operator]
-            self.core.execution.diagnostics.report(said.pop(0))
+        fence = next(
+            (s for s in steps[number:] if isinstance(s, InstructionStep) and s.kind == "fence"), None
+        )
+        while pending and (fence is None or pending[0].before <= fence.position):  # type: ignore[operator]
+            self.core.execution.diagnostics.report(pending.pop(0))
 
     # ---- steps -----------------------------------------------------------------------------------
 
-    def _fence(self, work: Work) -> None:
-        core, item = self.core, self.items[work.item]
+    def _fence(self, step: InstructionStep) -> None:
+        core, item = self.core, self.items[step.item]
         self.raws = {ARENA: self.arena}
         if isinstance(item, Loop):
-            prepared = prepare(self.program)
-            step = next(s for s in prepared.cores[core.index] if _is(s.item, item))
-            prepared._repeat(core, step.item)  # type: ignore[arg-type]
+            run_loop(core, self.lowered.cores[core.index][step.item].item)  # type: ignore[arg-type]
         else:
             core.instruction = item
             core.executor(item)
 
-    def _work(self, work: Work) -> None:
-        if work.kind == "gather":
-            for target, source in work.parts:
+    def _instruction(self, step: InstructionStep) -> None:
+        if step.kind == "gather":
+            for target, source in step.parts:
                 _copy_bits(self.array(target), self.array(source))
             return
-        instruction = self.core.instruction = self.items[work.item]
-        if work.kind == "memory":
+        instruction = self.core.instruction = self.items[step.item]
+        if step.kind == "memory":
             self.core.executor(instruction)
-        elif work.kind == "move":
-            self._move(work, instruction)
+        elif step.kind == "move":
+            self._move(step, instruction)
         else:
-            self._compute(work, instruction)
+            self._compute(step, instruction)
 
-    def _move(self, work: Work, instruction: Any) -> None:
+    def _move(self, step: InstructionStep, instruction: Any) -> None:
         operands = instruction.operands()
-        ((index, source),) = work.reads
+        ((index, source),) = step.reads
         src = self._input(source, operands[index], False)
-        if work.order == "transpose":
+        if step.order == "transpose":
             src = src.reshape(src.shape[0], -1).T
-        elif work.order is not None:
-            src = src.transpose(work.order)
+        elif step.order is not None:
+            src = src.transpose(step.order)
         target, dtype = operands[0].dtype, operands[index].dtype
-        dst = self._output(work.outs[0], operands[0])
+        dst = self._output(step.outputs[0], operands[0])
         src = src if src.shape == dst.shape else src.reshape(dst.shape)
         if target is dtype:
             _copy_bits(dst, src)
         else:
             dtypes.store(dst, f32(src, dtype), target)
 
-    def _input(self, source: Spot | None, view: View, widened: bool) -> np.ndarray:
+    def _input(self, source: ArrayRef | None, view: View, widened: bool) -> np.ndarray:
         if source is not None:
             array = self.array(source)
             return f32(array, source.dtype) if widened else array
         memory = self.memories[view.storage]
         return memory.read_float32(view) if widened else memory.read(view)  # type: ignore[no-any-return]
 
-    def _output(self, made: Made, view: View) -> np.ndarray:
-        if made.target is not None:
-            return self.array(made.target)
+    def _output(self, output: OutputRef, view: View) -> np.ndarray:
+        if output.target is not None:
+            return self.array(output.target)
         return self.memories[view.storage].write(view)  # type: ignore[no-any-return]
 
-    def _compute(self, work: Work, instruction: Any) -> None:
+    def _compute(self, step: InstructionStep, instruction: Any) -> None:
         operands = instruction.operands()
         arrays: list[Any] = list(operands)
-        written: Any = work.written
-        for (i, source), (_, widened) in zip(work.reads, instruction.access.reads, strict=True):
+        written: Any = step.written
+        for (i, source), (_, widened) in zip(step.reads, instruction.access.reads, strict=True):
             arrays[i] = self._input(source, operands[i], widened)
-        for made in work.outs:
-            i = made.number
-            if instruction.accumulates and made.target is None:
+        for output in step.outputs:
+            i = output.number
+            if instruction.accumulates and output.target is None:
                 arrays[i], written = self.core.executor._accumulate_at(operands[i], instruction)
             else:
-                old = None if made.before is None else self.array(made.before)
-                arrays[i] = self._output(made, operands[i])
+                old = None if output.before is None else self.array(output.before)
+                arrays[i] = self._output(output, operands[i])
                 if old is not None:
                     _copy_bits(arrays[i], old)
         if instruction.accumulates:
@@ -186,26 +173,26 @@ class Runner:
 
     # ---- products --------------------------------------------------------------------------------
 
-    def _product(self, product: Product) -> None:
+    def _gemm(self, product: GemmStep) -> None:
         left, packing = self._matrix(product.left, 0)
         right, more = self._matrix(product.right, product.left.nbytes // 4)
-        together([*packing, *more], self.threads)
+        run_parts([*packing, *more], self.threads)
         if product.target is not None:
             out = self.array(product.target)
         else:
             shape = product.left.columns, product.right.columns
             out = np.ndarray(shape, np.float32, self.arena, product.result)
-        together(_blocks(left.T, right, out), self.threads)
-        for row, rows, column, columns, spot in product.copies:
-            target = self.array(spot)
+        run_parts(_blocks(left.T, right, out), self.threads)
+        for row, rows, column, columns, ref in product.copies:
+            target = self.array(ref)
             target[...] = out[row : row + rows, column : column + columns].reshape(target.shape)
 
     def _matrix(self, factor: Matrix, at: int) -> tuple[np.ndarray, list[Callable[[], None]]]:
-        """A factor, and what is to be done before it holds its numbers."""
-        if factor.there is not None:
-            return self.array(factor.there), []
+        """Return a factor, and the functions that pack it."""
+        if factor.view is not None:
+            return self.array(factor.view), []
         size = factor.rows * factor.columns
-        if factor.turned:
+        if factor.transposed:
             packed = self.packs[at : at + size].reshape(factor.columns, factor.rows).T
         else:
             packed = self.packs[at : at + size].reshape(factor.rows, factor.columns)
@@ -220,7 +207,7 @@ BLOCK = 1024  # rows and columns of a result that one thread works on
 
 
 def _blocks(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> list[Callable[[], None]]:
-    """left @ right in parts, cut by its size alone."""
+    """Return functions that compute left @ right block by block; the blocks depend on its size alone."""
     rows, columns = _cuts(out.shape[0]), _cuts(out.shape[1])
     return [partial(np.matmul, left[r], right[:, c], out=out[r, c]) for c in columns for r in rows]
 
@@ -233,9 +220,9 @@ def _cuts(size: int) -> list[slice]:
 
 
 def widen(target: np.ndarray, source: np.ndarray, dtype: DType) -> None:
-    """target = source as float32."""
+    """Write source to target as float32."""
     if dtype is bfloat16 and source.strides[-1] != 2 and target.strides[-1] == 4:
-        wide = target.view(np.uint32)  # element by element the package for bfloat16 takes four times as long
+        wide = target.view(np.uint32)  # element by element the package for bfloat16 is four times slower
         wide[...] = source.view(np.uint16)
         wide <<= np.uint32(16)
     else:
@@ -250,8 +237,4 @@ def _copy_bits(target: np.ndarray, source: np.ndarray) -> None:
         target[...] = source
 
 
-def _is(prepared: object, loop: Loop) -> bool:
-    return getattr(prepared, "loop", None) is loop
-
-
-__all__ = ["Runner"]
+__all__ = ["PlanRunner"]

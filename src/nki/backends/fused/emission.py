@@ -1,0 +1,156 @@
+"""Emission: turns nodes into steps, once every value has its address."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ...ir.layout import row_major
+from ...ir.storage import Storage
+from ..lowered import Lowered
+from .products import Factor, Gemm
+from .steps import (
+    ARENA,
+    ArrayRef,
+    GemmStep,
+    InputRef,
+    InstructionStep,
+    Matrix,
+    OutputRef,
+    PackedTile,
+    PlanStep,
+    StoredBlock,
+)
+from .tracking import Node
+from .values import Elements, SSAValue, storage_elements
+
+
+class Location(NamedTuple):
+    """Elements in bytes of a storage, or of the arena (None)."""
+
+    storage: Storage | None
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def locate(elements: Elements) -> Location:
+    """Return the location of elements, once every value has its address."""
+    base, offset, shape, strides, dtype = elements
+    width = dtype.itemsize
+    storage: Storage | None = None
+    start = 0
+    if base.__class__ is not SSAValue:
+        storage = base
+    elif base.in_product is not None:
+        buffer, first, pitch = base.in_product
+        columns = base.size // base.view.shape[0]
+        row, column = divmod(offset, columns)
+        offset = first + row * pitch + column
+        strides = tuple([s // columns * pitch + s % columns for s in strides])
+        start = buffer.at
+    else:
+        start = base.at
+    return Location(storage, start + offset * width, shape, tuple([s * width for s in strides]))
+
+
+def output_elements(value: SSAValue) -> Elements:
+    """Return the elements that the producer of a value writes."""
+    if value.stored_at is not None and value.in_product is None:
+        return value.stored_at
+    shape = tuple(value.view.shape)
+    return Elements(value, 0, shape, row_major(shape), value.dtype)
+
+
+class StepEmitter:
+    """Emits the steps of one core."""
+
+    def __init__(self, lowered: Lowered, core: int):
+        self.storages = lowered.storage_numbers
+        self.items = {id(item): number for number, item in enumerate(lowered.items[core])}
+
+    def emit(self, steps: Sequence[Any]) -> tuple[PlanStep, ...]:
+        return tuple([self._gemm(s) if s.__class__ is Gemm else self._instruction(s) for s in steps])
+
+    def ref(self, elements: Elements) -> ArrayRef:
+        storage, offset, shape, strides = locate(elements)
+        return ArrayRef(
+            ARENA if storage is None else self.storages[storage], offset, shape, strides, elements.dtype
+        )
+
+    # ---- instructions ----------------------------------------------------------------------------
+
+    def _instruction(self, node: Node) -> InstructionStep:
+        instruction = node.instruction
+        reads = [InputRef(i, self.ref(s) if s.__class__ is Elements else None) for i, s in node.reads]
+        accumulates = instruction is not None and getattr(instruction, "accumulates", False)
+        return InstructionStep(
+            node.kind,
+            -1 if instruction is None else self.items[id(instruction)],
+            node.position,
+            tuple(reads),
+            tuple([self._output(node, *out) for out in node.outputs]) if node.kind != "gather" else (),
+            tuple(self._parts(node)) if node.kind == "gather" else (),
+            node.written if accumulates else False,
+            node.order if node.order is None or node.order == "transpose" else tuple(node.order),
+            sum([v.nbytes for _, v, _ in node.outputs if v.__class__ is SSAValue and v.stored_at is None]),
+        )
+
+    def _output(self, node: Node, number: int, out: Any, before: Elements | None) -> OutputRef:
+        target: ArrayRef | None = None
+        if out.__class__ is SSAValue:
+            target = self.ref(output_elements(out))
+        elif node.store is not None:
+            target = self.ref(storage_elements(out))
+        return OutputRef(number, target, None if before is None else self.ref(before))
+
+    def _parts(self, node: Node) -> list[tuple[ArrayRef, ArrayRef]]:
+        value: SSAValue = node.outputs[0][1]
+        there = value if value.stored_at is None else value.relocated(value.stored_at)
+        found = []
+        for view, source in node.parts:
+            target = there.locate(view)
+            assert target is not None
+            found.append((self.ref(target), self.ref(source)))
+        return found
+
+    # ---- products --------------------------------------------------------------------------------
+
+    def _gemm(self, gemm: Gemm) -> GemmStep:
+        copies = []
+        for value, row, column in gemm.copies:
+            assert value.stored_at is not None
+            height = value.view.shape[0]
+            copies.append(StoredBlock(row, height, column, value.size // height, self.ref(value.stored_at)))
+        return GemmStep(
+            self._matrix(gemm.left),
+            self._matrix(gemm.right),
+            None if gemm.target is None else self.ref(gemm.target),
+            -1 if gemm.result is None else gemm.result.at,
+            tuple(copies),
+            len(gemm.nodes),
+            gemm.products,
+        )
+
+    def _matrix(self, factor: Factor) -> Matrix:
+        if factor.view is not None:
+            return Matrix(factor.rows, factor.columns, self.ref(factor.view), (), False)
+        step = factor.terms  # 1: one term after the other
+        tiles = [
+            PackedTile(row, step, tile.rows, tile.column, tile.columns, self.ref(elements))
+            for tile, row, elements in factor.packed()
+        ]
+        return Matrix(factor.rows, factor.columns, None, tuple(tiles), _mostly_transposed(tiles))
+
+
+def _mostly_transposed(tiles: Sequence[PackedTile]) -> bool:
+    """Return whether most elements are in tiles whose columns are contiguous."""
+    transposed = 0
+    for tile in tiles:
+        shape, strides, width = tile.source.shape, tile.source.strides, tile.source.dtype.itemsize
+        if len(shape) == 2 and tile.rows > 1 and tile.columns > 1:
+            transposed += tile.rows * tile.columns * ((strides[0] == width) - (strides[1] == width))
+    return transposed > 0
+
+
+__all__ = ["Location", "StepEmitter", "locate", "output_elements"]

@@ -1,0 +1,125 @@
+"""Runs a program on several backends and compares everything that a caller can see."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+
+import numpy as np
+import pytest
+
+import nki
+from nki.backends.fused.backend import FusedBackend
+from nki.backends.fused.planner import plan_of
+from nki.backends.fused.steps import FusedPlan
+from nki.backends.lowered import lower
+from nki.backends.reference import random as random_state
+from nki.backends.torch.backend import TorchBackend
+from nki.ir.tree import replace_leaves
+from nki.ir.view import View
+from nki.options import from_environment
+
+BACKENDS = {"fused": FusedBackend, "torch": TorchBackend}  # which are compared with the reference
+
+
+def outcome(program, arrays, executor, **environment):
+    """Return results, arguments, printed text, warnings and random state; or the error."""
+    random_state.reset()
+    arrays = [a.copy() for a in arrays]
+    printed = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(record=True) as caught,
+        contextlib.redirect_stdout(printed),
+    ):
+        patch.setenv("OPEN_NKI_EXECUTOR", executor)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        warnings.simplefilter("always")
+        try:
+            values = [program.run(*arrays), arrays]
+        except nki.NkiError as problem:
+            values = [problem.kind, problem.message]
+    shown = [text for text in map(str, (w.message for w in caught)) if "NkiWarning[device-copy]" not in text]
+    state = {key: words.tobytes() for key, words in sorted(random_state._left.items())}
+    return values, [printed.getvalue(), shown, state]
+
+
+def assert_agrees(program, arrays, backend="fused", exact=False, tolerance=None, **environment):
+    """Compare a backend with the reference; return "ran", "dropped" for the reference, or "" if refused.
+
+    Sums of products may differ in the last places, if they are not of small integers; on torch all sums may.
+    """
+    kind, ran = BACKENDS[backend], []
+    with nki.options(executor=backend):
+        if kind().refusal(lower(program), from_environment()):
+            return ""
+    with pytest.MonkeyPatch.context() as patch:
+        run = kind.run
+        patch.setattr(kind, "run", lambda self, *given: (ran.append(run(self, *given)), ran[-1])[1])
+        found, too = outcome(program, arrays, backend, **environment)
+    wanted, beside = outcome(program, arrays, "reference")
+    assert beside == too
+    plan = plan_of(lower(program), forced=True)
+    has_products = isinstance(plan, FusedPlan) and any(True for _ in plan.products)
+    sums = not exact and (backend == "torch" or has_products)
+    for one, other in zip(leaves(wanted), leaves(found), strict=True):
+        if not isinstance(one, np.ndarray):
+            assert one == other
+        elif one.tobytes() != other.tobytes():
+            assert sums, "no sum of products, and other bits"
+            assert_close(one, other, tolerance)
+    return "ran" if any(ran) else "dropped"
+
+
+def assert_close(wanted, found, tolerance=None):
+    """Compare arrays whose sums were computed in another order."""
+    assert wanted.shape == found.shape and wanted.dtype == found.dtype
+    bound = tolerance or (2e-2 if wanted.dtype.itemsize < 4 else 1e-4)
+    a, b = wanted.astype(np.float64), found.astype(np.float64)
+    finite = np.abs(a[np.isfinite(a)])
+    scale = finite.max() if finite.size else 1.0
+    np.testing.assert_allclose(b, a, rtol=bound, atol=bound * scale)
+
+
+def torch_results(program, arrays, device="cpu"):
+    """Return what a program returns on a torch device as numpy arrays; or why it does not run there."""
+    import torch
+
+    from nki.backends.torch.runner import part_of, run
+    from nki.backends.torch.schedule import Refused
+    from nki.backends.torch.steps import device_plan_of
+    from nki.frameworks.torch import from_numpy, to_numpy
+    from nki.kernel.devices import torch_name
+
+    plan = device_plan_of(lower(program))
+    if isinstance(plan, Refused):
+        return str(plan)
+    given = {
+        storage: from_numpy(np.ascontiguousarray(array)).to(device)
+        for (_, storage), array in zip(program.parameters, arrays, strict=True)
+    }
+    for storage, raw in program.constants:
+        given[storage] = torch.from_numpy(raw.copy()).to(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = run(plan, given, device)
+    if found is None:
+        return "a diagnostic is to be reported"
+
+    def back(view):
+        if view.storage not in found:
+            return None
+        tensor = part_of(found[view.storage].view(getattr(torch, torch_name(view.dtype))), view)
+        return to_numpy(tensor.cpu()).view(view.dtype.storage)
+
+    return replace_leaves(program.result, View, back)
+
+
+def leaves(value):
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
