@@ -468,7 +468,7 @@ def repeats(x, count):
 
 def small_cache(monkeypatch, **limits):
     cache = nki.kernel.cache.ProgramCache(**limits)
-    monkeypatch.setattr("nki.kernel.kernel.programs", cache)
+    monkeypatch.setattr("nki.kernel.attempts.programs", cache)
     return cache
 
 

@@ -7,61 +7,38 @@ starts again in eager mode.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import pickle
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec
 
 import numpy as np
 
-from ..backends.reference.blas import one_blas_thread
-from ..backends.reference.collector import fewer_collections
-from ..check.capacity import capacity_of_counts
-from ..check.whole_program import findings
 from ..errors import NkiError, NkiWarning, error, without_our_frames
 from ..ir import tree
 from ..ir.context import running, warn
-from ..ir.program import Diagnostic, Program
-from ..ir.schedule_edges import check_names, checked_edges
-from ..ir.statistics import Statistics
-from ..ir.storage import Storage
-from ..ir.tensor import whole
+from ..ir.program import Program
+from ..ir.schedule_edges import checked_edges
 from ..launch import observers
 from ..launch.core import Core
-from ..launch.diagnostics import NeedsEager, SideEffects
-from ..launch.execution import Execution, execute
-from ..launch.launch import Launch, Mode
 from ..launch.world import current_world
 from ..machine.machine import Machine
 from ..options import Options, choose_machine, from_environment
 from ..options import options as nki_options
 from ..typing import check_shapes
-from . import output
 from .arguments import flatten
 from .arrays import TensorSpec, load_framework
-from .cache import call_key, is_debugging, programs, read_values
+from .attempts import cache_program, note_reads, run_call, run_staged, trace_call
+from .cache import call_key, is_debugging, programs
 from .explain import explain_call, suggest
 from .listeners import notify
-from .progress import LONG, shown
-from .reads import Reads
-from .results import (
-    bare,
-    check_results,
-    is_plain,
-    report_executed,
-    report_traced,
-    tensors,
-    warn_lost_writes,
-)
-from .run import ALIAS_SUFFIX, Call, Run, Traced, launch_grid, warn_once
+from .run import ALIAS_SUFFIX, Call, Run, launch_grid, warn_once
 from .staged import Returned, Staged
-from .transfer import Transfer, parameter_storages
 from .user_function import is_users_error, named, plain, refuse_unfinished
 
 if TYPE_CHECKING:
@@ -223,7 +200,7 @@ class Kernel(_Typed[P]):
 
     def trace(self, *args: object, **kwargs: Any) -> Program:
         """Return what a call does as a Program. Arrays may be `nki.TensorSpec`s; nothing is computed."""
-        return self._trace(self.prepare(args, kwargs), has_data=False).program
+        return trace_call(self, self.prepare(args, kwargs), has_data=False).program
 
     def stage(self, *args: object, **kwargs: Any) -> Staged:
         """Trace a call on `nki.TensorSpec`s now, to be run with data later."""
@@ -234,11 +211,19 @@ class Kernel(_Typed[P]):
         cached = programs.find(call.key) if call.key is not None else None
         if cached is not None:
             return Staged(self, call, cached.program, True)
-        self._note_reads(call)
-        traced = self._trace(call, has_data=False)
+        note_reads(self, call)
+        traced = trace_call(self, call, has_data=False)
         if traced.is_fixed and call.key is not None and not traced.program.loops:
-            self._cache(call, traced.program, {}, traced.files)
+            cache_program(self, call, traced.program, {}, traced.files)
         return Staged(self, replace(call, silenced=traced.program.said), traced.program, traced.is_fixed)
+
+    def run_call(self, call: Call) -> Run:
+        """Run a prepared call."""
+        return run_call(self, call)
+
+    def run_staged(self, staged: Staged, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Run:
+        """Run a staged call on the values of its tensors."""
+        return run_staged(self, staged, tensors, into)
 
     def eval_shape(self, *args: object, **kwargs: Any) -> Any:
         """What a call returns, with `nki.TensorSpec`s for its tensors. Takes TensorSpecs or arrays."""
@@ -266,226 +251,6 @@ class Kernel(_Typed[P]):
             context = (self.grid, self.schedule, machine.name, options, current_world().size)
             key = call_key(self.func, arguments.key, context)
         return Call(options, machine, arguments, aliased, key, eager=debugging or not options.cache)
-
-    # ---- running ---------------------------------------------------------------------------------
-
-    def run_call(self, call: Call) -> Run:
-        """Execute the cached Program of a call, or trace it and execute that; where neither can be: eager."""
-        if call.options.device not in ("", "cpu"):
-            from ..backends.torch.backend import torch_device  # few calls name a device
-
-            torch_device(call.options.device)  # an error here, not an execution that starts again
-        with one_blas_thread(), fewer_collections():
-            cached = programs.find(call.key) if call.key is not None else None
-            if cached is not None and (current_world().size == 1 or not cached.program.loops):
-                with shown(self.__name__) if len(cached.program) > LONG else contextlib.nullcontext():
-                    return self._execute_or_eager(call, cached.program, cached.verified)
-            self._note_reads(call)
-            with shown(self.__name__):
-                if call.eager or (call.key is not None and read_values.find(call.key)):
-                    return self._run_eagerly(call)
-                return self._run_traced(call)
-
-    def _run_traced(self, call: Call) -> Run:
-        """Trace the kernel's Python, then execute the Program; cache it for the next call."""
-        printed, side_effects = output.Printed(), SideEffects()
-        may_print = call.reads is None
-        try:
-            with output.recorded(printed) if may_print else contextlib.nullcontext():
-                traced = self._trace(call, has_data=True)
-            is_cached = traced.is_fixed and call.key is not None
-            if is_cached and current_world().size > 1:  # the next rank finds it
-                self._cache(call, traced.program, {}, traced.files)
-            run = self._execute(call, traced.program, traced.transfer, side_effects)
-        except NeedsEager:
-            return self._run_eagerly(call, side_effects.prints, printed)
-        if is_cached:
-            self._cache(call, traced.program, {}, traced.files)
-        return run
-
-    def _trace(self, call: Call, has_data: bool) -> Traced:
-        """Run the kernel's Python without executing instructions."""
-        with self._launch(call, "trace", has_data=has_data) as launch:
-            storages = parameter_storages(call.arguments.tensors, launch)
-            transfer = Transfer(call.arguments.tensors, storages, call.machine, call.options)
-            diagnostics = launch.execution.diagnostics
-            try:
-                results = self._python(call, launch, storages)
-            except Exception:
-                diagnostics.show()
-                raise
-            check_results(self, launch.execution, results, executed=False)
-            parameters = [(storage.name, storage) for storage in storages]
-            program = launch.recorded(self.__name__, parameters, bare(results[0]), self.schedule)
-            if self.schedule:
-                check_names(program)
-            if not has_data:
-                program = report_traced(self, launch, program)
-            is_fixed = not launch.python.read_values and is_plain(results[0])
-            return Traced(program, transfer, is_fixed, launch.python.files)
-
-    def _execute_or_eager(
-        self,
-        call: Call,
-        program: Program,
-        verified: dict[int, int] | None = None,
-        into: Sequence[np.ndarray] = (),
-    ) -> Run:
-        """Execute a Program that was traced before on the tensors of this call."""
-        side_effects = SideEffects()
-        storages = [storage for _, storage in program.parameters]
-        transfer = Transfer(call.arguments.tensors, storages, call.machine, call.options)
-        try:
-            return self._execute(call, program, transfer, side_effects, verified, into)
-        except NeedsEager:
-            self._note_reads(call)
-            return self._run_eagerly(call, side_effects.prints)
-
-    def _execute(
-        self,
-        call: Call,
-        program: Program,
-        transfer: Transfer,
-        side_effects: SideEffects,
-        verified: dict[int, int] | None = None,
-        into: Sequence[np.ndarray] = (),
-    ) -> Run:
-        """Execute a Program. An instruction that fails does so again in eager mode: Python may catch it."""
-        results = transfer.lent_for(tensors(program.result), into) if into else None
-        with _restarting(side_effects):
-            execution = execute(
-                program,
-                call.options,
-                transfer.inputs,
-                results,
-                side_effects=side_effects,
-                silenced=call.silenced,
-                verified=verified,
-            )
-        with execution:
-            with _restarting(side_effects):
-                check_results(self, execution, [program.result], executed=True)
-                counted = replace(program, trips=execution.trips) if execution.trips else program
-                run = self._received(call, transfer, execution, program.result, counted.statistics)
-            execution.diagnostics.show()
-            report_executed(self, transfer, execution, program.result, findings(program, call.options))
-            return self._deliver(transfer, execution, run)
-
-    def _run_eagerly(
-        self,
-        call: Call,
-        prints: int = 0,
-        printed: output.Printed | None = None,
-        raced: Launch | None = None,
-    ) -> Run:
-        """Run the kernel's Python, each instruction as it is issued; again, interleaved, if cores raced.
-
-        What an earlier attempt printed (`prints` of device_print, `printed` by Python) is not printed again.
-        """
-        found = [] if raced is None else raced.execution.diagnostics.found
-        silenced = [*call.silenced, *found]
-        with (
-            output.without(printed),
-            self._launch(
-                call, "eager", silenced=silenced, prints_before=prints, interleaved=raced is not None
-            ) as launch,
-        ):
-            launch.execution.diagnostics.found += found
-            storages = parameter_storages(call.arguments.tensors, launch)
-            transfer = Transfer(call.arguments.tensors, storages, call.machine, call.options)
-            for storage, raw in transfer.inputs.items():
-                launch.execution.memories.borrow(storage, raw)
-            results = self._python(call, launch, storages)
-            races = launch.races()
-            if not races or launch.execution.barriers.interleaving is not None:
-                return self._finish_eagerly(call, transfer, launch, results, races)
-        return self._run_eagerly(call, max(prints, launch.execution.side_effects.prints), printed, launch)
-
-    def _finish_eagerly(
-        self,
-        call: Call,
-        transfer: Transfer,
-        launch: Launch,
-        results: list[Any],
-        races: list[Diagnostic],
-    ) -> Run:
-        execution, statistics, python = launch.execution, launch.statistics, launch.python
-        assert statistics is not None
-        check_results(self, execution, results, executed=True)
-        statistics.finish()
-        run = self._received(call, transfer, execution, results[0], lambda: statistics)
-        found = [*races, *capacity_of_counts(statistics)]
-        report_executed(self, transfer, execution, results[0], found, python.read_values)
-        if call.key is not None and python.read_values:
-            read_values.put(call.key, call)
-        elif call.key is not None and run.trips and not python.diverged:
-            self._cache_loops(call, run, python.files)
-        return self._deliver(transfer, execution, run)
-
-    def _cache_loops(self, call: Call, run: Run, files: list[tuple[str, str]]) -> None:
-        """Cache a program whose dynamic loops did the same in every iteration, for as many iterations."""
-        if call.reads is None or not call.reads.still_hold():  # tracing again would be of no use
-            return
-        trips = {number: max(counts) for number, counts in run.trips.items()}
-        with warnings.catch_warnings(), contextlib.suppress(Exception):
-            warnings.simplefilter("ignore")  # the eager run has shown them
-            traced = self._trace(replace(call, silenced=run.diagnostics), has_data=False)
-            if traced.is_fixed and {loop.number for loop in traced.program.loops} == set(trips):
-                self._cache(call, traced.program, trips, files)
-
-    def run_staged(self, staged: Staged, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Run:
-        """Run a staged call on the values of its tensors."""
-        call = replace(staged.call, arguments=staged.call.arguments.with_tensors(tensors), key=None)
-        with one_blas_thread():
-            if staged.is_fixed:
-                run = self._execute_or_eager(call, staged.program, staged.verified, into)
-            else:
-                run = self._run_eagerly(call)
-        staged.silence(run.diagnostics)
-        if staged.is_fixed and not any(d.kind == "loop-divergence" for d in run.diagnostics):
-            for number, counts in run.trips.items():
-                staged.verified[number] = max(staged.verified.get(number, 0), *counts)
-        return run
-
-    def _received(
-        self,
-        call: Call,
-        transfer: Transfer,
-        execution: Execution,
-        result: object,
-        count: Callable[[], Statistics],
-    ) -> Run:
-        """Return what the caller will get, before anything of the caller's is changed."""
-        returned = transfer.result(result, execution.memories, self.__name__) if self.returns else None
-        warn_lost_writes(self, transfer, execution, result, call.aliased)
-        transfer.check_write_back(execution.memories)
-        return Run(returned, call.machine, count, execution.diagnostics.found, execution.trips)
-
-    def _deliver(self, transfer: Transfer, execution: Execution, run: Run) -> Run:
-        """Write the caller's arrays and random state: the last thing a call does."""
-        run.written = transfer.write_back(execution.memories, self.__name__)
-        if execution.world.keeps_random_state:
-            execution.generators.keep()
-        return run
-
-    def _cache(
-        self, call: Call, program: Program, verified: dict[int, int], files: list[tuple[str, str]]
-    ) -> None:
-        programs.add(call.key, self.func, call.reads, program, verified, files)
-
-    def _note_reads(self, call: Call) -> None:
-        """Note what the Python can read before it runs: what it changes itself then counts as a change."""
-        if call.key is not None:
-            call.reads = Reads.of(self.func, call.arguments.values)
-
-    def _launch(self, call: Call, mode: Mode, **settings: Any) -> Launch:
-        silenced = settings.pop("silenced", call.silenced)
-        return Launch(call.machine, call.options, self.grid, mode, silenced=silenced, **settings)
-
-    def _python(self, call: Call, launch: Launch, storages: list[Storage]) -> list[Any]:
-        """Run the kernel's function on every core and return what each returned."""
-        given = [whole(storage, None) for storage in storages]
-        return launch.run(lambda: call.arguments.call(self.func, given))
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[inspect.BoundArguments, set[str]]:
         aliased = {key.removesuffix(ALIAS_SUFFIX) for key in kwargs if key.endswith(ALIAS_SUFFIX)}
@@ -535,17 +300,6 @@ class Kernel(_Typed[P]):
 
 _STATE = tuple(f.name for f in fields(Kernel))
 _findings: weakref.WeakKeyDictionary[Callable, list[Any]] = weakref.WeakKeyDictionary()
-
-
-@contextlib.contextmanager
-def _restarting(side_effects: SideEffects) -> Iterator[None]:
-    """Start the call again in eager mode if something fails, unless other ranks have received data."""
-    try:
-        yield
-    except Exception:
-        if side_effects.sent:
-            raise
-        raise NeedsEager from None
 
 
 def _is_compiling() -> bool:

@@ -1,7 +1,7 @@
 """What a kernel's Python prints: a call that starts again does not print the same twice.
 
-While a kernel is traced whose Python may print, writes to stdout and stderr pass through a recorder. If the
-call then starts again in eager mode, writes that the first attempt has made are left out.
+While a kernel whose Python may print is traced, and in eager mode, writes to stdout and stderr pass through a
+filter. It leaves out what an earlier attempt of the same call has written.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from ..backends.reference.settings import WhileKernelsRun
 
 
 class Printed:
-    """What an attempt has written to each stream."""
+    """What the attempts of a call have written to each stream."""
 
     def __init__(self) -> None:
-        self.texts: Counter[tuple[str, str]] = Counter()
+        self.shown: Counter[tuple[str, str]] = Counter()
+        self.ahead: Counter[tuple[str, str]] = Counter()  # written by earlier attempts, not yet by this one
 
 
-_recording: ContextVar[Printed | None] = ContextVar("nki_recording", default=None)
-_omitting: ContextVar[Printed | None] = ContextVar("nki_omitting", default=None)
+_printed: ContextVar[Printed | None] = ContextVar("nki_printed", default=None)
 
 
 class _Stream:
-    """Writes to another stream what was not written before."""
+    """Writes to another stream what no earlier attempt has written."""
 
     def __init__(self, name: str, stream: Any):
         self.name, self.stream = name, stream
 
     def write(self, text: str) -> int:
-        printed, omitted = _recording.get(), _omitting.get()
+        printed, key = _printed.get(), (self.name, text)
         if printed is not None:
-            printed.texts[self.name, text] += 1
-        elif omitted is not None and omitted.texts[self.name, text] > 0:
-            omitted.texts[self.name, text] -= 1
-            return len(text)
+            if printed.ahead[key] > 0:
+                printed.ahead[key] -= 1
+                return len(text)
+            printed.shown[key] += 1
         return int(self.stream.write(text))
 
     def __getattr__(self, name: str) -> Any:
@@ -47,7 +47,7 @@ class _Stream:
 
 
 class _Streams(WhileKernelsRun):
-    """Replaces sys.stdout and sys.stderr while kernels record or omit output."""
+    """Replaces sys.stdout and sys.stderr while calls filter what they print."""
 
     @classmethod
     def begin(cls) -> None:
@@ -62,25 +62,12 @@ class _Streams(WhileKernelsRun):
 
 
 @contextlib.contextmanager
-def recorded(printed: Printed) -> Iterator[None]:
-    """Record what is printed in this block."""
-    token = _recording.set(printed)
+def once(printed: Printed) -> Iterator[None]:
+    """Run an attempt of a call: print what earlier attempts have not."""
+    printed.ahead = Counter(printed.shown)
+    token = _printed.set(printed)
     try:
         with _Streams():
             yield
     finally:
-        _recording.reset(token)
-
-
-@contextlib.contextmanager
-def without(printed: Printed | None) -> Iterator[None]:
-    """Leave out what was printed before; None: nothing was."""
-    if printed is None or not printed.texts:
-        yield
-        return
-    token = _omitting.set(printed)
-    try:
-        with _Streams():
-            yield
-    finally:
-        _omitting.reset(token)
+        _printed.reset(token)

@@ -10,6 +10,7 @@ from ..ir.tree import leaves
 from ..launch.observers import observe
 from ..report.steps import Steps
 from .arrays import TensorSpec
+from .attempts import run_eagerly
 from .jit import as_kernel
 
 
@@ -29,7 +30,7 @@ def show(kernel: object) -> Callable[..., Steps]:
             return steps
         steps = Steps(made.__name__, lambda view: current().values(view))
         with observe(lambda instruction: steps(instruction) if current().index == 0 else None):
-            made._run_eagerly(made.prepare(args, kwargs))
+            run_eagerly(made, made.prepare(args, kwargs))
         return steps
 
     return call
