@@ -610,7 +610,7 @@ def test_one_core_alone_may_call_a_shared_collective(then_barrier):
         assert np.array_equal(kernel[2](x), x)
 
 
-def test_shared_collectives_in_a_loop_meet_once_per_iteration():
+def test_shared_collectives_in_a_loop_exchange_once_per_iteration():
     @nki.jit
     def kernel(x):
         src = nl.ndarray((2, 1), x.dtype, buffer=nl.shared_hbm, name="src")

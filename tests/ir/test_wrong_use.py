@@ -53,7 +53,7 @@ def test_what_an_instruction_returned_is_no_tile():
     assert "the tile that it wrote" in problem.help
 
 
-def test_an_argument_that_is_none_is_told_so():
+def test_an_argument_that_is_none_is_named_in_the_error():
     problem = refused(
         "argument",
         "src is missing: it is None",
@@ -91,7 +91,7 @@ def test_options_of_other_types_are_other_options():
     at((0, 0))
 
 
-def test_two_warnings_of_one_line_are_said_at_every_trace():
+def test_two_warnings_of_one_line_are_repeated_at_every_trace():
     @nki.jit
     def kernel(x):
         a, b = zeros((8, 8)), nl.ndarray((8, 8), nl.float32)

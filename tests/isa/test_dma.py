@@ -317,7 +317,7 @@ def test_a_gather_pairs_rows_with_a_tile_of_another_rank():
     assert (got[1] == -1).all()
 
 
-def test_narrow_floats_kept_as_float32_are_copied(monkeypatch):
+def test_narrow_floats_stored_as_float32_are_copied(monkeypatch):
     monkeypatch.setitem(os.environ, "NKI_PRECISE_FP", "0")
     x = f32(6, 8).astype(BF16)
 
@@ -389,7 +389,7 @@ def test_an_index_tile_holds_one_index_per_row():
     refused("shape", "its indices have shape (1, 2)", body, f32(8, 4), np.zeros((1, 2), np.int32))
 
 
-def test_a_run_time_offset_without_dge_is_told():
+def test_a_run_time_offset_without_dge_warns():
     def body(x, number):
         index = to_tile(number, nl.sbuf)
         nisa.dma_copy(sbuf((1, 4)), x.ap([[4, 1], [1, 4]], scalar_offset=index), dge_mode=STATIC)
@@ -425,7 +425,7 @@ def test_enums_are_members_but_dge_mode_takes_the_old_integers_every_time():
     refused("enum", "nisa.engine.sync", copy_body(engine="sync"), f32(8, 4))
 
 
-def test_skip_without_a_run_time_index_is_told():
+def test_skip_without_a_run_time_index_warns():
     assert run(copy_body(oob_mode=SKIP), f32(8, 4))[1] == ["oob-skip"]
 
 
@@ -505,7 +505,7 @@ def test_a_square_tile_can_be_transposed_onto_itself():
     np.testing.assert_array_equal(run(body, x)[0], x.T)
 
 
-def test_a_transpose_into_hbm_works_and_is_told():
+def test_a_transpose_into_hbm_works_and_warns():
     def body(x):
         result = hbm((200, 3), nl.float32)
         nisa.dma_transpose(result, x)
@@ -734,7 +734,7 @@ def test_listing_dst_accumulates():
     np.testing.assert_allclose(run(body, x, y)[0], 2 * x + 3 * y, rtol=1e-5, atol=1e-5)
 
 
-def test_one_source_is_copied_and_the_kernel_is_told():
+def test_one_source_is_copied_with_a_warning():
     def body(x):
         result = hbm((1, 3), nl.int32)
         nisa.dma_compute(result, [x], nl.add)

@@ -420,19 +420,19 @@ def test_affine_select_refuses_hbm_tensors():
 
 # ---- tensor_partition_reduce ---------------------------------------------------------------------
 
-FOLDS = {"add": np.sum, "average": np.mean, "maximum": np.max}
+REDUCTIONS = {"add": np.sum, "average": np.mean, "maximum": np.max}
 
 
 @pytest.mark.parametrize("partitions", [1, 33, 128])
-@pytest.mark.parametrize("name", FOLDS)
-def test_partition_reduce_folds_the_rows(name, partitions):
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_partition_reduce_reduces_the_rows(name, partitions):
     x = f32(partitions, 40)
     [got] = run_tiles(
         lambda dst, data: nisa.tensor_partition_reduce(dst, getattr(nl, name), data),
         [x],
         [((1, 40), nl.float32)],
     )
-    np.testing.assert_allclose(got[0], FOLDS[name](x.astype(np.float64), axis=0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got[0], REDUCTIONS[name](x.astype(np.float64), axis=0), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", CASTABLE)
@@ -499,7 +499,7 @@ def test_partition_reduce_equals_float64(partitions, count, name, seed):
         [x],
         [((1, count), nl.float32)],
     )
-    np.testing.assert_allclose(got[0], FOLDS[name](x.astype(np.float64), axis=0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got[0], REDUCTIONS[name](x.astype(np.float64), axis=0), rtol=1e-5, atol=1e-5)
 
 
 def test_partition_reduce_refuses_what_is_documented():
@@ -968,7 +968,7 @@ def test_topk_refuses_what_is_documented():
 # ---- all of them ---------------------------------------------------------------------------------
 
 
-def test_narrow_floats_kept_as_float32_pass_through(monkeypatch):
+def test_narrow_floats_stored_as_float32_pass_through(monkeypatch):
     monkeypatch.setitem(os.environ, "NKI_PRECISE_FP", "0")
     src = f32(16, 4).astype(BF16)
     check_topk(src, 64, 20)

@@ -522,7 +522,7 @@ def test_matmul_gathers_data_and_scales_by_one_index_tile():
     refused("indirect-view", "needs (0, 0)", tiled, inputs, [((m, 5), nl.float32)], out_psum=[0])
 
 
-def test_matmul_scatters_and_accumulates_where_an_index_tile_says():
+def test_matmul_scatters_and_accumulates_by_an_index_tile():
     (s, s_scale), (v, v_scale) = ones(32, 4), ones(32, 3)
     index = np.zeros((32, 1), np.int32)
     index[:3, 0] = [4, 0, 2]

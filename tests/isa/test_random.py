@@ -300,7 +300,7 @@ def test_vector_states_lie_one_after_the_other_and_serve_in_turns():
     np.testing.assert_array_equal(state, [[s.words for s in lane] for lane in lanes])
 
 
-def test_a_state_of_zeros_is_kept_with_a_warning():
+def test_a_state_of_zeros_is_accepted_with_a_warning():
     seeds = np.ones((3, 6), np.uint32)
     seeds[1, :5] = 0
 
@@ -410,7 +410,7 @@ def test_rand2_warns_of_ranges_that_turn_out_empty_and_of_bounds_that_are_not_fl
 
 
 @pytest.mark.parametrize("dtype", CASTABLE)
-def test_dropout_zeroes_where_the_drawn_number_is_below_prob_and_keeps_the_bits_elsewhere(dtype):
+def test_dropout_zeroes_where_the_random_number_is_below_prob_and_copies_bits_elsewhere(dtype):
     raw = np.random.default_rng(4).integers(0, 2 if dtype.is_bool else 256, (6, 20 * dtype.itemsize))
     x = raw.astype(np.uint8).view(dtype.bits)
 
@@ -448,7 +448,7 @@ def test_dropout_takes_a_probability_for_each_partition(prob_dtype):
     np.testing.assert_array_equal(got.reshape(65, 28), u >= prob.astype(np.float64))
 
 
-def test_dropout_drops_the_share_it_was_told_and_does_not_rescale():
+def test_dropout_drops_the_given_share_and_does_not_rescale():
     x = np.full((128, 512), 3, np.float32)
     [got] = run_tiles(lambda t: nisa.dropout(t, t, 0.25), outputs=[x], out_psum=[0])
     assert set(np.unique(got)) == {0, 3}

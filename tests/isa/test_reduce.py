@@ -129,7 +129,7 @@ def test_signatures_are_the_documented_ones(name):
 
 
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply", "maximum", "minimum", *list(STEP)[-3:]])
-def test_tensor_reduce_folds_from_the_first_element(name):
+def test_tensor_reduce_starts_at_the_first_element(name):
     x = whole((5, 7), seed=1)
     x[0] = 1
     (got,) = run_tiles(lambda d, s: nisa.tensor_reduce(d, op(name), s, 1), [x], [((5, 1), np.float32)])
@@ -249,7 +249,7 @@ def test_tensor_reduce_refuses():
 # ---- accumulator registers -----------------------------------------------------------------------
 
 
-def test_identities_of_the_folds():
+def test_identities_of_the_reductions():
     found = {name: float(accumulators.identity(operators.find(name))) for name in accumulators._IDENTITIES}
     inf = float("inf")
     assert found == {
@@ -265,7 +265,7 @@ def test_identities_of_the_folds():
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(["abs_max", "abs_min"]), st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_folds_by_magnitude_keep_the_sign_of_the_last_of_equals(name, columns, seed):
+def test_reductions_by_magnitude_keep_the_sign_of_the_last_of_equals(name, columns, seed):
     values = whole((4, columns), seed=seed)
     got = accumulators.reduced(operators.find(name), values)
     for row, result in zip(values, got, strict=True):
@@ -281,7 +281,7 @@ FOLD = {"add": np.sum, "multiply": np.prod, "maximum": np.max, "minimum": np.min
 
 @pytest.mark.parametrize("fold", list(FOLD))
 @pytest.mark.parametrize("name", list(STEP))
-def test_tensor_scalar_reduce_gives_the_values_and_their_fold(name, fold):
+def test_tensor_scalar_reduce_gives_the_values_and_their_reduction(name, fold):
     x, c = whole((5, 4), seed=1), whole((5, 1), seed=2)
     body = lambda d, r, s, t: nisa.tensor_scalar_reduce(d, s, op(name), t, op(fold), r)  # noqa: E731
     got, res = run_tiles(body, [x, c], [((5, 4), np.float32), ((5, 1), np.float32)])
@@ -439,7 +439,7 @@ def test_tensor_scalar_reduce_takes_unary_operators(name, reference):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (128, 3), (4, 2, 3), (3, 2, 2, 2)])
-def test_tensor_scalar_reduce_folds_all_free_dimensions(shape):
+def test_tensor_scalar_reduce_reduces_all_free_dimensions(shape):
     x = whole(shape, seed=7)
     body = lambda d, r, s: nisa.tensor_scalar_reduce(d, s, nl.add, 1.0, nl.add, r)  # noqa: E731
     for psum in ([], [0]):
@@ -1056,7 +1056,7 @@ def test_costs_follow_the_table():
     ),
     st.integers(0, 2**32 - 1),
 )
-def test_any_chain_is_the_fold_since_its_last_reset(fold, pieces, seed):
+def test_any_chain_is_the_reduction_since_its_last_reset(fold, pieces, seed):
     pieces[0] = (pieces[0][0], CMD.reset_reduce)
     widths = [w for w, _ in pieces]
     x = whole((3, sum(widths)), seed=seed)

@@ -1,4 +1,4 @@
-"""Registers, their Python manners, and the queries of the target (spec/isa_registers_sync.md)."""
+"""Registers, their Python operators, and the queries of the target (spec/isa_registers_sync.md)."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_any_rank_with_one_element_loads(shape):
     assert in_kernel(lambda x: value_of(nisa.register_alloc(x)), np.full(shape, 3, np.int16)) == 3
 
 
-def test_loading_a_float32_keeps_its_value_and_says_so():
+def test_loading_a_float32_keeps_its_value_and_warns():
     with pytest.warns(nki.NkiWarning, match="src is float32") as said:
         assert in_kernel(lambda x: value_of(nisa.register_alloc(x)), np.array([2.75], np.float32)) == 2.75
     assert said[0].category.kind == "register-float"
@@ -481,7 +481,7 @@ def test_signatures_are_the_documented_ones():
         assert [d is None for _, d in found] == [d is None for _, d in functions[name]]
 
 
-def test_registers_work_with_narrow_floats_kept_wide(monkeypatch):
+def test_registers_work_with_narrow_floats_stored_wide(monkeypatch):
     monkeypatch.setenv("NKI_PRECISE_FP", "0")
     problem = refusal(lambda x: nisa.register_alloc(x), np.ones(1, ml_dtypes.bfloat16))
     assert problem.kind == "dtype"

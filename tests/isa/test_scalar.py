@@ -114,7 +114,7 @@ def test_activation_computes_every_function_of_the_table(name):
     np.testing.assert_allclose(got, EXACT[name](x.astype(np.float64)), rtol=3e-7, atol=1e-37)
 
 
-def test_sine_outside_its_range_goes_on_as_a_cubic_and_says_so():
+def test_sine_outside_its_range_continues_as_a_cubic_and_warns():
     x = np.array([[9.0, -9.0, 1.0]], np.float32)
     (out,), kinds = run(lambda d, t: nisa.activation(d, nl.sin, t), [x], [(x.shape, nl.float32)])
     np.testing.assert_allclose(out, [[27.6526, -27.6526, np.sin(1.0)]], rtol=1e-5)
@@ -125,7 +125,7 @@ def test_sine_outside_its_range_goes_on_as_a_cubic_and_says_so():
     ("name", "value"),
     [("log", 2.0**-70), ("arctan", 2.0), ("sqrt", 2.0**-120), ("rsqrt", 2.0**98), ("reciprocal", -(2.0**50))],
 )
-def test_input_outside_the_valid_range_is_exact_and_said(name, value):
+def test_input_outside_the_valid_range_is_exact_and_warns(name, value):
     x = np.array([[1.0, value]], np.float32)
     (out,), kinds = run(lambda d, t: nisa.activation(d, getattr(nl, name), t), [x], [(x.shape, nl.float32)])
     np.testing.assert_allclose(out, EXACT[name](x.astype(np.float64)), rtol=2e-7)
@@ -303,7 +303,7 @@ def test_overlapping_dst_behaves_as_if_inputs_were_copied_first():
     np.testing.assert_allclose(total[:, 0], x[:, :32].sum(axis=1, dtype=np.float64), rtol=1e-5, atol=1e-5)
 
 
-def test_narrow_floats_kept_wide_are_not_rounded(monkeypatch):
+def test_narrow_floats_stored_wide_are_not_rounded(monkeypatch):
     monkeypatch.setenv("NKI_PRECISE_FP", "0")
     x = normal(4, 4)
 

@@ -545,7 +545,7 @@ def test_an_edge_does_not_keep_tiles_alive():
     assert kernel() == 1  # the tile of the last instruction, whose handle is kept
 
 
-def test_barriers_are_kept_apart_in_every_iteration_of_a_loop():
+def test_barriers_are_separate_in_every_iteration_of_a_loop():
     @nki.jit
     def kernel(x):
         out = nl.ndarray((2, 3), nl.float32, buffer=nl.shared_hbm)
@@ -565,7 +565,7 @@ def test_barriers_are_kept_apart_in_every_iteration_of_a_loop():
     assert kernel[2](np.zeros(1, np.float32)).tolist() == [[0, 1, 0], [1, 0, 1]]
 
 
-def test_bfloat16_kept_as_float32_is_exchanged_unrounded(monkeypatch):
+def test_bfloat16_stored_as_float32_is_exchanged_unrounded(monkeypatch):
     monkeypatch.setenv("NKI_PRECISE_FP", "0")
 
     @nki.jit
