@@ -55,7 +55,7 @@ def test_cores_that_race_print_once_each(capsys):
         nisa.dma_copy(out, tile)
         return out
 
-    with target("trn2"), pytest.warns(nki.NkiWarning, match="race"):
+    with target("trn2"), pytest.warns(nki.NkiWarning, match="both cores write"):
         kernel[2](X)
     assert sorted(capsys.readouterr().out.split("\n")) == ["", "core 0", "core 1"]
 
