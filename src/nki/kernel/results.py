@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..backends.reference.memory import uninitialised
 from ..check.whole_program import findings
@@ -20,8 +20,11 @@ from ..machine.memories import PRIVATE_HBM
 from .transfer import Transfer
 from .user_function import return_site
 
+if TYPE_CHECKING:
+    from .kernel import Kernel
 
-def check_results(kernel: Any, execution: Execution, results: list[Any], executed: bool) -> None:
+
+def check_results(kernel: Kernel, execution: Execution, results: list[Any], executed: bool) -> None:
     """Check that what the cores returned can be given to the caller."""
     for core, result in enumerate(results):
         for view in tensors(result):
@@ -36,7 +39,7 @@ def check_results(kernel: Any, execution: Execution, results: list[Any], execute
             )
 
 
-def _check_output(kernel: Any, execution: Execution, view: View, executed: bool) -> None:
+def _check_output(kernel: Kernel, execution: Execution, view: View, executed: bool) -> None:
     site = return_site(kernel.func)
     if view.storage.loop:
         raise error(
@@ -77,7 +80,7 @@ def report_unwritten(view: View, execution: Execution, site: Site | None) -> Non
 
 
 def warn_lost_writes(
-    kernel: Any, transfer: Transfer, execution: Execution, result: Any, aliased: set[str]
+    kernel: Kernel, transfer: Transfer, execution: Execution, result: Any, aliased: set[str]
 ) -> None:
     """Report arguments that the kernel wrote to no effect, because their framework cannot change them."""
     returned = {id(view.storage) for view in tensors(result)}
@@ -94,7 +97,7 @@ def warn_lost_writes(
             )
 
 
-def report_traced(kernel: object, launch: Launch, program: Program) -> Program:
+def report_traced(kernel: Kernel, launch: Launch, program: Program) -> Program:
     """Report what the whole of a traced program shows; returns the program with these diagnostics."""
     diagnostics = launch.execution.diagnostics
     known = len(diagnostics.found)
@@ -106,7 +109,7 @@ def report_traced(kernel: object, launch: Launch, program: Program) -> Program:
 
 
 def report_executed(
-    kernel: object,
+    kernel: Kernel,
     transfer: Transfer,
     execution: Execution,
     result: object,
@@ -120,7 +123,7 @@ def report_executed(
         _mention(kernel, execution.diagnostics, _without_effect(kernel, result))
 
 
-def _report(kernel: Any, diagnostics: Diagnostics, found: Iterable[Diagnostic]) -> None:
+def _report(kernel: Kernel, diagnostics: Diagnostics, found: Iterable[Diagnostic]) -> None:
     """Report each once. In strict mode the first raises, before the caller's arrays are changed."""
     for d in found:
         d = d if d.site is not None else replace(d, site=return_site(kernel.func))
@@ -131,7 +134,7 @@ def _report(kernel: Any, diagnostics: Diagnostics, found: Iterable[Diagnostic]) 
         diagnostics.add(d)
 
 
-def _mention(kernel: Any, diagnostics: Diagnostics, found: Iterable[Diagnostic]) -> None:
+def _mention(kernel: Kernel, diagnostics: Diagnostics, found: Iterable[Diagnostic]) -> None:
     """Report what no compiler refuses: only if there is nothing else, and never as an error."""
     for d in found:
         d = replace(d, site=return_site(kernel.func))
@@ -139,7 +142,7 @@ def _mention(kernel: Any, diagnostics: Diagnostics, found: Iterable[Diagnostic])
             diagnostics.add(d)
 
 
-def _without_effect(kernel: Any, result: object) -> list[Diagnostic]:
+def _without_effect(kernel: Kernel, result: object) -> list[Diagnostic]:
     """Return a diagnostic for a kernel that got tensors, returns nothing and wrote none of them."""
     if any(leaf is not None for leaf in flatten(result, lambda v: isinstance(v, View))):
         return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from ..ir.view import View
 from ..machine import dtypes
 from ..machine.dtypes import DType
 from .transfer import is_whole
+
+if TYPE_CHECKING:
+    from .kernel import Kernel
+    from .run import Call
 
 
 class Returned(NamedTuple):
@@ -73,7 +77,7 @@ def outline(program: Program, returns: bool, relabelled: bool) -> Outline:
 class Staged:
     """A call that was traced without data. `outline` describes what it does, `run` does it."""
 
-    def __init__(self, kernel: Any, call: Any, program: Program, is_fixed: bool):
+    def __init__(self, kernel: Kernel, call: Call, program: Program, is_fixed: bool):
         self.kernel, self.call, self.program = kernel, call, program
         self.is_fixed = is_fixed  # False: the Python read values, so the program is one of many
         self.verified: dict[int, int] = {}  # how often each loop may run: the Python was seen to allow it
