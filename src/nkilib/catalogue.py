@@ -1,6 +1,6 @@
 """The one table of the library: which documented kernel has which import path and names.
 
-What a built kernel means and takes, its docstring says. Whether it is built, the code says: it is there.
+The docstring of a kernel describes what it computes and takes. A kernel is built if its code exists.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Row(NamedTuple):
     page: str
     module: str
     names: str
-    meaning: str = ""  # while it is not built: then its docstring tells it
+    meaning: str = ""  # while it is not built; afterwards its docstring has it
 
 
 TABLE = [

@@ -1,1 +1,1 @@
-"""Kernels with a settled interface."""
+"""Kernels with a stable interface."""

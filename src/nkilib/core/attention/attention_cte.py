@@ -8,7 +8,7 @@ three stages (attention_stages.py), and three are under way at a time, one in ea
 
     scores   TensorE multiplies q k^T, VectorE masks and takes the maximum
     softmax  ScalarE computes e^(scale s - max)
-    values   TensorE turns the probabilities over and multiplies by v, VectorE and ScalarE drain PSUM
+    values   TensorE transposes the probabilities and multiplies by v, VectorE and ScalarE drain PSUM
 
 v has a column of ones at its end, which makes the sums of the softmax a by-product of the last matmul.
 Several sections are joined by the online softmax.
@@ -87,11 +87,11 @@ def attention_cte(
     cp_offset or 0; active key j stands at j; prior key j < prior_used_len at j - prior_used_len, and later
     ones do not count. Visible are keys at positions <= the query's (causal_mask), > the query's -
     sliding_window, and in columns bound_min <= c < bound_max of [used prior | active].
-    cp_striped_input says that cp_offset is 0 or -1. A query that sees nothing gives 0.
+    cp_striped_input states that cp_offset is 0 or -1. A query that sees nothing gives 0.
 
     bias_layout "banded" with bias_band_params {"lower": n, "upper": m} is for a bias that ends n keys before
     and m keys after each query: element [b, i, c] is added to the score of query i and key i - n + c, and
-    nothing to the others. Public documents name this layout without describing it: what is said here is ours.
+    nothing to the others. Public documents name this layout without describing it: this description is ours.
 
     cache_softmax also returns -max and 1 / sum, both (bs, 128, Sq / 128) in softmax_dtype, element [b, p, g]
     for query 128 g + p; skip_output_normalization leaves the division out and returns the sum itself.

@@ -56,11 +56,11 @@ def attention_kv_parallel_segmented_cte(
     q [BS, S, D] are this rank's heads, S a multiple of 128; k_cache and v_cache [blocks, Nkv, block_size, D]
     its part of the keys, of which head 0 is used; block_tables [1, most blocks]. Query i stands at
     global_q_offset + i. Keys are contiguous, rank r's from r L on: kvp_q_offset, one int32 read at run time,
-    is global_q_offset - r L; or dealt in blocks, with kvp_group_size ranks and kvp_rank_id: then it is
+    is global_q_offset - r L; or distributed in blocks, with kvp_group_size ranks and kvp_rank_id: then it is
     global_q_offset. sliding_window is how many keys a query sees, 0: all. tp_out gives [BS, D, S].
 
     apc_mode, whose prefix is known at run time: kvp_q_offset has it, global_q_offset is 0, and every query
-    sees the first valid_num_prior_tokens, one int32, of this rank's keys whatever kvp_q_offset says.
+    sees the first valid_num_prior_tokens, one int32, of this rank's keys regardless of kvp_q_offset.
     FP8 caches: fp8_packed keys are [blocks, block_size / 2, Nkv D, 2] or [blocks, Nkv, block_size / 2, D, 2];
     k_scale and v_scale [128, 1] multiply each dimension of keys and of values.
 
@@ -113,10 +113,10 @@ def attention_kv_parallel_segmented_cte(
         found.append((arrived[0][rows], arrived[1][rows], arrived[2][rows]))
     joined = named(q.shape, nl.bfloat16, "joined")
     join_parts(found, joined, negated=False)
-    return turned_over(joined) if tp_out else joined
+    return transposed(joined) if tp_out else joined
 
 
-def turned_over(rows: Tensor) -> Any:
+def transposed(rows: Tensor) -> Any:
     """[BS, D, S] of [BS, S, D]; two cores share the heads."""
     out = named((rows.shape[0], rows.shape[2], rows.shape[1]), rows.dtype, "out")
     if nl.num_programs(0) > 1:
@@ -138,7 +138,7 @@ def check(
     block: int,
     segment: int,
     rank: Tensor | None,
-    dealt: int,
+    ranks: int,
     offset: int,
 ) -> None:
     kernel_assert(len(q.shape) == 3, f"q: got {len(q.shape)} dimensions, allowed are 3: [BS, S, D]")
@@ -149,7 +149,7 @@ def check(
     )
     kernel_assert(segment % block == 0, f"seg_size: got {segment}, allowed are multiples of {block}")
     kernel_assert(
-        dealt == 0 or rank is not None, f"kvp_group_size: got {dealt} without kvp_rank_id, allowed is 0"
+        ranks == 0 or rank is not None, f"kvp_group_size: got {ranks} without kvp_rank_id, allowed is 0"
     )
     kernel_assert(offset >= 0, f"global_q_offset: got {offset}, allowed are 0 and more")
 

@@ -1,7 +1,7 @@
 """Keys and values of a paged cache: blocks that a table lists, gathered into the sections of attention_cte.
 
 Blocks are cut into pieces of `width` tokens so that every partition has one: token width p + j of a chunk of
-128 pieces is in partition p. TensorE turns rows of keys into columns, in the order of the tokens.
+128 pieces is in partition p. TensorE transposes rows of keys to columns, in the order of the tokens.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def compact_some(table: Tensor, block_tables: Tensor, group: TiledRangeIterator,
     nisa.tensor_copy(wanted, entries)
     for part in TiledRange(blocks, PMAX):
         columns = slice(part.start_offset, part.end_offset)
-        places, numbers = turned(rank[:, columns], -1.0), turned(wanted[:, columns], 0.0)
+        places, numbers = transposed(rank[:, columns], -1.0), transposed(wanted[:, columns], 0.0)
         for i in range(sequences):
             pieces = nl.ndarray((part.size, factor), nl.int32, buffer=nl.sbuf)
             nisa.iota(pieces, [[1, factor]])
@@ -213,7 +213,7 @@ def compact_some(table: Tensor, block_tables: Tensor, group: TiledRangeIterator,
             nisa.dma_copy(row.vector_select(0, places[:, i : i + 1]), pieces, oob_mode=nisa.oob_mode.skip)
 
 
-def turned(rows: Tensor, shift: float) -> Tensor:
+def transposed(rows: Tensor, shift: float) -> Tensor:
     """rows + shift with its columns in the partitions, as int32."""
     psum = nl.ndarray((rows.shape[1], rows.shape[0]), nl.float32, buffer=nl.psum)
     nisa.nc_transpose(psum, rows, engine=nisa.tensor_engine)

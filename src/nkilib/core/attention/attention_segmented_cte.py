@@ -1,4 +1,4 @@
-"""Prefill attention over a paged cache with a prefix: new tokens look at cached blocks and at themselves.
+"""Prefill attention over a paged cache with a prefix: new tokens attend to cached blocks and to themselves.
 
 The units and stages are those of attention_cte; keys and values come from blocks (attention_pages.py), and
 queries stand prior_tokens further on, a number that is known at run time.

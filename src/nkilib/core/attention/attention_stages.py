@@ -213,12 +213,12 @@ def value_block(unit: Unit, block: int) -> None:
     last = len(unit.tiles) if block == len(unit.blocks) - 1 else (block + 1) * BLOCK_TILES
     for part in TiledRange(last - block * BLOCK_TILES, BLOCK_TILES):
         first = block * BLOCK_TILES + part.start_offset
-        turned = turn_over(unit, first, part.size, block)
+        transposed = transpose_probabilities(unit, first, part.size, block)
         for i in range(part.size):
             tile = unit.tiles[first + i]
             nisa.nc_matmul(
                 unit.product,
-                turned[0 : tile.rows, i, :],
+                transposed[0 : tile.rows, i, :],
                 section.v[0 : tile.rows, tile.index, :],
                 accumulate=first + i > 0,
             )
@@ -244,11 +244,11 @@ def tiles_of(unit: Unit) -> list:
     return tiles
 
 
-def turn_over(unit: Unit, first: int, count: int, block: int) -> Tensor:
+def transpose_probabilities(unit: Unit, first: int, count: int, block: int) -> Tensor:
     """The probabilities of some tiles with the keys in the partitions: [128, tiles, queries]."""
     rows, probabilities = unit.row.size, unit.probabilities
     psum = nl.ndarray((PMAX, count, rows), probabilities.dtype, buffer=nl.psum)
-    turned = nl.ndarray((PMAX, count, rows), probabilities.dtype, buffer=nl.sbuf)
+    transposed = nl.ndarray((PMAX, count, rows), probabilities.dtype, buffer=nl.sbuf)
     whole = 0  # full tiles, which come first
     for i in range(count):
         tile = unit.tiles[first + i]
@@ -258,11 +258,11 @@ def turn_over(unit: Unit, first: int, count: int, block: int) -> Tensor:
         whole += 1 if tile.rows == PMAX else 0
     drain = nisa.scalar_engine if (unit.row.index + block) % 2 == 0 else nisa.vector_engine  # equally busy
     if whole > 0:
-        nisa.tensor_copy(turned[:, 0:whole, :], psum[:, 0:whole, :], engine=drain)
+        nisa.tensor_copy(transposed[:, 0:whole, :], psum[:, 0:whole, :], engine=drain)
     if whole < count:
         rest = unit.tiles[first + whole].rows
-        nisa.tensor_copy(turned[0:rest, whole:count, :], psum[0:rest, whole:count, :], engine=drain)
-    return turned
+        nisa.tensor_copy(transposed[0:rest, whole:count, :], psum[0:rest, whole:count, :], engine=drain)
+    return transposed
 
 
 def finish_unit(unit: Unit) -> None:

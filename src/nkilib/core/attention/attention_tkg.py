@@ -1,4 +1,4 @@
-"""Attention for decode ("token generation"): a few new tokens look at a long cache of keys and values.
+"""Attention for decode ("token generation"): a few new tokens attend to a long cache of keys and values.
 
 Bound by the cache, which streams from HBM once. Keys stand in the partitions: a tile of 128 keys is the
 stationary operand, the queries of a batch stream through it; values are stationary in turn, so results come
@@ -88,8 +88,8 @@ def attention_tkg(
 
     A mask over blocks comes in the order of gen_mask_tkg: row 128 f + p is token (f // l) 128 l + p l + f % l
     with l from resize_cache_block_len_for_attention_tkg_kernel. use_pos_id works with blocks and with every
-    way of sharing, as published tests ask, though the page says it does not. Dtypes: bfloat16, float16,
-    float32; caches, q and k_active also FP8, which is used as it is (dtype_mode does not matter).
+    way of sharing, as published tests ask, though the page denies it. Dtypes: bfloat16, float16, float32;
+    caches, q and k_active also FP8, which is used as it is (dtype_mode does not matter).
     cp_softmax_stats_out, a dict, receives "neg_max" and "sum", SBUF tiles [d, columns of this core's batches]
     with equal partitions, and out is then not normalised.
 

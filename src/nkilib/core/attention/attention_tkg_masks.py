@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nkilib.core.attention.gen_mask_tkg import MaskSizes
 
 PREDICATES = (nl.uint8, nl.int8, nl.uint16, nl.int16)  # dtypes that select as they are
-TURNS = 2  # sections whose masks are in SBUF
+BUFFERS = 2  # sections whose masks are in SBUF
 
 
 class Masks(nl.NKIObject):
@@ -34,7 +34,7 @@ class Masks(nl.NKIObject):
         self.given: list = []  # the caller's, [rows, tiles, columns of some batches]
         self.several = sizes.mask_batches  # those batches
         self.loads = 0
-        for _ in range(TURNS):
+        for _ in range(BUFFERS):
             if call.cfg.use_pos_id or self.limit is not None:
                 self.numbers.append(call.tile((call.rows, sizes.tiles), nl.float32))
             if self.limit is not None:
@@ -53,22 +53,22 @@ class Masks(nl.NKIObject):
 
     def begin_section(self, section: Section) -> None:
         """What all units of a section share."""
-        turn = section.index % TURNS
+        buffer = section.index % BUFFERS
         if len(self.numbers) > 0:
-            number_keys(self.numbers[turn], section)
+            number_keys(self.numbers[buffer], section)
             if self.fresh is not None and len(section.runs) > 0:
-                self.fresh.find_old(self.numbers[turn])
+                self.fresh.find_old(self.numbers[buffer])
         if self.limit is not None:
-            below = self.below[turn][:, 0 : section.tiles]
+            below = self.below[buffer][:, 0 : section.tiles]
             limit = self.limit[0 : self.call.rows]
-            nisa.tensor_scalar(below, self.numbers[turn][:, 0 : section.tiles], nl.less, limit)
+            nisa.tensor_scalar(below, self.numbers[buffer][:, 0 : section.tiles], nl.less, limit)
 
     def load_given(self, section: Section, batch: int) -> None:
         """A flat cache has its keys in order; of a cache of blocks tile f, partition p is row 128 f + p."""
         call, batches = self.call, min(self.several, self.call.batches - batch)
         first, columns = (call.first_batch + batch) * call.columns, batches * call.columns
         self.loads += 1
-        place = self.given[self.loads % TURNS][:, 0 : section.tiles, 0:columns]
+        place = self.given[self.loads % BUFFERS][:, 0 : section.tiles, 0:columns]
         mask = call.mask.reshape((call.cfg.curr_sprior, call.cfg.bs * call.columns))
         mask = mask[:, first : first + columns]
         for chunk in section.chunks:
@@ -80,7 +80,7 @@ class Masks(nl.NKIObject):
                 rows = rows.reshape_dim(0, (call.rows, chunk.width))
             nisa.dma_copy(place[:, at : at + chunk.width], rows)
         if self.limit is not None:
-            below = self.below[section.index % TURNS][:, 0 : section.tiles]
+            below = self.below[section.index % BUFFERS][:, 0 : section.tiles]
             nisa.tensor_tensor(place, place, below.expand_dim(2).broadcast(2, columns), nl.multiply)
             tail = mask[call.cfg.curr_sprior - call.cfg.s_active :]
             for run in section.runs:
@@ -88,21 +88,21 @@ class Masks(nl.NKIObject):
 
     def of_unit(self, unit: Unit) -> Any:
         call, section = self.call, unit.section
-        turn, first = section.index % TURNS, unit.first % self.several
+        buffer, first = section.index % BUFFERS, unit.first % self.several
         if len(self.given) > 0:
             if first == 0:
                 self.load_given(section, unit.first)
-            given = self.given[self.loads % TURNS][:, 0 : section.tiles]
+            given = self.given[self.loads % BUFFERS][:, 0 : section.tiles]
             given = given.reshape_dim(2, (self.several, call.columns))
             return given[:, :, first : first + unit.batches, :].permute((0, 2, 1, 3))
         visible = unit.slot.visible[:, 0 : unit.batches, 0 : unit.tiles, :]
-        numbers = self.numbers[turn][:, 0 : section.tiles]
+        numbers = self.numbers[buffer][:, 0 : section.tiles]
         if self.positions.start is None:
             self.before_end(visible, numbers, unit)
         else:
             self.in_window(visible, numbers, unit)
         if self.limit is not None:
-            below = self.below[turn][:, 0 : section.tiles].expand_dim(2).broadcast(2, call.columns)
+            below = self.below[buffer][:, 0 : section.tiles].expand_dim(2).broadcast(2, call.columns)
             for batch in range(unit.batches):
                 nisa.tensor_tensor(visible[:, batch], visible[:, batch], below, nl.multiply)
         if len(section.runs) > 0:
@@ -169,11 +169,11 @@ class NewTokens(nl.NKIObject):
         nisa.tensor_scalar(self.old, numbers[:, tiles], nl.less, least)
 
     def replace(self, visible: Tensor, unit: Unit) -> None:
-        """In a unit that has the new tokens: what the positions say of them does not count."""
+        """In a unit that has the new tokens: their positions do not count."""
         call, tiles = self.call, slice(self.first, self.first + self.tile.shape[1])
         place = visible[:, :, tiles, :]
-        kept = self.old.expand_dim(1).broadcast(1, unit.batches).expand_dim(3).broadcast(3, call.columns)
-        nisa.tensor_tensor(place, place, kept, nl.multiply)
+        old = self.old.expand_dim(1).broadcast(1, unit.batches).expand_dim(3).broadcast(3, call.columns)
+        nisa.tensor_tensor(place, place, old, nl.multiply)
         new = self.tile[:, :, unit.first : unit.first + unit.batches, :].permute((0, 2, 1, 3))
         nisa.tensor_tensor(place, place, new, nl.add)
 

@@ -1,7 +1,7 @@
 """Values of the new tokens that are in SBUF already: to their places among those of the cache, without DMA.
 
 A transfer would wait in its queue behind all of the cache that is on its way. TensorE moves rows to other
-partitions instead, and VectorE puts them in among the values of a unit where a predicate says so.
+partitions instead, and VectorE puts them in among the values of a unit where a predicate is true.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class NewValues(nl.NKIObject):
                 new = self.rows[i][rows, unit.first : unit.first + unit.batches]
                 here = self.here[i][rows].expand_dim(2).expand_dim(3)
                 here = here.broadcast(1, unit.batches).broadcast(2, run.tiles).broadcast(3, new.shape[3])
-                kept = unit.values[rows, 0 : unit.batches, run.tile : run.tile + run.tiles, :]
-                nisa.tensor_copy_predicated(kept, new, here)
+                place = unit.values[rows, 0 : unit.batches, run.tile : run.tile + run.tiles, :]
+                nisa.tensor_copy_predicated(place, new, here)
                 first += QUADRANT
 
 

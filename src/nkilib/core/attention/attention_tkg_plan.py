@@ -91,7 +91,7 @@ class Call(nl.NKIObject):
         self.statistics = None  # the caller's dict
 
     def tile(self, shape: tuple, dtype: DTypeLike) -> Any:
-        """A tile in SBUF, where the caller's manager wants it."""
+        """A tile in SBUF, where the caller's manager places it."""
         if self.sbm is None or self.sbm.is_auto_alloc():
             return nl.ndarray(shape, dtype, buffer=nl.sbuf)
         return self.sbm.alloc_stack(shape, dtype, buffer=nl.sbuf, align=32)

@@ -91,7 +91,7 @@ def store_columns(
 
 
 class Rope(nl.NKIObject):
-    """Rotation of every pair (i, i + d / 2) by pos * inv_freq[i]: x cos + half_turn(x) sin."""
+    """Rotation of every pair (i, i + d / 2) by pos * inv_freq[i]: x cos + half_rotation(x) sin."""
 
     def __init__(self, call: Call):
         cfg = call.cfg
@@ -107,27 +107,27 @@ class Rope(nl.NKIObject):
         self.cos = call.tile((head_dim, count), nl.float32)
         sine(call, self.sin, angles, 0.0)
         sine(call, self.cos, angles, 0.25)
-        self.half_turn = call.tile((head_dim, head_dim), call.q.dtype)
-        make_half_turn(call, self.half_turn)
+        self.half_rotation = call.tile((head_dim, head_dim), call.q.dtype)
+        make_half_rotation(call, self.half_rotation)
 
     def rotate(self, call: Call, x: Tensor, heads: int, scale: float, place: Tensor | None) -> Any:
         """scale * rotated x [d, B * heads * s], in its dtype; to `place` if given."""
         cfg = call.cfg
         head_dim, count = x.shape
         result = place if place is not None else call.tile((head_dim, count), x.dtype)
-        turned = call.tile((head_dim, count), nl.float32)
+        rotated = call.tile((head_dim, count), nl.float32)
         straight = call.tile((head_dim, count), nl.float32)
         for part in TiledRange(count, nl.tile_size.gemm_moving_fmax):
             psum = nl.ndarray((head_dim, part.size), nl.float32, buffer=nl.psum)
-            nisa.nc_matmul(psum, self.half_turn, x[:, part.start_offset : part.end_offset])
-            nisa.tensor_copy(turned[:, part.start_offset : part.end_offset], psum)
+            nisa.nc_matmul(psum, self.half_rotation, x[:, part.start_offset : part.end_offset])
+            nisa.tensor_copy(rotated[:, part.start_offset : part.end_offset], psum)
         shape = (cfg.bs, heads, cfg.s_active)
-        for pair in ((turned, turned, self.sin), (straight, x, self.cos)):
+        for pair in ((rotated, rotated, self.sin), (straight, x, self.cos)):
             dst, src = pair[0].reshape_dim(1, shape), pair[1].reshape_dim(1, shape)
             factor = pair[2].reshape_dim(1, (cfg.bs, cfg.s_active))
             for head in range(heads):
                 nisa.tensor_tensor(dst[:, :, head, :], src[:, :, head, :], factor, nl.multiply)
-        nisa.tensor_tensor(straight, straight, turned, nl.add)
+        nisa.tensor_tensor(straight, straight, rotated, nl.add)
         nisa.activation(result, nl.copy, straight, scale=scale)
         return result
 
@@ -145,7 +145,7 @@ def sine(call: Call, dst: Tensor, angles: Tensor, turns: float) -> None:
     nisa.activation(dst, nl.sin, dst)
 
 
-def make_half_turn(call: Call, tile: Tensor) -> None:
+def make_half_rotation(call: Call, tile: Tensor) -> None:
     """The matrix that takes (x1, x2) to (-x2, x1), as the stationary operand of a matmul."""
     head_dim = tile.shape[0]
     half = head_dim // 2

@@ -179,10 +179,10 @@ def spread_maximum(call: Call, slot: Slot, count: int, identity: Tensor) -> None
     """The maximum over partitions of each column, to every partition."""
     for part in TiledRange(count, PMAX):
         columns = slot.column_max[:, part.start_offset : part.end_offset]
-        turned = nl.ndarray((part.size, call.rows), nl.float32, buffer=nl.psum)
-        nisa.nc_transpose(turned, columns, engine=nisa.tensor_engine)
+        transposed = nl.ndarray((part.size, call.rows), nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(transposed, columns, engine=nisa.tensor_engine)
         largest = slot.largest[0 : part.size, part.index : part.index + 1]
-        nisa.tensor_reduce(largest, nl.maximum, turned, axis=1)
+        nisa.tensor_reduce(largest, nl.maximum, transposed, axis=1)
         spread = nl.ndarray((PMAX, part.size), nl.float32, buffer=nl.psum)
         chosen = identity[0 : part.size, 0 : part.size]
         nisa.nc_matmul(spread, largest.broadcast(1, PMAX), chosen, is_moving_onezero=True)
@@ -221,18 +221,18 @@ def add_values(
         give(call, state, unit.first, unit.batches, state.out[:, first : first + count], factor)
 
 
-def join(kept: Tensor, new: Tensor, unit: Unit) -> None:
+def join(total: Tensor, new: Tensor, unit: Unit) -> None:
     """What a section adds to what earlier ones left."""
     if unit.section.index == 0:
-        nisa.tensor_copy(kept, new)
+        nisa.tensor_copy(total, new)
         return
-    rows, columns = kept.shape
-    nisa.tensor_tensor(kept, kept, unit.slot.rescale[0:rows, 0:columns], nl.multiply)
-    nisa.tensor_tensor(kept, kept, new, nl.add)
+    rows, columns = total.shape
+    nisa.tensor_tensor(total, total, unit.slot.rescale[0:rows, 0:columns], nl.multiply)
+    nisa.tensor_tensor(total, total, new, nl.add)
 
 
 class Joined(nl.NKIObject):
-    """Each core has looked at half of the keys: exchange and merge, some columns at a time."""
+    """Each core has processed half of the keys: exchange and merge, some columns at a time."""
 
     def __init__(self, call: Call):
         head_dim = call.cfg.d_head
@@ -271,11 +271,11 @@ def swap(call: Call, mine: Tensor, theirs: Tensor) -> None:
         nisa.sendrecv(mine[:, span], theirs[:, span], other, other, pipe_id=0, dma_engine=engine)
 
 
-def find_factor(call: Call, state: State, first: int, batches: int, turn: int) -> Any:
+def find_factor(call: Call, state: State, first: int, batches: int, number: int) -> Any:
     """1 / sum for the columns of some batches; a sink, a logit without a value, joins the sums."""
     rows, count = call.cfg.d_head, batches * call.columns
     span = slice(first * call.columns, first * call.columns + count)
-    factor, sums = state.factor[turn % 2][:, 0:count], state.sums[0:rows, span]
+    factor, sums = state.factor[number % 2][:, 0:count], state.sums[0:rows, span]
     if call.sink is not None:
         shape = (batches, call.cfg.q_head, call.cfg.s_active)
         sinks, maximum = state.every_column(call, batches)[0:rows], state.maximum[0:rows, span]

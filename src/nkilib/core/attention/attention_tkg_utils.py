@@ -20,7 +20,7 @@ class AttnTKGConfig(nl.NKIObject):
     bs: int = 0  # batch size
     q_head: int = 0  # query heads of the one kv head
     s_active: int = 0  # new tokens of each sequence
-    curr_sprior: int = 0  # keys to look at, the new ones included
+    curr_sprior: int = 0  # keys to attend to, the new ones included
     full_sprior: int = 0  # keys the cache has room for
     d_head: int = 0
     block_len: int = 0  # tokens of a cache block, 0 for a flat cache
@@ -53,7 +53,7 @@ def uses_batch_tiling(cfg: AttnTKGConfig, n_prgs: int = 1) -> bool:
 
 
 def uses_flash_attention(cfg: AttnTKGConfig, n_prgs: int = 1) -> bool:
-    """True when a core has so many keys that it looks at them in sections."""
+    """True when a core has so many keys that it processes them in sections."""
     keys = cfg.curr_sprior // n_prgs if is_s_prior_sharded(cfg, n_prgs) else cfg.curr_sprior
     return keys > FLASH_KEYS
 

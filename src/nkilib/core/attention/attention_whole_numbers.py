@@ -1,4 +1,4 @@
-"""Floor and ceiling, and where a key stands whose blocks are dealt out in turn.
+"""Floor and ceiling, and the position of a key whose blocks are distributed round-robin.
 
 >>> @nki.jit
 ... def floor(x):

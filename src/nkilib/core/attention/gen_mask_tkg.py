@@ -99,7 +99,7 @@ def gen_mask_tkg(
 
     Key j is seen if j < pos_ids[b, 0]; with start_pos, by token i, if start <= j < pos_ids[b, i], and if
     start > pos_ids, if j >= start or j < pos_ids. The last s_active keys are the new tokens: active_mask
-    [s, B, H, s], if given, tells who sees those. cp_seq_offset, one number in HBM, is added to every j.
+    [s, B, H, s], if given, is the mask of those. cp_seq_offset, one number in HBM, is added to every j.
     Tiles and batches are those of this core, if cores share them as in attention_tkg. Positions are in HBM,
     [B, s] or [1, B s]. The order of arguments is ours: the published page does not have this form.
     """

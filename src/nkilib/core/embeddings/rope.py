@@ -1,13 +1,13 @@
 """Rotary position embedding.
 
-A pair of elements (lower, upper) is turned by an angle: lower' = lower cos - upper sin, upper' = upper cos +
-lower sin. In SBUF lower and upper elements lie side by side in the same partitions, so DMA alone tells the
-contiguous layout (element i pairs with i + d/2) from the interleaved one (2i with 2i + 1). As d/2 is 64 or
-32, two or four parts of the tokens share the 128 partitions.
+A pair of elements (lower, upper) is rotated by an angle: lower' = lower cos - upper sin, upper' = upper cos +
+lower sin. In SBUF lower and upper elements lie side by side in the same partitions, so only DMA distinguishes
+the contiguous layout (element i pairs with i + d/2) from the interleaved one (2i with 2i + 1). As d/2 is 64
+or 32, two or four parts of the tokens share the 128 partitions.
 
 Six products and sums per pair in float32 take longer on VectorE alone than the data takes to travel. So
 products are shared with GpSimd, and sums with TensorE, which adds two tiles by multiplying with the identity;
-and 16-bit pairs are turned with three products instead of four.
+and 16-bit pairs are rotated with three products instead of four.
 
 >>> x = np.ones((64, 1, 1, 2), np.float32)
 >>> quarter_turn = np.zeros((32, 1, 2), np.float32), np.ones((32, 1, 2), np.float32)  # cos, sin
@@ -63,7 +63,7 @@ def RoPE(
     contiguous_layout: bool = True,
     relayout_in_sbuf: bool = False,
 ):
-    """Turn every pair of elements of x_in [d_head, B, n_heads, S] by the angle of its position.
+    """Rotate every pair of elements of x_in [d_head, B, n_heads, S] by the angle of its position.
 
     cos and sin are [d_head/2, B, S]; the result is like x_in. With h = d_head/2, i < h, in float32 and
     rounded once:
@@ -122,11 +122,11 @@ def RoPE_sbuf(
     if convert_from_interleaved:
         check_relayout(x_in_sb.size // x_in_sb.shape[0], "convert_from_interleaved")
         pairs = permuted(x_in_sb, [[-1, 2], [-2, half]])
-    upper, turned = like(pairs[0:half]), like(pairs[0:half])
+    upper, rotated = like(pairs[0:half]), like(pairs[0:half])
     nisa.tensor_copy(upper, pairs[half : 2 * half])  # both halves in the same partitions
     factors = angle_factors(cos, sin, False)
-    rotate((pairs[0:half], upper), factors, (x_out_sb[0:half], turned), False, Loads())
-    nisa.tensor_copy(x_out_sb[half : 2 * half], turned)
+    rotate((pairs[0:half], upper), factors, (x_out_sb[0:half], rotated), False, Loads())
+    nisa.tensor_copy(x_out_sb[half : 2 * half], rotated)
     return x_out_sb
 
 
@@ -222,9 +222,9 @@ def rotate_in_hbm(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, own: Block, 
             angles = load_angles(cos, sin, blocks)
             factors = angle_factors(angles[0], angles[1], shared)
         pairs = load_below(sources)
-        turned = like(pairs)
-        rotate((pairs[:, 0], pairs[:, 1]), factors, (turned[:, 0], turned[:, 1]), shared, loads)
-        store_from(targets, turned)
+        rotated = like(pairs)
+        rotate((pairs[:, 0], pairs[:, 1]), factors, (rotated[:, 0], rotated[:, 1]), shared, loads)
+        store_from(targets, rotated)
 
 
 def split_tokens(own: Block, most: int) -> tuple[int, int]:
@@ -261,9 +261,9 @@ def rotate_with_relayout(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, own: 
     """Interleaved to interleaved: the permutation before, its inverse after."""
     half = x.shape[0] // 2
     tile = load_below([own.of(x)])
-    turned = like(tile)
-    RoPE_sbuf(tile, load_below([own.angles_of(cos)]), load_below([own.angles_of(sin)]), turned, True)
-    store_from([own.of(out)], permuted(turned, [[-1, half], [-half, 2]]))
+    rotated = like(tile)
+    RoPE_sbuf(tile, load_below([own.angles_of(cos)]), load_below([own.angles_of(sin)]), rotated, True)
+    store_from([own.of(out)], permuted(rotated, [[-1, half], [-half, 2]]))
 
 
 def permuted(x: Tensor, pattern: list) -> Any:
@@ -297,7 +297,7 @@ def RoPE_ref(
     pair_axis = 0 if contiguous_layout else 1
     shape = (2, d_head // 2) if contiguous_layout else (d_head // 2, 2)
     pairs = np.moveaxis(x_in.astype(np.float64).reshape(shape + x_in.shape[1:]), pair_axis, 0)
-    turn = (cos.astype(np.float64) + 1j * sin.astype(np.float64))[:, :, None, :]
-    turned = (pairs[0] + 1j * pairs[1]) * turn
-    parts = np.stack([turned.real, turned.imag], axis=pair_axis)
+    rotation = (cos.astype(np.float64) + 1j * sin.astype(np.float64))[:, :, None, :]
+    rotated = (pairs[0] + 1j * pairs[1]) * rotation
+    parts = np.stack([rotated.real, rotated.imag], axis=pair_axis)
     return parts.reshape(x_in.shape).astype(x_in.dtype)

@@ -57,8 +57,8 @@ def rope_hf(
                 factors = factors_of(load(angles[:, :, 0:d_head]), load(angles[:, :, d_head:]), backward)
             else:
                 factors = factors_of(load(run.of(cos[index])), load(run.of(sin[index])), backward)
-            turn_heads(q[index], q_out[index], run, factors, loads)
-            turn_heads(k[index], k_out[index], run, factors, loads)
+            rotate_heads(q[index], q_out[index], run, factors, loads)
+            rotate_heads(k[index], k_out[index], run, factors, loads)
     return q_out, k_out
 
 
@@ -77,7 +77,7 @@ class Run(nl.NKIObject):
 
 
 def own_runs(sequence: int, batch: int, neighbours: int) -> list:
-    """The runs of a sequence that this core turns; positions that do not fill a partition make their own."""
+    """Return the runs of a sequence that this core rotates; positions that fill no partition are a run."""
     n_prgs, prg_id = get_program_sharding_info()[1:]
     runs = []
     for tile in TiledRange(sequence, PMAX * neighbours):
@@ -143,21 +143,21 @@ def factors_of(cos: Tensor, sin: Tensor, backward: bool) -> tuple:
     return cos[:, :, 0:half], crossed[0], crossed[1], cos[:, :, half : 2 * half]
 
 
-def turn_heads(x: Tensor, out: Tensor, run: Run, factors: tuple, loads: Loads) -> None:
+def rotate_heads(x: Tensor, out: Tensor, run: Run, factors: tuple, loads: Loads) -> None:
     """All heads of x [heads, S, d] in a run."""
     for heads in TiledRange(x.shape[0], TILE_HEADS):
         sources = x[heads.start_offset : heads.end_offset].permute((1, 0, 2))
         targets = out[heads.start_offset : heads.end_offset].permute((1, 0, 2))
         tile = load(run.of(sources).permute((0, 2, 1, 3)))  # [rows, heads, neighbours, d]
-        turned = nl.ndarray(tile.shape, out.dtype, buffer=nl.sbuf)
+        rotated = nl.ndarray(tile.shape, out.dtype, buffer=nl.sbuf)
         step = max(1, STEP_COLUMNS // (run.neighbours * tile.shape[3] // 2))
         for some in TiledRange(heads.size, step):
             span = slice(some.start_offset, some.end_offset)
-            turn(tile[:, span], turned[:, span], factors, loads)
-        nisa.dma_copy(run.of(targets).permute((0, 2, 1, 3)), turned, dge_mode=nisa.dge_mode.hwdge)
+            rotate_tile(tile[:, span], rotated[:, span], factors, loads)
+        nisa.dma_copy(run.of(targets).permute((0, 2, 1, 3)), rotated, dge_mode=nisa.dge_mode.hwdge)
 
 
-def turn(x: Tensor, out: Tensor, factors: tuple, loads: Loads) -> None:
+def rotate_tile(x: Tensor, out: Tensor, factors: tuple, loads: Loads) -> None:
     """Some heads at once, which share the factors."""
     half = x.shape[3] // 2
     wide = []
@@ -183,9 +183,9 @@ def rope_hf_ref(
     cos, sin = (x.astype(np.float64)[:, None] for x in (cos, sin))
     rotation = np.kron([[0, -1], [1, 0]], np.eye(d_head // 2))
 
-    def turned(x: np.ndarray) -> np.ndarray:
+    def rotated(x: np.ndarray) -> np.ndarray:
         wide = x.astype(np.float64)
         crossed = (wide * sin) @ rotation if backward else (wide @ rotation.T) * sin
         return (wide * cos + crossed).astype(x.dtype)
 
-    return turned(q), turned(k)
+    return rotated(q), rotated(k)

@@ -63,7 +63,7 @@ def load_angles(cos: Tensor, sin: Tensor, blocks: list) -> tuple[Any, Any]:
 
 
 def angle_factors(cos: Tensor, sin: Tensor, shared: bool) -> tuple[Any, Any, Any]:
-    """What `turn` (cos, sin, -sin) or `turn_sharing` (cos, sin - cos, -cos - sin) multiplies by."""
+    """What `rotate_step` (cos, sin, -sin) or `rotate_sharing` (cos, sin - cos, -cos - sin) multiplies by."""
     if not shared:
         neg_sin = like(sin)
         nisa.activation(neg_sin, nl.copy, sin, scale=-1.0)
@@ -91,7 +91,7 @@ class Step(nl.NKIObject):
 
 
 def rotate(pairs: tuple, factors: tuple, out: tuple, shared: bool, loads: Loads) -> None:
-    """Turn the (lower, upper) tiles [partitions, batches, heads, positions] of pairs into those of out."""
+    """Rotate the (lower, upper) tiles [partitions, batches, heads, positions] of pairs into those of out."""
     batches, heads, positions = pairs[0].shape[1:]
     head_step = min(heads, max(1, STEP_COLUMNS // positions))
     batch_step = max(1, STEP_COLUMNS // (heads * positions))
@@ -99,9 +99,9 @@ def rotate(pairs: tuple, factors: tuple, out: tuple, shared: bool, loads: Loads)
         for head in TiledRange(heads, head_step):
             step = Step(pairs, factors, out, batch, head)
             if shared:
-                turn_sharing(step, loads)
+                rotate_sharing(step, loads)
             else:
-                turn(step, loads)
+                rotate_step(step, loads)
 
 
 def part_of(tile: Tensor, batch: TiledRangeIterator, head: TiledRangeIterator) -> Any:
@@ -113,14 +113,14 @@ def broadcast(factor: Tensor, batch: TiledRangeIterator, heads: int) -> Any:
     return factor[:, batch.start_offset : batch.end_offset, :].expand_dim(2).broadcast(2, heads)
 
 
-def turn(step: Step, loads: Loads) -> None:
+def rotate_step(step: Step, loads: Loads) -> None:
     """The formula as it stands. The result may lie over the lower elements."""
     cos, sin, neg_sin = step.factors
     add(step.out_upper, product(step.upper, cos, loads), product(step.lower, sin, loads), loads)
     add(step.out_lower, product(step.lower, cos, loads), product(step.upper, neg_sin, loads), loads)
 
 
-def turn_sharing(step: Step, loads: Loads) -> None:
+def rotate_sharing(step: Step, loads: Loads) -> None:
     """The same with three products instead of four: cos * (lower + upper) is part of both results.
 
     Errors are a few units in the last float32 place of the larger element, far below those of 16-bit results.

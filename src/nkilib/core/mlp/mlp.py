@@ -119,7 +119,7 @@ def mlp(
 
     Tokens may arrive as FP8 with a scale, [B, S, H + 4] (ROW_MX, MX); or, with MX weights whose lanes hold
     neighbours (H_X4_INNERMOST), as rmsnorm_mx_prefill packs them: [B, S, H + R], R = 128 bytes of scales for
-    a tile of 512 or, folded, for four.
+    a tile of 512 or, packed, for four.
 
     Decode only: hidden in SBUF as [128, T, H / 128], or, on n cores, in HBM as [128, n, H / (128 n), T]
     (transposed_in); the result like the latter (transposed_out), or in SBUF, [T, H], without down column

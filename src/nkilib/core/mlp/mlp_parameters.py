@@ -41,7 +41,7 @@ QUANTIZATIONS = (
     QuantizationType.ROW_MX,
 )
 MX_TILE = 512  # of the hidden dimension: 128 rows of four-packed weights
-FOLDED = 4  # tiles whose scales are side by side in packed MXFP8 rows
+PACKED_TILES = 4  # tiles whose scales are side by side in packed MXFP8 rows
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Linear(nl.NKIObject):
     upper: Any = None
     lower: Any = None
     stream: Any = None  # MX: the weights, if they are in SBUF already
-    keep: Tensor = None  # MX: where the results are kept, [columns, tokens] in HBM
+    stored: Tensor = None  # MX: where the results are stored, [columns, tokens] in HBM
 
 
 @dataclass
@@ -112,7 +112,7 @@ def token_count(p: MLPParameters) -> int:
 
 
 def output_shape(p: MLPParameters) -> tuple[int, int, int]:
-    """[B, S, H]; where hidden does not tell B and S apart, [1, T, H]."""
+    """[B, S, H]; where hidden does not distinguish B and S, [1, T, H]."""
     if p.transposed_in or input_in_sbuf(p):
         return (1, token_count(p), hidden_size(p))
     return (p.hidden.shape[0], p.hidden.shape[1], hidden_size(p))
@@ -143,7 +143,7 @@ def row_widths(p: MLPParameters) -> tuple:
     if p.quantization != QuantizationType.MX:
         return (size + SCALE_BYTES,)
     tiles = size // MX_TILE
-    return (size + SCALE_BYTES, size + PMAX * div_ceil(tiles, FOLDED), size + PMAX * tiles)
+    return (size + SCALE_BYTES, size + PMAX * div_ceil(tiles, PACKED_TILES), size + PMAX * tiles)
 
 
 def arrives_packed(p: MLPParameters) -> bool:
@@ -159,7 +159,7 @@ def quantizes_activations(p: MLPParameters) -> bool:
 
 
 def quantizes_by_token(p: MLPParameters) -> bool:
-    """ROW, in prefill; in decode only what arrives quantised, or where a bound says how."""
+    """ROW, in prefill; in decode only what arrives quantised, or where a bound is given."""
     wanted = is_prefill(p) or arrives_quantized(p) or p.clipping_bound > 0.0
     return p.quantization == QuantizationType.ROW and wanted
 

@@ -32,7 +32,7 @@ from nkilib.core.mlp.mx_factors import (
     packed_tokens,
     scaled_middle,
 )
-from nkilib.core.mlp.mx_few import load_pieces, loads_pieces, project_down_turned, turns_results
+from nkilib.core.mlp.mx_few import load_pieces, loads_pieces, project_down_transposed, transposes_results
 from nkilib.core.mlp.mx_parameters import INNERMOST, QUARTER, down_rows
 from nkilib.core.mlp.rows import RowSource, add_residual, castable, load_rows, normalize
 from nkilib.core.utils.clamping import clamp, has_limits
@@ -264,13 +264,13 @@ def project_blocks(
 
 
 def keep_features(p: MLPParameters, linear: Linear, value: Tensor, first: int) -> None:
-    """Store columns first ... of a projection, [rows, blocks, tokens], if they are to be kept."""
-    if linear.keep is None:
+    """Store columns first ... of a projection, [rows, blocks, tokens], if they are to be stored."""
+    if linear.stored is None:
         return
     rows, blocks, tokens = value.shape
-    tile = new_tile(p.tiles, value.shape, linear.keep.dtype)
+    tile = new_tile(p.tiles, value.shape, linear.stored.dtype)
     nisa.tensor_copy(tile, value)
-    place = linear.keep[first : first + rows * blocks, :]
+    place = linear.stored[first : first + rows * blocks, :]
     nisa.dma_copy(place.reshape_dim(0, (blocks, rows)).permute((1, 0, 2)), tile)
 
 
@@ -325,8 +325,8 @@ def project_down(
     core: int,
 ) -> None:
     """Columns first ... of one block of tokens, to where the caller wants them."""
-    if turns_results(p, m, columns):
-        project_down_turned(p, scales.down, m, out, block)
+    if transposes_results(p, m, columns):
+        project_down_transposed(p, scales.down, m, out, block)
         return
     even = m.words.shape[2]
     plain = not p.output_in_sbuf and not p.transposed_out

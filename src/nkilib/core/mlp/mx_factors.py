@@ -53,7 +53,7 @@ def narrow_rows(p: MLPParameters, rows: Tensor, factors: Tensor, token: int) -> 
 
 
 def spread_tokens(dst: Tensor, token: int, column: Tensor) -> None:
-    """dst[:, token ...] = a column [tokens, 1], turned over into every partition."""
+    """dst[:, token ...] = a column [tokens, 1], transposed into every partition."""
     count = column.shape[0]
     bank = nl.ndarray((dst.shape[0], count), nl.float32, buffer=nl.psum)
     nisa.nc_transpose(bank, column.broadcast(1, dst.shape[0]))

@@ -27,7 +27,7 @@ from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
 from nkilib.core.utils.types import Tensor
 
-FEW_TOKENS = 16  # rows of 128 elements are then few enough to be turned over one after the other
+FEW_TOKENS = 16  # rows of 128 elements are then few enough to be transposed over one after the other
 
 
 def loads_pieces(p: MLPParameters) -> bool:
@@ -38,7 +38,7 @@ def loads_pieces(p: MLPParameters) -> bool:
 
 
 def load_pieces(p: MLPParameters, tile: Tensor) -> None:
-    """tile[p, k, t] = hidden[t, 128 k + p]: 128 elements to a partition are loaded, and turned by TensorE.
+    """tile[p, k, t] = hidden[t, 128 k + p]: 128 elements to a partition, transposed by TensorE.
 
     In a queue of their own: the weights need not wait.
     """
@@ -59,19 +59,19 @@ def load_pieces(p: MLPParameters, tile: Tensor) -> None:
             close_scope(p.tiles)
 
 
-def turns_results(p: MLPParameters, m: MxTokens, columns: int) -> bool:
+def transposes_results(p: MLPParameters, m: MxTokens, columns: int) -> bool:
     """Results are rows in HBM, whole ones, of few tokens: their sums may stand with columns in partitions."""
     rows = not p.output_in_sbuf and not p.transposed_out and columns == hidden_size(p)
     few = m.words.shape[2] <= FEW_TOKENS and columns // PMAX <= PMAX
     return rows and few and p.quantization != QuantizationType.ROW_MX
 
 
-def project_down_turned(
+def project_down_transposed(
     p: MLPParameters, scale: Tensor | None, m: MxTokens, out: Tensor, block: TiledRangeIterator
 ) -> None:
     """The down projection with the weights stationary, which few tokens pass sooner than the other way round.
 
-    Sums have 128 columns in the partitions; TensorE turns them into rows of 128 when they are complete.
+    Sums have 128 columns in the partitions; TensorE transposes them to rows of 128 when they are complete.
     """
     even, blocks, size = m.words.shape[2], hidden_size(p) // PMAX, hidden_size(p)
     open_scope(p.tiles)
@@ -96,13 +96,13 @@ def project_down_turned(
     rows = out[block.start_offset : block.end_offset].reshape((block.size * blocks, PMAX))
     flat = value.reshape((PMAX, even * blocks))
     for part in TiledRange(block.size * blocks, PMAX // blocks * blocks):
-        turned = nl.ndarray((part.size, PMAX), dtype, buffer=nl.psum)
-        nisa.nc_transpose(turned, flat[:, part.start_offset : part.end_offset])
+        transposed = nl.ndarray((part.size, PMAX), dtype, buffer=nl.psum)
+        nisa.nc_transpose(transposed, flat[:, part.start_offset : part.end_offset])
         result = new_tile(p.tiles, (part.size, PMAX), result_dtype(p))
         if p.down.bias is None:
-            nisa.tensor_copy(result, turned)
+            nisa.tensor_copy(result, transposed)
         else:
-            nisa.tensor_tensor(result, turned, bias_rows(p, part.size // blocks), op=nl.add)
+            nisa.tensor_tensor(result, transposed, bias_rows(p, part.size // blocks), op=nl.add)
         nisa.dma_copy(rows[part.start_offset : part.end_offset], result, dge_mode=hardware_queue())
     close_scope(p.tiles)
 

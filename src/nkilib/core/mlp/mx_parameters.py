@@ -35,7 +35,7 @@ QUARTER, WRAPPED, INNERMOST = "quarter", "wrapX", "innermost"  # which h stands 
 
 
 def refuse_mx_options(contiguous_x4: bool, w_layout: MLPGateUpWeightLayout) -> None:
-    """Without MX weights, what speaks of their layout has no meaning."""
+    """Raise for options of the layout of MX weights where there are none."""
     kernel_assert(
         not contiguous_x4, "use_contiguous_x4_gate_up: got True, allowed only with an MX quantization_type"
     )
@@ -59,7 +59,7 @@ def as_mx(p: MLPParameters, contiguous_x4: bool, w_layout: MLPGateUpWeightLayout
 
 
 def chosen_map(p: MLPParameters, contiguous_x4: bool, w_layout: MLPGateUpWeightLayout) -> str:
-    """MX weights of decode have quarters of H in the lanes; the others say which they have."""
+    """MX weights of decode have quarters of H in the lanes; for others an option selects the layout."""
     if contiguous_x4 or w_layout == MLPGateUpWeightLayout.H_X4_INNERMOST:
         return INNERMOST
     if w_layout == MLPGateUpWeightLayout.H_X4_MIDDLE or p.quantization != QuantizationType.MX:

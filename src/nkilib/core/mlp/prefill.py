@@ -32,7 +32,7 @@ def mlp_prefill(p: MLPParameters, out: Tensor, add_out: Tensor | None) -> None:
     size = div_ceil(div_ceil(end - start, blocks), PMAX) * PMAX
     tiles = TiledRange(end - start, size)
     if p.tiles is not None:
-        run_in_turn(p, source, scales, out, start, tiles)
+        run_sequentially(p, source, scales, out, start, tiles)
         return
     inner = intermediate_size(p)
     x = token_activations(p, source, start, tiles[0].size, inner)
@@ -44,7 +44,7 @@ def mlp_prefill(p: MLPParameters, out: Tensor, add_out: Tensor | None) -> None:
         project_block(p, m, scales, out, start + block.start_offset)
 
 
-def run_in_turn(
+def run_sequentially(
     p: MLPParameters, source: RowSource, scales: StaticScales, out: Tensor, start: int, blocks: tuple
 ) -> None:
     """One block after the other, on the stack of a manual manager."""

@@ -40,7 +40,7 @@ class RowSource(nl.NKIObject):
     def __init__(self, p: MLPParameters, n_prgs: int, add_out: Tensor | None, inverse_scale: Tensor | None):
         size = hidden_size(p)
         uses_gamma = p.norm in (NormType.RMS_NORM, NormType.LAYER_NORM)
-        self.parts = n_prgs  # of the hidden dimension, where a layout tells them apart
+        self.parts = n_prgs  # of the hidden dimension, where a layout distinguishes them
         self.add_out = add_out  # [T, H] in HBM, or None
         self.inverse_scale = inverse_scale  # STATIC: [128, 1]
         used = min(PMAX, token_count(p))
@@ -57,7 +57,7 @@ def token_activations(
     scales: Any = [] if quantizes_by_token(p) else None
     adjacent = adjacent_tiles(count, matmul_dtype(p), p.up.weight, columns)
     for token in TiledRange(count, PMAX):
-        if scales is None:  # which are kept
+        if scales is None:  # else they are reused
             open_scope(p.tiles)
         rows = load_rows(p, source, p.hidden, first + token.start_offset, token.size)
         if arrives_quantized(p):

@@ -252,7 +252,7 @@ def decode_tokens(mx: MxProjection) -> MxTokens:
     """Tokens of attention [D, B, N, S], in HBM or SBUF."""
     attention = mx.p.attention
     depth, batches, heads, steps = attention.shape
-    if not is_hbm_buffer(attention):  # partitions cannot be told apart as rows and lanes
+    if not is_hbm_buffer(attention):  # partitions cannot be split into rows and lanes
         copy = nl.ndarray(attention.shape, attention.dtype, buffer=nl.private_hbm)
         nisa.dma_copy(copy, attention)
         attention = copy

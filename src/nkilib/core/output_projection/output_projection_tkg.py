@@ -232,33 +232,35 @@ def check(p: Operands, n_prgs: int, transposed: bool, rows_in_sbuf: bool) -> Non
 
 
 def attention_by_rows(p: Operands, scales: StaticScales) -> Activations:
-    """[fold D, groups, tokens], fold = 128 / D heads in a group: the rows of the weights in order."""
+    """[n D, groups, tokens], n = 128 / D heads in a group: the rows of the weights in order."""
     depth, batches, heads, tokens = p.attention.shape
-    fold = min(heads, PMAX // depth)
-    groups, rest = heads // fold, heads % fold
-    x = new_tile(p.tiles, (fold * depth, div_ceil(heads, fold), batches * tokens), matmul_dtype(p))
+    per_group = min(heads, PMAX // depth)
+    groups, rest = heads // per_group, heads % per_group
+    x = new_tile(p.tiles, (per_group * depth, div_ceil(heads, per_group), batches * tokens), matmul_dtype(p))
     open_scope(p.tiles)
-    folded = fold_heads(p, fold)
+    grouped = group_heads(p, per_group)
     by_head = x.reshape_dim(2, (batches, tokens))
     for group in range(groups):
-        convert(p, by_head[:, group], folded[:, :, group * fold, :], scales)
+        convert(p, by_head[:, group], grouped[:, :, group * per_group, :], scales)
     if rest > 0:
-        convert(p, by_head[0 : rest * depth, groups], folded[0 : rest * depth, :, groups * fold, :], scales)
+        convert(
+            p, by_head[0 : rest * depth, groups], grouped[0 : rest * depth, :, groups * per_group, :], scales
+        )
     close_scope(p.tiles)
-    return Activations(x, heads * depth, partitions=fold * depth, tiles=p.tiles)
+    return Activations(x, heads * depth, partitions=per_group * depth, tiles=p.tiles)
 
 
-def fold_heads(p: Operands, fold: int) -> Any:
-    """[fold D, B, N, S]: partition q D + d at head n has head n + q. Copies, each shifted by a head more."""
+def group_heads(p: Operands, per_group: int) -> Any:
+    """[n D, B, N, S]: partition q D + d at head h has head h + q. Copies, each shifted by a head more."""
     depth, batches, heads, tokens = p.attention.shape
-    if fold == 1 and not is_hbm_buffer(p.attention):
+    if per_group == 1 and not is_hbm_buffer(p.attention):
         return p.attention
     size = batches * heads * tokens
     source = p.attention.reshape((depth, size))
-    folded = new_tile(p.tiles, (fold * depth, size), p.attention.dtype)
-    for q in range(fold):
-        nisa.dma_copy(folded[q * depth : (q + 1) * depth, 0 : size - q * tokens], source[:, q * tokens :])
-    return folded.reshape((fold * depth, batches, heads, tokens))
+    grouped = new_tile(p.tiles, (per_group * depth, size), p.attention.dtype)
+    for q in range(per_group):
+        nisa.dma_copy(grouped[q * depth : (q + 1) * depth, 0 : size - q * tokens], source[:, q * tokens :])
+    return grouped.reshape((per_group * depth, batches, heads, tokens))
 
 
 def convert(p: Operands, dst: Tensor, src: Tensor, scales: StaticScales) -> None:

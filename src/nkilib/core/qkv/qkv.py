@@ -115,7 +115,7 @@ def qkv(
     that is float32 or FP8.
 
     Up to 96 tokens are decoded, unless an option needs prefill: RoPE, norms of heads, caches, squared sums,
-    transposed_in. Decode wants H to be a multiple of 128 for each core, and returns (y, input + mlp_prev +
+    transposed_in. Decode needs H to be a multiple of 128 for each core, and returns (y, input + mlp_prev +
     attention_prev) if there are residuals. The compiler places all tiles, beside those of a manager `sbm`.
     Prefill transposes tokens by DMA if it may (load_input_with_DMA_transpose), if nothing but an RMSNorm of
     bfloat16 comes first and a core has a multiple of 16 tokens, else on TensorE.
@@ -126,10 +126,10 @@ def qkv(
 
     MX weights (trn3; H is a multiple of 512) are four-packed, [H / 4, I] of FP8 or FP4 words or [H / 4, I, 4]
     of FP8: row r has elements 4 r ... 4 r + 3 of a column, and with weight_layout MX_INTERLEAVED 2 r, 2 r + 1
-    and the same of the other half of H. is_h_dim_4h_transposed (is_input_swizzled is an older name) says that
+    and the same of the other half of H. is_h_dim_4h_transposed (an older name: is_input_swizzled) means that
     input, residuals and norm weights have element 4 r + q at q H / 4 + r. MX: qkv_w_scale [H / 32, I] holds
     E8M0 scales, tokens become MXFP8. STATIC_MX and ROW_MX have the scales of STATIC and ROW; the former
-    leaves FP8 tokens [B, S, H] as they are, the latter wants them as [B, S, H + 4].
+    leaves FP8 tokens [B, S, H] as they are, the latter needs them as [B, S, H + 4].
 
     With k_cache and v_cache the result is (q [B, S, Nq d], k_cache, v_cache), without q if there are no query
     heads; caches are written in place, divided by k_scale and v_scale and clipped if these are given. Flat:

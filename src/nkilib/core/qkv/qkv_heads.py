@@ -85,7 +85,7 @@ def change_heads(dst: Tensor, x: Tensor, depth: int, section: int, tables: HeadT
         value = out
     if angles is not None:
         out = target if not last else fresh(value)
-        turn_heads(out, value, angles.cos[section], angles.sin[section])
+        rotate_heads(out, value, angles.cos[section], angles.sin[section])
         value = out
     if last:
         norm_heads(target, value, section, tables.after)
@@ -136,7 +136,7 @@ def over_heads(row: Tensor, x: Tensor) -> Any:
     return row[0 : x.shape[0]].expand_dim(1).broadcast(1, x.shape[1])
 
 
-def turn_heads(dst: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+def rotate_heads(dst: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """RoPE of the halves of each head: lower cos - upper sin, upper cos + lower sin. Half of sin counts."""
     half = x.shape[2] // 2
     straight, crossed = fresh(x), fresh(x)

@@ -1,7 +1,7 @@
 """QKV projection with microscaling (MX) weights: words [H / 4, I], four rows of a column to a word.
 
-Tokens are turned over so that partition p and lane q of tile t hold what row 128 t + p of the words has in
-its lane q; `QKVParameters.mx_map` says which element of the hidden dimension that is.
+Tokens are transposed so that partition p and lane q of tile t hold what row 128 t + p of the words has in
+its lane q; `QKVParameters.mx_map` names the element of the hidden dimension.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PAIR = 2
 
 
 def as_mx(p: QKVParameters, swizzled: bool, layout: QKVWeightLayout) -> None:
-    """Check what speaks of MX, and give p its weights as words [H / 4, I]."""
+    """Check the options of MX, and give p its weights as words [H / 4, I]."""
     kind = p.quantization
     if not kind.is_mx():
         name = "allowed only with an MX quantization_type"
@@ -135,19 +135,19 @@ def new_mx_tokens(p: QKVParameters, count: int) -> Tensor:
     return tile
 
 
-def turn_rows_mx(p: QKVParameters, source: RowSource, x: Tensor, token: int, rows: Rows) -> None:
+def transpose_rows_mx(p: QKVParameters, source: RowSource, x: Tensor, token: int, rows: Rows) -> None:
     """Normalised rows into tokens `token` ... of x, as the weights have the hidden dimension."""
     for chunk in TiledRange(rows.tile.shape[1], CHUNK_COLUMNS):
         part = normalized(p, source, rows, chunk.start_offset, chunk.size)
         values = castable(part, sixteen_bits(p))
         if p.mx_map == PAIRS:
-            turn_pairs(p, x, token, values, chunk.start_offset)
+            transpose_pairs(p, x, token, values, chunk.start_offset)
         else:
             adjacent = LANES if p.mx_map == INNERMOST else 1
             transpose_rows(x, chunk.start_offset // PMAX, token, values, adjacent)
 
 
-def turn_pairs(p: QKVParameters, x: Tensor, token: int, values: Tensor, column: int) -> None:
+def transpose_pairs(p: QKVParameters, x: Tensor, token: int, values: Tensor, column: int) -> None:
     """Of each half of the hidden dimension neighbours are two lanes of a row."""
     half = hidden_size(p) // 2
     for run in TiledRange(values.shape[1], PAIR * PMAX):
@@ -217,7 +217,7 @@ def decode_mx(
             store(add_out[token.start_offset : token.end_offset], rows.tile)
         if rows.scale is not None:
             token_scales.append(rows.scale)
-        turn_rows_mx(p, source, tile, token.start_offset, rows)
+        transpose_rows_mx(p, source, tile, token.start_offset, rows)
     x = mx.quantized(tile)
     first, columns = own_columns(p, n_prgs, core)
     results = new_rows(tokens, columns, result_dtype(p) if dtype is None else dtype)

@@ -89,28 +89,28 @@ def store_result(p: QKVParameters, out: Tensor, rows: Tensor, first: int, column
             place = place[:, :, part.offset : part.offset + part.width]
             nisa.dma_copy(place.permute((1, 0, 2)), heads)
         else:
-            turned = turn(heads)
+            transposed = transpose_heads(heads)
             for run in runs(first, count, sequence):
                 place = out[part.head : part.head + part.heads, run.batch]
                 place = place[:, part.offset : part.offset + part.width]
                 place = place[:, :, run.position : run.position + run.count]
-                nisa.dma_copy(place.permute((1, 0, 2)), turned[:, :, run.row : run.row + run.count])
+                nisa.dma_copy(place.permute((1, 0, 2)), transposed[:, :, run.row : run.row + run.count])
 
 
-def turn(heads: Tensor, turned: Tensor | None = None) -> Tensor:
-    """[tokens, heads, d] as [d, heads, tokens], through PSUM; into `turned` if that is given."""
+def transpose_heads(heads: Tensor, transposed: Tensor | None = None) -> Tensor:
+    """[tokens, heads, d] as [d, heads, tokens], through PSUM; into `transposed` if that is given."""
     tokens, count, depth = heads.shape
     source = heads
-    if heads.dtype in FP8:  # TensorE turns 16 bits at least
+    if heads.dtype in FP8:  # TensorE transposes 16 bits at least
         source = nl.ndarray(heads.shape, nl.bfloat16, buffer=nl.sbuf)
         nisa.tensor_copy(source, heads)
-    if turned is None:
-        turned = nl.ndarray((depth, count, tokens), heads.dtype, buffer=nl.sbuf)
+    if transposed is None:
+        transposed = nl.ndarray((depth, count, tokens), heads.dtype, buffer=nl.sbuf)
     for head in range(count):
         bank = nl.ndarray((depth, tokens), source.dtype, buffer=nl.psum)
         nisa.nc_transpose(bank, source[:, head, :])
-        interleave_copy(turned[:, head, :], bank, head)
-    return turned
+        interleave_copy(transposed[:, head, :], bank, head)
+    return transposed
 
 
 # ---- caches --------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class CacheWriter(nl.NKIObject):
         if cache.block_size == 0:
             write_rows(p, ready, cache.tensors[index], first, column, transposed)
         elif transposed:
-            write_turned_slots(p, ready, cache.tensors[index], first, column)
+            write_transposed_slots(p, ready, cache.tensors[index], first, column)
         elif section == K and cache.packed:
             write_packed_slots(p, ready, cache.tensors[index], first, column)
         else:
@@ -172,15 +172,15 @@ def write_rows(
     if sequence == 1 and not transposed:
         nisa.dma_copy(cache[first : first + count, 0, column : column + columns], rows)
         return
-    turned: Any = None
+    columns_first: Any = None
     if transposed:
         depth = p.d_head
-        turned = turn(rows.reshape_dim(1, (columns // depth, depth)))
+        columns_first = transpose_heads(rows.reshape_dim(1, (columns // depth, depth)))
     for run in runs(first, count, sequence):
         if transposed:
             place = cache[run.batch, column : column + columns, run.position : run.position + run.count]
             place = place.reshape_dim(0, (columns // p.d_head, p.d_head)).permute((1, 0, 2))
-            nisa.dma_copy(place, turned[:, :, run.row : run.row + run.count])
+            nisa.dma_copy(place, columns_first[:, :, run.row : run.row + run.count])
         else:
             place = cache[run.batch, run.position : run.position + run.count, column : column + columns]
             nisa.dma_copy(place, rows[run.row : run.row + run.count])
@@ -226,13 +226,13 @@ def write_packed_slots(p: QKVParameters, rows: Tensor, cache: Tensor, first: int
         nisa.dma_copy(place, rows, oob_mode=nisa.oob_mode.skip)
 
 
-def write_turned_slots(p: QKVParameters, rows: Tensor, cache: Tensor, first: int, column: int) -> None:
+def write_transposed_slots(p: QKVParameters, rows: Tensor, cache: Tensor, first: int, column: int) -> None:
     """[n_blocks Nkv, d, block_size] at [block Nkv + head, :, position]: elements far apart, one by one."""
     count, columns = rows.shape
     depth, size = cache.shape[1], cache.shape[2]
     heads = p.kv_heads
     slots = load_slots(p, first, count)
-    place = turned_places(slots, size, heads * depth * size)
+    place = transposed_places(slots, size, heads * depth * size)
     flat = cache.reshape((cache.size, 1))
     for head in range(columns // depth):
         offset = (column // depth + head) * depth * size
@@ -241,7 +241,7 @@ def write_turned_slots(p: QKVParameters, rows: Tensor, cache: Tensor, first: int
         nisa.dma_copy(target, source, oob_mode=nisa.oob_mode.skip)
 
 
-def turned_places(slots: Tensor, block_size: int, block_elements: int) -> Any:
+def transposed_places(slots: Tensor, block_size: int, block_elements: int) -> Any:
     """slot // block_size * block_elements + slot % block_size, exactly; negative where the slot is."""
     count = slots.shape[0]
     block, start, step, place = int_tile(count), int_tile(count), int_tile(count), int_tile(count)

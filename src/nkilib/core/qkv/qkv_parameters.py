@@ -103,7 +103,7 @@ def input_in_sbuf(p: QKVParameters) -> bool:
 
 
 def batch_shape(p: QKVParameters) -> tuple[int, int]:
-    """(B, S); (1, T) where the input does not tell them apart."""
+    """(B, S); (1, T) where the input does not distinguish them."""
     if input_in_sbuf(p):
         return (1, p.input.shape[1])
     return (p.input.shape[0], p.input.shape[2] if p.transposed_in else p.input.shape[1])
@@ -143,7 +143,7 @@ class Piece(nl.NKIObject):
 
 
 def pieces(p: QKVParameters, column: int, columns: int) -> list:
-    """The columns column ... column + columns by section; all are queries if nobody said otherwise."""
+    """The columns column ... column + columns by section; all are queries if heads are unknown."""
     if not knows_heads(p):
         return [Piece(Q, column, columns)]
     q_end = p.q_heads * p.d_head
@@ -195,7 +195,7 @@ def result_dtype(p: QKVParameters) -> Any:
 
 
 def touches_heads(p: QKVParameters) -> bool:
-    """True when something follows the projection and its bias, so that its values are kept in float32."""
+    """True when something follows the projection and its bias, so that its values stay in float32."""
     wants_sums = p.square_sums[Q] is not None or p.square_sums[K] is not None or p.square_sums[V] is not None
     changed = p.rope is not None or p.before_rope is not None or p.after_rope is not None
     return changed or wants_sums or p.cache is not None

@@ -1,8 +1,8 @@
 """QKV projection of many tokens: bound by TensorE.
 
 A block of tokens stays in SBUF while all weights pass by; meanwhile the next block is loaded, normalised and
-turned over, some of it after each span of columns. If nothing but an RMSNorm comes first, DMA turns tokens
-over, and the factor of the norm is left to the sums: the first matmul need not wait for statistics.
+transposed, some of it after each span of columns. If nothing but an RMSNorm comes first, DMA transposes
+tokens, and the factor of the norm is left to the sums: the first matmul need not wait for statistics.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.qkv.qkv_heads import Angles, HeadTables, change_heads, changes
-from nkilib.core.qkv.qkv_mx import MxProjection, new_mx_tokens, span_columns_mx, turn_rows_mx
+from nkilib.core.qkv.qkv_mx import MxProjection, new_mx_tokens, span_columns_mx, transpose_rows_mx
 from nkilib.core.qkv.qkv_outputs import CacheWriter, store_result
 from nkilib.core.qkv.qkv_parameters import (
     Piece,
@@ -37,9 +37,9 @@ from nkilib.core.qkv.qkv_tokens import (
     load_rows,
     new_tokens,
     token_columns,
-    turn_by_dma,
-    turn_rows,
-    turns_by_dma,
+    transpose_by_dma,
+    transpose_tokens,
+    transposes_by_dma,
 )
 from nkilib.core.utils.common_types import NormType
 from nkilib.core.utils.kernel_helpers import div_ceil, program_share
@@ -59,8 +59,8 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.types import Tensor
 
-UNIT_TILES = 8  # of the contraction, that DMA turns over at once: 1 MiB for 512 tokens
-TURNED_TOKENS = 16  # what DMA turns over fast are multiples
+UNIT_TILES = 8  # of the contraction, that DMA transposes at once: 1 MiB for 512 tokens
+DMA_TRANSPOSE_TOKENS = 16  # DMA transposes multiples of it fast
 TOKEN_BYTES = 80 * 1024  # in each partition, of a block of tokens; the next one is prepared beside it
 
 
@@ -70,7 +70,7 @@ def prefill(p: QKVParameters, out: Tensor) -> None:
     if start == end:
         return
     blocks = TiledRange(end - start, block_tokens(p, end - start))
-    kernel = Prefill(p, out, turns_by_dma(p) and (end - start) % TURNED_TOKENS == 0)
+    kernel = Prefill(p, out, transposes_by_dma(p) and (end - start) % DMA_TRANSPOSE_TOKENS == 0)
     block: Any = Block(p, kernel, start, blocks[0].size)
     if not kernel.by_dma:
         block.prepare(block.units)
@@ -83,7 +83,7 @@ def prefill(p: QKVParameters, out: Tensor) -> None:
 
 
 def block_tokens(p: QKVParameters, tokens: int) -> int:
-    """How many tokens a pass over the weights serves; blocks are alike, in whole tiles."""
+    """How many tokens a pass over the weights serves; blocks are equal, in whole tiles."""
     width = 1 if matmul_dtype(p) in FP8 else 2
     if p.mx_map is not None:  # 16 bits, and what becomes of them
         width = 4
@@ -132,12 +132,12 @@ class Block(nl.NKIObject):
         self.angles: list = []
 
     def prepare(self, end: int) -> None:
-        """Units up to `end`: of 128 tokens, or, where DMA turns tokens over, of tiles of the contraction."""
+        """Units up to `end`: of 128 tokens, or, where DMA transposes tokens, of tiles of the contraction."""
         for i in range(self.prepared, end):
             if self.by_dma:
                 tile = i * UNIT_TILES
                 place = self.x[:, tile : min(tile + UNIT_TILES, self.x.shape[1]), :]
-                turn_by_dma(self.p, place, self.first, tile, self.kernel.gamma)
+                transpose_by_dma(self.p, place, self.first, tile, self.kernel.gamma)
             else:
                 self.prepare_tile(i)
         self.prepared = max(self.prepared, end)
@@ -152,8 +152,8 @@ class Block(nl.NKIObject):
         rows = load_rows(self.p, self.first + at, count)
         if rows.scale is not None:
             self.scales.append(rows.scale)
-        turn = turn_rows if self.kernel.mx is None else turn_rows_mx
-        turn(self.p, self.kernel.source, self.x, at, rows)
+        transpose = transpose_tokens if self.kernel.mx is None else transpose_rows_mx
+        transpose(self.p, self.kernel.source, self.x, at, rows)
 
     def prepare_rest(self) -> None:
         """What is needed only when sums are finished."""
@@ -186,7 +186,7 @@ def project_block(p: QKVParameters, kernel: Prefill, block: Block, upcoming: Any
 
 
 def project_span(p: QKVParameters, block: Block, x: Activations, span: TiledRangeIterator) -> list:
-    """The sums of some columns. Tokens that DMA has yet to turn over come with the weights they meet."""
+    """The sums of some columns. Tokens that DMA has yet to transpose come with the weights they meet."""
     if p.mx_map is not None:
         return block.kernel.mx.project(x, block.count, span.start_offset, span.size)
     blocks = token_major_blocks(block.count, span.size, packed=not doubles(x.tile, p.weight))
@@ -199,7 +199,7 @@ def project_span(p: QKVParameters, block: Block, x: Activations, span: TiledRang
 
 
 def span_size(p: QKVParameters, x: Activations, tokens: int) -> int:
-    """How many columns to work on at once: spans are alike, and of whole heads where these matter."""
+    """How many columns to work on at once: spans are equal, and of whole heads where these matter."""
     unit = 1 if p.d_head is None else p.d_head
     most = span_columns(x, p.weight) if p.mx_map is None else span_columns_mx(tokens)
     most = max(unit, most // unit * unit)

@@ -28,7 +28,7 @@ class Result(NamedTuple):
 
 
 def qkv_ref(input: np.ndarray, fused_qkv_weights: np.ndarray, **options: Any) -> Result:
-    """The keywords of `qkv`; without heads all columns are queries. `cached_ref` says where k and v go."""
+    """The keywords of `qkv`; without heads all columns are queries. `cached_ref` has the layout of caches."""
     x = np.asarray(input, np.float64)
     given = 1.0
     if input.shape[-1] == fused_qkv_weights.shape[0] + 4 and input.dtype.itemsize == 1:

@@ -12,7 +12,7 @@ from nkilib.core.qkv.qkv_arguments import InputNorm, Projection, Quantization, p
 from nkilib.core.qkv.qkv_checks import MOST_DECODED, check
 from nkilib.core.qkv.qkv_decode import all_columns, decode, decode_whole
 from nkilib.core.qkv.qkv_mx import as_mx, decode_mx
-from nkilib.core.qkv.qkv_outputs import turn
+from nkilib.core.qkv.qkv_outputs import transpose_heads
 from nkilib.core.qkv.qkv_parameters import (
     QKVParameters,
     batch_shape,
@@ -109,7 +109,7 @@ def run_decode(p: QKVParameters) -> Tensor | tuple[Tensor, ...]:
         else:
             out = all_columns(p, n_prgs, core, decode_mx(p, n_prgs, core, None, sums)[0])
         if p.layout == QKVOutputLayout.NBdS:
-            out = turn(out.reshape_dim(1, (columns_of(p) // p.d_head, p.d_head)))
+            out = transpose_heads(out.reshape_dim(1, (columns_of(p) // p.d_head, p.d_head)))
     else:
         out = p.output_hbm
         if out is None:

@@ -1,6 +1,6 @@
 """Tokens on their way to the projection: residuals, norm, quantisation.
 
-Prefill loads rows, normalises them and turns them over on TensorE. Where the hidden dimension is already in
+Prefill loads rows, normalises them and transposes them on TensorE. Where the hidden dimension is already in
 the partitions, which is how decode loads its few tokens, TensorE adds the squares of a token up instead.
 """
 
@@ -201,7 +201,7 @@ def rows_of_columns(p: QKVParameters, tensor: Tensor, first: int, count: int) ->
     return rows
 
 
-def turn_rows(p: QKVParameters, source: RowSource, x: Tensor, token: int, rows: Rows) -> None:
+def transpose_tokens(p: QKVParameters, source: RowSource, x: Tensor, token: int, rows: Rows) -> None:
     """x[p, k, token + t] = norm(rows)[t, 128 k + p], quantised if need be."""
     for chunk in TiledRange(rows.tile.shape[1], CHUNK_COLUMNS):
         values = normalized(p, source, rows, chunk.start_offset, chunk.size)
@@ -214,7 +214,7 @@ def turn_rows(p: QKVParameters, source: RowSource, x: Tensor, token: int, rows: 
 
 
 def sixteen_bits(p: QKVParameters) -> Any:
-    """What tokens are turned over in: float16 stays, all others are or fit into bfloat16."""
+    """What tokens are transposed in: float16 stays, all others are or fit into bfloat16."""
     return nl.float16 if p.input.dtype == nl.float16 and not quantizes(p) else nl.bfloat16
 
 
@@ -246,11 +246,11 @@ def centred_rows(out: Tensor, part: Tensor, rows: Rows, gamma: Tensor, beta: Ten
         nisa.tensor_tensor(out, centred, beta, op=nl.add)
 
 
-# ---- tokens that DMA turns over ------------------------------------------------------------------
+# ---- tokens that DMA transposes ------------------------------------------------------------------
 
 
-def turns_by_dma(p: QKVParameters) -> bool:
-    """DMA turns 16 bits over, and what is added or subtracted comes before.
+def transposes_by_dma(p: QKVParameters) -> bool:
+    """DMA transposes 16-bit elements, and what is added or subtracted comes before.
 
     The factor of an RMSNorm may come after; but x * gamma alone could be too large for float16.
     """
@@ -262,7 +262,7 @@ def turns_by_dma(p: QKVParameters) -> bool:
     return p.norm != NormType.LAYER_NORM and p.input.dtype == nl.bfloat16
 
 
-def turn_by_dma(p: QKVParameters, place: Tensor, first: int, tile: int, gamma: Tensor) -> None:
+def transpose_by_dma(p: QKVParameters, place: Tensor, first: int, tile: int, gamma: Tensor) -> None:
     """place = input * gamma of tokens first ... and tiles tile ..., [128, tiles, tokens]."""
     size = hidden_size(p)
     tiles, count = place.shape[1], place.shape[2]
@@ -275,7 +275,7 @@ def turn_by_dma(p: QKVParameters, place: Tensor, first: int, tile: int, gamma: T
 
 
 def gamma_columns(p: QKVParameters) -> Tensor:
-    """Gamma as [128, H / 128] in float32, 128 k + p at [p, k]: loaded in rows, turned over by TensorE."""
+    """Gamma as [128, H / 128] in float32, 128 k + p at [p, k]: loaded in rows, transposed by TensorE."""
     tiles = hidden_size(p) // PMAX
     out = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
     rows = p.gamma.reshape((tiles, PMAX))
@@ -306,10 +306,10 @@ def token_columns(p: QKVParameters, source: ColumnSource, x: Tensor, first: int,
             store_sums(source, add_out, values, at)
         values = normalized_columns(p, source, values)
         place = x[:, :, group.start_offset : group.end_offset]
-        settle(source, place, values.permute((0, 2, 1)), group.index)
+        finish_columns(source, place, values.permute((0, 2, 1)), group.index)
 
 
-def settle(source: ColumnSource, place: Tensor, x: Tensor, turn: int) -> None:
+def finish_columns(source: ColumnSource, place: Tensor, x: Tensor, number: int) -> None:
     """place = quantised(x * gamma + beta), both [128, tiles, tokens]."""
     value, tokens = x, x.shape[2]
     if source.gamma is not None:
@@ -324,7 +324,7 @@ def settle(source: ColumnSource, place: Tensor, x: Tensor, turn: int) -> None:
     if source.inverse is not None:
         quantize_static(place, value, source.inverse, get_max_positive_value_for_dtype(place.dtype))
     elif source.gamma is None and source.beta is None:
-        interleave_copy(place, value, turn)
+        interleave_copy(place, value, number)
 
 
 def over_tokens(vector: Tensor, tokens: int) -> Any:

@@ -31,16 +31,16 @@ SMALLEST_SUM = 1.0e-20
 class NoAux(nl.NKIObject):
     """The groups of experts and what their affinities are multiplied by; `bias` [128, E] float32 in SBUF."""
 
-    def __init__(self, groups: int, kept_groups: int, factor: float):
+    def __init__(self, groups: int, selected_groups: int, factor: float):
         self.groups = groups
-        self.kept_groups = kept_groups
+        self.selected_groups = selected_groups
         self.factor = factor
         self.bias: Any = None
 
 
 def check_noaux(rule: NoAux, experts: int, k: int, w_bias: Tensor) -> None:
     kernel_assert(w_bias is not None, "w_bias: got None, NOAUX_TC needs the e_score_correction_bias")
-    groups, kept = rule.groups, rule.kept_groups
+    groups, selected = rule.groups, rule.selected_groups
     kernel_assert(
         groups >= 1 and experts % groups == 0,
         f"n_group: got {groups}, allowed are divisors of {experts}, the number of experts",
@@ -50,10 +50,10 @@ def check_noaux(rule: NoAux, experts: int, k: int, w_bias: Tensor) -> None:
         f"n_group: got {groups} of {experts} experts, allowed are groups of at least 2",
     )
     most = min(MAX8, groups)
-    kernel_assert(1 <= kept <= most, f"topk_group: got {kept}, allowed are 1 to {most}")
+    kernel_assert(1 <= selected <= most, f"topk_group: got {selected}, allowed are 1 to {most}")
     kernel_assert(
-        k <= kept * (experts // groups),
-        f"k: got {k}, allowed are at most {kept * (experts // groups)}, the experts of {kept} groups",
+        k <= selected * (experts // groups),
+        f"k: got {k}, allowed are at most {selected * (experts // groups)}, the experts of {selected} groups",
     )
 
 
@@ -71,7 +71,7 @@ def choices(rule: NoAux, scores: Tensor) -> Tensor:
         rule.bias[0:count].reshape_dim(1, (rule.groups, size)),
         nl.add,
     )
-    if rule.kept_groups < rule.groups:
+    if rule.selected_groups < rule.groups:
         penalty = group_penalties(rule, by_group)
         wide = penalty[:, 0 : rule.groups].expand_dim(2).broadcast(2, width)
         nisa.tensor_tensor(by_group, by_group, wide, nl.add)
@@ -93,7 +93,7 @@ def group_penalties(rule: NoAux, by_group: Tensor) -> Tensor:
         nisa.max8(best[:, group, :], by_group[:, group, :])
     nisa.tensor_reduce(totals[:, 0:groups], nl.add, best[:, :, 0:2], 2)
     nisa.max8(best[:, 0, :], totals)
-    marked = mark_first(totals, best[:, 0, :], rule.kept_groups)
+    marked = mark_first(totals, best[:, 0, :], rule.selected_groups)
     penalty = nl.ndarray(marked.shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(penalty, marked, nl.not_equal, MARK, op1=nl.multiply, operand1=LOWEST)
     return penalty
@@ -156,9 +156,9 @@ def noaux_tc_ref(
     choice = scores + np.reshape(bias, (1, -1)).astype(np.float64)
     groups = choice.reshape(len(choice), n_group, -1)
     totals = -np.sort(-groups, axis=2)[:, :, :2].sum(axis=2)
-    kept = np.argsort(-totals, axis=1, kind="stable")[:, :topk_group]
+    selected = np.argsort(-totals, axis=1, kind="stable")[:, :topk_group]
     limited = np.full(groups.shape, -np.inf)
-    for token, groups_of_token in enumerate(kept):
+    for token, groups_of_token in enumerate(selected):
         limited[token, groups_of_token] = groups[token, groups_of_token]
     index = np.argsort(-limited.reshape(choice.shape), axis=1, kind="stable")[:, :k]
     top = np.take_along_axis(scores, index, axis=1)

@@ -91,7 +91,7 @@ def router_topk(
 ):
     """logits = x w + w_bias in float32; the k largest of each token, and what they weigh.
 
-    x is [H, T] (x_hbm_layout 0) or [T, H] (1) in HBM, or a tile in SBUF as x_sb_layout says (the constants
+    x is [H, T] (x_hbm_layout 0) or [T, H] (1) in HBM, or a tile in SBUF in the layout x_sb_layout (constants
     of this module). w is [H, E], w_bias [1, E], [E] or None. The results go to router_logits [T, E],
     expert_index [T, k] (int32 or uint32, largest logit first, of equal ones the lower index) and
     expert_affinities [T, E], in HBM or, up to 128 tokens, in SBUF. They are returned as [router_logits,
@@ -109,8 +109,8 @@ def router_topk(
 
     use_column_tiling, use_PE_broadcast_w_bias and use_indirect_dma_scatter choose how, never what: matmuls of
     up to 64 tokens side by side in the PE array, the bias added by a matmul, the top-k affinities scattered
-    by DMA. Of x in HBM any x_sb_layout is taken: how x travels is
-    the kernel's business. With shard_on_tokens two cores share the tokens, else both do all; so they do
+    by DMA. Of x in HBM any x_sb_layout is taken: the kernel chooses
+    how it loads x. With shard_on_tokens two cores share the tokens, else both do all; so they do
     for results in SBUF, which each core has its own of. output_in_sbuf, x_input_in_sbuf and
     expert_affin_in_sb are of older releases and have no effect: buffers are seen from the tensors.
 

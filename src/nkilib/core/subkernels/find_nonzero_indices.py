@@ -1,6 +1,6 @@
 """Which rows of each column are not zero.
 
-GpSimd lists the nonzero elements of partitions 0, 16, ..., 112: eight columns at a time. TensorE turns
+GpSimd lists the nonzero elements of partitions 0, 16, ..., 112: eight columns at a time. TensorE transposes
 columns into partitions, column 8 g + k to partition 16 k + g, and VectorE brings any eight of them to where
 GpSimd looks.
 """
@@ -21,7 +21,7 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import DTypeLike, Tensor
 
-AT_ONCE = 8  # columns that GpSimd looks at
+AT_ONCE = 8  # columns that GpSimd processes at once
 APART = 16  # partitions from one of them to the next
 MAX_ROWS = 65536
 MAX_COLUMNS = 128
@@ -205,7 +205,7 @@ class Found(nl.NKIObject):
         nisa.tensor_tensor(place, place, result[:, chunk.size : chunk.size + 1], nl.add)
 
     def store_counts(self) -> None:
-        """Totals stand in partitions 16 k: turned over, they are in the order of the columns."""
+        """Totals stand in partitions 16 k: transposed, they are in the order of the columns."""
         groups = self.totals.shape[1]
         bank = nl.ndarray((groups, PMAX), nl.float32, buffer=nl.psum)
         nisa.nc_transpose(bank, self.totals, engine=nisa.tensor_engine)

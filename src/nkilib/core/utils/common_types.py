@@ -76,7 +76,7 @@ class QKVWeightLayout(Enum):
 
 
 class RouterActFnType(Enum):
-    """What turns router logits into affinities; its text is the lower-case name."""
+    """How router logits become affinities; its text is the lower-case name."""
 
     SIGMOID = 0
     SOFTMAX = 1

@@ -41,7 +41,7 @@ class _Refusal:
     """Callable object instead of a function: the NKI compiler reads functions, and knows no `raise`."""
 
     def __call__(self, option: str, why: str) -> NoReturn:
-        """Say that the calling kernel lacks a documented option, e.g. not_built("layout=MX", "needs ...")."""
+        """Raise for a documented option that the kernel lacks, e.g. not_built("layout=MX", "needs ...")."""
         raise NotBuilt(f"not-implemented-yet: {_kernel_name()} option {option}: {why}")
 
 

@@ -2,7 +2,7 @@
 
 Weights [rows, tiles, columns]: a word holds four elements of a column, a tile of the contraction is `rows`
 partitions x 4 lanes. Their scales [rows / 8, tiles, columns] serve 8 rows each. Tokens stand in SBUF
-likewise, [rows, tiles, tokens]; which index of the contraction stands where is the caller's affair.
+likewise, [rows, tiles, tokens]; the caller decides which index of the contraction is where.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def adjacent_tiles(tokens: int, dtype: DTypeLike, weight: Tensor, columns: int) 
 
 
 def chunk_tiles(tile_bytes: int) -> int:
-    """How many tiles make a chunk: a power of two, so that chunks are alike and FP8 rows come in pairs."""
+    """How many tiles make a chunk: a power of two, so that chunks are equal and FP8 rows come in pairs."""
     tiles = 1
     while 2 * tiles * tile_bytes <= CHUNK_BYTES:
         tiles = 2 * tiles

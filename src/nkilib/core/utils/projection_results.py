@@ -157,7 +157,7 @@ def new_rows(tokens: int, columns: int, dtype: DTypeLike, tiles: Tiles | None = 
 
 
 def store_span(out: Tensor, rows: list, at: int, column: int, columns: int, taper: bool) -> None:
-    """store_rows of all tokens; of tapered columns piece by piece, by turns in two queues."""
+    """store_rows of all tokens; of tapered columns piece by piece, alternating between two queues."""
     for piece in tapered(columns) if taper else TiledRange(columns, columns):
         start = piece.start_offset
         queue = hardware_queue() if piece.index % 2 == 1 else nisa.dge_mode.unknown

@@ -1,4 +1,4 @@
-"""What the shape of a tensor of tokens says: [B, S, H] or [T, H] in HBM, [128, T, H / 128] in SBUF."""
+"""Sizes of a tensor of tokens from its shape: [B, S, H] or [T, H] in HBM, [128, T, H / 128] in SBUF."""
 
 from __future__ import annotations
 

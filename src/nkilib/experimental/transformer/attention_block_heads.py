@@ -6,9 +6,9 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.qkv.qkv_checks import MOST_DECODED
 from nkilib.core.qkv.qkv_decode import all_columns, decode_whole
-from nkilib.core.qkv.qkv_heads import NormRows, by_head, fresh, norm_heads, over_heads, turn_heads
+from nkilib.core.qkv.qkv_heads import NormRows, by_head, fresh, norm_heads, over_heads, rotate_heads
 from nkilib.core.qkv.qkv_mx import decode_mx
-from nkilib.core.qkv.qkv_outputs import turn
+from nkilib.core.qkv.qkv_outputs import transpose_heads
 from nkilib.core.qkv.qkv_parameters import (
     HeadNorm,
     QKVParameters,
@@ -121,7 +121,7 @@ def rotate(dst: Tensor, x: Tensor, rotary: RotaryRows) -> None:
         both = nl.ndarray((x.shape[0], 2 * half), rotary.cos.dtype, buffer=nl.sbuf)
         nisa.tensor_copy(both[:, 0:half], rotary.cos)
         nisa.tensor_copy(both[:, half:], rotary.cos)
-        turn_heads(dst, x, both, rotary.sin)
+        rotate_heads(dst, x, both, rotary.sin)
         return
     pairs, out = x.reshape_dim(2, (half, 2)), dst.reshape_dim(2, (half, 2))
     lower, upper = pairs[:, :, :, 0], pairs[:, :, :, 1]
@@ -152,7 +152,7 @@ def transpose_queries(transposed: Tensor, q: Tensor, scale: float) -> None:
     """Write q [tokens, N, d], times the softmax scale, as [d, N, tokens]."""
     rounded = nl.ndarray(q.shape, transposed.dtype, buffer=nl.sbuf)
     nisa.activation(rounded, nl.copy, q, scale=scale)
-    turn(rounded, transposed)
+    transpose_heads(rounded, transposed)
 
 
 def cache_values(rows: Tensor, scale: Tensor | None, cache: Tensor, dtype: DTypeLike) -> Tensor:

@@ -9,7 +9,7 @@ import nki.language as nl
 from nkilib.core.output_projection.output_projection_tkg import output_projection_tkg
 from nkilib.core.qkv.qkv_checks import check as check_qkv
 from nkilib.core.qkv.qkv_mx import as_mx
-from nkilib.core.qkv.qkv_outputs import turn
+from nkilib.core.qkv.qkv_outputs import transpose_heads
 from nkilib.core.qkv.qkv_parameters import K, Q, QKVParameters
 from nkilib.core.utils.common_types import DtypeMode, NormType, QKVWeightLayout
 from nkilib.core.utils.kernel_assert import kernel_assert
@@ -168,7 +168,7 @@ def key_columns(keys: list, n: BlockSizes) -> Tensor:
     transposed = nl.ndarray((n.depth, 1, n.tokens()), keys[0].dtype, buffer=nl.sbuf)
     for i in range(len(keys)):
         first = i * PMAX
-        turn(keys[i].expand_dim(1), transposed[:, :, first : first + keys[i].shape[0]])
+        transpose_heads(keys[i].expand_dim(1), transposed[:, :, first : first + keys[i].shape[0]])
     return transposed.reshape((n.depth, n.tokens()))
 
 

@@ -23,9 +23,9 @@ from nkilib.core.utils.clearing import clear, zero_tile
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_sizes import PMAX
 
-DEALT_VISITS = 4  # blocks that a token stands in: fewer do not pay for the slices
-DEALT_BLOCKS = 8  # fewer leave a core idle too long if their number is odd
-DEALT_BYTES = 96 * 1024  # in each partition
+ALTERNATING_VISITS = 4  # blocks that a token stands in: fewer do not pay for the slices
+ALTERNATING_BLOCKS = 8  # fewer leave a core idle too long if their number is odd
+ALTERNATING_BYTES = 96 * 1024  # in each partition
 
 
 def run_blocks(p: ExpertsParameters, any_size: bool = False) -> Any:
@@ -33,18 +33,18 @@ def run_blocks(p: ExpertsParameters, any_size: bool = False) -> Any:
     check(p, any_size)
     cores, core = get_verified_program_sharding_info("moe_cte", (0, 1), 2)[1:]
     fixed = block_count(p) if p.static_blocks is None else min(p.static_blocks, block_count(p))
-    dealt = cores == 2 and fixed == block_count(p) and deals_blocks(p)
-    share = share_of(p, 1, 0) if dealt else share_of(p, cores, core)
+    alternates = cores == 2 and fixed == block_count(p) and alternates_blocks(p)
+    share = share_of(p, 1, 0) if alternates else share_of(p, cores, core)
     source = routing_source(p)
     routing = Routing(source)
     repeats = Repeats(source)
-    out = new_outputs(p, dealt, core)
+    out = new_outputs(p, alternates, core)
     zeros = zero_tile(share.hidden, out.rows.dtype)
     clear(out.rows[:, share.core * share.hidden : (share.core + 1) * share.hidden], zeros)
     if out.zeros is not None:
         half = hidden_size(p) // 2
         clear(out.zeros[:, core * half : (core + 1) * half], zeros)
-    numbers = range(core, fixed, 2) if dealt else range(fixed)
+    numbers = range(core, fixed, 2) if alternates else range(fixed)
     run_static(p, share, routing, repeats, out, numbers)
     if fixed < block_count(p):
         run_dynamic(p, share, routing, repeats, out, fixed)
@@ -55,7 +55,7 @@ def run_blocks(p: ExpertsParameters, any_size: bool = False) -> Any:
     return (out.result, out.gate_up) if out.down is None else (out.result, out.gate_up, out.down)
 
 
-def deals_blocks(p: ExpertsParameters) -> bool:
+def alternates_blocks(p: ExpertsParameters) -> bool:
     """Whether two cores take every other block each, rather than half of every block.
 
     Then tokens are gathered once and weights come in whole rows; but each core has a part of the result,
@@ -64,8 +64,8 @@ def deals_blocks(p: ExpertsParameters) -> bool:
     tokens, size = tokens_per_pass(p), hidden_size(p)
     width = sizeinbytes(p.hidden.dtype)
     in_sbuf = width * size * (intermediate_size(p) + tokens) // PMAX  # down, and rows of the result
-    often = p.position_to_id.size >= DEALT_VISITS * token_count(p)
-    return p.accumulating and often and block_count(p) >= DEALT_BLOCKS and in_sbuf <= DEALT_BYTES
+    often = p.position_to_id.size >= ALTERNATING_VISITS * token_count(p)
+    return p.accumulating and often and block_count(p) >= ALTERNATING_BLOCKS and in_sbuf <= ALTERNATING_BYTES
 
 
 def routing_source(p: ExpertsParameters) -> RoutingSource:

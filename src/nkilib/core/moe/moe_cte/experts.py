@@ -219,7 +219,7 @@ def finish(block: Block, factor: Tensor | None, row: Tensor | None, shift: Tenso
 
 
 def keep_gate_up(out: Outputs, which: GateUpDim, unit: Unit, blocks: list, column: int) -> None:
-    """Store the blocks as the backward pass wants them, if it does."""
+    """Store the blocks in the layout of the backward pass, if it needs them."""
     if out.gate_up is None:
         return
     for block in blocks:
@@ -264,7 +264,7 @@ def finish_unit(
     for c in range(len(rows)):
         if adds:
             nisa.dma_copy(rows[c], mine.vector_select(0, unit.valid_rows[:, c : c + 1]))
-    kept = None if out.down is None else new_rows(unit.size, columns, out.down.dtype)
+    stored = None if out.down is None else new_rows(unit.size, columns, out.down.dtype)
     for span in TiledRange(columns, BANK_COLUMNS):
         blocks = token_major_blocks(unit.size, span.size, packed=False)
         for chunk in chunks:
@@ -272,16 +272,16 @@ def finish_unit(
         for block in blocks:
             c, at = block.token // PMAX, span.start_offset + block.column
             finish_down(block, scale, bias, at)
-            if kept is not None:
-                nisa.tensor_copy(kept[c][:, at : at + block.columns], block.sums)
+            if stored is not None:
+                nisa.tensor_copy(stored[c][:, at : at + block.columns], block.sums)
             combine(rows[c][:, at : at + block.columns], block, factors, c, adds)
     for c in range(len(rows)):
         place = mine.vector_select(0, targets[:, c : c + 1])
         nisa.dma_copy(place, rows[c], oob_mode=nisa.oob_mode.skip)
-        if kept is not None:
+        if stored is not None:
             start = unit.first + c * PMAX
             positions = out.down[unit.block][start : start + PMAX, column : column + columns]
-            nisa.dma_copy(positions, kept[c])
+            nisa.dma_copy(positions, stored[c])
 
 
 @dataclass

@@ -228,7 +228,7 @@ def tokens_per_pass(p: ExpertsParameters) -> int:
 
 
 def check(p: ExpertsParameters, any_block_size: bool) -> None:
-    """Everything that can be told from shapes, dtypes and options. MX weights become words."""
+    """Check shapes, dtypes and options. MX weights become words."""
     if is_mx(p):
         check_words(p, MX_NAMES)
     else:

@@ -34,11 +34,11 @@ HYBRID = (MoECTEImplementation.shard_on_i_hybrid, MoECTEImplementation.shard_on_
 
 @dataclass
 class ShardOnBlockConfig(nl.NKIObject):
-    """How blocks are dealt to cores. Sizes decide here, so that the first two change nothing.
+    """How blocks are divided among cores. Sizes decide here, so that the first two change nothing.
 
     slice_per_core (ours): two cores that accumulate return [T, 2, H], to be summed over the second dimension,
     as callers expect who give this configuration; the second slice is zeros. A spec without one returns
-    [T, H], as the manual says.
+    [T, H], as in the manual.
     """
 
     block_sharding_strategy: BlockShardStrategy = BlockShardStrategy.PING_PONG
@@ -48,7 +48,7 @@ class ShardOnBlockConfig(nl.NKIObject):
 
 @dataclass
 class ShardOnIConfig(nl.NKIObject):
-    """What to keep for a backward pass, and how many blocks are unrolled (hybrid)."""
+    """What to store for a backward pass, and how many blocks are unrolled (hybrid)."""
 
     checkpoint_activation: bool = False
     expert_affinity_multiply_on_I: bool = False

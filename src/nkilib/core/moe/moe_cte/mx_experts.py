@@ -28,7 +28,7 @@ def mx_middle(
 ) -> MxTokens:
     """act(gate) * up of tokens x [128, H / 128, tokens], in FP8. Cores compute half of the blocks each.
 
-    `row` [128, tokens]: what x is multiplied by, or None. Gate and up are kept if `out` wants them.
+    `row` [128, tokens]: what x is multiplied by, or None. Gate and up are stored if `out` asks for them.
     """
     if row is not None:
         nisa.tensor_tensor(x, x, row.expand_dim(1).broadcast(1, x.shape[1]), op=nl.multiply)
@@ -36,8 +36,8 @@ def mx_middle(
     tokens = quantize_tokens(lanes, ones_tile(BANK_COLUMNS))
     mlp = expert_mlp(p, unit.expert, p.skip_gate)
     if out.gate_up is not None:
-        mlp.gate.keep = kept_features(out, GateUpDim.GATE, unit)
-        mlp.up.keep = kept_features(out, GateUpDim.UP, unit)
+        mlp.gate.stored = stored_features(out, GateUpDim.GATE, unit)
+        mlp.up.stored = stored_features(out, GateUpDim.UP, unit)
     scales = MxScales(mlp, tokens.ones)
     count = block_count(mlp) // cores
     own = middle(mlp, scales, tokens, core * count, count)
@@ -51,8 +51,8 @@ def mx_middle(
     return quantize_middle(mlp, scales, m)
 
 
-def kept_features(out: Outputs, which: GateUpDim, unit: Unit) -> Any:
-    """Where gate or up of a unit are kept, [I, tokens]."""
+def stored_features(out: Outputs, which: GateUpDim, unit: Unit) -> Any:
+    """Where gate or up of a unit are stored, [I, tokens]."""
     return out.gate_up[unit.block][which.value, :, :][:, unit.first : unit.first + unit.size]
 
 

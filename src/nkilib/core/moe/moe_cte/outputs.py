@@ -33,10 +33,10 @@ class Outputs(nl.NKIObject):
     down: Tensor  # [N, B, H]
 
 
-def new_outputs(p: ExpertsParameters, dealt: bool, core: int) -> Outputs:
+def new_outputs(p: ExpertsParameters, alternates: bool, core: int) -> Outputs:
     """The rows of the result, and the checkpoints that are asked for: the caller's or new ones.
 
-    `dealt`: each of two cores adds to a part of its own.
+    `alternates`: each of two cores adds to a part of its own.
     """
     dtype = p.hidden.dtype
     rows, size = p.hidden.shape
@@ -44,7 +44,7 @@ def new_outputs(p: ExpertsParameters, dealt: bool, core: int) -> Outputs:
     result = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     total, zeros = (result, None) if p.slices == 1 else (result[:, 0, :], result[:, 1, :])
     own, partial = total, None
-    if dealt:
+    if alternates:
         partial = nl.ndarray((2, rows, size), dtype, buffer=nl.shared_hbm)
         own = partial[core]
     gate_up, down = new_checkpoints(p)

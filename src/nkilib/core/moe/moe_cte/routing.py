@@ -1,4 +1,4 @@
-"""Which token stands where: the ids, experts and affinities of all blocks, as the DMA engines want them.
+"""Which token stands where: the ids, experts and affinities of all blocks, as the DMA engines need them.
 
 A unit is what passes over an expert's weights together: up to 512 positions of a block. Position 128 c + p
 of it has its token in column c of partition p. Everything is computed in float32, exact below 2^24.
@@ -257,7 +257,7 @@ def gather_affinities(affinities: Tensor, index: Tensor) -> Any:
 
 
 class Repeats(nl.NKIObject):
-    """Tells how often a unit has each token: a scatter writes a row once, so its first position does it."""
+    """How often a unit has each token: a scatter writes a row once, so its first position does it."""
 
     def __init__(self, source: RoutingSource):
         self.source = source

@@ -1,7 +1,7 @@
 """All experts, each for the tokens that weigh something with it: as many blocks of them as there are.
 
 A table in HBM lists these tokens for each expert. A loop whose trips are known at run time takes a block of
-them, gathers their rows, and adds the results to theirs: an expert that nobody chose is not even loaded.
+them, gathers their rows, and adds the results to theirs: an expert that no token chose is not loaded.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def add_blocks(
     cores: int,
     core: int,
 ) -> None:
-    """sums += an expert's results, in as many turns as it has blocks."""
+    """sums += an expert's results, in as many iterations as it has blocks."""
     trips = nisa.register_alloc()
     nisa.register_load(trips, table.trips[0:1, expert : expert + 1])
 
-    def body(turn):
-        pairs = load(table.blocks[expert].select(0, turn))
+    def body(number):
+        pairs = load(table.blocks[expert].select(0, number))
         places = pairs[:, 0:1]
         rows = nl.ndarray((table.block, p.hidden.shape[1]), p.hidden.dtype, buffer=nl.sbuf)
         nisa.memset(rows, 0.0)

@@ -121,7 +121,7 @@ def moe_tkg(
     them, to all local experts: w is the packed affinity for the expert that expert_index [R, 1] names by its
     global number (not needed for one local expert), 0 for rows whose token is -1. PRESERVE_ROW_ORDER gives
     their results [R, H], PACK_OUTPUT_ROWS [R, H + 2] with the token, counted from 1, behind each: what
-    topk_reduce takes. (The page does not say what the strategies mean; this is ours.)
+    topk_reduce takes. (The page does not describe the strategies; this is ours.)
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)

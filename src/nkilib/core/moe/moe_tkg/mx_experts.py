@@ -98,7 +98,7 @@ def add_features(sums: Tensor, m: MxTokens, stream: WeightStream, j: int, size: 
         )
 
 
-def drain(dst: Tensor, bank: Tensor, item: Item, turn: int) -> None:
+def drain(dst: Tensor, bank: Tensor, item: Item, number: int) -> None:
     """dst += bank, times the affinity of each token. GpSimdE, which is slow, adds every third product."""
     if item.weight is None:
         nisa.tensor_tensor(dst, bank, dst, op=nl.add)
@@ -108,5 +108,5 @@ def drain(dst: Tensor, bank: Tensor, item: Item, turn: int) -> None:
         value = nl.ndarray(bank.shape, nl.float32, buffer=nl.sbuf)
         weight = item.weight.expand_dim(1).broadcast(1, bank.shape[1])
         nisa.tensor_tensor(value, bank, weight, op=nl.multiply)
-        engine = nisa.gpsimd_engine if turn % 3 == 2 else nisa.vector_engine
+        engine = nisa.gpsimd_engine if number % 3 == 2 else nisa.vector_engine
         nisa.tensor_tensor(dst, value, dst, op=nl.add, engine=engine)

@@ -34,11 +34,11 @@ def mx_tokens(p: MoEParameters, rows: list, cores: int) -> Tokens:
     count = 0
     for tile in rows:
         count = count + tile.shape[0]
-    turned = nl.ndarray((PMAX, hidden_size(p) // PMAX, count), matmul_dtype(p), buffer=nl.sbuf)
+    transposed = nl.ndarray((PMAX, hidden_size(p) // PMAX, count), matmul_dtype(p), buffer=nl.sbuf)
     for i in range(len(rows)):
-        transpose_rows(turned, 0, i * PMAX, rows[i])
-    lanes = turned.reshape((PMAX, LANES, hidden_size(p) // TILE, count)).permute((0, 2, 3, 1))
-    return Tokens(turned, 1, cores, quantize_tokens(lanes, ones_tile(BANK_COLUMNS)))
+        transpose_rows(transposed, 0, i * PMAX, rows[i])
+    lanes = transposed.reshape((PMAX, LANES, hidden_size(p) // TILE, count)).permute((0, 2, 3, 1))
+    return Tokens(transposed, 1, cores, quantize_tokens(lanes, ones_tile(BANK_COLUMNS)))
 
 
 def mx_spread_tokens(p: MoEParameters, x: Tokens) -> Tokens:

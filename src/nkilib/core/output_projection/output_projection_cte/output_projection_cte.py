@@ -51,7 +51,7 @@ from nkilib.core.utils.types import DTypeLike, Tensor
 
 MAX_COLUMNS = 32768
 MAX_TOKENS = 131072
-ATTENTION_BYTES = 96 * 1024  # in each partition, kept while all weights pass by
+ATTENTION_BYTES = 96 * 1024  # in each partition, resident while all weights stream by
 LOAD_TOKENS = 512  # of attention in one transfer
 LOAD_ROWS = 256
 FIRST_TILES = LOAD_ROWS // PMAX  # of the weights that everything waits for
