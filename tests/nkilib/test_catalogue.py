@@ -20,7 +20,7 @@ def test_the_table_has_every_page_in_order():
     assert pages == sorted(pages) and set(pages) == {f"L{n:02}" for n in range(1, 47)}
 
 
-def test_every_name_stands_once():
+def test_every_name_occurs_once():
     names = [kernel.name for kernel in catalogue.kernels()]
     assert len(names) == len(set(names))
 
@@ -37,14 +37,14 @@ def test_a_built_kernel_is_found_by_its_name(kernel):
 
 
 @pytest.mark.parametrize("kernel", MISSING, ids=lambda k: k.name)
-def test_a_kernel_that_is_not_built_says_so(kernel):
+def test_a_kernel_that_is_not_built_raises_on_import(kernel):
     with pytest.raises(ImportError, match=kernel.name):
         exec(f"from nkilib.kernels import {kernel.name}")
     with pytest.raises(AttributeError, match=f"{kernel.name} .* is not built yet"):
         catalogue.find(kernel.name)
 
 
-def test_an_unknown_kernel_is_refused():
+def test_an_unknown_kernel_raises():
     with pytest.raises(AttributeError, match="nkilib has no kernel named 'matmul'; `nki kernels` lists them"):
         catalogue.find("matmul")
 

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.tiny
-def test_the_page_of_the_library_is_what_the_code_says():
+def test_the_page_of_the_library_matches_the_code():
     written = (ROOT / nkilib.docs.PAGE).read_text()
     assert written == nkilib.docs.page(), "docs/library.md is stale: run `make docs`"
 

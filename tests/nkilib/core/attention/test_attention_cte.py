@@ -19,10 +19,10 @@ def operands(heads, key_heads, queries, keys, d, dtype=BF16, tp_q=True, tp_k=Fal
     q = random((heads, queries, d), dtype, 1, d**-0.5)
     k = random((key_heads, keys, d), dtype, 2)
     v = random((key_heads, keys, d), dtype, 3)
-    return q if tp_q else turned(q), k if tp_k else turned(k), v
+    return q if tp_q else transposed(q), k if tp_k else transposed(k), v
 
 
-def turned(x):
+def transposed(x):
     return np.ascontiguousarray(np.swapaxes(x, 1, 2))
 
 
@@ -107,7 +107,7 @@ def test_each_layout_gives_the_same(tp_q, tp_k, tp_out):
         attention_cte, *operands(2, 1, 200, 260, 64, BF16, tp_q, tp_k), tp_q=tp_q, tp_k=tp_k, tp_out=tp_out
     )
     plain = run(attention_cte, *operands(2, 1, 200, 260, 64, BF16))
-    np.testing.assert_array_equal(turned(got) if tp_out else got, plain)
+    np.testing.assert_array_equal(transposed(got) if tp_out else got, plain)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -322,7 +322,7 @@ def test_an_odd_head_is_split_evenly_between_the_cores(monkeypatch):
 # ---- modelled time -------------------------------------------------------------------------------
 
 
-def test_the_tensor_engine_is_kept_busy():
+def test_the_tensor_engine_stays_busy():
     """4096 causal positions: 528 pairs of tiles, each with three times 128 columns at 2.4 GHz."""
     specs = [nki.TensorSpec(shape, "bfloat16") for shape in ((1, 4096, 128), (1, 128, 4096), (1, 4096, 128))]
     with target("trn2"):
@@ -404,7 +404,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("sizes, options, text", REFUSALS, ids=[r[2][:40] for r in REFUSALS])
-def test_bad_arguments_are_refused(sizes, options, text):
+def test_bad_arguments_raise(sizes, options, text):
     with invalid(text):
         run(attention_cte, *operands(*sizes), **options)
 

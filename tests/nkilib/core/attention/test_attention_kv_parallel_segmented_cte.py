@@ -183,14 +183,14 @@ def test_all_queries_see_the_valid_prior_tokens():
         ({"k_scale": np.ones((64, 1), np.float32)}, "k_scale"),
     ],
 )
-def test_what_does_not_fit_is_refused(changed, text):
+def test_mismatched_arguments_raise(changed, text):
     q, cache = random((1, 128, 32)), random((4, 1, BLOCK, 32))
     table, at = np.arange(4, dtype=np.int32)[None], np.zeros((1, 1), np.int32)
     with invalid(text):
         attention_kv_parallel_segmented_cte(q, cache, cache, table, at, ((0,),), 1, BLOCK, BLOCK, **changed)
 
 
-def test_turned_over_and_bfloat16():
+def test_transposed_output_in_bfloat16():
     check(2, 2, 128, 128, tp_out=True, lnc=2, dtype=ml_dtypes.bfloat16)
 
 

@@ -69,7 +69,7 @@ def test_sequences_have_blocks_of_their_own(lnc):
 
 
 @pytest.mark.parametrize("table", [[-1, -1, 3, 1, 4, 0], [3, 1, 4, 0, -1, -1], [3, -1, 1, 4, -1, 0]])
-def test_entries_of_minus_one_are_skipped_wherever_they_stand(table):
+def test_entries_of_minus_one_are_skipped_at_any_position(table):
     arguments = operands(2, 1, 64, 64, 64)
     arguments["block_tables"] = np.array([table], np.int32)
     check(arguments)
@@ -215,7 +215,7 @@ def test_blocks_are_loaded_from_a_place_of_the_table_known_at_run_time():
         (dict(scale=0.0), "scale: got 0.0"),
     ],
 )
-def test_wrong_arguments_are_refused(change, message):
+def test_wrong_arguments_raise(change, message):
     with pytest.raises(AssertionError, match=message):
         attention_segmented_cte(**(operands(2, 1, 64, 64, 64) | change))
 

@@ -184,7 +184,7 @@ def test_fused_rope_rotates_scales_and_returns_the_keys(in_sbuf, lnc):
     Case(config(3, 2, 2, 256, 64, fuse_rope=True, use_pos_id=True, **places), "float32", sink=True).check(lnc)
 
 
-def test_rope_turns_whole_turns_away_at_positions_of_long_sequences():
+def test_rope_removes_whole_rotations_at_positions_of_long_sequences():
     case = Case(config(2, 2, 1, 256, 64, fuse_rope=True, qk_in_sb=False), "float32")
     case.more["rope_pos_ids"] = np.array([[131072.0], [82431.0]], np.float32)
     got, (out, keys) = case.run(), case.expected()
@@ -301,7 +301,7 @@ def test_blocks_are_cut_until_every_partition_has_one():
         (dict(tp_k_prior=True), "k_prior: got shape"),
     ],
 )
-def test_wrong_configurations_are_refused(change, message):
+def test_wrong_configurations_raise(change, message):
     case = Case(config(2, 2, 1, 256, 64))
     case.cfg = replace(case.cfg, **change)
     if change.get("d_head", 64) != 64 or "q_head" in change:

@@ -74,7 +74,7 @@ def test_wrong_arguments_are_named(shape, axis, text):
         run(cumsum, np.zeros(shape, np.float32), axis)
 
 
-def test_integers_are_refused():
+def test_integers_raise():
     with pytest.raises(AssertionError, match="x: got dtype int32, allowed are float dtypes"):
         run(cumsum, np.zeros((4, 8), np.int32))
 

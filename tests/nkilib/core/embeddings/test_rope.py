@@ -40,7 +40,7 @@ LARGE = [(128, 1, 8, 512), (64, 1, 16, 512), (128, 3, 15, 512)]
 @each_lnc
 @pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_pairs_are_turned(shape, contiguous, lnc):
+def test_pairs_are_rotated(shape, contiguous, lnc):
     check(operands(*shape), lnc, contiguous_layout=contiguous)
 
 
@@ -48,13 +48,13 @@ def test_pairs_are_turned(shape, contiguous, lnc):
 @pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize("dtype", [BF16, np.dtype("float32")])
 @pytest.mark.parametrize("shape", LARGE)
-def test_published_sizes_are_turned(shape, dtype, contiguous):
+def test_published_sizes_are_rotated(shape, dtype, contiguous):
     check(operands(*shape, dtype), contiguous_layout=contiguous)
 
 
 @pytest.mark.tiny
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_other_dtypes_are_turned(dtype):
+def test_other_dtypes_are_rotated(dtype):
     check(operands(128, 2, 4, 64, np.dtype(dtype)))
 
 
@@ -106,7 +106,7 @@ def in_sbuf(x, cos, sin, convert=False, in_place=False, views=False, out_dtype=N
 @pytest.mark.parametrize("options", [{}, {"in_place": True}, {"views": True}], ids=str)
 @pytest.mark.parametrize("dtype", [BF16, np.dtype("float32")])
 @pytest.mark.parametrize("shape", [(128, 2, 5, 96), (64, 3, 2, 50)])
-def test_tiles_are_turned_in_sbuf(shape, dtype, options):
+def test_tiles_are_rotated_in_sbuf(shape, dtype, options):
     arrays = operands(*shape, dtype)
     compare(run(in_sbuf, *arrays, **options), RoPE_ref(*arrays))
 
@@ -148,11 +148,11 @@ def refused(text, kernel, *args, lnc=1, **options):
         ((64, 1, 1, 513), "x_in: got sequence length 513, allowed are 1 to 512"),
     ],
 )
-def test_sizes_out_of_range_are_refused(shape, text):
+def test_sizes_out_of_range_raise(shape, text):
     refused(text, RoPE, *operands(*shape))
 
 
-def test_wrong_operands_are_refused():
+def test_wrong_operands_raise():
     x, cos, sin = operands(64, 2, 3, 8)
     refused(
         r"x_in: got shape \(64, 48\), expected \(d_head, B, n_heads, S\)", RoPE, x.reshape(64, 48), cos, sin

@@ -33,7 +33,7 @@ def check(q, k, lnc=1, **options):
     "sizes",
     [(2, 4, 2, 128, 64), (1, 9, 1, 200, 128), (3, 1, 1, 5, 10), (1, 5, 1, 1101, 16), (1, 1, 1, 9, 256)],
 )
-def test_queries_and_keys_are_turned(sizes, dtype, backward, lnc):
+def test_queries_and_keys_are_rotated(sizes, dtype, backward, lnc):
     q, k, cos, sin = operands(*sizes, dtype)
     check(q, k, lnc, cos=cos, sin=sin, backward=backward)
 
@@ -56,7 +56,7 @@ def refused(text, *args, **options):
         run(rope_hf, *args, **options)
 
 
-def test_wrong_arguments_are_refused():
+def test_wrong_arguments_raise():
     q, k, cos, sin = operands(1, 2, 1, 8, 16)
     refused("q: got head dimension 15, allowed are even numbers", q[..., :15], k, q, k, cos, sin)
     refused(r"q: got shape \(2, 8, 16\), expected \(B, heads, S, d\)", q[0], k, q, k, cos, sin)

@@ -529,13 +529,13 @@ def with_manager(hidden, gate, up, down, in_sbuf=False, **options):
     y = mlp(hidden, gate, up, down, sbm=sbm, store_output_in_sbuf=in_sbuf, **options)[0]
     taken = y.size // y.shape[0] * sizeinbytes(y.dtype) if in_sbuf else 0
     assert sbm.get_stack_curr_addr() == before + taken
-    kept = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
-    nisa.dma_copy(kept, mine)
+    untouched = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(untouched, mine)
     if not in_sbuf:
-        return y, kept
+        return y, untouched
     out = nl.ndarray(y.shape, y.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(out, y)
-    return out, kept
+    return out, untouched
 
 
 def placed_by_hand(monkeypatch):
@@ -567,8 +567,8 @@ def test_a_manual_sbuf_manager_places_every_tile(kind, tiled, lnc, monkeypatch):
         options |= {"fused_add_tensor": random((3, 2, 256), "bfloat16", 8), "up_clamp_upper_limit": 1.0}
     expected = run(mlp, *args, lnc=lnc, **options)[0]
     places = placed_by_hand(monkeypatch)
-    y, kept = run(with_manager, *args, lnc=lnc, **options)
-    assert np.array_equal(y, expected) and (kept == 7).all()
+    y, untouched = run(with_manager, *args, lnc=lnc, **options)
+    assert np.array_equal(y, expected) and (untouched == 7).all()
     assert len(places) > 10 and None not in places
 
 
@@ -580,11 +580,11 @@ def test_a_manual_sbuf_manager_keeps_a_result_in_sbuf(tiled, bound, lnc, monkeyp
     options |= {"use_tkg_down_proj_column_tiling": tiled, "quant_clipping_bound": bound}
     expected = run(mlp, *args, lnc=lnc, **options)[0].reshape(6, 256)
     places = placed_by_hand(monkeypatch)
-    y, kept = run(with_manager, *args, lnc=lnc, in_sbuf=True, **options)
+    y, untouched = run(with_manager, *args, lnc=lnc, in_sbuf=True, **options)
     if not tiled:  # [128, 2, T], the columns of a core spread over the partitions
         per_core = 2 // lnc
         y = y.reshape(128, lnc, per_core, 6).transpose(3, 1, 0, 2).reshape(6, 256)
-    assert np.array_equal(y, expected) and (kept == 7).all() and None not in places
+    assert np.array_equal(y, expected) and (untouched == 7).all() and None not in places
 
 
 @each_lnc
@@ -600,8 +600,8 @@ def test_a_manual_sbuf_manager_places_every_tile_of_prefill(kind, lnc, monkeypat
     monkeypatch.setattr("nkilib.core.mlp.prefill.BANK_COLUMNS", 128)
     expected = run(mlp, *args, lnc=lnc, **options)[0]
     places = placed_by_hand(monkeypatch)
-    y, kept = run(with_manager, *args, lnc=lnc, **options)
-    assert np.array_equal(y, expected) and (kept == 7).all()
+    y, untouched = run(with_manager, *args, lnc=lnc, **options)
+    assert np.array_equal(y, expected) and (untouched == 7).all()
     assert places and None not in places
 
 
@@ -655,11 +655,11 @@ ONE = np.ones((128, 1), np.float32)
         (r"hidden_tensor: got shape \(3, 2, 256\), expected \(128, 1, 2\)", {"transposed_in": True}),
     ],
 )
-def test_wrong_options_are_refused(text, options):
+def test_wrong_options_raise(text, options):
     refused(text, **options)
 
 
-def test_wrong_shapes_and_dtypes_are_refused():
+def test_wrong_shapes_and_dtypes_raise():
     x, gate, up, down = inputs(SMALL[DECODE])
     refused(r"H = 130, allowed are multiples of 128", inputs((1, 4, 130, 64)))
     refused(
@@ -689,7 +689,7 @@ def test_wrong_shapes_and_dtypes_are_refused():
     refused(r"up_proj_weights_tensor: got I = 1, allowed is at least 2", inputs((1, 4, 256, 1)), lnc=2)
 
 
-def test_missing_scales_are_refused():
+def test_missing_scales_raise():
     args, options = quantized(SMALL[PREFILL], QuantizationType.STATIC)
     refused("gate_up_in_scale: got None, needed by", args, **options)
     refused("down_in_scale: got None", args, **options, gate_up_in_scale=ONE)

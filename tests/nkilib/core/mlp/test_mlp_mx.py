@@ -383,7 +383,7 @@ def test_rows_with_a_scale_go_with_mx_weights_too():
     agree(y[0], by_blocks(m, places_of_columns(512)) @ weights[2])
 
 
-def test_packed_tokens_want_weights_of_their_order():
+def test_packed_tokens_need_weights_in_the_same_order():
     _, words, scales, _ = layer(128, 512, 512)
     packed = np.zeros((1, 128, 512 + 128), FP8)
     with pytest.raises(AssertionError, match="H_X4_INNERMOST"):
@@ -402,9 +402,9 @@ def with_manager(hidden, gate, up, down, **options):
     mine = sbm.alloc_stack((128, 64), nl.float32, name="mine")
     nisa.memset(mine, 7.0)
     y = mlp(hidden, gate, up, down, sbm=sbm, **options)[0]
-    kept = nl.ndarray((nl.num_programs(0), 128, 64), nl.float32, buffer=nl.shared_hbm)
-    nisa.dma_copy(kept[nl.program_id(0)], mine)
-    return y, kept
+    untouched = nl.ndarray((nl.num_programs(0), 128, 64), nl.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(untouched[nl.program_id(0)], mine)
+    return y, untouched
 
 
 @each_lnc
@@ -416,5 +416,5 @@ def test_a_manual_sbuf_manager_places_all_tiles(lnc, tokens, norm, monkeypatch):
     x, words, scales, _ = layer(tokens, 1024, 1024)
     options = {"quantization_type": MX, "normalization_type": norm, **scales}
     expected = run(mlp, x, *words, lnc=lnc, on="trn3", **options)[0]
-    y, kept = run(with_manager, x, *words, lnc=lnc, on="trn3", **options)
-    assert np.array_equal(y, expected) and (kept == 7).all()
+    y, untouched = run(with_manager, x, *words, lnc=lnc, on="trn3", **options)
+    assert np.array_equal(y, expected) and (untouched == 7).all()

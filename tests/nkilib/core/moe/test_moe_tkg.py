@@ -152,7 +152,7 @@ DYNAMIC = {**ALL_EXPERT, "expert_affinities_scaling_mode": POST, "mask_unselecte
 @pytest.mark.parametrize("tokens, block, bias", [(20, 4, True), (130, 32, False), (150, 256, True)])
 def test_dynamic_experts_give_the_same(tokens, block, bias, lnc):
     a = case(tokens, 256, 64, 2, 1, everywhere=6, bias=bias, **DYNAMIC)
-    a["expert_index"][:, 0] = np.where(np.arange(tokens) % 3 == 0, 1, 5)  # nobody chooses expert 0
+    a["expert_index"][:, 0] = np.where(np.arange(tokens) % 3 == 0, 1, 5)  # no token chooses expert 0
     check(a, lnc, is_all_expert_dynamic=True, block_size=block)
 
 
@@ -329,6 +329,6 @@ def test_tokens_come_home_through_permute_experts_and_reduce():
         ({"expert_down_bias": np.zeros((2, 32), BF16)}, "expert_down_bias: got shape"),
     ],
 )
-def test_refuses(change, message):
+def test_raises_on_invalid_arguments(change, message):
     with pytest.raises(AssertionError, match=message):
         run(moe_tkg, **{**case(2, 256, 32, 2, 1), **change})

@@ -135,7 +135,7 @@ def test_words_without_a_dtype_and_fp8_with_its_lanes_are_taken():
     agree(run(moe_tkg, on="trn3", **fp8.arguments(False, **lanes)), fp8.expected(fp8.chosen(False)))
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_arguments_raise():
     case = Experts(2, 512, 64, 2, 1)
 
     def refuses(text, on="trn3", **options):

@@ -100,7 +100,7 @@ def test_logits_may_be_left_out():
         ({"shared_expert_up_w": np.zeros((256, 32), BF16)}, "expected all or none"),
     ],
 )
-def test_refuses(change, message):
+def test_raises_on_invalid_arguments(change, message):
     with pytest.raises(AssertionError, match=message):
         run(moe_block_tkg, **{**case(1, 2, 256, 32, 4, 1), **change})
 

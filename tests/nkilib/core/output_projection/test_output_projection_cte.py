@@ -142,7 +142,7 @@ def zeros(*shape, dtype=BF16):
     return np.zeros(shape, dtype)
 
 
-def test_wrong_shapes_are_refused():
+def test_wrong_shapes_raise():
     refused(r"attention: got shape \(3, 48, 4\), expected \(B, N, D, S\)", zeros(3, 48, 4), zeros(144, 8))
     refused("attention: got D = 129, allowed are at most 128", zeros(1, 1, 129, 4), zeros(129, 8))
     refused(r"weight: got shape \(96, 8\), expected \(144, H\)", zeros(1, 3, 48, 4), zeros(96, 8))
@@ -152,7 +152,7 @@ def test_wrong_shapes_are_refused():
     refused(r"bias: got shape \(1, 9\), expected \(1, 8\)", zeros(1, 1, 2, 4), zeros(2, 8), zeros(1, 9))
 
 
-def test_wrong_dtypes_and_scales_are_refused():
+def test_wrong_dtypes_and_scales_raise():
     x, w, one = zeros(1, 1, 2, 4), zeros(2, 8), np.ones((128, 1), np.float32)
     fp8 = w.astype(FP8)
     refused("weight: got .*float8_e4m3, allowed are", x, fp8)
@@ -170,7 +170,7 @@ def test_wrong_dtypes_and_scales_are_refused():
     refused("input_scales: got one with QuantizationType.NONE", x, w, input_scales=one)
 
 
-def test_scales_of_columns_with_mx_weights_are_refused():
+def test_scales_of_columns_with_mx_weights_raise():
     with invalid("quantization_type: got QuantizationType.ROW_MX, allowed are NONE"):
         run(output_projection_cte, zeros(1, 1, 2, 4), zeros(2, 8), quantization_type=QuantizationType.ROW_MX)
 

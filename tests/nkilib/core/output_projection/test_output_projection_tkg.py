@@ -176,7 +176,7 @@ def zeros(*shape, dtype=BF16):
     return np.zeros(shape, dtype)
 
 
-def test_wrong_shapes_are_refused():
+def test_wrong_shapes_raise():
     refused(r"attention: got shape \(48, 3, 4\), expected \(D, B, N, S\)", zeros(48, 3, 4), zeros(144, 8))
     refused("attention: got D = 129, allowed are at most 128", zeros(129, 1, 1, 4), zeros(129, 8))
     refused(r"weight: got shape \(96, 8\), expected \(144, H\)", zeros(48, 1, 3, 4), zeros(96, 8))
@@ -211,7 +211,7 @@ def test_limits_of_the_transposed_layout():
     )
 
 
-def test_wrong_scales_are_refused():
+def test_wrong_scales_raise():
     x, w, one = zeros(2, 1, 1, 4), zeros(2, 8), np.ones((128, 1), np.float32)
     fp8 = w.astype(FP8)
     refused("weight_scale: got one with QuantizationType.NONE", x, w, weight_scale=one)
@@ -220,7 +220,7 @@ def test_wrong_scales_are_refused():
     refused("input_scale: got one with QuantizationType.NONE", x, w, input_scale=one)
 
 
-def test_scales_of_columns_with_mx_weights_are_refused():
+def test_scales_of_columns_with_mx_weights_raise():
     with invalid("quantization_type: got QuantizationType.ROW_MX, allowed are NONE"):
         run(output_projection_tkg, zeros(2, 1, 1, 4), zeros(2, 8), quantization_type=QuantizationType.ROW_MX)
 
@@ -234,15 +234,15 @@ def with_manager(x, w, bias, automatic, in_sbuf=False, **options):
     before = 0 if automatic else sbm.get_stack_curr_addr()
     result = output_projection_tkg(x, w, bias, sbm=sbm, OUT_IN_SB=in_sbuf, **options)
     if not automatic:
-        kept = result.size // result.shape[0] * 2 if in_sbuf else 0
-        assert sbm.get_stack_curr_addr() == before + kept
+        result_bytes = result.size // result.shape[0] * 2 if in_sbuf else 0
+        assert sbm.get_stack_curr_addr() == before + result_bytes
     if in_sbuf:
         out = nl.ndarray((nl.num_programs(0), *result.shape), result.dtype, buffer=nl.shared_hbm)
         nisa.dma_copy(out[nl.program_id(0)], result)
         result = out
-    kept = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
-    nisa.dma_copy(kept, mine)
-    return result, kept
+    untouched = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(untouched, mine)
+    return result, untouched
 
 
 @each_lnc
@@ -268,12 +268,12 @@ def test_a_manual_sbuf_manager_places_every_tile(kind, in_sbuf, transposed, lnc,
         return original(shape, dtype, buffer=buffer, name=name, address=address, **more)
 
     monkeypatch.setattr(nl, "ndarray", noted)
-    got, kept = run(with_manager, *args, lnc=lnc, automatic=False, **options)
-    assert np.array_equal(got, expected) and (kept == 7).all()
+    got, untouched = run(with_manager, *args, lnc=lnc, automatic=False, **options)
+    assert np.array_equal(got, expected) and (untouched == 7).all()
     assert len(places) > 5 and None not in places
 
 
-def test_a_manager_without_room_says_so():
+def test_a_manager_without_room_raises():
     with pytest.raises(AssertionError, match="SBUF is full: tile .* needs .* bytes per partition"):
         run(with_little_room, *inputs((128, 4, 8, 1, 4096))[:2])
 

@@ -64,7 +64,7 @@ def agree(x, w, lnc=1, tolerance=1e-2, **options):
 @pytest.mark.tiny
 @each_lnc
 @each_layout
-@pytest.mark.parametrize("sequence", [3, 64, 70])  # decode; prefill, tokens turned over by DMA or TensorE
+@pytest.mark.parametrize("sequence", [3, 64, 70])  # decode; prefill, tokens transposed by DMA or TensorE
 def test_every_layout(layout, sequence, lnc):
     agree(tokens(2, sequence), weights(), lnc, output_layout=layout, bias=random((1, I), BF16, 5), **HEADS)
 
@@ -253,7 +253,7 @@ def refusal(error=AssertionError, x=None, w=None, **options):
 
 
 @pytest.mark.tiny
-def test_wrong_arguments_are_refused_by_name():
+def test_wrong_arguments_raise_by_name():
     assert "fused_qkv_weights has 128 rows" in refusal(ValueError, w=weights(128))
     assert "both are needed by fused_residual_add" in refusal(ValueError, fused_residual_add=True)
     assert "multiples of 128" in refusal(x=tokens(1, 2, 96), w=weights(96))
@@ -271,7 +271,7 @@ def test_wrong_arguments_are_refused_by_name():
 
 
 @pytest.mark.tiny
-def test_what_is_not_built_says_so():
+def test_an_option_that_is_not_built_raises():
     across = QKNormConfig(q_norm=NormType.RMS_NORM_ACROSS_HEADS)
     assert "RMS_NORM_ACROSS_HEADS" in refusal(NotBuilt, qk_norm_pre_rope=across, **HEADS)
 

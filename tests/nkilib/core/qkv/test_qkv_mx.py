@@ -125,8 +125,8 @@ def test_transposed_tokens_and_layouts_of_heads(lnc):
     x = random((2, 9, 512), "bfloat16")
     words, scales, seen = mx_weights(plain(512))
     options = {"quantization_type": MX, "qkv_w_scale": scales, "output_layout": QKVOutputLayout.NBdS}
-    turned = np.ascontiguousarray(x.swapaxes(1, 2))
-    y = run(qkv, turned, words, lnc=lnc, on="trn3", transposed_in=True, d_head=32, **options)
+    transposed = np.ascontiguousarray(x.swapaxes(1, 2))
+    y = run(qkv, transposed, words, lnc=lnc, on="trn3", transposed_in=True, d_head=32, **options)
     wanted = (seen_tokens(x) @ seen).reshape(2, 9, 6, 32).transpose(2, 0, 3, 1)
     agree(y, wanted)
     agree(run(qkv, x, words, lnc=lnc, on="trn3", d_head=32, **options), wanted)
@@ -208,7 +208,7 @@ def test_decode_takes_tokens_from_sbuf(lnc):
     agree(run(from_sbuf, x, words, scales, lnc=lnc, on="trn3")[0], seen_tokens(x) @ seen)
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_arguments_raise():
     x, (words, scales, _) = random((1, 3, H), "bfloat16"), mx_weights(plain())
 
     def refuses(text, *args, on="trn3", **options):

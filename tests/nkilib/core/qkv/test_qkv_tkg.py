@@ -90,7 +90,7 @@ def test_static_fp8_by_section(lnc):
     near(y, expected, 2e-2)
 
 
-def test_too_many_tokens_and_an_odd_hidden_dimension_are_refused():
+def test_too_many_tokens_and_an_odd_hidden_dimension_raise():
     x, w = random((600, 1, 128), BF16), random((128, 64), BF16)
     with pytest.raises(AssertionError, match="at most 512"):
         run(qkv_tkg, x, w, norm_type=NormType.NO_NORM)

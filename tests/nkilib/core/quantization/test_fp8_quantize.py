@@ -209,7 +209,7 @@ def test_what_is_wrong_is_named():
     )
 
 
-def test_tensors_outside_sbuf_are_refused():
+def test_tensors_outside_sbuf_raise():
     @nki.jit
     def kernel(x):
         row_quantization(x)

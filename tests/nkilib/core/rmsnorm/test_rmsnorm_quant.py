@@ -194,7 +194,7 @@ def test_arguments_are_checked_when_they_are_made(options, text):
         RmsNormQuantKernelArgs(**{"lower_bound": 0.0, **options})
 
 
-def test_the_arguments_say_what_they_need():
+def test_invalid_arguments_raise_with_what_is_needed():
     assert RmsNormQuantKernelArgs(0.0).needs_rms_normalization()
     assert not RmsNormQuantKernelArgs(0.0, NormType.NO_NORM).needs_rms_normalization()
     assert RmsNormQuantKernelArgs(2.0).has_lower_bound() and not RmsNormQuantKernelArgs(0.0).has_lower_bound()
@@ -235,7 +235,7 @@ def test_what_is_wrong_is_named(arguments, text):
         ((32 * 32768 + 1, 8), "got 1048577 rows, allowed are at most 1048576"),
     ],
 )
-def test_sizes_beyond_the_documented_ones_are_refused(shape, text):
+def test_sizes_beyond_the_documented_ones_raise(shape, text):
     hidden = nki.TensorSpec(shape, "bfloat16")
     with pytest.raises(AssertionError, match=text):
         nki.profile(rmsnorm_quant_kernel)(hidden, nki.TensorSpec(shape[-1:], "bfloat16"), PLAIN)

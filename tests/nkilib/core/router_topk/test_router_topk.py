@@ -133,7 +133,7 @@ def test_affinities_follow_the_rule(act_fn, pre_norm, norm_topk_prob, k, experts
 @pytest.mark.parametrize("sparse", [False, True])
 def test_of_equal_logits_the_lower_index_wins(sparse):
     x, w = operands(3, 128, 20, F32)
-    w[:] = w[:, :1]  # all experts are alike
+    w[:] = w[:, :1]  # all experts are equal
     arrays = results(3, 20, 4)
     logits, index, affinities = run(router_topk, x, w, None, *arrays, SOFTMAX, 4, *HBM, norm_topk_prob=sparse)
     np.testing.assert_array_equal(index, np.tile(np.arange(4), (3, 1)))
@@ -266,8 +266,8 @@ def by_torch(logits, bias, k, n_group, topk_group, factor, normalize):
     scores = torch.from_numpy(logits).sigmoid()
     choice = scores + torch.from_numpy(bias.astype(np.float64))
     groups = choice.view(len(choice), n_group, -1)
-    kept = groups.topk(2, dim=-1).values.sum(-1).topk(topk_group, dim=-1).indices
-    allowed = torch.zeros(len(choice), n_group, dtype=torch.bool).scatter_(1, kept, True)
+    selected = groups.topk(2, dim=-1).values.sum(-1).topk(topk_group, dim=-1).indices
+    allowed = torch.zeros(len(choice), n_group, dtype=torch.bool).scatter_(1, selected, True)
     choice = choice.masked_fill(~allowed.repeat_interleave(groups.shape[2], 1), -torch.inf)
     index = choice.topk(k, dim=-1).indices
     top = scores.gather(1, index)
@@ -309,7 +309,7 @@ def refused(text, x, w, arrays, k=2, act_fn=SOFTMAX, layouts=HBM, bias=None, lnc
         run(router_topk, x, w, bias, *arrays, act_fn, k, *layouts, lnc=lnc, **options)
 
 
-def test_sizes_out_of_range_are_refused():
+def test_sizes_out_of_range_raise():
     refused("k: got 9, allowed are 1 to 8", *operands(4, 128, 16), results(4, 16, 9), k=9)
     refused("k: got 4, allowed are 1 to 3", *operands(4, 128, 3), results(4, 3, 4), k=4)
     refused("w: got 513 experts, allowed are at most 512", *operands(4, 128, 513), results(4, 513, 2))
@@ -321,7 +321,7 @@ def test_sizes_out_of_range_are_refused():
     )
 
 
-def test_wrong_operands_are_refused():
+def test_wrong_operands_raise():
     x, w = operands(4, 256, 8)
     logits, affinities, index = arrays = results(4, 8, 2)
     refused(r"x: got shape \(4, 128\), expected \(4, 256\)", x[:, :128], w, arrays)
@@ -342,7 +342,7 @@ def test_wrong_operands_are_refused():
     )
 
 
-def test_other_options_are_refused():
+def test_other_options_raise():
     x, w = operands(4, 256, 8)
     arrays = results(4, 8, 2)
     refused("x_sb_layout: got 4, allowed are 0 to 3", x, w, arrays, layouts=(1, 4))
@@ -372,7 +372,7 @@ def test_other_options_are_refused():
         ("k: got 3, allowed are at most 2, the experts of 1 groups", {"n_group": 4, "k": 3}),
     ],
 )
-def test_groups_that_cannot_be_are_refused(text, options):
+def test_impossible_groups_raise(text, options):
     options = {"bias": np.zeros(8, F32), "k": 2, **options}
     arrays = results(4, 8, options["k"])
     refused(text, *operands(4, 256, 8), arrays, act_fn=RouterActFnType.NOAUX_TC, **options)

@@ -72,7 +72,7 @@ def test_indices_in_another_dtype():
         ((256, 4), {"col_start_id": np.array([0], np.int32)}, "n_cols: got None"),
     ],
 )
-def test_wrong_arguments_are_refused(shape, options, message):
+def test_wrong_arguments_raise(shape, options, message):
     with pytest.raises(AssertionError, match=message):
         find_nonzero_indices(np.ones(shape, np.float32), **options)
 

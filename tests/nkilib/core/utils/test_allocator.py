@@ -66,7 +66,7 @@ def test_a_closed_scope_gives_its_bytes_back():
     inside(body)
 
 
-def test_sections_of_a_scope_take_turns():
+def test_sections_of_a_scope_alternate():
     def body():
         sbm = SbufManager(0, TOTAL)
         sbm.open_scope(interleave_degree=2)
@@ -149,7 +149,7 @@ def test_overlapping_tiles_share_bytes():
         (lambda s: SbufManager(8, 4), "bounds: got 8 to 4"),
     ],
 )
-def test_what_cannot_be_is_refused(body, text):
+def test_an_impossible_request_raises(body, text):
     with pytest.raises(AssertionError, match=f"Kernel validation exception: {text}"):
         inside(lambda: body(SbufManager(0, TOTAL)))
 

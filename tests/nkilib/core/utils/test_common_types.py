@@ -59,7 +59,7 @@ def test_enums_and_configurations_are_constants_of_a_kernel():
     assert scaled_if_normalised(x, NormType.RMS_NORM, QKNormConfig()).sum() == 6
 
 
-def test_a_strided_input_configuration_is_refused():
+def test_a_strided_input_configuration_raises():
     check_strided_input(None)
     with pytest.raises(AssertionError, match="strided_input_config: got 3, allowed is None"):
         check_strided_input(3)

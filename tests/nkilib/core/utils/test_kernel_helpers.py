@@ -39,7 +39,7 @@ def verified(x, allowed_ndims, max_shards):
     return nl.zeros((1, 1), nl.float32, buffer=nl.shared_hbm)
 
 
-def test_a_grid_that_is_not_allowed_is_refused():
+def test_a_grid_that_is_not_allowed_raises():
     x = np.zeros(1, np.float32)
     verified[2](x, (0, 1), 2)
     with pytest.raises(AssertionError, match=r"verified: the launch grid has 0 dimensions, .* \(1,\)"):

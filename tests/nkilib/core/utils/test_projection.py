@@ -65,7 +65,7 @@ def test_both_operand_orders_give_the_same_sums(tokens):
     )
 
 
-def test_few_tokens_stand_side_by_side_in_a_bank():
+def test_few_tokens_share_a_bank():
     def body(dst):
         blocks = token_major_blocks(20, 2000, packed=True)
         assert [block.lane for block in blocks] == [0, 32, 64, 96]

@@ -107,7 +107,7 @@ def test_a_kernel_with_views_compiles():
         (lambda v: v.rearrange(("a", "b"), ("b", "a")), "rearrange: got 2 names for the 3 dimensions"),
     ],
 )
-def test_what_cannot_be_seen_is_refused(change, text):
+def test_an_impossible_view_raises(change, text):
     with pytest.raises(AssertionError, match=f"Kernel validation exception: .*{text}"):
         seen(change)
 

@@ -158,7 +158,7 @@ def test_float32_tensors_are_multiplied_in_compute_dtype():
 
 
 @pytest.mark.parametrize("i, spare, skip", [(128, 0, False), (48, 1, True)])
-def test_where_tokens_stand_in_many_blocks_two_cores_take_every_other_one(i, spare, skip):
+def test_two_cores_alternate_blocks_if_tokens_are_in_many_blocks(i, spare, skip):
     w = layer(routed(300, 8, 4), i=i, skip=skip)
     got = launch(w, lnc=2, spare=spare, **EXACT)
     close(got, w.dense(w.plain), terms=512)
@@ -167,7 +167,7 @@ def test_where_tokens_stand_in_many_blocks_two_cores_take_every_other_one(i, spa
     assert not slices[:, 1].any()
 
 
-def test_cores_that_take_every_other_block_keep_its_checkpoints():
+def test_cores_that_alternate_blocks_store_checkpoints():
     w = layer(routed(300, 8, 4), i=128)
     found = launch(w, KEEP, lnc=2, **EXACT)
     for got, wanted in zip(found, launch(w, KEEP, lnc=1, **EXACT), strict=True):
@@ -233,7 +233,7 @@ def test_affinities_scale_the_result_the_tokens_or_nothing(lnc, mode):
     close(got, w.dense(mlp, scaled=post), terms=512)
 
 
-def test_without_accumulation_the_last_block_of_a_token_stands():
+def test_without_accumulation_the_last_block_of_a_token_wins():
     w = layer(routed(100, 2, 2))
     got = launch(w, is_tensor_update_accumulating=False, **EXACT)
     w.chosen = np.tile([0, 1], (100, 1))
@@ -315,7 +315,7 @@ def test_experts_without_tokens_and_blocks_of_padding_change_nothing():
 
 @each_lnc
 @pytest.mark.parametrize("skip", [False, True])
-def test_a_token_that_stands_several_times_in_a_block_counts_so_often(lnc, skip):
+def test_a_token_that_is_repeated_in_a_block_counts_each_time(lnc, skip):
     chosen = routed(90, 2, 2)
     chosen[7, 0], chosen[40, 1] = 3, 2
     w = layer(chosen, skip=skip)
@@ -360,11 +360,11 @@ def test_an_id_that_is_no_tokens_fails_before_anything_is_written(wrong, skip):
     w = layer(routed(), skip=skip)
     ids, owners = w.blocks()
     ids[-w.block] = wrong
-    kept = np.full((len(owners), 2, 48, 256), 5.0, np.float32)
-    options = {"gate_up_activations_T": kept, "skip_dma": SkipMode(skip_token=skip)}
+    checkpoints = np.full((len(owners), 2, 48, 256), 5.0, np.float32)
+    options = {"gate_up_activations_T": checkpoints, "skip_dma": SkipMode(skip_token=skip)}
     with pytest.raises(IndexError, match="affinities|index"):
         run(moe_cte, *w.tensors, ids, owners, w.block, KEEP, **options)
-    assert (kept == 5.0).all()
+    assert (checkpoints == 5.0).all()
 
 
 # ---- entry points, refusals ----------------------------------------------------------------------
@@ -388,7 +388,7 @@ def test_entry_points_are_the_same_engine(lnc):
         np.testing.assert_array_equal(got, wanted)
 
 
-def test_fp8_activations_are_refused_by_name():
+def test_fp8_activations_raise_by_name():
     w = layer(routed())
     with pytest.raises(NotBuilt, match="gate_up_in_scale"):
         launch(w, gate_up_in_scale=np.ones((1, 1), np.float32))
@@ -409,7 +409,7 @@ def test_fp8_activations_are_refused_by_name():
         ({"spec": MoECTESpec(Kind.shard_on_i_hybrid)}, "conditions: got None, needed by"),
     ],
 )
-def test_wrong_arguments_are_refused_by_name(change, message):
+def test_wrong_arguments_raise_by_name(change, message):
     w = layer(routed())
     ids, owners = w.blocks()
     names = ("hidden_states", "expert_affinities_masked", "gate_up_proj_weight", "down_proj_weight")

@@ -118,7 +118,7 @@ def test_affinities_may_come_before(lnc):
 
 @each_lnc
 @pytest.mark.parametrize("inner, kind", [(544, Kind.shard_on_i_mx), (72, Kind.shard_on_i_mx_hybrid)])
-def test_activations_may_be_kept(lnc, inner, kind):
+def test_activations_are_returned_on_request(lnc, inner, kind):
     layer = Layer(inner=inner)
     config = ShardOnIConfig(checkpoint_activation=True, num_static_block=2)
     limits = {f"{side}_clamp_upper_limit": 0.75 for side in ("gate", "up")}
@@ -135,17 +135,17 @@ def test_activations_may_be_kept(lnc, inner, kind):
         agree(down[n][real], layer.experts.expert(e, layer.x[ids[real]], limits=(None, 0.75)))
 
 
-def test_the_callers_tensors_receive_what_is_kept():
+def test_activations_are_written_to_the_tensors_of_the_caller():
     layer = Layer()
     arguments = layer.arguments(Kind.shard_on_i_mx)
     arguments.pop("spec")
-    kept = {
+    checkpoints = {
         "gate_up_activations_T": np.zeros((4, 2, 160, B), BF16),
         "down_activations": np.zeros((4, B, 512), BF16),
     }
     config = ShardOnIConfig(checkpoint_activation=True)
     wanted = run(moe_cte, on="trn3", spec=MoECTESpec(Kind.shard_on_i_mx, shard_on_I=config), **arguments)
-    got = run(blockwise_mm_shard_intermediate_mx, on="trn3", **kept, **arguments)
+    got = run(blockwise_mm_shard_intermediate_mx, on="trn3", **checkpoints, **arguments)
     for a, b in zip(got, wanted, strict=True):
         np.testing.assert_array_equal(a[:TOKENS], b[:TOKENS])
 

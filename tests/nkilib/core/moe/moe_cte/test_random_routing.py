@@ -110,7 +110,7 @@ def check(seed: int) -> None:
     kinds = KINDS if routing.conditions is not None else [kind for kind in KINDS if "hybrid" not in kind.name]
     keep = ShardOnIConfig(checkpoint_activation=True, num_static_block=int(rng.integers(0, 3)))
     spec = MoECTESpec(kinds[rng.integers(len(kinds))], shard_on_I=keep)
-    out, *kept = run(
+    out, *checkpoints = run(
         moe_cte, *mixture.tensors, *routing.arguments, spec, conditions=routing.conditions, **options
     )
     wanted, gradients = mixture.dense()
@@ -118,7 +118,7 @@ def check(seed: int) -> None:
     if routing.conditions is None:  # the backward kernel has none
         ids, owners, block = routing.arguments
         found = run(
-            blockwise_mm_bwd, *mixture.tensors, *kept, ids, owners, mixture.out_grad, block, **options
+            blockwise_mm_bwd, *mixture.tensors, *checkpoints, ids, owners, mixture.out_grad, block, **options
         )
         for mine, reference in zip(found, gradients, strict=True):
             close(mine, reference, terms=10**4)
@@ -136,15 +136,15 @@ def test_many_routings_give_what_the_dense_mixture_does(seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_id_that_is_no_tokens_fails_wherever_it_stands(seed):
+def test_an_invalid_token_id_raises_at_any_position(seed):
     rng = np.random.default_rng(seed)
     routing = draw(rng)
     mixture = Mixture(routing, 16)
     wrong = [-2, -(2**31), routing.tokens + 1, 10**6, 2**31 - 1, *([] if routing.skip else [-1])]
     routing.ids[rng.integers(len(routing.ids)), rng.integers(BLOCK)] = rng.choice(wrong)
-    kept = np.full((len(routing.ids), 2, 16, BLOCK), 5.0, np.float32)
+    checkpoints = np.full((len(routing.ids), 2, 16, BLOCK), 5.0, np.float32)
     spec = MoECTESpec(MoECTEImplementation.shard_on_i, shard_on_I=ShardOnIConfig(checkpoint_activation=True))
     options = {"skip_dma": SkipMode(skip_token=routing.skip), "lnc": int(rng.integers(1, 3))}
     with pytest.raises(IndexError, match="affinities|index"):
-        run(moe_cte, *mixture.tensors, *routing.arguments, spec, gate_up_activations_T=kept, **options)
-    assert (kept == 5.0).all()
+        run(moe_cte, *mixture.tensors, *routing.arguments, spec, gate_up_activations_T=checkpoints, **options)
+    assert (checkpoints == 5.0).all()
