@@ -6,16 +6,17 @@ as a device would: a kernel that writes its input must not change the host's ten
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 _NAMES = ("xla", "neuron", "privateuseone")
-_mode: Any = None
+_mode: OnCpu | None = None
 
 
-def is_accelerator(device: Any) -> bool:
+def is_accelerator(device: object) -> bool:
     """True for the name or the torch.device of an accelerator."""
     if isinstance(device, str):
         return device.partition(":")[0] in _NAMES
@@ -23,7 +24,9 @@ def is_accelerator(device: Any) -> bool:
 
 
 class OnCpu(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is torch.device or not (
             any(map(is_accelerator, args)) or any(map(is_accelerator, kwargs.values()))

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import TypeVar
 
 import torch
 
+from .missing import missing
+
+T = TypeVar("T")
+
 
 class ColumnParallelLinear(torch.nn.Linear):
-    def __init__(self, input_size: int, output_size: int, bias: bool = True, dtype: Any = None, **_: object):
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+        **_: object,
+    ):
         super().__init__(input_size, output_size, bias=bias, dtype=dtype)
 
 
@@ -18,7 +29,7 @@ class RowParallelLinear(ColumnParallelLinear):
 
 
 class ParallelEmbedding(torch.nn.Embedding):
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: Any = None, **_: object):
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, **_: object):
         super().__init__(num_embeddings, embedding_dim, padding_idx=padding_idx)
 
 
@@ -43,7 +54,7 @@ def model_parallel_is_initialized() -> bool:
     return True
 
 
-def _same(x: Any, *_: object, **__: object) -> Any:
+def _same(x: T, *_: object, **__: object) -> T:
     return x
 
 
@@ -61,5 +72,4 @@ class hardware(enum.Enum):
     TRN3 = "trn3"
 
 
-def __getattr__(name: str) -> Any:
-    raise AttributeError(f"the stub of Open NKI for neuronx_distributed lacks {name}")
+__getattr__ = missing("neuronx_distributed")

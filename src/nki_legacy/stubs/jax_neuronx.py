@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from ..old_api import jit as old_jit
+from .missing import missing
 
 __version__ = f"{jax.__version__}+open.nki"
 
 
-def nki_call(kernel: Any, *args: Any, grid: Any = None, out_shape: Any) -> Any:
+def nki_call(
+    kernel: Callable[..., Any], *args: jax.Array, grid: int | Sequence[int] | None = None, out_shape: Any
+) -> Any:
     """Call a kernel of the old API that writes the outputs after its inputs; also inside jax.jit."""
     outlines, structure = jax.tree_util.tree_flatten(out_shape)
     made = old_jit(kernel, kernel_return=False)
     launched = made if grid is None else made[grid]
 
-    def run(*arrays: Any) -> Any:
+    def run(*arrays: jax.Array) -> list[np.ndarray]:
         outputs = [np.zeros(outline.shape, outline.dtype) for outline in outlines]
         launched(*map(np.asarray, arrays), *outputs)
         return outputs
@@ -27,5 +31,4 @@ def nki_call(kernel: Any, *args: Any, grid: Any = None, out_shape: Any) -> Any:
     return jax.tree_util.tree_unflatten(structure, jax.pure_callback(run, shapes, *args))
 
 
-def __getattr__(name: str) -> Any:
-    raise AttributeError(f"the stub of Open NKI for jax_neuronx lacks jax_neuronx.{name}")
+__getattr__ = missing("jax_neuronx")

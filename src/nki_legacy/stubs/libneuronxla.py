@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from .missing import missing
 
 __version__ = "2.0+open.nki"
 
 
-def __getattr__(name: str) -> Any:
-    raise AttributeError(
-        f"the stub of Open NKI for libneuronxla lacks libneuronxla.{name}: there is no device"
-    )
+__getattr__ = missing("libneuronxla", ": there is no device")

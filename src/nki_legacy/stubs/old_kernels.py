@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class FlashForward:
 
     __name__ = "flash_fwd"
 
-    def __getitem__(self, grid: Any) -> FlashForward:
+    def __getitem__(self, grid: object) -> FlashForward:
         return self
 
     def __call__(
@@ -69,7 +69,7 @@ class FlashForward:
         q: Any,
         k: Any,
         v: Any,
-        seed: Any = None,
+        seed: object = None,
         logit_bias: Any = None,
         softmax_scale: float | None = None,
         use_causal_mask: bool = True,
@@ -111,7 +111,7 @@ flash_fwd = FlashForward()
 
 
 def _absent(name: str, successor: str | None) -> Callable[..., Any]:
-    def absent(*args: Any, **kwargs: Any) -> Any:
+    def absent(*args: object, **kwargs: object) -> NoReturn:
         help = f"use {successor}" if successor else "nkilib has no replacement"
         raise error("removed-name", f"the stub of Open NKI for neuronxcc lacks {name}", help=help)
 
@@ -120,7 +120,7 @@ def _absent(name: str, successor: str | None) -> Callable[..., Any]:
 
         __call__ = staticmethod(absent)
 
-        def __getitem__(self, grid: Any) -> Any:
+        def __getitem__(self, grid: object) -> Any:
             return absent
 
     Absent.__name__ = name

@@ -75,17 +75,17 @@ class AfterJaxProfiler(MetaPathFinder):
         return spec
 
 
-def add_to(module: Any) -> None:
+def add_to(module: ModuleType) -> None:
     """`trace`, `start_trace` and `stop_trace` of JAX write modelled profiles of kernels too."""
     jax_trace, jax_start, jax_stop = module.trace, module.start_trace, module.stop_trace
     started: list[profile] = []
 
     @contextlib.contextmanager
-    def trace(log_dir: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+    def trace(log_dir: str | os.PathLike, *args: Any, **kwargs: Any) -> Iterator[None]:
         with jax_trace(log_dir, *args, **kwargs), profile(output_dir=os.fspath(log_dir)):
             yield
 
-    def start_trace(log_dir: Any, *args: Any, **kwargs: Any) -> None:
+    def start_trace(log_dir: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         jax_start(log_dir, *args, **kwargs)
         started.append(profile(output_dir=os.fspath(log_dir)))
         started[-1].start()
@@ -95,7 +95,7 @@ def add_to(module: Any) -> None:
             started.pop().stop()
         jax_stop()
 
-    module.trace, module.start_trace, module.stop_trace = trace, start_trace, stop_trace
+    vars(module).update(trace=trace, start_trace=start_trace, stop_trace=stop_trace)
 
 
 def install() -> None:

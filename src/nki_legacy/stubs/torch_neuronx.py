@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,11 +14,12 @@ from nki.options import choose_machine
 from .. import old_api, sessions
 from . import devices
 
+T = TypeVar("T")
 __version__ = f"{torch.__version__.split('+')[0]}+open.nki"
 devices.install()
 
 
-def nki_jit(func: Any = None, **options: Any) -> Any:
+def nki_jit(func: Callable[..., Any] | None = None, **options: Any) -> Any:
     """A kernel, of the old API where the function's module imports that."""
     if func is None:
         return lambda function: nki_jit(function, **options)
@@ -29,7 +31,7 @@ def nki_jit(func: Any = None, **options: Any) -> Any:
 class Traced(torch.nn.Module):
     """A function traced on inputs: it takes the same shapes and dtypes."""
 
-    def __init__(self, func: Any, inputs: tuple):
+    def __init__(self, func: Callable[..., Any], inputs: tuple):
         super().__init__()
         self.func = func
         self.described = [(tuple(t.shape), t.dtype) for t in inputs if isinstance(t, torch.Tensor)]
@@ -61,7 +63,7 @@ def trace(
 
 
 class DataParallel(torch.nn.Module):
-    def __init__(self, model: Any, device_ids: Any = None, dim: int = 0, **_: object):
+    def __init__(self, model: torch.nn.Module, device_ids: object = None, dim: int = 0, **_: object):
         super().__init__()
         self.model = model
 
@@ -69,7 +71,7 @@ class DataParallel(torch.nn.Module):
         return self.model(*args, **kwargs)
 
 
-def async_load(model: Any, *_: object, **__: object) -> Any:
+def async_load(model: T, *_: object, **__: object) -> T:
     return model
 
 
@@ -90,7 +92,7 @@ class RmsNorm:
     """`torch_neuronx.xla_impl.ops.RmsNorm`."""
 
     @staticmethod
-    def apply(x: Any, weight: Any, eps: float, dim: int = -1) -> Any:
+    def apply(x: torch.Tensor, weight: torch.Tensor, eps: float, dim: int = -1) -> torch.Tensor:
         wide = x.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(dim, keepdim=True) + eps)).to(x.dtype) * weight
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from . import devices, xla_model
+from .missing import missing
 
 __version__ = f"{torch.__version__.split('+')[0]}+open.nki"
 devices.install()
@@ -28,7 +30,7 @@ def manual_seed(seed: int, **_: object) -> None:
     torch.manual_seed(seed)
 
 
-def launch(fn: Any, args: tuple = (), **_: object) -> Any:
+def launch(fn: Callable[..., Any], args: tuple = (), **_: object) -> Any:
     return fn(0, *args)
 
 
@@ -39,5 +41,4 @@ class _XLAC:
     def _set_ir_debug(on: bool) -> None: ...
 
 
-def __getattr__(name: str) -> Any:
-    raise AttributeError(f"the stub of Open NKI for torch_xla lacks torch_xla.{name}")
+__getattr__ = missing("torch_xla")

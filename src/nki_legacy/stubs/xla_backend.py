@@ -10,7 +10,7 @@ import torch.distributed as dist
 _real = dist.init_process_group
 
 
-def _init(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+def _init(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
     if backend != "xla":
         _real(backend, *args, **kwargs)
     elif "WORLD_SIZE" in os.environ:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from . import devices
+from .missing import missing
+
+T = TypeVar("T")
 
 REDUCE_SUM, REDUCE_MAX, REDUCE_MIN, REDUCE_MUL = "sum", "max", "min", "mul"
 _waiting: list[tuple[Callable, tuple]] = []
@@ -21,7 +25,7 @@ def get_xla_supported_devices(*_: object, **__: object) -> list[str]:
     return ["xla:0"]
 
 
-def xla_device_hw(device: Any) -> str:
+def xla_device_hw(device: object) -> str:
     return "NEURON"
 
 
@@ -31,7 +35,7 @@ def mark_step(wait: bool = False, **_: object) -> None:
         closure(*args)
 
 
-def wait_device_ops(devices: Sequence[Any] = ()) -> None:
+def wait_device_ops(devices: Sequence[object] = ()) -> None:
     mark_step()
 
 
@@ -63,7 +67,9 @@ def master_print(*args: Any, **kwargs: Any) -> None:
     print(*args, **kwargs)
 
 
-def all_reduce(kind: str, inputs: Any, scale: float = 1.0, *_: object, **__: object) -> Any:
+def all_reduce(
+    kind: str, inputs: torch.Tensor | Sequence[torch.Tensor], scale: float = 1.0, *_: object, **__: object
+) -> torch.Tensor | Sequence[torch.Tensor]:
     if isinstance(inputs, torch.Tensor):
         return inputs * scale
     for tensor in inputs:
@@ -71,16 +77,16 @@ def all_reduce(kind: str, inputs: Any, scale: float = 1.0, *_: object, **__: obj
     return inputs
 
 
-def all_gather(value: Any, dim: int = 0, **_: object) -> Any:
+def all_gather(value: torch.Tensor, dim: int = 0, **_: object) -> torch.Tensor:
     return value
 
 
-def reduce_scatter(kind: str, value: Any, scale: float, dim: int, shards: int, **_: object) -> Any:
+def reduce_scatter(kind: str, value: torch.Tensor, scale: float, dim: int, shards: int, **_: object) -> Any:
     _alone(shards)
     return value * scale
 
 
-def all_to_all(value: Any, split: int, concat: int, count: int, **_: object) -> Any:
+def all_to_all(value: torch.Tensor, split: int, concat: int, count: int, **_: object) -> Any:
     _alone(count)
     return value
 
@@ -90,25 +96,24 @@ def _alone(count: int) -> None:
         raise RuntimeError(f"the stub of Open NKI for torch_xla has one replica, not {count}")
 
 
-def mesh_reduce(tag: str, data: Any, reduce_fn: Callable) -> Any:
+def mesh_reduce(tag: str, data: T, reduce_fn: Callable) -> Any:
     return reduce_fn([data])
 
 
-def optimizer_step(optimizer: Any, *_: object, **kwargs: Any) -> Any:
+def optimizer_step(optimizer: torch.optim.Optimizer, *_: object, **kwargs: Any) -> Any:
     return optimizer.step(**kwargs.get("optimizer_args", {}))
 
 
-def save(data: Any, path: Any, **_: object) -> None:
+def save(data: object, path: str | os.PathLike, **_: object) -> None:
     torch.save(data, path)
 
 
-def set_rng_state(seed: int, device: Any = None) -> None:
+def set_rng_state(seed: int, device: object = None) -> None:
     torch.manual_seed(seed)
 
 
-def get_rng_state(device: Any = None) -> int:
+def get_rng_state(device: object = None) -> int:
     return torch.initial_seed()
 
 
-def __getattr__(name: str) -> Any:
-    raise AttributeError(f"the stub of Open NKI for torch_xla lacks torch_xla.core.xla_model.{name}")
+__getattr__ = missing("torch_xla.core.xla_model")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from . import xla_model
@@ -43,14 +43,14 @@ def trace(*_: object, **__: object) -> Iterator[None]:
     yield
 
 
-def spawn(fn: Any, args: tuple = (), **_: object) -> Any:
+def spawn(fn: Callable[..., Any], args: tuple = (), **_: object) -> Any:
     return fn(0, *args)
 
 
 class MpDeviceLoader:
     """A loader whose batches are on the device; a step after each."""
 
-    def __init__(self, loader: Any, device: Any, **_: object):
+    def __init__(self, loader: Collection[Any], device: object, **_: object):
         self.loader = loader
 
     def __iter__(self) -> Iterator[Any]:
