@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..timing.advice.formatting import amount as size
 from .figures import Figures
 
 WIDTH = 100
@@ -379,12 +380,3 @@ def times(*many: float) -> list[str]:
     """Times for one line, all in the unit of the largest."""
     unit = unit_of(max(many, default=0.0))
     return [f"{in_unit(us, unit)} {unit}" for us in many]
-
-
-def size(nbytes: float) -> str:
-    """`1.5 KiB`"""
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:,.2f} GiB"

@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
     message: str = ""
 
 
-class Job(NamedTuple):
+class TuningJob(NamedTuple):
     """A kernel and the call to tune."""
 
     kernel: Kernel
@@ -37,7 +37,7 @@ class Job(NamedTuple):
     target: str
 
 
-def evaluate(job: Job, config: Config, known: MutableMapping[str, float], best: float) -> Outcome:
+def evaluate(job: TuningJob, config: Config, known: MutableMapping[str, float], best: float) -> Outcome:
     """Trace a configuration and time it. `known` has the times of programs by their hashes."""
     with options(target=job.target), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -15,7 +15,7 @@ from ..kernel.kernel import Kernel
 from ..kernel.specs import label
 from ..options import cache_folder
 from ..version import __version__
-from .model import Job
+from .model import TuningJob
 from .space import Space
 
 FORMAT = "open-nki tuned 1"
@@ -26,7 +26,7 @@ def folder() -> Path:
     return cache_folder() / "tuned"
 
 
-def key(job: Job, space: Space, budget: int) -> str:
+def key(job: TuningJob, space: Space, budget: int) -> str:
     """Return a hash of the kernel's file, the call, the platform, the space and the version of the model."""
     kernel = job.kernel
     content = {

@@ -15,7 +15,7 @@ from ..kernel.kernel import Kernel
 from ..kernel.specs import as_specs
 from ..options import choose_machine
 from . import stored
-from .model import Job, Outcome
+from .model import Outcome, TuningJob
 from .search import EXHAUSTIVE, exhaustive, search
 from .space import Config, Space, Where
 from .workers import workers
@@ -82,7 +82,7 @@ def tune(
     folder in which the best is stored.
     """
     space = Space(vary, where)
-    job = Job(
+    job = TuningJob(
         kernel,
         as_specs(tuple(args)),
         as_specs(dict(kwargs or {})),
@@ -103,7 +103,7 @@ def tune(
 
 
 def _tried(
-    job: Job,
+    job: TuningJob,
     space: Space,
     budget: int,
     jobs: int | None,
@@ -139,7 +139,7 @@ def _tried(
     return outcomes
 
 
-def _summed(job: Job, outcomes: list[Outcome], seconds: float) -> Tuning:
+def _summed(job: TuningJob, outcomes: list[Outcome], seconds: float) -> Tuning:
     # equal times: the configuration that comes first in the space, whatever process was faster
     good = sorted((o for o in outcomes if o.us is not None), key=lambda o: (o.us, repr(o.config)))
     bad = [o for o in outcomes if o.us is None]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends.fused.threads import available
 from ..errors import error
-from .model import Job, Outcome, evaluate
+from .model import Outcome, TuningJob, evaluate
 from .space import Config
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Workers:
 
     count = 1
 
-    def __init__(self, job: Job):
+    def __init__(self, job: TuningJob):
         self.job = job
         self.known: dict[str, float] = {}
         self.best = float("inf")
@@ -48,12 +48,12 @@ class Workers:
 
 # ---- a process for each core ---------------------------------------------------------------------
 
-_job: Job | None = None  # in the processes of the pool
+_job: TuningJob | None = None  # in the processes of the pool
 _known: MutableMapping[str, float] = {}
 _best: Synchronized[float] | None = None
 
 
-def _begin(job: Job, known: MutableMapping[str, float], best: Synchronized[float]) -> None:
+def _begin(job: TuningJob, known: MutableMapping[str, float], best: Synchronized[float]) -> None:
     global _job, _known, _best
     _job, _known, _best = job, known, best
 
@@ -70,7 +70,7 @@ def _model(config: Config) -> Outcome:
 class Processes(Workers):
     """Models on all cores. The processes are forked, so they have everything that the kernel needs."""
 
-    def __init__(self, job: Job, count: int):
+    def __init__(self, job: TuningJob, count: int):
         super().__init__(job)
         self.count = count
         context = multiprocessing.get_context("fork")
@@ -94,7 +94,7 @@ class Processes(Workers):
 class Cluster(Workers):
     """Models on a Ray cluster. A task whose worker dies is repeated by another."""
 
-    def __init__(self, job: Job, address: str | None):
+    def __init__(self, job: TuningJob, address: str | None):
         super().__init__(job)
         try:
             import ray
@@ -136,14 +136,14 @@ class Cluster(Workers):
 
 
 def _chunk(
-    job: Job, configs: Sequence[Config], best: float, known: dict[str, float]
+    job: TuningJob, configs: Sequence[Config], best: float, known: dict[str, float]
 ) -> tuple[list[Outcome], dict[str, float]]:
     """Evaluate configurations in a worker of the cluster."""
     found = [evaluate(job, config, known, best) for config in configs]
     return found, known
 
 
-def workers(job: Job, jobs: int | None, ray: str | bool | None) -> Workers:
+def workers(job: TuningJob, jobs: int | None, ray: str | bool | None) -> Workers:
     """Return a cluster if `ray` is set, else as many processes as there are cores."""
     if ray:
         return Cluster(job, ray if isinstance(ray, str) else None)

@@ -18,7 +18,7 @@ from nki.cli.script import UsageError
 from nki.cli.terminal import complain, show
 from nki.kernel.arrays import TensorSpec
 
-from .migrations import Finding, findings, is_old, rewritten
+from .migrations import Migration, findings, is_old, rewritten
 
 OLD_REMAINS = 1
 
@@ -44,7 +44,7 @@ def command_migrate(options: argparse.Namespace) -> int:
     return write(file, name, source, tree, found, options)
 
 
-def report(file: Path, found: list[Finding]) -> None:
+def report(file: Path, found: list[Migration]) -> None:
     """A table of what is old, and who can change it."""
     if not found:
         print(f"{file}: nothing of an older API")
@@ -64,7 +64,7 @@ def write(
     name: str | None,
     source: str,
     tree: ast.Module,
-    found: list[Finding],
+    found: list[Migration],
     options: argparse.Namespace,
 ) -> int:
     """Rewrite the file, if what comes out computes what it computed."""

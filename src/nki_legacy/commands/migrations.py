@@ -17,7 +17,7 @@ class Edit(NamedTuple):
     text: str
 
 
-class Finding(NamedTuple):
+class Migration(NamedTuple):
     line: int
     old: str
     new: str
@@ -81,7 +81,7 @@ RETURNING = (  # old instructions that returned their result; today dst comes fi
 )
 
 
-def findings(tree: ast.Module) -> list[Finding]:
+def findings(tree: ast.Module) -> list[Migration]:
     """Everything old in a file, by line."""
     aliases = {**dict(_aliases(tree)), "__old__": "yes" if is_old(tree) else ""}
     found = list(_imports(tree))
@@ -137,7 +137,7 @@ def _edit(node: ast.AST, text: str) -> Edit:
     return Edit(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text)  # type: ignore[attr-defined]
 
 
-def _imports(tree: ast.Module) -> Iterator[Finding]:
+def _imports(tree: ast.Module) -> Iterator[Migration]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -148,7 +148,7 @@ def _imports(tree: ast.Module) -> Iterator[Finding]:
             whole = node.module == "neuronxcc" and names == ["nki"]
             own = node.names[0].asname
             text = f"import nki as {own}" if own else "import nki"
-            yield Finding(
+            yield Migration(
                 node.lineno,
                 f"from {node.module} import {', '.join(names)}",
                 "import nki" if whole else f"from {_successor(node.module or '')} import ...",
@@ -156,12 +156,12 @@ def _imports(tree: ast.Module) -> Iterator[Finding]:
             )
 
 
-def _import(node: ast.AST, name: str, alias: str | None, alone: bool) -> Finding:
+def _import(node: ast.AST, name: str, alias: str | None, alone: bool) -> Migration:
     new = _successor(name)
     same = new == (alias or new)
     text = f"import {new}" if same else f"import {new} as {alias}"
     safe = alone and name in MODULES and bool(new) and (alias is not None)
-    return Finding(node.lineno, f"import {name}", text, _edit(node, text) if safe else None)  # type: ignore[attr-defined]
+    return Migration(node.lineno, f"import {name}", text, _edit(node, text) if safe else None)  # type: ignore[attr-defined]
 
 
 def _successor(name: str) -> str:
@@ -171,39 +171,39 @@ def _successor(name: str) -> str:
     return name
 
 
-def _names(node: ast.Attribute, aliases: dict[str, str]) -> Iterator[Finding]:
+def _names(node: ast.Attribute, aliases: dict[str, str]) -> Iterator[Migration]:
     name = _dotted(node, aliases)
     if name in RENAMED:
-        yield Finding(node.lineno, name, RENAMED[name], _edit(node, RENAMED[name]))
+        yield Migration(node.lineno, name, RENAMED[name], _edit(node, RENAMED[name]))
     elif name in NAMES:
-        yield Finding(node.lineno, name, NAMES[name], None)
+        yield Migration(node.lineno, name, NAMES[name], None)
 
 
-def _calls(node: ast.Call, aliases: dict[str, str]) -> Iterator[Finding]:
+def _calls(node: ast.Call, aliases: dict[str, str]) -> Iterator[Migration]:
     name = _dotted(node.func, aliases)
     if not name.startswith(("nl.", "nisa.", "nki.")):
         return
     for keyword in node.keywords:
         if keyword.arg in KEYWORDS and name != "nki.jit":
-            yield Finding(keyword.value.lineno, f"{name}({keyword.arg}=)", KEYWORDS[keyword.arg], None)
+            yield Migration(keyword.value.lineno, f"{name}({keyword.arg}=)", KEYWORDS[keyword.arg], None)
     function = name.rpartition(".")[2]
     has_dst = any(keyword.arg == "dst" for keyword in node.keywords)
     if name.startswith("nisa.") and function in RETURNING and not has_dst and _is_old(aliases):
-        yield Finding(node.lineno, f"r = {name}(...)", f"{name}(dst, ...), dst made by nl.ndarray", None)
+        yield Migration(node.lineno, f"r = {name}(...)", f"{name}(dst, ...), dst made by nl.ndarray", None)
 
 
 def _is_old(aliases: dict[str, str]) -> bool:
     return aliases.get("__old__") == "yes"
 
 
-def _decorators(node: ast.AST, aliases: dict[str, str]) -> Iterator[Finding]:
+def _decorators(node: ast.AST, aliases: dict[str, str]) -> Iterator[Migration]:
     if not isinstance(node, ast.Call) or _dotted(node.func, aliases) != "nki.jit":
         return
     known = [k.arg for k in node.keywords]
     if node.args or any(name not in ("mode", "platform_target", "debug_kernel") for name in known):
         return
     jit = ast.unparse(node.func)
-    yield Finding(node.lineno, f"@{ast.unparse(node)}", f"@{jit}", _edit(node, jit))
+    yield Migration(node.lineno, f"@{ast.unparse(node)}", f"@{jit}", _edit(node, jit))
 
 
 def is_old(tree: ast.Module) -> bool:
@@ -215,7 +215,7 @@ def is_old(tree: ast.Module) -> bool:
     )
 
 
-def rewritten(source: str, found: list[Finding]) -> str:
+def rewritten(source: str, found: list[Migration]) -> str:
     """The file with every edit done; whatever no edit touches, comments too, stays as it is."""
     lines = source.encode().splitlines(keepends=True)  # as Python counts lines: a form feed ends none
     edits = sorted({f.edit for f in found if f.edit is not None}, reverse=True)

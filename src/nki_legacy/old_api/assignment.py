@@ -15,33 +15,33 @@ from nki.machine.operators import OPERATORS
 
 from . import state as run
 from .failures import failure
-from .indices import Box, Index, Mask, MaskLike, Where, full, product, rows_of, where
+from .indices import Box, Index, IndexMask, MaskLike, Where, full, product, rows_of, where
 from .operators import FUNCTIONS
 from .regions import empty_of, fitted, move
-from .tensor import Tensor, Updated, Value, Whole, broadcast
+from .tensor import PendingValue, Tensor, Updated, Whole, broadcast
 
 
 def assign(target: Tensor, source: Any, mask: MaskLike = None) -> None:
     """`target = source`: a tile, a value, or a number to fill it with."""
     current = run.running()
-    if current is not None and current.pending is source and isinstance(source, Value):
+    if current is not None and current.pending is source and isinstance(source, PendingValue):
         current.pending = None
         _receive(target, source)
         return
     run.state()
-    if isinstance(source, (Index, Mask)):
+    if isinstance(source, (Index, IndexMask)):
         raise failure("err_unsupported_memory", "an index tensor is no tile; nisa.iota makes one")
     if not isinstance(source, Tensor):
         fill(target, source, where(mask, target.shape))
         return
-    if isinstance(source, Value) and source.reduce_op is not None:
+    if isinstance(source, PendingValue) and source.reduce_op is not None:
         _reduce_into(target, source)
         return
     masked = where(mask, target.shape) if mask is not None else getattr(source, "where", None)
     write(target, source, masked)
 
 
-def _receive(target: Tensor, source: Value) -> None:
+def _receive(target: Tensor, source: PendingValue) -> None:
     """Let the instruction of a value write into a tensor, where that is possible."""
     same = _squeezed(target.shape) == _squeezed(source.shape)
     buffers = target.region is PSUM if source.region is PSUM else target.on_chip
@@ -162,7 +162,7 @@ def _owner(target: Tensor) -> Whole | None:
     return owner
 
 
-def _reduce_into(target: Tensor, source: Value) -> None:
+def _reduce_into(target: Tensor, source: PendingValue) -> None:
     """target = op(target, source), of nl.loop_reduce."""
     assert source.reduce_op is not None
     view = target.tile()
@@ -172,7 +172,7 @@ def _reduce_into(target: Tensor, source: Value) -> None:
 def accumulate(target: Tensor, source: Any, name: str) -> Tensor:
     """Do `target += source`, or another operator, in place."""
     current = run.running()
-    waits = current is not None and isinstance(source, Value) and current.pending is source
+    waits = current is not None and isinstance(source, PendingValue) and current.pending is source
     if waits and source.product is not None and name == "add" and target.region is PSUM:
         assert current is not None
         current.pending = None
@@ -183,7 +183,7 @@ def accumulate(target: Tensor, source: Any, name: str) -> Tensor:
         run.state()
         FUNCTIONS["binary_into"](target, OPERATORS[name], target, source)
     named = isinstance(target, Whole) and target.owner is None
-    return target if named or isinstance(target, Value) else Updated(target)
+    return target if named or isinstance(target, PendingValue) else Updated(target)
 
 
 FUNCTIONS["accumulate"] = accumulate

@@ -9,20 +9,20 @@ from typing import Any
 from nki.machine.memories import PSUM, SBUF, MemoryRegion
 
 
-class Buffer:
+class PlacedBuffer:
     """`ncc.sbuf` and `ncc.psum`, and what their allocators return: a memory. Addresses have no effect."""
 
     def __init__(self, region: MemoryRegion):
         self.region = region
 
-    def alloc(self, func: Callable | None = None) -> Buffer:
-        return Buffer(self.region)
+    def alloc(self, func: Callable | None = None) -> PlacedBuffer:
+        return PlacedBuffer(self.region)
 
-    def mod_alloc(self, **_: object) -> Buffer:
-        return Buffer(self.region)
+    def mod_alloc(self, **_: object) -> PlacedBuffer:
+        return PlacedBuffer(self.region)
 
-    def auto_alloc(self, **_: object) -> Buffer:
-        return Buffer(self.region)
+    def auto_alloc(self, **_: object) -> PlacedBuffer:
+        return PlacedBuffer(self.region)
 
     def __eq__(self, other: object) -> bool:
         return getattr(other, "region", other) is self.region
@@ -31,7 +31,7 @@ class Buffer:
         return hash(self.region)
 
 
-sbuf, psum = Buffer(SBUF), Buffer(PSUM)
+sbuf, psum = PlacedBuffer(SBUF), PlacedBuffer(PSUM)
 
 
 def _unchanged(func: Any = None, **_: object) -> Any:

@@ -59,7 +59,9 @@ def ndarray(shape: Any, dtype: DTypeLike, *, buffer: Any = None, name: str = "",
     return Whole(None, blocks)
 
 
-def _in_hbm(current: run.State, region: MemoryRegion, shape: tuple[int, ...], kind: Any, name: str) -> Whole:
+def _in_hbm(
+    current: run.RunState, region: MemoryRegion, shape: tuple[int, ...], kind: Any, name: str
+) -> Whole:
     """shared_hbm tensors are one for all programs of a grid; the others are each program's own."""
     if region is SHARED_HBM and current.allocated < len(current.shared):
         found = current.shared[current.allocated]

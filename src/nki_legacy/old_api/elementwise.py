@@ -20,7 +20,7 @@ from .indices import MaskLike
 from .operands import cast, common_shape, cut, in_sbuf, operand_of, ranked, result_dtype, tile_of
 from .operators import FUNCTIONS
 from .regions import fitted
-from .tensor import Part, Tensor, Whole, value
+from .tensor import IndexedTensor, Tensor, Whole, value
 from .types import DTypeLike, new_dtype
 
 
@@ -64,7 +64,11 @@ def binary_into(target: Tensor, op: Operator, x: Any, y: Any) -> None:
     shape = tuple(out.shape)
     b = b if is_number(b) else ranked(fitted(b, shape) if b.free_elements == out.free_elements else b, shape)
     carry_out(cut(out, box, shape), op, cut(a, box, shape), cut(b, box, shape))
-    if not isinstance(target, Whole) and isinstance(target, Part) and len(target.places.pieces()) > 1:
+    if (
+        not isinstance(target, Whole)
+        and isinstance(target, IndexedTensor)
+        and len(target.places.pieces()) > 1
+    ):
         write(target, Whole(out))
 
 

@@ -135,7 +135,7 @@ class Index:
 
     def _compare(self, other: Any, name: str) -> Any:
         difference = self._meet(other, operator.sub)
-        return NotImplemented if difference is NotImplemented else Mask.compared(difference, name)
+        return NotImplemented if difference is NotImplemented else IndexMask.compared(difference, name)
 
     def __add__(self, other: Any) -> Any:
         return self._meet(other, operator.add)
@@ -201,7 +201,7 @@ def as_index(value: Any) -> Index | None:
     return Index((), int(value), ()) if is_int(value) or isinstance(value, np.bool_) else None
 
 
-class Mask:
+class IndexMask:
     """Where an instruction runs: what comparing index tensors gives. `terms` are comparisons with 0."""
 
     __slots__ = ("array", "terms")
@@ -211,30 +211,30 @@ class Mask:
         self.terms = terms
 
     @classmethod
-    def compared(cls, difference: Index, name: str) -> Mask:
+    def compared(cls, difference: Index, name: str) -> IndexMask:
         return cls(_COMPARE[name](difference.array, 0), ((difference, name),))
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.array.shape
 
-    def __and__(self, other: Any) -> Mask:
+    def __and__(self, other: Any) -> IndexMask:
         if isinstance(other, (bool, np.bool_)):
-            return self if other else Mask(np.zeros(self.array.shape, np.bool_))
+            return self if other else IndexMask(np.zeros(self.array.shape, np.bool_))
         terms = None if self.terms is None or other.terms is None else self.terms + other.terms
-        return Mask(self.array & other.array, terms)
+        return IndexMask(self.array & other.array, terms)
 
     __rand__ = __and__
 
-    def __or__(self, other: Any) -> Mask:
+    def __or__(self, other: Any) -> IndexMask:
         if isinstance(other, (bool, np.bool_)):
-            return Mask(np.ones(self.array.shape, np.bool_)) if other else self
-        return Mask(self.array | other.array)
+            return IndexMask(np.ones(self.array.shape, np.bool_)) if other else self
+        return IndexMask(self.array | other.array)
 
     __ror__ = __or__
 
-    def __invert__(self) -> Mask:
-        return Mask(~self.array)
+    def __invert__(self) -> IndexMask:
+        return IndexMask(~self.array)
 
     def __bool__(self) -> bool:
         return True  # public code writes `a and b`, which the old tools took for its second half
@@ -253,7 +253,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-MaskLike: TypeAlias = "Mask | bool | np.bool_ | int | None"
+MaskLike: TypeAlias = "IndexMask | bool | np.bool_ | int | None"
 
 
 class Where:
@@ -277,7 +277,7 @@ def where(mask: MaskLike, shape: Sequence[int]) -> Where:
         return Where(full(shape))
     if isinstance(mask, (bool, np.bool_, int)):
         return Where(full(shape) if mask else None)
-    if not isinstance(mask, Mask):
+    if not isinstance(mask, IndexMask):
         raise error("argument", f"mask= takes a comparison of index tensors, got {type(mask).__name__}")
     array = _fitted(mask.array, tuple(shape))
     if not array.any():
@@ -322,7 +322,7 @@ def arange(start: int, stop: int | None = None, step: int = 1) -> Index:
     return Index((len(range(start, stop, step)),), start, (step,))
 
 
-class Grid(tuple):
+class IndexGrid(tuple):
     """Dense indices, one per axis: unpacked, or as `.p`, `.x`, `.y`, `.z`, `.w`."""
 
     p = property(lambda self: self[0])
@@ -335,12 +335,12 @@ class Grid(tuple):
 class _MGrid:
     """`nl.mgrid[a:b, c:d]`."""
 
-    def __getitem__(self, key: Any) -> Grid:
+    def __getitem__(self, key: Any) -> IndexGrid:
         cuts = key if isinstance(key, tuple) else (key,)
         starts = [cut.start or 0 for cut in cuts]
         shape = [cut.stop - start for cut, start in zip(cuts, starts, strict=True)]
         unit = [[int(a == k) for a in range(len(cuts))] for k in range(len(cuts))]
-        return Grid(Index(shape, start, steps) for start, steps in zip(starts, unit, strict=True))
+        return IndexGrid(Index(shape, start, steps) for start, steps in zip(starts, unit, strict=True))
 
 
 mgrid = _MGrid()

@@ -15,8 +15,8 @@ from . import state as run
 from .indices import Box, MaskLike
 from .indices import where as mask_of
 from .operands import cut, in_sbuf, operator_of, tile_of
-from .regions import Region, fitted, move
-from .tensor import Part, Tensor, value
+from .regions import IndexedRegion, fitted, move
+from .tensor import IndexedTensor, Tensor, value
 from .types import DTypeLike, new_dtype
 
 
@@ -127,7 +127,7 @@ def dma_copy(
     run.state()
     skips = oob_mode is new.oob_mode.skip
     for side in (dst, src):
-        if isinstance(side, Part):
+        if isinstance(side, IndexedTensor):
             side.places.skips = skips
     shape = dst.shape
     masked = mask_of(mask, shape)
@@ -198,11 +198,11 @@ def tensor_copy_dynamic_dst(*, dst: Tensor, src: Tensor, mask: MaskLike = None, 
 
 def _moved(part: Any) -> NkiTensor:
     """On chip, one number at run time moves the whole view."""
-    if not isinstance(part, Part) or part.places.rows is None:
+    if not isinstance(part, IndexedTensor) or part.places.rows is None:
         return part.tile()
-    places: Region = part.places
+    places: IndexedRegion = part.places
     dim, ids = places.rows  # type: ignore[misc]
-    still = Region(places.tensor, places.indices, places.shape).pieces()[0][1]
+    still = IndexedRegion(places.tensor, places.indices, places.shape).pieces()[0][1]
     tensor = places.tensor
     offset = still.offset - tensor.offset
     shown = tensor.ap(tensor.get_pattern()) if tensor.indirection is not None else tensor

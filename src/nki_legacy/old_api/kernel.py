@@ -100,7 +100,7 @@ def _body(function: Callable, programs: tuple[int, ...]) -> Callable:
 
     @functools.wraps(function)
     def body(*args: Any, **kwargs: Any) -> Any:
-        current = run.State(programs)
+        current = run.RunState(programs)
         before = run.activate(current)
         try:
             args, kwargs = (replace_leaves(v, NkiTensor, Whole) for v in (args, kwargs))

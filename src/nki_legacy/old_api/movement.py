@@ -20,7 +20,7 @@ from .indices import where as mask_of
 from .operands import common_shape, in_sbuf, operand_of, operator_of, result_dtype, stretched, tile_of
 from .operators import FUNCTIONS
 from .regions import copy_pieces, empty_of, fitted, move
-from .tensor import Tensor, Value, Whole, broadcast, value
+from .tensor import PendingValue, Tensor, Whole, broadcast, value
 from .types import DTypeLike, new_dtype
 
 
@@ -151,7 +151,7 @@ def loop_reduce(
     """In `dst[k] = nl.loop_reduce(...)`: dst[k] = op(dst[k], x)."""
     run.state()
     tile = tile_of(x, "loop_reduce", "x")
-    made = Value(
+    made = PendingValue(
         tile.shape, tile.dtype if dtype is None else new_dtype(dtype), lambda out, box: move(out, tile)
     )
     made.reduce_op = operator_of(op, "loop_reduce")

@@ -22,7 +22,7 @@ from .types import DTypeLike
 Piece = tuple[Box, NkiTensor]
 
 
-class Region:
+class IndexedRegion:
     """Positions of `shape`, each an element of a tensor: one index per dimension of the tensor."""
 
     def __init__(
@@ -155,7 +155,7 @@ def _pairs(steps: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     return [[step if n > 1 else 1, n] for step, n in zip(steps, sizes, strict=True)] or [[1, 1]]
 
 
-def gather(region: Region, box: Box | None = None) -> NkiTensor:
+def gather(region: IndexedRegion, box: Box | None = None) -> NkiTensor:
     """Return the positions of a region as one view; where no pattern describes it, as a copy."""
     pieces = region.pieces(box)
     if len(pieces) == 1:

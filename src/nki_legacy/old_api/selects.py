@@ -15,7 +15,7 @@ from nki.machine.operators import OPERATORS
 from . import state as run
 from .assignment import constant_tile
 from .creation import full
-from .indices import Box, Index, Mask, MaskLike
+from .indices import Box, Index, IndexMask, MaskLike
 from .operands import cast, column_of, cut, in_sbuf, iota_into, operator_of, result_dtype, rows_in, tile_of
 from .tensor import Tensor, value
 from .types import DTypeLike, new_dtype
@@ -179,8 +179,8 @@ def affine_select(
     run.state()
     tile = in_sbuf(tile_of(on_true_tile, "affine_select", "on_true_tile"))
     target = _out(dtype, tile)
-    if not isinstance(pred, Mask):
-        pred = Mask(np.full((1,) * tile.ndim, bool(pred)))
+    if not isinstance(pred, IndexMask):
+        pred = IndexMask(np.full((1,) * tile.ndim, bool(pred)))
     shape = tuple(tile.shape)
 
     def emit(out: NkiTensor, _: Any) -> None:

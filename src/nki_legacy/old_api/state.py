@@ -14,10 +14,10 @@ from nki.errors import user_site
 from .failures import failure
 
 if TYPE_CHECKING:
-    from .tensor import Value, Whole
+    from .tensor import PendingValue, Whole
 
 
-class State:
+class RunState:
     """One run of a kernel."""
 
     def __init__(self, grid: tuple[int, ...]):
@@ -25,7 +25,7 @@ class State:
         self.place: tuple[int, ...] = (0,) * len(grid)
         self.shared: list[Whole] = []  # the shared_hbm tensors of the first program, in order
         self.allocated = 0  # by the program that runs
-        self.pending: Value | None = None  # the value of an expression that is about to be assigned
+        self.pending: PendingValue | None = None  # the value of an expression that is about to be assigned
 
     def enter(self, place: tuple[int, ...]) -> None:
         """The program at this place of the grid begins."""
@@ -40,17 +40,17 @@ class State:
 
 
 class _Local(threading.local):
-    state: State | None = None
+    state: RunState | None = None
 
 
 _local = _Local()
 
 
-def running() -> State | None:
+def running() -> RunState | None:
     return _local.state
 
 
-def state() -> State:
+def state() -> RunState:
     """Return the run on this thread, for an operation; the pending value is computed first."""
     found = _local.state
     if found is None:
@@ -59,7 +59,7 @@ def state() -> State:
     return found
 
 
-def activate(new: State | None) -> State | None:
+def activate(new: RunState | None) -> RunState | None:
     before, _local.state = _local.state, new
     return before
 

@@ -1,6 +1,6 @@
 """Tensors of the old API: whole ones, indexed ones, and values of expressions.
 
-Indexing never copies. An expression gives a Value; `dst[k] = value` lets its instruction write dst itself.
+Indexing never copies. An expression is a PendingValue; `dst[k] = value` lets its instruction write dst.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from nki.machine.operators import Operator
 
 from . import state as run
 from .failures import failure
-from .indices import Box, Grid, Index, MaskLike, Where, as_index, full, product, where
+from .indices import Box, Index, IndexGrid, MaskLike, Where, as_index, full, product, where
 from .operators import FUNCTIONS, Operators
-from .regions import Region, as_rows, empty_of, fitted, gather, move
+from .regions import IndexedRegion, as_rows, empty_of, fitted, gather, move
 from .types import DTypeLike, new_dtype, old_dtype
 
 Emit = Callable[[NkiTensor, Box | None], object]
@@ -143,10 +143,10 @@ class Whole(Tensor):
         return self.blocks.flat[0]
 
 
-class Part(Tensor):
+class IndexedTensor(Tensor):
     """Positions of a tensor, picked by index tensors."""
 
-    def __init__(self, owner: Whole | None, region: Region):
+    def __init__(self, owner: Whole | None, region: IndexedRegion):
         self.owner = owner
         self.places = region
         self.shape = Shape(
@@ -165,7 +165,7 @@ class Part(Tensor):
         return self.places.pieces(box)
 
 
-class Value(Tensor):
+class PendingValue(Tensor):
     """The result of an instruction: written to its assignment's target, or into a new tile."""
 
     def __init__(
@@ -215,10 +215,10 @@ class Updated(Tensor):
         return self.target.tile()
 
 
-def value(shape: Sequence[int], dtype: DType, emit: Emit, mask: MaskLike = None, **more: Any) -> Value:
+def value(shape: Sequence[int], dtype: DType, emit: Emit, mask: MaskLike = None, **more: Any) -> PendingValue:
     """Return a new value; it is computed later if the user's statement is about to assign it."""
     current = run.state()
-    made = Value(shape, dtype, emit, None if mask is None else where(mask, shape), **more)
+    made = PendingValue(shape, dtype, emit, None if mask is None else where(mask, shape), **more)
     if run.about_to_be_assigned():
         current.pending = made
     else:
@@ -231,7 +231,7 @@ def value(shape: Sequence[int], dtype: DType, emit: Emit, mask: MaskLike = None,
 
 def index(tensor: Tensor, key: Any) -> Tensor:
     """`tensor[key]`."""
-    if isinstance(key, Grid):
+    if isinstance(key, IndexGrid):
         key = tuple(key)
     key = tuple(_entry(k) for k in (key if isinstance(key, tuple) else (key,)))
     if any(k is None for k in key):  # undocumented, and seen: a dimension of size 1
@@ -262,7 +262,7 @@ def index(tensor: Tensor, key: Any) -> Tensor:
         base = owner.blocks.flat[0] if owner is not None else tensor.tile()
     if not any(isinstance(k, (Index, Tensor)) for k in key):
         return _sliced(owner, base, key)
-    return Part(owner, _region(base, key))
+    return IndexedTensor(owner, _region(base, key))
 
 
 def _entry(k: Any) -> Any:
@@ -302,10 +302,10 @@ def _sliced(owner: Whole | None, base: NkiTensor, key: tuple) -> Tensor:
             made = Whole(base[key])
             made.owner = owner
             return made
-    return Part(owner, _region(base, tuple(key)))
+    return IndexedTensor(owner, _region(base, tuple(key)))
 
 
-def _region(base: NkiTensor, key: tuple) -> Region:
+def _region(base: NkiTensor, key: tuple) -> IndexedRegion:
     """Index tensors, numbers and tiles of row numbers; slices get axes of their own behind these."""
     key = (*key, *[slice(None)] * (base.ndim - len(key)))
     rows = next(((d, k) for d, k in enumerate(key) if isinstance(k, Tensor)), None)
@@ -340,8 +340,8 @@ def _region(base: NkiTensor, key: tuple) -> Region:
             padded = found.spread(shape) if len(found.shape) <= len(shape) else found
             indices.append(_with_axes(padded, len(lengths)).spread(whole))
     if rows is None:
-        return Region(base, indices, whole)
-    return Region(base, indices, whole, (rows[0], as_rows(rows[1].tile())))
+        return IndexedRegion(base, indices, whole)
+    return IndexedRegion(base, indices, whole, (rows[0], as_rows(rows[1].tile())))
 
 
 def _with_axes(found: Index, count: int) -> Index:

@@ -16,7 +16,7 @@ from nki.machine.memories import PSUM, SBUF
 
 from . import state as run
 from .failures import failure
-from .indices import Box, Mask, MaskLike
+from .indices import Box, IndexMask, MaskLike
 from .indices import where as mask_of
 from .operands import cast, in_sbuf, tile_of
 from .operators import FUNCTIONS
@@ -91,7 +91,7 @@ def _matmul_mask(mask: MaskLike, a: NkiTensor, b: NkiTensor) -> Any:
     """Operands under a mask: its partition part is the contraction, its other part columns of moving."""
     if isinstance(mask, (bool, np.bool_)):
         return (a, b, None) if mask else None
-    fits = [t for t in (b, a) if isinstance(mask, Mask) and _broadcasts(mask.shape, t.shape)]
+    fits = [t for t in (b, a) if isinstance(mask, IndexMask) and _broadcasts(mask.shape, t.shape)]
     tile = fits[0] if fits else b
     masked = mask_of(mask, tile.shape)
     if masked.box is None:

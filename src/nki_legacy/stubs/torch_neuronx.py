@@ -28,7 +28,7 @@ def nki_jit(func: Callable[..., Any] | None = None, **options: Any) -> Any:
     return old_api.jit(func) if old else nki.jit(func)
 
 
-class Traced(torch.nn.Module):
+class TracedModule(torch.nn.Module):
     """A function traced on inputs: it takes the same shapes and dtypes."""
 
     def __init__(self, func: Callable[..., Any], inputs: tuple):
@@ -50,10 +50,10 @@ def trace(
     *_: object,
     compiler_workdir: str | os.PathLike | None = None,
     **__: object,
-) -> Traced:
+) -> TracedModule:
     """Call the function; with a `compiler_workdir`, write its kernels there as graph.neff."""
     inputs = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
-    made = Traced(func, inputs)
+    made = TracedModule(func, inputs)
     if compiler_workdir is not None:
         _, programs = sessions.recorded(lambda: made(*inputs))
         os.makedirs(compiler_workdir, exist_ok=True)
