@@ -41,7 +41,7 @@ class ExecutionContext(Protocol):
     @property
     def options(self) -> Options: ...
 
-    def run_cores(self, jobs: Sequence[tuple[RunningCore, Callable[[], Any]]]) -> list[Any]:
+    def run_cores(self, jobs: Sequence[tuple[RunningCore, Callable[[], object]]]) -> list[Any]:
         """Run a job on each core; several cores take turns at barriers."""
 
     def report_divergent_loops(self) -> None:

@@ -88,7 +88,7 @@ def lint(
 
 
 def _check_all(
-    kernel: Any, follow: bool, checked: dict[int, Checked]
+    kernel: object, follow: bool, checked: dict[int, Checked]
 ) -> Iterator[tuple[LintUnit, list[Hit]]]:
     """Yield the kernel and, if `follow`, everything of its project that it reaches, each once."""
     waiting, seen = [kernel], set()
@@ -106,7 +106,7 @@ def _check_all(
                 waiting += [found for found in known.reached if _same_tree(found, kernel)]
 
 
-def _check(thing: Any) -> Checked:
+def _check(thing: object) -> Checked:
     unit = _locate(thing)
     if unit is None:
         return Checked(thing, None, [], [])
@@ -125,7 +125,7 @@ def _finding(hit: Hit, source: SourceFile) -> Finding:
     )
 
 
-def _unwrap(thing: Any) -> Any:
+def _unwrap(thing: object) -> Any:
     """Return the function below kernels, partials, bound methods and well-behaved decorators."""
     seen = set()
     while not isinstance(thing, type) and id(thing) not in seen:
@@ -137,7 +137,7 @@ def _unwrap(thing: Any) -> Any:
     return thing
 
 
-def _locate(thing: Any) -> LintUnit | None:
+def _locate(thing: object) -> LintUnit | None:
     """Return the definition of a function or class in its source, or None."""
     if not isinstance(thing, (types.FunctionType, type)):
         return None

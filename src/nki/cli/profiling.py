@@ -6,9 +6,9 @@ import argparse
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import NkiError
 from ..kernel.jit import profile
@@ -43,7 +43,9 @@ def command_profile(options: argparse.Namespace) -> int:
     return 0
 
 
-def make_profile(spec: str, options: argparse.Namespace, values: dict[str, Any], stage: Stages) -> Profile:
+def make_profile(
+    spec: str, options: argparse.Namespace, values: Mapping[str, object], stage: Stages
+) -> Profile:
     """Return the profile of `script.py:kernel`."""
     with script.kernel_at(spec, stage) as kernel:
         kernel = script.launched(kernel, options.lnc)
@@ -162,7 +164,7 @@ def make_both(options: argparse.Namespace, stage: Stages) -> list[Profile | Save
     return made
 
 
-def taken_by(spec: str, values: dict[str, Any], stage: Stages) -> set[str]:
+def taken_by(spec: str, values: Mapping[str, object], stage: Stages) -> set[str]:
     """Return the names of the arguments that the kernel of a spec takes."""
     with script.kernel_at(spec, stage) as kernel:
         parameters = kernel.__signature__.parameters.values()

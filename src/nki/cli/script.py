@@ -11,7 +11,7 @@ import re
 import sys
 import types
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -312,7 +312,7 @@ def _tensor(name: str, text: str) -> TensorSpec:
     return spec
 
 
-def bind(kernel: Kernel, values: dict[str, Any]) -> inspect.BoundArguments:
+def bind(kernel: Kernel, values: Mapping[str, object]) -> inspect.BoundArguments:
     """Return the arguments of the call; UsageError if one is missing, unknown or of a wrong shape."""
     parameters = kernel.__signature__.parameters.values()
     named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def command_show(options: argparse.Namespace) -> int:
     return 0
 
 
-def filled(values: dict[str, Any]) -> dict[str, Any]:
+def filled(values: Mapping[str, object]) -> dict[str, Any]:
     """Put random arrays in place of described tensors."""
     random = np.random.default_rng(0)
     return {

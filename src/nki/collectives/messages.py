@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 ALIGNED = 64  # bytes: where each array begins
 
 
-def pack(head: dict[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+def pack(head: Mapping[str, object], arrays: list[np.ndarray]) -> np.ndarray:
     """A flat uint8 array; the arrays are copied, so that their owner may go on."""
     text = json.dumps({**head, "sizes": [array.nbytes for array in arrays]}).encode()
     starts = [_up(8 + len(text))]

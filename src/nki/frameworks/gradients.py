@@ -49,7 +49,7 @@ def checked(function: str, found: Any, labels: Sequence[str], shapes: Sequence[t
     return gradients
 
 
-def _wrong_count(function: str, gradients: list[Any], labels: Sequence[str]) -> Exception:
+def _wrong_count(function: str, gradients: Sequence[object], labels: Sequence[str]) -> Exception:
     arrays = ", ".join(labels)
     extra = gradients[len(labels) :]
     help = "return one gradient for each array argument, in order; None for one without a gradient"

@@ -108,12 +108,12 @@ def call(kernel: Kernel, call: Call, args: tuple, kwargs: dict) -> Any:
     return replaced(staged.outline.result, Returned, lambda returned: next(results))
 
 
-def _is_on_gpu(values: Sequence[Any]) -> bool:
+def _is_on_gpu(values: Sequence[object]) -> bool:
     arrays = [value for value in values if isinstance(value, jax.Array)]
     return bool(arrays) and all(d.platform in ("gpu", "cuda") for array in arrays for d in array.devices())
 
 
-def through_torch(kernel: Kernel, call: Call, values: Sequence[Any]) -> list[Any]:
+def through_torch(kernel: Kernel, call: Call, values: Sequence[object]) -> list[Any]:
     """Return what a call returns, computed by PyTorch on the same memory, in a list; [] if it cannot."""
     try:
         import torch
@@ -199,7 +199,7 @@ def _run_now(*operands: Any, key: str, world: int, site: int, **params: Any) -> 
 
 
 @nki_call_p.def_abstract_eval
-def _shapes(*operands: object, key: str, **params: Any) -> list[Any]:
+def _shapes(*operands: object, key: str, **params: object) -> list[Any]:
     returned = leaves(programs.find(key).outline.result, Returned)
     return [_varying(jax.core.ShapedArray(r.shape, r.dtype.storage), operands) for r in returned]
 
@@ -217,7 +217,7 @@ def _varying(result: Any, operands: Sequence[Any]) -> Any:
     )
 
 
-def _lower(ctx: object, *operands: object, key: str, world: int, site: int, **params: Any) -> Any:
+def _lower(ctx: object, *operands: object, key: str, world: int, site: int, **params: object) -> Any:
     staged = programs.find(key)
     outline = staged.outline
     returned = leaves(outline.result, Returned)
@@ -245,7 +245,7 @@ def _batch(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
     return results, [0] * len(results)
 
 
-def _no_derivative(primals: object, tangents: object, *, kernel: str, **params: Any) -> Any:
+def _no_derivative(primals: object, tangents: object, *, kernel: str, **params: object) -> Any:
     raise NotImplementedError(
         f"kernel {kernel} has no derivative: give it one with jax.custom_vjp, or in one line, "
         f"{kernel} = nki.frameworks.jax.differentiable({kernel}, backward), "
@@ -361,7 +361,7 @@ def _register() -> str:
     return "custom call"
 
 
-def _call_back(*operands: object, key: str, world: int = 0, site: int = 0, **params: Any) -> Any:
+def _call_back(*operands: object, key: str, world: int = 0, site: int = 0, **params: object) -> Any:
     """The lowering where the custom call cannot be had: slower, and without its text in the HLO."""
     target = _Target(programs.find(key), key, world, site)
     shapes = [jax.ShapeDtypeStruct(*spec) for spec in target.outputs]
@@ -400,7 +400,7 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
         every = (*names[:count], *rest) if count <= len(names) else ()
         labels = [label(every, i) for i, found in enumerate(is_array) if found]
 
-        def filled(arrays: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        def filled(arrays: Sequence[object]) -> tuple[list[Any], dict[str, Any]]:
             left = iter(arrays)
             whole = [next(left) if found else v for v, found in zip(everything, is_array, strict=True)]
             return whole[:count], dict(zip(rest, whole[count:], strict=True))
@@ -430,7 +430,7 @@ def _tuple(value: object) -> tuple:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def hlo(function: Callable, *args: object, **kwargs: Any) -> str:
+def hlo(function: Callable, *args: object, **kwargs: object) -> str:
     """The compiled HLO text of a function for these arguments, in which each kernel is one custom call."""
     compiled = jax.jit(function).lower(*args, **kwargs).compile()
     return compiled.runtime_executable().hlo_modules()[0].to_string()  # type: ignore[union-attr]

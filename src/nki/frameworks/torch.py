@@ -98,16 +98,16 @@ def _is_symbolic(tensor: torch.Tensor) -> bool:
     )
 
 
-def launched(kernel: Kernel, degree: Any) -> Any:
+def launched(kernel: Kernel, degree: object) -> Any:
     """`kernel[degree]` inside torch.compile, which can call a function but not a Kernel made there."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return staged(kernel, args, kwargs, degree)
 
     return call
 
 
-def staged(kernel: Kernel, args: tuple, kwargs: dict, degree: Any = None) -> Any:
+def staged(kernel: Kernel, args: tuple, kwargs: dict, degree: object = None) -> Any:
     """A call as an operator. torch.compile traces this function itself, so it is plain Python."""
     tensors: list[Any] = []
     constants: list[Any] = []
@@ -167,7 +167,7 @@ _VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split("."
 _LISTS_ATTRIBUTES = _VERSION >= (2, 13)
 
 
-def _names(value: Any) -> tuple[str, ...]:
+def _names(value: object) -> tuple[str, ...]:
     """Return the fields of a record; before 2.13 torch.compile cannot list them, but can test for one."""
     if _LISTS_ATTRIBUTES:
         return tuple(record_fields(value))
@@ -178,7 +178,7 @@ def _names_at(address: int) -> tuple[str, ...]:
     return tuple(possible_fields(_object_at(address)))
 
 
-def _unflatten(layout: tuple, specs: Sequence[TensorSpec], constants: Sequence[Any]) -> Any:
+def _unflatten(layout: tuple, specs: Sequence[TensorSpec], constants: Sequence[object]) -> Any:
     kind = layout[0]
     if kind == "tensor":
         return specs[layout[1]]
@@ -212,7 +212,7 @@ class _Operator:
         self.new = tuple((r.shape, _dtype(r)) for r in returned)
         self.structure = self._structure(call.outline.result, iter(range(len(self.new))))
 
-    def _structure(self, value: Any, numbers: Any) -> tuple:
+    def _structure(self, value: object, numbers: Any) -> tuple:
         """The returned value as nested tuples, for `_rebuild`."""
         if isinstance(value, Returned):
             if value.argument is None:
@@ -260,7 +260,7 @@ def _dtype(returned: Returned) -> Any:
 _operators: dict[str, _Operator] = {}
 
 
-def _stage(address: int, degree: Any, layout: tuple, specs: tuple, *constants: Any) -> str:
+def _stage(address: int, degree: object, layout: tuple, specs: tuple, *constants: object) -> str:
     """Stage a call of the kernel at this address and return its key."""
     kernel = _object_at(address)
     described = [TensorSpec(shape, dtype) for shape, dtype in specs]
@@ -288,7 +288,7 @@ def _structure(key: str) -> tuple:
     return _operators[key].structure
 
 
-def _rebuild(structure: tuple, results: Sequence[Any], tensors: Sequence[Any]) -> Any:
+def _rebuild(structure: tuple, results: Sequence[object], tensors: Sequence[object]) -> Any:
     kind = structure[0]
     if kind == "new":
         return results[structure[1]]
@@ -347,11 +347,11 @@ _call.register_fake(_fake)
 _call_.register_fake(lambda written, read, key: None)
 
 
-def _remember(ctx: Any, inputs: tuple, output: Any) -> None:
+def _remember(ctx: Any, inputs: tuple, output: object) -> None:
     ctx.kernel = inputs[1].rpartition(":")[0]
 
 
-def _refuse(ctx: Any, *gradients: Any) -> Any:
+def _refuse(ctx: Any, *gradients: object) -> Any:
     raise _no_backward(ctx.kernel)
 
 
@@ -368,7 +368,7 @@ def _one_by_one(info: Any, in_dims: tuple, inputs: Sequence[torch.Tensor], key: 
     return stacked, [0] * len(stacked)
 
 
-def _refuse_vmap(info: Any, in_dims: tuple, written: Any, read: Any, key: str) -> Any:
+def _refuse_vmap(info: object, in_dims: tuple, written: object, read: object, key: str) -> Any:
     kernel = key.rpartition(":")[0]
     raise error(
         "argument",

@@ -92,7 +92,7 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
     for cls in (Plain, Differentiable):
         cls.__name__ = cls.__qualname__ = called
 
-    def function(*arguments: object, **keywords: Any) -> Any:
+    def function(*arguments: object, **keywords: object) -> Any:
         if keywords or (not torch.compiler.is_compiling() and any(map(_is_transformed, arguments))):
             values, rest, given = in_order(names, arguments, keywords)
             everything = [*values, *given]

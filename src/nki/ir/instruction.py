@@ -15,7 +15,7 @@ The effects follow from these (`nki.ir.effects`). `check`, `compute` and `cost` 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
@@ -248,7 +248,7 @@ class Instruction(NkiInstruction, metaclass=InstructionType):
         return _rebuilt, (type(self), self.handle, slots)
 
 
-def _rebuilt(cls: type[Instruction], handle: object, slots: dict[str, Any]) -> Instruction:
+def _rebuilt(cls: type[Instruction], handle: object, slots: Mapping[str, object]) -> Instruction:
     instruction = cls.__new__(cls)
     instruction.handle = handle
     for name, value in slots.items():

@@ -63,7 +63,7 @@ _GENERATED = ("__init__", "key", "operands")
 def _generated_on_use(cls: Any, method: str, fields: dict[str, str], kinds: dict[str, str]) -> Any:
     """Return a method that generates the real one at its first call: few programs use every instruction."""
 
-    def first(self: Any, *args: object, **named: Any) -> Any:
+    def first(self: Any, *args: object, **named: object) -> Any:
         _generate(cls, fields, kinds)
         return getattr(cls, method)(self, *args, **named)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -127,11 +127,11 @@ class Record:
 
     is_nki_object = True
 
-    def __init__(self, fields: dict[str, Any]):
+    def __init__(self, fields: Mapping[str, object]):
         self.__dict__.update(fields)
 
     @staticmethod
-    def named(name: str, fields: dict[str, Any]) -> Record:
+    def named(name: str, fields: Mapping[str, object]) -> Record:
         return type(name, (Record,), {})(fields)
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 
@@ -27,12 +27,12 @@ def is_record(value: object) -> bool:
     return dataclasses.is_dataclass(value) or getattr(value, "is_nki_object", False) is True
 
 
-def record_fields(value: Any) -> list[str]:
+def record_fields(value: object) -> list[str]:
     """Return the names of the fields that a record has."""
     return [name for name in possible_fields(value) if hasattr(value, name)]
 
 
-def possible_fields(value: Any) -> dict[str, Any]:
+def possible_fields(value: object) -> dict[str, Any]:
     """Return the fields of a record by name, those of its dataclass that it lacks included."""
     slots = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
     return {**dict.fromkeys(slots), **getattr(value, "__dict__", {})}
@@ -42,13 +42,13 @@ def _rebuilt_sequence(value: Any, items: list[Any]) -> Any:
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
-def _rebuilt_dict(value: dict, items: list[Any]) -> dict:
+def _rebuilt_dict(value: dict, items: Sequence[object]) -> dict:
     twin = copy.copy(value)
     twin.update(zip(value, items, strict=True))
     return twin
 
 
-def _rebuilt_record(value: Any, items: list[Any]) -> Any:
+def _rebuilt_record(value: object, items: Sequence[object]) -> Any:
     twin = copy.copy(value)
     for name, item in zip(record_fields(value), items, strict=True):
         object.__setattr__(twin, name, item)
@@ -89,7 +89,7 @@ def container_of(value: object) -> Container | None:
 
 def map_tree(
     change: Callable[[Any, str], Any],
-    value: Any,
+    value: object,
     path: str = "",
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
@@ -101,7 +101,7 @@ def map_tree(
     return kind.rebuild(value, items)
 
 
-def flatten(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+def flatten(value: object, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """Return all leaves in order."""
     found: list[Any] = []
     _collect(value, found, is_leaf)
@@ -117,18 +117,18 @@ def _collect(value: Any, found: list[Any], is_leaf: Callable[[Any], bool] | None
             _collect(child, found, is_leaf)
 
 
-def unflatten(like: Any, items: Iterable[Any], is_leaf: Callable[[Any], bool] | None = None) -> Any:
+def unflatten(like: object, items: Iterable[object], is_leaf: Callable[[Any], bool] | None = None) -> Any:
     """Return a tree of the structure of `like` with other leaves, in order."""
     following = iter(items)
     return map_tree(lambda leaf, path: next(following), like, is_leaf=is_leaf)
 
 
-def leaves(value: Any, kind: type | tuple[type, ...]) -> list[Any]:
+def leaves(value: object, kind: type | tuple[type, ...]) -> list[Any]:
     """Return all leaves of a kind, in order."""
     return [leaf for leaf in flatten(value, lambda v: isinstance(v, kind)) if isinstance(leaf, kind)]
 
 
-def replace_leaves(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
+def replace_leaves(value: object, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
     """Return the tree with every leaf of a kind changed; the others stay."""
     return map_tree(
         lambda leaf, path: change(leaf) if isinstance(leaf, kind) else leaf,

@@ -62,7 +62,7 @@ class Arguments:
                 return framework
         return None
 
-    def call(self, function: Any, tensors: Sequence[Any]) -> Any:
+    def call(self, function: Any, tensors: Sequence[object]) -> Any:
         """Call the kernel's function with these in the place of the tensors."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -86,7 +86,7 @@ class Arguments:
         ]
         return replace(self, tensors=tensors)
 
-    def with_tensors(self, values: Sequence[Any]) -> Arguments:
+    def with_tensors(self, values: Sequence[object]) -> Arguments:
         """Return the same arguments with other values for the tensors, in order."""
         tensors = [
             TensorArgument(tensor.name, value, framework_of(value))
@@ -154,14 +154,14 @@ class _Flattening:
             self.is_known = False
             return None
 
-    def _frozen(self, value: Any) -> Any:
+    def _frozen(self, value: object) -> Any:
         try:
             return frozen(value)
         except Unknown:
             self.is_known = False
             return None
 
-    def _dtype(self, dtype: Any) -> Any:
+    def _dtype(self, dtype: object) -> Any:
         found = _known_dtype(dtype)
         self.is_known = self.is_known and found is not None  # the run itself reports what is wrong
         return found
@@ -177,7 +177,7 @@ def _build(node: Any, tensors: Sequence[Any]) -> Any:
     return node
 
 
-def _is_followed(value: Any) -> bool:
+def _is_followed(value: object) -> bool:
     """Functions and classes count by identity here, and `Reads` watches what they hold."""
     return isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)) or hasattr(
         type(value), "with_schedule"
@@ -185,7 +185,7 @@ def _is_followed(value: Any) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _known_dtype(dtype: Any) -> dtypes.DType | None:
+def _known_dtype(dtype: object) -> dtypes.DType | None:
     try:
         return dtypes.resolve(dtype)
     except TypeError:

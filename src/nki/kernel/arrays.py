@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..machine import dtypes
 _frameworks: dict[str, Callable[[], Any]] = {}  # what loads the converter of a package's tensors
 
 
-def register_framework(packages: Iterable[str], load: Callable[[], Any]) -> None:
+def register_framework(packages: Iterable[str], load: Callable[[], object]) -> None:
     """Register a converter for tensors of these packages. `load` is called when the first one is passed."""
     _frameworks.update(dict.fromkeys(packages, load))
 
@@ -86,7 +86,7 @@ class NumpyFramework:
             )
 
     @staticmethod
-    def write_back(value: np.ndarray, array: np.ndarray, inputs: list[Any], kernel: str) -> None:
+    def write_back(value: np.ndarray, array: np.ndarray, inputs: Sequence[object], kernel: str) -> None:
         value[...] = array
 
 

@@ -19,12 +19,12 @@ _JIT_KEYWORDS = ("platform_target", "grid", "kernel_return", *_IGNORED_WITH_WARN
 
 
 @overload
-def jit(fn: Callable[P, Any], **kwargs: Any) -> Kernel[P]:
+def jit(fn: Callable[P, Any], **kwargs: object) -> Kernel[P]:
     """Make a kernel of a function: @nki.jit, or nki.jit(fn)."""
 
 
 @overload
-def jit(fn: None = None, **kwargs: Any) -> Callable[[Callable[P, Any]], Kernel[P]]:
+def jit(fn: None = None, **kwargs: object) -> Callable[[Callable[P, Any]], Kernel[P]]:
     """Make a kernel of the function below: @nki.jit(), @nki.jit(platform_target=...)."""
 
 

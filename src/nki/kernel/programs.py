@@ -21,7 +21,7 @@ from .results import report_unwritten
 from .transfer import Transfer
 
 
-def run(program: Program, arrays: Sequence[Any]) -> Any:
+def run(program: Program, arrays: Sequence[object]) -> Any:
     """Return what the kernel returns for these values of its tensor parameters, in their order.
 
     Arrays that the program writes are written. Errors and diagnostics are those of its instructions.

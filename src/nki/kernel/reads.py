@@ -359,7 +359,7 @@ class Reads:
         for base in cls.__mro__[1:]:
             self.visit(base)
 
-    def _named(self, namespace: Mapping[str, Any], name: str, value: object) -> None:
+    def _named(self, namespace: Mapping[str, object], name: str, value: object) -> None:
         plain = None
         if not isinstance(value, Enum) and is_plain(value):
             plain = frozen(value)
@@ -381,7 +381,7 @@ class Reads:
         for code in () if known else _codes(function.__code__):
             self._code(code, function.__globals__)
 
-    def _code(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
+    def _code(self, code: types.CodeType, namespace: Mapping[str, object]) -> None:
         for operation, name, attributes in names_in(code):
             if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
                 self._global(name, namespace, list(attributes))
@@ -391,7 +391,7 @@ class Reads:
             else:
                 raise Unknown(f"global {name} is changed")
 
-    def _global(self, name: str, namespace: dict[str, Any], attributes: list[str]) -> None:
+    def _global(self, name: str, namespace: Mapping[str, object], attributes: list[str]) -> None:
         if name.startswith("@"):  # not a Python name: pytest's, in the asserts that it rewrites
             return
         value = namespace.get(name, _MISSING)

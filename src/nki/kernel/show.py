@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ..ir.context import current
 from ..ir.tree import leaves
@@ -22,7 +21,7 @@ def show(kernel: object) -> Callable[..., Steps]:
     """
     made = as_kernel(kernel)
 
-    def call(*args: object, **kwargs: Any) -> Steps:
+    def call(*args: object, **kwargs: object) -> Steps:
         if leaves([args, kwargs], TensorSpec):
             steps = Steps(made.__name__)
             for instruction in made.trace(*args, **kwargs).walk():

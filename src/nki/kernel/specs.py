@@ -23,7 +23,7 @@ def is_array(value: object) -> TypeGuard[Array]:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def as_specs(tree: Any) -> Any:
+def as_specs(tree: object) -> Any:
     """Return the tree with every array replaced by its TensorSpec; numbers of a framework stay."""
     return map_tree(_as_spec, tree, is_leaf=is_array)
 

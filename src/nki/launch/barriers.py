@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from ..errors import error, user_site
@@ -60,7 +60,7 @@ class Barriers:
         point: Hashable,
         what: str,
         offer: object = None,
-        act: Callable[[dict[int, Any]], None] | None = None,
+        act: Callable[[Mapping[int, object]], None] | None = None,
         gives_up: GivesUp = GivesUp.NEVER,
     ) -> dict[int, Any]:
         """Wait until every core has come to `point`; returns what each offered, by core.

@@ -103,7 +103,7 @@ class Execution:
         for core in self.cores:
             core.run_one = interleaving.sink(core.index, core.executor)
 
-    def run_cores(self, jobs: Sequence[tuple[RunningCore, Callable[[], Any]]]) -> list[Any]:
+    def run_cores(self, jobs: Sequence[tuple[RunningCore, Callable[[], object]]]) -> list[Any]:
         """Run a job on each core and return the results. Several cores take turns at barriers."""
         if len(jobs) == 1:
             return [run_on(*jobs[0])]
@@ -147,7 +147,7 @@ class Execution:
         self.cores = []
 
 
-def run_on(core: RunningCore, job: Callable[[], Any]) -> Any:
+def run_on(core: RunningCore, job: Callable[[], object]) -> Any:
     """Run a job as the code of a core."""
     before = activate(core)
     try:
@@ -157,7 +157,7 @@ def run_on(core: RunningCore, job: Callable[[], Any]) -> Any:
         activate(before)
 
 
-def _run_noted(core: RunningCore, job: Callable[[], Any]) -> Any:
+def _run_noted(core: RunningCore, job: Callable[[], object]) -> Any:
     try:
         return run_on(core, job)
     except NkiError as problem:

@@ -190,7 +190,7 @@ class Launch:
         self.execution.close()
         self.cores = []
 
-    def run(self, python: Callable[[], Any]) -> list[Any]:
+    def run(self, python: Callable[[], object]) -> list[Any]:
         """Run the kernel's Python on every core and return what each returned."""
         with fewer_collections():
             if self.executes:
@@ -206,7 +206,7 @@ class Launch:
                 self.execution.report_divergent_loops()
         return results
 
-    def _trace(self, core: Core, python: Callable[[], Any]) -> Any:
+    def _trace(self, core: Core, python: Callable[[], object]) -> Any:
         try:
             return run_on(core, python)
         except NkiError as problem:

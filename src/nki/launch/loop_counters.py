@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -85,7 +86,7 @@ class Places:
         return variables_at(frame.f_code, frame.f_lasti)
 
 
-def _values(values: dict[str, Any], names: tuple[str, ...]) -> Turn:
+def _values(values: Mapping[str, object], names: tuple[str, ...]) -> Turn:
     found = []
     for name in names:
         value = values.get(name)
@@ -133,7 +134,7 @@ def _stored(steps: list[dis.Instruction]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> Any:
     """Return a number or a short word that identifies the iteration; None for everything else."""
     if isinstance(value, (bool, str)):
         return str(value) if len(str(value)) <= LONGEST_WORD else None

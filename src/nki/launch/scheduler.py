@@ -96,7 +96,7 @@ class Scheduler:
         self.root: TaskGroup | None = None
         self._here = threading.local()
 
-    def run(self, jobs: Sequence[tuple[TaskId, Callable[[], Any]]]) -> list[Any]:
+    def run(self, jobs: Sequence[tuple[TaskId, Callable[[], object]]]) -> list[Any]:
         """Return the result of each job. Jobs see the caller's ContextVars; a running task may start more."""
         host: Task | None = getattr(self._here, "task", None)
         group = TaskGroup(host.group if host is not None else None)
@@ -153,7 +153,7 @@ class Scheduler:
                 raise_in(ctypes.c_ulong(running.thread.ident or 0), ctypes.py_object(_Abandoned))
             self._await_end(started, 0.1)
 
-    def _run_task(self, task: Task, job: Callable[[], Any]) -> None:
+    def _run_task(self, task: Task, job: Callable[[], object]) -> None:
         self._here.task = task
         with contextlib.suppress(_Abandoned):
             try:

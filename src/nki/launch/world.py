@@ -38,7 +38,7 @@ class Parts(list[np.ndarray]):
         super().__init__(parts)
         self.made: dict[str, Any] = {}
 
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
+    def once(self, name: str, make: Callable[[], object]) -> Any:
         """Return `make()`, computed by the first member that asks and shared by all."""
         if name not in self.made:
             self.made[name] = make()

@@ -163,7 +163,7 @@ class GlooWorld(World):
         )
 
 
-def _in_time(ask: Callable[[], Any]) -> Any:
+def _in_time(ask: Callable[[], object]) -> Any:
     """Return the store's answer, or None if it takes too long: its own timeout is half an hour."""
     answer: list[Any] = []
 

@@ -17,7 +17,7 @@ class PerRank(NamedTuple):
     values: tuple[Any, ...]
 
 
-def per_rank(values: Sequence[Any]) -> PerRank:
+def per_rank(values: Sequence[object]) -> PerRank:
     """Marks the values of a keyword that differ from rank to rank, one for each."""
     return PerRank(tuple(values))
 

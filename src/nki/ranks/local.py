@@ -60,7 +60,7 @@ def _called(kernel: Kernel, call: CallOf) -> Any:
     return kernel(*call.args, **call.kwargs)
 
 
-def run_together(parts: Sequence[Callable[[], Any]]) -> list[Any]:
+def run_together(parts: Sequence[Callable[[], object]]) -> list[Any]:
     """Return the result of each rank's part, in rank order."""
     shared, size = LocalExchange(), len(parts)
     jobs = [
@@ -70,7 +70,7 @@ def run_together(parts: Sequence[Callable[[], Any]]) -> list[Any]:
     return shared.scheduler.run(jobs)
 
 
-def _rank(part: Callable[[], Any], world: World) -> Any:
+def _rank(part: Callable[[], object], world: World) -> Any:
     try:
         with using(world):
             return part()

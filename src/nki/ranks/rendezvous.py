@@ -54,7 +54,7 @@ class ThreadRendezvous:
         self.lock = threading.Lock()
         self.open: dict[Hashable, list[Arrivals]] = {}  # by place, those that still wait for a rank
 
-    def run(self, place: Hashable, rank: int, size: int, part: Callable[[], Any]) -> Any:
+    def run(self, place: Hashable, rank: int, size: int, part: Callable[[], object]) -> Any:
         """Return the result of a rank's part, once all ranks have arrived at this place with theirs."""
         with self.lock:
             waiting = self.open.setdefault(place, [])

@@ -13,7 +13,7 @@ from ..kernel.specs import Array, is_array
 
 
 def gradcheck(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     inputs: Sequence[object],
     *,
     step: float = 2e-2,

@@ -30,7 +30,7 @@ def check_kernel(
     dtypes: Sequence[DTypeLike] = ("float32", "bfloat16"),
     *,
     sizes: Mapping[str, tuple[int, int] | Sequence[int]] | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     cores: Sequence[int] = (1,),
     targets: Sequence[str] = (),
     examples: int = 25,

@@ -35,7 +35,7 @@ class Tuned:
             )
         return self.known[call]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         missing = self.space.vary.keys() - kwargs.keys()
         if not missing:  # everything was chosen by the caller
             return self.kernel(*args, **kwargs)
@@ -53,7 +53,7 @@ class Tuned:
 
 
 def autotune(
-    vary: Mapping[str, Sequence[Any]],
+    vary: Mapping[str, Sequence[object]],
     where: Where = None,
     *,
     budget: int = 500,
@@ -67,7 +67,7 @@ def autotune(
     """
     space = Space(vary, where)
 
-    def make(kernel: Callable[..., Any]) -> Tuned:
+    def make(kernel: Callable[..., object]) -> Tuned:
         kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
         unknown = space.vary.keys() - kernel.__signature__.parameters.keys()
         if unknown:

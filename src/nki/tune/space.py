@@ -22,7 +22,7 @@ class Space:
     `where` is an expression over the names, like "TM*TN <= 65536", or a function of a configuration.
     """
 
-    def __init__(self, vary: Mapping[str, Sequence[Any]], where: Where = None):
+    def __init__(self, vary: Mapping[str, Sequence[object]], where: Where = None):
         self.vary = {name: list(values) for name, values in vary.items()}
         for name, values in self.vary.items():
             if not values:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def read(name: str, space: Space, place: Path) -> dict[str, Any] | None:
         return None
 
 
-def write(name: str, content: dict[str, Any], place: Path) -> None:
+def write(name: str, content: Mapping[str, object], place: Path) -> None:
     """Write a file and move it into place: readers see the old file or the new one."""
     file = place / f"{name}.json"
     try:
