@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import NkiError, error
 from ..ir.context import running
-from ..ir.layout import is_int
+from ..ir.layout import Int, is_int
 from ..ir.parser_values import register_value
 from ..launch.world import World, current_world
 
@@ -63,6 +63,10 @@ def _wrong(groups: object, why: str) -> NkiError:
     return error(
         "replica-group", f"ReplicaGroup({groups!r}): {why}", help="write ReplicaGroup([[0, 1], [2, 3]])"
     )
+
+
+# What the collectives take for a group: a ReplicaGroup, or the lists of ranks to make one of.
+GroupLike: TypeAlias = ReplicaGroup | Sequence[Sequence[Int]]
 
 
 def as_group(group: object, function: str) -> ReplicaGroup:

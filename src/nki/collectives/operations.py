@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from ..errors import error
 from ..ir.context import warn
 from ..ir.instruction import In, Out
-from ..ir.layout import is_int
+from ..ir.layout import Int, is_int
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..isa import rules
 from ..isa.sync import refuse_overlap
@@ -18,7 +20,8 @@ from ..machine import dtypes
 from ..machine.machine import Machine
 from ..machine.memories import SBUF
 from ..machine.operators import Operator
-from .groups import ReplicaGroup, as_group, check_ranks
+from ..typing import OperatorLike
+from .groups import GroupLike, ReplicaGroup, as_group, check_ranks
 from .instruction import Collective, Received, check_tensors, paired, reading, reduction, writing
 
 EXACT_IN_FLOAT32 = 1 << 24
@@ -34,7 +37,14 @@ def issue_each(cls: type[Collective], srcs: Any, dsts: Any, *options: object) ->
 # ---- all_reduce ----------------------------------------------------------------------------------
 
 
-def all_reduce(srcs, dsts, replica_group, op, priority=None, name=None):
+def all_reduce(
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: GroupLike,
+    op: OperatorLike,
+    priority: Int | None = None,
+    name: str | None = None,
+) -> None:
     """dst = op over the ranks of src."""
     group, op = as_group(replica_group, "all_reduce"), reduction(op, "all_reduce")
     issue_each(AllReduce, srcs, dsts, group, op, priority, name)
@@ -84,7 +94,14 @@ def reduced(ins: Collective, arrays: list[np.ndarray], op: Operator) -> np.ndarr
 # ---- all_gather ----------------------------------------------------------------------------------
 
 
-def all_gather(srcs, dsts, replica_group, collective_dim, priority=None, name=None):
+def all_gather(
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: GroupLike,
+    collective_dim: Int,
+    priority: Int | None = None,
+    name: str | None = None,
+) -> None:
     """dst = the ranks' src, one after the other along collective_dim."""
     group = as_group(replica_group, "all_gather")
     issue_each(AllGather, srcs, dsts, group, collective_dim, priority, name)
@@ -127,7 +144,15 @@ def chunks(view: View, dim: int, count: int) -> list[View]:
 # ---- reduce_scatter ------------------------------------------------------------------------------
 
 
-def reduce_scatter(srcs, dsts, replica_group, collective_dim, op, priority=None, name=None):
+def reduce_scatter(
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: GroupLike,
+    collective_dim: Int,
+    op: OperatorLike,
+    priority: Int | None = None,
+    name: str | None = None,
+) -> None:
     """dst = this rank's part, along collective_dim, of op over the ranks of src."""
     group, op = as_group(replica_group, "reduce_scatter"), reduction(op, "reduce_scatter")
     issue_each(ReduceScatter, srcs, dsts, group, collective_dim, op, priority, name)
@@ -165,7 +190,14 @@ class ReduceScatter(Collective):
 # ---- all_to_all ----------------------------------------------------------------------------------
 
 
-def all_to_all(srcs, dsts, replica_group, collective_dim, priority=None, name=None):
+def all_to_all(
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: GroupLike,
+    collective_dim: Int,
+    priority: Int | None = None,
+    name: str | None = None,
+) -> None:
     """Part j of dst = this rank's part of rank j's src, along collective_dim."""
     group = as_group(replica_group, "all_to_all")
     issue_each(AllToAll, srcs, dsts, group, collective_dim, priority, name)
@@ -202,7 +234,13 @@ class AllToAll(AlongDimension):
 # ---- collective_permute --------------------------------------------------------------------------
 
 
-def collective_permute(srcs, dsts, source_target_pairs, priority=None, name=None):
+def collective_permute(
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    source_target_pairs: Sequence[Sequence[Int]],
+    priority: Int | None = None,
+    name: str | None = None,
+) -> None:
     """dst of rank t = src of rank s, for each pair (s, t)."""
     pairs = _as_pairs(source_target_pairs)
     check_ranks("collective_permute", [rank for pair in pairs for rank in pair])
@@ -261,13 +299,13 @@ class CollectivePermute(Collective):
 
 
 def collective_permute_implicit(
-    srcs_by_channel,
-    dsts_by_channel,
-    replica_group,
-    channel_ids=[0],  # noqa: B006  the documented default, never changed
-    priority=None,
-    name=None,
-):
+    srcs_by_channel: Sequence[Sequence[NkiTensor]],
+    dsts_by_channel: Sequence[Sequence[NkiTensor]],
+    replica_group: GroupLike,
+    channel_ids: Sequence[int] = [0],  # noqa: B006  the documented default, never changed
+    priority: Int | None = None,
+    name: str | None = None,
+) -> None:
     """dst = src of the rank before this one in the ring of its group, for every channel."""
     function = "collective_permute_implicit"
     group = as_group(replica_group, function)
@@ -311,15 +349,15 @@ class CollectivePermuteImplicit(Collective):
 
 
 def collective_permute_implicit_reduce(
-    srcs0_by_channel,
-    srcs1_by_channel,
-    dsts_by_channel,
-    replica_group,
-    op,
-    channel_ids=[0],  # noqa: B006  the documented default, never changed
-    priority=None,
-    name=None,
-):
+    srcs0_by_channel: Sequence[Sequence[NkiTensor]],
+    srcs1_by_channel: Sequence[Sequence[NkiTensor]],
+    dsts_by_channel: Sequence[Sequence[NkiTensor]],
+    replica_group: GroupLike,
+    op: OperatorLike,
+    channel_ids: Sequence[int] = [0],  # noqa: B006  the documented default, never changed
+    priority: Int | None = None,
+    name: str | None = None,
+) -> None:
     """dst = op(src0, src1) of the rank before this one in the ring of its group, for every channel."""
     function = "collective_permute_implicit_reduce"
     group, op = as_group(replica_group, function), reduction(op, function)

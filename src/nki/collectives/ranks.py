@@ -7,14 +7,16 @@ from typing import Any
 from ..errors import error
 from ..ir.context import current, warn
 from ..ir.instruction import RegisterOut
-from ..ir.layout import is_int
+from ..ir.layout import Int, is_int
 from ..isa.registers import RegisterInstruction
 from ..isa.virtual_register import VirtualRegister
 from ..launch.core import issue
-from .groups import as_group
+from .groups import GroupLike, as_group
 
 
-def rank_id(name=None):
+def rank_id(
+    name: str | None = None,
+) -> VirtualRegister:
     """A register with the number of this rank in the world."""
     register = VirtualRegister(frozen=True)
     issue(RankId(register, name))
@@ -31,8 +33,11 @@ class RankId(RegisterInstruction):
 
 
 def collective_permute_implicit_current_processing_rank_id(
-    iteration_id, replica_group, channel_id=0, name=None
-):
+    iteration_id: Int | VirtualRegister,
+    replica_group: GroupLike,
+    channel_id: Int = 0,
+    name: str | None = None,
+) -> VirtualRegister:
     """A register with the rank whose data this one holds after `iteration_id` steps round the ring."""
     function = "collective_permute_implicit_current_processing_rank_id"
     for argument, value in (("iteration_id", iteration_id), ("channel_id", channel_id)):

@@ -2,48 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..ir.context import warn
 from ..ir.instruction import In, InOut, Out
+from ..ir.layout import Int
+from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..isa import rules
 from ..launch.core import issue
 from ..machine.machine import Machine
 from ..machine.memories import SBUF
-from .groups import ReplicaGroup, as_group
+from .groups import GroupLike, ReplicaGroup, as_group
 from .instruction import Collective, Received, paired, reading, writing
 
 SEND_COUNT, SEND_DISPL, RECV_COUNTS, RECV_DISPLS = range(4)  # rows of the metadata tensor
 
 
 def all_gather_v(
-    srcs,
-    dsts,
-    replica_group,
-    metadata_tensor,
-    recv_counts_known=False,
-    has_rdispls=False,
-    priority=None,
-    name=None,
-):
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: GroupLike,
+    metadata_tensor: NkiTensor,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: Int | None = None,
+    name: str | None = None,
+) -> None:
     """Slot j of dst = what rank j sends; the metadata has counts and displacements, at run time."""
     options = (metadata_tensor, recv_counts_known, has_rdispls, priority, name)
     _issue(AllGatherV, srcs, dsts, replica_group, options)
 
 
 def all_to_all_v(
-    srcs,
-    dsts,
-    replica_group,
-    metadata_tensor,
-    recv_counts_known=False,
-    has_rdispls=False,
-    priority=None,
-    name=None,
-):
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: GroupLike,
+    metadata_tensor: NkiTensor,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: Int | None = None,
+    name: str | None = None,
+) -> None:
     """dst = what each rank sends to this one; the metadata has counts and displacements, at run time."""
     options = (metadata_tensor, recv_counts_known, has_rdispls, priority, name)
     _issue(AllToAllV, srcs, dsts, replica_group, options)

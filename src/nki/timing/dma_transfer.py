@@ -27,7 +27,16 @@ class DmaTransfer:
         "_packet_ns",
     )
 
-    def __init__(self, mode, issue_ns, dispatch_ns, notify_ns, payload_ns, nbytes, descriptors):
+    def __init__(
+        self,
+        mode: str,
+        issue_ns: float,
+        dispatch_ns: float,
+        notify_ns: float,
+        payload_ns: tuple[tuple[int, float], ...],
+        nbytes: int,
+        descriptors: int,
+    ):
         self.mode = mode  # "software", "hardware", "static" or "ranks"
         self.issue_ns = issue_ns  # the trigger is held
         self.dispatch_ns = dispatch_ns
@@ -78,7 +87,9 @@ def transfer_of(op: Operation, machine: Machine, cores: int = 1, share: float = 
     return found
 
 
-def _make(mode, payload, nbytes, count, load, m: Machine) -> DmaTransfer:
+def _make(
+    mode: str, payload: tuple[tuple[int, float], ...], nbytes: int, count: int, load: bool, m: Machine
+) -> DmaTransfer:
     issue = {"software": m.swdge_spacing_ns, "hardware": m.hwdge_ns, "static": m.static_trigger_ns}[mode]
     dispatch = m.dma_dispatch_load_ns if load else m.dma_dispatch_store_ns
     notify = m.dma_notify_load_ns if load else m.dma_notify_store_ns

@@ -138,7 +138,7 @@ class ArenaAllocator:
         self.free.setdefault(-(-nbytes // LINE) * LINE, []).append(at)
 
 
-def allocate_values(steps: Sequence[Any]) -> int:
+def allocate_values(steps: Sequence[object]) -> int:
     """Set the address of every value in the arena; return the bytes that it needs."""
     ends = last_uses(map(_memories, steps))
     arena = ArenaAllocator()

@@ -78,7 +78,7 @@ def run_loop(core: Any, lowered: LoweredLoop) -> None:
     core.loop_sites[loop.number] = loop.site
 
 
-def _indices(core: Any, loop: Loop) -> Iterable[int]:
+def _indices(core: object, loop: Loop) -> Iterable[int]:
     """Return the index of a loop in each iteration; bounds are read once, when the loop starts."""
     if not loop.is_while:
         return range(_bound(loop.lower), _bound(loop.upper), loop.step)

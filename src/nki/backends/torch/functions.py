@@ -9,6 +9,7 @@ float32 summation.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,11 @@ def _rounded_once(name: str) -> Callable[..., Any]:
     return form
 
 
-def _sign(torch: Any, x: Any) -> Any:
+def _sign(torch: ModuleType, x: object) -> Any:
     return torch.where(torch.isnan(x), x, torch.sign(x))  # in torch the sign of NaN is 0
 
 
-def _mod(torch: Any, a: Any, b: Any) -> Any:
+def _mod(torch: ModuleType, a: object, b: Any) -> Any:
     """Return the remainder with the sign of the divisor, bit for bit numpy's."""
     rest = torch.fmod(a, b)
     other = (rest != 0) & ((b < 0) != (rest < 0))
@@ -48,7 +49,7 @@ def _mod(torch: Any, a: Any, b: Any) -> Any:
     return torch.where(other, rest + b, torch.where(rest == 0, zero, rest))
 
 
-def _matmul(torch: Any, a: Any, b: Any) -> Any:
+def _matmul(torch: ModuleType, a: object, b: object) -> Any:
     return torch.matmul(a, b)
 
 
@@ -109,7 +110,7 @@ UFUNCS.update(
 # ---- reductions ---------------------------------------------------------------------------------------
 
 
-def _prod(torch: Any, x: Any, dims: list[int], keep: bool) -> Any:
+def _prod(torch: ModuleType, x: object, dims: list[int], keep: bool) -> Any:
     for dim in sorted(dims, reverse=True):
         x = torch.prod(x, dim, keepdim=keep)
     return x

@@ -8,6 +8,7 @@ in one to three dimensions are strides of a view; others are an index, and their
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ class OperandGrid:
         """Return a shape of up to three dimensions in which the members are regular, or None."""
         return _factors(self.offsets, 3)
 
-    def index(self, torch: Any, device: Any) -> Any:
+    def index(self, torch: ModuleType, device: object) -> Any:
         """Return the offsets as a tensor on a device."""
         found = self._index.get(device)
         if found is None:

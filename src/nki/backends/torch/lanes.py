@@ -48,7 +48,7 @@ class Device:
             )
         return found
 
-    def number(self, value: Any, dtype: Any) -> Any:
+    def number(self, value: object, dtype: object) -> Any:
         """Return a number as a tensor without dimensions."""
         key = (repr(value), dtype)  # 0.0 and -0.0 differ
         found = self.constants.get(key)
@@ -129,7 +129,7 @@ class Lanes(NDArrayOperatorsMixin):
 
     __float__ = __int__ = __index__ = __bool__  # type: ignore[assignment]
 
-    def __array__(self, *_: object, **__: Any) -> Any:
+    def __array__(self, *_: object, **__: object) -> Any:
         raise Unsupported("numpy wants the values on the host")
 
     # ---- views -----------------------------------------------------------------------------------

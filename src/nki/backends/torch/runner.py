@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ _before: Any = None
 
 
 @contextmanager
-def _exact_products(torch: Any) -> Any:
+def _exact_products(torch: ModuleType) -> Any:
     """Context: float32 products are not rounded to TF32 while any thread runs a plan."""
     global _users, _before
     settings = torch.backends.cuda.matmul

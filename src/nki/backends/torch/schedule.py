@@ -272,7 +272,7 @@ def groups(ordered: Sequence[tuple[tuple[int, int], StepMember]]) -> Iterator[li
             yield from _equal(members, signature)
 
 
-def _equal(items: Sequence[Any], key: Any) -> Iterator[list[Any]]:
+def _equal(items: Sequence[object], key: Any) -> Iterator[list[Any]]:
     found: dict[tuple, list[Any]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)

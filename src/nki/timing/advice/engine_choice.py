@@ -10,7 +10,7 @@ from ...machine.memories import PSUM
 from ..change import Change
 from ..operation import Operation
 from .formatting import NAMES, count, lines, percent, site_of
-from .study import WORTH, Advice, Study
+from .study import WORTH, Advice, Gain, Study
 
 # ---- other-engine, psum-eviction -----------------------------------------------------------------
 
@@ -40,7 +40,7 @@ def other_engine(study: Study) -> Iterator[Advice]:
             yield _finding(study, evicts, busiest, other, change, gain)
 
 
-def _finding(study: Study, evicts: bool, busiest: str, other: engine, change: Change, gain) -> Advice:  # type: ignore[no-untyped-def]
+def _finding(study: Study, evicts: bool, busiest: str, other: engine, change: Change, gain: Gain) -> Advice:
     operations = study.timeline.operations
     moved = count(len(change.on), "instruction")
     what = "read PSUM" if evicts else "could run elsewhere"
