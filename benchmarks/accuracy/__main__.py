@@ -106,11 +106,11 @@ def row(case: Case, figure: tuple, profile) -> tuple[str, float]:
     return "| " + " | ".join((*cells, case.use, case.source)) + " |", error
 
 
-def page(wanted: list[Case], tell=lambda what: None) -> str:
+def page(wanted: list[Case], report=lambda what: None) -> str:
     head = "| kernel | figure | published | ours | ratio | platform | use | source |\n" + "|---" * 8 + "|\n"
     lines, errors = [], {"held back": [], "rule": [], "fitted": []}
     for case in wanted:
-        tell(case.name)
+        report(case.name)
         profile = nki.profile(case.kernel, target=case.target)(*case.arguments)
         for figure in case.figures:
             line, error = row(case, figure, profile)

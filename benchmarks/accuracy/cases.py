@@ -1,7 +1,7 @@
 """Every published figure that we may show, with the kernel it was published for.
 
-`use` says what the figure has done for the model: `fitted` where a constant was fitted on it, `rule` where a
-rule was read from its profile, `held back` where it did neither and only judges.
+`use` is how the model uses the figure: `fitted` where a constant was fitted on it, `rule` where a
+rule was read from its profile, `held back` where it was used for neither, and only checks the model.
 """
 
 import sys

@@ -135,7 +135,7 @@ def test_strict_mode_refuses(monkeypatch):
     sbuf_tiles(X, 3)
 
 
-def test_a_run_without_the_cache_says_it_too(monkeypatch):
+def test_a_run_without_the_cache_warns_too(monkeypatch):
     monkeypatch.setenv("OPEN_NKI_CACHE", "0")
     (found,) = said(sbuf_tiles, X, 4)
     assert "262,176 bytes per partition are live at once" in found.message
@@ -145,7 +145,7 @@ def test_shapes_alone_are_enough():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = sbuf_tiles.trace(nki.TensorSpec((128, 512), "float32"), 4)
-    assert [d.kind for d in program.said] == ["capacity"]
+    assert [d.kind for d in program.diagnostics] == ["capacity"]
 
 
 def test_tiles_that_a_loop_uses_live_as_long_as_the_loop():
@@ -183,7 +183,7 @@ def test_tiles_at_addresses_count_once():
     assert said(kernel, X) == []
 
 
-def test_a_kernel_that_returns_nothing_and_writes_nothing_says_so(monkeypatch):
+def test_a_kernel_that_returns_and_writes_nothing_warns(monkeypatch):
     @nki.jit
     def forgets(x):
         tile = nl.ndarray(x.shape, x.dtype)

@@ -103,7 +103,7 @@ def test_every_platform_is_asked(run, write):
     assert run("check", write(GEN3), "--target", "trn9")[0] == 2
 
 
-def test_the_same_finding_on_several_platforms_is_told_once(run, write):
+def test_the_same_finding_on_several_platforms_is_reported_once(run, write):
     _, out, _ = run("check", write() + ":race", "--target", "all", "--json")
     found = {f["kind"]: f["targets"] for f in json.loads(out)["findings"]}
     assert found["race"] == ["trn2", "trn3"] and found["launch-grid"] == ["trn1"]
@@ -171,7 +171,7 @@ def test_a_comment_on_the_line_leaves_a_finding_out(run, write, comment, code):
     assert run("check", write(text) + ":race")[0] == code
 
 
-def test_a_baseline_keeps_what_was_there(run, write):
+def test_a_baseline_suppresses_earlier_findings(run, write):
     name = write()
     assert run("check", name, "--baseline", "known.json", "--update-baseline")[0] == 0
     code, out, _ = run("check", name, "--baseline", "known.json")
@@ -210,7 +210,7 @@ def test_github_gets_annotations(run, write):
     assert "%0A" in line
 
 
-def test_sarif_has_what_the_standard_demands(run, write):
+def test_sarif_has_the_fields_that_the_standard_requires(run, write):
     code, out, _ = run("check", write(), "--sarif", "-")
     log = json.loads(out)
     assert code == 1 and log["version"] == "2.1.0"

@@ -19,7 +19,7 @@ from nkilib import catalogue
 from support import target
 
 # documented: without shard_on_tokens both cores store all tokens, the same values twice
-BOTH_STORE_ALL = "router_topk.py"
+BOTH_STORE_ALL = "router_tokens.py"
 BUILT = [k for k in catalogue.kernels() if k.is_built and not inspect.isclass(k.target)]
 
 

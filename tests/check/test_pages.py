@@ -70,7 +70,7 @@ def test_the_wrong_kernel_is_wrong_in_this_way(kind):
 
 
 @pytest.mark.parametrize("kind", [kind for kind, page in KERNELS.items() if page.right])
-def test_nothing_is_said_of_the_right_kernel(kind):
+def test_the_right_kernel_has_no_finding(kind):
     page = KERNELS[kind]
     assert kinds_of(page.right_code, page.target) == []
 

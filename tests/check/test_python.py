@@ -484,7 +484,7 @@ def test_names_are_followed_through_any_import_form(check):
     assert codes(check(sample)) == ["py-tile-arithmetic"] * 3
 
 
-def test_a_star_import_that_hides_builtins_is_told(check):
+def test_a_star_import_that_hides_builtins_is_reported(check):
     sample = "if False:\n    from nki.language import load\n{}\ndef kernel(x): return max(x, 1)"
     assert check(sample.format("")) == []
     # a star import is legal at module level alone, and nki.language need not exist for the lint

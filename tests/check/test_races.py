@@ -32,20 +32,20 @@ def quietly(call, *args):
         return call(*args)
 
 
-def test_there_are_thirty_of_each():
+def test_there_are_thirty_racing_and_thirty_correct_kernels():
     assert len(WRONG) >= 30 and len(RIGHT) >= 30
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_kernel_is_found_by_a_run_and_from_shapes_alone(name):
+def test_a_race_is_found_by_a_run_and_from_shapes_alone(name):
     kernel = WRONG[name][2]
     assert races_of(quietly(kernel.run, argument())), "the first run"
     program = quietly(kernel.trace, nki.TensorSpec((8, 16), "float32"))
-    assert races(program) and any(d.kind == "race" for d in program.said)
+    assert races(program) and any(d.kind == "race" for d in program.diagnostics)
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_right_kernel_is_not_accused(name):
+def test_a_correct_kernel_has_no_race(name):
     kernel = RIGHT[name][2]
     assert races_of(quietly(kernel.run, argument())) == []
     assert races_of(quietly(kernel.run, argument())) == []
@@ -53,7 +53,7 @@ def test_a_right_kernel_is_not_accused(name):
 
 
 @pytest.mark.parametrize("name", ["both_store_everything", "a_dynamic_loop_over_the_same_rows"])
-def test_strict_mode_refuses_and_changes_nothing(name, monkeypatch):
+def test_a_race_in_strict_mode_raises_and_changes_nothing(name, monkeypatch):
     monkeypatch.setenv("OPEN_NKI_STRICT", "1")
     for _ in range(2):
         with pytest.raises(nki.NkiError, match="both cores write") as caught:
@@ -66,13 +66,13 @@ def test_strict_mode_refuses_and_changes_nothing(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_kernels_that_run_without_the_cache_are_watched_too(name, monkeypatch):
+def test_races_are_found_without_the_cache_too(name, monkeypatch):
     monkeypatch.setenv("OPEN_NKI_CACHE", "0")
     assert races_of(quietly(WRONG[name][2].run, argument()))
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_kernels_without_the_cache_are_not_accused(name, monkeypatch):
+def test_correct_kernels_without_the_cache_have_no_race(name, monkeypatch):
     monkeypatch.setenv("OPEN_NKI_CACHE", "0")
     assert races_of(quietly(RIGHT[name][2].run, argument())) == []
 
@@ -84,12 +84,14 @@ def test_the_report_has_both_lines_the_bytes_and_the_missing_barrier():
     assert "core 0 writes scratch[0:8, 0:16] at race_kernels.py:" in text
     assert "core 1 reads scratch[0:8, 0:16] at race_kernels.py:" in text
     assert "512 bytes are touched by both, between bytes 0 and 512" in text
-    assert "did not meet before" in text and "nisa.core_barrier(scratch, (0, 1))" in text
+    assert "did not synchronise before" in text and "nisa.core_barrier(scratch, (0, 1))" in text
 
 
-def test_the_report_says_where_the_cores_last_met():
+def test_the_report_names_the_last_barrier():
     (found,) = races_of(quietly(WRONG["a_third_phase_without_a_barrier"][2].run, argument()))[:1]
-    assert any("last met at race_kernels.py" in note and "core_barrier" in note for note in found.notes)
+    assert any(
+        "last synchronised at race_kernels.py" in note and "core_barrier" in note for note in found.notes
+    )
 
 
 def test_a_cached_call_warns_again():
@@ -148,7 +150,7 @@ def look_zero_then_store(x):
 
 
 @pytest.mark.parametrize("executor", ["auto", "reference", "plan"])
-def test_cores_that_race_take_turns_and_say_so(executor):
+def test_cores_that_race_alternate_and_warn(executor):
     x = argument()
     with nki.options(executor=executor):
         for _ in range(2):  # the second call finds the program of the first
@@ -157,7 +159,7 @@ def test_cores_that_race_take_turns_and_say_so(executor):
             assert races_of(run)
 
 
-def test_cores_whose_instructions_run_as_they_are_issued_take_turns_too(monkeypatch, capsys):
+def test_cores_alternate_in_eager_mode_too(monkeypatch, capsys):
     monkeypatch.setenv("OPEN_NKI_CACHE", "0")
     x = argument()
     run = quietly(look_zero_then_store[2].run, x)

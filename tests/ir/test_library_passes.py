@@ -51,7 +51,7 @@ def example_of(kernel):
 
 
 @pytest.mark.parametrize("kernel", BUILT, ids=lambda k: k.name)
-def test_passes_leave_what_a_kernel_of_the_library_does(kernel, checked):
+def test_passes_preserve_the_results_of_library_kernels(kernel, checked):
     said: list[str] = []
     with target("trn2"):
         done = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example_of(kernel), out=said.append)
@@ -61,7 +61,7 @@ def test_passes_leave_what_a_kernel_of_the_library_does(kernel, checked):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_passes_leave_what_a_product_of_trnblas_is(dtype, checked):
+def test_passes_preserve_the_products_of_trnblas(dtype, checked):
     pytest.importorskip("torch")
     from trnblas.nki.gemm import gemm_kernel
 

@@ -35,12 +35,12 @@ def names(program, core=0):
 
 @settings(max_examples=60, **UNHURRIED)
 @given(rich_programs(), st.integers(0, 1 << 16))
-def test_passes_leave_what_a_random_program_does(found, seed):
+def test_passes_preserve_the_results_of_a_random_program(found, seed):
     assert_unchanged(*found, seed)
 
 
 @pytest.mark.slow
-def test_passes_leave_what_5000_random_programs_do(capsys):
+def test_passes_preserve_the_results_of_5000_random_programs(capsys):
     counts = {1: 0, 2: 0, "failing": 0, "instructions": 0}
 
     @settings(max_examples=6000, database=None, **UNHURRIED)
@@ -69,7 +69,7 @@ def tiles(x, count):
     return [nl.ndarray(x.shape, x.dtype) for _ in range(count)]
 
 
-def test_what_nobody_reads_is_left_out_with_all_that_only_it_needed():
+def test_an_unread_value_is_removed_with_everything_only_it_needed():
     def kernel(x):
         a, b, c = tiles(x, 3)
         nisa.dma_copy(a, x)
@@ -95,7 +95,7 @@ def test_an_overwritten_tile_does_not_keep_its_first_value_alive():
     assert names(without_dead_code(of(kernel))) == ["memset", "dma_copy"]
 
 
-def test_accumulator_registers_count_only_while_somebody_reads_them():
+def test_accumulator_registers_are_live_only_until_their_last_reader():
     def kernel(x):
         a, b = tiles(x, 2)
         column = nl.ndarray((4, 1), x.dtype)
@@ -110,7 +110,7 @@ def test_accumulator_registers_count_only_while_somebody_reads_them():
     assert names(without_dead_code(of(kernel))) == ["dma_copy", "activation", "activation", "dma_copy"]
 
 
-def test_printing_drawing_and_meeting_stay():
+def test_printing_random_numbers_and_barriers_stay():
     def kernel(x):
         (a,) = tiles(x, 1)
         nisa.memset(a, 1.0)
@@ -165,12 +165,12 @@ def test_positions_follow_their_instructions():
     program = of(kernel)
     site = SourceLine("here.py", 1, "text", "kernel")
     said = tuple(Diagnostic("x", "y", [], None, site, 0, before) for before in (None, 2, 5, 6))
-    program = dataclasses.replace(program, said=said)
+    program = dataclasses.replace(program, diagnostics=said)
     assert program.edges == (Edge(0, 1, 0), Edge(0, 5, 4)) and program.blocks == (Block(0, 2, 4),)
     left = without_dead_code(program)
     assert names(left) == ["dma_copy", "tensor_scalar", "dma_copy"]
     assert left.edges == (Edge(0, 2, 1),) and left.blocks == (Block(0, 0, 1),)
-    assert [d.before for d in left.said] == [None, 0, 2, 3]
+    assert [d.before for d in left.diagnostics] == [None, 0, 2, 3]
 
 
 # ---- renaming ------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_addresses_and_outer_tiles_of_a_loop_keep_their_storage():
 # ---- dependences and reordering ------------------------------------------------------------------
 
 
-def test_dependences_say_why():
+def test_dependences_have_reasons():
     def kernel(x):
         a, b = tiles(x, 2)
         r = nisa.VirtualRegister(1)
@@ -255,7 +255,7 @@ def test_tiles_at_one_address_depend_on_each_other_whatever_their_dtype():
     assert dependences(of(kernel).cores[0]) == [{}, {0: WAW}, {1: WAW}]
 
 
-def test_everything_stays_on_its_side_of_a_meeting():
+def test_nothing_moves_across_a_barrier():
     def kernel(x):
         a, b = tiles(x, 2)
         nisa.memset(a, 1.0)
@@ -273,7 +273,7 @@ def test_an_order_is_the_same_for_the_same_seed_and_many_are_possible():
     assert all(outcome(order, arrays) == outcome(program, arrays) for order in orders)
 
 
-def test_with_schedule_and_no_reorder_are_kept():
+def test_with_schedule_and_no_reorder_are_respected():
     @nki.jit
     def kernel(x):
         a, b, c = tiles(x, 3)

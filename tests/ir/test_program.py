@@ -73,7 +73,7 @@ def program():
 # ---- what it holds -------------------------------------------------------------------------------
 
 
-def test_a_program_says_what_it_holds():
+def test_the_repr_of_a_program_names_its_content():
     p = program()
     assert p.name == "everything" and p.machine.name == "trn2" and len(p.cores) == 1
     assert [name for name, _ in p.parameters] == ["x", "count"] and len(p.constants) == 1
@@ -121,7 +121,7 @@ def test_the_text_is_read_back():
     assert str(again) == str(p) and again == p
     for a, b in zip(p.walk(), again.walk(), strict=True):
         assert a.runs_on is b.runs_on and a.access == b.access and str(a.site) == str(b.site)
-    assert again.said == p.said and again.edges == p.edges and again.blocks == p.blocks
+    assert again.diagnostics == p.diagnostics and again.edges == p.edges and again.blocks == p.blocks
 
 
 def test_two_cores_collectives_and_while_loops_are_read_back():
@@ -226,7 +226,7 @@ def test_other_files_are_no_programs(content, tmp_path):
     assert caught.value.kind == "program-file"
 
 
-def test_a_text_says_which_line_is_wrong():
+def test_the_error_for_a_damaged_text_names_its_line():
     lines = str(program()).splitlines()
     number = next(i for i, line in enumerate(lines) if line.strip().startswith("memset("))
     lines[number] = lines[number].replace("memset", "memsat")

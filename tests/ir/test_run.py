@@ -34,7 +34,7 @@ def add_up(x, y):
     return {"sum": y, "first": y[0], "count": 3}
 
 
-def test_a_program_gives_what_its_kernel_gives():
+def test_a_program_returns_what_its_kernel_returns():
     program = add_up.trace(X, X)
     y, z = np.zeros_like(X), np.zeros_like(X)
     found, wanted = program.run(X, y), add_up(X, z)
@@ -44,7 +44,7 @@ def test_a_program_gives_what_its_kernel_gives():
 
 
 @pytest.mark.parametrize("degree", [1, 2])
-def test_so_does_one_with_everything_in_it(degree):
+def test_a_program_with_all_features_returns_what_its_kernel_returns(degree):
     operations = (("random", 0), ("loop", 2, True, (("scale", 1, 0, (0, 16), 2.0),)), ("exchange", 2, 1))
     program, arrays = traced(operations, seed=1, degree=degree)
     kernel = rich_kernel[2] if degree == 2 else rich_kernel
@@ -77,7 +77,7 @@ def unwritten(x):
     return out
 
 
-def test_what_is_noticed_is_said_and_in_strict_mode_nothing_is_changed(monkeypatch):
+def test_diagnostics_warn_and_in_strict_mode_change_nothing(monkeypatch):
     x = X.copy()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -99,7 +99,7 @@ def test_passed_programs_are_written_and_read_back():
         assert again == other and outcome(again, arrays) == wanted
 
 
-def test_a_result_that_nobody_writes_has_a_text():
+def test_an_unwritten_result_has_a_text():
     @nki.jit
     def kernel(x):
         return nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm), x

@@ -80,7 +80,7 @@ def test_tiles_live_from_their_first_use_to_their_last():
     assert counted(body).sbuf_peak_bytes == 2 * TILE
 
 
-def test_a_tile_that_is_kept_but_not_used_any_more_is_not_live():
+def test_a_tile_that_is_referenced_but_unused_is_not_live():
     def body():
         kept = [filled() for _ in range(10)]
         nisa.memset(kept[-1], 0.0)
@@ -98,7 +98,7 @@ def test_a_tile_that_is_used_again_later_is_live_in_between():
     assert counted(body).sbuf_peak_bytes == 2 * TILE
 
 
-def test_an_allocation_that_nobody_uses_costs_nothing():
+def test_an_unused_allocation_costs_nothing():
     def body():
         unused = nl.ndarray((128, 512), nl.float32)
         filled((128, 2))
@@ -186,7 +186,7 @@ def test_the_peak_is_the_largest_sum_of_overlapping_lives(uses):
 @given(
     st.lists(st.tuples(st.integers(0, 7), st.booleans(), st.integers(1, 64)), max_size=80), st.integers(1, 6)
 )
-def test_what_is_forgotten_of_dead_tiles_never_changes_the_peak(steps, kept):
+def test_condensing_closed_lifetimes_never_changes_the_peak(steps, kept):
     """Tiles are used and given up in any order; one list of lives is condensed all the time, one never."""
 
     def peak(condense_at):
@@ -272,7 +272,7 @@ def test_overlapping_addresses_count_once():
 # ---- spills --------------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_reported_as_spill_and_not_an_error():
+def test_tiles_that_do_not_fit_are_reported_as_spill_not_as_error():
     def body():
         tiles = [filled((128, 8192)) for _ in range(8)]  # 256 KiB per partition
         for tile in tiles:
@@ -283,7 +283,7 @@ def test_what_does_not_fit_is_reported_as_spill_and_not_an_error():
     assert stats.spill_bytes == 128 * (8 * 32 * KIB - 212_984)
 
 
-def test_what_fits_does_not_spill():
+def test_tiles_that_fit_do_not_spill():
     assert counted(lambda: filled((128, 8192))).spill_bytes == 0 and counted(lambda: None).spill_bytes == 0
 
 
@@ -306,7 +306,7 @@ def test_transfers_and_bytes_are_counted_by_tensor():
     assert stats.dma_bytes == TILE + TILE // 2 + TILE // 2 + TILE // 2  # as written
 
 
-def test_reloads_say_how_often_each_tensor_came():
+def test_reloads_count_how_often_each_tensor_was_loaded():
     def body(x, y):
         for _ in range(4):
             tile = nl.ndarray((128, 512), nl.float32)

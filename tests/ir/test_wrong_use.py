@@ -44,7 +44,7 @@ def test_an_array_is_no_buffer():
     refused("buffer", "must be a memory region", lambda: nki.jit(lambda x: zeros(buffer=ARRAY))(X))
 
 
-def test_what_an_instruction_returned_is_no_tile():
+def test_the_return_value_of_an_instruction_is_not_a_tile():
     def kernel(x):
         tile = zeros()
         nisa.tensor_copy(tile, nisa.memset(tile, 0.0))
@@ -104,7 +104,7 @@ def test_two_warnings_of_one_line_are_repeated_at_every_trace():
     def kinds():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return sorted(d.kind for d in kernel.trace(X).said)
+            return sorted(d.kind for d in kernel.trace(X).diagnostics)
 
     first = kinds()
     assert len(first) == 2 and kinds() == first

@@ -55,7 +55,7 @@ def rebuilt(
         constants=_used_constants(program, cores),
         edges=tuple(edge for old in program.edges for edge in _moved_edge(old, places[old.core])),
         blocks=tuple(block for old in program.blocks for block in _moved_block(old, places[old.core])),
-        said=tuple(_moved_diagnostic(d, places[d.core]) for d in program.said),
+        diagnostics=tuple(_moved_diagnostic(d, places[d.core]) for d in program.diagnostics),
         trips=trips,
     )
 

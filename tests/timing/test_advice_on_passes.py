@@ -199,7 +199,7 @@ ADVICE = {  # kind -> kernels before and after, platform
 
 
 @pytest.mark.parametrize("name", ADVICE)
-def test_the_change_gains_what_was_said(name):
+def test_the_change_gains_what_was_predicted(name):
     before, after, platform = ADVICE[name]
     slow, fast = timeline_of(before, platform), timeline_of(after, platform)
     found = finding(slow, name.partition(":")[0])
@@ -210,7 +210,7 @@ def test_the_change_gains_what_was_said(name):
 
 
 @pytest.mark.parametrize("name", ADVICE)
-def test_the_better_kernel_is_not_told_the_same(name):
+def test_the_better_kernel_does_not_get_the_same_finding(name):
     _, after, platform = ADVICE[name]
     kind = name.partition(":")[0]
     assert kind not in [f.kind for f in advise(timeline_of(after, platform))]

@@ -109,7 +109,7 @@ def test_tiled_loads_the_same_tiles_again_and_tensor_engine_waits():
     assert list(again.lines) == matmul_line(LOAD)
 
 
-def test_hoisting_gains_what_the_advisor_said():
+def test_hoisting_gains_what_the_advisor_predicts():
     kernels, shapes = matmul_kernels(), (spec(2048, 1024), spec(2048, 2048))
     before, after = (timeline_of(kernel, *shapes).total_us for kernel in (kernels.tiled, kernels.hoisted))
     assert guide("tiled")["reloaded-data"].gain_us == pytest.approx(before - after, rel=0.05)
@@ -123,7 +123,7 @@ def test_hoisted_is_still_dominated_by_dma():
     assert "where its matmuls are in bfloat16" in found["reloaded-data"].detail
 
 
-def test_hoisted_is_told_to_work_in_blocks_when_a_matrix_exceeds_sbuf():
+def test_hoisted_is_advised_to_use_blocks_when_a_matrix_exceeds_sbuf():
     again = guide("hoisted", m=512, k=4096, n=4096)["reloaded-data"]
     assert "64 MiB of it come between two loads of the same tile, and SBUF holds 26 MiB" in again.detail
     assert "work in blocks" in again.detail
@@ -208,7 +208,7 @@ def test_a_copy_and_a_transpose_of_the_same_bytes_are_two_things():
     assert set(found.lines) == {line(both, "nisa.dma_copy"), line(both, "nisa.dma_transpose")}
 
 
-def test_small_transfers_are_told_with_their_size_and_engines():
+def test_small_transfers_are_reported_with_size_and_engines():
     def narrow(x):
         for i in range(64):
             nisa.dma_copy(tile((32, 64)), x[32 * i : 32 * i + 32, :])
@@ -274,7 +274,7 @@ def keeping(x):
         nisa.tensor_tensor(total, total, t, op=nl.add)
 
 
-def test_spills_are_told_with_bytes_peak_and_the_lines_of_the_tiles():
+def test_spills_are_reported_with_bytes_peak_and_lines():
     timeline = timeline_of(keeping, spec(128, 128))
     found = findings(keeping, spec(128, 128))["spill"]
     spilled = f"{timeline.spill_bytes / 2**20:.4g} MiB"
@@ -334,7 +334,7 @@ def test_the_busiest_engine_waits_for_loads_that_could_have_been_earlier():
     assert found.gain_us > 0
 
 
-def test_engines_that_take_turns_are_told_to_overlap():
+def test_engines_that_alternate_are_advised_to_overlap():
     def in_turns(x):
         t = zeros((128, 2048))
         for _ in range(8):
@@ -452,7 +452,7 @@ def test_the_same_timeline_gets_the_same_advice():
     assert advise(again) == advise(timeline)
 
 
-def test_a_profile_tells_its_findings():
+def test_a_profile_has_its_findings():
     profile = nki.profile(matmul_kernels().tiled)(spec(512, 256), spec(512, 1024))
     assert all(isinstance(finding, Advice) for finding in profile.findings)
     assert profile.findings[0].title in profile.summary().replace("\n", " ")

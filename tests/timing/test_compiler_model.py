@@ -79,15 +79,15 @@ def squares(x, changes=False):
             nisa.tensor_scalar(t, t, nl.multiply, 2.0)
 
 
-def test_what_a_tile_already_holds_is_not_computed_again():
+def test_a_value_that_a_tile_already_holds_is_not_computed_again():
     assert counts(timeline_of(squares))["tensor_tensor"] == 1 + 4
 
 
-def test_what_was_changed_in_between_is_computed_again():
+def test_a_value_that_changed_in_between_is_computed_again():
     assert counts(timeline_of(lambda x: squares(x, changes=True)))["tensor_tensor"] == 4 + 4
 
 
-def test_a_result_that_nobody_reads_stays_for_it_may_be_what_is_measured():
+def test_an_unread_result_stays_because_it_may_be_measured():
     def body(x):
         t = loaded(x)
         for _ in range(4):
@@ -117,7 +117,7 @@ def test_loads_are_done_as_often_as_they_are_asked_for():
     assert counts(timeline_of(body))["dma_copy"] == 3
 
 
-def test_the_order_inside_no_reorder_is_kept_whole():
+def test_the_order_inside_no_reorder_is_preserved():
     def body(x):
         with nl.no_reorder():
             squares(x)

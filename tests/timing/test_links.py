@@ -88,7 +88,7 @@ def test_one_rank_is_a_copy():
     assert wire(1, MIB) is None
 
 
-def test_what_nothing_hides_is_exposed_and_the_advisor_says_so():
+def test_communication_without_compute_is_reported_as_exposed():
     alone = world(gathers, 4, spec(4 * MIB), everyone(4))
     spent = alone.communication[0]
     assert spent.hidden_percent < 5 and spent.total / 1e3 > 120
@@ -106,7 +106,7 @@ def test_ranks_that_begin_together_share_a_profile():
 
 
 @pytest.mark.parametrize("kernel", [gathers, gathers[2]])
-def test_who_is_early_waits_for_who_is_late(kernel):
+def test_an_early_rank_waits_for_a_late_one(kernel):
     starts = [0.0, 50.0, 0.0, 20.0]
     found = world(kernel, 4, spec(MIB), everyone(4), starts_us=starts)
     together = world(kernel, 4, spec(MIB), everyone(4))

@@ -100,7 +100,7 @@ def test_with_schedule_takes_a_tensor_for_the_instructions_that_write_it():
     assert tied["exp"].start >= tied["plus"].end
 
 
-def test_with_schedule_refuses_a_name_nobody_has():
+def test_with_schedule_raises_on_an_unknown_name():
     with pytest.raises(nki.NkiError) as problem:
         profile(nki.jit(independent_pair).with_schedule([("exp", "minus")]), X)
     assert problem.value.kind == "schedule"
@@ -119,7 +119,7 @@ def test_a_schedule_against_the_data_is_refused():
     assert problem.value.kind == "schedule"
 
 
-def test_vector_and_gpsimd_take_turns_on_trn1_and_overlap_on_trn2():
+def test_vector_and_gpsimd_alternate_on_trn1_and_overlap_on_trn2():
     @nki.jit
     def kernel(x):
         a = nl.ndarray((128, 2048), nl.float32)
@@ -148,7 +148,7 @@ def test_a_psum_tile_drained_late_holds_up_the_matmul_that_reuses_its_bank():
     assert found["matmul 8"].why == "space"
 
 
-def test_more_than_sbuf_holds_spills_and_says_how_much():
+def test_more_than_sbuf_holds_spills_and_the_bytes_are_reported():
     @nki.jit
     def kernel(x, count):
         tiles = []
@@ -178,7 +178,7 @@ def test_the_same_kernel_gives_the_same_timeline_every_time():
     assert [(b.start, b.end, b.waited_for) for b in first] == [(b.start, b.end, b.waited_for) for b in second]
 
 
-def test_two_cores_meet_at_a_barrier():
+def test_two_cores_wait_for_each_other_at_a_barrier():
     @nki.jit
     def kernel(x):
         out = nl.ndarray((2, 128, 512), nl.float32, buffer=nl.shared_hbm, name="out")

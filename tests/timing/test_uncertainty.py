@@ -27,7 +27,7 @@ def test_every_assumption_has_a_range_and_nothing_else_has_one():
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=lambda m: m.name)
-def test_what_is_used_lies_within_its_range(machine):
+def test_every_number_in_use_lies_within_its_range(machine):
     for field in machine.assumed:
         low, high = ends(machine, field)
         value = getattr(machine, field)

@@ -97,7 +97,7 @@ def test_without_a_change_a_replay_gives_the_times_of_the_timeline(body, platfor
     assert Replay(timeline).run() == pytest.approx(timeline.work_ns, rel=1e-12)
 
 
-def test_cores_that_meet_are_replayed_together():
+def test_cores_with_a_barrier_are_replayed_together():
     timeline = timeline_of(meeting, cores=2)
     assert Replay(timeline).run() == pytest.approx(timeline.work_ns, rel=1e-12)
 

@@ -80,7 +80,7 @@ class Lowered:
         self.machine = program.machine
         self.items = program.cores
         self.storages = program.storages
-        self.diagnostics = program.said
+        self.diagnostics = program.diagnostics
         self._signatures: dict[int, Signature] = {}  # by the identity of an `access`, which is in the value
         self.parameters, self.constants, self.result = program.parameters, program.constants, program.result
 

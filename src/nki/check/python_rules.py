@@ -155,21 +155,21 @@ _IN_ORDER = [
     Rule(
         "py-runtime-branch",
         "E",
-        "Python looks at a run-time value",
+        "Python reads a run-time value",
         "use nl.where, masks, nl.fori_loop or nl.while_loop; Python sees only compile-time values",
         BOTH,
     ),
     Rule(
         "py-closure-mutable",
         "W",
-        "variable of an enclosing function that changes: a cached kernel keeps the old value",
+        "variable of an enclosing function that changes: a cached kernel uses the old value",
         "pass it as an argument",
         BOTH,
     ),
     Rule(
         "py-global-read",
         "W",
-        "module variable that changes: a cached kernel keeps the old value",
+        "module variable that changes: a cached kernel uses the old value",
         "pass it as an argument",
         BOTH,
     ),
@@ -272,5 +272,5 @@ REGISTER_FUNCTIONS = words("""
     nki.collectives.collective_permute_implicit_current_processing_rank_id""")
 # Methods that change their object
 MUTATORS = words("append extend insert pop remove clear sort reverse update setdefault popitem add discard")
-# What these names mean in a file that does not say where they come from
+# What these names mean in a file that does not import them
 CONVENTION = {"nl": "nki.language", "nisa": "nki.isa", "ncc": "nki.collectives", "np": "numpy"}

@@ -141,8 +141,8 @@ class Scope:
     def _kind_of_part(self, whole: type | None, index: ast.expr) -> type | None:
         if is_kind(whole, TileKind):
             return TileKind
-        keeps = whole is NoneType or (whole in (list, tuple, str) and isinstance(index, ast.Slice))
-        return whole if keeps else None
+        same = whole is NoneType or (whole in (list, tuple, str) and isinstance(index, ast.Slice))
+        return whole if same else None
 
     def _kind_of_result(self, function: ast.expr) -> type | None:
         result = RESULTS.get(self.nki_name(function) or "")

@@ -1,7 +1,7 @@
 """Races: two cores touch the same bytes of HBM, one of them writes, and no barrier lies between them.
 
 Each core's sequence is cut at its barriers (`core_barrier`, `sendrecv`, collectives). A barrier orders what
-both cores did before it and what both do after it, whatever tensor it names. Vector clocks say which
+both cores did before it and what both do after it, whatever tensor it names. By vector clocks, some
 stretches of the two sequences are concurrent. Within those, all pairs of accesses are compared byte by byte
 (`ir.boxes.ByteSet`). An address that only a run knows counts where it certainly overlaps.
 """
@@ -114,7 +114,7 @@ def races(program: Program) -> list[Diagnostic]:
 
 
 def _walked(items: Sequence[Item], known: dict[Any, int]) -> Iterator[Instruction]:
-    """Yield the instructions as a core meets them, with the counters of loops in `known`.
+    """Yield the instructions in the order of a run, with the counters of loops in `known`.
 
     A loop with an unknown number of trips is repeated twice: its body may follow its body.
     """
@@ -195,13 +195,17 @@ def _race(one: Access, other: Access, passed: Iterable[Barrier]) -> Diagnostic:
     both = one.written and other.written
     doing = f"both cores write {what}" if both else f"one core writes {what} while the other reads it"
     before = [*passed]
-    last = f"last met at {before[-1].site} ({before[-1].instruction})" if before else "did not meet before"
+    last = (
+        f"last synchronised at {before[-1].site} ({before[-1].instruction})"
+        if before
+        else "did not synchronise before"
+    )
     if both and one.site == other.site:
         help = "let each core write its own part (nl.program_id(0)), or one core alone"
     elif storage.name and not storage.parameter:
-        help = f"meet between the two lines: nisa.core_barrier({storage.name}, (0, 1))"
+        help = f"put a barrier between the two lines: nisa.core_barrier({storage.name}, (0, 1))"
     else:
-        help = "meet between the two lines: nisa.core_barrier(tensor, (0, 1))"
+        help = "put a barrier between the two lines: nisa.core_barrier(tensor, (0, 1))"
     notes = [_line(0, one), _line(1, other), _shared(one.bytes, other.bytes), f"the cores {last}"]
     site = one.site if one.written else other.site
     return Diagnostic("race", f"{doing}, and nothing orders them", notes, help, site)

@@ -134,7 +134,7 @@ def _traced(kernel: Kernel, case: Case, platform_name: str) -> list[CheckFinding
         return [of_error(problem, name, at, platform_name)]
     except Exception as problem:
         return [_python_error(problem, name, at, platform_name)]
-    return [of_diagnostic(diagnostic, name, at, platform_name) for diagnostic in program.said]
+    return [of_diagnostic(diagnostic, name, at, platform_name) for diagnostic in program.diagnostics]
 
 
 def _python_error(problem: Exception, kernel: str, at: tuple[str, int], platform_name: str) -> CheckFinding:

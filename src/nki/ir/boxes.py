@@ -2,7 +2,7 @@
 
 There are two levels of precision. A `Box` is a rectangle of rows and bytes that holds every byte of a view:
 cheap, and two views whose boxes do not overlap share nothing. A `ByteSet` describes the bytes of an HBM view
-exactly, so that `share_bytes` says for certain that two views share one.
+exactly, so that `share_bytes` knows that two views certainly share one.
 
 Boxes are compared within one space (`space_of`): a storage, or the physical memory of a core for tiles that
 were placed in it with `address=`.
@@ -322,10 +322,10 @@ def overlapping_pairs(ones: Sequence[ByteSet], others: Sequence[ByteSet]) -> np.
     rows = max(1, (1 << 22) // len(others))
     for start in range(0, len(ones), rows):
         part = slice(start, start + rows)
-        meet = np.ones((len(ones[part]), len(others)), bool)
+        overlap = np.ones((len(ones[part]), len(others)), bool)
         for d in range(len(low)):
-            meet &= low[d, part, None] < other_high[d]
-            meet &= other_low[d] < high[d, part, None]
-        i, j = np.nonzero(meet)
+            overlap &= low[d, part, None] < other_high[d]
+            overlap &= other_low[d] < high[d, part, None]
+        i, j = np.nonzero(overlap)
         found.append(np.stack([i + start, j], axis=1))
     return np.concatenate(found)

@@ -100,7 +100,7 @@ def loops_in(items: Sequence[Item]) -> Iterator[Loop]:
 
 
 def unrolled(items: Sequence[Item], trips: Mapping[int, Sequence[int]]) -> Iterator[tuple[Instruction, int]]:
-    """Yield the instructions as hardware meets them, with their positions in the walk.
+    """Yield the instructions in the order of a run, with their positions in the walk.
 
     `trips` holds how often each loop ran, each time that it was entered. A loop without an entry runs its
     fixed number of trips, or once where that is unknown.

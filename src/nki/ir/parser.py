@@ -88,7 +88,7 @@ class Reader(ValueReader):
         self.blocks: list[Block] = []
         self.schedule: list[tuple[str, tuple[str, ...]]] = []
         self.trips: dict[int, tuple[int, ...]] = {}
-        self.said: list[Diagnostic] = []
+        self.diagnostics: list[Diagnostic] = []
 
     # ---- lines -----------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Reader(ValueReader):
             found = Diagnostic(
                 as_text(kind), as_text(message), list(notes), help, self._site(kwargs), core, before
             )
-            self.said.append(found)
+            self.diagnostics.append(found)
         else:
             raise Damaged(f"no statement is called {name}")
 
@@ -251,7 +251,7 @@ class Reader(ValueReader):
         instruction = cls(*(kwargs[field] for field in cls.fields))
         instruction.name = None if label is None else as_text(label)
         instruction.site = site
-        instruction.handle = 0  # what waits for what is said by the program's edges
+        instruction.handle = 0  # the edges of the program name what waits for what
         for field in cls.registers:
             value = kwargs[field]
             if not (getattr(value, "is_register", False) or isinstance(value, int)):
@@ -260,7 +260,7 @@ class Reader(ValueReader):
         assert self.machine is not None
         instruction.runs_on = validate(instruction, self.machine)
         instruction.access = OperandAccess.of(instruction)
-        instruction.cost(self.machine)  # whoever reads it later can price it
+        instruction.cost(self.machine)  # it must have a cost
         return instruction
 
     def _site(self, kwargs: dict) -> Any:
@@ -288,6 +288,6 @@ class Reader(ValueReader):
             "edges": tuple(self.edges),
             "blocks": tuple(self.blocks),
             "schedule": tuple(self.schedule),
-            "said": tuple(self.said),
+            "diagnostics": tuple(self.diagnostics),
             "trips": self.trips or None,
         }

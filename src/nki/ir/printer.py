@@ -90,7 +90,7 @@ class Listing:
         yield from (f"schedule({self.show(later)}, {self.show(earlier)})" for later, earlier in p.schedule)
         for number, counts in (p.trips or {}).items():
             yield f"trips({number}, {tuple(counts)!r})"
-        for d in p.said:
+        for d in p.diagnostics:
             parts = (d.kind, d.message, list(d.notes), d.help, d.core, d.before)
             yield f"said({', '.join(map(self.show, parts))}{self._at(d.site)})"
 
@@ -225,5 +225,5 @@ def as_dict(program: Program) -> dict[str, Any]:
         "storages": storages,
         "cores": cores,
         "result": listing.show(program.result),
-        "diagnostics": [str(d) for d in program.said],
+        "diagnostics": [str(d) for d in program.diagnostics],
     }

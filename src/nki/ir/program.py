@@ -41,7 +41,7 @@ class Program:
     edges: tuple[Edge, ...] = ()
     blocks: tuple[Block, ...] = ()
     schedule: tuple[tuple[str, tuple[str, ...]], ...] = ()  # with_schedule: (later, earlier names)
-    said: tuple[Diagnostic, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()  # the warnings of the trace
     trips: Mapping[int, Sequence[int]] | None = None  # of each loop, where a run has counted them
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Program:
         return hooks.profile_program(self)
 
     def unrolled(self) -> list[list[tuple[Instruction, int]]]:
-        """Return each core's instructions as hardware meets them, with their positions in the walk.
+        """Return each core's instructions in the order of a run, with their positions in the walk.
 
         A body stands as often as its loop runs; where its trips are not known, once: see `assumed_loops`.
         """

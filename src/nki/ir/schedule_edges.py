@@ -12,7 +12,7 @@ Names = tuple[str, tuple[str, ...]]
 
 
 def checked_edges(edges: object) -> tuple[Names, ...]:
-    """The edges as (later, earlier names), or the error of a wrong one."""
+    """Return the edges as (later, earlier names); raise on a malformed one."""
     if not isinstance(edges, (tuple, list)):
         raise error("schedule", f"with_schedule: takes a list of (later, earlier) pairs, got {edges!r}")
     checked: list[Names] = []
@@ -47,7 +47,7 @@ def _refuse_cycles(edges: list[Names]) -> None:
 
 
 def check_names(program: Program) -> None:
-    """Every name that a schedule mentions is that of an instruction, or of a tensor that one writes."""
+    """Raise if a name in a schedule is neither that of an instruction nor of a tensor that one writes."""
     for core in range(len(program.cores)):
         named = by_name(program, core)
         for later, earlier in program.schedule:
@@ -66,7 +66,7 @@ def check_names(program: Program) -> None:
 
 
 def by_name(program: Program, core: int) -> dict[str, list[int]]:
-    """The positions that a name means: instructions called so, and those that write a tensor called so."""
+    """Return the positions of each name: instructions of that name, and those that write such a tensor."""
     named: dict[str, list[int]] = {}
     for position, instruction in enumerate(program.walk(core)):
         written = {view.name for view in effects(instruction).written}
@@ -76,7 +76,7 @@ def by_name(program: Program, core: int) -> dict[str, list[int]]:
 
 
 def declared(program: Program) -> list[Edge]:
-    """All edges: of depends_on, and of with_schedule each `later` after each `earlier`."""
+    """Return all edges: of depends_on, and of with_schedule each `later` after each `earlier`."""
     edges = list(program.edges)
     for core in range(len(program.cores)) if program.schedule else ():
         named = by_name(program, core)

@@ -44,7 +44,7 @@ def run_on_device(kernel: Kernel, call: Call, tensors: Sequence[Any]) -> list[An
     found = run_staged(staged, tensors, home)
     if isinstance(found, str):
         return found
-    for diagnostic in staged.program.said:  # about shapes; the host reports what depends on values
+    for diagnostic in staged.program.diagnostics:  # about shapes; the host reports what depends on values
         show(diagnostic)
     return found
 

@@ -215,7 +215,8 @@ class Kernel(_Typed[P]):
         traced = trace_call(self, call, has_data=False)
         if traced.is_fixed and call.key is not None and not traced.program.loops:
             cache_program(self, call, traced.program, {}, traced.files)
-        return Staged(self, replace(call, silenced=traced.program.said), traced.program, traced.is_fixed)
+        program = traced.program
+        return Staged(self, replace(call, silenced=program.diagnostics), program, traced.is_fixed)
 
     def run_call(self, call: Call) -> Run:
         """Run a prepared call."""

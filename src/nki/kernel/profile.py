@@ -289,7 +289,7 @@ def profile_world(
         return WorldProfile(kernel.__name__, [profile_program(program)] * ranks)
     found = schedule_ranks(program, [1e3 * start for start in starts])
     profiles = [
-        Profile(program.name, timeline, program.statistics(), list(program.said)) for timeline in found
+        Profile(program.name, timeline, program.statistics(), list(program.diagnostics)) for timeline in found
     ]
     return WorldProfile(kernel.__name__, profiles, starts)
 
@@ -299,7 +299,7 @@ def profile_program(program: Program, stage: Callable[[str], None] = lambda what
     stage(f"scheduling {len(program):,} instructions")
     with no_collections():
         timeline, counts = schedule(program), program.statistics()
-    diagnostics = [*program.said, *map(_assumed, program.assumed_loops)]
+    diagnostics = [*program.diagnostics, *map(_assumed, program.assumed_loops)]
     return Profile(program.name, timeline, counts, diagnostics, program.assumed_loops)
 
 

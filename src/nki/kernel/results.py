@@ -105,7 +105,9 @@ def report_traced(kernel: Kernel, launch: Launch, program: Program) -> Program:
     no_effect = [] if is_seen or not program.parameters else _without_effect(kernel, program.result)
     _report(kernel, diagnostics, findings(program, launch.options))
     _mention(kernel, diagnostics, no_effect)
-    return program if len(diagnostics.found) == known else replace(program, said=tuple(diagnostics.found))
+    return (
+        program if len(diagnostics.found) == known else replace(program, diagnostics=tuple(diagnostics.found))
+    )
 
 
 def report_executed(

@@ -199,7 +199,7 @@ def execute(
         if backend.run(lowered, execution):
             break
         execution.close()
-    for diagnostic in program.said:  # after the last instruction, or about none of them
+    for diagnostic in program.diagnostics:  # after the last instruction, or about none of them
         if diagnostic.before is None or diagnostic.before >= program.length_of(diagnostic.core):
             execution.diagnostics.report(diagnostic)
     return execution

@@ -1,4 +1,4 @@
-"""The advisor: what holds a kernel back, and what a change would gain.
+"""The advisor: what limits a kernel, and what a change would gain.
 
 Every finding rests on a what-if: the same schedule, run again with one thing changed (what_if.py).
 """
@@ -20,8 +20,8 @@ from .timeline import Timeline
 
 __all__ = ["Advice", "advise"]
 
-# In this order where they gain the same: causes before symptoms, verdicts last.
-LOOKED_FOR: tuple[Callable[[Study], Iterator[Advice]], ...] = (
+# In this order where they gain the same: causes before symptoms, limits last.
+FINDERS: tuple[Callable[[Study], Iterator[Advice]], ...] = (
     reloaded_data,
     spill,
     dma_transpose,
@@ -42,9 +42,9 @@ LOOKED_FOR: tuple[Callable[[Study], Iterator[Advice]], ...] = (
 
 
 def advise(timeline: Timeline) -> list[Advice]:
-    """Findings about a timeline, most expensive first."""
+    """Return the findings about a timeline, the largest gain first."""
     if not timeline.operations:
         return []
     study = Study(timeline)
-    found = [finding for look in LOOKED_FOR for finding in look(study)]
+    found = [finding for find in FINDERS for finding in find(study)]
     return sorted(found, key=lambda finding: -finding.gain_us)

@@ -1,4 +1,4 @@
-"""What the compiler makes of a core's instructions before they are scheduled, where it has a choice.
+"""What the compiler changes in a core's instructions before they are scheduled.
 
 Three rules, each from a document or a published profile:
 
@@ -11,7 +11,7 @@ the tutorial's profiles of 512 columns PSUM stays full while ScalarE copies litt
 no bank holds, it copies all.
 
 engine=unknown: the manual of tensor_copy says that the compiler selects the best engine "based on engine
-workload". A copy goes to ScalarE when VectorE is the busiest engine and ScalarE has room. Of other
+workload". A copy goes to ScalarE when VectorE is the busiest engine and ScalarE has time. Of other
 instructions the manual says "based on the input tile shape": they stay where they are.
 
 What a no_reorder block or a declared edge names stays as it is.
@@ -37,20 +37,20 @@ from .operation_plan import engine_clocks
 
 
 def compiled(
-    machine: Machine, items: Sequence[Entry], numbers: SignatureNumbers, kept: Collection[int]
+    machine: Machine, items: Sequence[Entry], numbers: SignatureNumbers, pinned: Collection[int]
 ) -> Sequence[Entry]:
-    """The instructions that run, on the engines that run them. `kept`: positions to leave as they are."""
+    """Return the instructions that run, on the engines that run them; positions in `pinned` do not change."""
     if _may_repeat(items):
-        items = without_repeats(items, numbers, kept)
-    items = with_broadcasts_in_psum(machine, items, numbers, kept)
-    return with_shared_copies(machine, items, numbers, kept)
+        items = without_repeats(items, numbers, pinned)
+    items = with_broadcasts_in_psum(machine, items, numbers, pinned)
+    return with_shared_copies(machine, items, numbers, pinned)
 
 
 # ---- repeated work -------------------------------------------------------------------------------
 
 
 class _Uses:
-    """Who writes and who reads each automatic on-chip storage."""
+    """Which items write and read each automatic on-chip storage."""
 
     def __init__(self, items: Sequence[Entry]):
         self.writers: dict[Storage, list[int]] = defaultdict(list)
@@ -64,7 +64,7 @@ class _Uses:
                     self.readers[view.storage].append(number)
 
     def written_once(self, view: View) -> bool:
-        """The view is all of an automatic tile, and nobody else writes there."""
+        """True when the view is all of an automatic tile that has no other writer."""
         s = view.storage
         return s.address is None and len(self.writers[s]) == 1 and view.covers_storage()
 
@@ -86,9 +86,9 @@ def _may_repeat(items: Sequence[Entry]) -> bool:
 
 
 def without_repeats(
-    items: Sequence[Entry], numbers: SignatureNumbers, kept: Collection[int] = ()
+    items: Sequence[Entry], numbers: SignatureNumbers, pinned: Collection[int] = ()
 ) -> Sequence[Entry]:
-    """Without instructions that compute what a tile holds that nobody has changed; somebody reads both."""
+    """Leave out instructions that compute again what an unchanged tile holds."""
     uses = _Uses(items)
     now: dict[Storage, Storage] = {}  # a tile that is computed no more -> the one that holds the same
     versions: Counter[Storage] = Counter()
@@ -96,7 +96,7 @@ def without_repeats(
     left: list[Entry] = []
     for item in items:
         instruction, done = item.instruction, item.done
-        if _is_pure(instruction, done, uses) and item.at not in kept:
+        if _is_pure(instruction, done, uses) and item.at not in pinned:
             seen = tuple((now.get(v.storage, v.storage), versions[v.storage]) for v in done.reads)
             holder = known.setdefault((item.signature, instruction.runs_on, seen), done.writes[0].storage)
             if holder is not done.writes[0].storage:
@@ -111,7 +111,7 @@ def without_repeats(
 
 
 def _is_pure(instruction: Instruction, done: Effects, uses: _Uses) -> bool:
-    """It writes one whole SBUF tile from on-chip tiles, and touches nothing else."""
+    """True when it writes one whole SBUF tile from on-chip tiles, and touches nothing else."""
     if isinstance(instruction, TransferInstruction) or instruction.accumulates or len(done.writes) != 1:
         return False
     out = done.writes[0]
@@ -129,9 +129,9 @@ def _is_pure(instruction: Instruction, done: Effects, uses: _Uses) -> bool:
 
 
 def with_broadcasts_in_psum(
-    machine: Machine, items: Sequence[Entry], numbers: SignatureNumbers, kept: Collection[int] = ()
+    machine: Machine, items: Sequence[Entry], numbers: SignatureNumbers, pinned: Collection[int] = ()
 ) -> Sequence[Entry]:
-    """Without copies of broadcasts whose readers can all take them from PSUM, as far as it has banks."""
+    """Leave out copies of broadcasts whose readers can all read PSUM, as far as it has banks."""
     if not any(_is_broadcast(item.instruction) for item in items):
         return items
     uses = _Uses(items)
@@ -139,11 +139,15 @@ def with_broadcasts_in_psum(
     now: dict[Storage, Storage] = {}
     gone: set[int] = set()
     for number, item in enumerate(items):
-        if item.at in kept or not item.instruction.copies_bits() or not _copies_broadcast(items, uses, item):
+        if (
+            item.at in pinned
+            or not item.instruction.copies_bits()
+            or not _copies_broadcast(items, uses, item)
+        ):
             continue
         copy, bank = item.done.writes[0].storage, item.done.reads[0].storage
         readers = uses.readers[copy]
-        direct = all(_takes_psum(items[r], copy, kept) for r in readers)
+        direct = all(_takes_psum(items[r], copy, pinned) for r in readers)
         if direct and banks.take(number, readers[-1]):
             now[copy] = bank
             gone.add(number)
@@ -157,7 +161,7 @@ def with_broadcasts_in_psum(
 
 
 def _is_broadcast(instruction: Instruction) -> bool:
-    """A matmul of one row with ones."""
+    """True for a matmul of one row with ones."""
     return (
         isinstance(instruction, MatmulInstruction)
         and instruction.is_onezero()
@@ -166,7 +170,7 @@ def _is_broadcast(instruction: Instruction) -> bool:
 
 
 def _copies_broadcast(items: Sequence[Entry], uses: _Uses, item: Entry) -> bool:
-    """One nl call made both: TensorE's product in a bank, and this copy of all of it."""
+    """True when one nl call issued both: TensorE's product in a bank, and this copy of all of it."""
     instruction, done = item.instruction, item.done
     source, out = done.reads[0], done.writes[0]
     if source.buffer is not PSUM or out.buffer is not SBUF or not source.covers_storage():
@@ -183,12 +187,12 @@ def _same_call(one: Instruction, other: Instruction) -> bool:
     return a is not None and b is not None and a.key == b.key
 
 
-def _takes_psum(item: Entry, tile: Storage, kept: Collection[int]) -> bool:
-    """VectorE or ScalarE reads the tile, once, beside nothing else in PSUM."""
+def _takes_psum(item: Entry, tile: Storage, pinned: Collection[int]) -> bool:
+    """True when VectorE or ScalarE reads the tile once, and nothing else in PSUM."""
     instruction = item.instruction
     views = [v for v in instruction.operands() if isinstance(v, View)]
     return (
-        item.at not in kept
+        item.at not in pinned
         and instruction.engine_name() in ("vector", "scalar")
         and sum(v.storage is tile for v in views) == 1
         and all(v.indirection is None for v in views)
@@ -197,7 +201,7 @@ def _takes_psum(item: Entry, tile: Storage, kept: Collection[int]) -> bool:
 
 
 class _Banks:
-    """How many PSUM banks the program keeps at each instruction."""
+    """The PSUM banks that are live at each instruction."""
 
     def __init__(self, machine: Machine, uses: _Uses, length: int):
         self.most = machine.psum_banks
@@ -210,7 +214,7 @@ class _Banks:
         self.taken = live_bytes(lives, length + 1)
 
     def take(self, first: int, last: int) -> bool:
-        """Keep one bank from `first` to `last`, if there is one."""
+        """Take one bank from `first` to `last`; False if none is free."""
         if self.taken[first : last + 1].max() > self.most - 1:
             return False
         self.taken[first + 1 : last + 1] += 1
@@ -221,13 +225,13 @@ class _Banks:
 
 
 def with_shared_copies(
-    machine: Machine, items: Sequence[Entry], numbers: SignatureNumbers, kept: Collection[int] = ()
+    machine: Machine, items: Sequence[Entry], numbers: SignatureNumbers, pinned: Collection[int] = ()
 ) -> Sequence[Entry]:
-    """With some copies on another engine, where the one that has them is the busiest of the kernel."""
+    """Move some copies to another engine, if theirs is the busiest of the kernel."""
     movable = [
         number
         for number, item in enumerate(items)
-        if item.instruction.other_engine() is not None and item.at not in kept
+        if item.instruction.other_engine() is not None and item.at not in pinned
     ]
     if not movable:
         return items
@@ -255,7 +259,7 @@ def with_shared_copies(
 
 
 def _work(machine: Machine, items: Sequence[Entry]) -> Counter[str]:
-    """ns that each engine is held, all in all; of DMA, what its bytes and its triggers take at the least."""
+    """Return ns that each engine is held; for DMA, the least that its bytes and triggers take."""
     work: Counter[str] = Counter()
     issued: Counter[str] = Counter()
     rate = machine.dma_engines * machine.dma_bytes_per_ns
@@ -273,7 +277,7 @@ def _work(machine: Machine, items: Sequence[Entry]) -> Counter[str]:
 
 
 def _work_of(machine: Machine, instruction: Instruction, rate: float) -> tuple[str, float]:
-    """Who works, and for how long; of a transfer, what its bytes take."""
+    """Return the engine and ns of its work; of a transfer, the time of its bytes."""
     name = instruction.engine_name()
     if name != "dma":
         return name, _held(machine, instruction)

@@ -46,7 +46,7 @@ class OperationPlan:
         self.uses = TileUses(self.accesses)
         self.signatures = [item.signature for item in items]
         self.costs = self._price()
-        self.silent = self._one_sided_hbm()
+        self.unordered = self._one_sided_hbm()
         self.plain_loads = self._plain_loads()
         self.load_of = {tile: position for position, tile in self.plain_loads.items()}
         self.loaded_early: set[int] = set()
@@ -61,8 +61,8 @@ class OperationPlan:
                 prices[number] = instruction.cost(self.machine)
         return [prices[number] for number in self.signatures]
 
-    def _keep_order(self, op: Operation) -> None:
-        """Inside no_reorder, instructions of one queue keep the order of the program."""
+    def _order_in_block(self, op: Operation) -> None:
+        """Make an operation inside no_reorder wait for the previous one of its queue and block."""
         block = self.block_of.get(op.position)
         if block is not None:
             before = self.last_in_block.get((block, op.kind))
@@ -71,7 +71,7 @@ class OperationPlan:
             self.last_in_block[block, op.kind] = op.index
 
     def _one_sided_hbm(self) -> set[Storage]:
-        """HBM storages that are only read or only written: nothing there can conflict by accident."""
+        """Return the HBM storages that are only read or only written: accesses there cannot conflict."""
         read = {view.storage for reads, _ in self.accesses for view in reads}
         written = {view.storage for _, writes in self.accesses for view in writes}
         return {storage for storage in read ^ written if not storage.on_chip}
@@ -86,7 +86,7 @@ class OperationPlan:
             if target is not None and self.sbuf.defers(position, target):
                 continue
             self._add(position)
-        del self.sbuf.plan  # neither keeps the other alive
+        del self.sbuf.plan  # no reference cycle
         return self.operations
 
     def load_early(self, position: int) -> None:
@@ -94,31 +94,31 @@ class OperationPlan:
         self._add(position)
 
     def _add(self, position: int) -> None:
-        """The operation of an instruction, with its tiles in place and its waits known."""
+        """Add the operation of an instruction, with its tiles allocated and its waits."""
         self.sbuf.prepare(position)
         op = self.new(position, self.engines[position])
         if self.block_of:
-            self._keep_order(op)
-        silent, (reads, writes) = self.silent, self.accesses[position]
+            self._order_in_block(op)
+        unordered, (reads, writes) = self.unordered, self.accesses[position]
         for view in reads:
-            if view.storage not in silent:
+            if view.storage not in unordered:
                 self.space(view.storage).read(op.index, box(view), op.waits)
         for view in writes:
-            if view.storage not in silent:
+            if view.storage not in unordered:
                 self.space(view.storage).write(op.index, box(view), op.waits)
         self.sbuf.used(position, op)
 
     def _plain_loads(self) -> dict[int, Storage]:
-        """Copies of constant HBM data into whole fresh tiles: they may happen any time before their use."""
+        """Return the copies of constant HBM data into whole new tiles: they may run ahead of their use."""
         found: dict[int, Storage] = {}
-        uses, silent = self.uses.sbuf, self.silent
+        uses, unordered = self.uses.sbuf, self.unordered
         for position, (reads, writes) in enumerate(self.accesses):
             transfer = isinstance(self.instructions[position], TransferInstruction)
             movable = transfer and position not in self.block_of
             if movable and len(reads) == len(writes) == 1:
                 source, target = reads[0].storage, writes[0].storage
                 if (
-                    source in silent
+                    source in unordered
                     and target.buffer is SBUF
                     and target.address is None
                     and uses[target][0] == position
@@ -141,8 +141,8 @@ class OperationPlan:
 
 
 class Lookahead:
-    """Fetches what coming instructions will need: loads within fetch_ahead_ns, what SBUF had no room for (put
-    off, or dropped and needed again) within refetch_ahead_ns.
+    """Fetches what later instructions need: loads within fetch_ahead_ns, and what SBUF had no space for
+    (deferred, or dropped and needed again) within refetch_ahead_ns.
 
     Time here is the work of the busiest engine so far: what the kernel would take if data were there.
     """
@@ -158,7 +158,7 @@ class Lookahead:
             if name in work:
                 work[name] += cost.interval / clocks[name]
                 longest = max(longest, work[name])
-        self.loads = self.again = 0  # how far both have looked
+        self.loads = self.reloads = 0  # positions up to which both have fetched
 
     def fetch(self, position: int) -> None:
         m, sbuf, moments = self.plan.machine, self.plan.sbuf, self.moments
@@ -166,17 +166,17 @@ class Lookahead:
         ahead, last = max(self.loads, position), len(moments)
         while ahead < last and moments[ahead] <= horizon and sbuf.fetch(position, ahead):
             ahead += 1
-        self.loads, self.again = ahead, max(self.again, position)
+        self.loads, self.reloads = ahead, max(self.reloads, position)
         if not sbuf.is_short:
             return
         horizon = moments[position] + m.refetch_ahead_ns
-        while self.again < last and moments[self.again] <= horizon:
-            sbuf.refetch(self.again)
-            self.again += 1
+        while self.reloads < last and moments[self.reloads] <= horizon:
+            sbuf.refetch(self.reloads)
+            self.reloads += 1
 
 
 def engine_clocks(m: Machine) -> dict[str, float]:
-    """GHz of each engine."""
+    """Return the clock of each engine in GHz."""
     return {
         "tensor": m.tensor_ghz,
         "vector": m.vector_ghz,

@@ -1,9 +1,9 @@
-"""PSUM banks: who holds them while the kernel runs.
+"""PSUM banks: which tiles hold them while the kernel runs.
 
 A tile has its banks from the start of its first writer to its last use: the compiler "analyzes the memory
 dependency and allocates a physical address to each tile" (migration guide), so no tile waits for a bank
 because of its place in the program alone. A tile may take banks ahead of earlier ones while these still find
-theirs: what the program itself keeps live always fits, so nothing waits for ever.
+theirs: what is live in program order always fits, so nothing waits forever.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Banks:
         demand = RangeMaximum(live_bytes(lives))
         banks = machine.psum_banks - -(-union_size(uses.psum_placed) // unit)
         self.ahead = Ahead(demand, max(banks, max(demand.levels[0], default=0)))
-        # who freed them and when, longest free first
+        # the operation that freed each bank, and when; longest free first
         self.free: deque[tuple[int, float]] = deque([(-1, 0.0)] * self.ahead.capacity)
 
     def has_room(self, position: int) -> bool:
-        """The instruction finds its banks, and the ones before it in the program will find theirs.
+        """True when the instruction finds its banks, and earlier ones in the program will find theirs.
 
-        Writers of one tile may run in any order: whoever comes first takes its banks.
+        Writers of one tile may run in any order: the first takes its banks.
         """
         missing = [tile for tile in self.tiles.get(position, ()) if tile not in self.held]
         if not missing:
@@ -54,7 +54,7 @@ class Banks:
         )
 
     def is_next(self, position: int) -> bool:
-        """The tiles of the instruction have their banks, or are the first in the program that have none."""
+        """True when the tiles of the instruction have their banks, or are the next ones in the program."""
         head = self.order[0] if self.order else -1
         return all(tile in self.held or self.first[tile] == head for tile in self.tiles.get(position, ()))
 
@@ -62,7 +62,7 @@ class Banks:
         return first == self.order[0] or self.ahead.has_room(self.order[0], first, banks)
 
     def take(self, position: int) -> list[tuple[int, float]]:
-        """The operations that freed the banks which the instruction at a position takes, and when."""
+        """Take the banks of an instruction; return the operations that freed them, and when."""
         found: list[tuple[int, float]] = []
         for tile in self.tiles.get(position, ()):
             if tile not in self.held:
@@ -79,7 +79,7 @@ class Banks:
             self.order.popleft()
 
     def used(self, position: int) -> int:
-        """The instruction at a position is done: how many banks nobody uses any more."""
+        """Record that an instruction is done; return how many banks are free now."""
         freed = 0
         for tile in self.tiles.get(position, ()):
             self.left[tile] -= 1

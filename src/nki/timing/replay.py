@@ -32,7 +32,7 @@ class ReplaySteps(NamedTuple):
     place: list[int]  # the engine or DMA trigger
     way: list[int]
     before: list[float]  # from begin to work: a table load, a LoadStationary, the dispatch of a transfer
-    held: list[float]  # work that keeps the place from the next one
+    held: list[float]  # work during which the engine or trigger takes nothing else
     result: list[float]  # from the end of the work until a consumer sees the result
     extra: list[Any]  # partitions of a matmul, payload of a transfer, what names a barrier
 

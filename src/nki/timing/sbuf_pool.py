@@ -17,7 +17,7 @@ from .uses import TileUses
 
 
 class Ahead:
-    """Space taken ahead of its place in the program, and whether it takes it from what comes before."""
+    """Space taken before its position in the program, and whether earlier instructions can spare it."""
 
     def __init__(self, demand: RangeMaximum, capacity: int):
         self.demand = demand
@@ -30,14 +30,14 @@ class Ahead:
         self.size += size
 
     def has_room(self, now: int, until: int, size: int) -> bool:
-        """True when `size` more, taken from now on, push out nothing the program keeps until then."""
+        """True when `size` more bytes, taken from now on, evict nothing that is live until then."""
         early = self.early
         while early and early[0][0] <= now:
             self.size -= early.pop(0)[1]
         return self._fits(now, until, 0, len(early), size + self.size)
 
     def _fits(self, begin: int, until: int, low: int, high: int, ahead: int) -> bool:
-        """Demand from `begin` to `until` leaves `ahead`, less what early[low:high] give up on the way.
+        """True when the demand from `begin` to `until` leaves `ahead` bytes, less those of early[low:high].
 
         From its own place in the program on, what was taken early is part of the demand.
         """
@@ -54,7 +54,7 @@ class Ahead:
 
 
 class SbufPool:
-    """SBUF handed out in program order; what is full evicts the tile needed last."""
+    """Allocates SBUF in program order; when it is full, the tile needed last is evicted."""
 
     def __init__(self, plan: Any, uses: TileUses, capacity: int):
         self.plan = plan
@@ -71,18 +71,18 @@ class SbufPool:
         self.dirty: set[Storage] = set()
         self.clean: dict[Storage, int] = {}  # tile that holds what was loaded -> position of the load
         self.spilled: dict[Storage, int] = {}  # tile -> its spill operation, or -1: HBM has it anyway
-        self.deferred: dict[Storage, int] = {}  # tile -> position of the load that was put off
+        self.deferred: dict[Storage, int] = {}  # tile -> position of the deferred load
         self.lives = {tile: Lifetime(at[0], at[-1]) for tile, at in uses.sbuf.items()}
         self.demand = RangeMaximum(live_bytes((life, self.sizes[tile]) for tile, life in self.lives.items()))
         self.ahead = Ahead(self.demand, self.capacity)  # loads done early
         self.over_committed = 0
 
     def size(self, tile: Storage) -> int:
-        """Bytes of all partitions that a tile takes."""
+        """Return the bytes of all partitions that a tile takes."""
         return self.sizes[tile]
 
     def defers(self, position: int, target: Storage) -> bool:
-        """Put a load off while SBUF is full of tiles that are needed sooner."""
+        """True when a load is deferred, because SBUF is full of tiles that are needed sooner."""
         uses = self.uses[target]
         if len(uses) < 2 or uses[-1] != position or target in self.resident:
             return False
@@ -93,13 +93,13 @@ class SbufPool:
         return True
 
     def _load_now(self, tile: Storage) -> None:
-        """Do a load that was put off."""
+        """Do a load that was deferred."""
         position = self.deferred.pop(tile)
         self.uses[tile].append(position)
         self.plan._add(position)
 
     def prepare(self, position: int) -> None:
-        """Make room for every tile of the instruction, reloading the ones that were spilled."""
+        """Allocate every tile of the instruction, reloading the ones that were spilled."""
         tiles = self.touched[position]
         for tile in tiles:
             if self.deferred and self.deferred.get(tile, position) != position:
@@ -117,11 +117,11 @@ class SbufPool:
 
     @property
     def is_short(self) -> bool:
-        """Something had to go, or to wait, for want of room."""
+        """True when a tile was spilled, or a load deferred, for lack of space."""
         return bool(self.spilled or self.deferred)
 
     def fetch(self, now: int, position: int) -> bool:
-        """Bring in what a coming instruction needs: loads into free space, reloads also by eviction.
+        """Load what a later instruction needs: loads into free space, reloads also by eviction.
 
         False when a load must wait for space; the instructions behind it then wait as well.
         """
@@ -140,17 +140,17 @@ class SbufPool:
         return True
 
     def refetch(self, position: int) -> None:
-        """Bring back what was put off or dropped, if it is needed before what would have to go for it."""
+        """Load what was deferred or dropped, if it is needed before the tile it would evict."""
         for tile in self.read[position]:
             if tile in self.resident or not self.uses[tile]:
                 continue
             size = self.sizes[tile]
-            put_off = tile in self.deferred
-            if not put_off and tile not in self.spilled:
+            deferred = tile in self.deferred
+            if not deferred and tile not in self.spilled:
                 continue
             if self.free_bytes < size and self._farthest(())[1] <= position:
                 continue
-            if put_off:
+            if deferred:
                 self._load_now(tile)
             else:
                 waits = self._take(size, ())
@@ -158,7 +158,7 @@ class SbufPool:
                 self._reload(tile, waits)
 
     def used(self, position: int, op: Operation) -> None:
-        """Record the use; free the tiles that have none left."""
+        """Record the uses of an instruction; free the tiles that have none left."""
         written = self.written[position]
         for tile in self.touched[position]:
             uses = self.uses[tile]
@@ -186,14 +186,14 @@ class SbufPool:
         self.free.append((size, after))
         self.free_bytes += size
 
-    def _take(self, size: int, keep: Sequence[Storage], writer: str = "dma") -> tuple[int, ...]:
-        """Space for `size` bytes and what must finish before it is free.
+    def _take(self, size: int, exclude: Sequence[Storage], writer: str = "dma") -> tuple[int, ...]:
+        """Take `size` bytes; return the operations that must finish before they are free.
 
         An engine takes back space it freed itself, where it need not wait for another; a load takes what
         has been free longest, so that buffers rotate and loads run ahead.
         """
         while self.free_bytes < size:
-            if not self._evict(keep):
+            if not self._evict(exclude):
                 self.over_committed += size - self.free_bytes
                 self.free.append((size - self.free_bytes, ()))
                 self.free_bytes = size
@@ -212,16 +212,16 @@ class SbufPool:
         return tuple(waits)
 
     def _own(self, writer: str) -> int:
-        """Where in the free list a chunk is that `writer` freed, or that nobody ever used; else its head."""
+        """Return the index of a free chunk that `writer` freed, or that was never used; else 0."""
         operations = self.plan.operations
         for i, (_, after) in enumerate(itertools.islice(self.free, 64)):
             if all(operations[a].kind == writer for a in after):
                 return i
         return 0
 
-    def _evict(self, keep: Sequence[Storage]) -> bool:
-        """Spill the resident tile whose next use is farthest away; one that HBM still has is only dropped."""
-        best, _ = self._farthest(keep)
+    def _evict(self, exclude: Sequence[Storage]) -> bool:
+        """Spill the resident tile whose next use is farthest away; one that HBM still holds is dropped."""
+        best, _ = self._farthest(exclude)
         if best is None:
             return False
         after = tuple(self.last.pop(best))
@@ -238,11 +238,11 @@ class SbufPool:
         self._release(best, after)
         return True
 
-    def _farthest(self, keep: Sequence[Storage]) -> tuple[Storage | None, int]:
-        """The resident tile needed last, and when."""
+    def _farthest(self, exclude: Sequence[Storage]) -> tuple[Storage | None, int]:
+        """Return the resident tile needed last, and when."""
         best, distance = None, -1
         for tile in self.resident:
-            if tile not in keep and tile not in self.untouched and self.uses[tile][-1] > distance:
+            if tile not in exclude and tile not in self.untouched and self.uses[tile][-1] > distance:
                 best, distance = tile, self.uses[tile][-1]
         return best, distance
 

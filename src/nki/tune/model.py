@@ -47,7 +47,7 @@ def evaluate(job: TuningJob, config: Config, known: MutableMapping[str, float], 
             return Outcome(config, None, problem.kind, problem.message)
         except Exception as problem:  # a kernel may refuse sizes with an assert
             return Outcome(config, None, type(problem).__name__, str(problem))
-        for diagnostic in program.said:
+        for diagnostic in program.diagnostics:
             if diagnostic.kind not in MILD:
                 return Outcome(config, None, diagnostic.kind, diagnostic.message)
         if bound_us(program) > best:

@@ -1,4 +1,4 @@
-"""Findings about who does the work: another engine could, or TensorE instead of a DMA that transposes."""
+"""Findings about the choice of engine: another one, or TensorE instead of a DMA that transposes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .study import WORTH, Advice, Gain, Study
 
 # ---- other-engine, psum-eviction -----------------------------------------------------------------
 
-ROOM = 0.75  # of the work of the busiest engine: with more, another one has no room
+SPARE = 0.75  # of the work of the busiest engine: with more, another one has no time left
 OTHER = {"vector": SCALAR, "scalar": VECTOR}
 
 
 def other_engine(study: Study) -> Iterator[Advice]:
-    """The busiest engine does what another one could, which has room."""
+    """Yield findings when the busiest engine does what another one has time for."""
     busiest = study.busiest
     if busiest not in OTHER:
         return
     other = OTHER[busiest]
-    if study.active.get(other.name, 0.0) > ROOM * study.active[busiest]:
+    if study.active.get(other.name, 0.0) > SPARE * study.active[busiest]:
         return
     for evicts in (True, False):
         movable = [
@@ -48,7 +48,7 @@ def _finding(study: Study, evicts: bool, busiest: str, other: engine, change: Ch
         "psum-eviction" if evicts else "other-engine",
         f"{moved} of {NAMES[busiest]} {what}: {NAMES[other.name]} has time for them",
         f"{NAMES[busiest]} is busy {percent(study.active[busiest])} of the time, {NAMES[other.name]} "
-        f"{percent(study.active.get(other.name, 0.0))}. {gain.told(f'With these on {NAMES[other.name]}')} "
+        f"{percent(study.active.get(other.name, 0.0))}. {gain.text(f'With these on {NAMES[other.name]}')} "
         f"Pass engine=nisa.engine.{other.name} there, or leave the engine of tensor_copy open.",
         lines((operations[number].site, study.held_ns(number)) for number in change.on),
         gain.us,
@@ -61,7 +61,7 @@ def _reads_psum(op: Operation) -> bool:
 
 
 def _could_run(op: Operation, other: engine, study: Study) -> bool:
-    """The other engine has the instruction: a copy of floats, or a multiply-add where ScalarE has it."""
+    """True when the other engine has the instruction: a copy of floats, or a multiply-add on ScalarE."""
     ins = op.instruction
     if ins is None or other not in ins.engines or ins.public not in ("tensor_copy", "tensor_scalar"):
         return False
@@ -77,7 +77,7 @@ def _could_run(op: Operation, other: engine, study: Study) -> bool:
 
 
 def _shared(study: Study, movable: list[tuple[int, Operation]], busiest: str, other: engine) -> Change:
-    """As many of them on the other engine as make both equally busy, evenly spread."""
+    """Return the change that moves as many of them as make both engines equally busy, evenly spread."""
     if not movable:
         return Change()
     held = sum(study.held_ns(number) for number, _ in movable) / len(study.timeline.cores)
@@ -97,34 +97,34 @@ def _shared(study: Study, movable: list[tuple[int, Operation]], busiest: str, ot
 
 
 def dma_transpose(study: Study) -> Iterator[Advice]:
-    """Transfers that turn data over piece by piece, where TensorE would after a plain load."""
+    """Yield a finding when transfers transpose data that TensorE could transpose after a plain load."""
     m, operations = study.machine, study.timeline.operations
-    turning = {
+    transposing = {
         number: transfer
         for number, transfer in study.transfers()
         if (ins := operations[number].instruction) is not None
         and ins.public == "dma_transpose"
         and ins.operands()[0].dtype.itemsize in (2, 4)
     }
-    if not turning:
+    if not transposing:
         return
     payload = {}
-    for number, transfer in turning.items():
+    for number, transfer in transposing.items():
         rows = operations[number].instruction.operands()[1].shape[0]  # type: ignore[union-attr]
         plain = rows * m.dma_descriptor_ns + transfer.nbytes / m.dma_bytes_per_ns
         payload[number] = min(plain, transfer.packet_ns) / m.dma_engines / study.bandwidth_share
-    spent = sum(t.packet_ns for t in turning.values()) / m.dma_engines / study.bandwidth_share
+    spent = sum(t.packet_ns for t in transposing.values()) / m.dma_engines / study.bandwidth_share
     if spent - sum(payload.values()) < WORTH * 1e3 * study.total_us:
         return
     gain = study.gain_of_new_schedule(Change(payload=payload))
     if gain.worth:
-        worst = max(turning, key=lambda number: turning[number].packet_ns)
+        worst = max(transposing, key=lambda number: transposing[number].packet_ns)
         yield Advice(
             "dma-transpose",
-            f"{count(len(turning), 'transfer')} turn data over: TensorE would do it sooner",
-            f"{site_of(operations[worst])} moves {count(turning[worst].descriptors, 'piece')}. "
-            f"{gain.told('Loaded as it lies and turned over by TensorE')} Load the tile with dma_copy, then "
+            f"{count(len(transposing), 'transfer')} transpose data: TensorE would do it sooner",
+            f"{site_of(operations[worst])} moves {count(transposing[worst].descriptors, 'piece')}. "
+            f"{gain.text('Loaded as it is and transposed by TensorE')} Load the tile with dma_copy, then "
             "nisa.nc_transpose(engine=nisa.engine.tensor) into PSUM.",
-            lines((operations[number].site, t.packet_ns) for number, t in turning.items()),
+            lines((operations[number].site, t.packet_ns) for number, t in transposing.items()),
             gain.us,
         )

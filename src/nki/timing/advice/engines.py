@@ -15,8 +15,8 @@ from .study import WORTH, Advice, Gain, Study
 
 # ---- engine-idle ---------------------------------------------------------------------------------
 
-IDLE = 0.05  # of the time: less is not told
-ROOM = (SPACE, WAR, WAW)  # why one waits that has its data
+IDLE = 0.05  # of the time: less is not reported
+NO_DATA = (SPACE, WAR, WAW)  # reasons to wait other than data
 
 
 class EngineWait(NamedTuple):
@@ -28,8 +28,8 @@ class EngineWait(NamedTuple):
 
 
 def waits(study: Study, engine: str, behind: str = "end") -> list[EngineWait]:
-    """When an engine waited for another or for DMA, on all cores: from the `end` of what it did before,
-    as a profiler draws it, or from the moment it was `free`.
+    """Return when an engine waited for another or for DMA, on all cores: from the `end` of its previous bar,
+    or from the moment it was `free`.
     """
     found = []
     for core in study.timeline.cores:
@@ -49,7 +49,7 @@ def waits(study: Study, engine: str, behind: str = "end") -> list[EngineWait]:
 
 
 def engine_idle(study: Study) -> Iterator[Advice]:
-    """The busiest engine waits for others."""
+    """Yield a finding when the busiest engine waits for others."""
     engine = study.busiest
     if engine is None or study.active[engine] > 1 - IDLE:
         return
@@ -79,7 +79,7 @@ def _source(op: Operation) -> str:
 
 
 def _overlapped(study: Study, engine: str, source: str) -> Change:
-    """The engine finds what it needs from the other: both work, neither waits."""
+    """Return the change in which the engine never waits for the other."""
     there = {n for n, op in enumerate(study.timeline.operations) if _source(op) == source}
     return Change(dropped={number: there for number, _ in study.on(engine)})
 
@@ -96,11 +96,11 @@ def _overlap(study: Study, engine: str, source: str, gain: Gain) -> str:
         how = "Start loads earlier: with a new tile in each turn of the loop, the next load runs meanwhile."
     else:
         how = f"Give {NAMES[engine]} another tile meanwhile: smaller tiles, each with buffers of its own."
-    return f"{gain.told('If the two overlapped')} {how}"
+    return f"{gain.text('If the two overlapped')} {how}"
 
 
 def _overhead(study: Study) -> str:
-    """A short kernel is mostly its start and end."""
+    """Return a sentence about the fixed cost of a short kernel."""
     fixed = study.machine.kernel_overhead_ns / 1e3
     if fixed < 0.25 * study.total_us:
         return ""
@@ -111,14 +111,14 @@ def _overhead(study: Study) -> str:
 
 
 def psum_serial(study: Study) -> Iterator[Advice]:
-    """TensorE waits until PSUM has been read."""
-    blocked = [wait for wait in waits(study, "tensor", behind="free") if wait.why in ROOM]
+    """Yield a finding when TensorE waits until PSUM has been read."""
+    blocked = [wait for wait in waits(study, "tensor", behind="free") if wait.why in NO_DATA]
     if sum(wait.ns for wait in blocked) < WORTH * 1e3 * study.total_us:
         return
     dropped = {}
     for number, op in study.on("tensor"):
         base, operations = study.replay.first[op.core], study.timeline.cores[op.core].operations
-        others = (i for i, why in op.waits.items() if why in ROOM and operations[i].kind != "tensor")
+        others = (i for i, why in op.waits.items() if why in NO_DATA and operations[i].kind != "tensor")
         dropped[number] = tuple(base + i for i in others)
     gain = study.gain(Change(dropped=dropped))
     if gain.worth:
@@ -128,7 +128,7 @@ def psum_serial(study: Study) -> Iterator[Advice]:
         yield Advice(
             "psum-serial",
             f"TensorE waits until {read}",
-            f"{_banks(study, full)} {gain.told('With room for every result')}",
+            f"{_banks(study, full)} {gain.text('With space for every result')}",
             lines((site_of(wait.blocker), wait.ns) for wait in blocked),
             gain.us,
         )
@@ -138,7 +138,7 @@ def _banks(study: Study, full: bool) -> str:
     banks = study.machine.psum_banks
     if full:
         return (
-            f"All {banks} banks hold results that nobody has read yet: read them with fewer, wider "
+            f"All {banks} banks hold results that have not been read yet: read them with fewer, wider "
             "instructions, or let VectorE and ScalarE take turns."
         )
     return (
@@ -151,8 +151,8 @@ def _banks(study: Study, full: bool) -> str:
 
 
 def table_reload(study: Study) -> Iterator[Advice]:
-    """ScalarE loads tables of functions that it had before."""
-    again: dict[int, Operation] = {}
+    """Yield a finding when ScalarE loads tables that it had before."""
+    repeated: dict[int, Operation] = {}
     functions = set()
     for core in study.timeline.cores:
         known = set()
@@ -160,20 +160,20 @@ def table_reload(study: Study) -> Iterator[Advice]:
             op = core.operations[index]
             function = op.instruction.activation_table()  # type: ignore[union-attr]
             if function in known:
-                again[study.replay.number(op)] = op
+                repeated[study.replay.number(op)] = op
                 functions.add(function)
             known.add(function)
-    if not again:
+    if not repeated:
         return
-    gain = study.gain(Change(tables=dict.fromkeys(again, 0.0)))
+    gain = study.gain(Change(tables=dict.fromkeys(repeated, 0.0)))
     if gain.worth:
         each = duration(study.machine.activation_table_ns / 1e3)
         yield Advice(
             "table-reload",
-            f"ScalarE loads {count(len(again), 'table')} that it had before",
+            f"ScalarE loads {count(len(repeated), 'table')} that it had before",
             f"It holds the table of one function and needs {each} to load another; "
-            f"{joined(sorted(functions))} take turns here. {gain.told('Each loaded once')} Do all tiles with "
+            f"{joined(sorted(functions))} take turns here. {gain.text('Each loaded once')} Do all tiles with "
             "one function, then all with the next.",
-            lines_of(again.values()),
+            lines_of(repeated.values()),
             gain.us,
         )

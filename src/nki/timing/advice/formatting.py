@@ -1,4 +1,4 @@
-"""Figures and source lines in words."""
+"""Figures and source lines as text."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NAMES = {
 
 
 def duration(us: float) -> str:
-    """`0.6 us`, `39.64 ms`"""
+    """Return `0.6 us` or `39.64 ms`."""
     return f"{us / 1e3:,.2f} ms" if us >= 1000 else f"{us:,.1f} us"
 
 
 def amount(nbytes: float) -> str:
-    """`512 B`, `2 KiB`, `1.5 MiB`"""
+    """Return `512 B`, `2 KiB` or `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:.4g} {unit}"
@@ -34,12 +34,12 @@ def amount(nbytes: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 load`, `2,048 loads`"""
+    """Return `1 load` or `2,048 loads`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def joined(parts: list[str]) -> str:
-    """`a, b and c`"""
+    """Return `a, b and c`."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
@@ -52,17 +52,17 @@ def tensor_name(storage: Storage) -> str:
 
 
 def site_of(op: Operation) -> Site | None:
-    """The user's line of an operation; of a spill, where the tile was allocated."""
+    """Return the user's line of an operation; of a spill, where the tile was allocated."""
     return op.tile.site if op.site is None and op.tile is not None else op.site
 
 
 def place_of(op: Operation) -> tuple:
-    """The same for two operations of one place in the source; cheaper to hash than a Site."""
+    """Return a key of the source line of an operation; cheaper to hash than a Site."""
     return op.site.key if op.site is not None else (0, 0)
 
 
 def lines(weights: Iterable[tuple[Site | None, float]]) -> tuple[str, ...]:
-    """Source lines of weighted sites, the heaviest first."""
+    """Return the source lines of weighted sites, the heaviest first."""
     sites: dict[tuple, Site] = {}
     of_site: dict[tuple, float] = {}
     for site, weight in weights:
@@ -80,5 +80,5 @@ def lines(weights: Iterable[tuple[Site | None, float]]) -> tuple[str, ...]:
 
 
 def lines_of(operations: Iterable[Operation]) -> tuple[str, ...]:
-    """Their source lines, those of most operations first."""
+    """Return the source lines of operations, those with most operations first."""
     return lines((site_of(op), 1) for op in operations)

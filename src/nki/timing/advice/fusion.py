@@ -27,7 +27,7 @@ class Pair(NamedTuple):
 
 
 class TileUsers:
-    """Who writes and reads each automatic SBUF tile of a core."""
+    """The operations that write and read each automatic SBUF tile of a core."""
 
     def __init__(self, plan: OperationPlan):
         self.writers: dict[int, list[Operation]] = defaultdict(list)
@@ -42,7 +42,7 @@ class TileUsers:
                 self.readers[id(view.storage)].append(op)
 
     def made_for(self, view: View, reader: Operation) -> Instruction | None:
-        """The one instruction that makes this tile, if nobody but `reader` has a use for it."""
+        """Return the only instruction that writes this tile, if only `reader` uses it."""
         key = id(view.storage)
         alone = view.buffer is SBUF and view.storage.address is None
         if alone and len(self.writers[key]) == 1 and self.readers[key] == [reader]:
@@ -50,12 +50,12 @@ class TileUsers:
         return None
 
     def writer(self, view: View) -> Operation | None:
-        """The one operation that writes this tile."""
+        """Return the only operation that writes this tile, or None."""
         found = self.writers[id(view.storage)]
         return found[0] if len(found) == 1 else None
 
     def last_writer(self, view: View, reader: Operation) -> Operation | None:
-        """The operation that wrote this tile before the reader, in the order of the program."""
+        """Return the operation that wrote this tile before the reader, in program order."""
         before = [op for op in self.writers[id(view.storage)] if op.position < reader.position]
         return max(before, key=lambda op: op.position, default=None)
 
@@ -120,7 +120,7 @@ RULES: dict[str, Callable[[Operation, TileUsers], Pair | None]] = {
 
 
 def pairs(study: Study) -> dict[str, list[Pair]]:
-    """Pairs of instructions that one can do, by how."""
+    """Return the pairs of instructions that one can do, by how."""
     found: dict[str, list[Pair]] = defaultdict(list)
     for plan in study.timeline.plans:
         tiles = TileUsers(plan)
@@ -133,7 +133,7 @@ def pairs(study: Study) -> dict[str, list[Pair]]:
 
 
 def two_passes(study: Study) -> Iterator[Advice]:
-    """Two instructions go over the same data, and one could do their work."""
+    """Yield a finding for each way in which one instruction could do the work of two."""
     for how, group in pairs(study).items():
         gone = {study.replay.number(pair.gone): pair for pair in group}
         held = sum(map(study.held_ns, gone))
@@ -148,22 +148,22 @@ def two_passes(study: Study) -> Iterator[Advice]:
             yield Advice(
                 "two-passes",
                 f"{count(len(group), 'instruction')} could be part of another one",
-                f"{first} and {second} go over the same data: {how}. {gain.told('In one pass')}",
+                f"{first} and {second} go over the same data: {how}. {gain.text('In one pass')}",
                 lines((pair.gone.site, study.held_ns(number)) for number, pair in gone.items()),
                 gain.us,
             )
 
 
 def _without(study: Study, group: list[Pair]) -> Change:
-    """The pairs as one instruction each; a sum is read from the accumulator, which takes a moment."""
+    """Return the change to one instruction per pair; a sum is read from the accumulator, which takes time."""
     gone, work = {}, {}
     for pair in group:
         number = study.replay.number(pair.gone)
         gone[number] = number
-        kept = study.replay.number(pair.stays)
+        left = study.replay.number(pair.stays)
         if pair.gone.instruction is not None and pair.gone.instruction.public == "tensor_reduce":
-            held = study.held_ns(kept)
-            work[kept] = (held + study.machine.accumulator_read_ns) / held
+            held = study.held_ns(left)
+            work[left] = (held + study.machine.accumulator_read_ns) / held
     return Change(removed=gone, work=work)
 
 
@@ -173,7 +173,7 @@ SHORT = 0.5  # of the time an instruction takes at the least
 
 
 def short_instructions(study: Study) -> Iterator[Advice]:
-    """Instructions on so few elements that their fixed cost is most of them."""
+    """Yield findings about instructions whose fixed cost is most of their time."""
     for engine in ("vector", "scalar"):
         groups: dict[tuple, list[int]] = defaultdict(list)
         for number, op in study.on(engine):
@@ -195,7 +195,7 @@ def short_instructions(study: Study) -> Iterator[Advice]:
                 f"{count(sum(map(len, many.values())), 'instruction')} of {NAMES[engine]} are too short",
                 f"{site_of(operations[worst])} works on {count(view.free_elements, 'element')} of a "
                 f"partition; however few, an instruction takes {least} and its result later still. "
-                f"{gain.told('Done together')} Lay the tiles side by side in the free dimension, and go over "
+                f"{gain.text('Done together')} Lay the tiles side by side in the free dimension, and go over "
                 "them with one instruction.",
                 lines((operations[first].site, ns) for first, ns in wasted.items()),
                 gain.us,
@@ -203,7 +203,7 @@ def short_instructions(study: Study) -> Iterator[Advice]:
 
 
 def _together(study: Study, groups: Any) -> Change:
-    """One instruction of each group does the work of all; the others take no time."""
+    """Return the change in which one instruction of each group does the work of all."""
     gone, work = {}, {}
     for numbers in groups:
         op = study.timeline.operations[numbers[0]]

@@ -1,4 +1,4 @@
-"""The verdict: the limit a kernel has reached, when it has reached one."""
+"""Findings about the limit that a kernel has reached: compute or memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FULL = 0.75  # of the rate DMA can reach
 
 
 def compute_bound(study: Study) -> Iterator[Advice]:
-    """One engine works all the time, and DMA does not."""
+    """Yield a finding when one engine works all the time, and DMA does not."""
     engine = study.busiest
     if engine is None or not study.is_busy(engine) or study.is_busy("dma"):
         return
@@ -46,7 +46,7 @@ def _less_work(engine: str) -> str:
 
 
 def _rates(study: Study) -> tuple[float, float]:
-    """GB/s that DMA moves while the kernel works, and that it could reach."""
+    """Return GB/s that DMA moves while the kernel works, and that it could reach."""
     timeline, m = study.timeline, study.machine
     moved = sum(t.nbytes for core in timeline.cores for t in core.transfers.values())
     reachable = min(m.dma_engines * m.dma_bytes_per_ns * len(timeline.cores), m.hbm_gbs)
@@ -54,13 +54,13 @@ def _rates(study: Study) -> tuple[float, float]:
 
 
 def is_memory_bound(study: Study) -> bool:
-    """DMA works all the time, and moves nearly what it can."""
+    """True when DMA works all the time and moves nearly what it can."""
     rate, reachable = _rates(study)
     return study.is_busy("dma") and rate >= FULL * reachable
 
 
 def memory_bound(study: Study) -> Iterator[Advice]:
-    """DMA moves bytes as fast as it can."""
+    """Yield a finding when DMA moves bytes as fast as it can."""
     if not is_memory_bound(study):
         return
     timeline = study.timeline

@@ -11,7 +11,7 @@ from .study import WORTH, Advice, Study
 
 
 def exposed_communication(study: Study) -> Iterator[Advice]:
-    """Ranks wait for what is on its way, with nothing else to do."""
+    """Yield a finding when ranks wait for transfers with nothing else to do."""
     spent = communication(study.timeline)
     exposed_us = spent.exposed / 1e3
     if exposed_us < WORTH * study.total_us:

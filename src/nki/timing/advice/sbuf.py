@@ -1,4 +1,4 @@
-"""Findings about SBUF: spills, and how much room there is."""
+"""Findings about SBUF: spills, and how much space is left."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def sbuf_usable_bytes(study: Study) -> int:
 
 
 def sbuf_peak_bytes(study: Study) -> int:
-    """Of the core that needs most, explicit addresses included."""
+    """Return the peak of the core that needs most, explicit addresses included."""
     m, pools = study.machine, [plan.sbuf for plan in study.timeline.plans]
     needed = [max(pool.demand.levels[0]) + m.sbuf_usable_bytes - pool.capacity for pool in pools]
     return max(needed, default=0) * m.partitions
 
 
 def operand_tiles(matmuls: Iterable[Operation]) -> set[Storage]:
-    """The storages that matmuls read."""
+    """Return the storages that matmuls read."""
     read = (effects(op.instruction).reads for op in matmuls if op.instruction is not None)
     return {view.storage for views in read for view in views}
 
 
 def spill(study: Study) -> Iterator[Advice]:
-    """More is live than SBUF holds."""
+    """Yield a finding when more is live than SBUF holds."""
     timeline = study.timeline
     if not timeline.spill_bytes:
         return
@@ -51,19 +51,19 @@ def spill(study: Study) -> Iterator[Advice]:
         f"SBUF overflows: {amount(timeline.spill_bytes)} are {_how(moved)}",
         f"Up to {live} are live at once, in {count(len(fullest.live), 'tile')} from "
         f"{joined(list(where[:3]))}; SBUF holds {amount(sbuf_usable_bytes(study))}. "
-        f"{gain.told('Without the spills')} {_mend(study, moved)}",
+        f"{gain.text('Without the spills')} {_fix(study, moved)}",
         where,
         gain.us,
     )
 
 
 def _how(moved: list[Operation]) -> str:
-    """What was loaded and not changed is dropped, the rest is written to HBM before."""
+    """Say whether tiles are written to HBM, or only loaded again because they did not change."""
     return "spilled to HBM and back" if any(op.kind == "spill" for op in moved) else "loaded again"
 
 
-def _mend(study: Study, spilled: list[Operation]) -> str:
-    """Where the operands of matmuls overflow, the contraction can be cut too."""
+def _fix(study: Study, spilled: list[Operation]) -> str:
+    """Return what to do; where operands of matmuls overflow, the contraction can be blocked too."""
     operands = operand_tiles(op for _, op in study.on("tensor"))
     of_matmuls = sum(op.tile in operands for op in spilled)
     if 2 * of_matmuls >= len(spilled):

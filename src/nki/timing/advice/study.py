@@ -1,4 +1,4 @@
-"""A Study: a timeline, its replay, and what several findings ask of them."""
+"""A Study: a timeline, its what-ifs, and what several findings need of them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..timing_rules import ENGINES
 from ..what_if import WhatIf
 from .formatting import duration
 
-BUSY = 0.9  # of the time: an engine that has nothing left to give
+BUSY = 0.9  # of the time: an engine that cannot do more
 LONG = 20_000  # operations
-WORTH = 0.01  # of the time: a smaller gain is not told
+WORTH = 0.01  # of the time: a smaller gain is not reported
 
 
 def _is_float32(op: Operation) -> bool:
@@ -30,19 +30,19 @@ def _is_float32(op: Operation) -> bool:
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to change, in plain words."""
+    """One thing to change."""
 
     kind: str  # a stable name
     title: str
     detail: str
     lines: tuple[str, ...]  # `kernels.py:72`, those that matter most first
-    gain_us: float  # of the kernel's time; behind a second limit, what it gains once that one falls
+    gain_us: float  # of the kernel's time; if another limit hides it, the gain once that one is gone
 
 
 class Gain(NamedTuple):
-    """What a change gains, re-timed."""
+    """The gain of a change, by timing again."""
 
-    us: float  # the figure to tell
+    us: float  # to report
     alone_us: float
     total_us: float  # of the kernel as it is
 
@@ -50,8 +50,8 @@ class Gain(NamedTuple):
     def worth(self) -> bool:
         return self.us >= WORTH * self.total_us
 
-    def told(self, condition: str) -> str:
-        """`Loaded once, the kernel would take 28.27 ms instead of 39.64 ms.`"""
+    def text(self, condition: str) -> str:
+        """Return `Loaded once, the kernel would take 28.27 ms instead of 39.64 ms.`"""
         if self.us > self.alone_us:
             alone = f"only {duration(self.alone_us)}" if self.alone_us >= 0.05 else "nothing"
             return (
@@ -98,21 +98,21 @@ class Study:
         return self.active.get(engine or "", 0.0) >= BUSY
 
     def on(self, engine: str) -> Iterable[tuple[int, Operation]]:
-        """The instructions of an engine, each with its number."""
+        """Yield the instructions of an engine, each with its number."""
         return ((n, op) for n, op in enumerate(self.timeline.operations) if op.kind == engine)
 
     def transfers(self) -> Iterable[tuple[int, DmaTransfer]]:
-        """Every DMA with its number, spills included."""
+        """Yield every DMA with its number, spills included."""
         for first, core in zip(self.replay.first, self.timeline.cores, strict=True):
             yield from ((first + index, transfer) for index, transfer in core.transfers.items())
 
     @property
     def bandwidth_share(self) -> float:
-        """Of the DMA engines' rate, where cores share HBM."""
+        """The share of the DMA engines' rate, where cores share HBM."""
         return self.timeline.cores[0].bandwidth_share
 
     def held_ns(self, number: int) -> float:
-        """How long an instruction keeps its engine."""
+        """Return how long an instruction holds its engine."""
         op = self.timeline.operations[number]
         core = self.timeline.cores[op.core]
         return core.free[op.index] - core.start[op.index]
@@ -127,20 +127,20 @@ class Study:
         return Gain(us, us, self.total_us)
 
     def gain_of_new_schedule(self, change: Change) -> Gain:
-        """The gain when everything may take another order."""
+        """Return the gain when everything may take another order."""
         us = max(0.0, self.timeline.work_ns - self.what_if.new_order_ns(change)) / 1e3
         return Gain(us, us, self.total_us)
 
     def may_reschedule(self) -> bool:
-        """A new schedule takes as long as several replays: of a long kernel one is made for transfers."""
+        """True while another new schedule is affordable: of a long kernel, only one is made for transfers."""
         self.rescheduled += 1
         return self.rescheduled <= 1 or len(self.timeline.operations) < LONG
 
     def gain_of_moving_less(self, change: Change) -> Gain:
-        """The gain of a change in data movement.
+        """Return the gain of a change in data movement.
 
         Where DMA and TensorE are both busy all the time, neither gains anything alone. float32 matmuls could
-        be faster, so the gain is told for the kernel in which they are.
+        be faster, so the gain is reported for the kernel in which they are.
         """
         gain = self.gain(change)
         if gain.worth and self.may_reschedule():  # with transfers gone or shorter, another order is better
@@ -170,7 +170,7 @@ class Study:
 
     @cached_property
     def without_spills(self) -> Change:
-        """SBUF without end: nothing is spilled, nothing waits for its room."""
+        """Unlimited SBUF: nothing is spilled, nothing waits for space."""
         removed, dropped = {}, {}
         for number, op in enumerate(self.timeline.operations):
             if op.instruction is None:

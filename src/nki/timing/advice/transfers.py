@@ -1,4 +1,4 @@
-"""Findings about DMA: data that travels again, transfers too small, transfers that wait to be started."""
+"""Findings about DMA: data that is loaded again, transfers too small, transfers that wait to be started."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .study import Advice, Study
 
 
 class TensorLoads:
-    """How an HBM tensor comes to the SBUF of the cores."""
+    """The loads of one HBM tensor into the SBUF of the cores."""
 
     def __init__(self, storage: Storage):
         self.storage = storage
         self.name = tensor_name(storage)
         self.nbytes = 0
-        self.bytes_again = 0
-        self.again: dict[int, int] = {}  # a load -> one of the same bytes that was begun before
-        self.passed: list[int] = []  # bytes of the tensor that came from one load of them to the next
+        self.bytes_repeated = 0
+        self.repeated: dict[int, int] = {}  # a load -> an earlier one of the same bytes
+        self.between: list[int] = []  # bytes of the tensor loaded between two loads of the same bytes
 
     @property
     def bytes_once(self) -> int:
-        return self.nbytes - self.bytes_again
+        return self.nbytes - self.bytes_repeated
 
 
 class LoadHistory:
@@ -41,9 +41,9 @@ class LoadHistory:
 
     def __init__(self, begun: list[int]) -> None:
         self.begun = begun  # the order of all operations
-        self.versions: Counter[int] = Counter()  # of each storage: what was written is new data
-        self.came: Counter[int] = Counter()  # bytes of each storage
-        self.seen: dict[tuple, tuple[int, int]] = {}  # region -> (its first load, bytes come before the last)
+        self.versions: Counter[int] = Counter()  # of each storage: a write makes new data
+        self.loaded: Counter[int] = Counter()  # bytes of each storage
+        self.seen: dict[tuple, tuple[int, int]] = {}  # -> (first load, bytes loaded before the last)
 
     def load(self, tensor: TensorLoads, number: int, source: View, kind: tuple) -> None:
         key, nbytes = id(source.storage), source.nbytes
@@ -52,16 +52,16 @@ class LoadHistory:
         if first != number:
             if self.begun[number] < self.begun[first]:
                 first, number = number, first
-            tensor.again[number] = first
-            tensor.bytes_again += nbytes
-            tensor.passed.append(self.came[key] - before)
-        self.seen[region] = (first, self.came[key])
-        self.came[key] += nbytes
+            tensor.repeated[number] = first
+            tensor.bytes_repeated += nbytes
+            tensor.between.append(self.loaded[key] - before)
+        self.seen[region] = (first, self.loaded[key])
+        self.loaded[key] += nbytes
         tensor.nbytes += nbytes
 
 
 def loads(study: Study) -> list[TensorLoads]:
-    """The loads of every HBM tensor, the most repeated first."""
+    """Return the loads of every HBM tensor, the most repeated first."""
     found: dict[int, TensorLoads] = {}
     for plan in study.timeline.plans:
         history = LoadHistory(study.replay.at)
@@ -76,37 +76,37 @@ def loads(study: Study) -> list[TensorLoads]:
                 if key not in found:
                     found[key] = TensorLoads(reads[0].storage)
                 history.load(found[key], study.replay.number(op), reads[0], kind)
-    return sorted(found.values(), key=lambda tensor: -tensor.bytes_again)
+    return sorted(found.values(), key=lambda tensor: -tensor.bytes_repeated)
 
 
 def _is_load(reads: Sequence[View], writes: Sequence[View]) -> bool:
-    """From one known place of HBM to SBUF."""
+    """True for a copy from one known place of HBM to SBUF."""
     if len(reads) != 1 or len(writes) != 1:
         return False
     return not reads[0].on_chip and reads[0].indirection is None and writes[0].buffer is SBUF
 
 
 def reloaded_data(study: Study) -> Iterator[Advice]:
-    """The same bytes are loaded more than once."""
-    tensors = [tensor for tensor in loads(study) if tensor.again]
+    """Yield a finding when the same bytes are loaded more than once."""
+    tensors = [tensor for tensor in loads(study) if tensor.repeated]
     if not tensors:
         return
-    again = {number: first for tensor in tensors for number, first in tensor.again.items()}
-    gain = study.gain_of_moving_less(Change(removed=again))
+    repeated = {number: first for tensor in tensors for number, first in tensor.repeated.items()}
+    gain = study.gain_of_moving_less(Change(removed=repeated))
     if not gain.worth:
         return
     often = [f"{t.name} {'' if i else 'is loaded '}{_times(t)}" for i, t in enumerate(tensors[:3])]
     yield Advice(
         "reloaded-data",
         f"{joined(often)}: {_who_waits(study)}",
-        " ".join([gain.told("Loaded once"), *(_keep(study, t) for t in tensors[:3])]),
-        _longest(study, again),
+        " ".join([gain.text("Loaded once"), *(_how_to_load_once(study, t) for t in tensors[:3])]),
+        _longest(study, repeated),
         gain.us,
     )
 
 
 def _longest(study: Study, numbers: Iterable[int]) -> tuple[str, ...]:
-    """The lines of transfers, those that take most of the DMA engines' and triggers' time first."""
+    """Return the lines of transfers, those with most DMA engine and trigger time first."""
     moved = dict(study.transfers())
     operations = study.timeline.operations
     share, engines = study.bandwidth_share, study.machine.dma_engines
@@ -127,9 +127,9 @@ def _who_waits(study: Study) -> str:
     return f"{NAMES[engine]} waits for DMA"
 
 
-def _keep(study: Study, tensor: TensorLoads) -> str:
-    """What it would take to load a tensor once."""
-    needed, usable = median_low(tensor.passed), sbuf_usable_bytes(study)
+def _how_to_load_once(study: Study, tensor: TensorLoads) -> str:
+    """Return what it takes to load a tensor once."""
+    needed, usable = median_low(tensor.between), sbuf_usable_bytes(study)
     travel = f"Of {tensor.name} {amount(tensor.nbytes)} travel instead of {amount(tensor.bytes_once)}"
     passes = f"{amount(needed)} of it come between two loads of the same tile"
     if needed + sbuf_peak_bytes(study) <= usable:
@@ -144,7 +144,7 @@ def _keep(study: Study, tensor: TensorLoads) -> str:
 
 
 def small_dma(study: Study) -> Iterator[Advice]:
-    """Transfers that are too short for the DMA engines, or leave some of them without work."""
+    """Yield a finding about transfers that are too short for the DMA engines, or leave some idle."""
     m, operations = study.machine, study.timeline.operations
     small = {
         number: transfer
@@ -167,7 +167,7 @@ def small_dma(study: Study) -> Iterator[Advice]:
             f"{count(len(small), 'transfer')} are too small for DMA",
             f"{_most_common(small.values(), m)} {amount(m.dma_efficient_bytes)} in each of {m.partitions} "
             f"partitions keep {m.dma_engines} DMA engines moving; with less they mostly start and stop. "
-            f"{gain.told('Moved in transfers of that size')} Bring several tiles with one dma_copy, side by "
+            f"{gain.text('Moved in transfers of that size')} Bring several tiles with one dma_copy, side by "
             "side in the free dimension.",
             _longest(study, small),
             gain.us,
@@ -180,7 +180,7 @@ def _is_small(transfer: DmaTransfer, m: Machine) -> bool:
 
 
 def _large_ns(m: Machine) -> float:
-    """What a transfer of `dma_efficient_bytes` in every partition asks of each DMA engine."""
+    """Return the time of each DMA engine for a transfer of `dma_efficient_bytes` in every partition."""
     return m.dma_partitions_per_engine * (m.dma_descriptor_ns + m.dma_efficient_bytes / m.dma_bytes_per_ns)
 
 
@@ -198,7 +198,7 @@ STARTERS = {"software": "Software DGE", "hardware": "Hardware DGE", "static": "A
 
 
 def dma_issue(study: Study) -> Iterator[Advice]:
-    """Transfers wait for their turn to be started."""
+    """Yield findings when transfers wait to be started."""
     for mode, starter in STARTERS.items():
         started = {number: t.issue_ns for number, t in study.transfers() if t.mode == mode}
         held = sum(started.values()) / len(study.timeline.cores) / 1e3
@@ -210,7 +210,7 @@ def dma_issue(study: Study) -> Iterator[Advice]:
             yield Advice(
                 "dma-issue",
                 f"Starting {count(len(started), 'transfer')} takes {duration(held)}",
-                f"{starter} needs {each} for each, however little it moves. {gain.told('Started at once')} "
+                f"{starter} needs {each} for each, however little it moves. {gain.text('Started at once')} "
                 f"{_start_less(study, mode)}",
                 _longest(study, started),
                 gain.us,

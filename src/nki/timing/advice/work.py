@@ -22,7 +22,7 @@ from .study import WORTH, Advice, Study
 
 
 def fp32_matmul(study: Study) -> Iterator[Advice]:
-    """Matmuls in float32 take four times as long as in bfloat16."""
+    """Yield a finding about float32 matmuls, which take four times as long as bfloat16."""
     matmuls, total = study.float32_matmuls, study.total_us
     if not matmuls:
         return
@@ -51,7 +51,7 @@ def fp32_matmul(study: Study) -> Iterator[Advice]:
 
 
 def half_as_large(study: Study) -> Change:
-    """The operands of float32 matmuls in half the bytes, on the way and in SBUF."""
+    """Return the change to operands of half the bytes, in transfers and in SBUF."""
     operations = study.timeline.operations
     operands = operand_tiles(study.float32_matmuls.values())
     halves: dict[tuple[int, int], Payload] = {}
@@ -73,7 +73,7 @@ def half_as_large(study: Study) -> Change:
 
 
 def _halved(whole: Payload, transfer: DmaTransfer, study: Study) -> Payload:
-    """What half the bytes ask of the DMA engines."""
+    """Return the work of the DMA engines for half the bytes."""
     moving = transfer.nbytes / study.machine.dma_bytes_per_ns / study.bandwidth_share
     saved = moving / 2 / len(transfer.payload_ns)
     if isinstance(whole, float):
@@ -85,7 +85,7 @@ def _halved(whole: Payload, transfer: DmaTransfer, study: Study) -> Payload:
 
 
 def unused_partitions(study: Study) -> Iterator[Advice]:
-    """Instructions that leave lanes of their engine without work."""
+    """Yield findings about instructions that leave lanes of their engine idle."""
     for engine in ("tensor", "vector", "scalar", "gpsimd"):
         if study.active.get(engine, 0.0) >= WORTH:
             yield from _unused(study, engine)
@@ -113,7 +113,7 @@ def _unused(study: Study, engine: str) -> Iterator[Advice]:
             "unused-partitions",
             f"{count(len(work), 'instruction')} use a part of {NAMES[engine]}",
             f"{site_of(worst)} works on {_lanes(worst, study.machine)}, and takes as long as on all of them. "
-            f"{gain.told('With as few full instructions as can do this work')} {FILL[engine == 'tensor']}",
+            f"{gain.text('With as few full instructions as can do this work')} {FILL[engine == 'tensor']}",
             lines((operations[number].site, ns) for number, ns in wasted.items()),
             gain.us,
         )
@@ -128,7 +128,7 @@ FILL = {
 
 
 def _used(op: Operation, m: Machine) -> float:
-    """The part of the lanes, or of the PE array, that an instruction uses."""
+    """Return the part of the lanes, or of the PE array, that an instruction uses."""
     if op.kind == "tensor":
         rows, columns = _array(op, m)
         return rows * columns / (m.partitions * m.matmul_stationary_max)
@@ -138,7 +138,7 @@ def _used(op: Operation, m: Machine) -> float:
 
 
 def _array(op: Operation, m: Machine) -> tuple[int, int]:
-    """(rows, columns) of the PE array that a matmul uses; a transpose is as it is."""
+    """Return (rows, columns) of the PE array that a matmul uses; a transpose counts as full."""
     instruction = op.instruction
     if is_transpose(op) or not isinstance(instruction, MatmulInstruction):
         return m.partitions, m.matmul_stationary_max
