@@ -78,25 +78,27 @@ def _import_instructions() -> None:
 _LIBRARIES.append(_import_instructions)
 
 
-def _run_program(program: Program, arrays: _typing.Sequence[_typing.Any]) -> _typing.Any:
+def _run_program(program: Program, arrays: _typing.Sequence[object]) -> _typing.Any:
     from .kernel.programs import run
 
     return run(program, arrays)
 
 
-def _profile_program(program: Program) -> _typing.Any:
+def _profile_program(program: Program) -> "Profile":
     from .kernel.profile import profile_program
 
     return profile_program(program)
 
 
-def _assign(tile: _typing.Any, value: _typing.Any) -> None:
+def _assign(tile: "language.NkiTensor", value: object) -> None:
     from .isa.assignment import assign
 
     assign(tile, value)
 
 
-def _move_across_partitions(tile: _typing.Any, sizes: _typing.Sequence[int]) -> _typing.Any:
+def _move_across_partitions(
+    tile: "language.NkiTensor", sizes: _typing.Sequence[int]
+) -> "language.NkiTensor | None":
     from .language.partitions import across_partitions
 
     return across_partitions(tile, sizes)

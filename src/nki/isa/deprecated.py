@@ -22,10 +22,10 @@ def deprecated_dtype(function: Callable[P, R]) -> Callable[P, R]:
     """Accept and ignore `dtype=`: the dtype of dst decides."""
 
     @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if "dtype" in kwargs:
             dtype = kwargs.pop("dtype")
-            dst = kwargs.get("dst", args[0] if args else None)
+            dst: Any = kwargs.get("dst", args[0] if args else None)
             warn("legacy", f"{function.__name__}: dtype= is an old form", help="the dtype of dst decides")
             if dtype is not None and dst is not None and dtypes.resolve(dtype) != dst.dtype:
                 warn(
@@ -45,7 +45,7 @@ def deprecated_order(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
             if not is_old(args):
                 return function(*args, **kwargs)
             warn(
@@ -53,7 +53,7 @@ def deprecated_order(
                 f"{function.__name__}: this order of arguments is an old form",
                 help=f"pass them by name: {', '.join(f'{name}=' for name in names[: len(args)])}",
             )
-            return function(**dict(zip(names, args, strict=False)), **kwargs)  # type: ignore[call-arg]
+            return function(**dict(zip(names, args, strict=False)), **kwargs)  # type: ignore[arg-type, call-arg]
 
         return wrapper
 
@@ -66,7 +66,7 @@ def deprecated_keywords(**names: str | None) -> Callable[[Callable[P, R]], Calla
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
             if not kwargs or renamed.isdisjoint(kwargs):
                 return function(*args, **kwargs)
             for old in [name for name in names if name in kwargs]:

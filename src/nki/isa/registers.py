@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -42,7 +41,7 @@ def _accepts_imm(function: Callable[P, R]) -> Callable[P, R]:
     """The old keyword `imm` of register_move."""
 
     @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if "imm" in kwargs:
             warn("legacy", "register_move: imm= is an old form", help="write src=")
             kwargs["src"] = kwargs.pop("imm")

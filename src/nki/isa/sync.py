@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -116,7 +115,7 @@ def _accepts_use_gpsimd_dma(function: Callable[P, R]) -> Callable[P, R]:
     """The old keyword `use_gpsimd_dma` of sendrecv."""
 
     @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if "use_gpsimd_dma" in kwargs:
             chosen = dma_engine.gpsimd_dma if kwargs.pop("use_gpsimd_dma") else dma_engine.dma
             warn(

@@ -146,7 +146,7 @@ class Kernel(_Typed[P]):
 
     # ---- calling ---------------------------------------------------------------------------------
 
-    def _call(self, *args: object, **kwargs: Any) -> Any:
+    def _call(self, *args: object, **kwargs: object) -> Any:
         if _is_compiling():  # torch.compile traces this very function
             return load_framework("torch").staged(self, args, kwargs)
         core = running()
@@ -187,7 +187,7 @@ class Kernel(_Typed[P]):
             )
         return self.func(*args, **kwargs)
 
-    def run(self, *args: object, **kwargs: Any) -> Run:
+    def run(self, *args: object, **kwargs: object) -> Run:
         """Like a call, but returns a Run: the result with statistics and diagnostics.
 
         `target=` names another platform, unless the kernel has a parameter of that name.
@@ -198,11 +198,11 @@ class Kernel(_Typed[P]):
         notify(self, args, kwargs)
         return self.run_call(self.prepare(args, kwargs))
 
-    def trace(self, *args: object, **kwargs: Any) -> Program:
+    def trace(self, *args: object, **kwargs: object) -> Program:
         """Return what a call does as a Program. Arrays may be `nki.TensorSpec`s; nothing is computed."""
         return trace_call(self, self.prepare(args, kwargs), has_data=False).program
 
-    def stage(self, *args: object, **kwargs: Any) -> Staged:
+    def stage(self, *args: object, **kwargs: object) -> Staged:
         """Trace a call on `nki.TensorSpec`s now, to be run with data later."""
         return self.stage_call(self.prepare(args, kwargs))
 
@@ -226,12 +226,12 @@ class Kernel(_Typed[P]):
         """Run a staged call on the values of its tensors."""
         return run_staged(self, staged, tensors, into)
 
-    def eval_shape(self, *args: object, **kwargs: Any) -> Any:
+    def eval_shape(self, *args: object, **kwargs: object) -> Any:
         """What a call returns, with `nki.TensorSpec`s for its tensors. Takes TensorSpecs or arrays."""
         outline = self.stage(*args, **kwargs).outline
         return tree.replace_leaves(outline.result, Returned, lambda r: TensorSpec(*r[:2]))
 
-    def profile(self, *args: object, **kwargs: Any) -> Profile:
+    def profile(self, *args: object, **kwargs: object) -> Profile:
         """The modelled run of the kernel on its platform: `nki.profile(kernel)(*args)`."""
         from .profile import profile_call
 

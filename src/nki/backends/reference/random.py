@@ -7,9 +7,9 @@ simulated core, so it outlives a kernel; a process starts as after `set_rng_seed
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+
+from ...ir.context import RunningCore
 
 LANES = 128
 WORDS = 6  # x, y, z, w, v and the counter d
@@ -118,7 +118,7 @@ class Generators:
 _left: dict[tuple[int, str], np.ndarray] = {}  # the words of every generator that a launch used
 
 
-def generator(core: Any, engine: str) -> Generator:
+def generator(core: RunningCore, engine: str) -> Generator:
     """Return the generator of an engine of a running core."""
     return core.execution.generators.of(core.index, engine)
 

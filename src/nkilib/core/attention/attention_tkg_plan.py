@@ -82,13 +82,13 @@ class Call(nl.NKIObject):
         self.first_tile = core * share if self.splits_keys else 0
         self.tiles = tiles if not self.splits_keys else (share if core == 0 else tiles - share)
         self.by_rows = cfg.tp_k_prior or cfg.block_len > 0  # keys arrive as rows
-        self.inv_freqs = None
-        self.rope_pos_ids = None
+        self.inv_freqs: Any = None
+        self.rope_pos_ids: Any = None
         self.start_pos_ids = None
         self.sink = None
-        self.table = None
+        self.table: Any = None
         self.max_context_len = None
-        self.statistics = None  # the caller's dict
+        self.statistics: Any = None  # the caller's dict
 
     def tile(self, shape: tuple, dtype: DTypeLike) -> Any:
         """A tile in SBUF, where the caller's manager places it."""

@@ -67,7 +67,7 @@ class Call(nl.NKIObject):
         self.head_dim = v.shape[2]
         self.queries = q.shape[1] if tp_q else q.shape[2]
         self.tiles = div_ceil(self.queries, PMAX)
-        self.neg_sinks = None  # [128, heads] in SBUF
+        self.neg_sinks: Any = None  # [128, heads] in SBUF
         self.out: Any = None
         self.neg_max: Any = None
         self.sums: Any = None

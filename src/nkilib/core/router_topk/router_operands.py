@@ -49,7 +49,7 @@ class Router(nl.NKIObject):
         self.normalize_top = False
         self.logits = None
         self.index = None
-        self.affinities = None
+        self.affinities: Any = None
         self.top_affinities = None
 
     def set_rule(self, pre_norm: bool, norm_topk_prob: bool) -> None:
