@@ -1,4 +1,4 @@
-"""Plans: whole kernels against numpy doing the same mathematics, on one BLAS thread unless said."""
+"""Plans: whole kernels against numpy doing the same mathematics, on one BLAS thread unless noted."""
 
 import gc
 import os
@@ -170,10 +170,10 @@ def ratio_of(kernel, arrays, fast="auto", rounds=5):
 
 
 def crossover_rows():
-    """Where a plan begins to pay: matmuls of growing size, by a plan over one by one."""
+    """Where a plan begins to pay: matmuls of growing size, fused over reference."""
     for k, m, n in ((128, 128, 512), (256, 256, 512), (512, 512, 512), (1024, 512, 1024), (1024, 1024, 2048)):
         arrays = numbers(k, m), numbers(k, n)
-        first, warm = ratio_of(tiled, arrays, "plan")
+        first, warm = ratio_of(tiled, arrays, "fused")
         size = f"{m}x{k}x{n}, {2 * k * m * n / 1e6:.0f} MFLOP"
         yield f"plan / one by one, {size}: first, warm", f"{first:.2f}x, {warm:.2f}x", ""
 

@@ -1,4 +1,4 @@
-"""Random programs: lists of operations that hypothesis draws, and a machine that issues them in a kernel.
+"""Random programs: lists of operations that hypothesis generates, and a machine that issues them in a kernel.
 
 An operation is a tuple: the name of a method of `Machine`, and its arguments.
 """
@@ -79,7 +79,7 @@ MORE = {
     "predicated": op("predicated", tile, tile),
     "mask": op("mask", tile, columns),
     "activate": op("activate", tile, tile, command, st.one_of(st.none(), place)),
-    "fold": op("fold", tile, tile, command, st.one_of(st.none(), place)),
+    "reduce_with": op("reduce_with", tile, tile, command, st.one_of(st.none(), place)),
     "running": op("running", tile, tile, command),
     "select": op("select", tile, tile, command, st.one_of(st.none(), place)),
     "shuffle": op("shuffle", tile, tile, st.integers(0, 3)),
@@ -91,12 +91,12 @@ MORE = {
     "indirect": op("indirect", tile, tile, flag),
     "print": op("print", tile),
     "seed": op("seed", st.integers(0, 3)),
-    "draw": op("draw", flag),
+    "sample": op("sample", flag),
     "state": op("state", tile),
     "drop": op("drop", tile, tile),
     "move": op("move", register, st.one_of(number, st.just("other"))),
     "read": op("read", register, place),
-    "keep": op("keep", register, place),
+    "store_register": op("store_register", register, place),
     "slide": op("slide", tile, register),
     "shift": op("shift", tile, tile, register, flag),
     "count": op("count", tile, register),
@@ -151,7 +151,7 @@ class Machine:
         self.places = nl.ndarray((ROWS, 8), nl.uint32)
         self.found = nl.ndarray((ROWS, COLUMNS + 1), nl.int32)
         self.bits = nl.ndarray((ROWS, 8), nl.uint32)
-        self.turned = nl.ndarray((COLUMNS, ROWS), nl.float32, buffer=nl.psum)
+        self.transposed = nl.ndarray((COLUMNS, ROWS), nl.float32, buffer=nl.psum)
         self.registers = [nisa.register_alloc(3), nisa.VirtualRegister(5)]
         self.shared = nl.ndarray((2 * ROWS, COLUMNS), nl.float32, buffer=nl.shared_hbm, name="shared")
         self.issued = []
@@ -255,8 +255,8 @@ class Machine:
         nisa.memset(self.psum[:, part[0] : part[1]], 0.0)
 
     def transpose(self, dst, src):
-        nisa.nc_transpose(self.turned, self.tiles[src])
-        nisa.tensor_copy(self.tiles[dst][:, 0:ROWS], self.turned[0:ROWS, :])
+        nisa.nc_transpose(self.transposed, self.tiles[src])
+        nisa.tensor_copy(self.tiles[dst][:, 0:ROWS], self.transposed[0:ROWS, :])
 
     def skip_gather(self, t, start, scatter):
         nisa.tensor_scalar(self.rows, self.rows, nl.add, start)
@@ -288,8 +288,8 @@ class Machine:
 
     def replace(self, dst, src, values, places):
         eight = self.tiles[values][:, 0:8]
-        kept = self.places if places else None
-        nisa.nc_match_replace8(self.tiles[dst], self.tiles[src], eight, -1.0, kept)
+        found = self.places if places else None
+        nisa.nc_match_replace8(self.tiles[dst], self.tiles[src], eight, -1.0, found)
         if places:
             nisa.tensor_copy(self.columns, self.places)
 
@@ -330,7 +330,7 @@ class Machine:
             reduce_cmd=getattr(nisa.reduce_cmd, command),
         )
 
-    def fold(self, dst, src, command, place):
+    def reduce_with(self, dst, src, command, place):
         loads = command == "load_reduce"
         nisa.tensor_scalar_reduce(
             self.tiles[dst],
@@ -372,7 +372,7 @@ class Machine:
         nisa.memset(seed, value)
         nisa.set_rng_seed(seed)
 
-    def draw(self, gpsimd):
+    def sample(self, gpsimd):
         nisa.rng(self.bits, engine=nisa.engine.gpsimd if gpsimd else nisa.engine.vector)
         nisa.tensor_scalar(self.bits, self.bits, nl.bitwise_and, 15)
         nisa.tensor_copy(self.columns, self.bits)
@@ -398,7 +398,7 @@ class Machine:
     def read(self, r, place):
         nisa.register_load(self.registers[r], self.counts[0:1, place : place + 1])
 
-    def keep(self, r, place):
+    def store_register(self, r, place):
         nisa.register_store(self.counts[0:1, place : place + 1], self.registers[r])
 
     def slide(self, t, r):
@@ -558,7 +558,7 @@ def outcome(program, arrays):
 def assert_unchanged(program, arrays, seed=0):
     """Every pass, and all of them together, leave what the program does.
 
-    False where it fails by itself, or where its cores race: nothing says what it does then.
+    False where it fails by itself, or where its cores race: what it does then is not defined.
     """
     expected = outcome(program, arrays)
     if isinstance(expected, str) or races(program):
@@ -572,11 +572,11 @@ def assert_unchanged(program, arrays, seed=0):
         ("all", every),
     ):
         assert outcome(other, arrays) == expected, f"{name} changes what the program does"
-        assert_kept(program, other, name)
+        assert_order_kept(program, other, name)
     return True
 
 
-def assert_kept(program, other, name):
+def assert_order_kept(program, other, name):
     """What hardware and other ranks see beside values."""
     for core in range(len(program.cores)):
         sent = [[i.public for i in p.walk(core) if isinstance(i, Collective)] for p in (program, other)]
@@ -584,9 +584,9 @@ def assert_kept(program, other, name):
     for loop in other.loops:
         heads = [isinstance(i, LoopIteration) for i in loop.body]
         assert heads[:1] == [True] and sum(heads) == 1, f"{name} moves the head of a loop"
-    assert all(edge.earlier < edge.later for edge in other.edges), f"{name} turns an edge round"
-    kept = program.blocks if len(other.blocks) == len(program.blocks) else ()  # some may be dead code
-    for block, before in zip(other.blocks, kept, strict=False):
+    assert all(edge.earlier < edge.later for edge in other.edges), f"{name} reverses an edge"
+    blocks = program.blocks if len(other.blocks) == len(program.blocks) else ()  # some may be dead code
+    for block, before in zip(other.blocks, blocks, strict=False):
         assert block.last - block.first <= before.last - before.first, f"{name} tears a block apart"
     for p in (program, other):
         assert set(p.storages) >= {v.storage for i in all_instructions(p) for v in i.views()}

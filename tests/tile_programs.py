@@ -1,6 +1,6 @@
-"""Random tile programs: what plans fold and merge, in every order that a kernel might write it.
+"""Random tile programs: what plans fuse and merge, in every order that a kernel might write it.
 
-A seed chooses the operations. Tiles rotate, are written in pieces, turned, widened, summed and stored;
+A seed chooses the operations. Tiles rotate, are written in pieces, transposed, widened, summed and stored;
 numbers are small integers, so that sums are exact in any order unless a product of products grows too large.
 """
 
@@ -21,7 +21,7 @@ ROWS, COLUMNS = 4 * P, 4 * F
 DTYPES = (nl.float32, nl.float32, nl.float32, nl.bfloat16, nl.int32)
 
 
-class Weaver:
+class ProgramBuilder:
     """Issues random operations inside a kernel."""
 
     def __init__(self, a, b, out, scratch, seed, two=False):
@@ -74,16 +74,16 @@ class Weaver:
             nisa.dma_copy(tile[:, part], source[row : row + P, column + part.start : column + part.stop])
 
     def chain(self):
-        """Products into one PSUM tile; sometimes somebody looks in between, sometimes it goes on later."""
-        go_on = self.sums and self.chance.random() < 0.4
-        psum = self.chance.choice(self.sums) if go_on else nl.ndarray((F, F), nl.float32, buffer=nl.psum)
+        """Products into one PSUM tile; sometimes it is read in between, sometimes it continues later."""
+        continues = self.sums and self.chance.random() < 0.4
+        psum = self.chance.choice(self.sums) if continues else nl.ndarray((F, F), nl.float32, buffer=nl.psum)
         for i in range(self.chance.choice((1, 2, 3))):
             left, right = self.float_tile(), self.float_tile()
             if (left.dtype == nl.float32) != (right.dtype == nl.float32):
                 right = left
             accumulate = None if i or self.chance.random() < 0.8 else False
             nisa.nc_matmul(psum, left, right, accumulate=accumulate)
-        if not go_on:
+        if not continues:
             self.sums.append(psum)
 
     def parts_of_psum(self):
@@ -107,7 +107,7 @@ class Weaver:
             self.tiles.append(tile)
 
     def running_sum(self):
-        """A sum in SBUF that goes on with products."""
+        """A sum in SBUF to which products are added."""
         total = nl.ndarray((F, F), nl.float32)
         nisa.memset(total, 0.0)
         floats = [t for t in self.tiles if t.dtype == nl.float32] or None
@@ -128,24 +128,24 @@ class Weaver:
             i, j = self.free.pop()
             nisa.dma_copy(self.out[P * i : P * i + P, F * j : F * j + F], total[0:P])
 
-    def turn(self):
+    def transpose(self):
         tile = self.float_tile()
         psum = nl.ndarray((F, P), tile.dtype, buffer=nl.psum)
         nisa.nc_transpose(psum, tile, engine=nisa.tensor_engine)
-        turned = nl.ndarray((F, P), tile.dtype)
-        nisa.tensor_copy(turned, psum)
+        transposed = nl.ndarray((F, P), tile.dtype)
+        nisa.tensor_copy(transposed, psum)
         if self.chance.random() < 0.5:
             product = nl.ndarray((P, P), nl.float32, buffer=nl.psum)
-            nisa.nc_matmul(product, turned, turned)
+            nisa.nc_matmul(product, transposed, transposed)
             new = nl.ndarray((P, F), nl.float32)
             nisa.memset(new, 1.0)
             nisa.tensor_copy(new[:, 0:P], product)
             self.tiles.append(new)
         else:
-            nisa.tensor_scalar(turned, turned, nl.add, 1.0)
+            nisa.tensor_scalar(transposed, transposed, nl.add, 1.0)
             new = nl.ndarray((P, F), tile.dtype)
             nisa.memset(new, 0.0)
-            nisa.tensor_copy(new[:, 0:P], turned[0:P])
+            nisa.tensor_copy(new[:, 0:P], transposed[0:P])
             self.tiles.append(new)
 
     def combine(self):
@@ -227,7 +227,7 @@ class Weaver:
         nisa.dma_copy(self.b[0:P, 0:F], self.any_tile())
 
     def forget(self):
-        """Read what nobody wrote."""
+        """Read what was never written."""
         if self.chance.random() < 0.1:
             tile = nl.ndarray((P, F), nl.float32)
             nisa.memset(tile[:, 0:4], 1.0)
@@ -268,7 +268,7 @@ OFTEN = (
     "chain",
     "running_sum",
     "drain",
-    "turn",
+    "transpose",
     "combine",
     "store",
     "packed_store",
@@ -290,7 +290,7 @@ SELDOM = (
 
 
 @nki.jit
-def woven(a, b, seed, rare):
+def random_kernel(a, b, seed, rare):
     """A kernel of random operations; on two cores each has its own half of the results."""
     two = nl.num_programs() > 1
     out = nl.ndarray((2 * ROWS, COLUMNS), nl.float32, buffer=nl.shared_hbm, name="out")
@@ -303,13 +303,13 @@ def woven(a, b, seed, rare):
     nisa.memset(zero, 0.0)
     for half in range(2):
         nisa.dma_copy(mine[P * half : P * half + P], zero)
-    weaver = Weaver(a, b, out[ROWS * core : ROWS * core + ROWS], mine, chance.random(), two)
+    builder = ProgramBuilder(a, b, out[ROWS * core : ROWS * core + ROWS], mine, chance.random(), two)
     for _ in range(names.randrange(4, 28)):
         name = names.choice(SELDOM if names.random() < rare else OFTEN)
-        getattr(weaver, name)()
+        getattr(builder, name)()
     if seed % 3:
-        while weaver.free:
-            weaver.store()
+        while builder.free:
+            builder.store()
     if not two:
         nisa.dma_copy(out[ROWS:], a[0:ROWS])
     return out
@@ -319,7 +319,7 @@ def program_of(seed, rare=0.3, degree=1, platform="trn2"):
     """A traced program, and arrays to run it on."""
     chance = np.random.default_rng(seed)
     arrays = [chance.integers(-2, 3, (ROWS, COLUMNS)).astype(np.float32) for _ in range(2)]
-    kernel = woven[2] if degree == 2 else woven
+    kernel = random_kernel[2] if degree == 2 else random_kernel
     with target(platform), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return kernel.trace(*arrays, seed, rare), arrays

@@ -1,1 +1,6 @@
-"""Backends: what runs a Program and holds its values. `protocol` is all that a launch asks of one."""
+"""Backends run Programs: each takes the lowered form (`lowered`) behind one protocol (`protocol`).
+
+reference  one instruction at a time in numpy: the definition
+fused      a few large matrix products
+torch      many equal instructions at once, on torch tensors
+"""

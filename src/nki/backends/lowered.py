@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..ir.caches import per_program
 from ..ir.instruction import Instruction, State
@@ -68,9 +68,9 @@ class Signature:
         )
 
 
-def _flops(product: Any) -> int:
-    (k, *m), n = product.stationary.shape, product.moving.shape
-    return 2 * k * prod(m) * prod(n[1:])
+def _flops(product: Instruction) -> int:
+    (k, *m), (_, *n) = (getattr(product, name).shape for name in ("stationary", "moving"))
+    return 2 * k * prod(m) * prod(n)
 
 
 class Lowered:

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ..errors import Site
 from ..ir.context import RunningCore
+from ..ir.engine_state import EngineState
+from ..ir.instruction import Instruction
 from ..ir.program import Diagnostic
 from ..options import Options
 from .lowered import Lowered
+from .reference.executor import Executor
 from .reference.memories import Memories
 
 
@@ -24,6 +28,27 @@ class Reports(Protocol):
     def report(self, diagnostic: Diagnostic) -> None: ...
 
 
+class ExecutingCore(RunningCore, Protocol):
+    """What a backend may use of a core that executes: its memory, registers and position."""
+
+    instruction: Instruction | None  # which runs: its line is the one to report
+    run_one: Callable[[Instruction], None]  # executes one instruction; in turns where cores race
+    trips: dict[int, list[int]]  # how often each dynamic loop ran, each time, by its number
+    loop_sites: dict[int, Site | None]
+
+    @property
+    def execution(self) -> ExecutionContext: ...
+
+    @property
+    def memories(self) -> Memories: ...
+
+    @property
+    def executor(self) -> Executor: ...
+
+    @property
+    def engine_state(self) -> EngineState: ...
+
+
 class ExecutionContext(Protocol):
     """What a backend may use of an execution. Each attempt has a new one; a failed one is dropped."""
 
@@ -32,14 +57,17 @@ class ExecutionContext(Protocol):
         """The bytes of all storages; those of parameters and constants are there already."""
 
     @property
-    def cores(self) -> Sequence[Any]:
-        """One state for each core: registers, accumulators, `run_one` for a single instruction."""
+    def cores(self) -> Sequence[ExecutingCore]: ...
 
     @property
     def diagnostics(self) -> Reports: ...
 
     @property
     def options(self) -> Options: ...
+
+    @property
+    def verified(self) -> dict[int, int] | None:
+        """How often each loop may run, where the kernel's Python was seen to allow only so much."""
 
     def run_cores(self, jobs: Sequence[tuple[RunningCore, Callable[[], object]]]) -> list[Any]:
         """Run a job on each core; several cores take turns at barriers."""

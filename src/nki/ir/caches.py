@@ -49,14 +49,17 @@ class LRUCache(OrderedDict[K, V], Generic[K, V]):
     def put(self, key: K, value: V, weight: int = 0) -> None:
         """Add or replace an entry, and evict old ones; one that exceeds the limit by itself is not added."""
         with self.lock:
-            self.discard(key)
-            if self.limit is not None and weight > self.limit:
+            if self.limit is None:
+                self[key] = value
+                if len(self) > self.entries:
+                    self.popitem(last=False)
                 return
-            self[key] = value
-            if weight:
-                self._weights[key] = weight
-                self.weight += weight
-            while len(self) > self.entries or (self.limit is not None and self.weight > self.limit):
+            self.discard(key)
+            if weight > self.limit:
+                return
+            self[key], self._weights[key] = value, weight
+            self.weight += weight
+            while len(self) > self.entries or self.weight > self.limit:
                 self.discard(next(iter(self)))
 
     def discard(self, key: K) -> None:

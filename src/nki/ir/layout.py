@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import error
 from ..machine.dtypes import DType
 from ..machine.memories import MemoryRegion
+from .caches import LRUCache
 from .storage import Storage
 
 if TYPE_CHECKING:
@@ -102,18 +103,16 @@ def as_list(value: object, what: str) -> list[object]:
     return list(value)
 
 
-_SIGNATURES: dict[tuple, int] = {}
-_SIGNATURE_LIMIT = 1 << 16
-_numbers = itertools.count(1)  # never reused, so clearing the table is safe
+_SIGNATURES: LRUCache[tuple, int] = LRUCache(1 << 16)
+_numbers = itertools.count(1)  # never reused, so that evicting a signature is safe
 
 
 def _intern(key: tuple) -> int:
     """Return a small number for a view signature."""
     found = _SIGNATURES.get(key)
     if found is None:
-        if len(_SIGNATURES) >= _SIGNATURE_LIMIT:
-            _SIGNATURES.clear()
-        found = _SIGNATURES[key] = next(_numbers)
+        found = next(_numbers)
+        _SIGNATURES.put(key, found)
     return found
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..backends.reference.indirect import Rows, scalar_shift
+from ..backends.reference.indirect import IndexedRows, scalar_shift
 from ..backends.reference.memories import memory_of
 from ..ir.context import warn
 from ..ir.descriptors import kind
@@ -109,7 +109,7 @@ def deliver(ins: Instruction, dst: View, values: np.ndarray, source: DType, wher
     """Write values of dtype `source` through a view, all of them or those under the mask `where`."""
     memory = memory_of(dst)
     if kind(dst) == "vector":
-        rows = Rows(dst, ins)
+        rows = IndexedRows(dst, ins)
         if rows.has_duplicates():
             warn("scatter-dup", f"{ins.public}: equal indices in a scatter; the last one wins here")
         rows.store(dtypes.convert(values, source, dst.dtype))
@@ -138,7 +138,7 @@ def transfer(dst: np.ndarray, src: np.ndarray, source: DType, target: DType) -> 
 
 def fetch(src: Any) -> tuple[np.ndarray, Any]:
     """The elements of a source, and a mask of those in bounds if some are not."""
-    if not isinstance(src, Rows):
+    if not isinstance(src, IndexedRows):
         return src, None
     valid = src.valid.reshape(-1, *(1,) * (len(src.shape) - 1))
     return src.load(), None if src.complete else np.broadcast_to(valid, src.shape)

@@ -7,6 +7,7 @@ from math import prod
 from typing import NoReturn
 
 from ..errors import error
+from ..ir.caches import LRUCache
 from ..ir.context import current, warn
 from ..ir.layout import Int, is_int
 from ..ir.tensor import NkiTensor, Template, whole
@@ -16,8 +17,7 @@ from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF, MemoryRegion
 
 # (platform, shape, types of its entries, dtype, buffer) -> what to allocate
-_CHECKED: dict[tuple, Template] = {}
-_CHECKED_LIMIT = 1 << 16
+_CHECKED: LRUCache[tuple, Template] = LRUCache(1 << 16)
 
 
 def allocate(
@@ -42,9 +42,7 @@ def allocate(
             checked.shape, checked.dtype, buffer, core.machine
         )
         if key is not None and quiet:  # a warning is repeated at the next line that allocates
-            if len(_CHECKED) >= _CHECKED_LIMIT:
-                _CHECKED.clear()
-            _CHECKED[key] = checked
+            _CHECKED.put(key, checked)
     sizes, resolved = checked.shape, checked.dtype
     if name.__class__ is not str:
         name = _check_name(function, name)

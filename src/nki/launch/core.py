@@ -7,6 +7,7 @@ options alone, so it is cached per signature.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from ..backends.reference.memories import Memories
 from ..errors import Site, error, user_site
+from ..ir.caches import LRUCache
 from ..ir.context import _local, current
 from ..ir.engine_state import EngineState
 from ..ir.instruction import Instruction, NkiInstruction, ProgramPosition
@@ -33,8 +35,7 @@ if TYPE_CHECKING:
 
 Sink = Callable[[Instruction], None]
 
-_VALIDATIONS: dict[str, dict[tuple, Validation]] = {}
-_VALIDATION_LIMIT = 1 << 16
+_VALIDATIONS: dict[str, LRUCache[tuple, Validation]] = defaultdict(lambda: LRUCache(1 << 16))
 
 
 class Validation:
@@ -82,7 +83,7 @@ class Core:
         self.launch = launch
         self.state = state
         self.index = state.index
-        self.validations = _VALIDATIONS.setdefault(launch.machine.name, {})
+        self.validations = _VALIDATIONS[launch.machine.name]
         self.recorder: Recorder | None = None  # while tracing
         self.sinks: list[Sink] = []
         self.counts = Counts()
@@ -124,9 +125,7 @@ class Core:
             chosen, OperandAccess.of(instruction), shifted_pairs(instruction), bool(warnings)
         )
         if key is not None:
-            if len(self.validations) >= _VALIDATION_LIMIT:
-                self.validations.clear()
-            self.validations[key] = validation
+            self.validations.put(key, validation)
         return validation
 
     def has_warned(self, validation: Validation, site: Site | None) -> bool:

@@ -116,7 +116,7 @@ def test_the_platform_and_each_of_its_numbers_is_part_of_the_content():
     assert len(set(keys)) == 3
 
 
-def test_where_a_tile_is_placed_and_what_is_an_argument_count():
+def test_addresses_and_parameters_are_part_of_the_content():
     program = traced()
     changed = []
     for name, value in (("address", (0, 64)), ("parameter", True), ("loop", 1)):
@@ -138,9 +138,9 @@ def test_planning_the_same_program_again_gives_the_same_plan():
     """Whatever the addresses of its objects: sums have the same order in every process."""
     for seed in range(0, 120, 4):
         program, _ = program_of(seed, 0.15, 1, "trn2")
-        plans, kept = [], []
+        plans, objects = [], []
         for size in (1, 7, 50):
-            kept.append([object() for _ in range(size)])
+            objects.append([object() for _ in range(size)])
             plans.append(new_plan(program))
         assert plans[0] == plans[1] == plans[2], seed
 
@@ -180,7 +180,7 @@ def test_a_kernel_whose_python_runs_at_every_call_is_planned_once(monkeypatch):
     assert (cache.plans.plans.hits, cache.plans.plans.misses) == (1, 1)
 
 
-def test_plans_weigh_what_their_operands_are():
+def test_the_weight_of_a_plan_is_the_number_of_its_operands():
     content, other = Content(lower(traced())), Content(lower(traced(columns=128)))
     plan = new_plan(traced())
     known = PlanCache()

@@ -47,7 +47,7 @@ def test_a_plan_as_data(capsys):
 
 
 @pytest.mark.parametrize("lnc", ["1", "2"])
-def test_what_stays_single_is_said_and_why(capsys, tmp_path, lnc):
+def test_text_lists_instructions_that_stay_single_and_why(capsys, tmp_path, lnc):
     script = tmp_path / "prints.py"
     script.write_text(
         "import nki, nki.isa as nisa, nki.language as nl\n\n\n@nki.jit\ndef shows(x):\n"

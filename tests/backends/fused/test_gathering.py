@@ -1,4 +1,4 @@
-"""Tiles that are written in parts: whoever multiplies one of the parts takes it from where it was made."""
+"""Tiles that are written in parts: a product of one part reads it where it was computed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def on_trn2():
 
 
 def turned_in_parts(columns, also_stored=False):
-    """left @ right: tiles of left are turned side by side into one tile, whose parts are multiplied."""
+    """left @ right: tiles of left are transposed side by side into one tile, whose parts are multiplied."""
 
     @nki.jit
     def kernel(left, right):
@@ -29,20 +29,20 @@ def turned_in_parts(columns, also_stored=False):
         copy = nl.ndarray((128, depth), nl.float32, buffer=nl.shared_hbm) if also_stored else None
         tile = nl.ndarray((rows, depth), nl.float32)
         nisa.dma_copy(tile, left)
-        turned, sums = (nl.ndarray((128, n), nl.float32, buffer=nl.psum) for n in (depth, right.shape[1]))
+        transposed, sums = (nl.ndarray((128, n), nl.float32, buffer=nl.psum) for n in (depth, right.shape[1]))
         for k in range(0, depth, 128):
-            nisa.nc_transpose(turned[:, k : k + 128], tile[:, k : k + 128])
-        kept = nl.ndarray((128, depth), nl.float32)
-        nisa.tensor_copy(kept, turned)
+            nisa.nc_transpose(transposed[:, k : k + 128], tile[:, k : k + 128])
+        copied = nl.ndarray((128, depth), nl.float32)
+        nisa.tensor_copy(copied, transposed)
         for k in range(0, depth - 127, columns):
             moving = nl.ndarray((128, right.shape[1]), nl.float32)
             nisa.dma_copy(moving, right[k : k + 128])
-            nisa.nc_matmul(sums, kept[:, k : k + 128], moving)
+            nisa.nc_matmul(sums, copied[:, k : k + 128], moving)
         result = nl.ndarray((rows, right.shape[1]), nl.float32)
         nisa.tensor_copy(result, sums)
         nisa.dma_copy(out, result)
         if also_stored:
-            nisa.dma_copy(copy, kept)
+            nisa.dma_copy(copy, copied)
             return out, copy
         return out
 
@@ -56,13 +56,13 @@ def steps_of(program):
     return {name for step in found for name in step}
 
 
-def test_a_part_is_multiplied_where_it_was_before_it_was_turned():
+def test_a_product_reads_a_part_before_its_transposition():
     program, arrays = turned_in_parts(128)
     assert steps_of(program) == {"product"}
     assert assert_agrees(program, arrays, exact=True)
 
 
-def test_what_somebody_else_reads_is_gathered():
+def test_a_tile_with_another_reader_is_gathered():
     program, arrays = turned_in_parts(128, also_stored=True)
     assert {"product", "nc_transpose"} <= steps_of(program)
     assert assert_agrees(program, arrays, exact=True)

@@ -1,4 +1,4 @@
-"""The kernels of the library through plans: the examples of their docstrings, and products of trnblas."""
+"""Kernels of the library on the fused backend: the examples of their docstrings, and products of trnblas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUILT = [k for k in catalogue.kernels() if k.is_built and not inspect.isclass(k.
 
 @pytest.fixture
 def checked(monkeypatch):
-    """Every call of a kernel also goes both ways; how many did, and how many had no plan."""
+    """Compare the backends at every call of a kernel; return for each whether it had a plan."""
     programs = []
     run_call = Kernel.run_call
 
@@ -46,17 +46,17 @@ def example_of(kernel):
 
 
 @pytest.mark.parametrize("kernel", BUILT, ids=lambda k: k.name)
-def test_a_kernel_of_the_library_gives_the_same(kernel, checked):
-    said: list[str] = []
+def test_a_kernel_of_the_library_agrees_with_the_reference(kernel, checked):
+    printed: list[str] = []
     with target("trn2"):
-        done = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example_of(kernel), out=said.append)
-    assert done.failed == 0, "".join(said)
+        done = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example_of(kernel), out=printed.append)
+    assert done.failed == 0, "".join(printed)
     if not checked:
         pytest.skip("its example calls no kernel by itself")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_a_product_of_trnblas_gives_the_same(dtype, checked):
+def test_a_product_of_trnblas_agrees_with_the_reference(dtype, checked):
     pytest.importorskip("torch")
     from trnblas.nki.gemm import gemm_kernel
 

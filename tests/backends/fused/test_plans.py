@@ -72,28 +72,28 @@ def test_a_matmul_of_many_tiles_is_one_product_without_copies(kernel):
 
 
 @nki.jit
-def turned_products(x):
-    """x @ x.T by tiles that TensorE turns over: two products that wait for each other are two stages."""
+def transposed_products(x):
+    """x @ x.T by tiles that TensorE transposes: a product that depends on another is in the next stage."""
     out = nl.ndarray((128, 128), nl.float32, buffer=nl.shared_hbm)
-    tile, turned = nl.ndarray((128, 128), nl.float32), nl.ndarray((128, 128), nl.float32)
+    tile, transposed = nl.ndarray((128, 128), nl.float32), nl.ndarray((128, 128), nl.float32)
     nisa.dma_copy(tile, x)
     psum = nl.ndarray((128, 128), nl.float32, buffer=nl.psum)
     nisa.nc_transpose(psum, tile)
-    nisa.tensor_copy(turned, psum)
+    nisa.tensor_copy(transposed, psum)
     first = nl.ndarray((128, 128), nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(first, turned, turned)
+    nisa.nc_matmul(first, transposed, transposed)
     once = nl.ndarray((128, 128), nl.float32)
     nisa.activation(once, nl.relu, first)
     second = nl.ndarray((128, 128), nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(second, once, turned)
+    nisa.nc_matmul(second, once, transposed)
     nisa.tensor_copy(tile, second)
     nisa.dma_copy(out, tile)
     return out
 
 
-def test_a_transpose_is_folded_into_the_product_that_reads_it():
+def test_a_transpose_is_fused_into_the_product_that_reads_it():
     x = np.random.default_rng(2).integers(-2, 3, (128, 128)).astype(np.float32)
-    program = turned_products.trace(x)
+    program = transposed_products.trace(x)
     assert assert_agrees(program, [x], exact=True)
     steps = plan_of(lower(program), forced=True).cores[0].steps
     assert [getattr(step, "kind", "product") for step in steps] == ["product", "compute", "product"]
@@ -124,7 +124,7 @@ def chosen_weights(x, weights, which):
     return out
 
 
-def test_products_of_what_is_addressed_at_run_time_stay_apart_and_are_not_planned():
+def test_products_of_tiles_with_run_time_addresses_are_not_planned():
     rng = np.random.default_rng(3)
     x, weights = rng.integers(-2, 3, (4096, 128)), rng.integers(-2, 3, (4096, 1024))
     arrays = [x.astype(np.float32), weights.astype(np.float32), np.array([[512]], np.int32)]
@@ -180,7 +180,7 @@ def shifts(x, count):
     nisa.dma_copy(x, tile)
 
 
-def test_an_error_that_the_data_makes_is_the_same():
+def test_an_error_about_values_is_the_same_as_the_reference():
     arrays = [np.ones((4, 8), np.int32), np.full((4, 1), -1, np.int32)]
     program = shifts.trace(*arrays)
     assert outcome(program, arrays, "fused") == outcome(program, arrays, "reference")
@@ -223,7 +223,7 @@ def test_calls_of_several_threads_share_a_plan_and_not_its_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_calls_in_the_middle_of_one_plan_have_memory_of_their_own(monkeypatch, shared):
+def test_concurrent_calls_of_one_plan_have_memory_of_their_own(monkeypatch, shared):
     """With one memory for both, what one call has packed would be another's: this test would see it."""
     monkeypatch.setenv("OPEN_NKI_EXECUTOR", "fused")
     monkeypatch.setenv("OPEN_NKI_THREADS", "1")

@@ -1,4 +1,4 @@
-"""Two cores of a plan: side by side where neither needs what the other writes, and else in turns."""
+"""Two cores of a plan: in parallel where neither needs what the other writes, else in turns."""
 
 from __future__ import annotations
 
@@ -88,18 +88,18 @@ def test_cores_are_independent_where_neither_needs_the_other(kernel, independent
 def test_independent_cores_run_at_the_same_time_and_give_the_same_bits(monkeypatch):
     given, inside = arrays(), []
     program = halves[2].trace(*given)
-    meeting = threading.Barrier(2, timeout=60)
+    barrier = threading.Barrier(2, timeout=60)
     run = PlanRunner.run
 
     def met(self):
         inside.append(self.core.index)
-        meeting.wait()  # both are here before either goes on
+        barrier.wait()  # both are here before either continues
         run(self)
 
     alone = outcome(program, given, "fused", OPEN_NKI_THREADS="1")
     monkeypatch.setattr(PlanRunner, "run", met)
     both = outcome(program, given, "fused", OPEN_NKI_THREADS="2")
-    assert sorted(inside) == [0, 1] and not meeting.broken
+    assert sorted(inside) == [0, 1] and not barrier.broken
     assert alone[0][0].tobytes() == both[0][0].tobytes()
 
 
@@ -121,7 +121,7 @@ def test_cores_that_need_too_much_memory_together_take_turns(monkeypatch):
     assert seen == [0, 1] and found[0][0].tobytes() == wanted[0][0].tobytes()
 
 
-def test_an_error_of_one_core_is_told_as_when_they_take_turns(monkeypatch):
+def test_an_error_of_one_core_is_raised_as_when_cores_take_turns(monkeypatch):
     given = arrays()
     program = halves[2].trace(*given)
     wanted = outcome(program, given, "reference")

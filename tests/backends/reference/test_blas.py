@@ -48,7 +48,7 @@ def test_adding_a_product_gives_the_bits_of_numpys_product_and_sum(k, m, n, slac
 
 
 @pytest.mark.usefixtures("sgemm")
-def test_infinities_and_nans_come_out_as_in_numpy():
+def test_infinities_and_nans_equal_those_of_numpy():
     rng = np.random.default_rng(0)
     left, right, dst = matrix(rng, 8, 4), matrix(rng, 8, 6), matrix(rng, 4, 6)
     left[0, 0], right[1, 2], dst[3, 3] = np.inf, np.nan, -np.inf
@@ -58,7 +58,7 @@ def test_infinities_and_nans_come_out_as_in_numpy():
     np.testing.assert_array_equal(dst, expected)
 
 
-def test_what_blas_cannot_take_is_left_to_numpy():
+def test_numpy_multiplies_matrices_that_blas_cannot_take():
     rng = np.random.default_rng(0)
     left, right, dst = matrix(rng, 8, 4), matrix(rng, 8, 6), matrix(rng, 4, 6)
     before = dst.copy()

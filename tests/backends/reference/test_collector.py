@@ -21,7 +21,7 @@ def threshold():
     gc.set_threshold(*before)
 
 
-def test_a_kernel_raises_the_threshold_and_gives_it_back(threshold):
+def test_a_kernel_raises_the_threshold_and_restores_it(threshold):
     seen = []
 
     @nki.jit
@@ -29,12 +29,12 @@ def test_a_kernel_raises_the_threshold_and_gives_it_back(threshold):
         seen.append(gc.get_threshold())
         return nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
 
-    with pytest.warns(UserWarning):  # nobody wrote the result
+    with pytest.warns(UserWarning):  # the result is never written
         kernel(X)
     assert seen == [(YOUNG, *threshold[1:])] and gc.get_threshold() == threshold
 
 
-def test_the_threshold_comes_back_after_an_error(threshold):
+def test_the_threshold_is_restored_after_an_error(threshold):
     @nki.jit
     def kernel(x):
         raise ValueError("stop")
@@ -44,7 +44,7 @@ def test_the_threshold_comes_back_after_an_error(threshold):
     assert gc.get_threshold() == threshold
 
 
-def test_nested_uses_give_it_back_once(threshold):
+def test_nested_uses_restore_the_threshold_once(threshold):
     with fewer_collections():
         with fewer_collections():
             pass
@@ -53,7 +53,7 @@ def test_nested_uses_give_it_back_once(threshold):
 
 
 @pytest.mark.parametrize("chosen", [0, 10 * YOUNG])
-def test_what_a_user_chose_is_left_alone(chosen):
+def test_a_threshold_that_the_user_set_is_not_changed(chosen):
     gc.set_threshold(chosen, 10, 10)
     with fewer_collections():
         assert gc.get_threshold() == (chosen, 10, 10)

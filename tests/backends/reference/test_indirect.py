@@ -124,7 +124,7 @@ def test_scatter_and_gather_of_rows_equal_the_definition(access, seed):
     np.testing.assert_array_equal(gathered.reshape(len(ids), -1), fetched)
 
 
-def test_of_equal_indices_the_last_row_wins_and_the_kernel_is_told():
+def test_of_equal_indices_the_last_row_wins_with_a_warning():
     values = f32(5, 3)
 
     def body(x, ids, values):
@@ -406,7 +406,7 @@ def test_a_skipped_load_leaves_a_fresh_tile_unwritten():
     assert seen == ["uninitialised"]
 
 
-def test_a_matmul_takes_moved_operands_and_destinations():
+def test_a_matmul_takes_operands_and_destinations_with_run_time_offsets():
     def body(s, m, number):
         where = to_tile(number, nl.sbuf)
         stationary, moving = to_tile(s, nl.sbuf), to_tile(m, nl.sbuf)

@@ -89,7 +89,7 @@ def test_what_was_not_written_stays_poison():
     np.testing.assert_array_equal(run(body)[0], wanted)
 
 
-# ---- reading what nobody wrote -------------------------------------------------------------------
+# ---- reading what was never written --------------------------------------------------------------
 
 
 def test_reading_a_fresh_tile_is_a_diagnostic_that_names_tile_and_lines():
@@ -281,7 +281,7 @@ def test_partition_starts_are_physical():
     assert (values[64:96] == 5).all() and (values[:64] == 1).all() and (values[96:] == 1).all()
 
 
-def test_a_new_tensor_at_the_same_place_finds_the_old_contents():
+def test_a_new_tensor_at_the_same_address_reads_the_old_contents():
     def body():
         fill(placed((4, 2)), 7.0)
         gc.collect()  # the first tensor is gone, its bytes are not
@@ -343,7 +343,7 @@ def test_neighbours_in_other_partitions_or_columns_are_not_stale():
     assert set(run(body)[1]) <= {"start-partition"}
 
 
-def test_interleaved_columns_belong_to_who_wrote_them():
+def test_interleaved_columns_belong_to_the_tensor_that_wrote_them():
     def body():
         a, b = placed((4, 8)), placed((4, 8))
         sink = nl.ndarray((4, 4), nl.float32)
@@ -379,7 +379,7 @@ def test_sixteen_tensors_on_four_slots():
     assert kinds == [] and all((values == i).all() for i, values in enumerate(sums))
 
 
-def test_a_write_looks_only_at_tensors_that_hold_bytes_there():
+def test_a_write_checks_only_tensors_that_hold_bytes_there():
     """Lists of thousands of tensors on a few slots are common; only the last writers matter."""
 
     def body():
@@ -570,7 +570,7 @@ ODD = np.array([[1.00001, -3.14159, 0.1, 100.3]], np.float32).repeat(4, 0)
 
 @pytest.mark.parametrize("address", [None, (0, 64)], ids=["automatic", "placed"])
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_narrow_floats_keep_float32_values(wide, dtype, address):
+def test_narrow_floats_hold_float32_values(wide, dtype, address):
     def body(x):
         source = nl.ndarray((4, 4), nl.float32)
         nisa.dma_copy(source, x)
@@ -877,20 +877,20 @@ def test_a_loop_of_tiles_takes_no_more_bytes_than_a_few():
     assert peak(1000) - peak(100) < 3_000_000  # the recorded program; 900 tiles have 29 MB
 
 
-def test_kept_tiles_live_and_dropped_ones_do_not():
+def test_tiles_with_references_live_and_dropped_ones_do_not():
     def body():
         running().read_back()  # from now on each instruction runs as it is issued
-        kept = [fill(nl.ndarray((4, 4), nl.float32), float(i)) for i in range(20)]
+        held = [fill(nl.ndarray((4, 4), nl.float32), float(i)) for i in range(20)]
         with_kept = live_memories()
-        views = [tile[0:1] for tile in kept]
-        del kept
+        views = [tile[0:1] for tile in held]
+        del held
         with_views = live_memories()
         values = [np.asarray(view)[0, 0] for view in views]
         del views
         return with_kept, with_views, live_memories(), values
 
-    (kept, viewed, dropped, values), _ = run(body)
-    assert kept == viewed == dropped + 20 and values == list(range(20))
+    (held, viewed, dropped, values), _ = run(body)
+    assert held == viewed == dropped + 20 and values == list(range(20))
 
 
 def test_the_pool_of_freed_tiles_is_bounded():

@@ -34,7 +34,7 @@ def on_trn2():
         yield
 
 
-def run_there(kernel, *args, **kwargs):
+def run_on_its_device(kernel, *args, **kwargs):
     """Run a call on the device of its tensors; a list of what it returns, or why it does not run there."""
     call = kernel.prepare(args, kwargs)
     tensors = [tensor.value for tensor in call.arguments.tensors]
@@ -51,9 +51,9 @@ def factors(dtype, device, k=300, m=260, n=1100):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kernel", kernels.STEPS[1:], ids=lambda k: k.__name__)
 @on_every_device
-def test_a_matmul_runs_where_its_tensors_are_and_gives_the_bits_of_the_host(kernel, dtype, device):
+def test_a_matmul_runs_on_the_device_of_its_tensors_with_the_bits_of_the_host(kernel, dtype, device):
     tensors = factors(dtype, device)
-    (found,) = run_there(kernel, *tensors)
+    (found,) = run_on_its_device(kernel, *tensors)
     assert found.device.type == device and found.dtype == dtype
     assert torch.equal(found.cpu(), kernel(*(tensor.cpu() for tensor in tensors)))
 
@@ -77,14 +77,14 @@ def library_cases():
 
 @pytest.mark.parametrize("number", range(2), ids=["attention", "mlp"])
 @on_every_device
-def test_kernels_of_the_library_run_there_from_end_to_end(number, device, monkeypatch):
+def test_kernels_of_the_library_run_on_the_device_from_end_to_end(number, device, monkeypatch):
     def refuse(runner, step, arrays, why):
         raise AssertionError(f"{step.node.instruction.public}: {why}")
 
     monkeypatch.setattr(_DeviceRunner, "_on_host", refuse)
     _, kernel, tensors, options = list(library_cases())[number]
     there = [tensor.to(device) for tensor in tensors]
-    (found,) = run_there(kernel, *there, **options)
+    (found,) = run_on_its_device(kernel, *there, **options)
     with nki.options(executor="reference"):
         wanted = kernel(*tensors, **options)
     found = found[0] if isinstance(found, (tuple, list)) else found
@@ -130,53 +130,53 @@ def scanned(x, y):
 
 
 @on_every_device
-def test_tensors_that_are_no_dense_rows_are_read_right(device):
+def test_tensors_without_dense_rows_are_read_correctly(device):
     left, right = factors(torch.float32, device)
-    turned = left.T.contiguous().T
-    (found,) = run_there(kernels.tiled, turned, right)
+    transposed = left.T.contiguous().T
+    (found,) = run_on_its_device(kernels.tiled, transposed, right)
     assert torch.equal(found, left.T @ right)
 
 
 @on_every_device
 def test_a_part_of_a_larger_tensor_is_read_where_it_is(device):
     whole = torch.arange(96, dtype=torch.float32, device=device).reshape(3, 4, 8)
-    (found,) = run_there(twice, whole[1])
+    (found,) = run_on_its_device(twice, whole[1])
     assert torch.equal(found, 2 * whole[1])
 
 
 @on_every_device
 def test_keywords_in_another_order_find_their_parameters(device):
     x, y = torch.ones(4, 8, device=device), torch.full((4, 8), 3.0, device=device)
-    (found,) = run_there(add_to, y=y, x=x)
+    (found,) = run_on_its_device(add_to, y=y, x=x)
     assert found is x and (x == 4).all() and (y == 3).all()
 
 
 @on_every_device
-def test_an_argument_that_is_written_changes_and_its_version_counts(device):
+def test_a_written_argument_changes_and_its_version_increases(device):
     base = torch.ones(8, 4, device=device)
     x, y, version = base.T, torch.ones(4, 8, device=device), base._version
-    (found,) = run_there(add_to, x, y)
+    (found,) = run_on_its_device(add_to, x, y)
     assert found is x and (base == 2).all() and base._version > version
 
 
 def test_an_argument_that_shares_its_memory_is_not_written_there():
     x = torch.ones(4, 8)
-    assert run_there(add_to, x, x) == "it writes an argument that may not be written"
+    assert run_on_its_device(add_to, x, x) == "it writes an argument that may not be written"
 
 
 @on_every_device
-def test_an_instruction_without_a_form_goes_through_the_host_and_says_so_once(device, monkeypatch):
+def test_an_unsupported_instruction_runs_on_the_host_and_warns_once(device, monkeypatch):
     monkeypatch.setattr("nki.backends.torch.runner._warned", set())
     x, y = torch.rand(4, 8, device=device), torch.rand(4, 8, device=device)
-    with pytest.warns(nki.NkiWarning, match="tensor_tensor_scan has no form"):
-        (found,) = run_there(scanned, x, y)
-    (again,) = run_there(scanned, x, y)  # warnings are errors here
+    with pytest.warns(nki.NkiWarning, match="tensor_tensor_scan is not supported"):
+        (found,) = run_on_its_device(scanned, x, y)
+    (again,) = run_on_its_device(scanned, x, y)  # warnings are errors here
     assert torch.equal(found.cpu(), scanned(x.cpu(), y.cpu())) and torch.equal(found, again)
 
 
-def test_what_is_said_about_shapes_is_said_there_too():
+def test_warnings_about_shapes_are_given_on_a_device_too():
     @nki.jit
-    def kept(x):
+    def unwritten(x):
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
         tile = nl.ndarray(x.shape, x.dtype)
         nisa.dma_copy(tile, x)
@@ -185,13 +185,13 @@ def test_what_is_said_about_shapes_is_said_there_too():
 
     x = torch.ones(4, 8)
     with pytest.warns(nki.NkiWarning, match="private HBM"):
-        (found,) = run_there(kept, x)
+        (found,) = run_on_its_device(unwritten, x)
     assert torch.equal(found, x)
 
 
 def test_the_gradient_of_a_result_is_an_error_as_on_the_host():
     x = torch.ones(4, 8, requires_grad=True)
-    (found,) = run_there(twice, x)
+    (found,) = run_on_its_device(twice, x)
     assert found.requires_grad
     with pytest.raises(nki.NkiError, match="gradient|backward"):
         found.sum().backward()
@@ -201,7 +201,7 @@ def test_threads_share_a_plan_and_not_its_memory():
     found, inputs = {}, [torch.full((16, 32), float(i)) for i in range(6)]
 
     def work(i):
-        found[i] = [run_there(twice, inputs[i])[0] for _ in range(5)]
+        found[i] = [run_on_its_device(twice, inputs[i])[0] for _ in range(5)]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
     for thread in threads:
@@ -211,12 +211,12 @@ def test_threads_share_a_plan_and_not_its_memory():
     assert all((t == 2.0 * i).all() for i in range(6) for t in found[i])
 
 
-def test_float32_products_are_exact_again_whatever_was_set():
+def test_the_tf32_setting_of_the_user_is_restored():
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
         left, right = factors(torch.float32, "cpu")
-        run_there(kernels.tiled, left, right)
+        run_on_its_device(kernels.tiled, left, right)
         assert torch.backends.cuda.matmul.allow_tf32
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
@@ -246,18 +246,18 @@ def test_torch_tensors_come_back_from_the_device_of_the_options(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "tpu"])
-def test_a_device_that_there_is_not_is_an_error(name):
+def test_an_unknown_device_is_an_error(name):
     with pytest.raises(nki.NkiError, match="torch-cpu"), nki.options(device=name):
         pass
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu_is_an_error_that_says_so():
+def test_device_cuda_without_a_gpu_is_an_error():
     with nki.options(device="cuda"), pytest.raises(nki.NkiError, match="finds no GPU"):
         twice(np.ones((4, 8), np.float32))
 
 
-def test_jax_arrays_travel_through_torch():
+def test_jax_arrays_run_through_torch():
     jax = pytest.importorskip("jax")
     from nki.frameworks.jax import through_torch
 

@@ -1,17 +1,15 @@
-"""Plans: a Program as a few large operations (docs/performance.md).
+"""The fused backend: a Program as a few large matrix products (docs/performance.md).
 
-values      what each instruction writes is a value that never changes; who reads it, and where it lies
-storages    which storages are followed so, and which stay memory that is written in place
-kinds       what all instructions of one signature have in common
+storages    which storages are tracked, and which stay memory that is written in place
+values      SSA values: what each instruction writes, and where its elements lie
 tiles       which values a tile's memory holds
-tracking    goes through a core's instructions and finds the values each of them reads and makes
-folding     copies, sums of products and stores that need no instruction of their own
-products    tile products of one stage that make up a large one
-stages      the order of everything, and where in one array the values lie
-settling    everything in numbers: `steps`, what a finished plan says
-content     the key of a program's content; plans are kept under it: `keeping`, `files` (in `writing`'s form)
-planner     all of this together: `plan_of(program)`
+tracking    makes the dataflow nodes of a core's instructions
+fusion      removes copies, sums of products and stores that need no instruction of their own
+products    merges the tile products of one stage into large ones
+stages      the order of all nodes, and the address of every value in the arena
+emission    turns nodes into `steps`, which are numbers alone
+planner     all of this together: `plan_of`; `cache`: equal programs share a plan
 describing  a plan as data and as text: `nki plan`
-running     runs a plan on numpy arrays; what it does not understand goes to the numpy executor
-threads     the parts of a step side by side; `arrays`: memory of earlier runs
+runner      runs a plan on numpy arrays, with `threads` and a pool of `arrays`
+backend     the backend itself
 """

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.instruction import Instruction
 from ...ir.layout import Shape
 from ...ir.program import Diagnostic, Loop
 from ...ir.view import View
 from ...machine import dtypes
 from ...machine.dtypes import DType, bfloat16, f32
 from ..lowered import Lowered
+from ..protocol import ExecutingCore
 from ..reference.backend import run_loop
 from ..reference.memory import FULL, aligned
 from .arrays import pool
@@ -29,7 +31,7 @@ from .threads import run_parts
 class PlanRunner:
     """Runs one core's part of a plan."""
 
-    def __init__(self, plan: FusedPlan, lowered: Lowered, core: Any, threads: int):
+    def __init__(self, plan: FusedPlan, lowered: Lowered, core: ExecutingCore, threads: int):
         self.plan, self.lowered, self.core = plan, lowered, core
         self.part = plan.cores[core.index]
         self.items = lowered.items[core.index]
@@ -116,7 +118,9 @@ class PlanRunner:
             for target, source in step.parts:
                 _copy_bits(self.array(target), self.array(source))
             return
-        instruction = self.core.instruction = self.items[step.item]
+        instruction = self.items[step.item]
+        assert not isinstance(instruction, Loop)
+        self.core.instruction = instruction
         if step.kind == "memory":
             self.core.executor(instruction)
         elif step.kind == "move":
@@ -124,7 +128,7 @@ class PlanRunner:
         else:
             self._compute(step, instruction)
 
-    def _move(self, step: InstructionStep, instruction: Any) -> None:
+    def _move(self, step: InstructionStep, instruction: Instruction) -> None:
         operands = instruction.operands()
         ((index, source),) = step.reads
         src = self._input(source, operands[index], False)
@@ -152,7 +156,7 @@ class PlanRunner:
             return self.array(output.target)
         return self.memories[view.storage].write(view)  # type: ignore[no-any-return]
 
-    def _compute(self, step: InstructionStep, instruction: Any) -> None:
+    def _compute(self, step: InstructionStep, instruction: Instruction) -> None:
         operands = instruction.operands()
         arrays: list[Any] = list(operands)
         written: Any = step.written

@@ -14,7 +14,7 @@ from ...errors import NkiError, error
 from ...ir.program import Loop
 from ...options import Options
 from ..lowered import Lowered, LoweredLoop, LoweredStep
-from ..protocol import ExecutionContext
+from ..protocol import ExecutingCore, ExecutionContext
 
 
 class ReferenceBackend:
@@ -36,7 +36,7 @@ class Unverified(Exception):
     """A loop would run more often than the kernel's Python was seen to allow."""
 
 
-def _run_core(core: Any, steps: Sequence[LoweredStep]) -> None:
+def _run_core(core: ExecutingCore, steps: Sequence[LoweredStep]) -> None:
     """Run the steps of a core; the memories of the parameters are there already."""
     try:
         _run_steps(core, steps)
@@ -48,13 +48,13 @@ def _run_core(core: Any, steps: Sequence[LoweredStep]) -> None:
         core.instruction = None
 
 
-def _run_steps(core: Any, steps: Sequence[LoweredStep]) -> None:
+def _run_steps(core: ExecutingCore, steps: Sequence[LoweredStep]) -> None:
     execute, free, report = core.run_one, core.memories.close, core.execution.diagnostics.report
     for diagnostics, item, frees in steps:
         for diagnostic in diagnostics:
             report(diagnostic)
-        if item.__class__ is LoweredLoop:
-            run_loop(core, item)  # type: ignore[arg-type]
+        if isinstance(item, LoweredLoop):
+            run_loop(core, item)
         else:
             core.instruction = item
             execute(item)
@@ -62,7 +62,7 @@ def _run_steps(core: Any, steps: Sequence[LoweredStep]) -> None:
             free(storage)
 
 
-def run_loop(core: Any, lowered: LoweredLoop) -> None:
+def run_loop(core: ExecutingCore, lowered: LoweredLoop) -> None:
     """Run the iterations of a dynamic loop, and count them."""
     loop, steps = lowered
     verified = core.execution.verified
@@ -78,14 +78,14 @@ def run_loop(core: Any, lowered: LoweredLoop) -> None:
     core.loop_sites[loop.number] = loop.site
 
 
-def _indices(core: object, loop: Loop) -> Iterable[int]:
+def _indices(core: ExecutingCore, loop: Loop) -> Iterable[int]:
     """Return the index of a loop in each iteration; bounds are read once, when the loop starts."""
     if not loop.is_while:
         return range(_bound(loop.lower), _bound(loop.upper), loop.step)
     return _while(core, loop)
 
 
-def _while(core: Any, loop: Loop) -> Iterable[int]:
+def _while(core: ExecutingCore, loop: Loop) -> Iterable[int]:
     limit = core.execution.options.max_iterations
     value, count = loop.lower.read(), 0
     while value != 0:

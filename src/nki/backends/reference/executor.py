@@ -14,7 +14,7 @@ from ...ir.instruction import Instruction
 from ...ir.layout import Shape
 from ...ir.view import View
 from ...machine import dtypes
-from .indirect import Rows, accumulate_columns, gather_columns, scalar_shift, scatter_columns
+from .indirect import IndexedRows, accumulate_columns, gather_columns, scalar_shift, scatter_columns
 from .memories import Memories
 
 
@@ -106,7 +106,7 @@ class Executor:
         memory = self.memories[view.storage]
         assert ind is not None
         if ind.kind == "vector":
-            return Rows(view, instruction)
+            return IndexedRows(view, instruction)
         if ind.kind == "tensor":
             columns = gather_columns(view, instruction)
             return dtypes.f32(columns, view.dtype) if widened else columns

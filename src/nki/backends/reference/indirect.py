@@ -66,7 +66,7 @@ def scalar_shift(view: View, instruction: Instruction) -> int | None:
 # ---- a vector of indices selects rows ------------------------------------------------------------
 
 
-class Rows:
+class IndexedRows:
     """The rows of an HBM tensor that a vector of indices selects; `valid`: which are in bounds."""
 
     def __init__(self, view: View, instruction: Instruction):

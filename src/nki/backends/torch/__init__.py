@@ -1,9 +1,10 @@
-"""Programs on torch tensors: on a GPU, or on the processor by the same code (docs/performance.md).
+"""The torch backend: Programs on torch tensors, on a GPU or on the CPU alike (docs/performance.md).
 
 lanes      an array for the operands of many equal instructions, which numpy's functions accept
-forms      the table of numpy's functions on tensors: what instructions mean is written once, for both
-grids      where an operand of each of them lies, as one strided or gathered part of memory
-schedule   which instructions are done together, and in what order
-steps      all of a program: its steps, and the memory of their values
+functions  the table of numpy's functions on tensors, so that instructions are defined once for both
+grids      the operands of many equal instructions as one strided or gathered part of memory
+schedule   which instructions run together, and in what order
+steps      the steps of a program, and the memory of their values
 runner     runs the steps on tensors
+backend    the backend itself
 """

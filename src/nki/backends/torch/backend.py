@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from ..protocol import ExecutionContext
 from .runner import run
 from .schedule import Refused
 from .steps import DevicePlan, device_plan_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TorchBackend:
@@ -71,7 +74,7 @@ def torch_device(name: str) -> Any:
     return torch.device(name if name.startswith("cuda") else "cpu")
 
 
-def _bytes(tensor: Any) -> np.ndarray:
+def _bytes(tensor: Tensor) -> np.ndarray:
     import torch
 
     return tensor.contiguous().view(torch.uint8).numpy().reshape(-1)

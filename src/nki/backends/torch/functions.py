@@ -8,13 +8,17 @@ float32 summation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from .lanes import FUNCTIONS, REDUCTIONS, UFUNCS, Lanes, Unsupported
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class _named:
@@ -30,18 +34,18 @@ class _named:
 def _rounded_once(name: str) -> Callable[..., Any]:
     """Return torch's function computed in float64 and rounded once."""
 
-    def form(torch: Any, *args: Any) -> Any:
+    def form(torch: ModuleType, *args: Any) -> Any:
         result = getattr(torch, name)(*(a.to(torch.float64) for a in args))
         return result.to(args[0].dtype)
 
     return form
 
 
-def _sign(torch: ModuleType, x: object) -> Any:
+def _sign(torch: ModuleType, x: Tensor) -> Any:
     return torch.where(torch.isnan(x), x, torch.sign(x))  # in torch the sign of NaN is 0
 
 
-def _mod(torch: ModuleType, a: object, b: Any) -> Any:
+def _mod(torch: ModuleType, a: Tensor, b: Tensor) -> Any:
     """Return the remainder with the sign of the divisor, bit for bit numpy's."""
     rest = torch.fmod(a, b)
     other = (rest != 0) & ((b < 0) != (rest < 0))
@@ -49,7 +53,7 @@ def _mod(torch: ModuleType, a: object, b: Any) -> Any:
     return torch.where(other, rest + b, torch.where(rest == 0, zero, rest))
 
 
-def _matmul(torch: ModuleType, a: object, b: object) -> Any:
+def _matmul(torch: ModuleType, a: Tensor, b: Tensor) -> Any:
     return torch.matmul(a, b)
 
 
@@ -110,13 +114,13 @@ UFUNCS.update(
 # ---- reductions ---------------------------------------------------------------------------------------
 
 
-def _prod(torch: ModuleType, x: object, dims: list[int], keep: bool) -> Any:
+def _prod(torch: ModuleType, x: Tensor, dims: list[int], keep: bool) -> Any:
     for dim in sorted(dims, reverse=True):
         x = torch.prod(x, dim, keepdim=keep)
     return x
 
 
-def _differences(torch: Any, x: Any, dims: list[int], keep: bool) -> Any:
+def _differences(torch: ModuleType, x: Tensor, dims: list[int], keep: bool) -> Any:
     """Return x0 - x1 - x2 - ..."""
     (dim,) = dims
     rest = x.narrow(dim, 1, x.shape[dim] - 1).sum(dim, keepdim=keep)
@@ -140,11 +144,14 @@ REDUCTIONS.update(
 # ---- functions that are not ufuncs ----------------------------------------------------------------
 
 
+Array = Lanes | np.ndarray | float  # what numpy's functions are called with
+
+
 def _among(*values: object) -> Lanes:
     return next(value for value in values if isinstance(value, Lanes))
 
 
-def _where(mask: Any, a: Any, b: Any) -> Any:
+def _where(mask: Array, a: Array, b: Array) -> Lanes:
     one = _among(mask, a, b)
     dtype = np.result_type(*(x.dtype if isinstance(x, Lanes) else x for x in (a, b)))
     rank = max(np.ndim(x) if not isinstance(x, Lanes) else x.ndim for x in (mask, a, b))
@@ -153,7 +160,7 @@ def _where(mask: Any, a: Any, b: Any) -> Any:
     return one.like(one.narrow(one.device.torch.where(picked, *tensors), dtype), dtype)
 
 
-def _copyto(target: Any, source: Any, where: Any = True) -> None:
+def _copyto(target: Array, source: Array, where: Array = True) -> None:
     if not isinstance(target, Lanes):
         raise Unsupported("a copy to the host")
     if where is True:
@@ -167,7 +174,7 @@ def _copyto(target: Any, source: Any, where: Any = True) -> None:
         target.tensor = chosen
 
 
-def _concatenate(parts: Any, axis: int = 0) -> Any:
+def _concatenate(parts: Sequence[Lanes], axis: int = 0) -> Lanes:
     one = _among(*parts)
     if any(not isinstance(part, Lanes) or part.dtype != one.dtype for part in parts):
         raise Unsupported("numpy.concatenate of different arrays")
@@ -175,7 +182,7 @@ def _concatenate(parts: Any, axis: int = 0) -> Any:
     return one.like(one.device.torch.cat([part.tensor for part in parts], dim), one.dtype)
 
 
-def _empty_like(array: Any, dtype: Any = None, shape: Any = None) -> Any:
+def _empty_like(array: Lanes, dtype: DTypeLike | None = None, shape: Sequence[int] | None = None) -> Lanes:
     target = np.dtype(dtype or array.dtype)
     held = array.held(target)
     size = array.shape if shape is None else shape
@@ -183,13 +190,13 @@ def _empty_like(array: Any, dtype: Any = None, shape: Any = None) -> Any:
     return Lanes(made, array.lead, target, array.device, lent=False)
 
 
-def _zeros_like(array: object, dtype: object = None, shape: object = None) -> Any:
+def _zeros_like(array: Lanes, dtype: DTypeLike | None = None, shape: Sequence[int] | None = None) -> Lanes:
     made = _empty_like(array, dtype, shape)
     made.tensor.zero_()
     return made
 
 
-def _broadcast_to(array: Any, shape: Any) -> Any:
+def _broadcast_to(array: Lanes, shape: Sequence[int]) -> Lanes:
     wide = array.reshape(*(1,) * (len(shape) - array.ndim), *array.shape)
     return array.like(wide.tensor.expand(*array.front, *shape), array.dtype)
 

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ...ir.storage import Storage
 from ...machine.dtypes import DType
 from ..fused.emission import locate
 from ..fused.values import Elements
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch import device as TorchDevice
 
 
 class OperandLayout(NamedTuple):
     """What the operands of one step have in common: memory (None: the arena), shape, strides and dtype."""
 
-    memory: Any
+    memory: Storage | str | None
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
     dtype: DType
@@ -54,14 +59,14 @@ class OperandGrid:
         """Return a shape of up to three dimensions in which the members are regular, or None."""
         return _factors(self.offsets, 3)
 
-    def index(self, torch: ModuleType, device: object) -> Any:
+    def index(self, torch: ModuleType, device: TorchDevice) -> Any:
         """Return the offsets as a tensor on a device."""
         found = self._index.get(device)
         if found is None:
             found = self._index[device] = torch.from_numpy(self.offsets).to(device)
         return found
 
-    def read(self, torch: Any, memory: Any, lead: tuple[int, ...]) -> Any:
+    def read(self, torch: ModuleType, memory: Tensor, lead: tuple[int, ...]) -> Any:
         """Return a tensor [*lead, *shape] of all members: a view where that is possible."""
         shape, strides = self.layout.shape, self.layout.strides
         front = self.regular(lead)
@@ -71,12 +76,12 @@ class OperandGrid:
         found = self._windows(memory)[self.index(torch, memory.device)]
         return found.reshape(*lead, *shape)
 
-    def write(self, torch: Any, memory: Any, values: Any) -> None:
+    def write(self, torch: ModuleType, memory: Tensor, values: Tensor) -> None:
         """Write a tensor [*lead, *shape] to the members."""
         shape = self.layout.shape
         self._windows(memory)[self.index(torch, memory.device)] = values.reshape(self.count, *shape)
 
-    def _windows(self, memory: Any) -> Any:
+    def _windows(self, memory: Tensor) -> Any:
         """Return a view of the memory with one row for every offset at which a member could begin."""
         shape = (int(self.offsets.max()) + 1, *self.layout.shape)
         return memory.as_strided(shape, (1, *self.layout.strides), memory.storage_offset())

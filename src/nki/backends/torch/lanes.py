@@ -3,7 +3,7 @@
 What an instruction means is written once, in its `compute`, with numpy's functions. Those hand over to an
 array of another kind (`__array_ufunc__`, `__array_function__`), and `Lanes` is one: a torch tensor with some
 dimensions in front that the instruction does not see, one element of them for each instruction of a step.
-So `compute` of one instruction does the work of all, on a GPU. `forms` is the table of numpy's functions.
+So `compute` of one instruction does the work of all, on a GPU. `functions` is the table of numpy's functions.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from math import prod
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch import device as TorchDevice
 
 
 class Unsupported(Exception):
@@ -27,7 +32,7 @@ class Device:
 
     CONSTANTS = 512  # cached
 
-    def __init__(self, torch: Any, where: Any):
+    def __init__(self, torch: ModuleType, where: TorchDevice):
         self.torch, self.where = torch, where
         self.constants = _constants.setdefault(where, {})
         self.doubts: list[Any] = []  # masks; if one is not empty, the host runs the program
@@ -87,11 +92,11 @@ class Lanes(NDArrayOperatorsMixin):
 
     __slots__ = ("tensor", "lead", "dtype", "device", "lent")
 
-    def __init__(self, tensor: Any, lead: int, dtype: np.dtype, device: Device, lent: bool = True):
+    def __init__(self, tensor: Tensor, lead: int, dtype: np.dtype, device: Device, lent: bool = True):
         self.tensor, self.lead, self.dtype, self.device = tensor, lead, dtype, device
         self.lent = lent  # its memory is shared: results are copied there
 
-    def like(self, tensor: object, dtype: np.dtype) -> Lanes:
+    def like(self, tensor: Tensor, dtype: np.dtype) -> Lanes:
         return Lanes(tensor, self.lead, dtype, self.device)
 
     # ---- properties of arrays --------------------------------------------------------------------
@@ -125,7 +130,7 @@ class Lanes(NDArrayOperatorsMixin):
         raise Unsupported(f"numpy.ndarray.{name}")
 
     def __bool__(self) -> bool:
-        raise Unsupported("Python looks at a value")
+        raise Unsupported("Python reads a value")
 
     __float__ = __int__ = __index__ = __bool__  # type: ignore[assignment]
 
@@ -193,7 +198,7 @@ class Lanes(NDArrayOperatorsMixin):
             return self.numbers()
         return self._to(self.numbers(), dtype)
 
-    def _to(self, tensor: Any, dtype: np.dtype) -> Any:
+    def _to(self, tensor: Tensor, dtype: np.dtype) -> Any:
         wider = _UNSIGNED.get(dtype)
         name = held_as(dtype) if wider is None else wider[0]
         if dtype not in _SAME and wider is None:
@@ -208,7 +213,7 @@ class Lanes(NDArrayOperatorsMixin):
             return self.copy() if copy else self
         return self.like(self.narrow(self.as_type(target), target), target)
 
-    def narrow(self, tensor: Any, dtype: np.dtype) -> Any:
+    def narrow(self, tensor: Tensor, dtype: np.dtype) -> Any:
         """Return a computed tensor as one that holds elements of `dtype`."""
         held = self.held(dtype)
         return tensor if tensor.dtype == held else tensor.to(held)
@@ -264,7 +269,7 @@ class Lanes(NDArrayOperatorsMixin):
 
     # ---- numpy's functions -----------------------------------------------------------------------
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         out = options.pop("out", None)
         if method == "__call__":
             result = self._call(ufunc, inputs, None if out is None else out[0], **options)
@@ -280,7 +285,9 @@ class Lanes(NDArrayOperatorsMixin):
             out[0].tensor = out[0].fitting(result)
         return out[0]
 
-    def _call(self, ufunc: Any, inputs: Sequence[Any], out: Any, dtype: Any = None, **options: Any) -> Lanes:
+    def _call(
+        self, ufunc: np.ufunc, inputs: Sequence[Any], out: Any, dtype: Any = None, **options: Any
+    ) -> Lanes:
         form = UFUNCS.get(ufunc)
         if form is None or options:
             raise Unsupported(f"numpy.{ufunc.__name__}")
@@ -304,7 +311,7 @@ class Lanes(NDArrayOperatorsMixin):
         return self.device.number(np.asarray(value, dtype)[()].item(), held)
 
     def _reduce(
-        self, ufunc: Any, array: Lanes, axis: Any = 0, keepdims: bool = False, dtype: Any = None
+        self, ufunc: np.ufunc, array: Lanes, axis: Any = 0, keepdims: bool = False, dtype: Any = None
     ) -> Lanes:
         form = REDUCTIONS.get(ufunc)
         if form is None or dtype is not None:
@@ -346,7 +353,7 @@ def _type(value: object) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def resolved(ufunc: Any, types: tuple, dtype: np.dtype | None) -> tuple[np.dtype, ...]:
+def resolved(ufunc: np.ufunc, types: tuple, dtype: np.dtype | None) -> tuple[np.dtype, ...]:
     """Return the dtypes in which numpy computes, and of the result."""
     types = tuple(np.dtype(np.bool_) if t is bool else t for t in types)
     if ufunc is np.matmul:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,18 +21,23 @@ from ...ir.engine_state import Accumulators, EngineState
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine import dtypes
-from ...machine.dtypes import f32
+from ...machine.dtypes import DType, f32
+from ...machine.machine import Machine
 from . import functions as functions  # fills the table
 from .grids import OperandGrid
 from .lanes import Device, Lanes, Unsupported, held_as
 from .steps import Batch, BatchedFactor, BatchedGemm, DevicePlan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch import device as TorchDevice
 
 
 class Diagnosed(Exception):
     """An instruction reports a diagnostic about values: the reference reports it, with lines."""
 
 
-def run(plan: DevicePlan, given: Mapping[Storage, Any], where: Any) -> dict[Storage, Any] | None:
+def run(plan: DevicePlan, given: Mapping[Storage, Any], where: TorchDevice) -> dict[Storage, Any] | None:
     """Run on the tensors of the parameters; return those of what is written, or None: run it on the host."""
     import torch
 
@@ -44,7 +49,7 @@ def run(plan: DevicePlan, given: Mapping[Storage, Any], where: Any) -> dict[Stor
         return None
 
 
-def part_of(tensor: Any, view: View) -> Any:
+def part_of(tensor: Tensor, view: View) -> Any:
     """Return the tensor of a view of a storage."""
     start = tensor.storage_offset() + view.offset
     return tensor.as_strided(tuple(view.shape), tuple(view.strides), start)
@@ -85,7 +90,7 @@ class _Core:
 
     index, pending_warnings, registers = 0, None, None
 
-    def __init__(self, machine: Any):
+    def __init__(self, machine: Machine):
         self.machine = machine
         self.engine_state = EngineState(0)
 
@@ -94,7 +99,7 @@ class _Core:
 
 
 class _DeviceRunner:
-    def __init__(self, torch: Any, plan: DevicePlan, given: Mapping[Storage, Any], where: Any):
+    def __init__(self, torch: ModuleType, plan: DevicePlan, given: Mapping[Storage, Any], where: TorchDevice):
         self.torch, self.plan, self.where = torch, plan, where
         self.device = Device(torch, where)
         self.core = _Core(plan.machine)
@@ -118,10 +123,10 @@ class _DeviceRunner:
             tensor.copy_(self.device.constant(poison))
         return tensor
 
-    def _held_dtype(self, dtype: Any) -> Any:
+    def _held_dtype(self, dtype: DType) -> Any:
         return getattr(self.torch, held_as(dtype.storage))
 
-    def _held(self, tensor: Any, storage: Storage) -> Any:
+    def _held(self, tensor: Tensor, storage: Storage) -> Any:
         wanted = self._held_dtype(storage.dtype)
         return tensor if tensor.dtype == wanted else tensor.view(wanted)
 
@@ -186,7 +191,7 @@ class _DeviceRunner:
             made.tensor.copy_(self.read(old, step.lead).reshape(made.tensor.shape))
         return made
 
-    def _copy(self, target: OperandGrid, values: Any) -> None:
+    def _copy(self, target: OperandGrid, values: Tensor) -> None:
         """Copy elements of one dtype."""
         lead = (target.count,)
         if target.regular(lead) is None:
@@ -248,7 +253,8 @@ class _DeviceRunner:
             _warned.add((self.where.type, name))
             emit_warning(
                 "device-copy",
-                f"{name} has no form on {self.where.type} ({why}): its tiles are copied to the host and back",
+                f"{name} is not supported on {self.where.type} ({why}): "
+                "its tiles are copied to the host and back",
                 instruction.site,
                 [],
                 None,
@@ -264,8 +270,10 @@ class _DeviceRunner:
                 state.vector = state.scalar = Accumulators(host_registers[j], opened.defined, opened.user)
             instruction.compute(*one)
         for i, _, _ in step.outputs:
-            to_device(arrays[i], copies[i])
-        if registers is not None:
+            written = copies[i]
+            assert written is not None
+            to_device(arrays[i], written)
+        if host_registers is not None:
             to_device(registers, host_registers)
 
     # ---- products --------------------------------------------------------------------------------
@@ -325,7 +333,7 @@ def to_host(lanes: Lanes, count: int) -> np.ndarray:
     return np.array(tensor.cpu().numpy()).view(lanes.dtype)
 
 
-def to_device(lanes: Lanes, values: Any) -> None:
+def to_device(lanes: Lanes, values: np.ndarray) -> None:
     held = values.view(np.int16) if lanes.dtype.name == "bfloat16" else values
     if held_as(held.dtype) != held.dtype.name:
         held = held.view(held_as(held.dtype))

@@ -29,7 +29,7 @@ def all_there(monkeypatch):
     """No step goes through the host; the newest machine, which has every operator."""
 
     def refuse(runner, step, arrays, why):
-        raise AssertionError(f"{step.node.instruction.public} has no form: {why}")
+        raise AssertionError(f"{step.node.instruction.public} is not supported: {why}")
 
     monkeypatch.setattr(_DeviceRunner, "_on_host", refuse)
     with target("trn3"):
@@ -193,7 +193,7 @@ def test_activation_functions_stay_within_two_units_of_the_last_place(op, device
     assert (np.abs(found - exact) <= 2 * np.spacing(np.abs(exact).astype(np.float32))).all()
 
 
-def test_a_value_out_of_the_range_of_a_function_goes_to_the_host_who_says_so(device):
+def test_a_value_out_of_the_range_of_a_function_is_reported_by_the_host(device):
     kernel = tiles_of(lambda dst, t: nisa.activation(dst, nl.log, t))
     x = np.full((N * P, F), 1e30, np.float32)
     assert torch_results(kernel.trace(x), [x], device) == "a diagnostic is to be reported"
@@ -218,7 +218,7 @@ def test_sums_on_the_side_of_an_activation(device):
     same(tiles_of(body), [np.random.default_rng(7).integers(-3, 4, (N * P, F)).astype(np.float32)], device)
 
 
-def test_registers_go_on_from_instruction_to_instruction(device):
+def test_registers_keep_their_values_between_instructions(device):
     def body(dst, t):
         total, other = nl.ndarray((P, 1), nl.float32), nl.ndarray((P, F), nl.float32)
         commands = nisa.reduce_cmd
@@ -281,11 +281,11 @@ def test_patterns_and_constants(dtype, device):
 @pytest.mark.parametrize("dtype", (nl.float32, nl.bfloat16, nl.int32), ids=str)
 def test_transposes_of_tiles(dtype, device):
     def body(dst, x):
-        turned = nl.ndarray((F, P), dtype, buffer=nl.psum if dtype != nl.int32 else nl.sbuf)
+        transposed = nl.ndarray((F, P), dtype, buffer=nl.psum if dtype != nl.int32 else nl.sbuf)
         engine = nisa.engine.tensor if dtype != nl.int32 else nisa.engine.vector
-        nisa.nc_transpose(turned, x, engine=engine)
+        nisa.nc_transpose(transposed, x, engine=engine)
         back = nl.ndarray((F, P), dtype)
-        nisa.tensor_copy(back, turned)
+        nisa.tensor_copy(back, transposed)
         again = nl.ndarray((P, F), dtype, buffer=nl.psum if dtype != nl.int32 else nl.sbuf)
         nisa.nc_transpose(again, back, engine=engine)
         nisa.tensor_copy(dst, again)

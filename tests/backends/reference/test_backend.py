@@ -125,7 +125,7 @@ def test_the_python_runs_once_and_the_data_is_new():
     assert RUNS == ["double"]
 
 
-def test_results_of_two_calls_are_apart():
+def test_results_of_two_calls_share_no_memory():
     first, second = double(data(0)), double(data(1))
     assert not np.shares_memory(first, second)
     second[...] = 0
@@ -137,22 +137,22 @@ def test_results_of_two_calls_are_apart():
 def warns(x):
     held = nl.ndarray((ROWS, COLUMNS), nl.float32)
     nisa.dma_copy(held[:, 0:8], x[:, 0:8])
-    nisa.tensor_scalar(held, held, nl.multiply, 2.0)  # reads what nobody wrote
+    nisa.tensor_scalar(held, held, nl.multiply, 2.0)  # reads what was never written
     out = nl.ndarray((ROWS, COLUMNS), nl.float32, buffer=nl.hbm)
     nisa.dma_copy(out, held)
     return out
 
 
-def test_diagnostics_are_said_at_every_call():
-    said = []
+def test_diagnostics_are_reported_at_every_call():
+    warned = []
     for _ in range(3):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run = warns.run(data())
-        said.append([str(w.message) for w in caught])
+        warned.append([str(w.message) for w in caught])
         assert [d.kind for d in run.diagnostics] == ["uninitialised", "output-buffer"]
-    assert said[0] == said[1] == said[2]
-    assert "reads what nobody wrote" in said[0][0]
+    assert warned[0] == warned[1] == warned[2]
+    assert "reads what was never written" in warned[0][0]
 
 
 def test_strict_mode_refuses_a_recorded_program(monkeypatch):
@@ -210,9 +210,9 @@ def test_arguments_are_written_in_place_and_returned():
     assert caught.value.kind == "read-only-input"
 
 
-def test_the_random_state_goes_on_from_call_to_call():
+def test_the_random_state_continues_from_call_to_call():
     @nki.jit
-    def draw(x):
+    def sample(x):
         out = nl.ndarray((4, 8), nl.uint32, buffer=nl.shared_hbm)
         bits = nl.ndarray((4, 8), nl.uint32)
         nisa.rng(bits)
@@ -220,11 +220,11 @@ def test_the_random_state_goes_on_from_call_to_call():
         return out
 
     random_state.reset()
-    drawn = [draw(data()) for _ in range(3)]
+    sampled = [sample(data()) for _ in range(3)]
     random_state.reset()
     nki.kernel.cache.clear()
-    assert_same(drawn, [draw(data()) for _ in range(3)])
-    assert not np.array_equal(drawn[0], drawn[1])
+    assert_same(sampled, [sample(data()) for _ in range(3)])
+    assert not np.array_equal(sampled[0], sampled[1])
 
 
 def test_registers_start_each_call_as_they_were_made():
@@ -289,14 +289,14 @@ def test_tiles_live_only_between_their_first_and_last_use():
         assert not alive
 
 
-def test_threads_replay_one_program_at_the_same_time():
-    meeting = threading.Barrier(4)
+def test_threads_run_one_program_at_the_same_time():
+    barrier = threading.Barrier(4)
     double(data())
     RUNS.clear()
     wrong = []
 
     def work(number):
-        meeting.wait()
+        barrier.wait()
         for i in range(50):
             x = data(100 * number + i)
             if not np.array_equal(double(x), 2 * x):
@@ -310,7 +310,7 @@ def test_threads_replay_one_program_at_the_same_time():
     assert wrong == [] and RUNS == []
 
 
-def test_what_is_said_after_an_error_that_the_kernel_caught_is_said_again():
+def test_warnings_after_an_error_that_the_kernel_caught_are_repeated_at_the_next_call():
     @nki.jit
     def kernel(x, index):
         out = nl.ndarray((1, COLUMNS), x.dtype, buffer=nl.shared_hbm)
