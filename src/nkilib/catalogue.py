@@ -154,7 +154,7 @@ TABLE = [
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CatalogueEntry:
     """A public name of the library."""
 
     name: str
@@ -184,15 +184,15 @@ def register(row: Row) -> None:
 
 
 @cache
-def kernels() -> tuple[Kernel, ...]:
+def kernels() -> tuple[CatalogueEntry, ...]:
     """Every public name, in the order of the documentation. Imports what is built."""
     return tuple(_entry(row, name) for row in TABLE for name in row.names.split())
 
 
-def _entry(row: Row, name: str) -> Kernel:
+def _entry(row: Row, name: str) -> CatalogueEntry:
     target = _target(row, name)
     meaning = row.meaning if target is None else _first_line(target)
-    return Kernel(name, f"nkilib.{row.module}", row.page, meaning, target)
+    return CatalogueEntry(name, f"nkilib.{row.module}", row.page, meaning, target)
 
 
 def _target(row: Row, name: str) -> Any:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from nkilib.catalogue import Kernel, kernels
+from nkilib.catalogue import CatalogueEntry, kernels
 
 PAGE = Path("docs/library.md")
 
@@ -49,14 +49,14 @@ def page() -> str:
     return "\n".join([_INTRODUCTION, *sections, _section("Not yet", missing, "nkilib.")])
 
 
-def _section(title: str, chosen: list[Kernel], prefix: str) -> str:
+def _section(title: str, chosen: list[CatalogueEntry], prefix: str) -> str:
     rows = [_row(kernel) for kernel in chosen if kernel.module.startswith(prefix)]
     return "\n".join(
         [f"## {title}\n", _line(["kernel", "import from", "meaning"]), _line(["---"] * 3), *rows, ""]
     )
 
 
-def _row(kernel: Kernel) -> str:
+def _row(kernel: CatalogueEntry) -> str:
     return _line([f"`{kernel.name}`", f"`{kernel.module}`", kernel.meaning])
 
 

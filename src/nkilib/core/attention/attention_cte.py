@@ -36,7 +36,7 @@ from .attention_checks import (
     check_softmax,
 )
 from .attention_stages import run_stages
-from .attention_units import Call, Mask, plan_units
+from .attention_units import PrefillCall, PrefillMask, plan_units
 
 
 @nki.jit
@@ -129,10 +129,12 @@ def attention_cte(
     if bias_layout == "banded" and bias_band_params is not None:
         position_bias = spread_band(position_bias, bias_band_params["lower"], v.shape[1])
     query_step = global_cp_deg if cp_strided_q_slicing else 1
-    mask = Mask(
+    mask = PrefillMask(
         causal_mask, window, query_step, cp_offset, cp_striped_input, prior_used_len, bound_min, bound_max
     )
-    call = Call(q, k, v, k_prior, v_prior, mask, scale, tp_q, tp_k, tp_out, mm_out_dtype, position_bias, sink)
+    call = PrefillCall(
+        q, k, v, k_prior, v_prior, mask, scale, tp_q, tp_k, tp_out, mm_out_dtype, position_bias, sink
+    )
     call.normalize = not skip_output_normalization
     shape = (call.heads, call.head_dim, queries) if tp_out else (call.heads, queries, call.head_dim)
     call.out = nl.ndarray(shape, q.dtype, buffer=nl.shared_hbm)

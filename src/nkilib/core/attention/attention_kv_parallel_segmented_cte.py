@@ -24,7 +24,7 @@ from .attention_checks import check_number
 from .attention_merge import join_parts
 from .attention_pages import Pages
 from .attention_segmented_cte import check_cache, check_options, check_tables, load_scales, partial_results
-from .attention_units import Call, Mask
+from .attention_units import PrefillCall, PrefillMask
 from .attention_whole_numbers import RoundRobin
 
 
@@ -89,11 +89,11 @@ def attention_kv_parallel_segmented_cte(
     if first < end:
         nisa.dma_copy(mine[first:end], q[first:end])
     ncc.all_gather([mine], [gathered], replica_groups, 0)
-    mask = Mask(True, sliding_window, 1, kvp_q_offset, False, None, None, None)
+    mask = PrefillMask(True, sliding_window, 1, kvp_q_offset, False, None, None, None)
     if kvp_group_size > 0:
         mask.numbering = RoundRobin(broadcast_number(kvp_rank_id), kvp_group_size, block_size)
     mask.always = valid_num_prior_tokens
-    call = Call(
+    call = PrefillCall(
         gathered, None, v_cache[:, 0], None, None, mask, scale, True, False, False, nl.float32, None, None
     )
     call.heads_per_key_head = call.heads  # all use the first head of the keys

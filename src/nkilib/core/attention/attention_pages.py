@@ -17,7 +17,7 @@ from nkilib.core.utils.types import DTypeLike, Tensor
 from ..utils.allocator import sizeinbytes
 from ..utils.kernel_helpers import interleave_copy
 from ..utils.tiled_range import TiledRange
-from .attention_units import Section
+from .attention_units import PrefillSection
 
 if TYPE_CHECKING:
     from nkilib.core.utils.tiled_range import TiledRangeIterator
@@ -27,7 +27,7 @@ BANK_BYTES = 2048
 
 
 @dataclass
-class Chunk(nl.NKIObject):
+class KeyChunk(nl.NKIObject):
     """Keys `key` to `key + rows * width - 1`, `width` in each of `rows` partitions."""
 
     index: int
@@ -95,7 +95,7 @@ class Pages(nl.NKIObject):
         chunks: list = []
         held = 0
         for part in TiledRange(self.blocks * self.factor, PMAX):
-            chunk = Chunk(part.index, part.start_offset * self.width, part.size, self.width)
+            chunk = KeyChunk(part.index, part.start_offset * self.width, part.size, self.width)
             if held > 0 and held + chunk.keys > most:
                 sections.append(self.section(chunks, held, key_head))
                 chunks, held = [], 0
@@ -104,14 +104,14 @@ class Pages(nl.NKIObject):
         sections.append(self.section(chunks, held, key_head))
         return sections
 
-    def section(self, chunks: list, size: int, key_head: int) -> Section:
-        section = Section(None, self.v_cache[0, 0], chunks[0].key, size, False)
+    def section(self, chunks: list, size: int, key_head: int) -> PrefillSection:
+        section = PrefillSection(None, self.v_cache[0, 0], chunks[0].key, size, False)
         section.total = self.keys
         section.chunks = chunks
         section.key_head = key_head
         return section
 
-    def load(self, section: Section) -> None:
+    def load(self, section: PrefillSection) -> None:
         """Keys as [d, keys]; values by tiles of keys, with the column of ones that makes the sums."""
         head_dim, tiles = self.layout.head_dim, 0
         for chunk in section.chunks:
@@ -134,7 +134,7 @@ class Pages(nl.NKIObject):
             nisa.dma_copy(place, values.vector_select(0, self.of_head(index, head, False)))
             tile += chunk.width
 
-    def indices(self, chunk: Chunk, sequence: int) -> Tensor:
+    def indices(self, chunk: KeyChunk, sequence: int) -> Tensor:
         """block * factor + part for each partition of a chunk, [rows, 1] int32."""
         index = nl.ndarray((chunk.rows, 1), nl.int32, buffer=nl.sbuf)
         first = chunk.index * PMAX
@@ -223,7 +223,7 @@ def transposed(rows: Tensor, shift: float) -> Tensor:
 
 
 def load_keys(
-    keys: Tensor, layout: KeyLayout, index: Tensor, head: int, chunk: Chunk, skipped: bool = False
+    keys: Tensor, layout: KeyLayout, index: Tensor, head: int, chunk: KeyChunk, skipped: bool = False
 ) -> None:
     """keys [d, rows * width]: the pieces that `index` names, token width p + j in column width p + j.
 

@@ -20,8 +20,8 @@ from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from .attention_checks import DTYPES, MAX_HEAD_DIM, MAX_HEADS, check_number
-from .attention_pages import Chunk, KeyLayout, Pages, load_keys
-from .attention_units import Call, Mask, plan_units
+from .attention_pages import KeyChunk, KeyLayout, Pages, load_keys
+from .attention_units import PrefillCall, PrefillMask, plan_units
 from .attention_whole_numbers import RoundRobin, ceil_nisa_kernel, floor_nisa_kernel
 
 CACHE_DTYPES = (*DTYPES, nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)
@@ -104,10 +104,12 @@ def attention_segmented_cte(
     check_options(q, sink, scale, window, k_scale, v_scale, kvp_q_offset, kvp_rank_id, kvp_group_size, tp_q)
 
     offset = prior_tokens if kvp_q_offset is None else kvp_q_offset
-    mask = Mask(True, window, 1, offset, False, None, None, None)
+    mask = PrefillMask(True, window, 1, offset, False, None, None, None)
     if kvp_group_size > 0:
         mask.numbering = RoundRobin(broadcast_number(kvp_rank_id), kvp_group_size, block_size)
-    call = Call(q, None, v_cache[:, 0], None, None, mask, scale, tp_q, False, tp_out, nl.float32, None, sink)
+    call = PrefillCall(
+        q, None, v_cache[:, 0], None, None, mask, scale, tp_q, False, tp_out, nl.float32, None, sink
+    )
     call.heads_per_key_head = num_q_heads // layout.kv_heads
     call.pages = Pages(layout, v_cache, block_tables, block_size, q.dtype)
     load_scales(call, k_scale, v_scale)
@@ -119,7 +121,7 @@ def attention_segmented_cte(
     return call.out
 
 
-def load_scales(call: Call, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
+def load_scales(call: PrefillCall, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
     """Factors of keys and values, of which either may be None."""
     if k_scale is not None:
         call.k_scale = nl.ndarray((call.head_dim, 1), nl.float32, buffer=nl.sbuf)
@@ -129,7 +131,7 @@ def load_scales(call: Call, k_scale: Tensor | None, v_scale: Tensor | None) -> N
         nisa.dma_copy(call.v_scale, v_scale.ap([[0, PMAX], [1, call.head_dim]]))
 
 
-def partial_results(call: Call) -> tuple:
+def partial_results(call: PrefillCall) -> tuple:
     """(out, max, sum) for the keys of one rank; tensors have names, as other ranks may be sent them."""
     rows = (call.heads, call.queries, call.head_dim)
     shape = (call.heads, call.head_dim, call.queries) if call.tp_out else rows
@@ -286,7 +288,7 @@ def load_kv_cache(
     nisa.dma_copy(entries, view)
     pieces = nl.ndarray((num_blocks, 1), nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(pieces, entries, nl.multiply, float(kv_heads), op1=nl.add, operand1=float(h_i))
-    chunk = Chunk(0, 0, num_blocks, block_size)
+    chunk = KeyChunk(0, 0, num_blocks, block_size)
     load_keys(k_sbuf, layout, entries if layout.heads_inside else pieces, h_i, chunk, True)
     values = v_cache.reshape((v_cache.shape[0] * kv_heads, block_size, head_dim))
     nisa.dma_copy(v_sbuf, values.vector_select(0, pieces), oob_mode=nisa.oob_mode.skip)

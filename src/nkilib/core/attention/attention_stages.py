@@ -14,10 +14,10 @@ from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_helpers import div_ceil
 from ..utils.tiled_range import TiledRange
-from .attention_units import KEY_BLOCK, Call, Group, Row, Section, Unit
+from .attention_units import KEY_BLOCK, Group, PrefillCall, PrefillSection, PrefillUnit, QueryRow
 
 if TYPE_CHECKING:
-    from nkilib.core.attention.attention_units import Unit
+    from nkilib.core.attention.attention_units import PrefillUnit
 
 BLOCK_TILES = KEY_BLOCK // PMAX  # tiles of keys of one block of scores
 AHEAD = 2  # units whose operands are requested before their first stage begins
@@ -50,14 +50,14 @@ def run_stages(units: list) -> None:
             finish_unit(valuing)
 
 
-def blocks_of(unit: Unit | None) -> int:
+def blocks_of(unit: PrefillUnit | None) -> int:
     return 0 if unit is None else len(unit.blocks)
 
 
 # ---- operands ------------------------------------------------------------------------------------
 
 
-def prepare(unit: Unit) -> None:
+def prepare(unit: PrefillUnit) -> None:
     """Load what the unit needs and an earlier one has not loaded yet."""
     group, call = unit.row.group, unit.row.group.call
     if call.sink is not None and call.neg_sinks is None:
@@ -91,7 +91,7 @@ def start_group(group: Group) -> None:
         group.sums = nl.ndarray((PMAX, group.tiles), call.sums.dtype, buffer=nl.sbuf)
 
 
-def load_section(section: Section, tp_k: bool) -> None:
+def load_section(section: PrefillSection, tp_k: bool) -> None:
     """Keys as [d, keys]; values by rows of 128 keys, with the column of ones that makes the sums."""
     head_dim = section.v_hbm.shape[1]
     tiles = div_ceil(section.size, PMAX)
@@ -106,7 +106,7 @@ def load_section(section: Section, tp_k: bool) -> None:
         move_rows(section.v[:, tile:tiles, 0:head_dim], section.v_hbm, start, part.size, False)
 
 
-def load_bias(unit: Unit) -> Tensor:
+def load_bias(unit: PrefillUnit) -> Tensor:
     """position_bias of the unit's queries and keys."""
     group, bias = unit.row.group, unit.row.group.call.bias
     row = group.start + unit.row.index * PMAX
@@ -117,7 +117,7 @@ def load_bias(unit: Unit) -> Tensor:
     return tile
 
 
-def negated_sinks(call: Call) -> Tensor:
+def negated_sinks(call: PrefillCall) -> Tensor:
     """-sink of every head, the same in all partitions."""
     tile = nl.ndarray((PMAX, call.heads), nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(tile, call.sink.ap([[0, PMAX], [1, call.heads]]))
@@ -128,7 +128,7 @@ def negated_sinks(call: Call) -> Tensor:
 # ---- stage 1: scores -----------------------------------------------------------------------------
 
 
-def score_block(unit: Unit, block: int) -> None:
+def score_block(unit: PrefillUnit, block: int) -> None:
     """q k^T of up to 512 keys: out of PSUM, masked, with the maximum of each row."""
     row, section, tile = unit.row, unit.section, unit.blocks[block]
     call = row.group.call
@@ -162,7 +162,7 @@ def add_bias(scores: Tensor, scale: float, bias: Tensor) -> Tensor:
     return biased
 
 
-def score_scale(unit: Unit) -> float:
+def score_scale(unit: PrefillUnit) -> float:
     """What the stored scores still have to be multiplied by."""
     return 1.0 if unit.bias is not None else unit.row.group.call.scale
 
@@ -170,7 +170,7 @@ def score_scale(unit: Unit) -> float:
 # ---- stage 2: softmax ----------------------------------------------------------------------------
 
 
-def start_softmax(unit: Unit) -> None:
+def start_softmax(unit: PrefillUnit) -> None:
     """The maximum of the row so far, and what the results of earlier sections are to be scaled by."""
     row, call = unit.row, unit.row.group.call
     before = row.neg_max
@@ -190,7 +190,7 @@ def start_softmax(unit: Unit) -> None:
     unit.probabilities = nl.ndarray((row.size, unit.size), call.q.dtype, buffer=nl.sbuf)
 
 
-def exponentiate_block(unit: Unit, block: int) -> None:
+def exponentiate_block(unit: PrefillUnit, block: int) -> None:
     tile = unit.blocks[block]
     nisa.activation(
         unit.probabilities[:, tile.start_offset : tile.end_offset],
@@ -204,7 +204,7 @@ def exponentiate_block(unit: Unit, block: int) -> None:
 # ---- stage 3: values -----------------------------------------------------------------------------
 
 
-def value_block(unit: Unit, block: int) -> None:
+def value_block(unit: PrefillUnit, block: int) -> None:
     """Add probabilities times values of some tiles of keys to the unit's product in PSUM."""
     row, section = unit.row, unit.section
     if block == 0:
@@ -233,7 +233,7 @@ class Tile(nl.NKIObject):
         self.columns = slice(first, first + (rows - 1) * step + 1, step)
 
 
-def tiles_of(unit: Unit) -> list:
+def tiles_of(unit: PrefillUnit) -> list:
     tiles: list = []
     known = unit.section.value_tiles()
     for index in range(len(known)):
@@ -244,7 +244,7 @@ def tiles_of(unit: Unit) -> list:
     return tiles
 
 
-def transpose_probabilities(unit: Unit, first: int, count: int, block: int) -> Tensor:
+def transpose_probabilities(unit: PrefillUnit, first: int, count: int, block: int) -> Tensor:
     """The probabilities of some tiles with the keys in the partitions: [128, tiles, queries]."""
     rows, probabilities = unit.row.size, unit.probabilities
     psum = nl.ndarray((PMAX, count, rows), probabilities.dtype, buffer=nl.psum)
@@ -265,7 +265,7 @@ def transpose_probabilities(unit: Unit, first: int, count: int, block: int) -> T
     return transposed
 
 
-def finish_unit(unit: Unit) -> None:
+def finish_unit(unit: PrefillUnit) -> None:
     """Join the unit's product with that of earlier sections; after the last one, write the result."""
     row = unit.row
     if row.units == 1:
@@ -279,7 +279,7 @@ def finish_unit(unit: Unit) -> None:
             finish_row(row, row.product)
 
 
-def finish_row(row: Row, product: Tensor) -> None:
+def finish_row(row: QueryRow, product: Tensor) -> None:
     """The result of a query tile, and its softmax statistics if the caller wants them."""
     group, call = row.group, row.group.call
     total, reciprocal = softmax_sum(row, product[:, call.head_dim : call.head_dim + 1])
@@ -294,7 +294,7 @@ def finish_row(row: Row, product: Tensor) -> None:
         store_group(group)
 
 
-def write_row(row: Row, product: Tensor, factor: Tensor) -> None:
+def write_row(row: QueryRow, product: Tensor, factor: Tensor) -> None:
     """product * factor (* v_scale) to the group's results, transposed if the caller wants it."""
     call, out, head_dim, start = row.group.call, row.group.out, product.shape[1], row.index * PMAX
     tile: Any = out if call.tp_out else out[0 : row.size, row.index, :]
@@ -311,7 +311,7 @@ def write_row(row: Row, product: Tensor, factor: Tensor) -> None:
         nisa.tensor_copy(out[:, start : start + row.size], psum)
 
 
-def softmax_sum(row: Row, summed: Tensor) -> tuple[Any, Any]:
+def softmax_sum(row: QueryRow, summed: Tensor) -> tuple[Any, Any]:
     """The sum of a row's probabilities, the sink included, and its reciprocal."""
     call = row.group.call
     total = new_column(row.size)

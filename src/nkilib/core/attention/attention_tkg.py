@@ -28,9 +28,9 @@ from ..utils.kernel_assert import not_built
 from ..utils.kernel_helpers import get_verified_program_sharding_info
 from ..utils.tiled_range import TiledRange
 from .attention_tkg_checks import check_attention_tkg, check_config
-from .attention_tkg_plan import BANK, Call
-from .attention_tkg_queries import Rope, new_keys_of, queries_of
-from .attention_tkg_stages import Joined, State, find_factor, give, run_units, swap
+from .attention_tkg_plan import BANK, DecodeCall
+from .attention_tkg_queries import FusedRope, new_keys_of, queries_of
+from .attention_tkg_stages import DecodeState, Joined, find_factor, give, run_units, swap
 from .attention_tkg_utils import AttnTKGConfig, resize_cache_block_len_for_attention_tkg_kernel
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def attention_tkg(
     """
     sharding = get_verified_program_sharding_info("attention_tkg", (0, 1), 2)
     check_config(cfg)
-    call = Call(q, k_active, v_active, k_prior, v_prior, mask, out, cfg, sbm, sharding[1], sharding[2])
+    call = DecodeCall(q, k_active, v_active, k_prior, v_prior, mask, out, cfg, sbm, sharding[1], sharding[2])
     call.inv_freqs = inv_freqs
     call.rope_pos_ids = rope_pos_ids
     call.start_pos_ids = start_pos_ids if cfg.use_pos_id else None  # else the mask has the window already
@@ -125,7 +125,7 @@ def attention_tkg(
     scoped = sbm is not None and not sbm.is_auto_alloc()
     if sbm is not None and scoped:
         sbm.open_scope(name="attention_tkg")
-    rope = Rope(call) if cfg.fuse_rope else None
+    rope = FusedRope(call) if cfg.fuse_rope else None
     queries = queries_of(call, rope)
     state = run_units(call, queries, new_keys_of(call, rope, k_out))
     if call.splits_keys or call.statistics is not None:
@@ -137,7 +137,7 @@ def attention_tkg(
     return out, k_out
 
 
-def give_all(call: Call, state: State) -> None:
+def give_all(call: DecodeCall, state: DecodeState) -> None:
     """What could not be given as it became ready, some batches at a time."""
     joined = Joined(call) if call.splits_keys else None
     for group in TiledRange(call.batches, max(1, BANK // call.columns)):
@@ -150,7 +150,7 @@ def give_all(call: Call, state: State) -> None:
         give_statistics(call, state)
 
 
-def give_statistics(call: Call, state: State) -> None:
+def give_statistics(call: DecodeCall, state: DecodeState) -> None:
     """-maximum and sum of every query, in every partition of the result."""
     rows, columns = state.out.shape
     neg_max = nl.ndarray((rows, columns), nl.float32, buffer=nl.sbuf)
@@ -161,7 +161,7 @@ def give_statistics(call: Call, state: State) -> None:
     call.statistics["sum"] = total
 
 
-def exchange_results(call: Call) -> None:
+def exchange_results(call: DecodeCall) -> None:
     """Results in SBUF: each core gets the batches of the other."""
     columns = call.batches * call.columns
     first, theirs = call.core * columns, (1 - call.core) * columns

@@ -10,7 +10,7 @@ from nkilib.core.utils.types import Tensor
 
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from ..utils.kernel_helpers import is_hbm_buffer
-from .attention_tkg_plan import BANK, Call
+from .attention_tkg_plan import BANK, DecodeCall
 
 if TYPE_CHECKING:
     from nkilib.core.attention.attention_tkg_utils import AttnTKGConfig
@@ -19,7 +19,7 @@ WIDE = (nl.bfloat16, nl.float16, nl.float32)
 NARROW = (nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)
 
 
-def check_attention_tkg(call: Call, k_out: Tensor, debug: Tensor | None) -> None:
+def check_attention_tkg(call: DecodeCall, k_out: Tensor, debug: Tensor | None) -> None:
     check_dtypes(call)
     check_operands(call)
     check_cache(call)
@@ -66,7 +66,7 @@ def check_config(cfg: AttnTKGConfig) -> None:
     )
 
 
-def check_dtypes(call: Call) -> None:
+def check_dtypes(call: DecodeCall) -> None:
     for pair in (
         ("q", call.q),
         ("k_active", call.k_active),
@@ -84,7 +84,7 @@ def check_dtypes(call: Call) -> None:
     )
 
 
-def check_operands(call: Call) -> None:
+def check_operands(call: DecodeCall) -> None:
     cfg = call.cfg
     queries, keys = cfg.bs * cfg.q_head * cfg.s_active, cfg.bs * cfg.s_active
     if cfg.qk_in_sb:
@@ -128,7 +128,7 @@ def check_one_of(tensor: Tensor, shapes: tuple, name: str) -> None:
     )
 
 
-def check_cache(call: Call) -> None:
+def check_cache(call: DecodeCall) -> None:
     cfg, k_prior, v_prior = call.cfg, call.k_prior, call.v_prior
     if cfg.block_len > 0:
         blocks = k_prior.shape[0]
@@ -145,7 +145,7 @@ def check_cache(call: Call) -> None:
     assert_shape(k_prior, rows if cfg.tp_k_prior else columns, "k_prior")
 
 
-def check_masks(call: Call) -> None:
+def check_masks(call: DecodeCall) -> None:
     cfg = call.cfg
     rows = cfg.s_active if cfg.use_pos_id else cfg.curr_sprior
     assert_shape(call.mask, (rows, cfg.bs, cfg.q_head, cfg.s_active), "mask")
@@ -163,7 +163,7 @@ def check_masks(call: Call) -> None:
         )
 
 
-def check_rope(call: Call, k_out: Tensor) -> None:
+def check_rope(call: DecodeCall, k_out: Tensor) -> None:
     cfg = call.cfg
     if not cfg.fuse_rope:
         return

@@ -12,7 +12,16 @@ from nkilib.core.utils.types import Tensor
 from ..utils.allocator import sizeinbytes
 from ..utils.kernel_helpers import div_ceil, interleave_copy
 from ..utils.tiled_range import TiledRange
-from .attention_tkg_plan import Call, Chunk, Run, Sizes, Unit, key_dtype, probability_dtype, spot
+from .attention_tkg_plan import (
+    DecodeCall,
+    DecodeUnit,
+    LoadChunk,
+    Sizes,
+    TokenRun,
+    key_dtype,
+    probability_dtype,
+    spot,
+)
 
 if TYPE_CHECKING:
     from nkilib.core.attention.attention_tkg_new_values import NewValues
@@ -25,7 +34,7 @@ FEW_BATCHES = 4
 class Slot(nl.NKIObject):
     """The tiles of one unit in SBUF; the unit that comes SLOTS units later finds them free again."""
 
-    def __init__(self, call: Call, sizes: Sizes):
+    def __init__(self, call: DecodeCall, sizes: Sizes):
         rows, head_dim, columns = call.rows, call.cfg.d_head, call.columns
         batches, tiles = sizes.batches, sizes.tiles
         self.k = call.tile((head_dim, batches, tiles * rows), key_dtype(call))
@@ -51,7 +60,7 @@ class Slot(nl.NKIObject):
 class BlockTable(nl.NKIObject):
     """Which piece of the cache each partition of each chunk reads: [128, batches, chunks] int32."""
 
-    def __init__(self, call: Call):
+    def __init__(self, call: DecodeCall):
         chunks, factor = call.tiles // call.block_len, call.factor
         step = max(1, PMAX // factor)  # blocks that a chunk reads from
         blocks = call.tile((step, call.batches, chunks), nl.int32)
@@ -76,7 +85,7 @@ class BlockTable(nl.NKIObject):
                 nisa.tensor_tensor(self.pieces[:, batch, span], psum, parts[:, span], nl.add)
 
 
-def load_blocks(call: Call, blocks: Tensor, first: int) -> None:
+def load_blocks(call: DecodeCall, blocks: Tensor, first: int) -> None:
     """Block a of chunk c at [a, batch, c]; where blocks are longer than chunks, the block of chunk c."""
     # read bit by bit: a cast would turn the -1 of an unsigned table into a large number
     table = call.table.reinterpret_cast(nl.int32)[call.first_batch : call.first_batch + call.batches]
@@ -90,7 +99,7 @@ def load_blocks(call: Call, blocks: Tensor, first: int) -> None:
         nisa.dma_copy(blocks[0, :, chunk : chunk + 1], table[:, block : block + 1].expand_dim(0))
 
 
-def block_of_partition(call: Call, step: int) -> Any:
+def block_of_partition(call: DecodeCall, step: int) -> Any:
     """[a, p] = 1 where partition p reads from block a of its chunk: p // (128 / step) == a."""
     each = PMAX // step
     tile = call.tile((step, PMAX), nl.float32)
@@ -100,7 +109,7 @@ def block_of_partition(call: Call, step: int) -> Any:
     return tile
 
 
-def load_keys(call: Call, unit: Unit, table: BlockTable | None, k_active: Tensor) -> None:
+def load_keys(call: DecodeCall, unit: DecodeUnit, table: BlockTable | None, k_active: Tensor) -> None:
     """Keys as [d, batches, tokens], the new ones in their places."""
     section = unit.section
     for chunk in section.chunks:
@@ -121,7 +130,7 @@ def load_keys(call: Call, unit: Unit, table: BlockTable | None, k_active: Tensor
 
 
 def load_values(
-    call: Call, unit: Unit, table: BlockTable | None, last: bool, new_values: NewValues | None
+    call: DecodeCall, unit: DecodeUnit, table: BlockTable | None, last: bool, new_values: NewValues | None
 ) -> None:
     """Values as [rows, batches, tiles, d], the new ones in their places: from `new_values`, or by DMA.
 
@@ -144,25 +153,25 @@ def load_values(
             nisa.dma_copy(spot(place, run), rows.permute((1, 0, 2)).expand_dim(1 if run.down else 0))
 
 
-def batch_groups(unit: Unit) -> Any:
+def batch_groups(unit: DecodeUnit) -> Any:
     """Batches whose single partitions come together: a few one by one, as they then wait for no other."""
     return TiledRange(unit.batches, 1 if unit.batches <= FEW_BATCHES else unit.batches)
 
 
-def token_range(chunk: Chunk) -> Any:
+def token_range(chunk: LoadChunk) -> Any:
     return slice(chunk.token, chunk.token + chunk.tokens)
 
 
-def by_batch(cache: Tensor, call: Call, unit: Unit) -> Any:
+def by_batch(cache: Tensor, call: DecodeCall, unit: DecodeUnit) -> Any:
     """A flat cache without its dimension of kv heads: the batches of a unit."""
     first = call.first_batch + unit.first
     return cache[first : first + unit.batches, 0]
 
 
 def load_rows(
-    call: Call,
-    unit: Unit,
-    chunk: Chunk,
+    call: DecodeCall,
+    unit: DecodeUnit,
+    chunk: LoadChunk,
     tile: Tensor,
     cache: Tensor,
     table: BlockTable | None,
@@ -188,9 +197,9 @@ def load_rows(
 
 
 def load_part(
-    call: Call,
-    unit: Unit,
-    chunk: Chunk,
+    call: DecodeCall,
+    unit: DecodeUnit,
+    chunk: LoadChunk,
     place: Tensor,
     cache: Tensor,
     table: BlockTable | None,
@@ -213,7 +222,7 @@ def load_part(
         nisa.dma_copy(place[:, i], pieces.vector_select(0, index)[:, token : token + width, :])
 
 
-def transpose_keys(unit: Unit, at: int, width: int, call: Call) -> None:
+def transpose_keys(unit: DecodeUnit, at: int, width: int, call: DecodeCall) -> None:
     """Rows of keys to columns on TensorE, a bank of PSUM at a time."""
     slot, rows, head_dim = unit.slot, call.rows, call.cfg.d_head
     by_tile = slot.k.reshape_dim(2, (slot.k.shape[2] // rows, rows))
@@ -233,7 +242,7 @@ def transpose_keys(unit: Unit, at: int, width: int, call: Call) -> None:
             interleave_copy(by_tile[:, batch, first : first + part.size, :], bank, part.index + batch)
 
 
-def key_tile(call: Call, unit: Unit, batch: int, tile: int) -> Any:
+def key_tile(call: DecodeCall, unit: DecodeUnit, batch: int, tile: int) -> Any:
     """The keys of one tile, [d, rows]."""
     keys, rows = unit.slot.k[:, batch], call.rows
     if call.by_rows:
@@ -246,7 +255,7 @@ def key_tile(call: Call, unit: Unit, batch: int, tile: int) -> Any:
     return keys[:, first : first + (rows - 1) * step + 1 : step]
 
 
-def new_key_columns(call: Call, unit: Unit, run: Run) -> Any:
+def new_key_columns(call: DecodeCall, unit: DecodeUnit, run: TokenRun) -> Any:
     """Where the keys of a run of new tokens stand: [d, batches, count]."""
     keys, rows = unit.slot.k[:, 0 : unit.batches], call.rows
     if run.down:

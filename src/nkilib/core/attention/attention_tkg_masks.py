@@ -9,7 +9,7 @@ import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import Tensor
 
-from .attention_tkg_plan import Call, Section, Unit, spot
+from .attention_tkg_plan import DecodeCall, DecodeSection, DecodeUnit, spot
 
 if TYPE_CHECKING:
     from nkilib.core.attention.attention_tkg_plan import Sizes
@@ -22,7 +22,7 @@ BUFFERS = 2  # sections whose masks are in SBUF
 class Masks(nl.NKIObject):
     """Makes the masks of units, [rows, batches, tiles, columns] of 0 and 1."""
 
-    def __init__(self, call: Call, sizes: Sizes | MaskSizes, last: Section):
+    def __init__(self, call: DecodeCall, sizes: Sizes | MaskSizes, last: DecodeSection):
         self.call = call
         self.limit = None  # keys from this number on, which is known at run time, do not count
         if call.max_context_len is not None:
@@ -51,7 +51,7 @@ class Masks(nl.NKIObject):
             self.after = call.tile(shape, nl.float32)
             self.before = call.tile(shape, nl.float32)
 
-    def begin_section(self, section: Section) -> None:
+    def begin_section(self, section: DecodeSection) -> None:
         """What all units of a section share."""
         buffer = section.index % BUFFERS
         if len(self.numbers) > 0:
@@ -63,7 +63,7 @@ class Masks(nl.NKIObject):
             limit = self.limit[0 : self.call.rows]
             nisa.tensor_scalar(below, self.numbers[buffer][:, 0 : section.tiles], nl.less, limit)
 
-    def load_given(self, section: Section, batch: int) -> None:
+    def load_given(self, section: DecodeSection, batch: int) -> None:
         """A flat cache has its keys in order; of a cache of blocks tile f, partition p is row 128 f + p."""
         call, batches = self.call, min(self.several, self.call.batches - batch)
         first, columns = (call.first_batch + batch) * call.columns, batches * call.columns
@@ -86,7 +86,7 @@ class Masks(nl.NKIObject):
             for run in section.runs:
                 nisa.dma_copy(spot(place, run), tail[run.active : run.active + run.count])
 
-    def of_unit(self, unit: Unit) -> Any:
+    def of_unit(self, unit: DecodeUnit) -> Any:
         call, section = self.call, unit.section
         buffer, first = section.index % BUFFERS, unit.first % self.several
         if len(self.given) > 0:
@@ -109,7 +109,7 @@ class Masks(nl.NKIObject):
             self.fresh.replace(visible, unit)
         return visible
 
-    def before_end(self, visible: Tensor, numbers: Tensor, unit: Unit) -> None:
+    def before_end(self, visible: Tensor, numbers: Tensor, unit: DecodeUnit) -> None:
         """Keys below the position of the first new token."""
         columns, rows = self.call.columns, self.call.rows
         keys = numbers.expand_dim(2).broadcast(2, columns)
@@ -117,7 +117,7 @@ class Masks(nl.NKIObject):
             end = self.positions.end[0:rows, unit.first + batch, 0:1]
             nisa.tensor_scalar(visible[:, batch], keys, nl.less, end)
 
-    def in_window(self, visible: Tensor, numbers: Tensor, unit: Unit) -> None:
+    def in_window(self, visible: Tensor, numbers: Tensor, unit: DecodeUnit) -> None:
         """Keys in [start, end) of each new token; where start > end, those from start on or before end."""
         call, positions, last = self.call, self.positions, unit.first + unit.batches
         tokens, tiles = call.cfg.s_active, unit.tiles
@@ -141,7 +141,7 @@ class NewTokens(nl.NKIObject):
     Loaded beforehand: a transfer that waits for the other mask would queue up behind those of the cache.
     """
 
-    def __init__(self, call: Call, section: Section):
+    def __init__(self, call: DecodeCall, section: DecodeSection):
         self.call = call
         self.first = section.tiles  # of the tiles of the last section
         self.tile: Any = None
@@ -168,7 +168,7 @@ class NewTokens(nl.NKIObject):
         least = float(call.cfg.curr_sprior - call.cfg.s_active)
         nisa.tensor_scalar(self.old, numbers[:, tiles], nl.less, least)
 
-    def replace(self, visible: Tensor, unit: Unit) -> None:
+    def replace(self, visible: Tensor, unit: DecodeUnit) -> None:
         """In a unit that has the new tokens: their positions do not count."""
         call, tiles = self.call, slice(self.first, self.first + self.tile.shape[1])
         place = visible[:, :, tiles, :]
@@ -181,7 +181,7 @@ class NewTokens(nl.NKIObject):
 class Positions(nl.NKIObject):
     """The range of keys each new token sees: [128, batches, s] float32, the same in all partitions."""
 
-    def __init__(self, call: Call):
+    def __init__(self, call: DecodeCall):
         self.end = load_positions(call, call.rope_pos_ids)
         self.start = None
         self.needed = None  # of the conditions key >= start and key < end: both, or one if the range wraps
@@ -192,7 +192,7 @@ class Positions(nl.NKIObject):
             nisa.tensor_scalar(self.needed, self.needed, nl.add, 1.0)
 
 
-def load_positions(call: Call, positions: Tensor) -> Any:
+def load_positions(call: DecodeCall, positions: Tensor) -> Any:
     """Positions [B, s] of this core's batches in every partition, as float32."""
     tokens = call.cfg.s_active
     tile = call.tile((PMAX, call.batches, tokens), nl.float32)
@@ -203,7 +203,7 @@ def load_positions(call: Call, positions: Tensor) -> Any:
     return tile
 
 
-def number_keys(numbers: Tensor, section: Section) -> None:
+def number_keys(numbers: Tensor, section: DecodeSection) -> None:
     """The number of each key of a section, at its partition and tile."""
     for chunk in section.chunks:
         at, width = chunk.tile - section.tile, chunk.width

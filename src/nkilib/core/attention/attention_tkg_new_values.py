@@ -16,19 +16,19 @@ from nkilib.core.utils.types import Tensor
 from ..utils.allocator import sizeinbytes
 from ..utils.kernel_helpers import interleave_copy, is_hbm_buffer
 from ..utils.tiled_range import TiledRange
-from .attention_tkg_plan import BANK, Call, Run, Section, Unit
+from .attention_tkg_plan import BANK, DecodeCall, DecodeSection, DecodeUnit, TokenRun
 
 QUADRANT = 32  # partitions: operands that have no more begin at a multiple of it
 
 
-def values_on_chip(call: Call) -> bool:
+def values_on_chip(call: DecodeCall) -> bool:
     return not is_hbm_buffer(call.v_active)
 
 
 class NewValues(nl.NKIObject):
     """v_active [B s, d] of SBUF: each run of new tokens of the last section, in the partitions it goes to."""
 
-    def __init__(self, call: Call, section: Section):
+    def __init__(self, call: DecodeCall, section: DecodeSection):
         self.call = call
         self.runs = section.runs
         self.rows: list = []  # of each run: [128, batches, tiles, d]
@@ -40,7 +40,7 @@ class NewValues(nl.NKIObject):
             self.rows.append(self.moved(run, chooser))
             self.here.append(partitions_of(call, run))
 
-    def moved(self, run: Run, chooser: Tensor) -> Any:
+    def moved(self, run: TokenRun, chooser: Tensor) -> Any:
         """The tokens of a run, of all batches: rows of v_active that a matmul with ones and zeros picks."""
         call = self.call
         depth, tokens = call.cfg.d_head, call.cfg.s_active
@@ -56,7 +56,7 @@ class NewValues(nl.NKIObject):
             interleave_copy(places[:, group.start_offset : group.end_offset], bank, group.index)
         return tile
 
-    def place(self, unit: Unit) -> None:
+    def place(self, unit: DecodeUnit) -> None:
         """Write them over what the cache holds there."""
         for i in range(len(self.runs)):
             run = self.runs[i]
@@ -71,7 +71,7 @@ class NewValues(nl.NKIObject):
                 first += QUADRANT
 
 
-def diagonal(call: Call) -> Any:
+def diagonal(call: DecodeCall) -> Any:
     """[B s, 128 + c] with ones at [t, 128 + t]: windows of 128 columns choose rows for partitions."""
     tokens = call.cfg.bs * call.cfg.s_active
     dtype = nl.bfloat16 if sizeinbytes(call.v_active.dtype) == 1 else call.v_active.dtype
@@ -81,7 +81,7 @@ def diagonal(call: Call) -> Any:
     return tile
 
 
-def chosen_rows(call: Call, chooser: Tensor, run: Run, token: int) -> Any:
+def chosen_rows(call: DecodeCall, chooser: Tensor, run: TokenRun, token: int) -> Any:
     """[B s, 128], the stationary operand: `token` for every partition, or from the run's partition on."""
     if not run.down:
         return chooser[:, PMAX + token : PMAX + token + 1].broadcast(1, PMAX)
@@ -89,7 +89,7 @@ def chosen_rows(call: Call, chooser: Tensor, run: Run, token: int) -> Any:
     return chooser[:, first : first + PMAX]
 
 
-def partitions_of(call: Call, run: Run) -> Any:
+def partitions_of(call: DecodeCall, run: TokenRun) -> Any:
     """[128, 1] uint8: 1 in the partitions of a run."""
     tile = call.tile((PMAX, 1), nl.uint8)
     nisa.memset(tile, 1)

@@ -34,7 +34,7 @@ SLOTS = 3  # units under way: the keys of one arrive, one has its softmax, one i
 VALUE_SLOTS = 2  # fewer: values, which come a unit later, are not to be asked for before the next keys
 
 
-class Call(nl.NKIObject):
+class DecodeCall(nl.NKIObject):
     """The operands of one call and this core's share of it."""
 
     def __init__(self, q, k_active, v_active, k_prior, v_prior, mask, out, cfg, sbm, n_prgs, core):
@@ -97,17 +97,17 @@ class Call(nl.NKIObject):
         return self.sbm.alloc_stack(shape, dtype, buffer=nl.sbuf, align=32)
 
 
-class Chunk(nl.NKIObject):
+class LoadChunk(nl.NKIObject):
     """`width` tiles of a core that hold rows * width neighbouring tokens."""
 
-    def __init__(self, call: Call, tile: int, width: int):
+    def __init__(self, call: DecodeCall, tile: int, width: int):
         self.tile = tile  # of the core
         self.width = width
         self.token = (call.first_tile + tile) * call.rows
         self.tokens = call.rows * width
 
 
-class Run(nl.NKIObject):
+class TokenRun(nl.NKIObject):
     """New tokens that lie side by side: `count` of them from (partition, tile) on, along one of the two."""
 
     def __init__(self, partition: int, tile: int, count: int, down: bool, active: int):
@@ -120,7 +120,7 @@ class Run(nl.NKIObject):
         self.tiles = 1 if down else count
 
 
-class Section(nl.NKIObject):
+class DecodeSection(nl.NKIObject):
     """Some chunks: the tiles `tile` to `tile + tiles - 1` of a core."""
 
     def __init__(self, chunks: list):
@@ -135,10 +135,10 @@ class Section(nl.NKIObject):
 
 
 @dataclass
-class Unit(nl.NKIObject):
+class DecodeUnit(nl.NKIObject):
     """A section of the keys of `batches` batches from `first` on (of this core's), with its tiles in SBUF."""
 
-    section: Section
+    section: DecodeSection
     first: int
     batches: int
     slot: Any
@@ -153,7 +153,7 @@ class Unit(nl.NKIObject):
 class Sizes(nl.NKIObject):
     """How large units are."""
 
-    def __init__(self, call: Call):
+    def __init__(self, call: DecodeCall):
         cfg = call.cfg
         wide = sizeinbytes(call.v_prior.dtype)
         keys = sizeinbytes(key_dtype(call))
@@ -177,37 +177,37 @@ class Sizes(nl.NKIObject):
         self.mask_batches = min(call.batches, max(1, groups) * self.batches)  # whose masks come together
 
 
-def unit_room(call: Call) -> int:
+def unit_room(call: DecodeCall) -> int:
     """Bytes of a unit: what is usual, or a part of what the caller's manager has left."""
     if call.sbm is None or call.sbm.is_auto_alloc():
         return UNIT_BYTES
     return max(1024, min(UNIT_BYTES, (call.sbm.get_free_space() - SPARE_BYTES) // (SLOTS + 1)))
 
 
-def key_dtype(call: Call) -> Any:
+def key_dtype(call: DecodeCall) -> Any:
     """The dtype of keys before the first matmul: FP8 rows are widened, TensorE transposes no bytes."""
     if call.by_rows and sizeinbytes(call.k_prior.dtype) == 1:
         return nl.bfloat16
     return call.k_prior.dtype
 
 
-def probability_dtype(call: Call) -> Any:
+def probability_dtype(call: DecodeCall) -> Any:
     """Probabilities meet the values in the second matmul; next to FP8 values they stay bfloat16."""
     return nl.bfloat16 if sizeinbytes(call.v_prior.dtype) == 1 else call.v_prior.dtype
 
 
-def plan_sections(call: Call, sizes: Sizes) -> list:
+def plan_sections(call: DecodeCall, sizes: Sizes) -> list:
     """The sections of this core's keys, each of whole chunks."""
     sections: list = []
     chunks: list = []
     held = 0
     for part in TiledRange(call.tiles, sizes.width):
         if held + part.size > sizes.tiles and held > 0:
-            sections.append(Section(chunks))
+            sections.append(DecodeSection(chunks))
             chunks, held = [], 0
-        chunks.append(Chunk(call, part.start_offset, part.size))
+        chunks.append(LoadChunk(call, part.start_offset, part.size))
         held += part.size
-    sections.append(Section(chunks))
+    sections.append(DecodeSection(chunks))
     for index in range(len(sections)):
         sections[index].index = index
         sections[index].is_last = index == len(sections) - 1
@@ -215,7 +215,7 @@ def plan_sections(call: Call, sizes: Sizes) -> list:
     return sections
 
 
-def active_runs(call: Call, section: Section) -> list:
+def active_runs(call: DecodeCall, section: DecodeSection) -> list:
     """Where the new tokens, the last s_active of curr_sprior, stand in a section."""
     runs: list = []
     first = call.cfg.curr_sprior - call.cfg.s_active
@@ -225,11 +225,13 @@ def active_runs(call: Call, section: Section) -> list:
             place, tile = begin - chunk.token, chunk.tile - section.tile
             down = chunk.width == 1
             count = end - begin if down else min(end - begin, chunk.width - place % chunk.width)
-            runs.append(Run(place // chunk.width, tile + place % chunk.width, count, down, begin - first))
+            runs.append(
+                TokenRun(place // chunk.width, tile + place % chunk.width, count, down, begin - first)
+            )
             begin += count
     return runs
 
 
-def spot(place: Tensor, run: Run) -> Any:
+def spot(place: Tensor, run: TokenRun) -> Any:
     """The partitions and tiles of a run of new tokens in [rows, tiles, ...]."""
     return place[run.partition : run.partition + run.partitions, run.tile : run.tile + run.tiles]

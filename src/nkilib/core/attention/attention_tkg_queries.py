@@ -11,14 +11,14 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import Tensor
 
 from ..utils.tiled_range import TiledRange
-from .attention_tkg_plan import Call, key_dtype
+from .attention_tkg_plan import DecodeCall, key_dtype
 
 TURN = 2 * math.pi
 TURN_HIGH = 6.28125  # of 2 pi: so few bits that multiples of it are exact in float32
 TURN_LOW = TURN - TURN_HIGH
 
 
-def queries_of(call: Call, rope: Rope | None) -> Any:
+def queries_of(call: DecodeCall, rope: FusedRope | None) -> Any:
     """q as [d, B * H * s] in a dtype that meets the keys'."""
     q = call.q
     if not call.cfg.qk_in_sb:
@@ -32,7 +32,7 @@ def queries_of(call: Call, rope: Rope | None) -> Any:
     return q
 
 
-def new_keys_of(call: Call, rope: Rope | None, k_out: Tensor) -> Any:
+def new_keys_of(call: DecodeCall, rope: FusedRope | None, k_out: Tensor) -> Any:
     """k_active as [d, B * s]; rotated, it is also written to k_out."""
     keys = call.k_active
     if not call.cfg.qk_in_sb:
@@ -45,7 +45,7 @@ def new_keys_of(call: Call, rope: Rope | None, k_out: Tensor) -> Any:
     return keys
 
 
-def load_columns(call: Call, tensor: Tensor, heads: int) -> Any:
+def load_columns(call: DecodeCall, tensor: Tensor, heads: int) -> Any:
     """[B, d, H, s] or [B, H, s, d] in HBM to [d, B * H * s]."""
     cfg = call.cfg
     head_dim, count = cfg.d_head, cfg.bs * heads * cfg.s_active
@@ -70,7 +70,7 @@ def load_columns(call: Call, tensor: Tensor, heads: int) -> Any:
 
 
 def store_columns(
-    call: Call, out: Tensor, tile: Tensor, heads: int, first: int, batches: int, turns: list
+    call: DecodeCall, out: Tensor, tile: Tensor, heads: int, first: int, batches: int, turns: list
 ) -> None:
     """Columns of [d, B * H * s] to out [B, H, d, s]: batches first to first + batches - 1.
 
@@ -90,10 +90,10 @@ def store_columns(
         nisa.dma_copy(by_row[start : start + part.size], rows)
 
 
-class Rope(nl.NKIObject):
+class FusedRope(nl.NKIObject):
     """Rotation of every pair (i, i + d / 2) by pos * inv_freq[i]: x cos + half_rotation(x) sin."""
 
-    def __init__(self, call: Call):
+    def __init__(self, call: DecodeCall):
         cfg = call.cfg
         head_dim, half, count = cfg.d_head, cfg.d_head // 2, cfg.bs * cfg.s_active
         frequencies = call.tile((head_dim, 1), nl.float32)
@@ -110,7 +110,7 @@ class Rope(nl.NKIObject):
         self.half_rotation = call.tile((head_dim, head_dim), call.q.dtype)
         make_half_rotation(call, self.half_rotation)
 
-    def rotate(self, call: Call, x: Tensor, heads: int, scale: float, place: Tensor | None) -> Any:
+    def rotate(self, call: DecodeCall, x: Tensor, heads: int, scale: float, place: Tensor | None) -> Any:
         """scale * rotated x [d, B * heads * s], in its dtype; to `place` if given."""
         cfg = call.cfg
         head_dim, count = x.shape
@@ -132,7 +132,7 @@ class Rope(nl.NKIObject):
         return result
 
 
-def sine(call: Call, dst: Tensor, angles: Tensor, turns: float) -> None:
+def sine(call: DecodeCall, dst: Tensor, angles: Tensor, turns: float) -> None:
     """sin(angles + 2 pi turns), after whole turns are taken off: the Scalar engine knows [-pi, pi]."""
     whole = call.tile(angles.shape, nl.int32)
     number = call.tile(angles.shape, nl.float32)
@@ -145,7 +145,7 @@ def sine(call: Call, dst: Tensor, angles: Tensor, turns: float) -> None:
     nisa.activation(dst, nl.sin, dst)
 
 
-def make_half_rotation(call: Call, tile: Tensor) -> None:
+def make_half_rotation(call: DecodeCall, tile: Tensor) -> None:
     """The matrix that takes (x1, x2) to (-x2, x1), as the stationary operand of a matmul."""
     head_dim = tile.shape[0]
     half = head_dim // 2

@@ -19,7 +19,7 @@ from ..utils.tiles import manual
 from .attention_tkg_loads import BlockTable, Slot, key_tile, load_keys, load_values
 from .attention_tkg_masks import Masks
 from .attention_tkg_new_values import NewValues, values_on_chip
-from .attention_tkg_plan import BANK, SLOTS, VALUE_SLOTS, Call, Sizes, Unit, plan_sections
+from .attention_tkg_plan import BANK, SLOTS, VALUE_SLOTS, DecodeCall, DecodeUnit, Sizes, plan_sections
 from .attention_tkg_queries import store_columns
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ LEAST_MAXIMUM = -1.0e30  # of a query that sees nothing: far above MASKED, so th
 SMALLEST_SUM = 1.0e-30  # a query that sees a key has a sum of about 1 or more
 
 
-class State(nl.NKIObject):
+class DecodeState(nl.NKIObject):
     """The softmax over the keys seen so far, for this core's query columns."""
 
-    def __init__(self, call: Call):
+    def __init__(self, call: DecodeCall):
         columns, head_dim = call.batches * call.columns, call.cfg.d_head
         self.maximum = call.tile((PMAX, columns), nl.float32)
         self.sums = call.tile((PMAX, columns), nl.float32)
@@ -64,15 +64,15 @@ class State(nl.NKIObject):
             by_head = self.maximum.reshape_dim(1, (call.batches, call.cfg.q_head, call.cfg.s_active))
             nisa.tensor_copy(by_head, self.every_column(call, call.batches))
 
-    def every_column(self, call: Call, batches: int) -> Any:
+    def every_column(self, call: DecodeCall, batches: int) -> Any:
         """The sinks, repeated for some batches and every new token."""
         by_head = self.sinks.expand_dim(1).broadcast(1, batches)
         return by_head.expand_dim(3).broadcast(3, call.cfg.s_active)
 
 
-def run_units(call: Call, q: Tensor, k_active: Tensor) -> State:
+def run_units(call: DecodeCall, q: Tensor, k_active: Tensor) -> DecodeState:
     """All units of this core. Keys arrive ahead of values: softmax runs while values arrive."""
-    state, sizes = State(call), Sizes(call)
+    state, sizes = DecodeState(call), Sizes(call)
     table = BlockTable(call) if call.block_len > 0 else None
     sections = plan_sections(call, sizes)
     masks = Masks(call, sizes, sections[len(sections) - 1])
@@ -84,7 +84,7 @@ def run_units(call: Call, q: Tensor, k_active: Tensor) -> State:
     for section in sections:
         masks.begin_section(section)
         for group in TiledRange(call.batches, sizes.batches):
-            unit = Unit(section, group.start_offset, group.size, room.slot(count))
+            unit = DecodeUnit(section, group.start_offset, group.size, room.slot(count))
             unit.values = room.values(count)
             unit.number = count
             load_keys(call, unit, table, k_active)
@@ -104,7 +104,7 @@ class Room(nl.NKIObject):
     """Tiles of units: new ones for each where the compiler places them, so that loads run as far ahead as
     SBUF has room; with a manual manager the same few in turn."""
 
-    def __init__(self, call: Call, sizes: Sizes):
+    def __init__(self, call: DecodeCall, sizes: Sizes):
         self.call = call
         self.sizes = sizes
         self.slots: list = []
@@ -127,7 +127,7 @@ class Room(nl.NKIObject):
         return self.value_tiles[count % VALUE_SLOTS]
 
 
-def score(call: Call, unit: Unit, q: Tensor) -> None:
+def score(call: DecodeCall, unit: DecodeUnit, q: Tensor) -> None:
     """Scores [rows, batches, tiles, columns] out of PSUM, those of unseen keys replaced."""
     columns, tiles = call.columns, unit.tiles
     width = min(tiles, BANK // columns)  # tiles of a bank
@@ -151,7 +151,7 @@ def score(call: Call, unit: Unit, q: Tensor) -> None:
             nisa.select_reduce(place, seen, bank, MASKED)
 
 
-def soften(call: Call, unit: Unit, state: State) -> None:
+def soften(call: DecodeCall, unit: DecodeUnit, state: DecodeState) -> None:
     """Probabilities e^(score - maximum) and their sums; what earlier sections left is scaled."""
     slot, batches, tiles = unit.slot, unit.batches, unit.tiles
     first, count = unit.first * call.columns, unit.batches * call.columns
@@ -175,7 +175,7 @@ def soften(call: Call, unit: Unit, state: State) -> None:
     nisa.tensor_reduce(sums, nl.add, probabilities.permute((0, 1, 3, 2)), axis=3)
 
 
-def spread_maximum(call: Call, slot: Slot, count: int, identity: Tensor) -> None:
+def spread_maximum(call: DecodeCall, slot: Slot, count: int, identity: Tensor) -> None:
     """The maximum over partitions of each column, to every partition."""
     for part in TiledRange(count, PMAX):
         columns = slot.column_max[:, part.start_offset : part.end_offset]
@@ -190,7 +190,12 @@ def spread_maximum(call: Call, slot: Slot, count: int, identity: Tensor) -> None
 
 
 def add_values(
-    call: Call, unit: Unit, state: State, table: BlockTable | None, last: bool, new_values: NewValues | None
+    call: DecodeCall,
+    unit: DecodeUnit,
+    state: DecodeState,
+    table: BlockTable | None,
+    last: bool,
+    new_values: NewValues | None,
 ) -> None:
     """Values times probabilities, [d, columns], and the sums of the probabilities in every partition."""
     slot, columns = unit.slot, call.columns
@@ -221,7 +226,7 @@ def add_values(
         give(call, state, unit.first, unit.batches, state.out[:, first : first + count], factor)
 
 
-def join(total: Tensor, new: Tensor, unit: Unit) -> None:
+def join(total: Tensor, new: Tensor, unit: DecodeUnit) -> None:
     """What a section adds to what earlier ones left."""
     if unit.section.index == 0:
         nisa.tensor_copy(total, new)
@@ -234,13 +239,13 @@ def join(total: Tensor, new: Tensor, unit: Unit) -> None:
 class Joined(nl.NKIObject):
     """Each core has processed half of the keys: exchange and merge, some columns at a time."""
 
-    def __init__(self, call: Call):
+    def __init__(self, call: DecodeCall):
         head_dim = call.cfg.d_head
         columns = min(call.batches, max(1, BANK // call.columns)) * call.columns
         self.mine = call.tile((head_dim, 3, columns), nl.float32)
         self.theirs = call.tile((head_dim, 3, columns), nl.float32)
 
-    def join(self, call: Call, state: State, first: int, batches: int) -> None:
+    def join(self, call: DecodeCall, state: DecodeState, first: int, batches: int) -> None:
         rows, count = call.cfg.d_head, batches * call.columns
         span = slice(first * call.columns, first * call.columns + count)
         mine, theirs = self.mine[:, :, 0:count], self.theirs[:, :, 0:count]
@@ -261,7 +266,7 @@ class Joined(nl.NKIObject):
 GPSIMD_ELEMENTS = 256  # of each partition, that GpSimd sends in one go
 
 
-def swap(call: Call, mine: Tensor, theirs: Tensor) -> None:
+def swap(call: DecodeCall, mine: Tensor, theirs: Tensor) -> None:
     """What each core has goes to the other."""
     other = 1 - call.core
     engine = nisa.dma_engine.gpsimd_dma if call.cfg.use_gpsimd_sb2sb else nisa.dma_engine.dma
@@ -271,7 +276,7 @@ def swap(call: Call, mine: Tensor, theirs: Tensor) -> None:
         nisa.sendrecv(mine[:, span], theirs[:, span], other, other, pipe_id=0, dma_engine=engine)
 
 
-def find_factor(call: Call, state: State, first: int, batches: int, number: int) -> Any:
+def find_factor(call: DecodeCall, state: DecodeState, first: int, batches: int, number: int) -> Any:
     """1 / sum for the columns of some batches; a sink, a logit without a value, joins the sums."""
     rows, count = call.cfg.d_head, batches * call.columns
     span = slice(first * call.columns, first * call.columns + count)
@@ -287,7 +292,9 @@ def find_factor(call: Call, state: State, first: int, batches: int, number: int)
     return factor
 
 
-def give(call: Call, state: State, first: int, batches: int, product: Tensor, factor: Tensor) -> None:
+def give(
+    call: DecodeCall, state: DecodeState, first: int, batches: int, product: Tensor, factor: Tensor
+) -> None:
     """The results of some batches: to SBUF, and from there to HBM if wanted. A query that saw nothing: 0."""
     start = (call.first_batch + first) * call.columns
     place = state.result[:, start : start + batches * call.columns]

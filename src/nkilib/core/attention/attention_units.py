@@ -17,7 +17,7 @@ GROUP_TILES = 8  # query tiles that are loaded and stored together
 RESIDENT_BYTES = 64 * 1024  # per partition: keys and values that stay for all queries of a head
 
 
-class Mask(nl.NKIObject):
+class PrefillMask(nl.NKIObject):
     """Which keys a query sees, as far as it is known at trace time; run-time numbers are in HBM."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Mask(nl.NKIObject):
         return begin // PMAX * PMAX, end
 
 
-class Call(nl.NKIObject):
+class PrefillCall(nl.NKIObject):
     """The operands of one call in HBM, its sizes and its options."""
 
     def __init__(self, q, k, v, k_prior, v_prior, mask, scale, tp_q, tp_k, tp_out, scores_dtype, bias, sink):
@@ -78,7 +78,7 @@ class Call(nl.NKIObject):
         self.max_sign = 1.0  # -1.0: neg_max receives the maxima themselves
 
 
-class Section(nl.NKIObject):
+class PrefillSection(nl.NKIObject):
     """A run of keys of one head and their values, brought to SBUF when first needed."""
 
     def __init__(self, k_hbm, v_hbm, start: int, size: int, is_prior: bool):
@@ -109,7 +109,7 @@ class Section(nl.NKIObject):
 class Group(nl.NKIObject):
     """Neighbouring query tiles of a head: loaded together, stored together."""
 
-    def __init__(self, call: Call, head: int, first: int, last: int):
+    def __init__(self, call: PrefillCall, head: int, first: int, last: int):
         self.call = call
         self.head = head
         self.first = first
@@ -125,7 +125,7 @@ class Group(nl.NKIObject):
         self.sums: Any = None
 
 
-class Row(nl.NKIObject):
+class QueryRow(nl.NKIObject):
     """One query tile and its softmax over the sections seen so far."""
 
     def __init__(self, group: Group, index: int):
@@ -137,12 +137,12 @@ class Row(nl.NKIObject):
         self.product: Any = None  # [rows, d + 1]: probabilities times values and, last, their sum
 
 
-class Unit(nl.NKIObject):
+class PrefillUnit(nl.NKIObject):
     """A query tile against keys begin .. end - 1 of a section."""
 
     tiles: list  # the tiles of keys, once values are needed
 
-    def __init__(self, row: Row, section: Section, begin: int, end: int):
+    def __init__(self, row: QueryRow, section: PrefillSection, begin: int, end: int):
         self.row = row
         self.section = section
         self.begin = begin
@@ -159,7 +159,7 @@ class Unit(nl.NKIObject):
         self.product: Any = None
 
 
-def plan_units(call: Call) -> list:
+def plan_units(call: PrefillCall) -> list:
     """The units of this core, in the order of execution."""
     units: list = []
     sections: list = []
@@ -194,7 +194,7 @@ def query_runs(heads: int, tiles: int) -> list:
     return runs
 
 
-def sections_of(call: Call, key_head: int) -> list:
+def sections_of(call: PrefillCall, key_head: int) -> list:
     """The keys of a head, those of the prior first; half as many at a time where each takes more room."""
     keys = SECTION_KEYS // 2 if call.q.dtype == nl.float32 or call.bias is not None else SECTION_KEYS
     sections: list = []
@@ -208,7 +208,7 @@ def sections_of(call: Call, key_head: int) -> list:
 
 def add_sections(sections: list, k_hbm: Tensor, v_hbm: Tensor, keys: int, is_prior: bool) -> None:
     for part in TiledRange(v_hbm.shape[0], keys):
-        sections.append(Section(k_hbm, v_hbm, part.start_offset, part.size, is_prior))
+        sections.append(PrefillSection(k_hbm, v_hbm, part.start_offset, part.size, is_prior))
 
 
 def fit_together(sections: list) -> bool:
@@ -224,15 +224,15 @@ def add_units(units: list, group: Group, sections: list) -> None:
     """The units of a group: all its tiles meet a section before the next is needed."""
     rows = []
     for index in range(group.tiles):
-        rows.append(Row(group, group.tiles - 1 - index))
+        rows.append(QueryRow(group, group.tiles - 1 - index))
     for section in sections:
         for row in rows:
             begin, end = visible_range(row, section)
             if begin < end:
-                units.append(Unit(row, section, begin, end))
+                units.append(PrefillUnit(row, section, begin, end))
 
 
-def visible_range(row: Row, section: Section) -> tuple[int, int]:
+def visible_range(row: QueryRow, section: PrefillSection) -> tuple[int, int]:
     """(begin, end) of the keys of a section that a query tile may see; empty if begin >= end."""
     if section.is_prior:
         return 0, section.size

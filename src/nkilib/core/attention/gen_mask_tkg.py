@@ -16,7 +16,7 @@ from ..utils.kernel_assert import assert_shape, kernel_assert, not_built
 from ..utils.kernel_helpers import get_verified_program_sharding_info
 from ..utils.tiled_range import TiledRange
 from .attention_tkg_masks import Masks
-from .attention_tkg_plan import Call, Chunk, Section, Unit, active_runs
+from .attention_tkg_plan import DecodeCall, DecodeSection, DecodeUnit, LoadChunk, active_runs
 from .attention_tkg_utils import AttnTKGConfig, resize_cache_block_len_for_attention_tkg_kernel
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def mask_call(
     start_pos: Tensor | None,
     active: Tensor | None,
     tiling: bool,
-) -> Call:
+) -> DecodeCall:
     for pair in (("pos_ids", pos_ids), ("start_pos", start_pos)):
         kernel_assert(
             pair[1] is None or pair[1].size == bs * s_active,
@@ -137,7 +137,7 @@ def mask_call(
     cfg = AttnTKGConfig(bs, q_head, s_active, s_prior, s_prior, 1, block_len, use_pos_id=True)
     cfg.enable_fa_s_prior_tiling = tiling
     sharding = get_verified_program_sharding_info("gen_mask_tkg", (0, 1), 2)
-    call = Call(None, None, None, None, None, active, None, cfg, None, sharding[1], sharding[2])
+    call = DecodeCall(None, None, None, None, None, active, None, cfg, None, sharding[1], sharding[2])
     call.rope_pos_ids = pos_ids
     call.start_pos_ids = start_pos
     return call
@@ -146,7 +146,7 @@ def mask_call(
 class MaskSizes(nl.NKIObject):
     """One batch at a time, all its keys."""
 
-    def __init__(self, call: Call):
+    def __init__(self, call: DecodeCall):
         self.tiles = call.tiles
         self.batches = 1
         self.mask_batches = 1
@@ -157,12 +157,12 @@ class MaskSlot(nl.NKIObject):
         self.visible = visible
 
 
-def fill_mask(call: Call, mask_out: Tensor, offset: Tensor | None) -> None:
+def fill_mask(call: DecodeCall, mask_out: Tensor, offset: Tensor | None) -> None:
     """mask_out [rows, tiles, batches, columns]"""
     chunks: list = []
     for part in TiledRange(call.tiles, call.block_len if call.block_len > 0 else call.tiles):
-        chunks.append(Chunk(call, part.start_offset, part.size))
-    section = Section(chunks)
+        chunks.append(LoadChunk(call, part.start_offset, part.size))
+    section = DecodeSection(chunks)
     section.runs = active_runs(call, section) if call.mask is not None else []
     masks = Masks(call, MaskSizes(call), section)
     masks.begin_section(section)
@@ -172,7 +172,7 @@ def fill_mask(call: Call, mask_out: Tensor, offset: Tensor | None) -> None:
         nisa.tensor_scalar(masks.numbers[0], masks.numbers[0], nl.add, shift)
     for batch in range(call.batches):
         place = mask_out[:, :, batch].expand_dim(1)
-        masks.of_unit(Unit(section, batch, 1, MaskSlot(place)))
+        masks.of_unit(DecodeUnit(section, batch, 1, MaskSlot(place)))
 
 
 def gen_mask_tkg_hbm_ref(
@@ -204,7 +204,7 @@ def gen_mask_tkg_hbm_ref(
 
 def token_order(cfg: AttnTKGConfig, n_prgs: int) -> np.ndarray:
     """The token of every row of a mask."""
-    call = Call(None, None, None, None, None, None, None, cfg, None, n_prgs, 0)
+    call = DecodeCall(None, None, None, None, None, None, None, cfg, None, n_prgs, 0)
     row = np.arange(cfg.curr_sprior)
     share = call.tiles * call.rows if call.splits_keys else cfg.curr_sprior
     core, tile, partition = row // share, row % share // call.rows, row % call.rows

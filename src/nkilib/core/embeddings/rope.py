@@ -90,7 +90,7 @@ def RoPE(
     if relayout_in_sbuf:
         check_relayout(batch * heads * sequence, "relayout_in_sbuf")
     x_out = nl.ndarray(x_in.shape, x_in.dtype, buffer=nl.shared_hbm)
-    own = Block(0, batch, 0, heads, 0, sequence)
+    own = TokenBox(0, batch, 0, heads, 0, sequence)
     if lnc_shard:
         own = own.part(n_prgs, split_tokens(own, n_prgs)[1], prg_id)
     if lnc_shard or prg_id == 0:
@@ -160,7 +160,7 @@ def check_relayout(columns: int, option: str) -> None:
 
 
 @dataclass
-class Block(nl.NKIObject):
+class TokenBox(nl.NKIObject):
     """A box of tokens: batches, heads and positions from a start on."""
 
     batch: int
@@ -182,13 +182,13 @@ class Block(nl.NKIObject):
         cos = cos.slice(1, self.batch, self.batch + self.batches)
         return cos.slice(2, self.position, self.position + self.positions)
 
-    def part(self, groups: int, axis: int, group: int) -> Block:
+    def part(self, groups: int, axis: int, group: int) -> TokenBox:
         """One of `groups` equal parts along batches (0), heads (1) or positions (2)."""
         sizes = [self.batches, self.heads, self.positions]
         starts = [self.batch, self.head, self.position]
         sizes[axis] = sizes[axis] // groups
         starts[axis] = starts[axis] + sizes[axis] * group
-        return Block(starts[0], sizes[0], starts[1], sizes[1], starts[2], sizes[2])
+        return TokenBox(starts[0], sizes[0], starts[1], sizes[1], starts[2], sizes[2])
 
     def tiles(self) -> list:
         """The block in pieces of at most TILE_COLUMNS columns: some heads of a batch, or whole batches."""
@@ -198,11 +198,13 @@ class Block(nl.NKIObject):
         for batch in TiledRange(self.batches, batches):
             for head in TiledRange(self.heads, heads):
                 first = (self.batch + batch.start_offset, self.head + head.start_offset)
-                blocks.append(Block(first[0], batch.size, first[1], head.size, self.position, self.positions))
+                blocks.append(
+                    TokenBox(first[0], batch.size, first[1], head.size, self.position, self.positions)
+                )
         return blocks
 
 
-def rotate_in_hbm(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, own: Block, contiguous: bool) -> None:
+def rotate_in_hbm(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, own: TokenBox, contiguous: bool) -> None:
     """Tile by tile: equal blocks from each part of the tokens, one below the other in the partitions."""
     x, out = pairs_of(x, contiguous), pairs_of(out, contiguous)
     groups, axis = split_tokens(own, PMAX // cos.shape[0])
@@ -227,7 +229,7 @@ def rotate_in_hbm(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, own: Block, 
         store_from(targets, rotated)
 
 
-def split_tokens(own: Block, most: int) -> tuple[int, int]:
+def split_tokens(own: TokenBox, most: int) -> tuple[int, int]:
     """(groups, axis): into how many equal parts, and along which axis, the tokens can be cut."""
     sizes = (own.batches, own.heads, own.positions)
     groups = most
@@ -257,7 +259,7 @@ def store_from(blocks: list, tile: Tensor) -> None:
 # ---- interleaved pairs, brought together by matmuls ----------------------------------------------
 
 
-def rotate_with_relayout(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, own: Block) -> None:
+def rotate_with_relayout(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, own: TokenBox) -> None:
     """Interleaved to interleaved: the permutation before, its inverse after."""
     half = x.shape[0] // 2
     tile = load_below([own.of(x)])

@@ -63,7 +63,7 @@ def rope_hf(
 
 
 @dataclass
-class Run(nl.NKIObject):
+class PositionRun(nl.NKIObject):
     """Positions from a start on, some neighbours in each partition: they travel in one piece."""
 
     start: int
@@ -84,9 +84,9 @@ def own_runs(sequence: int, batch: int, neighbours: int) -> list:
         if (tile.index + batch) % n_prgs == prg_id:
             rows, rest = tile.size // neighbours, tile.size % neighbours
             if rows > 0:
-                runs.append(Run(tile.start_offset, rows, neighbours))
+                runs.append(PositionRun(tile.start_offset, rows, neighbours))
             if rest > 0:
-                runs.append(Run(tile.end_offset - rest, rest, 1))
+                runs.append(PositionRun(tile.end_offset - rest, rest, 1))
     return runs
 
 
@@ -143,7 +143,7 @@ def factors_of(cos: Tensor, sin: Tensor, backward: bool) -> tuple:
     return cos[:, :, 0:half], crossed[0], crossed[1], cos[:, :, half : 2 * half]
 
 
-def rotate_heads(x: Tensor, out: Tensor, run: Run, factors: tuple, loads: Loads) -> None:
+def rotate_heads(x: Tensor, out: Tensor, run: PositionRun, factors: tuple, loads: Loads) -> None:
     """All heads of x [heads, S, d] in a run."""
     for heads in TiledRange(x.shape[0], TILE_HEADS):
         sources = x[heads.start_offset : heads.end_offset].permute((1, 0, 2))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.mlp.gate_up import StaticScales, contract_rows, down_terms, gate_up_features, gate_up_rows
+from nkilib.core.mlp.gate_up import MLPStaticScales, contract_rows, down_terms, gate_up_features, gate_up_rows
 from nkilib.core.mlp.mlp_parameters import (
     MLPParameters,
     hidden_size,
@@ -19,7 +19,7 @@ from nkilib.core.mlp.mlp_parameters import (
     result_dtype,
     token_count,
 )
-from nkilib.core.mlp.rows import RowSource, token_activations
+from nkilib.core.mlp.rows import MLPRowSource, token_activations
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.projection import Activations, span_columns
@@ -39,8 +39,8 @@ SWAP_ELEMENTS = 256  # in each partition, what GpSimdE's DMA takes of any dtype
 def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Tensor, add_out: Tensor | None) -> None:
     """The MLP of all tokens, into out, in HBM or, [T, H] or [128, H / 128, T], in SBUF."""
     tokens = token_count(p)
-    scales = StaticScales(p)
-    source = RowSource(p, n_prgs, add_out if core == 0 else None, scales.inverse_x)
+    scales = MLPStaticScales(p)
+    source = MLPRowSource(p, n_prgs, add_out if core == 0 else None, scales.inverse_x)
     x = token_activations(p, source, 0, tokens, div_ceil(intermediate_size(p), n_prgs))
     parts = middle_parts(p, x, scales, n_prgs, core)
     columns = hidden_size(p) // n_prgs
@@ -69,7 +69,7 @@ def mlp_decode(p: MLPParameters, n_prgs: int, core: int, out: Tensor, add_out: T
 # ---- the middle ----------------------------------------------------------------------------------
 
 
-def middle_parts(p: MLPParameters, x: Activations, scales: StaticScales, n_prgs: int, core: int) -> list:
+def middle_parts(p: MLPParameters, x: Activations, scales: MLPStaticScales, n_prgs: int, core: int) -> list:
     """m in as many parts as there are cores; each core computes one and receives the other."""
     inner = intermediate_size(p)
     size = div_ceil(inner, n_prgs)

@@ -30,8 +30,8 @@ from nkilib.core.utils.kernel_helpers import (
     get_max_positive_value_for_dtype,
     get_nl_act_fn_from_type,
 )
-from nkilib.core.utils.projection import Activations, Block, project, span_columns
-from nkilib.core.utils.projection_results import Terms, beside, finish, load_terms, new_rows
+from nkilib.core.utils.projection import Activations, ProductBlock, project, span_columns
+from nkilib.core.utils.projection_results import ColumnTerms, beside, finish, load_terms, new_rows
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.tiles import Tiles, close_scope, new_tile, open_scope
@@ -39,7 +39,7 @@ from nkilib.core.utils.transposes import rows_in, transpose_rows
 from nkilib.core.utils.types import Tensor
 
 
-class StaticScales(nl.NKIObject):
+class MLPStaticScales(nl.NKIObject):
     """STATIC: what undoes each projection, [128, 1] in SBUF, and what x and m are multiplied by. Or None."""
 
     def __init__(self, p: MLPParameters):
@@ -60,7 +60,9 @@ def column_scale(p: MLPParameters, linear: Linear) -> Any:
     return linear.scale if p.quantization == QuantizationType.ROW else None
 
 
-def down_terms(p: MLPParameters, scales: StaticScales, m: Activations, column: int, columns: int) -> Terms:
+def down_terms(
+    p: MLPParameters, scales: MLPStaticScales, m: Activations, column: int, columns: int
+) -> ColumnTerms:
     """What follows the sums of the down projection."""
     by_column = column_scale(p, p.down)
     return load_terms(scales.down, by_column, p.down.bias, column, columns, m, p.down.weight)
@@ -70,7 +72,7 @@ def down_terms(p: MLPParameters, scales: StaticScales, m: Activations, column: i
 
 
 def gate_up_features(
-    p: MLPParameters, x: Activations, scales: StaticScales, first: int, count: int
+    p: MLPParameters, x: Activations, scales: MLPStaticScales, first: int, count: int
 ) -> Activations:
     """m of columns first ... first + count. Not for ROW, whose scale is that of a token."""
     tokens = x.tile.shape[2]
@@ -92,7 +94,7 @@ def gate_up_features(
 
 def project_features(
     p: MLPParameters, linear: Linear, scale: Tensor | None, x: Activations, column: int, columns: int
-) -> list[Block]:
+) -> list[ProductBlock]:
     """The finished values of one projection, [columns <= 128, tokens] a block."""
     blocks = project(x, linear.weight, column, columns, feature_major=True)
     bias = None if linear.bias is None else load_bias_columns(linear.bias, column, columns, p.tiles)
@@ -125,7 +127,7 @@ def load_bias_columns(bias: Tensor, column: int, columns: int, tiles: Tiles | No
 # ---- token-major: m[tokens, columns] -------------------------------------------------------------
 
 
-def gate_up_rows(p: MLPParameters, x: Activations, scales: StaticScales, first: int, count: int) -> tuple:
+def gate_up_rows(p: MLPParameters, x: Activations, scales: MLPStaticScales, first: int, count: int) -> tuple:
     """m of columns first ... first + count, [tokens <= 128, count] a tile; in float32 if FP8 comes next.
 
     Also, where tokens are quantised each by its own scale, max|m|, [tokens, 1] a tile; else None.
@@ -168,7 +170,7 @@ def all_maxima(p: MLPParameters, maxima: list) -> list:
 
 def project_rows(
     p: MLPParameters, linear: Linear, scale: Tensor | None, x: Activations, column: int, columns: int
-) -> list[Block]:
+) -> list[ProductBlock]:
     """The finished values of one projection, [tokens <= 128, columns <= 512] a block."""
     blocks = project(x, linear.weight, column, columns, feature_major=False)
     by_column = column_scale(p, linear)
@@ -183,7 +185,7 @@ def project_rows(
 
 
 def contract_rows(
-    p: MLPParameters, scales: StaticScales, rows: list, first: int, maxima: list
+    p: MLPParameters, scales: MLPStaticScales, rows: list, first: int, maxima: list
 ) -> Activations:
     """Rows of m, quantised if need be, as the down projection contracts them. `maxima`: max|m|, for ROW."""
     count, tokens = rows[0].shape[1], rows_in(rows)
@@ -206,7 +208,7 @@ def contract_rows(
 # ---- element by element, the same in both orders -------------------------------------------------
 
 
-def clamp_block(linear: Linear, block: Block) -> None:
+def clamp_block(linear: Linear, block: ProductBlock) -> None:
     """Clamp the sums of a block to the limits of its projection."""
     if has_limits(linear.upper, linear.lower):
         value = beside(block)
@@ -234,7 +236,7 @@ def activate(dst: Tensor, x: Tensor, act_fn: ActFnType, tiles: Tiles | None = No
 
 
 def combine(
-    p: MLPParameters, scales: StaticScales | None, dst: Tensor, gates: list | None, ups: list, i: int
+    p: MLPParameters, scales: MLPStaticScales | None, dst: Tensor, gates: list | None, ups: list, i: int
 ) -> None:
     """dst = gate * up of block i, or act(up) without a gate; quantised if `scales` are STATIC ones."""
     quantized = scales is not None and scales.inverse_m is not None

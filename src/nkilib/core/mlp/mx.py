@@ -34,7 +34,7 @@ from nkilib.core.mlp.mx_factors import (
 )
 from nkilib.core.mlp.mx_few import load_pieces, loads_pieces, project_down_transposed, transposes_results
 from nkilib.core.mlp.mx_parameters import INNERMOST, QUARTER, down_rows
-from nkilib.core.mlp.rows import RowSource, add_residual, castable, load_rows, normalize
+from nkilib.core.mlp.rows import MLPRowSource, add_residual, castable, load_rows, normalize
 from nkilib.core.utils.clamping import clamp, has_limits
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.fp8 import load_scalar, product_of, reciprocal_of
@@ -52,7 +52,7 @@ from nkilib.core.utils.mx_projection import (
 )
 from nkilib.core.utils.mx_weight_loads import MxWeights, load_scales
 from nkilib.core.utils.projection import BANK_COLUMNS, SUM_BANKS, token_major_blocks
-from nkilib.core.utils.projection_results import Terms, broadcast_row, finish_into, new_rows, store_rows
+from nkilib.core.utils.projection_results import ColumnTerms, broadcast_row, finish_into, new_rows, store_rows
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
@@ -93,14 +93,14 @@ def mlp_mx(p: MLPParameters, n_prgs: int, core: int, out: Tensor, add_out: Tenso
     scales = MxScales(p)
     tokens = token_count(p)
     if shares_columns(p, n_prgs):
-        source = RowSource(p, n_prgs, add_out if core == 0 else None, None)
+        source = MLPRowSource(p, n_prgs, add_out if core == 0 else None, None)
         columns = hidden_size(p) // n_prgs
         for block in TiledRange(tokens, BANK_COLUMNS):
             x = tokens_mx(p, source, scales, block.start_offset, block.size)
             m = shared_middle(p, scales, x, n_prgs, core)
             project_down(p, scales, m, out, block, core * columns, columns, n_prgs, core)
         return
-    source = RowSource(p, n_prgs, add_out, None)
+    source = MLPRowSource(p, n_prgs, add_out, None)
     each = div_ceil(tokens, n_prgs)
     start, end = core * each, min(tokens, (core + 1) * each)
     for some in TiledRange(end - start, BANK_COLUMNS if p.tiles is None else MANAGED_TOKENS):
@@ -115,7 +115,7 @@ def mlp_mx(p: MLPParameters, n_prgs: int, core: int, out: Tensor, add_out: Tenso
 # ---- tokens --------------------------------------------------------------------------------------
 
 
-def tokens_mx(p: MLPParameters, source: RowSource, scales: MxScales, first: int, count: int) -> MxTokens:
+def tokens_mx(p: MLPParameters, source: MLPRowSource, scales: MxScales, first: int, count: int) -> MxTokens:
     """Tokens first ... first + count in FP8, an even number of them: a last one may be all zeros."""
     if arrives_packed(p):
         return packed_tokens(p, first, count, scales.ones)
@@ -334,7 +334,7 @@ def project_down(
     given = given_rows(rows, block.size)
     by_weight = p.down.scale if p.quantization == QuantizationType.MX else None
     weights = MxWeights(p.down.weight, by_weight)
-    terms = Terms(first, scales.down)
+    terms = ColumnTerms(first, scales.down)
     if p.down.bias is not None:
         terms.bias = broadcast_row(p.down.bias, first, columns, min(even, PMAX), p.tiles)
     if p.quantization == QuantizationType.ROW_MX:

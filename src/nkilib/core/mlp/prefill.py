@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nkilib.core.mlp.gate_up import StaticScales, contract_rows, down_terms, gate_up_features, gate_up_rows
+from nkilib.core.mlp.gate_up import MLPStaticScales, contract_rows, down_terms, gate_up_features, gate_up_rows
 from nkilib.core.mlp.mlp_parameters import (
     MLPParameters,
     hidden_size,
@@ -10,7 +10,7 @@ from nkilib.core.mlp.mlp_parameters import (
     result_dtype,
     token_count,
 )
-from nkilib.core.mlp.rows import RowSource, token_activations, tokens_per_block
+from nkilib.core.mlp.rows import MLPRowSource, token_activations, tokens_per_block
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.kernel_helpers import div_ceil, program_share
 from nkilib.core.utils.projection import BANK_COLUMNS, Activations, span_columns
@@ -26,8 +26,8 @@ def mlp_prefill(p: MLPParameters, out: Tensor, add_out: Tensor | None) -> None:
     start, end = program_share(token_count(p))
     if start == end:
         return
-    scales = StaticScales(p)
-    source = RowSource(p, 1, add_out, scales.inverse_x)
+    scales = MLPStaticScales(p)
+    source = MLPRowSource(p, 1, add_out, scales.inverse_x)
     blocks = div_ceil(end - start, tokens_per_block(p, BANK_COLUMNS))
     size = div_ceil(div_ceil(end - start, blocks), PMAX) * PMAX
     tiles = TiledRange(end - start, size)
@@ -45,7 +45,7 @@ def mlp_prefill(p: MLPParameters, out: Tensor, add_out: Tensor | None) -> None:
 
 
 def run_sequentially(
-    p: MLPParameters, source: RowSource, scales: StaticScales, out: Tensor, start: int, blocks: tuple
+    p: MLPParameters, source: MLPRowSource, scales: MLPStaticScales, out: Tensor, start: int, blocks: tuple
 ) -> None:
     """One block after the other, on the stack of a manual manager."""
     for block in blocks:
@@ -56,7 +56,7 @@ def run_sequentially(
         close_scope(p.tiles)
 
 
-def project_block(p: MLPParameters, m: Activations, scales: StaticScales, out: Tensor, first: int) -> None:
+def project_block(p: MLPParameters, m: Activations, scales: MLPStaticScales, out: Tensor, first: int) -> None:
     """The down projection of one block of tokens, stored."""
     tokens = m.tile.shape[2]
     for span in TiledRange(hidden_size(p), span_columns(m, p.down.weight)):
@@ -68,7 +68,7 @@ def project_block(p: MLPParameters, m: Activations, scales: StaticScales, out: T
         close_scope(p.tiles)
 
 
-def middle(p: MLPParameters, x: Activations, scales: StaticScales) -> Activations:
+def middle(p: MLPParameters, x: Activations, scales: MLPStaticScales) -> Activations:
     """m of one block of tokens. ROW needs all of a token's m for its scale: tokens stay in partitions."""
     if p.quantization != QuantizationType.ROW:
         return gate_up_features(p, x, scales, 0, intermediate_size(p))

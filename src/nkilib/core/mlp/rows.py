@@ -34,7 +34,7 @@ from nkilib.core.utils.types import DTypeLike, Tensor
 STATISTICS_COLUMNS = 512  # of one bn_stats
 
 
-class RowSource(nl.NKIObject):
+class MLPRowSource(nl.NKIObject):
     """hidden and what is added to it, with the rows that every token is multiplied by or shifted by."""
 
     def __init__(self, p: MLPParameters, n_prgs: int, add_out: Tensor | None, inverse_scale: Tensor | None):
@@ -49,7 +49,7 @@ class RowSource(nl.NKIObject):
 
 
 def token_activations(
-    p: MLPParameters, source: RowSource, first: int, count: int, columns: int
+    p: MLPParameters, source: MLPRowSource, first: int, count: int, columns: int
 ) -> Activations:
     """Tokens first ... first + count as the gate and up projections, of so many columns, contract them."""
     size = hidden_size(p)
@@ -83,7 +83,7 @@ def castable(rows: Tensor, dtype: DTypeLike, tiles: Tiles | None = None) -> Any:
     return cast
 
 
-def load_rows(p: MLPParameters, source: RowSource, tensor: Tensor, first: int, count: int) -> Any:
+def load_rows(p: MLPParameters, source: MLPRowSource, tensor: Tensor, first: int, count: int) -> Any:
     """Rows of hidden, or of what is added to it, from any of the layouts."""
     if not (p.transposed_in or input_in_sbuf(p)):
         width = tensor.shape[2]
@@ -110,7 +110,7 @@ def load_columns(p: MLPParameters, tensor: Tensor, first: int, count: int) -> An
     return columns
 
 
-def add_residual(p: MLPParameters, source: RowSource, rows: Tensor, first: int) -> Any:
+def add_residual(p: MLPParameters, source: MLPRowSource, rows: Tensor, first: int) -> Any:
     """rows + fused_add in float32; stored if asked for, in the dtype of hidden."""
     if p.fused_add is None:
         return rows
@@ -127,7 +127,7 @@ def add_residual(p: MLPParameters, source: RowSource, rows: Tensor, first: int) 
 # ---- norms ---------------------------------------------------------------------------------------
 
 
-def normalize(p: MLPParameters, source: RowSource, rows: Tensor) -> Any:
+def normalize(p: MLPParameters, source: MLPRowSource, rows: Tensor) -> Any:
     """The norm of each row, in the dtype of the matmul, or in float32 where it is quantised next."""
     if p.norm == NormType.NO_NORM:
         return rows
@@ -185,7 +185,7 @@ def layer_norm(
 # ---- quantisation --------------------------------------------------------------------------------
 
 
-def quantize(p: MLPParameters, source: RowSource, rows: Tensor, scales: list) -> Any:
+def quantize(p: MLPParameters, source: MLPRowSource, rows: Tensor, scales: list) -> Any:
     """The rows in FP8, if the matmul wants them so; the scales of ROW are appended to `scales`."""
     if not quantizes_activations(p):
         return rows

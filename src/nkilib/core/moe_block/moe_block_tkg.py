@@ -114,7 +114,7 @@ def moe_block_tkg(
     )
     n_prgs, core = get_verified_program_sharding_info("moe_block_tkg", (0, 1), 2)[1:]
     tokens = normalized(inp, residual, gamma, eps, hidden_actual, core, shared_expert_up_w is not None)
-    router = Routing(
+    router = BlockRouting(
         RouterActFnType.SIGMOID if router_act_fn is None else router_act_fn,
         top_k,
         router_pre_norm,
@@ -262,7 +262,7 @@ def with_residual(rows: Tensor, residual: Tensor) -> Tensor:
 
 
 @dataclass
-class Routing(nl.NKIObject):
+class BlockRouting(nl.NKIObject):
     """The rule of the router."""
 
     act_fn: RouterActFnType
@@ -281,7 +281,9 @@ class Routed(nl.NKIObject):
     index: Any
 
 
-def route(n: Normalized, weights: Tensor, bias: Tensor | None, rule: Routing, store_logits: bool) -> Routed:
+def route(
+    n: Normalized, weights: Tensor, bias: Tensor | None, rule: BlockRouting, store_logits: bool
+) -> Routed:
     experts = weights.shape[1]
     buffer = nl.sbuf if n.tokens <= PMAX else nl.private_hbm
     routed = Routed(

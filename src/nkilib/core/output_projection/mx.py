@@ -26,7 +26,7 @@ from nkilib.core.utils.mx_projection import (
 )
 from nkilib.core.utils.mx_weight_loads import BLOCK, SCALE_ROWS, MxWeights
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8, SUM_BANKS, token_major_blocks
-from nkilib.core.utils.projection_results import Terms, broadcast_row, finish_into
+from nkilib.core.utils.projection_results import ColumnTerms, broadcast_row, finish_into
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import close_scope, new_tile, open_scope
@@ -136,7 +136,7 @@ def heads_in_tile(heads: int, depth: int) -> int:
     return count
 
 
-class MxProjection(nl.NKIObject):
+class OutputMxProjection(nl.NKIObject):
     """The weights by tiles, and what undoes the quantisation of STATIC_MX."""
 
     def __init__(self, p: Operands, heads: int, depth: int):
@@ -178,7 +178,7 @@ class MxProjection(nl.NKIObject):
     def project_into(self, rows: list, x: MxTokens, first: int, columns: int) -> None:
         """Columns first ... of the tokens of x, into rows [tokens <= 128, columns], which may lack one."""
         p, tokens = self.p, x.words.shape[2]
-        terms = Terms(first, self.sums)
+        terms = ColumnTerms(first, self.sums)
         if p.bias is not None:
             terms.bias = broadcast_row(p.bias, first, columns, min(tokens, PMAX), p.tiles)
         widest = BANK_COLUMNS * max(1, SUM_BANKS // len(rows))
@@ -195,7 +195,7 @@ class MxProjection(nl.NKIObject):
             close_scope(p.tiles)
 
 
-def prefill_tokens(mx: MxProjection, part: Tensor) -> MxTokens:
+def prefill_tokens(mx: OutputMxProjection, part: Tensor) -> MxTokens:
     """Tokens of [N D, tokens] in HBM."""
     tokens = part.shape[1]
     lanes = mx.new_lanes(tokens)
@@ -229,7 +229,7 @@ def packed_heads(p: Operands, compact_scales: bool) -> tuple[int, int]:
     return mx_heads(rows // GROUP, GROUP * LANES, True, compact_scales)
 
 
-def packed_tokens(mx: MxProjection, batch: int, first: int, count: int) -> MxTokens:
+def packed_tokens(mx: OutputMxProjection, batch: int, first: int, count: int) -> MxTokens:
     """Tokens first ... of words [B, 1, N D / 4, S], an even number."""
     even, p = count + count % 2, mx.p
     words = new_tile(p.tiles, (filled(mx.rows), mx.tiles, even), p.attention.dtype)
@@ -248,7 +248,7 @@ def packed_tokens(mx: MxProjection, batch: int, first: int, count: int) -> MxTok
     return MxTokens(words, scales, mx.ones, p.tiles)
 
 
-def decode_tokens(mx: MxProjection) -> MxTokens:
+def decode_tokens(mx: OutputMxProjection) -> MxTokens:
     """Tokens of attention [D, B, N, S], in HBM or SBUF."""
     attention = mx.p.attention
     depth, batches, heads, steps = attention.shape

@@ -114,7 +114,7 @@ def column_scale(p: Operands) -> Any:
     return p.weight_scale if p.quantization == QuantizationType.ROW else None
 
 
-class StaticScales(nl.NKIObject):
+class OutputStaticScales(nl.NKIObject):
     """STATIC: what the sums and what attention are multiplied by, [128, 1] in SBUF. Otherwise None."""
 
     def __init__(self, p: Operands):
@@ -124,7 +124,7 @@ class StaticScales(nl.NKIObject):
         self.sums = product_of(scale, load_scalar(p.weight_scale, p.tiles), p.tiles) if static else None
 
 
-def quantize(dst: Tensor, x: Tensor, scales: StaticScales, tiles: Tiles | None = None) -> None:
+def quantize(dst: Tensor, x: Tensor, scales: OutputStaticScales, tiles: Tiles | None = None) -> None:
     """dst = fp8(x / input scale)"""
     quantize_static(dst, x, scales.inverse, get_max_positive_value_for_dtype(dst.dtype), tiles)
 

@@ -10,10 +10,10 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.output_projection.mx import MxProjection, as_mx, decode_tokens
+from nkilib.core.output_projection.mx import OutputMxProjection, as_mx, decode_tokens
 from nkilib.core.output_projection.operands import (
     Operands,
-    StaticScales,
+    OutputStaticScales,
     check_operands,
     column_scale,
     matmul_dtype,
@@ -97,7 +97,7 @@ def output_projection_tkg(
         )
     check(p, sharding[1], TRANSPOSE_OUT, OUT_IN_SB and not TRANSPOSE_OUT)
     columns = p.weight.shape[1] // sharding[1]
-    share = Share(sharding[2] * columns, columns)
+    share = ColumnShare(sharding[2] * columns, columns)
     if sbm is None or sbm.is_auto_alloc():
         return project_all(p, share, new_result(p, share, TRANSPOSE_OUT, OUT_IN_SB, None), TRANSPOSE_OUT)
     result = new_result(p, share, TRANSPOSE_OUT, OUT_IN_SB, sbm)  # stays where it is; all else goes
@@ -109,14 +109,16 @@ def output_projection_tkg(
 
 
 @dataclass
-class Share(nl.NKIObject):
+class ColumnShare(nl.NKIObject):
     """The columns of the weights that this core has."""
 
     first: int
     columns: int
 
 
-def new_result(p: Operands, share: Share, transposed: bool, in_sbuf: bool, sbm: BufferManager | None) -> Any:
+def new_result(
+    p: Operands, share: ColumnShare, transposed: bool, in_sbuf: bool, sbm: BufferManager | None
+) -> Any:
     """All columns in HBM, or those of this core in SBUF."""
     tokens, tiles = p.attention.shape[1] * p.attention.shape[3], share.columns // PMAX
     n_prgs = p.weight.shape[1] // share.columns
@@ -129,11 +131,11 @@ def new_result(p: Operands, share: Share, transposed: bool, in_sbuf: bool, sbm: 
     return nl.ndarray(shape, result_dtype(p), buffer=nl.shared_hbm)
 
 
-def project_all(p: Operands, share: Share, result: Tensor, transposed: bool) -> Any:
+def project_all(p: Operands, share: ColumnShare, result: Tensor, transposed: bool) -> Any:
     """Blocks of tokens; the weights pass by once for each, which is once in decode proper."""
     if p.quantization.is_mx():
         return project_all_mx(p, share, result, transposed)
-    scales = StaticScales(p)
+    scales = OutputStaticScales(p)
     x = attention_by_rows(p, scales)
     in_sbuf = not is_hbm_buffer(result)
     for block in TiledRange(x.tile.shape[2], block_tokens(p, share)):
@@ -152,9 +154,9 @@ def project_all(p: Operands, share: Share, result: Tensor, transposed: bool) -> 
     return result
 
 
-def project_all_mx(p: Operands, share: Share, result: Tensor, transposed: bool) -> Any:
+def project_all_mx(p: Operands, share: ColumnShare, result: Tensor, transposed: bool) -> Any:
     """The same with MX weights, all tokens at once."""
-    mx = MxProjection(p, p.attention.shape[2], p.attention.shape[0])
+    mx = OutputMxProjection(p, p.attention.shape[2], p.attention.shape[0])
     tokens = p.attention.shape[1] * p.attention.shape[3]
     x = decode_tokens(mx)
     if not transposed and not is_hbm_buffer(result):
@@ -170,7 +172,9 @@ def project_all_mx(p: Operands, share: Share, result: Tensor, transposed: bool) 
     return result
 
 
-def put_spread(p: Operands, share: Share, result: Tensor, rows: list, block: TiledRangeIterator) -> None:
+def put_spread(
+    p: Operands, share: ColumnShare, result: Tensor, rows: list, block: TiledRangeIterator
+) -> None:
     """The rows of a block of tokens in the transposed result, [128, J, T] in SBUF or [128, cores, J, T]."""
     if is_hbm_buffer(result):
         place = result[:, share.first // share.columns, :, block.start_offset : block.end_offset]
@@ -179,7 +183,7 @@ def put_spread(p: Operands, share: Share, result: Tensor, rows: list, block: Til
         spread_rows_into(result[:, :, block.start_offset : block.end_offset], rows)
 
 
-def block_tokens(p: Operands, share: Share) -> int:
+def block_tokens(p: Operands, share: ColumnShare) -> int:
     """How many tokens a pass over the weights serves: a set of sums, of which the rows must fit into SBUF."""
     width = 4 if result_dtype(p) == nl.float32 else 2
     tiles = ROW_BYTES // (width * share.columns)
@@ -192,7 +196,7 @@ def some_tokens(x: Activations, block: TiledRangeIterator) -> Activations:
 
 
 def project_rows(
-    p: Operands, x: Activations, scales: StaticScales, share: Share, rows: list, out: Tensor
+    p: Operands, x: Activations, scales: OutputStaticScales, share: ColumnShare, rows: list, out: Tensor
 ) -> None:
     """The columns of this core in rows, [tokens, columns]; stored as they become ready, if out is given."""
     terms = load_terms(scales.sums, column_scale(p), p.bias, share.first, share.columns, x, p.weight)
@@ -231,7 +235,7 @@ def check(p: Operands, n_prgs: int, transposed: bool, rows_in_sbuf: bool) -> Non
 # ---- attention with as many heads in the partitions as fit ----------------------------------------
 
 
-def attention_by_rows(p: Operands, scales: StaticScales) -> Activations:
+def attention_by_rows(p: Operands, scales: OutputStaticScales) -> Activations:
     """[n D, groups, tokens], n = 128 / D heads in a group: the rows of the weights in order."""
     depth, batches, heads, tokens = p.attention.shape
     per_group = min(heads, PMAX // depth)
@@ -263,7 +267,7 @@ def group_heads(p: Operands, per_group: int) -> Any:
     return grouped.reshape((per_group * depth, batches, heads, tokens))
 
 
-def convert(p: Operands, dst: Tensor, src: Tensor, scales: StaticScales) -> None:
+def convert(p: Operands, dst: Tensor, src: Tensor, scales: OutputStaticScales) -> None:
     """The heads of one group, dense, in the dtype of the matmul."""
     if quantizes(p):
         quantize(dst, src, scales, p.tiles)

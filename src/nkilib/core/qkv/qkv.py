@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import nki
 from nkilib.core.qkv.qkv_arguments import (
-    InputNorm,
     Projection,
     Quantization,
+    TokenNorm,
     cache_of,
     check_unsupported,
     head_norm,
@@ -140,7 +140,7 @@ def qkv(
     p = projection_parameters(
         Projection(input, fused_qkv_weights, bias, output_layout, output_hbm, transposed_in),
         Quantization(quantization_type, qkv_w_scale, qkv_in_scale, dtype_mode),
-        InputNorm(fused_norm_type, gamma_norm_weights, layer_norm_bias, norm_eps, hidden_actual),
+        TokenNorm(fused_norm_type, gamma_norm_weights, layer_norm_bias, norm_eps, hidden_actual),
         (mlp_prev, attention_prev) if fused_residual_add else (),
         (d_head, num_q_heads, num_kv_heads),
     )
@@ -246,7 +246,7 @@ def qkv_cte(
     p = projection_parameters(
         Projection(input, fused_qkv_weights, bias, output_layout, output_hbm, transposed_in),
         Quantization(quantization_type, qkv_w_scale, qkv_in_scale, dtype_mode),
-        InputNorm(fused_norm_type, gamma_norm_weights, layer_norm_bias, norm_eps, hidden_actual),
+        TokenNorm(fused_norm_type, gamma_norm_weights, layer_norm_bias, norm_eps, hidden_actual),
         (mlp_prev, attention_prev) if fused_residual_add else (),
         (d_head, num_q_heads, num_kv_heads),
     )
@@ -317,7 +317,7 @@ def qkv_tkg(
     p = projection_parameters(
         Projection(hidden, qkv_w, qkv_bias, output_layout, output_hbm),
         Quantization(quantization_type, qkv_w_scale, qkv_in_scale, dtype_mode),
-        InputNorm(norm_type, norm_w, norm_bias, eps, hidden_actual),
+        TokenNorm(norm_type, norm_w, norm_bias, eps, hidden_actual),
         (mlp_prev, attn_prev) if fused_add else (),
         (d_head, num_q_heads, num_kv_heads),
     )

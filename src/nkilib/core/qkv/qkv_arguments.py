@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import nki.language as nl
-from nkilib.core.qkv.qkv_parameters import Cache, HeadNorm, QKVParameters, Rope
+from nkilib.core.qkv.qkv_parameters import Cache, HeadNorm, QKVParameters, RopeTables
 from nkilib.core.utils.common_types import (
     DtypeMode,
     NormType,
@@ -41,7 +41,7 @@ class Quantization(nl.NKIObject):
 
 
 @dataclass
-class InputNorm(nl.NKIObject):
+class TokenNorm(nl.NKIObject):
     """The norm of the tokens."""
 
     kind: NormType
@@ -58,7 +58,7 @@ def check_unsupported(strided_input_config: object, store_output_in_sbuf: bool) 
 
 
 def projection_parameters(
-    projection: Projection, quantization: Quantization, norm: InputNorm, residuals: tuple, heads: tuple
+    projection: Projection, quantization: Quantization, norm: TokenNorm, residuals: tuple, heads: tuple
 ) -> QKVParameters:
     """Return the parameters of a projection. `heads`: (d_head, query heads, key and value heads)."""
     return QKVParameters(
@@ -84,13 +84,13 @@ def projection_parameters(
     )
 
 
-def rope_of(fused: bool, q_tables: tuple, k_tables: tuple) -> Rope | None:
+def rope_of(fused: bool, q_tables: tuple, k_tables: tuple) -> RopeTables | None:
     """Return the tables of RoPE, (cos, sin) each; keys that have none use those of queries."""
     if not fused:
         return None
     k_cos = q_tables[0] if k_tables[0] is None else k_tables[0]
     k_sin = q_tables[1] if k_tables[1] is None else k_tables[1]
-    return Rope((q_tables[0], k_cos), (q_tables[1], k_sin))
+    return RopeTables((q_tables[0], k_cos), (q_tables[1], k_sin))
 
 
 def head_norm(config: QKNormConfig | None, gammas: tuple, betas: tuple) -> HeadNorm | None:

@@ -24,7 +24,7 @@ from nkilib.core.qkv.qkv_terms import load_terms
 from nkilib.core.qkv.qkv_tokens import ColumnSource, new_tokens, token_columns
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.projection import Activations, span_columns
-from nkilib.core.utils.projection_results import Terms, new_rows, project_into
+from nkilib.core.utils.projection_results import ColumnTerms, new_rows, project_into
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import DTypeLike, Tensor
@@ -111,7 +111,7 @@ def half_sums(p: QKVParameters, core: int, add_out: Tensor) -> Any:
     rows = new_rows(token_count(p), columns_of(p), nl.float32)
     for span in TiledRange(columns_of(p), span_columns(half, p.weight)):
         at = span.start_offset
-        project_into(rows, at, [half], p.weight, Terms(), at, span.size, dtype=weight_dtype(p))
+        project_into(rows, at, [half], p.weight, ColumnTerms(), at, span.size, dtype=weight_dtype(p))
     return rows[0]
 
 
@@ -130,7 +130,7 @@ def received_sums(p: QKVParameters, sums: Tensor, core: int) -> Any:
     return received[:, 0 : own_columns(p, 2, core)[1]]
 
 
-def settle_sums(dst: Tensor, own: Tensor, other: Tensor, terms: Terms) -> None:
+def settle_sums(dst: Tensor, own: Tensor, other: Tensor, terms: ColumnTerms) -> None:
     """dst = (own + other) * column_scale + bias, each [tokens, columns]; the last step rounds."""
     tokens = own.shape[0]
     plain = terms.column_scale is None and terms.bias is None

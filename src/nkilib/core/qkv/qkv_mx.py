@@ -24,7 +24,14 @@ from nkilib.core.qkv.qkv_parameters import (
     token_count,
 )
 from nkilib.core.qkv.qkv_terms import load_terms
-from nkilib.core.qkv.qkv_tokens import Rows, RowSource, in_scale_of, load_rows, normalized, sixteen_bits
+from nkilib.core.qkv.qkv_tokens import (
+    QKVRowSource,
+    TokenRows,
+    in_scale_of,
+    load_rows,
+    normalized,
+    sixteen_bits,
+)
 from nkilib.core.utils.common_types import QKVWeightLayout, QuantizationType
 from nkilib.core.utils.fp8 import reciprocal_of
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, value_assert
@@ -135,7 +142,7 @@ def new_mx_tokens(p: QKVParameters, count: int) -> Tensor:
     return tile
 
 
-def transpose_rows_mx(p: QKVParameters, source: RowSource, x: Tensor, token: int, rows: Rows) -> None:
+def transpose_rows_mx(p: QKVParameters, source: QKVRowSource, x: Tensor, token: int, rows: TokenRows) -> None:
     """Normalised rows into tokens `token` ... of x, as the weights have the hidden dimension."""
     for chunk in TiledRange(rows.tile.shape[1], CHUNK_COLUMNS):
         part = normalized(p, source, rows, chunk.start_offset, chunk.size)
@@ -156,7 +163,7 @@ def transpose_pairs(p: QKVParameters, x: Tensor, token: int, values: Tensor, col
         transpose_rows(x, tile, token, values[:, run.start_offset : run.end_offset], PAIR)
 
 
-class MxProjection(nl.NKIObject):
+class QKVMxProjection(nl.NKIObject):
     """The weights by tiles of the contraction, and what quantises the tokens."""
 
     def __init__(self, p: QKVParameters):
@@ -208,7 +215,7 @@ def decode_mx(
 
     add_out receives the input with its residuals; `dtype` is that of the tiles, by default of the result.
     """
-    mx, source, tokens = MxProjection(p), RowSource(p), token_count(p)
+    mx, source, tokens = QKVMxProjection(p), QKVRowSource(p), token_count(p)
     tile = new_mx_tokens(p, tokens)
     token_scales = []
     for token in TiledRange(tokens, PMAX):

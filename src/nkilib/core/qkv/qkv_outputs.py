@@ -20,7 +20,7 @@ FAR_AWAY = 2**30  # a row that no cache has
 
 
 @dataclass
-class Run(nl.NKIObject):
+class SequenceRun(nl.NKIObject):
     """Tokens of one batch that stand in adjacent rows of a tile."""
 
     batch: int
@@ -36,7 +36,7 @@ def runs(first: int, count: int, sequence: int) -> list:
     while token < first + count:
         batch = token // sequence
         end = min(first + count, (batch + 1) * sequence)
-        found.append(Run(batch, token - batch * sequence, token - first, end - token))
+        found.append(SequenceRun(batch, token - batch * sequence, token - first, end - token))
         token = end
     return found
 

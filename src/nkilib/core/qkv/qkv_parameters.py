@@ -28,7 +28,7 @@ class HeadNorm(nl.NKIObject):
 
 
 @dataclass
-class Rope(nl.NKIObject):
+class RopeTables(nl.NKIObject):
     """Tables [B, S, d] in HBM: (queries, keys) of each."""
 
     cos: tuple

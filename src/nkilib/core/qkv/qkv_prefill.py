@@ -13,7 +13,7 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.qkv.qkv_heads import Angles, HeadTables, change_heads, changes
-from nkilib.core.qkv.qkv_mx import MxProjection, new_mx_tokens, span_columns_mx, transpose_rows_mx
+from nkilib.core.qkv.qkv_mx import QKVMxProjection, new_mx_tokens, span_columns_mx, transpose_rows_mx
 from nkilib.core.qkv.qkv_outputs import CacheWriter, store_result
 from nkilib.core.qkv.qkv_parameters import (
     Piece,
@@ -32,7 +32,7 @@ from nkilib.core.qkv.qkv_parameters import (
 from nkilib.core.qkv.qkv_terms import load_terms
 from nkilib.core.qkv.qkv_tokens import (
     ColumnSource,
-    RowSource,
+    QKVRowSource,
     gamma_columns,
     load_rows,
     new_tokens,
@@ -71,13 +71,13 @@ def prefill(p: QKVParameters, out: Tensor) -> None:
         return
     blocks = TiledRange(end - start, block_tokens(p, end - start))
     kernel = Prefill(p, out, transposes_by_dma(p) and (end - start) % DMA_TRANSPOSE_TOKENS == 0)
-    block: Any = Block(p, kernel, start, blocks[0].size)
+    block: Any = PrefillBlock(p, kernel, start, blocks[0].size)
     if not kernel.by_dma:
         block.prepare(block.units)
     for i in range(len(blocks)):
         upcoming = None
         if i + 1 < len(blocks):
-            upcoming = Block(p, kernel, start + blocks[i + 1].start_offset, blocks[i + 1].size)
+            upcoming = PrefillBlock(p, kernel, start + blocks[i + 1].start_offset, blocks[i + 1].size)
         project_block(p, kernel, block, upcoming)
         block = upcoming
 
@@ -101,18 +101,18 @@ class Prefill(nl.NKIObject):
         self.by_dma = by_dma
         self.gamma = gamma_columns(p) if by_dma and p.norm == NormType.RMS_NORM else None
         self.source: Any = None
-        self.mx: Any = None if p.mx_map is None else MxProjection(p)
+        self.mx: Any = None if p.mx_map is None else QKVMxProjection(p)
         if p.transposed_in and p.mx_map is None:
             self.source = ColumnSource(p, 0)
         elif not by_dma:
-            self.source = RowSource(p)
+            self.source = QKVRowSource(p)
         self.terms = load_terms(p, 0, columns_of(p), PMAX)
         self.tables = HeadTables(p)
         self.writer: Any = None if p.cache is None else CacheWriter(p)
 
 
 @dataclass
-class Block(nl.NKIObject):
+class PrefillBlock(nl.NKIObject):
     """Tokens first ... first + count, prepared tile by tile."""
 
     p: QKVParameters
@@ -165,7 +165,7 @@ class Block(nl.NKIObject):
             self.angles.append(None if self.p.rope is None else Angles(self.p, first, count))
 
 
-def project_block(p: QKVParameters, kernel: Prefill, block: Block, upcoming: Any) -> None:
+def project_block(p: QKVParameters, kernel: Prefill, block: PrefillBlock, upcoming: Any) -> None:
     """All columns of one block, and the tiles of the next one between them."""
     x = Activations(block.x, hidden_size(p)) if kernel.mx is None else kernel.mx.quantized(block.x)
     spans = TiledRange(columns_of(p), span_size(p, x, block.count))
@@ -185,7 +185,7 @@ def project_block(p: QKVParameters, kernel: Prefill, block: Block, upcoming: Any
     sums.store(p, block)
 
 
-def project_span(p: QKVParameters, block: Block, x: Activations, span: TiledRangeIterator) -> list:
+def project_span(p: QKVParameters, block: PrefillBlock, x: Activations, span: TiledRangeIterator) -> list:
     """The sums of some columns. Tokens that DMA has yet to transpose come with the weights they meet."""
     if p.mx_map is not None:
         return block.kernel.mx.project(x, block.count, span.start_offset, span.size)
@@ -210,7 +210,7 @@ def span_size(p: QKVParameters, x: Activations, tokens: int) -> int:
 def put_tile(
     p: QKVParameters,
     kernel: Prefill,
-    block: Block,
+    block: PrefillBlock,
     i: int,
     rows: Tensor,
     span: TiledRangeIterator,
@@ -257,7 +257,7 @@ def put_piece(
 class SquareSums(nl.NKIObject):
     """Sums of squares of each token over the columns of a section, where they are asked for."""
 
-    def __init__(self, p: QKVParameters, block: Block, spans: int):
+    def __init__(self, p: QKVParameters, block: PrefillBlock, spans: int):
         self.wanted = []
         self.sums = []
         for section in range(V + 1):
@@ -274,7 +274,7 @@ class SquareSums(nl.NKIObject):
             place = self.sums[section][i][:, span : span + 1]
             nisa.activation_reduce(squares, nl.square, part, nl.add, place)
 
-    def store(self, p: QKVParameters, block: Block) -> None:
+    def store(self, p: QKVParameters, block: PrefillBlock) -> None:
         for section in range(V + 1):
             for i in range(len(self.sums[section])):
                 tile = self.sums[section][i]

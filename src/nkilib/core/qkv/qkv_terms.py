@@ -7,13 +7,13 @@ import nki.language as nl
 from nkilib.core.qkv.qkv_parameters import QKVParameters, pieces
 from nkilib.core.qkv.qkv_tokens import in_scale_of
 from nkilib.core.utils.common_types import QuantizationType
-from nkilib.core.utils.projection_results import Terms, broadcast_row
+from nkilib.core.utils.projection_results import ColumnTerms, broadcast_row
 from nkilib.core.utils.types import Tensor
 
 
-def load_terms(p: QKVParameters, column: int, columns: int, partitions: int) -> Terms:
+def load_terms(p: QKVParameters, column: int, columns: int, partitions: int) -> ColumnTerms:
     """Scales and bias of columns column ..., in so many partitions; None where there is none."""
-    terms = Terms(column)
+    terms = ColumnTerms(column)
     if p.quantization in (QuantizationType.ROW, QuantizationType.ROW_MX):
         terms.column_scale = broadcast_row(p.w_scale, column, columns, partitions)
     elif p.quantization in (QuantizationType.STATIC, QuantizationType.STATIC_MX):

@@ -69,7 +69,7 @@ class RowVector(nl.NKIObject):
         return self.tile[0:count, column : column + columns]
 
 
-class RowSource(nl.NKIObject):
+class QKVRowSource(nl.NKIObject):
     """What tokens in rows need: gamma, beta, the inverse scale of STATIC. Each may be None."""
 
     def __init__(self, p: QKVParameters):
@@ -133,7 +133,7 @@ def new_tokens(p: QKVParameters, count: int) -> Tensor:
 
 
 @dataclass
-class Rows(nl.NKIObject):
+class TokenRows(nl.NKIObject):
     """Rows [tokens, H] with what their norm needs; `scale` [tokens, 1] if they come quantised."""
 
     tile: Tensor
@@ -142,24 +142,24 @@ class Rows(nl.NKIObject):
     factor: Tensor | None = None
 
 
-def load_rows(p: QKVParameters, first: int, count: int) -> Rows:
+def load_rows(p: QKVParameters, first: int, count: int) -> TokenRows:
     """Rows of tokens first ... with residuals, and the statistics of their norm."""
     size = hidden_size(p)
     rows = load_tensor_rows(p, p.input, first, count)
     if arrives_quantized(p):
         if rows.shape[1] == size:
-            return Rows(rows, None)
-        return Rows(rows[:, 0:size], rows[:, size:].view(nl.float32))
+            return TokenRows(rows, None)
+        return TokenRows(rows[:, 0:size], rows[:, size:].view(nl.float32))
     for residual in p.residuals:
         total = nl.ndarray(rows.shape, nl.float32, buffer=nl.sbuf)
         nisa.tensor_tensor(total, rows, load_tensor_rows(p, residual, first, count), op=nl.add)
         rows = total
     if p.norm == NormType.NO_NORM:
-        return Rows(rows, None)
+        return TokenRows(rows, None)
     if p.norm == NormType.LAYER_NORM:
         mean, factor = row_moments(rows, normalized_size(p), p.eps)
-        return Rows(rows, None, mean, factor)
-    return Rows(rows, None, None, row_scale(rows, normalized_size(p), p.eps))
+        return TokenRows(rows, None, mean, factor)
+    return TokenRows(rows, None, None, row_scale(rows, normalized_size(p), p.eps))
 
 
 def load_tensor_rows(p: QKVParameters, tensor: Tensor, first: int, count: int) -> Any:
@@ -201,7 +201,7 @@ def rows_of_columns(p: QKVParameters, tensor: Tensor, first: int, count: int) ->
     return rows
 
 
-def transpose_tokens(p: QKVParameters, source: RowSource, x: Tensor, token: int, rows: Rows) -> None:
+def transpose_tokens(p: QKVParameters, source: QKVRowSource, x: Tensor, token: int, rows: TokenRows) -> None:
     """x[p, k, token + t] = norm(rows)[t, 128 k + p], quantised if need be."""
     for chunk in TiledRange(rows.tile.shape[1], CHUNK_COLUMNS):
         values = normalized(p, source, rows, chunk.start_offset, chunk.size)
@@ -218,7 +218,7 @@ def sixteen_bits(p: QKVParameters) -> Any:
     return nl.float16 if p.input.dtype == nl.float16 and not quantizes(p) else nl.bfloat16
 
 
-def normalized(p: QKVParameters, source: RowSource, rows: Rows, column: int, columns: int) -> Any:
+def normalized(p: QKVParameters, source: QKVRowSource, rows: TokenRows, column: int, columns: int) -> Any:
     """Some columns of the rows after the norm; float32 if they are quantised next, else rounded."""
     part = rows.tile[:, column : column + columns]
     if rows.factor is None:
@@ -235,7 +235,7 @@ def normalized(p: QKVParameters, source: RowSource, rows: Rows, column: int, col
     return out
 
 
-def centred_rows(out: Tensor, part: Tensor, rows: Rows, gamma: Tensor, beta: Tensor) -> None:
+def centred_rows(out: Tensor, part: Tensor, rows: TokenRows, gamma: Tensor, beta: Tensor) -> None:
     """out = (part - mean) * factor * gamma + beta"""
     centred = nl.ndarray(part.shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(centred, part, nl.subtract, rows.mean, op1=nl.multiply, operand1=rows.factor)

@@ -13,7 +13,7 @@ import nki
 import nki.language as nl
 from nkilib.core.quantization.fp8_quantize import MINIMUM_SCALE, fp8
 from nkilib.core.rmsnorm.rmsnorm_quant_arguments import RmsNormQuantKernelArgs, check_arguments
-from nkilib.core.rmsnorm.rmsnorm_quant_job import ROWS, Job
+from nkilib.core.rmsnorm.rmsnorm_quant_job import ROWS, QuantizeJob
 from nkilib.core.rmsnorm.rmsnorm_quant_rows import finish, prepare
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.kernel_helpers import (
@@ -71,7 +71,7 @@ def rmsnorm_quant_kernel(
     if auto_resolve_fp8_dtype is not None:
         dtype_mode = DtypeMode.AUTO if auto_resolve_fp8_dtype else DtypeMode.NON_OCP
     check_arguments(hidden, ln_w, kargs, input_dequant_scale, pre_norm_gamma, residual)
-    job = Job(hidden, kargs, resolve_fp8_dtype(dtype_mode), residual)
+    job = QuantizeJob(hidden, kargs, resolve_fp8_dtype(dtype_mode), residual)
     job.plan(ln_w, pre_norm_gamma, input_dequant_scale)
     start, end = program_share(job.hidden.shape[0])
     waiting = []

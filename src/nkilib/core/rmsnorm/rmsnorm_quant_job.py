@@ -27,7 +27,7 @@ SCALE_BYTES = 4  # a float32 behind each row
 # ---- what is the same for every tile
 
 
-class Job(nl.NKIObject):
+class QuantizeJob(nl.NKIObject):
     """Tensors as rows, constants in SBUF and the choices made once."""
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.quantization.fp8_quantize import MINIMUM_SCALE
-from nkilib.core.rmsnorm.rmsnorm_quant_job import SCALE_BYTES, Job, as_rows
+from nkilib.core.rmsnorm.rmsnorm_quant_job import SCALE_BYTES, QuantizeJob, as_rows
 from nkilib.core.utils.tile_io import piece, store
 from nkilib.core.utils.tiled_range import TiledRangeIterator
 from nkilib.core.utils.tiles import new_column
@@ -28,7 +28,7 @@ class PreparedRows(nl.NKIObject):
     quantized: Tensor
 
 
-def prepare(job: Job, rows: TiledRangeIterator) -> Any:
+def prepare(job: QuantizeJob, rows: TiledRangeIterator) -> Any:
     """All that needs the Vector engine: the norms, the residual, and what the rows are scaled by."""
     x = loaded(job, rows)
     if job.pre_gamma is not None:
@@ -52,7 +52,7 @@ def prepare(job: Job, rows: TiledRangeIterator) -> Any:
     return PreparedRows(rows, x, factor, quantized)
 
 
-def loaded(job: Job, rows: TiledRangeIterator) -> list[Any]:
+def loaded(job: QuantizeJob, rows: TiledRangeIterator) -> list[Any]:
     x = []
     for part in job.parts:
         tile = nl.ndarray((rows.size, part.size), job.hidden.dtype, buffer=nl.sbuf)
@@ -61,7 +61,7 @@ def loaded(job: Job, rows: TiledRangeIterator) -> list[Any]:
     return x
 
 
-def finish(job: Job, prepared: PreparedRows) -> None:
+def finish(job: QuantizeJob, prepared: PreparedRows) -> None:
     """Scale, cast and store; the scale of a row travels with its last columns."""
     quantized, rows = prepared.quantized, prepared.rows
     stored = 0
@@ -77,7 +77,7 @@ def finish(job: Job, prepared: PreparedRows) -> None:
 # ---- norms
 
 
-def inverse_rms(job: Job, x: list[Tensor], divisor: float) -> Any:
+def inverse_rms(job: QuantizeJob, x: list[Tensor], divisor: float) -> Any:
     """1 / (divisor * sqrt(mean(x^2) + eps)) of each row."""
     sums = nl.ndarray((x[0].shape[0], len(x)), nl.float32, buffer=nl.sbuf)
     for i in range(len(x)):
@@ -103,7 +103,7 @@ def inverse_rms(job: Job, x: list[Tensor], divisor: float) -> Any:
     return inverse
 
 
-def normalised(job: Job, x: list[Tensor]) -> list[Any]:
+def normalised(job: QuantizeJob, x: list[Tensor]) -> list[Any]:
     """The first norm, in float32."""
     inverse = inverse_rms(job, x, 1.0)
     out = working_tiles(job, x)
@@ -114,7 +114,7 @@ def normalised(job: Job, x: list[Tensor]) -> list[Any]:
     return out
 
 
-def with_residual(job: Job, x: list[Tensor], rows: TiledRangeIterator) -> list[Any]:
+def with_residual(job: QuantizeJob, x: list[Tensor], rows: TiledRangeIterator) -> list[Any]:
     """x + residual, which is also stored."""
     out = working_tiles(job, x)
     for part in job.parts:
@@ -126,7 +126,7 @@ def with_residual(job: Job, x: list[Tensor], rows: TiledRangeIterator) -> list[A
     return out
 
 
-def times_gamma(job: Job, x: list[Tensor]) -> list[Any]:
+def times_gamma(job: QuantizeJob, x: list[Tensor]) -> list[Any]:
     """x * gamma, without the inverse RMS."""
     out = working_tiles(job, x)
     for part in job.parts:
@@ -136,7 +136,7 @@ def times_gamma(job: Job, x: list[Tensor]) -> list[Any]:
     return out
 
 
-def working_tiles(job: Job, x: list[Tensor]) -> list[Any]:
+def working_tiles(job: QuantizeJob, x: list[Tensor]) -> list[Any]:
     """Tiles in the dtype of the work: x itself if it has that."""
     if x[0].dtype == job.work:
         return x
@@ -149,7 +149,7 @@ def working_tiles(job: Job, x: list[Tensor]) -> list[Any]:
 # ---- scales: columns [rows, 1]
 
 
-def row_scale(job: Job, values: list[Tensor], inverse: Tensor, quantized: Tensor) -> Any:
+def row_scale(job: QuantizeJob, values: list[Tensor], inverse: Tensor, quantized: Tensor) -> Any:
     """s = max(min(max|n|, c) / F, 1e-5), also written behind the quantised row."""
     scale = largest_magnitude(job, values)
     in_units = 1.0 / job.largest if inverse is None else inverse
@@ -161,7 +161,7 @@ def row_scale(job: Job, values: list[Tensor], inverse: Tensor, quantized: Tensor
     return scale
 
 
-def row_factor(job: Job, scale: Tensor, inverse: Tensor) -> Any:
+def row_factor(job: QuantizeJob, scale: Tensor, inverse: Tensor) -> Any:
     """What values are multiplied by: 1 / s, times the inverse RMS where they lack it."""
     if inverse is None:
         return reciprocals(scale, 1.0)
@@ -170,7 +170,7 @@ def row_factor(job: Job, scale: Tensor, inverse: Tensor) -> Any:
     return factor
 
 
-def static_factor(job: Job, inverse: Tensor, rows: int) -> Any:
+def static_factor(job: QuantizeJob, inverse: Tensor, rows: int) -> Any:
     if inverse is None:
         return job.quant_scale[0:rows]
     factor = new_column(inverse.shape[0])
@@ -178,7 +178,7 @@ def static_factor(job: Job, inverse: Tensor, rows: int) -> Any:
     return factor
 
 
-def bound_on_values(job: Job, values: list[Tensor], inverse: Tensor) -> Any:
+def bound_on_values(job: QuantizeJob, values: list[Tensor], inverse: Tensor) -> Any:
     """Where |n| reaches the bound."""
     if inverse is not None:
         return reciprocals(inverse, job.kargs.lower_bound / job.largest)
@@ -195,7 +195,7 @@ def clip(values: list[Tensor], bound: Tensor) -> None:
         nisa.tensor_scalar(tile, tile, nl.minimum, bound, op1=nl.maximum, operand1=negative)
 
 
-def largest_magnitude(job: Job, values: list[Tensor]) -> Any:
+def largest_magnitude(job: QuantizeJob, values: list[Tensor]) -> Any:
     """max|values| of each row."""
     found = nl.ndarray((values[0].shape[0], len(values)), nl.float32, buffer=nl.sbuf)
     for i in range(len(values)):

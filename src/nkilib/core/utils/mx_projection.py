@@ -14,7 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.mx_layout import LANES, ONE
 from nkilib.core.utils.mx_weight_loads import SCALE_ROWS, MxWeights, WeightScales, WeightStream
-from nkilib.core.utils.projection import BANK_COLUMNS, Block
+from nkilib.core.utils.projection import BANK_COLUMNS, ProductBlock
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import Tiles, new_tile
@@ -130,7 +130,7 @@ def project_rows_mx(
             add_rows(block, x, stream, tile)
 
 
-def add_rows(block: Block, x: MxTokens, stream: WeightStream, tile: int) -> None:
+def add_rows(block: ProductBlock, x: MxTokens, stream: WeightStream, tile: int) -> None:
     first, last = block.token, block.token + block.tokens
     start, end = block.column, block.column + block.columns
     nisa.nc_matmul_mx(

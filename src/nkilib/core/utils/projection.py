@@ -47,7 +47,7 @@ class Activations(nl.NKIObject):
 
 
 @dataclass
-class Block(nl.NKIObject):
+class ProductBlock(nl.NKIObject):
     """Sums of some tokens and columns in PSUM; token-major ones may start at a later partition, `lane`."""
 
     sums: Any
@@ -93,36 +93,38 @@ def lane_size(tokens: int, packed: bool) -> int:
 # ---- where sums stand ----------------------------------------------------------------------------
 
 
-def token_major_blocks(tokens: int, columns: int, packed: bool) -> list[Block]:
+def token_major_blocks(tokens: int, columns: int, packed: bool) -> list[ProductBlock]:
     """Blocks [tokens <= 128, columns <= 512]; of few tokens, several in a bank, side by side in the array."""
     size = lane_size(tokens, packed)
     lanes, count = PMAX // size, div_ceil(columns, BANK_COLUMNS) * div_ceil(tokens, PMAX)
     banks: list = []
     for _ in range(max(min(2, count), div_ceil(count, lanes))):
         banks.append(nl.ndarray((PMAX, BANK_COLUMNS), nl.float32, buffer=nl.psum))
-    blocks: list[Block] = []
+    blocks: list[ProductBlock] = []
     for column in TiledRange(columns, BANK_COLUMNS):
         for token in TiledRange(tokens, PMAX):
             i = len(blocks)
             lane, bank = size * (i % lanes), (i // lanes + i % lanes) % len(banks)
             sums = banks[bank][lane : lane + token.size, 0 : column.size]
-            block = Block(sums, token.start_offset, token.size, column.start_offset, column.size, lane, size)
+            block = ProductBlock(
+                sums, token.start_offset, token.size, column.start_offset, column.size, lane, size
+            )
             block.bank = bank  # neighbours in different ones: VectorE and ScalarE drain them together
             blocks.append(block)
     return blocks
 
 
-def feature_major_blocks(tokens: int, columns: int) -> list[Block]:
+def feature_major_blocks(tokens: int, columns: int) -> list[ProductBlock]:
     """Blocks [columns <= 128, tokens], as many to a bank as there is room for."""
     room = BANK_COLUMNS // tokens
-    blocks: list[Block] = []
+    blocks: list[ProductBlock] = []
     bank: Any = None
     for column in TiledRange(columns, PMAX):
         slot = column.index % room
         if slot == 0:
             bank = nl.ndarray((PMAX, room, tokens), nl.float32, buffer=nl.psum)
         sums = bank[0 : column.size, slot, :]
-        blocks.append(Block(sums, 0, tokens, column.start_offset, column.size))
+        blocks.append(ProductBlock(sums, 0, tokens, column.start_offset, column.size))
     return blocks
 
 
@@ -136,7 +138,7 @@ def project(
     columns: int,
     feature_major: bool,
     dtype: DTypeLike | None = None,
-) -> list[Block]:
+) -> list[ProductBlock]:
     """The sums of all tokens and some columns; each chunk of weights serves every block and is gone."""
     return project_parts([x], weight, column, columns, feature_major, dtype)
 
@@ -149,7 +151,7 @@ def project_parts(
     feature_major: bool,
     dtype: DTypeLike | None = None,
     taper: bool = False,
-) -> list[Block]:
+) -> list[ProductBlock]:
     """The same of activations that come in parts, each with its own rows of the weights.
 
     `dtype` is what the weights are rounded to on their way, None if they stay as they are. `taper`: nothing
@@ -186,7 +188,7 @@ def blocks_within(blocks: list, piece: TiledRangeIterator) -> list:
 
 
 @dataclass
-class Chunk(nl.NKIObject):
+class WeightChunk(nl.NKIObject):
     """Some tiles of weight rows, in the order of Activations. The last one of a matrix may be short."""
 
     tile: int
@@ -197,24 +199,26 @@ class Chunk(nl.NKIObject):
     spread: int = 0  # K: row + K p + tile + k at [p, k] instead
 
 
-def weight_chunks(x: Activations, columns: int, weight: Tensor, most: int = MAX_CHUNK_TILES) -> list[Chunk]:
+def weight_chunks(
+    x: Activations, columns: int, weight: Tensor, most: int = MAX_CHUNK_TILES
+) -> list[WeightChunk]:
     """What is loaded at once of the rows that x is contracted with; `most` tiles of them."""
     chunks = []
     full = x.size // x.partitions
     step = min(most, chunk_tiles(columns * bytes_of(weight)))
     if x.spread > 0:
         for tiles in TiledRange(full, step):
-            chunks.append(Chunk(tiles.start_offset, x.row, tiles.size, x.partitions, 1, x.spread))
+            chunks.append(WeightChunk(tiles.start_offset, x.row, tiles.size, x.partitions, 1, x.spread))
         return chunks
     grouped = full // x.adjacent * x.adjacent
     for tiles in TiledRange(grouped, max(x.adjacent, step)):
         row = x.row + tiles.start_offset * x.partitions
-        chunks.append(Chunk(tiles.start_offset, row, tiles.size, x.partitions, x.adjacent))
+        chunks.append(WeightChunk(tiles.start_offset, row, tiles.size, x.partitions, x.adjacent))
     if grouped < full:
         row = x.row + grouped * x.partitions
-        chunks.append(Chunk(grouped, row, full - grouped, x.partitions, full - grouped))
+        chunks.append(WeightChunk(grouped, row, full - grouped, x.partitions, full - grouped))
     if x.size % x.partitions != 0:
-        chunks.append(Chunk(full, x.row + full * x.partitions, 1, x.size % x.partitions))
+        chunks.append(WeightChunk(full, x.row + full * x.partitions, 1, x.size % x.partitions))
     return chunks
 
 
@@ -241,7 +245,7 @@ def matching_dtype(weight: Tensor, x: Tensor) -> Any:
 
 def load_weights(
     weight: Tensor,
-    chunk: Chunk,
+    chunk: WeightChunk,
     column: int,
     columns: int,
     tiles: Tiles | None = None,
@@ -280,7 +284,7 @@ def multiply(
                 add_product(block, tokens, features)
 
 
-def add_product(block: Block, stationary: Tensor, moving: Tensor) -> None:
+def add_product(block: ProductBlock, stationary: Tensor, moving: Tensor) -> None:
     """One matmul: of two tiles of FP8 rows at once, or in the columns of the PE array that the block has."""
     if stationary.shape[1] == 2:
         double_row = nisa.matmul_perf_mode.double_row

@@ -10,7 +10,7 @@ import nki.language as nl
 from nkilib.core.utils.kernel_helpers import interleave_copy
 from nkilib.core.utils.projection import (
     Activations,
-    Block,
+    ProductBlock,
     doubles,
     lane_size,
     project_parts,
@@ -24,7 +24,7 @@ from nkilib.core.utils.types import DTypeLike, Tensor
 
 
 @dataclass
-class Terms(nl.NKIObject):
+class ColumnTerms(nl.NKIObject):
     """What is applied to the sums of columns `column` onwards: a factor, one for each column, a bias."""
 
     column: int = 0
@@ -41,12 +41,12 @@ def load_terms(
     columns: int,
     x: Activations,
     weight: Tensor,
-) -> Terms:
+) -> ColumnTerms:
     """The terms of token-major sums of x and weight: rows of HBM, in every partition. None stays None."""
     tokens = x.tile.shape[2]
     packed = lane_size(tokens, not doubles(x.tile, weight)) < PMAX
     partitions = PMAX if packed else min(tokens, PMAX)
-    terms = Terms(column, scale)
+    terms = ColumnTerms(column, scale)
     if column_scale is not None:
         terms.column_scale = broadcast_row(column_scale, column, columns, partitions, x.tiles)
     if bias is not None:
@@ -73,7 +73,12 @@ def pick(tile: Tensor, row: int, rows: int, column: int, columns: int, spread: i
 
 
 def finish(
-    dst: Tensor, block: Block, terms: Terms, column: int, token_scales: Tensor | None = None, spread: int = 0
+    dst: Tensor,
+    block: ProductBlock,
+    terms: ColumnTerms,
+    column: int,
+    token_scales: Tensor | None = None,
+    spread: int = 0,
 ) -> None:
     """dst = sums * scales + bias of a token-major block, whose columns begin at `column` of the weights."""
     at = column + block.column - terms.column
@@ -95,7 +100,7 @@ def project_into(
     at: int,
     parts: list,
     weight: Tensor,
-    terms: Terms,
+    terms: ColumnTerms,
     column: int,
     columns: int,
     spread: int = 0,
@@ -111,7 +116,7 @@ def finish_into(
     rows: list,
     at: int,
     blocks: list,
-    terms: Terms,
+    terms: ColumnTerms,
     column: int,
     token_scales: list[Tensor] | None = None,
     spread: int = 0,
@@ -123,14 +128,16 @@ def finish_into(
         finish(dst, block, terms, column, token_scales, spread)
 
 
-def block_scale(block: Block, terms: Terms, token_scales: Tensor | None) -> Any:
+def block_scale(block: ProductBlock, terms: ColumnTerms, token_scales: Tensor | None) -> Any:
     """The factor of each partition of a token-major block, or None."""
     if token_scales is not None:
         return token_scales[block.token // PMAX]
     return None if terms.scale is None else terms.scale[block.lane : block.lane + block.tokens]
 
 
-def scale_sums(dst: Tensor, block: Block, scale: Tensor | None, terms: Terms, at: int, spread: int) -> None:
+def scale_sums(
+    dst: Tensor, block: ProductBlock, scale: Tensor | None, terms: ColumnTerms, at: int, spread: int
+) -> None:
     """dst = sums * scale * column_scale, of which one may be None."""
     if terms.column_scale is None:
         nisa.tensor_scalar(dst, block.sums, nl.multiply, scale)
@@ -142,7 +149,7 @@ def scale_sums(dst: Tensor, block: Block, scale: Tensor | None, terms: Terms, at
         nisa.scalar_tensor_tensor(dst, block.sums, nl.multiply, scale, nl.multiply, factors)
 
 
-def beside(block: Block) -> Any:
+def beside(block: ProductBlock) -> Any:
     """A float32 tile for a block, in the partitions of its sums: engines read both inputs from there."""
     tile = new_tile(block.tiles, (block.lane + block.sums.shape[0], block.sums.shape[1]), nl.float32)
     return tile[block.lane :, :]

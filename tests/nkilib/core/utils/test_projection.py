@@ -17,7 +17,7 @@ from nkilib.core.utils.projection import (
     token_major_blocks,
     weight_chunks,
 )
-from nkilib.core.utils.projection_results import Terms, finish_into, new_rows
+from nkilib.core.utils.projection_results import ColumnTerms, finish_into, new_rows
 from nkilib.core.utils.transposes import rows_from_spread, spread_rows, transpose_rows
 from support import run_tiles
 
@@ -51,7 +51,7 @@ def test_both_operand_orders_give_the_same_sums(tokens):
     def body(by_token, by_feature, activations, weights):
         operand, matrix = Activations(activations, size), hbm(weights)
         rows = new_rows(tokens, columns, nl.float32)
-        finish_into(rows, 0, project(operand, matrix, 0, columns, feature_major=False), Terms(), 0)
+        finish_into(rows, 0, project(operand, matrix, 0, columns, feature_major=False), ColumnTerms(), 0)
         nisa.tensor_copy(by_token, rows[0])
         for block in project(operand, matrix, 0, columns, feature_major=True):
             nisa.tensor_copy(by_feature[0 : block.columns, block.column // 128, :], block.sums)
@@ -171,7 +171,7 @@ def test_partitions_may_hold_neighbouring_rows(tiles, adjacent):
             nisa.dma_copy(matrix[128 * k : 128 * (k + 1)], parts[k])
         operand = Activations(tile, 128 * tiles, adjacent=adjacent)
         results = new_rows(tokens, columns, nl.float32)
-        finish_into(results, 0, project(operand, matrix, 0, columns, feature_major=False), Terms(), 0)
+        finish_into(results, 0, project(operand, matrix, 0, columns, feature_major=False), ColumnTerms(), 0)
         nisa.tensor_copy(dst, results[0])
 
     (y,) = run_tiles(body, [x, *np.split(weight, tiles)], [((tokens, columns), "float32")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import nki.language as nl
-from nkilib.core.moe.moe_cte.experts import Share, finish_unit, middle_parts, share_of
+from nkilib.core.moe.moe_cte.experts import BlockShare, finish_unit, middle_parts, share_of
 from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     ExpertsParameters,
     block_count,
@@ -17,7 +17,7 @@ from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     tokens_per_pass,
 )
 from nkilib.core.moe.moe_cte.outputs import Outputs, add_parts, new_outputs
-from nkilib.core.moe.moe_cte.routing import Repeats, Routing, RoutingSource
+from nkilib.core.moe.moe_cte.routing import ExpertRouting, Repeats, RoutingSource
 from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.clearing import clear, zero_tile
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
@@ -36,7 +36,7 @@ def run_blocks(p: ExpertsParameters, any_size: bool = False) -> Any:
     alternates = cores == 2 and fixed == block_count(p) and alternates_blocks(p)
     share = share_of(p, 1, 0) if alternates else share_of(p, cores, core)
     source = routing_source(p)
-    routing = Routing(source)
+    routing = ExpertRouting(source)
     repeats = Repeats(source)
     out = new_outputs(p, alternates, core)
     zeros = zero_tile(share.hidden, out.rows.dtype)
@@ -83,7 +83,12 @@ def routing_source(p: ExpertsParameters) -> RoutingSource:
 
 
 def run_static(
-    p: ExpertsParameters, share: Share, routing: Routing, repeats: Repeats, out: Outputs, blocks: range
+    p: ExpertsParameters,
+    share: BlockShare,
+    routing: ExpertRouting,
+    repeats: Repeats,
+    out: Outputs,
+    blocks: range,
 ) -> None:
     """The blocks of these numbers, unrolled. Gate and up of the next unit stand before down of this one, so
     that TensorE works while the cores exchange the middle."""
@@ -103,7 +108,12 @@ def run_static(
 
 
 def run_dynamic(
-    p: ExpertsParameters, share: Share, routing: Routing, repeats: Repeats, out: Outputs, first: int
+    p: ExpertsParameters,
+    share: BlockShare,
+    routing: ExpertRouting,
+    repeats: Repeats,
+    out: Outputs,
+    first: int,
 ) -> None:
     """Blocks first ... up to the first whose condition is 0, in a loop that ends there."""
 

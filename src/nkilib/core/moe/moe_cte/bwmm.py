@@ -8,11 +8,11 @@ from nkilib.core.moe.moe_cte.blocks import run_blocks
 from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     Arithmetic,
     BlockTables,
-    Checkpoints,
+    ExpertCheckpoints,
     ExpertTensors,
+    ExpertTerms,
     Limits,
-    Rows,
-    Terms,
+    RowOptions,
     experts_parameters,
     slices_of_cores,
     static_block_count,
@@ -58,11 +58,11 @@ def blockwise_mm_baseline_shard_intermediate(
     p = experts_parameters(
         ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
         BlockTables(token_position_to_id, block_to_expert, block_size),
-        Terms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
+        ExpertTerms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
         Arithmetic(activation_function, compute_dtype, expert_affinities_scaling_mode),
         Limits(gate_clamp_upper_limit, gate_clamp_lower_limit, up_clamp_upper_limit, up_clamp_lower_limit),
-        Rows(skip_dma, is_tensor_update_accumulating),
-        Checkpoints(
+        RowOptions(skip_dma, is_tensor_update_accumulating),
+        ExpertCheckpoints(
             checkpoint_activation, expert_affinity_multiply_on_I, gate_up_activations_T, down_activations
         ),
     )
@@ -105,11 +105,11 @@ def blockwise_mm_baseline_shard_intermediate_hybrid(
     p = experts_parameters(
         ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
         BlockTables(token_position_to_id, block_to_expert, block_size, conditions),
-        Terms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
+        ExpertTerms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
         Arithmetic(activation_function, compute_dtype, expert_affinities_scaling_mode),
         Limits(gate_clamp_upper_limit, gate_clamp_lower_limit, up_clamp_upper_limit, up_clamp_lower_limit),
-        Rows(skip_dma, is_tensor_update_accumulating),
-        Checkpoints(
+        RowOptions(skip_dma, is_tensor_update_accumulating),
+        ExpertCheckpoints(
             checkpoint_activation, expert_affinity_multiply_on_I, gate_up_activations_T, down_activations
         ),
         static_blocks=static_block_count(num_static_block, block_to_expert, gate_up_proj_weight),
@@ -152,11 +152,11 @@ def blockwise_mm_shard_intermediate_dropping(
     p = experts_parameters(
         ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
         BlockTables(token_position_to_id, block_to_expert, block_size),
-        Terms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
+        ExpertTerms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
         Arithmetic(activation_function, compute_dtype, expert_affinities_scaling_mode),
         Limits(gate_clamp_upper_limit, gate_clamp_lower_limit, up_clamp_upper_limit, up_clamp_lower_limit),
-        Rows(skip_dma, is_tensor_update_accumulating),
-        Checkpoints(
+        RowOptions(skip_dma, is_tensor_update_accumulating),
+        ExpertCheckpoints(
             checkpoint_activation, expert_affinity_multiply_on_I, gate_up_activations_T, down_activations
         ),
     )
@@ -201,10 +201,10 @@ def bwmm_shard_on_block(
     p = experts_parameters(
         ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
         BlockTables(token_position_to_id, block_to_expert, block_size),
-        Terms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
+        ExpertTerms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
         Arithmetic(activation_function, compute_dtype, expert_affinities_scaling_mode),
         Limits(gate_clamp_upper_limit, gate_clamp_lower_limit, up_clamp_upper_limit, up_clamp_lower_limit),
-        Rows(skip_dma, is_tensor_update_accumulating),
+        RowOptions(skip_dma, is_tensor_update_accumulating),
         slices=slices_of_cores(is_tensor_update_accumulating),
     )
     return run_blocks(p)
@@ -252,11 +252,11 @@ def bwmm_shard_on_block_mx(
     p = experts_parameters(
         ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
         BlockTables(token_position_to_id, block_to_expert, block_size or 0, conditions),
-        Terms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
+        ExpertTerms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
         Arithmetic(activation_function, compute_dtype, expert_affinities_scaling_mode),
         Limits(gate_clamp_upper_limit, gate_clamp_lower_limit, up_clamp_upper_limit, up_clamp_lower_limit),
-        Rows(skip_dma, is_tensor_update_accumulating),
-        Checkpoints(
+        RowOptions(skip_dma, is_tensor_update_accumulating),
+        ExpertCheckpoints(
             checkpoint_activation or gate_up_activations_T is not None,
             expert_affinity_multiply_on_I,
             gate_up_activations_T,
@@ -301,11 +301,11 @@ def blockwise_mm_shard_intermediate_mx_hybrid(
     p = experts_parameters(
         ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
         BlockTables(token_position_to_id, block_to_expert, block_size or 0, conditions),
-        Terms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
+        ExpertTerms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
         Arithmetic(activation_function, compute_dtype, expert_affinities_scaling_mode),
         Limits(gate_clamp_upper_limit, gate_clamp_lower_limit, up_clamp_upper_limit, up_clamp_lower_limit),
-        Rows(skip_dma, is_tensor_update_accumulating),
-        Checkpoints(
+        RowOptions(skip_dma, is_tensor_update_accumulating),
+        ExpertCheckpoints(
             checkpoint_activation or gate_up_activations_T is not None,
             expert_affinity_multiply_on_I,
             gate_up_activations_T,

@@ -21,13 +21,13 @@ from nkilib.core.moe.moe_cte.moe_cte_parameters import (
 )
 from nkilib.core.moe.moe_cte.mx_experts import MxDown, mx_middle
 from nkilib.core.moe.moe_cte.outputs import Outputs
-from nkilib.core.moe.moe_cte.routing import Repeats, Unit
+from nkilib.core.moe.moe_cte.routing import Repeats, TokenUnit
 from nkilib.core.utils.common_types import ExpertAffinityScaleMode, GateUpDim
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.projection import (
     BANK_COLUMNS,
     Activations,
-    Block,
+    ProductBlock,
     load_weights,
     matching_dtype,
     multiply,
@@ -46,7 +46,7 @@ BEFORE = (ExpertAffinityScaleMode.PRE_SCALE, ExpertAffinityScaleMode.PRE_SCALE_D
 
 
 @dataclass
-class Share(nl.NKIObject):
+class BlockShare(nl.NKIObject):
     """The part of a core: columns of gate and up, and of down."""
 
     cores: int
@@ -55,14 +55,14 @@ class Share(nl.NKIObject):
     hidden: int  # columns of down, starting at hidden * core
 
 
-def share_of(p: ExpertsParameters, cores: int, core: int) -> Share:
-    return Share(cores, core, intermediate_size(p) // cores, hidden_size(p) // cores)
+def share_of(p: ExpertsParameters, cores: int, core: int) -> BlockShare:
+    return BlockShare(cores, core, intermediate_size(p) // cores, hidden_size(p) // cores)
 
 
 # ---- tokens --------------------------------------------------------------------------------------
 
 
-def gather_tokens(p: ExpertsParameters, unit: Unit) -> Activations:
+def gather_tokens(p: ExpertsParameters, unit: TokenUnit) -> Activations:
     """The tokens of a unit as gate and up contract them. Where there is no row for padding, zeros."""
     size = hidden_size(p)
     tile = nl.ndarray((PMAX, size // PMAX, unit.size), matmul_dtype(p), buffer=nl.sbuf)
@@ -85,7 +85,7 @@ def gather_tokens(p: ExpertsParameters, unit: Unit) -> Activations:
     return Activations(tile, size)
 
 
-def affinity_row(unit: Unit) -> Tensor:
+def affinity_row(unit: TokenUnit) -> Tensor:
     """The affinities of a unit along the free dimension, in every partition: [128, tokens], float32."""
     row = nl.ndarray((PMAX, unit.size), nl.float32, buffer=nl.sbuf)
     identity = nl.shared_identity_matrix(PMAX, nl.float32)
@@ -103,7 +103,7 @@ def affinity_row(unit: Unit) -> Tensor:
 # ---- gate and up ---------------------------------------------------------------------------------
 
 
-def middle_parts(p: ExpertsParameters, share: Share, unit: Unit, out: Outputs) -> list:
+def middle_parts(p: ExpertsParameters, share: BlockShare, unit: TokenUnit, out: Outputs) -> list:
     """act(gate) * up of a unit, this core's columns first, then the other core's."""
     x = gather_tokens(p, unit)
     if is_mx(p):
@@ -115,7 +115,9 @@ def middle_parts(p: ExpertsParameters, share: Share, unit: Unit, out: Outputs) -
     return [own, exchanged(own, share)]
 
 
-def middle(p: ExpertsParameters, share: Share, unit: Unit, x: Activations, out: Outputs) -> Activations:
+def middle(
+    p: ExpertsParameters, share: BlockShare, unit: TokenUnit, x: Activations, out: Outputs
+) -> Activations:
     """act(gate) * up, feature-major: the layout that down contracts."""
     first, count = share.core * share.inner, share.inner
     tile = nl.ndarray((PMAX, div_ceil(count, PMAX), unit.size), matmul_dtype(p), buffer=nl.sbuf)
@@ -139,7 +141,7 @@ def middle(p: ExpertsParameters, share: Share, unit: Unit, x: Activations, out: 
     return Activations(tile, count, first)
 
 
-def gate_and_up(p: ExpertsParameters, unit: Unit, x: Activations, column: int, columns: int) -> tuple:
+def gate_and_up(p: ExpertsParameters, unit: TokenUnit, x: Activations, column: int, columns: int) -> tuple:
     """Some columns of x Wg and of x Wu: blocks [columns <= 128, tokens]; without a gate (None, x Wu).
 
     Where these are all columns of whole blocks, gate and up are one matrix, whose rows are twice as long.
@@ -163,7 +165,7 @@ def gate_and_up(p: ExpertsParameters, unit: Unit, x: Activations, column: int, c
 def complete(
     p: ExpertsParameters,
     which: GateUpDim,
-    unit: Unit,
+    unit: TokenUnit,
     blocks: list,
     row: Tensor | None,
     column: int,
@@ -184,7 +186,7 @@ def complete(
         clamp_block(linear, block)
 
 
-def scale_columns(p: ExpertsParameters, side: int, unit: Unit, column: int, columns: int) -> Any:
+def scale_columns(p: ExpertsParameters, side: int, unit: TokenUnit, column: int, columns: int) -> Any:
     """The scale of each column, one for each partition of its block: [128, blocks]; None without scales."""
     if p.gate_up_scale is None:
         return None
@@ -196,13 +198,13 @@ def scale_columns(p: ExpertsParameters, side: int, unit: Unit, column: int, colu
     return load_bias_columns(scale, side * intermediate_size(p) + column, columns)
 
 
-def scale_of(scale: Tensor, unit: Unit) -> Any:
+def scale_of(scale: Tensor, unit: TokenUnit) -> Any:
     """The scales of the unit's expert, or of all: [1, columns or 1] in HBM."""
     by_expert = scale.reshape((scale.shape[0], 1, scale.size // scale.shape[0]))
     return by_expert[0] if scale.shape[0] == 1 else by_expert.select(0, unit.expert)
 
 
-def finish(block: Block, factor: Tensor | None, row: Tensor | None, shift: Tensor | None) -> None:
+def finish(block: ProductBlock, factor: Tensor | None, row: Tensor | None, shift: Tensor | None) -> None:
     """sums * factor * row + shift; None leaves one out."""
     if row is not None:
         value = beside(block)
@@ -218,7 +220,7 @@ def finish(block: Block, factor: Tensor | None, row: Tensor | None, shift: Tenso
         block.sums = value
 
 
-def keep_gate_up(out: Outputs, which: GateUpDim, unit: Unit, blocks: list, column: int) -> None:
+def keep_gate_up(out: Outputs, which: GateUpDim, unit: TokenUnit, blocks: list, column: int) -> None:
     """Store the blocks in the layout of the backward pass, if it needs them."""
     if out.gate_up is None:
         return
@@ -230,7 +232,7 @@ def keep_gate_up(out: Outputs, which: GateUpDim, unit: Unit, blocks: list, colum
         nisa.dma_copy(features[:, unit.first : unit.first + unit.size], tile)
 
 
-def exchanged(own: Activations, share: Share) -> Activations:
+def exchanged(own: Activations, share: BlockShare) -> Activations:
     """The other core's columns of the middle."""
     other = nl.ndarray(own.tile.shape, own.tile.dtype, buffer=nl.sbuf)
     full, rest = own.size // PMAX, own.size % PMAX
@@ -250,7 +252,13 @@ def swap(give: Tensor, take: Tensor, core: int, pipe: int = 0) -> None:
 
 
 def finish_unit(
-    p: ExpertsParameters, share: Share, unit: Unit, parts: list, out: Outputs, repeats: Repeats, first: bool
+    p: ExpertsParameters,
+    share: BlockShare,
+    unit: TokenUnit,
+    parts: list,
+    out: Outputs,
+    repeats: Repeats,
+    first: bool,
 ) -> None:
     """The down projection of a unit, added to the rows of its tokens. `first`: these are still zero."""
     column, columns = share.core * share.hidden, share.hidden
@@ -298,7 +306,7 @@ class LoadedChunk(nl.NKIObject):
         multiply(blocks, self.x, weights, self.tile, feature_major=False)
 
 
-def load_down(p: ExpertsParameters, unit: Unit, parts: list, column: int, columns: int) -> list:
+def load_down(p: ExpertsParameters, unit: TokenUnit, parts: list, column: int, columns: int) -> list:
     """All that the core needs of down, in long rows; MX weights come when they are wanted."""
     if is_mx(p):
         return [MxDown(p, unit.expert, parts[0], column, columns)]
@@ -316,7 +324,7 @@ def load_down(p: ExpertsParameters, unit: Unit, parts: list, column: int, column
     return chunks
 
 
-def down_rows(p: ExpertsParameters, unit: Unit, column: int, columns: int) -> tuple:
+def down_rows(p: ExpertsParameters, unit: TokenUnit, column: int, columns: int) -> tuple:
     """(scales, bias) of the columns of down, in every partition; None for what there is not."""
     scale = bias = None
     if p.down_scale is not None and not is_mx(p):
@@ -338,7 +346,7 @@ def broadcast(row: Tensor) -> Tensor:
     return tile
 
 
-def finish_down(block: Block, scale: Tensor | None, bias: Tensor | None, at: int) -> None:
+def finish_down(block: ProductBlock, scale: Tensor | None, bias: Tensor | None, at: int) -> None:
     """sums * scale + bias"""
     if scale is not None:
         value = beside(block)
@@ -350,7 +358,7 @@ def finish_down(block: Block, scale: Tensor | None, bias: Tensor | None, at: int
         block.sums = value
 
 
-def row_factors(p: ExpertsParameters, unit: Unit, counts: Tensor) -> Any:
+def row_factors(p: ExpertsParameters, unit: TokenUnit, counts: Tensor) -> Any:
     """What each token's result is multiplied by: its affinity, and how often it is in the unit."""
     scaled = p.scaling == ExpertAffinityScaleMode.POST_SCALE
     if not p.accumulating:
@@ -362,7 +370,7 @@ def row_factors(p: ExpertsParameters, unit: Unit, counts: Tensor) -> Any:
     return factors
 
 
-def combine(dst: Tensor, block: Block, factors: Tensor, c: int, adds: bool) -> None:
+def combine(dst: Tensor, block: ProductBlock, factors: Tensor, c: int, adds: bool) -> None:
     """dst = sums * factor, plus dst if it adds."""
     factor = 1.0 if factors is None else factors[:, c : c + 1]
     if adds:

@@ -11,11 +11,11 @@ from nkilib.core.moe.moe_cte.experts import BEFORE
 from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     Arithmetic,
     BlockTables,
-    Checkpoints,
+    ExpertCheckpoints,
     ExpertTensors,
+    ExpertTerms,
     Limits,
-    Rows,
-    Terms,
+    RowOptions,
     experts_parameters,
     slices_of_cores,
     static_block_count,
@@ -126,7 +126,7 @@ def moe_cte(
             quantization_config.gate_up_proj_scale if gate_up_proj_scale is None else gate_up_proj_scale
         )
         down_proj_scale = quantization_config.down_proj_scale if down_proj_scale is None else down_proj_scale
-    checkpoints = Checkpoints(
+    checkpoints = ExpertCheckpoints(
         config.checkpoint_activation,
         config.expert_affinity_multiply_on_I,
         gate_up_activations_T,
@@ -135,10 +135,10 @@ def moe_cte(
     p = experts_parameters(
         ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
         BlockTables(token_position_to_id, block_to_expert, block_size, conditions),
-        Terms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
+        ExpertTerms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
         Arithmetic(activation_function, compute_dtype, expert_affinities_scaling_mode),
         Limits(gate_clamp_upper_limit, gate_clamp_lower_limit, up_clamp_upper_limit, up_clamp_lower_limit),
-        Rows(skip_dma, is_tensor_update_accumulating),
+        RowOptions(skip_dma, is_tensor_update_accumulating),
         checkpoints,
         static_blocks,
         slices=result_slices(spec, is_tensor_update_accumulating),

@@ -59,7 +59,7 @@ class BlockTables(nl.NKIObject):
 
 
 @dataclass
-class Terms(nl.NKIObject):
+class ExpertTerms(nl.NKIObject):
     """What is added to products, and what they are multiplied by."""
 
     gate_up_bias: Tensor | None  # [E, 2, I]
@@ -86,7 +86,7 @@ class Limits(nl.NKIObject):
 
 
 @dataclass
-class Rows(nl.NKIObject):
+class RowOptions(nl.NKIObject):
     """How rows are read and the result is written."""
 
     skip_dma: SkipMode | None
@@ -94,7 +94,7 @@ class Rows(nl.NKIObject):
 
 
 @dataclass
-class Checkpoints(nl.NKIObject):
+class ExpertCheckpoints(nl.NKIObject):
     """What is stored for a backward pass, and where."""
 
     enabled: bool = False
@@ -138,17 +138,17 @@ class ExpertsParameters(nl.NKIObject):
 def experts_parameters(
     tensors: ExpertTensors,
     tables: BlockTables,
-    terms: Terms,
+    terms: ExpertTerms,
     arithmetic: Arithmetic,
     limits: Limits,
-    rows: Rows,
-    checkpoints: Checkpoints | None = None,
+    rows: RowOptions,
+    checkpoints: ExpertCheckpoints | None = None,
     static_blocks: int | None = None,
     slices: int = 1,
     skip_gate: bool = False,
 ) -> ExpertsParameters:
     """Return what an entry point was asked for, in one object."""
-    checkpoints = Checkpoints() if checkpoints is None else checkpoints
+    checkpoints = ExpertCheckpoints() if checkpoints is None else checkpoints
     return ExpertsParameters(
         hidden=tensors.hidden,
         affinities=tensors.affinities,

@@ -9,7 +9,7 @@ import nki.language as nl
 from nkilib.core.mlp.mx import MxScales, block_count, middle, quantize_middle
 from nkilib.core.moe.moe_cte.moe_cte_parameters import ExpertsParameters, hidden_size
 from nkilib.core.moe.moe_cte.outputs import Outputs
-from nkilib.core.moe.moe_cte.routing import Unit
+from nkilib.core.moe.moe_cte.routing import TokenUnit
 from nkilib.core.moe.mx_weights import expert_mlp
 from nkilib.core.utils.common_types import GateUpDim
 from nkilib.core.utils.mx_layout import LANES, TILE
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def mx_middle(
-    p: ExpertsParameters, unit: Unit, x: Tensor, row: Tensor | None, out: Outputs, cores: int, core: int
+    p: ExpertsParameters, unit: TokenUnit, x: Tensor, row: Tensor | None, out: Outputs, cores: int, core: int
 ) -> MxTokens:
     """act(gate) * up of tokens x [128, H / 128, tokens], in FP8. Cores compute half of the blocks each.
 
@@ -51,7 +51,7 @@ def mx_middle(
     return quantize_middle(mlp, scales, m)
 
 
-def stored_features(out: Outputs, which: GateUpDim, unit: Unit) -> Any:
+def stored_features(out: Outputs, which: GateUpDim, unit: TokenUnit) -> Any:
     """Where gate or up of a unit are stored, [I, tokens]."""
     return out.gate_up[unit.block][which.value, :, :][:, unit.first : unit.first + unit.size]
 

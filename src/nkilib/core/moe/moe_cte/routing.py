@@ -31,7 +31,7 @@ class RoutingSource(nl.NKIObject):
 
 
 @dataclass
-class Unit(nl.NKIObject):
+class TokenUnit(nl.NKIObject):
     """One unit; tiles are [128, columns]. `block` is a number, or a register in a dynamic loop."""
 
     block: Any
@@ -46,7 +46,7 @@ class Unit(nl.NKIObject):
     affinity: Any  # float32
 
 
-class Routing(nl.NKIObject):
+class ExpertRouting(nl.NKIObject):
     """The units of all blocks. An id out of range fails here: affinities are probed before all else."""
 
     def __init__(self, source: RoutingSource):
@@ -95,14 +95,14 @@ class Routing(nl.NKIObject):
             nisa.tensor_copy(rows, self.ids)
         return rows
 
-    def unit(self, block: int, number: int) -> Unit:
+    def unit(self, block: int, number: int) -> TokenUnit:
         """Unit `number` of a block that is known while tracing."""
         first = (block * self.passes + number) * self.columns
         return self.make(block, number, self.expert[0:1, block : block + 1], first)
 
-    def make(self, block: int, number: int, expert: Tensor, first: int) -> Unit:
+    def make(self, block: int, number: int, expert: Tensor, first: int) -> TokenUnit:
         last = first + self.columns
-        return Unit(
+        return TokenUnit(
             block,
             number * self.source.unit_size,
             self.source.unit_size,
@@ -115,12 +115,12 @@ class Routing(nl.NKIObject):
             gather_affinities(self.source.affinities, self.affinity_index[:, first:last]),
         )
 
-    def unit_at(self, block: Any, number: int) -> Unit:
+    def unit_at(self, block: Any, number: int) -> TokenUnit:
         """The same of a block that a register names, in tiles of its own."""
         expert = int_tile((1, 1))
         nisa.tensor_copy(expert, self.expert[0:1, nl.ds(block, 1)])
         index = self.taken(self.affinity_index, block, number)
-        return Unit(
+        return TokenUnit(
             block,
             number * self.source.unit_size,
             self.source.unit_size,
@@ -267,7 +267,7 @@ class Repeats(nl.NKIObject):
         self.is_earlier = nl.ndarray(distance.shape, nl.bfloat16, buffer=nl.sbuf)  # [p, c, j]: j < 128 c + p
         nisa.tensor_scalar(self.is_earlier, distance, nl.less, 0.0)
 
-    def of(self, unit: Unit) -> tuple:
+    def of(self, unit: TokenUnit) -> tuple:
         """(how often the token of a position is in the unit, rows to write to: -1 for all but the first)."""
         columns = unit.ids.shape[1]
         row = int_tile((PMAX, unit.size))
@@ -285,7 +285,7 @@ class Repeats(nl.NKIObject):
         return counts, rows_to_write(unit, earlier)
 
 
-def rows_to_write(unit: Unit, earlier: Tensor) -> Any:
+def rows_to_write(unit: TokenUnit, earlier: Tensor) -> Any:
     """The row of each position that is the first real one of its token, else -1."""
     chosen, rows = float_tile(earlier.shape), int_tile(earlier.shape)
     nisa.scalar_tensor_tensor(chosen, earlier, nl.equal, 0.0, nl.multiply, unit.is_real)

@@ -15,7 +15,7 @@ import nki.language as nl
 from nkilib.core.mlp.gate_up import activate, clamp_block
 from nkilib.core.moe.moe_tkg.parameters import MoEParameters, matmul_dtype, quantized
 from nkilib.core.utils.kernel_helpers import div_ceil
-from nkilib.core.utils.projection import BANK_COLUMNS, Block, bytes_of
+from nkilib.core.utils.projection import BANK_COLUMNS, ProductBlock, bytes_of
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.types import DTypeLike, Tensor
@@ -107,8 +107,8 @@ def middle(p: MoEParameters, x: Tokens, item: Item, first: int, blocks: int, par
         ups = new_banks(partitions, span.size, item.tokens)
         stream_gate_up(p, x, item, column, [gates, ups], span.size, partitions)
         terms = [
-            Terms(p, item, 0, column, span.size, partitions),
-            Terms(p, item, 1, column, span.size, partitions),
+            DecodeTerms(p, item, 0, column, span.size, partitions),
+            DecodeTerms(p, item, 1, column, span.size, partitions),
         ]
         for i in range(len(gates)):
             gate = finished(gates[i], terms[0], i * room, p.gate)
@@ -165,7 +165,7 @@ def of_expert(weights: Tensor, item: Item) -> Any:
     return weights.select(0, item.expert)
 
 
-class Terms(nl.NKIObject):
+class DecodeTerms(nl.NKIObject):
     """FP8: what gate (half 0) or up (1) is multiplied by, and its bias: [partitions, blocks], or None."""
 
     def __init__(self, p: MoEParameters, item: Item, half: int, column: int, blocks: int, partitions: int):
@@ -182,7 +182,7 @@ class Terms(nl.NKIObject):
                 self.bias = blocks_of_row(bias, blocks, partitions)
 
 
-def finished(bank: Tensor, terms: Terms, block: int, limits: Linear) -> Any:
+def finished(bank: Tensor, terms: DecodeTerms, block: int, limits: Linear) -> Any:
     """sums * scale + bias, clamped: [partitions, blocks tokens]."""
     partitions, blocks, tokens = bank.shape
     value = bank
@@ -191,7 +191,7 @@ def finished(bank: Tensor, terms: Terms, block: int, limits: Linear) -> Any:
         nisa.tensor_tensor(value, bank, along(terms.scale, block, blocks, tokens), op=nl.multiply)
         if terms.bias is not None:
             nisa.tensor_tensor(value, value, along(terms.bias, block, blocks, tokens), op=nl.add)
-    clamped = Block(value.reshape((partitions, blocks * tokens)), 0, tokens, 0, partitions)
+    clamped = ProductBlock(value.reshape((partitions, blocks * tokens)), 0, tokens, 0, partitions)
     clamp_block(limits, clamped)
     return clamped.sums
 

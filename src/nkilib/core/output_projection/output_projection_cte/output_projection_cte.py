@@ -10,7 +10,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.output_projection.mx import (
-    MxProjection,
+    OutputMxProjection,
     as_mx,
     as_weights,
     packed_heads,
@@ -20,7 +20,7 @@ from nkilib.core.output_projection.mx import (
 from nkilib.core.output_projection.operands import (
     FLOATS,
     Operands,
-    StaticScales,
+    OutputStaticScales,
     check_operands,
     column_scale,
     matmul_dtype,
@@ -43,7 +43,7 @@ from nkilib.core.utils.projection import (
     token_major_blocks,
     weight_chunks,
 )
-from nkilib.core.utils.projection_results import Terms, finish_into, load_terms, new_rows, store_rows
+from nkilib.core.utils.projection_results import ColumnTerms, finish_into, load_terms, new_rows, store_rows
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
@@ -110,10 +110,10 @@ def output_projection_cte(
     out = nl.ndarray((batches, tokens, p.weight.shape[1]), dtype, buffer=nl.shared_hbm)
     columns = p.weight.shape[1] // sharding[1]
     if quantization_type.is_mx():
-        project_mx(MxProjection(p, heads, depth), out, sharding[2] * columns, columns)
+        project_mx(OutputMxProjection(p, heads, depth), out, sharding[2] * columns, columns)
         return out
     rows = attention.reshape((batches, heads * depth, tokens))
-    scales = StaticScales(p)
+    scales = OutputStaticScales(p)
     for batch in range(batches):
         for block in TiledRange(tokens, block_tokens(p)):
             part = rows[batch, :, block.start_offset : block.end_offset]
@@ -142,7 +142,7 @@ def check_columns(p: Operands, n_prgs: int) -> None:
     )
 
 
-def project_mx(mx: MxProjection, out: Tensor, first: int, columns: int) -> None:
+def project_mx(mx: OutputMxProjection, out: Tensor, first: int, columns: int) -> None:
     """Columns first ... of all tokens, with MX weights."""
     batches, tokens = out.shape[0], out.shape[1]
     packed = mx.p.attention.dtype in WORDS
@@ -175,7 +175,7 @@ def span_banks(p: Operands) -> int:
     return 4 if banks >= 4 else (2 if banks >= 2 else 1)
 
 
-def load_attention(p: Operands, part: Tensor, scales: StaticScales) -> list:
+def load_attention(p: Operands, part: Tensor, scales: OutputStaticScales) -> list:
     """[N D, tokens] of HBM, contraction in partitions as it stands there; quantised if need be.
 
     A tile for every LOAD_TOKENS: the first matmuls need not wait for all of them.
@@ -192,7 +192,7 @@ def load_attention(p: Operands, part: Tensor, scales: StaticScales) -> list:
     return parts
 
 
-def load_rows(p: Operands, dst: Tensor, rows: Tensor, scales: StaticScales) -> None:
+def load_rows(p: Operands, dst: Tensor, rows: Tensor, scales: OutputStaticScales) -> None:
     """dst[p, k] = rows[128 k + p]; the last tile may be short."""
     full, rest = rows.shape[0] // PMAX, rows.shape[0] % PMAX
     if full > 0:
@@ -202,7 +202,7 @@ def load_rows(p: Operands, dst: Tensor, rows: Tensor, scales: StaticScales) -> N
         load_tiles(p, dst[0:rest, full, :], rows[full * PMAX :], scales)
 
 
-def load_tiles(p: Operands, dst: Tensor, source: Tensor, scales: StaticScales) -> None:
+def load_tiles(p: Operands, dst: Tensor, source: Tensor, scales: OutputStaticScales) -> None:
     if quantizes(p):
         quantize(dst, load(source), scales)
     else:
@@ -222,7 +222,7 @@ def first_pass_spans(columns: int, widest: int) -> list:
 
 
 def project_block(
-    p: Operands, parts: list, scales: StaticScales, out: Tensor, first: int, columns: int
+    p: Operands, parts: list, scales: OutputStaticScales, out: Tensor, first: int, columns: int
 ) -> None:
     """out[:, first ... first + columns] of one block of tokens, which stays while the weights pass by."""
     for span in first_pass_spans(columns, span_banks(p) * BANK_COLUMNS):
@@ -238,7 +238,7 @@ def project_block(
 
 
 def project_part(
-    x: Tensor, chunks: list, weights: list, terms: Terms, out: Tensor, column: int, columns: int
+    x: Tensor, chunks: list, weights: list, terms: ColumnTerms, out: Tensor, column: int, columns: int
 ) -> None:
     """Columns column ... of some tokens and weights that are all in SBUF."""
     banks = div_ceil(columns, BANK_COLUMNS)

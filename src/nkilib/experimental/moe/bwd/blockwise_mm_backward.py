@@ -9,7 +9,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.moe.moe_cte.moe_cte_utils import SkipMode
 from nkilib.core.moe.moe_cte.moe_ref import activation_ref, sigmoid
-from nkilib.core.moe.moe_cte.routing import Repeats, Routing, RoutingSource, Unit
+from nkilib.core.moe.moe_cte.routing import ExpertRouting, Repeats, RoutingSource, TokenUnit
 from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
@@ -132,7 +132,7 @@ def blockwise_mm_bwd(
         down_proj_weight_grad_out,
     )
     source = routing_source(p, cores)
-    routing = Routing(source)
+    routing = ExpertRouting(source)
     repeats = Repeats(source)
     gradients = Gradients(p, given, cores, core)
     gradients.start(p)
@@ -182,7 +182,7 @@ def routing_source(p: BackwardParameters, cores: int) -> RoutingSource:
     )
 
 
-def run_units(p: BackwardParameters, routing: Routing, repeats: Repeats, gradients: Gradients) -> None:
+def run_units(p: BackwardParameters, routing: ExpertRouting, repeats: Repeats, gradients: Gradients) -> None:
     """Run all units.
 
     The first half of a unit is issued before the second half of the previous one: TensorE works on it while
@@ -204,7 +204,7 @@ def run_units(p: BackwardParameters, routing: Routing, repeats: Repeats, gradien
                 weight_grads(p, units[done].expert, rows, gradients, position == routing.passes)
 
 
-def real_unit(routing: Routing, block: int, number: int) -> Unit:
+def real_unit(routing: ExpertRouting, block: int, number: int) -> TokenUnit:
     """Return a unit in which the affinity of padding is 0."""
     unit = routing.unit(block, number)
     nisa.tensor_tensor(unit.affinity, unit.affinity, unit.is_real, op=nl.multiply)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.moe.moe_cte.routing import Unit
+from nkilib.core.moe.moe_cte.routing import TokenUnit
 from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
 from nkilib.core.utils.projection import Activations, multiply
 from nkilib.core.utils.projection_results import new_rows
@@ -23,7 +23,7 @@ def as_dtype(tile: Tensor, dtype: DTypeLike) -> Tensor:
     return cast
 
 
-def gather_rows(table: Tensor, unit: Unit, dtype: DTypeLike) -> list:
+def gather_rows(table: Tensor, unit: TokenUnit, dtype: DTypeLike) -> list:
     """Gather the rows of the unit's tokens into tiles [128, columns]; padding gets the row of token 0."""
     rows = new_rows(unit.size, table.shape[1], dtype)
     for c in range(len(rows)):
@@ -31,7 +31,7 @@ def gather_rows(table: Tensor, unit: Unit, dtype: DTypeLike) -> list:
     return rows
 
 
-def gather_columns(table: Tensor, unit: Unit, rows: list) -> Activations:
+def gather_columns(table: Tensor, unit: TokenUnit, rows: list) -> Activations:
     """Gather the same with columns in the partitions: directly from HBM, or from the rows by TensorE."""
     size, dtype = table.shape[1], rows[0].dtype
     full, rest = size // PMAX, size % PMAX

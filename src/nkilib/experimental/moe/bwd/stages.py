@@ -12,7 +12,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.mlp.gate_up import activate
 from nkilib.core.moe.moe_cte.experts import affinity_row, combine, swap
-from nkilib.core.moe.moe_cte.routing import Repeats, Unit
+from nkilib.core.moe.moe_cte.routing import Repeats, TokenUnit
 from nkilib.core.utils.common_types import ActFnType
 from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
 from nkilib.core.utils.projection import BANK_COLUMNS, Activations, feature_major_blocks, token_major_blocks
@@ -51,7 +51,7 @@ class MiddleTiles(nl.NKIObject):
     grad: Tensor  # dy Wd^T, float32: before affinities
 
 
-def first_half(p: BackwardParameters, unit: Unit, gradients: Gradients) -> MiddleTiles:
+def first_half(p: BackwardParameters, unit: TokenUnit, gradients: Gradients) -> MiddleTiles:
     """Compute the gradient of the middle from that of the output: dm' = dy Wd^T."""
     dtype = matmul_dtype(p)
     table = gradients.of_row(p.out_grad)
@@ -76,7 +76,7 @@ class BlockRows(nl.NKIObject):
 
 def second_half(
     p: BackwardParameters,
-    unit: Unit,
+    unit: TokenUnit,
     middle: MiddleTiles,
     gradients: Gradients,
     repeats: Repeats,
@@ -131,7 +131,7 @@ def weight_grads(
 # ---- the middle ----------------------------------------------------------------------------------
 
 
-def load_features(p: BackwardParameters, side: int, unit: Unit) -> Tensor:
+def load_features(p: BackwardParameters, side: int, unit: TokenUnit) -> Tensor:
     """Load gate or up of the checkpoint, [128, tiles, tokens]."""
     inner = intermediate_size(p)
     full, rest = inner // PMAX, inner % PMAX
@@ -175,7 +175,7 @@ def put_slope(act_fn: ActFnType, dst: Tensor, x: Tensor) -> None:
         nisa.activation(dst, slope, x)
 
 
-def middle_grad(p: BackwardParameters, unit: Unit, dy: Activations, gradients: Gradients) -> Tensor:
+def middle_grad(p: BackwardParameters, unit: TokenUnit, dy: Activations, gradients: Gradients) -> Tensor:
     """Return dy Wd^T over all of H, [128, tiles, tokens] float32: the cores exchange their sums."""
     inner = intermediate_size(p)
     own = nl.ndarray((PMAX, div_ceil(inner, PMAX), unit.size), nl.float32, buffer=nl.sbuf)
@@ -197,7 +197,7 @@ def middle_grad(p: BackwardParameters, unit: Unit, dy: Activations, gradients: G
     return own
 
 
-def split_grad(p: BackwardParameters, unit: Unit, middle: MiddleTiles) -> tuple:
+def split_grad(p: BackwardParameters, unit: TokenUnit, middle: MiddleTiles) -> tuple:
     """Return (dg, du): dm * up * act'(gate) and dm * act(gate), 0 where a limit was reached."""
     inner = intermediate_size(p)
     row = affinity_row(unit)
@@ -237,7 +237,12 @@ def stop_at(grad: Tensor, value: Tensor, bounds: ClampBounds) -> None:
 
 
 def affinity_grad(
-    p: BackwardParameters, unit: Unit, sums: Tensor, gradients: Gradients, counts: Tensor, targets: Tensor
+    p: BackwardParameters,
+    unit: TokenUnit,
+    sums: Tensor,
+    gradients: Gradients,
+    counts: Tensor,
+    targets: Tensor,
 ) -> None:
     """Set dAff[t, e] += the sums; sums over H are exchanged by the cores. Core 0 writes it."""
     if p.on_hidden and gradients.cores == 2:
@@ -255,7 +260,7 @@ def affinity_grad(
         nisa.dma_compute(place, [place, values[:, c : c + 1]], nl.add, oob_mode=nisa.oob_mode.skip)
 
 
-def affinity_targets(unit: Unit, targets: Tensor) -> Tensor:
+def affinity_targets(unit: TokenUnit, targets: Tensor) -> Tensor:
     """Return the addresses of the affinities to write; -1 where no row is written."""
     is_written = nl.ndarray(targets.shape, nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(is_written, targets, nl.greater_equal, 0.0)
@@ -266,7 +271,9 @@ def affinity_targets(unit: Unit, targets: Tensor) -> Tensor:
     return index
 
 
-def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: MiddleTiles, gradients: Gradients) -> Tensor:
+def sums_over_hidden(
+    p: BackwardParameters, unit: TokenUnit, middle: MiddleTiles, gradients: Gradients
+) -> Tensor:
     """Return the sum of dy * down over this core's columns, [128, columns of tokens]."""
     tiles = unit.size // PMAX
     sums = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
@@ -280,7 +287,7 @@ def sums_over_hidden(p: BackwardParameters, unit: Unit, middle: MiddleTiles, gra
     return sums
 
 
-def sums_over_middle(p: BackwardParameters, unit: Unit, middle: MiddleTiles) -> Tensor:
+def sums_over_middle(p: BackwardParameters, unit: TokenUnit, middle: MiddleTiles) -> Tensor:
     """Return the sum of dm' * m over I, [128, columns of tokens]: TensorE sums over the partitions."""
     tiles = unit.size // PMAX
     ones = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
@@ -304,7 +311,7 @@ def sums_over_middle(p: BackwardParameters, unit: Unit, middle: MiddleTiles) -> 
 
 def hidden_grad(
     p: BackwardParameters,
-    unit: Unit,
+    unit: TokenUnit,
     sides: list,
     gradients: Gradients,
     counts: Tensor,
