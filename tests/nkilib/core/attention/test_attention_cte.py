@@ -190,9 +190,12 @@ def test_a_window_of_0_is_none():
 
 
 def test_blocks_outside_the_window_are_skipped():
-    mask = units.Mask(True, 128, 1, None, False, None, None, None)
+    mask = units.PrefillMask(True, 128, 1, None, False, None, None, None)
     assert mask.key_range(1024, 1152, 4096) == (896, 1152)
-    assert units.Mask(True, 0, 1, None, False, None, None, None).key_range(1024, 1152, 4096) == (0, 1152)
+    assert units.PrefillMask(True, 0, 1, None, False, None, None, None).key_range(1024, 1152, 4096) == (
+        0,
+        1152,
+    )
 
 
 @pytest.mark.parametrize("sink", [-3.0, 0.5, 30.0])
