@@ -29,6 +29,8 @@ MISTAKES = {
     "memory": ("buffer=nl.sbuf", 'buffer="sbuf"', '"MemoryRegion"'),
     "argument": ("double(x)[:2]", "double(x, y=1)[:2]", '"y"'),
     "method_of_a_kernel": ("double_rows.trace(x)", "double_rows.trce(x)", '"trce"'),
+    "result_of_a_run": ("double(x)[:2]", "double.run(x).reslt", '"reslt"'),
+    "result_of_a_profile": ("double(x)[:2]", "nki.profile(double)(x).total_u", '"total_u"'),
     "name_of_nki": ("nki.NkiError", "nki.NkiErorr", '"NkiErorr"'),
 }
 

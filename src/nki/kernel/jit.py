@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ..errors import error, nearest
 from ..machine.generations import find
 from ..options import from_environment
 from .kernel import Kernel, P
 from .run import launch_grid
+
+if TYPE_CHECKING:
+    from .profile import Profile, WorldProfile
 
 _IGNORED_WITH_WARNING = ("mode", "experimental_flags", "additional_compile_opt")
 _IGNORED = ("debug_kernel", "show_compiler_tb")
@@ -67,8 +70,36 @@ def simulate(kernel: Callable[P, Any] | Kernel[P]) -> Kernel[P]:
     return as_kernel(kernel)._with(simulated=True)
 
 
+@overload
 def profile(
-    kernel: object,
+    kernel: Callable[..., Any] | Kernel,
+    run: bool = False,
+    stage: Callable[[str], None] = ...,
+    *,
+    target: str | None = None,
+    lnc: int | None = None,
+    uncertainty: bool = False,
+) -> Callable[..., Profile]:
+    """Profile one rank."""
+
+
+@overload
+def profile(
+    kernel: Callable[..., Any] | Kernel,
+    run: bool = False,
+    stage: Callable[[str], None] = ...,
+    ranks: int = 1,
+    starts_us: Sequence[float] | None = None,
+    *,
+    target: str | None = None,
+    lnc: int | None = None,
+    uncertainty: bool = False,
+) -> Callable[..., Profile | WorldProfile]:
+    """Profile several ranks."""
+
+
+def profile(
+    kernel: Callable[..., Any] | Kernel,
     run: bool = False,
     stage: Callable[[str], None] = lambda what: None,
     ranks: int = 1,
@@ -77,7 +108,7 @@ def profile(
     target: str | None = None,
     lnc: int | None = None,
     uncertainty: bool = False,
-) -> Callable[..., Any]:
+) -> Callable[..., Profile | WorldProfile]:
     """`nki.profile(kernel)(*args)`: arguments are arrays or TensorSpecs; `run=True` also computes.
 
     `target` names another platform and `lnc` another number of cores than the kernel's. With
