@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 EXTENSION = "+"  # in place of a page: a kernel that the documented library lacks
 
 
-class Row(NamedTuple):
+class CatalogueRow(NamedTuple):
     """One page of the documentation, or an extension."""
 
     page: str
@@ -24,128 +24,128 @@ class Row(NamedTuple):
 
 
 TABLE = [
-    Row("L01", "core.rmsnorm.rmsnorm_quant", "rmsnorm_quant_kernel RmsNormQuantKernelArgs"),
-    Row("L02", "core.qkv.qkv", "qkv"),
-    Row("L02", "core.qkv.qkv_tkg", "qkv_tkg"),
-    Row("L02", "core.qkv.qkv_cte", "qkv_cte"),
-    Row("L03", "core.attention.attention_cte", "attention_cte"),
-    Row(
+    CatalogueRow("L01", "core.rmsnorm.rmsnorm_quant", "rmsnorm_quant_kernel RmsNormQuantKernelArgs"),
+    CatalogueRow("L02", "core.qkv.qkv", "qkv"),
+    CatalogueRow("L02", "core.qkv.qkv_tkg", "qkv_tkg"),
+    CatalogueRow("L02", "core.qkv.qkv_cte", "qkv_cte"),
+    CatalogueRow("L03", "core.attention.attention_cte", "attention_cte"),
+    CatalogueRow(
         "L04",
         "core.attention.attention_segmented_cte",
         "attention_segmented_cte load_kv_cache floor_nisa_kernel ceil_nisa_kernel",
     ),
-    Row("L05", "core.attention.attention_tkg", "attention_tkg AttnTKGConfig"),
-    Row(
+    CatalogueRow("L05", "core.attention.attention_tkg", "attention_tkg AttnTKGConfig"),
+    CatalogueRow(
         "L06",
         "core.attention.attention_kv_parallel_segmented_cte",
         "attention_kv_parallel_segmented_cte",
     ),
-    Row("L07", "core.embeddings.rope", "RoPE RoPE_sbuf"),
-    Row("L08", "core.mlp.mlp", "mlp mlp_kernel fused_mlp_isa_kernel"),
-    Row("L09", "core.output_projection.output_projection_cte", "output_projection_cte"),
-    Row("L10", "core.output_projection.output_projection_tkg", "output_projection_tkg"),
-    Row(
+    CatalogueRow("L07", "core.embeddings.rope", "RoPE RoPE_sbuf"),
+    CatalogueRow("L08", "core.mlp.mlp", "mlp mlp_kernel fused_mlp_isa_kernel"),
+    CatalogueRow("L09", "core.output_projection.output_projection_cte", "output_projection_cte"),
+    CatalogueRow("L10", "core.output_projection.output_projection_tkg", "output_projection_tkg"),
+    CatalogueRow(
         "L11", "core.router_topk.router_topk", "router_topk router_topk_input_x_load router_topk_input_w_load"
     ),
-    Row(
+    CatalogueRow(
         "L12",
         "core.moe.moe_cte.moe_cte",
         "moe_cte MoECTESpec MoECTEImplementation QuantizationConfig ShardOnBlockConfig ShardOnIConfig",
     ),
-    Row("L13", "core.moe.moe_tkg.moe_tkg", "moe_tkg"),
-    Row(
+    CatalogueRow("L13", "core.moe.moe_tkg.moe_tkg", "moe_tkg"),
+    CatalogueRow(
         "L14",
         "core.quantization.fp8_quantize",
         "static_quantization row_quantization pre_combine_dequant_scales",
     ),
-    Row("L15", "core.cumsum", "cumsum"),
-    Row("L16", "core.subkernels.find_nonzero_indices", "find_nonzero_indices"),
-    Row("L17", "experimental.transformer.attention_block_tkg", "attention_block_tkg"),
-    Row(
+    CatalogueRow("L15", "core.cumsum", "cumsum"),
+    CatalogueRow("L16", "core.subkernels.find_nonzero_indices", "find_nonzero_indices"),
+    CatalogueRow("L17", "experimental.transformer.attention_block_tkg", "attention_block_tkg"),
+    CatalogueRow(
         "L18",
         "experimental.attention.ring_attention_fwd",
         "ring_attention_spmd_fwd",
     ),
-    Row(
+    CatalogueRow(
         "L19",
         "experimental.attention.ring_attention_bwd",
         "ring_attention_spmd_bwd",
     ),
-    Row("L19", "experimental.attention.ring_attention_unpermute", "ring_attention_unpermute"),
-    Row("L20", "experimental.transformer.transformer_tkg", "transformer_tkg"),
-    Row("L21", "experimental.conv.conv1d", "conv1d"),
-    Row("L22", "experimental.conv.conv3d", "conv3d"),
-    Row("L23", "experimental.conv.depthwise_conv1d", "depthwise_conv1d_implicit_gemm"),
-    Row("L24", "experimental.collectives.fg_allgather", "fine_grained_allgather"),
-    Row(
+    CatalogueRow("L19", "experimental.attention.ring_attention_unpermute", "ring_attention_unpermute"),
+    CatalogueRow("L20", "experimental.transformer.transformer_tkg", "transformer_tkg"),
+    CatalogueRow("L21", "experimental.conv.conv1d", "conv1d"),
+    CatalogueRow("L22", "experimental.conv.conv3d", "conv3d"),
+    CatalogueRow("L23", "experimental.conv.depthwise_conv1d", "depthwise_conv1d_implicit_gemm"),
+    CatalogueRow("L24", "experimental.collectives.fg_allgather", "fine_grained_allgather"),
+    CatalogueRow(
         "L25",
         "experimental.collectives.fgcc",
         "allgather_compute_matmul",
     ),
-    Row(
+    CatalogueRow(
         "L26",
         "experimental.collectives.sb2sb_allgather",
         "allgather_sb2sb allgather_sb2sb_tiled",
     ),
-    Row(
+    CatalogueRow(
         "L26",
         "experimental.collectives.collectives",
         "all_reduce_hbm_kernel all_gather_hbm_kernel reduce_scatter_hbm_kernel all_to_all_hbm_kernel "
         "rank_id_kernel dma_copy_rank_id_kernel",
     ),
-    Row(
+    CatalogueRow(
         "L27",
         "experimental.foreach.foreach_elementwise",
         "add_scalar_kernel sub_scalar_kernel mul_scalar_kernel div_scalar_kernel "
         "add_tensor_kernel sub_tensor_kernel mul_tensor_kernel div_tensor_kernel "
         "addcdiv_kernel addcmul_kernel lerp_kernel sqrt_kernel",
     ),
-    Row(
+    CatalogueRow(
         "L28",
         "experimental.foreach.foreach_norm",
         "l2_norm_kernel l1_norm_kernel linf_norm_kernel",
     ),
-    Row("L29", "experimental.matmul_mxfp8.matmul_mxfp8_generic_kernel", "matmul_mxfp8"),
-    Row(
+    CatalogueRow("L29", "experimental.matmul_mxfp8.matmul_mxfp8_generic_kernel", "matmul_mxfp8"),
+    CatalogueRow(
         "L30",
         "experimental.mlp_mxfp8.mlp_fwd_mxfp8.mlp_fwd_mxfp8_kernel",
         "mlp_forward_mxfp8_nki compute_fused_gate_up_down_mxfp8",
     ),
-    Row(
+    CatalogueRow(
         "L31",
         "experimental.mlp_mxfp8.mlp_bwd_mxfp8.mlp_bwd_mxfp8_kernel",
         "mlp_backward_mxfp8_nki mlp_backward_mxfp8_base_nki compute_phase1_down_proj_mm_grad_mxfp8 "
         "compute_phase2_hidden_states_grad_mxfp8 compute_phase3_gate_up_weight_grad_mxfp8 "
         "compute_phase4_down_weight_grad_mxfp8 get_program_sharding_info",
     ),
-    Row("L32", "core.moe_block.moe_block_tkg", "moe_block_tkg"),
-    Row(
+    CatalogueRow("L32", "core.moe_block.moe_block_tkg", "moe_block_tkg"),
+    CatalogueRow(
         "L32",
         "experimental.moe_block.mx_moe_block_tkg_wrapper",
         "mx_moe_block_tkg_wrapper",
     ),
-    Row("L33", "experimental.optimizer.fused_adam", "adam_kernel adamw_kernel"),
-    Row("L34", "experimental.pad.pad", "pad"),
-    Row(
+    CatalogueRow("L33", "experimental.optimizer.fused_adam", "adam_kernel adamw_kernel"),
+    CatalogueRow("L34", "experimental.pad.pad", "pad"),
+    CatalogueRow(
         "L35",
         "experimental.quantize_mxfp8.quantize_mxfp8",
         "quantize_block_mxfp8_kernel should_store_packed_scales",
     ),
-    Row(
+    CatalogueRow(
         "L36",
         "experimental.rng.rng",
         "get_rng_state_gpsimd set_rng_state_gpsimd generate_random",
     ),
-    Row("L37", "experimental.scan.linear_scan", "linear_scan"),
-    Row("L38", "experimental.scan.selective_scan", "selective_scan"),
-    Row("L39", "experimental.scan.ssd", "ssd"),
-    Row("L40", "experimental.subkernels.topk_reduce", "topk_reduce"),
-    Row("L41", "experimental.subkernels.argsort_unstable", "argsort_unstable"),
-    Row("L42", "experimental.subkernels.build_all_to_all_v_metadata", "build_all_to_all_v_metadata"),
-    Row("L43", "experimental.subkernels.permute_routed_tokens", "permute_routed_tokens"),
-    Row("L44", "experimental.dynamic_shapes", "dynamic_elementwise_add"),
-    Row("L45", "experimental.loss", "cross_entropy_forward cross_entropy_backward"),
-    Row(
+    CatalogueRow("L37", "experimental.scan.linear_scan", "linear_scan"),
+    CatalogueRow("L38", "experimental.scan.selective_scan", "selective_scan"),
+    CatalogueRow("L39", "experimental.scan.ssd", "ssd"),
+    CatalogueRow("L40", "experimental.subkernels.topk_reduce", "topk_reduce"),
+    CatalogueRow("L41", "experimental.subkernels.argsort_unstable", "argsort_unstable"),
+    CatalogueRow("L42", "experimental.subkernels.build_all_to_all_v_metadata", "build_all_to_all_v_metadata"),
+    CatalogueRow("L43", "experimental.subkernels.permute_routed_tokens", "permute_routed_tokens"),
+    CatalogueRow("L44", "experimental.dynamic_shapes", "dynamic_elementwise_add"),
+    CatalogueRow("L45", "experimental.loss", "cross_entropy_forward cross_entropy_backward"),
+    CatalogueRow(
         "L46",
         "experimental.moe.bwd.blockwise_mm_backward",
         "blockwise_mm_bwd",
@@ -177,7 +177,7 @@ class CatalogueEntry:
         return "built" if self.is_built else "not yet"
 
 
-def register(row: Row) -> None:
+def register(row: CatalogueRow) -> None:
     """Let the catalogue know a kernel that the documented library lacks: `Row(EXTENSION, module, names)`."""
     TABLE.append(row)
     kernels.cache_clear()
@@ -189,13 +189,13 @@ def kernels() -> tuple[CatalogueEntry, ...]:
     return tuple(_entry(row, name) for row in TABLE for name in row.names.split())
 
 
-def _entry(row: Row, name: str) -> CatalogueEntry:
+def _entry(row: CatalogueRow, name: str) -> CatalogueEntry:
     target = _target(row, name)
     meaning = row.meaning if target is None else _first_line(target)
     return CatalogueEntry(name, f"nkilib.{row.module}", row.page, meaning, target)
 
 
-def _target(row: Row, name: str) -> Any:
+def _target(row: CatalogueRow, name: str) -> Any:
     """The object of a public name; None if its module or the name in it is not there."""
     path = f"nkilib.{row.module}"
     try:

@@ -8,7 +8,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.ir.instruction import Cost, In, Instruction, MatmulInstruction, Out
+from nki.ir.instruction import In, Instruction, InstructionCost, MatmulInstruction, Out
 from nki.ir.instruction_class import INSTRUCTIONS
 from nki.isa import rules
 from nki.isa.dma import DmaInstruction, transfer
@@ -33,7 +33,7 @@ class Twice(Instruction):
         emit(dst, self.dst.dtype, np.multiply, f32(shaped(data, dst), self.data.dtype), np.float32(2))
 
     def cost(self, machine):
-        return Cost(max(64, self.data.free_elements), 50.0)
+        return InstructionCost(max(64, self.data.free_elements), 50.0)
 
 
 class TwiceOnVector(Twice):

@@ -71,7 +71,7 @@ def test_the_example_of_a_docstring_runs(kernel):
 
 def test_a_kernel_that_the_documented_library_lacks_is_marked(monkeypatch):
     monkeypatch.setattr(catalogue, "TABLE", list(catalogue.TABLE))
-    catalogue.register(catalogue.Row(catalogue.EXTENSION, "core.cumsum.cumsum", "cumsum_ref"))
+    catalogue.register(catalogue.CatalogueRow(catalogue.EXTENSION, "core.cumsum.cumsum", "cumsum_ref"))
     try:
         added = catalogue.kernels()[-1]
         assert added.is_extension and added.is_built and added.name == "cumsum_ref"

@@ -11,7 +11,7 @@ import numpy as np
 from ..backends.reference.memories import memory_of
 from ..errors import error
 from ..ir.context import RunningCore, current, warn
-from ..ir.instruction import Cost, State
+from ..ir.instruction import InstructionCost, State
 from ..ir.transfer_instruction import Wire
 from ..ir.view import View
 from ..isa import rules
@@ -236,10 +236,10 @@ class Collective(DmaInstruction):
         # each core has its part of the link; what both call together, each carries half of
         return found if State.peer in self.touches() else found._replace(busy_ns=found.busy_ns * cores)
 
-    def cost(self, machine: Machine) -> Cost:
+    def cost(self, machine: Machine) -> InstructionCost:
         """Time on the link is the timing model's business; no engine is held here."""
         found = self.wire(machine, 1)
-        return Cost(0, 0.0, found.rests_on if found is not None else ())
+        return InstructionCost(0, 0.0, found.rests_on if found is not None else ())
 
 
 class Received:

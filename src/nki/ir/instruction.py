@@ -54,7 +54,7 @@ class State(Enum):
     loop = "the head of a dynamic loop"
 
 
-class Cost(NamedTuple):
+class InstructionCost(NamedTuple):
     """What an instruction costs (spec/machine.md 4).
 
     `cycles` is its work in the clock of its engine, `fix_ns` how much later a consumer sees the result,
@@ -168,7 +168,7 @@ class Instruction(NkiInstruction, metaclass=InstructionType):
         """
         raise error("not-implemented-yet", f"{self.public}: has no meaning yet")
 
-    def cost(self, machine: Machine) -> Cost:
+    def cost(self, machine: Machine) -> InstructionCost:
         """Return the cycles on the engine that runs it (spec/machine.md)."""
         raise error("not-implemented-yet", f"{self.public}: has no cost yet")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.machine import Machine
 from .descriptors import Descriptors, pieces
-from .instruction import Cost, Instruction
+from .instruction import Instruction, InstructionCost
 from .view import View
 
 
@@ -35,9 +35,9 @@ class TransferInstruction(Instruction):
     def engine_name(self) -> str:
         return "dma"
 
-    def cost(self, machine: Machine) -> Cost:
+    def cost(self, machine: Machine) -> InstructionCost:
         """Return no cycles: the timing model works out the time on a queue (spec/machine.md 9)."""
-        return Cost(0, 0.0)
+        return InstructionCost(0, 0.0)
 
     def transfers(self) -> list[tuple[View, View]]:
         """Return (destination, source) of every stream of elements."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import error
-from ..ir.instruction import Cost, In, NkiInstruction, Out, RegisterIn
+from ..ir.instruction import In, InstructionCost, NkiInstruction, Out, RegisterIn
 from ..ir.layout import Int, is_int
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
@@ -122,7 +122,7 @@ class Iota(GpsimdInstruction):
         else:
             dtypes.store(dst, values.astype(np.float32), self.dst.dtype)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return self.cost_of(m, "gpsimd_one_input", self.dst.free_elements)
 
 
@@ -201,7 +201,7 @@ class AffineSelect(GpsimdInstruction):
             dtypes.bits(dst)[...] = dtypes.bits(on_true)
         np.copyto(dtypes.bits(dst), dtypes.bits(fill), where=fills.reshape(dst.shape))
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return self.cost_of(m, "gpsimd_one_input", self.dst.free_elements)
 
 

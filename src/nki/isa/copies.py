@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import current_machine, warn
-from ..ir.instruction import Cost, In, InOut, Instruction, NkiInstruction, Operand, Out
+from ..ir.instruction import In, InOut, Instruction, InstructionCost, NkiInstruction, Operand, Out
 from ..ir.semantics import Fill, Move
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
@@ -80,7 +80,7 @@ class TensorCopy(Instruction):
         else:
             move(dst, src, self.dst.dtype, self.src.dtype)
 
-    def cost(self, machine: Machine) -> Cost:
+    def cost(self, machine: Machine) -> InstructionCost:
         if self.runs_on is GPSIMD:
             return gpsimd_cost(machine, "gpsimd_copy", self.src.free_elements)
         return copy_cost(self, machine, self.dst, self.src)
@@ -97,14 +97,14 @@ def move(dst: np.ndarray, src: np.ndarray, target: DType, source: DType) -> None
         dtypes.bits(dst)[...] = dtypes.bits(src)
 
 
-def copy_cost(ins: Instruction, m: Machine, dst: In, src: In) -> Cost:
+def copy_cost(ins: Instruction, m: Machine, dst: In, src: In) -> InstructionCost:
     """tensor_copy and tensor_scalar on VectorE (the fast modes of spec/machine.md 6.1) and ScalarE."""
     n = src.free_elements
     if ins.runs_on is SCALAR:
         narrow = dst.dtype.itemsize <= 2 and src.dtype.itemsize <= 2
         rate = "scalar_copy_narrow" if narrow else "scalar_activation"
         fix = "fix_scalar_psum_copy_ns" if src.buffer is PSUM else "fix_scalar_copy_ns"
-        return Cost(getattr(m, rate) * n, getattr(m, fix), (rate, fix), shortest(ins, m))
+        return InstructionCost(getattr(m, rate) * n, getattr(m, fix), (rate, fix), shortest(ins, m))
     return vector_cost(ins, m, copy_mode(m, dst, src), n)
 
 
@@ -182,7 +182,7 @@ class Memset(Instruction):
         else:
             dst[...] = dtypes.scalar(self.value, self.dst.dtype)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         n = self.dst.free_elements
         if self.runs_on is GPSIMD:
             return gpsimd_cost(m, "gpsimd_copy", n)
@@ -193,7 +193,7 @@ class Memset(Instruction):
             else "vector_memset"
         )
         cycles = max(shortest(self, m), getattr(m, field) * n)
-        return Cost(cycles, m.fix_memset_ns, (field, "fix_memset_ns"))
+        return InstructionCost(cycles, m.fix_memset_ns, (field, "fix_memset_ns"))
 
 
 # ---- tensor_copy_predicated ----------------------------------------------------------------------
@@ -268,11 +268,11 @@ class TensorCopyPredicated(VectorInstruction):
         dtypes.store(values, src, target)
         return values
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return predicated_cost(self, m, self.src, self.predicate)
 
 
-def predicated_cost(ins: Instruction, m: Machine, src: object, predicate: In) -> Cost:
+def predicated_cost(ins: Instruction, m: Machine, src: object, predicate: In) -> InstructionCost:
     """tensor_copy_predicated and select_reduce."""
     if not isinstance(src, View):
         field = "vector_predicated_scalar"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.instruction import Cost, Instruction
+from ..ir.instruction import Instruction, InstructionCost
 from ..ir.view import View
 from ..machine.machine import Machine
 from .enums import VECTOR
@@ -15,11 +15,11 @@ class VectorInstruction(Instruction):
     cost_source = "spec/machine.md 6.2"
 
 
-def vector_cost(ins: Instruction, m: Machine, field: str, n: int, extra: float = 0.0) -> Cost:
+def vector_cost(ins: Instruction, m: Machine, field: str, n: int, extra: float = 0.0) -> InstructionCost:
     """n elements at the rate of a Machine field, `extra` cycles on top (spec/machine.md 6)."""
     cycles = getattr(m, field) * n + extra
     rests_on = (field, "fix_vector_ns", "vector_access_cycles")
-    return Cost(cycles, m.fix_vector_ns, rests_on, shortest(ins, m) + extra, access_gap(ins, m))
+    return InstructionCost(cycles, m.fix_vector_ns, rests_on, shortest(ins, m) + extra, access_gap(ins, m))
 
 
 def access_gap(ins: Instruction, m: Machine) -> float:
@@ -29,9 +29,9 @@ def access_gap(ins: Instruction, m: Machine) -> float:
     return m.vector_access_cycles * sum(isinstance(v, View) and v.free_elements > 1 for v in read)
 
 
-def gpsimd_cost(m: Machine, field: str, n: int) -> Cost:
+def gpsimd_cost(m: Machine, field: str, n: int) -> InstructionCost:
     cycles = m.gpsimd_overhead_cycles + getattr(m, field) * n
-    return Cost(cycles, m.fix_gpsimd_ns, (field, "fix_gpsimd_ns"))
+    return InstructionCost(cycles, m.fix_gpsimd_ns, (field, "fix_gpsimd_ns"))
 
 
 def shortest(ins: Instruction, m: Machine) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import warn
-from ..ir.instruction import Cost, Instruction, NkiInstruction, Operand, Out
+from ..ir.instruction import Instruction, InstructionCost, NkiInstruction, Operand, Out
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
@@ -85,11 +85,13 @@ class Function(Instruction):
                 help="for abs(x) > 1 use pi/2 - arctan(1/x), with the sign of x",
             )
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         passes, reciprocals = _PASSES.get(self.op.name, (2, 0))
         rate = passes * m.vector_one_input + reciprocals * m.vector_reciprocal
         n = self.dst.free_elements
-        return Cost(rate * n, m.fix_vector_ns, ("vector_one_input", "vector_reciprocal"), m.min_ii_cycles)
+        return InstructionCost(
+            rate * n, m.fix_vector_ns, ("vector_one_input", "vector_reciprocal"), m.min_ii_cycles
+        )
 
 
 __all__ = ["function"]

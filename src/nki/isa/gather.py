@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import warn
-from ..ir.instruction import Cost, In, NkiInstruction, Out
+from ..ir.instruction import In, InstructionCost, NkiInstruction, Out
 from ..ir.layout import Int, is_int
 from ..ir.tensor import NkiTensor
 from ..launch.core import issue
@@ -99,11 +99,11 @@ class LocalGather(GpsimdInstruction):
         groups = src.reshape(len(starts), GROUP, -1)
         dst[...] = np.take_along_axis(groups, offsets, axis=2).reshape(dst.shape)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         e, t = int(self.num_elem_per_idx), m.local_gather_threads
         slowdown = (m.local_gather_latency + t * e) / (t * e) / min(4 / self.src_buffer.dtype.itemsize, e)
         cycles = m.gpsimd_overhead_cycles + self.indices * e * slowdown
-        return Cost(cycles, m.fix_gpsimd_ns, ("local_gather_latency", "local_gather_threads"))
+        return InstructionCost(cycles, m.fix_gpsimd_ns, ("local_gather_latency", "local_gather_threads"))
 
 
 def nc_n_gather(
@@ -152,7 +152,7 @@ class NcNGather(GpsimdInstruction):
             )
         dst[...] = np.take_along_axis(data, offsets, axis=1).reshape(dst.shape)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return self.cost_of(m, "gpsimd_gather", self.dst.free_elements, ("gpsimd_gather",))
 
 

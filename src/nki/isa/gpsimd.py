@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Out
+from ..ir.instruction import In, Instruction, InstructionCost, NkiInstruction, Out
 from ..ir.layout import Int, is_int
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
@@ -33,8 +33,10 @@ class GpsimdInstruction(Instruction):
         rules.in_sbuf(self, *self.operand_names)
 
     @staticmethod
-    def cost_of(m: Machine, field: str, elements: int, rests_on: tuple[str, ...] = ()) -> Cost:
-        return Cost(m.gpsimd_overhead_cycles + getattr(m, field) * elements, m.fix_gpsimd_ns, rests_on)
+    def cost_of(m: Machine, field: str, elements: int, rests_on: tuple[str, ...] = ()) -> InstructionCost:
+        return InstructionCost(
+            m.gpsimd_overhead_cycles + getattr(m, field) * elements, m.fix_gpsimd_ns, rests_on
+        )
 
 
 # ---- tensor_partition_reduce ---------------------------------------------------------------------
@@ -86,7 +88,7 @@ class TensorPartitionReduce(GpsimdInstruction):
             result = result / np.float32(len(values))
         dtypes.store(dst, result.reshape(dst.shape), self.dst.dtype)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         n = self.data.free_elements
         return self.cost_of(m, "gpsimd_partition_reduce", n, ("gpsimd_partition_reduce",))
 
@@ -128,7 +130,7 @@ class SequenceBounds(GpsimdInstruction):
         bounds = np.stack([np.where(ids == 0, n, starts), np.where(ids == 0, -1, ends)])
         dst[...] = bounds.reshape(dst.shape)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return self.cost_of(m, "gpsimd_gather", self.segment_ids.free_elements, ("gpsimd_gather",))
 
 
@@ -173,7 +175,7 @@ class NonzeroWithCount(GpsimdInstruction):
         rows = np.append(listed, count, axis=1).astype(np.int32)
         dst[::GROUP] = rows.reshape(-1, *dst.shape[1:])
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return self.cost_of(m, "gpsimd_gather", self.src.free_elements, ("gpsimd_gather",))
 
 
@@ -226,8 +228,8 @@ class Topk(GpsimdInstruction):
         val_dst[...] = np.repeat(values, GROUP, axis=0).reshape(val_dst.shape)
         idx_dst[...] = np.repeat(chosen, GROUP, axis=0).reshape(idx_dst.shape)
 
-    def cost(self, m: Machine) -> Cost:
-        return Cost(m.gpsimd_topk * self.n + self.val_dst.free_elements, m.fix_gpsimd_ns)
+    def cost(self, m: Machine) -> InstructionCost:
+        return InstructionCost(m.gpsimd_topk * self.n + self.val_dst.free_elements, m.fix_gpsimd_ns)
 
 
 __all__ = [

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import error
 from ..ir.context import current, warn
-from ..ir.instruction import Accumulated, Cost, In, Instruction, NkiInstruction, Out
+from ..ir.instruction import Accumulated, In, Instruction, InstructionCost, NkiInstruction, Out
 from ..ir.layout import Int
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
@@ -172,9 +172,9 @@ class QuantizeMx(VectorInstruction):
         """Nothing lies beyond the range."""
         return lanes
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         cycles = m.vector_quantize_mx * self.src.free_elements
-        return Cost(cycles, m.fix_vector_ns, ("fix_vector_ns",), m.min_ii_cycles)
+        return InstructionCost(cycles, m.fix_vector_ns, ("fix_vector_ns",), m.min_ii_cycles)
 
 
 class QuantizeMxOcp(QuantizeMx):
@@ -310,9 +310,9 @@ class NcMatmulMx(TiledMatmul):
         product = np.matmul(left.T, right).astype(np.float32, copy=False)
         self.accumulate_into(dst, product.reshape(dst.shape))
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         cycles = max(self.moving.free_elements, m.matmul_min_cycles) + m.matmul_gap_cycles
-        return Cost(cycles, m.fix_tensor_ns, ("fix_tensor_ns",))
+        return InstructionCost(cycles, m.fix_tensor_ns, ("fix_tensor_ns",))
 
 
 def dequantize(packed: np.ndarray, dtype: DType, scale: np.ndarray) -> np.ndarray:

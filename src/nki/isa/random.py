@@ -8,7 +8,7 @@ import numpy as np
 
 from ..backends.reference.random import STATES, WORDS, generator, is_dead
 from ..ir.context import current, warn
-from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Operand, Out, State
+from ..ir.instruction import In, Instruction, InstructionCost, NkiInstruction, Operand, Out, State
 from ..ir.tensor import NkiTensor
 from ..launch.core import issue
 from ..machine import dtypes
@@ -59,11 +59,13 @@ class Rng(Instruction):
         words = generator(current(), self.engine_name()).bits(dst.shape[0], self.dst.free_elements)
         bits(dst)[...] = shaped(words, dst).astype(self.dst.dtype.bits)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         n = self.dst.free_elements
         if self.runs_on is GPSIMD:
-            return Cost(m.gpsimd_overhead_cycles + m.gpsimd_copy * n, m.fix_gpsimd_ns, ("gpsimd_copy",))
-        return Cost(m.vector_rng * n, m.fix_vector_ns, ("vector_rng",), m.min_ii_cycles)
+            return InstructionCost(
+                m.gpsimd_overhead_cycles + m.gpsimd_copy * n, m.fix_gpsimd_ns, ("gpsimd_copy",)
+            )
+        return InstructionCost(m.vector_rng * n, m.fix_vector_ns, ("vector_rng",), m.min_ii_cycles)
 
 
 # ---- rand2 ---------------------------------------------------------------------------------------
@@ -105,9 +107,9 @@ class Rand2(VectorInstruction):
         u = shaped(generator(current(), "vector").uniform(dst.shape[0], self.dst.free_elements), dst)
         dtypes.store(dst, low + u * (high - low), self.dst.dtype)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         cycles = m.vector_rand2 * self.dst.free_elements
-        return Cost(cycles, m.fix_vector_ns, ("fix_vector_ns",), m.min_ii_cycles)
+        return InstructionCost(cycles, m.fix_vector_ns, ("fix_vector_ns",), m.min_ii_cycles)
 
 
 # ---- dropout -------------------------------------------------------------------------------------
@@ -155,9 +157,9 @@ class Dropout(VectorInstruction):
         else:
             dtypes.store(dst, np.where(drop, np.float32(0), f32(data, self.data.dtype)), self.dst.dtype)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         cycles = m.vector_dropout * self.data.free_elements
-        return Cost(cycles, m.fix_vector_ns, ("vector_dropout",), m.min_ii_cycles)
+        return InstructionCost(cycles, m.fix_vector_ns, ("vector_dropout",), m.min_ii_cycles)
 
 
 # ---- set_rng_seed --------------------------------------------------------------------------------
@@ -189,8 +191,8 @@ class SetRngSeed(VectorInstruction):
     def compute(self, src_seeds: np.ndarray) -> None:
         generator(current(), "vector").seed(int(bits(src_seeds).reshape(-1)[0]))
 
-    def cost(self, m: Machine) -> Cost:
-        return Cost(m.min_ii_cycles, m.fix_vector_ns)
+    def cost(self, m: Machine) -> InstructionCost:
+        return InstructionCost(m.min_ii_cycles, m.fix_vector_ns)
 
 
 # ---- rand_set_state, rand_get_state --------------------------------------------------------------
@@ -220,8 +222,10 @@ class StateInstruction(Instruction):
     def touches(self) -> tuple[State, ...]:
         return _random_state(self)
 
-    def cost(self, m: Machine) -> Cost:
-        return Cost(m.min_ii_cycles, m.fix_gpsimd_ns if self.runs_on is GPSIMD else m.fix_vector_ns)
+    def cost(self, m: Machine) -> InstructionCost:
+        return InstructionCost(
+            m.min_ii_cycles, m.fix_gpsimd_ns if self.runs_on is GPSIMD else m.fix_vector_ns
+        )
 
 
 def rand_set_state(

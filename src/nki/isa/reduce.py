@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.instruction import Cost, In, NkiInstruction, Operand, OptionalOut, Out
+from ..ir.instruction import In, InstructionCost, NkiInstruction, Operand, OptionalOut, Out
 from ..ir.layout import Int, is_int
 from ..ir.tensor import NkiTensor
 from ..launch.core import issue
@@ -122,7 +122,7 @@ class TensorReduce(VectorInstruction):
             result = np.negative(result, dtype=np.float32)
         store(dst, result.astype(np.float32, copy=False), self.dst.dtype)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         narrow = self.data.dtype == self.dst.dtype == "bfloat16" and self.op.name in ("add", "maximum")
         return vector_cost(
             self, m, "vector_reduce_16bit" if narrow else "vector_reduce", self.data.free_elements
@@ -215,7 +215,7 @@ class TensorScalarReduce(VectorReduction):
         acc = accumulators.step("vector", self.reduce_cmd, self.reduce_op, values, init, self.public)
         accumulators.read_out(self, acc, reduce_res, self.reduce_res_negate)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return vector_cost(self, m, "vector_one_input", self.data.free_elements, extra=m.min_ii_cycles)
 
 
@@ -278,7 +278,7 @@ class Exponential(VectorReduction):
         store(dst, values, self.dst.dtype)
         accumulators.read_out(self, acc, reduce_res)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return vector_cost(self, m, "vector_exponential", self.src.free_elements)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import error
 from ..ir.context import current_machine, warn
-from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Out, RegisterIn, RegisterOut
+from ..ir.instruction import In, Instruction, InstructionCost, NkiInstruction, Out, RegisterIn, RegisterOut
 from ..ir.layout import Int
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
@@ -64,8 +64,8 @@ class RegisterInstruction(Instruction):
     cost_formula = "register_ns"
     cost_source = "spec/machine.md 10"
 
-    def cost(self, machine: Machine) -> Cost:
-        return Cost(0, machine.register_ns, ("register_ns",))
+    def cost(self, machine: Machine) -> InstructionCost:
+        return InstructionCost(0, machine.register_ns, ("register_ns",))
 
 
 class RegisterMove(RegisterInstruction):
@@ -79,8 +79,8 @@ class RegisterMove(RegisterInstruction):
     def compute(self) -> None:
         self.dst.set(self.src.read() if is_register(self.src) else self.src)
 
-    def cost(self, machine: Machine) -> Cost:
-        return Cost(0, machine.register_move_ns, ("register_move_ns",))
+    def cost(self, machine: Machine) -> InstructionCost:
+        return InstructionCost(0, machine.register_move_ns, ("register_move_ns",))
 
 
 # ---- register_load -------------------------------------------------------------------------------

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..ir.context import current, warn
-from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Operand, OptionalOut, Out, State
+from ..ir.instruction import (
+    In,
+    Instruction,
+    InstructionCost,
+    NkiInstruction,
+    Operand,
+    OptionalOut,
+    Out,
+    State,
+)
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
@@ -103,7 +112,7 @@ class ActivationInstruction(ReducingInstruction):
             help="bring the inputs into range first; hardware gives other results than the exact ones here",
         )
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         rests_on = ["scalar_activation"]
         cycles, shortest = m.scalar_activation * self.data.free_elements, float(m.min_ii_cycles)
         fix = m.fix_activation_ns
@@ -117,7 +126,7 @@ class ActivationInstruction(ReducingInstruction):
         tiles = sum(isinstance(getattr(self, name), View) for name in self.columns)
         if tiles:
             rests_on.append("scalar_operand_ns")
-        return Cost(cycles, fix + tiles * m.scalar_operand_ns, tuple(rests_on), shortest)
+        return InstructionCost(cycles, fix + tiles * m.scalar_operand_ns, tuple(rests_on), shortest)
 
 
 def _check_column(ins: Instruction, name: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.instruction import Cost, In, NkiInstruction, Operand, Out
+from ..ir.instruction import In, InstructionCost, NkiInstruction, Operand, Out
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
@@ -79,7 +79,7 @@ class TensorScalarCumulative(VectorReduction):
         acc[...] = running[:, -1]
         store(dst, running.reshape(dst.shape), self.dst.dtype)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return vector_cost(self, m, "vector_cumulative", self.src.free_elements)
 
 
@@ -196,7 +196,7 @@ class TensorTensorScan(VectorInstruction):
             state = out
         return result.T
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         cost = vector_cost(self, m, "vector_scan", self.data0.free_elements)
         if not isinstance(self.initial, View):
             return cost

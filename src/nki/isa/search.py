@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..ir.context import warn
-from ..ir.instruction import Cost, In, Instruction, NkiInstruction, OptionalOut, Out
+from ..ir.instruction import In, Instruction, InstructionCost, NkiInstruction, OptionalOut, Out
 from ..ir.layout import Int, is_int
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
@@ -27,9 +27,9 @@ INDEX_TYPES = ("uint32", "uint16")
 KEEP = 255  # a shuffle_mask entry that leaves its partition alone
 
 
-def _one_pass(m: Machine, view: View) -> Cost:
+def _one_pass(m: Machine, view: View) -> InstructionCost:
     cycles = m.vector_one_input * view.free_elements
-    return Cost(cycles, m.fix_vector_ns, ("fix_vector_ns",), m.min_ii_cycles)
+    return InstructionCost(cycles, m.fix_vector_ns, ("fix_vector_ns",), m.min_ii_cycles)
 
 
 def _searchable(ins: Instruction, name: str, least: int = EIGHT) -> None:
@@ -73,7 +73,7 @@ class Max8(VectorInstruction):
         smallest.sort(axis=1)
         dtypes.store(dst, shaped(np.negative(smallest), dst), self.dst.dtype)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return _one_pass(m, self.src)
 
 
@@ -118,7 +118,7 @@ class NcFindIndex8(VectorInstruction):
         positions, _ = find_positions(flat(f32(data, self.data.dtype)), wanted, range(EIGHT))
         dst[...] = shaped(positions, dst).astype(dst.dtype)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return _one_pass(m, self.data)
 
 
@@ -200,7 +200,7 @@ class NcMatchReplace8(VectorInstruction):
         else:
             dtypes.store(dst, np.where(matched, imm, f32(data, self.data.dtype)), self.dst.dtype)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return _one_pass(m, self.data)
 
 
@@ -303,7 +303,7 @@ class NcStreamShuffle(VectorInstruction):
         else:
             dst[to] = values.astype(dst.dtype)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return _one_pass(m, self.src)
 
 

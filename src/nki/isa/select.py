@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import warn
-from ..ir.instruction import Cost, In, NkiInstruction, Operand, OptionalOut, Out
+from ..ir.instruction import In, InstructionCost, NkiInstruction, Operand, OptionalOut, Out
 from ..ir.layout import is_int
 from ..ir.tensor import NkiTensor
 from ..launch.core import issue
@@ -155,7 +155,7 @@ class RangeSelect(VectorReduction):
         first, second = self.comp_op0.formula(ends, bound0), self.comp_op1.formula(ends, bound1)  # type: ignore[misc]
         return bool(first.all() and second.all())
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return vector_cost(self, m, "vector_one_input", self.on_true_tile.free_elements)
 
 
@@ -228,7 +228,7 @@ class SelectReduce(VectorReduction):
         store(dst, values, self.dst.dtype)
         accumulators.read_out(self, acc, reduce_res)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return predicated_cost(self, m, self.on_true, self.predicate)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ir.instruction import Cost, In, NkiInstruction, Out
+from ..ir.instruction import In, InstructionCost, NkiInstruction, Out
 from ..ir.tensor import NkiTensor
 from ..launch.core import issue
 from ..machine.dtypes import f32, store
@@ -52,7 +52,7 @@ class BnStats(VectorInstruction):
                 result[:, 3 * half + 2] = np.square(values - mean).sum(axis=1)
         store(dst, result.reshape(dst.shape), self.dst.dtype)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return vector_cost(self, m, "vector_bn_stats", self.data.free_elements)
 
 
@@ -89,7 +89,7 @@ class BnAggr(VectorInstruction):
         result = np.concatenate([overall, spread / total], axis=1)
         store(dst, result.reshape(dst.shape), self.dst.dtype)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return vector_cost(self, m, "vector_bn_aggr", self.data.free_elements)
 
 

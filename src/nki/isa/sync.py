@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import error
 from ..ir.context import RunningCore, current, warn
-from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Out, State
+from ..ir.instruction import In, Instruction, InstructionCost, NkiInstruction, Out, State
 from ..ir.layout import Int, is_int
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
@@ -102,10 +102,10 @@ class CoreBarrier(Instruction):
         what = f"core_barrier on {storage.name or 'a tensor'} {self.data.dtype}{list(self.data.shape)}"
         core.execution.barriers.meet(core, ("core_barrier", tensor, self.cores), what)
 
-    def cost(self, machine: Machine) -> Cost:
+    def cost(self, machine: Machine) -> InstructionCost:
         if len(self.cores) == 1:
-            return Cost(0, 0.0)
-        return Cost(0, machine.core_barrier_ns, ("core_barrier_ns",))
+            return InstructionCost(0, 0.0)
+        return InstructionCost(0, machine.core_barrier_ns, ("core_barrier_ns",))
 
 
 # ---- sendrecv ------------------------------------------------------------------------------------
@@ -233,9 +233,9 @@ class SendRecv(DmaInstruction):
     def generated_by(self, machine: Machine) -> str:
         return machine.dma_default_mode
 
-    def cost(self, machine: Machine) -> Cost:
+    def cost(self, machine: Machine) -> InstructionCost:
         wire = self.src.nbytes / machine.gpsimd_dma_gbs
-        return Cost(0, machine.sendrecv_ns + wire, ("sendrecv_ns", "gpsimd_dma_gbs"))
+        return InstructionCost(0, machine.sendrecv_ns + wire, ("sendrecv_ns", "gpsimd_dma_gbs"))
 
 
 def refuse_overlap(function: str, kind: str, first: tuple[str, object], second: tuple[str, object]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..backends.reference.blas import add_product
 from ..ir.context import current_machine, warn
-from ..ir.instruction import WHOLE_ARRAY, Accumulated, Cost, In, NkiInstruction, PeTile
+from ..ir.instruction import WHOLE_ARRAY, Accumulated, In, InstructionCost, NkiInstruction, PeTile
 from ..ir.layout import Int, is_int
 from ..ir.semantics import MatrixProduct
 from ..ir.tensor import NkiTensor
@@ -333,14 +333,16 @@ class NcMatmul(TiledMatmul):
                     help="leave the hint out",
                 )
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         cycles = float(max(self.moving.free_elements // self.halves, m.matmul_min_cycles))
         if self.stationary.dtype == "float32":
             hinted = self.is_stationary_onezero or self.is_moving_onezero
             factor = m.fp32_transpose_factor if self.is_transpose else m.fp32_matmul_factor
             cycles *= min(factor, m.fp32_onezero_factor) if hinted else factor
             cycles += m.matmul_gap_cycles * (m.fp32_matmul_pairs - 1)
-        return Cost(cycles + m.matmul_gap_cycles, m.fix_tensor_ns, ("fix_tensor_ns", "matmul_gap_cycles"))
+        return InstructionCost(
+            cycles + m.matmul_gap_cycles, m.fix_tensor_ns, ("fix_tensor_ns", "matmul_gap_cycles")
+        )
 
 
 class MatmulTranspose(NcMatmul):

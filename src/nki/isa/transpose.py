@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import current_machine, warn
-from ..ir.instruction import Cost, In, Instruction, MatmulInstruction, NkiInstruction, Out
+from ..ir.instruction import In, Instruction, InstructionCost, MatmulInstruction, NkiInstruction, Out
 from ..ir.semantics import Move
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
@@ -176,15 +176,17 @@ class NcTranspose(MatmulInstruction):
             values[~finite] = np.nan
         return values
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         p, f = self.data.shape[0], self.data.free_elements
         if self.runs_on is VECTOR:
             floor = m.vector_transpose_next_ns * m.vector_ghz
-            return Cost(max(f, floor), m.fix_vector_ns, ("vector_transpose_next_ns",), m.min_ii_cycles)
+            return InstructionCost(
+                max(f, floor), m.fix_vector_ns, ("vector_transpose_next_ns",), m.min_ii_cycles
+            )
         cycles = max(p, min(m.matmul_min_cycles, f))
         if self.data.dtype.itemsize == 4:
             cycles *= m.fp32_transpose_factor
-        return Cost(cycles, m.fix_tensor_ns, ("fix_tensor_ns",))
+        return InstructionCost(cycles, m.fix_tensor_ns, ("fix_tensor_ns",))
 
 
 __all__ = ["nc_transpose"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.instruction import Cost, In, Instruction, NkiInstruction, Operand, Out
+from ..ir.instruction import In, Instruction, InstructionCost, NkiInstruction, Operand, Out
 from ..ir.semantics import Sum
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
@@ -97,7 +97,7 @@ class TensorTensor(Instruction):
         else:
             emit(dst, self.dst.dtype, op.formula, f32(data1, self.data1.dtype), f32(data2, self.data2.dtype))
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         n = self.dst.free_elements
         if self.runs_on is GPSIMD:
             return gpsimd_cost(m, "gpsimd_two_inputs", n)
@@ -277,7 +277,7 @@ class TensorScalar(Instruction):
             x = alu.bitwise_stage(self.op1, x, operand1, self.reverse1, self.data.dtype)
         alu.store_pattern(dst, x)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         if self.runs_on is not GPSIMD:
             return copy_cost(self, m, self.dst, self.data)
         rsqrt = any(op.name == "rsqrt" for op in self._operators())
@@ -336,7 +336,7 @@ class ScalarTensorTensor(VectorInstruction):
         x = alu.evaluate(self.op0, x, a, self.reverse0, scratch(dst.shape, dst))
         alu.evaluate_into(dst, self.dst.dtype, self.op1, x, b, self.reverse1)
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         n = self.data.free_elements
         narrow = self.data.dtype == self.operand1.dtype == "bfloat16"
         fast = narrow and (self.op0.name, self.op1.name) == ("subtract", "multiply") and n % 2 == 0
@@ -365,7 +365,7 @@ class Reciprocal(VectorInstruction):
     def compute(self, dst: np.ndarray, data: np.ndarray) -> None:
         emit(dst, self.dst.dtype, np.reciprocal, f32(shaped(data, dst), self.data.dtype))
 
-    def cost(self, m: Machine) -> Cost:
+    def cost(self, m: Machine) -> InstructionCost:
         return vector_cost(self, m, "vector_reciprocal", self.data.free_elements)
 
 

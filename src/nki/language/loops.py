@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import error, user_site
 from ..ir.context import current, warn
-from ..ir.instruction import Cost, Instruction, ProgramPosition, RegisterOut, State
+from ..ir.instruction import Instruction, InstructionCost, ProgramPosition, RegisterOut, State
 from ..ir.layout import Int, is_int
 from ..ir.program import Loop
 from ..ir.storage import Lease, Storage
@@ -374,8 +374,8 @@ class LoopIteration(RegisterInstruction):
     def compute(self) -> None:
         """Do nothing: the loop has set the register."""
 
-    def cost(self, machine: Machine) -> Cost:
-        return Cost(0, machine.dynamic_loop_ns, ("dynamic_loop_ns",))
+    def cost(self, machine: Machine) -> InstructionCost:
+        return InstructionCost(0, machine.dynamic_loop_ns, ("dynamic_loop_ns",))
 
 
 # ---- no_reorder ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import error
 from ..ir.context import RunningCore, current, warn
 from ..ir.indexing import DynamicSlice
-from ..ir.instruction import Cost, In, Instruction, State
+from ..ir.instruction import In, Instruction, InstructionCost, State
 from ..ir.layout import Int, Layout, Register, is_int
 from ..ir.tensor import NkiTensor
 from ..launch.core import issue
@@ -121,8 +121,8 @@ class DevicePrint(Instruction):
             os.path.join(folder, "tensor.npy"), dtypes.f32(tensor, self.tensor.dtype) if exotic else tensor
         )
 
-    def cost(self, machine: Machine) -> Cost:
-        return Cost(0, 0.0)
+    def cost(self, machine: Machine) -> InstructionCost:
+        return InstructionCost(0, 0.0)
 
 
 __all__ = ["device_print", "ds", "num_programs", "program_id", "program_ndim"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..ir.context import warn
-from ..ir.instruction import Cost, In, Instruction, State
+from ..ir.instruction import In, Instruction, InstructionCost, State
 from ..machine import dtypes
 from ..machine.machine import Machine
 
@@ -37,5 +37,5 @@ class WatchIntegers(Instruction):
                 help="hardware computes most integer arithmetic in float32; split words into 16-bit halves",
             )
 
-    def cost(self, machine: Machine) -> Cost:
-        return Cost(0, 0.0)
+    def cost(self, machine: Machine) -> InstructionCost:
+        return InstructionCost(0, 0.0)

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from ..errors import error
-from ..ir.instruction import WHOLE_ARRAY, Cost, Instruction, PeTile, State
+from ..ir.instruction import WHOLE_ARRAY, Instruction, InstructionCost, PeTile, State
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
 from .dma_transfer import RANKS, DmaTransfer, transfer_of
@@ -248,7 +248,7 @@ class CoreSimulation:
             made = self.made[number] = transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
         return made.copy()
 
-    def cost_of(self, op: Operation) -> Cost:
+    def cost_of(self, op: Operation) -> InstructionCost:
         return self.plan.cost_of(op)
 
     def _take_next(self, place: str, now: float) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..ir.boxes import box, space_of
 from ..ir.dependences import AccessHistory
-from ..ir.instruction import Cost
+from ..ir.instruction import InstructionCost
 from ..ir.storage import Storage
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
@@ -53,9 +53,9 @@ class OperationPlan:
         self.sbuf = SbufPool(self, self.uses, machine.sbuf_usable_bytes)
         self.spill_bytes = 0
 
-    def _price(self) -> list[Cost]:
+    def _price(self) -> list[InstructionCost]:
         """Return what each instruction costs; those with the same signature are priced once."""
-        prices: dict[int, Cost] = {}
+        prices: dict[int, InstructionCost] = {}
         for instruction, number in zip(self.instructions, self.signatures, strict=True):
             if number not in prices:
                 prices[number] = instruction.cost(self.machine)
@@ -127,7 +127,7 @@ class OperationPlan:
                     found[position] = target
         return found
 
-    def cost_of(self, op: Operation) -> Cost:
+    def cost_of(self, op: Operation) -> InstructionCost:
         return self.costs[op.position]
 
     def space(self, storage: Storage) -> AccessHistory:

@@ -11,7 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from ..ir.dependences import RAW, WAR, WAW
-from ..ir.instruction import Cost
+from ..ir.instruction import InstructionCost
 from ..machine.machine import Machine
 from .operation import ORDER, SPACE, TRANSFERS
 
@@ -76,7 +76,13 @@ class OperationTimes(NamedTuple):
 
 
 def operation_times(
-    machine: Machine, engine: str, cost: Cost, cycles: float, clock: float, slow: float, start: float
+    machine: Machine,
+    engine: str,
+    cost: InstructionCost,
+    cycles: float,
+    clock: float,
+    slow: float,
+    start: float,
 ) -> OperationTimes:
     """Return when an operation of `cycles` cycles that begins at `start` ends."""
     service = slow * cycles / clock

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ..ir.dependences import RAW
-from ..ir.instruction import Cost
+from ..ir.instruction import InstructionCost
 from ..ir.program import Program
 from ..ir.rewriting import replace_engine
 from ..machine.machine import Machine
@@ -123,7 +123,7 @@ class _ChangedCore(CoreSimulation):
             work = tuple((engine, ns * self.bandwidth_share) for engine, ns in parts)
         return DmaTransfer(made.mode, *times, work, made.nbytes, made.descriptors)
 
-    def cost_of(self, op: Operation) -> Cost:
+    def cost_of(self, op: Operation) -> InstructionCost:
         number = self.first + op.index
         cost = super().cost_of(op)
         if number in self.change.on and op.instruction is not None:

@@ -61,7 +61,7 @@ class Ring(nl.NKIObject):
         return entry
 
 
-class SequenceBounds(nl.NKIObject):
+class RingBounds(nl.NKIObject):
     """Packed sequences: each of a worker's queries sees keys bound_min <= c < bound_max.
 
     A key index counts from the start of the whole sequence. For striped tokens, whose sequences begin at

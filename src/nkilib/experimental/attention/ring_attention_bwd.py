@@ -23,7 +23,7 @@ from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
 
-from .ring import Ring, SequenceBounds, copy_rows, visible_scores_ref
+from .ring import Ring, RingBounds, copy_rows, visible_scores_ref
 
 KEYS = 512  # of a tile: a PSUM bank of float32
 UNBOUNDED = 1.0e9  # beyond every key
@@ -70,7 +70,7 @@ def ring_attention_spmd_bwd(
     batch, heads, head_dim, tokens = q_ref.shape
     bounds = None
     if bound_min is not None or bound_max is not None:
-        bounds = SequenceBounds(bound_min, bound_max, batch, heads, tokens)
+        bounds = RingBounds(bound_min, bound_max, batch, heads, tokens)
     kernel_assert(
         lnc_size in (1, nl.num_programs(0)),
         f"lnc_size: got {lnc_size}, allowed is the number of cores, {nl.num_programs(0)}",

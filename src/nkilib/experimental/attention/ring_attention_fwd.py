@@ -22,7 +22,7 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
 
-from .ring import Ring, SequenceBounds, copy_rows, visible_scores_ref
+from .ring import Ring, RingBounds, copy_rows, visible_scores_ref
 
 
 @nki.jit
@@ -72,7 +72,7 @@ def ring_attention_spmd_fwd(
     check(q, k, v, tp_q, tp_k, num_workers, softmax_scale, use_causal_mask, striped_input)
     bounds = None
     if bound_min is not None or bound_max is not None:
-        bounds = SequenceBounds(bound_min, bound_max, batch, heads, queries)
+        bounds = RingBounds(bound_min, bound_max, batch, heads, queries)
     ring = Ring(replica_groups, num_workers)
     scale = softmax_scale if softmax_scale is not None else head_dim**-0.5
     both = batch * heads

@@ -15,7 +15,7 @@ from nkilib.experimental.mxfp_utils.mxfp8_utils.products import multiply
 
 
 @dataclass
-class Checkpoints(nl.NKIObject):
+class GateUpCheckpoints(nl.NKIObject):
     """Matrices [S, I] in HBM that receive what the gate and up projections give; None where not wanted."""
 
     gate_pre: Tensor = None
@@ -38,7 +38,7 @@ def clamped(tile: Tensor, bounds: ClampBounds) -> Tensor:
 class Gated(nl.NKIObject):
     """Sums of gate and up become m = silu(gate) * up in rows first_row + row of the checkpoints."""
 
-    places: Checkpoints
+    places: GateUpCheckpoints
     limits: ClampLimits | None
     first_row: int
 
@@ -62,7 +62,7 @@ class Gated(nl.NKIObject):
 
 
 def gate_up_rows(
-    hidden: MxOperand, gate_up: MxOperand, places: Checkpoints, limits: ClampLimits | None, row: int
+    hidden: MxOperand, gate_up: MxOperand, places: GateUpCheckpoints, limits: ClampLimits | None, row: int
 ) -> None:
     """Compute m for all rows of `hidden`, which are rows `row` and following of the checkpoints."""
     half = gate_up.features // 2

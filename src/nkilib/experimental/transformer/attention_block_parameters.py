@@ -57,7 +57,7 @@ class QuantizedWeights(nl.NKIObject):
 
 
 @dataclass
-class InputNorm(nl.NKIObject):
+class BlockInputNorm(nl.NKIObject):
     """RMSNorm of the new tokens; hidden_actual counts the elements that are not padding."""
 
     enabled: bool = False
@@ -73,7 +73,7 @@ class BlockInput(nl.NKIObject):
     x: Tensor
     w_qkv: Tensor
     bias: Tensor | None = None
-    norm: InputNorm = field(default_factory=InputNorm)
+    norm: BlockInputNorm = field(default_factory=BlockInputNorm)
     quantized: QuantizedWeights = field(default_factory=QuantizedWeights)
     transposed: bool = False  # x is [128, n, H / (128 n), B S]
     transposed_by_4: bool = False

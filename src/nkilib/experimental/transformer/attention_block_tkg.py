@@ -12,10 +12,10 @@ from nkilib.experimental.transformer.attention_block_parameters import (
     AttentionBlock,
     BlockCaches,
     BlockInput,
+    BlockInputNorm,
     BlockMasks,
     BlockOutput,
     HeadNormOptions,
-    InputNorm,
     QuantizedWeights,
     RankShare,
     RotaryTables,
@@ -168,7 +168,7 @@ def attention_block_tkg(
         kv_cache_update_idx,
         (k_scale, v_scale),
     )
-    norm = InputNorm(rmsnorm_X_enabled, rmsnorm_X_eps, rmsnorm_X_gamma, X_hidden_dim_actual)
+    norm = BlockInputNorm(rmsnorm_X_enabled, rmsnorm_X_eps, rmsnorm_X_gamma, X_hidden_dim_actual)
     w_qkv = QuantizedWeights(quantization_type_qkv, weight_dequant_scale_qkv, input_dequant_scale_qkv)
     kind_out = QuantizationType.NONE if quantization_type_out is None else quantization_type_out
     w_out = QuantizedWeights(kind_out, weight_dequant_scale_out, input_dequant_scale_out)

@@ -22,9 +22,9 @@ from nkilib.experimental.transformer.attention_block_parameters import (
     AttentionBlock,
     BlockCaches,
     BlockInput,
+    BlockInputNorm,
     BlockMasks,
     BlockOutput,
-    InputNorm,
     RotaryTables,
 )
 from nkilib.experimental.transformer.attention_block_run import run_block
@@ -243,7 +243,7 @@ def attended(
     """Return the attention block's update of x, this core's columns as [128, H / 128 / cores, tokens]."""
     w_qkv, w_out, gamma = weights
     keys, values, mask, position_ids = cached
-    tokens = BlockInput(x, w_qkv, norm=InputNorm(True, eps, gamma))
+    tokens = BlockInput(x, w_qkv, norm=BlockInputNorm(True, eps, gamma))
     caches = BlockCaches(keys, values, True, update=position_ids is not None, index=position_ids)
     output = BlockOutput(w_out, transposed=True, in_sbuf=True)
     block = AttentionBlock(tokens, caches, BlockMasks(mask), output, rotary, dtype_mode=dtype_mode)

@@ -13,7 +13,7 @@ from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.clamp_limits import ClampLimits
 from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import MlpBwdMatmulConfig, check_config
-from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints, check_checkpoint, gate_up_rows
+from nkilib.experimental.mlp_mxfp8.gate_up import GateUpCheckpoints, check_checkpoint, gate_up_rows
 from nkilib.experimental.mlp_mxfp8.mlp_bwd_mxfp8.phases import (
     compute_phase1_down_proj_mm_grad_mxfp8,
     compute_phase2_hidden_states_grad_mxfp8,
@@ -151,14 +151,14 @@ def checkpoints(
     intermediate: Tensor | None,
     rows: int,
     columns: int,
-) -> Checkpoints:
+) -> GateUpCheckpoints:
     """Return the given checkpoints, and new tensors for the missing ones except silu(g)."""
     check_checkpoint("gate_pre", gate_pre, rows, columns)
     check_checkpoint("gate_act", gate_act, rows, columns)
     check_checkpoint("up", up, rows, columns)
     check_checkpoint("intermediate", intermediate, rows, columns)
     recomputed = gate_pre is None or up is None
-    places = Checkpoints(gate_pre, gate_act, up, [intermediate])
+    places = GateUpCheckpoints(gate_pre, gate_act, up, [intermediate])
     if recomputed:
         places.gate_pre = scratch(rows, columns)
         places.up = scratch(rows, columns)
@@ -173,7 +173,7 @@ def scratch(rows: int, columns: int) -> Tensor:
 
 
 def recompute(
-    places: Checkpoints,
+    places: GateUpCheckpoints,
     hidden: Tensor,
     weights: Tensor,
     scales: Tensor | None,
@@ -209,7 +209,7 @@ class Backward(nl.NKIObject):
     """The operands and results of the phases."""
 
     output_grad: TensorDescriptor
-    places: Checkpoints
+    places: GateUpCheckpoints
     gate_up_weight_T: TensorDescriptor
     down_weight_T: TensorDescriptor
     d_gate_up: TensorDescriptor
@@ -258,7 +258,7 @@ def mlp_backward_mxfp8_base_nki(
     grad_T = TensorDescriptor(d_gate_up_td.tensor, None, False) if scratch_td is None else scratch_td
     tensors = Backward(
         output_grad=output_grad_td,
-        places=Checkpoints(gate_pre_td.tensor, gate_act, up_td.tensor),
+        places=GateUpCheckpoints(gate_pre_td.tensor, gate_act, up_td.tensor),
         gate_up_weight_T=gate_up_weight_T_td,
         down_weight_T=down_weight_T_td,
         d_gate_up=d_gate_up_td,

@@ -29,7 +29,7 @@ from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.clamp_limits import ClampLimits
 from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import MatmulMxfp8KernelConfig, check_config
-from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints
+from nkilib.experimental.mlp_mxfp8.gate_up import GateUpCheckpoints
 from nkilib.experimental.mlp_mxfp8.mlp_bwd_mxfp8.gate_gradients import GateGradients, transpose_rows_to
 from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
 from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import MxOperand, describe, packed_dtype, part_of
@@ -77,7 +77,7 @@ def compute_phase1_down_proj_mm_grad_mxfp8(
     share. gate_act_td and scratch_td may be None.
     """
     check_dtype("d_gate_up", d_gate_up_td, dtype)
-    places = Checkpoints(
+    places = GateUpCheckpoints(
         gate_pre_td.tensor, None if gate_act_td is None else gate_act_td.tensor, up_td.tensor
     )
     fp8 = packed_dtype("fp8_x4_dtype", fp8_x4_dtype)
@@ -98,7 +98,7 @@ def compute_phase1_down_proj_mm_grad_mxfp8(
 
 def gate_gradients(
     output_grad_td: TensorDescriptor,
-    places: Checkpoints,
+    places: GateUpCheckpoints,
     missing_products: Tensor | None,
     d_gate_up_td: TensorDescriptor,
     scratch_td: TensorDescriptor | None,

@@ -9,7 +9,7 @@ import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import MatmulMxfp8KernelConfig, check_config
-from nkilib.experimental.mlp_mxfp8.gate_up import Checkpoints, check_checkpoint, gate_up_rows
+from nkilib.experimental.mlp_mxfp8.gate_up import GateUpCheckpoints, check_checkpoint, gate_up_rows
 from nkilib.experimental.mxfp_utils.mxfp8_utils.common_dataclasses import TensorDescriptor
 from nkilib.experimental.mxfp_utils.mxfp8_utils.operands import WIDE, describe, packed_dtype, part_of
 from nkilib.experimental.mxfp_utils.mxfp8_utils.products import Stored, multiply
@@ -85,7 +85,9 @@ def mlp_forward_mxfp8_nki(
         out[start:end] if end > start else None,
         start,
         end - start,
-        Checkpoints(save_gate_pre, save_gate_act, save_up, [] if save_hidden is None else [save_hidden]),
+        GateUpCheckpoints(
+            save_gate_pre, save_gate_act, save_up, [] if save_hidden is None else [save_hidden]
+        ),
         MatmulMxfp8KernelConfig(gate_up_tiles_m, gate_up_tiles_n, gate_up_tiles_k),
         MatmulMxfp8KernelConfig(down_tiles_m, down_tiles_n, down_tiles_k),
     )
@@ -131,7 +133,7 @@ def compute_fused_gate_up_down_mxfp8(
         output_td.tensor,
         s_base_offset,
         output_td.tensor.shape[0],
-        Checkpoints(tensor_of(save_gate_pre_td), tensor_of(save_gate_act_td), tensor_of(save_up_td)),
+        GateUpCheckpoints(tensor_of(save_gate_pre_td), tensor_of(save_gate_act_td), tensor_of(save_up_td)),
         MatmulMxfp8KernelConfig(TILES_IN_BLOCK_M, TILES_IN_BLOCK_N_GU, TILES_IN_BLOCK_K_GU),
         MatmulMxfp8KernelConfig(TILES_IN_BLOCK_M_DOWN, TILES_IN_BLOCK_N_DOWN, TILES_IN_BLOCK_K_DOWN),
     )
@@ -149,7 +151,7 @@ def fused_rows(
     out: Tensor | None,
     row: int,
     rows: int,
-    saved: Checkpoints,
+    saved: GateUpCheckpoints,
     gate_up_config: MatmulMxfp8KernelConfig,
     down_config: MatmulMxfp8KernelConfig,
 ) -> None:
@@ -180,7 +182,7 @@ def fused_rows(
     check_checkpoint("save_up", saved.up, tokens, inner)
     if rows == 0:
         return
-    places = Checkpoints(saved.gate_pre, saved.gate_act, saved.up, [intermediate] + saved.products)
+    places = GateUpCheckpoints(saved.gate_pre, saved.gate_act, saved.up, [intermediate] + saved.products)
     gate_up_rows(part_of(hidden, row, rows), gate_up, places, None, row)
     m = describe("intermediate_hbm", TensorDescriptor(intermediate), fp8)
     multiply(part_of(m, row, rows), [down], Stored(out))
