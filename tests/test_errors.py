@@ -460,7 +460,7 @@ def test_a_warning_filter_can_make_a_diagnostic_an_error():
         lambda: nl.add(nl.NkiTensor((4, 4), nl.float32, None), 1.0),
     ],
 )
-def test_kernel_functions_outside_a_kernel_say_so(action):
+def test_kernel_functions_outside_a_kernel_raise_no_kernel(action):
     problem = failure(action)
     assert problem.kind == "no-kernel" and isinstance(problem, RuntimeError) and "@nki.jit" in problem.help
 

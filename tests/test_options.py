@@ -75,7 +75,7 @@ def test_switches(monkeypatch, variable, field, value, on):
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
-def test_an_empty_variable_is_like_none(monkeypatch, variable):
+def test_an_empty_variable_is_like_an_unset_one(monkeypatch, variable):
     monkeypatch.setenv(variable, "")
     assert from_environment() == Options() and choose_machine().name == "trn3"
 
@@ -94,14 +94,14 @@ def test_the_newer_spelling_of_the_degree_wins(monkeypatch):
 
 @pytest.mark.parametrize("variable", ["OPEN_NKI_MAX_ITERATIONS", "NEURON_LOGICAL_NC_CONFIG"])
 @pytest.mark.parametrize("value", ["many", "1.5", "-1"])
-def test_a_number_must_be_one(monkeypatch, variable, value):
+def test_a_variable_that_must_be_a_number_is_checked(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     with pytest.raises(nki.NkiError) as caught:
         from_environment()
     assert caught.value.kind == "argument" and variable in str(caught.value) and value in str(caught.value)
 
 
-def test_framework_debugging_is_no_option_of_a_call(monkeypatch):
+def test_framework_debugging_is_not_an_option_of_a_call(monkeypatch):
     monkeypatch.setenv("NEURON_FRAMEWORK_DEBUG", "1")
     assert framework_debug() and from_environment() == Options()
     monkeypatch.setenv("NEURON_FRAMEWORK_DEBUG", "0")

@@ -279,7 +279,7 @@ def test_repr_inside_a_run_shows_values():
 @pytest.mark.parametrize(
     "look", [repr, str, np.asarray, lambda t: f"{t}"], ids=["repr", "str", "asarray", "format"]
 )
-def test_looking_at_values_is_noted_and_never_reported_as_a_read(look):
+def test_reading_back_values_is_recorded_and_not_reported_as_a_read(look):
     @nki.jit
     def kernel(x):
         fresh = nl.ndarray((1, 2), nl.float32)

@@ -126,7 +126,7 @@ def test_an_index_out_of_range_is_an_index_error(key, text):
     assert isinstance(error, IndexError) and isinstance(error, AssertionError)
 
 
-def test_a_slice_beyond_the_end_says_how_to_bound_it():
+def test_the_error_of_a_slice_beyond_the_end_shows_how_to_bound_it():
     assert refused("index", "", lambda: sbuf(128, 512)[:, 0:600]).help.endswith("min(600, 512)")
 
 
@@ -156,7 +156,7 @@ def test_an_index_of_another_kind_is_a_type_error_that_names_alternatives(index,
         assert "expand_dim" in caught.value.help and "vector_select" in caught.value.help
 
 
-def test_none_as_an_index_is_told_what_adds_a_dimension():
+def test_the_error_of_none_as_an_index_names_expand_dim():
     problem = refused("argument", "adds no dimension", lambda: sbuf(8, 16)[:, None, :])
     assert problem.help.startswith("t.expand_dim(1) adds one")
 

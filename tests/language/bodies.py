@@ -56,8 +56,8 @@ def kinds(body, *arrays, on="trn2"):
 
     with target(on), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        said = [d.kind for d in kernel.run(list(arrays)).diagnostics]
-    return [kind for kind in said if kind != "no-effect"]  # these kernels return nothing
+        kinds = [d.kind for d in kernel.run(list(arrays)).diagnostics]
+    return [kind for kind in kinds if kind != "no-effect"]  # these kernels return nothing
 
 
 def kinds_on_tiles(function, *arrays, on="trn2"):
@@ -87,7 +87,7 @@ def refusal(body, *arrays, on="trn2"):
 
 
 def refusal_when_strict(body, *arrays, on="trn2"):
-    """The same in strict mode: what is forgiven elsewhere, an operand in HBM, is refused there."""
+    """The same in strict mode, which refuses what is a warning elsewhere, such as an operand in HBM."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OPEN_NKI_STRICT", "1")
         return refusal(body, *arrays, on=on)

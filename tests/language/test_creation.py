@@ -188,7 +188,7 @@ def test_the_error_shows_the_users_line():
     assert problem.site.filename.endswith("test_creation.py") and "300" in problem.site.text
 
 
-def test_remembered_checks_are_fewer_than_allocations():
+def test_allocation_checks_are_cached():
     allocation._CHECKED.clear()
     run(lambda: [nl.ndarray((16, 16), nl.float32) for _ in range(50)] and None)
     assert len(allocation._CHECKED) == 1
@@ -325,7 +325,7 @@ def test_a_large_hbm_tensor_takes_several_transfers():
     assert finished.statistics.by_instruction["memset"] == 1
 
 
-def test_likes_take_shape_dtype_and_buffer_from_their_model():
+def test_zeros_like_and_empty_like_take_shape_dtype_and_buffer_from_their_model():
     def body(x):
         tile = nl.ndarray((4, 3, 2), nl.bfloat16, nl.psum)
         a, b = nl.zeros_like(tile), nl.empty_like(tile)
@@ -359,7 +359,7 @@ def test_rand_is_uniform_between_zero_and_one(on, buffer):
     assert len(np.unique(values)) > 30000
 
 
-def test_rand_draws_anew_for_every_stretch_of_hbm():
+def test_rand_samples_new_numbers_for_every_part_of_hbm():
     values = run(lambda: nl.rand((128, 9000), nl.float32, nl.shared_hbm)).reshape(-1)
     assert len(np.unique(values)) > 0.9 * values.size
 
@@ -489,7 +489,7 @@ def test_an_identity_fills_dst_whose_dtype_wins(buffer):
     assert (run(body).astype(np.float32) == np.eye(6)).all()
 
 
-def test_identities_that_cannot_be():
+def test_invalid_identity_matrices_are_refused():
     def into(shape, dtype=nl.float32, buffer=nl.sbuf):
         return lambda: nl.shared_identity_matrix(4, dst=nl.ndarray(shape, dtype, buffer))
 
@@ -522,7 +522,7 @@ def test_two_cores_share_the_nth_allocation_of_a_name():
         assert result.tolist() == [[number] * 4, [10 + number] * 4]
 
 
-def test_cores_that_disagree_about_a_shared_tensor_are_told():
+def test_cores_that_disagree_about_a_shared_tensor_raise_an_error():
     @nki.jit
     def kernel():
         nl.ndarray((2, 4 + nl.program_id(0)), nl.float32, nl.shared_hbm, name="x")

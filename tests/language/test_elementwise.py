@@ -332,7 +332,7 @@ def test_unary_functions_want_a_tile(name):
     assert problem.kind == "argument" and isinstance(problem, TypeError)
 
 
-def test_numbers_alone_and_strangers_are_refused():
+def test_numbers_alone_and_other_types_are_refused():
     assert refusal(lambda: nl.add(1, 2)).kind == "argument"
     assert refusal(lambda: nl.add(nl.zeros((2, 2), nl.float32), "x")).kind == "argument"
     assert refusal(lambda: nl.add(None, nl.zeros((2, 2), nl.float32))).kind == "argument"
@@ -386,7 +386,7 @@ def test_outside_a_kernel_nothing_can_be_computed(call):
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "warns"),
     [
         (lambda x: nl.divide(x, x), True),
         (lambda x: nl.divide(1.0, x), True),
@@ -400,8 +400,8 @@ def test_outside_a_kernel_nothing_can_be_computed(call):
         (lambda x: nl.add(x, x), False),
     ],
 )
-def test_functions_no_engine_has_say_so(function, said):
-    assert ("not-on-hardware" in kinds_on_tiles(function, np.abs(data((4, 4))) + 0.1)) == said
+def test_a_function_that_no_engine_has_warns(function, warns):
+    assert ("not-on-hardware" in kinds_on_tiles(function, np.abs(data((4, 4))) + 0.1)) == warns
 
 
 def test_division_is_the_exact_quotient():
@@ -445,11 +445,11 @@ def test_large_integers_in_psum_lose_bits():
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(2**24, False), (2**24 + 1, True), (-(2**24) - 1, True), (5, False)]
+    ("value", "warns"), [(2**24, False), (2**24 + 1, True), (-(2**24) - 1, True), (5, False)]
 )
-def test_integers_beyond_float32_are_reported_once_per_line(value, said):
+def test_integers_beyond_float32_are_reported_once_per_line(value, warns):
     a = np.full((4, 4), value, np.int32)
-    expected = ["int-precision"] if said else []
+    expected = ["int-precision"] if warns else []
     assert kinds_on_tiles(lambda x: nl.copy(x), a) == expected
     assert kinds_on_tiles(lambda x: nl.bitwise_or(x, 0), a) == expected
     assert kinds_on_tiles(lambda x: nl.subtract(x, x), a) == expected
@@ -594,7 +594,7 @@ def test_sines_are_accurate_far_outside_one_period():
     assert abs(on_tiles(engine, a)[0, 0] - 27.65) < 0.01
 
 
-def test_arctan_is_accurate_everywhere_and_says_where_hardware_is_not():
+def test_arctan_is_accurate_everywhere_and_warns_where_hardware_is_not():
     assert kinds_on_tiles(nl.arctan, np.array([[1.5, -1.5]], np.float32)) == []
     assert kinds_on_tiles(nl.arctan, np.array([[1.6]], np.float32)) == ["activation-range"]
 

@@ -96,7 +96,7 @@ def test_static_ranges_refuse_registers(name):
     assert problem.kind == "register-value" and isinstance(problem, TypeError) and "fori_loop" in problem.help
 
 
-def test_static_ranges_say_once_that_they_will_go():
+def test_static_ranges_warn_once_of_their_deprecation():
     loops._deprecated.discard("affine_range")
     with pytest.warns(PendingDeprecationWarning, match="range()"):
         nl.affine_range(3)
@@ -188,7 +188,7 @@ def test_the_step_is_a_positive_int(form, step):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_step_is_no_register(form):
+def test_the_step_cannot_be_a_register(form):
     problem = refusal(lambda: count(form, 0, 3, lambda i: None, nisa.register_alloc(1)))
     assert problem.kind == "loop-step" and "a register" in str(problem)
 
@@ -222,7 +222,7 @@ def test_the_index_of_dynamic_range_is_frozen():
     assert problem.kind == "frozen-register" and isinstance(problem, AssertionError)
 
 
-def test_the_index_of_dynamic_range_is_no_list_index():
+def test_the_index_of_dynamic_range_cannot_be_a_list_index():
     def body():
         for index in nl.dynamic_range(2):
             [1, 2, 3][index]
@@ -290,7 +290,7 @@ def test_dynamic_loops_run_only_in_kernels():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_loop_does_not_count_as_looking_whatever_its_bounds(form):
+def test_a_loop_does_not_read_back_values_whatever_its_bounds(form):
     def body(upper):
         count(form, 0, upper, lambda i: None)
         return core_module.current().launch.python.read_values
@@ -373,7 +373,7 @@ def test_the_body_must_return_a_register(returned):
     assert problem.kind == "loop-body" and type(returned).__name__ in str(problem)
 
 
-def test_a_loop_without_end_is_reported(monkeypatch):
+def test_an_endless_loop_is_reported(monkeypatch):
     monkeypatch.setenv("OPEN_NKI_MAX_ITERATIONS", "25")
     problem = refusal(lambda: nl.while_loop(nisa.register_alloc(7), lambda r: r))
     assert problem.kind == "endless-loop" and isinstance(problem, AssertionError)
@@ -448,9 +448,9 @@ def test_reading_last_iterations_tensor_finds_poison(form):
         else:
             count(form, 0, 2, step)
 
-    with pytest.warns(nki.NkiWarning) as said:
+    with pytest.warns(nki.NkiWarning) as caught:
         run(body)
-    assert "uninitialised" in {w.category.kind for w in said}
+    assert "uninitialised" in {w.category.kind for w in caught}
 
 
 @pytest.mark.parametrize("form", LOOPS)

@@ -32,7 +32,7 @@ def test_the_replacement_is_named(name, advice):
     assert advice in REMOVED[name]
 
 
-def test_a_mistyped_name_meets_its_neighbour():
+def test_a_misspelt_name_gets_the_nearest_name_suggested():
     with pytest.raises(AttributeError, match="did you mean nl.maximum"):
         nl.maximun  # noqa: B018
     with pytest.raises(AttributeError):

@@ -179,7 +179,7 @@ def test_device_print_shows_the_value_of_that_moment(capsys):
     assert capsys.readouterr().out.count("[[1]]") == 1
 
 
-def test_device_print_does_not_count_as_looking():
+def test_device_print_does_not_read_back_values():
     def body():
         nl.device_print("t", nl.zeros((1, 1), nl.int32))
         return core_module.current().launch.python.read_values

@@ -16,7 +16,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nki.machine import dtypes
 
-FOLDS = {
+REDUCTIONS = {
     "sum": np.sum,
     "prod": np.prod,
     "max": np.max,
@@ -32,10 +32,10 @@ def data(shape, seed=0, low=-1.5, high=1.5, dtype=np.float32):
     return np.random.default_rng(seed).uniform(low, high, shape).astype(dtype)
 
 
-def fold(name, x, axis):
+def reduce(name, x, axis):
     """The reference, with the shape a tile has."""
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
-    result = FOLDS[name](x.astype(np.float64), axis=axes)
+    result = REDUCTIONS[name](x.astype(np.float64), axis=axes)
     if name == "var":
         axes = {a % x.ndim for a in axes}
         return result.reshape([1 if d in axes else n for d, n in enumerate(x.shape)])
@@ -43,26 +43,26 @@ def fold(name, x, axis):
 
 
 @pytest.mark.tiny
-@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("shape", [(1, 1), (128, 1), (128, 37), (5, 512)])
 def test_a_tile_is_reduced_to_a_column(name, shape):
     x = data(shape, 1)
     result = on_tiles(lambda t: getattr(nl, name)(t, axis=1), x)
     assert result.shape == (shape[0], 1)
-    np.testing.assert_allclose(result, fold(name, x, 1), rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(result, reduce(name, x, 1), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("axis", [3, -1, (3,), [2, 3], (3, 2), (-2, -1), [1, 2, 3], (2, 1, 3)])
 def test_trailing_axes_in_any_form(name, axis):
     x = data((6, 3, 4, 5), 2)
     result = on_tiles(lambda t: getattr(nl, name)(t, axis), x)
-    wanted = fold(name, x, axis)
+    wanted = reduce(name, x, axis)
     assert result.shape == wanted.shape
     np.testing.assert_allclose(result, wanted, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("axis", [0, 1, 2, (1, 2), (0, 3), (1, 3), (0, 1, 2, 3), 4, -5, 1.0, None, (), "x"])
 def test_other_axes_are_refused(name, axis, monkeypatch):
     monkeypatch.setenv("OPEN_NKI_STRICT", "1")  # else sums and maxima over partitions run, with a warning
@@ -81,13 +81,13 @@ def test_keepdims_leaves_ones(name):
     np.testing.assert_array_equal(keep.reshape(-1), drop.reshape(-1))
 
 
-def test_variance_keeps_its_dimensions_whatever_keepdims_says():
+def test_variance_keeps_its_dimensions_whatever_keepdims_is():
     x = data((6, 3, 4), 4)
     for keepdims in (False, True):
         assert on_tiles(lambda t, k=keepdims: nl.var(t, 2, keepdims=k), x).shape == (6, 3, 1)
 
 
-@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.int8, np.uint16, np.int32, np.uint8])
 def test_the_result_has_the_dtype_of_the_input_and_is_rounded_once(name, dtype):
     low, high = (0, 4) if np.dtype(dtype).kind in "iu" else (-1.5, 1.5)
@@ -95,31 +95,31 @@ def test_the_result_has_the_dtype_of_the_input_and_is_rounded_once(name, dtype):
     result = on_tiles(lambda t: getattr(nl, name)(t, 1), x)
     assert result.dtype == dtype
     kind = dtypes.resolve(dtype)
-    wanted = dtypes.f32(dtypes.cast(fold(name, x, 1).astype(np.float32), kind), kind)
+    wanted = dtypes.f32(dtypes.cast(reduce(name, x, 1).astype(np.float32), kind), kind)
     np.testing.assert_allclose(
         result.astype(np.float32), wanted, rtol=0.01 if kind.is_float else 0, atol=1e-2
     )
 
 
-@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("name", REDUCTIONS)
 def test_a_dtype_may_be_asked_for(name):
     x = data((9, 13), 6, 0, 200).astype(np.uint8)
     result = on_tiles(lambda t: getattr(nl, name)(t, 1, nl.float32), x)
     assert result.dtype == np.float32
-    np.testing.assert_allclose(result, fold(name, x, 1), rtol=1e-5)
+    np.testing.assert_allclose(result, reduce(name, x, 1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("on", PLATFORMS)
 def test_psum_operands_on_every_platform(name, on):
     x = data((64, 16), 7)
     result = on_tiles(lambda t: getattr(nl, name)(t, 1), x, on=on, psum=(0,))
-    np.testing.assert_allclose(result, fold(name, x, 1), rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(result, reduce(name, x, 1), rtol=2e-5, atol=2e-5)
 
 
 def test_the_result_is_in_sbuf():
     def body(t):
-        for name in FOLDS:
+        for name in REDUCTIONS:
             assert getattr(nl, name)(t, 1).buffer is nl.sbuf
 
     on_tiles(body, data((4, 4)), psum=(0,))
@@ -131,7 +131,7 @@ def test_sums_of_narrow_floats_are_accumulated_in_float32():
     assert on_tiles(lambda t: nl.mean(t, 1), x).astype(np.float32).tolist() == [[1.0], [1.0]]
 
 
-def test_nan_wins_in_extremes():
+def test_max_and_min_return_nan_if_an_element_is_nan():
     x = np.array([[1.0, np.nan, 3.0]], np.float32)
     assert np.isnan(on_tiles(lambda t: nl.max(t, 1), x)).all()
     assert np.isnan(on_tiles(lambda t: nl.min(t, 1), x)).all()
@@ -167,7 +167,7 @@ def test_strided_views_are_reduced():
     np.testing.assert_allclose(result, x[:, ::3].sum(1, keepdims=True), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [*FOLDS, "softmax"])
+@pytest.mark.parametrize("name", [*REDUCTIONS, "softmax"])
 def test_hbm_and_numbers_are_refused(name):
     function = getattr(nl, name)
     assert refusal_when_strict(lambda t: function(t, 1), data((4, 4))).kind == "buffer"
@@ -189,7 +189,7 @@ def test_reductions_serve_as_operator_tokens(name, operator):
 
     assert getattr(nl, name).operator is getattr(nl, operator)
     column, pair = on_tiles(body, x)
-    np.testing.assert_allclose(column, FOLDS[name](x, axis=1).reshape(4, 1), rtol=1e-6)
+    np.testing.assert_allclose(column, REDUCTIONS[name](x, axis=1).reshape(4, 1), rtol=1e-6)
     np.testing.assert_array_equal(pair, getattr(np, operator)(x, x))
 
 
@@ -302,7 +302,7 @@ def test_functions_are_a_few_instructions(function, count):
 
 
 @given(
-    name=st.sampled_from(sorted(FOLDS)),
+    name=st.sampled_from(sorted(REDUCTIONS)),
     shape=st.lists(st.integers(1, 7), min_size=2, max_size=5),
     first=st.integers(1, 4),
     keepdims=st.booleans(),
@@ -315,7 +315,7 @@ def test_any_trailing_axes_of_any_shape(name, shape, first, keepdims, psum, seed
     x = data(shape, seed)
     extra = {} if name == "all" else {"keepdims": keepdims}
     result = on_tiles(lambda t: getattr(nl, name)(t, axes, **extra), x, psum=(0,) if psum else ())
-    wanted = FOLDS[name](x.astype(np.float64), axis=axes)
+    wanted = REDUCTIONS[name](x.astype(np.float64), axis=axes)
     kept = len(shape) - len(axes)
     if name == "var" or (keepdims and name != "all"):
         assert result.shape == (*shape[:kept], *[1] * len(axes))
@@ -340,7 +340,7 @@ def test_reductions_do_not_change_their_input():
 
     def body(t):
         tile = nl.load(t)
-        for name in (*FOLDS, "softmax"):
+        for name in (*REDUCTIONS, "softmax"):
             getattr(nl, name)(tile, 1)
         nl.rms_norm(tile, tile, 1, 8)
         return tile
@@ -353,9 +353,9 @@ def test_reductions_do_not_change_their_input():
 
 @pytest.mark.parametrize("axis", [0, (0, 1), (0, -1), [1, 0]])
 @pytest.mark.parametrize("name", ["sum", "max"])
-def test_partitions_are_folded_with_a_warning(name, axis):
+def test_partitions_are_reduced_with_a_warning(name, axis):
     @nki.jit
-    def fold(x):
+    def reduce(x):
         tile = nl.ndarray(x.shape, x.dtype)
         nisa.dma_copy(tile, x)
         found = getattr(nl, name)(tile, axis=axis)
@@ -366,4 +366,4 @@ def test_partitions_are_folded_with_a_warning(name, axis):
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
     expected = getattr(np, name)(x, axis=axis if axis == 0 else None)
     with pytest.warns(nki.NkiWarning, match="only the last dimensions"):
-        np.testing.assert_array_equal(fold(x), np.reshape(expected, (1, -1)))
+        np.testing.assert_array_equal(reduce(x), np.reshape(expected, (1, -1)))

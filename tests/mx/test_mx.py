@@ -73,7 +73,7 @@ def test_blocks_lie_along_any_axis(form):
 
 
 @formats
-def test_what_was_quantized_once_stays_as_it_is(form):
+def test_quantizing_twice_changes_nothing(form):
     x = spread(8, 128)
     once = mx.dequantize(*mx.quantize(x, form))
     np.testing.assert_array_equal(mx.dequantize(*mx.quantize(once, form)), once)
@@ -284,7 +284,7 @@ def test_the_ocp_rule_is_the_floor_mode_of_torchao(form):
         (lambda: mx.pack_scales(np.ones((3, 2))), "expected [K/32, F]"),
     ],
 )
-def test_wrong_arguments_are_told_what_is_allowed(call, text):
+def test_the_error_of_a_wrong_argument_lists_what_is_allowed(call, text):
     with pytest.raises(ValueError) as refusal:
         call()
     assert text in str(refusal.value)

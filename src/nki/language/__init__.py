@@ -63,7 +63,7 @@ from .tile_size import _TileSize, tile_size
 
 globals().update(_OPERATORS)  # nl.add and its kind, which the import of `elementwise` made callable
 
-bool = bool_  # old spellings, kept out of `import *`
+bool = bool_  # old spellings, excluded from `import *`
 range = _builtins.range
 
 _LEGACY = ("bool", "cast", "fp32", "nc", "par_dim", "range", "spmd_dim")

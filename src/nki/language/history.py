@@ -38,7 +38,7 @@ def par_dim(size: int) -> ParDim:
 
 def nc(cores: int) -> int:
     """A number of cores in old launches: kernel[nl.nc(2)] is kernel[2]."""
-    warn("legacy", "nl.nc is an old form", help="write kernel[2]; nl.program_id(0) tells the cores apart")
+    warn("legacy", "nl.nc is an old form", help="write kernel[2]; nl.program_id(0) is the number of the core")
     return int(cores)
 
 

@@ -169,9 +169,9 @@ def _across(
 ) -> NkiTensor:
     """Reduce the free axes, then the partitions: the result is in one of them."""
     rows = _reduce(op, x, tuple(free)) if free else x
-    kept = tuple(rows.shape[1:]) if keepdims or not free else tuple(rows.shape[1 : free[0]]) or (1,)
-    out = allocate(function, (1, *kept), result_dtype(function, dtype, x))
-    isa.tensor_partition_reduce(out, op, rows.reshape((rows.shape[0], *kept)))
+    remaining = tuple(rows.shape[1:]) if keepdims or not free else tuple(rows.shape[1 : free[0]]) or (1,)
+    out = allocate(function, (1, *remaining), result_dtype(function, dtype, x))
+    isa.tensor_partition_reduce(out, op, rows.reshape((rows.shape[0], *remaining)))
     return out
 
 
@@ -226,10 +226,10 @@ def _operand(function: str, x: NkiTensor, axis: Axis) -> tuple[NkiTensor, tuple[
 
 def _shape(x: NkiTensor, axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
     """Return the shape of a reduction: the axes go, or stay with size 1; a tile keeps two dimensions."""
-    kept = tuple(x.shape[: axes[0]])
+    remaining = tuple(x.shape[: axes[0]])
     if keepdims:
-        return kept + (1,) * len(axes)
-    return kept if len(kept) > 1 else (*kept, 1)
+        return remaining + (1,) * len(axes)
+    return remaining if len(remaining) > 1 else (*remaining, 1)
 
 
 __all__ = ["all", "max", "mean", "min", "prod", "rms_norm", "softmax", "sum", "var"]

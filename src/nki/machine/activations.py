@@ -226,12 +226,12 @@ VALID_RANGES: dict[str, tuple[float, float]] = {
 
 
 def outside_valid_range(name: str, x: Array) -> Array | None:
-    """The inputs for which hardware's `name` is not good, or None."""
+    """Return the inputs for which `name` is inaccurate on hardware, or None."""
     if name not in VALID_RANGES or not x.size:
         return None
     low, high = VALID_RANGES[name]
     tested = np.abs(x) if name == "reciprocal" else x
-    if not isinstance(x, np.ndarray):  # elsewhere: whoever runs it asks at the end
+    if not isinstance(x, np.ndarray):  # an array of another backend, which reports at the end
         x.doubt((tested < np.float32(low)) | (tested > np.float32(high)))
         return None
     if low <= tested.min() and tested.max() <= high:

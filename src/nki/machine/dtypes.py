@@ -1,7 +1,7 @@
 """The data types: one table, and the casts of spec/language.md 6.1 and spec/isa.md 1.4.
 
 A dtype is a string with attributes (`nl.float32 == "float32"`). Every arithmetic path is
-`f32(array, source)`, float32 arithmetic, `store(dst, result, target)`. Bits are kept only where the source
+`f32(array, source)`, float32 arithmetic, `store(dst, result, target)`. Bits stay only where the source
 and target dtypes are equal. Numpy may warn of signalling NaNs only: executors run under np.errstate.
 """
 
@@ -272,7 +272,7 @@ def _store_integer(dst: np.ndarray, x: np.ndarray, dtype: DType) -> None:
     if rounded.__class__ is np.ndarray and rounded.max(initial=low) < high:
         dst[...] = rounded
         return
-    too_large = x > high  # kept, for dst may share memory with x
+    too_large = x > high  # before the store, for dst may share memory with x
     np.copyto(rounded, np.float32(0), where=np.isnan(rounded))
     dst[...] = rounded
     np.copyto(dst, dtype.storage.type(dtype.largest), where=too_large)
@@ -290,15 +290,15 @@ def _round_to_odd(x: np.ndarray) -> np.ndarray:
 
 def _tfloat32_bits(x: np.ndarray) -> np.ndarray:
     source = x.view(np.uint32)
-    kept = np.right_shift(source, np.uint32(13), out=np.empty_like(source))
-    kept &= np.uint32(1)
-    kept += np.uint32(0xFFF)  # just under a half, and the half itself if the last bit kept is odd
-    kept += source
+    rounded = np.right_shift(source, np.uint32(13), out=np.empty_like(source))
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0xFFF)  # just under a half, and the half itself if the last remaining bit is odd
+    rounded += source
     nan = np.isnan(x)
     if nan.any():
-        np.copyto(kept, source | np.uint32(0x400000), where=nan)
-    kept &= np.uint32(0xFFFFE000)
-    return kept
+        np.copyto(rounded, source | np.uint32(0x400000), where=nan)
+    rounded &= np.uint32(0xFFFFE000)
+    return rounded
 
 
 def convert(array: np.ndarray, source: DType, target: DType) -> np.ndarray:

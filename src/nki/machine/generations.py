@@ -234,7 +234,7 @@ TRN3 = replace(
     dma_priorities=4,
     dma_peak_gbs=528.0,
     dma_profiler_gbs=614.0,
-    dma_bytes_per_ns=33.0,  # bandwidth guide; nobody has published a transfer
+    dma_bytes_per_ns=33.0,  # bandwidth guide; no transfer is published
     dma_compute_fraction=1.0,
 )
 

@@ -5,7 +5,7 @@ Beside every field stands the section of spec/machine.md that gives it and the e
 others, [U] unknown, assumed. The tag is the best one found on any generation; where a generation rests on
 an assumption its `assumed` set names the field, and `ASSUMPTIONS` gives the reason.
 
-Units are in the names: `_bytes` per partition unless said, `_ns`, `_ghz`, `_gbs` (GB/s = bytes per ns),
+Units are in the names: `_bytes` per partition unless noted, `_ns`, `_ghz`, `_gbs` (GB/s = bytes per ns),
 `_cycles` of the engine named. Rates of the engines are cycles per element of one partition.
 """
 
@@ -201,8 +201,8 @@ class Machine:
     dma_notify_load_ns: float  # 9.4 [T] last byte to consumer
     dma_notify_store_ns: float  # 9.4 [T]
 
-    # --- DMA: what the compiler does ahead. Nobody says how far; the DMA time of AWS's blocked matmul, which
-    # overflows SBUF, asks for 48 us for what it had no room for.
+    # --- DMA: what the compiler does ahead. How far is not published; the DMA time of AWS's blocked matmul,
+    # which overflows SBUF, asks for 48 us for what it had no room for.
     fetch_ahead_ns: float = 24_000.0  # 15 [U] a tile is loaded at most this long before its use ...
     refetch_ahead_ns: float = 48_000.0  # 15 [U] ... and this long, where SBUF had no room for it
 

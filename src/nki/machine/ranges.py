@@ -1,8 +1,8 @@
-"""The register of uncertainty: how far each assumed number of a machine may be off.
+"""How far each assumed number of a machine may be off.
 
 A range is a pair: the least and the most that the sources leave possible, as numbers, as `Times` of the value
 used, or as the two things a switch can be. Where a source gives a second figure the range reaches it, and the
-comment names it; where there is none, half and double stand for "nobody knows", a fifth for "measured on
+comment names it; where there is none, half and double stand for "unknown", a fifth for "measured on
 another generation".
 """
 
