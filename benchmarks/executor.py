@@ -23,7 +23,7 @@ M, K, N = 2048, 4096, 4096
 
 
 def fastest(*calls, rounds=5):
-    """The shortest first call of each, in seconds of CPU. They take turns: others may be busy meanwhile."""
+    """Return the fastest first call of each, in CPU seconds. They alternate: the machine may be busy."""
     times = [[] for _ in calls]
     for _ in range(rounds):
         for call, found in zip(calls, times, strict=True):
@@ -57,7 +57,7 @@ def matmul_rows():
 
 
 def per_call(issue, count=1000, rounds=20):
-    """Seconds per call of a loop body, after the first calls."""
+    """Return the seconds per call of a loop body, after the first calls."""
     issue()
     times = []
     for _ in range(rounds):

@@ -13,7 +13,7 @@ M, K, N = 4096, 8192, 8192
 
 
 def milliseconds(torch, call, rounds=5):
-    """The fastest of some calls, the device idle before and after."""
+    """Return the time of the fastest of some calls; the device is idle before and after."""
     found = []
     for _ in range(rounds):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -87,7 +87,7 @@ def attention(torch, heads=32, length=4096, width=128):
 
 
 def where_time_goes(torch, call):
-    """The GPU's time by what it did, and the host's time to ask for it."""
+    """Return the GPU's time by kind of work, and the host's time to launch it."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""What a process held at its most. `ru_maxrss` would begin with what its parent held."""
+"""Return the peak memory of a process. `ru_maxrss` would start at the peak of its parent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def peak_bytes() -> int:
 
 
 def alone(code: str, **environment: str) -> str:
-    """What a program prints in a process of its own, so that nothing else counts."""
+    """Return what a program prints in a process of its own, so that nothing else counts."""
     return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -98,7 +98,7 @@ class Lowered:
         return isinstance(item, Loop) or self.signature(item).fence
 
     def straight(self, core: int) -> list[Instruction]:
-        """Return the instructions of a core that stand in no dynamic loop."""
+        """Return the instructions of a core that are in no dynamic loop."""
         return [item for item in self.items[core] if not isinstance(item, Loop)]
 
     def walk(self, core: int) -> Iterator[Instruction]:

@@ -15,7 +15,7 @@ from support import target
 @pytest.fixture(autouse=True)
 def planned(monkeypatch):
     """Every call runs by a plan; the cores that did."""
-    monkeypatch.setenv("OPEN_NKI_EXECUTOR", "plan")
+    monkeypatch.setenv("OPEN_NKI_EXECUTOR", "fused")
     seen, run = [], PlanRunner.run
     monkeypatch.setattr(PlanRunner, "run", lambda self: (seen.append(self.core.index), run(self))[1])
     with target("trn2"):

@@ -186,6 +186,14 @@ def test_an_error_about_values_is_the_same_as_the_reference():
     assert outcome(program, arrays, "fused") == outcome(program, arrays, "reference")
 
 
+def test_executor_plan_is_an_alias_of_fused(monkeypatch):
+    arrays, seen, run = factors(384, 256, 1024), [], runner.PlanRunner.run
+    monkeypatch.setattr(runner.PlanRunner, "run", lambda self: (seen.append(self.core.index), run(self)))
+    with nki.options(executor="plan"):
+        kernels.tiled.trace(*arrays).run(*arrays)
+    assert seen == [0]
+
+
 def test_an_executor_that_does_not_exist_is_refused(monkeypatch):
     monkeypatch.setenv("OPEN_NKI_EXECUTOR", "fast")
     with pytest.raises(nki.NkiError, match="OPEN_NKI_EXECUTOR"):

@@ -533,7 +533,7 @@ def test_index_tiles_that_do_not_fit_are_refused():
 
         return body
 
-    refused("shape", "17 elements asked", gather(17), x, index, on="trn3")
+    refused("shape", "17 elements requested", gather(17), x, index, on="trn3")
     refused(
         "shape", "need an index tile of 32 partitions", gather(16, lambda i: i[0:16]), x, index, on="trn3"
     )

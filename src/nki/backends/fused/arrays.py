@@ -21,7 +21,7 @@ class ArrayPool:
         self.lock = threading.Lock()
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Return an array of at least so many bytes, and at most twice as many."""
+        """Return an array of at least `nbytes` bytes, and at most twice as many."""
         with self.lock:
             fitting = [i for i, a in enumerate(self.free) if nbytes <= a.size <= 2 * nbytes]
             if fitting:

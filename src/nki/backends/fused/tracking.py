@@ -122,7 +122,7 @@ class Tracker:
             return elements
         return storage_elements(view) if self.storages.is_constant(storage) else view
 
-    def _write(self, node: Node, index: int, view: View, keeps: bool) -> None:
+    def _write(self, node: Node, index: int, view: View, keeps_old: bool) -> None:
         storage = view.storage
         if not self.storages.is_tracked(storage):
             node.outputs.append((index, view, None))
@@ -130,7 +130,7 @@ class Tracker:
                 node.store = storage_elements(view)
             return
         before = None
-        if keeps:
+        if keeps_old:
             before = self._locate(view, node.position)
             if before.base.__class__ is SSAValue:
                 before.base.readers.append(node)

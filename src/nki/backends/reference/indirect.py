@@ -186,7 +186,7 @@ def _columns(view: View, instruction: Instruction) -> np.ndarray:
     if count > group * index.shape[1]:
         raise error(
             "shape",
-            f"{instruction.public}: {count} elements asked of an index tile that holds "
+            f"{instruction.public}: {count} elements requested from an index tile that holds "
             f"{group * index.shape[1]} per group of {group} partitions",
             notes=[f"index: {ind.index.describe()}"],
             help="pass num_elem to .indirect()",

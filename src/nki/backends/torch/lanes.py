@@ -1,13 +1,14 @@
 """Lanes: one array for the operands of many equal instructions, on a torch device.
 
-What an instruction means is written once, in its `compute`, with numpy's functions. Those hand over to an
-array of another kind (`__array_ufunc__`, `__array_function__`), and `Lanes` is one: a torch tensor with some
-dimensions in front that the instruction does not see, one element of them for each instruction of a step.
+An instruction is defined once, by its `compute`, with numpy's functions. These dispatch to arrays of another
+kind (`__array_ufunc__`, `__array_function__`), and `Lanes` is one: a torch tensor with leading dimensions
+that the instruction does not see, one element of them for each instruction of a step.
 So `compute` of one instruction does the work of all, on a GPU. `functions` is the table of numpy's functions.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from math import prod
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from ...ir.caches import LRUCache
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,11 +33,9 @@ class Unsupported(Exception):
 class Device:
     """A torch device, with its cached constants and the masks to check at the end of a run."""
 
-    CONSTANTS = 512  # cached
-
     def __init__(self, torch: ModuleType, where: TorchDevice):
         self.torch, self.where = torch, where
-        self.constants = _constants.setdefault(where, {})
+        self.constants = _constants[where]
         self.doubts: list[Any] = []  # masks; if one is not empty, the host runs the program
 
     def constant(self, array: np.ndarray) -> Any:
@@ -42,15 +43,12 @@ class Device:
         key = (array.dtype.str, array.shape, array.tobytes())
         found = self.constants.get(key)
         if found is None:
-            if len(self.constants) > self.CONSTANTS:
-                self.constants.clear()
             array = np.ascontiguousarray(array).reshape(array.shape)
             held = getattr(self.torch, held_as(array.dtype))
             plain = array if array.dtype in _NUMPYS else array.view(_BY_SIZE[array.dtype.itemsize])
             tensor = self.torch.from_numpy(plain if plain.flags.writeable else plain.copy())
-            found = self.constants[key] = (tensor if tensor.dtype == held else tensor.view(held)).to(
-                self.where
-            )
+            found = (tensor if tensor.dtype == held else tensor.view(held)).to(self.where)
+            self.constants.put(key, found)
         return found
 
     def number(self, value: object, dtype: object) -> Any:
@@ -58,7 +56,8 @@ class Device:
         key = (repr(value), dtype)  # 0.0 and -0.0 differ
         found = self.constants.get(key)
         if found is None:
-            found = self.constants[key] = self.torch.tensor(value, dtype=dtype).to(self.where)
+            found = self.torch.tensor(value, dtype=dtype).to(self.where)
+            self.constants.put(key, found)
         return found
 
     def is_clean(self) -> bool:
@@ -67,7 +66,7 @@ class Device:
         return not doubts or not bool(self.torch.stack(doubts).any())
 
 
-_constants: dict[Any, dict[Any, Any]] = {}  # of every device
+_constants: dict[TorchDevice, LRUCache[tuple, Tensor]] = defaultdict(lambda: LRUCache(512))
 
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
