@@ -12,6 +12,7 @@ import pytest
 
 import nki.isa as nisa
 import nki.language as nl
+from nki.ir.liveness import CONDENSE_AT
 from nki.launch.launch import Launch
 from nki.machine.generations import find
 from nki.options import Options
@@ -73,7 +74,8 @@ def test_a_long_kernel_keeps_as_many_objects_as_a_short_one(degree):
     launch = run(body, degree)
     assert launch.statistics.instructions > MARKS[1] * degree
     short, long = seen
-    assert short["nki.ir.statistics._Tiles"] >= degree  # what is counted is really there
+    assert short["nki.ir.liveness.TileLifetimes"] >= degree  # what is counted is really there
+    assert max(counts.pop("nki.ir.liveness.Lifetime", 0) for counts in seen) <= degree * CONDENSE_AT
     assert long == short
 
 
@@ -95,4 +97,5 @@ def test_instructions_and_tiles_of_a_dynamic_loop_are_gone_after_each_turn():
     run(body, 1)
     short, long = counts
     long["nki.errors.Site"] -= 1  # where the second loop stands
+    assert max(count.pop("nki.ir.liveness.Lifetime", 0) for count in counts) <= CONDENSE_AT
     assert long == short

@@ -175,12 +175,12 @@ def test_a_compiled_function_warns_once_in_twenty_steps(torch):
 
 def test_gradcheck_tells_right_gradients_from_wrong_ones(torch, tensors):
     gradcheck(torch_differentiable(multiply, backward), [*tensors, 2.0])
-    with pytest.raises(AssertionError, match="differences of values say"):
+    with pytest.raises(AssertionError, match="differences of values"):
         gradcheck(
             torch_differentiable(multiply, lambda dy, a, b, s: (dy * b * s * 1.1, dy * a * s)),
             [*tensors, 2.0],
         )
-    with pytest.raises(AssertionError, match="differences of values say"):
+    with pytest.raises(AssertionError, match="differences of values"):
         gradcheck(torch_differentiable(multiply, lambda dy, a, b, s: (dy * b * s, None)), [*tensors, 2.0])
 
 
