@@ -14,7 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nki.errors import SourceLine
 from nki.ir.dependences import RAW, WAR, WAW
-from nki.ir.program import Block, Diagnostic, Edge
+from nki.ir.program import Diagnostic, Edge, OrderedBlock
 from nki.ir.schedule_edges import declared
 from passes.dead_code import without_dead_code
 from passes.dependences import FENCE, REGISTER, dependences
@@ -166,10 +166,10 @@ def test_positions_follow_their_instructions():
     site = SourceLine("here.py", 1, "text", "kernel")
     said = tuple(Diagnostic("x", "y", [], None, site, 0, before) for before in (None, 2, 5, 6))
     program = dataclasses.replace(program, diagnostics=said)
-    assert program.edges == (Edge(0, 1, 0), Edge(0, 5, 4)) and program.blocks == (Block(0, 2, 4),)
+    assert program.edges == (Edge(0, 1, 0), Edge(0, 5, 4)) and program.blocks == (OrderedBlock(0, 2, 4),)
     left = without_dead_code(program)
     assert names(left) == ["dma_copy", "tensor_scalar", "dma_copy"]
-    assert left.edges == (Edge(0, 2, 1),) and left.blocks == (Block(0, 0, 1),)
+    assert left.edges == (Edge(0, 2, 1),) and left.blocks == (OrderedBlock(0, 0, 1),)
     assert [d.before for d in left.diagnostics] == [None, 0, 2, 3]
 
 

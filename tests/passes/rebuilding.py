@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nki.ir.effects import storages as storages_of
 from nki.ir.instruction import Instruction
-from nki.ir.items import Block, Diagnostic, Edge, Item, Loop, loops_in, walk
+from nki.ir.items import Diagnostic, Edge, Item, Loop, OrderedBlock, loops_in, walk
 from nki.ir.program import Program
 from nki.ir.storage import Storage
 from nki.ir.tree import leaves
@@ -84,9 +84,9 @@ def _moved_edge(edge: Edge, places: list[int | None]) -> list[Edge]:
     return [] if later is None or earlier is None else [Edge(edge.core, later, earlier)]
 
 
-def _moved_block(block: Block, places: list[int | None]) -> list[Block]:
+def _moved_block(block: OrderedBlock, places: list[int | None]) -> list[OrderedBlock]:
     left = [p for p in places[block.first : block.last + 1] if p is not None]
-    return [Block(block.core, min(left), max(left))] if left else []
+    return [OrderedBlock(block.core, min(left), max(left))] if left else []
 
 
 def _moved_diagnostic(diagnostic: Diagnostic, places: list[int | None]) -> Diagnostic:

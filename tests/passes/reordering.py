@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from nki.ir.items import Block, Edge, Item, Loop
+from nki.ir.items import Edge, Item, Loop, OrderedBlock
 from nki.ir.program import Program
 from nki.ir.schedule_edges import declared
 
@@ -30,7 +30,7 @@ def reordered(program: Program, seed: int) -> Program:
 
 
 def _region(
-    items: Sequence[Item], first: int, edges: list[Edge], blocks: list[Block], chance: random.Random
+    items: Sequence[Item], first: int, edges: list[Edge], blocks: list[OrderedBlock], chance: random.Random
 ) -> tuple[Item, ...]:
     waits = dependences(items, first, edges)
     units = _units(items, first, blocks)
@@ -49,7 +49,7 @@ def _region(
     return tuple(found_items)
 
 
-def _units(items: Sequence[Item], first: int, blocks: list[Block]) -> list[list[int]]:
+def _units(items: Sequence[Item], first: int, blocks: list[OrderedBlock]) -> list[list[int]]:
     """Return what moves as one: the items of a block in this region, or a single item."""
     where = item_of(items, first)
     block_of: dict[int, int] = {}

@@ -74,7 +74,7 @@ class Edge(NamedTuple):
     earlier: int
 
 
-class Block(NamedTuple):
+class OrderedBlock(NamedTuple):
     """The instructions from `first` to `last` of a core stay in program order (nl.no_reorder)."""
 
     core: int

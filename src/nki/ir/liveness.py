@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -243,20 +243,20 @@ class TileLifetimes:
 # ---- one array for many values -------------------------------------------------------------------
 
 
-class ArrayAllocator:
-    """Hands out parts of one array; a part that was given back is handed out again."""
+class ArenaAllocator:
+    """Allocates parts of one array; freed parts are allocated again."""
 
     def __init__(self) -> None:
         self.size = 0
         self.free: dict[int, list[int]] = {}  # offsets of free parts, by their size
 
-    def take(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int) -> int:
         """Return the offset of a free part."""
         nbytes = -(-nbytes // CACHE_LINE) * CACHE_LINE
-        fitting = self.free.get(nbytes)
-        if fitting:
-            return fitting.pop()
-        for size in sorted(self.free):  # a larger one is cut
+        reusable = self.free.get(nbytes)
+        if reusable:
+            return reusable.pop()
+        for size in sorted(self.free):  # a larger one is split
             if size > nbytes and self.free[size]:
                 at = self.free[size].pop()
                 self.free.setdefault(size - nbytes, []).append(at + nbytes)
@@ -265,23 +265,34 @@ class ArrayAllocator:
         self.size += nbytes
         return at
 
-    def give_back(self, at: int, nbytes: int) -> None:
+    def free_bytes(self, at: int, nbytes: int) -> None:
+        """Make a part free again."""
         self.free.setdefault(-(-nbytes // CACHE_LINE) * CACHE_LINE, []).append(at)
 
 
-def allocate(used: Sequence[Sequence[T]], nbytes: Callable[[T], int], place: Callable[[T, int], None]) -> int:
-    """Place what some steps use in one array, so that only what is live together lies apart.
+class Buffer(Protocol):
+    """Something that needs `nbytes` bytes of an array."""
 
-    `used` holds what each step uses, what it makes among it. `place` is called once for each thing, with its
-    offset. Returns the size of the array.
+    nbytes: int
+
+
+B = TypeVar("B", bound=Buffer)
+
+
+def allocate(used: Iterable[Iterable[B]], place: Callable[[B, int], None]) -> int:
+    """Place the buffers of some steps in one array; those that are not live together may overlap.
+
+    `used` holds the buffers that each step uses, its results included. `place` is called once for each buffer
+    with its offset. Returns the size of the array.
     """
-    ends, arena = last_uses(used), ArrayAllocator()
-    offsets: dict[T, int] = {}
-    for position, things in enumerate(used):
-        for thing in things:
-            if thing not in offsets:
-                offsets[thing] = arena.take(nbytes(thing))
-                place(thing, offsets[thing])
-        for thing in ends.get(position, ()):
-            arena.give_back(offsets[thing], nbytes(thing))
+    steps = [list(buffers) for buffers in used]
+    ends, arena = last_uses(steps), ArenaAllocator()
+    offsets: dict[B, int] = {}
+    for position, buffers in enumerate(steps):
+        for buffer in buffers:
+            if buffer not in offsets:
+                offsets[buffer] = at = arena.allocate(buffer.nbytes)
+                place(buffer, at)
+        for buffer in ends.get(position, ()):
+            arena.free_bytes(offsets[buffer], buffer.nbytes)
     return arena.size

@@ -22,7 +22,7 @@ from ..machine.machine import Machine
 from ..machine.memories import MemoryRegion
 from .instruction import Instruction
 from .instruction_class import INSTRUCTIONS, LIBRARIES
-from .items import Block, Diagnostic, Edge, Item, Loop, walk
+from .items import Diagnostic, Edge, Item, Loop, OrderedBlock, walk
 from .operand_access import OperandAccess
 from .parser_values import LARGEST, REGISTER, Damaged, ValueReader, as_count, as_size, as_text
 from .printer import FORMAT
@@ -85,7 +85,7 @@ class Reader(ValueReader):
         self.open: list[tuple[int, list[Item], Callable[[], None] | None]] = []  # indent, items, at the end
         self.result: Any = None
         self.edges: list[Edge] = []
-        self.blocks: list[Block] = []
+        self.blocks: list[OrderedBlock] = []
         self.schedule: list[tuple[str, tuple[str, ...]]] = []
         self.trips: dict[int, tuple[int, ...]] = {}
         self.diagnostics: list[Diagnostic] = []
@@ -158,7 +158,7 @@ class Reader(ValueReader):
         elif name == "edge":
             self.edges.append(Edge(*map(as_count, args)))
         elif name == "block":
-            self.blocks.append(Block(*map(as_count, args)))
+            self.blocks.append(OrderedBlock(*map(as_count, args)))
         elif name == "schedule":
             later, earlier = args
             self.schedule.append((as_text(later), tuple(map(as_text, earlier))))

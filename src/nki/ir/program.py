@@ -20,11 +20,11 @@ from ..machine.machine import Machine
 from .effects import Effects, effects
 from .hooks import hooks
 from .instruction import Instruction, State
-from .items import Block, Diagnostic, Edge, Item, Loop, loops_in, unrolled, walk
+from .items import Diagnostic, Edge, Item, Loop, OrderedBlock, loops_in, unrolled, walk
 from .statistics import Statistics
 from .storage import Storage
 
-__all__ = ["Block", "Diagnostic", "Edge", "Item", "Loop", "Program", "walk"]
+__all__ = ["OrderedBlock", "Diagnostic", "Edge", "Item", "Loop", "Program", "walk"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Program:
     constants: tuple[tuple[Storage, np.ndarray], ...]  # the bytes of each
     result: Any  # what the kernel returned: a tree of views and plain values
     edges: tuple[Edge, ...] = ()
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[OrderedBlock, ...] = ()
     schedule: tuple[tuple[str, tuple[str, ...]], ...] = ()  # with_schedule: (later, earlier names)
     diagnostics: tuple[Diagnostic, ...] = ()  # the warnings of the trace
     trips: Mapping[int, Sequence[int]] | None = None  # of each loop, where a run has counted them

@@ -17,7 +17,7 @@ from ..backends.reference.memories import check_usable
 from ..check.races import Watch, races_between
 from ..errors import NkiError, error
 from ..ir.instruction import NkiInstruction, ProgramPosition
-from ..ir.program import Block, Diagnostic, Edge, Program
+from ..ir.program import Diagnostic, Edge, OrderedBlock, Program
 from ..ir.recorder import Recorder
 from ..ir.statistics import Statistics
 from ..ir.storage import Lease, Storage
@@ -225,7 +225,9 @@ class Launch:
         used.update(dict.fromkeys(view.storage for view in leaves(result, View)))  # written or not
         constants = [(s, raw) for s, _, raw in self.shared.constants.values() if s in used]
         blocks = [
-            Block(c.index, first - 1, last - 1) for c in self.cores for first, last in c.ordering.blocks
+            OrderedBlock(c.index, first - 1, last - 1)
+            for c in self.cores
+            for first, last in c.ordering.blocks
         ]
         return Program(
             name,

@@ -16,7 +16,7 @@ from ..ir.instruction import WHOLE_ARRAY, Instruction, InstructionCost, PeTile, 
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
 from .dma_transfer import RANKS, DmaTransfer, transfer_of
-from .instruction_facts import Facts, facts_of, psum_tiles
+from .instruction_facts import Facts, cannot_overlap, facts_of
 from .operation import ORDER, SPACE, Operation
 from .operation_plan import OperationPlan, engine_clocks
 from .psum_banks import Banks
@@ -300,10 +300,8 @@ class CoreSimulation:
     # ---- compute engines -------------------------------------------------------------------------
 
     def _must_wait(self, engine: str, index: int, now: float) -> float:
-        """Return when the operations are over that it cannot run beside.
-
-        Engines that share a port take turns (spec/machine.md 3.1), and so do matmuls on one part of the
-        PE array (spec/machine.md 5.2).
+        """Return when the operations are over that it cannot run beside: those on a shared port, or on the
+        same part of the PE array (spec/machine.md 3.1, 5.2).
         """
         if engine == "tensor":
             tile, whole = self._facts(self.operations[index]).pe_tile, WHOLE_ARRAY
@@ -311,20 +309,11 @@ class CoreSimulation:
             return max([self.free[i] for i in busy], default=0.0)
         for rival in RIVALS.get(engine, ()):
             other = self.last_on.get(rival)
-            if other is not None and now < self.free[other] < math.inf and self._collide(index, other):
+            if other is None or not now < self.free[other] < math.inf:
+                continue
+            if cannot_overlap(self.operations[index], self.operations[other], self.machine):
                 return self.free[other]
         return 0.0
-
-    def _collide(self, index: int, other: int) -> bool:
-        m = self.machine
-        a, b = self.operations[index].instruction, self.operations[other].instruction
-        assert a is not None and b is not None
-        if "gpsimd" in (self.operations[index].kind, self.operations[other].kind):
-            return m.vector_gpsimd_serial
-        mine, theirs = psum_tiles(a), psum_tiles(b)
-        if m.vector_scalar_psum_serial:
-            return bool(mine and theirs)
-        return m.psum_bank_serial and bool(mine & theirs)
 
     def _compute(self, index: int, engine: str, now: float) -> float:
         """Start an instruction; return when its engine can take the next."""

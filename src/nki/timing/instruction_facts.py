@@ -8,6 +8,7 @@ from ..ir.instruction import Instruction, PeTile, array_use
 from ..ir.view import View
 from ..machine.machine import Machine
 from ..machine.memories import PSUM
+from .operation import Operation
 
 
 class Facts(NamedTuple):
@@ -48,3 +49,14 @@ def psum_tiles(instruction: Instruction) -> set[Any]:
         for v in instruction.operands()
         if isinstance(v, View) and v.buffer is PSUM
     }
+
+
+def cannot_overlap(one: Operation, other: Operation, machine: Machine) -> bool:
+    """True when operations of two engines that share a port must alternate (spec/machine.md 3.1)."""
+    if "gpsimd" in (one.kind, other.kind):
+        return machine.vector_gpsimd_serial
+    assert one.instruction is not None and other.instruction is not None
+    mine, theirs = psum_tiles(one.instruction), psum_tiles(other.instruction)
+    if machine.vector_scalar_psum_serial:
+        return bool(mine and theirs)
+    return machine.psum_bank_serial and bool(mine & theirs)

@@ -12,14 +12,13 @@ from typing import Any
 
 from ...ir.dependences import AccessLevels
 from ...ir.instruction import State
-from ...ir.liveness import last_uses
+from ...ir.liveness import allocate
 from .products import Gemm, merge_products
 from .storages import Storages
 from .tracking import Node
 from .values import Elements, SSAValue
 
 WINDOW = 96 << 20  # bytes of the values of a window
-LINE = 64
 
 
 def schedule(nodes: Sequence[Node], storages: Storages, window: int = WINDOW) -> list[Any]:
@@ -113,42 +112,13 @@ def _staged(nodes: list[Node]) -> list[Any]:
 # ---- addresses -----------------------------------------------------------------------------------
 
 
-class ArenaAllocator:
-    """Allocates parts of one array; freed parts are allocated again."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self.free: dict[int, list[int]] = {}
-
-    def allocate(self, nbytes: int) -> int:
-        nbytes = -(-nbytes // LINE) * LINE
-        reusable = self.free.get(nbytes)
-        if reusable:
-            return reusable.pop()
-        for size in sorted(self.free):  # a larger one is split
-            if size > nbytes and self.free[size]:
-                at = self.free[size].pop()
-                self.free.setdefault(size - nbytes, []).append(at + nbytes)
-                return at
-        at = self.size
-        self.size += nbytes
-        return at
-
-    def free_bytes(self, at: int, nbytes: int) -> None:
-        self.free.setdefault(-(-nbytes // LINE) * LINE, []).append(at)
-
-
 def allocate_values(steps: Sequence[object]) -> int:
     """Set the address of every value in the arena; return the bytes that it needs."""
-    ends = last_uses(map(_memories, steps))
-    arena = ArenaAllocator()
-    for number, step in enumerate(steps):
-        for memory in _memories(step):
-            if memory.at < 0:
-                memory.at = arena.allocate(memory.nbytes)
-        for memory in ends.get(number, ()):
-            arena.free_bytes(memory.at, memory.nbytes)
-    return arena.size
+    return allocate(map(_memories, steps), _set_address)
+
+
+def _set_address(memory: Any, at: int) -> None:
+    memory.at = at
 
 
 def _memories(step: Any) -> Iterator[Any]:
@@ -177,4 +147,4 @@ def _memory_of(base: object) -> Iterator[Any]:
             yield base
 
 
-__all__ = ["ArenaAllocator", "allocate_values", "node_inputs", "schedule"]
+__all__ = ["allocate_values", "node_inputs", "schedule"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...ir.caches import per_program
-from ...ir.liveness import last_uses
+from ...ir.liveness import allocate
 from ...ir.program import Loop
 from ...ir.storage import Storage
 from ...machine.dtypes import float32
@@ -18,7 +18,6 @@ from ...machine.machine import Machine
 from ..fused.emission import output_elements
 from ..fused.fusion import fuse
 from ..fused.products import Factor, Gemm
-from ..fused.stages import ArenaAllocator
 from ..fused.storages import Storages
 from ..fused.tiles import Untrackable
 from ..fused.tracking import Node, Tracker
@@ -309,14 +308,7 @@ def _allocate_slabs(steps: Sequence[DeviceStep]) -> int:
         (*buffers, *[buffer_of[owner] for owner in step.owners()])
         for step, buffers in zip(steps, new, strict=True)
     )
-    ends = last_uses(used)
-    arena = ArenaAllocator()
-    for number in range(len(steps)):
-        for buffer in new[number]:
-            buffer.finish(arena.allocate(buffer.nbytes))
-        for buffer in ends.get(number, ()):
-            arena.free_bytes(buffer.at, buffer.nbytes)
-    return arena.size
+    return allocate(used, StepBuffer.finish)
 
 
 __all__ = ["Batch", "DevicePlan", "BatchedGemm", "BatchedFactor", "DeviceStep", "device_plan_of"]
