@@ -19,7 +19,7 @@ import nki.language as nl
 from nki.backends.reference import random as random_state
 from nki.check.races import races
 from nki.collectives.instruction import Collective
-from nki.language.loops import LoopIteration
+from nki.language.dynamic_loop import LoopIteration
 from passes.dead_code import without_dead_code
 from passes.renaming import renamed
 from passes.reordering import reordered
