@@ -7,19 +7,15 @@ sets each hook when it is imported, with a function that imports its package at 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .program import Program
-    from .tensor import NkiTensor
+from typing import Any
 
 
 class Hooks:
     """The functions that packages above `ir` set."""
 
-    run_program: Callable[[Program, Sequence[Any]], Any]
-    profile_program: Callable[[Program], Any]
-    assign: Callable[[NkiTensor, object], None]  # tile[...] = value
+    run_program: Callable[[Any, Sequence[Any]], Any]
+    profile_program: Callable[[Any], Any]
+    assign: Callable[[Any, object], None]  # tile[...] = value
     move_across_partitions: Callable[[Any, Sequence[int]], Any]  # a reshape that needs a copy
 
 

@@ -7,19 +7,16 @@ annotated is an option.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .view import View
-
-if TYPE_CHECKING:
-    from .instruction import Instruction
 
 READS = ("In", "InOut", "Operand", "OptionalIn")
 WRITES = ("Out", "InOut", "OptionalOut", "Accumulated")
 REGISTERS = ("RegisterOut", "RegisterIn")
 TILES = ("In", "Out", "InOut", "Accumulated")  # never a number or None
 
-INSTRUCTIONS: dict[str, type[Instruction]] = {}  # by the name a listing gives them
+INSTRUCTIONS: dict[str, Any] = {}  # by the name a listing gives them
 LIBRARIES: list[Callable[[], None]] = []  # each imports packages that define instructions
 
 

@@ -22,7 +22,6 @@ from .storage import Storage
 if TYPE_CHECKING:
     from typing_extensions import Self, TypeIs
 
-    from .view import View
 
 Int: TypeAlias = int | np.integer
 
@@ -58,9 +57,7 @@ class Indirection:
 
     __slots__ = ("kind", "index", "scale", "dim", "base")
 
-    def __init__(
-        self, kind: str, index: Register | Layout, scale: int, dim: int | None, base: View | None = None
-    ):
+    def __init__(self, kind: str, index: Register | Layout, scale: int, dim: int | None, base: Any = None):
         self.kind = kind
         self.index: Any = index  # a View; of kind "scalar" it may be a register
         self.scale = scale

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from .storage import Storage
 from .tree import is_record, record_fields
 from .view import View
 
-if TYPE_CHECKING:
-    from .program import Program
-
 FORMAT = "# nki program 1"
 INDENT = "    "
 
@@ -34,7 +31,7 @@ INDENT = "    "
 class Listing:
     """Writes a program line by line. Storages and registers are numbered in order of appearance."""
 
-    def __init__(self, program: Program, constants: bool = True):
+    def __init__(self, program: Any, constants: bool = True):
         self.program = program
         self.constants = constants
         self.names = {storage: f"s{i}" for i, storage in enumerate(program.storages)}
@@ -181,12 +178,12 @@ def _is_whole(view: View) -> bool:
     return same and view.offset == 0 and tuple(view.strides) == row_major(storage.shape)
 
 
-def text(program: Program, constants: bool) -> str:
+def text(program: Any, constants: bool) -> str:
     """Return the listing of a program; without `constants`, only the digests of their contents."""
     return "\n".join(Listing(program, constants).lines()) + "\n"
 
 
-def as_dict(program: Program) -> dict[str, Any]:
+def as_dict(program: Any) -> dict[str, Any]:
     """Return a program as plain data: the parts of the lines of its listing."""
     listing = Listing(program, constants=False)
     cores = []

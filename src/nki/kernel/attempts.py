@@ -10,7 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -41,15 +41,12 @@ from .results import (
     tensors,
     warn_lost_writes,
 )
-from .run import Call, Run, Traced
+from .run import Call, CalledKernel, Run, Traced
 from .staged import Staged
 from .transfer import Transfer, parameter_storages
 
-if TYPE_CHECKING:
-    from .kernel import Kernel
 
-
-def run_call(kernel: Kernel, call: Call) -> Run:
+def run_call(kernel: CalledKernel, call: Call) -> Run:
     """Execute the cached Program of a call, or trace it and execute that; where neither can be: eager."""
     if call.options.device not in ("", "cpu"):
         from ..backends.torch.backend import torch_device  # few calls name a device
@@ -67,7 +64,7 @@ def run_call(kernel: Kernel, call: Call) -> Run:
             return _run_traced(kernel, call)
 
 
-def _run_traced(kernel: Kernel, call: Call) -> Run:
+def _run_traced(kernel: CalledKernel, call: Call) -> Run:
     """Trace the kernel's Python, then execute the Program; cache it for the next call."""
     printed, side_effects = output.Printed(), SideEffects()
     try:
@@ -84,7 +81,7 @@ def _run_traced(kernel: Kernel, call: Call) -> Run:
     return run
 
 
-def trace_call(kernel: Kernel, call: Call, has_data: bool) -> Traced:
+def trace_call(kernel: CalledKernel, call: Call, has_data: bool) -> Traced:
     """Run the kernel's Python without executing instructions."""
     with _launch(kernel, call, "trace", has_data=has_data) as launch:
         storages = parameter_storages(call.arguments.tensors, launch)
@@ -107,7 +104,7 @@ def trace_call(kernel: Kernel, call: Call, has_data: bool) -> Traced:
 
 
 def _execute_or_eager(
-    kernel: Kernel,
+    kernel: CalledKernel,
     call: Call,
     program: Program,
     verified: dict[int, int] | None = None,
@@ -125,7 +122,7 @@ def _execute_or_eager(
 
 
 def _execute(
-    kernel: Kernel,
+    kernel: CalledKernel,
     call: Call,
     program: Program,
     transfer: Transfer,
@@ -156,7 +153,7 @@ def _execute(
 
 
 def run_eagerly(
-    kernel: Kernel,
+    kernel: CalledKernel,
     call: Call,
     prints: int = 0,
     printed: output.Printed | None = None,
@@ -188,7 +185,7 @@ def run_eagerly(
 
 
 def _finish_eagerly(
-    kernel: Kernel,
+    kernel: CalledKernel,
     call: Call,
     transfer: Transfer,
     launch: Launch,
@@ -209,7 +206,7 @@ def _finish_eagerly(
     return _deliver(kernel, transfer, execution, run)
 
 
-def _cache_loops(kernel: Kernel, call: Call, run: Run, files: list[tuple[str, str]]) -> None:
+def _cache_loops(kernel: CalledKernel, call: Call, run: Run, files: list[tuple[str, str]]) -> None:
     """Cache a program whose dynamic loops did the same in every iteration, for as many iterations."""
     if call.reads is None or not call.reads.still_hold():  # tracing again would be of no use
         return
@@ -222,7 +219,7 @@ def _cache_loops(kernel: Kernel, call: Call, run: Run, files: list[tuple[str, st
 
 
 def run_staged(
-    kernel: Kernel, staged: Staged, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()
+    kernel: CalledKernel, staged: Staged, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()
 ) -> Run:
     """Run a staged call on the values of its tensors."""
     call = replace(staged.call, arguments=staged.call.arguments.with_tensors(tensors), key=None)
@@ -239,7 +236,7 @@ def run_staged(
 
 
 def _received(
-    kernel: Kernel,
+    kernel: CalledKernel,
     call: Call,
     transfer: Transfer,
     execution: Execution,
@@ -253,7 +250,7 @@ def _received(
     return Run(returned, call.machine, count, execution.diagnostics.found, execution.trips)
 
 
-def _deliver(kernel: Kernel, transfer: Transfer, execution: Execution, run: Run) -> Run:
+def _deliver(kernel: CalledKernel, transfer: Transfer, execution: Execution, run: Run) -> Run:
     """Write the caller's arrays and random state: the last thing a call does."""
     run.written = transfer.write_back(execution.memories, kernel.__name__)
     if execution.world.keeps_random_state:
@@ -262,23 +259,23 @@ def _deliver(kernel: Kernel, transfer: Transfer, execution: Execution, run: Run)
 
 
 def cache_program(
-    kernel: Kernel, call: Call, program: Program, verified: dict[int, int], files: list[tuple[str, str]]
+    kernel: CalledKernel, call: Call, program: Program, verified: dict[int, int], files: list[tuple[str, str]]
 ) -> None:
     programs.add(call.key, kernel.func, call.reads, program, verified, files)
 
 
-def note_reads(kernel: Kernel, call: Call) -> None:
+def note_reads(kernel: CalledKernel, call: Call) -> None:
     """Note what the Python can read before it runs: what it changes itself then counts as a change."""
     if call.key is not None:
         call.reads = Reads.of(kernel.func, call.arguments.values)
 
 
-def _launch(kernel: Kernel, call: Call, mode: Mode, **settings: Any) -> Launch:
+def _launch(kernel: CalledKernel, call: Call, mode: Mode, **settings: Any) -> Launch:
     silenced = settings.pop("silenced", call.silenced)
     return Launch(call.machine, call.options, kernel.grid, mode, silenced=silenced, **settings)
 
 
-def _python(kernel: Kernel, call: Call, launch: Launch, storages: list[Storage]) -> list[Any]:
+def _python(kernel: CalledKernel, call: Call, launch: Launch, storages: list[Storage]) -> list[Any]:
     """Run the kernel's function on every core and return what each returned."""
     given = [whole(storage, None) for storage in storages]
     return launch.run(lambda: call.arguments.call(kernel.func, given))

@@ -5,19 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..ir.storage import Storage
 from ..ir.tree import leaves, replace_leaves
 from ..ir.view import View
 from ..launch.diagnostics import show
 from ..machine.dtypes import DType
-from .run import Call
+from .run import Call, CalledKernel
 from .staged import Staged
 from .transfer import is_whole
-
-if TYPE_CHECKING:
-    from .kernel import Kernel
 
 TORCH_NAMES = {"tfloat32": "float32", "float8_e4m3": "float8_e4m3fn"}  # dtypes that torch does not have
 
@@ -30,7 +27,7 @@ def check_device(name: str) -> None:
         torch_device(name)
 
 
-def run_on_device(kernel: Kernel, call: Call, tensors: Sequence[Any]) -> list[Any] | str:
+def run_on_device(kernel: CalledKernel, call: Call, tensors: Sequence[Any]) -> list[Any] | str:
     """Return what a call returns, in a list; or why it does not run on the device of its tensors."""
     options = call.options
     if options.executor == "reference" or options.strict or not options.precise_fp:

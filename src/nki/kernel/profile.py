@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..backends.reference.collector import fewer_collections, no_collections
 from ..errors import error, without_our_frames
@@ -25,9 +25,7 @@ from ..timing.uncertainty import Uncertainty
 from ..timing.uncertainty import uncertainty as interval
 from .arrays import TensorSpec
 from .explain import explain_call
-
-if TYPE_CHECKING:
-    from .kernel import Kernel
+from .run import CalledKernel
 
 
 @dataclass
@@ -225,7 +223,7 @@ def _is_whole(saved: SavedProfile) -> bool:
 
 
 def profile_call(
-    kernel: Kernel,
+    kernel: CalledKernel,
     args: tuple,
     kwargs: dict,
     run: bool = False,
@@ -247,7 +245,7 @@ def profile_call(
 
 
 def _profiled(
-    kernel: Kernel, args: tuple, kwargs: dict, run: bool, uncertain: bool, stage: Callable[[str], None]
+    kernel: CalledKernel, args: tuple, kwargs: dict, run: bool, uncertain: bool, stage: Callable[[str], None]
 ) -> Profile:
     iterations, done = Iterations(), None
     with no_collections():
@@ -269,7 +267,7 @@ def _profiled(
 
 
 def profile_world(
-    kernel: Kernel,
+    kernel: CalledKernel,
     ranks: int,
     starts_us: Sequence[float] | None,
     stage: Callable[[str], None],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..backends.reference.memory import uninitialised
 from ..check.whole_program import findings
@@ -17,14 +17,12 @@ from ..launch.diagnostics import Diagnostics, as_error
 from ..launch.execution import Execution
 from ..launch.launch import Launch
 from ..machine.memories import PRIVATE_HBM
+from .run import CalledKernel
 from .transfer import Transfer
 from .user_function import return_site
 
-if TYPE_CHECKING:
-    from .kernel import Kernel
 
-
-def check_results(kernel: Kernel, execution: Execution, results: list[Any], executed: bool) -> None:
+def check_results(kernel: CalledKernel, execution: Execution, results: list[Any], executed: bool) -> None:
     """Check that what the cores returned can be given to the caller."""
     for core, result in enumerate(results):
         for view in tensors(result):
@@ -39,7 +37,7 @@ def check_results(kernel: Kernel, execution: Execution, results: list[Any], exec
             )
 
 
-def _check_output(kernel: Kernel, execution: Execution, view: View, executed: bool) -> None:
+def _check_output(kernel: CalledKernel, execution: Execution, view: View, executed: bool) -> None:
     site = return_site(kernel.func)
     if view.storage.loop:
         raise error(
@@ -80,7 +78,7 @@ def report_unwritten(view: View, execution: Execution, site: Site | None) -> Non
 
 
 def warn_lost_writes(
-    kernel: Kernel, transfer: Transfer, execution: Execution, result: Any, aliased: set[str]
+    kernel: CalledKernel, transfer: Transfer, execution: Execution, result: Any, aliased: set[str]
 ) -> None:
     """Report arguments that the kernel wrote to no effect, because their framework cannot change them."""
     returned = {id(view.storage) for view in tensors(result)}
@@ -97,7 +95,7 @@ def warn_lost_writes(
             )
 
 
-def report_traced(kernel: Kernel, launch: Launch, program: Program) -> Program:
+def report_traced(kernel: CalledKernel, launch: Launch, program: Program) -> Program:
     """Report what the whole of a traced program shows; returns the program with these diagnostics."""
     diagnostics = launch.execution.diagnostics
     known = len(diagnostics.found)
@@ -111,7 +109,7 @@ def report_traced(kernel: Kernel, launch: Launch, program: Program) -> Program:
 
 
 def report_executed(
-    kernel: Kernel,
+    kernel: CalledKernel,
     transfer: Transfer,
     execution: Execution,
     result: object,
@@ -125,7 +123,7 @@ def report_executed(
         _mention(kernel, execution.diagnostics, _without_effect(kernel, result))
 
 
-def _report(kernel: Kernel, diagnostics: Diagnostics, found: Iterable[Diagnostic]) -> None:
+def _report(kernel: CalledKernel, diagnostics: Diagnostics, found: Iterable[Diagnostic]) -> None:
     """Report each once. In strict mode the first raises, before the caller's arrays are changed."""
     for d in found:
         d = d if d.site is not None else replace(d, site=return_site(kernel.func))
@@ -136,7 +134,7 @@ def _report(kernel: Kernel, diagnostics: Diagnostics, found: Iterable[Diagnostic
         diagnostics.add(d)
 
 
-def _mention(kernel: Kernel, diagnostics: Diagnostics, found: Iterable[Diagnostic]) -> None:
+def _mention(kernel: CalledKernel, diagnostics: Diagnostics, found: Iterable[Diagnostic]) -> None:
     """Report what no compiler refuses: only if there is nothing else, and never as an error."""
     for d in found:
         d = replace(d, site=return_site(kernel.func))
@@ -144,7 +142,7 @@ def _mention(kernel: Kernel, diagnostics: Diagnostics, found: Iterable[Diagnosti
             diagnostics.add(d)
 
 
-def _without_effect(kernel: Kernel, result: object) -> list[Diagnostic]:
+def _without_effect(kernel: CalledKernel, result: object) -> list[Diagnostic]:
     """Return a diagnostic for a kernel that got tensors, returns nothing and wrote none of them."""
     if any(leaf is not None for leaf in flatten(result, lambda v: isinstance(v, View))):
         return []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import emit_warning, error, user_site
 from ..ir.layout import is_int
@@ -17,6 +17,35 @@ from .arguments import Arguments
 from .transfer import Transfer
 
 ALIAS_SUFFIX = ".must_alias_input"
+
+
+class CalledKernel(Protocol):
+    """What running a call asks of its kernel."""
+
+    __module__: str
+
+    @property
+    def __name__(self) -> str: ...
+
+    @property
+    def func(self) -> Callable[..., Any]: ...
+
+    @property
+    def grid(self) -> tuple[int, ...]: ...
+
+    @property
+    def schedule(self) -> tuple: ...
+
+    @property
+    def returns(self) -> bool: ...
+
+    def trace(self, *args: object, **kwargs: Any) -> Program: ...
+
+    def run(self, *args: object, **kwargs: Any) -> Run: ...
+
+    def stage_call(self, call: Call) -> Any: ...
+
+    def run_staged(self, staged: Any, tensors: Sequence[Any], into: Sequence[Any] = ()) -> Run: ...
 
 
 @dataclass

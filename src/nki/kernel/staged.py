@@ -19,10 +19,10 @@ from ..ir.view import View
 from ..machine import dtypes
 from ..machine.dtypes import DType
 from .transfer import is_whole
+from .user_function import plain
 
 if TYPE_CHECKING:
-    from .kernel import Kernel
-    from .run import Call
+    from .run import Call, CalledKernel
 
 
 class Returned(NamedTuple):
@@ -77,7 +77,7 @@ def outline(program: Program, returns: bool, relabelled: bool) -> Outline:
 class Staged:
     """A call that was traced without data. `outline` describes what it does, `run` does it."""
 
-    def __init__(self, kernel: Kernel, call: Call, program: Program, is_fixed: bool):
+    def __init__(self, kernel: CalledKernel, call: Call, program: Program, is_fixed: bool):
         self.kernel, self.call, self.program = kernel, call, program
         self.is_fixed = is_fixed  # False: the Python read values, so the program is one of many
         self.verified: dict[int, int] = {}  # how often each loop may run: the Python was seen to allow it
@@ -110,7 +110,7 @@ class Staged:
         if self.is_fixed:
             what = self.program.text(constants=False)
         else:
-            what = f"{self.kernel.__module__} {self.kernel.__qualname__} {self.outline.result!r}"
+            what = f"{self.kernel.__module__} {plain(self.kernel.func).__qualname__} {self.outline.result!r}"
         tensors = [(name, tuple(spec.shape), str(spec.dtype)) for name, spec in self.described]
         return f"{self.kernel.__name__} {circumstances!r} {tensors!r}\n{what}"
 

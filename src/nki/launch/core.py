@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from ..machine.engines import engine
 from ..machine.machine import Machine
 from ..machine.memories import SHARED_HBM, MemoryRegion
 from .execution import CoreState, Execution
-
-if TYPE_CHECKING:
-    from .launch import Launch
 
 Sink = Callable[[Instruction], None]
 
@@ -79,7 +76,7 @@ class Core:
     registers = None  # while Python runs, registers hold their own values
     instruction = None  # of a Program: there is none here
 
-    def __init__(self, launch: Launch, state: CoreState):
+    def __init__(self, launch: Any, state: CoreState):
         self.launch = launch
         self.state = state
         self.index = state.index

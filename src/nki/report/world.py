@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..ir.transfer_instruction import TransferInstruction
 from .figures import Figures
 from .html import page as page_of_rank
 
-if TYPE_CHECKING:
-    from ..kernel.profile import WorldProfile
 
-
-def figures(world: WorldProfile) -> Figures:
+def figures(world: Any) -> Figures:
     """The figures of a WorldProfile as plain data."""
     rows = []
     for rank, (profile, spent) in enumerate(zip(world.ranks, world.communication, strict=True)):
@@ -32,11 +29,11 @@ def figures(world: WorldProfile) -> Figures:
     return {"kernel": world.kernel, "total_us": world.total_us, "ranks": rows}
 
 
-def _start(world: WorldProfile, rank: int) -> float:
+def _start(world: Any, rank: int) -> float:
     return 0.0 if world.starts_us is None else world.starts_us[rank]
 
 
-def summary(world: WorldProfile) -> str:
+def summary(world: Any) -> str:
     """Return a table of the ranks; ranks that do the same share a line."""
     machine = world.ranks[0].timeline.machine
     cores = len(world.ranks[0].timeline.cores)
@@ -60,7 +57,7 @@ def summary(world: WorldProfile) -> str:
     return "\n".join(lines)
 
 
-def _assumed(world: WorldProfile) -> list[tuple[str, ...]]:
+def _assumed(world: Any) -> list[tuple[str, ...]]:
     """Return the fields of the machine that the links rest on and that no source publishes."""
     timeline = world.ranks[0].timeline
     found = []
@@ -74,7 +71,7 @@ def _assumed(world: WorldProfile) -> list[tuple[str, ...]]:
     return found
 
 
-def page(world: WorldProfile) -> str:
+def page(world: Any) -> str:
     """The pages of the ranks one below the other, each under its own heading; equal ranks once."""
     text = summary(world).replace("&", "&amp;").replace("<", "&lt;")
     parts = [f"<!doctype html><meta charset=utf-8><title>{world.kernel}</title><pre>{text}</pre>"]

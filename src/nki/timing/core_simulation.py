@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import error
 from ..ir.instruction import WHOLE_ARRAY, Instruction, InstructionCost, PeTile, State
@@ -21,9 +21,6 @@ from .operation import ORDER, SPACE, Operation
 from .operation_plan import OperationPlan, engine_clocks
 from .psum_banks import Banks
 from .timing_rules import BEGUN, ENGINES, FREE, Activity, deal, operation_times, release_table
-
-if TYPE_CHECKING:
-    from .simulation import Simulation
 
 DONE, READ, READY, IDLE, BANKS_FREED = range(5)  # what happens at an event
 MODES = ("software", "hardware", "static", RANKS)  # the DMA triggers
@@ -39,7 +36,7 @@ class CoreSimulation:
 
     def __init__(
         self,
-        simulation: Simulation,
+        simulation: Any,
         machine: Machine,
         plan: OperationPlan,
         operations: list[Operation],

@@ -7,14 +7,11 @@ import dis
 import threading
 from functools import lru_cache
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import Any
 
 from nki.errors import user_site
 
 from .failures import failure
-
-if TYPE_CHECKING:
-    from .tensor import PendingValue, Whole
 
 
 class RunState:
@@ -23,9 +20,9 @@ class RunState:
     def __init__(self, grid: tuple[int, ...]):
         self.grid = grid
         self.place: tuple[int, ...] = (0,) * len(grid)
-        self.shared: list[Whole] = []  # the shared_hbm tensors of the first program, in order
+        self.shared: list[Any] = []  # the shared_hbm tensors of the first program, in order
         self.allocated = 0  # by the program that runs
-        self.pending: PendingValue | None = None  # the value of an expression that is about to be assigned
+        self.pending: Any = None  # the value of an expression that is about to be assigned
 
     def enter(self, place: tuple[int, ...]) -> None:
         """The program at this place of the grid begins."""

@@ -12,8 +12,7 @@ from nkilib.core.utils.types import Tensor
 from .attention_tkg_plan import DecodeCall, DecodeSection, DecodeUnit, spot
 
 if TYPE_CHECKING:
-    from nkilib.core.attention.attention_tkg_plan import Sizes
-    from nkilib.core.attention.gen_mask_tkg import MaskSizes
+    pass
 
 PREDICATES = (nl.uint8, nl.int8, nl.uint16, nl.int16)  # dtypes that select as they are
 BUFFERS = 2  # sections whose masks are in SBUF
@@ -22,7 +21,7 @@ BUFFERS = 2  # sections whose masks are in SBUF
 class Masks(nl.NKIObject):
     """Makes the masks of units, [rows, batches, tiles, columns] of 0 and 1."""
 
-    def __init__(self, call: DecodeCall, sizes: Sizes | MaskSizes, last: DecodeSection):
+    def __init__(self, call: DecodeCall, sizes: Any, last: DecodeSection):
         self.call = call
         self.limit = None  # keys from this number on, which is known at run time, do not count
         if call.max_context_len is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
@@ -13,14 +13,11 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import Tensor
 
-if TYPE_CHECKING:
-    from nkilib.core.moe.moe_tkg.parameters import MoEParameters
-
 SLAB_BYTES = 32 * 1024  # of words in each partition
 PIECES = 8  # into which the scales of a row are cut, so that 16 rows fill all partitions
 
 
-def fits_slab(p: MoEParameters) -> bool:
+def fits_slab(p: Any) -> bool:
     """Words are few, and no block of columns has its scales in two pieces."""
     size = p.gate_up.size // (p.gate_up.shape[0] * PMAX) * word_bytes(p.gate_up)
     inner = mx_intermediate_size(p)
@@ -31,7 +28,7 @@ class Slab(nl.NKIObject):
     """Words [128, 2, tiles, I] in SBUF. Scales stand in pieces of a row (gate and up, tiles, I), four of them
     in the partitions of a quadrant in each of two tiles."""
 
-    def __init__(self, p: MoEParameters, expert: Tensor | int):
+    def __init__(self, p: Any, expert: Tensor | int):
         experts, _, _, tiles, inner = p.gate_up.shape
         self.tiles = tiles
         self.inner = inner

@@ -8,7 +8,7 @@ kernel was asked for, with the fields that these have in common: hidden, gate_up
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
@@ -32,11 +32,6 @@ from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import Tensor
 
-if TYPE_CHECKING:
-    from nkilib.core.moe.moe_cte.moe_cte_parameters import ExpertsParameters
-    from nkilib.core.moe.moe_tkg.parameters import MoEParameters
-    from nkilib.core.moe.mx_slabs import SlabStream
-
 WORD_AXES = (5, 4)  # of gate and up, of down; FP8 has its four lanes as one more
 
 
@@ -57,34 +52,34 @@ def has_words(gate_up: Tensor) -> bool:
     return len(gate_up.shape) >= WORD_AXES[0]
 
 
-def mx_hidden_size(p: ExpertsParameters | MoEParameters) -> int:
+def mx_hidden_size(p: Any) -> int:
     return TILE * p.gate_up.shape[3]
 
 
-def mx_intermediate_size(p: ExpertsParameters | MoEParameters) -> int:
+def mx_intermediate_size(p: Any) -> int:
     return p.gate_up.shape[4]
 
 
-def is_mx(p: ExpertsParameters | MoEParameters) -> bool:
+def is_mx(p: Any) -> bool:
     return has_words(p.gate_up)
 
 
-def hidden_size(p: ExpertsParameters | MoEParameters) -> int:
+def hidden_size(p: Any) -> int:
     """Return H of expert weights, [E, H, 2, I] or words."""
     return mx_hidden_size(p) if is_mx(p) else p.gate_up.shape[1]
 
 
-def intermediate_size(p: ExpertsParameters | MoEParameters) -> int:
+def intermediate_size(p: Any) -> int:
     """Return I of expert weights, [E, H, 2, I] or words."""
     return mx_intermediate_size(p) if is_mx(p) else p.gate_up.shape[3]
 
 
-def middle_rows(p: ExpertsParameters | MoEParameters) -> int:
+def middle_rows(p: Any) -> int:
     """I_p: partitions that the contraction of the down projection fills."""
     return contraction_rows(mx_intermediate_size(p))
 
 
-def check_words(p: ExpertsParameters | MoEParameters, names: MxNames) -> None:
+def check_words(p: Any, names: MxNames) -> None:
     """Give p its weights as words, and check all that belongs to them."""
     kernel_assert(
         nisa.get_nc_version() >= nisa.nc_version.gen4,
@@ -133,7 +128,7 @@ def check_scale(name: str, scale: Tensor, shape: tuple) -> None:
 
 
 def expert_mlp(
-    p: ExpertsParameters | MoEParameters,
+    p: Any,
     expert: Tensor | int,
     skip_gate: bool = False,
     streams: tuple | None = None,
@@ -175,11 +170,11 @@ def expert_mlp(
 
 
 def linear_of(
-    p: ExpertsParameters | MoEParameters,
+    p: Any,
     expert: Tensor,
     half: int,
     limits: Linear,
-    stream: SlabStream | None = None,
+    stream: Any = None,
 ) -> Linear:
     """Gate (half 0) or up (1) of an expert: weights, bias, scales, limits."""
     return Linear(
@@ -192,7 +187,7 @@ def linear_of(
     )
 
 
-def bias_of(p: ExpertsParameters | MoEParameters, expert: Tensor | int, half: int) -> Any:
+def bias_of(p: Any, expert: Tensor | int, half: int) -> Any:
     """[I_p, blocks], a column for each block of columns of the words. [E, 2, I] has it by columns."""
     rows, blocks = middle_rows(p), LANES * div_ceil(mx_intermediate_size(p), TILE)
     if len(p.gate_up_bias.shape) == 5:

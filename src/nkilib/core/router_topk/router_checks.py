@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
@@ -12,9 +12,6 @@ from ..utils.common_types import RouterActFnType
 from ..utils.kernel_assert import assert_shape, kernel_assert
 from ..utils.kernel_helpers import get_program_sharding_info, is_hbm_buffer
 from .noaux_tc import check_noaux
-
-if TYPE_CHECKING:
-    from nkilib.core.router_topk.router_operands import Router
 
 MAX_K = 8  # what max8 finds
 MAX_EXPERTS = 512  # one PSUM bank of float32 logits
@@ -28,7 +25,7 @@ XSBLayout_tp201__2 = 2  # [128, T, H/128], x[t, 128 j + p] at [p, t, j]
 XSBLayout__128_Hdiv128_T__3 = 3  # [128, H/128, T], x[t, 128 j + p] at [p, j, t]
 
 
-def check_arguments(router: Router, x: Tensor, w: Tensor, w_bias: Tensor | None) -> None:
+def check_arguments(router: Any, x: Tensor, w: Tensor, w_bias: Tensor | None) -> None:
     known = (RouterActFnType.SIGMOID, RouterActFnType.SOFTMAX, RouterActFnType.NOAUX_TC)
     kernel_assert(
         router.act_fn in known, f"act_fn: got {router.act_fn}, allowed are SIGMOID, SOFTMAX and NOAUX_TC"
@@ -69,7 +66,7 @@ def check_layouts(hbm_layout: int, sb_layout: int) -> None:
     kernel_assert(sb_layout in (0, 1, 2, 3), f"x_sb_layout: got {sb_layout}, allowed are 0 to 3")
 
 
-def check_results(router: Router, logits: Tensor, affinities: Tensor, index: Tensor) -> None:
+def check_results(router: Any, logits: Tensor, affinities: Tensor, index: Tensor) -> None:
     wide, narrow = (router.tokens, router.experts), (router.tokens, router.k)
     for result in (
         (logits, wide, "router_logits"),
@@ -88,7 +85,7 @@ def check_results(router: Router, logits: Tensor, affinities: Tensor, index: Ten
     )
 
 
-def check_mechanisms(router: Router, scatter: bool, shard_on_tokens: bool, all_in_hbm: bool) -> None:
+def check_mechanisms(router: Any, scatter: bool, shard_on_tokens: bool, all_in_hbm: bool) -> None:
     tokens, n_prgs = router.tokens, get_program_sharding_info()[1]
     kernel_assert(
         not scatter or tokens <= PMAX or tokens % PMAX == 0,
@@ -100,7 +97,7 @@ def check_mechanisms(router: Router, scatter: bool, shard_on_tokens: bool, all_i
     )
 
 
-def check_rule(router: Router, pre_norm: bool, norm_topk_prob: bool) -> None:
+def check_rule(router: Any, pre_norm: bool, norm_topk_prob: bool) -> None:
     kernel_assert(
         pre_norm or not norm_topk_prob or router.noaux is not None,
         "norm_topk_prob: got True with router_pre_norm=False, allowed only with router_pre_norm or NOAUX_TC",
