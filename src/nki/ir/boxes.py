@@ -96,7 +96,9 @@ def box(view: View) -> Box:
     It is that of the whole storage where the address is known at run time only.
     """
     if view.indirection is None:
-        found = rectangle(view) if view.storage.on_chip else _hbm_box(view)
+        found = _rectangles.get(view._sig or view.sig)  # most views were seen before
+        if found is None:
+            found = rectangle(view) if view.storage.on_chip else _hbm_box(view)
         if found is not None:
             return found
     return whole_box(view.storage)._replace(exact=False)

@@ -100,12 +100,13 @@ class OperationPlan:
         if self.block_of:
             self._order_in_block(op)
         unordered, (reads, writes) = self.unordered, self.accesses[position]
+        index, waits, spaces = op.index, op.waits, self.spaces
         for view in reads:
             if view.storage not in unordered:
-                self.space(view.storage).read(op.index, box(view), op.waits)
+                spaces[space_of(view.storage)].read(index, box(view), waits)
         for view in writes:
             if view.storage not in unordered:
-                self.space(view.storage).write(op.index, box(view), op.waits)
+                spaces[space_of(view.storage)].write(index, box(view), waits)
         self.sbuf.used(position, op)
 
     def _plain_loads(self) -> dict[int, Storage]:
