@@ -28,6 +28,13 @@ LOCAL_NAMES = {
     "docs/machine.md": {"reference/machine.md"},
     "tools/pages.py": {"page.md"},
     "tools/build_site.py": {"index.md"},
+    "src/nki/check/pages/__init__.py": {
+        "python.md",
+        "memory.md",
+        "views.md",
+        "instructions.md",
+        "running.md",
+    },
     "tools/reference.py": {
         "nkilib.md",
         "command-line.md",

@@ -310,6 +310,7 @@ def qkv_tkg(
     Cores share the columns, or a long hidden dimension; H is a multiple of 128 for each. Other options are
     those of `qkv`. The compiler places all tiles, beside those of a manager `sbm`.
 
+    >>> import numpy as np
     >>> x, w = np.ones((4, 1, 256), np.float16), np.full((256, 384), 0.5, np.float16)
     >>> qkv_tkg(x, w, norm_type=NormType.NO_NORM)[3, 0, :2]
     array([128., 128.], dtype=float16)
