@@ -83,7 +83,7 @@ def interpreter(version: str) -> str:
             if run(candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip() == version:
                 return str(candidate)
         except (OSError, Failed):
-            continue  # such as pyenv's stand-ins for what is not switched on
+            continue  # such as pyenv's shims of versions that are not active
     return version
 
 

@@ -37,7 +37,7 @@ class rounded:
         return np.zeros(cls.SHAPE, ml_dtypes.bfloat16)
 
     @classmethod
-    def verdict(cls, out: object) -> str:
+    def outcome(cls, out: object) -> str:
         got = np.asarray(out).astype(np.float32)
         with np.errstate(all="ignore"):
             wanted = cls.inputs().astype(ml_dtypes.bfloat16).astype(np.float32)

@@ -83,7 +83,7 @@ def probes(interpret):
 
         x = jnp.asarray(rounded.inputs())
         shape = jax.ShapeDtypeStruct(x.shape, jnp.bfloat16)
-        return rounded.verdict(pl.pallas_call(kernel, out_shape=shape, interpret=interpret)(x))
+        return rounded.outcome(pl.pallas_call(kernel, out_shape=shape, interpret=interpret)(x))
 
     def values():
         seen = []

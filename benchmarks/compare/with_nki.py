@@ -37,7 +37,7 @@ PROBES = {name: _mistake(name, cores=2 if name == "race" else 1) for name in MIS
 def rounding():
     x, out = rounded.inputs(), rounded.room()
     nki.jit(nki_mistakes.rounding)(x, out)
-    return rounded.verdict(out)
+    return rounded.outcome(out)
 
 
 def values():

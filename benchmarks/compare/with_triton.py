@@ -81,7 +81,7 @@ def shapes_kernel(x, out, HALF: tl.constexpr):
 
 
 def launch(kernel, scratch=False):
-    """On memory that belongs to somebody: the 64 numbers after each tensor are -1, and must stay so."""
+    """On memory with guards: the 64 numbers after each tensor are -1, and must stay so."""
     x, out, room = (torch.full((2 * HALF + 64,), -1.0) for _ in range(3))
     x[: 2 * HALF] = torch.arange(2 * HALF, dtype=torch.float32)
     out[: 2 * HALF] = 0
@@ -101,7 +101,7 @@ MISTAKES = {
     "mixed_dtypes": mixed_dtypes_kernel,
     "shapes": shapes_kernel,
 }
-SCRATCH = ("uninitialised", "untouched")  # these take a tensor that nobody filled
+SCRATCH = ("uninitialised", "untouched")  # these take a tensor that was never filled
 PROBES = {name: lambda n=name: launch(MISTAKES[n], scratch=n in SCRATCH) for name in MISTAKES}
 
 # ---- questions -----------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def rounding():
     x = torch.from_numpy(rounded.inputs())
     out = torch.empty(x.shape, dtype=torch.bfloat16)
     rounding_kernel[(128,)](x, out, 512)
-    return rounded.verdict(out.to(torch.float32).numpy())
+    return rounded.outcome(out.to(torch.float32).numpy())
 
 
 SEEN = []

@@ -46,7 +46,7 @@ PROBES = {name: _mistake(name, cores=2 if name == "race" else 1) for name in MIS
 
 
 def rounding():
-    return rounded.verdict(called(nki_mistakes.rounding, 1, rounded.inputs(), rounded.room()))
+    return rounded.outcome(called(nki_mistakes.rounding, 1, rounded.inputs(), rounded.room()))
 
 
 def values():

@@ -10,7 +10,7 @@ import pytest
 
 from nki.check import RULES, Finding, lint
 
-# Imports that the lint reads and Python never runs; `nki` at run time is a stand-in.
+# Imports that the lint reads and Python never runs; `nki` at run time is a stub.
 PRELUDE = """\
 import math
 from dataclasses import dataclass

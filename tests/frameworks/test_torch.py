@@ -189,10 +189,10 @@ def test_a_kernel_runs_inside_an_autograd_function():
     assert torch.equal(x.grad, torch.full_like(x, 3.0))
 
 
-@pytest.mark.parametrize("dtype, mend", [("int64", "x.to(torch.int32)"), ("float64", "x.to(torch.float32)")])
-def test_wide_dtypes_are_refused_with_the_cast(dtype, mend):
+@pytest.mark.parametrize("dtype, cast", [("int64", "x.to(torch.int32)"), ("float64", "x.to(torch.float32)")])
+def test_wide_dtypes_are_refused_with_the_cast(dtype, cast):
     problem = refusal(numbers(dtype))
-    assert problem.kind == "dtype" and "argument 'x'" in str(problem) and mend in str(problem)
+    assert problem.kind == "dtype" and "argument 'x'" in str(problem) and cast in str(problem)
 
 
 def test_tensors_without_dense_values_are_refused():

@@ -74,7 +74,7 @@ def test_an_unread_value_is_removed_with_everything_only_it_needed():
         a, b, c = tiles(x, 3)
         nisa.dma_copy(a, x)
         nisa.tensor_scalar(b, a, nl.add, 1.0)  # for c
-        nisa.tensor_tensor(c, b, b, nl.add)  # for nobody
+        nisa.tensor_tensor(c, b, b, nl.add)  # not read
         nisa.dma_copy(x, a)
         return x
 
@@ -103,7 +103,7 @@ def test_accumulator_registers_are_live_only_until_their_last_reader():
         nisa.dma_copy(a, x)
         nisa.activation(b, nl.exp, a, reduce_op=nl.add, reduce_cmd=reset)
         nisa.activation(b, nl.exp, a, reduce_op=nl.add, reduce_res=column, reduce_cmd=reduce)
-        nisa.activation(b, nl.exp, a, reduce_op=nl.add, reduce_cmd=reset)  # of this one nobody hears
+        nisa.activation(b, nl.exp, a, reduce_op=nl.add, reduce_cmd=reset)  # its registers are not read
         nisa.dma_copy(x[:, 0:1], column)
         return x
 
@@ -137,7 +137,7 @@ def test_a_loop_that_changes_nothing_is_left_out_and_a_carried_value_stays():
 
         def carried(i):
             nisa.tensor_tensor(a, a, a, nl.add)
-            nisa.tensor_scalar(b, a, nl.add, 1.0)  # for nobody
+            nisa.tensor_scalar(b, a, nl.add, 1.0)  # not read
 
         nl.fori_loop(0, nisa.register_alloc(2), quiet)
         nl.fori_loop(0, nisa.register_alloc(3), carried)
@@ -154,9 +154,9 @@ def test_positions_follow_their_instructions():
     def kernel(x):
         a, b = tiles(x, 2)
         first = nisa.memset(a, 1.0)
-        nisa.memset(b, 2.0).depends_on(first)  # for nobody
+        nisa.memset(b, 2.0).depends_on(first)  # not read
         with nl.no_reorder():
-            nisa.memset(b, 3.0)  # for nobody
+            nisa.memset(b, 3.0)  # not read
             nisa.dma_copy(a, x)
             second = nisa.tensor_scalar(a, a, nl.add, 1.0)
         nisa.dma_copy(x, a).depends_on(second)

@@ -1,4 +1,4 @@
-"""What a new user gets wrong: the error names the thing and the mend, and the next call works."""
+"""Mistakes of new users: the error names the cause and how to fix it, and the next call works."""
 
 from __future__ import annotations
 

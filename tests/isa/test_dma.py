@@ -429,10 +429,10 @@ def test_skip_without_a_run_time_index_warns():
     assert run(copy_body(oob_mode=SKIP), f32(8, 4))[1] == ["oob-skip"]
 
 
-@pytest.mark.parametrize("keyword, mend", [("dst_rmw_op", "dma_compute"), ("mask", "min()")])
-def test_keywords_of_older_releases_name_their_replacement(keyword, mend):
+@pytest.mark.parametrize("keyword, replacement", [("dst_rmw_op", "dma_compute"), ("mask", "min()")])
+def test_keywords_of_older_releases_name_their_replacement(keyword, replacement):
     problem = refused("argument", f"'{keyword}'", copy_body(**{keyword: None}), f32(8, 4))
-    assert mend in str(problem)
+    assert replacement in str(problem)
     assert "accepted: dst, src, priority" in str(problem)
 
 

@@ -118,7 +118,7 @@ def test_sending_to_oneself_is_a_copy():
         me = nl.program_id(0)
         mine, copy = nl.ndarray((4, 4), x.dtype), nl.ndarray((4, 4), x.dtype)
         nisa.dma_copy(mine, x)
-        if me == 0:  # nobody has to answer
+        if me == 0:  # the other core need not answer
             nisa.sendrecv(mine, copy, 0, 0, 0)
         else:
             nisa.memset(copy, 0.0)

@@ -1,4 +1,4 @@
-"""%load_ext nki, on a stand-in for IPython's shell."""
+"""%load_ext nki, on a stub of IPython's shell."""
 
 from __future__ import annotations
 

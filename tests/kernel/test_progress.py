@@ -1,4 +1,4 @@
-"""Long calls say that they run, to somebody who looks."""
+"""The progress of long calls is shown on a terminal."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ if __name__ == "__main__":
     for what in sys.argv[1:]:
         dist.barrier()
         globals()[what](dist.get_rank(), dist.get_world_size())
-    if sys.argv[-1] != "worlds":  # nobody waits for a world that has failed
+    if sys.argv[-1] != "worlds":  # no rank waits for a world that has failed
         sys.stdout.flush()
         time.sleep(2)
         os._exit(0)

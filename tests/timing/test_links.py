@@ -144,7 +144,7 @@ def test_starts_are_one_for_each_rank():
 
 
 def test_a_bank_goes_to_the_next_of_the_program_as_soon_as_it_is_the_next():
-    """Four steps of attention take banks ahead of each other, and nobody is left waiting."""
+    """Four steps of attention take banks ahead of each other, and none is left waiting."""
     from nkilib.experimental.attention.ring_attention_fwd import ring_attention_spmd_fwd
 
     x = nki.TensorSpec((1, 1, 1024, 128), "bfloat16")

@@ -90,7 +90,7 @@ def test_psum_is_taken_in_whole_banks():
 
 
 def test_psum_never_holds_more_banks_than_there_are():
-    """Writers of one tile run in any order: whoever comes first takes its bank."""
+    """Writers of one tile run in any order: the first takes its bank."""
     q, k = nki.TensorSpec((4, 1024, 128), "bfloat16"), nki.TensorSpec((1, 128, 1024), "bfloat16")
     with target("trn2"):
         profile = nki.profile(attention_cte)(q, k, nki.TensorSpec((1, 1024, 128), "bfloat16"))

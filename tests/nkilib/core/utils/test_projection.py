@@ -179,7 +179,7 @@ def test_partitions_may_hold_neighbouring_rows(tiles, adjacent):
 
 
 class Shaped:
-    """A stand-in for a tensor of which only shape and dtype are asked."""
+    """A stub of a tensor that has only a shape and a dtype."""
 
     def __init__(self, *shape, dtype=nl.bfloat16):
         self.shape, self.dtype = shape, dtype
