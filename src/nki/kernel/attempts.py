@@ -30,6 +30,7 @@ from ..launch.launch import Launch, Mode
 from ..launch.world import current_world
 from . import output
 from .cache import programs, read_values
+from .devices import check_device
 from .progress import LONG, shown
 from .reads import Reads
 from .results import (
@@ -48,10 +49,7 @@ from .transfer import Transfer, parameter_storages
 
 def run_call(kernel: CalledKernel, call: Call) -> Run:
     """Execute the cached Program of a call, or trace it and execute that; where neither can be: eager."""
-    if call.options.device not in ("", "cpu"):
-        from ..backends.torch.backend import torch_device  # few calls name a device
-
-        torch_device(call.options.device)  # an error here, not an execution that starts again
+    check_device(call.options.device)  # an error here, not an execution that starts again
     with one_blas_thread(), fewer_collections():
         cached = programs.find(call.key) if call.key is not None else None
         if cached is not None and (current_world().size == 1 or not cached.program.loops):

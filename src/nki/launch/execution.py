@@ -19,7 +19,7 @@ from ..backends.reference.executor import Executor
 from ..backends.reference.memories import Memories
 from ..backends.reference.random import Generators
 from ..check.whole_program import findings
-from ..errors import NkiError, Site
+from ..errors import NkiError, Site, emit_warning, user_site
 from ..ir.context import RunningCore, activate
 from ..ir.engine_state import EngineState
 from ..ir.instruction import Instruction
@@ -185,7 +185,9 @@ def execute(
     lowered = lower(program)
     races = any(found.kind == "race" for found in findings(program, options))
     for backend in _backends(options, races):
-        if backend.refusal(lowered, options):
+        why = backend.refusal(lowered, options)
+        if why:
+            _warn_host(program, options, why)
             continue
         diagnostics = Diagnostics(options.strict, world, side_effects, deferred=True, silenced=silenced)
         execution = Execution(program.machine, options, len(program.cores), diagnostics)
@@ -199,10 +201,22 @@ def execute(
         if backend.run(lowered, execution):
             break
         execution.close()
+        _warn_host(program, options, "an instruction reports something about its values")
     for diagnostic in program.diagnostics:  # after the last instruction, or about none of them
         if diagnostic.before is None or diagnostic.before >= program.length_of(diagnostic.core):
             execution.diagnostics.report(diagnostic)
     return execution
+
+
+_warned_programs: set[str] = set()
+
+
+def _warn_host(program: Program, options: Options, why: str) -> None:
+    """Warn once per kernel that a call does not run on the GPU that the options name."""
+    if options.device.startswith("cuda") and program.name not in _warned_programs:
+        _warned_programs.add(program.name)
+        text = f"{program.name} runs on the CPU ({why}), not on {options.device}"
+        emit_warning("device-copy", text, user_site(2))
 
 
 def _backends(options: Options, races: bool) -> list[Backend]:
