@@ -506,6 +506,13 @@ def test_kernels_as_json_has_every_page(run):
     assert {kernel["status"] for kernel in listed} <= {"built", "not yet"}
 
 
+def test_kernels_without_a_hit_prints_an_empty_list_and_exits_with_1(run):
+    code, out, _ = run("kernels", "no such kernel", "--json")
+    assert code == 1 and json.loads(out) == []
+    code, out, err = run("kernels", "no such kernel")
+    assert code == 1 and not out and "no kernel has 'no such kernel'" in err
+
+
 def test_info_shows_version_platforms_and_limits(run):
     code, out, _ = run("info")
     assert code == 0 and nki.__version__ in out

@@ -76,5 +76,6 @@ def test_programs_runs_and_tensors_show_themselves():
 
     run = kernel.run(x)
     assert "NkiTensor" in seen[-1] and "[1. 1.]" in seen[-1]
+    assert "256, 0 bytes over all partitions" in run._repr_html_()  # 8 bytes of a quadrant of 32
     assert "2 transfers" in run._repr_html_() and "trn3" in run._repr_html_()
     assert "dma_copy" in copied.trace(x)._repr_html_()

@@ -17,11 +17,12 @@ from ..machine.machine import Machine
 from ..options import choose_machine
 from ..version import NKI, PACKAGE, __version__
 from .command import Command, add_json
-from .script import UsageError
-from .terminal import show
+from .terminal import complain, show
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+NOT_FOUND = 1  # exit code of a search without a hit
 
 
 def command_kernels(options: argparse.Namespace) -> int:
@@ -34,13 +35,13 @@ def command_kernels(options: argparse.Namespace) -> int:
     if options.word:
         word = options.word.lower()
         facts = [f for f in facts if any(word in f[part].lower() for part in ("name", "import", "meaning"))]
-        if not facts:
-            raise UsageError(f"no kernel has {options.word!r} in its name, module or meaning")
     if options.json:
         print(json.dumps(facts, indent=2))
-    else:
+    elif facts:
         show(kernel_table(facts))
-    return 0
+    else:
+        complain(f"nki kernels: no kernel has {options.word!r} in its name, module or meaning")
+    return 0 if facts else NOT_FOUND
 
 
 def kernel_table(facts: list[dict[str, str]]) -> RenderableType:
@@ -160,7 +161,8 @@ KERNELS = Command(
     "list the kernels of nkilib",
     """\
 List the kernels of the library nkilib: where each is imported from, what it computes,
-and whether it is built. help(kernel) in Python shows its arguments.""",
+and whether it is built. help(kernel) in Python shows its arguments.
+Exit code 1: no kernel has the word.""",
     command_kernels,
     add_kernels,
 )

@@ -68,12 +68,13 @@ class Run:
         from html import escape
 
         counts = self.statistics
+        peaks = f"{counts.sbuf_peak_bytes:,}, {counts.psum_peak_bytes:,}"
         rows = {
             "result": repr(self.result),
             "platform": self.machine.name,
             "instructions": f"{counts.instructions:,}",
             "DMA": f"{counts.dma_transfers:,} transfers, {counts.dma_bytes:,} bytes",
-            "SBUF, PSUM at most": f"{counts.sbuf_peak_bytes:,}, {counts.psum_peak_bytes:,} bytes a partition",
+            "SBUF, PSUM at most": f"{peaks} bytes over all partitions",
             **{d.kind: d.message for d in self.diagnostics},
         }
         cells = "".join(
