@@ -4,6 +4,7 @@
   (`compiler.driver`) adds a module below one that the same group adds; the parent then has `__path__ = []`.
 - `nki.attributes`: `benchmark = "package.module:function"` is the value of `nki.benchmark`.
 - `nki.commands`: `run = "package.module:COMMAND"` is the `nki.cli.command.Command` of `nki run`.
+- `nki.scripts`: `stubs = "package.module:function"` returns a context in which commands load scripts.
 - `nki.libraries`: `nkilib = "nkilib.catalogue:kernels"` returns the kernels that `nki kernels` lists.
 
 Names of `nki` itself win. The declarations are read once, when a name that `nki` lacks is first used, and an

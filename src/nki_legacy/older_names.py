@@ -10,6 +10,8 @@ from nki import Kernel, NkiWarning, jit, simulate
 from nki.errors import error
 from nki.kernel.jit import as_kernel
 
+from .sessions import Artifacts
+
 trace = jit
 
 
@@ -30,7 +32,7 @@ BENCHMARK_OPTIONS = (
 
 def benchmark(
     kernel: Callable[..., Any] | None = None, args: Sequence[Any] | None = None, **options: object
-) -> Benchmark | type[Benchmark]:
+) -> Benchmark | Callable[..., Benchmark]:
     """benchmark(warmup=, iters=)(kernel), or benchmark(kernel, args): price it with the timing model."""
     for name in options:
         if name not in BENCHMARK_OPTIONS:
@@ -38,9 +40,10 @@ def benchmark(
             raise error(
                 "argument", f"nki.benchmark: unknown keyword {name!r}", notes=[f"accepted: {accepted}"]
             )
+    artifacts = Artifacts(options.get("save_neff_name"), options.get("save_trace_name"))  # type: ignore[arg-type]
     if kernel is None:
-        return Benchmark
-    priced = Benchmark(kernel)
+        return lambda function: Benchmark(function, artifacts)
+    priced = Benchmark(kernel, artifacts)
     if args is not None:
         priced(*args)
     return priced
@@ -49,18 +52,19 @@ def benchmark(
 class Benchmark:
     """A kernel that also prices each call; `benchmark_result.nc_latency` has the last one's latency."""
 
-    def __init__(self, kernel: Callable[..., Any] | Kernel):
-        self.kernel = as_kernel(kernel)
+    def __init__(self, kernel: Callable[..., Any] | Kernel, artifacts: Artifacts):
+        self.kernel, self.artifacts = as_kernel(kernel), artifacts
         self.benchmark_result: BenchmarkResult | None = None
 
     def __getitem__(self, grid: int | Sequence[int]) -> Benchmark:
-        return Benchmark(self.kernel[grid])
+        return Benchmark(self.kernel[grid], self.artifacts)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from nki.kernel.profile import profile_call
 
         priced = profile_call(self.kernel, args, kwargs, run=True)
         self.benchmark_result = BenchmarkResult(Latency(priced.total_us))
+        self.artifacts.write(lambda: self.kernel.trace(*args, **kwargs))
         return priced.result
 
 

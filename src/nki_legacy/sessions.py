@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,24 @@ class Calls:
         specs, named = as_specs(args), as_specs(kwargs)
         key = (kernel.__name__, kernel.grid, repr([specs, named]))
         self.found.setdefault(key, (kernel, specs, named))
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The files that `save_neff_name=` and `save_trace_name=` ask for."""
+
+    neff: str | None = None
+    trace: str | None = None
+
+    def write(self, program: Callable[[], Program]) -> None:
+        """Write them; the program is traced only if one is asked for."""
+        if self.neff is None and self.trace is None:
+            return
+        traced = program()
+        if self.neff is not None:
+            write(self.neff, traced.name, [traced])
+        if self.trace is not None:
+            write(self.trace, traced.name, [traced], modelled=True)
 
 
 def recorded(run: Callable[[], Any]) -> tuple[Any, list[Program]]:

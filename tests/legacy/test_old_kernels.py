@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ import nki_legacy.old_api as nki
 import nki_legacy.old_api.isa as nisa
 import nki_legacy.old_api.language as nl
 import nki_legacy.old_api.typing as nt
+from nki.cli import main
+from nki_legacy import sessions
 from nki_legacy.old_api import compiler as ncc
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -235,6 +239,138 @@ def test_loop_reduce_and_in_place_operators():
     np.testing.assert_allclose(run(body, x), expected, rtol=1e-5)
 
 
+def test_loop_reduce_sets_an_undefined_target_when_its_loops_start():
+    def body(t):
+        largest = nl.ndarray((2, nl.par_dim(4), 6), nl.float32, buffer=nl.sbuf)
+        reused = nl.ndarray((4, 6), nl.float32, buffer=nl.sbuf)
+        for j in nl.affine_range(2):
+            for i in nl.affine_range(1, 3):
+                tile = nl.load(t[i + j])
+                largest[j] = nl.loop_reduce(tile, op=np.max, loop_indices=[i])
+                reused[...] = nl.loop_reduce(tile, op=np.add, loop_indices=[i])
+        return largest[0] + largest[1] + reused
+
+    x = -1 - np.abs(random(4, 4, 6))
+    expected = x[1:3].max(0) + x[2:4].max(0) + x[2:4].sum(0)
+    np.testing.assert_allclose(run(body, x), expected, rtol=1e-5)
+
+
+def windows(x):
+    return [x[:, i : i + 6, j : j + 7] for i in range(3) for j in range(2)]
+
+
+@pytest.mark.parametrize("shape", [(64, 6, 7), (64, 42)])
+def test_a_product_keeps_the_free_dimensions_of_moving(shape):
+    def body(weights, x):
+        w, tile = nl.load(weights), nl.load(x)
+        assert tuple(nisa.nc_matmul(w, tile[:, 1:7, 2:9]).shape) == (64, 6, 7)
+        total = nl.zeros(shape, nl.float32, buffer=nl.psum)
+        for i in nl.affine_range(3):
+            for j in nl.affine_range(2):
+                total += nisa.nc_matmul(w, tile[:, i : i + 6, j : j + 7])
+        return nl.copy(total)
+
+    w, x = random(32, 64), random(32, 8, 9)
+    expected = sum(np.einsum("km,kab->mab", w, part) for part in windows(x))
+    np.testing.assert_allclose(run(body, w, x).reshape(64, 6, 7), expected, rtol=1e-4, atol=1e-4)
+
+
+def accumulated_by_name(a, b):
+    total = nl.zeros((4, 6), nl.float32, buffer=nl.psum)
+    for i in nl.affine_range(3):
+        x, y = nl.load(a[i]), nl.load(b[i])
+        product = nisa.nc_matmul(x, y)
+        total += product
+    return nl.copy(total)
+
+
+def accumulated_at_once(a, b):
+    total = nl.zeros((4, 6), nl.float32, buffer=nl.psum)
+    for i in nl.affine_range(3):
+        total += nisa.nc_matmul(nl.load(a[i]), nl.load(b[i]))
+    return nl.copy(total)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("body", [accumulated_by_name, accumulated_at_once])
+def test_products_added_to_zeros_in_psum_accumulate_there_without_a_warning(body):
+    a, b = random(3, 8, 4), random(3, 8, 6)
+    np.testing.assert_allclose(run(body, a, b), np.einsum("ikm,ikn->mn", a, b), rtol=1e-4, atol=1e-5)
+
+    @nki.jit
+    def kernel(a, b):
+        made = body(a, b)
+        out = output(made.shape, made.dtype)
+        nl.store(out, made)
+        return out
+
+    counts = new.profile(kernel)(a, b).statistics.by_instruction
+    assert counts["nc_matmul"] == 3 and "tensor_tensor" not in counts
+
+
+def assign_twice(target, value):
+    target[...] = value
+    target[...] = value
+
+
+def test_a_named_value_is_computed_once_however_often_it_is_assigned():
+    def body(t):
+        tile = nl.load(t)
+        assign_twice(tile, nl.add(tile, 1.0))
+        passed = nl.add(tile, 1.0)
+        assign_twice(tile, passed)
+        repeated = nl.add(tile, 1.0)
+        for _ in range(3):
+            tile[...] = repeated
+        once = nl.add(tile, 1.0)
+        tile[...] = once
+        return tile
+
+    x = random(4, 6)
+    np.testing.assert_allclose(run(body, x), x + 4, rtol=1e-6)
+
+
+def test_a_product_is_added_to_a_narrow_tile_in_psum_by_rounding():
+    def body(a, b):
+        total = nl.zeros((4, 6), nl.float16, buffer=nl.psum)
+        total += nisa.nc_matmul(nl.load(a), nl.load(b))
+        return nl.copy(total)
+
+    a, b = random(8, 4), random(8, 6)
+    np.testing.assert_allclose(run(body, a, b), (a.T @ b).astype(np.float16), rtol=2e-3)
+
+
+@pytest.mark.parametrize("bias", [(5, 1), (5, 7), (5, 6, 1)])
+def test_tensor_tensor_broadcasts_missing_dimensions_after_the_partitions(bias):
+    x, y = random(5, 6, 7), random(*bias)
+    wide = y.reshape(5, 1, -1) if y.ndim == 2 else y
+    body = lambda s, t: nisa.tensor_tensor(nl.load(s), nl.load(t), nl.subtract)  # noqa: E731
+    np.testing.assert_allclose(run(body, x, y), x - wide)
+    np.testing.assert_allclose(run(body, y, x), wide - x)
+
+
+def test_a_tile_is_reshaped_to_more_than_five_dimensions():
+    def body(t):
+        windows = nl.load(t).reshape((5, 1, 2, 2, 3, 2))
+        return nl.max(windows, axis=[3, 5]).reshape(shape=(5, 6))
+
+    x = random(5, 4, 6)
+    expected = x.reshape(5, 2, 2, 3, 2).max((2, 4)).reshape(5, 6)
+    np.testing.assert_array_equal(run(body, x), expected)
+
+
+def test_a_transposing_product_is_float32_where_transposes_multiply():
+    @nki.jit(platform_target="trn1")
+    def kernel(x, identity):
+        out = output((6, 8), nl.bfloat16)
+        nl.store(out, nl.copy(nisa.nc_matmul(nl.load(x), nl.load(identity), is_transpose=True)))
+        return out
+
+    x = random(8, 6).astype(nl.bfloat16)
+    identity = np.eye(8, dtype=np.float32).astype(nl.bfloat16)
+    assert (kernel(x, identity) == x.T).all()
+
+
 def test_inner_kernels_are_part_of_the_outer_one():
     @nki.jit
     def inner(tile):
@@ -261,6 +397,39 @@ def test_benchmark_marks_its_times_as_modelled():
     with pytest.raises(ValueError):
         latency.get_latency_percentile(42)
     assert kernel[1](nt.tensor[[4, 4], nl.float32]) is None and kernel.benchmark_result is not None
+
+
+@pytest.mark.parametrize("decorate", [nki.benchmark, nki.baremetal])
+def test_the_files_that_a_decorator_is_asked_for_are_written(decorate, tmp_path, capsys):
+    @decorate(save_neff_name="k.neff", save_trace_name="k.ntff", artifacts_dir=str(tmp_path))
+    def kernel(x):
+        out = output(x.shape)
+        nl.store(out, nl.load(x))
+        return out
+
+    x = random(4, 4)
+    assert (kernel(x) == x).all()
+    assert [p.name for p in sessions.programs_of(sessions.read(tmp_path / "k.neff"))] == ["kernel"]
+    assert sessions.read(tmp_path / "k.ntff")["kernels"][0]["figures"]["total_us"] > 0
+    printed = capsys.readouterr().out
+    assert ("p99" in printed and "modelled" in printed) is (decorate is nki.benchmark)
+
+
+def test_commands_load_scripts_that_import_the_old_api(tmp_path, capsys):
+    script = tmp_path / "old.py"
+    script.write_text(
+        "import neuronxcc.nki as nki\n"
+        "import neuronxcc.nki.language as nl\n"
+        "@nki.benchmark(warmup=1)\n"
+        "def twice(x):\n"
+        "    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)\n"
+        "    nl.store(out, nl.load(x) * 2.0)\n"
+        "    return out\n"
+    )
+    for command in ("profile", "check", "trace"):
+        assert main([command, f"{script}:twice", "--arg", "x=float32[8,8]"]) == 0, command
+        capsys.readouterr()
+    assert "neuronxcc" not in sys.modules
 
 
 def test_an_old_kernel_is_a_kernel_of_nki():

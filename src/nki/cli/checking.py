@@ -98,8 +98,10 @@ def _check_kernel(
     kernel: Kernel, values: dict[str, Any], options: argparse.Namespace, checked: dict[int, Checked]
 ) -> list[CheckFinding]:
     name = kernel.__name__
-    found = [of_lint(finding, name) for finding in lint(kernel, options.front_end, checked=checked)]
-    found += _removed(kernel)
+    found: list[CheckFinding] = []
+    if kernel.linted:
+        found += [of_lint(hit, name) for hit in lint(kernel, options.front_end, checked=checked)]
+        found += _removed(kernel)
     cases = [Case(values, options.lnc)] if values else list(_written_cases(kernel, options.lnc))
     if options.arg and not values.keys() <= set(kernel.__signature__.parameters):
         cases = []  # the arguments are another kernel's

@@ -12,10 +12,11 @@ import sys
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .. import plugins
 from ..errors import NkiError, nearest
 from ..kernel.arrays import TensorSpec
 from ..kernel.kernel import Kernel
@@ -143,13 +144,14 @@ def _nearby(file: Path) -> str:
 @contextmanager
 def loaded(place: Path | str) -> Iterator[types.ModuleType]:
     """The module of a file, or of a dotted name."""
-    if isinstance(place, str):
-        with _no_exit(place):
-            module = importlib.import_module(place)
-        yield module
-    else:
-        with _loaded_file(place) as module:
-            yield module
+    with ExitStack() as stack:
+        for entry in plugins.entry_points("nki.scripts").values():
+            stack.enter_context(plugins.load(entry)())
+        if isinstance(place, str):
+            with _no_exit(place):
+                yield importlib.import_module(place)
+        else:
+            yield stack.enter_context(_loaded_file(place))
 
 
 @contextmanager
@@ -216,16 +218,15 @@ def _lies_in(module: types.ModuleType, folder: str) -> bool:
 # ---- the kernel ----------------------------------------------------------------------------------
 
 
-def _untuned(value: object) -> object:
-    """Return the kernel below @nki.autotune; other values unchanged."""
-    from ..tune import Tuned
-
-    return value.kernel if isinstance(value, Tuned) else value
+def _undecorated(value: object) -> object:
+    """Return the kernel below @nki.autotune or @nki.benchmark; other values unchanged."""
+    inner = getattr(value, "__dict__", {}).get("kernel")
+    return inner if isinstance(inner, Kernel) else value
 
 
 def kernels_of(module: types.ModuleType) -> dict[str, Kernel]:
     """The kernels a script has: its own, or those it imports when it has none."""
-    names = {name: _untuned(value) for name, value in vars(module).items()}
+    names = {name: _undecorated(value) for name, value in vars(module).items()}
     found = {name: value for name, value in names.items() if isinstance(value, Kernel)}
     own = {name: k for name, k in found.items() if k.__module__ == module.__name__}
     return own or found
@@ -241,7 +242,7 @@ def find_kernel(module: types.ModuleType, file: Path | str, name: str | None) ->
         why = "name a kernel, as in" if found else "there is no kernel to take;"
         raise UsageError(f"{why} {file}:{next(iter(found), 'kernel')}\n  {listed}")
     value = getattr(module, name, None)
-    value = _untuned(value)
+    value = _undecorated(value)
     if isinstance(value, Kernel):
         return value
     if isinstance(value, types.FunctionType):  # nki.profile takes plain functions too

@@ -10,6 +10,7 @@ import numpy as np
 from nki import isa
 from nki.ir.tensor import NkiTensor
 from nki.language.shared_constants import shared_constant
+from nki.machine import dtypes
 from nki.machine.memories import PSUM
 from nki.machine.operators import OPERATORS
 
@@ -34,7 +35,7 @@ def assign(target: Tensor, source: Any, mask: MaskLike = None) -> None:
     if not isinstance(source, Tensor):
         fill(target, source, where(mask, target.shape))
         return
-    if isinstance(source, PendingValue) and source.reduce_op is not None:
+    if isinstance(source, PendingValue) and source.reduction is not None:
         _reduce_into(target, source)
         return
     masked = where(mask, target.shape) if mask is not None else getattr(source, "where", None)
@@ -49,7 +50,7 @@ def _receive(target: Tensor, source: PendingValue) -> None:
     whole = masked is None or masked.array is None
     views = target.parts() if same and buffers and whole and not isinstance(target, Updated) else []
     direct = len(views) == 1 and not (source.by_dma and target.region is PSUM)
-    if not direct or source.reduce_op is not None or target.kind != source.kind and source.region is PSUM:
+    if not direct or source.reduction is not None or target.kind != source.kind and source.region is PSUM:
         assign(target, source)
         return
     _mark(target, source.product is None and masked is None)
@@ -163,22 +164,29 @@ def _owner(target: Tensor) -> Whole | None:
 
 
 def _reduce_into(target: Tensor, source: PendingValue) -> None:
-    """target = op(target, source), of nl.loop_reduce."""
-    assert source.reduce_op is not None
-    view = target.tile()
-    isa.tensor_tensor(view, view, fitted(source.tile(), view.shape), source.reduce_op)
+    """Do nl.loop_reduce: target = op(target, source); an undefined target is set when the loops start."""
+    assert source.reduction is not None
+    view, owner = target.tile(), _owner(target)
+    place = (view.storage, view.offset, tuple(view.shape))
+    first = run.state().loop_starts.setdefault(place, source.reduction.iteration)
+    starts = source.reduction.iteration == first and not (owner is None or owner.filled)
+    tile = fitted(source.tile(), view.shape)
+    if starts:
+        isa.tensor_copy(view, tile)
+    else:
+        isa.tensor_tensor(view, view, tile, source.reduction.op)
 
 
 def accumulate(target: Tensor, source: Any, name: str) -> Tensor:
     """Do `target += source`, or another operator, in place."""
     current = run.running()
     waits = current is not None and isinstance(source, PendingValue) and current.pending is source
-    if waits and source.product is not None and name == "add" and target.region is PSUM:
+    into_psum = target.region is PSUM and target.kind == dtypes.float32
+    if waits and source.product is not None and name == "add" and into_psum:
         assert current is not None
         current.pending = None
         owner = _owner(target)
-        out = fitted(target.parts()[0][1], source.shape)
-        source.product(out, True if owner is None or owner.filled else None)
+        source.product(target.parts()[0][1], True if owner is None or owner.filled else None)
     else:
         run.state()
         FUNCTIONS["binary_into"](target, OPERATORS[name], target, source)

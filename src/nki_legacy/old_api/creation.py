@@ -87,7 +87,7 @@ def full(
         )
     for tile in made.blocks.flat:
         fill(Whole(tile), fill_value, where(None, tile.shape))
-    made.filled = True
+    made.filled = made.region is not PSUM or fill_value != 0  # the first matmul overwrites zeros
     return made
 
 

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,27 +32,39 @@ from .typing import Placeholder
 
 DEFAULT_TARGET = "trn2"
 PERCENTILES = (0, 1, 10, 25, 50, 90, 99, 100)
+NO_ARTIFACTS = sessions.Artifacts()
 
 
 class OldKernel(Kernel):
     """A function of the old API as a kernel; `kernel[4, 2]` runs it once for each place of the grid."""
 
-    def __init__(self, func: Any, programs: tuple[int, ...] = (), precise: bool = True, **state: Any):
+    def __init__(
+        self,
+        func: Any,
+        programs: tuple[int, ...] = (),
+        precise: bool = True,
+        artifacts: sessions.Artifacts = NO_ARTIFACTS,
+        **state: Any,
+    ):
         plain = func.user if isinstance(func, OldKernel) else func
         state.setdefault("target", getattr(func, "target", None) or DEFAULT_TARGET)
         state = {k: v for k, v in state.items() if k in ("target", "returns")}
         super().__init__(_body(plain, programs), **state)
-        self.__dict__.update(user=plain, programs=programs, precise=precise)
+        self.__dict__.update(user=plain, programs=programs, precise=precise, artifacts=artifacts)
         del self.__dict__["__wrapped__"]  # pytest would take a kernel called test_... for a test
+
+    linted: ClassVar[bool] = False  # the old front end traced Python
 
     user: Callable
     programs: tuple[int, ...]
     precise: bool  # False: narrow floats hold float32 values, as in the old simulator
+    artifacts: sessions.Artifacts  # what a call writes beside its result
 
     def _again(self, **changes: Any) -> OldKernel:
         before = {
             "programs": self.programs,
             "precise": self.precise,
+            "artifacts": self.artifacts,
             "target": self.target,
             "returns": self.returns,
         }
@@ -76,7 +88,9 @@ class OldKernel(Kernel):
             raise error(
                 "argument", f"{self.__name__} is of the old API: call it from the host or an old kernel"
             )
-        return super().__call__(*args, **kwargs)
+        result = super().__call__(*args, **kwargs)
+        self.artifacts.write(lambda: self.trace(*args, **kwargs))
+        return result
 
     def prepare(self, args: tuple, kwargs: dict) -> Call:
         args, kwargs = (replace_leaves(v, Placeholder, _described) for v in (args, kwargs))
@@ -181,14 +195,32 @@ def baremetal(
     artifacts_dir: str | None = None,
     **_: object,
 ) -> Any:
-    """Return the kernel: there is no device, so it runs here."""
-    return kernel if isinstance(kernel, OldKernel) else OldKernel(kernel)
+    """Return the kernel: there is no device, so it runs here. Its calls write the files asked for."""
+    made = kernel if isinstance(kernel, OldKernel) else OldKernel(kernel)
+    return made._again(artifacts=_artifacts(save_neff_name, save_trace_name, artifacts_dir))
+
+
+def _artifacts(neff: str | None, trace: str | None, folder: str | None = None) -> sessions.Artifacts:
+    """Return the files to write, in a folder that is made if it is missing."""
+    if folder is not None:
+        os.makedirs(folder, exist_ok=True)
+    return sessions.Artifacts(*(os.path.join(folder or "", n) if n else None for n in (neff, trace)))
 
 
 @_decorator
-def benchmark(kernel: Any, warmup: int = 10, iters: int = 100, **_: object) -> Any:
-    """Return a kernel that prices each call with the timing model."""
-    return OldBenchmark(kernel if isinstance(kernel, OldKernel) else OldKernel(kernel))
+def benchmark(
+    kernel: Any,
+    warmup: int = 10,
+    iters: int = 100,
+    save_neff_name: str | None = None,
+    save_trace_name: str | None = None,
+    additional_compile_opt: object = None,
+    artifacts_dir: str | None = None,
+    **_: object,
+) -> Any:
+    """Return a kernel that prices each call with the timing model, and prints its latency."""
+    made = kernel if isinstance(kernel, OldKernel) else OldKernel(kernel)
+    return OldBenchmark(made._again(artifacts=_artifacts(save_neff_name, save_trace_name, artifacts_dir)))
 
 
 class OldLatency(Latency):
@@ -220,7 +252,18 @@ class OldBenchmark:
         self.benchmark_result = result
         if self.of is not None:
             self.of.benchmark_result = result
+        self.kernel.artifacts.write(lambda: self.kernel.trace(*args, **kwargs))
+        print(latency_table(self.__name__, result.nc_latency))
         return priced.result
+
+
+def latency_table(name: str, latency: Latency) -> str:
+    """Return the percentiles of a latency as a table; the model is deterministic, so they are equal."""
+    heads = [f"p{p}" for p in PERCENTILES]
+    cells = [f"{latency.get_latency_percentile(p):.2f}" for p in PERCENTILES]
+    width = max(map(len, [*heads, *cells])) + 2
+    rows = ("".join(text.rjust(width) for text in row) for row in (heads, cells))
+    return "\n".join([f"{name}: NC latency in us, modelled, not measured", *rows])
 
 
 @_decorator

@@ -20,7 +20,7 @@ from .indices import where as mask_of
 from .operands import common_shape, in_sbuf, operand_of, operator_of, result_dtype, stretched, tile_of
 from .operators import FUNCTIONS
 from .regions import copy_pieces, empty_of, fitted, move
-from .tensor import PendingValue, Tensor, Whole, broadcast, value
+from .tensor import LoopReduction, PendingValue, Tensor, Whole, broadcast, value
 from .types import DTypeLike, new_dtype
 
 
@@ -143,18 +143,18 @@ def dropout(x: Any, rate: Any, dtype: DTypeLike | None = None, mask: MaskLike = 
 def loop_reduce(
     x: Any,
     op: object,
-    loop_indices: object = None,
+    loop_indices: Sequence[int] = (),
     dtype: DTypeLike | None = None,
     mask: MaskLike = None,
     **_: object,
 ) -> Any:
-    """In `dst[k] = nl.loop_reduce(...)`: dst[k] = op(dst[k], x)."""
+    """In `dst[k] = nl.loop_reduce(...)`: dst[k] = op(dst[k], x); the loops' first sets an undefined dst."""
     run.state()
     tile = tile_of(x, "loop_reduce", "x")
     made = PendingValue(
         tile.shape, tile.dtype if dtype is None else new_dtype(dtype), lambda out, box: move(out, tile)
     )
-    made.reduce_op = operator_of(op, "loop_reduce")
+    made.reduction = LoopReduction(operator_of(op, "loop_reduce"), tuple(int(i) for i in loop_indices))
     made.compute()
     return made
 

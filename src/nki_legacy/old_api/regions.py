@@ -208,6 +208,15 @@ def fitted(view: NkiTensor, shape: Sequence[int]) -> NkiTensor:
     return view.ap(pattern)
 
 
+def reshaped(view: NkiTensor, shape: Sequence[int]) -> NkiTensor:
+    """Reshape a view; the old API allows a tile more than five dimensions."""
+    if len(shape) <= 5 or not view.on_chip or shape[0] != view.shape[0]:
+        return view.reshape(list(shape))
+    sizes = view._with_inferred(shape, view.size, "reshape")
+    strides = [view.strides[0], *view._regroup(view.shape[1:], view.strides[1:], sizes[1:])]
+    return view._make(view.offset, sizes, strides, view.dtype, None)
+
+
 def as_rows(index: NkiTensor) -> NkiTensor:
     """A tile of row numbers as transfers read it: (n, 1) in SBUF, 32 bits."""
     flat = index if index.ndim == 2 else index.reshape((index.shape[0], product(index.shape[1:])))

@@ -22,6 +22,7 @@ class RunState:
         self.place: tuple[int, ...] = (0,) * len(grid)
         self.shared: list[Any] = []  # the shared_hbm tensors of the first program, in order
         self.allocated = 0  # by the program that runs
+        self.loop_starts: dict[Any, tuple[int, ...]] = {}  # of nl.loop_reduce: its first iteration, by target
         self.pending: Any = None  # the value of an expression that is about to be assigned
 
     def enter(self, place: tuple[int, ...]) -> None:
@@ -77,22 +78,58 @@ def _instructions(code: CodeType) -> tuple[list[int], list[dis.Instruction]]:
 
 @lru_cache(maxsize=65536)
 def _is_assigned(code: CodeType, lasti: int) -> bool:
-    """Whether what the instruction at `lasti` gives goes into `t[key] = ...` or `... += ...`."""
+    """Whether the result of the instruction at `lasti` goes into `t[key] = ...` or `... += ...`."""
     offsets, found = _instructions(code)
     following = found[bisect.bisect_right(offsets, lasti) :]  # lasti may lie in the call's own caches
+    following = [i for i in following if i.opname not in ("CACHE", "NOP")]
+    return _ends_in_target(following) or _ends_in_target(_after_name(found, following))
+
+
+def _ends_in_target(following: list[dis.Instruction]) -> bool:
+    """Whether the value on the stack is stored into a tensor or added to one, before a call can take it."""
+    depth = 1
     for position, instruction in enumerate(following):
         name = instruction.opname
         if name in ("STORE_SUBSCR", "STORE_SLICE"):
             return True
         inplace = name.startswith("INPLACE_") or (name == "BINARY_OP" and instruction.argrepr.endswith("="))
-        if inplace and all(i.opname in ("CACHE", "NOP") for i in following[:position]):
+        if inplace and position == 0:
             return True
-        if not name.startswith(_PASSED):
+        depth += dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
+        taken = depth <= 1 and name.startswith(("CALL", "KW"))
+        if taken or instruction.is_jump_target or not name.startswith(_PASSED):
             return False
     return False
 
 
+def _after_name(found: list[dis.Instruction], following: list[dis.Instruction]) -> list[dis.Instruction]:
+    """Return what follows the only read of `c` in `c = value; t += c`, if nothing is in between."""
+    if not following or following[0].opname not in ("STORE_FAST", "STORE_FAST_LOAD_FAST"):
+        return []
+    name = _variables(following[0])[0]
+    if sum(name in _loaded(i) for i in found) != 1:
+        return []
+    for position, instruction in enumerate(following):
+        if name in _loaded(instruction):
+            return following[position + 1 :] if _loaded(instruction)[-1] == name else []
+        if position and (instruction.is_jump_target or not instruction.opname.startswith("LOAD")):
+            return []
+    return []
+
+
+def _variables(instruction: dis.Instruction) -> tuple[str, ...]:
+    """Return the variables that an instruction names; those of newer Pythons may name two."""
+    return instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+
+
+def _loaded(instruction: dis.Instruction) -> tuple[str, ...]:
+    """Return the local variables that an instruction puts on the stack."""
+    if "LOAD_FAST" not in instruction.opname:
+        return ()
+    return _variables(instruction)[instruction.opname.startswith("STORE") :]
+
+
 def about_to_be_assigned() -> bool:
-    """True if the user's expression is the right side of an assignment into a tensor."""
+    """Whether the user's expression is the right side of an assignment into a tensor."""
     site = user_site(2)
     return site is not None and _is_assigned(site.code, site.lasti)

@@ -6,6 +6,7 @@ Indexing never copies. An expression is a PendingValue; `dst[k] = value` lets it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from . import state as run
 from .failures import failure
 from .indices import Box, Index, IndexGrid, MaskLike, Where, as_index, full, product, where
 from .operators import FUNCTIONS, Operators
-from .regions import IndexedRegion, as_rows, empty_of, fitted, gather, move
+from .regions import IndexedRegion, as_rows, empty_of, fitted, gather, move, reshaped
 from .types import DTypeLike, new_dtype, old_dtype
 
 Emit = Callable[[NkiTensor, Box | None], object]
@@ -94,9 +95,9 @@ class Tensor(Operators):
 
     # ---- views -----------------------------------------------------------------------------------
 
-    def reshape(self, *shape: Any) -> Tensor:
-        sizes = [int(n) for n in (shape[0] if len(shape) == 1 and not is_int(shape[0]) else shape)]
-        return Whole(self.tile().reshape(sizes))
+    def reshape(self, *sizes: Any, shape: Sequence[int] | None = None) -> Tensor:
+        wanted = shape if shape is not None else sizes[0] if not is_int(sizes[0]) else sizes
+        return Whole(reshaped(self.tile(), tuple(int(n) for n in wanted)))
 
     def view(self, dtype: DTypeLike) -> Tensor:
         return Whole(self.tile().view(new_dtype(dtype)))
@@ -165,6 +166,14 @@ class IndexedTensor(Tensor):
         return self.places.pieces(box)
 
 
+@dataclass(frozen=True)
+class LoopReduction:
+    """The operator of nl.loop_reduce, and this iteration's values of the loops that it reduces."""
+
+    op: Operator
+    iteration: tuple[int, ...]
+
+
 class PendingValue(Tensor):
     """The result of an instruction: written to its assignment's target, or into a new tile."""
 
@@ -181,7 +190,7 @@ class PendingValue(Tensor):
         self.shape = Shape(shape if len(shape) > 1 else (*shape, 1))
         self.kind, self.region = dtype, buffer
         self.emit, self.where, self.product, self.by_dma = emit, where, product, by_dma
-        self.reduce_op: Operator | None = None  # of nl.loop_reduce
+        self.reduction: LoopReduction | None = None
         self.own: NkiTensor | None = None
 
     def compute(self) -> None:

@@ -53,14 +53,11 @@ def nc_matmul(
                 (a.shape[-1], b.free_elements), dtypes.float32, lambda out, box: None, False, buffer=PSUM
             )
         a, b, columns = masked
-    if mode is matmul_perf_mode.none:
-        a, b = (t if t.ndim == 2 else t.reshape((t.shape[0], t.free_elements)) for t in (a, b))
     place, size = tuple(int(n) for n in tile_position), tuple(int(n) for n in tile_size)
 
     def product(out: NkiTensor, accumulate: Any) -> None:
-        shape = (a.shape[-1], b.shape[-1])
         new.nc_matmul(
-            out.reshape(shape) if out.ndim != 2 else out,
+            out,
             a,
             b,
             is_stationary_onezero,
@@ -72,12 +69,19 @@ def nc_matmul(
             mode,
         )
 
-    shape = (a.shape[-1], b.shape[-1])
+    shape = _product_shape(a, b, mode)
     if columns is not None:
         whole = (shape[0], columns[1])
         return boxed_psum(whole, product, (slice(0, shape[0]), columns[0]))
-    kind = a.dtype if is_transpose else dtypes.float32
+    kind = a.dtype if is_transpose and current_machine().transpose_exact else dtypes.float32
     return value(shape, kind, lambda out, box: product(out, False), buffer=PSUM, product=product)
+
+
+def _product_shape(a: NkiTensor, b: NkiTensor, mode: matmul_perf_mode) -> tuple[int, ...]:
+    """Return the shape of a product: moving keeps its free dimensions, stationary's are one."""
+    if mode is matmul_perf_mode.none:
+        return (a.free_elements, *b.shape[1:])
+    return (a.shape[-1], b.shape[-1])
 
 
 def boxed_psum(shape: Any, product: Any, cuts: Any) -> Any:

@@ -21,6 +21,7 @@ from .indices import where as mask_of
 from .operands import (
     cast,
     column_of,
+    common_shape,
     cut,
     in_sbuf,
     operator_of,
@@ -92,7 +93,7 @@ def tensor_tensor(
             else b
         )
     else:
-        shape = np.broadcast_shapes(shape, tuple(b.shape))
+        shape = common_shape((a, b), "tensor_tensor")
         a, b = stretched(a, shape), stretched(b, shape)
     if a.buffer is PSUM and b.buffer is PSUM:
         b = in_sbuf(b)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from . import finder, profiler
 from .table import ROOTS
@@ -20,6 +21,19 @@ def install(without: Collection[str] = ()) -> None:
 def remove() -> None:
     """Undo `install` for imports: the stubs are no longer importable."""
     finder.remove()
+
+
+@contextmanager
+def importable() -> Iterator[None]:
+    """Make the stubs importable while a command uses a script; inside `nki run` they are already."""
+    if finder.is_installed():
+        yield
+        return
+    finder.install(ROOTS)
+    try:
+        yield
+    finally:
+        remove()
 
 
 def used() -> list[str]:

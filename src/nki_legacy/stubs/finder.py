@@ -76,6 +76,10 @@ def install(roots: Mapping[str, Resolve]) -> None:
         sys.meta_path.insert(0, first)
 
 
+def is_installed() -> bool:
+    return _FINDERS[0] in sys.meta_path
+
+
 def remove() -> None:
     """Undo `install`, and forget the modules that were imported below the roots."""
     for finder in _FINDERS:
