@@ -22,6 +22,7 @@ SOURCES = Path(__file__).parent.parent / "src"
 # A part of nki (a module or a package) may import parts of the rows above its own; a package also itself.
 LAYERS = [
     ["errors", "version", "plugins"],
+    ["files"],
     ["machine"],
     ["options", "dtype", "mx"],
     ["ir"],
@@ -179,6 +180,7 @@ def test_no_module_of_nki_names_nki_legacy():
 PRIVATE_OF_LEGACY = {
     "cli": "command script terminal",
     "errors": "",
+    "files": "",
     "frameworks": "torch",
     "ir": "context indexing layout program tensor tree",
     "isa": "enums",

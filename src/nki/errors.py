@@ -138,6 +138,10 @@ class NkiError(Exception):
         return (_rebuild, (self.key, self.message, self.notes, self.help))
 
 
+class NkiFileError(NkiError):
+    """A file cannot be used: it is damaged, or something else than was asked for."""
+
+
 class NkiValidationError(NkiError):
     """A rule of the hardware was broken."""
 
@@ -213,9 +217,10 @@ KINDS: dict[str, tuple[type, ...]] = {
     "block-dimension": (NkiError, NotImplementedError),
     "removed-name": (NkiError, AttributeError),
     "missing-package": (NkiError, ImportError),
-    "profile-file": _VALUE,
-    "program-file": _VALUE,
-    **dict.fromkeys(["baseline-file", "costs-file", "tune-space", "race", "no-effect"], _VALUE),
+    **dict.fromkeys(
+        ["profile-file", "program-file", "baseline-file", "costs-file"], (NkiFileError, ValueError)
+    ),
+    **dict.fromkeys(["tune-space", "race", "no-effect"], _VALUE),
 }
 
 

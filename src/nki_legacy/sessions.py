@@ -7,15 +7,16 @@ kernel is stored as its Program, so that a report can be made from the file alon
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nki.files import as_object, load_json
 from nki.ir.program import Program
 from nki.kernel.kernel import Kernel
 from nki.kernel.listeners import listening
@@ -62,10 +63,9 @@ class Artifacts:
         if self.neff is None and self.trace is None:
             return
         traced = program()
-        if self.neff is not None:
-            write(self.neff, traced.name, [traced])
-        if self.trace is not None:
-            write(self.trace, traced.name, [traced], modelled=True)
+        for path in (self.neff, self.trace):
+            if path is not None:
+                write(path, traced.name, [traced])
 
 
 def recorded(run: Callable[[], Any]) -> tuple[Any, list[Program]]:
@@ -79,14 +79,9 @@ def recorded(run: Callable[[], Any]) -> tuple[Any, list[Program]]:
     return result, programs
 
 
-def write(path: str | os.PathLike, name: str, programs: Sequence[Program], modelled: bool = False) -> None:
-    """Write kernels; `modelled`: with the figures of their runs, as a session."""
-    kernels = []
-    for program in programs:
-        kernel: dict[str, Any] = {"name": program.name}
-        if modelled:
-            kernel["figures"] = profile_program(program).to_dict()
-        kernels.append({**kernel, "program": _packed(program)})
+def write(path: str | os.PathLike, name: str, programs: Sequence[Program]) -> None:
+    """Write kernels as their programs; reports model them again."""
+    kernels = [{"name": program.name, "program": _packed(program)} for program in programs]
     content = {MARK: name, "modelled": True, "kernels": kernels}
     Path(path).write_text(json.dumps(content), encoding="utf-8")
 
@@ -94,12 +89,13 @@ def write(path: str | os.PathLike, name: str, programs: Sequence[Program], model
 def read(path: str | os.PathLike) -> dict[str, Any]:
     """Return what `write` wrote; ValueError for other files."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError:
-        content = None
-    if not isinstance(content, dict) or MARK not in content or "kernels" not in content:
-        raise ValueError(f"{path} is no file of Open NKI; there is no device to profile: use nki profile")
-    return content
+        content = load_json(path, {MARK: str, "kernels": list})
+        for kernel in content["kernels"]:
+            as_object(kernel, {"program": str})
+        return content
+    except ValueError as problem:
+        why = f"{path} is no file of Open NKI ({problem})"
+        raise ValueError(f"{why}; there is no device to profile: use nki profile") from None
 
 
 def programs_of(content: dict[str, Any]) -> list[Program]:
@@ -111,14 +107,10 @@ def profiles_of(content: dict[str, Any]) -> list[Profile]:
 
 
 def _packed(program: Program) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program"
-        program.save(path)
-        return base64.b64encode(path.read_bytes()).decode("ascii")
+    content = io.BytesIO()
+    program.save(content)
+    return base64.b64encode(content.getvalue()).decode("ascii")
 
 
 def _unpacked(text: str) -> Program:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program"
-        path.write_bytes(base64.b64decode(text))
-        return Program.load(path)
+    return Program.load(io.BytesIO(base64.b64decode(text, validate=True)))

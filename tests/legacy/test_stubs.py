@@ -141,7 +141,7 @@ print(facts["modelled"], 0 < facts["total_time"] < 1, facts["hbm_read_bytes"])
 print(subprocess.run(["neuron-profile", "capture", "-n", "script.py"], capture_output=True).returncode)
 """,
     )
-    assert done.stdout == "True True 16\n1\n", done.stderr
+    assert done.stdout == "True True 16\n2\n", done.stderr
 
 
 def test_a_guide_s_commands_make_our_report(tmp_path):
@@ -190,7 +190,7 @@ def test_what_needs_a_device_is_refused_by_name(tmp_path):
         (["view"], "no .ntff in"),
     ):
         done = python("-m", "nki", "neuron-profile", *arguments, cwd=tmp_path)
-        assert done.returncode == 1 and said in done.stderr
+        assert done.returncode == 2 and said in done.stderr
 
 
 def test_kernels_of_the_old_compiler_run_where_nkilib_has_them(tmp_path):

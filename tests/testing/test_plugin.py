@@ -144,7 +144,7 @@ def test_snapshots_fail_with_the_lines_that_got_slower(suite):
     assert suite(text, steps=0)[0] == 0, "faster is fine"
     assert suite(text, "--nki-update", steps=20)[0] == 0 and suite(text, steps=20)[0] == 0
     (suite.folder / "__nki__" / "test_it.json").write_text("{}")
-    assert "holds no costs" in suite(text)[1]
+    assert "is not a file of costs" in suite(text)[1]
 
 
 def test_the_plugin_imports_nothing_of_nki_until_it_is_needed():

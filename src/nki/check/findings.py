@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import NkiError, error
+from ..files import Form, read_json
 from ..ir.program import Diagnostic
 from .python import Finding
 
@@ -136,17 +137,11 @@ class Baseline:
 
     @staticmethod
     def load(path: str | os.PathLike) -> Baseline:
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            known = content["findings"]
-            if content["format"] != FORMAT or not all(isinstance(entry, str) for entry in known):
-                raise ValueError
-        except (ValueError, KeyError, TypeError):
-            raise error(
-                "baseline-file",
-                f"{os.fspath(path)} is no baseline",
-                help="write one with nki check ... --baseline FILE --update-baseline",
-            ) from None
+        help = "write one with nki check ... --baseline FILE --update-baseline"
+        form: Form = {"format": FORMAT, "findings": list}
+        known = read_json(path, form, kind="baseline-file", what="a baseline", help=help)["findings"]
+        if not all(isinstance(entry, str) for entry in known):
+            raise error("baseline-file", f"{os.fspath(path)} has findings that are no texts", help=help)
         return Baseline(known)
 
     @staticmethod

@@ -1,6 +1,6 @@
 """The `nki` command: profile, trace, plan, show, compare, check, tune, explain, kernels, info.
 
-Plugins add commands (`nki.plugins`). Exit codes: 0 success, 1 wrong kernel, 2 wrong command line.
+Plugins add commands (`nki.plugins`). Exit codes: 0 success, 1 wrong kernel, 2 wrong command line or file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 
 from .. import __version__, plugins
-from ..errors import NkiError
+from ..errors import NkiError, NkiFileError
 from . import checking, completion, explaining, listing, profiling, tracing, tuning
 from .command import INTERRUPTED, WRONG_KERNEL, WRONG_USAGE, Command
 from .script import UsageError
@@ -35,6 +35,9 @@ def main(argv: list[str] | None = None) -> int:
         return code
     except UsageError as problem:
         complain(f"nki {options.name}: {problem}")
+        return WRONG_USAGE
+    except NkiFileError as problem:
+        complain(f"nki {options.name}: {problem.message}\n  help: {problem.help}")
         return WRONG_USAGE
     except NkiError as problem:
         complain(traceback.format_exc() if options.traceback else f"{type(problem).__name__}: {problem}")
@@ -65,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="nki",
         description="Profile, trace and check NKI kernels without a device.",
-        epilog="Exit codes: 0 success, 1 the kernel is wrong, 2 the command line is wrong.",
+        epilog="Exit codes: 0 success, 1 the kernel is wrong, 2 the command line or a file is wrong.",
     )
     top.add_argument("--version", action="version", version=f"Open NKI {__version__}")
     commands = top.add_subparsers(dest="name", metavar="command")

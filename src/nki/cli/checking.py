@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import inspect
 import json
+import linecache
 import re
 import shlex
 import sys
@@ -146,8 +147,7 @@ def _python_error(problem: Exception, kernel: str, at: tuple[str, int], platform
         if not is_ours(frame.f_globals.get("__name__")):
             file, line = frame.f_code.co_filename, number
     text = "".join(traceback.format_exception_only(problem)).strip()
-    lines = Path(file).read_text(encoding="utf-8").splitlines() if Path(file).exists() else []
-    source = lines[line - 1] if 0 < line <= len(lines) else ""
+    source = linecache.getline(file, line).rstrip("\n")
     return CheckFinding(
         "python-error", "error", text, file, line, 1, source, kernel=kernel, targets=(platform_name,)
     )
@@ -163,8 +163,7 @@ def _removed(kernel: Kernel) -> list[CheckFinding]:
     if kernel.target is None:
         return []
     file, line = _line_of(kernel)
-    lines = Path(file).read_text(encoding="utf-8").splitlines() if Path(file).exists() else []
-    text = lines[line - 1] if 0 < line <= len(lines) else ""
+    text = linecache.getline(file, line).rstrip("\n")
     return [
         CheckFinding(
             "removed",

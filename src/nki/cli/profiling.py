@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import NkiError
 from ..kernel.jit import profile
 from . import script
 from .command import WRONG_KERNEL, Command, add_kernel, add_run_options
@@ -157,7 +156,9 @@ def make_both(options: argparse.Namespace, stage: Stages) -> list[Profile | Save
     made: list[Profile | SavedProfile] = []
     for spec, names in zip(specs, taken, strict=True):
         if is_saved(spec):
-            made.append(load_saved(spec))
+            from ..kernel.profile import SavedProfile
+
+            made.append(SavedProfile.load(spec))
         else:
             own = {name: values[name] for name in values if name in names}
             made.append(make_profile(spec, options, own, stage))
@@ -177,18 +178,6 @@ def is_saved(spec: str) -> bool:
     """True for a file that is no Python file: it must be a saved profile."""
     file = Path(spec)
     return file.is_file() and file.suffix != ".py"
-
-
-def load_saved(path: str) -> SavedProfile:
-    from ..kernel.profile import SavedProfile
-
-    try:
-        return SavedProfile.load(path)
-    except (NkiError, OSError, UnicodeDecodeError) as problem:
-        why = problem.message if isinstance(problem, NkiError) else f"{path}: {problem}"
-        raise UsageError(
-            f"{why}\n  help: compare files of nki profile --save, or kernels as script.py:kernel"
-        ) from None
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from .. import plugins
 from ..errors import NkiError, nearest
+from ..files import read_bytes
 from ..kernel.arrays import TensorSpec
 from ..kernel.kernel import Kernel
 from ..options import choose_machine
@@ -109,21 +110,25 @@ def _files_with_kernels(folder: Path, name: str | None) -> list[Path]:
         parts = set(file.relative_to(folder).parts[:-1])
         if parts & _SKIPPED or any(part.startswith(".") for part in parts):
             continue
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = _text(file)
         if _MAKES.search(text) and (name is None or re.search(rf"\b{re.escape(name)}\b", text)):
             found.append(file)
     return found
+
+
+def _text(file: Path) -> str:
+    """Return the text of a file, as far as it can be read."""
+    try:
+        return read_bytes(file).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _in_directory(folder: Path, name: str | None) -> Target:
     """The one file of a directory that defines the kernel."""
     files = _files_with_kernels(folder, name)
     if name is not None:
-        defining = [
-            f
-            for f in files
-            if re.search(rf"^\s*def {re.escape(name)}\b", f.read_text(encoding="utf-8"), re.M)
-        ]
+        defining = [f for f in files if re.search(rf"^\s*def {re.escape(name)}\b", _text(f), re.M)]
         files = defining or files
     if len(files) == 1:
         return Target(files[0], name)

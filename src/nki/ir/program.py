@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -126,14 +126,14 @@ class Program:
 
         return Program(**parse(text))
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Write one file: the text, and the constants as plain arrays."""
+    def save(self, path: str | os.PathLike[str] | BinaryIO) -> None:
+        """Write one file: the text, and the bytes of the constants."""
         from .file import write
 
         write(path, self.text(constants=False), [raw for _, raw in self.constants])
 
     @staticmethod
-    def load(path: str | os.PathLike) -> Program:
+    def load(path: str | os.PathLike[str] | BinaryIO) -> Program:
         """Return the program that `save` wrote. Executes nothing; the error for a damaged file names it."""
         from .file import read
         from .parser import parse

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..backends.reference.collector import fewer_collections, no_collections
 from ..errors import error, without_our_frames
+from ..files import read_json
 from ..ir.program import Diagnostic, Loop, Program
 from ..ir.statistics import Statistics
 from ..ir.tree import leaves
@@ -142,26 +143,21 @@ class SavedProfile:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> SavedProfile:
-        with open(path, encoding="utf-8") as file:
-            try:
-                content = json.load(file)
-            except ValueError:
-                content = None
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise error(
-                "profile-file",
-                f"{os.fspath(path)} is not a saved profile",
-                help="make one with Profile.save(path) or nki profile --save path",
-            )
-        kernel, figures = content.get("kernel"), content.get("figures")
-        known = isinstance(kernel, str) and isinstance(figures, dict)
-        if not known or not _is_whole(cls(str(kernel), dict(figures or {}))):
+        content = read_json(
+            path,
+            {"format": FORMAT, "kernel": str, "figures": dict},
+            kind="profile-file",
+            what="a saved profile",
+            help="write one with nki profile --save path, or name a kernel as script.py:kernel",
+        )
+        saved = cls(content["kernel"], content["figures"])
+        if not _is_whole(saved):
             raise error(
                 "profile-file",
                 f"{os.fspath(path)} is a saved profile with parts missing or changed",
                 help="save it again: it was edited or cut off",
             )
-        return cls(str(kernel), dict(figures or {}))
+        return saved
 
 
 @dataclass
@@ -214,11 +210,14 @@ class WorldProfile:
 
 
 def _is_whole(saved: SavedProfile) -> bool:
-    """True when everything that a report shows is there."""
+    """True when everything that reports and comparisons show is there."""
+    from ..report.text import plain, side_by_side
+
     try:
         saved.summary()
-        return isinstance(saved.total_us, (int, float))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        plain(side_by_side(saved.figures, saved.figures))
+        return saved.total_us > 0
+    except Exception:  # the reports are the definition of what a profile must have
         return False
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..files import open_regular
 from ..ir import tree
 from ..machine.dtypes import DType
 from ..machine.operators import Operator
@@ -235,7 +236,7 @@ def file_digest(path: str) -> str:
     import hashlib  # OpenSSL behind it is slow to load
 
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return hashlib.blake2b(file.read()).hexdigest()
     except OSError:
         return "not readable"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -112,9 +113,8 @@ class DevicePrint(Instruction):
         files = core.execution.side_effects.files
         count = files.get((core.index, self.print_prefix), 0)
         files[core.index, self.print_prefix] = count + 1
-        folder = os.path.join(
-            directory, self.print_prefix.replace(os.sep, "_"), f"core_{core.index}", str(count)
-        )
+        name = re.sub(r"[/\\\0]|^\.*$", "_", self.print_prefix)  # the file stays inside the directory
+        folder = os.path.join(directory, name, f"core_{core.index}", str(count))
         os.makedirs(folder, exist_ok=True)
         exotic = tensor.dtype.kind == "V" and self.tensor.dtype.castable  # .npy cannot name bfloat16 and fp8
         np.save(

@@ -6,11 +6,13 @@ import hashlib
 import io
 import os
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 
 from .. import isa
 from ..errors import error, user_site
+from ..files import read_bytes
 from ..ir.context import current, warn
 from ..ir.layout import Int, is_int
 from ..ir.storage import Lease, Storage
@@ -23,6 +25,7 @@ from ..machine.machine import Machine
 from ..machine.memories import SBUF, SHARED_HBM
 from .allocation import allocate, check_tensor
 
+LARGEST = 4 << 30  # bytes of a .npy file
 _TESTED_CONSTANTS = (
     dtypes.float32,
     dtypes.float16,
@@ -67,11 +70,10 @@ def shared_constant(constant: np.ndarray | str | os.PathLike[str]) -> NkiTensor:
 def _constant_array(constant: object) -> np.ndarray:
     if isinstance(constant, (str, os.PathLike)):
         try:
-            with open(constant, "rb") as file:
-                content = file.read()
+            content = read_bytes(constant, LARGEST)
             digest = hashlib.blake2b(content).hexdigest()
             current().launch.python.files.append((os.path.abspath(constant), digest))
-            return np.load(io.BytesIO(content), allow_pickle=False)
+            return _npy_array(content)
         except (OSError, ValueError) as problem:
             raise error(
                 "argument",
@@ -84,6 +86,21 @@ def _constant_array(constant: object) -> np.ndarray:
         f"shared_constant: expected a numpy array or the path of a .npy file, got {type(constant).__name__}",
         help="np.asarray(values, dtype=np.float32)",
     )
+
+
+def _npy_array(content: bytes) -> np.ndarray:
+    """Return the array of a .npy file; ValueError unless its bytes are those that its header describes."""
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of the format")
+    read_header = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
+    shape, is_fortran, dtype = read_header(file)
+    size = prod(shape) * dtype.itemsize
+    if dtype.hasobject or min(shape, default=0) < 0 or size != len(content) - file.tell():
+        raise ValueError(f"{dtype}{list(shape)} is not what its {len(content):,} bytes hold")
+    array: np.ndarray = np.frombuffer(content, dtype, offset=file.tell())
+    return array.reshape(shape, order="F" if is_fortran else "C")
 
 
 def _check_same_constant(core: Core, key: tuple) -> None:

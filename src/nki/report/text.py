@@ -271,7 +271,7 @@ def _compared(a: Figures, b: Figures) -> Iterable[tuple[str, float, float, Shown
 
     yield row("total", time, "total_us")
     yield row("instructions", count, "instructions")
-    for engine in a["engines"]:
+    for engine in (name for name in a["engines"] if name in b["engines"]):
         yield row(f"{engine} active", time, "engines", engine, "active_us")
         yield row(f"{engine} active %", percent, "engines", engine, "active_percent")
     yield row("DMA transfers", count, "dma", "transfers")
@@ -346,7 +346,7 @@ def _value(value: object) -> str:
 
 def bar(share: float) -> str:
     """`██████····`"""
-    full = round(min(100.0, share) / 100 * BAR)
+    full = round(min(100.0, max(0.0, share)) / 100 * BAR)
     return "█" * full + "·" * (BAR - full)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import error
+from ..files import Form, read_json
 from ..kernel.arrays import TensorSpec
 from ..kernel.jit import profile
 from ..kernel.kernel import Kernel
@@ -146,15 +147,12 @@ class Snapshots:
     def read(self) -> dict[str, dict[str, Any]]:
         if not self.path.exists():
             return {}
-        try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-            if content["format"] != FORMAT or not isinstance(content["tests"], dict):
-                raise ValueError
-        except (ValueError, KeyError, TypeError):
-            raise error(
-                "costs-file", f"{self.path} holds no costs", help="write it again with pytest --nki-update"
-            ) from None
-        return content["tests"]
+        form: Form = {"format": FORMAT, "tests": dict}
+        help = "write it again with pytest --nki-update"
+        tests = read_json(self.path, form, kind="costs-file", what="a file of costs", help=help)["tests"]
+        if not all(_is_snapshot(calls) for calls in tests.values()):
+            raise error("costs-file", f"{self.path} has costs with parts missing or changed", help=help)
+        return tests
 
     def write(self, test: str, costs: Sequence[Cost]) -> None:
         tests = self.read()
@@ -176,12 +174,27 @@ class Snapshots:
             if before is None:
                 wrong.append(f"there is no snapshot of {cost.call}\n  help: pytest --nki-update writes it")
             elif cost.us > before["us"] * (1 + allowed):
-                more = 100 * (cost.us / before["us"] - 1)
+                more = 100 * (cost.us / max(before["us"], 1e-9) - 1)
                 wrong.append(
                     f"{cost.call} takes {cost.us:.2f} us, it took {before['us']:.2f} us: {more:.1f}% slower\n"
                     + _grown(before["lines"], cost.lines)
                 )
         return wrong
+
+
+def _is_snapshot(calls: object) -> bool:
+    """Whether this is what `write` stores of a test: the costs of each call, by its label."""
+    return isinstance(calls, dict) and all(
+        isinstance(cost, dict)
+        and _is_time(cost.get("us"))
+        and isinstance(lines := cost.get("lines"), list)
+        and all(isinstance(x, dict) and _is_time(x.get("us")) and "source" in x for x in lines)
+        for cost in calls.values()
+    )
+
+
+def _is_time(us: object) -> bool:
+    return isinstance(us, (int, float)) and us >= 0
 
 
 def _grown(before: Sequence[Line], now: Sequence[Line]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..files import Form, load_json, read_bytes
 from ..kernel.kernel import Kernel
 from ..kernel.specs import label
 from ..options import cache_folder
@@ -20,6 +21,7 @@ from .model import TuningJob
 from .space import Space
 
 FORMAT = "open-nki tuned 1"
+FORM: Form = {"format": FORMAT, "config": dict}
 log = logging.getLogger("nki.tune")
 
 
@@ -47,7 +49,7 @@ def key(job: TuningJob, space: Space, budget: int) -> str:
 def _source(kernel: Kernel) -> str:
     """Return a hash of the file that defines the kernel."""
     try:
-        return hashlib.sha256(Path(inspect.getfile(inspect.unwrap(kernel.func))).read_bytes()).hexdigest()
+        return hashlib.sha256(read_bytes(inspect.getfile(inspect.unwrap(kernel.func)))).hexdigest()
     except (OSError, TypeError):
         return hashlib.sha256(kernel.func.__code__.co_code).hexdigest()
 
@@ -56,17 +58,16 @@ def read(name: str, space: Space, place: Path) -> dict[str, Any] | None:
     """Return what was stored under a key, or None. A file that cannot be read is logged and written again."""
     file = place / f"{name}.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError(f"its format is {content['format']!r}")
-        config, us = content["config"], content["us"]
-        known = config.keys() == space.vary.keys() and all(config[n] in space.vary[n] for n in config)
-        if not known or not isinstance(us, (int, float)):
+        content = load_json(file, FORM)
+        config, vary = content["config"], {name: list(values) for name, values in space.vary.items()}
+        known = config.keys() == vary.keys() and all(config[name] in vary[name] for name in config)
+        if not known or not isinstance(content.get("us"), (int, float)):
             raise ValueError("its configuration is not in the space")
-        return content
+        own = {name: vary[name][vary[name].index(value)] for name, value in config.items()}
+        return {**content, "config": own}  # True == 1, but the kernel gets what the space has
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
+    except (OSError, ValueError) as problem:
         log.warning("the tuned configuration %s cannot be used (%s); tuning again", file, problem)
         return None
 

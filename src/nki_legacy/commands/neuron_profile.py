@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nki.cli.command import Command
+from nki.cli.command import WRONG_USAGE, Command
+from nki.errors import NkiError
 
 REFUSED = ("inspect", "show-session", "analyze", "upgrade")
 
@@ -61,8 +62,9 @@ def main(argv: Sequence[str] | None = None, name: str = "neuron-profile") -> int
             raise ValueError(f"{options.command} needs a device; nki profile models a kernel without one")
         return _capture(options) if options.command == "capture" else _view(options)
     except (OSError, ValueError) as problem:
-        print(f"{name} (Open NKI): {problem}", file=sys.stderr)
-        return 1
+        why = problem.message if isinstance(problem, NkiError) else problem
+        print(f"{name} (Open NKI): {why}", file=sys.stderr)
+        return WRONG_USAGE
 
 
 def _capture(options: argparse.Namespace) -> int:
@@ -75,7 +77,7 @@ def _capture(options: argparse.Namespace) -> int:
     programs = files().programs_of(content)
     if not programs:
         raise ValueError(f"{options.neff} holds no kernel: what it was made of called none")
-    files().write(path, content["open_nki_placeholder"], programs, modelled=True)
+    files().write(path, content["open_nki_placeholder"], programs)
     print(f"wrote {path}, modelled, not measured: {', '.join(p.name for p in programs)}", file=sys.stderr)
     return 0
 
@@ -107,7 +109,7 @@ def _view(options: argparse.Namespace) -> int:
             _report(session, folder, options.output_file)
         return 0
     content = files().read(sessions[0])
-    kernels = [summary(_figures(kernel, i, content)) for i, kernel in enumerate(content["kernels"])]
+    kernels = [summary(profile.to_dict()) for profile in files().profiles_of(content)]
     if options.output_format == "summary-json":
         print(json.dumps({f"n_{i}": facts for i, facts in enumerate(kernels)}))
     elif options.output_format == "json":
@@ -137,10 +139,6 @@ def _sessions(options: argparse.Namespace) -> list[Path]:
         if found:
             return found
     raise ValueError(f"no .ntff in {' or '.join(filter(None, places))}: neuron-explorer capture writes one")
-
-
-def _figures(kernel: dict[str, Any], index: int, content: dict[str, Any]) -> dict[str, Any]:
-    return kernel.get("figures") or files().profiles_of(content)[index].to_dict()
 
 
 def _report(session: Path, folder: Path, name: str | None) -> None:

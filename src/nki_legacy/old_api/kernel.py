@@ -289,7 +289,7 @@ def profile(
         stem, suffix = os.path.splitext(save_trace_name)
         names = [f"{stem}_exec_{n}{suffix}" for n in range(profile_nth, num_execs + 1, profile_nth)]
         for name in names if profile_nth > 1 else [save_trace_name]:
-            sessions.write(os.path.join(folder, name), made.__name__, [program], modelled=True)
+            sessions.write(os.path.join(folder, name), made.__name__, [program])
 
     return call
 

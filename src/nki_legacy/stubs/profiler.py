@@ -38,7 +38,7 @@ class profile:
             profile_program(program).save(path)
             write(os.path.join(self.folder, f"neff_{number}.neff"), program.name, [program])
             session = os.path.join(self.folder, f"{number}_instid_0_vnc_0.ntff")
-            write(session, program.name, [program], modelled=True)
+            write(session, program.name, [program])
             print(
                 f"nki run: wrote {path} and {session}, modelled, not measured\n"
                 f"  nki neuron-explorer view -s {session} makes a report, nki compare shows two",
