@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 from typing import Any, NoReturn
 
@@ -17,6 +18,43 @@ def assert_shape(tensor: Tensor, shape: tuple, name: str) -> None:
     """The tensor has exactly this shape."""
     got, wanted = tuple(tensor.shape), tuple(shape)
     kernel_assert(got == wanted, f"{name}: got shape {got}, expected {wanted}")
+
+
+def refuse_without_effect(effective: bool, needs: str, arguments: tuple) -> None:
+    """Refuse arguments, pairs (name, value), that this call would ignore, unless they are None or False."""
+    for argument in arguments:
+        unset = argument[1] is None or (isinstance(argument[1], bool) and not argument[1])
+        kernel_assert(
+            effective or unset, f"{argument[0]}: got a value without effect, allowed only with {needs}"
+        )
+
+
+class _TensorCheck:
+    """Callable object instead of a function: the NKI compiler reads functions, and knows no `hasattr`."""
+
+    def __call__(self, required: tuple, optional: tuple = ()) -> None:
+        """Refuse what is no tensor, by its name: pairs (name, value); optional ones may be None."""
+        for name, value in (*required, *(pair for pair in optional if pair[1] is not None)):
+            got = "None" if value is None else f"a {type(value).__name__}"
+            kernel_assert(hasattr(value, "shape"), f"{name}: got {got}, expected a tensor")
+
+
+assert_tensors = _TensorCheck()
+
+
+class _MemberCheck:
+    """Callable object instead of a function: the NKI compiler reads functions, and knows no enum.Enum."""
+
+    def __call__(self, *arguments: tuple) -> None:
+        """Refuse what is no member of an enumeration, by its name: triples (name, value, enumeration)."""
+        for name, value, members in arguments:
+            kernel_assert(
+                isinstance(value, (int, enum.Enum)) and not isinstance(value, bool),
+                f"{name}: got {value!r}, expected a member of {members.__name__}",
+            )
+
+
+assert_members = _MemberCheck()
 
 
 class _ValueCheck:
