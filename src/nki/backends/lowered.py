@@ -187,6 +187,3 @@ class _Steps:
 def lower(program: Program) -> Lowered:
     """Return the lowered form of a program."""
     return Lowered(program)
-
-
-__all__ = ["UNPLANNED", "Lowered", "LoweredLoop", "LoweredStep", "Signature", "lower"]

@@ -404,14 +404,3 @@ class CollectivePermuteImplicitReduce(Collective):
 
 def _beyond_float32(array: np.ndarray) -> bool:
     return bool((np.abs(array.astype(np.float64)) > EXACT_IN_FLOAT32).any())
-
-
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "collective_permute",
-    "collective_permute_implicit",
-    "collective_permute_implicit_reduce",
-    "reduce_scatter",
-]

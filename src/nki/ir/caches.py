@@ -110,6 +110,3 @@ def per_program(make: Callable[Concatenate[T, P], V]) -> Callable[Concatenate[T,
         return values[key]
 
     return cached
-
-
-__all__ = ["LRUCache", "per_program"]

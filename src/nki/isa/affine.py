@@ -203,6 +203,3 @@ class AffineSelect(GpsimdInstruction):
 
     def cost(self, m: Machine) -> InstructionCost:
         return self.cost_of(m, "gpsimd_one_input", self.dst.free_elements)
-
-
-__all__ = ["affine_select", "iota"]

@@ -11,8 +11,6 @@ from ..machine.memories import PSUM
 from .copies import memset, tensor_copy
 from .dma import dma_copy
 
-__all__: list[str] = []
-
 
 def assign(target: NkiTensor, value: object) -> None:
     """Issue `t[key] = value`, by the instruction that fits the two buffers (spec/tensor.md 4.6)."""

@@ -189,6 +189,3 @@ class DmaCompute(DmaInstruction):
     def generated_by(self, machine: Machine) -> str:
         indexed = any(kind(view) == "vector" for view in (self.dst, *self.sources))
         return "software" if indexed else "static"
-
-
-__all__ = ["dma_compute"]

@@ -289,6 +289,3 @@ def saturated(value: Any, dtype: DType) -> Any:
         low = -dtype.largest - 1 if dtype.is_signed else 0
         value = min(max(int(value), low), dtype.largest)
     return dtypes.scalar(value, dtype)
-
-
-__all__ = ["memset", "tensor_copy", "tensor_copy_predicated"]

@@ -276,6 +276,3 @@ def _without_ones(view: View) -> tuple[int, ...]:
 # ---- dma_compute ---------------------------------------------------------------------------------
 
 MAX_SOURCES = 16
-
-
-__all__ = ["dma_copy"]

@@ -92,6 +92,3 @@ class Function(Instruction):
         return InstructionCost(
             rate * n, m.fix_vector_ns, ("vector_one_input", "vector_reciprocal"), m.min_ii_cycles
         )
-
-
-__all__ = ["function"]

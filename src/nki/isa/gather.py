@@ -154,6 +154,3 @@ class NcNGather(GpsimdInstruction):
 
     def cost(self, m: Machine) -> InstructionCost:
         return self.cost_of(m, "gpsimd_gather", self.dst.free_elements, ("gpsimd_gather",))
-
-
-__all__ = ["local_gather", "nc_n_gather"]

@@ -230,11 +230,3 @@ class Topk(GpsimdInstruction):
 
     def cost(self, m: Machine) -> InstructionCost:
         return InstructionCost(m.gpsimd_topk * self.n + self.val_dst.free_elements, m.fix_gpsimd_ns)
-
-
-__all__ = [
-    "nonzero_with_count",
-    "sequence_bounds",
-    "tensor_partition_reduce",
-    "topk",
-]

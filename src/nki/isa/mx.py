@@ -325,6 +325,3 @@ def dequantize(packed: np.ndarray, dtype: DType, scale: np.ndarray) -> np.ndarra
         values = values.astype(np.float64)
     values *= np.repeat(_FACTORS.astype(values.dtype)[codes], GROUP, axis=0)[:, :, None]
     return values.transpose(0, 2, 1).reshape(LANES * k, n)
-
-
-__all__ = ["nc_matmul_mx", "quantize_mx"]

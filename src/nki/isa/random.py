@@ -273,6 +273,3 @@ class RandGetState(StateInstruction):
 
     def compute(self, dst: np.ndarray) -> None:
         dst[...] = shaped(generator(current(), self.engine_name()).state(dst.shape[0]), dst)
-
-
-__all__ = ["dropout", "rand2", "rand_get_state", "rand_set_state", "rng", "set_rng_seed"]

@@ -295,10 +295,3 @@ _EXPONENTIAL_DTYPES = (
     "uint8",
     "uint16",
 )
-
-
-__all__ = [
-    "exponential",
-    "tensor_reduce",
-    "tensor_scalar_reduce",
-]

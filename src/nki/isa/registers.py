@@ -188,14 +188,3 @@ def get_nc_version() -> nc_version:
 def get_nc_sub_version() -> int:
     """The silicon revision: 0, the first."""
     return 0
-
-
-__all__ = [
-    "VirtualRegister",
-    "get_nc_sub_version",
-    "get_nc_version",
-    "register_alloc",
-    "register_load",
-    "register_move",
-    "register_store",
-]

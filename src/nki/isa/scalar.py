@@ -342,6 +342,3 @@ class Activate2(ActivationInstruction):
             z = apply(self.op1, z, column(imm1, self.imm1, z.ndim), self.reverse1)
         slope = {"slope": column(relu_param, self.relu_param, z.ndim)} if self.op.name == "prelu" else {}
         self.activate(dst, z, reduce_res, **slope)
-
-
-__all__ = ["activate2", "activation", "activation_reduce"]

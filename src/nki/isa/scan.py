@@ -211,6 +211,3 @@ def _reducer_of(op: Operator, carry_is_left: bool) -> tuple[str, np.float32] | N
     if op.name == "subtract" and carry_is_left:
         return "add", np.float32(-1)
     return None
-
-
-__all__ = ["tensor_scalar_cumulative", "tensor_tensor_scan"]

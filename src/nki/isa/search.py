@@ -323,6 +323,3 @@ def _touched(shuffle_mask: tuple[int, ...], partitions: int, operand: int) -> tu
     numbers = np.unique(_moves(shuffle_mask, partitions)[operand])
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks) if len(run))
-
-
-__all__ = ["max8", "nc_find_index8", "nc_match_replace8", "nc_stream_shuffle"]

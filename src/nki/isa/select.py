@@ -230,6 +230,3 @@ class SelectReduce(VectorReduction):
 
     def cost(self, m: Machine) -> InstructionCost:
         return predicated_cost(self, m, self.on_true, self.predicate)
-
-
-__all__ = ["range_select", "select_reduce"]

@@ -102,6 +102,3 @@ def _check_statistics(ins: BnStats | BnAggr, count: int, what: str) -> None:
             ["dst", "data"],
         )
     rules.elements(ins, "dst", count, what)
-
-
-__all__ = ["bn_aggr", "bn_stats"]

@@ -277,6 +277,3 @@ class _AddressRange:
             "shape": tuple(view.shape),
             "strides": tuple(strides),
         }
-
-
-__all__ = ["core_barrier", "sendrecv"]

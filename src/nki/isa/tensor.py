@@ -383,6 +383,3 @@ class MatmulTranspose(NcMatmul):
         elif not all_hold(np.isfinite(left)):
             warn_not_finite(self, "stationary")
         dtypes.store(dst, np.matmul(left.T, right).reshape(dst.shape), self.dst.dtype)
-
-
-__all__ = ["nc_matmul"]

@@ -187,6 +187,3 @@ class NcTranspose(MatmulInstruction):
         if self.data.dtype.itemsize == 4:
             cycles *= m.fp32_transpose_factor
         return InstructionCost(cycles, m.fix_tensor_ns, ("fix_tensor_ns",))
-
-
-__all__ = ["nc_transpose"]

@@ -205,6 +205,3 @@ class DmaTranspose(DmaInstruction):
         inside = self.dst.on_chip and self.src.on_chip
         fraction = machine.dma_transpose_sbuf_fraction if inside else machine.dma_transpose_hbm_fraction
         return fraction or 1.0  # element by element on trn1: the descriptors have it
-
-
-__all__ = ["dma_transpose"]

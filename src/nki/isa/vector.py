@@ -367,6 +367,3 @@ class Reciprocal(VectorInstruction):
 
     def cost(self, m: Machine) -> InstructionCost:
         return vector_cost(self, m, "vector_reciprocal", self.data.free_elements)
-
-
-__all__ = ["reciprocal", "scalar_tensor_tensor", "tensor_scalar", "tensor_tensor"]

@@ -178,14 +178,3 @@ def _randomize(tile: NkiTensor) -> None:
     isa.rng(bits)
     isa.tensor_scalar(bits, bits, OPERATORS["right_shift"], 8)
     isa.tensor_scalar(tile, bits, OPERATORS["multiply"], 2.0**-24)
-
-
-__all__ = [
-    "empty_like",
-    "full",
-    "ndarray",
-    "ones",
-    "rand",
-    "zeros",
-    "zeros_like",
-]

@@ -52,6 +52,3 @@ def cast(x: NkiTensor, dtype: DTypeLike) -> NkiTensor:
     """Return a copy of a tile in another dtype; nl.copy(x, dtype=dtype) today."""
     warn("legacy", "nl.cast is an old form", help="write nl.copy(x, dtype=...)")
     return operands.cast(operands.check_tile("cast", "x", x), dtypes.resolve(dtype, "cast: dtype"))
-
-
-__all__ = ["cast", "fp32", "nc", "par_dim", "spmd_dim"]

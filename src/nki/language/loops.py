@@ -195,14 +195,3 @@ def no_reorder() -> Iterator[None]:
         core.ordering.depth -= 1
         if not core.ordering.depth and core.issued >= first:
             core.ordering.blocks.append((first, core.issued))
-
-
-__all__ = [
-    "affine_range",
-    "dynamic_range",
-    "fori_loop",
-    "no_reorder",
-    "sequential_range",
-    "static_range",
-    "while_loop",
-]

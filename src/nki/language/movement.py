@@ -321,18 +321,3 @@ def random_seed(seed: NkiTensor) -> None:
             help="use nisa.rand_set_state and nisa.rng(engine=nisa.engine.gpsimd) for reproducible bits",
         )
     isa.set_rng_seed(seed)
-
-
-__all__ = [
-    "broadcast_to",
-    "dropout",
-    "expand_dims",
-    "gather_flattened",
-    "load",
-    "load_transpose2d",
-    "matmul",
-    "random_seed",
-    "store",
-    "transpose",
-    "where",
-]

@@ -10,8 +10,6 @@ from ..ir.tensor import NkiTensor
 from ..machine.memories import PRIVATE_HBM, PSUM
 from .allocation import allocate
 
-__all__: list[str] = []
-
 
 def across_partitions(tile: NkiTensor, sizes: Sequence[int]) -> NkiTensor | None:
     """Copy the elements of a tile in order to a tile of another number of partitions, with a warning.

@@ -123,6 +123,3 @@ class DevicePrint(Instruction):
 
     def cost(self, machine: Machine) -> InstructionCost:
         return InstructionCost(0, 0.0)
-
-
-__all__ = ["device_print", "ds", "num_programs", "program_id", "program_ndim"]

@@ -230,6 +230,3 @@ def _shape(x: NkiTensor, axes: tuple[int, ...], keepdims: bool) -> tuple[int, ..
     if keepdims:
         return remaining + (1,) * len(axes)
     return remaining if len(remaining) > 1 else (*remaining, 1)
-
-
-__all__ = ["all", "max", "mean", "min", "prod", "rms_norm", "softmax", "sum", "var"]

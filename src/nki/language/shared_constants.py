@@ -179,6 +179,3 @@ def _check_identity_target(n: Int, dst: object) -> None:
             f"shared_identity_matrix: dst has shape {tuple(dst.shape)}, the identity has {(n, n)}",
             notes=[f"dst: {dst.describe()}"],
         )
-
-
-__all__ = ["shared_constant", "shared_identity_matrix"]

@@ -75,5 +75,3 @@ def _deprecated(name: str, instead: str) -> None:
 
 
 tile_size = _TileSize()
-
-__all__ = ["tile_size"]

@@ -124,5 +124,3 @@ def _touched_views(instruction: Instruction) -> list[View]:
 
 
 plans = PlanCache()
-
-__all__ = ["Content", "PlanCache", "plans"]

@@ -148,6 +148,3 @@ def _bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} B"
-
-
-__all__ = ["describe", "lines"]

@@ -151,6 +151,3 @@ def _mostly_transposed(tiles: Sequence[PackedTile]) -> bool:
         if len(shape) == 2 and tile.rows > 1 and tile.columns > 1:
             transposed += tile.rows * tile.columns * ((strides[0] == width) - (strides[1] == width))
     return transposed > 0
-
-
-__all__ = ["Location", "StepEmitter", "locate", "output_elements"]

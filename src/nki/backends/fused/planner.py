@@ -23,7 +23,8 @@ from .products import Gemm
 from .stages import allocate_values, schedule
 from .steps import CorePlan, FusedPlan, InstructionStep, WriteOnceResult
 from .storages import Storages, touched
-from .tracking import Tracker, Untrackable
+from .tiles import Untrackable
+from .tracking import Tracker
 
 MIN_FLOPS = 1 << 28  # of the matmuls of a program that is planned
 MIN_FLOPS_PER_INSTRUCTION = 1 << 20  # planning takes time for each of them
@@ -166,6 +167,3 @@ def _independent(lowered: Lowered, cores: list[CorePlan], storages: Storages) ->
         for j, (read, others) in enumerate(used)
         if i != j
     )
-
-
-__all__ = ["NoPlan", "make_plan", "plan_of"]

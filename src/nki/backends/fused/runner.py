@@ -239,6 +239,3 @@ def _copy_bits(target: np.ndarray, source: np.ndarray) -> None:
         dtypes.bits(target)[...] = dtypes.bits(source)
     else:
         target[...] = source
-
-
-__all__ = ["PlanRunner"]

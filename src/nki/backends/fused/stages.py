@@ -145,6 +145,3 @@ def _memory_of(base: object) -> Iterator[Any]:
             yield base.in_product[0]
         elif base.stored_at is None:
             yield base
-
-
-__all__ = ["allocate_values", "node_inputs", "schedule"]

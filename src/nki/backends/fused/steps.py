@@ -136,20 +136,3 @@ class FusedPlan(NamedTuple):
     def flops(self) -> int:
         """Floating-point operations of the large products."""
         return sum(2 * p.left.rows * p.left.columns * p.right.columns for p in self.products)
-
-
-__all__ = [
-    "ARENA",
-    "CorePlan",
-    "OutputRef",
-    "Matrix",
-    "InputRef",
-    "PackedTile",
-    "StoredBlock",
-    "FusedPlan",
-    "GemmStep",
-    "WriteOnceResult",
-    "ArrayRef",
-    "PlanStep",
-    "InstructionStep",
-]

@@ -240,6 +240,3 @@ def _cover(segments: list[Segment], where: Box) -> bool:
     for p in parts:
         flags[row_of[p.first] : row_of[p.last], byte_of[p.start] : byte_of[p.stop]] = True
     return bool(flags.all())
-
-
-__all__ = ["Untrackable", "Segment", "TileContents", "CoreTiles", "box_of"]

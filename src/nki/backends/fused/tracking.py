@@ -326,6 +326,3 @@ def _origin_value(view: View, elements: Elements, order: object) -> SSAValue | N
     value = SSAValue(view, found)
     value.dtype = elements.dtype
     return value
-
-
-__all__ = ["Untrackable", "Node", "Tracker"]

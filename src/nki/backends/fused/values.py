@@ -246,13 +246,3 @@ def permuted(elements: Elements, order: Any, shape: Sequence[int]) -> Elements |
 def storage_elements(view: View) -> Elements:
     """Return the elements of a view of a storage in HBM."""
     return Elements(view.storage, view.offset, tuple(view.shape), view.strides, view.dtype)
-
-
-__all__ = [
-    "Elements",
-    "SSAValue",
-    "matrix_strides",
-    "permuted",
-    "storage_elements",
-    "reshape_strides",
-]

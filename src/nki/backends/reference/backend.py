@@ -98,6 +98,3 @@ def _while(core: ExecutingCore, loop: Loop) -> Iterable[int]:
 
 def _bound(bound: Any) -> int:
     return bound if isinstance(bound, int) else bound.as_index()
-
-
-__all__ = ["ReferenceBackend", "run_loop"]

@@ -143,6 +143,3 @@ def common_lead(grids: Sequence[OperandGrid], count: int) -> tuple[int, ...]:
             if fitting > most:
                 best, most = lead, fitting
     return best
-
-
-__all__ = ["OperandGrid", "OperandLayout", "common_lead", "offset_of", "layout_of"]

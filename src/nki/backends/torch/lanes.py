@@ -366,15 +366,3 @@ def resolved(ufunc: np.ufunc, types: tuple, dtype: np.dtype | None) -> tuple[np.
 UFUNCS: dict[Any, Any] = {}
 REDUCTIONS: dict[Any, Any] = {}
 FUNCTIONS: dict[Any, Any] = {}
-
-__all__ = [
-    "FLOAT32",
-    "REDUCTIONS",
-    "UFUNCS",
-    "FUNCTIONS",
-    "Lanes",
-    "Unsupported",
-    "Device",
-    "aligned",
-    "held_as",
-]

@@ -339,6 +339,3 @@ def to_device(lanes: Lanes, values: np.ndarray) -> None:
         held = held.view(held_as(held.dtype))
     tensor = lanes.device.torch.from_numpy(held).to(lanes.tensor.device)
     lanes.tensor.copy_(tensor.view(lanes.tensor.dtype).reshape(lanes.tensor.shape))
-
-
-__all__ = ["part_of", "run"]

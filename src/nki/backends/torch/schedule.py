@@ -277,6 +277,3 @@ def _equal(items: Sequence[object], key: Any) -> Iterator[list[Any]]:
     for item in items:
         found.setdefault(key(item), []).append(item)
     yield from found.values()
-
-
-__all__ = ["StepMember", "LevelScheduler", "Refused", "AccumulatorValue", "groups"]

@@ -309,6 +309,3 @@ def _allocate_slabs(steps: Sequence[DeviceStep]) -> int:
         for step, buffers in zip(steps, new, strict=True)
     )
     return allocate(used, StepBuffer.finish)
-
-
-__all__ = ["Batch", "DevicePlan", "BatchedGemm", "BatchedFactor", "DeviceStep", "device_plan_of"]
