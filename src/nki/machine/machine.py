@@ -11,50 +11,62 @@ Units are in the names: `_bytes` per partition unless noted, `_ns`, `_ghz`, `_gb
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeVar
 
-from .assumptions import ASSUMPTIONS
+from .assumptions import ASSUMED_TRN1, ASSUMED_TRN2, ASSUMED_TRN3, ASSUMPTIONS
 
 KIB = 1024
 GIB = 1024**3
+T = TypeVar("T")
+
+
+class PerGeneration(NamedTuple):
+    """The values of a field on trn1, trn2 and trn3."""
+
+    values: tuple[Any, Any, Any]
+
+
+def each(trn1: T, trn2: T, trn3: T | None = None) -> T:
+    """Return a default that differs by generation; trn3 is as trn2 unless it is given."""
+    return PerGeneration((trn1, trn2, trn2 if trn3 is None else trn3))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True, init=False, eq=False, repr=False)
 class Machine:
-    """One generation. A field with a default is the same on all of them."""
+    """One generation. A field without `each` is the same on all of them."""
 
     # --- identity
-    name: str  # spec/language.md 5 [D]
-    aliases: tuple[str, ...]  # spec/language.md 5 [D]
-    generation: int  # 1 [D] NeuronCore-v2, v3, v4
-    assumed: frozenset[str]  # 15 [X] the fields that rest on an assumption on this machine
+    name: str = each("trn1", "trn2", "trn3")  # spec/language.md 5 [D]
+    aliases: tuple = each(("inf2", "gen2", "2"), ("gen3", "3"), ("gen4", "4"))  # spec/language.md 5 [D]
+    generation: int = each(2, 3, 4)  # 1 [D] NeuronCore-v2, v3, v4
+    assumed: frozenset[str] = each(ASSUMED_TRN1, ASSUMED_TRN2, ASSUMED_TRN3)  # 15 [X] see assumptions.py
 
     # --- the device around the core
-    cores_per_device: int  # 1 [D]
-    lnc_degrees: tuple[int, ...]  # 1 [D] physical cores a logical core may have
-    cores_per_hbm_stack: int  # 1 [D]
-    hbm_bytes_per_core: int  # 1 [D] the stack a core reaches, whole (not per partition)
-    hbm_gbs: float  # 1 [X] one stack; the profiler's MBU denominator
+    cores_per_device: int = each(2, 8)  # 1 [D]
+    lnc_degrees: tuple[int, ...] = each((1,), (1, 2))  # 1 [D] physical cores a logical core may have
+    cores_per_hbm_stack: int = each(1, 2)  # 1 [D]
+    hbm_bytes_per_core: int = each(16 * GIB, 24 * GIB, 36 * GIB)  # 1 [D] the whole stack a core reaches
+    hbm_gbs: float = each(410.0, 716.0, 1175.0)  # 1 [X] one stack; the profiler's MBU denominator
 
     # --- clocks
-    tensor_ghz: float  # 1 [D]
-    vector_ghz: float  # 1 [D]
-    scalar_ghz: float  # 1 [D]
-    gpsimd_ghz: float  # 1 [D]
-    dma_ghz: float  # 1 [X] the clock behind the profiler's DMA and core "cycles"
+    tensor_ghz: float = each(2.8, 2.4)  # 1 [D]
+    vector_ghz: float = each(1.12, 0.96, 1.2)  # 1 [D]
+    scalar_ghz: float = each(1.4, 1.2)  # 1 [D]
+    gpsimd_ghz: float = each(1.4, 1.2)  # 1 [D]
+    dma_ghz: float = each(1.4, 1.2)  # 1 [X] the clock behind the profiler's DMA and core "cycles"
 
     # --- SBUF and PSUM: geometry
     partitions: int = 128  # 3 [D]
     quadrant_partitions: int = 32  # 3 [D] operands of <= 32 partitions start at a multiple of this
-    sbuf_bytes: int  # 1 [D]
-    sbuf_usable_bytes: int  # 1 [T] the rest is reserved
+    sbuf_bytes: int = each(192 * KIB, 224 * KIB, 256 * KIB)  # 1 [D]
+    sbuf_usable_bytes: int = each(180_224, 212_984, 245_752)  # 1 [T] the rest is reserved
     sbuf_partition_stride_bytes: int = 262_144  # 1 [S] address step from partition to partition
     sbuf_min_align: int = 1  # spec/language.md 8 [C] bytes
     psum_bytes: int = 16 * KIB  # 1 [D]
     psum_bank_bytes: int = 2 * KIB  # 1 [D]
     psum_banks: int = 8  # 1 [D]
-    psum_banks_pe_dma_transpose: int  # 3 [D] when dma_transpose is lowered to TensorE, it takes bank 7
+    psum_banks_pe_dma_transpose: int = each(8, 7)  # 3 [D] from trn2 on, dma_transpose on TensorE takes bank 7
     psum_min_align: int = 4  # spec/language.md 8 [C] bytes
 
     # --- SBUF and PSUM: access
@@ -63,37 +75,38 @@ class Machine:
     access_max_stride: int = 2**15 - 1  # 3 [D] int16 elements
     stride_full_rate_bytes: int = 16  # 3 [D] a longer innermost stride is slowed down ...
     stride_slowdown: float = 2.0  # 3 [D] ... by this factor
-    vector_gpsimd_serial: bool  # 3.1 [D] VectorE and GpSimdE take turns in SBUF
-    vector_scalar_psum_serial: bool  # 3.1 [D] VectorE and ScalarE take turns in PSUM
+    vector_gpsimd_serial: bool = each(True, False)  # 3.1 [D] VectorE and GpSimdE take turns in SBUF
+    vector_scalar_psum_serial: bool = each(True, False)  # 3.1 [D] VectorE and ScalarE take turns in PSUM
     psum_bank_serial: bool = True  # 3.1 [U] they take turns in one bank
-    shared_bus_stops_fast_modes: bool  # 3.1 [U] VectorE runs at 1x while GpSimdE is active
+    shared_bus_stops_fast_modes: bool = each(False, True)  # 3.1 [U] VectorE is at 1x while GpSimdE is active
 
     # --- TensorE: limits
     matmul_contraction_max: int = 128  # 5.1 [D] partitions of both operands (K)
     matmul_stationary_max: int = 128  # 5.1 [D] free elements of stationary (M)
-    matmul_moving_max: int  # 5.1 [D] free elements of moving (N), float32 dst
-    matmul_moving_max_bf16: int  # 5.1 [D] the same, bfloat16 dst
-    matmul_bank_limited: bool  # 3 [D] one matmul's dst lies in one PSUM bank
+    matmul_moving_max: int = each(512, 512, 4096)  # 5.1 [D] free elements of moving (N), float32 dst
+    matmul_moving_max_bf16: int = each(512, 512, 8192)  # 5.1 [D] the same, bfloat16 dst
+    matmul_bank_limited: bool = each(True, True, False)  # 3 [D] one matmul's dst lies in one PSUM bank
     gemm_moving_fmax: int = 512  # spec/language.md 8 [D] the constant nl.tile_size shows on every generation
-    pe_tile_sizes: tuple[int, ...]  # 5.1 [D] rows or columns of a tile of the array
-    transpose_exact: bool  # 3.2 [D] transposes move bits; else they multiply by the identity
+    pe_tile_sizes: tuple[int, ...] = each((128, 64), (128, 64, 32))  # 5.1 [D] rows or columns of a PE tile
+    transpose_exact: bool = each(False, True)  # 3.2 [D] transposes move bits, else multiply by identity
     mx_contraction_multiple: int = 32  # 5.1 [D] K of nc_matmul_mx
 
     # --- TensorE: rates
     fp32_multiplier: float = 0.25  # 2 [D] of the bf16 peak
-    double_row_multiplier: float  # 2 [D] fp8 double_row; 0: absent
-    mx_multiplier: float  # 2 [D] mxfp8 and mxfp4; 0: absent
+    double_row_multiplier: float = each(0.0, 2.0)  # 2 [D] fp8 double_row; 0: absent
+    mx_multiplier: float = each(0.0, 0.0, 4.0)  # 2 [D] mxfp8 and mxfp4; 0: absent
     matmul_min_cycles: int = 64  # 5.2 [D] MM = max(N, 64)
-    matmul_gap_cycles: float  # 5.3 [X] between back-to-back matmuls: 217.6 ns is 512 cycles + 10
-    matmul_after_load_ns: float  # 4 [S] a Matmult starts this long after its LoadStationary, at the earliest
+    matmul_gap_cycles: float = each(0.0, 10.0)  # 5.3 [X] between two matmuls: 217.6 ns is 512 cycles + 10
+    # 26 ns: performance guide, figures 20 and 21
+    matmul_after_load_ns: float = each(26.0, 0.0)  # 4 [S] from LoadStationary to Matmult, at least
     load_stationary_columns: int = 4  # 5.2 [D] columns of stationary per cycle (fast LoadStationary)
     fp32_matmul_pairs: int = 2  # 5.2 [X] LS+MM pairs of one float32 nc_matmul
     fp32_matmul_factor: int = 4  # 5.2 [D] cycles against bf16, all pairs together
     fp32_onezero_factor: int = 2  # 5.2 [D] the same with one operand flagged one/zero
     fp32_load_stationary_factor: int = 4  # 5.2 [U]
-    fp32_transpose_factor: int  # 5.2 [D] plain float32 matmul on v2, transpose mode after
-    transpose_issue_slots: int  # 5.2 [U] a second slot: transposes run behind matmuls
-    half_rate_rule: bool  # 5.3 [U] a matmul of low array activity streams slower
+    fp32_transpose_factor: int = each(4, 2)  # 5.2 [D] plain float32 matmul on v2, transpose mode after
+    transpose_issue_slots: int = each(1, 1, 2)  # 5.2 [U] a second slot: transposes run behind matmuls
+    half_rate_rule: bool = each(False, True)  # 5.3 [U] a matmul of low array activity streams slower
     half_rate_window_ns: float = 4000.0  # 5.3 [U] activity = K/128 x busy fraction over this window
     half_rate_threshold: float = 0.5  # 5.3 [U] below it ...
     half_rate_slowdown: float = 2.0  # 5.3 [U] ... by this factor
@@ -101,62 +114,63 @@ class Machine:
     # --- issue and result latency (done = start + II + FIX)
     min_ii_cycles: int = 64  # 4 [D] TensorE, VectorE, ScalarE: shortest initiation interval
     dynamic_min_ii_cycles: int = 600  # 6.2 [D] the same when a register gives the address
-    fix_tensor_ns: float  # 4 [T] isolated matmul until its result is readable
-    tensor_drain_ns: float  # 5.3 [S] what a matmul's bar shows beyond its II in a stream
-    fix_vector_ns: float  # 4 [T] copy, tensor_scalar, tensor_tensor, reduce, scan: 152-161
-    fix_memset_ns: float  # 4 [T]
-    fix_activation_ns: float  # 4 [T] activation, SBUF to SBUF
-    fix_scalar_copy_ns: float  # 4 [T] ScalarE copy, SBUF to SBUF
-    fix_scalar_psum_copy_ns: float  # 4 [T] ScalarE copy, PSUM to SBUF: 160-174
-    fix_accumulator_read_ns: float  # 4 [T] ActReadAccumulator: done 279 - II 185
-    fix_gpsimd_ns: float  # 4 [T] affine_select: 177 ns measured - the 150 cycles of II
-    scalar_operand_ns: float  # 4 [T] per [P,1] scale or bias tile an activation reads
+    fix_tensor_ns: float = each(142.0, 203.0)  # 4 [T] isolated matmul until its result is readable
+    tensor_drain_ns: float = each(142.0, 170.0)  # 5.3 [S] what a matmul's bar shows beyond its II in a stream
+    fix_vector_ns: float = each(130.0, 156.0, 156 * 0.96 / 1.2)  # 4 [T] all but memset: 152-161
+    fix_memset_ns: float = each(58 * 0.96 / 1.12, 58.0, 58 * 0.96 / 1.2)  # 4 [T]
+    fix_activation_ns: float = each(158.0, 293.0)  # 4 [T] activation, SBUF to SBUF
+    fix_scalar_copy_ns: float = each(158.0, 190.0)  # 4 [T] ScalarE copy, SBUF to SBUF
+    fix_scalar_psum_copy_ns: float = each(158.0, 167.0)  # 4 [T] ScalarE copy, PSUM to SBUF: 160-174
+    fix_accumulator_read_ns: float = each(158.0, 94.0)  # 4 [T] ActReadAccumulator: done 279 - II 185
+    fix_gpsimd_ns: float = each(52 * 1.2 / 1.4, 52.0)  # 4 [T] affine_select: 177 ns - the 150 cycles of II
+    scalar_operand_ns: float = each(0.0, 90.0)  # 4 [T] per [P,1] scale or bias tile an activation reads
 
     # --- VectorE: cycles per element
-    vector_access_cycles: float  # 3 [D] per input tile, before the next instruction; on trn2 hidden
+    # "approximately 60 cycles on NeuronCore-v2"; the Mamba profiles show 50 to 90. Hidden from trn2 on.
+    vector_access_cycles: float = each(60.0, 0.0)  # 3 [D] per input tile, before the next instruction
     vector_one_input: float = 1.0  # 6.1 [D]
-    vector_two_inputs: float  # 6.1 [D] tensor_tensor, both in SBUF
+    vector_two_inputs: float = each(2.0, 1.0)  # 6.1 [D] tensor_tensor, both in SBUF
     vector_two_inputs_psum: float = 1.0  # 6.1 [D] one of them in PSUM
-    vector_two_inputs_16bit: float  # 6.1 [D] all bf16/fp16 in SBUF, contiguous (2x mode)
-    vector_copy_fp32: float  # 6.1 [D] tensor_copy, tensor_scalar; SBUF to SBUF
-    vector_copy_16bit: float  # 6.1 [D] both sides 16-bit in SBUF, contiguous (4x mode)
-    vector_copy_16bit_strided: float  # 6.1 [D] the same, not contiguous
-    vector_copy_16bit_psum: float  # 6.1 [D] the same, contiguous, one side in PSUM
-    vector_copy_fp32_to_16bit: float  # 6.1 [T]
-    vector_copy_16bit_to_fp32: float  # 6.1 [T]
+    vector_two_inputs_16bit: float = each(1.0, 0.5)  # 6.1 [D] all bf16/fp16 in SBUF, contiguous (2x mode)
+    vector_copy_fp32: float = each(1.0, 0.5)  # 6.1 [D] tensor_copy, tensor_scalar; SBUF to SBUF
+    vector_copy_16bit: float = each(1.0, 0.25)  # 6.1 [D] both sides 16-bit in SBUF, contiguous (4x mode)
+    vector_copy_16bit_strided: float = each(1.0, 0.5)  # 6.1 [D] the same, not contiguous
+    vector_copy_16bit_psum: float = each(1.0, 0.5)  # 6.1 [D] the same, contiguous, one side in PSUM
+    vector_copy_fp32_to_16bit: float = each(1.0, 0.5)  # 6.1 [T]
+    vector_copy_16bit_to_fp32: float = each(1.0, 0.77)  # 6.1 [T]
     vector_psum_fp32: float = 1.0  # 6.1 [T] float32 source in PSUM
-    vector_fast_fp8: bool  # 6.1 [D] fp8 has the 4x mode too
-    vector_memset: float  # 6.2 [T] 0.83 ns x 0.96 GHz
+    vector_fast_fp8: bool = each(False, False, True)  # 6.1 [D] fp8 has the 4x mode too
+    vector_memset: float = each(1.0, 0.8)  # 6.2 [T] 0.83 ns x 0.96 GHz
     vector_memset_zero_16bit: float = 0.5  # 6.2 [D]
-    vector_scalar_tensor_tensor: float  # 6.2 [D]
+    vector_scalar_tensor_tensor: float = each(2.0, 1.0)  # 6.2 [D]
     vector_scalar_tensor_tensor_fast: float = 1.0  # 6.2 [D] bf16, subtract then multiply, N even
     vector_reduce: float = 1.0  # 6.2 [D]
-    vector_reduce_16bit: float  # 6.2 [D] bf16 in and out, add or max
+    vector_reduce_16bit: float = each(0.5, 1.0)  # 6.2 [D] bf16 in and out, add or max
     vector_cumulative: float = 2.0  # 6.2 [U] tensor_scalar_cumulative
     vector_scan: float = 2.0  # 6.2 [D] tensor_tensor_scan
-    vector_scan_initial_ns: float  # 6.2 [T] once, when `initial` is a tensor
+    vector_scan_initial_ns: float = each(0.0, 60.0)  # 6.2 [T] once, when `initial` is a tensor
     vector_bn_stats: float = 1.0  # 6.2 [D]
     vector_bn_aggr: float = 13 / 3  # 6.2 [D] 13 cycles per (count, mean, M2) triple
-    vector_reciprocal: float  # 6.2 [D]
+    vector_reciprocal: float = each(8.0, 6.0)  # 6.2 [D]
     vector_dropout: float = 1.0  # 6.2 [D]
     vector_predicated: float = 2.0  # 6.2 [D] tensor_copy_predicated, select_reduce
     vector_predicated_psum: float = 1.0  # 6.2 [D] src or predicate in PSUM
-    vector_predicated_scalar: float  # 6.2 [T] src is a scalar
+    vector_predicated_scalar: float = each(2.0, 1.06)  # 6.2 [T] src is a scalar
     vector_rng: float = 1.0  # 6.2 [U]
     vector_rand2: float = 0.25  # 6.2 [D] v4
     vector_exponential: float = 0.25  # 6.2 [D] v4, reduction included
     vector_quantize_mx: float = 0.25  # 6.2 [D] v4, of 16-bit source elements
-    vector_transpose_first_ns: float  # 4 [T] II of a 32x32 transpose, first of a quadrant pair; 0: no floor
-    vector_transpose_next_ns: float  # 4 [T] the next on the same pair
+    vector_transpose_first_ns: float = each(0.0, 234.0, 234 * 0.96 / 1.2)  # 4 [T] II, 32x32; 0: none
+    vector_transpose_next_ns: float = each(0.0, 93.0, 93 * 0.96 / 1.2)  # 4 [T] the next on its pair
     bn_stats_max: int = 512  # 6.2 [D] elements of one bn_stats
 
     # --- ScalarE
     scalar_activation: float = 1.0  # 7 [D] cycles per element, any function
-    scalar_copy_narrow: float  # 7 [D] tensor_copy, tensor_scalar of 16- and 8-bit elements
-    scalar_has_tensor_copy: bool  # 7 [D]
-    scalar_tensor_scalar: str  # 7 [D] tensor_scalar here: "none", "multiply-add" or "all" operators
-    accumulator_read_ns: float  # 7 [T] II of ActReadAccumulator
-    activation_table_ns: float  # 7 [T] ACT_TABLE_LOAD, when the function changes
+    scalar_copy_narrow: float = each(1.0, 1.0, 0.5)  # 7 [D] copy, tensor_scalar of 16- and 8-bit elements
+    scalar_has_tensor_copy: bool = each(False, True)  # 7 [D]
+    scalar_tensor_scalar: str = each("none", "multiply-add", "all")  # 7 [D] operators of tensor_scalar
+    accumulator_read_ns: float = each(64 / 1.4, 185.0)  # 7 [T] II of ActReadAccumulator
+    activation_table_ns: float = each(368.0, 1283.0)  # 7 [T] ACT_TABLE_LOAD, when the function changes
     activation_table_free: tuple[str, ...] = ("copy", "identity", "square")  # 7 [U] never reload
 
     # --- GpSimdE: overhead + rate x N cycles
@@ -175,31 +189,33 @@ class Machine:
     # --- DMA: engines and bandwidth
     dma_engines: int = 16  # 9.1 [D] per core
     dma_queues: int = 16  # 9.1 [D] per engine
-    dma_priorities: int  # 1 [D] QoS classes; 1: plain round robin
-    dma_peak_gbs: float  # 9.2 [D] all engines of the core, practical
-    dma_profiler_gbs: float  # 9.2 [D] 16 x theoretical: the profiler's denominator
+    dma_priorities: int = each(1, 1, 4)  # 1 [D] QoS classes; 1: plain round robin
+    dma_peak_gbs: float = each(272.0, 368.0, 528.0)  # 9.2 [D] all engines of the core, practical
+    dma_profiler_gbs: float = each(435.0, 435.0, 614.0)  # 9.2 [D] 16 x theory: the profiler's denominator
     dma_descriptor_ns: float = 9.0  # 9.2 [X] one descriptor on one engine: this ...
-    dma_bytes_per_ns: float  # 9.2 [X] ... + bytes / this
+    # 18.1 as seen (performance guide, figure 30), the bandwidth guide says 17; 24.5 from packet times of the
+    # optimisation guide, the bandwidth guide says 23; 33 is the bandwidth guide's, no transfer is published
+    dma_bytes_per_ns: float = each(18.1, 24.5, 33.0)  # 9.2 [X] ... + bytes / this
     dma_min_descriptor_ns: float = 10.0  # 9.2 [U]
     dma_semaphore_ns: float = 7.0  # 9.2 [S] the 4-byte completion descriptor
     dma_efficient_bytes: int = 2 * KIB  # 9.5 [D] advised per partition, at least
     dma_saturating_bytes: int = 4 * KIB  # 9.5 [D] per partition
 
     # --- DMA: issue
-    has_hwdge: bool  # 1 [D] descriptors generated in hardware
-    hwdge_units: int  # 1 [D]
+    has_hwdge: bool = each(False, True)  # 1 [D] descriptors generated in hardware
+    hwdge_units: int = each(0, 2)  # 1 [D]
     hwdge_ns: float = 600.0  # 9.3 [D] sequencer and unit held per dma instruction
     swdge_instruction_ns: float = 8.0  # 9.3 [S] GpSimdE held per trigger (31 in [T])
     swdge_spacing_ns: float = 600.0  # 9.3 [X] between consecutive triggers
     static_trigger_ns: float = 60.0  # 9.3 [U] sequencer held per static DMA
-    dma_default_mode: str  # 9.3 [U] dge_mode.unknown means "static", "software" or "hardware"
+    dma_default_mode: str = each("static", "software")  # 9.3 [U] what dge_mode.unknown means
 
     # --- DMA: latency
-    dma_dispatch_load_ns: float  # 9.4 [T] trigger to first byte, HBM to SBUF
-    dma_dispatch_store_ns: float  # 9.4 [T] SBUF to HBM
+    dma_dispatch_load_ns: float = each(1300.0, 750.0)  # 9.4 [T] trigger to first byte, HBM to SBUF
+    dma_dispatch_store_ns: float = each(1300.0, 570.0)  # 9.4 [T] SBUF to HBM
     dma_skew_ns: float = 22.0  # 9.4 [X] engine k starts k times this later; two pictures give 19 and 25
-    dma_notify_load_ns: float  # 9.4 [T] last byte to consumer
-    dma_notify_store_ns: float  # 9.4 [T]
+    dma_notify_load_ns: float = each(300.0, 310.0)  # 9.4 [T] last byte to consumer
+    dma_notify_store_ns: float = each(300.0, 360.0)  # 9.4 [T]
 
     # --- DMA: what the compiler does ahead. How far is not published; the DMA time of AWS's blocked matmul,
     # which overflows SBUF, asks for 48 us for what it had no room for.
@@ -207,26 +223,27 @@ class Machine:
     refetch_ahead_ns: float = 48_000.0  # 15 [U] ... and this long, where SBUF had no room for it
 
     # --- DMA: special transfers
-    dma_transpose_hbm_fraction: float  # 9.5 [D] of copy throughput; 0: one descriptor per element
-    dma_transpose_sbuf_fraction: float  # 9.5 [D] SBUF to SBUF
+    dma_transpose_hbm_fraction: float = each(0.0, 0.9)  # 9.5 [D] of a copy's; 0: descriptors per element
+    dma_transpose_sbuf_fraction: float = each(0.0, 0.5)  # 9.5 [D] SBUF to SBUF
     dma_transpose_partitions: int = 128  # 9.5 [D] full speed at multiples of these partitions ...
     dma_transpose_free: int = 16  # 9.5 [D] ... and free elements
     hwdge_transpose_rows: int = 16  # 9.5 [D] src.shape[0] of a 2-D hardware-DGE transpose
     hwdge_transpose_columns: int = 128  # 9.5 [D] its last dimension, at most
-    dma_compute_fraction: float  # 9.5 [D] of copy throughput
+    dma_compute_fraction: float = each(0.5, 0.5, 1.0)  # 9.5 [D] of copy throughput
     sendrecv_max_elements: int = 256  # 9.5 [D] per partition, GpSimd DMA (1 KiB of 32-bit)
-    gpsimd_dma_gbs: float  # 1 [D] per direction; 0: absent
+    gpsimd_dma_gbs: float = each(0.0, 153.0)  # 1 [D] per direction; 0: absent
     sendrecv_ns: float = 1000.0  # 9.5 [U] latency
 
     # --- sequencers, semaphores, control
-    same_engine_gap_ns: float  # 10 [T] producer to consumer on one engine
+    same_engine_gap_ns: float = each(30.0, 13.0)  # 10 [T] producer to consumer on one engine
     semaphore_ns: float = 50.0  # 10 [U] compute to compute across engines
     compute_to_dma_ns: float = 50.0  # 10 [U] compute done to DMA trigger
     semaphore_wait_ns: float = 9.0  # 10 [S] the wait instruction, once satisfied
     register_ns: float = 50.0  # 10 [U] scalar ALU, branch
     register_move_ns: float = 68.0  # 10 [T]
     dynamic_loop_ns: float = 2000.0  # 10 [U] rendezvous of the engines, per iteration
-    kernel_overhead_ns: float  # 10 [T] fixed, per run on the device
+    # 22 us: 17 before the first and 5 after the last VectorE work
+    kernel_overhead_ns: float = each(22_000.0, 9_400.0)  # 10 [T] fixed, per run on the device
 
     # --- several cores
     core_barrier_ns: float = 1000.0  # 8 [U]
@@ -242,7 +259,7 @@ class Machine:
         known = self.__dict__
         for field in fields(self):
             known[field.name] = values.pop(field.name, field.default)
-        missing = [name for name, value in known.items() if value is MISSING]
+        missing = [name for name, value in known.items() if isinstance(value, PerGeneration)]
         if missing or values:
             raise TypeError(f"Machine: missing {missing}, unknown {sorted(values)}")
 
