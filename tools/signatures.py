@@ -19,10 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nki.ir.instruction
 import nki.ir.layout
 import nki.ir.tensor
 import nki.isa
+import nki.isa.enums
 import nki.language
+import nki.machine.engines
 import nki.machine.memories
 import nki.typing
 
@@ -34,7 +37,16 @@ Written by `make docs` (`python tools/signatures.py`). Do not edit.
 
 '''
 # modules that define the types of parameters
-TYPES = (collections.abc, nki.ir.tensor, nki.ir.layout, nki.machine.memories, nki.typing)
+TYPES = (
+    collections.abc,
+    nki.machine.engines,
+    nki.machine.memories,
+    nki.ir.layout,
+    nki.ir.tensor,
+    nki.ir.instruction,
+    nki.isa.enums,
+    nki.typing,
+)
 
 
 def files() -> dict[Path, str]:
@@ -76,9 +88,12 @@ def _types(function: Any) -> Iterator[tuple[str, str]]:
 
 
 def _is_written(value: Any, name: str) -> bool:
-    """Whether a static reader finds it: a function or a class under its own name."""
+    """Whether a static reader finds it: a class or a function with a `def`, under its own name."""
     home = sys.modules.get(getattr(value, "__module__", None) or "")
-    return isinstance(value, (types.FunctionType, type)) and getattr(home, name, None) is value
+    if not isinstance(value, (types.FunctionType, type)) or getattr(home, name, None) is not value:
+        return False
+    code = getattr(inspect.unwrap(value), "__code__", None)
+    return code is None or code.co_filename == home.__file__
 
 
 def _can_be_called(value: Any) -> bool:

@@ -9,7 +9,8 @@ function. The annotation declares what happens to an operand:
     RegisterOut  a register it writes        RegisterIn   a register it reads, or a number
     Accumulated  a PSUM tile it adds to, or overwrites
 
-Every other annotation is an option. `state` declares what the instruction touches beside its operands.
+Every other annotation is an option. `Operand | None` may be left out. A field may have a default, which is
+that of its parameter (`nki.isa.public`). `state` declares what the instruction touches beside its operands.
 The effects follow from these (`nki.ir.effects`). `check`, `compute` and `cost` are methods of the class.
 """
 
@@ -118,6 +119,7 @@ class Instruction(NkiInstruction, metaclass=InstructionType):
     # derived from the annotations and methods
     listed_as: ClassVar[str] = ""  # in a listing: `public`, with a suffix where another class has it too
     fields: ClassVar[tuple[str, ...]]
+    defaults: ClassVar[dict[str, Any]]  # of its fields, for the public function
     operand_names: ClassVar[tuple[str, ...]]
     read_at: ClassVar[tuple[int, ...]]
     write_at: ClassVar[tuple[int, ...]]

@@ -28,6 +28,7 @@ class InstructionType(type):
             k: v for k, v in namespace.get("__annotations__", {}).items() if not v.startswith("ClassVar")
         }
         namespace["__slots__"] = tuple(fields)
+        defaults = {field: namespace.pop(field) for field in fields if field in namespace}
         cls: Any = super().__new__(mcls, name, bases, namespace)
         if cls.public:
             known = INSTRUCTIONS.get(cls.public)
@@ -39,8 +40,9 @@ class InstructionType(type):
             INSTRUCTIONS[cls.listed_as] = cls
         if not fields:  # a variant that shares its parent's operands
             return cls
-        cls.fields = tuple(fields)
-        kinds = {k: v for k, v in fields.items() if v in READS or v in WRITES}
+        cls.fields, cls.defaults = tuple(fields), defaults
+        kinds = {k: v.removesuffix(" | None") for k, v in fields.items()}  # `Operand | None` is an Operand
+        kinds = {k: v for k, v in kinds.items() if v in READS or v in WRITES}
         cls.operand_names = tuple(kinds)
         cls.read_at = tuple(i for i, kind in enumerate(kinds.values()) if kind in READS)
         cls.write_at = tuple(i for i, kind in enumerate(kinds.values()) if kind in WRITES)
@@ -77,7 +79,7 @@ def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
             parts.append(f"_signature(self.{field})")
         elif field in cls.registers:  # a run-time value: no check may depend on it
             parts.append(f"self.{field}.__class__")
-        elif fields[field].startswith(("tuple", "Any")):
+        elif fields[field].startswith(("tuple", "Any")) or "Sequence" in fields[field]:
             given = f"self.{field}"
             parts.append(f"{given} if {given} is None or {given} is _NONE else _typed({given})")
         else:

@@ -20,8 +20,10 @@ from ..machine.operators import Operator
 from ..typing import Number, OperatorLike
 from . import enums, rules
 from .deprecated import deprecated_order
-from .dma import MAX_SOURCES, SKIP, DmaInstruction, deliver, fetch
+from .dma import SKIP, DmaInstruction, deliver, fetch
 from .enums import member, oob_mode
+
+MAX_SOURCES = 16
 
 
 def _is_old_dma_compute(args: tuple) -> bool:

@@ -7,34 +7,25 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import current_machine, warn
-from ..ir.instruction import In, InOut, Instruction, InstructionCost, NkiInstruction, Operand, Out
+from ..ir.instruction import In, InOut, Instruction, InstructionCost, Operand, Out
 from ..ir.semantics import Fill, Move
-from ..ir.tensor import NkiTensor
 from ..ir.view import View
-from ..launch.core import issue
 from ..machine import dtypes
 from ..machine.dtypes import DType, f32
 from ..machine.machine import Machine
 from ..machine.memories import PSUM
-from ..typing import Number, TileOrNumber
+from ..typing import Number
 from . import rules
 from .costs import VectorInstruction, gpsimd_cost, shortest, vector_cost
 from .deprecated import deprecated_dtype
 from .enums import GPSIMD, SCALAR, UNKNOWN, VECTOR, engine
 from .numerics import shaped
-
-# ---- tensor_copy ---------------------------------------------------------------------------------
-
-
-@deprecated_dtype
-def tensor_copy(
-    dst: NkiTensor, src: NkiTensor, engine: engine = engine.unknown, name: str | None = None
-) -> NkiInstruction:
-    """dst = src, cast to the dtype of dst. Equal dtypes are copied bit by bit."""
-    return issue(TensorCopy(dst, src, engine, name))
+from .public import public
 
 
 class TensorCopy(Instruction):
+    """dst = src, cast to the dtype of dst. Equal dtypes are copied bit by bit."""
+
     public = "tensor_copy"
     engines = (VECTOR, SCALAR, GPSIMD)
     indirect = ("dst", "src")
@@ -43,7 +34,7 @@ class TensorCopy(Instruction):
 
     dst: Out
     src: In
-    engine: engine
+    engine: engine = UNKNOWN
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "src")
@@ -126,25 +117,17 @@ def copy_mode(m: Machine, dst: In, src: In) -> str:
     return "vector_copy_16bit_to_fp32" if widens else "vector_copy_fp32"
 
 
-# ---- memset --------------------------------------------------------------------------------------
-
-
-def memset(
-    dst: NkiTensor, value: Number, engine: engine = engine.unknown, name: str | None = None
-) -> NkiInstruction:
-    """Fill every element of dst with a compile-time number."""
-    return issue(Memset(dst, value, engine, name))
-
-
 class Memset(Instruction):
+    """Fill every element of dst with a compile-time number."""
+
     public = "memset"
     engines = (VECTOR, GPSIMD)
     cost_formula = "max(64, 0.8 N) on trn2; N/2 for a 16-bit zero on trn1; GpSimd 150 + N"
     cost_source = "spec/machine.md 6.2, 8"
 
     dst: Out
-    value: Any
-    engine: engine
+    value: Number
+    engine: engine = UNKNOWN
 
     def check(self, machine: Machine) -> None:
         value, dtype = self.value, self.dst.dtype
@@ -159,7 +142,7 @@ class Memset(Instruction):
         elif isinstance(value, int) and abs(value) > 2**127:
             raise self._refuse(f"{value} is too large for {dtype}")
 
-    def _check_integer(self, value: float, dtype: DType) -> None:
+    def _check_integer(self, value: Any, dtype: DType) -> None:
         if not isinstance(value, (int, np.integer, np.bool_)):
             whole = int(value) if np.isfinite(value) else 0
             if value != 0:
@@ -196,21 +179,9 @@ class Memset(Instruction):
         return InstructionCost(cycles, m.fix_memset_ns, (field, "fix_memset_ns"))
 
 
-# ---- tensor_copy_predicated ----------------------------------------------------------------------
-
-
-def tensor_copy_predicated(
-    dst: NkiTensor,
-    src: TileOrNumber,
-    predicate: NkiTensor,
-    reverse_pred: bool = False,
-    name: str | None = None,
-) -> NkiInstruction:
-    """dst = src where predicate is not 0 (or is 0, with reverse_pred); elsewhere dst stays as it is."""
-    return issue(TensorCopyPredicated(dst, src, predicate, reverse_pred, name))
-
-
 class TensorCopyPredicated(VectorInstruction):
+    """dst = src where predicate is not 0 (or is 0, with reverse_pred); elsewhere dst stays as it is."""
+
     public = "tensor_copy_predicated"
     indirect = ("dst", "predicate")
     cost_formula = "2N; N with src or predicate in PSUM; about N for a scalar src"
@@ -218,7 +189,7 @@ class TensorCopyPredicated(VectorInstruction):
     dst: InOut
     src: Operand
     predicate: In
-    reverse_pred: bool
+    reverse_pred: bool = False
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "src", "predicate")
@@ -289,3 +260,8 @@ def saturated(value: Any, dtype: DType) -> Any:
         low = -dtype.largest - 1 if dtype.is_signed else 0
         value = min(max(int(value), low), dtype.largest)
     return dtypes.scalar(value, dtype)
+
+
+tensor_copy = deprecated_dtype(public(TensorCopy))
+memset = public(Memset)
+tensor_copy_predicated = public(TensorCopyPredicated)

@@ -144,9 +144,6 @@ def fetch(src: Any) -> tuple[np.ndarray, Any]:
     return src.load(), None if src.complete else np.broadcast_to(valid, src.shape)
 
 
-# ---- dma_copy ------------------------------------------------------------------------------------
-
-
 def dma_copy(
     dst: NkiTensor,
     src: NkiTensor,
@@ -271,8 +268,3 @@ def check_mode(ins: DmaInstruction, what: str, *allowed: dge_mode) -> None:
 
 def _without_ones(view: View) -> tuple[int, ...]:
     return tuple(s for s in view.shape if s != 1)
-
-
-# ---- dma_compute ---------------------------------------------------------------------------------
-
-MAX_SOURCES = 16

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..ir.context import warn
-from ..ir.instruction import In, InstructionCost, NkiInstruction, Out
+from ..ir.instruction import In, InstructionCost, Out
 from ..ir.layout import Int, is_int
-from ..ir.tensor import NkiTensor
-from ..launch.core import issue
 from ..machine.machine import Machine
 from . import rules
 from .gpsimd import GpsimdInstruction
 from .numerics import flat
 from .partition_groups import GROUP, snake, whole_groups
+from .public import public
 
 # ---- gathers -------------------------------------------------------------------------------------
 
 
-def local_gather(
-    dst: NkiTensor,
-    src_buffer: NkiTensor,
-    index: NkiTensor,
-    num_elem_per_idx: Int = 1,
-    num_valid_indices: Int | None = None,
-    name: str | None = None,
-) -> NkiInstruction:
-    """Gather runs of elements by offsets that the 16 partitions of a processor share."""
-    return issue(LocalGather(dst, src_buffer, index, num_elem_per_idx, num_valid_indices, name))
-
-
 class LocalGather(GpsimdInstruction):
-    """Offsets are read down the 16 partitions of a group, column by column."""
+    """Gather runs of elements by offsets that the 16 partitions of a processor share.
+
+    Offsets are read down the 16 partitions of a group, column by column.
+    """
 
     public = "local_gather"
     cost_formula = "150 + n e ((28 + 4e) / 4e) / min(4 / itemsize, e)"
@@ -41,8 +29,8 @@ class LocalGather(GpsimdInstruction):
     dst: Out
     src_buffer: In
     index: In
-    num_elem_per_idx: Any
-    num_valid_indices: Any
+    num_elem_per_idx: Int = 1
+    num_valid_indices: Int | None = None
 
     def check(self, machine: Machine) -> None:
         self.check_tiles()
@@ -106,14 +94,9 @@ class LocalGather(GpsimdInstruction):
         return InstructionCost(cycles, m.fix_gpsimd_ns, ("local_gather_latency", "local_gather_threads"))
 
 
-def nc_n_gather(
-    dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str | None = None
-) -> NkiInstruction:
-    """dst[p, k] = data[p, indices[p, k]], free dimensions flattened."""
-    return issue(NcNGather(dst, data, indices, name))
-
-
 class NcNGather(GpsimdInstruction):
+    """dst[p, k] = data[p, indices[p, k]], free dimensions flattened."""
+
     public = "nc_n_gather"
     cost_formula = "150 + 4 N (assumed)"
 
@@ -154,3 +137,7 @@ class NcNGather(GpsimdInstruction):
 
     def cost(self, m: Machine) -> InstructionCost:
         return self.cost_of(m, "gpsimd_gather", self.dst.free_elements, ("gpsimd_gather",))
+
+
+local_gather = public(LocalGather)
+nc_n_gather = public(NcNGather)

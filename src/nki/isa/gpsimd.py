@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from ..ir.instruction import In, Instruction, InstructionCost, NkiInstruction, Out
+from ..ir.instruction import In, Instruction, InstructionCost, Out
 from ..ir.layout import Int, is_int
-from ..ir.tensor import NkiTensor
 from ..ir.view import View
-from ..launch.core import issue
-from ..machine import dtypes, operators
+from ..machine import dtypes
 from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from ..machine.operators import Operator
-from ..typing import OperatorLike
 from . import rules
 from .enums import GPSIMD
 from .numerics import flat
 from .partition_groups import GROUP, snake, whole_groups
+from .public import public
 
 
 class GpsimdInstruction(Instruction):
@@ -39,18 +35,11 @@ class GpsimdInstruction(Instruction):
         )
 
 
-# ---- tensor_partition_reduce ---------------------------------------------------------------------
-
-
-def tensor_partition_reduce(
-    dst: NkiTensor, op: OperatorLike, data: NkiTensor, name: str | None = None
-) -> NkiInstruction:
-    """dst[0] = the rows of data reduced by op."""
-    return issue(TensorPartitionReduce(dst, operators.resolve(op, "tensor_partition_reduce"), data, name))
-
-
 class TensorPartitionReduce(GpsimdInstruction):
-    """float32 sums and maxima; bit patterns for bitwise operators."""
+    """dst[0] = the rows of data reduced by op.
+
+    float32 sums and maxima; bit patterns for bitwise operators.
+    """
 
     public = "tensor_partition_reduce"
     cost_formula = "150 + 16 N (assumed)"
@@ -96,13 +85,11 @@ class TensorPartitionReduce(GpsimdInstruction):
 # ---- runs, nonzeros, largest ---------------------------------------------------------------------
 
 
-def sequence_bounds(dst: NkiTensor, segment_ids: NkiTensor, name: str | None = None) -> NkiInstruction:
-    """dst[0, 0] and dst[0, 1]: where the run of equal ids around each element starts and ends."""
-    return issue(SequenceBounds(dst, segment_ids, name))
-
-
 class SequenceBounds(GpsimdInstruction):
-    """Ends are exclusive; padding (id 0) gets (n, -1)."""
+    """dst[0, 0] and dst[0, 1]: where the run of equal ids around each element starts and ends.
+
+    Ends are exclusive; padding (id 0) gets (n, -1).
+    """
 
     public = "sequence_bounds"
     cost_formula = "150 + 4 N (assumed)"
@@ -134,22 +121,17 @@ class SequenceBounds(GpsimdInstruction):
         return self.cost_of(m, "gpsimd_gather", self.segment_ids.free_elements, ("gpsimd_gather",))
 
 
-def nonzero_with_count(
-    dst: NkiTensor, src: NkiTensor, index_offset: Int = 0, padding_val: Int = -1, name: str | None = None
-) -> NkiInstruction:
-    """Positions of nonzero elements, padding, and their count, in partitions 0, 16, 32, ... only."""
-    return issue(NonzeroWithCount(dst, src, index_offset, padding_val, name))
-
-
 class NonzeroWithCount(GpsimdInstruction):
+    """Positions of nonzero elements, padding, and their count, in partitions 0, 16, 32, ... only."""
+
     public = "nonzero_with_count"
     since = 3
     cost_formula = "150 + 4 N (assumed)"
 
     dst: Out
     src: In
-    index_offset: Any
-    padding_val: Any
+    index_offset: Int = 0
+    padding_val: Int = -1
 
     def check(self, machine: Machine) -> None:
         rules.start_partition(self, machine, "dst", "src")
@@ -179,15 +161,11 @@ class NonzeroWithCount(GpsimdInstruction):
         return self.cost_of(m, "gpsimd_gather", self.src.free_elements, ("gpsimd_gather",))
 
 
-def topk(
-    val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: Int, name: str | None = None
-) -> NkiInstruction:
-    """The K largest of the n elements in each group of 16 partitions, ascending, and where they were."""
-    return issue(Topk(val_dst, idx_dst, src, n, name))
-
-
 class Topk(GpsimdInstruction):
-    """Element e of a group is in partition e % 16, column e // 16. All 16 partitions get the result."""
+    """The K largest of the n elements in each group of 16 partitions, ascending, and where they were.
+
+    Element e of a group is in partition e % 16, column e // 16. All 16 partitions get the result.
+    """
 
     public = "topk"
     cost_formula = "4 n + K"
@@ -195,7 +173,7 @@ class Topk(GpsimdInstruction):
     val_dst: Out
     idx_dst: Out
     src: In
-    n: Any
+    n: Int
 
     def check(self, machine: Machine) -> None:
         self.check_tiles()
@@ -230,3 +208,9 @@ class Topk(GpsimdInstruction):
 
     def cost(self, m: Machine) -> InstructionCost:
         return InstructionCost(m.gpsimd_topk * self.n + self.val_dst.free_elements, m.fix_gpsimd_ns)
+
+
+tensor_partition_reduce = public(TensorPartitionReduce)
+sequence_bounds = public(SequenceBounds)
+nonzero_with_count = public(NonzeroWithCount)
+topk = public(Topk)

@@ -95,9 +95,6 @@ def check_quadrants(ins: Instruction, name: str) -> None:
         )
 
 
-# ---- quantize_mx ---------------------------------------------------------------------------------
-
-
 def quantize_mx(
     dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str | None = None
 ) -> NkiInstruction:
@@ -185,9 +182,6 @@ class QuantizeMxOcp(QuantizeMx):
     def limited(self, lanes: np.ndarray) -> np.ndarray:
         largest = float(ml_dtypes.finfo(self.dst.dtype.lane).max)
         return np.clip(lanes, -largest, largest)
-
-
-# ---- nc_matmul_mx --------------------------------------------------------------------------------
 
 
 def nc_matmul_mx(

@@ -8,17 +8,15 @@ import numpy as np
 
 from ..backends.reference.random import STATES, WORDS, generator, is_dead
 from ..ir.context import current, warn
-from ..ir.instruction import In, Instruction, InstructionCost, NkiInstruction, Operand, Out, State
-from ..ir.tensor import NkiTensor
-from ..launch.core import issue
+from ..ir.instruction import In, Instruction, InstructionCost, Operand, Out, State
 from ..machine import dtypes
 from ..machine.dtypes import bits, f32
 from ..machine.machine import Machine
-from ..typing import TileOrNumber
 from . import rules
 from .costs import VectorInstruction
 from .enums import GPSIMD, VECTOR, engine
 from .numerics import Values, column, moves_bits, shaped
+from .public import public
 
 INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
 WORD_TYPES = ("uint32", "int32", "float32", "tfloat32")
@@ -29,15 +27,9 @@ def _random_state(ins: Instruction) -> tuple[State, ...]:
     return (State.gpsimd_random if ins.runs_on is GPSIMD else State.vector_random,)
 
 
-# ---- rng -----------------------------------------------------------------------------------------
-
-
-def rng(dst: NkiTensor, engine: engine = engine.vector, name: str | None = None) -> NkiInstruction:
-    """Fill dst with random bits; a narrow dtype takes the low bits of a 32-bit word per element."""
-    return issue(Rng(dst, engine, name))
-
-
 class Rng(Instruction):
+    """Fill dst with random bits; a narrow dtype takes the low bits of a 32-bit word per element."""
+
     public = "rng"
     engines = (VECTOR, GPSIMD)
     state = (State.vector_random, State.gpsimd_random)
@@ -45,7 +37,7 @@ class Rng(Instruction):
     cost_source = "spec/machine.md 6.2, 8"
 
     dst: Out
-    engine: engine
+    engine: engine = VECTOR
 
     def check(self, machine: Machine) -> None:
         rules.dtype_in(self, "dst", INTEGERS, "generate uint32 words and convert them, or use nl.rand")
@@ -68,15 +60,9 @@ class Rng(Instruction):
         return InstructionCost(m.vector_rng * n, m.fix_vector_ns, ("vector_rng",), m.min_ii_cycles)
 
 
-# ---- rand2 ---------------------------------------------------------------------------------------
-
-
-def rand2(dst: NkiTensor, min: TileOrNumber, max: TileOrNumber, name: str | None = None) -> NkiInstruction:
-    """Fill dst with uniform random numbers between min and max."""
-    return issue(Rand2(dst, min, max, name))
-
-
 class Rand2(VectorInstruction):
+    """Fill dst with uniform random numbers between min and max."""
+
     public = "rand2"
     since = 4
     state = (State.vector_random,)
@@ -112,15 +98,9 @@ class Rand2(VectorInstruction):
         return InstructionCost(cycles, m.fix_vector_ns, ("fix_vector_ns",), m.min_ii_cycles)
 
 
-# ---- dropout -------------------------------------------------------------------------------------
-
-
-def dropout(dst: NkiTensor, data: NkiTensor, prob: TileOrNumber, name: str | None = None) -> NkiInstruction:
-    """dst = data with each element zeroed with probability prob; the others are not rescaled."""
-    return issue(Dropout(dst, data, prob, name))
-
-
 class Dropout(VectorInstruction):
+    """dst = data with each element zeroed with probability prob; the others are not rescaled."""
+
     public = "dropout"
     state = (State.vector_random,)
     cost_formula = "max(64, N)"
@@ -162,15 +142,9 @@ class Dropout(VectorInstruction):
         return InstructionCost(cycles, m.fix_vector_ns, ("vector_dropout",), m.min_ii_cycles)
 
 
-# ---- set_rng_seed --------------------------------------------------------------------------------
-
-
-def set_rng_seed(src_seeds: NkiTensor, name: str | None = None) -> NkiInstruction:
-    """Seed all lanes of the vector engine's generator with the 32 bits of a [1, 1] tile."""
-    return issue(SetRngSeed(src_seeds, name))
-
-
 class SetRngSeed(VectorInstruction):
+    """Seed all lanes of the vector engine's generator with the 32 bits of a [1, 1] tile."""
+
     public = "set_rng_seed"
     state = (State.vector_random,)
     cost_formula = "64"
@@ -193,9 +167,6 @@ class SetRngSeed(VectorInstruction):
 
     def cost(self, m: Machine) -> InstructionCost:
         return InstructionCost(m.min_ii_cycles, m.fix_vector_ns)
-
-
-# ---- rand_set_state, rand_get_state --------------------------------------------------------------
 
 
 class StateInstruction(Instruction):
@@ -228,18 +199,13 @@ class StateInstruction(Instruction):
         )
 
 
-def rand_set_state(
-    src_seeds: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None
-) -> NkiInstruction:
-    """Set the generator of each lane to the words in that partition of src_seeds."""
-    return issue(RandSetState(src_seeds, engine, name))
-
-
 class RandSetState(StateInstruction):
+    """Set the generator of each lane to the words in that partition of src_seeds."""
+
     public = "rand_set_state"
 
     src_seeds: In
-    engine: engine
+    engine: engine = GPSIMD
 
     def check(self, machine: Machine) -> None:
         rules.in_sbuf(self, "src_seeds")
@@ -257,19 +223,24 @@ class RandSetState(StateInstruction):
         generator(current(), self.engine_name()).set_state(words)
 
 
-def rand_get_state(dst: NkiTensor, engine: engine = engine.gpsimd, name: str | None = None) -> NkiInstruction:
-    """dst = the words of the generator of each lane."""
-    return issue(RandGetState(dst, engine, name))
-
-
 class RandGetState(StateInstruction):
+    """dst = the words of the generator of each lane."""
+
     public = "rand_get_state"
 
     dst: Out
-    engine: engine
+    engine: engine = GPSIMD
 
     def check(self, machine: Machine) -> None:
         self.check_state("dst", machine)
 
     def compute(self, dst: np.ndarray) -> None:
         dst[...] = shaped(generator(current(), self.engine_name()).state(dst.shape[0]), dst)
+
+
+rng = public(Rng)
+rand2 = public(Rand2)
+dropout = public(Dropout)
+set_rng_seed = public(SetRngSeed)
+rand_set_state = public(RandSetState)
+rand_get_state = public(RandGetState)

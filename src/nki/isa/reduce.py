@@ -7,43 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.instruction import In, InstructionCost, NkiInstruction, Operand, OptionalOut, Out
+from ..ir.instruction import In, InstructionCost, Operand, OptionalOut, Out
 from ..ir.layout import Int, is_int
-from ..ir.tensor import NkiTensor
-from ..launch.core import issue
-from ..machine import dtypes, operators
+from ..machine import dtypes
 from ..machine.dtypes import f32, store
 from ..machine.machine import Machine
 from ..machine.operators import OPERATORS, Operator
-from ..typing import OperatorLike, TileOrNumber
 from . import accumulators, alu, rules
 from .accumulators import VectorReduction
 from .alu import BINARY, BITWISE, LOGICAL, MAGNITUDES, REDUCERS
 from .costs import VectorInstruction, vector_cost
 from .enums import IDLE, LOAD_REDUCE, REDUCE, RESET_REDUCE, reduce_cmd
 from .numerics import Values, column, scratch, shaped
-
-# ---- tensor_reduce -------------------------------------------------------------------------------
-
-
-def tensor_reduce(
-    dst: NkiTensor,
-    op: OperatorLike,
-    data: NkiTensor,
-    axis: Int | Sequence[Int],
-    negate: bool = False,
-    keepdims: bool = False,
-    name: str | None = None,
-) -> NkiInstruction:
-    """dst = data reduced by op over its trailing axes; negate changes the sign of the result."""
-    if op.__class__ is not Operator:
-        op = operators.resolve(op, "tensor_reduce")
-    if axis.__class__ is list:
-        axis = tuple(axis)
-    return issue(TensorReduce(dst, op, data, axis, negate, keepdims, name))
+from .public import public
 
 
 class TensorReduce(VectorInstruction):
+    """dst = data reduced by op over its trailing axes; negate changes the sign of the result."""
+
     public = "tensor_reduce"
     indirect = ("dst", "data")
     cost_formula = "N; N/2 for add or max of bf16 into bf16 on trn1"
@@ -51,9 +32,9 @@ class TensorReduce(VectorInstruction):
     dst: Out
     op: Operator
     data: In
-    axis: Any
-    negate: bool
-    keepdims: bool
+    axis: Int | Sequence[Int]
+    negate: bool = False
+    keepdims: bool = False
 
     def check(self, machine: Machine) -> None:
         alu.check_operator(self, "op", (*alu.ARITHMETIC, *LOGICAL, *BITWISE), machine)
@@ -129,45 +110,9 @@ class TensorReduce(VectorInstruction):
         )
 
 
-# ---- tensor_scalar_reduce ------------------------------------------------------------------------
-
-
-def tensor_scalar_reduce(
-    dst: NkiTensor,
-    data: NkiTensor,
-    op0: OperatorLike,
-    operand0: TileOrNumber | None,
-    reduce_op: OperatorLike,
-    reduce_res: NkiTensor | None = None,
-    reverse0: bool = False,
-    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
-    reduce_init: TileOrNumber | None = None,
-    reduce_res_negate: bool = False,
-    name: str | None = None,
-) -> NkiInstruction:
-    """dst = data <op0> operand0, and its reduction by reduce_op over all free elements."""
-    if op0.__class__ is not Operator:
-        op0 = operators.resolve(op0, "tensor_scalar_reduce", "op0")
-    if reduce_op.__class__ is not Operator:
-        reduce_op = operators.resolve(reduce_op, "tensor_scalar_reduce", "reduce_op")
-    return issue(
-        TensorScalarReduce(
-            dst,
-            data,
-            op0,
-            operand0,
-            reduce_op,
-            reduce_res,
-            reverse0,
-            reduce_cmd,
-            reduce_init,
-            reduce_res_negate,
-            name,
-        )
-    )
-
-
 class TensorScalarReduce(VectorReduction):
+    """dst = data <op0> operand0, and its reduction by reduce_op over all free elements."""
+
     public = "tensor_scalar_reduce"
     indirect = ("dst", "data")
     cost_formula = "max(64, N) + 64"
@@ -175,13 +120,13 @@ class TensorScalarReduce(VectorReduction):
     dst: Out
     data: In
     op0: Operator
-    operand0: Operand
+    operand0: Operand | None
     reduce_op: Operator
-    reduce_res: OptionalOut
-    reverse0: bool
-    reduce_cmd: reduce_cmd
-    reduce_init: Operand
-    reduce_res_negate: bool
+    reduce_res: OptionalOut = None
+    reverse0: bool = False
+    reduce_cmd: reduce_cmd = RESET_REDUCE
+    reduce_init: Operand | None = None
+    reduce_res_negate: bool = False
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "data")
@@ -219,23 +164,9 @@ class TensorScalarReduce(VectorReduction):
         return vector_cost(self, m, "vector_one_input", self.data.free_elements, extra=m.min_ii_cycles)
 
 
-# ---- exponential ---------------------------------------------------------------------------------
-
-
-def exponential(
-    dst: NkiTensor,
-    src: NkiTensor,
-    max_value: TileOrNumber = 0.0,
-    reduce_res: NkiTensor | None = None,
-    reduce_cmd: reduce_cmd = reduce_cmd.idle,
-    reduce_init: TileOrNumber = 0.0,
-    name: str | None = None,
-) -> NkiInstruction:
-    """dst = exp(src - max_value), and its sum over all free elements (trn3)."""
-    return issue(Exponential(dst, src, max_value, reduce_res, reduce_cmd, reduce_init, name))
-
-
 class Exponential(VectorReduction):
+    """dst = exp(src - max_value), and its sum over all free elements (trn3)."""
+
     public = "exponential"
     since = 4
     indirect = ("dst", "src")
@@ -243,10 +174,10 @@ class Exponential(VectorReduction):
 
     dst: Out
     src: In
-    max_value: Operand
-    reduce_res: OptionalOut
-    reduce_cmd: reduce_cmd
-    reduce_init: Operand
+    max_value: Operand = 0.0
+    reduce_res: OptionalOut = None
+    reduce_cmd: reduce_cmd = IDLE
+    reduce_init: Operand = 0.0
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "src")
@@ -295,3 +226,8 @@ _EXPONENTIAL_DTYPES = (
     "uint8",
     "uint16",
 )
+
+
+tensor_reduce = public(TensorReduce)
+tensor_scalar_reduce = public(TensorScalarReduce)
+exponential = public(Exponential)

@@ -21,8 +21,6 @@ from .deprecated import P, R
 from .enums import nc_version
 from .virtual_register import VirtualRegister, as_value, is_register, writable
 
-# ---- register_alloc ------------------------------------------------------------------------------
-
 
 def register_alloc(x: Int | VirtualRegister | NkiTensor | None = None) -> VirtualRegister:
     """A register: uninitialised, or holding an int, a copy of a register, or a one-element tensor's value."""
@@ -32,9 +30,6 @@ def register_alloc(x: Int | VirtualRegister | NkiTensor | None = None) -> Virtua
     elif x is not None:
         register_move(register, x)
     return register
-
-
-# ---- register_move -------------------------------------------------------------------------------
 
 
 def _accepts_imm(function: Callable[P, R]) -> Callable[P, R]:
@@ -81,9 +76,6 @@ class RegisterMove(RegisterInstruction):
 
     def cost(self, machine: Machine) -> InstructionCost:
         return InstructionCost(0, machine.register_move_ns, ("register_move_ns",))
-
-
-# ---- register_load -------------------------------------------------------------------------------
 
 
 def register_load(dst: VirtualRegister, src: NkiTensor) -> NkiInstruction:
@@ -135,9 +127,6 @@ def check_element(ins: Instruction, name: str) -> None:
             [name],
             "convert it with nisa.tensor_copy into an int32 or float32 tile",
         )
-
-
-# ---- register_store ------------------------------------------------------------------------------
 
 
 def register_store(dst: NkiTensor, src: Int | VirtualRegister) -> NkiInstruction:

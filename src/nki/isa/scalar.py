@@ -148,9 +148,6 @@ def _reduction(op: OperatorLike | None, public: str) -> Operator:
     return op if op.__class__ is Operator else operators.resolve(op, public, "reduce_op")
 
 
-# ---- activation ----------------------------------------------------------------------------------
-
-
 def activation(
     dst: NkiTensor,
     op: OperatorLike,
@@ -216,9 +213,6 @@ class Activation(ActivationInstruction):
         self.activate(dst, z, reduce_res)
 
 
-# ---- activation_reduce ---------------------------------------------------------------------------
-
-
 def activation_reduce(
     dst: NkiTensor,
     op: OperatorLike,
@@ -237,9 +231,6 @@ def activation_reduce(
 
 class ActivationReduce(Activation):
     public = "activation_reduce"
-
-
-# ---- activate2 -----------------------------------------------------------------------------------
 
 
 def activate2(

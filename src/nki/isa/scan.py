@@ -6,44 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.instruction import In, InstructionCost, NkiInstruction, Operand, Out
-from ..ir.tensor import NkiTensor
+from ..ir.instruction import In, InstructionCost, Operand, Out
 from ..ir.view import View
-from ..launch.core import issue
-from ..machine import operators
 from ..machine.dtypes import f32, store
 from ..machine.machine import Machine
 from ..machine.operators import OPERATORS, Operator
-from ..typing import OperatorLike, TileOrNumber
 from . import accumulators, alu, rules
 from .accumulators import VectorReduction
 from .alu import BINARY, REDUCERS
 from .costs import VectorInstruction, vector_cost
 from .enums import LOAD_REDUCE, REDUCE, RESET_REDUCE, reduce_cmd
 from .numerics import Values, column, flat
-
-# ---- tensor_scalar_cumulative --------------------------------------------------------------------
-
-
-def tensor_scalar_cumulative(
-    dst: NkiTensor,
-    src: NkiTensor,
-    op0: OperatorLike,
-    op1: OperatorLike,
-    imm0: TileOrNumber,
-    imm1: TileOrNumber | None = None,
-    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
-    name: str | None = None,
-) -> NkiInstruction:
-    """dst = the running reduction of src <op0> imm0: acc = op1(value, acc)."""
-    if op0.__class__ is not Operator:
-        op0 = operators.resolve(op0, "tensor_scalar_cumulative", "op0")
-    if op1.__class__ is not Operator:
-        op1 = operators.resolve(op1, "tensor_scalar_cumulative", "op1")
-    return issue(TensorScalarCumulative(dst, src, op0, op1, imm0, imm1, reduce_cmd, name))
+from .public import public
 
 
 class TensorScalarCumulative(VectorReduction):
+    """dst = the running reduction of src <op0> imm0: acc = op1(value, acc)."""
+
     public = "tensor_scalar_cumulative"
     indirect = ("dst", "src")
     cost_formula = "2N"
@@ -53,8 +32,8 @@ class TensorScalarCumulative(VectorReduction):
     op0: Operator
     op1: Operator
     imm0: Operand
-    imm1: Operand
-    reduce_cmd: reduce_cmd
+    imm1: Operand | None = None
+    reduce_cmd: reduce_cmd = RESET_REDUCE
 
     def dst_is_byproduct(self) -> bool:
         return True
@@ -111,29 +90,9 @@ def _running_reduction(op: Operator, values: np.ndarray, acc: np.ndarray) -> np.
     return ufunc.accumulate(values, axis=1)
 
 
-# ---- tensor_tensor_scan --------------------------------------------------------------------------
-
-
-def tensor_tensor_scan(
-    dst: NkiTensor,
-    data0: NkiTensor,
-    data1: NkiTensor,
-    initial: TileOrNumber,
-    op0: OperatorLike,
-    op1: OperatorLike,
-    reverse0: bool = False,
-    reverse1: bool = False,
-    name: str | None = None,
-) -> NkiInstruction:
-    """dst[i] = (data0[i] <op0> dst[i-1]) <op1> data1[i] along the free axis, in float32."""
-    if op0.__class__ is not Operator:
-        op0 = operators.resolve(op0, "tensor_tensor_scan", "op0")
-    if op1.__class__ is not Operator:
-        op1 = operators.resolve(op1, "tensor_tensor_scan", "op1")
-    return issue(TensorTensorScan(dst, data0, data1, initial, op0, op1, reverse0, reverse1, name))
-
-
 class TensorTensorScan(VectorInstruction):
+    """dst[i] = (data0[i] <op0> dst[i-1]) <op1> data1[i] along the free axis, in float32."""
+
     public = "tensor_tensor_scan"
     cost_formula = "max(64, 2N)"
 
@@ -143,8 +102,8 @@ class TensorTensorScan(VectorInstruction):
     initial: Operand
     op0: Operator
     op1: Operator
-    reverse0: bool
-    reverse1: bool
+    reverse0: bool = False
+    reverse1: bool = False
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "data0", "data1")
@@ -211,3 +170,7 @@ def _reducer_of(op: Operator, carry_is_left: bool) -> tuple[str, np.float32] | N
     if op.name == "subtract" and carry_is_left:
         return "add", np.float32(-1)
     return None
+
+
+tensor_scalar_cumulative = public(TensorScalarCumulative)
+tensor_tensor_scan = public(TensorTensorScan)

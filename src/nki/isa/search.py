@@ -20,6 +20,7 @@ from ..typing import Number
 from . import rules
 from .costs import VectorInstruction
 from .numerics import flat, moves_bits, shaped
+from .public import public
 
 EIGHT = 8  # values the engine finds, matches or replaces at once
 LONGEST = 16384  # elements per partition it searches
@@ -46,15 +47,9 @@ def _searchable(ins: Instruction, name: str, least: int = EIGHT) -> None:
     rules.at_most(ins, name, count, LONGEST, "elements per partition", f"search it in pieces of {LONGEST}")
 
 
-# ---- max8 ----------------------------------------------------------------------------------------
-
-
-def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> NkiInstruction:
-    """dst[P, 8] = the 8 largest elements of each partition of src, largest first."""
-    return issue(Max8(dst, src, name))
-
-
 class Max8(VectorInstruction):
+    """dst[P, 8] = the 8 largest elements of each partition of src, largest first."""
+
     public = "max8"
     cost_formula = "max(64, N)"
 
@@ -77,17 +72,9 @@ class Max8(VectorInstruction):
         return _one_pass(m, self.src)
 
 
-# ---- nc_find_index8 ------------------------------------------------------------------------------
-
-
-def nc_find_index8(
-    dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None
-) -> NkiInstruction:
-    """dst[P, 8] = where in data each of the 8 vals first occurs; a value given again takes its next place."""
-    return issue(NcFindIndex8(dst, data, vals, name))
-
-
 class NcFindIndex8(VectorInstruction):
+    """dst[P, 8] = where in data each of the 8 vals first occurs; a value given again takes its next place."""
+
     public = "nc_find_index8"
     cost_formula = "max(64, N)"
 
@@ -141,33 +128,20 @@ def find_positions(data: np.ndarray, vals: np.ndarray, order: Iterable[int]) -> 
     return positions, ~free
 
 
-# ---- nc_match_replace8 ---------------------------------------------------------------------------
-
-
-def nc_match_replace8(
-    dst: NkiTensor,
-    data: NkiTensor,
-    vals: NkiTensor,
-    imm: Number,
-    dst_idx: NkiTensor | None = None,
-    name: str | None = None,
-) -> NkiInstruction:
+class NcMatchReplace8(VectorInstruction):
     """dst = data with imm in the place of the 8 vals; dst_idx[P, 8] = where they were.
 
     The columns of vals take turns from 7 down to 0, so of equal ones the last gets the first place.
     """
-    return issue(NcMatchReplace8(dst, data, vals, imm, dst_idx, name))
 
-
-class NcMatchReplace8(VectorInstruction):
     public = "nc_match_replace8"
     cost_formula = "max(64, N)"
 
     dst: Out
     data: In
     vals: In
-    imm: float
-    dst_idx: OptionalOut
+    imm: Number
+    dst_idx: OptionalOut = None
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "data", "dst")
@@ -202,9 +176,6 @@ class NcMatchReplace8(VectorInstruction):
 
     def cost(self, m: Machine) -> InstructionCost:
         return _one_pass(m, self.data)
-
-
-# ---- nc_stream_shuffle ---------------------------------------------------------------------------
 
 
 def nc_stream_shuffle(
@@ -323,3 +294,8 @@ def _touched(shuffle_mask: tuple[int, ...], partitions: int, operand: int) -> tu
     numbers = np.unique(_moves(shuffle_mask, partitions)[operand])
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks) if len(run))
+
+
+max8 = public(Max8)
+nc_find_index8 = public(NcFindIndex8)
+nc_match_replace8 = public(NcMatchReplace8)

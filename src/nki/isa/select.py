@@ -7,69 +7,27 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import warn
-from ..ir.instruction import In, InstructionCost, NkiInstruction, Operand, OptionalOut, Out
+from ..ir.instruction import In, InstructionCost, Operand, OptionalOut, Out
 from ..ir.layout import is_int
-from ..ir.tensor import NkiTensor
-from ..launch.core import issue
-from ..machine import operators
 from ..machine.dtypes import f32, store
 from ..machine.machine import Machine
 from ..machine.operators import OPERATORS, Operator
-from ..typing import Number, OperatorLike, TileOrNumber
+from ..typing import Number, TileOrNumber
 from . import accumulators, alu, rules
 from .accumulators import VectorReduction
 from .copies import predicated_cost
 from .costs import vector_cost
 from .enums import IDLE, REDUCE, RESET_REDUCE, reduce_cmd
 from .numerics import Values, column, flat, scratch, shaped
+from .public import public
 
 maximum = OPERATORS["maximum"]
 FP32_MIN = float(np.finfo(np.float32).min)
 
 
-# ---- range_select --------------------------------------------------------------------------------
-
-
-def range_select(
-    dst: NkiTensor,
-    on_true_tile: NkiTensor,
-    comp_op0: OperatorLike,
-    comp_op1: OperatorLike,
-    bound0: NkiTensor,
-    bound1: NkiTensor,
-    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
-    reduce_res: NkiTensor | None = None,
-    reduce_op: OperatorLike = maximum,
-    range_start: TileOrNumber = 0,
-    on_false_value: Number = FP32_MIN,
-    name: str | None = None,
-) -> NkiInstruction:
-    """dst = on_true_tile where the index satisfies both bounds, else FP32_MIN; and the maximum (trn2)."""
-    if comp_op0.__class__ is not Operator:
-        comp_op0 = operators.resolve(comp_op0, "range_select", "comp_op0")
-    if comp_op1.__class__ is not Operator:
-        comp_op1 = operators.resolve(comp_op1, "range_select", "comp_op1")
-    if reduce_op.__class__ is not Operator:
-        reduce_op = operators.resolve(reduce_op, "range_select", "reduce_op")
-    return issue(
-        RangeSelect(
-            dst,
-            on_true_tile,
-            comp_op0,
-            comp_op1,
-            bound0,
-            bound1,
-            reduce_cmd,
-            reduce_res,
-            reduce_op,
-            range_start,
-            on_false_value,
-            name,
-        )
-    )
-
-
 class RangeSelect(VectorReduction):
+    """dst = on_true_tile where the index satisfies both bounds, else FP32_MIN; and the maximum (trn2)."""
+
     public = "range_select"
     since = 3
     cost_formula = "max(64, N)"
@@ -80,11 +38,11 @@ class RangeSelect(VectorReduction):
     comp_op1: Operator
     bound0: In
     bound1: In
-    reduce_cmd: reduce_cmd
-    reduce_res: OptionalOut
-    reduce_op: Operator
-    range_start: Any
-    on_false_value: Any
+    reduce_cmd: reduce_cmd = RESET_REDUCE
+    reduce_res: OptionalOut = None
+    reduce_op: Operator = maximum
+    range_start: TileOrNumber = 0
+    on_false_value: Number = FP32_MIN
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "on_true_tile")
@@ -135,7 +93,8 @@ class RangeSelect(VectorReduction):
         reduce_res: np.ndarray | None,
     ) -> None:
         x = flat(f32(on_true_tile, self.on_true_tile.dtype))
-        index = np.arange(self.range_start, self.range_start + x.shape[1]).astype(np.float32)
+        start: Any = self.range_start
+        index = np.arange(start, start + x.shape[1]).astype(np.float32)
         values = x
         if not self._takes_all(index, flat(bound0), flat(bound1)):
             mask = self.comp_op0.formula(index, flat(bound0))  # type: ignore[misc]
@@ -159,29 +118,9 @@ class RangeSelect(VectorReduction):
         return vector_cost(self, m, "vector_one_input", self.on_true_tile.free_elements)
 
 
-# ---- select_reduce -------------------------------------------------------------------------------
-
-
-def select_reduce(
-    dst: NkiTensor,
-    predicate: NkiTensor,
-    on_true: NkiTensor,
-    on_false: TileOrNumber,
-    reduce_res: NkiTensor | None = None,
-    reduce_cmd: reduce_cmd = reduce_cmd.idle,
-    reduce_op: OperatorLike = maximum,
-    reverse_pred: bool = False,
-    name: str | None = None,
-) -> NkiInstruction:
-    """dst = on_true where predicate is not 0, else on_false (a number or column); and the maximum."""
-    if reduce_op.__class__ is not Operator:
-        reduce_op = operators.resolve(reduce_op, "select_reduce", "reduce_op")
-    return issue(
-        SelectReduce(dst, predicate, on_true, on_false, reduce_res, reduce_cmd, reduce_op, reverse_pred, name)
-    )
-
-
 class SelectReduce(VectorReduction):
+    """dst = on_true where predicate is not 0, else on_false (a number or column); and the maximum."""
+
     public = "select_reduce"
     cost_formula = "as tensor_copy_predicated: 2N; N with on_true or predicate in PSUM"
 
@@ -189,10 +128,10 @@ class SelectReduce(VectorReduction):
     predicate: In
     on_true: In
     on_false: Operand
-    reduce_res: OptionalOut
-    reduce_cmd: reduce_cmd
-    reduce_op: Operator
-    reverse_pred: bool
+    reduce_res: OptionalOut = None
+    reduce_cmd: reduce_cmd = IDLE
+    reduce_op: Operator = maximum
+    reverse_pred: bool = False
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "predicate", "on_true")
@@ -230,3 +169,7 @@ class SelectReduce(VectorReduction):
 
     def cost(self, m: Machine) -> InstructionCost:
         return predicated_cost(self, m, self.on_true, self.predicate)
+
+
+range_select = public(RangeSelect)
+select_reduce = public(SelectReduce)

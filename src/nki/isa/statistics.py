@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ir.instruction import In, InstructionCost, NkiInstruction, Out
-from ..ir.tensor import NkiTensor
-from ..launch.core import issue
+from ..ir.instruction import In, InstructionCost, Out
 from ..machine.dtypes import f32, store
 from ..machine.machine import Machine
 from . import rules
 from .costs import VectorInstruction, vector_cost
 from .numerics import flat
-
-# ---- bn_stats, bn_aggr ---------------------------------------------------------------------------
-
-
-def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
-    """dst = count, mean and variance * count of the even elements of each partition, then of the odd ones."""
-    return issue(BnStats(dst, data, name))
+from .public import public
 
 
 class BnStats(VectorInstruction):
+    """dst = count, mean and variance * count of the even elements of each partition, then of the odd ones."""
+
     public = "bn_stats"
     cost_formula = "max(64, N)"
 
@@ -56,12 +50,9 @@ class BnStats(VectorInstruction):
         return vector_cost(self, m, "vector_bn_stats", self.data.free_elements)
 
 
-def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
-    """dst = mean and population variance of what the (count, mean, M2) triples in data describe."""
-    return issue(BnAggr(dst, data, name))
-
-
 class BnAggr(VectorInstruction):
+    """dst = mean and population variance of what the (count, mean, M2) triples in data describe."""
+
     public = "bn_aggr"
     cost_formula = "max(64, 13 N/3)"
 
@@ -102,3 +93,7 @@ def _check_statistics(ins: BnStats | BnAggr, count: int, what: str) -> None:
             ["dst", "data"],
         )
     rules.elements(ins, "dst", count, what)
+
+
+bn_stats = public(BnStats)
+bn_aggr = public(BnAggr)

@@ -35,9 +35,6 @@ def _need_two_cores(function: str, what: str) -> None:
         )
 
 
-# ---- core_barrier --------------------------------------------------------------------------------
-
-
 def core_barrier(
     data: NkiTensor, cores: Int | Sequence[Int], engine: engine = engine.gpsimd, name: str | None = None
 ) -> NkiInstruction:
@@ -106,9 +103,6 @@ class CoreBarrier(Instruction):
         if len(self.cores) == 1:
             return InstructionCost(0, 0.0)
         return InstructionCost(0, machine.core_barrier_ns, ("core_barrier_ns",))
-
-
-# ---- sendrecv ------------------------------------------------------------------------------------
 
 
 def _accepts_use_gpsimd_dma(function: Callable[P, R]) -> Callable[P, R]:

@@ -134,9 +134,6 @@ class TiledMatmul(AccumulatingMatmul):
         return 2 * k * m * n
 
 
-# ---- nc_matmul -----------------------------------------------------------------------------------
-
-
 @deprecated_keywords(is_moving_zero="is_moving_onezero", psumAccumulateFlag=None)
 def nc_matmul(
     dst: NkiTensor,

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..ir.context import current_machine, warn
-from ..ir.instruction import In, Instruction, InstructionCost, MatmulInstruction, NkiInstruction, Out
+from ..ir.instruction import In, Instruction, InstructionCost, MatmulInstruction, Out
 from ..ir.semantics import Move
-from ..ir.tensor import NkiTensor
 from ..ir.view import View
-from ..launch.core import issue
 from ..machine import dtypes
 from ..machine.dtypes import f32
 from ..machine.machine import Machine
@@ -21,6 +19,7 @@ from . import rules
 from .enums import TENSOR, UNKNOWN, VECTOR, engine
 from .numerics import all_hold, flat, moves_bits
 from .psum import check_bank
+from .public import public
 
 
 def transpose_flops(source: View) -> int:
@@ -41,9 +40,6 @@ def is_identity(array: np.ndarray, dtype: dtypes.DType) -> bool:
     if array.dtype == dtype.storage and all_hold(dtypes.bits(array) == _identity_bits(k, dtype)):
         return True
     return np.array_equal(f32(array, dtype), np.eye(k, dtype=np.float32))
-
-
-# ---- nc_transpose --------------------------------------------------------------------------------
 
 
 def transposed_dtypes(source: dtypes.DType, machine: Machine) -> tuple[str, ...]:
@@ -77,14 +73,9 @@ def warn_not_finite(ins: Instruction, name: str) -> None:
     )
 
 
-def nc_transpose(
-    dst: NkiTensor, data: NkiTensor, engine: engine = engine.unknown, name: str | None = None
-) -> NkiInstruction:
-    """dst[j, i] = data[i, j], the free dimensions of data taken as one."""
-    return issue(NcTranspose(dst, data, engine, name))
-
-
 class NcTranspose(MatmulInstruction):
+    """dst[j, i] = data[i, j], the free dimensions of data taken as one."""
+
     public = "nc_transpose"
     engines = (TENSOR, VECTOR)
     cost_formula = "Tensor max(P, min(64, F)), fp32 x4 trn1, x2 trn2+; Vector max(64, F)"
@@ -92,7 +83,7 @@ class NcTranspose(MatmulInstruction):
 
     dst: Out
     data: In
-    engine: engine
+    engine: engine = UNKNOWN
 
     is_transpose = True
 
@@ -187,3 +178,6 @@ class NcTranspose(MatmulInstruction):
         if self.data.dtype.itemsize == 4:
             cycles *= m.fp32_transpose_factor
         return InstructionCost(cycles, m.fix_tensor_ns, ("fix_tensor_ns",))
+
+
+nc_transpose = public(NcTranspose)

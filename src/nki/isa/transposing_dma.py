@@ -18,8 +18,6 @@ from . import enums, rules
 from .dma import SKIP, DmaInstruction, check_mode, deliver, fetch
 from .enums import dge_mode, member, oob_mode
 
-# ---- dma_transpose -------------------------------------------------------------------------------
-
 AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 

@@ -11,7 +11,6 @@ from ..ir.semantics import Sum
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
-from ..machine import operators
 from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from ..machine.memories import PSUM
@@ -24,26 +23,14 @@ from .costs import VectorInstruction, gpsimd_cost, vector_cost
 from .deprecated import deprecated_dtype
 from .enums import GPSIMD, SCALAR, UNKNOWN, VECTOR, engine
 from .numerics import Values, column, emit, scratch, shaped
-
-# ---- tensor_tensor -------------------------------------------------------------------------------
-
-
-def tensor_tensor(
-    dst: NkiTensor,
-    data1: NkiTensor,
-    data2: NkiTensor,
-    op: OperatorLike,
-    engine: engine = engine.unknown,
-    name: str | None = None,
-) -> NkiInstruction:
-    """dst = data1 <op> data2, element by element."""
-    if op.__class__ is not Operator:
-        op = operators.resolve(op, "tensor_tensor")
-    return issue(TensorTensor(dst, data1, data2, op, engine, name))
+from .public import public
 
 
 class TensorTensor(Instruction):
-    """float32 arithmetic; exact 32-bit integers on GpSimd; bit patterns for bitwise operators."""
+    """dst = data1 <op> data2, element by element.
+
+    float32 arithmetic; exact 32-bit integers on GpSimd; bit patterns for bitwise operators.
+    """
 
     public = "tensor_tensor"
     engines = (VECTOR, GPSIMD)
@@ -55,7 +42,7 @@ class TensorTensor(Instruction):
     data1: In
     data2: In
     op: Operator
-    engine: engine
+    engine: engine = UNKNOWN
 
     def check(self, machine: Machine) -> None:
         op = self.op
@@ -111,9 +98,6 @@ class TensorTensor(Instruction):
         if narrow and self.dst.buffer is not PSUM and self.op.name in ("add", "multiply", "subtract"):
             return "vector_two_inputs_16bit"
         return "vector_two_inputs"
-
-
-# ---- tensor_scalar -------------------------------------------------------------------------------
 
 
 def tensor_scalar(
@@ -286,41 +270,20 @@ class TensorScalar(Instruction):
         )
 
 
-# ---- scalar_tensor_tensor ------------------------------------------------------------------------
-
-
-@deprecated_dtype
-def scalar_tensor_tensor(
-    dst: NkiTensor,
-    data: NkiTensor,
-    op0: OperatorLike,
-    operand0: TileOrNumber | None,
-    op1: OperatorLike,
-    operand1: NkiTensor,
-    reverse0: bool = False,
-    reverse1: bool = False,
-    name: str | None = None,
-) -> NkiInstruction:
-    """dst = (data <op0> operand0) <op1> operand1: a number or column first, then a tile."""
-    if op0.__class__ is not Operator:
-        op0 = operators.resolve(op0, "scalar_tensor_tensor", "op0")
-    if op1.__class__ is not Operator:
-        op1 = operators.resolve(op1, "scalar_tensor_tensor", "op1")
-    return issue(ScalarTensorTensor(dst, data, op0, operand0, op1, operand1, reverse0, reverse1, name))
-
-
 class ScalarTensorTensor(VectorInstruction):
+    """dst = (data <op0> operand0) <op1> operand1: a number or column first, then a tile."""
+
     public = "scalar_tensor_tensor"
     cost_formula = "2N trn1, N trn2+; N for bf16 subtract then multiply of an even N"
 
     dst: Out
     data: In
     op0: Operator
-    operand0: Operand
+    operand0: Operand | None
     op1: Operator
     operand1: In
-    reverse0: bool
-    reverse1: bool
+    reverse0: bool = False
+    reverse1: bool = False
 
     def check(self, machine: Machine) -> None:
         rules.matching(self, "dst", "data", "operand1")
@@ -343,15 +306,9 @@ class ScalarTensorTensor(VectorInstruction):
         return vector_cost(self, m, f"vector_scalar_tensor_tensor{'_fast' if fast else ''}", n)
 
 
-# ---- reciprocal ----------------------------------------------------------------------------------
-
-
-def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
-    """dst = 1 / data, accurate in float32."""
-    return issue(Reciprocal(dst, data, name))
-
-
 class Reciprocal(VectorInstruction):
+    """dst = 1 / data, accurate in float32."""
+
     public = "reciprocal"
     cost_formula = "8N trn1, 6N trn2+"
 
@@ -367,3 +324,8 @@ class Reciprocal(VectorInstruction):
 
     def cost(self, m: Machine) -> InstructionCost:
         return vector_cost(self, m, "vector_reciprocal", self.data.free_elements)
+
+
+tensor_tensor = public(TensorTensor)
+scalar_tensor_tensor = deprecated_dtype(public(ScalarTensorTensor))
+reciprocal = public(Reciprocal)

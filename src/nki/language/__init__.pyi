@@ -5,8 +5,7 @@ Written by `make docs` (`python tools/signatures.py`). Do not edit.
 
 from builtins import range as range
 from collections.abc import Sequence
-from nki.ir.tensor import Int
-from nki.ir.tensor import MemoryRegion
+from nki.ir.layout import Int
 from nki.ir.tensor import NkiTensor as NkiTensor
 from nki.language.buffers import is_hbm as is_hbm
 from nki.language.buffers import is_on_chip as is_on_chip
