@@ -4,7 +4,7 @@ python examples/df_mp2.py --demo                           synthetic integrals
 python examples/df_mp2.py --mol h2o --basis sto-3g         integrals of PySCF, and also its own energy
 python examples/df_mp2.py --demo --fused-energy            the last step as one NKI kernel, in float32
 
-PySCF: pip install 'open-nki[chemistry]'
+PySCF: pip install pyscf
 """
 
 import argparse
@@ -178,7 +178,7 @@ def main(arguments=None):
                 lambda done, total: progress.update(task, completed=done, total=total),
             )
     except ImportError as problem:
-        console.print(f"{problem}: pip install 'open-nki[chemistry]'", markup=False)
+        console.print(f"{problem}: pip install pyscf", markup=False)
         return 1
     finally:
         trnblas.set_backend(before)

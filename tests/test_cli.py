@@ -313,7 +313,7 @@ def test_a_missing_perfetto_names_the_extra(run, write, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name, *rest: None if name == "perfetto" else real(name, *rest)
     )
-    refused(run("profile", write(), "--perfetto", tmp_path / "t"), "pip install 'open-nki[profile]'")
+    refused(run("profile", write(), "--perfetto", tmp_path / "t"), "pip install perfetto protobuf")
 
 
 def test_an_exit_while_loading_is_refused_with_how_to_fix_it(run, write):

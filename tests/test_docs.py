@@ -20,6 +20,17 @@ FRAMEWORKS = {
 }  # pages that need another package
 
 
+def test_nothing_asks_for_a_name_that_no_index_has():
+    texts = [*DOCUMENTS, *(ROOT / "docs").rglob("*.md")]
+    texts += [path for part in ("src", "examples", "tools") for path in (ROOT / part).rglob("*.py")]
+    wrong = [
+        path.name
+        for path in texts
+        if re.search(r"pip install\W+open-nki|open-nki\[", path.read_text("utf-8"))
+    ]
+    assert wrong == []
+
+
 # ---- docs/isa.md ---------------------------------------------------------------------------------
 
 

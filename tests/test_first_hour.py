@@ -19,7 +19,7 @@ def python(code, *words):
 
 def test_trnblas_without_torch_names_the_extra():
     done = python("import sys; sys.modules['torch'] = None; import trnblas")
-    assert "pip install 'open-nki[torch]'" in done.stderr
+    assert "pip install torch" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_command_without_arguments_lists_what_it_can_do():
 def test_kernels_filters_by_a_word():
     done = command("kernels", "conv")
     assert "conv1d" in done.stdout and "attention_cte" not in done.stdout
-    assert command("kernels", "nothing-like-it").returncode == 2
+    assert command("kernels", "nothing-like-it").returncode == 1
 
 
 def test_info_prints_json():

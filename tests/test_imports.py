@@ -176,6 +176,12 @@ def test_no_module_of_nki_names_nki_legacy():
     assert [name for name in named if name.split(".")[0] == "nki"] == []
 
 
+def test_open_nki_imports_nothing_of_ours_but_the_command():
+    """It must work where another distribution has overwritten or removed nki."""
+    found = [i for module in MODULES if module.split(".")[0] == "open_nki" for i in imports_of(module)]
+    assert [(i.module, i.imported, i.late) for i in found] == [("open_nki.__main__", "nki.cli", True)]
+
+
 # What nki_legacy uses of nki that users cannot: a change of these modules may break it.
 PRIVATE_OF_LEGACY = {
     "cli": "command script terminal",

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 LARGEST = 1_300_000  # bytes of the wheel: source alone, a third of it the kernel library
-ROOTS = {"nki", "nkilib", "trnblas"}  # and nki_*: what the wheel may install
+ROOTS = {"nki", "nkilib", "open_nki", "trnblas"}  # and nki_*: what the wheel may install
 
 
 def run(*command: object, cwd: Path = ROOT) -> str:

@@ -3,6 +3,8 @@
 import importlib as _importlib
 import typing as _typing
 
+from open_nki import checked as _checked  # noqa: F401  before any file that could be another distribution's
+
 from . import plugins as _plugins
 from .errors import NkiError, NkiValidationError, NkiWarning
 from .ir.hooks import hooks as _hooks

@@ -1,10 +1,6 @@
 """trnblas: BLAS on torch tensors, with NKI kernels where there is a Neuron device or its simulator."""
 
-try:
-    import torch as _torch  # noqa: F401
-except ImportError as problem:
-    raise ImportError("trnblas computes on PyTorch tensors: pip install 'open-nki[torch]'") from problem
-
+from trnblas import installed as _installed  # noqa: F401  before anything that needs what it checks
 from trnblas.backend import HAS_NKI, NkiFallbackWarning, get_backend, set_backend
 from trnblas.choices import Explanation, explain
 from trnblas.level1 import asum, axpy, dot, iamax, nrm2, scal

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from trnblas.arguments import check_precision
-from trnblas.backend import choose
+from trnblas.backend import PYTORCH, Choice, choose
 from trnblas.tuning import SYMMETRIC, gemm_tiles
 
 # operation -> its kernel; None: no kernel, PyTorch on every backend
@@ -29,15 +29,16 @@ class Explanation:
     """How a call would be served."""
 
     op: str
-    backend: str  # "nki" or "pytorch"
-    kernel: str  # the kernel, or what PyTorch does
+    backend: str  # "simulator", "device" or "PyTorch"
+    kernel: str  # empty for PyTorch
     tiles: tuple[int, ...] | None  # (block_m, block_n); None without blocks of that kind
     padding: str
     why: str
 
     def __str__(self) -> str:
         tiles = "" if self.tiles is None else f", blocks of {' x '.join(map(str, self.tiles))}"
-        return f"{self.op}: {self.kernel} on {self.backend}{tiles}; padding: {self.padding}. {self.why}"
+        where = f"{self.kernel} on the {self.backend}" if self.kernel else self.backend
+        return f"{self.op}: {where}{tiles}; padding: {self.padding}. {self.why}"
 
 
 class Flags(NamedTuple):
@@ -77,22 +78,23 @@ def explain(
     if any(0 in size for size in sizes):
         return _in_torch(op, "an operand is empty: the result is zeros, or scaled C")
     flags = Flags(transA, transB, trans, side)
-    return _by_kernel(op, sizes, dtype, precision, flags, choice.why)
+    return _by_kernel(op, sizes, dtype, precision, flags, choice)
 
 
 def _in_torch(op: str, why: str) -> Explanation:
-    return Explanation(op, "pytorch", "PyTorch", None, "none", why)
+    return Explanation(op, PYTORCH, "", None, "none", why)
 
 
 def _by_kernel(
-    op: str, sizes: list[tuple], dtype: torch.dtype, precision: str | None, flags: Flags, why: str
+    op: str, sizes: list[tuple], dtype: torch.dtype, precision: str | None, flags: Flags, choice: Choice
 ) -> Explanation:
+    place, why = choice
     kernel = KERNELS[op] or ""
     if kernel == "mp2_energy_kernel":
-        return Explanation(op, "nki", kernel, None, "none: the last tile of virtuals is cut", why)
+        return Explanation(op, place, kernel, None, "none: the last tile of virtuals is cut", why)
     if kernel == "trsm_kernel":
         n = sizes[0][-1]
-        return Explanation(op, "nki", kernel, None, f"n {n} -> {_up(n)} in HBM, result sliced back", why)
+        return Explanation(op, place, kernel, None, f"n {n} -> {_up(n)} in HBM, result sliced back", why)
     m, k, n = product_sizes(op, sizes, flags)
     layout = (flags.transA or (flags.trans and flags.side == "left"), flags.transB)
     array = f"{_up(m)} x {_up(k)} x {n}"
@@ -101,15 +103,15 @@ def _by_kernel(
         count = "36 bfloat16 products of slices"
         return Explanation(
             op,
-            "nki",
+            place,
             f"batched_gemm_kernel, {count}",
             gemm_tiles(m, k, n, torch.bfloat16, (False, False)),
             padding,
             why,
         )
     if kernel == "syrk_kernel":
-        return Explanation(op, "nki", kernel, SYMMETRIC, padding, why)
-    return Explanation(op, "nki", kernel, gemm_tiles(m, k, n, dtype, layout), padding, why)
+        return Explanation(op, place, kernel, SYMMETRIC, padding, why)
+    return Explanation(op, place, kernel, gemm_tiles(m, k, n, dtype, layout), padding, why)
 
 
 def _up(size: int) -> int:

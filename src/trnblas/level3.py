@@ -131,8 +131,11 @@ def syrk(
     check_added("syrk", "C", C, torch.Size((*left.shape[:-1], left.shape[-2])), A.dtype)
     return serve(
         "syrk",
-        lambda: scaled(alpha, lambda out: _kernels().symmetric_product(left, out), beta, C, A.dtype),
-        lambda: torch_product(alpha, left, left.mT, beta, C),
+        lambda left, C: scaled(
+            alpha, lambda out: _kernels().symmetric_product(left, out), beta, C, left.dtype
+        ),
+        lambda left, C: torch_product(alpha, left, left.mT, beta, C),
+        *(left, C),
     )
 
 
@@ -156,8 +159,9 @@ def trsm(
         return torch_solve(A, right, side, uplo, trans, diag)
     return serve(
         "trsm",
-        lambda: kernel_solve(A, right, side, uplo, trans, diag),
-        lambda: torch_solve(A, right, side, uplo, trans, diag),
+        lambda A, B: kernel_solve(A, B, side, uplo, trans, diag),
+        lambda A, B: torch_solve(A, B, side, uplo, trans, diag),
+        *(A, right),
     )
 
 
@@ -196,8 +200,9 @@ def scaled_product(
         return torch_product(alpha, A, B, beta, C)
     return serve(
         op,
-        lambda: scaled(alpha, lambda out: kernel_product(A, B, out), beta, C, A.dtype),
-        lambda: torch_product(alpha, A, B, beta, C),
+        lambda A, B, C: scaled(alpha, lambda out: kernel_product(A, B, out), beta, C, A.dtype),
+        lambda A, B, C: torch_product(alpha, A, B, beta, C),
+        *(A, B, C),
     )
 
 

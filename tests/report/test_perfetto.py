@@ -148,4 +148,4 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch):
         matmul().perfetto()
     assert e.value.kind == "missing-package"
     assert isinstance(e.value, ImportError)
-    assert "pip install 'open-nki[profile]'" in str(e.value)
+    assert "pip install perfetto protobuf" in str(e.value)

@@ -71,10 +71,27 @@ def test_auto_is_pytorch_here_and_nki_forces_the_kernel(launches):
     assert launches == ["gemm_kernel"]
 
 
-def test_auto_is_nki_on_a_neuron_device(launches, monkeypatch):
-    assert chosen.choose(torch.float32, "xla").nki
+def test_auto_uses_a_device_only_with_the_nki_of_aws(monkeypatch):
+    def place(device):
+        assert trnblas.explain("gemm", (3, 3), (3, 3)).backend == chosen.choose(torch.float32).place
+        return chosen.choose(torch.float32, device).place
+
+    assert place("cpu") == place("xla") == "PyTorch"
     monkeypatch.setattr(chosen, "has_neuron_device", lambda: True)
-    assert chosen.choose(torch.float32, "cpu") == (True, "auto: there is a Neuron device")
+    assert place("cpu") == place("xla") == "PyTorch", "Open NKI has no device"
+    assert "nki is Open NKI, a simulator" in chosen.choose(torch.float32).why
+    monkeypatch.setattr(chosen, "is_open_nki", lambda: False)
+    assert place("cpu") == place("xla") == "device"
+    assert "nki is AWS's package" in chosen.choose(torch.float32).why
+    monkeypatch.setenv("TRNBLAS_USE_SIMULATOR", "1")
+    assert place("cpu") == place("xla") == "simulator"
+    monkeypatch.delenv("TRNBLAS_USE_SIMULATOR")
+    monkeypatch.setattr(chosen, "has_neuron_device", lambda: False)
+    assert place("cpu") == "PyTorch" and place("xla") == "device"
+
+
+def test_the_nki_of_this_project_is_recognised():
+    assert chosen.is_open_nki()
 
 
 def test_the_simulator_variable_enables_kernels(launches, monkeypatch):

@@ -11,8 +11,8 @@ from trnblas.choices import KERNELS  # noqa: E402
 
 def test_explain_gives_the_reason_on_pytorch():
     found = trnblas.explain("gemm", (4, 5), (5, 6))
-    assert (found.backend, found.kernel, found.tiles) == ("pytorch", "PyTorch", None)
-    assert "no Neuron device" in found.why
+    assert (found.backend, found.kernel, found.tiles) == ("PyTorch", "", None)
+    assert "nki is Open NKI, a simulator" in found.why
     trnblas.set_backend("pytorch")
     assert trnblas.explain("trsm", (4, 4), (4, 6)).why == "the backend is pytorch"
 
@@ -20,10 +20,10 @@ def test_explain_gives_the_reason_on_pytorch():
 def test_explain_names_kernel_tiles_and_padding_on_nki():
     trnblas.set_backend("nki")
     found = trnblas.explain("gemm", (1000, 700), (700, 900), dtype=torch.bfloat16)
-    assert (found.backend, found.kernel, found.tiles) == ("nki", "gemm_kernel", (512, 512))
+    assert (found.backend, found.kernel, found.tiles) == ("simulator", "gemm_kernel", (512, 512))
     assert found.padding.endswith("the PE array computes 1024 x 768 x 900 for 1000 x 700 x 900")
     text = str(found)
-    assert text.startswith("gemm: gemm_kernel on nki, blocks of 512 x 512; padding: none in HBM")
+    assert text.startswith("gemm: gemm_kernel on the simulator, blocks of 512 x 512; padding: none in HBM")
     assert text.endswith("the backend is nki")
     assert "n 200 -> 256 in HBM" in trnblas.explain("trsm", (200, 200), (200, 9)).padding
 
@@ -32,9 +32,9 @@ def test_explain_takes_shape_and_dtype_of_tensors():
     trnblas.set_backend("nki")
     A = torch.ones(4, 5, dtype=torch.float64)
     found = trnblas.explain("gemm", A, A, transB=True)
-    assert found.backend == "pytorch" and "precision='fp64' splits it" in found.why
+    assert found.backend == "PyTorch" and "precision='fp64' splits it" in found.why
     found = trnblas.explain("gemm", A, A, transB=True, precision="fp64")
-    assert found.backend == "nki" and "36 bfloat16 products" in found.kernel
+    assert found.backend == "simulator" and "36 bfloat16 products" in found.kernel
     assert "no kernel for torch.int64" in trnblas.explain("dot" and "gemm", A.long(), A.long().T).why
 
 

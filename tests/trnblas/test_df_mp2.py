@@ -62,4 +62,4 @@ def test_without_pyscf_the_error_names_the_package_to_install(example, monkeypat
 
     monkeypatch.setitem(sys.modules, "pyscf", None)
     assert example.main(["--mol", "h2o"]) == 1
-    assert "pip install 'open-nki[chemistry]'" in capsys.readouterr().out
+    assert "pip install pyscf" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The `nki` command: profile, trace, plan, show, compare, check, tune, explain, kernels, info.
+"""The `nki` command: profile, trace, plan, show, compare, check, tune, explain, kernels, info, doctor.
 
 Plugins add commands (`nki.plugins`). Exit codes: 0 success, 1 wrong kernel, 2 wrong command line or file.
 """
@@ -113,7 +113,7 @@ COMMANDS = (
         completion.add_arguments,
         completion.EXAMPLES,
     ),
-    *(listing.KERNELS, listing.INFO),
+    *(listing.KERNELS, listing.INFO, listing.DOCTOR),
 )
 
 WELCOME = """

@@ -1,4 +1,4 @@
-"""nki kernels and nki info: the kernels of the library, what is installed, the platforms."""
+"""nki kernels, nki info and nki doctor: the kernels of the library, what is installed, the platforms."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING
+
+from open_nki import doctor, installation
 
 from .. import plugins
 from ..machine.generations import MACHINES
@@ -73,21 +75,25 @@ def wrapped(name: str, separator: str, width: int) -> str:
 
 def command_info(options: argparse.Namespace) -> int:
     """nki info"""
-    packages = {name: _state(name, extra) for name, extra in EXTRAS.items()}
+    packages = {name: _state(name, needed) for name, needed in EXTRAS.items()}
+    found = installation.packages()
+    wrong = doctor.problems(found)
     python = sys.version.split()[0]
     if options.json:
         machines = {m.name: {name.strip(): shown(m) for name, shown in LIMITS} for m in MACHINES.values()}
         about = {"open_nki": PACKAGE, "nki": NKI, "python": python, "platform": choose_machine().name}
         numbers = {m.name: {f.name: _plain(getattr(m, f.name)) for f in fields(m)} for m in MACHINES.values()}
         whole = {**about, "packages": packages, "platforms": machines, "numbers": numbers}
-        print(json.dumps(whole, indent=2))
-        return 0
+        print(json.dumps({**whole, "installation": doctor.facts(found, wrong)}, indent=2))
+        return 1 if wrong else 0
     print(f"Open NKI {__version__}, Python {python}")
     print(f"platform of kernels that name none: {choose_machine().name}")
-    for name, state in packages.items():
+    for name, state in (packages | doctor.providers(found)).items():
         print(f"{name}: {state}")
     show(platform_table())
-    return 0
+    if wrong:
+        complain(doctor.explanation(wrong))
+    return 1 if wrong else 0
 
 
 def _plain(value: object) -> object:
@@ -101,12 +107,12 @@ def size(count: int) -> str:
     return shown(count)
 
 
-EXTRAS = {"perfetto": "profile", "torch": "torch", "jax": "jax"}
+EXTRAS = {"perfetto": "perfetto protobuf", "torch": "torch", "jax": "jax"}  # what pip installs for each
 
 
-def _state(name: str, extra: str) -> str:
+def _state(name: str, needed: str) -> str:
     if not importlib.util.find_spec(name):
-        return f"not installed (pip install 'open-nki[{extra}]')"
+        return f"not installed (pip install {needed})"
     if name != "jax":
         return "installed"
     from ..frameworks.jax import LOWERING
@@ -169,3 +175,4 @@ Exit code 1: no kernel has the word.""",
 INFO = Command(
     "info", "version, platforms, their limits", "What is installed, and where.", command_info, add_json
 )
+DOCTOR = Command("doctor", "which distribution provides what", doctor.TEXT, doctor.run, doctor.add_arguments)

@@ -71,7 +71,7 @@ def check_outputs(options: argparse.Namespace) -> None:
         if path and not Path(path).absolute().parent.is_dir():
             raise UsageError(f"{flag} {path}: there is no directory {Path(path).parent}")
     if options.perfetto and importlib.util.find_spec("perfetto") is None:
-        raise UsageError("--perfetto needs the package perfetto\n  help: pip install 'open-nki[profile]'")
+        raise UsageError("--perfetto needs the package perfetto\n  help: pip install perfetto protobuf")
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:

@@ -40,7 +40,7 @@ try:
     from jax.interpreters import ad, batching, mlir
 except ImportError as problem:
     raise error(
-        "missing-package", "nki.frameworks.jax needs JAX", help="pip install 'open-nki[jax]'"
+        "missing-package", "nki.frameworks.jax needs JAX", help="pip install jax"
     ) from problem
 
 name = "jax"

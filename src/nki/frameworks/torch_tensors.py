@@ -17,7 +17,7 @@ try:
     import torch
 except ImportError as problem:
     raise error(
-        "missing-package", "nki.frameworks.torch needs PyTorch", help="pip install 'open-nki[torch]'"
+        "missing-package", "nki.frameworks.torch needs PyTorch", help="pip install torch"
     ) from problem
 
 _warned_devices: set[str] = set()

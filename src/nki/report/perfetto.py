@@ -42,7 +42,7 @@ def _protos() -> ModuleType:
         raise error(
             "missing-package",
             "a Perfetto trace is written with the package perfetto, which is not installed",
-            help="pip install 'open-nki[profile]'",
+            help="pip install perfetto protobuf",
         ) from problem
     return perfetto_trace_pb2
 

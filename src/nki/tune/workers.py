@@ -99,7 +99,7 @@ class Cluster(Workers):
         try:
             import ray
         except ImportError:
-            raise error("missing-package", "--ray needs Ray", help="pip install 'open-nki[ray]'") from None
+            raise error("missing-package", "--ray needs Ray", help="pip install ray") from None
         self.ray = ray
         self.own = not ray.is_initialized()
         if self.own:

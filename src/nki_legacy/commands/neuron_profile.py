@@ -159,7 +159,7 @@ def _perfetto(content: dict[str, Any], path: Path) -> None:
     try:
         path.write_bytes(files().profiles_of(content)[0].perfetto())
     except ImportError:
-        raise ValueError("perfetto needs the package perfetto: pip install 'open-nki[profile]'") from None
+        raise ValueError("perfetto needs the package perfetto: pip install perfetto protobuf") from None
     print(f"wrote {path}", file=sys.stderr)
 
 

@@ -56,7 +56,7 @@ def _served_product(op: str, kernel: Callable[..., Tensor], A: Matrix, B: Matrix
         return kernel(A, B)
     if not is_nki(A):
         return _torch_matmul(A, B)
-    return serve(op, lambda: product(A, B), lambda: _torch_matmul(A, B))
+    return serve(op, product, _torch_matmul, A, B)
 
 
 def nki_syrk(A: Matrix) -> Matrix:
@@ -65,7 +65,7 @@ def nki_syrk(A: Matrix) -> Matrix:
         return syrk_kernel(A)
     if not is_nki(A):
         return _torch_matmul(A, A.mT)
-    return serve("nki_syrk", lambda: symmetric_product(A), lambda: _torch_matmul(A, A.mT))
+    return serve("nki_syrk", symmetric_product, lambda A: _torch_matmul(A, A.mT), A)
 
 
 def _torch_matmul(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
@@ -99,9 +99,7 @@ def nki_mp2_energy(
     if not is_nki(T_flat):
         found = torch_mp2_partials(*arguments)
     else:
-        found = serve(
-            "nki_mp2_energy", lambda: mp2_partials(*arguments), lambda: torch_mp2_partials(*arguments)
-        )
+        found = serve("nki_mp2_energy", mp2_partials, torch_mp2_partials, *arguments)
     return found if partials else found.sum()
 
 
