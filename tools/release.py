@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,13 +13,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
+NAME = "open-nki"
 LARGEST = 1_300_000  # bytes of the wheel: source alone, a third of it the kernel library
 ROOTS = {"nki", "nkilib", "open_nki", "trnblas"}  # and nki_*: what the wheel may install
 
 
 def run(*command: object, cwd: Path = ROOT) -> str:
     print("$", *command)
-    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}  # no sources of ours
+    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(f"{done.stdout}\n{done.stderr}")
     return done.stdout
@@ -49,15 +52,19 @@ def check_wheel(wheel: Path) -> None:
     print(f"{wheel.name}: {wheel.stat().st_size:,} bytes, {len(names)} files")
 
 
-def check_installed(artefact: Path) -> None:
-    """Check import, command and demo in an empty environment, away from the sources."""
+def check_installed(artefact: Path, version: str) -> None:
+    """Check import, commands and demo in an empty environment, away from the sources."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         run(sys.executable, "-m", "venv", home / "env")
         python = home / "env" / "bin" / "python"
         run(python, "-m", "pip", "install", "--quiet", artefact, cwd=home)
         run(python, "-c", "import nki, nki.isa, nki.language, nkilib; print(nki.__version__)", cwd=home)
-        run(home / "env" / "bin" / "nki", "info", cwd=home)
+        for command in ("nki", "open-nki"):
+            run(home / "env" / "bin" / command, "info", cwd=home)
+            said = run(home / "env" / "bin" / command, "doctor", cwd=home)
+            if f"nki: {NAME} {version}, in {home.resolve()}" not in said:
+                raise SystemExit(f"{command} doctor does not find {artefact.name}:\n{said}")
         shutil.copytree(ROOT / "examples" / "matmul", home / "matmul")
         size = (256, 256, 512)
         run(python, home / "matmul" / "demo.py", "--size", *size, "--model-size", *size, cwd=home)
@@ -72,7 +79,7 @@ def main() -> int:
     for artefact in artefacts:
         if artefact.suffix == ".whl":
             check_wheel(artefact)
-        check_installed(artefact)
+        check_installed(artefact, version)
     print(f"{version} is ready: {', '.join(a.name for a in artefacts)}")
     return 0
 

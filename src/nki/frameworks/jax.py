@@ -39,9 +39,7 @@ try:
     from jax.extend.core import Primitive
     from jax.interpreters import ad, batching, mlir
 except ImportError as problem:
-    raise error(
-        "missing-package", "nki.frameworks.jax needs JAX", help="pip install jax"
-    ) from problem
+    raise error("missing-package", "nki.frameworks.jax needs JAX", help="pip install jax") from problem
 
 name = "jax"
 Tracer = jax.core.Tracer
