@@ -91,18 +91,22 @@ def is_ours(module_name: str | None) -> bool:
 
 
 class _OursCache(dict[str | None, bool]):
-    """`is_ours`, cached by module name: it is called for every instruction and tile."""
+    """Whether a module is not the user's, by its name: it is asked for every instruction and tile."""
 
     def __missing__(self, module_name: str | None) -> bool:
-        self[module_name] = found = is_ours(module_name)
+        self[module_name] = found = is_ours(module_name) or module_name in _BETWEEN
         return found
 
 
+_BETWEEN = {"contextlib", "functools", "threading"}  # of Python: they stand between the user's code and ours
 _OURS = _OursCache()
 
 
 def user_site(depth: int = 1) -> Site | None:
-    """Return the innermost frame outside `nki`, counted from `depth` callers above this call."""
+    """Return the innermost frame outside `nki`, counted from `depth` callers above this call.
+
+    None on a thread that `nki` has started, where no user's code runs.
+    """
     frame: types.FrameType | None = sys._getframe(depth)
     while frame is not None and _OURS[frame.f_globals.get("__name__")]:
         frame = frame.f_back

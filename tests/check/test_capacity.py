@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import warnings
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import nki
 import nki.isa as nisa
@@ -206,3 +210,69 @@ def test_a_kernel_that_returns_and_writes_nothing_warns(monkeypatch):
     monkeypatch.setenv("OPEN_NKI_STRICT", "1")
     with pytest.warns(nki.NkiWarning, match="forgets returns nothing"):
         forgets(X)  # no compiler minds
+
+
+# ---- in every mode -------------------------------------------------------------------------------
+
+
+def texts(kernel, **options):
+    with warnings.catch_warnings(), nki.options(**options):
+        warnings.simplefilter("ignore")
+        return [str(found) for found in kernel.run(np.ones((128, 8), np.float32)).diagnostics]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=4, max_size=24),
+    st.sampled_from([nl.sbuf, nl.psum]),
+    st.sampled_from([0, 1, 3]),
+    st.integers(0, 3),
+)
+def test_an_overflow_is_reported_alike_whether_a_kernel_is_traced_or_not(uses, memory, trips, fixed):
+    """Tiles are used and given up in any order, before, in and after a dynamic loop, some at an address."""
+    columns = 12_000 if memory is nl.sbuf else 1_000  # of SBUF a quarter, of PSUM two banks of eight
+
+    def body(tiles, own):
+        for number, is_last in uses:
+            if number not in tiles:
+                place = (0, number % 2 * 8192) if number < fixed and not own else None
+                tiles[number] = nl.ndarray((128, columns + number), nl.float32, memory, address=place)
+            nisa.memset(tiles[number], 1.0)
+            if is_last:
+                del tiles[number]
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        outer = {}
+        body(outer, own=False)
+        if trips:
+            for _ in nl.dynamic_range(trips):
+                body({}, own=True)
+                body(dict(outer), own=True)
+        nisa.dma_copy(out, x)
+        return out
+
+    first, second, eager = texts(kernel), texts(kernel), texts(kernel, cache=False)
+    assert first == second == eager
+
+
+def test_psum_overflows_with_a_print_and_without_the_cache(capsys):
+    def body(x, prints):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        tiles = [nl.ndarray((128, 8), nl.float32, nl.psum) for _ in range(9)]
+        for _ in range(2):
+            for tile in tiles:
+                nisa.memset(tile, 1.0)
+        if prints:
+            print(tiles[0])
+        nisa.dma_copy(out, x)
+        return out
+
+    plain, printing = (nki.jit(functools.partial(body, prints=prints)) for prints in (False, True))
+    (text,) = texts(plain)
+    assert text.startswith("NkiWarning[capacity]: PSUM overflows: 9 banks are live at once in 9 tiles")
+    assert [text] == texts(plain, cache=False) == texts(printing) == texts(printing, cache=False)
+    for kernel, cache in ((plain, True), (plain, False), (printing, True), (printing, False)):
+        with pytest.raises(nki.NkiError, match="9 banks"):
+            texts(kernel, cache=cache, strict=True)

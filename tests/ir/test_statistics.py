@@ -186,7 +186,7 @@ def test_the_peak_is_the_largest_sum_of_overlapping_lives(uses):
 @given(
     st.lists(st.tuples(st.integers(0, 7), st.booleans(), st.integers(1, 64)), max_size=80), st.integers(1, 6)
 )
-def test_condensing_closed_lifetimes_never_changes_the_peak(steps, kept):
+def test_condensing_closed_lifetimes_never_changes_the_peak_and_its_tiles(steps, kept):
     """Tiles are used and given up in any order; one list of lives is condensed all the time, one never."""
 
     def peak(condense_at):
@@ -194,13 +194,15 @@ def test_condensing_closed_lifetimes_never_changes_the_peak(steps, kept):
         tiles.limit = dict.fromkeys(tiles.limit, condense_at)
         with mock.patch("nki.ir.liveness.CONDENSE_AT", condense_at):
             for now, (slot, gone, size) in enumerate(steps):
-                storage = living.setdefault(slot, Storage(nl.sbuf, (128, size), nl.uint8))
+                storage = living.setdefault(slot, Storage(nl.sbuf, (128, size), nl.uint8, number=now))
                 tiles.use(mock.Mock(storage=storage, indirection=None), now)
                 if gone:
                     tiles.close(living.pop(slot))
             for storage in living.values():
                 tiles.close(storage)
-        return tiles.peak(nl.sbuf)
+        most = tiles.peak(nl.sbuf)
+        assert most.nbytes == sum(storage.pitch for storage in most.live)
+        return most.nbytes, [storage.number for storage in most.live]
 
     assert peak(kept) == peak(10**9)
 

@@ -18,7 +18,6 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 import nki.typing as nt
-from nki.kernel.run import _warned
 from support import refused, target
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -243,8 +242,7 @@ def test_other_launch_grids_are_type_errors(grid):
 
 
 @pytest.mark.parametrize("variable", ["NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"])
-def test_a_launch_unlike_the_configured_one_warns_once_per_process(monkeypatch, variable):
-    _warned.discard("lnc-config")
+def test_a_launch_unlike_the_configured_one_warns_and_is_refused_in_strict_mode(monkeypatch, variable):
     monkeypatch.setenv(variable, "2")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -252,8 +250,10 @@ def test_a_launch_unlike_the_configured_one_warns_once_per_process(monkeypatch, 
         assert not caught
         programs[1]()
         programs()
-    assert [type(w.message).kind for w in caught] == ["lnc-config"]
+    assert [type(w.message).kind for w in caught] == ["lnc-config"] * 2
     assert issubclass(caught[0].category, nki.NkiWarning)
+    with nki.options(strict=True):
+        refused("lnc-config", "hardware would refuse", programs)
 
 
 # ---- nested kernels, methods, partials, wrappers --------------------------------------------------

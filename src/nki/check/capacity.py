@@ -22,31 +22,35 @@ LINES_SHOWN = 4
 
 def capacity(program: Program, reserve_psum_bank: bool = False) -> list[Diagnostic]:
     """Return a diagnostic for each memory that is too small, with the lines that allocate what is live."""
-    found = []
-    for core, items in enumerate(program.cores):
-        lives: dict[Storage, Lifetime] | None = None
-        for memory in (SBUF, PSUM):
-            limit = limit_of(program.machine, memory, reserve_psum_bank)
-            if _fit_together(program, memory, limit):
-                continue
-            if lives is None:
-                lives = lifetimes(items)
-            mine = {storage: life for storage, life in lives.items() if storage.buffer is memory}
-            most = peak(mine, lambda storage: storage.taken(program.machine))
-            if most.nbytes > limit:
-                found.append(_overflow(memory, most, limit, program.machine, core))
-    return found[:1] if len({d.message for d in found}) == 1 else found
-
-
-def capacity_of_counts(statistics: Statistics) -> list[Diagnostic]:
-    """Return the same from the counts of a run without its Program; the tiles are not known."""
-    machine, found = statistics.machine, []
+    machine = program.machine
+    peaks: dict[MemoryRegion, list[Peak]] = {}
+    lives: list[dict[Storage, Lifetime]] | None = None
     for memory in (SBUF, PSUM):
-        limit = limit_of(machine, memory, False)
-        most = statistics.peak_bytes(memory) // machine.partitions
-        if most > limit:
-            found.append(_overflow(memory, Peak(most, []), limit, machine, 0))
-    return found
+        if not _fit_together(program, memory, limit_of(machine, memory, reserve_psum_bank)):
+            lives = lives or [lifetimes(items) for items in program.cores]
+            mine = [{s: life for s, life in core.items() if s.buffer is memory} for core in lives]
+            peaks[memory] = [peak(core, lambda storage: storage.taken(machine)) for core in mine]
+    return _overflows(peaks, machine, reserve_psum_bank)
+
+
+def capacity_of_run(statistics: Statistics, reserve_psum_bank: bool = False) -> list[Diagnostic]:
+    """Return the same of a run whose instructions ran as they were issued."""
+    peaks = {memory: statistics.peaks(memory) for memory in (SBUF, PSUM)}
+    return _overflows(peaks, statistics.machine, reserve_psum_bank)
+
+
+def _overflows(
+    peaks: dict[MemoryRegion, list[Peak]], machine: Machine, reserve_psum_bank: bool
+) -> list[Diagnostic]:
+    """Return a diagnostic for each core and memory; one for both cores where they are equal."""
+    found: dict[str, Diagnostic] = {}
+    for memory, of_cores in peaks.items():
+        limit = limit_of(machine, memory, reserve_psum_bank)
+        for core, most in enumerate(of_cores):
+            if most.nbytes > limit:
+                overflow = _overflow(memory, most, limit, machine, core)
+                found.setdefault(overflow.message, overflow)
+    return [*found.values()]
 
 
 def limit_of(machine: Machine, memory: MemoryRegion, reserve_psum_bank: bool) -> int:

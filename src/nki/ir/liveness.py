@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -62,7 +62,8 @@ def lifetimes(items: Sequence[Item]) -> dict[Storage, Lifetime]:
             begin = position + 1
             inside: set[Storage] = set()
             for instruction in walk(item.body):
-                inside.update(v.storage for v in instruction.views() if v.storage.on_chip)
+                if not instruction.simulator_only:
+                    inside.update(v.storage for v in instruction.views() if v.storage.on_chip)
                 yield instruction
             for storage in inside:
                 if storage.loop != item.number:
@@ -73,14 +74,14 @@ def lifetimes(items: Sequence[Item]) -> dict[Storage, Lifetime]:
     ends: dict[Storage, int] = {}
     for instruction in walk(items):
         access = instruction.access
-        if access.fixed:  # its views are its operands, and nothing else
+        if access.fixed and not instruction.simulator_only:  # its views are its operands, and nothing else
             for name in access.views:
                 storage = getattr(instruction, name).storage
                 if storage not in begins:
                     begins[storage] = position
                 ends[storage] = position
             continue
-        for view in instruction.views():
+        for view in () if instruction.simulator_only else instruction.views():
             begins.setdefault(view.storage, position)
             ends[view.storage] = position
     found: dict[Storage, Lifetime] = {}
@@ -161,27 +162,63 @@ class Peak(NamedTuple):
     live: list[Storage]
 
 
+class LiveTiles(NamedTuple):
+    """Tiles without an explicit address that are live together."""
+
+    life: Lifetime
+    nbytes: int  # of each partition
+    tiles: tuple[Storage, ...]
+
+
 def peak(lives: Mapping[Storage, Lifetime], size: Callable[[Storage], int]) -> Peak:
     """Return the peak of the storages of one memory; those with an explicit address are always live."""
-    placed = {address_range(s) for s in lives if s.address is not None}
-    automatic = [(life, size(s)) for s, life in lives.items() if s.address is None]
-    at, most = max(levels(automatic), key=itemgetter(1), default=(0, 0))
-    live = [s for s, (first, last) in lives.items() if s.address is not None or first <= at <= last]
-    return Peak(most + union_size(placed), live)
+    placed: dict[tuple[int, int], Storage] = {}
+    automatic = []
+    for storage, life in lives.items():
+        if storage.address is None:
+            automatic.append(LiveTiles(life, size(storage), (storage,)))
+        else:
+            placed.setdefault(address_range(storage), storage)
+    return _peak(automatic, placed)
+
+
+def _peak(automatic: Sequence[LiveTiles], placed: Mapping[tuple[int, int], Storage]) -> Peak:
+    """Return the peak of tiles, beside one tile for each explicit address, in the order of allocation."""
+    at, most = max(levels((life, size) for life, size, _ in automatic), key=itemgetter(1), default=(0, 0))
+    live = [s for (first, last), _, tiles in automatic if first <= at <= last for s in tiles]
+    return Peak(most + union_size(placed), sorted([*live, *placed.values()], key=attrgetter("number")))
 
 
 class TileLifetimes:
     """The lifetimes of one core's tiles, collected while a kernel runs.
 
-    What it holds grows with the number of tiles that are live at once, not with the length of the run.
+    What it holds grows with the number of tiles that are live at once, not with the length of the run. Tiles
+    live as `lifetimes` says, also those that dynamic loops use.
     """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.open: dict[int, list[Any]] = {}  # id(storage) -> [storage, first use, last use]
-        self.closed: dict[MemoryRegion, list[tuple[Lifetime, int]]] = {SBUF: [], PSUM: []}
+        self.closed: dict[MemoryRegion, list[LiveTiles]] = {SBUF: [], PSUM: []}
         self.limit: dict[MemoryRegion, float] = {SBUF: CONDENSE_AT, PSUM: CONDENSE_AT}
-        self.placed: dict[MemoryRegion, set[tuple[int, int]]] = {SBUF: set(), PSUM: set()}
+        self.placed: dict[MemoryRegion, dict[tuple[int, int], Storage]] = {SBUF: {}, PSUM: {}}
+        self.loops: list[tuple[int, int]] = []  # the dynamic loops that run: number, first position
+        self.released: list[Storage] = []  # while a loop runs that they outlive
+
+    def begin_loop(self, number: int, now: int) -> None:
+        """Begin a dynamic loop after position `now`."""
+        self.loops.append((number, now + 1))
+
+    def end_loop(self, number: int, now: int) -> None:
+        """End a dynamic loop: what it used of the tiles around it was live all the time."""
+        while any(number == running for running, _ in self.loops):  # those inside it have ended as well
+            innermost, begin = self.loops.pop()
+            for life in self.open.values():
+                if life[2] >= begin and life[0].loop != innermost:
+                    life[1:] = min(life[1], begin), now
+        released, self.released = self.released, []
+        for storage in released:
+            self.close(storage)
 
     def use(self, view: View, now: int) -> None:
         """Record a use of a view, and of its index tile."""
@@ -196,16 +233,19 @@ class TileLifetimes:
             self.use(view.indirection.index, now)
 
     def close(self, storage: Storage) -> None:
-        """End the lifetime of a storage."""
-        life = self.open.pop(id(storage), None)
-        if life is None:
+        """End the lifetime of a storage; one that a loop uses and outlives, when the loop ends."""
+        if id(storage) not in self.open:
             return
+        if self.loops and storage.loop != self.loops[-1][0]:
+            self.released.append(storage)
+            return
+        _, first, last = self.open.pop(id(storage))
         memory = storage.buffer
         if storage.address is not None:
-            self.placed[memory].add(address_range(storage))
+            self.placed[memory].setdefault(address_range(storage), storage)
             return
-        size = storage.taken(self.machine) if memory is SBUF else storage.pitch
-        self.closed[memory].append((Lifetime(life[1], life[2]), size))
+        size = storage.taken(self.machine)
+        self.closed[memory].append(LiveTiles(Lifetime(first, last), size, (storage,)))
         if len(self.closed[memory]) >= self.limit[memory]:
             self._condense(memory)
 
@@ -223,21 +263,35 @@ class TileLifetimes:
         """
         uses = [(first, last + 1) for storage, first, last in self.open.values() if storage.buffer is memory]
         edges = {position for use in uses for position in use}
-        changes = levels(self.closed[memory], edges)
-        stretches: list[list[int]] = []  # from, peak
-        for position, level in changes:
+        changes: defaultdict[int, list[tuple[int, LiveTiles]]] = defaultdict(list, {p: [] for p in edges})
+        for one in self.closed[memory]:
+            changes[one.life.first].append((one.nbytes, one))
+            changes[one.life.last + 1].append((-one.nbytes, one))
+        stretches: list[list[Any]] = []  # from, peak, what is live then
+        live: dict[int, LiveTiles] = {}
+        level = 0
+        for position in sorted(changes):
+            for size, one in changes[position]:
+                level += size
+                if size > 0:
+                    live[id(one)] = one
+                else:
+                    del live[id(one)]
             if position in edges or not stretches:
-                stretches.append([position, level])
-            stretches[-1][1] = max(stretches[-1][1], level)
-        ends = [begin for begin, _ in stretches[1:]] + [changes[-1][0]]
-        peaks = zip(stretches, ends, strict=True)
-        self.closed[memory] = [(Lifetime(begin, end - 1), peak) for (begin, peak), end in peaks if peak]
+                stretches.append([position, -1, ()])
+            if level > stretches[-1][1]:
+                stretches[-1][1:] = level, list(live.values())
+        ends = [begin for begin, _, _ in stretches[1:]] + [max(changes)]
+        self.closed[memory] = [
+            LiveTiles(Lifetime(begin, end - 1), most, tuple(s for one in live for s in one.tiles))
+            for (begin, most, live), end in zip(stretches, ends, strict=True)
+            if most
+        ]
         self.limit[memory] = max(CONDENSE_AT, 2 * len(self.closed[memory]))
 
-    def peak(self, memory: MemoryRegion) -> int:
+    def peak(self, memory: MemoryRegion) -> Peak:
         """Return the most bytes per partition that are live at once, beside all explicit addresses."""
-        live = levels(self.closed[memory])
-        return max((level for _, level in live), default=0) + union_size(self.placed[memory])
+        return _peak(self.closed[memory], self.placed[memory])
 
 
 # ---- one array for many values -------------------------------------------------------------------

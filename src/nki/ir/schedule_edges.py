@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import error, nearest
 from .effects import effects
+from .instruction import Instruction
 from .program import Edge, Program
 
 Names = tuple[str, tuple[str, ...]]
@@ -46,32 +48,36 @@ def _refuse_cycles(edges: list[Names]) -> None:
                     ahead.append(before)
 
 
-def check_names(program: Program) -> None:
-    """Raise if a name in a schedule is neither that of an instruction nor of a tensor that one writes."""
-    for core in range(len(program.cores)):
-        named = by_name(program, core)
-        for later, earlier in program.schedule:
-            for name in (later, *earlier):
-                if name not in named:
-                    close = nearest(name, named)
-                    raise error(
-                        "schedule",
-                        f"with_schedule: no instruction or tensor is named {name!r}",
-                        notes=[
-                            f"in the edge {(later, *earlier)}",
-                            f"named here: {', '.join(sorted(named)) or 'none'}",
-                        ],
-                        help=f"did you mean {close!r}?" if close else "give the instruction name=",
-                    )
+def check_names(schedule: Iterable[Names], named: Iterable[str]) -> None:
+    """Raise if a name in a schedule is neither that of an instruction nor of a tensor that one writes.
+
+    `named` are the names of a core.
+    """
+    known = sorted(named)
+    for later, earlier in schedule:
+        for name in (later, *earlier):
+            if name not in known:
+                close = nearest(name, known)
+                raise error(
+                    "schedule",
+                    f"with_schedule: no instruction or tensor is named {name!r}",
+                    notes=[f"in the edge {(later, *earlier)}", f"named here: {', '.join(known) or 'none'}"],
+                    help=f"did you mean {close!r}?" if close else "give the instruction name=",
+                )
+
+
+def names_of(instruction: Instruction) -> set[str]:
+    """Return the name of an instruction and those of the tensors that it writes."""
+    written = {view.name for view in effects(instruction).written}
+    return {str(name) for name in (instruction.name, *written) if name}
 
 
 def by_name(program: Program, core: int) -> dict[str, list[int]]:
     """Return the positions of each name: instructions of that name, and those that write such a tensor."""
     named: dict[str, list[int]] = {}
     for position, instruction in enumerate(program.walk(core)):
-        written = {view.name for view in effects(instruction).written}
-        for name in {instruction.name, *written} - {None, ""}:
-            named.setdefault(str(name), []).append(position)
+        for name in names_of(instruction):
+            named.setdefault(name, []).append(position)
     return named
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF, MemoryRegion
 from .instruction import Instruction
-from .liveness import TileLifetimes
+from .liveness import Peak, TileLifetimes
 from .storage import Storage
 from .transfer_instruction import TransferInstruction
 from .view import View
@@ -79,6 +79,14 @@ class Statistics:
         for tiles in self._cores.values():
             tiles.close(storage)
 
+    def begin_loop(self, core: int, number: int) -> None:
+        """Begin a dynamic loop of a core."""
+        self._cores[core].begin_loop(number, self.instructions)
+
+    def end_loop(self, core: int, number: int) -> None:
+        """End a dynamic loop of a core."""
+        self._cores[core].end_loop(number, self.instructions)
+
     @staticmethod
     def of(machine: Machine, programs: Iterable[Iterable[Instruction]]) -> Statistics:
         """Return the counts of recorded programs, one for each core."""
@@ -97,12 +105,15 @@ class Statistics:
 
     # ---- results ---------------------------------------------------------------------------------
 
+    def peaks(self, buffer: MemoryRegion) -> list[Peak]:
+        """Return the most bytes per partition that are live at once, on each core."""
+        return [tiles.peak(buffer) for tiles in self._cores.values()]
+
     def peak_bytes(self, buffer: MemoryRegion) -> int:
         """Return the most bytes live at once on a core, over all partitions: each tile takes its column of
-        each, but for tiles of few partitions, which lie side by side in SBUF.
+        each, but for tiles of few partitions, which lie side by side in SBUF. In PSUM it takes whole banks.
         """
-        peaks = [tiles.peak(buffer) for tiles in self._cores.values()]
-        return max(peaks, default=0) * self.machine.partitions
+        return max((peak.nbytes for peak in self.peaks(buffer)), default=0) * self.machine.partitions
 
     @property
     def sbuf_peak_bytes(self) -> int:

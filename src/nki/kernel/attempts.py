@@ -16,14 +16,15 @@ import numpy as np
 
 from ..backends.reference.blas import one_blas_thread
 from ..backends.reference.collector import fewer_collections
-from ..check.capacity import capacity_of_counts
+from ..check.capacity import capacity_of_run
 from ..check.whole_program import findings
 from ..ir.items import Diagnostic
 from ..ir.program import Program
-from ..ir.schedule_edges import check_names
+from ..ir.schedule_edges import by_name, check_names, names_of
 from ..ir.statistics import Statistics
 from ..ir.storage import Storage
 from ..ir.tensor import whole
+from ..launch.core import Core
 from ..launch.diagnostics import NeedsEager, SideEffects
 from ..launch.execution import Execution, execute
 from ..launch.launch import Launch, Mode
@@ -93,8 +94,8 @@ def trace_call(kernel: CalledKernel, call: Call, has_data: bool) -> Traced:
         check_results(kernel, launch.execution, results, executed=False)
         parameters = [(storage.name, storage) for storage in storages]
         program = launch.recorded(kernel.__name__, parameters, bare(results[0]), kernel.schedule)
-        if kernel.schedule:
-            check_names(program)
+        for core in range(len(program.cores)) if kernel.schedule else ():
+            check_names(kernel.schedule, by_name(program, core))
         if not has_data:
             program = report_traced(kernel, launch, program)
         is_fixed = not launch.python.read_values and is_plain(results[0])
@@ -175,11 +176,21 @@ def run_eagerly(
         transfer = Transfer(call.arguments.tensors, storages, call.machine, call.options)
         for storage, raw in transfer.inputs.items():
             launch.execution.memories.borrow(storage, raw)
+        named = [_note_names(core) for core in launch.cores] if kernel.schedule else []
         results = _python(kernel, call, launch, storages)
+        for names in named:
+            check_names(kernel.schedule, names)
         races = launch.races()
         if not races or launch.execution.barriers.interleaving is not None:
             return _finish_eagerly(kernel, call, transfer, launch, results, races)
     return run_eagerly(kernel, call, max(prints, launch.execution.side_effects.prints), printed, launch)
+
+
+def _note_names(core: Core) -> set[str]:
+    """Return the names of what a core issues, to be filled while it runs."""
+    names: set[str] = set()
+    core.sinks.append(lambda instruction: names.update(names_of(instruction)))
+    return names
 
 
 def _finish_eagerly(
@@ -195,7 +206,7 @@ def _finish_eagerly(
     check_results(kernel, execution, results, executed=True)
     statistics.finish()
     run = _received(kernel, call, transfer, execution, results[0], lambda: statistics)
-    found = [*races, *capacity_of_counts(statistics)]
+    found = [*races, *capacity_of_run(statistics, call.options.reserve_psum_bank)]
     report_executed(kernel, transfer, execution, results[0], found, python.read_values)
     if call.key is not None and python.read_values:
         read_values.put(call.key, call)

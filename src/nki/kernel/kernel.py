@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec
 
 import numpy as np
 
-from ..errors import NkiError, NkiWarning, error, without_our_frames
+from ..errors import NkiError, NkiWarning, error, user_site, without_our_frames
 from ..ir import tree
 from ..ir.context import running, warn
-from ..ir.program import Program
+from ..ir.program import Diagnostic, Program
 from ..ir.schedule_edges import checked_edges
 from ..launch import observers
 from ..launch.core import Core
+from ..launch.diagnostics import Diagnostics, SideEffects
 from ..launch.world import current_world
 from ..machine.machine import Machine
 from ..options import Options, choose_machine, from_environment
@@ -37,7 +38,7 @@ from .attempts import cache_program, note_reads, run_call, run_staged, trace_cal
 from .cache import call_key, is_debugging, programs
 from .explain import explain_call, suggest
 from .listeners import notify
-from .run import ALIAS_SUFFIX, Call, Run, launch_grid, warn_once
+from .run import ALIAS_SUFFIX, Call, Run, launch_grid
 from .staged import Returned, Staged
 from .user_function import is_users_error, named, plain, refuse_unfinished
 
@@ -284,11 +285,9 @@ class Kernel(_Typed[P]):
             )
         configured = options.logical_nc_config
         if configured is not None and configured != self.lnc:
-            warn_once(
-                "lnc-config",
-                f"NEURON_LOGICAL_NC_CONFIG is {configured}, but {self.__name__} is launched on {self.lnc} "
-                "core(s); hardware would refuse",
-            )
+            text = f"NEURON_LOGICAL_NC_CONFIG is {configured}, but {self.__name__} is launched on {self.lnc}"
+            found = Diagnostic("lnc-config", f"{text} core(s); hardware would refuse", [], None, user_site())
+            Diagnostics(options.strict, current_world(), SideEffects()).report(found)
 
     def _lint(self) -> None:
         """Warn about what the real compiler would reject; a function is checked once."""

@@ -26,18 +26,20 @@ def check_results(kernel: CalledKernel, execution: Execution, results: list[Any]
     """Check that what the cores returned can be given to the caller."""
     for core, result in enumerate(results):
         for view in tensors(result):
-            _check_output(kernel, execution, view, executed)
+            _check_output(kernel, execution, view)
         if core and _layout(result) != _layout(results[0]):
             raise error(
                 "lnc-outputs",
                 f"{kernel.__name__}: core 0 and core {core} return different tensors",
-                notes=[f"core 0: {_layout(results[0])}", f"core {core}: {_layout(result)}"],
+                notes=[f"core {i}: {_shown(results[i])}" for i in (0, core)],
                 help="return the same shared_hbm tensors from every core",
                 site=return_site(kernel.func),
             )
+    for view in [view for result in results for view in tensors(result)] if executed else ():
+        report_unwritten(view, execution, return_site(kernel.func))
 
 
-def _check_output(kernel: CalledKernel, execution: Execution, view: View, executed: bool) -> None:
+def _check_output(kernel: CalledKernel, execution: Execution, view: View) -> None:
     site = return_site(kernel.func)
     if view.storage.loop:
         raise error(
@@ -67,8 +69,6 @@ def _check_output(kernel: CalledKernel, execution: Execution, view: View, execut
                 site=site,
             )
         execution.diagnostics.report(Diagnostic("output-buffer", text, [view.describe()], help, site))
-    if executed:
-        report_unwritten(view, execution, site)
 
 
 def report_unwritten(view: View, execution: Execution, site: Site | None) -> None:
@@ -181,6 +181,9 @@ def _layout(value: object) -> Any:
 
 
 def _described(leaf: object, path: str) -> Any:
-    if isinstance(leaf, View):
-        return f"{leaf.dtype}{list(leaf.shape)} {leaf.storage.name}@{id(leaf.storage)}"
-    return type(leaf).__name__
+    return (leaf.dtype, leaf.shape, leaf.storage) if isinstance(leaf, View) else type(leaf)
+
+
+def _shown(value: object) -> str:
+    """Return the tensors of a result in words."""
+    return "; ".join(view.describe() for view in tensors(value)) or "no tensor"

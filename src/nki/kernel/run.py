@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from ..errors import emit_warning, error, user_site
+from ..errors import error
 from ..ir.layout import is_int
 from ..ir.program import Diagnostic, Program
 from ..ir.statistics import Statistics
@@ -119,13 +119,3 @@ def launch_grid(degree: object) -> tuple[int, ...]:
     if len(sizes) != 1 or sizes[0] < 1:
         raise error("launch-grid", f"kernel[...] takes one positive number of cores, got {degree!r}")
     return (int(sizes[0]),)
-
-
-_warned: set[str] = set()
-
-
-def warn_once(kind: str, message: str) -> None:
-    """Warn about a kind once in this process."""
-    if kind not in _warned:
-        _warned.add(kind)
-        emit_warning(kind, message, user_site(2))

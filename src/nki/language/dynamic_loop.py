@@ -61,6 +61,8 @@ class DynamicLoop:
             core.loops[-1].record((self.function,))  # a loop of its own, whatever its trip count
         core.loops.append(self)
         core.sinks.append(self.see)
+        if core.launch.statistics is not None:
+            core.launch.statistics.begin_loop(core.index, self.number)
         if core.recorder is not None:
             core.recorder.begin_loop()
         return self
@@ -79,6 +81,8 @@ class DynamicLoop:
             core.launch.python.read_values = True
         if core.recorder is not None:
             core.recorder.end_loop(None if kind is not None else self._region(core.recorder.items))
+        if core.launch.statistics is not None:
+            core.launch.statistics.end_loop(core.index, self.number)
         core.state.trips.setdefault(self.number, []).append(self.trips)
         core.state.loop_sites[self.number] = self.site
 
@@ -151,7 +155,7 @@ class DynamicLoop:
         if known is not None and known[0] == description and address is None:
             _, storage, ref = known
             if storage.loop == self.number:
-                self.core.memories.renew(storage)
+                self.core.renew_storage(storage)
             lease = ref() or Lease(storage, self.core.memories)
             self.allocated[number] = (description, storage, weakref.ref(lease))
             return storage, lease

@@ -183,6 +183,12 @@ class Core:
         storage = Storage(buffer, shape, dtype, name, address, user_site(2), number, loop=loop, call=call)
         return storage, Lease(storage, self.memories)
 
+    def renew_storage(self, storage: Storage) -> None:
+        """Begin an iteration of a loop with a tensor of its body: its values and its lifetime end."""
+        self.memories.renew(storage)
+        if self.launch.statistics is not None:
+            self.launch.statistics.retire(storage)
+
     def end_storage(self, storage: Storage) -> None:
         """End the tensor of a loop's body: it cannot be used afterwards."""
         self.memories.end(storage)

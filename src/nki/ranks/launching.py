@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from ..errors import NkiError, error, user_site, without_our_frames
@@ -46,6 +45,6 @@ def run_ranks(
     try:
         return BACKENDS[backend](kernel, calls, timeout)
     except NkiError as problem:
-        if problem.site is not None and problem.site.filename == threading.__file__:
+        if problem.site is None:
             problem.site = user_site()  # what was given, not what a kernel's line made of it
         raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__

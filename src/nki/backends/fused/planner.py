@@ -111,6 +111,8 @@ def make_plan(lowered: Lowered) -> FusedPlan | NoPlan:
     untracked: dict[Storage, str] = {}
     for _ in range(ATTEMPTS):
         storages = Storages(lowered, untracked)
+        if storages.share_addresses(lowered.storages):
+            return NoPlan("tiles that are no sequences of values share addresses")
         try:
             cores = [_core(lowered, core, storages) for core in range(len(lowered.items))]
         except Untrackable as problem:

@@ -8,8 +8,10 @@ never read.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -67,9 +69,22 @@ class Storages:
     def is_tracked(self, storage: Storage) -> bool:
         return storage.on_chip and storage not in self.in_place
 
+    def share_addresses(self, storages: Iterable[Storage]) -> bool:
+        """Return whether a tile in place has bytes of another one: their order would be lost."""
+        placed = Counter((s.buffer, s.address, s.partitions, s.pitch) for s in storages if s.address)
+        in_place = {(s.buffer, s.address, s.partitions, s.pitch) for s in self.in_place if s.address}
+        return any(placed[one] > 1 or any(_overlap(one, other) for other in placed) for one in in_place)
+
     def is_constant(self, storage: Storage) -> bool:
         """Return whether a storage is in HBM and never written."""
         return not storage.on_chip and storage not in self.written
+
+
+def _overlap(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Return whether two different places of a memory have bytes in common."""
+    (memory, at, *size), (other_memory, there, *other_size) = one, other
+    sides = zip(at, size, there, other_size, strict=True)  # partitions, bytes
+    return one != other and memory is other_memory and all(a < b + m and b < a + n for a, n, b, m in sides)
 
 
 def touched(instruction: Instruction) -> Iterator[Storage]:
