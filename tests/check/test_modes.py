@@ -1,7 +1,7 @@
 """Every kind of error and warning is reported alike in every mode: kind, text and line.
 
-The kernels are the wrong ones of the pages of `nki explain`. A mode changes how a call runs, not what is wrong
-with the kernel. Where a mode cannot show a kind, or shows it in other words, the reason is listed here.
+The kernels are the wrong ones of the pages of `nki explain`. A mode changes how a call runs, not what is
+wrong with the kernel. Where a mode cannot show a kind, or shows it in other words, the reason is listed here.
 """
 
 from __future__ import annotations
