@@ -34,7 +34,13 @@ LOCAL_NAMES = {
         "views.md",
         "instructions.md",
         "running.md",
+        "releases.md",
     },
+    **dict.fromkeys(
+        [f"src/nki/check/{name}.py" for name in ("releases", "release_conditions", "portability")]
+        + ["tests/check/release_kernels.py"],
+        {"releases.md"},
+    ),
     "tools/reference.py": {
         "nkilib.md",
         "command-line.md",
@@ -43,6 +49,7 @@ LOCAL_NAMES = {
         "../spec/machine.md",
     },
     "tests/test_site.py": {"page.md", "nkilib.md", "environment.md"},
+    "tests/check/test_portability.py": {"releases.md", "release-changes.md"},
     "tests/test_docs.py": {"isa.md", "torch.md", "jax.md", "trnblas.md"},
     "tests/test_comparison.py": {"comparison.md"},
     "tests/nkilib/test_docs.py": {"library.md"},

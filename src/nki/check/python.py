@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from nki.check.python_bindings import SourceFile
-from nki.check.python_checker import Checker, Hit, LintUnit
+from nki.check.python_checker import Checker, Hit, LintUnit, Use
 from nki.check.python_rules import PROFILES, RULES, Level, Rule
 from nki.errors import is_ours
 
@@ -54,11 +54,12 @@ class Finding:
 
 
 class Checked(NamedTuple):
-    """A function or class that was checked: the rules it broke, and the objects it names."""
+    """A function or class that was checked: the rules it broke, the names of nki it uses, what it reaches."""
 
     thing: Any
     unit: LintUnit | None
     hits: list[Hit]
+    uses: list[Use]
     reached: list[Any]
 
 
@@ -75,23 +76,24 @@ def lint(
     """
     if profile not in PROFILES:
         raise ValueError(f"profile {profile!r}: expected one of {', '.join(PROFILES)}")
-    kernel = _unwrap(fn)
-    if not isinstance(kernel, (types.FunctionType, type)):
-        return []
     findings: dict[tuple, Finding] = {}
-    for unit, hits in _check_all(kernel, follow, {} if checked is None else checked):
-        for hit in hits:
+    for unit, known in check_all(fn, {} if checked is None else checked, follow):
+        for hit in known.hits:
             if profile in RULES[hit.code].profiles:
                 found = _finding(hit, unit.source)
                 findings.setdefault((found.filename, found.line, found.column, found.code), found)
     return [findings[key] for key in sorted(findings)]
 
 
-def _check_all(
-    kernel: object, follow: bool, checked: dict[int, Checked]
-) -> Iterator[tuple[LintUnit, list[Hit]]]:
+def check_all(
+    fn: object, checked: dict[int, Checked], follow: bool = True
+) -> Iterator[tuple[LintUnit, Checked]]:
     """Yield the kernel and, if `follow`, everything of its project that it reaches, each once."""
-    waiting, seen = [kernel], set()
+    kernel = _unwrap(fn)
+    if not isinstance(kernel, (types.FunctionType, type)):
+        return
+    waiting: list[Any] = [kernel]
+    seen: set[int] = set()
     while waiting:
         thing = waiting.pop()
         if id(thing) in seen:
@@ -101,7 +103,7 @@ def _check_all(
         if known is None:
             known = checked[id(thing)] = _check(thing)
         if known.unit is not None:
-            yield known.unit, known.hits
+            yield known.unit, known
             if follow:
                 waiting += [found for found in known.reached if _same_tree(found, kernel)]
 
@@ -109,20 +111,23 @@ def _check_all(
 def _check(thing: object) -> Checked:
     unit = _locate(thing)
     if unit is None:
-        return Checked(thing, None, [], [])
+        return Checked(thing, None, [], [], [])
     checker = Checker(unit).run()
     reached = {id(found): found for found in map(_unwrap, checker.reached)}
-    return Checked(thing, unit, checker.hits, list(reached.values()))
+    return Checked(thing, unit, checker.hits, checker.uses, list(reached.values()))
 
 
 def _finding(hit: Hit, source: SourceFile) -> Finding:
-    line: int = getattr(hit.node, "lineno", 1)
+    return Finding(hit.code, hit.level, hit.message, *place_of(hit.node, source), RULES[hit.code].help)
+
+
+def place_of(node: ast.AST, source: SourceFile) -> tuple[str, int, int, str]:
+    """Return file, line, column and the text of the line; line and column count from 1."""
+    line: int = getattr(node, "lineno", 1)
     text = source.lines[line - 1]
     # ast counts columns in bytes
-    column = len(text.encode()[: getattr(hit.node, "col_offset", 0)].decode(errors="ignore")) + 1
-    return Finding(
-        hit.code, hit.level, hit.message, source.filename, line, column, text, RULES[hit.code].help
-    )
+    column = len(text.encode()[: getattr(node, "col_offset", 0)].decode(errors="ignore")) + 1
+    return source.filename, line, column, text
 
 
 def _unwrap(thing: object) -> Any:

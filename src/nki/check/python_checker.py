@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from nki.check import python_rules as rules
 from nki.check.python_bindings import Function
-from nki.check.python_expressions import ExpressionChecker, Hit, LintUnit, is_legacy, last_name
+from nki.check.python_expressions import ExpressionChecker, Hit, LintUnit, Use, is_legacy, last_name
 from nki.check.python_scope import NoneType, RegisterKind, Scope, TileKind, is_kind, is_nki_object
 
-__all__ = ["Checker", "Hit", "LintUnit"]
+__all__ = ["Checker", "Hit", "LintUnit", "Use"]
 
 CLASS_STATEMENTS = (ast.AnnAssign, ast.Assign, ast.FunctionDef, ast.AsyncFunctionDef, ast.Pass)
 
@@ -48,6 +48,8 @@ class Checker(ExpressionChecker):
         for decorator in node.decorator_list:
             name = decorator.func if isinstance(decorator, ast.Call) else decorator
             self._check_legacy(name)
+            if isinstance(decorator, ast.Call):
+                self.use(name, decorator)
             if self.module_scope.nki_name(name) not in rules.DECORATORS:
                 self.report("py-decorator", decorator, f"decorator `{ast.unparse(decorator)}`")
 
@@ -70,6 +72,8 @@ class Checker(ExpressionChecker):
             self.visit(base)
         if node.keywords:
             self.report("py-class-keywords", node)
+        if self.unit.owner is not None and _is_frozen(self.unit.owner):
+            self.uses.append(Use("[frozen NKIObject]", node))
         for statement in node.body:
             docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
             if not isinstance(statement, CLASS_STATEMENTS) and not docstring:
@@ -168,7 +172,9 @@ class Checker(ExpressionChecker):
     def visit_While(self, node: ast.While) -> None:
         if node.orelse:
             self.report("py-while-else", node.orelse[0])
-        if self.scope.kind(node.test) is not RegisterKind:  # `while reg` is the one test that compiles
+        if self.scope.kind(node.test) is RegisterKind:  # the one test that compiles
+            self.uses.append(Use("[while register]", node))
+        else:
             self._check_truth(node.test)
         self.generic_visit(node)
 
@@ -198,6 +204,11 @@ class Checker(ExpressionChecker):
                 # the truth of an ordinary tensor is its presence: kernels write `if bias:`
                 if self._is_run_time(test) and self.scope.kind(test) is not TileKind:
                     self.report_value(test, "tested")
+
+
+def _is_frozen(owner: type) -> bool:
+    parameters = getattr(owner, "__dataclass_params__", None)
+    return is_nki_object(owner) and parameters is not None and parameters.frozen
 
 
 def _loop_bodies(node: ast.AST) -> set[str]:

@@ -37,6 +37,18 @@ class Hit(NamedTuple):
     node: ast.AST
 
 
+class Use(NamedTuple):
+    """A name of nki, a method of a tensor or a construct that a unit uses, for the checks of releases.
+
+    `value` is what the name stands for, MISSING if it is unknown; `call` is the call that it is used in.
+    """
+
+    name: str
+    node: ast.AST
+    value: Any = MISSING
+    call: ast.Call | None = None
+
+
 @dataclass
 class LintUnit:
     """A function or class to check, with its file and the objects its names stand for."""
@@ -56,6 +68,7 @@ class ExpressionChecker(ast.NodeVisitor):
         self.module_scope = self.scope = Scope(None, unit.source, unit.namespace)
         self.hits: list[Hit] = []
         self.reached: list[Any] = []
+        self.uses: list[Use] = []
         self._reported: set[tuple[str, str]] = set()
 
     def report(self, code: str, node: ast.AST, message: str = "", level: Level | None = None) -> None:
@@ -76,6 +89,18 @@ class ExpressionChecker(ast.NodeVisitor):
 
     def _is_run_time(self, node: ast.expr) -> bool:
         return is_kind(self.scope.kind(node), TileKind, RegisterKind)
+
+    def use(self, node: ast.expr, call: ast.Call | None = None) -> None:
+        """Record a dotted name that belongs to nki."""
+        name = self.scope.full_name(node)
+        if name is not None and name.startswith("nki."):
+            self.uses.append(Use(name, node, self.scope.resolve(node), call))
+
+    def _use_of_tensor(self, node: ast.Attribute) -> None:
+        owner = node.value
+        is_tensor = is_kind(self.scope.kind(owner), TileKind)
+        if is_tensor or (isinstance(owner, ast.Name) and owner.id in self.scope.tensor_parameters):
+            self.uses.append(Use(f"NkiTensor.{node.attr}", node))
 
     # operators
 
@@ -129,6 +154,7 @@ class ExpressionChecker(ast.NodeVisitor):
         for keyword in node.keywords:
             if keyword.arg is None:
                 self.report("py-starred", keyword.value)
+        self.use(node.func, node)
         values = [*node.args, *(keyword.value for keyword in node.keywords)]
         name = self.scope.nki_name(node.func) or ""
         if name.startswith(("nki.isa.", "nki.language.", "nki.collectives.")):
@@ -154,6 +180,8 @@ class ExpressionChecker(ast.NodeVisitor):
         self._check_method(node)
         self._check_math(node)
         self._check_legacy(node)
+        self._use_of_tensor(node)
+        self.use(node)
         self._reach(node)
         self.generic_visit(node)
 
@@ -182,6 +210,7 @@ class ExpressionChecker(ast.NodeVisitor):
             return
         self._check_math(node)
         self._check_legacy(node)
+        self.use(node)
         if not self.scope.binds(node.id):
             self._check_builtin(node)
             self._check_purity(node)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -91,6 +92,19 @@ class Scope:
         if name == "nki.language.dynamic_range":
             return RegisterKind
         return int if self.kind(iterated) is range or (name or "").endswith("_range") else None
+
+    @cached_property
+    def tensor_parameters(self) -> set[str]:
+        """Parameters of a kernel that are tensors: those without a default and never bound again."""
+        function = self.function
+        if function is None or not any(self._is_jit(decorator) for decorator in function.decorator_list):
+            return set()
+        without_default = function.args.args[: len(function.args.args) - len(function.args.defaults)]
+        return {arg.arg for arg in without_default if self.bindings[arg.arg] == [None]}
+
+    def _is_jit(self, decorator: ast.expr) -> bool:
+        name = decorator.func if isinstance(decorator, ast.Call) else decorator
+        return self.nki_name(name) in ("jit", "nki.jit")
 
     def binds(self, name: str) -> bool:
         return name in self.bindings or (self.parent is not None and self.parent.binds(name))
@@ -189,9 +203,9 @@ class Scope:
         return imported or (rules.CONVENTION.get(name) if convention else None)
 
     def nki_name(self, node: ast.expr) -> str | None:
-        """Like `full_name`, with the old namespace read as the new one."""
+        """Like `full_name`, with `neuronxcc.nki` and `torch_neuronx.nki` read as `nki`."""
         name = self.full_name(node)
-        return name.removeprefix("neuronxcc.") if name and name.startswith("neuronxcc.nki") else name
+        return None if name is None else re.sub(r"^(neuronxcc|torch_neuronx)\.(?=nki\b)", "", name)
 
     def constant(self, node: ast.expr | None) -> Any:
         """Return the value of a constant integer expression, or None."""

@@ -13,11 +13,11 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..check import formats, lint
+from ..check import formats, lint, portability, releases
 from ..check.findings import Baseline, CheckFinding, ignored, merged, of_diagnostic, of_error, of_lint
 from ..check.python import Checked
 from ..errors import NkiError, is_ours
@@ -55,6 +55,8 @@ def command_check(options: argparse.Namespace) -> int:
                 for name, one in _checked(target, options, checked):
                     names.append(name) if name not in names else None
                     found += one
+    if options.release:
+        found = [portability.as_seen_by(options.release, one) for one in found]
     found = [one for one in merged(found) if not ignored(one)]
     if options.update_baseline:
         Baseline.save(options.baseline, found)
@@ -100,8 +102,11 @@ def _check_kernel(
 ) -> list[CheckFinding]:
     name = kernel.__name__
     found: list[CheckFinding] = []
-    if kernel.linted:
+    if kernel.linted or options.release not in (None, "0.3"):  # 0.3 still compiles the old API
         found += [of_lint(hit, name) for hit in lint(kernel, options.front_end, checked=checked)]
+        if options.release:
+            found += portability.of_source(kernel, options.release, checked)
+    if not options.release:
         found += _removed(kernel)
     cases = [Case(values, options.lnc)] if values else list(_written_cases(kernel, options.lnc))
     if options.arg and not values.keys() <= set(kernel.__signature__.parameters):
@@ -109,9 +114,9 @@ def _check_kernel(
     if not cases and not _needs_arguments(kernel):
         cases = [Case({}, options.lnc)]
     for platform_name in _platforms(options.target, kernel):
-        with chosen(target=platform_name):
+        with chosen(target=platform_name, **({"api": options.release} if options.release else {})):
             for case in cases:
-                found += _traced(kernel, case, platform_name)
+                found += _traced(kernel, case, platform_name, options.release)
     return found
 
 
@@ -126,8 +131,8 @@ def _platforms(target: str | None, kernel: Kernel) -> list[str]:
     return [platform_named(target) if target else choose_machine(kernel.target).name]
 
 
-def _traced(kernel: Kernel, case: Case, platform_name: str) -> list[CheckFinding]:
-    """Every rule of a platform, from shapes alone."""
+def _traced(kernel: Kernel, case: Case, platform_name: str, release: str | None) -> list[CheckFinding]:
+    """Every rule of a platform, and of a release if one is named, from shapes alone."""
     name, at = kernel.__name__, _line_of(kernel)
     bound = script.bind(kernel, case.values)
     try:
@@ -137,7 +142,11 @@ def _traced(kernel: Kernel, case: Case, platform_name: str) -> list[CheckFinding
         return [of_error(problem, name, at, platform_name)]
     except Exception as problem:
         return [_python_error(problem, name, at, platform_name)]
-    return [of_diagnostic(diagnostic, name, at, platform_name) for diagnostic in program.diagnostics]
+    found = [of_diagnostic(diagnostic, name, at, platform_name) for diagnostic in program.diagnostics]
+    if release:
+        for told, level in portability.of_call(program, bound.arguments.values(), release):
+            found.append(replace(of_diagnostic(told, name, at, platform_name), level=level))
+    return found
 
 
 def _python_error(problem: Exception, kernel: str, at: tuple[str, int], platform_name: str) -> CheckFinding:
@@ -224,8 +233,15 @@ def _summary(options: argparse.Namespace, found: list[CheckFinding], known: int,
     before = f", {known} more in the baseline" if known else ""
     return (
         f"{which}: {errors} error(s), {len(found) - errors} warning(s) of the {options.front_end} front end"
-        f"{before}"
+        f"{f' for {releases.PREFIX}{options.release}' if options.release else ''}{before}"
     )
+
+
+def _release(name: str) -> str:
+    """`0.5` of `aws-0.5`."""
+    if name not in releases.NAMES:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(releases.NAMES)}")
+    return name.removeprefix(releases.PREFIX)
 
 
 # ---- the command line ----------------------------------------------------------------------------
@@ -244,6 +260,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="parser",
         help="which of the two compilers' rules to apply (default: parser)",
     )
+    parser.add_argument(
+        "--for",
+        dest="release",
+        type=_release,
+        metavar="RELEASE",
+        help=f"report what a release of AWS's NKI refuses or does differently: {', '.join(releases.NAMES)}",
+    )
     add_run_options(parser)
     parser.add_argument("--sarif", metavar="FILE", help="write a SARIF 2.1.0 log; - prints it")
     parser.add_argument("--github", action="store_true", help="print annotations for GitHub's pull requests")
@@ -257,8 +280,9 @@ COMMAND = Command(
     """\
 Find what the simulator runs and compilers or hardware refuse: Python in kernels and in
 what they call, and, with --arg, every rule for instructions, races between cores and the
-capacity of SBUF and PSUM, from shapes alone. --target all checks trn1, trn2 and trn3. A kernel
-can name the calls to check itself, in a comment: # nki: check x=float32[128,512] lnc=2
+capacity of SBUF and PSUM, from shapes alone. --target all checks trn1, trn2 and trn3. --for aws-0.5
+reports what that release of AWS's NKI lacks, refuses or does differently. A kernel can name
+the calls to check itself, in a comment: # nki: check x=float32[128,512] lnc=2
 A comment on a line suppresses a finding there: # nki: ignore[kind]""",
     command_check,
     add_arguments,

@@ -1,4 +1,4 @@
-"""`python -m nki.cli.docs` writes docs/isa.md, a table of every instruction, and docs/kinds.md.
+"""`python -m nki.cli.docs` writes docs/isa.md (every instruction), docs/kinds.md and docs/release-changes.md.
 
 It runs in a checkout: the source of each cost is a link to a section of docs/spec.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from .. import collectives, isa
+from ..check import releases
 from ..collectives import operations, ranks, varying
 from ..ir.instruction import Instruction
 from ..ir.validation import GENERATION_NAMES
@@ -159,6 +160,16 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(escaped)} |"
 
 
+RELEASE_PAGE = Path("docs/release-changes.md")
+
+
+def release_page() -> str:
+    """The text of docs/release-changes.md: the tables that `nki check --for` reads."""
+    note = "<!-- Written by `make docs`. Do not edit: change src/nki/check/releases.md. -->"
+    title, rest = releases.TABLE.read_text(encoding="utf-8").split("\n", 1)
+    return f"{title}\n\n{note}\n{rest}"
+
+
 def main(arguments: list[str]) -> None:
     """Write the page to docs/isa.md, or to the file named."""
     path = Path(arguments[0]) if arguments else PAGE
@@ -167,7 +178,8 @@ def main(arguments: list[str]) -> None:
     print(f"wrote {path}")
     if not arguments:
         KINDS.write_text(kinds_page())
-        print(f"wrote {KINDS}")
+        RELEASE_PAGE.write_text(release_page())
+        print(f"wrote {KINDS} and {RELEASE_PAGE}")
 
 
 if __name__ == "__main__":

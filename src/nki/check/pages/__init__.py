@@ -23,6 +23,7 @@ SECTIONS: dict[str, dict[str, Page]] = {
     "Shapes and views": read_pages(_FOLDER / "views.md"),
     "Instructions": read_pages(_FOLDER / "instructions.md"),
     "Running": read_pages(_FOLDER / "running.md"),
+    "Releases of AWS's NKI": read_pages(_FOLDER / "releases.md"),
     "Python that compilers refuse": {code: _rule_page(code) for code in RULES},
 }
 PAGES: dict[str, Page] = {kind: page for pages in SECTIONS.values() for kind, page in pages.items()}
