@@ -24,10 +24,10 @@ import nki.language as nl
 from nkilib.core.utils.types import Tensor
 
 from ..utils.common_types import DtypeMode
-from ..utils.kernel_assert import not_built
+from ..utils.kernel_assert import assert_tensors, not_built
 from ..utils.kernel_helpers import get_verified_program_sharding_info
 from ..utils.tiled_range import TiledRange
-from .attention_tkg_checks import check_attention_tkg, check_config
+from .attention_tkg_checks import check_attention_tkg, check_config, check_packing
 from .attention_tkg_plan import BANK, DecodeCall
 from .attention_tkg_queries import FusedRope, new_keys_of, queries_of
 from .attention_tkg_stages import DecodeState, Joined, find_factor, give, run_units, swap
@@ -89,7 +89,8 @@ def attention_tkg(
     A mask over blocks comes in the order of gen_mask_tkg: row 128 f + p is token (f // l) 128 l + p l + f % l
     with l from resize_cache_block_len_for_attention_tkg_kernel. use_pos_id works with blocks and with every
     way of sharing, as published tests ask, though the page denies it. Dtypes: bfloat16, float16, float32;
-    caches, q and k_active also FP8, which is used as it is (dtype_mode does not matter).
+    caches, q and k_active also FP8, which is used as it is (dtype_mode does not matter). New tokens are not
+    rounded to the dtype of the cache. DBG_TENSORS is refused: the page defines no contents of its tensors.
     cp_softmax_stats_out, a dict, receives "neg_max" and "sum", SBUF tiles [d, columns of this core's batches]
     with equal partitions, and out is then not normalised.
 
@@ -111,17 +112,38 @@ def attention_tkg(
     """
     sharding = get_verified_program_sharding_info("attention_tkg", (0, 1), 2)
     check_config(cfg)
+    assert_tensors(
+        (
+            ("q", q),
+            ("k_active", k_active),
+            ("v_active", v_active),
+            ("k_prior", k_prior),
+            ("v_prior", v_prior),
+            ("mask", mask),
+            ("out", out),
+        ),
+        (
+            ("inv_freqs", inv_freqs),
+            ("rope_pos_ids", rope_pos_ids),
+            ("start_pos_ids", start_pos_ids),
+            ("sink", sink),
+            ("active_blocks_table", active_blocks_table),
+            ("k_out", k_out),
+            ("max_context_len", max_context_len),
+        ),
+    )
+    check_packing(cfg, k_prior)
     call = DecodeCall(q, k_active, v_active, k_prior, v_prior, mask, out, cfg, sbm, sharding[1], sharding[2])
     call.inv_freqs = inv_freqs
     call.rope_pos_ids = rope_pos_ids
-    call.start_pos_ids = start_pos_ids if cfg.use_pos_id else None  # else the mask has the window already
+    call.start_pos_ids = start_pos_ids
     call.sink = sink
     call.table = active_blocks_table
     call.max_context_len = max_context_len
     call.statistics = cp_softmax_stats_out
     check_attention_tkg(call, k_out, DBG_TENSORS)
     if DBG_TENSORS is not None:
-        not_built("DBG_TENSORS", "intermediate values stay in SBUF; run a smaller case and print them")
+        not_built("DBG_TENSORS", "the documentation defines neither their contents nor their shapes")
     scoped = sbm is not None and not sbm.is_auto_alloc()
     if sbm is not None and scoped:
         sbm.open_scope(name="attention_tkg")

@@ -8,7 +8,7 @@ import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import Tensor
 
-from ..utils.kernel_assert import assert_shape, kernel_assert
+from ..utils.kernel_assert import assert_shape, kernel_assert, refuse_without_effect
 from ..utils.kernel_helpers import is_hbm_buffer
 from .attention_tkg_plan import BANK, DecodeCall
 
@@ -28,6 +28,18 @@ def check_attention_tkg(call: DecodeCall, k_out: Tensor, debug: Tensor | None) -
     if debug is not None:
         expected = 5 if call.cfg.block_len > 0 else 4
         kernel_assert(len(debug) == expected, f"DBG_TENSORS: got {len(debug)} tensors, expected {expected}")
+
+
+def check_packing(cfg: AttnTKGConfig, k_prior: Tensor) -> None:
+    """Keys of FP8 in pairs of tokens, [blocks, block_len / 2, d, 2]."""
+    if not cfg.fp8_packed:
+        return
+    kernel_assert(
+        cfg.block_len > 0 and cfg.block_len % 2 == 0,
+        f"cfg.block_len: got {cfg.block_len}, allowed with fp8_packed are even numbers",
+    )
+    kernel_assert(k_prior.dtype in NARROW, f"k_prior: got dtype {k_prior.dtype}, fp8_packed takes FP8")
+    assert_shape(k_prior, (k_prior.shape[0], cfg.block_len // 2, cfg.d_head, 2), "k_prior")
 
 
 def check_config(cfg: AttnTKGConfig) -> None:
@@ -153,6 +165,10 @@ def check_masks(call: DecodeCall) -> None:
         not cfg.use_pos_id or call.rope_pos_ids is not None,
         "rope_pos_ids: got None, cfg.use_pos_id needs them",
     )
+    uses_positions = cfg.use_pos_id or cfg.fuse_rope
+    positions = (("rope_pos_ids", call.rope_pos_ids),)
+    refuse_without_effect(uses_positions, "cfg.use_pos_id or cfg.fuse_rope", positions)
+    refuse_without_effect(cfg.use_pos_id, "cfg.use_pos_id", (("start_pos_ids", call.start_pos_ids),))
     for pair in (("rope_pos_ids", call.rope_pos_ids), ("start_pos_ids", call.start_pos_ids)):
         if pair[1] is not None:
             assert_shape(pair[1], (cfg.bs, cfg.s_active), pair[0])
@@ -165,6 +181,7 @@ def check_masks(call: DecodeCall) -> None:
 
 def check_rope(call: DecodeCall, k_out: Tensor) -> None:
     cfg = call.cfg
+    refuse_without_effect(cfg.fuse_rope, "cfg.fuse_rope", (("inv_freqs", call.inv_freqs), ("k_out", k_out)))
     if not cfg.fuse_rope:
         return
     kernel_assert(

@@ -229,8 +229,8 @@ def transpose_keys(unit: DecodeUnit, at: int, width: int, call: DecodeCall) -> N
     several = PSUM_BYTES // (PMAX * sizeinbytes(slot.k.dtype))
     for batch in range(unit.batches):
         if slot.k_wide.dtype != slot.k_rows.dtype:
-            nisa.tensor_copy(
-                slot.k_wide[:, batch, at : at + width, :], slot.k_rows[:, batch, at : at + width, :]
+            widen_rows(
+                slot.k_wide[:, batch, at : at + width, :], slot.k_rows[:, batch, at : at + width, :], call
             )
         for part in TiledRange(width, several):
             bank = nl.ndarray((head_dim, part.size, rows), slot.k.dtype, buffer=nl.psum)
@@ -240,6 +240,15 @@ def transpose_keys(unit: DecodeUnit, at: int, width: int, call: DecodeCall) -> N
                     bank[:, i, :], slot.k_wide[:, batch, first + i, :], engine=nisa.tensor_engine
                 )
             interleave_copy(by_tile[:, batch, first : first + part.size, :], bank, part.index + batch)
+
+
+def widen_rows(dst: Tensor, src: Tensor, call: DecodeCall) -> None:
+    """Copy rows of keys, [rows, tokens, d], to a wider dtype; packed ones are pairs of tokens, d by d."""
+    if call.cfg.fp8_packed:
+        rows, width, head_dim = src.shape
+        dst = dst.reshape_dim(1, (width // 2, 2))
+        src = src.reshape((rows, width // 2, head_dim, 2)).permute((0, 1, 3, 2))
+    nisa.tensor_copy(dst, src)
 
 
 def key_tile(call: DecodeCall, unit: DecodeUnit, batch: int, tile: int) -> Any:

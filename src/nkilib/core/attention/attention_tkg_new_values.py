@@ -16,7 +16,7 @@ from nkilib.core.utils.types import Tensor
 from ..utils.allocator import sizeinbytes
 from ..utils.kernel_helpers import interleave_copy, is_hbm_buffer
 from ..utils.tiled_range import TiledRange
-from .attention_tkg_plan import BANK, DecodeCall, DecodeSection, DecodeUnit, TokenRun
+from .attention_tkg_plan import BANK, DecodeCall, DecodeSection, DecodeUnit, TokenRun, value_dtype
 
 QUADRANT = 32  # partitions: operands that have no more begin at a multiple of it
 
@@ -44,7 +44,7 @@ class NewValues(nl.NKIObject):
         """The tokens of a run, of all batches: rows of v_active that a matmul with ones and zeros picks."""
         call = self.call
         depth, tokens = call.cfg.d_head, call.cfg.s_active
-        tile = call.tile((PMAX, call.batches, run.tiles, depth), call.v_prior.dtype)
+        tile = call.tile((PMAX, call.batches, run.tiles, depth), value_dtype(call))
         places = tile.reshape((PMAX, call.batches * run.tiles, depth))
         for group in TiledRange(call.batches * run.tiles, BANK // depth):
             bank = nl.ndarray((PMAX, group.size, depth), nl.float32, buffer=nl.psum)

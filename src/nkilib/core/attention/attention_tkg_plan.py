@@ -17,6 +17,7 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import DTypeLike, Tensor
 
 from ..utils.allocator import sizeinbytes
+from ..utils.kernel_assert import kernel_assert
 from ..utils.tiled_range import TiledRange
 from .attention_tkg_utils import (
     is_batch_sharded,
@@ -77,6 +78,13 @@ class DecodeCall(nl.NKIObject):
             )
             self.block_len = cut[0]
             self.factor = cut[1]
+        if cfg.fp8_packed:  # pieces of blocks are as long as unpacked ones: only the order within differs
+            kernel_assert(
+                self.block_len % 2 == 0,
+                f"cfg.block_len: got {cfg.block_len}, cut into pieces of {self.block_len} tokens; "
+                "fp8_packed takes even ones",
+            )
+            self.k_prior = k_prior.reshape((k_prior.shape[0], cfg.block_len, cfg.d_head))
         tiles = cfg.curr_sprior // self.rows
         share = tiles - tiles // 2  # of the first core
         self.first_tile = core * share if self.splits_keys else 0
@@ -155,7 +163,7 @@ class Sizes(nl.NKIObject):
 
     def __init__(self, call: DecodeCall):
         cfg = call.cfg
-        wide = sizeinbytes(call.v_prior.dtype)
+        wide = sizeinbytes(value_dtype(call))
         keys = sizeinbytes(key_dtype(call))
         per_tile = call.rows * keys + cfg.d_head * wide
         if call.by_rows:
@@ -184,16 +192,31 @@ def unit_room(call: DecodeCall) -> int:
     return max(1024, min(UNIT_BYTES, (call.sbm.get_free_space() - SPARE_BYTES) // (SLOTS + 1)))
 
 
+def common_dtype(cached: DTypeLike, new: DTypeLike) -> Any:
+    """A dtype that holds values of both exactly: new tokens are not rounded to the dtype of the cache."""
+    if cached == new:
+        return cached
+    if sizeinbytes(cached) == 1:
+        return nl.bfloat16 if sizeinbytes(new) == 1 else new
+    return cached if sizeinbytes(new) == 1 else nl.float32
+
+
 def key_dtype(call: DecodeCall) -> Any:
     """The dtype of keys before the first matmul: FP8 rows are widened, TensorE transposes no bytes."""
-    if call.by_rows and sizeinbytes(call.k_prior.dtype) == 1:
-        return nl.bfloat16
-    return call.k_prior.dtype
+    dtype = common_dtype(call.k_prior.dtype, call.k_active.dtype)
+    if call.q.dtype == nl.float32:
+        return nl.float32
+    return nl.bfloat16 if call.by_rows and sizeinbytes(dtype) == 1 else dtype
+
+
+def value_dtype(call: DecodeCall) -> Any:
+    """The dtype of values in the second matmul."""
+    return common_dtype(call.v_prior.dtype, call.v_active.dtype)
 
 
 def probability_dtype(call: DecodeCall) -> Any:
     """Probabilities meet the values in the second matmul; next to FP8 values they stay bfloat16."""
-    return nl.bfloat16 if sizeinbytes(call.v_prior.dtype) == 1 else call.v_prior.dtype
+    return nl.bfloat16 if sizeinbytes(value_dtype(call)) == 1 else value_dtype(call)
 
 
 def plan_sections(call: DecodeCall, sizes: Sizes) -> list:

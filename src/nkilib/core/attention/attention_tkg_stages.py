@@ -19,7 +19,16 @@ from ..utils.tiles import manual
 from .attention_tkg_loads import BlockTable, Slot, key_tile, load_keys, load_values
 from .attention_tkg_masks import Masks
 from .attention_tkg_new_values import NewValues, values_on_chip
-from .attention_tkg_plan import BANK, SLOTS, VALUE_SLOTS, DecodeCall, DecodeUnit, Sizes, plan_sections
+from .attention_tkg_plan import (
+    BANK,
+    SLOTS,
+    VALUE_SLOTS,
+    DecodeCall,
+    DecodeUnit,
+    Sizes,
+    plan_sections,
+    value_dtype,
+)
 from .attention_tkg_queries import store_columns
 
 if TYPE_CHECKING:
@@ -121,9 +130,9 @@ class Room(nl.NKIObject):
         call, sizes = self.call, self.sizes
         shape = (call.rows, sizes.batches, sizes.tiles, call.cfg.d_head)
         if not manual(call.sbm):
-            return call.tile(shape, call.v_prior.dtype)
+            return call.tile(shape, value_dtype(call))
         if len(self.value_tiles) < VALUE_SLOTS:
-            self.value_tiles.append(call.tile(shape, call.v_prior.dtype))
+            self.value_tiles.append(call.tile(shape, value_dtype(call)))
         return self.value_tiles[count % VALUE_SLOTS]
 
 

@@ -33,6 +33,9 @@ class AttnTKGConfig(nl.NKIObject):
     k_out_in_sb: bool = False
     out_in_sb: bool = False
     enable_fa_s_prior_tiling: bool = True  # *
+    fp8_packed: bool = (
+        False  # our own: FP8 keys in blocks [blocks, block_len / 2, d, 2], as `qkv` writes them
+    )
 
 
 def is_batch_sharded(cfg: AttnTKGConfig, n_prgs: int) -> bool:

@@ -13,7 +13,7 @@ import nki.language as nl
 from nkilib.core.output_projection.operands import FLOATS, Operands
 from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.fp8 import load_scalar, product_of, reciprocal_of
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, refuse_without_effect
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
 from nkilib.core.utils.mx_layout import GROUP, LANES, ONE, QUADRANT, SCALE_DTYPES, WORDS, as_words, filled
 from nkilib.core.utils.mx_projection import (
@@ -53,7 +53,7 @@ def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool, flat: bool)
     kind = p.quantization
     kernel_assert(
         kind in (QuantizationType.MX, QuantizationType.STATIC_MX),
-        f"quantization_type: got {kind}, allowed are NONE, STATIC, ROW, MX and STATIC_MX",
+        f"{p.names.quantization}: got {kind}, allowed are NONE, STATIC, ROW, MX and STATIC_MX",
     )
     kernel_assert(
         not compact_scales or kind == QuantizationType.MX,
@@ -65,7 +65,8 @@ def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool, flat: bool)
         f"attention: got {p.attention.dtype} with {kind}, allowed are {FLOATS}, and FP8 with STATIC_MX",
     )
     kernel_assert(
-        nisa.get_nc_version() >= nisa.nc_version.gen4, f"quantization_type: got {kind}, allowed from trn3 on"
+        nisa.get_nc_version() >= nisa.nc_version.gen4,
+        f"{p.names.quantization}: got {kind}, allowed from trn3 on",
     )
     kernel_assert(depth <= PMAX, f"attention: got D = {depth}, allowed are at most 128")
     heads, depth = mx_heads(heads, depth, flat, compact_scales)
@@ -73,7 +74,7 @@ def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool, flat: bool)
         shape = tuple(p.weight.shape)
         kernel_assert(
             len(shape) == 2 and shape[0] == heads * depth,
-            f"weight: got shape {shape}, expected ({heads * depth}, H)",
+            f"{p.names.weight}: got shape {shape}, expected ({heads * depth}, H)",
         )
         p.weight = p.weight.reshape((shape[0] // LANES, LANES * shape[1]))
     as_weights(p, heads, depth, compact_scales)
@@ -82,14 +83,14 @@ def as_mx(p: Operands, heads: int, depth: int, compact_scales: bool, flat: bool)
 
 def as_weights(p: Operands, heads: int, depth: int, compact_scales: bool) -> None:
     """Words [N D / 4, H], and what belongs to them."""
-    p.weight = as_words("weight", p.weight)
+    p.weight = as_words(p.names.weight, p.weight)
     rows, columns = heads * depth // LANES, p.weight.shape[1]
     kernel_assert(
         len(p.weight.shape) == 2 and p.weight.shape[0] == rows,
-        f"weight: got words of shape {tuple(p.weight.shape)}, expected ({rows}, H)",
+        f"{p.names.weight}: got words of shape {tuple(p.weight.shape)}, expected ({rows}, H)",
     )
     if p.bias is not None:
-        assert_shape(p.bias, (1, columns), "bias")
+        assert_shape(p.bias, (1, columns), p.names.bias)
     if compact_scales:
         check_compact(p, rows, columns, heads_in_tile(heads, depth) * depth)
     else:
@@ -98,8 +99,9 @@ def as_weights(p: Operands, heads: int, depth: int, compact_scales: bool) -> Non
 
 def check_compact(p: Operands, rows: int, columns: int, tile: int) -> None:
     """A scale for 128 x 128 weights."""
-    input_name, weight_name = p.scale_names
+    input_name, weight_name = p.names.input_scale, p.names.weight_scale
     kernel_assert(p.weight_scale is not None, f"{weight_name}: got None, needed by {p.quantization}")
+    refuse_without_effect(p.attention.dtype in WORDS, "packed attention", ((input_name, p.input_scale),))
     kernel_assert(
         tile % BLOCK == 0 and columns % (BLOCK * nl.num_programs(0)) == 0,
         f"compact_weight_scales: got N D = {LANES * rows}, H = {columns}; heads in tiles of 128 rows and "
@@ -110,7 +112,7 @@ def check_compact(p: Operands, rows: int, columns: int, tile: int) -> None:
 
 
 def check_scales(p: Operands, rows: int, columns: int) -> None:
-    input_name, weight_name = p.scale_names
+    input_name, weight_name = p.names.input_scale, p.names.weight_scale
     kernel_assert(p.weight_scale is not None, f"{weight_name}: got None, needed by {p.quantization}")
     if p.quantization == QuantizationType.STATIC_MX:
         kernel_assert(p.input_scale is not None, f"{input_name}: got None, needed by {p.quantization}")
@@ -209,7 +211,7 @@ def prefill_tokens(mx: OutputMxProjection, part: Tensor) -> MxTokens:
 
 def packed_heads(p: Operands, compact_scales: bool) -> tuple[int, int]:
     """Give p attention as words [B, 1, N D / 4, S]; (N, D) as tiles are made of them."""
-    name = p.scale_names[0]
+    name = p.names.input_scale
     kernel_assert(
         p.quantization == QuantizationType.MX,
         f"attention: got {p.attention.dtype}, allowed with {p.quantization} are {FLOATS}",

@@ -11,7 +11,7 @@ import numpy as np
 import nki.language as nl
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.fp8 import load_scalar, product_of, quantize_static, reciprocal_of
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_assert import assert_members, assert_shape, assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype, resolve_fp8_dtype
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
@@ -22,8 +22,19 @@ FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 
 
 @dataclass
+class OperandNames(nl.NKIObject):
+    """What the caller knows its arguments by."""
+
+    input_scale: str
+    weight_scale: str
+    weight: str = "weight"
+    bias: str = "bias"
+    quantization: str = "quantization_type"
+
+
+@dataclass
 class Operands(nl.NKIObject):
-    """The arguments of an output projection. `scale_names`: what the caller knows the two scales by."""
+    """The arguments of an output projection."""
 
     attention: Any
     weight: Any
@@ -32,39 +43,54 @@ class Operands(nl.NKIObject):
     input_scale: Any
     weight_scale: Any
     dtype_mode: DtypeMode
-    scale_names: tuple[str, str]
+    names: OperandNames
     tiles: Any = None  # of a manual SBUF manager
     compact: bool = False  # MX: one scale for 128 x 128 weights
 
 
+def check_kinds(p: Operands, shape: str) -> None:
+    """Tensors are tensors, attention one of four dimensions, and options members of their enumerations."""
+    n = p.names
+    assert_tensors(
+        (("attention", p.attention), (n.weight, p.weight)),
+        ((n.bias, p.bias), (n.input_scale, p.input_scale), (n.weight_scale, p.weight_scale)),
+    )
+    assert_members(
+        (n.quantization, p.quantization, QuantizationType), ("dtype_mode", p.dtype_mode, DtypeMode)
+    )
+    got = tuple(p.attention.shape)
+    kernel_assert(len(got) == 4, f"attention: got shape {got}, expected {shape}")
+
+
 def check_operands(p: Operands, rows: int, depth: int, n_prgs: int) -> None:
     """`rows` is N * D, `depth` is D."""
+    name = p.names.weight
     kernel_assert(depth <= PMAX, f"attention: got D = {depth}, allowed are at most 128")
     kernel_assert(
         len(p.weight.shape) == 2 and p.weight.shape[0] == rows,
-        f"weight: got shape {tuple(p.weight.shape)}, expected ({rows}, H), N * D = {rows} rows",
+        f"{name}: got shape {tuple(p.weight.shape)}, expected ({rows}, H), N * D = {rows} rows",
     )
     columns = p.weight.shape[1]
     kernel_assert(
-        columns % n_prgs == 0, f"weight: got H = {columns}, {n_prgs} cores take multiples of {n_prgs}"
+        columns % n_prgs == 0, f"{name}: got H = {columns}, {n_prgs} cores take multiples of {n_prgs}"
     )
     if p.bias is not None:
-        assert_shape(p.bias, (1, columns), "bias")
+        assert_shape(p.bias, (1, columns), p.names.bias)
     check_dtypes(p)
     check_scales(p)
 
 
 def check_dtypes(p: Operands) -> None:
-    fp8 = resolve_fp8_dtype(p.dtype_mode)
+    fp8, name = resolve_fp8_dtype(p.dtype_mode), p.names.weight
     if p.quantization == QuantizationType.NONE:
-        kernel_assert(p.weight.dtype in FLOATS, f"weight: got {p.weight.dtype}, allowed are {FLOATS}")
+        kernel_assert(p.weight.dtype in FLOATS, f"{name}: got {p.weight.dtype}, allowed are {FLOATS}")
         kernel_assert(
             p.attention.dtype in FLOATS, f"attention: got {p.attention.dtype}, allowed are {FLOATS}"
         )
     else:
         kernel_assert(
             p.weight.dtype == fp8,
-            f"weight: got {p.weight.dtype}, expected {fp8} with {p.quantization} and {p.dtype_mode}",
+            f"{name}: got {p.weight.dtype}, expected {fp8} with {p.quantization} and {p.dtype_mode}",
         )
         kernel_assert(
             p.attention.dtype == fp8 or p.attention.dtype in FLOATS,
@@ -73,7 +99,7 @@ def check_dtypes(p: Operands) -> None:
 
 
 def check_scales(p: Operands) -> None:
-    input_name, weight_name = p.scale_names
+    input_name, weight_name = p.names.input_scale, p.names.weight_scale
     if p.quantization == QuantizationType.NONE:
         kernel_assert(p.weight_scale is None, f"{weight_name}: got one with QuantizationType.NONE")
     else:

@@ -12,8 +12,10 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.output_projection.mx import OutputMxProjection, as_mx, decode_tokens
 from nkilib.core.output_projection.operands import (
+    OperandNames,
     Operands,
     OutputStaticScales,
+    check_kinds,
     check_operands,
     column_scale,
     matmul_dtype,
@@ -83,27 +85,31 @@ def output_projection_tkg(
         input_scale,
         weight_scale,
         dtype_mode,
-        ("input_scale", "weight_scale"),
+        OperandNames("input_scale", "weight_scale"),
     )
+    return project_tokens(p, TRANSPOSE_OUT, OUT_IN_SB, sbm)
+
+
+def project_tokens(p: Operands, transposed: bool, in_sbuf: bool, sbm: BufferManager | None) -> Any:
+    """The output projection of decode, once the arguments are in one object."""
+    check_kinds(p, "(D, B, N, S)")
     sharding = get_verified_program_sharding_info("output_projection_tkg", (0, 1), 2)
-    kernel_assert(
-        len(attention.shape) == 4, f"attention: got shape {tuple(attention.shape)}, expected (D, B, N, S)"
-    )
-    if quantization_type.is_mx():
-        as_mx(p, attention.shape[2], attention.shape[0], False, flat=False)
+    if p.quantization.is_mx():
+        as_mx(p, p.attention.shape[2], p.attention.shape[0], False, flat=False)
         kernel_assert(
             p.weight.shape[1] % sharding[1] == 0,
-            f"weight: got H = {p.weight.shape[1]}, {sharding[1]} cores take multiples of {sharding[1]}",
+            f"{p.names.weight}: got H = {p.weight.shape[1]}, {sharding[1]} cores take multiples of "
+            f"{sharding[1]}",
         )
-    check(p, sharding[1], TRANSPOSE_OUT, OUT_IN_SB and not TRANSPOSE_OUT)
+    check(p, sharding[1], transposed, in_sbuf and not transposed)
     columns = p.weight.shape[1] // sharding[1]
     share = ColumnShare(sharding[2] * columns, columns)
     if sbm is None or sbm.is_auto_alloc():
-        return project_all(p, share, new_result(p, share, TRANSPOSE_OUT, OUT_IN_SB, None), TRANSPOSE_OUT)
-    result = new_result(p, share, TRANSPOSE_OUT, OUT_IN_SB, sbm)  # stays where it is; all else goes
+        return project_all(p, share, new_result(p, share, transposed, in_sbuf, None), transposed)
+    result = new_result(p, share, transposed, in_sbuf, sbm)  # stays where it is; all else goes
     sbm.open_scope(name="output_projection_tkg")
     p.tiles = Tiles(sbm)
-    project_all(p, share, result, TRANSPOSE_OUT)
+    project_all(p, share, result, transposed)
     sbm.close_scope()
     return result
 
@@ -223,12 +229,12 @@ def check(p: Operands, n_prgs: int, transposed: bool, rows_in_sbuf: bool) -> Non
         columns, multiple = p.weight.shape[1], PMAX * n_prgs
         kernel_assert(
             columns % multiple == 0,
-            f"weight: got H = {columns}, TRANSPOSE_OUT on {n_prgs} cores takes multiples of {multiple}",
+            f"{p.names.weight}: got H = {columns}, allowed with TRANSPOSE_OUT are multiples of {multiple}",
         )
         most = MAX_TRANSPOSED // 2 if p.weight.dtype == nl.float32 else MAX_TRANSPOSED
         kernel_assert(
             heads * columns <= most,
-            f"weight: got N * H = {heads * columns}, allowed with TRANSPOSE_OUT are at most {most}",
+            f"{p.names.weight}: got N * H = {heads * columns}, allowed with TRANSPOSE_OUT are at most {most}",
         )
 
 

@@ -6,6 +6,7 @@ import nki
 from nkilib.core.qkv.qkv_arguments import (
     Projection,
     Quantization,
+    Residuals,
     TokenNorm,
     cache_of,
     check_unsupported,
@@ -14,6 +15,7 @@ from nkilib.core.qkv.qkv_arguments import (
     rope_of,
 )
 from nkilib.core.qkv.qkv_mx import as_mx
+from nkilib.core.qkv.qkv_parameters import ArgumentNames
 from nkilib.core.qkv.qkv_ref import qkv_ref
 from nkilib.core.qkv.qkv_run import needs_prefill, run_decode, run_prefill
 from nkilib.core.utils.allocator import BufferManager
@@ -28,6 +30,18 @@ from nkilib.core.utils.common_types import (
 from nkilib.core.utils.types import DTypeLike, Tensor
 
 __all__ = ["qkv", "qkv_cte", "qkv_ref", "qkv_tkg"]
+
+DECODE_NAMES = ArgumentNames(
+    "hidden",
+    "qkv_w",
+    "qkv_bias",
+    residual="fused_add",
+    residuals=("mlp_prev", "attn_prev"),
+    norm="norm_type",
+    gamma="norm_w",
+    beta="norm_bias",
+    eps="eps",
+)
 
 
 @nki.jit
@@ -141,16 +155,19 @@ def qkv(
         Projection(input, fused_qkv_weights, bias, output_layout, output_hbm, transposed_in),
         Quantization(quantization_type, qkv_w_scale, qkv_in_scale, dtype_mode),
         TokenNorm(fused_norm_type, gamma_norm_weights, layer_norm_bias, norm_eps, hidden_actual),
-        (mlp_prev, attention_prev) if fused_residual_add else (),
+        Residuals(bool(fused_residual_add), mlp_prev, attention_prev),
         (d_head, num_q_heads, num_kv_heads),
+        ArgumentNames(),
     )
     p.rope = rope_of(fused_rope, (cos_cache, sin_cache), (k_cos_cache, k_sin_cache))
     p.before_rope = head_norm(
+        "qk_norm_pre_rope",
         qk_norm_pre_rope,
         (qk_norm_pre_rope_q_gamma, qk_norm_pre_rope_k_gamma),
         (qk_norm_pre_rope_q_beta, qk_norm_pre_rope_k_beta),
     )
     p.after_rope = head_norm(
+        "qk_norm_post_rope",
         qk_norm_post_rope,
         (qk_norm_post_rope_q_gamma, qk_norm_post_rope_k_gamma),
         (qk_norm_post_rope_q_beta, qk_norm_post_rope_k_beta),
@@ -247,16 +264,19 @@ def qkv_cte(
         Projection(input, fused_qkv_weights, bias, output_layout, output_hbm, transposed_in),
         Quantization(quantization_type, qkv_w_scale, qkv_in_scale, dtype_mode),
         TokenNorm(fused_norm_type, gamma_norm_weights, layer_norm_bias, norm_eps, hidden_actual),
-        (mlp_prev, attention_prev) if fused_residual_add else (),
+        Residuals(bool(fused_residual_add), mlp_prev, attention_prev),
         (d_head, num_q_heads, num_kv_heads),
+        ArgumentNames(),
     )
     p.rope = rope_of(fused_rope, (cos_cache, sin_cache), (k_cos_cache, k_sin_cache))
     p.before_rope = head_norm(
+        "qk_norm_pre_rope",
         qk_norm_pre_rope,
         (qk_norm_pre_rope_q_gamma, qk_norm_pre_rope_k_gamma),
         (qk_norm_pre_rope_q_beta, qk_norm_pre_rope_k_beta),
     )
     p.after_rope = head_norm(
+        "qk_norm_post_rope",
         qk_norm_post_rope,
         (qk_norm_post_rope_q_gamma, qk_norm_post_rope_k_gamma),
         (qk_norm_post_rope_q_beta, qk_norm_post_rope_k_beta),
@@ -319,8 +339,9 @@ def qkv_tkg(
         Projection(hidden, qkv_w, qkv_bias, output_layout, output_hbm),
         Quantization(quantization_type, qkv_w_scale, qkv_in_scale, dtype_mode),
         TokenNorm(norm_type, norm_w, norm_bias, eps, hidden_actual),
-        (mlp_prev, attn_prev) if fused_add else (),
+        Residuals(fused_add, mlp_prev, attn_prev),
         (d_head, num_q_heads, num_kv_heads),
+        DECODE_NAMES,
     )
     p.output_in_sbuf = output_in_sbuf
     as_mx(p, is_h_dim_4h_transposed, weight_layout)

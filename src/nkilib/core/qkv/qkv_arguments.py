@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import nki.language as nl
-from nkilib.core.qkv.qkv_parameters import Cache, HeadNorm, QKVParameters, RopeTables
+from nkilib.core.qkv.qkv_parameters import ArgumentNames, Cache, HeadNorm, QKVParameters, RopeTables
 from nkilib.core.utils.common_types import (
     DtypeMode,
     NormType,
@@ -14,9 +14,14 @@ from nkilib.core.utils.common_types import (
     QuantizationType,
     check_strided_input,
 )
-from nkilib.core.utils.kernel_assert import kernel_assert, not_built, value_assert
-from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype, resolve_dtype_to_nki
-from nkilib.core.utils.projection import FP8
+from nkilib.core.utils.kernel_assert import (
+    assert_members,
+    assert_tensors,
+    kernel_assert,
+    refuse_without_effect,
+    value_assert,
+)
+from nkilib.core.utils.kernel_helpers import largest_value, resolve_dtype_to_nki
 from nkilib.core.utils.types import Tensor
 
 
@@ -51,6 +56,15 @@ class TokenNorm(nl.NKIObject):
     hidden_actual: int | None
 
 
+@dataclass
+class Residuals(nl.NKIObject):
+    """What is added to the tokens first."""
+
+    added: bool
+    mlp_prev: Tensor | None
+    attention_prev: Tensor | None
+
+
 def check_unsupported(strided_input_config: object, store_output_in_sbuf: bool) -> None:
     """Raise for options that are documented but not built."""
     check_strided_input(strided_input_config)
@@ -58,9 +72,21 @@ def check_unsupported(strided_input_config: object, store_output_in_sbuf: bool) 
 
 
 def projection_parameters(
-    projection: Projection, quantization: Quantization, norm: TokenNorm, residuals: tuple, heads: tuple
+    projection: Projection,
+    quantization: Quantization,
+    norm: TokenNorm,
+    residuals: Residuals,
+    heads: tuple,
+    names: ArgumentNames,
 ) -> QKVParameters:
     """Return the parameters of a projection. `heads`: (d_head, query heads, key and value heads)."""
+    unused = (
+        (names.residuals[0], residuals.mlp_prev),
+        (names.residuals[1], residuals.attention_prev),
+    )
+    refuse_without_effect(residuals.added, names.residual, unused)
+    assert_tensors(((names.input, projection.input), (names.weight, projection.weight)))
+    assert_members((names.quantization, quantization.kind, QuantizationType))
     return QKVParameters(
         projection.input,
         projection.weight,
@@ -69,7 +95,7 @@ def projection_parameters(
         quantization.kind,
         quantization.w_scale,
         quantization.in_scale,
-        residuals,
+        (residuals.mlp_prev, residuals.attention_prev) if residuals.added else (),
         norm.kind,
         norm.gamma,
         norm.beta,
@@ -81,11 +107,19 @@ def projection_parameters(
         transposed_in=projection.transposed_in,
         output_hbm=projection.output_hbm,
         dtype_mode=quantization.dtype_mode,
+        names=names,
     )
 
 
 def rope_of(fused: bool, q_tables: tuple, k_tables: tuple) -> RopeTables | None:
     """Return the tables of RoPE, (cos, sin) each; keys that have none use those of queries."""
+    unused = (
+        ("cos_cache", q_tables[0]),
+        ("sin_cache", q_tables[1]),
+        ("k_cos_cache", k_tables[0]),
+        ("k_sin_cache", k_tables[1]),
+    )
+    refuse_without_effect(fused, "fused_rope", unused)
     if not fused:
         return None
     k_cos = q_tables[0] if k_tables[0] is None else k_tables[0]
@@ -93,15 +127,20 @@ def rope_of(fused: bool, q_tables: tuple, k_tables: tuple) -> RopeTables | None:
     return RopeTables((q_tables[0], k_cos), (q_tables[1], k_sin))
 
 
-def head_norm(config: QKNormConfig | None, gammas: tuple, betas: tuple) -> HeadNorm | None:
-    """Return the norm of a QKNormConfig; gammas given beside it win over those in it."""
+def head_norm(name: str, config: QKNormConfig | None, gammas: tuple, betas: tuple) -> HeadNorm | None:
+    """Return the norm of the QKNormConfig `name`; gammas given beside it win over those in it."""
+    unused = (
+        (f"{name}_q_gamma", gammas[0]),
+        (f"{name}_k_gamma", gammas[1]),
+        (f"{name}_q_beta", betas[0]),
+        (f"{name}_k_beta", betas[1]),
+    )
+    refuse_without_effect(config is not None, name, unused)
     if config is None:
         return None
+    kernel_assert(isinstance(config, QKNormConfig), f"{name}: got {config!r}, expected a QKNormConfig")
     q_gamma = config.q_gamma_norm_weights if gammas[0] is None else gammas[0]
     k_gamma = config.k_gamma_norm_weights if gammas[1] is None else gammas[1]
-    skipped = NormType.RMS_NORM_SKIP_GAMMA
-    q_gamma = None if config.q_norm == skipped else q_gamma
-    k_gamma = None if config.k_norm == skipped else k_gamma
     return HeadNorm((config.q_norm, config.k_norm), (q_gamma, k_gamma), betas, config.eps)
 
 
@@ -113,6 +152,7 @@ def cache_of(caches: tuple, scales: tuple, limits: tuple, layout: tuple, paging:
     """
     paged, block_size = paging[0], paging[1]
     check_companions(caches, scales, paged, block_size)
+    check_cache_options(caches, scales, limits, layout, paging)
     if caches[0] is None:
         return None
     largest, smallest = cache_limits(caches[0], scales[0], limits)
@@ -137,14 +177,26 @@ def check_companions(caches: tuple, scales: tuple, paged: bool, block_size: int 
     kernel_assert(not paged or block_size is not None, "block_size: got None, needed by use_block_kv")
 
 
+def check_cache_options(caches: tuple, scales: tuple, limits: tuple, layout: tuple, paging: tuple) -> None:
+    """Raise for options of a cache that this call does not have."""
+    tensors = (("k_scale", scales[0]), ("v_scale", scales[1]), ("slot_mapping", paging[2]))
+    assert_tensors((), (("k_cache", caches[0]), ("v_cache", caches[1])) + tensors)
+    stored = (("transpose_k_cache", layout[0]), ("fp8_packed", layout[1]))
+    refuse_without_effect(caches[0] is not None, "k_cache and v_cache", stored)
+    scaled = (("fp8_max", limits[0]), ("fp8_min", limits[1]), ("kv_dtype", limits[2]))
+    refuse_without_effect(scales[0] is not None, "k_scale and v_scale", scaled)
+    refuse_without_effect(paging[0], "use_block_kv", (("block_size", paging[1]), ("slot_mapping", paging[2])))
+
+
 def cache_limits(cache: Tensor, scale: Tensor | None, limits: tuple) -> tuple[float, float]:
     """Return the (largest, smallest) value to store, where keys and values are quantised."""
     if scale is None:
         return (0.0, 0.0)
     largest, smallest, kv_dtype = limits
+    kernel_assert(
+        kv_dtype is None or resolve_dtype_to_nki(kv_dtype) == cache.dtype,
+        f"kv_dtype: got {kv_dtype}, allowed is that of k_cache, {cache.dtype}",
+    )
     if largest is None:
-        dtype = cache.dtype if kv_dtype is None else resolve_dtype_to_nki(kv_dtype)
-        if dtype not in FP8:
-            not_built(f"kv_dtype={dtype} with k_scale", "quantised caches are FP8; give fp8_max")
-        largest = get_max_positive_value_for_dtype(dtype)
+        largest = largest_value(cache.dtype)
     return (float(largest), float(-largest if smallest is None else smallest))

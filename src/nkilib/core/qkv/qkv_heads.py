@@ -21,25 +21,25 @@ class HeadTables(nl.NKIObject):
     """What every head is multiplied by or shifted by, in all partitions: one row per norm and section."""
 
     def __init__(self, p: QKVParameters):
-        self.before = norm_rows(p.before_rope, p.d_head)
-        self.after = norm_rows(p.after_rope, p.d_head)
+        self.before = norm_rows(p.before_rope)
+        self.after = norm_rows(p.after_rope)
 
 
 class NormRows(nl.NKIObject):
-    """Gamma and beta of a HeadNorm in SBUF, [128, d]; None where there is none."""
+    """Gamma and beta of a HeadNorm in SBUF, [128, d] or of all heads; None where there is none."""
 
-    def __init__(self, norm: HeadNorm, depth: int):
+    def __init__(self, norm: HeadNorm):
         self.norm = norm
-        self.gammas = (row_of(norm.gammas[Q], depth), row_of(norm.gammas[K], depth))
-        self.betas = (row_of(norm.betas[Q], depth), row_of(norm.betas[K], depth))
+        self.gammas = (row_of(norm.gammas[Q]), row_of(norm.gammas[K]))
+        self.betas = (row_of(norm.betas[Q]), row_of(norm.betas[K]))
 
 
-def norm_rows(norm: HeadNorm, depth: int) -> Any:
-    return None if norm is None else NormRows(norm, depth)
+def norm_rows(norm: HeadNorm) -> Any:
+    return None if norm is None else NormRows(norm)
 
 
-def row_of(vector: Tensor, depth: int) -> Any:
-    return None if vector is None else broadcast_row(vector.reshape((1, depth)), 0, depth, PMAX)
+def row_of(vector: Tensor) -> Any:
+    return None if vector is None else broadcast_row(vector.reshape((1, vector.size)), 0, vector.size, PMAX)
 
 
 class Angles(nl.NKIObject):
@@ -77,18 +77,24 @@ def normed(rows: Any, section: int) -> bool:
 
 def change_heads(dst: Tensor, x: Tensor, depth: int, section: int, tables: HeadTables, angles: Any) -> None:
     """dst = norm(RoPE(norm(x))) of each head, x and dst [tokens, heads d]. The last step writes to dst."""
-    value, target = by_head(x, depth), by_head(dst, depth)
+    value = x
     last = normed(tables.after, section)
     if normed(tables.before, section):
-        out = target if angles is None and not last else fresh(value)
-        norm_heads(out, value, section, tables.before)
+        out = dst if angles is None and not last else fresh(x)
+        norm_section(out, value, depth, section, tables.before)
         value = out
     if angles is not None:
-        out = target if not last else fresh(value)
-        rotate_heads(out, value, angles.cos[section], angles.sin[section])
+        out = dst if not last else fresh(x)
+        rotate_heads(by_head(out, depth), by_head(value, depth), angles.cos[section], angles.sin[section])
         value = out
     if last:
-        norm_heads(target, value, section, tables.after)
+        norm_section(dst, value, depth, section, tables.after)
+
+
+def norm_section(dst: Tensor, x: Tensor, depth: int, section: int, rows: NormRows) -> None:
+    """norm_heads of [tokens, heads d]: of each head, or of all as if they were one."""
+    size = x.shape[1] if rows.norm.norms[section] == NormType.RMS_NORM_ACROSS_HEADS else depth
+    norm_heads(by_head(dst, size), by_head(x, size), section, rows)
 
 
 def by_head(x: Tensor, depth: int) -> Any:

@@ -69,51 +69,53 @@ def as_mx(p: QKVParameters, swizzled: bool, layout: QKVWeightLayout) -> None:
     kind = p.quantization
     if not kind.is_mx():
         name = "allowed only with an MX quantization_type"
-        kernel_assert(not swizzled, f"is_h_dim_4h_transposed: got True, {name}")
+        kernel_assert(not swizzled, f"{p.names.swizzled}: got True, {name}")
         kernel_assert(layout == QKVWeightLayout.CONTIGUOUS, f"weight_layout: got {layout}, {name}")
         return
     kernel_assert(
-        nisa.get_nc_version() >= nisa.nc_version.gen4, f"quantization_type: got {kind}, allowed from trn3 on"
+        nisa.get_nc_version() >= nisa.nc_version.gen4,
+        f"{p.names.quantization}: got {kind}, allowed from trn3 on",
     )
     paired = layout == QKVWeightLayout.MX_INTERLEAVED
-    kernel_assert(not (swizzled and paired), "is_h_dim_4h_transposed: got True with MX_INTERLEAVED weights")
+    kernel_assert(not (swizzled and paired), f"{p.names.swizzled}: got True with MX_INTERLEAVED weights")
     p.mx_map = QUARTER if swizzled else (PAIRS if paired else INNERMOST)
     size = given_size(p)
-    kernel_assert(size % TILE == 0, f"input: got H = {size}, MX takes multiples of {TILE}")
-    p.weight = words_of(p.weight, size)
+    kernel_assert(size % TILE == 0, f"{p.names.input}: got H = {size}, MX takes multiples of {TILE}")
+    p.weight = words_of(p, size)
     check_tokens(p)
     if kind == QuantizationType.MX:
-        kernel_assert(p.w_scale is not None, f"qkv_w_scale: got None, needed by {kind}")
-        assert_shape(p.w_scale, (size // LANES // GROUP, columns_of(p)), "qkv_w_scale")
+        kernel_assert(p.w_scale is not None, f"{p.names.w_scale}: got None, needed by {kind}")
+        assert_shape(p.w_scale, (size // LANES // GROUP, columns_of(p)), p.names.w_scale)
         kernel_assert(
             p.w_scale.dtype in SCALE_DTYPES,
-            f"qkv_w_scale: got {p.w_scale.dtype}, allowed are uint8 and float8_e8m0fnu",
+            f"{p.names.w_scale}: got {p.w_scale.dtype}, allowed are uint8 and float8_e8m0fnu",
         )
 
 
 def given_size(p: QKVParameters) -> int:
     """H, of the input."""
     shape = tuple(p.input.shape)
-    kernel_assert(len(shape) == 3, f"input: got shape {shape}, expected 3 dimensions")
+    kernel_assert(len(shape) == 3, f"{p.names.input}: got shape {shape}, expected 3 dimensions")
     if input_in_sbuf(p):
         return PMAX * shape[2]
     size = shape[1] if p.transposed_in else shape[2]
     return size - SCALE_BYTES if arrives_quantized(p) and size % LANES == 0 and size % TILE != 0 else size
 
 
-def words_of(weight: Tensor, size: int) -> Any:
+def words_of(p: QKVParameters, size: int) -> Any:
     """Weights [H / 4, I] of four-packed words, [H / 4, I, 4] of FP8, or [H, I], a view of that."""
+    weight, name = p.weight, p.names.weight
     words = weight
     if weight.dtype in FP8:
         kernel_assert(
             weight.size % size == 0 and weight.shape[0] in (size, size // LANES),
-            f"fused_qkv_weights: got shape {tuple(weight.shape)}, expected ({size // LANES}, I, 4)",
+            f"{name}: got shape {tuple(weight.shape)}, expected ({size // LANES}, I, 4)",
         )
         words = weight.reshape((size // LANES, weight.size // size * LANES))
-    words = as_words("fused_qkv_weights", words)
+    words = as_words(name, words)
     value_assert(
         len(words.shape) == 2 and words.shape[0] == size // LANES,
-        f"input: got H = {size}, fused_qkv_weights has words of shape {tuple(words.shape)}",
+        f"{p.names.input}: got H = {size}, {name} has words of shape {tuple(words.shape)}",
     )
     return words
 
@@ -122,11 +124,12 @@ def check_tokens(p: QKVParameters) -> None:
     """MX quantises all tokens, STATIC_MX those that are not yet, ROW_MX none."""
     quantized, kind = arrives_quantized(p), p.quantization
     kernel_assert(
-        not (quantized and kind == QuantizationType.MX), f"input: got {p.input.dtype} with MX, MX quantises"
+        not (quantized and kind == QuantizationType.MX),
+        f"{p.names.input}: got {p.input.dtype} with MX, MX quantises",
     )
     kernel_assert(
         quantized or kind != QuantizationType.ROW_MX,
-        f"input: got {p.input.dtype} with ROW_MX, expected FP8 [B, S, H + 4] with a float32 scale",
+        f"{p.names.input}: got {p.input.dtype} with ROW_MX, expected FP8 [B, S, H + 4] with a float32 scale",
     )
 
 

@@ -210,11 +210,17 @@ def write_slots(p: QKVParameters, rows: Tensor, cache: Tensor, first: int, colum
 
 
 def write_packed_slots(p: QKVParameters, rows: Tensor, cache: Tensor, first: int, column: int) -> None:
-    """[n_blocks, block_size / 2, Nkv d, 2]: even slots first, then odd ones; the others' row is far away."""
+    """[n_blocks, block_size / 2, Nkv d, 2]: even slots first, then odd ones."""
     count, columns = rows.shape
-    width = cache.shape[2]
+    for place in packed_places(cache, load_slots(p, first, count), column, columns):
+        nisa.dma_copy(place, rows, oob_mode=nisa.oob_mode.skip)
+
+
+def packed_places(cache: Tensor, slots: Tensor, column: int, columns: int) -> list:
+    """The even, then the odd slots of [tokens, 1] in [n, block_size / 2, width, 2]; others are far away."""
+    count, width = slots.shape[0], cache.shape[2]
     pairs = cache.reshape((cache.shape[0] * cache.shape[1], width * 2))
-    slots = load_slots(p, first, count)
+    places = []
     pair, odd = int_tile(count), int_tile(count)
     nisa.tensor_scalar(pair, slots, nl.right_shift, 1)
     nisa.tensor_scalar(odd, slots, nl.bitwise_and, 1)
@@ -222,8 +228,9 @@ def write_packed_slots(p: QKVParameters, rows: Tensor, cache: Tensor, first: int
         row, skip = int_tile(count), int_tile(count)
         nisa.tensor_scalar(skip, odd, nl.not_equal, float(parity), op1=nl.multiply, operand1=float(FAR_AWAY))
         nisa.tensor_tensor(row, pair, skip, op=nl.bitwise_or)
-        place = pairs.ap([[2 * width, count], [2, columns]], offset=2 * column + parity, vector_offset=row)
-        nisa.dma_copy(place, rows, oob_mode=nisa.oob_mode.skip)
+        pattern = [[2 * width, count], [2, columns]]
+        places.append(pairs.ap(pattern, offset=2 * column + parity, vector_offset=row))
+    return places
 
 
 def write_transposed_slots(p: QKVParameters, rows: Tensor, cache: Tensor, first: int, column: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import nki.language as nl
@@ -15,6 +15,26 @@ from nkilib.core.utils.types import Tensor
 SCALE_BYTES = 4  # the float32 scale at the end of a row that is already quantised
 WORD = 4  # elements of H in a word of MX weights
 Q, K, V = 0, 1, 2  # sections of the columns
+
+
+@dataclass
+class ArgumentNames(nl.NKIObject):
+    """What the caller knows its arguments by: those of `qkv` unless given."""
+
+    input: str = "input"
+    weight: str = "fused_qkv_weights"
+    bias: str = "bias"
+    quantization: str = "quantization_type"
+    w_scale: str = "qkv_w_scale"
+    in_scale: str = "qkv_in_scale"
+    residual: str = "fused_residual_add"
+    residuals: tuple = ("mlp_prev", "attention_prev")
+    norm: str = "fused_norm_type"
+    gamma: str = "gamma_norm_weights"
+    beta: str = "layer_norm_bias"
+    eps: str = "norm_eps"
+    hidden_actual: str = "hidden_actual"
+    swizzled: str = "is_h_dim_4h_transposed"
 
 
 @dataclass
@@ -80,6 +100,7 @@ class QKVParameters(nl.NKIObject):
     output_hbm: Any = None
     dtype_mode: DtypeMode = DtypeMode.NON_OCP
     mx_map: Tensor = None  # MX weights: words [H / 4, I], and where each element of H stands
+    names: ArgumentNames = field(default_factory=ArgumentNames)
 
 
 # ---- sizes ---------------------------------------------------------------------------------------
@@ -192,6 +213,14 @@ def result_dtype(p: QKVParameters) -> Any:
 
 
 # ---- what has to be done -------------------------------------------------------------------------
+
+
+def norms_across_heads(p: QKVParameters) -> bool:
+    """True when a norm needs all heads of a section at once."""
+    across = NormType.RMS_NORM_ACROSS_HEADS
+    return (p.before_rope is not None and across in p.before_rope.norms) or (
+        p.after_rope is not None and across in p.after_rope.norms
+    )
 
 
 def touches_heads(p: QKVParameters) -> bool:

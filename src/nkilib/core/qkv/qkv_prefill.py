@@ -22,6 +22,7 @@ from nkilib.core.qkv.qkv_parameters import (
     columns_of,
     hidden_size,
     matmul_dtype,
+    norms_across_heads,
     output_columns,
     pieces,
     result_dtype,
@@ -87,6 +88,8 @@ def block_tokens(p: QKVParameters, tokens: int) -> int:
     width = 1 if matmul_dtype(p) in FP8 else 2
     if p.mx_map is not None:  # 16 bits, and what becomes of them
         width = 4
+    if norms_across_heads(p):  # all columns of the tokens wait for each other
+        return PMAX
     room = TOKEN_BYTES // (hidden_size(p) // PMAX * width) // PMAX * PMAX
     most = max(PMAX, min(BANK_COLUMNS, room))
     blocks = div_ceil(tokens, most)
@@ -170,19 +173,37 @@ def project_block(p: QKVParameters, kernel: Prefill, block: PrefillBlock, upcomi
     x = Activations(block.x, hidden_size(p)) if kernel.mx is None else kernel.mx.quantized(block.x)
     spans = TiledRange(columns_of(p), span_size(p, x, block.count))
     sums = SquareSums(p, block, len(spans))
+    dtype = nl.float32 if touches_heads(p) else result_dtype(p)
+    whole = new_rows(block.count, columns_of(p), dtype) if norms_across_heads(p) else None
     for span in spans:
         blocks = project_span(p, block, x, span)
         if span.index == 0:
             block.prepare_rest()
         if upcoming is not None:
             upcoming.prepare((span.index + 1) * upcoming.units // len(spans))
-        dtype = nl.float32 if touches_heads(p) else result_dtype(p)
-        rows = new_rows(block.count, span.size, dtype)
         scales = block.scales if len(block.scales) > 0 else None
+        if whole is not None:
+            finish_into(whole, span.start_offset, blocks, kernel.terms, span.start_offset, scales)
+            continue
+        rows = new_rows(block.count, span.size, dtype)
         finish_into(rows, 0, blocks, kernel.terms, span.start_offset, scales)
-        for i in range(len(rows)):
-            put_tile(p, kernel, block, i, rows[i], span, sums)
+        put_tiles(p, kernel, block, rows, span, sums)
+    if whole is not None:
+        put_tiles(p, kernel, block, whole, TiledRange(columns_of(p), columns_of(p))[0], sums)
     sums.store(p, block)
+
+
+def put_tiles(
+    p: QKVParameters,
+    kernel: Prefill,
+    block: PrefillBlock,
+    rows: list,
+    span: TiledRangeIterator,
+    sums: SquareSums,
+) -> None:
+    """Columns of a block, finished but for norms and RoPE, to where they go."""
+    for i in range(len(rows)):
+        put_tile(p, kernel, block, i, rows[i], span, sums)
 
 
 def project_span(p: QKVParameters, block: PrefillBlock, x: Activations, span: TiledRangeIterator) -> list:

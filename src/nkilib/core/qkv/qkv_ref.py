@@ -115,6 +115,9 @@ def head_norm(
     norm = getattr(config, f"{name}_norm")
     if norm in (None, NormType.NO_NORM):
         return x
+    shape = x.shape
+    if norm == NormType.RMS_NORM_ACROSS_HEADS:
+        x = x.reshape(*shape[:2], 1, -1)
     if norm == NormType.LAYER_NORM:
         x = x - x.mean(-1, keepdims=True)
     x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + config.eps)
@@ -123,7 +126,8 @@ def head_norm(
     if gamma is not None and norm != NormType.RMS_NORM_SKIP_GAMMA:
         x = x * np.asarray(gamma, np.float64).reshape(-1)
     beta = options.get(f"{prefix}_beta")
-    return x if beta is None else x + np.asarray(beta, np.float64).reshape(-1)
+    x = x if beta is None else x + np.asarray(beta, np.float64).reshape(-1)
+    return x.reshape(shape)
 
 
 def laid_out(y: np.ndarray, options: dict) -> np.ndarray:

@@ -81,8 +81,8 @@ def run_decode(p: QKVParameters) -> Tensor | tuple[Tensor, ...]:
 def check_decode(p: QKVParameters, n_prgs: int) -> None:
     tokens = token_count(p)
     most = PMAX if p.output_in_sbuf else MOST_DECODED
-    kernel_assert(tokens <= most, f"hidden: got {tokens} tokens, allowed are at most {most}")
+    kernel_assert(tokens <= most, f"{p.names.input}: got {tokens} tokens, allowed are at most {most}")
     kernel_assert(
         hidden_size(p) % (PMAX * n_prgs) == 0,
-        f"hidden: got H = {hidden_size(p)}, {n_prgs} cores take multiples of {PMAX * n_prgs}",
+        f"{p.names.input}: got H = {hidden_size(p)}, {n_prgs} cores take multiples of {PMAX * n_prgs}",
     )

@@ -30,6 +30,7 @@ _DTYPES = (
     ("bool_", nl.bool_),
 )
 _LARGEST = ((nl.float8_e4m3, 240.0), (nl.float8_e4m3fn, 448.0), (nl.float8_e5m2, 57344.0))
+_LARGEST_WIDE = ((nl.float16, 65504.0), (nl.bfloat16, 2.0**128 - 2.0**120), (nl.float32, 2.0**128 - 2.0**104))
 _ACTIVATIONS = (
     (ActFnType.SiLU, nl.silu),
     (ActFnType.GELU, nl.gelu),
@@ -80,6 +81,15 @@ def get_max_positive_value_for_dtype(dtype: DTypeLike) -> Any:
         if dtype == known[0]:
             return known[1]
     kernel_assert(False, f"dtype: got {dtype}, allowed are float8_e4m3, float8_e4m3fn and float8_e5m2")
+
+
+def largest_value(dtype: DTypeLike) -> float:
+    """The largest finite value of a float dtype, FP8 or wider."""
+    for known in _LARGEST + _LARGEST_WIDE:
+        if dtype == known[0]:
+            return known[1]
+    kernel_assert(False, f"dtype: got {dtype}, allowed are FP8, float16, bfloat16 and float32")
+    return 0.0
 
 
 def resolve_dtype_to_nki(dtype: DTypeLike) -> Any:

@@ -30,6 +30,7 @@ def attend(
         qk_in_sb=True,
         out_in_sb=True,
         enable_fa_s_prior_tiling=masks.tiled,
+        fp8_packed=c.packed,
     )
     columns = n.tokens() * n.heads
     dtype = q.dtype if masks.statistics is None else nl.float32

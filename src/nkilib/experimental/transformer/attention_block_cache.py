@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.qkv.qkv_outputs import runs
+from nkilib.core.qkv.qkv_outputs import int_tile, packed_places, runs
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
@@ -60,10 +60,6 @@ class CacheSlots(nl.NKIObject):
         nisa.tensor_tensor(place, base, start, op=nl.add, engine=nisa.gpsimd_engine)
         nisa.tensor_tensor(place, place, self.out_of_range, op=nl.bitwise_or)
         return place
-
-
-def int_tile(count: int) -> Tensor:
-    return nl.ndarray((count, 1), nl.int32, buffer=nl.sbuf)
 
 
 def token_starts(n: BlockSizes, c: BlockCaches, first: int, tokens: int) -> Tensor:
@@ -151,6 +147,14 @@ def row_store(cache: Tensor, rows: Tensor, n: BlockSizes, places: CacheSlots) ->
     return Store(flat.ap([[n.depth, places.count], [1, n.depth]], vector_offset=places.rows(n)), rows)
 
 
+def packed_stores(cache: Tensor, rows: Tensor, places: CacheSlots, n: BlockSizes) -> list:
+    """Prepare the stores of rows [tokens, d] to blocks [n, block_len / 2, d, 2]: even slots, and odd ones."""
+    stores = []
+    for place in packed_places(cache, places.rows(n), 0, n.depth):
+        stores.append(Store(place, rows))
+    return stores
+
+
 def column_store(c: BlockCaches, keys: Tensor, columns: Tensor, n: BlockSizes, first: int) -> Store:
     """Prepare the store of keys [tokens, d], also given as columns [d, tokens], to a cache [B, (1,) d, Smax].
 
@@ -210,6 +214,8 @@ class CacheUpdate(nl.NKIObject):
             if core == 0 and c.keys_transposed:
                 own = columns[:, first : first + tokens]
                 self.stores.append(column_store(c, keys[i], own, n, first))
+            elif core == 0 and c.packed:
+                self.stores.extend(packed_stores(c.keys, keys[i], CacheSlots(n, c, first, tokens), n))
             elif core == 0:
                 self.stores.append(row_store(c.keys, keys[i], n, CacheSlots(n, c, first, tokens)))
             if core == n_prgs - 1:

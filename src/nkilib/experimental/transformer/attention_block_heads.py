@@ -17,7 +17,7 @@ from nkilib.core.qkv.qkv_parameters import (
     token_count,
 )
 from nkilib.core.utils.common_types import NormType
-from nkilib.core.utils.kernel_helpers import get_max_positive_value_for_dtype
+from nkilib.core.utils.kernel_helpers import largest_value
 from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import DTypeLike, Tensor
@@ -81,12 +81,12 @@ def table_rows(table: Tensor, first: int, tokens: int) -> Tensor:
     return rows
 
 
-def head_norm(o: HeadNormOptions, depth: int) -> NormRows | None:
+def head_norm(o: HeadNormOptions) -> NormRows | None:
     """Return the RMSNorm of queries and keys, or None."""
     if not o.enabled:
         return None
     norms = (NormType.RMS_NORM, NormType.RMS_NORM)
-    return NormRows(HeadNorm(norms, (o.q_gamma, o.k_gamma), (None, None), o.eps), depth)
+    return NormRows(HeadNorm(norms, (o.q_gamma, o.k_gamma), (None, None), o.eps))
 
 
 def change_section(
@@ -156,14 +156,14 @@ def transpose_queries(transposed: Tensor, q: Tensor, scale: float) -> None:
 
 
 def cache_values(rows: Tensor, scale: Tensor | None, cache: Tensor, dtype: DTypeLike) -> Tensor:
-    """Return keys or values [tokens, d] as the cache stores them: FP8(clip(rows * scale)), or in `dtype`."""
+    """Return keys or values [tokens, d] as the cache stores them: clip(rows * scale), or in `dtype`."""
     tokens = rows.shape[0]
     if scale is None:
         ready = nl.ndarray(rows.shape, dtype, buffer=nl.sbuf)
         nisa.tensor_copy(ready, rows)
         return ready
     factor = broadcast_row(scale.reshape((1, scale.size)), 0, 1, tokens)
-    largest = get_max_positive_value_for_dtype(cache.dtype)
+    largest = largest_value(cache.dtype)
     scaled = nl.ndarray(rows.shape, nl.float32, buffer=nl.sbuf)
     ready = nl.ndarray(rows.shape, cache.dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(scaled, rows, nl.multiply, factor, op1=nl.minimum, operand1=largest)

@@ -1,4 +1,4 @@
-"""Sizes of the attention block of decode, and checks of its caches."""
+"""The arguments of the attention block of decode, and the sizes that follow from them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 import nki.language as nl
 from nkilib.core.utils.allocator import BufferManager
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
-from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.collectives.rings import ReplicaGroups
 from nkilib.experimental.transformer.attention_block_tkg_sharding import CPCollectiveMode, KVDPCollectiveMode
 
 DEFAULT_EPS = 1e-6
-MOST_TOKENS = 4096  # as output_projection_tkg
+INPUT_EPS = 1e-3  # of the norm of X, as its page documents it
 
 
 @dataclass
@@ -29,6 +28,7 @@ class BlockCaches(nl.NKIObject):
     update: bool = False
     index: Tensor = None  # [B, 1]: the slots of the new tokens; None without update
     scales: tuple = (None, None)
+    packed: bool = False  # keys of blocks are [n, block_len / 2, d, 2]
 
 
 @dataclass
@@ -61,7 +61,7 @@ class BlockInputNorm(nl.NKIObject):
     """RMSNorm of the new tokens; hidden_actual counts the elements that are not padding."""
 
     enabled: bool = False
-    eps: float | None = None
+    eps: float = INPUT_EPS
     gamma: Tensor | None = None
     hidden_actual: int | None = None
 
@@ -187,51 +187,3 @@ def batch_of(b: AttentionBlock, tokens: int) -> int:
     if c.index is not None:
         return c.index.shape[0] * ranks
     return tokens if c.table is None else c.table.shape[0] * ranks
-
-
-# ---- checks --------------------------------------------------------------------------------------
-
-
-def refuse_packing(fp8_packed: bool) -> None:
-    if fp8_packed:
-        not_built("fp8_packed=True", "attention over packed keys is not built")
-
-
-def check_block(n: BlockSizes, w_qkv: Tensor) -> None:
-    kernel_assert(n.depth % 2 == 0 and n.depth <= PMAX, f"V_cache: got d = {n.depth}, allowed: even <= 128")
-    kernel_assert(
-        n.heads > 0 and w_qkv.shape[1] == (n.heads + 2) * n.depth,
-        f"W_qkv: got {w_qkv.shape[1]} columns, expected (N + 2) d with d = {n.depth}",
-    )
-    tokens = n.tokens()
-    kernel_assert(tokens <= MOST_TOKENS, f"X: got B S = {tokens} tokens, allowed are at most {MOST_TOKENS}")
-
-
-def check_caches(n: BlockSizes, c: BlockCaches) -> None:
-    if n.block_len > 0:
-        blocks = c.values.shape[0]
-        assert_shape(c.values, (blocks, n.block_len, n.depth), "V_cache")
-        assert_shape(c.keys, (blocks, n.block_len, n.depth), "K_cache")
-        kernel_assert(not c.keys_transposed, "K_cache_transposed: got True, allowed only with flat caches")
-    else:
-        check_flat(c.values, n, False, "V_cache")
-        check_flat(c.keys, n, c.keys_transposed, "K_cache")
-    if c.update:
-        kernel_assert(c.index is not None, "kv_cache_update_idx: got None, needed by update_cache")
-        kernel_assert(
-            c.index.size == n.batch,
-            f"kv_cache_update_idx: got shape {tuple(c.index.shape)}, expected ({n.batch}, 1)",
-        )
-    kernel_assert(
-        (c.scales[0] is None) == (c.scales[1] is None),
-        "k_scale, v_scale: got one of them, expected both or none",
-    )
-
-
-def check_flat(cache: Tensor, n: BlockSizes, transposed: bool, name: str) -> None:
-    shape, batch = tuple(cache.shape), cache.shape[0]
-    inner = (n.depth, n.room) if transposed else (n.room, n.depth)
-    kernel_assert(
-        shape in ((batch,) + inner, (batch, 1) + inner) and batch >= n.batch,
-        f"{name}: got shape {shape}, expected {(n.batch, 1) + inner}",
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from nkilib.core.qkv.qkv_ref import qkv_ref
@@ -20,7 +21,8 @@ def attention_block_tkg_ref(X: np.ndarray, W_qkv: np.ndarray, V_cache: np.ndarra
     q, k, v = new_tokens(X, W_qkv, depth, heads, o)
     for scale, name in (("k_scale", "k"), ("v_scale", "v")):
         if o.get(scale) is not None:
-            quantised = np.clip({"k": k, "v": v}[name] * float(o[scale].flat[0]), -240, 240)
+            largest = float(ml_dtypes.finfo(V_cache.dtype).max)
+            quantised = np.clip({"k": k, "v": v}[name] * float(o[scale].flat[0]), -largest, largest)
             quantised = quantised.astype(np.float32).astype(V_cache.dtype).astype(np.float64)
             k, v = (quantised, v) if name == "k" else (k, quantised)
     scale = depth**-0.5 if o.get("softmax_scale") is None else o["softmax_scale"]
@@ -41,7 +43,7 @@ def new_tokens(X: np.ndarray, W_qkv: np.ndarray, depth: int, heads: int, o: dict
     options = {
         "fused_norm_type": norm,
         "gamma_norm_weights": o.get("rmsnorm_X_gamma"),
-        "norm_eps": 1e-6 if o.get("rmsnorm_X_eps") is None else o["rmsnorm_X_eps"],
+        "norm_eps": 1e-3 if o.get("rmsnorm_X_eps") is None else o["rmsnorm_X_eps"],
         "hidden_actual": o.get("X_hidden_dim_actual"),
         "bias": o.get("bias_qkv"),
         "d_head": depth,

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.output_projection.output_projection_tkg import output_projection_tkg
+from nkilib.core.output_projection.operands import OperandNames, Operands
+from nkilib.core.output_projection.output_projection_tkg import project_tokens as project_tokens_out
 from nkilib.core.qkv.qkv_checks import check as check_qkv
 from nkilib.core.qkv.qkv_mx import as_mx
 from nkilib.core.qkv.qkv_outputs import transpose_heads
-from nkilib.core.qkv.qkv_parameters import K, Q, QKVParameters
+from nkilib.core.qkv.qkv_parameters import ArgumentNames, K, Q, QKVParameters
 from nkilib.core.utils.common_types import DtypeMode, NormType, QKVWeightLayout
 from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
@@ -19,6 +20,13 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.transformer.attention_block_attend import attend
 from nkilib.experimental.transformer.attention_block_cache import CacheUpdate
+from nkilib.experimental.transformer.attention_block_checks import (
+    check_block,
+    check_caches,
+    check_companions,
+    check_kinds,
+    check_masks,
+)
 from nkilib.experimental.transformer.attention_block_heads import (
     RotaryRows,
     change_section,
@@ -30,26 +38,38 @@ from nkilib.experimental.transformer.attention_block_heads import (
     transpose_queries,
 )
 from nkilib.experimental.transformer.attention_block_parameters import (
-    DEFAULT_EPS,
     AttentionBlock,
     BlockInput,
     BlockOutput,
     BlockSizes,
-    check_block,
-    check_caches,
     sizes_of,
 )
 from nkilib.experimental.transformer.attention_block_ranks import Partial, Sharing
 
+INPUT_NAMES = ArgumentNames(
+    "X",
+    "W_qkv",
+    "bias_qkv",
+    "quantization_type_qkv",
+    "weight_dequant_scale_qkv",
+    "input_dequant_scale_qkv",
+    norm="rmsnorm_X_enabled",
+    gamma="rmsnorm_X_gamma",
+    eps="rmsnorm_X_eps",
+    hidden_actual="X_hidden_dim_actual",
+    swizzled="is_h_transposed_by_4",
+)
+OUTPUT_NAMES = OperandNames(
+    "input_dequant_scale_out", "weight_dequant_scale_out", "W_out", "bias_out", "quantization_type_out"
+)
+
 
 def run_block(b: AttentionBlock) -> tuple[Tensor, Tensor, Tensor, CacheUpdate | None]:
     """Return (out, K, V, update) of an attention block; the caller writes the update of the caches."""
+    check_kinds(b)
+    check_companions(b)
     n, c = sizes_of(b), b.caches
-    check_block(n, b.input.w_qkv)
-    kernel_assert(
-        b.output.weights is not None or not b.output.transposed,
-        "transposed_out: got True without W_out, allowed with it",
-    )
+    check_block(n, b)
     sharding = get_verified_program_sharding_info("attention_block_tkg", (0, 1), 2)
     n_prgs, core = sharding[1], sharding[2]
     ranks: Sharing | None = None
@@ -62,6 +82,7 @@ def run_block(b: AttentionBlock) -> tuple[Tensor, Tensor, Tensor, CacheUpdate | 
             "attention_mask: got None with pos_ids, CP needs one to select the rank that sees the new tokens",
         )
     check_caches(inner, c)
+    check_masks(inner, b)
     new = project_tokens(b, n, n_prgs, core)
     if ranks is not None and b.kvdp.ranks > 1:
         new.keys = ranks.own_rows(new.keys, inner.tokens())
@@ -91,7 +112,7 @@ class ProjectedTokens(nl.NKIObject):
 def project_tokens(b: AttentionBlock, n: BlockSizes, n_prgs: int, core: int) -> ProjectedTokens:
     """Project the new tokens, and apply norms of heads and RoPE."""
     p = projection_of(b.input, n, b.dtype_mode)
-    before, after = head_norm(b.norm_before, n.depth), head_norm(b.norm_after, n.depth)
+    before, after = head_norm(b.norm_before), head_norm(b.norm_after)
     scale = n.depth**-0.5 if b.softmax_scale is None else b.softmax_scale
     dtype = b.input.x.dtype
     new = ProjectedTokens(nl.ndarray((n.depth, n.heads, n.tokens()), dtype, buffer=nl.sbuf), [], [])
@@ -121,12 +142,13 @@ def projection_of(i: BlockInput, n: BlockSizes, dtype_mode: DtypeMode) -> QKVPar
         in_scale=i.quantized.in_scale,
         norm=NormType.RMS_NORM if i.norm.enabled else NormType.NO_NORM,
         gamma=i.norm.gamma,
-        eps=DEFAULT_EPS if i.norm.eps is None else i.norm.eps,
+        eps=i.norm.eps,
         hidden_actual=i.norm.hidden_actual,
         d_head=n.depth,
         q_heads=n.heads,
         kv_heads=1,
         dtype_mode=dtype_mode,
+        names=INPUT_NAMES,
     )
     if i.norm.enabled and i.norm.gamma is None:
         p.norm = NormType.RMS_NORM_SKIP_GAMMA
@@ -195,17 +217,9 @@ def new_tokens(keys: list, values: list, columns: Tensor, n: BlockSizes, n_prgs:
 def projected(attended: Tensor, n: BlockSizes, core: int, o: BlockOutput, mode: DtypeMode) -> Tensor:
     """Return the output projection of [d, B, N, S]; without weights that itself, in SBUF or HBM."""
     if o.weights is not None:
-        return output_projection_tkg(
-            attended,
-            o.weights,
-            o.bias,
-            o.quantized.kind,
-            o.quantized.w_scale,
-            o.quantized.in_scale,
-            o.transposed,
-            o.in_sbuf,
-            dtype_mode=mode,
-        )
+        q = o.quantized
+        p = Operands(attended, o.weights, o.bias, q.kind, q.in_scale, q.w_scale, mode, OUTPUT_NAMES)
+        return project_tokens_out(p, o.transposed, o.in_sbuf, None)
     if o.in_sbuf:
         return attended
     out = nl.ndarray((n.batch, n.heads, n.depth, n.active), attended.dtype, buffer=nl.shared_hbm)

@@ -9,6 +9,7 @@ from nkilib.core.utils.types import Tensor
 from nkilib.experimental.collectives.rings import ReplicaGroups
 from nkilib.experimental.transformer.attention_block_cache import CacheUpdate
 from nkilib.experimental.transformer.attention_block_parameters import (
+    INPUT_EPS,
     AttentionBlock,
     BlockCaches,
     BlockInput,
@@ -19,7 +20,6 @@ from nkilib.experimental.transformer.attention_block_parameters import (
     QuantizedWeights,
     RankShare,
     RotaryTables,
-    refuse_packing,
 )
 from nkilib.experimental.transformer.attention_block_ref import attention_block_tkg_ref
 from nkilib.experimental.transformer.attention_block_run import run_block
@@ -105,7 +105,9 @@ def attention_block_tkg(
     The new tokens are the last S of the S_ctx keys. update_cache writes them in place, sequence b from
     kv_cache_update_idx[b] on (in blocks: from that slot), nothing if that is negative or 2^32 - 1; K and V
     are then the caches, else the new tokens, K [d, B, S] and V [B, S, d]. k_scale and v_scale multiply what
-    FP8 caches get. rmsnorm_X_eps None is 1e-6, softmax_scale None is 1 / sqrt(d).
+    the caches get, clipped to the largest value of their dtype; FP8 caches need them. fp8_packed: FP8 keys in
+    blocks [n, block_len / 2, d, 2], as `qkv` writes them. rmsnorm_X_eps None is 1e-3, softmax_scale None is
+    1 / sqrt(d).
 
     out [B S, H], or [128, n, H / (128 n), B S] (transposed_out), as a tile if out_in_sb; without W_out
     [B, N, d, S], or a tile [d, B, N, S]. skip_attention leaves q, scaled, in the place of attention's result.
@@ -158,7 +160,6 @@ def attention_block_tkg(
     >>> out.shape, new_k.shape, new_v.shape
     ((2, 128), (2, 1, 64, 32), (2, 1, 64, 32))
     """
-    refuse_packing(fp8_packed)
     caches = BlockCaches(
         K_cache,
         V_cache,
@@ -167,8 +168,10 @@ def attention_block_tkg(
         bool(update_cache),
         kv_cache_update_idx,
         (k_scale, v_scale),
+        fp8_packed,
     )
-    norm = BlockInputNorm(rmsnorm_X_enabled, rmsnorm_X_eps, rmsnorm_X_gamma, X_hidden_dim_actual)
+    eps = INPUT_EPS if rmsnorm_X_eps is None else rmsnorm_X_eps
+    norm = BlockInputNorm(bool(rmsnorm_X_enabled), eps, rmsnorm_X_gamma, X_hidden_dim_actual)
     w_qkv = QuantizedWeights(quantization_type_qkv, weight_dequant_scale_qkv, input_dequant_scale_qkv)
     kind_out = QuantizationType.NONE if quantization_type_out is None else quantization_type_out
     w_out = QuantizedWeights(kind_out, weight_dequant_scale_out, input_dequant_scale_out)

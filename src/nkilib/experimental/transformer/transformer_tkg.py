@@ -12,8 +12,9 @@ from nkilib.core.mlp.decode import swap
 from nkilib.core.mlp.mlp import mlp
 from nkilib.core.qkv.qkv_tokens import by_parts, spread
 from nkilib.core.utils.common_types import ActFnType, ComputationMode, DtypeMode, NormType, QuantizationType
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
+from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import Tensor
@@ -43,6 +44,7 @@ LISTS = (  # arguments that have a tensor for each layer
     "K_caches",
     "V_caches",
 )
+SCALES = ("W_gate_scales", "W_up_scales", "W_down_scales")  # of W_gates, W_ups, W_downs
 
 
 @nki.jit
@@ -66,9 +68,9 @@ def transformer_tkg(
     replica_groups: ReplicaGroups | None = None,
     sbuf_residual_and_cc: bool = False,
     clamp_bound: float = 0.0,
-    W_gate_scales: Sequence[Tensor] | None = None,
-    W_up_scales: Sequence[Tensor] | None = None,
-    W_down_scales: Sequence[Tensor] | None = None,
+    W_gate_scales: Sequence[Tensor | None] | None = None,
+    W_up_scales: Sequence[Tensor | None] | None = None,
+    W_down_scales: Sequence[Tensor | None] | None = None,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
     mask_cache: Tensor | None = None,
     mask_active: Tensor | None = None,
@@ -85,8 +87,9 @@ def transformer_tkg(
     writes nothing. The mask hides those slots, as two cores write while they read. The softmax scale is
     1 / sqrt(d). Every sum is rounded to the dtype of X.
 
-    With scales of the weights, [128, I], [128, I] and [128, H], lists too, all layers but the first and the
-    last have FP8 weights of the MLP, one scale for each column; clamp_bound is `mlp`'s quant_clipping_bound.
+    FP8 weights of an MLP have scales, [128, I], [128, I] and [128, H], one for each column. W_gate_scales,
+    W_up_scales and W_down_scales are lists with an entry for each layer, None where its weights are not FP8;
+    clamp_bound is `mlp`'s quant_clipping_bound of layers that have scales.
 
     Ranks of a group of replica_groups have different heads (W_qkv, W_out, caches) and different columns I
     (W_gate, W_up, W_down): what they add to x is summed over the group, in the dtype of X, from SBUF to SBUF.
@@ -107,17 +110,23 @@ def transformer_tkg(
     ((2, 1, 128), True, False)
     """
     mask = mask_cache if attention_mask is None else attention_mask
+    weights = (W_gates, W_ups, W_downs)
     scales = (W_gate_scales, W_up_scales, W_down_scales)
-    check_lists(
-        num_layers,
-        (W_qkvs, W_outs, W_gates, W_ups, W_downs, W_gamma_qkvs, W_gamma_mlps, K_caches, V_caches),
-        scales,
+    assert_tensors(
+        (("X", X), ("RoPE_cos", RoPE_cos), ("RoPE_sin", RoPE_sin), ("attention_mask", mask)),
+        (("position_ids", position_ids),),
     )
-    kernel_assert(mask is not None, "attention_mask: got None, expected [S_ctx, B, N, S]")
     kernel_assert(
         len(X.shape) == 3 and X.shape[2] % PMAX == 0,
         f"X: got shape {tuple(X.shape)}, expected [B, S, H] with H a multiple of {PMAX}",
     )
+    check_lists(
+        num_layers, (W_qkvs, W_outs, W_gates, W_ups, W_downs, W_gamma_qkvs, W_gamma_mlps, K_caches, V_caches)
+    )
+    for layer in range(num_layers):
+        check_layer(layer, X.shape[2], weights, scales, (W_qkvs[layer], W_outs[layer], K_caches[layer]))
+    check_scales(num_layers, scales, clamp_bound)
+    check_tables(X, RoPE_cos, RoPE_sin, V_caches[0])
     sharding = get_verified_program_sharding_info("transformer_tkg", (0, 1), 2)
     n_prgs, core = sharding[1], sharding[2]
     kernel_assert(
@@ -138,7 +147,7 @@ def transformer_tkg(
         )
         a = summed(a, replica_groups)
         x = plus(x, a if n_prgs == 1 else both_halves(a, core))
-        quantized = W_gate_scales is not None and 0 < layer < num_layers - 1
+        quantized = scale_of(W_gate_scales, layer) is not None
         m = mlp(
             x,
             W_gates[layer],
@@ -148,9 +157,9 @@ def transformer_tkg(
             normalization_type=NormType.RMS_NORM,
             activation_fn=ActFnType.SiLU,
             quantization_type=QuantizationType.ROW if quantized else QuantizationType.NONE,
-            gate_w_scale=scale_of(W_gate_scales, layer, quantized),
-            up_w_scale=scale_of(W_up_scales, layer, quantized),
-            down_w_scale=scale_of(W_down_scales, layer, quantized),
+            gate_w_scale=scale_of(W_gate_scales, layer),
+            up_w_scale=scale_of(W_up_scales, layer),
+            down_w_scale=scale_of(W_down_scales, layer),
             quant_clipping_bound=clamp_bound if quantized else 0.0,
             store_output_in_sbuf=True,
             use_tkg_down_proj_column_tiling=False,
@@ -166,28 +175,74 @@ def transformer_tkg(
     return out
 
 
-def scale_of(scales: Sequence[Tensor] | None, layer: int, quantized: bool) -> Tensor | None:
+def scale_of(scales: Sequence[Tensor | None] | None, layer: int) -> Tensor | None:
     """Return the scale of a layer's weight, None if it is not quantised."""
-    return scales[layer] if quantized and scales is not None else None
+    return None if scales is None else scales[layer]
 
 
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def check_lists(num_layers: int, lists: tuple, scales: tuple) -> None:
+def check_lists(num_layers: int, lists: tuple) -> None:
     kernel_assert(num_layers > 0, f"num_layers: got {num_layers}, allowed are positive numbers")
     for i in range(len(LISTS)):
+        kernel_assert(
+            isinstance(lists[i], (list, tuple)),
+            f"{LISTS[i]}: got one value, expected a list of num_layers = {num_layers} tensors",
+        )
         got = len(lists[i])
         kernel_assert(got >= num_layers, f"{LISTS[i]}: got {got} tensors, expected num_layers = {num_layers}")
-    for scale in scales:
+        for layer in range(num_layers):
+            assert_tensors(((f"{LISTS[i]}[{layer}]", lists[i][layer]),))
+
+
+def check_scales(num_layers: int, scales: tuple, clamp_bound: float) -> None:
+    """Each list has an entry for every layer, and the layers that have scales are the same in all."""
+    quantized = False
+    for i in range(len(SCALES)):
+        given = scales[i] is None or len(scales[i]) >= num_layers
+        kernel_assert(given, f"{SCALES[i]}: got fewer than num_layers = {num_layers} entries")
+        for layer in range(num_layers):
+            own = scale_of(scales[i], layer) is not None
+            quantized = quantized or own
+            kernel_assert(
+                own == (scale_of(scales[0], layer) is not None),
+                f"{SCALES[i]}[{layer}]: expected all three scales of a layer or none of them",
+            )
+    kernel_assert(
+        quantized or clamp_bound == 0,
+        f"clamp_bound: got {clamp_bound}, a value without effect, allowed only with scales",
+    )
+
+
+def check_layer(layer: int, hidden: int, weights: tuple, scales: tuple, attention: tuple) -> None:
+    """The weights of one layer by their own names."""
+    w_qkv, w_out, k_cache = attention
+    columns, shape = weights[0][layer].shape[-1], tuple(k_cache.shape)
+    kernel_assert(len(shape) == 4, f"K_caches[{layer}]: got shape {shape}, expected (B, 1, d, Smax)")
+    depth = shape[2]
+    assert_shape(w_qkv, (hidden, w_qkv.shape[-1] // depth * depth), f"W_qkvs[{layer}]")
+    assert_shape(w_out, (w_qkv.shape[-1] - 2 * depth, hidden), f"W_outs[{layer}]")
+    for i in range(len(SCALES)):
+        weight, scale, name = weights[i][layer], scale_of(scales[i], layer), LISTS[2 + i]
+        inner = (hidden, columns) if i < 2 else (columns, hidden)
+        assert_shape(weight, inner, f"{name}[{layer}]")
+        if scale is None:
+            kernel_assert(
+                weight.dtype not in FP8, f"{SCALES[i]}[{layer}]: got None, needed by {weight.dtype} weights"
+            )
+            continue
+        assert_tensors(((f"{SCALES[i]}[{layer}]", scale),))
+        assert_shape(scale, (PMAX, inner[1]), f"{SCALES[i]}[{layer}]")
         kernel_assert(
-            (scale is None) == (scales[0] is None),
-            "W_gate_scales, W_up_scales, W_down_scales: got some of them, expected all or none",
+            weight.dtype in FP8, f"{name}[{layer}]: got {weight.dtype}, allowed with {SCALES[i]} are {FP8}"
         )
-        kernel_assert(
-            scale is None or len(scale) >= num_layers,
-            f"W_gate_scales, W_up_scales, W_down_scales: expected num_layers = {num_layers} of each",
-        )
+
+
+def check_tables(x: Tensor, cos: Tensor, sin: Tensor, v_cache: Tensor) -> None:
+    shape = (v_cache.shape[-1] // 2, x.shape[0], x.shape[1])
+    assert_shape(cos, shape, "RoPE_cos")
+    assert_shape(sin, shape, "RoPE_sin")
 
 
 # ---- hidden states, [128, tokens, H / 128] in SBUF -----------------------------------------------

@@ -55,6 +55,7 @@ def decode(
     k_out = new_tile((d, b * s), k_active.dtype, sbm) if cfg.k_out_in_sb else keys
     stats = {} if statistics else None
     operands = (q, k_active, v_active, k_prior, v_prior, mask, out, cfg, sbm)
+    k_out = k_out if cfg.fuse_rope else None
     out, k_out = attention_tkg(*operands, k_out=k_out, cp_softmax_stats_out=stats, **more)
     if cfg.out_in_sb:
         nisa.dma_copy(result.reshape((b * h, d, s)).permute((1, 0, 2)), out.reshape_dim(1, (b * h, s)))

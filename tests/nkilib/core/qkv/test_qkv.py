@@ -15,7 +15,6 @@ from nkilib.core.utils.common_types import (
     QKVOutputLayout,
     QuantizationType,
 )
-from nkilib.core.utils.kernel_assert import NotBuilt
 
 BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3
 H, HEADS = 256, {"d_head": 32, "num_q_heads": 4, "num_kv_heads": 1}
@@ -35,7 +34,9 @@ def weights(hidden=H, columns=I, dtype=BF16):
 
 
 def norm_options(norm, hidden=H):
-    options = {"fused_norm_type": norm, "gamma_norm_weights": random((1, hidden), BF16, 2)}
+    options = {"fused_norm_type": norm}
+    if norm in (NormType.RMS_NORM, NormType.LAYER_NORM):
+        options["gamma_norm_weights"] = random((1, hidden), BF16, 2)
     if norm == NormType.LAYER_NORM:
         options["layer_norm_bias"] = random((1, hidden), BF16, 3)
     return options
@@ -81,8 +82,8 @@ def test_every_norm(norm, sequence, lnc):
 def test_padding_of_the_hidden_dimension_does_not_count(norm, sequence):
     x = tokens(1, sequence)
     x[..., 200:] = 0
-    options = norm_options(norm) | {"hidden_actual": 200}
-    agree(x, weights(), **options)
+    padded = {} if norm == NormType.NO_NORM else {"hidden_actual": 200}
+    agree(x, weights(), **norm_options(norm), **padded)
 
 
 @each_lnc
@@ -233,6 +234,17 @@ def test_both_norms_of_heads_without_rope_or_of_one_section_only():
 
 
 @each_lnc
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_a_norm_over_all_heads_of_a_section(when, lnc):
+    across = QKNormConfig(NormType.RMS_NORM_ACROSS_HEADS, NormType.RMS_NORM_ACROSS_HEADS, 1e-5)
+    options = {f"qk_norm_{when}_rope": across, "d_head": 64, "num_q_heads": 9, "num_kv_heads": 2}
+    options |= rope_options(1, 150, 64) | {"bias": random((1, 13 * 64), BF16)}
+    for name, heads in (("q", 9), ("k", 2)):
+        options[f"qk_norm_{when}_rope_{name}_gamma"] = random((1, heads * 64), BF16, 7)
+    agree(tokens(1, 150), weights(columns=13 * 64), lnc, **options)
+
+
+@each_lnc
 def test_sums_of_squares_of_each_section(lnc):
     x, w = tokens(2, 70), weights()
     sums = [np.zeros((2, 70, 1), np.float32) for _ in range(3)]
@@ -255,7 +267,7 @@ def refusal(error=AssertionError, x=None, w=None, **options):
 @pytest.mark.tiny
 def test_wrong_arguments_raise_by_name():
     assert "fused_qkv_weights has 128 rows" in refusal(ValueError, w=weights(128))
-    assert "both are needed by fused_residual_add" in refusal(ValueError, fused_residual_add=True)
+    assert "mlp_prev: got None, needed by fused_residual_add" in refusal(ValueError, fused_residual_add=True)
     assert "multiples of 128" in refusal(x=tokens(1, 2, 96), w=weights(96))
     assert "gamma_norm_weights" in refusal(fused_norm_type=NormType.RMS_NORM)
     assert "d_head" in refusal(output_layout=QKVOutputLayout.NBSd)
@@ -268,12 +280,6 @@ def test_wrong_arguments_raise_by_name():
     cache = np.zeros((1, 4, 32), BF16)
     assert "block_size" in refusal(use_block_kv=True, k_cache=cache, v_cache=cache, **HEADS)
     assert "NCC_INKI016" in refusal(hidden_actual=999)
-
-
-@pytest.mark.tiny
-def test_an_option_that_is_not_built_raises():
-    across = QKNormConfig(q_norm=NormType.RMS_NORM_ACROSS_HEADS)
-    assert "RMS_NORM_ACROSS_HEADS" in refusal(NotBuilt, qk_norm_pre_rope=across, **HEADS)
 
 
 @pytest.mark.parametrize("kernel", [qkv, qkv_cte, qkv_tkg])

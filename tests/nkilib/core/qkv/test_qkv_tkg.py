@@ -58,7 +58,8 @@ def spread(x, cores):
 @pytest.mark.parametrize("layout", list(QKVOutputLayout))
 @pytest.mark.parametrize("norm", [NormType.NO_NORM, NormType.RMS_NORM, NormType.LAYER_NORM])
 def test_tokens_and_results_stay_in_sbuf(norm, layout, lnc):
-    x, w, gamma = random((5, 512), BF16), random((512, COLUMNS), BF16, 1, 0.05), random((1, 512), BF16, 2)
+    x, w = random((5, 512), BF16), random((512, COLUMNS), BF16, 1, 0.05)
+    gamma = None if norm == NormType.NO_NORM else random((1, 512), BF16, 2)
     tiles = np.stack([spread(x, lnc)] * lnc)
     got = run(between_tiles, tiles, w, gamma, layout, norm, lnc == 2, lnc=lnc)
     expected = qkv_tkg_ref(x[None], w, norm_w=gamma, norm_type=norm)[0][0]
@@ -111,7 +112,8 @@ def shared_rows(monkeypatch):
 @pytest.mark.parametrize("norm", [NormType.NO_NORM, NormType.RMS_NORM, NormType.LAYER_NORM])
 def test_cores_that_share_the_hidden_dimension_add_their_sums(norm, columns, shared_rows):
     x, w = random((3, 1, 512), BF16), random((512, columns), BF16, 1, 0.03)
-    gamma, bias = random((1, 512), BF16, 2), random((1, columns), BF16, 3)
+    gamma = None if norm == NormType.NO_NORM else random((1, 512), BF16, 2)
+    bias = random((1, columns), BF16, 3)
     more = random((3, 1, 512), BF16, 4, 0.3)
     options = {"norm_w": gamma, "norm_type": norm, "qkv_bias": bias, "fused_add": True}
     options |= {"mlp_prev": more, "attn_prev": more}

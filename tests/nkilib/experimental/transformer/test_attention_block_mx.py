@@ -87,7 +87,7 @@ def test_static_mx_is_accepted_and_wrong_arguments_raise():
     plain = arguments | {"W_qkv": seen, "quantization_type_qkv": QuantizationType.NONE}
     plain |= {"weight_dequant_scale_qkv": None, "input_dequant_scale_qkv": None}
     agree(run(attention_block_tkg, **arguments, on="trn3")[0], attention_block_tkg_ref(**plain)[0])
-    with pytest.raises(AssertionError, match="is_h_dim_4h_transposed"):
+    with pytest.raises(AssertionError, match="is_h_transposed_by_4"):
         run(
             attention_block_tkg,
             **plain | {"W_qkv": weight.astype(BF16)},

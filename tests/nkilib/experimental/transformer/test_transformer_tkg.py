@@ -105,18 +105,35 @@ def test_the_reference_is_the_same_transformer():
     near(transformer_tkg_ref(**a)[0].astype(np.float64), x, 1e-2)
 
 
-@each_lnc
-@pytest.mark.parametrize("bound", [0.0, 2.0])
-def test_layers_between_the_first_and_the_last_have_fp8_weights(bound, lnc):
-    a = inputs(3)
+def quantized(layers, chosen):
+    """Return arguments of which the `chosen` layers have FP8 weights, and the same without FP8."""
+    a = inputs(layers)
+    plain = {name: list(value) if isinstance(value, list) else value for name, value in a.items()}
     for name in ("gate", "up", "down"):
-        weights = a[f"W_{name}s"]
-        scales = [np.abs(w.astype(np.float32)).max(0, keepdims=True) / 240 for w in weights]
-        weights[1] = (weights[1].astype(np.float32) / scales[1]).astype(FP8)
-        a[f"W_{name}_scales"] = [np.repeat(scale, 128, 0).astype(np.float32) for scale in scales]
-    a["clamp_bound"] = bound
-    expected = transformer_tkg_ref(**a)[0].astype(np.float64)
-    near(run(transformer_tkg, **a, lnc=lnc), expected)
+        a[f"W_{name}_scales"] = [None] * layers
+        for layer in chosen:
+            wide = a[f"W_{name}s"][layer].astype(np.float32)
+            scale = np.abs(wide).max(0, keepdims=True) / 240
+            a[f"W_{name}s"][layer] = (wide / scale).astype(FP8)
+            a[f"W_{name}_scales"][layer] = np.repeat(scale, 128, 0).astype(np.float32)
+            plain[f"W_{name}s"][layer] = a[f"W_{name}s"][layer].astype(np.float64) * scale
+    return a, plain
+
+
+@each_lnc
+@pytest.mark.parametrize("chosen", [(0,), (1,), (2,), (0, 2), (0, 1, 2)], ids=str)
+def test_a_layer_is_quantized_if_its_own_scales_are_given(chosen, lnc):
+    a, plain = quantized(3, chosen)
+    x = plain["X"].astype(np.float64)
+    for layer in range(3):
+        x = decoded(plain, layer, x)[0]
+    near(run(transformer_tkg, **a, lnc=lnc), x, 6e-2)  # tokens are rounded to FP8 too
+
+
+def test_a_clamp_bound_limits_tokens_of_quantized_layers():
+    a, _ = quantized(2, (0,))
+    a["clamp_bound"] = 2.0
+    near(run(transformer_tkg, **a), transformer_tkg_ref(**a)[0].astype(np.float64))
 
 
 def test_caches_are_unchanged_without_positions():
@@ -180,7 +197,14 @@ def test_ranks_of_a_group_sum_what_they_add(ranks, lnc):
         ({"num_layers": 2}, "W_qkvs: got 1 tensors"),
         ({"attention_mask": None}, "attention_mask: got None"),
         ({"X": np.zeros((2, 1, 200), BF16)}, "X: got shape"),
-        ({"W_up_scales": [np.ones((128, INNER), np.float32)]}, "W_gate_scales, W_up_scales"),
+        (
+            {"W_up_scales": [np.ones((128, INNER), np.float32)]},
+            r"W_ups\[0\]: got bfloat16, allowed with W_up_sc",
+        ),
+        ({"W_downs": [random((INNER, H), FP8)]}, r"W_down_scales\[0\]: got None, needed by"),
+        ({"W_gates": [random((H, INNER + 1), BF16)]}, r"W_ups\[0\]: got shape"),
+        ({"clamp_bound": 1.0}, "clamp_bound: got 1.0"),
+        ({"RoPE_sin": None}, "RoPE_sin: got None"),
     ],
 )
 def test_wrong_arguments_raise(changed, message):

@@ -19,8 +19,10 @@ from nkilib.core.output_projection.mx import (
 )
 from nkilib.core.output_projection.operands import (
     FLOATS,
+    OperandNames,
     Operands,
     OutputStaticScales,
+    check_kinds,
     check_operands,
     column_scale,
     matmul_dtype,
@@ -89,8 +91,9 @@ def output_projection_cte(
     >>> float(output_projection_cte(x, w)[0, 0, 0])
     128.0
     """
-    names = ("input_scales", "weight_scales")
+    names = OperandNames("input_scales", "weight_scales")
     p = Operands(attention, weight, bias, quantization_type, input_scales, weight_scales, dtype_mode, names)
+    check_kinds(p, "(B, N, D, S)")
     sharding = get_verified_program_sharding_info("output_projection_cte", (0, 1), 2)
     batches, heads, depth, tokens = check_attention(p)
     if quantization_type == QuantizationType.MX and attention.dtype not in FLOATS:
@@ -126,7 +129,6 @@ def output_projection_cte(
 def check_attention(p: Operands) -> tuple:
     """Its shape, (B, N, D, S)."""
     shape = tuple(p.attention.shape)
-    kernel_assert(len(shape) == 4, f"attention: got shape {shape}, expected (B, N, D, S)")
     count = shape[0] * shape[3]
     kernel_assert(
         count <= MAX_TOKENS, f"attention: got B * S = {count} tokens, allowed are at most {MAX_TOKENS}"
