@@ -8,7 +8,7 @@ import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import DTypeLike, Tensor
 
-from ..utils.kernel_assert import assert_shape, kernel_assert
+from ..utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 
 MAX_HEAD_DIM = 128
 MAX_HEADS = 512
@@ -18,6 +18,7 @@ SCORE_DTYPES = (nl.float32, nl.bfloat16)
 
 
 def check_operands(q: Tensor, k: Tensor, v: Tensor, tp_q: bool, tp_k: bool) -> None:
+    assert_tensors((("q", q), ("k", k), ("v", v)))
     check_tensor(q, "q", q)
     check_tensor(k, "k", q)
     check_tensor(v, "v", q)
@@ -63,6 +64,7 @@ def check_prior(
         f"k_prior, v_prior, prior_used_len: got {given} (True: given), allowed are all three or none",
     )
     if k_prior is not None and v_prior is not None:
+        assert_tensors((("k_prior", k_prior), ("v_prior", v_prior)))
         check_tensor(k_prior, "k_prior", v)
         check_tensor(v_prior, "v_prior", v)
         heads, keys, head_dim = v.shape[0], v_prior.shape[1], v.shape[2]
@@ -73,6 +75,7 @@ def check_prior(
 
 def check_number(tensor: Tensor, name: str) -> None:
     """A run-time int32."""
+    assert_tensors(((name, tensor),))
     kernel_assert(
         tensor.size == 1 and tensor.dtype in (nl.int32, nl.uint32),
         f"{name}: got {tensor.dtype} of shape {tuple(tensor.shape)}, expected one int32",
@@ -80,7 +83,8 @@ def check_number(tensor: Tensor, name: str) -> None:
 
 
 def check_scale(scale: float, window: int, parallel: bool, k_prior: Tensor | None) -> None:
-    kernel_assert(scale > 0, f"scale: got {scale}, allowed are positive numbers")
+    check_window(window)
+    kernel_assert(is_number(scale) and scale > 0, f"scale: got {scale!r}, allowed are positive numbers")
     for use in (
         (window > 0, "sliding_window"),
         (parallel, "context parallelism"),
@@ -100,7 +104,6 @@ def check_mask(
     bound_min: Tensor | None,
     bound_max: Tensor | None,
 ) -> None:
-    kernel_assert(window >= 0, f"sliding_window: got {window}, allowed are None, 0 and positive numbers")
     kernel_assert(
         causal_mask or window == 0,
         f"sliding_window: got {window} without causal_mask, allowed are None and 0",
@@ -114,7 +117,19 @@ def check_mask(
         check_bound(bound_max, "bound_max", heads, queries)
 
 
+def is_number(value: object) -> bool:
+    return value is not None and not isinstance(value, (str, bool))
+
+
+def check_window(window: int) -> None:
+    kernel_assert(
+        is_number(window) and window >= 0,
+        f"sliding_window: got {window!r}, allowed are None, 0 and positive numbers",
+    )
+
+
 def check_bound(bound: Tensor, name: str, heads: int, queries: int) -> None:
+    assert_tensors(((name, bound),))
     allowed = ((heads, queries), (1, queries), (queries,), (queries, 1))
     kernel_assert(
         tuple(bound.shape) in allowed, f"{name}: got shape {tuple(bound.shape)}, allowed are {allowed}"
@@ -162,6 +177,7 @@ def check_softmax(
     scores_dtype: DTypeLike,
     unnormalized: bool,
 ) -> None:
+    assert_tensors((), (("sink", sink),))
     if sink is not None:
         assert_shape(sink, (heads, 1), "sink")
     kernel_assert(
@@ -190,6 +206,7 @@ def check_bias(
     kernel_assert(
         layout in ("dense", "banded"), f"bias_layout: got {layout!r}, allowed are 'dense' and 'banded'"
     )
+    assert_tensors((), (("position_bias", bias),))
     columns = keys
     if layout == "dense":
         kernel_assert(

@@ -15,7 +15,7 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.attention.attention_intervals import broadcast_number
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import DTypeLike, Tensor
@@ -141,9 +141,11 @@ def check(
     ranks: int,
     offset: int,
 ) -> None:
+    assert_tensors((("q", q),))
     kernel_assert(len(q.shape) == 3, f"q: got {len(q.shape)} dimensions, allowed are 3: [BS, S, D]")
     kernel_assert(q.shape[1] % PMAX == 0, f"q: got {q.shape[1]} queries, allowed are multiples of {PMAX}")
     kernel_assert(q.shape[2] <= PMAX, f"q: got a head dimension of {q.shape[2]}, allowed are at most {PMAX}")
+    kernel_assert(groups is not None, "replica_groups: got None, expected groups of ranks")
     kernel_assert(
         size == len(groups[0]), f"group_size: got {size}, allowed is the size of the groups, {len(groups[0])}"
     )

@@ -18,8 +18,8 @@ from nkilib.core.attention.attention_stages import run_stages
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import Tensor
 
-from ..utils.kernel_assert import assert_shape, kernel_assert
-from .attention_checks import DTYPES, MAX_HEAD_DIM, MAX_HEADS, check_number
+from ..utils.kernel_assert import assert_shape, assert_tensors, kernel_assert, refuse_without_effect
+from .attention_checks import DTYPES, MAX_HEAD_DIM, MAX_HEADS, check_number, check_window, is_number
 from .attention_pages import KeyChunk, KeyLayout, Pages, load_keys
 from .attention_units import PrefillCall, PrefillMask, plan_units
 from .attention_whole_numbers import RoundRobin, ceil_nisa_kernel, floor_nisa_kernel
@@ -157,6 +157,7 @@ def check_cache(
     pre_transposed: bool,
     packed: bool,
 ) -> KeyLayout:
+    assert_tensors((("q", q), ("k_cache", k_cache), ("v_cache", v_cache)))
     kernel_assert(len(q.shape) == 3, f"q: got shape {tuple(q.shape)}, expected 3 dimensions")
     kernel_assert(q.dtype in DTYPES, f"q: got dtype {q.dtype}, allowed are bfloat16, float16 and float32")
     kernel_assert(
@@ -199,6 +200,7 @@ def check_cache(
 def check_tables(
     q: Tensor, tables: Tensor, prior: Tensor, block_size: int, segment: int, num_q_heads: int, kv_heads: int
 ) -> None:
+    assert_tensors((("block_tables", tables),))
     heads = q.shape[0]
     kernel_assert(heads <= MAX_HEADS, f"q: got {heads} heads in all, allowed are at most {MAX_HEADS}")
     kernel_assert(
@@ -232,8 +234,10 @@ def check_options(
     kvp_group_size: int,
     tp_q: bool,
 ) -> None:
-    kernel_assert(scale > 0, f"scale: got {scale}, allowed are positive numbers")
-    kernel_assert(window >= 0, f"sliding_window: got {window}, allowed are None, 0 and positive numbers")
+    kernel_assert(is_number(scale) and scale > 0, f"scale: got {scale!r}, allowed are positive numbers")
+    check_window(window)
+    assert_tensors((), (("sink", sink), ("k_scale", k_scale), ("v_scale", v_scale)))
+    refuse_without_effect(kvp_group_size > 0, "kvp_group_size", (("kvp_rank_id", kvp_rank_id),))
     if sink is not None:
         assert_shape(sink, (q.shape[0], 1), "sink")
     for pair in (("k_scale", k_scale), ("v_scale", v_scale)):

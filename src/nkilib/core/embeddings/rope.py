@@ -36,7 +36,7 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiles import like
 from nkilib.core.utils.types import Tensor
 
-from ..utils.kernel_assert import assert_shape, kernel_assert
+from ..utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from ..utils.kernel_helpers import get_program_sharding_info
 from ..utils.tensor_view import TensorView
 from ..utils.tiled_range import TiledRange
@@ -134,6 +134,7 @@ def RoPE_sbuf(
 
 
 def check_arguments(x: Tensor, cos: Tensor, sin: Tensor, name: str) -> None:
+    assert_tensors(((name, x), ("cos", cos), ("sin", sin)))
     kernel_assert(len(x.shape) == 4, f"{name}: got shape {tuple(x.shape)}, expected (d_head, B, n_heads, S)")
     kernel_assert(
         x.dtype in DTYPES, f"{name}: got dtype {x.dtype}, allowed are bfloat16, float16 and float32"

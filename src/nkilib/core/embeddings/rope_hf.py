@@ -16,7 +16,7 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiles import like
 from nkilib.core.utils.types import Tensor
 
-from ..utils.kernel_assert import assert_shape, kernel_assert
+from ..utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from ..utils.kernel_helpers import get_program_sharding_info
 from ..utils.tiled_range import TiledRange
 
@@ -99,6 +99,8 @@ def check_arguments(
     sin: Tensor | None,
     rope_cache: Tensor | None,
 ) -> None:
+    tensors = (("q", q), ("k", k), ("q_out", q_out), ("k_out", k_out))
+    assert_tensors(tensors, (("cos", cos), ("sin", sin), ("rope_cache", rope_cache)))
     kernel_assert(len(q.shape) == 4, f"q: got shape {tuple(q.shape)}, expected (B, heads, S, d)")
     kernel_assert(len(k.shape) == 4, f"k: got shape {tuple(k.shape)}, expected (B, heads, S, d)")
     batch, heads, sequence, d_head = q.shape

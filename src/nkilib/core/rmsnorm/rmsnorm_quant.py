@@ -40,7 +40,7 @@ def rmsnorm_quant_kernel(
 
     x = hidden; with pre_norm_gamma x = RMSNorm(x) * pre_norm_gamma; with residual x = x + residual, and x is
     returned too. n = RMSNorm(x) * ln_w with RMSNorm(x) = x / sqrt(mean(x^2) + eps), or x for NO_NORM. F is
-    the largest value of the FP8 dtype, c is kargs.lower_bound.
+    the largest value of the FP8 dtype, c is kargs.lower_bound, which every caller gives and ROW alone uses.
 
     ROW:    s = max(min(max|n|, c) / F, 1e-5), q = fp8(clip(n, -c, c) / s); without c where it is 0
     STATIC: q = fp8(clip(n / input_dequant_scale, -F, F))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import nki.language as nl
 from nkilib.core.utils.common_types import NormType, QuantizationType
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert, refuse_without_effect
 from nkilib.core.utils.types import Tensor
 
 MAX_BATCH, MAX_SEQUENCE, MAX_HIDDEN = 32, 32768, 16384
@@ -56,6 +56,11 @@ def check_arguments(
     kernel_assert(
         isinstance(kargs, RmsNormQuantKernelArgs), f"kargs: got {kargs}, expected RmsNormQuantKernelArgs"
     )
+    scale = (("input_dequant_scale", input_dequant_scale),)
+    optional = (("ln_w", ln_w), ("pre_norm_gamma", pre_norm_gamma), ("residual", residual))
+    assert_tensors((("hidden", hidden),), optional + scale)
+    static = kargs.quantization_type == QuantizationType.STATIC
+    refuse_without_effect(static, "QuantizationType.STATIC", scale)
     kernel_assert(
         hidden.dtype in _FLOATS, f"hidden: got {hidden.dtype}, allowed are bfloat16, float16, float32"
     )
@@ -69,7 +74,7 @@ def check_arguments(
     if residual is not None:
         assert_shape(residual, hidden.shape, "residual")
     kernel_assert(
-        kargs.quantization_type == QuantizationType.ROW or input_dequant_scale is not None,
+        not static or input_dequant_scale is not None,
         "input_dequant_scale: got None, a tensor is required for STATIC",
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
@@ -66,6 +66,9 @@ def ring_attention_spmd_bwd(
     >>> bool(np.allclose(np.concatenate([g[1] for g in grads], axis=3), want, atol=1e-4))
     True
     """
+    tensors = (("q_ref", q_ref), ("k_ref", k_ref), ("v_ref", v_ref), ("o_ref", o_ref), ("dy_ref", dy_ref))
+    bounds_given = (("bound_min", bound_min), ("bound_max", bound_max))
+    assert_tensors(tensors + (("lse_ref", lse_ref),), bounds_given)
     check(q_ref, (k_ref, v_ref, o_ref, dy_ref), lse_ref, use_causal_mask, striped_attention)
     batch, heads, head_dim, tokens = q_ref.shape
     bounds = None

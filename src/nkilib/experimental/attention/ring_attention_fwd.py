@@ -17,7 +17,7 @@ import nki
 import nki.language as nl
 from nkilib.core.attention.attention_cte import attention_cte
 from nkilib.core.attention.attention_merge import join_parts
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
@@ -68,6 +68,8 @@ def ring_attention_spmd_fwd(
     >>> bool(np.allclose(np.concatenate(out, axis=2), want, atol=1e-5))
     True
     """
+    assert_tensors((("q", q), ("k", k), ("v", v)), (("bound_min", bound_min), ("bound_max", bound_max)))
+    kernel_assert(len(v.shape) == 4, f"v: got shape {tuple(v.shape)}, expected (b, h, S, d)")
     batch, heads, queries, head_dim = v.shape
     check(q, k, v, tp_q, tp_k, num_workers, softmax_scale, use_causal_mask, striped_input)
     bounds = None

@@ -7,7 +7,7 @@ import numpy as np
 import nki
 import nki.collectives as ncc
 import nki.isa as nisa
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
@@ -28,6 +28,8 @@ def ring_attention_unpermute(
     >>> out[0].reshape(-1).tolist(), out[1].reshape(-1).tolist()
     ([0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0])
     """
+    assert_tensors((("x", x),))
+    kernel_assert(num_workers > 0, f"num_workers: got {num_workers}, allowed are positive numbers")
     kernel_assert(len(x.shape) == 3, f"x: got {len(x.shape)} dimensions, allowed are 3: [bs, S, d]")
     batch, tokens, width = x.shape
     kernel_assert(

@@ -202,9 +202,10 @@ def check_blocks(n: BlockSizes, c: BlockCaches) -> None:
     blocks = c.values.shape[0]
     assert_shape(c.values, (blocks, n.block_len, n.depth), "V_cache")
     kernel_assert(not c.keys_transposed, "K_cache_transposed: got True, allowed only with flat caches")
+    table: tuple = () if c.table is None else tuple(c.table.shape)
     kernel_assert(
-        len(c.table.shape) == 2 and c.table.shape[0] == n.batch,
-        f"active_blocks_table: got shape {tuple(c.table.shape)}, expected ({n.batch}, blocks)",
+        len(table) == 2 and table[0] == n.batch,
+        f"active_blocks_table: got shape {table}, expected ({n.batch}, blocks)",
     )
     keys: tuple = (blocks, n.block_len, n.depth)
     if c.packed:

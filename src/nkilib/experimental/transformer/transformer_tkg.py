@@ -12,7 +12,12 @@ from nkilib.core.mlp.decode import swap
 from nkilib.core.mlp.mlp import mlp
 from nkilib.core.qkv.qkv_tokens import by_parts, spread
 from nkilib.core.utils.common_types import ActFnType, ComputationMode, DtypeMode, NormType, QuantizationType
-from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
+from nkilib.core.utils.kernel_assert import (
+    assert_shape,
+    assert_tensors,
+    kernel_assert,
+    refuse_without_effect,
+)
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_io import hardware_queue
@@ -109,6 +114,8 @@ def transformer_tkg(
     >>> y.shape, bool(caches[1][0][1, 0, 9].any()), bool(caches[1][0][1, 0, 10].any())
     ((2, 1, 128), True, False)
     """
+    refuse_without_effect(attention_mask is None, "attention_mask=None", (("mask_cache", mask_cache),))
+    refuse_without_effect(mask_cache is not None, "mask_cache", (("mask_active", mask_active),))
     mask = mask_cache if attention_mask is None else attention_mask
     weights = (W_gates, W_ups, W_downs)
     scales = (W_gate_scales, W_up_scales, W_down_scales)
