@@ -86,7 +86,7 @@ def unseen(found):
 
     So a test can count how often a kernel's Python runs: what a kernel reads otherwise is looked at.
     """
-    namespace = {"__name__": "nki.tests", "found": found}
+    namespace = {"__name__": "nki.language.tests", "found": found}
     exec("def ran(value=None):\n    found.append(value)\n", namespace)
     return namespace["ran"]
 

@@ -606,3 +606,32 @@ def test_trace_saves_the_program(run, write, tmp_path):
 def test_a_script_may_have_a_dot_in_its_name(run, write):
     code, out, _ = run("trace", f"{write(name='mm.v2.py')}:double", "--arg", "x=float32[4,8]")
     assert code == 0 and "tensor_scalar" in out
+
+
+# ---- nki explain-cache ---------------------------------------------------------------------------
+
+TIMED = """
+    import time
+
+    @nki.jit
+    def timed(x):
+        return time.time()
+"""
+
+
+def test_explain_cache_names_the_line(run, write):
+    path = write(SCRIPT + TIMED)
+    code, out, err = run("explain-cache", path)
+    assert (code, err) == (0, "")
+    assert out.startswith("double: cached\ntimed: its Python runs at every call\n")
+    assert f"{path}:21: timed uses time.time: built-in function time" in out
+    assert run("explain-cache", f"{path}:double")[1] == "double: cached\n"
+
+
+def test_explain_cache_prints_json(run, write):
+    code, out, _ = run("explain-cache", write(SCRIPT + TIMED), "--json")
+    facts = json.loads(out)
+    assert code == 0 and [(f["kernel"], f["cacheable"]) for f in facts] == [
+        ("double", True),
+        ("timed", False),
+    ]

@@ -40,6 +40,7 @@ class Options:
     logical_nc_config: int | None = None  # NEURON_LOGICAL_NC_CONFIG / NEURON_RT_VIRTUAL_CORE_SIZE
     unsafe_fp8: bool = False  # UNSAFE_FP8FNCAST: no range check when e4m3fn becomes e4m3
     cache: bool = True  # OPEN_NKI_CACHE: 0 runs the kernel's Python at every call
+    cache_bytes: int = 256 << 20  # OPEN_NKI_CACHE_BYTES: of all recorded programs
     api: str = RELEASES[-1]  # OPEN_NKI_API: behave as this release of NKI is documented
     threads: int = 0  # OPEN_NKI_THREADS: of plans; 0: as many as the process may use
     device: str = ""  # OPEN_NKI_DEVICE: where kernels run; else where their tensors are
@@ -80,6 +81,7 @@ def _read() -> Options:
         logical_nc_config=_number("NEURON_LOGICAL_NC_CONFIG", _number("NEURON_RT_VIRTUAL_CORE_SIZE")),
         unsafe_fp8=_flag("UNSAFE_FP8FNCAST"),
         cache=_flag("OPEN_NKI_CACHE", default=True),
+        cache_bytes=_number("OPEN_NKI_CACHE_BYTES", Options.cache_bytes),
         api=_release(),
         threads=_number("OPEN_NKI_THREADS", 0),
         device=checked_device(os.environ.get("OPEN_NKI_DEVICE", "").strip(), "OPEN_NKI_DEVICE"),

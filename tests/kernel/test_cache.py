@@ -467,14 +467,17 @@ def repeats(x, count):
         nisa.memset(tile, 0.0)
 
 
-def small_cache(monkeypatch, **limits):
-    cache = nki.kernel.cache.ProgramCache(**limits)
-    monkeypatch.setattr("nki.kernel.attempts.programs", cache)
-    return cache
+def bytes_of(*lengths):
+    """The bytes of programs of so many instructions."""
+    return sum(nki.kernel.cache.ENTRY_BYTES + n * nki.kernel.cache.INSTRUCTION_BYTES for n in lengths)
+
+
+def limit_cache(monkeypatch, size):
+    monkeypatch.setenv("OPEN_NKI_CACHE_BYTES", str(size))
 
 
 def test_long_programs_are_not_cached(monkeypatch):
-    small_cache(monkeypatch, instructions=11)
+    limit_cache(monkeypatch, bytes_of(10))
     kernel = nki.jit(repeats)
     assert runs_of(lambda: kernel(X, 10), lambda: kernel(X, 10)) == 1
     assert runs_of(lambda: kernel(X, 11), lambda: kernel(X, 11)) == 2
@@ -488,44 +491,122 @@ def test_a_trace_that_is_too_long_starts_again_in_eager_mode(monkeypatch):
 
 
 def test_the_least_recently_used_program_is_evicted_first(monkeypatch):
-    cache = small_cache(monkeypatch, programs=2)
+    limit_cache(monkeypatch, bytes_of(3, 3))
     kernel = nki.jit(repeats)
     for count in (1, 2, 1, 3):
         kernel(X, count)
-    assert RUNS == [1, 2, 3] and len(cache) == 2
+    assert RUNS == [1, 2, 3] and kernel.cache_info().entries == 2
     assert runs_of(lambda: kernel(X, 1), lambda: kernel(X, 3)) == 0
     assert runs_of(lambda: kernel(X, 2)) == 1
 
 
-def test_the_instructions_of_all_programs_are_bounded(monkeypatch):
-    cache = small_cache(monkeypatch, instructions=25)
+def test_the_bytes_of_all_programs_are_bounded(monkeypatch):
+    limit_cache(monkeypatch, bytes_of(7, 8))
     kernel = nki.jit(repeats)
     for count in (5, 6, 7, 8):
         kernel(X, count)
-    assert 0 < cache.weight <= 25
+    assert 0 < kernel.cache_info().bytes <= bytes_of(7, 8)
     assert runs_of(lambda: kernel(X, 7), lambda: kernel(X, 8)) == 0
-    kernel(X, 30)
-    assert runs_of(lambda: kernel(X, 30)) == 1
+    assert runs_of(*[lambda: kernel(X, 80)] * 2) == 2
 
 
 def test_big_constants_weigh(monkeypatch):
-    cache = small_cache(monkeypatch, instructions=25)
+    limit_cache(monkeypatch, bytes_of(25))
 
     @nki.jit
     def kernel(x):
         ran(0)
-        nisa.dma_copy(x, nl.shared_constant(np.zeros((4, 6, 300), np.float32))[:, :, 0])
+        nisa.dma_copy(x, nl.shared_constant(np.zeros((4, 6, 3000), np.float32))[:, :, 0])
 
-    assert runs_of(lambda: kernel(X.copy()), lambda: kernel(X.copy())) == 2 and not cache
+    assert runs_of(lambda: kernel(X.copy()), lambda: kernel(X.copy())) == 2
+    assert kernel.cache_info().entries == 0
 
 
-def test_programs_of_functions_that_are_gone_are_forgotten(monkeypatch):
-    cache = small_cache(monkeypatch)
+def test_more_than_256_kernels_and_shapes_stay_cached():
+    kernel = nki.jit(repeats)
+    for _ in range(2):
+        for count in range(300):
+            kernel(X, count)
+    assert len(RUNS) == 300
+
+
+def test_a_cache_that_is_too_small_warns_once(monkeypatch):
+    limit_cache(monkeypatch, bytes_of(9) * 4)
+    kernel = nki.jit(repeats)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            for count in range(10):
+                kernel(X, count)
+    told = [w for w in found if "program cache" in str(w.message)]
+    assert len(told) == 1 and told[0].filename == __file__ and "OPEN_NKI_CACHE_BYTES" in str(told[0].message)
+
+
+def test_programs_of_functions_that_are_gone_are_forgotten():
+    cache = nki.kernel.cache.programs
     for factor in range(5):
         nki.jit(lambda x, f=factor: scaled(x, f))(X)
     gc.collect()
     nki.jit(scaled)(X)
     assert len(cache) <= 2
+
+
+# ---- what the cache did --------------------------------------------------------------------------
+
+
+def test_cache_info_counts_calls():
+    kernel = nki.jit(scaled)
+    assert kernel.cache_info() == nki.kernel.cache.CacheInfo(0, 0, 0, 0, True, None)
+    for _ in range(3):
+        kernel(X)
+    kernel(X[:2])
+    info = kernel.cache_info()
+    assert (info.hits, info.misses, info.entries, info.cacheable) == (2, 2, 2, True) and info.bytes > 0
+
+
+show = print
+
+
+def shows(x):
+    show("hello")
+
+
+@pytest.mark.parametrize("calls", [0, 1, 5])
+def test_cache_info_names_the_line_that_is_not_known(calls):
+    kernel = nki.jit(lambda x: shows(x))
+    for _ in range(calls):
+        kernel(X)
+    info = kernel.cache_info()
+    line = shows.__code__.co_firstlineno + 1
+    assert not info.cacheable and info.entries == 0
+    assert info.reason == (
+        f"{__file__}:{line}: shows uses show: built-in function print is not on the list of what is known"
+    )
+
+
+@pytest.mark.parametrize("value, text", [(sys, "argument 'value' is a builtins.module"), (print, "print")])
+def test_cache_info_names_the_argument_that_is_not_known(value, text):
+    kernel = nki.jit(lambda x, value: None)
+    kernel(X, value)
+    assert text in kernel.cache_info().reason
+
+
+def test_cache_info_reports_values_that_python_reads():
+    kernel = nki.jit(asks_register)
+    kernel(X)
+    assert kernel.cache_info().reason == "its Python reads values of tensors"
+
+
+def test_a_kernel_that_becomes_known_is_cached_again():
+    namespace = {"scaled": scaled, "table": np.ones(3)}
+    exec("def kernel(x):\n    return scaled(x, float(table[0]))\n", namespace)
+    kernel = nki.jit(namespace["kernel"])
+    for _ in range(4):
+        kernel(X)
+    namespace["table"] = (5.0,)
+    for _ in range(8):
+        np.testing.assert_array_equal(kernel(X), 5 * X)
+    assert kernel.cache_info().cacheable and kernel.cache_info().hits > 0
 
 
 # ---- threads and processes -----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint
 
 from .. import __version__, plugins
 from ..errors import NkiError, NkiFileError
-from . import checking, completion, explaining, listing, profiling, tracing, tuning
+from . import caching, checking, completion, explaining, listing, profiling, tracing, tuning
 from .command import INTERRUPTED, WRONG_KERNEL, WRONG_USAGE, Command
 from .script import UsageError
 from .terminal import complain, user_traceback
@@ -104,7 +104,7 @@ def command_completion(options: argparse.Namespace) -> int:
 
 COMMANDS = (
     *(profiling.PROFILE, tracing.TRACE, tracing.PLAN, tracing.SHOW, profiling.COMPARE, checking.COMMAND),
-    *(tuning.COMMAND, explaining.COMMAND),
+    *(tuning.COMMAND, explaining.COMMAND, caching.COMMAND),
     Command(
         "completion",
         "a script that completes in a shell",

@@ -26,7 +26,7 @@ from ..machine import generations
 from ..options import choose_machine
 from ..options import options as chosen
 from . import script
-from .command import WRONG_KERNEL, Command, add_run_options
+from .command import WRONG_KERNEL, Command, add_run_options, add_targets
 from .script import UsageError
 from .settings import platform_named
 
@@ -248,12 +248,7 @@ def _release(name: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "kernel",
-        nargs="+",
-        metavar="TARGET",
-        help="script.py[:kernel], package.module[:kernel] or a directory; all kernels if none is named",
-    )
+    add_targets(parser)
     parser.add_argument(
         "--front-end",
         choices=("parser", "tracer"),

@@ -44,6 +44,16 @@ def add_kernel(parser: argparse.ArgumentParser, json: bool = True) -> None:
     add_run_options(parser, json)
 
 
+def add_targets(parser: argparse.ArgumentParser) -> None:
+    """Add the kernels of a command that takes many."""
+    parser.add_argument(
+        "kernel",
+        nargs="+",
+        metavar="TARGET",
+        help="script.py[:kernel], package.module[:kernel] or a directory; all kernels if none is named",
+    )
+
+
 def add_run_options(parser: argparse.ArgumentParser, json: bool = True) -> None:
     """Add the options of every command that traces kernels."""
     parser.add_argument(

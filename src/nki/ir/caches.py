@@ -60,7 +60,11 @@ class LRUCache(OrderedDict[K, V], Generic[K, V]):
             self[key], self._weights[key] = value, weight
             self.weight += weight
             while len(self) > self.entries or self.weight > self.limit:
-                self.discard(next(iter(self)))
+                self.evict(next(iter(self)))
+
+    def evict(self, key: K) -> None:
+        """Remove an entry to make room."""
+        self.discard(key)
 
     def discard(self, key: K) -> None:
         """Remove an entry if there is one."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,8 +19,8 @@ import numpy as np
 
 from ..ir import tree
 from ..machine import dtypes
+from ..machine.operators import Operator
 from .arrays import NumpyFramework, TensorSpec, framework_of, is_description, is_dtype
-from .reads import Same, Unknown, frozen
 
 _PLAIN = (int, float, bool, str, type(None))
 
@@ -51,8 +53,9 @@ class Arguments:
 
     tensors: list[TensorArgument]
     key: Any  # equal for calls that the kernel's Python cannot tell apart; None: not known
+    unknown: str | None  # the argument that has no key
     structure: list[tuple[inspect.Parameter, Any]]  # each parameter with its slots, branches and values
-    values: dict[str, Any]  # what the caller passed for each parameter
+    followed: list[Any]  # functions, and classes of objects, that the kernel's Python can reach
 
     @property
     def framework(self) -> Any:
@@ -112,8 +115,8 @@ def flatten(bound: inspect.BoundArguments) -> Arguments:
             key, node = flattening.visit(value, name)
             keys.append((name, key))
         structure.append((parameter, node))
-    key = tuple(keys) if flattening.is_known else None
-    return Arguments(flattening.tensors, key, structure, dict(bound.arguments))
+    key = tuple(keys) if flattening.unknown is None else None
+    return Arguments(flattening.tensors, key, flattening.unknown, structure, flattening.followed)
 
 
 class _Flattening:
@@ -121,7 +124,8 @@ class _Flattening:
 
     def __init__(self) -> None:
         self.tensors: list[TensorArgument] = []
-        self.is_known = True  # every argument has a key
+        self.followed: list[Any] = []
+        self.unknown: str | None = None  # the first argument that has no key
 
     def visit(self, value: Any, name: str) -> tuple[Any, Any]:
         """Return the key of an argument and its node."""
@@ -133,38 +137,68 @@ class _Flattening:
         framework = framework_of(value)
         if framework is not None or is_description(value):
             self.tensors.append(TensorArgument(name, value, framework))
-            return self._tensor_key(value), _Slot(len(self.tensors) - 1)
+            return self._tensor_key(value, name), _Slot(len(self.tensors) - 1)
         if is_dtype(value):
-            return (dtypes.DType, self._dtype(value)), dtypes.resolve(value, f"argument '{name}'")
+            return (dtypes.DType, self._dtype(value, name)), dtypes.resolve(value, f"argument '{name}'")
         container = tree.container_of(value)
         if container is None:
-            return (Same(value) if _is_followed(value) else self._frozen(value)), value
+            return self._leaf_key(value, name), value
+        if kind not in (tuple, list, dict, OrderedDict):
+            self.followed.append(kind)
+            if isinstance(value, (tuple, list, dict)) and not _is_named_tuple(value):
+                self._refuse(value, name)  # it may hold more than its elements
         keys, children = [], []
         for way, child in container.children(value):
             key, node = self.visit(child, f"{name}{way}")
             keys.append((way, key))
             children.append(node)
-        names = tuple(map(self._frozen, value)) if isinstance(value, dict) else ()
+        names = tuple(self._leaf_key(key, name) for key in value) if isinstance(value, dict) else ()
         return (kind, tuple(keys), names), _Branch(container, value, children)
 
-    def _tensor_key(self, value: Any) -> Any:
+    def _tensor_key(self, value: Any, name: str) -> Any:
         try:
-            return "tensor", tuple(value.shape), self._dtype(value.dtype)
+            return "tensor", tuple(value.shape), self._dtype(value.dtype, name)
         except RuntimeError:  # a nested tensor: its framework refuses it
-            self.is_known = False
-            return None
+            return self._refuse(value, name)
 
-    def _frozen(self, value: object) -> Any:
-        try:
-            return frozen(value)
-        except Unknown:
-            self.is_known = False
-            return None
+    def _refuse(self, value: object, name: str) -> None:
+        kind = type(value)
+        self.unknown = self.unknown or f"argument '{name}' is a {kind.__module__}.{kind.__qualname__}"
 
-    def _dtype(self, dtype: object) -> Any:
+    def _leaf_key(self, value: Any, name: str) -> Any:
+        """Return something hashable that is equal for values of one type and content alone."""
+        kind = type(value)
+        if kind in _PLAIN or kind in (bytes, complex, type(Ellipsis), type(NotImplemented)):
+            return kind, repr(value) if kind in (float, complex) else value  # -0.0 differs from 0.0
+        if kind in (range, slice):
+            return kind, self._leaf_key((value.start, value.stop, value.step), name)
+        if kind in (tuple, set, frozenset):  # equal sets may differ in their order
+            return kind, tuple(self._leaf_key(item, name) for item in value)
+        if isinstance(value, (Enum, Operator, dtypes.DType)) or _is_callable(value):
+            self.followed.append(value)
+            return Same(value)
+        return self._refuse(value, name)
+
+    def _dtype(self, dtype: object, name: str) -> Any:
         found = _known_dtype(dtype)
-        self.is_known = self.is_known and found is not None  # the run itself reports what is wrong
+        if found is None:  # the run itself reports what is wrong
+            self.unknown = self.unknown or f"argument '{name}' is {dtype}"
         return found
+
+
+class Same:
+    """Compares by identity and holds the object, so that its id is not used again."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 def _build(node: Any, tensors: Sequence[Any]) -> Any:
@@ -177,8 +211,12 @@ def _build(node: Any, tensors: Sequence[Any]) -> Any:
     return node
 
 
-def _is_followed(value: object) -> bool:
-    """Functions and classes count by identity here, and `Reads` watches what they hold."""
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields") and not getattr(value, "__dict__", None)
+
+
+def _is_callable(value: object) -> bool:
+    """Functions and classes count by identity here, and a snapshot watches what they hold."""
     return isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)) or hasattr(
         type(value), "with_schedule"
     )

@@ -30,10 +30,9 @@ from ..launch.execution import Execution, execute
 from ..launch.launch import Launch, Mode
 from ..launch.world import current_world
 from . import output
-from .cache import programs, read_values
+from .cache import CachedProgram, programs
 from .devices import check_device
 from .progress import LONG, shown
-from .reads import Reads
 from .results import (
     bare,
     check_results,
@@ -53,12 +52,13 @@ def run_call(kernel: CalledKernel, call: Call) -> Run:
     check_device(call.options.device)  # an error here, not an execution that starts again
     with one_blas_thread(), fewer_collections():
         cached = programs.find(call.key) if call.key is not None else None
-        if cached is not None and (current_world().size == 1 or not cached.program.loops):
-            with shown(kernel.__name__) if len(cached.program) > LONG else contextlib.nullcontext():
-                return _execute_or_eager(kernel, call, cached.program, cached.verified)
-        note_reads(kernel, call)
+        program = None if cached is None else cached.program
+        if cached and program is not None and (current_world().size == 1 or not program.loops):
+            with shown(kernel.__name__) if len(program) > LONG else contextlib.nullcontext():
+                return _execute_or_eager(kernel, call, program, cached.verified)
+        take_snapshot(kernel, call)
         with shown(kernel.__name__):
-            if call.eager or (call.key is not None and read_values.find(call.key)):
+            if call.eager or (cached is not None and program is None):
                 return run_eagerly(kernel, call)
             return _run_traced(kernel, call)
 
@@ -67,16 +67,16 @@ def _run_traced(kernel: CalledKernel, call: Call) -> Run:
     """Trace the kernel's Python, then execute the Program; cache it for the next call."""
     printed, side_effects = output.Printed(), SideEffects()
     try:
-        with output.once(printed) if call.reads is None else contextlib.nullcontext():
+        with output.once(printed) if call.snapshot is None else contextlib.nullcontext():
             traced = trace_call(kernel, call, has_data=True)
         is_cached = traced.is_fixed and call.key is not None
         if is_cached and current_world().size > 1:  # the next rank finds it
-            cache_program(kernel, call, traced.program, {}, traced.files)
+            cache_program(call, traced.program, traced.files)
         run = _execute(kernel, call, traced.program, traced.transfer, side_effects)
     except NeedsEager:
         return run_eagerly(kernel, call, side_effects.prints, printed)
     if is_cached:
-        cache_program(kernel, call, traced.program, {}, traced.files)
+        cache_program(call, traced.program, traced.files)
     return run
 
 
@@ -116,7 +116,7 @@ def _execute_or_eager(
     try:
         return _execute(kernel, call, program, transfer, side_effects, verified, into)
     except NeedsEager:
-        note_reads(kernel, call)
+        take_snapshot(kernel, call)
         return run_eagerly(kernel, call, side_effects.prints)
 
 
@@ -209,7 +209,8 @@ def _finish_eagerly(
     found = [*races, *capacity_of_run(statistics, call.options.reserve_psum_bank)]
     report_executed(kernel, transfer, execution, results[0], found, python.read_values)
     if call.key is not None and python.read_values:
-        read_values.put(call.key, call)
+        programs.refuse(call.key, "its Python reads values of tensors")
+        cache_program(call, None, ())
     elif call.key is not None and run.trips and not python.diverged:
         _cache_loops(kernel, call, run, python.files)
     return _deliver(kernel, transfer, execution, run)
@@ -217,14 +218,14 @@ def _finish_eagerly(
 
 def _cache_loops(kernel: CalledKernel, call: Call, run: Run, files: list[tuple[str, str]]) -> None:
     """Cache a program whose dynamic loops did the same in every iteration, for as many iterations."""
-    if call.reads is None or not call.reads.still_hold():  # tracing again would be of no use
+    if call.snapshot is None or not call.snapshot.holds():  # tracing again would be of no use
         return
     trips = {number: max(counts) for number, counts in run.trips.items()}
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")  # the eager run has shown them
         traced = trace_call(kernel, replace(call, silenced=run.diagnostics), has_data=False)
         if traced.is_fixed and {loop.number for loop in traced.program.loops} == set(trips):
-            cache_program(kernel, call, traced.program, trips, files)
+            cache_program(call, traced.program, files, trips)
 
 
 def run_staged(
@@ -268,15 +269,20 @@ def _deliver(kernel: CalledKernel, transfer: Transfer, execution: Execution, run
 
 
 def cache_program(
-    kernel: CalledKernel, call: Call, program: Program, verified: dict[int, int], files: list[tuple[str, str]]
+    call: Call,
+    program: Program | None,
+    files: Sequence[tuple[str, str]],
+    verified: dict[int, int] | None = None,
 ) -> None:
-    programs.add(call.key, kernel.func, call.reads, program, verified, files)
+    """Cache the program of a call; None: its Python reads values of tensors."""
+    entry = CachedProgram(program, call.snapshot, tuple(files), verified or {})
+    programs.add(call.key, entry, call.options.cache_bytes)
 
 
-def note_reads(kernel: CalledKernel, call: Call) -> None:
+def take_snapshot(kernel: CalledKernel, call: Call) -> None:
     """Note what the Python can read before it runs: what it changes itself then counts as a change."""
     if call.key is not None:
-        call.reads = Reads.of(kernel.func, call.arguments.values)
+        call.snapshot = programs.snapshot(call.key, kernel.func, call.arguments)
 
 
 def _launch(kernel: CalledKernel, call: Call, mode: Mode, **settings: Any) -> Launch:

@@ -1,26 +1,28 @@
 """The program cache: when a call may run the Program that an earlier call recorded (spec/language.md 3.5).
 
 The key of a call holds the kernel's function, its arguments of plain types by type and value, and the
-shapes and dtypes of its tensors. An entry also knows everything that the kernel's Python can read (`reads`),
-and is used only while all of that is unchanged. Where not everything is known, nothing is cached and the
-Python runs at every call. The same holds for kernels that read run-time values, print, or stop in a debugger.
+shapes and dtypes of its tensors. An entry also has a snapshot of everything that the kernel's Python can
+read, and is used only while all of that is unchanged. Where not everything is known, the Python runs at every
+call, as it does in a debugger.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..errors import emit_warning, user_site
+from ..files import open_regular
 from ..ir.caches import LRUCache
 from ..ir.program import Program
-from .reads import Reads, Unknown
-from .user_function import plain
+from .arguments import Arguments
+from .snapshot import Snapshot, Unknown
 
-LARGEST = 200_000  # instructions of all programs; about 700 bytes each
-PROGRAMS = 256
-CONSTANT_BYTES = 1024  # of nl.shared_constant data weigh as much as an instruction
+INSTRUCTION_BYTES = 1000  # of a cached program, with its lowered form
+ENTRY_BYTES = 20_000  # of a snapshot, and of what every program has
+THRASHING = 16  # programs that were recorded again because they had been evicted
 
 
 class SameFunction:
@@ -29,10 +31,7 @@ class SameFunction:
     __slots__ = ("ref", "number")
 
     def __init__(self, function: object):
-        try:
-            self.ref: Any = weakref.ref(function)
-        except TypeError:
-            raise Unknown(f"a {type(function).__name__} as a function") from None
+        self.ref: weakref.ref[Any] = weakref.ref(function)
         self.number = id(function)
 
     def __eq__(self, other: object) -> bool:
@@ -42,82 +41,188 @@ class SameFunction:
         return self.number
 
 
-def call_key(function: object, arguments: object, context: tuple) -> Any:
-    """Return the key of a call, from its arguments' key; None when it cannot be told from others."""
-    if arguments is None:
-        return None
-    try:
-        return SameFunction(function), arguments, context
-    except Unknown:
-        return None
+@dataclass(frozen=True)
+class CacheInfo:
+    """What the program cache did for the calls of a kernel."""
+
+    hits: int  # calls that skipped the kernel's Python
+    misses: int
+    entries: int
+    bytes: int  # of these entries, estimated
+    cacheable: bool
+    reason: str | None = None  # why the Python runs at every call: file, line and what it uses there
 
 
 class CachedProgram(NamedTuple):
     """A program and what decides whether it may be used again."""
 
-    program: Program
-    reads: Reads
-    function: weakref.ref
+    program: Program | None  # None: the Python reads values of tensors, so the call starts in eager mode
+    snapshot: Snapshot | None
+    files: tuple[tuple[str, str], ...]  # that the Python read through nki: path, content hash
     verified: dict[int, int]  # how often each loop may run: the Python was seen to allow it
+
+    def holds(self) -> bool:
+        """Return True if nothing that the Python read has changed."""
+        return (self.snapshot is None or self.snapshot.holds()) and all(
+            file_digest(path) == digest for path, digest in self.files
+        )
+
+
+@dataclass
+class _Usage:
+    """What happened to the calls of one function."""
+
+    hits: int = 0
+    misses: int = 0
+    refused: int = 0  # calls since what the Python can read became unknown
+    reason: str | None = None
 
 
 class ProgramCache(LRUCache[Any, CachedProgram]):
-    """Programs by the key of their call, bounded by the instructions of all of them."""
+    """Programs by the key of their call, bounded by the bytes of all of them."""
 
-    def __init__(self, programs: int = PROGRAMS, instructions: int = LARGEST):
-        super().__init__(programs, instructions)
+    def __init__(self) -> None:
+        super().__init__(sys.maxsize, 0)
+        self._usage: dict[SameFunction, _Usage] = {}
+        self._evicted: LRUCache[int, bool] = LRUCache(4096)  # hashes of keys
+        self._again = 0  # evicted programs that were recorded again
 
-    def find(self, key: object) -> CachedProgram | None:
-        """Return the program of an equal call, unless something that its Python read has changed."""
+    def key(self, function: Any, arguments: Arguments, context: tuple) -> Any:
+        """Return the key of a call; None when it cannot be told from others."""
+        try:
+            same = SameFunction(function)
+        except TypeError:  # an object without weak references
+            return None
+        if arguments.unknown is None:
+            return same, arguments.key, context
+        usage = self._usage_of(same)
+        usage.misses, usage.reason = usage.misses + 1, arguments.unknown
+        return None
+
+    def find(self, key: Any) -> CachedProgram | None:
+        """Return the entry of an equal call, unless something that its Python read has changed."""
         found = self.get(key)
-        if found is not None and not found.reads.still_hold() and self.get(key) is found:
+        if found is not None and not found.holds() and self.get(key) is found:
             self.discard(key)
-        return super().find(key)
+        found = super().find(key)
+        usage = self._usage_of(key[0])
+        if found is None or found.program is None:
+            usage.misses += 1
+        else:
+            usage.hits += 1
+        return found
 
-    def add(
-        self,
-        key: object,
-        function: Any,
-        reads: Reads | None,
-        program: Program,
-        verified: dict[int, int],
-        files: Iterable[tuple[str, str]],
-    ) -> None:
-        """Cache a program, if everything that its Python can read is known and unchanged.
+    def _usage_of(self, function: SameFunction) -> _Usage:
+        return self._usage.setdefault(function, _Usage())
 
-        `reads` was taken before the Python ran; `files` are those it read on the way: path and content hash.
+    def snapshot(self, key: Any, function: Any, arguments: Arguments) -> Snapshot | None:
+        """Note what the Python can read, before it runs. Returns None where not everything is known.
+
+        A kernel that was refused is followed again after 2, 4, 8 ... calls: what it reads may have changed.
         """
-        if reads is None or not reads.still_hold():
+        usage = self._usage_of(key[0])
+        if usage.refused and usage.refused & (usage.refused + 1):
+            usage.refused += 1
+            return None
+        try:
+            found = Snapshot.take(function, arguments.followed)
+        except (Unknown, RecursionError) as problem:
+            usage.refused, usage.reason = usage.refused + 1, str(problem)
+            return None
+        usage.refused, usage.reason = 0, None
+        return found
+
+    def refuse(self, key: Any, reason: str) -> None:
+        """Note why a call was not cached."""
+        self._usage_of(key[0]).reason = reason
+
+    def add(self, key: Any, entry: CachedProgram, limit: int) -> None:
+        """Cache a program, if everything that its Python can read is known and was not changed by it.
+
+        The snapshot was taken before the Python ran.
+        """
+        if entry.program is not None and entry.snapshot is None:
             return
-        reads.watch(files)
-        constants = sum(raw.nbytes for _, raw in program.constants)
-        weight = len(program) + constants // CONSTANT_BYTES + 1
+        if not entry.holds():
+            self.refuse(key, "its Python changes something that it can read")
+            return
         with self.lock:
-            for old in [k for k, entry in self.items() if entry.function() is None]:
-                self.discard(old)
-            entry = CachedProgram(program, reads, weakref.ref(plain(function)), verified)
-            self.put(key, entry, weight)
+            self._forget_functions()
+            self._warn_of_thrashing(key, limit)
+            self.limit = limit
+            self.put(key, entry, _bytes(entry))
+
+    def _forget_functions(self) -> None:
+        """Remove what belongs to functions that are gone."""
+        for old in [key for key in self if key[0].ref() is None]:
+            self.discard(old)
+        for function in [function for function in self._usage if function.ref() is None]:
+            del self._usage[function]
+
+    def evict(self, key: Any) -> None:
+        """Remove an entry to make room, and remember that."""
+        self._evicted.put(hash(key), True)
+        self.discard(key)
+
+    def _warn_of_thrashing(self, key: Any, limit: int) -> None:
+        if self._evicted.pop(hash(key), False):
+            self._again += 1
+            if self._again == THRASHING:
+                emit_warning(
+                    "cache-size",
+                    f"the kernels in use need more than the {limit:,} bytes of the program cache: each "
+                    "call runs its Python again; raise OPEN_NKI_CACHE_BYTES",
+                    user_site(2),
+                )
+
+    def info(self, function: Any) -> CacheInfo:
+        """Return what the cache did for a kernel's function."""
+        key = SameFunction(function)
+        usage = self._usage.get(key)
+        if usage is None:
+            usage = _Usage()
+            try:
+                Snapshot.take(function)
+            except (Unknown, RecursionError) as problem:
+                usage.reason = str(problem)
+        with self.lock:
+            entries = [
+                other for other, entry in self.items() if other[0] == key and entry.program is not None
+            ]
+            size = sum(self._weights[other] for other in entries)
+        return CacheInfo(usage.hits, usage.misses, len(entries), size, usage.reason is None, usage.reason)
+
+    def clear(self) -> None:
+        super().clear()
+        self._usage.clear()
+        self._evicted.clear()
+        self._again = 0
 
 
-class ReadValues(LRUCache[Any, Any]):
-    """Calls whose Python was seen to read values: the next equal call starts in eager mode at once."""
+def _bytes(entry: CachedProgram) -> int:
+    if entry.program is None:
+        return ENTRY_BYTES
+    constants = sum(raw.nbytes for _, raw in entry.program.constants)
+    return ENTRY_BYTES + INSTRUCTION_BYTES * len(entry.program) + constants
 
-    def find(self, key: object) -> Any:
-        """Return the earlier call, unless something that its Python read has changed."""
-        found = self.get(key)
-        if found is not None and found.reads is not None and not found.reads.still_hold():
-            self.discard(key)
-        return super().find(key)
+
+def file_digest(path: str) -> str:
+    """Return the hash of a file's content."""
+    import hashlib  # OpenSSL behind it is slow to load
+
+    try:
+        with open_regular(path) as file:
+            return hashlib.blake2b(file.read()).hexdigest()
+    except OSError:
+        return "not readable"
 
 
 programs = ProgramCache()
-read_values = ReadValues(PROGRAMS)
 
 
 def clear() -> None:
     """Remove every recorded program: each kernel runs its Python at its next call."""
     programs.clear()
-    read_values.clear()
 
 
 def is_debugging() -> bool:

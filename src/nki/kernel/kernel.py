@@ -34,8 +34,8 @@ from ..options import options as nki_options
 from ..typing import check_shapes
 from .arguments import flatten
 from .arrays import TensorSpec, load_framework
-from .attempts import cache_program, note_reads, run_call, run_staged, trace_call
-from .cache import call_key, is_debugging, programs
+from .attempts import cache_program, run_call, run_staged, take_snapshot, trace_call
+from .cache import CacheInfo, is_debugging, programs
 from .explain import explain_call, suggest
 from .listeners import notify
 from .run import ALIAS_SUFFIX, Call, Run, launch_grid
@@ -211,12 +211,12 @@ class Kernel(_Typed[P]):
     def stage_call(self, call: Call) -> Staged:
         """Trace a prepared call now, to be run with data later."""
         cached = programs.find(call.key) if call.key is not None else None
-        if cached is not None:
+        if cached is not None and cached.program is not None:
             return Staged(self, call, cached.program, True)
-        note_reads(self, call)
+        take_snapshot(self, call)
         traced = trace_call(self, call, has_data=False)
         if traced.is_fixed and call.key is not None and not traced.program.loops:
-            cache_program(self, call, traced.program, {}, traced.files)
+            cache_program(call, traced.program, traced.files)
         program = traced.program
         return Staged(self, replace(call, silenced=program.diagnostics), program, traced.is_fixed)
 
@@ -239,6 +239,10 @@ class Kernel(_Typed[P]):
 
         return profile_call(self, args, kwargs)
 
+    def cache_info(self) -> CacheInfo:
+        """Return how often calls skipped the kernel's Python, and why it runs at every call if it does."""
+        return programs.info(self.func)
+
     def prepare(self, args: tuple, kwargs: dict) -> Call:
         """Bind and flatten the arguments; the one place where that is done."""
         options = from_environment()
@@ -252,7 +256,7 @@ class Kernel(_Typed[P]):
         key: Any = None
         if options.cache and not debugging and not observers.current():
             context = (self.grid, self.schedule, machine.name, options, current_world().size)
-            key = call_key(self.func, arguments.key, context)
+            key = programs.key(self.func, arguments, context)
         return Call(options, machine, arguments, aliased, key, eager=debugging or not options.cache)
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[inspect.BoundArguments, set[str]]:

@@ -14,6 +14,7 @@ from ..ir.statistics import Statistics
 from ..machine.machine import Machine
 from ..options import Options
 from .arguments import Arguments
+from .snapshot import Snapshot
 from .transfer import Transfer
 
 ALIAS_SUFFIX = ".must_alias_input"
@@ -103,7 +104,7 @@ class Call:
     key: Any
     silenced: Iterable[Diagnostic] = ()  # shown already, when the call was staged
     eager: bool = False  # every instruction runs as it is issued
-    reads: Any = None  # what the Python can read, as it was before it ran; None: not everything is known
+    snapshot: Snapshot | None = None  # what the Python could read before it ran; None: unknown
 
 
 def launch_grid(degree: object) -> tuple[int, ...]:

@@ -1,0 +1,117 @@
+"""What a kernel's Python may use and still be skipped: the allow-list of the program cache.
+
+Everything here returns the same for the same arguments and changes nothing else. A name that is not listed,
+such as `print`, `time.time` or `numpy.random`, makes the Python run at every call.
+"""
+
+from __future__ import annotations
+
+import builtins
+import cmath
+import functools
+import itertools
+import math
+import operator
+import types
+from collections import OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Iterable, Mapping
+from enum import Enum, EnumMeta
+from typing import Any
+
+import numpy as np
+
+from ..machine.dtypes import DType
+from ..machine.operators import Operator
+from .arrays import is_dtype
+
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
+BUILTINS = words("""
+    __build_class__ __debug__ abs all any ascii bin bool bytearray bytes callable chr classmethod complex dict
+    divmod enumerate filter float format frozenset getattr hasattr hash hex int isinstance issubclass iter len
+    list map max min next object oct ord pow property range repr reversed round set slice sorted staticmethod
+    str sum super tuple type zip NotImplemented Ellipsis
+""")
+NUMPY = words("""
+    ndarray dtype generic integer floating inexact number prod sum cumsum cumprod min max mean all any arange
+    linspace zeros ones full eye identity array asarray zeros_like ones_like full_like reshape transpose
+    concatenate stack tile repeat where tri tril triu meshgrid diag outer dot clip argmax argmin argsort sort
+    unique iinfo finfo issubdtype result_type can_cast ndim shape size
+""")
+WHOLE_MODULES = ("nki.language", "nki.isa", "nki.collectives", "math", "operator", "itertools")
+
+# modules whose functions and classes are not followed
+PYTHON_MODULES = words("""
+    typing typing_extensions dataclasses enum collections contextlib functools copy operator fractions string
+""")
+NKI_PACKAGES = words("language isa collectives ir machine typing errors mx dtype")
+ONLY_RAISING = "nkilib.core.utils.kernel_assert"  # it finds a kernel's name for an error, in frames
+
+# attributes with underscores that do not lead from a value to a namespace
+DUNDERS = words("""
+    __init__ __post_init__ __new__ __init_subclass__ __call__ __class__ __name__ __qualname__ __module__
+    __doc__ __len__ __getitem__ __setitem__ __contains__ __iter__ __next__ __eq__ __ne__ __lt__ __le__ __gt__
+    __ge__ __hash__ __repr__ __str__ __bool__ __int__ __index__ __float__ __enter__ __exit__ __setattr__
+    __build_class__ __debug__ __annotations__ __firstlineno__ __static_attributes__ __classcell__
+    __classdict__
+""")
+REFUSED_ATTRIBUTES = words("gi_frame gi_code cr_frame ag_frame tofile dump")  # frames and files
+BY_TEXT = words("getattr hasattr attrgetter methodcaller format")  # these take an attribute by its name
+
+METACLASSES = (type, EnumMeta)
+IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, range, type(Ellipsis), type(NotImplemented))
+_IMMUTABLE_OBJECTS = (np.generic, np.dtype, DType, Operator, types.GenericAlias, types.UnionType)
+_METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
+_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, *_METHODS)
+_FIELD = type(vars(namedtuple("_Named", "field"))["field"])
+
+
+def _listed() -> Iterable[object]:
+    yield from (getattr(builtins, name) for name in BUILTINS)
+    yield from (v for v in vars(builtins).values() if isinstance(v, type) and issubclass(v, BaseException))
+    for module in (math, cmath, operator, itertools):
+        yield from (v for v in vars(module).values() if callable(v) and not isinstance(v, types.FunctionType))
+    yield from (getattr(np, name) for name in NUMPY)
+    yield from (v for v in vars(np).values() if isinstance(v, np.ufunc))
+    yield from (functools.partial, functools.reduce, functools.cmp_to_key, OrderedDict, defaultdict, deque)
+
+
+_PURE: Mapping[int, object] = {id(value): value for value in _listed()}
+
+
+def is_pure(value: Any) -> bool:
+    """Return True for an immutable value, and for a function or type of the list."""
+    kind = type(value)
+    if kind in IMMUTABLE or kind is _FIELD or id(value) in _PURE or issubclass(kind, _IMMUTABLE_OBJECTS):
+        return True
+    if kind in _DESCRIPTORS:
+        return id(value.__objclass__) in _PURE or is_written_in_python(value.__objclass__)
+    if kind is types.BuiltinFunctionType:
+        return id(value.__self__) in _PURE  # dict.fromkeys
+    if issubclass(kind, Enum):
+        return is_listed_module(kind.__module__)
+    return kind.__module__ == "typing" or is_dtype(value)
+
+
+def is_listed_module(name: object) -> bool:
+    """Return True for a module whose functions and classes are not followed."""
+    root, _, rest = str(name).partition(".")
+    return root in PYTHON_MODULES or (root == "nki" and rest.partition(".")[0] in NKI_PACKAGES)
+
+
+def is_written_in_python(cls: type) -> bool:
+    """Return True for a class that a `class` statement has made: it has no methods in C."""
+    return bool(cls.__flags__ & _HEAP_TYPE) and not any(_is_compiled(v, cls) for v in vars(cls).values())
+
+
+def _is_compiled(value: Any, cls: type) -> bool:
+    if type(value) is types.BuiltinFunctionType:
+        return value.__self__ is cls
+    return type(value) in _METHODS and value.__objclass__ is cls
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
