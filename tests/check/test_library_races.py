@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import nki
+from nki.kernel.attempts import run_call
 from nkilib import catalogue
 from support import target
 
@@ -34,22 +35,22 @@ def example_of(kernel):
 
 @pytest.mark.parametrize("kernel", BUILT, ids=lambda k: k.name)
 def test_the_example_on_two_cores_races_with_nothing(kernel, monkeypatch):
-    run_call, seen = nki.Kernel.run_call, []
+    seen = []
 
-    def on_two_cores(self, call):
-        if self.grid or self.func.__code__.co_filename == "<example>":
-            done = run_call(self, call)
+    def on_two_cores(call):
+        if call.kernel.grid or call.kernel.func.__code__.co_filename == "<example>":
+            done = run_call(call)
         else:
             values = [tensor.value for tensor in call.arguments.tensors]
             args, kwargs = call.arguments.call(lambda *args, **kwargs: (args, kwargs), values)
             try:
-                done = run_call(self[2], self[2].prepare(args, kwargs))
+                done = run_call(call.kernel[2].prepare(args, kwargs))
             except Exception:  # some kernels are for one core, and report it
-                return run_call(self, call)
+                return run_call(call)
         seen.extend(d for d in done.diagnostics if d.kind == "race")
         return done
 
-    monkeypatch.setattr(nki.Kernel, "run_call", on_two_cores)
+    monkeypatch.setattr(nki.kernel.kernel, "run_call", on_two_cores)
     example, known = example_of(kernel)
     with target("trn2"), warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")

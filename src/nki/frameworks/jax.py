@@ -23,6 +23,7 @@ import numpy as np
 from ..errors import NkiError, emit_warning, error, user_site
 from ..ir.tree import leaves
 from ..ir.tree import replace_leaves as replaced
+from ..kernel.attempts import run_call, stage_call
 from ..kernel.kernel import Kernel
 from ..kernel.run import Call
 from ..kernel.staged import Returned, Staged
@@ -94,7 +95,7 @@ def call(kernel: Kernel, call: Call, args: tuple, kwargs: dict) -> Any:
         if debug_dumps.wanted() and not kernel.simulated:
             debug_dumps.write(_stage(kernel, call))
         found = [] if kernel.simulated or not _is_on_gpu(values) else through_torch(kernel, call, values)
-        return found[0] if found else kernel.run_call(call).result
+        return found[0] if found else run_call(call).result
     axes, world = _mesh()
     with described(world):  # the key of a call depends on the world
         staged = _stage(kernel, kernel.prepare(args, kwargs))
@@ -124,7 +125,7 @@ def through_torch(kernel: Kernel, call: Call, values: Sequence[object]) -> list[
         tensors = [torch.from_dlpack(value) for value in values]
     except (TypeError, RuntimeError, BufferError):  # a dtype that cannot be shared
         return []
-    staged = kernel.stage_call(replace(call, arguments=call.arguments.described()))
+    staged = stage_call(replace(call, arguments=call.arguments.described()))
     if staged.outline.written:
         return []  # arrays never change
     found = run_staged(staged, tensors, tensors[0].device)
@@ -151,14 +152,14 @@ def _stage(kernel: Kernel, call: Call) -> Staged:
                 "scalar, and a kernel needs its value while it is traced; make it a static argument with "
                 "static_argnums or static_argnames of jax.jit, or pass an array of shape (1,)",
             )
-    return kernel.stage_call(replace(call, arguments=call.arguments.described()))
+    return stage_call(replace(call, arguments=call.arguments.described()))
 
 
 def _warn_lost_writes(staged: Staged) -> None:
     outline = staged.outline
     returned = {r.argument for r in leaves(outline.result, Returned)}
     for place in outline.written:
-        if place not in returned and outline.arguments[place] not in staged.call.aliased:
+        if place not in returned and outline.arguments[place] not in staged.call.arguments.aliased:
             emit_warning(
                 "lost-write",
                 f"{staged.kernel.__name__} wrote argument '{outline.arguments[place]}', "

@@ -21,6 +21,7 @@ import numpy as np
 from ..errors import error
 from ..ir.tree import is_record, leaves, possible_fields, record_fields
 from ..kernel.arrays import TensorSpec
+from ..kernel.attempts import run_call, stage_call
 from ..kernel.devices import run_on_device, run_staged
 from ..kernel.kernel import Kernel
 from ..kernel.run import Call
@@ -53,15 +54,15 @@ def call(kernel: Kernel, call: Call, args: tuple, kwargs: dict) -> Any:
         if _dispatch_depth() or any(map(_is_symbolic, tensors)):
             return staged(kernel, args, kwargs)
     if debug_dumps.wanted():
-        debug_dumps.write(kernel.stage_call(replace(call, arguments=call.arguments.described())))
+        debug_dumps.write(stage_call(replace(call, arguments=call.arguments.described())))
     with _recorded(kernel.__name__):
         device = device_of_call(tensors)
         if device is not None:
-            found = run_on_device(kernel, call, tensors)
+            found = run_on_device(call, tensors)
             if isinstance(found, list):
                 return connect(found[0], tensors, kernel.__name__)
             warn_host(kernel.__name__, device, found)
-        return kernel.run_call(call).result
+        return run_call(call).result
 
 
 _is_profiling = torch._C._autograd._profiler_enabled

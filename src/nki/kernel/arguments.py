@@ -1,6 +1,6 @@
 """The arguments of a call, flattened once.
 
-`flatten` goes through the bound arguments a single time. What it finds is shared: the tensors by name, the
+`bind` goes through the bound arguments a single time. What it finds is shared: the tensors by name, the
 part of the cache key, and the structure from which the kernel's own arguments are built.
 """
 
@@ -13,15 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..errors import error
 from ..ir import tree
 from ..machine import dtypes
 from ..machine.operators import Operator
+from ..typing import check_shapes
 from .arrays import NumpyFramework, TensorSpec, framework_of, is_description, is_dtype
+from .explain import suggest
+from .user_function import plain
 
+ALIAS_SUFFIX = ".must_alias_input"
 _PLAIN = (int, float, bool, str, type(None))
 
 
@@ -56,14 +61,8 @@ class Arguments:
     unknown: str | None  # the argument that has no key
     structure: list[tuple[inspect.Parameter, Any]]  # each parameter with its slots, branches and values
     followed: list[Any]  # functions, and classes of objects, that the kernel's Python can reach
-
-    @property
-    def framework(self) -> Any:
-        """The framework, other than numpy, that the tensors belong to; None for numpy."""
-        for _, _, framework in self.tensors:
-            if framework is not None and framework is not NumpyFramework:
-                return framework
-        return None
+    aliased: set[str]  # those given as name.must_alias_input
+    framework: Any = None  # that the tensors belong to; None for numpy
 
     def call(self, function: Any, tensors: Sequence[object]) -> Any:
         """Call the kernel's function with these in the place of the tensors."""
@@ -87,7 +86,7 @@ class Arguments:
             TensorArgument(name, TensorSpec(tuple(value.shape), value.dtype), None)
             for name, value, _ in self.tensors
         ]
-        return replace(self, tensors=tensors)
+        return replace(self, tensors=tensors, framework=None)
 
     def with_tensors(self, values: Sequence[object]) -> Arguments:
         """Return the same arguments with other values for the tensors, in order."""
@@ -98,8 +97,39 @@ class Arguments:
         return replace(self, tensors=tensors, key=None)
 
 
-def flatten(bound: inspect.BoundArguments) -> Arguments:
-    """Flatten the arguments of a call."""
+class BoundKernel(Protocol):
+    """What binding asks of a kernel."""
+
+    @property
+    def __name__(self) -> str: ...
+
+    @property
+    def __signature__(self) -> inspect.Signature: ...
+
+    @property
+    def func(self) -> Any: ...
+
+
+def bind(kernel: BoundKernel, args: tuple, kwargs: dict[str, Any]) -> Arguments:
+    """Bind and flatten the arguments of a call; the one place where that is done."""
+    aliased = {key.removesuffix(ALIAS_SUFFIX) for key in kwargs if key.endswith(ALIAS_SUFFIX)}
+    for name in aliased & set(kwargs):
+        raise error("argument", f"{kernel.__name__}() got '{name}' twice, once as '{name}{ALIAS_SUFFIX}'")
+    if aliased:
+        kwargs = {key.removesuffix(ALIAS_SUFFIX): value for key, value in kwargs.items()}
+    try:
+        bound = kernel.__signature__.bind(*args, **kwargs)
+    except TypeError as problem:
+        accepted = list(kernel.__signature__.parameters)
+        unknown = [name for name in kwargs if name not in accepted]
+        raise error(
+            "argument",
+            f"{kernel.__name__}() {problem}",
+            notes=[f"accepted: {', '.join(accepted)}"],
+            help=suggest(unknown[0], accepted) if unknown else None,
+        ) from None
+    bound.apply_defaults()
+    check_shapes(plain(kernel.func), bound)
     flattening = _Flattening()
     keys, structure = [], []
     for name, value in bound.arguments.items():
@@ -107,16 +137,22 @@ def flatten(bound: inspect.BoundArguments) -> Arguments:
         if parameter.kind is parameter.VAR_KEYWORD:
             pairs = {k: flattening.visit(v, k) for k, v in value.items()}
             keys += [(k, key) for k, (key, _) in pairs.items()]
-            children = [node for _, node in pairs.values()]
             container = tree.container_of(value)
             assert container is not None
-            node: Any = _Branch(container, value, children)
+            node: Any = _Branch(container, value, [node for _, node in pairs.values()])
         else:
             key, node = flattening.visit(value, name)
             keys.append((name, key))
         structure.append((parameter, node))
-    key = tuple(keys) if flattening.unknown is None else None
-    return Arguments(flattening.tensors, key, flattening.unknown, structure, flattening.followed)
+    return Arguments(
+        flattening.tensors,
+        tuple(keys) if flattening.unknown is None else None,
+        flattening.unknown,
+        structure,
+        flattening.followed,
+        aliased,
+        next((f for _, _, f in flattening.tensors if f not in (None, NumpyFramework)), None),
+    )
 
 
 class _Flattening:

@@ -17,7 +17,6 @@ from ..errors import emit_warning, user_site
 from ..files import open_regular
 from ..ir.caches import LRUCache
 from ..ir.program import Program
-from .arguments import Arguments
 from .snapshot import Snapshot, Unknown
 
 INSTRUCTION_BYTES = 1000  # of a cached program, with its lowered form
@@ -87,16 +86,16 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
         self._evicted: LRUCache[int, bool] = LRUCache(4096)  # hashes of keys
         self._again = 0  # evicted programs that were recorded again
 
-    def key(self, function: Any, arguments: Arguments, context: tuple) -> Any:
-        """Return the key of a call; None when it cannot be told from others."""
+    def key(self, function: Any, arguments: Any, unknown: str | None, context: tuple) -> Any:
+        """Return the key of a call, from that of its arguments; None when it cannot be told from others."""
         try:
             same = SameFunction(function)
         except TypeError:  # an object without weak references
             return None
-        if arguments.unknown is None:
-            return same, arguments.key, context
+        if unknown is None:
+            return same, arguments, context
         usage = self._usage_of(same)
-        usage.misses, usage.reason = usage.misses + 1, arguments.unknown
+        usage.misses, usage.reason = usage.misses + 1, unknown
         return None
 
     def find(self, key: Any) -> CachedProgram | None:
@@ -115,7 +114,7 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
     def _usage_of(self, function: SameFunction) -> _Usage:
         return self._usage.setdefault(function, _Usage())
 
-    def snapshot(self, key: Any, function: Any, arguments: Arguments) -> Snapshot | None:
+    def snapshot(self, key: Any, function: Any, arguments: list[Any]) -> Snapshot | None:
         """Note what the Python can read, before it runs. Returns None where not everything is known.
 
         A kernel that was refused is followed again after 2, 4, 8 ... calls: what it reads may have changed.
@@ -125,7 +124,7 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
             usage.refused += 1
             return None
         try:
-            found = Snapshot.take(function, arguments.followed)
+            found = Snapshot.take(function, arguments)
         except (Unknown, RecursionError) as problem:
             usage.refused, usage.reason = usage.refused + 1, str(problem)
             return None

@@ -12,22 +12,15 @@ from ..ir.tree import leaves, replace_leaves
 from ..ir.view import View
 from ..launch.diagnostics import show
 from ..machine.dtypes import DType
-from .run import Call, CalledKernel
+from .attempts import stage_call
+from .run import Call
 from .staged import Staged
 from .transfer import is_whole
 
 TORCH_NAMES = {"tfloat32": "float32", "float8_e4m3": "float8_e4m3fn"}  # dtypes that torch does not have
 
 
-def check_device(name: str) -> None:
-    """Check that the device which the options name is there."""
-    if name not in ("", "cpu"):
-        from ..backends.torch.backend import torch_device
-
-        torch_device(name)
-
-
-def run_on_device(kernel: CalledKernel, call: Call, tensors: Sequence[Any]) -> list[Any] | str:
+def run_on_device(call: Call, tensors: Sequence[Any]) -> list[Any] | str:
     """Return what a call returns, in a list; or why it does not run on the device of its tensors."""
     options = call.options
     if options.executor == "reference" or options.strict or not options.precise_fp:
@@ -37,7 +30,7 @@ def run_on_device(kernel: CalledKernel, call: Call, tensors: Sequence[Any]) -> l
         return "its tensors are not all dense, on one device"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # shown below, or by the call itself if it runs on the host
-        staged = kernel.stage_call(replace(call, arguments=call.arguments.described()))
+        staged = stage_call(replace(call, arguments=call.arguments.described()))
     found = run_staged(staged, tensors, home)
     if isinstance(found, str):
         return found

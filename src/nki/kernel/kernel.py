@@ -14,7 +14,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec
 
 import numpy as np
@@ -31,14 +31,13 @@ from ..launch.world import current_world
 from ..machine.machine import Machine
 from ..options import Options, choose_machine, from_environment
 from ..options import options as nki_options
-from ..typing import check_shapes
-from .arguments import flatten
+from .arguments import bind
 from .arrays import TensorSpec, load_framework
-from .attempts import cache_program, run_call, run_staged, take_snapshot, trace_call
+from .attempts import run_call, run_staged, stage_call, trace_call
 from .cache import CacheInfo, is_debugging, programs
-from .explain import explain_call, suggest
-from .listeners import notify
-from .run import ALIAS_SUFFIX, Call, Run, launch_grid
+from .explain import explain_call
+from .listeners import listeners
+from .run import Call, Run, launch_grid
 from .staged import Returned, Staged
 from .user_function import is_users_error, named, plain, refuse_unfinished
 
@@ -154,12 +153,13 @@ class Kernel(_Typed[P]):
         core = running()
         if core is not None:
             return self._inline(core, args, kwargs)
-        notify(self, args, kwargs)
+        for listener in tuple(listeners):
+            listener(self, args, kwargs)
         try:
             call = self.prepare(args, kwargs)
             framework = call.arguments.framework
             if framework is None:
-                return self.run_call(call).result
+                return run_call(call).result
             return framework.call(self, call, args, kwargs)
         except NkiError as problem:
             raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__
@@ -197,36 +197,21 @@ class Kernel(_Typed[P]):
         if "target" in kwargs and "target" not in self.__signature__.parameters:
             with nki_options(target=kwargs.pop("target")):
                 return self.run(*args, **kwargs)
-        notify(self, args, kwargs)
-        return self.run_call(self.prepare(args, kwargs))
+        for listener in tuple(listeners):
+            listener(self, args, kwargs)
+        return run_call(self.prepare(args, kwargs))
 
     def trace(self, *args: object, **kwargs: object) -> Program:
         """Return what a call does as a Program. Arrays may be `nki.TensorSpec`s; nothing is computed."""
-        return trace_call(self, self.prepare(args, kwargs), has_data=False).program
+        return trace_call(self.prepare(args, kwargs), has_data=False).program
 
     def stage(self, *args: object, **kwargs: object) -> Staged:
         """Trace a call on `nki.TensorSpec`s now, to be run with data later."""
-        return self.stage_call(self.prepare(args, kwargs))
-
-    def stage_call(self, call: Call) -> Staged:
-        """Trace a prepared call now, to be run with data later."""
-        cached = programs.find(call.key) if call.key is not None else None
-        if cached is not None and cached.program is not None:
-            return Staged(self, call, cached.program, True)
-        take_snapshot(self, call)
-        traced = trace_call(self, call, has_data=False)
-        if traced.is_fixed and call.key is not None and not traced.program.loops:
-            cache_program(call, traced.program, traced.files)
-        program = traced.program
-        return Staged(self, replace(call, silenced=program.diagnostics), program, traced.is_fixed)
-
-    def run_call(self, call: Call) -> Run:
-        """Run a prepared call."""
-        return run_call(self, call)
+        return stage_call(self.prepare(args, kwargs))
 
     def run_staged(self, staged: Staged, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Run:
         """Run a staged call on the values of its tensors."""
-        return run_staged(self, staged, tensors, into)
+        return run_staged(staged, tensors, into)
 
     def eval_shape(self, *args: object, **kwargs: object) -> Any:
         """What a call returns, with `nki.TensorSpec`s for its tensors. Takes TensorSpecs or arrays."""
@@ -250,34 +235,13 @@ class Kernel(_Typed[P]):
         self._check_degree(machine, options)
         if self.simulated:
             self._lint()
-        bound, aliased = self._bind(args, kwargs)
-        arguments = flatten(bound)
+        arguments = bind(self, args, kwargs)
         debugging = is_debugging()
         key: Any = None
         if options.cache and not debugging and not observers.current():
             context = (self.grid, self.schedule, machine.name, options, current_world().size)
-            key = programs.key(self.func, arguments, context)
-        return Call(options, machine, arguments, aliased, key, eager=debugging or not options.cache)
-
-    def _bind(self, args: tuple, kwargs: dict) -> tuple[inspect.BoundArguments, set[str]]:
-        aliased = {key.removesuffix(ALIAS_SUFFIX) for key in kwargs if key.endswith(ALIAS_SUFFIX)}
-        for name in aliased & set(kwargs):
-            raise error("argument", f"{self.__name__}() got '{name}' twice, once as '{name}{ALIAS_SUFFIX}'")
-        kwargs = {key.removesuffix(ALIAS_SUFFIX): value for key, value in kwargs.items()}
-        try:
-            bound = self.__signature__.bind(*args, **kwargs)
-        except TypeError as problem:
-            accepted = list(self.__signature__.parameters)
-            unknown = [name for name in kwargs if name not in accepted]
-            raise error(
-                "argument",
-                f"{self.__name__}() {problem}",
-                notes=[f"accepted: {', '.join(accepted)}"],
-                help=suggest(unknown[0], accepted) if unknown else None,
-            ) from None
-        bound.apply_defaults()
-        check_shapes(plain(self.func), bound)
-        return bound, aliased
+            key = programs.key(self.func, arguments.key, arguments.unknown, context)
+        return Call(self, options, machine, arguments, key, eager=debugging or not options.cache)
 
     def _check_degree(self, machine: Machine, options: Options) -> None:
         if self.lnc not in machine.lnc_degrees:

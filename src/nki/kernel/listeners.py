@@ -7,20 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Listener = Callable[[Any, tuple, dict], None]
-_listeners: list[Listener] = []
+listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
     """Call `listener(kernel, args, kwargs)` before every kernel call in this block."""
-    _listeners.append(listener)
+    listeners.append(listener)
     try:
         yield
     finally:
-        _listeners.remove(listener)
-
-
-def notify(kernel: object, args: tuple, kwargs: dict) -> None:
-    """Notify all listeners of a call."""
-    for listener in tuple(_listeners):
-        listener(kernel, args, kwargs)
+        listeners.remove(listener)

@@ -17,8 +17,6 @@ from .arguments import Arguments
 from .snapshot import Snapshot
 from .transfer import Transfer
 
-ALIAS_SUFFIX = ".must_alias_input"
-
 
 class CalledKernel(Protocol):
     """What running a call asks of its kernel."""
@@ -43,8 +41,6 @@ class CalledKernel(Protocol):
     def trace(self, *args: object, **kwargs: Any) -> Program: ...
 
     def run(self, *args: object, **kwargs: Any) -> Run: ...
-
-    def stage_call(self, call: Call) -> Any: ...
 
     def run_staged(self, staged: Any, tensors: Sequence[Any], into: Sequence[Any] = ()) -> Run: ...
 
@@ -97,10 +93,10 @@ class Traced(NamedTuple):
 class Call:
     """A call before it runs. Without a key it is not cached."""
 
+    kernel: CalledKernel
     options: Options
     machine: Machine
     arguments: Arguments
-    aliased: set[str]  # arguments given as name.must_alias_input
     key: Any
     silenced: Iterable[Diagnostic] = ()  # shown already, when the call was staged
     eager: bool = False  # every instruction runs as it is issued

@@ -29,7 +29,7 @@ def show(kernel: object) -> Callable[..., Steps]:
             return steps
         steps = Steps(made.__name__, lambda view: current().values(view))
         with observe(lambda instruction: steps(instruction) if current().index == 0 else None):
-            run_eagerly(made, made.prepare(args, kwargs))
+            run_eagerly(made.prepare(args, kwargs))
         return steps
 
     return call

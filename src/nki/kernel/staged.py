@@ -22,7 +22,7 @@ from .transfer import is_whole
 from .user_function import plain
 
 if TYPE_CHECKING:
-    from .run import Call, CalledKernel
+    from .run import Call
 
 
 class Returned(NamedTuple):
@@ -77,13 +77,13 @@ def outline(program: Program, returns: bool, relabelled: bool) -> Outline:
 class Staged:
     """A call that was traced without data. `outline` describes what it does, `run` does it."""
 
-    def __init__(self, kernel: CalledKernel, call: Call, program: Program, is_fixed: bool):
-        self.kernel, self.call, self.program = kernel, call, program
+    def __init__(self, call: Call, program: Program, is_fixed: bool):
+        self.kernel, self.call, self.program = call.kernel, call, program
         self.is_fixed = is_fixed  # False: the Python read values, so the program is one of many
         self.verified: dict[int, int] = {}  # how often each loop may run: the Python was seen to allow it
         specs = [dtypes.resolve(spec.dtype) for _, spec in self.described]
         relabelled = dtypes.float8_e4m3fn in specs and call.machine.generation < 4
-        self.outline = outline(program, kernel.returns, relabelled)
+        self.outline = outline(program, call.kernel.returns, relabelled)
 
     @property
     def described(self) -> list[tuple[str, Any]]:

@@ -47,6 +47,7 @@ class Transfer:
     ):
         self.machine = machine
         self.options = options
+        self.storages = storages
         self.tensors: list[Lent] = []
         self.inputs: dict[Storage, np.ndarray] = {}  # the bytes of each
         self.framework: Any = NumpyFramework
@@ -57,7 +58,9 @@ class Transfer:
         frameworks: set[str] = set()  # names of the frameworks
         for (name, value, framework), storage in zip(tensors, storages, strict=True):
             if framework is not None:
-                self._check_framework(value, framework, name, frameworks)
+                if framework is not NumpyFramework or frameworks - {"numpy"}:
+                    self._check_framework(value, framework, name, frameworks)
+                frameworks.add(framework.name)
                 self._lend(value, framework, storage)
 
     # ---- in --------------------------------------------------------------------------------------
@@ -68,18 +71,18 @@ class Transfer:
             self.packed[storage.dtype] = array.dtype
         if framework is not NumpyFramework:
             self.framework, self.like = framework, value
-        array = self._relabel(array, storage)
+        if array.dtype == dtypes.float8_e4m3fn.storage and self.machine.generation < 4:
+            array = self._relabel(array, storage)
         self.inputs[storage] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self.tensors.append(Lent(storage.name, value, framework, storage))
 
     def _check_framework(self, value: Any, framework: Any, name: str, frameworks: set[str]) -> None:
         """One framework and one device per call; numpy arrays may stand beside JAX ones."""
-        frameworks.add(framework.name)
-        if "torch" in frameworks and len(frameworks) > 1:
-            others = " and ".join(sorted(f"{other} ones" for other in frameworks - {framework.name}))
+        others = frameworks - {framework.name}
+        if others and "torch" in (framework.name, *others):
             raise error(
                 "framework-mix",
-                f"argument '{name}' is a {framework.name} array, beside {others}",
+                f"argument '{name}' is a {framework.name} array, beside {' and '.join(sorted(others))} ones",
                 help="torch.from_numpy(array) makes a tensor of an array",
             )
         if self.like is None or framework is NumpyFramework:
@@ -93,9 +96,7 @@ class Transfer:
             )
 
     def _relabel(self, array: np.ndarray, storage: Storage) -> np.ndarray:
-        """Return the bits of e4m3fn under the name of e4m3, where the platform has it so."""
-        if array.dtype != dtypes.float8_e4m3fn.storage or self.machine.generation >= 4:
-            return array
+        """Return the bits of e4m3fn under the name of e4m3, which the platform has instead."""
         self.relabelled.add(storage)
         if not self.options.unsafe_fp8:
             codes = np.ascontiguousarray(array).view(np.uint8)
