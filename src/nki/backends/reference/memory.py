@@ -282,12 +282,12 @@ class Memory:
         return self.matmul
 
 
-def uninitialised(view: View) -> tuple[str, str, list[str], str]:
+def uninitialised(view: View, unwritten: str = "poison (NaN)") -> tuple[str, str, list[str], str]:
     """Return kind, message, notes and help of the diagnostic."""
     what = f"'{view.storage.name}'" if view.storage.name else "a tensor"
     return (
         "uninitialised",
         f"{what} is read, but part of it was never written",
-        [f"{view.describe()}; what was not written is poison (NaN)"],
+        [f"{view.describe()}; what was not written is {unwritten}"],
         "write it first (nisa.memset, nisa.dma_copy), or read only the part that was written",
     )

@@ -55,7 +55,9 @@ def generate_random(output: Tensor, n_elements: int) -> Tensor:
 
     Words are generated tile by tile and stored lane by lane: 128 lanes with w words each fill 128 w
     consecutive elements, the first w of them from lane 0, the next from lane 1; w is at most TILE_COLUMNS.
-    The fewer than 128 words at the end come from lane 0. On two cores each generates its own contiguous part.
+    The fewer than 128 words at the end come from lane 0. Every lane advances by the same number of words, so
+    that lane 0's state stands for all after set_rng_state_gpsimd: get and set repeat the sequence from any
+    point. On two cores each generates its own contiguous part.
     """
     check_version()
     kernel_assert(output.dtype in WORDS, f"output: got dtype {output.dtype}, allowed are int32 and uint32")
@@ -63,9 +65,9 @@ def generate_random(output: Tensor, n_elements: int) -> Tensor:
     result = nl.ndarray((1, n_elements), output.dtype, buffer=nl.shared_hbm)
     with nl.no_reorder():  # each instruction changes the state for the next
         for tile in flat_tiles(n_elements, TILE_COLUMNS):
-            words = tile.new(output.dtype)
+            words = nl.ndarray((PMAX, tile.columns), output.dtype, buffer=nl.sbuf)
             nisa.rng(words, engine=nisa.engine.gpsimd)
-            tile.store(result, words)
+            tile.store(result, words[0 : tile.partitions])
     return result
 
 

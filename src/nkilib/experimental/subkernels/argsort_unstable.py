@@ -1,6 +1,8 @@
 """Argsort of a row by counting the elements that are larger, and those that are equal and come earlier.
 
-Each partition holds one element and a copy of the whole row; counts are exact in float32.
+Each partition holds one element and a copy of the whole row; counts are exact in float32. Elements become int32
+keys. The engines compare in float32, which cannot hold them all, so that a comparison is that of the halves:
+(high - other high) + (low - other low) / 2^16 has the right sign however it is rounded.
 """
 
 from __future__ import annotations
@@ -16,17 +18,18 @@ from nkilib.core.utils.stream_shuffle_broadcast import stream_shuffle_broadcast
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.types import Tensor
-from nkilib.experimental.subkernels.tie_order import PASS, put_places
+from nkilib.experimental.subkernels.tie_order import PASS, new_counts, put_places
 
 MAX_ELEMENTS = 8192
 BANK_COLUMNS = 512  # float32 of one PSUM bank
+LARGEST_KEY = 2**31 - 1
 
 
 @nki.jit
 def argsort_unstable(data: Tensor, descending: bool = False, output_in_sbuf: bool = False) -> Tensor:
     """Return the indices that sort a row [1, N], with a fixed order of equal elements; [1, N] uint32.
 
-    data is int32 or float32, in HBM or SBUF, and compared as float32 (int32 beyond 2^24 lose their order);
+    data is int32 or float32, in HBM or SBUF; NaNs count as equal and larger than infinity, -0.0 equals 0.0.
     N is at most 8192, of any residue modulo 8. Equal elements are ordered as by passes of max8 and
     nc_match_replace8: in each group of 8 of the descending order, equal ones come in descending position.
     Ascending order is its reverse.
@@ -41,9 +44,12 @@ def argsort_unstable(data: Tensor, descending: bool = False, output_in_sbuf: boo
     total = data.shape[1]
     tiles = TiledRange(total, PMAX)
     places = nl.ndarray((min(total, PMAX), len(tiles)), nl.int32, buffer=nl.sbuf)
-    row = row_in_all_partitions(data, min(total, PMAX))
+    row = Keys(row_in_all_partitions(data, min(total, PMAX)))
     for tile in tiles:
-        put_places_of_tile(places[0 : tile.size, tile.index : tile.index + 1], data, row, tile, descending)
+        value = nl.ndarray((tile.size, 1), data.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(value, data[0:1, tile.start_offset : tile.end_offset])
+        place = places[0 : tile.size, tile.index : tile.index + 1]
+        put_places_of_tile(place, row, Keys(value), tile, descending)
     if total <= BANK_COLUMNS:
         return by_matmul(places, tiles, total, output_in_sbuf, core)
     return by_scatter(places, tiles, total, output_in_sbuf, core)
@@ -61,29 +67,57 @@ def check(data: Tensor) -> None:
 
 
 def row_in_all_partitions(data: Tensor, partitions: int) -> Tensor:
-    """Load data as float32 into every partition."""
+    """Load data into every partition."""
     total = data.shape[1]
-    row = nl.ndarray((partitions, total), nl.float32, buffer=nl.sbuf)
+    row = nl.ndarray((partitions, total), data.dtype, buffer=nl.sbuf)
     if is_hbm_buffer(data):
         nisa.dma_copy(row, data.broadcast(0, partitions))
     else:
-        first = nl.ndarray((1, total), nl.float32, buffer=nl.sbuf)
-        nisa.tensor_copy(first, data)
-        stream_shuffle_broadcast(first, row)
+        stream_shuffle_broadcast(data, row)
     return row
 
 
+class Keys(nl.NKIObject):
+    """The halves of int32 keys that order the elements of a tile [P, N], which the keys overwrite."""
+
+    def __init__(self, tile: Tensor):
+        keys = tile
+        if tile.dtype == nl.float32:
+            keys = tile.view(nl.int32)
+            order_floats(tile, keys)
+        self.high = keys.view(nl.int16)[:, 1::2]
+        self.low = keys.view(nl.uint16)[:, 0::2]
+
+
+def order_floats(values: Tensor, keys: Tensor) -> None:
+    """Turn float32 bits into int32 keys of the same order; `keys` is a view of `values`."""
+    is_nan = nl.ndarray(values.shape, nl.uint8, buffer=nl.sbuf)
+    is_negative = nl.ndarray(values.shape, nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_tensor(is_nan, values, values, nl.not_equal)
+    nisa.tensor_scalar(values, values, nl.add, 0.0)  # -0.0 becomes 0.0
+    nisa.tensor_scalar(is_negative, values, nl.less, 0.0)
+    other = nl.ndarray(values.shape, nl.int32, buffer=nl.sbuf)
+    nisa.tensor_scalar(other, keys, nl.bitwise_xor, LARGEST_KEY)
+    nisa.tensor_copy_predicated(keys, other, is_negative)
+    nisa.memset(other, LARGEST_KEY)
+    nisa.tensor_copy_predicated(keys, other, is_nan)
+
+
 def put_places_of_tile(
-    dst: Tensor, data: Tensor, row: Tensor, tile: TiledRangeIterator, descending: bool
+    dst: Tensor, row: Keys, value: Keys, tile: TiledRangeIterator, descending: bool
 ) -> None:
-    """Set dst to the ranks of one element in each partition, data[0, start + p]."""
-    count, total = tile.size, row.shape[1]
-    value, greater = nl.ndarray(dst.shape, nl.float32, nl.sbuf), nl.ndarray(dst.shape, nl.float32, nl.sbuf)
-    equal, before = nl.ndarray(dst.shape, nl.float32, nl.sbuf), nl.ndarray(dst.shape, nl.float32, nl.sbuf)
-    nisa.dma_copy(value, data[0:1, tile.start_offset : tile.end_offset])
+    """Set dst to the ranks of one element in each partition, number start + p of the row."""
+    count, total = tile.size, row.high.shape[1]
+    high, low = new_counts(dst), new_counts(dst)
+    nisa.tensor_copy(high, value.high)
+    nisa.tensor_copy(low, value.low)
     match = nl.ndarray((count, total), nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar_reduce(match, row[0:count], nl.greater, value, nl.add, reduce_res=greater)
-    nisa.tensor_scalar_reduce(match, row[0:count], nl.equal, value, nl.add, reduce_res=equal)
+    difference = nl.ndarray((count, total), nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(match, row.low[0:count], nl.subtract, low, op1=nl.multiply, operand1=2.0**-16)
+    nisa.scalar_tensor_tensor(difference, row.high[0:count], nl.subtract, high, nl.add, match)
+    greater, equal, before = new_counts(dst), new_counts(dst), new_counts(dst)
+    nisa.tensor_scalar_reduce(match, difference, nl.greater, 0.0, nl.add, reduce_res=greater)
+    nisa.tensor_scalar_reduce(match, difference, nl.equal, 0.0, nl.add, reduce_res=equal)
     earlier = match[:, 0 : tile.end_offset]
     nisa.affine_select(
         earlier,
@@ -145,7 +179,8 @@ def by_scatter(
 
 def argsort_unstable_ref(data: np.ndarray, descending: bool = False) -> np.ndarray:
     """Sort in numpy: passes of 8, each with its equal values in reverse."""
-    values = np.asarray(data, np.float32).ravel()
+    values = np.asarray(data).ravel()
+    values = np.unique(values, return_inverse=True)[1]  # sorted, NaN last, equal ones alike
     order = np.argsort(-values, kind="stable")
     for start in range(0, len(order), PASS):
         part = order[start : start + PASS]

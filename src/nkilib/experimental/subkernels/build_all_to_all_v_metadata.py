@@ -30,7 +30,7 @@ def build_all_to_all_v_metadata(
     expert_index [T, K] int32 holds the experts of each token; rank r has experts r E/R to (r + 1) E/R - 1.
     Row 0: (token, expert) pairs for each rank; row 1: their exclusive running sum; row 2: zeros, which the
     collective replaces by what it receives. recv_counts_known and has_rdispls (a fourth row) are not
-    supported, as documented.
+    supported, as documented. An expert outside 0 to E - 1 is an out-of-bounds error.
 
     >>> build_all_to_all_v_metadata(np.array([[0, 3], [2, 3]], np.int32), 2, 4).tolist()
     [[1, 3], [0, 1], [0, 0]]
@@ -58,7 +58,14 @@ def build_all_to_all_v_metadata(
         nisa.memset(table, 0)
         nisa.tensor_tensor(table[:, 0, :], sums[:, 1:], sums[:, 0:ranks], op=nl.subtract)
         nisa.tensor_scalar(table[:, 1, :], sums[:, 0:ranks], nl.subtract, sums[:, 0:1])
-        nisa.dma_copy(result.reshape((1, 3, ranks)), table)
+        uncounted = nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf)
+        counted = sums[:, ranks : ranks + 1]
+        nisa.tensor_scalar(
+            uncounted, sums[:, 0:1], nl.subtract, counted, op1=nl.add, operand1=float(tokens * k)
+        )
+        # the result has one row: pairs that belong to no rank move it out of bounds
+        row = result.ap([[3 * ranks, 1], [1, 3 * ranks]], vector_offset=uncounted)
+        nisa.dma_copy(row, table.reshape((1, 3 * ranks)))
     return result
 
 
@@ -74,7 +81,10 @@ def check(expert_index: Tensor, ranks: int, experts: int, recv_counts_known: boo
         f"expert_index: got {expert_index.dtype}, allowed is int32",
     )
     kernel_assert(1 <= ranks <= MAX_RANKS, f"replica_group_size: got {ranks}, allowed are 1 to {MAX_RANKS}")
-    kernel_assert(experts % ranks == 0, f"E: got {experts}, allowed are multiples of {ranks} ranks")
+    kernel_assert(
+        experts >= ranks and experts % ranks == 0,
+        f"E: got {experts}, allowed are positive multiples of {ranks} ranks",
+    )
 
 
 def build_all_to_all_v_metadata_ref(expert_index: np.ndarray, replica_group_size: int, E: int) -> np.ndarray:
