@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 import nki.language as nl
+from nkilib.core.utils.types import DTypeLike
 
 ClampBounds: TypeAlias = tuple[float | None, float | None]  # (lower, upper); None for an end that is open
 
@@ -32,3 +35,17 @@ def up_bounds(limits: ClampLimits | None) -> ClampBounds:
     if limits is None:
         return None, None
     return limits.linear_clamp_lower_limit, limits.linear_clamp_upper_limit
+
+
+class _Rounding:
+    """Callable object instead of a function: the NKI compiler reads functions, and knows no numpy."""
+
+    def __call__(self, bounds: ClampBounds, dtype: DTypeLike) -> ClampBounds:
+        """Return bounds as a checkpoint of this dtype holds values that were clamped to them."""
+        lower, upper = (
+            None if bound is None else float(np.float32(bound).astype(np.dtype(dtype))) for bound in bounds
+        )
+        return lower, upper
+
+
+rounded = _Rounding()

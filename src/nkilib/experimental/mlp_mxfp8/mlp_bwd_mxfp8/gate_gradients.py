@@ -10,7 +10,7 @@ from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import Tensor
-from nkilib.experimental.clamp_limits import ClampBounds, ClampLimits, gate_bounds, up_bounds
+from nkilib.experimental.clamp_limits import ClampBounds, ClampLimits, gate_bounds, rounded, up_bounds
 from nkilib.experimental.mlp_mxfp8.gate_up import clamped
 
 PIECE = 512  # columns of a step, so that engines work on different pieces
@@ -67,7 +67,8 @@ class GateGradients(nl.NKIObject):
     def product(self, sums: Tensor, factor: Tensor, value: Tensor, bounds: ClampBounds) -> Tensor:
         """Return sums * factor, 0 where the value is not inside its open interval."""
         masked_factor = factor
-        for bound in ((bounds[0], nl.greater), (bounds[1], nl.less)):
+        lower, upper = rounded(bounds, value.dtype)  # the checkpoint was clamped, then rounded
+        for bound in ((lower, nl.greater), (upper, nl.less)):
             if bound[0] is not None:
                 masked = nl.ndarray(sums.shape, nl.float32, buffer=nl.sbuf)
                 nisa.scalar_tensor_tensor(masked, value, bound[1], bound[0], nl.multiply, masked_factor)

@@ -224,8 +224,8 @@ def slope_ref(act_fn: ActFnType, x: np.ndarray) -> np.ndarray:
 
 
 def inside_ref(x: np.ndarray, bounds: ClampBounds) -> np.ndarray:
-    """Return True where x is strictly inside its bounds."""
-    lower, upper = bounds
+    """Return True where x is strictly inside its bounds, rounded to its dtype."""
+    lower, upper = (None if bound is None else x.dtype.type(bound) for bound in bounds)
     return (x > (-np.inf if lower is None else lower)) & (x < (np.inf if upper is None else upper))
 
 
@@ -260,7 +260,8 @@ def blockwise_mm_bwd_ref(
         if e >= experts or not real.any():
             continue
         t = ids[real]
-        g, u = np.asarray(gate_up_checkpoint[n], np.float64)[:, :, real].transpose(0, 2, 1)
+        saved = gate_up_checkpoint[n][:, :, real].transpose(0, 2, 1)
+        g, u = np.asarray(saved, np.float64)
         wgu, wd = np.asarray(gate_up[e], np.float64), np.asarray(down[e], np.float64)
         w, dy, x = weights[t, e][:, None], np.float64(out_grad[t]), np.float64(hidden[t])
         source = u if skip_gate else g
@@ -276,8 +277,8 @@ def blockwise_mm_bwd_ref(
         dm = dm * w
         du, dg = dm * slope if skip_gate else dm * active, np.zeros_like(dm)
         if not skip_gate:
-            du = du * inside_ref(u, up_bounds(limits))
-            dg = dm * u * slope * inside_ref(g, gate_bounds(limits))
+            du = du * inside_ref(saved[1], up_bounds(limits))
+            dg = dm * u * slope * inside_ref(saved[0], gate_bounds(limits))
         both = np.stack([dg, du], 1)
         dwgu[e] += np.einsum("th,tgi->hgi", x, both)
         dbgu[e] += both.sum(0)

@@ -20,7 +20,7 @@ from nkilib.core.utils.projection_results import new_rows
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import Tensor
-from nkilib.experimental.clamp_limits import ClampBounds, gate_bounds, up_bounds
+from nkilib.experimental.clamp_limits import ClampBounds, gate_bounds, rounded, up_bounds
 from nkilib.experimental.moe.bwd.gradients import Gradients, add_products
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import (
     BackwardParameters,
@@ -216,17 +216,17 @@ def split_grad(p: BackwardParameters, unit: TokenUnit, middle: MiddleTiles) -> t
             nisa.tensor_tensor(for_gate, grad, up, op=nl.multiply)
             dst = gate_grad[0:rows, k, :]
             nisa.tensor_tensor(dst, for_gate, slope, op=nl.multiply)
-            stop_at(dst, gate, gate_bounds(p.limits))
+            stop_at(dst, gate, rounded(gate_bounds(p.limits), p.gate_up_checkpoint.dtype))
             dst = up_grad[0:rows, k, :]
             nisa.tensor_tensor(dst, grad, middle.active[0:rows, k, :], op=nl.multiply)
-            stop_at(dst, up, up_bounds(p.limits))
+            stop_at(dst, up, rounded(up_bounds(p.limits), p.gate_up_checkpoint.dtype))
     gates = None if p.skip_gate else Activations(gate_grad, inner)
     return gates, Activations(up_grad, inner)
 
 
 def stop_at(grad: Tensor, value: Tensor, bounds: ClampBounds) -> None:
-    """Set grad = 0 where the value is not strictly inside its bounds."""
-    lower, upper = bounds
+    """Set grad = 0 where the value is not strictly inside its bounds, which are rounded as the value was."""
+    lower, upper = rounded(bounds, value.dtype)
     if upper is not None:
         nisa.scalar_tensor_tensor(grad, value, nl.less, float(upper), nl.multiply, grad)
     if lower is not None:
