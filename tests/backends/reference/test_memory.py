@@ -110,6 +110,24 @@ def test_reading_a_fresh_tile_is_a_diagnostic_that_names_tile_and_lines():
     assert len(caught) == 1 and caught[0].lineno == first + 4
 
 
+@pytest.mark.parametrize("cache", ["0", "1"])
+@pytest.mark.parametrize("dtype, rest", [("uint8", 0), ("int32", 0), ("float32", np.nan)])
+def test_what_was_not_written_of_a_returned_tensor_is_0_or_nan(dtype, rest, cache, monkeypatch):
+    monkeypatch.setenv("OPEN_NKI_CACHE", cache)
+
+    @nki.jit
+    def kernel(x):
+        result = nl.ndarray((4, 6), x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(result[1:3], x)
+        return result
+
+    x = np.arange(1, 13).reshape(2, 6).astype(dtype)
+    wanted = np.full((4, 6), rest, dtype)
+    wanted[1:3] = x
+    with pytest.warns(nki.NkiWarning, match="(?s)never written.*what was not written is (0|poison)"):
+        np.testing.assert_array_equal(kernel(x), wanted)
+
+
 def test_strict_mode_makes_it_an_error(monkeypatch):
     monkeypatch.setenv("OPEN_NKI_STRICT", "1")
 

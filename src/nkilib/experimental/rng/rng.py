@@ -16,7 +16,7 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_helpers import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_helpers import assert_shape, kernel_assert, program_share
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.foreach.flat_tiles import flat_tiles
@@ -57,7 +57,7 @@ def generate_random(output: Tensor, n_elements: int) -> Tensor:
     consecutive elements, the first w of them from lane 0, the next from lane 1; w is at most TILE_COLUMNS.
     The fewer than 128 words at the end come from lane 0. Every lane advances by the same number of words, so
     that lane 0's state stands for all after set_rng_state_gpsimd: get and set repeat the sequence from any
-    point. On two cores each generates its own contiguous part.
+    point. On two cores each generates its own contiguous part; both advance equally.
     """
     check_version()
     kernel_assert(output.dtype in WORDS, f"output: got dtype {output.dtype}, allowed are int32 and uint32")
@@ -68,7 +68,16 @@ def generate_random(output: Tensor, n_elements: int) -> Tensor:
             words = nl.ndarray((PMAX, tile.columns), output.dtype, buffer=nl.sbuf)
             nisa.rng(words, engine=nisa.engine.gpsimd)
             tile.store(result, words[0 : tile.partitions])
+        start, end = program_share(n_elements, PMAX)
+        behind = words_of_a_lane(n_elements - (end - start)) - words_of_a_lane(end - start)
+        if behind > 0:
+            nisa.rng(nl.ndarray((PMAX, behind), nl.uint32, buffer=nl.sbuf), engine=nisa.engine.gpsimd)
     return result
+
+
+def words_of_a_lane(count: int) -> int:
+    """Return by how many words each lane of a core advances that generates so many."""
+    return count // PMAX + count % PMAX
 
 
 def check_state(tensor_state: Tensor) -> None:

@@ -64,6 +64,17 @@ def test_the_state_advances_by_one_step_for_each_word_of_a_lane():
     np.testing.assert_array_equal(get_state()[0], rng.xorwow_ref(STATE, 14)[1])
 
 
+@each_lnc
+@pytest.mark.parametrize("before", [1, 5, 127, 129, 1000])
+def test_get_and_set_repeat_the_sequence_after_any_number_of_words(before, lnc):
+    set_state(lnc=lnc)
+    generate(before, lnc)
+    saved = get_state(lnc)
+    wanted = generate(300, lnc)
+    set_state(saved, lnc)
+    np.testing.assert_array_equal(generate(300, lnc), wanted)
+
+
 def test_setting_one_core_alone_leaves_the_other():
     set_state(lnc=2)
     set_state(STATE + np.uint32(1))

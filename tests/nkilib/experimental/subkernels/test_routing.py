@@ -62,6 +62,31 @@ def test_floats_sort_like_integers():
     np.testing.assert_array_equal(run(argsort_unstable, data), np.argsort(data[0])[None])
 
 
+@each_lnc
+def test_nan_is_the_largest_and_zeros_are_equal(lnc):
+    data = random((1, 90))
+    data[0, [3, 40, 77]], data[0, [5, 6]], data[0, [7, 8, 9]] = np.nan, [np.inf, -np.inf], [-0.0, 0.0, 1e-40]
+    data.view(np.uint32)[0, 40] |= 1 << 31  # a negative NaN
+    order = run(argsort_unstable, data, lnc=lnc)[0]
+    assert sorted(order) == list(range(90))
+    np.testing.assert_array_equal(data[0, order], np.sort(data[0]))
+    np.testing.assert_array_equal(
+        run(argsort_unstable, np.where(data == 0, 0.0, data).astype("f4"))[0], order
+    )
+    np.testing.assert_array_equal(run(argsort_unstable, data, True, lnc=lnc)[0], order[::-1])
+
+
+@pytest.mark.parametrize("size", [64, 600])
+def test_all_int32_sort_exactly(size):
+    near = np.arange(size) + 2**24 - size // 2
+    far = np.random.default_rng(0).integers(-(2**31), 2**31, size)
+    ends = [2**31 - 1, -(2**31), 2**31 - 2, 1 - 2**31, 65535, 65536, -65536, -65537]
+    for values in (near, -near, np.r_[far, ends]):
+        shuffled = np.random.default_rng(1).permutation(values).astype(np.int32)
+        order = run(argsort_unstable, shuffled[None])[0]
+        np.testing.assert_array_equal(shuffled[order], np.sort(shuffled))
+
+
 @nki.jit
 def sorted_in_sbuf(data):
     tile = nl.ndarray(data.shape, data.dtype, buffer=nl.sbuf)
@@ -105,6 +130,12 @@ def test_metadata_counts_what_every_rank_gets(tokens, k, ranks, experts, lnc):
 def test_metadata_raises_on_unsupported_options(option):
     with pytest.raises(AssertionError, match=option):
         run(build_all_to_all_v_metadata, np.zeros((2, 2), np.int32), 2, 4, **{option: True})
+
+
+@pytest.mark.parametrize("expert", [-1, 4, 2**30])
+def test_metadata_raises_on_an_expert_that_no_rank_has(expert):
+    with pytest.raises(IndexError):
+        run(build_all_to_all_v_metadata, np.array([[0, 3], [expert, 3]], np.int32), 2, 4)
 
 
 # ---- permute_routed_tokens -----------------------------------------------------------------------
