@@ -1,8 +1,8 @@
 """Argsort of a row by counting the elements that are larger, and those that are equal and come earlier.
 
-Each partition holds one element and a copy of the whole row; counts are exact in float32. Elements become int32
-keys. The engines compare in float32, which cannot hold them all, so that a comparison is that of the halves:
-(high - other high) + (low - other low) / 2^16 has the right sign however it is rounded.
+Each partition holds one element and a copy of the whole row; counts are exact in float32. Elements become
+int32 keys. The engines compare in float32, which cannot hold them all, so that a comparison is that of the
+halves: (high - other high) + (low - other low) / 2^16 has the right sign however it is rounded.
 """
 
 from __future__ import annotations
