@@ -33,7 +33,7 @@ from nkilib.core.utils.common_types import (
     NormType,
     QuantizationType,
 )
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiles import Tiles, close_scope, manual
@@ -104,7 +104,7 @@ def mlp(
     in 16 bits unless quant_clipping_bound is given. Either takes hidden as [B, S, H + 4], FP8 and a scale,
     and then quantises m. STATIC has scales [128, 1]; prefill also quantises x and m by
     gate_up_in_scale and down_in_scale. Under NONE, FP8 weights are used as they are; scales, which published
-    tests pass all the same, have no effect.
+    tests pass all the same, have no effect and are warned about.
 
     MX weights (trn3) are four-packed FP8 or FP4, gate and up [128, H / 512, I], down [I_p, ceil(I / 512), H]
     with I_p = min(128, I / 4), a scale for 8 rows of words; or FP8 with the lanes as an axis, [128, H / 512,
@@ -133,6 +133,18 @@ def mlp(
     >>> mlp(*(np.full(shape, 0.01, np.float32) for shape in shapes))[0].shape
     (1, 4, 128)
     """
+    assert_tensors(
+        (
+            ("hidden_tensor", hidden_tensor),
+            ("up_proj_weights_tensor", up_proj_weights_tensor),
+            ("down_proj_weights_tensor", down_proj_weights_tensor),
+        ),
+        (("gate_proj_weights_tensor", gate_proj_weights_tensor),),
+    )
+    kernel_assert(
+        skip_gate_proj or gate_proj_weights_tensor is not None,
+        "gate_proj_weights_tensor: got None, allowed only with skip_gate_proj",
+    )
     p = MLPParameters(
         hidden=hidden_tensor,
         gate=Linear(

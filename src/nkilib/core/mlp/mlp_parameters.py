@@ -14,7 +14,12 @@ from nkilib.core.utils.common_types import (
     NormType,
     QuantizationType,
 )
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_assert import (
+    assert_shape,
+    kernel_assert,
+    refuse_without_effect,
+    warn_without_effect,
+)
 from nkilib.core.utils.kernel_helpers import (
     div_ceil,
     is_hbm_buffer,
@@ -185,8 +190,8 @@ def result_dtype(p: MLPParameters) -> Any:
 def check(p: MLPParameters, n_prgs: int) -> None:
     """Everything that is demanded of the arguments."""
     check_options(p)
-    check_hidden(p, n_prgs)
     check_weights(p)
+    check_hidden(p, n_prgs)
     check_norm(p)
     check_scales(p)
     if is_prefill(p):
@@ -269,11 +274,31 @@ def check_residual(p: MLPParameters) -> None:
 
 
 def check_weights(p: MLPParameters) -> None:
+    check_matrices(p)
     size, columns = p.up.weight.shape
     check_linear("up_proj", p.up, size, columns, p)
     check_linear("down_proj", p.down, columns, size, p)
     if not p.skip_gate:
         check_linear("gate_proj", p.gate, size, columns, p)
+
+
+def check_matrices(p: MLPParameters) -> None:
+    """Weights are matrices; if gate and down agree, up is the one that is wrong."""
+    up, down = tuple(p.up.weight.shape), tuple(p.down.weight.shape)
+    kernel_assert(len(up) == 2, f"up_proj_weights_tensor: got shape {up}, expected (H, I)")
+    kernel_assert(len(down) == 2, f"down_proj_weights_tensor: got shape {down}, expected (I, H)")
+    if p.skip_gate:
+        refuse_without_effect(
+            False,
+            "skip_gate_proj=False",
+            (
+                ("gate_proj_bias_tensor", p.gate.bias),
+                ("gate_clamp_upper_limit", p.gate.upper),
+                ("gate_clamp_lower_limit", p.gate.lower),
+            ),
+        )
+    elif tuple(p.gate.weight.shape) == (down[1], down[0]):
+        assert_shape(p.up.weight, p.gate.weight.shape, "up_proj_weights_tensor")
 
 
 def check_linear(name: str, linear: Linear, rows: int, columns: int, p: MLPParameters) -> None:
@@ -299,6 +324,12 @@ def check_norm(p: MLPParameters) -> None:
     if normalization_uses_weights(p.norm):
         kernel_assert(p.gamma is not None, f"normalization_weights_tensor: got None, needed by {p.norm}")
         assert_shape(p.gamma, (1, size), "normalization_weights_tensor")
+    else:
+        warn_without_effect(
+            False,
+            "a normalization_type that has weights",
+            (("normalization_weights_tensor", p.gamma),),
+        )
     if p.beta is not None:
         kernel_assert(
             p.norm == NormType.LAYER_NORM,
@@ -309,6 +340,19 @@ def check_norm(p: MLPParameters) -> None:
 
 def check_scales(p: MLPParameters) -> None:
     inner, size = intermediate_size(p), hidden_size(p)
+    if p.quantization == QuantizationType.NONE:
+        warn_without_effect(
+            False,
+            "a quantization_type",
+            (
+                ("gate_w_scale", p.gate.scale),
+                ("up_w_scale", p.up.scale),
+                ("down_w_scale", p.down.scale),
+                ("gate_up_in_scale", p.gate_up_in_scale),
+                ("down_in_scale", p.down_in_scale),
+            ),
+        )
+        return
     if not p.skip_gate:
         check_scale("gate_w_scale", p.gate.scale, inner, p)
     check_scale("up_w_scale", p.up.scale, inner, p)
@@ -319,8 +363,6 @@ def check_scales(p: MLPParameters) -> None:
 
 
 def check_scale(name: str, scale: Tensor | None, columns: int, p: MLPParameters) -> None:
-    if p.quantization == QuantizationType.NONE:
-        return  # published tests pass scales all the same; they have no effect
     kernel_assert(scale is not None, f"{name}: got None, needed by {p.quantization}")
     if p.quantization.is_logical_static():
         columns = 1

@@ -9,7 +9,7 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import Tensor
 
 from ..utils.common_types import RouterActFnType
-from ..utils.kernel_assert import assert_shape, kernel_assert
+from ..utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from ..utils.kernel_helpers import get_program_sharding_info, is_hbm_buffer
 from .noaux_tc import check_noaux
 
@@ -25,6 +25,18 @@ XSBLayout_tp201__2 = 2  # [128, T, H/128], x[t, 128 j + p] at [p, t, j]
 XSBLayout__128_Hdiv128_T__3 = 3  # [128, H/128, T], x[t, 128 j + p] at [p, j, t]
 
 
+def check_tensors(x: Tensor, w: Tensor, w_bias: Tensor | None, outputs: tuple) -> None:
+    """All are tensors, and those of the product have as many dimensions as documented."""
+    names = ("router_logits", "expert_affinities", "expert_index")
+    given = (("x", x), ("w", w), (names[0], outputs[0]), (names[1], outputs[1]), (names[2], outputs[2]))
+    assert_tensors(given, (("w_bias", w_bias),))
+    kernel_assert(len(w.shape) == 2, f"w: got shape {tuple(w.shape)}, expected (H, E)")
+    dimensions = 2 if is_hbm_buffer(x) else 3
+    kernel_assert(
+        len(x.shape) == dimensions, f"x: got shape {tuple(x.shape)}, expected {dimensions} dimensions"
+    )
+
+
 def check_arguments(router: Any, x: Tensor, w: Tensor, w_bias: Tensor | None) -> None:
     known = (RouterActFnType.SIGMOID, RouterActFnType.SOFTMAX, RouterActFnType.NOAUX_TC)
     kernel_assert(
@@ -37,7 +49,6 @@ def check_arguments(router: Any, x: Tensor, w: Tensor, w_bias: Tensor | None) ->
     most = min(MAX_K, experts)
     kernel_assert(1 <= router.k <= most, f"k: got {router.k}, allowed are 1 to {most}")
     kernel_assert(x.dtype == w.dtype, f"x: got dtype {x.dtype}, expected {w.dtype} like w")
-    check_layouts(router.x_hbm_layout, router.x_sb_layout)
     if router.x_in_sbuf:
         last = router.x_sb_layout == XSBLayout__128_Hdiv128_T__3
         assert_shape(x, (PMAX, hidden // PMAX, tokens) if last else (PMAX, tokens, hidden // PMAX), "x")
@@ -95,6 +106,19 @@ def check_mechanisms(router: Any, scatter: bool, shard_on_tokens: bool, all_in_h
         not shard_on_tokens or (n_prgs > 1 and (tokens % 2 == 0 or not all_in_hbm)),
         f"shard_on_tokens: got {tokens} tokens on {n_prgs} cores, allowed is an even number on two",
     )
+
+
+def check_groups(router: Any, n_group: int, topk_group: int, routed_scaling_factor: float) -> None:
+    """The arguments of NOAUX_TC have no effect on other rules."""
+    for argument in (
+        ("n_group", n_group),
+        ("topk_group", topk_group),
+        ("routed_scaling_factor", routed_scaling_factor),
+    ):
+        kernel_assert(
+            router.noaux is not None or argument[1] == 1,
+            f"{argument[0]}: got {argument[1]} with {router.act_fn}, allowed is 1: only NOAUX_TC has groups",
+        )
 
 
 def check_rule(router: Any, pre_norm: bool, norm_topk_prob: bool) -> None:

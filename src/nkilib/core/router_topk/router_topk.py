@@ -40,11 +40,13 @@ from .router_checks import (
     XSBLayout_tp201__2,
     XSBLayout_tp2013__1,
     check_arguments,
+    check_groups,
     check_hidden,
     check_layouts,
     check_mechanisms,
     check_results,
     check_rule,
+    check_tensors,
 )
 
 __all__ = [
@@ -121,10 +123,14 @@ def router_topk(
     >>> bool((index == np.argsort(-(x @ w), axis=1)[:, :2]).all())
     True
     """
+    outputs = (router_logits, expert_affinities, expert_index)
+    check_tensors(x, w, w_bias, outputs)
+    check_layouts(x_hbm_layout, x_sb_layout)
     router = Router(x, w, act_fn, k, x_hbm_layout, x_sb_layout)
     if act_fn == RouterActFnType.NOAUX_TC:
         router.noaux = NoAux(n_group, topk_group, routed_scaling_factor)
     check_arguments(router, x, w, w_bias)
+    check_groups(router, n_group, topk_group, routed_scaling_factor)
     check_results(router, router_logits, expert_affinities, expert_index)
     all_in_hbm = (
         is_hbm_buffer(router_logits) and is_hbm_buffer(expert_affinities) and is_hbm_buffer(expert_index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
+import warnings
 from typing import Any, NoReturn
 
 from nkilib.core.utils.types import Tensor
@@ -27,6 +28,20 @@ def refuse_without_effect(effective: bool, needs: str, arguments: tuple) -> None
         kernel_assert(
             effective or unset, f"{argument[0]}: got a value without effect, allowed only with {needs}"
         )
+
+
+class _EffectWarning:
+    """Callable object instead of a function: the NKI compiler reads functions, and knows no warnings."""
+
+    def __call__(self, effective: bool, needs: str, arguments: tuple) -> None:
+        """Warn of what refuse_without_effect refuses, where published callers always pass the arguments."""
+        for name, value in arguments:
+            if not effective and value is not None:
+                text = f"{_kernel_name()}: {name} has no effect, it has one only with {needs}"
+                warnings.warn(text, stacklevel=_levels_above_caller())
+
+
+warn_without_effect = _EffectWarning()
 
 
 class _TensorCheck:
@@ -95,6 +110,14 @@ def _kernel_name() -> str:
             name = frame.f_code.co_name
         frame = frame.f_back
     return name
+
+
+def _levels_above_caller() -> int:
+    """How far above the function that asks the first frame is that is neither the library's nor nki's."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and _package(frame) in ("nki", "nkilib"):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _package(frame: Any) -> str:

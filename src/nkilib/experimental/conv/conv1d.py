@@ -7,10 +7,10 @@ import numpy as np
 import nki
 import nki.language as nl
 from nkilib.core.utils.common_types import ActFnType
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.types import Tensor
-from nkilib.experimental.conv.convolve import check_axis, check_operands, convolve
+from nkilib.experimental.conv.convolve import check_axis, check_numbers, check_operands, convolve
 from nkilib.experimental.conv.geometry import ConvAxis, output_size
 from nkilib.experimental.conv.inputs import Convolution
 from nkilib.experimental.conv.reference import convolution_ref
@@ -42,11 +42,12 @@ def conv1d(
     array([4., 6., 6., 6., 4.], dtype=float32)
     """
     get_verified_program_sharding_info("conv1d", (0, 1), 2)
+    assert_tensors((("x_in", x_in), ("filters", filters)), (("bias", bias),))
     kernel_assert(len(x_in.shape) == 3, f"x_in: got shape {tuple(x_in.shape)}, expected (B, C_in, L)")
     kernel_assert(
         len(filters.shape) == 3, f"filters: got shape {tuple(filters.shape)}, expected (K, C_in, C_out)"
     )
-    kernel_assert(len(padding) == 2, f"padding: got {padding}, expected (left, right)")
+    check_numbers("padding", padding, 2, "(left, right)")
     check_operands(x_in, filters, bias, activation_fn)
     batches, channels, length = x_in.shape
     taps, columns = filters.shape[0], filters.shape[2]

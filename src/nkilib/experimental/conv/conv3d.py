@@ -7,10 +7,10 @@ import numpy as np
 import nki
 import nki.language as nl
 from nkilib.core.utils.common_types import ActFnType
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.types import Tensor
-from nkilib.experimental.conv.convolve import check_axis, check_operands, convolve
+from nkilib.experimental.conv.convolve import check_axis, check_numbers, check_operands, convolve
 from nkilib.experimental.conv.geometry import output_size, taps_of
 from nkilib.experimental.conv.inputs import Convolution
 from nkilib.experimental.conv.reference import convolution_ref
@@ -44,14 +44,15 @@ def conv3d(
            [24., 36., 24.]], dtype=float32)
     """
     get_verified_program_sharding_info("conv3d", (0, 1), 2)
+    assert_tensors((("x_in", x_in), ("filters", filters)), (("bias", bias),))
     kernel_assert(len(x_in.shape) == 5, f"x_in: got shape {tuple(x_in.shape)}, expected (B, C_in, D, H, W)")
     kernel_assert(
         len(filters.shape) == 5,
         f"filters: got shape {tuple(filters.shape)}, expected (K_d, K_h, K_w, C_in, C_out)",
     )
-    kernel_assert(len(stride) == 3, f"stride: got {stride}, expected three numbers")
-    kernel_assert(len(padding) == 6, f"padding: got {padding}, expected six numbers")
-    kernel_assert(len(dilation) == 3, f"dilation: got {dilation}, expected three numbers")
+    check_numbers("stride", stride, 3, "three numbers")
+    check_numbers("padding", padding, 6, "six numbers")
+    check_numbers("dilation", dilation, 3, "three numbers")
     check_operands(x_in, filters, bias, activation_fn)
     axes = []
     for i in range(3):

@@ -350,10 +350,19 @@ def check_operands(x: Tensor, filters: Tensor, bias: Tensor | None, activation: 
     )
 
 
+def check_numbers(name: str, value: tuple, count: int, expected: str) -> None:
+    """An argument is a sequence of so many numbers."""
+    kernel_assert(
+        isinstance(value, (tuple, list)) and len(value) == count, f"{name}: got {value}, expected {expected}"
+    )
+
+
 def check_axis(size: int, taps: int, stride: int, dilation: int, before: int, after: int) -> ConvAxis:
     """Check the parameters of one spatial axis and return it."""
-    kernel_assert(stride >= 1, f"stride: got {stride}, allowed are 1 and more")
-    kernel_assert(dilation >= 1, f"dilation: got {dilation}, allowed are 1 and more")
+    for step in (("stride", stride), ("dilation", dilation)):
+        kernel_assert(
+            isinstance(step[1], int) and step[1] >= 1, f"{step[0]}: got {step[1]}, allowed are 1 and more"
+        )
     kernel_assert(
         min(before, after) >= 0, f"padding: got {before} and {after}, allowed are numbers of 0 and more"
     )

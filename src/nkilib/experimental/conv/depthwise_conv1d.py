@@ -15,13 +15,13 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info, program_share
 from nkilib.core.utils.tile_io import hardware_queue
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import DTypeLike, Tensor
-from nkilib.experimental.conv.convolve import DTYPES, check_axis
+from nkilib.experimental.conv.convolve import DTYPES, check_axis, check_numbers
 from nkilib.experimental.conv.geometry import (
     BANK_POSITIONS,
     ConvAxis,
@@ -69,6 +69,7 @@ def depthwise_conv1d_implicit_gemm(
            [7., 9.]], dtype=float32)
     """
     sharding = get_verified_program_sharding_info("depthwise_conv1d_implicit_gemm", (0, 1), 2)
+    assert_tensors((("img_ref", img_ref), ("filter_ref", filter_ref)))
     check_shapes(img_ref, filter_ref, sharding[1])
     check_options(padding, stride, rhs_dilation, lhs_dilation, batch_group_count)
     channels = img_ref.shape[1]
@@ -109,6 +110,12 @@ def check_shapes(img: Tensor, filters: Tensor, cores: int) -> None:
 
 
 def check_options(padding: tuple, stride: tuple, rhs: tuple, lhs: tuple, batch_groups: int) -> None:
+    check_numbers("padding", padding, 2, "((0, 0), (left, right))")
+    check_numbers("padding", padding[0], 2, "((0, 0), (left, right))")
+    check_numbers("padding", padding[1], 2, "((0, 0), (left, right))")
+    check_numbers("stride", stride, 2, "(1, stride)")
+    check_numbers("rhs_dilation", rhs, 2, "(1, 1)")
+    check_numbers("lhs_dilation", lhs, 2, "(1, 1)")
     kernel_assert(
         tuple(padding[0]) == (0, 0), f"padding: got {padding}, allowed is (0, 0) in height, the first pair"
     )

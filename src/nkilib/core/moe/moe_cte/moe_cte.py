@@ -33,7 +33,7 @@ from nkilib.core.moe.moe_cte.moe_cte_utils import BlockShardStrategy, SkipMode
 from nkilib.core.moe.moe_cte.moe_ref import activation_ref, clamp_ref
 from nkilib.core.moe.mx_weights import has_words
 from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode
-from nkilib.core.utils.kernel_assert import kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert, not_built
 from nkilib.core.utils.types import DTypeLike, Tensor
 
 
@@ -110,6 +110,19 @@ def moe_cte(
     >>> bool(np.allclose(out[:256], moe_cte_ref(*tensors, ids, [0, 1], 256)[0][:256], atol=1e-4))
     True
     """
+    kernel_assert(
+        isinstance(spec, MoECTESpec), f"spec: got {spec}, expected a MoECTESpec(implementation=...)"
+    )
+    assert_tensors(
+        (
+            ("hidden_states", hidden_states),
+            ("expert_affinities_masked", expert_affinities_masked),
+            ("gate_up_proj_weight", gate_up_proj_weight),
+            ("down_proj_weight", down_proj_weight),
+            ("token_position_to_id", token_position_to_id),
+            ("block_to_expert", block_to_expert),
+        )
+    )
     kind = spec.implementation
     check_mx(kind, gate_up_proj_weight)
     refuse_undocumented(gate_up_in_scale, down_in_scale, accumulation_dtype)
@@ -167,7 +180,7 @@ def refuse_undocumented(
 ) -> None:
     """Raise for arguments whose meaning is not documented."""
     if gate_up_in_scale is not None or down_in_scale is not None:
-        not_built("gate_up_in_scale, down_in_scale", "FP8 activations are not documented for this kernel")
+        not_built("gate_up_in_scale, down_in_scale", "the page lists them without a shape or a meaning")
     kernel_assert(
         accumulation_dtype is None or accumulation_dtype == nl.float32,
         f"accumulation_dtype: got {accumulation_dtype}, allowed are None and float32: sums are float32",

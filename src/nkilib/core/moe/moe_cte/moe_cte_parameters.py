@@ -16,7 +16,7 @@ from nkilib.core.moe.mx_weights import (
     is_mx,
 )
 from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, refuse_without_effect
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import DTypeLike, Tensor
@@ -361,6 +361,21 @@ def check_scale(p: ExpertsParameters, scale: Tensor, columns: int, name: str) ->
 
 def check_checkpoints(p: ExpertsParameters) -> None:
     blocks = block_count(p)
+    refuse_without_effect(
+        p.checkpoint,
+        "spec.shard_on_I.checkpoint_activation",
+        (("gate_up_activations_T", p.gate_up_checkpoint), ("down_activations", p.down_checkpoint)),
+    )
+    refuse_without_effect(
+        p.checkpoint_down,
+        "expert_affinity_multiply_on_I=False",
+        (("down_activations", p.down_checkpoint),),
+    )
+    refuse_without_effect(
+        not p.skip_gate,
+        "skip_gate_proj=False",
+        (("gate_clamp_upper_limit", p.gate.upper), ("gate_clamp_lower_limit", p.gate.lower)),
+    )
     if p.gate_up_checkpoint is not None:
         shape = (blocks, 2, intermediate_size(p), p.block_size)
         assert_shape(p.gate_up_checkpoint, shape, "gate_up_activations_T")

@@ -19,6 +19,7 @@ from nkilib.core.moe.moe_tkg.mx_tokens import as_mx
 from nkilib.core.moe.moe_tkg.parameters import (
     BLOCK_TOKENS,
     MoEParameters,
+    arrives_packed,
     check,
     hidden_size,
     input_in_sbuf,
@@ -44,13 +45,19 @@ from nkilib.core.utils.common_types import (
     MoEAllToAllVStrategy,
     MoEBlockIOLayout,
 )
-from nkilib.core.utils.kernel_assert import not_built
+from nkilib.core.utils.kernel_assert import (
+    assert_tensors,
+    kernel_assert,
+    not_built,
+    refuse_without_effect,
+    warn_without_effect,
+)
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.types import DTypeLike, Tensor
 
-FP8_TOKENS = "activations that arrive in FP8 are not built"
+FP8_TOKENS = "the page says that static quantization of inputs is not currently supported"
 BLOCK_BYTES = 96 * 1024  # of sums in each partition: how many tokens a pass over the weights serves
 
 
@@ -157,6 +164,7 @@ def moe_tkg(
         dtype_mode,
         all_to_all_v_strategy,
     )
+    check_given(p, block_size, is_all_expert_dynamic)
     refuse("hidden_input_scale", hidden_input_scale, FP8_TOKENS)
     refuse("input_dequant_scale", input_dequant_scale, FP8_TOKENS)
     refuse("expert_gate_up_input_scale", expert_gate_up_input_scale, FP8_TOKENS)
@@ -167,6 +175,27 @@ def moe_tkg(
     if is_all_expert_dynamic:
         check_dynamic(p, block_size)
     return experts_of(p, n_prgs, core, block_size=block_size or 0 if is_all_expert_dynamic else 0)
+
+
+def check_given(p: MoEParameters, block_size: int | None, dynamic: bool) -> None:
+    """What must be a tensor is one, and what would have no effect is not given."""
+    assert_tensors(
+        (
+            ("hidden_input", p.hidden),
+            ("expert_gate_up_weights", p.gate_up),
+            ("expert_down_weights", p.down),
+        ),
+        (("expert_affinities", p.affinities), ("expert_index", p.index)),
+    )
+    weighted = arrives_packed(p) or scales_outputs(p)
+    kernel_assert(
+        not weighted or arrives_packed(p) or p.affinities is not None or p.eager is not None,
+        "expert_affinities: got None, needed by POST_SCALE",
+    )
+    refuse_without_effect(p.all_expert, "is_all_expert", (("mask_unselected_experts", p.masked),))
+    warn_without_effect(p.all_expert, "is_all_expert", (("rank_id", p.rank_id),))
+    warn_without_effect(dynamic, "is_all_expert_dynamic", (("block_size", block_size),))
+    warn_without_effect(weighted, "POST_SCALE", (("expert_affinities_eager", p.eager),))
 
 
 def refuse(name: str, value: Tensor | None, why: str) -> None:

@@ -11,7 +11,7 @@ from nkilib.core.moe.moe_cte.moe_cte_utils import SkipMode
 from nkilib.core.moe.moe_cte.moe_ref import activation_ref, sigmoid
 from nkilib.core.moe.moe_cte.routing import ExpertRouting, Repeats, RoutingSource, TokenUnit
 from nkilib.core.utils.common_types import ActFnType
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert, refuse_without_effect
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.clamp_limits import ClampBounds, ClampLimits, gate_bounds, up_bounds
@@ -101,6 +101,18 @@ def blockwise_mm_bwd(
     True
     """
     check_choices(shard_option, affinity_option, kernel_type_option)
+    assert_tensors(
+        (
+            ("hidden_states", hidden_states),
+            ("expert_affinities_masked", expert_affinities_masked),
+            ("gate_up_proj_weight", gate_up_proj_weight),
+            ("down_proj_weight", down_proj_weight),
+            ("gate_up_proj_act_checkpoint_T", gate_up_proj_act_checkpoint_T),
+            ("token_position_to_id", token_position_to_id),
+            ("block_to_expert", block_to_expert),
+            ("output_hidden_states_grad", output_hidden_states_grad),
+        )
+    )
     p = BackwardParameters(
         hidden=hidden_states,
         affinities=expert_affinities_masked,
@@ -131,6 +143,7 @@ def blockwise_mm_bwd(
         gate_up_proj_weight_grad_out,
         down_proj_weight_grad_out,
     )
+    check_effects(p, given)
     source = routing_source(p, cores)
     routing = ExpertRouting(source)
     repeats = Repeats(source)
@@ -139,6 +152,17 @@ def blockwise_mm_bwd(
     run_units(p, routing, repeats, gradients)
     gradients.finish(p)
     return gradients.results(p)
+
+
+def check_effects(p: BackwardParameters, given: Given) -> None:
+    """What would have no effect in this call is not given."""
+    has_output = given.hidden is not None or given.affinities is not None
+    has_output = has_output or given.gate_up is not None or given.down is not None
+    refuse_without_effect(has_output, "a *_grad_out", (("skip_grad_initialization", p.initialized),))
+    limited = gate_bounds(p.limits) + up_bounds(p.limits) != (None, None, None, None)
+    refuse_without_effect(
+        not p.skip_gate, "skip_gate_proj=False", (("clamp_limits", p.limits if limited else None),)
+    )
 
 
 def check_choices(
