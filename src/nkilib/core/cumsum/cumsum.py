@@ -6,7 +6,7 @@ import numpy as np
 
 import nki
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.row_scan import scan_rows
 from nkilib.core.utils.types import Tensor
 
@@ -38,6 +38,7 @@ def cumsum(x: Tensor, axis: int = -1):
 
 
 def check_arguments(x: Tensor, axis: int):
+    assert_tensors((("x", x),))
     shape, last = tuple(x.shape), len(x.shape) - 1
     kernel_assert(last in (1, 2), f"x: got shape {shape}, expected [B, H] or [B, S, H]")
     kernel_assert(x.dtype in FLOATS, f"x: got dtype {x.dtype}, allowed are float dtypes")

@@ -11,11 +11,13 @@ import numpy as np
 import nki
 import nki.language as nl
 from nkilib.core.mlp.decode import mlp_decode, result_tile
+from nkilib.core.mlp.mlp_checks import (
+    check,
+)
 from nkilib.core.mlp.mlp_parameters import (
     TKG_BS_SEQLEN_THRESHOLD,
     Linear,
     MLPParameters,
-    check,
     hidden_size,
     output_shape,
     result_dtype,
@@ -33,7 +35,7 @@ from nkilib.core.utils.common_types import (
     NormType,
     QuantizationType,
 )
-from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
+from nkilib.core.utils.kernel_assert import assert_members, assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiles import Tiles, close_scope, manual
@@ -140,6 +142,14 @@ def mlp(
             ("down_proj_weights_tensor", down_proj_weights_tensor),
         ),
         (("gate_proj_weights_tensor", gate_proj_weights_tensor),),
+    )
+    assert_members(
+        ("activation_fn", activation_fn, ActFnType),
+        ("normalization_type", normalization_type, NormType),
+        ("quantization_type", quantization_type, QuantizationType),
+        ("mode", mode, ComputationMode),
+        ("dtype_mode", dtype_mode, DtypeMode),
+        ("gate_up_w_layout", gate_up_w_layout, MLPGateUpWeightLayout),
     )
     kernel_assert(
         skip_gate_proj or gate_proj_weights_tensor is not None,

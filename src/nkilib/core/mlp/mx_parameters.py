@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import nki.isa as nisa
-from nkilib.core.mlp.mlp_parameters import (
-    Linear,
-    MLPParameters,
-    arrives_packed,
+from nkilib.core.mlp.mlp_checks import (
     check_decode,
     check_hidden,
     check_norm,
     check_options,
     check_prefill,
     check_scale,
+)
+from nkilib.core.mlp.mlp_parameters import (
+    Linear,
+    MLPParameters,
+    arrives_packed,
     hidden_size,
     intermediate_size,
     is_prefill,

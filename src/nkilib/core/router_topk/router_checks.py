@@ -30,7 +30,10 @@ def check_tensors(x: Tensor, w: Tensor, w_bias: Tensor | None, outputs: tuple) -
     names = ("router_logits", "expert_affinities", "expert_index")
     given = (("x", x), ("w", w), (names[0], outputs[0]), (names[1], outputs[1]), (names[2], outputs[2]))
     assert_tensors(given, (("w_bias", w_bias),))
-    kernel_assert(len(w.shape) == 2, f"w: got shape {tuple(w.shape)}, expected (H, E)")
+    kernel_assert(
+        len(w.shape) == 2 and w.shape[0] >= PMAX,
+        f"w: got shape {tuple(w.shape)}, expected (H, E) with H a multiple of 128",
+    )
     dimensions = 2 if is_hbm_buffer(x) else 3
     kernel_assert(
         len(x.shape) == dimensions, f"x: got shape {tuple(x.shape)}, expected {dimensions} dimensions"

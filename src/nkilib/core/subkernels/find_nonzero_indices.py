@@ -15,7 +15,7 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert, warn_without_effect
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, interleave_copy
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
@@ -42,7 +42,7 @@ def find_nonzero_indices(
 
     indices[c] lists the t with input_tensor[t, c] != 0 of input_tensor [T, C], in index_dtype; counts[c] is
     their number, int32. col_start_id, one integer read at run time, and n_cols choose the columns
-    col_start_id to col_start_id + n_cols - 1; n_cols alone counts for nothing. T is a multiple of 128, at
+    col_start_id to col_start_id + n_cols - 1; n_cols alone has no effect. T is a multiple of 128, at
     most 65536, C at most 128. chunk_size, a multiple of 128 that divides T, bounds the rows that are in SBUF
     at a time (so do we: 8192). Any numeric dtype; NaN is not zero, -0 is. Two cores share the columns, which
     must then be an even number; one core works too, though the page asks for two.
@@ -79,6 +79,7 @@ def check(
     input_tensor: Tensor, col_start_id: Tensor | None, n_cols: int | None, chunk_size: int | None, cores: int
 ) -> int:
     """Return the number of columns to search."""
+    assert_tensors((("input_tensor", input_tensor),), (("col_start_id", col_start_id),))
     shape = tuple(input_tensor.shape)
     kernel_assert(len(shape) == 2, f"input_tensor: got shape {shape}, expected (T, C)")
     kernel_assert(
@@ -99,6 +100,7 @@ def check(
         chunk_size is None or (chunk_size > 0 and chunk_size % PMAX == 0 and shape[0] % chunk_size == 0),
         f"chunk_size: got {chunk_size}, allowed are multiples of {PMAX} that divide T = {shape[0]}",
     )
+    warn_without_effect(col_start_id is not None, "col_start_id", (("n_cols", n_cols),))
     columns = shape[1] if col_start_id is None or n_cols is None else n_cols
     kernel_assert(
         0 < columns <= shape[1], f"n_cols: got {columns}, allowed are 1 to the {shape[1]} columns there are"

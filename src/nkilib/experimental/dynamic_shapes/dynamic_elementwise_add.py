@@ -7,7 +7,8 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_helpers import assert_shape, kernel_assert, program_share
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
+from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import Tensor
@@ -42,6 +43,8 @@ def dynamic_elementwise_add(input_a: Tensor, input_b: Tensor, num_m_tiles: Tenso
 
 
 def check_arguments(input_a: Tensor, input_b: Tensor, num_m_tiles: Tensor) -> None:
+    given = (("input_a", input_a), ("input_b", input_b), ("num_m_tiles", num_m_tiles))
+    assert_tensors(given)
     kernel_assert(input_a.dtype == nl.bfloat16, f"input_a: got dtype {input_a.dtype}, allowed is bfloat16")
     kernel_assert(input_b.dtype == nl.bfloat16, f"input_b: got dtype {input_b.dtype}, allowed is bfloat16")
     kernel_assert(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_helpers import kernel_assert, program_share
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
+from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import DTypeLike, Tensor
@@ -69,6 +70,7 @@ def load_scalar(tensor: Tensor) -> Tensor:
 
 def check_data(tensor: Tensor, like: Tensor, numel: int, name: str) -> None:
     """Check that a tensor has a float dtype, numel elements and the shape of the first one."""
+    assert_tensors(((name, tensor),))
     kernel_assert(
         tensor.dtype in DTYPES, f"{name}: got dtype {tensor.dtype}, allowed are float32, bfloat16 and float16"
     )
@@ -81,6 +83,7 @@ def check_data(tensor: Tensor, like: Tensor, numel: int, name: str) -> None:
 
 def check_scalar(tensor: Tensor, name: str) -> None:
     """Check that a tensor is a float [128, 1]."""
+    assert_tensors(((name, tensor),))
     kernel_assert(
         tensor.dtype in DTYPES, f"{name}: got dtype {tensor.dtype}, allowed are float32, bfloat16 and float16"
     )

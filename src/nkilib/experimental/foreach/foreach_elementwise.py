@@ -47,7 +47,7 @@ def elementwise(
     """Apply `operation(tiles, scalar)`, which leaves its result in tiles[0], to all tiles of the tensors."""
     check_all(data, names, numel)
     scalar = None
-    if scalar_tensor is not None:
+    if scalar_name:
         check_scalar(scalar_tensor, scalar_name)
         scalar = load_scalar(scalar_tensor)
     result = nl.ndarray(data[0].shape, data[0].dtype, buffer=nl.shared_hbm)

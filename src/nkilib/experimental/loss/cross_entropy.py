@@ -19,7 +19,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
@@ -107,6 +107,7 @@ def cross_entropy_backward(
     True
     """
     check_arguments(logits_hbm, targets_hbm, positions_per_batch, chunk_size, dtype)
+    assert_tensors((("lse_state_hbm", lse_state_hbm),))
     assert_shape(lse_state_hbm, targets_hbm.shape, "lse_state_hbm")
     kernel_assert(reduction in ("mean", "sum"), f"reduction: got {reduction}, allowed are mean and sum")
     grad = logits_hbm
@@ -306,6 +307,7 @@ def scale_exponentials(grad: Tensor, shard: Shard, rows: TiledRangeIterator, exp
 def check_arguments(
     logits: Tensor, targets: Tensor, positions_per_batch: int, chunk_size: int, dtype: DTypeLike
 ) -> None:
+    assert_tensors((("logits_hbm", logits), ("targets_hbm", targets)))
     floats = (nl.bfloat16, nl.float32)
     kernel_assert(len(logits.shape) == 2, f"logits_hbm: got shape {logits.shape}, expected [N, V]")
     kernel_assert(

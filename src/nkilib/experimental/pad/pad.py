@@ -16,7 +16,8 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
-from nkilib.core.utils.kernel_helpers import div_ceil, kernel_assert, program_share
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
+from nkilib.core.utils.kernel_helpers import div_ceil, program_share
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import DTypeLike, Tensor
@@ -61,6 +62,10 @@ def pad(x_ref: Tensor, padding: tuple[int, ...], mode: str = "replicate", value:
 
 
 def check_arguments(x: Tensor, padding: tuple, mode: str, value: float) -> None:
+    assert_tensors((("x_ref", x),))
+    kernel_assert(isinstance(padding, (tuple, list)), f"padding: got {padding}, expected pairs of numbers")
+    for number in padding:
+        kernel_assert(isinstance(number, int), f"padding: got {padding}, expected ints")
     count = len(padding)
     kernel_assert(mode in MODES, f"mode: got {mode}, allowed are {MODES}")
     kernel_assert(count % 2 == 0, f"padding: got {count} numbers, allowed are pairs")

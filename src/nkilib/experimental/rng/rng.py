@@ -16,7 +16,8 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_helpers import assert_shape, kernel_assert, program_share
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
+from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.foreach.flat_tiles import flat_tiles
@@ -60,6 +61,7 @@ def generate_random(output: Tensor, n_elements: int) -> Tensor:
     point. On two cores each generates its own contiguous part; both advance equally.
     """
     check_version()
+    assert_tensors((("output", output),))
     kernel_assert(output.dtype in WORDS, f"output: got dtype {output.dtype}, allowed are int32 and uint32")
     assert_shape(output, (1, n_elements), "output")
     result = nl.ndarray((1, n_elements), output.dtype, buffer=nl.shared_hbm)
@@ -82,6 +84,7 @@ def words_of_a_lane(count: int) -> int:
 
 def check_state(tensor_state: Tensor) -> None:
     check_version()
+    assert_tensors((("tensor_state", tensor_state),))
     assert_shape(tensor_state, (1, NUM_RNG_SEEDS), "tensor_state")
     kernel_assert(
         tensor_state.dtype in WORDS,

@@ -6,7 +6,7 @@ import numpy as np
 
 import nki
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from nkilib.core.utils.row_scan import scan_rows
 from nkilib.core.utils.types import Tensor
 
@@ -46,6 +46,7 @@ def linear_scan(decay: Tensor, data: Tensor, initial: Tensor | None = None) -> t
 
 
 def check_arguments(decay: Tensor, data: Tensor, initial: Tensor | None) -> None:
+    assert_tensors((("decay", decay), ("data", data)), (("initial", initial),))
     shape = tuple(data.shape)
     kernel_assert(len(shape) >= 2, f"data: got shape {shape}, expected [..., P, L]")
     assert_shape(decay, shape, "decay")

@@ -7,7 +7,7 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load, piece, store
 from nkilib.core.utils.tile_sizes import PMAX
@@ -197,6 +197,8 @@ def scan_states(tile: ChannelTile, dt: Tensor, dtx: Tensor, B: Tensor, group: Ti
 def check_arguments(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, initial_state: Tensor | None
 ) -> None:
+    required = (("x", x), ("dt", dt), ("A", A), ("B", B), ("C", C))
+    assert_tensors(required, (("D", D), ("initial_state", initial_state)))
     kernel_assert(len(x.shape) == 3, f"x: got shape {tuple(x.shape)}, expected [b, c, L]")
     batches, channels, length = x.shape
     assert_shape(dt, x.shape, "dt")

@@ -9,7 +9,7 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load, store
 from nkilib.core.utils.tile_sizes import PMAX
@@ -292,6 +292,8 @@ def check_arguments(
     initial_state: Tensor | None,
     causal_mask: Tensor,
 ) -> None:
+    required = (("x", x), ("dt", dt), ("A", A), ("B", B), ("C", C), ("causal_mask", causal_mask))
+    assert_tensors(required, (("D", D), ("initial_state", initial_state)))
     kernel_assert(len(x.shape) == 4, f"x: got shape {tuple(x.shape)}, expected [b, h, S, d]")
     batches, heads, length, d = x.shape
     assert_shape(dt, (batches, heads, length), "dt")

@@ -12,7 +12,7 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info, is_hbm_buffer
 from nkilib.core.utils.stream_shuffle_broadcast import stream_shuffle_broadcast
 from nkilib.core.utils.tile_sizes import PMAX
@@ -56,6 +56,7 @@ def argsort_unstable(data: Tensor, descending: bool = False, output_in_sbuf: boo
 
 
 def check(data: Tensor) -> None:
+    assert_tensors((("data", data),))
     kernel_assert(
         len(data.shape) == 2 and data.shape[0] == 1, f"data: got shape {tuple(data.shape)}, expected (1, N)"
     )

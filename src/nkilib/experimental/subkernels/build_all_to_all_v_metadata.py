@@ -7,7 +7,7 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
@@ -70,6 +70,7 @@ def build_all_to_all_v_metadata(
 
 
 def check(expert_index: Tensor, ranks: int, experts: int, recv_counts_known: bool, has_rdispls: bool) -> None:
+    assert_tensors((("expert_index", expert_index),))
     kernel_assert(not recv_counts_known, "recv_counts_known: got True, allowed is False")
     kernel_assert(not has_rdispls, "has_rdispls: got True, allowed is False")
     kernel_assert(

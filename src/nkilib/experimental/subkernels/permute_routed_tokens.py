@@ -12,7 +12,7 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, program_share
 from nkilib.core.utils.masks import all_ones, triangle
 from nkilib.core.utils.projection import FP8
@@ -70,6 +70,13 @@ def permute_routed_tokens(
 
 
 def check(hidden: Tensor, index: Tensor, affinities: Tensor) -> None:
+    assert_tensors(
+        (
+            ("hidden_input", hidden),
+            ("expert_index", index),
+            ("expert_affinities_masked", affinities),
+        )
+    )
     kernel_assert(
         len(index.shape) == 2 and index.dtype in (nl.int32, nl.uint32),
         f"expert_index: got {index.dtype} of shape {tuple(index.shape)}, expected int32 [T, K]",

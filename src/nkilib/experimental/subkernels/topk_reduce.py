@@ -11,7 +11,7 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import (
     div_ceil,
     get_verified_program_sharding_info,
@@ -68,6 +68,7 @@ def topk_reduce(input: Tensor, T: int, K: int, token_base_index: int = 1) -> Ten
 
 
 def check(data: Tensor, tokens: int, k: int, n_prgs: int) -> None:
+    assert_tensors((("input", data),))
     kernel_assert(
         len(data.shape) == 2 and data.shape[1] > ID_WORDS,
         f"input: got shape {tuple(data.shape)}, expected (R, H + 2)",
