@@ -20,7 +20,7 @@ from nkilib.core.utils.common_types import (
     QuantizationType,
 )
 
-H, I = 256, 48
+H, INNER = 256, 48
 BF16 = 2**-8
 ACTIVATIONS = {
     ActFnType.SiLU: lambda x: x / (1 + np.exp(-x)),
@@ -35,7 +35,7 @@ ACTIVATIONS = {
 NAMES = ("gate", "up", "down")
 
 
-def weights(h=H, i=I, dtype="float32") -> dict:
+def weights(h=H, i=INNER, dtype="float32") -> dict:
     shapes = ((h, i), (h, i), (i, h))
     return {
         f"{name}_proj_weights_tensor": random(shape, dtype, seed=n + 1, scale=shape[0] ** -0.5)
@@ -85,8 +85,8 @@ def plain() -> list[Option]:
     gamma, beta = 1 + random((1, H), seed=5, scale=0.2), random((1, H), seed=6)
     made = [
         Option("basic"),
-        Option("gate-bias", {"gate_proj_bias_tensor": random((1, I), seed=7)}),
-        Option("up-bias", {"up_proj_bias_tensor": random((1, I), seed=7)}),
+        Option("gate-bias", {"gate_proj_bias_tensor": random((1, INNER), seed=7)}),
+        Option("up-bias", {"up_proj_bias_tensor": random((1, INNER), seed=7)}),
         Option("down-bias", {"down_proj_bias_tensor": random((1, H), seed=7)}),
         Option("fused-add", {"fused_add_tensor": random((2, 3, H), seed=8)}),
         Option("stored-add", {"fused_add_tensor": random((2, 3, H), seed=8), "store_fused_add_result": True}),
@@ -125,8 +125,8 @@ def plain() -> list[Option]:
         ),
         Option("one-token", {"hidden_tensor": random((1, 1, H))}),
         Option("97-tokens", {"hidden_tensor": random((1, 97, H))}),
-        Option("I-2", weights(i=2)),
-        Option("I-130", weights(i=130)),
+        Option("INNER-2", weights(i=2)),
+        Option("INNER-130", weights(i=130)),
         Option("H-512", {"hidden_tensor": random((2, 3, 512))} | weights(h=512)),
     ]
     made += [Option(f"act-{act.name}", {"activation_fn": act}) for act in ACTIVATIONS]
@@ -190,7 +190,7 @@ def fp8(dtype=ml_dtypes.float8_e4m3) -> dict:
 
 
 def row_scales() -> dict:
-    columns = {"gate": I, "up": I, "down": H}
+    columns = {"gate": INNER, "up": INNER, "down": H}
     return {
         f"{name}_w_scale": np.tile(0.03 + 0.05 * np.abs(random((1, n), seed=9)), (128, 1)).astype(np.float32)
         for name, n in columns.items()
@@ -214,7 +214,7 @@ QUANTIZED = [
     Option("row-clipped", ROW | {"quant_clipping_bound": 100.0}, tolerance=0.08),
     Option("static", STATIC, tolerance=0.01),
     Option("static-prefill", STATIC | {"mode": ComputationMode.PREFILL}, tolerance=0.08),
-    Option("row-bias", ROW | {"gate_proj_bias_tensor": random((1, I), seed=7)}, tolerance=0.01),
+    Option("row-bias", ROW | {"gate_proj_bias_tensor": random((1, INNER), seed=7)}, tolerance=0.01),
     Option("row-limits", ROW | {"gate_clamp_upper_limit": 0.2, "up_clamp_lower_limit": -0.1}, tolerance=0.01),
     Option("row-OCP-trn3", ROW | OCP, tolerance=0.01, on="trn3"),
     Option("static-OCP-trn3", STATIC | OCP, tolerance=0.01, on="trn3"),
@@ -248,19 +248,19 @@ REFUSED = refusals(
     hidden_tensor__H=random((2, 3, 128)),
     hidden_tensor__dtype=np.ones((2, 3, H), np.int32),
     gate_proj_weights_tensor=None,
-    gate_proj_weights_tensor__I=random((H, I + 1)),
-    gate_proj_weights_tensor__H=random((128, I)),
-    gate_proj_weights_tensor__dtype=random((H, I), "bfloat16"),
+    gate_proj_weights_tensor__I=random((H, INNER + 1)),
+    gate_proj_weights_tensor__H=random((128, INNER)),
+    gate_proj_weights_tensor__dtype=random((H, INNER), "bfloat16"),
     up_proj_weights_tensor=None,
-    up_proj_weights_tensor__I=random((H, I + 1)),
-    up_proj_weights_tensor__H=random((128, I)),
-    up_proj_weights_tensor__rank=random(I),
+    up_proj_weights_tensor__I=random((H, INNER + 1)),
+    up_proj_weights_tensor__H=random((128, INNER)),
+    up_proj_weights_tensor__rank=random(INNER),
     down_proj_weights_tensor=None,
-    down_proj_weights_tensor__I=random((I + 1, H)),
-    down_proj_weights_tensor__H=random((I, 128)),
+    down_proj_weights_tensor__I=random((INNER + 1, H)),
+    down_proj_weights_tensor__H=random((INNER, 128)),
     gate_proj_bias_tensor=random((1, H)),
     up_proj_bias_tensor=random((1, H)),
-    down_proj_bias_tensor=random((1, I)),
+    down_proj_bias_tensor=random((1, INNER)),
     normalization_bias_tensor=random((1, H)),
     fused_add_tensor=random((2, 2, H)),
     store_fused_add_result=True,
@@ -293,7 +293,7 @@ REFUSED += [
     ),
     Option(
         "refuses-skipped-bias",
-        {"skip_gate_proj": True, "gate_proj_bias_tensor": random((1, I))},
+        {"skip_gate_proj": True, "gate_proj_bias_tensor": random((1, INNER))},
         "gate_proj_bias_tensor",
     ),
     Option(
@@ -307,7 +307,7 @@ REFUSED += [
         "gate_clamp_lower_limit",
     ),
     Option("refuses-row-scale", ROW | {"up_w_scale": None}, "up_w_scale"),
-    Option("refuses-row-shape", ROW | {"down_w_scale": np.ones((128, I), np.float32)}, "down_w_scale"),
+    Option("refuses-row-shape", ROW | {"down_w_scale": np.ones((128, INNER), np.float32)}, "down_w_scale"),
     Option("refuses-row-weights", ROW | weights(), "up_proj_weights_tensor"),
     Option("refuses-static-in", STATIC | PREFILL | {"gate_up_in_scale": None}, "gate_up_in_scale"),
 ]
@@ -347,8 +347,8 @@ FUSED_CASES = [
     Option("norm", {"norm_w": 1 + random((1, H), seed=5, scale=0.2), "norm_type": NormType.RMS_NORM}),
     Option("norm_b", {"norm_w": random((1, H)), "norm_b": random((1, H)), "norm_type": NormType.LAYER_NORM}),
     Option("act_fn", {"act_fn": ActFnType.GELU}),
-    Option("gate_b", {"gate_b": random((1, I))}),
-    Option("up_b", {"up_b": random((1, I))}),
+    Option("gate_b", {"gate_b": random((1, INNER))}),
+    Option("up_b", {"up_b": random((1, INNER))}),
     Option("down_b", {"down_b": random((1, H))}),
     Option("eps", {"norm_type": NormType.RMS_NORM_SKIP_GAMMA, "eps": 0.1}),
     Option("dtype", {"dtype": "bfloat16"}, tolerance=BF16),
