@@ -120,6 +120,9 @@ SOURCES = [
     Source("class C:\n    v = 1", "C.v", ("C.v = new()",)),
     Source("class D:\n    v = 1\nclass C(D): pass", "C.v", ("D.v = new()", "C.v = new()")),
     Source("class C: pass", "getattr(C, 'v', 0)", ("C.v = new()",)),
+    Source("class C:\n    v, dtype = 1, np.dtype('f4')", "C.v", ("C.v = new()",)),
+    Source("class C(np.float32): pass\nc = C(1)", "getattr(c, 'v', 0)", ("c.v = new()", "C.v = new()")),
+    Source("A = np.array([(1, 2)], 'i4,f4')[0]", "int(A['f0'])", ("A['f0'] = new()",)),
     Source("class C: pass\nc = C()", "getattr(c, 'v', 0)", ("c.v = new()", "C.v = new()")),
     Source(
         "class C:\n    def m(self): return B\nB = 1",
@@ -195,6 +198,7 @@ SOURCES = [
         ("patch(nl, 'tile_size', types.SimpleNamespace(pmax=new()))", "restore()"),
     ),
     Source("", "oct(8)", ("patch(builtins, 'oct', lambda v, r=new(): r)", "restore()")),
+    Source("", "getattr(math, 'late', 0)", ("math.late = new()", "math.__dict__.pop('late', 0)")),
     # the world outside
     Source("", "time.time_ns()", kind="later"),
     Source("now = time.time_ns", "now()", kind="later"),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from ..machine.operators import Operator
 from ..typing import check_shapes
 from .arrays import NumpyFramework, TensorSpec, framework_of, is_description, is_dtype
 from .explain import suggest
-from .user_function import plain
 
 ALIAS_SUFFIX = ".must_alias_input"
 _PLAIN = (int, float, bool, str, type(None))
@@ -97,39 +96,28 @@ class Arguments:
         return replace(self, tensors=tensors, key=None)
 
 
-class BoundKernel(Protocol):
-    """What binding asks of a kernel."""
-
-    @property
-    def __name__(self) -> str: ...
-
-    @property
-    def __signature__(self) -> inspect.Signature: ...
-
-    @property
-    def func(self) -> Any: ...
-
-
-def bind(kernel: BoundKernel, args: tuple, kwargs: dict[str, Any]) -> Arguments:
+def bind(
+    kernel: str, function: Any, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]
+) -> Arguments:
     """Bind and flatten the arguments of a call; the one place where that is done."""
     aliased = {key.removesuffix(ALIAS_SUFFIX) for key in kwargs if key.endswith(ALIAS_SUFFIX)}
     for name in aliased & set(kwargs):
-        raise error("argument", f"{kernel.__name__}() got '{name}' twice, once as '{name}{ALIAS_SUFFIX}'")
+        raise error("argument", f"{kernel}() got '{name}' twice, once as '{name}{ALIAS_SUFFIX}'")
     if aliased:
         kwargs = {key.removesuffix(ALIAS_SUFFIX): value for key, value in kwargs.items()}
     try:
-        bound = kernel.__signature__.bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
     except TypeError as problem:
-        accepted = list(kernel.__signature__.parameters)
+        accepted = list(signature.parameters)
         unknown = [name for name in kwargs if name not in accepted]
         raise error(
             "argument",
-            f"{kernel.__name__}() {problem}",
+            f"{kernel}() {problem}",
             notes=[f"accepted: {', '.join(accepted)}"],
             help=suggest(unknown[0], accepted) if unknown else None,
         ) from None
     bound.apply_defaults()
-    check_shapes(plain(kernel.func), bound)
+    check_shapes(function, bound)
     flattening = _Flattening()
     keys, structure = [], []
     for name, value in bound.arguments.items():

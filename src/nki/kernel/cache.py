@@ -124,7 +124,7 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
             usage.refused += 1
             return None
         try:
-            found = Snapshot.take(function, arguments)
+            found = Snapshot(function, arguments)
         except (Unknown, RecursionError) as problem:
             usage.refused, usage.reason = usage.refused + 1, str(problem)
             return None
@@ -181,7 +181,7 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
         if usage is None:
             usage = _Usage()
             try:
-                Snapshot.take(function)
+                Snapshot(function)
             except (Unknown, RecursionError) as problem:
                 usage.reason = str(problem)
         with self.lock:

@@ -22,7 +22,6 @@ import numpy as np
 
 from ..machine.dtypes import DType
 from ..machine.operators import Operator
-from .arrays import is_dtype
 
 
 def words(text: str) -> frozenset[str]:
@@ -63,11 +62,11 @@ REFUSED_ATTRIBUTES = words("gi_frame gi_code cr_frame ag_frame tofile dump")  # 
 BY_TEXT = words("getattr hasattr attrgetter methodcaller format")  # these take an attribute by its name
 
 METACLASSES = (type, EnumMeta)
-IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, range, type(Ellipsis), type(NotImplemented))
-_IMMUTABLE_OBJECTS = (np.generic, np.dtype, DType, Operator, types.GenericAlias, types.UnionType)
+_IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, range, type(Ellipsis), type(NotImplemented))
 _METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, *_METHODS)
 _FIELD = type(vars(namedtuple("_Named", "field"))["field"])
+_CONSTANTS = (DType, Operator, types.GenericAlias, types.UnionType, _FIELD)
 
 
 def _listed() -> Iterable[object]:
@@ -86,7 +85,7 @@ _PURE: Mapping[int, object] = {id(value): value for value in _listed()}
 def is_pure(value: Any) -> bool:
     """Return True for an immutable value, and for a function or type of the list."""
     kind = type(value)
-    if kind in IMMUTABLE or kind is _FIELD or id(value) in _PURE or issubclass(kind, _IMMUTABLE_OBJECTS):
+    if kind in _IMMUTABLE or kind in _CONSTANTS or id(value) in _PURE:
         return True
     if kind in _DESCRIPTORS:
         return id(value.__objclass__) in _PURE or is_written_in_python(value.__objclass__)
@@ -94,7 +93,19 @@ def is_pure(value: Any) -> bool:
         return id(value.__self__) in _PURE  # dict.fromkeys
     if issubclass(kind, Enum):
         return is_listed_module(kind.__module__)
-    return kind.__module__ == "typing" or is_dtype(value)
+    return kind.__module__ == "typing" or _is_numpy_constant(value)
+
+
+def _is_numpy_constant(value: Any) -> bool:
+    """Return True for a scalar or dtype of numpy, ml_dtypes, torch or JAX."""
+    kind = type(value)
+    if isinstance(value, np.dtype):
+        return value.fields is None and value.metadata is None
+    if isinstance(value, type) and issubclass(value, np.generic):
+        return not is_written_in_python(value)
+    if issubclass(kind, np.generic):
+        return not is_written_in_python(kind) and not isinstance(value, (np.void, np.object_))
+    return kind.__module__ == "torch" and kind.__name__ == "dtype" or kind.__name__ == "_ScalarMeta"
 
 
 def is_listed_module(name: object) -> bool:
